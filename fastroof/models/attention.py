@@ -95,6 +95,7 @@ class GroupedQueryAttention:
     head_gate: bool = False
     output_gate: bool = False
     post_norm: bool = False
+    sums_over_gpus: bool = True
 
     def __post_init__(self) -> None:
         """Reject invalid sizes, also in layers built or modified by hand."""
@@ -151,7 +152,8 @@ class GroupedQueryAttention:
         if self.output_gate:
             calls.append(Elementwise("attention_gate", "gated attention", 1, 3.0 * out_bytes))
         calls += linear_calls("o", "o_quantise", hidden, shard.o_in, execution)
-        calls += after_attention(hidden, layout, execution)
+        if self.sums_over_gpus:
+            calls += after_attention(hidden, layout, execution)
         if self.post_norm:
             calls.append(Elementwise("attention_norm", "post-attention rmsnorm", 1, 2.0 * hidden_bytes))
         return tuple(calls)

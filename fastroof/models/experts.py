@@ -35,7 +35,11 @@ NORMS_APART = 6
 @dataclass(frozen=True)
 @checked_fields
 class RoutedExperts:
-    """Routed experts, of which a router picks some per token, and shared experts, which see every token."""
+    """Routed experts, of which a router picks some per token, and shared experts, which see every token.
+
+    Zero experts return their input: the router weighs them too, and they have no weights. Without a norm
+    of its own, the layer copies its input and adds its output.
+    """
 
     num_experts: int
     topk: int
@@ -49,6 +53,8 @@ class RoutedExperts:
     latent: int = 0
     latent_norm: bool = False
     adds_residual: bool = True
+    zero_experts: int = 0
+    norm: bool = True
     has_experts = True
 
     def __post_init__(self) -> None:
@@ -85,6 +91,8 @@ class RoutedExperts:
         row_bytes = float(hidden * ACTIVATION_BYTES)
         norm_rows = 4.0 if self.adds_residual else 2.0
         calls: list[Call] = [Elementwise("mlp_norm", "mlp rmsnorm", 1, norm_rows * row_bytes)]
+        if not self.norm:
+            calls = [Elementwise("mlp_norm", "copy and sum", 1, 5.0 * row_bytes)]
         routed = self._routed(hidden, layout, execution)
         shared = self._shared(hidden, layout, execution)
         returned = back_from_experts(self.width(hidden), layout, execution, self)
@@ -116,7 +124,7 @@ class RoutedExperts:
         if self.latent:
             down = linear_calls("experts_down", "experts_down_quantise", width, hidden, execution)
         return [
-            Gemm("router", "router", 1, self.num_experts, hidden, "bf16"),
+            Gemm("router", "router", 1, self.num_experts + self.zero_experts, hidden, "bf16"),
             *down,
             *before_experts(width, layout, execution, self),
             *self._experts(width, layout, execution),
@@ -166,9 +174,10 @@ class RoutedExperts:
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
         """Return the weights of one layer on one GPU that stay in bf16: the norm, the router, biases."""
-        router = self.num_experts * (hidden + self.router_bias) + hidden * self.shared_gate
+        scored = self.num_experts + self.zero_experts
+        router = scored * (hidden + self.router_bias) + hidden * self.shared_gate
         width = (self.gemms - 1) * (self.intermediate // layout.moe_tp) + self.width(hidden)
-        norms = hidden * (NORMS_APART if self.apart else 1) + self.latent * self.latent_norm
+        norms = hidden * (NORMS_APART if self.apart else self.norm) + self.latent * self.latent_norm
         return norms + router + self.num_experts // layout.ep * width * self.expert_bias
 
     def idle_weights(self, hidden: int) -> int:

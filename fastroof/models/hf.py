@@ -10,7 +10,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -277,8 +277,13 @@ _WRAPPED: Final = ("vision_config", "audio_config")
 _LINEAR: Final = "linear_attention"
 _SAYS_LINEAR: Final = ("full_attention_interval", "linear_attn_config")
 _KNOWN_LAYERS: Final = frozenset(
-    {"full_attention", "sliding_attention", "chunked_attention", "deepseek_sparse_attention", _LINEAR}
-)
+    {
+        "full_attention", "sliding_attention", "chunked_attention", "deepseek_sparse_attention",
+        "attention", "mamba", "conv", _LINEAR,
+    }
+)  # fmt: skip
+_OF_SOME_LAYERS: Final = {"mamba": "Mamba-2", "conv": "short convolutions"}
+"""Kinds of layers that only families have which read ``layer_types``."""
 
 _OF_SOME_FAMILIES: Final = {
     "num_experts": "experts",
@@ -295,8 +300,11 @@ _OF_SOME_FAMILIES: Final = {
 }
 
 
-def missing_operators(fields: Fields) -> list[str]:
-    """Return the operators that this model needs and plans do not support, each with its field."""
+def missing_operators(fields: Fields, flat_wrappers: Collection[str] = ()) -> list[str]:
+    """Return the operators that this model needs and plans do not support, each with its field.
+
+    ``flat_wrappers`` are the model types whose files need no ``text_config``.
+    """
     config = fields.config
     text = config.get(TEXT_CONFIG)
     inner = text if isinstance(text, Mapping) else config
@@ -305,7 +313,8 @@ def missing_operators(fields: Fields) -> list[str]:
     other = sorted({str(k) for k in kinds} - _KNOWN_LAYERS) if isinstance(kinds, list) else []
     if other:
         missing.append(f"it needs a hybrid attention operator (layer_types {', '.join(other)})")
-    if text is None and (wrapped := [key for key in _WRAPPED if config.get(key) is not None]):
+    is_wrapped = text is None and config.get("model_type") not in tuple(flat_wrappers)
+    if is_wrapped and (wrapped := [key for key in _WRAPPED if config.get(key) is not None]):
         missing.append(f"it is multimodal ({', '.join(wrapped)}) without a {TEXT_CONFIG}")
     return missing
 
@@ -318,6 +327,10 @@ def unread_parts(fields: Fields, reads: tuple[str, ...], family: str) -> list[st
     kinds = config.get("layer_types")
     if isinstance(kinds, list) and _LINEAR in kinds and not set(_SAYS_LINEAR).intersection(reads):
         parts.append(f"layer_types {_LINEAR} means linear attention")
+    if isinstance(kinds, list) and "layer_types" not in reads:
+        parts += [
+            f"layer_types {kind} means {what}" for kind, what in _OF_SOME_LAYERS.items() if kind in kinds
+        ]
     return [f"{part}, which {family} models do not have" for part in parts]
 
 

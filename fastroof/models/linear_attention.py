@@ -49,6 +49,7 @@ class Mamba2:
     state_dtype: str = "float32"
     bias: bool = False
     conv_bias: bool = True
+    norm: bool = True
     window = None
 
     def __post_init__(self) -> None:
@@ -92,7 +93,8 @@ class Mamba2:
             decode, prefill = (self._kernel(phase, part, shard) for phase in ("generation", "context"))
             calls.append(MixerCall(1, decode, prefill, execution.kv_dtype, name=name))
         row_bytes = 3.0 * shard.inner * ACTIVATION_BYTES
-        calls.append(Elementwise("state_gate", "mamba gated rmsnorm", 1, row_bytes))
+        gate = "mamba gated rmsnorm" if self.norm else "mamba gate"
+        calls.append(Elementwise("state_gate", gate, 1, row_bytes))
         calls += linear_calls("state_out", "state_out_quantise", hidden, shard.inner, execution)
         return (*calls, *after_attention(hidden, layout, execution))
 
@@ -122,7 +124,7 @@ class Mamba2:
         # A and D of a head, and the bias of its time step
         heads = 3 * shard.num_heads
         biases = (shard.in_out + hidden) * self.bias
-        return hidden + shard.inner + convolution + heads + biases
+        return hidden + shard.inner * self.norm + convolution + heads + biases
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
         """Return the elements per token that the widest kernel reads and writes on one GPU."""

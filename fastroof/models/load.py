@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from fastroof.errors import ModelError, UnsupportedModelError
 from fastroof.file_access import FilesRead, is_file, is_folder, recorded, resolved
 from fastroof.models.families.family import Family
-from fastroof.models.families.registry import family_of
+from fastroof.models.families.registry import FLAT_WRAPPERS, family_of
 from fastroof.models.hf import (
     CONFIG_FILE,
     Fields,
@@ -93,7 +93,7 @@ def _parse(
     config: Mapping[str, Any], where: str, name: str | None, hf_quant: Mapping[str, Any] | None = None
 ) -> ModelSpec:
     wrapper = Fields(config, where)
-    missing = missing_operators(wrapper)
+    missing = missing_operators(wrapper, FLAT_WRAPPERS)
     if missing:
         raise UnsupportedModelError(f"{where} has no plan yet: {'; '.join(missing)}")
     family, architecture = family_of(wrapper)
@@ -143,7 +143,7 @@ def _torch_dtype(fields: Fields) -> str | None:
     return None if dtype is None else dtype.removeprefix("torch.")
 
 
-_FORMATS: Final = ("fp8", "nvfp4", "static", "mxfp4", "int4", "awq", "gptq")
+_FORMATS: Final = ("fp8", "nvfp4", "static", "dynamic", "mxfp4", "int4", "awq", "gptq")
 """Suffixes of presets that are another format of the same model."""
 
 

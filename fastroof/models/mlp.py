@@ -38,11 +38,15 @@ class Mlp(Protocol):
 @dataclass(frozen=True)
 @checked_fields
 class _SplitMlp:
-    """An up projection, an activation and a down projection, split over GPUs by their width."""
+    """An up projection, an activation and a down projection, split over GPUs by their width.
+
+    A parallel one reads attention's norm instead of its own, and sums its output with attention's.
+    """
 
     intermediate: int
     bias: bool = False
     post_norm: bool = False
+    parallel: bool = False
     has_experts: ClassVar[bool] = False
     ups: ClassVar[int]
     activation: ClassVar[str]
@@ -65,10 +69,14 @@ class _SplitMlp:
         """Return the calls of one layer on one GPU, in execution order."""
         width, hidden_bytes = self.shard(layout), float(hidden * ACTIVATION_BYTES)
         row_bytes = (self.ups + 1.0) * width * ACTIVATION_BYTES
-        calls: list[Call] = [Elementwise("mlp_norm", "mlp rmsnorm", 1, 4.0 * hidden_bytes)]
+        calls: list[Call] = []
+        if not self.parallel:
+            calls.append(Elementwise("mlp_norm", "mlp rmsnorm", 1, 4.0 * hidden_bytes))
         calls += linear_calls("gate_up", "gate_up_quantise", self.ups * width, hidden, execution)
         calls.append(Elementwise("activation", self.activation, 1, row_bytes))
         calls += linear_calls("down", "down_quantise", hidden, width, execution)
+        if self.parallel:
+            calls.append(Elementwise("mlp_norm", "sum with attention", 1, 3.0 * hidden_bytes))
         if layout.tp > 1:
             calls.append(AllReduce("mlp_allreduce", "mlp all-reduce", 1, layout.tp, hidden_bytes))
         if self.post_norm:
@@ -82,7 +90,8 @@ class _SplitMlp:
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
         """Return the weights of one layer on one GPU that stay in bf16: the norm and biases."""
-        return hidden * (1 + self.post_norm) + (self.ups * self.shard(layout) + hidden) * self.bias
+        norms = hidden * (1 + self.post_norm - self.parallel)
+        return norms + (self.ups * self.shard(layout) + hidden) * self.bias
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
         """Return the elements per token that the widest kernel reads and writes on one GPU."""

@@ -13,15 +13,67 @@ from fastroof.checks import MOST_SUGGESTED, suggestion
 from fastroof.models.families.registry import FAMILIES
 from fastroof.models.hf import read_config
 
+DYNAMIC: Final = "-fp8-dynamic"
+_DYNAMIC_OF: Final[dict[str, tuple[str, ...]]] = {
+    "llama-3.1-8b": ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic",),
+    "llama-3.1-70b": (
+        "RedHatAI/Meta-Llama-3.1-70B-Instruct-FP8-dynamic",
+        "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic",
+    ),
+    "llama-3.1-405b": ("RedHatAI/Meta-Llama-3.1-405B-Instruct-FP8-dynamic",),
+    "qwen2.5-7b": ("RedHatAI/Qwen2.5-7B-Instruct-FP8-dynamic",),
+    "qwen2.5-32b": ("RedHatAI/Qwen2.5-32B-Instruct-FP8-dynamic",),
+    "qwen2.5-72b": ("RedHatAI/Qwen2.5-72B-Instruct-FP8-dynamic",),
+    "qwen3-0.6b": ("RedHatAI/Qwen3-0.6B-FP8-dynamic",),
+    "qwen3-1.7b": ("RedHatAI/Qwen3-1.7B-FP8-dynamic",),
+    "qwen3-4b": ("RedHatAI/Qwen3-4B-FP8-dynamic",),
+    "qwen3-8b": ("RedHatAI/Qwen3-8B-FP8-dynamic",),
+    "qwen3-14b": ("RedHatAI/Qwen3-14B-FP8-dynamic",),
+    "qwen3-32b": ("RedHatAI/Qwen3-32B-FP8-dynamic",),
+    "qwen3-30b-a3b": ("RedHatAI/Qwen3-30B-A3B-FP8-dynamic",),
+    "deepseek-r1-distill-llama-8b": ("RedHatAI/DeepSeek-R1-Distill-Llama-8B-FP8-dynamic",),
+    "deepseek-r1-distill-llama-70b": ("RedHatAI/DeepSeek-R1-Distill-Llama-70B-FP8-dynamic",),
+    "deepseek-r1-distill-qwen-14b": ("RedHatAI/DeepSeek-R1-Distill-Qwen-14B-FP8-dynamic",),
+    "deepseek-r1-distill-qwen-32b": ("RedHatAI/DeepSeek-R1-Distill-Qwen-32B-FP8-dynamic",),
+    "deepseek-r1-distill-qwen-7b": ("RedHatAI/DeepSeek-R1-Distill-Qwen-7B-FP8-dynamic",),
+}
+"""Checkpoints that llm-compressor made by its FP8_DYNAMIC scheme, by the preset of their sizes."""
+
+_FP8_DYNAMIC: Final[dict[str, Any]] = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "dynamic": False},
+            "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True},
+        }
+    },
+    "ignore": ["lm_head", "re:.*mlp.gate$"],
+}
+"""The ``quantization_config`` of all of them: scales per output channel and token, routers in bf16."""
+
 PRESETS: Final[dict[str, tuple[str, ...]]] = {
     **{name: ids for family in FAMILIES for name, ids in family.presets.items()},
+    **{f"{sizes}{DYNAMIC}": ids for sizes, ids in _DYNAMIC_OF.items()},
     "codellama-34b": (
         "codellama/CodeLlama-34b-hf",
         "codellama/CodeLlama-34b-Instruct-hf",
     ),
     "deepseek-r1": ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-R1-0528"),
+    "deepseek-r1-0528-qwen3-8b": ("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B",),
+    "deepseek-r1-distill-llama-70b": ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B",),
+    "deepseek-r1-distill-llama-8b": ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B",),
+    "deepseek-r1-distill-qwen-1.5b": ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",),
+    "deepseek-r1-distill-qwen-14b": ("deepseek-ai/DeepSeek-R1-Distill-Qwen-14B",),
+    "deepseek-r1-distill-qwen-32b": ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B",),
+    "deepseek-r1-distill-qwen-7b": ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",),
     "deepseek-v3": ("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V3-0324"),
-    "deepseek-v3.1": ("deepseek-ai/DeepSeek-V3.1",),
+    "deepseek-v3.1": (
+        "deepseek-ai/DeepSeek-V3.1",
+        "deepseek-ai/DeepSeek-V3.1-Base",
+        "deepseek-ai/DeepSeek-V3.1-Terminus",
+    ),
     "deepseek-v3.1-nvfp4": ("nvidia/DeepSeek-V3.1-NVFP4",),
     "deepseek-v4-flash": ("deepseek-ai/DeepSeek-V4-Flash",),
     "deepseek-v4-flash-fp8": ("sgl-project/DeepSeek-V4-Flash-FP8",),
@@ -86,9 +138,13 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
     "gpt-oss-20b": ("openai/gpt-oss-20b",),
     "gpt-oss-120b": ("openai/gpt-oss-120b",),
     "kimi-k2": ("moonshotai/Kimi-K2-Instruct", "moonshotai/Kimi-K2-Base"),
+    "kimi-k2-0905": ("moonshotai/Kimi-K2-Instruct-0905",),
+    "kimi-k2-thinking": ("moonshotai/Kimi-K2-Thinking",),
     "kimi-k2.5": ("moonshotai/Kimi-K2.5",),
     "kimi-k2.5-nvfp4": ("nvidia/Kimi-K2.5-NVFP4",),
+    "kimi-k2.6": ("moonshotai/Kimi-K2.6",),
     "kimi-k2.6-nvfp4": ("nvidia/Kimi-K2.6-NVFP4",),
+    "kimi-k2.7-code": ("moonshotai/Kimi-K2.7-Code",),
     "kimi-k2.7-code-nvfp4": ("nvidia/Kimi-K2.7-Code-NVFP4",),
     "kimi-k3": ("moonshotai/Kimi-K3",),
     "llama-2-7b": (
@@ -174,6 +230,10 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
         "Qwen/Qwen2.5-7B",
         "Qwen/Qwen2.5-7B-Instruct",
     ),
+    "qwen2.5-14b": (
+        "Qwen/Qwen2.5-14B",
+        "Qwen/Qwen2.5-14B-Instruct",
+    ),
     "qwen2.5-32b": (
         "Qwen/Qwen2.5-32B",
         "Qwen/Qwen2.5-32B-Instruct",
@@ -186,6 +246,10 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
     "qwen3-0.6b-fp8": ("Qwen/Qwen3-0.6B-FP8",),
     "qwen3-1.7b": ("Qwen/Qwen3-1.7B",),
     "qwen3-1.7b-fp8": ("Qwen/Qwen3-1.7B-FP8",),
+    "qwen3-4b": ("Qwen/Qwen3-4B",),
+    "qwen3-4b-2507": ("Qwen/Qwen3-4B-Instruct-2507", "Qwen/Qwen3-4B-Thinking-2507"),
+    "qwen3-4b-2507-fp8": ("Qwen/Qwen3-4B-Instruct-2507-FP8", "Qwen/Qwen3-4B-Thinking-2507-FP8"),
+    "qwen3-4b-fp8": ("Qwen/Qwen3-4B-FP8",),
     "qwen3-8b": ("Qwen/Qwen3-8B",),
     "qwen3-8b-fp8": ("Qwen/Qwen3-8B-FP8",),
     "qwen3-14b": ("Qwen/Qwen3-14B",),
@@ -194,8 +258,18 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
     "qwen3-32b-fp8": ("Qwen/Qwen3-32B-FP8",),
     "qwen3-30b-a3b": ("Qwen/Qwen3-30B-A3B",),
     "qwen3-30b-a3b-fp8": ("Qwen/Qwen3-30B-A3B-FP8",),
+    "qwen3-30b-a3b-2507": ("Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-30B-A3B-Thinking-2507"),
+    "qwen3-30b-a3b-2507-fp8": (
+        "Qwen/Qwen3-30B-A3B-Instruct-2507-FP8",
+        "Qwen/Qwen3-30B-A3B-Thinking-2507-FP8",
+    ),
     "qwen3-235b-a22b": ("Qwen/Qwen3-235B-A22B",),
     "qwen3-235b-a22b-fp8": ("Qwen/Qwen3-235B-A22B-FP8",),
+    "qwen3-235b-a22b-2507": ("Qwen/Qwen3-235B-A22B-Instruct-2507", "Qwen/Qwen3-235B-A22B-Thinking-2507"),
+    "qwen3-235b-a22b-2507-fp8": (
+        "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8",
+        "Qwen/Qwen3-235B-A22B-Thinking-2507-FP8",
+    ),
     "qwen3-32b-fp8-static": ("Qwen/Qwen3-32B-FP8-Static-PerTensor",),
     "qwen3-235b-a22b-nvfp4": ("nvidia/Qwen3-235B-A22B-NVFP4",),
     "qwen3-coder-480b-a35b": ("Qwen/Qwen3-Coder-480B-A35B-Instruct",),
@@ -226,14 +300,23 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
         "Qwen/Qwen3-VL-235B-A22B-Thinking",
     ),
     "qwen3.5-27b": ("Qwen/Qwen3.5-27B",),
+    "qwen3.5-27b-fp8": ("Qwen/Qwen3.5-27B-FP8",),
     "qwen3.5-35b-a3b": ("Qwen/Qwen3.5-35B-A3B",),
+    "qwen3.5-35b-a3b-fp8": ("Qwen/Qwen3.5-35B-A3B-FP8",),
     "qwen3.5-122b-a10b": ("Qwen/Qwen3.5-122B-A10B",),
     "qwen3.5-122b-a10b-fp8": ("Qwen/Qwen3.5-122B-A10B-FP8",),
     "qwen3.5-122b-a10b-nvfp4": ("nvidia/Qwen3.5-122B-A10B-NVFP4",),
     "qwen3.5-397b-a17b": ("Qwen/Qwen3.5-397B-A17B",),
+    "qwen3.5-397b-a17b-fp8": ("Qwen/Qwen3.5-397B-A17B-FP8",),
     "qwen3.5-397b-a17b-nvfp4": ("nvidia/Qwen3.5-397B-A17B-NVFP4",),
+    "qwen3.6-27b": ("Qwen/Qwen3.6-27B",),
+    "qwen3.6-27b-fp8": ("Qwen/Qwen3.6-27B-FP8",),
     "qwen3.6-27b-nvfp4": ("nvidia/Qwen3.6-27B-NVFP4",),
+    "qwen3.6-35b-a3b": ("Qwen/Qwen3.6-35B-A3B",),
+    "qwen3.6-35b-a3b-fp8": ("Qwen/Qwen3.6-35B-A3B-FP8",),
     "qwen3.6-35b-a3b-nvfp4": ("nvidia/Qwen3.6-35B-A3B-NVFP4",),
+    "qwen3.8-2.4t-a95b": ("Qwen/Qwen3.8-2.4T-A95B",),
+    "qwen3.8-2.4t-a95b-fp8": ("Qwen/Qwen3.8-2.4T-A95B-FP8",),
     "step-3.7-flash": ("stepfun-ai/Step-3.7-Flash",),
     "step-3.7-flash-fp8": ("stepfun-ai/Step-3.7-Flash-FP8",),
     "yi-34b": ("01-ai/Yi-34B",),
@@ -245,11 +328,14 @@ Where base and instruct models differ in ``max_position_embeddings`` the preset 
 
 # parts of names of distilled models, which have another family's layers
 _DISTILLED: Final = ("distill", "llama", "qwen3-8b")
+_HUB: Final = "https://huggingface.co"
+
+_HF_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 # parts of a name that distinguish models of one family but not their layers
 _SIZE: Final = re.compile(r"(\d+x)?\d+(\.\d+)?[bm]|a\d+(\.\d+)?b|\d+e")
 _VARIANT: Final = re.compile(
-    r"base|chat|hf|instruct|it|thinking|sft|rl|v\d+(\.\d+)?|\d{4}|awq|gptq|w?\d*a?\d*fp\d+|int\d|nvfp4"
+    r"base|chat|hf|instruct|it|thinking|sft|rl|v\d+(\.\d+)?|\d{4}|awq|gptq|w?\d*a?\d*fp\d+|int\d|nvfp4|dynamic"
 )
 
 
@@ -286,6 +372,8 @@ def preset_named(name: str) -> str | None:
 
 def preset_config(preset: str) -> dict[str, Any]:
     """Return the contents of a preset: a config.json with the fields that fastroof reads."""
+    if preset.endswith(DYNAMIC):
+        return {**preset_config(preset.removesuffix(DYNAMIC)), "quantization_config": _FP8_DYNAMIC}
     # The folder is package data; as_file also serves a package imported from a zip.
     with resources.as_file(resources.files("fastroof.models") / "presets" / f"{preset}.json") as path:
         config = dict(read_config(path))
@@ -330,4 +418,8 @@ def unknown_name(given: str) -> str:
         ),
     )
     line = suggestion("model", given, close, model_names(), "fastroof models")
+    if _HF_ID.fullmatch(given):
+        name = given.rpartition("/")[2]
+        url = f"{_HUB}/{given}/resolve/main/config.json"
+        return f"{line}, or save {url} as {name}/config.json and give {name} (--model {name})"
     return f"{line}, or give the path of a config.json"

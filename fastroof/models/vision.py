@@ -130,6 +130,8 @@ def resizing_of(wrapper: Fields, image_size: int | None) -> Resizing | None:
     name = wrapper.text("model_type") or ""
     if name.startswith(("qwen3_vl", "qwen3_5")):
         return AreaLimits(256**2, 4096**2)
+    if name in ("qwen2_vl", "qwen2_5_vl"):
+        return AreaLimits(4 * 28**2, 16384 * 28**2)
     if name == "minimax_m3_vl":
         return AreaLimits(4 * 28**2, 576 * 28**2)
     if name in ("kimi_k25", "kimi_k3"):
@@ -152,8 +154,8 @@ def check_sides(width: int, height: int) -> None:
 
 
 _COLOURS: Final = 3
-_GATED: Final = ("gemma4_vision", "pixtral")
-_MERGED: Final = ("spatial_merge_size", "pooling_kernel_size", "merge_kernel_size")
+_GATED: Final = ("gemma4_vision", "pixtral", "qwen2_5_vl", "qwen2_5_vl_vision")
+_MERGED: Final = ("spatial_merge_size", "merge_size", "pooling_kernel_size", "merge_kernel_size")
 _SHUFFLED: Final = ("pixel_shuffle_ratio", "downsample_ratio")
 _LEAST_RATIO: Final = 0.01
 _POOLED_TOKENS: Final = {"gemma3": 256}
@@ -170,7 +172,10 @@ class EncoderCalls(NamedTuple):
 
 @dataclass(frozen=True)
 class VisionEncoder:
-    """Sizes of a vision encoder: a transformer over the patches of an image."""
+    """Sizes of a vision encoder: a transformer over the patches of an image.
+
+    All layers but ``full_layers`` attend within windows of ``window`` patches, if it is not 0.
+    """
 
     num_layers: int | None
     hidden: int | None
@@ -185,6 +190,8 @@ class VisionEncoder:
     is_gated: bool = False
     projection: int | None = None
     resizing: Resizing | None = None
+    window: int = 0
+    full_layers: int = 0
 
     def pieces(self, width: int, height: int) -> ImagePieces:
         """Return the patches and tokens of an image."""
@@ -242,6 +249,15 @@ class VisionEncoder:
         patches = Gemm("embedding", "patches", 1, hidden, pixels, "bf16")
         return EncoderCalls((patches,), tuple(layer), tuple(projection), self._after(hidden))
 
+    def attended(self, image: ImagePieces) -> list[tuple[int, int, int]]:
+        """Return how the layers attend to an image: layers, sequences, and patches of each."""
+        layers, full = self.num_layers or 0, min(self.full_layers, self.num_layers or 0)
+        whole = (full if self.window else layers, image.pieces, image.patches)
+        if not self.window:
+            return [whole]
+        within = min(self.window, image.patches)
+        return [whole, (layers - full, image.pieces * -(-image.patches // within), within)]
+
     @property
     def size(self) -> tuple[int, int]:
         """Layers and hidden size; 0 if unknown."""
@@ -293,7 +309,16 @@ def vision_encoder(fields: Fields) -> VisionEncoder | None:
         is_gated=vision.config.get("model_type") in _GATED,
         projection=projection,
         resizing=resizing_of(fields, _side(vision, "image_size")),
+        window=_window(vision, patch_size),
+        full_layers=len(vision.numbers("fullatt_block_indexes") or ()),
     )
+
+
+def _window(vision: Fields, patch_size: int | None) -> int:
+    """Return the patches per window; 0 if all layers attend to the whole image."""
+    if not (vision.has("window_size") and vision.has("fullatt_block_indexes") and patch_size):
+        return 0
+    return max(1, vision.size("window_size") // patch_size) ** 2
 
 
 def _of_tower(vision: Fields, key: str) -> int | None:

@@ -342,13 +342,16 @@ def _rows(
 def _attention(
     encoder: VisionEncoder, curves: CurveSource, images: Sequence[ImagePieces], tp: int
 ) -> Iterator[OperatorTime]:
-    """Attention within pieces: one call per number of patches."""
-    pieces: Counter[int] = Counter()
+    """Attention within pieces or windows: one call per layers and number of patches."""
+    sequences: Counter[tuple[int, int]] = Counter()
     for image in images:
-        pieces[image.patches] += image.pieces
-    num_heads, layers = (encoder.num_heads or 0) // tp, encoder.num_layers or 0
+        for layers, batch, patches in encoder.attended(image):
+            sequences[layers, patches] += batch
+    num_heads = (encoder.num_heads or 0) // tp
     heads = HeadShape("bf16", num_heads, num_heads, encoder.head_dim or 0)
-    for patches, batch in pieces.items():
+    for (layers, patches), batch in sequences.items():
+        if not layers:
+            continue
         sizes = {**heads._asdict(), "kv_len": float(patches), "batch_size": float(batch)}
         columns = {name: np.array([size]) for name, size in sizes.items()}
         work, moved = (

@@ -12,9 +12,9 @@ import pytest
 from fastroof.models import Layout, ModelSpec, load_model, model_names
 from fastroof.models.attention import Attention
 from fastroof.models.mlp import Mlp
-from fastroof.models.named import PRESETS
+from fastroof.models.named import DYNAMIC, PRESETS
 from tests.reference import families
-from tests.reference.checkpoints import CARD, Published, kv
+from tests.reference.checkpoints import CARD, INDEX, Published, kv
 
 
 def compressed(index: int, heavy: int, windowed: int) -> int:
@@ -30,7 +30,6 @@ def dsa(indexed: int, shared: int = 0) -> int:
     return (indexed + shared) * 576 * 2 + indexed * (128 + 4)
 
 
-INDEX = "weights in the checkpoint's index, as the model's page shows them"
 QWEN3 = "the model card's table; the text model is that of Qwen3 of this size"
 
 PUBLISHED = {
@@ -38,6 +37,13 @@ PUBLISHED = {
     "codellama-34b": Published("33.744", None, kv((48, 8, 256)), INDEX),
     "deepseek-v3": Published("671", "37", kv((61, 1, 576)), "arXiv 2412.19437, abstract"),
     "deepseek-r1": Published("671", "37", kv((61, 1, 576)), CARD),
+    "deepseek-r1-0528-qwen3-8b": Published("8.19", None, kv((36, 8, 256)), INDEX),
+    "deepseek-r1-distill-llama-70b": Published("70.554", None, kv((80, 8, 256)), INDEX),
+    "deepseek-r1-distill-llama-8b": Published("8.030", None, kv((32, 8, 256)), INDEX),
+    "deepseek-r1-distill-qwen-1.5b": Published("1.78", None, kv((28, 2, 256)), INDEX),
+    "deepseek-r1-distill-qwen-14b": Published("14.8", None, kv((48, 8, 256)), INDEX),
+    "deepseek-r1-distill-qwen-32b": Published("32.8", None, kv((64, 8, 256)), INDEX),
+    "deepseek-r1-distill-qwen-7b": Published("7.62", None, kv((28, 4, 256)), INDEX),
     "deepseek-v3.1": Published("671", "37", kv((61, 1, 576)), CARD),
     "deepseek-v4-flash": Published("284", "13", compressed(21, 20, 2), CARD),
     "deepseek-v4-pro": Published("1.6e3", "49", compressed(30, 31, 0), CARD),
@@ -55,6 +61,10 @@ PUBLISHED = {
     "gpt-oss-20b": Published("20.91", "3.61", kv((24, 8, 128)), "model card, arXiv 2508.10925, table 1"),
     "gpt-oss-120b": Published("116.83", "5.13", kv((36, 8, 128)), "model card, arXiv 2508.10925, table 1"),
     "kimi-k2": Published("1000", "32", kv((61, 1, 576)), CARD, rounded=50.0),
+    "kimi-k2-0905": Published("1000", "32", kv((61, 1, 576)), CARD, rounded=50.0),
+    "kimi-k2.6": Published("1000", "32", kv((61, 1, 576)), CARD, rounded=50.0),
+    "kimi-k2.7-code": Published("1000", "32", kv((61, 1, 576)), CARD, rounded=50.0),
+    "kimi-linear-48b-a3b": Published("49.1", "3", kv((7, 1, 576)), f"{INDEX}; active: {CARD}"),
     "kimi-k2.5": Published("1000", "32", kv((61, 1, 576)), CARD, rounded=50.0),
     "kimi-k3": Published("2.78e3", "104", kv((24, 1, 576)), "arXiv 2607.24653"),
     "llama-2-7b": Published("6.738", None, kv((32, 32, 256)), INDEX),
@@ -89,17 +99,25 @@ PUBLISHED = {
     "qwen2.5-72b": Published("72.7", None, kv((80, 8, 256)), CARD),
     "qwen3-0.6b": Published("0.6", None, kv((28, 8, 256)), CARD),
     "qwen3-1.7b": Published("1.7", None, kv((28, 8, 256)), CARD),
+    "qwen2.5-14b": Published("14.7", None, kv((48, 8, 256)), CARD),
+    "qwen3-4b": Published("4.0", None, kv((36, 8, 256)), CARD),
+    "qwen3-4b-2507": Published("4.0", None, kv((36, 8, 256)), CARD),
     "qwen3-8b": Published("8.2", None, kv((36, 8, 256)), CARD),
     "qwen3-14b": Published("14.8", None, kv((40, 8, 256)), CARD),
     "qwen3-32b": Published("32.8", None, kv((64, 8, 256)), CARD),
     "qwen3-30b-a3b": Published("30.5", "3.3", kv((48, 4, 256)), CARD),
     "qwen3-235b-a22b": Published("235", "22", kv((94, 4, 256)), CARD),
+    "qwen3-30b-a3b-2507": Published("30.5", "3.3", kv((48, 4, 256)), CARD),
+    "qwen3-235b-a22b-2507": Published("235", "22", kv((94, 4, 256)), CARD),
     "qwen3-coder-480b-a35b": Published("480", "35", kv((62, 8, 256)), CARD),
     "qwen3-next-80b-a3b": Published("80", "3", kv((12, 2, 512)), CARD),
     "qwen3.5-27b": Published("27", None, kv((16, 4, 512)), CARD),
     "qwen3.5-35b-a3b": Published("35", "3", kv((10, 2, 512)), CARD),
     "qwen3.5-122b-a10b": Published("122", "10", kv((12, 2, 512)), CARD),
     "qwen3.5-397b-a17b": Published("397", "17", kv((15, 2, 512)), CARD),
+    "qwen3.6-27b": Published("27", None, kv((16, 4, 512)), CARD),
+    "qwen3.6-35b-a3b": Published("35", "3", kv((10, 2, 512)), CARD),
+    "qwen3.8-2.4t-a95b": Published("2.4e3", "95", kv((23, 4, 512)), "the model's name"),
     "qwen3-vl-2b": Published("1.7", None, kv((28, 8, 256)), QWEN3),
     "qwen3-vl-4b": Published("4.0", None, kv((36, 8, 256)), QWEN3),
     "qwen3-vl-8b": Published("8.2", None, kv((36, 8, 256)), QWEN3),
@@ -116,6 +134,10 @@ NOT_COUNTED_AS_ACTIVE = {
     "deepseek-v4-flash": 1,
     "deepseek-v4-pro": 1,
     "deepseek-v3.2": 1,
+    "glm-4.5": 1,
+    "glm-4.5-air": 1,
+    "glm-4.6": 1,
+    "glm-4.7": 1,
     "glm-5": 1,
     "glm-5.2": 1,
     "gpt-oss-20b": 1,
@@ -143,6 +165,10 @@ QUANTISED = {
     "deepseek-v4-pro-fp8": ("deepseek-v4-pro", "fp8_block", "fp8"),
     "deepseek-v4-pro-nvfp4": ("deepseek-v4-pro", "nvfp4", "fp8"),
     "deepseek-v3.2-nvfp4": ("deepseek-v3.2", "nvfp4", "fp8"),
+    "glm-4.5-air-fp8": ("glm-4.5-air", "fp8", None),
+    "glm-4.5-fp8": ("glm-4.5", "fp8", None),
+    "glm-4.6-fp8": ("glm-4.6", "fp8", None),
+    "glm-4.7-fp8": ("glm-4.7", "fp8", None),
     "glm-5-fp8": ("glm-5", "fp8_block", None),
     "glm-5-nvfp4": ("glm-5", "nvfp4", "fp8"),
     "glm-5.1-nvfp4": ("glm-5", "nvfp4", "fp8"),
@@ -152,6 +178,7 @@ QUANTISED = {
     "gemma-4-26b-a4b-nvfp4": ("gemma-4-26b-a4b", "nvfp4", "fp8"),
     "gemma-4-31b-nvfp4": ("gemma-4-31b", "nvfp4", "fp8"),
     "deepseek-v3.1-nvfp4": ("deepseek-v3", "nvfp4", "fp8"),
+    "kimi-k2-thinking": ("kimi-k2-0905", "int4_wo", None),
     "kimi-k2.5-nvfp4": ("kimi-k2.5", "nvfp4", "fp8"),
     "kimi-k2.6-nvfp4": ("kimi-k2.5", "nvfp4", "fp8"),
     "kimi-k2.7-code-nvfp4": ("kimi-k2.5", "nvfp4", "fp8"),
@@ -167,8 +194,14 @@ QUANTISED = {
     "nemotron-3-ultra-550b-a55b-fp8": ("nemotron-3-ultra-550b-a55b", "fp8", "fp8"),
     "nemotron-3-ultra-550b-a55b-nvfp4": ("nemotron-3-ultra-550b-a55b", "nvfp4", "fp8"),
     "nemotron-3.5-lightning-30b-a3b-nvfp4": ("nemotron-3-nano-30b-a3b", "nvfp4_wo", "fp8"),
+    **{f"ministral-3-{size}-fp8": (f"ministral-3-{size}", "fp8", None) for size in ("3b", "8b", "14b")},
+    **{name: (name.removesuffix(DYNAMIC), "fp8", None) for name in model_names() if name.endswith(DYNAMIC)},
     "qwen3-0.6b-fp8": ("qwen3-0.6b", "fp8_block", None),
     "qwen3-1.7b-fp8": ("qwen3-1.7b", "fp8_block", None),
+    "qwen3-4b-fp8": ("qwen3-4b", "fp8_block", None),
+    "qwen3-4b-2507-fp8": ("qwen3-4b-2507", "fp8_block", None),
+    "qwen3-30b-a3b-2507-fp8": ("qwen3-30b-a3b-2507", "fp8_block", None),
+    "qwen3-235b-a22b-2507-fp8": ("qwen3-235b-a22b-2507", "fp8_block", None),
     "qwen3-8b-fp8": ("qwen3-8b", "fp8_block", None),
     "qwen3-14b-fp8": ("qwen3-14b", "fp8_block", None),
     "qwen3-32b-fp8": ("qwen3-32b", "fp8_block", None),
@@ -179,6 +212,12 @@ QUANTISED = {
     "qwen3-coder-480b-a35b-fp8": ("qwen3-coder-480b-a35b", "fp8_block", None),
     "qwen3.5-122b-a10b-fp8": ("qwen3.5-122b-a10b", "fp8_block", None),
     "qwen3.5-122b-a10b-nvfp4": ("qwen3.5-122b-a10b", "nvfp4", "fp8"),
+    "qwen3.5-27b-fp8": ("qwen3.5-27b", "fp8_block", None),
+    "qwen3.5-35b-a3b-fp8": ("qwen3.5-35b-a3b", "fp8_block", None),
+    "qwen3.5-397b-a17b-fp8": ("qwen3.5-397b-a17b", "fp8_block", None),
+    "qwen3.6-27b-fp8": ("qwen3.6-27b", "fp8_block", None),
+    "qwen3.6-35b-a3b-fp8": ("qwen3.6-35b-a3b", "fp8_block", None),
+    "qwen3.8-2.4t-a95b-fp8": ("qwen3.8-2.4t-a95b", "fp8_block", None),
     "qwen3.5-397b-a17b-nvfp4": ("qwen3.5-397b-a17b", "nvfp4", "fp8"),
     "qwen3.6-27b-nvfp4": ("qwen3.5-27b", "nvfp4_wo", "fp8"),
     "qwen3.6-35b-a3b-nvfp4": ("qwen3.5-35b-a3b", "nvfp4_wo", "fp8"),

@@ -8,6 +8,7 @@ __all__ = [
     "ATTENTION",
     "CARD",
     "DENSE",
+    "INDEX",
     "KV",
     "QK_NORMS",
     "SIZES",
@@ -58,6 +59,7 @@ def moe(num_experts: int, width: int, shared: int = 0) -> Shapes:
 
 
 CARD = "model card"
+INDEX = "weights in the checkpoint's index, as the model's page shows them"
 
 
 class Published(NamedTuple):

@@ -11,15 +11,18 @@ from fastroof.models.layers import LayerKind
 from fastroof.models.linear_attention import Mamba2
 from fastroof.models.mlp import GatedMlp
 
+MAMBA_MODULES: Final = {"state_in": ("mamba.in_proj",), "state_out": ("mamba.out_proj",)}
 
-def _layers(fields: Fields) -> list[LayerKind]:
-    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+
+def mamba_2(fields: Fields, inner: int | None = None, *, norm: bool = True) -> Mamba2:
+    """Read Mamba-2 by the field names of Bamba; ``inner`` is the width of all heads if known."""
     num_heads = fields.size("mamba_n_heads")
     if fields.config.get("mamba_d_head") in (None, "auto"):
-        width = fields.size_or("mamba_expand", 2) * hidden // num_heads
+        inner = inner or fields.size_or("mamba_expand", 2) * fields.size("hidden_size")
+        width = inner // num_heads
     else:
         width = fields.size("mamba_d_head")
-    mamba = Mamba2(
+    return Mamba2(
         num_heads,
         width,
         fields.size("mamba_d_state"),
@@ -30,7 +33,13 @@ def _layers(fields: Fields) -> list[LayerKind]:
         "bfloat16",
         bias=fields.flag("mamba_proj_bias", default=False),
         conv_bias=fields.flag("mamba_conv_bias", default=True),
+        norm=norm,
     )
+
+
+def _layers(fields: Fields) -> list[LayerKind]:
+    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    mamba = mamba_2(fields)
     attention = GroupedQueryAttention(
         num_q_heads, kv_heads(fields, num_q_heads), head_dim(fields, hidden, num_q_heads)
     )
@@ -48,7 +57,7 @@ FAMILIES: Final = (
         {"bamba": ("BambaForCausalLM",)},
         _layers,
         defaults={"max_position_embeddings": 262144},
-        module_names={"state_in": ("mamba.in_proj",), "state_out": ("mamba.out_proj",)},
+        module_names=MAMBA_MODULES,
         presets={"bamba-9b": ("ibm-ai-platform/Bamba-9B", "ibm-fms/Bamba-9B")},
     ),
 )

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3, and Kimi K2 to K2.7: latent attention; first dense layers, then experts."""
+"""DeepSeek V2 and V3, Kimi K2 to K2.7, GLM-4.7 Flash: latent attention; first dense layers, then experts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fastroof.models.families.family import Family, layer_kinds
 from fastroof.models.hf import Fields
 from fastroof.models.latent import LatentAttention
 from fastroof.models.layers import LayerKind
-from fastroof.models.mlp import GatedMlp
+from fastroof.models.mlp import GatedMlp, Mlp
 
 # Defaults of the configuration class in transformers for sizes that all published models set.
-_DEFAULTS: Final[dict[str, Any]] = {
+LATENT_DEFAULTS: Final[dict[str, Any]] = {
     "kv_lora_rank": 512,
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
@@ -45,14 +45,21 @@ def latent_experts(fields: Fields) -> RoutedExperts:
     )
 
 
+def first_dense(fields: Fields, experts: RoutedExperts) -> list[Mlp]:
+    """Return the MLP of each layer: dense ones before ``first_k_dense_replace``, then experts."""
+    first, every = fields.count("first_k_dense_replace"), fields.size_or("moe_layer_freq", 1)
+    dense = GatedMlp(fields.size("intermediate_size"))
+    return [experts if layer >= first and layer % every == 0 else dense for layer in range(fields.num_layers)]
+
+
 def _layers(fields: Fields) -> list[LayerKind]:
-    attention, first = latent_attention(fields), fields.count("first_k_dense_replace")
-    every = fields.size_or("moe_layer_freq", 1)
-    dense, experts = GatedMlp(fields.size("intermediate_size")), latent_experts(fields)
-    return layer_kinds(
-        (attention, experts if layer >= first and layer % every == 0 else dense)
-        for layer in range(fields.num_layers)
-    )
+    attention, mlps = latent_attention(fields), first_dense(fields, latent_experts(fields))
+    return layer_kinds((attention, mlp) for mlp in mlps)
+
+
+def _glm4_lite(fields: Fields) -> list[LayerKind]:
+    defaults = {"topk_method": "noaux_tc", "first_k_dense_replace": 1}
+    return _layers(fields.with_defaults(defaults))
 
 
 FAMILIES: Final = (
@@ -65,7 +72,14 @@ FAMILIES: Final = (
             "kimi_k25": ("KimiK25ForConditionalGeneration",),
         },
         _layers,
-        defaults=_DEFAULTS,
+        defaults=LATENT_DEFAULTS,
         reads=("n_routed_experts", "num_routed_experts", "kv_lora_rank"),
+    ),
+    Family(
+        "glm4-moe-lite",
+        {"glm4_moe_lite": ("Glm4MoeLiteForCausalLM",)},
+        _glm4_lite,
+        reads=("n_routed_experts", "kv_lora_rank"),
+        presets={"glm-4.7-flash": ("zai-org/GLM-4.7-Flash",)},
     ),
 )

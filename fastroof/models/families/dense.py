@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen 2 and 3, MiMo-7B: attention, windowed in some, and a gated MLP."""
+"""Llama, Mistral, Ministral, Qwen 2 and 3, Seed-OSS, MiMo-7B, GLM-4: attention and a gated MLP."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from fastroof.models.mlp import GatedMlp
 
 QWEN3_HEAD_DIM: Final = 128
 """Head width of a Qwen3 file without ``head_dim``."""
+
+_MINISTRAL_HEAD_DIM: Final = 128
+_SEED_HEAD_DIM: Final = 128
 
 # Defaults of transformers for mistral and qwen without sliding_window or max_window_layers.
 _DEFAULT_WINDOW: Final = 4096
@@ -42,13 +45,16 @@ def _layers(
     qk_norm: bool = False,
     missing_head_dim: int | None = None,
     missing_means_all: bool = False,
+    post_norm: bool = False,
 ) -> list[LayerKind]:
     hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     num_kv_heads = kv_heads(fields, num_q_heads, missing_means_all=missing_means_all)
     width = head_dim(fields, hidden, num_q_heads, missing_head_dim)
-    mlp = GatedMlp(fields.size("intermediate_size"), mlp_bias)
+    mlp = GatedMlp(fields.size("intermediate_size"), mlp_bias, post_norm)
     attention = {
-        window: GroupedQueryAttention(num_q_heads, num_kv_heads, width, qkv_bias, o_bias, qk_norm, window)
+        window: GroupedQueryAttention(
+            num_q_heads, num_kv_heads, width, qkv_bias, o_bias, qk_norm, window, post_norm=post_norm
+        )
         for window in dict.fromkeys(windows)
     }
     return layer_kinds((attention[window], mlp) for window in windows)
@@ -66,6 +72,28 @@ def _mistral(fields: Fields) -> list[LayerKind]:
     windows = layer_windows(fields, fields.num_layers, _window(fields))
     mlp_bias = fields.flag("mlp_bias", default=False)
     return _layers(fields, windows, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
+
+
+def _ministral3(fields: Fields) -> list[LayerKind]:
+    windows = layer_windows(fields, fields.num_layers, fields.optional_size("sliding_window"))
+    return _layers(fields, windows, qkv_bias=False, o_bias=False, missing_head_dim=_MINISTRAL_HEAD_DIM)
+
+
+def _seed_oss(fields: Fields) -> list[LayerKind]:
+    return _layers(
+        fields,
+        [None] * fields.num_layers,
+        qkv_bias=fields.flag("attention_bias", default=True),
+        o_bias=fields.flag("attention_out_bias", default=False),
+        mlp_bias=fields.flag("mlp_bias", default=False),
+        missing_head_dim=_SEED_HEAD_DIM,
+        missing_means_all=True,
+    )
+
+
+def _glm4(fields: Fields) -> list[LayerKind]:
+    bias = fields.flag("attention_bias", default=False)
+    return _layers(fields, [None] * fields.num_layers, qkv_bias=bias, o_bias=False, post_norm=True)
 
 
 def _qwen2(fields: Fields) -> list[LayerKind]:
@@ -91,7 +119,55 @@ def _qwen3(fields: Fields) -> list[LayerKind]:
 FAMILIES: Final = (
     Family("llama", {"llama": ("LlamaForCausalLM",)}, _llama),
     Family("mistral", {"mistral": ("MistralForCausalLM",)}, _mistral),
-    Family("qwen2", {"qwen2": ("Qwen2ForCausalLM",)}, _qwen2),
+    Family(
+        "ministral3",
+        {"ministral3": ("Ministral3ForCausalLM",)},
+        _ministral3,
+        presets={
+            "devstral-2-123b": ("mistralai/Devstral-2-123B-Instruct-2512",),
+            "ministral-3-14b-fp8": ("mistralai/Ministral-3-14B-Instruct-2512",),
+            "ministral-3-14b": (
+                "mistralai/Ministral-3-14B-Instruct-2512-BF16",
+                "mistralai/Ministral-3-14B-Reasoning-2512",
+            ),
+            "ministral-3-3b-fp8": ("mistralai/Ministral-3-3B-Instruct-2512",),
+            "ministral-3-3b": (
+                "mistralai/Ministral-3-3B-Instruct-2512-BF16",
+                "mistralai/Ministral-3-3B-Reasoning-2512",
+            ),
+            "ministral-3-8b-fp8": ("mistralai/Ministral-3-8B-Instruct-2512",),
+            "ministral-3-8b": (
+                "mistralai/Ministral-3-8B-Instruct-2512-BF16",
+                "mistralai/Ministral-3-8B-Reasoning-2512",
+            ),
+        },
+    ),
+    Family("glm4", {"glm4": ("Glm4ForCausalLM",)}, _glm4),
+    Family(
+        "seed-oss",
+        {"seed_oss": ("SeedOssForCausalLM",)},
+        _seed_oss,
+        presets={
+            "seed-oss-36b": ("ByteDance-Seed/Seed-OSS-36B-Instruct", "ByteDance-Seed/Seed-OSS-36B-Base")
+        },
+    ),
+    Family(
+        "qwen2",
+        {
+            "qwen2": ("Qwen2ForCausalLM",),
+            "qwen2_vl": ("Qwen2VLForConditionalGeneration",),
+            "qwen2_vl_text": ("Qwen2VLTextModel",),
+            "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",),
+            "qwen2_5_vl_text": ("Qwen2_5_VLTextModel",),
+        },
+        _qwen2,
+        flat_wrappers=("qwen2_vl", "qwen2_5_vl"),
+        presets={
+            "qwen2.5-vl-32b": ("Qwen/Qwen2.5-VL-32B-Instruct",),
+            "qwen2.5-vl-72b": ("Qwen/Qwen2.5-VL-72B-Instruct",),
+            "qwen2.5-vl-7b": ("Qwen/Qwen2.5-VL-7B-Instruct",),
+        },
+    ),
     Family("mimo", {"mimo": ("MiMoForCausalLM",)}, _qwen2),
     Family(
         "qwen3",

@@ -17,7 +17,10 @@ WINDOWED: Final = "sliding_attention"
 
 @dataclass(frozen=True)
 class Family:
-    """Models whose config.json is read in the same way."""
+    """Models whose config.json is read in the same way.
+
+    ``flat_wrappers`` are model types whose files hold the text model's fields next to ``vision_config``.
+    """
 
     name: str
     classes: Mapping[str, tuple[str, ...]]
@@ -27,6 +30,7 @@ class Family:
     reads: tuple[str, ...] = ()
     module_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     kv_dtype: str | None = None
+    flat_wrappers: tuple[str, ...] = ()
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 

@@ -34,6 +34,10 @@ MODEL_TYPES: Final[Mapping[str, Family]] = MappingProxyType(
 """Supported ``model_type`` values and their families."""
 
 
+FLAT_WRAPPERS: Final = frozenset(name for family in FAMILIES for name in family.flat_wrappers)
+"""Model types whose files hold the text model's fields next to ``vision_config``."""
+
+
 def _closest(given: str, known: Iterable[str]) -> str:
     """Return the end of a message: up to three known names like an unknown one, the closest first."""
     close = difflib.get_close_matches(given, list(known), n=3)

@@ -1,0 +1,64 @@
+"""Command R, R7B and A: attention and MLP read one norm, and one sum over GPUs serves both."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastroof.errors import UnsupportedModelError
+from fastroof.models.attention import GroupedQueryAttention
+from fastroof.models.families.family import FULL, WINDOWED, Family, head_dim, kv_heads, layer_kinds
+from fastroof.models.families.family import layer_windows as windows_of
+from fastroof.models.hf import Fields
+from fastroof.models.layers import LayerKind
+from fastroof.models.mlp import GatedMlp
+
+_EVERY: Final = 4
+_WINDOW: Final = 4096
+
+
+def _layers(fields: Fields, windows: list[int | None], *, full_has_rope: bool) -> list[LayerKind]:
+    if fields.flag("use_qk_norm", default=False):
+        raise UnsupportedModelError(
+            f"{fields.where}: use_qk_norm true has a norm with weights of each head, which no plan has yet"
+        )
+    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    num_kv_heads = kv_heads(fields, num_q_heads, missing_means_all=True)
+    width, bias = head_dim(fields, hidden, num_q_heads), fields.flag("attention_bias", default=False)
+    mlp = GatedMlp(fields.size("intermediate_size"), parallel=True)
+    return layer_kinds(
+        (
+            GroupedQueryAttention(
+                num_q_heads, num_kv_heads, width, bias, bias, window=window,
+                rope=full_has_rope or window is not None, sums_over_gpus=False,
+            ),
+            mlp,
+        )
+        for window in windows
+    )  # fmt: skip
+
+
+def _cohere(fields: Fields) -> list[LayerKind]:
+    return _layers(fields, [None] * fields.num_layers, full_has_rope=True)
+
+
+def _cohere2(fields: Fields) -> list[LayerKind]:
+    num_layers, window = fields.num_layers, fields.size_or("sliding_window", _WINDOW)
+    every = fields.size_or("sliding_window_pattern", _EVERY)
+    kinds = [WINDOWED if (layer + 1) % every else FULL for layer in range(num_layers)]
+    windows = windows_of(fields.with_defaults({"layer_types": kinds}), num_layers, window)
+    return _layers(fields, windows, full_has_rope=False)
+
+
+FAMILIES: Final = (
+    Family("cohere", {"cohere": ("CohereForCausalLM",)}, _cohere, tie_embeddings=True),
+    Family(
+        "cohere2",
+        {"cohere2": ("Cohere2ForCausalLM",)},
+        _cohere2,
+        tie_embeddings=True,
+        presets={
+            "command-a": ("CohereLabs/c4ai-command-a-03-2025",),
+            "command-r7b": ("CohereLabs/c4ai-command-r7b-12-2024",),
+        },
+    ),
+)

@@ -1,0 +1,45 @@
+"""GLM-4.5 to 4.7: first dense layers, then experts; routers are stored in float32, timed in bf16."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastroof.models.attention import GroupedQueryAttention
+from fastroof.models.families.deepseek import first_dense, latent_experts
+from fastroof.models.families.family import Family, head_dim, kv_heads, layer_kinds
+from fastroof.models.hf import Fields
+from fastroof.models.layers import LayerKind
+
+
+def _layers(fields: Fields) -> list[LayerKind]:
+    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    attention = GroupedQueryAttention(
+        num_q_heads,
+        kv_heads(fields, num_q_heads),
+        head_dim(fields, hidden, num_q_heads),
+        qkv_bias=fields.flag("attention_bias", default=False),
+        qk_norm=fields.flag("use_qk_norm", default=False),
+    )
+    # no file names the method, and every checkpoint has the correction
+    experts = latent_experts(fields.with_defaults({"topk_method": "noaux_tc"}))
+    return layer_kinds((attention, mlp) for mlp in first_dense(fields, experts))
+
+
+FAMILIES: Final = (
+    Family(
+        "glm4-moe",
+        {"glm4_moe": ("Glm4MoeForCausalLM",), "glm4v_moe_text": ("Glm4vMoeTextModel",)},
+        _layers,
+        reads=("n_routed_experts",),
+        presets={
+            "glm-4.5": ("zai-org/GLM-4.5",),
+            "glm-4.5-air": ("zai-org/GLM-4.5-Air",),
+            "glm-4.5-air-fp8": ("zai-org/GLM-4.5-Air-FP8",),
+            "glm-4.5-fp8": ("zai-org/GLM-4.5-FP8",),
+            "glm-4.6": ("zai-org/GLM-4.6",),
+            "glm-4.6-fp8": ("zai-org/GLM-4.6-FP8",),
+            "glm-4.7": ("zai-org/GLM-4.7",),
+            "glm-4.7-fp8": ("zai-org/GLM-4.7-FP8",),
+        },
+    ),
+)

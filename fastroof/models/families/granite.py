@@ -1,0 +1,96 @@
+"""Granite 3 and 4: dense, with experts, or with Mamba-2 instead of attention in most layers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastroof.models.attention import Attention, GroupedQueryAttention
+from fastroof.models.experts import RoutedExperts
+from fastroof.models.families.bamba import MAMBA_MODULES, mamba_2
+from fastroof.models.families.family import Family, head_dim, kv_heads, layer_kinds
+from fastroof.models.hf import Fields
+from fastroof.models.layers import LayerKind
+from fastroof.models.mlp import GatedMlp, Mlp
+
+_ATTENTION: Final = "attention"
+_MAMBA: Final = "mamba"
+_SHARED_UP: Final = ("shared_mlp.input_linear",)
+_SHARED_DOWN: Final = ("shared_mlp.output_linear",)
+_EXPERTS: Final = {
+    "experts": ("block_sparse_moe.input_linear", "block_sparse_moe.output_linear"),
+    "shared_gate_up": _SHARED_UP,
+    "shared_down": _SHARED_DOWN,
+}
+
+
+def _attention(fields: Fields, *, rope: bool) -> GroupedQueryAttention:
+    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    bias = fields.flag("attention_bias", default=False)
+    num_kv_heads = kv_heads(fields, num_q_heads, missing_means_all=True)
+    width = head_dim(fields, hidden, num_q_heads)
+    return GroupedQueryAttention(num_q_heads, num_kv_heads, width, bias, bias, rope=rope)
+
+
+def _experts(fields: Fields) -> RoutedExperts:
+    return RoutedExperts(
+        fields.size("num_local_experts"),
+        fields.size("num_experts_per_tok"),
+        fields.size("intermediate_size"),
+        fields.count("shared_intermediate_size"),
+    )
+
+
+def _dense(fields: Fields) -> list[LayerKind]:
+    mlp = GatedMlp(fields.size("intermediate_size"), fields.flag("mlp_bias", default=False))
+    return layer_kinds([(_attention(fields, rope=True), mlp)] * fields.num_layers)
+
+
+def _moe(fields: Fields) -> list[LayerKind]:
+    return layer_kinds([(_attention(fields, rope=True), _experts(fields))] * fields.num_layers)
+
+
+def _hybrid(fields: Fields) -> list[LayerKind]:
+    num_layers = fields.num_layers
+    kinds = fields.of_layers("layer_types", fields.texts("layer_types"), num_layers)
+    kinds = kinds or fields.of_layers("layers_block_type", fields.texts("layers_block_type"), num_layers)
+    if kinds is None:
+        raise fields.error("field layer_types is missing")
+    other = sorted(set(kinds) - {_ATTENTION, _MAMBA})
+    if other:
+        raise fields.error(f"field layer_types has {', '.join(other)}: {_ATTENTION} and {_MAMBA} are valid")
+    # without routed experts, the shared expert is the MLP
+    mlp: Mlp = GatedMlp(fields.size("shared_intermediate_size"))
+    if fields.count("num_local_experts"):
+        mlp = _experts(fields)
+    mixers: dict[str, Attention] = {}
+    if _ATTENTION in kinds:
+        mixers[_ATTENTION] = _attention(fields, rope=fields.text("position_embedding_type") == "rope")
+    if _MAMBA in kinds:
+        mixers[_MAMBA] = mamba_2(fields)
+    return [LayerKind(mixers[kind], mlp, kind) for kind in kinds]
+
+
+FAMILIES: Final = (
+    Family("granite", {"granite": ("GraniteForCausalLM",)}, _dense),
+    Family(
+        "granite-moe",
+        {
+            "granitemoe": ("GraniteMoeForCausalLM",),
+            "granitemoeshared": ("GraniteMoeSharedForCausalLM",),
+        },
+        _moe,
+        reads=("num_local_experts",),
+        module_names=_EXPERTS,
+    ),
+    Family(
+        "granite-4",
+        {"granitemoehybrid": ("GraniteMoeHybridForCausalLM",)},
+        _hybrid,
+        reads=("num_local_experts", "layer_types"),
+        module_names={**MAMBA_MODULES, **_EXPERTS, "gate_up": _SHARED_UP, "down": _SHARED_DOWN},
+        presets={
+            "granite-4.0-h-small": ("ibm-granite/granite-4.0-h-small",),
+            "granite-4.0-h-tiny": ("ibm-granite/granite-4.0-h-tiny",),
+        },
+    ),
+)

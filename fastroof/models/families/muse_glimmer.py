@@ -1,0 +1,45 @@
+"""Muse Glimmer: norms before and after each block, and a gate on the output of attention.
+
+Layers with a window rotate queries and keys; full ones do not. The gate's projection is timed as a part of
+that to queries, keys and values.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastroof.models.attention import GroupedQueryAttention
+from fastroof.models.families.family import Family, head_dim, kv_heads, layer_kinds, layer_windows
+from fastroof.models.hf import Fields
+from fastroof.models.layers import LayerKind
+from fastroof.models.mlp import GatedMlp
+
+
+def _layers(fields: Fields) -> list[LayerKind]:
+    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    num_kv_heads, width = kv_heads(fields, num_q_heads), head_dim(fields, hidden, num_q_heads)
+    mlp = GatedMlp(fields.size("intermediate_size"), post_norm=True)
+    windows = layer_windows(fields, fields.num_layers, fields.optional_size("sliding_window"))
+    return layer_kinds(
+        (
+            GroupedQueryAttention(
+                num_q_heads, num_kv_heads, width, qk_norm=True, window=window, qk_norm_weights=False,
+                rope=window is not None, output_gate=True, post_norm=True,
+            ),
+            mlp,
+        )
+        for window in windows
+    )  # fmt: skip
+
+
+FAMILIES: Final = (
+    Family(
+        "muse-glimmer",
+        {
+            "muse_glimmer": ("MuseGlimmerForConditionalGeneration",),
+            "muse_glimmer_text": ("MuseGlimmerForCausalLM",),
+        },
+        _layers,
+        presets={"muse-glimmer-30b": ("meta-models/Muse-Glimmer-30B",)},
+    ),
+)

@@ -1,0 +1,94 @@
+"""OLMo 2 and 3, EXAONE 4: a norm after attention and after the MLP instead of before them.
+
+Adding the residual and the norm stream the same bytes in either order, so layers are timed like others.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastroof.models.attention import GroupedQueryAttention
+from fastroof.models.families.family import FULL, WINDOWED, Family, head_dim, kv_heads, layer_kinds
+from fastroof.models.families.family import layer_windows as windows_of
+from fastroof.models.hf import Fields
+from fastroof.models.layers import LayerKind
+from fastroof.models.mlp import GatedMlp
+
+_EVERY: Final = 4
+_WINDOW: Final = 4096
+_LOCAL, _GLOBAL = "L", "G"
+
+
+def _layers(
+    fields: Fields, windows: list[int | None], *, qk_norm_spans_heads: bool, full_has_rope: bool
+) -> list[LayerKind]:
+    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    num_kv_heads = kv_heads(fields, num_q_heads, missing_means_all=True)
+    width, bias = head_dim(fields, hidden, num_q_heads), fields.flag("attention_bias", default=False)
+    mlp = GatedMlp(fields.size("intermediate_size"))
+    attention = {
+        window: GroupedQueryAttention(
+            num_q_heads, num_kv_heads, width, bias, bias, True, window,
+            qk_norm_spans_heads=qk_norm_spans_heads, rope=full_has_rope or window is not None,
+        )
+        for window in dict.fromkeys(windows)
+    }  # fmt: skip
+    return layer_kinds((attention[window], mlp) for window in windows)
+
+
+def _olmo2(fields: Fields) -> list[LayerKind]:
+    windows: list[int | None] = [None] * fields.num_layers
+    return _layers(fields, windows, qk_norm_spans_heads=True, full_has_rope=True)
+
+
+def _olmo3(fields: Fields) -> list[LayerKind]:
+    num_layers, window = fields.num_layers, fields.size_or("sliding_window", _WINDOW)
+    every_fourth = [WINDOWED if (layer + 1) % _EVERY else FULL for layer in range(num_layers)]
+    windows = windows_of(fields.with_defaults({"layer_types": every_fourth}), num_layers, window)
+    return _layers(fields, windows, qk_norm_spans_heads=True, full_has_rope=True)
+
+
+def _exaone4(fields: Fields) -> list[LayerKind]:
+    num_layers, window = fields.num_layers, fields.optional_size("sliding_window")
+    if window is None:
+        return _layers(fields, [None] * num_layers, qk_norm_spans_heads=False, full_has_rope=True)
+    kinds = {"layer_types": _by_pattern(fields, num_layers)}
+    windows = windows_of(fields.with_defaults(kinds), num_layers, window)
+    return _layers(fields, windows, qk_norm_spans_heads=False, full_has_rope=False)
+
+
+def _by_pattern(fields: Fields, num_layers: int) -> list[str]:
+    """Return the kinds of layers: a repeated pattern (``LLLG``), or each n-th and the last one full."""
+    pattern = fields.config.get("sliding_window_pattern")
+    if isinstance(pattern, str) and pattern and set(pattern) <= {_LOCAL, _GLOBAL}:
+        full = [pattern[layer % len(pattern)] == _GLOBAL for layer in range(num_layers)]
+    elif isinstance(pattern, str):
+        raise fields.error(f"field sliding_window_pattern must be of {_LOCAL} and {_GLOBAL}, got {pattern!r}")
+    else:
+        every = fields.size_or("sliding_window_pattern", _EVERY)
+        full = [(layer + 1) % every == 0 for layer in range(num_layers)]
+    full[-1] = True
+    return [FULL if is_full else WINDOWED for is_full in full]
+
+
+FAMILIES: Final = (
+    Family("olmo2", {"olmo2": ("Olmo2ForCausalLM",)}, _olmo2),
+    Family(
+        "olmo3",
+        {"olmo3": ("Olmo3ForCausalLM",)},
+        _olmo3,
+        presets={
+            "olmo-3-32b": ("allenai/Olmo-3-32B-Think", "allenai/Olmo-3.1-32B-Instruct"),
+            "olmo-3-7b": ("allenai/Olmo-3-7B-Instruct", "allenai/Olmo-3-7B-Think"),
+        },
+    ),
+    Family(
+        "exaone4",
+        {"exaone4": ("Exaone4ForCausalLM",)},
+        _exaone4,
+        presets={
+            "exaone-4.0-1.2b": ("LGAI-EXAONE/EXAONE-4.0-1.2B",),
+            "exaone-4.0-32b": ("LGAI-EXAONE/EXAONE-4.0-32B",),
+        },
+    ),
+)

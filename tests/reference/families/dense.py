@@ -1,0 +1,45 @@
+"""Ministral 3, Seed-OSS, GLM-4 and Qwen2.5-VL: variations of Llama's layers."""
+
+from __future__ import annotations
+
+from tests.reference.checkpoints import ATTENTION, CARD, DENSE, INDEX, KV, Case, H, Published, Q, config, kv
+
+__all__ = ["CASES", "PUBLISHED"]
+
+BIASES = [(Q,), (KV,), (KV,)]
+
+CASES: dict[str, Case] = {
+    "ministral3": (
+        {"model_type": "mistral3", "text_config": config("ministral3", sliding_window=None)},
+        [("dense", 4)],
+        4 * (ATTENTION + DENSE),
+    ),
+    "seed_oss": (config("seed_oss"), [("dense", 4)], 4 * (ATTENTION + BIASES + DENSE)),
+    "seed_oss with a bias after attention": (
+        config("seed_oss", attention_out_bias=True, mlp_bias=True),
+        [("dense", 4)],
+        4 * (ATTENTION + BIASES + [(H,)] + DENSE + [(96,), (96,), (H,)]),
+    ),
+    "glm4": (
+        config("glm4", attention_bias=True),
+        [("dense", 4)],
+        4 * (ATTENTION + BIASES + DENSE + [(H,), (H,)]),
+    ),
+    "qwen2_5_vl": (
+        config("qwen2_5_vl", vision_config={"depth": 2, "hidden_size": 32}),
+        [("dense", 4)],
+        4 * (ATTENTION + BIASES + DENSE),
+    ),
+}
+
+PUBLISHED = {
+    "devstral-2-123b": Published("125", None, kv((88, 8, 256)), INDEX),
+    "ministral-3-14b": Published("13.5", None, kv((40, 8, 256)), f"{CARD}, of the language model"),
+    "ministral-3-3b": Published("3.4", None, kv((26, 8, 256)), f"{CARD}, of the language model"),
+    # 8.49 cut to one decimal
+    "ministral-3-8b": Published("8.4", None, kv((34, 8, 256)), f"{CARD}, of the language model", rounded=0.1),
+    "qwen2.5-vl-32b": Published("33.5", None, kv((64, 8, 256)), INDEX, beside=0.69),
+    "qwen2.5-vl-72b": Published("73.4", None, kv((80, 8, 256)), INDEX, beside=0.70),
+    "qwen2.5-vl-7b": Published("8.29", None, kv((28, 4, 256)), INDEX, beside=0.68),
+    "seed-oss-36b": Published("36.2", None, kv((64, 8, 256)), INDEX),
+}
