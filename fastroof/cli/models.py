@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -115,6 +116,41 @@ def _print_matrix(rows: Sequence[Support]) -> None:
     console().print(f"Layouts that are {'/'.join(STATUSES)}. Of {len(rows):,} in all: {words}.")
 
 
+def print_architectures(registry: Path | None, *, as_json: bool) -> None:
+    """Print which of the names that vLLM registers are read, and why the others are not."""
+    from fastroof.models.architectures import (
+        DRAFT,
+        POOLING,
+        STATUSES,
+        read_registry,
+        shipped_registry,
+    )
+
+    found = shipped_registry() if registry is None else read_registry(registry)
+    names = found.architectures()
+    if as_json:
+        listed = [one._asdict() for one in names]
+        print_json({"vllm": found.release, "architectures": listed, "removed": dict(found.removed)})
+        return
+    columns = ("architecture", "task", "status", "family", "why")
+    grouped = (DRAFT, POOLING)
+    shown = [tuple(one) for one in names if one.status not in grouped]
+    print_table(columns, shown, left=columns, least=("why", "task"))
+    counts = Counter(one.status for one in names)
+    out = console()
+    out.print()
+    for status in grouped:
+        (why,) = {one.why for one in names if one.status == status}
+        tasks = ", ".join(dict.fromkeys(one.task for one in names if one.status == status))
+        out.print(f"{counts[status]} names of {tasks}: {why}.", soft_wrap=True)
+    words = ", ".join(f"{counts[status]} {status}" for status in STATUSES)
+    out.print(
+        f"vLLM {found.release} registers {len(names)} names: {words}. "
+        f"{len(found.removed)} that earlier releases had are removed.",
+        soft_wrap=True,
+    )
+
+
 EPILOG: Final = """\b
 JSON: a list with one object per model: name, architecture, hidden, vocab, tie_embeddings, max_position,
 torch_dtype, checkpoint (dtype, kv_dtype, method, head_dtype, scale_bytes), vision (sizes of its image
@@ -125,6 +161,9 @@ ep, moe_tp, status (measured, borrowed, modelled or refused), why.
 With --roster: aiconfigurator_core (its version), configs, configs_loaded, and combinations: one object per
 combination with model, gpu, engine, verdict (the matrix's), tp, status, on_request (needs --allow-modelled),
 fits, why, borrowed, modelled (operators), streams_only, is_covered.
+With --architectures: vllm (the release), architectures: one object per name with name, task, status
+(supported, same, by its text model, missing, draft or pooling), family, why; and removed: names that earlier
+releases had, with the last one.
 
 The roster has one plan per combination of model, GPU and engine that aiconfigurator-core's support matrix
 calls PASS (--failed: those it has no data for), with the largest tensor parallelism of 8, 4, 2 and 1 that
@@ -154,6 +193,17 @@ def models(
     failed: Annotated[
         bool, typer.Option("--failed", help="With --roster: list what that matrix has no data for.")
     ] = False,
+    architectures: Annotated[
+        bool,
+        typer.Option("--architectures", help="Print which of the names that vLLM registers are supported."),
+    ] = False,
+    registry: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="WHEEL",
+            help="With --architectures: read them from a wheel of vLLM or its folder.  [default: the record]",
+        ),
+    ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -178,6 +228,13 @@ def models(
         raise PlanError(
             "--roster goes with --failed, --model, --gpu and --engine, and --failed with --roster"
         )
+    if registry and not architectures:
+        raise PlanError("--registry goes with --architectures")
+    if architectures:
+        if support or roster or model or gpu or engine or dtype or full:
+            raise PlanError("--architectures goes with --registry and --json")
+        print_architectures(registry, as_json=as_json)
+        return
     if roster:
         judging = checkout_module("roster", "fastroof models --roster", "roster")
         judging.print_roster(model or (), gpu or (), engine or (), failed, as_json)

@@ -436,6 +436,20 @@ def test_what_plans_of_models_are_made_of() -> None:
 
 
 @pytest.mark.slow
+def test_names_of_vllm_are_listed_with_reasons() -> None:
+    document = parsed("models", "--architectures")
+    assert document["vllm"] == "0.33.0"
+    assert document["removed"]["BambaForCausalLM"] == "0.23.0"
+    by_name = {one["name"]: one for one in document["architectures"]}
+    assert by_name["Glm4MoeForCausalLM"]["family"] == "glm4-moe"
+    listed = good("models", "--architectures")
+    assert f"vLLM 0.33.0 registers {len(by_name)} names: " in listed
+    assert "no operator for Mamba-1" in listed
+    assert "--registry goes with --architectures" in refused("models", "--registry", "vllm.whl")
+    assert "--architectures goes with" in refused("models", "--architectures", "--roster")
+    assert "give a wheel of vLLM" in refused("models", "--architectures", "--registry", "/nowhere")
+
+
 def test_the_support_of_all_models_is_a_summary() -> None:
     lines = good("models", "--support", "--gpu", "h100", "--engine", "vllm").splitlines()
     assert lines[0].split() == ["gpu", "engine", "measured", "borrowed", "modelled", "refused"]

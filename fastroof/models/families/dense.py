@@ -61,10 +61,12 @@ def _layers(
 
 
 def _llama(fields: Fields) -> list[LayerKind]:
-    bias = fields.flag("attention_bias", default=False)
+    # InternLM3 has bias for both, and qkv_bias for the first alone
+    bias = fields.flag("attention_bias", default=fields.flag("bias", default=False))
+    qkv_bias = fields.flag("qkv_bias", default=bias)
     windows = layer_windows(fields, fields.num_layers, fields.optional_size("sliding_window"))
     mlp_bias = fields.flag("mlp_bias", default=False)
-    return _layers(fields, windows, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias, missing_means_all=True)
+    return _layers(fields, windows, qkv_bias=qkv_bias, o_bias=bias, mlp_bias=mlp_bias, missing_means_all=True)
 
 
 def _mistral(fields: Fields) -> list[LayerKind]:
@@ -117,7 +119,16 @@ def _qwen3(fields: Fields) -> list[LayerKind]:
 
 
 FAMILIES: Final = (
-    Family("llama", {"llama": ("LlamaForCausalLM",)}, _llama),
+    Family(
+        "llama",
+        {
+            "llama": ("LlamaForCausalLM", "LLaMAForCausalLM"),
+            "internlm3": ("InternLM3ForCausalLM",),
+            "iquestcoder": ("IQuestCoderForCausalLM",),
+            "telechat3": ("TeleChat3ForCausalLM",),
+        },
+        _llama,
+    ),
     Family("mistral", {"mistral": ("MistralForCausalLM",)}, _mistral),
     Family(
         "ministral3",
