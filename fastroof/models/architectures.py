@@ -71,6 +71,9 @@ _NO_OPERATOR: Final = (
 )
 
 
+_REFUSALS: Final = {family.name: family.refusal for family in FAMILIES if family.refusal}
+
+
 class Architecture(NamedTuple):
     """One name of the registry."""
 
@@ -100,6 +103,8 @@ class Registry:
 
     def _architecture(self, name: str, task: str, module: str, served_as: str) -> Architecture:
         family = _family_of(name)
+        if family in _REFUSALS:
+            return Architecture(name, task, MISSING, "", _REFUSALS[family])
         if family:
             model_types, twin = _model_types(name), self._twin(name, module, served_as)
             if twin:

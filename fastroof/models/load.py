@@ -97,6 +97,8 @@ def _parse(
     if missing:
         raise UnsupportedModelError(f"{where} has no plan yet: {'; '.join(missing)}")
     family, architecture = family_of(wrapper)
+    if family.refusal:
+        raise UnsupportedModelError(f"{where} has no plan yet: {family.refusal}")
     fields = wrapper.text_model().with_defaults(family.defaults)
     unread = unread_parts(fields, family.reads, family.name)
     if unread:

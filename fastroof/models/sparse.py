@@ -66,7 +66,7 @@ def _block_dtype(weights: Mapping[str, int], execution: Execution) -> str:
 @dataclass(frozen=True)
 @checked_fields
 class SparseLatentAttention:
-    """Latent attention to the tokens that an indexer picks (DSA), of DeepSeek-V3.2 and GLM-5."""
+    """Latent attention to the tokens that an indexer picks (DSA), by one key per ``index_pool`` tokens."""
 
     num_heads: int
     q_lora_rank: int
@@ -78,13 +78,14 @@ class SparseLatentAttention:
     index_dim: int
     topk: int
     shares_index: bool = False
+    index_pool: int = 1
     window = None
     """No window: every token stays cached, since the indexer may pick any."""
 
     def __post_init__(self) -> None:
         """Reject invalid sizes, also in layers built or modified by hand."""
-        names = ("num_heads", "q_lora_rank", "kv_lora_rank", "nope_dim", "rope_dim", "v_dim")
-        check_sizes(self, *names, "index_heads", "index_dim", "topk")
+        names = ("num_heads", "q_lora_rank", "kv_lora_rank", "nope_dim", "v_dim")
+        check_sizes(self, *names, "index_heads", "index_dim", "topk", "index_pool")
 
     def module(self, hidden: int) -> str:
         """Return the name under which blocks of these widths were measured."""
@@ -98,6 +99,7 @@ class SparseLatentAttention:
             self.v_dim,
             *index,
             self.topk,
+            self.index_pool,
         )
         name = shape_name(shape)
         if name is None:
@@ -132,7 +134,7 @@ class SparseLatentAttention:
         if self.shares_index:
             return latent
         scales = INDEX_SCALE_BYTES * -(-self.index_dim // INDEX_GROUP)
-        return latent + self.index_dim * DTYPE_BYTES[INDEX_DTYPE] + scales
+        return latent + (self.index_dim * DTYPE_BYTES[INDEX_DTYPE] + scales) / self.index_pool
 
     def state_bytes(self, layout: Layout) -> float:
         """Return the fixed state bytes per sequence of one layer on one GPU: 0."""
@@ -154,6 +156,9 @@ class SparseLatentAttention:
     def other_weights(self, hidden: int, layout: Layout) -> int:
         """Weights that stay in bf16 on one GPU, of one layer: norms, and what weighs the indexer's heads."""
         index = 0 if self.shares_index else hidden * self.index_heads + 2 * self.index_dim
+        if self.index_pool > 1:
+            # keys are pooled by learnt weights: a projection, and one row per token of a pool
+            index += (hidden + self.index_pool) * self.index_dim
         return hidden + self.q_lora_rank + self.kv_lora_rank + index
 
     def activation_width(self, hidden: int, layout: Layout) -> int:

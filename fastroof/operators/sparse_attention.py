@@ -167,7 +167,7 @@ def _indexer(columns: Columns, tokens: Floats, pairs: Floats) -> list[WorkPart]:
     own = queries + hidden * dim
     return [
         WorkPart(np.asarray(2.0 * tokens * own), columns["dtype"]),
-        WorkPart(np.asarray(2.0 * heads * dim * pairs), _INDEX_DTYPE),
+        WorkPart(np.asarray(2.0 * heads * dim * pairs / shape.index_pool), _INDEX_DTYPE),
     ]
 
 
@@ -176,7 +176,7 @@ def _indexer_bytes(columns: Columns, cached: Floats) -> Floats:
     shape = shapes_of(columns["model"])
     hidden, q_lora, heads, dim = shape.hidden, shape.q_lora_rank, shape.index_heads, shape.index_dim
     weights = (q_lora * heads * dim + hidden * dim) * element_bytes(columns["dtype"])
-    return np.asarray(weights + cached * dim)
+    return np.asarray(weights + cached * dim / shape.index_pool)
 
 
 _DEFAULTS: Final = {"dtype": "bf16", "kv_dtype": "bf16", "attn_dtype": "bf16", "model": "deepseek-v3.2"}

@@ -11,7 +11,10 @@ from typing import Any, Final, NamedTuple
 
 
 class LatentShape(NamedTuple):
-    """Widths of latent attention; topk 0 is full attention, index_heads 0 reuses another layer's index."""
+    """Widths of latent attention; topk 0 is full attention, index_heads 0 reuses another layer's index.
+
+    An indexer has one key per ``index_pool`` tokens.
+    """
 
     hidden: Any
     q_lora_rank: Any
@@ -22,6 +25,7 @@ class LatentShape(NamedTuple):
     index_heads: Any = 0
     index_dim: Any = 0
     topk: Any = 0
+    index_pool: Any = 1
 
 
 LATENT_SHAPES: Final[Mapping[str, LatentShape]] = {
@@ -29,6 +33,7 @@ LATENT_SHAPES: Final[Mapping[str, LatentShape]] = {
     "deepseek-v3.2": LatentShape(7168, 1536, 512, 128, 64, 128, 64, 128, 2048),
     "glm-5": LatentShape(6144, 2048, 512, 192, 64, 256, 32, 128, 2048),
     "glm-5-shared-index": LatentShape(6144, 2048, 512, 192, 64, 256, 0, 0, 2048),
+    "glm-5.3-flash": LatentShape(4096, 1536, 512, 256, 0, 256, 32, 128, 2048, 4),
 }
 """``glm-5-shared-index`` are the layers of GLM-5.2 that reuse another layer's index."""
 

@@ -58,6 +58,8 @@ PUBLISHED = {
     "gemma-4-31b": Published("30.7", None, kv((50, 16, 512), (10, 4, 1024)), CARD),
     "glm-5": Published("744", "40", dsa(78), CARD),
     "glm-5.2": Published("744", "40", dsa(21, 57), "the model card of GLM-5"),
+    # the index counts the layer that predicts a further token and the encoder too
+    "glm-5.3-flash": Published("321.3", "18", 11 * (512 * 2 + 132 // 4), INDEX, beside=7.98),
     "gpt-oss-20b": Published("20.91", "3.61", kv((24, 8, 128)), "model card, arXiv 2508.10925, table 1"),
     "gpt-oss-120b": Published("116.83", "5.13", kv((36, 8, 128)), "model card, arXiv 2508.10925, table 1"),
     "kimi-k2": Published("1000", "32", kv((61, 1, 576)), CARD, rounded=50.0),
@@ -155,6 +157,7 @@ INDEX_BYTES = {
     "deepseek-v3.2": 61 * 132,
     "glm-5": 78 * 132,
     "glm-5.2": 21 * 132,
+    "glm-5.3-flash": 11 * 132 // 4,
     "minimax-m3": 57 * 256,
 }
 
@@ -174,6 +177,7 @@ QUANTISED = {
     "glm-5.1-nvfp4": ("glm-5", "nvfp4", "fp8"),
     "glm-5.2-fp8": ("glm-5.2", "fp8_block", None),
     "glm-5.2-nvfp4": ("glm-5.2", "nvfp4", "fp8"),
+    "glm-5.3-flash-nvfp4": ("glm-5.3-flash", "nvfp4", "fp8"),
     "minimax-m3-nvfp4": ("minimax-m3", "nvfp4", None),
     "gemma-4-26b-a4b-nvfp4": ("gemma-4-26b-a4b", "nvfp4", "fp8"),
     "gemma-4-31b-nvfp4": ("gemma-4-31b", "nvfp4", "fp8"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fastroof.errors import ModelError, PlanError, UnsupportedModelError
@@ -13,6 +14,7 @@ from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.execution import Execution
 from fastroof.models.sparse import BlockSparseAttention, SparseLatentAttention
 from fastroof.operators.calls import AllReduce, AttentionCall, Call, MixerCall
+from fastroof.operators.sparse_attention import DsaDecode
 
 Config = dict[str, Any]
 Shapes = list[tuple[int, ...]]
@@ -251,3 +253,30 @@ def test_heads_divide_by_the_gpus() -> None:
     assert len(blocks.obstacles(Layout(8))) == 2
     with pytest.raises(ModelError, match="36 query heads do not divide by 5 KV heads"):
         BlockSparseAttention(36, 5, 128, 5, 128, 16, 128)
+
+
+def test_an_index_of_pooled_keys_scores_and_caches_a_fraction() -> None:
+    model = load_model("glm-5.3-flash")
+    (kind,) = (kind for kind in model.kinds if kind.name == "moe sparse")
+    attention = kind.attention
+    assert isinstance(attention, SparseLatentAttention)
+    assert (attention.index_pool, attention.rope_dim, attention.module(model.hidden)) == (
+        4,
+        0,
+        "glm-5.3-flash",
+    )
+    # a latent vector of 512, and a key of 128 with its scale per 4 tokens
+    assert attention.kv_bytes_per_token(Layout(8), "fp8") == 512 + 132 / 4
+    (call,) = (
+        call for call in kind.calls(model.hidden, Layout(8), Execution()) if isinstance(call, MixerCall)
+    )
+    assert call.decode == ("dsa_decode", ("bf16", "bf16", "bf16", "glm-5.3-flash", 8))
+    # one score per query and pool of tokens
+    columns = {
+        "dtype": np.array(["bf16"]), "kv_dtype": np.array(["bf16"]), "attn_dtype": np.array(["bf16"]),
+        "num_heads": np.array([8.0]), "batch_size": np.array([64.0]), "kv_len": np.array([4096.0]),
+    }  # fmt: skip
+    flops = DsaDecode().parts({**columns, "model": np.array(["glm-5.3-flash"])})
+    assert flops[-2].flops == 2 * 32 * 128 * 64 * 4096 / 4
+    whole = DsaDecode().parts({**columns, "model": np.array(["glm-5"])})
+    assert whole[-2].flops == 2 * 32 * 128 * 64 * 4096

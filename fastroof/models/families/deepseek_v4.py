@@ -80,4 +80,16 @@ FAMILIES: Final = (
             "shared_down": ("ffn.shared_experts.w2",),
         },
     ),
+    Family(
+        "deepseek-v4.1",
+        {
+            "deepseek_v41": ("DeepseekV41ForCausalLM",),
+            "deepseek_v41_text": ("DeepseekV41ForCausalLM",),
+        },
+        _layers,
+        refusal=(
+            "layers share compressed caches (kv_source_layer_ids), prompts pass half of the layers, and "
+            "n-grams are looked up (engram_layer_ids): no operator times these"
+        ),
+    ),
 )

@@ -20,6 +20,7 @@ class Family:
     """Models whose config.json is read in the same way.
 
     ``flat_wrappers`` are model types whose files hold the text model's fields next to ``vision_config``.
+    ``refusal`` is why no file of the family loads yet.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Family:
     module_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     kv_dtype: str | None = None
     flat_wrappers: tuple[str, ...] = ()
+    refusal: str = ""
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 

@@ -8,7 +8,6 @@ omitted.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from fastroof.models.experts import RoutedExperts
@@ -18,6 +17,7 @@ from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp, Mlp
 from fastroof.models.sparse import SparseLatentAttention
 
+DSA: Final = "deepseek_sparse_attention"
 _INDEXED, _SHARED = "full", "shared"
 _DENSE, _SPARSE = "dense", "sparse"
 _ROUTER_DTYPES: Final = (None, "float32", "bfloat16")
@@ -53,7 +53,8 @@ def _has_experts(fields: Fields, num_layers: int) -> list[bool]:
     return [layer >= first and layer % every == 0 for layer in range(num_layers)]
 
 
-def _mlps(fields: Fields, num_layers: int) -> list[Mlp]:
+def layer_mlps(fields: Fields, num_layers: int) -> list[Mlp]:
+    """Return the MLP of each layer: dense ones, and experts with shared ones."""
     router = fields.text("moe_router_dtype")
     if router not in _ROUTER_DTYPES:
         raise fields.error(f"field moe_router_dtype must be float32 or bfloat16, got {router!r}")
@@ -69,30 +70,40 @@ def _mlps(fields: Fields, num_layers: int) -> list[Mlp]:
     return [experts if has else dense for has in _has_experts(fields, num_layers)]
 
 
-def _layers(fields: Fields) -> list[LayerKind]:
-    num_layers = fields.num_layers
-    indexed = SparseLatentAttention(
+def sparse_attention(
+    fields: Fields, *, index_pool: int = 1, shares_index: bool = False
+) -> SparseLatentAttention:
+    """Read sparse attention; unknown widths are rejected here, not when a plan first needs them."""
+    attention = SparseLatentAttention(
         fields.size("num_attention_heads"),
         fields.size("q_lora_rank"),
         fields.size("kv_lora_rank"),
         fields.size("qk_nope_head_dim"),
-        fields.size("qk_rope_head_dim"),
+        fields.count("qk_rope_head_dim"),
         fields.size("v_head_dim"),
         fields.size("index_n_heads"),
         fields.size("index_head_dim"),
         fields.size("index_topk"),
+        shares_index,
+        index_pool,
     )
-    shared = replace(indexed, shares_index=True)
-    hidden = fields.size("hidden_size")
+    attention.module(fields.size("hidden_size"))
+    return attention
+
+
+def _layers(fields: Fields) -> list[LayerKind]:
+    num_layers = fields.num_layers
+    by_sharing = {
+        shares: sparse_attention(fields, shares_index=shares)
+        for shares in dict.fromkeys(_shares_index(fields, num_layers))
+    }
 
     def kind(shares: bool, mlp: Mlp) -> LayerKind:
-        attention = shared if shares else indexed
-        # reject unmeasured widths when the file is read, not when a plan first needs them
-        attention.module(hidden)
+        attention = by_sharing[shares]
         name = "moe" if mlp.has_experts else "dense"
         return LayerKind(attention, mlp, f"{name} shared index" if shares else name)
 
-    shares, mlps = _shares_index(fields, num_layers), _mlps(fields, num_layers)
+    shares, mlps = _shares_index(fields, num_layers), layer_mlps(fields, num_layers)
     return [kind(*layer) for layer in zip(shares, mlps, strict=True)]
 
 
