@@ -1,4 +1,4 @@
-"""Coverage of aiconfigurator-core's support matrix by plans of measured kernels."""
+"""Coverage of the support matrices of aisimulate and aiconfigurator-core by plans of measured kernels."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
-from benchmarks.accuracy.aiconfigurator_estimates import aiconfigurator_version
 from benchmarks.accuracy.support_matrix import (
+    FORWARD_MATRIX,
+    MATRIX,
     PASS,
     Combination,
+    package_of,
     published_models,
     read_support_matrix,
 )
@@ -25,6 +28,7 @@ from fastroof.cli.output import console, print_json, print_table, shown_progress
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import FastroofError, PlanError
+from fastroof.load.aiconfigurator import installed_root
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import AUTO
 from fastroof.plan import StepPlan
@@ -177,14 +181,19 @@ def in_short(why: str) -> str:
     return _OF_ONE.sub("", why)
 
 
-def print_markdown() -> None:
-    """Print the roster as Markdown: combinations that pass, then those without data."""
-    models = published_models()
+def print_markdown(root: Path | None = None) -> None:
+    """Print the roster as Markdown: combinations that pass, those without data, and forward passes."""
+    models = published_models(root)
     loaded = sum(isinstance(model, ModelSpec) for model in models.values())
-    version = aiconfigurator_version()
-    print(f"{loaded} of {len(models)} config.json files of aiconfigurator-core {version} load.\n")
-    for words, chosen in (("PASS", _passes), ("no data", _wants_data)):
-        summary = summarise(list(roster_rows(filter(chosen, read_support_matrix()), models)))
+    print(f"{loaded} of {len(models)} config.json files of {package_of(root)} load.\n")
+    for name, model in models.items():
+        if not isinstance(model, ModelSpec):
+            print(f"* {name}: {in_short(str(model))}")
+    chosen = [(MATRIX, "PASS", _passes), (MATRIX, "no data", _wants_data)]
+    if ((root or installed_root()) / FORWARD_MATRIX).is_dir():
+        chosen.append((FORWARD_MATRIX, "forward PASS", _passes))
+    for matrix, words, choose in chosen:
+        summary = summarise(list(roster_rows(filter(choose, read_support_matrix(root, matrix)), models)))
         engines = sorted({engine for _, engine in summary.cells})
         columns = (
             f"{words}, by GPU",
@@ -195,6 +204,7 @@ def print_markdown() -> None:
             "others",
             "on request",
         )
+        print()
         _print_markdown(columns, _markdown_rows(summary, engines))
         kinds = (("borrowed", summary.borrowed), ("modelled", summary.modelled))
         for kind, operators in kinds:
@@ -203,7 +213,6 @@ def print_markdown() -> None:
         for why, rows in summary.uncovered.items():
             names = sorted({row.model.split("/")[-1] for row in rows})
             print(f"* {len(rows)} not covered: {why} ({', '.join(names)})")
-        print()
 
 
 def _passes(one: Combination) -> bool:
@@ -236,16 +245,18 @@ NAMED_MODELS: Final = 4
 
 
 def print_roster(
-    models: Sequence[str], gpus: Sequence[str], engines: Sequence[str], failed: bool, as_json: bool
+    models: Sequence[str],
+    gpus: Sequence[str],
+    engines: Sequence[str],
+    failed: bool,
+    as_json: bool,
+    root: Path | None = None,
+    matrix: str = MATRIX,
 ) -> None:
     """Compile plans of the selected combinations, and print counts by GPU and engine."""
-    from benchmarks.accuracy.aiconfigurator_estimates import aiconfigurator_version
-    from benchmarks.accuracy.roster import roster_rows, summarise
-    from benchmarks.accuracy.support_matrix import published_models, read_support_matrix
-
-    version = aiconfigurator_version()
-    published = published_models()
-    wanted = _wanted(read_support_matrix(), models, gpus, engines, failed)
+    package = package_of(root)
+    published = published_models(root)
+    wanted = _wanted(read_support_matrix(root, matrix), models, gpus, engines, failed)
     rows = []
     with shown_progress("plans", "combinations", quiet=False) as progress:
         for row in roster_rows(wanted, published):
@@ -254,7 +265,7 @@ def print_roster(
     loaded = sum(not isinstance(model, Exception) for model in published.values())
     if as_json:
         document = {
-            "aiconfigurator_core": version,
+            "package": package,
             "configs": len(published),
             "configs_loaded": loaded,
             "combinations": [{**row._asdict(), "is_covered": row.is_covered} for row in rows],
@@ -262,7 +273,7 @@ def print_roster(
         print_json(document)
         return
     out = console()
-    out.print(f"aiconfigurator-core {version}: {loaded} of {len(published)} config.json files load.\n")
+    out.print(f"{package}: {loaded} of {len(published)} config.json files load.\n")
     _print_failures(published)
     _print(summarise(rows), failed)
 
@@ -275,9 +286,6 @@ def _wanted(
     failed: bool,
 ) -> list[Combination]:
     """Select combinations; names that the matrix lacks are an error."""
-    from benchmarks.accuracy.support_matrix import PASS
-    from fastroof import load_gpu
-
     chosen = {"model": list(models), "gpu": [load_gpu(name).name for name in gpus], "engine": list(engines)}
     for name, values in chosen.items():
         known = {getattr(one, name) for one in matrix}
@@ -296,8 +304,6 @@ def _wanted(
 
 
 def _print_failures(published: dict[str, Any]) -> None:
-    from benchmarks.accuracy.roster import in_short
-
     named: dict[str, list[str]] = {}
     for name, model in published.items():
         if isinstance(model, Exception):
@@ -384,13 +390,21 @@ def main(
     failed: Annotated[
         bool, typer.Option("--failed", help="Combinations that the matrix has no data for.")
     ] = False,
+    root: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Folder aisimulate_core or aiconfigurator_core.  [default: installed]"
+        ),
+    ] = None,
+    forward: Annotated[
+        bool, typer.Option("--forward", help="The matrix of whole forward passes, which aisimulate has.")
+    ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print roster.md.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Count combinations of aiconfigurator-core's support matrix that plans cover."""
+    """Count combinations of aisimulate's or aiconfigurator-core's support matrix that plans cover."""
     if markdown:
-        from benchmarks.accuracy.roster import print_markdown
-
-        print_markdown()
+        print_markdown(root)
     else:
-        print_roster(model or (), gpu or (), engine or (), failed, as_json)
+        matrix = FORWARD_MATRIX if forward else MATRIX
+        print_roster(model or (), gpu or (), engine or (), failed, as_json, root, matrix)

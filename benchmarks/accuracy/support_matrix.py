@@ -1,7 +1,8 @@
-"""The support matrix of aiconfigurator-core: which models it can estimate where, and reasons of failures.
+"""The support matrices of aisimulate and aiconfigurator-core: which models they estimate where, and why not.
 
-The package (Apache-2.0, https://github.com/ai-dynamo/aiconfigurator) has ``systems/support_matrix/*.csv`` and
-the models' config.json. Only these files are read; it is not imported.
+The packages (Apache-2.0, https://github.com/ai-dynamo) have ``systems/support_matrix/*.csv`` and the models'
+config.json, aisimulate also ``systems/fpe_support_matrix/*.csv`` of whole forward passes. Only these files
+are read; neither package is imported.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ VERDICTS: Final = (PASS, "HYBRID_PASS", "FAIL", "FRAMEWORK_INCOMPATIBLE", "HW_IN
 """Statuses from best to worst; a combination has its best over the versions of an engine."""
 
 MATRIX: Final = "systems/support_matrix"
+FORWARD_MATRIX: Final = "systems/fpe_support_matrix"
+"""Matrix of whole forward passes, which has no modes."""
 CONFIGS: Final = "model_configs"
+_PACKAGES: Final = ("aisimulate", "aiconfigurator-core")
 _CONFIG: Final = "_config.json"
 _HF_QUANT: Final = "_hf_quant"
 _AGGREGATED: Final = "agg"
-_COLUMNS: Final = ("HuggingFaceID", "System", "Backend", "Mode", "Status", "ErrMsg")
+_MODE: Final = "Mode"
+_COLUMNS: Final = ("HuggingFaceID", "System", "Backend", "Status", "ErrMsg")
 
 _ERROR: Final = re.compile(r"\b[A-Za-z_]*(?:Error|Exception): (.*)")
 _WANT_OF_DATA: Final = re.compile(r"no answerable perf data|Unsupported \w+ quant mode|but no compatible \w+")
@@ -48,12 +53,22 @@ class Combination(NamedTuple):
         )
 
 
-def read_support_matrix(root: str | Path | None = None) -> tuple[Combination, ...]:
+def package_of(root: str | Path | None = None) -> str:
+    """Return the name and version of the package in a folder, by the metadata next to it."""
+    root = installed_root() if root is None else Path(root)
+    names = [name for name in _PACKAGES if root.name == name.replace("-", "_") or root.name == f"{name}_core"]
+    for name in names:
+        for entry in root.parent.glob(f"{name.replace('-', '_')}-*.dist-info"):
+            return f"{name} {entry.name.removesuffix('.dist-info').partition('-')[2]}"
+    return root.name
+
+
+def read_support_matrix(root: str | Path | None = None, matrix: str = MATRIX) -> tuple[Combination, ...]:
     """Read the status of every model, GPU and engine."""
     root = installed_root() if root is None else Path(root)
-    files = sorted((root / MATRIX).glob("*.csv"))
+    files = sorted((root / matrix).glob("*.csv"))
     if not files:
-        raise TableError(f"{root / MATRIX} holds no support matrix: no CSV file")
+        raise TableError(f"{root / matrix} holds no support matrix: no CSV file")
     best: dict[tuple[str, str, str], Combination] = {}
     for file in files:
         for one in _rows(file):
@@ -69,7 +84,7 @@ def _rows(file: Path) -> Iterator[Combination]:
             for cell in csv.DictReader(opened):
                 if any(cell.get(name) is None for name in _COLUMNS) or cell["Status"] not in VERDICTS:
                     raise TableError(f"{file}: no row of a support matrix: {dict(cell)!s:.200}")
-                if cell["Mode"] == _AGGREGATED:
+                if cell.get(_MODE, _AGGREGATED) == _AGGREGATED:
                     gpu = SYSTEMS.get(cell["System"], cell["System"])
                     why = "" if cell["Status"] == PASS else _last_error(cell["ErrMsg"])
                     yield Combination(cell["HuggingFaceID"], gpu, cell["Backend"], cell["Status"], why)

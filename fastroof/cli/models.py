@@ -158,7 +158,7 @@ encoder, or null), num_layers, num_parameters, active_parameters, and layers: on
 name, count, attention, mlp and formats.
 With --support one object per model, GPU, engine, format and layout: model, gpu, engine, dtype, tp, pp, dp,
 ep, moe_tp, status (measured, borrowed, modelled or refused), why.
-With --roster: aiconfigurator_core (its version), configs, configs_loaded, and combinations: one object per
+With --roster: package (name and version), configs, configs_loaded, and combinations: one object per
 combination with model, gpu, engine, verdict (the matrix's), tp, status, on_request (needs --allow-modelled),
 fits, why, borrowed, modelled (operators), streams_only, is_covered.
 With --architectures: vllm (the release), architectures: one object per name with name, task, status

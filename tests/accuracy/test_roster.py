@@ -11,7 +11,13 @@ import pytest
 
 from benchmarks.accuracy import roster, support_matrix
 from benchmarks.accuracy.roster import SIZES, RosterRow, in_short, roster_rows, summarise
-from benchmarks.accuracy.support_matrix import Combination, published_models, read_support_matrix
+from benchmarks.accuracy.support_matrix import (
+    FORWARD_MATRIX,
+    Combination,
+    package_of,
+    published_models,
+    read_support_matrix,
+)
 from fastroof import FastroofError, compile_plan, load_model, load_tables
 from fastroof.errors import TableError
 
@@ -164,13 +170,12 @@ def test_it_prints_what_is_covered_and_what_is_not(
         asked = {(one.model, one.gpu, one.engine) for one in combinations}
         return [row for row in rows if (row.model, row.gpu, row.engine) in asked]
 
-    monkeypatch.setattr(roster, "read_support_matrix", lambda: read_support_matrix(root))
-    monkeypatch.setattr(roster, "published_models", lambda: published_models(root))
-    monkeypatch.setattr(roster, "aiconfigurator_version", lambda: "0.9")
     monkeypatch.setattr(roster, "roster_rows", known_rows)
-    roster.print_markdown()
+    roster.print_markdown(root)
     said = capsys.readouterr().out
-    assert said.startswith("2 of 3 config.json files of aiconfigurator-core 0.9 load.\n")
+    assert said.startswith(
+        "2 of 3 config.json files of package0 load.\n\n* someone/Strange: has no plan yet: "
+    )
     passes, wants = (part.splitlines() for part in said.split("| no data, by GPU"))
     assert [line for line in passes if line.startswith(("| h100", "| moon", "| together"))] == [
         "| h100 | 1 of 3 | 1 | 0 | 0 | 0 | 1 |",
@@ -183,6 +188,23 @@ def test_it_prints_what_is_covered_and_what_is_not(
         # models by their own names, their publishers left out
         reasons = [line for line in part if line.startswith("* 1 not covered: ")]
         assert {line[line.rindex("(") + 1 : -1] for line in reasons} == names
+
+
+def test_forward_passes_have_no_modes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "aisimulate_core" / "systems" / "fpe_support_matrix"
+    folder.mkdir(parents=True)
+    columns = "HuggingFaceID,Architecture,System,Backend,Version,Status,ErrMsg,Command"
+    rows = [f"{LLAMA},,moon,vllm,0.1,FAIL,no,", f"{LLAMA},,moon,vllm,0.2,PASS,,"]
+    (folder / "moon.csv").write_text("\n".join([columns, *rows]), "utf-8")
+    root = folder.parent.parent
+    assert read_support_matrix(root, FORWARD_MATRIX) == (Combination(LLAMA, "moon", "vllm", "PASS"),)
+    (tmp_path / "aisimulate-0.13.0.dist-info").mkdir()
+    assert package_of(root) == "aisimulate 0.13.0"
+    assert package_of(tmp_path) == tmp_path.name
+    roster.print_roster((), (), (), False, False, root, FORWARD_MATRIX)
+    said = capsys.readouterr().out
+    assert said.startswith("aisimulate 0.13.0: 0 of 0 config.json files load.\n")
+    assert "0 of 1 combinations that pass there have a plan" in said
 
 
 def test_norms_alone_are_counted_apart() -> None:
