@@ -153,7 +153,7 @@ FAMILIES: Final = (
             ),
         },
     ),
-    Family("glm4", {"glm4": ("Glm4ForCausalLM",)}, _glm4),
+    Family("glm4", {"glm4": ("Glm4ForCausalLM",), "glm4v_text": ("Glm4vTextModel",)}, _glm4),
     Family(
         "seed-oss",
         {"seed_oss": ("SeedOssForCausalLM",)},

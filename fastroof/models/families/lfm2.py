@@ -72,7 +72,7 @@ def _moe(fields: Fields) -> list[LayerKind]:
         router_bias=fields.flag("use_expert_bias", default=True),
     )
     first, dense = fields.count("num_dense_layers", 2), GatedMlp(fields.size("intermediate_size"))
-    mlps = [dense if layer < first else experts for layer in range(fields.num_layers)]
+    mlps: list[Mlp] = [dense if layer < first else experts for layer in range(fields.num_layers)]
     return _kinds_of(_mixers(fields), mlps)
 
 

@@ -1,4 +1,4 @@
-"""MiMo-V2-Flash: windowed layers with separate heads, values narrower than keys, a dense first layer."""
+"""MiMo-V2 Flash and V2.5: windowed layers with own heads, narrower values, a dense first layer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
 FAMILIES: Final = (
     Family(
         "mimo-v2",
-        {"mimo_v2_flash": ("MiMoV2FlashForCausalLM",)},
+        {"mimo_v2_flash": ("MiMoV2FlashForCausalLM",), "mimo_v2": ("MiMoV2ForCausalLM",)},
         _layers,
         reads=("n_routed_experts", "attention_chunk_size"),
     ),
