@@ -279,7 +279,7 @@ CASES: dict[str, Case] = {
 
 
 # Families whose models have one matrix for embedding and head unless their file says otherwise.
-TIED = ("cohere", "ernie4_5", "gemma", "lfm2")
+TIED = ("cohere", "ernie4_5", "gemma", "lfm2", "smollm3")
 
 
 @pytest.mark.parametrize("name", CASES)

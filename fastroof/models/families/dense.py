@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.families.family import Family, head_dim, kv_heads, layer_kinds, layer_windows
@@ -93,6 +94,21 @@ def _seed_oss(fields: Fields) -> list[LayerKind]:
     )
 
 
+def _smollm3(fields: Fields) -> list[LayerKind]:
+    """Return Llama's layers; some do not rotate queries and keys."""
+    num_layers, every = fields.num_layers, fields.size_or("no_rope_layer_interval", 4)
+    rotate = fields.of_layers("no_rope_layers", fields.numbers("no_rope_layers"), num_layers)
+    rotate = rotate or [int((layer + 1) % every != 0) for layer in range(num_layers)]
+    kinds = _llama(fields.with_defaults({"num_key_value_heads": 4}))
+
+    def unrotated(kind: LayerKind) -> LayerKind:
+        attention: Any = kind.attention
+        return replace(kind, attention=replace(attention, rope=False), name=f"{kind.name} unrotated")
+
+    unrotated_kinds = {kind: unrotated(kind) for kind in dict.fromkeys(kinds)}
+    return [kind if rotates else unrotated_kinds[kind] for kind, rotates in zip(kinds, rotate, strict=True)]
+
+
 def _glm4(fields: Fields) -> list[LayerKind]:
     bias = fields.flag("attention_bias", default=False)
     return _layers(fields, [None] * fields.num_layers, qkv_bias=bias, o_bias=False, post_norm=True)
@@ -123,8 +139,10 @@ FAMILIES: Final = (
         "llama",
         {
             "llama": ("LlamaForCausalLM", "LLaMAForCausalLM"),
+            "internlm2": ("InternLM2ForCausalLM",),
             "internlm3": ("InternLM3ForCausalLM",),
             "iquestcoder": ("IQuestCoderForCausalLM",),
+            "minicpm": ("MiniCPMForCausalLM",),
             "telechat3": ("TeleChat3ForCausalLM",),
         },
         _llama,
@@ -153,6 +171,7 @@ FAMILIES: Final = (
             ),
         },
     ),
+    Family("smollm3", {"smollm3": ("SmolLM3ForCausalLM",)}, _smollm3, tie_embeddings=True),
     Family("glm4", {"glm4": ("Glm4ForCausalLM",), "glm4v_text": ("Glm4vTextModel",)}, _glm4),
     Family(
         "seed-oss",

@@ -1,4 +1,4 @@
-"""Mixtral: experts in every layer."""
+"""Mixtral and OLMoE: experts in every layer."""
 
 from __future__ import annotations
 
@@ -26,11 +26,37 @@ def _layers(fields: Fields) -> list[LayerKind]:
     )
 
 
+def _olmoe(fields: Fields) -> list[LayerKind]:
+    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    num_kv_heads = kv_heads(fields, num_q_heads, missing_means_all=True)
+    bias = fields.flag("attention_bias", default=False)
+    attention = GroupedQueryAttention(
+        num_q_heads,
+        num_kv_heads,
+        head_dim(fields, hidden, num_q_heads),
+        bias,
+        bias,
+        qk_norm=True,
+        qk_norm_spans_heads=True,
+    )
+    experts = RoutedExperts(
+        fields.size("num_experts"), fields.size("num_experts_per_tok"), fields.size("intermediate_size")
+    )
+    return layer_kinds([(attention, experts)] * fields.num_layers)
+
+
 FAMILIES: Final = (
     Family(
         "mixtral",
         {"mixtral": ("MixtralForCausalLM",)},
         _layers,
         reads=("num_local_experts", "num_experts"),
+    ),
+    Family(
+        "olmoe",
+        {"olmoe": ("OlmoeForCausalLM",)},
+        _olmoe,
+        reads=("num_experts",),
+        presets={"olmoe-1b-7b": ("allenai/OLMoE-1B-7B-0125", "allenai/OLMoE-1B-7B-0125-Instruct")},
     ),
 )

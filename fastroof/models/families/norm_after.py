@@ -1,18 +1,22 @@
-"""OLMo 2 and 3, EXAONE 4: a norm after attention and after the MLP instead of before them.
+"""OLMo 2 and 3, EXAONE 4: a norm after attention and after the MLP instead of before them; K-EXAONE.
 
 Adding the residual and the norm stream the same bytes in either order, so layers are timed like others.
+K-EXAONE has EXAONE 4's attention, norms before, and experts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from fastroof.models.attention import GroupedQueryAttention
+from fastroof.models.experts import RoutedExperts
+from fastroof.models.families.deepseek import first_dense
 from fastroof.models.families.family import FULL, WINDOWED, Family, head_dim, kv_heads, layer_kinds
 from fastroof.models.families.family import layer_windows as windows_of
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
-from fastroof.models.mlp import GatedMlp
+from fastroof.models.mlp import GatedMlp, Mlp
 
 _EVERY: Final = 4
 _WINDOW: Final = 4096
@@ -20,12 +24,17 @@ _LOCAL, _GLOBAL = "L", "G"
 
 
 def _layers(
-    fields: Fields, windows: list[int | None], *, qk_norm_spans_heads: bool, full_has_rope: bool
+    fields: Fields,
+    windows: list[int | None],
+    *,
+    qk_norm_spans_heads: bool,
+    full_has_rope: bool,
+    mlps: Sequence[Mlp] | None = None,
 ) -> list[LayerKind]:
     hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     num_kv_heads = kv_heads(fields, num_q_heads, missing_means_all=True)
     width, bias = head_dim(fields, hidden, num_q_heads), fields.flag("attention_bias", default=False)
-    mlp = GatedMlp(fields.size("intermediate_size"))
+    mlps = mlps or [GatedMlp(fields.size("intermediate_size"))] * len(windows)
     attention = {
         window: GroupedQueryAttention(
             num_q_heads, num_kv_heads, width, bias, bias, True, window,
@@ -33,7 +42,7 @@ def _layers(
         )
         for window in dict.fromkeys(windows)
     }  # fmt: skip
-    return layer_kinds((attention[window], mlp) for window in windows)
+    return layer_kinds((attention[window], mlp) for window, mlp in zip(windows, mlps, strict=True))
 
 
 def _olmo2(fields: Fields) -> list[LayerKind]:
@@ -48,13 +57,27 @@ def _olmo3(fields: Fields) -> list[LayerKind]:
     return _layers(fields, windows, qk_norm_spans_heads=True, full_has_rope=True)
 
 
-def _exaone4(fields: Fields) -> list[LayerKind]:
+def _exaone4(fields: Fields, mlps: Sequence[Mlp] | None = None) -> list[LayerKind]:
     num_layers, window = fields.num_layers, fields.optional_size("sliding_window")
     if window is None:
-        return _layers(fields, [None] * num_layers, qk_norm_spans_heads=False, full_has_rope=True)
+        every: list[int | None] = [None] * num_layers
+        return _layers(fields, every, qk_norm_spans_heads=False, full_has_rope=True, mlps=mlps)
     kinds = {"layer_types": _by_pattern(fields, num_layers)}
     windows = windows_of(fields.with_defaults(kinds), num_layers, window)
-    return _layers(fields, windows, qk_norm_spans_heads=False, full_has_rope=False)
+    return _layers(fields, windows, qk_norm_spans_heads=False, full_has_rope=False, mlps=mlps)
+
+
+def _exaone_moe(fields: Fields) -> list[LayerKind]:
+    width = fields.size("moe_intermediate_size")
+    experts = RoutedExperts(
+        fields.size("num_experts"),
+        fields.size("num_experts_per_tok"),
+        width,
+        fields.count("num_shared_experts", 1) * width,
+        router_bias=True,
+    )
+    # published files list the layers too, by is_moe_layer or mlp_layer_types
+    return _exaone4(fields, first_dense(fields.with_defaults({"first_k_dense_replace": 1}), experts))
 
 
 def _by_pattern(fields: Fields, num_layers: int) -> list[str]:
@@ -90,5 +113,12 @@ FAMILIES: Final = (
             "exaone-4.0-1.2b": ("LGAI-EXAONE/EXAONE-4.0-1.2B",),
             "exaone-4.0-32b": ("LGAI-EXAONE/EXAONE-4.0-32B",),
         },
+    ),
+    Family(
+        "exaone-moe",
+        {"exaone_moe": ("ExaoneMoEForCausalLM", "ExaoneMoeForCausalLM")},
+        _exaone_moe,
+        reads=("num_experts",),
+        presets={"k-exaone-236b-a23b": ("LGAI-EXAONE/K-EXAONE-236B-A23B",)},
     ),
 )

@@ -1,8 +1,23 @@
 """Ministral 3, Seed-OSS, GLM-4 and Qwen2.5-VL: variations of Llama's layers."""
 
+# ruff: noqa: RUF005 - tensors of parts are added up, as the parts are
+
 from __future__ import annotations
 
-from tests.reference.checkpoints import ATTENTION, CARD, DENSE, INDEX, KV, Case, H, Published, Q, config, kv
+from tests.reference.checkpoints import (
+    ATTENTION,
+    CARD,
+    DENSE,
+    INDEX,
+    KV,
+    Case,
+    H,
+    Published,
+    Q,
+    config,
+    kv,
+    moe,
+)
 
 __all__ = ["CASES", "PUBLISHED"]
 
@@ -19,6 +34,26 @@ CASES: dict[str, Case] = {
         config("seed_oss", attention_out_bias=True, mlp_bias=True),
         [("dense", 4)],
         4 * (ATTENTION + BIASES + [(H,)] + DENSE + [(96,), (96,), (H,)]),
+    ),
+    "smollm3": (
+        config("smollm3", no_rope_layers=[1, 1, 0, 1]),
+        [("dense", 3), ("dense unrotated", 1)],
+        4 * (ATTENTION + DENSE),
+    ),
+    "internlm3 with a bias of queries": (
+        config("internlm3", bias=False, qkv_bias=True),
+        [("dense", 4)],
+        4 * (ATTENTION + BIASES + DENSE),
+    ),
+    "internlm2 with biases": (
+        config("internlm2", bias=True),
+        [("dense", 4)],
+        4 * (ATTENTION + BIASES + [(H,)] + DENSE),
+    ),
+    "olmoe": (
+        config("olmoe", num_experts=4, num_experts_per_tok=2),
+        [("moe", 4)],
+        4 * (ATTENTION + [(Q,), (KV,)] + moe(4, 96)),
     ),
     "glm4": (
         config("glm4", attention_bias=True),
@@ -38,6 +73,7 @@ PUBLISHED = {
     "ministral-3-3b": Published("3.4", None, kv((26, 8, 256)), f"{CARD}, of the language model"),
     # 8.49 cut to one decimal
     "ministral-3-8b": Published("8.4", None, kv((34, 8, 256)), f"{CARD}, of the language model", rounded=0.1),
+    "olmoe-1b-7b": Published("6.92", "1.3", kv((16, 16, 256)), f"{INDEX}; active: {CARD}"),
     "qwen2.5-vl-32b": Published("33.5", None, kv((64, 8, 256)), INDEX, beside=0.69),
     "qwen2.5-vl-72b": Published("73.4", None, kv((80, 8, 256)), INDEX, beside=0.70),
     "qwen2.5-vl-7b": Published("8.29", None, kv((28, 4, 256)), INDEX, beside=0.68),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from tests.reference.checkpoints import (
     ATTENTION,
+    CARD,
     DENSE,
     INDEX,
     KV,
@@ -15,6 +16,7 @@ from tests.reference.checkpoints import (
     Q,
     config,
     kv,
+    moe,
 )
 
 __all__ = ["CASES", "PUBLISHED"]
@@ -38,7 +40,22 @@ CASES: dict[str, Case] = {
     ),
 }
 
+CASES["exaone_moe"] = (
+    config(
+        "exaone_moe",
+        sliding_window=512,
+        sliding_window_pattern="LLG",
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+    ),
+    # the last layer is full, whatever the pattern says
+    [("dense windowed", 1), ("moe windowed", 1), ("moe full", 2)],
+    4 * (ATTENTION + QK_NORMS) + DENSE + 3 * (moe(4, 32, 32) + [(4,)]),
+)
+
 PUBLISHED = {
+    "k-exaone-236b-a23b": Published("236", "23", kv((48, 8, 256)), CARD),
     "exaone-4.0-1.2b": Published("1.28", None, kv((30, 8, 128)), INDEX),
     "exaone-4.0-32b": Published("32.0", None, kv((64, 8, 256)), INDEX),
     "olmo-3-32b": Published("32.2", None, kv((64, 8, 256)), INDEX),
