@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from fastroof.documents import read_text
 from fastroof.errors import ModelError, UnsupportedModelError
 from fastroof.file_access import FilesRead, is_file, is_folder, recorded, resolved
 from fastroof.models.families.family import Family
@@ -23,10 +25,13 @@ from fastroof.models.hf import (
     unread_parts,
 )
 from fastroof.models.layers import LayerGroup, LayerKind
-from fastroof.models.named import PRESETS, preset_config, preset_named, unknown_name
+from fastroof.models.named import HF_ID, PRESETS, preset_config, preset_named, unknown_name
 from fastroof.models.quantisation import quantisation_of, quantised, read_hf_quant
 from fastroof.models.spec import ModelSpec
 from fastroof.models.vision import vision_encoder
+
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_MOST_REVISION_BYTES: Final = 4096
 
 
 def load_model(name_or_path: str | Path | Mapping[str, Any], *, name: str | None = None) -> ModelSpec:
@@ -36,8 +41,9 @@ def load_model(name_or_path: str | Path | Mapping[str, Any], *, name: str | None
     ----------
     name_or_path : str, Path or mapping
         A preset from :func:`model_names` or its Hugging Face id, case-insensitive; the path of
-        a config.json or of its folder; or the contents of a config.json. A preset
-        takes precedence over a path of the same spelling.
+        a config.json or of its folder; a Hugging Face id whose config.json is in the hub's local cache;
+        or the contents of a config.json. A preset takes precedence over a path of the same spelling, and
+        a path over the cache.
     name : str, optional
         Name of the model (default: that of the preset, folder or architecture).
 
@@ -79,7 +85,31 @@ def load_model(name_or_path: str | Path | Mapping[str, Any], *, name: str | None
             f"{path} does not exist; give a config.json, the folder that holds one, or a preset "
             "(`fastroof models` lists them)"
         )
+    downloaded = _downloaded(name_or_path)
+    if downloaded is not None:
+        called = name_or_path.rpartition("/")[2]
+        return _parse(read_config(downloaded), str(downloaded), name or called, read_hf_quant(downloaded))
     raise ModelError(unknown_name(name_or_path))
+
+
+def hub_cache() -> Path:
+    """Return the folder of files that Hugging Face's client downloaded, by its environment variables."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
+    home = os.environ.get("HF_HOME") or os.path.join(home, "huggingface")
+    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
+
+
+def _downloaded(hf_id: str) -> Path | None:
+    """Return the config.json of the main revision of an id in the hub's cache, if it is there."""
+    if not HF_ID.fullmatch(hf_id):
+        return None
+    folder = hub_cache() / f"models--{hf_id.replace('/', '--')}"
+    revision = folder / "refs" / "main"
+    if not is_file(revision):
+        return None
+    commit = read_text(revision, ModelError, _MOST_REVISION_BYTES).strip()
+    config = folder / "snapshots" / commit / CONFIG_FILE
+    return config if _COMMIT.fullmatch(commit) and is_file(config) else None
 
 
 @cache

@@ -330,7 +330,8 @@ Where base and instruct models differ in ``max_position_embeddings`` the preset 
 _DISTILLED: Final = ("distill", "llama", "qwen3-8b")
 _HUB: Final = "https://huggingface.co"
 
-_HF_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+HF_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+"""A Hugging Face id: owner and name."""
 
 # parts of a name that distinguish models of one family but not their layers
 _SIZE: Final = re.compile(r"(\d+x)?\d+(\.\d+)?[bm]|a\d+(\.\d+)?b|\d+e")
@@ -418,7 +419,7 @@ def unknown_name(given: str) -> str:
         ),
     )
     line = suggestion("model", given, close, model_names(), "fastroof models")
-    if _HF_ID.fullmatch(given):
+    if HF_ID.fullmatch(given):
         name = given.rpartition("/")[2]
         url = f"{_HUB}/{given}/resolve/main/config.json"
         return f"{line}, or save {url} as {name}/config.json and give {name} (--model {name})"

@@ -274,6 +274,8 @@ SETTLED_NS: Final = 2 * 10**9
 
 _PACKAGE: Final = "aiconfigurator_core"
 _IMPORTS: Final = "FASTROOF_TABLES_IMPORT"
+_DOWNLOADS: Final = ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
+"""Variables that say where Hugging Face's client keeps its files."""
 
 
 class _UncertainError(Exception):
@@ -293,6 +295,7 @@ def plan_identity(
             "code": _code(Path(__file__).parents[1]),
             "machine": [sys.version, np.__version__, platform.machine(), _processor()],
             "tables": [str(bench_data_root()), _user_tables(), os.environ.get(_IMPORTS), *_package()],
+            "downloads": [os.environ.get(name) for name in _DOWNLOADS],
             "arguments": [model, gpu, tables, source, dict(options)],
         }
         return json.dumps(parts, sort_keys=True)

@@ -16,6 +16,8 @@ from fastroof.errors import ModelError, PlanError, UnsupportedModelError
 from fastroof.models import DenseModel, Layout, ModelSpec, load_model
 from fastroof.models.dense import DenseShard
 from fastroof.models.experts import RoutedExperts
+from fastroof.models.load import published_checkpoint
+from fastroof.models.named import preset_config
 from tests.reference.shards import changed, shard
 
 SHARED = Path(__file__).resolve().parents[2] / ".." / "shared"
@@ -163,6 +165,54 @@ def test_an_unknown_model_suggests_the_closest() -> None:
 def test_an_unknown_model_of_a_known_family_is_told_what_is_missing(given: str, said: str) -> None:
     with pytest.raises(ModelError, match=said):
         load_model(given)
+
+
+def downloaded(hub: Path, hf_id: str, config: dict[str, Any], revision: str = "main") -> Path:
+    """Files of an id as the hub's client stores them."""
+    folder, commit = hub / f"models--{hf_id.replace('/', '--')}", "0123456789abcdef" * 2 + "01234567"
+    blob, snapshot = folder / "blobs" / "abc", folder / "snapshots" / commit
+    for made in (blob.parent, snapshot, folder / "refs"):
+        made.mkdir(parents=True)
+    blob.write_text(json.dumps(config), "utf-8")
+    (snapshot / "config.json").symlink_to(blob)
+    (folder / "refs" / revision).write_text(commit, "utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
+def test_an_id_that_was_downloaded_loads(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    below = {"HF_HUB_CACHE": "", "HF_HOME": "hub", "XDG_CACHE_HOME": "huggingface/hub"}[variable]
+    config = {**preset_config("qwen3-8b"), "num_hidden_layers": 3}
+    folder = downloaded(tmp_path / below, "nobody/Own-8B", config)
+    model = load_model("nobody/Own-8B")
+    assert (model.name, model.num_layers) == ("Own-8B", 3)
+    assert load_model("nobody/Own-8B", name="x").name == "x"
+    assert published_checkpoint("nobody/Own-8B", "bf16").name == "nobody/Own-8B"
+    # a preset comes first, and other ids stay unknown
+    downloaded(tmp_path / below, "Qwen/Qwen3-8B", config)
+    assert load_model("Qwen/Qwen3-8B").num_layers == 36
+    with pytest.raises(ModelError, match="unknown model 'nobody/Other-8B'"):
+        load_model("nobody/Other-8B")
+    # what is no revision leads nowhere
+    for text in ("", "main", "../../../etc", "0" * 40):
+        (folder / "refs" / "main").write_text(text, "utf-8")
+        with pytest.raises(ModelError, match="unknown model 'nobody/Own-8B'"):
+            load_model("nobody/Own-8B")
+
+
+def test_a_downloaded_file_is_named_in_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    downloaded(tmp_path, "nobody/Odd", {**preset_config("qwen3-8b"), "hidden_size": 0})
+    with pytest.raises(ModelError, match=r"snapshots.*config\.json: field hidden_size must be"):
+        load_model("nobody/Odd")
+    downloaded(tmp_path, "nobody/Branch", preset_config("qwen3-8b"), revision="dev")
+    with pytest.raises(ModelError, match="unknown model"):
+        load_model("nobody/Branch")
 
 
 @pytest.mark.parametrize("name", ["", "\0", "x" * 5000, "../gpt"])
