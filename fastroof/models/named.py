@@ -315,6 +315,8 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
     "qwen3.6-35b-a3b": ("Qwen/Qwen3.6-35B-A3B",),
     "qwen3.6-35b-a3b-fp8": ("Qwen/Qwen3.6-35B-A3B-FP8",),
     "qwen3.6-35b-a3b-nvfp4": ("nvidia/Qwen3.6-35B-A3B-NVFP4",),
+    "qwen3.8-27b": ("Qwen/Qwen3.8-27B",),
+    "qwen3.8-27b-fp8": ("Qwen/Qwen3.8-27B-FP8",),
     "qwen3.8-2.4t-a95b": ("Qwen/Qwen3.8-2.4T-A95B",),
     "qwen3.8-2.4t-a95b-fp8": ("Qwen/Qwen3.8-2.4T-A95B-FP8",),
     "step-3.7-flash": ("stepfun-ai/Step-3.7-Flash",),
