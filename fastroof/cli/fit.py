@@ -128,7 +128,7 @@ def _print(answer: Fit) -> None:
         ]
         print_table(("option", "longest max-model-len", "requests at once"), rows, left=("option",))
     elif answer.starts and answer.command is not None and answer.commands is not None:
-        known = "" if answer.commands.is_of_profile else ", which is not of the versions above"
+        known = "" if answer.commands.is_of_profile else ", the closest release whose arguments were read"
         line(f"\nstart ({answer.commands.title} {answer.commands.release}{known}):")
         for text in answer.command.shell().splitlines():
             line(f"  {text}")

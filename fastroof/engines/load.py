@@ -160,6 +160,12 @@ def load_engine(given: EngineProfile | str | Path | Mapping[str, Any]) -> Engine
     return _profile({"name": path.stem, **content}, str(path))
 
 
+def version_named(given: object) -> str:
+    """Return the version in the name of an engine (``vllm-0.12.0``); a packaged profile's name has none."""
+    engine, _, version = given.partition("-") if isinstance(given, str) else ("", "", "")
+    return version if engine in serving_engines() and given not in engine_names() else ""
+
+
 def _profile(content: dict[str, Any], where: str) -> EngineProfile:
     parts = {key.name: part for part, made in _PARTS.items() for key in fields(made)}
     misplaced = [key for key in content if key in parts and key not in _PARTS]

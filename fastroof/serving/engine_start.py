@@ -15,6 +15,7 @@ from fastroof.defaults import DATASHEET, DEFAULT_ENGINE
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.engines.launch.commands import EngineCommands, engine_commands
 from fastroof.engines.launch.settings import Command, LaunchSettings, served_name
+from fastroof.engines.load import version_named
 from fastroof.errors import BatchError, ModelError, PlanError
 from fastroof.models import ModelSpec, load_model
 from fastroof.models.layout import TP_SIZES
@@ -236,6 +237,7 @@ class _Question:
     num_draft_tokens: int = 0
     draft: StepPlan | str | None = None
     free_bytes: int | None = None
+    version: str = ""
 
     def plan(self) -> StepPlan:
         """Compile the plan whose memory is asked for, from the datasheet: times play no part."""
@@ -357,7 +359,7 @@ def fit(
     free_bytes = None if free_gib is None else round(free_gib * GIB)
     asked = _Question(
         spec, gpu, profile, plan_options, max_model_len, max_num_seqs, max_num_batched_tokens,
-        prefix_caching, num_draft_tokens, draft, free_bytes,
+        prefix_caching, num_draft_tokens, draft, free_bytes, version_named(engine),
     )  # fmt: skip
     given = model if isinstance(model, str | Path) else spec.name
     return replace(_answer(asked, given), room_errors=room_errors_of(engine))
@@ -383,7 +385,7 @@ def _answer(asked: _Question, given: str | Path) -> Fit:
     most = most_that_start(lambda n: question.memory(plan, n), MOST_SEQS, needed)
     fits = memory.blocks > 0
     running = int(min(seqs, memory.max_sequences(context))) if fits else 0
-    commands = engine_commands(plan.profile.engine, plan.profile.versions)
+    commands = engine_commands(plan.profile.engine, plan.profile.versions, asked.version)
     command = None
     if commands is not None:
         command = commands.server(_settings(plan, given, asked, limits, max(running, 1)))

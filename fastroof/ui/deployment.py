@@ -10,6 +10,8 @@ from fastroof.sweep import recommend
 from fastroof.ui.commands import number_written
 
 if TYPE_CHECKING:
+    from fastroof.engines.launch import Command
+    from fastroof.sweep import Deployment
     from fastroof.sweep.answers import Answer, Choice
     from fastroof.ui.plans import PlanStore
     from fastroof.ui.view import View
@@ -76,9 +78,15 @@ def deployment_answer(store: PlanStore, view: View) -> dict[str, Any]:
         ],
         "configurations": found.answers.configurations,
         "simulated": answer.simulated,
-        "servers": {role: command.shell() for role, command in servers.items()},
+        "servers": {role: _with_release(deployment, command) for role, command in servers.items()},
         "command": deployment_command(store, view),
     }
+
+
+def _with_release(deployment: Deployment | None, command: Command) -> str:
+    engine = None if deployment is None else deployment.engine
+    of_release = "" if engine is None else f"# {engine.title} {engine.release}\n"
+    return of_release + command.shell()
 
 
 def _choice(choice: Choice) -> dict[str, Any]:

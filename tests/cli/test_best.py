@@ -67,7 +67,7 @@ def test_one_line_says_what_the_library_says() -> None:
     assert deployment["benchmark"]["command"] == how.benchmark.words()
     assert how.price is not None
     assert deployment["price"] == how.price._asdict()
-    assert (deployment["release"], deployment["notes"]) == ("0.24.0", list(how.notes))
+    assert (deployment["release"], deployment["notes"]) == ("0.33.0", list(how.notes))
     explained = good("best", "--help")
     most = answer["choices"][0]["percentile"]
     for key in (*found, *answer, *answer["choices"][0], *most, *deployment, *deployment["price"]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,44 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastroof.engines import load_engine, serving_engines
-from fastroof.engines.launch import (
-    BenchmarkLoad,
-    Command,
-    LaunchSettings,
-    engine_commands,
-    sglang,
-    trtllm,
-    vllm,
-)
-from tests.engines.arguments import recorded
+from fastroof.engines.launch import Command, LaunchSettings, engine_commands
+from fastroof.engines.launch.platforms import DYNAMO_RELEASE
+from fastroof.engines.load import version_named
+from tests.engines.arguments import Option, Recorded, recorded
+from tests.engines.arguments.passed import MODULES, ONE, commands, options_of
 
-MODULES = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
-ONE = LaunchSettings(
-    model="org/a-model", tp=2, pp=1, dp=1, ep=1, has_experts=False, max_batched_tokens=2048, max_seqs=1024,
-    max_context=32_768, running=40, memory_fraction=0.9, dtype="bf16", kv_dtype="bf16",
-    checkpoint_dtype="bf16", checkpoint_kv_dtype="bf16",
-)  # fmt: skip
+NEWEST = {engine: module.RELEASES[0] for engine, module in MODULES.items()}
 
 
-def some_settings() -> Iterator[LaunchSettings]:
-    axes: dict[str, tuple[Any, ...]] = {
-        "split": ((1, 1, 1, 1), (8, 2, 1, 1), (1, 1, 8, 8), (2, 1, 4, 1)),
-        "has_experts": (False, True),
-        "dtype": ("bf16", "fp8", "nvfp4"),
-        "kv_dtype": ("bf16", "fp8"),
-        "checkpoint_kv_dtype": ("bf16", "fp8"),
-        "draft": ("", "mtp", "small"),
-        "role": ("", "prefill", "decode"),
-        "memory_fraction": (0.0, 0.9),
-        "balance_steps": (0, 60),
-    }
-    for values in itertools.product(*axes.values()):
-        changes = dict(zip(axes, values, strict=True))
-        tp, pp, dp, ep = changes.pop("split")
-        drafts = 3 if changes["draft"] else 0
-        yield LaunchSettings(
-            **{**vars(ONE), **changes, "tp": tp, "pp": pp, "dp": dp, "ep": ep, "num_draft_tokens": drafts}
-        )
+def server(engine: str, settings: LaunchSettings) -> Command:
+    return MODULES[engine].server(settings, NEWEST[engine])
 
 
 def flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -61,42 +34,81 @@ def flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return found
 
 
-def check(engine: str, command: Command) -> None:
-    program = " ".join(command.program)
-    records = [one for one in recorded(engine) if one.command == program]
-    assert {one.release for one in records} == set(MODULES[engine].RELEASES), program
-    options = {group[0]: group[1:] for group in command.arguments if group[0].startswith("--")}
-    if command.config:
-        options[command.config_option] = ("engine.yaml",)
-    for record in records:
-        assert set(options) <= record.options, record.release
+def record_of(engine: str, release: str, program: str) -> Recorded:
+    (found,) = (one for one in recorded(engine) if (one.release, one.command) == (release, program))
+    return found
+
+
+def option_of(record: Recorded, spelling: str) -> Option | None:
+    """Return an option of a command, or of the server whose options it takes too."""
+    if (found := record.find(spelling)) or not record.takes_also:
+        return found
+    engine, _, release = record.takes_also.partition("-")
+    return next(one for one in recorded(engine) if one.release == release).find(spelling)
+
+
+def check(command: Command, record: Recorded) -> None:
+    for spelling, value in options_of(command).items():
+        option = option_of(record, spelling)
+        assert option is not None, (record.release, spelling)
+        assert not option.is_deprecated, (record.release, spelling, option.use)
+        assert not option.choices or value in option.choices, (record.release, spelling, value)
+    if record.keys:
         assert set(flat(command.config)) <= record.keys, record.release
-        for option, allowed in record.values.items():
-            assert not options.get(option) or options[option][0] in allowed, (option, options[option])
+
+
+RELEASES = [(engine, release) for engine, module in MODULES.items() for release in module.RELEASES]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", serving_engines())
-def test_every_argument_is_one_that_the_engine_has(engine: str) -> None:
-    commands = engine_commands(engine)
-    assert commands is not None
-    for asked in some_settings():
-        check(engine, commands.server(asked))
-    for prefix, rate in itertools.product((0, 400), (0.0, 2.5)):
-        load = BenchmarkLoad("org/a-model", 1000, 100, 40, prefix, requests_per_s=rate)
-        check(engine, commands.benchmark(load))
+@pytest.mark.parametrize(("engine", "release"), [*RELEASES, ("dynamo", DYNAMO_RELEASE)])
+def test_every_argument_is_one_that_the_release_has(engine: str, release: str) -> None:
+    records = {one.command: one for one in recorded(engine) if one.release == release}
+    for command in commands(engine, release, all_together=True):
+        check(command, records[" ".join(command.program)])
+    used = {" ".join(command.program) for command in commands(engine, release)}
+    assert not any(records[program].is_deprecated for program in used)
 
 
-@pytest.mark.parametrize("engine", serving_engines())
-def test_a_record_says_where_it_was_read(engine: str) -> None:
-    assert all(one.read_in and one.options for one in recorded(engine))
+@pytest.mark.parametrize(("engine", "release"), [*RELEASES, ("dynamo", DYNAMO_RELEASE)])
+def test_arguments_of_each_setting_are_those_of_the_release(engine: str, release: str) -> None:
+    for command in commands(engine, release):
+        check(command, record_of(engine, release, " ".join(command.program)))
+
+
+def test_a_record_says_where_it_was_read() -> None:
+    for engine in (*MODULES, "dynamo"):
+        assert all(one.read_in and one.options for one in recorded(engine))
+        releases = [one.release for one in recorded(engine)]
+        known = (DYNAMO_RELEASE,) if engine == "dynamo" else MODULES[engine].RELEASES
+        assert tuple(dict.fromkeys(releases)) == known
+
+
+def test_choices_and_defaults_are_recorded() -> None:
+    """Without them, no value would be compared."""
+    serve = record_of("vllm", "0.33.0", "vllm serve")
+    assert {"auto", "bfloat16", "fp8"} <= set(serve.options["--kv-cache-dtype"].choices)
+    assert {"fp8", "modelopt_fp4"} <= set(serve.options["--quantization"].choices)
+    assert serve.options["--gpu-memory-utilization"].default == "0.92"
+    assert record_of("vllm", "0.12.0", "vllm serve").options["--gpu-memory-utilization"].default == "0.9"
+    sglang = record_of("sglang", "0.5.23", "sglang serve")
+    assert {"auto", "bf16", "fp8_e4m3"} <= set(sglang.options["--kv-cache-dtype"].choices)
+    assert "--tensor-parallel-size" in sglang.options["--tp-size"].also
+    assert sglang.options["--enable-dp-attention"] == Option(
+        is_deprecated=True, use="--attn-dp-size <dp-size>"
+    )
+    for engine in ("vllm", "sglang"):
+        for one in recorded(engine):
+            if one.command in ("vllm serve", "sglang serve"):
+                with_choices = [name for name, option in one.options.items() if option.choices]
+                assert len(with_choices) > 15, (one.release, with_choices)
 
 
 def test_every_serving_engine_has_commands_and_what_is_none_has_not() -> None:
     assert set(MODULES) == set(serving_engines())
     assert engine_commands("") is None
     vllm_now, vllm_before = (load_engine(name) for name in ("vllm", "vllm-0.12"))
-    assert engine_commands("vllm", vllm_now.versions).release == "0.24.0"  # type: ignore[union-attr]
+    assert engine_commands("vllm", vllm_now.versions).release == NEWEST["vllm"]  # type: ignore[union-attr]
     before = engine_commands("vllm", vllm_before.versions)
     assert before is not None
     assert (before.release, before.is_of_profile, before.image) == (
@@ -109,8 +121,31 @@ def test_every_serving_engine_has_commands_and_what_is_none_has_not() -> None:
     assert not old.is_of_profile
 
 
-def options_of(command: Command) -> dict[str, str]:
-    return {group[0]: group[1] if len(group) > 1 else "" for group in command.arguments}
+@pytest.mark.parametrize(
+    ("named", "release", "is_known"),
+    [
+        ("vllm-0.33.0", "0.33.0", True),
+        ("vllm-0.31", "0.31.0", True),
+        ("vllm-0.25.1", "0.24.0", False),
+        ("vllm-0.40.0", NEWEST["vllm"], False),
+        ("vllm-0.10.2", "0.12.0", False),
+        ("sglang-0.5.9", "0.5.9", True),
+        ("sglang-0.5.21.post1", "0.5.21", False),
+        ("vllm", NEWEST["vllm"], True),
+    ],
+)
+def test_a_version_has_the_commands_of_a_release_before_it(named: str, release: str, is_known: bool) -> None:
+    engine, version = named.partition("-")[0], version_named(named)
+    found = engine_commands(engine, load_engine(engine).versions, version)
+    assert found is not None
+    assert (found.release, found.is_of_profile) == (release, is_known)
+    assert found.image.rpartition(":")[2] == f"v{release}"
+
+
+def test_names_of_profiles_are_ranges_and_no_versions() -> None:
+    for name in ("vllm", "vllm-0.12", "trtllm-1.1", "my.toml", "kernels", "", None):
+        assert version_named(name) == ""
+    assert version_named("vllm-0.12.0") == "0.12.0"
 
 
 def asked(**changes: Any) -> LaunchSettings:
@@ -119,7 +154,7 @@ def asked(**changes: Any) -> LaunchSettings:
 
 def test_ranks_and_stages_count_as_each_engine_counts_them() -> None:
     ranks = asked(tp=1, dp=8, ep=8, has_experts=True)
-    vllms, sglangs, trtllms = (options_of(module.server(ranks)) for module in (vllm, sglang, trtllm))
+    vllms, sglangs, trtllms = (options_of(server(engine, ranks)) for engine in ("vllm", "sglang", "trtllm"))
     # vLLM: tp of a rank, limits of a rank
     assert (vllms["--tensor-parallel-size"], vllms["--data-parallel-size"], vllms["--max-num-seqs"]) == (
         "1",
@@ -128,8 +163,11 @@ def test_ranks_and_stages_count_as_each_engine_counts_them() -> None:
     )
     assert "--enable-expert-parallel" in vllms
     # SGLang: tp of all GPUs, and it divides chunk and requests by the ranks
-    assert (sglangs["--tp-size"], sglangs["--dp-size"], sglangs["--ep-size"]) == ("8", "8", "8")
-    assert "--enable-dp-attention" in sglangs
+    assert (sglangs["--tp-size"], sglangs["--attn-dp-size"], sglangs["--ep-size"]) == ("8", "8", "8")
+    assert not {"--dp-size", "--enable-dp-attention"} & set(sglangs)
+    before = options_of(MODULES["sglang"].server(ranks, "0.5.21"))
+    assert "--attn-dp-size" not in before
+    assert (before["--tp-size"], before["--dp-size"], before["--enable-dp-attention"]) == ("8", "8", "")
     assert (sglangs["--chunked-prefill-size"], sglangs["--max-running-requests"]) == (
         str(8 * 2048),
         str(8 * 1024),
@@ -137,70 +175,70 @@ def test_ranks_and_stages_count_as_each_engine_counts_them() -> None:
     assert sglangs["--max-prefill-tokens"] == "2048"
     # TensorRT-LLM: tp of all GPUs, the YAML says that ranks attend for themselves
     assert (trtllms["--tp_size"], trtllms["--ep_size"], trtllms["--max_batch_size"]) == ("8", "8", "1024")
-    config = trtllm.server(ranks).config
+    config = server("trtllm", ranks).config
     assert config["enable_attention_dp"] is True
     assert "attention_dp_config" not in config
     for name in ("trtllm-1.0", "trtllm-1.1"):
         steps = load_engine(name).data_parallel.balance_steps
-        balance = trtllm.server(replace(ranks, balance_steps=steps)).config["attention_dp_config"]
+        balance = server("trtllm", replace(ranks, balance_steps=steps)).config["attention_dp_config"]
         assert balance == {"enable_balance": True, "batching_wait_iters": 0, "timeout_iters": steps}
     stages = asked(tp=4, pp=2)
-    assert options_of(vllm.server(stages))["--max-num-seqs"] == "2048"
-    assert options_of(sglang.server(stages))["--max-running-requests"] == "2048"
-    assert options_of(trtllm.server(stages))["--max_batch_size"] == "1024"
+    assert options_of(server("vllm", stages))["--max-num-seqs"] == "2048"
+    assert options_of(server("sglang", stages))["--max-running-requests"] == "2048"
+    assert options_of(server("trtllm", stages))["--max_batch_size"] == "1024"
 
 
 def test_ranks_of_a_dense_model_are_copies() -> None:
     copies = asked(tp=2, dp=4)
-    found = options_of(sglang.server(copies))
+    found = options_of(server("sglang", copies))
     assert (found["--tp-size"], found["--dp-size"]) == ("2", "4")
     assert "--enable-dp-attention" not in found
     assert found["--max-running-requests"] == "1024"
-    command = trtllm.server(copies)
+    command = server("trtllm", copies)
     assert options_of(command)["--tp_size"] == "2"
     assert "enable_attention_dp" not in command.config
     assert command.unsaid == ("4 copies behind one port: start it 4 times",)
 
 
 def test_formats_are_the_checkpoints_or_said() -> None:
-    for module in (vllm, sglang):
-        own = module.server(asked(dtype="nvfp4", checkpoint_dtype="nvfp4"))
+    for engine in ("vllm", "sglang"):
+        own = server(engine, asked(dtype="nvfp4", checkpoint_dtype="nvfp4"))
         assert "--quantization" not in options_of(own)
         assert own.unsaid == ()
-        online = module.server(asked(dtype="fp8"))
+        online = server(engine, asked(dtype="fp8"))
         assert options_of(online)["--quantization"] == "fp8"
         assert online.unsaid == ()
-        impossible = module.server(asked(dtype="nvfp4"))
+        impossible = server(engine, asked(dtype="nvfp4"))
         assert "--quantization" not in options_of(impossible)
         assert "nvfp4 weights" in impossible.unsaid[0]
-    assert "fp8 weights" in trtllm.server(asked(dtype="fp8")).unsaid[0]
+    assert "fp8 weights" in server("trtllm", asked(dtype="fp8")).unsaid[0]
     # a checkpoint that asks for an fp8 cache, and a deployment that does not
     other = asked(checkpoint_kv_dtype="fp8")
-    assert options_of(vllm.server(other))["--kv-cache-dtype"] == "bfloat16"
-    assert options_of(sglang.server(other))["--kv-cache-dtype"] == "bf16"
-    assert "KV cache" in trtllm.server(other).unsaid[0]
+    assert options_of(server("vllm", other))["--kv-cache-dtype"] == "bfloat16"
+    assert options_of(server("sglang", other))["--kv-cache-dtype"] == "bf16"
+    assert "KV cache" in server("trtllm", other).unsaid[0]
     smaller = asked(kv_dtype="fp8")
-    assert options_of(vllm.server(smaller))["--kv-cache-dtype"] == "fp8"
-    assert options_of(sglang.server(smaller))["--kv-cache-dtype"] == "fp8_e4m3"
-    assert trtllm.server(smaller).config["kv_cache_config"]["dtype"] == "fp8"
+    assert options_of(server("vllm", smaller))["--kv-cache-dtype"] == "fp8"
+    assert options_of(server("sglang", smaller))["--kv-cache-dtype"] == "fp8_e4m3"
+    assert server("trtllm", smaller).config["kv_cache_config"]["dtype"] == "fp8"
 
 
 def test_drafts_are_given_or_said() -> None:
     by_itself = asked(num_draft_tokens=3, draft="mtp")
-    assert json.loads(options_of(vllm.server(by_itself))["--speculative-config"]) == {
+    assert json.loads(options_of(server("vllm", by_itself))["--speculative-config"]) == {
         "method": "mtp", "num_speculative_tokens": 3,
     }  # fmt: skip
-    found = options_of(sglang.server(by_itself))
+    found = options_of(server("sglang", by_itself))
     assert (found["--speculative-num-steps"], found["--speculative-num-draft-tokens"]) == ("3", "4")
-    for module, draft in itertools.product(MODULES.values(), ("mtp", "small")):
-        command = module.server(asked(num_draft_tokens=3, draft=draft))
+    for engine, draft in itertools.product(MODULES, ("mtp", "small")):
+        command = server(engine, asked(num_draft_tokens=3, draft=draft))
         said = any("specul" in option for option in options_of(command))
-        assert said != any("3 draft tokens" in text for text in command.unsaid), (module.TITLE, draft)
+        assert said != any("3 draft tokens" in text for text in command.unsaid), (engine, draft)
 
 
 @pytest.mark.parametrize(("running", "graph"), [(1, 8), (40, 64), (64, 64), (700, 1024), (5000, 1024)])
 def test_cuda_graphs_hold_what_runs(running: int, graph: int) -> None:
-    config = trtllm.server(asked(running=running)).config
+    config = server("trtllm", asked(running=running)).config
     assert config["cuda_graph_config"]["max_batch_size"] == graph
 
 
@@ -210,8 +248,8 @@ def test_cuda_graphs_hold_what_runs(running: int, graph: int) -> None:
 )
 @settings(max_examples=60, deadline=None)
 def test_a_shell_takes_a_command_as_it_is_meant(model: str, width: int) -> None:
-    for module in MODULES.values():
-        command = module.server(asked(model=model))
+    for engine in MODULES:
+        command = server(engine, asked(model=model))
         path = "a folder/engine.yaml"
         text = command.shell(path, width=width)
         assert shlex.split(text.replace(" \\\n", " ")) == command.words(path)
@@ -221,5 +259,5 @@ def test_a_shell_takes_a_command_as_it_is_meant(model: str, width: int) -> None:
 
 
 def test_scripts_put_their_own_variables_in() -> None:
-    text = vllm.server(asked()).shell(raw={"--port": '"$port"'})
+    text = server("vllm", asked()).shell(raw={"--port": '"$port"'})
     assert text.endswith('--port "$port"')

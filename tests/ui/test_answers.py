@@ -14,6 +14,7 @@ import fastroof
 from fastroof.backends.serve.forms import for_json
 from fastroof.cli import app
 from fastroof.columns import ORIGINS
+from fastroof.engines.launch import vllm
 from fastroof.errors import (
     BatchError,
     FastroofError,
@@ -269,7 +270,8 @@ def test_what_to_run_is_what_its_command_and_python_say(store: PlanStore, view: 
             assert mine[name] == choice.row[name]
         assert mine["margins"] == theirs["margins"]
     servers = found.deployments[0].servers if found.deployments[0] is not None else {}
-    assert answer["servers"] == {role: command.shell() for role, command in servers.items()}
+    release = f"# vLLM {vllm.RELEASES[0]}\n"
+    assert answer["servers"] == {role: release + command.shell() for role, command in servers.items()}
     assert (answer["nearest"] is None) == bool(meant.choices)
 
 

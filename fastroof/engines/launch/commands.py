@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Final
 
 from fastroof.engines.launch import sglang, trtllm, vllm
 from fastroof.engines.launch.settings import BenchmarkLoad, Command, LaunchSettings
-from fastroof.engines.values import holds_for
+from fastroof.engines.values import holds_for, is_version
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class EngineCommands:
     release : str
         Release in which its arguments were read.
     is_of_profile : bool
-        Whether the requested profile includes that release.
+        Whether it is the requested version, or one of the requested profile.
     image : str
         A public container image of the release.
     health : str
@@ -46,8 +46,8 @@ _ENGINES: Final = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
 
 
 @cache
-def engine_commands(engine: str, versions: str = "") -> EngineCommands | None:
-    """Return an engine's commands in the newest known release of a range of versions.
+def engine_commands(engine: str, versions: str = "", version: str = "") -> EngineCommands | None:
+    """Return an engine's commands in the release that comes closest to a version, or to a range of them.
 
     Parameters
     ----------
@@ -55,25 +55,38 @@ def engine_commands(engine: str, versions: str = "") -> EngineCommands | None:
         One of :func:`fastroof.engines.serving_engines`.
     versions : str
         Range of a profile; empty for any.
+    version : str
+        Version of the engine; empty for the newest known one in the range. A name that is not a version
+        (``nightly``) counts as none.
 
     Returns
     -------
     EngineCommands or None
-        None if it is not a serving engine. If no known release is in the range, the newest known one.
+        None if it is not a serving engine. The newest known release up to the version, or in the range; the
+        oldest known one for a version before all of them, the newest if none is in the range.
 
     Examples
     --------
     >>> engine_commands("vllm", ">=0.14").release, engine_commands("vllm", "<0.14").release
-    ('0.24.0', '0.13.0')
+    ('0.33.0', '0.13.0')
+    >>> before = engine_commands("sglang", version="0.5.10")
+    >>> before.release, before.is_of_profile
+    ('0.5.9', False)
     >>> engine_commands("trtllm", "<1.1.0rc0").is_of_profile
     False
     """
     known = _ENGINES.get(engine)
     if known is None:
         return None
-    held = [release for release in known.RELEASES if holds_for(versions, release)]
-    release = held[0] if held else known.RELEASES[0]
+    if is_version(version):
+        held = [release for release in known.RELEASES if holds_for(f"<={version}", release)]
+        release = held[0] if held else known.RELEASES[-1]
+        is_of_profile = holds_for(f"=={version}", release)
+    else:
+        held = [release for release in known.RELEASES if holds_for(versions, release)]
+        release = held[0] if held else known.RELEASES[0]
+        is_of_profile = bool(held)
     return EngineCommands(
-        engine, known.TITLE, release, bool(held), known.IMAGE.format(release=release), known.HEALTH,
-        known.server, known.benchmark,
+        engine, known.TITLE, release, is_of_profile, known.IMAGE.format(release=release), known.HEALTH,
+        partial(known.server, release=release), partial(known.benchmark, release=release),
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""SGLang: ``python -m sglang.launch_server`` and ``python -m sglang.bench_serving``.
+"""SGLang: ``sglang serve`` and ``python -m sglang.benchmark.serving``, or what earlier releases call them.
 
-Arguments as ``sglang/srt/server_args.py`` and ``sglang/bench_serving.py`` of the releases define them
-(tests/engines/arguments/sglang.toml).
+Arguments as ``sglang/srt/server_args.py``, ``sglang/srt/arg_groups/fields`` and
+``sglang/benchmark/serving.py`` of the releases define them (tests/engines/arguments/sglang-*.toml).
 """
 
 from __future__ import annotations
@@ -9,12 +9,22 @@ from __future__ import annotations
 from typing import Final
 
 from fastroof.engines.launch.settings import MTP, BenchmarkLoad, Command, LaunchSettings
+from fastroof.engines.values import holds_for
 from fastroof.units import GIB
 
 TITLE: Final = "SGLang"
-RELEASES: Final = ("0.5.14",)
+RELEASES: Final = ("0.5.23", "0.5.22", "0.5.21", "0.5.20", "0.5.14", "0.5.9")
 IMAGE: Final = "lmsysorg/sglang:v{release}"
 HEALTH: Final = "/health"
+
+_SERVE: Final = ">=0.5.10"
+"""Versions that recommend ``sglang serve`` instead of the server's module."""
+
+_BENCHMARK: Final = ">=0.5.15"
+"""Versions whose benchmark is ``sglang.benchmark.serving``."""
+
+_ATTENTION_DP: Final = ">=0.5.22"
+"""Versions with ``--attn-dp-size`` for ranks that share experts, not ``--dp-size --enable-dp-attention``."""
 
 _ONLINE: Final = {"fp8": "fp8"}
 """Formats to which the engine can quantise 16-bit weights while loading."""
@@ -22,8 +32,8 @@ _ONLINE: Final = {"fp8": "fp8"}
 _KV_DTYPES: Final = {"bf16": "bf16", "fp8": "fp8_e4m3"}
 
 
-def server(settings: LaunchSettings) -> Command:
-    """Return the command that serves one copy."""
+def server(settings: LaunchSettings, release: str) -> Command:
+    """Return the command that serves one copy in a release."""
     unsaid = []
     shares_experts = settings.dp > 1 and settings.has_experts
     # tp counts all GPUs of a stage if ranks share experts; for a dense model dp makes copies
@@ -34,10 +44,11 @@ def server(settings: LaunchSettings) -> Command:
     ]
     if settings.pp > 1:
         arguments.append(("--pp-size", str(settings.pp)))
-    if settings.dp > 1:
+    if shares_experts and holds_for(_ATTENTION_DP, release):
+        arguments.append(("--attn-dp-size", str(settings.dp)))
+    elif settings.dp > 1:
         arguments.append(("--dp-size", str(settings.dp)))
-    if shares_experts:
-        arguments.append(("--enable-dp-attention",))
+        arguments += [("--enable-dp-attention",)] * shares_experts
     if settings.ep > 1:
         arguments.append(("--ep-size", str(settings.ep)))
     # with data-parallel attention the chunk and requests are divided by ranks, requests also by stages
@@ -73,19 +84,22 @@ def server(settings: LaunchSettings) -> Command:
         arguments.append(("--disaggregation-mode", settings.role))
         unsaid.append("the router between prefill and decode copies")
     arguments.append(("--port", str(settings.port)))
-    return Command(("python3", "-m", "sglang.launch_server"), tuple(arguments), unsaid=tuple(unsaid))
+    is_command = holds_for(_SERVE, release)
+    program = ("sglang", "serve") if is_command else ("python3", "-m", "sglang.launch_server")
+    return Command(program, tuple(arguments), unsaid=tuple(unsaid))
 
 
-def benchmark(load: BenchmarkLoad) -> Command:
-    """Return the command that measures one copy."""
+def benchmark(load: BenchmarkLoad, release: str) -> Command:
+    """Return the command that measures one copy of a release."""
     unsaid: tuple[str, ...] = ()
     if load.prefix_tokens:
         unsaid = (
             f"prompts that begin with the same {load.prefix_tokens:,} tokens: see --dataset-name "
             "generated-shared-prefix",
         )
+    module = "sglang.benchmark.serving" if holds_for(_BENCHMARK, release) else "sglang.bench_serving"
     return Command(
-        ("python3", "-m", "sglang.bench_serving"),
+        ("python3", "-m", module),
         (
             ("--backend", "sglang"),
             ("--base-url", f"http://127.0.0.1:{load.port}"),

@@ -20,8 +20,8 @@ _KV_DTYPES: Final = {"fp8": "fp8"}
 _LEAST_GRAPH: Final = 8
 
 
-def server(settings: LaunchSettings) -> Command:
-    """Return the command that serves one copy, with its YAML."""
+def server(settings: LaunchSettings, release: str) -> Command:
+    """Return the command that serves one copy in a release, with its YAML."""
     unsaid = []
     copies = settings.dp > 1 and not settings.has_experts
     # tp counts all GPUs of a stage
@@ -82,8 +82,8 @@ def _graph_batch(settings: LaunchSettings) -> int:
     return min(1 << (running - 1).bit_length(), settings.max_seqs)
 
 
-def benchmark(load: BenchmarkLoad) -> Command:
-    """Return the command that measures one copy."""
+def benchmark(load: BenchmarkLoad, release: str) -> Command:
+    """Return the command that measures one copy of a release."""
     own = load.isl - load.prefix_tokens
     prefix = [("--random-prefix-len", str(load.prefix_tokens))] if load.prefix_tokens else []
     return Command(

@@ -1,7 +1,8 @@
 """vLLM: ``vllm serve`` and ``vllm bench serve``.
 
-Arguments as ``vllm/engine/arg_utils.py``, ``vllm/entrypoints/openai/cli_args.py`` and
-``vllm/benchmarks/serve.py`` of the releases define them (tests/engines/arguments/vllm.toml).
+Arguments as ``vllm/engine/arg_utils.py``, ``vllm/entrypoints/*/cli_args.py`` and
+``vllm/benchmarks/serve.py`` of the releases define them (tests/engines/arguments/vllm-*.toml). All releases
+take the same ones.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Final
 from fastroof.engines.launch.settings import MTP, BenchmarkLoad, Command, LaunchSettings
 
 TITLE: Final = "vLLM"
-RELEASES: Final = ("0.24.0", "0.13.0")
+RELEASES: Final = ("0.33.0", "0.31.0", "0.28.0", "0.24.0", "0.19.0", "0.13.0", "0.12.0")
 IMAGE: Final = "vllm/vllm-openai:v{release}"
 HEALTH: Final = "/health"
 
@@ -22,8 +23,8 @@ _ONLINE: Final = {"fp8": "fp8"}
 _KV_DTYPES: Final = {"bf16": "bfloat16", "fp8": "fp8"}
 
 
-def server(settings: LaunchSettings) -> Command:
-    """Return the command that serves one copy."""
+def server(settings: LaunchSettings, release: str) -> Command:
+    """Return the command that serves one copy in a release."""
     unsaid = []
     arguments: list[tuple[str, ...]] = [
         (settings.shown_model,),
@@ -72,8 +73,8 @@ def _drafts(settings: LaunchSettings) -> tuple[dict[str, Any], str]:
     return {}, f"{settings.num_draft_tokens} draft tokens by {settings.draft}: see --speculative-config"
 
 
-def benchmark(load: BenchmarkLoad) -> Command:
-    """Return the command that measures one copy."""
+def benchmark(load: BenchmarkLoad, release: str) -> Command:
+    """Return the command that measures one copy of a release."""
     own = load.isl - load.prefix_tokens
     prefix = [("--random-prefix-len", str(load.prefix_tokens))] if load.prefix_tokens else []
     return Command(

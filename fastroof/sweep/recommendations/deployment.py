@@ -20,6 +20,7 @@ from fastroof.engines.launch import (
     engine_commands,
     served_name,
 )
+from fastroof.engines.load import version_named
 from fastroof.models import TP_SIZES, load_model
 from fastroof.models.execution import ROUTING
 from fastroof.models.load import Published, published_checkpoint
@@ -121,8 +122,9 @@ def deployment_of(
     given = next(name for name in spec.models if load_model(name).name == row["model"])
     checkpoint = published_checkpoint(given, row["dtype"])
     # loaded by the name in the spec, which may include a version
-    profile = next(load_engine(name) for name in spec.engine if load_engine(name).name == row["engine"])
-    engine = engine_commands(profile.engine, profile.versions)
+    named = next(name for name in spec.engine if load_engine(name).name == row["engine"])
+    profile = load_engine(named)
+    engine = engine_commands(profile.engine, profile.versions, version_named(named))
     gpus_each = row["tp"] * row["pp"] * row["dp"]
     servers: dict[str, Command] = {}
     benchmark = None
@@ -216,8 +218,8 @@ def _notes(
     )
     if not engine.is_of_profile:
         notes.append(
-            f"{engine.title} {engine.release} is not among the versions of the estimate: check the "
-            "arguments against your version"
+            f"{engine.title} {engine.release} is the closest release whose arguments were read: check them "
+            "against your version"
         )
     if not checkpoint.is_given:
         notes.append(f"{checkpoint.name} is the published checkpoint in {row['dtype']}")

@@ -217,6 +217,7 @@ def _files(deployment: Deployment) -> dict[str, str]:
             [
                 _measures(deployment),
                 *_expected(deployment.row),
+                *_arguments_of(deployment),
             ],
             deployment.benchmark.shell(raw={"--base-url": '"${1:-http://127.0.0.1:8000}"'}),
         )
@@ -242,6 +243,11 @@ def _expected(row: Mapping[str, Any]) -> list[str]:
         times.append(f"mean TPOT {row['tpot_ms']:.4g} ms")
     rate = row["tokens_per_s"] / max(row["replicas"], 1)
     return [f"Estimated: {', '.join(times)}, {rate:,.4g} output tokens/s per replica."]
+
+
+def _arguments_of(deployment: Deployment) -> list[str]:
+    engine = deployment.engine
+    return [] if engine is None else [f"Arguments are those of {engine.title} {engine.release}."]
 
 
 def _script(comments: list[str], command: str) -> str:

@@ -1,0 +1,83 @@
+"""The settings of deployments that tests go through, and the options that fastroof passes for them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from fastroof.engines.launch import BenchmarkLoad, Command, LaunchSettings, sglang, trtllm, vllm
+from fastroof.engines.launch.platforms import dynamo_engine
+from tests.engines.arguments import Recorded
+
+MODULES = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
+ONE = LaunchSettings(
+    model="org/a-model", tp=2, pp=1, dp=1, ep=1, has_experts=False, max_batched_tokens=2048, max_seqs=1024,
+    max_context=32_768, running=40, memory_fraction=0.9, dtype="bf16", kv_dtype="bf16",
+    checkpoint_dtype="bf16", checkpoint_kv_dtype="bf16",
+)  # fmt: skip
+
+
+_LAYOUTS: dict[str, tuple[Any, ...]] = {
+    "split": ((1, 1, 1, 1), (8, 2, 1, 1), (1, 1, 8, 8), (2, 1, 4, 1)),
+    "has_experts": (False, True),
+}
+_OTHERS: dict[str, tuple[Any, ...]] = {
+    "dtype": ("bf16", "fp8", "nvfp4"),
+    "kv_dtype": ("bf16", "fp8"),
+    "checkpoint_kv_dtype": ("bf16", "fp8"),
+    "draft": ("", "mtp", "small"),
+    "role": ("", "prefill", "decode"),
+    "memory_fraction": (0.0, 0.9),
+    "balance_steps": (0, 60),
+    "kv_cache_bytes": (0, 2**34),
+}
+
+
+def some_settings(*, all_together: bool) -> Iterator[LaunchSettings]:
+    """Yield settings that reach every option: every layout with each other setting, or with all of them."""
+    if all_together:
+        others = [dict(zip(_OTHERS, values, strict=True)) for values in itertools.product(*_OTHERS.values())]
+    else:
+        others = [{name: value} for name, values in _OTHERS.items() for value in values]
+    for (tp, pp, dp, ep), has_experts in itertools.product(*_LAYOUTS.values()):
+        for other in others:
+            drafts = 3 if other.get("draft") else 0
+            split = {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "has_experts": has_experts}
+            yield LaunchSettings(**{**vars(ONE), **split, **other, "num_draft_tokens": drafts})
+
+
+def loads() -> Iterator[BenchmarkLoad]:
+    """Yield loads that reach every option of a benchmark."""
+    for prefix, rate in itertools.product((0, 400), (0.0, 2.5)):
+        yield BenchmarkLoad("org/a-model", 1000, 100, 40, prefix, requests_per_s=rate)
+
+
+@cache
+def commands(engine: str, release: str, *, all_together: bool = False) -> tuple[Command, ...]:
+    """Return fastroof's commands of a release: servers, or workers of Dynamo, and benchmarks."""
+    asked = tuple(some_settings(all_together=all_together))
+    if engine == "dynamo":
+        workers = [dynamo_engine(name) for name in MODULES]
+        return tuple(known.worker(one) for known in workers if known is not None for one in asked)
+    module = MODULES[engine]
+    servers = tuple(module.server(one, release) for one in asked)
+    return (*servers, *(module.benchmark(one, release) for one in loads()))
+
+
+def options_of(command: Command) -> dict[str, str]:
+    """Return the options of a command with their values, and the option of its YAML."""
+    given = {one[0]: one[1] if len(one) > 1 else "" for one in command.arguments if one[0].startswith("-")}
+    return given | ({command.config_option: "engine.yaml"} if command.config else {})
+
+
+def passed_options(engine: str, record: Recorded) -> set[str]:
+    """Return the options that fastroof passes to a command of a release."""
+    return {
+        option
+        for command in commands(engine, record.release)
+        if " ".join(command.program) == record.command
+        for option in options_of(command)
+        if not (record.takes_also and record.find(option) is None)
+    }
