@@ -88,9 +88,9 @@ def read_engine_arguments(
     path : str or Path, optional
         A .json, .toml or .yaml file (YAML needs PyYAML) with the engine's flags or fastroof's names, such as
         vLLM's ``--config``, or a container of Docker Compose or Kubernetes; or any other file with the
-        command line (``vllm serve ..``, ``python -m sglang.launch_server ..``, ``trtllm-serve ..``) or the
-        line of vLLM's log with its non-default args. Files that ``--config`` and
-        ``--extra_llm_api_options`` name are read too.
+        command line (``vllm serve ..``, ``sglang serve ..``, ``trtllm-serve ..``,
+        ``python -m dynamo.vllm ..``) or the line of vLLM's log with its non-default args. Files that
+        ``--config`` and ``--extra_llm_api_options`` name are read too.
     given : mapping, optional
         Values by fastroof's names (``SETTINGS`` of engine_flags.py) in addition to the file's; values set in
         both must agree, except for the model, which may have two names.
@@ -172,10 +172,10 @@ def _meaning(
         if name in known.settings:
             raise TableError(f"{where}: {flag} needs a value")
         for one in names_of(flag):
-            if one in known.not_modelled:
+            if known.is_not_modelled(one):
                 overlooked.append(flag)
                 return "", "", ""
-            if one in known.silent:
+            if known.is_silent(one):
                 return "", "", ""
     if name in SETTINGS and value is not None:
         return name, value, f"{where}, {flag}"
@@ -210,7 +210,8 @@ def _arguments(
     dtype, notes = _dtype(where, found, spec.checkpoint.formats[0])
     kv_dtype, known_from = _kv_dtype(where, found, spec.checkpoint.kv_dtype, engine)
     packaged = engine_of_version(engine, version)
-    profile = _scheduled(where, packaged, found)
+    layout, ranks = _layout(where, engine, found)
+    profile = _scheduled(where, packaged, found, ranks)
     if not version:
         notes.append(
             f"{where} does not name the version of {engine}: the newest is assumed, profile {packaged.title}"
@@ -224,7 +225,7 @@ def _arguments(
         dtype,
         kv_dtype,
         known_from,
-        _layout(where, engine, found),
+        layout,
         profile,
         (*warnings, *notes, *(() if drafts is None else drafts.notes)),
         *_drafts(where, found, drafts),
@@ -305,9 +306,16 @@ def _is_on(where: str, found: Mapping[str, str], name: str) -> bool | None:
     return text.lower() in TRUE
 
 
-def _layout(where: str, engine: str, found: Mapping[str, str]) -> Layout:
+def _layout(where: str, engine: str, found: Mapping[str, str]) -> tuple[Layout, int]:
+    """Return the layout, and the ranks by which the engine divides its limits of a step."""
     tp, pp, dp, ep = (_size(where, found, name) for name in ("tp", "pp", "dp", "ep"))
     shares_attention = _is_on(where, found, "dp_attention")
+    if (ranks := _size(where, found, "attention_dp")) > 1:
+        if dp > 1:
+            raise TableError(
+                f"{where}: --attn-dp-size {ranks} and --dp-size {dp}: SGLang takes one of them above 1"
+            )
+        dp, shares_attention = ranks, True
     if engine == "vllm" and _is_on(where, found, "expert_parallel"):
         if "ep" in found and ep != tp * dp:
             raise TableError(f"{where}: with expert parallelism vLLM uses ep = tp x dp = {tp * dp}, got {ep}")
@@ -316,7 +324,7 @@ def _layout(where: str, engine: str, found: Mapping[str, str]) -> Layout:
         # attention ranks share the GPUs of tp
         if tp % dp:
             raise TableError(
-                f"{where}: --enable-dp-attention needs a tp divisible by dp, got tp {tp} and dp {dp}"
+                f"{where}: ranks that share experts need a tp divisible by dp, got tp {tp} and dp {dp}"
             )
         tp //= dp
     elif engine == "trtllm" and shares_attention:
@@ -324,21 +332,23 @@ def _layout(where: str, engine: str, found: Mapping[str, str]) -> Layout:
             raise TableError(f"{where}: enable_attention_dp makes each of {tp} GPUs a rank, got dp {dp}")
         tp, dp = 1, tp
     elif engine == "sglang" and dp > 1 and ep > tp:
-        raise TableError(f"{where}: without --enable-dp-attention ep is at most tp {tp}, got {ep}")
-    return Layout(tp, pp, dp, ep)
+        raise TableError(f"{where}: ranks without shared experts have an ep of at most tp {tp}, got {ep}")
+    divides = engine == "sglang" and bool(shares_attention)
+    return Layout(tp, pp, dp, ep), dp if divides else 1
 
 
-def _scheduled(where: str, profile: EngineProfile, found: Mapping[str, str]) -> EngineProfile:
-    """Return the profile with the schedule of the arguments."""
+def _scheduled(where: str, profile: EngineProfile, found: Mapping[str, str], ranks: int) -> EngineProfile:
+    """Return the profile with the schedule of the arguments, in limits of one rank."""
     schedule = profile.scheduling
     most = 2**20
     if found.get("max_num_batched_tokens") == "-1" and profile.engine == "sglang":
         schedule = replace(schedule, chunked_prefill=False)
     elif "max_num_batched_tokens" in found:
         tokens = _size(where, found, "max_num_batched_tokens", most)
-        schedule = replace(schedule, max_num_batched_tokens=tokens)
+        schedule = replace(schedule, max_num_batched_tokens=max(tokens // ranks, 1))
     if "max_num_seqs" in found:
-        schedule = replace(schedule, max_num_seqs=_size(where, found, "max_num_seqs", most))
+        seqs = _size(where, found, "max_num_seqs", most)
+        schedule = replace(schedule, max_num_seqs=max(seqs // ranks, 1))
     chunked = _is_on(where, found, "chunked_prefill")
     if chunked is not None:
         if chunked and found.get("max_num_batched_tokens") == "-1":

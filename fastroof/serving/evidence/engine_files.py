@@ -18,9 +18,14 @@ MOST_BYTES: Final = 2**20
 Pairs = list[tuple[str, str | None]]
 
 _ENTRIES: Final = (
-    ("vllm", re.compile(r"(^|/)vllm$|^vllm\.entrypoints\.(.*api_server|cli\.main)$|(^|/)vllm-openai[:@]")),
-    ("sglang", re.compile(r"^sglang\.launch_server$|(^|/)sglang$")),
-    ("trtllm", re.compile(r"(^|/)trtllm-serve$")),
+    (
+        "vllm",
+        re.compile(
+            r"(^|/)vllm$|^vllm\.entrypoints\.(.*api_server|cli\.main)$|(^|/)vllm-openai[:@]|^dynamo\.vllm$"
+        ),
+    ),
+    ("sglang", re.compile(r"^sglang\.launch_server$|(^|/)sglang$|^dynamo\.sglang$")),
+    ("trtllm", re.compile(r"(^|/)trtllm-serve$|^dynamo\.trtllm$")),
 )
 """Start of an engine's arguments in a command line."""
 
@@ -32,7 +37,7 @@ _MEASURES: Final = ["bench", "forward"]
 
 _LOGGED_ARGS: Final = re.compile(r"non-default args: (\{.*\})")
 _LOGGED_VERSION: Final = re.compile(r"vLLM (?:API server )?version v?(\d[\w.]*)")
-_FURTHER_FILES: Final = ("config", "extra_llm_api_options")
+_FURTHER_FILES: Final = ("config", "extra_llm_api_options", "extra_engine_args")
 """Flags whose file has more flags."""
 
 _MOST_NESTED: Final = 12
@@ -191,8 +196,8 @@ def _command_line(where: str, content: str) -> tuple[str, Pairs]:
     starts = _starts(words)
     if not starts:
         raise TableError(
-            f"{where}: no engine command; expected `vllm serve ..`, `python -m sglang.launch_server ..` or "
-            "`trtllm-serve ..`, or its flags in a .json, .toml or .yaml"
+            f"{where}: no engine command; expected `vllm serve ..`, `sglang serve ..`, `trtllm-serve ..` or "
+            "`python -m dynamo.vllm ..`, or its flags in a .json, .toml or .yaml"
         )
     engines = {engine for _, engine in starts}
     if len(engines) > 1:

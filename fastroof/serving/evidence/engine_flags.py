@@ -1,8 +1,8 @@
 """The meaning of engine flags: a setting of a run, no effect, or an effect that is not modelled.
 
 TensorRT-LLM's flags are those of tensorrt_llm/commands/serve.py at 00209af149e7774406881a37283dce303571eb11;
-vLLM's and SGLang's are those in public recipes and tests of both. Names are compared with ``_`` instead of
-``-``.
+vLLM's and SGLang's are those in public recipes and tests of both, and families of flags of vLLM 0.33.0 and
+SGLang 0.5.23. Names are compared with ``_`` instead of ``-``.
 """
 
 from __future__ import annotations
@@ -18,17 +18,34 @@ SETTINGS: Final = (
 
 
 class EngineFlags(NamedTuple):
-    """The flags of an engine, by their effect."""
+    """The flags of an engine, by their effect; families are those that begin alike."""
 
     settings: Mapping[str, str]
     switches: Mapping[str, tuple[str, str]]
     silent: frozenset[str]
     not_modelled: frozenset[str]
+    silent_families: tuple[str, ...] = ()
+    families_not_modelled: tuple[str, ...] = ()
 
     def knows(self, flag: str) -> bool:
         """Whether the engine has a flag."""
-        tables = (self.settings, self.switches, self.silent, self.not_modelled)
-        return any(is_speculative(name) or any(name in one for one in tables) for name in names_of(flag))
+        return any(
+            is_speculative(name)
+            or name in self.settings
+            or name in self.switches
+            or self.is_silent(name)
+            or self.is_not_modelled(name)
+            for name in names_of(flag)
+        )
+
+    def is_silent(self, name: str) -> bool:
+        """Whether a flag has no effect on steps."""
+        return name in self.silent or name.startswith(self.silent_families)
+
+    def is_not_modelled(self, name: str) -> bool:
+        """Whether a flag may have an effect that is not modelled."""
+        is_of_family = name.startswith(self.families_not_modelled) and name not in self.silent
+        return name in self.not_modelled or is_of_family
 
 
 def spelled(flag: str) -> str:
@@ -51,6 +68,10 @@ def is_speculative(name: str) -> bool:
 
 def _flags(names: str) -> frozenset[str]:
     return frozenset(names.split())
+
+
+def _families(names: str) -> tuple[str, ...]:
+    return tuple(names.split())
 
 
 _SERVER: Final = _flags(
@@ -95,14 +116,25 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
             "api_server_count enable_sleep_mode block_size generation_config "
             "max_cudagraph_capture_size cuda_graph_sizes nnodes node_rank master_addr master_port config "
             "kv_cache_memory_bytes disable_hybrid_kv_cache_manager no_disable_hybrid_kv_cache_manager "
-            "case shapes kv_len_jitter kv_init routing exclude_drafter iters samples output_json profile_dir"
+            "case shapes kv_len_jitter kv_init routing exclude_drafter iters samples output_json profile_dir "
+            "asc dpa dpb dpp dpl dpr n r device_memory_utilization"
         ),
         not_modelled=_flags(
             "enforce_eager cpu_offload_gb enable_lora enable_dbo all2all_backend enable_eplb "
             "compilation_config o attention_backend moe_backend decode_context_parallel_size "
             "prefill_context_parallel_size kv_transfer_config limit_mm_per_prompt "
             "disable_custom_all_reduce scheduling_policy cc attention_config ac kernel_config "
-            "max_loras max_lora_rank lora_modules"
+            "max_loras max_lora_rank lora_modules dcp pcp linear_backend monokernel optimization_level "
+            "performance_mode max_num_active_seqs max_num_scheduled_tokens long_prefill_token_threshold "
+            "num_gpu_blocks_override ubatch_size quantization_config swa_bounded_replay disaggregation_mode"
+        ),
+        silent_families=_families(
+            "allow dp_supervisor_ fingerprint_ h11_ jit_monitor_ log_ logging_ otlp_ ssl_ tool_ "
+            "trust_request_ response_ return_ sse_ media_io_ watchdog_"
+        ),
+        families_not_modelled=_families(
+            "cp_kv_ cpu_offload_ cudagraph_ dbo_ dcp_ ec_ elastic_ep engram_ eplb_ gdn_ kda_ "
+            "kv_cache_dtype_ kv_offloading_ mamba_ mm_ moe_ offload_ sparse_"
         ),
     ),
     "sglang": EngineFlags(
@@ -126,6 +158,8 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
             "kv_cache_dtype": "kv_dtype",
             "chunked_prefill_size": "max_num_batched_tokens",
             "max_running_requests": "max_num_seqs",
+            "attn_dp_size": "attention_dp",
+            "attention_data_parallel_size": "attention_dp",
         },
         switches={"enable_dp_attention": ("dp_attention", "true")},
         silent=_SERVER
@@ -133,14 +167,29 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
             "context_length mem_fraction_static max_total_tokens max_prefill_tokens cuda_graph_max_bs "
             "cuda_graph_bs page_size schedule_policy schedule_conservativeness disable_radix_cache "
             "dist_init_addr nccl_port nnodes node_rank decode_log_interval watchdog_timeout "
-            "enable_p2p_check stream_output base_gpu_id is_embedding moe_dense_tp_size"
+            "enable_p2p_check stream_output base_gpu_id is_embedding moe_dense_tp_size nccl_init_addr "
+            "config cuda_graph_max_bs_decode cuda_graph_bs_decode enable_cache_report "
+            "enable_metrics_for_all_schedulers"
         ),
         not_modelled=_flags(
             "disable_cuda_graph enable_torch_compile attention_backend prefill_attention_backend "
             "decode_attention_backend moe_runner_backend moe_a2a_backend deepep_mode "
             "enable_two_batch_overlap enable_eplb disaggregation_mode enable_mixed_chunk "
             "disable_overlap_schedule num_continuous_decode_steps enable_dp_lm_head "
-            "disable_custom_all_reduce attn_cp_size lora_paths"
+            "disable_custom_all_reduce attn_cp_size attention_context_parallel_size lora_paths "
+            "cpu_offload_gb enable_prefill_cp cp_strategy decode_context_parallel_size enable_lora "
+            "enable_single_batch_overlap enable_symm_mem enable_mscclpp enable_nvidia_megakernel "
+            "disable_shared_experts_fusion swa_full_tokens_ratio context_bucket"
+        ),
+        silent_families=_families(
+            "abort_ bucket_ gc_ grpc_ smg_ log_ otlp_ ssl_ tokenizer_ tool_ trust_ warmups watchdog_ "
+            "weight_loader_ weight_version"
+        ),
+        families_not_modelled=_families(
+            "bf16_gemm_ cuda_graph_ dcp_ deepep_ disaggregation_ dllm_ dsa_ dsv4_ dwdp_ elastic_ep_ "
+            "enable_flashinfer_ ep_ eplb_ flashinfer_ fp4_gemm_ fp8_gemm_ hicache_ kt_ linear_attn_ "
+            "lora_ mamba_ max_lora mm_ moe_ offload_ paged_experts_ pdmux_ triton_attention_ "
+            "enable_hierarchical_cache enable_hicache"
         ),
     ),
     "trtllm": EngineFlags(
@@ -151,6 +200,7 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
             "pipeline_parallel_size": "pp",
             "pp_size": "pp",
             "moe_expert_parallel_size": "ep",
+            "expert_parallel_size": "ep",
             "ep_size": "ep",
             "max_num_tokens": "max_num_batched_tokens",
             "max_batch_size": "max_num_seqs",
@@ -159,20 +209,23 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
             "enable_attention_dp": "dp_attention",
             "enable_chunked_prefill": "chunked_prefill",
         },
-        switches={"enable_chunked_prefill": ("chunked_prefill", "true")},
+        switches={
+            "enable_chunked_prefill": ("chunked_prefill", "true"),
+            "enable_attention_dp": ("dp_attention", "true"),
+        },
         silent=_SERVER
         | _flags(
             "backend max_seq_len kv_cache_free_gpu_memory_fraction free_gpu_memory_fraction "
             "gpus_per_node num_postprocess_workers max_beam_width custom_tokenizer custom_module_dirs "
             "print_iter_log kv_cache_config_free_gpu_memory_fraction "
-            "kv_cache_config_enable_block_reuse extra_llm_api_options config "
+            "kv_cache_config_enable_block_reuse extra_llm_api_options extra_engine_args config "
             "cuda_graph_config_max_batch_size cuda_graph_config_enable_padding "
             "cuda_graph_config_batch_sizes fail_fast_on_attention_window_too_large stream_interval"
         ),
         not_modelled=_flags(
             "moe_config_backend disable_overlap_scheduler context_parallel_size cp_size "
             "batch_wait_timeout_iters scheduler_config moe_cluster_parallel_size server_role "
-            "attn_backend"
+            "attn_backend disaggregation_mode cache_transceiver_config_backend"
         ),
     ),
 }

@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
+from fastroof.engines.launch.platforms import dynamo_engine
 from fastroof.errors import FastroofError, TableError
 from fastroof.models import Layout
 from fastroof.serving.evidence.engine_arguments import EngineArguments, read_engine_arguments
+from fastroof.serving.evidence.engine_flags import ENGINE_FLAGS
 from fastroof.serving.evidence.speculative_flags import DraftFlags
+from tests.engines.arguments import recorded
+from tests.engines.arguments.passed import MODULES, ONE
 
 LLAMA = "meta-llama/Llama-3.1-70B-Instruct"
 NEWEST = "the newest is assumed"
@@ -54,6 +58,62 @@ def test_vllm_in_a_container(tmp_path: Path) -> None:
     assert not engine.profile.scheduling.chunked_prefill
 
 
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        "--tp-size 8 --attn-dp-size 4",
+        "--tensor-parallel-size 8 --attention-data-parallel-size 4",
+        "--tp 8 --dp 4 --enable-dp-attention",
+        "--tp-size 8 --data-parallel-size 4 --enable-dp-attention",
+    ],
+)
+def test_both_spellings_of_ranks_that_share_experts(tmp_path: Path, ranks: str) -> None:
+    engine = started(tmp_path, f"sglang serve deepseek-ai/DeepSeek-R1 {ranks} --ep-size 8")
+    assert engine.layout == Layout(2, dp=4, ep=8)
+    assert engine.model == "deepseek-ai/DeepSeek-R1"
+
+
+def test_ranks_are_given_once(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="--attn-dp-size 4 and --dp-size 2: SGLang takes one of them"):
+        started(tmp_path, "sglang serve deepseek-ai/DeepSeek-R1 --tp 8 --dp 2 --attn-dp-size 4")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_every_spelling_of_an_option_is_known_or_none_is(engine: str) -> None:
+    """Of every release that is recorded."""
+    flags = ENGINE_FLAGS[engine]
+    for record in recorded(engine):
+        if record.command not in ("vllm serve", "sglang serve"):
+            continue
+        for name, option in record.options.items():
+            others = [one for one in option.also if not one.startswith("--no-")]
+            assert {flags.knows(one) for one in (name, *others)} in ({True}, {False}), (record.release, name)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("split", [(4, 1, 1, 1), (2, 2, 1, 1), (1, 1, 8, 8), (2, 1, 4, 8)])
+def test_fastroofs_own_commands_are_read_back(
+    tmp_path: Path, engine: str, split: tuple[int, int, int, int]
+) -> None:
+    tp, pp, dp, ep = (1, 1, 8, 8) if engine == "trtllm" and split[2] > 1 else split
+    asked = dataclasses.replace(
+        ONE, model="deepseek-ai/DeepSeek-R1", tp=tp, pp=pp, dp=dp, ep=ep, has_experts=True,
+        dtype="fp8_block", checkpoint_dtype="fp8_block",
+    )  # fmt: skip
+    worker = dynamo_engine(engine)
+    assert worker is not None
+    commands = {release: MODULES[engine].server(asked, release) for release in MODULES[engine].RELEASES}
+    for release, command in {**commands, "": worker.worker(asked)}.items():
+        (tmp_path / "engine.yaml").write_text(json.dumps(command.config))
+        text = command.shell("engine.yaml" if command.config else "")
+        back = started(tmp_path, text, version=release or None)
+        assert back.engine == engine
+        assert back.layout == Layout(tp, pp=pp, dp=dp, ep=ep), (release, text)
+        limits = back.profile.scheduling
+        assert limits.max_num_batched_tokens == asked.max_batched_tokens
+        assert not any("unknown flags" in one for one in back.warnings)
+
+
 def test_sglang_with_attention_by_ranks(tmp_path: Path) -> None:
     engine = started(
         tmp_path,
@@ -61,7 +121,8 @@ def test_sglang_with_attention_by_ranks(tmp_path: Path) -> None:
         "--enable-dp-attention --chunked-prefill-size 16384 --cuda-graph-bs 1 2 4",
     )
     assert (engine.engine, engine.dtype, engine.layout) == ("sglang", "fp8_block", Layout(1, dp=8, ep=8))
-    assert engine.profile.scheduling.max_num_batched_tokens == 16384
+    # SGLang divides it by the ranks
+    assert engine.profile.scheduling.max_num_batched_tokens == 16384 // 8
 
 
 def test_trtllm_with_its_options(tmp_path: Path) -> None:
