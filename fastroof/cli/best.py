@@ -62,7 +62,7 @@ def print_how_to_run(deployment: Deployment) -> None:
         say(f"to run {_ROLES[role]}, {copies}:")
         _print_command(command)
         if command.config:
-            from fastroof.sweep.recommendations.files import yaml_documents
+            from fastroof.sweep.recommendations.manifests import yaml_documents
 
             say(f"with {_CONFIG}:")
             _print_indented(yaml_documents(command.config))

@@ -20,7 +20,7 @@ from fastroof import SweepError
 from fastroof.models.load import Published
 from fastroof.sweep import Recommendation, recommend
 from fastroof.sweep.recommendations import Deployment
-from fastroof.sweep.recommendations.files import label_name, yaml_documents
+from fastroof.sweep.recommendations.manifests import label_name, yaml_documents
 from fastroof.sweep.recommendations.recommend import save_recommendation
 
 yaml = pytest.importorskip("yaml")
