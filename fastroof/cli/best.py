@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 _CONFIG: Final = "engine.yaml"
+_KUBERNETES: Final = "kubernetes"
 _INDENT: Final = "  "
 _COMMAND_WIDTH: Final = 76
 _ROLES: Final = {"server": "it", "prefill": "a worker that prefills", "decode": "a worker that decodes"}
@@ -153,7 +154,7 @@ Limits are on the 99th percentile: the leaders by the closed form are simulated 
 random, and everything in the answer is at the rate that each serves within the limits. --mean applies them to
 means, with clients that send their next request when they are answered. A runner-up is the best deployment
 of another GPU, mode, layout, dtype, KV cache or engine. --save writes the command that starts a copy, one
-that measures it, the engine's YAML, a Kubernetes manifest and the rows.
+that measures it, the engine's YAML, a manifest and the rows.
 
 With --rate, the models share the GPUs, which are of one kind. The smallest ratio of held to wanted rate is
 made as large as possible. --rate, --isl, --osl, --ttft, --tpot, --itl, --request-latency and --prefix-hit are
@@ -366,6 +367,13 @@ def best(
     save: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder to write scripts, a manifest and rows to.")
     ] = None,
+    manifest: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLATFORM",
+            help="Platform of the manifest: kubernetes, dynamo or llm-d.  [default: kubernetes]",
+        ),
+    ] = None,
     runners_up: Annotated[int, typer.Option(min=0, help="Maximum number of runners-up.")] = 3,
     percentile: Annotated[
         float | None,
@@ -402,6 +410,8 @@ def best(
     _check_question(spec, model, given)
     if mean and percentile is not None:
         raise typer.BadParameter("give --mean or --percentile, got both")
+    if manifest is not None and save is None:
+        raise typer.BadParameter(f"--manifest {manifest} needs --save DIR")
     of = None if mean else PERCENTILE if percentile is None else percentile
     options: dict[str, Any] = {
         "gpu_hour_price": parse_prices(price or []), "runners_up": runners_up, "percentile": of,
@@ -410,7 +420,7 @@ def best(
     share_heaps(1)
     shared = shared_question(spec, model, given)
     if shared is not None:
-        _answer_shared(shared, options, save, as_json=as_json)
+        _answer_shared(shared, options, save, manifest or _KUBERNETES, as_json=as_json)
         return
     given = one_for_all(given)
     with shown_progress("best", "candidates", quiet=as_json) as shown:
@@ -420,7 +430,7 @@ def best(
             found = recommend_for_spec(spec, **options, progress=shown)
         else:
             found = _of_example(options | {"progress": shown})
-    written = [] if save is None else found.save(save)
+    written = [] if save is None else found.save(save, manifest or _KUBERNETES)
     if as_json:
         print_json(
             {
@@ -442,7 +452,12 @@ def best(
 
 
 def _answer_shared(
-    question: dict[str, Any] | Path, options: dict[str, Any], save: Path | None, *, as_json: bool
+    question: dict[str, Any] | Path,
+    options: dict[str, Any],
+    save: Path | None,
+    manifest: str,
+    *,
+    as_json: bool,
 ) -> None:
     """Print how several models share GPUs, and how to run each."""
     from fastroof import recommend_shared
@@ -450,7 +465,7 @@ def _answer_shared(
     with shown_progress("best", "questions", quiet=as_json) as shown:
         found = recommend_shared(question, **options, progress=shown)
     runs = [share.recommendation for share in found.shares]
-    written = [] if save is None else found.save(save)
+    written = [] if save is None else found.save(save, manifest)
     if as_json:
         document = shared_document(found)
         for share, run in zip(document["shares"], runs, strict=True):

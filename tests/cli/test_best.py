@@ -179,6 +179,9 @@ def test_files_are_written_and_named(tmp_path: Path) -> None:
     assert all(name in text for name in names)
     saved = json.loads(good(*ASKED, "--save", str(tmp_path / "out"), "--json"))["saved"]
     assert {Path(path).name for path in saved} == names
+    text = good(*ASKED, "--save", str(tmp_path / "llm-d"), "--manifest", "llm-d")
+    assert {"llm-d.yaml", "llm-d-router.yaml"} < {path.name for path in (tmp_path / "llm-d").iterdir()}
+    assert "llm-d-router.yaml" in text
 
 
 @pytest.mark.slow
@@ -201,6 +204,7 @@ def test_limits_beyond_reach_say_the_nearest_and_memory_more_gpus() -> None:
     [
         (("best", "--model", "qwen3-8b", "--isl", "5"), "--gpus, --osl are missing"),
         (("best", "--gpus", "8"), "--gpus belongs to --model; name a model with --model"),
+        ((*ASKED, "--manifest", "dynamo"), "--manifest dynamo needs --save DIR"),
         (("best", "my.toml", "--isl", "5", "--dtype", "fp8"), "my.toml sets that: change it there"),
         (("best", "my.toml", "--model", "qwen3-8b"), "give --model or a specification"),
         ((*ASKED, "--model", "Qwen/Qwen3-9B"), "did you mean qwen3-8b"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,44 +16,14 @@ from fastroof.engines import load_engine, serving_engines
 from fastroof.engines.launch import Command, LaunchSettings, engine_commands
 from fastroof.engines.launch.platforms import DYNAMO_RELEASE
 from fastroof.engines.load import version_named
-from tests.engines.arguments import Option, Recorded, recorded
-from tests.engines.arguments.passed import MODULES, ONE, commands, options_of
+from tests.engines.arguments import Option, recorded
+from tests.engines.arguments.passed import MODULES, ONE, check, commands, options_of, record_of
 
 NEWEST = {engine: module.RELEASES[0] for engine, module in MODULES.items()}
 
 
 def server(engine: str, settings: LaunchSettings) -> Command:
     return MODULES[engine].server(settings, NEWEST[engine])
-
-
-def flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    found = {}
-    for key, value in config.items():
-        found |= flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {before + key: value}
-    return found
-
-
-def record_of(engine: str, release: str, program: str) -> Recorded:
-    (found,) = (one for one in recorded(engine) if (one.release, one.command) == (release, program))
-    return found
-
-
-def option_of(record: Recorded, spelling: str) -> Option | None:
-    """Return an option of a command, or of the server whose options it takes too."""
-    if (found := record.find(spelling)) or not record.takes_also:
-        return found
-    engine, _, release = record.takes_also.partition("-")
-    return next(one for one in recorded(engine) if one.release == release).find(spelling)
-
-
-def check(command: Command, record: Recorded) -> None:
-    for spelling, value in options_of(command).items():
-        option = option_of(record, spelling)
-        assert option is not None, (record.release, spelling)
-        assert not option.is_deprecated, (record.release, spelling, option.use)
-        assert not option.choices or value in option.choices, (record.release, spelling, value)
-    if record.keys:
-        assert set(flat(command.config)) <= record.keys, record.release
 
 
 RELEASES = [(engine, release) for engine, module in MODULES.items() for release in module.RELEASES]

@@ -35,12 +35,15 @@ class DynamoEngine(NamedTuple):
         Container image of workers and frontend.
     worker : callable
         Function that returns the command of a worker.
+    keys_release : str
+        Version in which the keys of its YAML were read; empty if it reads none.
     """
 
     title: str
     release: str
     image: str
     worker: Callable[[LaunchSettings], Command]
+    keys_release: str
 
 
 class LlmDEngine(NamedTuple):
@@ -76,7 +79,9 @@ def dynamo_engine(engine: str) -> DynamoEngine | None:
     if known is None:
         return None
     title, release, image, worker = known
-    return DynamoEngine(title, release, f"nvcr.io/nvidia/ai-dynamo/{image}:{DYNAMO_RELEASE}", worker)
+    keys_release = trtllm.RELEASES[0] if engine == "trtllm" else ""
+    image = f"nvcr.io/nvidia/ai-dynamo/{image}:{DYNAMO_RELEASE}"
+    return DynamoEngine(title, release, image, worker, keys_release)
 
 
 def llm_d_engine(engine: EngineCommands) -> LlmDEngine | None:

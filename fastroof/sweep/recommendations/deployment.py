@@ -70,8 +70,10 @@ class Deployment:
         Number of replicas; 0 if prefill and decode run on separate workers.
     gpus_each : int
         GPUs per replica or worker.
+    settings : dict of str to LaunchSettings
+        Settings of a copy by role: ``server``, or ``prefill`` and ``decode``.
     servers : dict of str to Command
-        Start commands by role: ``server``, or ``prefill`` and ``decode``.
+        Start commands by role.
     benchmark : Command or None
         Command that measures one replica under its share of the load; None for separate workers.
     benchmark_clients : int
@@ -80,8 +82,10 @@ class Deployment:
         Requests/s of the benchmark; 0 if its clients send their next request when the last one is answered.
     price : TokenPrice or None
         Price of tokens; None without a price of GPUs.
+    facts : tuple of str
+        What the estimate is of, however the engine is started.
     notes : tuple of str
-        Assumptions of the commands, and settings that they cannot express.
+        The facts, assumptions of the commands, and settings that they cannot express.
     """
 
     choice: Choice
@@ -90,11 +94,13 @@ class Deployment:
     engine: EngineCommands | None
     copies: int
     gpus_each: int
+    settings: dict[str, LaunchSettings]
     servers: dict[str, Command]
     benchmark: Command | None
     benchmark_clients: int
     benchmark_rate: float
     price: TokenPrice | None
+    facts: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
@@ -126,6 +132,8 @@ def deployment_of(
     profile = load_engine(named)
     engine = engine_commands(profile.engine, profile.versions, version_named(named))
     gpus_each = row["tp"] * row["pp"] * row["dp"]
+    roles = {"server": ""} if row["replicas"] else {"prefill": "prefill", "decode": "decode"}
+    settings: dict[str, LaunchSettings] = {}
     servers: dict[str, Command] = {}
     benchmark = None
     copies = row["replicas"]
@@ -134,9 +142,10 @@ def deployment_of(
     is_by_rate = choice.percentile is not None and not choice.percentile.why_not and bool(copies)
     rate = row["requests_per_s"] / copies if is_by_rate else 0.0
     if engine is not None:
-        roles = {"server": ""} if copies else {"prefill": "prefill", "decode": "decode"}
-        for name, role in roles.items():
-            servers[name] = engine.server(_settings(spec, row, given, checkpoint, profile, role))
+        settings = {
+            name: _settings(spec, row, given, checkpoint, profile, role) for name, role in roles.items()
+        }
+        servers = {name: engine.server(one) for name, one in settings.items()}
         if copies:
             prefix = int(row["isl"] * row["prefix_hit"])
             # a server calls the model by the path or id that it was started with
@@ -144,19 +153,20 @@ def deployment_of(
                 served_name(checkpoint.name), row["isl"], row["osl"], clients, prefix, requests_per_s=rate
             )
             benchmark = engine.benchmark(load)
-    notes = _notes(spec, row, checkpoint, profile, engine, gpus_each)
+    facts = _facts(row, checkpoint, profile, engine)
     if row["origin"] == "modelled":
         if tables_by_gpu is None:
             tables_by_gpu = load_tables_by_gpu(DeploymentSweep(spec))
         modelled = _modelled_kernels(spec, row, profile, tables_by_gpu)
-        notes += [f"modelled from the datasheet, not measured: {', '.join(modelled)}"] * bool(modelled)
+        facts += [f"modelled from the datasheet, not measured: {', '.join(modelled)}"] * bool(modelled)
+    notes = facts + _assumptions(spec, row, engine, gpus_each)
     unsaid = dict.fromkeys(
         text for command in (*servers.values(), benchmark) if command is not None for text in command.unsaid
     )
     notes += [f"not in the command: {text}" for text in unsaid]
     return Deployment(
-        choice, checkpoint, profile, engine, copies, gpus_each, servers, benchmark, clients, rate,
-        _price(spec, row), tuple(notes),
+        choice, checkpoint, profile, engine, copies, gpus_each, settings, servers, benchmark, clients, rate,
+        _price(spec, row), tuple(facts), tuple(notes),
     )  # fmt: skip
 
 
@@ -200,31 +210,36 @@ def _context(row: dict[str, Any], longest: int) -> int:
     return max(min(longest, room), needed)
 
 
-def _notes(
-    spec: DeploymentSpec,
+def _facts(
     row: dict[str, Any],
     checkpoint: Published,
     profile: EngineProfile,
     engine: EngineCommands | None,
-    gpus_each: int,
 ) -> list[str]:
-    notes = []
+    """Return what an estimate is of, however the engine is started."""
     if engine is None:
         return [f"engine {row['engine']} is not a server: there is no command to start it"]
     of_versions = f" {profile.versions}" if profile.versions else ", any version"
-    notes.append(
+    facts = [
         f"estimated for {engine.title}{of_versions} (profile {profile.name}), from kernels of "
-        f"{row['kernels']}; arguments are those of {engine.title} {engine.release}"
-    )
-    if not engine.is_of_profile:
-        notes.append(
-            f"{engine.title} {engine.release} is the closest release whose arguments were read: check them "
-            "against your version"
-        )
+        f"{row['kernels']}"
+    ]
     if not checkpoint.is_given:
-        notes.append(f"{checkpoint.name} is the published checkpoint in {row['dtype']}")
+        facts.append(f"{checkpoint.name} is the published checkpoint in {row['dtype']}")
     if Path(checkpoint.name).is_dir():
-        notes.append(f"mount the folder {served_name(checkpoint.name)} into the container too")
+        facts.append(f"mount the folder {served_name(checkpoint.name)} into the container too")
+    return facts
+
+
+def _assumptions(
+    spec: DeploymentSpec, row: dict[str, Any], engine: EngineCommands | None, gpus_each: int
+) -> list[str]:
+    """Return what the commands assume."""
+    if engine is None:
+        return []
+    notes = [f"arguments are those of {engine.title} {engine.release}"]
+    if not engine.is_of_profile:
+        notes[0] += ", the closest release that was read: check them against your version"
     # loaded by the name in the spec, which may be a path
     gpu = next(gpu for gpu in map(load_gpu, spec.gpus) if gpu.name == row["gpu"])
     node = min(gpu.linked_gpus, TP_SIZES[-1])

@@ -8,29 +8,35 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastroof.atomic_files import whole_file, write_whole
+from fastroof.checks import one_of
 from fastroof.errors import SweepError
 from fastroof.models import TP_SIZES
 from fastroof.sweep.recommendations.deployment import Deployment
-from fastroof.sweep.recommendations.manifests import kubernetes_file, label_name, yaml_documents
+from fastroof.sweep.recommendations.manifests import KUBERNETES, PLATFORMS, label_name, yaml_documents
 
 CONFIG: Final = "engine.yaml"
 
 
 def save_deployments(
-    rows: list[dict[str, Any]], deployments: Sequence[Deployment], folder: str | Path
+    rows: list[dict[str, Any]],
+    deployments: Sequence[Deployment],
+    folder: str | Path,
+    manifest: str = KUBERNETES,
 ) -> list[Path]:
     """Write the files of deployments, one folder each if there are several, and their rows."""
+    one_of("manifest", manifest, PLATFORMS, SweepError)
+    files = [_files(deployment, manifest) for deployment in deployments]
     place = Path(folder)
     written: list[Path] = []
     try:
         place.mkdir(parents=True, exist_ok=True)
         written += _write_rows(rows, place)
-        for number, deployment in enumerate(deployments, start=1):
+        for number, (deployment, texts) in enumerate(zip(deployments, files, strict=True), start=1):
             own = place
             if len(deployments) > 1:
                 own = place / f"{number}-{label_name(deployment.checkpoint.name)}"
             own.mkdir(exist_ok=True)
-            for name, text in _files(deployment).items():
+            for name, text in texts.items():
                 path = own / name
                 write_whole(path, text)
                 if name.endswith(".sh"):
@@ -60,7 +66,7 @@ def _write_rows(rows: list[dict[str, Any]], place: Path) -> list[Path]:
     return [parquet, text]
 
 
-def _files(deployment: Deployment) -> dict[str, str]:
+def _files(deployment: Deployment, manifest: str) -> dict[str, str]:
     files: dict[str, str] = {}
     for name, command in deployment.servers.items():
         config = CONFIG if name == "server" else f"{name}.yaml"
@@ -77,9 +83,7 @@ def _files(deployment: Deployment) -> dict[str, str]:
             ],
             deployment.benchmark.shell(raw={"--base-url": '"${1:-http://127.0.0.1:8000}"'}),
         )
-        if deployment.gpus_each <= TP_SIZES[-1]:
-            files["kubernetes.yaml"] = kubernetes_file(deployment)
-    return files
+    return files | PLATFORMS[manifest](deployment)
 
 
 def _measures(deployment: Deployment) -> str:

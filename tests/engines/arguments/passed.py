@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
 from fastroof.engines.launch import BenchmarkLoad, Command, LaunchSettings, sglang, trtllm, vllm
 from fastroof.engines.launch.platforms import dynamo_engine
-from tests.engines.arguments import Recorded
+from tests.engines.arguments import Option, Recorded, recorded
 
 MODULES = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
 ONE = LaunchSettings(
@@ -81,3 +81,36 @@ def passed_options(engine: str, record: Recorded) -> set[str]:
         for option in options_of(command)
         if not (record.takes_also and record.find(option) is None)
     }
+
+
+def flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Return a YAML's settings by their dotted keys."""
+    found = {}
+    for key, value in config.items():
+        found |= flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {before + key: value}
+    return found
+
+
+def record_of(engine: str, release: str, program: str) -> Recorded:
+    """Return the record of a command in a release."""
+    (found,) = (one for one in recorded(engine) if (one.release, one.command) == (release, program))
+    return found
+
+
+def option_of(record: Recorded, spelling: str) -> Option | None:
+    """Return an option of a command, or of the server whose options it takes too."""
+    if (found := record.find(spelling)) or not record.takes_also:
+        return found
+    engine, _, release = record.takes_also.partition("-")
+    return next(one for one in recorded(engine) if one.release == release).find(spelling)
+
+
+def check(command: Command, record: Recorded) -> None:
+    """Assert that a release has every option of a command, and takes its values."""
+    for spelling, value in options_of(command).items():
+        option = option_of(record, spelling)
+        assert option is not None, (record.release, spelling)
+        assert not option.is_deprecated, (record.release, spelling, option.use)
+        assert not option.choices or value in option.choices, (record.release, spelling, value)
+    if record.keys:
+        assert set(flat(command.config)) <= record.keys, record.release

@@ -180,7 +180,9 @@ def _shown(value: Any) -> str:
 
 
 def _texts(values: Any) -> tuple[str, ...]:
-    return tuple(str(one) for one in flat(values) if one is not None) if isinstance(values, list) else ()
+    if not isinstance(values, list):
+        return ()
+    return tuple(dict.fromkeys(str(one) for one in flat(values) if one is not None))
 
 
 def _of_field(source: Source, given: Field, name: str) -> Option:

@@ -209,6 +209,20 @@ def test_yaml_reads_back_what_was_written(document: dict[str, Any]) -> None:
     assert yaml.safe_load(yaml_documents(document)) == (document or None)
 
 
+LINES = st.lists(st.text(st.sampled_from(" -:#|>\"'{a%@!&*?\t"), max_size=8), min_size=1, max_size=5)
+OF_LINES = LINES.map("\n".join) | LINES.map(lambda lines: "\n".join(lines) + "\n")
+
+
+@given(st.dictionaries(TEXTS, OF_LINES, max_size=3))
+@settings(deadline=None)
+def test_yaml_reads_back_texts_of_several_lines(document: dict[str, str]) -> None:
+    assert yaml.safe_load(yaml_documents({"data": document})) == {"data": document}
+
+
+def test_a_text_of_several_lines_is_readable() -> None:
+    assert yaml_documents({"data": {"a.yaml": "b:\n  c: 1\n"}}) == "data:\n  a.yaml: |\n    b:\n      c: 1\n"
+
+
 def test_keys_that_yaml_would_take_for_something_else_are_quoted() -> None:
     odd = {"true": 1, "null": 2, "on": 3, "1": 4, "~": 5, "a b": 6, "nvidia.com/gpu": 7}
     assert yaml.safe_load(yaml_documents(odd)) == odd

@@ -119,7 +119,7 @@ def test_the_command_is_of_the_deployment(found: Recommendation) -> None:
     asked = dict(itertools.pairwise(deployment.benchmark.words()))
     assert (asked["--random-input-len"], asked["--random-output-len"]) == ("1000", "200")
     assert int(asked["--max-concurrency"]) == round(row["concurrency"] / row["replicas"])
-    assert "arguments are those of vLLM 0.33.0" in deployment.notes[0]
+    assert "arguments are those of vLLM 0.33.0" in deployment.notes
     assert ">=0.14" in deployment.notes[0]
 
 

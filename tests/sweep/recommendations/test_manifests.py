@@ -1,0 +1,280 @@
+"""Manifests of Dynamo and llm-d: fields that these have, and commands that run what was meant."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastroof import SweepError
+from fastroof.engines.launch import Command
+from fastroof.engines.launch.platforms import DYNAMO_RELEASE, LLM_D_RELEASE, dynamo_engine
+from fastroof.models.load import Published
+from fastroof.serving.evidence.engine_arguments import read_engine_arguments
+from fastroof.sweep import recommend, save_recommendation
+from fastroof.sweep.recommendations import Deployment, Recommendation
+from fastroof.sweep.recommendations.manifests import dynamo_files, label_name, llm_d_files
+from tests.engines.arguments.passed import check, flat, record_of
+
+yaml = pytest.importorskip("yaml")
+
+FIELDS = tomllib.loads((Path(__file__).parent / "fields.toml").read_text("utf-8"))
+HOSTILE = ('org/"; rm -rf ~; "', "org/x\n- injected: true", "-rf", "org/a: b # c", "org/\u2028é")
+
+
+@pytest.fixture(scope="module", params=["vllm", "vllm-0.24.0", "sglang-0.5.14", "sglang", "trtllm-1.1"])
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=["aggregated", "disaggregated"])
+def found(request: pytest.FixtureRequest, engine: str) -> Recommendation:
+    return recommend(
+        "qwen3-8b", "h100", total_gpus=4, isl=500, osl=50, engine=engine, max_num_batched_tokens=8192,
+        mode=request.param, percentile=None, most_gpus_each=1,
+    )  # fmt: skip
+
+
+def only(found: Recommendation) -> Deployment:
+    (deployment,) = found.deployments
+    assert deployment is not None
+    return deployment
+
+
+def changed(found: Recommendation, settings: dict[str, Any], **changes: Any) -> Deployment:
+    deployment = only(found)
+    asked = {role: dataclasses.replace(one, **settings) for role, one in deployment.settings.items()}
+    return dataclasses.replace(deployment, settings=asked, **changes)
+
+
+def documents(text: str) -> list[dict[str, Any]]:
+    return [one for one in yaml.safe_load_all(text) if one is not None]
+
+
+def check_pod(spec: dict[str, Any], configs: dict[str, Any]) -> None:
+    """Fields of a pod, and that what it mounts is there."""
+    assert set(spec) <= set(FIELDS["pod"]["spec"])
+    volumes = {one["name"]: one for one in spec.get("volumes", ())}
+    for container in (*spec["containers"], *spec.get("initContainers", ())):
+        assert set(container) <= set(FIELDS["pod"]["container"])
+        assert container["image"].rpartition(":")[2]
+        words = [*container.get("command", ()), *container.get("args", ())]
+        assert all(isinstance(word, str) for word in words)
+        for mount in container.get("volumeMounts", ()):
+            volume = volumes[mount["name"]]
+            if "configMap" in volume:
+                (name,) = configs[volume["configMap"]["name"]]
+                assert f"{mount['mountPath']}/{name}" in words
+
+
+def replicas_of(deployment: Deployment) -> dict[str, int]:
+    row = deployment.row
+    if row["replicas"]:
+        return {"server": row["replicas"]}
+    return {"prefill": row["prefill_workers"], "decode": row["decode_workers"]}
+
+
+def check_dynamo(deployment: Deployment, text: str) -> list[dict[str, Any]]:
+    """What Dynamo's operator asks; return the workers."""
+    facts = FIELDS["dynamo"]
+    *maps, graph = documents(text)
+    configs = {one["metadata"]["name"]: one["data"] for one in maps}
+    assert (graph["apiVersion"], graph["kind"]) == (facts["api"], facts["kind"])
+    assert graph["metadata"]["name"] == label_name(graph["metadata"]["name"])
+    assert set(graph["spec"]) <= set(facts["spec"])
+    assert graph["spec"]["backendFramework"] in facts["frameworks"]
+    frontend, *workers = graph["spec"]["components"]
+    assert frontend["type"] == "frontend"
+    assert len({one["name"] for one in (frontend, *workers)}) == 1 + len(workers)
+    known = dynamo_engine(deployment.profile.engine)
+    assert known is not None
+    for component in (frontend, *workers):
+        assert set(component) <= set(facts["component"])
+        assert component["type"] in facts["types"]
+        assert re.fullmatch(facts["name"], component["name"])
+        pod = component["podTemplate"]["spec"]
+        check_pod(pod, configs)
+        (container,) = pod["containers"]
+        assert container["name"] == facts["container"]
+        assert container["image"].endswith(f"-runtime:{DYNAMO_RELEASE}")
+        nodes = component.get("multinode", {"nodeCount": 1})["nodeCount"]
+        assert nodes == 1 or nodes >= facts["least_nodes"]
+        if component is not frontend:
+            assert nodes * int(container["resources"]["limits"]["nvidia.com/gpu"]) == deployment.gpus_each
+    return workers
+
+
+def test_dynamo_runs_what_was_meant(found: Recommendation) -> None:
+    deployment = only(found)
+    (text,) = dynamo_files(deployment).values()
+    workers = check_dynamo(deployment, text)
+    engine = deployment.profile.engine
+    known = dynamo_engine(engine)
+    assert known is not None
+    assert f"arguments are those of {known.title} {known.release}" in text
+    replicas = replicas_of(deployment)
+    assert [one["type"] for one in workers] == (["worker"] if "server" in replicas else list(replicas))
+    assert [one["replicas"] for one in workers] == list(replicas.values())
+    total = sum(replicas.values()) * deployment.gpus_each
+    assert total == deployment.row["total_gpus"]
+    for worker, (role, settings) in zip(workers, deployment.settings.items(), strict=True):
+        (container,) = worker["podTemplate"]["spec"]["containers"]
+        command = known.worker(settings)
+        config = "/etc/fastroof/engine.yaml" if command.config else ""
+        assert [*container["command"], *container["args"]] == command.words(config)
+        assert container["command"] == ["python3", "-m", f"dynamo.{engine}"]
+        check(command, record_of("dynamo", DYNAMO_RELEASE, " ".join(command.program)))
+        if command.config:
+            assert set(flat(command.config)) <= record_of("trtllm", "1.3.0rc11", "trtllm-serve serve").keys
+        words = container["args"]
+        modes = [words[i + 1] for i, word in enumerate(words) if word == "--disaggregation-mode"]
+        assert modes == ([] if role == "server" else [role])
+        assert "--port" not in words
+
+
+def test_dynamo_is_told_of_nodes(found: Recommendation) -> None:
+    wide = changed(found, {"tp": 8, "pp": 2}, gpus_each=16)
+    (text,) = dynamo_files(wide).values()
+    assert {one["multinode"]["nodeCount"] for one in check_dynamo(wide, text)} == {2}
+
+
+def test_its_workers_are_read_back(found: Recommendation, tmp_path: Path) -> None:
+    """By the reader of users' runs, whose layout and limits agree."""
+    deployment = only(found)
+    if "server" not in deployment.settings:
+        pytest.skip("one engine a file")
+    settings = deployment.settings["server"]
+    path = tmp_path / "dynamo.yaml"
+    path.write_text(dynamo_files(deployment)["dynamo.yaml"])
+    known = dynamo_engine(deployment.profile.engine)
+    assert known is not None
+    config = yaml.safe_dump(dict(known.worker(settings).config))
+    (tmp_path / "engine.yaml").write_text(config)
+    back = read_engine_arguments(path, {"gpu": "h100"})
+    assert (back.engine, back.model) == (deployment.profile.engine, settings.model)
+    assert (back.layout.tp, back.layout.pp, back.layout.dp) == (settings.tp, settings.pp, settings.dp)
+    assert back.profile.scheduling.max_num_batched_tokens == settings.max_batched_tokens
+    assert back.profile.scheduling.max_num_seqs == settings.max_seqs
+
+
+def check_llm_d(deployment: Deployment, files: dict[str, str]) -> None:
+    """What llm-d's router and Kubernetes ask, and that objects belong together."""
+    facts = FIELDS["llm-d"]
+    objects = documents(files["llm-d.yaml"])
+    configs = {one["metadata"]["name"]: one["data"] for one in objects if one["kind"] == "ConfigMap"}
+    servers = [one for one in objects if one["kind"] == "Deployment"]
+    (router,) = documents(files["llm-d-router.yaml"])
+    assert set(router) == {"router"}
+    assert set(router["router"]) <= set(facts["values"])
+    model_servers = router["router"]["modelServers"]
+    assert set(model_servers) <= set(facts["model_servers"])
+    assert model_servers["type"] in facts["server_types"]
+    (target,) = model_servers["targetPorts"]
+    assert deployment.engine is not None
+    roles = []
+    for server in servers:
+        spec = server["spec"]
+        labels = spec["template"]["metadata"]["labels"]
+        assert spec["selector"]["matchLabels"] == labels
+        assert model_servers["matchLabels"].items() <= labels.items()
+        roles.append(labels[facts["role_label"]])
+        pod = spec["template"]["spec"]
+        check_pod(pod, configs)
+        (container,) = pod["containers"]
+        assert container["image"] == deployment.engine.image
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": deployment.gpus_each}
+        (port,) = container["ports"]
+        words = container["command"]
+        assert words[words.index("--port") + 1] == str(port["containerPort"])
+        sidecars = pod.get("initContainers", ())
+        assert len(sidecars) == (roles[-1] == "decode")
+        serving = sidecars[0] if sidecars else container
+        assert serving["ports"][0]["containerPort"] == target["number"]
+        for sidecar in sidecars:
+            options = dict(word.removeprefix("--").split("=") for word in sidecar["args"])
+            assert set(options) <= set(facts["sidecar_options"])
+            assert options["kv-connector"] in facts["connectors"]
+            assert (int(options["port"]), int(options["model-server-port"])) == (
+                facts["sidecar_port"],
+                port["containerPort"],
+            )
+            assert sidecar["image"].endswith(f":v{LLM_D_RELEASE}")
+            assert sidecar["restartPolicy"] == "Always"
+    assert set(roles) <= set(facts["roles"])
+    assert [one["spec"]["replicas"] for one in servers] == list(replicas_of(deployment).values())
+    if len(servers) == 1:
+        assert "epp" not in router["router"]
+        return
+    epp = router["router"]["epp"]
+    assert set(epp) <= set(facts["epp"])
+    config = yaml.safe_load(epp["pluginsCustomConfig"][epp["pluginsConfigFile"]])
+    assert (config["apiVersion"], config["kind"]) == (facts["config_api"], "EndpointPickerConfig")
+    plugins = {one["type"] for one in config["plugins"]}
+    assert plugins == set(facts["plugins"])
+    assert [one["name"] for one in config["schedulingProfiles"]] == roles
+    for profile in config["schedulingProfiles"]:
+        named = {one["pluginRef"] for one in profile["plugins"]}
+        assert named <= plugins
+        assert f"{profile['name']}-filter" in named
+
+
+def test_llm_d_runs_what_was_meant(found: Recommendation) -> None:
+    deployment = only(found)
+    assert deployment.engine is not None
+    if deployment.profile.engine == "trtllm" and "server" not in deployment.settings:
+        with pytest.raises(SweepError, match="sidecar has no KV transfer for TensorRT-LLM: give --mode aggr"):
+            llm_d_files(deployment)
+        return
+    files = llm_d_files(deployment)
+    check_llm_d(deployment, files)
+    engine, release = deployment.profile.engine, deployment.engine.release
+    assert f"arguments are those of {deployment.engine.title} {release}\n" in files["llm-d.yaml"]
+    servers = [one for one in documents(files["llm-d.yaml"]) if one["kind"] == "Deployment"]
+    for server, (role, settings) in zip(servers, deployment.settings.items(), strict=True):
+        (container,) = server["spec"]["template"]["spec"]["containers"]
+        asked = dataclasses.replace(settings, port=8200 if role == "decode" else 8000)
+        command = deployment.engine.server(asked)
+        words = command.words("/etc/fastroof/engine.yaml" if command.config else "")
+        assert container["command"][: len(words)] == words
+        extra = container["command"][len(words) :]
+        groups = [(name, value) for name, value in zip(extra[::2], extra[1::2], strict=True)]
+        added = Command(command.program, (*command.arguments, *groups), command.config_option, command.config)
+        check(added, record_of(engine, release, " ".join(command.program)))
+
+
+def test_a_copy_over_nodes_is_refused_by_llm_d(found: Recommendation) -> None:
+    with pytest.raises(SweepError, match="copies within a node of 8 GPUs, got 16: give --most-gpus-each 8"):
+        llm_d_files(changed(found, {"tp": 16}, gpus_each=16))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_nothing_in_a_models_name_is_read(found: Recommendation, name: str) -> None:
+    checkpoint = Published(name, "bf16", "bf16", True)
+    hostile = changed(found, {"model": name}, checkpoint=checkpoint, facts=(f"of {name}",))
+    check_dynamo(hostile, dynamo_files(hostile)["dynamo.yaml"])
+    if not (hostile.profile.engine == "trtllm" and "server" not in hostile.settings):
+        check_llm_d(hostile, llm_d_files(hostile))
+
+
+def test_a_platform_takes_the_place_of_kubernetes(found: Recommendation, tmp_path: Path) -> None:
+    names = {path.name for path in found.save(tmp_path, "dynamo")}
+    assert "dynamo.yaml" in names
+    assert "kubernetes.yaml" not in names
+    assert (tmp_path / "dynamo.yaml").read_text() == dynamo_files(only(found))["dynamo.yaml"]
+
+
+def test_what_a_platform_cannot_run_writes_nothing(found: Recommendation, tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    with pytest.raises(SweepError, match="manifest must be one of kubernetes, dynamo, llm-d, got 'slurm'"):
+        found.save(place, "slurm")
+    profile = dataclasses.replace(only(found).profile, engine="")
+    nothing = dataclasses.replace(only(found), engine=None, profile=profile)
+    alone = dataclasses.replace(found, deployments=(nothing,))
+    for platform in ("dynamo", "llm-d"):
+        with pytest.raises(SweepError, match="use sglang, trtllm, vllm"):
+            save_recommendation(alone, place, platform)
+    assert not place.exists()
