@@ -117,10 +117,11 @@ _TRTLLM_OPTIONS: Final = {
 def _dynamo_trtllm(settings: LaunchSettings) -> Command:
     command = trtllm.server(replace(settings, role=""), trtllm.RELEASES[0])
     (model,), *others = command.arguments
-    arguments = [("--model", model), *((_TRTLLM_OPTIONS.get(name, name), value) for name, value in others)]
+    renamed = ((_TRTLLM_OPTIONS.get(name, name), *value) for name, *value in others)
+    arguments: list[tuple[str, ...]] = [("--model", model), *renamed]
     config: dict[str, Any] = dict(command.config)
     if config.get("enable_attention_dp"):
-        arguments.append(("--enable-attention-dp",))  # type: ignore[arg-type]
+        arguments.append(("--enable-attention-dp",))
     if settings.role:
         arguments.append(("--disaggregation-mode", settings.role))
         config["cache_transceiver_config"] = {"backend": "DEFAULT"}
