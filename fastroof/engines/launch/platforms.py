@@ -102,7 +102,12 @@ def _dynamo_sglang(settings: LaunchSettings) -> Command:
     command = sglang.server(replace(settings, role=""), _RELEASES["sglang"])
     role: list[tuple[str, ...]] = []
     if settings.role:
-        role = [("--disaggregation-mode", settings.role), ("--disaggregation-transfer-backend", "nixl")]
+        role = [
+            ("--disaggregation-mode", settings.role),
+            ("--disaggregation-transfer-backend", "nixl"),
+            # where workers that decode ask for a prompt's transfer, from other pods
+            ("--host", "0.0.0.0"),
+        ]
     return _worker("sglang", command, [*command.arguments, *role])
 
 

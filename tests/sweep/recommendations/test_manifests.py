@@ -133,6 +133,7 @@ def test_dynamo_runs_what_was_meant(found: Recommendation) -> None:
         words = container["args"]
         modes = [words[i + 1] for i, word in enumerate(words) if word == "--disaggregation-mode"]
         assert modes == ([] if role == "server" else [role])
+        assert ("--host" in words) == (engine == "sglang" and role != "server")
         assert "--port" not in words
 
 
