@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from packaging.version import Version
+
 from fastroof.engines.launch import BenchmarkLoad, Command, LaunchSettings, sglang, trtllm, vllm
 from fastroof.engines.launch.platforms import dynamo_engine
+from fastroof.engines.launch.vllm_forward import FIRST_RELEASE, ForwardModel, forward_command
 from tests.engines.arguments import Option, Recorded, recorded
 
 MODULES = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
@@ -54,6 +58,17 @@ def loads() -> Iterator[BenchmarkLoad]:
         yield BenchmarkLoad("org/a-model", 1000, 100, 40, prefix, requests_per_s=rate)
 
 
+def forwards() -> Iterator[Command]:
+    """Yield commands that measure steps; over several GPUs torchrun starts the same one."""
+    for (tp, dp, ep), dtype, kv_dtype in itertools.product(
+        ((1, 1, 1), (2, 1, 1), (1, 4, 4)), ("bf16", "fp8"), ("bf16", "fp8")
+    ):
+        served = ForwardModel("org/a-model", tp, dp, ep, dtype, "bf16", kv_dtype, "bf16")
+        yield replace(
+            forward_command(served, {"a": [(1, 9)]}, "a.json"), program=("vllm", "bench", "forward")
+        )
+
+
 @cache
 def commands(engine: str, release: str, *, all_together: bool = False) -> tuple[Command, ...]:
     """Return fastroof's commands of a release: servers, or workers of Dynamo, and benchmarks."""
@@ -63,7 +78,8 @@ def commands(engine: str, release: str, *, all_together: bool = False) -> tuple[
         return tuple(known.worker(one) for known in workers if known is not None for one in asked)
     module = MODULES[engine]
     servers = tuple(module.server(one, release) for one in asked)
-    return (*servers, *(module.benchmark(one, release) for one in loads()))
+    steps = forwards() if engine == "vllm" and Version(release) >= Version(FIRST_RELEASE) else ()
+    return (*servers, *(module.benchmark(one, release) for one in loads()), *steps)
 
 
 def options_of(command: Command) -> dict[str, str]:
