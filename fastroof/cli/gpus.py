@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -11,11 +11,16 @@ from fastroof.cli.options import Json
 from fastroof.cli.output import print_json, print_table
 from fastroof.units import GB, GIB, TB, TFLOP
 
+if TYPE_CHECKING:
+    from fastroof.config import GpuSpec
+
 EPILOG: Final = """\b
 JSON: a list with one object per GPU: name, title, aliases, peak_flops_per_s (by dtype), hbm_bytes_per_s,
 hbm_bytes, nvlink_bytes_per_s, num_sms, l2_bytes, source, linked_gpus (that its link joins),
 inter_node_bytes_per_s (of a GPU beyond them),
-links_of (a GPU with the same link, whose measured exchanges are used), has_tables, tables (source names).
+links_of (a GPU with the same link, whose measured exchanges are used), kernels_of (a GPU with the same die,
+whose kernels are used, scaled), datasheet_error (relative standard error of steps of the datasheet model),
+has_tables, tables (source names).
 """
 
 
@@ -58,11 +63,11 @@ def gpus(as_json: Json = False) -> None:
         (
             spec.name,
             spec.title,
-            *(_peak(spec.peak_flops_per_s.get(dtype)) for dtype in dtypes),
+            *(_peak(spec, dtype) for dtype in dtypes),
             f"{spec.hbm_bytes_per_s / TB:.4g}",
             f"{spec.hbm_bytes / GIB:.4g}",
             f"{spec.nvlink_bytes_per_s / GB:.4g}",
-            _tables(sources[spec.name], can_import(spec.name)),
+            _tables(sources[spec.name], spec, can_import(spec.name)),
         )
         for spec in specs
     ]
@@ -71,11 +76,16 @@ def gpus(as_json: Json = False) -> None:
     )
 
 
-def _tables(sources: list[str], can_import: bool) -> str:
+def _tables(sources: list[str], spec: GpuSpec, can_import: bool) -> str:
     if sources:
         return sources[0] if len(sources) == 1 else f"{len(sources)} sources"
+    if spec.kernels_of:
+        return f"none: kernels of {spec.kernels_of}, scaled"
     return "none yet: fastroof tables import" if can_import else "none: datasheet model"
 
 
-def _peak(flops_per_s: float | None) -> str:
-    return "-" if flops_per_s is None else f"{flops_per_s / TFLOP:,.5g}"
+def _peak(spec: GpuSpec, dtype: str) -> str:
+    used = spec.half_dtype if dtype == "bf16" else dtype
+    flops_per_s = spec.peak_flops_per_s.get(used)
+    text = "-" if flops_per_s is None else f"{flops_per_s / TFLOP:,.5g}"
+    return text if used == dtype else f"{text} ({used})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ from fastroof.errors import GpuError, TableError
 from fastroof.file_access import is_file, matches
 from fastroof.load.by_name import (
     PACKAGE_PREFIX,
-    FoundTables,
     convert_table,
     find_tables,
     find_tables_of,
     missing_tables,
 )
 from fastroof.load.measured import MeasuredTable, MeasuredTables, PeakFinding, Progress, SourceChoice
+from fastroof.load.scaled import with_scaled
 from fastroof.load.sources import load_sources
 from fastroof.load.trees import is_tree, load_tree
 
@@ -105,15 +106,30 @@ def _is_gpu(name: str, spec: GpuSpec) -> bool:
 def load_measured_of(
     gpu: Any, *, source: SourceChoice = None, progress: Progress | None = None
 ) -> MeasuredTables | None:
-    """Load what was measured on a GPU, given as :func:`fastroof.load_gpu` takes it; None if nothing was."""
+    """Load what was measured on a GPU, given as :func:`fastroof.load_gpu` takes it, or on its donor.
+
+    None if nothing was.
+    """
     folders, spec, _ = find_tables_of(gpu, progress=progress)
-    if folders:
-        # what ships or was imported was checked when it was written
-        return load_sources(folders, source, when_needed=spec is not None, convert=convert_table)
-    if source is not None:
+    # what ships or was imported was checked when it was written
+    is_checked = spec is not None
+    own = load_sources(folders, source, when_needed=is_checked, convert=convert_table) if folders else None
+    made = _with_donor(own, gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu), source, progress)
+    if made is None and source is not None:
         name = spec.name if spec is not None else gpu
         raise TableError(f"{name} has no measured tables, so no source {source!r}; leave source out")
-    return None
+    return made
+
+
+def _with_donor(
+    own: MeasuredTables | None, gpu: GpuSpec, source: SourceChoice, progress: Progress | None
+) -> MeasuredTables | None:
+    """Return a GPU's own tables with those of ``kernels_of`` behind them, scaled."""
+    if not gpu.kernels_of or (own is not None and source is not None):
+        return own
+    donor = load_gpu(gpu.kernels_of)
+    measured = load_measured_of(replace(donor, kernels_of=""), source=source, progress=progress)
+    return own if measured is None else with_scaled(own, measured, gpu)
 
 
 def _load(
@@ -121,12 +137,17 @@ def _load(
 ) -> MeasuredTables:
     if isinstance(name, str) and name.startswith(PACKAGE_PREFIX):
         return _load_package(name, source)
-    (folder, *others), spec, of_name = _found(name, progress)
+    folders, spec, of_name = find_tables(name, progress=progress)
     if of_name is not None and source is not None:
         raise TableError(f"{name} names its source; leave source={source!r} out")
     if spec is not None:
         chosen = source if of_name is None else of_name
-        return load_sources((folder, *others), chosen, when_needed=True, convert=convert_table)
+        own = load_sources(folders, chosen, when_needed=True, convert=convert_table) if folders else None
+        made = own if of_name is not None else _with_donor(own, spec, source, progress)
+        if made is None:
+            raise TableError(missing_tables(spec.name))
+        return made
+    (folder,) = folders
     if is_tree(folder):
         if source is not None:
             raise TableError(f"{folder} is one source; source={source!r} cannot be picked from it")
@@ -139,13 +160,6 @@ def _load(
         if names:
             raise TableError(f"{folder} holds several GPUs: pass gpu= one of {', '.join(names)}")
     return load_sources(folder, source, convert=convert_table)
-
-
-def _found(name: str | Path, progress: Progress | None) -> FoundTables:
-    found = find_tables(name, progress=progress)
-    if not found.folders and found.gpu is not None:
-        raise TableError(missing_tables(found.gpu.name))
-    return found
 
 
 def _load_package(name: str, source: SourceChoice) -> MeasuredTables:

@@ -94,8 +94,11 @@ def what_would_bring_more(gpu: str) -> str:
 
 def missing_tables(gpu: str) -> str:
     """One-line error that a GPU has no tables, with a remedy."""
+    donor = load_gpu(gpu).kernels_of
     if can_import(gpu):
         return f"{gpu} has no measured tables yet: {how_to_get(gpu)}"
+    if donor and not table_folders(donor):
+        return f"{gpu} has no measured tables, and uses those of {donor}: {how_to_get(donor)}"
     return (
         f"{gpu} has no measured tables, and no public package has any: pass a folder of tables "
         "(--tables FOLDER), or use the datasheet model (--tables datasheet; tables = 'datasheet' in Python "
@@ -360,6 +363,11 @@ class FoundTables(NamedTuple):
 
     gpu: GpuSpec | None = None
     source: str | None = None
+
+
+def has_tables(gpu: str) -> bool:
+    """Whether a GPU, or the card whose kernels it uses scaled, has shipped or imported tables."""
+    return bool(table_folders(gpu) or table_folders(load_gpu(gpu).kernel_name))
 
 
 def find_tables(name: str | Path, *, progress: Progress | None = None, imports: bool = True) -> FoundTables:

@@ -7,7 +7,8 @@ Current files, below ``profiler/perf``; times are in us, and ``kv_decode`` exclu
     <hardware>/<model>/<variant>/tp<N>/attention.csv      layer,prefill_chunk,prefill_key,n_decode,kv_decode,
                                                           decode_q_len,time_us
 
-A chunk of c tokens after k has ``prefill_key`` k + c / 2; older files have k itself, as ``kv_prefill``.
+A chunk of c tokens after k has ``prefill_key`` k + c / 2; older files have k itself, as ``kv_prefill``, and
+no ``layer``.
 Release 1.0.0's, below ``llm_profile/perf_models``, later ``profiler/v0/perf_models``::
 
     <hardware>/<model>/tp<N>/layers.csv      layer_name,input,kv_cache,tp_size,latency(ns)
@@ -66,10 +67,8 @@ VARIANTS: Final = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 _TP: Final = re.compile(r"tp([1-9]\d*)")
 _TIME: Final = "time_us"
 
-_ATTENTION: Final = (
-    *size_columns("prefill_chunk", "n_decode", "kv_decode", minimum=0),
-    *text_columns("layer"),
-)
+_ATTENTION: Final = size_columns("prefill_chunk", "n_decode", "kv_decode", minimum=0)
+_LAYER: Final = text_columns("layer")
 _PREFILL_KEY: Final = Column("prefill_key", "float", "tokens", "context and half the chunk", 0)
 _KV_PREFILL: Final = Column("kv_prefill", "int", "tokens", "context of the chunk", 0)
 _DECODE_Q: Final = size_columns("decode_q_len")
@@ -262,7 +261,7 @@ def _add_dense(
 
 
 def _add_attention(profile: Profile, path: Path, shard: DenseShard, head_dim: int, kv_dtype: str) -> None:
-    raw = read_columns(path, _ATTENTION, (_PREFILL_KEY, _KV_PREFILL, *_DECODE_Q))
+    raw = read_columns(path, _ATTENTION, (*_LAYER, _PREFILL_KEY, _KV_PREFILL, *_DECODE_Q))
     us = _times(path, _TIME, 1.0)
     chunk, batch = raw["prefill_chunk"], raw["n_decode"]
     if "prefill_key" not in raw and "kv_prefill" not in raw:
@@ -270,7 +269,7 @@ def _add_attention(profile: Profile, path: Path, shard: DenseShard, head_dim: in
     context = raw["prefill_key"] - chunk / 2.0 if "prefill_key" in raw else raw["kv_prefill"] * 1.0
     whole = (context >= 0.0) & (context == np.floor(context)) & (context < SIZE_LIMIT)
     shared = {
-        "not attention": raw["layer"] != "attention",
+        "not attention": raw["layer"] != "attention" if "layer" in raw else np.zeros(len(us), bool),
         "prompts and decodes in one call": (chunk > 0) & (batch > 0),
         "no request": (chunk == 0) & (batch == 0),
         "several new tokens per decode": (raw["decode_q_len"] > 1) & (batch > 0)

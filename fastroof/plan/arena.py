@@ -116,7 +116,7 @@ def mixed_kv_us(
     for call in calls:
         ns = 0.0
         if isinstance(call, AttentionCall):
-            ns = engine.kernels.mixed_attention_ns(gpu.name, call.head_dim, call.kv_dtype)
+            ns = engine.kernels.mixed_attention_ns(gpu.kernel_name, call.head_dim, call.kv_dtype)
         if ns == 0.0 or not isinstance(call, AttentionCall):
             return 0.0, 0.0
         price_us = ns / NS_PER_US * call.num_q_heads * call.times

@@ -12,12 +12,13 @@ import numpy as np
 from fastroof.arrays import Flags, Floats
 from fastroof.caching import lazy_property
 from fastroof.checks import one_of
-from fastroof.columns import ORIGIN_BORROWED, ORIGIN_INTERPOLATED
-from fastroof.compiled.grids import curve_rows
+from fastroof.columns import ORIGIN_BORROWED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED, ORIGIN_MODELLED
+from fastroof.compiled.grids import cells_of, curve_rows
 from fastroof.compiled.layout import is_plain
-from fastroof.config import GpuSpec
+from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import MissingTableError, PlanError
 from fastroof.load.by_name import how_to_get, table_folders
+from fastroof.load.scaled import scaled_error
 from fastroof.operators.attention_work import PrefixUs
 from fastroof.operators.calls import Elementwise, HyperConnection, RowOperator
 from fastroof.operators.gemm import GEMM
@@ -144,6 +145,13 @@ def row_cost(call: RowOperator) -> RowCost:
     return per_row(call).row_cost(call)
 
 
+def modelled_block(block: Floats) -> Floats:
+    """Return an attention block all of whose nodes are modelled."""
+    made = block.copy()
+    made[cells_of(block).stop :] = ORIGIN_MODELLED
+    return made
+
+
 CLASSES: Final = {name: kind for o in OPERATORS.values() for name, kind in o.datasheets.items()}
 """Launch floor and efficiency by operator class."""
 
@@ -158,10 +166,10 @@ class DatasheetCurves:
         self.gpu = gpu
         if not warns:
             return
-        hint = "" if table_folders(gpu.name) else how_to_get(gpu.name)
+        hint = "" if table_folders(gpu.kernel_name) else how_to_get(gpu.kernel_name)
         warnings.warn(
-            f"no measured tables of {gpu.name}: its steps come from the datasheet model, not from kernels"
-            + (f"; {hint}" if hint else ""),
+            f"no measured tables of {gpu.name}: its steps come from the datasheet model, not from kernels "
+            f"(standard error {gpu.datasheet_error:.0%})" + (f"; {hint}" if hint else ""),
             UserWarning,
             stacklevel=3,
         )
@@ -221,9 +229,12 @@ class TableCurves:
 
         def nodes() -> RowNodes:
             made = operator.row_nodes(call, self.tables, self.options, max_rows)
-            if table is None or not self.tables.is_foreign(table):
+            if table is None:
                 return made
-            return made._replace(flag=np.maximum(made.flag, np.uint8(ORIGIN_BORROWED)))
+            least = ORIGIN_BORROWED if self.tables.is_foreign(table) else ORIGIN_MEASURED
+            if table.source in self.tables.scaled_sources:
+                least = ORIGIN_MODELLED
+            return made._replace(flag=np.maximum(made.flag, np.uint8(least)))
 
         operator = per_row(call)
         try:
@@ -265,9 +276,14 @@ class TableCurves:
         def block() -> Floats:
             if self._is_modelled(attention):
                 return attention.datasheet_block(self.gpu)
-            if self.is_cold and self.method == "roofline":
-                return attention.block_from_memory(self.tables)
-            return attention.block(self.tables, self.method)
+            is_cold = self.is_cold and self.method == "roofline"
+            made = (
+                attention.block_from_memory(self.tables)
+                if is_cold
+                else attention.block(self.tables, self.method)
+            )
+            is_scaled = not self.tables.scaled_sources.isdisjoint(attention.sources(self.tables))
+            return modelled_block(made) if is_scaled else made
 
         how = (self.method, self.allow_modelled, self.is_cold)
         return self.tables.cached(("attention blocks", *how, attention), block)
@@ -299,8 +315,8 @@ class TableCurves:
         return self.tables.cached(("is modelled", self.allow_modelled, attention), is_modelled)
 
     def _check_modelled(self, error: MissingTableError) -> None:
-        """Raise the error with a hint, unless the datasheet model is allowed."""
-        if not self.allow_modelled:
+        """Raise the error with a hint, unless the datasheet model is allowed or some kernels are scaled."""
+        if not self.allow_modelled and not self.tables.scaled_sources:
             raise MissingTableError(
                 f"{error}; allow_modelled=True (--allow-modelled) models it from the datasheet"
             ) from None
@@ -320,15 +336,29 @@ def kernel_order(gpu: GpuSpec, options: PlanOptions) -> KernelOrder:
 
 def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> CurveSource:
     """Return where a plan's latencies come from; ``options`` are checked."""
+    if gpu.half_dtype != "bf16":
+        warnings.warn(
+            f"{gpu.name} has no bf16 units: what is bf16 runs in {gpu.half_dtype} (vLLM: --dtype half)",
+            UserWarning,
+            stacklevel=3,
+        )
     if tables is None:
         return DatasheetCurves(gpu)
     kernels = options.engine.kernels
     tables = tables.in_order(kernel_order(gpu, options))
+    if tables.scaled_sources:
+        error = scaled_error(load_gpu(gpu.kernels_of), gpu)
+        warnings.warn(
+            f"what was not measured on {gpu.name} comes from kernels of {gpu.kernels_of}, scaled to its "
+            f"peaks and bandwidth (standard error {error:.0%})",
+            UserWarning,
+            stacklevel=3,
+        )
     return TableCurves(
         tables,
         options.method,
         kernels.gemm_smoothing,
         kernels.fp8_scales,
         options.allow_modelled,
-        gpu.name in kernels.cold_decode,
+        gpu.kernel_name in kernels.cold_decode,
     )

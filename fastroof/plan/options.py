@@ -252,7 +252,7 @@ class PlanOptions:
         """Return the kernel that the engine is known to run for an operator, if any."""
         sizes = {"tp": self.tp, "pp": self.pp, "dp": self.dp, "ep": self.ep}
         kernel: OperatorKernel | None = self.engine.kernels.of(
-            operator, gpu.name, dtype, sizes, self.architecture
+            operator, gpu.kernel_name, dtype, sizes, self.architecture
         )
         return kernel
 

@@ -145,7 +145,7 @@ def compile_plans(
             check_kernels(used, gpu, checked)
             kernels = checked.engine.kernels
             order = kernel_order(gpu, checked)
-            read = (kernels.gemm_smoothing, kernels.fp8_scales, gpu.name in kernels.cold_decode)
+            read = (kernels.gemm_smoothing, kernels.fp8_scales, gpu.kernel_name in kernels.cold_decode)
             kind = (checked.method, *read, checked.allow_modelled, order)
             source = sources.get(kind)
             if source is None:

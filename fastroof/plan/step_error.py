@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,6 @@ from fastroof.run.batch import StepBatch, StepTimes, int_array
 from fastroof.tables import Tables
 from fastroof.tables.source_errors import NO_SOURCE, SourceError, source_error
 from fastroof.uncertainty.leave_one_out import PREFIX
-
-DATASHEET: Final = 0.22
-"""Relative standard error of the datasheet model's kernels together: compared with plans from the H100 tables
-(three models, bf16 and fp8, tp 1 and 4), 80 % of 756 decode steps are within 28 %."""
 
 
 class RowErrors(NamedTuple):
@@ -104,7 +100,9 @@ def _attention_local(attention: StepAttention, tables: Tables) -> tuple[Variance
         source = source_error(tables, attention.operator, donor) if donor else NO_SOURCE
         return attention.variance(tables), source
     except MissingTableError:
-        return functools.partial(attention_variance, AttentionErrors((), DATASHEET**2)), NO_SOURCE
+        return functools.partial(
+            attention_variance, AttentionErrors((), tables.gpu.datasheet_error**2)
+        ), NO_SOURCE
 
 
 def _rows_errors(plan: PlanData, tables: Tables, rows: str, left_out: str, limit: int) -> RowErrors:
@@ -130,7 +128,7 @@ def _rows_errors(plan: PlanData, tables: Tables, rows: str, left_out: str, limit
             variance = operator.row_variance(call, tables, call_rows)
         except MissingTableError:
             # from the datasheet model
-            total.local_us2[:] += (time_us * (operator.datasheet_error or DATASHEET)) ** 2
+            total.local_us2[:] += (time_us * (operator.datasheet_error or plan.gpu.datasheet_error)) ** 2
             continue
         points = operator.table_points(call, tables, call_rows)
         if points is not None and variance is not None:
@@ -146,7 +144,7 @@ def _rows_errors(plan: PlanData, tables: Tables, rows: str, left_out: str, limit
         else:
             total.local_us2[1:] += time_us[1:] ** 2 * variance
     for operator, time_us in together_us.items():
-        total.local_us2[:] += (time_us * (operator.shared_error(tables) or DATASHEET)) ** 2
+        total.local_us2[:] += (time_us * (operator.shared_error(tables) or plan.gpu.datasheet_error)) ** 2
     return total
 
 
@@ -155,7 +153,7 @@ def batch_error(plan: PlanData, errors: StepErrors | None, batch: StepBatch, tim
     components = times.components
     if errors is None:
         kernels_us = times.latency_us - components.runtime_us
-        return _relative(plan, _datasheet_errors(kernels_us), times.latency_us)
+        return _relative(plan, _datasheet_errors(plan, kernels_us), times.latency_us)
     new, context = batch.new_tokens.astype(np.int64), batch.context_len.astype(np.int64)
     decode = (new == 1) & (context > 0)
     prefill = ~decode
@@ -200,9 +198,9 @@ def _add(total: RowErrors, places: Bools, part: RowErrors) -> None:
         values[places] += more
 
 
-def _datasheet_errors(kernels_us: Floats) -> RowErrors:
+def _datasheet_errors(plan: PlanData, kernels_us: Floats) -> RowErrors:
     """Errors of the datasheet model: all kernels together."""
-    return RowErrors.none(len(kernels_us))._replace(local_us2=(kernels_us * DATASHEET) ** 2)
+    return RowErrors.none(len(kernels_us))._replace(local_us2=(kernels_us * plan.gpu.datasheet_error) ** 2)
 
 
 def _attention_errors(
@@ -255,7 +253,7 @@ def decode_error(
     runtime_us = arena[steps.STEP_US] + arena[steps.SEQUENCE_US] * batch
     if errors is None:
         kernels_us = flat_us - runtime_us
-        error = _relative(plan, _datasheet_errors(kernels_us), flat_us)
+        error = _relative(plan, _datasheet_errors(plan, kernels_us), flat_us)
     else:
         attention_us = flat_us - arena[tokens_at + batch] - arena[logits_at + batch] - runtime_us
         sizes = (batch.astype(np.float64), kv.astype(np.float64))

@@ -56,5 +56,9 @@ class OrderedTables(RowSource, Protocol):
         """The order of engines."""
 
     @property
+    def scaled_sources(self) -> frozenset[str]:
+        """Names of sources whose kernels were measured on another card."""
+
+    @property
     def made_from(self) -> Mapping[str, str]:
         """Metadata of Arrow tables: version, hash and GPU."""

@@ -12,7 +12,7 @@ import numpy as np
 from fastroof.arrays import Array, Flags, Floats, Longs
 from fastroof.arrow import ORIGIN, RELATIVE_ERROR, ArrowResult
 from fastroof.checks import check_flag, shown
-from fastroof.columns import ORIGIN_BORROWED, Column
+from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED, Column
 from fastroof.compiled.points import copied_sizes
 from fastroof.errors import LookupInputError
 from fastroof.given_arrays import common_shape, number_array, refused
@@ -264,6 +264,11 @@ def _look_up(
     operator: Operator, tables: OrderedTables, method: str, key: Key, sizes: list[Floats], answers: Answers
 ) -> None:
     operator.look_up(tables, method, key, sizes, answers)
+    if tables.scaled_sources:
+        served = operator.source_key(tables, key)
+        if is_measured(tables, operator.name, served):
+            raised = tables.serving(operator.name, served).source in tables.scaled_sources
+            np.maximum(answers[2], ORIGIN_MODELLED if raised else 0, out=answers[2])
     # by rank nothing is foreign, and finding the serving table would read every source
     if tables.order == BY_RANK or not is_measured(tables, operator.name, key):
         return

@@ -10,9 +10,11 @@ import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.columns import LATENCY
+from fastroof.config import load_gpu
 from fastroof.errors import TableError
 from fastroof.load.compare import campaign_family
 from fastroof.load.families import family_columns
+from fastroof.load.scaled import scaled_error, scaled_from
 from fastroof.load.unsound import UnsoundFamily, families_error, unsound_families
 from fastroof.operators.operator import Key, SourceTable, is_measured
 from fastroof.operators.registry import OPERATORS
@@ -23,17 +25,20 @@ from fastroof.uncertainty.campaign import CampaignError, CampaignErrors, campaig
 class SourceError(NamedTuple):
     """Errors of one kernel's lookups that its neighbours in the table share.
 
-    ``floor_us`` is the least latency of the kernel's family in its source.
+    ``floor_us`` is the least latency of the kernel's family in its source; ``scaled`` the error of kernels
+    that were measured on another card.
     """
 
     campaign: CampaignErrors
     floor_us: float
     families: tuple[UnsoundFamily, ...]
+    scaled: float = 0.0
 
     def parts(self, sizes: Mapping[str, Floats], latency_us: Floats) -> tuple[Floats, Floats]:
         """Relative standard errors: independent per call, and common to all calls."""
         spread, common = self.campaign.at(latency_us, self.floor_us)
-        return spread, np.asarray(np.hypot(common, families_error(self.families, sizes, latency_us)))
+        of_families = families_error(self.families, sizes, latency_us)
+        return spread, np.sqrt(common**2 + of_families**2 + self.scaled**2)
 
     def variance(self, sizes: Mapping[str, Floats], latency_us: Floats) -> Floats:
         """Squared relative standard error of a single lookup."""
@@ -65,8 +70,12 @@ def source_error(tables: OrderedTables, operator: str, key: Key) -> SourceError:
             engines = (tables.order.preferred(operator), table.engine) if is_foreign else None
             campaign = campaign_error(operator, campaign_family(operator, words), tables.gpu.name, engines)
         floor_us = _floor_us(table, words)
+        donor = scaled_from(table.provenance)
         return SourceError(
-            campaign, floor_us, tuple(family for family in families if family.holds_key(words))
+            campaign,
+            floor_us,
+            tuple(family for family in families if family.holds_key(words)),
+            scaled_error(load_gpu(donor), tables.gpu) if donor else 0.0,
         )
 
     return tables.cached(("source error", operator, key), made)

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Flags, Floats, Longs
+from fastroof.arrays import Flags, Floats
 from fastroof.columns import LATENCY, ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED
 from fastroof.config import GpuSpec
 from fastroof.load import MeasuredTable
-from fastroof.units import US_PER_S
+from fastroof.load.scaled import launch_us, work_us
 
 
 class SpikeFreeRows(NamedTuple):
@@ -33,9 +33,15 @@ def spike_free_rows(table: MeasuredTable, gpu: GpuSpec) -> SpikeFreeRows:
         return SpikeFreeRows(latency_us, origin)
     is_first = spikes.before < 0
     before = np.where(is_first, spikes.row, spikes.before)
-    here_us, before_us, after_us = (_work_us(table, rows, gpu) for rows in (spikes.row, before, spikes.after))
-    launch_us = _launch_us(table)[spikes.row] if is_first.any() else np.ones(len(spikes.row))
-    held_us = spikes.after_us * (launch_us + here_us) / (launch_us + after_us)
+    here_us, before_us, after_us = (
+        work_us(table.operator, {name: values[rows] for name, values in table.columns.items()}, gpu)
+        for rows in (spikes.row, before, spikes.after)
+    )
+    if is_first.any():
+        least_us = launch_us(latency_us, table.groups())[spikes.row]
+    else:
+        least_us = np.ones(len(spikes.row))
+    held_us = spikes.after_us * (least_us + here_us) / (least_us + after_us)
     rise = after_us - before_us
     sizes = np.stack(list(table.schema.independent_axes(table.columns).values()))
     here, low, high = (sizes[spikes.axis, rows] for rows in (spikes.row, before, spikes.after))
@@ -43,25 +49,9 @@ def spike_free_rows(table: MeasuredTable, gpu: GpuSpec) -> SpikeFreeRows:
     by_size = (here - low) / (high - low)
     weight = np.where(rise > 0.0, (here_us - before_us) / np.where(rise > 0.0, rise, 1.0), by_size)
     line_us = spikes.before_us + (spikes.after_us - spikes.before_us) * weight
-    instead_us = np.where(is_first, np.maximum(held_us, launch_us), line_us)
+    instead_us = np.where(is_first, np.maximum(held_us, least_us), line_us)
     rows = np.flatnonzero(spikes.every_row)
     usable_us = latency_us.copy()
     usable_us[rows] = instead_us[spikes.of_row[rows]]
     origin[rows] = np.where(is_first, ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED)[spikes.of_row[rows]]
     return SpikeFreeRows(usable_us, origin)
-
-
-def _work_us(table: MeasuredTable, rows: Longs, gpu: GpuSpec) -> Floats:
-    """B of rows without its launch floor, us."""
-    work = table.schema.work({name: values[rows] for name, values in table.columns.items()}, gpu)
-    compute_s = np.nan_to_num(work.flops / work.peak_flops_per_s)
-    return np.asarray((compute_s + work.moved_bytes / work.bandwidth_bytes_per_s) * US_PER_S)
-
-
-def _launch_us(table: MeasuredTable) -> Floats:
-    """Smallest latency of each row's kernel, us."""
-    latency_us = table.columns[LATENCY.name]
-    launch_us = np.empty(table.num_rows)
-    for rows in table.groups().values():
-        launch_us[rows] = latency_us[rows].min()
-    return launch_us

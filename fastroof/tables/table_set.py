@@ -17,6 +17,7 @@ from fastroof.errors import MissingTableError, TableError
 from fastroof.load import MeasuredTable, MeasuredTables, SourceChoice, load_measured, load_measured_of
 from fastroof.load.by_name import what_would_bring_more
 from fastroof.load.measured import Progress
+from fastroof.load.scaled import scaled_from
 from fastroof.load.unsound import UnsoundFamily, unsound_families
 from fastroof.operators.operator import Key, Packer, SourceTable, is_measured, measured_keys
 from fastroof.operators.registry import OPERATORS
@@ -81,6 +82,12 @@ class Tables:
         """SHA-256 of all sources, and of those of the GPU with the same links."""
         like = self.of_like_links()
         return f"{self.measured.sources_hash}{'' if like is None else f' {like.measured.sources_hash}'}"
+
+    @lazy_property
+    def scaled_sources(self) -> frozenset[str]:
+        """Names of sources whose kernels were measured on another card (``kernels_of`` in the GPU's file)."""
+        every = (table for name in self.measured.tables for table in self.measured.candidates(name))
+        return frozenset(table.source for table in every if scaled_from(table.provenance))
 
     @lazy_property
     def made_from(self) -> dict[str, str]:

@@ -195,13 +195,15 @@ class PlanStore:
 
     def _measured(self, name: str) -> GpuTables:
         def loaded() -> GpuTables:
-            from fastroof.load.by_name import find_tables_of
+            from fastroof.load.by_name import find_tables_of, has_tables
             from fastroof.tables import load_tables
 
             written = self.written_gpu(name)
             gpu = load_gpu(written)
             found = find_tables_of(written)
-            where = (found.gpu.name if found.gpu else str(found.folders[0])) if found.folders else None
+            where = str(found.folders[0]) if found.folders else None
+            if found.gpu is not None and found.gpu.name in gpu_names():
+                where = found.gpu.name if has_tables(found.gpu.name) else None
             return GpuTables(gpu, None if where is None else load_tables(where), where)
 
         return self._tables.get(name, loaded)

@@ -245,10 +245,20 @@ def test_plan_grows_with_the_step() -> None:
 
 
 def test_gpu_without_tables_warns() -> None:
-    code, out, err = run("step", "--model", "llama-3.1-8b", "--gpu", "h20", "--decode", "8x1024")
+    code, out, err = run("step", "--model", "llama-3.1-8b", "--gpu", "l4", "--decode", "8x1024")
     assert code == 0
     assert ORIGIN_WORDS["modelled"] in out
-    assert err.startswith("fastroof: warning: no measured tables of h20")
+    assert err.startswith("fastroof: warning: no measured tables of l4")
+    assert "(standard error 22%)" in err
+    assert err.count("\n") == 1
+
+
+def test_gpu_that_runs_another_ones_kernels_warns() -> None:
+    code, out, err = run("step", "--model", "llama-3.1-8b", "--gpu", "NVIDIA H100 NVL", "--decode", "8x1024")
+    assert code == 0
+    assert ORIGIN_WORDS["modelled"] in out
+    assert err.startswith("fastroof: warning: what was not measured on h100_nvl comes from kernels of h100, ")
+    assert err.endswith("(standard error 15%)\n")
     assert err.count("\n") == 1
 
 

@@ -77,6 +77,25 @@ def test_h100_has_the_figures_of_the_sxm_card() -> None:
         ("mi300x", 1307.4e12, 2614.9e12, 5.3e12, 448e9, 304),
         ("mi325x", 1307.4e12, 2614.9e12, 6e12, 448e9, 304),
         ("mi355x", 2516.6e12, 5033.2e12, 8e12, 537.6e9, 256),
+        ("h100_nvl", 835.5e12, 1670.5e12, 3.9e12, 300e9, 132),
+        ("h200_nvl", 835.5e12, 1670.5e12, 4.8e12, 450e9, 132),
+        ("gh200", 989.5e12, 1979e12, 4e12, 450e9, 132),
+        ("h20_3e", 148e12, 296e12, 4.8e12, 450e9, 78),
+        ("a100_40gb", 312e12, None, 1.555e12, 300e9, 108),
+        ("a100_pcie_40gb", 312e12, None, 1.555e12, 32e9, 108),
+        ("a800", 312e12, None, 2.039e12, 200e9, 108),
+        ("l40", 181.05e12, 362e12, 0.864e12, 32e9, 142),
+        ("l20", 119.5e12, 239e12, 0.864e12, 32e9, 92),
+        ("a10", 125e12, None, 0.6e12, 32e9, 72),
+        ("a10g", 70e12, None, 0.6e12, 32e9, 80),
+        ("a40", 149.7e12, None, 0.696e12, 32e9, 84),
+        ("rtx_a6000", 154.8e12, None, 0.768e12, 32e9, 84),
+        ("rtx_6000_ada", 364.25e12, 728.5e12, 0.96e12, 32e9, 142),
+        ("rtx_pro_6000_workstation", 503.8e12, 1007.6e12, 1.792e12, 64e9, 188),
+        ("rtx_pro_6000_max_q", 438.9e12, 877.8e12, 1.792e12, 64e9, 188),
+        ("rtx_4090", 203.5e12, 407e12, 1.008e12, 32e9, 128),
+        ("rtx_5090", 209.5e12, 419e12, 1.792e12, 64e9, 170),
+        ("gb10", 125e12, 250e12, 0.273e12, 25e9, 48),
     ],
 )
 def test_shipped_figures(
@@ -93,18 +112,77 @@ def test_cards_with_fp4_units() -> None:
     assert {name: peak for name, peak in peaks.items() if peak is not None} == {
         "b200": 9e15,
         "b300": 14e15,
+        "gb10": 0.5e15,
         "gb200": 10e15,
         "gb300": 15e15,
         "mi355x": 10066.3e12,
+        "rtx_5090": 1676e12,
         "rtx_pro_6000": 1871.2e12,
+        "rtx_pro_6000_max_q": 1755.5e12,
+        "rtx_pro_6000_workstation": 2015.2e12,
     }
 
 
 def test_no_peak_is_below_that_of_a_wider_dtype() -> None:
     # int8 may be: Blackwell Ultra gave its units to fp4
     for name in gpu_names():
-        peaks = load_gpu(name).peak_flops_per_s
-        assert peaks["bf16"] <= peaks.get("fp8", peaks["bf16"]) <= peaks.get("fp4", float("inf")), name
+        gpu = load_gpu(name)
+        peaks, half = gpu.peak_flops_per_s, gpu.peak("bf16")
+        assert half <= peaks.get("fp8", half) <= peaks.get("fp4", float("inf")), name
+
+
+def test_a_card_without_bf16_units_computes_it_in_fp16(tmp_path: Path) -> None:
+    volta = load_gpu("Tesla V100-SXM2-32GB")
+    assert (volta.name, volta.half_dtype) == ("v100", "fp16")
+    assert volta.peak("bf16") == volta.peak("fp16") == volta.peak("int4_wo") == 125e12
+    with pytest.raises(GpuError, match=r"V100 SXM2 32GB has no peak for dtype 'fp8'; valid: fp16, int8$"):
+        volta.peak("fp8")
+    assert load_gpu("h100").half_dtype == "bf16"
+    both = VALID.replace("bf16 = 100.5", "bf16 = 100.5\nfp16 = 100.5")
+    with pytest.raises(GpuError, match=r"peak_tflops\.fp16 is for cards without bf16 units"):
+        load_gpu(write(tmp_path / "both", both))
+    with pytest.raises(GpuError, match=r"peak_flops_per_s must have bf16, or fp16 without bf16 units"):
+        dataclasses.replace(volta, peak_flops_per_s={"fp8": 1e15})
+
+
+@pytest.mark.parametrize(
+    ("reported", "name"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100_40gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100_pcie_40gb"),
+        ("NVIDIA A800-SXM4-80GB", "a800"),
+        ("NVIDIA H100 NVL", "h100_nvl"),
+        ("NVIDIA H200 NVL", "h200_nvl"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA H20-3e", "h20_3e"),
+        ("NVIDIA L40", "l40"),
+        ("NVIDIA L20", "l20"),
+        ("NVIDIA A10", "a10"),
+        ("NVIDIA A10G", "a10g"),
+        ("NVIDIA A40", "a40"),
+        ("NVIDIA RTX A6000", "rtx_a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx_6000_ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx_pro_6000_workstation"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "rtx_pro_6000_max_q"),
+        ("NVIDIA GeForce RTX 4090", "rtx_4090"),
+        ("NVIDIA GeForce RTX 5090", "rtx_5090"),
+        ("NVIDIA GB10", "gb10"),
+        ("Tesla V100-SXM2-16GB", "v100_16gb"),
+    ],
+)
+def test_names_as_the_driver_reports_them(reported: str, name: str) -> None:
+    assert load_gpu(reported).name == name
+
+
+def test_donors_are_measured_cards_that_have_every_unit_of_theirs() -> None:
+    donors = {name: load_gpu(name).kernels_of for name in gpu_names()}
+    assert {donor for donor in donors.values() if donor} == {"a100", "h100", "h200", "l40s", "rtx_pro_6000"}
+    for name, donor in donors.items():
+        if donor:
+            assert donors[donor] == ""
+            assert load_gpu(name).kernel_name == donor
+            assert set(load_gpu(name).peak_flops_per_s) == set(load_gpu(donor).peak_flops_per_s)
+    assert load_gpu("h100").kernel_name == "h100"
 
 
 def test_memory_sizes_are_whole_mebibytes() -> None:
@@ -162,7 +240,7 @@ def test_spelling_does_not_matter(spelling: str, name: str) -> None:
     assert load_gpu(spelling).name == name
 
 
-@pytest.mark.parametrize("name", ["H100 NVL", "h100_94gb_nvl", "H100-PCIe-96", "a100_pcie_40gb"])
+@pytest.mark.parametrize("name", ["H100 NVL 188", "h100_188gb_nvl", "H100-PCIe-96", "a100_pcie_16gb"])
 def test_a_card_of_the_same_die_is_another_card(name: str) -> None:
     both = r"(?P<die>h100|a100) is the NVIDIA .* SXM.*, (?P=die)_pcie is the NVIDIA .* PCIe"
     with pytest.raises(GpuError, match=f"{both}.*; for another card, give the path of its"):
@@ -170,8 +248,8 @@ def test_a_card_of_the_same_die_is_another_card(name: str) -> None:
 
 
 def test_a_name_that_only_begins_like_a_card_is_no_variant_of_it() -> None:
-    with pytest.raises(GpuError, match="did you mean l40s") as error:
-        load_gpu("l40_pcie")
+    with pytest.raises(GpuError, match="did you mean l4, l40, ") as error:
+        load_gpu("l41_pcie")
     assert "for another card" not in str(error.value)
 
 
@@ -264,7 +342,7 @@ def test_optional_keys(tmp_path: Path) -> None:
         ("bf16 = 100.5", "bf16 = inf", "peak_tflops.bf16 must be above zero and finite"),
         ("bf16 = 100.5", "bf16 = nan", "peak_tflops.bf16 must be above zero and finite"),
         ("bf16 = 100.5", "", "key peak_tflops.bf16 is missing"),
-        ("fp8 = 201", "fp9 = 201", "unknown key peak_tflops.fp9; valid are bf16, fp4, fp8, int8"),
+        ("fp8 = 201", "fp9 = 201", "unknown key peak_tflops.fp9; valid are bf16, fp16, fp4, fp8, int8"),
         ("[peak_tflops]", "[peaks]", "unknown key peaks"),
         ("hbm_tb_per_s = 2.039", "", "key memory.hbm_tb_per_s is missing"),
         ("hbm_tb_per_s = 2.039", "hbm_tb_per_s = -3", "memory.hbm_tb_per_s must be above zero"),
@@ -361,7 +439,7 @@ def test_a_rack_names_the_one_with_its_link():
         ({"name": "../h100"}, "name must be a folder name, got '../h100'"),
         ({"title": 5}, "title must be text of one line, got 5"),
         ({"aliases": ["h100"]}, r"aliases must be a tuple of names, got \['h100'\]"),
-        ({"peak_flops_per_s": {"fp8": 1e15}}, "peak_flops_per_s must have bf16; valid keys are .*fp8"),
+        ({"peak_flops_per_s": {"fp8": 1e15}}, "peak_flops_per_s must have bf16, .*; valid keys are .*fp8"),
         (
             {"peak_flops_per_s": {"bf16": math.nan}},
             "peak of bf16 must be a number from 1e.09 to 1e.19, got nan",
@@ -405,9 +483,9 @@ def test_a_file_that_is_called_like_a_card_is_read(
 def test_a_folder_that_is_called_like_another_card_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path / "h100_nvl", VALID)
+    write(tmp_path / "h100_nvx", VALID)
     monkeypatch.chdir(tmp_path)
-    assert load_gpu("h100_nvl").title == "Test card"
+    assert load_gpu("h100_nvx").title == "Test card"
     write(tmp_path / "h100", VALID)
     with pytest.warns(
         UserWarning, match=rf"h100 is the NVIDIA H100 SXM; {tmp_path}/h100/gpu.toml is not read"
@@ -436,11 +514,11 @@ def test_a_name_may_be_that_of_a_file_in_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "h100_nvl.toml").write_text(f'name = "mine"\n{VALID}')
-    with pytest.warns(UserWarning, match=f"no GPU is called h100_nvl: it is read from {tmp_path}/"):
-        assert load_gpu("h100_nvl").name == "mine"
+    (tmp_path / "h100_nvx.toml").write_text(f'name = "mine"\n{VALID}')
+    with pytest.warns(UserWarning, match=f"no GPU is called h100_nvx: it is read from {tmp_path}/"):
+        assert load_gpu("h100_nvx").name == "mine"
     # said once, and a path needs no saying
-    assert load_gpu("h100_nvl") == load_gpu("./h100_nvl.toml") == load_gpu("h100_nvl.toml")
+    assert load_gpu("h100_nvx") == load_gpu("./h100_nvx.toml") == load_gpu("h100_nvx.toml")
     (tmp_path / "h200.toml").write_text(f'name = "mine"\n{VALID}')
     with pytest.warns(UserWarning, match=r"h200 is the NVIDIA H200 SXM; .*not read \(give ./h200.toml to"):
         assert load_gpu("h200").hbm_bytes == 141 * 2**30

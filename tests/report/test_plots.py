@@ -352,7 +352,7 @@ def test_plot_commands(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     ("arguments", "said"),
     [
         (("roofline", "-o", "a.pdf"), "must end in .png or .svg"),
-        (("mfu", "--gpu", "h20", "-o", "a.png"), "h20 has no measured tables"),
+        (("mfu", "--gpu", "l4", "-o", "a.png"), "l4 has no measured tables"),
         (("step", "--against", "tp", "-o", "a.png"), "--against is batch or kv-len"),
         (("step", "--kv-len", "1", "-o", "a.png"), "kv_len >= 2"),
         (("step", "--against", "kv-len", "--batch", "0", "-o", "a.png"), "batch_size >= 1"),

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 import fastroof
 from fastroof import StepBatch
 from fastroof.cli import app
+from fastroof.config.gpu import DATASHEET_ERROR
 from fastroof.engines import EngineProfile, StepCosts, load_engine
 from fastroof.errors import FastroofError, LookupInputError, PlanError
 from fastroof.operators.attention_grids import BORROWED
 from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.operators.gemm import GEMM
-from fastroof.plan import step_error
 from fastroof.tables.coverage import COVERAGE_GRIDS, LEVELS, run_coverage
 from fastroof.tables.lookup import Lookup, run_lookup
 from fastroof.tables.source_errors import source_error
@@ -429,8 +429,10 @@ def test_a_prefix_and_an_extrapolated_batch_make_a_step_less_sure(plan):
 @pytest.mark.filterwarnings("ignore:no measured tables")
 def test_the_datasheet_model_has_one_error():
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", None, engine="kernels")
-    assert plan.decode_error([1, 64], 4096) == pytest.approx([step_error.DATASHEET] * 2)
-    assert plan.step_error(step_of((128, 0), (1, 9))) == pytest.approx([step_error.DATASHEET])
+    assert plan.decode_error([1, 64], 4096) == pytest.approx([DATASHEET_ERROR] * 2)
+    assert plan.step_error(step_of((128, 0), (1, 9))) == pytest.approx([DATASHEET_ERROR])
+    other = fastroof.compile_plan("llama-3.1-8b", "mi300x", None, engine="kernels")
+    assert other.decode_error(64, 4096) == pytest.approx(0.45)
 
 
 def test_tables_without_streaming_kernels_and_curves_of_another_kind_say_so(h100):

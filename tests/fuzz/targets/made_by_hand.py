@@ -53,7 +53,7 @@ class GpuSpecs(Target):
     def use(self, made: Any) -> None:
         """Compile a plan without tables: every figure of the card is its time."""
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "no measured tables of")
+            warnings.filterwarnings("ignore", "no measured tables of|what was not|.* has no bf16")
             plan = fastroof.compile_plan(
                 "llama-3.1-8b", made, None, max_tokens=64, max_seqs=8, engine="kernels"
             )

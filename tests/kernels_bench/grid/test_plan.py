@@ -429,7 +429,7 @@ def test_plan_on_another_card_names_what_it_cannot_measure(app: typer.Typer) -> 
     [
         (["none.toml"], "cannot be read"),
         (["--budget", "0"], "above zero"),
-        (["--gpu", "h100_nvl"], "h100_pcie is the NVIDIA H100 PCIe; for another card"),
+        (["--gpu", "h100_nvl_188"], "h100_pcie is the NVIDIA H100 PCIe; for another card"),
     ],
 )
 def test_plan_raises_what_the_command_line_turns_into_exit_2(
