@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fastroof._version import __version__
 from fastroof.columns import ORIGINS
 from fastroof.engines import engine_names
-from fastroof.load.by_name import can_import, has_tables
+from fastroof.load.by_name import can_import, has_tables, table_folders
 from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES
 from fastroof.report.steps import GROUPS
 
@@ -40,8 +40,9 @@ def choices(store: PlanStore, start: View) -> dict[str, Any]:
 def _gpu(store: PlanStore, name: str) -> dict[str, str]:
     written = store.gpus[name]
     known = "measured"
-    if written == name and not has_tables(name):
-        known = "importable" if can_import(store.gpu(name).kernel_name) else "datasheet"
+    if written == name and not table_folders(name):
+        donor = store.gpu(name).kernel_name
+        known = "scaled" if has_tables(name) else "importable" if can_import(donor) else "datasheet"
     return {"name": name, "title": store.gpu(name).title, "known": known}
 
 

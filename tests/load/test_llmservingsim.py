@@ -129,14 +129,16 @@ def test_a_decode_counts_its_new_token_and_a_key_is_context_and_half_the_chunk(p
     assert prompts == [(64, 64, 9.25), (64, 128, 9.75)]
 
 
-def test_older_files_have_the_context_itself_and_no_number_of_queries(perf, tmp_path):
+@pytest.mark.parametrize("layer", ["layer,", ""])
+def test_older_files_have_the_context_itself_and_no_number_of_queries(perf, tmp_path, layer):
     path = perf / "RTXPRO6000" / MODEL / "bf16/tp2/attention.csv"
+    named = "attention," if layer else ""
     write(
         path,
-        "layer,prefill_chunk,kv_prefill,n_decode,kv_decode,time_us",
-        "attention,64,0,0,0,9.25",
-        "attention,64,64,0,0,9.75",
-        "attention,0,0,8,1023,30.25",
+        f"{layer}prefill_chunk,kv_prefill,n_decode,kv_decode,time_us",
+        f"{named}64,0,0,0,9.25",
+        f"{named}64,64,0,0,9.75",
+        f"{named}0,0,8,1023,30.25",
     )
     folder = convert_llmservingsim(perf, tmp_path / "out")
     assert [r["kv_len"] for r in rows_of(folder, "attention_prefill")] == [64, 128]

@@ -104,7 +104,7 @@ def test_choices_say_what_there_is(page: PageServer) -> None:
     assert choices["start"] == SMALL.document()
     assert {"llama-3.1-8b", "qwen3-32b-fp8"} <= set(choices["models"])
     known = {gpu["name"]: gpu["known"] for gpu in choices["gpus"]}
-    assert (known["h100"], known["l4"]) == ("measured", "datasheet")
+    assert (known["h100"], known["h100_nvl"], known["l4"]) == ("measured", "scaled", "datasheet")
     assert "vllm" in choices["choices"]["engine"]
     for name, allowed in choices["choices"].items():
         for value in allowed:

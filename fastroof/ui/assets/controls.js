@@ -26,7 +26,10 @@ export function fillControls(offered) {
     return option;
   }));
   const known = Object.fromEntries(offered.gpus.map((gpu) => [gpu.name, gpu]));
-  const words = { measured: "", importable: " (tables to import)", datasheet: " (datasheet only)" };
+  const words = {
+    measured: "", scaled: " (kernels of another card)", importable: " (tables to import)",
+    datasheet: " (datasheet only)",
+  };
   fill("gpu", offered.gpus.map((gpu) => gpu.name), (name) => known[name].title + words[known[name].known]);
   for (const name of ["engine", "dtype", "kv_dtype"]) fill(name, offered.choices[name]);
   fill("percentile", offered.choices.percentile, (value) => `p${value}`);
