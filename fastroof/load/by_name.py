@@ -97,8 +97,9 @@ def missing_tables(gpu: str) -> str:
     donor = load_gpu(gpu).kernels_of
     if can_import(gpu):
         return f"{gpu} has no measured tables yet: {how_to_get(gpu)}"
-    if donor and not table_folders(donor):
-        return f"{gpu} has no measured tables, and uses those of {donor}: {how_to_get(donor)}"
+    if donor:
+        more = "" if table_folders(donor) else f": {how_to_get(donor)}"
+        return f"{gpu} has no measured tables, and uses those of {donor}, scaled{more}"
     return (
         f"{gpu} has no measured tables, and no public package has any: pass a folder of tables "
         "(--tables FOLDER), or use the datasheet model (--tables datasheet; tables = 'datasheet' in Python "

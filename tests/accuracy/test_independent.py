@@ -261,7 +261,7 @@ def test_a_run_that_chose_a_figure_is_no_judge_of_it(h100: fastroof.Tables) -> N
 # ---- their files
 
 
-@pytest.mark.parametrize("gpu", (*GPUS, "rtx_4090"))
+@pytest.mark.parametrize("gpu", [*GPUS, "rtx_4090"])
 def test_every_file_says_where_it_is_from(gpu: str) -> None:
     folder = bench_data_root() / gpu / "serving"
     files = [*folder.glob("throughput/*.csv"), *folder.glob("open_loop/*.csv")]

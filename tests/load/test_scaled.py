@@ -189,7 +189,7 @@ def test_a_donor_must_be_known_and_measured(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("FASTROOF_TABLES", str(tmp_path))
     monkeypatch.setenv("FASTROOF_TABLES_IMPORT", "never")
     assert load_gpu_tables("l40") is None
-    with pytest.raises(TableError, match="l40 has no measured tables, and uses those of l40s: run "):
+    with pytest.raises(TableError, match="l40 has no measured tables, and uses those of l40s, scaled: run "):
         fastroof.load_tables("l40")
     with pytest.warns(UserWarning, match=r"no measured tables of l40: .*\(standard error 22%\); run "):
         fastroof.compile_plan("llama-3.1-8b", "l40", engine="kernels")

@@ -157,8 +157,7 @@ def deployment_of(
     if row["origin"] == "modelled":
         if tables_by_gpu is None:
             tables_by_gpu = load_tables_by_gpu(DeploymentSweep(spec))
-        modelled = _modelled_kernels(spec, row, profile, tables_by_gpu)
-        facts += [f"modelled from the datasheet, not measured: {', '.join(modelled)}"] * bool(modelled)
+        facts += _modelled_kernels(spec, row, profile, tables_by_gpu)
     notes = facts + _assumptions(spec, row, engine, gpus_each)
     unsaid = dict.fromkeys(
         text for command in (*servers.values(), benchmark) if command is not None for text in command.unsaid
@@ -259,7 +258,8 @@ def _assumptions(
 def _modelled_kernels(
     spec: DeploymentSpec, row: dict[str, Any], profile: EngineProfile, by_gpu: Mapping[str, GpuTables]
 ) -> list[str]:
-    """Return the kernels of a deployment's decode and prefill steps that were not measured."""
+    """Return what replaces the kernels of a deployment's decode and prefill steps that were not measured."""
+    from fastroof.load.scaled import scaled_error
     from fastroof.sweep.unit_plans import Lost, unit_plan
 
     given = next(name for name in spec.models if load_model(name).name == row["model"])
@@ -279,8 +279,20 @@ def _modelled_kernels(
         return []
     steps = [(1, row["isl"] + row["osl"] // 2)] * running, [(prompt, 0)]
     parts = [part for step in steps for part in plan.explain(step).operators if part.role != "runtime"]
-    modelled = dict.fromkeys(part.name for part in parts if part.origin == ORIGIN_MODELLED)
-    return ["all kernels"] if all(part.name in modelled for part in parts) else list(modelled)
+    scaled = tables.tables.scaled_sources if tables.tables is not None else ()
+    by_how: dict[str, dict[str, None]] = {}
+    for part in parts:
+        if part.origin == ORIGIN_MODELLED:
+            how = "from the datasheet, not measured"
+            error = plan.gpu.datasheet_error
+            if part.source in scaled:
+                how = f"from kernels of {plan.gpu.kernels_of}, scaled"
+                error = scaled_error(load_gpu(plan.gpu.kernels_of), plan.gpu)
+            by_how.setdefault(f"modelled {how} (standard error {error:.0%})", {})[part.name] = None
+    return [
+        f"{how}: {'all kernels' if all(part.name in names for part in parts) else ', '.join(names)}"
+        for how, names in by_how.items()
+    ]
 
 
 def _price(spec: DeploymentSpec, row: dict[str, Any]) -> TokenPrice | None:

@@ -193,7 +193,7 @@ def test_a_note_names_kernels_that_were_not_measured() -> None:
     # chunks after the first are computed from whole prompts, and all kernels are measured
     assert "modelled" not in notes("llama-3.1-8b", max_num_batched_tokens=2048)
     mamba = notes("bamba-9b", allow_modelled=True)
-    assert "modelled from the datasheet, not measured: mamba recurrence (mamba)" in mamba
+    assert "modelled from the datasheet, not measured (standard error 22%): mamba recurrence (mamba)" in mamba
 
 
 def test_layouts_fill_the_gpus() -> None:
@@ -433,16 +433,24 @@ def test_a_runtime_that_is_no_engine_has_no_command() -> None:
     assert "is not a server" in deployment.notes[0]
 
 
+def test_a_gpu_that_runs_another_ones_kernels_says_so() -> None:
+    with pytest.warns(UserWarning, match="comes from kernels of h100"):
+        found = by_means("qwen3-8b", "h100_nvl", **{**QUESTION, "total_gpus": 1})
+    deployment = found.deployments[0]
+    assert deployment is not None
+    assert "modelled from kernels of h100, scaled (standard error 15%): all kernels" in deployment.notes
+
+
 def test_a_gpu_without_tables_is_answered_from_its_datasheet_and_says_so() -> None:
     question = {**QUESTION, "total_gpus": 2}
     with pytest.raises(fastroof.TableError, match="no measured tables"):
-        by_means("qwen3-8b", "h20", **question)
+        by_means("qwen3-8b", "mi300x", **question)
     with pytest.warns(UserWarning, match="datasheet model"):
-        found = by_means("qwen3-8b", "h20", **question, tables="datasheet")
+        found = by_means("qwen3-8b", "mi300x", **question, tables="datasheet")
     deployment = found.deployments[0]
     assert deployment is not None
     assert deployment.row["origin"] == "modelled"
-    assert "modelled from the datasheet, not measured: all kernels" in deployment.notes
+    assert "modelled from the datasheet, not measured (standard error 45%): all kernels" in deployment.notes
 
 
 @pytest.mark.slow
