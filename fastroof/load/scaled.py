@@ -43,6 +43,11 @@ def scaled_from(provenance: Mapping[str, Any]) -> str:
     return str(provenance.get(SCALED, ""))
 
 
+def scaled_name(source: str, measured: str) -> str:
+    """Return the name of a measured card's source once it is scaled."""
+    return f"{source} of {measured}, scaled"
+
+
 def scaled_error(measured: GpuSpec, gpu: GpuSpec) -> float:
     """Return the relative standard error of steps of a card that runs another card's kernels."""
     pairs = ((one.peak("bf16"), one.hbm_bytes_per_s) for one in (measured, gpu))
@@ -97,7 +102,7 @@ def _scaled(table: MeasuredTable, measured: GpuSpec, gpu: GpuSpec) -> MeasuredTa
     return replace(
         table,
         columns=RowsWhenNeeded(read),
-        source=f"{table.source} of {measured.name}, scaled",
+        source=scaled_name(table.source, measured.name),
         provenance={**table.provenance, SCALED: measured.name},
         written=written,
     )

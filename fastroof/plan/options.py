@@ -254,6 +254,10 @@ class PlanOptions:
         kernel: OperatorKernel | None = self.engine.kernels.of(
             operator, gpu.kernel_name, dtype, sizes, self.architecture
         )
+        if kernel is not None and kernel.source and gpu.kernels_of:
+            from fastroof.load.scaled import scaled_name
+
+            return replace(kernel, source=scaled_name(kernel.source, gpu.kernels_of))
         return kernel
 
 

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 
 import fastroof
 from fastroof.config import GpuSpec, load_gpu
+from fastroof.engines import load_engine
 from fastroof.errors import GpuError, TableError
 from fastroof.load import MeasuredTables, load_measured_of
 from fastroof.load.scaled import ALIKE_ERROR, UNLIKE_ERROR, scaled_error, scaled_from, with_scaled
 from fastroof.load.write import write_source
 from fastroof.operators.registry import OPERATORS
+from fastroof.plan.options import PlanOptions
 from fastroof.tables.table_set import load_gpu_tables
 
 H100 = load_gpu("h100")
@@ -201,3 +203,12 @@ def test_scaled_rows_keep_every_column() -> None:
     for name, table in scaled.tables.items():
         assert {column.name for column in OPERATORS[name].required} <= set(table.columns)
         assert np.isfinite(table.columns["latency_us"]).all()
+
+
+def test_an_engine_runs_the_kernels_that_it_runs_on_the_donor() -> None:
+    options = PlanOptions(engine=load_engine("vllm-0.17.1")).checked()
+    for gpu, name in (("h200", "{}"), ("h200_nvl", "{} of h200, scaled")):
+        kernel = options.kernel("moe", load_gpu(gpu), "fp8_block")
+        assert kernel is not None
+        assert kernel.source == name.format("aiconfigurator-vllm-0.19.0")
+    assert options.kernel("moe", load_gpu("h100_nvl"), "fp8_block") is None
