@@ -532,7 +532,8 @@ def test_tables_list() -> None:
     text = good("tables", "list")
     assert "329,920" in text  # of all operators of one source
     assert "imported on first use: a100, b300" in text
-    assert "datasheet model only: a100_pcie" in text
+    assert "kernels of another card, scaled: a100_40gb (a100), a100_pcie (a100), " in text
+    assert "datasheet model only: a10, a10g, " in text
     assert good("tables") == text
 
 

@@ -57,14 +57,17 @@ def list_tables(where: Where = None, gpu: Gpu = None, as_json: Json = False) -> 
     _print_sources(sources)
     without = [name for name in gpu_names() if name not in names]
     importable = [name for name in without if can_import(name)]
-    unmeasured = [name for name in without if not can_import(name)]
+    unmeasured = [load_gpu(name) for name in without if not can_import(name)]
+    donors = [f"{gpu.name} ({gpu.kernels_of})" for gpu in unmeasured if gpu.kernels_of]
+    modelled = [gpu.name for gpu in unmeasured if not gpu.kernels_of]
     out = console()
     out.print(f"\nimported and custom tables are in {user_tables_root()}", soft_wrap=True)
     if importable:
         out.print(f"imported on first use: {', '.join(importable)}", soft_wrap=True)
-    if unmeasured:
-        titles = ", ".join(load_gpu(name).name for name in unmeasured)
-        out.print(f"datasheet model only: {titles}", soft_wrap=True)
+    if donors:
+        out.print(f"kernels of another card, scaled: {', '.join(donors)}", soft_wrap=True)
+    if modelled:
+        out.print(f"datasheet model only: {', '.join(modelled)}", soft_wrap=True)
 
 
 def _print_sources(sources: list[dict[str, Any]]) -> None:
