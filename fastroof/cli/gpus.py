@@ -19,8 +19,8 @@ JSON: a list with one object per GPU: name, title, aliases, peak_flops_per_s (by
 hbm_bytes, nvlink_bytes_per_s, num_sms, l2_bytes, source, linked_gpus (that its link joins),
 inter_node_bytes_per_s (of a GPU beyond them),
 links_of (a GPU with the same link, whose measured exchanges are used), kernels_of (a GPU with the same die,
-whose kernels are used, scaled), datasheet_error (relative standard error of steps of the datasheet model),
-has_tables, tables (source names).
+whose kernels are used, scaled), modelled_error (relative standard error of modelled steps; 0:
+the model's own), has_tables, tables (source names).
 """
 
 

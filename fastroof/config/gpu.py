@@ -2,7 +2,7 @@
 
 The file has ``title``, ``source``, ``num_sms``, optionally ``name`` (default: the folder's), ``aliases``,
 ``l2_mib``, ``kernels_of``, a measured card with the same die whose kernels, scaled, replace missing ones, and
-``datasheet_error``, the relative standard error of steps modelled from the file (0.22); and three tables.
+``modelled_error``, the relative standard error of modelled steps (default: the model's); and three tables.
 ``[peak_tflops]``: dense peak by dtype (``bf16``, required, or ``fp16`` for cards without bf16 units; ``fp8``,
 ``fp4``, ``int8``). ``[memory]``: ``hbm_tb_per_s`` and ``hbm_gib``. ``[links]``: ``nvlink_gb_per_s`` or
 ``pcie_gb_per_s``, per direction; optionally ``linked_gpus``, the number of GPUs that the link joins (8),
@@ -37,7 +37,7 @@ GPU_FILE: Final = "gpu.toml"
 LONGEST_NAME: Final = 200
 
 DATASHEET_ERROR: Final = 0.22
-"""Relative standard error of steps of the datasheet model, unless a card's file sets another number: compared
+"""Relative standard error of steps of the datasheet model, unless a card's file sets another one: compared
 with plans from the H100 tables (three models, bf16 and fp8, tp 1 and 4), 80 % of 756 decode steps are within
 28 %. Other measured cards: load/README.md."""
 
@@ -54,7 +54,7 @@ LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "l2_mib": (1e-3, 1e6),
     "num_sms": (1, 1e6),
     "linked_gpus": (1, 1e6),
-    "datasheet_error": (1e-3, 10),
+    "modelled_error": (1e-3, 10),
 }
 """Minimum and maximum of the values in a gpu.toml, in their units."""
 
@@ -94,8 +94,8 @@ class GpuSpec:
     kernels_of : str
         A GPU with the same die, whose kernels are used if not measured, scaled to this one's peaks and
         bandwidth; empty without one.
-    datasheet_error : float
-        Relative standard error of steps that are modelled from these figures.
+    modelled_error : float
+        Relative standard error of modelled steps; 0 for the model's own.
 
     Raises
     ------
@@ -117,7 +117,7 @@ class GpuSpec:
     inter_node_bytes_per_s: float = 0.0
     links_of: str = ""
     kernels_of: str = ""
-    datasheet_error: float = DATASHEET_ERROR
+    modelled_error: float = 0.0
 
     def __post_init__(self) -> None:
         """Reject invalid fields; convert numbers to Python's."""
@@ -174,6 +174,11 @@ class GpuSpec:
         return next(dtype for dtype in _HALF if dtype in self.peak_flops_per_s)
 
     @property
+    def datasheet_error(self) -> float:
+        """Relative standard error of steps that are modelled from these figures."""
+        return self.modelled_error or DATASHEET_ERROR
+
+    @property
     def kernel_name(self) -> str:
         """Name of the card whose kernels this one runs: its own, or that of ``kernels_of``."""
         return self.kernels_of or self.name
@@ -193,7 +198,7 @@ _FIGURES: Final = {
     "l2_bytes": ("l2_mib", MIB, True, True),
     "linked_gpus": ("linked_gpus", 1, True, False),
     "inter_node_bytes_per_s": ("inter_node_gb_per_s", GB, False, True),
-    "datasheet_error": ("datasheet_error", 1, False, False),
+    "modelled_error": ("modelled_error", 1, False, True),
 }
 """Numeric fields: whose limits they have, their unit, whether they are integers and may be 0."""
 
@@ -359,7 +364,7 @@ def _read(path: Path) -> GpuSpec:
 
 
 _TOP = (
-    "title", "name", "aliases", "source", "num_sms", "l2_mib", "kernels_of", "datasheet_error",
+    "title", "name", "aliases", "source", "num_sms", "l2_mib", "kernels_of", "modelled_error",
     "peak_tflops", "memory", "links",
 )  # fmt: skip
 _MEMORY = ("hbm_tb_per_s", "hbm_gib")
@@ -397,7 +402,7 @@ def _parse(data: Mapping[str, Any], where: str, folder: str | None) -> GpuSpec:
     inter_node = keys.amount(links, beyond, GB, "links.") if beyond in links else 0.0
     links_of = keys.text(links, "kernels_of", "links.") if "kernels_of" in links else ""
     kernels_of = keys.text(data, "kernels_of") if "kernels_of" in data else ""
-    error = keys.amount(data, "datasheet_error", 1, "") if "datasheet_error" in data else DATASHEET_ERROR
+    error = keys.amount(data, "modelled_error", 1, "") if "modelled_error" in data else 0.0
     keys.check()
     return GpuSpec(
         **texts,
@@ -412,7 +417,7 @@ def _parse(data: Mapping[str, Any], where: str, folder: str | None) -> GpuSpec:
         inter_node_bytes_per_s=inter_node,
         links_of=links_of,
         kernels_of=kernels_of,
-        datasheet_error=error,
+        modelled_error=error,
     )
 
 

@@ -27,12 +27,12 @@ from fastroof.units import US_PER_S
 SCALED: Final = "scaled_from"
 """Key of a scaled table's provenance: the card that was measured."""
 
-ALIKE: Final = 1.5
-"""Ratio of peaks or bandwidths that covers those pairs."""
-
 ALIKE_ERROR: Final = 0.15
 """Relative standard error of steps of scaled kernels: the largest of seven pairs of measured cards that share
 a die (README.md)."""
+
+ALIKE: Final = 1.5
+"""Ratio of peaks and of bandwidths that none of those pairs exceeds."""
 
 UNLIKE_ERROR: Final = 2 * ALIKE_ERROR
 """The same for cards that differ by more than any of those pairs: assumed."""
@@ -50,6 +50,8 @@ def scaled_name(source: str, measured: str) -> str:
 
 def scaled_error(measured: GpuSpec, gpu: GpuSpec) -> float:
     """Return the relative standard error of steps of a card that runs another card's kernels."""
+    if gpu.modelled_error:
+        return gpu.modelled_error
     pairs = ((one.peak("bf16"), one.hbm_bytes_per_s) for one in (measured, gpu))
     ratios = [max(there / here, here / there) for there, here in zip(*pairs, strict=True)]
     return ALIKE_ERROR if max(ratios) <= ALIKE else UNLIKE_ERROR

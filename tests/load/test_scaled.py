@@ -175,7 +175,13 @@ def test_what_the_donor_lacks_is_modelled_unasked() -> None:
 
 @pytest.mark.parametrize(
     ("card", "error"),
-    [("h100_nvl", ALIKE_ERROR), ("a100_40gb", ALIKE_ERROR), ("h800", ALIKE_ERROR), ("h20", UNLIKE_ERROR)],
+    [
+        ("h100_nvl", ALIKE_ERROR),
+        ("a100_40gb", ALIKE_ERROR),
+        ("h800", ALIKE_ERROR),
+        ("h20", UNLIKE_ERROR),
+        ("rtx_6000_ada", 0.45),
+    ],
 )
 def test_cards_that_differ_more_are_less_sure(card: str, error: float) -> None:
     gpu = load_gpu(card)
