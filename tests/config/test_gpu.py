@@ -154,6 +154,7 @@ def test_a_card_without_bf16_units_computes_it_in_fp16(tmp_path: Path) -> None:
         ("NVIDIA H100 NVL", "h100_nvl"),
         ("NVIDIA H200 NVL", "h200_nvl"),
         ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA GH200 120GB", "gh200"),
         ("NVIDIA H20-3e", "h20_3e"),
         ("NVIDIA L40", "l40"),
         ("NVIDIA L20", "l20"),
