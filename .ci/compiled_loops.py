@@ -1,7 +1,8 @@
-"""Compile the loops of a wheel: python .ci/compiled_loops.py FOLDER, for the checkout that this file is in.
+"""Compile the loops of a wheel, for the checkout that this file is in: .ci/compiled_loops.py FOLDER [LEVEL].
 
-For each level of x86-64 that this processor runs, `fastroof warm` runs twice on an empty cache. The second
-run reads only the loops that Python calls, which are shipped; the others are compiled into their callers.
+For each level of x86-64 that this processor runs, or the one named, `fastroof warm` runs twice on an empty
+cache. The second run reads only the loops that Python calls, which are shipped; the others are compiled into
+their callers.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ def main() -> None:
 
     folder = Path(sys.argv[1])
     levels = host_levels() if platform.system() == "Linux" else ()
+    if len(sys.argv) > 2:
+        levels = tuple(level for level in levels if level == sys.argv[2])
     if not levels:
         return
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor() as pool:
