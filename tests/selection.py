@@ -15,7 +15,7 @@ FEW_FILES = 5
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="run slow tests and every case of parametrized ones")
+    parser.addoption("--all", action="store_true", help="run slow tests, and every case of the others")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -34,8 +34,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if option.all or any("::" in name for name in config.args):
         return
     left_out = set()
-    if "slow" not in option.markexpr:
-        left_out.update(item for item in items if item.get_closest_marker("slow"))
+    for mark in ("slow", "release"):
+        if mark not in option.markexpr:
+            left_out.update(item for item in items if item.get_closest_marker(mark))
     if not (option.keyword or _names_few_files(config) or _names_benchmarks(config)):
         left_out.update(_further_cases([item for item in items if item not in left_out]))
     if left_out:

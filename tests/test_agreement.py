@@ -37,7 +37,7 @@ class Asked(NamedTuple):
         return self.compared.question
 
 
-@pytest.fixture(scope="module", params=[SAMPLE, pytest.param(EVERY, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[SAMPLE, pytest.param(EVERY, marks=pytest.mark.release)])
 def asked(request: pytest.FixtureRequest, h100: fastroof.Tables) -> list[Asked]:
     return [Asked(*one) for one in itertools.islice(answered(h100), request.param)]
 

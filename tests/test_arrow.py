@@ -136,15 +136,23 @@ def test_requests_of_a_simulation_are_rows_too(plan: StepPlan) -> None:
     pandas.testing.assert_frame_equal(simulation.to_pandas(), simulation.requests.to_pandas())
 
 
+@pytest.fixture(scope="module")
+def other_answers(plan: StepPlan) -> tuple[ArrowResult, ...]:
+    """A simulation, and a choice of deployments."""
+    return (
+        fastroof.simulate(plan, fastroof.Trace([0.0], [1000], [100])),
+        fastroof.sweep.best_deployments(
+            {"models": ["llama-3.1-8b"], "tp": [1], "isl": 1000, "osl": 100, "concurrency": [1]}
+        ),
+    )
+
+
 @pytest.mark.parametrize("package", ["pandas", "polars"])
 def test_a_missing_package_is_named_with_what_installs_it(
-    result: ArrowResult, plan: StepPlan, package: str, monkeypatch: pytest.MonkeyPatch
+    result: ArrowResult, other_answers: tuple[ArrowResult, ...], package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    answers = fastroof.sweep.best_deployments(
-        {"models": ["llama-3.1-8b"], "tp": [1], "isl": 1000, "osl": 100, "concurrency": [1]}
-    )
-    for rows in (result, fastroof.simulate(plan, fastroof.Trace([0.0], [1000], [100])), answers):
+    for rows in (result, *other_answers):
         with pytest.raises(FastroofError, match=rf"to_{package} needs {package}.*: pip install {package}; "):
             getattr(rows, f"to_{package}")()
 

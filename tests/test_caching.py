@@ -53,6 +53,7 @@ print(rss() - before)
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_page_does_not_grow_with_questions() -> None:
     """Each of 200 has another number of tokens; with caches of 8 MiB, growth is what Python makes of it."""
     done = subprocess.run([sys.executable, "-c", QUESTIONS], capture_output=True, text=True, timeout=600)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -27,6 +28,7 @@ PHRASE = re.compile("|".join(rf"(?P<p{i}>\b(?:{phrase})\b)" for i, phrase in enu
 GLOSSARY = CHECKOUT / ".github" / "STYLE.md"  # it quotes them
 
 
+@functools.cache
 def texts() -> list[Path]:
     folders = ("fastroof", "kernels_bench", "benchmarks", ".github", "bench_data")
     sources = [path for folder in folders for path in (CHECKOUT / folder).rglob("*") if path.is_file()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 from pathlib import Path
@@ -17,6 +18,8 @@ from fastroof.cli.best_answer import say
 from fastroof.sweep import deployment_question
 
 ASKED = ("best", "--model", "Qwen/Qwen3-8B", "--gpus", "2", "--isl", "500", "--osl", "50", "--tpot", "20")
+# fewer candidates, for what does not depend on how many are compared
+FEWER = (*ASKED, "--max-num-seqs", "64")
 SPEC = """
 models = ["qwen3-8b"]
 tp = [1, 2]
@@ -32,6 +35,7 @@ tpot_ms = 20
 """
 
 
+@functools.cache
 def good(*arguments: str) -> str:
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -42,6 +46,10 @@ def refused(*arguments: str) -> str:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2, result.output
     return result.stderr
+
+
+def fewer(**changes: Any) -> fastroof.sweep.Recommendation:
+    return asked(max_num_seqs=64, **changes)
 
 
 def asked(**changes: Any) -> fastroof.sweep.Recommendation:
@@ -80,31 +88,32 @@ def test_one_line_says_what_the_library_says() -> None:
 @pytest.mark.slow
 def test_means_and_percentiles_are_named_as_in_python() -> None:
     for options, of in ((("--mean",), None), (("--percentile", "90"), 90.0), ((), 99.0)):
-        (meant,) = asked(percentile=of).answers.answers
-        found = json.loads(good(*ASKED, *options, "--json"))
+        (meant,) = fewer(percentile=of).answers.answers
+        found = json.loads(good(*FEWER, *options, "--json"))
         (answer,) = found["answers"]
         name = "mean" if of is None else f"p{of:g}"
         assert answer["limits_on"] == meant.limits_on == name
         assert [choice["row"] for choice in answer["choices"]] == [choice.row for choice in meant.choices]
-        text = good(*ASKED, *options)
+        text = good(*FEWER, *options)
         assert ("limits are on means: percentiles" if of is None else f"limits are on {name}, by") in text
         assert ("--max-concurrency" if of is None else "--request-rate") in text
         assert (f"{name} TPOT ms" in text) == (of is not None)
         limit = answer["choices"][0]["margins"][0]
         assert f"limit: {'' if of is None else f'{name} '}TPOT {limit['value']:,.4g} of 20 ms" in text
-    assert "give --mean or --percentile, got both" in refused(*ASKED, "--mean", "--percentile", "99")
+    assert "give --mean or --percentile, got both" in refused(*FEWER, "--mean", "--percentile", "99")
 
 
 @pytest.mark.slow
 def test_gaps_between_tokens_can_be_limited() -> None:
     loose, tight = (
-        json.loads(good(*ASKED, "--itl", itl, "--json"))["answers"][0]["choices"][0] for itl in ("60", "12")
+        json.loads(good(*FEWER, "--itl", itl, "--json"))["answers"][0]["choices"][0] for itl in ("60", "12")
     )
     assert {margin["name"] for margin in tight["margins"]} == {"itl_ms", "tpot_ms"}
     assert tight["percentile"]["values_ms"]["itl_p99_ms"] <= 12
     assert tight["objective"] < loose["objective"]
-    means = json.loads(good(*ASKED[:-2], "--itl", "12", "--mean", "--json"))["answers"][0]["choices"][0]
-    tpot = json.loads(good(*ASKED[:-2], "--tpot", "12", "--mean", "--json"))["answers"][0]["choices"][0]
+    untold = tuple(word for word in FEWER if word not in ("--tpot", "20"))
+    means = json.loads(good(*untold, "--itl", "12", "--mean", "--json"))["answers"][0]["choices"][0]
+    tpot = json.loads(good(*untold, "--tpot", "12", "--mean", "--json"))["answers"][0]["choices"][0]
     assert means["row"] == tpot["row"]
 
 
@@ -121,16 +130,16 @@ def test_a_specification_and_one_line_print_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_to_run_can_be_copied() -> None:
-    text = good(*ASKED, "--price", "2")
-    (how,) = asked(gpu_hour_price=2).deployments
+    text = good(*FEWER, "--price", "2")
+    (how,) = fewer(gpu_hour_price=2).deployments
     assert how is not None
     assert how.benchmark is not None
     assert command_in(text, "vllm serve") == how.servers["server"].words()
     assert command_in(text, "vllm bench serve") == how.benchmark.words()
     assert "for 1M output tokens" in text
     assert text.count("limit: p99 TPOT") == 1
-    trt = good(*ASKED, "--engine", "trtllm-1.1")
-    (how,) = asked(engine="trtllm-1.1").deployments
+    trt = good(*FEWER, "--engine", "trtllm-1.1")
+    (how,) = fewer(engine="trtllm-1.1").deployments
     assert how is not None
     assert command_in(trt, "trtllm-serve") == how.servers["server"].words("engine.yaml")
     assert "free_gpu_memory_fraction: 0.9" in trt
@@ -140,7 +149,7 @@ def test_what_to_run_can_be_copied() -> None:
 def test_options_repeat() -> None:
     found = json.loads(
         good(
-            *ASKED,
+            *FEWER,
             "--model",
             "llama-3.1-8b",
             "--gpu",
@@ -157,6 +166,7 @@ def test_options_repeat() -> None:
             "sglang",
             "--runners-up",
             "40",
+            "--mean",
             "--json",
         )
     )
@@ -173,11 +183,11 @@ def test_options_repeat() -> None:
 
 @pytest.mark.slow
 def test_files_are_written_and_named(tmp_path: Path) -> None:
-    text = good(*ASKED, "--save", str(tmp_path / "out"))
+    text = good(*FEWER, "--save", str(tmp_path / "out"))
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"deployments.parquet", "deployments.csv", "start.sh", "benchmark.sh", "kubernetes.yaml"}
     assert all(name in text for name in names)
-    saved = json.loads(good(*ASKED, "--save", str(tmp_path / "out"), "--json"))["saved"]
+    saved = json.loads(good(*FEWER, "--save", str(tmp_path / "out"), "--json"))["saved"]
     assert {Path(path).name for path in saved} == names
     text = good(*ASKED, "--save", str(tmp_path / "llm-d"), "--manifest", "llm-d")
     assert {"llm-d.yaml", "llm-d-router.yaml"} < {path.name for path in (tmp_path / "llm-d").iterdir()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import math
 from dataclasses import replace
@@ -250,7 +251,7 @@ def test_experts_without_a_gate_have_no_infersim(h100: fastroof.Tables) -> None:
 @pytest.mark.parametrize("model", [SMALL, LARGE], ids=lambda model: model.name)
 def test_infersims_own_tables_by_both_methods(model: ModelSpec, layout: dict[str, int], shared: Path) -> None:
     root = shared / "reference" / "infersim_bench_data"
-    tables = fastroof.load_tables(root, gpu="h20")
+    tables = own_tables(root, "h20")
     found = compare(
         model,
         "h20",
@@ -293,6 +294,11 @@ def recorded() -> list[dict[str, str]]:
     ]
 
 
+@functools.cache
+def own_tables(root: Path, gpu: str) -> fastroof.Tables:
+    return fastroof.load_tables(root, gpu=gpu)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("row", recorded(), ids=lambda row: row["id"])
 def test_its_column_is_what_infersim_answered(row: dict[str, str], shared: Path) -> None:
@@ -309,7 +315,7 @@ def test_its_column_is_what_infersim_answered(row: dict[str, str], shared: Path)
         dtype="fp8" if row["fp8_gemm"] == "1" else "bf16",
         routing="balanced",
         allow_modelled=True,
-        tables=fastroof.load_tables(root, gpu=gpu),
+        tables=own_tables(root, gpu),
         infersim_root=root,
     ).steps[0]
     its = step.time("infersim")

@@ -125,6 +125,7 @@ def test_any_workload_is_served_to_the_bit(plans, seed, kind):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_whole_proof(plans):
     """Thousands of workloads, and preemptions by the hundred thousand."""
     # most of them lack blocks nearly all the time
