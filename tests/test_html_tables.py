@@ -139,9 +139,15 @@ def test_plans_without_room_and_plans_from_elsewhere_show_themselves(h100: Table
         assert pickle.loads(pickle.dumps(plan))._repr_html_() == plan._repr_html_()
 
 
+@pytest.fixture(scope="module")
+def found() -> fastroof.sweep.Recommendation:
+    return fastroof.recommend("llama-3.1-8b", "h100", total_gpus=2, isl=1000, osl=100, tpot_ms=20)
+
+
 @pytest.mark.slow
-def test_recommendations_and_sweeps_show_their_best(tmp_path: Path) -> None:
-    found = fastroof.recommend("llama-3.1-8b", "h100", total_gpus=2, isl=1000, osl=100, tpot_ms=20)
+def test_recommendations_and_sweeps_show_their_best(
+    found: fastroof.sweep.Recommendation, tmp_path: Path
+) -> None:
     page = page_of(found._repr_html_())
     assert found._repr_html_() == found.answers._repr_html_()
     assert page.rows == 1 + len(found.answers.answers[0].choices)
@@ -164,8 +170,7 @@ def test_recommendations_and_sweeps_show_their_best(tmp_path: Path) -> None:
         }
 
 
-def test_answers_as_rows(plan: StepPlan) -> None:
-    found = fastroof.recommend("llama-3.1-8b", "h100", total_gpus=2, isl=1000, osl=100, tpot_ms=20)
+def test_answers_as_rows(found: fastroof.sweep.Recommendation) -> None:
     table = found.to_arrow()
     choices = found.answers.answers[0].choices
     assert table["place"].to_pylist() == list(range(1, len(choices) + 1))

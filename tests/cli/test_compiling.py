@@ -51,7 +51,8 @@ def loops(folder: Path) -> set[Path]:
     return set(folder.rglob("*.loop"))
 
 
-@pytest.mark.slow
+# CI asks the same of its wheel: benchmarks/first_run.py --check
+@pytest.mark.release
 def test_after_it_commands_compile_nothing(tmp_path: Path) -> None:
     """In the folder of this run of tests, which has most loops already; other tests write there meanwhile."""
     code, _, err = warmed()

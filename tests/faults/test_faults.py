@@ -54,6 +54,7 @@ def test_what_a_fault_leaves_is_old_or_new(tmp_path: Path) -> None:
     assert {word for row in rows for word in row["outcomes"]} >= {"old", "new"}
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_found(tmp_path: Path) -> None:
     words = [word for one in PLANTED.values() for word in ("--operation", one.name)]
     code, _, rows = faults(tmp_path, *words, "--most", "4")

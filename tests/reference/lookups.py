@@ -126,6 +126,19 @@ def gemm_with_bands(points: Table) -> tuple[Table, frozenset[Point]]:
     return points | added, frozenset(added)
 
 
+CURVES: dict[int, tuple[Table, dict[Point, list[float]]]] = {}
+"""Tables and the measured m of each of their (n, k): sorting a table takes longer than a lookup in it."""
+
+
+def curves_of(points: Table) -> dict[Point, list[float]]:
+    if id(points) not in CURVES:
+        curves: dict[Point, list[float]] = {}
+        for pm, pn, pk in sorted(points):
+            curves.setdefault((pn, pk), []).append(pm)
+        CURVES[id(points)] = points, curves
+    return CURVES[id(points)][1]
+
+
 def gemm(
     points: Table,
     bound: Callable[..., float],
@@ -135,9 +148,7 @@ def gemm(
     added: frozenset[Point] = frozenset(),
 ) -> Answer:
     """Latency of an m x n x k GEMM out of points (m, n, k), of which some were added and not measured."""
-    curves: dict[Point, list[float]] = {}
-    for pm, pn, pk in sorted(points):
-        curves.setdefault((pn, pk), []).append(pm)
+    curves = curves_of(points)
 
     def carried(point: Point, to: Point) -> Answer:
         held = points[point] if point == to else points[point] * bound(*to) / bound(*point)

@@ -162,8 +162,15 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        # each kind of sweep with one of the errors, each error with two kinds; the others before a release
+        pytest.param(name, error, marks=[pytest.mark.release] if (i + j) % 2 else [])
+        for i, name in enumerate(SPECS)
+        for j, error in enumerate((KeyboardInterrupt, OSError))
+    ],
+)
 def test_what_was_done_is_not_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any, name: str, error: type[BaseException]
 ) -> None:

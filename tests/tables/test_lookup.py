@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -323,19 +324,27 @@ def _check_curve_methods(tables, operator, query, points, x):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("operator", ["gemm", "attention_prefill", "attention_decode", "allreduce", "moe"])
 def test_every_measured_row_comes_back_exactly(h100, operator, method):
-    measured = h100.table(operator)
-    for key, rows in h100.groups(operator).items():
-        columns = {name: measured.columns[name][rows] for name in measured.columns}
-        names = [c.name for c in measured.schema.keys]
-        query = dict(zip(names, key, strict=True)) | {a.name: columns[a.name] for a in measured.schema.axes}
+    for query, expected, is_spike in measured_rows(h100, operator):
         got = h100.lookup(operator, method=method, **query)
-        axes = [a.name for a in measured.schema.axes]
-        medians = naive.points_of(h100, operator, key)
-        points = zip(*(columns[a].tolist() for a in axes), strict=True)
-        expected = [medians[tuple(map(float, point))] for point in points]
         assert got.latency_us.tolist() == expected
         # isolated spikes have the latency that their neighbours make
-        assert (got.origin > 0).tolist() == measured.spikes.every_row[rows].tolist()
+        assert (got.origin > 0).tolist() == is_spike
+
+
+@functools.cache
+def measured_rows(tables, operator):
+    """Of each key a query for its rows, their latencies, and which rows are spikes."""
+    measured = tables.table(operator)
+    axes, found = [a.name for a in measured.schema.axes], []
+    for key, rows in tables.groups(operator).items():
+        columns = {name: measured.columns[name][rows] for name in axes}
+        names = [c.name for c in measured.schema.keys]
+        medians = naive.points_of(tables, operator, key)
+        points = zip(*(columns[a].tolist() for a in axes), strict=True)
+        expected = [medians[tuple(map(float, point))] for point in points]
+        query = dict(zip(names, key, strict=True)) | columns
+        found.append((query, expected, measured.spikes.every_row[rows].tolist()))
+    return found
 
 
 # Between the nodes

@@ -19,6 +19,7 @@ from kernels_bench.grid.grid import Grid, grid_names, load_grid, shapes_of
 from kernels_bench.model_shape import Experts, ModelShape
 from kernels_bench.operators.elementwise import elementwise_bytes
 from kernels_bench.operators.registry import MEASURED
+from kernels_bench.protocol import Point
 from tests.reference.shards import shard
 
 ISSUE_HEADS = ("28-4", "32-8", "32-4", "40-8", "64-8", "16-2", "32-32", "128-8")
@@ -31,10 +32,20 @@ def default() -> Grid:
     return load_grid()
 
 
+POINTS: dict[str, list[Point]] = {}
+"""Points of grids by what the file holds: they take longer to make than to look through."""
+
+
+def points_of(grid: Grid) -> list[Point]:
+    if grid.sha256 not in POINTS:
+        POINTS[grid.sha256] = grid.points()
+    return POINTS[grid.sha256]
+
+
 def sizes(grid: Grid, operator: str, *columns: str, **where: object) -> set[tuple[object, ...]]:
     return {
         tuple(point.values[column] for column in columns)
-        for point in grid.points()
+        for point in points_of(grid)
         if point.operator == operator and all(point.values[name] == value for name, value in where.items())
     }
 

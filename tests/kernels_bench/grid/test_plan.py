@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -252,10 +253,15 @@ def test_a_large_budget_drops_nothing() -> None:
     assert (kept, dropped) == (POINTS, [])
 
 
+@functools.cache
+def fitted(budget_s: float) -> tuple[list[Point], list[Point]]:
+    return fit_budget(POINTS, H100, budget_s)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("budget_s", [5, 60, 150, 300, 500])
 def test_a_budget_is_kept_and_used(budget_s: float) -> None:
-    kept, dropped = fit_budget(POINTS, H100, budget_s)
+    kept, dropped = fitted(budget_s)
     assert run_seconds(kept, H100) <= budget_s
     assert run_seconds(kept, H100) > budget_s - 0.5, "one more point of the level that is thinned would fit"
     order = {point.key: i for i, point in enumerate(POINTS)}
@@ -268,7 +274,7 @@ def test_a_budget_is_kept_and_used(budget_s: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("budget_s", [5, 60, 150, 300, 500])
 def test_the_highest_priority_numbers_go_first(budget_s: float) -> None:
-    kept, dropped = fit_budget(POINTS, H100, budget_s)
+    kept, dropped = fitted(budget_s)
     assert max(p.priority for p in kept) <= min(p.priority for p in dropped)
     assert [p for p in kept if p.priority == 0] == GRID.sentinels()
 
@@ -371,7 +377,7 @@ def test_plan_prints_groups_and_totals(app: typer.Typer) -> None:
 @pytest.mark.slow
 def test_plan_says_what_a_budget_drops(app: typer.Typer) -> None:
     text = invoke(app, "--budget", "300")
-    _, dropped = fit_budget(POINTS, H100, 300)
+    _, dropped = fitted(300)
     assert f"the budget of 300 s drops {len(dropped):,} points" in text
     assert "all 264 in mla decode bf16" in text
     assert "the budget of 700 s drops nothing" in invoke(app, "--budget", "700")
