@@ -34,8 +34,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if option.all or any("::" in name for name in config.args):
         return
     left_out = set()
-    for mark in ("slow", "release"):
-        if mark not in option.markexpr:
+    # what only a release runs may be marked slow too
+    for mark, named in (("slow", ("slow", "release")), ("release", ("release",))):
+        if not any(name in option.markexpr for name in named):
             left_out.update(item for item in items if item.get_closest_marker(mark))
     if not (option.keyword or _names_few_files(config) or _names_benchmarks(config)):
         left_out.update(_further_cases([item for item in items if item not in left_out]))

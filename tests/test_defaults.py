@@ -168,7 +168,9 @@ def test_the_default_limits_are_the_engines_own_everywhere() -> None:
     assert set(found.values()) == {"engine"}, found
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm-1.1"])
+@pytest.mark.parametrize(
+    "engine", ["vllm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sglang", "trtllm-1.1"))]
+)
 def test_simulate_capacity_serving_and_best_have_the_same_limits(engine: str) -> None:
     """The command line compiles a plan of that size; in Python a smaller one is an error."""
     own = load_engine(engine)

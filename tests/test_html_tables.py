@@ -170,6 +170,7 @@ def test_recommendations_and_sweeps_show_their_best(
         }
 
 
+@pytest.mark.slow
 def test_answers_as_rows(found: fastroof.sweep.Recommendation) -> None:
     table = found.to_arrow()
     choices = found.answers.answers[0].choices

@@ -18,6 +18,7 @@ def text() -> str:
     return NOTEBOOK.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_cells_run_in_order_and_answer_what_is_shown(text: str) -> None:
     """Who changed an answer on purpose: ``python -m tests.notebook``."""
     document = json.loads(text)

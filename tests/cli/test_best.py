@@ -63,8 +63,8 @@ def command_in(text: str, program: str) -> list[str]:
 
 
 def test_one_line_says_what_the_library_says() -> None:
-    truth = asked(gpu_hour_price={"h100": 2.5})
-    found = json.loads(good(*ASKED, "--price", "h100=2.5", "--json"))
+    truth = fewer(gpu_hour_price={"h100": 2.5})
+    found = json.loads(good(*FEWER, "--price", "h100=2.5", "--json"))
     (answer,), (deployment,) = found["answers"], found["deployments"]
     (meant,), (how,) = truth.answers.answers, truth.deployments
     assert how is not None
@@ -272,6 +272,7 @@ SHARED = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_models_with_rates_share_the_gpus() -> None:
     truth = fastroof.recommend_shared(
         {

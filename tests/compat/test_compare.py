@@ -144,6 +144,7 @@ def test_tp_and_head_dim_reasons(h100: fastroof.Tables) -> None:
     assert "600 tokens" in causes(found, 1, "roofline_v2")["attention", "bucket"]
 
 
+@pytest.mark.slow
 def test_roofline_v1_is_compared_only_with_its_calibration(h100: fastroof.Tables) -> None:
     without = compare("llama-2-7b", "h100", decode=[(32, 4096)], tables=h100)
     assert "roofline_v1" not in without.trees

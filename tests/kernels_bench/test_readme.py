@@ -16,6 +16,7 @@ README = (FOLDER / "README.md").read_text(encoding="utf-8")
 SCRIPT = re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[0]
 
 
+@pytest.mark.slow
 def test_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for line in SCRIPT.splitlines():
