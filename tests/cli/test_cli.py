@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -26,6 +27,7 @@ import fastroof
 from fastroof import compile_plan, load_tables
 from fastroof.cli import app
 from fastroof.cli.output import ORIGIN_WORDS, print_table, scaled, time_words
+from fastroof.cli.tables import validate as validate_command
 from fastroof.cli.workload_options import Requests, parse_requests, parse_sizes
 from fastroof.columns import ORIGINS
 from fastroof.defaults import DEFAULT_ENGINE
@@ -600,6 +602,15 @@ def test_diff_shows_what_is_flagged_and_on_request_every_region() -> None:
     assert "unknown operator 'gem'" in refused("tables", "diff", *sets, "--operator", "gem")
 
 
+CHECKED = functools.cache(validate_command._check)
+
+
+@pytest.fixture
+def checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Print one judgement in several forms: judging a source takes seconds."""
+    monkeypatch.setattr(validate_command, "_check", CHECKED)
+
+
 @pytest.mark.slow
 def test_validate_passes_the_shipped_tables() -> None:
     found = parsed("tables", "validate", "h100")
@@ -611,6 +622,7 @@ def test_validate_passes_the_shipped_tables() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("checked_once")
 def test_validate_sums_warnings_up_and_lists_them_when_asked() -> None:
     source = ("tables", "validate", "h100", "--source", "aiconfigurator-vllm-0.24.0")
     (_, short, _), (_, every, _) = run(*source), run(*source, "--all")
@@ -629,6 +641,7 @@ def test_validate_sums_warnings_up_and_lists_them_when_asked() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("checked_once")
 def test_validate_names_isolated_spikes_and_what_lookups_answer_instead() -> None:
     source = ("tables", "validate", "h100", "--source", "aiconfigurator-trtllm-1.3.0rc20")
     (report,) = (r for r in parsed(*source)["reports"] if r["operator"] == "mla_decode")
