@@ -80,6 +80,7 @@ def test_editable_install_finds_the_clones_bench_data(build: Callable[..., Path]
     assert Path(found.strip()) == CHECKOUT / "bench_data"
 
 
+@pytest.mark.slow
 def test_installed_wheel_finds_the_bench_data_inside_it(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     install(wheel, site, tmp_path)

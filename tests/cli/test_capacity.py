@@ -175,6 +175,7 @@ def test_best_shows_the_percentile_beside_the_closed_form(tmp_path: Path) -> Non
     assert found["answers"][0]["choices"][0]["percentile"] == first._asdict()
 
 
+@pytest.mark.slow
 def test_a_log_of_ones_own_is_served_and_what_is_left_out_said_once(tmp_path: Path) -> None:
     log, copy = tmp_path / "log.csv", tmp_path / "copy.jsonl"
     rows = "".join(

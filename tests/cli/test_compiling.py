@@ -29,6 +29,7 @@ def warmed(*words: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_it_compiles_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(warm, "GROUPS", ((BRACKET, BRACKET), ("pass",)))
     monkeypatch.setenv("FASTROOF_CACHE_DIR", str(tmp_path))

@@ -59,6 +59,7 @@ def test_every_list_is_the_products() -> None:
     assert offered("bash", "fastroof capacity --executor ") == ["local", "ray"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_script_is_printed_and_installed(shell: str, tmp_path: Path) -> None:
     shown = run("--show-completion", shell, HOME=str(tmp_path))

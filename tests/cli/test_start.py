@@ -180,11 +180,13 @@ def modules(*words: str, **changed: str) -> set[str]:
     return set(done.stdout.rpartition("MODULES")[2].split())
 
 
+@pytest.mark.slow
 def test_what_a_simulation_imports() -> None:
     words = ("simulate", "--model", "llama-3.1-8b", "--num-gpu-blocks", "40000", "--rate", "5")
     assert modules(*words).isdisjoint({"pydantic", "matplotlib", "starlette", "ray"})
 
 
+@pytest.mark.slow
 def test_what_a_step_and_a_lookup_import(tmp_path: Path) -> None:
     cache = {"FASTROOF_CACHE_DIR": str(tmp_path), "FASTROOF_KEEP_PLANS": "auto"}
     step = STEP[2:]

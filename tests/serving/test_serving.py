@@ -99,6 +99,7 @@ def test_requests_that_arrive_as_a_step_ends_do_not_wait_for_one(plan, isl, osl,
     assert ttft == pytest.approx(1.0, abs=0.15 if (isl, osl, clients, options) in LIGHT else 0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["kernels", "trtllm-1.0"])
 def test_estimates_are_near_a_simulation_with_every_runtime(plans, engine):
     errors = np.array([compared(plans[engine], *scenario) for scenario in LIGHT[1:4]])

@@ -341,6 +341,7 @@ def test_where_one_replica_will_do_or_none_will_it_says_so(plan: StepPlan, load:
     assert clients.replicas > 1
 
 
+@pytest.mark.slow
 def test_a_capacity_does_not_depend_on_the_number_of_requests_given(plan: StepPlan) -> None:
     """600, 1,000, 30,000 and 300,000 requests gave 29.6, 29.5, 28.0 and 27.4 requests/s, without an error."""
     found = [
@@ -376,6 +377,7 @@ def test_only_requests_between_ramp_and_drain_count(plan: StepPlan) -> None:
     assert most.counted >= 50 * seen.in_system
 
 
+@pytest.mark.slow
 def test_the_sampling_error_is_how_much_other_draws_differ(plan: StepPlan) -> None:
     limits = {"tpot_p99_ms": 40, "ttft_p99_ms": 1000}
     alone = [

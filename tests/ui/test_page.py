@@ -174,6 +174,7 @@ def test_what_is_asked_again_is_what_changed(opened: Browser, page: PageServer) 
     assert {address.rpartition("/")[2] for address in opened.requests} == {"step", "capacity"}
 
 
+@pytest.mark.slow
 def test_what_to_run_is_asked_by_a_button_and_is_that_of_the_command(
     opened: Browser, page: PageServer
 ) -> None:
@@ -438,6 +439,7 @@ def test_labels_cover_no_point_and_no_other_label(opened: Browser) -> None:
     assert "HBM 3.35 TB/s, bf16 990 TFLOP/s" in text(opened, "#roofline-words")
 
 
+@pytest.mark.slow
 def test_limits_have_the_digits_that_were_typed(opened: Browser) -> None:
     put(opened, "tpot_ms", "30")
     put(opened, "ttft_ms", "1250.5")

@@ -271,6 +271,7 @@ def test_vidurs_own_command_line_simulates_with_it():
     assert done.stdout.startswith("Simulation ended at: ")
 
 
+@pytest.mark.slow
 def test_the_example_runs():
     done = run("fastroof.backends.vidur.tree_example")
     assert done.stderr == ""

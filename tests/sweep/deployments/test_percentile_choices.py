@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import Any
@@ -14,7 +15,7 @@ from fastroof import SweepError, Workload, capacity, compile_plan, load_tables, 
 from fastroof.simulation.disaggregated import Link, simulate_disaggregated
 from fastroof.simulation.requests import RequestTimes
 from fastroof.simulation.steady import steady_run
-from fastroof.sweep.answers import Answers
+from fastroof.sweep.answers import Answer, Answers
 from fastroof.sweep.best import best_deployments
 from fastroof.sweep.percentile_capacity import PercentileCapacity, percentile_limits, ranked_anew
 
@@ -271,20 +272,29 @@ LARGE: dict[str, Any] = {
     "total_gpus": 16, "isl": 3000, "osl": 600, "ttft_ms": 1500, "tpot_ms": 40, "mode": "aggregated",
     "most_gpus_each": 8,
 }  # fmt: skip
+OWN: dict[str, Any] = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192}
+
+
+@functools.cache
+def with_own_limits(model: str) -> Answer:
+    (answer,) = recommend(model, "h200", **LARGE, **OWN, runners_up=9).answers.answers
+    return answer
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "layout", "rate", "means_layout"),
-    [("deepseek-v3.1", (8, 1), 4.0, (8, 1)), ("gpt-oss-120b", (2, 1), 70.5, (1, 2))],
+    [
+        pytest.param("deepseek-v3.1", (8, 1), 4.0, (8, 1), marks=pytest.mark.release),
+        ("gpt-oss-120b", (2, 1), 70.5, (1, 2)),
+    ],
 )
 def test_the_winner_is_that_of_the_percentile(
     model: str, layout: tuple[int, int], rate: float, means_layout: tuple[int, int]
 ) -> None:
     """By means, ranks of attention data parallelism are better; requests at random fill them unevenly."""
-    own = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192}
-    (answer,) = recommend(model, "h200", **LARGE, **own, runners_up=9).answers.answers
-    by_means = recommend(model, "h200", **LARGE, **own, percentile=None).answers.answers[0].choices[0].row
+    answer = with_own_limits(model)
+    by_means = recommend(model, "h200", **LARGE, **OWN, percentile=None).answers.answers[0].choices[0].row
     assert (by_means["tp"], by_means["dp"]) == means_layout
     rates = {}
     for choice in answer.choices:
@@ -303,10 +313,8 @@ def test_the_winner_is_that_of_the_percentile(
 @pytest.mark.slow
 def test_limits_of_a_step_are_searched_for_the_percentile() -> None:
     """Fewer requests at once keep a percentile that the engine's own limit breaks at the same rate."""
-    own, searched = (
-        recommend("gpt-oss-120b", "h200", **LARGE, **limits).answers.answers[0].choices[0]
-        for limits in ({"max_num_seqs": 1024, "max_num_batched_tokens": 8192}, {})
-    )
+    own = with_own_limits("gpt-oss-120b").choices[0]
+    searched = recommend("gpt-oss-120b", "h200", **LARGE).answers.answers[0].choices[0]
     assert searched.objective > 1.03 * own.objective
     assert searched.row["max_num_seqs"] < 1024
 
@@ -348,6 +356,7 @@ def test_what_has_no_percentile_is_answered_by_means_and_says_so(changes: dict[s
         best_deployments(SPEC, requests=1)
 
 
+@pytest.mark.slow
 def test_limits_that_no_percentile_keeps_have_a_nearest() -> None:
     (answer,) = best_deployments(SPEC | {"constraints": {"ttft_ms": 25, "tpot_ms": 25}}, requests=500).answers
     assert answer.limits_on == "p99"

@@ -81,6 +81,7 @@ def ran(script: Path, program: str, *arguments: str) -> tuple[list[str], dict[st
     return called, seen
 
 
+@pytest.mark.slow
 def test_the_scripts_start_and_measure_what_was_meant(found: Recommendation, tmp_path: Path) -> None:
     deployment = only(found)
     written = found.save(tmp_path / "out")

@@ -177,6 +177,7 @@ def test_a_model_that_does_not_fit_says_on_how_many_gpus_it_would() -> None:
     assert fewer.answers.answers[0].choices == ()
 
 
+@pytest.mark.slow
 def test_fewer_gpus_than_given_may_hold_a_model() -> None:
     # 12 GPUs have replicas of 1, 2 and 4 at most; one of 8 holds it
     found = recommend("deepseek-v3", "h200", total_gpus=12, isl=3000, osl=600, allow_modelled=True)

@@ -129,6 +129,7 @@ def found() -> SharedBudget:
     return recommend_shared(SPEC)
 
 
+@pytest.mark.slow
 def test_shares_are_the_answers_for_one_model(found: SharedBudget) -> None:
     held = []
     for share, traffic in zip(found.shares, SPEC["traffic"], strict=True):
