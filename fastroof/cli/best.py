@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.best_answer import print_answer, say
-from fastroof.cli.option_groups import ENGINE, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
+from fastroof.cli.option_groups import ENGINE, ENGINE_FACTS, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import UNLIMITED_WIDTH, console, counted, duration, print_json, shown_progress
 from fastroof.cli.shared_budget import (
@@ -134,7 +134,8 @@ def deployment_document(deployment: Deployment | None) -> dict[str, Any] | None:
     }
 
 
-EPILOG: Final = """\b
+EPILOG: Final = (
+    """\b
 Examples:
   fastroof best --model Qwen/Qwen3-32B-FP8 --gpu h100 --gpus 8 --isl 4000 --osl 500 --ttft 500 --tpot 30
   fastroof best --model llama-3.1-70b --dtype bf16 --dtype fp8 --gpu h100 --gpu h200 --gpus 8 \\
@@ -180,9 +181,9 @@ rate [requests_per_s, low, high (steps one standard error longer and shorter), t
 (the binding one), place (rank by the closed form), why_not (why it was not simulated), values_ms (percentiles
 at the rate, by limit), clients (mean requests in the system), requests (simulated), sampling_error (relative,
 over draws of the arrivals; of the best)].
-deployments: one object or null per answer [checkpoint, engine, release (of the arguments), image, copies,
-gpus_each, servers (role: command, config), benchmark, benchmark_clients, benchmark_rate (requests/s; 0 for
-clients), price [an_hour, of_output, of_all (per million tokens)], notes].
+engines: one object per engine. deployments: one object or null per answer [checkpoint, engine, release (of
+the arguments), image, copies, gpus_each, servers (role: command, config), benchmark, benchmark_clients,
+benchmark_rate (requests/s; 0 for clients), price [an_hour, of_output, of_all (per million tokens)], notes].
 
 \b
 JSON with --rate: gpu, total_gpus, scale (smallest ratio of held to wanted rate; 0 if the GPUs cannot run
@@ -191,6 +192,8 @@ all models), gpus_left, needed_gpus (that hold all wanted rates; null if none we
 shares: one object per model [model, isl, osl, wanted_requests_per_s, held_requests_per_s, ratio, gpus,
 needed_gpus, answer, deployment (as above)].
 """
+    + ENGINE_FACTS
+)
 
 _ASKED: Final = "The question"
 _FEW_SKIPPED: Final = 2
@@ -436,6 +439,7 @@ def best(
             {
                 **answers_document(found.answers),
                 "deployments": [deployment_document(one) for one in found.deployments],
+                "engines": found.engines,
                 "would_fit": found.would_fit,
                 "saved": [str(path) for path in written],
             }
@@ -476,7 +480,7 @@ def _answer_shared(
     print_shares(found)
     for run in runs:
         if run is not None:
-            print_answer(run.answers.answers[0], run.answers.objective, None)
+            print_answer(run.answers.answers[0], run.answers.objective, None, run.engine_titles)
             if run.deployments[0] is not None:
                 print_how_to_run(run.deployments[0])
     say(f"{found.questions} questions (a model on a number of GPUs) answered in {duration(found.total_s)}")
@@ -530,7 +534,8 @@ def answers_document(value: Any) -> Any:
 def _print(found: Recommendation, *, is_question: bool) -> None:
     answers = found.answers
     for answer, deployment in zip(answers.answers, found.deployments, strict=True):
-        print_answer(answer, answers.objective, found.would_fit.get(answer.group["model"]))
+        would_fit = found.would_fit.get(answer.group["model"])
+        print_answer(answer, answers.objective, would_fit, found.engine_titles)
         if deployment is not None:
             print_how_to_run(deployment)
     skipped = answers.skipped

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.cli.output import UNLIMITED_WIDTH, console, percent, print_table
@@ -41,8 +41,10 @@ def say(text: str, indent: int = 0) -> None:
     out.print(text, soft_wrap=True)
 
 
-def print_answer(answer: Answer, objective: str, would_fit: dict[str, Any] | None) -> None:
-    """Print what to run for one model and load."""
+def print_answer(
+    answer: Answer, objective: str, would_fit: dict[str, Any] | None, engines: Mapping[str, str]
+) -> None:
+    """Print what to run for one model and load; ``engines`` are their titles by name."""
     from fastroof.models.layout import copies_words
 
     out = console()
@@ -50,13 +52,13 @@ def print_answer(answer: Answer, objective: str, would_fit: dict[str, Any] | Non
     loads = ", ".join(f"{name} {value:,g}" for name, value in group.items() if name != "model")
     title = f"{group['model']}{' at ' if loads else ''}{loads}"
     if not answer.choices:
-        _print_none(answer, title, would_fit)
+        _print_none(answer, title, would_fit, engines)
         return
     first = answer.choices[0]
     row = first.row
     say(
         f"{title}: run {copies_words(row)} on {row['total_gpus']} x {row['gpu']}, {row['dtype']} weights, "
-        f"{row['kv_dtype']} KV cache, engine {row['engine']}, steps of up to "
+        f"{row['kv_dtype']} KV cache, engine {engines[row['engine']]}, steps of up to "
         f"{row['max_num_batched_tokens']:,} tokens and {row['max_num_seqs']:,} requests{_drafts_words(row)}"
     )
     for line in _why(answer, objective):
@@ -138,7 +140,9 @@ _SAID: Final = {"GPU": "gpu", "dtype": "dtype", "KV": "kv_dtype", "engine": "eng
 """Columns that the first sentence names for the best deployment."""
 
 
-def _print_none(answer: Answer, title: str, would_fit: dict[str, Any] | None) -> None:
+def _print_none(
+    answer: Answer, title: str, would_fit: dict[str, Any] | None, engines: Mapping[str, str]
+) -> None:
     from fastroof.models.layout import copies_words
 
     lost = sorted(answer.infeasible.items(), key=lambda item: -item[1])
@@ -158,7 +162,7 @@ def _print_none(answer: Answer, title: str, would_fit: dict[str, Any] | None) ->
         ]
         say(
             f"nearest: {copies_words(row)} on {row['total_gpus']} x {row['gpu']}, {row['dtype']} weights, "
-            f"engine {row['engine']}, with {clients}: {', '.join(said)}",
+            f"engine {engines[row['engine']]}, with {clients}: {', '.join(said)}",
             2,
         )
     if would_fit is not None:

@@ -13,6 +13,7 @@ from fastroof.checks import shown
 from fastroof.cli.capacity_tables import print_capacity, print_fewest
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import (
+    ENGINE_FACTS,
     ENGINE_SETTINGS,
     EXECUTION,
     TABLES,
@@ -28,7 +29,8 @@ from fastroof.cli.output import print_json
 from fastroof.cli.workload_options import WORKLOAD, asked_requests, print_left_out
 from fastroof.errors import SimulationError
 
-EPILOG: Final = """\b
+EPILOG: Final = (
+    """\b
 Examples:
   fastroof capacity llama-3.1-8b --ttft-p99 500 --tpot-p99 50 \\
       --num-requests 10000 --input lognormal:1024:0.5 --output 200
@@ -51,6 +53,8 @@ rate [requests_per_s, holds, served_per_s, growth, goodput, and the percentiles]
 gpus (0 where too many would be needed), limit, requests_per_s, at_replicas. JSON of a specification: as
 `fastroof sweep`, best: one object a group.
 """
+    + ENGINE_FACTS
+)
 
 DEFAULT_RESULTS: Final = Path("capacities.parquet")
 _SHORT: Final = re.compile(r"([a-z0-9]+_p[0-9_]+)(?:_ms)?[=:]([0-9]*\.?[0-9]+)")
@@ -156,7 +160,7 @@ def capacity(
         "version": __version__, "model": served.model.name, "gpu": served.gpu.name, "tp": served.tp,
         "pp": served.layout.pp, "dp": served.layout.dp, "ep": served.layout.ep,
         "moe_tp": served.layout.moe_tp, "dtype": served.dtype, "kv_dtype": served.kv_dtype,
-        "engine": served.engine, "tables_hash": served.tables_hash,
+        **served.profile.facts, "tables_hash": served.tables_hash,
         "left_out": getattr(asked, "left_out", {}),
     }  # fmt: skip
     if fewest:

@@ -26,18 +26,20 @@ _COSTS: Final = {
 _ORDERS: Final = {"mixed": "", "prefill_first": ", first"}
 
 EPILOG: Final = """\b
-JSON: a list with one object per profile: name, engine, versions, costs [step_us, sequence_us, prefill_us,
+JSON: a list with one object per profile: name, engine, versions, validated (newest version of measured
+runs), version, rules (of a narrowed profile; empty here), costs [step_us, sequence_us, prefill_us,
 prefill_floor_layer_us, allreduce_us, layer_us, prefill_layer_us, residual, layers: architecture, layer_us,
-versions, evidence], scheduling [order, chunked_prefill, max_num_batched_tokens, max_num_seqs], memory
-[kv_reservation, room, fraction, context_gib, group_gib, graphs, activation, sample_bytes, block_tokens,
-kv_cache, reserve, by_version, ...: how a GPU's memory is divided], kernels
-[gemm_smoothing, fp8_scales, shared_experts, latent_attention, engines, operators:
-operator, gpu, format, layout, source, engine, reason, version, dtype, kernel, versions, architecture,
-required, shared_experts; mixed_attention: ns, interval_ns, gpu, head_dim, kv_dtype, reason, evidence;
-cold_decode: GPUs; prefill_graphs: multiples, versions, reason], data_parallel [source, lockstep,
-prompt_tokens, decode_tokens, graph_tokens, idle_tokens, assignment, balance_steps],
-layout [ep, attention, alltoall, ...], errors [tpot, ttft], fit [costs, outlier, chosen, layers, left_out:
-reason, model, gpu, format, versions] or null, evidence.
+versions, evidence], scheduling [order, chunked_prefill, max_num_batched_tokens, max_num_seqs,
+async_scheduling, prefill_schedule_interval, prefill_decode_interval, min_free_slots_delay, pauses: option,
+versions, alone; by_card], memory [kv_reservation, room, fraction, context_gib, group_gib, graphs,
+activation, sample_bytes, block_tokens, kv_cache, reserve, by_version, ...: how a GPU's memory is divided],
+kernels [gemm_smoothing, fp8_scales, shared_experts, latent_attention, engines, operators: operator, gpu,
+format, layout, source, engine, reason, version, dtype, kernel, versions, architecture, required,
+shared_experts; mixed_attention: ns, interval_ns, gpu, head_dim, kv_dtype, reason, evidence; cold_decode:
+GPUs; prefill_graphs: multiples, versions, reason], data_parallel [source, lockstep, prompt_tokens,
+decode_tokens, graph_tokens, graphs: gpus, tokens, versions, idle_tokens, assignment, balance_steps], layout
+[ep, attention, alltoall, ...], errors [tpot, ttft], fit [costs, outlier, chosen, layers, left_out: reason,
+model, gpu, format, versions] or null, evidence.
 """
 
 
@@ -57,6 +59,8 @@ def engines(as_json: Json = False) -> None:
     columns = (
         "engine",
         "versions",
+        "newest rules",
+        "validated",
         "unexplained",
         "prompts",
         "tokens a step",
@@ -67,7 +71,7 @@ def engines(as_json: Json = False) -> None:
     print_table(
         columns,
         [_cells(profile) for profile in profiles],
-        left=("engine", "versions"),
+        left=("engine", "versions", "newest rules", "validated"),
         least=("KV cache", "requests", "of memory"),
     )
     console().print()
@@ -98,6 +102,8 @@ def _cells(profile: EngineProfile) -> tuple[str, ...]:
     return (
         profile.name,
         profile.versions if profile.engine else "",
+        profile.rule_versions,
+        f"to {profile.validated}" if profile.validated else "",
         percent(profile.costs.residual or None),
         ("in chunks" if scheduling.chunked_prefill else "whole") + _ORDERS[scheduling.order],
         f"{scheduling.max_num_batched_tokens:,}",

@@ -34,14 +34,14 @@ No kernel is looked up: memory alone decides. Rules are those of the engine's ne
 --engine vllm-0.24.0 takes those of another. Sizes are GiB (2^30 bytes) of one GPU.
 
 \b
-JSON: version, model, gpu, engine, versions, tp, pp, dp, ep, dtype, kv_dtype, starts, max_model_len,
-max_num_seqs, max_num_batched_tokens, refusals [code (A: other processes hold memory, B: no room for KV cache,
-C: one request of max_model_len does not fit, D: more requests than blocks of states, E: may run out of
-memory later), reason, needed, available, unit, remedy, is_warning], changes [settings, max_model_len,
-concurrency], memory (fraction, and bytes and blocks of one GPU), cache_line_tokens (what the engine prints),
-concurrency, largest_max_model_len, largest_max_num_seqs, length_of_all, running, graphs_variable, source,
-room_errors [engine, versions, starts, median_gib, most_gib (in nine of ten); null if not judged],
-command [text, release, config, unsaid].
+JSON: version, model, gpu, engine, versions, engine_title, tp, pp, dp, ep, dtype, kv_dtype, starts,
+max_model_len, max_num_seqs, max_num_batched_tokens, refusals [code (A: other processes hold memory, B: no
+room for KV cache, C: one request of max_model_len does not fit, D: more requests than blocks of states, E:
+may run out of memory later), reason, needed, available, unit, remedy, is_warning], changes [settings,
+max_model_len, concurrency], memory (fraction, and bytes and blocks of one GPU), cache_line_tokens (what the
+engine prints), concurrency, largest_max_model_len, largest_max_num_seqs, length_of_all, running,
+graphs_variable, source, room_errors [engine, versions, starts, median_gib, most_gib (in nine of ten); null if
+not judged], command [text, release, config, unsaid].
 """
 
 
@@ -109,10 +109,9 @@ def _print(answer: Fit) -> None:
     sizes = {"tp": answer.tp, "pp": answer.pp, "dp": answer.dp, "ep": answer.ep}
     layout = " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1 or name == "tp")
     gpus = answer.tp * answer.pp * answer.dp
-    version = f" {answer.versions}" if answer.versions else ""
     line(
         f"{answer.model} on {gpus} x {answer.gpu}, {layout}, {answer.dtype} weights, {answer.kv_dtype} KV "
-        f"cache, {answer.engine}{version}\n"
+        f"cache, {answer.engine_title}\n"
     )
     line("starts: yes" if answer.starts else "starts: no")
     for one in answer.refusals:

@@ -115,6 +115,13 @@ LIMITS: Final[Group] = {
 }
 """The largest step that an engine schedules."""
 
+ENGINE_FACTS: Final = """
+\b
+After engine: engine_versions (those with the same rules), not_validated_beyond (the newest version with
+measured runs if the engine is newer, else null).
+"""
+"""The end of the help of commands that print an engine's profile as JSON."""
+
 SCHEDULING: Final[Group] = {
     "order": (
         Annotated[
@@ -133,6 +140,17 @@ SCHEDULING: Final[Group] = {
             typer.Option(
                 "--chunked-prefill/--no-chunked-prefill",
                 help="Split prompts that do not fit into a step.  [default: the engine's own]",
+            ),
+        ],
+        None,
+    ),
+    "prefill_schedule_interval": (
+        Annotated[
+            int | None,
+            typer.Option(
+                min=1,
+                metavar="STEPS",
+                help="Compute prompts once every so many steps while requests decode (vLLM).  [default: 1]",
             ),
         ],
         None,
@@ -179,6 +197,26 @@ ENGINE_SETTINGS: Final[Group] = {
         ],
         None,
     ),
+    "prefill_decode_interval": (
+        Annotated[
+            int | None,
+            typer.Option(
+                min=0, metavar="STEPS", help="Decode steps after one with prompts (SGLang).  [default: 0]"
+            ),
+        ],
+        None,
+    ),
+    "min_free_slots_delay": (
+        Annotated[
+            int | None,
+            typer.Option(
+                min=0,
+                metavar="REQUESTS",
+                help="Start prompts once so many of --max-num-seqs are free (SGLang).  [default: 0]",
+            ),
+        ],
+        None,
+    ),
     "timeout": (
         Annotated[
             float | None,
@@ -206,7 +244,7 @@ def simulated_plan(
     from fastroof import compile_plan
     from fastroof.engines import load_engine
 
-    engine = load_engine(options["engine"])
+    engine = load_engine(options["engine"]).on(gpu)
     own = engine.scheduling
     tokens = settings["max_num_batched_tokens"] or own.max_num_batched_tokens
     seqs = settings["max_num_seqs"] or min(own.max_num_seqs, tokens)

@@ -10,6 +10,7 @@ import typer
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.named_plans import SPECULATION, asked_speculation, drafts_said, drafts_words
 from fastroof.cli.option_groups import (
+    ENGINE_FACTS,
     LIMITS,
     SCHEDULING,
     TABLES,
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 _WORKERS = re.compile(r"([1-9][0-9]{0,5}):([1-9][0-9]{0,5})")
 
-EPILOG: Final = """\b
+EPILOG: Final = (
+    """\b
 Examples:
   fastroof serving --model llama-3.1-8b --isl 1024 --osl 128 --concurrency 1,8,64 --engine vllm
   fastroof serving --model llama-3.1-70b --tp 8 --isl 8192 --osl 256 --concurrency 64 --disaggregated 2:1
@@ -51,6 +53,8 @@ these only if given), rows: one object per scenario [isl, osl, concurrency and t
 fastroof.serving.ServingEstimate], or with --disaggregated also prefill_tp, prefill_workers, decode_workers
 and the fields of DisaggregatedEstimate.
 """
+    + ENGINE_FACTS
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -127,7 +131,7 @@ def serving(
     scenarios = dict(zip(("isl", "osl", "concurrency"), (axis.ravel() for axis in mesh), strict=True))
     spec, tables = gpu_and_tables(**measured)
     engine = load_engine(plan["engine"])
-    budget, seqs = engine_limits(limits, engine)
+    budget, seqs = engine_limits(limits, engine.on(spec))
     asked_seqs = number_or_engine("--max-num-seqs", limits["max_num_seqs"])
     schedule: dict[str, Any] = {
         "max_batched_tokens": budget,
@@ -135,7 +139,8 @@ def serving(
         "kv_reservation": kv_reservation,
         "max_seqs": asked_seqs,
     }
-    ahead: dict[str, Any] = {"order": scheduling["order"], "length_spread": length_spread}
+    ahead: dict[str, Any] = {"length_spread": length_spread}
+    ahead |= {name: scheduling[name] for name in ("order", "prefill_schedule_interval")}
     ahead = {name: value for name, value in ahead.items() if value is not None}
 
     def plan_on(gpus: int) -> StepPlan:
@@ -160,7 +165,8 @@ def serving(
         raise BatchError("--images does not apply to --disaggregated")
     if disaggregated is not None and ahead:
         raise BatchError(
-            "--order and --length-spread do not apply to --disaggregated: a worker does one of both"
+            "--order, --length-spread and --prefill-schedule-interval do not apply to --disaggregated: a "
+            "worker does one of both"
         )
     schedule["speculation"] = drafts
     asked = drafts_said(drafts)
@@ -214,7 +220,7 @@ def serving(
                 **workers,
                 "dtype": served.dtype,
                 "kv_dtype": served.kv_dtype,
-                "engine": served.engine,
+                **served.profile.facts,
                 "max_num_batched_tokens": budget,
                 "max_num_seqs": int(memory.most_running(seqs)),
                 "max_kv_tokens": memory.max_kv_tokens,

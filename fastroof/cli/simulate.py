@@ -10,6 +10,7 @@ import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import (
+    ENGINE_FACTS,
     ENGINE_SETTINGS,
     POOLS,
     TABLES,
@@ -55,7 +56,7 @@ def simulation_document(sim: Simulation, answers: dict[str, Any]) -> dict[str, A
         "moe_tp": plan.layout.moe_tp,
         "dtype": plan.dtype,
         "kv_dtype": plan.kv_dtype,
-        "engine": plan.engine,
+        **plan.profile.facts,
         "replicas": sim.replicas,
         "tables_hash": plan.tables_hash,
         "trace": {
@@ -185,7 +186,8 @@ def _steps(answers: dict[str, Any]) -> str:
     return ", ".join(f"{answers[name]:,} of {words}" for name, words in _STEPS.items() if answers[name])
 
 
-EPILOG: Final = """\b
+EPILOG: Final = (
+    """\b
 Examples:
   fastroof simulate --model llama-3.1-8b
   fastroof simulate --model llama-3.1-70b --tp 4 --trace mine.csv --rate-scale 2 --slo ttft=500,tpot=50
@@ -212,6 +214,8 @@ evictions]; near saturation or with --range, range [relative_error, basis, near_
 flips, and pairs: faster, slower]; with pools transfer_ms [mean, p50, p90, p95, p99], pools [prefill, decode:
 tp, replicas, steps, busy], and settings of a decode engine.
 """
+    + ENGINE_FACTS
+)
 
 
 def register(app: typer.Typer) -> None:

@@ -11,6 +11,7 @@ from fastroof._version import __version__
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.named_plans import SPECULATION, asked_speculation, drafts_said, drafts_words
 from fastroof.cli.option_groups import (
+    ENGINE_FACTS,
     LIMITS,
     TABLES,
     GroupValues,
@@ -43,7 +44,8 @@ _LIMITS: Final = {
     "model": "the model's longest sequence",
 }
 
-EPILOG: Final = """\b
+EPILOG: Final = (
+    """\b
 Examples:
   fastroof size --model llama-3.1-70b --rate 20 --isl 4000 --osl 500 --ttft-ms 500 --tpot-ms 30
   fastroof size --model llama-3.1-70b --rate 20 --isl 4000 --osl 500 --tpot-ms 30 \\
@@ -66,6 +68,8 @@ LeastGpus: total_gpus, tp, replicas, concurrency, ttft_ms, tpot_ms, request_late
 tokens_per_s_per_gpu, max_request_rate_per_s, limited_by]; total_gpus is 0 if no deployment keeps the
 limits, and the times are those of a single client.
 """
+    + ENGINE_FACTS
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -125,7 +129,7 @@ def size(
     splits = sizes if isinstance(sizes, list) else [sizes]
     spec, tables = gpu_and_tables(**measured)
     engine = load_engine(plan["engine"])
-    budget, seqs = engine_limits(limits, engine)
+    budget, seqs = engine_limits(limits, engine.on(spec))
     max_seqs = number_or_engine("--max-num-seqs", limits["max_num_seqs"])
     loaded = load_model(model)
     formats = PlanOptions(dtype=plan["dtype"], kv_dtype=plan["kv_dtype"]).for_model(loaded)
@@ -166,7 +170,7 @@ def size(
                 "gpu": spec.name,
                 "dtype": dtype,
                 "kv_dtype": kv_dtype,
-                "engine": engine.name,
+                **engine.facts,
                 "tables_hash": "" if tables is None else tables.content_hash,
                 **said,
                 "refused": refused,

@@ -10,7 +10,7 @@ import typer
 
 from fastroof.cli.completion import asks_little
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.option_groups import TABLES, GroupValues, plan_options, taking
+from fastroof.cli.option_groups import ENGINE_FACTS, TABLES, GroupValues, plan_options, taking
 from fastroof.cli.options import Json, Model, warn_beyond_context
 from fastroof.cli.output import (
     ORIGIN_WORDS,
@@ -27,6 +27,7 @@ from fastroof.columns import ORIGINS
 from fastroof.command_group import warn
 from fastroof.defaults import DEFAULT_GPU
 from fastroof.errors import PlanError
+from fastroof.plan.options import LEAST_TOKENS
 from fastroof.units import GIB, MIB, TB, US_PER_S
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from fastroof.plan.explain import Explanation
     from fastroof.plan.plan_cache import CachedPlan
 
-DEFAULT_MAX_TOKENS: Final = 8192
 DEFAULT_MAX_SEQS: Final = 1024
 MOST_PLAIN: Final = 16384
 """Tokens and sequences of a step above which compiled loops are faster, including numba's import."""
@@ -49,7 +49,8 @@ PARTS: Final = {
     "vision_encoder_us": "vision encoder",
 }
 
-EPILOG: Final = """\b
+EPILOG: Final = (
+    """\b
 Examples:
   fastroof step --model llama-3.1-8b --decode 64x4096
   fastroof step --model llama-3.1-70b --tp 4 --dtype fp8 --decode 32x8192 --prefill 2048@1024 --explain
@@ -71,6 +72,8 @@ with --explain operators [name, calls, total_us, share, flops, moved_bytes, mfu,
 source, dtype (of its kernel)] and memory_bytes (of one GPU) [weights, workspace, context, reserve, kv_cache].
 Values that do not apply are null.
 """
+    + ENGINE_FACTS
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -137,7 +140,7 @@ def step(
     num_tokens = sum(r.count * r.new_tokens for r in requests)
     options: dict[str, Any] = {
         **plan,
-        "max_tokens": max(DEFAULT_MAX_TOKENS, num_tokens),
+        "max_tokens": num_tokens if num_tokens > LEAST_TOKENS else None,
         "max_seqs": max(DEFAULT_MAX_SEQS, num_seqs),
     }
 
@@ -282,7 +285,7 @@ def _document(
         "routing": plan.routing,
         "dtype": plan.dtype,
         "kv_dtype": plan.kv_dtype,
-        "engine": plan.engine,
+        **plan.engine_facts,
         "method": plan.method,
         "tables_hash": plan.tables_hash,
         "kernels": plan.kernels,
@@ -365,7 +368,7 @@ def _print(
     out = console()
     out.print(
         f"{plan.model} on {gpus} x {plan.gpu_title}{split}, {plan.dtype} weights, {plan.kv_dtype} KV cache, "
-        f"engine {plan.engine}",
+        f"engine {plan.engine_title}",
         soft_wrap=True,
     )
     pictures = ""

@@ -264,6 +264,8 @@ def _simulate(
         lasts_us[i] = math.nan
         preempted[i] = 0
         statuses[i] = 0
+    # numba takes no condition among more than 15 arguments
+    timeout_us = reals[TIMEOUT_US] if reals[TIMEOUT_US] < _LONGEST_US else math.inf
     options = EngineOptions(
         budget=words[BUDGET],
         max_seqs=words[SEQS],
@@ -273,10 +275,12 @@ def _simulate(
         admits_whole=words[ADMITS_WHOLE],
         reserves_output=words[RESERVES_OUTPUT],
         prefill_first=words[PREFILL_FIRST],
+        pause_steps=0,
+        min_free_slots=0,
         depth=1 + words[IS_ASYNCHRONOUS],
         clients=words[CLIENTS],
         think_us=reals[THINK_US],
-        timeout_us=reals[TIMEOUT_US] if reals[TIMEOUT_US] < _LONGEST_US else math.inf,
+        timeout_us=timeout_us,
         time_scale=reals[TIME_SCALE],
         stop=scalars[NUM_SCALARS - 1 :],  # which nothing sets
     )

@@ -73,6 +73,7 @@ class SteadyState(NamedTuple):
     held_prompts: float
     queue_steps: float
     cycle_steps: float
+    paused: float
 
 
 @jit_inline
@@ -116,6 +117,18 @@ def _steady_state(
             held_steps = held_prompts / arrivals * (1.0 + 0.5 * held_prompts) / (1.0 + held_prompts)
             arrivals = (admitted - 1.0) / (cycle_steps + held_steps)
         cycle_steps += held_steps
+    paused = 0.0
+    # while requests wait for places, and for prompts that take several steps, an engine does not pause
+    if options.pause_steps > 0.0 and admitted > 1.0 and gaps > 0.0 and admitted >= concurrency:
+        window = options.pause_steps + 1.0
+        for _ in range(HELD_ROUNDS):
+            # from a step with prompts to the next: at least the pause, then until a request arrives
+            steps = window + math.exp(-arrivals * window) / (1.0 - math.exp(-arrivals))
+            paused = window / steps
+            held_prompts = arrivals * steps - 1.0
+            held_steps = paused * 0.5 * options.pause_steps
+            arrivals = (admitted - 1.0) / (cycle_steps + held_steps)
+        cycle_steps += held_steps
     queue_steps = _queue_steps(admitted - 1.0, cycle_steps, isl / room)
     if arrivals * isl >= room:
         # more prompts than the budget: every step is full of them
@@ -129,7 +142,7 @@ def _steady_state(
         decodes = min(max(arrivals * output_steps, min(output_steps, 1.0)), admitted)
         return SteadyState(
             admitted, running, True, room, prompt_steps, arrivals, decodes, 1.0, room, 0.0, 0.0, 0.0,
-            admitted / arrivals,
+            admitted / arrivals, 0.0,
         )  # fmt: skip
     decodes = min(output_steps, 1.0) + (admitted - 1.0) * output_steps / cycle_steps
     mixed_share = 0.0
@@ -154,6 +167,7 @@ def _steady_state(
         held_prompts,
         queue_steps,
         cycle_steps,
+        paused,
     )
 
 
@@ -328,7 +342,16 @@ def mixed_scenario(
             wait_us = busy * options.steps_met * step_us
             others = state.arrivals
             wait_us += state.queue_steps * mixed_us
-        if state.held_prompts > 0.0:
+        if state.paused > 0.0:
+            # of those that arrive in a pause or the step before it
+            held_us = state.held_steps * decode_us
+            if options.steps_met < 0.0:
+                pause = options.pause_steps
+                held_us = (mixed_us + 0.5 * (pause - 1.0) * decode_us) / ((pause + 1.0) * step_us)
+                held_us *= state.paused * pause * decode_us
+            wait_us += busy * held_us
+            others += state.paused * state.arrivals * options.pause_steps
+        elif state.held_prompts > 0.0:
             wait_us += busy * state.held_steps * step_us
             others += state.held_prompts
     decoding_us = mean_decode_attention_us(arena, plan, speculation, decoding, isl, osl)

@@ -85,6 +85,7 @@ def serving_estimates(
             options.steps_met,
             options.rules,
             options.batches,
+            options.pause_steps,
         )
         with_requests = others_with_requests(clients * options.batches, options.rules)
         clients = max(clients, 1.0)

@@ -87,6 +87,7 @@ class ServingOptions(NamedTuple):
     steps_met: float = AT_RANDOM
     rules: RankRules = ONE_RANK
     batches: float = 1.0
+    pause_steps: float = 0.0
 
 
 @jit

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fastroof.checks import whole_number
-from fastroof.engines.values import MOST, check_one_of, check_text
+from fastroof.engines.values import (
+    MOST,
+    check_names,
+    check_one_of,
+    check_range,
+    check_size,
+    check_text,
+    holds_for,
+    includes_newest,
+)
 from fastroof.errors import PlanError
 
 LOCKSTEPS: Final = ("experts", "all")
@@ -19,6 +28,32 @@ that run as CUDA graphs, or if the ranks together have at least half of that."""
 ASSIGNMENTS: Final = ("least_load", "round_robin", "fewest_tokens")
 """How a request gets its rank: least loaded (a waiting request counts as four running ones), round robin, or
 fewest tokens to compute among ranks with room for it."""
+
+
+@dataclass(frozen=True)
+class GraphTokens:
+    """The largest CUDA graph of some GPUs, in a range of versions; empty for any version.
+
+    Attributes
+    ----------
+    gpus : tuple of str
+        The GPUs.
+    tokens : int
+        Maximum tokens of a step that runs as CUDA graphs.
+    versions : str
+        Range of the engine's versions.
+    """
+
+    gpus: tuple[str, ...]
+    tokens: int
+    versions: str = ""
+
+    def __post_init__(self) -> None:
+        """Reject invalid values."""
+        object.__setattr__(self, "gpus", check_names("gpus", self.gpus))
+        check_size("tokens", self.tokens)
+        check_text("versions", self.versions)
+        check_range(self.versions)
 
 
 @dataclass(frozen=True)
@@ -35,6 +70,8 @@ class DataParallel:
         ``sum``, ``fullest``, ``graphs`` or ``half_full`` (:data:`PADDINGS`).
     graph_tokens : int
         Maximum tokens of a rank's step that runs as CUDA graphs, for ``graphs``.
+    graphs : tuple of GraphTokens
+        The same on some GPUs, in ranges of versions.
     idle_tokens : int
         Tokens of a rank without requests in a step of the others: 1 if it runs a dummy request.
     assignment : str
@@ -51,6 +88,7 @@ class DataParallel:
     prompt_tokens: str = "sum"
     decode_tokens: str = "sum"
     graph_tokens: int = 0
+    graphs: tuple[GraphTokens, ...] = ()
     idle_tokens: int = 1
     assignment: str = "least_load"
     balance_steps: int = 0
@@ -65,6 +103,21 @@ class DataParallel:
         for name, most in (("graph_tokens", MOST), ("idle_tokens", 1), ("balance_steps", MOST)):
             whole_number(name, getattr(self, name), least=0, most=most, error=PlanError)
         check_text("source", self.source)
+        object.__setattr__(self, "graphs", tuple(self.graphs))
+
+    def at(self, version: str) -> DataParallel:
+        """Return the rules of one of the engine's versions; those of all versions if it is empty."""
+        kept = tuple(
+            replace(one, versions="")
+            for one in self.graphs
+            if not one.versions or (version and holds_for(one.versions, version))
+        )
+        return self if kept == self.graphs else replace(self, graphs=kept)
+
+    def largest_graph(self, gpu: str) -> int:
+        """Return the maximum tokens of a step that runs as CUDA graphs on a GPU, in the newest version."""
+        known = (one.tokens for one in self.graphs if gpu in one.gpus and includes_newest(one.versions))
+        return next(known, self.graph_tokens)
 
 
 ONE_SUM: Final = DataParallel()

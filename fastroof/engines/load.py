@@ -7,16 +7,24 @@ from dataclasses import fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fastroof.checks import one_of, shown, unknown_word
 from fastroof.documents import parse_toml, read_toml
-from fastroof.engines.data_parallel import DataParallel
+from fastroof.engines.data_parallel import DataParallel, GraphTokens
 from fastroof.engines.kernel_choices import KernelChoices, MixedAttention, OperatorKernel
 from fastroof.engines.layout_rules import LayoutRules
 from fastroof.engines.memory import KvMemory
 from fastroof.engines.prefill_graphs import PrefillGraphs
-from fastroof.engines.profile import CostForm, EngineProfile, LayerCost, NotFitted, Scheduling, StepCosts
+from fastroof.engines.profile import (
+    CostForm,
+    EngineProfile,
+    LayerCost,
+    NotFitted,
+    PromptPause,
+    Scheduling,
+    StepCosts,
+)
 from fastroof.engines.values import ServingErrors, holds_for, is_version
 from fastroof.errors import PlanError
 
@@ -192,64 +200,51 @@ def _part(name: str, made: type, keys: Any, where: str) -> Any:
         raise PlanError(f"{name} must be a table of {', '.join(key.name for key in fields(made))}")
     _check_keys(keys, [key.name for key in fields(made)], where, f"[{name}]")
     values = dict(keys)
-    if made is KernelChoices and "operators" in values:
-        if not isinstance(values["operators"], list | tuple):
-            raise PlanError("operators must be a list of tables, one per operator")
-        values["operators"] = [_kernel(one, where) for one in values["operators"]]
-    if made is StepCosts and "layers" in values:
-        if not isinstance(values["layers"], list | tuple):
-            raise PlanError("layers must be a list of tables, one per architecture")
-        values["layers"] = [_layer_cost(one, where) for one in values["layers"]]
-    if made is KernelChoices and "mixed_attention" in values:
-        if not isinstance(values["mixed_attention"], list | tuple):
-            raise PlanError("mixed_attention must be a list of tables, one per GPU")
-        values["mixed_attention"] = [_mixed_attention(one, where) for one in values["mixed_attention"]]
-    if made is KernelChoices and "prefill_graphs" in values:
-        if not isinstance(values["prefill_graphs"], list | tuple):
-            raise PlanError("prefill_graphs must be a list of tables, one per range of versions")
-        values["prefill_graphs"] = [_prefill_graphs(one, where) for one in values["prefill_graphs"]]
+    for key, rows in _ROWS.get(made, {}).items():
+        if key in values:
+            if not isinstance(values[key], list | tuple):
+                raise PlanError(f"{key} must be a list of tables, one per {rows.per}")
+            heading = f"[[{name}.{key}]]"
+            values[key] = [_row(rows, one, where, heading) for one in values[key]]
     if made is CostForm and not isinstance(values.get("costs"), list | tuple):
         raise PlanError("[fit] needs costs, a list of names")
-    if made is CostForm and "left_out" in values:
-        if not isinstance(values["left_out"], list | tuple):
-            raise PlanError("left_out must be a list of tables, one per group of runs")
-        values["left_out"] = [_not_fitted(one, where) for one in values["left_out"]]
     return made(**values)
 
 
-def _kernel(keys: Any, where: str) -> OperatorKernel:
-    if not isinstance(keys, Mapping) or "operator" not in keys:
-        raise PlanError("each of [[kernels.operators]] needs an operator")
-    _check_keys(keys, [key.name for key in fields(OperatorKernel)], where, "[[kernels.operators]]")
-    return OperatorKernel(**keys)
+class _Rows(NamedTuple):
+    """A list of tables in a part: what each makes, has and is for."""
+
+    made: type
+    needed: tuple[str, ...]
+    words: str
+    per: str
 
 
-def _not_fitted(keys: Any, where: str) -> NotFitted:
-    if not isinstance(keys, Mapping) or "reason" not in keys:
-        raise PlanError("each of [[fit.left_out]] needs a reason")
-    _check_keys(keys, [key.name for key in fields(NotFitted)], where, "[[fit.left_out]]")
-    return NotFitted(**keys)
+_ROWS: Final[dict[type, dict[str, _Rows]]] = {
+    StepCosts: {
+        "layers": _Rows(
+            LayerCost, ("architecture", "layer_us"), "an architecture and its layer_us", "architecture"
+        ),
+    },
+    Scheduling: {"pauses": _Rows(PromptPause, ("option",), "an option", "option")},
+    KernelChoices: {
+        "operators": _Rows(OperatorKernel, ("operator",), "an operator", "operator"),
+        "mixed_attention": _Rows(MixedAttention, ("ns",), "ns", "GPU"),
+        "prefill_graphs": _Rows(PrefillGraphs, ("multiples",), "multiples", "range of versions"),
+    },
+    DataParallel: {"graphs": _Rows(GraphTokens, ("gpus", "tokens"), "gpus and tokens", "range of versions")},
+    CostForm: {"left_out": _Rows(NotFitted, ("reason",), "a reason", "group of runs")},
+}
+"""The lists of tables of each part, by key."""
 
 
-def _layer_cost(keys: Any, where: str) -> LayerCost:
-    if not isinstance(keys, Mapping) or not {"architecture", "layer_us"} <= set(keys):
-        raise PlanError("each of [[costs.layers]] needs an architecture and its layer_us")
-    _check_keys(keys, [key.name for key in fields(LayerCost)], where, "[[costs.layers]]")
-    return LayerCost(**keys)
-
-
-def _mixed_attention(keys: Any, where: str) -> MixedAttention:
-    if not isinstance(keys, Mapping) or "ns" not in keys:
-        raise PlanError("each of [[kernels.mixed_attention]] needs ns")
-    _check_keys(keys, [key.name for key in fields(MixedAttention)], where, "[[kernels.mixed_attention]]")
-    return MixedAttention(**keys)
-
-
-def _prefill_graphs(keys: Any, where: str) -> PrefillGraphs:
-    if not isinstance(keys, Mapping) or "multiples" not in keys:
-        raise PlanError("each of [[kernels.prefill_graphs]] needs multiples")
-    _check_keys(keys, [key.name for key in fields(PrefillGraphs)], where, "[[kernels.prefill_graphs]]")
-    return PrefillGraphs(**keys)
+def _row(rows: _Rows, keys: Any, where: str, heading: str) -> Any:
+    if isinstance(keys, rows.made):
+        return keys
+    if not isinstance(keys, Mapping) or not set(rows.needed) <= set(keys):
+        raise PlanError(f"each of {heading} needs {rows.words}")
+    _check_keys(keys, [key.name for key in fields(rows.made)], where, heading)
+    return rows.made(**keys)
 
 
 def _check_keys(keys: Mapping[str, Any], known: list[str], where: str, what: str) -> None:

@@ -195,16 +195,21 @@ class GraphEstimate:
 
 @dataclass(frozen=True)
 class RunnerMemory:
-    """Sampling and graphs of the runner that an engine takes for some architectures, or for all."""
+    """Sampling and graphs of the runner that an engine takes for some architectures, or for all.
+
+    With ``dense`` also for all models without routed experts and states.
+    """
 
     architectures: tuple[str, ...] = ()
     sample_bytes: float = 0.0
     graphs: GraphEstimate | None = None
+    dense: bool = False
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
         object.__setattr__(self, "architectures", check_names("architectures", self.architectures))
         object.__setattr__(self, "sample_bytes", check_number("sample_bytes", self.sample_bytes))
+        check_bool("dense", self.dense)
         if self.graphs is not None:
             object.__setattr__(self, "graphs", _table("graphs", GraphEstimate, self.graphs))
 
@@ -370,6 +375,8 @@ class KvMemory:
         For the static rule; a table in TOML.
     by_version : tuple of (str, tuple)
         Values of other versions: a range and its values; tables with ``versions`` in TOML.
+    logged : str
+        Newest version of logged starts that judge the rule; empty if unknown.
     source : str
         Where the rule was read.
     """
@@ -406,10 +413,13 @@ class KvMemory:
     running: RunningLimit | None = None
     reserve: StaticReserve | None = None
     by_version: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
+    logged: str = ""
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
+        check_text("logged", self.logged)
+        check_range(f">={self.logged}" if self.logged else "")
         check_one_of("kv_reservation", self.kv_reservation, tuple(KV_RESERVATIONS))
         check_one_of("kv_cache", self.kv_cache, KV_CACHES)
         check_text("source", self.source)
@@ -454,10 +464,11 @@ class KvMemory:
                 return replace(self, **dict(values), by_version=())
         return self
 
-    def of_model(self, architecture: str) -> KvMemory:
-        """Return the rule with the runner that the engine takes for an architecture."""
+    def of_model(self, architecture: str, *, is_dense: bool) -> KvMemory:
+        """Return the rule with the runner that the engine takes for a model."""
         for runner in self.runners:
-            if not runner.architectures or architecture in runner.architectures:
+            of_all = not runner.architectures and not runner.dense
+            if of_all or architecture in runner.architectures or (runner.dense and is_dense):
                 return replace(self, sample_bytes=runner.sample_bytes, graphs=runner.graphs, runners=())
         return self
 

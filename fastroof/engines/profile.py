@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
+from fastroof.checks import whole_number
 from fastroof.engines.data_parallel import ONE_SUM, DataParallel
 from fastroof.engines.kernel_choices import (
     ANY_KERNELS,
@@ -14,6 +15,8 @@ from fastroof.engines.kernel_choices import (
 from fastroof.engines.layout_rules import ANY_LAYOUT, LayoutRules
 from fastroof.engines.memory import DATASHEET_MEMORY, KvMemory
 from fastroof.engines.values import (
+    MOST,
+    NEWEST,
     NO_ERRORS,
     ServingErrors,
     check_bool,
@@ -24,15 +27,30 @@ from fastroof.engines.values import (
     check_text,
     holds_for,
     includes_newest,
+    is_beyond,
     is_version,
+    range_around,
+    range_edges,
 )
-from fastroof.errors import PlanError
+from fastroof.errors import FastroofError, PlanError
 
 STEP_ORDERS: Final = ("mixed", "prefill_first")
 """Whether prompts share steps with decodes, or run before them in separate steps."""
 
 CHOSEN: Final = ("form", "gemm_smoothing", "fp8_scales")
 """What rows may select when costs are fitted."""
+
+
+class GpuMemory(Protocol):
+    """A GPU's name and memory."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Bytes of its memory, by the datasheet."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +155,36 @@ class StepCosts:
         return self.prefill_us + self.prefill_layer_us * layers
 
 
+PAUSES: Final = {"prefill_schedule_interval": 1, "prefill_decode_interval": 0, "min_free_slots_delay": 0}
+"""Options that let prompts wait for steps or slots, and their value if off."""
+
+
+@dataclass(frozen=True)
+class PromptPause:
+    """An engine's option that lets prompts wait.
+
+    Attributes
+    ----------
+    option : str
+        Its name, one of :data:`PAUSES`.
+    versions : str
+        Range of the engine's versions that have it.
+    alone : str
+        Range in which it also applies without ranks that share experts; empty for the same.
+    """
+
+    option: str
+    versions: str = ""
+    alone: str = ""
+
+    def __post_init__(self) -> None:
+        """Reject an invalid option."""
+        check_one_of("option", self.option, tuple(PAUSES))
+        for versions in (self.versions, self.alone):
+            check_text("versions", versions)
+            check_range(versions)
+
+
 @dataclass(frozen=True)
 class Scheduling:
     """How an engine fills a step, by its defaults.
@@ -154,7 +202,13 @@ class Scheduling:
         Maximum number of concurrent requests.
     async_scheduling : bool
         Whether a step is scheduled while the previous one runs, so that requests that ended or arrived
-        meanwhile are noticed one step late. Only for simulations: the closed form has no equivalent.
+        meanwhile are noticed one step late.
+    prefill_schedule_interval, prefill_decode_interval, min_free_slots_delay : int
+        Steps or slots that prompts wait for, as in :class:`fastroof.simulation.EngineSettings`.
+    pauses : tuple of PromptPause
+        Which of these the engine has, and in which versions; empty for any.
+    by_card : bool
+        Whether the limits of tokens and requests are those of a GPU's memory, by the rules of ``[memory]``.
     """
 
     order: str = "mixed"
@@ -162,11 +216,25 @@ class Scheduling:
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 1024
     async_scheduling: bool = False
+    prefill_schedule_interval: int = 1
+    prefill_decode_interval: int = 0
+    min_free_slots_delay: int = 0
+    pauses: tuple[PromptPause, ...] = ()
+    by_card: bool = False
+
+    @property
+    def pauses_on(self) -> dict[str, int]:
+        """Options that let prompts wait and are on."""
+        own = {name: getattr(self, name) for name in PAUSES}
+        return {name: value for name, value in own.items() if value != PAUSES[name]}
 
     def __post_init__(self) -> None:
         """Reject an invalid schedule."""
+        for name, off in PAUSES.items():
+            whole_number(name, getattr(self, name), off, MOST, PlanError)
+        object.__setattr__(self, "pauses", tuple(self.pauses))
         check_one_of("order", self.order, STEP_ORDERS)
-        for name in ("chunked_prefill", "async_scheduling"):
+        for name in ("chunked_prefill", "async_scheduling", "by_card"):
             check_bool(name, getattr(self, name))
         check_size("max_num_batched_tokens", self.max_num_batched_tokens)
         check_size("max_num_seqs", self.max_num_seqs)
@@ -279,6 +347,12 @@ class EngineProfile:
         How its costs are fitted to measured rows; None if they are not.
     evidence : mapping
         What the costs were fitted on, the command, and confidence intervals.
+    validated : str
+        Newest version of measured runs that the costs were fitted to or that judge them; empty if unknown.
+    version : str
+        The version that it was narrowed to; empty for the newest.
+    rules : str
+        Range around that version in which its rules do not change; empty for the newest.
     """
 
     name: str
@@ -293,19 +367,88 @@ class EngineProfile:
     errors: ServingErrors = NO_ERRORS
     fit: CostForm | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    validated: str = ""
+    version: str = ""
+    rules: str = ""
 
     def __post_init__(self) -> None:
         """Reject invalid names and ranges; the parts check themselves."""
-        for key in ("name", "engine", "versions"):
+        for key in ("name", "engine", "versions", "validated", "version", "rules"):
             check_text(key, getattr(self, key))
         check_range(self.versions)
+        check_range(self.rules)
+        for version in filter(None, (self.validated, self.version)):
+            check_range(f">={version}")
         if not isinstance(self.evidence, Mapping):
             raise PlanError(f"evidence must be a table, got {self.evidence!r}")
 
     @property
+    def rule_ranges(self) -> tuple[str, ...]:
+        """Ranges of versions in which its limits, memory and graphs differ."""
+        return (
+            self.versions,
+            *(versions for versions, _ in self.memory.by_version),
+            *(one.versions for one in self.kernels.prefill_graphs),
+            *(one.versions for one in self.data_parallel.graphs),
+        )
+
+    @property
+    def rule_versions(self) -> str:
+        """Range of versions that have the rules of this profile: ``>=0.29,<0.33``."""
+        if self.rules:
+            return self.rules
+        if includes_newest(self.versions):
+            return range_around(self.rule_ranges, NEWEST)
+        inside = [edge for edge in range_edges(self.rule_ranges) if holds_for(self.versions, edge)]
+        return range_around(self.rule_ranges, inside[-1]) if inside else self.versions
+
+    def beyond(self, validated: str) -> str:
+        """Return the newest validated version if this profile is of a newer one, else an empty string."""
+        if not validated:
+            return ""
+        version = self.version or (NEWEST if includes_newest(self.versions) else validated)
+        return validated if is_beyond(version, validated) else ""
+
+    def words(self, validated: str) -> str:
+        """Return name, versions and the end of evidence: ``vllm >=0.33 (not validated beyond 0.28)``."""
+        beyond = self.beyond(validated)
+        words = f" (not validated beyond {beyond})" if beyond else ""
+        return f"{self.name} {self.rule_versions}".rstrip() + words
+
+    @property
     def title(self) -> str:
-        """Name, and the range of versions: ``vllm >=0.14``."""
-        return f"{self.name} {self.versions}".rstrip()
+        """Name, range of versions, and the end of measured runs if this is of a newer version."""
+        return self.words(self.validated)
+
+    @property
+    def facts(self) -> dict[str, str | None]:
+        """The same for JSON."""
+        return {
+            "engine": self.name,
+            "engine_versions": self.rule_versions,
+            "not_validated_beyond": self.beyond(self.validated) or None,
+        }
+
+    def refuse_pauses(
+        self, given: Mapping[str, int], shares_experts: bool, error: type[FastroofError]
+    ) -> None:
+        """Raise if an option that lets prompts wait is on, and this version of the engine lacks it."""
+        if not self.engine:
+            return
+        for option, value in given.items():
+            if value == PAUSES[option]:
+                continue
+            known = next((one for one in self.scheduling.pauses if one.option == option), None)
+            version = self.version or NEWEST
+            if known is None:
+                why = f"{self.engine} has no such option"
+            elif not holds_for(known.versions, version):
+                why = f"{self.engine} has it in versions {known.versions}"
+            elif not shares_experts and not holds_for(known.alone, version):
+                why = f"{self.engine} applies it without ranks that share experts in versions {known.alone}"
+            else:
+                continue
+            raise error(f"{option} {value} is invalid for {self.name} {self.rule_versions}: {why}")
 
     def at(self, version: str) -> EngineProfile:
         """Return the engine as of one of its versions: without other versions' layers and kernels.
@@ -322,9 +465,27 @@ class EngineProfile:
         )
         kernels = self.kernels.of_version(version) if is_known else self.kernels.of_all_versions()
         memory = self.memory.at(version) if is_known else self.memory
-        if layers == self.costs.layers and kernels is self.kernels and memory is self.memory:
+        ranks = self.data_parallel.at(version if is_known else "")
+        is_same = layers == self.costs.layers and kernels is self.kernels and memory is self.memory
+        if is_same and ranks is self.data_parallel and not (is_known and self.engine):
             return self
-        return replace(self, costs=replace(self.costs, layers=layers), kernels=kernels, memory=memory)
+        rules = range_around(self.rule_ranges, version) if is_known else ""
+        known = version if is_known else ""
+        costs = replace(self.costs, layers=layers)
+        return replace(
+            self, costs=costs, kernels=kernels, memory=memory, data_parallel=ranks, version=known, rules=rules
+        )
+
+    def on(self, gpu: GpuMemory) -> EngineProfile:
+        """Return the engine with the limits that it has by default on a GPU."""
+        own = self.scheduling
+        if not own.by_card:
+            return self
+        tokens, seqs = self.memory.default_limits(
+            gpu.name, gpu.hbm_bytes, own.max_num_batched_tokens, own.max_num_seqs
+        )
+        scheduling = replace(own, max_num_batched_tokens=tokens, max_num_seqs=seqs, by_card=False)
+        return replace(self, scheduling=scheduling)
 
     def kernels_alone(self) -> EngineProfile:
         """Return the engine without costs in addition to its kernels."""

@@ -139,6 +139,39 @@ def holds_for(versions: str, version: str) -> bool:
     return not versions or all(_COMPARED[sign](key, bound) for sign, bound in _bounds(versions))
 
 
+def range_edges(ranges: Iterable[str]) -> list[str]:
+    """Return the versions at which ranges of ``>=`` and ``<`` start or end, in order."""
+    bounds = [bound.strip() for versions in ranges for bound in versions.split(",") if bound]
+    edges = {_key(bound.lstrip("<>= ")): bound.lstrip("<>= ") for bound in bounds}
+    return [edges[key] for key in sorted(edges)]
+
+
+def range_around(ranges: Iterable[str], version: str) -> str:
+    """Return the range around a version in which no range starts or ends.
+
+    Examples
+    --------
+    >>> range_around([">=0.14", "<0.17", ">=0.17,<0.21"], "0.19.1")
+    '>=0.17,<0.21'
+    """
+    edges = range_edges(ranges)
+    begins = [f">={edge}" for edge in edges if _key(edge) <= _key(version)][-1:]
+    return ",".join([*begins, *[f"<{edge}" for edge in edges if _key(edge) > _key(version)][:1]])
+
+
+def is_beyond(version: str, known: str) -> bool:
+    """Return whether a version is newer than a known one, and not a patch of it.
+
+    Examples
+    --------
+    >>> is_beyond("0.28.1", "0.28"), is_beyond("0.29.0", "0.28"), is_beyond("1.3.0rc6", "1.3.0rc5")
+    (False, True, True)
+    """
+    release, before, _ = _key(known)
+    is_patch = before[0] == 1 and _key(version)[0][: len(release)] == release
+    return _key(version) > _key(known) and not is_patch
+
+
 UNKNOWN_VERSION: Final = "unknown"
 """Build of a run without a version: it has what all versions have."""
 

@@ -121,6 +121,11 @@ class ModelSpec:
         return any(kind.mlp.has_experts for kind in self.kinds)
 
     @property
+    def is_dense(self) -> bool:
+        """Whether no layer has routed experts or a state."""
+        return not self.has_experts and not any(kind.state_bytes(Layout()) for kind in self.kinds)
+
+    @property
     def encoder(self) -> VisionEncoder:
         """The vision encoder.
 

@@ -418,7 +418,7 @@ def rank_rules(plan: PlanData) -> RankRules:
         in_lockstep=int(ranks > 1 and (rules.lockstep == "all" or plan.model.has_experts)),
         prompt_padding=PADDINGS.index(rules.prompt_tokens),
         decode_padding=PADDINGS.index(rules.decode_tokens),
-        graph_tokens=rules.graph_tokens,
+        graph_tokens=rules.largest_graph(plan.gpu.name),
         idle_tokens=rules.idle_tokens,
         assignment=ASSIGNMENTS.index(rules.assignment),
         balance_steps=rules.balance_steps,

@@ -59,12 +59,12 @@ class PlanRecipe:
     def row_sums(self, counts: Sequence[Sequence[int]]) -> RowSums:
         """Sum the calls of plans with these numbers of layers of each kind, in the order of the step."""
         are_alike = self.options.dp > 1 and self.execution.dp_imbalance == 1.0
-        return sums_of(self.calls, counts, self.options.max_tokens, self.options.max_seqs, are_alike)
+        return sums_of(self.calls, counts, self.options.step_tokens, self.options.max_seqs, are_alike)
 
     @lazy_property
     def _origins(self) -> dict[str, Flags]:
         """Origins of each section's calls: the same in every plan."""
-        tokens, seqs = self.options.max_tokens, self.options.max_seqs
+        tokens, seqs = self.options.step_tokens, self.options.max_seqs
         return {
             "tokens": origins_of(self.calls, "tokens", tokens),
             "decode_tokens": origins_of(self.calls, "decode_tokens", tokens),
@@ -86,7 +86,7 @@ class PlanRecipe:
             execution=self.execution,
             profile=options.engine,
             method=self.method,
-            max_tokens=options.max_tokens,
+            max_tokens=options.step_tokens,
             max_seqs=options.max_seqs,
             tables_hash=self.tables_hash,
             arena=self._arena(model, attention, sums.of_plan(row), row_curves),
@@ -190,7 +190,7 @@ class PlanRecipe:
             header[steps.WINDOW] = windowed[0].call.window
             header[[steps.WINDOW_PAIR_US, steps.WINDOW_TOKEN_US]] = window_pair_us, window_token_us
         header[: steps.PREFIX_TOKEN_US + 1] = (
-            steps.ARENA_MAGIC, steps.ARENA_FORMAT, options.max_tokens, options.max_seqs, model.num_layers,
+            steps.ARENA_MAGIC, steps.ARENA_FORMAT, options.step_tokens, options.max_seqs, model.num_layers,
             costs.of_step_us(model.architecture, model.num_blocks, allreduces), pair_us, token_us,
         )  # fmt: skip
         header[steps.SEQUENCE_US : steps.PREFILL_FLOOR_US + 1] = (
@@ -225,6 +225,7 @@ def plan_recipe(
     model: ModelSpec, gpu: GpuSpec, options: PlanOptions, curves: CurveSource, tables_hash: str
 ) -> PlanRecipe:
     """Look up every curve and block of plans of one architecture."""
+    options = options.on(gpu)
     layout = options.layout
     model.check_layout(layout)
     check_engine_layout(model, layout, options.engine, options.exchange, gpu)
@@ -237,7 +238,7 @@ def plan_recipe(
     )
     execution = execution_of(model, options, curves)
     check_expert_blocks(model, layout, execution)
-    row_limit = max(options.max_tokens, options.max_seqs)
+    row_limit = max(options.step_tokens, options.max_seqs)
     padded = padded_steps(model, layout, execution, options.engine, row_limit)
     rows, attention = call_latencies(
         model, layout, execution, curves, row_limit if padded is None else padded.limit
@@ -286,7 +287,7 @@ def compile_plan(
     kv_dtype: str = AUTO,
     engine: EngineProfile | str | Path | Mapping[str, Any] = DEFAULT_ENGINE,
     method: str = "roofline",
-    max_tokens: int = 8192,
+    max_tokens: int | None = None,
     max_seqs: int = 1024,
     gemm_smoothing: str | None = None,
     routing: str | None = None,
@@ -340,7 +341,8 @@ def compile_plan(
     method : str
         Interpolation between measured points: roofline, linear_mfu, nearest or floor.
     max_tokens, max_seqs : int
-        Maximum number of tokens and of sequences in a step.
+        Maximum number of tokens and of sequences in a step. Tokens are 8,192 by default, or as many as the
+        engine has by default on the GPU if that is more (vLLM from 0.28 and SGLang: 16,384 on 160 GiB).
     gemm_smoothing : str, optional
         ``none`` takes bf16 GEMMs as measured, ``median3`` smooths the small ones along m (default: the
         engine's own).

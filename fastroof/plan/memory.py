@@ -303,7 +303,7 @@ def plan_memory(
     rule: KvMemory = DATASHEET_MEMORY,
 ) -> PlanMemory:
     """Return the memory of one GPU, in the pipeline stage with the least room."""
-    rule = rule.of_model(model.architecture)
+    rule = rule.of_model(model.architecture, is_dense=model.is_dense)
     if stage is not None or layout.pp == 1:
         return _gpu_memory(model, layout, gpu, execution, use, stage or 0, rule)
     parts = [

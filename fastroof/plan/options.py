@@ -26,6 +26,8 @@ EXCHANGES: Final = ("gather", "alltoall", *RACK_LIBRARIES, "megamoe")
 """How tokens reach experts on other GPUs. megamoe: the experts' own kernel sends them."""
 
 MAX_STEP_SIZE: Final = 2**22
+LEAST_TOKENS: Final = 8192
+"""Minimum tokens of a step that a plan times by default."""
 KERNELS_ONLY: Final = "kernels"
 """The engine profile that adds nothing to the kernels."""
 
@@ -144,7 +146,12 @@ class PlanOptions:
         "METHOD",
         _method,
     )
-    max_tokens: int = _option(8192, "Maximum number of tokens in a step.", "TOKENS", _step_size)
+    max_tokens: int | None = _option(
+        None,
+        "Maximum number of tokens in a step (default: 8192, or the engine's own on the GPU if more).",
+        "TOKENS",
+        _optional(_step_size),
+    )
     max_seqs: int = _option(1024, "Maximum number of sequences in a step.", "SEQUENCES", _step_size)
     gemm_smoothing: str | None = _option(
         None,
@@ -235,6 +242,21 @@ class PlanOptions:
                 raise PlanError(f"kv_cache_gib needs a serving engine, got engine {engine.name!r}")
             engine = replace(engine, memory=replace(engine.memory, cache_gib=values["kv_cache_gib"]))
         return replace(self, **values | {"engine": engine})
+
+    @property
+    def step_tokens(self) -> int:
+        """Maximum number of tokens in a step."""
+        return self.max_tokens or LEAST_TOKENS
+
+    def on(self, gpu: GpuSpec) -> PlanOptions:
+        """Return options with the engine's limits on a GPU."""
+        engine = self.engine.on(gpu)
+        tokens = self.max_tokens
+        if tokens is None:
+            # an engine whose limits are of a card keeps them in the plan
+            own = engine.scheduling.max_num_batched_tokens if self.engine.scheduling.by_card else 0
+            tokens = max(LEAST_TOKENS, own)
+        return replace(self, engine=engine, max_tokens=tokens)
 
     def for_model(self, model: ModelSpec) -> PlanOptions:
         """Return options with auto replaced by the formats of a model's checkpoint."""

@@ -61,6 +61,8 @@ class CachedPlan:
     kv_dtype: str = _fact()
     routing: str | None = _fact(lambda plan: plan.execution.routing if plan.model.has_experts else None)
     engine: str = _fact()
+    engine_title: str = _fact(lambda plan: plan.profile.title)
+    engine_facts: Mapping[str, str | None] = _fact(lambda plan: plan.profile.facts)
     method: str = _fact()
     tables_hash: str = _fact()
     kernels: str = _fact()

@@ -97,7 +97,7 @@ def refusals(plan: DescribedPlan, question: StartQuestion = StartQuestion()) -> 
     memory = question.memory(plan)
     seqs = question.max_seqs or plan.profile.scheduling.max_num_seqs
     context = question.max_model_len or plan.model.max_position
-    rule = plan.profile.memory.of_model(plan.model.architecture)
+    rule = plan.profile.memory.of_model(plan.model.architecture, is_dense=plan.model.is_dense)
     found = []
     if question.free_bytes is not None and question.free_bytes < memory.requested_bytes:
         share = question.free_bytes / memory.total_bytes

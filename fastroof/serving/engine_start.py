@@ -68,6 +68,8 @@ class Fit:
     ----------
     model, gpu, engine : str
         Names; the engine's is that of its profile.
+    engine_title : str
+        The same with its versions, and the newest of logged starts if this is of a newer version.
     versions : str
         Versions of the engine that the profile's memory rules are of.
     tp, pp, dp, ep : int
@@ -112,6 +114,7 @@ class Fit:
     gpu: str
     engine: str
     versions: str
+    engine_title: str
     tp: int
     pp: int
     dp: int
@@ -141,8 +144,8 @@ class Fit:
         """Return the answer as JSON values; sizes in bytes."""
         memory = self.memory
         plain = (
-            "model", "gpu", "engine", "versions", "tp", "pp", "dp", "ep", "dtype", "kv_dtype", "starts",
-            "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+            "model", "gpu", "engine", "versions", "engine_title", "tp", "pp", "dp", "ep", "dtype", "kv_dtype",
+            "starts", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
         )  # fmt: skip
         answers = (
             "cache_line_tokens", "concurrency", "largest_max_model_len", "largest_max_num_seqs",
@@ -245,7 +248,10 @@ class _Question:
         curves = DatasheetCurves(gpu, warns=False)
         # a plan's memory stops at its engine's own limits, and larger ones are asked for here
         scheduling = replace(
-            self.engine.scheduling, max_num_seqs=MOST_SEQS, max_num_batched_tokens=MOST_TOKENS
+            self.engine.scheduling,
+            max_num_seqs=MOST_SEQS,
+            max_num_batched_tokens=MOST_TOKENS,
+            by_card=False,
         )
         engine = replace(self.engine, scheduling=scheduling)
         return compile_plan(
@@ -379,7 +385,7 @@ def _answer(asked: _Question, given: str | Path) -> Fit:
     if any(one.code != "C" and not one.is_warning for one in found):
         # not for want of room for one request
         longest = 0
-    rule = plan.profile.memory.of_model(plan.model.architecture)
+    rule = plan.profile.memory.of_model(plan.model.architecture, is_dense=plan.model.is_dense)
     # other engines lower a length that does not fit
     needed = context if rule.room == "all" else 1
     most = most_that_start(lambda n: question.memory(plan, n), MOST_SEQS, needed)
@@ -394,7 +400,8 @@ def _answer(asked: _Question, given: str | Path) -> Fit:
         model=plan.model.name,
         gpu=plan.gpu.name,
         engine=plan.engine,
-        versions=plan.profile.versions,
+        versions=plan.profile.rule_versions,
+        engine_title=plan.profile.words(plan.profile.memory.logged),
         tp=layout.tp,
         pp=layout.pp,
         dp=layout.dp,
@@ -447,6 +454,7 @@ def _settings(
         num_draft_tokens=asked.num_draft_tokens,
         draft=draft,
         balance_steps=plan.profile.data_parallel.balance_steps,
+        pauses=plan.profile.scheduling.pauses_on,
         kv_cache_bytes=round(memory.cache_gib * GIB),
     )
 

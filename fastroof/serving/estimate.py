@@ -38,6 +38,7 @@ from fastroof.serving.scenarios import (
     at_least,
     broadcast,
     check_budgets,
+    checked_interval,
     decode_errors,
     engine_limits,
     field_values,
@@ -207,6 +208,7 @@ def estimate(
     order: str | None = None,
     length_spread: float = LENGTH_SPREAD,
     wait_steps: float = 0.0,
+    prefill_schedule_interval: int | None = None,
     arrivals: str = "closed",
     async_scheduling: bool | None = None,
     requests_per_client: float | None = None,
@@ -250,6 +252,9 @@ def estimate(
         Steps that prompts wait for others: TensorRT-LLM's ``batch_wait_timeout_iters``, from the
         first that waits; if prompts run first, the decode steps between two checks for new requests
         (SGLang's ``scheduler_recv_interval``).
+    prefill_schedule_interval : int, optional
+        Prompts are computed once every so many steps while requests decode (vLLM; default: in any step).
+        Prompts must fit into a step, and ranks that share experts are simulated only.
     arrivals : str
         ``closed``: a request arrives when its client's last answer ends, which is at the end of a step;
         ``random``: at any moment of a step, as requests of a given rate do.
@@ -333,6 +338,13 @@ def estimate(
     Prompts that wait up to N steps for others are joined by aN of them, with a the arrivals, and wait
     ``N (1 + aN/2) / (1 + aN)`` steps on average; with prefill first those of N steps come together.
 
+    With ``prefill_schedule_interval`` N, steps with prompts are at least N apart, and later ones wait for a
+    request. Those that arrive within N steps wait for half of the others, and are computed together; all
+    others start at once. While requests wait for a place or the budget, the engine does not pause::
+
+        apart = N + exp(-a N) / (1 - exp(-a));   mixed = max(1/apart, arrivals isl/B)
+        wait  = (N/apart) ((N - 1)/2) D;   own with (N/apart) (N - 1) a more prompts
+
     Requests that arrive during a prefill step come next, without a decode step between. A benchmark of
     ``requests_per_client`` starts with e = 1, and then has the mean e of the others.
 
@@ -400,6 +412,9 @@ def estimate(
     target = speculated(plan, speculation)
     check_errors(with_error, target.tokens)
     check_budgets(scenarios["max_batched_tokens"], target.tokens)
+    interval = checked_interval(
+        prefill_schedule_interval, plan, engine, new, budgets=scenarios["max_batched_tokens"]
+    )
     memory = target.memory(max_seqs=engine.asked_seqs)
     if max_kv_tokens is None:
         check_room(target.plan, memory, engine.asked_seqs, PlanRangeError)
@@ -428,6 +443,7 @@ def estimate(
         steps_met=steps_met(plan.profile, arrivals, async_scheduling),
         rules=rank_rules(plan),
         batches=float(flight),
+        pause_steps=interval - 1.0,
     )
     out = np.empty((ESTIMATE_ROWS, len(arrays[0])))
     lengths, outputs, clients, budgets = arrays[:4]

@@ -233,7 +233,8 @@ def least_gpus(
     shape, arrays = broadcast({name: positive(name, value) for name, value in given.items()})
     scenarios = dict(zip(given, arrays, strict=True))
     _check_lengths(model, scenarios)
-    profile = load_engine(chosen_engine(engine, runtime, PlanError))
+    spec = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
+    profile = load_engine(chosen_engine(engine, runtime, PlanError)).on(spec)
     rules = engine_limits(profile, chunked_prefill=chunked_prefill, kv_reservation=kv_reservation)
     asked_seqs = max_seqs
     if max_seqs is None:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 import numpy as np
 
 from fastroof.arrays import Floats
-from fastroof.checks import is_number, one_of, shown
+from fastroof.checks import is_number, one_of, shown, whole_number
 from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.compiled.serving_options import AT_RANDOM, CODE_KV, CODE_SIZES, CODE_TOKENS, CODE_WHOLE_PROMPT
 from fastroof.engines import KV_RESERVATIONS, STEP_ORDERS, EngineProfile
+from fastroof.engines.values import MOST
 from fastroof.errors import BatchError, PlanRangeError
 from fastroof.given_arrays import common_shape, number_array, refused
+from fastroof.plan.calls import rank_rules
 from fastroof.plan.start import what_makes_room
 
 if TYPE_CHECKING:
@@ -141,6 +143,32 @@ def engine_limits(
         order == "prefill_first",
         asked_seqs,
     )
+
+
+def checked_interval(
+    value: int | None, plan: StepPlan, engine: EngineLimits, new: Floats, budgets: Floats
+) -> int:
+    """Return ``prefill_schedule_interval`` where the closed form holds; 1 lets prompts join any step."""
+    own, name = plan.profile.scheduling, "prefill_schedule_interval"
+    if own.prefill_decode_interval or own.min_free_slots_delay > 1:
+        raise BatchError(
+            f"prefill_decode_interval and min_free_slots_delay of {plan.engine} are not estimated; simulate "
+            "a trace instead"
+        )
+    given = own.prefill_schedule_interval if value is None else value
+    interval = whole_number(name, given, most=MOST, error=BatchError)
+    shares_experts = bool(rank_rules(plan).in_lockstep)
+    plan.profile.refuse_pauses({name: interval}, shares_experts, BatchError)
+    why = ""
+    if engine.is_prefill_first:
+        why = 'needs order="mixed"'
+    elif shares_experts:
+        why = "is not estimated for ranks that share experts"
+    elif (new > budgets).any():
+        why = f"is not estimated for prompts of several steps ({new.max():g} tokens to compute)"
+    if why and interval > 1:
+        raise BatchError(f"{name} {interval} {why}; simulate a trace instead, or leave it at 1")
+    return interval
 
 
 def steps_met(engine: EngineProfile, arrivals: str, async_scheduling: bool | None = None) -> float:

@@ -164,6 +164,9 @@ def capacity(
     chunked_prefill: bool | None = None,
     reserve_output: bool | None = None,
     timeout_s: float | None = None,
+    prefill_schedule_interval: int | None = None,
+    prefill_decode_interval: int | None = None,
+    min_free_slots_delay: int | None = None,
     **limits: Any,
 ) -> Capacity:
     """Find the largest request rate that a deployment serves within limits on percentiles.
@@ -195,6 +198,8 @@ def capacity(
     max_num_batched_tokens, max_num_seqs, num_gpu_blocks, block_size, async_scheduling : optional
         As in :func:`fastroof.simulate`; by default the engine's.
     order, chunked_prefill, reserve_output, timeout_s : optional
+        Likewise.
+    prefill_schedule_interval, prefill_decode_interval, min_free_slots_delay : optional
         Likewise.
     **limits : float
         Limits, ms, named by time and percentile: ``ttft_p99_ms``, ``tpot_p90_ms``, ``itl_p50_ms`` (over all
@@ -267,6 +272,9 @@ def capacity(
         chunked_prefill=chunked_prefill,
         reserve_output=reserve_output,
         timeout_s=timeout_s,
+        prefill_schedule_interval=prefill_schedule_interval,
+        prefill_decode_interval=prefill_decode_interval,
+        min_free_slots_delay=min_free_slots_delay,
     )
     refuse_too_long(trace, settings, "leave such requests out")
     simulate = deployment_runner(plan, settings, replicas, routing, threads)

@@ -43,6 +43,9 @@ def simulate(
     admit_whole_prompt: bool = True,
     reserve_output: bool | None = None,
     timeout_s: float | None = None,
+    prefill_schedule_interval: int | None = None,
+    prefill_decode_interval: int | None = None,
+    min_free_slots_delay: int | None = None,
     routing: str = "round_robin",
     prefix_cache: str = "given",
     seed: int = 0,
@@ -75,6 +78,8 @@ def simulate(
         Whether a request starts only when its whole prompt has room.
     timeout_s : float, optional
         Seconds after which a client gives up; by default never.
+    prefill_schedule_interval, prefill_decode_interval, min_free_slots_delay : int, optional
+        Steps or slots that prompts wait for, as in :class:`EngineSettings`; by default none.
     routing : str, default "round_robin"
         How a request's replica is chosen: ``round_robin``, ``least_outstanding``, ``least_load``,
         ``least_kv``, ``power_of_two`` or, with ``prefix_cache="lru"``, ``prefix_aware``.
@@ -140,6 +145,9 @@ def simulate(
         admit_whole_prompt=admit_whole_prompt,
         reserve_output=reserve_output,
         timeout_s=timeout_s,
+        prefill_schedule_interval=prefill_schedule_interval,
+        prefill_decode_interval=prefill_decode_interval,
+        min_free_slots_delay=min_free_slots_delay,
     )
     if on_too_long == "error":
         refuse_too_long(requests, settings, 'on_too_long="reject"')

@@ -129,6 +129,8 @@ def options_of(settings: EngineSettings, trace: Trace, time_scale: float = 1.0) 
         admits_whole=int(settings.admit_whole_prompt),
         reserves_output=int(settings.reserve_output),
         prefill_first=int(settings.order == "prefill_first"),
+        pause_steps=settings.pause_steps,
+        min_free_slots=min(settings.min_free_slots_delay, settings.max_num_seqs),
         depth=2 if settings.async_scheduling else 1,
         clients=trace.clients or 0,
         think_us=trace.think_s * US_PER_S,

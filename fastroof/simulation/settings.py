@@ -11,7 +11,7 @@ import numpy as np
 
 from fastroof.checks import is_number, is_whole_number, one_of, shown, true_or_false, whole_number
 from fastroof.compiled.request_sums import MAX_KV_LEN
-from fastroof.engines.profile import STEP_ORDERS
+from fastroof.engines.profile import PAUSES, STEP_ORDERS
 from fastroof.errors import SimulationError
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ _FLAGS: Final = ("chunked_prefill", "admit_whole_prompt", "reserve_output", "asy
 
 MOST_STEP_TOKENS: Final = 2**40
 """Maximum number of tokens per step."""
+
+MOST_PAUSE: Final = 2**20
+"""Maximum number of steps or slots that prompts wait for."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,14 @@ class EngineSettings:
         a step later.
     timeout_s : float
         Seconds after arrival at which a client gives up an unfinished request.
+    prefill_schedule_interval : int
+        Prompts are computed at most once every so many steps while requests decode, unless some had no room
+        in the last step that took any (vLLM; only with ``order="mixed"``).
+    prefill_decode_interval : int
+        Decode steps after a step with prompts before the next (SGLang; only with ``order="prefill_first"``).
+    min_free_slots_delay : int
+        Waiting prompts start once at least so many of ``max_num_seqs`` are free, or no request decodes
+        (SGLang; only with ``order="prefill_first"``).
 
     Raises
     ------
@@ -86,6 +97,9 @@ class EngineSettings:
     reserve_output: bool = False
     async_scheduling: bool = False
     timeout_s: float = math.inf
+    prefill_schedule_interval: int = 1
+    prefill_decode_interval: int = 0
+    min_free_slots_delay: int = 0
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -100,6 +114,14 @@ class EngineSettings:
         one_of("order", self.order, STEP_ORDERS, SimulationError)
         for name in _FLAGS:
             true_or_false(name, getattr(self, name), SimulationError)
+        for name, off in PAUSES.items():
+            value = whole_number(name, getattr(self, name), off, MOST_PAUSE, SimulationError)
+            object.__setattr__(self, name, value)
+            order = "mixed" if name == "prefill_schedule_interval" else "prefill_first"
+            if value != off and order != self.order:
+                raise SimulationError(
+                    f'{name} {value} needs order="{order}", got order="{self.order}"; leave it at {off}'
+                )
         timeout_s = self.timeout_s
         is_time = isinstance(timeout_s, Real) and timeout_s == math.inf
         if not is_time and (not is_number(timeout_s) or timeout_s <= 0.0):
@@ -114,6 +136,11 @@ class EngineSettings:
             )
         if self.order == "prefill_first" and not self.admit_whole_prompt:
             raise SimulationError('order="prefill_first" admits whole prompts: leave admit_whole_prompt on')
+
+    @property
+    def pause_steps(self) -> int:
+        """Steps of decodes alone after a step with prompts."""
+        return max(self.prefill_schedule_interval - 1, self.prefill_decode_interval)
 
     @classmethod
     def of_plan(cls, plan: StepPlan, *, kv_len: float | None = None, **given: Any) -> EngineSettings:
@@ -142,6 +169,7 @@ class EngineSettings:
         >>> settings.max_num_seqs, settings.max_num_batched_tokens, settings.async_scheduling
         (128, 8192, True)
         """
+        from fastroof.plan.calls import rank_rules
         from fastroof.plan.compile import check_plan
         from fastroof.plan.start import check_room
 
@@ -164,10 +192,16 @@ class EngineSettings:
             "chunked_prefill": own.chunked_prefill,
             "reserve_output": rule.kv_reservation == "full",
             "async_scheduling": own.async_scheduling,
+            **{name: getattr(own, name) for name in PAUSES},
         }
         settings |= {name: value for name, value in given.items() if value is not None}
         # checked before they are used to compute the memory
         known = cls(**{"num_gpu_blocks": 1, **settings})
+        plan.profile.refuse_pauses(
+            {name: getattr(known, name) for name in PAUSES},
+            bool(rank_rules(plan).in_lockstep),
+            SimulationError,
+        )
         for name, most in (("max_num_batched_tokens", plan.max_tokens), ("max_num_seqs", plan.max_seqs)):
             if getattr(known, name) > most:
                 limit = "max_tokens" if name == "max_num_batched_tokens" else "max_seqs"

@@ -371,4 +371,13 @@ class CandidateSpec(SweepSpec):
     @classmethod
     def _check_engine(cls, value: Any) -> tuple[str, ...]:
         what = "names of engines or paths of profiles"
-        return checked_names(value, lambda name: load_engine(name).name, what)
+        return checked_names(value, _engine_name, what)
+
+
+def _engine_name(name: str) -> str:
+    """Return the name of an engine's profile, refusing schedules that have no closed form in sweeps."""
+    profile = load_engine(name)
+    if profile.scheduling.pauses_on:
+        on = ", ".join(f"{option} {value}" for option, value in profile.scheduling.pauses_on.items())
+        raise SweepError(f"sweeps do not model {on} of engine {profile.name}; simulate a trace instead")
+    return profile.name

@@ -144,6 +144,7 @@ def _plan_facts(plan: StepPlan) -> dict[str, Any]:
         "dtype": plan.dtype,
         "kv_dtype": plan.kv_dtype,
         "engine": plan.engine,
+        "engine_title": plan.profile.title,
         "kernels": plan.kernels,
         "tables_hash": plan.tables_hash,
         "memory_bytes": memory.explain(),

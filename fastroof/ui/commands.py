@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastroof._version import __version__
@@ -14,7 +15,7 @@ from fastroof.report.steps import GROUPS
 
 if TYPE_CHECKING:
     from fastroof.ui.plans import PlanStore
-from fastroof.ui.view import KINDS, PERCENTILES, SIZES, STEP_SEQS, STEP_TOKENS, View
+from fastroof.ui.view import KINDS, PERCENTILES, SIZES, STEP_SEQS, View
 
 
 def choices(store: PlanStore, start: View) -> dict[str, Any]:
@@ -124,11 +125,11 @@ def capacity_command(store: PlanStore, view: View) -> str:
 def step_python(store: PlanStore, view: View, clients: int) -> str:
     """Return Python code that computes the step and its clients."""
     own = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "dtype": "auto", "kv_dtype": "auto", "allow_modelled": False}
-    own |= {"max_tokens": STEP_TOKENS, "max_seqs": STEP_SEQS}
+    own |= {"max_tokens": None, "max_seqs": STEP_SEQS}
     model, gpu = store.written_model(view.model), store.written_gpu(view.gpu)
     where = store.measured(view.gpu).where
 
-    def compiled(sizes: dict[str, int]) -> str:
+    def compiled(sizes: Mapping[str, int | None]) -> str:
         # leave out arguments that are at their defaults
         given = {
             name: value for name, value in {**view.plan_options, **sizes}.items() if own.get(name) != value

@@ -170,7 +170,7 @@ class PlanStore:
         return load_gpu(self.written_gpu(name))
 
     def plan(
-        self, view: View, sizes: Mapping[str, int], split: Mapping[str, int] | None = None
+        self, view: View, sizes: Mapping[str, int | None], split: Mapping[str, int] | None = None
     ) -> CompiledPlan:
         """Return a plan of the view's model and GPU."""
         options = {**view.plan_options, **(split or {}), **sizes}
@@ -180,6 +180,8 @@ class PlanStore:
             from fastroof.plan import compile_plan
 
             model, measured = self._model(view.model), self._measured(view.gpu)
+            if not view.has_known_card:
+                options["engine"] = view.profile
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", UserWarning)
                 plan = compile_plan(model, measured.gpu, measured.tables, **options)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 from fastroof.checks import check_flag, is_number, shown, whole_number
+from fastroof.config import gpu_names, load_gpu
 from fastroof.defaults import DEFAULT_ENGINE, FORMER_KEYS
 from fastroof.engines import EngineProfile, engine_names, load_engine, serving_engines
 from fastroof.errors import BatchError
 from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES
+from fastroof.plan.options import LEAST_TOKENS
 
 KINDS: Final = ("decode", "prefill", "mixed")
 """Decode, prefill and mixed steps."""
@@ -33,9 +35,8 @@ SIZES: Final[dict[str, tuple[int, int]]] = {
 }
 """Valid ranges of whole numbers: larger ones would make the page too slow."""
 
-STEP_TOKENS: Final = 8192
 STEP_SEQS: Final = 1024
-"""Default plan sizes of `fastroof step` and Python."""
+"""Default sequences of the plans of `fastroof step` and Python."""
 
 _OPTIONAL: Final = ("kv_len", "chunk", "max_num_batched_tokens")
 _LIMITS: Final = ("ttft_ms", "tpot_ms")
@@ -117,8 +118,16 @@ class View:
 
     @property
     def profile(self) -> EngineProfile:
-        """Return the engine's profile."""
-        return load_engine(self.engine)
+        """Return the engine's profile with its limits on the GPU, on a custom card its own."""
+        profile = load_engine(self.engine)
+        if self.has_known_card:
+            return profile.on(load_gpu(self.gpu))
+        return replace(profile, scheduling=replace(profile.scheduling, by_card=False))
+
+    @property
+    def has_known_card(self) -> bool:
+        """Whether the GPU is one that commands know by name."""
+        return self.gpu in gpu_names()
 
     @property
     def budget(self) -> int:
@@ -150,11 +159,14 @@ class View:
         return (*decodes, *(((1, self.prompt_tokens, 0),) * bool(self.prompt_tokens)))
 
     @property
-    def step_sizes(self) -> dict[str, int]:
+    def step_sizes(self) -> dict[str, int | None]:
         """Return the sizes of the plan that `fastroof step` compiles, which its memory depends on."""
         tokens = sum(count * new for count, new, _ in self.requests)
         seqs = sum(count for count, _, _ in self.requests)
-        return {"max_tokens": max(STEP_TOKENS, tokens), "max_seqs": max(STEP_SEQS, seqs)}
+        return {
+            "max_tokens": tokens if tokens > LEAST_TOKENS else None,
+            "max_seqs": max(STEP_SEQS, seqs),
+        }
 
     def serving_sizes(self, clients: int) -> dict[str, int]:
         """Return the sizes of the plan that `fastroof serving` compiles for a number of clients."""

@@ -47,11 +47,11 @@ def plan(request):
 
 def options(
     max_kv_tokens=1e6, max_seqs=math.inf, osl_reserved=0.5, is_chunked=True, rounds=0.0, frontend_us=0.0,
-    wait_steps=0.0, steps_met=None,
+    wait_steps=0.0, steps_met=None, interval=1.0,
 ):  # fmt: skip
     return serving_options.ServingOptions(
         max_kv_tokens, max_seqs, osl_reserved, is_chunked, rounds, frontend_us, wait_steps=wait_steps,
-        steps_met=AT_RANDOM if steps_met is None else steps_met,
+        steps_met=AT_RANDOM if steps_met is None else steps_met, pause_steps=interval - 1.0,
     )  # fmt: skip
 
 
@@ -113,6 +113,19 @@ def test_prompts_held_back_are_the_closed_form(plan, wait_steps, is_chunked, rou
         expected = closed_form(
             plan, *sizes, is_chunked=is_chunked, rounds=rounds or None, wait_steps=wait_steps
         )
+        assert got[serving_options.TTFT_US] == pytest.approx(expected.ttft_us, rel=1e-5)
+        assert got[serving_options.TPOT_US] == pytest.approx(expected.tpot_us, rel=1e-5, nan_ok=True)
+        assert got[serving_options.MIXED_SHARE] == pytest.approx(expected.mixed_share, rel=1e-9)
+
+
+@pytest.mark.parametrize("interval", [2, 8, 100])
+@pytest.mark.parametrize("met", [None, 0.0, 1.0])
+def test_prompts_every_few_steps_are_the_closed_form(plan, interval, met):
+    chosen = options(steps_met=met, interval=float(interval))
+    for sizes in ((100, 200, 1, 512), (100, 200, 30, 512), (100, 1, 30, 512), (30, 20, 100, 512)):
+        code, _, got = one(plan, sizes, chosen)
+        assert code == 0
+        expected = closed_form(plan, *sizes, steps_met=met, interval=interval)
         assert got[serving_options.TTFT_US] == pytest.approx(expected.ttft_us, rel=1e-5)
         assert got[serving_options.TPOT_US] == pytest.approx(expected.tpot_us, rel=1e-5, nan_ok=True)
         assert got[serving_options.MIXED_SHARE] == pytest.approx(expected.mixed_share, rel=1e-9)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 
 import numpy as np
 import pytest
 
 from fastroof import StepBatch, compile_plan, compile_plans
+from fastroof.config.paths import bench_data_root
 from fastroof.engines import (
     CostForm,
     EngineProfile,
@@ -22,12 +24,13 @@ from fastroof.engines import (
     load_engine,
     serving_engines,
 )
-from fastroof.engines.values import holds_for
+from fastroof.engines.values import holds_for, is_beyond, is_version
 from fastroof.errors import PlanError
 from fastroof.models import load_model
 from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.operators.gemm import LARGEST_SMOOTHED_M, median_of_three
 from fastroof.plan.description import kernel_sources
+from fastroof.units import GIB
 
 STEPS = StepBatch.from_requests([[(1, 4095)] * 8, [(512, 0), (1, 99)], [(300, 40)], [], [(1, 0)]])
 PROFILE = EngineProfile(
@@ -202,6 +205,133 @@ def test_a_range_holds_versions_as_packages_order_them(versions, inside, outside
     assert [holds_for(versions, version) for version in outside] == [False] * len(outside)
 
 
+@pytest.mark.parametrize(
+    ("engine", "versions", "beyond"),
+    [
+        ("vllm", ">=0.33", "0.28"), ("vllm-0.33.1", ">=0.33", "0.28"), ("vllm-0.31", ">=0.29,<0.33", "0.28"),
+        ("vllm-0.29.0", ">=0.29,<0.33", "0.28"), ("vllm-0.28.1", ">=0.28,<0.29", ""),
+        ("vllm-0.27", ">=0.25,<0.28", ""), ("vllm-0.24.0", ">=0.24,<0.25", ""),
+        ("vllm-0.21", ">=0.21,<0.24", ""), ("vllm-0.19.1", ">=0.17,<0.20", ""),
+        ("vllm-0.14", ">=0.14,<0.17", ""), ("vllm-0.12", ">=0.11,<0.14", ""),
+        ("sglang", ">=0.5.20", "0.5.10"), ("sglang-0.5.14", ">=0.5.13,<0.5.20", "0.5.10"),
+        ("sglang-0.5.10.post1", ">=0.5.10,<0.5.12", ""), ("trtllm-1.0", ">=1.0.0rc0,<1.1.0rc0", ""),
+        ("trtllm-1.3.0rc5.post1", ">=1.1.0rc0", ""), ("trtllm-1.3.0rc11", ">=1.1.0rc0", "1.3.0rc5.post1"),
+        ("kernels", "", ""),
+    ],
+)  # fmt: skip
+def test_a_profile_says_where_its_rules_and_its_evidence_end(engine, versions, beyond):
+    profile = load_engine(engine)
+    assert profile.rule_versions == versions
+    assert profile.facts == {
+        "engine": profile.name, "engine_versions": versions, "not_validated_beyond": beyond or None,
+    }  # fmt: skip
+    words = f" (not validated beyond {beyond})" if beyond else ""
+    assert profile.title == f"{profile.name} {versions}".rstrip() + words
+
+
+def test_within_the_range_that_is_printed_the_rules_are_the_same():
+    one_of = {}
+    for version in (14, 17, 19, 20, 21, 23, 24, 25, 27, 28, 29, 32, 33):
+        profile = load_engine(f"vllm-0.{version}")
+        rules = (profile.memory, profile.data_parallel, profile.kernels.prefill_graphs)
+        assert one_of.setdefault(profile.rule_versions, rules) == rules
+    assert len(one_of) == 9
+
+
+def rows_by_engine():
+    """Newest version of each engine's measured serving runs, of those that are versions."""
+    newest = {}
+    for path in bench_data_root().glob("*/serving/**/*.csv"):
+        with path.open(encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                version = row["engine_version"]
+                if is_version(version) and version > "":
+                    newest.setdefault(row["engine"], set()).add(version)
+    return newest
+
+
+def test_validated_is_the_newest_version_of_the_measured_runs():
+    for engine, versions in rows_by_engine().items():
+        profile = load_engine(engine)
+        assert not any(is_beyond(version, profile.validated) for version in versions)
+        # some run is of that version, or a patch of it
+        assert any(version.startswith(profile.validated) for version in versions)
+
+
+def test_logged_is_the_newest_version_of_the_logged_starts():
+    with (bench_data_root() / "kv_room.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for engine in serving_engines():
+        versions = [row["version"] for row in rows if row["engine"] == engine]
+        logged = load_engine(engine).memory.logged
+        assert not any(is_beyond(version, logged) for version in versions)
+        assert any(version.startswith(logged) for version in versions)
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "gib", "limits"),
+    [
+        ("0.27", "b200", 179, (8192, 1024)), ("0.28", "b200", 179, (16384, 1024)),
+        ("0.31", "h200", 140, (8192, 1024)), ("0.31", "l40s", 45, (2048, 256)),
+        ("0.31", "a100", 80, (2048, 256)), ("0.32", "gb10", 120, (8192, 1024)),
+        ("0.33", "gb10", 120, (2048, 256)), ("", "mi300x", 192, (16384, 1024)),
+    ],
+)  # fmt: skip
+def test_default_limits_are_of_a_card_and_a_version(version, gpu, gib, limits):
+    memory = load_engine(f"vllm-{version}" if version else "vllm").memory
+    assert memory.default_limits(gpu, gib * GIB, 8192, 1024) == limits
+
+
+def test_the_runner_of_a_model_is_of_a_version():
+    def sampled(version, architecture, is_dense):
+        rule = load_engine(f"vllm-{version}").memory.of_model(architecture, is_dense=is_dense)
+        return rule.sample_bytes, rule.graphs is not None
+
+    # one runner that samples cheaply and takes nothing off for graphs, one that does both, and both at once
+    assert sampled("0.24", "LlamaForCausalLM", True) == (6.5, False)
+    assert sampled("0.24", "OlmoForCausalLM", True) == (14.0, True)
+    assert sampled("0.27", "OlmoForCausalLM", True) == (6.5, False)
+    assert sampled("0.27", "Qwen3MoeForCausalLM", False) == (14.0, True)
+    assert sampled("0.28", "DeepseekV4ForCausalLM", False) == (6.5, False)
+    assert sampled("0.31", "Qwen3MoeForCausalLM", False) == (6.5, True)
+    assert sampled("0.33", "Qwen3MoeForCausalLM", False) == (13.6, True)
+
+
+def test_graphs_of_data_center_blackwell_are_larger_from_0_28_on():
+    for version, tokens in (("0.27", 512), ("0.28", 1024), ("0.33", 1024)):
+        rules = load_engine(f"vllm-{version}").data_parallel
+        assert [rules.largest_graph(gpu) for gpu in ("b200", "gb300", "h200")] == [tokens, tokens, 512]
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "shares_experts", "why"),
+    [
+        ("vllm", {"prefill_schedule_interval": 4}, False, ""),
+        ("vllm-0.31", {"prefill_schedule_interval": 4}, True, ""),
+        (
+            "vllm-0.31",
+            {"prefill_schedule_interval": 4},
+            False,
+            "without ranks that share experts in versions >=0.33",
+        ),
+        ("vllm-0.23", {"prefill_schedule_interval": 4}, True, "has it in versions >=0.24"),
+        ("vllm-0.23", {"prefill_schedule_interval": 1}, True, ""),
+        ("vllm", {"min_free_slots_delay": 4}, True, "vllm has no such option"),
+        ("trtllm", {"prefill_schedule_interval": 2}, True, "trtllm has no such option"),
+        ("sglang-0.5.18", {"prefill_decode_interval": 2}, False, "has it in versions >=0.5.19"),
+        ("sglang-0.5.18", {"min_free_slots_delay": 2}, False, ""),
+        ("kernels", {"prefill_schedule_interval": 2, "min_free_slots_delay": 4}, False, ""),
+    ],
+)
+def test_an_engine_lets_prompts_wait_as_its_version_does(engine, given, shares_experts, why):
+    profile = load_engine(engine)
+    if why:
+        with pytest.raises(PlanError, match=why):
+            profile.refuse_pauses(given, shares_experts, PlanError)
+    else:
+        profile.refuse_pauses(given, shares_experts, PlanError)
+
+
 def test_an_engine_is_found_by_its_version():
     assert serving_engines() == ("sglang", "trtllm", "vllm")
     for engine in serving_engines():
@@ -217,7 +347,9 @@ def test_an_engine_is_found_by_its_version():
     # what only some versions have is not of an unknown one
     sglang = engine_of_version("sglang", "nightly")
     assert all(not one.versions for one in sglang.costs.layers)
-    assert load_engine("trtllm-1.0.0rc3") is load_engine("trtllm-1.0")
+    old = load_engine("trtllm-1.0.0rc3")
+    assert old.version == "1.0.0rc3"
+    assert dataclasses.replace(old, version="", rules="") == load_engine("trtllm-1.0")
     with pytest.raises(PlanError, match=r"no profile for trtllm 0\.9; valid: trtllm-1\.0 \(>=1\.0"):
         load_engine("trtllm-0.9")
     with pytest.raises(PlanError, match="'new' is not a version"):

@@ -65,7 +65,10 @@ def test_the_rule_of_every_engine_is_the_naive_one(engine, model, options):
     with pytest.warns(UserWarning, match="datasheet"):
         plan = compile_plan(model, gpu, None, engine=engine, **options)
     plain = replace(plan, profile=EngineProfile("plain"))
-    rule, layout = plan.profile.memory.of_model(plan.model.architecture), plan.layout
+    rule, layout = (
+        plan.profile.memory.of_model(plan.model.architecture, is_dense=plan.model.is_dense),
+        plan.layout,
+    )
     found, working = plan.memory, plain.memory.activation_bytes
     vocab = plan.model.padded_vocab(1)
     # of two stages the fullest is the plan's: its sampling is where the LM head is

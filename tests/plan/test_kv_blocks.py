@@ -122,7 +122,10 @@ def test_an_old_version_has_no_such_limit() -> None:
 
 def test_graphs_are_a_range_that_a_variable_removes() -> None:
     plan = plan_of("minimax-m2.5-nvfp4", "b200", "vllm-0.22.0", dp=2, ep=2)
-    memory, rule = plan.memory, plan.profile.memory.of_model(plan.model.architecture)
+    memory, rule = (
+        plan.memory,
+        plan.profile.memory.of_model(plan.model.architecture, is_dense=plan.model.is_dense),
+    )
     assert rule.graphs is not None
     assert rule.graphs.variable == "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0"
     # 29.07 GiB of KV cache with the estimate, 91.04 without it

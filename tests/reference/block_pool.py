@@ -87,8 +87,10 @@ class PooledScheduler(Scheduler):
         at = trace.hash_offsets[request.index] + place // per_id
         return "prompt", int(trace.hash_ids[at]), place % per_id
 
-    def _admit(self, step: Step, budget: int) -> None:
+    def _admit(self, step: Step, budget: int, *, only_single: bool = False) -> None:
         settings, pool = self.settings, self.pool
+        if only_single and any(request.is_cut for request in self.running):
+            return
         while self.waiting and budget and len(self.running) < settings.max_num_seqs:
             request = self.waiting[0]
             found: list[int] = []
@@ -98,6 +100,9 @@ class PooledScheduler(Scheduler):
                 found = pool.find([self.key(request, place) for place in range(most)])
                 computed = len(found) * settings.block_size
             new = request.whole - computed
+            is_prompt = new > 1
+            if is_prompt and only_single:
+                return
             if new > budget and not settings.chunked_prefill:
                 return
             new = min(new, budget)
@@ -113,6 +118,7 @@ class PooledScheduler(Scheduler):
             self.running.append(self.waiting.popleft())
             request.computed = computed
             budget -= new
+            step.has_prompt |= is_prompt
             self._run(step, request, new, is_prompt=True)
 
     def _run(self, step: Step, request: Request, new: int, *, is_prompt: bool) -> None:

@@ -71,7 +71,7 @@ def one(spec: Any, tables: Any, row: dict[str, Any]) -> dict[str, Any]:
     # memory is kept for the activations of the largest step
     most = row["max_num_batched_tokens"] if row["mode"] == "disaggregated" else 20_000
     engine = load_engine(spec.engine[0])
-    own = replace(engine.scheduling, max_num_batched_tokens=row["max_num_batched_tokens"])
+    own = replace(engine.scheduling, max_num_batched_tokens=row["max_num_batched_tokens"], by_card=False)
     plan = compile_plan(
         model, "h100", tables, tp=row["tp"], dtype=row["dtype"], engine=replace(engine, scheduling=own),
         max_tokens=most, max_seqs=20_000,

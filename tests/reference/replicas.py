@@ -99,6 +99,10 @@ class Engine:
     """Requests that its ranks were given."""
     held_steps: int = 0
     """Steps that prompts have waited for those of other ranks."""
+    in_a_row: int = 0
+    """Steps since all ranks were idle."""
+    free_from: int = 0
+    """Of those, the number from which prompts may run, in an engine that runs them first."""
     now_us: float = 0.0
     end_us: float = 0.0
     steps: int = 0
@@ -186,10 +190,18 @@ class Engine:
         self.arrive()
         while len(self.queue) < (2 if self.settings.async_scheduling else 1):
             begins = self._prompts_begin()
-            made = [rank.make_step(admits=begins) for rank in self.schedulers]
+            made = [rank.make_step(admits=begins, pauses=self._pauses(rank)) for rank in self.schedulers]
             if not any(step.requests for step in made):
-                break
+                was_pause = self.in_a_row < self.free_from
+                if not self.queue:
+                    self.in_a_row = self.free_from = 0
+                if self.queue or not was_pause:
+                    break
+                continue
             self.queue.append(made)
+            self.in_a_row += 1
+            if any(any(step.is_prompt) for step in made):
+                self.free_from = self.in_a_row + self.settings.prefill_decode_interval
         if self.queue:
             self.end_us = self.now_us + max(self._times_us(self.queue[0]))
 
@@ -197,6 +209,15 @@ class Engine:
         if self.rules is not None:
             return self.rules.together_us(made)
         return [self.step_us(one.new_tokens, one.context_len) for one in made if one.requests]
+
+    def _pauses(self, rank: Scheduler) -> bool | None:
+        """Whether a rank's prompts wait: all ranks count the same steps; None of an engine by itself."""
+        if self.ranks == 1:
+            return None
+        if self.settings.order == "prefill_first":
+            return self.in_a_row < self.free_from
+        is_off = self.in_a_row % self.settings.prefill_schedule_interval > 0
+        return is_off and rank.has_decodes and not rank.is_backlogged
 
     def _prompts_begin(self) -> bool:
         """Whether waiting prompts may begin: all ranks have one, one has no decodes, or time is up."""

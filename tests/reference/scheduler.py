@@ -62,6 +62,7 @@ class Step:
     context_len: list[int] = field(default_factory=list)
     is_prompt: list[bool] = field(default_factory=list)
     with_token: list[Request] = field(default_factory=list)
+    has_prompt: bool = False
     start_us: float = math.nan
     end_us: float = math.nan
 
@@ -85,6 +86,34 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self.free: int = self.settings.num_gpu_blocks
+        self.steps = 0
+        self.prompt_step: int | None = None
+        """The last step that computed a prompt; a prompt with one token to compute is a decode to vLLM."""
+        self.is_backlogged = False
+        """Whether requests waited after the last step that prompts were free to join."""
+
+    @property
+    def has_decodes(self) -> bool:
+        """Whether any that runs has its prompt computed."""
+        return any(not request.is_cut for request in self.running)
+
+    @property
+    def pauses(self) -> bool:
+        """Whether an engine by itself lets prompts, also those that were cut, wait for a later step."""
+        if self.prompt_step is None or not self.has_decodes or self.is_backlogged:
+            return False
+        since = self.steps - self.prompt_step
+        if self.settings.order == "mixed":
+            return since < self.settings.prefill_schedule_interval
+        return since <= self.settings.prefill_decode_interval
+
+    @property
+    def waits_for_slots(self) -> bool:
+        """Whether prompts that wait do so until more slots are free."""
+        if not self.has_decodes or any(request.is_cut for request in self.running):
+            return False
+        slots = self.settings.max_num_seqs
+        return slots - len(self.running) < min(self.settings.min_free_slots_delay, slots)
 
     @property
     def decodes(self) -> int:
@@ -111,24 +140,43 @@ class Scheduler:
         tokens = request.prompt + request.output if self.settings.reserve_output else request.cached + new
         return tokens, max(tokens, request.whole) if self.settings.admit_whole_prompt else tokens
 
-    def make_step(self, *, admits: bool = True) -> Step:
-        """Schedule one step, which is empty where there is nothing to do; none begins without ``admits``."""
+    def make_step(self, *, admits: bool = True, pauses: bool | None = None) -> Step:
+        """Schedule one step, which is empty where there is nothing to do.
+
+        None begins without ``admits``; prompts wait if it ``pauses``, by default as an engine by itself.
+        """
         step = Step()
         budget = self.settings.max_num_batched_tokens
+        pauses = self.pauses if pauses is None else pauses
+        admits = admits and not self.waits_for_slots
         if self.settings.order == "mixed":
-            left, preempted = self._run_running(step, budget)
+            left, preempted = self._run_running(step, budget, no_cut=pauses)
             if admits and not preempted:
-                self._admit(step, left)
+                self._admit(step, left, only_single=pauses)
+            if not pauses and not preempted:
+                self.is_backlogged = bool(self.waiting)
+            self._count(step)
             return step
         # prompts alone: the one that was cut, which is the last that runs, then those that wait
-        left, preempted = self._run_running(step, budget, only_cut=True)
-        if admits and not preempted:
-            self._admit(step, left)
+        if not pauses:
+            left, preempted = self._run_running(step, budget, only_cut=True)
+            if admits and not preempted:
+                self._admit(step, left)
         if not step.requests:
-            self._run_running(step, len(self.running))
+            self._run_running(step, len(self.running), no_cut=True)
+        self._count(step)
         return step
 
-    def _run_running(self, step: Step, budget: int, *, only_cut: bool = False) -> tuple[int, bool]:
+    def _count(self, step: Step) -> None:
+        """Count a step, and note whether it computes prompts."""
+        if step.requests:
+            self.steps += 1
+        if step.has_prompt:
+            self.prompt_step = self.steps - 1
+
+    def _run_running(
+        self, step: Step, budget: int, *, only_cut: bool = False, no_cut: bool = False
+    ) -> tuple[int, bool]:
         """Run those that run, in order of admission; the last ones give their blocks where some lack.
 
         Returns what is left of the budget, and whether anybody was preempted.
@@ -139,7 +187,7 @@ class Scheduler:
             request = self.running[place]
             place += 1
             new = min(request.to_compute, budget)
-            if not new or (only_cut and not request.is_cut):
+            if not new or (only_cut and not request.is_cut) or (no_cut and request.is_cut):
                 continue
             while not self._take_blocks(request, request.computed + new):
                 victim = self.running[-1]
@@ -148,15 +196,24 @@ class Scheduler:
                 if victim is request:
                     return budget, preempted
             budget -= new
+            step.has_prompt |= request.is_cut
             self._run(step, request, new, is_prompt=request.is_cut)
         return budget, preempted
 
-    def _admit(self, step: Step, budget: int) -> None:
-        """Admit those that wait, first come, first served: nobody is skipped."""
+    def _admit(self, step: Step, budget: int, *, only_single: bool = False) -> None:
+        """Admit those that wait, first come, first served: nobody is skipped.
+
+        With ``only_single`` only those with one token to compute, and none beside a prompt that was cut.
+        """
         settings = self.settings
+        if only_single and any(request.is_cut for request in self.running):
+            return
         while self.waiting and budget and len(self.running) < settings.max_num_seqs:
             request = self.waiting[0]
             new = request.whole - request.cached
+            is_prompt = new > 1 or settings.order == "prefill_first"
+            if is_prompt and only_single:
+                return
             if new > budget and not settings.chunked_prefill:
                 return
             new = min(new, budget)
@@ -167,6 +224,7 @@ class Scheduler:
             self.running.append(self.waiting.popleft())
             request.computed = request.cached
             budget -= new
+            step.has_prompt |= is_prompt
             self._run(step, request, new, is_prompt=True)
 
     def _run(self, step: Step, request: Request, new: int, *, is_prompt: bool) -> None:

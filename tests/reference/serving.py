@@ -323,6 +323,7 @@ def closed_form(
     max_kv_tokens: float = math.inf,
     rounds: float | None = None,
     wait_steps: float = 0.0,
+    interval: float = 1.0,
     steps_met: float | None = None,
     verified: Verified = ONE_TOKEN,
     rules: RankRules | None = None,
@@ -349,6 +350,14 @@ def closed_form(
         for _ in range(3):
             held = min(arrivals * wait_steps, max(room / isl - 1, 0))
             held_steps = held / arrivals * (1 + held / 2) / (1 + held)
+            arrivals = (fit - 1) / (says + met + prompt_steps + held_steps)
+    pauses = interval > 1 and fit > 1 and osl > 1 and fit >= concurrency
+    share_held = 0.0
+    if pauses:
+        for _ in range(3):
+            apart = interval + math.exp(-arrivals * interval) / (1 - math.exp(-arrivals))
+            share_held, held = interval / apart, arrivals * apart - 1
+            held_steps = share_held * (interval - 1) / 2
             arrivals = (fit - 1) / (says + met + prompt_steps + held_steps)
     own_decode = min(says, 1)
     in_lockstep = rules is not None and bool(rules.in_lockstep) and not rules.balance_steps
@@ -424,7 +433,14 @@ def closed_form(
         queue = min(load / (1 - load), 1.0) * mixed * mixed_us / 2
         if steps_met is not None:
             queue = 0.0 if is_bound else queue_steps * mixed_us
-        if held and not is_bound:
+        if pauses and not is_bound:
+            # a random moment is in a long step more often
+            in_time = (
+                (mixed_us + (interval - 2) / 2 * decode_us) / mean * (interval - 1) / interval * decode_us
+            )
+            wait += busy * (held_steps * decode_us if steps_met is not None else share_held * in_time)
+            come += share_held * arrivals * (interval - 1)
+        elif held and not is_bound:
             wait += busy * held_steps * mean
             come += held
     beside = max(decodes - own_decode, 0.0)

@@ -511,7 +511,10 @@ def test_it_prints_tables() -> None:
     code, out, err = command(*DEPLOYMENT, "--rate", "20")
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0] == "llama-3.1-70b on NVIDIA H100 SXM, bf16 weights, bf16 KV cache, engine vllm >=0.14"
+    assert lines[0] == (
+        "llama-3.1-70b on NVIDIA H100 SXM, bf16 weights, bf16 KV cache, engine "
+        "vllm >=0.33 (not validated beyond 0.28)"
+    )
     shown = [line.split() for line in lines[4:7]]
     assert shown[0][:2] == ["least", "20"]
     assert [shown[0][4], shown[1][3], shown[2][3]] == ["8", "4", "2"]  # tp

@@ -136,6 +136,41 @@ def test_the_whole_proof(plans):
     assert preemptions >= PREEMPTIONS
 
 
+def with_pauses(work, seed):
+    """A workload whose prompts wait for steps of decodes or, prompts first, also for free slots."""
+    random = Random(seed)
+    pauses = {"prefill_schedule_interval": random.choice([2, 3, 5, 17])}
+    if work.settings.order == "prefill_first":
+        pauses = {
+            "prefill_decode_interval": random.choice([0, 1, 4, 16]),
+            "min_free_slots_delay": random.choice([0, 2, 3, 100]),
+        }
+    return work._replace(settings=replace(work.settings, **pauses))
+
+
+@pytest.mark.loops
+@pytest.mark.parametrize("kind", ["tiny", "usual", "scarce"])
+def test_prompts_that_wait_are_served_to_the_bit(plans, kind):
+    seeds = range(150 if kind == "tiny" else 40)
+    works = [made_workload(Random(seed), kind) for seed in seeds]
+    waiting = [with_pauses(work, seed) for seed, work in enumerate(works)]
+    prove(plans, waiting)
+    firsts, later = (
+        [run_engine(plans[one.plan], one.trace, one.settings).first_us for one in which]
+        for which in (works, waiting)
+    )
+    differ = sum(
+        not np.array_equal(one, other, equal_nan=True) for one, other in zip(firsts, later, strict=True)
+    )
+    print(f"{kind}: {differ} of {len(works)} differ from engines whose prompts do not wait")
+    assert differ > len(works) // 10
+
+
+@given(seed=st.integers(0, 2**32), kind=st.sampled_from(["tiny", "usual", "scarce"]))
+def test_any_prompts_that_wait_are_served_to_the_bit(plans, seed, kind):
+    prove(plans, [with_pauses(made_workload(Random(seed), kind), seed)])
+
+
 # -- what both keep to ----------------------------------------------------------------------------
 
 SOME = range(300, 340)

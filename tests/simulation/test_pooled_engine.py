@@ -84,6 +84,15 @@ def test_the_loop_is_the_naive_engine_to_the_last_bit(plans, seed, kind):
         assert_as_naive(plans[kind], work)
 
 
+@pytest.mark.loops
+@given(seed=st.integers(0, 2**32), kind=st.sampled_from(sorted(PLANS)), interval=st.sampled_from([2, 3, 9]))
+def test_prompts_that_wait_are_those_of_the_naive_engine(plans, seed, kind, interval):
+    work = made_prefixes(Random(seed), most=25)
+    settings = replace(work.settings, prefill_schedule_interval=interval)
+    if can_run(work):
+        assert_as_naive(plans[kind], work._replace(settings=settings))
+
+
 def can_run(work):
     """Whether any of a workload's requests has room."""
     settings, trace = work.settings, work.trace

@@ -115,6 +115,33 @@ def assert_equal(outcomes: Outcomes, served: Served) -> None:
     assert outcomes.preemptions.tolist() == [request.preemptions for request in served.requests]
 
 
+def with_pauses(settings: EngineSettings, rng: np.random.Generator) -> EngineSettings:
+    """An engine whose prompts wait for steps of decodes or, prompts first, also for free slots."""
+    if settings.order == "mixed":
+        return replace(settings, prefill_schedule_interval=int(rng.choice([2, 3, 7])))
+    steps, slots = int(rng.choice([0, 2, 6])), int(rng.choice([0, 3, 8]))
+    return replace(settings, prefill_decode_interval=steps, min_free_slots_delay=slots)
+
+
+@pytest.mark.loops
+@pytest.mark.parametrize("model", [("llama-3.1-8b",), MOE])
+@pytest.mark.parametrize("clients", [False, True])
+def test_ranks_pause_together_as_naive_ones_do(model: tuple[str, ...], clients: bool) -> None:
+    rng = np.random.default_rng([len(model[0]), clients])
+    differ = 0
+    for seed in range(20):
+        trace, settings = a_workload(rng, clients=clients)
+        paused = with_pauses(settings, rng)
+        replicas, dp = int(rng.integers(1, 3)), int(rng.choice([2, 4]))
+        plan = a_plan(dp, rng.choice(["", "lockstep=all"]), *model)
+        outcomes = run_replicas(plan, trace, paused, replicas, "least_outstanding", seed=seed)
+        assert_equal(outcomes, naively(plan, trace, paused, replicas, "least_outstanding", seed))
+        plain = run_replicas(plan, trace, settings, replicas, "least_outstanding", seed=seed)
+        differ += not np.array_equal(plain.first_us, outcomes.first_us, equal_nan=True)
+    print(f"{differ} of 20 differ from ranks that do not pause")
+    assert differ > 3
+
+
 @pytest.mark.loops
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("clients", [False, True])

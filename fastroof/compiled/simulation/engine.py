@@ -13,7 +13,7 @@ from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
 from fastroof.compiled.layout import FORM_LATENCY
 from fastroof.compiled.llvm import table_load
 from fastroof.compiled.simulation.preemption import time_out
-from fastroof.compiled.simulation.scheduling import make_step
+from fastroof.compiled.simulation.scheduling import held_prompts, make_step
 from fastroof.compiled.simulation.slots import (
     begin_us,
     end_step,
@@ -48,7 +48,9 @@ from fastroof.compiled.simulation.state import (
     GOES_ON,
     GONE,
     HELD,
+    HELD_UNTIL,
     IN_FLIGHT,
+    IS_BACKLOGGED,
     KV_SUM,
     LAST,
     LAST_DECODE_END,
@@ -61,6 +63,7 @@ from fastroof.compiled.simulation.state import (
     PARTIAL,
     PREEMPTED_FRESH,
     REQUEST,
+    RUN_ALL,
     RUNNING,
     STEP,
     STEPS,
@@ -210,6 +213,9 @@ def run_decodes(
     scalars[WINDOW_SUM], scalars[BELOW] = window_sum, below
     clock[NOW], clock[LAST_DECODE_END], clock[BUSY_US] = now_us, last_us, busy_us
     scalars[STEPS] += step - first_step
+    if options.pause_steps > 0 and (scalars[IS_BACKLOGGED] == 1 or scalars[STEPS] > scalars[HELD_UNTIL]):
+        # prompts were free to join the last of these steps
+        scalars[IS_BACKLOGGED] = options.prefill_first == 0 and waiting > 0
     scalars[DECODE_TOKENS] += (step - first_step) * decodes
     scalars[LEAST_FREE] = min(scalars[LEAST_FREE], free)
     if is_async:
@@ -355,9 +361,11 @@ def _between_steps(
         time_out(state, options, requests, served, plan.window, now_us, False)
     run_decodes(arena, plan, options, state, record, _next_event_us(state, options, requests, until_us))
     now_us = clock[NOW]
+    holds_prompts = options.pause_steps + options.min_free_slots > 0
     while scalars[IN_FLIGHT] < options.depth:
         was_idle = scalars[IN_FLIGHT] == 0
-        step_us = make_step(arena, plan, options, state, requests, served, True)
+        holds = held_prompts(state, options) if holds_prompts else RUN_ALL
+        step_us = make_step(arena, plan, options, state, requests, served, holds)
         if step_us == 0.0:
             break
         if was_idle:

@@ -32,6 +32,7 @@ from fastroof.compiled.simulation.pooled_preemption import (
     leave_decodes,
     preempt_last,
 )
+from fastroof.compiled.simulation.scheduling import held_prompts
 from fastroof.compiled.simulation.slots import (
     StepCounts,
     admit,
@@ -53,7 +54,10 @@ from fastroof.compiled.simulation.state import (
     FREE,
     HEAD,
     HELD,
+    HELD_UNTIL,
+    HOLD_PROMPTS,
     IN_FLIGHT,
+    IS_BACKLOGGED,
     KV_SUM,
     LAST,
     NONE,
@@ -67,6 +71,8 @@ from fastroof.compiled.simulation.state import (
     REQUEST,
     RUNNING,
     STEP,
+    STEPS,
+    WAITING,
     EngineOptions,
     EngineState,
     Requests,
@@ -191,6 +197,9 @@ def make_pooled_step(
     computed = scalars[PARTIAL_COMPUTED]
     # at most as many requests run as the budget has tokens, so a cut prompt gets at least one in every step
     partial_new = min(scalars[PARTIAL_WHOLE] - computed, options.budget - scalars[DECODES])
+    is_held = options.pause_steps > 0 and held_prompts(state, options) == HOLD_PROMPTS
+    if is_held:
+        partial_new = 0
     is_full = _take_due_blocks(state, pool, prompts, options, requests, served, computed + partial_new)
     decodes = scalars[DECODES]
     seen = _window_sum(state, window) if window > 0 else 0
@@ -198,16 +207,17 @@ def make_pooled_step(
     sums = StepSums(decodes, scalars[KV_SUM], 0, 0, 0, 0)
     in_window = no_window_sums()
     in_window = WindowSums(seen, in_window.causal_pairs, in_window.prefix_pairs, in_window.prefix_sum)
-    chunks, firsts, prompt_tokens = 0, 0, 0
+    chunks, firsts, prompt_tokens, carries = 0, 0, 0, False
     is_partial = scalars[PARTIAL] != NONE
     while left > 0:
-        if is_partial:
+        if is_partial and not is_held:
             slot = scalars[PARTIAL]
             request = slots[REQUEST, slot]
             context, whole, new = scalars[PARTIAL_COMPUTED], scalars[PARTIAL_WHOLE], partial_new
             found = slots[HELD, slot]
             scalars[PARTIAL] = NONE
             is_partial = False
+            carries = True
         else:
             if is_full or scalars[RUNNING] == options.max_seqs:
                 break
@@ -225,6 +235,9 @@ def make_pooled_step(
                 found, in_use = find_blocks(pool, prompts, request, slot, prompt // size, (whole - 1) // size)
                 context = found * size
             new = whole - context
+            if is_held and (new > 1 or is_partial):
+                break
+            is_prompt = new > 1
             if new > left:
                 if options.is_chunked == 0:
                     break
@@ -241,6 +254,7 @@ def make_pooled_step(
             else:
                 pool.counts[FOUND_AGAIN_TOKENS] += context
             scalars[CACHED_TOKENS] += context
+            carries |= is_prompt
         tokens = context + new
         held = blocks_of(tokens, options)
         take_blocks(pool, slot, found, held)
@@ -264,6 +278,11 @@ def make_pooled_step(
         if tokens < whole:
             break
     scalars[FREE] = pool.counts[FREE_BLOCKS]
+    if options.pause_steps > 0:
+        if carries:
+            scalars[HELD_UNTIL] = scalars[STEPS] + 1 + options.pause_steps
+        if not is_held and not is_full:
+            scalars[IS_BACKLOGGED] = scalars[WAITING] > 0
     if decodes + chunks == 0:
         return 0.0
     step = scalars[STEP] if decodes > 0 else NONE

@@ -22,7 +22,13 @@ from fastroof.compiled.expert_rows import (
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
 from fastroof.compiled.simulation.engine import complete_step
 from fastroof.compiled.simulation.preemption import time_out
-from fastroof.compiled.simulation.scheduling import has_prompt, make_step
+from fastroof.compiled.simulation.scheduling import (
+    decodes_run,
+    has_prompt,
+    held_prompts,
+    make_step,
+    slots_hold,
+)
 from fastroof.compiled.simulation.slots import see_arrivals
 from fastroof.compiled.simulation.state import (
     CODE_STOPPED,
@@ -35,13 +41,17 @@ from fastroof.compiled.simulation.state import (
     FLIGHT_TOKENS,
     FLIGHT_US,
     FREE,
+    HOLD_NEW,
+    HOLD_PROMPTS,
     IN_FLIGHT,
+    IS_BACKLOGGED,
     NONE,
     NOW,
     NUM_BLOCKS,
     NUM_FINISHED,
     NUM_TIMED_OUT,
     OLDEST,
+    RUN_ALL,
     RUNNING,
     WAITING,
     EngineOptions,
@@ -74,9 +84,11 @@ class RankGroup(NamedTuple):
 
 
 # scalars: first, last and number of the requests not yet assigned to a rank; steps in flight and which is the
-# oldest; steps; requests assigned so far; steps that prompts have waited for those of other ranks
+# oldest; steps; requests assigned so far; steps that prompts have waited for those of other ranks; steps
+# since all ranks were idle, and the number of them from which prompts are free to start
 FIRST_SENT, LAST_SENT, SENT, GROUP_IN_FLIGHT, GROUP_OLDEST, GROUP_STEPS, GIVEN, HELD_STEPS = range(8)
-GROUP_SCALARS = 8
+STEPS_IN_A_ROW, GROUP_HELD_UNTIL = 8, 9
+GROUP_SCALARS = 10
 
 # clock, us
 GROUP_END, GROUP_FLIGHT_US = 0, 1
@@ -241,6 +253,32 @@ def _prompts_begin(
 
 
 @jit_stateful_inline
+def _held_prompts(options: EngineOptions, state: EngineState, group: RankGroup) -> int:
+    """Return which prompts one of the ranks, which pause together, holds back from the next step."""
+    if group.takes_part.shape[1] == 1:
+        return held_prompts(state, options)
+    row = group.scalars[STEPS_IN_A_ROW]
+    if options.prefill_first:
+        if row < group.scalars[GROUP_HELD_UNTIL]:
+            return HOLD_PROMPTS
+    elif row % (options.pause_steps + 1) > 0 and state.scalars[IS_BACKLOGGED] == 0 and decodes_run(state):
+        return HOLD_PROMPTS
+    return slots_hold(state, options)
+
+
+@jit_stateful_inline
+def _note_pause(options: EngineOptions, states: EngineState, group: RankGroup, flight: int) -> None:
+    """Count a step, and let prompts of engines that run them first pause after one with prompts."""
+    scalars = group.scalars
+    scalars[STEPS_IN_A_ROW] += 1
+    for rank in range(states.scalars.shape[0]):
+        state = states.scalars[rank]
+        own = (state[OLDEST] + state[IN_FLIGHT] - 1) & 1
+        if group.takes_part[flight, rank] and state[FLIGHT_TOKENS + own] > state[FLIGHT_DECODES + own]:
+            scalars[GROUP_HELD_UNTIL] = scalars[STEPS_IN_A_ROW] + options.pause_steps
+
+
+@jit_stateful_inline
 def _together_us(
     arena: Floats, plan: PlanParts, options: EngineOptions, states: EngineState, group: RankGroup, flight: int
 ) -> float:
@@ -294,19 +332,30 @@ def group_schedule(
     """Schedule steps of all ranks until one runs and, with asynchronous scheduling, a second is ready."""
     scalars, clock = group.scalars, group.clock
     ranks = states.scalars.shape[0]
+    holds_prompts = options.pause_steps + options.min_free_slots > 0
     _see_sent(states, group, requests, now_us)
     while scalars[GROUP_IN_FLIGHT] < options.depth:
         flight = (scalars[GROUP_OLDEST] + scalars[GROUP_IN_FLIGHT]) & 1
-        admits = True
-        if group.rules.balance_steps > 0:
-            admits = _prompts_begin(options, states, group, requests, served)
+        holds = RUN_ALL
+        if group.rules.balance_steps > 0 and not _prompts_begin(options, states, group, requests, served):
+            holds = HOLD_NEW
         has_step = False
         for rank in range(ranks):
-            step_us = make_step(arena, plan, options, engine_of(states, rank), requests, served, admits)
+            one = engine_of(states, rank)
+            held = _held_prompts(options, one, group) if holds_prompts else holds
+            step_us = make_step(arena, plan, options, one, requests, served, held)
             group.takes_part[flight, rank] = step_us > 0.0
             has_step |= step_us > 0.0
         if not has_step:
+            is_over = scalars[STEPS_IN_A_ROW] < scalars[GROUP_HELD_UNTIL]
+            if scalars[GROUP_IN_FLIGHT] == 0:
+                # without a request that decodes, prompts are free at once
+                scalars[STEPS_IN_A_ROW], scalars[GROUP_HELD_UNTIL] = 0, 0
+                if is_over:
+                    continue
             break
+        if holds_prompts:
+            _note_pause(options, states, group, flight)
         longest_us = _together_us(arena, plan, options, states, group, flight)
         clock[GROUP_FLIGHT_US + flight] = longest_us
         if scalars[GROUP_IN_FLIGHT] == 0:

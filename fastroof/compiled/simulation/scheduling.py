@@ -37,7 +37,11 @@ from fastroof.compiled.simulation.state import (
     GOES_ON,
     HEAD,
     HELD,
+    HELD_UNTIL,
+    HOLD_NEW,
+    HOLD_PROMPTS,
     IN_FLIGHT,
+    IS_BACKLOGGED,
     KV_SUM,
     NONE,
     NOW,
@@ -47,9 +51,12 @@ from fastroof.compiled.simulation.state import (
     PARTIAL_WHOLE,
     PREEMPTED,
     REQUEST,
+    RUN_ALL,
     RUNNING,
     STEP,
+    STEPS,
     TIMED_OUT,
+    WAITING,
     WINDOW_SUM,
     EngineOptions,
     EngineState,
@@ -125,13 +132,21 @@ def _advance_decodes(state: EngineState, options: EngineOptions, window: int) ->
 
 @jit_stateful_inline
 def _reserve_blocks(
-    state: EngineState, options: EngineOptions, requests: Requests, served: Served, window: int
+    state: EngineState,
+    options: EngineOptions,
+    requests: Requests,
+    served: Served,
+    window: int,
+    is_held: bool,
 ) -> bool:
-    """Allocate the blocks that running requests need in this step; preempt the last admitted if short."""
+    """Allocate the blocks that running requests need in this step; preempt the last admitted if short.
+
+    A cut prompt needs none if it ``is_held``.
+    """
     scalars = state.scalars
     need = state.due[in_block(scalars[STEP], options)]
     partial_need = 0
-    if scalars[PARTIAL] != NONE:
+    if scalars[PARTIAL] != NONE and not is_held:
         computed = scalars[PARTIAL_COMPUTED]
         new = min(scalars[PARTIAL_WHOLE] - computed, options.budget - scalars[DECODES])
         partial_need = blocks_of(computed + new, options) - blocks_of(computed, options)
@@ -199,6 +214,31 @@ def has_prompt(state: EngineState, options: EngineOptions, requests: Requests, s
 
 
 @jit_stateful_inline
+def decodes_run(state: EngineState) -> bool:
+    """Whether a request runs whose prompt is computed; its last token may be in flight."""
+    return bool(state.scalars[RUNNING] > (state.scalars[PARTIAL] != NONE))
+
+
+@jit_stateful_inline
+def slots_hold(state: EngineState, options: EngineOptions) -> int:
+    """Return HOLD_NEW while prompts wait for more free slots, else RUN_ALL; a cut prompt goes on first."""
+    scalars = state.scalars
+    free = options.max_seqs - scalars[RUNNING]
+    if free >= options.min_free_slots or scalars[PARTIAL] != NONE or not decodes_run(state):
+        return RUN_ALL
+    return HOLD_NEW
+
+
+@jit_stateful_inline
+def held_prompts(state: EngineState, options: EngineOptions) -> int:
+    """Return which prompts an engine by itself holds back from its next step."""
+    scalars = state.scalars
+    if scalars[STEPS] < scalars[HELD_UNTIL] and scalars[IS_BACKLOGGED] == 0 and decodes_run(state):
+        return HOLD_PROMPTS
+    return slots_hold(state, options)
+
+
+@jit_stateful_inline
 def make_step(
     arena: Floats,
     plan: PlanParts,
@@ -206,7 +246,7 @@ def make_step(
     state: EngineState,
     requests: Requests,
     served: Served,
-    admits: bool,
+    holds: int,
 ) -> float:
     """Schedule an engine's next step, after those in flight. Returns its time, us; 0 without requests."""
     scalars = state.scalars
@@ -214,28 +254,36 @@ def make_step(
     flight = (scalars[OLDEST] + scalars[IN_FLIGHT]) & 1
     decodes_too = options.prefill_first == 0
     is_short = False
+    is_held = holds == HOLD_PROMPTS
     if decodes_too and options.reserves_output == 0:
-        is_short = _reserve_blocks(state, options, requests, served, window)
+        is_short = _reserve_blocks(state, options, requests, served, window, is_held)
     left = options.budget - (scalars[DECODES] if decodes_too else 0)
     sums = StepSums(0, 0, 0, 0, 0, 0)
     in_window = no_window_sums()
     chunks, firsts, prompt_tokens = 0, 0, 0
     slot = scalars[PARTIAL]
-    if slot != NONE:
+    if slot != NONE and not is_held:
         # the prompt that an earlier step cut
         context, whole = scalars[PARTIAL_COMPUTED], scalars[PARTIAL_WHOLE]
         new = min(whole - context, left)
         if not decodes_too and options.reserves_output == 0:
-            scalars[FREE] -= blocks_of(context + new, options) - blocks_of(context, options)
-        left -= new
-        chunks = 1
-        prompt_tokens = new
-        sums = with_chunk(sums, new, context)
-        if window > 0:
-            in_window = with_request(in_window, new, context, window)
-        scalars[PARTIAL] = NONE
-        firsts = note_chunk(state, flight, state.slots[REQUEST, slot], slot, context + new, whole, firsts)
-    while admits and left > 0 and not is_short and scalars[RUNNING] < options.max_seqs:
+            more = blocks_of(context + new, options) - blocks_of(context, options)
+            if more > scalars[FREE]:
+                # decode steps between its chunks took the blocks; it is the last admitted
+                more = preempt_last(state, options, requests, served, window, 0)
+                new, is_short = 0, True
+            scalars[FREE] -= more
+        if new > 0:
+            left -= new
+            chunks = 1
+            prompt_tokens = new
+            sums = with_chunk(sums, new, context)
+            if window > 0:
+                in_window = with_request(in_window, new, context, window)
+            scalars[PARTIAL] = NONE
+            firsts = note_chunk(state, flight, state.slots[REQUEST, slot], slot, context + new, whole, firsts)
+    is_cut = chunks > 0
+    while holds != HOLD_NEW and left > 0 and not is_short and scalars[RUNNING] < options.max_seqs:
         request = _next_waiting(state, requests, served, state.clock[NOW])
         if request == NONE:
             break
@@ -243,6 +291,9 @@ def make_step(
         context = 0 if is_preempted else requests.cached_tokens[request]
         whole = requests.input_tokens[request] + served.sent[request]
         new = whole - context
+        # a prompt with one token to compute is a decode to vLLM, which holds back the others
+        if is_held and (new > 1 or options.prefill_first == 1 or scalars[PARTIAL] != NONE):
+            break
         if new > left:
             if options.is_chunked == 0:
                 break
@@ -266,7 +317,13 @@ def make_step(
     if not decodes_too and chunks == 0:
         decodes_too = True
         if options.reserves_output == 0:
-            _reserve_blocks(state, options, requests, served, window)
+            _reserve_blocks(state, options, requests, served, window, is_held)
+    if options.pause_steps > 0:
+        carries = is_cut or prompt_tokens > chunks or scalars[PARTIAL] != NONE or options.prefill_first == 1
+        if carries and chunks > 0:
+            scalars[HELD_UNTIL] = scalars[STEPS] + 1 + options.pause_steps
+        if options.prefill_first == 0 and not is_held and not is_short:
+            scalars[IS_BACKLOGGED] = scalars[WAITING] > 0
     decodes = scalars[DECODES] if decodes_too else 0
     if decodes + chunks == 0:
         return 0.0

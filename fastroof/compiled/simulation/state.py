@@ -28,7 +28,11 @@ CODE_STOPPED = 2
 
 
 class EngineOptions(NamedTuple):
-    """How an engine schedules steps; flags are 0 or 1."""
+    """How an engine schedules steps; flags are 0 or 1.
+
+    ``pause_steps`` is how many steps after one with prompts are of decodes alone, ``min_free_slots`` how many
+    slots must be free before prompts start.
+    """
 
     budget: int
     max_seqs: int
@@ -38,6 +42,8 @@ class EngineOptions(NamedTuple):
     admits_whole: int
     reserves_output: int
     prefill_first: int
+    pause_steps: int
+    min_free_slots: int
     depth: int
     clients: int
     think_us: float
@@ -141,8 +147,13 @@ class EngineState(NamedTuple):
     NUM_TIMED_OUT,
     FLIGHT_NEW,  # prompt tokens, without chunks that are timed as decodes
     _,
-) = range(45)
+    HELD_UNTIL,  # prompts wait until so many steps were made
+    IS_BACKLOGGED,  # 1 if requests waited after the last step that prompts were free to join
+) = range(47)
 NUM_SCALARS = 48
+
+RUN_ALL, HOLD_NEW, HOLD_PROMPTS = range(3)
+"""Which prompts a step holds back: none, those that have not started, or cut ones too."""
 
 # clock, us
 NOW, END, LAST_END, BUSY_US, LAST_DECODE_END, FLIGHT_US = range(6)

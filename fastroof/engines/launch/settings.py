@@ -50,6 +50,8 @@ class LaunchSettings:
         Port that it listens on.
     kv_cache_bytes : int
         Bytes of KV cache on each GPU, instead of what the share leaves; 0 for that.
+    pauses : mapping
+        Options that let prompts wait, by name (:class:`fastroof.engines.Scheduling`).
     """
 
     model: str
@@ -73,6 +75,12 @@ class LaunchSettings:
     role: str = ""
     port: int = 8000
     kv_cache_bytes: int = 0
+    pauses: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def pause_arguments(self) -> list[tuple[str, ...]]:
+        """Arguments that let prompts wait, which are called as the settings."""
+        return [(f"--{name.replace('_', '-')}", str(value)) for name, value in self.pauses.items()]
 
     @property
     def is_own_dtype(self) -> bool:

@@ -60,6 +60,7 @@ def server(settings: LaunchSettings, release: str) -> Command:
         ("--context-length", str(settings.max_context)),
         ("--kv-cache-dtype", "auto" if settings.is_own_kv_dtype else _KV_DTYPES[settings.kv_dtype]),
     ]
+    arguments += settings.pause_arguments
     if settings.memory_fraction:
         arguments.append(("--mem-fraction-static", f"{settings.memory_fraction:g}"))
     if not settings.is_own_dtype:

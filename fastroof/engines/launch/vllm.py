@@ -43,6 +43,7 @@ def server(settings: LaunchSettings, release: str) -> Command:
         ("--max-model-len", str(settings.max_context)),
         ("--kv-cache-dtype", "auto" if settings.is_own_kv_dtype else _KV_DTYPES[settings.kv_dtype]),
     ]
+    arguments += settings.pause_arguments
     if settings.memory_fraction:
         arguments.append(("--gpu-memory-utilization", f"{settings.memory_fraction:g}"))
     if settings.kv_cache_bytes:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from fastroof.acceptance import MOST_DRAFT_TOKENS, parse_accepted
 from fastroof.checks import is_whole_number
 from fastroof.engines import EngineProfile, engine_of_version, serving_engines
+from fastroof.engines.profile import PAUSES
 from fastroof.errors import ModelError, TableError
 from fastroof.models import Layout, load_model
 from fastroof.models.execution import DTYPES
@@ -286,14 +287,14 @@ def _kv_dtype(
     return "bf16", f"assumed: {engine}'s default, the dtype of the activations"
 
 
-def _size(where: str, found: Mapping[str, str], name: str, most: int = MOST_GPUS) -> int:
+def _size(where: str, found: Mapping[str, str], name: str, most: int = MOST_GPUS, least: int = 1) -> int:
     text = found.get(name, "1")
     try:
         value = int(text)
     except ValueError:
-        value = 0
-    if not is_whole_number(value, 1, most):
-        raise TableError(f"{where}: {name} must be a whole number from 1 to {most}, got {text[:40]!r}")
+        value = -1
+    if not is_whole_number(value, least, most):
+        raise TableError(f"{where}: {name} must be a whole number from {least} to {most}, got {text[:40]!r}")
     return value
 
 
@@ -349,6 +350,13 @@ def _scheduled(where: str, profile: EngineProfile, found: Mapping[str, str], ran
     if "max_num_seqs" in found:
         seqs = _size(where, found, "max_num_seqs", most)
         schedule = replace(schedule, max_num_seqs=max(seqs // ranks, 1))
+    if {"max_num_batched_tokens", "max_num_seqs"} & set(found):
+        schedule = replace(schedule, by_card=False)
+    for name, off in PAUSES.items():
+        if name in found:
+            given: dict[str, Any] = {name: _size(where, found, name, most, off)}
+            schedule = replace(schedule, **given)
+    profile.refuse_pauses(schedule.pauses_on, shares_experts=True, error=TableError)
     chunked = _is_on(where, found, "chunked_prefill")
     if chunked is not None:
         if chunked and found.get("max_num_batched_tokens") == "-1":

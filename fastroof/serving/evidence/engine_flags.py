@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 
 SETTINGS: Final = (
     "gpu", "engine", "version", "model", "checkpoint", "dtype", "kv_dtype", "tp", "pp", "dp", "ep",
-    "max_num_batched_tokens", "max_num_seqs", "chunked_prefill", "num_draft_tokens", "accepted", "draft",
+    "max_num_batched_tokens", "max_num_seqs", "chunked_prefill", "prefill_schedule_interval",
+    "prefill_decode_interval", "min_free_slots_delay", "num_draft_tokens", "accepted", "draft",
 )  # fmt: skip
 """Names that a user's file may use in addition to the engine's flags."""
 
@@ -98,6 +99,7 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
             "kv_cache_dtype": "kv_dtype",
             "max_num_batched_tokens": "max_num_batched_tokens",
             "max_num_seqs": "max_num_seqs",
+            "prefill_schedule_interval": "prefill_schedule_interval",
         },
         switches={
             "enable_expert_parallel": ("expert_parallel", "true"),
@@ -160,6 +162,8 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
             "max_running_requests": "max_num_seqs",
             "attn_dp_size": "attention_dp",
             "attention_data_parallel_size": "attention_dp",
+            "prefill_decode_interval": "prefill_decode_interval",
+            "min_free_slots_delay": "min_free_slots_delay",
         },
         switches={"enable_dp_attention": ("dp_attention", "true")},
         silent=_SERVER
@@ -175,6 +179,7 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
             "disable_cuda_graph enable_torch_compile attention_backend prefill_attention_backend "
             "decode_attention_backend moe_runner_backend moe_a2a_backend deepep_mode "
             "enable_two_batch_overlap enable_eplb disaggregation_mode enable_mixed_chunk "
+            "prefill_decode_interval_min_bs enable_prefill_delayer "
             "disable_overlap_schedule num_continuous_decode_steps enable_dp_lm_head "
             "disable_custom_all_reduce attn_cp_size attention_context_parallel_size lora_paths "
             "cpu_offload_gb enable_prefill_cp cp_strategy decode_context_parallel_size enable_lora "

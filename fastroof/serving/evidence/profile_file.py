@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fastroof.atomic_files import check_file_place, write_output
-from fastroof.engines import EngineProfile, KvMemory, OperatorKernel
+from fastroof.engines import EngineProfile, KvMemory, OperatorKernel, Scheduling
 from fastroof.engines.data_parallel import ONE_SUM
 from fastroof.engines.layout_rules import ANY_LAYOUT
+from fastroof.engines.profile import PAUSES
 from fastroof.errors import TableError
 from fastroof.load.write import toml_text
 
@@ -74,9 +75,24 @@ def profile_text(profile: EngineProfile) -> str:
         content["layout"] = layout
     ranks, unsaid_ranks = content.pop("data_parallel"), asdict(ONE_SUM)
     if ranks != unsaid_ranks:
-        content["data_parallel"] = {k: value for k, value in ranks.items() if value != unsaid_ranks[k]}
+        own = {key: value for key, value in ranks.items() if value != unsaid_ranks[key]}
+        content["data_parallel"] = own | _tables(own, "graphs")
+    unsaid_schedule = asdict(Scheduling())
+    schedule = {
+        key: value
+        for key, value in content["scheduling"].items()
+        if key not in ("by_card", "pauses", *PAUSES) or value != unsaid_schedule[key]
+    }
+    content["scheduling"] = schedule | _tables(schedule, "pauses")
     order = [field.name for field in fields(profile)]
     return toml_text(dict(sorted(content.items(), key=lambda part: order.index(part[0]))))
+
+
+def _tables(part: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return a part's list of tables, if it has one, without what is empty."""
+    rows = part.get(key, ())
+    tables = [{name: _named(value) for name, value in row.items() if value} for row in rows]
+    return {key: tables} if tables else {}
 
 
 def _named(value: Any) -> Any:

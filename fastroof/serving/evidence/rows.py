@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from fastroof.engines import EngineProfile, engine_of_version, recipe_for
@@ -49,8 +49,9 @@ class ServedModel:
     @property
     def engine_profile(self) -> EngineProfile:
         """The packaged profile of its engine and version."""
-        # of an unknown version: not the newest
-        return engine_of_version(self.engine, self.engine_version or UNKNOWN_VERSION)
+        # of an unknown version: not the newest; limits that a row does not state are those of its profile
+        profile = engine_of_version(self.engine, self.engine_version or UNKNOWN_VERSION)
+        return replace(profile, scheduling=replace(profile.scheduling, by_card=False))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ def evaluate_capacities(spec: CapacitySpec, unit: WorkUnit, tables: GpuTables) -
     counts["layout"] = unit.size - (unit.stop - unit.start)
     skipped: dict[tuple[str, str], None] = {}  # a dict as an ordered set
     deployments = spec.deployments(key.tp * key.pp * key.dp)[unit.start : unit.stop]
-    engine = load_engine(key.engine).scheduling
+    engine = load_engine(key.engine).on(tables.gpu).scheduling
     plans: dict[tuple[int, int], StepPlan | Lost] = {}
     rows = []
     evaluate_s = 0.0

@@ -198,6 +198,7 @@ def _settings(
         num_draft_tokens=row["num_draft_tokens"],
         draft=row["draft"] or "",
         balance_steps=profile.data_parallel.balance_steps,
+        pauses=profile.scheduling.pauses_on,
         role=role,
     )
 
@@ -218,11 +219,7 @@ def _facts(
     """Return what an estimate is of, however the engine is started."""
     if engine is None:
         return [f"engine {row['engine']} is not a server: there is no command to start it"]
-    of_versions = f" {profile.versions}" if profile.versions else ", any version"
-    facts = [
-        f"estimated for {engine.title}{of_versions} (profile {profile.name}), from kernels of "
-        f"{row['kernels']}"
-    ]
+    facts = [f"estimated for {engine.title} (profile {profile.title}), from kernels of {row['kernels']}"]
     if not checkpoint.is_given:
         facts.append(f"{checkpoint.name} is the published checkpoint in {row['dtype']}")
     if Path(checkpoint.name).is_dir():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 from fastroof.arrow import ArrowRows
 from fastroof.checks import check_progress, shown, whole_number
 from fastroof.config import load_gpu
-from fastroof.engines import load_engine
+from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import SweepError
 from fastroof.models import TP_SIZES, load_model
 from fastroof.sweep.answers import Answer, Answers
@@ -145,7 +145,7 @@ def deployment_question(
     }
     spec = load_spec(values)
     assert isinstance(spec, DeploymentSpec)
-    engines = [load_engine(name) for name in spec.engine]
+    engines = [load_engine(name).on(each) for name in spec.engine for each in gpus]
     changes: dict[str, Any] = {}
     if "max_num_seqs" not in given:
         changes["max_num_seqs"] = seqs_to_try(engines)
@@ -181,6 +181,20 @@ class Recommendation(ArrowRows):
     deployments: tuple[Deployment | None, ...]
     specs: tuple[DeploymentSpec, ...]
     would_fit: dict[str, dict[str, Any]]
+
+    @property
+    def _profiles(self) -> dict[str, EngineProfile]:
+        return {one.name: one for spec in self.specs for one in map(load_engine, spec.engine)}
+
+    @property
+    def engine_titles(self) -> dict[str, str]:
+        """Compared engines by name: with their versions, and the end of measured runs."""
+        return {name: profile.title for name, profile in self._profiles.items()}
+
+    @property
+    def engines(self) -> list[dict[str, str | None]]:
+        """The same for JSON."""
+        return [profile.facts for profile in self._profiles.values()]
 
     def to_arrow(self) -> pa.Table:
         """Return the recommended deployments and the runners-up as an Arrow table, one row each.

@@ -17,7 +17,7 @@ function tile(id, big, unit, quiet, state = "", value = null) {
 
 export function sentence({ plan }) {
   const gpus = plan.gpus > 1 ? `${plan.gpus} × ${plan.gpu_title} (${plan.layout})` : plan.gpu_title;
-  return `${plan.model} on ${gpus}, ${plan.dtype} weights, ${plan.kv_dtype} KV cache, engine ${plan.engine}`;
+  return `${plan.model} on ${gpus}, ${plan.dtype} weights, ${plan.kv_dtype} KV cache, engine ${plan.engine_title}`;
 }
 
 export function showHeadline(answer, view) {
