@@ -13,7 +13,7 @@ from benchmarks.accuracy.silicon_sample import read_silicon_sample
 from fastroof.config.paths import bench_data_root
 from fastroof.documents import read_toml
 from fastroof.errors import TableError
-from fastroof.load.aiconfigurator import PACKAGE
+from fastroof.load.aiconfigurator import MODULES
 from fastroof.load.sources import SERVING_FOLDER
 from fastroof.serving.evidence.measured_steps import STEPS_DATASET, MeasuredStep
 from fastroof.serving.evidence.rows import LeftOut, ServedModel, ServingRow
@@ -49,7 +49,7 @@ def measured_on(gpu: str, root: Path | None = None) -> Measured:
     """Read all measured rows and steps of a GPU."""
     rows, steps = shipped_rows(gpu, root), shipped_steps(gpu, root)
     independent = (*shipped_throughput(gpu, root), *shipped_open_loop(gpu, root))
-    if rows or steps or importlib.util.find_spec(PACKAGE) is None:
+    if rows or steps or not any(map(importlib.util.find_spec, MODULES)):
         return Measured(rows, steps, _shipped_left_out(gpu, root), independent)
     try:
         sample, left_out, _ = read_silicon_sample(gpu)

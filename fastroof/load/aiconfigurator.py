@@ -1,7 +1,7 @@
-"""Read the measured tables of NVIDIA's package aiconfigurator-core into fastroof's schema.
+"""Read the measured tables of NVIDIA's aisimulate or aiconfigurator-core into fastroof's schema.
 
-The package (Apache-2.0, https://github.com/ai-dynamo/aiconfigurator) has one Parquet file per kernel family,
-system, backend and version. Only its data files are read; it is never imported.
+Either package (Apache-2.0, https://github.com/ai-dynamo) has one Parquet file per kernel family, system,
+backend and version. Only its data files are read; it is never imported, and needs none of its dependencies.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from fastroof.file_access import is_folder
 from fastroof.load.family_checks import flag_unsound
 from fastroof.load.measured import MeasuredTable, MeasuredTables
 from fastroof.load.package_rows import (
-    DISTRIBUTION,
     PACKAGE_FILES,
+    PACKAGES,
     Part,
     Place,
     find_place,
@@ -31,11 +31,13 @@ from fastroof.load.package_rows import (
     words_of,
 )
 from fastroof.load.rows import read_columns
-from fastroof.load.write import Format, write_source
+from fastroof.load.write import Codec, Format, write_source
 from fastroof.operators.external_rows import PackageFile, Raw
 from fastroof.operators.registry import OPERATORS
 
-PACKAGE: Final = DISTRIBUTION
+MODULES: Final = tuple(package.module for package in PACKAGES)
+"""Modules that may have the tables, the preferred one first."""
+
 INSTALL: Final = "pip install 'fastroof[tables]'"
 
 _MISSING: Final = "not in the package, of no version"
@@ -56,13 +58,14 @@ SYSTEMS: Final = {
 
 
 def installed_root() -> Path:
-    """Return the folder of the installed aiconfigurator_core, without importing it."""
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise TableError(
-            f"aiconfigurator-core is not installed: run {INSTALL}, or pass root= with a copy of it"
-        )
-    return Path(spec.submodule_search_locations[0])
+    """Return the folder of the installed aisimulate_core or aiconfigurator_core, without importing it."""
+    for module in MODULES:
+        spec = importlib.util.find_spec(module)
+        if spec is not None and spec.submodule_search_locations:
+            return Path(spec.submodule_search_locations[0])
+    raise TableError(
+        f"neither aisimulate nor aiconfigurator-core is installed: run {INSTALL}, or pass root= with a copy"
+    )
 
 
 def system_of(name: str) -> str:
@@ -73,7 +76,7 @@ def system_of(name: str) -> str:
     for system, ours in SYSTEMS.items():
         if ours == gpu:
             return system
-    raise TableError(f"aiconfigurator-core has no tables of {gpu}; it has {', '.join(SYSTEMS.values())}")
+    raise TableError(f"no package has tables of {gpu}; they have tables of {', '.join(SYSTEMS.values())}")
 
 
 def available(root: Path | None = None) -> list[tuple[str, str, str]]:
@@ -113,6 +116,10 @@ def import_aiconfigurator(
     return imported
 
 
+_FAULTS: Final = (TableError, ArithmeticError, LookupError, TypeError, ValueError)
+"""Errors of reading or converting a file whose columns or values are not those of the known releases."""
+
+
 class PackagePlace(NamedTuple):
     """A file of the package, and the operator whose rows it gives."""
 
@@ -129,8 +136,9 @@ def read_places(
     places: Sequence[PackagePlace],
     ignored: Mapping[str, str],
     progress: Callable[[str], None] | None = None,
+    skips_faulty: bool = False,
 ) -> MeasuredTables:
-    """Read files of the package as the tables of one source."""
+    """Read files of the package as one source's tables; ``skips_faulty`` lists unreadable ones as absent."""
     parts: dict[str, list[Part]] = {}
     absent = dict(ignored)
     read: dict[tuple[Path, tuple[Column, ...]], Raw] = {}
@@ -139,11 +147,17 @@ def read_places(
         name = path.relative_to(data).as_posix()
         if progress is not None:
             progress(name)
-        # several operators have rows in one file
-        if (path, file.columns) not in read:
-            read[path, file.columns] = read_columns(path, file.columns, file.optional, label=name)
-        raw = read[path, file.columns]
-        part = Part(place, name, raw, *select(operator, file.convert(raw), gpu))
+        try:
+            # several operators have rows in one file
+            if (path, file.columns) not in read:
+                read[path, file.columns] = read_columns(path, file.columns, file.optional, label=name)
+            raw = read[path, file.columns]
+            part = Part(place, name, raw, *select(operator, file.convert(raw), gpu))
+        except _FAULTS as error:
+            if not skips_faulty:
+                raise
+            absent[f"{name} ({operator})"] = f"not read: {error}"
+            continue
         if len(part.columns["latency_us"]):
             parts.setdefault(operator, []).append(part)
         else:
@@ -174,6 +188,7 @@ def convert_aiconfigurator(
     overwrite: bool = False,
     files: Collection[str] | None = None,
     rank: int | None = None,
+    codec: Codec = "zstd",
 ) -> Path:
     """Import and write ``<bench_data>/<gpu>/aiconfigurator-<backend>-<version>/``."""
     imported = import_aiconfigurator(system, backend, version, root, files)
@@ -184,7 +199,7 @@ def convert_aiconfigurator(
     provenance = flag_unsound(provenance, imported.tables)
     if rank is not None:
         provenance = {"rank": rank, **provenance}
-    return write_source(folder, columns, provenance, format, overwrite)
+    return write_source(folder, columns, provenance, format, overwrite, codec=codec)
 
 
 def _with_flags(provenance: Mapping[str, Any], replaced: Path) -> dict[str, Any]:
@@ -206,10 +221,12 @@ def _with_flags(provenance: Mapping[str, Any], replaced: Path) -> dict[str, Any]
 def data_folder(root: Path | None = None) -> Path:
     """Return systems/data of the package in a folder (default: the installed one)."""
     package = installed_root() if root is None else Path(root)
-    data = package / "systems" / "data"
-    if not is_folder(data):
-        raise TableError(f"{package} has no systems/data; need the folder {PACKAGE} from {INSTALL}")
-    return data
+    for folder in (package, *(package / module for module in MODULES)):
+        if is_folder(folder / "systems" / "data"):
+            return folder / "systems" / "data"
+    raise TableError(
+        f"{package} has no systems/data; need the folder {' or '.join(MODULES)} of an unpacked wheel"
+    )
 
 
 def _selected_files(files: Collection[str] | None) -> tuple[tuple[str, PackageFile], ...]:

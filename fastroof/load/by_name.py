@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 IMPORT: Final = "FASTROOF_TABLES_IMPORT"
 """Environment variable: "never" disables automatic imports."""
 
-IMPORT_FORMAT: Final = 1
+IMPORT_FORMAT: Final = 2
 """Increased when the package's files convert to different rows, so that older imports are redone."""
 
 PROVENANCE: Final = "provenance.toml"
@@ -166,7 +166,7 @@ def planned_import(gpu: str, package: Path | None = None) -> _Import | None:
     """Plan the import of a GPU from a package (default: the installed one); None if it has no tables."""
     from fastroof.load.aiconfigurator import SYSTEMS, data_folder
     from fastroof.load.package_import import PCIE_LINKED
-    from fastroof.load.package_rows import PACKAGE_FILES, package_version
+    from fastroof.load.package_rows import PACKAGE_FILES, package_of, package_version
 
     system = {name: system for system, name in SYSTEMS.items()}.get(gpu)
     package = _installed() if package is None else package
@@ -179,10 +179,12 @@ def planned_import(gpu: str, package: Path | None = None) -> _Import | None:
         digest.update(b"links of every version\n")
     for path in matches(bench_data_root() / gpu, f"*/{PROVENANCE}"):
         digest.update(read_bytes(path))
-    name = f"aiconfigurator-core {package_version(package)}"
+    data = data_folder(package)
+    package = data.parents[1]
+    name = f"{package_of(package).name} {package_version(package)}"
     made_by = f"format {IMPORT_FORMAT}, {digest.hexdigest()[:16]}"
     key = f"{name}, fastroof {__version__}, {made_by}"
-    return _Import(gpu, system, data_folder(package), f"{name}, {made_by}", key)
+    return _Import(gpu, system, data, f"{name}, {made_by}", key)
 
 
 def _installed() -> Path | None:

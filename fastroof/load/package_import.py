@@ -1,4 +1,4 @@
-"""Convert all of aiconfigurator-core's tables of one GPU into a folder of sources."""
+"""Convert all of the package's tables of one GPU into a folder of sources."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def package_sources(
     current: list[PackageSource] = []
     others: list[PackageSource] = []
     for engine in engines:
-        version = current_version(data.parent, system, engine)
+        version = current_version(data, system, engine)
         files = [(operator, file) for operator, file in PACKAGE_FILES if file.backend is None]
         found = [(operator, file, find_place(folder, file, engine, version)) for operator, file in files]
         places = [PackagePlace(operator, file, place) for operator, file, place in found if place is not None]
@@ -104,7 +104,25 @@ def package_sources(
     return list(_without(data, [*current, *ranked], shipped))
 
 
-def current_version(systems: Path, system: str, engine: str) -> str:
+FULL_CAMPAIGN: Final = (
+    ("gemm", "gemm_perf"),
+    ("attention", "context_attention_perf"),
+    ("attention", "generation_attention_perf"),
+    ("moe", "moe_perf"),
+)
+"""Folders and files of a version whose steps need no other version's GEMMs, attention or experts."""
+
+
+def current_version(data: Path, system: str, engine: str) -> str:
+    """Return the newest version with a full campaign on a system, or a newer one that the package names.
+
+    Versions with some files only (vLLM 0.31.0 has no attention) would mix campaigns in one step.
+    """
+    versions = [set(versions_of(data / system / folder / engine, file)) for folder, file in FULL_CAMPAIGN]
+    return max((*set.intersection(*versions), _named_version(data.parent, system, engine)), key=version_order)
+
+
+def _named_version(systems: Path, system: str, engine: str) -> str:
     """Return the package's current version of an engine on a system; empty if it names none."""
     file = systems / VERSIONS_FILE
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
@@ -194,7 +212,7 @@ def import_system(
     def tables_of(source: PackageSource) -> MeasuredTables:
         about = package_provenance(data.parents[1], system, gpu, source.name, source.engine, source.version)
         about = {"rank": source.rank, IMPORTED: made_from, **about}
-        return read_places(data, spec, source.name, about, source.places, {}, count)
+        return read_places(data, spec, source.name, about, source.places, {}, count, skips_faulty=True)
 
     # sorting and compressing release the GIL
     with ThreadPoolExecutor(min(MAX_THREADS, usable_processors())) as threads:

@@ -1,4 +1,4 @@
-"""Select and join rows of aiconfigurator-core's files as rows of an operator."""
+"""Select and join rows of the package's files as rows of an operator."""
 
 from __future__ import annotations
 
@@ -172,16 +172,39 @@ def joined(operator: str, parts: list[dict[str, Array]]) -> dict[str, Array]:
     return sort_rows(operator, {name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
-DISTRIBUTION: Final = "aiconfigurator_core"
+class Package(NamedTuple):
+    """A package that has the tables: its module, its name on PyPI and its repository."""
+
+    module: str
+    name: str
+    url: str
+
+
+PACKAGES: Final = (
+    Package("aisimulate_core", "aisimulate", "https://github.com/ai-dynamo/aisimulate"),
+    Package("aiconfigurator_core", "aiconfigurator-core", "https://github.com/ai-dynamo/aiconfigurator"),
+)
+"""The successor first: it has every table of aiconfigurator-core 0.12.0 but six, and 214 more."""
 
 ENGINES: Final = ("vllm", "trtllm", "sglang")
 """Folders of engines; rows of a library name the engine in which they were measured."""
 
 
-def package_version(package: Path) -> str:
+def package_of(folder: Path) -> Package:
+    """Package in a folder, by the folder's name or the metadata next to it."""
+    named = (package for package in PACKAGES if package.module == folder.name)
+    with_metadata = (package for package in PACKAGES if _metadata(folder, package))
+    return next(named, next(with_metadata, PACKAGES[-1]))
+
+
+def package_version(folder: Path) -> str:
     """Version of the package in a folder by the metadata next to it; "unknown" without."""
-    infos = matches(package.parent, f"{DISTRIBUTION}-*.dist-info")
+    infos = _metadata(folder, package_of(folder))
     return infos[-1].name.split("-")[1].removesuffix(".dist") if infos else "unknown"
+
+
+def _metadata(folder: Path, package: Package) -> list[Path]:
+    return matches(folder.parent, f"{package.name.replace('-', '_')}-*.dist-info")
 
 
 def package_provenance(
@@ -191,9 +214,9 @@ def package_provenance(
     where = {
         "gpu": gpu,
         "name": source,
-        "package": "aiconfigurator-core",
+        "package": package_of(package).name,
         "package_version": package_version(package),
-        "url": "https://github.com/ai-dynamo/aiconfigurator",
+        "url": package_of(package).url,
         "licence": "Apache-2.0",
         "copyright": "Copyright (c) NVIDIA CORPORATION & AFFILIATES. All rights reserved.",
         "changes": "rows selected, columns renamed, latency multiplied by 1e3 from ms to us, element "

@@ -36,13 +36,13 @@ class ShippedSource(NamedTuple):
 
 
 SHIPPED: Final = (
-    ShippedSource("h100_sxm", "vllm", "0.24.0", 100),
+    ShippedSource("h100_sxm", "vllm", "0.25.0", 100),
     ShippedSource("h100_sxm", "sglang", "0.5.14", 120),
     ShippedSource("h100_sxm", "trtllm", "1.3.0rc20", 110),
-    ShippedSource("h200_sxm", "vllm", "0.24.0", 100),
+    ShippedSource("h200_sxm", "vllm", "0.25.0", 100),
     ShippedSource("h200_sxm", "sglang", "0.5.14", 120),
     ShippedSource("h200_sxm", "trtllm", "1.3.0rc20", 110),
-    ShippedSource("b200_sxm", "vllm", "0.24.0", 100),
+    ShippedSource("b200_sxm", "vllm", "0.25.0", 100),
     ShippedSource("b200_sxm", "trtllm", "1.3.0rc20", 110),
     ShippedSource("gb200", "trtllm", "1.3.0rc20", 110),
 )
@@ -71,6 +71,7 @@ def convert_shipped(
             overwrite=True,
             files=list(files),
             rank=source.rank,
+            codec="brotli",
         )
         for source in sources
     ]

@@ -108,5 +108,7 @@ def unknown_dtypes(dtypes: Array) -> dict[str, Bools]:
 
 
 def version_order(version: str) -> tuple[int, ...]:
-    """Return the numbers in a version, for comparison."""
+    """Return the numbers in a version, for comparison; a build that is named by its commit is the oldest."""
+    if version.startswith("dev-"):
+        return ()
     return tuple(int(number) for number in re.findall(r"\d+", version))

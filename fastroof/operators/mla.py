@@ -52,6 +52,7 @@ from fastroof.units import ACTIVATION_BYTES
 
 _NAMES: Final = {
     "deepseek-ai/DeepSeek-V3": "deepseek-v3",
+    "deepseek-ai/DeepSeek-R1": "deepseek-v3",
     "deepseek-ai/DeepSeek-V3.2": "deepseek-v3.2",
     "zai-org/GLM-5": "glm-5",
     "zai-org/GLM-5-FP8": "glm-5",
@@ -92,6 +93,7 @@ def shapes_of(models: Array) -> LatentShape:
     place = {model: i for i, model in enumerate(dict.fromkeys(listed))}
     unknown = (np.nan,) * len(LatentShape._fields)
     rows = np.array([LATENT_SHAPES.get(model, unknown) for model in place], np.float64)
+    rows = rows.reshape(len(place), len(unknown))
     return LatentShape(*rows[[place[model] for model in listed]].T)
 
 
@@ -112,15 +114,20 @@ def attended(kv_len: Real, most: Real) -> Floats:
     return np.minimum(as_floats(kv_len), most)
 
 
+MOSTLY: Final = 0.9
+"""Least share of steps that are powers of two where steps are lengths: they are 96 to 100 % there."""
+
+
 def generation_kv_len(raw: Raw) -> Array:
     """Tokens attended to in the package's files of decode.
 
-    Most count the cached tokens without the new one; collectors whose steps are 2, 4, 8 ... pass the step as
-    the length of the sequence.
+    Most count the cached tokens without the new one; collectors whose steps are 2, 4, 8 ... (and a few
+    others) pass the step as the length of the sequence.
     """
-    steps = np.unique(raw["step"])
-    counts_new = steps[0] > 1 and not (steps & (steps - 1)).any() and bool((raw["isl"] == 1).all())
-    return raw["step"] if counts_new else raw["isl"] + raw["step"]
+    steps = raw["step"]
+    is_power = (steps & (steps - 1)) == 0
+    counts_new = steps.min() > 1 and is_power.mean() > MOSTLY and bool((raw["isl"] == 1).all())
+    return steps if counts_new else raw["isl"] + steps
 
 
 def projections(columns: Columns, tokens: Floats, expanded: Real = 0.0) -> list[WorkPart]:

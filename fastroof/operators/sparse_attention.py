@@ -131,6 +131,7 @@ def _least_squares(squares: Floats, products: Floats) -> Floats:
 
 
 _COLUMNS: Final = (*MODULE_COLUMNS, *text_columns("model", "gemm_type"), *MEASURED)
+_NAMED: Final = (*text_columns("op_name"), *RUN)
 _SHARED: Final = "-shared-index"
 _INDEX_DTYPE: Final = "fp8"
 _DENSE_TOKENS: Final = 131_072
@@ -141,6 +142,9 @@ Exactly the 50,621 H100 rows whose kernel name says so are such calls."""
 
 def _shares_an_index(raw: Raw) -> Array:
     """Rows of layers that reuse another layer's index; short sequences follow most rows of their model."""
+    named = np.char.find(raw.get("op_name", np.array([""])).astype(str), "skip_indexer") >= 0
+    if named.any():
+        return named
     kernel = raw["kernel_source"].astype(str)
     skips = np.char.find(kernel, "skip_indexer") >= 0
     indexes = (np.char.find(kernel, "indexer") >= 0) & ~skips
@@ -213,7 +217,7 @@ class DsaPrefill(LatentModule, RaggedPrefill):
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
     packed_words = ("kernel",)
     package_files = (
-        PackageFile("sparse_attention", "dsa_context_module_perf", _COLUMNS, prompts(_package_rows), RUN),
+        PackageFile("sparse_attention", "dsa_context_module_perf", _COLUMNS, prompts(_package_rows), _NAMED),
     )
 
     def segment(self, key: Key, rows: Columns) -> Segment | None:
@@ -272,7 +276,9 @@ class DsaDecode(LatentModule):
     axes = DECODE_AXES
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
     package_files = (
-        PackageFile("sparse_attention", "dsa_generation_module_perf", _COLUMNS, decodes(_package_rows), RUN),
+        PackageFile(
+            "sparse_attention", "dsa_generation_module_perf", _COLUMNS, decodes(_package_rows), _NAMED
+        ),
     )
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:

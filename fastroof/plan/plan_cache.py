@@ -274,7 +274,8 @@ MAX_FILES: Final = 10_000
 SETTLED_NS: Final = 2 * 10**9
 """Code that changed more recently may differ from what this process imported."""
 
-_PACKAGE: Final = "aiconfigurator_core"
+_PACKAGES: Final = {"aisimulate_core": "aisimulate", "aiconfigurator_core": "aiconfigurator_core"}
+"""Modules whose tables are imported, the preferred one first, and the names of their metadata."""
 _IMPORTS: Final = "FASTROOF_TABLES_IMPORT"
 _DOWNLOADS: Final = ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
 """Variables that say where Hugging Face's client keeps its files."""
@@ -342,11 +343,12 @@ def _files(place: Path, skips: tuple[str, ...]) -> Iterator[tuple[str, tuple[int
 
 def _package() -> list[Any]:
     """The installed package whose tables are converted on first use."""
-    spec = importlib.util.find_spec(_PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        return []
-    place = Path(spec.submodule_search_locations[0])
-    return [str(place), *sorted(path.name for path in place.parent.glob(f"{_PACKAGE}-*.dist-info"))]
+    for module, metadata in _PACKAGES.items():
+        spec = importlib.util.find_spec(module)
+        if spec is not None and spec.submodule_search_locations:
+            place = Path(spec.submodule_search_locations[0])
+            return [str(place), *sorted(path.name for path in place.parent.glob(f"{metadata}-*.dist-info"))]
+    return []
 
 
 def _processor() -> list[str]:

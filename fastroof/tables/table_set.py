@@ -414,7 +414,7 @@ def load_tables(
     --------
     >>> import fastroof
     >>> fastroof.load_tables("h100").sources["gemm"]
-    'aiconfigurator-vllm-0.24.0'
+    'aiconfigurator-vllm-0.25.0'
     >>> own = {"allreduce": "aiconfigurator-trtllm-1.3.0rc20"}
     >>> fastroof.load_tables("h100", source=own).sources["allreduce"]
     'aiconfigurator-trtllm-1.3.0rc20'

@@ -26,7 +26,7 @@ TABLES_FOLDER: Final = "kernels_bench"
 def load_table_set(word: str) -> MeasuredTables:
     """Load measured tables of any kind.
 
-    >>> load_table_set("h100:aiconfigurator-vllm-0.24.0").gpu
+    >>> load_table_set("h100:aiconfigurator-vllm-0.25.0").gpu
     'h100'
     """
     path = Path(word)

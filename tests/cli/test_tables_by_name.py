@@ -95,7 +95,7 @@ def test_import_by_name_and_by_the_old_options(root: Path, tmp_path: Path) -> No
         ((), "name one GPU; the package has tables of a100, b200"),
         (("b300", "--gpu", "h100"), "name one GPU"),
         (("b30",), "unknown GPU 'b30'; did you mean b300"),
-        (("l4",), "aiconfigurator-core has no tables of l4; it has a100"),
+        (("l4",), "no package has tables of l4; they have tables of a100"),
         (("b300", "--version", "0.5.10"), "--version goes with --backend"),
         (("b300", "--format", "csv"), "--format goes with --backend"),
         (("b300", "--format", "xlsx", "--backend", "vllm"), "--format is parquet or csv"),
@@ -124,7 +124,7 @@ def test_list_imports_nothing_and_says_what_could_be(root: Path) -> None:
 
 
 def test_without_the_package(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastroof.load.aiconfigurator.PACKAGE", "no_such_package")
+    monkeypatch.setattr("fastroof.load.aiconfigurator.MODULES", ("no_such_package",))
     assert refused(*GEMM[:-1], "--gpu", "b300") == NO_PACKAGE
     assert refused("tables", "list", "b300") == NO_PACKAGE
     assert "pip install 'fastroof[tables]'" in refused("tables", "import", "aiconfigurator", "b300")

@@ -64,7 +64,7 @@ def test_measured_tables_load_by_name_where_it_is_not_installed(tmp_path: Path) 
         "import sys\n"
         "sys.modules |= dict.fromkeys(('platformdirs', 'pydantic', 'numba'))\n"
         "from kernels_bench.output.table_sets import load_table_set\n"
-        "print(load_table_set('h100:aiconfigurator-vllm-0.24.0').gpu)"
+        "print(load_table_set('h100:aiconfigurator-vllm-0.25.0').gpu)"
     )
     environment = {"HOME": str(tmp_path), "PATH": "", "FASTROOF_TABLES_IMPORT": "never"}
     done = subprocess.run(

@@ -200,12 +200,12 @@ def _plan(version: int) -> Any:
 def _import_by_name(folder: Path, inputs: Path, version: int, again: bool) -> None:
     from fastroof.load.by_name import ensure_imported
 
-    package = inputs / f"site-{version}" / "aiconfigurator_core"
+    package = inputs / f"site-{version}" / "aisimulate_core"
     ensure_imported("b300", always=True, root=folder / "tables", package=package)
 
 
 def _import_backend(folder: Path, inputs: Path, version: int, again: bool) -> None:
-    package = inputs / f"site-{version}" / "aiconfigurator_core"
+    package = inputs / f"site-{version}" / "aisimulate_core"
     _cli(
         "tables", "import", "aiconfigurator", "b300", "--backend", "sglang", "--version", "0.5.14",
         "--overwrite", "--root", package, "-o", folder / "tables", "--format", "csv",

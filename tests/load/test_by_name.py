@@ -169,8 +169,8 @@ def test_what_is_out_of_date_or_incomplete_is_made_again(
     ensure_imported("b300")
     before = files(root)
     if change == "package":
-        (tmp_path / "site" / "aiconfigurator_core-0.9.1.dist-info").rename(
-            tmp_path / "site" / "aiconfigurator_core-0.9.2.dist-info"
+        (tmp_path / "site" / "aisimulate-0.9.1.dist-info").rename(
+            tmp_path / "site" / "aisimulate-0.9.2.dist-info"
         )
     elif change == "format":
         monkeypatch.setattr(by_name, "IMPORT_FORMAT", 0)
@@ -201,7 +201,7 @@ def test_a_source_that_the_package_no_longer_has_goes_and_the_users_own_stay(
     write_source(root / "b300" / "mine", {"gemm": columns}, {"gpu": "b300"})
     write_source(root / "b300" / VLLM, {"gemm": columns}, {"gpu": "b300", "rank": 7}, overwrite=True)
     own = files(root / "b300" / VLLM)
-    below = tmp_path / "site" / "aiconfigurator_core" / "systems" / "data" / B300
+    below = tmp_path / "site" / "aisimulate_core" / "systems" / "data" / B300
     (below / "moe" / "sglang" / "0.5.10" / "moe_perf.parquet").unlink()
     ensure_imported("b300", always=True)
     assert {s.name for s in list_sources(root / "b300")} == {VLLM, SGLANG, NCCL_SOURCE, "mine"}
@@ -232,7 +232,7 @@ def test_nothing_is_written_to_a_stderr_that_is_no_terminal(
     ensure_imported("b300", always=True)
     out, err = capsys.readouterr()
     assert out == ""
-    assert "converting the tables of b300 from aiconfigurator-core 0.9.1, once" in err
+    assert "converting the tables of b300 from aisimulate 0.9.1, once" in err
 
 
 # -- what is not there ---------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def test_never_converts_nothing_and_says_how_to(root: Path, monkeypatch: pytest.
 def test_without_the_package_one_line_says_what_to_install(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fastroof.load.aiconfigurator.PACKAGE", "no_such_package_as_this")
+    monkeypatch.setattr("fastroof.load.aiconfigurator.MODULES", ("no_such_package_as_this",))
     for gpu in SYSTEMS.values():
         if not table_folders(gpu):
             with pytest.raises(TableError) as error:
@@ -294,7 +294,7 @@ def test_no_home(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_damaged_package_leaves_nothing_and_names_the_file(root: Path, tmp_path: Path) -> None:
     broken = (
-        tmp_path / "site" / "aiconfigurator_core/systems/data" / B300 / "gemm/sglang/0.5.14/gemm_perf.parquet"
+        tmp_path / "site" / "aisimulate_core/systems/data" / B300 / "gemm/sglang/0.5.14/gemm_perf.parquet"
     )
     broken.write_bytes(b"PAR1")
     with pytest.raises(TableError, match=r"b300_sxm/gemm/sglang/0.5.14/gemm_perf.parquet"):

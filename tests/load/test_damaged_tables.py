@@ -24,7 +24,7 @@ LARGE = ("gemm", "attention_decode", "moe")
 
 def source_of(folder: Path, operators: tuple[str, ...], *, with_digests: bool) -> Path:
     """A folder with some of the H100 tables that ship."""
-    shipped = bench_data_root() / "h100" / "aiconfigurator-vllm-0.24.0"
+    shipped = bench_data_root() / "h100" / "aiconfigurator-vllm-0.25.0"
     folder.mkdir()
     for operator in operators:
         shutil.copy(shipped / f"{operator}.parquet", folder)

@@ -43,7 +43,7 @@ def test_kinds_and_what_serves_are_those_of_loading(tmp_path: Path, monkeypatch:
 
 def test_of_one_name_in_two_folders_the_first_serves(tmp_path: Path) -> None:
     shipped = table_folders("h100")
-    name = "aiconfigurator-vllm-0.24.0"
+    name = "aiconfigurator-vllm-0.25.0"
     columns = load_sources(shipped[0] / name).tables["collective"].columns
     write_source(tmp_path / "h100" / name, {"collective": columns}, {"gpu": "h100"}, format="csv")
     listed = list_tables([*shipped, tmp_path / "h100"])
@@ -58,7 +58,7 @@ def test_of_one_name_in_two_folders_the_first_serves(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_table(tmp_path: Path) -> None:
     columns = (
-        load_sources(table_folders("h100")[0] / "aiconfigurator-vllm-0.24.0").tables["collective"].columns
+        load_sources(table_folders("h100")[0] / "aiconfigurator-vllm-0.25.0").tables["collective"].columns
     )
     folder = write_source(tmp_path / "h100" / "mine", {"collective": columns}, {"gpu": "h100"})
     (folder / "collective.parquet").write_bytes(b"PAR1")

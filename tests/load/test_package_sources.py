@@ -10,8 +10,9 @@ import pytest
 from fastroof.errors import TableError
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
 from fastroof.load.package_import import PackageSource, current_version, package_sources
-from tests.reference.packages import ALLREDUCE, GEMM, MOE, NCCL, package
+from tests.reference.packages import ALLREDUCE, ATTENTION, GEMM, MOE, NCCL, package
 
+NOT_OF_0_25 = ("l40s", "rtx_pro_6000_server")
 VERSIONS = """\
 # comment: trtllm: {current: "9.9"}
 schema_version: 1
@@ -47,8 +48,31 @@ def sources(root: Path, **files: list[dict[str, Any]]) -> list[PackageSource]:
 )
 def test_versions_in_use(tmp_path: Path, system: str, engine: str, version: str) -> None:
     (tmp_path / "query_versions.yaml").write_text(VERSIONS)
-    assert current_version(tmp_path, system, engine) == version
-    assert current_version(tmp_path / "nowhere", system, engine) == ""
+    assert current_version(tmp_path / "data", system, engine) == version
+    assert current_version(tmp_path / "nowhere" / "data", system, engine) == ""
+
+
+def test_the_newest_version_of_a_full_campaign_is_in_use(tmp_path: Path) -> None:
+    def in_use(**versions: str) -> str:
+        root = tmp_path / "".join(versions.values())
+        files = {
+            file: rows
+            for version in versions.values()
+            for file, rows in {
+                f"gemm/vllm/{version}/gemm_perf": [GEMM],
+                f"attention/vllm/{version}/context_attention_perf": [ATTENTION],
+                f"attention/vllm/{version}/generation_attention_perf": [ATTENTION],
+                f"moe/vllm/{version}/moe_perf": [MOE],
+            }.items()
+            if not (version == "0.31.0" and file.startswith("attention"))
+        }
+        data = package(root, **files) / "systems" / "data"
+        (data.parent / "query_versions.yaml").write_text(VERSIONS)
+        return current_version(data, "h100_sxm", "vllm")
+
+    assert in_use(a="0.24.0", b="0.25.0") == "0.25.0"
+    assert in_use(a="0.25.0", b="0.31.0") == "0.25.0"
+    assert in_use(a="0.19.0", b="dev-99aa") == "0.24.0", "the package names it"
 
 
 def test_an_engine_is_the_version_in_use_with_the_nearest_of_what_it_lacks(tmp_path: Path) -> None:
@@ -118,7 +142,11 @@ def test_every_file_of_the_installed_package_is_in_one_source_at_most() -> None:
         assert len(names) == len(set(names))
         assert sorted(one.rank for one in found) == [one.rank for one in found]
         in_use = {one.engine: one.version for one in found if one.is_current and one.engine}
-        if system in ("a100_sxm", "b60"):
-            assert in_use["vllm"] == {"a100_sxm": "0.14.0", "b60": "0.26.0"}[system]
+        if data.parents[1].name == "aisimulate_core":
+            others = {"a100_sxm": "0.14.0", "b60": "0.28.0"} | dict.fromkeys(NOT_OF_0_25, "0.24.0")
+            assert in_use["vllm"] == others.get(system, "0.25.0")
         else:
-            assert in_use == {"vllm": "0.24.0", "trtllm": "1.3.0rc20", "sglang": "0.5.14"}
+            others = {"a100_sxm": "0.14.0", "b60": "0.26.0"}
+            assert in_use["vllm"] == others.get(system, "0.24.0")
+        if system not in ("a100_sxm", "b60"):
+            assert (in_use["trtllm"], in_use["sglang"]) == ("1.3.0rc20", "0.5.14")

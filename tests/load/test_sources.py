@@ -397,7 +397,7 @@ def test_a_gpu_that_the_tables_are_not_of_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"gpu is 'h1000', and the tables are of h100: unknown GPU 'h1000'"):
         load_tables(folder, gpu="h1000")
     with pytest.raises(TableError, match="has tables of h100, and gpu is 'b200'"):
-        load_tables("h100", gpu="b200", source="aiconfigurator-vllm-0.24.0")
+        load_tables("h100", gpu="b200", source="aiconfigurator-vllm-0.25.0")
 
 
 def test_a_table_beyond_memory_is_not_called_damaged(

@@ -29,7 +29,7 @@ from fastroof.load.sources import Source
 from tests.reference.packages import GEMM, install, package
 
 VLLM, SGLANG = "aiconfigurator-vllm-0.24.0", "aiconfigurator-sglang-0.5.14"
-PINNED = "0.12.0"
+PINNED = "0.13.0.dev202610270000000085"
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     except TableError as error:
         pytest.skip(str(error))
     if version != PINNED:
-        pytest.skip(f"aiconfigurator-core {version} is installed")
+        pytest.skip(f"{version} is installed")
     monkeypatch.setenv("FASTROOF_TABLES", str(tmp_path / "tables"))
     monkeypatch.delenv("FASTROOF_TABLES_IMPORT", raising=False)
     return tmp_path / "tables"
@@ -139,8 +139,8 @@ def test_an_import_converts_all(root: Path) -> None:
 
 def test_another_release_of_the_package_is_converted_at_once(root: Path, tmp_path: Path) -> None:
     fastroof.load_tables("b300")
-    (tmp_path / "site" / "aiconfigurator_core-0.9.1.dist-info").rename(
-        tmp_path / "site" / "aiconfigurator_core-0.9.2.dist-info"
+    (tmp_path / "site" / "aisimulate-0.9.1.dist-info").rename(
+        tmp_path / "site" / "aisimulate-0.9.2.dist-info"
     )
     fastroof.load_tables("b300")
     assert len(converted(root)) == 6
@@ -213,9 +213,7 @@ def test_bytes_of_another_pyarrow_are_recorded_and_change_no_hash(
 def test_a_changed_package_is_refused(root: Path, tmp_path: Path) -> None:
     tables = fastroof.load_tables("b300")
     package(tmp_path / "site", "b300_sxm", gemm=[GEMM | {"latency": 0.003}])
-    with pytest.raises(
-        TableError, match=r"gemm_perf\.parquet: not the gemm rows of aiconfigurator-core 0\.9\.1"
-    ):
+    with pytest.raises(TableError, match=r"gemm_perf\.parquet: not the gemm rows of aisimulate 0\.9\.1"):
         tables.lookup("gemm", m=1, n=8, k=16)
     assert converted(root) == []
     ensure_imported("b300", always=True)
@@ -241,7 +239,7 @@ def test_a_table_that_cannot_be_converted(
     if is_never:
         monkeypatch.setenv("FASTROOF_TABLES_IMPORT", "never")
     else:
-        monkeypatch.setattr("fastroof.load.aiconfigurator.PACKAGE", "no_such_package_as_this")
+        monkeypatch.setattr("fastroof.load.aiconfigurator.MODULES", ("no_such_package_as_this",))
     tables = fastroof.load_tables("b300")
     assert tables.lookup("gemm", m=1, n=8, k=16).latency_us == 2.5
     remedy = "fastroof tables import aiconfigurator b300" if is_never else "pip install"

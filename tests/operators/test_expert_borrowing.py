@@ -32,7 +32,7 @@ from tests.reference.kinds import step_us
 
 NAMES = ("dtype", "hidden", "intermediate", "topk", "num_experts", "moe_tp", "moe_ep", "distribution")
 TOKENS = (1, 2, 4, 8, 16, 64, 256, 1024, 4096)
-VLLM = "aiconfigurator-vllm-0.24.0"
+VLLM = "aiconfigurator-vllm-0.25.0"
 TRTLLM = "aiconfigurator-trtllm-1.3.0rc20"
 ROUTED = ("bf16", "power_law_1.2")
 

@@ -218,7 +218,7 @@ def test_a_small_table_is_looked_up_as_measured():
 
 @pytest.fixture(scope="module")
 def b200():
-    return fastroof.load_tables("b200", source={"gemm": "aiconfigurator-vllm-0.24.0"})
+    return fastroof.load_tables("b200", source={"gemm": "aiconfigurator-vllm-0.25.0"})
 
 
 def test_where_multiples_of_four_are_faster_both_curves_have_their_measured_points(b200):

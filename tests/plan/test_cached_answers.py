@@ -22,7 +22,7 @@ from fastroof.plan import plan_cache
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PRESETS = CHECKOUT / "fastroof" / "models" / "presets"
-SOURCE = "aiconfigurator-vllm-0.24.0"
+SOURCE = "aiconfigurator-vllm-0.25.0"
 
 
 class Shell(NamedTuple):

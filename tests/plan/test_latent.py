@@ -210,7 +210,7 @@ def test_another_engines_block_stands_for_one_with_time_of_the_host(h100: Any) -
     assert parts["decode_attention"].source == "aiconfigurator-trtllm-1.3.0rc20"
     assert parts["decode_attention"].origin == 3
     prompt = {p.role: p for p in plan.explain([(512, 0)]).operators if "moe" in p.name}
-    assert prompt["prefill_attention"].source == "aiconfigurator-vllm-0.24.0"
+    assert prompt["prefill_attention"].source == "aiconfigurator-vllm-0.25.0"
 
 
 def product(

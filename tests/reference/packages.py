@@ -1,4 +1,4 @@
-"""Small packages laid out as aiconfigurator-core is."""
+"""Small packages laid out as aisimulate is."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def package(root: Path, system: str = "h100_sxm", **files: list[dict[str, Any]])
 
     Files are families above, or their paths.
     """
-    systems = root / "aiconfigurator_core" / "systems"
+    systems = root / "aisimulate_core" / "systems"
     for family, rows in ({"gemm": [GEMM]} | files).items():
         path = systems / "data" / system / f"{FILES.get(family, family)}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(rows), path)
     (systems / f"{system}.yaml").write_text("gpu:\n  mem_bw: 1\nmisc:\n  nccl_version: '2.27.3'\n")
-    (root / "aiconfigurator_core" / "__init__.py").touch()
-    (root / "aiconfigurator_core-0.9.1.dist-info").mkdir(exist_ok=True)
-    return root / "aiconfigurator_core"
+    (root / "aisimulate_core" / "__init__.py").touch()
+    (root / "aisimulate-0.9.1.dist-info").mkdir(exist_ok=True)
+    return root / "aisimulate_core"
 
 
 LARGE = {"m": 4096, "n": 8192, "k": 8192, "latency": 0.4}
@@ -79,8 +79,8 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (systems / "query_versions.yaml").write_text(
         'defaults:\n  vllm: {current: "0.24.0"}\n  sglang: {current: "0.5.14"}\n'
     )
-    # another test may have loaded the one that is installed
-    monkeypatch.delitem(sys.modules, "aiconfigurator_core", raising=False)
+    # another test may have loaded the one that is installed, and its successor would come first
+    monkeypatch.delitem(sys.modules, "aisimulate_core", raising=False)
     monkeypatch.syspath_prepend(site)
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.setenv("FASTROOF_TABLES", str(folder / "tables"))

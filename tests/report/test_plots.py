@@ -56,7 +56,7 @@ def test_roofline_shows_roofs_and_kernels(h100: fastroof.Tables) -> None:
     assert "TFLOP/s" in axes.get_ylabel()
     words = texts(figure)
     for word in (
-        "NVIDIA H100 SXM", "989.5 TFLOP/s", "3.35 TB/s", "2.95 TB/s", "aiconfigurator-vllm-0.24.0", "GEMM",
+        "NVIDIA H100 SXM", "989.5 TFLOP/s", "3.35 TB/s", "2.95 TB/s", "aiconfigurator-vllm-0.25.0", "GEMM",
         "prefill attention", "decode attention",
     ):  # fmt: skip
         assert word in words

@@ -25,7 +25,7 @@ from fastroof.sweep.kind import load_tables_by_gpu
 from fastroof.sweep.kinds import sweep_of
 
 PACKAGE = Path(__file__).resolve().parents[2] / "fastroof"
-SOURCE = "aiconfigurator-vllm-0.24.0"
+SOURCE = "aiconfigurator-vllm-0.25.0"
 OPERATORS = ("gemm", "attention_decode", "attention_prefill", "elementwise", "dsa_prefill")
 
 

@@ -87,14 +87,14 @@ def test_without_parts_nothing_is_said() -> None:
     assert module_families(alone) == {}
     assert (
         module_families(
-            fastroof.load_tables("h100", source="aiconfigurator-vllm-0.24.0").some_rows("gemm", np.arange(9))
+            fastroof.load_tables("h100", source="aiconfigurator-vllm-0.25.0").some_rows("gemm", np.arange(9))
         )
         == {}
     )
 
 
 def test_what_ships_as_known_is_vllms_host() -> None:
-    families: tuple[Any, ...] = known_unsound("b300", "aiconfigurator-vllm-0.24.0", MODULE)
+    families: tuple[Any, ...] = known_unsound("b300", "aiconfigurator-vllm-0.25.0", MODULE)
     assert {family.keys["dtype"][0] for family in families} >= {"bf16", "fp8_block", "nvfp4"}
     for family in families:
         assert family.test == "module"

@@ -33,7 +33,7 @@ def two_sources(h100: fastroof.Tables, noise: float, engine: str = "sglang") -> 
 def test_a_row_a_source_and_operator(h100: fastroof.Tables) -> None:
     tables = two_sources(h100, 0.05)
     own, other = run_survey(tables, operators=["gemm"])
-    assert [own.source, other.source] == ["aiconfigurator-vllm-0.24.0", "other"]
+    assert [own.source, other.source] == ["aiconfigurator-vllm-0.25.0", "other"]
     assert (own.engine, other.engine) == ("vllm", "sglang")
     assert own.rows == other.rows == tables.table("gemm").num_rows
     grids = [g for g in GRIDS if g.operator == "gemm" and g.name != "coarse"]

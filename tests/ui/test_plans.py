@@ -31,7 +31,7 @@ OTHERS: dict[str, Any] = {
     "engine": "trtllm-1.0",
     "allow_modelled": True,
 }
-SOURCE = "aiconfigurator-vllm-0.24.0"
+SOURCE = "aiconfigurator-vllm-0.25.0"
 
 
 def test_everything_that_a_view_says_of_a_plan_is_asked_of_it() -> None:

@@ -93,7 +93,7 @@ def _import_one(
     from fastroof.load.aiconfigurator import convert_aiconfigurator, data_folder
     from fastroof.load.package_import import ENGINES, LAST_RANK, current_version
 
-    in_use = current_version(data_folder(root).parent, system, backend)
+    in_use = current_version(data_folder(root), system, backend)
     if version is None:
         version = in_use
     place = user_tables_root() if output is None else output

@@ -129,7 +129,7 @@ class ConfiguratorPackages(FolderFiles):
             return content[:-1]
 
     def read(self) -> None:
-        checked_tables(import_aiconfigurator("h100_sxm", "vllm", "0.24.0", self.root / "aiconfigurator_core"))
+        checked_tables(import_aiconfigurator("h100_sxm", "vllm", "0.24.0", self.root / "aisimulate_core"))
 
 
 class VidurProfiles(FolderFiles):

@@ -229,7 +229,7 @@ def test_nothing_to_export_says_why(tmp_path: Path) -> None:
 def test_whose_rows_they_are_goes_with_them(tmp_path: Path) -> None:
     export_infersim(load_table_set("h100"), tmp_path / "tree")
     said = tomllib.loads((tmp_path / "tree" / "provenance-h100.toml").read_text())
-    source = said["sources"]["aiconfigurator-vllm-0.24.0"]
+    source = said["sources"]["aiconfigurator-vllm-0.25.0"]
     assert source["licence"] == "Apache-2.0"
     assert source["url"] == "https://github.com/ai-dynamo/aiconfigurator"
 

@@ -183,7 +183,7 @@ def test_kernels_of_one_provider_are_all_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_one_run_lacks_is_left_out_and_said(tmp_path: Path) -> None:
     [run] = runs_of(tmp_path, {64: 50.0})
-    merged = merge_runs([run, "h100:aiconfigurator-vllm-0.24.0"])
+    merged = merge_runs([run, "h100:aiconfigurator-vllm-0.25.0"])
     assert "p25_us" not in merged.tables["gemm"]
     assert any(note.startswith("gemm: p25_us is in 1 of 2 runs") for note in merged.notes)
 

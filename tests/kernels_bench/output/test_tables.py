@@ -284,8 +284,8 @@ def test_a_journal_its_folder_and_its_tables_are_the_same_set(journal: Path) -> 
 
 
 def test_a_source_is_picked_with_a_colon() -> None:
-    picked = load_table_set("h100:aiconfigurator-vllm-0.24.0")
-    assert set(picked.sources.values()) == {"aiconfigurator-vllm-0.24.0"}
+    picked = load_table_set("h100:aiconfigurator-vllm-0.25.0")
+    assert set(picked.sources.values()) == {"aiconfigurator-vllm-0.25.0"}
     with pytest.raises(TableError, match="no source 'none'"):
         load_table_set("h100:none")
     with pytest.raises(MeasureError, match="names no table set"):
