@@ -45,8 +45,8 @@ def load_measured(
     Parameters
     ----------
     name : str or Path
-        A GPU's name, ``GPU/SOURCE``, ``package:GPU/BACKEND/VERSION`` of an installed aiconfigurator-core, or
-        a folder: one GPU's, one source's, several GPUs', or a tree as InferSim or roofline V2 lay it out.
+        A GPU's name, ``GPU/SOURCE``, ``package:GPU/BACKEND/VERSION`` of an installed package, or a folder:
+        one GPU's, one source's, several GPUs', or a tree as InferSim or roofline V2 lay it out.
     gpu : str, optional
         Which GPU, if the folder holds several; it must match if there is only one.
     source : str or mapping of str to str, optional

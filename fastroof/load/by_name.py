@@ -1,7 +1,7 @@
-"""Tables by GPU name: their folders, and the one-time import of aiconfigurator-core's tables.
+"""Tables by GPU name: their folders, and the one-time import of a package's tables.
 
-Shipped tables are in bench_data, the user's in :func:`fastroof.config.paths.user_tables_root`. If
-aiconfigurator-core is installed, its tables of a GPU are imported into the user's folder on first use; a
+Shipped tables are in bench_data, the user's in :func:`fastroof.config.paths.user_tables_root`. If aisimulate
+or aiconfigurator-core is installed, its tables of a GPU are imported into the user's folder on first use; a
 note in the GPU's folder names the versions of the package and of fastroof. The sources of the pinned version
 are listed in advance, so that each table is converted when it is first read; of other versions all tables are
 converted at once.
@@ -70,7 +70,7 @@ def table_folders(gpu: str) -> tuple[Path, ...]:
 
 
 def can_import(gpu: str) -> bool:
-    """Whether aiconfigurator-core has tables of a GPU, installed or not."""
+    """Whether the package has tables of a GPU, installed or not."""
     from fastroof.load.aiconfigurator import SYSTEMS
 
     return gpu in SYSTEMS.values()
@@ -122,7 +122,7 @@ def ensure_imported(
     root: Path | None = None,
     package: Path | None = None,
 ) -> Path | None:
-    """Convert aiconfigurator-core's tables of a GPU into the user's folder, unless up to date."""
+    """Convert the package's tables of a GPU into the user's folder, unless up to date."""
     is_off = is_never(IMPORT, TableError)
     planned = None if is_off and not always else planned_import(gpu, package)
     if planned is None:

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -226,6 +226,58 @@ def diff_tables(
             families.append(_compared(points, family, {}))
             regions += [_compared(part, family, sizes) for sizes, part in _regions(points.common())]
     return TableDiff(*names, tuple(families), tuple(regions))
+
+
+SMALL: Final = {"message_bytes": 2.0**16}
+"""Largest first size of a small call; others: 64 tokens, rows or sequences."""
+
+
+class Moved(NamedTuple):
+    """Ratio of a family's latencies in one set of tables to those in another, for small or large calls."""
+
+    operator: str
+    family: str
+    size: str
+    points: int
+    median: float
+    p10: float
+    p90: float
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Operator, family and size."""
+        return self[:3]
+
+    @property
+    def text(self) -> str:
+        """Median, and the range of four fifths of the points."""
+        return f"{self.median:.2f} ({self.p10:.2f} to {self.p90:.2f})"
+
+
+def find_moved(a: MeasuredTables, b: MeasuredTables, operators: Sequence[str] | None = None) -> list[Moved]:
+    """Sum up the ratio of B to A at common points by operator, dtypes and size; equal rows are left out."""
+    moved = []
+    for operator in requested_operators(a, b, ("A", "B"), operators, TableError):
+        columns = [t.tables[operator].columns if operator in t.tables else None for t in (a, b)]
+        points = paired_points(operator, *columns).common()
+        if not len(points.a_us):
+            continue
+        first, sizes = next(iter(region_sizes(operator, points.columns).items()))
+        is_large = sizes > SMALL.get(first, 64.0)
+        names = np.array([campaign_family(operator, words) for words in _words(points)], object)
+        for family in sorted(set(names)):
+            for size, part in (("small", ~is_large), ("large", is_large)):
+                log_ratio = points.some(part & (names == family)).log_ratio
+                if len(log_ratio) and log_ratio.any():
+                    p10, median, p90 = np.exp(np.quantile(log_ratio, (0.1, 0.5, 0.9))).tolist()
+                    moved.append(Moved(operator, family, size, len(log_ratio), median, p10, p90))
+    return moved
+
+
+def _words(points: PairedPoints) -> Iterator[dict[str, str]]:
+    texts = [c.name for c in OPERATORS[points.operator].keys if c.kind == "text"]
+    for row in zip(*(points.columns[name].tolist() for name in texts), strict=True):
+        yield dict(zip(texts, row, strict=True))
 
 
 def _families(points: PairedPoints) -> Iterator[tuple[dict[str, str], PairedPoints]]:

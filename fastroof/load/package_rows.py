@@ -36,8 +36,9 @@ class Place(NamedTuple):
 
 
 def versions_of(folder: Path, file: str) -> list[str]:
-    """Versions of an engine or library with a file, oldest first."""
-    return sorted((p.parent.name for p in folder.glob(f"*/{file}.parquet")), key=version_order)
+    """Versions of an engine or library with a file, oldest first; not builds named by their commit."""
+    names = (path.parent.name for path in folder.glob(f"*/{file}.parquet"))
+    return sorted((name for name in names if not name.startswith(BUILD)), key=version_order)
 
 
 def paired_version(system_file: Path, library: str) -> str:
@@ -63,6 +64,16 @@ def find_place(system: Path, file: PackageFile, engine: str, version: str) -> Pl
             return Place(folder / served / f"{file.file}.parquet", "" if served == requested else requested)
     return None
 
+
+BUILD: Final = "dev-"
+"""Start of a version that is a commit. The one in aisimulate, of SGLang, launched each call from the host:
+its GEMMs of one row take 24 us or more, of SGLang 0.5.14 3 us."""
+
+NOT_READ: Final = {
+    "dsv41_module_perf": "launched from the host without CUDA graphs: blocks of DeepSeek-V4.1-Flash take 0.8 "
+    "to 3 ms at any number of tokens from 1 to 1,025",
+}
+"""Files of the package that no operator reads, and why."""
 
 _FEW: Final = 1e-3
 """Share of a dtype's rows that may exceed its peak by chance."""

@@ -1,6 +1,6 @@
-"""Shipped tables of aiconfigurator-core; ``python -m fastroof.load.shipped`` makes them again.
+"""Shipped tables of aisimulate; ``python -m fastroof.load.shipped`` makes them again.
 
-The choice keeps within 15 MB of Parquet: H100 and H200 with all three engines, B200 and GB200 with the
+The choice keeps bench_data within 16 MB: H100 and H200 with all three engines, B200 and GB200 with the
 engines of most published measurements. The rest of the package comes with the extra ``tables``; its sources
 are listed here in advance, so that the first question about a GPU converts only the tables that it reads.
 ``python -m fastroof.load.shipped list`` lists them again, after any change of a conversion.

@@ -1,4 +1,4 @@
-"""Rows of external programs as rows of an operator: files of aiconfigurator-core and of InferSim trees.
+"""Rows of external programs as rows of an operator: files of aisimulate and of InferSim trees.
 
 Each operator declares its files and converts their columns; :mod:`fastroof.load` reads them.
 """
@@ -33,7 +33,7 @@ class ExternalRows:
 
 @dataclass(frozen=True)
 class PackageFile:
-    """A file of aiconfigurator-core that holds rows of an operator; ``backend`` if all engines share it."""
+    """A file of aisimulate that holds rows of an operator; ``backend`` if all engines share it."""
 
     folder: str
     file: str
@@ -108,7 +108,5 @@ def unknown_dtypes(dtypes: Array) -> dict[str, Bools]:
 
 
 def version_order(version: str) -> tuple[int, ...]:
-    """Return the numbers in a version, for comparison; a build that is named by its commit is the oldest."""
-    if version.startswith("dev-"):
-        return ()
+    """Return the numbers in a version, for comparison."""
     return tuple(int(number) for number in re.findall(r"\d+", version))

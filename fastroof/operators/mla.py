@@ -64,7 +64,7 @@ _NAMES: Final = {
     "sgl-project/DeepSeek-V4-Pro-FP8": "deepseek-v4-pro",
     "deepseek-ai/DeepSeek-V4-Pro": "deepseek-v4-pro",
 }
-"""Names of aiconfigurator-core's models; the format of a checkpoint is in gemm_type, not in the name."""
+"""Names of the package's models; the format of a checkpoint is in gemm_type, not in the name."""
 
 
 def model_names(words: Array) -> Array:

@@ -1,4 +1,4 @@
-"""MoE rows of aiconfigurator-core and of trees: shapes, experts with and without a gate, unused kernels."""
+"""MoE rows of aisimulate and of trees: shapes, experts with and without a gate, unused kernels."""
 
 from __future__ import annotations
 

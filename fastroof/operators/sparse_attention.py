@@ -1,4 +1,4 @@
-"""Blocks of DeepSeek sparse attention (DSA: DeepSeek-V3.2, GLM-5), and parts of sparse blocks.
+"""Blocks of DeepSeek sparse attention (DSA: DeepSeek-V3.2, GLM-5, GLM-5.3-Flash), and parts of them.
 
 An indexer scores every token for every query in fp8, and attention covers the 2048 best. So the cost of
 scores grows with kv_len without bound, that of attention up to 2048. For shorter sequences SGLang's prefill
@@ -15,6 +15,8 @@ import numpy as np
 
 from fastroof.arrays import Array, Floats
 from fastroof.columns import Column
+from fastroof.documents import parse_json
+from fastroof.errors import TableError
 from fastroof.operators.attention_work import DECODE_AXES, PrefixUs, prefix_within
 from fastroof.operators.external_rows import (
     MEASURED,
@@ -22,9 +24,12 @@ from fastroof.operators.external_rows import (
     ExternalRows,
     PackageFile,
     Raw,
+    constant_text,
+    dtype_names,
     measured_us,
     size_columns,
     text_columns,
+    unknown_dtypes,
 )
 from fastroof.operators.mla import (
     MODULE_COLUMNS,
@@ -163,6 +168,52 @@ def _package_rows(raw: Raw) -> ExternalRows:
     return ExternalRows(rows.columns, rows.left_out | unknown_models(model))
 
 
+_GLM_5_3: Final = "glm-5.3-flash"
+_GLM_5_3_COLUMNS: Final = (
+    *text_columns("component", "geometry"),
+    *size_columns("batch_size", "x"),
+    *size_columns("prefix", minimum=0),
+    *MEASURED,
+)
+
+
+def _glm_5_3_file(phase: str) -> PackageFile:
+    """Blocks of GLM-5.3-Flash, whose file has both phases."""
+
+    def convert(raw: Raw) -> ExternalRows:
+        words, index = np.unique(raw["geometry"].astype(str), return_inverse=True)
+        shapes = [parse_json(word, "geometry", TableError) for word in words.tolist()]
+        if not all(isinstance(shape, dict) for shape in shapes):
+            raise TableError("column geometry must hold JSON objects")
+
+        def of(name: str) -> Array:
+            return np.array([shape.get(name) for shape in shapes], object)[index]
+
+        is_prompt = of("is_context").astype(bool)
+        # x is new tokens after a prefix, in decode the cached ones
+        kv_len = raw["prefix"] + raw["x"]
+        sizes = {"q_len": raw["x"], "kv_len": kv_len} if phase == "context" else {"kv_len": kv_len + 1}
+        dtype, kv_dtype = dtype_names(of("projection_quant_mode")), dtype_names(of("kv_cache_dtype"))
+        columns = {
+            "dtype": dtype,
+            "kv_dtype": kv_dtype,
+            "attn_dtype": constant_text("bf16", len(index)),
+            "model": constant_text(_GLM_5_3, len(index)),
+            "num_heads": of("num_heads").astype(np.int64),
+            "batch_size": raw["batch_size"],
+            **sizes,
+            **measured_us(raw),
+        }
+        other = {
+            "of the other phase": is_prompt != (phase == "context"),
+            "not a block of attention": (raw["component"] != "attention")
+            | (of("layer_kind") != "sparse_mla"),
+        }
+        return ExternalRows(columns, other | unknown_dtypes(dtype) | unknown_dtypes(kv_dtype))
+
+    return PackageFile("glm53_attention", "glm53_attention_module_perf", _GLM_5_3_COLUMNS, convert)
+
+
 def _indexer(columns: Columns, tokens: Floats, pairs: Floats) -> list[WorkPart]:
     """Indexer: projections of tokens and scores of pairs; without scores it still fills its cache."""
     shape = shapes_of(columns["model"])
@@ -176,7 +227,7 @@ def _indexer(columns: Columns, tokens: Floats, pairs: Floats) -> list[WorkPart]:
 
 
 def _indexer_bytes(columns: Columns, cached: Floats) -> Floats:
-    """Weights of the indexer once, and one fp8 key per cached token."""
+    """Weights of the indexer once, and one fp8 key per cached token, or per pool of them."""
     shape = shapes_of(columns["model"])
     hidden, q_lora, heads, dim = shape.hidden, shape.q_lora_rank, shape.index_heads, shape.index_dim
     weights = (q_lora * heads * dim + hidden * dim) * element_bytes(columns["dtype"])
@@ -218,6 +269,7 @@ class DsaPrefill(LatentModule, RaggedPrefill):
     packed_words = ("kernel",)
     package_files = (
         PackageFile("sparse_attention", "dsa_context_module_perf", _COLUMNS, prompts(_package_rows), _NAMED),
+        _glm_5_3_file("context"),
     )
 
     def segment(self, key: Key, rows: Columns) -> Segment | None:
@@ -279,6 +331,7 @@ class DsaDecode(LatentModule):
         PackageFile(
             "sparse_attention", "dsa_generation_module_perf", _COLUMNS, decodes(_package_rows), _NAMED
         ),
+        _glm_5_3_file("generation"),
     )
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:

@@ -331,7 +331,8 @@ def kernel_order(gpu: GpuSpec, options: PlanOptions) -> KernelOrder:
         if kernel is not None and (kernel.source or kernel.engine):
             named.append((operator, kernel.source or kernel.engine))
     own = (engine.engine,) if engine.engine else ()
-    return KernelOrder(tuple(dict.fromkeys((*own, *engine.kernels.engines))), tuple(named))
+    engines = tuple(dict.fromkeys((*own, *engine.kernels.engines)))
+    return KernelOrder(engines, tuple(named), options.release)
 
 
 def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> CurveSource:

@@ -212,6 +212,8 @@ class PlanOptions:
     )
     architecture: str = ""
     """Of the model; set by :meth:`for_model`, not an option."""
+    release: str = ""
+    """Version in the engine's name, whose kernels come first; set by :meth:`checked`, not an option."""
 
     @property
     def layout(self) -> Layout:
@@ -232,6 +234,9 @@ class PlanOptions:
         ):
             raise PlanError(f"dp_imbalance must be from 1 to dp ({self.dp}), got {shown(self.dp_imbalance)}")
         engine = values["engine"]
+        release, given = self.release, self.engine
+        if isinstance(given, str) and given not in (engine.name, engine.engine) and ".toml" not in given:
+            release = given.partition("-")[2]
         if values["gemm_smoothing"] is not None:
             kernels = replace(engine.kernels, gemm_smoothing=values["gemm_smoothing"])
             engine = replace(engine, kernels=kernels)
@@ -241,7 +246,7 @@ class PlanOptions:
             if engine.memory.room == "datasheet":
                 raise PlanError(f"kv_cache_gib needs a serving engine, got engine {engine.name!r}")
             engine = replace(engine, memory=replace(engine.memory, cache_gib=values["kv_cache_gib"]))
-        return replace(self, **values | {"engine": engine})
+        return replace(self, **values | {"engine": engine, "release": release})
 
     @property
     def step_tokens(self) -> int:

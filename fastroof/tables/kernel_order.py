@@ -13,11 +13,13 @@ Table = TypeVar("Table", bound=SourceTable)
 class KernelOrder(NamedTuple):
     """Order of preference of an operator's sources: engines, and engines or sources of single operators.
 
-    Without engines the ranks of the sources decide.
+    Without engines the ranks of the sources decide. Sources of the first engine's ``release`` precede those
+    of its other versions.
     """
 
     engines: tuple[str, ...] = ()
     operators: tuple[tuple[str, str], ...] = ()
+    release: str = ""
 
     def preferred(self, operator: str) -> str:
         """Engine or source preferred for an operator; empty if the ranks decide."""
@@ -36,7 +38,17 @@ class KernelOrder(NamedTuple):
                 return 0
             return engines.index(table.engine) if table.engine in engines else len(engines)
 
-        return tuple(sorted(tables, key=place))
+        ordered = sorted(tables, key=place)
+        if self.release and not first and engines[0] in (table.engine for table in ordered):
+            # the engine's versions begin after your own tables, and before what ranks last
+            start = next(i for i, table in enumerate(ordered) if table.engine == engines[0])
+            ordered[start:] = sorted(ordered[start:], key=lambda table: not self._is_of_release(table))
+        return tuple(ordered)
+
+    def _is_of_release(self, table: SourceTable) -> bool:
+        """Whether a table is of the first engine's release; 0.31 is any 0.31.x."""
+        version = str(table.provenance.get("framework_version", ""))
+        return table.engine == self.engines[0] and f"{version}.".startswith(f"{self.release}.")
 
     def is_foreign(self, table: SourceTable) -> bool:
         """Whether a table has the kernels of another engine than the preferred one."""

@@ -388,7 +388,7 @@ def load_tables(
     ----------
     name : str or Path
         A GPU (``"h100"``), one of its sources (``"h100/SOURCE"``), a version that an installed
-        aiconfigurator-core measured (``"package:h200/vllm/0.24.0"``), or the path of a folder: one GPU's,
+        aisimulate measured (``"package:h200/vllm/0.31.0"``), or the path of a folder: one GPU's,
         one source's, or a tree as InferSim or roofline V2 lay it out.
     gpu : str, optional
         Which GPU, if a tree holds several; it must match if there is only one.

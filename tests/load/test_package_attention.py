@@ -1,4 +1,4 @@
-"""Attention of the installed package aiconfigurator-core: what its files mean, seen in them."""
+"""Attention of the installed package: what its files mean, seen in them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from fastroof.errors import TableError
-from fastroof.load.aiconfigurator import import_aiconfigurator, installed_root
+from fastroof.load.aiconfigurator import SYSTEMS, import_aiconfigurator, installed_root
 from fastroof.load.measured import MeasuredTables
+from fastroof.load.package_import import package_sources
+from fastroof.load.package_rows import BUILD, NOT_READ, PACKAGE_FILES
 
 VERSIONS = {"sglang": "0.5.14", "trtllm": "1.3.0rc20", "vllm": "0.24.0"}
 
@@ -42,7 +44,6 @@ def test_no_attention_with_a_window_is_left_out(engine: str):
     [
         ("vllm", "mla_module_decode", "mla_generation_module_perf"),
         ("trtllm", "mla_module_decode", "mla_generation_module_perf"),
-        ("vllm", "dsa_decode", "dsa_generation_module_perf"),
         ("trtllm", "dsa_decode", "dsa_generation_module_perf"),
         ("sglang", "mla_decode", "generation_mla_perf"),
         ("vllm", "msa_decode", "msa_generation_module_perf"),
@@ -52,6 +53,33 @@ def test_lengths_of_decodes_are_powers_of_two(engine: str, operator: str, file: 
     lengths = np.unique(columns(engine, operator, file)["kv_len"])
     assert not (lengths & (lengths - 1)).any()
     assert (lengths[0], lengths[-1]) == (2, 131_072)
+
+
+def test_lengths_of_vllms_sparse_decodes_are_powers_of_two_or_those_of_one_formats_extra_grid():
+    found = columns("vllm", "dsa_decode", "dsa_generation_module_perf")
+    lengths, models = found["kv_len"], found["model"]
+    extra = (lengths & (lengths - 1)) != 0
+    assert set(models[extra]) <= {"glm-5", "glm-5-shared-index"}
+    assert (lengths.min(), lengths.max()) == (2, 131_072)
+    assert not (lengths[extra] % 32).any()
+    # layers that reuse another layer's index are faster, and do not slow down beyond the picked tokens
+    at = (found["batch_size"] == 16) & (found["num_heads"] == 64) & (found["dtype"] == "fp8_block")
+    at &= (lengths == 131_072) & (found["kv_dtype"] == "bf16")
+    own, shared = (found["latency_us"][at & (models == name)] for name in ("glm-5", "glm-5-shared-index"))
+    assert shared[0] < 0.6 * own[0]
+
+
+def test_every_file_is_read_or_said_not_to_be():
+    try:
+        data = installed_root() / "systems" / "data"
+    except TableError as error:
+        pytest.skip(str(error))
+    read = {(file.folder, file.file) for _, file in PACKAGE_FILES}
+    there = {(path.parents[2].name, path.stem) for path in data.glob("*/*/*/*/*.parquet")}
+    assert {file for folder, file in there - read} <= set(NOT_READ)
+    builds = {path.parent.name for path in data.glob(f"*/*/*/{BUILD}*/*.parquet")}
+    versions = {one.version for system in SYSTEMS for one in package_sources(data, system)}
+    assert not builds & versions
 
 
 def test_longest_decodes_of_sglang_fill_the_models_positions():

@@ -9,7 +9,8 @@ import pytest
 
 from fastroof.errors import TableError
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
-from fastroof.load.package_import import PackageSource, current_version, package_sources
+from fastroof.load.package_import import PackageSource, current_version, import_system, package_sources
+from fastroof.load.sources import list_sources
 from tests.reference.packages import ALLREDUCE, ATTENTION, GEMM, MOE, NCCL, package
 
 NOT_OF_0_25 = ("l40s", "rtx_pro_6000_server")
@@ -99,6 +100,22 @@ def test_an_engine_is_the_version_in_use_with_the_nearest_of_what_it_lacks(tmp_p
     }
     assert [place.operator for place in found[1].places] == ["gemm"]
     assert {place.operator for place in found[2].places} == {"moe", "moe_nongated"}
+
+
+def test_a_file_that_cannot_be_read_is_absent_and_the_others_are_imported(tmp_path: Path) -> None:
+    data = package(tmp_path, moe=[{"num_tokens": 1}]) / "systems" / "data"
+    (data.parent / "query_versions.yaml").write_text(VERSIONS)
+    options: dict[str, Any] = {"made_from": "", "shipped": tmp_path / "nothing"}
+    (tmp_path / "h100").mkdir()
+    assert import_system(data, "h100_sxm", "h100", tmp_path / "h100", **options) == [
+        "aiconfigurator-vllm-0.24.0"
+    ]
+    (source,) = list_sources(tmp_path / "h100")
+    assert sorted(source.files) == ["gemm"]
+    absent = source.provenance["absent"]
+    file = "h100_sxm/moe/vllm/0.24.0/moe_perf.parquet"
+    assert set(absent) == {f"{file} (moe)", f"{file} (moe_nongated)"}
+    assert absent[f"{file} (moe)"].startswith(f"not read: {file}: missing column ")
 
 
 def test_a_library_is_a_source_that_every_engine_runs(tmp_path: Path) -> None:

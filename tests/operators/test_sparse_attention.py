@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from fastroof import load_gpu
+from fastroof.errors import TableError
 from fastroof.operators.registry import OPERATORS
 from fastroof.tables import Tables
 from tests.reference.handmade import handmade_tables
@@ -29,6 +32,65 @@ def test_the_new_token_is_among_steps_of_powers_of_two_alone():
     sglang = converted("dsa_decode", file, [ROW | {"step": s} for s in (1, 4, 163839)])
     assert vllm.columns["kv_len"].tolist() == [2, 4, 131072]
     assert sglang.columns["kv_len"].tolist() == [2, 5, 163840]
+
+
+def test_a_few_other_steps_do_not_change_what_steps_are():
+    steps = [2**n for n in range(1, 18)] * 2 + [1056, 8191]
+    found = converted("dsa_decode", "dsa_generation_module_perf", [ROW | {"step": s} for s in steps])
+    assert found.columns["kv_len"].tolist() == steps
+
+
+def test_vllm_says_which_layers_skip_the_indexer_in_op_name():
+    shared = "glm-5-shared-index"
+    rows = [ROW | {"kernel_source": "FLASHMLA_SPARSE", "model": "zai-org/GLM-5.2"}] * 3
+    names = ["dsa_context_module", "dsa_context_module_skip_indexer", "dsa_context_module"]
+    rows = [row | {"op_name": name} for row, name in zip(rows, names, strict=True)]
+    found = converted("dsa_prefill", "dsa_context_module_perf", rows)
+    assert found.columns["model"].tolist() == ["glm-5", shared, "glm-5"]
+
+
+def test_blocks_of_glm_5_3_flash_are_of_both_phases_in_one_file():
+    shape = {
+        "is_context": True, "kv_cache_dtype": "bfloat16", "layer_kind": "sparse_mla", "num_heads": 8,
+        "projection_quant_mode": "fp8_block",
+    }  # fmt: skip
+    row = {"component": "attention", "batch_size": 2, "prefix": 128, "x": 16, "latency": 0.07}
+    row["kernel_source"] = "IndexerKPool"
+    rows = [
+        row | {"geometry": json.dumps(shape | changed)} | sizes
+        for changed, sizes in (
+            ({}, {}),
+            ({"is_context": False}, {"prefix": 0, "x": 2048}),
+            ({"layer_kind": "kda"}, {}),
+            ({"kv_cache_dtype": "fp8"}, {"component": "linear"}),
+        )
+    ]
+    file = "glm53_attention_module_perf"
+    prompts, decodes = (converted(operator, file, rows) for operator in ("dsa_prefill", "dsa_decode"))
+    keys = [c.name for c in OPERATORS["dsa_prefill"].keys]
+    kept = ~np.any(list(prompts.left_out.values()), axis=0)
+    assert kept.tolist() == [True, False, False, False]
+    key = tuple(prompts.columns[name][0] for name in keys)
+    assert key == ("fp8_block", "bf16", "bf16", "glm-5.3-flash", 8)
+    assert [prompts.columns[n][0] for n in ("batch_size", "q_len", "kv_len")] == [2, 16, 144]
+    assert (~np.any(list(decodes.left_out.values()), axis=0)).tolist() == [False, True, False, False]
+    assert [decodes.columns[n][1] for n in ("batch_size", "kv_len")] == [2, 2049]
+    for geometry in ("{", "[]", "7"):
+        with pytest.raises(TableError):
+            converted("dsa_decode", file, [row | {"geometry": geometry}])
+
+
+def test_one_key_of_the_index_stands_for_four_tokens_in_glm_5_3_flash():
+    pooled, whole = (
+        OPERATORS["dsa_decode"].work(columns(model=model, batch_size=1, kv_len=1_000_000), H100)
+        for model in ("glm-5.3-flash", "glm-5")
+    )
+    more, same = (
+        OPERATORS["dsa_decode"].work(columns(model=model, batch_size=1, kv_len=2_000_000), H100)
+        for model in ("glm-5.3-flash", "glm-5")
+    )
+    assert more.flops - pooled.flops == (same.flops - whole.flops) / 4 == [2.0 * 32 * 128 * 1_000_000 / 4]
+    assert (more.moved_bytes - pooled.moved_bytes) * 4 == same.moved_bytes - whole.moved_bytes
 
 
 def test_layers_without_an_indexer_are_rows_of_their_own():

@@ -8,10 +8,13 @@ import pytest
 
 import fastroof
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MEASURED
+from fastroof.config import load_gpu
 from fastroof.engines import EngineProfile, KernelChoices, OperatorKernel, load_engine
 from fastroof.errors import MissingTableError, TableError
 from fastroof.load.sources import load_sources
 from fastroof.load.write import write_source
+from fastroof.plan.curves import kernel_order
+from fastroof.plan.options import PlanOptions
 from fastroof.tables import Tables
 from fastroof.tables.kernel_order import BY_RANK, KernelOrder
 
@@ -100,6 +103,34 @@ def test_measurements_of_no_engine_that_rank_last_stay_last_for_the_first_engine
 def test_an_operator_may_be_read_from_another_engine_by_choice(folder):
     for named in ("sglang", "b-sglang"):
         assert at_one(in_order(folder, "trtllm", gemm=named), "bf16") == (20.0, ORIGIN_MEASURED)
+
+
+def test_the_release_that_is_asked_for_precedes_the_engines_other_versions(folder):
+    for name, version, times in (("d-vllm", "0.31.0", 4.0), ("e-vllm", "0.3.0", 5.0)):
+        write(
+            folder.parent, name, gemms(times, "bf16"), framework="vllm", framework_version=version, rank=299
+        )
+
+    def latency_us(release: str, dtype: str = "bf16", **named: str) -> float:
+        order = KernelOrder(("vllm", "sglang"), tuple(named.items()), release)
+        return at_one(fastroof.load_tables(folder).in_order(order), dtype)[0]
+
+    assert [latency_us(release) for release in ("", "0.31", "0.31.0", "0.3", "0.25.0")] == [
+        10.0, 40.0, 40.0, 50.0, 10.0,
+    ]  # fmt: skip
+    assert latency_us("0.31", "fp8") == 10.0, "what it lacks is another version's"
+    assert latency_us("0.31", gemm="sglang") == 20.0, "a profile's own choice comes first"
+    write(folder.parent, "mine", gemms(0.5, "bf16"), rank=50)
+    assert latency_us("0.31") == 5.0
+
+
+def test_a_plan_for_a_version_reads_its_tables_first():
+    order = kernel_order(load_gpu("h100"), PlanOptions(engine="vllm-0.31").checked())
+    assert (order.engines[0], order.release) == ("vllm", "0.31")
+    for engine in ("vllm", "vllm-0.12", "kernels", load_engine("vllm-0.31.0")):
+        assert kernel_order(load_gpu("h100"), PlanOptions(engine=engine).checked()).release == ""
+    again = PlanOptions(engine="vllm-0.31.0").checked().checked()
+    assert kernel_order(load_gpu("h100"), again).release == "0.31.0"
 
 
 def test_an_order_is_made_once_and_shares_what_it_packs(folder):

@@ -13,9 +13,10 @@ from fastroof.cli.output import print_table
 from fastroof.errors import TableError
 
 AICONFIGURATOR_EPILOG: Final = """\b
-Without --backend, everything measured on the GPU is converted: the current version of each engine, and files
-that only others have. Without this command, each table is converted when it is first read. With --backend it
-is a custom source, which is never replaced.
+Without --backend, everything measured on the GPU is converted: of each engine the newest version with GEMMs,
+attention and experts, and files that only others have. Without this command, each table is converted when it
+is first read. With --backend it is a custom source, which is never replaced, and which --engine NAME-VERSION
+reads first.
 
 \b
 Examples:
@@ -42,7 +43,10 @@ def aiconfigurator(
     ] = None,
     root: Annotated[
         Path | None,
-        typer.Option(help="Folder of the package aiconfigurator_core.  [default: the installed one]"),
+        typer.Option(
+            help="Folder of aisimulate_core or aiconfigurator_core, or of an unpacked wheel.  "
+            "[default: the installed one]"
+        ),
     ] = None,
     written: Annotated[
         str, typer.Option("--format", help="Format with --backend: parquet or csv.")
@@ -51,7 +55,7 @@ def aiconfigurator(
         bool, typer.Option("--overwrite", help="Replace an existing source of one backend.")
     ] = False,
 ) -> None:
-    """Convert what aiconfigurator-core measured on a GPU."""
+    """Convert what NVIDIA's aisimulate, or aiconfigurator-core before it, has of a GPU."""
     from fastroof.load.aiconfigurator import SYSTEMS, system_of
 
     chosen_format = table_format(written)

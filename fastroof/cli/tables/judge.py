@@ -198,19 +198,24 @@ def _coverage(tables: Tables, options: dict[str, Any], output: Path | None, *, a
         typer.echo(f"wrote {save_figure(figure, output)}", err=as_json)
 
 
-SETS: Final = "GPU, GPU/SOURCE, a folder, or package:GPU/BACKEND/VERSION of aiconfigurator-core"
+SETS: Final = "GPU, GPU/SOURCE, a folder, or package:GPU/BACKEND/VERSION of the installed package"
 
 DIFF_EPILOG: Final = """\b
 Example:
   fastroof tables diff package:h100/vllm/0.24.0 package:h100/sglang/0.5.14 --operator gemm
+  fastroof tables diff package:{gpu}/vllm/0.24.0 package:{gpu}/vllm/0.25.0 --gpu h100 --gpu b200
 
 \b
 Ratios are latency of B / latency of A; rms is of their logarithm. Flagged: a median beyond 1.5 either way
 over at least 8 points. A region holds sizes within a factor of 8.
 
 \b
+With --gpu: what moved, median (p10 to p90), for calls of up to 64 tokens, sequences or KiB, and for larger
+ones. Families whose rows are equal are left out.
+
+\b
 JSON: a, b, families and regions: objects [operator, family, region, points, only_a, only_b, median, rms,
-p10, p90, is_flagged].
+p10, p90, is_flagged]; with --gpu a list of objects [gpu, operator, family, size, points, median, p10, p90].
 """
 
 
@@ -224,11 +229,19 @@ def diff(
     regions: Annotated[
         bool, typer.Option("--regions", help="Print every region, not only flagged ones.")
     ] = False,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Sum up by GPU, in place of {gpu} in A and B; repeatable."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare the kernels of two engines or versions at common points."""
     from fastroof.load import load_measured
     from fastroof.load.compare import diff_tables
+
+    if gpu:
+        _moved(a, b, gpu, operator, as_json=as_json)
+        return
 
     difference = diff_tables(load_measured(a), load_measured(b), names=(a, b), operators=operator)
     if as_json:
@@ -248,6 +261,24 @@ def diff(
         for part in (difference.families, difference.regions)
     )
     console().print(f"flagged: {families} families, {in_regions} regions", soft_wrap=True)
+
+
+def _moved(a: str, b: str, gpus: list[str], operators: list[str] | None, *, as_json: bool) -> None:
+    from fastroof.load import load_measured
+    from fastroof.load.compare import find_moved
+
+    found = {}
+    for gpu in gpus:
+        old, new = (load_measured(name.replace("{gpu}", gpu)) for name in (a, b))
+        found[gpu] = {one.place: one for one in find_moved(old, new, operators)}
+    if as_json:
+        print_json([{"gpu": gpu, **one._asdict()} for gpu, rows in found.items() for one in rows.values()])
+        return
+    places = sorted({place for rows in found.values() for place in rows})
+    cells = [
+        (*place, *(rows[place].text if place in rows else "" for rows in found.values())) for place in places
+    ]
+    print_table(("operator", "family", "size", *gpus), cells, left=("operator", "family", "size"))
 
 
 def _row(d: Comparison) -> tuple[str, ...]:
