@@ -37,9 +37,11 @@ class Answer(NamedTuple):
     parts: dict[str, float]
 
 
-def answers(tables: fastroof.Tables, gpu: str, engine: str) -> Iterator[tuple[tuple[str, int, str], Answer]]:
+def answers(
+    tables: fastroof.Tables, gpu: str, engine: str, models: list[str]
+) -> Iterator[tuple[tuple[str, int, str], Answer]]:
     """Yield the answers of every preset that a plan can be made for."""
-    for model in fastroof.model_names():
+    for model in models:
         for tp in (1, 8):
             try:
                 plan = fastroof.compile_plan(
@@ -60,9 +62,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
-    parser.add_argument("--gpu", action="append")
+    parser.add_argument("--gpu", action="append", help="[default: all of NEW]")
+    parser.add_argument("--model", action="append", help="[default: all presets]")
     parser.add_argument("--list", action="store_true", help="print every answer that moved")
     given = parser.parse_args()
+    models = given.model or list(fastroof.model_names())
     gpus = given.gpu or sorted(path.parent.parent.name for path in given.new.glob("*/*/gemm.parquet"))
     print("| GPU | engine | step | answers | moved | median | p10 to p90 | by |")
     print("|---|---|---|---:|---:|---:|---:|---|")
@@ -70,7 +74,7 @@ def main() -> None:
         old, new = (fastroof.load_tables(folder / gpu) for folder in (given.old, given.new))
         for engine in ENGINES:
             print(f"{gpu} {engine}", file=sys.stderr)
-            before, after = (dict(answers(tables, gpu, engine)) for tables in (old, new))
+            before, after = (dict(answers(one, gpu, engine, models)) for one in (old, new))
             for step in STEPS:
                 _summary(before, after, (gpu, engine, step), listed=given.list)
 

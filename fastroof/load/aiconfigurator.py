@@ -19,6 +19,7 @@ from fastroof.file_access import is_folder
 from fastroof.load.family_checks import flag_unsound
 from fastroof.load.measured import MeasuredTable, MeasuredTables
 from fastroof.load.package_rows import (
+    BUILD,
     PACKAGE_FILES,
     PACKAGES,
     Part,
@@ -84,7 +85,11 @@ def available(root: Path | None = None) -> list[tuple[str, str, str]]:
     data = data_folder(root)
     files = data.glob("*/gemm/*/*/gemm_perf.parquet")
     places = (path.relative_to(data).parts for path in files)
-    return sorted((parts[0], parts[2], parts[3]) for parts in places if parts[0] in SYSTEMS)
+    return sorted(
+        (parts[0], parts[2], parts[3])
+        for parts in places
+        if parts[0] in SYSTEMS and not parts[3].startswith(BUILD)
+    )
 
 
 def import_aiconfigurator(

@@ -94,11 +94,12 @@ def test_without_parts_nothing_is_said() -> None:
 
 
 def test_what_ships_as_known_is_vllms_host() -> None:
-    families: tuple[Any, ...] = known_unsound("b300", "aiconfigurator-vllm-0.25.0", MODULE)
-    assert {family.keys["dtype"][0] for family in families} >= {"bf16", "fp8_block", "nvfp4"}
+    families: tuple[Any, ...] = known_unsound("rtx_pro_6000", "aiconfigurator-vllm-0.24.0", MODULE)
+    assert {family.keys["dtype"][0] for family in families} == {"bf16", "nvfp4"}
     for family in families:
         assert family.test == "module"
-        assert family.excess_us > 30.0
+        assert family.excess_us > 19.0
         assert float(family.reason.split()[3]) > MODULE_OVER_PARTS
-    # TensorRT-LLM's are replayed
-    assert not known_unsound("b300", "aiconfigurator-trtllm-1.3.0rc20", MODULE)
+    # vLLM's are replayed since 0.25.0, TensorRT-LLM's before
+    for gpu, source in (("b300", "vllm-0.25.0"), ("h100", "vllm-0.25.0"), ("b300", "trtllm-1.3.0rc20")):
+        assert not known_unsound(gpu, f"aiconfigurator-{source}", MODULE)
