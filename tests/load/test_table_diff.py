@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from fastroof.cli import app
 from fastroof.errors import GpuError, TableError
 from fastroof.load import MeasuredTable, MeasuredTables, load_measured
-from fastroof.load.compare import FAR_APART, diff_tables
+from fastroof.load.compare import FAR_APART, diff_tables, find_moved
 from fastroof.load.families import band_text, bands, paired_points, region_sizes
+from fastroof.load.write import write_source
 
 
 def gemms(*rows: tuple[str, int, int, int, float]) -> dict[str, Any]:
@@ -32,6 +36,36 @@ def grid(dtype: str, factor: float, k: int = 64) -> list[tuple[str, int, int, in
     return [
         (dtype, m, n, k, factor * (5.0 + m * n / 1e4)) for m in (1, 2, 5, 8, 9, 64) for n in (64, 128, 256)
     ]
+
+
+def test_what_moved_is_a_median_by_family_and_size_without_equal_rows() -> None:
+    before = gemms(*grid("bf16", 1.0), *grid("fp8", 1.0), ("fp8", 512, 64, 64, 8.0), ("fp8", 1, 8, 8, 7.0))
+    after = gemms(*grid("bf16", 1.0), *grid("fp8", 0.5), ("fp8", 512, 64, 64, 12.0))
+    moved = find_moved(tables_of(before), tables_of(after))
+    assert [(*one.place, one.points) for one in moved] == [
+        ("gemm", "fp8", "small", 18), ("gemm", "fp8", "large", 1),
+    ]  # fmt: skip
+    assert [one.median for one in moved] == pytest.approx([0.5, 1.5])
+    assert moved[0].text == "0.50 (0.50 to 0.50)"
+    back = find_moved(tables_of(after), tables_of(before))
+    assert [one.median for one in back] == pytest.approx([2.0, 2 / 3])
+    with pytest.raises(TableError, match="unknown operator"):
+        find_moved(tables_of(before), tables_of(after), ["gemms"])
+
+
+def test_the_command_sums_up_by_gpu(tmp_path: Path) -> None:
+    for gpu, factor in (("h100", 0.5), ("h200", 2.0)):
+        write_source(tmp_path / "old" / gpu / "a", {"gemm": gemms(*grid("fp8", 1.0))}, {"gpu": gpu})
+        write_source(tmp_path / "new" / gpu / "a", {"gemm": gemms(*grid("fp8", factor))}, {"gpu": gpu})
+    sets = [f"{tmp_path}/{which}/{{gpu}}" for which in ("old", "new")]
+    asked = ["tables", "diff", *sets, "--gpu", "h100"]
+    told = json.loads(CliRunner().invoke(app, [*asked, "--gpu", "h200", "--json"]).stdout)
+    assert [(one["gpu"], one["operator"], one["family"], one["size"], one["points"]) for one in told] == [
+        (gpu, "gemm", "fp8", "small", 18) for gpu in ("h100", "h200")
+    ]
+    assert [one["median"] for one in told] == pytest.approx([0.5, 2.0])
+    line = CliRunner().invoke(app, asked).stdout.splitlines()[-1]
+    assert line.split() == ["gemm", "fp8", "small", "0.50", "(0.50", "to", "0.50)"]
 
 
 def test_a_point_counts_once_with_its_median() -> None:
