@@ -121,6 +121,9 @@ def import_aiconfigurator(
     return imported
 
 
+NOT_READ: Final = "not read: "
+"""Start of the reason why a faulty file is absent."""
+
 _FAULTS: Final = (TableError, ArithmeticError, LookupError, TypeError, ValueError)
 """Errors of reading or converting a file whose columns or values are not those of the known releases."""
 
@@ -161,7 +164,7 @@ def read_places(
         except _FAULTS as error:
             if not skips_faulty:
                 raise
-            absent[f"{name} ({operator})"] = f"not read: {error}"
+            absent[f"{name} ({operator})"] = f"{NOT_READ}{error}"
             continue
         if len(part.columns["latency_us"]):
             parts.setdefault(operator, []).append(part)

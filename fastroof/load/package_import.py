@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,7 +15,7 @@ from fastroof.arrays import Array
 from fastroof.config.gpu import load_gpu
 from fastroof.documents import read_json
 from fastroof.errors import TableError
-from fastroof.load.aiconfigurator import PackagePlace, read_places
+from fastroof.load.aiconfigurator import NOT_READ, PackagePlace, read_places
 from fastroof.load.family_checks import flag_unsound, siblings_of
 from fastroof.load.measured import IMPORTED, MeasuredTables, Progress, rows_sha256
 from fastroof.load.package_rows import (
@@ -217,6 +218,7 @@ def import_system(
     # sorting and compressing release the GIL
     with ThreadPoolExecutor(min(MAX_THREADS, usable_processors())) as threads:
         everything = list(threads.map(tables_of, sources))
+        _warn_of_faults(gpu, everything)
         shipped_tables = load_sources(shipped) if have else None
         imported = list(_with_new_kernels(sources, everything, shipped_tables, links))
         siblings = [*imported, shipped_tables] if shipped_tables is not None else imported
@@ -235,6 +237,14 @@ def import_system(
     if progress is not None and total:
         progress(total, total, "")
     return names
+
+
+def _warn_of_faults(gpu: str, everything: Iterable[MeasuredTables]) -> None:
+    """Warn of files that could not be read; provenance lists each."""
+    faults = [reason for one in everything for reason in one.ignored.values() if reason.startswith(NOT_READ)]
+    if faults:
+        more = f" and {len(faults) - 1} others" if len(faults) > 1 else ""
+        warnings.warn(f"tables of {gpu} lack a file of the package{more}: {faults[0]}", stacklevel=2)
 
 
 def _with_new_kernels(
