@@ -196,21 +196,48 @@ def test_sound_blocks_are_taken_whole_where_the_profile_says_so(h100: Any) -> No
     assert blocks("trtllm-1.1", kv_dtype="fp8") == blocks("vllm") == ("bf16", "fp8_block")
     assert blocks("sglang") == blocks("kernels") == ()
     assert whole_blocks(options("vllm"), None) == ()
-    # vLLM's own hold time of the host
     (own,) = (t for t in h100.candidates("mla_module_decode") if t.engine == "vllm")
     alone = fastroof.load_tables("h100", source=own.source)
     assert blocks("vllm", alone) == ("bf16", "fp8_block")
     both = {"mla_module_decode": own.source}
-    assert blocks("vllm", fastroof.load_tables("h100", source=both)) == ()
+    assert blocks("vllm", fastroof.load_tables("h100", source=both)) == ("bf16", "fp8_block")
+    assert blocks("vllm", with_time_of_the_host(h100)) == ("bf16", "fp8_block")
+    assert blocks("vllm", with_time_of_the_host(h100, both)) == ()
 
 
-def test_another_engines_block_stands_for_one_with_time_of_the_host(h100: Any) -> None:
-    plan = compiled(h100, "vllm")
-    parts = {p.role: p for p in plan.explain([(1, 1023)] * 16).operators if "moe" in p.name}
-    assert parts["decode_attention"].source == "aiconfigurator-trtllm-1.3.0rc20"
-    assert parts["decode_attention"].origin == 3
-    prompt = {p.role: p for p in plan.explain([(512, 0)]).operators if "moe" in p.name}
-    assert prompt["prefill_attention"].source == "aiconfigurator-vllm-0.25.0"
+def with_time_of_the_host(h100: Any, source: Any = None) -> Any:
+    """Tables whose blocks of vLLM are flagged as launched from the host, as 0.24.0's were."""
+    flag = {"keys": {"dtype": ["bf16", "fp8_block"]}, "test": "module", "reason": "host", "excess_us": 40.0}
+    measured = h100.measured if source is None else fastroof.load_tables("h100", source=source).measured
+
+    def flagged(table: Any) -> Any:
+        if (table.operator, table.engine) != ("mla_module_decode", "vllm"):
+            return table
+        operators = table.provenance["operators"]
+        about = operators | {table.operator: operators[table.operator] | {"unsound": [flag]}}
+        return replace(table, provenance={**table.provenance, "operators": about})
+
+    tables = {name: flagged(table) for name, table in measured.tables.items()}
+    others = {name: tuple(map(flagged, some)) for name, some in measured.others.items()}
+    return fastroof.Tables(replace(measured, tables=tables, others=others), h100.gpu)
+
+
+def test_vllms_block_is_its_own_and_one_with_time_of_the_host_says_that_it_is_borrowed(h100: Any) -> None:
+    def block(tables: Any, engine: str, **given: Any) -> Any:
+        plan = compile_on(tables, engine, **given)
+        parts = plan.explain([(1, 1023)] * 16).operators
+        (found,) = (p for p in parts if p.role == "decode_attention" and "moe" in p.name)
+        return found.source, found.origin
+
+    def compile_on(tables: Any, engine: str, **given: Any) -> Any:
+        options = {"tp": 8, **LIMITS, **given}
+        return fastroof.compile_plan(short(), tables.gpu.name, tables, engine=profile(engine), **options)
+
+    assert block(h100, "vllm") == ("aiconfigurator-vllm-0.25.0", 0)
+    b200 = fastroof.load_tables("b200")
+    formats = {"kv_dtype": "fp8"}
+    assert block(b200, "trtllm-1.1", dtype="fp8_block", **formats) == ("aiconfigurator-trtllm-1.3.0rc20", 0)
+    assert block(b200, "trtllm-1.1", dtype="nvfp4", **formats) == ("aiconfigurator-trtllm-1.3.0rc20", 3)
 
 
 def product(
