@@ -524,15 +524,15 @@ def test_tables_list() -> None:
     entries = {entry["source"]: entry["operators"] for entry in parsed("tables", "list", "h100")}
     vllm = entries.pop("aiconfigurator-vllm-0.25.0")
     rows = {one["operator"]: one["rows"] for one in vllm}
-    assert rows["gemm"] == 107_188
+    assert rows["gemm"] == 111_444
     assert all(one["serves"] for one in vllm)
     # what another engine measured is there to be asked for, and serves nothing by itself
     assert not any(
         one["serves"] for operators in entries.values() for one in operators if one["operator"] in rows
     )
-    assert "107,188" in good("tables", "list", "h100")
+    assert "111,444" in good("tables", "list", "h100")
     text = good("tables", "list")
-    assert "329,920" in text  # of all operators of one source
+    assert "386,321" in text  # of all operators of one source
     assert "imported on first use: a100, b300" in text
     assert "kernels of another card, scaled: a100_40gb (a100), a100_pcie (a100), " in text
     assert "datasheet model only: a10, a10g, " in text
@@ -750,11 +750,11 @@ def test_import_aiconfigurator(tmp_path: Path) -> None:
         "-o",
         str(tmp_path),
     )
-    assert "107,188" in good(*arguments, "--version", "0.24.0")
-    read = import_aiconfigurator("h100_sxm", "vllm", "0.24.0")
+    assert "111,444" in good(*arguments, "--version", "0.25.0")
+    read = import_aiconfigurator("h100_sxm", "vllm", "0.25.0")
     assert fastroof.load_tables(tmp_path / "h100").content_hash == read.content_hash
-    assert "exists" in refused(*arguments, "--version", "0.24.0")
-    good(*arguments, "--version", "0.24.0", "--overwrite")
+    assert "exists" in refused(*arguments, "--version", "0.25.0")
+    good(*arguments, "--version", "0.25.0", "--overwrite")
 
 
 def test_import_without_the_package_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

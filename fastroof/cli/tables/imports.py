@@ -55,7 +55,7 @@ def aiconfigurator(
         bool, typer.Option("--overwrite", help="Replace an existing source of one backend.")
     ] = False,
 ) -> None:
-    """Convert what NVIDIA's aisimulate, or aiconfigurator-core before it, has of a GPU."""
+    """Convert what NVIDIA's aisimulate measured on a GPU."""
     from fastroof.load.aiconfigurator import SYSTEMS, system_of
 
     chosen_format = table_format(written)

@@ -1,4 +1,4 @@
-"""Configurations of published checkpoints, as aisimulate or aiconfigurator-core ships them."""
+"""Configurations of published checkpoints, as the package aiconfigurator-core ships them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from fastroof.load.aiconfigurator import MODULES
 from fastroof.models import LayerGroup, LayerKind, ModelSpec
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.mlp import GatedMlp
 from fastroof.models.quantisation import quantisation_of, quantised
 
-PACKAGE = next(filter(None, map(find_spec, MODULES)), None)
+PACKAGE = find_spec("aiconfigurator_core")
 CONFIGS = Path(PACKAGE.origin).parent / "model_configs" if PACKAGE and PACKAGE.origin else Path("/nowhere")
 
 ATTENTION = GroupedQueryAttention(32, 8, 128)
@@ -83,7 +82,7 @@ OWN_NAMES = {
     "nvidia--Gemma-4-26B-A4B-NVFP4": {"experts": ("experts",)}
 }
 
-pytestmark = pytest.mark.skipif(not CONFIGS.is_dir(), reason="no package is installed")
+pytestmark = pytest.mark.skipif(not CONFIGS.is_dir(), reason="aiconfigurator-core is not installed")
 
 
 def read(path: Path) -> dict[str, Any] | None:
