@@ -193,7 +193,7 @@ def test_install_and_test_commands_are_those_of_ci() -> None:
 
     # and installs the same from pins: those of the command's extras, and the clone without looking further
     extras = set(re.fullmatch(r"\.\[([\w,]+)\]", install[0][3])[1].split(","))
-    [pinned] = re.findall(r"^pin ci (\S+)$", (CHECKOUT / ".ci" / "pin").read_text(encoding="utf-8"), re.M)
+    [pinned] = re.findall(r"^pin ci (\S+)", (CHECKOUT / ".ci" / "pin").read_text(encoding="utf-8"), re.M)
     assert extras <= set(pinned.split(","))
     quick = ("--no-compile", "--quiet")
     assert ["pip", "install", *quick, "--no-deps", "--require-hashes", "-r", "$pins/ci.txt"] in stages

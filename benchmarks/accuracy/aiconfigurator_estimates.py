@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.errors import FastroofError, TableError
-from fastroof.load.aiconfigurator import INSTALL, SYSTEMS, installed_root
+from fastroof.load.aiconfigurator import SYSTEMS, installed_root
 from fastroof.models import load_model
 from fastroof.models.named import PRESETS
 
@@ -52,8 +52,9 @@ def aiconfigurator_version() -> str:
         return metadata.version(AICONFIGURATOR)
     except metadata.PackageNotFoundError:
         raise FastroofError(
-            f"{AICONFIGURATOR} is not installed, so it cannot be queried: {INSTALL}; without it "
-            "the predictions that ship with the rows are shown"
+            f"{AICONFIGURATOR} is not installed, so it cannot be queried: "
+            f"pip install {AICONFIGURATOR}==0.12.0; "
+            "without it the predictions that ship with the rows are shown"
         ) from None
 
 

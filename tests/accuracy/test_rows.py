@@ -32,7 +32,7 @@ from benchmarks.accuracy.silicon_sample import (
     read_silicon_sample,
 )
 from fastroof.errors import FastroofError, TableError
-from fastroof.load.aiconfigurator import PACKAGE, installed_root
+from fastroof.load.aiconfigurator import installed_root
 from fastroof.serving.evidence.measured_steps import MeasuredStep, read_steps
 from fastroof.serving.evidence.rows import LeftOut, ServingRow
 from kernels_bench.steps.step_rows import append_step
@@ -279,9 +279,9 @@ class Recorder:
             "backends": {},
             "backends.factory": {"get_backend": lambda engine: self},
         }
-        package = types.ModuleType(PACKAGE)
-        package.__spec__ = ModuleSpec(PACKAGE, None)
-        monkeypatch.setitem(sys.modules, PACKAGE, package)
+        package = types.ModuleType("aiconfigurator_core")
+        package.__spec__ = ModuleSpec("aiconfigurator_core", None)
+        monkeypatch.setitem(sys.modules, "aiconfigurator_core", package)
         monkeypatch.setitem(sys.modules, SDK, types.ModuleType(SDK))
         for name, members in modules.items():
             module = types.ModuleType(f"{SDK}.{name}")
@@ -364,7 +364,7 @@ def test_without_the_peer_its_shipped_answers_are_named(monkeypatch: pytest.Monk
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", absent)
-    with pytest.raises(FastroofError, match=r"is not installed.*pip install .fastroof\[tables\]"):
+    with pytest.raises(FastroofError, match=r"is not installed.*pip install aiconfigurator-core==0\.12\.0"):
         aiconfigurator_version()
     assert AICONFIGURATOR == "aiconfigurator-core"
 
