@@ -94,7 +94,9 @@ def what_would_bring_more(gpu: str) -> str:
 
 def missing_tables(gpu: str) -> str:
     """One-line error that a GPU has no tables, with a remedy."""
-    donor = load_gpu(gpu).kernels_of
+    # a user's own card has a name of no packaged GPU
+    known = gpu_named(gpu)
+    donor = "" if known is None else known.kernels_of
     if can_import(gpu):
         return f"{gpu} has no measured tables yet: {how_to_get(gpu)}"
     if donor:

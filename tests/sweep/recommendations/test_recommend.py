@@ -480,24 +480,24 @@ def test_a_model_of_ones_own_is_served_and_measured_by_its_folder(tmp_path: Path
 def test_a_gpu_given_by_its_file_is_recommended_with_its_price(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "h100_nvl.toml").write_text(
-        'title = "H100 NVL"\nname = "h100_nvl"\nnum_sms = 132\nsource = "datasheet"\n'
+    (tmp_path / "h100_own.toml").write_text(
+        'title = "H100 of our own"\nname = "h100_own"\nnum_sms = 132\nsource = "datasheet"\n'
         "[peak_tflops]\nbf16 = 835\nfp8 = 1671\n[memory]\nhbm_tb_per_s = 3.9\nhbm_gib = 93\n"
         "[links]\nnvlink_gb_per_s = 300\n"
     )
     monkeypatch.chdir(tmp_path)
     question: dict[str, Any] = {"total_gpus": 1, "isl": 1000, "osl": 200, "tpot_ms": 15}
     found = by_means(
-        "llama-3.1-8b", "h100_nvl.toml", tables="datasheet", gpu_hour_price={"h100_nvl.toml": 2.5}, **question
+        "llama-3.1-8b", "h100_own.toml", tables="datasheet", gpu_hour_price={"h100_own.toml": 2.5}, **question
     )
-    assert found.deployments[0].row["gpu"] == "h100_nvl"
+    assert found.deployments[0].row["gpu"] == "h100_own"
     assert found.deployments[0].price is not None
     assert found.deployments[0].price.an_hour == 2.5
-    with pytest.raises(fastroof.TableError, match=r"h100_nvl has no measured tables.*tables = 'datasheet'"):
-        by_means("llama-3.1-8b", "h100_nvl.toml", **question)
-    question["gpu_hour_price"] = {"h100_nvl": 2.5}
-    modelled = by_means("llama-3.1-8b", "h100_nvl.toml", **question, allow_modelled=True)
+    with pytest.raises(fastroof.TableError, match=r"h100_own has no measured tables.*tables = 'datasheet'"):
+        by_means("llama-3.1-8b", "h100_own.toml", **question)
+    question["gpu_hour_price"] = {"h100_own": 2.5}
+    modelled = by_means("llama-3.1-8b", "h100_own.toml", **question, allow_modelled=True)
     assert modelled.deployments[0].row == found.deployments[0].row
-    with pytest.warns(UserWarning, match="no GPU is called h100_nvl: it is read from"):
-        by_name = by_means("llama-3.1-8b", "h100_nvl", **question, tables="datasheet")
+    with pytest.warns(UserWarning, match="no GPU is called h100_own: it is read from"):
+        by_name = by_means("llama-3.1-8b", "h100_own", **question, tables="datasheet")
     assert by_name.deployments[0].row == found.deployments[0].row
