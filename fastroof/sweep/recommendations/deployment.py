@@ -219,7 +219,7 @@ def _facts(
     """Return what an estimate is of, however the engine is started."""
     if engine is None:
         return [f"engine {row['engine']} is not a server: there is no command to start it"]
-    facts = [f"estimated for {engine.title} (profile {profile.title}), from kernels of {row['kernels']}"]
+    facts = [f"estimated for {engine.title}, profile {profile.title}, from kernels of {row['kernels']}"]
     if not checkpoint.is_given:
         facts.append(f"{checkpoint.name} is the published checkpoint in {row['dtype']}")
     if Path(checkpoint.name).is_dir():

@@ -121,7 +121,7 @@ def test_the_command_is_of_the_deployment(found: Recommendation) -> None:
     assert (asked["--random-input-len"], asked["--random-output-len"]) == ("1000", "200")
     assert int(asked["--max-concurrency"]) == round(row["concurrency"] / row["replicas"])
     assert "arguments are those of vLLM 0.33.0" in deployment.notes
-    assert "(profile vllm >=0.33 (not validated beyond 0.28))" in deployment.notes[0]
+    assert "vLLM, profile vllm >=0.33 (not validated beyond 0.28), from" in deployment.notes[0]
 
 
 def test_a_context_that_has_no_room_is_cut() -> None:
