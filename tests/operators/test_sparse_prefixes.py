@@ -109,7 +109,8 @@ def test_measured_prompts_pay_about_the_price(sglang: Any, model: str) -> None:
 
 def test_a_donor_gives_its_price_by_what_the_roofline_says_of_both(sglang: Any) -> None:
     operator: Any = OPERATORS["dsa_prefill"]
-    measured, wanted = (("fp8_block", "bf16", "bf16", "glm-5", heads) for heads in (16, 20))
+    # its fp8_block rows are flagged as launched by the host, so they are no donors
+    measured, wanted = (("bf16", "bf16", "bf16", "glm-5", heads) for heads in (16, 20))
     assert operator.step_kernels(sglang, wanted)[0].key == measured
     borrowed, price = (operator.prefix_us(sglang, key, 2048) for key in (measured, wanted))
     own, of_donor = (operator.prefix_prices(key, sglang.gpu, 2048) for key in (wanted, measured))

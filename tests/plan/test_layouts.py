@@ -78,19 +78,23 @@ def test_gb200_sends_to_experts_where_groups_outnumber_them():
     tables = load_tables("gb200")
     options = {"engine": "trtllm-1.1", "dtype": "nvfp4", "allow_modelled": True, **LIMITS}
     few, many = (
-        compile_plan(MODEL, "gb200", tables, dp=ranks, ep=ranks, **{"engine": "kernels", **options}).explain(
-            [(1, 99)] * 16
-        )
+        compile_plan(MODEL, "gb200", tables, dp=ranks, ep=ranks, **options).explain([(1, 99)] * 16)
         for ranks in (8, 16)
     )
+
+    def gathered(explained):
+        return next(p for p in explained.operators if p.role == "experts_gather")
+
     assert "experts_dispatch" not in {p.role for p in few.operators}
-    gather = next(p for p in few.operators if p.role == "experts_gather")
-    # eight GPUs of two trays: borrowed from a tray of four
-    assert gather.origin == ORIGIN_BORROWED
+    # eight GPUs of two trays were measured
+    assert gathered(few).origin < ORIGIN_BORROWED
     sent = [p for p in many.operators if p.role in ("experts_dispatch", "experts_combine")]
     assert len(sent) == 2
     # all sixteen are behind one switch
     assert max(p.origin for p in sent) < ORIGIN_MODELLED
+    # and 32, which were not measured: borrowed from sixteen
+    wide = compile_plan(MODEL, "gb200", tables, dp=32, ep=32, exchange="gather", **options)
+    assert gathered(wide.explain([(1, 99)] * 16)).origin == ORIGIN_BORROWED
 
 
 def test_one_sided_and_two_sided_kernels_of_a_rack():

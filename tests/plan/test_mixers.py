@@ -205,18 +205,29 @@ def test_borrowing_over_an_octave_errs_as_claimed(h100: Any, engine: str) -> Non
     assert 0.75 < np.concatenate(inside).mean() < 0.97
 
 
-def test_a_donor_takes_no_longer_than_rows_found_too_slow() -> None:
-    tables = fastroof.load_tables("h200").in_order(KernelOrder(("vllm",)))
+@pytest.mark.parametrize(
+    ("model_name", "heads", "donor_dtype", "donor_engine"),
+    [("glm-5", 8, "bf16", "sglang"), ("deepseek-v3.2", 16, "fp8_block", "vllm")],
+)
+def test_a_donor_takes_no_longer_than_rows_found_too_slow(
+    model_name: str, heads: int, donor_dtype: str, donor_engine: str
+) -> None:
+    """SGLang's prompts in fp8_block were launched by the host; its bf16 ones of one model are sound."""
+    tables = fastroof.load_tables("h200").in_order(KernelOrder(("sglang",)))
     operator: Any = OPERATORS["dsa_prefill"]
-    key = ("fp8_block", "bf16", "bf16", "deepseek-v3.2", 16)
+    key = ("fp8_block", "bf16", "bf16", model_name, heads)
     one = kernel_donor(tables, operator, key)
-    (table,) = (table for table in tables.candidates("dsa_prefill") if table.engine == "vllm")
+    (table,) = (table for table in tables.candidates("dsa_prefill") if table.engine == "sglang")
     assert not tables.is_sound(table, key)
-    assert (one.key != key, one.bounded_by) == (True, table.source)
+    assert (one.key, one.is_borrowed) == ((donor_dtype, *key[1:]), True)
+    assert (tables.serving("dsa_prefill", one.key).engine, one.bounded_by) == (donor_engine, table.source)
     own = {name: values[table.groups()[key]] for name, values in table.columns.items()}
     sizes = {name: own[name].astype(float) for name in operator.axis_names}
     us, origin = operator.step_latency(tables, key, sizes)
     assert (us <= own["latency_us"] * (1.0 + 1e-12)).all()
+    # the bound holds some, and is not what most get
+    held = us > own["latency_us"] * (1.0 - 1e-12)
+    assert 0.0 < held.mean() < 0.5
     assert us.min() > 0.0
     assert set(origin) == {3}
 
@@ -246,7 +257,11 @@ def test_plans_of_mixers_are_values(h100: Any) -> None:
     assert again.decode_us(7, 700) == plan.decode_us(7, 700)
     with pytest.raises(FastroofError, match="no grouped-head attention"):
         _ = plan.heads
-    assert plan.verify_us(4, 1000, 4) > plan.verify_us(4, 1000, 1)
+    assert plan.verify_us(64, 1000, 4) > 1.1 * plan.verify_us(64, 1000, 1)
+    # four sequences' own: measured GEMMs of 4 rows take up to a seventh longer than those of 16
+    parts = [plan.explain_verification(4, 1000, tokens).operators for tokens in (1, 4)]
+    one, four = (next(p for p in found if p.role == "decode_attention") for found in parts)
+    assert four.total_us > one.total_us
     with pytest.raises(FastroofError, match="grouped-head attention only"):
         fastroof.compile_plan(plan.model, "h100", h100, method="floor", engine="kernels")
     deeper = replace(plan.model, layers=(LayerGroup(plan.model.kinds[0], 6),))

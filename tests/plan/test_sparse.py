@@ -53,10 +53,11 @@ def attention_us(plan: Any, requests: list[tuple[int, int]], role: str, kind: st
     [
         ("glm-5-fp8", "sglang", [(1, 4095)]),
         ("glm-5-fp8", "sglang", [(1, 2047)] * 16),
-        ("glm-5-fp8", "sglang", [(2048, 0)]),
-        ("glm-5-fp8", "sglang", [(1, 1023)] * 64 + [(1024, 0)] * 2),
+        ("glm-5", "sglang", [(2048, 0)]),
+        ("glm-5", "sglang", [(1, 1023)] * 64 + [(1024, 0)] * 2),
+        ("glm-5-fp8", "vllm", [(2048, 0)]),
         ("glm-5.2-fp8", "sglang", [(1, 8191)] * 4),
-        ("glm-5.2-fp8", "sglang", [(512, 0)] * 4),
+        ("glm-5.2-fp8", "vllm", [(512, 0)] * 4),
         ("deepseek-v3.2", "sglang", [(1, 4095)] * 8),
         ("deepseek-v3.2", "trtllm-1.1", [(1, 4095)] * 16),
         ("deepseek-v3.2", "trtllm-1.1", [(1024, 0)]),
@@ -73,6 +74,37 @@ def test_a_step_is_the_sum_of_its_lookups(
     assert one_step_us(plan, requests) == pytest.approx(step_us(plan, tables, requests), rel=1e-9)
     explained = plan.explain(requests)
     assert sum(part.total_us for part in explained.operators) == pytest.approx(explained.total_us, rel=1e-9)
+
+
+@pytest.mark.parametrize(("name", "module", "heads", "kind"), [
+    ("glm-5.2-fp8", "glm-5-shared-index", 8, "moe shared index"),
+    ("deepseek-v3.2", "deepseek-v3.2", 16, "moe"),
+])  # fmt: skip
+def test_prompts_that_the_host_launched_are_another_engines_and_no_longer_than_their_own(
+    h100: Any, name: str, module: str, heads: int, kind: str
+) -> None:
+    """SGLang's rows are flagged, so vLLM's serve; where SGLang's took less, they are the bound."""
+    plan = compiled(h100, short(name))
+    (count,) = (group.count for group in plan.model.layers if group.kind.name == kind)
+    sources = {table.engine: table.source for table in h100.candidates("dsa_prefill")}
+    own, other = (fastroof.load_tables("h100", source=sources[engine]) for engine in ("sglang", "vllm"))
+    key = {
+        "dtype": "fp8_block",
+        "kv_dtype": "bf16",
+        "attn_dtype": "bf16",
+        "model": module,
+        "num_heads": heads,
+    }
+    own_is_less = []
+    for batch, q_len in ((1, 512), (1, 1024), (2, 2048)):
+        sizes = {"batch_size": batch, "q_len": q_len, "kv_len": q_len}
+        own_us, other_us = (
+            float(tables.lookup("dsa_prefill", **key, **sizes).latency_us) for tables in (own, other)
+        )
+        took_us = attention_us(plan, [(q_len, 0)] * batch, "prefill_attention", f"({kind})") / count
+        assert took_us == pytest.approx(min(own_us, other_us), rel=1e-9)
+        own_is_less.append(own_us < other_us)
+    assert own_is_less == [False, False, True]
 
 
 def test_layers_that_share_an_index_cost_no_more_beyond_what_it_picks(h100: Any) -> None:

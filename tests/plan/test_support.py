@@ -12,10 +12,10 @@ from fastroof.plan.plan_set import STATUSES, best_support, default_layouts, supp
 
 @pytest.fixture(scope="module")
 def rows():
+    """SGLang has no tables of a B200."""
     models = [load_model("llama-3.1-70b"), load_model("qwen2.5-7b")]
-    return list(
-        support_rows(models, ["h100", "a100"], ["vllm", "sglang"], dtypes=("auto", "fp8_block", "nvfp4"))
-    )
+    gpus, dtypes = ["h100", "a100", "b200"], ("auto", "fp8_block", "nvfp4")
+    return list(support_rows(models, gpus, ["vllm", "sglang"], dtypes=dtypes))
 
 
 def one(rows, **wanted):
@@ -24,7 +24,7 @@ def one(rows, **wanted):
 
 
 def test_every_combination_is_answered_once(rows):
-    assert len(rows) == 2 * 2 * 2 * 3 * 4
+    assert len(rows) == 2 * 3 * 2 * 3 * 4
     assert len({row[:9] for row in rows}) == len(rows)
     assert {row.status for row in rows} <= set(STATUSES)
     assert {row.dtype for row in rows} == {"bf16", "fp8_block", "nvfp4"}
@@ -48,9 +48,14 @@ def test_a_split_that_the_model_refuses_says_why(rows):
 
 
 def test_another_engines_kernels_are_borrowed_and_named(rows):
-    row = one(rows, model="llama-3.1-70b", gpu="h100", engine="vllm", dtype="fp8_block", tp=4)
-    assert row.status == "borrowed"
-    assert "from aiconfigurator-" in row.why
+    own, other = (
+        one(rows, model="llama-3.1-70b", gpu="b200", engine=engine, dtype="fp8_block", tp=4)
+        for engine in ("vllm", "sglang")
+    )
+    assert (own.status, own.why) == ("measured", "")
+    assert other.status == "borrowed"
+    assert other.why.startswith("qkv, ")
+    assert "from aiconfigurator-vllm-" in other.why
 
 
 def test_without_tables_everything_is_modelled(rows):
@@ -60,11 +65,12 @@ def test_without_tables_everything_is_modelled(rows):
 
 
 def test_measured_means_a_plan_without_the_datasheet(rows):
-    tables = load_tables("h100")
+    tables = {gpu: load_tables(gpu) for gpu in ("h100", "b200")}
     for row in rows:
-        if row.gpu != "h100" or row.status not in ("measured", "borrowed"):
+        if row.status not in ("measured", "borrowed"):
             continue
-        plan = compile_plan(row.model, "h100", tables, tp=row.tp, dtype=row.dtype, engine=row.engine)
+        options = {"tp": row.tp, "dtype": row.dtype, "engine": row.engine}
+        plan = compile_plan(row.model, row.gpu, tables[row.gpu], **options)
         assert "datasheet" not in plan.kernels
 
 

@@ -91,8 +91,13 @@ def test_as_prompts_after_a_prefix_verifications_would_cost_more(plan):
     """Prefill's rate for the prefix is another kernel's: a quarter more where attention is most of a step."""
     batch, kv = np.array([1, 8, 64, 256]), np.array([1024, 8192])[:, None]
     ratio = plan.prefill_us(4, kv - 4, batch) / plan.verify_us(batch, kv, 4)
-    assert (ratio > 1.0).all()
+    # the larger the share of attention
+    assert (np.diff(ratio, axis=0) > 0.0).all()
+    assert (np.diff(ratio, axis=1) > 0.0).all()
     assert 1.2 < ratio.max() < 1.4
+    assert (ratio.ravel()[1:] > 1.0).all()
+    # one short sequence is a launch: measured calls of 14.5 us, which jitter
+    assert ratio[0, 0] == pytest.approx(1.0, rel=0.005)
 
 
 @pytest.mark.parametrize("name", ["kernels", "vllm"])
