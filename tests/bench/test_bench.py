@@ -341,4 +341,4 @@ def test_a_picture_of_another_kind_is_refused_before_the_work(tmp_path: Path) ->
 
 
 def test_a_gpu_without_tables_is_refused() -> None:
-    assert "h20 has no measured tables" in refused("decode", "--gpu", "h20")
+    assert "mi300x has no measured tables" in refused("decode", "--gpu", "mi300x")

@@ -104,6 +104,8 @@ ENTRIES = {
 TAKEN = {("a trace's tokens", "objects"), ("a trace's arrivals", "objects"), ("a trace's arrivals", "dates")}
 """Arrow has types of its own for columns of Python's integers and dates; text of arrivals is a trace's."""
 TAKEN |= {("a trace's arrivals", "texts"), ("threads", "an integer of 5,001 digits")}
+# max_tokens=None is as many as the engine takes by default
+TAKEN |= {("max_tokens", "nothing")}
 
 
 @pytest.mark.parametrize("what", NO_NUMBERS)
