@@ -3,13 +3,15 @@
     python -m benchmarks.accuracy expert-steps
 
 Both read the same measured tables, so that only the method differs: the parts of a step, and interpolation.
-Needs aiconfigurator-core.
+If another version of an engine ships, fastroof reads that of aiconfigurator-core. Needs aiconfigurator-core.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,11 +27,12 @@ from benchmarks.accuracy.aiconfigurator_estimates import (
 from fastroof.columns import ORIGIN_BORROWED
 from fastroof.engines import load_engine
 from fastroof.errors import PlanRangeError
-from fastroof.load.aiconfigurator import SYSTEMS
+from fastroof.load.aiconfigurator import SYSTEMS, import_aiconfigurator
+from fastroof.load.family_checks import flag_unsound
 from fastroof.models import Layout
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.curves import component_of
-from fastroof.tables import load_tables
+from fastroof.tables import Tables, load_tables
 from fastroof.units import US_PER_MS
 
 PARTS: Final = ("linear", "experts", "attention", "communication", "elementwise", "lm_head")
@@ -157,15 +160,48 @@ def stepped_cases(cases: Sequence[StepCase] = CASES) -> Iterator[SteppedCase]:
 
 def _plan(case: StepCase, folder: str) -> StepPlan:
     """Compile the plan of a case, kernels only."""
-    layout = case.layout
+    layout, profile = case.layout, load_engine(case.engine)
     plan = compile_plan(
-        folder, case.gpu, load_tables(case.gpu), tp=layout.tp, pp=layout.pp, dp=layout.dp, ep=layout.ep,
-        moe_tp=layout.moe_tp, kv_dtype=case.kv_dtype, engine=load_engine(case.engine).kernels_alone(),
+        folder, case.gpu, same_tables(case.gpu, profile.engine), tp=layout.tp, pp=layout.pp, dp=layout.dp,
+        ep=layout.ep, moe_tp=layout.moe_tp, kv_dtype=case.kv_dtype, engine=profile.kernels_alone(),
         exchange="alltoall" if case.sends else None, routing="power_law_1.01" if case.sends else None,
     )  # fmt: skip
     if not plan.memory.max_kv_tokens:
         raise PlanRangeError(f"{plan!r}: its weights leave no room for KV cache")
     return plan
+
+
+@cache
+def same_tables(gpu: str, engine: str) -> Tables:
+    """Return a GPU's tables with aiconfigurator-core's version of an engine in place of another version."""
+    tables = load_tables(gpu)
+    own = tables.measured
+    system, version = _their_version(gpu, engine)
+    # an import may have other versions too, after the one that serves
+    gemm = next((table for table in own.candidates("gemm") if table.engine == engine), None)
+    if gemm is None or gemm.provenance["framework_version"] == version:
+        return tables
+    root = Path(import_module(SDK).__path__[0]).parent
+    theirs = import_aiconfigurator(system, engine, version, root).tables
+    donors = {
+        name: [table for table in own.candidates(name) if table.engine != engine] for name in own.tables
+    }
+    # unsound families are of the method: donors serve them, as they would if the version shipped
+    provenance = flag_unsound(next(iter(theirs.values())).provenance, theirs, donors)
+    candidates = {name: [replace(table, provenance=provenance)] for name, table in theirs.items()}
+    for name, found in donors.items():
+        candidates[name] = [*candidates.get(name, ()), *found]
+    served = {name: found for name, found in candidates.items() if found}
+    first = {name: found[0] for name, found in served.items()}
+    others = {name: tuple(found[1:]) for name, found in served.items()}
+    return Tables(replace(own, tables=first, others=others), tables.gpu)
+
+
+def _their_version(gpu: str, engine: str) -> tuple[str, str]:
+    """Return aiconfigurator-core's name of a GPU, and its current version of an engine."""
+    system = {name: system for system, name in SYSTEMS.items()}[gpu]
+    slots = import_module(f"{SDK}.perf_database").get_version_slots(system, engine)
+    return system, slots["current"]
 
 
 class Joined(NamedTuple):
@@ -235,9 +271,8 @@ def _times_of(
     new, context = requests[0]
     is_decode = new == 1
     layout, engine = case.layout, load_engine(case.engine).engine
-    system = {name: system for system, name in SYSTEMS.items()}[case.gpu]
-    databases = import_module(f"{SDK}.perf_database")
-    database = databases.get_database(system, engine, databases.get_version_slots(system, engine)["current"])
+    system, version = _their_version(case.gpu, engine)
+    database = import_module(f"{SDK}.perf_database").get_database(system, engine, version)
     model_config = import_module(f"{SDK}.config_builders").build_model_config(
         layout.tp, layout.pp, layout.dp, layout.moe_tp, layout.ep,
         kvcache_quant_mode={"bf16": "bfloat16"}.get(kv_dtype, kv_dtype), fmha_quant_mode=attention_dtype,

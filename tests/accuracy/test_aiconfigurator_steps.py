@@ -12,9 +12,11 @@ from benchmarks.accuracy.aiconfigurator_steps import (
     STEPS,
     WIDE_CASES,
     StepCase,
+    same_tables,
     stepped_cases,
 )
 from fastroof.models import Layout
+from fastroof.tables import load_tables
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("aiconfigurator_core") is None, reason="aiconfigurator-core is not installed"
@@ -31,6 +33,27 @@ def test_steps_of_a_mixture_of_experts_are_near():
         # the same tables at measured points: what is left is what each counts
         assert one.own_ms["experts"] == pytest.approx(one.their_ms["experts"], rel=0.02)
         assert abs(one.apart) < 0.1
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200", "b200"])
+def test_tables_of_an_engine_are_of_the_same_version(gpu):
+    shipped, same = load_tables(gpu), same_tables(gpu, "vllm")
+    of_vllm = {
+        (table.source, table.provenance["framework_version"])
+        for name in same.sources
+        for table in same.candidates(name)
+        if table.engine == "vllm"
+    }
+    assert of_vllm == {("aiconfigurator-vllm-0.24.0", "0.24.0")}
+    # the donors stay
+    for name in same.sources.keys() & shipped.sources.keys():
+        donors = [
+            [table.source for table in tables.candidates(name) if table.engine != "vllm"]
+            for tables in (same, shipped)
+        ]
+        assert donors[0] == donors[1]
+    # TensorRT-LLM ships in the version that is current there
+    assert same_tables(gpu, "trtllm").sources_hash == shipped.sources_hash
 
 
 def test_what_one_of_them_refuses_is_said():
