@@ -139,7 +139,7 @@ class EngineSettings:
 
     @property
     def pause_steps(self) -> int:
-        """Steps of decodes alone after a step with prompts."""
+        """Number of decode steps between two steps with prompts."""
         return max(self.prefill_schedule_interval - 1, self.prefill_decode_interval)
 
     @classmethod

@@ -30,7 +30,7 @@ from tests.reference.serving import closed_form, simulate_closed_loop, simulate_
 @pytest.fixture(scope="module")
 def plans(h100):
     return {
-        engine: compile_plan("llama-3.1-8b", "h100", h100, engine=engine, max_tokens=8192)
+        engine: compile_plan("llama-3.1-8b", "h100", h100, engine=engine, max_tokens=16384)
         for engine in ("kernels", "vllm", "trtllm-1.0")
     }
 
@@ -87,7 +87,8 @@ def test_estimates_are_near_a_simulation(plan, isl, osl, clients, options):
     assert tpot == pytest.approx(1.0, abs=0.06)
     assert throughput == pytest.approx(1.0, abs=0.06)
     scenario = (isl, osl, clients, options)
-    tolerance = 0.15 if scenario in LIGHT else 0.55 if scenario in NEARLY_FULL_STEPS else 0.3
+    # 0.167 with 16 prompts of half a step each
+    tolerance = 0.17 if scenario in LIGHT else 0.55 if scenario in NEARLY_FULL_STEPS else 0.3
     assert ttft == pytest.approx(1.0, abs=tolerance)
 
 
@@ -414,7 +415,7 @@ def test_workers_that_match(plan):
             (20_000, 20, 5, 20_000),
             {},
             PlanRangeError,
-            r"steps of 20000 tokens.* up to 8192: .*max_tokens=20000",
+            r"steps of 20000 tokens.* up to 16384: .*max_tokens=20000",
         ),
         (
             (9, 20, 2000),
@@ -436,7 +437,12 @@ def test_what_is_wrong_is_said(plan, sizes, options, error, message):
         ((90, 5, 5, 0), {}, BatchError, "prefill_workers 0, .* needs numbers from 1"),
         ((90, 5, 5), {"link_bytes_per_s": 0}, BatchError, "link_bytes_per_s must be a number of at least 1"),
         ((10**6, 5, 5), {}, PlanRangeError, "needs 1000013 tokens of KV cache, the decode plan has room"),
-        ((20_000, 5, 5, 1, 1, 20_000), {}, PlanRangeError, "20000 tokens, the prefill plan times up to 8192"),
+        (
+            (20_000, 5, 5, 1, 1, 20_000),
+            {},
+            PlanRangeError,
+            "20000 tokens, the prefill plan times up to 16384",
+        ),
         ((8, 600, 9000), {"max_seqs": 9000}, PlanRangeError, "sequences, the decode plan times up to 1024"),
     ],
 )
