@@ -144,8 +144,8 @@ def test_reasons_where_they_are_expected(h100: fastroof.Tables) -> None:
 
 
 def test_a_row_beside_the_step_is_named(h100: fastroof.Tables) -> None:
-    found = compare(SMALL, "h100", prefill=[2800], tables=h100, routing="balanced")
-    assert "the row of 2048" in reasons(found.steps[0])["experts", "MFU of one row"]
+    found = compare(SMALL, "h100", prefill=[1500], tables=h100, routing="balanced")
+    assert "the row of 1024" in reasons(found.steps[0])["experts", "MFU of one row"]
 
 
 @pytest.mark.slow

@@ -25,7 +25,6 @@ from fastroof.engines import load_engine
 from fastroof.models import load_model
 from fastroof.models.layout import ALL_TP_SIZES
 from fastroof.ranges import expand_reals, expand_sizes
-from fastroof.serving.acceptance_curves import accepted_auto
 from fastroof.sweep.deployments.nested_tables import Constraints, Speculation, SplitChoice
 from fastroof.sweep.spec import (
     COUNTS,
@@ -373,6 +372,9 @@ class DeploymentSpec(CandidateSpec):
 
     def accepted_sources(self) -> dict[str, str]:
         """Return what an acceptance length of ``auto`` was measured on, by model; empty if it is given."""
+        # fastroof.serving imports loops
+        from fastroof.serving.acceptance_curves import accepted_auto
+
         asked = self.speculation
         if asked is None or asked.accepted != AUTO:
             return {}
