@@ -48,7 +48,9 @@ def parse_accepted(what: str, text: str) -> float | tuple[float, ...] | str:
     try:
         rates = [float(rate) for rate in text.split(",")]
     except ValueError:
-        raise BatchError(f"{what} needs a number, several with commas, or {AUTO}, got {text!r:.60}") from None
+        raise BatchError(
+            f"{what} needs a number, several with commas, or {AUTO}, got {shown(text)}"
+        ) from None
     return rates[0] if len(rates) == 1 else tuple(rates)
 
 

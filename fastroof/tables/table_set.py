@@ -144,7 +144,7 @@ class Tables:
         >>> import fastroof
         >>> tables = fastroof.load_tables("h100")
         >>> float(tables.lookup("gemm", m=64, n=6144, k=4096).latency_us.round(2))
-        23.07
+        21.16
         """
         return run_lookup(self, operator, method, with_error, sizes)
 

@@ -147,7 +147,7 @@ def test_what_ships_is_not_converted_and_what_is_there_serves_first(root: Path) 
     # the allreduce and the GEMMs of this package's vLLM are files that ship
     assert ensure_imported("h100") == root / "h100"
     assert table_folders("h100")[0].name == "h100"
-    assert alone.sources["gemm"] == "aiconfigurator-vllm-0.24.0"
+    assert alone.sources["gemm"] == "aiconfigurator-vllm-0.25.0"
     assert [path.name for path in (root / "h100").iterdir()] == [".imported.json"]
     assert json.loads((root / "h100" / ".imported.json").read_text())["sources"] == []
 

@@ -226,9 +226,9 @@ def test_one_gpu_and_one_topology_at_a_time(profiling, tmp_path):
 
 
 def test_a_gpu_without_a_datasheet_is_said(profiling, tmp_path):
-    (profiling / "compute/a100").rename(profiling / "compute/a40")
-    (profiling / "network/a100_dgx").rename(profiling / "network/a40_dgx")
-    with pytest.raises(GpuError, match="a40"):
+    (profiling / "compute/a100").rename(profiling / "compute/a41")
+    (profiling / "network/a100_dgx").rename(profiling / "network/a41_dgx")
+    with pytest.raises(GpuError, match="a41"):
         convert_vidur(profiling, tmp_path / "out")
 
 

@@ -41,13 +41,12 @@ def measured(tables, operator, nh, nkv):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_decode_of_32_kv_heads_is_that_of_8_at_four_times_the_batch(h100, method):
-    assert measured(h100, "attention_prefill", 32, 32)
-    assert not measured(h100, "attention_decode", 32, 32)
-    assert measured(h100, "attention_decode", 8, 8)
+def test_decode_of_192_kv_heads_is_that_of_96_at_twice_the_batch(h100, method):
+    assert not measured(h100, "attention_decode", 192, 192)
+    assert measured(h100, "attention_decode", 96, 96)
     batch, kv_len = np.meshgrid([1, 2, 3, 7, 64, 500, 4096], [1, 2, 100, 4096, 5000, 200_000])
-    got = decode(h100, 32, 32, batch, kv_len, method=method)
-    borrowed = decode(h100, 8, 8, 4 * batch, kv_len, method=method)
+    got = decode(h100, 192, 192, batch, kv_len, method=method)
+    borrowed = decode(h100, 96, 96, 2 * batch, kv_len, method=method)
     np.testing.assert_array_equal(got.latency_us, borrowed.latency_us)
     assert (got.origin == 3).all()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.reference import bands
@@ -85,9 +85,14 @@ def test_gemm_methods_are_the_naive_ones(h100, gemm_points, m, n, k):
         method: float(h100.lookup("gemm", method=method, m=m, n=n, k=k).latency_us) for method in MFU_METHODS
     }
     assert close(got["floor"], naive.floor(points, work, at, (2, 1, 0)))
-    if max(n, k) <= 32768:  # beyond it lies the one hole of the grid
-        assert any(close(got["nearest"], us) for us in naive.nearest(points, work, at))
-        assert close(got["linear_mfu"], naive.linear_mfu(points, lambda p: points[p], work, at))
+    try:
+        nearest = naive.nearest(points, work, at)
+        linear = naive.linear_mfu(points, lambda p: points[p], work, at)
+    except KeyError:  # narrow widths have few k: a corner is a hole
+        assume(min(n, k) >= 4096 and max(n, k) <= 32768)
+        raise
+    assert any(close(got["nearest"], us) for us in nearest)
+    assert close(got["linear_mfu"], linear)
 
 
 RAGGED = {

@@ -77,12 +77,12 @@ def test_kernels_of_another_engine_are_less_sure(h100: fastroof.Tables) -> None:
 
 def test_rows_of_an_unsound_family_never_claim_two_percent(h100: fastroof.Tables) -> None:
     family = {
-        "keys": {"dtype": ["fp8_block"]}, "test": "launched", "reason": "55 us", "excess_us": 50.0,
+        "keys": {"dtype": ["fp8_block"]}, "test": "launched", "reason": "3 us", "excess_us": 3.0,
     }  # fmt: skip
     flagged = with_about(h100, "gemm", unsound=[family])
     found = flagged.lookup("gemm", **GEMM, dtype="fp8_block", with_error=True)
-    assert (found.relative_error >= 50.0 / found.latency_us).all()
-    assert found.relative_error[0] > 0.3
+    assert (found.relative_error >= 3.0 / found.latency_us).all()
+    assert found.relative_error[0] > 0.2
     plain = h100.lookup("gemm", **GEMM, with_error=True).relative_error
     np.testing.assert_array_equal(flagged.lookup("gemm", **GEMM, with_error=True).relative_error, plain)
 

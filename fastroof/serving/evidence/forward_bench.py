@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastroof.acceptance import MTP
-from fastroof.checks import is_number, is_whole_number
+from fastroof.checks import is_number, is_whole_number, shown
 from fastroof.documents import read_json
 from fastroof.errors import TableError
 from fastroof.load.steps_file import MAX_REQUESTS
@@ -104,7 +104,7 @@ def _sizes(where: str, request: Any) -> tuple[int, int, int]:
     values = [request.get(name, 0) for name in _FIELDS] if isinstance(request, Mapping) else []
     if not values or not all(is_whole_number(value, 0, LARGEST_SIZE) for value in values):
         raise TableError(
-            f"{where}: a request needs {', '.join(_FIELDS)} as whole numbers, got {request!r:.80}"
+            f"{where}: a request needs {', '.join(_FIELDS)} as whole numbers, got {shown(request)}"
         )
     query, kv, drafts = values
     if query < 1 or kv < query:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from fastroof.checks import is_number, is_whole_number
+from fastroof.checks import is_number, is_whole_number, shown
 from fastroof.documents import read_json
 from fastroof.engines import EngineProfile, engine_of_version, serving_engines
 from fastroof.errors import FastroofError, TableError
@@ -100,17 +100,17 @@ def _steps(path: Path, rows: list[dict[str, Any]]) -> Iterator[MeasuredStep]:
 def _check(where: str, row: Mapping[str, Any]) -> None:
     for name in NEEDED[:7]:
         if not isinstance(row[name], str) or not row[name]:
-            raise TableError(f"{where}: {name} must be text, got {row[name]!r:.60}")
+            raise TableError(f"{where}: {name} must be text, got {shown(row[name])}")
     for name in _SIZES + _TOKENS:
         most = MOST_REQUESTS if name == "batch_size" else LARGEST_SIZE
         if not is_whole_number(row[name], 1 if name in _SIZES else 0, most):
-            raise TableError(f"{where}: {name} must be a whole number up to {most:,}, got {row[name]!r:.60}")
+            raise TableError(f"{where}: {name} must be a whole number up to {most:,}, got {shown(row[name])}")
     if not is_number(row["latency_ms"]) or not 0.0 < row["latency_ms"] <= MOST_MS:
         raise TableError(
             f"{where}: latency_ms must be above 0 and at most {MOST_MS:g}, got {row['latency_ms']!r}"
         )
     if row["backend"] not in TIMED:
-        raise TableError(f"{where}: backend must be one of {', '.join(TIMED)}, got {row['backend']!r:.60}")
+        raise TableError(f"{where}: backend must be one of {', '.join(TIMED)}, got {shown(row['backend'])}")
 
 
 def _deployment(
@@ -138,7 +138,7 @@ def _requests(
             raise TableError(f"{where}: decodes need no prefill tokens and a cached token each")
         return (1,) * batch, _shares(cached, batch)
     if phase != "prefill":
-        raise TableError(f"{where}: workload_kind must be prefill or decode, got {phase!r:.60}")
+        raise TableError(f"{where}: workload_kind must be prefill or decode, got {shown(phase)}")
     if new_tokens < batch:
         raise TableError(f"{where}: {batch} prompts need as many prefill tokens, got {new_tokens}")
     return _shares(new_tokens, batch), _shares(cached, batch)

@@ -231,14 +231,14 @@ def test_whose_rows_they_are_goes_with_them(tmp_path: Path) -> None:
     said = tomllib.loads((tmp_path / "tree" / "provenance-h100.toml").read_text())
     source = said["sources"]["aiconfigurator-vllm-0.25.0"]
     assert source["licence"] == "Apache-2.0"
-    assert source["url"] == "https://github.com/ai-dynamo/aiconfigurator"
+    assert source["url"] == "https://github.com/ai-dynamo/aisimulate"
 
 
 @pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["export", "infersim", str(tmp_path / "tree"), "--tables", "h100"])
     assert result.exit_code == 0, result.output
-    assert "left out 35,742 rows: gemm of fp8" in result.output
+    assert "left out 37,518 rows: gemm of fp8," in result.output
     tables = load_measured(tmp_path / "tree")
     shipped = load_measured("h100").tables["gemm"].columns
     assert tables.tables["gemm"].num_rows == int((shipped["dtype"] == "bf16").sum())
