@@ -47,7 +47,8 @@ def test_decode_of_192_kv_heads_is_that_of_96_at_twice_the_batch(h100, method):
     batch, kv_len = np.meshgrid([1, 2, 3, 7, 64, 500, 4096], [1, 2, 100, 4096, 5000, 200_000])
     got = decode(h100, 192, 192, batch, kv_len, method=method)
     borrowed = decode(h100, 96, 96, 2 * batch, kv_len, method=method)
-    np.testing.assert_array_equal(got.latency_us, borrowed.latency_us)
+    # far beyond the measured batches the last bit may differ
+    np.testing.assert_array_max_ulp(got.latency_us, borrowed.latency_us, maxulp=1)
     assert (got.origin == 3).all()
 
 
