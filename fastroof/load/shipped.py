@@ -8,8 +8,8 @@ are listed here in advance, so that the first question about a GPU converts only
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
@@ -95,6 +95,12 @@ def list_package(folder: Path, gpus: Collection[str] = tuple(SYSTEMS.values())) 
 
 
 if __name__ == "__main__":
-    made = [] if "list" in sys.argv[1:] else convert_shipped(bench_data_root())
+    parser = argparse.ArgumentParser(
+        description="Convert the shipped tables, and list the package's sources."
+    )
+    parser.add_argument(
+        "what", nargs="?", choices=["all", "list"], default="all", help="list: no table is converted"
+    )
+    made = [] if parser.parse_args().what == "list" else convert_shipped(bench_data_root())
     for path in (*made, *list_package(LISTED)):
         print(path)

@@ -55,7 +55,7 @@ _LAYERS: Final[Mapping[str, str]] = {
     "FusedMoEFactory": "experts",
     "MambaMixer": "Mamba-1",
     "MambaMixer2": "Mamba-2",
-    "MambaBase": "a recurrence of its own",
+    "MambaBase": "a custom recurrence",
     "ShortConv": "short convolutions",
     "GatedDeltaNetAttention": "gated delta nets",
     "QwenGatedDeltaNetAttention": "gated delta nets",
@@ -66,7 +66,7 @@ _LAYERS: Final[Mapping[str, str]] = {
 _NO_OPERATOR: Final = (
     "cross attention",
     "Mamba-1",
-    "a recurrence of its own",
+    "a custom recurrence",
     "attention in both directions",
 )
 

@@ -134,7 +134,7 @@ def _dynamo_trtllm(settings: LaunchSettings) -> Command:
 
 
 def _worker(engine: str, command: Command, arguments: list[tuple[str, ...]]) -> Command:
-    """Return the command of a worker, which has no port of its own."""
+    """Return the command of a worker, which takes no port."""
     kept = tuple(one for one in arguments if one[0] != "--port")
     return Command(("python3", "-m", f"dynamo.{engine}"), kept, unsaid=command.unsaid)
 
