@@ -200,6 +200,18 @@ def convert_aiconfigurator(
 ) -> Path:
     """Import and write ``<bench_data>/<gpu>/aiconfigurator-<backend>-<version>/``."""
     imported = import_aiconfigurator(system, backend, version, root, files)
+    return write_imported(imported, bench_data, format, overwrite, rank, codec)
+
+
+def write_imported(
+    imported: MeasuredTables,
+    bench_data: Path,
+    format: Format = "parquet",
+    overwrite: bool = False,
+    rank: int | None = None,
+    codec: Codec = "zstd",
+) -> Path:
+    """Write imported tables as one source, with the flags that were set by hand in the replaced one."""
     table = next(iter(imported.tables.values()))
     columns = {name: t.columns for name, t in imported.tables.items()}
     folder = Path(bench_data) / imported.gpu / table.source

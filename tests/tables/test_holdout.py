@@ -13,8 +13,7 @@ from tests.reference.handmade import attention_rows, gemm_rows, grids_with_rows,
 
 # What roofline interpolation has to keep to on the shipped tables, inside the kept grid.
 LARGEST_MAPE = {
-    # short calls of vLLM 0.25.0's campaign jitter
-    ("attention_decode", "coarse"): 0.075,
+    ("attention_decode", "coarse"): 0.07,
     ("attention_decode", "every second"): 0.05,
     ("attention_prefill", "coarse"): 0.06,
     ("gemm", "coarse"): 0.055,
