@@ -95,7 +95,8 @@ def test_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
     data = {
         f"fastroof/{name}"
         for name in shipped("bench_data")
-        if "/serving/" not in name and not name.startswith("bench_data/kv_room.")
+        if "/serving/" not in name
+        and not name.startswith(("bench_data/kv_room.", "bench_data/public_serving."))
     }
     assert names == shipped("fastroof") | shipped("kernels_bench") | data
     assert {"fastroof/py.typed", "fastroof/bench_data/h100/gpu.toml", "kernels_bench/cli.py"} <= names

@@ -1,15 +1,16 @@
-"""Predictions of independent evidence: published throughput and open-loop runs."""
+"""Predictions of independent evidence: published throughput, open-loop runs and runs of other benches."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from benchmarks.accuracy.published_rows import OpenLoopRun, ThroughputRow
+from benchmarks.accuracy.published_rows import BenchRun, OpenLoopRun, ThroughputRow
+from benchmarks.accuracy.run_kinds import kind_of_independent
 from fastroof.arrays import Bools
 from fastroof.engines import EngineProfile
 from fastroof.engines.values import holds_for
@@ -22,7 +23,7 @@ from fastroof.simulation.engine import too_long
 from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.requests import RequestTimes
 from fastroof.tables import Tables
-from fastroof.units import MS_PER_S
+from fastroof.units import MS_PER_S, US_PER_S
 
 
 class PredictedRate(PredictedTime):
@@ -86,6 +87,27 @@ def predict_open_loop(run: OpenLoopRun, plan: StepPlan) -> dict[tuple[str, str],
     return {key: _statistic(*key, seen) for key in run.measured_ms}
 
 
+class SeenRun(NamedTuple):
+    """What the clients of a bench saw: means, and output tokens/s of all GPUs."""
+
+    ttft_ms: float
+    tpot_ms: float
+    output_tokens_per_s: float
+
+
+def predict_bench_run(run: BenchRun, plan: StepPlan) -> SeenRun:
+    """Predict a run of another bench by simulating its requests."""
+    trace = run.trace()
+    settings = run.settings(plan, trace)
+    if too_long(trace, settings).any():
+        raise TableError(f"{run.row}: {settings.num_gpu_blocks:,} blocks never have room for its longest")
+    outcomes = run_replicas(plan, trace, settings)
+    times = RequestTimes.of(trace, outcomes)
+    duration_s = float(outcomes.counters["end_us"]) / US_PER_S
+    ttft_ms, tpot_ms = (float(np.nanmean(values)) for values in (times.ttft_ms, times.tpot_ms))
+    return SeenRun(ttft_ms, tpot_ms, float(trace.output_tokens.sum()) / duration_s)
+
+
 def _statistic(quantity: str, statistic: str, seen: Sequence[tuple[float, Bools, RequestTimes]]) -> float:
     """Return a statistic of all counted requests, loads weighted by the requests they represent."""
     values = [getattr(times, f"{quantity}_ms")[counts] for _, counts, times in seen]
@@ -110,12 +132,22 @@ def judge(
             _refuse(row, tables)
             profile = profile_of(row)
             plan = _plan(row, tables, profile, plans)
-            if isinstance(row, ThroughputRow):
-                yield _throughput(row, profile, predict_throughput(row, plan))
-            elif isinstance(row, OpenLoopRun):
-                yield from _times(row, profile, predict_open_loop(row, plan))
+            times = list(_judged(row, profile, plan))
         except FastroofError as error:
             skipped[row.dataset, str(error)] += 1
+            continue
+        kind = kind_of_independent(row)
+        named = {"gpu": row.gpu, "kind": kind, "layout": str(row.layout), "bench": row.dataset}
+        yield from (time._replace(**named) for time in times)
+
+
+def _judged(row: ServedModel, profile: EngineProfile, plan: StepPlan) -> Iterator[PredictedTime]:
+    if isinstance(row, ThroughputRow):
+        yield _throughput(row, profile, predict_throughput(row, plan))
+    elif isinstance(row, OpenLoopRun):
+        yield from _times(row, profile, predict_open_loop(row, plan))
+    elif isinstance(row, BenchRun):
+        yield from _of_bench(row, profile, predict_bench_run(row, plan))
 
 
 def _refuse(row: ServedModel, tables: Tables) -> None:
@@ -131,7 +163,12 @@ def _plan(
     profile: EngineProfile,
     plans: dict[tuple[Any, ...], StepPlan | FastroofError],
 ) -> StepPlan:
-    key = (row.model, row.layout, row.plan_dtype, row.kv_dtype, profile)
+    # limits of a bench's run are those of its card, which its memory depends on
+    limits: dict[str, Any] = {"max_tokens": LARGEST_STEP}
+    if isinstance(row, BenchRun):
+        fraction = None if math.isnan(row.memory_fraction) else row.memory_fraction
+        limits = {"max_tokens": row.max_num_batched_tokens or None, "memory_fraction": fraction}
+    key = (row.model, row.layout, row.plan_dtype, row.kv_dtype, profile, *limits.values())
     if key not in plans:
         try:
             plans[key] = compile_plan(
@@ -145,9 +182,9 @@ def _plan(
                 dtype=row.plan_dtype,
                 kv_dtype=row.kv_dtype,
                 engine=profile,
-                max_tokens=LARGEST_STEP,
                 max_seqs=SEQUENCES,
                 allow_modelled=True,
+                **limits,
             )
         except FastroofError as error:
             plans[key] = error
@@ -161,6 +198,15 @@ def _throughput(row: ThroughputRow, profile: EngineProfile, tokens_per_s: float)
     lengths = float(row.isl), float(row.osl), float(row.max_concurrency)
     times_ms = MS_PER_S / row.output_tokens_per_s, MS_PER_S / tokens_per_s
     return PredictedRate(*_fields(row, "throughput", profile, lengths, times_ms))
+
+
+def _of_bench(run: BenchRun, profile: EngineProfile, seen: SeenRun) -> Iterator[PredictedTime]:
+    lengths = run.isl, run.osl, float(run.concurrency or run.requests)
+    for name in ("tpot", "ttft"):
+        times_ms = getattr(run, f"{name}_ms"), getattr(seen, f"{name}_ms")
+        yield PredictedTime(*_fields(run, name, profile, lengths, times_ms))
+    times_ms = MS_PER_S / run.output_tokens_per_s, MS_PER_S / seen.output_tokens_per_s
+    yield PredictedRate(*_fields(run, "throughput", profile, lengths, times_ms))
 
 
 def _times(

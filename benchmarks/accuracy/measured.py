@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.accuracy.published_rows import shipped_open_loop, shipped_throughput
+from benchmarks.accuracy.published_rows import shipped_bench_runs, shipped_open_loop, shipped_throughput
 from benchmarks.accuracy.rows import dataset_names, shipped_rows, shipped_steps
 from benchmarks.accuracy.silicon_sample import read_silicon_sample
 from fastroof.config.paths import bench_data_root
@@ -48,7 +48,11 @@ class Measured(NamedTuple):
 def measured_on(gpu: str, root: Path | None = None) -> Measured:
     """Read all measured rows and steps of a GPU."""
     rows, steps = shipped_rows(gpu, root), shipped_steps(gpu, root)
-    independent = (*shipped_throughput(gpu, root), *shipped_open_loop(gpu, root))
+    independent = (
+        *shipped_throughput(gpu, root),
+        *shipped_open_loop(gpu, root),
+        *shipped_bench_runs(gpu, root),
+    )
     if rows or steps or not any(map(importlib.util.find_spec, MODULES)):
         return Measured(rows, steps, _shipped_left_out(gpu, root), independent)
     try:

@@ -1,4 +1,4 @@
-"""Published throughput and open-loop runs of serving engines; nothing is fitted to them."""
+"""Published throughput, open-loop runs and runs of other benches; nothing is fitted to them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.accuracy.rows import SERVED_COLUMNS, SERVED_DEFAULTS, check_served, read_records
+from fastroof.arrays import Longs
 from fastroof.columns import Column
 from fastroof.config.paths import bench_data_root
+from fastroof.engines import EngineProfile, engine_of_version
 from fastroof.errors import TableError, TraceError
 from fastroof.load.sources import SERVING_FOLDER
 from fastroof.parquet import PARQUET_ERRORS, read_parquet
 from fastroof.plan import StepPlan
 from fastroof.serving.evidence.rows import ServedModel
 from fastroof.simulation import Trace
-from fastroof.simulation.settings import EngineSettings
+from fastroof.simulation.settings import EngineSettings, running_tokens
 
 THROUGHPUT_FOLDER: Final = "throughput"
 
@@ -216,3 +218,122 @@ def shipped_open_loop(gpu: str, root: Path | None = None) -> tuple[OpenLoopRun, 
     """Read the open-loop runs that ship with a GPU."""
     folder = (bench_data_root() if root is None else root) / gpu / SERVING_FOLDER / OPEN_LOOP_FOLDER
     return tuple(run for path in sorted(folder.glob("*.csv")) for run in read_open_loop(path))
+
+
+BENCH_RUNS_FILE: Final = "public_serving.csv"
+
+BURST, CLOSED_UNIFORM, CLOSED_EQUAL = "burst", "closed-uniform", "closed-equal"
+PROTOCOLS: Final = (BURST, CLOSED_UNIFORM, CLOSED_EQUAL)
+"""All requests at once; clients with one request in flight each, of uniform lengths or of equal ones."""
+
+BENCH_SEED: Final = 1
+"""Seed of sglang.bench_serving, which draws all prompts and then all outputs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRun(ServedModel):
+    """One run of another bench, with its protocol: its requests are replayed."""
+
+    protocol: str
+    isl: float
+    osl: float
+    requests: int
+    concurrency: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    memory_fraction: float
+    chunked_prefill: int
+    is_host_bound: int
+    ttft_ms: float
+    tpot_ms: float
+    output_tokens_per_s: float
+    source: str
+
+    @property
+    def engine_profile(self) -> EngineProfile:
+        """The packaged profile of its engine and version, with the limits of the card."""
+        return engine_of_version(self.engine, self.engine_version)
+
+    @property
+    def mean_osl(self) -> float:
+        """Mean tokens of an output."""
+        return (self.osl + 1.0) / 2.0 if self.protocol == CLOSED_UNIFORM else self.osl
+
+    def settings(self, plan: StepPlan, trace: Trace) -> EngineSettings:
+        """Return the engine's settings."""
+        return EngineSettings.of_plan(
+            plan,
+            kv_len=running_tokens(trace, plan),
+            max_num_batched_tokens=self.max_num_batched_tokens or None,
+            max_num_seqs=self.max_num_seqs or None,
+            chunked_prefill=True if self.chunked_prefill else None,
+        )
+
+    def trace(self) -> Trace:
+        """Return its requests as its protocol sends them."""
+        if self.protocol == CLOSED_UNIFORM:
+            drawn = np.random.RandomState(BENCH_SEED)
+            prompts, outputs = (
+                drawn.randint(1, int(mean) + 1, self.requests) for mean in (self.isl, self.osl)
+            )
+        else:
+            prompts, outputs = (_whole_lengths(mean, self.requests) for mean in (self.isl, self.osl))
+        clients = None if self.protocol == BURST else self.concurrency
+        return Trace(np.zeros(self.requests), prompts, outputs, name=self.row, clients=clients)
+
+
+def _whole_lengths(mean: float, count: int) -> Longs:
+    """Return whole lengths that differ by one token at most, with a given mean."""
+    lengths: Longs = np.diff(np.floor(np.arange(count + 1) * mean + 0.5)).astype(np.int64)
+    return lengths
+
+
+BENCH_COLUMNS: Final = (
+    *SERVED_COLUMNS,
+    Column("protocol", "text", "", f"how requests are sent: {', '.join(PROTOCOLS)}"),
+    Column("isl", "float", "tokens", "length of each prompt; of uniform lengths the longest", 1),
+    Column("osl", "float", "tokens", "length of each output; of uniform lengths the longest", 1),
+    Column("requests", "int", "", "requests of the run", 1),
+    Column("concurrency", "int", "", "clients with one request in flight each; empty: a burst", 1),
+    Column("max_num_seqs", "int", "", "max requests per step; empty: the engine's default", 1),
+    Column("max_num_batched_tokens", "int", "tokens", "max tokens per step; empty: the engine's default", 1),
+    Column("memory_fraction", "float", "", "share of memory; empty: the engine's default", 0),
+    Column("chunked_prefill", "int", "", "1 if it was switched on; empty: the engine's default", 1),
+    Column("is_host_bound", "int", "", "1 if the API server takes most of its time; empty: no", 1),
+    Column("ttft_ms", "float", "ms", "measured mean time to first token", 0),
+    Column("tpot_ms", "float", "ms", "measured mean time per output token after the first", 0),
+    Column("output_tokens_per_s", "float", "tokens/s", "output tokens of all GPUs", 0),
+    Column("source", "text", "", "address of the page, with its commit"),
+)
+"""The columns of a file of runs of other benches; others are not read."""
+
+_BENCH_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        **SERVED_DEFAULTS,
+        **dict.fromkeys(("concurrency", "max_num_seqs", "max_num_batched_tokens", "chunked_prefill"), 0),
+        "is_host_bound": 0,
+        "memory_fraction": math.nan,
+    }
+)
+
+
+def read_bench_runs(path: str | Path) -> tuple[BenchRun, ...]:
+    """Read a CSV of runs of other benches."""
+    runs = []
+    for where, values in read_records(path, BENCH_COLUMNS, _BENCH_DEFAULTS, "runs of a bench"):
+        run = BenchRun(**values)
+        check_served(where, run)
+        if run.protocol not in PROTOCOLS:
+            raise TableError(f"{where}: protocol is one of {', '.join(PROTOCOLS)}, got {run.protocol!r}")
+        if (run.protocol == BURST) == bool(run.concurrency):
+            raise TableError(f"{where}: closed loops have a concurrency and bursts none")
+        if run.protocol == CLOSED_UNIFORM and not (run.isl.is_integer() and run.osl.is_integer()):
+            raise TableError(f"{where}: uniform lengths are drawn up to whole isl and osl")
+        runs.append(run)
+    return tuple(runs)
+
+
+def shipped_bench_runs(gpu: str, root: Path | None = None) -> tuple[BenchRun, ...]:
+    """Read the runs of other benches on a GPU in bench_data."""
+    path = (bench_data_root() if root is None else root) / BENCH_RUNS_FILE
+    return tuple(run for run in read_bench_runs(path) if run.gpu == gpu) if path.is_file() else ()

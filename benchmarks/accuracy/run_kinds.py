@@ -1,4 +1,4 @@
-"""The kind of a measured run: defective, speculative, disaggregated, admission-limited, or judged.
+"""The kind of a measured run: defective, speculative, admission-limited, host-bound, judged and others.
 
 Kinds come from measured times, lists of known runs and kernel times, never from the validated prediction.
 No column marks draft tokens: a run is speculative by the public benchmark's recipes, or if it takes less time
@@ -14,12 +14,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from benchmarks.accuracy.published_rows import BURST, BenchRun
 from benchmarks.accuracy.sample_cleaning import INFERENCEMAX
 from fastroof.acceptance import MTP
 from fastroof.documents import parse_toml
 from fastroof.engines import Recipe, recipe_for
 from fastroof.errors import TableError
-from fastroof.serving.evidence.rows import ServingRow
+from fastroof.serving.evidence.rows import ServedModel, ServingRow
 from fastroof.serving.evidence.validation import INDEPENDENT, SPECULATIVE, faster_than_kernels
 from fastroof.serving.speculation import SpeculativeDecoding
 
@@ -151,8 +152,8 @@ def defect_of(row: ServingRow) -> str:
 
 
 JUDGED, DISAGGREGATED = "judged", "disaggregated"
-ADMISSION_LIMITED, DEFECTIVE = "admission-limited", "defective"
-KINDS: Final = (JUDGED, INDEPENDENT, DISAGGREGATED, SPECULATIVE, ADMISSION_LIMITED, DEFECTIVE)
+ADMISSION_LIMITED, HOST_BOUND, DEFECTIVE = "admission-limited", "host-bound", "defective"
+KINDS: Final = (JUDGED, INDEPENDENT, DISAGGREGATED, SPECULATIVE, ADMISSION_LIMITED, HOST_BOUND, DEFECTIVE)
 """Kinds in the order of tables."""
 
 WAITING: Final = 0.35
@@ -171,7 +172,21 @@ def kind_of(row: ServingRow, speculates: str) -> tuple[str, str]:
     if not row.architecture:
         return INDEPENDENT, "its source is no sample that constants are fitted to"
     is_in_order = row.schedule.get("order") != "prefill_first"
-    request_ms = row.ttft_ms + row.tpot_ms * (row.mean_osl - 1.0)
-    if is_in_order and row.ttft_ms > WAITING * request_ms:
+    if is_in_order and _is_waiting(row.ttft_ms, row.tpot_ms, row.mean_osl):
         return ADMISSION_LIMITED, f"its requests wait for more than {WAITING:.0%} of their time"
     return JUDGED, ""
+
+
+def kind_of_independent(row: ServedModel) -> str:
+    """Return the kind of a run that nothing is fitted to."""
+    if not isinstance(row, BenchRun):
+        return INDEPENDENT
+    if row.is_host_bound:
+        return HOST_BOUND
+    # requests of a burst wait by its protocol
+    is_waiting = row.protocol != BURST and _is_waiting(row.ttft_ms, row.tpot_ms, row.mean_osl)
+    return ADMISSION_LIMITED if is_waiting else INDEPENDENT
+
+
+def _is_waiting(ttft_ms: float, tpot_ms: float, mean_osl: float) -> bool:
+    return ttft_ms > WAITING * (ttft_ms + tpot_ms * (mean_osl - 1.0))

@@ -26,7 +26,7 @@ from fastroof.errors import TableError
 from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
 from fastroof.serving.evidence.predictions import Plans
 from fastroof.serving.evidence.rows import LeftOut
-from fastroof.serving.evidence.validation import INDEPENDENT, Skipped, counted, is_taken, predicted_steps
+from fastroof.serving.evidence.validation import Skipped, counted, is_taken, predicted_steps
 from fastroof.tables import Tables
 
 
@@ -128,8 +128,7 @@ def judge_independent(
         )
         return ()
     one = None if engine == "auto" else load_engine(engine)
-    judged = judge(evidence.independent, tables, lambda row: one or profile_of_served(row), skipped)
-    return tuple(time._replace(gpu=tables.gpu.name, kind=INDEPENDENT) for time in judged)
+    return tuple(judge(evidence.independent, tables, lambda row: one or profile_of_served(row), skipped))
 
 
 def _measured(measured: Measured | Sequence[str] | None, gpu: str) -> Measured:

@@ -218,9 +218,10 @@ def run_groups(times: Iterable[PredictedTime], min_rows: int = 1) -> tuple[RunGr
     """Group errors by kind, model, GPU, engine, version, format and quantity."""
     members: dict[_GroupKey, list[PredictedTime]] = {}
     for time in times:
-        model = time.dataset if time.kind == INDEPENDENT else time.architecture
+        is_one_source = time.kind == INDEPENDENT or not time.architecture
+        model = time.dataset if is_one_source else time.architecture
         key = (time.kind, model, time.gpu, time.engine, time.engine_version, time.dtype, time.quantity)
-        if time.kind == INDEPENDENT:
+        if is_one_source:
             key = (time.kind, model, time.gpu, time.engine, "", "", time.quantity)
         members.setdefault(key, []).append(time)
     groups = [_group(key, rows) for key, rows in members.items() if len(rows) >= min_rows]

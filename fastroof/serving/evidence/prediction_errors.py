@@ -14,6 +14,7 @@ from fastroof.serving.evidence.rows import LeftOut
 
 GROUPINGS: Final = (
     "model", "tp", "engine", "engine_version", "dtype", "isl", "osl", "concurrency", "profile",
+    "bench",
 )  # fmt: skip
 """Fields that errors can be grouped by, within a data set and quantity."""
 
@@ -42,6 +43,7 @@ class PredictedTime(NamedTuple):
     architecture: str = ""
     kind: str = "judged"
     layout: str = ""
+    bench: str = ""
 
     @property
     def error(self) -> float:

@@ -92,6 +92,11 @@ class ServingRow(ServedModel):
         return self.decode_workers > 0
 
     @property
+    def bench_label(self) -> str:
+        """The bench that measured it: by its protocol, its front end, or its data set."""
+        return self.bench or self.frontend or self.dataset
+
+    @property
     def whole_model(self) -> str:
         """The model under which its rows are left out, in any format."""
         return self.architecture or self.model

@@ -230,6 +230,7 @@ def _time(
         row.whole_model,
         kind,
         str(row.layout),
+        row.bench_label,
     )
 
 
@@ -278,6 +279,7 @@ def predicted_steps(
             step.model,
             INDEPENDENT,
             "" if step.dataset == STEPS_DATASET else str(step.layout),
+            step.dataset,
         )
 
 
