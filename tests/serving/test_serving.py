@@ -87,8 +87,7 @@ def test_estimates_are_near_a_simulation(plan, isl, osl, clients, options):
     assert tpot == pytest.approx(1.0, abs=0.06)
     assert throughput == pytest.approx(1.0, abs=0.06)
     scenario = (isl, osl, clients, options)
-    # 0.167 with 16 prompts of half a step each
-    tolerance = 0.17 if scenario in LIGHT else 0.55 if scenario in NEARLY_FULL_STEPS else 0.3
+    tolerance = 0.15 if scenario in LIGHT else 0.55 if scenario in NEARLY_FULL_STEPS else 0.3
     assert ttft == pytest.approx(1.0, abs=tolerance)
 
 
