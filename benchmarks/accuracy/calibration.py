@@ -12,27 +12,24 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.accuracy.fit import Form, are_told_apart
-from benchmarks.accuracy.fit_choice import FORMS, HOST_FORMS, OUTLIERS, Choice, FittedRows, RowLabels
+from benchmarks.accuracy.fit import are_told_apart
 from benchmarks.accuracy.fit_errors import (
     SPLITS,
     DatasetErrors,
     Split,
-    SplitFit,
     cost_intervals,
     dataset_errors,
     fits_without,
     split_errors,
     unseen_errors,
 )
-from benchmarks.accuracy.fitted_rows import TimedRows, chosen_rows, is_of, time_rows
+from benchmarks.accuracy.fitted_rows import FittedRows, RowLabels, chosen_rows, is_of, time_rows
 from benchmarks.accuracy.predicted_runs import ProfileOf
 from benchmarks.accuracy.run_kinds import speculative_runs
 from fastroof._version import __version__
 from fastroof.arrays import Floats
 from fastroof.checks import whole_number
 from fastroof.engines import CostForm, EngineProfile, LayerCost, StepCosts, engine_names, load_engine
-from fastroof.engines.kernel_choices import FP8_SCALES, GEMM_SMOOTHINGS
 from fastroof.engines.values import UNKNOWN_VERSION
 from fastroof.errors import FastroofError, TableError
 from fastroof.models import load_model
@@ -66,15 +63,26 @@ class Calibration:
     without: Mapping[str, EngineProfile]
     without_gpu: Mapping[str, EngineProfile]
     without_version: Mapping[str, EngineProfile]
+    without_bench: Mapping[str, EngineProfile]
     fitted_rows: tuple[ServingRow, ...]
     unseen: Mapping[Split, Floats]
 
     def profile_without(self, row: ServingRow, split: Split = "model") -> EngineProfile | None:
-        """Return the profile fitted without a row's model, GPU or version; None if there is no other."""
-        by_name = {"model": self.without, "gpu": self.without_gpu, "version": self.without_version}[split]
+        """Return the profile fitted without a row's model, GPU, version or bench; None without others."""
+        by_name = {
+            "model": self.without,
+            "gpu": self.without_gpu,
+            "version": self.without_version,
+            "bench": self.without_bench,
+        }[split]
         if not by_name:
             return None
-        name = {"model": row.whole_model, "gpu": row.gpu, "version": row.engine_version}[split]
+        name = {
+            "model": row.whole_model,
+            "gpu": row.gpu,
+            "version": row.engine_version,
+            "bench": row.bench_label,
+        }[split]
         return at_version(by_name.get(name, self.profile), row)
 
 
@@ -104,29 +112,21 @@ def calibrate(
     resamples = whole_number("resamples", resamples, 0, error=TableError)
     by_gpu = tables if isinstance(tables, Mapping) else {tables.gpu.name: tables}
     chosen, not_fitted = chosen_rows(rows, by_gpu, base, datasets)
-    if "form" not in base.fit.chosen and len(chosen) < len(base.fit.costs):
+    if len(chosen) < len(base.fit.costs):
         raise TableError(f"{len(base.fit.costs)} costs need at least as many rows, got {len(chosen)}")
     bare = replace(base, name=engine if name is None else name, costs=StepCosts(), evidence={})
     kept, times = _timed(chosen, by_gpu, bare, not_fitted)
-    fitted = FittedRows(
-        times,
-        _labels(kept),
-        FORMS if "form" in base.fit.chosen else (base.fit.costs,),
-        OUTLIERS if "form" in base.fit.chosen else (base.fit.outlier,),
-    )
-    choice = fitted.choose()
-    every = np.ones(len(kept), bool)
-    costs_us = fitted.fit(every, choice)
-    if "form" not in base.fit.chosen and not are_told_apart(times[choice.kernels], choice.form, costs_us):
+    fitted = FittedRows(times, RowLabels.of(kept), base.fit.costs)
+    costs_us = fitted.fit(fitted.every)
+    if not are_told_apart(times, costs_us):
         raise TableError(
             f"{len(kept)} rows do not distinguish {' and '.join(base.fit.costs)}; "
             "add rows of other concurrency"
         )
-    costs = cost_intervals(fitted, choice, costs_us, resamples)
+    costs = cost_intervals(fitted, costs_us, resamples)
     fits = {split: fits_without(fitted, split) if split in splits else {} for split in SPLITS}
     unseen = {split: unseen_errors(fitted, split, one) for split, one in fits.items()}
-    kernels = fitted.errors(choice._replace(form=Form(())), {})
-    in_sample = fitted.errors(choice, costs_us)
+    kernels, in_sample = fitted.errors({}), fitted.errors(costs_us)
     errors = dataset_errors(fitted, kernels, in_sample, unseen)
     judged = {"kernels": kernels, "in_sample": in_sample}
     judged |= {f"unseen_{split}": of_split for split, of_split in unseen.items()}
@@ -148,11 +148,10 @@ def calibrate(
         "errors": {
             key: {what: round(value, 4) for what, value in one.items()} for key, one in summary.items() if one
         },
-        "tried": _tried(fitted, base.fit),
         **{
             f"without_{split}": {left_out: _kept_fit(one, base.fit) for left_out, one in of_split.items()}
             for split, of_split in fits.items()
-            if of_split
+            if of_split and costs_us
         },
         "datasets": {one.dataset: _errors_of(one) for one in errors},
     }
@@ -160,11 +159,11 @@ def calibrate(
     p80 = max((summary[f"unseen_{split}"].get("p80", 0.0) for split in ("model", "gpu")), default=0.0)
     residual = _digits(p80 / NORMAL_P80, 2)
     profiles = {
-        split: {left_out: _profile(bare, one.choice, one.costs) for left_out, one in of_split.items()}
+        split: {left_out: _profile(bare, one) for left_out, one in of_split.items()}
         for split, of_split in fits.items()
     }
     rounded = {cost: _digits(us) for cost, us in costs_us.items()}
-    profile = _profile(bare, choice, rounded, residual)
+    profile = _profile(bare, rounded, residual)
     profile = replace(profile, costs=_with_evidence(profile.costs, base.fit, fits["gpu"]))
     return Calibration(
         engine,
@@ -174,6 +173,7 @@ def calibrate(
         profiles["model"],
         profiles["gpu"],
         profiles["version"],
+        profiles["bench"],
         kept,
         unseen,
     )
@@ -184,36 +184,18 @@ def _timed(
     tables: Mapping[str, Tables],
     bare: EngineProfile,
     not_fitted: Counter[str],
-) -> tuple[tuple[ServingRow, ...], dict[tuple[str, str], KernelTimes]]:
-    """Time rows with every kind of kernels that may be chosen, the profile's first."""
+) -> tuple[tuple[ServingRow, ...], KernelTimes]:
+    """Time rows, except those without a plan and those that speculate."""
     assert bare.fit is not None
-    own = bare.kernels.gemm_smoothing, bare.kernels.fp8_scales
-    smoothings = GEMM_SMOOTHINGS if "gemm_smoothing" in bare.fit.chosen else own[:1]
-    # if rows do not tell: most fp8 checkpoints have scales of their inputs
-    scales = tuple(reversed(FP8_SCALES)) if "fp8_scales" in bare.fit.chosen else own[1:]
-    timed: dict[tuple[str, str], TimedRows] = {}
-    kept = tuple(rows)
-    for scale in scales:
-        for smoothing in smoothings:
-            kernels = replace(bare.kernels, gemm_smoothing=smoothing, fp8_scales=scale)
-            one = timed[smoothing, scale] = time_rows(kept, tables, replace(bare, kernels=kernels))
-            not_fitted.update(one.refused)
-            kept = one.rows
-    # rows that one kind of kernels cannot time are not compared
-    left = {id(row) for row in kept}
-    times = {
-        key: one.times.pick(np.array([id(row) in left for row in one.rows], bool))
-        for key, one in timed.items()
-    }
-    kernels_ms = (next(iter(times.values())).kernels_us / US_PER_MS).tolist()
-    speculating = speculative_runs(kept, kernels_ms)
+    timed = time_rows(rows, tables, bare)
+    not_fitted.update(timed.refused)
+    speculating = speculative_runs(timed.rows, (timed.times.kernels_us / US_PER_MS).tolist())
     not_fitted.update(reason for reason in speculating if reason)
     plain = np.array([not reason for reason in speculating])
-    kept = tuple(row for row, is_plain in zip(kept, plain, strict=True) if is_plain)
+    kept = tuple(row for row, is_plain in zip(timed.rows, plain, strict=True) if is_plain)
     if not kept:
         raise TableError("none of the rows has a plan and takes at least the time of its kernels")
-    own_layers = _own_layers(kept, bare.fit)
-    return kept, {key: one.pick(plain)._replace(own_layers=own_layers) for key, one in times.items()}
+    return kept, timed.times.pick(plain)._replace(own_layers=_own_layers(kept, bare.fit))
 
 
 def _own_layers(rows: Sequence[ServingRow], form: CostForm) -> Floats | None:
@@ -234,19 +216,7 @@ def _own_layers(rows: Sequence[ServingRow], form: CostForm) -> Floats | None:
     return layers
 
 
-def _labels(rows: Sequence[ServingRow]) -> RowLabels:
-    return RowLabels(
-        np.array([row.dataset for row in rows]),
-        np.array([row.whole_model for row in rows]),
-        np.array([row.gpu for row in rows]),
-        np.array([row.engine_version for row in rows]),
-        np.array([row.tp for row in rows], np.int64),
-    )
-
-
-def _profile(
-    bare: EngineProfile, choice: Choice, costs: Mapping[str, float], residual: float = 0.0
-) -> EngineProfile:
+def _profile(bare: EngineProfile, costs: Mapping[str, float], residual: float = 0.0) -> EngineProfile:
     """Return a profile with the costs of a fit."""
     assert bare.fit is not None
     layers = tuple(
@@ -255,20 +225,17 @@ def _profile(
         if costs.get(f"{OWN_LAYERS}.{i}", 0.0) > 0.0
     )
     shared: dict[str, Any] = {name: us for name, us in costs.items() if not name.startswith(OWN_LAYERS)}
-    return replace(
-        bare,
-        costs=StepCosts(**shared, residual=residual, layers=layers),
-        kernels=replace(bare.kernels, gemm_smoothing=choice.gemm_smoothing, fp8_scales=choice.fp8_scales),
-        fit=replace(bare.fit, costs=choice.form.costs, outlier=choice.form.outlier),
-    )
+    return replace(bare, costs=StepCosts(**shared, residual=residual, layers=layers))
 
 
-def _with_evidence(costs: StepCosts, form: CostForm, without_gpu: Mapping[str, SplitFit]) -> StepCosts:
+def _with_evidence(
+    costs: StepCosts, form: CostForm, without_gpu: Mapping[str, Mapping[str, float]]
+) -> StepCosts:
     """Return the costs; evidence of each architecture-specific one is its value without each GPU."""
     layers = []
     for one in costs.layers:
         name = f"{OWN_LAYERS}.{form.layers.index((one.architecture, one.versions))}"
-        others = ", ".join(f"{_digits(fit.costs[name]):g} without {gpu}" for gpu, fit in without_gpu.items())
+        others = ", ".join(f"{_digits(fit[name]):g} without {gpu}" for gpu, fit in without_gpu.items())
         layers.append(replace(one, evidence=f"fitted with the shared costs; us: {others}" if others else ""))
     return replace(costs, layers=tuple(layers))
 
@@ -280,27 +247,9 @@ def _cost_name(name: str, form: CostForm) -> str:
     return f"layers {architecture} {versions}".rstrip()
 
 
-def _kept_fit(one: SplitFit, form: CostForm) -> dict[str, Any]:
+def _kept_fit(costs_us: Mapping[str, float], form: CostForm) -> dict[str, float]:
     """Return a fit as stored in a profile's evidence."""
-    costs = {_cost_name(name, form): _digits(us) for name, us in one.costs.items()}
-    return {
-        **costs,
-        "gemm_smoothing": one.choice.gemm_smoothing,
-        "fp8_scales": one.choice.fp8_scales,
-        "outlier": one.choice.form.outlier,
-    }
-
-
-def _tried(fitted: FittedRows, form: CostForm) -> dict[str, float]:
-    """Return the leave-out error of each form, with the best kernels."""
-    if "form" not in form.chosen:
-        return {}
-    every = np.ones(len(fitted.labels.tp), bool)
-    tried: dict[str, float] = {}
-    for trial in fitted.trials(every, (*fitted.forms, *HOST_FORMS)):
-        name = " ".join(trial.choice.form.costs) or "kernels"
-        tried[name] = min(tried.get(name, math.inf), round(trial.error, 4))
-    return tried
+    return {_cost_name(name, form): _digits(us) for name, us in costs_us.items()}
 
 
 def _errors_of(one: DatasetErrors) -> dict[str, Any]:
@@ -336,7 +285,7 @@ def profiles_of(engine: str | Path | EngineProfile) -> ProfileOf:
 def profiles_without(
     split: str, rows: Iterable[ServingRow], tables: Mapping[str, Tables], say: Callable[[str], None]
 ) -> ProfileOf:
-    """Fit each engine's costs without each model, GPU or version."""
+    """Fit each engine's costs without each model, GPU, version or bench."""
     if split not in SPLITS:
         raise TableError(f"what is left out is one of {', '.join(SPLITS)}, got {split!r}")
     known = [row for row in rows if not row.left_out]

@@ -2,25 +2,23 @@
 
 A row's TPOT is a mix of two steps, decode-only (D) and mixed (M):
 
-    predicted = n_D max(D + added_D, floor_D) + n_M max(M + added_M, floor_M)
+    predicted = n_D (D + added_D) + n_M max(M + added_M, floor_M)
 
-D and M are kernel times, n_D and n_M steps per token. Added times and floors are sums of costs times their
-counts (1, sequences, layers, all-reduces), so the model is linear in the costs except at the floors.
+D and M are kernel times, n_D and n_M steps per token. Added times and the floor are sums of costs times their
+counts (1, sequences, layers, all-reduces), so the model is linear in the costs except at the floor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from fastroof.arrays import Bools, Floats
-from fastroof.engines import CostForm
 from fastroof.serving.evidence.kernel_times import (
-    FLOORS,
-    HOST_COSTS,
+    FLOOR,
     OWN_LAYERS,
     Columns,
     KernelTimes,
@@ -41,13 +39,6 @@ CLEARLY: Final = 1e-9
 """Relative difference of losses beyond rounding."""
 
 
-class Form(NamedTuple):
-    """Like :class:`fastroof.engines.CostForm`, including costs that no profile has."""
-
-    costs: tuple[str, ...]
-    outlier: float = 0.0
-
-
 def equal_weights(datasets: npt.NDArray[Any], fewest: int = 1) -> Floats:
     """Weight rows so that every data set has the same total weight."""
     _, which = np.unique(datasets, return_inverse=True)
@@ -55,27 +46,24 @@ def equal_weights(datasets: npt.NDArray[Any], fewest: int = 1) -> Floats:
     return weights
 
 
-def fit_costs(
-    times: KernelTimes, weights: Floats, form: Form | CostForm, *, thorough: bool = True
-) -> dict[str, float]:
+def fit_costs(times: KernelTimes, weights: Floats, costs: Sequence[str]) -> dict[str, float]:
     """Fit an engine's costs to measured rows."""
-    names = _names(times, form.costs)
+    names = _names(times, costs)
     if not names:
         return {}
     columns = columns_of(times, names)
 
     def descend(start: Floats) -> tuple[Floats, float]:
-        return _descend(times, weights, form.outlier, columns, start)
+        return _descend(times, weights, columns, start)
 
     best, least = descend(np.zeros(len(names)))
-    floor = next((i for i, name in enumerate(names) if name in FLOORS), None)
+    floor = names.index(FLOOR) if FLOOR in names else None
     if floor is not None:
-        starts = _floors_us(times, names[floor])
-        for floor_us in starts if thorough else starts[1:2]:
+        for floor_us in _floors_us(times):
             costs, loss = descend(np.eye(len(names))[floor] * floor_us)
             if loss < least * (1.0 - CLEARLY):
                 best, least = costs, loss
-        left = list(SIDES) if thorough else []
+        left = list(SIDES)
         while left:
             side = np.ones(len(names))
             side[floor] = left.pop()
@@ -85,12 +73,9 @@ def fit_costs(
     return {name: float(us) for name, us in zip(names, best, strict=True)}
 
 
-def are_told_apart(times: KernelTimes, form: Form | CostForm, costs: Mapping[str, float]) -> bool:
+def are_told_apart(times: KernelTimes, costs: Mapping[str, float]) -> bool:
     """Return whether rows distinguish the costs: none is a linear mix of the others in every row."""
-    names = _names(times, form.costs)
-    slopes = _slopes(
-        times, columns_of(times, names), np.array([float(costs.get(name, 0.0)) for name in names])
-    )
+    slopes = _slopes(times, columns_of(times, list(costs)), np.array([*costs.values()], np.float64))
     relative = slopes[:, slopes.any(axis=0)] / times.measured_us[:, None]
     relative /= np.linalg.norm(relative, axis=0)
     return bool(np.linalg.matrix_rank(relative, tol=SMALLEST_ANGLE) == relative.shape[1])
@@ -102,33 +87,23 @@ def _names(times: KernelTimes, costs: Sequence[str]) -> list[str]:
     return [*costs, *(f"{OWN_LAYERS}.{i}" for i in range(own))]
 
 
-def _floors_us(times: KernelTimes, name: str) -> Floats:
-    """Return start values of floors: kernel time of a mixed step per layer, or per step."""
-    if name in HOST_COSTS:
-        return np.quantile(times.decode_us, (0.2, 0.5, 0.8))
+def _floors_us(times: KernelTimes) -> Floats:
+    """Return start values of the floor: kernel time of a mixed step per layer."""
     prefills = times.mixed_steps > 0.0
     if not prefills.any():
         return np.empty(0)
     return np.quantile((times.mixed_us / times.num_layers)[prefills], (0.2, 0.5, 0.8))
 
 
-def _loss_of(error: Floats, weights: Floats, outlier: float) -> float:
-    if outlier:
-        return float(weights @ (2.0 * outlier**2 * (np.sqrt(1.0 + (error / outlier) ** 2) - 1.0)))
-    return float(weights @ error**2)
-
-
-def _descend(
-    times: KernelTimes, weights: Floats, outlier: float, columns: Columns, costs: Floats
-) -> tuple[Floats, float]:
+def _descend(times: KernelTimes, weights: Floats, columns: Columns, costs: Floats) -> tuple[Floats, float]:
     """Return costs and loss at the nearest local minimum."""
 
     def loss_at(tried: Floats) -> float:
-        return _loss_of(mean_us(times, columns, tried) / times.measured_us - 1.0, weights, outlier)
+        return float(weights @ (mean_us(times, columns, tried) / times.measured_us - 1.0) ** 2)
 
     loss = loss_at(costs)
     for _ in range(MOST_ITERATIONS):
-        move = _newton_costs(times, weights, outlier, columns, costs) - costs
+        move = _newton_costs(times, weights, columns, costs) - costs
         for _ in range(MOST_HALVINGS):
             tried = costs + move
             tried_loss = loss_at(tried)
@@ -146,24 +121,16 @@ def _descend(
 def _slopes(times: KernelTimes, columns: Columns, costs: Floats) -> Floats:
     """Return the derivative of each row by each cost, on its side of the floors."""
 
-    def of_step(kernels_us: Floats, added: Floats, floor: Floats) -> Floats:
-        unbound: Bools = kernels_us + added @ costs >= floor @ costs
-        return np.where(unbound[:, None], added, floor)
-
-    decode = of_step(times.decode_us, columns.decode, columns.decode_floor)
-    mixed = of_step(times.mixed_us, columns.mixed, columns.mixed_floor)
-    slopes: Floats = times.decode_steps[:, None] * decode + times.mixed_steps[:, None] * mixed
+    unbound: Bools = times.mixed_us + columns.mixed @ costs >= columns.mixed_floor @ costs
+    mixed = np.where(unbound[:, None], columns.mixed, columns.mixed_floor)
+    slopes: Floats = times.decode_steps[:, None] * columns.decode + times.mixed_steps[:, None] * mixed
     return slopes
 
 
-def _newton_costs(
-    times: KernelTimes, weights: Floats, outlier: float, columns: Columns, costs: Floats
-) -> Floats:
-    """Return the best costs if every row stays on its side of the floor with its weight."""
+def _newton_costs(times: KernelTimes, weights: Floats, columns: Columns, costs: Floats) -> Floats:
+    """Return the best costs if every row stays on its side of the floor."""
     slopes = _slopes(times, columns, costs)
     predicted = mean_us(times, columns, costs)
-    if outlier:
-        weights = weights / np.sqrt(1.0 + ((predicted / times.measured_us - 1.0) / outlier) ** 2)
     root = np.sqrt(weights)
     # a cost without effect on any row stays unchanged
     moving = slopes.any(axis=0)

@@ -34,15 +34,15 @@ Rows are a CSV with the columns dataset, gpu, engine, model, dtype, kv_dtype, tp
 tpot_ms and the optional ones of benchmarks/accuracy/rows.py. Rows with a reason in left_out are not fitted.
 
 Each data set of a GPU has the same weight, errors are relative, and all models and tp share the costs.
-Intervals are 95 %, from a bootstrap over (model, tp, GPU). The set of costs is chosen by leaving out models.
-Unseen errors: everything is chosen and fitted without the model, GPU or version.
+Intervals are 95 %, from a bootstrap over (model, tp, GPU). Which costs an engine has is in its profile.
+Unseen errors: costs are fitted without the model, GPU, version or bench.
 Admission-limited, speculative and defective runs are not fitted; their number is printed.
 
 \b
-JSON: profile (its parts), evidence (command, hashes, intervals, fits without each model, GPU and version,
+JSON: profile (its parts), evidence (command, hashes, intervals, fits without each model, GPU, version, bench,
 errors, data sets), costs: a list [name, us, low_us, high_us], datasets: a list [dataset, rows, models, gpus,
-tps, and mape and bias of kernels, fitted and unseen as fractions], without, without_gpu, without_version
-(name: costs), output (the profile written, or null).
+tps, and mape and bias of kernels, fitted and unseen as fractions], without, without_gpu, without_version,
+without_bench (name: costs), output (the profile written, or null).
 """
 
 
@@ -122,6 +122,7 @@ def _document(fitted: Calibration, output: Path | None) -> dict[str, Any]:
                 ("without", fitted.without),
                 ("without_gpu", fitted.without_gpu),
                 ("without_version", fitted.without_version),
+                ("without_bench", fitted.without_bench),
             )
         },
         "output": None if output is None else str(output),
@@ -155,7 +156,18 @@ def _print(fitted: Calibration) -> None:
         left=("cost",),
     )
     out.print()
-    columns = ("data set", "rows", "gpu", "tp", "kernels", "fitted", "unseen model", "gpu", "version")
+    columns = (
+        "data set",
+        "rows",
+        "gpu",
+        "tp",
+        "kernels",
+        "fitted",
+        "unseen model",
+        "gpu",
+        "version",
+        "bench",
+    )
     print_table(
         columns,
         [
@@ -169,6 +181,7 @@ def _print(fitted: Calibration) -> None:
                 _error(one.unseen_mape, one.unseen_bias),
                 _error(one.unseen_gpu_mape, one.unseen_gpu_bias),
                 _error(one.unseen_version_mape, one.unseen_version_bias),
+                _error(one.unseen_bench_mape, one.unseen_bench_bias),
             )
             for one in fitted.datasets
         ],

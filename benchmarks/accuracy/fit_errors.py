@@ -10,22 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.accuracy.fit import fit_costs
-from benchmarks.accuracy.fit_choice import FEWEST_ROWS, Choice, FittedRows
+from benchmarks.accuracy.fitted_rows import FEWEST_ROWS, FittedRows
 from fastroof.arrays import Bools, Floats
 from fastroof.serving.evidence.own_fit import FittedCost
 
-Split = Literal["model", "gpu", "version"]
-SPLITS: Final[tuple[Split, ...]] = ("model", "gpu", "version")
+Split = Literal["model", "gpu", "version", "bench"]
+SPLITS: Final[tuple[Split, ...]] = ("model", "gpu", "version", "bench")
 
 INTERVAL: Final = 0.95
 _SEED: Final = 0
-
-
-class SplitFit(NamedTuple):
-    """A choice and fit without some rows."""
-
-    choice: Choice
-    costs: dict[str, float]
 
 
 class DatasetErrors(NamedTuple):
@@ -46,48 +39,43 @@ class DatasetErrors(NamedTuple):
     unseen_gpu_bias: float
     unseen_version_mape: float
     unseen_version_bias: float
+    unseen_bench_mape: float
+    unseen_bench_bias: float
 
 
-def fits_without(fitted: FittedRows, split: Split) -> dict[str, SplitFit]:
-    """Choose and fit without each model, GPU or version; empty if there is only one."""
+Costs = Mapping[str, float]
+
+
+def fits_without(fitted: FittedRows, split: Split) -> dict[str, dict[str, float]]:
+    """Fit without each model, GPU, version or bench; empty if there is only one."""
     names: npt.NDArray[np.str_] = getattr(fitted.labels, split)
     each = np.unique(names)
-    fits: dict[str, SplitFit] = {}
-    if len(each) < 2:
-        return fits
-    for name in each:
-        seen = names != name
-        choice = fitted.choose(seen)
-        fits[str(name)] = SplitFit(choice, fitted.fit(seen, choice))
-    return fits
+    return {str(name): fitted.fit(names != name) for name in each} if len(each) > 1 else {}
 
 
-def unseen_errors(fitted: FittedRows, split: Split, fits: Mapping[str, SplitFit]) -> Floats:
+def unseen_errors(fitted: FittedRows, split: Split, fits: Mapping[str, Costs]) -> Floats:
     """Return each row's relative error by the fit without it; nan if missing."""
     names: npt.NDArray[np.str_] = getattr(fitted.labels, split)
     unseen = np.full(len(names), np.nan)
-    for name, one in fits.items():
+    for name, costs in fits.items():
         rows = names == name
-        unseen[rows] = fitted.errors(one.choice, one.costs)[rows]
+        unseen[rows] = fitted.errors(costs)[rows]
     return unseen
 
 
-def cost_intervals(
-    fitted: FittedRows, choice: Choice, costs: Mapping[str, float], resamples: int
-) -> tuple[FittedCost, ...]:
+def cost_intervals(fitted: FittedRows, costs: Costs, resamples: int) -> tuple[FittedCost, ...]:
     """Return 95 % intervals by a bootstrap over clusters of model, tp and GPU."""
     clusters, cluster_of = np.unique(fitted.labels.cluster, return_inverse=True)
     if not resamples or len(clusters) < 2 or not costs:
         return tuple(FittedCost(name, us, math.nan, math.nan) for name, us in costs.items())
-    times = fitted.times[choice.kernels]
-    weights = fitted.weights(np.ones(len(cluster_of), bool))
+    weights = fitted.weights(fitted.every)
     generator = np.random.default_rng(_SEED)
     drawn = np.empty((resamples, len(costs)))
     for i in range(resamples):
         picked = generator.integers(len(clusters), size=len(clusters))
         counts = np.bincount(picked, minlength=len(clusters)).astype(np.float64)[cluster_of]
         rows: Bools = counts > 0.0
-        resampled = fit_costs(times.pick(rows), (weights * counts)[rows], choice.form)
+        resampled = fit_costs(fitted.times.pick(rows), (weights * counts)[rows], fitted.costs)
         drawn[i] = [resampled[name] for name in costs]
     tail = 50.0 * (1.0 - INTERVAL)
     low, high = np.percentile(drawn, (tail, 100.0 - tail), axis=0)

@@ -1,20 +1,30 @@
-"""Select the measured rows to fit, with reasons for the others."""
+"""The measured rows to fit: which, their labels and kernel times, and fits of some of them."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from benchmarks.accuracy.fit import equal_weights, fit_costs
 from benchmarks.accuracy.rows import dataset_names
 from benchmarks.accuracy.run_kinds import defect_of
+from fastroof.arrays import Bools, Floats, Longs
 from fastroof.engines import EngineProfile, recipe_for
 from fastroof.engines.values import holds_for, is_version
 from fastroof.errors import FastroofError, TableError
-from fastroof.serving.evidence.kernel_times import NUM_COLUMNS, KernelTimes, alike_rows, times_of_plan
+from fastroof.serving.evidence.kernel_times import (
+    NUM_COLUMNS,
+    KernelTimes,
+    alike_rows,
+    predicted_us,
+    times_of_plan,
+)
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.tables import Tables
 
@@ -123,3 +133,67 @@ def time_rows(rows: Sequence[ServingRow], tables: Mapping[str, Tables], profile:
     there = ~np.isnan(columns[0])
     kept = tuple(row for row, is_there in zip(rows, there, strict=True) if is_there)
     return TimedRows(kept, KernelTimes(*columns[:, there]), refused)
+
+
+FEWEST_ROWS: Final = 10
+"""Data sets with fewer rows count less in a fit and its error."""
+
+
+@dataclass(frozen=True)
+class RowLabels:
+    """Labels of each row."""
+
+    dataset: npt.NDArray[np.str_]
+    model: npt.NDArray[np.str_]
+    gpu: npt.NDArray[np.str_]
+    version: npt.NDArray[np.str_]
+    bench: npt.NDArray[np.str_]
+    tp: Longs
+
+    @classmethod
+    def of(cls, rows: Sequence[ServingRow]) -> RowLabels:
+        """Return the labels of rows."""
+        named = ("dataset", "whole_model", "gpu", "engine_version", "bench_label")
+        texts = (np.array([getattr(row, name) for row in rows]) for name in named)
+        return cls(*texts, np.array([row.tp for row in rows], np.int64))
+
+    @property
+    def cell(self) -> npt.NDArray[np.str_]:
+        """Data set and GPU: each cell has the same weight."""
+        return np.array([f"{d} {g}" for d, g in zip(self.dataset, self.gpu, strict=True)])
+
+    @property
+    def cluster(self) -> npt.NDArray[np.str_]:
+        """Model, tp and GPU: rows with correlated errors."""
+        return np.array([f"{m} {t} {g}" for m, t, g in zip(self.model, self.tp, self.gpu, strict=True)])
+
+
+@dataclass(eq=False)
+class FittedRows:
+    """Rows to fit, and the costs that an engine has for physical reasons: only their sizes are fitted."""
+
+    times: KernelTimes
+    labels: RowLabels
+    costs: tuple[str, ...]
+    _cells: Longs = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Number the cells once."""
+        self._cells = np.unique(self.labels.cell, return_inverse=True)[1]
+
+    @property
+    def every(self) -> Bools:
+        """A mask of all rows."""
+        return np.ones(len(self._cells), bool)
+
+    def weights(self, rows: Bools) -> Floats:
+        """Return weights of the selected rows: every data set of a GPU has the same total."""
+        return equal_weights(self._cells[rows], FEWEST_ROWS)
+
+    def fit(self, rows: Bools) -> dict[str, float]:
+        """Fit the costs to the selected rows."""
+        return fit_costs(self.times.pick(rows), self.weights(rows), self.costs)
+
+    def errors(self, costs: Mapping[str, float]) -> Floats:
+        """Return the relative error of every row."""
+        return np.asarray(predicted_us(self.times, costs) / self.times.measured_us - 1.0)

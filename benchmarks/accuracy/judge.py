@@ -95,6 +95,10 @@ def main(
         bool,
         typer.Option("--leave-one-version-out", help="Likewise for engine versions; needs --gpu all."),
     ] = False,
+    leave_one_bench_out: Annotated[
+        bool,
+        typer.Option("--leave-one-bench-out", help="Likewise for benchmarks; needs --gpu all."),
+    ] = False,
     min_rows: Annotated[int, typer.Option(help="With --gpu all: minimum rows of a group.", min=1)] = 1,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="With --gpu all: print the tables as Markdown.")
@@ -117,7 +121,12 @@ def main(
         raise FastroofError(f"--peer is {' or '.join(PEERS)}, got {peer!r}")
     if plot is not None:
         check_picture(plot)
-    split = _split(model=leave_one_model_out, gpu=leave_one_gpu_out, version=leave_one_version_out)
+    split = _split(
+        model=leave_one_model_out,
+        gpu=leave_one_gpu_out,
+        version=leave_one_version_out,
+        bench=leave_one_bench_out,
+    )
     if gpu == ALL:
         given = {
             "--dataset": dataset, "--rows": rows, "--steps": steps, "--by": by, "--peer": peer,
@@ -130,9 +139,10 @@ def main(
             )
         _validate_all(engine, split, min_rows, markdown, csv_path, plot, as_json)
         return
-    if markdown or min_rows > 1 or split in ("gpu", "version"):
+    if markdown or min_rows > 1 or split in ("gpu", "version", "bench"):
         raise FastroofError(
-            "--leave-one-gpu-out, --leave-one-version-out, --min-rows and --markdown need --gpu all, "
+            "--leave-one-gpu-out, --leave-one-version-out, --leave-one-bench-out, --min-rows and --markdown "
+            f"need --gpu all, "
             f"got --gpu {gpu or 'of this machine'}"
         )
     spec, measured_kernels = gpu_and_tables(gpu, tables, source)

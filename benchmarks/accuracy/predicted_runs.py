@@ -36,6 +36,7 @@ SPLIT_NAMES: Final[Mapping[str, Callable[[ServingRow], Hashable]]] = MappingProx
         "model": lambda row: row.whole_model,
         "gpu": lambda row: row.gpu,
         "version": lambda row: (row.engine, row.engine_version),
+        "bench": lambda row: row.bench_label,
     }
 )
 """Splits by the attribute of a run that is left out of the fit."""

@@ -37,9 +37,6 @@ from fastroof.errors import FastroofError, PlanError
 STEP_ORDERS: Final = ("mixed", "prefill_first")
 """Whether prompts share steps with decodes, or run before them in separate steps."""
 
-CHOSEN: Final = ("form", "gemm_smoothing", "fp8_scales")
-"""What rows may select when costs are fitted."""
-
 
 class GpuMemory(Protocol):
     """A GPU's name and memory."""
@@ -270,18 +267,12 @@ class NotFitted:
 
 @dataclass(frozen=True)
 class CostForm:
-    """Which costs are fitted to measured rows, and how much outliers count.
+    """Which costs are fitted to measured rows.
 
     Attributes
     ----------
     costs : tuple of str
         Names of :class:`StepCosts` fields; the others stay 0.
-    outlier : float
-        Relative error from which the squared error grows like the absolute one (soft L1); 0 for plain
-        least squares.
-    chosen : tuple of str
-        What the rows select, of ``form`` (both of these), ``gemm_smoothing`` and ``fp8_scales``; the others
-        are those of the profile.
     layers : tuple of (str, str)
         Architectures whose layers have a separate cost, and the range of versions; empty for any.
     left_out : tuple of NotFitted
@@ -289,8 +280,6 @@ class CostForm:
     """
 
     costs: tuple[str, ...]
-    outlier: float = 0.0
-    chosen: tuple[str, ...] = ()
     layers: tuple[tuple[str, str], ...] = ()
     left_out: tuple[NotFitted, ...] = ()
 
@@ -300,12 +289,6 @@ class CostForm:
         for name in self.costs:
             check_one_of("a cost to fit", name, known)
         object.__setattr__(self, "costs", tuple(self.costs))
-        object.__setattr__(self, "outlier", check_number("outlier", self.outlier))
-        if isinstance(self.chosen, str):
-            raise PlanError(f"chosen must be a list of names, got {self.chosen!r}")
-        for name in self.chosen:
-            check_one_of("chosen", name, CHOSEN)
-        object.__setattr__(self, "chosen", tuple(self.chosen))
         layers = tuple(tuple(pair) if isinstance(pair, list | tuple) else (pair,) for pair in self.layers)
         if not all(len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in layers):
             raise PlanError(

@@ -26,13 +26,10 @@ COSTS: Final = (
 )  # fmt: skip
 """The costs of an engine that can be fitted."""
 
-HOST_COSTS: Final = ("host_step_us", "host_sequence_us")
-"""A host in parallel with the GPU, per step and per sequence; the longer counts. Not in any profile."""
-
 OWN_LAYERS: Final = "own_layers"
 """Prefix of the names of layer costs of architectures; the column number follows."""
 
-FLOORS: Final = ("prefill_floor_layer_us", *HOST_COSTS)
+FLOOR: Final = "prefill_floor_layer_us"
 NUM_COLUMNS: Final = 9
 """Relative error of :class:`KernelTimes` before costs are added."""
 
@@ -68,7 +65,6 @@ class Columns(NamedTuple):
 
     decode: Floats
     mixed: Floats
-    decode_floor: Floats
     mixed_floor: Floats
 
 
@@ -82,14 +78,8 @@ def columns_of(times: KernelTimes, names: Sequence[str]) -> Columns:
     shape = (len(times.measured_us), len(names))
     columns = Columns(*(np.zeros(shape) for _ in Columns._fields))
     for i, name in enumerate(names):
-        if name in FLOORS:
-            if name == "prefill_floor_layer_us":
-                columns.mixed_floor[:, i] = times.num_layers
-            elif name == "host_step_us":
-                columns.decode_floor[:, i] = columns.mixed_floor[:, i] = 1.0
-            else:
-                columns.decode_floor[:, i] = times.decode_sequences
-                columns.mixed_floor[:, i] = times.mixed_sequences
+        if name == FLOOR:
+            columns.mixed_floor[:, i] = times.num_layers
             continue
         mixed = _counted_by(times, name)
         columns.mixed[:, i] = mixed
@@ -117,7 +107,7 @@ def _counted_by(times: KernelTimes, name: str) -> Floats:
 
 def mean_us(times: KernelTimes, columns: Columns, costs: Floats) -> Floats:
     """Return the time per output token, us: the mean of both steps."""
-    decode_us = np.maximum(times.decode_us + columns.decode @ costs, columns.decode_floor @ costs)
+    decode_us = times.decode_us + columns.decode @ costs
     mixed_us = np.maximum(times.mixed_us + columns.mixed @ costs, columns.mixed_floor @ costs)
     both_us: Floats = times.decode_steps * decode_us + times.mixed_steps * mixed_us
     return both_us

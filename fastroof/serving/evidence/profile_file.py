@@ -67,7 +67,7 @@ def profile_text(profile: EngineProfile) -> str:
     if fit is not None:
         fit["layers"] = [list(pair) for pair in fit["layers"]]
         fit["left_out"] = [{key: value for key, value in one.items() if value} for one in fit["left_out"]]
-        content["fit"] = {key: value for key, value in fit.items() if key in ("costs", "outlier") or value}
+        content["fit"] = {key: value for key, value in fit.items() if key == "costs" or value}
     layout = {key: value for key, value in content.pop("layout").items() if value != plain[key]}
     if "gathered_bytes" in layout:
         layout["gathered_bytes"] = dict(layout["gathered_bytes"])
