@@ -116,7 +116,7 @@ def sweep(
     dp: Annotated[Text, _key("Ranks of attention data parallelism.")] = None,
     ep: Annotated[Text, _key("Number of GPU groups that the experts are spread over.")] = None,
     routing: Annotated[
-        Text, _key("Distribution of tokens over experts: balanced, power_law_1.01, power_law_1.2.")
+        Text, _key("Distribution of tokens over experts: auto, balanced, power_law_1.01, power_law_1.2.")
     ] = None,
     replicas: Annotated[Text, _key("Number of replicas; or --total-gpus.")] = None,
     total_gpus: Annotated[Text, _key("GPUs of the whole deployment.")] = None,

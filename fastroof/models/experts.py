@@ -14,7 +14,7 @@ from fastroof.models.exchange import (
     before_experts,
     experts_send,
 )
-from fastroof.models.execution import Execution
+from fastroof.models.execution import ROUTING, Execution
 from fastroof.models.hf import checked_fields
 from fastroof.models.layout import Layout, check_sizes, linear_calls
 from fastroof.operators.calls import Call, Elementwise, Experts, Gemm, Parallel, RowOperator, Steps
@@ -38,7 +38,8 @@ class RoutedExperts:
     """Routed experts, of which a router picks some per token, and shared experts, which see every token.
 
     Zero experts return their input: the router weighs them too, and they have no weights. Without a norm
-    of its own, the layer copies its input and adds its output.
+    of its own, the layer copies its input and adds its output. ``routing`` is how tokens spread if
+    a plan does not say.
     """
 
     num_experts: int
@@ -55,6 +56,7 @@ class RoutedExperts:
     adds_residual: bool = True
     zero_experts: int = 0
     norm: bool = True
+    routing: str = ROUTING
     has_experts = True
 
     def __post_init__(self) -> None:

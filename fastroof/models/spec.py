@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 from fastroof.checks import shown, whole_number
 from fastroof.errors import ModelError, PlanError
 from fastroof.models.attention import Attention
-from fastroof.models.execution import UNQUANTISED, Checkpoint, Execution
+from fastroof.models.execution import ROUTING, UNQUANTISED, Checkpoint, Execution
+from fastroof.models.experts import RoutedExperts
 from fastroof.models.hf import checked_fields
 from fastroof.models.layers import LayerGroup, LayerKind, NoAttention, NoMlp
 from fastroof.models.layout import ALL_TP_SIZES, SIZES_OF_TP, TP_SIZES, Layout, check_sizes
@@ -119,6 +120,12 @@ class ModelSpec:
     def has_experts(self) -> bool:
         """Whether any layer has experts."""
         return any(kind.mlp.has_experts for kind in self.kinds)
+
+    @property
+    def routing(self) -> str:
+        """How tokens spread over experts if a plan does not say."""
+        mlps = (kind.mlp for kind in self.kinds)
+        return next((mlp.routing for mlp in mlps if isinstance(mlp, RoutedExperts)), ROUTING)
 
     @property
     def is_dense(self) -> bool:

@@ -347,8 +347,8 @@ def compile_plan(
         ``none`` takes bf16 GEMMs as measured, ``median3`` smooths the small ones along m (default: the
         engine's own).
     routing : str, optional
-        Distribution of tokens over experts: balanced, power_law_1.01 or power_law_1.2 (the default, see
-        :data:`fastroof.models.execution.ROUTING`).
+        Distribution of tokens over experts: balanced, power_law_1.01, power_law_1.2 or ``auto`` (default), as
+        serving runs show: balanced for Mixtral, power_law_1.2 for other families.
     allow_modelled : bool
         Whether a call that was not measured comes from the datasheet model (origin "modelled") instead of
         raising MissingTableError.

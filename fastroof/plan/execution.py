@@ -12,7 +12,7 @@ from fastroof.engines import EngineProfile
 from fastroof.errors import PlanError
 from fastroof.models import Layout, ModelSpec, load_model
 from fastroof.models.exchange import experts_send, sends_to_experts
-from fastroof.models.execution import ROUTING, SENDING_EXPERTS, ExchangeRules, Execution, Formats
+from fastroof.models.execution import SENDING_EXPERTS, ExchangeRules, Execution, Formats
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.layers import LayerKind
 from fastroof.models.quantisation.scheme import BLOCK
@@ -130,7 +130,7 @@ def check_wide_experts(model: ModelSpec, layout: Layout, options: PlanOptions) -
         reasons.append("wide kernels were measured for gated experts only")
     if options.eplb and options.wide_experts is False:
         reasons.append("eplb was measured with wide kernels only: use wide_experts=None or True")
-    if options.eplb and options.routing == "balanced":
+    if options.eplb and (options.routing or model.routing) == "balanced":
         reasons.append("balanced routing leaves eplb nothing to balance: use eplb=False")
     if options.num_slots is not None:
         if not options.eplb:
@@ -359,7 +359,7 @@ def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) ->
         formats,
         kernel_formats(model, stored, curves.gpu, options, tables),
         scale_bytes=scale_bytes,
-        routing=ROUTING if options.routing is None else options.routing,
+        routing=options.routing or model.routing,
         shared_beside=shares_experts_beside(curves.gpu, options),
         exchange=exchange_rules(options.engine, curves.gpu, options.exchange),
         whole_blocks=whole_blocks(options, tables),

@@ -70,10 +70,10 @@ def _kv_dtype(name: str, value: Any) -> str:
     return one_of(name, value, (AUTO, *KV_DTYPES), PlanError)
 
 
-def _routing(name: str, value: Any) -> str:
-    from fastroof.models.execution import ROUTINGS
+def _routing(name: str, value: Any) -> str | None:
+    from fastroof.models.execution import AUTO, ROUTINGS
 
-    return one_of(name, value, ROUTINGS, PlanError)
+    return None if one_of(name, value, (AUTO, *ROUTINGS), PlanError) == AUTO else str(value)
 
 
 def _exchange(name: str, value: Any) -> str:
@@ -161,8 +161,8 @@ class PlanOptions:
     )
     routing: str | None = _option(
         None,
-        "Distribution of tokens over experts: balanced, power_law_1.01 or power_law_1.2 "
-        "(default: power_law_1.2).",
+        "Distribution of tokens over experts: auto, balanced, power_law_1.01 or power_law_1.2 "
+        "(default: auto, as measured of the model's family).",
         "NAME",
         _optional(_routing),
     )

@@ -274,7 +274,7 @@ def plan_key(spec: DeploymentSpec, row: Mapping[str, Any]) -> Any:
     from fastroof.config import load_gpu
     from fastroof.engines import load_engine
     from fastroof.models import load_model
-    from fastroof.models.execution import ROUTING
+    from fastroof.models.execution import AUTO
     from fastroof.sweep.units import NO_ROUTING, PlanKey
 
     return PlanKey(
@@ -287,7 +287,7 @@ def plan_key(spec: DeploymentSpec, row: Mapping[str, Any]) -> Any:
         row["pp"],
         row["dp"],
         row["ep"],
-        ROUTING if row["routing"] == NO_ROUTING else row["routing"],
+        AUTO if row["routing"] == NO_ROUTING else row["routing"],
     )
 
 

@@ -27,7 +27,7 @@ from fastroof.documents import read_toml
 from fastroof.engines import engine_names, load_engine
 from fastroof.errors import FastroofError, SweepError
 from fastroof.models import ModelSpec, load_model
-from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES, ROUTING, ROUTINGS
+from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES, ROUTINGS
 from fastroof.models.layout import ALL_TP_SIZES, SIZES_OF_TP, TP_SIZES
 from fastroof.ranges import expand_sizes
 from fastroof.sweep.units import Split
@@ -211,7 +211,7 @@ MAX_ROWS: Final = 20_000_000
 MAX_GPUS: Final = 1024
 """Maximum of each size of a layout."""
 _SIZES: Final = "a number, a list of numbers, or a range like {start = 1, stop = 8, factor = 2}"
-_CHOICES: Final = {"dtype": (AUTO, *DTYPES), "kv_dtype": (AUTO, *KV_DTYPES), "routing": ROUTINGS}
+_CHOICES: Final = {"dtype": (AUTO, *DTYPES), "kv_dtype": (AUTO, *KV_DTYPES), "routing": (AUTO, *ROUTINGS)}
 
 Sizes = Annotated[tuple[int, ...], WithJsonSchema(SIZES_SCHEMA)]
 Names = Annotated[tuple[str, ...], WithJsonSchema(NAMES_SCHEMA)]
@@ -240,7 +240,7 @@ class SweepSpec(BaseModel):
     dp: Sizes = Field((1,), description=f"ranks of attention data parallelism in a replica, {_SIZES}")
     ep: Sizes = Field((1,), description=f"expert-parallel groups, out of the tp x dp of a stage, {_SIZES}")
     routing: Names = Field(
-        (ROUTING,), description=f"how tokens spread over experts, a list out of {', '.join(ROUTINGS)}"
+        (AUTO,), description=f"how tokens spread over experts, a list out of {', '.join((AUTO, *ROUTINGS))}"
     )
     dtype: Names = Field((AUTO,), description=f"a list out of {', '.join((AUTO, *DTYPES))}")
     kv_dtype: Names = Field((AUTO,), description=f"a list out of {', '.join((AUTO, *KV_DTYPES))}")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastroof.columns import Column
-from fastroof.models.execution import ROUTING
+from fastroof.models.execution import AUTO
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,7 +18,7 @@ class Split(NamedTuple):
     pp: int = 1
     dp: int = 1
     ep: int = 1
-    routing: str = ROUTING
+    routing: str = AUTO
 
 
 class PlanKey(NamedTuple):
@@ -33,7 +33,7 @@ class PlanKey(NamedTuple):
     pp: int = 1
     dp: int = 1
     ep: int = 1
-    routing: str = ROUTING
+    routing: str = AUTO
 
     @property
     def layout_options(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastroof import StepBatch, compile_plan, compile_plans, load_model
+from fastroof import StepBatch, Tables, compile_plan, compile_plans, load_model
 from fastroof.columns import ORIGIN_BORROWED
 from fastroof.errors import MissingTableError, PlanError
 from tests.reference.kinds import step_us
@@ -146,3 +146,26 @@ def test_what_has_no_experts_or_no_rows(h100):
         allow_modelled=True,
     )
     assert experts(modelled, [(1, 9)]).source == "datasheet"
+
+
+# -- routing by family --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "routing"),
+    [("mixtral-8x7b", "balanced"), ("qwen3-30b-a3b", "power_law_1.2"), ("llama-3.1-8b", "power_law_1.2")],
+)
+def test_tokens_spread_as_measured_of_the_family(h100: Tables, model: str, routing: str) -> None:
+    made = {"tp": 2, "engine": "kernels"}
+    own, auto, named = (
+        compile_plan(model, h100.gpu, h100, **made, **given)
+        for given in ({}, {"routing": "auto"}, {"routing": routing})
+    )
+    assert load_model(model).routing == routing
+    assert own.execution.routing == auto.execution.routing == named.execution.routing == routing
+    assert own.decode_us(64, 1024) == named.decode_us(64, 1024)
+
+
+def test_a_balancer_has_nothing_to_do_if_the_family_is_balanced(h100: Tables) -> None:
+    with pytest.raises(PlanError, match="balanced routing leaves eplb nothing to balance"):
+        compile_plan("mixtral-8x7b", h100.gpu, h100, dp=8, ep=8, eplb=True)

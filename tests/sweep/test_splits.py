@@ -7,7 +7,7 @@ import pytest
 
 from fastroof import run_sweep
 from fastroof.errors import SweepError
-from fastroof.models.execution import ROUTING
+from fastroof.models.execution import AUTO
 from fastroof.sweep import best_deployments, load_spec
 
 LOAD = {"isl": 1000, "osl": 100, "concurrency": [8, 64], "keep": "all", "engine": "kernels"}
@@ -56,7 +56,7 @@ def test_every_split_is_a_choice():
 def test_sizes_and_routings_are_checked():
     spec = {"models": ["llama-3.1-8b"], "batch_size": 1, "kv_len": 1024}
     assert [split.dp for _, split in load_spec({**spec, "dp": [1, 8]}).splits] == [1, 8]
-    assert load_spec(spec).splits == ((1, (1, 1, 1, ROUTING)),)
+    assert load_spec(spec).splits == ((1, (1, 1, 1, AUTO)),)
     with pytest.raises(SweepError, match="pp"):
         load_spec({**spec, "pp": 0})
     # groups that do not divide the GPUs of a stage are no layouts

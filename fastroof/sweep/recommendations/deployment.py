@@ -22,7 +22,7 @@ from fastroof.engines.launch import (
 )
 from fastroof.engines.load import version_named
 from fastroof.models import TP_SIZES, load_model
-from fastroof.models.execution import ROUTING
+from fastroof.models.execution import AUTO
 from fastroof.models.load import Published, published_checkpoint
 from fastroof.sweep.answers import Choice
 from fastroof.sweep.deployments import DeploymentSpec
@@ -262,7 +262,7 @@ def _modelled_kernels(
     given = next(name for name in spec.models if load_model(name).name == row["model"])
     gpu, tables = next((name, each) for name, each in by_gpu.items() if each.gpu.name == row["gpu"])
     engine = next(name for name in spec.engine if load_engine(name).name == profile.name)
-    routing = ROUTING if row["routing"] == NO_ROUTING else row["routing"]
+    routing = AUTO if row["routing"] == NO_ROUTING else row["routing"]
     sizes = row["tp"], row["dtype"], row["kv_dtype"], engine, row["pp"], row["dp"], row["ep"], routing
     batches = row["dp"] * row["pp"] * max(row["replicas"] or row["decode_workers"], 1)
     prompt = max(min(row["isl"], row["max_num_batched_tokens"]), 1)
