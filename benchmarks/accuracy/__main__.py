@@ -14,6 +14,7 @@ from fastroof.command_group import new_app
 PROGRAM: Final = "python -m benchmarks.accuracy"
 MODULES: Final = {
     "judge": "judge",
+    "benches": "benches",
     "fit": "fit_command",
     "refit": "refit",
     "stated-errors": "stated_errors",

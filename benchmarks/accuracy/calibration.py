@@ -293,7 +293,7 @@ def profiles_without(
     for name in dict.fromkeys(row.engine_profile.name for row in known):
         if load_engine(name).fit is None:
             continue
-        say(f"fitting {name} without each of its {split}s")
+        say(f"fitting {name} without each {split}")
         try:
             fitted[name] = calibrate(known, tables, name, resamples=0, splits=(split,))
         except FastroofError as error:

@@ -136,7 +136,7 @@ def judge(
         except FastroofError as error:
             skipped[row.dataset, str(error)] += 1
             continue
-        kind = kind_of_independent(row)
+        kind = kind_of_independent(row, plan)
         named = {"gpu": row.gpu, "kind": kind, "layout": str(row.layout), "bench": row.dataset}
         yield from (time._replace(**named) for time in times)
 

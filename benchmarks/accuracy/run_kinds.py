@@ -20,8 +20,14 @@ from fastroof.acceptance import MTP
 from fastroof.documents import parse_toml
 from fastroof.engines import Recipe, recipe_for
 from fastroof.errors import TableError
+from fastroof.plan import StepPlan
 from fastroof.serving.evidence.rows import ServedModel, ServingRow
-from fastroof.serving.evidence.validation import INDEPENDENT, SPECULATIVE, faster_than_kernels
+from fastroof.serving.evidence.validation import (
+    FULL_KV_LOAD,
+    INDEPENDENT,
+    SPECULATIVE,
+    faster_than_kernels,
+)
 from fastroof.serving.speculation import SpeculativeDecoding
 
 BY_RECIPE: Final = "the public benchmark's recipe of it drafts by the model's own draft layer"
@@ -177,15 +183,16 @@ def kind_of(row: ServingRow, speculates: str) -> tuple[str, str]:
     return JUDGED, ""
 
 
-def kind_of_independent(row: ServedModel) -> str:
+def kind_of_independent(row: ServedModel, plan: StepPlan) -> str:
     """Return the kind of a run that nothing is fitted to."""
     if not isinstance(row, BenchRun):
         return INDEPENDENT
     if row.is_host_bound:
         return HOST_BOUND
-    # requests of a burst wait by its protocol
+    # all requests of a burst wait by its protocol, and for KV cache if the running ones fill it
     is_waiting = row.protocol != BURST and _is_waiting(row.ttft_ms, row.tpot_ms, row.mean_osl)
-    return ADMISSION_LIMITED if is_waiting else INDEPENDENT
+    is_full = row.kv_load(plan) >= FULL_KV_LOAD
+    return ADMISSION_LIMITED if is_waiting or is_full else INDEPENDENT
 
 
 def _is_waiting(ttft_ms: float, tpot_ms: float, mean_osl: float) -> bool:

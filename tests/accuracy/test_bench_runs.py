@@ -25,6 +25,7 @@ from benchmarks.accuracy.run_kinds import ADMISSION_LIMITED, HOST_BOUND, KINDS, 
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import engine_names, load_engine
 from fastroof.errors import TableError
+from fastroof.plan import StepPlan
 from fastroof.serving.evidence.validation import INDEPENDENT
 
 FILE = bench_data_root() / BENCH_RUNS_FILE
@@ -38,6 +39,14 @@ def runs() -> dict[str, BenchRun]:
 @pytest.fixture(scope="module")
 def burst(runs: dict[str, BenchRun]) -> BenchRun:
     return runs["gpustack-qwen3-235b-a22b-h100-386"]
+
+
+def plan_of(run: BenchRun, tables: fastroof.Tables) -> StepPlan:
+    layout = {"tp": run.tp, "ep": run.ep}
+    profile = profile_of_served(run)
+    return fastroof.compile_plan(
+        run.model, tables.gpu, tables, **layout, engine=profile, max_seqs=2048, allow_modelled=True
+    )
 
 
 # ---- the file
@@ -145,13 +154,9 @@ def test_bursts_have_no_clients_and_closed_loops_have(runs: dict[str, BenchRun])
         assert not trace.arrival_s.any()
 
 
-def test_a_run_has_the_limits_of_its_card_and_version(
-    runs: dict[str, BenchRun], h100: fastroof.Tables
-) -> None:
-    run = next(run for run in runs.values() if run.row == "gpustack-qwen3-235b-a22b-h100-386")
-    plan = fastroof.compile_plan(
-        run.model, h100.gpu, h100, tp=8, engine=profile_of_served(run), max_seqs=2048, allow_modelled=True
-    )
+def test_a_run_has_the_limits_of_its_card_and_version(burst: BenchRun, h100: fastroof.Tables) -> None:
+    run = burst
+    plan = plan_of(run, h100)
     trace = run.trace()
     settings = run.settings(plan, trace)
     assert (settings.max_num_batched_tokens, settings.max_num_seqs) == (8192, 1024)
@@ -177,16 +182,7 @@ def test_a_burst_waits_and_its_rate_is_that_of_its_outputs(burst: BenchRun, h100
 
 def test_one_client_at_a_time_adds_up(runs: dict[str, BenchRun], h100: fastroof.Tables) -> None:
     run = runs["cookbook-MiniMax-M2.5-768"]
-    plan = fastroof.compile_plan(
-        run.model,
-        h100.gpu,
-        h100,
-        tp=8,
-        ep=8,
-        engine=profile_of_served(run),
-        max_seqs=2048,
-        allow_modelled=True,
-    )
+    plan = plan_of(run, h100)
     seen = predict_bench_run(run, plan)
     outputs = run.trace().output_tokens
     # one request after the other: seconds are those of its first tokens and of all others
@@ -195,18 +191,20 @@ def test_one_client_at_a_time_adds_up(runs: dict[str, BenchRun], h100: fastroof.
     assert outputs.sum() / seconds == pytest.approx(seen.output_tokens_per_s, rel=0.05)
 
 
-def test_kinds_are_those_of_the_source_and_of_waiting(runs: dict[str, BenchRun], burst: BenchRun) -> None:
-    kinds = Counter((run.dataset, kind_of_independent(run)) for run in runs.values())
-    assert kinds == {
-        ("gpustack", INDEPENDENT): 21,
-        ("gpustack", HOST_BOUND): 7,
-        ("sglang-cookbook", INDEPENDENT): 28,
-        ("sglang-docs", ADMISSION_LIMITED): 4,
-    }
-    assert {kind for _, kind in kinds} <= set(KINDS)
-    assert kind_of_independent(replace(burst, is_host_bound=1)) == HOST_BOUND
-    closed = replace(runs["cookbook-Qwen3-479"], ttft_ms=1e6)
-    assert kind_of_independent(closed) == ADMISSION_LIMITED
+def test_kinds_are_those_of_the_source_and_of_waiting(
+    runs: dict[str, BenchRun], burst: BenchRun, h100: fastroof.Tables
+) -> None:
+    plan = plan_of(burst, h100)
+    assert kind_of_independent(burst, plan) == ADMISSION_LIMITED
+    assert kind_of_independent(replace(burst, is_host_bound=1), plan) == HOST_BOUND
+    # an eighth of the requests a second hold an eighth of the cache
+    slower = replace(burst, output_tokens_per_s=burst.output_tokens_per_s / 8.0)
+    assert slower.kv_load(plan) == pytest.approx(burst.kv_load(plan) / 8.0)
+    assert kind_of_independent(slower, plan) == INDEPENDENT
+    closed = runs["cookbook-MiniMax-M2.5-820"]
+    assert kind_of_independent(closed, plan) == INDEPENDENT
+    assert kind_of_independent(replace(closed, ttft_ms=1e6), plan) == ADMISSION_LIMITED
+    assert {HOST_BOUND, ADMISSION_LIMITED, INDEPENDENT} <= set(KINDS)
 
 
 def test_a_run_without_room_is_refused(burst: BenchRun, h100: fastroof.Tables) -> None:
