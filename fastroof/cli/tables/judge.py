@@ -37,7 +37,8 @@ def campaigns(
         list[str] | None,
         typer.Argument(
             metavar="[SET]...",
-            help="GPU/SOURCE, folders, or package:GPU/BACKEND/VERSION.  [default: all of the package]",
+            help="GPU/SOURCE, folders, or package:GPU/BACKEND/VERSION.  [default: the package's current "
+            "version of each engine]",
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write: .json.")] = None,
@@ -46,10 +47,16 @@ def campaigns(
     """Estimate errors from points that several campaigns measured."""
     from fastroof._version import __version__
     from fastroof.atomic_files import write_whole
-    from fastroof.load.aiconfigurator import SYSTEMS, available
+    from fastroof.load.aiconfigurator import SYSTEMS, available, data_folder
+    from fastroof.load.package_import import current_version
     from fastroof.uncertainty.campaign import campaigns_text, pooled_figures
 
-    words = sets or [f"package:{SYSTEMS[s]}/{backend}/{version}" for s, backend, version in available()]
+    engines = {} if sets else dict.fromkeys((system, engine) for system, engine, _ in available())
+    # versions of one engine share hosts, or differ by faults that a later one mended
+    words = sets or [
+        f"package:{SYSTEMS[system]}/{engine}/{current_version(data_folder(), system, engine)}"
+        for system, engine in engines
+    ]
     figures = pooled_figures(_pairs(words))
     rows: list[dict[str, Any]] = [
         one._asdict() | {"scale": round(one.scale, 4), "common": round(one.common, 4)} for one in figures
