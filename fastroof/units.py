@@ -9,6 +9,7 @@ US_PER_S: Final = 1e6
 US_PER_MS: Final = 1e3
 MS_PER_S: Final = 1e3
 NS_PER_US: Final = 1000
+PS_PER_US: Final = 1_000_000
 NS_PER_MS: Final = 1_000_000
 
 TFLOP: Final = 1e12

@@ -17,7 +17,6 @@ MODULES: Final = {
     "benches": "benches",
     "fit": "fit_command",
     "refit": "refit",
-    "stated-errors": "stated_errors",
     "learning-curve": "learning_curve_on_sample",
     "planted-faults": "planted_faults",
     "kv-room": "kv_room",

@@ -155,8 +155,8 @@ def calibrate(
         },
         "datasets": {one.dataset: _errors_of(one) for one in errors},
     }
-    # for an 80 % interval: the worse of unseen models and unseen GPUs
-    p80 = max((summary[f"unseen_{split}"].get("p80", 0.0) for split in ("model", "gpu")), default=0.0)
+    # for an 80 % interval: the worst of unseen models, GPUs and benches
+    p80 = max(summary[f"unseen_{split}"].get("p80", 0.0) for split in ("model", "gpu", "bench"))
     residual = _digits(p80 / NORMAL_P80, 2)
     profiles = {
         split: {left_out: _profile(bare, one) for left_out, one in of_split.items()}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _COSTS: Final = {
     "step_us": "step",
     "sequence_us": "sequence",
+    "logit_ps": "logit, ps",
     "prefill_us": "step with prefill",
     "prefill_floor_layer_us": "layer at least with prefill",
     "allreduce_us": "all-reduce",
@@ -27,9 +28,9 @@ _ORDERS: Final = {"mixed": "", "prefill_first": ", first"}
 
 EPILOG: Final = """\b
 JSON: a list with one object per profile: name, engine, versions, validated (newest version of measured
-runs), version, rules (of a narrowed profile; empty here), costs [step_us, sequence_us, prefill_us,
-prefill_floor_layer_us, allreduce_us, layer_us, prefill_layer_us, residual, layers: architecture, layer_us,
-versions, evidence], scheduling [order, chunked_prefill, max_num_batched_tokens, max_num_seqs,
+runs), version, rules (of a narrowed profile; empty here), costs [step_us, sequence_us, logit_ps,
+prefill_us, prefill_floor_layer_us, allreduce_us, layer_us, prefill_layer_us, residual, layers: architecture,
+layer_us, versions, evidence], scheduling [order, chunked_prefill, max_num_batched_tokens, max_num_seqs,
 async_scheduling, prefill_schedule_interval, prefill_decode_interval, min_free_slots_delay, pauses: option,
 versions, alone; by_card], memory [kv_reservation, room, fraction, context_gib, group_gib, graphs,
 activation, sample_bytes, block_tokens, kv_cache, reserve, by_version, ...: how a GPU's memory is divided],

@@ -33,6 +33,7 @@ from fastroof.engines.values import (
     range_edges,
 )
 from fastroof.errors import FastroofError, PlanError
+from fastroof.units import PS_PER_US
 
 STEP_ORDERS: Final = ("mixed", "prefill_first")
 """Whether prompts share steps with decodes, or run before them in separate steps."""
@@ -93,6 +94,9 @@ class StepCosts:
         Time added to every step, us: scheduling, input preparation, launching a CUDA graph.
     sequence_us : float
         Time added per sequence whose logits a step needs, us: sampling, detokenising, bookkeeping.
+    logit_ps : float
+        Time added per logit that a step samples from (sequences times vocabulary), ps: gathering logits of
+        GPUs, converting and sampling them.
     prefill_us : float
         Time added to a step that contains prefill, us.
     prefill_floor_layer_us : float
@@ -111,6 +115,7 @@ class StepCosts:
 
     step_us: float = 0.0
     sequence_us: float = 0.0
+    logit_ps: float = 0.0
     prefill_us: float = 0.0
     prefill_floor_layer_us: float = 0.0
     allreduce_us: float = 0.0
@@ -146,6 +151,16 @@ class StepCosts:
             0.0,
         )
         return self.step_us + self.allreduce_us * allreduces + (self.layer_us + own_us) * layers
+
+    def of_sequence_us(self, vocab: int) -> float:
+        """Return the time added per sequence whose logits a step needs, us.
+
+        Examples
+        --------
+        >>> StepCosts(sequence_us=5.0, logit_ps=60.0).of_sequence_us(200_000)
+        17.0
+        """
+        return self.sequence_us + self.logit_ps * vocab / PS_PER_US
 
     def of_prefill_us(self, layers: float) -> float:
         """Return the time added to a step that contains prefill, us."""

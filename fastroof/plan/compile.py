@@ -127,7 +127,7 @@ class PlanRecipe:
         options = self.options
         if not stage.is_last:
             # the last stage samples
-            costs = replace(options.engine.costs, sequence_us=0.0)
+            costs = replace(options.engine.costs, sequence_us=0.0, logit_ps=0.0)
             options = replace(options, engine=replace(options.engine, costs=costs))
         recipe = replace(self, options=options, calls=tuple(calls), attention=attention)
         part = stage.model(model)
@@ -194,7 +194,7 @@ class PlanRecipe:
             costs.of_step_us(model.architecture, model.num_blocks, allreduces), pair_us, token_us,
         )  # fmt: skip
         header[steps.SEQUENCE_US : steps.PREFILL_FLOOR_US + 1] = (
-            costs.sequence_us, costs.of_prefill_us(model.num_blocks),
+            costs.of_sequence_us(model.vocab), costs.of_prefill_us(model.num_blocks),
             costs.prefill_floor_layer_us * model.num_blocks,
         )  # fmt: skip
         arena = np.concatenate([header, *sections.values()], dtype=np.float64)

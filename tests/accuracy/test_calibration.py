@@ -67,6 +67,7 @@ def made_times(count: int, seed: int = 0, own_layers: int = 0, **costs: float) -
         mixed_steps=mixed_steps,
         num_layers=random.choice([32.0, 64.0], count),
         num_allreduces=random.choice([0.0, 64.0, 128.0], count),
+        vocab=random.choice([32e3, 128e3, 200e3], count),
         own_layers=random.choice([0.0, 78.0], (count, own_layers)) if own_layers else None,
     )
     return times._replace(measured_us=predicted_us(times, costs))
@@ -86,7 +87,7 @@ def loss(times: KernelTimes, weights: np.ndarray, costs: dict[str, float]) -> fl
     """The fit's objective, written out row by row."""
     total = 0.0
     for i, weight in enumerate(weights):
-        t = KernelTimes(*(float(column[i]) for column in times[:9]))
+        t = KernelTimes(*(float(column[i]) for column in times[:10]))
         added = costs.get("step_us", 0.0) + costs.get("allreduce_us", 0.0) * t.num_allreduces
         added += costs.get("layer_us", 0.0) * t.num_layers
         sequence, floor = costs.get("sequence_us", 0.0), costs.get("prefill_floor_layer_us", 0.0)
@@ -104,6 +105,7 @@ def loss(times: KernelTimes, weights: np.ndarray, costs: dict[str, float]) -> fl
     [
         (HOST, {"step_us": 632.0, "sequence_us": 47.0}),
         (HOST, {"step_us": 0.0, "sequence_us": 12.0}),
+        (("logit_ps", "allreduce_us"), {"logit_ps": 60.0, "allreduce_us": 3.0}),
         (FLOOR, {"step_us": 300.0, "prefill_floor_layer_us": 900.0}),
         (FLOOR, {"step_us": 0.0, "prefill_floor_layer_us": 700.0}),
         (

@@ -506,7 +506,7 @@ def test_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     profiles = {entry["name"]: load_engine(entry) for entry in parsed("engines")}
     assert profiles == {name: load_engine(name) for name in engine_names()}
     text = good("engines")
-    assert re.search(rf"vllm-0.12 +{load_engine('vllm-0.12').costs.sequence_us:g} +sequence", text)
+    assert re.search(rf"vllm-0.12 +{load_engine('vllm-0.12').costs.logit_ps:g} +logit, ps", text)
     assert "whole output" in text
     assert re.search(r"sglang +elementwise +everywhere", text)
     gemm = OperatorKernel("gemm", "h100", "fp8", {"tp": 8}, source="own", kernel="cutlass")

@@ -235,7 +235,9 @@ def test_what_the_runtime_adds_is_a_part_of_the_stack(h100: fastroof.Tables) -> 
     stack = step_stack(plan, batch, kv_len)
     assert np.allclose(stack.total_us, plan.decode_us(batch, kv_len), rtol=1e-12, atol=0.0)
     costs = plan.profile.costs
-    assert np.allclose(stack.parts_us["runtime"], costs.step_us + costs.sequence_us * batch)
+    assert np.allclose(
+        stack.parts_us["runtime"], costs.step_us + costs.of_sequence_us(plan.model.vocab) * batch
+    )
     figure = draw_step(plan, kv_len=4096)
     assert "runtime" in texts(figure)
     line = figure.axes[0].lines[0].get_xydata()

@@ -29,8 +29,8 @@ LAYOUTS = {"llama-3.1-8b": {}, "qwen3-30b-a3b": {"dp": 2, "ep": 2}}
 
 # relative errors beyond which something has broken; no table has the uneven gathers of Qwen's ranks
 LIMITS = {
-    "llama-3.1-8b": {"ttft": 0.16, "tpot": 0.05, "e2e": 0.08},
-    "qwen3-30b-a3b": {"ttft": 0.65, "tpot": 0.12, "e2e": 0.14},
+    "llama-3.1-8b": {"ttft": 0.16, "tpot": 0.05, "e2e": 0.08, "running": 0.06},
+    "qwen3-30b-a3b": {"ttft": 0.65, "tpot": 0.12, "e2e": 0.14, "running": 0.07},
 }
 
 
@@ -119,7 +119,7 @@ def test_as_many_requests_run_at_each_second(log: Log) -> None:
     off = np.abs(running - log.running)
     most = log.running.max()
     print(f"\nrunning: {off.mean():.1f} of {most:.0f} off in the mean, {off.max():.0f} at most")
-    assert off.mean() <= 0.06 * most
+    assert off.mean() <= LIMITS[log.path.stem.removesuffix("_requests")]["running"] * most
     assert running.max() == most
 
 

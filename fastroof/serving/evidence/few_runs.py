@@ -21,6 +21,9 @@ from fastroof.serving.evidence.kernel_times import KernelTimes, predicted_us
 FITTED: Final = ("step_us", "sequence_us")
 """Costs that a few runs determine; others keep their packaged values."""
 
+REPLACED: Final = (*FITTED, "logit_ps")
+"""Costs that a fit replaces: runs of one model do not tell a sequence from its logits."""
+
 RUNS_A_COST: Final = 3
 """Minimum number of runs per fitted cost."""
 
@@ -126,14 +129,16 @@ def fit_candidate(times: KernelTimes, packaged: Costs, candidate: Candidate, run
         return dict(packaged)
     if not candidate.fitted:
         return {}
-    fixed = {name: us for name, us in packaged.items() if name not in FITTED}
+    fixed = {name: us for name, us in packaged.items() if name not in REPLACED}
     # a run drawn twice counts twice
     columns: list[Any] = [None if column is None else column[runs] for column in times]
     drawn = KernelTimes(*columns)
     fitted = _least_squares(drawn, fixed, candidate.fitted)
     share = candidate.share
     return fixed | {
-        name: (1.0 - share) * packaged.get(name, 0.0) + share * fitted.get(name, 0.0) for name in FITTED
+        name: (1.0 - share) * packaged.get(name, 0.0) + share * fitted.get(name, 0.0)
+        for name in REPLACED
+        if name in FITTED or name in packaged
     }
 
 

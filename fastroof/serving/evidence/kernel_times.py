@@ -18,10 +18,10 @@ from fastroof.serving.evidence.measured_steps import MeasuredStep
 from fastroof.serving.evidence.predictions import Plans, predict_step_ms
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.tables import Tables
-from fastroof.units import US_PER_MS
+from fastroof.units import PS_PER_US, US_PER_MS
 
 COSTS: Final = (
-    "step_us", "sequence_us", "allreduce_us", "layer_us", "prefill_us", "prefill_layer_us",
+    "step_us", "sequence_us", "logit_ps", "allreduce_us", "layer_us", "prefill_us", "prefill_layer_us",
     "prefill_floor_layer_us",
 )  # fmt: skip
 """The costs of an engine that can be fitted."""
@@ -30,7 +30,7 @@ OWN_LAYERS: Final = "own_layers"
 """Prefix of the names of layer costs of architectures; the column number follows."""
 
 FLOOR: Final = "prefill_floor_layer_us"
-NUM_COLUMNS: Final = 9
+NUM_COLUMNS: Final = 10
 """Relative error of :class:`KernelTimes` before costs are added."""
 
 
@@ -46,6 +46,7 @@ class KernelTimes(NamedTuple):
     mixed_steps: Floats
     num_layers: Floats
     num_allreduces: Floats
+    vocab: Floats
     own_layers: Floats | None = None
 
     def pick(self, rows: Bools | Longs) -> KernelTimes:
@@ -85,6 +86,8 @@ def columns_of(times: KernelTimes, names: Sequence[str]) -> Columns:
         columns.mixed[:, i] = mixed
         if name == "sequence_us":
             columns.decode[:, i] = times.decode_sequences
+        elif name == "logit_ps":
+            columns.decode[:, i] = times.decode_sequences * times.vocab / PS_PER_US
         elif name not in ("prefill_us", "prefill_layer_us"):
             columns.decode[:, i] = mixed
     return columns
@@ -98,6 +101,9 @@ def _counted_by(times: KernelTimes, name: str) -> Floats:
         return own
     if name == "sequence_us":
         return times.mixed_sequences
+    if name == "logit_ps":
+        logits_per_ps: Floats = times.mixed_sequences * times.vocab / PS_PER_US
+        return logits_per_ps
     if name == "allreduce_us":
         return times.num_allreduces
     if name in ("layer_us", "prefill_layer_us"):
@@ -196,6 +202,7 @@ def times_of_plan(
         mixed_steps=mixed_steps,
         num_layers=np.full(len(rows), float(plan.model.num_blocks)),
         num_allreduces=np.full(len(rows), float(allreduces)),
+        vocab=np.full(len(rows), float(plan.model.vocab)),
     )
 
 
@@ -219,6 +226,7 @@ def step_times(steps: Sequence[MeasuredStep], tables: Tables, profile: EnginePro
         mixed_steps=(~decodes).astype(np.float64),
         num_layers=np.array([float(plan.model.num_blocks) for plan in kernels]),
         num_allreduces=np.array([float(num_allreduces(plan.row_curves)) for plan in kernels]),
+        vocab=np.array([float(plan.model.vocab) for plan in kernels]),
     )
 
 

@@ -14,6 +14,7 @@ from fastroof.engines import EngineProfile, StepCosts
 from fastroof.errors import FastroofError, TableError
 from fastroof.serving.evidence.few_runs import (
     FITTED,
+    REPLACED,
     Costs,
     CurvePoint,
     FewRunsFit,
@@ -267,8 +268,8 @@ def _costs(base: EngineProfile, fit: FewRunsFit, residual: float) -> StepCosts:
         return replace(base.costs, residual=residual)
     if not fit.candidate.fitted:
         return StepCosts(residual=residual)
-    step_us, sequence_us = (_rounded(fit.costs.get(name, 0.0)) for name in FITTED)
-    return replace(base.costs, step_us=step_us, sequence_us=sequence_us, residual=residual)
+    fitted = {name: _rounded(fit.costs.get(name, 0.0)) for name in REPLACED}
+    return replace(base.costs, **fitted, residual=residual)
 
 
 def _rounded(value: float, digits: int = DIGITS) -> float:
