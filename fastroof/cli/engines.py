@@ -36,11 +36,11 @@ versions, alone; by_card], memory [kv_reservation, room, fraction, context_gib, 
 activation, sample_bytes, block_tokens, kv_cache, reserve, by_version, ...: how a GPU's memory is divided],
 kernels [gemm_smoothing, fp8_scales, shared_experts, latent_attention, engines, operators: operator, gpu,
 format, layout, source, engine, reason, version, dtype, kernel, versions, architecture, required,
-shared_experts; mixed_attention: ns, interval_ns, gpu, head_dim, kv_dtype, reason, evidence; cold_decode:
-GPUs; prefill_graphs: multiples, versions, reason], data_parallel [source, lockstep, prompt_tokens,
-decode_tokens, graph_tokens, graphs: gpus, tokens, versions, idle_tokens, assignment, balance_steps], layout
-[ep, attention, alltoall, ...], errors [tpot, ttft], fit [costs, layers, left_out: reason,
-model, gpu, format, versions] or null, evidence.
+shared_experts; mixed_attention: ns, interval_ns, gpu, head_dim, kv_dtype, reason, evidence; cold_decode,
+one_attention_call: GPUs; prefill_graphs: multiples, versions, reason], data_parallel [source, lockstep,
+prompt_tokens, decode_tokens, graph_tokens, graphs: gpus, tokens, versions, idle_tokens, assignment,
+balance_steps], layout [ep, attention, alltoall, ...], errors [tpot, ttft], fit [costs, layers,
+left_out: reason, model, gpu, format, versions] or null, evidence.
 """
 
 

@@ -25,6 +25,7 @@ from fastroof.compiled.request_sums import (
 from fastroof.compiled.steps import (
     MIXED_WINDOW_KV_US,
     PlanParts,
+    beside_decodes_us,
     equal_chunks,
     open_window,
     prefill_attention_us,
@@ -216,6 +217,7 @@ def _mixed_us(
     tokens = chunks.new_tokens + decodes * speculation.tokens
     head_rows = seqs + decodes * (speculation.tokens - 1.0)
     rows_us = _rows_us(arena, plan, speculation, plan.tokens_at, tokens, seqs, head_rows)
+    prefill_us = beside_decodes_us(plan, prefill_us, decodes)
     return with_prefill_us(plan, rows_us + decode_attention_us, prefill_us)
 
 

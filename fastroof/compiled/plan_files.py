@@ -49,6 +49,7 @@ from fastroof.compiled.steps import (
     MIXED_WINDOW_KV_US,
     PREFILL_AT,
     RANKS,
+    SHARED_LAUNCH_US,
     TOKENS_AT,
     TOKENS_ORIGIN_AT,
     WINDOW,
@@ -310,7 +311,7 @@ def arena_fits(arena: Floats) -> bool:
         return False
     if not is_whole(arena[WINDOW], 0.0, float(MAX_KV_LEN)):
         return False
-    if arena[MIXED_KV_US] < 0.0 or arena[MIXED_WINDOW_KV_US] < 0.0:
+    if arena[MIXED_KV_US] < 0.0 or arena[MIXED_WINDOW_KV_US] < 0.0 or arena[SHARED_LAUNCH_US] < 0.0:
         return False
     window_at, last_at = arena[WINDOW_DECODE_AT], arena[WINDOW_PREFILL_AT]
     if not _block_fits(arena, int(at), int(prefill_at)):

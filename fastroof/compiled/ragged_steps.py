@@ -14,6 +14,7 @@ from fastroof.compiled.request_sums import decode_sums, request_sums, window_chu
 from fastroof.compiled.steps import (
     CODE_SIZES,
     WINDOW,
+    beside_decodes_us,
     beside_prefill_us,
     decode_rows_us,
     decode_step_us,
@@ -191,6 +192,7 @@ def ragged_step_parts(
                 if batch * windowed_pairs(q_len, window) != pairs:
                     alike, tokens_each = window_chunks(float(sums.new_sum), pairs, window)
                     made = max(made, grid_flag(arena, within.prefill, alike, tokens_each))
+            prefill_us[i] = beside_decodes_us(plan, prefill_us[i], float(sums.decodes))
             if sums.prefix_sum > 0:
                 made = MODELLED
             before = total

@@ -59,12 +59,14 @@ MIXED_KV_US, MIXED_WINDOW_KV_US = 25, 26
 # calls that depend on the tokens of all ranks of attention data parallelism, by tokens per rank: in all
 # steps, in decode steps; number of ranks; 0 in plans without them
 EXPERT_AT, DECODE_EXPERT_AT, RANKS = 27, 28, 29
+# what decodes and chunks in one attention call save compared with a call each, us
+SHARED_LAUNCH_US = 30
 # where the data of fastroof.compiled.verification start; 0 in plans without them
 SPECULATION_AT = 31
 HEADER_SIZE = 32
 
 ARENA_MAGIC = 1718776436.0
-ARENA_FORMAT = 7.0
+ARENA_FORMAT = 8.0
 """Version of the arena's layout."""
 
 CODE_SIZES = 1
@@ -93,6 +95,7 @@ class PlanParts(NamedTuple):
     window: int
     header_at: int
     mixed_kv_us: float
+    shared_launch_us: float
 
 
 class WindowParts(NamedTuple):
@@ -131,6 +134,7 @@ def open_plan(arena: Floats) -> PlanParts:
         int(arena[WINDOW]),
         0,
         arena[MIXED_KV_US],
+        arena[SHARED_LAUNCH_US],
     )
 
 
@@ -256,6 +260,13 @@ def windowed_prefill_us(
 def beside_prefill_us(rows_us: float, total_us: float, least_us: float) -> float:
     """Return ``total_us`` with decode attention of at least ``least_us``, as in steps with prefill, us."""
     return max(total_us, rows_us + least_us)
+
+
+@jit_inline
+def beside_decodes_us(plan: PlanParts, attention_us: float, decodes: float) -> float:
+    """Prefill attention in a step of ``decodes`` too, us: one call of both launches once."""
+    # fewer than one decode is one in a share of the steps
+    return max(attention_us - plan.shared_launch_us * min(decodes, 1.0), 0.0)
 
 
 @jit_inline
@@ -385,7 +396,7 @@ def summed_step_us(arena: Floats, plan: PlanParts, seqs: int, sums: StepSums) ->
     if sums.new_sum > 0:
         batch, q_len = equal_chunks(sums.new_sum, sums.causal_pairs)
         attention_us = prefill_attention_us(arena, plan, batch, q_len, sums.prefix_pairs, sums.prefix_sum)
-        total = with_prefill_us(plan, total, attention_us)
+        total = with_prefill_us(plan, total, beside_decodes_us(plan, attention_us, float(sums.decodes)))
     return total
 
 
@@ -409,5 +420,5 @@ def windowed_step_us(
         attention_us = windowed_prefill_us(
             arena, plan, within, chunks, float(sums.new_sum), prefixes, in_window
         )
-        total = with_prefill_us(plan, total, attention_us)
+        total = with_prefill_us(plan, total, beside_decodes_us(plan, attention_us, float(sums.decodes)))
     return total

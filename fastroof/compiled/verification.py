@@ -107,6 +107,7 @@ def open_draft(arena: Floats, at: int) -> PlanParts:
         draft.window,
         at,
         draft.mixed_kv_us,
+        draft.shared_launch_us,
     )
 
 

@@ -207,6 +207,9 @@ class KernelChoices:
     cold_decode : tuple of str
         GPUs on which decode attention reads its KV cache from memory in every step, though tables have calls
         that found it in the L2; on others, decodes take as long as those calls.
+    one_attention_call : tuple of str
+        GPUs on which one attention call serves the chunks and decodes of a step: it launches once. On
+        others they are two calls.
     prefill_graphs : tuple of PrefillGraphs
         Number of tokens that prefill steps are padded to, by version; the first that applies counts.
     """
@@ -219,6 +222,7 @@ class KernelChoices:
     operators: tuple[OperatorKernel, ...] = ()
     mixed_attention: tuple[MixedAttention, ...] = ()
     cold_decode: tuple[str, ...] = ()
+    one_attention_call: tuple[str, ...] = ()
     prefill_graphs: tuple[PrefillGraphs, ...] = ()
 
     def __post_init__(self) -> None:
@@ -231,11 +235,13 @@ class KernelChoices:
         object.__setattr__(self, "operators", tuple(self.operators))
         object.__setattr__(self, "mixed_attention", tuple(self.mixed_attention))
         object.__setattr__(self, "prefill_graphs", tuple(self.prefill_graphs))
-        if not isinstance(self.cold_decode, list | tuple):
-            raise PlanError(f"cold_decode must be a list of GPUs, got {self.cold_decode!r}")
-        for gpu in self.cold_decode:
-            check_text("a GPU of cold_decode", gpu)
-        object.__setattr__(self, "cold_decode", tuple(self.cold_decode))
+        for name in ("cold_decode", "one_attention_call"):
+            gpus = getattr(self, name)
+            if not isinstance(gpus, list | tuple):
+                raise PlanError(f"{name} must be a list of GPUs, got {gpus!r}")
+            for gpu in gpus:
+                check_text(f"a GPU of {name}", gpu)
+            object.__setattr__(self, name, tuple(gpus))
 
     def mixed_attention_ns(self, gpu: str, head_dim: int, kv_dtype: str) -> float:
         """Return the minimum decode attention with prefill, ns per query head, KV token and layer; or 0."""

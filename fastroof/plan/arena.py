@@ -13,7 +13,7 @@ Sends count as the sending stage's time, without overlap. ``n`` equal micro-batc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -125,6 +125,34 @@ def mixed_kv_us(
         else:
             full_us += price_us
     return full_us, windowed_us
+
+
+def shared_launch_us(
+    call: AttentionCall | MixerCall, launch_us: Iterable[float], engine: EngineProfile, gpu: GpuSpec
+) -> float:
+    """The shorter of both launches of a kind, us, which decodes and chunks in one call save."""
+    if not isinstance(call, AttentionCall) or gpu.kernel_name not in engine.kernels.one_attention_call:
+        return 0.0
+    return min(launch_us)
+
+
+def block_launch_us(block: Floats) -> float:
+    """Launch of a block's calls, all layers, us."""
+    return float(_look_up(block, np.zeros(1), np.ones(1))[0][0])
+
+
+def kinds_beside_decodes(plan: PlanData, kinds: Sequence[AttentionTimes]) -> list[AttentionTimes]:
+    """Prefill attention of each kind of layers in one step that also decodes."""
+    found = []
+    for number, kind in enumerate(kinds):
+        call = plan.attention[number].call
+        launches = (
+            attention_times(plan, number, is_decode, [], []).launch_us * call.times
+            for is_decode in (True, False)
+        )
+        saved_us = shared_launch_us(call, launches, plan.profile, plan.gpu)
+        found.append(kind._replace(own_us=kind.own_us - saved_us) if saved_us else kind)
+    return found
 
 
 def kinds_beside_prefill(
@@ -338,6 +366,7 @@ _PRICES: Final = {
     "a token of a prefix within a window": steps.WINDOW_TOKEN_US,
     "a KV token beside prefill": steps.MIXED_KV_US,
     "a KV token within a window beside prefill": steps.MIXED_WINDOW_KV_US,
+    "the launch that decodes share with prefill": steps.SHARED_LAUNCH_US,
     "the engine's least time of a step with prefill": steps.PREFILL_FLOOR_US,
 }
 _CORRECTIONS: Final = {
@@ -434,6 +463,7 @@ _CONSTANTS: Final = (
     steps.WINDOW_TOKEN_US,
     steps.MIXED_KV_US,
     steps.MIXED_WINDOW_KV_US,
+    steps.SHARED_LAUNCH_US,
 )
 
 

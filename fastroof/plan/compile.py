@@ -23,7 +23,14 @@ from fastroof.models import ModelSpec
 from fastroof.models.execution import AUTO, Execution
 from fastroof.models.spec import Stage, stages_of
 from fastroof.operators.calls import Role
-from fastroof.plan.arena import mixed_kv_us, scaled_block, sum_blocks, validate_arena
+from fastroof.plan.arena import (
+    block_launch_us,
+    mixed_kv_us,
+    scaled_block,
+    shared_launch_us,
+    sum_blocks,
+    validate_arena,
+)
 from fastroof.plan.call_latencies import LayerAttention, call_latencies, padded_steps
 from fastroof.plan.calls import ONCE, Ranks, RowCall, RowSums, origins_of, sums_of
 from fastroof.plan.curves import CurveSource, RowCurve, curves_of, num_allreduces
@@ -185,6 +192,15 @@ class PlanRecipe:
         )
         header[[steps.MIXED_KV_US, steps.MIXED_WINDOW_KV_US]] = mixed_kv_us(
             [part.call for part in attention], options.engine, self.gpu
+        )
+        header[steps.SHARED_LAUNCH_US] = sum(
+            shared_launch_us(
+                part.call,
+                (block_launch_us(block) for block in (part.decode_block, part.prefill_block)),
+                options.engine,
+                self.gpu,
+            )
+            for part in attention
         )
         if windowed:
             header[steps.WINDOW] = windowed[0].call.window

@@ -27,7 +27,13 @@ from fastroof.models.vision import ImagePieces, VisionEncoder
 from fastroof.operators.attention import ENCODER_ATTENTION
 from fastroof.operators.attention_work import HeadShape, pairs_within
 from fastroof.operators.calls import Role, RowOperator
-from fastroof.plan.arena import AttentionTimes, attention_times, kinds_beside_prefill, window_points
+from fastroof.plan.arena import (
+    AttentionTimes,
+    attention_times,
+    kinds_beside_decodes,
+    kinds_beside_prefill,
+    window_points,
+)
 from fastroof.plan.calls import Ranks
 from fastroof.plan.curves import DATASHEET_SOURCE, CurveSource, RowCurve, TableCurves, per_row, row_cost
 from fastroof.plan.plan_data import PlanData
@@ -164,8 +170,10 @@ def _attention_parts(
         seen = np.minimum(context + 1, window) if is_decode else pairs_within(new, window)
         within = window_points(window, is_decode, [batch], [x], [new.sum()], [seen.sum()])
     kinds = [attention_times(plan, i, is_decode, [batch], [x], within) for i in range(len(plan.attention))]
-    if is_decode and is_mixed:
-        kinds = kinds_beside_prefill(plan, context + 1, kinds)
+    if is_mixed:
+        kinds = (
+            kinds_beside_prefill(plan, context + 1, kinds) if is_decode else kinds_beside_decodes(plan, kinds)
+        )
     return [
         _attention_time(plan, number, new, context, is_decode, kind, all_us)
         for number, kind in enumerate(kinds)

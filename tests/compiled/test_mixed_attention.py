@@ -1,4 +1,4 @@
-"""Decode attention in steps that prefill too: a maximum, the same from every entry point, or nothing."""
+"""Attention in steps that decode and prefill: a maximum, one launch less, the same from every entry point."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fastroof import StepBatch, compile_plan, load_model
 from fastroof.compiled import callers, mean_steps, plan_files, steps, verification
-from fastroof.engines import EngineProfile, KernelChoices, MixedAttention, StepCosts
+from fastroof.engines import EngineProfile, KernelChoices, MixedAttention, StepCosts, load_engine
+from fastroof.errors import PlanError
 from fastroof.models import LayerGroup, LayerKind
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.mlp import GatedMlp
@@ -37,8 +38,9 @@ TABLES = handmade_tables(
 COSTS = StepCosts(step_us=200.0, sequence_us=9.0, prefill_us=70.0, prefill_floor_layer_us=40.0)
 
 
-def engine(*figures: MixedAttention) -> EngineProfile:
-    return EngineProfile("made up", costs=COSTS, kernels=KernelChoices(mixed_attention=figures))
+def engine(*figures: MixedAttention, one_call: tuple[str, ...] = ()) -> EngineProfile:
+    kernels = KernelChoices(mixed_attention=figures, one_attention_call=one_call)
+    return EngineProfile("made up", costs=COSTS, kernels=kernels)
 
 
 def model(windowed: int, full: int):
@@ -59,23 +61,45 @@ PLANS = {
     ]
     for name, counts in LAYERS.items()
 }
+ONE_CALL = {
+    name: [
+        compile_plan(
+            model(*counts),
+            "h100",
+            TABLES,
+            max_tokens=512,
+            max_seqs=16,
+            engine=engine(*figures, one_call=("h100",)),
+        )
+        for figures in ((), (MixedAttention(NS),))
+    ]
+    for name, counts in LAYERS.items()
+}
 DECODES = st.lists(st.tuples(st.just(1), st.integers(1, 6000)), min_size=1, max_size=10)
 CHUNKS = st.lists(st.tuples(st.integers(2, 60), st.integers(0, 400)), max_size=4)
 
 
 @settings(max_examples=80)
-@given(name=st.sampled_from(list(PLANS)), decodes=DECODES, chunks=CHUNKS, seed=st.integers(0, 99))
-def test_a_step_takes_the_longer_of_kernel_and_price(name, decodes, chunks, seed):
-    alone, plan = PLANS[name]
+@given(
+    name=st.sampled_from(list(PLANS)),
+    choice=st.integers(0, 2),
+    decodes=DECODES,
+    chunks=CHUNKS,
+    seed=st.integers(0, 99),
+)
+def test_a_step_takes_the_longer_of_kernel_and_price_and_launches_once(name, choice, decodes, chunks, seed):
+    alone, priced = PLANS[name]
+    plan = (priced, *ONE_CALL[name])[choice]
     requests = [
         (*decodes, *chunks)[i] for i in np.random.default_rng(seed).permutation(len(decodes + chunks))
     ]
     batch = StepBatch.from_requests([requests])
-    expected_us, attention_us = naive.step_us(alone, plan, requests)
+    expected_us, attention_us, prefill_us = naive.step_us(alone, plan, requests)
     times = plan.run(batch)
     found = float(times.latency_us[0])
     assert found == pytest.approx(expected_us, rel=1e-12)
     assert float(times.components.decode_attention_us[0]) == pytest.approx(attention_us, rel=1e-12)
+    assert float(times.components.prefill_attention_us[0]) == pytest.approx(prefill_us, rel=1e-12)
     assert sum(float(part[0]) for part in times.components) == pytest.approx(found, rel=1e-12)
     new, context = (np.array(column) for column in zip(*requests, strict=True))
     assert plan.step_us(batch)[0] == found
@@ -86,6 +110,8 @@ def test_a_step_takes_the_longer_of_kernel_and_price(name, decodes, chunks, seed
     assert explained.total_us == found
     parts = [part for part in explained.operators if part.role == "decode_attention"]
     assert sum(part.total_us for part in parts) == pytest.approx(attention_us, rel=1e-9)
+    of_chunks = [part.total_us for part in explained.operators if part.role == "prefill_attention"]
+    assert sum(of_chunks) == pytest.approx(prefill_us, rel=1e-9)
     if naive.least_us(plan, requests) > float(alone.run(batch).components.decode_attention_us[0]) * 1.001:
         assert times.origin[0] == 4
         assert {part.origin for part in parts} == {4}
@@ -94,7 +120,7 @@ def test_a_step_takes_the_longer_of_kernel_and_price(name, decodes, chunks, seed
 @settings(max_examples=40)
 @given(name=st.sampled_from(list(PLANS)), decodes=DECODES, chunks=CHUNKS)
 def test_steps_of_one_sort_are_untouched(name, decodes, chunks):
-    alone, plan = PLANS[name]
+    alone, plan = PLANS[name][0], ONE_CALL[name][1]
     batch = StepBatch.from_requests([decodes, chunks])
     mine, others = plan.run(batch), alone.run(batch)
     assert mine.latency_us.tolist() == others.latency_us.tolist()
@@ -105,6 +131,53 @@ def test_steps_of_one_sort_are_untouched(name, decodes, chunks):
 
 
 SMALL = {"max_tokens": 512, "max_seqs": 16}
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_a_chunk_beside_decodes_saves_the_shorter_launch_of_every_layer(name):
+    alone, plan = PLANS[name][0], ONE_CALL[name][0]
+    launch_us = 24 * min(min(DECODE.values()), min(PREFILL.values()))
+    assert plan.arena[steps.SHARED_LAUNCH_US] == pytest.approx(launch_us, rel=0.01)
+    mixed = StepBatch.from_requests([[(1, 500)] * 3 + [(200, 0)]])
+    saved_us = alone.step_us(mixed)[0] - plan.step_us(mixed)[0]
+    assert saved_us == pytest.approx(plan.arena[steps.SHARED_LAUNCH_US], rel=1e-9)
+
+
+def test_a_launch_is_shared_on_the_named_gpus_by_grouped_heads_alone(h100):
+    elsewhere = engine(one_call=("h200",))
+    plan = compile_plan("llama-3.1-8b", "h100", h100, engine=elsewhere, **SMALL)
+    assert plan.arena[steps.SHARED_LAUNCH_US] == 0.0
+    latent = compile_plan("deepseek-v3", "h100", h100, tp=8, engine=engine(one_call=("h100",)), **SMALL)
+    assert latent.arena[steps.SHARED_LAUNCH_US] == 0.0
+    whole, piped = (
+        compile_plan("llama-3.1-8b", "h100", h100, pp=pp, engine=engine(one_call=("h100",)), **SMALL)
+        for pp in (1, 4)
+    )
+    assert piped.bottleneck.arena[steps.SHARED_LAUNCH_US] == pytest.approx(
+        whole.arena[steps.SHARED_LAUNCH_US], rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("name", ["full", "alternating"])
+def test_an_estimate_shares_a_launch_in_mixed_steps_alone(name):
+    alone, plan = PLANS[name][0], ONE_CALL[name][0]
+    sizes = {"isl": [300, 1500], "osl": 40, "concurrency": 12, "max_batched_tokens": 256}
+    mine, others = (estimate(one, **sizes) for one in (alone, plan))
+    np.testing.assert_array_equal(mine.decode_step_us, others.decode_step_us)
+    np.testing.assert_allclose(
+        mine.mixed_step_us - others.mixed_step_us, plan.arena[steps.SHARED_LAUNCH_US], rtol=1e-9
+    )
+    # a client by itself shares nothing
+    single = [estimate(one, isl=300, osl=40, concurrency=1, max_batched_tokens=256) for one in (alone, plan)]
+    assert single[0].ttft_ms == single[1].ttft_ms
+
+
+@pytest.mark.parametrize("given", ["h100", [1]])
+def test_gpus_of_one_call_are_names(given):
+    with pytest.raises(PlanError, match="one_attention_call"):
+        KernelChoices(one_attention_call=given)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="one_attention_call"):
+        load_engine({"name": "mine", "kernels": {"one_attention_call": given}})
 
 
 def test_a_plan_without_a_figure_has_none():
@@ -141,9 +214,9 @@ def test_latent_attention_has_no_figure(h100):
 
 
 def test_a_plan_of_a_file_has_a_price_or_none():
-    for _, plan in PLANS.values():
+    for _, plan in (*PLANS.values(), *ONE_CALL.values()):
         assert plan_files.arena_fits(plan.arena)
-        for slot in (steps.MIXED_KV_US, steps.MIXED_WINDOW_KV_US):
+        for slot in (steps.MIXED_KV_US, steps.MIXED_WINDOW_KV_US, steps.SHARED_LAUNCH_US):
             changed = plan.arena.copy()
             changed[slot] = -1e-9
             assert not plan_files.arena_fits(changed)

@@ -1,9 +1,11 @@
-"""Decode attention beside prefill, naively: every KV token of every decode, head by head, layer by layer."""
+"""Attention of steps that decode and prefill, naively: token by token, head by head, layer by layer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+from fastroof.plan.arena import attention_times
 
 Request = tuple[int, int]
 
@@ -39,16 +41,29 @@ def least_us(plan: Any, requests: Sequence[Request]) -> float:
     return total
 
 
-def step_us(alone: Any, plan: Any, requests: Sequence[Request]) -> tuple[float, float]:
-    """A step of ``plan`` and its decode attention, us, from the parts of ``alone``, which has no figure."""
+def saved_us(plan: Any, requests: Sequence[Request]) -> float:
+    """What one call for chunks and decodes saves, us: in every layer, the shorter launch of both."""
+    if plan.gpu.name not in plan.profile.kernels.one_attention_call or len({*map(is_decode, requests)}) < 2:
+        return 0.0
+    total = 0.0
+    for number, part in enumerate(plan.attention):
+        launches = [attention_times(plan, number, phase, [], []).launch_us for phase in (True, False)]
+        for _ in range(part.call.times):
+            total += min(launches)
+    return total
+
+
+def step_us(alone: Any, plan: Any, requests: Sequence[Request]) -> tuple[float, float, float]:
+    """A step of ``plan``, its decode and prefill attention, us, from parts of ``alone``, without either."""
     from fastroof import StepBatch
 
     times = alone.run(StepBatch.from_requests([requests]))
     tokens, logits, decode, prefill, _ = (float(part[0]) for part in times.components)
     decode = max(decode, least_us(plan, requests))
+    prefill = max(prefill - saved_us(plan, requests), 0.0)
     costs = plan.profile.costs
     total = tokens + logits + decode + prefill + costs.step_us + costs.sequence_us * len(requests)
     if any(not is_decode(request) for request in requests):
         floor_us = costs.prefill_floor_layer_us * plan.model.num_layers
         total = max(total + costs.prefill_us, floor_us)
-    return total, decode
+    return total, decode, prefill

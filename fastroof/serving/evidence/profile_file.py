@@ -19,7 +19,7 @@ from fastroof.load.write import toml_text
 def profile_text(profile: EngineProfile) -> str:
     """Return a profile as the TOML that :func:`fastroof.engines.load_engine` reads."""
     content = {key: value for key, value in asdict(profile).items() if value not in ("", None, {})}
-    for names in ("engines", "cold_decode"):
+    for names in ("engines", "cold_decode", "one_attention_call"):
         if not content["kernels"][names]:
             del content["kernels"][names]
     unsaid_memory = asdict(KvMemory())
