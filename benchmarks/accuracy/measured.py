@@ -15,7 +15,7 @@ from fastroof.documents import read_toml
 from fastroof.errors import TableError
 from fastroof.load.aiconfigurator import MODULES
 from fastroof.load.sources import SERVING_FOLDER
-from fastroof.serving.evidence.measured_steps import STEPS_DATASET, MeasuredStep
+from fastroof.serving.evidence.measured_steps import MeasuredStep
 from fastroof.serving.evidence.rows import LeftOut, ServedModel, ServingRow
 
 
@@ -30,7 +30,7 @@ class Measured(NamedTuple):
     @property
     def datasets(self) -> tuple[str, ...]:
         """The names of all data sets."""
-        of_steps = (STEPS_DATASET,) if self.steps else ()
+        of_steps = dict.fromkeys(step.dataset for step in self.steps)
         return (*dataset_names(self.rows), *of_steps, *dict.fromkeys(row.dataset for row in self.independent))
 
     def pick(self, datasets: Sequence[str]) -> Measured:
@@ -39,7 +39,7 @@ class Measured(NamedTuple):
         if unknown:
             there = ", ".join(self.datasets) or "none"
             raise TableError(f"no data set {', '.join(map(repr, unknown))}; there is {there}")
-        steps = self.steps if STEPS_DATASET in datasets else ()
+        steps = tuple(step for step in self.steps if step.dataset in datasets)
         rows = tuple(row for row in self.rows if row.dataset in datasets)
         independent = tuple(row for row in self.independent if row.dataset in datasets)
         return Measured(rows, steps, independent=independent)

@@ -12,12 +12,17 @@ from typing import Any, Final
 from fastroof.atomic_files import whole_file
 from fastroof.columns import Column, guarded, unguarded
 from fastroof.config.paths import bench_data_root
+from fastroof.documents import read_toml
 from fastroof.engines import serving_engines
 from fastroof.errors import TableError
 from fastroof.load.sources import SERVING_FOLDER
 from fastroof.load.steps_file import STEPS_FILE
+from fastroof.serving.evidence.engine_arguments import read_engine_arguments
 from fastroof.serving.evidence.measured_steps import MeasuredStep, read_steps
 from fastroof.serving.evidence.rows import ServedModel, ServingRow
+from fastroof.serving.evidence.step_logs import read_step_log
+
+STEP_LOGS_FOLDER: Final = "step_logs"
 
 _MODEL: Final = (
     Column("dataset", "text", "", "rows that are judged together"),
@@ -199,6 +204,14 @@ def _value(where: str, column: Column, text: str) -> Any:
 
 
 def shipped_steps(gpu: str, root: Path | None = None) -> tuple[MeasuredStep, ...]:
-    """Read the measured steps of a GPU in bench_data; empty without a steps.csv."""
+    """Read the measured steps of a GPU in bench_data: every steps.csv, and logs of engines."""
     folder = (bench_data_root() if root is None else root) / gpu / SERVING_FOLDER
-    return tuple(step for path in sorted(folder.rglob(STEPS_FILE)) for step in read_steps(path))
+    steps = [step for path in sorted(folder.rglob(STEPS_FILE)) for step in read_steps(path)]
+    for path in sorted((folder / STEP_LOGS_FOLDER).glob("*.parquet")):
+        about = read_toml(path.with_suffix(".toml"), TableError)
+        try:
+            engine, dataset = dict(about["engine"]), str(about["dataset"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise TableError(f"{path.with_suffix('.toml')}: need dataset and [engine]: {error!r}") from None
+        steps += read_step_log(path, read_engine_arguments(given=engine), dataset)
+    return tuple(steps)

@@ -22,7 +22,6 @@ from fastroof.config.paths import bench_data_root
 from fastroof.engines import EngineProfile
 from fastroof.errors import FastroofError, TableError
 from fastroof.load.sources import SERVING_FOLDER
-from fastroof.serving.evidence.measured_steps import STEPS_DATASET
 from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation, mean_errors
 from fastroof.serving.evidence.validation import INDEPENDENT
 from fastroof.tables import Tables, load_tables
@@ -148,7 +147,8 @@ def _left_out(
     """Return left-out rows by reason, the most first."""
     reasons = Counter[str]()
     for report in reports:
-        no_runs = {STEPS_DATASET, *(row.dataset for row in evidence[report.gpu].independent)}
+        others = (*evidence[report.gpu].independent, *evidence[report.gpu].steps)
+        no_runs = {row.dataset for row in others}
         for entry in report.left_out:
             if not entry.quantity and entry.source not in no_runs:
                 reasons[entry.reason] += entry.rows

@@ -34,6 +34,9 @@ NEEDED: Final = (
 )  # fmt: skip
 MOST_RUNS: Final = 4
 
+Requests = tuple[tuple[int, int], ...]
+"""New tokens and context of each request of a step."""
+
 
 @dataclass(frozen=True)
 class MeasuredStep:
@@ -61,6 +64,8 @@ class MeasuredStep:
     left_out: str = ""
     drafted: int = 0
     """Draft tokens whose drafting by a layer like the model's was timed too."""
+    beside: tuple[Requests, ...] = ()
+    """Further steps, if ``latency_us`` is the mean of several."""
 
     @property
     def layout(self) -> Layout:
@@ -90,7 +95,8 @@ class MeasuredStep:
         """Return the step as commands take it: ``3x1@1023 512@0``, shortened if there are many kinds."""
         runs = [(request, len(list(same))) for request, same in groupby(self.requests)]
         parts = [f"{f'{count}x' if count > 1 else ''}{new}@{ctx}" for (new, ctx), count in runs[:MOST_RUNS]]
-        return " ".join(parts + ["..."] * (len(runs) > MOST_RUNS))
+        more = [f"and {len(self.beside)} more"] * bool(self.beside)
+        return " ".join(parts + ["..."] * (len(runs) > MOST_RUNS) + more)
 
 
 def read_steps(path: str | Path) -> tuple[MeasuredStep, ...]:

@@ -198,7 +198,12 @@ def _taken(own: OwnRuns) -> tuple[tuple[OwnRow, ...], tuple[MeasuredStep, ...], 
         for step in own.steps
         if step.timed == "kernels"
     }
-    steps = tuple(step for step in own.steps if not step.left_out and step.timed != "kernels")
+    left_out |= {
+        step.name: "several steps timed together: use fastroof validate" for step in own.steps if step.beside
+    }
+    steps = tuple(
+        step for step in own.steps if not step.left_out and step.timed != "kernels" and not step.beside
+    )
     if own.taken and any(step.timed == "forward" for step in steps):
         raise TableError(
             "forwards have no sampler and no host, which runs have: fit --steps and --runs apart, or give "

@@ -1,4 +1,4 @@
-"""Files of whole steps: kernels-bench (.csv), ``vllm bench forward`` (.json), forward passes (.parquet)."""
+"""Files of whole steps: kernels-bench (.csv), ``vllm bench forward`` (.json), passes and logs (.parquet)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from fastroof.serving.evidence.engine_arguments import EngineArguments, read_eng
 from fastroof.serving.evidence.forward_bench import notes_of, ranks_of, read_cases, steps_of
 from fastroof.serving.evidence.measured_steps import MeasuredStep, read_steps
 from fastroof.serving.evidence.pass_tables import read_pass_table
+from fastroof.serving.evidence.step_logs import is_step_log, read_step_log
 
-STEP_FILES: Final = "steps.csv of kernels-bench, .json of `vllm bench forward` or .parquet of forward passes"
+STEP_FILES: Final = (
+    "steps.csv of kernels-bench, .json of `vllm bench forward`, .parquet of forward passes or of a step log"
+)
 
 
 class OwnSteps(NamedTuple):
@@ -33,10 +36,22 @@ def read_own_steps(
     if suffix == ".json":
         return _forward_steps(path, engine_args, dict(given or {}))
     if suffix == ".parquet":
+        if is_step_log(path):
+            return _logged_steps(path, engine_args, dict(given or {}))
         return OwnSteps(tuple(read_pass_table(path)))
     if suffix != ".csv" and path.is_file():
         raise TableError(f"{path} is not a file of steps; valid: {STEP_FILES}")
     return OwnSteps(read_steps(path))
+
+
+def _logged_steps(path: Path, engine_args: str | Path | None, given: dict[str, Any]) -> OwnSteps:
+    if engine_args is None and (given.get("gpu") is None or given.get("model") is None):
+        raise TableError(
+            f"{path} does not say what its engine ran on: give --gpu, and --engine-args with the engine's "
+            "command line or --model"
+        )
+    engine = read_engine_arguments(engine_args, {**given, "engine": "vllm"})
+    return OwnSteps(tuple(read_step_log(path, engine)), engine)
 
 
 def _forward_steps(path: Path, engine_args: str | Path | None, given: dict[str, Any]) -> OwnSteps:

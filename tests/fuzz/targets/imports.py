@@ -24,6 +24,7 @@ from fastroof.load.vidur import convert_vidur
 from fastroof.serving.evidence.engine_arguments import read_engine_arguments
 from fastroof.serving.evidence.load_generators import read_runs
 from fastroof.serving.evidence.step_files import read_own_steps
+from fastroof.serving.evidence.step_logs import COLUMNS as LOG_COLUMNS
 from tests.fuzz.arrow_mutators import mutated_table, parquet_bytes
 from tests.fuzz.mutators import mutated_bytes, mutated_text, mutated_tree
 from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
@@ -285,6 +286,9 @@ class OwnSteps(FolderFiles):
         table = of_steps.table_of(root, lambda *_: 1.0)
         # its digest would refuse every change
         table.with_suffix(".metadata.json").unlink()
+        rows = [(i, 10**7 * (i + 1), 9, i % 3 == 0, 8, 5 * (i % 3 == 0), 900, 700) for i in range(90)]
+        columns = (list(map(int, column)) for column in zip(*rows, strict=True))
+        pa.parquet.write_table(pa.table(dict(zip(LOG_COLUMNS, columns, strict=True))), root / "log.parquet")
 
     def is_mutated(self, name: str) -> bool:
         return not name.endswith(".sh")
