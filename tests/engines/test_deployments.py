@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
+from fastroof import compile_plan, load_tables
 from fastroof.engines import Recipe, engine_of_version, recipe_for, recipes_of, serving_engines
 from fastroof.errors import PlanError
 
@@ -155,6 +157,34 @@ def test_kernels_of_a_version_come_first_and_others_are_gone():
     }
     kernels = engine_of_version("trtllm", "1.2.0rc6.post2").kernels
     assert kernels.of("moe", "b200", "fp8_block", {"dp": 8}) is None
+
+
+def test_recipes_of_vllm_0_10_on_b200_fuse_their_all_reduces() -> None:
+    """Over 8 GPUs vLLM's own take longer for 256 and 512 KB than for 1 MB; those runs did not."""
+
+    def engine(version: str, gpu: str) -> str:
+        kernel = engine_of_version("vllm", version).kernels.of("allreduce", gpu, "fp8", {"tp": 8})
+        return "" if kernel is None else kernel.engine
+
+    runs = (("0.10.2", "b200"), ("0.12.0", "b200"), ("0.10.2", "h100"), ("", "b200"))
+    assert [engine(*run) for run in runs] == ["trtllm", "", "", ""]
+    tables = load_tables("b200")
+    own, fused = (
+        compile_plan(
+            "llama-3.1-70b", "b200", tables, tp=8, dtype="fp8", engine=engine_of_version("vllm", version)
+        )
+        for version in ("0.12.0", "0.10.2")
+    )
+    tokens = [8, 16, 32, 64]
+    assert (
+        np.diff(own.decode_us(tokens, 1024)).min()
+        < -80.0
+        < 0.0
+        < np.diff(fused.decode_us(tokens, 1024)).min()
+    )
+    sources = {part.source for part in fused.explain([(1, 1023)] * 16).operators if "all-reduce" in part.name}
+    assert len(sources) == 1
+    assert "trtllm" in sources.pop()
 
 
 def test_prompts_wait_where_a_script_says_so() -> None:
