@@ -71,6 +71,9 @@ class ServingErrors:
         One standard error of the time per output token, and of the time to first token without queueing,
         relative to the time (in ln): 80 % of the runs of models, GPUs and versions that a fit has not
         seen are within 1.28 of them. 0 if unknown.
+    layer_us : float
+        One standard error of a step in us per layer, which counts where it is the larger: in steps of short
+        kernels, which the runs had none of.
 
     Raises
     ------
@@ -80,6 +83,7 @@ class ServingErrors:
 
     tpot: float = 0.0
     ttft: float = 0.0
+    layer_us: float = 0.0
 
     def __post_init__(self) -> None:
         """Reject an invalid error."""

@@ -193,6 +193,14 @@ def batch_error(plan: PlanData, errors: StepErrors | None, batch: StepBatch, tim
     return _relative(plan, total, times.latency_us)
 
 
+def stated_error(plan: PlanData, step_us: Any) -> Floats:
+    """Relative standard error of TPOT by the engine's profile with such decode steps; nan if unknown."""
+    known = plan.profile.errors
+    us = np.asarray(step_us, np.float64)
+    of_layers = known.layer_us * plan.model.num_layers / np.where(us > 0.0, us, np.inf)
+    return np.maximum(known.tpot, of_layers) if known.tpot else np.full(us.shape, np.nan)
+
+
 def _add(total: RowErrors, places: Bools, part: RowErrors) -> None:
     for values, more in zip(total, part, strict=True):
         values[places] += more

@@ -34,6 +34,7 @@ from fastroof.errors import BatchError, PlanRangeError
 from fastroof.plan.calls import rank_rules
 from fastroof.plan.compile import check_plan
 from fastroof.plan.start import check_room
+from fastroof.plan.step_error import stated_error
 from fastroof.serving.scenarios import (
     at_least,
     broadcast,
@@ -100,8 +101,8 @@ class ServingEstimate(ArrowResult):
         One standard error relative to ``decode_step_us``, nan if that is 0; None if not requested.
     tpot_relative_error, ttft_relative_error : float or ndarray of float64, or None
         One standard error relative to ``tpot_ms`` and ``ttft_ms`` (in ln), from the engine's profile:
-        runs of models, GPUs and versions that no fit has seen; that of ``ttft_ms`` is nan if requests
-        wait. None if not requested or not in the profile.
+        runs of models, GPUs and versions that no fit has seen, larger where steps are of short kernels;
+        that of ``ttft_ms`` is nan if requests wait. None if not requested or not in the profile.
     made_from : mapping of str to str
         fastroof's version, the tables' hash and the plan's settings: metadata of its Arrow table.
     """
@@ -479,7 +480,9 @@ def estimate(
         rows.append(decode_errors(plan, *sizes))
         known = plan.profile.errors
         if known.tpot or known.ttft:
-            rows.append(np.full(len(tpot_ms), known.tpot or np.nan))
+            # a step of several stages is a part of the time between tokens
+            step_us = np.maximum(out[DECODE_STEP_US], out[TPOT_US])
+            rows.append(stated_error(plan, step_us))
             rows.append(np.where(out[WAIT_US] > 0.0, np.nan, known.ttft or np.nan))
     # the last rows exist only with with_error
     names = [column.name for column in ServingEstimate.arrow_columns]

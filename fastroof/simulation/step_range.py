@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastroof.errors import PlanError, TableError
+from fastroof.plan.step_error import stated_error
 from fastroof.simulation.requests import LIMITS, RequestTimes
 
 if TYPE_CHECKING:
@@ -38,10 +39,10 @@ class StepError(NamedTuple):
 
 def step_error(plan: StepPlan, decodes: float, kv_len: float) -> StepError:
     """Return the error of a simulation's steps."""
-    stated = plan.profile.errors.tpot
-    if stated and not plan.error_source.is_datasheet:
-        return StepError(stated, f"of TPOT on runs held out of the fit, by the profile {plan.profile.name}")
     batch = min(max(round(decodes), 1), plan.max_seqs, plan.max_tokens)
+    if plan.profile.errors.tpot and not plan.error_source.is_datasheet:
+        stated = float(stated_error(plan, plan.decode_us(batch, max(round(kv_len), 1))))
+        return StepError(stated, f"of TPOT on runs held out of the fit, by the profile {plan.profile.name}")
     try:
         relative = plan.decode_error(batch, max(round(kv_len), 1))
     except (PlanError, TableError) as error:

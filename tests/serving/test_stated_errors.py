@@ -10,6 +10,7 @@ import fastroof
 from fastroof.engines import ServingErrors, load_engine
 from fastroof.errors import BatchError, PlanError
 from fastroof.serving import estimate
+from fastroof.simulation.step_range import step_error
 
 KNOWN = ServingErrors(tpot=0.08, ttft=0.2)
 
@@ -27,6 +28,28 @@ def test_errors_are_the_profiles_where_they_are_asked_for(plan: fastroof.StepPla
     np.testing.assert_array_equal(seen.ttft_relative_error, [0.2, 0.2, np.nan])
     assert estimate(plan, 1024, 128, 1).tpot_relative_error is None
     assert {"tpot_relative_error", "ttft_relative_error"} <= set(seen.to_arrow().column_names)
+
+
+def test_steps_of_short_kernels_are_known_less_well() -> None:
+    b200 = fastroof.load_tables("b200")
+    engine = dataclasses.replace(load_engine("vllm"), errors=dataclasses.replace(KNOWN, layer_us=9.0))
+    small, large = (
+        fastroof.compile_plan(model, "b200", b200, engine=engine) for model in ("qwen3-0.6b", "llama-3.1-70b")
+    )
+    clients = [1, 64, 1024]
+    for plan in (small, large):
+        seen = estimate(plan, 1024, 128, clients, with_error=True)
+        step_us = np.maximum(seen.decode_step_us, seen.tpot_ms * 1000.0)
+        expected = np.maximum(0.08, 9.0 * plan.model.num_layers / step_us)
+        np.testing.assert_allclose(seen.tpot_relative_error, expected, rtol=1e-12)
+        np.testing.assert_array_equal(seen.ttft_relative_error[:2], [0.2, 0.2])
+    assert estimate(small, 1024, 128, 1, with_error=True).tpot_relative_error > 0.12
+    assert estimate(large, 1024, 128, 1, with_error=True).tpot_relative_error == 0.08
+    # no output after the first token: no decode step
+    assert estimate(small, 1024, 1, 1, with_error=True).tpot_relative_error == 0.08
+    assert step_error(small, 1.0, 1024.0).relative == pytest.approx(
+        9.0 * small.model.num_layers / small.decode_us(1, 1024), rel=1e-12
+    )
 
 
 def test_a_profile_without_errors_knows_none(h100: fastroof.Tables) -> None:
