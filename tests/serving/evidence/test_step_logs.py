@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from benchmarks.accuracy.step_intervals import step_errors
 from fastroof import StepBatch, StepPlan, Tables, compile_plan
 from fastroof.cli import app
 from fastroof.config.paths import bench_data_root
+from fastroof.engines import EngineProfile, engine_of_version
 from fastroof.errors import FastroofError
 from fastroof.serving.evidence.own_fit import fit_own_runs
 from fastroof.serving.evidence.own_runs import OwnRuns, read_own_runs
@@ -169,6 +171,24 @@ def test_a_log_without_a_column_or_neighbours_is_refused(tmp_path: Path, plan: S
         read(written(tmp_path / "log.parquet", log.drop_columns(["queue.running_depth"])))
     with pytest.raises(FastroofError, match="follow each other"):
         read(written(tmp_path / "log.parquet", log.take([0])))
+
+
+@pytest.mark.parametrize("workload", ["general", "codegen"])
+def test_a_short_prompt_beside_decodes_costs_what_one_attention_call_says(
+    tables: Tables, workload: str
+) -> None:
+    """Prompts whose prefix is cached: two calls of attention make steps with them too slow, and only them."""
+    kernels = engine_of_version("vllm", "0.15.1").kernels_alone()
+    two_calls = replace(kernels, kernels=replace(kernels.kernels, one_attention_call=()))
+    steps = [step for step in shipped_steps("h100") if step.dataset == f"vllm-0.15-steps {workload}"]
+
+    def more(profile: EngineProfile) -> float:
+        """Median error of steps with a prompt less that of decode steps."""
+        times = validate_own((), steps, tables, engine=profile).rows
+        by = {phase: [row.error for row in times if row.quantity == phase] for phase in ("mixed", "decode")}
+        return float(np.median(by["mixed"]) - np.median(by["decode"]))
+
+    assert abs(more(kernels)) < more(two_calls)
 
 
 def test_shipped_steps_are_told_apart_and_near(tables: Tables) -> None:
