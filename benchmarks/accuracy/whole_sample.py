@@ -147,8 +147,8 @@ def _left_out(
     """Return left-out rows by reason, the most first."""
     reasons = Counter[str]()
     for report in reports:
-        others = (*evidence[report.gpu].independent, *evidence[report.gpu].steps)
-        no_runs = {row.dataset for row in others}
+        no_runs = {row.dataset for row in evidence[report.gpu].independent}
+        no_runs |= {step.dataset for step in evidence[report.gpu].steps}
         for entry in report.left_out:
             if not entry.quantity and entry.source not in no_runs:
                 reasons[entry.reason] += entry.rows

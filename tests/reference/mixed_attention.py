@@ -42,10 +42,15 @@ def least_us(plan: Any, requests: Sequence[Request]) -> float:
 
 
 def saved_us(plan: Any, requests: Sequence[Request]) -> float:
+    """What one call for a step's chunks and decodes saves, us; 0 in a step without either."""
+    return launches_saved_us(plan) if len({*map(is_decode, requests)}) == 2 else 0.0
+
+
+def launches_saved_us(plan: Any) -> float:
     """What one call for chunks and decodes saves, us: in every layer, the shorter launch of both."""
-    if plan.gpu.name not in plan.profile.kernels.one_attention_call or len({*map(is_decode, requests)}) < 2:
-        return 0.0
     total = 0.0
+    if plan.gpu.name not in plan.profile.kernels.one_attention_call:
+        return total
     for number, part in enumerate(plan.attention):
         launches = [attention_times(plan, number, phase, [], []).launch_us for phase in (True, False)]
         for _ in range(part.call.times):

@@ -267,9 +267,10 @@ def mean_step_us(
         new = sum(count * q for count, q, _ in chunks)
         causal = sum(count * q * (q + 1) / 2 for count, q, _ in chunks)
         q_len = 2 * causal / new - 1
-        total += grid_value(plan.arena, parts.prefill, new / q_len, q_len)
-        total += parts.prefix_pair_us * sum(count * q * ctx for count, q, ctx in chunks)
-        total += parts.prefix_token_us * sum(count * ctx for count, _, ctx in chunks)
+        attention_us = grid_value(plan.arena, parts.prefill, new / q_len, q_len)
+        attention_us += parts.prefix_pair_us * sum(count * q * ctx for count, q, ctx in chunks)
+        attention_us += parts.prefix_token_us * sum(count * ctx for count, _, ctx in chunks)
+        total += max(attention_us - min(decodes, 1.0) * mixed_attention.launches_saved_us(plan), 0.0)
         if not is_draft:
             total = max(total + costs.prefill_us, costs.prefill_floor_layer_us * plan.model.num_layers)
     return total

