@@ -39,9 +39,6 @@ format, layout, source, engine, reason, version, dtype, kernel, versions, archit
 shared_experts; mixed_attention: ns, interval_ns, gpu, head_dim, kv_dtype, reason, evidence; cold_decode,
 one_attention_call: GPUs; prefill_graphs: multiples, versions, reason], data_parallel [source, lockstep,
 prompt_tokens, decode_tokens, graph_tokens, graphs: gpus, tokens, versions, idle_tokens, assignment,
-shared_experts; mixed_attention: ns, interval_ns, gpu, head_dim, kv_dtype, reason, evidence; cold_decode,
-one_attention_call: GPUs; prefill_graphs: multiples, versions, reason], data_parallel [source, lockstep,
-prompt_tokens, decode_tokens, graph_tokens, graphs: gpus, tokens, versions, idle_tokens, assignment,
 balance_steps], layout [ep, attention, alltoall, ...], errors [tpot, ttft, layer_us], fit [costs, layers,
 left_out: reason, model, gpu, format, versions] or null, evidence.
 """
