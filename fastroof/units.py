@@ -39,6 +39,7 @@ DTYPE_BYTES: Final[dict[str, float]] = {
     "mxfp8": 1 + MX_BYTES,
     "int8": 1,
     "sq": 1,
+    "fp8_wo": 1,
     "int8_wo": 1,
     "int4_wo": 0.5,
     "w4afp8": 0.5,
@@ -54,6 +55,7 @@ Scales of int4 are not counted: the checkpoint decides how many elements share o
 """
 
 INPUT_BYTES: Final[dict[str, float]] = DTYPE_BYTES | {
+    "fp8_wo": 2,
     "int8_wo": 2,
     "int4_wo": 2,
     "nvfp4_wo": 2,
@@ -75,6 +77,7 @@ PEAK_DTYPE: Final[dict[str, str]] = {
     "mxfp8": "fp8",
     "int8": "int8",
     "sq": "int8",
+    "fp8_wo": "bf16",
     "int8_wo": "bf16",
     "int4_wo": "bf16",
     "w4afp8": "fp8",

@@ -8,6 +8,9 @@ A window that was not measured is borrowed from full attention at equal work: de
 prompts longer than the window as chunks of as many tokens and pairs. Against the measured windows of H100 and
 B200, prefill is off by 4 to 8 % and 4 to 17 %, decode beyond its window by 8 to 30 % and 5 to 24 %, mostly
 too low: kernels read more than the window.
+
+A head_dim that nothing measured is modelled (origin 4) from the nearest one within an octave: latency / B at
+equal heads.
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from fastroof.arrays import Floats
-from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
+from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED, ORIGIN_MODELLED
 from fastroof.errors import MissingTableError
 from fastroof.operators.attention_work import HeadShape
 from fastroof.pack import PackedGrid, grid_cells
@@ -29,6 +33,10 @@ from fastroof.pack.keys import key_start_above
 GridOf = Callable[[HeadShape], PackedGrid]
 RooflineOf = Callable[[HeadShape, float], BatchBound]
 EqualWork = Callable[[Floats, Floats, float], tuple[Floats, Floats]]
+
+
+FARTHEST_OCTAVES: Final = 1.0
+"""Between a head_dim and one that it is modelled from: 64 or 256 from 128, as far as was judged."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +73,18 @@ def choose_donors(target: HeadShape, measured: Iterable[HeadShape]) -> tuple[Hea
     below = [g for g in groups if g < target.group_size]
     above = [g for g in groups if g > target.group_size]
     return tuple(closest(g) for g in (*below[-1:], *above[:1]))
+
+
+def octaves(width: int, other: int) -> float:
+    """Return how far two head_dims are apart."""
+    return abs(math.log2(width / other))
+
+
+def nearest_width(target: HeadShape, measured: Iterable[HeadShape]) -> int:
+    """Return the measured head_dim of full attention that is nearest to a shape's; 0 without one near it."""
+    alike = {s.head_dim for s in measured if s.kv_dtype == target.kv_dtype and not s.window}
+    near = [width for width in alike if octaves(width, target.head_dim) <= FARTHEST_OCTAVES]
+    return min(near, key=lambda width: (octaves(width, target.head_dim), width), default=0)
 
 
 def _kind_text(head_dim: int, kv_dtype: str, window: int) -> str:
@@ -105,14 +125,17 @@ def attention_grid(
 
     Same group size: the donor at equal batch x KV heads. Between two group sizes: linear in the group size.
     Beyond the measured group sizes: the latency / B of the nearest. Missing window: full attention at equal
-    work.
+    work. Missing head_dim: the latency / B of the nearest.
     """
     shapes = list(measured)
     whole = target._replace(window=0)
     kinds = {shape.kind for shape in shapes}
-    if target.window and target.kind not in kinds and whole.kind in kinds:
-        full = attention_grid(whole, shapes, grid_of, roofline_of, equal_work)
-        return _within_window(full, roofline_of(target, full.grid.roofline.launch_us), equal_work)
+    width = 0 if whole.kind in kinds else nearest_width(target, shapes)
+    if target.kind not in kinds and (width or whole.kind in kinds):
+        near = whole if target.window else target._replace(head_dim=width)
+        served = attention_grid(near, shapes, grid_of, roofline_of, equal_work)
+        roofline = roofline_of(target, served.grid.roofline.launch_us)
+        return _within_window(served, roofline, equal_work) if target.window else _of_width(served, roofline)
     donors = choose_donors(target, shapes)
     if donors == (target,):
         grid = grid_of(target)
@@ -145,6 +168,16 @@ def attention_grid(
     ratio = sum(w * r for w, r in zip(weights, ratios, strict=True))
     grid = PackedGrid(y_axis, x_axis, cells, flags, roofline)
     return AttentionGrid(grid, ratio, donors, borrowed=True)
+
+
+def _of_width(near: AttentionGrid, roofline: BatchBound) -> AttentionGrid:
+    """Turn the grid of a head shape into one of another head_dim, modelled at equal latency / B."""
+    grid = near.grid
+    y, x = grid.y_axis[:, None], grid.x_axis
+    table = grid.cells[..., 0] * roofline(y, x) / grid.roofline(y, x)
+    flags = np.full_like(grid.flags, ORIGIN_MODELLED)
+    made = PackedGrid(grid.y_axis, grid.x_axis, grid_cells(grid.y_axis, x, table, roofline), flags, roofline)
+    return AttentionGrid(made, near.longest_ratio, near.donors, borrowed=True)
 
 
 def _within_window(full: AttentionGrid, roofline: BatchBound, equal_work: EqualWork) -> AttentionGrid:

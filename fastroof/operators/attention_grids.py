@@ -10,11 +10,18 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Array, Floats
-from fastroof.columns import KV_DTYPE, ORIGIN, ORIGIN_BORROWED, ORIGIN_MEASURED, Column
+from fastroof.columns import (
+    KV_DTYPE,
+    ORIGIN,
+    ORIGIN_BORROWED,
+    ORIGIN_MEASURED,
+    ORIGIN_MODELLED,
+    Column,
+)
 from fastroof.compiled.layout import GridNodes, GuidedGrid
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError, MissingTableError
-from fastroof.operators.attention_borrowing import AttentionGrid, attention_grid
+from fastroof.operators.attention_borrowing import AttentionGrid, attention_grid, nearest_width, octaves
 from fastroof.operators.attention_work import (
     HeadShape,
     attention_bytes_within,
@@ -56,6 +63,12 @@ WITHIN_WINDOW: Final = MAPE_TO_ERROR * 0.15
 """Relative standard error beyond a window borrowed from full attention. Against measured windows of 128, 1024
 and 8192 tokens (H100 and B200) decode is off by 0.08 to 0.30 and 0.05 to 0.24, prefill by 0.04 to 0.08 and
 0.04 to 0.17."""
+
+
+WIDTH: Final = 0.22
+"""Relative standard error of attention of another head_dim per octave: 64 from 128 is off by 0.05 to 0.21
+(median of |ln|; 80 % within 0.14 to 0.58, median 0.28) in decode, and by 0.07 to 0.44 (0.14 to 0.57, 0.28) in
+prefill, for vLLM on H100, B200, L40S and RTX PRO 6000, SGLang and TensorRT-LLM on H100 and L40S."""
 
 
 class AttentionErrors(NamedTuple):
@@ -106,10 +119,16 @@ def _donor_errors(operator: AttentionOperator, tables: RowSource, donor: HeadSha
 
 def _borrowing_error(target: HeadShape, donor: HeadShape) -> float:
     near, far = BORROWED
+    width = width_error(target, donor)
     if target.group_size != donor.group_size:
-        return near
+        return math.hypot(near, width)
     doublings = abs(math.log2(target.num_kv_heads / donor.num_kv_heads))
-    return near + (far - near) * (max(doublings, 1.0) - 1.0) / 2.0
+    return math.hypot(near + (far - near) * (max(doublings, 1.0) - 1.0) / 2.0, width)
+
+
+def width_error(target: HeadShape, donor: HeadShape) -> float:
+    """Relative standard error of modelling a head_dim from a donor's."""
+    return WIDTH * octaves(target.head_dim, donor.head_dim)
 
 
 def _measured_grid(operator: AttentionOperator, tables: RowSource, shape: HeadShape) -> MeasuredGrid:
@@ -150,7 +169,7 @@ class _Ready(NamedTuple):
 
     grid: PackedGrid
     points: GuidedGrid | None
-    is_borrowed: bool
+    least_origin: int
     unit_us: float
     prefix_us: tuple[float, float]
 
@@ -216,7 +235,7 @@ class AttentionOperator(AttentionRows):
         """Measured shapes that may serve a target: the first source's, else the target itself, else all.
 
         The engine's own kernel of another head shape (3.8 % off) precedes another engine's kernel of the
-        target (7 to 9 %). Without the target's window, full attention serves.
+        target (7 to 9 %). Without the target's window, full attention serves; without its head_dim, another.
         """
         first = self.shapes(tables)
         if any(s.kind == target.kind for s in first):
@@ -226,6 +245,8 @@ class AttentionOperator(AttentionRows):
         every = [HeadShape(*key) for key in measured_keys(tables, self.name)]
         if target.window and not any(s.kind == target.kind for s in every):
             return self.possible_donors(tables, target._replace(window=0))
+        if not any(s.kind == target.kind for s in every) and nearest_width(target, first):
+            return first
         return every
 
     def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> PackedGrid:
@@ -279,15 +300,18 @@ class AttentionOperator(AttentionRows):
         served = self.grid(tables, shape)
         grid = served.grid
         axes, guides = joined_axes([grid.y_axis, grid.x_axis])
-        flags = np.maximum(
-            grid.flags.astype(np.uint8), ORIGIN_BORROWED if served.borrowed else ORIGIN_MEASURED
-        )
+        least = ORIGIN_BORROWED if served.borrowed else ORIGIN_MEASURED
+        if served.donors[0].head_dim != shape.head_dim:
+            least = ORIGIN_MODELLED
+        flags = np.maximum(grid.flags.astype(np.uint8), least)
         one = float(attention_flops(1, 1, 1, 1)) * shape.num_q_heads * shape.head_dim
-        guided = GuidedGrid(axes, guides, grid.cells.ravel(), cell_origins(flags).ravel())
+        origins = cell_origins(np.minimum(flags, ORIGIN_BORROWED)).ravel()
+        guided = GuidedGrid(axes, guides, grid.cells.ravel(), origins)
         return _Ready(
             grid,
-            guided if len(guides) else None,
-            served.borrowed,
+            # cells hold origins of two bits, none of which is modelled
+            guided if len(guides) and least < ORIGIN_MODELLED else None,
+            least,
             unit_us(tables.gpu, "bf16", one),
             self.prefix_us(tables, shape),
         )
@@ -300,8 +324,7 @@ class AttentionOperator(AttentionRows):
             grid_points_us(table.points, *at, out, origin)
             return
         self.grid_latency_us(table.grid, method, at, out, origin)
-        if table.is_borrowed:
-            np.maximum(origin, ORIGIN_BORROWED, out=origin)
+        np.maximum(origin, table.least_origin, out=origin)
 
     def grid_latency_us(
         self, grid: PackedGrid, method: str, at: tuple[Floats, Floats], out: Floats, origin: Any

@@ -20,7 +20,7 @@ from fastroof.config import GpuSpec
 from fastroof.errors import GpuError, LookupInputError
 from fastroof.operators.attention import ATTENTION, ATTENTION_PREFILL
 from fastroof.operators.attention_blocks import PlannedAttention
-from fastroof.operators.attention_grids import attention_variance
+from fastroof.operators.attention_grids import attention_variance, width_error
 from fastroof.operators.attention_work import (
     NO_PREFIX,
     HeadShape,
@@ -114,6 +114,10 @@ class StepAttention(ABC):
     def sources(self, tables: Tables) -> tuple[str, ...]:
         """Sources of its kernels, or of those that replace it."""
 
+    def modelled_from(self, tables: Tables) -> tuple[str, ...]:
+        """What it is modelled from, with the error; empty if it is not."""
+        return ()
+
     @abstractmethod
     def prefix_us(self, tables: Tables) -> PrefixUs:
         """Time per pair and token of a prefix, in one layer's prefill."""
@@ -186,6 +190,13 @@ class GroupedHeads(StepAttention):
         """Sources of the head shape, or of its donors."""
         donors = self._tables_of.grid(tables, self.heads).donors
         return tuple(tables.source_of(self.operator, tuple(one)) for one in donors)
+
+    def modelled_from(self, tables: Tables) -> tuple[str, ...]:
+        """The head_dim of its donors and the error, if it differs from its own."""
+        donor = self._tables_of.grid(tables, self.heads).donors[0]
+        if donor.head_dim == self.heads.head_dim:
+            return ()
+        return (f"(modelled from head_dim {donor.head_dim}, ±{width_error(self.heads, donor):.0%})",)
 
     def prefix_us(self, tables: Tables) -> PrefixUs:
         """See :meth:`fastroof.operators.attention.AttentionPrefill.prefix_us`."""

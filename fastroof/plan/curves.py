@@ -27,6 +27,7 @@ from fastroof.operators.registry import OPERATORS
 from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.plan.attention import StepAttention
 from fastroof.plan.options import PlanOptions
+from fastroof.plan.weight_only import Sibling, sibling_nodes, weight_only_sibling
 from fastroof.tables import Tables
 from fastroof.tables.kernel_order import KernelOrder
 
@@ -240,6 +241,9 @@ class TableCurves:
         try:
             table = operator.serving(call, self.tables)
         except MissingTableError as error:
+            sibling = weight_only_sibling(call, operator, self.tables)
+            if sibling is not None:
+                return self._from_sibling(call, sibling, max_rows)
             self._check_modelled(error)
             return RowCurve(call, *operator.datasheet_nodes(call, self.tables.gpu))
         key = ("row nodes", *self._key(call, max_rows))
@@ -248,6 +252,13 @@ class TableCurves:
         else:  # a node at every row
             made = self.tables.cached_bounded(key, nodes, lambda made: 3 * made.axis.nbytes)
         return RowCurve(call, *made, DATASHEET_SOURCE if table is None else table.source)
+
+    def _from_sibling(self, call: RowOperator, sibling: Sibling, max_rows: int) -> RowCurve:
+        """Return a call's latency by rows, modelled from a measured call."""
+        measured = self.row_curve(sibling.call, max_rows)
+        nodes = RowNodes(measured.axis, measured.value, measured.flag, measured.launch_us)
+        made = sibling_nodes(call, sibling, per_row(call), self.gpu, nodes)
+        return RowCurve(call, *made, sibling.source)
 
     def row_values(self, call: RowOperator, max_rows: int) -> tuple[Floats, Flags]:
         """Return a call's latency and origin at every number of rows."""
@@ -292,7 +303,8 @@ class TableCurves:
         """Return the sources of its kernels, or of those that replace them."""
         if self._is_modelled(attention):
             return DATASHEET_SOURCE
-        return " ".join(dict.fromkeys(attention.sources(self.tables)))
+        sources = dict.fromkeys(attention.sources(self.tables))
+        return " ".join((*sources, *attention.modelled_from(self.tables)))
 
     def prefix_us(self, attention: StepAttention) -> PrefixUs:
         """Return the time per pair and token of a prefix, in one layer's prefill."""

@@ -217,7 +217,9 @@ def _sound_formats(tables: Tables, operator: str, kv_dtype: str) -> set[str]:
 
 
 KERNEL_FORMATS: Final[dict[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
-    "mxfp8": (("fp8", ("fp8_block",)),),
+    "fp8": (("fp8", ("fp8",)), ("bf16", ("fp8_wo",))),
+    "fp8_block": (("fp8", ("fp8_block",)), ("bf16", ("fp8_wo",))),
+    "mxfp8": (("fp8", ("fp8_block",)), ("bf16", ("fp8_wo",))),
     "int8": (("int8", ("int8", "sq")), ("bf16", ("int8_wo",))),
     "w4afp8": (("fp8", ("w4afp8",)), ("bf16", ("int4_wo",))),
     "nvfp4": (("fp4", ("nvfp4",)), ("bf16", ("nvfp4_wo",))),
@@ -225,10 +227,14 @@ KERNEL_FORMATS: Final[dict[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
 }
 """Compute formats of a stored format by the GPU's peaks; the first peak that the GPU has decides.
 
-Without 4-bit units, engines keep the weights and compute in bf16; fp8 without fp8 units is refused. Tables
-call SmoothQuant's int8 kernels ``sq``. mxfp8 was not measured: fp8_block replaces it, which also computes in
-fp8 and reads 3 % fewer bytes.
+Without units for a format, engines keep the weights and compute in bf16; those of :data:`WITHOUT_FP8_WEIGHTS`
+refuse fp8. Tables call SmoothQuant's int8 kernels ``sq``. mxfp8 was not measured: fp8_block replaces it,
+which also computes in fp8 and reads 3 % fewer bytes.
 """
+
+
+WITHOUT_FP8_WEIGHTS: Final = ("trtllm",)
+"""Engines that run fp8 on fp8 units only."""
 
 
 def kernel_formats(
@@ -244,6 +250,8 @@ def _kernel_format(
 ) -> str:
     by_peak = dict(KERNEL_FORMATS.get(dtype, ()))
     able = next((kernels for peak, kernels in by_peak.items() if peak in gpu.peak_flops_per_s), (dtype,))
+    if able == ("fp8_wo",) and options.engine.engine in WITHOUT_FP8_WEIGHTS:
+        return dtype
     if len(able) == 1:
         return able[0]
     for operator in (MOE.name, GEMM.name):

@@ -20,6 +20,7 @@ from fastroof.plan.attention import StepAttention, Variance
 from fastroof.plan.calls import Ranks
 from fastroof.plan.curves import per_row, row_values
 from fastroof.plan.plan_data import PlanData
+from fastroof.plan.weight_only import weight_only_sibling
 from fastroof.run.batch import StepBatch, StepTimes, int_array
 from fastroof.tables import Tables
 from fastroof.tables.source_errors import NO_SOURCE, SourceError, source_error
@@ -124,13 +125,19 @@ def _rows_errors(plan: PlanData, tables: Tables, rows: str, left_out: str, limit
     for call, time_us in of_call.items():
         operator = per_row(call)
         call_rows = ranks.rows(call, limit)[1:].astype(np.float64)
+        sibling = weight_only_sibling(call, operator, tables)
+        served = call
+        if sibling is not None:
+            served = sibling.call
+            # the kernels of a step are off together
+            total.common_us[1:] += time_us[1:] * sibling.error
         try:
-            variance = operator.row_variance(call, tables, call_rows)
+            variance = operator.row_variance(served, tables, call_rows)
         except MissingTableError:
             # from the datasheet model
             total.local_us2[:] += (time_us * (operator.datasheet_error or plan.gpu.datasheet_error)) ** 2
             continue
-        points = operator.table_points(call, tables, call_rows)
+        points = operator.table_points(served, tables, call_rows)
         if points is not None and variance is not None:
             key, sizes = points
             source = source_error(tables, operator.name, key)

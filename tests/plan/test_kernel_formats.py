@@ -101,7 +101,7 @@ def test_4_bit_weights_compute_in_bf16_without_units_for_them(h100: Tables) -> N
 
 @pytest.mark.parametrize(
     ("dtype", "kernel"),
-    [("int4_wo", "int4_wo"), ("int8", "int8"), ("nvfp4", "nvfp4_wo"), ("mxfp4", "w4a16_mxfp4")],
+    [("int8", "int8"), ("w4afp8", "w4afp8")],
 )
 def test_a_format_without_rows_names_what_there_is_and_what_would_do(
     h100: Tables, dtype: str, kernel: str
@@ -129,10 +129,10 @@ def test_weights_alone_in_4_bits_read_inputs_in_bf16(h100: Tables) -> None:
 def test_attention_that_nothing_measured_stands_for_is_modelled_and_says_so(h100: Tables) -> None:
     spec = load_model("llama-3.1-8b")
     group = spec.layers[0]
-    odd = replace(group.kind, attention=replace(group.kind.attention, head_dim=96))  # type: ignore[type-var]
+    odd = replace(group.kind, attention=replace(group.kind.attention, head_dim=24))  # type: ignore[type-var]
     model = replace(spec, layers=(replace(group, kind=odd),))
     with pytest.raises(
-        MissingTableError, match=r"head_dim 96 .*allow_modelled=True \(--allow-modelled\) models it"
+        MissingTableError, match=r"head_dim 24 .*allow_modelled=True \(--allow-modelled\) models it"
     ):
         fastroof.compile_plan(model, "h100", h100, engine="kernels")
     plan = fastroof.compile_plan(model, "h100", h100, allow_modelled=True, engine="kernels")
@@ -143,7 +143,7 @@ def test_attention_that_nothing_measured_stands_for_is_modelled_and_says_so(h100
     assert parts["qkv"].source != "datasheet"
     assert sum(part.total_us for part in explanation.operators) == pytest.approx(explanation.total_us)
     full = fastroof.compile_plan(spec, "h100", h100, engine="kernels")
-    assert 0.5 < plan.decode_us(64, 4096) / full.decode_us(64, 4096) < 2.0
+    assert 0.3 < plan.decode_us(64, 4096) / full.decode_us(64, 4096) < 2.0
 
 
 @pytest.mark.parametrize("dtype", ["int4_wo", "bf16"])

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastroof.columns import ORIGIN_MODELLED
 from fastroof.errors import LookupInputError, MissingTableError
 from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
 from fastroof.operators.attention_borrowing import choose_donors
+from fastroof.operators.attention_grids import WIDTH
 from fastroof.operators.attention_work import HeadShape
 from tests.reference import lookups as naive
 from tests.reference.handmade import attention_rows, handmade_tables
@@ -165,15 +167,67 @@ def test_the_nearest_measured_shape_is_the_donor():
 
 
 @pytest.mark.parametrize("operator", ["attention_decode", "attention_prefill"])
-def test_another_head_dim_or_kv_dtype_is_not_borrowed(h100, operator):
+def test_another_kv_dtype_or_a_distant_head_dim_is_not_borrowed(h100, operator):
     ask = decode if operator == "attention_decode" else prefill
     with pytest.raises(MissingTableError, match=r"(?s)int3.*measured: .*head_dim 128 with fp8 KV"):
         ask(h100, 8, 8, 1, 128, kv_dtype="int3")
-    sizes = {"num_q_heads": 32, "num_kv_heads": 8, "head_dim": 100, "batch_size": 1, "kv_len": 64}
+    sizes = {"num_q_heads": 32, "num_kv_heads": 8, "head_dim": 24, "batch_size": 1, "kv_len": 64}
     if operator == "attention_prefill":
         sizes["q_len"] = 64
-    with pytest.raises(MissingTableError, match=r"(?s)head_dim 100.*measured: .*head_dim 128"):
+    with pytest.raises(MissingTableError, match=r"(?s)head_dim 24.*measured: .*head_dim 128"):
         h100.lookup(operator, **sizes)
+
+
+WIDE = {(b, x): 5.0 + 0.02 * b * x + 0.001 * (x % 7) for b in (1, 4, 32) for x in (16, 128, 1024, 8192)}
+
+
+@pytest.mark.parametrize("operator", [ATTENTION_DECODE, ATTENTION_PREFILL], ids=lambda one: one.name)
+@pytest.mark.parametrize("head_dim", [64, 96, 256])
+def test_a_head_dim_that_nothing_measured_is_modelled_at_equal_latency_over_the_roofline(operator, head_dim):
+    is_decode = operator is ATTENTION_DECODE
+    tables = handmade_tables(**{operator.name: attention_rows(WIDE, (32, 8, 128), is_decode=is_decode)})
+    batch, length = np.array(list(WIDE)).T
+    sizes = {"num_q_heads": 32, "num_kv_heads": 8, "batch_size": batch, "kv_len": length}
+    if not is_decode:
+        sizes["q_len"] = length
+    got = tables.lookup(operator.name, **sizes, head_dim=head_dim, with_error=True)
+    known = tables.lookup(operator.name, **sizes, head_dim=128, with_error=True)
+    donor, shape = (HeadShape("bf16", 32, 8, width) for width in (128, head_dim))
+    launch_us = min(WIDE.values())
+    theirs, own = (operator.bound(one, tables.gpu, launch_us)(batch, length) for one in (donor, shape))
+    np.testing.assert_allclose(got.latency_us, np.array(list(WIDE.values())) * own / theirs, rtol=1e-12)
+    assert (got.origin == ORIGIN_MODELLED).all()
+    # 0.22 per octave, and 3.8 % of another head shape
+    away = WIDTH * abs(np.log2(head_dim / 128))
+    assert (got.relative_error**2 >= known.relative_error**2 + away**2).all()
+
+
+def test_a_window_of_an_unmeasured_head_dim_is_full_attention_of_that_head_dim():
+    tables = handmade_tables(attention_decode=attention_rows(WIDE, (64, 8, 128)))
+    sizes = {"num_q_heads": 64, "num_kv_heads": 8, "head_dim": 64, "batch_size": [1, 4, 32]}
+    windowed = tables.lookup("attention_decode", **sizes, kv_len=4096, window=128, with_error=True)
+    full = tables.lookup("attention_decode", **sizes, kv_len=128, with_error=True)
+    np.testing.assert_allclose(windowed.latency_us, full.latency_us, rtol=1e-12)
+    assert (windowed.origin == ORIGIN_MODELLED).all()
+    assert (windowed.relative_error > full.relative_error).all()
+
+
+@pytest.mark.parametrize("operator", [ATTENTION_DECODE, ATTENTION_PREFILL], ids=lambda one: one.name)
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_stated_errors_of_another_head_dim_hold_where_it_was_measured(h100, operator, head_dim):
+    table = h100.table(operator.name)
+    is_own = (table.columns["head_dim"] == head_dim) & (table.columns["window"] == 0)
+    is_own &= table.columns["kv_dtype"] == "bf16"
+    others = h100.some_rows(operator.name, table.columns["head_dim"] != head_dim)
+    rows = {name: values[is_own] for name, values in table.columns.items()}
+    rows = {name: values[operator.plain_rows(rows)] for name, values in rows.items()}
+    names = [name for name in operator.arguments if name not in ("kv_dtype", "window")]
+    found = others.lookup(operator.name, **{name: rows[name] for name in names}, with_error=True)
+    off = np.abs(np.log(found.latency_us / rows["latency_us"]))
+    assert (found.origin == ORIGIN_MODELLED).all()
+    assert np.median(off) < 0.25
+    # four of five within 1.28 standard errors, if the errors are right
+    assert (off < 1.2816 * found.relative_error).mean() > 0.7
 
 
 @pytest.mark.parametrize(("nh", "nkv"), [(9, 8), (4, 8), (30, 4)])
