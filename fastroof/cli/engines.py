@@ -134,7 +134,7 @@ def _kernel_cells(name: str, kernel: OperatorKernel) -> tuple[str, ...]:
         name,
         kernel.operator,
         where,
-        kernel.source or kernel.engine,
+        kernel.source or kernel.engine or (f"{kernel.faster} where faster" if kernel.faster else ""),
         kernel.version,
         kernel.dtype,
         kernel.kernel,

@@ -118,6 +118,9 @@ class OperatorKernel:
         :class:`KernelChoices` sets; empty otherwise.
     engine : str
         The engine whose measured kernels replace it, under any source name.
+    faster : str
+        An engine whose measured kernels it also has, and runs at the sizes where they are faster than those
+        of its own tables.
     reason : str
         Why another engine's kernels replace it.
     version, dtype, kernel : str
@@ -138,6 +141,7 @@ class OperatorKernel:
     architecture: str = ""
     required: bool = True
     shared_experts: str = ""
+    faster: str = ""
 
     def __post_init__(self) -> None:
         """Reject incomplete kernels."""

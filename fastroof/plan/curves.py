@@ -141,6 +141,24 @@ def plain_row_values(curve: RowCurve, max_rows: int) -> tuple[Floats, Flags]:
     return latency_us, origin
 
 
+def faster_of(own: RowCurve, other: RowCurve) -> RowCurve:
+    """Return the smaller latency of two curves at every number of rows."""
+    axis = np.union1d(own.axis, other.axis)
+    values = np.array([np.interp(axis, one.axis, one.value) for one in (own, other)])
+    apart = values[0] - values[1]
+    # a node where the curves cross
+    cross = np.flatnonzero(apart[:-1] * apart[1:] < 0.0)
+    share = apart[cross] / (apart[cross] - apart[cross + 1])
+    axis = np.union1d(axis, axis[cross] + share * (axis[cross + 1] - axis[cross]))
+    values = np.array([np.interp(axis, one.axis, one.value) for one in (own, other)])
+    places = (np.clip(np.searchsorted(one.axis, axis), 0, len(one.axis) - 1) for one in (own, other))
+    flags = np.array([one.flag[at] for one, at in zip((own, other), places, strict=True)])
+    first = values.argmin(axis=0)
+    made = values[first, np.arange(len(axis))], flags[first, np.arange(len(axis))]
+    source = f"{own.source} or {other.source}"
+    return RowCurve(own.operator, axis, *made, min(own.launch_us, other.launch_us), source, own.share)
+
+
 def row_cost(call: RowOperator) -> RowCost:
     """FLOPs and compulsory bytes of one call, per row and fixed."""
     return per_row(call).row_cost(call)
@@ -206,6 +224,7 @@ class TableCurves:
     fp8_scales: str = "dynamic"
     allow_modelled: bool = False
     is_cold: bool = False
+    faster: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         one_of("method", self.method, METHODS, PlanError)
@@ -226,7 +245,20 @@ class TableCurves:
         return GEMM.quantises_inputs_apart(self.tables)
 
     def row_curve(self, call: RowOperator, max_rows: int) -> RowCurve:
-        """Return a call's latency by rows."""
+        """Return a call's latency by rows: the engine's own, or of the faster of two kernels that it has."""
+        own = self._own_curve(call, max_rows)
+        engine = dict(self.faster).get(call.operator)
+        if engine is None:
+            return own
+        others = (*self.tables.order.operators, (call.operator, engine))
+        curves = replace(
+            self, tables=self.tables.in_order(self.tables.order._replace(operators=others)), faster=()
+        )
+        other = curves._own_curve(call, max_rows)
+        return own if other.source == own.source else faster_of(own, other)
+
+    def _own_curve(self, call: RowOperator, max_rows: int) -> RowCurve:
+        """Return a call's latency by rows from the first of the tables."""
 
         def nodes() -> RowNodes:
             made = operator.row_nodes(call, self.tables, self.options, max_rows)
@@ -278,7 +310,7 @@ class TableCurves:
     def _key(self, call: RowOperator, max_rows: int) -> tuple[Any, ...]:
         """Cache key: all that a curve depends on, which excludes the call's role and count."""
         operator = per_row(call)
-        key = (self.options, self.allow_modelled, call.operator, *operator.row_key(call))
+        key = (self.options, self.allow_modelled, self.faster, call.operator, *operator.row_key(call))
         return (*key, max_rows) if operator.has_every_row(call, self.tables, self.options) else key
 
     def attention_block(self, attention: StepAttention) -> Floats:
@@ -347,6 +379,15 @@ def kernel_order(gpu: GpuSpec, options: PlanOptions) -> KernelOrder:
     return KernelOrder(engines, tuple(named), options.release)
 
 
+def faster_kernels(gpu: GpuSpec, options: PlanOptions) -> tuple[tuple[str, str], ...]:
+    """Operators that a plan's engine runs by the faster of its own and another engine's kernels."""
+    operators = dict.fromkeys(kernel.operator for kernel in options.engine.kernels.operators)
+    known = ((operator, options.kernel(operator, gpu, options.dtype)) for operator in operators)
+    return tuple(
+        (operator, kernel.faster) for operator, kernel in known if kernel is not None and kernel.faster
+    )
+
+
 def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> CurveSource:
     """Return where a plan's latencies come from; ``options`` are checked."""
     if gpu.half_dtype != "bf16":
@@ -374,4 +415,5 @@ def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> Curv
         kernels.fp8_scales,
         options.allow_modelled,
         gpu.kernel_name in kernels.cold_decode,
+        faster_kernels(gpu, options),
     )

@@ -25,6 +25,7 @@ from fastroof.plan.execution import check_kernels, check_tables, checked_model
 from fastroof.plan.explain import OperatorTime
 from fastroof.plan.options import OPTIONS, PlanOptions
 from fastroof.plan.step_plan import StepPlan
+from fastroof.plan.weight_only import MODELLED_FROM
 from fastroof.tables import Tables, load_tables
 from fastroof.tables.table_set import chosen_tables
 from fastroof.units import GB
@@ -351,9 +352,14 @@ def typical_parts(plan: StepPlan) -> list[OperatorTime]:
 def _made(plan: StepPlan, missing: str) -> tuple[str, str]:
     """Status of a plan's kernels, and the donors of borrowed ones."""
     parts = typical_parts(plan)
-    modelled = dict.fromkeys(part.name for part in parts if part.origin == ORIGIN_MODELLED)
+    modelled = [part for part in parts if part.origin == ORIGIN_MODELLED]
     if modelled:
-        return "modelled", "; ".join(filter(None, (", ".join(modelled), missing)))
+        # a source that was modelled from says so and how far it may be off
+        named = (
+            f"{part.name} from {part.source}" if MODELLED_FROM in part.source else part.name
+            for part in modelled
+        )
+        return "modelled", "; ".join(filter(None, (", ".join(dict.fromkeys(named)), missing)))
     donors: dict[str, dict[str, None]] = {}
     for part in parts:
         if part.origin == ORIGIN_BORROWED:

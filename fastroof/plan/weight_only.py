@@ -28,6 +28,9 @@ from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, INPUT_BYTES, PEAK_DTYP
 
 SIBLING: Final = "bf16"
 
+MODELLED_FROM: Final = "modelled"
+"""Word in the source of a kernel that is modelled from a measured one."""
+
 WEIGHT_ONLY: Final = tuple(
     dtype
     for dtype, peak in PEAK_DTYPE.items()
@@ -59,7 +62,7 @@ class Sibling(NamedTuple):
     @property
     def source(self) -> str:
         """The table and format, and the error."""
-        return f"{self.call.dtype} of {self.table.source} (modelled, ±{self.error:.0%})"
+        return f"{self.call.dtype} of {self.table.source} ({MODELLED_FROM}, ±{self.error:.0%})"
 
 
 def weight_only_sibling(call: RowOperator, operator: PerRowOperator, tables: Tables) -> Sibling | None:

@@ -76,10 +76,10 @@ def test_measured_means_a_plan_without_the_datasheet(rows):
 
 def test_modelled_means_that_a_table_is_missing():
     model = load_model("llama-3.1-8b")
-    row = next(support_rows([model], ["h100"], ["vllm"], dtypes=("int4_wo",), layouts=[Layout()]))
+    row = next(support_rows([model], ["h100"], ["vllm"], dtypes=("int8",), layouts=[Layout()]))
     assert row.status == "modelled"
     with pytest.raises(MissingTableError):
-        compile_plan(model, "h100", load_tables("h100"), dtype="int4_wo", engine="vllm")
+        compile_plan(model, "h100", load_tables("h100"), dtype="int8", engine="vllm")
 
 
 def test_dense_models_are_asked_for_no_experts():

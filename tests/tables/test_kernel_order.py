@@ -1,6 +1,7 @@
 """Several sources of one GPU: which of them serves a kernel, and what is said of it."""
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from fastroof.engines import EngineProfile, KernelChoices, OperatorKernel, load_
 from fastroof.errors import MissingTableError, TableError
 from fastroof.load.sources import load_sources
 from fastroof.load.write import write_source
-from fastroof.plan.curves import kernel_order
+from fastroof.plan.curves import kernel_order, row_values
 from fastroof.plan.options import PlanOptions
 from fastroof.tables import Tables
 from fastroof.tables.kernel_order import BY_RANK, KernelOrder
@@ -223,6 +224,38 @@ def test_a_profile_names_whose_kernels_stand_for_its_own():
     (found,) = {o.source for o in plan.explain([(1, 4096)]).operators if o.role == "mlp_allreduce"}
     assert found == "aiconfigurator-trtllm-1.3.0rc20"
     assert int(plan.run(fastroof.StepBatch.from_requests([[(1, 4095)]])).origin[0]) < ORIGIN_BORROWED
+
+
+def test_an_engine_with_two_kernels_runs_the_faster_one():
+    h100 = fastroof.load_tables("h100")
+    both = OperatorKernel("allreduce", faster="trtllm", reason="it has both")
+    ours = EngineProfile("mine", "vllm")
+    sums = {}
+    for name, operators in (
+        ("own", ()),
+        ("other", (replace(both, faster="", engine="trtllm"),)),
+        ("both", (both,)),
+    ):
+        engine = replace(ours, kernels=KernelChoices(operators=operators))
+        plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=8, engine=engine)
+        (sums[name],) = [c for c in plan.row_curves if c.operator.role == "mlp_allreduce"]
+    rows = np.arange(1, 8193)
+    us = {name: row_values(curve, 8192)[0][rows] for name, curve in sums.items()}
+    np.testing.assert_allclose(us["both"], np.minimum(us["own"], us["other"]), rtol=1e-12)
+    assert 0.1 < (us["both"] < us["own"]).mean() < 0.9
+    assert sums["both"].source == f"{sums['own'].source} or {sums['other'].source}"
+    gemms = {o.source for o in plan.explain([(1, 4095)]).operators if o.role == "qkv"}
+    assert gemms == {"aiconfigurator-vllm-0.25.0"}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "vllm-0.15.1", "vllm-0.10.2"])
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_sums_of_vllm_on_b200_never_take_longer_than_larger_ones(engine, tp):
+    b200 = fastroof.load_tables("b200")
+    plan = fastroof.compile_plan("llama-3.1-70b", "b200", b200, tp=tp, dtype="fp8", engine=engine)
+    (curve,) = [c for c in plan.row_curves if c.operator.role == "mlp_allreduce"]
+    us = row_values(curve, 1024)[0][1:]
+    assert (us <= 1.05 * np.minimum.accumulate(us[::-1])[::-1]).all()
 
 
 def test_packaged_engines_name_the_engines_nearest_to_them():
