@@ -1,7 +1,10 @@
-"""Check of measured MLA blocks against the sum of their parts.
+"""Check of measured MLA blocks against their parts, and of prompts' attention against the blocks around it.
 
 A block (:mod:`fastroof.operators.mla_modules`) consists of projections, two batched products with absorbed
 weights, and attention. If it takes far longer than these, its kernels were launched eagerly by the host.
+If a prompt's attention alone takes longer than its engine's block, it is another kernel than the block runs:
+one that absorbs the weights (576 and 512 values a head and pair), where engines unfold keys and values (192
+and 128).
 """
 
 from __future__ import annotations
@@ -34,6 +37,15 @@ V_HEAD: Final = 128
 """Widths of DeepSeek-V3, whose blocks were measured."""
 
 MODEL: Final = "deepseek-v3"
+
+KERNEL: Final = "mla_prefill"
+BLOCK: Final = "mla_module_prefill"
+
+LEAST_TOKENS: Final = 4096
+"""Tokens of a call from which attention is a large part of a block."""
+
+MOST_LONGER: Final = 0.2
+"""Share of the points at which attention alone may take longer than its block: 0 to 0.05 of sound tables."""
 
 WORDS: Final = ("dtype", "kv_dtype", "attn_dtype", "model")
 
@@ -83,6 +95,47 @@ def _families(table: MeasuredTable, parts: Tables) -> list[UnsoundFamily]:
         count = int(of_family.sum())
         found.append(UnsoundFamily(keys, "module", reason, excess_us=float(f"{excess:.4g}"), rows=count))
     return found
+
+
+def kernel_families(tables: Tables) -> dict[str, list[UnsoundFamily]]:
+    """Find attention of prompts that takes longer than its own engine's whole blocks, by source."""
+    if not (tables.has(KERNEL) and tables.has(BLOCK)):
+        return {}
+    found: dict[str, list[UnsoundFamily]] = {}
+    for table in tables.candidates(KERNEL):
+        blocks_us = _blocks_us([one for one in tables.candidates(BLOCK) if one.engine == table.engine])
+        columns = table.columns
+        sizes = [columns[name].tolist() for name in ("num_q_heads", "batch_size", "q_len", "kv_len")]
+        block_us = np.array([blocks_us.get(point, np.nan) for point in zip(*sizes, strict=True)])
+        is_large = columns["batch_size"] * columns["q_len"] >= LEAST_TOKENS
+        for kv_dtype in sorted(set(columns["kv_dtype"])):
+            of_family = columns["kv_dtype"] == kv_dtype
+            rows = of_family & is_large & (columns["nope_dim"] == NOPE) & ~np.isnan(block_us)
+            over = columns["latency_us"][rows] / block_us[rows]
+            if not rows.any() or (over > 1.0).mean() < MOST_LONGER:
+                continue
+            ratio = float(np.median(over[over > 1.0]))
+            reason = (
+                f"attention alone takes longer than the engine's whole block at {(over > 1.0).mean():.0%} of "
+                f"{len(over)} points of {LEAST_TOKENS} tokens or more, there {ratio:.3g} times at the median"
+            )
+            family = UnsoundFamily(
+                {"kv_dtype": (kv_dtype,)}, "module", reason, float(f"{ratio:.4g}"), rows=int(of_family.sum())
+            )
+            found.setdefault(table.source, []).append(family)
+    return found
+
+
+def _blocks_us(tables: list[MeasuredTable]) -> dict[tuple[int, int, int, int], float]:
+    """Least latency of whole blocks by heads, batch size, new tokens and length."""
+    least_us: dict[tuple[int, int, int, int], float] = {}
+    for table in tables:
+        columns = table.columns
+        names = ("num_heads", "batch_size", "q_len", "kv_len", "model", "latency_us")
+        for *point, model, latency_us in zip(*(columns[name].tolist() for name in names), strict=True):
+            if model == MODEL:
+                least_us[tuple(point)] = min(latency_us, least_us.get(tuple(point), latency_us))
+    return least_us
 
 
 def parts_us(

@@ -10,7 +10,14 @@ import pytest
 
 import fastroof
 from fastroof.load.unsound import known_unsound
-from fastroof.tables.module_check import MODULE, MODULE_OVER_PARTS, module_families, parts_us
+from fastroof.tables.module_check import (
+    KERNEL,
+    MODULE,
+    MODULE_OVER_PARTS,
+    kernel_families,
+    module_families,
+    parts_us,
+)
 from tests.reference.handmade import handmade_tables
 
 HEADS = (8, 16)
@@ -103,3 +110,42 @@ def test_what_ships_as_known_is_vllms_host() -> None:
     # vLLM's are replayed since 0.25.0, TensorRT-LLM's before
     for gpu, source in (("b300", "vllm-0.25.0"), ("h100", "vllm-0.25.0"), ("b300", "trtllm-1.3.0rc20")):
         assert not known_unsound(gpu, f"aiconfigurator-{source}", MODULE)
+
+
+@pytest.mark.parametrize(("factor", "is_found"), [(0.6, False), (0.99, False), (1.5, True)])
+def test_attention_alone_above_the_block_around_it_is_another_kernel(factor: float, is_found: bool) -> None:
+    block_us = {(heads, q): 100.0 + heads * q**2 * 1e-6 for heads in (16, 32) for q in (512, 4096, 16384)}
+    tables = handmade_tables(
+        mla_module_prefill=[
+            ("fp8_block", "fp8", "bf16", "deepseek-v3", heads, 1, q, q, us)
+            for (heads, q), us in block_us.items()
+        ],
+        mla_prefill=[
+            ("bf16", "bf16", heads, 128, 64, 1, q, q, factor * us) for (heads, q), us in block_us.items()
+        ],
+    )
+    found = kernel_families(tables)
+    assert bool(found) is is_found
+    if is_found:
+        ((family,),) = found.values()
+        assert (family.keys, family.serves, family.rows) == ({"kv_dtype": ("bf16",)}, False, len(block_us))
+        assert family.ratio == pytest.approx(factor)
+        assert "at 100% of 4 points" in family.reason
+    assert kernel_families(tables_of(1.0)) == {}
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_prompts_of_sglang_on_hopper_take_kernels_that_unfold_keys_and_values(gpu: str) -> None:
+    source = "aiconfigurator-sglang-0.5.14"
+    assert {f.keys["kv_dtype"] for f in known_unsound(gpu, source, KERNEL)} == {("bf16",), ("fp8",)}
+    tables = fastroof.load_tables(gpu)
+    # what ships is what the check finds
+    found = kernel_families(tables)
+    assert found == {source: list(known_unsound(gpu, source, KERNEL))}
+    plan = fastroof.compile_plan("deepseek-r1", gpu, tables, tp=8, engine="sglang-0.5.9")
+    step = plan.explain([(8192, 24576)])
+    attention = [part for part in step.operators if part.role == "prefill_attention"]
+    assert {part.source for part in attention} == {"aiconfigurator-trtllm-1.3.0rc20"}
+    # 16 heads of 192 and 128 values a pair; kernels that absorb reach a quarter of the peak in these FLOPs
+    flops = 2 * 16 * (192 + 128) * (8192 * 24576 + 8192**2 / 2) * 61
+    assert flops / sum(part.total_us for part in attention) * 1e6 > 0.4 * tables.gpu.peak("bf16")

@@ -423,13 +423,14 @@ def _write_modules(where: list[str], file: Path) -> None:
     """Write the list that ships, fastroof/load/known_unsound.toml."""
     from fastroof.atomic_files import write_whole
     from fastroof.load.write import toml_text
-    from fastroof.tables.module_check import MODULE, module_families
+    from fastroof.tables.module_check import KERNEL, MODULE, kernel_families, module_families
 
     rows = []
     for name in where:
         tables = tables_of(name)
-        for source, families in module_families(tables).items():
-            place = {"gpu": tables.gpu.name, "source": source, "operator": MODULE}
-            rows += [{**place, **family.as_dict()} for family in families]
+        for operator, check in ((MODULE, module_families), (KERNEL, kernel_families)):
+            for source, families in check(tables).items():
+                place = {"gpu": tables.gpu.name, "source": source, "operator": operator}
+                rows += [{**place, **family.as_dict()} for family in families]
     write_whole(file, toml_text({"families": rows}))
     typer.echo(f"wrote {file}: {len(rows)} families")
