@@ -30,6 +30,7 @@ from fastroof._version import __version__
 from fastroof.arrays import Floats
 from fastroof.checks import whole_number
 from fastroof.engines import CostForm, EngineProfile, LayerCost, StepCosts, engine_names, load_engine
+from fastroof.engines.profile import layers_of
 from fastroof.engines.values import UNKNOWN_VERSION
 from fastroof.errors import FastroofError, TableError
 from fastroof.models import load_model
@@ -209,7 +210,7 @@ def _own_layers(rows: Sequence[ServingRow], form: CostForm) -> Floats | None:
         holding = [
             j
             for j, (architecture, versions) in enumerate(form.layers)
-            if model.architecture == architecture and is_of(row, versions)
+            if layers_of(model.architecture) == architecture and is_of(row, versions)
         ]
         if holding:
             layers[i, holding[-1]] = model.num_blocks

@@ -18,6 +18,7 @@ from fastroof.plan.attention import heads_of
 from fastroof.plan.memory import NO_DRAFTS, Drafts, MemoryUse, PlanMemory, most_that_start, plan_memory
 from fastroof.plan.options import EXCHANGES
 from fastroof.plan.plan_data import PlanData
+from fastroof.plan.weight_only import MODELLED_FROM
 from fastroof.units import GB
 
 
@@ -50,6 +51,16 @@ class DescribedPlan(PlanData):
     def runtime(self) -> str:
         """Former name of ``engine``."""
         return self.engine
+
+    @property
+    def is_beyond_evidence(self) -> bool:
+        """Whether it has kernels modelled from others, or another architecture's cost of layers.
+
+        Its engine's errors on measured runs do not cover these; its own step error does.
+        """
+        sources = (name for names in kernel_sources(self).values() for name in names)
+        has_modelled = any(MODELLED_FROM in name for name in sources)
+        return has_modelled or self.profile.costs.of_other_layers(self.model.architecture)
 
     @property
     def batches_in_flight(self) -> float:

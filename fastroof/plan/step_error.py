@@ -10,6 +10,7 @@ import numpy as np
 
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.compiled import steps
+from fastroof.engines.profile import UNSEEN_LAYERS_ERROR
 from fastroof.errors import MissingTableError, PlanError
 from fastroof.operators.attention_grids import AttentionErrors, attention_variance
 from fastroof.operators.attention_work import pairs_within, prefix_within
@@ -285,6 +286,8 @@ def _relative(plan: PlanData, errors: RowErrors, step_us: Floats) -> Floats:
     whole_us2 = np.where(there, step_us, 1.0) ** 2
     campaign = (errors.spread_us2 + errors.common_us**2) / whole_us2
     residual = plan.profile.costs.residual**2
+    if plan.profile.costs.of_other_layers(plan.model.architecture):
+        residual += UNSEEN_LAYERS_ERROR**2
     # the residual includes the campaign of the tables that the profile was fitted to
     fitted_here = plan.gpu.name in plan.profile.evidence.get("gpus", ())
     together = np.maximum(campaign, residual) if fitted_here else campaign + residual

@@ -481,8 +481,8 @@ def estimate(
         known = plan.profile.errors
         if known.tpot or known.ttft:
             # a step of several stages is a part of the time between tokens
-            step_us = np.maximum(out[DECODE_STEP_US], out[TPOT_US])
-            rows.append(stated_error(plan, step_us))
+            tpot = stated_error(plan, np.maximum(out[DECODE_STEP_US], out[TPOT_US]))
+            rows.append(np.fmax(tpot, rows[-1]) if plan.is_beyond_evidence else tpot)
             rows.append(np.where(out[WAIT_US] > 0.0, np.nan, known.ttft or np.nan))
     # the last rows exist only with with_error
     names = [column.name for column in ServingEstimate.arrow_columns]

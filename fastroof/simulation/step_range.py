@@ -40,7 +40,8 @@ class StepError(NamedTuple):
 def step_error(plan: StepPlan, decodes: float, kv_len: float) -> StepError:
     """Return the error of a simulation's steps."""
     batch = min(max(round(decodes), 1), plan.max_seqs, plan.max_tokens)
-    if plan.profile.errors.tpot and not plan.error_source.is_datasheet:
+    is_judged = not plan.error_source.is_datasheet and not plan.is_beyond_evidence
+    if plan.profile.errors.tpot and is_judged:
         stated = float(stated_error(plan, plan.decode_us(batch, max(round(kv_len), 1))))
         return StepError(stated, f"of TPOT on runs held out of the fit, by the profile {plan.profile.name}")
     try:

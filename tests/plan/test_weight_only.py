@@ -12,6 +12,8 @@ import pytest
 import fastroof
 from fastroof import MissingTableError, Tables
 from fastroof.columns import ORIGIN_MODELLED
+from fastroof.engines import load_engine
+from fastroof.engines.profile import UNSEEN_LAYERS_ERROR
 from fastroof.load import MeasuredTables
 from fastroof.operators.calls import Experts, Gemm
 from fastroof.operators.gemm import GEMM
@@ -19,6 +21,7 @@ from fastroof.operators.moe import MOE
 from fastroof.plan.curves import TableCurves
 from fastroof.plan.step_error import step_errors
 from fastroof.plan.weight_only import ERROR_PER_OCTAVE, WEIGHT_ONLY, weight_only_sibling
+from fastroof.serving import estimate
 from fastroof.tables.kernel_order import KernelOrder
 from tests.reference.handmade import handmade_tables
 
@@ -182,3 +185,40 @@ def test_fp8_without_fp8_units_runs_on_its_weights_alone() -> None:
     for gpu, engine in (("a10", "trtllm"), ("v100", "vllm")):
         with pytest.raises(fastroof.GpuError, match="no peak for dtype 'fp8_block'"):
             fastroof.compile_plan("qwen3-8b", gpu, None, dtype="fp8_block", engine=engine)
+
+
+def test_what_no_run_judged_widens_what_is_stated_of_runs(h100: Tables) -> None:
+    sizes = {"isl": 1024, "osl": 256, "concurrency": 16, "with_error": True}
+    seen = {
+        dtype: estimate(
+            fastroof.compile_plan("llama-3.1-8b", "h100", h100, dtype=dtype, engine="vllm"), **sizes
+        )
+        for dtype in ("bf16", "int4_wo")
+    }
+    stated = load_engine("vllm").errors.tpot
+    assert seen["bf16"].tpot_relative_error == stated
+    assert seen["int4_wo"].tpot_relative_error > stated
+    assert seen["int4_wo"].tpot_relative_error == seen["int4_wo"].relative_error
+
+
+def test_layers_of_sparse_attention_cost_alike_and_widen_what_no_run_judged() -> None:
+    tables, sglang = fastroof.load_tables("h200"), load_engine("sglang-0.5.9")
+    plans = {
+        name: fastroof.compile_plan(name, "h200", tables, tp=8, engine=sglang)
+        for name in ("deepseek-v3.2", "deepseek-r1", "glm-5-fp8")
+    }
+    (of_glm,) = [one for one in sglang.costs.layers if one.architecture == "GlmMoeDsaForCausalLM"]
+    own_us = {
+        name: plan.profile.costs.of_step_us(plan.model.architecture, plan.model.num_blocks, 0)
+        for name, plan in plans.items()
+    }
+    blocks = plans["deepseek-v3.2"].model.num_blocks
+    assert own_us["deepseek-v3.2"] - own_us["deepseek-r1"] == pytest.approx(of_glm.layer_us * blocks)
+    assert {name: plan.is_beyond_evidence for name, plan in plans.items()} == {
+        "deepseek-v3.2": True, "deepseek-r1": False, "glm-5-fp8": False
+    }  # fmt: skip
+    errors = {name: float(plan.decode_error(16, 2048)) for name, plan in plans.items()}
+    assert errors["deepseek-v3.2"] > UNSEEN_LAYERS_ERROR > max(errors["deepseek-r1"], errors["glm-5-fp8"])
+    seen = estimate(plans["deepseek-v3.2"], isl=1024, osl=256, concurrency=16, with_error=True)
+    low, high = seen.interval_ms("tpot")
+    assert high / low > np.exp(2 * 1.28 * UNSEEN_LAYERS_ERROR)
