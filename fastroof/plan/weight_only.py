@@ -86,9 +86,15 @@ def weight_only_sibling(call: RowOperator, operator: PerRowOperator, tables: Tab
         nearest = sorted(others, key=lambda dtype: (_octaves(call.dtype, dtype), dtype))
         for dtype in (*nearest, SIBLING):
             with suppress(MissingTableError):
-                table = operator.serving(replace(call, dtype=dtype), tables)
-                is_alike = table is not None and {table.engine, engine} <= MARLIN_ENGINES
-                if table is not None and (dtype == SIBLING or is_alike or not tables.is_foreign(table)):
+                other = replace(call, dtype=dtype)
+                table = operator.serving(other, tables)
+                if table is None or not _is_sound(other, operator, table, tables):
+                    continue
+                if (
+                    dtype == SIBLING
+                    or {table.engine, engine} <= MARLIN_ENGINES
+                    or not tables.is_foreign(table)
+                ):
                     return dtype, table
         return None
 
@@ -98,6 +104,12 @@ def weight_only_sibling(call: RowOperator, operator: PerRowOperator, tables: Tab
     dtype, table = made
     per_octave = ERROR_PER_OCTAVE if is_marlin else MXFP4_ERROR_PER_OCTAVE
     return Sibling(replace(call, dtype=dtype), table, per_octave * max(1.0, _octaves(call.dtype, dtype)))
+
+
+def _is_sound(call: RowOperator, operator: PerRowOperator, table: SourceTable, tables: Tables) -> bool:
+    """Whether no check found the rows wrong that serve a call."""
+    key = (call.dtype,) if isinstance(call, Gemm) else operator.source_key(tables, operator.row_key(call))
+    return tables.is_sound(table, key)
 
 
 def _octaves(dtype: str, other: str) -> float:

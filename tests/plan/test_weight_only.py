@@ -128,6 +128,19 @@ def test_weight_only_kernels_of_another_program_stand_behind_the_engines_bf16(
     assert found.call.dtype == sibling
 
 
+def test_rows_that_a_check_found_wrong_stand_for_nothing() -> None:
+    tables = a_table("bf16", "int8_wo")
+    whole = tables.measured.tables["gemm"]
+    family = {"keys": {"dtype": ["int8_wo"]}, "test": "launched", "reason": "flat", "ratio": 3.0}
+    about = {"gemm": {**whole.about, "unsound": [family]}}
+    flagged = replace(whole, provenance={**whole.provenance, "operators": about})
+    found = weight_only_sibling(
+        gemm("fp8_wo"), GEMM, Tables(replace(tables.measured, tables={"gemm": flagged}), tables.gpu)
+    )
+    assert found is not None
+    assert found.call.dtype == "bf16"
+
+
 def test_steps_of_modelled_kernels_are_off_together(h100: Tables) -> None:
     plans = {
         dtype: fastroof.compile_plan("llama-3.1-8b", "h100", h100, dtype=dtype, engine="kernels")
