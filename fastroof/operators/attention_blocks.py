@@ -23,6 +23,7 @@ class PlannedAttention(AttentionOperator):
     """Attention that plans call; ``rate_form`` is the form of blocks that hold work / latency."""
 
     rate_form: ClassVar[int]
+    any_width = True
 
     @property
     def datasheet(self) -> DatasheetClass:

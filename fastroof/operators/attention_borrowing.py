@@ -120,20 +120,22 @@ def attention_grid(
     grid_of: GridOf,
     roofline_of: RooflineOf,
     equal_work: EqualWork,
+    *,
+    any_width: bool = False,
 ) -> AttentionGrid:
     """Return the grid of a head shape, borrowed if it was not measured.
 
     Same group size: the donor at equal batch x KV heads. Between two group sizes: linear in the group size.
     Beyond the measured group sizes: the latency / B of the nearest. Missing window: full attention at equal
-    work. Missing head_dim: the latency / B of the nearest.
+    work. Missing head_dim, with ``any_width``: the latency / B of the nearest.
     """
     shapes = list(measured)
     whole = target._replace(window=0)
     kinds = {shape.kind for shape in shapes}
-    width = 0 if whole.kind in kinds else nearest_width(target, shapes)
+    width = nearest_width(target, shapes) if any_width and whole.kind not in kinds else 0
     if target.kind not in kinds and (width or whole.kind in kinds):
         near = whole if target.window else target._replace(head_dim=width)
-        served = attention_grid(near, shapes, grid_of, roofline_of, equal_work)
+        served = attention_grid(near, shapes, grid_of, roofline_of, equal_work, any_width=any_width)
         roofline = roofline_of(target, served.grid.roofline.launch_us)
         return _within_window(served, roofline, equal_work) if target.window else _of_width(served, roofline)
     donors = choose_donors(target, shapes)

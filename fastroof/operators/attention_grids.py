@@ -205,11 +205,13 @@ class AttentionRows(Operator):
 class AttentionOperator(AttentionRows):
     """Attention looked up on a grid of batch and length.
 
-    ``is_additive`` if the grid is extrapolated along its lines instead of at constant latency / B.
+    ``is_additive`` if the grid is extrapolated along its lines instead of at constant latency / B;
+    ``any_width`` if a head_dim that nothing measured is modelled from another.
     """
 
     is_additive: ClassVar[bool]
     length_axis: ClassVar[str]
+    any_width: ClassVar[bool] = False
 
     @abstractmethod
     def bound(self, shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound:
@@ -245,7 +247,8 @@ class AttentionOperator(AttentionRows):
         every = [HeadShape(*key) for key in measured_keys(tables, self.name)]
         if target.window and not any(s.kind == target.kind for s in every):
             return self.possible_donors(tables, target._replace(window=0))
-        if not any(s.kind == target.kind for s in every) and nearest_width(target, first):
+        is_other = self.any_width and not any(s.kind == target.kind for s in every)
+        if is_other and nearest_width(target, first):
             return first
         return every
 
@@ -273,7 +276,12 @@ class AttentionOperator(AttentionRows):
 
         def grid() -> AttentionGrid:
             made = attention_grid(
-                shape, self.possible_donors(tables, shape), grid_of, bound_of, self.equal_work
+                shape,
+                self.possible_donors(tables, shape),
+                grid_of,
+                bound_of,
+                self.equal_work,
+                any_width=self.any_width,
             )
             is_foreign = any(tables.is_foreign(tables.serving(self.name, tuple(one))) for one in made.donors)
             return replace(made, borrowed=True) if is_foreign and not made.borrowed else made

@@ -317,10 +317,16 @@ def test_rows_of_a_sweep_name_the_format_that_auto_stands_for(tmp_path: Path) ->
 
 
 def test_kernels_that_nobody_measured_are_skipped_or_modelled(tmp_path: Path) -> None:
-    model = quantised_model(tmp_path, "awq", {"quant_method": "awq", "bits": 4, "group_size": 128})
-    spec = {"models": [model], "batch_size": [1, 8], "kv_len": [1024]}
-    with pytest.raises(SweepError, match="no gemm table of dtype int4_wo; measured: bf16, fp8, fp8_block; "):
+    spec = {"models": ["llama-3.1-8b"], "dtype": "int8", "batch_size": [1, 8], "kv_len": [1024]}
+    with pytest.raises(SweepError, match="no gemm table of dtype int8; measured: bf16, fp8, fp8_block; "):
         run_sweep(spec, tmp_path / "measured.jsonl")
     run_sweep({**spec, "allow_modelled": True}, tmp_path / "modelled.jsonl")
     row = json.loads((tmp_path / "modelled.jsonl").read_text().splitlines()[-1])
+    assert (row["dtype"], row["origin"]) == ("int8", "modelled")
+
+
+def test_weight_only_kernels_are_modelled_unasked(tmp_path: Path) -> None:
+    model = quantised_model(tmp_path, "awq", {"quant_method": "awq", "bits": 4, "group_size": 128})
+    run_sweep({"models": [model], "batch_size": [1, 8], "kv_len": [1024]}, tmp_path / "awq.jsonl")
+    row = json.loads((tmp_path / "awq.jsonl").read_text().splitlines()[-1])
     assert (row["dtype"], row["origin"]) == ("int4_wo", "modelled")
