@@ -20,7 +20,7 @@ from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import AUTO
 from fastroof.plan.calls import RowSums
 from fastroof.plan.compile import PlanRecipe, compile_plan, plan_recipe
-from fastroof.plan.curves import CurveSource, curves_of, kernel_order
+from fastroof.plan.curves import CurveSource, curves_of, faster_kernels, kernel_order
 from fastroof.plan.execution import check_kernels, check_tables, checked_model
 from fastroof.plan.explain import OperatorTime
 from fastroof.plan.options import OPTIONS, PlanOptions
@@ -147,7 +147,7 @@ def compile_plans(
             kernels = checked.engine.kernels
             order = kernel_order(gpu, checked)
             read = (kernels.gemm_smoothing, kernels.fp8_scales, gpu.kernel_name in kernels.cold_decode)
-            kind = (checked.method, *read, checked.allow_modelled, order)
+            kind = (checked.method, *read, checked.allow_modelled, order, faster_kernels(gpu, checked))
             source = sources.get(kind)
             if source is None:
                 source = sources[kind] = curves_of(used, gpu, checked)

@@ -248,6 +248,21 @@ def test_an_engine_with_two_kernels_runs_the_faster_one():
     assert gemms == {"aiconfigurator-vllm-0.25.0"}
 
 
+def test_plans_compiled_together_do_not_share_the_faster_kernels_of_one():
+    h100 = fastroof.load_tables("h100")
+    both = OperatorKernel("allreduce", faster="trtllm", reason="it has both")
+    engines = [
+        EngineProfile("mine", "vllm", kernels=KernelChoices(operators=operators, engines=("trtllm",)))
+        for operators in ((), (both,))
+    ]
+    requests = [{"model": "llama-3.1-8b", "tp": 8, "engine": engine} for engine in engines]
+    together = fastroof.compile_plans(requests, "h100", h100)
+    alone = [fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=8, engine=engine) for engine in engines]
+    us = [float(plan.decode_us(8, 1024)) for plan in together]
+    assert us == [float(plan.decode_us(8, 1024)) for plan in alone]
+    assert us[1] < us[0]
+
+
 @pytest.mark.parametrize("engine", ["vllm", "vllm-0.15.1", "vllm-0.10.2"])
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_sums_of_vllm_on_b200_never_take_longer_than_larger_ones(engine, tp):
