@@ -142,7 +142,13 @@ def plain_row_values(curve: RowCurve, max_rows: int) -> tuple[Floats, Flags]:
 
 
 def faster_of(own: RowCurve, other: RowCurve) -> RowCurve:
-    """Return the smaller latency of two curves at every number of rows."""
+    """Return the smaller latency of two curves at every number of rows.
+
+    The other curve starts at the own one's least latency if that is longer: of one kernel, it is how two
+    programs measured its launch.
+    """
+    later_us = max(own.launch_us - other.launch_us, 0.0)
+    other = replace(other, value=other.value + later_us)
     axis = np.union1d(own.axis, other.axis)
     values = np.array([np.interp(axis, one.axis, one.value) for one in (own, other)])
     apart = values[0] - values[1]
@@ -156,7 +162,7 @@ def faster_of(own: RowCurve, other: RowCurve) -> RowCurve:
     first = values.argmin(axis=0)
     made = values[first, np.arange(len(axis))], flags[first, np.arange(len(axis))]
     source = f"{own.source} or {other.source}"
-    return RowCurve(own.operator, axis, *made, min(own.launch_us, other.launch_us), source, own.share)
+    return RowCurve(own.operator, axis, *made, own.launch_us, source, own.share)
 
 
 def row_cost(call: RowOperator) -> RowCost:
