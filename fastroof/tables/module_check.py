@@ -1,8 +1,8 @@
-"""Check of measured MLA blocks against their parts, and of prompts' attention against the blocks around it.
+"""Check of measured MLA blocks against their parts, and of attention against the blocks around it.
 
 A block (:mod:`fastroof.operators.mla_modules`) consists of projections, two batched products with absorbed
 weights, and attention. If it takes far longer than these, its kernels were launched eagerly by the host.
-If a prompt's attention alone takes longer than its engine's block, it is another kernel than the block runs:
+If attention alone takes longer than its engine's block, it is another kernel than the block runs: for prompts
 one that absorbs the weights (576 and 512 values a head and pair), where engines unfold keys and values (192
 and 128).
 """
@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from fastroof.arrays import Floats
+from fastroof.arrays import Bools, Floats
 from fastroof.errors import LookupInputError, MissingTableError
 from fastroof.load import MeasuredTable
 from fastroof.load.unsound import UnsoundFamily
+from fastroof.operators.operator import Columns
 from fastroof.tables.kernel_order import KernelOrder
 from fastroof.tables.table_set import Tables
 
@@ -38,11 +39,9 @@ V_HEAD: Final = 128
 
 MODEL: Final = "deepseek-v3"
 
-KERNEL: Final = "mla_prefill"
-BLOCK: Final = "mla_module_prefill"
-
-LEAST_TOKENS: Final = 4096
-"""Tokens of a call from which attention is a large part of a block."""
+KERNELS: Final = {"mla_prefill": ("mla_module_prefill", 4096), "mla_decode": (MODULE, 65_536)}
+"""Attention alone, the blocks around it, and the tokens (new, or of the KV cache) of a call from which
+attention is a large part of a block."""
 
 MOST_LONGER: Final = 0.2
 """Share of the points at which attention alone may take longer than its block: 0 to 0.05 of sound tables."""
@@ -97,27 +96,31 @@ def _families(table: MeasuredTable, parts: Tables) -> list[UnsoundFamily]:
     return found
 
 
-def kernel_families(tables: Tables) -> dict[str, list[UnsoundFamily]]:
-    """Find attention of prompts that takes longer than its own engine's whole blocks, by source."""
-    if not (tables.has(KERNEL) and tables.has(BLOCK)):
+def kernel_families(tables: Tables, kernel: str) -> dict[str, list[UnsoundFamily]]:
+    """Find attention that takes longer than its own engine's whole blocks, by source."""
+    block, least_tokens = KERNELS[kernel]
+    if not (tables.has(kernel) and tables.has(block)):
         return {}
     found: dict[str, list[UnsoundFamily]] = {}
-    for table in tables.candidates(KERNEL):
-        blocks_us = _blocks_us([one for one in tables.candidates(BLOCK) if one.engine == table.engine])
+    for table in tables.candidates(kernel):
         columns = table.columns
-        sizes = [columns[name].tolist() for name in ("num_q_heads", "batch_size", "q_len", "kv_len")]
-        block_us = np.array([blocks_us.get(point, np.nan) for point in zip(*sizes, strict=True)])
-        is_large = columns["batch_size"] * columns["q_len"] >= LEAST_TOKENS
+        lengths = ("q_len", "kv_len") if "q_len" in columns else ("kv_len",)
+        blocks = [one for one in tables.candidates(block) if one.engine == table.engine]
         for kv_dtype in sorted(set(columns["kv_dtype"])):
+            # prompts attend to what they computed, whatever the cache stores
+            blocks_us = _blocks_us(blocks, lengths, "" if "q_len" in columns else kv_dtype)
+            sizes = [columns[name].tolist() for name in ("num_q_heads", "batch_size", *lengths)]
+            block_us = np.array([blocks_us.get(point, np.nan) for point in zip(*sizes, strict=True)])
             of_family = columns["kv_dtype"] == kv_dtype
-            rows = of_family & is_large & (columns["nope_dim"] == NOPE) & ~np.isnan(block_us)
+            rows = of_family & (columns["batch_size"] * columns[lengths[0]] >= least_tokens)
+            rows &= _is_of_model(columns) & ~np.isnan(block_us)
             over = columns["latency_us"][rows] / block_us[rows]
             if not rows.any() or (over > 1.0).mean() < MOST_LONGER:
                 continue
             ratio = float(np.median(over[over > 1.0]))
             reason = (
                 f"attention alone takes longer than the engine's whole block at {(over > 1.0).mean():.0%} of "
-                f"{len(over)} points of {LEAST_TOKENS} tokens or more, there {ratio:.3g} times at the median"
+                f"{len(over)} points of {least_tokens} tokens or more, there {ratio:.3g} times at the median"
             )
             family = UnsoundFamily(
                 {"kv_dtype": (kv_dtype,)}, "module", reason, float(f"{ratio:.4g}"), rows=int(of_family.sum())
@@ -126,15 +129,26 @@ def kernel_families(tables: Tables) -> dict[str, list[UnsoundFamily]]:
     return found
 
 
-def _blocks_us(tables: list[MeasuredTable]) -> dict[tuple[int, int, int, int], float]:
-    """Least latency of whole blocks by heads, batch size, new tokens and length."""
-    least_us: dict[tuple[int, int, int, int], float] = {}
+def _is_of_model(columns: Columns) -> Bools:
+    """Rows with the widths of DeepSeek-V3."""
+    name, width = ("nope_dim", NOPE) if "nope_dim" in columns else ("kv_lora_rank", KV_LORA)
+    return np.asarray(columns[name] == width)
+
+
+def _blocks_us(
+    tables: list[MeasuredTable], lengths: tuple[str, ...], kv_dtype: str
+) -> dict[tuple[int, ...], float]:
+    """Least latency of whole blocks by heads, batch size and lengths, with a cache of a format or of any."""
+    least_us: dict[tuple[int, ...], float] = {}
     for table in tables:
         columns = table.columns
-        names = ("num_heads", "batch_size", "q_len", "kv_len", "model", "latency_us")
-        for *point, model, latency_us in zip(*(columns[name].tolist() for name in names), strict=True):
-            if model == MODEL:
-                least_us[tuple(point)] = min(latency_us, least_us.get(tuple(point), latency_us))
+        rows = columns["model"] == MODEL
+        if kv_dtype:
+            rows = rows & (columns["kv_dtype"] == kv_dtype)
+        names = ("num_heads", "batch_size", *lengths, "latency_us")
+        for *sizes, latency_us in zip(*(columns[name][rows].tolist() for name in names), strict=True):
+            point = tuple(sizes)
+            least_us[point] = min(latency_us, least_us.get(point, latency_us))
     return least_us
 
 

@@ -11,7 +11,7 @@ import pytest
 import fastroof
 from fastroof.load.unsound import known_unsound
 from fastroof.tables.module_check import (
-    KERNEL,
+    KERNELS,
     MODULE,
     MODULE_OVER_PARTS,
     kernel_families,
@@ -124,24 +124,25 @@ def test_attention_alone_above_the_block_around_it_is_another_kernel(factor: flo
             ("bf16", "bf16", heads, 128, 64, 1, q, q, factor * us) for (heads, q), us in block_us.items()
         ],
     )
-    found = kernel_families(tables)
+    found = kernel_families(tables, "mla_prefill")
     assert bool(found) is is_found
     if is_found:
         ((family,),) = found.values()
         assert (family.keys, family.serves, family.rows) == ({"kv_dtype": ("bf16",)}, False, len(block_us))
         assert family.ratio == pytest.approx(factor)
         assert "at 100% of 4 points" in family.reason
-    assert kernel_families(tables_of(1.0)) == {}
+    assert kernel_families(tables_of(1.0), "mla_prefill") == {}
 
 
 @pytest.mark.parametrize("gpu", ["h100", "h200"])
 def test_prompts_of_sglang_on_hopper_take_kernels_that_unfold_keys_and_values(gpu: str) -> None:
     source = "aiconfigurator-sglang-0.5.14"
-    assert {f.keys["kv_dtype"] for f in known_unsound(gpu, source, KERNEL)} == {("bf16",), ("fp8",)}
     tables = fastroof.load_tables(gpu)
     # what ships is what the check finds
-    found = kernel_families(tables)
-    assert found == {source: list(known_unsound(gpu, source, KERNEL))}
+    for kernel, formats in (("mla_prefill", {"bf16", "fp8"}), ("mla_decode", {"fp8"})):
+        known = known_unsound(gpu, source, kernel)
+        assert {family.keys["kv_dtype"] for family in known} == {(dtype,) for dtype in formats}
+        assert kernel_families(tables, kernel) == {source: list(known)}
     plan = fastroof.compile_plan("deepseek-r1", gpu, tables, tp=8, engine="sglang-0.5.9")
     step = plan.explain([(8192, 24576)])
     attention = [part for part in step.operators if part.role == "prefill_attention"]
@@ -149,3 +150,33 @@ def test_prompts_of_sglang_on_hopper_take_kernels_that_unfold_keys_and_values(gp
     # 16 heads of 192 and 128 values a pair; kernels that absorb reach a quarter of the peak in these FLOPs
     flops = 2 * 16 * (192 + 128) * (8192 * 24576 + 8192**2 / 2) * 61
     assert flops / sum(part.total_us for part in attention) * 1e6 > 0.4 * tables.gpu.peak("bf16")
+
+
+@pytest.mark.parametrize(("gpu", "tp"), [("h100", 16), ("h200", 8)])
+def test_decodes_of_sglang_over_an_fp8_cache_take_no_longer_than_over_bf16(gpu: str, tp: int) -> None:
+    tables = fastroof.load_tables(gpu)
+    us = {
+        kv_dtype: fastroof.compile_plan(
+            "deepseek-r1", gpu, tables, tp=tp, engine="sglang-0.5.9", kv_dtype=kv_dtype
+        ).decode_us(64, 4096)
+        for kv_dtype in ("bf16", "fp8")
+    }
+    assert 0.7 < us["fp8"] / us["bf16"] < 1.05
+
+
+def test_decodes_alone_are_held_against_blocks_over_the_same_cache() -> None:
+    sizes = [(16, batch, kv) for batch in (8, 64) for kv in (8192, 65536)]
+    tables = handmade_tables(
+        mla_module_decode=[
+            ("fp8_block", kv_dtype, "bf16", "deepseek-v3", *size, us)
+            for kv_dtype, us in (("fp8", 100.0), ("bf16", 300.0))
+            for size in sizes
+        ],
+        mla_decode=[
+            (kv_dtype, 16, 512, 64, *size[1:], 200.0) for kv_dtype in ("fp8", "bf16") for size in sizes
+        ],
+    )
+    ((family,),) = kernel_families(tables, "mla_decode").values()
+    assert family.keys == {"kv_dtype": ("fp8",)}
+    assert family.ratio == 2.0
+    assert set(KERNELS) == {"mla_prefill", "mla_decode"}

@@ -423,13 +423,14 @@ def _write_modules(where: list[str], file: Path) -> None:
     """Write the list that ships, fastroof/load/known_unsound.toml."""
     from fastroof.atomic_files import write_whole
     from fastroof.load.write import toml_text
-    from fastroof.tables.module_check import KERNEL, MODULE, kernel_families, module_families
+    from fastroof.tables.module_check import KERNELS, MODULE, kernel_families, module_families
 
     rows = []
     for name in where:
         tables = tables_of(name)
-        for operator, check in ((MODULE, module_families), (KERNEL, kernel_families)):
-            for source, families in check(tables).items():
+        found = {MODULE: module_families(tables)} | {name: kernel_families(tables, name) for name in KERNELS}
+        for operator, of_source in found.items():
+            for source, families in of_source.items():
                 place = {"gpu": tables.gpu.name, "source": source, "operator": operator}
                 rows += [{**place, **family.as_dict()} for family in families]
     write_whole(file, toml_text({"families": rows}))
