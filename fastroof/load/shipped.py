@@ -103,7 +103,7 @@ def with_older_rows(imported: MeasuredTables, before: MeasuredTables, older: Old
         new, old = imported.tables[operator], before.tables[operator]
         word = next(c.name for c in new.schema.keys if c.name in ("dtype", "kv_dtype"))
         keys = [c.name for c in (*new.schema.keys, *new.schema.axes)]
-        taken = np.isin(old.columns[word], dtypes)
+        taken = np.isin(old.columns[word], list(dtypes))
         points = set(zip(*(old.columns[key][taken].tolist() for key in keys), strict=True))
         left = [
             point not in points for point in zip(*(new.columns[key].tolist() for key in keys), strict=True)
