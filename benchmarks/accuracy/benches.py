@@ -237,7 +237,7 @@ def table(found: BenchTimes) -> list[str]:
     held = held_shares(found.errors("tpot"))
     lines = [f"| {' | '.join(COLUMNS)} |", f"|---|{'---:|' * (len(COLUMNS) - 1)}"]
     in_sample = {time.bench for time in found.times[UNSEEN] if time.kind == JUDGED}
-    parts = {bench: (bench,) for bench in found.benches}
+    parts: dict[str, Sequence[str]] = {bench: (bench,) for bench in found.benches}
     parts["others"] = tuple(bench for bench in found.benches if bench not in in_sample)
     parts[ALL] = found.benches
     for name, benches in parts.items():

@@ -60,16 +60,16 @@ def fit_costs(times: KernelTimes, weights: Floats, costs: Sequence[str]) -> dict
     floor = names.index(FLOOR) if FLOOR in names else None
     if floor is not None:
         for floor_us in _floors_us(times):
-            costs, loss = descend(np.eye(len(names))[floor] * floor_us)
+            found, loss = descend(np.eye(len(names))[floor] * floor_us)
             if loss < least * (1.0 - CLEARLY):
-                best, least = costs, loss
+                best, least = found, loss
         left = list(SIDES)
         while left:
             side = np.ones(len(names))
             side[floor] = left.pop()
-            costs, loss = descend(best * side)
+            found, loss = descend(best * side)
             if loss < least * (1.0 - CLEARLY):
-                best, least, left = costs, loss, list(SIDES)
+                best, least, left = found, loss, list(SIDES)
     return {name: float(us) for name, us in zip(names, best, strict=True)}
 
 

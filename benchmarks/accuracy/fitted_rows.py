@@ -153,9 +153,14 @@ class RowLabels:
     @classmethod
     def of(cls, rows: Sequence[ServingRow]) -> RowLabels:
         """Return the labels of rows."""
-        named = ("dataset", "whole_model", "gpu", "engine_version", "bench_label")
-        texts = (np.array([getattr(row, name) for row in rows]) for name in named)
-        return cls(*texts, np.array([row.tp for row in rows], np.int64))
+        return cls(
+            np.array([row.dataset for row in rows]),
+            np.array([row.whole_model for row in rows]),
+            np.array([row.gpu for row in rows]),
+            np.array([row.engine_version for row in rows]),
+            np.array([row.bench_label for row in rows]),
+            np.array([row.tp for row in rows], np.int64),
+        )
 
     @property
     def cell(self) -> npt.NDArray[np.str_]:

@@ -137,8 +137,8 @@ def judge(
             skipped[row.dataset, str(error)] += 1
             continue
         kind = kind_of_independent(row, plan)
-        named = {"gpu": row.gpu, "kind": kind, "layout": str(row.layout), "bench": row.dataset}
-        yield from (time._replace(**named) for time in times)
+        layout = str(row.layout)
+        yield from (time._replace(gpu=row.gpu, kind=kind, layout=layout, bench=row.dataset) for time in times)
 
 
 def _judged(row: ServedModel, profile: EngineProfile, plan: StepPlan) -> Iterator[PredictedTime]:

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.accuracy.rows import SERVED_COLUMNS, SERVED_DEFAULTS, check_served, read_records
-from fastroof.arrays import Longs
 from fastroof.columns import Column
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import EngineProfile, engine_of_version
@@ -24,6 +23,7 @@ from fastroof.plan import StepPlan
 from fastroof.serving.evidence.rows import ServedModel
 from fastroof.simulation import Trace
 from fastroof.simulation.settings import EngineSettings, running_tokens
+from fastroof.simulation.trace import Sizes
 from fastroof.units import MS_PER_S
 
 THROUGHPUT_FOLDER: Final = "throughput"
@@ -287,7 +287,8 @@ class BenchRun(ServedModel):
         if self.protocol == CLOSED_UNIFORM:
             drawn = np.random.RandomState(BENCH_SEED)
             prompts, outputs = (
-                drawn.randint(1, int(mean) + 1, self.requests) for mean in (self.isl, self.osl)
+                drawn.randint(1, int(most) + 1, self.requests).astype(np.int32)
+                for most in (self.isl, self.osl)
             )
         else:
             prompts, outputs = (_whole_lengths(mean, self.requests) for mean in (self.isl, self.osl))
@@ -295,9 +296,9 @@ class BenchRun(ServedModel):
         return Trace(np.zeros(self.requests), prompts, outputs, name=self.row, clients=clients)
 
 
-def _whole_lengths(mean: float, count: int) -> Longs:
+def _whole_lengths(mean: float, count: int) -> Sizes:
     """Return whole lengths that differ by one token at most, with a given mean."""
-    lengths: Longs = np.diff(np.floor(np.arange(count + 1) * mean + 0.5)).astype(np.int64)
+    lengths: Sizes = np.diff(np.floor(np.arange(count + 1) * mean + 0.5)).astype(np.int32)
     return lengths
 
 

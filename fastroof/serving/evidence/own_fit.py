@@ -273,8 +273,8 @@ def _costs(base: EngineProfile, fit: FewRunsFit, residual: float) -> StepCosts:
         return replace(base.costs, residual=residual)
     if not fit.candidate.fitted:
         return StepCosts(residual=residual)
-    fitted = {name: _rounded(fit.costs.get(name, 0.0)) for name in REPLACED}
-    return replace(base.costs, **fitted, residual=residual)
+    step_us, sequence_us, logit_ps = (_rounded(fit.costs.get(name, 0.0)) for name in REPLACED)
+    return replace(base.costs, step_us=step_us, sequence_us=sequence_us, logit_ps=logit_ps, residual=residual)
 
 
 def _rounded(value: float, digits: int = DIGITS) -> float:
