@@ -146,13 +146,24 @@ def _times_on(
             times.append(tpot_of(row, profile, predicted, kind))
             if not is_queueing(predicted) and not math.isnan(row.ttft_ms):
                 times.append(ttft_of(row, profile, predicted.ttft_ms, kind))
-        served = _served_by_kernels if way == KERNELS else profile_of_served
+        served = _SERVED.get(way, profile_of_served)
         others = judge(evidence.independent, tables, served, Skipped())
         yield way, [*times, *(time for time in others if time.kind in KINDS_OF_TABLE)]
 
 
 def _served_by_kernels(row: ServedModel) -> EngineProfile:
     return profile_of_served(row).kernels_alone()
+
+
+def _served_unseen(row: ServedModel) -> EngineProfile:
+    return profile_of_served(row).without_bench(row.dataset)
+
+
+_SERVED: Final[Mapping[str, Callable[[ServedModel], EngineProfile]]] = {
+    KERNELS: _served_by_kernels,
+    UNSEEN: _served_unseen,
+}
+"""Profiles of independent runs by way, of :func:`profile_of_served` in others."""
 
 
 def stated_error(errors: Sequence[BenchError]) -> float:

@@ -88,8 +88,8 @@ class Calibration:
 
 
 def at_version(profile: EngineProfile, row: ServingRow) -> EngineProfile:
-    """Return a profile as of the version of a row."""
-    return profile.at(row.engine_version or UNKNOWN_VERSION)
+    """Return a profile as of the version and settings of a row."""
+    return row.started(profile.at(row.engine_version or UNKNOWN_VERSION))
 
 
 def calibrate(
@@ -115,7 +115,7 @@ def calibrate(
     chosen, not_fitted = chosen_rows(rows, by_gpu, base, datasets)
     if len(chosen) < len(base.fit.costs):
         raise TableError(f"{len(base.fit.costs)} costs need at least as many rows, got {len(chosen)}")
-    bare = replace(base, name=engine if name is None else name, costs=StepCosts(), evidence={})
+    bare = replace(base.unfitted(), name=engine if name is None else name, evidence={})
     kept, times = _timed(chosen, by_gpu, bare, not_fitted)
     fitted = FittedRows(times, RowLabels.of(kept), base.fit.costs)
     costs_us = fitted.fit(fitted.every)
@@ -226,7 +226,7 @@ def _profile(bare: EngineProfile, costs: Mapping[str, float], residual: float = 
         if costs.get(f"{OWN_LAYERS}.{i}", 0.0) > 0.0
     )
     shared: dict[str, Any] = {name: us for name, us in costs.items() if not name.startswith(OWN_LAYERS)}
-    return replace(bare, costs=StepCosts(**shared, residual=residual, layers=layers))
+    return replace(bare, costs=replace(bare.costs, **shared, residual=residual, layers=layers))
 
 
 def _with_evidence(

@@ -98,12 +98,13 @@ def _times(rows: list[ServingRow], tables: Tables) -> tuple[list[ServingRow], Ke
 
 
 def _packaged(row: ServingRow) -> Costs:
-    """Return the packaged costs of a row, fitted without its model."""
+    """Return the packaged costs of a row, fitted without its model; times have those that are given."""
     profile = row.engine_profile
     without = profile.evidence.get("without_model", {}).get(row.model)
     if without is not None:
         without = {name: us for name, us in without.items() if name in COSTS}
-    costs = {name: getattr(profile.costs, name) for name in COSTS}
+    given = profile.fit.given if profile.fit else ()
+    costs = {name: getattr(profile.costs, name) for name in COSTS if name not in given}
     return dict(without) if without is not None else {name: us for name, us in costs.items() if us}
 
 

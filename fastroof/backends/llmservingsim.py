@@ -335,7 +335,7 @@ def _slice(
     tokens = chunk + count
     write = next(curve for curve in plan.row_curves if curve.operator.role == "kv_write")
     layer_us = kernels_us + np.interp(tokens, write.axis, write.value)
-    floor_us = plan.profile.costs.prefill_floor_layer_us
+    floor_us = float(plan.arena[steps.PREFILL_FLOOR_US]) / plan.model.num_layers
     if chunk and floor_us:
         sequences = np.array([len(prompt.requests) + count for prompt in prompts])
         step_us = others_us(plan, tokens, sequences)[:, np.newaxis] / plan.model.num_layers + kernels_us
@@ -372,7 +372,7 @@ def _chunks(plan: StepPlan) -> list[int]:
     last = plan.max_tokens
     doubled = _doublings(last)
     chunks = {*doubled, *(3 * n // 2 for n in doubled), last}
-    floor_us = plan.profile.costs.prefill_floor_layer_us * plan.model.num_layers
+    floor_us = float(plan.arena[steps.PREFILL_FLOOR_US])
     if floor_us and last > 1:
         nodes = {int(n) for curve in plan.row_curves for n in curve.axis}
         above = np.flatnonzero(plan.prefill_us(np.arange(2, last + 1)) > floor_us) + 2

@@ -22,6 +22,8 @@ _COSTS: Final = {
     "allreduce_us": "all-reduce",
     "layer_us": "layer",
     "prefill_layer_us": "layer with prefill",
+    "kernel_us": "kernel",
+    "prefill_floor_kernel_us": "kernel at least with prefill without graphs",
 }
 
 _ORDERS: Final = {"mixed": "", "prefill_first": ", first"}
@@ -29,18 +31,20 @@ _ORDERS: Final = {"mixed": "", "prefill_first": ", first"}
 EPILOG: Final = """\b
 JSON: a list with one object per profile: name, engine, versions, validated (newest version of measured
 runs), version, rules (of a narrowed profile; empty here), costs [step_us, sequence_us, logit_ps,
-prefill_us, prefill_floor_layer_us, allreduce_us, layer_us, prefill_layer_us, residual, layers: architecture,
-layer_us, versions, evidence], scheduling [order, chunked_prefill, max_num_batched_tokens, max_num_seqs,
-async_scheduling, prefill_schedule_interval, prefill_decode_interval, min_free_slots_delay, pauses: option,
-versions, alone; by_card], memory [kv_reservation, room, fraction, context_gib, group_gib, graphs,
-activation, sample_bytes, block_tokens, kv_cache, reserve, by_version, ...: how a GPU's memory is divided],
-kernels [gemm_smoothing, fp8_scales, shared_experts, latent_attention, engines, operators: operator, gpu,
+prefill_us, prefill_floor_layer_us, allreduce_us, layer_us, prefill_layer_us, kernel_us,
+prefill_floor_kernel_us, residual, layers: architecture, layer_us, versions, evidence], scheduling
+[order, chunked_prefill, max_num_batched_tokens, max_num_seqs, async_scheduling,
+prefill_schedule_interval, prefill_decode_interval, min_free_slots_delay, pauses: option, versions,
+alone; by_card], memory [kv_reservation, room, fraction, context_gib, group_gib, graphs, activation,
+sample_bytes, block_tokens, kv_cache, reserve, by_version, ...: how a GPU's memory is divided], kernels
+[gemm_smoothing, fp8_scales, shared_experts, latent_attention, engines, operators: operator, gpu,
 format, layout, source, engine, reason, version, dtype, kernel, versions, architecture, required,
-shared_experts; mixed_attention: ns, interval_ns, gpu, head_dim, kv_dtype, reason, evidence; cold_decode,
-one_attention_call: GPUs; prefill_graphs: multiples, versions, reason], data_parallel [source, lockstep,
+shared_experts; mixed_attention: ns, interval_ns, gpu, head_dim, kv_dtype, reason, evidence;
+cold_decode, one_attention_call: GPUs; prefill_graphs: multiples, versions, reason, eager, eager_on,
+encoders, latent_tokens, sparse_tokens, not_with, is_optional], data_parallel [source, lockstep,
 prompt_tokens, decode_tokens, graph_tokens, graphs: gpus, tokens, versions, idle_tokens, assignment,
-balance_steps], layout [ep, attention, alltoall, ...], errors [tpot, ttft, layer_us], fit [costs, layers,
-left_out: reason, model, gpu, format, versions] or null, evidence.
+balance_steps], layout [ep, attention, alltoall, ...], errors [tpot, ttft, layer_us], fit [costs, given,
+chosen_on, layers, left_out: reason, model, gpu, format, versions] or null, evidence.
 """
 
 

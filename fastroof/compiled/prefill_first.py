@@ -47,7 +47,7 @@ from fastroof.compiled.serving_options import (
     ServingOptions,
     held_tokens,
 )
-from fastroof.compiled.steps import PlanParts, window_prices_us
+from fastroof.compiled.steps import PlanParts, window_prices_us, with_floor
 from fastroof.compiled.verification import Speculation, decode_steps
 
 MOST_CYCLES = 32
@@ -327,6 +327,27 @@ def _decode_us(
 
 
 @jit
+def _behind_decodes(
+    arena: Floats,
+    plan: PlanParts,
+    speculation: Speculation,
+    sizes: PromptSizes,
+    clients: float,
+    steps: float,
+    options: ServingOptions,
+) -> PlanParts:
+    """Return a plan whose steps with prefill wait for the host only as long as no decode step runs."""
+    if not plan.hides_host or plan.prefill_floor_us <= 0.0 or steps <= 0.0 or options.steps_met == 0.0:
+        return plan
+    same = same_step_share(steps, options.length_spread, options.requests_per_client)
+    decode_us = _decode_us(arena, plan, speculation, clients, sizes.isl, sizes.osl, NO_LOCKSTEP)
+    # prompts of two decode steps in a row run in a row: the second ones follow no decode step
+    follow = 1.0 - math.exp(-clients * same)
+    hidden_us = (1.0 - same) * min(clients - 1.0, 1.0) * decode_us / (1.0 + follow)
+    return with_floor(plan, max(plan.prefill_floor_us - max(hidden_us, 0.0), 0.0))
+
+
+@jit
 def prefill_first_scenario(
     arena: Floats,
     plan: PlanParts,
@@ -347,6 +368,7 @@ def prefill_first_scenario(
         room = max(math.floor(room / new), 1.0) * new
     gaps = osl - 1.0
     steps = decode_steps(osl, speculation.accepted)
+    plan = _behind_decodes(arena, plan, speculation, sizes, clients, steps, options)
     lockstep = _lockstep(arena, plan, speculation, sizes, with_requests, clients, room, options)
     prompts = Prompts(
         _one_prompt_us(arena, plan, speculation, sizes, room, lockstep),

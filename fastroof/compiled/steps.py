@@ -3,8 +3,9 @@
     step_us = rows_us + L decode_attention(bs, mean kv) + L prefill_attention(b, q, prefix)
     rows_us = tokens[m] + logits[s] + what the engine adds to a step and for each of its sequences
 
-plus, for a step with prefill, what the engine adds to it, and at least the engine's floor. If layers attend
-within a window, requests of different lengths are distinguished (fastroof.compiled.request_sums).
+plus, for a step with prefill, what the engine adds to it, and at least the engine's floor: the time in which
+the host launches its kernels. If layers attend within a window, requests of different lengths are
+distinguished (fastroof.compiled.request_sums).
 
 One thread times a step. Between two nodes a step of equal decodes is linear in kv_len, and every entry point
 adds its two terms in the same order, so that a step is the same to the last bit at every entry point and with
@@ -63,10 +64,12 @@ EXPERT_AT, DECODE_EXPERT_AT, RANKS = 27, 28, 29
 SHARED_LAUNCH_US = 30
 # where the data of fastroof.compiled.verification start; 0 in plans without them
 SPECULATION_AT = 31
-HEADER_SIZE = 32
+# whether the host launches a prefill step while the decode step before it runs
+HIDES_HOST = 32
+HEADER_SIZE = 40
 
 ARENA_MAGIC = 1718776436.0
-ARENA_FORMAT = 8.0
+ARENA_FORMAT = 9.0
 """Version of the arena's layout."""
 
 CODE_SIZES = 1
@@ -96,6 +99,7 @@ class PlanParts(NamedTuple):
     header_at: int
     mixed_kv_us: float
     shared_launch_us: float
+    hides_host: bool
 
 
 class WindowParts(NamedTuple):
@@ -135,6 +139,35 @@ def open_plan(arena: Floats) -> PlanParts:
         0,
         arena[MIXED_KV_US],
         arena[SHARED_LAUNCH_US],
+        arena[HIDES_HOST] > 0.0,
+    )
+
+
+@jit_inline
+def with_floor(plan: PlanParts, prefill_floor_us: float) -> PlanParts:
+    """Return a plan with another minimum time of a step with prefill."""
+    return PlanParts(
+        plan.max_tokens,
+        plan.max_seqs,
+        plan.step_us,
+        plan.sequence_us,
+        plan.prefill_us,
+        prefill_floor_us,
+        plan.prefix_pair_us,
+        plan.prefix_token_us,
+        plan.tokens_at,
+        plan.logits_at,
+        plan.tokens_origin_at,
+        plan.logits_origin_at,
+        plan.decode_tokens_at,
+        plan.decode_tokens_origin_at,
+        plan.decode,
+        plan.prefill,
+        plan.window,
+        plan.header_at,
+        plan.mixed_kv_us,
+        plan.shared_launch_us,
+        plan.hides_host,
     )
 
 

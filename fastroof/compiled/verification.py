@@ -108,6 +108,7 @@ def open_draft(arena: Floats, at: int) -> PlanParts:
         at,
         draft.mixed_kv_us,
         draft.shared_launch_us,
+        False,
     )
 
 

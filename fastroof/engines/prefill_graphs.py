@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
-from fastroof.engines.values import check_range, check_size, check_text, holds_for
+from fastroof.checks import whole_number
+from fastroof.engines.values import (
+    MOST,
+    check_bool,
+    check_names,
+    check_one_of,
+    check_range,
+    check_size,
+    check_text,
+    holds_for,
+)
 from fastroof.errors import PlanError
+
+WITHOUT: Final = ("dp", "alltoall", "speculation", "disaggregation", "lora", "offload")
+"""What may prevent graphs: ranks of attention data parallelism, an all-to-all, draft tokens, separate prefill
+engines, LoRA, and KV cache or weights in the host's memory. Pipeline stages, context parallelism and two
+overlapping batches always do."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +38,31 @@ class PrefillGraphs:
         apply only to a profile loaded for a version, as ``sglang-0.5.14``.
     reason : str
         Where this was read.
+    eager : tuple of str
+        Hugging Face classes of models whose prompts run without graphs.
+    eager_on : tuple of (str, str)
+        Pairs of a GPU and such a class, for those that do so on some GPUs.
+    encoders : tuple of str
+        Classes with a vision encoder that are captured; others with one are not.
+    latent_tokens, sparse_tokens : int
+        Maximum number of tokens captured of models with latent attention, over all tokens or selected ones;
+        0 if they are not captured.
+    not_with : tuple of str
+        What else prevents graphs, of :data:`WITHOUT`.
+    is_optional : bool
+        Whether the engine captures only if it is told to.
     """
 
     multiples: tuple[tuple[int, int], ...]
     versions: str = ""
     reason: str = ""
+    eager: tuple[str, ...] = ()
+    eager_on: tuple[tuple[str, str], ...] = ()
+    encoders: tuple[str, ...] = ()
+    latent_tokens: int = MOST
+    sparse_tokens: int = MOST
+    not_with: tuple[str, ...] = ()
+    is_optional: bool = False
 
     def __post_init__(self) -> None:
         """Reject invalid multiples."""
@@ -35,6 +70,14 @@ class PrefillGraphs:
             check_text(f"{key} of prefill_graphs", getattr(self, key))
         check_range(self.versions)
         object.__setattr__(self, "multiples", _multiples(self.multiples))
+        for key in ("eager", "encoders", "not_with"):
+            object.__setattr__(self, key, check_names(f"{key} of prefill_graphs", getattr(self, key)))
+        for name in self.not_with:
+            check_one_of("not_with of prefill_graphs", name, WITHOUT)
+        for key in ("latent_tokens", "sparse_tokens"):
+            whole_number(key, getattr(self, key), 0, MOST, PlanError)
+        check_bool("is_optional", self.is_optional)
+        object.__setattr__(self, "eager_on", tuple(_pair(one) for one in _listed(self.eager_on)))
 
     def padded(self, tokens: int) -> int:
         """Return the tokens that a step of ``tokens`` runs.
@@ -50,11 +93,42 @@ class PrefillGraphs:
                 return -(-tokens // multiple) * multiple
         return tokens
 
+    def is_eager(self, architecture: str, gpu: str, has_encoder: bool) -> bool:
+        """Whether prompts of a model run without graphs on a GPU."""
+        if self.is_optional or (has_encoder and architecture not in self.encoders):
+            return True
+        return architecture in self.eager or (gpu, architecture) in self.eager_on
+
+    def forced(self) -> PrefillGraphs:
+        """Return the graphs of an engine that is told to capture: nothing prevents them."""
+        return PrefillGraphs(self.multiples, self.versions, self.reason)
+
+    def up_to(self, tokens: int) -> PrefillGraphs | None:
+        """Return the graphs of at most ``tokens``; None if there are none."""
+        kept = [(most, multiple) for most, multiple in self.multiples if most <= tokens]
+        last = kept[-1][0] if kept else 0
+        cut = next(((tokens // by * by, by) for most, by in self.multiples if most > tokens), (0, 1))
+        pairs = (*kept, cut) if cut[0] > last else tuple(kept)
+        return replace(self, multiples=pairs) if pairs else None
+
     def of_version(self, version: str) -> PrefillGraphs | None:
         """Return the graphs as of an engine version; None outside its range."""
         if not self.versions:
             return self
         return replace(self, versions="") if holds_for(self.versions, version) else None
+
+
+def _listed(given: Any) -> tuple[Any, ...]:
+    return tuple(given) if isinstance(given, list | tuple) else (given,)
+
+
+def _pair(given: Any) -> tuple[str, str]:
+    pair = tuple(given) if isinstance(given, list | tuple) else ()
+    if len(pair) != 2 or not all(isinstance(text, str) and text for text in pair):
+        raise PlanError(
+            f"eager_on of prefill_graphs must be pairs of a GPU and an architecture, got {given!r}"
+        )
+    return pair[0], pair[1]
 
 
 def _multiples(given: Any) -> tuple[tuple[int, int], ...]:

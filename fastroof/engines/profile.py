@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Protocol
 
@@ -20,6 +20,7 @@ from fastroof.engines.values import (
     NO_ERRORS,
     ServingErrors,
     check_bool,
+    check_names,
     check_number,
     check_one_of,
     check_range,
@@ -99,7 +100,7 @@ def layers_of(architecture: str) -> str:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Costs of a step in addition to its kernels: ``max(kernels + added, floor x layers)``.
+    """Costs of a step in addition to its kernels: ``max(kernels + added, floor)``.
 
     Costs that are constant within a plan, such as those of layers and all-reduces, form one number of it.
 
@@ -117,10 +118,15 @@ class StepCosts:
     prefill_floor_layer_us : float
         Minimum time per layer of a step that contains prefill, us: kernels launched one by one, without
         a CUDA graph, are not faster than the host.
+    prefill_floor_kernel_us : float
+        The same per kernel that the step launches, us.
     allreduce_us : float
         Time added per all-reduce of a step, us: GPUs that wait for each other.
     layer_us : float
         Time added to every step per layer, us: launching its kernels from the host.
+    kernel_us : float
+        Time added to every step per kernel of a decode step, us: the pause between two kernels. Not for
+        latent attention over all tokens, and not if an engine is started with fused kernels.
     prefill_layer_us : float
         Time added to a step that contains prefill per layer, us: the same if only decodes run in CUDA
         graphs.
@@ -136,6 +142,8 @@ class StepCosts:
     allreduce_us: float = 0.0
     layer_us: float = 0.0
     prefill_layer_us: float = 0.0
+    kernel_us: float = 0.0
+    prefill_floor_kernel_us: float = 0.0
     residual: float = 0.0
     layers: tuple[LayerCost, ...] = ()
 
@@ -146,7 +154,7 @@ class StepCosts:
                 object.__setattr__(self, cost.name, check_number(cost.name, getattr(self, cost.name)))
         object.__setattr__(self, "layers", tuple(self.layers))
 
-    def of_step_us(self, architecture: str, layers: float, allreduces: int) -> float:
+    def of_step_us(self, architecture: str, layers: float, allreduces: float, kernels: float = 0.0) -> float:
         """Return the time added to every step of a model, us, without its sequences and prompts.
 
         If an architecture has costs in several versions, the last that has no end applies.
@@ -165,7 +173,9 @@ class StepCosts:
             ),
             0.0,
         )
-        return self.step_us + self.allreduce_us * allreduces + (self.layer_us + own_us) * layers
+        added_us = self.step_us + self.allreduce_us * allreduces + self.layer_us * layers
+        # what an architecture lacks includes its pauses
+        return added_us + max(own_us * layers, self.kernel_us * kernels)
 
     def of_sequence_us(self, vocab: int) -> float:
         """Return the time added per sequence whose logits a step needs, us.
@@ -187,6 +197,14 @@ class StepCosts:
         """Return the time added to a step that contains prefill, us."""
         return self.prefill_us + self.prefill_layer_us * layers
 
+    def of_prefill_floor_us(self, layers: float, kernels: float) -> float:
+        """Return the minimum time of a step that contains prefill, us."""
+        return self.prefill_floor_layer_us * layers + self.prefill_floor_kernel_us * kernels
+
+
+STARTS: Final = ("graphs", "no_graphs", "fused")
+"""What an engine's flags may ask for: steps with prefill in CUDA graphs, or never in them, and kernels that
+fuse all-reduces with norms, which also leave no pause between kernels."""
 
 PAUSES: Final = {"prefill_schedule_interval": 1, "prefill_decode_interval": 0, "min_free_slots_delay": 0}
 """Options that let prompts wait for steps or slots, and their value if off."""
@@ -261,6 +279,11 @@ class Scheduling:
         own = {name: getattr(self, name) for name in PAUSES}
         return {name: value for name, value in own.items() if value != PAUSES[name]}
 
+    @property
+    def hides_host(self) -> bool:
+        """Whether the host launches a step of prompts while the decode step before it runs."""
+        return self.async_scheduling and self.order == "prefill_first"
+
     def __post_init__(self) -> None:
         """Reject an invalid schedule."""
         for name, off in PAUSES.items():
@@ -309,6 +332,10 @@ class CostForm:
     ----------
     costs : tuple of str
         Names of :class:`StepCosts` fields; the others stay 0.
+    given : tuple of str
+        Names of costs that other evidence than these rows sets: a fit leaves them as they are.
+    chosen_on : tuple of (str, str, float)
+        Given costs that runs of a bench chose, the bench, and what evidence without it says, us.
     layers : tuple of (str, str)
         Architectures whose layers have a separate cost, and the range of versions; empty for any.
     left_out : tuple of NotFitted
@@ -318,13 +345,17 @@ class CostForm:
     costs: tuple[str, ...]
     layers: tuple[tuple[str, str], ...] = ()
     left_out: tuple[NotFitted, ...] = ()
+    given: tuple[str, ...] = ()
+    chosen_on: tuple[tuple[str, str, float], ...] = ()
 
     def __post_init__(self) -> None:
         """Reject unknown costs."""
         known = [cost.name for cost in fields(StepCosts) if cost.name not in ("residual", "layers")]
-        for name in self.costs:
+        object.__setattr__(self, "given", check_names("given", self.given))
+        for name in (*self.costs, *self.given):
             check_one_of("a cost to fit", name, known)
         object.__setattr__(self, "costs", tuple(self.costs))
+        object.__setattr__(self, "chosen_on", tuple(self._chosen(one) for one in self.chosen_on))
         layers = tuple(tuple(pair) if isinstance(pair, list | tuple) else (pair,) for pair in self.layers)
         if not all(len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in layers):
             raise PlanError(
@@ -334,6 +365,13 @@ class CostForm:
             check_range(versions)
         object.__setattr__(self, "layers", layers)
         object.__setattr__(self, "left_out", tuple(self.left_out))
+
+    def _chosen(self, row: Any) -> tuple[str, str, float]:
+        """Return a checked row of ``chosen_on``."""
+        parts = tuple(row) if isinstance(row, list | tuple) else ()
+        if len(parts) != 3 or parts[0] not in self.given or not isinstance(parts[1], str):
+            raise PlanError(f"chosen_on must have rows of a given cost, a bench and us, got {row!r}")
+        return parts[0], parts[1], check_number("chosen_on", parts[2])
 
 
 @dataclass(frozen=True)
@@ -506,6 +544,39 @@ class EngineProfile:
         scheduling = replace(own, max_num_batched_tokens=tokens, max_num_seqs=seqs, by_card=False)
         return replace(self, scheduling=scheduling)
 
+    def started_with(self, settings: Collection[str]) -> EngineProfile:
+        """Return the engine as these settings start it, of :data:`STARTS` and what prevents graphs.
+
+        Examples
+        --------
+        >>> from fastroof.engines import load_engine
+        >>> len(load_engine("sglang-0.5.10").started_with({"lora"}).kernels.prefill_graphs)
+        0
+        """
+        graphs = self.kernels.prefill_graphs
+        if "graphs" in settings:
+            graphs = tuple(one.forced() for one in graphs)
+        elif "no_graphs" in settings:
+            graphs = ()
+        else:
+            graphs = tuple(one for one in graphs if not set(settings) & set(one.not_with))
+        costs = replace(self.costs, kernel_us=0.0) if "fused" in settings else self.costs
+        if graphs == self.kernels.prefill_graphs and costs == self.costs:
+            return self
+        return replace(self, costs=costs, kernels=replace(self.kernels, prefill_graphs=graphs))
+
     def kernels_alone(self) -> EngineProfile:
         """Return the engine without costs in addition to its kernels."""
         return replace(self, costs=StepCosts(residual=self.costs.residual))
+
+    def without_bench(self, bench: str) -> EngineProfile:
+        """Return the engine with given costs that no run of a bench chose."""
+        chosen = {cost: us for cost, by, us in (self.fit.chosen_on if self.fit else ()) if by == bench}
+        # fused kernels have no pauses, whoever chose these
+        known: dict[str, Any] = {cost: us for cost, us in chosen.items() if getattr(self.costs, cost)}
+        return replace(self, costs=replace(self.costs, **known)) if known else self
+
+    def unfitted(self) -> EngineProfile:
+        """Return the engine with only those costs that no fit of its rows changes."""
+        given = {name: getattr(self.costs, name) for name in (self.fit.given if self.fit else ())}
+        return replace(self, costs=StepCosts(residual=self.costs.residual, **given))

@@ -11,11 +11,13 @@ import numpy as np
 
 from fastroof.arrays import Floats, Longs
 from fastroof.compiled.grids import grid_latency_us
-from fastroof.engines import EngineProfile
+from fastroof.config import GpuSpec
+from fastroof.engines import EngineProfile, PrefillGraphs
 from fastroof.engines.values import includes_newest
 from fastroof.models import Layout, ModelSpec
-from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.execution import Execution
+from fastroof.models.latent import LatentAttention
+from fastroof.models.sparse import SparseLatentAttention
 from fastroof.models.spec import StepCalls, step_calls
 from fastroof.operators.attention_work import PrefixUs
 from fastroof.operators.calls import AttentionCall, Call, MixerCall, Parallel
@@ -211,13 +213,34 @@ class PaddedSteps(NamedTuple):
         return made, [part._replace(before=places[part.before]) for part in attention]
 
 
-def padded_steps(
-    model: ModelSpec, layout: Layout, execution: Execution, engine: EngineProfile, row_limit: int
-) -> PaddedSteps | None:
-    """Return how an engine pads a plan's steps with prefill; None if it does not."""
+def captured_prompts(
+    model: ModelSpec, layout: Layout, execution: Execution, engine: EngineProfile, gpu: GpuSpec
+) -> PrefillGraphs | None:
+    """Return the graphs in which an engine runs a plan's steps with prefill; None if it launches kernels."""
     graphs = next((one for one in engine.kernels.prefill_graphs if includes_newest(one.versions)), None)
-    is_grouped = all(isinstance(kind.attention, GroupedQueryAttention) for kind in model.kinds)
-    is_alone = layout.world_size == layout.tp and execution.exchange.alltoall != "always"
-    if graphs is None or model.vision is not None or not is_grouped or not is_alone:
+    if graphs is None or layout.pp > 1 or layout.cp > 1 or execution.two_batches_from:
+        return None
+    has = {
+        "dp": layout.dp > 1 and model.has_experts,
+        "alltoall": execution.exchange.alltoall == "always",
+    }
+    if any(has[name] for name in has if name in graphs.not_with):
+        return None
+    if graphs.is_eager(model.architecture, gpu.name, model.vision is not None):
+        return None
+    kinds = [kind.attention for kind in model.kinds]
+    limits = (
+        (graphs.latent_tokens, LatentAttention),
+        (graphs.sparse_tokens, SparseLatentAttention),
+    )
+    most = min(
+        (tokens for tokens, made in limits if any(isinstance(one, made) for one in kinds)), default=None
+    )
+    return graphs if most is None else graphs.up_to(most)
+
+
+def padded_steps(layout: Layout, graphs: PrefillGraphs, row_limit: int) -> PaddedSteps | None:
+    """Return how graphs pad a plan's steps with prefill; None for ranks, which are timed without padding."""
+    if layout.world_size != layout.tp:
         return None
     return PaddedSteps(np.array([graphs.padded(tokens) for tokens in range(row_limit + 1)]))

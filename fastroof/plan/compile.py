@@ -17,7 +17,7 @@ from fastroof.compiled.grids import FORM
 from fastroof.compiled.layout import FORM_LATENCY
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.defaults import DEFAULT_ENGINE, MEASURED, chosen_engine
-from fastroof.engines import EngineProfile
+from fastroof.engines import EngineProfile, PrefillGraphs
 from fastroof.errors import FastroofError, PlanError
 from fastroof.models import ModelSpec
 from fastroof.models.execution import AUTO, Execution
@@ -31,7 +31,12 @@ from fastroof.plan.arena import (
     sum_blocks,
     validate_arena,
 )
-from fastroof.plan.call_latencies import LayerAttention, call_latencies, padded_steps
+from fastroof.plan.call_latencies import (
+    LayerAttention,
+    call_latencies,
+    captured_prompts,
+    padded_steps,
+)
 from fastroof.plan.calls import ONCE, Ranks, RowCall, RowSums, origins_of, sums_of
 from fastroof.plan.curves import CurveSource, RowCurve, curves_of, num_allreduces
 from fastroof.plan.execution import (
@@ -43,6 +48,7 @@ from fastroof.plan.execution import (
     checked_model,
     execution_of,
 )
+from fastroof.plan.kernel_counts import num_kernels, num_pauses
 from fastroof.plan.options import OPTIONS, PlanOptions
 from fastroof.plan.plan_data import ErrorSource, PlanAttention
 from fastroof.plan.step_plan import StepPlan
@@ -62,6 +68,7 @@ class PlanRecipe:
     calls: tuple[RowCall, ...]
     attention: tuple[LayerAttention, ...]
     error_source: ErrorSource
+    prefill_graphs: PrefillGraphs | None = None
 
     def row_sums(self, counts: Sequence[Sequence[int]]) -> RowSums:
         """Sum the calls of plans with these numbers of layers of each kind, in the order of the step."""
@@ -150,6 +157,9 @@ class PlanRecipe:
         """Lay out the arena that the step loops read."""
         options, costs = self.options, self.options.engine.costs
         allreduces = num_allreduces(row_curves)
+        pauses = num_pauses(row_curves, attention)
+        launched = num_kernels(row_curves, attention, has_prefill=True)
+        is_captured = self.prefill_graphs is not None
         sections: dict[int, Array] = {
             steps.TOKENS_AT: sums.tokens_us,
             steps.LOGITS_AT: sums.logits_us,
@@ -207,12 +217,13 @@ class PlanRecipe:
             header[[steps.WINDOW_PAIR_US, steps.WINDOW_TOKEN_US]] = window_pair_us, window_token_us
         header[: steps.PREFIX_TOKEN_US + 1] = (
             steps.ARENA_MAGIC, steps.ARENA_FORMAT, options.step_tokens, options.max_seqs, model.num_layers,
-            costs.of_step_us(model.architecture, model.num_blocks, allreduces), pair_us, token_us,
+            costs.of_step_us(model.architecture, model.num_blocks, allreduces, pauses), pair_us, token_us,
         )  # fmt: skip
         header[steps.SEQUENCE_US : steps.PREFILL_FLOOR_US + 1] = (
             costs.of_sequence_us(model.vocab), costs.of_prefill_us(model.num_blocks),
-            costs.prefill_floor_layer_us * model.num_blocks,
+            0.0 if is_captured else costs.of_prefill_floor_us(model.num_blocks, launched),
         )  # fmt: skip
+        header[steps.HIDES_HOST] = options.engine.scheduling.hides_host
         arena = np.concatenate([header, *sections.values()], dtype=np.float64)
         validate_arena(arena, f"the plan of {model.name} on {self.gpu.name}")
         arena.flags.writeable = False
@@ -255,7 +266,8 @@ def plan_recipe(
     execution = execution_of(model, options, curves)
     check_expert_blocks(model, layout, execution)
     row_limit = max(options.step_tokens, options.max_seqs)
-    padded = padded_steps(model, layout, execution, options.engine, row_limit)
+    graphs = captured_prompts(model, layout, execution, options.engine, gpu)
+    padded = None if graphs is None else padded_steps(layout, graphs, row_limit)
     rows, attention = call_latencies(
         model, layout, execution, curves, row_limit if padded is None else padded.limit
     )
@@ -276,6 +288,7 @@ def plan_recipe(
         calls=tuple(rows),
         attention=tuple(attention),
         error_source=ErrorSource.of(curves),
+        prefill_graphs=graphs,
     )
 
 

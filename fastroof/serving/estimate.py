@@ -334,7 +334,9 @@ def estimate(
 
     Requests end with a decode step, and the next step has their prompts: they wait for nothing, or for
     the already scheduled step (prompts of requests that ended one step earlier, or decodes). At random
-    moments they wait for the rest of the running step.
+    moments they wait for the rest of the running step. With asynchronous scheduling the host launches prompts
+    while the step before them runs, so that a step of prompts takes at least the engine's floor less
+    ``(1 - e) D / (2 - exp(-C e))``: prompts of two decode steps in a row run in a row.
 
     Prompts that wait up to N steps for others are joined by aN of them, with a the arrivals, and wait
     ``N (1 + aN/2) / (1 + aN)`` steps on average; with prefill first those of N steps come together.

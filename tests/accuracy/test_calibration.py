@@ -68,6 +68,7 @@ def made_times(count: int, seed: int = 0, own_layers: int = 0, **costs: float) -
         num_layers=random.choice([32.0, 64.0], count),
         num_allreduces=random.choice([0.0, 64.0, 128.0], count),
         vocab=random.choice([32e3, 128e3, 200e3], count),
+        num_kernels=np.random.default_rng([seed, 1]).uniform(400.0, 2000.0, count),
         own_layers=random.choice([0.0, 78.0], (count, own_layers)) if own_layers else None,
     )
     return times._replace(measured_us=predicted_us(times, costs))
@@ -87,9 +88,9 @@ def loss(times: KernelTimes, weights: np.ndarray, costs: dict[str, float]) -> fl
     """The fit's objective, written out row by row."""
     total = 0.0
     for i, weight in enumerate(weights):
-        t = KernelTimes(*(float(column[i]) for column in times[:10]))
+        t = KernelTimes(*(float(column[i]) for column in times[:11]))
         added = costs.get("step_us", 0.0) + costs.get("allreduce_us", 0.0) * t.num_allreduces
-        added += costs.get("layer_us", 0.0) * t.num_layers
+        added += costs.get("layer_us", 0.0) * t.num_layers + costs.get("kernel_us", 0.0) * t.num_kernels
         sequence, floor = costs.get("sequence_us", 0.0), costs.get("prefill_floor_layer_us", 0.0)
         decode_us = t.decode_us + added + sequence * t.decode_sequences
         mixed_us = t.mixed_us + added + sequence * t.mixed_sequences
@@ -121,6 +122,7 @@ def loss(times: KernelTimes, weights: np.ndarray, costs: dict[str, float]) -> fl
             ("sequence_us", "prefill_layer_us"),
             {"sequence_us": 12.0, "prefill_layer_us": 200.0},
         ),
+        (("sequence_us", "kernel_us"), {"sequence_us": 12.0, "kernel_us": 1.5}),
     ],
 )
 def test_known_costs_come_back(names, truth):

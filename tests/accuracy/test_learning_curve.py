@@ -31,11 +31,11 @@ def test_a_group_of_the_sample_is_taken_for_a_cluster(
     (curve,) = on_sample.curves_on("h100", draws=2)
     assert curve[:5] == ("h100", "sglang", "0.5.8.post1", "qwen3-32b", "bf16")
     assert curve.runs == 6
-    # kernels and the packaged profile: of all runs, each by a plan of its own
+    # kernels with given costs and the packaged profile: of all runs, each by a plan of its own
     of_kernels: list[float] = []
     of_profile: list[float] = []
     for row in group:
-        for errors, profile in ((of_kernels, row.engine_profile.kernels_alone()), (of_profile, None)):
+        for errors, profile in ((of_kernels, row.engine_profile.unfitted()), (of_profile, None)):
             times = kernel_times([row], h100, row.engine_profile if profile is None else profile)
             costs = on_sample._packaged(row) if profile is None else {}
             errors.append(abs(float(predicted_us(times, costs)[0]) / float(times.measured_us[0]) - 1.0))

@@ -30,6 +30,7 @@ from fastroof.models import load_model
 from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.operators.gemm import LARGEST_SMOOTHED_M, median_of_three
 from fastroof.plan.description import kernel_sources
+from fastroof.serving.evidence.profile_file import write_profile
 from fastroof.units import GIB
 
 STEPS = StepBatch.from_requests([[(1, 4095)] * 8, [(512, 0), (1, 99)], [(300, 40)], [], [(1, 0)]])
@@ -212,7 +213,7 @@ def test_a_range_holds_versions_as_packages_order_them(versions, inside, outside
         ("vllm-0.27", ">=0.25,<0.28", ""), ("vllm-0.24.0", ">=0.24,<0.25", ""),
         ("vllm-0.21", ">=0.21,<0.24", ""), ("vllm-0.19.1", ">=0.17,<0.20", ""),
         ("vllm-0.14", ">=0.14,<0.17", ""), ("vllm-0.12", ">=0.11,<0.14", ""),
-        ("sglang", ">=0.5.20", "0.5.10"), ("sglang-0.5.14", ">=0.5.13,<0.5.20", "0.5.10"),
+        ("sglang", ">=0.5.23", "0.5.10"), ("sglang-0.5.14", ">=0.5.14,<0.5.15", "0.5.10"),
         ("sglang-0.5.10.post1", ">=0.5.10,<0.5.12", ""), ("trtllm-1.0", ">=1.0.0rc0,<1.1.0rc0", ""),
         ("trtllm-1.3.0rc5.post1", ">=1.1.0rc0", ""), ("trtllm-1.3.0rc11", ">=1.1.0rc0", "1.3.0rc5.post1"),
         ("kernels", "", ""),
@@ -247,6 +248,35 @@ def rows_by_engine():
                 if is_version(version) and version > "":
                     newest.setdefault(row["engine"], set()).add(version)
     return newest
+
+
+def test_given_costs_are_those_that_a_bench_did_not_choose(tmp_path):
+    profile = load_engine("sglang-0.5.9")
+    unseen = profile.without_bench("sglang-cookbook")
+    given = ("kernel_us", "prefill_floor_kernel_us")
+    assert [getattr(unseen.costs, name) for name in given] == [1.3, 41.6]
+    assert dataclasses.replace(unseen, costs=profile.costs) == profile
+    assert profile.without_bench("gpustack") is profile
+    # fused kernels have no pauses, whoever chose those of others
+    assert profile.started_with({"fused"}).without_bench("sglang-cookbook").costs.kernel_us == 0.0
+    alone = profile.unfitted().costs
+    assert alone == StepCosts(
+        kernel_us=profile.costs.kernel_us,
+        prefill_floor_kernel_us=profile.costs.prefill_floor_kernel_us,
+        residual=profile.costs.residual,
+    )
+    path = write_profile(dataclasses.replace(profile, version="", rules=""), tmp_path / "sglang.toml")
+    assert load_engine(path).fit == profile.fit
+
+
+@pytest.mark.parametrize(
+    "row",
+    ["kernel_us", ["kernel_us", "a"], ["step_us", "a", 1.0], ["kernel_us", 3, 1.0], ["kernel_us", "a", -1]],
+)
+def test_costs_chosen_on_a_bench_are_given_ones(row):
+    fit = {"costs": ["step_us"], "given": ["kernel_us"], "chosen_on": [row]}
+    with pytest.raises(PlanError, match="chosen_on must"):
+        load_engine({"name": "mine", "fit": fit})
 
 
 def test_validated_is_the_newest_version_of_the_measured_runs():

@@ -84,16 +84,42 @@ def test_an_allreduce_is_counted_once(cp):
     ("model", "options"),
     [
         ("llama-3.1-8b", {"pp": 2}),
-        ("llama-3.1-8b", {"dp": 2}),
-        ("deepseek-v3", {"tp": 8}),
+        ("llama-3.1-8b", {"cp": 2, "tp": 2}),
+        ("qwen3-30b-a3b", {"dp": 2}),
         ("qwen3-30b-a3b", {"tp": 4, "ep": 4, "exchange": "alltoall"}),
+        ("qwen3-vl-8b", {}),
     ],
-    ids=["stages", "ranks", "latent attention", "all-to-all"],
+    ids=["stages", "context parallelism", "ranks", "all-to-all", "vision encoder"],
 )
 def test_what_is_not_captured_is_not_padded(model, options):
     captured, eager = (compiled(engine, model, **options) for engine in (CAPTURED, EAGER))
     tokens = np.array([1, 5, 257, 300, 513, 1025, 5000])
     np.testing.assert_array_equal(captured.prefill_us(tokens), eager.prefill_us(tokens))
+
+
+@pytest.mark.slow
+def test_replicas_of_a_dense_model_are_captured_but_not_padded():
+    captured, eager = (compiled(engine, dp=2) for engine in (CAPTURED, EAGER))
+    assert tokens_us(captured, 300) == tokens_us(eager, 300)
+    assert captured.prefill_us(20) < eager.prefill_us(20)
+
+
+def test_latent_attention_is_padded_up_to_the_captured_tokens():
+    captured, eager = (compiled(engine, "deepseek-v3", tp=8) for engine in (CAPTURED, EAGER))
+    assert tokens_us(captured, 300) == tokens_us(eager, 320)
+    assert tokens_us(captured, 2048) == tokens_us(eager, 2048)
+    assert tokens_us(captured, 2050) == tokens_us(eager, 2050)
+
+
+def test_without_graphs_a_step_takes_the_host_its_kernels(plans):
+    padded, plain = plans
+    launch_us = plain.profile.costs.prefill_floor_kernel_us
+    # of each layer: norms, rope, KV write, attention, activation, two all-reduces, four GEMMs that quantise
+    kernels = plain.model.num_layers * (2 + 2 + 1 + 1 + 2 + 4 * 2) + 3
+    assert plain.prefill_us(5) == pytest.approx(kernels * launch_us, rel=1e-12)
+    assert plain.prefill_us(8192) > kernels * launch_us > padded.prefill_us(5)
+    asked = compiled(load_engine(EAGER).started_with({"graphs"}), tp=2, dtype="fp8")
+    assert asked.prefill_us(5) == padded.prefill_us(5)
 
 
 def test_experts_of_one_group_are_padded_too():

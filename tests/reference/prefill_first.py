@@ -205,7 +205,7 @@ def closed_form(
     def chunks_us(chunks: list[tuple[float, float, float]], seqs: float) -> float:
         new = sum(count * q for count, q, _ in chunks)
         longer = [(count, q, context + cached) for count, q, context in chunks]
-        total = mean_step_us(plan, 0.0, isl, osl, longer, new, seqs, verified)
+        total = mean_step_us(plan, 0.0, isl, osl, longer, new, seqs, verified, hidden_us=hidden)
         return total + draft_us(verified, 0.0, isl, osl, longer, seqs)
 
     def step_us(tokens: float) -> float:
@@ -219,7 +219,9 @@ def closed_form(
         full = math.ceil(isl / room) - 1
         # the plain steps say nothing but for the last; the draft goes on after each of them
         total = sum(
-            mean_step_us(plan, 0.0, isl, osl, [(1, room, i * room + cached)], room, 0.0, verified)
+            mean_step_us(
+                plan, 0.0, isl, osl, [(1, room, i * room + cached)], room, 0.0, verified, hidden_us=hidden
+            )
             + draft_us(verified, 0.0, isl, osl, [(1, room, i * room + cached)], 1.0)
             for i in range(full)
         )
@@ -227,9 +229,20 @@ def closed_form(
         last = isl - full * room
         return total + of_all(chunks_us([(1, last, full * room)], 1.0), last, is_decode=False)
 
-    def decode_us(requests: float) -> float:
+    def alone_decode_us(requests: float) -> float:
         total = mean_step_us(plan, requests, isl + cached, osl, [], requests, requests, verified)
-        total += draft_us(verified, requests, isl + cached, osl, [], 0.0)
+        return total + draft_us(verified, requests, isl + cached, osl, [], 0.0)
+
+    hidden = 0.0
+    if plan.profile.scheduling.hides_host and steps_met != 0 and steps > 0:
+        # the host launches prompts while those that do not end with their clients still decode
+        going_on = 1 - same_step(steps, spread, rounds)
+        hidden = max(going_on * min(fit - 1, 1) * alone_decode_us(fit), 0.0)
+        # of two rows of prompts that come together, the second is behind prompts
+        hidden /= 2 - math.exp(-fit * (1 - going_on))
+
+    def decode_us(requests: float) -> float:
+        total = alone_decode_us(requests)
         return of_all(total, requests * verified.tokens, is_decode=True)
 
     def row(together: float) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from fastroof.compiled import steps
@@ -33,6 +33,8 @@ class Ranks:
     step_us: StepUs
     experts_us: Callable[[float, bool], float]
     floor_us: float = 0.0
+    hides_host: bool = False
+    """Whether the host launches a step with prompts, ``floor_us``, while the one made before it runs."""
 
     @classmethod
     def of_plan(cls, plan: Any) -> Ranks | None:
@@ -51,24 +53,29 @@ class Ranks:
             return float(low + (high - low) * (tokens - at))
 
         floor_us = float(plan.arena[steps.PREFILL_FLOOR_US])
-        return cls(plan.profile.data_parallel, plan.step_scalar, experts_us, floor_us)
+        arena = plan.arena.copy()
+        arena[steps.PREFILL_FLOOR_US] = 0.0
+        kernels = replace(plan, arena=arena)
+        hides_host = plan.profile.scheduling.hides_host
+        return cls(plan.profile.data_parallel, kernels.step_scalar, experts_us, floor_us, hides_host)
 
-    def together_us(self, made: Sequence[Step]) -> list[float]:
-        """Time of each rank's own step, us, where experts compute what all ranks have."""
+    def note_times(self, made: Sequence[Step], before: Sequence[Step] | None) -> None:
+        """Note the time of each rank's own step, us, where experts compute what all ranks have."""
         dp = len(made)
         tokens = [sum(step.new_tokens) if step.requests else self.said.idle_tokens for step in made]
         fullest = max(sum(step.new_tokens) for step in made)
         is_decode = all(is_of_decodes(step) for step in made)
         seen = self.seen(sum(tokens), fullest, dp, self.said.decode_tokens if is_decode else None)
-        times_us = []
-        for step in made:
+        for rank, step in enumerate(made):
             if not step.requests:
                 continue
+            if not is_of_decodes(step):
+                last = before[rank] if before and self.hides_host else None
+                step.host_us = max(self.floor_us - (last.time_us - last.host_us if last else 0.0), 0.0)
             own = self.experts_us(dp * sum(step.new_tokens), is_of_decodes(step))
-            us = self.step_us(step.new_tokens, step.context_len)
+            us = max(self.step_us(step.new_tokens, step.context_len), step.host_us)
             us += self.experts_us(seen, is_decode) - own
-            times_us.append(us if is_of_decodes(step) else max(us, self.floor_us))
-        return times_us
+            step.time_us = max(us, step.host_us)
 
     def seen(self, total: int, fullest: int, dp: int, decode_tokens: str | None) -> int:
         """Tokens that experts compute."""
@@ -198,6 +205,8 @@ class Engine:
                 if self.queue or not was_pause:
                     break
                 continue
+            if self.rules is not None:
+                self.rules.note_times(made, self.queue[-1] if self.queue else None)
             self.queue.append(made)
             self.in_a_row += 1
             if any(any(step.is_prompt) for step in made):
@@ -207,7 +216,7 @@ class Engine:
 
     def _times_us(self, made: Sequence[Step]) -> list[float]:
         if self.rules is not None:
-            return self.rules.together_us(made)
+            return [step.time_us for step in made if step.requests]
         return [self.step_us(one.new_tokens, one.context_len) for one in made if one.requests]
 
     def _pauses(self, rank: Scheduler) -> bool | None:

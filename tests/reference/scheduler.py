@@ -65,6 +65,13 @@ class Step:
     has_prompt: bool = False
     start_us: float = math.nan
     end_us: float = math.nan
+    time_us: float = 0.0
+    host_us: float = 0.0
+
+    @property
+    def computes_prompts(self) -> bool:
+        """Whether it has a chunk that is not like a decode."""
+        return any(new > 1 or not past for new, past in zip(self.new_tokens, self.context_len, strict=True))
 
 
 class Served(NamedTuple):
@@ -288,6 +295,7 @@ def serve(
     *,
     time_scale: float = 1.0,
     scheduler: Scheduler | None = None,
+    host_us: float = 0.0,
 ) -> Served:
     """Serve a trace, ``trace`` and ``settings`` as fastroof.simulation names them, by a scheduler if given.
 
@@ -295,6 +303,9 @@ def serve(
     last one sends its next request ``think_s`` later), what has arrived until then waits, clients whose time
     is up are gone, and steps are made until there is one that runs and, with asynchronous scheduling, one
     more.
+
+    ``step_us`` is what kernels take. A step with prompts takes the host ``host_us`` to launch, from when the
+    step made before it starts, or when the host has launched that if it has prompts itself.
     """
     sizes = zip(trace.input_tokens, trace.output_tokens, trace.cached_tokens, strict=True)
     requests = [Request(index, *map(int, each)) for index, each in enumerate(sizes)]
@@ -346,6 +357,11 @@ def serve(
             made = engine.make_step()
             if not made.requests:
                 break
+            made.time_us = step_us(made.new_tokens, made.context_len) * time_scale
+            if made.computes_prompts:
+                hidden_us = queue[-1].time_us - queue[-1].host_us if queue else 0.0
+                made.host_us = max(host_us * time_scale - hidden_us, 0.0)
+                made.time_us = max(made.time_us, made.host_us)
             queue.append(made)
         if not queue:
             if engine.waiting:
@@ -356,7 +372,7 @@ def serve(
             continue
         step = queue.popleft()
         step.start_us = now_us
-        now_us += step_us(step.new_tokens, step.context_len) * time_scale
+        now_us += step.time_us
         step.end_us = now_us
         steps.append(step)
         for request in step.with_token:

@@ -237,16 +237,18 @@ def mean_step_us(
     seqs: float,
     verified: Verified = ONE_TOKEN,
     is_draft: bool = False,
+    hidden_us: float = 0.0,
 ) -> float:
     """A step of ``decodes`` somewhere in their output and of chunks (how many, new tokens, context), us.
 
-    ``tokens`` and ``seqs`` count one token a decode.
+    ``tokens`` and ``seqs`` count one token a decode. The host begins to launch chunks ``hidden_us`` before
+    their step can start.
     """
     parts, costs = steps.open_plan(plan.arena), plan.profile.costs
     more = decodes * (verified.tokens - 1)
     total = row(plan, steps.TOKENS_AT, plan.max_tokens, tokens + more)
     total += verification.head_us(plan, seqs + more)
-    total += 0.0 if is_draft else costs.step_us + costs.sequence_us * seqs
+    total += 0.0 if is_draft else parts.step_us + parts.sequence_us * seqs
     if decodes > 0 and osl > 1:
         width = (osl - 1) / math.sqrt(max(decodes, 1.0))
         middle = isl + osl / 2 + (verified.tokens - 1) - (verified.accepted - 1) / 2
@@ -272,7 +274,7 @@ def mean_step_us(
         attention_us += parts.prefix_token_us * sum(count * ctx for count, _, ctx in chunks)
         total += max(attention_us - min(decodes, 1.0) * mixed_attention.launches_saved_us(plan), 0.0)
         if not is_draft:
-            total = max(total + costs.prefill_us, costs.prefill_floor_layer_us * plan.model.num_layers)
+            total = max(total + costs.prefill_us, parts.prefill_floor_us - hidden_us)
     return total
 
 

@@ -68,7 +68,9 @@ TTFT_TOLERANCE = {"equal": 0.1, "bench": 0.2, "steady": 0.15}
 def test_estimates_are_near_a_simulation(plan, simulated, bench, isl, osl, clients, arrivals):
     run, asked = BENCHES[bench]
     seen = simulated(isl, osl, clients, arrivals, **run)
-    got = estimate(plan, isl, osl, clients, max_kv_tokens=2e6, arrivals=arrivals, **asked)
+    got = estimate(
+        plan, isl, osl, clients, max_kv_tokens=2e6, arrivals=arrivals, async_scheduling=False, **asked
+    )
     assert got.tpot_ms * 1e3 == pytest.approx(seen.tpot_us, rel=0.06)
     assert got.ttft_ms * 1e3 == pytest.approx(seen.ttft_us, rel=TTFT_TOLERANCE[bench])
 
@@ -78,7 +80,9 @@ def test_estimates_are_near_a_simulation(plan, simulated, bench, isl, osl, clien
 def test_an_engine_that_looks_seldom_is_simulated_too(plan, simulated, isl, osl, clients, arrivals):
     run = {"length_spread": 0.2, "requests_per_client": 25, "counted": slice(14, 20), "looks": 20}
     seen = simulated(isl, osl, clients, arrivals, **run)
-    got = estimate(plan, isl, osl, clients, max_kv_tokens=2e6, wait_steps=20, arrivals=arrivals)
+    got = estimate(
+        plan, isl, osl, clients, max_kv_tokens=2e6, wait_steps=20, arrivals=arrivals, async_scheduling=False
+    )
     assert got.tpot_ms * 1e3 == pytest.approx(seen.tpot_us, rel=0.06)
     assert got.ttft_ms * 1e3 == pytest.approx(seen.ttft_us, rel=0.15)
 

@@ -44,7 +44,8 @@ def a_plan(dp: int = 1, rules: str = "", model: str = "llama-3.1-8b") -> StepPla
     tables = fastroof.load_tables("h100")
     said: dict[str, Any] = dict(pair.split("=") for pair in rules.split())
     said |= {key: int(value) for key, value in said.items() if value.isdigit()}
-    costs = {"step_us": 100.0, "prefill_floor_layer_us": 30.0 if said.pop("floor", 0) else 0.0}
+    costs = {"step_us": 100.0, "prefill_floor_layer_us": float(said.pop("floor_us", 0))}
+    hides_host = bool(said.pop("hides_host", 0))
     return fastroof.compile_plan(
         model,
         "h100",
@@ -53,7 +54,12 @@ def a_plan(dp: int = 1, rules: str = "", model: str = "llama-3.1-8b") -> StepPla
         ep=dp if model in MOE else 1,
         max_tokens=512,
         max_seqs=64,
-        engine={"name": "ranks", "costs": costs, "data_parallel": said},
+        engine={
+            "name": "ranks",
+            "costs": costs,
+            "data_parallel": said,
+            "scheduling": {"order": "prefill_first", "async_scheduling": True} if hides_host else {},
+        },
     )
 
 
@@ -64,9 +70,10 @@ RULES = [
     "prompt_tokens=graphs decode_tokens=graphs graph_tokens=24",
     "decode_tokens=half_full idle_tokens=0 assignment=round_robin",
     "decode_tokens=fullest assignment=fewest_tokens balance_steps=4",
-    "assignment=fewest_tokens balance_steps=40 floor=1",
+    "assignment=fewest_tokens balance_steps=40 floor_us=30",
+    "decode_tokens=half_full idle_tokens=0 assignment=round_robin floor_us=300 hides_host=1",
 ]
-"""Of ranks that share experts; the last two let prompts wait for each other."""
+"""Of ranks that share experts; two let prompts wait for each other, and two launch them kernel by kernel."""
 
 
 def step_us(plan: StepPlan, new_tokens: Sequence[int], context_len: Sequence[int]) -> float:

@@ -37,6 +37,7 @@ from fastroof.compiled.simulation.state import (
     END,
     FLIGHT_DECODES,
     FLIGHT_FIRSTS,
+    FLIGHT_HOST_US,
     FLIGHT_NEW,
     FLIGHT_TOKENS,
     FLIGHT_US,
@@ -310,8 +311,7 @@ def _together_us(
                 own_tokens = float(state.scalars[FLIGHT_TOKENS + own])
                 waits_us = wait_for_others_us(arena, plan, own_tokens, own_new == 0, seen, is_decode)
                 step_us += waits_us * options.time_scale
-                if own_new > 0:
-                    step_us = max(step_us, plan.prefill_floor_us * options.time_scale)
+                step_us = max(step_us, state.clock[FLIGHT_HOST_US + own])
                 state.clock[FLIGHT_US + own] = step_us
             longest_us = max(longest_us, step_us)
     return longest_us

@@ -27,6 +27,7 @@ from fastroof.compiled.simulation.state import (
     FIRST_SLOT,
     FLIGHT_DECODES,
     FLIGHT_FIRSTS,
+    FLIGHT_HOST_US,
     FLIGHT_NEW,
     FLIGHT_STEP,
     FLIGHT_TOKENS,
@@ -65,7 +66,7 @@ from fastroof.compiled.simulation.state import (
     add_gaps,
     add_interval,
 )
-from fastroof.compiled.steps import PlanParts, open_window, summed_step_us, windowed_step_us
+from fastroof.compiled.steps import PlanParts, open_window, summed_step_us, windowed_step_us, with_floor
 
 
 @jit_stateful_inline
@@ -227,6 +228,23 @@ def note_chunk(
 
 
 @jit_stateful_inline
+def _host_us(
+    plan: PlanParts, options: EngineOptions, state: EngineState, flight: int, new_tokens: int
+) -> float:
+    """Return the minimum time of a step with prefill, us: launching its kernels, as far as the GPU waits.
+
+    With asynchronous scheduling the host starts as the step before does, or when it has launched that.
+    """
+    if new_tokens == 0:
+        return 0.0
+    host_us = plan.prefill_floor_us * options.time_scale
+    if plan.hides_host and options.depth > 1 and state.scalars[IN_FLIGHT] > 0:
+        before = 1 - flight
+        host_us -= state.clock[FLIGHT_US + before] - state.clock[FLIGHT_HOST_US + before]
+    return max(host_us, 0.0)
+
+
+@jit_stateful_inline
 def start_step(
     arena: Floats,
     plan: PlanParts,
@@ -240,17 +258,20 @@ def start_step(
 ) -> float:
     """Time a step, us, and put it in flight; ``step`` is its decode step, or NONE."""
     scalars, decodes, chunks = state.scalars, counts.decodes, counts.chunks
+    host_us = _host_us(plan, options, state, flight, sums.new_sum)
+    plan = with_floor(plan, 0.0)
     if plan.window > 0:
         step_us = windowed_step_us(arena, plan, open_window(arena, 0), decodes + chunks, sums, in_window)
     else:
         step_us = summed_step_us(arena, plan, decodes + chunks, sums)
-    step_us *= options.time_scale
+    step_us = max(step_us * options.time_scale, host_us)
     scalars[FLIGHT_STEP + flight] = step
     scalars[FLIGHT_DECODES + flight] = decodes
     scalars[FLIGHT_FIRSTS + flight] = counts.firsts
     scalars[FLIGHT_TOKENS + flight] = decodes + counts.prompt_tokens
     scalars[FLIGHT_NEW + flight] = sums.new_sum
     state.clock[FLIGHT_US + flight] = step_us
+    state.clock[FLIGHT_HOST_US + flight] = host_us
     scalars[IN_FLIGHT] += 1
     scalars[STEPS] += 1
     scalars[MIXED_STEPS] += chunks > 0 and decodes > 0

@@ -156,8 +156,19 @@ RUN_ALL, HOLD_NEW, HOLD_PROMPTS = range(3)
 """Which prompts a step holds back: none, those that have not started, or cut ones too."""
 
 # clock, us
-NOW, END, LAST_END, BUSY_US, LAST_DECODE_END, FLIGHT_US = range(6)
-NUM_CLOCKS = 8
+(
+    NOW,
+    END,
+    LAST_END,
+    BUSY_US,
+    LAST_DECODE_END,
+    # of two steps in flight
+    FLIGHT_US,
+    _,
+    FLIGHT_HOST_US,  # the minimum time of a step with prefill; 0 of others
+    _,
+) = range(9)
+NUM_CLOCKS = 16
 
 # fields of a slot; FINISH is the decode step with the last token, NONE if the prompt's step makes it
 REQUEST, BASE, FINISH, ENTERED, BUCKET_NEXT, BUCKET_PREVIOUS, ORDER_NEXT, ORDER_PREVIOUS, HELD, FRESH_AT = (

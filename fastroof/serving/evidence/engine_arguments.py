@@ -37,6 +37,7 @@ CHECKPOINTS: Final = (
 
 TRUE: Final = ("true", "1", "yes", "on")
 FALSE: Final = ("false", "0", "no", "off")
+PREFILL_BACKENDS: Final = ("disabled", "breakable", "tc_piecewise", "full")
 MOST_GPUS: Final = 1024
 
 
@@ -163,6 +164,9 @@ def _meaning(
     name = spelled(flag)
     known = ENGINE_FLAGS.get(engine)
     if known is not None:
+        is_setting = name in known.switches or (name in known.settings and value is not None)
+        if is_setting and known.is_not_modelled(name):
+            overlooked.append(flag)
         if name in known.settings and value is not None:
             return known.settings[name], value, f"{where}, {flag}"
         if name in known.switches:
@@ -212,7 +216,8 @@ def _arguments(
     kv_dtype, known_from = _kv_dtype(where, found, spec.checkpoint.kv_dtype, engine)
     packaged = engine_of_version(engine, version)
     layout, ranks = _layout(where, engine, found)
-    profile = _scheduled(where, packaged, found, ranks)
+    started = packaged.started_with(_settings(where, found, drafts is not None))
+    profile = _scheduled(where, started, found, ranks)
     if not version:
         notes.append(
             f"{where} does not name the version of {engine}: the newest is assumed, profile {packaged.title}"
@@ -338,6 +343,24 @@ def _layout(where: str, engine: str, found: Mapping[str, str]) -> tuple[Layout, 
     return Layout(tp, pp, dp, ep), dp if divides else 1
 
 
+def _settings(where: str, found: Mapping[str, str], drafts_tokens: bool) -> set[str]:
+    """Return what the arguments say of graphs and fused kernels, for ``EngineProfile.started_with``."""
+    has = {name: bool(_is_on(where, found, name)) for name in ("lora", "offload", "fused")}
+    has["lora"] |= "lora_paths" in found
+    has["offload"] |= found.get("cpu_offload_gb", "0") != "0"
+    has["speculation"] = drafts_tokens or "num_draft_tokens" in found
+    has["disaggregation"] = found.get("role", "null") != "null"
+    has["alltoall"] = found.get("a2a_backend", "none") != "none"
+    graphs = found.get("prefill_graphs", "").lower()
+    if graphs and graphs not in PREFILL_BACKENDS:
+        raise TableError(
+            f"{where}: prefill graphs {graphs[:40]!r} are unknown; valid are {', '.join(PREFILL_BACKENDS)}"
+        )
+    has["no_graphs"] = graphs == "disabled"
+    has["graphs"] = graphs not in ("", "disabled")
+    return {name for name, is_on in has.items() if is_on}
+
+
 def _scheduled(where: str, profile: EngineProfile, found: Mapping[str, str], ranks: int) -> EngineProfile:
     """Return the profile with the schedule of the arguments, in limits of one rank."""
     schedule = profile.scheduling
@@ -357,6 +380,9 @@ def _scheduled(where: str, profile: EngineProfile, found: Mapping[str, str], ran
             given: dict[str, Any] = {name: _size(where, found, name, most, off)}
             schedule = replace(schedule, **given)
     profile.refuse_pauses(schedule.pauses_on, shares_experts=True, error=TableError)
+    overlaps = _is_on(where, found, "async_scheduling")
+    if overlaps is not None:
+        schedule = replace(schedule, async_scheduling=overlaps)
     chunked = _is_on(where, found, "chunked_prefill")
     if chunked is not None:
         if chunked and found.get("max_num_batched_tokens") == "-1":

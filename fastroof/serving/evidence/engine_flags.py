@@ -19,7 +19,10 @@ SETTINGS: Final = (
 
 
 class EngineFlags(NamedTuple):
-    """The flags of an engine, by their effect; families are those that begin alike."""
+    """The flags of an engine, by their effect; families are those that begin alike.
+
+    A setting or switch that is also not modelled is represented in part.
+    """
 
     settings: Mapping[str, str]
     switches: Mapping[str, tuple[str, str]]
@@ -164,8 +167,25 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
             "attention_data_parallel_size": "attention_dp",
             "prefill_decode_interval": "prefill_decode_interval",
             "min_free_slots_delay": "min_free_slots_delay",
+            "cuda_graph_backend_prefill": "prefill_graphs",
+            "moe_a2a_backend": "a2a_backend",
+            "disaggregation_mode": "role",
+            "lora_paths": "lora_paths",
+            "cpu_offload_gb": "cpu_offload_gb",
         },
-        switches={"enable_dp_attention": ("dp_attention", "true")},
+        switches={
+            "enable_dp_attention": ("dp_attention", "true"),
+            "disable_overlap_schedule": ("async_scheduling", "false"),
+            "disable_cuda_graph": ("prefill_graphs", "disabled"),
+            "disable_piecewise_cuda_graph": ("prefill_graphs", "disabled"),
+            "disable_prefill_cuda_graph": ("prefill_graphs", "disabled"),
+            "enable_piecewise_cuda_graph": ("prefill_graphs", "tc_piecewise"),
+            "enforce_piecewise_cuda_graph": ("prefill_graphs", "tc_piecewise"),
+            "enable_breakable_cuda_graph": ("prefill_graphs", "breakable"),
+            "enable_flashinfer_allreduce_fusion": ("fused", "true"),
+            "enable_lora": ("lora", "true"),
+            "enable_hierarchical_cache": ("offload", "true"),
+        },
         silent=_SERVER
         | _flags(
             "context_length mem_fraction_static max_total_tokens max_prefill_tokens cuda_graph_max_bs "
@@ -180,7 +200,7 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
             "decode_attention_backend moe_runner_backend moe_a2a_backend deepep_mode "
             "enable_two_batch_overlap enable_eplb disaggregation_mode enable_mixed_chunk "
             "prefill_decode_interval_min_bs enable_prefill_delayer "
-            "disable_overlap_schedule num_continuous_decode_steps enable_dp_lm_head "
+            "num_continuous_decode_steps enable_dp_lm_head "
             "disable_custom_all_reduce attn_cp_size attention_context_parallel_size lora_paths "
             "cpu_offload_gb enable_prefill_cp cp_strategy decode_context_parallel_size enable_lora "
             "enable_single_batch_overlap enable_symm_mem enable_mscclpp enable_nvidia_megakernel "

@@ -13,6 +13,7 @@ from fastroof.engines import EngineProfile
 from fastroof.engines.values import UNKNOWN_VERSION
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.curves import num_allreduces
+from fastroof.plan.kernel_counts import num_pauses
 from fastroof.serving.estimate import estimate
 from fastroof.serving.evidence.measured_steps import MeasuredStep
 from fastroof.serving.evidence.predictions import Plans, predict_step_ms
@@ -22,7 +23,7 @@ from fastroof.units import PS_PER_US, US_PER_MS
 
 COSTS: Final = (
     "step_us", "sequence_us", "logit_ps", "allreduce_us", "layer_us", "prefill_us", "prefill_layer_us",
-    "prefill_floor_layer_us",
+    "prefill_floor_layer_us", "kernel_us",
 )  # fmt: skip
 """The costs of an engine that can be fitted."""
 
@@ -30,12 +31,16 @@ OWN_LAYERS: Final = "own_layers"
 """Prefix of the names of layer costs of architectures; the column number follows."""
 
 FLOOR: Final = "prefill_floor_layer_us"
-NUM_COLUMNS: Final = 10
+NUM_COLUMNS: Final = 11
 """Relative error of :class:`KernelTimes` before costs are added."""
 
 
 class KernelTimes(NamedTuple):
-    """Measured rows and the kernels of the two mean steps of each, one entry per row."""
+    """Measured rows and the kernels of the two mean steps of each, one entry per row.
+
+    ``num_kernels`` are those of a decode step with a pause before them. Costs that a profile has from other
+    evidence are in the times.
+    """
 
     measured_us: Floats
     decode_us: Floats
@@ -47,6 +52,7 @@ class KernelTimes(NamedTuple):
     num_layers: Floats
     num_allreduces: Floats
     vocab: Floats
+    num_kernels: Floats
     own_layers: Floats | None = None
 
     def pick(self, rows: Bools | Longs) -> KernelTimes:
@@ -106,6 +112,8 @@ def _counted_by(times: KernelTimes, name: str) -> Floats:
         return logits_per_ps
     if name == "allreduce_us":
         return times.num_allreduces
+    if name == "kernel_us":
+        return times.num_kernels
     if name in ("layer_us", "prefill_layer_us"):
         return times.num_layers
     return np.ones(len(times.measured_us))
@@ -159,6 +167,7 @@ def alike_rows(rows: Sequence[ServingRow]) -> list[list[int]]:
         key = (
             row.gpu, row.model, row.layout, row.plan_dtype, row.kv_dtype, row.exchange, row.engine_version,
             schedule, str(row.speculation), row.draft_model, row.draft_tp,
+            row.started_settings,
         )  # fmt: skip
         alike.setdefault(key, []).append(i)
     return list(alike.values())
@@ -168,7 +177,8 @@ def times_of_plan(
     rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile, arrivals: str = "random"
 ) -> KernelTimes:
     """Return the kernel times of the rows of one plan."""
-    plan = plan_of_row(rows[0], tables, profile.at(rows[0].engine_version or UNKNOWN_VERSION).kernels_alone())
+    own = rows[0].started(profile.at(rows[0].engine_version or UNKNOWN_VERSION))
+    plan = plan_of_row(rows[0], tables, own.unfitted())
     rounds = rows[0].requests_per_client
     predicted = estimate(
         plan,
@@ -203,6 +213,7 @@ def times_of_plan(
         num_layers=np.full(len(rows), float(plan.model.num_blocks)),
         num_allreduces=np.full(len(rows), float(allreduces)),
         vocab=np.full(len(rows), float(plan.model.vocab)),
+        num_kernels=np.full(len(rows), num_pauses(plan.row_curves, plan.attention)),
     )
 
 
@@ -227,6 +238,7 @@ def step_times(steps: Sequence[MeasuredStep], tables: Tables, profile: EnginePro
         num_layers=np.array([float(plan.model.num_blocks) for plan in kernels]),
         num_allreduces=np.array([float(num_allreduces(plan.row_curves)) for plan in kernels]),
         vocab=np.array([float(plan.model.vocab) for plan in kernels]),
+        num_kernels=np.array([num_pauses(plan.row_curves, plan.attention) for plan in kernels]),
     )
 
 

@@ -263,8 +263,10 @@ def _times(
 
 
 def _costs_of(profile: EngineProfile) -> dict[str, float]:
-    """Return the costs of a profile that this model of a step time includes."""
-    return {name: getattr(profile.costs, name) for name in COSTS if getattr(profile.costs, name)}
+    """Return the costs of a profile that this model of a step time includes, without those in its times."""
+    given = profile.fit.given if profile.fit else ()
+    known = {name: getattr(profile.costs, name) for name in COSTS if name not in given}
+    return {name: us for name, us in known.items() if us}
 
 
 def _costs(base: EngineProfile, fit: FewRunsFit, residual: float) -> StepCosts:
@@ -272,7 +274,7 @@ def _costs(base: EngineProfile, fit: FewRunsFit, residual: float) -> StepCosts:
     if not fit.candidate.share:
         return replace(base.costs, residual=residual)
     if not fit.candidate.fitted:
-        return StepCosts(residual=residual)
+        return replace(base.unfitted().costs, residual=residual)
     step_us, sequence_us, logit_ps = (_rounded(fit.costs.get(name, 0.0)) for name in REPLACED)
     return replace(base.costs, step_us=step_us, sequence_us=sequence_us, logit_ps=logit_ps, residual=residual)
 

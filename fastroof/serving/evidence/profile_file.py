@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastroof.atomic_files import check_file_place, write_output
-from fastroof.engines import EngineProfile, KvMemory, OperatorKernel, Scheduling
+from fastroof.engines import EngineProfile, KvMemory, OperatorKernel, PrefillGraphs, Scheduling
 from fastroof.engines.data_parallel import ONE_SUM
 from fastroof.engines.layout_rules import ANY_LAYOUT
 from fastroof.engines.profile import PAUSES
@@ -32,11 +32,10 @@ def profile_text(profile: EngineProfile) -> str:
         if key == "kv_reservation" or value not in (unsaid_memory[key], [])
     }
     graphs = content["kernels"].pop("prefill_graphs")
+    plain_graphs = {"multiples": (), **{key.name: key.default for key in fields(PrefillGraphs)[1:]}}
     if graphs:
         content["kernels"]["prefill_graphs"] = [
-            {key: value for key, value in one.items() if value}
-            | {"multiples": [list(pair) for pair in one["multiples"]]}
-            for one in graphs
+            {key: _named(value) for key, value in one.items() if value != plain_graphs[key]} for one in graphs
         ]
     figures = content["kernels"].pop("mixed_attention")
     if figures:
@@ -65,7 +64,8 @@ def profile_text(profile: EngineProfile) -> str:
     plain = asdict(ANY_LAYOUT)
     fit = content.get("fit")
     if fit is not None:
-        fit["layers"] = [list(pair) for pair in fit["layers"]]
+        for key in ("layers", "chosen_on"):
+            fit[key] = [list(row) for row in fit[key]]
         fit["left_out"] = [{key: value for key, value in one.items() if value} for one in fit["left_out"]]
         content["fit"] = {key: value for key, value in fit.items() if key == "costs" or value}
     layout = {key: value for key, value in content.pop("layout").items() if value != plain[key]}

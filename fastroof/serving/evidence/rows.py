@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from fastroof.engines import EngineProfile, engine_of_version, recipe_for
+from fastroof.engines import EngineProfile, Recipe, engine_of_version, recipe_for
 from fastroof.engines.values import UNKNOWN_VERSION
 from fastroof.models import load_model
 from fastroof.models.execution import AUTO
@@ -51,7 +51,17 @@ class ServedModel:
         """The packaged profile of its engine and version."""
         # of an unknown version: not the newest; limits that a row does not state are those of its profile
         profile = engine_of_version(self.engine, self.engine_version or UNKNOWN_VERSION)
-        return replace(profile, scheduling=replace(profile.scheduling, by_card=False))
+        profile = replace(profile, scheduling=replace(profile.scheduling, by_card=False))
+        return self.started(profile)
+
+    @property
+    def started_settings(self) -> frozenset[str]:
+        """Known settings that its engine was started with, as ``EngineProfile.started_with`` takes them."""
+        return frozenset()
+
+    def started(self, profile: EngineProfile) -> EngineProfile:
+        """Return a profile as the row's engine was started."""
+        return profile.started_with(self.started_settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,14 +126,29 @@ class ServingRow(ServedModel):
         }
 
     @property
-    def wait_steps(self) -> int:
-        """Steps that prompts wait for others, from the public benchmark's launch scripts."""
+    def _recipe(self) -> Recipe | None:
+        """How the public benchmark launched its engine; None for other runs."""
         if self.bench != "inferencemax":
-            return 0
-        recipe = recipe_for(
+            return None
+        return recipe_for(
             self.engine, self.engine_version, self.gpu, self.whole_model, self.dtype,
             layout=(self.tp, self.dp, self.ep), measured_on=self.measured_on,
         )  # fmt: skip
+
+    @property
+    def started_settings(self) -> frozenset[str]:
+        """Known settings of its engine: recipes of the public benchmark choose fused kernels."""
+        has = {
+            "speculation": self.speculation is not None,
+            "disaggregation": self.is_disaggregated,
+            "fused": self._recipe is not None,
+        }
+        return frozenset(name for name, is_on in has.items() if is_on)
+
+    @property
+    def wait_steps(self) -> int:
+        """Steps that prompts wait for others, from the public benchmark's launch scripts."""
+        recipe = self._recipe
         return 0 if recipe is None else recipe.steps_to_wait(self.isl, self.osl, self.tp, self.concurrency)
 
     @property

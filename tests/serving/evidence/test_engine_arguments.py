@@ -391,6 +391,53 @@ def test_runs_without_a_version_are_taken_as_the_newest_and_it_says_so(tmp_path:
     assert started(tmp_path, f"vllm serve {LLAMA}", version="0.11.2").warnings == ()
 
 
+SGLANG = f"python -m sglang.launch_server --model-path {LLAMA} --tp 4"
+
+
+@pytest.mark.parametrize(
+    ("flags", "version", "is_captured", "has_pauses"),
+    [
+        ("", "0.5.9", False, True),
+        ("", "0.5.14", True, True),
+        ("--enable-piecewise-cuda-graph", "0.5.9", True, True),
+        ("--disable-piecewise-cuda-graph", "0.5.14", False, True),
+        ("--disable-cuda-graph", "0.5.14", False, True),
+        ("--cuda-graph-backend-prefill disabled", "0.5.18", False, True),
+        ("--cuda-graph-backend-prefill breakable --enable-lora", "0.5.16", True, True),
+        ("--enable-lora", "0.5.14", False, True),
+        ("--lora-paths a=b", "0.5.14", False, True),
+        ("--enable-lora", "0.5.18", True, True),
+        ("--enable-hierarchical-cache", "0.5.14", False, True),
+        ("--cpu-offload-gb 0", "0.5.14", True, True),
+        ("--cpu-offload-gb 8", "0.5.14", False, True),
+        ("--disaggregation-mode prefill", "0.5.14", False, True),
+        ("--disaggregation-mode null --moe-a2a-backend none", "0.5.14", True, True),
+        ("--moe-a2a-backend deepep", "0.5.14", False, True),
+        ("--speculative-algorithm EAGLE --speculative-num-draft-tokens 4", "0.5.14", False, True),
+        ("--enable-flashinfer-allreduce-fusion", "0.5.14", True, False),
+    ],
+)
+def test_flags_of_sglang_decide_what_its_host_launches(
+    tmp_path: Path, flags: str, version: str, is_captured: bool, has_pauses: bool
+) -> None:
+    profile = started(tmp_path, f"{SGLANG} {flags}", version=version).profile
+    graphs = [one for one in profile.kernels.prefill_graphs if not one.is_optional]
+    assert (bool(graphs), profile.costs.kernel_us > 0.0) == (is_captured, has_pauses)
+    assert profile.scheduling.async_scheduling
+
+
+def test_flags_of_sglang_that_say_half_of_what_runs_are_named_too(tmp_path: Path) -> None:
+    engine = started(tmp_path, f"{SGLANG} --disable-cuda-graph --disable-overlap-schedule", version="0.5.14")
+    (words,) = engine.warnings
+    assert words.endswith("not modelled: --disable-cuda-graph")
+    assert not engine.profile.scheduling.async_scheduling
+    assert not engine.profile.scheduling.hides_host
+    with pytest.raises(
+        TableError, match=r"prefill graphs 'eager' are unknown; valid are disabled, breakable"
+    ):
+        started(tmp_path, f"{SGLANG} --cuda-graph-backend-prefill eager")
+
+
 def test_flags_that_are_not_represented_are_named(tmp_path: Path) -> None:
     command = f"vllm serve {LLAMA} --frobnicate 3 --enforce-eager --dtype float16"
     engine = started(tmp_path, command, version="1.0")

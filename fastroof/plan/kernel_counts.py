@@ -1,0 +1,79 @@
+"""How many kernels a step launches: what its host does, and where the GPU may wait between two of them.
+
+A call of a plan is one kernel, except for those below. Their numbers are those of SGLang's layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Protocol
+
+from fastroof.operators.calls import AttentionCall, Elementwise, Experts, Gemm, MixerCall, RowOperator
+from fastroof.plan.curves import RowCurve
+
+QUANTISED: Final = ("fp8", "fp8_block", "nvfp4")
+"""Formats of GEMMs whose input is quantised by a kernel before it."""
+
+EXPERT_KERNELS: Final = 7
+"""Top-k, two that sort tokens by expert, two GEMMs, the activation and the sum over a token's experts."""
+
+ATTENTION_KERNELS: Final = (2, 1)
+"""Grouped-query attention of decodes, which are split and combined, and of prompts."""
+
+MIXER_KERNELS: Final[Mapping[str, tuple[int, int]]] = {
+    "mla_decode": (2, 2),
+    "mla_prefill": (3, 3),
+    "gdn": (3, 9),
+    "kda": (3, 9),
+    "mamba2": (3, 6),
+}
+"""Other attention, of decodes and of prompts: with the kernels that arrange its input."""
+
+WITH_PAUSES: Final = ("mla_decode", "mla_module_decode")
+"""Attention of models whose runs have no pauses between kernels, as far as tables tell."""
+
+BLOCK_KERNELS: Final = (20, 24)
+"""Attention that is measured as one block, from its first projection to its last."""
+
+
+class LayerAttention(Protocol):
+    """Attention of some layers."""
+
+    @property
+    def call(self) -> AttentionCall | MixerCall:
+        """The call, ``times`` per step."""
+
+
+def num_pauses(curves: Iterable[RowCurve], attention: Sequence[LayerAttention]) -> float:
+    """Number of kernels of a decode step that tables time without the pause before them.
+
+    Runs of latent attention over all tokens are not slower than the sum of their kernels' rows.
+    """
+    mixers = [part.call.decode for part in attention if isinstance(part.call, MixerCall)]
+    if any(kernel is not None and kernel.operator in WITH_PAUSES for kernel in mixers):
+        return 0.0
+    return num_kernels(curves, attention, has_prefill=False)
+
+
+def num_kernels(curves: Iterable[RowCurve], attention: Iterable[LayerAttention], has_prefill: bool) -> float:
+    """Number of kernels of a step of decodes, or of one with prefill."""
+    others = "decode_only" if has_prefill else "with_prefill"
+    calls = [curve.operator for curve in curves if curve.operator.steps != others]
+    total = float(sum(call.times * _of_rows(call) for call in calls))
+    return total + sum(part.call.times * _of_attention(part.call, has_prefill) for part in attention)
+
+
+def _of_rows(call: RowOperator) -> int:
+    if isinstance(call, Gemm):
+        return 1 + (call.dtype in QUANTISED)
+    if isinstance(call, Experts):
+        return EXPERT_KERNELS + 2 * (call.dtype in QUANTISED)
+    # counted with its GEMM
+    return 0 if isinstance(call, Elementwise) and call.role.endswith("_quantise") else 1
+
+
+def _of_attention(call: AttentionCall | MixerCall, has_prefill: bool) -> int:
+    if isinstance(call, AttentionCall):
+        return ATTENTION_KERNELS[has_prefill]
+    kernel = call.prefill if has_prefill else call.decode
+    return 0 if kernel is None else MIXER_KERNELS.get(kernel.operator, BLOCK_KERNELS)[has_prefill]
