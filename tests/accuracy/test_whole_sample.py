@@ -316,7 +316,7 @@ def test_unknown_gpus_and_splits_are_refused() -> None:
         TableError, match=r"nothing was measured end to end on abacus; something was on .*h100"
     ):
         validate_gpus(["abacus"])
-    with pytest.raises(TableError, match="one of model, gpu, version, got 'day'"):
+    with pytest.raises(TableError, match="one of model, gpu, version, bench, got 'day'"):
         validate_gpus(["h100"], leave_out="day")
 
     def absent(gpu: str) -> fastroof.Tables:
