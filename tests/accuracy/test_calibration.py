@@ -470,7 +470,7 @@ def test_the_command_prints_costs_and_errors():
     text = run("--engine", "vllm-0.12", "--bootstrap", "20")
     assert "% standard error on unseen models" in text
     assert "95 % interval" in text
-    for words in ("step_us", "sequence_us", "vllm-synchronous", "MAPE and (bias)"):
+    for words in ("step_us", "logit_ps", "vllm-synchronous", "MAPE and (bias)"):
         assert words in text
 
 
