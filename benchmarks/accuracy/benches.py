@@ -185,13 +185,10 @@ def _weights(errors: Sequence[BenchError]) -> Floats:
 
 
 def error_of(errors: Sequence[BenchError], profile: str) -> float:
-    """Return a profile's stated error: of all groups, or of its own if it is larger.
-
-    A few benches do not show that an engine is more predictable than the others on the next one.
-    """
+    """Return a profile's stated error: of its own groups, or of all if these are few or of one bench."""
     own = [one for one in errors if one.profile == profile]
     is_enough = len({one.group for one in own}) >= FEWEST_GROUPS and len({one.bench for one in own}) > 1
-    return max(stated_error(errors), stated_error(own) if is_enough else 0.0)
+    return stated_error(own if is_enough else errors)
 
 
 def held_shares(errors: Sequence[BenchError]) -> dict[str, float]:

@@ -64,14 +64,14 @@ def test_a_bench_does_not_make_its_own_interval() -> None:
     assert held_shares([*near, *far])["far"] == 0.0
 
 
-def test_a_profile_has_an_error_of_its_own_only_if_it_is_larger() -> None:
+def test_a_profile_of_few_groups_or_one_bench_takes_those_of_all() -> None:
     wide = [one for bench in ("a", "b") for one in drawn(1, bench, 0.3, profile="sglang")]
     narrow = drawn(2, "a", 0.01)
     together = [*wide, *narrow]
     assert error_of(together, "sglang") == stated_error(wide)
     assert error_of(together, "vllm") == error_of(together, "trtllm") == stated_error(together)
     more = [*together, *drawn(3, "b", 0.01)]
-    assert error_of(more, "vllm") == stated_error(more) < error_of(more, "sglang")
+    assert error_of(more, "vllm") < 0.1 * error_of(more, "sglang")
     # one bench, or few groups, say nothing of the next bench
     few = [*narrow, *drawn(4, "b", 0.9, groups=3, profile="sglang")]
     assert error_of(few, "sglang") == stated_error(few)
