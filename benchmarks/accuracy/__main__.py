@@ -17,6 +17,7 @@ MODULES: Final = {
     "benches": "benches",
     "fit": "fit_command",
     "refit": "refit",
+    "front-ends": "front_end",
     "learning-curve": "learning_curve_on_sample",
     "planted-faults": "planted_faults",
     "kv-room": "kv_room",

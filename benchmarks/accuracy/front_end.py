@@ -1,171 +1,119 @@
-"""TTFT that a test bench adds to the engine's steps, learned from runs of other models.
+"""Front ends of engines from clients' TTFT: what measured runs lack, fitted without the runs that it judges.
 
-HTTP, tokenizers and routers take time per request, per token and per client; asynchronous scheduling makes a
-prompt wait for steps. The terms and their constants are chosen without the predicted model.
+The form is that of :class:`fastroof.engines.FrontEnd`, the same for all engines; only its three sizes are
+fitted.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from itertools import combinations
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from benchmarks.accuracy.sample_cleaning import INFERENCEMAX
 from fastroof.arrays import Floats
-from fastroof.serving.evidence.rows import ServingRow
-from fastroof.units import US_PER_MS
+from fastroof.engines import FrontEnd
+from fastroof.serving.evidence.predictions import front_end_ms
+from fastroof.serving.evidence.rows import CLIENT, ServingRow
 
+if TYPE_CHECKING:
+    from benchmarks.accuracy.predicted_runs import PredictedRun
 
-class FrontEnd(NamedTuple):
-    """Terms that are added to TTFT."""
-
-    request_ms: float = 0.0
-    client_ms: float = 0.0
-    token_us: float = 0.0
-    steps: float = 0.0
-
-    def added_ms(self, row: ServingRow, tpot_ms: float) -> float:
-        """Return the time added to a run's TTFT, ms."""
-        return float(sum(one * of for one, of in zip(self, _sizes(row, tpot_ms), strict=True)))
-
-    def __str__(self) -> str:
-        """Return the non-zero terms in words."""
-        units = ("ms a request", "ms a client", "us a prompt token", "steps")
-        words = [f"{value:.3g} {unit}" for value, unit in zip(self, units, strict=True) if value]
-        return ", ".join(words) or "nothing"
+ROUNDS: Final = 30
+"""Iterations of reweighted least squares."""
+NEAR: Final = 0.03
+"""Relative error above which absolute errors are minimised, squares below."""
+NORMAL_68: Final = 0.6827
+"""Share of a normal distribution within one standard deviation."""
 
 
 class PromptTime(NamedTuple):
-    """A run without queueing, and its predicted TTFT and TPOT, ms, without a front end."""
+    """A run without queueing, its profile, and its predicted TTFT by the engine's own clock, ms."""
 
     row: ServingRow
-    ttft_ms: float
-    tpot_ms: float
+    profile: str
+    engine_ms: float
+
+    @property
+    def missing(self) -> float:
+        """Share of the measured TTFT that is not the engine's."""
+        return 1.0 - self.engine_ms / self.row.ttft_ms
+
+    @property
+    def slopes(self) -> tuple[float, float, float]:
+        """Share of the measured TTFT that one unit of each size is."""
+        row = self.row
+        units = (FrontEnd(request_ms=1.0), FrontEnd(token_us=1.0), FrontEnd(server_ms=1.0))
+        request, token, server = (front_end_ms(unit, row) / row.ttft_ms for unit in units)
+        return request, token, server
 
 
-FORMS: Final[tuple[tuple[str, ...], ...]] = (
-    (),
-    ("request_ms",),
-    ("token_us",),
-    ("request_ms", "client_ms"),
-    ("request_ms", "token_us"),
-    ("request_ms", "steps"),
-    ("request_ms", "client_ms", "token_us"),
-    ("request_ms", "client_ms", "token_us", "steps"),
-)
-"""Forms of terms, the simplest first."""
-
-BETTER: Final = 0.002
-"""Improvement of the mean relative error that a more complex form needs."""
-ROUNDS: Final = 8
-"""Iterations of reweighted least squares."""
-NEAR: Final = 0.05
-"""Relative error above which absolute errors are minimised, squares below."""
+OWN_FIT: Final = ("trtllm-1.0",)
+"""Profiles that do not share their engine's front end: all runs of this one went through Dynamo's."""
 
 
-class _Fit(NamedTuple):
-    """Runs as arrays; slopes have one column per term."""
-
-    missing: Floats
-    slopes: Floats
-    weights: Floats
+def engine_of(run: PromptTime) -> str:
+    """Return the profiles that share a front end, by their engine or the profile's name."""
+    return run.profile if run.profile in OWN_FIT else run.row.engine
 
 
-def front_ends(
-    runs: Sequence[PromptTime], split: Callable[[ServingRow], Hashable] = lambda row: row.whole_model
-) -> list[FrontEnd]:
-    """Return the front end of each run, from runs of its bench in other splits."""
-    benches = [(run.row.bench or run.row.frontend, run.row.engine) for run in runs]
-    splits = [split(run.row) for run in runs]
-    known: dict[Hashable, FrontEnd] = {}
-    for bench, left_out in dict.fromkeys(zip(benches, splits, strict=True)):
-        if not bench[0]:
-            continue
-        others = [i for i, of in enumerate(benches) if of[0] == bench[0] and splits[i] != left_out]
-        own = [i for i in others if benches[i] == bench]
-        scopes = [scope for scope in (own, others) if scope]
-        known[bench, left_out] = _chosen(runs, splits, scopes) if scopes else FrontEnd()
-    return [known.get(key, FrontEnd()) for key in zip(benches, splits, strict=True)]
+def fitted(runs: Sequence[PromptTime]) -> FrontEnd:
+    """Fit the sizes to relative errors; each model has the same weight. Plain servers come before routers."""
+    plain = [run for run in runs if run.row.bench == INFERENCEMAX] or list(runs)
+    plain = [run for run in plain if run.row.clock == CLIENT]
+    if not plain:
+        return FrontEnd()
+    counts = Counter(run.row.whole_model for run in plain)
+    shares = np.array([1.0 / counts[run.row.whole_model] for run in plain])
+    sizes = _non_negative(
+        np.array([run.missing for run in plain]), np.array([run.slopes for run in plain]), shares
+    )
+    request_ms, token_us, server_ms = (float(f"{size:.3g}") for size in sizes)
+    return FrontEnd(request_ms, token_us, server_ms)
 
 
-def _chosen(
-    runs: Sequence[PromptTime], splits: Sequence[Hashable], scopes: Sequence[Sequence[int]]
-) -> FrontEnd:
-    """Fit the form with the least leave-one-split-out error in the first scope."""
-    judged = _by_split(scopes[0], splits)
-    best: tuple[float, Sequence[int], tuple[str, ...]] | None = None
-    for scope in scopes:
-        if len(_by_split(scope, splits)) < 2:
-            continue
-        for form in FORMS:
-            errors = []
-            for left_out, places in judged.items():
-                rest = [i for i in scope if splits[i] != left_out]
-                if rest:
-                    errors.append(_error(runs, places, _fitted(runs, rest, splits, form)))
-            error = float(np.mean(errors)) if errors else np.inf
-            if best is None or error < best[0] - BETTER:
-                best = (error, scope, form)
-    if best is None:
-        # one split cannot choose a form: use its constant
-        return _fitted(runs, scopes[-1], splits, ("request_ms",))
-    return _fitted(runs, best[1], splits, best[2])
-
-
-def _by_split(places: Sequence[int], splits: Sequence[Hashable]) -> dict[Hashable, list[int]]:
-    found: dict[Hashable, list[int]] = {}
-    for i in places:
-        found.setdefault(splits[i], []).append(i)
+def fitted_without(
+    runs: Sequence[PromptTime], split: Callable[[ServingRow], Hashable]
+) -> dict[tuple[Hashable, ...], FrontEnd]:
+    """Return the front end of each engine without each part of a split, from all others."""
+    parts = dict.fromkeys((engine_of(run), split(run.row)) for run in runs)
+    found: dict[tuple[Hashable, ...], FrontEnd] = {}
+    for engine, left_out in parts:
+        others = [run for run in runs if split(run.row) != left_out]
+        own = [run for run in others if engine_of(run) == engine]
+        # other versions of the engine, if the profile has no other runs
+        found[engine, left_out] = fitted(own or [run for run in others if engine.startswith(run.row.engine)])
     return found
 
 
-def _sizes(row: ServingRow, tpot_ms: float) -> tuple[float, ...]:
-    """Return the number of units of each term, in ms per unit."""
-    return 1.0, row.concurrency, row.mean_isl / US_PER_MS, tpot_ms
-
-
-def _error(runs: Sequence[PromptTime], places: Sequence[int], front_end: FrontEnd) -> float:
-    """Return the mean relative error of runs."""
+def residual(runs: Sequence[PromptTime], split: Callable[[ServingRow], Hashable]) -> float:
+    """Return the relative standard error of TTFT with front ends fitted without each part of a split."""
+    of_parts = fitted_without(runs, split)
     errors = [
-        abs((run.ttft_ms + front_end.added_ms(run.row, run.tpot_ms)) / run.row.ttft_ms - 1.0)
-        for run in (runs[i] for i in places)
+        abs(front_end_ms(of_parts[engine_of(run), split(run.row)], run.row) / run.row.ttft_ms - run.missing)
+        for run in runs
     ]
-    return float(np.mean(errors))
+    return float(np.quantile(errors, NORMAL_68))
 
 
-def _fitted(
-    runs: Sequence[PromptTime], places: Sequence[int], splits: Sequence[Hashable], form: tuple[str, ...]
-) -> FrontEnd:
-    """Fit the terms of a form to relative errors; each split has the same weight."""
-    if not form:
-        return FrontEnd()
-    columns = [FrontEnd._fields.index(name) for name in form]
-    counts = {name: len(of) for name, of in _by_split(places, splits).items()}
-    chosen = [runs[i] for i in places]
-    measured = np.array([run.row.ttft_ms for run in chosen])
-    slopes = np.array([_sizes(run.row, run.tpot_ms) for run in chosen])[:, columns] / measured[:, None]
-    missing = 1.0 - np.array([run.ttft_ms for run in chosen]) / measured
-    weights = np.array([1.0 / counts[splits[i]] for i in places])
-    constants = _non_negative(_Fit(missing, slopes, weights))
-    return FrontEnd(**dict(zip(form, constants.tolist(), strict=True)))
-
-
-def _non_negative(fit: _Fit) -> Floats:
-    """Return non-negative constants with the least absolute errors, by reweighted least squares."""
-    weights = fit.weights
-    constants = np.zeros(fit.slopes.shape[1])
+def _non_negative(missing: Floats, slopes: Floats, shares: Floats) -> Floats:
+    """Return non-negative sizes with the least absolute errors, by reweighted least squares."""
+    weights = shares
+    sizes = np.zeros(slopes.shape[1])
     for _ in range(ROUNDS):
-        constants = _least_squares(fit._replace(weights=weights))
-        off = np.abs(fit.missing - fit.slopes @ constants)
-        weights = fit.weights / np.maximum(off, NEAR)
-    return constants
+        sizes = _least_squares(missing, slopes, weights)
+        off = np.abs(missing - slopes @ sizes)
+        weights = shares / np.maximum(off, NEAR)
+    return sizes
 
 
-def _least_squares(fit: _Fit) -> Floats:
-    """Return non-negative least squares by trying every set of positive constants."""
-    weighted = fit.slopes * fit.weights[:, None]
-    gram, target = weighted.T @ fit.slopes, weighted.T @ fit.missing
+def _least_squares(missing: Floats, slopes: Floats, weights: Floats) -> Floats:
+    """Return non-negative least squares by trying every set of positive sizes."""
+    weighted = slopes * weights[:, None]
+    gram, target = weighted.T @ slopes, weighted.T @ missing
     count = len(target)
     best, least = np.zeros(count), 0.0
     for size in range(1, count + 1):
@@ -179,3 +127,73 @@ def _least_squares(fit: _Fit) -> Floats:
                 best, least = np.zeros(count), loss
                 best[part] = solution
     return best
+
+
+class TtftErrors(NamedTuple):
+    """Relative errors of TTFT: mean, median and bias."""
+
+    runs: int
+    mean: float
+    median: float
+    bias: float
+
+    @classmethod
+    def of(cls, runs: Sequence[PromptTime], front_end_of: Callable[[PromptTime], FrontEnd]) -> TtftErrors:
+        """Return the errors of runs with the front end of each."""
+        errors = np.array([front_end_ms(front_end_of(run), run.row) / run.row.ttft_ms for run in runs])
+        errors -= np.array([run.missing for run in runs])
+        size = np.abs(errors)
+        return cls(len(runs), float(size.mean()), float(np.median(size)), float(errors.mean()))
+
+    def __str__(self) -> str:
+        """Return the errors in per cent."""
+        return f"{self.mean:.1%}, {self.median:.1%}, {self.bias:+.1%}"
+
+
+def main() -> None:
+    """Fit the front end of each engine, and judge it on left-out models, GPUs, versions and benches."""
+    from benchmarks.accuracy.calibration import profiles_of
+    from benchmarks.accuracy.measured import measured_on
+    from benchmarks.accuracy.predicted_runs import SPLIT_NAMES, prompt_times, with_drafts
+    from benchmarks.accuracy.validation import predict_gpu
+    from benchmarks.accuracy.whole_sample import measured_gpus
+    from fastroof.errors import FastroofError
+    from fastroof.tables import load_tables
+
+    predicted: list[PredictedRun] = []
+    for gpu in measured_gpus():
+        try:
+            tables = load_tables(gpu)
+        except FastroofError:
+            continue
+        predicted += predict_gpu(measured_on(gpu), tables, profiles_of("auto")).runs
+    runs = prompt_times(with_drafts(predicted))
+    engines = {name: [run for run in runs if engine_of(run) == name] for name in map(engine_of, runs)}
+    print(
+        "| profiles | runs | request_ms | token_us | server_ms | residual |\n|---|---:|---:|---:|---:|---:|"
+    )
+    for name, of_engine in engines.items():
+        found, error = fitted(of_engine), residual(of_engine, SPLIT_NAMES["model"])
+        sizes = f"{found.request_ms:g} | {found.token_us:g} | {found.server_ms:g}"
+        print(f"| {name} | {len(of_engine)} | {sizes} | {error:.2f} |")
+    heads = [f"without the {split}" for split in SPLIT_NAMES]
+    print("\nTTFT, mean, median and bias:\n\n| bench | profiles | runs | none | " + " | ".join(heads) + " |")
+    print(f"|---|---|---:|{'---|' * (1 + len(heads))}")
+    by_split = {name: fitted_without(runs, split) for name, split in SPLIT_NAMES.items()}
+    groups: dict[tuple[str, str], list[PromptTime]] = {("all", ""): runs}
+    for run in runs:
+        groups.setdefault((run.row.bench_label, engine_of(run)), []).append(run)
+    for (bench, engine), some in groups.items():
+        cells = [str(TtftErrors.of(some, lambda _: FrontEnd()))]
+        for name, split in SPLIT_NAMES.items():
+            known = by_split[name]
+
+            def without(
+                run: PromptTime,
+                known: dict[tuple[Hashable, ...], FrontEnd] = known,
+                split: Callable[[ServingRow], Hashable] = split,
+            ) -> FrontEnd:
+                return known[engine_of(run), split(run.row)]
+
+            cells.append(str(TtftErrors.of(some, without)))
+        print(f"| {bench} | {engine} | {len(some)} | {' | '.join(cells)} |")

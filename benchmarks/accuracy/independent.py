@@ -130,15 +130,17 @@ def judge(
     for row in rows:
         try:
             _refuse(row, tables)
-            profile = profile_of(row)
+            profile = row.on_its_clock(profile_of(row))
             plan = _plan(row, tables, profile, plans)
             times = list(_judged(row, profile, plan))
         except FastroofError as error:
             skipped[row.dataset, str(error)] += 1
             continue
-        kind = kind_of_independent(row, plan)
-        layout = str(row.layout)
-        yield from (time._replace(gpu=row.gpu, kind=kind, layout=layout, bench=row.dataset) for time in times)
+        kind, layout = kind_of_independent(row, plan), str(row.layout)
+        yield from (
+            time._replace(gpu=row.gpu, kind=kind, layout=layout, bench=row.dataset, clock=row.clock)
+            for time in times
+        )
 
 
 def _judged(row: ServedModel, profile: EngineProfile, plan: StepPlan) -> Iterator[PredictedTime]:

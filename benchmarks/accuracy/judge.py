@@ -11,7 +11,7 @@ import typer
 
 from benchmarks.accuracy.measured import Measured
 from benchmarks.accuracy.rows import read_rows
-from benchmarks.accuracy.validation import GpuValidation, run_validation
+from benchmarks.accuracy.validation import run_validation
 from benchmarks.accuracy.whole_sample import (
     RunGroup,
     SampleValidation,
@@ -38,7 +38,7 @@ from fastroof.errors import FastroofError, MissingTableError
 from fastroof.load.by_name import missing_tables
 from fastroof.report import check_picture, save_figure
 from fastroof.serving.evidence.measured_steps import read_steps
-from fastroof.serving.evidence.prediction_errors import ErrorGroup
+from fastroof.serving.evidence.prediction_errors import ErrorGroup, Validation
 
 PEERS: Final = ("aiconfigurator",)
 ALL: Final = "all"
@@ -57,11 +57,9 @@ ttft: time to first token; decode, prefill, mixed, unequal: single steps, decode
 throughput: output tokens/s; e2e: whole requests; tpot p90: a percentile of single requests.
 
 \b
-JSON: version, gpu, tables_hash, engine, leave_one_model_out, frontends {data set: terms added to TTFT},
-frontends_us_per_token {data set: us},
-groups: one object per data set and quantity [dataset, quantity, by, fitted, rows, mape, median, p90, bias,
-aic_rows, aic_mape, aic_bias, kind, all errors as fractions], left_out [source, reason, rows,
-quantity: empty if it is the whole row].
+JSON: version, gpu, tables_hash, engine, leave_one_model_out, groups: one object per data set and quantity
+[dataset, quantity, by, fitted, rows, mape, median, p90, bias, aic_rows, aic_mape, aic_bias, kind, all errors
+as fractions], left_out [source, reason, rows, quantity: empty if it is the whole row].
 
 \b
 With --gpu all: version, engine, leave_out, gpus, gpus_left_out {gpu: why}, rows, runs (distinct),
@@ -211,24 +209,17 @@ def _rows(rows: Path | None, steps: Path | None, datasets: list[str] | None) -> 
     return given if datasets is None else given.pick(datasets)
 
 
-def _document(report: GpuValidation, groups: Sequence[ErrorGroup]) -> dict[str, Any]:
+def _document(report: Validation, groups: Sequence[ErrorGroup]) -> dict[str, Any]:
     return document(report, groups) | {
         "leave_one_model_out": report.unseen,
-        "frontends_us_per_token": {name: front.token_us for name, front in report.frontends.items()},
-        "frontends": {name: front._asdict() for name, front in report.frontends.items()},
     }
 
 
-def _print(report: GpuValidation, groups: Sequence[ErrorGroup]) -> None:
+def _print(report: Validation, groups: Sequence[ErrorGroup]) -> None:
     out = console()
     how = "constants fitted without each row's model" if report.unseen else f"engine {report.engine}"
     out.print(f"{report.gpu}, {counted(len(report.rows), 'prediction')}, {how}\n", soft_wrap=True)
     print_groups(groups)
-    given = {name: front for name, front in report.frontends.items() if any(front)}
-    if given:
-        out.print("\nin TTFT for the test bench, as runs of other models say:", soft_wrap=True)
-    for name, front in given.items():
-        out.print(f"  {name}: {front}", soft_wrap=True)
     print_left_out(report)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from benchmarks.accuracy.front_end import FrontEnd, PromptTime, front_ends
+from benchmarks.accuracy.front_end import PromptTime, engine_of, fitted_without
 from benchmarks.accuracy.run_kinds import (
     ACCEPTED,
     JUDGED,
@@ -16,10 +17,10 @@ from benchmarks.accuracy.run_kinds import (
     kind_of,
     speculative_runs,
 )
-from fastroof.engines import EngineProfile
+from fastroof.engines import EngineProfile, FrontEnd
 from fastroof.errors import FastroofError
 from fastroof.serving.evidence.prediction_errors import PredictedTime
-from fastroof.serving.evidence.predictions import Plans, RowPrediction, predict_row
+from fastroof.serving.evidence.predictions import Plans, RowPrediction, front_end_ms, predict_row
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.serving.evidence.validation import (
     FULL_KV,
@@ -99,26 +100,35 @@ def with_drafts(runs: Sequence[PredictedRun]) -> list[PredictedRun]:
     return [settled.get(id(run.row), run) for run in runs]
 
 
-def front_ends_of(runs: Sequence[PredictedRun], split: str = "model") -> dict[int, FrontEnd]:
-    """Return the front end of each run, from judged runs outside its split."""
+def refitted_front_ends(runs: Sequence[PredictedRun], split: str) -> list[PredictedRun]:
+    """Replace each run's front end by one that was fitted without its part of a split."""
     name_of = SPLIT_NAMES[split]
-    judged = [
-        PromptTime(run.row, run.prediction.ttft_ms, run.prediction.tpot_ms)
+    found = fitted_without(prompt_times(runs), name_of)
+    refitted = []
+    for run in runs:
+        engine = engine_of(PromptTime(run.row, run.profile.name, 0.0))
+        front_end = found.get((engine, name_of(run.row)), FrontEnd())
+        more_ms = front_end_ms(front_end, run.row) - front_end_ms(run.profile.front_end, run.row)
+        times = run.prediction._replace(ttft_ms=run.prediction.ttft_ms + more_ms)
+        profile = replace(run.profile, front_end=front_end)
+        refitted.append(run._replace(profile=profile, prediction=times))
+    return refitted
+
+
+def prompt_times(runs: Sequence[PredictedRun]) -> list[PromptTime]:
+    """Return the judged runs whose TTFT is not mostly waiting, by the engine's clock."""
+    return [
+        PromptTime(
+            run.row,
+            run.profile.name,
+            run.prediction.ttft_ms - front_end_ms(run.profile.front_end, run.row),
+        )
         for run in runs
         if run.kind == JUDGED and not is_queueing(run.prediction) and not math.isnan(run.row.ttft_ms)
     ]
 
-    def place(row: ServingRow) -> tuple[object, ...]:
-        return (row.bench or row.frontend, row.engine, name_of(row))
 
-    found = front_ends(judged, name_of)
-    known = {place(one.row): front_end for one, front_end in zip(judged, found, strict=True)}
-    return {id(run.row): known.get(place(run.row), FrontEnd()) for run in runs}
-
-
-def judged_times(
-    runs: Sequence[PredictedRun], front_end_of: Mapping[int, FrontEnd], unseen: bool, skipped: Skipped
-) -> tuple[list[PredictedTime], dict[str, FrontEnd]]:
+def judged_times(runs: Sequence[PredictedRun], unseen: bool, skipped: Skipped) -> list[PredictedTime]:
     """Compare TPOT of all runs, and TTFT of those without queueing, with predictions."""
     times = [
         tpot_of(
@@ -126,15 +136,12 @@ def judged_times(
         )
         for run in runs
     ]
-    frontends: dict[str, FrontEnd] = {}
     for run in runs:
         if is_queueing(run.prediction):
             skipped[run.row.dataset, FULL_KV, "ttft"] += 1
         elif not math.isnan(run.row.ttft_ms):
-            front_end = frontends[run.row.dataset] = front_end_of[id(run.row)]
-            added_ms = front_end.added_ms(run.row, run.prediction.tpot_ms)
-            times.append(ttft_of(run.row, run.profile, run.prediction.ttft_ms + added_ms, run.kind))
-    return times, frontends
+            times.append(ttft_of(run.row, run.profile, run.prediction.ttft_ms, run.kind))
+    return times
 
 
 def _is_fitted(row: ServingRow, profile: EngineProfile) -> bool:

@@ -20,7 +20,7 @@ from fastroof.errors import TableError, TraceError
 from fastroof.load.sources import SERVING_FOLDER
 from fastroof.parquet import PARQUET_ERRORS, read_parquet
 from fastroof.plan import StepPlan
-from fastroof.serving.evidence.rows import ServedModel
+from fastroof.serving.evidence.rows import ENGINE_CLOCK, ServedModel
 from fastroof.simulation import Trace
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.trace import Sizes
@@ -39,6 +39,8 @@ class ThroughputRow(ServedModel):
     max_concurrency: int
     concurrency_from: str
     output_tokens_per_s: float
+    # engines that were called without HTTP
+    clock: str = ENGINE_CLOCK
 
 
 THROUGHPUT_COLUMNS: Final = (
@@ -93,7 +95,6 @@ class OpenLoopRun(ServedModel):
     isl: int
     osl: int
     cached_tokens: int
-    clock: str
     chose: str
     measured_ms: Mapping[tuple[str, str], float]
 

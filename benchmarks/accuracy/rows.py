@@ -19,7 +19,7 @@ from fastroof.load.sources import SERVING_FOLDER
 from fastroof.load.steps_file import STEPS_FILE
 from fastroof.serving.evidence.engine_arguments import read_engine_arguments
 from fastroof.serving.evidence.measured_steps import MeasuredStep, read_steps
-from fastroof.serving.evidence.rows import ServedModel, ServingRow
+from fastroof.serving.evidence.rows import CLIENT, CLOCKS, ServedModel, ServingRow
 from fastroof.serving.evidence.step_logs import read_step_log
 
 STEP_LOGS_FOLDER: Final = "step_logs"
@@ -73,6 +73,7 @@ ROW_COLUMNS: Final = (
     Column("exchange", "text", "", "how tokens reach experts in decodes; empty: the engine's default"),
     Column("max_num_batched_tokens", "int", "tokens", "max tokens per step; empty: the engine's default", 1),
     Column("max_num_seqs", "int", "", "max requests per step; empty: the engine's default", 1),
+    Column("clock", "text", "", "who took the times: client (empty) or engine"),
 )
 """The columns of a file of serving rows, in order; other columns are not read."""
 
@@ -92,6 +93,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
         **dict.fromkeys(("requests_per_client", "ttft_ms", "aic_ttft_ms", "aic_tpot_ms"), math.nan),
         **dict.fromkeys(("decode_workers", "prefill_workers", "prefill_tp", "prefill_dp", "prefill_ep"), 0),
         **dict.fromkeys(("max_num_batched_tokens", "max_num_seqs"), 0),
+        "clock": CLIENT,
         "length_factor": 1.0,
         "prefix_tokens": 0.0,
         "length_spread": 0.0,
@@ -110,6 +112,8 @@ def check_served(where: str, row: ServedModel) -> None:
     if row.engine not in serving_engines():
         known = ", ".join(serving_engines())
         raise TableError(f"{where}: engine {row.engine!r} is unknown; known are {known}")
+    if row.clock not in CLOCKS:
+        raise TableError(f"{where}: clock {row.clock!r} is unknown; known are {', '.join(CLOCKS)}")
 
 
 def _row(where: str, values: Mapping[str, Any]) -> ServingRow:

@@ -82,14 +82,16 @@ def questions(ranks: int, seed: int = 0) -> Iterator[Question]:
             yield question
 
 
-def plan_of(question: Question, tables: Tables, plans: dict[Any, StepPlan]) -> StepPlan:
-    """Compile the plan of a question, cached."""
+def plan_of(
+    question: Question, tables: Tables, plans: dict[Any, StepPlan], overhead_ms: float | None = 0.0
+) -> StepPlan:
+    """Compile the plan of a question, cached; by default for the engine's own clock."""
     key = (*question[:5], question.dtype, question.kv_dtype)
     if key not in plans:
         plans[key] = compile_plan(
             question.model, tables.gpu, tables, tp=question.tp, dp=question.ranks, ep=question.ep,
             engine=question.engine, dtype=question.dtype, kv_dtype=question.kv_dtype,
-            max_tokens=LARGEST_STEP, max_seqs=1024,
+            max_tokens=LARGEST_STEP, max_seqs=1024, client_overhead_ms=overhead_ms,
         )  # fmt: skip
     return plans[key]
 

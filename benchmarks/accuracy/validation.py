@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.accuracy.aiconfigurator_estimates import with_aiconfigurator_estimates
 from benchmarks.accuracy.calibration import profiles_of, profiles_without
-from benchmarks.accuracy.front_end import FrontEnd
 from benchmarks.accuracy.independent import judge, profile_of_served
 from benchmarks.accuracy.measured import Measured, measured_on
 from benchmarks.accuracy.predicted_runs import (
     PredictedRun,
     ProfileOf,
-    front_ends_of,
     judged_times,
     predict_runs,
+    refitted_front_ends,
     with_drafts,
 )
 from fastroof._version import __version__
@@ -38,7 +36,7 @@ def run_validation(
     leave_one_model_out: bool = False,
     ask_aiconfigurator: bool = False,
     progress: Callable[[str], None] | None = None,
-) -> GpuValidation:
+) -> Validation:
     """Predict measured rows and compare them."""
     evidence = _measured(measured, tables.gpu.name)
     if leave_one_model_out and engine != "auto":
@@ -57,19 +55,14 @@ def run_validation(
     independent = judge_independent(evidence, tables, engine, leave_one_model_out, on_gpu.skipped)
     on_gpu = on_gpu._replace(others=(*on_gpu.others, *independent))
     runs = with_drafts(on_gpu.runs)
-    return on_gpu.judged(runs, front_ends_of(runs), engine_name(engine), leave_one_model_out)
+    if leave_one_model_out:
+        runs = refitted_front_ends(runs, "model")
+    return on_gpu.judged(runs, engine_name(engine), leave_one_model_out)
 
 
 def engine_name(engine: str | Path | EngineProfile) -> str:
     """Return the name of the requested engine in a report."""
     return engine if isinstance(engine, str) else load_engine(engine).name
-
-
-@dataclass(frozen=True)
-class GpuValidation(Validation):
-    """A validation with the front ends of its data sets."""
-
-    frontends: Mapping[str, FrontEnd] = field(default_factory=dict)
 
 
 class GpuPredictions(NamedTuple):
@@ -85,14 +78,13 @@ class GpuPredictions(NamedTuple):
     def judged(
         self,
         runs: Sequence[PredictedRun],
-        front_end_of: Mapping[int, FrontEnd],
         engine: str,
         unseen: bool,
-    ) -> GpuValidation:
+    ) -> Validation:
         """Compare predictions of the runs with measurements."""
         skipped = self.skipped.copy()
-        of_runs, frontends = judged_times(runs, front_end_of, unseen, skipped)
-        return GpuValidation(
+        of_runs = judged_times(runs, unseen, skipped)
+        return Validation(
             self.gpu,
             self.tables_hash,
             __version__,
@@ -100,7 +92,6 @@ class GpuPredictions(NamedTuple):
             (*of_runs, *self.others),
             (*counted(skipped), *self.left_out),
             unseen,
-            frontends,
         )
 
 

@@ -14,9 +14,9 @@ import numpy as np
 from benchmarks.accuracy.calibration import profiles_of, profiles_without
 from benchmarks.accuracy.fit_errors import SPLITS
 from benchmarks.accuracy.measured import Measured, measured_on
-from benchmarks.accuracy.predicted_runs import front_ends_of, with_drafts
+from benchmarks.accuracy.predicted_runs import refitted_front_ends, with_drafts
 from benchmarks.accuracy.run_kinds import JUDGED, KINDS
-from benchmarks.accuracy.validation import GpuValidation, engine_name, judge_independent, predict_gpu
+from benchmarks.accuracy.validation import engine_name, judge_independent, predict_gpu
 from fastroof._version import __version__
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import EngineProfile
@@ -34,7 +34,7 @@ class SampleValidation:
     version: str
     engine: str
     split: str
-    gpus: tuple[GpuValidation, ...]
+    gpus: tuple[Validation, ...]
     absent: dict[str, str]
     runs: int
     represented: int
@@ -104,13 +104,12 @@ def validate_gpus(
             on_gpu = on_gpu._replace(others=(*on_gpu.others, *others))
         predicted.append(on_gpu)
     settled = with_drafts([run for one in predicted for run in one.runs])
-    say("finding what test benches add to TTFT")
-    front_end_of = front_ends_of(settled, leave_out or "model")
+    if leave_out is not None:
+        say(f"fitting front ends without each {leave_out}")
+        settled = refitted_front_ends(settled, leave_out)
     following = iter(settled)
     reports = tuple(
-        one.judged(
-            [next(following) for _ in one.runs], front_end_of, engine_name(engine), leave_out is not None
-        )
+        one.judged([next(following) for _ in one.runs], engine_name(engine), leave_out is not None)
         for one in predicted
     )
     return SampleValidation(
@@ -166,10 +165,6 @@ def report_document(report: SampleValidation, min_rows: int = 1) -> dict[str, An
         "engine": report.engine,
         "leave_out": report.split,
         "gpus": {one.gpu: {"tables_hash": one.tables_hash} for one in report.gpus},
-        "frontends": {
-            one.gpu: {dataset: front._asdict() for dataset, front in one.frontends.items()}
-            for one in report.gpus
-        },
         "gpus_left_out": report.absent,
         "rows": report.represented + sum(report.left_out.values()),
         "runs": report.runs,

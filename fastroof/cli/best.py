@@ -342,6 +342,15 @@ def best(
             help_text="Share of a prompt in the prefix cache.  [default: 0]",
         ),
     ] = None,
+    client_overhead: Annotated[
+        float | None,
+        _option(
+            "--client-overhead",
+            metavar="MS",
+            help_text="Time of a request outside the engine, in TTFT; 0 is the engine's own view.  "
+            "[default: HTTP and tokenizer of the engine's profile]",
+        ),
+    ] = None,
     objective: Annotated[
         str | None,
         _option(
@@ -406,7 +415,8 @@ def best(
         "itl_ms": itl, "request_latency_ms": request_latency, "dtype": dtype, "kv_dtype": kv_dtype,
         "engine": engine, "max_num_batched_tokens": max_num_batched_tokens, "max_num_seqs": max_num_seqs,
         "mode": mode, "most_gpus_each": most_gpus_each,
-        "prefix_hit": prefix_hit, "objective": objective, "tables": tables,
+        "prefix_hit": prefix_hit, "client_overhead_ms": client_overhead, "objective": objective,
+        "tables": tables,
         "allow_modelled": allow_modelled or None,
     }  # fmt: skip
     given = {name: value for name, value in question.items() if value not in (None, [])}
@@ -493,6 +503,7 @@ _OPTIONS: Final = {
     **_NEEDED, **TRAFFIC, "gpu": "--gpu", "dtype": "--dtype", "kv_dtype": "--kv-dtype",
     "engine": "--engine", "max_num_batched_tokens": "--max-num-batched-tokens",
     "max_num_seqs": "--max-num-seqs", "mode": "--mode", "most_gpus_each": "--most-gpus-each",
+    "client_overhead_ms": "--client-overhead",
     "objective": "--objective", "tables": "--tables", "allow_modelled": "--allow-modelled",
 }  # fmt: skip
 

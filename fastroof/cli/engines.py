@@ -43,8 +43,9 @@ shared_experts; mixed_attention: ns, interval_ns, gpu, head_dim, kv_dtype, reaso
 cold_decode, one_attention_call: GPUs; prefill_graphs: multiples, versions, reason, eager, eager_on,
 encoders, latent_tokens, sparse_tokens, not_with, is_optional], data_parallel [source, lockstep,
 prompt_tokens, decode_tokens, graph_tokens, graphs: gpus, tokens, versions, idle_tokens, assignment,
-balance_steps], layout [ep, attention, alltoall, ...], errors [tpot, ttft, layer_us], fit [costs, given,
-chosen_on, layers, left_out: reason, model, gpu, format, versions] or null, evidence.
+balance_steps], layout [ep, attention, alltoall, ...], front_end [request_ms, token_us, server_ms, residual,
+source, evidence: time outside steps], errors [tpot, ttft, layer_us], fit [costs, given, chosen_on, layers,
+left_out: reason, model, gpu, format, versions] or null, evidence.
 """
 
 
@@ -99,6 +100,13 @@ def _costs(profile: EngineProfile) -> list[tuple[str, str]]:
     costs = asdict(profile.costs)
     adds = [(f"{costs[name]:,g}", words) for name, words in _COSTS.items() if costs[name]]
     adds += [(f"{one.layer_us:g}", f"layer of {one.architecture}") for one in profile.costs.layers]
+    request_us, token_us, server_us = profile.front_end.times_us
+    outside = (
+        (request_us, "request, outside steps"),
+        (server_us, "request on the API server, outside steps"),
+        (token_us, "prompt token, outside steps"),
+    )
+    adds += [(f"{us:,g}", words) for us, words in outside if us]
     return adds or [("nothing", "")]
 
 

@@ -43,6 +43,9 @@ _TYPES: Final[dict[str, Any]] = {
 _ELSEWHERE: Final = ("max_tokens", "max_seqs")
 """Sizes of a plan, which every command sets itself."""
 
+OUTSIDE_STEPS: Final = ("client_overhead_ms",)
+"""Options of a plan that times of steps do not depend on."""
+
 ENGINE: Final = ("--engine", "--runtime")
 MAX_NUM_BATCHED_TOKENS: Final = ("--max-num-batched-tokens", "--max-batched-tokens")
 MAX_NUM_SEQS: Final = ("--max-num-seqs", "--max-seqs")
@@ -93,7 +96,8 @@ def plan_options(*, without: Collection[str] = (), only: Collection[str] = ()) -
             continue
         # a flag that is off by default needs no word to turn it off
         flag = (f"--{name.replace('_', '-')}",) if field.default is False else ()
-        names = ENGINE if name == "engine" else flag
+        own = field.metadata["flag"]
+        names = ENGINE if name == "engine" else (own,) if own else flag
         option = typer.Option(*names, metavar=field.metadata["metavar"] or None, help=field.metadata["help"])
         kind = _TYPES.get(str(field.type), str)
         group[name] = (Annotated[kind, option], field.default)

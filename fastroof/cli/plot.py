@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.option_groups import TABLES, GroupValues, plan_options, taking
+from fastroof.cli.option_groups import OUTSIDE_STEPS, TABLES, GroupValues, plan_options, taking
 from fastroof.cli.options import Model
 from fastroof.command_group import help_if_alone, warn
 from fastroof.errors import FastroofError, MissingTableError
@@ -95,7 +95,7 @@ def curves(results: Results, output: Output, where: Where = None) -> None:
     save(draw_serving_curves(swept, **wanted), output)
 
 
-@taking(plan=plan_options(), measured=TABLES)
+@taking(plan=plan_options(without=OUTSIDE_STEPS), measured=TABLES)
 def step(
     *,
     output: Output,

@@ -10,7 +10,14 @@ import typer
 
 from fastroof.cli.completion import asks_little
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.option_groups import ENGINE_FACTS, TABLES, GroupValues, plan_options, taking
+from fastroof.cli.option_groups import (
+    ENGINE_FACTS,
+    OUTSIDE_STEPS,
+    TABLES,
+    GroupValues,
+    plan_options,
+    taking,
+)
 from fastroof.cli.options import Json, Model, warn_beyond_context
 from fastroof.cli.output import (
     ORIGIN_WORDS,
@@ -81,7 +88,7 @@ def register(app: typer.Typer) -> None:
     app.command("step", epilog=EPILOG)(step)
 
 
-@taking(plan=plan_options(), measured=TABLES)
+@taking(plan=plan_options(without=OUTSIDE_STEPS), measured=TABLES)
 def step(
     *,
     model: Model,

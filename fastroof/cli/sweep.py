@@ -132,6 +132,9 @@ def sweep(
     ] = None,
     max_num_seqs: Annotated[Text, _key("Maximum number of concurrent sequences.", *MAX_NUM_SEQS)] = None,
     prefix_hit: Annotated[Text, _key("Share of a prompt in the prefix cache.")] = None,
+    client_overhead_ms: Annotated[
+        Text, _key("Time of a request outside the engine, ms.", "--client-overhead")
+    ] = None,
     speculation: Annotated[Text, _key("{num_draft_tokens = 3, accepted = 2.2, draft = 'mtp'}")] = None,
     ttft_ms: Annotated[Text, _key("Maximum mean time to first token, ms.")] = None,
     tpot_ms: Annotated[Text, _key("Maximum mean time per output token, ms.")] = None,

@@ -22,7 +22,10 @@ from fastroof.compiled.serving_options import (
     EFFECTIVE_CONCURRENCY,
     ESTIMATE_ROWS,
     MIXED_STEP_US,
+    NO_FRONT_END,
+    FrontEndTimes,
     ServingOptions,
+    front_end_us,
     held_tokens,
     most_admitted,
 )
@@ -89,6 +92,7 @@ class DeploymentOptions(NamedTuple):
     steps_met: float
     rules: RankRules
     batches: float
+    front_end: FrontEndTimes = NO_FRONT_END
 
 
 class Scratch(NamedTuple):
@@ -157,7 +161,7 @@ def _aggregated(
         options.osl_reserved,
         options.is_chunked,
         0.0,
-        0.0,
+        options.front_end,
         options.window,
         options.window_share,
         options.state_tokens,
@@ -215,6 +219,7 @@ def _disaggregated(
         options.state_tokens,
         options.state_tokens,
         options.transfer_state_tokens,
+        options.front_end,
     )
     code, _, _ = disaggregated_estimates(arena, arena, given, link, scratch.disaggregated)
     estimate = scratch.disaggregated
@@ -274,6 +279,12 @@ def solve_rate(
         return FEASIBLE, rate * mean[MEAN_REQUEST_US]
     at = min(rate * mean[MEAN_REQUEST_US], most)
     code = closed_loop(arena, sizes, most, options, scratch)
+    # those whose request is outside the engine take no room in it
+    served = most * options.batches / options.rules.ranks
+    outside_us = front_end_us(options.front_end, sizes.isl, served, mean[MEAN_REQUEST_US])
+    if outside_us > 0.0 and not options.is_disaggregated:
+        most *= mean[MEAN_REQUEST_US] / max(mean[MEAN_REQUEST_US] - outside_us, 1.0)
+        code = closed_loop(arena, sizes, most, options, scratch)
     if code == FEASIBLE and most / (mean[MEAN_REQUEST_US] * rate) < FAR:
         return RATE, 0.0
     over = 0.0

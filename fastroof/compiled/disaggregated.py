@@ -25,6 +25,9 @@ from fastroof.compiled.serving_options import (
     CODE_SIZES,
     CODE_TOKENS,
     CODE_WHOLE_PROMPT,
+    NO_FRONT_END,
+    FrontEndTimes,
+    front_end_us,
     held_tokens,
 )
 from fastroof.compiled.steps import PlanParts, open_plan
@@ -66,6 +69,7 @@ class LinkOptions(NamedTuple):
     prefill_state_tokens: float = 0.0
     decode_state_tokens: float = 0.0
     transfer_state_tokens: float = 0.0
+    front_end: FrontEndTimes = NO_FRONT_END
 
 
 class PrefillWorker(NamedTuple):
@@ -190,6 +194,8 @@ def _scenario(
     output_steps = decode_steps(osl, speculation.accepted)
     others = (clients - 1.0) / clients
     transfer_us = _transfer_us(isl, options)
+    # without a bound: workers share no API server
+    front_us = front_end_us(options.front_end, isl, 0.0, 0.0)
     worker = _prefill_worker(prefill_arena, prefill, isl, budget, options)
     prefill_rate = prefill_workers * worker.most / worker.most_us
     link_rate = prefill_workers / transfer_us if transfer_us > 0.0 else math.inf
@@ -214,7 +220,7 @@ def _scenario(
         decode_us = _decode_us(decode_arena, decode, speculation, decoding, isl, osl)
         rate = decode_workers * at / (output_steps * decode_us)
         prompt = _prefill_time(worker, rate * others / prefill_workers)
-        there = rate * (prompt.wait_us + prompt.batch_us + transfer_us) + decode_workers * at
+        there = rate * (front_us + prompt.wait_us + prompt.batch_us + transfer_us) + decode_workers * at
         # scaled to -1 to 1, since queues near their limit have any length
         over = max(
             there / clients - 1.0 if there < clients else 1.0 - clients / there, rate / rate_limit - 1.0
@@ -233,13 +239,13 @@ def _scenario(
         share = 0.5 if trial % 4 == 0 else too_few / (too_few + too_many)
         at = low + (high - low) * share
     # Little's law: clients over requests a second is the time from one request to the next
-    ttft_us = max(clients / rate - output_steps * decode_us, prompt.batch_us + transfer_us)
+    ttft_us = max(clients / rate - output_steps * decode_us, front_us + prompt.batch_us + transfer_us)
     request_us = ttft_us + output_steps * decode_us
     out[TTFT_US] = ttft_us
     out[TPOT_US] = decode_us * (output_steps / gaps)
     out[REQUEST_US] = request_us
     out[TOKENS_PER_US] = clients * osl / request_us
-    out[WAIT_US] = ttft_us - (prompt.batch_us + transfer_us)
+    out[WAIT_US] = ttft_us - (front_us + prompt.batch_us + transfer_us)
     out[PREFILL_US] = prompt.batch_us
     out[TRANSFER_US] = transfer_us
     out[PREFILL_BATCH] = prompt.batch

@@ -46,6 +46,8 @@ from fastroof.compiled.serving_options import (
     ServingOptions,
     held_room,
     most_admitted,
+    steps_ahead,
+    steps_waited,
 )
 from fastroof.compiled.steps import PlanParts, window_prices_us
 from fastroof.compiled.verification import Speculation, decode_steps
@@ -106,7 +108,7 @@ def _steady_state(
     output_steps = decode_steps(osl, speculation.accepted)
     # at random times, a request arrives in one step and is prefilled from the next on; the last makes its
     # first token
-    cycle_steps = (output_steps + (1.0 if options.steps_met < 0.0 else options.steps_met)) + prompt_steps
+    cycle_steps = (output_steps + steps_waited(options.steps_met)) + prompt_steps
     arrivals = (admitted - 1.0) / cycle_steps
     held_steps, held_prompts = 0.0, 0.0
     if options.wait_steps > 0.0 and admitted > 1.0 and gaps > 0.0:
@@ -333,8 +335,9 @@ def mixed_scenario(
     if busy > 0.0:
         if options.steps_met < 0.0:
             square = decode_us**2 + state.mixed_share * (mixed_us**2 - decode_us**2)
-            wait_us = busy * square / (2.0 * step_us)
-            others = state.arrivals * square / step_us**2
+            ahead = steps_ahead(options.steps_met)
+            wait_us = busy * (square / (2.0 * step_us) + ahead * step_us)
+            others = state.arrivals * (square / step_us**2 + ahead)
             load = min(state.arrivals * isl / state.room, MAX_QUEUE)
             wait_us += 0.5 * min(load / (1.0 - load), 1.0) * state.mixed_share * mixed_us
         else:
@@ -383,7 +386,6 @@ def mixed_scenario(
         )
         ttft_us += (burst_us - steady_us) / options.requests_per_client
         tokens = max(tokens, burst_tokens)
-    ttft_us += options.frontend_us_per_token * isl
 
     request_us = ttft_us + output_steps * step_us
     out[TTFT_US] = ttft_us
@@ -468,13 +470,15 @@ def add_prefix(
     own_us += pair_us * crossed + token_us * read
     own_us += draft_own_us
     if concurrency > 1.0:
-        waited = 0.5 if options.steps_met < 0.0 else options.steps_met
+        waited = options.steps_met
+        if options.steps_met < 0.0:
+            waited = 0.5 + steps_ahead(options.steps_met)
         own_us += mixed_more_us * chunks + waited * (step_us - before_us)
     steady_us = out[TTFT_US] - out[WAIT_US]
     # the longer a request takes, the longer others wait for its place
     grown = (steady_us + own_us + output_steps * step_us) / (steady_us + output_steps * before_us)
     out[WAIT_US] *= grown
-    out[TTFT_US] = steady_us + own_us + out[WAIT_US] + options.frontend_us_per_token * cached
+    out[TTFT_US] = steady_us + own_us + out[WAIT_US]
     if gaps > 0.0:
         out[TPOT_US] = step_us * (output_steps / gaps)
     out[REQUEST_US] = out[TTFT_US] + output_steps * step_us

@@ -435,7 +435,6 @@ def prefill_first_scenario(
         ttft_us += (first_us - steady_us) / options.requests_per_client
         after_us += (first_after_us - after_us) / options.requests_per_client
         step_us = decode_us + after_us / steps if gaps > 0.0 else 0.0
-    ttft_us += options.frontend_us_per_token * isl
 
     prefill_tokens = min(together * new, room)
     if after_us > 0.0:

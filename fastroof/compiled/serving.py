@@ -1,7 +1,8 @@
 """The loop behind serving estimates: from a plan and closed loops of clients to their steady state.
 
 The engine's order of steps selects one of two closed forms: prompts mixed with decodes
-(fastroof.compiled.mixed_steps) or ahead of them (fastroof.compiled.prefill_first).
+(fastroof.compiled.mixed_steps) or ahead of them (fastroof.compiled.prefill_first). The time of requests
+outside the engine is added to both.
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ from fastroof.compiled.serving_options import (
     CODE_KV,
     CODE_SIZES,
     CODE_WHOLE_PROMPT,
+    NOTICED,
+    REQUEST_US,
+    TOKENS_PER_US,
+    TTFT_US,
     ServingOptions,
+    front_end_us,
     held_room,
 )
-from fastroof.compiled.steps import open_plan
-from fastroof.compiled.verification import open_speculation
+from fastroof.compiled.steps import PlanParts, open_plan
+from fastroof.compiled.verification import Speculation, open_speculation
 
 
 @jit
@@ -42,6 +48,98 @@ def _refused(
 
 
 @jit
+def _engine_scenario(
+    arena: Floats,
+    plan: PlanParts,
+    speculation: Speculation,
+    sizes: PromptSizes,
+    concurrency: float,
+    options: ServingOptions,
+    out: Floats,
+) -> tuple[int, float]:
+    """Estimate what the engine's own clock shows. Returns a code and the size it concerns."""
+    isl, new, osl, budget = sizes.isl, sizes.new, sizes.osl, sizes.budget
+    room = options.max_kv_tokens
+    if new < isl:
+        # tokens found in the prefix cache take room, too
+        output = options.osl_reserved * osl
+        held = held_room(isl + output, options)
+        new_held = held_room(new + output, options)
+        room = max(room * (new_held / held), new + osl + options.state_tokens)
+    chosen = ServingOptions(
+        room,
+        options.max_seqs,
+        options.osl_reserved,
+        options.is_chunked,
+        options.requests_per_client,
+        options.front_end,
+        options.window,
+        options.window_share,
+        options.state_tokens,
+        options.is_prefill_first,
+        options.length_spread,
+        options.wait_steps,
+        options.steps_met,
+        options.rules,
+        options.batches,
+        options.pause_steps,
+    )
+    with_requests = others_with_requests(concurrency * options.batches, options.rules)
+    clients = max(concurrency, 1.0)
+    if options.is_prefill_first:
+        given = PromptSizes(isl, new, osl, clients, budget)
+        return prefill_first_scenario(arena, plan, speculation, given, with_requests, chosen, out)
+    code, needed = mixed_scenario(
+        arena, plan, speculation, new, osl, clients, with_requests, budget, chosen, out
+    )
+    if code == 0 and new < isl:
+        add_prefix(arena, plan, speculation, isl, new, osl, clients, budget, chosen, out)
+    return code, needed
+
+
+@jit
+def _add_front_end(out: Floats, front_us: float, burst_us: float) -> None:
+    """Add the time outside the engine to an estimate of its own clock."""
+    engine_us = out[REQUEST_US]
+    out[TTFT_US] += front_us + burst_us
+    out[REQUEST_US] = engine_us + (front_us + burst_us)
+    out[TOKENS_PER_US] *= engine_us / out[REQUEST_US]
+
+
+@jit
+def _scenario(
+    arena: Floats,
+    plan: PlanParts,
+    speculation: Speculation,
+    sizes: PromptSizes,
+    options: ServingOptions,
+    out: Floats,
+) -> tuple[int, float]:
+    """Estimate what clients see: the engine with those of them who are in it, and the front end."""
+    code, needed = _engine_scenario(arena, plan, speculation, sizes, sizes.concurrency, options, out)
+    front_end = options.front_end
+    if code != 0 or max(front_end.request_us, front_end.token_us, front_end.server_us) <= 0.0:
+        return code, needed
+    clients = max(sizes.concurrency, 1.0)
+    # a rank has an API server of its own, pipeline stages share one
+    served = clients * options.batches / options.rules.ranks
+    front_us = front_end_us(front_end, sizes.isl, served, out[REQUEST_US])
+    outside = front_us / (out[REQUEST_US] + front_us)
+    if clients > 1.0 and outside > NOTICED:
+        inside = max(clients * (1.0 - outside), 1.0)
+        code, needed = _engine_scenario(arena, plan, speculation, sizes, inside, options, out)
+        # all clients send requests at the rate of those in the engine
+        out[TOKENS_PER_US] *= clients / inside
+        front_us = front_end_us(front_end, sizes.isl, served, out[REQUEST_US])
+    burst_us = 0.0
+    if options.requests_per_client > 0.0:
+        # the first requests of all clients share the API server
+        burst_us = front_end.server_us * (served - 1.0) / options.requests_per_client
+    _add_front_end(out, front_us, burst_us)
+    return code, needed
+
+
+@jit
 def serving_estimates(
     arena: Floats,
     isl: Floats,
@@ -56,63 +154,10 @@ def serving_estimates(
     plan = open_plan(arena)
     speculation = open_speculation(arena, plan)
     for i in range(len(isl)):
-        new = new_tokens[i]
-        clients = concurrency[i]
-        budget = max_batched_tokens[i]
-        code, needed = _refused(isl[i], new, osl[i], clients, budget, options)
-        if code != 0:
-            return code, i, needed
-        room = options.max_kv_tokens
-        if new < isl[i]:
-            # tokens found in the prefix cache take room, too
-            output = options.osl_reserved * osl[i]
-            held = held_room(isl[i] + output, options)
-            new_held = held_room(new + output, options)
-            room = max(room * (new_held / held), new + osl[i] + options.state_tokens)
-        chosen = ServingOptions(
-            room,
-            options.max_seqs,
-            options.osl_reserved,
-            options.is_chunked,
-            options.requests_per_client,
-            options.frontend_us_per_token,
-            options.window,
-            options.window_share,
-            options.state_tokens,
-            options.is_prefill_first,
-            options.length_spread,
-            options.wait_steps,
-            options.steps_met,
-            options.rules,
-            options.batches,
-            options.pause_steps,
-        )
-        with_requests = others_with_requests(clients * options.batches, options.rules)
-        clients = max(clients, 1.0)
-        if options.is_prefill_first:
-            sizes = PromptSizes(isl[i], new, osl[i], clients, budget)
-            code, needed = prefill_first_scenario(
-                arena, plan, speculation, sizes, with_requests, chosen, out[:, i]
-            )
-            if code != 0:
-                return code, i, needed
-            continue
-        code, needed = mixed_scenario(
-            arena, plan, speculation, new, osl[i], clients, with_requests, budget, chosen, out[:, i]
-        )
-        if code == 0 and new < isl[i]:
-            add_prefix(
-                arena,
-                plan,
-                speculation,
-                isl[i],
-                new,
-                osl[i],
-                clients,
-                budget,
-                chosen,
-                out[:, i],
-            )
+        sizes = PromptSizes(isl[i], new_tokens[i], osl[i], concurrency[i], max_batched_tokens[i])
+        code, needed = _refused(sizes.isl, sizes.new, sizes.osl, sizes.concurrency, sizes.budget, options)
+        if code == 0:
+            code, needed = _scenario(arena, plan, speculation, sizes, options, out[:, i])
         if code != 0:
             return code, i, needed
     return 0, 0, 0.0

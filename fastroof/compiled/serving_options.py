@@ -66,7 +66,40 @@ ESTIMATE_ROWS = 13
 
 
 AT_RANDOM = -1.0
-"""``ServingOptions.steps_met`` of requests that arrive at random times, not as another one ends."""
+"""``ServingOptions.steps_met`` of requests that arrive at random times, not as another one ends; less the
+number of steps that an asynchronous scheduler has made ahead by then."""
+
+
+@jit_inline
+def steps_ahead(steps_met: float) -> float:
+    """Return the steps made ahead that a request waits for in addition to the rest of the running one."""
+    return max(AT_RANDOM - steps_met, 0.0)
+
+
+@jit_inline
+def steps_waited(steps_met: float) -> float:
+    """Return the steps before the first that may have an arriving prompt, a running one counted whole."""
+    return 1.0 + steps_ahead(steps_met) if steps_met < 0.0 else steps_met
+
+
+class FrontEndTimes(NamedTuple):
+    """Time of a request outside the engine, of a prompt token, and of a request on the API server, us."""
+
+    request_us: float = 0.0
+    token_us: float = 0.0
+    server_us: float = 0.0
+
+
+NO_FRONT_END = FrontEndTimes()
+NOTICED = 0.02
+"""Share of the clients outside the engine from which the engine is estimated again without them."""
+
+
+@jit_inline
+def front_end_us(front_end: FrontEndTimes, isl: float, clients: float, engine_us: float) -> float:
+    """Return the time of a request outside the engine, us; an API server has one thread for all clients."""
+    alone_us = front_end.request_us + front_end.server_us + front_end.token_us * isl
+    return max(alone_us, front_end.server_us * clients - engine_us)
 
 
 class ServingOptions(NamedTuple):
@@ -77,7 +110,7 @@ class ServingOptions(NamedTuple):
     osl_reserved: float
     is_chunked: bool
     requests_per_client: float
-    frontend_us_per_token: float
+    front_end: FrontEndTimes = NO_FRONT_END
     window: float = 0.0
     window_share: float = 0.0
     state_tokens: float = 0.0

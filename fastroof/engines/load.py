@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from fastroof.checks import one_of, shown, unknown_word
 from fastroof.documents import parse_toml, read_toml
 from fastroof.engines.data_parallel import DataParallel, GraphTokens
+from fastroof.engines.front_end import FrontEnd
 from fastroof.engines.kernel_choices import KernelChoices, MixedAttention, OperatorKernel
 from fastroof.engines.layout_rules import LayoutRules
 from fastroof.engines.memory import KvMemory
@@ -35,6 +36,7 @@ _PARTS: Final[dict[str, type]] = {
     "kernels": KernelChoices,
     "layout": LayoutRules,
     "data_parallel": DataParallel,
+    "front_end": FrontEnd,
     "errors": ServingErrors,
     "fit": CostForm,
 }
@@ -176,11 +178,12 @@ def version_named(given: object) -> str:
 
 def _profile(content: dict[str, Any], where: str) -> EngineProfile:
     parts = {key.name: part for part, made in _PARTS.items() for key in fields(made)}
-    misplaced = [key for key in content if key in parts and key not in _PARTS]
+    own = [key.name for key in fields(EngineProfile)]
+    misplaced = [key for key in content if key in parts and key not in own]
     if misplaced:
         key = misplaced[0]
         raise PlanError(f"{where}: {key} belongs in [{parts[key]}], not at the top level")
-    _check_keys(content, [key.name for key in fields(EngineProfile)], where, "an engine profile")
+    _check_keys(content, own, where, "an engine profile")
     if not isinstance(content.get("name"), str):
         raise PlanError(f"{where} needs a name")
     try:

@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 
 from fastroof.checks import whole_number
 from fastroof.engines.data_parallel import ONE_SUM, DataParallel
+from fastroof.engines.front_end import NO_FRONT_END, FrontEnd
 from fastroof.engines.kernel_choices import (
     ANY_KERNELS,
     KernelChoices,
@@ -398,6 +399,8 @@ class EngineProfile:
         Which layouts it accepts, and what its GPUs send each other.
     data_parallel : DataParallel
         Which ranks of attention data parallelism wait for each other, and what their experts compute.
+    front_end : FrontEnd
+        What requests pass before and after its scheduler; not part of steps.
     errors : ServingErrors
         Errors of its serving estimates on runs that no fit has seen.
     fit : CostForm, optional
@@ -421,6 +424,7 @@ class EngineProfile:
     kernels: KernelChoices = ANY_KERNELS
     layout: LayoutRules = ANY_LAYOUT
     data_parallel: DataParallel = ONE_SUM
+    front_end: FrontEnd = NO_FRONT_END
     errors: ServingErrors = NO_ERRORS
     fit: CostForm | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict, hash=False)

@@ -330,6 +330,7 @@ def compile_plan(
     cp: int = 1,
     memory_fraction: float | None = None,
     kv_cache_gib: float | None = None,
+    client_overhead_ms: float | None = None,
     curves: CurveSource | None = None,
     runtime: EngineProfile | str | Path | Mapping[str, Any] | None = None,
 ) -> StepPlan:
@@ -410,6 +411,10 @@ def compile_plan(
     kv_cache_gib : float, optional
         Memory of the KV cache on each GPU, GiB, as vLLM's ``--kv-cache-memory-bytes`` sets it, whatever else
         the engine would leave (default: what it leaves).
+    client_overhead_ms : float, optional
+        Time of a request outside the engine, ms, in TTFT and E2E of estimates and simulations; 0 is the
+        engine's own view (default: ``plan.profile.front_end``, the HTTP server and tokenizer of the
+        engine's profile). Times of steps do not change.
     curves : CurveSource, optional
         Source of latencies instead of the tables.
     runtime : EngineProfile, str, Path or mapping, optional

@@ -35,8 +35,8 @@ Check = Callable[[str, Any], Any]
 """Takes an option's name and value; returns the value to use, or raises PlanError."""
 
 
-def _option(default: Any, text: str, metavar: str = "", check: Check | None = None) -> Any:
-    return field(default=default, metadata={"help": text, "metavar": metavar, "check": check})
+def _option(default: Any, text: str, metavar: str = "", check: Check | None = None, flag: str = "") -> Any:
+    return field(default=default, metadata={"help": text, "metavar": metavar, "check": check, "flag": flag})
 
 
 def _step_size(name: str, value: Any) -> int:
@@ -102,6 +102,12 @@ def _fraction(name: str, value: Any) -> float:
     from fastroof.engines.memory import checked_fraction
 
     return checked_fraction(name, value)
+
+
+def _front_end(name: str, value: Any) -> Any:
+    from fastroof.engines.front_end import given_front_end
+
+    return given_front_end(name, value)
 
 
 def _gib(name: str, value: Any) -> float:
@@ -210,6 +216,14 @@ class PlanOptions:
         "GIB",
         _optional(_gib),
     )
+    client_overhead_ms: float | None = _option(
+        None,
+        "Time of a request outside the engine, in TTFT and E2E; 0 is the engine's own view (default: HTTP "
+        "and tokenizer of the engine's profile).",
+        "MS",
+        _optional(_front_end),
+        "--client-overhead",
+    )
     architecture: str = ""
     """Of the model; set by :meth:`for_model`, not an option."""
     release: str = ""
@@ -246,6 +260,9 @@ class PlanOptions:
             if engine.memory.room == "datasheet":
                 raise PlanError(f"kv_cache_gib needs a serving engine, got engine {engine.name!r}")
             engine = replace(engine, memory=replace(engine.memory, cache_gib=values["kv_cache_gib"]))
+        front_end = values.pop("client_overhead_ms")
+        if front_end is not None:
+            engine = replace(engine, front_end=front_end)
         return replace(self, **values | {"engine": engine, "release": release})
 
     @property

@@ -11,7 +11,7 @@ import numpy as np
 from fastroof.arrow import RELATIVE_ERROR, ArrowResult
 from fastroof.columns import Column
 from fastroof.compiled import disaggregated as loops
-from fastroof.compiled.serving_options import CODE_KV, CODE_SEQS, CODE_SIZES
+from fastroof.compiled.serving_options import CODE_KV, CODE_SEQS, CODE_SIZES, FrontEndTimes
 from fastroof.errors import BatchError, PlanError, PlanRangeError
 from fastroof.plan.compile import check_plan
 from fastroof.serving.scenarios import (
@@ -89,6 +89,7 @@ class Workers(NamedTuple):
             prefill_state_tokens=prefill.state_tokens + prefill.open_tokens,
             decode_state_tokens=decode.state_tokens + decode.open_tokens,
             transfer_state_tokens=sent.state_tokens,
+            front_end=FrontEndTimes(*self.prefill.profile.front_end.times_us),
         )
 
 

@@ -28,6 +28,7 @@ from fastroof.compiled.serving_options import (
     TPOT_US,
     TTFT_US,
     WAIT_US,
+    FrontEndTimes,
     ServingOptions,
 )
 from fastroof.errors import BatchError, PlanRangeError
@@ -58,10 +59,6 @@ LENGTH_SPREAD: Final = 0.2
 """Spread of output lengths that estimates assume: that of public benchmarks that draw lengths."""
 
 
-MOST_FRONTEND_US: Final = 1e9
-"""Maximum frontend time per token, us: as much as a table's slowest kernel takes."""
-
-
 @dataclass(frozen=True, eq=False)
 class ServingEstimate(ArrowResult):
     """Estimates of closed loops: floats, or arrays of the scenarios' shape.
@@ -69,7 +66,8 @@ class ServingEstimate(ArrowResult):
     Attributes
     ----------
     ttft_ms : float or ndarray of float64
-        Mean time to first token, ms: from sending a request to its first token.
+        Mean time to first token, ms: from sending a request to its first token, with the front end of the
+        plan's engine (``client_overhead_ms`` of :func:`fastroof.compile_plan`).
     tpot_ms, itl_ms : float or ndarray of float64
         Mean time per output token after the first, ms, and mean time between two tokens: both are equal,
         since all outputs have the same length. nan if osl is 1. The underlying gaps are of two kinds,
@@ -213,7 +211,6 @@ def estimate(
     arrivals: str = "closed",
     async_scheduling: bool | None = None,
     requests_per_client: float | None = None,
-    frontend_us_per_token: float = 0.0,
     speculation: SpeculativeDecoding | None = None,
     prefix_hit: Any = None,
     prefix_len: Any = None,
@@ -257,16 +254,14 @@ def estimate(
         Prompts are computed once every so many steps while requests decode (vLLM; default: in any step).
         Prompts must fit into a step, and ranks that share experts are simulated only.
     arrivals : str
-        ``closed``: a request arrives when its client's last answer ends, which is at the end of a step;
-        ``random``: at any moment of a step, as requests of a given rate do.
+        ``closed``: a client sends its next request when its last answer ends; without a front end it arrives
+        at the end of a step, behind one at any moment. ``random``: at any moment, as at a given rate.
     async_scheduling : bool, optional
         Whether a step is scheduled while the previous one runs, so that requests that arrive at a step's end
         wait for one more step. Default: the engine's own.
     requests_per_client : number, optional
         Length of a benchmark that starts all clients together: its mean time to first token counts the
         start as one of this many requests. By default only the steady state.
-    frontend_us_per_token : float
-        Time of the front end (tokenizer, HTTP, router) per prompt token, us; added to time to first token.
     speculation : SpeculativeDecoding, optional
         Draft tokens that requests verify in a step, and how many of them are accepted.
     prefix_hit, prefix_len : number or array_like, optional
@@ -291,8 +286,8 @@ def estimate(
     -----
     A scenario has two kinds of steps. With c requests that fit (KV cache: ``max_kv_tokens / (isl + osl/2)``,
     or + osl), a budget of B = max_batched_tokens - (c - 1) prompt tokens (whole prompts without chunking),
-    K = max(1, isl/B) steps per prompt, and w steps that a request waits before a step can take it (0, 1 with
-    asynchronous scheduling, 1 at random moments)::
+    K = max(1, isl/B) steps per prompt, and w steps that a request waits before a step can take it (0 at the
+    end of a step, 1 at random moments, and 1 more with asynchronous scheduling)::
 
         cycle      = w + K + osl - 1                               steps from one request to the next
         arrivals   = (c - 1) / cycle                               other prompts that arrive in a step
@@ -318,6 +313,10 @@ def estimate(
 
         wait = E[T^2] / 2 E[T];  queue = min(rho / (1 - rho), 1) mixed M/2, rho = arrivals isl/B
         own  = full chunks, and M of the last one with arrivals E[T^2]/E[T]^2 others
+
+    With asynchronous scheduling a step is made ahead by then, for which requests wait too. Outside the
+    engine a request takes ``request + server + token_us isl`` of the profile's front end; clients whose
+    request is there do not load the engine, and an API server hands on one request per ``server``.
 
     Clients that do not fit wait according to Little's law: clients are requests/s times
     ``TTFT + TPOT (osl - 1)``. A simultaneous start of g groups of whole prompts has a mean TTFT of
@@ -435,7 +434,7 @@ def estimate(
         requests_per_client=(
             0.0 if requests_per_client is None else at_least("requests_per_client", requests_per_client, 1)
         ),
-        frontend_us_per_token=at_least("frontend_us_per_token", frontend_us_per_token, 0, MOST_FRONTEND_US),
+        front_end=FrontEndTimes(*plan.profile.front_end.times_us),
         window=float(memory.window_tokens),
         window_share=memory.window_share,
         # a given number of tokens is one of tokens, not of blocks

@@ -172,13 +172,18 @@ def checked_interval(
 
 
 def steps_met(engine: EngineProfile, arrivals: str, async_scheduling: bool | None = None) -> float:
-    """Return the whole steps that an arriving request waits for, as the loops read them."""
+    """Return the whole steps that an arriving request waits for, as the loops read them.
+
+    On its way through a front end a request loses touch with the end of its client's last answer.
+    """
     one_of("arrivals", arrivals, ARRIVALS, BatchError)
     if async_scheduling is None:
         async_scheduling = engine.scheduling.async_scheduling
     if not isinstance(async_scheduling, bool | np.bool_):
         raise BatchError(f"async_scheduling must be True or False, got {shown(async_scheduling)}")
-    return float(async_scheduling) if arrivals == "closed" else AT_RANDOM
+    if arrivals == "closed" and engine.front_end.adds_nothing:
+        return float(async_scheduling)
+    return AT_RANDOM - float(async_scheduling)
 
 
 def raise_scenario(

@@ -12,7 +12,7 @@ import numpy as np
 from fastroof.arrays import Bools, Floats
 from fastroof.arrow import arrow_schema
 from fastroof.caching import lazy_property
-from fastroof.checks import is_number, one_of, shown
+from fastroof.checks import is_number, one_of, shown, whole_number
 from fastroof.columns import Column
 from fastroof.compiled.simulation import replicas as loops
 from fastroof.compiled.simulation.state import FINISHED, Record
@@ -20,7 +20,8 @@ from fastroof.errors import SimulationError
 from fastroof.models import Layout
 from fastroof.plan.memory import PlanMemory, window_kv_bytes
 from fastroof.simulation.engine import Outcomes, added_up, too_long, with_rejected
-from fastroof.simulation.replicas import engines_of, merged, run_replicas
+from fastroof.simulation.front_end import passage
+from fastroof.simulation.replicas import MOST_REPLICAS, engines_of, merged, run_schedulers
 from fastroof.simulation.requests import request_table
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.simulation import Simulation
@@ -73,7 +74,7 @@ class Link(NamedTuple):
 
 
 class PooledOutcomes(NamedTuple):
-    """The outcomes of requests, in all and in each pool, in the trace's order."""
+    """The outcomes of requests: of all as clients see them, of each pool by its own clock and order."""
 
     outcomes: Outcomes
     prefill: Outcomes
@@ -122,6 +123,7 @@ def _check(prefill: Pool, decode: Pool, trace: Trace, link: Link) -> None:
             "such as a Workload at the clients' rate"
         )
     for pool in (prefill, decode):
+        whole_number("replicas", pool.replicas, most=MOST_REPLICAS, error=SimulationError)
         if pool.settings.timeout_s < math.inf:
             raise SimulationError("timeout_s is not supported with two pools; leave it out")
 
@@ -171,15 +173,30 @@ def run_pools(
     time_scale: float = 1.0,
     seed: int = 0,
 ) -> PooledOutcomes:
-    """Serve a trace with a pool of prefill engines and one of decode engines."""
+    """Serve a trace with a pool of prefill engines, behind their front ends, and one of decode engines."""
     _check(prefill, decode, trace, link)
+    way = passage(prefill.plan.profile.front_end, trace, prefill.replicas)
+    pooled = _run_pools(prefill, decode, way.arrived, link, time_scale=time_scale, seed=seed)
+    if way.arrived is trace:
+        return pooled
+    return pooled._replace(
+        outcomes=way.seen(pooled.outcomes),
+        prefill_replica=way.placed(pooled.prefill_replica),
+        transfer_us=way.placed(pooled.transfer_us),
+    )
+
+
+def _run_pools(
+    prefill: Pool, decode: Pool, trace: Trace, link: Link, *, time_scale: float, seed: int
+) -> PooledOutcomes:
+    """Serve a trace with both pools, by their own clocks."""
     rejected = pools_too_long(trace, prefill.settings, decode.settings)
     kept = np.flatnonzero(~rejected)
     if not len(kept):
         raise SimulationError(f"no request of {trace.name} can run in both pools: give more blocks or GPUs")
     fit = _part(trace, kept)
     options: dict[str, Any] = {"time_scale": time_scale, "seed": seed}
-    prefilled = run_replicas(
+    prefilled = run_schedulers(
         prefill.plan, _prefilled(fit), prefill.settings, prefill.replicas, prefill.routing, **options
     )
     goes_on = np.flatnonzero((fit.output_tokens > 1) | (link.first_token == "decode"))
@@ -195,7 +212,7 @@ def run_pools(
         handed = _decoded(_part(fit, goes_on), there_us, link.first_token)
         # requests that are handed over, by arrival at the decode pool
         who = goes_on[handed.order]
-        decoded = run_replicas(
+        decoded = run_schedulers(
             decode.plan, handed, decode.settings, decode.replicas, decode.routing, **options
         )
         transfer_us[who] = decoded.arrival_us - prefilled.last_us[who]

@@ -47,6 +47,7 @@ from fastroof.simulation.engine import (
     too_long,
     with_rejected,
 )
+from fastroof.simulation.front_end import run_behind
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.trace import Trace
 
@@ -100,8 +101,29 @@ def run_replicas(
     seed: int = 0,
     threads: int | None = None,
 ) -> Outcomes:
-    """Serve a trace with replicas of an engine, each with its plan's ranks."""
+    """Serve a trace with replicas of an engine, each with its plan's ranks and front end."""
     replicas = whole_number("replicas", replicas, most=MOST_REPLICAS, error=SimulationError)
+
+    def run(arrived: Trace, own: EngineSettings) -> Outcomes:
+        return run_schedulers(
+            plan, arrived, own, replicas, routing, time_scale=time_scale, seed=seed, threads=threads
+        )
+
+    return run_behind(plan.profile.front_end, trace, settings, replicas * plan.layout.dp, run)
+
+
+def run_schedulers(
+    plan: StepPlan,
+    trace: Trace,
+    settings: EngineSettings,
+    replicas: int,
+    routing: str,
+    *,
+    time_scale: float = 1.0,
+    seed: int = 0,
+    threads: int | None = None,
+) -> Outcomes:
+    """Serve a trace with replicas of an engine, by their own clocks."""
     one_of("routing", routing, ROUTINGS, SimulationError)
     workers = usable_processors() if threads is None else threads
     workers = whole_number("threads", workers, error=SimulationError)
@@ -229,8 +251,26 @@ def run_pooled_replicas(
     time_scale: float = 1.0,
     seed: int = 0,
 ) -> Outcomes:
-    """Serve a trace with replicas of an engine, each with its own simulated prefix cache."""
+    """Serve a trace with replicas of an engine, each with its own simulated prefix cache and front end."""
     replicas = whole_number("replicas", replicas, most=MOST_REPLICAS, error=SimulationError)
+
+    def run(arrived: Trace, own: EngineSettings) -> Outcomes:
+        return _run_pooled(plan, arrived, own, replicas, routing, time_scale=time_scale, seed=seed)
+
+    return run_behind(plan.profile.front_end, trace, settings, replicas, run)
+
+
+def _run_pooled(
+    plan: StepPlan,
+    trace: Trace,
+    settings: EngineSettings,
+    replicas: int,
+    routing: str,
+    *,
+    time_scale: float,
+    seed: int,
+) -> Outcomes:
+    """Serve a trace with engines that each have a pool of blocks, by their own clocks."""
     one_of("routing", routing, POOLED_ROUTINGS, SimulationError)
     if ranks_of(plan) > 1:
         raise SimulationError(

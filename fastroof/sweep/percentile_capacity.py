@@ -206,8 +206,8 @@ class SimulatedKind:
         key, tables, row = self.key, self.tables, self.row
         plan = compile_plan(
             self.plan.model, tables.gpu, tables.tables, dtype=row["dtype"], kv_dtype=row["kv_dtype"],
-            engine=key.engine, method=self.spec.method, max_tokens=budget, max_seqs=seqs,
-            curves=tables.curves, allow_modelled=self.spec.allow_modelled, **key.layout_options,
+            engine=key.engine, max_tokens=budget, max_seqs=seqs, curves=tables.curves,
+            **self.spec.plan_options, **key.layout_options,
         )  # fmt: skip
         most = capacity(
             plan, request_workload(row, requests, seed), replicas=int(row["replicas"]), tolerance=TOLERANCE,

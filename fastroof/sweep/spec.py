@@ -251,6 +251,11 @@ class SweepSpec(BaseModel):
     )
 
     @property
+    def plan_options(self) -> dict[str, Any]:
+        """Options of all plans of the sweep."""
+        return {"method": self.method, "allow_modelled": self.allow_modelled}
+
+    @property
     def splits(self) -> tuple[tuple[int, Split], ...]:
         """Return all layouts, by tensor-parallel size and other sizes, in the order of the rows."""
         others = list(itertools.starmap(Split, itertools.product(self.pp, self.dp, self.ep, self.routing)))

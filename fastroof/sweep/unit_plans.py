@@ -36,8 +36,8 @@ def unit_plan(
     try:
         return compile_plan(
             model, tables.gpu, tables.tables, dtype=key.dtype, kv_dtype=key.kv_dtype, engine=key.engine,
-            method=spec.method, max_tokens=max_tokens, max_seqs=max_seqs, curves=tables.curves,
-            allow_modelled=spec.allow_modelled, **key.layout_options,
+            max_tokens=max_tokens, max_seqs=max_seqs, curves=tables.curves, **spec.plan_options,
+            **key.layout_options,
         )  # fmt: skip
     except (MissingTableError, PlanError, GpuError) as error:
         return lost(name, error)

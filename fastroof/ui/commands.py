@@ -84,10 +84,17 @@ def fit_command(store: PlanStore, view: View) -> str:
     return shlex.join(["fastroof", "fit", "--model", store.written_model(view.model), *words])
 
 
+def _overhead(view: View) -> list[str]:
+    """Return the option of a time outside the engine, which steps do not have."""
+    given = view.client_overhead_ms
+    return [] if given is None else ["--client-overhead", number_written(given)]
+
+
 def serving_command(store: PlanStore, view: View, clients: int, split: dict[str, int] | None = None) -> str:
     """Return the command that estimates a number of clients, for the view's layout or another."""
     words = ["fastroof", "serving", "--model", store.written_model(view.model), *_options(store, view, split)]
-    words += ["--isl", str(view.isl), "--osl", str(view.osl), "--concurrency", str(clients)]
+    words += [*_overhead(view), "--isl", str(view.isl), "--osl", str(view.osl)]
+    words += ["--concurrency", str(clients)]
     if view.max_num_batched_tokens is not None:
         words += ["--max-num-batched-tokens", str(view.max_num_batched_tokens)]
     return shlex.join(words)
@@ -110,6 +117,7 @@ def capacity_limits(view: View) -> dict[str, float]:
 def capacity_command(store: PlanStore, view: View) -> str:
     """Return the command that finds the capacity."""
     words = ["fastroof", "capacity", store.written_model(view.model), *_options(store, view)]
+    words += _overhead(view)
     limits = {"ttft": view.ttft_ms, "tpot": view.tpot_ms}
     written = [
         f"{name}_p{view.percentile}={number_written(ms)}" for name, ms in limits.items() if ms is not None
@@ -125,7 +133,7 @@ def capacity_command(store: PlanStore, view: View) -> str:
 def step_python(store: PlanStore, view: View, clients: int) -> str:
     """Return Python code that computes the step and its clients."""
     own = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "dtype": "auto", "kv_dtype": "auto", "allow_modelled": False}
-    own |= {"max_tokens": None, "max_seqs": STEP_SEQS}
+    own |= {"max_tokens": None, "max_seqs": STEP_SEQS, "client_overhead_ms": None}
     model, gpu = store.written_model(view.model), store.written_gpu(view.gpu)
     where = store.measured(view.gpu).where
 

@@ -10,6 +10,7 @@ from fastroof.checks import check_flag, is_number, shown, whole_number
 from fastroof.config import gpu_names, load_gpu
 from fastroof.defaults import DEFAULT_ENGINE, FORMER_KEYS
 from fastroof.engines import EngineProfile, engine_names, load_engine, serving_engines
+from fastroof.engines.front_end import given_front_end
 from fastroof.errors import BatchError
 from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES
 from fastroof.plan.options import LEAST_TOKENS
@@ -58,6 +59,7 @@ class View:
     kv_dtype: str = AUTO
     engine: str = DEFAULT_ENGINE
     allow_modelled: bool = False
+    client_overhead_ms: float | None = None
     isl: int = 4000
     osl: int = 500
     kind: str = "decode"
@@ -90,6 +92,8 @@ class View:
             value = getattr(self, name)
             if value is not None or name not in _OPTIONAL:
                 whole_number(name, value, least, most, BatchError)
+        if self.client_overhead_ms is not None:
+            given_front_end("client_overhead_ms", self.client_overhead_ms)
         for name in _LIMITS:
             value = getattr(self, name)
             if value is not None and not (is_number(value) and _LEAST_MS <= value <= _MOST_MS):
@@ -182,5 +186,15 @@ class View:
     @property
     def plan_options(self) -> dict[str, Any]:
         """Return the arguments of :func:`fastroof.compile_plan` other than sizes."""
-        names = ("tp", "pp", "dp", "ep", "dtype", "kv_dtype", "engine", "allow_modelled")
+        names = (
+            "tp",
+            "pp",
+            "dp",
+            "ep",
+            "dtype",
+            "kv_dtype",
+            "engine",
+            "allow_modelled",
+            "client_overhead_ms",
+        )
         return {name: getattr(self, name) for name in names}

@@ -202,6 +202,7 @@ def test_few_columns_are_enough(tmp_path: Path) -> None:
             "engine 'lmdeploy' is unknown; known are sglang, trtllm, vllm",
         ),
         ((MINIMAL + ",prefix_tokens", ONE + ",1024"), "got prefix_tokens 1024"),
+        ((MINIMAL + ",clock", ONE + ",server"), "clock 'server' is unknown; known are client, engine"),
         ((MINIMAL, '"' + ONE), "cannot be read as serving rows"),
     ],
 )

@@ -222,7 +222,7 @@ def test_runs_that_draft_learn_from_other_groups(run: ServingRow, h100: fastroof
 def test_json_has_the_fixed_form(report: SampleValidation) -> None:
     document: dict[str, Any] = report_document(report)
     assert set(document) == {
-        "version", "engine", "leave_out", "gpus", "frontends", "gpus_left_out", "rows", "runs",
+        "version", "engine", "leave_out", "gpus", "gpus_left_out", "rows", "runs",
         "represented", "left_out", "totals", "groups",
     }  # fmt: skip
     assert document["rows"] == document["represented"] + sum(document["left_out"].values())

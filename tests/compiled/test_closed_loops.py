@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from fastroof.compiled import closed_loops
+from fastroof.compiled.expert_rows import ONE_RANK
+from fastroof.compiled.serving_options import NO_FRONT_END
 
 pytestmark = pytest.mark.loops
 
@@ -37,7 +39,8 @@ def test_a_rate_within_a_jump_is_found_by_halving_at_the_least(
     solve: Any = getattr(closed_loops.solve_rate, "py_func", closed_loops.solve_rate)
     # a little more than what is made right below the jump
     rate = jump / (latency_us(jump) * times**0.999)
-    code, clients = solve(None, None, rate, None, scratch)
+    alone = SimpleNamespace(front_end=NO_FRONT_END, is_disaggregated=False, batches=1.0, rules=ONE_RANK)
+    code, clients = solve(None, SimpleNamespace(isl=1.0), rate, alone, scratch)
     assert code == closed_loops.FEASIBLE
     assert jump <= clients == pytest.approx(jump, rel=2 * closed_loops.CLOSE)
     # after one client and the most, clients rise up to enough; from then on every third trial halves

@@ -52,7 +52,7 @@ def options(
     max_kv_tokens=1e6, max_seqs=math.inf, osl_reserved=0.5, is_chunked=True, rounds=0.0, spread=0.2, looks=0,
     steps_met=None,
 ):  # fmt: skip
-    unused = (0.0, 0.0, 0.0, 0.0)
+    unused = (serving_options.NO_FRONT_END, 0.0, 0.0, 0.0)
     met = AT_RANDOM if steps_met is None else steps_met
     return serving_options.ServingOptions(
         max_kv_tokens, max_seqs, osl_reserved, is_chunked, rounds, *unused, True, spread, float(looks), met

@@ -46,11 +46,11 @@ def plan(request):
 
 
 def options(
-    max_kv_tokens=1e6, max_seqs=math.inf, osl_reserved=0.5, is_chunked=True, rounds=0.0, frontend_us=0.0,
-    wait_steps=0.0, steps_met=None, interval=1.0,
+    max_kv_tokens=1e6, max_seqs=math.inf, osl_reserved=0.5, is_chunked=True, rounds=0.0, wait_steps=0.0,
+    steps_met=None, interval=1.0,
 ):  # fmt: skip
     return serving_options.ServingOptions(
-        max_kv_tokens, max_seqs, osl_reserved, is_chunked, rounds, frontend_us, wait_steps=wait_steps,
+        max_kv_tokens, max_seqs, osl_reserved, is_chunked, rounds, wait_steps=wait_steps,
         steps_met=AT_RANDOM if steps_met is None else steps_met, pause_steps=interval - 1.0,
     )  # fmt: skip
 
@@ -73,7 +73,7 @@ def one(plan, sizes, chosen=None):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("is_chunked", [True, False])
-@pytest.mark.parametrize("met", [None, 0.0, 1.0])
+@pytest.mark.parametrize("met", [None, -2.0, 0.0, 1.0])
 @pytest.mark.parametrize(
     ("kv", "reserved", "rounds"), [(1e6, 0.5, 0), (1e6, 1.0, 1), (2000, 0.5, 4), (1200, 1.0, 0)]
 )

@@ -44,7 +44,7 @@ def estimates() -> Answers:
         {"max_batched_tokens": 8192, "chunked_prefill": True, "kv_reservation": "mean"},
         {"max_batched_tokens": 2048, "chunked_prefill": True, "kv_reservation": "full", "max_seqs": 48},
         {"max_batched_tokens": 8192, "chunked_prefill": True, "kv_reservation": "mean",
-         "requests_per_client": 5, "frontend_us_per_token": 2.5, "max_kv_tokens": 100_000},
+         "requests_per_client": 5, "max_kv_tokens": 100_000},
     )  # fmt: skip
     for (model, given), schedule in itertools.product(PLANS, schedules):
         for case, plan in compiled(answers, tables, model, "h100", **given):

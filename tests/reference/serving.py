@@ -333,14 +333,17 @@ def closed_form(
 ) -> ClosedForm:
     """The formulas in the notes of ``fastroof.serving.estimate``, one after the other.
 
-    Without ``steps_met`` a request comes at a random time: most likely while a long step runs, of which it
-    waits for the rest. A client that sends its next request as its last answer ends meets steps as they
-    start, long and short ones alike: all of the next one where an asynchronous scheduler has made it by then
-    (1), none otherwise (0). Ranks step together by ``rules``; clients are those of each.
+    Without ``steps_met``, or with one below 0, a request comes at a random time: most likely while a long
+    step runs, of which it waits for the rest, and for as many steps more as that is below -1. A client that
+    sends its next request as its last answer ends meets steps as they start, long and short ones alike: all
+    of the next one where an asynchronous scheduler has made it by then (1), none otherwise (0). Ranks step
+    together by ``rules``; clients are those of each.
     """
     clients_of_all = concurrency * rules.ranks if rules else 1.0
     concurrency = max(concurrency, 1.0)
-    met = 1.0 if steps_met is None else steps_met
+    ahead = max(-1.0 - steps_met, 0.0) if steps_met is not None else 0.0
+    steps_met = None if steps_met is not None and steps_met < 0 else steps_met
+    met = 1.0 + ahead if steps_met is None else steps_met
     q = verified.tokens
     says = max((osl - 1) / verified.accepted, min(osl - 1, 1))
     fit = min(concurrency, max_kv_tokens / (isl + osl_reserved * osl))
@@ -428,8 +431,8 @@ def closed_form(
     wait = come = queue = 0.0
     if fit - 1 + others_count > 0:
         busy = min(fit - 1 + others_count, 1.0)
-        wait = busy * square / (2 * mean)
-        come = arrivals * square / mean**2
+        wait = busy * (square / (2 * mean) + ahead * mean)
+        come = arrivals * (square / mean**2 + ahead)
         if steps_met is not None:
             wait, come = busy * met * mean, arrivals
         load = min(arrivals * isl / room, 0.999)

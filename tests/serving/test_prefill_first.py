@@ -16,7 +16,7 @@ from tests.reference.prefill_first import simulate
 @pytest.fixture(scope="module")
 def plan():
     tables = fastroof.load_tables("h100")
-    return fastroof.compile_plan("llama-3.1-8b", "h100", tables, engine="sglang")
+    return fastroof.compile_plan("llama-3.1-8b", "h100", tables, engine="sglang", client_overhead_ms=0)
 
 
 @pytest.fixture(scope="module")

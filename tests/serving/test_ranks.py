@@ -30,7 +30,9 @@ def tables():
 @pytest.fixture(scope="module")
 def plans(tables):
     return {
-        engine: compile_plan("qwen3-30b-a3b", "h100", tables, dp=4, ep=4, engine=engine, max_tokens=9000)
+        engine: compile_plan(
+            "qwen3-30b-a3b", "h100", tables, dp=4, ep=4, engine=engine, max_tokens=9000, client_overhead_ms=0
+        )
         for engine in simulated_loops.ENGINES
     }
 
@@ -81,7 +83,7 @@ def test_experts_compute_what_the_engine_pads_to(tables, plans):
     ranks = replace(padded.profile.data_parallel, prompt_tokens="sum")
     summed = compile_plan(
         "qwen3-30b-a3b", "h100", tables, dp=4, ep=4, engine=replace(padded.profile, data_parallel=ranks),
-        max_tokens=9000,
+        max_tokens=9000, client_overhead_ms=0,
     )  # fmt: skip
     of_padded, of_sum = (estimate(plan, 4000, 100, 32) for plan in (padded, summed))
     assert of_padded.decode_step_us == of_sum.decode_step_us
@@ -93,7 +95,9 @@ def test_dense_ranks_are_replicas_but_in_old_vllm(tables):
     # from 0.5.10 on SGLang pads prompts to its graphs, but not those of several ranks
     for engine in ("vllm", "vllm-0.12", "sglang-0.5.9", "trtllm-1.1"):
         one, four = (
-            compile_plan("llama-3.1-8b", "h100", tables, dp=dp, engine=engine, max_tokens=9000)
+            compile_plan(
+                "llama-3.1-8b", "h100", tables, dp=dp, engine=engine, max_tokens=9000, client_overhead_ms=0
+            )
             for dp in (1, 4)
         )
         alone, ranks = estimate(one, 2000, 200, 8), estimate(four, 2000, 200, 32)
@@ -124,7 +128,9 @@ def test_prompts_held_back_and_drafts_take_their_part(tables, plans):
     plan = plans["vllm"]
     now, held = (estimate(plan, 1000, 200, 30, wait_steps=wait) for wait in (0.0, 8.0))
     assert held.ttft_ms > now.ttft_ms
-    draft = compile_plan("qwen3-30b-a3b", "h100", tables, dp=4, ep=4, engine="vllm", max_tokens=9000)
+    draft = compile_plan(
+        "qwen3-30b-a3b", "h100", tables, dp=4, ep=4, engine="vllm", max_tokens=9000, client_overhead_ms=0
+    )
     guess, drafted = (
         estimate(plan, 1000, 200, 30, speculation=SpeculativeDecoding(3, 2.5, draft=by))
         for by in (None, draft)

@@ -25,7 +25,8 @@ LIMITS = {"ttft_p99_ms": 400.0, "tpot_p99_ms": 30.0}
 
 @pytest.fixture(scope="module")
 def plan() -> StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), engine="vllm")
+    tables = fastroof.load_tables("h100")
+    return fastroof.compile_plan("llama-3.1-8b", "h100", tables, engine="vllm", client_overhead_ms=0)
 
 
 @pytest.fixture(scope="module")

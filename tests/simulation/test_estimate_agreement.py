@@ -41,7 +41,9 @@ class Seen(NamedTuple):
 @pytest.fixture(scope="module")
 def plans(h100):
     return {
-        engine: fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine=engine, max_tokens=BUDGET)
+        engine: fastroof.compile_plan(
+            "llama-3.1-8b", "h100", h100, engine=engine, max_tokens=BUDGET, client_overhead_ms=0
+        )
         for engine in ("vllm", "trtllm", "sglang")
     }
 

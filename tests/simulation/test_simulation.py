@@ -25,7 +25,7 @@ from fastroof.simulation.trace import Trace
 
 @pytest.fixture(scope="module")
 def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm", client_overhead_ms=0)
 
 
 def made_trace(count: int, rate_per_s: float, seed: int = 1, *, shuffled: bool = False) -> Trace:

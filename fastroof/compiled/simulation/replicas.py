@@ -326,7 +326,7 @@ def closed_loop_run(
     """Serve a closed loop's clients with replicas of an engine. Returns a code."""
     _restart(fleet)
     plan = open_plan(arena)
-    released = _release(requests, 0, clients, 0.0)
+    released = _release(requests, 0, clients, requests.arrival_us[0])
     next_sent = 0
     while True:
         if options.stop[0] != 0:

@@ -44,6 +44,7 @@ class PredictedTime(NamedTuple):
     kind: str = "judged"
     layout: str = ""
     bench: str = ""
+    clock: str = "client"
 
     @property
     def error(self) -> float:

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from fastroof.engines import EngineProfile
+from fastroof.engines import EngineProfile, FrontEnd
 from fastroof.errors import BatchError, FastroofError
 from fastroof.models.layout import Layout
 from fastroof.plan import StepPlan, compile_plan
@@ -36,6 +36,7 @@ class Plans:
         if isinstance(row, MeasuredStep):
             most = max(LARGEST_STEP, sum(row.new_tokens))
             return self._get(row, row.layout, row.plan_dtype or row.dtype, profile, most)
+        profile = row.on_its_clock(profile)
         exchange = row.exchange or None
         return self._get(row, row.layout, row.plan_dtype, profile, row.plan_tokens, exchange)
 
@@ -44,7 +45,7 @@ class Plans:
         if not row.is_disaggregated:
             return None
         layout = Layout(row.prefill_tp, row.pp, row.prefill_dp, row.prefill_ep)
-        return self._get(row, layout, row.plan_dtype, profile, row.plan_tokens)
+        return self._get(row, layout, row.plan_dtype, row.on_its_clock(profile), row.plan_tokens)
 
     def speculation(self, row: ServingRow, plan: StepPlan) -> SpeculativeDecoding | None:
         """Return the speculative decoding of a row, with its draft model's plan if it has one."""
@@ -150,8 +151,18 @@ def predict_row(
             raise BatchError("a prefix cache with more than one client is not modelled")
         new_tokens, context_len = round(row.mean_isl - row.prefix_tokens), round(row.prefix_tokens)
         batch = StepBatch.from_requests([[(new_tokens, context_len)]])
-        ttft_ms = float(plan.step_us(batch)[0]) / US_PER_MS
+        ttft_ms = float(plan.step_us(batch)[0]) / US_PER_MS + front_end_ms(plan.profile.front_end, row)
     return RowPrediction(ttft_ms, predicted.tpot_ms, _kv_load(row, plan, row.concurrency))
+
+
+def front_end_ms(front_end: FrontEnd, row: ServingRow) -> float:
+    """Return the mean time that a front end adds to a run's TTFT, ms, below the API server's limit."""
+    together = 0.0
+    if not (math.isnan(row.requests_per_client) or row.is_disaggregated):
+        # the first requests of a rank's clients share its API server
+        together = max(row.concurrency / row.dp - 1.0, 0.0) / row.requests_per_client
+    server_ms = front_end.server_ms * (1.0 + together)
+    return front_end.request_ms + server_ms + front_end.token_us * row.mean_isl / US_PER_MS
 
 
 def _kv_load(row: ServingRow, plan: StepPlan, requests: float) -> float:

@@ -47,9 +47,10 @@ def profile_text(profile: EngineProfile) -> str:
     content["costs"] = {cost: us for cost, us in content["costs"].items() if us}
     if layers:
         content["costs"]["layers"] = [{key: value for key, value in one.items() if value} for one in layers]
-    content["errors"] = {name: error for name, error in content["errors"].items() if error}
-    if not content["errors"]:
-        del content["errors"]
+    for part in ("front_end", "errors"):
+        content[part] = {name: value for name, value in content[part].items() if value}
+        if not content[part]:
+            del content[part]
     operators = content["kernels"].pop("operators")
     unsaid = {"operator": "", **{key.name: key.default for key in fields(OperatorKernel)[1:]}}
     if operators:

@@ -6,11 +6,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from fastroof.engines import EngineProfile, Recipe, engine_of_version, recipe_for
+from fastroof.engines.front_end import NO_FRONT_END
 from fastroof.engines.values import UNKNOWN_VERSION
 from fastroof.models import load_model
 from fastroof.models.execution import AUTO
 from fastroof.models.layout import Layout
 from fastroof.serving.speculation import SpeculativeDecoding
+
+CLIENT, ENGINE_CLOCK = "client", "engine"
+CLOCKS: Final = (CLIENT, ENGINE_CLOCK)
+"""Who took a run's times: its clients, behind HTTP and tokenizer, or the engine's scheduler."""
 
 LARGEST_STEP: Final = 16384
 """Tokens of the largest step of a row's plan, unless the row has a larger one."""
@@ -35,6 +40,11 @@ class ServedModel:
     dp: int = 1
     ep: int = 1
     left_out: str
+    clock: str = CLIENT
+
+    def on_its_clock(self, profile: EngineProfile) -> EngineProfile:
+        """Return a profile without a front end if the engine's own clock took the times."""
+        return profile if self.clock == CLIENT else replace(profile, front_end=NO_FRONT_END)
 
     @property
     def layout(self) -> Layout:

@@ -17,7 +17,7 @@ from fastroof.errors import FastroofError, TableError
 from fastroof.serving.evidence.measured_steps import STEPS_DATASET, MeasuredStep
 from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
 from fastroof.serving.evidence.predictions import Plans, RowPrediction, predict_row, predict_step_ms
-from fastroof.serving.evidence.rows import LeftOut, ServingRow
+from fastroof.serving.evidence.rows import ENGINE_CLOCK, LeftOut, ServingRow
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
 
@@ -231,6 +231,7 @@ def _time(
         kind,
         str(row.layout),
         row.bench_label,
+        row.clock,
     )
 
 
@@ -280,6 +281,7 @@ def predicted_steps(
             INDEPENDENT,
             "" if step.dataset == STEPS_DATASET else str(step.layout),
             step.dataset,
+            ENGINE_CLOCK,
         )
 
 

@@ -14,6 +14,7 @@ from fastroof.compiled import closed_loops
 from fastroof.compiled import deployments as loops
 from fastroof.compiled.closed_loops import DeploymentOptions
 from fastroof.compiled.deployments import BINS, Axes, BestTable, Fronts
+from fastroof.compiled.serving_options import FrontEndTimes
 from fastroof.errors import BatchError, MissingTableError, PlanError
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.calls import rank_rules
@@ -133,6 +134,7 @@ def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -
         steps_met=steps_met(plan.profile, "closed" if spec.request_rate is None else "random"),
         rules=rank_rules(plan),
         batches=float(plan.layout.batches_in_flight),
+        front_end=FrontEndTimes(*plan.profile.front_end.times_us),
     )
 
 

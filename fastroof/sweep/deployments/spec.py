@@ -22,6 +22,7 @@ from fastroof.columns import DTYPE, KV_DTYPE, Column
 from fastroof.config import load_gpu
 from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import load_engine
+from fastroof.engines.front_end import MOST_OVERHEAD_MS
 from fastroof.models import load_model
 from fastroof.models.layout import ALL_TP_SIZES
 from fastroof.ranges import expand_reals, expand_sizes
@@ -149,6 +150,11 @@ class DeploymentSpec(CandidateSpec):
     link_bytes_per_s: float | None = Field(
         None, ge=1, allow_inf_nan=False,
         description="bandwidth from a GPU to a GPU of another worker, a number of B/s; default: NVLink",
+    )  # fmt: skip
+    client_overhead_ms: float | None = Field(
+        None, ge=0, le=MOST_OVERHEAD_MS, allow_inf_nan=False,
+        description="time of a request outside the engine, ms, 0 is the engine's own view; default: HTTP and "
+        "tokenizer of the engines' profiles",
     )  # fmt: skip
     constraints: Constraints = Field(
         default_factory=Constraints, description="a table of limits, like {ttft_ms = 500}"
@@ -363,6 +369,11 @@ class DeploymentSpec(CandidateSpec):
             for mode, (tp, split) in itertools.product(self.mode, self.splits)
         )
         return self.num_plans * layouts * len(self.max_num_batched_tokens) * len(self.max_num_seqs)
+
+    @property
+    def plan_options(self) -> dict[str, Any]:
+        """Options of all plans of the sweep."""
+        return {**super().plan_options, "client_overhead_ms": self.client_overhead_ms}
 
     @property
     def all_models(self) -> tuple[str, ...]:

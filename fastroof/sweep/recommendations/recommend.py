@@ -56,6 +56,7 @@ class QuestionOptions(TypedDict, total=False):
     mode: Names | None
     most_gpus_each: int | None
     prefix_hit: float
+    client_overhead_ms: float | None
     gpu_hour_price: float | Mapping[str, float] | None
     objective: str | None
     tables: str | Path | None
@@ -264,6 +265,9 @@ def recommend(
         pipeline stages across nodes (default: no limit).
     prefix_hit : float
         Share of each prompt found in the prefix cache (default: 0).
+    client_overhead_ms : float, optional
+        As in :func:`fastroof.compile_plan`: TTFT limits are on what clients see (default: with HTTP and
+        tokenizer of the engine's profile).
     gpu_hour_price : float or mapping, optional
         Price per GPU-hour, for all or by GPU.
     objective : str

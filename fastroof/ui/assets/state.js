@@ -1,7 +1,7 @@
 // The chosen settings: one view, stored in the page's address so that it can be bookmarked and shared.
 
 const NUMBERS = ["tp", "pp", "dp", "ep", "isl", "osl", "batch", "percentile", "spread", "gpus"];
-const OPTIONAL = ["kv_len", "chunk", "max_num_batched_tokens", "ttft_ms", "tpot_ms"];
+const OPTIONAL = ["kv_len", "chunk", "max_num_batched_tokens", "ttft_ms", "tpot_ms", "client_overhead_ms"];
 const FLAGS = ["allow_modelled"];
 
 const RESTS_MS = 250; // browsers limit how often the address may change, such as on every move of a slider

@@ -1,0 +1,84 @@
+"""What requests pass before and after an engine's scheduler: HTTP, templates, tokenizers, the API server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fastroof.checks import is_number, shown
+from fastroof.engines.values import check_number, check_text
+from fastroof.errors import PlanError
+from fastroof.units import US_PER_MS
+
+MOST_OVERHEAD_MS: Final = 1e6
+"""Maximum time outside the engine that a user may give, ms: a quarter of an hour."""
+
+
+@dataclass(frozen=True)
+class FrontEnd:
+    """Time between a client and the engine's scheduler, in both directions together.
+
+    Attributes
+    ----------
+    request_ms : float
+        Time of a request, ms, in which nothing waits for it: connection, routing, the way back.
+    token_us : float
+        Time per prompt token, us: the chat template and the tokenizer.
+    server_ms : float
+        Time of a request on the API server's one thread, ms. Requests that arrive together share the
+        thread, so that all of them reach the engine after the sum of their times; it handles
+        ``1000 / server_ms`` requests/s.
+    residual : float
+        Relative standard error of TTFT with it, on models unseen by the fit; 0 if unknown.
+    source : str
+        What the form was read in.
+    evidence : str
+        The runs that the sizes were fitted to, and those that judge them.
+    """
+
+    request_ms: float = 0.0
+    token_us: float = 0.0
+    server_ms: float = 0.0
+    residual: float = 0.0
+    source: str = ""
+    evidence: str = ""
+
+    def __post_init__(self) -> None:
+        """Reject invalid times."""
+        for name in ("request_ms", "token_us", "server_ms", "residual"):
+            object.__setattr__(self, name, check_number(name, getattr(self, name)))
+        for name in ("source", "evidence"):
+            check_text(name, getattr(self, name))
+
+    @property
+    def adds_nothing(self) -> bool:
+        """Whether clients are the engine's own clock."""
+        return not (self.request_ms or self.token_us or self.server_ms)
+
+    @property
+    def times_us(self) -> tuple[float, float, float]:
+        """Time of a request, of a prompt token, and of a request on the API server, us."""
+        return self.request_ms * US_PER_MS, self.token_us, self.server_ms * US_PER_MS
+
+    def words(self) -> str:
+        """Return the times in words; ``nothing`` without any."""
+        parts = (
+            (self.request_ms, "ms a request"),
+            (self.server_ms, "ms a request on the API server"),
+            (self.token_us, "us a prompt token"),
+        )
+        return ", ".join(f"{value:.3g} {unit}" for value, unit in parts if value) or "nothing"
+
+
+NO_FRONT_END: Final = FrontEnd()
+"""The engine's own clock: nothing is added."""
+
+
+def given_front_end(name: str, overhead_ms: Any) -> FrontEnd:
+    """Return the front end of a given time per request, ms."""
+    if not is_number(overhead_ms) or not 0.0 <= overhead_ms <= MOST_OVERHEAD_MS:
+        raise PlanError(
+            f"{name} must be milliseconds from 0 (the engine's own view) to {MOST_OVERHEAD_MS:,.0f}, "
+            f"got {shown(overhead_ms)}"
+        )
+    return FrontEnd(request_ms=float(overhead_ms), source="given")
