@@ -56,7 +56,7 @@ def num_pauses(curves: Iterable[RowCurve], attention: Sequence[LayerAttention]) 
 
 
 def num_kernels(curves: Iterable[RowCurve], attention: Iterable[LayerAttention], has_prefill: bool) -> float:
-    """Number of kernels of a step of decodes, or of one with prefill."""
+    """Number of kernels of a decode step, or of one with prefill."""
     others = "decode_only" if has_prefill else "with_prefill"
     calls = [curve.operator for curve in curves if curve.operator.steps != others]
     total = float(sum(call.times * _of_rows(call) for call in calls))

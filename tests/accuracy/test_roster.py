@@ -49,7 +49,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     configs.mkdir()
     matrix.mkdir(parents=True)
     (configs / "meta-llama--Llama-3.1-8B_config.json").write_text(config(), "utf-8")
-    (configs / "someone--Odd-Heads_config.json").write_text(config(head_dim=88), "utf-8")
+    (configs / "someone--Odd-Heads_config.json").write_text(config(head_dim=24), "utf-8")
     quantised = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
     (configs / "someone--Odd-Heads_hf_quant_config.json").write_text(json.dumps(quantised), "utf-8")
     (configs / "someone--Strange_config.json").write_text(config(model_type="strange"), "utf-8")
@@ -130,7 +130,7 @@ def test_rows_say_what_plans_are_made_of(rows: list[RosterRow]) -> None:
     of_llama, _, of_odd, *_ = rows
     assert (of_llama.tp, of_llama.why, of_llama.modelled, of_llama.fits) == (SIZES[0], "", (), True)
     assert of_odd.on_request
-    assert "head_dim 88" in of_odd.why
+    assert "head_dim 24" in of_odd.why
     assert {"decode attention", "prefill attention"} <= set(of_odd.modelled)
     assert not of_odd.streams_only
     assert rows[4].why == "no config.json of it"
@@ -141,7 +141,7 @@ def test_rows_are_what_a_plan_of_ones_own_says(rows: list[RosterRow], root: Path
     """Nothing but the plan decides: compiled by hand it is borrowed, modelled or refused alike."""
     path = root / "model_configs" / "someone--Odd-Heads_config.json"
     tables = load_tables("h100")
-    with pytest.raises(FastroofError, match="head_dim 88") as refusal:
+    with pytest.raises(FastroofError, match="head_dim 24") as refusal:
         compile_plan(load_model(str(path)), "h100", tables, tp=1, engine="vllm")
     assert rows[2].why == str(refusal.value)
     plan = compile_plan(load_model(str(path)), "h100", tables, tp=8, engine="vllm", allow_modelled=True)
