@@ -61,7 +61,8 @@ def test_one_kernel_takes_the_place_of_experts_and_their_exchange(
         compile_plan("minimax-m2.5", "h100", tables, exchange="gather", **{"engine": "kernels", **OPTIONS}),
         requests,
     )
-    others = gathered.keys() - {"experts", *EXCHANGES}
+    # the engine pauses before each kernel, of which there are fewer
+    others = gathered.keys() - {"experts", "runtime", *EXCHANGES}
     assert {role: found[role] for role in others} == {role: gathered[role] for role in others}
     assert plan.describe()["exchange"] == "megamoe"
 
