@@ -12,9 +12,8 @@ What a plan is not asked for as a whole step is refused: experts, which Frontier
 the tokens that it routed to each; DECODE_ATTN and DECODE_FFN, likewise; pipeline stages; steps that verify
 draft tokens. KV transfers stay those of Frontier's own ``kv_cache_transfer_config``.
 
-Interface: NetX-lab/Frontier (MIT), frontier/execution_time_predictor (base at 0b3ccb8, registry at 6897819),
-frontier/scheduler/replica_stage_scheduler at 0fe9b0d, frontier/events at 03ab91f, entities/request.py at
-0a089ba and execution_time.py at 0309d73, config/execution_time_predictor_config.py at 0adf04d.
+Interface: NetX-lab/Frontier (MIT) at a4b22df, which it was run with: frontier/execution_time_predictor,
+frontier/entities, frontier/scheduler/replica_stage_scheduler, frontier/metrics, frontier/config.
 """
 
 # No `from __future__ import annotations`: Frontier makes options of the annotations, which must be types.
@@ -110,9 +109,9 @@ class FastroofExecutionTimePredictorConfig(_config.BaseExecutionTimePredictorCon
 class StepExecutionTime(_entities.ExecutionTime):  # type: ignore[misc]
     """A step as Frontier's ExecutionTime: the total at once, the terms when one of them is first read.
 
-    ``total_time`` is the plan's step in seconds, rounded once, and ``model_time`` the same: all of it is the
-    GPU's. Terms (ms) are those of one layer, the all-reduces at their mean; embedding, last norm, LM head and
-    what the engine's profile adds are in ``sampler_e2e_time``.
+    ``total_time`` is the plan's step in seconds, rounded once, and so are ``model_time`` and
+    ``diagnostic_total_time``: all of it is the GPU's. Terms (ms) are those of one layer, the all-reduces at
+    their mean; embedding, last norm, LM head and what the engine's profile adds are in ``sampler_e2e_time``.
     """
 
     def __init__(self, plan: StepPlan, new_tokens: Sequence[int], context_len: Sequence[int]) -> None:
@@ -130,6 +129,11 @@ class StepExecutionTime(_entities.ExecutionTime):  # type: ignore[misc]
     @property
     def model_time(self) -> float:
         """The whole step, s."""
+        return self._total_us / US_PER_S
+
+    @property
+    def diagnostic_total_time(self) -> float:
+        """The whole step, s: Frontier's own would count ``sampler_e2e_time`` twice."""
         return self._total_us / US_PER_S
 
     def __getattr__(self, name: str) -> Any:
@@ -163,15 +167,15 @@ class FastroofExecutionTimePredictor:
     predictor_config : FastroofExecutionTimePredictorConfig
         Options of the plan.
     replica_config : frontier.config.ReplicaConfig
-        Its model, device, attn_tensor_parallel_size, attn_dp and num_pipeline_stages.
+        Its model, device, attn_tensor_parallel_size, attn_data_parallel_size and num_pipeline_stages.
     cluster_type : frontier.types.ClusterType, optional
         MONOLITHIC, PREFILL or DECODE; what else Frontier passes is not read.
 
     Raises
     ------
     BackendError
-        For experts, pipeline stages, attn_dp, the clusters DECODE_ATTN and DECODE_FFN, or if the plan's
-        model has another number of layers than the replica's.
+        For experts, pipeline stages, data parallelism, the clusters DECODE_ATTN and DECODE_FFN, or if the
+        plan's model has another number of layers than the replica's.
     FastroofError
         If there is no such plan: see :func:`fastroof.compile_plan`.
 
@@ -185,7 +189,7 @@ class FastroofExecutionTimePredictor:
         self, predictor_config: Any, replica_config: Any, *_: Any, cluster_type: Any = None, **_others: Any
     ) -> None:
         _refuse_cluster(cluster_type)
-        for name in ("num_pipeline_stages", "attn_dp"):
+        for name in ("num_pipeline_stages", "attn_data_parallel_size"):
             if (size := getattr(replica_config, name)) != 1:
                 raise BackendError(
                     f"{name}={size}: Frontier asks for a part of the step that a plan does not time; "
@@ -247,8 +251,7 @@ class FastroofExecutionTimePredictor:
         Notes
         -----
         MONOLITHIC counts the first output token as processed when the prefill ends, before it went through
-        the model, so a decode's context is one less; DECODE does not count it. A request that recomputes its
-        tokens after a preemption attends to those that it has recomputed (``num_context_tokens``).
+        the model, so a decode's context is one less; DECODE does not count it.
         """
         _refuse_cluster(cluster_type)
         if num_layers != self._num_layers_per_pipeline_stage:
@@ -263,7 +266,8 @@ class FastroofExecutionTimePredictor:
                     "a request verifies draft tokens: Frontier does not tell them from a chunk of a prompt; "
                     "disable speculative_decoding_config"
                 )
-            context_len.append(request.num_context_tokens - (ahead if request.is_decoding else 0))
+            processed = request.num_processed_tokens
+            context_len.append(processed - (ahead if processed > request.num_prefill_tokens else 0))
         return StepExecutionTime(self.plan, batch.num_tokens, context_len)
 
 

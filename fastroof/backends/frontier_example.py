@@ -3,6 +3,7 @@
 Run it with Frontier's source tree on PYTHONPATH: ``python -m fastroof.backends.frontier_example``.
 """
 
+import logging
 import time
 from importlib import import_module
 from typing import Any
@@ -11,6 +12,7 @@ from fastroof.backends import frontier
 
 config, entities = import_module("frontier.config"), import_module("frontier.entities")
 CLUSTER = import_module("frontier.types").ClusterType.MONOLITHIC
+logging.disable(logging.INFO)  # Frontier writes a line a token
 
 
 class ConstantPredictor:
@@ -33,7 +35,7 @@ def decode(predictor: Any, num_layers: int, requests: int = 32, steps: int = 500
 
     def run(chosen: list[Any], num_tokens: list[int]) -> None:
         nonlocal clock_s
-        batch = entities.Batch(0, chosen, num_tokens)
+        batch = entities.Batch(0, chosen, num_tokens, is_moe=False)
         found = predictor.predict_stage_execution_time(batch, 0, CLUSTER, num_layers)
         clock_s += found.total_time
         for request, tokens in zip(chosen, num_tokens, strict=True):
@@ -47,7 +49,12 @@ def decode(predictor: Any, num_layers: int, requests: int = 32, steps: int = 500
 
 
 if __name__ == "__main__":
-    replica = config.ReplicaConfig(model_name="meta-llama/Llama-3.1-8B", device="h100")
+    replica = config.ReplicaConfig(
+        model_name="Qwen/Qwen3-32B",
+        device="h100",
+        network_device="h100_dgx",
+        attn_tensor_parallel_size=2,
+    )
     plans = frontier.FastroofExecutionTimePredictor(
         frontier.FastroofExecutionTimePredictorConfig(), replica, cluster_type=CLUSTER
     )

@@ -5,8 +5,8 @@ The simulator reads a folder of measured layers and needs no more than that to s
     <perf>/<hardware>/<model>/<variant>/meta.yaml
     <perf>/<hardware>/<model>/<variant>/tp<N>/dense.csv          layer,tokens,time_us
     <perf>/<hardware>/<model>/<variant>/tp<N>/per_sequence.csv   layer,sequences,time_us
-    <perf>/<hardware>/<model>/<variant>/tp<N>/attention.csv      layer,prefill_chunk,prefill_key,n_decode,
-                                                                 kv_decode,decode_q_len,time_us
+    <perf>/<hardware>/<model>/<variant>/tp<N>/attention.csv      layer,prefill_chunk,prefill_key,kv_prefill,
+                                                                 n_decode,kv_decode,decode_q_len,time_us
 
 Its own profiler writes these files below ``profiler/perf``. A step is ``embedding``, then every layer's
 ``layernorm``, ``qkv_proj``, ``qk_norm``, ``rotary_emb``, ``attention``, ``o_proj``, ``layernorm``,
@@ -18,14 +18,15 @@ A decode's ``kv_decode`` is its context without the new token; prompts of c toke
 Layers within a window are timed in it as the mean of the decodes would be: the files have one length for all,
 and the simulator's KV cache is of whole sequences, more than such layers keep.
 
-Release 1.1.0, and the source up to the summer of 2026, read another column in its place, ``kv_prefill``: the
-contexts of all prompts of the step, summed, so that several prompts are one of all their tokens after all
-their contexts. That is ``release="1.1"``.
+Release 1.1.0, and the source up to the summer of 2026, read the column ``kv_prefill`` instead: the contexts
+of all prompts of the step, summed, so that several prompts are one of all their tokens after all their
+contexts. Files have both columns. The release alone draws its lines of attention over logarithms:
+``release="1.1"`` has more rows for that.
 
 Version 1.0.0 reads another format, which is not written.
 
 Sources: casys-kaist/LLMServingSim, serving/core/trace_generator.py and serving/core/utils.py at
-0d3de681adbd9c515fc378e94e3e625b6e250dad, the first also as it was while it read kv_prefill;
+0d3de681adbd9c515fc378e94e3e625b6e250dad; the first was run at release 1.1.0 and at 5daddb2;
 profiler/core/attention_shape.py at 8d7b3d89fc07c4cce9918face131dba7e2f4857e; docs/docs/profiler,
 output-bundle.md at 11b96ae1ee5c339d40f8d9ba7b2052d8ef2ace0d and adding-hardware.md at
 0d21a01cd28182f06ae4925c1fff2854fa142fe1 (bundles that another program makes).
@@ -34,6 +35,7 @@ output-bundle.md at 11b96ae1ee5c339d40f8d9ba7b2052d8ef2ace0d and adding-hardware
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -79,6 +81,9 @@ write is part of ``attention``, what the engine adds to a step and its sequences
 
 LEAST_NS: Final = 1
 
+_SHORT: Final = 127
+"""A context so short that its attention is a small part of a step."""
+
 Release = Literal["1.1", "unreleased"]
 
 
@@ -102,6 +107,11 @@ class _Prompts(NamedTuple):
 
     key: float
     requests: tuple[tuple[int, int], ...]
+
+    @property
+    def kv_prefill(self) -> int:
+        """Their contexts; of several prompts without any, a negative number, which no reader asks for."""
+        return sum(context for _, context in self.requests) or 1 - len(self.requests)
 
 
 def export_llmservingsim(
@@ -250,9 +260,7 @@ def _meta(plans: Sequence[StepPlan], names: dict[str, str]) -> str:
 
 def _write_tables(plan: StepPlan, folder: Path, release: Release) -> int:
     folder.mkdir()
-    by_attention = "layer,prefill_chunk,prefill_key,n_decode,kv_decode,decode_q_len,time_us"
-    if release == "1.1":
-        by_attention = by_attention.replace("prefill_key", "kv_prefill")
+    by_attention = "layer,prefill_chunk,prefill_key,kv_prefill,n_decode,kv_decode,decode_q_len,time_us"
     tables = (
         ("dense.csv", "layer,tokens,time_us", _row_layers(plan, "tokens")),
         ("per_sequence.csv", "layer,sequences,time_us", _row_layers(plan, "sequences")),
@@ -305,8 +313,11 @@ def _attention_rows(plan: StepPlan, release: Release) -> Iterator[str]:
     most = min(plan.max_seqs, plan.max_tokens)
     decodes = sorted({*_nodes(_axis(plan, block.y), 1, most), *_doublings(most)})
     contexts = sorted({*(n - 1 for n in _nodes(_axis(plan, block.x), 2, longest + 1)), longest})
+    if release == "1.1":
+        decodes = _finer(decodes, 3)
+        contexts = [n for n in contexts if n < _SHORT] + _finer([n for n in contexts if n >= _SHORT], 3)
     decode_us = _decode_attention_us(plan, decodes, contexts)
-    none = _Prompts(0.0, ())
+    none = _Prompts(0.0, ((0, 0),))
 
     for count, some_us in zip(decodes, decode_us, strict=True):
         yield from _slice(plan, 0, count, [none], contexts, some_us[np.newaxis])
@@ -342,7 +353,8 @@ def _slice(
         layer_us = layer_us + np.maximum(floor_us - step_us, 0.0)
     for prompt, times_us in zip(prompts, layer_us.tolist(), strict=True):
         for context, latency_us in zip(contexts, times_us, strict=True):
-            yield f"attention,{chunk},{prompt.key:.10g},{count},{context},1,{_time(latency_us)}"
+            keys = f"{prompt.key:.10g},{prompt.kv_prefill}"
+            yield f"attention,{chunk},{keys},{count},{context},1,{_time(latency_us)}"
 
 
 def others_us(plan: StepPlan, tokens: int | Longs, sequences: int | Longs) -> Floats:
@@ -395,10 +407,26 @@ def _prompts(plan: StepPlan, chunk: int) -> list[_Prompts]:
 
 
 def _one_prompt(plan: StepPlan, chunk: int) -> list[_Prompts]:
-    """A chunk after a growing context, by that context."""
+    """A chunk after a growing context, by that context: the first stretch from 0 is linear to all readers."""
     longest = plan.model.max_position - chunk
-    contexts = sorted({0, *_doublings(longest), longest}) if longest > 0 else [0]
-    return [_Prompts(float(context), ((chunk, context),)) for context in contexts]
+    contexts = [0]
+    if longest > 0:
+        first = min(max(chunk, _SHORT), longest)
+        contexts += _finer([first, *(n for n in _doublings(longest) if n > first), longest], 2)
+    return [_Prompts(context + chunk / 2, ((chunk, context),)) for context in dict.fromkeys(contexts)]
+
+
+def _finer(nodes: Sequence[int], per_doubling: int) -> list[int]:
+    """Nodes, and whole numbers between them: as many nodes as that where they double.
+
+    Release 1.1.0 draws lines over logarithms: what is linear comes out (ln r)^2 / 8 too slow at most between
+    nodes of ratio r.
+    """
+    between = set(nodes)
+    for lower, upper in itertools.pairwise(nodes):
+        parts = max(1, round(math.log2(upper / lower) * per_doubling))
+        between |= {round(lower * (upper / lower) ** (i / parts)) for i in range(1, parts)}
+    return sorted(between)
 
 
 def _decode_attention_us(plan: StepPlan, decodes: Sequence[int], contexts: Sequence[int]) -> Floats:

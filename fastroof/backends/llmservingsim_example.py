@@ -46,7 +46,7 @@ def decodes_us(folder: Path, num_layers: int) -> float:
             else:
                 # a block has two norms, and one of everything else
                 block_us += latency_us * (2 if layer == "layernorm" else 1)
-    wanted = ["attention", "0", "0", str(BATCH), str(CONTEXT), "1"]
+    wanted = ["attention", "0", "0", "0", str(BATCH), str(CONTEXT), "1"]
     block_us += next(float(row[-1]) for row in read(folder / "attention.csv") if row[:-1] == wanted)
     return ends_us + num_layers * block_us
 

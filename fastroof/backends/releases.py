@@ -40,6 +40,8 @@ class Program:
         Its name on PyPI; empty if it is not there.
     ran : tuple of str
         Releases or commits that the adapter was run with.
+    result : str
+        What came out, as benchmarks/upstream prints it.
     signatures : tuple of str
         Releases or commits that were not run: stand-ins are held to their signatures, which
         tests/backends/interfaces records.
@@ -57,6 +59,7 @@ class Program:
     checked: datetime.date
     distribution: str = ""
     ran: tuple[str, ...] = ()
+    result: str = ""
     signatures: tuple[str, ...] = ()
     followed: tuple[str, ...] = ()
     note: str = ""
@@ -116,6 +119,7 @@ def releases_markdown() -> str:
         "program",
         "adapter",
         "run for real",
+        "result",
         "held to signatures",
         "written after",
         "defined by",
@@ -126,6 +130,7 @@ def releases_markdown() -> str:
             one.name,
             f"`{one.adapter}`",
             ", ".join(one.ran) or "none",
+            one.result,
             ", ".join(one.signatures),
             ", ".join(one.followed),
             f"{one.repository} ({one.licence}): {one.interface}" + (f". {one.note}" if one.note else ""),

@@ -1,7 +1,7 @@
 """Tables for splitwise-sim: a plan's step times by the tokens of a batch, all that its lookups know.
 
 The reader is ``DatabasePerformanceModel`` in performance_model.py (Mutinifni/splitwise-sim@3780880, MIT),
-which was read and not run. It groups a file's rows by ``prompt_size * batch_size`` and draws lines between
+which was run at 8f99e7d. It groups a file's rows by ``prompt_size * batch_size`` and draws lines between
 them, for prompts and for decodes, and goes on with the last two rows beyond. A batch is looked up by its
 tokens: those of its prompts, which are never cut, or one for each decode; if it has both, as prompts of
 so many tokens times 1.1.

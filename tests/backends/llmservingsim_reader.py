@@ -10,23 +10,27 @@ serving/core/trace_generator.py at 0d3de681adbd9c515fc378e94e3e625b6e250dad:
   (prefill_chunk, n_decode) with an axis of keys of its own and each key with one of contexts; a slice
   that is missing is replaced by the nearest; decodes of several lengths count as their mean, cut to a whole
   number; without a skew fit nothing is corrected;
-* release 1.1.0 has ``kv_prefill`` in the place of prefill_key: all prompts' contexts, summed;
+* release 1.1.0 reads ``kv_prefill`` in the place of prefill_key, all prompts' contexts, summed; and its
+  attention is linear in logarithms, but where a stretch begins at 0;
 * a step is a prologue, all layers' blocks, and a head (profiler/models/llama.yaml and qwen3.yaml).
 """
 
 from __future__ import annotations
 
 import csv
+import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 COLUMNS = {
     "dense.csv": ["layer", "tokens", "time_us"],
     "per_sequence.csv": ["layer", "sequences", "time_us"],
     "attention.csv": [
-        "layer", "prefill_chunk", "prefill_key", "n_decode", "kv_decode", "decode_q_len", "time_us",
+        "layer", "prefill_chunk", "prefill_key", "kv_prefill", "n_decode", "kv_decode", "decode_q_len",
+        "time_us",
     ],
 }  # fmt: skip
 PROLOGUE = ("embedding",)
@@ -49,8 +53,17 @@ def _place(axis: Sequence[float], x: float) -> tuple[int, int, float]:
     return lower, upper, (x - axis[lower]) / (axis[upper] - axis[lower])
 
 
-def _between(axis: Sequence[float], values: Sequence[float], x: float) -> float:
+def _log_place(axis: Sequence[float], x: float) -> tuple[int, int, float]:
     lower, upper, share = _place(axis, x)
+    if axis[lower] > 0 and lower < upper:
+        share = math.log(x / axis[lower]) / math.log(axis[upper] / axis[lower])
+    return lower, upper, share
+
+
+def _between(
+    axis: Sequence[float], values: Sequence[float], x: float, place: Callable[..., Any] = _place
+) -> float:
+    lower, upper, share = place(axis, x)
     return values[lower] + share * (values[upper] - values[lower])
 
 
@@ -69,11 +82,12 @@ class Bundle:
                     if keep is None or layer in keep:
                         self.rows.setdefault(layer, {})[int(key)] = _nanoseconds(time_us)
         slices: dict[tuple[int, int], dict[float, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
-        for layer, chunk, key, count, context, queries, time_us in self._read(
+        for layer, chunk, key, kv_prefill, count, context, queries, time_us in self._read(
             folder / f"tp{tp}" / "attention.csv"
         ):
             assert (layer, queries) == ("attention", "1")
-            slices[int(chunk), int(count)][float(key)][int(context)] = _nanoseconds(time_us)
+            of_prompts = int(kv_prefill) if is_released else float(key)
+            slices[int(chunk), int(count)][of_prompts][int(context)] = _nanoseconds(time_us)
         self.curves = {layer: _sorted(points) for layer, points in self.rows.items()}
         self.slices = {
             pair: _sorted({key: _sorted(points) for key, points in by_key.items()})
@@ -85,27 +99,25 @@ class Bundle:
     def _read(self, path: Path) -> list[list[str]]:
         with path.open(newline="", encoding="utf-8") as file:
             header, *rows = csv.reader(file)
-        columns = COLUMNS[path.name]
-        if self.is_released:
-            columns = ["kv_prefill" if name == "prefill_key" else name for name in columns]
-        assert header == columns
+        assert header == COLUMNS[path.name]
         return rows
 
     def layer_ns(self, layer: str, rows: int) -> int:
         return max(int(_between(*self.curves[layer], max(rows, 1))), 1)
 
     def attention_ns(self, chunk: int, key: float, count: int, context: int) -> int:
-        low_chunk, high_chunk, chunk_share = _place(self.chunks, chunk)
-        low_count, high_count, count_share = _place(self.counts, count)
+        place = _log_place if self.is_released else _place
+        low_chunk, high_chunk, chunk_share = place(self.chunks, chunk)
+        low_count, high_count, count_share = place(self.counts, count)
 
         def corner(i: int, j: int) -> float:
             pair = (self.chunks[i], self.counts[j])
             if pair not in self.slices:
                 pair = min(self.slices, key=lambda p: (p[0] - pair[0]) ** 2 + (p[1] - pair[1]) ** 2)
             keys, columns = self.slices[pair]
-            lower, upper, share = _place(keys, key)
-            low = _between(*columns[lower], context)
-            return low + share * (_between(*columns[upper], context) - low)
+            lower, upper, share = place(keys, key)
+            low = _between(*columns[lower], context, place)
+            return low + share * (_between(*columns[upper], context, place) - low)
 
         low = corner(low_chunk, low_count)
         low += count_share * (corner(low_chunk, high_count) - low)

@@ -65,7 +65,7 @@ def request(frontier, prompt, *steps):
 
 
 def seconds(predictor, frontier, requests, num_tokens, cluster="MONOLITHIC"):
-    batch = frontier.entities.Batch(0, requests, num_tokens)
+    batch = frontier.entities.Batch(0, requests, num_tokens, is_moe=False)
     return frontier.scheduler.predict_and_create_stage(predictor, batch, 0, frontier.clusters[cluster])
 
 
@@ -114,7 +114,7 @@ def test_a_decode_cluster_counts_no_token_that_the_prefill_gave(frontier):
 
 def test_what_was_preempted_recomputes_in_chunks(frontier, predictor):
     one = request(frontier, 1000, ("MONOLITHIC", 1000), ("MONOLITHIC", 1))
-    one.on_preempted(True, None)
+    one.restart()
     for chunk, context in ((512, 0), (490, 512)):
         expected = predictor.plan.step_scalar([chunk], [context]) / 1e6
         assert seconds(predictor, frontier, [one], [chunk])[0] == expected
@@ -130,12 +130,14 @@ def test_the_terms_add_up_to_the_step(frontier, engine):
         replica={"model_name": "llama-3.1-70b", "attn_tensor_parallel_size": 4, "num_layers": 80},
         engine=engine,
     )
-    batch = frontier.entities.Batch(0, [request(frontier, 4095, ("MONOLITHIC", 4095))] * 64, [1] * 64)
+    requests = [request(frontier, 4095, ("MONOLITHIC", 4095))] * 64
+    batch = frontier.entities.Batch(0, requests, [1] * 64, is_moe=False)
     one, two = (
         predictor.predict_stage_execution_time(batch, 0, frontier.clusters.MONOLITHIC, 80) for _ in range(2)
     )
     of_itself = one.id
     assert (one.layers_ms + one.sampler_e2e_time) / 1e3 == pytest.approx(one.total_time, rel=1e-12)
+    assert one.diagnostic_total_time_ms == one.total_time * 1e3
     parts = {part.name: part.total_us for part in predictor.plan.explain([(1, 4095)] * 64).operators}
     assert one.attention_decode_execution_time == pytest.approx(parts["decode attention"] / 1e3)
     assert one.id == of_itself != two.id
@@ -151,14 +153,14 @@ def test_what_it_cannot_time_is_refused(frontier, predictor):
             seconds(predictor, frontier, [request(frontier, 100)], [100], cluster)
     with pytest.raises(fastroof.BackendError, match="num_pipeline_stages=2"):
         made(frontier, replica={"num_pipeline_stages": 2})
-    with pytest.raises(fastroof.BackendError, match="attn_dp=2"):
-        made(frontier, replica={"attn_dp": 2})
+    with pytest.raises(fastroof.BackendError, match="attn_data_parallel_size=2"):
+        made(frontier, replica={"attn_data_parallel_size": 2})
     experts = frontier.config.BaseModelConfig(32, is_moe=True)
     with pytest.raises(fastroof.BackendError, match="mixtral-8x7b has experts"):
         made(frontier, replica={"model_name": "mixtral-8x7b", "model_config": experts})
     with pytest.raises(fastroof.BackendError, match=r"has 32 layers, and the replica's .* 80"):
         made(frontier, replica={"num_layers": 80})
-    batch = frontier.entities.Batch(0, [request(frontier, 10)], [10])
+    batch = frontier.entities.Batch(0, [request(frontier, 10)], [10], is_moe=False)
     with pytest.raises(fastroof.BackendError, match="num_layers=1 of 32"):
         predictor.predict_stage_execution_time(batch, 0, frontier.clusters.MONOLITHIC)
     drafts = request(frontier, 100, ("MONOLITHIC", 100))

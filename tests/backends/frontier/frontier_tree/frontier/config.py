@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Optional
 
 
@@ -16,10 +16,15 @@ class BaseModelConfig:
 class ReplicaConfig:
     num_pipeline_stages: int = 1
     attn_tensor_parallel_size: int = 1
-    attn_dp: int = 1
+    attn_data_parallel_size: int = 1
     device: str = "a100"
+    network_device: str = "a100_pairwise_nvlink"
     model_name: str = "meta-llama/Llama-2-7b-hf"
-    model_config: BaseModelConfig = field(default_factory=BaseModelConfig)
+    model_config: Optional[BaseModelConfig] = None  # noqa: UP045
+
+    def __post_init__(self):
+        if self.model_config is None:
+            self.model_config = BaseModelConfig(64 if self.model_name == "Qwen/Qwen3-32B" else 32)
 
 
 @dataclass

@@ -17,42 +17,26 @@ class BaseEntity:
 class Request(BaseEntity):
     def __init__(self, arrived_at, num_prefill_tokens, num_decode_tokens, num_processed_tokens=0):
         self._id = Request.generate_id()
-        self._num_prefill_tokens = num_prefill_tokens
+        self._num_prefill_tokens, self._num_decode_tokens = num_prefill_tokens, num_decode_tokens
         self._num_decode_tokens = num_decode_tokens
         self._num_processed_tokens = num_processed_tokens
-        self._num_recomputed_tokens = None
         self._is_prefill_complete = False
         self._spec_decode_enabled = False
 
+    num_prefill_tokens = property(lambda self: self._num_prefill_tokens)
     num_processed_tokens = property(lambda self: self._num_processed_tokens)
     spec_decode_enabled = property(lambda self: self._spec_decode_enabled)
 
-    @property
-    def is_decoding(self):
-        return self._is_prefill_complete and self._num_recomputed_tokens is None
-
-    @property
-    def num_context_tokens(self):
-        if self._num_recomputed_tokens is not None:
-            return self._num_recomputed_tokens
-        return self._num_processed_tokens
-
-    def on_preempted(self, recompute, scheduler_num_computed_tokens):
-        """Keeps what was processed; what was decoding computes it anew where `recompute`."""
-        if not self._is_prefill_complete:
-            self._num_processed_tokens = 0
-        elif recompute:
-            self._num_recomputed_tokens = 0
+    def restart(self):
+        """What was processed becomes a prompt, to be computed anew."""
+        total = self._num_prefill_tokens + self._num_decode_tokens
+        self._num_prefill_tokens = self._num_processed_tokens
+        self._num_decode_tokens = total - self._num_prefill_tokens
+        self._num_processed_tokens, self._is_prefill_complete = 0, False
 
     def on_batch_end(self, time, num_tokens_processed, cluster_type):
-        of_decodes = cluster_type.name != "PREFILL"
-        if self._num_recomputed_tokens is not None:
-            self._num_recomputed_tokens += num_tokens_processed
-            if self._num_recomputed_tokens < self._num_processed_tokens:
-                return
-            self._num_recomputed_tokens, num_tokens_processed = None, 1
         if self._is_prefill_complete:
-            if of_decodes:
+            if cluster_type.name != "PREFILL":
                 self._num_processed_tokens += num_tokens_processed
             return
         self._num_processed_tokens += num_tokens_processed
@@ -63,7 +47,9 @@ class Request(BaseEntity):
 
 
 class Batch(BaseEntity):
-    def __init__(self, replica_id, requests, num_tokens):
+    def __init__(self, replica_id, requests, num_tokens, is_moe=None):
+        if is_moe is None:
+            raise ValueError("is_moe is not set")
         self._id = Batch.generate_id()
         self.replica_id, self.requests, self.num_tokens = replica_id, requests, num_tokens
 
@@ -121,6 +107,11 @@ class ExecutionTime(BaseEntity):
         self._terms = {name: given[name] for name in IN_LAYERS}
         self._tensor_parallel_communication_time = tensor_parallel_communication_time
         self._sampler_e2e_time = sampler_e2e_time
+
+    @property
+    def diagnostic_total_time_ms(self):
+        """As the ledger of a stage's batch reads it."""
+        return self.diagnostic_total_time * 1e3
 
     sampler_e2e_time = property(lambda self: self._sampler_e2e_time)
 

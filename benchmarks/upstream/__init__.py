@@ -1,0 +1,1 @@
+"""Adapters against the real programs, from a checkout: one script a program."""
