@@ -331,7 +331,7 @@ OPERATIONS: Final = (
     Operation("merge", _merge),
     Operation("export c", _export_c),
     Operation("export llm-d", _export("llm-d", "a.yaml", "--isl", "512", "--osl", "128")),
-    Operation("export llmservingsim", _export("llmservingsim", "perf"), replaces=False),
+    Operation("export llmservingsim", _export("llmservingsim", "perf", "--format", "bundle"), replaces=False),
     Operation(
         "export llmservingsim v0",
         _export("llmservingsim", "perf", "--format", "v0", "--longest", "64"),
