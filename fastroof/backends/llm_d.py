@@ -179,7 +179,7 @@ def fit_llm_d(
     lengths, outputs, running = points
     # requests of independent clients
     seen = estimate(plan, lengths, outputs, running, plan.max_tokens, arrivals="random")
-    fits = seen.effective_concurrency >= running * (1.0 - 1e-9)
+    fits = seen.wait_ms <= 0.0
     fits &= lengths + outputs <= plan.model.max_position
     if not fits.any():
         raise BackendError(f"no such requests fit {plan!r}: fewer, shorter ones or a larger tp may do")

@@ -110,7 +110,7 @@ def test_a_verification_is_the_sum_of_its_operators(plans, name):
         parts_us = sum(part.total_us for part in explained.operators)
         assert parts_us == pytest.approx(explained.total_us, rel=1e-9)
         added_us = [part.total_us for part in explained.operators if part.role == "runtime"]
-        assert sum(added_us) == pytest.approx(costs.step_us + costs.sequence_us * batch)
+        assert sum(added_us) == pytest.approx(costs.step_us + costs.of_sequence_us(plan.model.vocab) * batch)
         assert explained.origin == (4 if tokens > 1 else plan.explain([(1, kv - 1)] * batch).origin)
     found = {part.name: part for part in plan.explain_verification(40, 5000, 4).operators}
     one = {part.name: part for part in plan.explain([(1, 4999)] * 40).operators}

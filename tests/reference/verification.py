@@ -49,7 +49,7 @@ def verify_us(plan: Any, batch: int, kv_len: int, queries: int) -> float:
     """A whole step, us."""
     rows, costs = batch * queries, plan.profile.costs
     tokens_us = plan.arena[int(plan.arena[steps.DECODE_TOKENS_AT]) + rows]
-    total = tokens_us + head_us(plan, rows) + costs.step_us + costs.sequence_us * batch
+    total = tokens_us + head_us(plan, rows) + costs.step_us + costs.of_sequence_us(plan.model.vocab) * batch
     return float(total + attention_us(plan, float(batch), float(kv_len), queries))
 
 

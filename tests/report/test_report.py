@@ -245,8 +245,9 @@ def test_steps_of_deployments_are_the_estimates_mean_steps(
             assert sum(step.groups_us.values()) == pytest.approx(step.total_us, rel=1e-9)
             assert set(step.groups_us) <= set(GROUPS)
             off[step.name].append(abs(step.total_us / 1e3 / row[estimated] - 1.0))
-    # whole requests instead of a mean of them; a few prompt tokens may be a step of a measured GEMM
-    assert max(off["decode step"]) < 0.02
+    # whole requests instead of a mean of them (of fewer than the clients, behind a front end); a few prompt
+    # tokens may be a step of a measured GEMM
+    assert max(off["decode step"]) < 0.03
     assert np.median(off["step with prompts"]) < 0.01
     assert max(off["step with prompts"]) < 0.25
     assert not source.problems
