@@ -24,12 +24,12 @@ from tests.reference.serving import simulate_closed_loop
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
+    return compile_plan("llama-3.1-8b", "h100", h100, engine="vllm", client_overhead_ms=0)
 
 
 @pytest.fixture(scope="module")
 def large(h100):
-    return compile_plan("llama-3.1-70b", "h100", h100, tp=8, engine="vllm")
+    return compile_plan("llama-3.1-70b", "h100", h100, tp=8, engine="vllm", client_overhead_ms=0)
 
 
 @pytest.fixture(scope="module")

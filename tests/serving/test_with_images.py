@@ -18,7 +18,7 @@ IMAGES = [(1024, 768), (640, 640)]
 
 @pytest.fixture(scope="module")
 def plan(h100: Tables) -> StepPlan:
-    return compile_plan("qwen3-vl-8b", "h100", h100, engine="vllm")
+    return compile_plan("qwen3-vl-8b", "h100", h100, engine="vllm", client_overhead_ms=0)
 
 
 @pytest.mark.parametrize("budget", [512, 2048, 8192])
