@@ -32,7 +32,14 @@ if TYPE_CHECKING:
     from fastroof import Simulation
 
 
-_TIMES: Final = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "e2e_ms": "E2E"}
+_TIMES: Final = {
+    "ttft_ms": "TTFT",
+    "tpot_ms": "TPOT",
+    "itl_ms": "ITL",
+    "e2e_ms": "E2E",
+    "session_e2e_ms": "session",
+}
+_SHOWN_TURNS: Final = 8
 _LIMITS: Final = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 _ENDS: Final = {"timed_out": "timed out", "rejected": "rejected"}
 _STEPS: Final = {
@@ -99,12 +106,33 @@ def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
     keys = list(answers["ttft_ms"])
     rows = []
     for name, words in _TIMES.items():
+        if name not in answers:
+            continue
         rows.append((words, *(_ms(answers[name][key]) for key in keys)))
-        if pairs is not None:
+        if pairs is not None and name in pairs:
             rows.append(("", *(" - ".join(map(_ms, pairs[name][key])) for key in keys)))
     print_table(("ms", *keys), rows, left=("ms",))
     out.print()
+    if "sessions" in answers:
+        _print_turns(answers["sessions"]["by_turn"])
+        out.print()
     print_facts(_facts(sim, answers, pairs))
+
+
+def _print_turns(by_turn: list[dict[str, Any]]) -> None:
+    """Print times by turn: of the first ones, and of the last."""
+    shown = by_turn if len(by_turn) <= _SHOWN_TURNS else [*by_turn[: _SHOWN_TURNS - 1], by_turn[-1]]
+    rows = [
+        (
+            f"{one['turn']}",
+            f"{one['requests']:,}",
+            f"{one['input_tokens']:,.0f}",
+            *(_ms(one[name][key]) for name in ("ttft_ms", "e2e_ms") for key in ("mean", "p99")),
+        )
+        for one in shown
+    ]
+    heads = ("turn", "requests", "prompt", "TTFT mean", "p99 ms", "E2E mean", "p99 ms")
+    print_table(heads, rows)
 
 
 def _ms(value: float) -> str:
@@ -159,6 +187,15 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
         ("steps", f"{answers['steps']:,}: {_steps(answers)}; {percent(answers['busy'])} of the time"),
         ("preemptions", f"{answers['preemptions']:,}"),
     ]
+    sessions = answers.get("sessions")
+    if sessions is not None:
+        facts.append(
+            (
+                "sessions",
+                f"{sessions['finished']:,} of {sessions['sessions']:,} finished, "
+                f"{sessions['requests_each']:,.3g} requests each",
+            )
+        )
     cache = answers.get("prefix_cache")
     if cache is not None:
         again = f", {cache['found_again_tokens']:,} tokens after preemptions"
@@ -196,6 +233,8 @@ Examples:
   fastroof simulate --model llama-3.1-8b --rate 20 --input lognormal:1024:0.5 --output lognormal:200:0.7
   fastroof simulate --model llama-3.1-8b --rate 60 --replicas 4 --router least_outstanding
   fastroof simulate --model llama-3.1-8b --rate 20 --prefill-replicas 2 --decode-replicas 1 --kv-bandwidth 50
+  fastroof simulate --model llama-3.1-8b --rate 0.5 --turns 5 --calls uniform:1:10 --input 4000 --growth 500 \
+      --think exponential:20 --tool 1.5 --system-prompt 2000
 
 Percentiles are over requests that finished; ITL is over all gaps between two tokens of a request. Where the
 load is near saturation, or the error of a step decides whether an SLO is kept, the same requests are
@@ -210,8 +249,10 @@ duration_s, arrivals_per_s, requests_per_s, input_tokens_per_s, output_tokens_pe
 output_tokens_per_s_per_gpu, steps, mixed_steps, prefill_steps, decode_steps, preemptions, running, waiting,
 kv_use [mean, peak], busy, warnings; with --slo goodput [limits, requests, share, requests_per_s, p99_within];
 with --prefix-cache lru prefix_cache [hit_rate, looked_up_tokens, found_tokens, found_again_tokens,
-evictions]; near saturation or with --range, range [relative_error, basis, near_saturation, amplification,
-flips, and pairs: faster, slower]; with pools transfer_ms [mean, p50, p90, p95, p99], pools [prefill, decode:
+evictions]; with sessions session_e2e_ms [mean, p50, p90, p95, p99] and sessions [sessions, finished,
+requests_each, by_turn: turn, requests, input_tokens, output_tokens, ttft_ms, e2e_ms]; near saturation or with
+--range, range [relative_error, basis, near_saturation, amplification, flips, and pairs: faster, slower];
+with pools transfer_ms [mean, p50, p90, p95, p99], pools [prefill, decode:
 tp, replicas, steps, busy], and settings of a decode engine.
 """
     + ENGINE_FACTS

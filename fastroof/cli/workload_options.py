@@ -80,7 +80,21 @@ DRAWN: Final = {
     "clients": _option(
         int, "Number of clients of a closed loop, each of which waits for its last answer.", "CLIENTS"
     ),
-    "think": _option(float, "Seconds from an answer to the client's next request, with --clients.", "S"),
+    "think": _option(
+        str,
+        "Seconds from an answer to the client's next request, or to the next of --turns: a number, "
+        "exponential:MEAN, lognormal:MEAN:SIGMA or uniform:MIN:MAX.  [default: 0]",
+        "S",
+    ),
+    "turns": _option(
+        str, "Turns of a session, a number or as --input; --rate is of sessions then.  [default: 1]", "TURNS"
+    ),
+    "calls": _option(str, "Calls of an agent in each turn, as --turns.  [default: 1]", "CALLS"),
+    "tool": _option(str, "Seconds of tools between two calls of a turn, as --think.  [default: 0]", "S"),
+    "growth": _option(
+        str, "New prompt tokens of a session's later requests, as --input.  [default: as --input]", "TOKENS"
+    ),
+    "system_prompt": _option(int, "Tokens at the start of all sessions' prompts.  [default: 0]", "TOKENS"),
     "num_requests": _option(
         int, "Number of requests to draw; capacity draws more (--steady).  [default: 1000]", "REQUESTS"
     ),
@@ -94,7 +108,10 @@ DRAWN: Final = {
         str, "Output length, as --input; lengths of one trace are drawn together.  [default: 128]", "TOKENS"
     ),
     "cached": _option(
-        str, "Prompt tokens in the prefix cache, as --input, or share:0.5.  [default: 0]", "TOKENS"
+        str,
+        "Prompt tokens in the prefix cache, as --input, share:0.5 or history, all before a turn's new ones.  "
+        "[default: 0; of sessions history]",
+        "TOKENS",
     ),
 }
 WORKLOAD: Final[Group] = {
@@ -107,6 +124,9 @@ WORKLOAD: Final[Group] = {
 
 _FIELDS: Final = {
     "think": "think_s",
+    "tool": "tool_s",
+    "growth": "growth_tokens",
+    "system_prompt": "system_tokens",
     "num_requests": "requests",
     "input": "input_tokens",
     "output": "output_tokens",
@@ -146,6 +166,8 @@ def asked_requests(**options: Any) -> Trace | Workload:
     fields = {_FIELDS.get(name, name): value for name, value in given.items()}
     if "ramp" in fields:
         fields["ramp"] = _parse_ramp(fields["ramp"])
+    if "clients" in fields and "think_s" in fields:
+        fields["think_s"] = _parse_think(fields["think_s"])
     fields |= _read_lengths(fields, reading)
     return Workload(**fields)
 
@@ -156,7 +178,7 @@ def _read_lengths(fields: dict[str, Any], reading: dict[str, Any]) -> dict[str, 
 
     names = {
         name: fields[name].removeprefix("file:")
-        for name in ("input_tokens", "output_tokens", "cached_tokens")
+        for name in ("input_tokens", "output_tokens", "cached_tokens", "growth_tokens")
         if str(fields.get(name, "")).startswith("file:")
     }
     if reading and not names:
@@ -185,6 +207,14 @@ def print_left_out(requests: Trace | Workload) -> None:
     """Print how many rows of a trace's file are not served, by reason."""
     for reason, rows in getattr(requests, "left_out", {}).items():
         console().print(f"left out: {counted(rows, 'row')} ({reason})", soft_wrap=True)
+
+
+def _parse_think(text: str) -> float:
+    """Read the seconds that clients of a closed loop think."""
+    try:
+        return float(text)
+    except ValueError:
+        raise TraceError(f"--think with --clients needs seconds such as 0.5, got {shown(text)}") from None
 
 
 def _parse_ramp(text: str) -> tuple[float, ...]:

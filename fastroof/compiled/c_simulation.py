@@ -18,6 +18,7 @@ from fastroof.compiled.intrinsics import pointer_at
 from fastroof.compiled.jit import jit_inline
 from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.compiled.simulation.engine import engine_run
+from fastroof.compiled.simulation.sessions import Sessions
 from fastroof.compiled.simulation.state import (
     BUSY_US,
     CACHED_TOKENS,
@@ -278,6 +279,7 @@ def _simulate(
         pause_steps=0,
         min_free_slots=0,
         depth=1 + words[IS_ASYNCHRONOUS],
+        has_parents=0,
         clients=words[CLIENTS],
         think_us=reals[THINK_US],
         timeout_us=timeout_us,
@@ -285,7 +287,9 @@ def _simulate(
         stop=scalars[NUM_SCALARS - 1 :],  # which nothing sets
     )
     state = EngineState(scalars, clock, slots, calendar, due, firsts, fresh)
-    requests = Requests(served_arrivals, prompts, outputs, cached, next_arrived)
+    whole, long, real = next_arrived[:0], scalars[:0], clock[:0]
+    no_sessions = Sessions(whole, whole, long, whole, real, whole, long)
+    requests = Requests(served_arrivals, prompts, outputs, cached, next_arrived, no_sessions)
     outcome = Served(firsts_us, lasts_us, preempted, statuses, sent, next_preempted, place)
     code = 0
     if count > 0:

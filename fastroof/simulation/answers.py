@@ -12,6 +12,7 @@ from fastroof.arrow import facts_html, html_table
 from fastroof.columns import Column
 from fastroof.simulation.engine import STATUS_NAMES
 from fastroof.simulation.requests import RequestTimes, engine_use, gap_spread, gap_values_us, spread
+from fastroof.simulation.session_answers import session_results
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def run_answers(trace: Trace, outcomes: Outcomes, times: RequestTimes, engines: 
         "preemptions": int(outcomes.counters["preemptions"]),
         **engine_use(outcomes, engines, over_us),
         **_prefix_cache(outcomes.counters),
+        **session_results(trace, outcomes, times),
     }
 
 
@@ -77,6 +79,7 @@ _TIMES: Final = {
     "itl_ms": "time between two tokens",
     "e2e_ms": "time to the last token",
     "transfer_ms": "time to send a KV cache",
+    "session_e2e_ms": "time of a session",
 }
 _FACTS: Final = {
     "requests": "",

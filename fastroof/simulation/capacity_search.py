@@ -441,10 +441,15 @@ def _sped_up(trace: Trace, factor: float) -> Trace:
 
 def drawn_trace(given: Trace | Workload, rate: float | None = None) -> Trace:
     """Return a trace, or the requests of a workload."""
+    if not isinstance(given, Trace | Workload):
+        raise SimulationError(f"requests must be a Trace or a Workload, got {type(given).__name__}")
+    if given.has_parents if isinstance(given, Trace) else given.has_sessions:
+        raise SimulationError(
+            f"{shown(given.name)} has sessions, whose requests follow answers at any rate: simulate it at "
+            "several rates of sessions"
+        )
     if isinstance(given, Trace):
         return given
-    if not isinstance(given, Workload):
-        raise SimulationError(f"requests must be a Trace or a Workload, got {type(given).__name__}")
     return given.trace(None if has_rate(given) else rate, given.seed)
 
 

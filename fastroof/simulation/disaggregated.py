@@ -122,6 +122,11 @@ def _check(prefill: Pool, decode: Pool, trace: Trace, link: Link) -> None:
             "closed loops are not simulated with two pools, which run one after the other; give arrivals, "
             "such as a Workload at the clients' rate"
         )
+    if trace.has_parents:
+        raise SimulationError(
+            "sessions are not simulated with two pools, which run one after the other; leave parents out, or "
+            "give replicas"
+        )
     for pool in (prefill, decode):
         whole_number("replicas", pool.replicas, most=MOST_REPLICAS, error=SimulationError)
         if pool.settings.timeout_s < math.inf:

@@ -23,6 +23,7 @@ from fastroof.compiled.simulation.block_pool import (
 from fastroof.compiled.simulation.engine import engine_run
 from fastroof.compiled.simulation.pooled_engine import pooled_engine_run
 from fastroof.compiled.simulation.pooled_preemption import DUE_ROWS, NUM_POOLED_FIELDS
+from fastroof.compiled.simulation.sessions import NUM_MARKS, Sessions
 from fastroof.compiled.simulation.state import (
     BUSY_US,
     CACHED_TOKENS,
@@ -58,6 +59,7 @@ from fastroof.errors import SimulationError, StoppedError
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.trace import Trace
 from fastroof.simulation.trace_columns import prompt_blocks
+from fastroof.simulation.trace_sessions import descendants, links_of, of_rows
 from fastroof.stopping import check_stopped, stop_flag
 from fastroof.units import US_PER_S
 
@@ -132,6 +134,7 @@ def options_of(settings: EngineSettings, trace: Trace, time_scale: float = 1.0) 
         pause_steps=settings.pause_steps,
         min_free_slots=min(settings.min_free_slots_delay, settings.max_num_seqs),
         depth=2 if settings.async_scheduling else 1,
+        has_parents=int(trace.has_parents),
         clients=trace.clients or 0,
         think_us=trace.think_s * US_PER_S,
         timeout_us=settings.timeout_s * US_PER_S,
@@ -153,6 +156,9 @@ def too_long(trace: Trace, settings: EngineSettings) -> Bools:
         # a preempted request recomputes its output so far with its prompt
         whole = trace.input_tokens - trace.cached_tokens if settings.reserve_output else tokens - 1
         beyond |= whole > settings.max_num_batched_tokens
+    if trace.parents is not None and trace.parent_offsets is not None and beyond.any():
+        # what comes after a request that is never served is not sent
+        beyond = descendants(beyond, trace.parents, trace.parent_offsets)
     return beyond
 
 
@@ -231,7 +237,24 @@ def arrays_of(trace: Trace, served: Bools | None = None) -> Requests:
         np.ascontiguousarray(trace.output_tokens[which]),
         np.ascontiguousarray(trace.cached_tokens[which]),
         np.full(len(arrival_us), NONE, np.int32),
+        sessions_of(trace, served),
     )
+
+
+def sessions_of(trace: Trace, served: Bools | None = None) -> Sessions:
+    """Return the links of a trace's requests, or of some, and room for those to come."""
+    count = len(trace) if served is None else int(served.sum())
+    marks, room = np.zeros(NUM_MARKS, np.int64), count if trace.is_closed or trace.has_parents else 0
+    heap = np.empty(room, np.int32)
+    if trace.parents is None or trace.parent_offsets is None or trace.delay_s is None:
+        whole, real = np.zeros(0, np.int32), np.zeros(0)
+        return Sessions(whole, whole, np.zeros(0, np.int64), whole, real, heap, marks)
+    links, delay_us = trace.links, trace.delay_s * US_PER_S
+    if served is not None:
+        rows = np.flatnonzero(served)
+        links = links_of(*of_rows(rows, trace.parents, trace.parent_offsets).values())
+        delay_us = delay_us[rows]
+    return Sessions(*links[:3], links.parents_each.copy(), delay_us, heap, marks)
 
 
 def counters_of(state: EngineState) -> dict[str, Any]:
@@ -334,6 +357,11 @@ def new_pooled_arrays(
         raise SimulationError(
             "a simulated prefix cache is vLLM's: order must be mixed and reserve_output off, got "
             f"{settings.order} and {settings.reserve_output}"
+        )
+    if trace.has_parents:
+        raise SimulationError(
+            f"trace {shown(trace.name)} has sessions, which a simulated prefix cache does not serve: "
+            'give prefix_cache="given"'
         )
     if trace.hash_ids is not None and trace.cached_tokens.any():
         raise SimulationError(

@@ -20,8 +20,9 @@ from fastroof.errors import TraceError
 from fastroof.given_arrays import is_masked
 from fastroof.processors import usable_memory_bytes
 from fastroof.simulation.trace import HASH_IDS
+from fastroof.simulation.trace_agentx import MARK, agent_columns
 from fastroof.simulation.trace_columns import RawColumns
-from fastroof.simulation.trace_formats import NamedColumns, Reading, named_columns
+from fastroof.simulation.trace_formats import SESSION_NAMES, NamedColumns, Reading, named_columns
 from fastroof.units import GIB
 
 if TYPE_CHECKING:
@@ -148,6 +149,9 @@ def raw_file(path: Path, reading: Reading) -> Found:
         raw, columns = raw_arrays(table, reading, what=what)
         return raw, columns, {**table_metadata(table), "name": name}
     is_json = start.removeprefix(_BOM).lstrip().startswith((b"{", b"["))
+    if is_json and MARK in content:
+        raw, columns, facts = agent_columns(what, content, reading)
+        return raw, columns, {**facts, "name": name}
     raw, columns = (_json_lines if is_json else _csv)(what, content, reading)
     return raw, columns, {"name": name}
 
@@ -288,15 +292,22 @@ def _json_lines(what: str, content: bytes, reading: Reading) -> tuple[RawColumns
 
 
 def _json_columns(what: str, content: bytes, first: dict[str, Any], reading: Reading) -> NamedColumns:
-    """Return the columns of the first row or, if it lacks some, as that of a failed request, of all rows."""
+    """Return the columns of the first row or, if it lacks some, as that of a failed request, of all rows.
+
+    The first request of a session has no delay and no parent.
+    """
     try:
-        return named_columns(list(first), what, reading)
+        columns = named_columns(list(first), what, reading)
+        is_whole = not any(json.dumps(name).encode() in content for name in SESSION_NAMES)
     except TraceError:
-        keys = dict.fromkeys(first)
-        for number, line in _lines(content):
-            if line.strip():
-                keys |= dict.fromkeys(_json_row(f"{what}, line {number}", line.removeprefix(_BOM)))
-        return named_columns(list(keys), what, reading)
+        is_whole = False
+    if is_whole:
+        return columns
+    keys = dict.fromkeys(first)
+    for number, line in _lines(content):
+        if line.strip():
+            keys |= dict.fromkeys(_json_row(f"{what}, line {number}", line.removeprefix(_BOM)))
+    return named_columns(list(keys), what, reading)
 
 
 def _json_row(place: str, line: bytes) -> dict[str, Any]:

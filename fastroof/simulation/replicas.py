@@ -140,7 +140,8 @@ def run_schedulers(
     count = len(requests.arrival_us)
     replica_of = np.zeros(count, np.int32)
 
-    if routing == "round_robin" and trace.clients is None and replicas > 1:
+    has_feedback = trace.is_closed or trace.has_parents
+    if routing == "round_robin" and not has_feedback and replicas > 1:
         replica_of[:] = np.arange(count) % replicas
         fleet_of_one = partial(new_fleet, routing, settings, count, longest, rules=rules)
         run = partial(_share, plan.arena, options, arrays, replica_of, fleet_of_one)
@@ -155,12 +156,12 @@ def run_schedulers(
         fleet = new_fleet(routing, settings, count, longest, replicas, rules, drawn)
         record = arrays.record
         given = (fleet, requests, arrays.served, record, replica_of)
-        if trace.clients is None:
-            code = loops.replicas_run(plan.arena, options, *given)
-        else:
+        if has_feedback:
             # clients are handled by the router
             alone = options._replace(clients=0)
-            code = loops.closed_loop_run(plan.arena, alone, *given, trace.clients)
+            code = loops.feedback_run(plan.arena, alone, *given, trace.clients or 0)
+        else:
+            code = loops.replicas_run(plan.arena, options, *given)
         raise_stuck(code)
         counters = _counters(fleet.states)
     outcomes = _outcomes(requests, arrays.served, replica_of, record, counters)

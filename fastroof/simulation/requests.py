@@ -278,6 +278,11 @@ def request_table(
     }
     found = outcomes.cached_tokens
     shown = REQUEST_COLUMNS if found is None else (*REQUEST_COLUMNS, CACHED_COLUMN)
+    if trace.has_parents:
+        from fastroof.simulation.session_answers import TURN_COLUMNS, turns_of
+
+        shown = (*shown, *TURN_COLUMNS)
+        values |= {"session": trace.session, "turn": turns_of(trace)}
     schema = arrow_schema(shown, made_from)
     columns = {
         name: pa.array(trace.in_file_order(value), schema.field(name).type, from_pandas=True)

@@ -26,6 +26,7 @@ from fastroof.simulation.requests import (
     series_table,
     write_table,
 )
+from fastroof.simulation.session_answers import session_table
 from fastroof.units import US_PER_S
 
 if TYPE_CHECKING:
@@ -67,6 +68,9 @@ def queue_growth(trace: Trace, outcomes: Outcomes) -> QueueGrowth | None:
     arrival_us, first_us = outcomes.arrival_us, outcomes.first_us
     if trace.is_closed or len(arrival_us) < 2:
         return None
+    if trace.has_parents:
+        order = np.argsort(arrival_us)
+        arrival_us, first_us = arrival_us[order], first_us[order]
     start_us, end_us = float(arrival_us[0]), float(arrival_us[-1])
     middle_us = (start_us + end_us) / 2.0
     seconds = (end_us - middle_us) / US_PER_S
@@ -259,10 +263,32 @@ class Simulation(ArrowRows):
         pyarrow.Table
             ``arrival_s``, ``input_tokens``, ``output_tokens``, ``ttft_ms``, ``tpot_ms``, ``e2e_ms`` (null
             without such a time), ``preemptions``, ``replica``, ``status`` (finished, timed_out or rejected)
-            and, with a simulated prefix cache, ``cached_tokens`` found at the first admission. Fields have
-            units and meanings as metadata, the table its inputs.
+            and, with a simulated prefix cache, ``cached_tokens`` found at the first admission; with sessions
+            ``session`` and ``turn``. Fields have units and meanings as metadata, the table its inputs.
         """
         return request_table(self.trace, self.outcomes, self.times, self.made_from)
+
+    @lazy_property
+    def sessions(self) -> pa.Table:
+        """Sessions as a table, a row each, by their first requests.
+
+        Returns
+        -------
+        pyarrow.Table
+            ``session``, ``requests``, ``turns``, ``start_s``, ``e2e_ms`` from its first arrival to its last
+            token (null if a request did not finish), ``input_tokens`` and ``output_tokens`` of all requests,
+            and ``status``: finished or cut.
+
+        Raises
+        ------
+        SimulationError
+            If no request of the trace follows another.
+        """
+        if not self.trace.has_parents:
+            raise SimulationError(
+                f"trace {self.trace.name!r} has no sessions: give it parents, or a workload turns"
+            )
+        return session_table(self.trace, self.outcomes, self.times, self.made_from)
 
     def to_arrow(self) -> pa.Table:
         """Return :attr:`requests`; :meth:`to_pandas` and :meth:`to_polars` return data frames."""
@@ -340,7 +366,10 @@ class Simulation(ArrowRows):
             and ``kv_use``, each ``{mean, peak}``, means over the duration; ``busy``, the share of it in which
             steps ran; ``warnings``, sentences. With a simulated prefix cache ``prefix_cache``: its
             ``hit_rate``, ``found_tokens`` over ``looked_up_tokens`` of prompts at their first admission;
-            ``found_again_tokens``, after preemptions; ``evictions`` of blocks.
+            ``found_again_tokens``, after preemptions; ``evictions`` of blocks. With sessions
+            ``session_e2e_ms``, from the first arrival of a session to its last token, over those whose
+            requests all finished; and ``sessions``: how many, ``finished``, ``requests_each``, and
+            ``by_turn`` requests, mean tokens, ``ttft_ms`` and ``e2e_ms`` of each (the 32nd: all later ones).
 
         Raises
         ------

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from fastroof.checks import is_number, is_whole_number, shown, whole_number
 from fastroof.columns import Column
 from fastroof.errors import TraceError
 from fastroof.given_arrays import number_array, refused
+from fastroof.simulation import trace_sessions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,18 +47,34 @@ def refuse_where(where: str, name: str, values: Array, wrong: Bools, needed: str
 
 
 def sorted_by_arrival(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Sort requests, with their blocks, by arrival; stable."""
+    """Sort requests, with their blocks and links, by arrival, parents first; stable."""
     arrival_s = arrays["arrival_s"]
-    if not (np.diff(arrival_s) < 0).any():
+    depth = arrays.pop("depth", None)
+    if not (np.diff(arrival_s) < 0).any() and _are_parents_first(arrays):
         return arrays | {"order": np.arange(len(arrival_s), dtype=np.int64)}
     order = np.argsort(arrival_s, kind="stable").astype(np.int64)
-    sorted_rows = {name: values[order] for name, values in arrays.items() if not name.startswith("hash_")}
+    if depth is not None and (np.diff(depth[order]) < 0)[np.diff(arrival_s[order]) == 0].any():
+        order = np.lexsort((depth, arrival_s)).astype(np.int64)
+    sorted_rows = {
+        name: values[order] for name, values in arrays.items() if not name.startswith(("hash_", "parent"))
+    }
+    if "parents" in arrays:
+        sorted_rows |= trace_sessions.reordered(order, arrays["parents"], arrays["parent_offsets"])
     if "hash_ids" in arrays:
         starts, counts = arrays["hash_offsets"][:-1][order], np.diff(arrays["hash_offsets"])[order]
         offsets = np.concatenate([[0], np.cumsum(counts)])
         places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
         sorted_rows |= {"hash_ids": arrays["hash_ids"][places], "hash_offsets": offsets}
     return sorted_rows | {"order": order}
+
+
+def _are_parents_first(arrays: dict[str, Any]) -> bool:
+    """Whether every request comes after its parents."""
+    if "parents" not in arrays:
+        return True
+    offsets = arrays["parent_offsets"]
+    child = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    return bool((arrays["parents"] < child).all())
 
 
 Sizes = npt.NDArray[np.int32]
@@ -102,6 +120,16 @@ class Trace:
     hash_block_size : int, default 0
         Tokens per block; request i has ``ceil(input_tokens[i] / hash_block_size)`` ids, the last block may be
         partial. 0 without ids.
+    parents : array of int, optional
+        Rows of the requests that each one waits for. Shape (requests,) with -1 for none, or, with
+        ``parent_offsets``, those of all requests one after the other. A request starts ``delay_s`` after the
+        last of its parents has ended, and not before its ``arrival_s``.
+    parent_offsets : array of int, shape (requests + 1,), optional
+        Where each request's parents start, from 0 to their number.
+    delay_s : array of float, shape (requests,), optional
+        Seconds from the end of a request's last parent to its start: time to think, or of a tool. Default 0.
+    session : array of int, shape (requests,), optional
+        Number of each request's session, that of its parents. By default all requests that are linked.
     name : str
         Name in reports.
     clients : int, optional
@@ -137,6 +165,10 @@ class Trace:
     hash_ids: Longs | None = None
     hash_offsets: Longs | None = None
     hash_block_size: int = 0
+    parents: Longs | None = None
+    parent_offsets: Longs | None = None
+    delay_s: Floats | None = None
+    session: Longs | None = None
     name: str = "trace"
     clients: int | None = None
     think_s: float = 0.0
@@ -174,6 +206,8 @@ class Trace:
         if not is_number(self.think_s) or self.think_s < 0:
             raise TraceError(f"{where}: think_s must be seconds of at least 0, got {shown(self.think_s)}")
         arrays |= self._checked_hashes(where, arrays["input_tokens"])
+        arrays |= self._checked_links(where, arrival_s)
+        arrival_s = arrays["arrival_s"]
         if self.order is None:
             arrays = sorted_by_arrival(arrays)
         else:
@@ -182,6 +216,9 @@ class Trace:
                 raise TraceError(f"{where}: order must hold 0 to {count - 1} once each")
             if (np.diff(arrival_s) < 0).any():
                 raise TraceError(f"{where}: order goes with sorted arrivals; leave it out to sort them")
+            arrays.pop("depth", None)
+            if not _are_parents_first(arrays):
+                raise TraceError(f"{where}: order goes with parents before the requests that wait for them")
             arrays["order"] = order
         for name, array in arrays.items():
             object.__setattr__(self, name, array)
@@ -218,8 +255,55 @@ class Trace:
             )
         return {"hash_ids": ids, "hash_offsets": offsets}
 
+    def _checked_links(self, where: str, arrival_s: Floats) -> dict[str, Any]:
+        count = len(arrival_s)
+        given: dict[str, Any] = {}
+        for name, kinds, kind in (("delay_s", "fiu", np.float64), ("session", "iu", np.int64)):
+            if getattr(self, name) is not None:
+                values = numbers_in_a_row(where, name, getattr(self, name), kinds).astype(kind)
+                if len(values) != count:
+                    raise TraceError(f"{where}: arrival_s has {count} requests, {name} {len(values)}")
+                given[name] = values
+        if self.parents is None:
+            if self.parent_offsets is not None or "delay_s" in given:
+                alone = "delay_s" if self.parent_offsets is None else "parent_offsets"
+                raise TraceError(f"{where}: {alone} goes with parents, the rows that each request waits for")
+            return given
+        if self.clients is not None:
+            raise TraceError(f"{where}: a closed loop's requests follow its clients: give clients or parents")
+        parents = numbers_in_a_row(where, "parents", self.parents, "iu").astype(np.int64)
+        offsets = self.parent_offsets
+        if offsets is not None:
+            offsets = numbers_in_a_row(where, "parent_offsets", offsets, "iu").astype(np.int64)
+        parents, offsets = trace_sessions.checked_parents(where, count, parents, offsets)
+        delay_s = given.setdefault("delay_s", np.zeros(count))
+        refuse_where(where, "delay_s", delay_s, ~((delay_s >= 0) & (delay_s <= MOST_SECONDS)),
+                f"must be seconds from 0 to {MOST_SECONDS:g}")  # fmt: skip
+        refuse_where(where, "delay_s", delay_s, (delay_s > 0) & (np.diff(offsets) == 0),
+                "must be 0 without a parent to follow")  # fmt: skip
+        found = trace_sessions.earliest(where, arrival_s, delay_s, parents, offsets)
+        refuse_where(where, "arrival_s", found.arrival_s, found.arrival_s > MOST_SECONDS,
+                f"must be seconds from 0 to {MOST_SECONDS:g} with the delays before it")  # fmt: skip
+        if "session" in given:
+            trace_sessions.checked_session(where, given["session"], parents, offsets)
+        else:
+            given["session"] = trace_sessions.components(parents, offsets)
+        return {**given, "parents": parents, "parent_offsets": offsets} | found._asdict()
+
     def __len__(self) -> int:
         return len(self.arrival_s)
+
+    @property
+    def has_parents(self) -> bool:
+        """Whether requests start after others."""
+        return self.parents is not None
+
+    @cached_property
+    def links(self) -> trace_sessions.Links:
+        """Links of requests as the loops read them."""
+        assert self.parents is not None
+        assert self.parent_offsets is not None
+        return trace_sessions.links_of(self.parents, self.parent_offsets)
 
     @property
     def is_closed(self) -> bool:
@@ -269,14 +353,35 @@ class Trace:
             )
         with np.errstate(over="ignore"):
             arrival_s = self.arrival_s / factor
+        if self.parents is not None:
+            arrival_s = self._scaled_links(arrival_s)
         if not arrival_s[-1] <= MOST_SECONDS:
             raise TraceError(
                 f"trace {shown(self.name)}: at {factor!r} times its rate it lasts over {MOST_SECONDS:g} s"
             )
+        if self.parents is not None:
+            # requests may pass each other, as delays stay
+            return replace(self, arrival_s=arrival_s, order=None)._in_rows_of(self.order)
         # nothing else changes, so nothing is checked again: searches scale often
         scaled = copy.copy(self)
         object.__setattr__(scaled, "arrival_s", arrival_s)
         return scaled
+
+    def _scaled_links(self, arrival_s: Floats) -> Floats:
+        """Return scaled arrivals, without those that only follow from parents and delays."""
+        assert self.parents is not None
+        assert self.parent_offsets is not None
+        assert self.delay_s is not None
+        child = np.repeat(np.arange(len(self)), np.diff(self.parent_offsets))
+        follows = np.full(len(self), -1.0)
+        np.maximum.at(follows, child, self.arrival_s[self.parents] + self.delay_s[child])
+        return np.where(self.arrival_s <= follows, 0.0, arrival_s)
+
+    def _in_rows_of(self, order: Longs) -> Trace:
+        """Return the trace with the rows of a file, of which its own rows are an order."""
+        placed = copy.copy(self)
+        object.__setattr__(placed, "order", order[self.order])
+        return placed
 
     def limited(self, limit: int) -> Trace:
         """Return the first requests by arrival.
@@ -354,6 +459,12 @@ class Trace:
                 "hash_ids": self.hash_ids[offsets[0] : offsets[-1]],
                 "hash_offsets": offsets - offsets[0],
             }
+        if self.parents is not None and self.parent_offsets is not None and self.delay_s is not None:
+            links = trace_sessions.of_rows(rows, self.parents, self.parent_offsets)
+            is_root = np.diff(links["parent_offsets"]) == 0
+            columns |= links | {"delay_s": np.where(is_root, 0.0, self.delay_s[rows])}
+        if self.session is not None:
+            columns["session"] = self.session[rows]
         order = np.empty(rows.stop - rows.start, np.int64)
         order[np.argsort(self.order[rows])] = np.arange(len(order))
         return replace(self, **columns, order=order)
@@ -410,7 +521,23 @@ class Trace:
             columns.append(lists.take(pa.array(self.in_file_order(np.arange(len(self))))))
             block_size = {"hash_block_size": str(self.hash_block_size)}
             schema = schema.append(pa.field(HASH_IDS, lists.type, metadata=block_size))
+        for name, column in self._link_columns().items():
+            columns.append(column)
+            schema = schema.append(pa.field(name, column.type))
         return pa.table(columns, schema=schema)
+
+    def _link_columns(self) -> dict[str, Any]:
+        """Return the columns of sessions, in the file's order; parents are its rows."""
+        import pyarrow as pa
+
+        columns: dict[str, Any] = {}
+        if self.session is not None:
+            columns["session"] = pa.array(self.in_file_order(self.session))
+        if self.parents is not None and self.parent_offsets is not None and self.delay_s is not None:
+            lists = pa.LargeListArray.from_arrays(self.parent_offsets, self.order[self.parents])
+            columns["parent"] = lists.take(pa.array(self.in_file_order(np.arange(len(self)))))
+            columns["delay_s"] = pa.array(self.in_file_order(self.delay_s))
+        return columns
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Export the table as an Arrow stream: the PyCapsule interface."""

@@ -17,6 +17,7 @@ from fastroof.simulation.raw_files import raw_arrays, raw_file, raw_table, table
 from fastroof.simulation.trace import MOST_TOKENS, Trace
 from fastroof.simulation.trace_columns import RawColumns
 from fastroof.simulation.trace_formats import NamedColumns, Reading, own_columns
+from fastroof.simulation.trace_links import grown_prompts, linked_rows, read_links
 from fastroof.simulation.trace_rows import Condition, parse_conditions, rows_where, without_failed
 
 if TYPE_CHECKING:
@@ -117,7 +118,8 @@ def load_lengths(
         conditions = parse_conditions(where)
         others = tuple(one.column for one in conditions)
         raw, named, facts = _raw(source, Reading(None, own_columns(columns), others, needs_arrival=False))
-        return _checked_trace(raw, named._replace(hash_ids=""), {"name": facts["name"]}, conditions, None)
+        alone = named._replace(hash_ids="", session="", parent="")
+        return _checked_trace(raw, alone, {"name": facts["name"]}, conditions, None)
 
 
 @contextmanager
@@ -163,6 +165,7 @@ def _checked_trace(
     """Check the rows, with errors that name them, and make the trace."""
     if not raw.count:
         raise TraceError(f"{raw.what} has no requests")
+    raw, links = read_links(raw, columns)
     raw, others = rows_where(raw, columns, conditions)
     raw, failed = without_failed(raw, columns)
     left_out = others | failed
@@ -171,8 +174,16 @@ def _checked_trace(
         raise TraceError(f"{raw.what} has no requests{why}")
     sizes = {role: raw.tokens(getattr(columns, role)) for role in ("input_tokens", "output_tokens")}
     arrival_s: Floats = np.zeros(raw.count)
+    rows: dict[str, Any] = {}
+    if links is not None:
+        rows = linked_rows(raw, links)
+        if links.grows:
+            # ids of a turn's own tokens do not tell what its whole prompt shares
+            columns = columns._replace(hash_ids="")
+            given = sizes["input_tokens"], sizes["output_tokens"]
+            sizes["input_tokens"] = grown_prompts(raw, columns.input_tokens, *given, rows)
     if columns.arrival:
-        arrival_s = raw.seconds(columns.arrival, columns.per_s, time_zone)
+        arrival_s = _arrivals(raw, columns, time_zone, rows.get("parent_offsets"))
     if columns.cached_tokens:
         sizes["cached_tokens"] = raw.tokens(columns.cached_tokens)
     for role, tokens in sizes.items():
@@ -192,11 +203,26 @@ def _checked_trace(
                 "as the last is always computed"
             ),
         )
-    rows: dict[str, Any] = {}
+    block_size = facts.pop("hash_block_size", None)
     if columns.hash_ids:
-        rows = _checked_blocks(raw, columns, sizes["input_tokens"], facts.pop("hash_block_size", None))
+        rows |= _checked_blocks(raw, columns, sizes["input_tokens"], block_size)
     rows |= {"arrival_s": arrival_s - arrival_s.min()} | sizes
     return Trace(**rows, **facts, left_out=left_out)
+
+
+def _arrivals(
+    raw: RawColumns, columns: NamedColumns, time_zone: str | None, parent_offsets: Longs | None
+) -> Floats:
+    """Return arrivals in seconds after the earliest; 0 where a request with parents has none."""
+    if parent_offsets is None:
+        return raw.seconds(columns.arrival, columns.per_s, time_zone)
+    blank = raw.missing(columns.arrival) & (np.diff(parent_offsets) > 0)
+    if not blank.any():
+        return raw.seconds(columns.arrival, columns.per_s, time_zone)
+    arrival_s: Floats = np.zeros(raw.count)
+    if not blank.all():
+        arrival_s[~blank] = raw.rows(~blank).seconds(columns.arrival, columns.per_s, time_zone)
+    return arrival_s
 
 
 def _checked_blocks(

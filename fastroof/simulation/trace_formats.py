@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +28,16 @@ class TraceFormat:
     hash_ids: tuple[str, ...] = ()
     status: tuple[str, ...] = ()
     """Columns that tell failed requests: HTTP status codes, whether it succeeded, or words."""
+    session: tuple[str, ...] = ()
+    parent: tuple[str, ...] = ()
+    request_id: tuple[str, ...] = ()
+    """Columns of names that parents are given by; without one parents are rows of the file."""
+    delays: Mapping[str, float] = field(default_factory=dict)
+    """Columns of delays after the end of parents, and how many of their unit are a second."""
+    has_orphans: bool = False
+    """Whether requests may follow ones that are not in the file."""
+    grows: bool = False
+    """Whether prompts of sessions hold the new tokens of a turn alone."""
     marks: tuple[str, ...] = ()
     """Columns without a role that tell the format from others."""
     hash_block_size: int = 512
@@ -37,7 +47,10 @@ class TraceFormat:
     def has(self, keys: Iterable[str]) -> bool:
         """Whether columns have every required role of the format."""
         known = set(keys)
-        roles = (self.arrivals, self.input_tokens, self.output_tokens)
+        roles = [self.arrivals, self.input_tokens, self.output_tokens]
+        if self.grows and known.intersection(self.session):
+            # turns may come after delays alone
+            roles[0] = (*self.arrivals, *self.delays)
         return known.issuperset(self.marks) and all(any(name in known for name in role) for role in roles)
 
 
@@ -50,6 +63,9 @@ BAILIAN: Final = TraceFormat(
     ("input_length",),
     ("output_length",),
     hash_ids=(HASH_IDS,),
+    parent=("parent_chat_id",),
+    request_id=("chat_id",),
+    has_orphans=True,
     marks=("chat_id", "turn"),
     hash_block_size=16,
 )
@@ -61,8 +77,15 @@ MOONCAKE: Final = TraceFormat(
     ("input_length",),
     ("output_length",),
     hash_ids=(HASH_IDS,),
+    session=("session_id",),
+    delays={"delay": MS_PER_S},
+    grows=True,
 )
-"""Mooncake (github.com/kvcache-ai/Mooncake, FAST25-release/traces): milliseconds, blocks of 512 tokens."""
+"""Mooncake (github.com/kvcache-ai/Mooncake, FAST25-release/traces): milliseconds, blocks of 512 tokens.
+
+aiperf (github.com/ai-dynamo/aiperf) adds session_id and delay: turns of a session follow each other, and a
+turn's prompt is its new tokens, unless context_mode is message_array_with_responses.
+"""
 
 BURSTGPT: Final = TraceFormat("burstgpt", {"timestamp": 1.0}, ("request_tokens",), ("response_tokens",))
 """BurstGPT (github.com/HPMLL/BurstGPT): seconds; requests that failed have 0 response tokens."""
@@ -125,6 +148,10 @@ PLAIN: Final = TraceFormat(
     ("cached_tokens", "num_cached_tokens", "cached_prompt_tokens", "cache_read_input_tokens"),
     (HASH_IDS,),
     status=("status", "status_code", "http_status", "http_status_code", "response_code", "success"),
+    session=("session", "session_id"),
+    parent=("parent", "parent_id", "parents"),
+    request_id=("request_id", "id"),
+    delays={"delay_s": 1.0, "delay_ms": MS_PER_S, "delay_us": US_PER_S},
     leaves_out_empty=False,
 )
 """Any other table: the columns of :data:`TRACE_COLUMNS`, or common other names."""
@@ -137,9 +164,15 @@ FORMATS: Final = {
 }
 """Formats by name, in order of detection."""
 
+SESSION_NAMES: Final = {
+    name for one in FORMATS.values() for names in (one.session, one.parent, one.delays) for name in names
+}
+"""Columns of sessions, in any format."""
+
 ROLES: Final = {
     "arrival": "arrival", "input": "input_tokens", "output": "output_tokens", "cached": "cached_tokens",
-    "hash_ids": HASH_IDS, "status": "status",
+    "hash_ids": HASH_IDS, "status": "status", "session": "session", "parent": "parent", "id": "request_id",
+    "delay": "delay",
 }  # fmt: skip
 """Roles that columns can be named for, in short and as the fields of a format."""
 
@@ -148,7 +181,7 @@ UNITS: Final = {"s": 1.0, "ms": MS_PER_S, "us": US_PER_S, "ns": NS_PER_S}
 
 ROLE_WORDS: Final = (
     "arrival (a date and time; arrival_s, arrival_ms, arrival_us or arrival_ns if it is a number), input, "
-    "output, cached, hash_ids, status"
+    "output, cached, hash_ids, status, session, parent, id, delay_s (delay_ms, delay_us)"
 )
 EXAMPLE_COLUMNS: Final = "arrival=started_at,input=prompt_tokens,output=completion_tokens"
 
@@ -158,6 +191,7 @@ class OwnColumns(NamedTuple):
 
     names: Mapping[str, str] = MappingProxyType({})
     per_s: float | None = None
+    delay_per_s: float = 1.0
 
 
 class Reading(NamedTuple):
@@ -182,12 +216,24 @@ class NamedColumns(NamedTuple):
     status: str = ""
     others: tuple[str, ...] = ()
     """Columns of conditions on rows."""
+    session: str = ""
+    parent: str = ""
+    request_id: str = ""
+    delay: str = ""
+    delay_per_s: float = 1.0
+    context_mode: str = ""
+
+    @property
+    def has_links(self) -> bool:
+        """Whether requests start after others."""
+        return bool(self.session or self.parent)
 
     @property
     def needed(self) -> list[str]:
         """All columns to read."""
         roles = (self.arrival, self.input_tokens, self.output_tokens, self.cached_tokens, self.hash_ids)
-        return list(dict.fromkeys(name for name in (*roles, self.status, *self.others) if name))
+        links = (self.session, self.parent, self.request_id, self.delay, self.context_mode)
+        return list(dict.fromkeys(name for name in (*roles, self.status, *self.others, *links) if name))
 
 
 def column_key(name: str) -> str:
@@ -204,11 +250,13 @@ def own_columns(given: Any) -> OwnColumns:
     else:
         pairs = list(given.items()) if isinstance(given, Mapping) else [(shown(given),)]
     names: dict[str, str] = {}
-    per_s = None
+    per_s, delay_per_s = None, 1.0
     for pair in pairs:
         role = str(pair[0]).strip()
         unit = role.removeprefix("arrival_")
         field = "arrival" if unit in UNITS else ROLES.get(role, role)
+        if role.startswith("delay_") and role.removeprefix("delay_") in UNITS:
+            field, delay_per_s = "delay", UNITS[role.removeprefix("delay_")]
         if (
             len(pair) < 2
             or field not in ROLES.values()
@@ -223,7 +271,7 @@ def own_columns(given: Any) -> OwnColumns:
             raise TraceError(f"columns name {field} twice: {names[field]} and {pair[1].strip()}")
         names[field] = pair[1].strip()
         per_s = UNITS.get(unit, per_s)
-    return OwnColumns(names, per_s)
+    return OwnColumns(names, per_s, delay_per_s)
 
 
 def trace_format(name: str | None, columns: Iterable[str], what: str) -> TraceFormat:
@@ -264,7 +312,9 @@ def named_columns(columns: list[str], what: str, reading: Reading) -> NamedColum
     def found(role: str, field: str, is_needed: bool) -> str:
         if field in named:
             return named[field]
-        names = list(meant.arrivals if field == "arrival" else getattr(meant, field))
+        names = list(
+            {"arrival": meant.arrivals, "delay": meant.delays}.get(field) or getattr(meant, field, ())
+        )
         there = [column for column in columns if names and column_key(column) in names]
         # fastroof's own name takes precedence, and others over what gateways call further times
         first = [column for column in there if column_key(column) == names[0]]
@@ -282,7 +332,13 @@ def named_columns(columns: list[str], what: str, reading: Reading) -> NamedColum
             )
         return there[0] if there else ""
 
-    arrival = found("arrivals", "arrival", reading.needs_arrival)
+    session, parent = found("sessions", "session", False), found("parents", "parent", False)
+    delay = found("delays", "delay", False)
+    if meant is PLAIN and not (parent or delay or "session" in named):
+        # a log has sessions that say nothing of what its requests waited for
+        session = ""
+    is_linked = bool(session or parent)
+    arrival = found("arrivals", "arrival", reading.needs_arrival and not (is_linked and delay))
     key = column_key(arrival)
     per_s = own.per_s or meant.arrivals.get(key)
     if per_s is None and "arrival" in own.names:
@@ -297,4 +353,10 @@ def named_columns(columns: list[str], what: str, reading: Reading) -> NamedColum
         found("ids of blocks", HASH_IDS, False),
         found("failures", "status", False),
         others,
+        session,
+        parent,
+        found("names", "request_id", False) if parent else "",
+        delay if is_linked else "",
+        own.delay_per_s if "delay" in named else meant.delays.get(column_key(delay), 1.0),
+        next((name for name in columns if is_linked and column_key(name) == "context_mode"), ""),
     )

@@ -80,6 +80,8 @@ def write_trace(trace: Trace, path: str | os.PathLike[str], format: str = "plain
         without.append("cached_tokens")
     if trace.hash_ids is not None and format != "mooncake":
         without.append(HASH_IDS)
+    if trace.has_parents:
+        without.append("parents")
     return without
 
 

@@ -18,6 +18,7 @@ from fastroof.checks import is_number, is_whole_number, shown, whole_number
 from fastroof.errors import TraceError
 from fastroof.simulation.trace import MOST_SECONDS, MOST_TOKENS, Sizes, Trace
 from fastroof.simulation.trace_files import load_lengths
+from fastroof.simulation.workload_sessions import Delay, Turns, parse_delay, session_starts
 
 ARRIVALS: Final = ("poisson", "gamma", "constant", "ramp", "closed")
 """Kinds of arrivals."""
@@ -202,6 +203,9 @@ _ARRIVALS: Final = 0
 _STREAMS: Final = {"input_tokens": 1, "output_tokens": 2, "cached_tokens": 3}
 """A stream of random numbers for each, so that changing one changes no other."""
 
+_TURNS, _CALLS, _GROWTH, _THINK, _TOOL = range(4, 9)
+"""Streams of sessions."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -210,7 +214,8 @@ class Workload:
     Parameters
     ----------
     rate : float, optional
-        Mean requests/s; a ramp's rates are scaled to this mean. May instead be given to :meth:`trace`.
+        Mean requests/s, or sessions/s where these have several; a ramp's rates are scaled to this mean. May
+        instead be given to :meth:`trace`.
     arrivals : str, optional
         ``"poisson"``, ``"gamma"``, ``"constant"``, ``"ramp"`` or ``"closed"``; the default is the one that
         fits ``burstiness``, ``ramp`` or ``clients`` if one is given, else ``"poisson"``.
@@ -222,17 +227,30 @@ class Workload:
         between: ``(2, 20)``, ``(2, 20, 2)``.
     clients : int, optional
         In a closed loop, the number of clients that send one request after the other.
-    think_s : float, default 0
-        In a closed loop, seconds from the end of an answer to the client's next request.
+    think_s : float or str, default 0
+        Seconds from the end of an answer to the client's next request, in a closed loop, or to the next turn
+        of a session. For sessions also ``"exponential:MEAN"``, ``"lognormal:MEAN:SIGMA"`` or
+        ``"uniform:LEAST:MOST"``.
     requests : int, default 1000
-        Number of requests.
+        Number of requests; the last session is cut.
+    turns, calls : int or str, default 1
+        Turns of a session, and calls of an agent in each: numbers or distributions, as of tokens. With more
+        than one, each request starts after the one before it, and its prompt is that one's prompt and answer
+        with ``growth_tokens`` after them.
+    tool_s : float or str, default 0
+        Seconds from the end of a call to the next one of its turn, as ``think_s``: time of tools.
+    growth_tokens : int, str or Trace, optional
+        New tokens of a session's later prompts; by default those of ``input_tokens``, which are the first's.
+    system_tokens : int, default 0
+        Tokens at the start of all prompts, before the others.
     input_tokens, output_tokens : int, str or Trace, default 1024 and 128
         Tokens of prompts and outputs: a number, ``"lognormal:MEAN:SIGMA[:MOST]"`` (mean of the tokens, sigma
         of their logarithm), ``"uniform:LEAST:MOST"``, ``"file:PATH"`` or a trace to draw from. Where both are
         of one trace, a request's two lengths come from one row.
     cached_tokens : int, str or Trace, default 0
         Prompt tokens in the prefix cache: the same forms, or ``"share:0.5"`` of the prompt; at most all but
-        the last token, which is always computed.
+        the last token, which is always computed. ``"history"``, the default of sessions, is all that came
+        before a prompt's new tokens, as if the cache never lost any.
     seed : int, default 0
         Seed of the random numbers (PCG64). Arrivals and each length have separate streams.
     name : str
@@ -261,11 +279,16 @@ class Workload:
     burstiness: float = 1.0
     ramp: tuple[float, ...] | None = None
     clients: int | None = None
-    think_s: float = 0.0
+    think_s: float | str | Delay = 0.0
     requests: int = 1000
     input_tokens: int | str | Trace | Lengths = 1024
     output_tokens: int | str | Trace | Lengths = 128
-    cached_tokens: int | str | Trace | Lengths | CachedShare = 0
+    cached_tokens: int | str | Trace | Lengths | CachedShare | None = None
+    turns: int | str | Lengths = 1
+    calls: int | str | Lengths = 1
+    tool_s: float | str | Delay = 0.0
+    growth_tokens: int | str | Trace | Lengths | None = None
+    system_tokens: int = 0
     seed: int = 0
     name: str = "workload"
     _drawn: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -277,12 +300,19 @@ class Workload:
             raise TraceError(f"arrivals must be one of {', '.join(ARRIVALS)}, got {shown(self.arrivals)}")
         arrivals = self.arrivals or self._meant_arrivals()
         object.__setattr__(self, "arrivals", arrivals)
-        if not is_number(self.think_s) or not 0 <= float(self.think_s) <= MOST_SECONDS:
+        for name in ("turns", "calls"):
+            object.__setattr__(self, name, parse_lengths(name, getattr(self, name)))
+        if self.has_sessions:
+            self._check_sessions()
+        elif not is_number(self.think_s) or not 0 <= float(self.think_s) <= MOST_SECONDS:
             raise TraceError(f"think_s must be seconds from 0 to {MOST_SECONDS:g}, got {shown(self.think_s)}")
+        elif self.growth_tokens is not None or self.system_tokens or self.tool_s:
+            raise TraceError("growth_tokens, system_tokens and tool_s go with several turns or calls")
         self._check_together()
         # fractions are numbers, too, but numpy makes arrays of objects of them
         object.__setattr__(self, "burstiness", float(self.burstiness))
-        object.__setattr__(self, "think_s", float(self.think_s))
+        if not self.has_sessions:
+            object.__setattr__(self, "think_s", float(self.think_s))  # type: ignore[arg-type]
         if self.rate is not None:
             object.__setattr__(self, "rate", _checked_rate(self.rate))
         if self.ramp is not None:
@@ -293,7 +323,31 @@ class Workload:
         _checked_seed(self.seed)
         for name in ("input_tokens", "output_tokens"):
             object.__setattr__(self, name, parse_lengths(name, getattr(self, name)))
-        object.__setattr__(self, "cached_tokens", _parse_cached(self.cached_tokens))
+        if not self.keeps_history:
+            given = 0 if self.cached_tokens is None else self.cached_tokens
+            object.__setattr__(self, "cached_tokens", _parse_cached(given))
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether requests follow each other in sessions."""
+        return FixedLength(1) not in (self.turns, self.calls) or self.turns != self.calls
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether all tokens before a prompt's new ones count as cached."""
+        given = self.cached_tokens
+        is_meant = given is None or (isinstance(given, str) and given.strip() == "history")
+        return is_meant and self.has_sessions
+
+    def _check_sessions(self) -> None:
+        if self.clients is not None:
+            raise TraceError("sessions come at a rate: give turns and calls, or clients")
+        whole_number("system_tokens", self.system_tokens, 0, MOST_TOKENS, TraceError)
+        for name in ("think_s", "tool_s"):
+            object.__setattr__(self, name, parse_delay(name, getattr(self, name)))
+        if self.growth_tokens is not None:
+            growth = parse_lengths("growth_tokens", self.growth_tokens)
+            object.__setattr__(self, "growth_tokens", growth)
 
     def _meant_arrivals(self) -> str:
         if self.clients is not None:
@@ -306,8 +360,8 @@ class Workload:
         arrivals = self.arrivals
         if (self.clients is not None) != (arrivals == "closed"):
             raise TraceError(f"clients go with arrivals 'closed', got {shown(self.clients)} and {arrivals!r}")
-        if self.think_s and arrivals != "closed":
-            raise TraceError(f"think_s goes with arrivals 'closed', got {arrivals!r}")
+        if self.think_s and arrivals != "closed" and not self.has_sessions:
+            raise TraceError(f"think_s goes with arrivals 'closed', or several turns, got {arrivals!r}")
         if (self.ramp is not None) != (arrivals == "ramp"):
             raise TraceError(f"ramp goes with arrivals 'ramp', got {shown(self.ramp)} and {arrivals!r}")
         if arrivals == "closed" and self.rate is not None:
@@ -369,17 +423,56 @@ class Workload:
 
     def _at_unit_rate(self, seed: int) -> Trace:
         """Draw the requests at a mean rate of 1/s."""
-        arrival_s = np.zeros(self.requests)
-        if not self.is_closed:
-            gaps = _generator(seed, _ARRIVALS)
-            arrival_s = unit_arrivals(self.arrivals, self.burstiness, self.requests, gaps)
-        if self.ramp is not None:
-            mean = _mean_rate(self.ramp)
-            arrival_s = ramped(arrival_s, tuple(rate / mean for rate in self.ramp))
+        if self.has_sessions:
+            return self._sessions_at_unit_rate(seed)
+        arrival_s = np.zeros(self.requests) if self.is_closed else self._unit_arrivals(seed, self.requests)
+        sizes = self._drawn_sizes(seed)
+        sizes["cached_tokens"] = np.minimum(sizes["cached_tokens"], sizes["input_tokens"] - 1)
+        think_s = self.think_s if isinstance(self.think_s, float) else 0.0
+        return Trace(arrival_s, **sizes, name=self.name, clients=self.clients, think_s=think_s)
+
+    def _unit_arrivals(self, seed: int, count: int) -> Floats:
+        """Draw arrivals at a mean rate of 1/s."""
+        arrival_s = unit_arrivals(self.arrivals, self.burstiness, count, _generator(seed, _ARRIVALS))
+        if self.ramp is None:
+            return arrival_s
+        mean = _mean_rate(self.ramp)
+        return ramped(arrival_s, tuple(rate / mean for rate in self.ramp))
+
+    def _sessions_at_unit_rate(self, seed: int) -> Trace:
+        """Draw sessions at a mean rate of 1/s; each length and delay has a stream of its own."""
+        sizes = self._drawn_sizes(seed)
+        drawn: dict[int, Any] = {
+            stream: length.drawn(self._draws(seed, stream))  # type: ignore[union-attr]
+            for stream, length in ((_TURNS, self.turns), (_CALLS, self.calls))
+        }
+        for stream, delay in ((_THINK, self.think_s), (_TOOL, self.tool_s)):
+            assert isinstance(delay, Delay)
+            drawn[stream] = delay.drawn(_generator(seed, stream), self.requests)
+        turns = Turns.of(drawn[_TURNS], drawn[_CALLS], self.requests)
+        new, growth = sizes["input_tokens"], self.growth_tokens
+        if growth is not None:
+            later: Any = growth
+            new = np.where(turns.is_first, new, later.drawn(self._draws(seed, _GROWTH)))
+        prompts, history = turns.grown(new, sizes["output_tokens"], self.system_tokens)
+        cached = history if self.keeps_history else np.minimum(sizes["cached_tokens"], prompts - 1)
+        return Trace(
+            session_starts(lambda count: self._unit_arrivals(seed, count), turns),
+            prompts,
+            sizes["output_tokens"],
+            cached,
+            name=self.name,
+            **turns.links(drawn[_THINK], drawn[_TOOL]),
+        )
+
+    def _drawn_sizes(self, seed: int) -> dict[str, Any]:
+        """Draw the tokens of all requests."""
         sizes: dict[str, Any] = {}
         streams: dict[object, int] = {}
         for name, stream in _STREAMS.items():
             length: Any = getattr(self, name)
+            if name == "cached_tokens" and self.keeps_history:
+                continue
             if isinstance(length, CachedShare):
                 sizes[name] = length.of(sizes["input_tokens"])
             elif isinstance(length, RecordedLength):
@@ -388,8 +481,7 @@ class Workload:
                 sizes[name] = length.drawn(self._draws(seed, stream), name)
             else:
                 sizes[name] = length.drawn(self._draws(seed, stream))
-        sizes["cached_tokens"] = np.minimum(sizes["cached_tokens"], sizes["input_tokens"] - 1)
-        return Trace(arrival_s, **sizes, name=self.name, clients=self.clients, think_s=self.think_s)
+        return sizes
 
     def _draws(self, seed: int, stream: int) -> Draws:
         return Draws(self.requests, lambda: _generator(seed, stream))

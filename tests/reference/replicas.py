@@ -9,6 +9,7 @@ are us.
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,18 @@ from typing import Any, NamedTuple
 
 from fastroof.compiled import steps
 from fastroof.plan.calls import rank_rules
-from tests.reference.scheduler import FINISHED, TIMED_OUT, US_PER_S, Request, Scheduler, Step, StepUs
+from tests.reference.scheduler import (
+    FINISHED,
+    TIMED_OUT,
+    US_PER_S,
+    Request,
+    Scheduler,
+    Step,
+    StepUs,
+    freed_children,
+    send,
+)
+from tests.reference.scheduler import requests_of as linked_requests
 
 WAITING_WEIGHT = 4
 
@@ -113,7 +125,7 @@ class Engine:
     now_us: float = 0.0
     end_us: float = 0.0
     steps: int = 0
-    ended: int = 0
+    ended: list[Request] = field(default_factory=list)
     """Requests that ended in its last event."""
     sent: deque[Request] = field(default_factory=deque)
     queue: deque[list[Step]] = field(default_factory=deque)
@@ -157,7 +169,7 @@ class Engine:
     def complete(self) -> None:
         """Go to the next event, which may end a step."""
         self.now_us = self.next_us
-        self.ended = 0
+        self.ended = []
         if not self.queue:
             return
         self._drop(lambda deadline_us: deadline_us < self.now_us)
@@ -243,7 +255,7 @@ class Engine:
     def _leave(self, rank: Scheduler, request: Request, status: int) -> None:
         rank.leave(request)
         request.status = status
-        self.ended += 1
+        self.ended.append(request)
 
 
 def assigned(rule: str, has: Sequence[tuple[int, int, int]], given: int) -> int:
@@ -354,8 +366,7 @@ class Served(NamedTuple):
 
 def requests_of(trace: Any, settings: Any) -> list[Request]:
     """Requests of a trace with given arrivals."""
-    sizes = zip(trace.input_tokens, trace.output_tokens, trace.cached_tokens, strict=True)
-    requests = [Request(index, *map(int, each)) for index, each in enumerate(sizes)]
+    requests = linked_requests(trace)
     for request, arrival_s in zip(requests, trace.arrival_s, strict=True):
         request.arrival_us = float(arrival_s) * US_PER_S
         request.deadline_us = request.arrival_us + settings.timeout_s * US_PER_S
@@ -392,28 +403,27 @@ def run_closed_loop(
     step_us: StepUs,
     replicas: int,
     route: Route,
-    clients: int,
-    think_us: float,
+    clients: int = 0,
+    think_us: float = 0.0,
     *,
     ranks: int = 1,
     rules: Ranks | None = None,
 ) -> Served:
-    """Serve clients who send a request ``think_us`` after the end of their last, in one order of events.
+    """Serve sessions, or clients who send a request ``think_us`` after the end of their last, event by event.
 
     Of engines whose steps end at one time, the first goes first; of an engine's instants, the requests that
     it ends free its room, their clients' next ones are routed, then its next step is made.
     """
     engines = [Engine(settings, step_us, ranks, rules) for _ in range(replicas)]
-    unsent = deque(requests)
-    coming: deque[Request] = deque()
+    timeout_us = settings.timeout_s * US_PER_S
+    freed: set[int] = set()
+    unsent = deque(requests if clients else ())
+    coming = deque(() if clients else (one for one in requests if not one.parents))
     replica = [-1] * len(requests)
 
     def send_next(at_us: float) -> None:
         if unsent:
-            request = unsent.popleft()
-            request.arrival_us = at_us
-            request.deadline_us = at_us + settings.timeout_s * US_PER_S
-            coming.append(request)
+            coming.append(send(unsent.popleft(), at_us, timeout_us))
 
     def route_until(now_us: float) -> None:
         while coming and coming[0].arrival_us <= now_us:
@@ -423,9 +433,16 @@ def run_closed_loop(
             engines[at].sent.append(request)
 
     def send_ended(engine: Engine) -> None:
-        for _ in range(engine.ended):
+        for ended in engine.ended:
             send_next(engine.now_us + think_us)
-        engine.ended = 0
+            for child in freed_children(ended, requests):
+                if child.index in freed:
+                    # its parents ended at once
+                    continue
+                freed.add(child.index)
+                send(child, max(child.arrival_us, engine.now_us + child.delay_us), timeout_us)
+                insort(coming, child, key=lambda one: (one.arrival_us, one.index))
+        engine.ended = []
         route_until(engine.now_us)
 
     for _ in range(clients):

@@ -7,6 +7,7 @@ Times are us from the trace's start, on one clock that only steps and arrivals m
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,6 +41,9 @@ class Request:
     newest_us: float = math.nan
     last_us: float = math.nan
     status: int | None = None
+    parents: list[int] = field(default_factory=list)
+    """Requests that have to end before this one starts."""
+    delay_us: float = 0.0
 
     @property
     def whole(self) -> int:
@@ -307,16 +311,18 @@ def serve(
     ``step_us`` is what kernels take. A step with prompts takes the host ``host_us`` to launch, from when the
     step made before it starts, or when the host has launched that if it has prompts itself.
     """
-    sizes = zip(trace.input_tokens, trace.output_tokens, trace.cached_tokens, strict=True)
-    requests = [Request(index, *map(int, each)) for index, each in enumerate(sizes)]
+    requests = requests_of(trace)
     timeout_us = settings.timeout_s * US_PER_S
     engine = Scheduler(settings) if scheduler is None else scheduler
     # those to come, with their arrivals known, and those that wait for a client of a closed loop
     coming: deque[Request] = deque()
     unsent: deque[Request] = deque()
     for request in requests:
-        if never_fits(request, settings):
+        if never_fits(request, settings) or any(requests[at].status == REJECTED for at in request.parents):
             request.status = REJECTED
+        elif request.parents:
+            request.arrival_us = float(trace.arrival_s[request.index]) * US_PER_S
+            continue
         elif trace.clients is not None:
             unsent.append(request)
         if trace.clients is None:
@@ -343,16 +349,28 @@ def serve(
         request.status = status
         if trace.clients is not None:
             send_next(now_us + trace.think_s * US_PER_S)
+        for child in freed_children(request, requests):
+            send(child, max(child.arrival_us, now_us + child.delay_us), timeout_us)
+            insort(coming, child, key=lambda one: (one.arrival_us, one.index))
+
+    def arrive(until_us: float) -> None:
+        while coming and coming[0].arrival_us <= until_us:
+            engine.waiting.append(coming.popleft())
+
+    def give_up(until_us: float) -> None:
+        for request in (*engine.running, *engine.waiting):
+            if request.deadline_us <= until_us:
+                leave(request, TIMED_OUT)
 
     while coming or engine.waiting or engine.running:
-        while coming and coming[0].arrival_us <= now_us:
-            engine.waiting.append(coming.popleft())
-        for request in (*engine.running, *engine.waiting):
-            if request.deadline_us <= now_us:
-                leave(request, TIMED_OUT)
+        # clients whose time was up while the step ran, before those that come now
+        before_us = math.nextafter(now_us, -math.inf)
+        arrive(before_us)
+        give_up(before_us)
+        arrive(now_us)
+        give_up(now_us)
         # clients that take no time to think are back at once
-        while coming and coming[0].arrival_us <= now_us:
-            engine.waiting.append(coming.popleft())
+        arrive(now_us)
         while len(queue) < depth:
             made = engine.make_step()
             if not made.requests:
@@ -389,6 +407,29 @@ def serve(
                 request.last_us = now_us
                 leave(request, FINISHED)
     return Served(requests, steps, gaps_us, engine.free)
+
+
+def requests_of(trace: Any) -> list[Request]:
+    """Requests of a trace, with their parents."""
+    sizes = zip(trace.input_tokens, trace.output_tokens, trace.cached_tokens, strict=True)
+    requests = [Request(index, *map(int, each)) for index, each in enumerate(sizes)]
+    if trace.parents is not None:
+        for request in requests:
+            first, last = trace.parent_offsets[request.index : request.index + 2]
+            request.parents = trace.parents[first:last].tolist()
+            request.delay_us = float(trace.delay_s[request.index]) * US_PER_S
+    return requests
+
+
+def freed_children(ended: Request, requests: list[Request]) -> list[Request]:
+    """Requests whose last parent is the one that ended."""
+    return [
+        one
+        for one in requests
+        if ended.index in one.parents
+        and one.status is None
+        and all(requests[at].status is not None for at in one.parents)
+    ]
 
 
 def send(request: Request, at_us: float, timeout_us: float) -> Request:

@@ -177,11 +177,11 @@ def naively(
         engines, ranks = replicas * dp, 1
         route = ranks_apart(route, dp, plan.profile.data_parallel.assignment)
     given: Any = (requests_of(trace, settings), settings, functools.partial(step_us, plan), engines, route)
-    if trace.clients is None:
+    if trace.clients is None and not trace.has_parents:
         served = run_engines(*given, ranks=ranks, rules=rules)
     else:
         think_us = trace.think_s * US_PER_S
-        served = run_closed_loop(*given, trace.clients, think_us, ranks=ranks, rules=rules)
+        served = run_closed_loop(*given, trace.clients or 0, think_us, ranks=ranks, rules=rules)
     return served._replace(replica=[at * ranks // dp for at in served.replica])
 
 

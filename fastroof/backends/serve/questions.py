@@ -170,8 +170,8 @@ OPTIONS: Final = (
 
 _MEMBERS: Final = frozenset({"trace", "workload", "options", "requests"})
 _TRACE_COLUMNS: Final = frozenset({"arrival_s", "input_tokens", "output_tokens", "cached_tokens"})
-_LENGTHS: Final = ("input_tokens", "output_tokens", "cached_tokens")
-_DISTRIBUTIONS: Final = ("lognormal:", "uniform:", "share:")
+_LENGTHS: Final = ("input_tokens", "output_tokens", "cached_tokens", "growth_tokens", "turns", "calls")
+_DISTRIBUTIONS: Final = ("lognormal:", "uniform:", "share:", "history")
 _WORDS: Final = (
     '"simulate" must be an object with a "trace" or a "workload", and may have "options" and "requests"'
 )

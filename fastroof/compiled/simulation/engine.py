@@ -14,6 +14,7 @@ from fastroof.compiled.layout import FORM_LATENCY
 from fastroof.compiled.llvm import table_load
 from fastroof.compiled.simulation.preemption import time_out
 from fastroof.compiled.simulation.scheduling import held_prompts, make_step
+from fastroof.compiled.simulation.sessions import coming_us, end_parent
 from fastroof.compiled.simulation.slots import (
     begin_us,
     end_step,
@@ -21,6 +22,7 @@ from fastroof.compiled.simulation.slots import (
     record_prompt_token,
     record_step,
     see_arrivals,
+    take_coming,
     unlink_order,
 )
 from fastroof.compiled.simulation.state import (
@@ -246,6 +248,8 @@ def _finish(
         served.place[request] = DONE_PLACE
     if options.clients > 0:
         release_next(state, requests, options, now_us)
+    if options.has_parents > 0:
+        end_parent(requests.sessions, requests.arrival_us, request, now_us)
 
 
 @jit_stateful_inline
@@ -337,6 +341,8 @@ def _next_event_us(state: EngineState, options: EngineOptions, requests: Request
     event_us = until_us
     if scalars[ARRIVED] != NONE:
         event_us = min(event_us, requests.arrival_us[scalars[ARRIVED]])
+    if options.has_parents > 0:
+        event_us = min(event_us, coming_us(requests.sessions, requests.arrival_us))
     if options.timeout_us < math.inf and scalars[DEADLINE] != NONE:
         event_us = min(event_us, requests.arrival_us[scalars[DEADLINE]] + options.timeout_us)
     return event_us
@@ -356,9 +362,14 @@ def _between_steps(
     """Handle everything between two steps: arrivals, time-outs, scheduling."""
     scalars, clock = state.scalars, state.clock
     now_us = clock[NOW]
+    if options.has_parents > 0:
+        take_coming(state, requests, now_us, False)
     see_arrivals(state, requests, now_us)
     if options.timeout_us < math.inf:
         time_out(state, options, requests, served, plan.window, now_us, False)
+        if options.has_parents > 0:
+            take_coming(state, requests, now_us, False)
+            see_arrivals(state, requests, now_us)
     run_decodes(arena, plan, options, state, record, _next_event_us(state, options, requests, until_us))
     now_us = clock[NOW]
     holds_prompts = options.pause_steps + options.min_free_slots > 0
@@ -396,6 +407,8 @@ def advance(
                 return 0
             clock[NOW] = now_us
             if options.timeout_us < math.inf:
+                if options.has_parents > 0:
+                    take_coming(state, requests, now_us, True)
                 see_arrivals(state, requests, now_us)
                 time_out(state, options, requests, served, plan.window, now_us, True)
             complete_step(state, options, requests, served, record, now_us)
@@ -403,6 +416,8 @@ def advance(
             if scalars[WAITING] > 0:
                 return CODE_STUCK
             now_us = begin_us(state, requests)
+            if options.has_parents > 0:
+                now_us = min(now_us, max(clock[NOW], coming_us(requests.sessions, requests.arrival_us)))
             if now_us >= until_us:
                 return 0
             clock[NOW] = now_us

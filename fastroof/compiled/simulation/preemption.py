@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
+from fastroof.compiled.simulation.sessions import end_parent
 from fastroof.compiled.simulation.slots import free_slot, subtract_decode, unlink_bucket, unlink_order
 from fastroof.compiled.simulation.state import (
     BASE,
@@ -246,3 +247,5 @@ def time_out(
             _drop(state, options, requests, served, window, request, ending_us)
             if options.clients > 0:
                 release_next(state, requests, options, now_us)
+            if options.has_parents > 0:
+                end_parent(requests.sessions, requests.arrival_us, request, now_us)

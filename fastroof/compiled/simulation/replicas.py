@@ -25,6 +25,7 @@ from fastroof.compiled.simulation.ranks import (
     push_to_group,
     restart_group,
 )
+from fastroof.compiled.simulation.sessions import coming_us, pop_coming, push_coming
 from fastroof.compiled.simulation.state import (
     CODE_STOPPED,
     END,
@@ -288,32 +289,31 @@ def replicas_run(
     return int(_advance_all(arena, options, fleet, requests, served, record, math.inf))
 
 
-@jit_stateful_inline
+@jit_stateful
 def _release(requests: Requests, released: int, count: int, at_us: float) -> int:
     """Let ``count`` clients send their next requests. Returns how many requests were sent so far."""
     last = min(released + count, len(requests.arrival_us))
     for request in range(released, last):
         requests.arrival_us[request] = at_us
+        push_coming(requests.sessions, requests.arrival_us, request)
     return last
 
 
 @jit_stateful
-def _route_until(
-    fleet: Fleet, requests: Requests, replica_of: Ints, next_sent: int, released: int, now_us: float
-) -> int:
-    """Route every request sent by now. Returns the first that is not."""
-    while next_sent < released and requests.arrival_us[next_sent] <= now_us:
-        replica = choose_replica(fleet, next_sent)
+def _route_until(fleet: Fleet, requests: Requests, replica_of: Ints, now_us: float) -> None:
+    """Route every request that comes by now."""
+    sessions, arrival_us = requests.sessions, requests.arrival_us
+    while coming_us(sessions, arrival_us) <= now_us:
+        request = pop_coming(sessions, arrival_us)
+        replica = choose_replica(fleet, request)
         engine = _engine_in(fleet, replica)
-        push_to_group(group_of(fleet.groups, engine), requests, next_sent)
+        push_to_group(group_of(fleet.groups, engine), requests, request)
         fleet.router.pushed[engine] += 1
-        replica_of[next_sent] = replica
-        next_sent += 1
-    return next_sent
+        replica_of[request] = replica
 
 
 @jit_stateful
-def closed_loop_run(
+def feedback_run(
     arena: Floats,
     options: EngineOptions,
     fleet: Fleet,
@@ -323,11 +323,12 @@ def closed_loop_run(
     replica_of: Ints,
     clients: int,
 ) -> int:
-    """Serve a closed loop's clients with replicas of an engine. Returns a code."""
+    """Serve sessions, or a closed loop's clients, with replicas of an engine. Returns a code."""
     _restart(fleet)
     plan = open_plan(arena)
-    released = _release(requests, 0, clients, requests.arrival_us[0])
-    next_sent = 0
+    released = 0
+    if clients > 0:
+        released = _release(requests, 0, clients, requests.arrival_us[0])
     while True:
         if options.stop[0] != 0:
             return CODE_STOPPED
@@ -338,9 +339,9 @@ def closed_loop_run(
             if next_us < now_us:
                 first = engine
                 now_us = next_us
-        if next_sent < released and requests.arrival_us[next_sent] <= now_us:
-            now_us = requests.arrival_us[next_sent]
-            next_sent = _route_until(fleet, requests, replica_of, next_sent, released, now_us)
+        at_us = coming_us(requests.sessions, requests.arrival_us)
+        if at_us <= now_us and at_us < math.inf:
+            _route_until(fleet, requests, replica_of, at_us)
             continue
         if now_us == math.inf:
             return 0
@@ -350,8 +351,9 @@ def closed_loop_run(
                 left = group_time_out(plan, options, there, group, requests, served, now_us)
             else:
                 left = group_step_end(plan, options, there, group, requests, served, record, now_us)
-            released = _release(requests, released, left, now_us + options.think_us)
-            next_sent = _route_until(fleet, requests, replica_of, next_sent, released, now_us)
+            if clients > 0:
+                released = _release(requests, released, left, now_us + options.think_us)
+            _route_until(fleet, requests, replica_of, now_us)
         code = group_schedule(arena, plan, options, there, group, requests, served, record, now_us)
         if code != 0:
             return int(code)

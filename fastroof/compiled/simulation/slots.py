@@ -13,6 +13,7 @@ from typing import NamedTuple
 from fastroof.arrays import Floats
 from fastroof.compiled.jit import jit_stateful_inline
 from fastroof.compiled.request_sums import StepSums, WindowSums
+from fastroof.compiled.simulation.sessions import coming_us, pop_coming
 from fastroof.compiled.simulation.state import (
     ARRIVED,
     BASE,
@@ -65,6 +66,7 @@ from fastroof.compiled.simulation.state import (
     Served,
     add_gaps,
     add_interval,
+    push_request,
 )
 from fastroof.compiled.steps import PlanParts, open_window, summed_step_us, windowed_step_us, with_floor
 
@@ -178,6 +180,17 @@ def begin_us(state: EngineState, requests: Requests) -> float:
     if scalars[HEAD] == NONE:
         return math.inf
     return float(max(state.clock[NOW], requests.arrival_us[scalars[HEAD]]))
+
+
+@jit_stateful_inline
+def take_coming(state: EngineState, requests: Requests, now_us: float, is_strict: bool) -> None:
+    """Queue requests of sessions that have arrived by now or, if ``is_strict``, before."""
+    sessions, arrival_us = requests.sessions, requests.arrival_us
+    while True:
+        at_us = coming_us(sessions, arrival_us)
+        if at_us > now_us or at_us == math.inf or (is_strict and at_us == now_us):
+            return
+        push_request(state, requests, pop_coming(sessions, arrival_us))
 
 
 class StepCounts(NamedTuple):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from fastroof.arrays import Flags, Floats, Ints, Longs
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
 from fastroof.compiled.llvm import float_bits
+from fastroof.compiled.simulation.sessions import Sessions
 
 NONE = -1
 """No request, no slot, no step."""
@@ -45,6 +46,7 @@ class EngineOptions(NamedTuple):
     pause_steps: int
     min_free_slots: int
     depth: int
+    has_parents: int
     clients: int
     think_us: float
     timeout_us: float
@@ -53,13 +55,17 @@ class EngineOptions(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Requests in order of arrival, an element each. ``next_arrived`` links those of one engine."""
+    """Requests in order of arrival, an element each. ``next_arrived`` links those of one engine.
+
+    The arrival of a request with parents is the earliest one until its parents have ended.
+    """
 
     arrival_us: Floats
     input_tokens: Ints
     output_tokens: Ints
     cached_tokens: Ints
     next_arrived: Ints
+    sessions: Sessions
 
 
 class Served(NamedTuple):
@@ -274,8 +280,10 @@ def push_request(state: EngineState, requests: Requests, request: int) -> None:
 
 @jit_stateful_inline
 def queue_all(state: EngineState, requests: Requests, options: EngineOptions) -> None:
-    """Queue all requests of a trace, or those that closed-loop clients send first."""
+    """Queue all requests of a trace, or those that closed-loop clients send first; none of sessions."""
     count = len(requests.arrival_us)
+    if options.has_parents > 0:
+        return
     if options.clients > 0:
         clients = min(options.clients, count)
         state.scalars[RELEASED] = clients

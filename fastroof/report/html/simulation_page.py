@@ -125,6 +125,7 @@ _TIMES: Final = {
     "itl_ms": "ITL, all gaps",
     "e2e_ms": "E2E",
     "transfer_ms": "Transfer of KV cache",
+    "session_e2e_ms": "Session",
 }
 
 
@@ -252,6 +253,10 @@ def _figures(answers: Mapping[str, Any]) -> dict[str, str]:
         figures["rejected"] = f"{answers['rejected']:,}"
     for name, pool in answers.get("pools", {}).items():
         figures[f"{name} engines"] = f"{pool['replicas']:,} of tp {pool['tp']}, {_percent(pool['busy'])} busy"
+    if "sessions" in answers:
+        sessions = answers["sessions"]
+        figures["sessions finished"] = f"{sessions['finished']:,} of {sessions['sessions']:,}"
+        figures["requests of a session"] = _number(sessions["requests_each"], 3)
     if "prefix_cache" in answers:
         figures["prompts in the prefix cache"] = _percent(answers["prefix_cache"]["hit_rate"])
     goodput = answers.get("goodput")

@@ -10,6 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
+
 import fastroof
 from fastroof.simulation.trace_files import load_lengths
 from tests.fuzz.arrow_mutators import mutated_table, parquet_bytes, stream_bytes
@@ -17,6 +19,8 @@ from tests.fuzz.expressions import NAMES, evaluated, integer, integer_array, odd
 from tests.fuzz.mutators import mutated_bytes, mutated_text
 from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
 from tests.simulation.test_own_traces import BAILIAN, LOG
+from tests.simulation.test_sessions import PLAIN as LINKED
+from tests.simulation.test_sessions import TURNS, an_agent
 from tests.simulation.test_trace_files import AZURE_2023, AZURE_2024, BURSTGPT, BURSTGPT_3, MOONCAKE, PLAIN
 
 __all__ = ["TARGETS"]
@@ -40,6 +44,11 @@ def answers(trace: fastroof.Trace) -> None:
         again = fastroof.load_trace(trace.table())
         if again.input_tokens.tolist() != trace.input_tokens.tolist():
             raise Wrong("its own table is read as another trace")
+        if trace.parents is not None:
+            if again.parents is None or again.parents.tolist() != trace.parents.tolist():
+                raise Wrong("the links of its own table are others")
+            if (trace.parents >= np.repeat(np.arange(len(trace)), np.diff(trace.parent_offsets))).any():
+                raise Wrong("a request comes before its parent")
 
 
 class TraceFiles(Target):
@@ -50,7 +59,19 @@ class TraceFiles(Target):
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
-        makers = (AZURE_2023, AZURE_2024, BURSTGPT, BURSTGPT_3, MOONCAKE, PLAIN, ONE_LIST, LOG, BLOCKS)
+        sessions = ("\n".join(map(json.dumps, TURNS)), LINKED, json.dumps(an_agent()))
+        makers = (
+            AZURE_2023,
+            AZURE_2024,
+            BURSTGPT,
+            BURSTGPT_3,
+            MOONCAKE,
+            PLAIN,
+            ONE_LIST,
+            LOG,
+            BLOCKS,
+            *sessions,
+        )
         self.texts = [text.encode() for text in makers]
         self.path = folder / "trace"
 
@@ -99,6 +120,7 @@ class TraceTables(Target):
             fastroof.load_trace("example", limit=20).table(), fastroof.load_trace(mooncake).table(),
             fastroof.load_trace({"arrival_s": [0.0, 1.5], "input_tokens": [9, 8], "output_tokens": [1,
             2]}).table(),
+            fastroof.Workload(rate=1, requests=9, turns=3, think_s=2).trace().table(),
         ]  # fmt: skip
 
     def case(self, random: Random) -> bytes:
@@ -121,13 +143,21 @@ class TraceTables(Target):
 class TraceArrays(Target):
     name = "trace.arrays"
     ci_cases = 1500
+    links = ("session", "parent", "delay_s", "id")
 
     def case(self, random: Random) -> bytes:
         count = random.choice((1, 2, 5))
         words = {
             name: integer_array(random, 3000, count)
-            for name in ("arrival_s", "input_tokens", "output_tokens", "cached_tokens", "hash_ids")
-            if random.random() < (0.95 if name != "hash_ids" else 0.1)
+            for name in (
+                "arrival_s",
+                "input_tokens",
+                "output_tokens",
+                "cached_tokens",
+                *self.links,
+                "hash_ids",
+            )
+            if random.random() < (0.95 if name != "hash_ids" and name not in self.links else 0.1)
         }
         if words and random.random() < 0.4:
             words[random.choice(list(words))] = odd(random)
@@ -161,6 +191,10 @@ class TraceFields(Target):
         "clients",
         "think_s",
         "order",
+        "parents",
+        "parent_offsets",
+        "delay_s",
+        "session",
         "name",
         "left_out",
     )
