@@ -25,7 +25,6 @@ from fastroof.cli.options import Json, Model, parse_limits, warn_beyond_context
 from fastroof.cli.output import console, percent, print_facts, print_json, print_table, time_words
 from fastroof.cli.workload_options import WORKLOAD, asked_trace, print_left_out
 from fastroof.command_group import warn
-from fastroof.errors import SimulationError
 from fastroof.units import US_PER_S
 
 if TYPE_CHECKING:
@@ -248,7 +247,7 @@ ttft_ms, tpot_ms, itl_ms, e2e_ms [mean, p50, p90, p95, p99], requests, finished,
 duration_s, arrivals_per_s, requests_per_s, input_tokens_per_s, output_tokens_per_s,
 output_tokens_per_s_per_gpu, steps, mixed_steps, prefill_steps, decode_steps, preemptions, running, waiting,
 kv_use [mean, peak], busy, warnings; with --slo goodput [limits, requests, share, requests_per_s, p99_within];
-with --prefix-cache lru prefix_cache [hit_rate, looked_up_tokens, found_tokens, found_again_tokens,
+with a simulated prefix cache prefix_cache [hit_rate, looked_up_tokens, found_tokens, found_again_tokens,
 evictions]; with sessions session_e2e_ms [mean, p50, p90, p95, p99] and sessions [sessions, finished,
 requests_each, by_turn: turn, requests, input_tokens, output_tokens, ttft_ms, e2e_ms]; near saturation or with
 --range, range [relative_error, basis, near_saturation, amplification, flips, and pairs: faster, slower];
@@ -283,16 +282,17 @@ def simulate(
         typer.Option(
             metavar="NAME",
             help="Routing to replicas: round_robin, least_outstanding, least_load, least_kv, power_of_two "
-            "or prefix_aware with --prefix-cache lru.",
+            "or, with a simulated prefix cache, prefix_aware.",
         ),
     ] = "round_robin",
     prefix_cache: Annotated[
         str,
         typer.Option(
-            metavar="given|lru",
-            help="Prefix cache: hits as the trace gives them, or an LRU pool of blocks by its hash_ids.",
+            metavar="auto|given|lru",
+            help="Prefix cache: hits as the trace gives them, or of a simulated LRU cache by its hash_ids "
+            "or sessions; auto is lru for traces with either.",
         ),
-    ] = "given",
+    ] = "auto",
     pools: GroupValues,
     too_long: Annotated[
         str,
@@ -360,11 +360,6 @@ def simulate(
     else:
         from fastroof.simulation import simulate_disaggregated
 
-        if prefix_cache != "given":
-            raise SimulationError(
-                "--prefix-cache lru does not apply to --prefill-replicas and --decode-replicas"
-            )
-
         tp = pools["prefill_tp"]
         first = simulated_plan(*what, {**plan, "tp": tp}) if tp else served
         sim = simulate_disaggregated(
@@ -377,7 +372,8 @@ def simulate(
             prefill=settings,
             decode=settings,
             prefill_routing=router,
-            decode_routing=router,
+            decode_routing="least_kv" if router == "prefix_aware" else router,
+            prefix_cache=prefix_cache,
             on_too_long=too_long,
         )
     answers = sim.summary(**limits, with_range=with_range)

@@ -53,7 +53,8 @@ READ: Final = {
     "columns": _option(
         str,
         "Columns of the trace by role: arrival=started_at,input=prompt_tokens,output=completion_tokens. Also "
-        "cached, hash_ids and status, and arrival_s, arrival_ms, arrival_us or arrival_ns for numbers.  "
+        "cached, hash_ids, status, session, parent, id and delay_s, and arrival_s, arrival_ms, arrival_us or "
+        "arrival_ns for numbers.  "
         "[default: by the format]",
         "ROLE=COLUMN,...",
     ),

@@ -18,7 +18,6 @@ from fastroof.compiled.intrinsics import pointer_at
 from fastroof.compiled.jit import jit_inline
 from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.compiled.simulation.engine import engine_run
-from fastroof.compiled.simulation.sessions import Sessions
 from fastroof.compiled.simulation.state import (
     BUSY_US,
     CACHED_TOKENS,
@@ -280,16 +279,19 @@ def _simulate(
         min_free_slots=0,
         depth=1 + words[IS_ASYNCHRONOUS],
         has_parents=0,
+        has_cache=0,
         clients=words[CLIENTS],
         think_us=reals[THINK_US],
         timeout_us=timeout_us,
         time_scale=reals[TIME_SCALE],
         stop=scalars[NUM_SCALARS - 1 :],  # which nothing sets
     )
-    state = EngineState(scalars, clock, slots, calendar, due, firsts, fresh)
-    whole, long, real = next_arrived[:0], scalars[:0], clock[:0]
-    no_sessions = Sessions(whole, whole, long, whole, real, whole, long)
-    requests = Requests(served_arrivals, prompts, outputs, cached, next_arrived, no_sessions)
+    # a plain trace has neither sessions nor a prefix cache
+    none = firsts[:0]
+    state = EngineState(scalars, clock, slots, calendar, due, firsts, fresh, none)
+    requests = Requests(
+        served_arrivals, prompts, outputs, cached, next_arrived, none, next_arrived[:0], none, clock[:0]
+    )
     outcome = Served(firsts_us, lasts_us, preempted, statuses, sent, next_preempted, place)
     code = 0
     if count > 0:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.checks import one_of
 from fastroof.errors import SimulationError
 from fastroof.plan.compile import check_plan
-from fastroof.simulation.engine import Outcomes, refuse_too_long
-from fastroof.simulation.replicas import POOLED_ROUTINGS, run_pooled_replicas, run_replicas
+from fastroof.simulation.engine import GIVEN, refuse_too_long
+from fastroof.simulation.prompt_tree import PREFIX_CACHES, source_of_hits
+from fastroof.simulation.replicas import POOLED_ROUTINGS, run_replicas
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.simulation import Simulation
 from fastroof.simulation.trace import Trace
@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 
 ON_TOO_LONG: Final = ("error", "reject")
 """What happens to a request that can never run."""
-
-_RUNS: Final[dict[str, Callable[..., Outcomes]]] = {"given": run_replicas, "lru": run_pooled_replicas}
-
-PREFIX_CACHES: Final = tuple(_RUNS)
-"""Sources of prefix hits: given with the trace, or a simulated cache."""
 
 
 def simulate(
@@ -47,7 +42,7 @@ def simulate(
     prefill_decode_interval: int | None = None,
     min_free_slots_delay: int | None = None,
     routing: str = "round_robin",
-    prefix_cache: str = "given",
+    prefix_cache: str = "auto",
     seed: int = 0,
     on_too_long: str = "error",
     time_scale: float = 1.0,
@@ -83,9 +78,10 @@ def simulate(
     routing : str, default "round_robin"
         How a request's replica is chosen: ``round_robin``, ``least_outstanding``, ``least_load``,
         ``least_kv``, ``power_of_two`` or, with ``prefix_cache="lru"``, ``prefix_aware``.
-    prefix_cache : {"given", "lru"}
+    prefix_cache : {"auto", "given", "lru"}
         Where prefix hits come from: the trace's ``cached_tokens``, or a simulated cache that evicts the least
-        recently used blocks. It finds prompts by the trace's ``hash_ids``, and what preempted requests left.
+        recently used blocks. It finds prompts by the trace's ``hash_ids``, or else ``history_tokens``, and
+        what preempted requests left. ``auto`` is ``lru`` for traces with one of them, else ``given``.
     seed : int, default 0
         Seed of routings that draw.
     on_too_long : {"error", "reject"}
@@ -127,11 +123,12 @@ def simulate(
     one_of("on_too_long", on_too_long, ON_TOO_LONG, SimulationError)
     one_of("prefix_cache", prefix_cache, PREFIX_CACHES, SimulationError)
     one_of("routing", routing, POOLED_ROUTINGS, SimulationError)
-    if prefix_cache == "given" and routing == "prefix_aware":
+    requests = trace if isinstance(trace, Trace) else load_trace(trace)
+    prefix_cache = source_of_hits(requests, prefix_cache)
+    if prefix_cache == GIVEN and routing == "prefix_aware":
         raise SimulationError(
             'routing="prefix_aware" needs a simulated prefix cache: give prefix_cache="lru"'
         )
-    requests = trace if isinstance(trace, Trace) else load_trace(trace)
     settings = EngineSettings.of_plan(
         plan,
         kv_len=running_tokens(requests, plan, reserve_output),
@@ -151,7 +148,9 @@ def simulate(
     )
     if on_too_long == "error":
         refuse_too_long(requests, settings, 'on_too_long="reject"')
-    run = partial(_RUNS[prefix_cache], plan, requests, settings, replicas, routing, seed=seed)
+    run = partial(
+        run_replicas, plan, requests, settings, replicas, routing, seed=seed, prefix_cache=prefix_cache
+    )
     outcomes = run(time_scale=time_scale)
     return Simulation(
         plan,

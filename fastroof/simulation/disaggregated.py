@@ -19,14 +19,16 @@ from fastroof.compiled.simulation.state import FINISHED, Record
 from fastroof.errors import SimulationError
 from fastroof.models import Layout
 from fastroof.plan.memory import PlanMemory, window_kv_bytes
-from fastroof.simulation.engine import Outcomes, added_up, too_long, with_rejected
+from fastroof.simulation.engine import FOUND_COUNTERS, GIVEN, Outcomes, added_up, too_long, with_rejected
 from fastroof.simulation.front_end import passage
+from fastroof.simulation.prompt_tree import PREFIX_CACHES, source_of_hits
 from fastroof.simulation.replicas import MOST_REPLICAS, engines_of, merged, run_schedulers
 from fastroof.simulation.requests import request_table
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.simulation import Simulation
 from fastroof.simulation.trace import Trace
 from fastroof.simulation.trace_files import load_trace
+from fastroof.simulation.trace_sessions import places_of
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class Pool(NamedTuple):
     settings: EngineSettings
     replicas: int = 1
     routing: str = "round_robin"
+    prefix_cache: str = GIVEN
 
 
 class Link(NamedTuple):
@@ -138,13 +141,22 @@ def _prefilled(trace: Trace) -> Trace:
     return replace(trace, output_tokens=np.ones_like(trace.output_tokens))
 
 
-def _part(trace: Trace, kept: Any) -> Trace:
-    """Return some requests, with given prefix hits only."""
+def _part(trace: Trace, kept: Any, *, with_ids: bool = False) -> Trace:
+    """Return some requests, with given prefix hits and, if asked, the ids of blocks."""
+    ids: dict[str, Any] = {}
+    if with_ids and trace.hash_ids is not None and trace.hash_offsets is not None:
+        counts = np.diff(trace.hash_offsets)[kept]
+        ids = {
+            "hash_ids": trace.hash_ids[places_of(trace.hash_offsets[:-1][kept], counts)],
+            "hash_offsets": np.concatenate([[0], np.cumsum(counts)]),
+            "hash_block_size": trace.hash_block_size,
+        }
     return Trace(
         trace.arrival_s[kept],
         trace.input_tokens[kept],
         trace.output_tokens[kept],
         trace.cached_tokens[kept],
+        **ids,
         name=trace.name,
     )
 
@@ -202,7 +214,13 @@ def _run_pools(
     fit = _part(trace, kept)
     options: dict[str, Any] = {"time_scale": time_scale, "seed": seed}
     prefilled = run_schedulers(
-        prefill.plan, _prefilled(fit), prefill.settings, prefill.replicas, prefill.routing, **options
+        prefill.plan,
+        _prefilled(_part(trace, kept, with_ids=True)),
+        prefill.settings,
+        prefill.replicas,
+        prefill.routing,
+        prefix_cache=prefill.prefix_cache,
+        **options,
     )
     goes_on = np.flatnonzero((fit.output_tokens > 1) | (link.first_token == "decode"))
     there_us = _arrivals_us(prefill, decode, fit, prefilled, goes_on, link)
@@ -231,6 +249,7 @@ def _run_pools(
         counters.append(decoded.counters)
         if link.first_token != "decode":
             gaps_us = decoded.first_us - first_us[who]
+    found = {name: prefilled.counters[name] for name in FOUND_COUNTERS if name in prefilled.counters}
     whole = merged(records)
     loops.count_gaps(gaps_us, whole)
     outcomes = Outcomes(
@@ -243,7 +262,8 @@ def _run_pools(
         whole.gaps,
         whole.series,
         float(whole.width_us[0]),
-        added_up(counters),
+        added_up([{name: one[name] for name in one if name not in found} for one in counters]) | found,
+        prefilled.cached_tokens,
     )
     prefill_replica = prefilled.replica
     if rejected.any():
@@ -429,6 +449,7 @@ def simulate_disaggregated(
     decode: Mapping[str, Any] | None = None,
     prefill_routing: str = "round_robin",
     decode_routing: str = "round_robin",
+    prefix_cache: str = "auto",
     on_too_long: str = "error",
     time_scale: float = 1.0,
 ) -> DisaggregatedSimulation:
@@ -448,7 +469,9 @@ def simulate_disaggregated(
         Settings of each kind of engine, by the names of :class:`EngineSettings`; by default the engine's and
         the plan's memory.
     prefill_routing, decode_routing : str
-        As ``routing`` of :func:`fastroof.simulate`.
+        As ``routing`` of :func:`fastroof.simulate`; ``prefix_aware`` is for prefill engines.
+    prefix_cache : {"auto", "given", "lru"}
+        Where hits of prefill engines come from, as in :func:`fastroof.simulate`.
     on_too_long : {"error", "reject"}
         What happens to a request that can never run in one of the pools.
     time_scale : float, default 1
@@ -486,7 +509,9 @@ def simulate_disaggregated(
     10.486
     """
     one_of("on_too_long", on_too_long, ON_TOO_LONG, SimulationError)
+    one_of("prefix_cache", prefix_cache, PREFIX_CACHES, SimulationError)
     requests = trace if isinstance(trace, Trace) else load_trace(trace)
+    prefix_cache = source_of_hits(requests, prefix_cache)
     prompts, whole = (running_tokens(requests, plan) for plan in (prefill_plan, decode_plan))
     first = EngineSettings.of_plan(prefill_plan, kv_len=prompts, **(prefill or {}))
     then = EngineSettings.of_plan(decode_plan, kv_len=whole, **(decode or {}))
@@ -501,7 +526,7 @@ def simulate_disaggregated(
                 'GPUs or max_num_batched_tokens, or on_too_long="reject"'
             )
     return DisaggregatedSimulation(
-        Pool(prefill_plan, first, prefill_replicas, prefill_routing),
+        Pool(prefill_plan, first, prefill_replicas, prefill_routing, prefix_cache),
         Pool(decode_plan, then, decode_replicas, decode_routing),
         requests,
         link,

@@ -10,36 +10,33 @@ import numpy as np
 
 from fastroof.arrays import Bools, Flags, Floats, Ints, Longs
 from fastroof.checks import is_number, shown
-from fastroof.compiled.simulation.block_pool import (
-    EVICTIONS,
-    FOUND_AGAIN_TOKENS,
-    FOUND_TOKENS,
-    LOOKED_UP_TOKENS,
-    NUM_COUNTS,
-    NUM_LINKS,
-    BlockPool,
-    Prompts,
-)
 from fastroof.compiled.simulation.engine import engine_run
-from fastroof.compiled.simulation.pooled_engine import pooled_engine_run
-from fastroof.compiled.simulation.pooled_preemption import DUE_ROWS, NUM_POOLED_FIELDS
-from fastroof.compiled.simulation.sessions import NUM_MARKS, Sessions
 from fastroof.compiled.simulation.state import (
     BUSY_US,
     CACHED_TOKENS,
     CODE_STOPPED,
     CODE_STUCK,
     DECODE_TOKENS,
+    EVICTIONS,
     FIRST_SIZE,
+    FOLLOWERS_AT,
+    FOUND,
+    FOUND_AGAIN_TOKENS,
+    FOUND_TOKENS,
     GAP_BINS,
     LEAST_FREE,
+    LOOKED_UP_TOKENS,
     MIXED_STEPS,
     NONE,
     NOW,
     NUM_BLOCKS,
+    NUM_CELL_COLUMNS,
     NUM_CLOCKS,
+    NUM_COLUMNS,
     NUM_FIELDS,
+    NUM_ROOTS,
     NUM_SCALARS,
+    NUM_SEGMENT_COLUMNS,
     PEAK_RUNNING,
     PEAK_WAITING,
     PREEMPTIONS,
@@ -49,6 +46,9 @@ from fastroof.compiled.simulation.state import (
     SERIES_BINS,
     SERIES_FIELDS,
     STEPS,
+    TAIL_PARENT,
+    TAIL_START,
+    UNENDED,
     EngineOptions,
     EngineState,
     Record,
@@ -56,9 +56,9 @@ from fastroof.compiled.simulation.state import (
     Served,
 )
 from fastroof.errors import SimulationError, StoppedError
+from fastroof.simulation.prompt_tree import GIVEN, LRU, has_identities, prompt_tree
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.trace import Trace
-from fastroof.simulation.trace_columns import prompt_blocks
 from fastroof.simulation.trace_sessions import descendants, links_of, of_rows
 from fastroof.stopping import check_stopped, stop_flag
 from fastroof.units import US_PER_S
@@ -116,7 +116,9 @@ class Arrays(NamedTuple):
     record: Record
 
 
-def options_of(settings: EngineSettings, trace: Trace, time_scale: float = 1.0) -> EngineOptions:
+def options_of(
+    settings: EngineSettings, trace: Trace, time_scale: float = 1.0, prefix_cache: str = GIVEN
+) -> EngineOptions:
     """Return settings and a trace's clients as options of the loops."""
     if not is_number(time_scale) or not LEAST_SCALE <= float(time_scale) <= MOST_SCALE:
         raise SimulationError(
@@ -135,6 +137,7 @@ def options_of(settings: EngineSettings, trace: Trace, time_scale: float = 1.0) 
         min_free_slots=min(settings.min_free_slots_delay, settings.max_num_seqs),
         depth=2 if settings.async_scheduling else 1,
         has_parents=int(trace.has_parents),
+        has_cache=int(prefix_cache == LRU),
         clients=trace.clients or 0,
         think_us=trace.think_s * US_PER_S,
         timeout_us=settings.timeout_s * US_PER_S,
@@ -184,8 +187,13 @@ def refuse_too_long(trace: Trace, settings: EngineSettings, alternative: str) ->
     )
 
 
-def new_state(settings: EngineSettings, count: int, longest: int, engines: int | None = None) -> EngineState:
+def new_state(
+    settings: EngineSettings, requests: Requests, longest: int, engines: int | None = None
+) -> EngineState:
     """Allocate the state of one engine, or of several along a first axis."""
+    count = len(requests.arrival_us)
+    # of segments, tails and the end of the queue
+    cells = len(requests.segments) + count + 1 if requests.rows[-1, FOUND] == NONE else 0
     several = () if engines is None else (engines,)
     slots = min(settings.max_num_seqs, count)
     buckets = 1 << (longest + 4).bit_length()
@@ -197,13 +205,14 @@ def new_state(settings: EngineSettings, count: int, longest: int, engines: int |
         due=np.zeros((*several, settings.block_size), np.int32),
         firsts=np.zeros((*several, FIRST_SIZE, slots), np.int32),
         fresh=np.zeros((*several, slots), np.int32),
+        cells=np.zeros((*several, cells, NUM_CELL_COLUMNS), np.int32),
     )
 
 
 def new_arrays(settings: EngineSettings, requests: Requests, longest: int) -> Arrays:
     """Allocate the arrays of one engine."""
     count = len(requests.arrival_us)
-    state = new_state(settings, count, longest)
+    state = new_state(settings, requests, longest)
     return Arrays(state, requests, new_served(settings, count), new_record())
 
 
@@ -227,34 +236,44 @@ def new_record() -> Record:
     )
 
 
-def arrays_of(trace: Trace, served: Bools | None = None) -> Requests:
-    """Return a trace's requests, or some, as arrays of the loops."""
+def arrays_of(trace: Trace, served: Bools | None = None, cached_block: int = 0) -> Requests:
+    """Return a trace's requests, or some, as arrays of the loops; a cache has blocks of ``cached_block``."""
+    cached_tokens = trace.cached_tokens
     which: Any = slice(None) if served is None else served
     arrival_us = trace.arrival_s[which] * US_PER_S
+    count = len(arrival_us)
+    is_used = cached_block > 0 or trace.is_closed or trace.has_parents
+    rows = np.zeros((count + 1 if is_used else 1, NUM_COLUMNS), np.int32)
+    followers, delay_us = np.zeros(0, np.int32), np.zeros(0)
+    segments = np.zeros((0, NUM_SEGMENT_COLUMNS), np.int32)
+    if cached_block:
+        tree = prompt_tree(trace, cached_block)
+        segments = tree.segments
+        rows[:-1, TAIL_PARENT], rows[:-1, TAIL_START] = tree.tail_parent[which], tree.tail_start[which]
+        rows[:, FOUND] = NONE
+        if has_identities(trace):
+            cached_tokens = np.zeros_like(cached_tokens)
+    if trace.parents is not None and trace.parent_offsets is not None and trace.delay_s is not None:
+        links = trace.links
+        if served is not None:
+            kept = of_rows(np.flatnonzero(served), trace.parents, trace.parent_offsets)
+            links = links_of(kept["parents"], kept["parent_offsets"])
+        followers = np.concatenate([links.roots, links.children])
+        rows[:, FOLLOWERS_AT] = len(links.roots) + links.child_offsets
+        rows[:-1, UNENDED] = links.parents_each
+        rows[-1, NUM_ROOTS] = len(links.roots)
+        delay_us = trace.delay_s[which] * US_PER_S
     return Requests(
         arrival_us,
         np.ascontiguousarray(trace.input_tokens[which]),
         np.ascontiguousarray(trace.output_tokens[which]),
-        np.ascontiguousarray(trace.cached_tokens[which]),
-        np.full(len(arrival_us), NONE, np.int32),
-        sessions_of(trace, served),
+        np.ascontiguousarray(cached_tokens[which]),
+        np.full(count, NONE, np.int32),
+        rows,
+        followers,
+        segments,
+        delay_us,
     )
-
-
-def sessions_of(trace: Trace, served: Bools | None = None) -> Sessions:
-    """Return the links of a trace's requests, or of some, and room for those to come."""
-    count = len(trace) if served is None else int(served.sum())
-    marks, room = np.zeros(NUM_MARKS, np.int64), count if trace.is_closed or trace.has_parents else 0
-    heap = np.empty(room, np.int32)
-    if trace.parents is None or trace.parent_offsets is None or trace.delay_s is None:
-        whole, real = np.zeros(0, np.int32), np.zeros(0)
-        return Sessions(whole, whole, np.zeros(0, np.int64), whole, real, heap, marks)
-    links, delay_us = trace.links, trace.delay_s * US_PER_S
-    if served is not None:
-        rows = np.flatnonzero(served)
-        links = links_of(*of_rows(rows, trace.parents, trace.parent_offsets).values())
-        delay_us = delay_us[rows]
-    return Sessions(*links[:3], links.parents_each.copy(), delay_us, heap, marks)
 
 
 def counters_of(state: EngineState) -> dict[str, Any]:
@@ -291,17 +310,22 @@ def raise_stuck(code: int) -> None:
 
 
 def run_engine(
-    plan: StepPlan, trace: Trace, settings: EngineSettings, *, time_scale: float = 1.0
+    plan: StepPlan,
+    trace: Trace,
+    settings: EngineSettings,
+    *,
+    time_scale: float = 1.0,
+    prefix_cache: str = GIVEN,
 ) -> Outcomes:
     """Serve a trace with one engine."""
     rejected = too_long(trace, settings)
     some = bool(rejected.any())
-    requests = arrays_of(trace, ~rejected if some else None)
+    requests = requests_of(trace, settings, ~rejected if some else None, prefix_cache)
     longest = int(trace.output_tokens.max())
     arrays = new_arrays(settings, requests, longest)
     state, _, served, record = arrays
     if len(requests.arrival_us):
-        options = options_of(settings, trace, time_scale)
+        options = options_of(settings, trace, time_scale, prefix_cache)
         raise_stuck(engine_run(plan.arena, options, state, requests, served, record, settings.num_gpu_blocks))
     replica = np.zeros(len(requests.arrival_us), np.int32)
     outcomes = Outcomes(
@@ -314,9 +338,15 @@ def run_engine(
         record.gaps,
         record.series,
         float(record.width_us[0]),
-        counters_of(state),
+        counters_of(state) | cache_counters(state.scalars, prefix_cache),
+        requests.rows[:-1, FOUND].copy() if prefix_cache == LRU else None,
     )
     return with_rejected(outcomes, trace, rejected) if some else outcomes
+
+
+def requests_of(trace: Trace, settings: EngineSettings, served: Bools | None, prefix_cache: str) -> Requests:
+    """Return a trace's requests, or some, as arrays of the loops for a source of prefix hits."""
+    return arrays_of(trace, served, settings.block_size if prefix_cache == LRU else 0)
 
 
 def with_rejected(outcomes: Outcomes, trace: Trace, rejected: Bools) -> Outcomes:
@@ -341,104 +371,14 @@ def with_rejected(outcomes: Outcomes, trace: Trace, rejected: Bools) -> Outcomes
     )
 
 
-MOST_POOL_BLOCKS: Final = 2**30
-"""Maximum number of blocks of a simulated pool."""
+FOUND_COUNTERS: Final = ("looked_up_tokens", "found_tokens", "found_again_tokens", "evictions")
+"""Counters of simulated prefix caches."""
 
 
-def new_pooled_arrays(
-    settings: EngineSettings,
-    trace: Trace,
-    requests: Requests,
-    served: Bools | None = None,
-    engines: int | None = None,
-) -> tuple[EngineState, BlockPool, Prompts]:
-    """Allocate the arrays of one engine with a pool of blocks, or of several along a first axis."""
-    if settings.order != "mixed" or settings.reserve_output:
-        raise SimulationError(
-            "a simulated prefix cache is vLLM's: order must be mixed and reserve_output off, got "
-            f"{settings.order} and {settings.reserve_output}"
-        )
-    if trace.has_parents:
-        raise SimulationError(
-            f"trace {shown(trace.name)} has sessions, which a simulated prefix cache does not serve: "
-            'give prefix_cache="given"'
-        )
-    if trace.hash_ids is not None and trace.cached_tokens.any():
-        raise SimulationError(
-            f"trace {shown(trace.name)} has both hash_ids, by which blocks are found, and cached_tokens, "
-            "which state the result: drop one of them"
-        )
-    size = settings.block_size
-    prompts, num_keys = prompt_blocks(trace, size, served)
-    blocks_each = -(-(requests.input_tokens.astype(np.int64) + requests.output_tokens) // size)
-    # more blocks than all requests take make no difference
-    num_blocks = min(settings.num_gpu_blocks, int(blocks_each.sum()))
-    if num_blocks > MOST_POOL_BLOCKS:
-        raise SimulationError(
-            f"num_gpu_blocks {settings.num_gpu_blocks:,} is above the maximum of a simulated prefix cache, "
-            f"{MOST_POOL_BLOCKS:,}"
-        )
-    several = () if engines is None else (engines,)
-    state = new_state(settings, len(requests.arrival_us), int(requests.output_tokens.max()), engines)
-    slots = state.slots.shape[-1]
-    state = state._replace(
-        slots=np.zeros((*several, NUM_POOLED_FIELDS, slots), np.int64),
-        due=np.zeros((*several, DUE_ROWS, size), np.int32),
-    )
-    pool = BlockPool(
-        counts=np.zeros((*several, NUM_COUNTS), np.int64),
-        links=np.zeros((*several, num_blocks + 1, NUM_LINKS), np.int32),
-        keys=np.zeros((*several, num_blocks), np.int64),
-        oldest=np.zeros((*several, max(num_keys, 1)), np.int32),
-        tables=np.zeros((*several, slots, int(blocks_each.max())), np.int32),
-    )
-    return state, pool, prompts
-
-
-def pool_counters(pool: BlockPool) -> dict[str, Any]:
-    """Return the counters of one pool, or of several together."""
-    counts = pool.counts.reshape(-1, NUM_COUNTS).sum(0)
-    looked_up, found = int(counts[LOOKED_UP_TOKENS]), int(counts[FOUND_TOKENS])
-    return {
-        "looked_up_tokens": looked_up,
-        "found_tokens": found,
-        "found_again_tokens": int(counts[FOUND_AGAIN_TOKENS]),
-        "evictions": int(counts[EVICTIONS]),
-    }
-
-
-def refuse_none(trace: Trace, settings: EngineSettings, rejected: Bools) -> None:
-    """Raise if every request is rejected."""
-    if rejected.all():
-        raise SimulationError(
-            f"none of the {len(trace):,} requests has room in {settings.num_gpu_blocks:,} blocks of "
-            f"{settings.block_size} tokens and steps of {settings.max_num_batched_tokens:,}: give more"
-        )
-
-
-def run_pooled_engine(
-    plan: StepPlan, trace: Trace, settings: EngineSettings, *, time_scale: float = 1.0
-) -> Outcomes:
-    """Serve a trace with one engine with a simulated prefix cache."""
-    rejected = too_long(trace, settings)
-    refuse_none(trace, settings, rejected)
-    which = ~rejected if rejected.any() else None
-    requests = arrays_of(trace, which)
-    state, pool, prompts = new_pooled_arrays(settings, trace, requests, which)
-    served, record = new_served(settings, len(requests.arrival_us)), new_record()
-    options = options_of(settings, trace, time_scale)
-    raise_stuck(pooled_engine_run(plan.arena, options, state, pool, prompts, requests, served, record))
-    outcomes = Outcomes(
-        requests.arrival_us,
-        served.first_us,
-        served.last_us,
-        served.preemptions,
-        served.status,
-        np.zeros(len(requests.arrival_us), np.int32),
-        record.gaps,
-        record.series,
-        float(record.width_us[0]),
-        counters_of(state) | pool_counters(pool) | {"num_gpu_blocks": settings.num_gpu_blocks},
-        prompts.found_tokens,
-    )
-    return outcomes if which is None else with_rejected(outcomes, trace, rejected)
+def cache_counters(scalars: Longs, prefix_cache: str) -> dict[str, Any]:
+    """Return the counters of one prefix cache, or of several together; none without a cache."""
+    if prefix_cache != LRU:
+        return {}
+    counts = scalars.reshape(-1, NUM_SCALARS).sum(0)
+    places = (LOOKED_UP_TOKENS, FOUND_TOKENS, FOUND_AGAIN_TOKENS, EVICTIONS)
+    return {name: int(counts[at]) for name, at in zip(FOUND_COUNTERS, places, strict=True)}

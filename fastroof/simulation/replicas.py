@@ -15,8 +15,8 @@ from fastroof.checks import one_of, whole_number
 from fastroof.compiled.expert_rows import ONE_RANK, RankRules
 from fastroof.compiled.simulation import ranks as rank_loops
 from fastroof.compiled.simulation import replicas as loops
-from fastroof.compiled.simulation.pooled_replicas import PREFIX_AWARE, pooled_replicas_run
 from fastroof.compiled.simulation.state import (
+    FOUND,
     SERIES_BINS,
     EngineOptions,
     EngineState,
@@ -28,22 +28,19 @@ from fastroof.errors import SimulationError
 from fastroof.plan.calls import rank_rules
 from fastroof.processors import usable_processors
 from fastroof.simulation.engine import (
+    GIVEN,
+    LRU,
     Arrays,
     Outcomes,
     added_up,
-    arrays_of,
+    cache_counters,
     counters_of,
     new_arrays,
-    new_pooled_arrays,
-    new_record,
-    new_served,
     new_state,
     options_of,
-    pool_counters,
     raise_stuck,
-    refuse_none,
+    requests_of,
     run_engine,
-    run_pooled_engine,
     too_long,
     with_rejected,
 )
@@ -61,7 +58,7 @@ _RULES: Final = {
     "least_load": loops.LEAST_LOAD,
     "least_kv": loops.LEAST_KV,
     "power_of_two": loops.POWER_OF_TWO,
-    "prefix_aware": PREFIX_AWARE,
+    "prefix_aware": loops.PREFIX_AWARE,
 }
 
 POOLED_ROUTINGS: Final = tuple(_RULES)
@@ -100,13 +97,22 @@ def run_replicas(
     time_scale: float = 1.0,
     seed: int = 0,
     threads: int | None = None,
+    prefix_cache: str = GIVEN,
 ) -> Outcomes:
     """Serve a trace with replicas of an engine, each with its plan's ranks and front end."""
     replicas = whole_number("replicas", replicas, most=MOST_REPLICAS, error=SimulationError)
 
     def run(arrived: Trace, own: EngineSettings) -> Outcomes:
         return run_schedulers(
-            plan, arrived, own, replicas, routing, time_scale=time_scale, seed=seed, threads=threads
+            plan,
+            arrived,
+            own,
+            replicas,
+            routing,
+            time_scale=time_scale,
+            seed=seed,
+            threads=threads,
+            prefix_cache=prefix_cache,
         )
 
     return run_behind(plan.profile.front_end, trace, settings, replicas * plan.layout.dp, run)
@@ -122,17 +128,18 @@ def run_schedulers(
     time_scale: float = 1.0,
     seed: int = 0,
     threads: int | None = None,
+    prefix_cache: str = GIVEN,
 ) -> Outcomes:
     """Serve a trace with replicas of an engine, by their own clocks."""
-    one_of("routing", routing, ROUTINGS, SimulationError)
+    one_of("routing", routing, POOLED_ROUTINGS if prefix_cache == LRU else ROUTINGS, SimulationError)
     workers = usable_processors() if threads is None else threads
     workers = whole_number("threads", workers, error=SimulationError)
     if replicas == ranks_of(plan) == 1:
-        return run_engine(plan, trace, settings, time_scale=time_scale)
+        return run_engine(plan, trace, settings, time_scale=time_scale, prefix_cache=prefix_cache)
     rejected = too_long(trace, settings)
     some = bool(rejected.any())
-    requests = arrays_of(trace, ~rejected if some else None)
-    options = options_of(settings, trace, time_scale)
+    requests = requests_of(trace, settings, ~rejected if some else None, prefix_cache)
+    options = options_of(settings, trace, time_scale, prefix_cache)
     longest = int(trace.output_tokens.max())
     rules = rank_rules(plan)
 
@@ -143,7 +150,7 @@ def run_schedulers(
     has_feedback = trace.is_closed or trace.has_parents
     if routing == "round_robin" and not has_feedback and replicas > 1:
         replica_of[:] = np.arange(count) % replicas
-        fleet_of_one = partial(new_fleet, routing, settings, count, longest, rules=rules)
+        fleet_of_one = partial(new_fleet, routing, settings, requests, longest, rules=rules)
         run = partial(_share, plan.arena, options, arrays, replica_of, fleet_of_one)
         with ThreadPoolExecutor(min(workers, replicas)) as pool:
             # each thread sees the stop flag of this call
@@ -153,7 +160,7 @@ def run_schedulers(
         counters = added_up([counters for _, counters in done])
     else:
         drawn = np.random.default_rng(seed).integers(0, replicas, (2, count), np.int32)
-        fleet = new_fleet(routing, settings, count, longest, replicas, rules, drawn)
+        fleet = new_fleet(routing, settings, requests, longest, replicas, rules, drawn)
         record = arrays.record
         given = (fleet, requests, arrays.served, record, replica_of)
         if has_feedback:
@@ -163,36 +170,25 @@ def run_schedulers(
         else:
             code = loops.replicas_run(plan.arena, options, *given)
         raise_stuck(code)
-        counters = _counters(fleet.states)
-    outcomes = _outcomes(requests, arrays.served, replica_of, record, counters)
+        counters = _counters(fleet.states, prefix_cache)
+    found = requests.rows[:-1, FOUND].copy() if prefix_cache == LRU else None
+    outcomes = _outcomes(requests, arrays.served, replica_of, record, counters, found)
     return with_rejected(outcomes, trace, rejected) if some else outcomes
 
 
 def new_fleet(
     routing: str,
     settings: EngineSettings,
-    count: int,
+    requests: Requests,
     longest: int,
     replicas: int = 1,
     rules: RankRules = ONE_RANK,
     drawn: Ints | None = None,
 ) -> loops.Fleet:
-    """Make empty replicas as the loops read them."""
-    states = new_state(settings, count, longest, replicas * rules.ranks)
+    """Make empty replicas as the loops read them, the states of all ranks behind one router."""
+    states = new_state(settings, requests, longest, replicas * rules.ranks)
     if drawn is None:
-        drawn = np.zeros((2, count), np.int32)
-    return _fleet(states, routing, settings, drawn, replicas, rules)
-
-
-def _fleet(
-    states: EngineState,
-    routing: str,
-    settings: EngineSettings,
-    drawn: Ints,
-    replicas: int,
-    rules: RankRules = ONE_RANK,
-) -> loops.Fleet:
-    """Put the states of all ranks behind one router."""
+        drawn = np.zeros((2, len(requests.arrival_us)), np.int32)
     engines_each = 1 if rules.in_lockstep else rules.ranks
     engines, ranks = replicas * engines_each, rules.ranks // engines_each
     groups = rank_loops.RankGroup(
@@ -201,7 +197,7 @@ def _fleet(
         np.zeros((engines, 2, ranks), np.int64),
         rules,
     )
-    router = loops.Router(_RULES[routing], drawn, np.zeros(engines, np.int64))
+    router = loops.Router(_RULES[routing], drawn, *(np.zeros(engines, np.int64) for _ in range(2)))
     return loops.Fleet(states, groups, router, settings.num_gpu_blocks, np.zeros(engines_each, np.int64))
 
 
@@ -219,12 +215,13 @@ def _share(
     record = Record(np.zeros_like(empty.gaps), np.zeros_like(empty.series), empty.width_us.copy())
     code = loops.share_run(arena, options, fleet, arrays.requests, arrays.served, record, replica, replica_of)
     raise_stuck(code)
-    return record, _counters(fleet.states)
+    return record, _counters(fleet.states, LRU if options.has_cache else GIVEN)
 
 
-def _counters(states: EngineState) -> dict[str, Any]:
+def _counters(states: EngineState, prefix_cache: str) -> dict[str, Any]:
     engines = range(len(states.scalars))
-    return added_up([counters_of(EngineState(*(array[one] for array in states))) for one in engines])
+    each = [counters_of(EngineState(*(array[one] for array in states))) for one in engines]
+    return added_up(each) | cache_counters(states.scalars, prefix_cache)
 
 
 def merged(records: Sequence[Record]) -> Record:
@@ -242,67 +239,8 @@ def merged(records: Sequence[Record]) -> Record:
     return Record(gaps, series, np.array([width_us]))
 
 
-def run_pooled_replicas(
-    plan: StepPlan,
-    trace: Trace,
-    settings: EngineSettings,
-    replicas: int = 1,
-    routing: str = "round_robin",
-    *,
-    time_scale: float = 1.0,
-    seed: int = 0,
-) -> Outcomes:
-    """Serve a trace with replicas of an engine, each with its own simulated prefix cache and front end."""
-    replicas = whole_number("replicas", replicas, most=MOST_REPLICAS, error=SimulationError)
-
-    def run(arrived: Trace, own: EngineSettings) -> Outcomes:
-        return _run_pooled(plan, arrived, own, replicas, routing, time_scale=time_scale, seed=seed)
-
-    return run_behind(plan.profile.front_end, trace, settings, replicas, run)
-
-
-def _run_pooled(
-    plan: StepPlan,
-    trace: Trace,
-    settings: EngineSettings,
-    replicas: int,
-    routing: str,
-    *,
-    time_scale: float,
-    seed: int,
-) -> Outcomes:
-    """Serve a trace with engines that each have a pool of blocks, by their own clocks."""
-    one_of("routing", routing, POOLED_ROUTINGS, SimulationError)
-    if ranks_of(plan) > 1:
-        raise SimulationError(
-            "prefix caches are not simulated for ranks of attention data parallelism; compile the plan "
-            "with dp=1, or give cached_tokens"
-        )
-    if replicas == 1:
-        return run_pooled_engine(plan, trace, settings, time_scale=time_scale)
-    if trace.clients is not None:
-        raise SimulationError("closed loops with a simulated prefix cache are limited to one replica")
-    rejected = too_long(trace, settings)
-    refuse_none(trace, settings, rejected)
-    which = ~rejected if rejected.any() else None
-    requests = arrays_of(trace, which)
-    count = len(requests.arrival_us)
-    states, pools, prompts = new_pooled_arrays(settings, trace, requests, which, replicas)
-    served, record = new_served(settings, count), new_record()
-    drawn = np.random.default_rng(seed).integers(0, replicas, (2, count), np.int32)
-    replica_of, pushed_tokens = np.zeros(count, np.int32), np.zeros(replicas, np.int64)
-    arrays = (pools, prompts, requests, served, record, pushed_tokens, replica_of)
-    fleet = _fleet(states, routing, settings, drawn, replicas)
-    raise_stuck(pooled_replicas_run(plan.arena, options_of(settings, trace, time_scale), fleet, *arrays))
-    engines = [EngineState(*(array[one] for array in states)) for one in range(replicas)]
-    counters = added_up([counters_of(engine) for engine in engines]) | pool_counters(pools)
-    counters["num_gpu_blocks"] = replicas * settings.num_gpu_blocks
-    outcomes = _outcomes(requests, served, replica_of, record, counters, prompts.found_tokens)
-    return outcomes if which is None else with_rejected(outcomes, trace, rejected)
-
-
 def _outcomes(
-    requests: Requests, served: Served, replica_of: Any, record: Record, counters: dict[str, Any], *found: Any
+    requests: Requests, served: Served, replica_of: Any, record: Record, counters: dict[str, Any], found: Any
 ) -> Outcomes:
     """Return what the loops wrote as outcomes, with the tokens found in a prefix cache if there is one."""
     return Outcomes(
@@ -316,5 +254,5 @@ def _outcomes(
         record.series,
         float(record.width_us[0]),
         counters,
-        *found,
+        found,
     )

@@ -130,6 +130,9 @@ class Trace:
         Seconds from the end of a request's last parent to its start: time to think, or of a tool. Default 0.
     session : array of int, shape (requests,), optional
         Number of each request's session, that of its parents. By default all requests that are linked.
+    history_tokens : array of int, shape (requests,), optional
+        Leading tokens of each prompt that are those of its first parent's prompt and answer or, without
+        parents, of all such prompts: what a prefix cache can find, if there are no ids.
     name : str
         Name in reports.
     clients : int, optional
@@ -169,6 +172,7 @@ class Trace:
     parent_offsets: Longs | None = None
     delay_s: Floats | None = None
     session: Longs | None = None
+    history_tokens: Sizes | None = None
     name: str = "trace"
     clients: int | None = None
     think_s: float = 0.0
@@ -258,12 +262,21 @@ class Trace:
     def _checked_links(self, where: str, arrival_s: Floats) -> dict[str, Any]:
         count = len(arrival_s)
         given: dict[str, Any] = {}
-        for name, kinds, kind in (("delay_s", "fiu", np.float64), ("session", "iu", np.int64)):
+        for name, kinds, kind in (
+            ("delay_s", "fiu", np.float64),
+            ("session", "iu", np.int64),
+            ("history_tokens", "iu", np.int64),
+        ):
             if getattr(self, name) is not None:
                 values = numbers_in_a_row(where, name, getattr(self, name), kinds).astype(kind)
                 if len(values) != count:
                     raise TraceError(f"{where}: arrival_s has {count} requests, {name} {len(values)}")
                 given[name] = values
+        if "history_tokens" in given:
+            history = given["history_tokens"]
+            refuse_where(where, "history_tokens", history, (history < 0) | (history > MOST_TOKENS),
+                    f"must be tokens from 0 to {MOST_TOKENS:,}")  # fmt: skip
+            given["history_tokens"] = history.astype(np.int32)
         if self.parents is None:
             if self.parent_offsets is not None or "delay_s" in given:
                 alone = "delay_s" if self.parent_offsets is None else "parent_offsets"
@@ -463,8 +476,9 @@ class Trace:
             links = trace_sessions.of_rows(rows, self.parents, self.parent_offsets)
             is_root = np.diff(links["parent_offsets"]) == 0
             columns |= links | {"delay_s": np.where(is_root, 0.0, self.delay_s[rows])}
-        if self.session is not None:
-            columns["session"] = self.session[rows]
+        for name in ("session", "history_tokens"):
+            if getattr(self, name) is not None:
+                columns[name] = getattr(self, name)[rows]
         order = np.empty(rows.stop - rows.start, np.int64)
         order[np.argsort(self.order[rows])] = np.arange(len(order))
         return replace(self, **columns, order=order)
@@ -531,8 +545,9 @@ class Trace:
         import pyarrow as pa
 
         columns: dict[str, Any] = {}
-        if self.session is not None:
-            columns["session"] = pa.array(self.in_file_order(self.session))
+        for name in ("session", "history_tokens"):
+            if getattr(self, name) is not None:
+                columns[name] = pa.array(self.in_file_order(getattr(self, name)))
         if self.parents is not None and self.parent_offsets is not None and self.delay_s is not None:
             lists = pa.LargeListArray.from_arrays(self.parent_offsets, self.order[self.parents])
             columns["parent"] = lists.take(pa.array(self.in_file_order(np.arange(len(self)))))

@@ -13,7 +13,7 @@ import numpy as np
 
 from fastroof.arrays import Array, Bools, Floats, Ints, Longs
 from fastroof.checks import shown, whole_number
-from fastroof.compiled.simulation.block_pool import Prompts
+from fastroof.compiled.simulation.stack_distances import BlockIds
 from fastroof.errors import TraceError
 from fastroof.simulation.trace import MOST_SECONDS, MOST_TOKENS, Trace
 
@@ -349,12 +349,10 @@ def _shown(scalar: Any) -> str:
     return shown if len(shown) <= 40 else f"{shown[:37]}..."
 
 
-def prompt_blocks(trace: Trace, block_size: int, served: Bools | None = None) -> tuple[Prompts, int]:
+def block_ids(trace: Trace, block_size: int) -> tuple[BlockIds, int]:
     """Number the blocks of a trace's prompts so that equal blocks have equal numbers."""
-    count = len(trace) if served is None else int(served.sum())
-    found = np.full(count, -1, np.int32)
-    if trace.hash_ids is None or trace.hash_offsets is None:
-        return Prompts(np.zeros(0, np.int32), np.zeros(count, np.int64), 0, found), 0
+    assert trace.hash_ids is not None
+    assert trace.hash_offsets is not None
     if trace.hash_block_size % block_size:
         raise TraceError(
             f"trace {shown(trace.name)} has an id for every {trace.hash_block_size} tokens of a prompt; "
@@ -362,8 +360,7 @@ def prompt_blocks(trace: Trace, block_size: int, served: Bools | None = None) ->
         )
     per_id = trace.hash_block_size // block_size
     known, numbers = np.unique(trace.hash_ids, return_inverse=True)
-    starts = trace.hash_offsets[:-1] if served is None else trace.hash_offsets[:-1][served]
-    return Prompts(numbers.astype(np.int32), starts, per_id, found), len(known) * per_id
+    return BlockIds(numbers.astype(np.int32), trace.hash_offsets[:-1], per_id), len(known) * per_id
 
 
 @overload
@@ -398,7 +395,7 @@ def hit_rate(trace: Trace, num_blocks: Any = None, *, block_size: int | None = N
     Requests are served one after the other in order of arrival, and the least recently used blocks are
     evicted, a prompt's tail before its head; only full blocks are found, and never a prompt's last token.
     This bounds what an engine finds: there, running requests hold blocks and outputs take some. All sizes are
-    computed in one pass over stack distances (``fastroof.compiled.simulation.block_pool``).
+    computed in one pass over stack distances (``fastroof.compiled.simulation.stack_distances``).
 
     Examples
     --------
@@ -411,14 +408,14 @@ def hit_rate(trace: Trace, num_blocks: Any = None, *, block_size: int | None = N
     >>> hit_rate(trace), hit_rate(trace, np.array([1, 2])).tolist()
     (0.25, [0.25, 0.25])
     """
-    from fastroof.compiled.simulation.block_pool import stack_distances
+    from fastroof.compiled.simulation.stack_distances import stack_distances
 
     if trace.hash_ids is None:
         raise TraceError(f"trace {shown(trace.name)} has no hash_ids, which identify equal prompts")
     size = trace.hash_block_size
     if block_size is not None:
         size = whole_number("block_size", block_size, 1, MOST_TOKENS, TraceError)
-    prompts, num_keys = prompt_blocks(trace, size)
+    prompts, num_keys = block_ids(trace, size)
     sizes = np.asarray(num_keys if num_blocks is None else num_blocks)
     if sizes.dtype.kind not in "iu" or (sizes < 1).any():
         raise TraceError(f"num_blocks must be whole numbers of at least 1, got {shown(num_blocks)}")

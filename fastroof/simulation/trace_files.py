@@ -50,16 +50,19 @@ def load_trace(
         trace of 600 requests.
     format : str, optional
         The columns' format: ``"azure"`` (TIMESTAMP, ContextTokens, GeneratedTokens; 2023 and 2024),
-        ``"bailian"`` (chat_id, turn, timestamp in s, input_length, output_length, hash_ids), ``"mooncake"``
-        (timestamp in ms, input_length, output_length, hash_ids), ``"burstgpt"`` (Timestamp in s, Request
+        ``"bailian"`` (chat_id, parent_chat_id, turn, timestamp in s, input_length, output_length, hash_ids),
+        ``"mooncake"`` (timestamp in ms, input_length, output_length, hash_ids and, of sessions, session_id
+        and delay in ms), ``"burstgpt"`` (Timestamp in s, Request
         tokens, Response tokens), ``"llmservingsim"`` (arrival_time_ns, input_toks, output_toks),
         ``"splitwise"`` (arrival_timestamp in s, prompt_size, token_size) or ``"plain"`` (arrival_s,
-        input_tokens, output_tokens and, if known, cached_tokens, hash_ids and status; or other common names:
-        :mod:`fastroof.simulation.trace_formats`). By default detected by the columns.
+        input_tokens, output_tokens and, if known, cached_tokens, hash_ids, status and, of sessions, session,
+        parent, delay_s; or other common names: :mod:`fastroof.simulation.trace_formats`). By default detected
+        by the columns. Files of agents (``hash_id_scope``; :mod:`fastroof.simulation.trace_agentx`) have
+        names of their own.
     columns : str or mapping of str to str, optional
         Columns by role, instead of the format's: ``"arrival=started_at,input=prompt_tokens"``, or a mapping.
-        Roles are arrival, input, output, cached, hash_ids and status; arrivals that are numbers need their
-        unit, as in ``arrival_ms``.
+        Roles are arrival, input, output, cached, hash_ids, status, session, parent, id, delay and history;
+        arrivals that are numbers need their unit, as in ``arrival_ms``, and so may delays.
     where : str, sequence of str or mapping, optional
         Conditions on rows, which must keep all of them: ``"model=gpt-oss-120b"``, or with ``!=``, ``<``,
         ``<=``, ``>`` or ``>=``; or values by column.
@@ -182,6 +185,7 @@ def _checked_trace(
             columns = columns._replace(hash_ids="")
             given = sizes["input_tokens"], sizes["output_tokens"]
             sizes["input_tokens"] = grown_prompts(raw, columns.input_tokens, *given, rows)
+            rows["history_tokens"] = sizes["input_tokens"] - given[0]
     if columns.arrival:
         arrival_s = _arrivals(raw, columns, time_zone, rows.get("parent_offsets"))
     if columns.cached_tokens:
@@ -203,6 +207,8 @@ def _checked_trace(
                 "as the last is always computed"
             ),
         )
+    if columns.history_tokens:
+        rows["history_tokens"] = raw.tokens(columns.history_tokens)
     block_size = facts.pop("hash_block_size", None)
     if columns.hash_ids:
         rows |= _checked_blocks(raw, columns, sizes["input_tokens"], block_size)

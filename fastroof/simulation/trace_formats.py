@@ -28,6 +28,7 @@ class TraceFormat:
     hash_ids: tuple[str, ...] = ()
     status: tuple[str, ...] = ()
     """Columns that tell failed requests: HTTP status codes, whether it succeeded, or words."""
+    history_tokens: tuple[str, ...] = ()
     session: tuple[str, ...] = ()
     parent: tuple[str, ...] = ()
     request_id: tuple[str, ...] = ()
@@ -148,6 +149,7 @@ PLAIN: Final = TraceFormat(
     ("cached_tokens", "num_cached_tokens", "cached_prompt_tokens", "cache_read_input_tokens"),
     (HASH_IDS,),
     status=("status", "status_code", "http_status", "http_status_code", "response_code", "success"),
+    history_tokens=("history_tokens",),
     session=("session", "session_id"),
     parent=("parent", "parent_id", "parents"),
     request_id=("request_id", "id"),
@@ -172,7 +174,7 @@ SESSION_NAMES: Final = {
 ROLES: Final = {
     "arrival": "arrival", "input": "input_tokens", "output": "output_tokens", "cached": "cached_tokens",
     "hash_ids": HASH_IDS, "status": "status", "session": "session", "parent": "parent", "id": "request_id",
-    "delay": "delay",
+    "delay": "delay", "history": "history_tokens",
 }  # fmt: skip
 """Roles that columns can be named for, in short and as the fields of a format."""
 
@@ -181,7 +183,7 @@ UNITS: Final = {"s": 1.0, "ms": MS_PER_S, "us": US_PER_S, "ns": NS_PER_S}
 
 ROLE_WORDS: Final = (
     "arrival (a date and time; arrival_s, arrival_ms, arrival_us or arrival_ns if it is a number), input, "
-    "output, cached, hash_ids, status, session, parent, id, delay_s (delay_ms, delay_us)"
+    "output, cached, hash_ids, status, session, parent, id, delay_s (delay_ms, delay_us), history"
 )
 EXAMPLE_COLUMNS: Final = "arrival=started_at,input=prompt_tokens,output=completion_tokens"
 
@@ -222,6 +224,7 @@ class NamedColumns(NamedTuple):
     delay: str = ""
     delay_per_s: float = 1.0
     context_mode: str = ""
+    history_tokens: str = ""
 
     @property
     def has_links(self) -> bool:
@@ -232,7 +235,14 @@ class NamedColumns(NamedTuple):
     def needed(self) -> list[str]:
         """All columns to read."""
         roles = (self.arrival, self.input_tokens, self.output_tokens, self.cached_tokens, self.hash_ids)
-        links = (self.session, self.parent, self.request_id, self.delay, self.context_mode)
+        links = (
+            self.session,
+            self.parent,
+            self.request_id,
+            self.delay,
+            self.context_mode,
+            self.history_tokens,
+        )
         return list(dict.fromkeys(name for name in (*roles, self.status, *self.others, *links) if name))
 
 
@@ -359,4 +369,5 @@ def named_columns(columns: list[str], what: str, reading: Reading) -> NamedColum
         delay if is_linked else "",
         own.delay_per_s if "delay" in named else meant.delays.get(column_key(delay), 1.0),
         next((name for name in columns if is_linked and column_key(name) == "context_mode"), ""),
+        found("tokens before a prompt's new ones", "history_tokens", False),
     )

@@ -247,10 +247,10 @@ class Workload:
         Tokens of prompts and outputs: a number, ``"lognormal:MEAN:SIGMA[:MOST]"`` (mean of the tokens, sigma
         of their logarithm), ``"uniform:LEAST:MOST"``, ``"file:PATH"`` or a trace to draw from. Where both are
         of one trace, a request's two lengths come from one row.
-    cached_tokens : int, str or Trace, default 0
+    cached_tokens : int, str or Trace, default "auto"
         Prompt tokens in the prefix cache: the same forms, or ``"share:0.5"`` of the prompt; at most all but
-        the last token, which is always computed. ``"history"``, the default of sessions, is all that came
-        before a prompt's new tokens, as if the cache never lost any.
+        the last token, which is always computed. ``"history"`` is all that came before a prompt's new
+        tokens, as if the cache never lost any. ``"auto"`` is history in sessions, else 0.
     seed : int, default 0
         Seed of the random numbers (PCG64). Arrivals and each length have separate streams.
     name : str
@@ -283,7 +283,7 @@ class Workload:
     requests: int = 1000
     input_tokens: int | str | Trace | Lengths = 1024
     output_tokens: int | str | Trace | Lengths = 128
-    cached_tokens: int | str | Trace | Lengths | CachedShare | None = None
+    cached_tokens: int | str | Trace | Lengths | CachedShare = "auto"
     turns: int | str | Lengths = 1
     calls: int | str | Lengths = 1
     tool_s: float | str | Delay = 0.0
@@ -324,7 +324,7 @@ class Workload:
         for name in ("input_tokens", "output_tokens"):
             object.__setattr__(self, name, parse_lengths(name, getattr(self, name)))
         if not self.keeps_history:
-            given = 0 if self.cached_tokens is None else self.cached_tokens
+            given = 0 if self._is_auto else self.cached_tokens
             object.__setattr__(self, "cached_tokens", _parse_cached(given))
 
     @property
@@ -336,8 +336,12 @@ class Workload:
     def keeps_history(self) -> bool:
         """Whether all tokens before a prompt's new ones count as cached."""
         given = self.cached_tokens
-        is_meant = given is None or (isinstance(given, str) and given.strip() == "history")
+        is_meant = self._is_auto or (isinstance(given, str) and given.strip() == "history")
         return is_meant and self.has_sessions
+
+    @property
+    def _is_auto(self) -> bool:
+        return isinstance(self.cached_tokens, str) and self.cached_tokens == "auto"
 
     def _check_sessions(self) -> None:
         if self.clients is not None:
@@ -462,6 +466,7 @@ class Workload:
             sizes["output_tokens"],
             cached,
             name=self.name,
+            history_tokens=history,
             **turns.links(drawn[_THINK], drawn[_TOOL]),
         )
 

@@ -1,7 +1,8 @@
-"""A pool of KV blocks and the engine over it, naively: see ``fastroof.compiled.simulation.block_pool``.
+"""A prefix cache and the engine over it, naively: see ``fastroof.compiled.simulation.prefix_cache``.
 
-Keys are tuples: of a prompt's block the id of its hash block and which part of it, of any other block its
-request and its place. The queue of free blocks is an ordered dictionary, oldest first.
+Every block is there by itself, with who holds it and the key of what is in it. The key of a prompt's block is
+the ids of all blocks up to it, that of a session's the request whose own it is and its place. Free blocks
+without a key are taken first, then those of the queue, an ordered dictionary, oldest first.
 """
 
 from __future__ import annotations
@@ -17,24 +18,33 @@ class Pool:
     """Blocks, who holds them, what is in them."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        self.holders = [0] * num_blocks
-        self.keys: list[Hashable | None] = [None] * num_blocks
-        self.blocks_of: dict[Hashable, OrderedDict[int, None]] = {}
+        self.num_blocks = num_blocks
+        self.made = 0
+        """Blocks that were ever taken; those that were not are blank, too."""
+        self.blank: list[int] = []
+        self.queue: OrderedDict[int, None] = OrderedDict()
+        self.holders: dict[int, int] = {}
+        self.keys: dict[int, Hashable] = {}
+        self.block_of: dict[Hashable, int] = {}
         self.evictions = 0
+
+    @property
+    def free(self) -> int:
+        """Blocks that nobody holds."""
+        return self.num_blocks - self.made + len(self.blank) + len(self.queue)
 
     def find(self, keys: Sequence[Hashable]) -> list[int]:
         """The blocks with the first of these keys, as far as there are any without a gap."""
         found = []
         for key in keys:
-            if key not in self.blocks_of:
+            if key not in self.block_of:
                 break
-            found.append(next(iter(self.blocks_of[key])))
+            found.append(self.block_of[key])
         return found
 
-    def needed(self, found: Sequence[int], blocks: int) -> int:
-        """Free blocks that so many blocks take, of which these are found."""
-        return blocks - sum(self.holders[block] > 0 for block in found)
+    def in_use(self, found: Sequence[int]) -> int:
+        """How many of these blocks others hold."""
+        return sum(self.holders[block] > 0 for block in found)
 
     def hold(self, found: Sequence[int]) -> None:
         for block in found:
@@ -43,87 +53,107 @@ class Pool:
             self.holders[block] += 1
 
     def take(self) -> int:
-        block, _ = self.queue.popitem(last=False)
-        key = self.keys[block]
-        if key is not None:
+        if self.blank:
+            block = self.blank.pop()
+        elif self.made < self.num_blocks:
+            block = self.made
+            self.made += 1
+        else:
+            block, _ = self.queue.popitem(last=False)
             self.evictions += 1
-            del self.blocks_of[key][block]
-            if not self.blocks_of[key]:
-                del self.blocks_of[key]
-        self.keys[block] = None
+            del self.block_of[self.keys.pop(block)]
         self.holders[block] = 1
         return block
 
     def keep(self, block: int, key: Hashable) -> None:
-        """Have a block found by its key from now on."""
-        if self.keys[block] is None:
+        """Have a block found by its key from now on, unless another is."""
+        if block not in self.keys and key not in self.block_of:
             self.keys[block] = key
-            self.blocks_of.setdefault(key, OrderedDict())[block] = None
+            self.block_of[key] = block
 
     def give_back(self, blocks: Sequence[int]) -> None:
         for block in reversed(blocks):
             self.holders[block] -= 1
             if self.holders[block] == 0:
-                self.queue[block] = None
+                if block in self.keys:
+                    self.queue[block] = None
+                else:
+                    self.blank.append(block)
 
 
 class PooledScheduler(Scheduler):
     """The scheduler whose blocks are those of a pool."""
 
     def __init__(self, settings: Any, trace: Any) -> None:
-        super().__init__(settings)
         self.pool = Pool(settings.num_gpu_blocks)
+        super().__init__(settings)
         self.trace = trace
         self.tables: dict[int, list[int]] = {}
+        self.found: list[int] = []
         self.first_found: dict[int, int] = {}
         self.found_again_tokens = 0
 
+    @property
+    def free(self) -> int:
+        return self.pool.free
+
+    @free.setter
+    def free(self, blocks: int) -> None:
+        """The pool counts by itself."""
+
     def key(self, request: Request, place: int) -> Hashable:
         """Key of a request's block."""
-        size, trace = self.settings.block_size, self.trace
-        if trace.hash_ids is None or (place + 1) * size > request.prompt:
-            return "own", request.index, place
-        per_id = trace.hash_block_size // size
-        at = trace.hash_offsets[request.index] + place // per_id
-        return "prompt", int(trace.hash_ids[at]), place % per_id
+        size, trace, index = self.settings.block_size, self.trace, request.index
+        if trace.hash_ids is not None:
+            if (place + 1) * size > request.prompt:
+                return "own", index, place
+            per_id = trace.hash_block_size // size
+            first = trace.hash_offsets[index]
+            ids = trace.hash_ids[first : first + place // per_id + 1]
+            return "prompt", tuple(ids.tolist()), place % per_id
+        while place < self.shared_blocks(index):
+            parent = self.first_parent(index)
+            if parent is None:
+                return "all", place
+            index = parent
+        return "own", index, place
 
-    def _admit(self, step: Step, budget: int, *, only_single: bool = False) -> None:
-        settings, pool = self.settings, self.pool
-        if only_single and any(request.is_cut for request in self.running):
-            return
-        while self.waiting and budget and len(self.running) < settings.max_num_seqs:
-            request = self.waiting[0]
-            found: list[int] = []
-            computed = request.cached
-            if not computed:
-                most = (request.whole - 1) // settings.block_size
-                found = pool.find([self.key(request, place) for place in range(most)])
-                computed = len(found) * settings.block_size
-            new = request.whole - computed
-            is_prompt = new > 1
-            if is_prompt and only_single:
-                return
-            if new > budget and not settings.chunked_prefill:
-                return
-            new = min(new, budget)
-            in_all = request.whole if settings.admit_whole_prompt else computed + new
-            if pool.needed(found, self.blocks_of(in_all)) > len(pool.queue):
-                return
-            pool.hold(found)
-            self.tables[request.index] = found
-            assert self._take_blocks(request, computed + new)
-            if request.index in self.first_found:
-                self.found_again_tokens += computed
-            self.first_found.setdefault(request.index, computed)
-            self.running.append(self.waiting.popleft())
-            request.computed = computed
-            budget -= new
-            step.has_prompt |= is_prompt
-            self._run(step, request, new, is_prompt=True)
+    def first_parent(self, index: int) -> int | None:
+        trace = self.trace
+        if trace.parents is None or trace.parent_offsets[index] == trace.parent_offsets[index + 1]:
+            return None
+        return int(trace.parents[trace.parent_offsets[index]])
+
+    def shared_blocks(self, index: int) -> int:
+        """Whole blocks at the start of a prompt that are its first parent's, or those of all without one."""
+        trace, parent = self.trace, self.first_parent(index)
+        if trace.history_tokens is None:
+            return 0
+        tokens = min(int(trace.history_tokens[index]), int(trace.input_tokens[index]))
+        if parent is not None:
+            tokens = min(tokens, int(trace.input_tokens[parent]) + int(trace.output_tokens[parent]) - 1)
+        return tokens // self.settings.block_size
+
+    def cached(self, request: Request) -> int:
+        if request.cached:
+            self.found = []
+            return request.cached
+        size = self.settings.block_size
+        self.found = self.pool.find([self.key(request, place) for place in range(request.whole // size)])
+        return min(len(self.found), (request.whole - 1) // size) * size
+
+    def needs(self, tokens: int) -> int:
+        return self.blocks_of(tokens) - self.pool.in_use(self.found)
 
     def _run(self, step: Step, request: Request, new: int, *, is_prompt: bool) -> None:
+        if request.computed == request.started and is_prompt:
+            if request.index in self.first_found:
+                self.found_again_tokens += request.computed
+            self.first_found.setdefault(request.index, request.computed)
         super()._run(step, request, new, is_prompt=is_prompt)
-        self._keep(request, min(request.computed, request.prompt + request.seen))
+        request.has_decoded = not is_prompt
+        if is_prompt:
+            self._keep(request, min(request.computed, request.prompt))
 
     def _keep(self, request: Request, known: int) -> None:
         table = self.tables[request.index]
@@ -131,20 +161,27 @@ class PooledScheduler(Scheduler):
             self.pool.keep(table[place], self.key(request, place))
 
     def _take_blocks(self, request: Request, tokens: int) -> bool:
+        if request.index not in self.tables:
+            self.pool.hold(self.found)
+            self.tables[request.index] = list(self.found)
         table = self.tables[request.index]
         more = max(self.blocks_of(tokens) - len(table), 0)
-        if more > len(self.pool.queue):
+        if more > self.pool.free:
             return False
         table += [self.pool.take() for _ in range(more)]
         return True
 
     def leave(self, request: Request) -> None:
         if request.index in self.tables:
-            if request.seen == request.output:
-                self._keep(request, request.prompt + request.output - 1)
+            self._keep(request, self._known(request))
             self.pool.give_back(self.tables.pop(request.index))
-        self.free = len(self.pool.queue)
         (self.running if request in self.running else self.waiting).remove(request)
+
+    def _known(self, request: Request) -> int:
+        """Tokens that are computed and known: the last of a decode is not if steps are made early."""
+        if request.seen == request.output:
+            return request.prompt + request.output - 1
+        return request.computed - (self.settings.async_scheduling and request.has_decoded)
 
 
 def leading_hits(trace: Any, num_blocks: int, block_size: int) -> tuple[int, int]:

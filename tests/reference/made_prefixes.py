@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from random import Random
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.trace import Trace
+from tests.reference.made_sessions import made_sessions
 
 
 class MadePrefixes(NamedTuple):
@@ -26,7 +28,7 @@ def made_prefixes(random: Random, most: int = 60) -> MadePrefixes:
     count = random.randint(1, most)
     inputs, more = _tree(random, count, block_size * random.choice([1, 2, 4]))
     cached = None
-    if random.random() < 0.3:
+    if random.random() < 0.5:
         more = {}
         cached = [random.choice([0, random.randint(0, tokens - 1)]) for tokens in inputs]
     outputs = [random.randint(1, random.choice([3, 20, 80])) for _ in range(count)]
@@ -36,13 +38,16 @@ def made_prefixes(random: Random, most: int = 60) -> MadePrefixes:
     chunked = random.random() < 0.8
     if not chunked and random.random() < 0.9:
         budget = max(budget, *map(sum, zip(inputs, outputs, strict=True)))
+    order = random.choice(["mixed", "mixed", "prefill_first"])
     settings = EngineSettings(
         max_num_batched_tokens=budget,
         max_num_seqs=max_num_seqs,
         num_gpu_blocks=max(math.ceil(needed * random.choice([0.7, 1, 1, 1, 1.3, 2, 3, 8])), 1),
         block_size=block_size,
         chunked_prefill=chunked,
-        admit_whole_prompt=random.random() < 0.7,
+        order=order,
+        reserve_output=random.random() < 0.15,
+        admit_whole_prompt=order == "prefill_first" or random.random() < 0.7,
         async_scheduling=random.random() < 0.5,
         timeout_s=math.inf if random.random() < 0.6 else 0.004 * 2.0 ** random.randint(0, 9),
     )
@@ -54,7 +59,13 @@ def made_prefixes(random: Random, most: int = 60) -> MadePrefixes:
         # some at once
         gaps = [random.expovariate(1.0) * gap_s * (random.random() < 0.7) for _ in range(count)]
         arrivals = np.cumsum(gaps).tolist()
-    return MadePrefixes(Trace(arrivals, inputs, outputs, cached, **more), settings, random.choice([1.0, 1.7]))
+    trace = Trace(arrivals, inputs, outputs, cached, **more)
+    if trace.clients is None and trace.hash_ids is None and random.random() < 0.6:
+        # sessions whose prompts start with what came before, or with less of it
+        linked = made_sessions(random, trace)
+        history = [random.choice([0, tokens // 2, tokens, tokens]) for tokens in linked.input_tokens.tolist()]
+        trace = replace(linked, cached_tokens=None, history_tokens=history)
+    return MadePrefixes(trace, settings, random.choice([1.0, 1.7]))
 
 
 def _tree(random: Random, count: int, hash_block_size: int) -> tuple[list[int], dict[str, Any]]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from fastroof.compiled import steps
 from fastroof.plan.calls import rank_rules
+from tests.reference.block_pool import PooledScheduler
 from tests.reference.scheduler import (
     FINISHED,
     TIMED_OUT,
@@ -114,6 +115,8 @@ class Engine:
     step_us: StepUs
     ranks: int = 1
     rules: Ranks | None = None
+    trace: Any = None
+    """What is served, if each rank has a prefix cache."""
     given: int = 0
     """Requests that its ranks were given."""
     held_steps: int = 0
@@ -131,7 +134,14 @@ class Engine:
     queue: deque[list[Step]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.schedulers = [Scheduler(self.settings) for _ in range(self.ranks)]
+        self.schedulers: list[Any] = [
+            Scheduler(self.settings) if self.trace is None else PooledScheduler(self.settings, self.trace)
+            for _ in range(self.ranks)
+        ]
+        self.given_up: list[Request] = []
+        """Requests whose clients gave up before they were admitted."""
+        self.pushed = 0
+        self.pushed_tokens = 0
 
     @property
     def waiting(self) -> int:
@@ -151,6 +161,18 @@ class Engine:
     def blocks(self) -> int:
         """Blocks that requests hold."""
         return sum(self.settings.num_gpu_blocks - rank.free for rank in self.schedulers)
+
+    def push(self, request: Request) -> None:
+        """Take a request that is on its way or here."""
+        self.sent.append(request)
+        self.pushed += 1
+        self.pushed_tokens += request.prompt
+
+    def looked_up_tokens(self) -> int:
+        """Tokens of prompts that were admitted, or given up before they were."""
+        return sum(one.prompt for one in self.given_up) + sum(
+            int(rank.trace.input_tokens[index]) for rank in self.schedulers for index in rank.first_found
+        )
 
     @property
     def next_us(self) -> float:
@@ -190,7 +212,7 @@ class Engine:
         while self.sent and self.sent[0].arrival_us <= self.now_us:
             rule = self.rules.said.assignment if self.rules else "least_load"
             has = [(len(rank.waiting), len(rank.running), rank.blocks) for rank in self.schedulers]
-            self.schedulers[assigned(rule, has, self.given)].waiting.append(self.sent.popleft())
+            self.schedulers[assigned(rule, has, self.given)].arrive(self.sent.popleft())
             self.given += 1
 
     def drop(self) -> None:
@@ -200,7 +222,7 @@ class Engine:
 
     def _drop(self, is_over: Callable[[float], bool]) -> None:
         for rank in self.schedulers:
-            for request in (*rank.running, *rank.waiting):
+            for request in rank.in_order:
                 if is_over(request.deadline_us):
                     self._leave(rank, request, TIMED_OUT)
 
@@ -252,7 +274,9 @@ class Engine:
         self.held_steps = 0
         return True
 
-    def _leave(self, rank: Scheduler, request: Request, status: int) -> None:
+    def _leave(self, rank: Any, request: Request, status: int) -> None:
+        if self.trace is not None and request.index not in rank.first_found:
+            self.given_up.append(request)
         rank.leave(request)
         request.status = status
         self.ended.append(request)
@@ -291,6 +315,10 @@ class RanksApart:
     def blocks(self) -> int:
         return sum(engine.blocks for engine in self.engines)
 
+    @property
+    def pushed(self) -> int:
+        return sum(engine.pushed for engine in self.engines)
+
 
 Route = Callable[[int, Request, Sequence[Engine]], int]
 """Which engine gets the request of this index."""
@@ -315,6 +343,25 @@ def least_kv(index: int, request: Request, engines: Sequence[Engine]) -> int:
         range(len(engines)),
         key=lambda at: (engines[at].blocks, engines[at].waiting, engines[at].running),
     )
+
+
+def prefix_aware(index: int, request: Request, engines: Sequence[Engine]) -> int:
+    """Go where the fewest blocks come together: held, of prompts that wait, and to compute for this one.
+
+    Of equals go to the one that was sent the fewest requests.
+    """
+    return min(range(len(engines)), key=lambda at: (blocks_to_come(request, engines[at]), engines[at].pushed))
+
+
+def blocks_to_come(request: Request, engine: Any) -> int:
+    """Blocks that an engine, or ranks apart, will hold with a request."""
+    engines = engine.engines if isinstance(engine, RanksApart) else [engine]
+    ranks = [rank for one in engines for rank in one.schedulers]
+    size = ranks[0].settings.block_size
+    most = (request.prompt - 1) // size
+    held = max(len(rank.pool.find([rank.key(request, place) for place in range(most)])) for rank in ranks)
+    waiting = sum(one.pushed_tokens - one.looked_up_tokens() for one in engines)
+    return int(engine.blocks + ranks[0].blocks_of(waiting + request.prompt - held * size))
 
 
 def drawn_route(drawn: Sequence[Sequence[int]]) -> Route:
@@ -345,6 +392,7 @@ ROUTES: dict[str, Route] = {
     "least_outstanding": least_outstanding,
     "least_load": least_load,
     "least_kv": least_kv,
+    "prefix_aware": prefix_aware,
 }
 
 
@@ -382,15 +430,16 @@ def run_engines(
     *,
     ranks: int = 1,
     rules: Ranks | None = None,
+    trace: Any = None,
 ) -> Served:
     """Serve requests, sorted by arrival, by so many engines of a kind."""
-    engines = [Engine(settings, step_us, ranks, rules) for _ in range(replicas)]
+    engines = [Engine(settings, step_us, ranks, rules, trace) for _ in range(replicas)]
     replica = []
     for index, request in enumerate(requests):
         for engine in engines:
             engine.advance(request.arrival_us)
         at = route(index, request, engines)
-        engines[at].sent.append(request)
+        engines[at].push(request)
         replica.append(at)
     for engine in engines:
         engine.advance(math.inf)
@@ -408,13 +457,14 @@ def run_closed_loop(
     *,
     ranks: int = 1,
     rules: Ranks | None = None,
+    trace: Any = None,
 ) -> Served:
     """Serve sessions, or clients who send a request ``think_us`` after the end of their last, event by event.
 
     Of engines whose steps end at one time, the first goes first; of an engine's instants, the requests that
     it ends free its room, their clients' next ones are routed, then its next step is made.
     """
-    engines = [Engine(settings, step_us, ranks, rules) for _ in range(replicas)]
+    engines = [Engine(settings, step_us, ranks, rules, trace) for _ in range(replicas)]
     timeout_us = settings.timeout_s * US_PER_S
     freed: set[int] = set()
     unsent = deque(requests if clients else ())
@@ -430,7 +480,7 @@ def run_closed_loop(
             request = coming.popleft()
             at = route(request.index, request, engines)
             replica[request.index] = at
-            engines[at].sent.append(request)
+            engines[at].push(request)
 
     def send_ended(engine: Engine) -> None:
         for ended in engine.ended:

@@ -32,6 +32,12 @@ class Request:
     arrival_us: float = math.nan
     deadline_us: float = math.inf
     computed: int = 0
+    started: int = 0
+    """What was computed when it was admitted last."""
+    has_decoded: bool = False
+    """Whether it has decoded since its prompt was computed."""
+    came: int = 0
+    """How many came before it to its engine."""
     sent: int = 0
     is_cut: bool = False
     blocks: int = 0
@@ -98,10 +104,22 @@ class Scheduler:
     def __post_init__(self) -> None:
         self.free: int = self.settings.num_gpu_blocks
         self.steps = 0
+        self.came = 0
         self.prompt_step: int | None = None
         """The last step that computed a prompt; a prompt with one token to compute is a decode to vLLM."""
         self.is_backlogged = False
         """Whether requests waited after the last step that prompts were free to join."""
+
+    def arrive(self, request: Request) -> None:
+        """Let a request wait."""
+        request.came = self.came
+        self.came += 1
+        self.waiting.append(request)
+
+    @property
+    def in_order(self) -> list[Request]:
+        """All requests in the order in which they came."""
+        return sorted((*self.running, *self.waiting), key=lambda request: request.came)
 
     @property
     def has_decodes(self) -> bool:
@@ -141,14 +159,23 @@ class Scheduler:
         if not self.waiting or budget <= 0 or len(self.running) >= settings.max_num_seqs:
             return False
         request = self.waiting[0]
-        new = request.whole - request.cached
+        context = self.cached(request)
+        new = request.whole - context
         if new > budget and not settings.chunked_prefill:
             return False
-        return max(self._tokens_asked(request, min(new, budget))) <= self.free * settings.block_size
+        return max(map(self.needs, self._tokens_asked(request, context + min(new, budget)))) <= self.free
 
-    def _tokens_asked(self, request: Request, new: int) -> tuple[int, int]:
+    def cached(self, request: Request) -> int:
+        """Tokens that a request that waits need not compute."""
+        return request.cached
+
+    def needs(self, tokens: int) -> int:
+        """Free blocks that so many tokens take of the request that was looked at last."""
+        return self.blocks_of(tokens)
+
+    def _tokens_asked(self, request: Request, upto: int) -> tuple[int, int]:
         """Tokens that a request takes blocks of when it begins, and of which it wants to see room."""
-        tokens = request.prompt + request.output if self.settings.reserve_output else request.cached + new
+        tokens = request.prompt + request.output if self.settings.reserve_output else upto
         return tokens, max(tokens, request.whole) if self.settings.admit_whole_prompt else tokens
 
     def make_step(self, *, admits: bool = True, pauses: bool | None = None) -> Step:
@@ -221,19 +248,20 @@ class Scheduler:
             return
         while self.waiting and budget and len(self.running) < settings.max_num_seqs:
             request = self.waiting[0]
-            new = request.whole - request.cached
+            context = self.cached(request)
+            new = request.whole - context
             is_prompt = new > 1 or settings.order == "prefill_first"
             if is_prompt and only_single:
                 return
             if new > budget and not settings.chunked_prefill:
                 return
             new = min(new, budget)
-            tokens, in_all = self._tokens_asked(request, new)
+            tokens, in_all = self._tokens_asked(request, context + new)
             # an engine may want room for all of a prompt, though it takes blocks chunk by chunk
-            if self.blocks_of(in_all) > self.free or not self._take_blocks(request, tokens):
+            if self.needs(in_all) > self.free or not self._take_blocks(request, tokens):
                 return
             self.running.append(self.waiting.popleft())
-            request.computed = request.cached
+            request.computed = request.started = context
             budget -= new
             step.has_prompt |= is_prompt
             self._run(step, request, new, is_prompt=True)
@@ -355,18 +383,14 @@ def serve(
 
     def arrive(until_us: float) -> None:
         while coming and coming[0].arrival_us <= until_us:
-            engine.waiting.append(coming.popleft())
+            engine.arrive(coming.popleft())
 
     def give_up(until_us: float) -> None:
-        for request in (*engine.running, *engine.waiting):
+        for request in engine.in_order:
             if request.deadline_us <= until_us:
                 leave(request, TIMED_OUT)
 
-    while coming or engine.waiting or engine.running:
-        # clients whose time was up while the step ran, before those that come now
-        before_us = math.nextafter(now_us, -math.inf)
-        arrive(before_us)
-        give_up(before_us)
+    while coming or engine.waiting or engine.running or queue:
         arrive(now_us)
         give_up(now_us)
         # clients that take no time to think are back at once
@@ -393,6 +417,10 @@ def serve(
         now_us += step.time_us
         step.end_us = now_us
         steps.append(step)
+        # clients whose time was up while the step ran, before those that come or have their last token now
+        before_us = math.nextafter(now_us, -math.inf)
+        arrive(before_us)
+        give_up(before_us)
         for request in step.with_token:
             if request.status is not None or now_us > request.deadline_us:
                 # nobody is there to see it

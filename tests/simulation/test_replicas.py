@@ -285,14 +285,14 @@ def test_ranks_of_one_are_the_single_engine(clients: bool) -> None:
         alone = run_engine(a_plan(), trace, settings)
         requests = arrays_of(trace)
         arrays = new_arrays(settings, requests, 30)
-        fleet = new_fleet("least_kv", settings, len(trace), 30)
+        fleet = new_fleet("least_kv", settings, requests, 30)
         replica_of = np.zeros(len(trace), np.int32)
         run: Any = (fleet, requests, arrays.served, arrays.record, replica_of)
         options = options_of(settings, trace)
         if trace.clients is None:
             code = loops.replicas_run(a_plan().arena, options, *run)
         else:
-            code = loops.closed_loop_run(a_plan().arena, options._replace(clients=0), *run, trace.clients)
+            code = loops.feedback_run(a_plan().arena, options._replace(clients=0), *run, trace.clients)
         assert code == 0
         assert np.array_equal(alone.first_us, arrays.served.first_us, equal_nan=True)
         assert np.array_equal(alone.last_us, arrays.served.last_us, equal_nan=True)
@@ -308,19 +308,18 @@ def test_a_request_without_room_stops_the_loops(
     ranks: int, in_lockstep: int, arrivals_s: list[float]
 ) -> None:
     """The wrapper rejects it beforehand; the loops say so, and do not hang."""
-    trace = Trace(arrivals_s, [10, 500, 10], [2, 2, 2])
     settings = EngineSettings(64, 8, 20)
+    rules = ONE_RANK._replace(ranks=ranks, in_lockstep=in_lockstep)
     for clients in (None, 2):
+        trace = Trace(arrivals_s, [10, 500, 10], [2, 2, 2], clients=clients)
         arrays = new_arrays(settings, arrays_of(trace), 2)
-        fleet = new_fleet(
-            "round_robin", settings, 3, 2, 2, ONE_RANK._replace(ranks=ranks, in_lockstep=in_lockstep)
-        )
+        fleet = new_fleet("round_robin", settings, arrays.requests, 2, 2, rules)
         run: Any = (fleet, arrays.requests, arrays.served, arrays.record, np.zeros(3, np.int32))
         options = options_of(settings, trace)
         if clients is None:
             code = loops.replicas_run(a_plan().arena, options, *run)
         else:
-            code = loops.closed_loop_run(a_plan().arena, options, *run, clients)
+            code = loops.feedback_run(a_plan().arena, options._replace(clients=0), *run, clients)
         assert code == CODE_STUCK
 
 

@@ -408,7 +408,7 @@ def test_wrong_sessions_of_a_workload(given, match):
 
 def test_results_of_sessions_are_those_of_their_requests(plans):
     trace = Workload(**DRAWN).trace()
-    sim = fastroof.simulate(plans["whole"], trace)
+    sim = fastroof.simulate(plans["whole"], trace, max_num_batched_tokens=2048)
     requests, sessions, answers = sim.requests.to_pydict(), sim.sessions.to_pydict(), sim.summary()
     assert sum(sessions["requests"]) == len(trace) == 60
     for row, number in enumerate(sessions["session"]):
@@ -425,7 +425,7 @@ def test_results_of_sessions_are_those_of_their_requests(plans):
     assert sum(one["requests"] for one in turns) == 60
     first = [requests["ttft_ms"][at] for at, turn in enumerate(requests["turn"]) if turn == 1]
     assert turns[0]["ttft_ms"]["mean"] == pytest.approx(np.mean(first))
-    cut = fastroof.simulate(plans["whole"], trace, timeout_s=0.05)
+    cut = fastroof.simulate(plans["whole"], trace, max_num_batched_tokens=2048, timeout_s=1e-4)
     assert set(cut.sessions["status"].to_pylist()) == {"cut"}
     assert math.isnan(cut.summary()["session_e2e_ms"]["mean"])
 
@@ -433,9 +433,10 @@ def test_results_of_sessions_are_those_of_their_requests(plans):
 def test_what_cannot_have_sessions_says_so(plans):
     trace = Workload(**DRAWN).trace()
     with pytest.raises(SimulationError, match="has sessions, whose requests follow answers at any rate"):
-        fastroof.capacity(plans["whole"], trace, ttft_p99_ms=500)
+        fastroof.capacity(plans["whole"], trace, ttft_p99_ms=500, max_num_batched_tokens=2048)
+    few = {"max_num_batched_tokens": 2048}
     with pytest.raises(SimulationError, match="sessions are not simulated with two pools"):
-        simulate_disaggregated(plans["whole"], plans["whole"], trace, 1, 1)
-    plain = fastroof.simulate(plans["whole"], a_trace([0.0], [10], [2]))
+        simulate_disaggregated(plans["whole"], plans["whole"], trace, 1, 1, prefill=few, decode=few)
+    plain = fastroof.simulate(plans["whole"], a_trace([0.0], [10], [2]), max_num_batched_tokens=2048)
     with pytest.raises(SimulationError, match="has no sessions"):
         _ = plain.sessions

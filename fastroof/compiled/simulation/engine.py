@@ -13,6 +13,7 @@ from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
 from fastroof.compiled.layout import FORM_LATENCY
 from fastroof.compiled.llvm import table_load
 from fastroof.compiled.simulation.preemption import time_out
+from fastroof.compiled.simulation.prefix_cache import release_chain
 from fastroof.compiled.simulation.scheduling import held_prompts, make_step
 from fastroof.compiled.simulation.sessions import coming_us, end_parent
 from fastroof.compiled.simulation.slots import (
@@ -29,6 +30,7 @@ from fastroof.compiled.simulation.state import (
     ARRIVED,
     BELOW,
     BUCKET_NEXT,
+    BUCKET_PREVIOUS,
     BUSY_US,
     CODE_STOPPED,
     CODE_STUCK,
@@ -236,10 +238,13 @@ def _finish(
     served.last_us[request] = now_us
     if slots[HELD, slot] != GONE:
         held = slots[HELD, slot]
+        tokens = requests.input_tokens[request] + requests.output_tokens[request] - 1
         if not options.reserves_output:
-            tokens = requests.input_tokens[request] + requests.output_tokens[request] - 1
             held = blocks_of(tokens, options)
-        state.scalars[FREE] += held
+        if options.has_cache > 0:
+            release_chain(state, requests, request, held, tokens // options.block_size)
+        else:
+            state.scalars[FREE] += held
         unlink_order(state, slot, LAST)
     free_slot(state, slot)
     state.scalars[RUNNING] -= 1
@@ -249,7 +254,7 @@ def _finish(
     if options.clients > 0:
         release_next(state, requests, options, now_us)
     if options.has_parents > 0:
-        end_parent(requests.sessions, requests.arrival_us, request, now_us)
+        end_parent(requests, request, now_us)
 
 
 @jit_stateful_inline
@@ -285,8 +290,15 @@ def _end_decodes(
     slot = state.calendar[FIRST_SLOT, place]
     if slot != NONE:
         state.calendar[FIRST_SLOT, place] = NONE
+        if options.has_cache > 0:
+            # blocks are freed in the order of entering, which buckets hold reversed
+            while state.slots[BUCKET_NEXT, slot] != NONE:
+                slot = state.slots[BUCKET_NEXT, slot]
+            after_field = BUCKET_PREVIOUS
+        else:
+            after_field = BUCKET_NEXT
         while slot != NONE:
-            after = state.slots[BUCKET_NEXT, slot]
+            after = state.slots[after_field, slot]
             _finish(state, options, requests, served, slot, now_us)
             slot = after
 
@@ -342,7 +354,7 @@ def _next_event_us(state: EngineState, options: EngineOptions, requests: Request
     if scalars[ARRIVED] != NONE:
         event_us = min(event_us, requests.arrival_us[scalars[ARRIVED]])
     if options.has_parents > 0:
-        event_us = min(event_us, coming_us(requests.sessions, requests.arrival_us))
+        event_us = min(event_us, coming_us(requests))
     if options.timeout_us < math.inf and scalars[DEADLINE] != NONE:
         event_us = min(event_us, requests.arrival_us[scalars[DEADLINE]] + options.timeout_us)
     return event_us
@@ -417,7 +429,7 @@ def advance(
                 return CODE_STUCK
             now_us = begin_us(state, requests)
             if options.has_parents > 0:
-                now_us = min(now_us, max(clock[NOW], coming_us(requests.sessions, requests.arrival_us)))
+                now_us = min(now_us, max(clock[NOW], coming_us(requests)))
             if now_us >= until_us:
                 return 0
             clock[NOW] = now_us

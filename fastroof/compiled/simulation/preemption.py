@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
+from fastroof.compiled.simulation.prefix_cache import release_chain
 from fastroof.compiled.simulation.sessions import end_parent
 from fastroof.compiled.simulation.slots import free_slot, subtract_decode, unlink_bucket, unlink_order
 from fastroof.compiled.simulation.state import (
@@ -19,9 +20,11 @@ from fastroof.compiled.simulation.state import (
     FLIGHT_DECODES,
     FLIGHT_FIRSTS,
     FLIGHT_STEP,
+    FOUND,
     FREE,
     FRESH,
     FRESH_AT,
+    GIVEN_UP_TOKENS,
     GONE,
     HELD,
     IN_FLIGHT,
@@ -88,6 +91,37 @@ def _held_blocks(state: EngineState, options: EngineOptions, requests: Requests,
 
 
 @jit_stateful_inline
+def _known_tokens(state: EngineState, options: EngineOptions, requests: Requests, slot: int) -> int:
+    """Count tokens of a running request that are computed and known, whose blocks can be found."""
+    scalars, slots = state.scalars, state.slots
+    if slot == scalars[PARTIAL]:
+        return int(scalars[PARTIAL_COMPUTED])
+    finish, behind = slots[FINISH, slot], options.depth - 1
+    if finish >= scalars[STEP]:
+        if slots[ENTERED, slot] == scalars[STEP]:
+            behind = 0
+        return int(slots[BASE, slot] + scalars[STEP] - behind)
+    # its last token is in flight
+    request = slots[REQUEST, slot]
+    if finish == NONE:
+        behind = 0
+    return int(requests.input_tokens[request] + requests.output_tokens[request] - 1 - behind)
+
+
+@jit_stateful_inline
+def _free_blocks(state: EngineState, options: EngineOptions, requests: Requests, slot: int) -> None:
+    """Free the blocks of a running request."""
+    scalars = state.scalars
+    held = _held_blocks(state, options, requests, slot)
+    if options.has_cache == 0:
+        scalars[FREE] += held
+        return
+    known = _known_tokens(state, options, requests, slot) // options.block_size
+    request = state.slots[REQUEST, slot]
+    release_chain(state, requests, request, held, known)
+
+
+@jit_stateful_inline
 def _is_decode_awaited(state: EngineState) -> bool:
     """Whether the latest decode step is the running one."""
     scalars = state.scalars
@@ -139,7 +173,7 @@ def preempt_last(
     scalars, slots = state.scalars, state.slots
     slot = scalars[LAST]
     request = slots[REQUEST, slot]
-    scalars[FREE] += _held_blocks(state, options, requests, slot)
+    _free_blocks(state, options, requests, slot)
     scalars[PREEMPTIONS] += 1
     served.preemptions[request] += 1
     unlink_order(state, slot, LAST)
@@ -203,12 +237,14 @@ def _drop(
     if slot == WAITING_PLACE:
         # the queue skips it
         scalars[WAITING] -= 1
+        if options.has_cache > 0 and requests.rows[request, FOUND] < 0:
+            scalars[GIVEN_UP_TOKENS] += requests.input_tokens[request]
         if last_us == ending_us:
             # it was preempted while its token was in flight, in the step that ends now
             scalars[FLIGHT_DECODES + scalars[OLDEST]] -= 1
         return
     if slots[HELD, slot] != GONE:
-        scalars[FREE] += _held_blocks(state, options, requests, slot)
+        _free_blocks(state, options, requests, slot)
         unlink_order(state, slot, LAST)
     if slot == scalars[PARTIAL]:
         scalars[PARTIAL] = NONE
@@ -248,4 +284,4 @@ def time_out(
             if options.clients > 0:
                 release_next(state, requests, options, now_us)
             if options.has_parents > 0:
-                end_parent(requests.sessions, requests.arrival_us, request, now_us)
+                end_parent(requests, request, now_us)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from fastroof.arrays import Floats, Ints, Longs
 from fastroof.compiled.jit import jit, jit_stateful, jit_stateful_inline
 from fastroof.compiled.simulation.engine import advance
+from fastroof.compiled.simulation.prefix_cache import find_blocks, settle
 from fastroof.compiled.simulation.ranks import (
     WAITING_WEIGHT,
     RankGroup,
@@ -30,7 +31,9 @@ from fastroof.compiled.simulation.state import (
     CODE_STOPPED,
     END,
     FREE,
+    GIVEN_UP_TOKENS,
     IN_FLIGHT,
+    LOOKED_UP_TOKENS,
     NUM_BLOCKS,
     NUM_FINISHED,
     NUM_TIMED_OUT,
@@ -41,20 +44,23 @@ from fastroof.compiled.simulation.state import (
     Requests,
     Served,
     add_gaps,
+    blocks_of,
     engine_of,
     push_request,
 )
 from fastroof.compiled.steps import open_plan
 
-ROUND_ROBIN, LEAST_OUTSTANDING, LEAST_LOAD, LEAST_KV, POWER_OF_TWO = range(5)
+ROUND_ROBIN, LEAST_OUTSTANDING, LEAST_LOAD, LEAST_KV, POWER_OF_TWO, PREFIX_AWARE = range(6)
+"""Rules of routers. PREFIX_AWARE: where the fewest blocks come together."""
 
 
 class Router(NamedTuple):
-    """How a replica is chosen: a rule, two draws for each request, requests sent to each engine."""
+    """How a replica is chosen: a rule, two draws a request, requests and prompt tokens sent to engines."""
 
     rule: int
     drawn: Ints
     pushed: Longs
+    pushed_tokens: Longs
 
 
 class Fleet(NamedTuple):
@@ -80,6 +86,7 @@ def _ranks_of(fleet: Fleet, engine: int) -> EngineState:
         states.due[first:last],
         states.firsts[first:last],
         states.fresh[first:last],
+        states.cells[first:last],
     )
 
 
@@ -140,7 +147,35 @@ def is_less(one: Load, other: Load) -> bool:
 
 
 @jit_stateful
-def choose_replica(fleet: Fleet, request: int) -> int:
+def _blocks_to_come(
+    fleet: Fleet, options: EngineOptions, requests: Requests, replica: int, request: int
+) -> int:
+    """Count blocks in use at a replica, those its waiting prompts need, and those that one more would add."""
+    tokens = requests.input_tokens[request]
+    waiting, found = 0, 0
+    for engine in range(replica * _engines_each(fleet), (replica + 1) * _engines_each(fleet)):
+        waiting += fleet.router.pushed_tokens[engine]
+        ranks = _ranks_of(fleet, engine)
+        for rank in range(ranks.scalars.shape[0]):
+            scalars, cells = ranks.scalars[rank], ranks.cells[rank]
+            settle(scalars, cells)
+            found = max(found, find_blocks(cells, requests, request)[0])
+            waiting -= scalars[LOOKED_UP_TOKENS] + scalars[GIVEN_UP_TOKENS]
+    held = min(found, (tokens - 1) // options.block_size) * options.block_size
+    return int(_blocks(fleet, replica) + blocks_of(waiting + tokens - held, options))
+
+
+@jit_stateful_inline
+def _sent(fleet: Fleet, replica: int) -> int:
+    """Number of requests that a replica was sent."""
+    sent = 0
+    for engine in range(replica * _engines_each(fleet), (replica + 1) * _engines_each(fleet)):
+        sent += fleet.router.pushed[engine]
+    return int(sent)
+
+
+@jit_stateful
+def choose_replica(fleet: Fleet, options: EngineOptions, requests: Requests, request: int) -> int:
     """Choose the replica that serves a request."""
     router = fleet.router
     replicas = len(router.pushed) // _engines_each(fleet)
@@ -158,6 +193,9 @@ def choose_replica(fleet: Fleet, request: int) -> int:
             own = Load(WAITING_WEIGHT * waiting + running, 0, 0)
         elif router.rule == LEAST_KV:
             own = Load(_blocks(fleet, replica), waiting, running)
+        elif router.rule == PREFIX_AWARE:
+            # of equals the one sent fewest requests, so that prompts nobody holds are spread
+            own = Load(_blocks_to_come(fleet, options, requests, replica, request), _sent(fleet, replica), 0)
         if replica == 0 or is_less(own, least):
             chosen, least = replica, own
     return chosen
@@ -211,12 +249,14 @@ def _push(fleet: Fleet, requests: Requests, engine: int, request: int) -> None:
     else:
         push_request(engine_of(fleet.states, engine), requests, request)
     fleet.router.pushed[engine] += 1
+    fleet.router.pushed_tokens[engine] += requests.input_tokens[request]
 
 
 @jit_stateful_inline
 def _restart(fleet: Fleet) -> None:
     """Reset all engines."""
     fleet.router.pushed[:] = 0
+    fleet.router.pushed_tokens[:] = 0
     for engine in range(len(fleet.router.pushed)):
         restart_group(_ranks_of(fleet, engine), group_of(fleet.groups, engine), fleet.num_blocks)
 
@@ -283,7 +323,7 @@ def replicas_run(
         code = _advance_all(arena, options, fleet, requests, served, record, now_us)
         if code != 0:
             return code
-        replica = choose_replica(fleet, request)
+        replica = choose_replica(fleet, options, requests, request)
         _push(fleet, requests, _engine_in(fleet, replica), request)
         replica_of[request] = replica
     return int(_advance_all(arena, options, fleet, requests, served, record, math.inf))
@@ -295,20 +335,22 @@ def _release(requests: Requests, released: int, count: int, at_us: float) -> int
     last = min(released + count, len(requests.arrival_us))
     for request in range(released, last):
         requests.arrival_us[request] = at_us
-        push_coming(requests.sessions, requests.arrival_us, request)
+        push_coming(requests, request)
     return last
 
 
 @jit_stateful
-def _route_until(fleet: Fleet, requests: Requests, replica_of: Ints, now_us: float) -> None:
+def _route_until(
+    fleet: Fleet, options: EngineOptions, requests: Requests, replica_of: Ints, now_us: float
+) -> None:
     """Route every request that comes by now."""
-    sessions, arrival_us = requests.sessions, requests.arrival_us
-    while coming_us(sessions, arrival_us) <= now_us:
-        request = pop_coming(sessions, arrival_us)
-        replica = choose_replica(fleet, request)
+    while coming_us(requests) <= now_us:
+        request = pop_coming(requests)
+        replica = choose_replica(fleet, options, requests, request)
         engine = _engine_in(fleet, replica)
         push_to_group(group_of(fleet.groups, engine), requests, request)
         fleet.router.pushed[engine] += 1
+        fleet.router.pushed_tokens[engine] += requests.input_tokens[request]
         replica_of[request] = replica
 
 
@@ -339,9 +381,9 @@ def feedback_run(
             if next_us < now_us:
                 first = engine
                 now_us = next_us
-        at_us = coming_us(requests.sessions, requests.arrival_us)
+        at_us = coming_us(requests)
         if at_us <= now_us and at_us < math.inf:
-            _route_until(fleet, requests, replica_of, at_us)
+            _route_until(fleet, options, requests, replica_of, at_us)
             continue
         if now_us == math.inf:
             return 0
@@ -353,7 +395,7 @@ def feedback_run(
                 left = group_step_end(plan, options, there, group, requests, served, record, now_us)
             if clients > 0:
                 released = _release(requests, released, left, now_us + options.think_us)
-            _route_until(fleet, requests, replica_of, now_us)
+            _route_until(fleet, options, requests, replica_of, now_us)
         code = group_schedule(arena, plan, options, there, group, requests, served, record, now_us)
         if code != 0:
             return int(code)

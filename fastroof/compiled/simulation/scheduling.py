@@ -14,6 +14,7 @@ from fastroof.arrays import Floats
 from fastroof.compiled.jit import jit_stateful_inline
 from fastroof.compiled.request_sums import StepSums, WindowSums, no_window_sums, with_request
 from fastroof.compiled.simulation.preemption import leave_decodes, preempt_last
+from fastroof.compiled.simulation.prefix_cache import find_blocks, hold_chain, publish_blocks, settle
 from fastroof.compiled.simulation.slots import (
     StepCounts,
     admit,
@@ -32,6 +33,9 @@ from fastroof.compiled.simulation.state import (
     FILLED,
     FINISH,
     FIRST_SLOT,
+    FOUND,
+    FOUND_AGAIN_TOKENS,
+    FOUND_TOKENS,
     FREE,
     FRESH_AT,
     GOES_ON,
@@ -43,6 +47,7 @@ from fastroof.compiled.simulation.state import (
     IN_FLIGHT,
     IS_BACKLOGGED,
     KV_SUM,
+    LOOKED_UP_TOKENS,
     NONE,
     NOW,
     OLDEST,
@@ -194,6 +199,44 @@ def _blocks_needed(
 
 
 @jit_stateful_inline
+def _cached(
+    state: EngineState, options: EngineOptions, requests: Requests, request: int, whole: int
+) -> tuple[int, int, int]:
+    """Return tokens of a waiting request that need not be computed, its cached blocks, and those in use."""
+    context = 0 if request == state.scalars[PREEMPTED] else int(requests.cached_tokens[request])
+    if options.has_cache == 0 or context > 0:
+        return context, 0, 0
+    settle(state.scalars, state.cells)
+    found, in_use = find_blocks(state.cells, requests, request)
+    return min(found, (whole - 1) // options.block_size) * options.block_size, found, in_use
+
+
+@jit_stateful_inline
+def _hold_cached(
+    state: EngineState, options: EngineOptions, requests: Requests, request: int, found: int, context: int
+) -> None:
+    """Let an admitted request hold its cached blocks, and count what it found."""
+    scalars = state.scalars
+    hold_chain(state, requests, request, found)
+    if requests.rows[request, FOUND] < 0:
+        requests.rows[request, FOUND] = context
+        scalars[LOOKED_UP_TOKENS] += requests.input_tokens[request]
+        scalars[FOUND_TOKENS] += context
+    else:
+        scalars[FOUND_AGAIN_TOKENS] += context
+
+
+@jit_stateful_inline
+def _publish(
+    state: EngineState, options: EngineOptions, requests: Requests, request: int, context: int, tokens: int
+) -> None:
+    """Let the blocks of a chunk be found, if there is a cache."""
+    if options.has_cache > 0:
+        first, stop = context // options.block_size, tokens // options.block_size
+        publish_blocks(state.cells, requests, request, first, stop)
+
+
+@jit_stateful_inline
 def has_prompt(state: EngineState, options: EngineOptions, requests: Requests, served: Served) -> bool:
     """Whether an engine's next step could compute a prompt: a cut one, or the first that waits."""
     scalars = state.scalars
@@ -205,12 +248,12 @@ def has_prompt(state: EngineState, options: EngineOptions, requests: Requests, s
     request = _next_waiting(state, requests, served, state.clock[NOW])
     if request == NONE:
         return False
-    context = 0 if request == scalars[PREEMPTED] else requests.cached_tokens[request]
     whole = requests.input_tokens[request] + served.sent[request]
+    context, _, in_use = _cached(state, options, requests, request, whole)
     if whole - context > left and options.is_chunked == 0:
         return False
     _, needed = _blocks_needed(requests, options, request, context + min(whole - context, left), whole)
-    return bool(needed <= scalars[FREE])
+    return bool(needed - in_use <= scalars[FREE])
 
 
 @jit_stateful_inline
@@ -281,6 +324,7 @@ def make_step(
             if window > 0:
                 in_window = with_request(in_window, new, context, window)
             scalars[PARTIAL] = NONE
+            _publish(state, options, requests, state.slots[REQUEST, slot], context, context + new)
             firsts = note_chunk(state, flight, state.slots[REQUEST, slot], slot, context + new, whole, firsts)
     is_cut = chunks > 0
     while holds != HOLD_NEW and left > 0 and not is_short and scalars[RUNNING] < options.max_seqs:
@@ -288,8 +332,8 @@ def make_step(
         if request == NONE:
             break
         is_preempted = request == scalars[PREEMPTED]
-        context = 0 if is_preempted else requests.cached_tokens[request]
         whole = requests.input_tokens[request] + served.sent[request]
+        context, found, in_use = _cached(state, options, requests, request, whole)
         new = whole - context
         # a prompt with one token to compute is a decode to vLLM, which holds back the others
         if is_held and (new > 1 or options.prefill_first == 1 or scalars[PARTIAL] != NONE):
@@ -299,13 +343,16 @@ def make_step(
                 break
             new = left
         held, needed = _blocks_needed(requests, options, request, context + new, whole)
-        if needed > scalars[FREE]:
+        if needed - in_use > scalars[FREE]:
             break
         if is_preempted:
             scalars[PREEMPTED] = served.next_preempted[request]
         else:
             scalars[HEAD] = requests.next_arrived[request]
         slot = _take_slot(state, options, served, request, held)
+        if options.has_cache > 0:
+            _hold_cached(state, options, requests, request, found, context)
+            _publish(state, options, requests, request, context, context + new)
         scalars[CACHED_TOKENS] += context
         left -= new
         chunks += 1

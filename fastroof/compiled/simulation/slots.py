@@ -185,12 +185,11 @@ def begin_us(state: EngineState, requests: Requests) -> float:
 @jit_stateful_inline
 def take_coming(state: EngineState, requests: Requests, now_us: float, is_strict: bool) -> None:
     """Queue requests of sessions that have arrived by now or, if ``is_strict``, before."""
-    sessions, arrival_us = requests.sessions, requests.arrival_us
     while True:
-        at_us = coming_us(sessions, arrival_us)
+        at_us = coming_us(requests)
         if at_us > now_us or at_us == math.inf or (is_strict and at_us == now_us):
             return
-        push_request(state, requests, pop_coming(sessions, arrival_us))
+        push_request(state, requests, pop_coming(requests))
 
 
 class StepCounts(NamedTuple):

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from fastroof.arrays import Flags, Floats, Ints, Longs
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
 from fastroof.compiled.llvm import float_bits
-from fastroof.compiled.simulation.sessions import Sessions
 
 NONE = -1
 """No request, no slot, no step."""
@@ -47,6 +46,7 @@ class EngineOptions(NamedTuple):
     min_free_slots: int
     depth: int
     has_parents: int
+    has_cache: int
     clients: int
     think_us: float
     timeout_us: float
@@ -57,7 +57,9 @@ class EngineOptions(NamedTuple):
 class Requests(NamedTuple):
     """Requests in order of arrival, an element each. ``next_arrived`` links those of one engine.
 
-    The arrival of a request with parents is the earliest one until its parents have ended.
+    The arrival of a request with parents is the earliest one until its parents have ended. ``rows[request]``
+    and ``segments[segment]`` have the columns named below; ``followers`` are requests without parents, then
+    the children of each request. All of them are in few arrays, since each costs a call 5 ns.
     """
 
     arrival_us: Floats
@@ -65,7 +67,33 @@ class Requests(NamedTuple):
     output_tokens: Ints
     cached_tokens: Ints
     next_arrived: Ints
-    sessions: Sessions
+    rows: Ints
+    followers: Ints
+    segments: Ints
+    delay_us: Floats
+
+
+# columns of rows: where the children of a request start in ``followers``, parents that have not ended; an
+# element of the heap of requests to come; the last segment of its prompt's chain, the block at which its own
+# blocks begin, blocks of the chain that it found or filled, tokens that it found at its first admission
+FOLLOWERS_AT, UNENDED, COMING, TAIL_PARENT, TAIL_START, SHARED, FOUND = range(7)
+NUM_COLUMNS = 7
+
+# columns of the extra row after the last: next request without parents, size of the heap, requests without
+# parents
+NEXT_ROOT, IN_HEAP, NUM_ROOTS = UNENDED, COMING, TAIL_PARENT
+
+# columns of segments: a run of blocks of prompts from ``START`` to ``STOP``, and the one before it
+PARENT, START, STOP = range(3)
+NUM_SEGMENT_COLUMNS = 4
+
+ROOT = -1
+"""Parent of the first segment of a chain."""
+
+# columns of cells: blocks of a segment that are cached, running requests and held segments after it that hold
+# it, neighbours in the queue
+CACHED, HOLDERS, NEWER, OLDER = range(4)
+NUM_CELL_COLUMNS = 4
 
 
 class Served(NamedTuple):
@@ -93,7 +121,7 @@ class EngineState(NamedTuple):
     ``scalars`` and ``clock`` are indexed by the names below; ``slots[field, slot]``; ``calendar[row, step]``,
     steps modulo its length, a power of two; ``due[remainder]``; ``firsts``, two rows for each step in flight:
     requests whose prompts it completes, and their slots; ``fresh``, slots that prefilled since the last
-    decode step.
+    decode step; ``cells[segment]``, of a prefix cache, segments and then tails of requests.
     """
 
     scalars: Longs
@@ -103,6 +131,7 @@ class EngineState(NamedTuple):
     due: Ints
     firsts: Ints
     fresh: Ints
+    cells: Ints
 
 
 # scalars
@@ -155,8 +184,14 @@ class EngineState(NamedTuple):
     _,
     HELD_UNTIL,  # prompts wait until so many steps were made
     IS_BACKLOGGED,  # 1 if requests waited after the last step that prompts were free to join
-) = range(47)
-NUM_SCALARS = 48
+    QUEUED,  # blocks in the queue of the prefix cache
+    EVICTIONS,
+    LOOKED_UP_TOKENS,  # prompt tokens when first admitted, of which
+    FOUND_TOKENS,
+    FOUND_AGAIN_TOKENS,  # after a preemption
+    GIVEN_UP_TOKENS,  # prompt tokens of requests that timed out before they were admitted
+) = range(53)
+NUM_SCALARS = 56
 
 RUN_ALL, HOLD_NEW, HOLD_PROMPTS = range(3)
 """Which prompts a step holds back: none, those that have not started, or cut ones too."""
@@ -238,6 +273,7 @@ def engine_of(states: EngineState, replica: int) -> EngineState:
         states.due[replica],
         states.firsts[replica],
         states.fresh[replica],
+        states.cells[replica],
     )
 
 
@@ -245,6 +281,11 @@ def engine_of(states: EngineState, replica: int) -> EngineState:
 def restart(state: EngineState, num_blocks: int) -> None:
     """Reset an engine, whose arrays may hold anything."""
     scalars, slots = state.scalars, state.slots
+    end = state.cells.shape[0] - 1
+    if end >= 0:
+        state.cells[:, : HOLDERS + 1] = 0
+        state.cells[end, NEWER] = end
+        state.cells[end, OLDER] = end
     scalars[:] = 0
     for name in (HEAD, TAIL, ARRIVED, DEADLINE, PREEMPTED, LAST, PARTIAL):
         scalars[name] = NONE

@@ -103,19 +103,24 @@ SIMULATE: dict[str, tuple[str, ...]] = {
     "max_num_batched_tokens": (), "max_num_seqs": (), "num_gpu_blocks": (), "block_size": (), "replicas": (),
     "async_scheduling": FLAGS, "order": ("'mixed'", "'prefill_first'"), "chunked_prefill": FLAGS,
     "admit_whole_prompt": FLAGS, "reserve_output": FLAGS, "timeout_s": (),
-    "routing": tuple(map(repr, POOLED_ROUTINGS)), "prefix_cache": ("'given'", "'blocks'"),
+    "routing": tuple(map(repr, POOLED_ROUTINGS)), "prefix_cache": ("'given'", "'lru'", "'auto'"),
     "seed": (), "on_too_long": ("'error'", "'reject'"), "time_scale": (),
 }  # fmt: skip
 WORKLOAD: dict[str, tuple[str, ...]] = {
     "rate": (), "arrivals": ("'poisson'", "'gamma'", "'constant'", "'ramp'", "'closed'"), "burstiness": (),
     "ramp": ("(2, 20)", "(2, 20, 2)", "(0, 0)", "(1,)", "[1, 2]", "(1, nan)", "(1e308, 1e308)"),
-    "clients": (), "think_s": (), "requests": ("1", "5", "40", "0", "-1", "2.5", "10**9"),
+    "turns": (*LENGTHS, "3", "'uniform:1:4'"), "calls": (*LENGTHS, "2", "'uniform:1:3'"),
+    "growth_tokens": (*LENGTHS, "7", "None"), "system_tokens": ("0", "50", "-1", "10**9"),
+    "tool_s": ("0.5", "'exponential:2'", "'uniform:1:0'", "'lognormal:1:2'", "'x'"),
+    "clients": (), "think_s": ("0.2", "'exponential:1'", "'lognormal:1:0.5'"),
+    "requests": ("1", "5", "40", "0", "-1", "2.5", "10**9"),
     "input_tokens": (*LENGTHS, "100", "1"), "output_tokens": (*LENGTHS, "9", "1"),
     "cached_tokens": (*LENGTHS, "0", "5"), "seed": (), "name": ("'x'", "''"),
 }  # fmt: skip
 
 
 FEW = "Workload(rate=50, requests=20, input_tokens=100, output_tokens=9)"
+SESSIONS = "Workload(rate=50, requests=20, turns=3, input_tokens=100, output_tokens=9, think_s=0.1)"
 ENGINES = ("", ", replicas=2", ", replicas=2, routing='least_load'", ", order='prefill_first'")
 """Engines that other loops simulate."""
 
@@ -123,6 +128,8 @@ ENGINES = ("", ", replicas=2", ", replicas=2, routing='least_load'", ", order='p
 def drawn(random: Random, calls: Calls) -> str:
     """Return a workload's trace, or what is hardly one."""
     words = {"rate": "50", "requests": "20", "input_tokens": "100", "output_tokens": "9"}
+    if random.random() < 0.4:
+        words |= {"turns": "3", "think_s": "0.1"}
     if random.random() < 0.3:
         name = random.choice(list(WORKLOAD))
         words[name] = random.choice(WORKLOAD[name] or REALS)
@@ -162,7 +169,11 @@ class Simulations(Calls):
     limit_s = 10.0
 
     def examples(self) -> list[bytes]:
-        return [*(f"f(plan, {FEW}.trace(), num_gpu_blocks=2000{more})".encode() for more in ENGINES)]
+        return [
+            f"f(plan, {load}.trace(), num_gpu_blocks=2000{more})".encode()
+            for load in (FEW, SESSIONS)
+            for more in ENGINES
+        ]
 
     def first(self, random: Random) -> list[str]:
         what = random.random()

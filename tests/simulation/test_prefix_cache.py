@@ -1,9 +1,10 @@
-"""Engines over a pool of blocks: the naive one to the last bit, what must hold, what vLLM does."""
+"""Engines with a prefix cache: the naive one to the last bit, what must hold, what engines do."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -13,24 +14,16 @@ from hypothesis import strategies as st
 
 import fastroof
 from fastroof import Trace
-from fastroof.compiled.simulation.pooled_engine import pooled_engine_run
-from fastroof.compiled.simulation.pooled_replicas import pooled_replicas_run
+from fastroof.compiled.simulation.engine import engine_run
 from fastroof.compiled.simulation.state import CODE_STUCK
 from fastroof.errors import SimulationError, TraceError
-from fastroof.simulation.engine import (
-    arrays_of,
-    new_pooled_arrays,
-    new_record,
-    new_served,
-    options_of,
-    run_engine,
-    run_pooled_engine,
-)
-from fastroof.simulation.replicas import new_fleet
+from fastroof.simulation.engine import arrays_of, new_arrays, options_of, run_engine
 from fastroof.simulation.settings import EngineSettings
 from tests.reference.block_pool import PooledScheduler
 from tests.reference.made_prefixes import MadePrefixes, made_prefixes
 from tests.reference.scheduler import REJECTED, serve
+
+run_lru = partial(run_engine, prefix_cache="lru")
 
 PLANS = {"whole": "llama-3.1-8b", "windowed": "gpt-oss-20b"}
 
@@ -49,7 +42,7 @@ def assert_as_naive(plan, work):
     naive = serve(
         work.trace, work.settings, plan.step_scalar, time_scale=work.time_scale, scheduler=scheduler
     )
-    got = run_pooled_engine(plan, work.trace, work.settings, time_scale=work.time_scale)
+    got = run_lru(plan, work.trace, work.settings, time_scale=work.time_scale)
     status = np.array([request.status for request in naive.requests])
     np.testing.assert_array_equal(got.status, status)
     arrived = status != REJECTED
@@ -88,7 +81,12 @@ def test_the_loop_is_the_naive_engine_to_the_last_bit(plans, seed, kind):
 @given(seed=st.integers(0, 2**32), kind=st.sampled_from(sorted(PLANS)), interval=st.sampled_from([2, 3, 9]))
 def test_prompts_that_wait_are_those_of_the_naive_engine(plans, seed, kind, interval):
     work = made_prefixes(Random(seed), most=25)
-    settings = replace(work.settings, prefill_schedule_interval=interval)
+    if work.settings.order == "mixed":
+        settings = replace(work.settings, prefill_schedule_interval=interval)
+    else:
+        settings = replace(
+            work.settings, prefill_decode_interval=interval, min_free_slots_delay=interval // 2
+        )
     if can_run(work):
         assert_as_naive(plans[kind], work._replace(settings=settings))
 
@@ -119,8 +117,8 @@ def test_every_line_of_the_loops_is_the_naive_engine(plans):
 
 
 @pytest.mark.loops
-def test_of_many_twins_the_oldest_is_found(plans):
-    """Prompts that end with a block compute it again: many have one key, and some of them are evicted."""
+def test_a_last_block_that_is_found_is_computed_in_place(plans):
+    """Prompts that end with a block, many of which are equal, and a cache that is too small for all."""
     found = evictions = 0
     for seed in range(60):
         random = Random(seed)
@@ -196,7 +194,7 @@ def shared(inputs, ids, outputs=None, arrivals=None, **more):
 
 def test_whole_blocks_are_found_and_never_the_last_token(plans):
     trace = shared([10, 10, 8, 9, 7], [[1, 2, 3], [1, 2, 3], [1, 2], [1, 2, 4], [1, 5]])
-    got = run_pooled_engine(plans["whole"], trace, FOUR)
+    got = run_lru(plans["whole"], trace, FOUR)
     # of 8 tokens the last block is computed again: its last token says what comes next
     assert got.cached_tokens.tolist() == [0, 8, 4, 8, 4]
     assert got.counters["looked_up_tokens"] == 44
@@ -205,22 +203,22 @@ def test_whole_blocks_are_found_and_never_the_last_token(plans):
 
 def test_a_prompt_of_the_same_step_is_found(plans):
     trace = shared([10, 10], [[1, 2, 3], [1, 2, 3]], arrivals=[0.0, 0.0])
-    got = run_pooled_engine(plans["whole"], trace, FOUR)
+    got = run_lru(plans["whole"], trace, FOUR)
     assert got.cached_tokens.tolist() == [0, 8]
     assert got.counters["steps"] == 1
 
 
 def test_the_tail_of_what_was_used_first_goes_first(plans):
-    # of 8 blocks the first two prompts take 4 each and give back 3 2 1 0, then 7 6 5 4; the third takes 3 2 1
-    # and leaves 0 7 6 5 4, then its own
+    # of 8 blocks the first two prompts take 4 each, of which 3 can be found: free are 2 blank ones, and 2 1 0
+    # of the first, 2 1 0 of the second. The third takes the blank ones and 2 of the first
     first = [1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11]
     few = replace(FOUR, num_gpu_blocks=8)
-    # so of the first prompt's block 0 is found, and with it 7 6 5 are taken: of the second's 4 is left
+    # so of the first prompt 1 and 0 are found; for the rest there is a blank one, and 2 of the second goes
     again = shared([14, 14, 11, 14, 14], [*first, [1, 2, 3, 4], [5, 6, 7, 8]])
-    assert run_pooled_engine(plans["whole"], again, few).cached_tokens.tolist() == [0, 0, 0, 4, 4]
-    # or of the second's 4 5 6 are found, and with them 0 is taken
+    assert run_lru(plans["whole"], again, few).cached_tokens.tolist() == [0, 0, 0, 8, 8]
+    # or all of the second are found, and the blank one is enough
     again = shared([14, 14, 11, 14, 14], [*first, [5, 6, 7, 8], [1, 2, 3, 4]])
-    assert run_pooled_engine(plans["whole"], again, few).cached_tokens.tolist() == [0, 0, 0, 12, 0]
+    assert run_lru(plans["whole"], again, few).cached_tokens.tolist() == [0, 0, 0, 12, 8]
 
 
 def test_a_preempted_request_finds_its_own_blocks_and_what_it_has_said(plans):
@@ -228,7 +226,7 @@ def test_a_preempted_request_finds_its_own_blocks_and_what_it_has_said(plans):
     # Before it comes back the first takes another block: the one that was given back first, its second
     trace = Trace([0.0, 0.0], [7, 7], [9, 9])
     settings = replace(FOUR, num_gpu_blocks=5)
-    got = run_pooled_engine(plans["whole"], trace, settings)
+    got = run_lru(plans["whole"], trace, settings)
     without = run_engine(plans["whole"], trace, settings)
     assert got.preemptions.tolist() == without.preemptions.tolist() == [0, 1]
     assert got.counters["found_again_tokens"] == 4
@@ -238,7 +236,7 @@ def test_a_preempted_request_finds_its_own_blocks_and_what_it_has_said(plans):
 
 def test_what_is_given_is_found_first_and_their_own_afterwards(plans):
     trace = Trace([0.0, 0.0], [7, 7], [9, 9], [5, 6])
-    got = run_pooled_engine(plans["whole"], trace, replace(FOUR, num_gpu_blocks=5))
+    got = run_lru(plans["whole"], trace, replace(FOUR, num_gpu_blocks=5))
     assert got.cached_tokens.tolist() == [5, 6]
     assert got.preemptions.sum() == 1
     assert got.counters["found_again_tokens"] > 0
@@ -251,10 +249,11 @@ def test_what_is_given_is_found_first_and_their_own_afterwards(plans):
 def test_where_nothing_is_shared_or_preempted_it_is_the_plain_engine(plans, seed):
     work = made_prefixes(Random(seed))
     settings = replace(work.settings, num_gpu_blocks=10_000)
-    trace = replace(work.trace, hash_ids=None, hash_offsets=None, hash_block_size=0)
+    alone = {"hash_ids": None, "hash_offsets": None, "hash_block_size": 0, "history_tokens": None}
+    trace = replace(work.trace, **alone)
     plain = run_engine(plans["whole"], trace, settings)
     if can_run(work._replace(trace=trace, settings=settings)):
-        pooled = run_pooled_engine(plans["whole"], trace, settings)
+        pooled = run_lru(plans["whole"], trace, settings)
         assert not plain.preemptions.any()
         for name in ("arrival_us", "first_us", "last_us", "preemptions", "status", "gaps"):
             np.testing.assert_array_equal(getattr(pooled, name), getattr(plain, name), err_msg=name)
@@ -270,7 +269,7 @@ def test_more_blocks_than_all_take_change_nothing(plans, seed):
     work = made_prefixes(Random(seed))
     many, most = (replace(work.settings, num_gpu_blocks=blocks) for blocks in (20_000, 2**40))
     if can_run(work._replace(settings=many)):
-        got, other = (run_pooled_engine(plans["whole"], work.trace, engine) for engine in (many, most))
+        got, other = (run_lru(plans["whole"], work.trace, engine) for engine in (many, most))
         np.testing.assert_array_equal(got.last_us, other.last_us)
         assert got.counters["evictions"] == other.counters["evictions"] == 0
         # and it is as good as any cache: nothing goes, and nobody is preempted
@@ -279,7 +278,7 @@ def test_more_blocks_than_all_take_change_nothing(plans, seed):
 
 def test_requests_without_room_are_left_out(plans):
     trace = shared([40, 10, 10], [list(range(10)), [11, 12, 13], [11, 12, 13]])
-    got = run_pooled_engine(plans["whole"], trace, replace(FOUR, num_gpu_blocks=8))
+    got = run_lru(plans["whole"], trace, replace(FOUR, num_gpu_blocks=8))
     assert got.status.tolist() == [REJECTED, 0, 0]
     assert got.cached_tokens.tolist() == [-1, 0, 8]
     assert math.isnan(got.last_us[0])
@@ -288,7 +287,7 @@ def test_requests_without_room_are_left_out(plans):
 def test_the_logs_preempted_requests_find_their_blocks_again(plans, shared_logs):
     """A full engine of requests with prefixes that are given: they end earlier when they find their own."""
     settings = EngineSettings(2048, 128, 1500, async_scheduling=True)
-    got = run_pooled_engine(plans["whole"], shared_logs, settings)
+    got = run_lru(plans["whole"], shared_logs, settings)
     without = run_engine(plans["whole"], shared_logs, settings)
     assert got.preemptions.sum() > 20
     assert got.counters["found_again_tokens"] > 5000
@@ -307,14 +306,10 @@ def shared_logs():
 def test_a_loop_says_that_it_is_stuck(plans):
     """Requests without room are left out before; here the first has none, and nobody runs who could end."""
     trace, settings = Trace([0.0], [9], [2]), replace(FOUR, num_gpu_blocks=2)
-    requests, served, record = arrays_of(trace), new_served(settings, 1), new_record()
-    options, arena = options_of(settings, trace), plans["whole"].arena
-    state, pool, prompts = new_pooled_arrays(settings, trace, requests)
-    assert pooled_engine_run(arena, options, state, pool, prompts, requests, served, record) == CODE_STUCK
-    two = new_pooled_arrays(settings, trace, requests, engines=2)
-    fleet = new_fleet("round_robin", settings, 1, 2, 2)._replace(states=two[0])
-    rest = requests, served, record, np.zeros(2, np.int64), np.zeros(1, np.int32)
-    assert pooled_replicas_run(arena, options, fleet, *two[1:], *rest) == CODE_STUCK
+    requests = arrays_of(trace, cached_block=4)
+    state, _, served, record = new_arrays(settings, requests, 2)
+    options, arena = options_of(settings, trace, prefix_cache="lru"), plans["whole"].arena
+    assert engine_run(arena, options, state, requests, served, record, 2) == CODE_STUCK
 
 
 def test_a_run_answers_what_its_cache_found(plans):
@@ -325,17 +320,19 @@ def test_a_run_answers_what_its_cache_found(plans):
     cache = sim.summary()["prefix_cache"]
     assert cache["hit_rate"] == 16 / 29
     assert (cache["looked_up_tokens"], cache["found_tokens"], cache["found_again_tokens"]) == (29, 16, 0)
-    given = fastroof.simulate(plans["whole"], trace, **engine, on_too_long="reject")
+    by_default = fastroof.simulate(plans["whole"], trace, **engine, on_too_long="reject")
+    assert by_default.requests.equals(sim.requests)
+    given = fastroof.simulate(plans["whole"], trace, **engine, prefix_cache="given", on_too_long="reject")
     assert "cached_tokens" not in given.requests.column_names
     assert "prefix_cache" not in given.summary()
-    same = run_pooled_engine(plans["whole"], trace, sim.settings)
+    same = run_lru(plans["whole"], trace, sim.settings)
     np.testing.assert_array_equal(sim.outcomes.last_us, same.last_us)
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"prefix_cache": "mru"}, "prefix_cache must be one of given, lru"),
+        ({"prefix_cache": "mru"}, "prefix_cache must be one of auto, given, lru"),
         ({"routing": "prefix_aware", "replicas": 2}, "needs a simulated prefix cache"),
     ],
 )
@@ -347,18 +344,15 @@ def test_a_cache_that_is_none_is_refused(plans, more, said):
 @pytest.mark.parametrize(
     ("settings", "more", "said"),
     [
-        ({"order": "prefill_first"}, {}, "order must be mixed"),
-        ({"reserve_output": True}, {}, "reserve_output off"),
         ({}, {"cached_tokens": [4, 0]}, "hash_ids, by which blocks are found"),
-        ({"num_gpu_blocks": 1}, {}, "none of the 2 requests has room in 1 blocks of 4"),
     ],
 )
 def test_what_cannot_be_simulated_says_so(plans, settings, more, said):
     trace = replace(shared([10, 10], [[1, 2, 3], [1, 2, 3]]), order=None, **more)
     with pytest.raises(SimulationError, match=said):
-        run_pooled_engine(plans["whole"], trace, replace(FOUR, **settings))
+        run_lru(plans["whole"], trace, replace(FOUR, **settings))
 
 
 def test_blocks_that_do_not_make_those_of_the_trace_are_refused(plans):
     with pytest.raises(TraceError, match="block_size must divide that, got 3"):
-        run_pooled_engine(plans["whole"], shared([10], [[1, 2, 3]]), replace(FOUR, block_size=3))
+        run_lru(plans["whole"], shared([10], [[1, 2, 3]]), replace(FOUR, block_size=3))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -15,11 +15,21 @@ from hypothesis import strategies as st
 import fastroof
 from fastroof import Trace
 from fastroof.errors import SimulationError
-from fastroof.simulation.engine import run_pooled_engine
-from fastroof.simulation.replicas import POOLED_ROUTINGS, run_pooled_replicas
+from fastroof.simulation.engine import run_engine
+from fastroof.simulation.replicas import POOLED_ROUTINGS, run_replicas
 from fastroof.simulation.settings import EngineSettings
 from tests.reference.made_prefixes import made_prefixes
-from tests.reference.pooled_replicas import serve_prefix_aware
+from tests.reference.replicas import (
+    Ranks,
+    ranks_apart,
+    requests_of,
+    run_closed_loop,
+    run_engines,
+)
+from tests.simulation import test_replicas
+
+run_lru = partial(run_engine, prefix_cache="lru")
+run_fleet = partial(run_replicas, prefix_cache="lru")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +46,9 @@ def an_open_loop(seed, most=40):
     needed = -(-(trace.input_tokens + trace.output_tokens) // size)
     blocks = max(work.settings.num_gpu_blocks, int(needed.max()))
     settings = replace(work.settings, num_gpu_blocks=blocks, chunked_prefill=True)
-    return replace(trace, clients=None, think_s=0.0), settings
+    return replace(
+        trace, clients=None, think_s=0.0, parents=None, parent_offsets=None, delay_s=None
+    ), settings
 
 
 def part_of(trace, which):
@@ -59,13 +71,13 @@ def part_of(trace, which):
 @given(seed=st.integers(0, 2**32), routing=st.sampled_from(POOLED_ROUTINGS), replicas=st.integers(2, 4))
 def test_each_replica_is_an_engine_of_its_requests(plan, seed, routing, replicas):
     trace, settings = an_open_loop(seed, most=20)
-    got = run_pooled_replicas(plan, trace, settings, replicas, routing, seed=seed)
+    got = run_fleet(plan, trace, settings, replicas, routing, seed=seed)
     evictions = found_again = 0
     for one in range(replicas):
         which = got.replica == one
         if not which.any():
             continue
-        alone = run_pooled_engine(plan, part_of(trace, which), settings)
+        alone = run_lru(plan, part_of(trace, which), settings)
         for name in ("first_us", "last_us", "preemptions", "status", "cached_tokens"):
             np.testing.assert_array_equal(getattr(got, name)[which], getattr(alone, name), err_msg=name)
         evictions += alone.counters["evictions"]
@@ -78,17 +90,51 @@ def test_each_replica_is_an_engine_of_its_requests(plan, seed, routing, replicas
         assert (got.replica == np.arange(len(trace)) % replicas).all()
 
 
+def naively(plan, trace, settings, replicas, routing, seed):
+    """Serve with naive engines with caches, whose ranks step together or are engines by themselves."""
+    dp, rules = plan.layout.dp, Ranks.of_plan(plan)
+    route, engines, ranks = test_replicas.route_of(routing, trace, replicas, seed), replicas, dp
+    if rules is None:
+        engines, ranks = replicas * dp, 1
+        route = ranks_apart(route, dp, plan.profile.data_parallel.assignment)
+    step_us = partial(test_replicas.step_us, plan)
+    given = requests_of(trace, settings), settings, step_us, engines, route
+    more = {"ranks": ranks, "rules": rules, "trace": trace}
+    if trace.clients is None and not trace.has_parents:
+        served = run_engines(*given, **more)
+    else:
+        served = run_closed_loop(*given, trace.clients or 0, trace.think_s * 1e6, **more)
+    return served._replace(replica=[at * ranks // dp for at in served.replica])
+
+
 @pytest.mark.loops
-@given(seed=st.integers(0, 2**32), replicas=st.integers(2, 4))
-def test_a_router_that_knows_prefixes_is_the_naive_one(plan, seed, replicas):
-    trace, settings = an_open_loop(seed, most=20)
-    settings = replace(settings, timeout_s=math.inf)
-    got = run_pooled_replicas(plan, trace, settings, replicas, "prefix_aware")
-    requests, chosen, _ = serve_prefix_aware(trace, settings, plan.step_scalar, replicas)
-    assert got.replica.tolist() == chosen
-    for name in ("first_us", "last_us", "preemptions"):
-        of_naive = [getattr(request, name) for request in requests]
-        np.testing.assert_array_equal(getattr(got, name), of_naive, err_msg=name)
+@pytest.mark.parametrize("routing", POOLED_ROUTINGS)
+def test_fleets_find_what_naive_ones_do(routing):
+    """Replicas and their ranks, open loops, clients and sessions: every time, and every token found."""
+    found = evictions = 0
+    for seed in range(30):
+        work = made_prefixes(Random(seed), most=25)
+        rng = np.random.default_rng([seed, len(routing)])
+        trace, settings = work.trace, work.settings
+        needed = -(-(trace.input_tokens + trace.output_tokens) // settings.block_size)
+        blocks = max(settings.num_gpu_blocks, int(needed.max()))
+        settings = replace(settings, num_gpu_blocks=blocks, chunked_prefill=True)
+        replicas, dp = int(rng.integers(1, 4)), int(rng.choice([1, 1, 2]))
+        if replicas * dp == 1:
+            continue
+        plan = test_replicas.a_plan(dp, rng.choice(["", "lockstep=all", "assignment=fewest_tokens"]))
+        got = run_fleet(plan, trace, settings, replicas, routing, seed=seed)
+        naive = naively(plan, trace, settings, replicas, routing, seed)
+        test_replicas.assert_equal(got, naive)
+        ranks = [rank for engine in naive.engines for rank in engine.schedulers]
+        first = {index: tokens for rank in ranks for index, tokens in rank.first_found.items()}
+        assert got.cached_tokens.tolist() == [first.get(index, -1) for index in range(len(trace))]
+        assert got.counters["evictions"] == sum(rank.pool.evictions for rank in ranks)
+        assert got.counters["found_again_tokens"] == sum(rank.found_again_tokens for rank in ranks)
+        found += got.counters["found_tokens"]
+        evictions += got.counters["evictions"]
+    assert found > 500
+    assert evictions > 500
 
 
 def test_conversations_find_more_where_their_prefixes_are(plan):
@@ -114,7 +160,7 @@ def test_conversations_find_more_where_their_prefixes_are(plan):
     )
     settings = EngineSettings(2048, 64, 3000)
     found = {
-        routing: run_pooled_replicas(plan, trace, settings, 4, routing).counters["found_tokens"]
+        routing: run_fleet(plan, trace, settings, 4, routing).counters["found_tokens"]
         for routing in ("round_robin", "least_outstanding", "prefix_aware")
     }
     assert found["prefix_aware"] > 2 * max(found["round_robin"], found["least_outstanding"])
@@ -125,23 +171,16 @@ def test_conversations_find_more_where_their_prefixes_are(plan):
     [
         (0, "round_robin", {}, "replicas"),
         (2, "nearest", {}, "routing must be one of round_robin, least_outstanding"),
-        (2, "round_robin", {"clients": 3}, "closed loops with a simulated prefix cache"),
     ],
 )
 def test_what_is_no_fleet_says_so(plan, replicas, routing, more, said):
     trace = Trace([0.0, 0.0], [8, 8], [2, 2], **more)
     with pytest.raises(SimulationError, match=re.escape(said)):
-        run_pooled_replicas(plan, trace, EngineSettings(64, 8, 100), replicas, routing)
-
-
-def test_ranks_have_no_pools(h100):
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, dp=2, engine="kernels")
-    with pytest.raises(SimulationError, match="data parallelism"):
-        run_pooled_replicas(plan, Trace([0.0], [8], [2]), EngineSettings(64, 8, 100), 2)
+        run_fleet(plan, trace, EngineSettings(64, 8, 100), replicas, routing)
 
 
 def test_requests_without_room_are_sent_nowhere(plan):
     trace = Trace([0.0, 0.0, 0.0], [8, 800, 8], [2, 2, 2])
-    got = run_pooled_replicas(plan, trace, EngineSettings(64, 8, 10), 2)
+    got = run_fleet(plan, trace, EngineSettings(64, 8, 10), 2)
     assert got.replica.tolist() == [0, -1, 1]
     assert got.cached_tokens.tolist() == [0, -1, 0]
