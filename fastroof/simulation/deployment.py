@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from fastroof.checks import one_of
 from fastroof.errors import SimulationError
 from fastroof.plan.compile import check_plan
-from fastroof.simulation.engine import GIVEN, refuse_too_long
-from fastroof.simulation.prompt_tree import PREFIX_CACHES, source_of_hits
+from fastroof.simulation.engine import refuse_too_long
+from fastroof.simulation.prompt_tree import GIVEN, PREFIX_CACHES, source_of_hits
 from fastroof.simulation.replicas import POOLED_ROUTINGS, run_replicas
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.simulation import Simulation

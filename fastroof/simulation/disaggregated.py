@@ -19,9 +19,9 @@ from fastroof.compiled.simulation.state import FINISHED, Record
 from fastroof.errors import SimulationError
 from fastroof.models import Layout
 from fastroof.plan.memory import PlanMemory, window_kv_bytes
-from fastroof.simulation.engine import FOUND_COUNTERS, GIVEN, Outcomes, added_up, too_long, with_rejected
+from fastroof.simulation.engine import FOUND_COUNTERS, Outcomes, added_up, too_long, with_rejected
 from fastroof.simulation.front_end import passage
-from fastroof.simulation.prompt_tree import PREFIX_CACHES, source_of_hits
+from fastroof.simulation.prompt_tree import GIVEN, PREFIX_CACHES, source_of_hits
 from fastroof.simulation.replicas import MOST_REPLICAS, engines_of, merged, run_schedulers
 from fastroof.simulation.requests import request_table
 from fastroof.simulation.settings import EngineSettings, running_tokens

@@ -239,13 +239,13 @@ def new_record() -> Record:
 def arrays_of(trace: Trace, served: Bools | None = None, cached_block: int = 0) -> Requests:
     """Return a trace's requests, or some, as arrays of the loops; a cache has blocks of ``cached_block``."""
     cached_tokens = trace.cached_tokens
+    segments: Ints = np.zeros((0, NUM_SEGMENT_COLUMNS), np.int32)
     which: Any = slice(None) if served is None else served
     arrival_us = trace.arrival_s[which] * US_PER_S
     count = len(arrival_us)
     is_used = cached_block > 0 or trace.is_closed or trace.has_parents
     rows = np.zeros((count + 1 if is_used else 1, NUM_COLUMNS), np.int32)
     followers, delay_us = np.zeros(0, np.int32), np.zeros(0)
-    segments = np.zeros((0, NUM_SEGMENT_COLUMNS), np.int32)
     if cached_block:
         tree = prompt_tree(trace, cached_block)
         segments = tree.segments

@@ -71,7 +71,8 @@ def prompt_tree(trace: Trace, block_size: int) -> PromptTree:
 def _distinct(values: Longs) -> Longs:
     """Return the values once each, sorted; NumPy 2.4's unique, by hashes, takes ten times as long."""
     ranked = np.sort(values)
-    return ranked[np.concatenate([[True], ranked[1:] != ranked[:-1]])[: len(ranked)]]
+    distinct: Longs = ranked[np.concatenate([[True], ranked[1:] != ranked[:-1]])[: len(ranked)]]
+    return distinct
 
 
 def _tree(trace: Trace, block_size: int) -> Tree:

@@ -28,8 +28,6 @@ from fastroof.errors import SimulationError
 from fastroof.plan.calls import rank_rules
 from fastroof.processors import usable_processors
 from fastroof.simulation.engine import (
-    GIVEN,
-    LRU,
     Arrays,
     Outcomes,
     added_up,
@@ -45,6 +43,7 @@ from fastroof.simulation.engine import (
     with_rejected,
 )
 from fastroof.simulation.front_end import run_behind
+from fastroof.simulation.prompt_tree import GIVEN, LRU
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.trace import Trace
 

@@ -68,6 +68,11 @@ def sorted_by_arrival(arrays: dict[str, Any]) -> dict[str, Any]:
     return sorted_rows | {"order": order}
 
 
+def _is_text(name: str) -> bool:
+    """Whether a name can be written: not half of a surrogate pair."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
 def _are_parents_first(arrays: dict[str, Any]) -> bool:
     """Whether every request comes after its parents."""
     if "parents" not in arrays:
@@ -181,7 +186,7 @@ class Trace:
 
     def __post_init__(self) -> None:
         where = f"trace {shown(self.name)}"
-        if not isinstance(self.name, str):
+        if not isinstance(self.name, str) or not _is_text(self.name):
             raise TraceError(f"a trace's name must be a string, got {shown(self.name)}")
         self._check_left_out(where)
         arrival_s = numbers_in_a_row(where, "arrival_s", self.arrival_s, "fiu").astype(np.float64)
@@ -374,7 +379,8 @@ class Trace:
             )
         if self.parents is not None:
             # requests may pass each other, as delays stay
-            return replace(self, arrival_s=arrival_s, order=None)._in_rows_of(self.order)
+            given: dict[str, Any] = {"arrival_s": arrival_s, "order": None}
+            return replace(self, **given)._in_rows_of(self.order)
         # nothing else changes, so nothing is checked again: searches scale often
         scaled = copy.copy(self)
         object.__setattr__(scaled, "arrival_s", arrival_s)

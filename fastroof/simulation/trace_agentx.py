@@ -82,7 +82,7 @@ class _Sessions:
 
     def add(self, where: str, one: dict[str, Any]) -> None:
         """Add a session."""
-        size = one.get("block_size")
+        size: Any = one.get("block_size")
         if not is_whole_number(size, 1):
             raise TraceError(f"{where}: block_size must be a whole number of at least 1, got {shown(size)}")
         if self.block_size not in (0, size):
@@ -123,7 +123,7 @@ class _Sessions:
             delay_s = _seconds(place, "think_time", think_s)
         elif parents:
             delay_s = max(start_s - max(self.ends_s[row] for row in parents), 0.0)
-        sizes = {}
+        sizes: dict[str, Any] = {}
         for name in ("in", "out"):
             sizes[name] = request.get(name)
             if not is_whole_number(sizes[name], 0):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
-from fastroof.checks import is_number, whole_number
+from fastroof.checks import is_number, shown, whole_number
 from fastroof.errors import TraceError
 from fastroof.simulation.raw_files import raw_arrays, raw_file, raw_table, table_metadata
 from fastroof.simulation.trace import MOST_TOKENS, Trace
@@ -213,7 +213,11 @@ def _checked_trace(
     if columns.hash_ids:
         rows |= _checked_blocks(raw, columns, sizes["input_tokens"], block_size)
     rows |= {"arrival_s": arrival_s - arrival_s.min()} | sizes
-    return Trace(**rows, **facts, left_out=left_out)
+    try:
+        return Trace(**rows, **facts, left_out=left_out)
+    except TraceError as error:
+        # links of rows that cannot be told from one row alone
+        raise TraceError(str(error).replace(f"trace {shown(facts['name'])}", raw.what, 1)) from None
 
 
 def _arrivals(

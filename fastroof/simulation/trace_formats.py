@@ -322,9 +322,8 @@ def named_columns(columns: list[str], what: str, reading: Reading) -> NamedColum
     def found(role: str, field: str, is_needed: bool) -> str:
         if field in named:
             return named[field]
-        names = list(
-            {"arrival": meant.arrivals, "delay": meant.delays}.get(field) or getattr(meant, field, ())
-        )
+        times: dict[str, Any] = {"arrival": meant.arrivals, "delay": meant.delays}
+        names = list(times[field] if field in times else getattr(meant, field))
         there = [column for column in columns if names and column_key(column) in names]
         # fastroof's own name takes precedence, and others over what gateways call further times
         first = [column for column in there if column_key(column) == names[0]]

@@ -9,7 +9,7 @@ import numpy as np
 
 from fastroof.arrays import Floats, Longs
 from fastroof.errors import TraceError
-from fastroof.simulation.trace import MOST_SECONDS, Sizes
+from fastroof.simulation.trace import MOST_SECONDS
 from fastroof.simulation.trace_columns import RawColumns
 from fastroof.simulation.trace_formats import NamedColumns
 
@@ -42,7 +42,8 @@ def read_links(raw: RawColumns, columns: NamedColumns) -> tuple[RawColumns, File
     delay_s = np.zeros(raw.count)
     if columns.delay:
         delay_s = _delays(raw, columns)
-    session, first = np.arange(raw.count), [[] for _ in range(raw.count)]
+    session: Longs = np.arange(raw.count)
+    first: list[list[int]] = [[] for _ in range(raw.count)]
     if columns.session:
         session = _numbered(raw, columns.session)
     parents = _parents(raw, columns) if columns.parent else _chained(session, first)
@@ -208,7 +209,7 @@ def linked_rows(raw: RawColumns, links: FileLinks) -> dict[str, Any]:
     return given
 
 
-def grown_prompts(raw: RawColumns, name: str, prompts: Longs, outputs: Sizes, given: dict[str, Any]) -> Longs:
+def grown_prompts(raw: RawColumns, name: str, prompts: Longs, outputs: Longs, given: dict[str, Any]) -> Longs:
     """Return prompts with the prompt and the answer of the turn before them, which holds those before it."""
     whole = prompts.astype(np.int64)
     parents, offsets = given["parents"].tolist(), given["parent_offsets"].tolist()

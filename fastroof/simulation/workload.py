@@ -18,7 +18,7 @@ from fastroof.checks import is_number, is_whole_number, shown, whole_number
 from fastroof.errors import TraceError
 from fastroof.simulation.trace import MOST_SECONDS, MOST_TOKENS, Sizes, Trace
 from fastroof.simulation.trace_files import load_lengths
-from fastroof.simulation.workload_sessions import Delay, Turns, parse_delay, session_starts
+from fastroof.simulation.workload_sessions import NO_DELAY, Delay, Turns, parse_delay, session_starts
 
 ARRIVALS: Final = ("poisson", "gamma", "constant", "ramp", "closed")
 """Kinds of arrivals."""
@@ -302,17 +302,22 @@ class Workload:
         object.__setattr__(self, "arrivals", arrivals)
         for name in ("turns", "calls"):
             object.__setattr__(self, name, parse_lengths(name, getattr(self, name)))
+        whole_number("system_tokens", self.system_tokens, 0, MOST_TOKENS, TraceError)
+        object.__setattr__(self, "tool_s", parse_delay("tool_s", self.tool_s))
+        if self.growth_tokens is not None:
+            object.__setattr__(self, "growth_tokens", parse_lengths("growth_tokens", self.growth_tokens))
         if self.has_sessions:
             self._check_sessions()
-        elif not is_number(self.think_s) or not 0 <= float(self.think_s) <= MOST_SECONDS:
+        elif not _are_seconds(self.think_s):
             raise TraceError(f"think_s must be seconds from 0 to {MOST_SECONDS:g}, got {shown(self.think_s)}")
-        elif self.growth_tokens is not None or self.system_tokens or self.tool_s:
+        elif self.growth_tokens is not None or self.system_tokens or self.tool_s != NO_DELAY:
             raise TraceError("growth_tokens, system_tokens and tool_s go with several turns or calls")
         self._check_together()
         # fractions are numbers, too, but numpy makes arrays of objects of them
         object.__setattr__(self, "burstiness", float(self.burstiness))
         if not self.has_sessions:
-            object.__setattr__(self, "think_s", float(self.think_s))  # type: ignore[arg-type]
+            think_s: Any = self.think_s
+            object.__setattr__(self, "think_s", float(think_s))
         if self.rate is not None:
             object.__setattr__(self, "rate", _checked_rate(self.rate))
         if self.ramp is not None:
@@ -346,12 +351,7 @@ class Workload:
     def _check_sessions(self) -> None:
         if self.clients is not None:
             raise TraceError("sessions come at a rate: give turns and calls, or clients")
-        whole_number("system_tokens", self.system_tokens, 0, MOST_TOKENS, TraceError)
-        for name in ("think_s", "tool_s"):
-            object.__setattr__(self, name, parse_delay(name, getattr(self, name)))
-        if self.growth_tokens is not None:
-            growth = parse_lengths("growth_tokens", self.growth_tokens)
-            object.__setattr__(self, "growth_tokens", growth)
+        object.__setattr__(self, "think_s", parse_delay("think_s", self.think_s))
 
     def _meant_arrivals(self) -> str:
         if self.clients is not None:
@@ -496,6 +496,10 @@ class Workload:
         state = copy.copy(self.__dict__)
         state["_drawn"] = {}
         return state
+
+
+def _are_seconds(given: Any) -> bool:
+    return is_number(given) and 0 <= float(given) <= MOST_SECONDS
 
 
 def _generator(seed: int, stream: int) -> np.random.Generator:

@@ -40,6 +40,9 @@ class Delay:
         return self.first + (self.second - self.first) * generator.random(count)
 
 
+NO_DELAY: Final = Delay("uniform", 0.0, 0.0)
+
+
 def parse_delay(name: str, given: Any) -> Delay:
     """Parse seconds: a number, or a distribution of them."""
     if isinstance(given, Delay):

@@ -60,6 +60,14 @@ def test_every_option_of_drawn_requests_is_heard() -> None:
         cached_tokens="share:0.5", seed=3,
     )  # fmt: skip
     assert drawn("--clients", "4", "--think", "0.5") == Workload(clients=4, think_s=0.5)
+    sessions = drawn(
+        "--rate", "0.5", "--turns", "3", "--calls", "uniform:1:2", "--think", "exponential:5",
+        "--tool", "0.5", "--growth", "20", "--system-prompt", "100",
+    )  # fmt: skip
+    assert sessions == Workload(
+        rate=0.5, turns=3, calls="uniform:1:2", think_s="exponential:5", tool_s=0.5, growth_tokens=20,
+        system_tokens=100,
+    )  # fmt: skip
     assert drawn("--ramp", "2:20:2") == Workload(ramp=(2, 20, 2))
     assert drawn("--rate", "5", "--arrivals", "constant") == Workload(rate=5.0, arrivals="constant")
 
