@@ -19,8 +19,9 @@ from fastroof.documents import parse_json
 from fastroof.errors import TraceError
 from fastroof.given_arrays import is_masked
 from fastroof.processors import usable_memory_bytes
+from fastroof.simulation import trace_agentx
 from fastroof.simulation.trace import HASH_IDS
-from fastroof.simulation.trace_agentx import MARK, agent_columns
+from fastroof.simulation.trace_agentx import MARK, agent_rows
 from fastroof.simulation.trace_columns import RawColumns
 from fastroof.simulation.trace_formats import SESSION_NAMES, NamedColumns, Reading, named_columns
 from fastroof.units import GIB
@@ -150,8 +151,10 @@ def raw_file(path: Path, reading: Reading) -> Found:
         return raw, columns, {**table_metadata(table), "name": name}
     is_json = start.removeprefix(_BOM).lstrip().startswith((b"{", b"["))
     if is_json and MARK in content:
-        raw, columns, facts = agent_columns(what, content, reading)
-        return raw, columns, {**facts, "name": name}
+        rows = agent_rows(what, content, reading)
+        arrays = {column: arrow_column(what, column, values) for column, values in rows.values.items()}
+        facts = {"hash_block_size": rows.block_size, "name": name}
+        return RawColumns(what, arrays, lambda row: rows.labels[row]), trace_agentx.COLUMNS, facts
     raw, columns = (_json_lines if is_json else _csv)(what, content, reading)
     return raw, columns, {"name": name}
 

@@ -263,6 +263,13 @@ CACHED_COLUMN: Final = Column(
 """An extra column of runs with a simulated prefix cache."""
 
 
+TURN_COLUMNS: Final = (
+    Column("session", "int", "", "number of the request's session", 0),
+    Column("turn", "int", "", "1 more than the requests that came before it one after the other", 0),
+)
+"""Columns of requests in addition, if the trace has sessions."""
+
+
 def request_table(
     trace: Trace, outcomes: Outcomes, times: RequestTimes, made_from: Mapping[str, str]
 ) -> pa.Table:
@@ -279,10 +286,8 @@ def request_table(
     found = outcomes.cached_tokens
     shown = REQUEST_COLUMNS if found is None else (*REQUEST_COLUMNS, CACHED_COLUMN)
     if trace.has_parents:
-        from fastroof.simulation.session_answers import TURN_COLUMNS, turns_of
-
         shown = (*shown, *TURN_COLUMNS)
-        values |= {"session": trace.session, "turn": turns_of(trace)}
+        values |= {"session": trace.session, "turn": trace.turns}
     schema = arrow_schema(shown, made_from)
     columns = {
         name: pa.array(trace.in_file_order(value), schema.field(name).type, from_pandas=True)

@@ -11,7 +11,6 @@ from fastroof.arrays import Bools, Floats, Longs
 from fastroof.arrow import arrow_schema
 from fastroof.columns import Column
 from fastroof.simulation.requests import RequestTimes, spread
-from fastroof.simulation.trace_sessions import earliest
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
@@ -36,12 +35,6 @@ SESSION_COLUMNS: Final = (
     Column("status", "text", "", "finished if all of its requests are, else cut"),
 )
 """Columns of :attr:`Simulation.sessions`."""
-
-TURN_COLUMNS: Final = (
-    Column("session", "int", "", "number of the request's session", 0),
-    Column("turn", "int", "", "1 more than the requests that came before it one after the other", 0),
-)
-"""Columns of requests in addition, if the trace has sessions."""
 
 
 class Sessions(NamedTuple):
@@ -68,15 +61,7 @@ def sessions_of(trace: Trace, outcomes: Outcomes, times: RequestTimes) -> Sessio
     np.minimum.at(start_us, session_of, outcomes.arrival_us)
     np.maximum.at(end_us, session_of, np.where(times.is_finished, outcomes.last_us, -np.inf))
     unfinished = np.bincount(session_of, weights=~times.is_finished, minlength=count)
-    return Sessions(number[by_first], session_of, turns_of(trace), start_us, end_us, unfinished == 0)
-
-
-def turns_of(trace: Trace) -> Longs:
-    """Return the turn of each request, from 1."""
-    if trace.parents is None or trace.parent_offsets is None or trace.delay_s is None:
-        return np.ones(len(trace), np.int64)
-    found = earliest(trace.name, trace.arrival_s, trace.delay_s, trace.parents, trace.parent_offsets)
-    return found.depth + 1
+    return Sessions(number[by_first], session_of, trace.turns, start_us, end_us, unfinished == 0)
 
 
 def session_results(trace: Trace, outcomes: Outcomes, times: RequestTimes) -> dict[str, Any]:

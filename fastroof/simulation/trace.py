@@ -308,6 +308,14 @@ class Trace:
             given["session"] = trace_sessions.components(parents, offsets)
         return {**given, "parents": parents, "parent_offsets": offsets} | found._asdict()
 
+    @cached_property
+    def turns(self) -> Longs:
+        """Turn of each request: 1 more than the requests that come before it one after the other."""
+        if self.parents is None or self.parent_offsets is None or self.delay_s is None:
+            return np.ones(len(self), np.int64)
+        links = self.parents, self.parent_offsets
+        return trace_sessions.earliest(self.name, self.arrival_s, self.delay_s, *links).depth + 1
+
     def __len__(self) -> int:
         return len(self.arrival_s)
 

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from fastroof.checks import is_number, is_whole_number, shown
 from fastroof.documents import parse_json
 from fastroof.errors import TraceError
 from fastroof.simulation.trace import HASH_IDS
-from fastroof.simulation.trace_columns import RawColumns
 from fastroof.simulation.trace_formats import PLAIN, NamedColumns, Reading
 
 MARK: Final = b'"hash_id_scope"'
@@ -26,17 +25,21 @@ MARK: Final = b'"hash_id_scope"'
 LEFT_ALONE: Final = "async_launched"
 """Status of an agent that nobody waits for."""
 
-_COLUMNS: Final = NamedColumns(
+COLUMNS: Final = NamedColumns(
     PLAIN, "t", 1.0, "in", "out", "", HASH_IDS, session="session", parent="parent", delay="delay_s"
 )
 
 
-def agent_columns(
-    what: str, content: bytes, reading: Reading
-) -> tuple[RawColumns, NamedColumns, dict[str, Any]]:
-    """Return the columns of a file of sessions, their roles, and tokens per block."""
-    from fastroof.simulation.raw_files import arrow_column
+class AgentRows(NamedTuple):
+    """Values of the columns of a file of sessions, labels of its rows, and tokens per block."""
 
+    values: dict[str, list[Any]]
+    labels: list[str]
+    block_size: int
+
+
+def agent_rows(what: str, content: bytes, reading: Reading) -> AgentRows:
+    """Return the rows of a file of sessions."""
     if reading.own.names or reading.others:
         raise TraceError(f"{what} holds sessions of agents, whose fields have fixed names: leave columns out")
     sessions = _Sessions(what)
@@ -44,10 +47,7 @@ def agent_columns(
         sessions.add(f"{what}, session {number}", one)
     if not sessions.rows["t"]:
         raise TraceError(f"{what} has no requests")
-    arrays = {name: arrow_column(what, name, values) for name, values in sessions.rows.items()}
-    labels = sessions.labels
-    raw = RawColumns(what, arrays, lambda row: labels[row])
-    return raw, _COLUMNS, {"hash_block_size": sessions.block_size}
+    return AgentRows(sessions.rows, sessions.labels, sessions.block_size)
 
 
 def _documents(what: str, content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
