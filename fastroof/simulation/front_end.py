@@ -2,7 +2,9 @@
 
 Open loops: each request reaches the scheduler after its own time, and later if the API server is busy; the
 scheduler takes them as they come. Closed loops: the first requests of all clients share the API server, later
-ones take the mean time of the trace, or as long as the API server needs for all clients.
+ones take the mean time of the trace, or as long as the API server needs for all clients. Sessions: first
+requests are those of an open loop; each that follows others takes its own time after them, without a queue at
+the API server (an approximation, as it is sent at a time that only the simulation finds).
 """
 
 from __future__ import annotations
@@ -45,12 +47,15 @@ class Passage:
         What the scheduler sees, by arrival there.
     first_us, mean_us : float
         In a closed loop, the time of the clients' first requests, and of all others.
+    follower_us : array of float, optional
+        In sessions, the time of each request that follows others, as sent; NaN of the others.
     """
 
     sent: Trace
     arrived: Trace
     first_us: float = 0.0
     mean_us: float = 0.0
+    follower_us: Floats | None = None
 
     def settings(self, settings: EngineSettings) -> EngineSettings:
         """Return settings with which the engine's requests time out when their clients give up."""
@@ -68,7 +73,11 @@ class Passage:
             is_first = arrival_us == self.first_us
             seen = seen._replace(arrival_us=np.where(is_first, 0.0, arrival_us - self.mean_us))
         else:
-            seen = seen._replace(arrival_us=self.sent.arrival_s * US_PER_S)
+            sent_us = self.sent.arrival_s * US_PER_S
+            if self.follower_us is not None:
+                follows = ~np.isnan(self.follower_us)
+                sent_us[follows] = (self.placed(outcomes.arrival_us) - self.follower_us)[follows]
+            seen = seen._replace(arrival_us=sent_us)
         status = np.asarray(seen.status)
         late = (status == FINISHED) & (seen.last_us - seen.arrival_us > timeout_s * US_PER_S)
         if late.any():
@@ -105,11 +114,20 @@ def passage(front_end: FrontEnd, trace: Trace, servers: int, least_us: float = 0
         arrived = replace(trace, arrival_s=at_s, think_s=think_s, order=np.arange(len(trace)))
         return Passage(trace, arrived, float(arrived.arrival_s[0] * US_PER_S), mean_us)
     sent_us = trace.arrival_s * US_PER_S
-    arrived_us = _server_ends_us(sent_us, server_us, servers)
-    arrived_us += request_us + token_us * trace.input_tokens
+    own_us = request_us + token_us * trace.input_tokens
     # without an order a trace is sorted again
-    changes: dict[str, Any] = {"arrival_s": arrived_us / US_PER_S, "order": None}
-    return Passage(trace, replace(trace, **changes), 0.0, mean_us)
+    changes: dict[str, Any] = {"order": None}
+    follower_us: Floats | None = None
+    if trace.parent_offsets is None or trace.delay_s is None:
+        arrived_us = _server_ends_us(sent_us, server_us, servers) + own_us
+    else:
+        follows = np.diff(trace.parent_offsets) > 0
+        follower_us = np.where(follows, own_us + server_us, np.nan)
+        changes["delay_s"] = np.where(follows, trace.delay_s + follower_us / US_PER_S, 0.0)
+        arrived_us = sent_us + own_us + server_us
+        arrived_us[~follows] = _server_ends_us(sent_us[~follows], server_us, servers) + own_us[~follows]
+    changes["arrival_s"] = arrived_us / US_PER_S
+    return Passage(trace, replace(trace, **changes), 0.0, mean_us, follower_us)
 
 
 def run_behind(

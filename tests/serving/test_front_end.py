@@ -225,6 +225,64 @@ def test_outcomes_are_in_the_clients_order(h100: fastroof.Tables, prefix_cache: 
     assert short_ms < 100.0
 
 
+def sessions(count: int = 120) -> fastroof.Trace:
+    """Sessions of four requests, of which the last waits for the two before; one has an arrival too."""
+    random = np.random.default_rng(5)
+    parents = [[] if i % 4 == 0 else [i - 1] if i % 4 < 3 else [i - 1, i - 2] for i in range(count)]
+    each = np.array([len(some) for some in parents])
+    arrival_s = np.where(each == 0, np.repeat(np.sort(random.uniform(0.0, 20.0, count // 4)), 4), 0.0)
+    arrival_s[-1] = 500.0
+    return fastroof.Trace(
+        arrival_s,
+        random.integers(50, 6000, count),
+        random.integers(1, 100, count),
+        parents=np.array([parent for some in parents for parent in some]),
+        parent_offsets=np.concatenate([[0], np.cumsum(each)]),
+        delay_s=np.where(each > 0, random.choice([0.0, 0.2, 1.5], count), 0.0),
+    )
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("prefix_cache", ["given", "lru"])
+def test_requests_that_follow_others_are_sent_when_those_end(
+    bare: fastroof.StepPlan, busy: fastroof.StepPlan, prefix_cache: str, replicas: int
+) -> None:
+    trace = sessions()
+    given: dict[str, Any] = {"prefix_cache": prefix_cache, "replicas": replicas}
+    way = passage(BUSY, trace, replicas)
+    engine = fastroof.simulate(bare, way.arrived, **given).outcomes
+    sim = fastroof.simulate(busy, trace, **given)
+    seen = sim.outcomes
+    came_us = way.placed(engine.arrival_us)
+    own_us = 5_000.0 + 6_000.0 + 9.0 * trace.input_tokens
+    for row in range(len(trace)):
+        sent_us = trace.arrival_s[row] * 1e6
+        of_row = trace.parents[trace.parent_offsets[row] : trace.parent_offsets[row + 1]]
+        if len(of_row):
+            sent_us = max(sent_us, seen.last_us[of_row].max() + trace.delay_s[row] * 1e6)
+            assert came_us[row] == pytest.approx(sent_us + own_us[row], rel=1e-9)
+        assert came_us[row] >= (sent_us + own_us[row]) * (1.0 - 1e-9)
+        assert seen.arrival_us[row] == pytest.approx(sent_us, rel=1e-9)
+    # steps are the engine's, in the client's order
+    np.testing.assert_array_equal(seen.last_us, way.placed(engine.last_us))
+    ttft_ms = way.placed(engine.first_us - engine.arrival_us) / 1e3
+    follows = np.diff(trace.parent_offsets) > 0
+    assert follows.sum() == 90
+    np.testing.assert_allclose(sim.times.ttft_ms[follows], (ttft_ms + own_us / 1e3)[follows], rtol=1e-6)
+    assert sim.requests["arrival_s"].to_pylist() == pytest.approx(
+        trace.in_file_order(seen.arrival_us / 1e6).tolist(), rel=1e-9
+    )
+
+
+def test_sessions_without_an_overhead_are_the_engines(bare: fastroof.StepPlan, h100: fastroof.Tables) -> None:
+    trace = sessions()
+    own = fastroof.compile_plan("llama-3.1-8b", "h100", h100, client_overhead_ms=0)
+    assert passage(own.profile.front_end, trace, 1).arrived is trace
+    kept = [fastroof.simulate(plan, trace) for plan in (bare, own)]
+    assert kept[0].requests.equals(kept[1].requests)
+    assert kept[0].sessions.equals(kept[1].sessions)
+
+
 def test_pools_are_behind_the_prefill_engines(bare: fastroof.StepPlan, busy: fastroof.StepPlan) -> None:
     trace = fastroof.Trace(np.arange(20) * 0.5, np.full(20, 2000), np.full(20, 50))
     engine, seen = (simulate_disaggregated(plan, plan, trace) for plan in (bare, busy))
