@@ -249,7 +249,10 @@ def running_tokens(trace: Trace, plan: StepPlan, reserve_output: bool | None = N
     """Return the mean tokens of a trace's running requests, as serving estimates count them."""
     if not len(trace):
         return TYPICAL_TOKENS
-    reserved = plan.profile.memory.osl_reserved if reserve_output is None else 1.0 if reserve_output else 0.5
+    if reserve_output is None:
+        reserved = plan.profile.memory.osl_reserved
+    else:
+        reserved = 1.0 if true_or_false("reserve_output", reserve_output, SimulationError) else 0.5
     return float(trace.input_tokens.mean() + reserved * trace.output_tokens.mean())
 
 

@@ -55,6 +55,11 @@ def test_what_is_none_of_some_words_is_refused(plan: fastroof.StepPlan, given: A
 
 @pytest.mark.parametrize("given", [np.array([1, 2]), "no", 3, None], ids=lambda given: type(given).__name__)
 def test_what_is_no_flag_and_no_number_is_refused(plan: fastroof.StepPlan, given: Any) -> None:
+    if given is not None:
+        with pytest.raises(FastroofError, match="reserve_output must be "):
+            fastroof.simulate(plan, FEW.trace(), num_gpu_blocks=2000, reserve_output=given)
+        with pytest.raises(FastroofError, match="reserve_output must be "):
+            fastroof.capacity(plan, FEW, num_gpu_blocks=2000, ttft_p99_ms=500, reserve_output=given)
     with pytest.raises(FastroofError, match="with_range must be True or False, got "):
         fastroof.capacity(plan, FEW, num_gpu_blocks=2000, ttft_p99_ms=500, with_range=given)
     with pytest.raises(FastroofError, match="with_error must be True or False, got "):
