@@ -164,7 +164,8 @@ def _plan(case: StepCase, folder: str) -> StepPlan:
     plan = compile_plan(
         folder, case.gpu, same_tables(case.gpu, profile.engine), tp=layout.tp, pp=layout.pp, dp=layout.dp,
         ep=layout.ep, moe_tp=layout.moe_tp, kv_dtype=case.kv_dtype, engine=profile.kernels_alone(),
-        exchange="alltoall" if case.sends else None, routing="power_law_1.01" if case.sends else "power_law_1.2",
+        exchange="alltoall" if case.sends else None,
+        routing="power_law_1.01" if case.sends else "power_law_1.2",
     )  # fmt: skip
     if not plan.memory.max_kv_tokens:
         raise PlanRangeError(f"{plan!r}: its weights leave no room for KV cache")
