@@ -245,7 +245,7 @@ def test_prompts_wait_for_those_of_other_ranks() -> None:
     # the count goes on whether a prompt waits or not: one comes in the middle of it
     assert waits_us[0] < 2.5 * step
     for wait in (10, 40):
-        assert 0.25 * wait * step < waits_us[wait] - waits_us[0] < 0.75 * wait * step
+        assert 0.2 * wait * step < waits_us[wait] - waits_us[0] < 0.75 * wait * step
 
 
 @pytest.mark.parametrize(("model", "engines"), [("llama-3.1-8b", 3), (MOE[0], 1)])
