@@ -336,7 +336,7 @@ def test_extrapolated_points_are_covered_and_claimed_to_be_worse(coverage):
             r for r in coverage if (r.operator, r.grid, r.region) == (row.operator, row.grid, "inside")
         )
         # vLLM 0.25.0 has narrow GEMMs with few k: most of the holes
-        assert row.level_80 >= (0.7 if row.operator == "gemm" else 0.8)
+        assert row.level_80 >= (0.65 if row.operator == "gemm" else 0.8)
         assert row.median_error > least_worse.get(row.operator, 1.0) * inner.median_error
 
 

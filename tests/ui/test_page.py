@@ -218,8 +218,8 @@ def test_every_kind_of_step_is_drawn(opened: Browser) -> None:
 
 
 def test_an_error_is_a_line_and_goes_away(opened: Browser) -> None:
-    put(opened, "dtype", "nvfp4")
-    assert "nvfp4" in text(opened, "#problem")
+    put(opened, "dtype", "int8")
+    assert "int8" in text(opened, "#problem")
     assert opened.run("document.querySelector('#step-card').classList.contains('stale')")
     assert text(opened, "#sentence") == "llama-3.1-8b on h100: no answer"
     put(opened, "dtype", "auto")

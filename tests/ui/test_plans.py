@@ -30,6 +30,7 @@ OTHERS: dict[str, Any] = {
     "kv_dtype": "fp8",
     "engine": "trtllm-1.0",
     "allow_modelled": True,
+    "client_overhead_ms": 20.0,
 }
 SOURCE = "aiconfigurator-vllm-0.25.0"
 

@@ -293,8 +293,10 @@ def _intervals(
     """Return intervals of the fitted costs from resampled runs."""
     runs = len(times.measured_us)
     names = [name for name in FITTED if name in fit.candidate.fitted]
+    # a cost of logits that sequences replace is not one
+    listed = {name: us for name, us in fit.costs.items() if us or name in fit.candidate.fitted}
     if not names or runs < 3 or not resamples:
-        return tuple(FittedCost(name, us, math.nan, math.nan) for name, us in fit.costs.items())
+        return tuple(FittedCost(name, us, math.nan, math.nan) for name, us in listed.items())
     generator = np.random.default_rng(0)
     drawn = np.empty((resamples, len(names)))
     for i in range(resamples):
@@ -304,6 +306,4 @@ def _intervals(
     tail = (100.0 - INTERVAL) / 2.0
     low, high = np.percentile(drawn, (tail, 100.0 - tail), axis=0)
     ends = dict(zip(names, zip(low.tolist(), high.tolist(), strict=True), strict=True))
-    return tuple(
-        FittedCost(name, us, *ends.get(name, (math.nan, math.nan))) for name, us in fit.costs.items()
-    )
+    return tuple(FittedCost(name, us, *ends.get(name, (math.nan, math.nan))) for name, us in listed.items())
