@@ -20,7 +20,7 @@ from benchmarks.accuracy.independent import judge, profile_of_served
 from benchmarks.accuracy.measured import Measured, measured_on
 from benchmarks.accuracy.predicted_runs import ProfileOf
 from benchmarks.accuracy.run_kinds import JUDGED, kind_of, speculative_runs
-from benchmarks.accuracy.whole_sample import measured_gpus
+from benchmarks.accuracy.whole_sample import measured_gpus, tables_by_gpu
 from fastroof.arrays import Floats
 from fastroof.engines import EngineProfile
 from fastroof.errors import FastroofError, TableError
@@ -101,15 +101,7 @@ def bench_times(
     say: Callable[[str], None] = lambda words: None,
 ) -> BenchTimes:
     """Predict all judged and independent runs by kernels, by shipped profiles and without their bench."""
-    tables: dict[str, Tables] = {}
-    absent = {}
-    for gpu in gpus or measured_gpus():
-        try:
-            tables[gpu] = load(gpu)
-        except FastroofError as error:
-            absent[gpu] = str(error)
-    if not tables:
-        raise TableError("no GPU has tables: " + "; ".join(f"{gpu}: {why}" for gpu, why in absent.items()))
+    tables, absent = tables_by_gpu(gpus or measured_gpus(), load, say)
     evidence = {gpu: measured_on(gpu) for gpu in tables}
     every = [row for one in evidence.values() for row in one.rows]
     ways: dict[str, ProfileOf] = {

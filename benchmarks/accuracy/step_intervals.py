@@ -58,7 +58,7 @@ def step_errors(steps: Sequence[MeasuredStep], tables: Tables, engine: str = "au
         if step.timed != "engine" or step.left_out:
             continue
         plan = plans.get(step, step_profile(step, one))
-        times = plan.run(StepBatch.from_requests([step.requests, *step.beside]), with_error=True)
+        times = plan.run(StepBatch.from_requests([step.requests, *step.timed_together]), with_error=True)
         assert times.relative_error is not None
         us = times.latency_us
         error = float((times.relative_error * us).sum() / us.sum())

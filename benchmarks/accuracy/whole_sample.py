@@ -89,7 +89,7 @@ def validate_gpus(
         )
     say = progress or (lambda words: None)
     evidence = {gpu: measured_on(gpu) for gpu in gpus or known}
-    tables, absent = _tables(evidence, load, say)
+    tables, absent = tables_by_gpu(evidence, load, say)
     profile_of = profiles_of(engine)
     if leave_out is not None:
         runs = [run for gpu in tables for run in evidence[gpu].rows]
@@ -124,12 +124,12 @@ def validate_gpus(
     )
 
 
-def _tables(
-    evidence: dict[str, Measured], load: Callable[[str], Tables], say: Callable[[str], None]
+def tables_by_gpu(
+    gpus: Iterable[str], load: Callable[[str], Tables], say: Callable[[str], None]
 ) -> tuple[dict[str, Tables], dict[str, str]]:
-    """Return tables by GPU, and why others have none (the error names the command that installs them)."""
+    """Return tables by GPU, and why the rest have none (the error names the command that installs them)."""
     tables, absent = {}, {}
-    for gpu in evidence:
+    for gpu in gpus:
         say(f"{gpu}: loading tables")
         try:
             tables[gpu] = load(gpu)

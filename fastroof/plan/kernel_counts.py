@@ -29,7 +29,7 @@ MIXER_KERNELS: Final[Mapping[str, tuple[int, int]]] = {
 }
 """Other attention, of decodes and of prompts: with the kernels that arrange its input."""
 
-WITH_PAUSES: Final = ("mla_decode", "mla_module_decode")
+PAUSES_IN_ROWS: Final = ("mla_decode", "mla_module_decode")
 """Attention of models whose runs have no pauses between kernels, as far as tables tell."""
 
 BLOCK_KERNELS: Final = (20, 24)
@@ -50,7 +50,7 @@ def num_pauses(curves: Iterable[RowCurve], attention: Sequence[LayerAttention]) 
     Runs of latent attention over all tokens are not slower than the sum of their kernels' rows.
     """
     mixers = [part.call.decode for part in attention if isinstance(part.call, MixerCall)]
-    if any(kernel is not None and kernel.operator in WITH_PAUSES for kernel in mixers):
+    if any(kernel is not None and kernel.operator in PAUSES_IN_ROWS for kernel in mixers):
         return 0.0
     return num_kernels(curves, attention, has_prefill=False)
 

@@ -174,7 +174,7 @@ def checked_interval(
 def steps_met(engine: EngineProfile, arrivals: str, async_scheduling: bool | None = None) -> float:
     """Return the whole steps that an arriving request waits for, as the loops read them.
 
-    On its way through a front end a request loses touch with the end of its client's last answer.
+    Behind a front end a request's arrival does not depend on the end of its client's last answer.
     """
     one_of("arrivals", arrivals, ARRIVALS, BatchError)
     if async_scheduling is None:

@@ -87,7 +87,7 @@ class _Sessions:
             raise TraceError(f"{where}: block_size must be a whole number of at least 1, got {shown(size)}")
         if self.block_size not in (0, size):
             raise TraceError(
-                f"{where}: block_size is {size}, that of others {self.block_size}: give one each"
+                f"{where}: block_size is {size}, of earlier requests {self.block_size}: all must be equal"
             )
         self.block_size = int(size)
         # local ids mean nothing to other sessions

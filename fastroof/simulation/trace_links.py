@@ -9,7 +9,7 @@ import numpy as np
 
 from fastroof.arrays import Floats, Longs
 from fastroof.errors import TraceError
-from fastroof.simulation.trace import MOST_SECONDS
+from fastroof.simulation.trace import MOST_SECONDS, MOST_TOKENS
 from fastroof.simulation.trace_columns import RawColumns
 from fastroof.simulation.trace_formats import NamedColumns
 
@@ -43,10 +43,9 @@ def read_links(raw: RawColumns, columns: NamedColumns) -> tuple[RawColumns, File
     if columns.delay:
         delay_s = _delays(raw, columns)
     session: Longs = np.arange(raw.count)
-    first: list[list[int]] = [[] for _ in range(raw.count)]
     if columns.session:
         session = _numbered(raw, columns.session)
-    parents = _parents(raw, columns) if columns.parent else _chained(session, first)
+    parents = _parents(raw, columns) if columns.parent else _chained(session)
     if not columns.session:
         session = np.zeros(0, np.int64)
     grows = columns.format.grows and not columns.parent and not _holds_history(raw, columns)
@@ -122,12 +121,12 @@ def _numbered(raw: RawColumns, name: str) -> Longs:
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
-def _chained(session: Longs, parents: list[list[int]]) -> list[list[int]]:
+def _chained(session: Longs) -> list[list[int]]:
     """Let each row follow the one before it in its session."""
     last: dict[int, int] = {}
+    parents: list[list[int]] = []
     for row, number in enumerate(session.tolist()):
-        if number in last:
-            parents[row].append(last[number])
+        parents.append([last[number]] if number in last else [])
         last[number] = row
     return parents
 
@@ -217,7 +216,6 @@ def grown_prompts(raw: RawColumns, name: str, prompts: Longs, outputs: Longs, gi
         if offsets[row + 1] > offsets[row]:
             before = parents[offsets[row]]
             whole[row] += whole[before] + outputs[before]
-    from fastroof.simulation.trace import MOST_TOKENS
 
     raw.refuse_where(
         whole > MOST_TOKENS,

@@ -71,13 +71,13 @@ def _check_work(plan: StepPlan, workload: Workload, view: View) -> None:
         )
 
 
-BESIDE_MEMORY: Final = ("allow_modelled", "client_overhead_ms")
+OUTSIDE_MEMORY: Final = ("allow_modelled", "client_overhead_ms")
 """Options of a plan that its memory does not depend on."""
 
 
 def start_answer(store: PlanStore, view: View) -> dict[str, Any]:
     """Return whether the engine starts, and a GPU's memory by use."""
-    options = {name: value for name, value in view.plan_options.items() if name not in BESIDE_MEMORY}
+    options = {name: value for name, value in view.plan_options.items() if name not in OUTSIDE_MEMORY}
     found = fit(
         store.model(view.model),
         store.gpu(view.gpu),

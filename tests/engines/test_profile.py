@@ -257,7 +257,7 @@ def test_given_costs_are_those_that_a_bench_did_not_choose(tmp_path):
     assert [getattr(unseen.costs, name) for name in given] == [1.3, 41.6]
     assert dataclasses.replace(unseen, costs=profile.costs) == profile
     assert profile.without_bench("gpustack") is profile
-    # fused kernels have no pauses, whoever chose those of others
+    # fused kernels have no pauses, whatever the default of other kernels
     assert profile.started_with({"fused"}).without_bench("sglang-cookbook").costs.kernel_us == 0.0
     alone = profile.unfitted().costs
     assert alone == StepCosts(

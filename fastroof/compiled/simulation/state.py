@@ -206,7 +206,7 @@ RUN_ALL, HOLD_NEW, HOLD_PROMPTS = range(3)
     # of two steps in flight
     FLIGHT_US,
     _,
-    FLIGHT_HOST_US,  # the minimum time of a step with prefill; 0 of others
+    FLIGHT_HOST_US,  # the minimum time of a step with prefill, 0 without
     _,
 ) = range(9)
 NUM_CLOCKS = 16

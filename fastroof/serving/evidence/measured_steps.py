@@ -64,7 +64,7 @@ class MeasuredStep:
     left_out: str = ""
     drafted: int = 0
     """Draft tokens whose drafting by a layer like the model's was timed too."""
-    beside: tuple[Requests, ...] = ()
+    timed_together: tuple[Requests, ...] = ()
     """Further steps, if ``latency_us`` is the mean of several."""
 
     @property
@@ -95,7 +95,7 @@ class MeasuredStep:
         """Return the step as commands take it: ``3x1@1023 512@0``, shortened if there are many kinds."""
         runs = [(request, len(list(same))) for request, same in groupby(self.requests)]
         parts = [f"{f'{count}x' if count > 1 else ''}{new}@{ctx}" for (new, ctx), count in runs[:MOST_RUNS]]
-        more = [f"and {len(self.beside)} more"] * bool(self.beside)
+        more = [f"and {len(self.timed_together)} more"] * bool(self.timed_together)
         return " ".join(parts + ["..."] * (len(runs) > MOST_RUNS) + more)
 
 

@@ -199,10 +199,14 @@ def _taken(own: OwnRuns) -> tuple[tuple[OwnRow, ...], tuple[MeasuredStep, ...], 
         if step.timed == "kernels"
     }
     left_out |= {
-        step.name: "several steps timed together: use fastroof validate" for step in own.steps if step.beside
+        step.name: "several steps timed together: use fastroof validate"
+        for step in own.steps
+        if step.timed_together
     }
     steps = tuple(
-        step for step in own.steps if not step.left_out and step.timed != "kernels" and not step.beside
+        step
+        for step in own.steps
+        if not step.left_out and step.timed != "kernels" and not step.timed_together
     )
     if own.taken and any(step.timed == "forward" for step in steps):
         raise TableError(

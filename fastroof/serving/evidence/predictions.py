@@ -200,7 +200,10 @@ def predict_step_ms(step: MeasuredStep, plan: StepPlan, draft: StepPlan | None =
         times = plan.run(batch)
         total_us, head_us = float(times.latency_us[0]), float(times.components.logits_us[0])
     else:
-        return float(plan.step_us(StepBatch.from_requests([step.requests, *step.beside])).mean()) / US_PER_MS
+        return (
+            float(plan.step_us(StepBatch.from_requests([step.requests, *step.timed_together])).mean())
+            / US_PER_MS
+        )
     return (total_us - (head_us if step.timed == "forward" else 0.0) + drafting_us) / US_PER_MS
 
 

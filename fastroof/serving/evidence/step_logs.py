@@ -126,7 +126,7 @@ def _measured(
     return MeasuredStep(
         engine.model, engine.gpu, layout.tp, engine.dtype, engine.kv_dtype,
         phase or phase_of(new, context), new, context, us, layout.pp, layout.dp, layout.ep, 0, "engine",
-        dataset, engine.engine, engine.version, engine.profile, plan_dtype, beside=tuple(batches[1:]),
+        dataset, engine.engine, engine.version, engine.profile, plan_dtype, timed_together=tuple(batches[1:]),
     )  # fmt: skip
 
 

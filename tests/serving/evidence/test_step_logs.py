@@ -109,9 +109,9 @@ def test_times_are_of_the_steps_that_took_them(
     windows = [row.error for row in report.rows if row.quantity == WINDOW_PHASE]
     assert np.mean(windows) == pytest.approx(1 / 1.25 - 1, abs=0.01)
     for step in of_phase["mixed"]:
-        assert len(step.beside) == 1
+        assert len(step.timed_together) == 1
         assert [new for new, _ in step.requests if new > 1]
-        assert all(new == 1 for new, _ in step.beside[0])
+        assert all(new == 1 for new, _ in step.timed_together[0])
 
 
 def test_steps_timed_together_are_not_fitted(tmp_path: Path, tables: Tables, plan: StepPlan) -> None:
