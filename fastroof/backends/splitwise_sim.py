@@ -232,7 +232,7 @@ def write_splitwise_table(
     ...     path = Path(folder) / "perf_model.csv"
     ...     table = write_splitwise_table(plan, path, 2048, model="llama2-70b")
     ...     print(path.read_text().splitlines()[64])
-    llama2-70b,h100-80gb,8,64,1,1,11.833504514696775,13.833579412899988,
+    llama2-70b,h100-80gb,8,64,1,1,11.791691160999317,13.69704603334524,
     >>> float(table["token_ms"][63]) == plan.decode_us(64, 2048) / 1e3
     True
     """
