@@ -198,3 +198,25 @@ def test_install_and_test_commands_are_those_of_ci() -> None:
     quick = ("--no-compile", "--quiet")
     assert ["pip", "install", *quick, "--no-deps", "--require-hashes", "-r", "$pins/ci.txt"] in stages
     assert ["pip", "install", *quick, "--no-deps", "--no-build-isolation", "-e", "."] in stages
+
+
+def test_headline_errors_are_those_of_the_reports() -> None:
+    folder = CHECKOUT / "benchmarks" / "accuracy"
+    groups = (folder / "groups.md").read_text(encoding="utf-8")
+    benches = (folder / "README.md").read_text(encoding="utf-8").split("## By bench")[1].split("\n## ")[0]
+    cells = re.compile(r"^\| (others|all) \|(.*)\|$", re.MULTILINE)
+    by_bench = {name: row.split("|") for name, row in cells.findall(benches)}
+    unfitted, everywhere = (by_bench[name][3].strip() for name in ("others", "all"))
+    runs = f"{int(by_bench['all'][0]):,}"
+    judged = re.compile(r"\* (TPOT|TTFT) of (\d+) runs judged: MAPE ([\d.]+)%.*against ([\d.]+)% over")
+    by_model = {what: (f"{int(count):,}", mape, peer) for what, count, mape, peer in judged.findall(groups)}
+    text = README.read_text(encoding="utf-8").replace("\n  ", " ")
+    assert f"The mean error of TPOT is {everywhere} % over {runs} public serving runs" in text
+    assert f"({unfitted} % over benchmarks that fitted nothing)" in text
+    assert f"and {by_model['TPOT'][1]} % within them" in text
+    for count, mape, peer in by_model.values():
+        assert f"| {count} | **{mape} %** | {peer} % |" in text
+    guide = (CHECKOUT / "fastroof" / "serving" / "README.md").read_text(encoding="utf-8")
+    for _, mape, peer in by_model.values():
+        assert f"| **{mape} %**," in guide
+        assert f"| {peer} %" in guide

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -31,6 +33,33 @@ def report(h100):
 def test_roofline_keeps_to_its_limits_on_the_shipped_tables(report):
     mape = {(r.operator, r.grid): r.mape for r in report if (r.method, r.region) == ("roofline", "inside")}
     assert {key: mape[key] for key in LARGEST_MAPE if mape[key] > LARGEST_MAPE[key]} == {}
+
+
+@pytest.mark.slow
+def test_readmes_state_these_errors(report):
+    checkout = Path(__file__).resolve().parents[2]
+    guide = (checkout / "fastroof" / "tables" / "README.md").read_text(encoding="utf-8")
+    front = (checkout / "README.md").read_text(encoding="utf-8")
+    inside = {(r.operator, r.grid, r.method): r for r in report if r.region == "inside"}
+    named = {
+        ("gemm", "coarse"): "GEMM, coarse (bf16)",
+        ("gemm", "every second"): "GEMM, every second (bf16)",
+        ("gemm", "every second (fp8)"): "GEMM, every second (fp8)",
+        ("attention_decode", "coarse"): "decode attention, coarse",
+        ("attention_decode", "every second"): "decode attention, every second",
+        ("attention_prefill", "coarse"): "prefill attention, coarse",
+        ("attention_prefill", "every second"): "prefill attention, every second",
+        ("moe", "every second"): "MoE, every second",
+    }
+    for (operator, grid), name in named.items():
+        row, linear, nearest = (inside[operator, grid, m] for m in ("roofline", "linear_mfu", "nearest"))
+        figures = [f"{100.0 * share:.1f}" for share in (row.median, row.p99, linear.mape, nearest.mape)]
+        stated = f"| {name} | {row.points:,} | **{100.0 * row.mape:.1f}** | {' | '.join(figures)} |"
+        assert stated in guide, stated
+    for operator, name in (("attention_decode", "decode attention"), ("moe", "MoE")):
+        row, linear = (inside[operator, "every second", m] for m in ("roofline", "linear_mfu"))
+        stated = f"| {name} | {row.points:,} | **{100.0 * row.mape:.1f} %** | {100.0 * linear.mape:.1f} % |"
+        assert stated in front, stated
 
 
 @pytest.mark.slow
