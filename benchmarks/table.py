@@ -12,12 +12,11 @@ from typing import NamedTuple
 import fastroof
 from benchmarks import cases
 from fastroof.bench import WORKLOADS, Measured, Setup, Workload, measure, new_setup, this_machine
-from fastroof.bench.timing import share_of, time_of_ns
+from fastroof.bench.timing import Machine, share_of, time_of_ns
 from fastroof.units import GB
 
 ABSENT = "not installed"
 README = Path(__file__).with_name("README.md")
-START, END = "<!-- table -->", "<!-- /table -->"
 
 
 class Row(NamedTuple):
@@ -151,22 +150,30 @@ def main() -> None:
     for line in lines(setup, options.rounds, options.names):
         print(line, flush=True)
         printed.append(line)
-    versions = ", ".join(f"{name} {version}" for name, version in before.versions.items())
     where = (
-        f"{before.cpu}, {before.cores} cores; {versions}; load {before.load_average:.2f} before and "
-        f"{this_machine().load_average:.2f} after; medians of {options.rounds} rounds, baselines by turns "
-        "with the work; one thread where none are named."
+        f"{where_measured(before)}; medians of {options.rounds} rounds, baselines by turns with the work; "
+        "one thread where none are named."
     )
     print(f"\n{where}")
     if options.write:
-        _write("\n".join([*printed, "", *textwrap.wrap(where, 115)]))
+        write_between(README, "\n".join([*printed, "", *textwrap.wrap(where, 115)]), "table")
 
 
-def _write(table: str) -> None:
-    """Put the table between its marks in README.md."""
-    before, _, rest = README.read_text(encoding="utf-8").partition(START)
-    _, _, after = rest.partition(END)
-    README.write_text(f"{before}{START}\n{table}\n\n{END}{after}", encoding="utf-8")
+def where_measured(before: Machine) -> str:
+    """Name the machine, the versions, and its load before and now."""
+    versions = ", ".join(f"{name} {version}" for name, version in before.versions.items())
+    load = f"load {before.load_average:.2f} before and {this_machine().load_average:.2f} after"
+    return f"{before.cpu}, {before.cores} cores; {versions}; {load}"
+
+
+def write_between(page: Path, table: str, mark: str) -> None:
+    """Put a table between its marks in a page: the comments ``mark`` and ``/mark``."""
+    start, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
+    before, found, rest = page.read_text(encoding="utf-8").partition(start)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise SystemExit(f"{page} has no marks {start} and {end}")
+    page.write_text(f"{before}{start}\n{table}\n\n{end}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ class CompileNotice(logging.Handler):
         self._process = os.getpid()
         self._depth = self._loops = 0
         self._began = self._spent_s = 0.0
+        self._notice = NOTICE
         self._progress: Progress | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -42,9 +43,11 @@ class CompileNotice(logging.Handler):
         if record.msg.startswith("compiling"):
             if self._depth == 0:
                 self._began = now - self._spent_s
+                what = str(record.args[0]) if record.args else ""  # words, if it is not the name of a loop
+                self._notice = f"compiling {what}" if " " in what else NOTICE
             self._depth += 1
             if self._progress is None and now - self._began > DELAY_S:
-                self._progress = _shown()
+                self._progress = _shown(self._notice)
         else:
             self._depth = max(0, self._depth - 1)
             self._loops += 1
@@ -57,7 +60,7 @@ class CompileNotice(logging.Handler):
                 self._progress = None
 
 
-def _shown() -> Progress:
+def _shown(notice: str) -> Progress:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from fastroof.cli.output import console
@@ -68,6 +71,6 @@ def _shown() -> Progress:
         TimeElapsedColumn(),
     )
     progress = Progress(*columns, console=console(stderr=True), transient=True)
-    progress.add_task(NOTICE, total=None, loops=0)
+    progress.add_task(notice, total=None, loops=0)
     progress.start()
     return progress

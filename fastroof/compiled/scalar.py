@@ -71,6 +71,15 @@ class _State(bytes):
     """Addresses that the built-in reads, and the objects that keep them valid, visible to Python's GC."""
 
     kept: tuple[Any, ...]
+    plan: Any
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the plan instead: a pickled built-in is an attribute of what stands for this object."""
+        return _itself, (self.plan,)
+
+
+def _itself(plan: Any) -> Any:
+    return plan
 
 
 @jit_inline
@@ -249,8 +258,8 @@ _CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
 }
 
 
-def plan_function(name: str, arena: Floats, otherwise: Callable[..., Any]) -> Callable[..., float]:
-    """Make a plan's built-in function."""
+def plan_function(name: str, plan: Any, arena: Floats, otherwise: Callable[..., Any]) -> Callable[..., float]:
+    """Make a plan's built-in function, which pickles as the attribute ``name`` of the plan."""
     if PLAIN:
         return otherwise
     words = [arena.ctypes.data, len(arena), *map(id, (otherwise, *_INTEGER_TYPES, *_LENDING_TYPES))]
@@ -258,6 +267,7 @@ def plan_function(name: str, arena: Floats, otherwise: Callable[..., Any]) -> Ca
     # the method, too: of two threads' first calls, the cache keeps one
     method = _method(name)
     state.kept = (arena, otherwise, method)
+    state.plan = plan
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype = ctypes.py_object
     new.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)

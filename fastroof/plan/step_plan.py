@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, overload
 
 from numpy.typing import ArrayLike
@@ -98,29 +99,24 @@ class StepPlan(DescribedPlan):
     def scalar(self) -> Callable[[int, int], float]:
         """One decode step at a time, as a C function: ``plan.scalar(batch_size, kv_len)``, us.
 
-        The same bits as :meth:`decode_us`, and its errors, without the cost of arrays; for event loops.
+        The same bits as :meth:`decode_us`, and its errors, without the cost of arrays; for event loops. It
+        pickles as its plan does.
         """
         from fastroof.compiled.scalar import plan_function
 
-        def otherwise(batch_size: Any, kv_len: Any) -> Any:
-            return evaluate.decode_us(self, self.decode_lines, batch_size, kv_len, None, 1)
-
-        return plan_function("scalar", self.arena, otherwise)
+        return plan_function("scalar", self, self.arena, partial(_one_decode_us, self))
 
     @lazy_property
     def step_scalar(self) -> Callable[[Any, Any], float]:
         """One step of any requests at a time: ``plan.step_scalar(new_tokens, context_len)``, us.
 
         Two lists of integers, or two contiguous int32 or int64 buffers (NumPy arrays, ``array.array``), one
-        element per request, in 0.2 us for 32 requests; other sequences cost as much as :meth:`step_us`. The
-        same bits as that, and its errors.
+        element per request; other sequences cost as much as :meth:`step_us`. The same bits as that, and its
+        errors. It pickles as its plan does.
         """
         from fastroof.compiled.scalar import plan_function
 
-        def otherwise(new_tokens: Any, context_len: Any) -> float:
-            return evaluate.one_step_us(self, new_tokens, context_len)
-
-        return plan_function("step_scalar", self.arena, otherwise)
+        return plan_function("step_scalar", self, self.arena, partial(evaluate.one_step_us, self))
 
     @overload
     def decode_us(self, batch_size: Int, kv_len: Int, *, out: None = ..., threads: int = ...) -> float: ...
@@ -495,3 +491,7 @@ class StepPlan(DescribedPlan):
             If the plan was unpickled: encoders are looked up in its tables.
         """
         return explain.images_us(self, images)
+
+
+def _one_decode_us(plan: StepPlan, batch_size: Any, kv_len: Any) -> Any:
+    return evaluate.decode_us(plan, plan.decode_lines, batch_size, kv_len, None, 1)

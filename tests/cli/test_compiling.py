@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.first_run import COMMANDS, PAGE
+from fastroof.backends.c import objects
 from fastroof.cli import app, compile_notice, warm
 from fastroof.compiled.code_cache import cache_folders
 from tests.cli.test_start import environment
@@ -124,8 +125,9 @@ def test_nested_compilations_are_one_notice(monkeypatch: pytest.MonkeyPatch) -> 
     class Shown:
         task_ids = (0,)
 
-        def __init__(self) -> None:
+        def __init__(self, notice: str) -> None:
             begun.append([])
+            assert notice == compile_notice.NOTICE
 
         def update(self, task: int, loops: int) -> None:
             begun[-1].append(loops)
@@ -147,3 +149,14 @@ def test_nested_compilations_are_one_notice(monkeypatch: pytest.MonkeyPatch) -> 
     ):
         notice.emit(logging.LogRecord("", logging.DEBUG, "", 0, message, ("loop",), None))
     assert begun == [[0, 1, 2, 3, -1]]
+
+
+def test_the_object_file_for_c_has_its_own_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(compile_notice, "_shown", lambda notice: begun.append(notice))
+    clock = iter(range(100))
+    monkeypatch.setattr(compile_notice.time, "monotonic", lambda: float(next(clock)))
+    notice = compile_notice.CompileNotice()
+    for what in (objects._NOTICE, "fastroof_open", "a_loop"):
+        notice.emit(logging.LogRecord("", logging.DEBUG, "", 0, "compiling %s", (what,), None))
+    assert begun[-1] == "compiling the object file for C once, about a minute"

@@ -12,6 +12,7 @@ import llvmlite.binding as llvm
 import pytest
 from numba.core import config
 
+from fastroof.backends.c import objects
 from fastroof.compiled import code_cache, jit, shipped_loops
 from tests.compiled.test_code_cache import DAMAGE, ROOT, VALUES, weighted, with_digest
 
@@ -162,3 +163,20 @@ def test_every_level_answers_with_the_same_bits():
         answers.append(done.stdout.split())
     assert len(answers[0]) > 6
     assert all(answer == answers[0] for answer in answers)
+
+
+def test_the_object_file_for_c_comes_with_a_wheel(fresh, monkeypatch, tmp_path):
+    """One that is for this system, processor and target; damaged, it is compiled."""
+    monkeypatch.setattr(objects, "cache_folders", lambda: (tmp_path / "cache",))
+    monkeypatch.setattr(objects, "_compiled", lambda cpu, target: b"compiled")
+    triple = objects.cpu_target.target_context.codegen().magic_tuple()[0]
+    name = objects._file_name("x86-64-v3", None, (triple, "x86-64-v3", ""))
+    (tmp_path / "loops" / OURS).mkdir(parents=True)
+    file = tmp_path / "loops" / OURS / name
+    file.write_bytes(with_digest(b"shipped"))
+    made = objects._object_code.__wrapped__
+    assert made("x86-64-v3", None) == b"shipped"
+    assert not (tmp_path / "cache").exists()
+    file.write_bytes(with_digest(b"shipped")[:-1])
+    assert made("x86-64-v3", None) == b"compiled"
+    assert made("x86-64-v2", None) == b"compiled"

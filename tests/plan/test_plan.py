@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pickle
+import struct
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +17,7 @@ from fastroof.compiled import steps
 from fastroof.compiled.grids import cells_of
 from fastroof.engines import EngineProfile, KernelChoices, StepCosts, load_engine
 from fastroof.errors import (
+    BatchError,
     FastroofError,
     GpuError,
     MissingTableError,
@@ -170,6 +173,27 @@ def test_a_plan_has_what_is_alike_once(plan, h100):
     beside = EngineProfile("shares beside", kernels=KernelChoices(shared_experts="beside"))
     apart = compile_plan("qwen3-next-80b-a3b", "h100", h100, max_tokens=64, max_seqs=8, engine=beside)
     assert apart.arena[steps.DECODE_TOKENS_AT] != apart.arena[steps.TOKENS_AT]
+
+
+def test_scalars_pickle_as_their_plan_does(plan):
+    decode, step = pickle.loads(pickle.dumps((plan.scalar, plan.step_scalar)))
+    assert decode(64, 4096) == plan.decode_us(64, 4096)
+    assert step([400, 1], [0, 99]) == plan.step_scalar([400, 1], [0, 99])
+    with pytest.raises(BatchError, match="batch_size must be at least 1, got 0"):
+        decode(0, 4096)
+
+
+def test_a_forked_child_has_the_same_answers(plan):
+    expected = struct.pack("d", plan.scalar(64, 4096))
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(write, struct.pack("d", plan.scalar(64, 4096)))
+        os._exit(0)
+    os.close(write)
+    assert os.read(read, 8) == expected
+    os.close(read)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_pickled_plan_cannot_be_written_either(plan):

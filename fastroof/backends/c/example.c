@@ -29,7 +29,11 @@ int main(int argc, char **argv)
     int64_t new_tokens[REQUESTS] = {2048}, context_len[REQUESTS] = {0};
     fastroof_memory_of memory;
     double us, sum_us = 0;
-    check(fastroof_open(argc > 1 ? argv[1] : "", &plan));
+    if (argc != 2) {
+        fputs("usage: example NAME.plan\n", stderr);
+        return 2;
+    }
+    check(fastroof_open(argv[1], &plan));
     printf("plan: %s\n", fastroof_describe(plan));
 
     check(fastroof_memory(plan, &memory));

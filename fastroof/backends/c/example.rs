@@ -86,7 +86,11 @@ fn show(what: &str, us: f64) {
 }
 
 fn main() {
-    let plan = Plan::open(&env::args().nth(1).unwrap_or_default());
+    let Some(path) = env::args().nth(1) else {
+        eprintln!("usage: example NAME.plan");
+        process::exit(2);
+    };
+    let plan = Plan::open(&path);
     println!("plan: {}", plan.describe());
 
     let Memory { max_kv_tokens, kv_bytes_per_token, .. } = plan.memory();

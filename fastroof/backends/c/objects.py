@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -16,9 +19,10 @@ from numba.core.registry import cpu_target
 
 from fastroof.compiled.c_api import C_FACTS, C_FUNCTIONS, C_LIBRARY
 from fastroof.compiled.c_simulation import C_SIMULATION
-from fastroof.compiled.code_cache import cache_folders, cached_files, store
+from fastroof.compiled.code_cache import COMPILED, COMPILING, cache_folders, cached_files, code_version, store
 from fastroof.compiled.jit import OPTIONS
 from fastroof.compiled.llvm import PLAIN
+from fastroof.compiled.shipped_loops import Cpu, read_shipped, shipped_cpus
 from fastroof.errors import BackendError
 
 # now and not at the first call, as the version of compiled loops
@@ -32,6 +36,10 @@ TARGETS: Final = ("x86_64-linux-gnu", "aarch64-linux-gnu")
 
 FUNCTIONS: Final = (*C_FUNCTIONS, *C_FACTS, *C_SIMULATION)
 """What fastroof_step.h declares and nothing else: all that a program sees of the code."""
+
+_log: Final = logging.getLogger("fastroof.compiled")
+
+_NOTICE: Final = "the object file for C once, about a minute"
 
 _COMPILERS_OWN: Final = ("memcpy", "memset", "memmove")
 """What a compiler may call in any program: of libc."""
@@ -74,21 +82,42 @@ def _default_cpu(target: str | None) -> str:
 def _object_code(cpu: str, target: str | None) -> bytes:
     if PLAIN:
         raise BackendError("NUMBA_DISABLE_JIT or NUMBA_BOUNDSCHECK is set: object code is made without them")
-    folders, name = cache_folders(), _file_name(cpu, target)
+    # numba optimizes for this machine first, whatever the code is for
+    numbas = cpu_target.target_context.codegen().magic_tuple()
+    folders, name = cache_folders(), _file_name(cpu, target, numbas)
     code = next(cached_files(folders, name), None)
+    if code is None and cpu != "host":
+        code = _shipped([_file_name(cpu, target, other) for other in shipped_cpus(numbas)])
     if code is None:
-        code = _compiled(cpu, target)
+        with _compiling(_NOTICE):
+            code = _compiled(cpu, target)
         store(folders, name, code)
     return code
 
 
-def _file_name(cpu: str, target: str | None) -> str:
+def _file_name(cpu: str, target: str | None, numbas: Cpu) -> str:
     """Name cached code by what decides it, next to the version of the cache's folder."""
-    # numba optimizes for this machine first, whatever the code is for
-    numbas = cpu_target.target_context.codegen().magic_tuple()
-    hosts = llvm.get_default_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-    identity = hashlib.sha256(repr((_SOURCE, cpu, target, numbas, hosts)).encode())
+    host = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    made_for = target or llvm.get_default_triple(), cpu, host if cpu == "host" else ()
+    identity = hashlib.sha256(repr((_SOURCE, made_for, numbas)).encode())
     return f"object-{identity.hexdigest()}.loop"
+
+
+def _shipped(names: Sequence[str]) -> bytes | None:
+    """Return the first of these files that came with the wheel, undamaged."""
+    version = code_version()
+    for name in names:
+        with suppress(OSError, ValueError):
+            return read_shipped(version, name)
+    return None
+
+
+@contextmanager
+def _compiling(what: str) -> Iterator[None]:
+    """Log it as loops do, for the notice on a terminal."""
+    _log.debug(COMPILING, what)
+    yield
+    _log.debug(COMPILED, what)
 
 
 def _compiled(cpu: str, target: str | None) -> bytes:
@@ -99,7 +128,8 @@ def _compiled(cpu: str, target: str | None) -> bytes:
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     builder = llvm.create_pass_builder(machine, options)
     for _ in range(2):
-        builder.getModulePassManager().run(module, builder)
+        with _compiling(_NOTICE):
+            builder.getModulePassManager().run(module, builder)
     _check(module)
     return bytes(machine.emit_object(module))
 
@@ -111,7 +141,8 @@ def _bitcode() -> bytes:
     names = {}
     for name, (function, signature) in (C_FUNCTIONS | C_FACTS | C_SIMULATION).items():
         compiled: Any = CFunc(function, (signature.args, signature.return_type), {}, OPTIONS)
-        compiled.compile()
+        with _compiling(name):
+            compiled.compile()
         names[compiled._wrapper_name] = name
         part = llvm.parse_assembly(compiled._library.get_llvm_str())
         if module is None:

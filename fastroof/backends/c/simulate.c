@@ -38,9 +38,13 @@ int main(int argc, char **argv)
     static int32_t input_tokens[REQUESTS], output_tokens[REQUESTS], preemptions[REQUESTS];
     static uint8_t status[REQUESTS];
     const fastroof_plan *plan;
-    fastroof_engine engine = fastroof_engine_of(argc > 2 ? atoll(argv[2]) : 0);
     fastroof_served served;
-    check(fastroof_open(argc > 1 ? argv[1] : "", &plan));
+    if (argc != 3) {
+        fputs("usage: simulate NAME.plan BLOCKS\n", stderr);
+        return 2;
+    }
+    fastroof_engine engine = fastroof_engine_of(atoll(argv[2]));
+    check(fastroof_open(argv[1], &plan));
 
     for (int i = 0; i < REQUESTS; i++) {
         arrival_us[i] = 1.25e5 * i;

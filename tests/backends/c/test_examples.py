@@ -137,12 +137,15 @@ def test_an_example_prints_the_bits_of_python(program, exported, plans, name):
     assert re.fullmatch(r"a call: \d+\.\d ns", cost)
 
 
-@pytest.mark.parametrize(("file", "code"), [("nowhere.plan", 10), ("example.c", 11), (None, 10)])
+def test_an_example_without_a_plan_prints_its_usage(program):
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "usage: example NAME.plan\n")
+
+
+@pytest.mark.parametrize(("file", "code"), [("nowhere.plan", 10), ("example.c", 11)])
 def test_an_example_says_what_is_wrong_with_a_file(program, exported, file, code):
     words = {10: "the plan file cannot be opened or mapped", 11: "not a plan file"}[code]
-    done = subprocess.run(
-        [program, *([exported / file] if file else [])], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([program, exported / file], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr in (f"example: {words}\n", f"example: error {code} of fastroof_step.h\n")

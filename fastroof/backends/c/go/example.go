@@ -27,7 +27,11 @@ func show(what string, us float64) {
 }
 
 func main() {
-	path := C.CString(append(os.Args, "")[1])
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: example NAME.plan")
+		os.Exit(2)
+	}
+	path := C.CString(os.Args[1])
 	defer C.free(unsafe.Pointer(path))
 	var plan *C.fastroof_plan
 	check(C.fastroof_open(path, &plan))
