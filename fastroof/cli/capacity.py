@@ -16,6 +16,7 @@ from fastroof.cli.option_groups import (
     ENGINE_FACTS,
     ENGINE_SETTINGS,
     EXECUTION,
+    ROUTER,
     TABLES,
     GroupValues,
     check_engine,
@@ -74,6 +75,7 @@ def _limit(option: str, what: str) -> Any:
     workload=WORKLOAD,
     plan=plan_options(without=("cp",)),
     given=ENGINE_SETTINGS,
+    routed=ROUTER,
     run=EXECUTION,
     measured=TABLES,
 )
@@ -106,13 +108,7 @@ def capacity(
     ] = True,
     plan: GroupValues,
     replicas: Annotated[int, typer.Option(min=1, help="Number of engines that share the requests.")] = 1,
-    router: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Routing to replicas: round_robin, least_outstanding, least_load, least_kv or power_of_two.",
-        ),
-    ] = "round_robin",
+    routed: GroupValues,
     fewest: Annotated[
         bool,
         typer.Option(
@@ -155,6 +151,7 @@ def capacity(
         raise SimulationError("--rate needs --fewest: without it the rate is the answer")
     asked = asked_requests(**workload)
     settings = engine_settings(given)
+    settings |= {"routing": routed["router"], "prefix_cache": routed["prefix_cache"], "threads": workers}
     served = simulated_plan(what, *gpu_and_tables(**measured), settings, plan)
     facts = {
         "version": __version__, "model": served.model.name, "gpu": served.gpu.name, "tp": served.tp,
@@ -166,9 +163,7 @@ def capacity(
     if fewest:
         from fastroof.simulation.capacity import fewest_replicas
 
-        few = fewest_replicas(
-            served, asked, routing=router, steady=steady, threads=workers, **settings, **limits
-        )
+        few = fewest_replicas(served, asked, steady=steady, **settings, **limits)
         if as_json:
             print_json({**facts, **few.document()})
         else:
@@ -178,8 +173,8 @@ def capacity(
     from fastroof import capacity as largest_rate
 
     most = largest_rate(
-        served, asked, replicas=replicas, routing=router, tolerance=tolerance, draws=draws, steady=steady,
-        threads=workers, **settings, **limits,
+        served, asked, replicas=replicas, tolerance=tolerance, draws=draws, steady=steady, **settings,
+        **limits,
     )  # fmt: skip
     if as_json:
         print_json({**facts, **most.document()})

@@ -275,6 +275,33 @@ def number_or_engine(option: str, text: str) -> int | None:
     return int(word)
 
 
+ROUTER: Final[Group] = {
+    "router": (
+        Annotated[
+            str,
+            typer.Option(
+                metavar="NAME",
+                help="Routing to replicas: round_robin, least_outstanding, least_load, least_kv, "
+                "power_of_two or, with a simulated prefix cache, prefix_aware.",
+            ),
+        ],
+        "round_robin",
+    ),
+    "prefix_cache": (
+        Annotated[
+            str,
+            typer.Option(
+                metavar="auto|given|lru",
+                help="Prefix cache: hits as the trace gives them, or of a simulated LRU cache by its "
+                "hash_ids or sessions; auto is lru for traces with either.",
+            ),
+        ],
+        "auto",
+    ),
+}
+"""How requests find a replica, and in it what is cached."""
+
+
 EXECUTION: Final[Group] = {
     "executor": (
         Annotated[str, typer.Option(metavar="local|ray", help="Where a sweep runs.")],

@@ -13,6 +13,7 @@ from fastroof.cli.option_groups import (
     ENGINE_FACTS,
     ENGINE_SETTINGS,
     POOLS,
+    ROUTER,
     TABLES,
     GroupValues,
     asked_link,
@@ -267,6 +268,7 @@ def register(app: typer.Typer) -> None:
     workload=WORKLOAD,
     plan=plan_options(without=("cp",)),
     given=ENGINE_SETTINGS,
+    routed=ROUTER,
     pools=POOLS,
     measured=TABLES,
 )
@@ -277,22 +279,7 @@ def simulate(
     plan: GroupValues,
     given: GroupValues,
     replicas: Annotated[int, typer.Option(min=1, help="Number of engines that share the requests.")] = 1,
-    router: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Routing to replicas: round_robin, least_outstanding, least_load, least_kv, power_of_two "
-            "or, with a simulated prefix cache, prefix_aware.",
-        ),
-    ] = "round_robin",
-    prefix_cache: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|given|lru",
-            help="Prefix cache: hits as the trace gives them, or of a simulated LRU cache by its hash_ids "
-            "or sessions; auto is lru for traces with either.",
-        ),
-    ] = "auto",
+    routed: GroupValues,
     pools: GroupValues,
     too_long: Annotated[
         str,
@@ -352,8 +339,8 @@ def simulate(
             asked,
             **settings,
             replicas=replicas,
-            routing=router,
-            prefix_cache=prefix_cache,
+            routing=routed["router"],
+            prefix_cache=routed["prefix_cache"],
             seed=workload["seed"] or 0,
             on_too_long=too_long,
         )
@@ -371,9 +358,9 @@ def simulate(
             link=link,
             prefill=settings,
             decode=settings,
-            prefill_routing=router,
-            decode_routing="least_kv" if router == "prefix_aware" else router,
-            prefix_cache=prefix_cache,
+            prefill_routing=routed["router"],
+            decode_routing="least_kv" if routed["router"] == "prefix_aware" else routed["router"],
+            prefix_cache=routed["prefix_cache"],
             on_too_long=too_long,
         )
     answers = sim.summary(**limits, with_range=with_range)

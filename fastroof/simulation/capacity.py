@@ -21,6 +21,7 @@ from fastroof.simulation.capacity_search import (
     parsed_limits,
 )
 from fastroof.simulation.engine import refuse_too_long
+from fastroof.simulation.prompt_tree import source_of_hits
 from fastroof.simulation.replicas import MOST_REPLICAS
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.steady import (
@@ -167,6 +168,7 @@ def capacity(
     prefill_schedule_interval: int | None = None,
     prefill_decode_interval: int | None = None,
     min_free_slots_delay: int | None = None,
+    prefix_cache: str = "auto",
     **limits: Any,
 ) -> Capacity:
     """Find the largest request rate that a deployment serves within limits on percentiles.
@@ -201,6 +203,8 @@ def capacity(
         Likewise.
     prefill_schedule_interval, prefill_decode_interval, min_free_slots_delay : optional
         Likewise.
+    prefix_cache : {"auto", "given", "lru"}
+        Where prefix hits come from, as in :func:`fastroof.simulate`.
     **limits : float
         Limits, ms, named by time and percentile: ``ttft_p99_ms``, ``tpot_p90_ms``, ``itl_p50_ms`` (over all
         gaps between tokens), ``e2e_p99_9_ms``; with ``goodput`` also ``ttft_ms``, ``tpot_ms`` and ``e2e_ms``
@@ -227,8 +231,8 @@ def capacity(
     them and a sixteenth follow. A workload is drawn up to 80,000 until the sampling error is within
     ``tolerance``, as far as a simulation has at most some 2 million steps. That error is the standard error
     of the binding percentile over 16 pieces of the run, over its slope in the rate. A trace is repeated as a
-    whole, and its pieces are those of the trace; a ramp of rates likewise. Percentiles of gaps (``itl``)
-    count all requests.
+    whole, and its pieces are those of the trace; a ramp of rates likewise. No repeat finds the blocks of
+    another in a prefix cache. Percentiles of gaps (``itl``) count all requests.
 
     A queue that grows for the whole trace could stay within a limit only because the trace ends. Such a rate
     is rejected, with the limit ``throughput``: times to first token grow by more than ``tolerance`` of the
@@ -277,7 +281,8 @@ def capacity(
         min_free_slots_delay=min_free_slots_delay,
     )
     refuse_too_long(trace, settings, "leave such requests out")
-    simulate = deployment_runner(plan, settings, replicas, routing, threads)
+    hits = source_of_hits(trace, prefix_cache, routing)
+    simulate = deployment_runner(plan, settings, replicas, routing, threads, hits)
     is_scaled = math.isinf(settings.timeout_s)
 
     def searching(run: Run) -> CapacitySearch:
@@ -430,6 +435,7 @@ def fewest_replicas(
     most: int = 64,
     steady: bool = True,
     threads: int = 1,
+    prefix_cache: str = "auto",
     **options: Any,
 ) -> FewestReplicas:
     """Find the fewest replicas that serve requests at their own rate within limits on percentiles."""
@@ -445,10 +451,11 @@ def fewest_replicas(
     tokens = running_tokens(trace, plan, chosen.get("reserve_output"))
     settings = EngineSettings.of_plan(plan, kv_len=tokens, **chosen)
     refuse_too_long(trace, settings, "leave such requests out")
+    hits = source_of_hits(trace, prefix_cache, routing)
     seen: dict[int, Seen] = {}
 
     def keeps(replicas: int) -> bool:
-        simulate = deployment_runner(plan, settings, replicas, routing, threads)
+        simulate = deployment_runner(plan, settings, replicas, routing, threads, hits)
         seen[replicas] = limits.seen(run.trace, simulate(run.trace, 1.0), run.counted)
         return limits.holds(seen[replicas])
 

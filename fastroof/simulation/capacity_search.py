@@ -16,6 +16,7 @@ from fastroof.checks import is_number, shown
 from fastroof.compiled.simulation.state import FINISHED
 from fastroof.errors import SimulationError
 from fastroof.simulation.answers import FIRST_GAP_EXPONENT
+from fastroof.simulation.prompt_tree import GIVEN
 from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.requests import RequestTimes, checked_ms, gap_values_us
 from fastroof.simulation.settings import EngineSettings
@@ -459,12 +460,19 @@ def has_rate(given: Workload) -> bool:
 
 
 def deployment_runner(
-    plan: StepPlan, settings: EngineSettings, replicas: int, routing: str, threads: int
+    plan: StepPlan,
+    settings: EngineSettings,
+    replicas: int,
+    routing: str,
+    threads: int,
+    prefix_cache: str = GIVEN,
 ) -> Simulate:
     """Return a function that simulates a trace on a deployment, with time-outs divided by a factor."""
 
     def run(trace: Trace, speedup: float) -> Outcomes:
         scaled = settings if speedup == 1.0 else replace(settings, timeout_s=settings.timeout_s / speedup)
-        return run_replicas(plan, trace, scaled, replicas, routing, threads=threads)
+        return run_replicas(
+            plan, trace, scaled, replicas, routing, threads=threads, prefix_cache=prefix_cache
+        )
 
     return run

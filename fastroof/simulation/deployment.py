@@ -9,7 +9,7 @@ from fastroof.checks import one_of
 from fastroof.errors import SimulationError
 from fastroof.plan.compile import check_plan
 from fastroof.simulation.engine import refuse_too_long
-from fastroof.simulation.prompt_tree import GIVEN, PREFIX_CACHES, source_of_hits
+from fastroof.simulation.prompt_tree import source_of_hits
 from fastroof.simulation.replicas import POOLED_ROUTINGS, run_replicas
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.simulation import Simulation
@@ -121,14 +121,9 @@ def simulate(
     """
     check_plan("plan", plan, SimulationError)
     one_of("on_too_long", on_too_long, ON_TOO_LONG, SimulationError)
-    one_of("prefix_cache", prefix_cache, PREFIX_CACHES, SimulationError)
     one_of("routing", routing, POOLED_ROUTINGS, SimulationError)
     requests = trace if isinstance(trace, Trace) else load_trace(trace)
-    prefix_cache = source_of_hits(requests, prefix_cache)
-    if prefix_cache == GIVEN and routing == "prefix_aware":
-        raise SimulationError(
-            'routing="prefix_aware" needs a simulated prefix cache: give prefix_cache="lru"'
-        )
+    prefix_cache = source_of_hits(requests, prefix_cache, routing)
     settings = EngineSettings.of_plan(
         plan,
         kv_len=running_tokens(requests, plan, reserve_output),

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Ints, Longs
-from fastroof.checks import shown
+from fastroof.checks import one_of, shown
 from fastroof.compiled.simulation.state import NUM_SEGMENT_COLUMNS, PARENT, ROOT, START, STOP
 from fastroof.errors import SimulationError, TraceError
 from fastroof.simulation.trace import Trace
@@ -19,11 +19,16 @@ PREFIX_CACHES: Final = ("auto", GIVEN, LRU)
 """Sources of prefix hits: given with the trace, or a simulated cache; auto is what the trace has."""
 
 
-def source_of_hits(trace: Trace, prefix_cache: str) -> str:
+def source_of_hits(trace: Trace, prefix_cache: str, routing: str = "") -> str:
     """Return where prefix hits come from: a simulated cache if the trace tells which prompts are equal."""
-    if prefix_cache != "auto":
-        return prefix_cache
-    return LRU if has_identities(trace) else GIVEN
+    one_of("prefix_cache", prefix_cache, PREFIX_CACHES, SimulationError)
+    if prefix_cache == "auto":
+        prefix_cache = LRU if has_identities(trace) else GIVEN
+    if prefix_cache == GIVEN and routing == "prefix_aware":
+        raise SimulationError(
+            'routing="prefix_aware" needs a simulated prefix cache: give prefix_cache="lru"'
+        )
+    return prefix_cache
 
 
 class Tree(NamedTuple):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.simulation.trace import Trace
+from fastroof.simulation.trace_sessions import places_of
 from fastroof.simulation.workload import Workload
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ class Run(NamedTuple):
 def steady_run(given: Trace | Workload, requests: int, rate: float | None = None) -> Run:
     """Return a run in which at least ``requests`` count, after a ramp and before a drain.
 
-    A workload is drawn; a trace, or a workload whose rate changes over the run, is repeated as a whole.
+    A workload is drawn; a trace, or a workload whose rate changes over the run, is repeated as a whole. Each
+    repeat has hash_ids of its own: a prefix cache finds in it what it finds in the trace.
     """
     if isinstance(given, Workload) and given.ramp is None:
         before, after = math.ceil(RAMP * requests), math.ceil(DRAIN * requests)
@@ -91,8 +93,25 @@ def steady_run(given: Trace | Workload, requests: int, rate: float | None = None
     sizes: dict[str, Any] = {
         name: getattr(trace, name)[place] for name in ("input_tokens", "output_tokens", "cached_tokens")
     }
-    repeated = Trace(arrival_s - arrival_s[0], **sizes, name=trace.name)
+    if trace.history_tokens is not None:
+        # starts of prompts that all have in common, such as a system prompt, stay in common
+        sizes["history_tokens"] = trace.history_tokens[place]
+    repeated = Trace(arrival_s - arrival_s[0], **sizes, **_ids_of_laps(trace, lap, place), name=trace.name)
     return Run(repeated, slice(before, before + requests), cycle)
+
+
+def _ids_of_laps(trace: Trace, lap: Longs, place: Longs) -> dict[str, Any]:
+    """Return the hash_ids of requests at ``place`` of a trace, which no two laps have in common."""
+    if trace.hash_ids is None or trace.hash_offsets is None:
+        return {}
+    counts = np.diff(trace.hash_offsets)[place]
+    distinct, of_id = np.unique(trace.hash_ids, return_inverse=True)
+    ids = of_id[places_of(trace.hash_offsets[:-1][place], counts)]
+    return {
+        "hash_ids": ids + np.repeat((lap - lap[0]) * len(distinct), counts),
+        "hash_offsets": np.concatenate([[0], np.cumsum(counts)]),
+        "hash_block_size": trace.hash_block_size,
+    }
 
 
 def enough_requests(given: int, in_system: float, affordable: int) -> int:

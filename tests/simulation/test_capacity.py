@@ -432,3 +432,82 @@ def test_requests_that_would_last_too_long_are_taken_as_given(plan: StepPlan) ->
     slow = Trace([0.0, 1e9, 2e9], [100, 200, 300], [10, 20, 30])
     most = capacity(plan, slow, ttft_p99_ms=500, with_range=False)
     assert (most.requests, most.counted) == (3, 3)
+
+
+def talks(seed: int = 0) -> Trace:
+    """Conversations whose prompts grow, all after one system prompt, by hash_ids."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for talk in range(40):
+        blocks, start = [7], float(rng.uniform(0, 20))
+        for turn in range(int(rng.integers(1, 5))):
+            blocks = [*blocks, *(1000 * talk + 100 * turn + at + 10 for at in range(int(rng.integers(1, 6))))]
+            rows.append((start + 3.0 * turn, list(blocks)))
+    ids = [one for _, blocks in rows for one in blocks]
+    offsets = np.concatenate([[0], np.cumsum([len(blocks) for _, blocks in rows])])
+    sizes = [512 * len(blocks) - int(rng.integers(0, 500)) for _, blocks in rows]
+    return Trace(
+        [start for start, _ in rows],
+        sizes,
+        rng.integers(1, 60, len(rows)),
+        hash_ids=ids,
+        hash_offsets=offsets,
+        hash_block_size=512,
+        name="talks",
+    )
+
+
+def percentiles_ms(sim: Simulation) -> dict[str, float]:
+    return {f"{name}_p99_ms": p99(getattr(sim.times, f"{name}_ms")) for name in ("ttft", "e2e")}
+
+
+@pytest.mark.parametrize("prefix_cache", ["auto", "given", "lru"])
+@pytest.mark.parametrize("overhead_ms", [0.0, None])
+def test_a_capacity_simulates_what_simulate_does(prefix_cache: str, overhead_ms: float | None) -> None:
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", client_overhead_ms=overhead_ms)
+    limits, given = {"ttft_p99_ms": 200.0, "e2e_p99_ms": 4000.0}, {"num_gpu_blocks": 4000}
+    trace = talks()
+    options: dict[str, Any] = {"prefix_cache": prefix_cache, "routing": "least_kv", **given}
+    most = as_given(plan, trace, **limits, **options, replicas=2, with_range=False)
+    for rate, seen in most.seen.items():
+        if rate < math.inf:
+            sim = fastroof.simulate(plan, at_rate(trace, rate), replicas=2, **options)
+            assert dict(zip(limits, seen.values_ms, strict=True)) == percentiles_ms(sim)
+    few = fewest_replicas(plan, trace.rate_scaled(8), **limits, **options, steady=False)
+    for count, seen in few.seen.items():
+        sim = fastroof.simulate(plan, trace.rate_scaled(8), replicas=count, **options)
+        assert dict(zip(limits, seen.values_ms, strict=True)) == percentiles_ms(sim)
+
+
+def test_no_repeat_of_a_trace_finds_the_blocks_of_another(plan: StepPlan) -> None:
+    trace = talks()
+    alone = fastroof.simulate(plan, trace, num_gpu_blocks=10**6).outcomes.cached_tokens
+    assert alone is not None
+    assert alone.sum() > 0
+    run = steady_run(trace, 3 * len(trace))
+    found = fastroof.simulate(plan, run.trace, num_gpu_blocks=10**6).outcomes.cached_tokens
+    assert found is not None
+    assert (found[run.counted].reshape(3, -1) == alone).all()
+    plain = replace(trace, hash_ids=None, hash_offsets=None, hash_block_size=0)
+    same = steady_run(plain, 3 * len(trace)).trace
+    for name in ("arrival_s", "input_tokens", "output_tokens", "cached_tokens"):
+        assert (getattr(same, name) == getattr(run.trace, name)).all()
+
+
+def test_common_starts_of_prompts_stay_common_in_all_repeats(plan: StepPlan) -> None:
+    """A system prompt is one in the whole run; what is cached raises the capacity."""
+    load = Workload(requests=100, input_tokens=2000, output_tokens=20, seed=4).trace(10.0)
+    shared = replace(load, history_tokens=np.full(100, 1600))
+    assert (steady_run(shared, 300).trace.history_tokens == 1600).all()
+    rates = [
+        capacity(plan, each, ttft_p99_ms=300, with_range=False).requests_per_s for each in (load, shared)
+    ]
+    assert rates[1] > 2.0 * rates[0]
+
+
+def test_a_router_that_knows_the_cache_needs_one(plan: StepPlan, load: Workload) -> None:
+    for answer in (capacity, fewest_replicas):
+        with pytest.raises(SimulationError, match='give prefix_cache="lru"'):
+            answer(plan, load.trace(), ttft_p99_ms=500, routing="prefix_aware")
+        with pytest.raises(SimulationError, match="prefix_cache must be one of auto, given, lru"):
+            answer(plan, load.trace(), ttft_p99_ms=500, prefix_cache="no")
