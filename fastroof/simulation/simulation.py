@@ -16,6 +16,7 @@ from fastroof.caching import lazy_property
 from fastroof.errors import BatchError, SimulationError
 from fastroof.simulation import step_range
 from fastroof.simulation.answers import answers_html, duration_us, run_answers
+from fastroof.simulation.kv_tiers import tier_notes
 from fastroof.simulation.replicas import engines_of
 from fastroof.simulation.requests import (
     RequestTimes,
@@ -392,6 +393,8 @@ class Simulation(ArrowRows):
             if with_range or found["near_saturation"] or found["flips"] or not self.step_error.is_known:
                 answers["range"] = found
         notes = run_notes(self.trace, self.outcomes, self.times)
+        duration_s = answers["duration_s"]
+        notes += tier_notes(self.outcomes.tiers, self.replicas, duration_s)
         answers["warnings"] = [*notes, *range_notes(answers.get("range"))]
         return answers
 

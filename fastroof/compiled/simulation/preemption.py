@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
-from fastroof.compiled.simulation.prefix_cache import release_chain
+from fastroof.compiled.simulation.prefix_cache import publish_fetched, release_chain
 from fastroof.compiled.simulation.sessions import end_parent
 from fastroof.compiled.simulation.slots import free_slot, subtract_decode, unlink_bucket, unlink_order
 from fastroof.compiled.simulation.state import (
@@ -15,6 +15,8 @@ from fastroof.compiled.simulation.state import (
     DONE_PLACE,
     END,
     ENTERED,
+    FETCHING,
+    FETCHING_PLACE,
     FILLED,
     FINISH,
     FLIGHT_DECODES,
@@ -38,6 +40,7 @@ from fastroof.compiled.simulation.state import (
     PREEMPTED,
     PREEMPTED_FRESH,
     PREEMPTIONS,
+    REACHED,
     REQUEST,
     RUNNING,
     STEP,
@@ -53,6 +56,7 @@ from fastroof.compiled.simulation.state import (
     in_block,
     release_next,
 )
+from fastroof.compiled.simulation.tiers import reserved_blocks
 
 
 @jit_stateful_inline
@@ -118,7 +122,7 @@ def _free_blocks(state: EngineState, options: EngineOptions, requests: Requests,
         return
     known = _known_tokens(state, options, requests, slot) // options.block_size
     request = state.slots[REQUEST, slot]
-    release_chain(state, requests, request, held, known)
+    release_chain(state, options, requests, request, held, known)
 
 
 @jit_stateful_inline
@@ -242,6 +246,15 @@ def _drop(
         if last_us == ending_us:
             # it was preempted while its token was in flight, in the step that ends now
             scalars[FLIGHT_DECODES + scalars[OLDEST]] -= 1
+        return
+    if slot == FETCHING_PLACE:
+        # what was asked for counts as fetched
+        scalars[WAITING] -= 1
+        scalars[FETCHING] -= 1
+        reached = requests.rows[request, REACHED]
+        publish_fetched(state, options, requests, request, reached)
+        held = reserved_blocks(options, requests, served, request)
+        release_chain(state, options, requests, request, held, reached)
         return
     if slots[HELD, slot] != GONE:
         _free_blocks(state, options, requests, slot)
