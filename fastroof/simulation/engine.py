@@ -215,7 +215,7 @@ def new_state(
         due=np.zeros((*several, settings.block_size), np.int32),
         firsts=np.zeros((*several, FIRST_SIZE, slots), np.int32),
         fresh=np.zeros((*several, slots), np.int32),
-        cells=np.zeros((*several, cells, (1 + tiers) * NUM_CELL_COLUMNS), np.int32),
+        cells=np.zeros((*several, cells, (1 + tiers) * NUM_CELL_COLUMNS + (tiers > 0)), np.int32),
     )
 
 

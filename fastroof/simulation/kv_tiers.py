@@ -84,12 +84,16 @@ class KvTier:
                 "name of a KV tier must be lower-case letters, digits and underscores, "
                 f"got {shown(self.name)}"
             )
-        for name, least in (("capacity_bytes", 0.0), ("bytes_per_s", 1.0), ("latency_us", 0.0)):
+        for name, least, most in (
+            ("capacity_bytes", 0.0, 1e30),
+            ("bytes_per_s", 1.0, 1e30),
+            ("latency_us", 0.0, 1e9),
+        ):
             value: Any = getattr(self, name)
             is_inf = isinstance(value, float) and value == math.inf and name != "latency_us"
-            if not is_inf and (not is_number(value) or not least <= float(value) <= 1e30):
+            if not is_inf and (not is_number(value) or not least <= float(value) <= most):
                 raise SimulationError(
-                    f"{name} of KV tier {self.name} must be a number of at least {least:g}, "
+                    f"{name} of KV tier {self.name} must be a number from {least:g} to {most:g}, "
                     f"got {shown(value)}"
                 )
             object.__setattr__(self, name, float(value))

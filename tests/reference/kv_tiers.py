@@ -1,6 +1,6 @@
 """Tiers of KV cache and the engine over them, naively: see ``fastroof.compiled.simulation.tiers``.
 
-A tier is an ordered dictionary of keys of blocks, oldest first. What is looked up is looked up block by block.
+A tier is an ordered dictionary of keys of blocks, oldest first, and each block is looked up by itself.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -59,7 +60,7 @@ class TieredPool(Pool):
     def __init__(self, num_blocks: int, tiers: Sequence[Tier]) -> None:
         super().__init__(num_blocks)
         self.tiers = tiers
-        for tier, below in zip(tiers, tiers[1:], strict=False):
+        for tier, below in pairwise(tiers):
             tier.below = below if below.is_back else None
 
     def take(self) -> int:
@@ -98,7 +99,11 @@ class TieredScheduler(PooledScheduler):
         super().__init__(settings, trace)
         self.pool = TieredPool(settings.num_gpu_blocks, tiers)
         self.tiers, self.layers = tiers, layers
-        self.fetching: list[tuple[float, Request, list[Hashable]]] = []
+        self.fetching: list[tuple[float, Request, int]] = []
+        """When the wait of each ends, in this order, and the blocks that it has then."""
+        self.arriving: set[int] = set()
+        """Blocks that they wait for."""
+        self.arrives_with: dict[int, Request] = {}
         self.fetched_by = 0.0
         self.asked: list[Tier] = []
         """Where those blocks are that the request looked at last would fetch."""
@@ -110,7 +115,7 @@ class TieredScheduler(PooledScheduler):
 
     @property
     def in_order(self) -> list[Request]:
-        fetching = [request for _, request, _ in self.fetching]
+        fetching = [request for _, request, _ in self.fetching if request.status is None]
         return sorted((*self.running, *self.waiting, *fetching), key=lambda request: request.came)
 
     def cached(self, request: Request) -> int:
@@ -153,7 +158,21 @@ class TieredScheduler(PooledScheduler):
             self.found_again_tokens += context
         self.first_found.setdefault(request.index, context)
 
+    def _end_waits(self) -> None:
+        """Free the blocks of those that gave up and whose wait is over."""
+        while self.fetching and self.fetching[0][0] <= self.now_us:
+            if self.fetching[0][1].status is None:
+                return
+            _, request, _ = self._end_wait()
+            self.pool.give_back(self.tables.pop(request.index), request.prompt // self.settings.block_size)
+
+    def _end_wait(self) -> tuple[float, Request, int]:
+        ended = self.fetching.pop(0)
+        self.arriving = {block for block in self.arriving if self.arrives_with[block] is not ended[1]}
+        return ended
+
     def make_step(self, **how: Any) -> Step:
+        self._end_waits()
         self.step_all_us = self.step_before_us = 0.0
         return super().make_step(**how)
 
@@ -162,10 +181,11 @@ class TieredScheduler(PooledScheduler):
         if only_single and any(request.is_cut for request in self.running):
             return
         while budget and len(self.running) < settings.max_num_seqs:
+            self._end_waits()
             is_fetched = bool(self.fetching) and self.fetching[0][0] <= self.now_us
             if is_fetched:
-                _, request, keys = self.fetching[0]
-                context = min(len(keys), (request.whole - 1) // settings.block_size) * settings.block_size
+                _, request, reached = self.fetching[0]
+                context = min(reached, (request.whole - 1) // settings.block_size) * settings.block_size
             elif self.waiting:
                 request = self.waiting[0]
                 context = self.cached(request)
@@ -180,15 +200,13 @@ class TieredScheduler(PooledScheduler):
             new = min(new, budget)
             tokens, in_all = self._tokens_asked(request, context + new)
             if is_fetched:
-                del self.fetching[0]
+                self._end_wait()
                 table = self.tables[request.index]
-                for block, key in zip(table, keys, strict=False):
-                    self.pool.keep(block, key)
                 # the rest of its prompt is taken again as it is computed
                 kept = self.blocks_of(tokens)
                 self.pool.give_back(table[kept:])
                 del table[kept:]
-            elif any(tier.tier.fetch == "wait" for tier in self.asked):
+            elif any(tier.tier.fetch == "wait" for tier in self.asked) or self.arriving & {*self.found}:
                 # it takes the blocks of its whole prompt meanwhile
                 more = request.output if settings.reserve_output else request.sent
                 if not self._begin_fetch(request, request.prompt + more, context):
@@ -199,11 +217,7 @@ class TieredScheduler(PooledScheduler):
             else:
                 is_first = request.index not in self.first_found
                 asked = bool(self.asked) or len(self.keys) > len(self.found)
-                for key in self.keys[len(self.found) :]:
-                    self.pool.give_up(key)
-                assert self._take_blocks(request, tokens)
-                for block, key in zip(self.tables[request.index], self.keys, strict=False):
-                    self.pool.keep(block, key)
+                self._take_fetched(request, tokens)
                 if asked:
                     all_us, before_us = self._fetch(request)
                     self.step_all_us = max(self.step_all_us, all_us)
@@ -219,15 +233,29 @@ class TieredScheduler(PooledScheduler):
             self._run(step, request, new, is_prompt=True)
 
     def _begin_fetch(self, request: Request, tokens: int, context: int) -> bool:
-        if self.needs(tokens) > self.free or not self._take_blocks(request, tokens):
+        if self.needs(tokens) > self.free:
             return False
+        fetched = self._take_fetched(request, tokens)
+        self.arriving |= {*fetched}
+        self.arrives_with |= dict.fromkeys(fetched, request)
         self.waiting.popleft()
         all_us, _ = self._fetch(request)
         self._note(request, context)
-        self.fetched_by = max(all_us, self.fetched_by)
+        self.fetched_by = max(all_us, self.fetched_by, self.now_us)
         self.wait_us += self.fetched_by - self.now_us
-        self.fetching.append((self.fetched_by, request, self.keys))
+        self.fetching.append((self.fetched_by, request, len(self.keys)))
         return True
+
+    def _take_fetched(self, request: Request, tokens: int) -> list[int]:
+        """Take a request's blocks; returns those from tiers, which are found in the GPU from now on."""
+        there = len(self.found)
+        for key in self.keys[there:]:
+            self.pool.give_up(key)
+        assert self._take_blocks(request, tokens)
+        fetched = self.tables[request.index][there : len(self.keys)]
+        for block, key in zip(fetched, self.keys[there:], strict=True):
+            self.pool.keep(block, key)
+        return fetched
 
     def _count_found(self, request: Request) -> None:
         """What was found is counted when a request is admitted or begins to wait."""
@@ -246,18 +274,24 @@ class TieredScheduler(PooledScheduler):
         return longer_us
 
     @property
+    def has_prompt(self) -> bool:
+        has_room = self.decodes < self.settings.max_num_batched_tokens or self.settings.order != "mixed"
+        has_room &= len(self.running) < self.settings.max_num_seqs
+        return super().has_prompt or (has_room and self.fetched_us <= self.now_us)
+
+    @property
+    def idle_until_us(self) -> float:
+        """When something happens to those that wait, without a step and without arrivals."""
+        return min(self.fetched_us, *(request.deadline_us for request in self.in_order))
+
+    @property
     def fetched_us(self) -> float:
         return self.fetching[0][0] if self.fetching else math.inf
 
     def leave(self, request: Request) -> None:
-        for i, (_, other, keys) in enumerate(self.fetching):
-            if other is request:
-                del self.fetching[i]
-                table = self.tables.pop(request.index)
-                for block, key in zip(table, keys, strict=False):
-                    self.pool.keep(block, key)
-                self.pool.give_back(table, request.prompt // self.settings.block_size)
-                return
+        if any(other is request for _, other, _ in self.fetching):
+            # its blocks are free when its wait is over
+            return
         if request.index in self.tables:
             self._keep(request, self._known(request))
             blocks = self.tables.pop(request.index)

@@ -170,8 +170,8 @@ class Scheduler:
         return max(map(self.needs, self._tokens_asked(request, context + min(new, budget)))) <= self.free
 
     @property
-    def fetched_us(self) -> float:
-        """When the next of them has its blocks."""
+    def idle_until_us(self) -> float:
+        """When something happens to those that wait for blocks, if no step runs."""
         return math.inf
 
     def with_fetches(self, step_us: float) -> float:
@@ -423,9 +423,8 @@ def serve(
             queue.append(made)
         if not queue:
             if engine.fetching:
-                deadlines = [request.deadline_us for request in engine.in_order]
                 arrivals = [request.arrival_us for request in [*coming][:1]]
-                now_us = max(now_us, min(engine.fetched_us, *deadlines, *arrivals))
+                now_us = max(now_us, min([engine.idle_until_us, *arrivals]))
                 continue
             if engine.waiting:
                 raise RuntimeError(f"{len(engine.waiting)} requests wait for ever")

@@ -10,24 +10,35 @@ from fastroof.compiled.simulation.prefix_cache import (
     hold_chain,
     publish_blocks,
     publish_fetched,
+    release_chain,
     settle,
 )
 from fastroof.compiled.simulation.state import (
-    FETCHING,
     FIRST_FETCHING,
     FOUND,
     FOUND_AGAIN_TOKENS,
     FOUND_TOKENS,
     FREE,
     LOOKED_UP_TOKENS,
+    NONE,
+    NOW,
     PREEMPTED,
     REACHED,
+    TIMED_OUT,
+    WAITING,
     EngineOptions,
     EngineState,
     Requests,
     Served,
 )
-from fastroof.compiled.simulation.tiers import ask_tiers, await_fetch, fetch, reserved_blocks
+from fastroof.compiled.simulation.tiers import (
+    ask_tiers,
+    await_fetch,
+    end_wait,
+    fetch,
+    fetched_us,
+    reserved_blocks,
+)
 
 
 class Found(NamedTuple):
@@ -60,6 +71,15 @@ def find_cached(
 
 
 @jit_stateful_inline
+def find_fetched(options: EngineOptions, requests: Requests, request: int, whole: int) -> Found:
+    """Return what a request has whose fetch has ended."""
+    # 0 makes it an int64, as what is found
+    reached = max(requests.rows[request, REACHED], 0)
+    most = (whole - 1) // options.block_size
+    return Found(min(reached, most) * options.block_size, 0, 0, reached)
+
+
+@jit_stateful_inline
 def hold_cached(
     state: EngineState, options: EngineOptions, requests: Requests, request: int, found: Found
 ) -> None:
@@ -89,21 +109,24 @@ def start_fetch(
     requests.rows[request, REACHED] = found.reached
     is_first = requests.rows[request, FOUND] < 0
     hold_cached(state, options, requests, request, found)
+    publish_fetched(state, options, requests, request, found.blocks, found.reached)
     settle(state.scalars, state.cells, options)
     end_us, _ = fetch(state, options, requests, request, is_first)
-    await_fetch(state, options, served, request, end_us)
+    await_fetch(state, options, requests, served, request, found.blocks, end_us)
 
 
 @jit_stateful_inline
-def end_fetch(
-    state: EngineState, options: EngineOptions, requests: Requests, served: Served, request: int
-) -> None:
-    """Let the first request that waits for a fetch, which has ended, return its blocks before it starts."""
-    scalars = state.scalars
-    scalars[FIRST_FETCHING] = served.next_preempted[request]
-    scalars[FETCHING] -= 1
-    publish_fetched(state, options, requests, request, requests.rows[request, REACHED])
-    scalars[FREE] += reserved_blocks(options, requests, served, request)
+def next_fetched(state: EngineState, options: EngineOptions, requests: Requests, served: Served) -> int:
+    """Return the first request whose wait is over, or NONE; those that gave up free their blocks."""
+    while fetched_us(state, served) <= state.clock[NOW]:
+        request = state.scalars[FIRST_FETCHING]
+        if served.status[request] != TIMED_OUT:
+            return int(request)
+        end_wait(state, served)
+        state.scalars[WAITING] -= 1
+        held = reserved_blocks(options, requests, served, request)
+        release_chain(state, options, requests, request, held, requests.rows[request, REACHED])
+    return NONE
 
 
 @jit_stateful_inline

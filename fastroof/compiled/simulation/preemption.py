@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
-from fastroof.compiled.simulation.prefix_cache import publish_fetched, release_chain
+from fastroof.compiled.simulation.prefix_cache import release_chain
 from fastroof.compiled.simulation.sessions import end_parent
 from fastroof.compiled.simulation.slots import free_slot, subtract_decode, unlink_bucket, unlink_order
 from fastroof.compiled.simulation.state import (
@@ -15,7 +15,6 @@ from fastroof.compiled.simulation.state import (
     DONE_PLACE,
     END,
     ENTERED,
-    FETCHING,
     FETCHING_PLACE,
     FILLED,
     FINISH,
@@ -40,7 +39,6 @@ from fastroof.compiled.simulation.state import (
     PREEMPTED,
     PREEMPTED_FRESH,
     PREEMPTIONS,
-    REACHED,
     REQUEST,
     RUNNING,
     STEP,
@@ -56,7 +54,6 @@ from fastroof.compiled.simulation.state import (
     in_block,
     release_next,
 )
-from fastroof.compiled.simulation.tiers import reserved_blocks
 
 
 @jit_stateful_inline
@@ -248,13 +245,7 @@ def _drop(
             scalars[FLIGHT_DECODES + scalars[OLDEST]] -= 1
         return
     if slot == FETCHING_PLACE:
-        # what was asked for counts as fetched
-        scalars[WAITING] -= 1
-        scalars[FETCHING] -= 1
-        reached = requests.rows[request, REACHED]
-        publish_fetched(state, options, requests, request, reached)
-        held = reserved_blocks(options, requests, served, request)
-        release_chain(state, options, requests, request, held, reached)
+        # its blocks are freed when its fetch has ended
         return
     if slots[HELD, slot] != GONE:
         _free_blocks(state, options, requests, slot)

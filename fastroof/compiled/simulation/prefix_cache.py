@@ -168,10 +168,10 @@ def publish_blocks(
 
 @jit_stateful
 def publish_fetched(
-    state: EngineState, options: EngineOptions, requests: Requests, request: int, reached: int
+    state: EngineState, options: EngineOptions, requests: Requests, request: int, found: int, reached: int
 ) -> None:
-    """Let ``reached`` blocks of a request, which were fetched but for those it found in the GPU, be found."""
-    publish_blocks(state, options, requests, request, requests.rows[request, SHARED], reached)
+    """Let blocks of a request that are fetched, from ``found`` to ``reached``, be found in the GPU."""
+    publish_blocks(state, options, requests, request, found, reached)
     tail_blocks = reached - requests.rows[request, TAIL_START]
     if tail_blocks > 0:
         tail = requests.segments.shape[0] + request

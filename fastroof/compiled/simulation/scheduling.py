@@ -14,10 +14,10 @@ from fastroof.arrays import Floats
 from fastroof.compiled.jit import jit_stateful_inline
 from fastroof.compiled.request_sums import StepSums, WindowSums, no_window_sums, with_request
 from fastroof.compiled.simulation.lookup import (
-    Found,
-    end_fetch,
     find_cached,
+    find_fetched,
     hold_cached,
+    next_fetched,
     publish_chunk,
     start_fetch,
 )
@@ -40,7 +40,6 @@ from fastroof.compiled.simulation.state import (
     DECODES,
     FILLED,
     FINISH,
-    FIRST_FETCHING,
     FIRST_SLOT,
     FOUND,
     FREE,
@@ -61,7 +60,6 @@ from fastroof.compiled.simulation.state import (
     PARTIAL_COMPUTED,
     PARTIAL_WHOLE,
     PREEMPTED,
-    REACHED,
     REQUEST,
     RUN_ALL,
     RUNNING,
@@ -78,8 +76,8 @@ from fastroof.compiled.simulation.state import (
     in_block,
 )
 from fastroof.compiled.simulation.tiers import (
+    end_wait,
     fetch,
-    fetched_us,
     is_waited_for,
     reserved_blocks,
     step_begins_us,
@@ -222,7 +220,7 @@ def has_prompt(state: EngineState, options: EngineOptions, requests: Requests, s
     left = options.budget - (scalars[DECODES] if options.prefill_first == 0 else 0)
     if left <= 0 or scalars[RUNNING] >= options.max_seqs:
         return False
-    if options.num_tiers > 0 and fetched_us(state, served) <= state.clock[NOW]:
+    if options.num_tiers > 0 and next_fetched(state, options, requests, served) != NONE:
         return True
     request = _next_waiting(state, requests, served, state.clock[NOW])
     if request == NONE:
@@ -272,6 +270,8 @@ def make_step(
 ) -> float:
     """Schedule an engine's next step, after those in flight. Returns its time, us; 0 without requests."""
     scalars = state.scalars
+    if options.num_tiers > 0:
+        next_fetched(state, options, requests, served)
     window = plan.window
     flight = (scalars[OLDEST] + scalars[IN_FLIGHT]) & 1
     decodes_too = options.prefill_first == 0
@@ -308,19 +308,18 @@ def make_step(
     is_cut = chunks > 0
     fetched_all_us, fetched_before_us = 0.0, 0.0
     while holds != HOLD_NEW and left > 0 and not is_short and scalars[RUNNING] < options.max_seqs:
-        is_fetched = options.num_tiers > 0 and fetched_us(state, served) <= state.clock[NOW]
-        if is_fetched:
-            request = scalars[FIRST_FETCHING]
-        else:
+        request = NONE
+        if options.num_tiers > 0:
+            request = next_fetched(state, options, requests, served)
+        is_fetched = request != NONE
+        if not is_fetched:
             request = _next_waiting(state, requests, served, state.clock[NOW])
         if request == NONE:
             break
         is_preempted = request == scalars[PREEMPTED]
         whole = requests.input_tokens[request] + served.sent[request]
         if is_fetched:
-            reached = requests.rows[request, REACHED]
-            most = (whole - 1) // options.block_size
-            found = Found(min(reached, most) * options.block_size, 0, 0, reached)
+            found = find_fetched(options, requests, request, whole)
         else:
             found = find_cached(state, options, requests, request, whole)
         context = found.context
@@ -335,9 +334,11 @@ def make_step(
         held, needed = _blocks_needed(requests, options, request, context + new, whole)
         is_waited = False
         if is_fetched:
-            end_fetch(state, options, requests, served, request)
+            # it starts with the blocks of a chunk, of those that it reserved
+            end_wait(state, served)
+            scalars[FREE] += reserved_blocks(options, requests, served, request)
         else:
-            if found.reached > found.blocks and is_waited_for(state, options):
+            if options.num_tiers > 0 and found.reached > 0 and is_waited_for(state, options):
                 is_waited = True
                 needed = reserved_blocks(options, requests, served, request)
             if needed - found.in_use > scalars[FREE]:
@@ -355,7 +356,7 @@ def make_step(
                 is_first = requests.rows[request, FOUND] < 0
                 hold_cached(state, options, requests, request, found)
                 if found.reached > found.blocks:
-                    publish_fetched(state, options, requests, request, found.reached)
+                    publish_fetched(state, options, requests, request, found.blocks, found.reached)
                     end_us, before_us = fetch(state, options, requests, request, is_first)
                     fetched_all_us = max(fetched_all_us, end_us)
                     fetched_before_us = max(fetched_before_us, before_us)

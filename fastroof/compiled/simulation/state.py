@@ -94,7 +94,7 @@ ROOT = -1
 """Parent of the first segment of a chain."""
 
 # columns of cells: blocks of a segment that are cached, running requests and held segments after it that hold
-# it, neighbours in the queue; then the same number for each tier
+# it, neighbours in the queue; with tiers the same number for each, and a last one, which wait it arrives with
 CACHED, HOLDERS, NEWER, OLDER = range(4)
 NUM_CELL_COLUMNS = 4
 
@@ -195,10 +195,12 @@ class EngineState(NamedTuple):
     FOUND_TOKENS,
     FOUND_AGAIN_TOKENS,  # after a preemption
     GIVEN_UP_TOKENS,  # prompt tokens of requests that timed out before they were admitted
-    FETCHING,  # waiting requests whose blocks are fetched from a tier
-    FIRST_FETCHING,  # whose fetch ends first
+    FETCHING,  # requests that wait for blocks from a tier, or gave up while they did
+    FIRST_FETCHING,  # whose wait ends first
     LAST_FETCHING,
-) = range(56)
+    ENDED,  # waits that have ended
+    IS_ARRIVING,  # 1 if blocks that the request looked at last found in the GPU are on their way
+) = range(58)
 NUM_SCALARS = 60
 
 RUN_ALL, HOLD_NEW, HOLD_PROMPTS = range(3)
@@ -294,10 +296,13 @@ def restart(state: EngineState, num_blocks: int) -> None:
     scalars, slots = state.scalars, state.slots
     end = state.cells.shape[0] - 1
     if end >= 0:
-        for at in range(0, state.cells.shape[1], NUM_CELL_COLUMNS):
+        columns = state.cells.shape[1]
+        for at in range(0, columns - NUM_CELL_COLUMNS + 1, NUM_CELL_COLUMNS):
             state.cells[:, at : at + NEWER] = 0
             state.cells[end, at + NEWER] = end
             state.cells[end, at + OLDER] = end
+        if columns > NUM_CELL_COLUMNS:
+            state.cells[:, columns - 1] = 0
     scalars[:] = 0
     for name in (HEAD, TAIL, ARRIVED, DEADLINE, PREEMPTED, LAST, PARTIAL, FIRST_FETCHING):
         scalars[name] = NONE

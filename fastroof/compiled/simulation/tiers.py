@@ -11,9 +11,12 @@ longest unused first. When it is full the oldest segment loses its last block, a
 Whatever is in any of them starts at the root: a chain has no gaps. Each block is fetched from the first tier
 that has it, over that tier's link, which sends one request's blocks after the other's in order of admission;
 writes go the other way and delay nothing. A request that needs blocks of a tier that is waited for holds the
-blocks of its whole prompt meanwhile, and such fetches end in the order in which they started. Blocks of other
-tiers come with the step that the request starts in: it begins when they are there, or computes each layer
-when that is there.
+blocks of its whole prompt meanwhile, and such waits end in the order in which they started, also if it gives
+up. Blocks on their way are found in the GPU, and who finds them waits as long. Blocks of other tiers come
+with the step that the request starts in: it begins when they are there, or computes each layer when that is.
+
+If some of a chain's blocks are on their way, those of its last segment in the GPU are: what follows them is
+computed or fetched by requests that waited for them, or wait themselves.
 """
 
 from __future__ import annotations
@@ -25,11 +28,13 @@ from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
 from fastroof.compiled.simulation.state import (
     CACHED,
     END,
+    ENDED,
     FETCHED_BY,
     FETCHING,
     FETCHING_PLACE,
     FIRST_FETCHING,
     FLIGHT_US,
+    IS_ARRIVING,
     LAST_FETCHING,
     NEWER,
     NONE,
@@ -40,13 +45,13 @@ from fastroof.compiled.simulation.state import (
     NUM_SCALARS,
     OLDER,
     PARENT,
+    REACHED,
     ROOT,
     START,
     STEP_WAIT_US,
     STOP,
     TAIL_PARENT,
     TAIL_START,
-    TIMED_OUT,
     WAIT_US,
     EngineOptions,
     EngineState,
@@ -221,7 +226,7 @@ def ask_tiers(
         scalars[tier_scalar(tier, ASKED)] = 0
     tail = segments.shape[0] + request
     tail_start = requests.rows[request, TAIL_START]
-    reached = found
+    reached, last_found = found, ROOT
     if _end_of(cells, options, tail) > 0:
         reached = tail_start + _end_of(cells, options, tail)
         _ask(scalars, cells, options, tail, tail_start, found, min(reached, most))
@@ -231,13 +236,22 @@ def ask_tiers(
         if last > segments[segment, START]:
             reached = max(reached, last)
             _ask(scalars, cells, options, segment, segments[segment, START], found, min(last, most))
+        if cells[segment, CACHED] > 0:
+            last_found = segment
         segment = segments[segment, PARENT]
+    if last_found == ROOT:
+        last_found = segment
+    scalars[IS_ARRIVING] = 0
+    if last_found != ROOT and cells[last_found, cells.shape[1] - 1] > scalars[ENDED]:
+        scalars[IS_ARRIVING] = 1
     return int(reached)
 
 
 @jit_stateful_inline
 def is_waited_for(state: EngineState, options: EngineOptions) -> bool:
     """Whether the request that was looked at last has to wait for blocks."""
+    if state.scalars[IS_ARRIVING] > 0:
+        return True
     for tier in range(options.num_tiers):
         asked = state.scalars[tier_scalar(tier, ASKED)]
         if asked > 0 and _of_tier(options, tier, FETCHES) == WAITED_FOR:
@@ -272,11 +286,22 @@ def fetch(
 
 @jit_stateful_inline
 def await_fetch(
-    state: EngineState, options: EngineOptions, served: Served, request: int, end_us: float
+    state: EngineState,
+    options: EngineOptions,
+    requests: Requests,
+    served: Served,
+    request: int,
+    found: int,
+    end_us: float,
 ) -> None:
-    """Let a request, off its queue and with its blocks, wait for a fetch after those that do."""
-    scalars, clock = state.scalars, state.clock
-    end_us = max(end_us, clock[FETCHED_BY])
+    """Let a request, off its queue and with its blocks, wait for those after ``found``."""
+    scalars, clock, cells, segments = state.scalars, state.clock, state.cells, requests.segments
+    segment = requests.rows[request, TAIL_PARENT]
+    while segment != ROOT and segments[segment, STOP] > found:
+        if segments[segment, START] < requests.rows[request, REACHED]:
+            cells[segment, cells.shape[1] - 1] = scalars[ENDED] + scalars[FETCHING] + 1
+        segment = segments[segment, PARENT]
+    end_us = max(max(end_us, clock[FETCHED_BY]), clock[NOW])
     clock[FETCHED_BY] = end_us
     clock[WAIT_US] += end_us - clock[NOW]
     served.fetched_us[request] = end_us
@@ -293,13 +318,20 @@ def await_fetch(
 
 @jit_stateful_inline
 def fetched_us(state: EngineState, served: Served) -> float:
-    """Return when the first fetch that a request waits for ends, us, or inf."""
+    """Return when the first wait for a fetch ends, us, or inf."""
+    first = state.scalars[FIRST_FETCHING]
+    return math.inf if first == NONE else float(served.fetched_us[first])
+
+
+@jit_stateful_inline
+def end_wait(state: EngineState, served: Served) -> int:
+    """End the first wait, whose time has come. Returns the request."""
     scalars = state.scalars
-    while scalars[FIRST_FETCHING] != NONE and served.status[scalars[FIRST_FETCHING]] == TIMED_OUT:
-        scalars[FIRST_FETCHING] = served.next_preempted[scalars[FIRST_FETCHING]]
-    if scalars[FIRST_FETCHING] == NONE:
-        return math.inf
-    return float(served.fetched_us[scalars[FIRST_FETCHING]])
+    request = scalars[FIRST_FETCHING]
+    scalars[FIRST_FETCHING] = served.next_preempted[request]
+    scalars[FETCHING] -= 1
+    scalars[ENDED] += 1
+    return int(request)
 
 
 @jit_stateful_inline
