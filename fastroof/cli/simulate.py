@@ -26,7 +26,8 @@ from fastroof.cli.options import Json, Model, parse_limits, warn_beyond_context
 from fastroof.cli.output import console, percent, print_facts, print_json, print_table, time_words
 from fastroof.cli.workload_options import WORKLOAD, asked_trace, print_left_out
 from fastroof.command_group import warn
-from fastroof.units import US_PER_S
+from fastroof.errors import SimulationError
+from fastroof.units import GB, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof import Simulation
@@ -201,6 +202,8 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
         again = f", {cache['found_again_tokens']:,} tokens after preemptions"
         evictions = f"{cache['evictions']:,} evictions"
         facts.append(("prefix cache", f"{percent(cache['hit_rate'])} of prompts{again}; {evictions}"))
+    if "kv_tiers" in answers:
+        facts += _tier_facts(answers["kv_tiers"])
     if "pools" in answers:
         pools = (
             f"{pool['replicas']} x tp {pool['tp']} {name} ({percent(pool['busy'])} busy)"
@@ -219,6 +222,18 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
     return facts
 
 
+def _tier_facts(tiers: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return where prompts were found, what the tiers sent and got, and how long was waited."""
+    shares = {"the GPU": tiers["gpu_hit_rate"]} | {one["name"]: one["hit_rate"] for one in tiers["tiers"]}
+    facts = [("found in", ", ".join(f"{name} {percent(share)}" for name, share in shares.items()))]
+    for one in tiers["tiers"]:
+        sizes = {key: f"{one[f'{key}_bytes'] / GB:,.4g} GB" for key in ("fetched", "written", "peak")}
+        words = f"{sizes['fetched']} fetched, {sizes['written']} stored, {sizes['peak']} held at most"
+        facts.append((f"KV tier {one['name']}", words))
+    waits = f"{tiers['request_wait_s']:,.4g} s of requests, {tiers['step_wait_s']:,.4g} s of steps"
+    return [*facts, ("waits for tiers", waits)]
+
+
 def _steps(answers: dict[str, Any]) -> str:
     return ", ".join(f"{answers[name]:,} of {words}" for name, words in _STEPS.items() if answers[name])
 
@@ -233,6 +248,7 @@ Examples:
   fastroof simulate --model llama-3.1-8b --rate 20 --input lognormal:1024:0.5 --output lognormal:200:0.7
   fastroof simulate --model llama-3.1-8b --rate 60 --replicas 4 --router least_outstanding
   fastroof simulate --model llama-3.1-8b --rate 20 --prefill-replicas 2 --decode-replicas 1 --kv-bandwidth 50
+  fastroof simulate --model llama-3.1-8b --trace mooncake.jsonl --kv-tiers vllm-offloading:200GB
   fastroof simulate --model llama-3.1-8b --rate 0.5 --turns 5 --calls uniform:1:10 --input 4000 --growth 500 \
       --think exponential:20 --tool 1.5 --system-prompt 2000
 
@@ -249,8 +265,10 @@ duration_s, arrivals_per_s, requests_per_s, input_tokens_per_s, output_tokens_pe
 output_tokens_per_s_per_gpu, steps, mixed_steps, prefill_steps, decode_steps, preemptions, running, waiting,
 kv_use [mean, peak], busy, warnings; with --slo goodput [limits, requests, share, requests_per_s, p99_within];
 with a simulated prefix cache prefix_cache [hit_rate, looked_up_tokens, found_tokens, found_again_tokens,
-evictions]; with sessions session_e2e_ms [mean, p50, p90, p95, p99] and sessions [sessions, finished,
-requests_each, by_turn: turn, requests, input_tokens, output_tokens, ttft_ms, e2e_ms]; near saturation or with
+evictions]; with --kv-tiers kv_tiers [gpu_hit_rate, tiers: name, hit_rate, found_tokens, fetched_bytes,
+written_bytes, evicted_bytes, peak_bytes; request_wait_s, step_wait_s]; with sessions session_e2e_ms [mean,
+p50, p90, p95, p99] and sessions [sessions, finished, requests_each, by_turn: turn, requests, input_tokens,
+output_tokens, ttft_ms, e2e_ms]; near saturation or with
 --range, range [relative_error, basis, near_saturation, amplification, flips, and pairs: faster, slower];
 with pools transfer_ms [mean, p50, p90, p95, p99], pools [prefill, decode:
 tp, replicas, steps, busy], and settings of a decode engine.
@@ -280,6 +298,16 @@ def simulate(
     given: GroupValues,
     replicas: Annotated[int, typer.Option(min=1, help="Number of engines that share the requests.")] = 1,
     routed: GroupValues,
+    kv_tiers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIERS",
+            help="Tiers of KV cache below a simulated prefix cache, with commas between: lmcache-cpu, "
+            "lmcache-disk, vllm-offloading, sglang-hicache, mooncake-store, or another name with its size "
+            "and bandwidth, then latency, write_back, write_through, wait, before_step, by_layer, prompts, "
+            "answers: host:200GB:50GB/s:20us:by_layer.  [default: none]",
+        ),
+    ] = None,
     pools: GroupValues,
     too_long: Annotated[
         str,
@@ -341,9 +369,12 @@ def simulate(
             replicas=replicas,
             routing=routed["router"],
             prefix_cache=routed["prefix_cache"],
+            kv_tiers=kv_tiers,
             seed=workload["seed"] or 0,
             on_too_long=too_long,
         )
+    elif kv_tiers is not None:
+        raise SimulationError("kv_tiers of pools of engines are not simulated; leave out one of them")
     else:
         from fastroof.simulation import simulate_disaggregated
 

@@ -285,6 +285,8 @@ def _simulate(
         timeout_us=timeout_us,
         time_scale=reals[TIME_SCALE],
         stop=scalars[NUM_SCALARS - 1 :],  # which nothing sets
+        num_tiers=0,
+        tiers=clock[:0],
     )
     # a plain trace has neither sessions nor a prefix cache
     none = firsts[:0]
@@ -292,7 +294,7 @@ def _simulate(
     requests = Requests(
         served_arrivals, prompts, outputs, cached, next_arrived, none, next_arrived[:0], none, clock[:0]
     )
-    outcome = Served(firsts_us, lasts_us, preempted, statuses, sent, next_preempted, place)
+    outcome = Served(firsts_us, lasts_us, preempted, statuses, sent, next_preempted, place, clock[:0])
     code = 0
     if count > 0:
         code = engine_run(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 __all__ = [
     "DisaggregatedSimulation",
     "EngineSettings",
+    "KvTier",
     "Link",
     "Simulation",
     "Trace",
@@ -24,6 +25,7 @@ __all__ = [
 if TYPE_CHECKING:
     from fastroof.simulation.deployment import simulate
     from fastroof.simulation.disaggregated import DisaggregatedSimulation, Link, simulate_disaggregated
+    from fastroof.simulation.kv_tiers import KvTier
     from fastroof.simulation.settings import EngineSettings
     from fastroof.simulation.simulation import Simulation
     from fastroof.simulation.trace import Trace
@@ -36,6 +38,7 @@ else:
     _MODULE_OF = {
         "DisaggregatedSimulation": "disaggregated",
         "EngineSettings": "settings",
+        "KvTier": "kv_tiers",
         "Link": "disaggregated",
         "Simulation": "simulation",
         "Trace": "trace",

@@ -11,6 +11,7 @@ import numpy as np
 from fastroof.arrow import facts_html, html_table
 from fastroof.columns import Column
 from fastroof.simulation.engine import STATUS_NAMES
+from fastroof.simulation.kv_tiers import tier_answers
 from fastroof.simulation.requests import RequestTimes, engine_use, gap_spread, gap_values_us, spread
 from fastroof.simulation.session_answers import session_results
 from fastroof.units import US_PER_MS, US_PER_S
@@ -58,6 +59,7 @@ def run_answers(trace: Trace, outcomes: Outcomes, times: RequestTimes, engines: 
         "preemptions": int(outcomes.counters["preemptions"]),
         **engine_use(outcomes, engines, over_us),
         **_prefix_cache(outcomes.counters),
+        **tier_answers(outcomes.tiers, outcomes.counters),
         **session_results(trace, outcomes, times),
     }
 

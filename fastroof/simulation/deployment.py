@@ -9,7 +9,8 @@ from fastroof.checks import one_of
 from fastroof.errors import SimulationError
 from fastroof.plan.compile import check_plan
 from fastroof.simulation.engine import refuse_too_long
-from fastroof.simulation.prompt_tree import source_of_hits
+from fastroof.simulation.kv_tiers import Tiers
+from fastroof.simulation.prompt_tree import GIVEN, source_of_hits
 from fastroof.simulation.replicas import POOLED_ROUTINGS, run_replicas
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.simulation import Simulation
@@ -43,6 +44,7 @@ def simulate(
     min_free_slots_delay: int | None = None,
     routing: str = "round_robin",
     prefix_cache: str = "auto",
+    kv_tiers: Any = None,
     seed: int = 0,
     on_too_long: str = "error",
     time_scale: float = 1.0,
@@ -82,6 +84,10 @@ def simulate(
         Where prefix hits come from: the trace's ``cached_tokens``, or a simulated cache that evicts the least
         recently used blocks. It finds prompts by the trace's ``hash_ids``, or else ``history_tokens``, and
         what preempted requests left. ``auto`` is ``lru`` for traces with one of them, else ``given``.
+    kv_tiers : str or sequence of KvTier, optional
+        Tiers below a simulated prefix cache, each a packaged name (``lmcache-cpu``, ``lmcache-disk``,
+        ``vllm-offloading``, ``sglang-hicache``, ``mooncake-store``) or another, with its size and bandwidth:
+        ``"vllm-offloading:200GB"``, ``"host:200GB:50GB/s,disk:2TB:6GB/s:80us"``. Each replica has its own.
     seed : int, default 0
         Seed of routings that draw.
     on_too_long : {"error", "reject"}
@@ -141,11 +147,13 @@ def simulate(
         prefill_decode_interval=prefill_decode_interval,
         min_free_slots_delay=min_free_slots_delay,
     )
+    tiers = Tiers.of_plan(kv_tiers, plan, settings)
+    if tiers.tiers and prefix_cache == GIVEN:
+        raise SimulationError('kv_tiers needs a simulated prefix cache: give prefix_cache="lru"')
     if on_too_long == "error":
         refuse_too_long(requests, settings, 'on_too_long="reject"')
-    run = partial(
-        run_replicas, plan, requests, settings, replicas, routing, seed=seed, prefix_cache=prefix_cache
-    )
+    given = {"seed": seed, "prefix_cache": prefix_cache, "tiers": tiers}
+    run = partial(run_replicas, plan, requests, settings, replicas, routing, **given)
     outcomes = run(time_scale=time_scale)
     return Simulation(
         plan,

@@ -55,7 +55,9 @@ from fastroof.compiled.simulation.state import (
     Requests,
     Served,
 )
+from fastroof.compiled.simulation.tiers import NUM_TIER_SCALARS
 from fastroof.errors import SimulationError, StoppedError
+from fastroof.simulation.kv_tiers import NO_TIERS, Tiers, TierUse, use_of, with_all_requests
 from fastroof.simulation.prompt_tree import GIVEN, LRU, has_identities, prompt_tree
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.trace import Trace
@@ -88,6 +90,7 @@ class Outcomes(NamedTuple):
     bin_us: float
     counters: dict[str, Any]
     cached_tokens: Ints | None = None
+    tiers: TierUse | None = None
 
 
 def added_up(counters: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -117,7 +120,11 @@ class Arrays(NamedTuple):
 
 
 def options_of(
-    settings: EngineSettings, trace: Trace, time_scale: float = 1.0, prefix_cache: str = GIVEN
+    settings: EngineSettings,
+    trace: Trace,
+    time_scale: float = 1.0,
+    prefix_cache: str = GIVEN,
+    tiers: Tiers = NO_TIERS,
 ) -> EngineOptions:
     """Return settings and a trace's clients as options of the loops."""
     if not is_number(time_scale) or not LEAST_SCALE <= float(time_scale) <= MOST_SCALE:
@@ -143,6 +150,8 @@ def options_of(
         timeout_us=settings.timeout_s * US_PER_S,
         time_scale=float(time_scale),
         stop=stop_flag(),
+        num_tiers=len(tiers.tiers),
+        tiers=tiers.rows,
     )
 
 
@@ -194,18 +203,19 @@ def new_state(
     count = len(requests.arrival_us)
     # of segments, tails and the end of the queue
     cells = len(requests.segments) + count + 1 if requests.rows[-1, FOUND] == NONE else 0
+    tiers = requests.rows.shape[1] - NUM_COLUMNS
     several = () if engines is None else (engines,)
     slots = min(settings.max_num_seqs, count)
     buckets = 1 << (longest + 4).bit_length()
     return EngineState(
-        scalars=np.zeros((*several, NUM_SCALARS), np.int64),
-        clock=np.zeros((*several, NUM_CLOCKS)),
+        scalars=np.zeros((*several, NUM_SCALARS + tiers * NUM_TIER_SCALARS), np.int64),
+        clock=np.zeros((*several, NUM_CLOCKS + tiers)),
         slots=np.zeros((*several, NUM_FIELDS, slots), np.int64),
         calendar=np.zeros((*several, 2, buckets), np.int32),
         due=np.zeros((*several, settings.block_size), np.int32),
         firsts=np.zeros((*several, FIRST_SIZE, slots), np.int32),
         fresh=np.zeros((*several, slots), np.int32),
-        cells=np.zeros((*several, cells, NUM_CELL_COLUMNS), np.int32),
+        cells=np.zeros((*several, cells, (1 + tiers) * NUM_CELL_COLUMNS + (tiers > 0)), np.int32),
     )
 
 
@@ -213,10 +223,11 @@ def new_arrays(settings: EngineSettings, requests: Requests, longest: int) -> Ar
     """Allocate the arrays of one engine."""
     count = len(requests.arrival_us)
     state = new_state(settings, requests, longest)
-    return Arrays(state, requests, new_served(settings, count), new_record())
+    has_tiers = requests.rows.shape[1] > NUM_COLUMNS
+    return Arrays(state, requests, new_served(settings, count, has_tiers), new_record())
 
 
-def new_served(settings: EngineSettings, count: int) -> Served:
+def new_served(settings: EngineSettings, count: int, has_tiers: bool = False) -> Served:
     """Allocate the outcomes of requests."""
     return Served(
         first_us=np.full(count, math.nan),
@@ -226,6 +237,7 @@ def new_served(settings: EngineSettings, count: int) -> Served:
         sent=np.zeros(count, np.int32),
         next_preempted=np.zeros(count, np.int32),
         place=np.full(count if settings.timeout_s < math.inf else 1, NONE, np.int32),
+        fetched_us=np.zeros(count if has_tiers else 0),
     )
 
 
@@ -236,7 +248,9 @@ def new_record() -> Record:
     )
 
 
-def arrays_of(trace: Trace, served: Bools | None = None, cached_block: int = 0) -> Requests:
+def arrays_of(
+    trace: Trace, served: Bools | None = None, cached_block: int = 0, num_tiers: int = 0
+) -> Requests:
     """Return a trace's requests, or some, as arrays of the loops; a cache has blocks of ``cached_block``."""
     cached_tokens = trace.cached_tokens
     segments: Ints = np.zeros((0, NUM_SEGMENT_COLUMNS), np.int32)
@@ -244,7 +258,7 @@ def arrays_of(trace: Trace, served: Bools | None = None, cached_block: int = 0) 
     arrival_us = trace.arrival_s[which] * US_PER_S
     count = len(arrival_us)
     is_used = cached_block > 0 or trace.is_closed or trace.has_parents
-    rows = np.zeros((count + 1 if is_used else 1, NUM_COLUMNS), np.int32)
+    rows = np.zeros((count + 1 if is_used else 1, NUM_COLUMNS + num_tiers), np.int32)
     followers, delay_us = np.zeros(0, np.int32), np.zeros(0)
     if cached_block:
         tree = prompt_tree(trace, cached_block)
@@ -316,16 +330,17 @@ def run_engine(
     *,
     time_scale: float = 1.0,
     prefix_cache: str = GIVEN,
+    tiers: Tiers = NO_TIERS,
 ) -> Outcomes:
     """Serve a trace with one engine."""
     rejected = too_long(trace, settings)
     some = bool(rejected.any())
-    requests = requests_of(trace, settings, ~rejected if some else None, prefix_cache)
+    requests = requests_of(trace, settings, ~rejected if some else None, prefix_cache, tiers)
     longest = int(trace.output_tokens.max())
     arrays = new_arrays(settings, requests, longest)
     state, _, served, record = arrays
     if len(requests.arrival_us):
-        options = options_of(settings, trace, time_scale, prefix_cache)
+        options = options_of(settings, trace, time_scale, prefix_cache, tiers)
         raise_stuck(engine_run(plan.arena, options, state, requests, served, record, settings.num_gpu_blocks))
     replica = np.zeros(len(requests.arrival_us), np.int32)
     outcomes = Outcomes(
@@ -340,13 +355,21 @@ def run_engine(
         float(record.width_us[0]),
         counters_of(state) | cache_counters(state.scalars, prefix_cache),
         requests.rows[:-1, FOUND].copy() if prefix_cache == LRU else None,
+        use_of(tiers, [state], requests),
     )
     return with_rejected(outcomes, trace, rejected) if some else outcomes
 
 
-def requests_of(trace: Trace, settings: EngineSettings, served: Bools | None, prefix_cache: str) -> Requests:
+def requests_of(
+    trace: Trace,
+    settings: EngineSettings,
+    served: Bools | None,
+    prefix_cache: str,
+    tiers: Tiers = NO_TIERS,
+) -> Requests:
     """Return a trace's requests, or some, as arrays of the loops for a source of prefix hits."""
-    return arrays_of(trace, served, settings.block_size if prefix_cache == LRU else 0)
+    block_size = settings.block_size if prefix_cache == LRU else 0
+    return arrays_of(trace, served, block_size, len(tiers.tiers))
 
 
 def with_rejected(outcomes: Outcomes, trace: Trace, rejected: Bools) -> Outcomes:
@@ -368,6 +391,7 @@ def with_rejected(outcomes: Outcomes, trace: Trace, rejected: Bools) -> Outcomes
         status=spread(outcomes.status, REJECTED),
         replica=spread(outcomes.replica, NONE),
         cached_tokens=None if outcomes.cached_tokens is None else spread(outcomes.cached_tokens, NONE),
+        tiers=None if outcomes.tiers is None else with_all_requests(outcomes.tiers, ~rejected),
     )
 
 
@@ -379,6 +403,6 @@ def cache_counters(scalars: Longs, prefix_cache: str) -> dict[str, Any]:
     """Return the counters of one prefix cache, or of several together; none without a cache."""
     if prefix_cache != LRU:
         return {}
-    counts = scalars.reshape(-1, NUM_SCALARS).sum(0)
+    counts = scalars.reshape(-1, scalars.shape[-1]).sum(0)
     places = (LOOKED_UP_TOKENS, FOUND_TOKENS, FOUND_AGAIN_TOKENS, EVICTIONS)
     return {name: int(counts[at]) for name, at in zip(FOUND_COUNTERS, places, strict=True)}

@@ -43,6 +43,7 @@ from fastroof.simulation.engine import (
     with_rejected,
 )
 from fastroof.simulation.front_end import run_behind
+from fastroof.simulation.kv_tiers import NO_TIERS, Tiers, TierUse, all_of, use_of
 from fastroof.simulation.prompt_tree import GIVEN, LRU
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.trace import Trace
@@ -97,6 +98,7 @@ def run_replicas(
     seed: int = 0,
     threads: int | None = None,
     prefix_cache: str = GIVEN,
+    tiers: Tiers = NO_TIERS,
 ) -> Outcomes:
     """Serve a trace with replicas of an engine, each with its plan's ranks and front end."""
     replicas = whole_number("replicas", replicas, most=MOST_REPLICAS, error=SimulationError)
@@ -112,6 +114,7 @@ def run_replicas(
             seed=seed,
             threads=threads,
             prefix_cache=prefix_cache,
+            tiers=tiers,
         )
 
     return run_behind(plan.profile.front_end, trace, settings, replicas * plan.layout.dp, run)
@@ -128,17 +131,20 @@ def run_schedulers(
     seed: int = 0,
     threads: int | None = None,
     prefix_cache: str = GIVEN,
+    tiers: Tiers = NO_TIERS,
 ) -> Outcomes:
     """Serve a trace with replicas of an engine, by their own clocks."""
     one_of("routing", routing, POOLED_ROUTINGS if prefix_cache == LRU else ROUTINGS, SimulationError)
     workers = usable_processors() if threads is None else threads
     workers = whole_number("threads", workers, error=SimulationError)
     if replicas == ranks_of(plan) == 1:
-        return run_engine(plan, trace, settings, time_scale=time_scale, prefix_cache=prefix_cache)
+        return run_engine(
+            plan, trace, settings, time_scale=time_scale, prefix_cache=prefix_cache, tiers=tiers
+        )
     rejected = too_long(trace, settings)
     some = bool(rejected.any())
-    requests = requests_of(trace, settings, ~rejected if some else None, prefix_cache)
-    options = options_of(settings, trace, time_scale, prefix_cache)
+    requests = requests_of(trace, settings, ~rejected if some else None, prefix_cache, tiers)
+    options = options_of(settings, trace, time_scale, prefix_cache, tiers)
     longest = int(trace.output_tokens.max())
     rules = rank_rules(plan)
 
@@ -150,13 +156,14 @@ def run_schedulers(
     if routing == "round_robin" and not has_feedback and replicas > 1:
         replica_of[:] = np.arange(count) % replicas
         fleet_of_one = partial(new_fleet, routing, settings, requests, longest, rules=rules)
-        run = partial(_share, plan.arena, options, arrays, replica_of, fleet_of_one)
+        run = partial(_share, plan.arena, options, arrays, replica_of, tiers, fleet_of_one)
         with ThreadPoolExecutor(min(workers, replicas)) as pool:
             # each thread sees the stop flag of this call
             contexts = [copy_context() for _ in range(replicas)]
             done = list(pool.map(lambda one, context: context.run(run, one), range(replicas), contexts))
-        record = merged([record for record, _ in done])
-        counters = added_up([counters for _, counters in done])
+        record = merged([record for record, _, _ in done])
+        counters = added_up([counters for _, counters, _ in done])
+        use = all_of([use for _, _, use in done], requests)
     else:
         drawn = np.random.default_rng(seed).integers(0, replicas, (2, count), np.int32)
         fleet = new_fleet(routing, settings, requests, longest, replicas, rules, drawn)
@@ -170,8 +177,9 @@ def run_schedulers(
             code = loops.replicas_run(plan.arena, options, *given)
         raise_stuck(code)
         counters = _counters(fleet.states, prefix_cache)
+        use = use_of(tiers, [fleet.states], requests)
     found = requests.rows[:-1, FOUND].copy() if prefix_cache == LRU else None
-    outcomes = _outcomes(requests, arrays.served, replica_of, record, counters, found)
+    outcomes = _outcomes(requests, arrays.served, replica_of, record, counters, found)._replace(tiers=use)
     return with_rejected(outcomes, trace, rejected) if some else outcomes
 
 
@@ -205,16 +213,18 @@ def _share(
     options: EngineOptions,
     arrays: Arrays,
     replica_of: Ints,
+    tiers: Tiers,
     fleet_of_one: Callable[[], loops.Fleet],
     replica: int,
-) -> tuple[Record, dict[str, Any]]:
+) -> tuple[Record, dict[str, Any], TierUse | None]:
     """Run one replica on its requests, which are known beforehand; writes only their elements."""
     fleet = fleet_of_one()
     empty = arrays.record
     record = Record(np.zeros_like(empty.gaps), np.zeros_like(empty.series), empty.width_us.copy())
     code = loops.share_run(arena, options, fleet, arrays.requests, arrays.served, record, replica, replica_of)
     raise_stuck(code)
-    return record, _counters(fleet.states, LRU if options.has_cache else GIVEN)
+    counters = _counters(fleet.states, LRU if options.has_cache else GIVEN)
+    return record, counters, use_of(tiers, [fleet.states], arrays.requests)
 
 
 def _counters(states: EngineState, prefix_cache: str) -> dict[str, Any]:

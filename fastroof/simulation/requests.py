@@ -285,6 +285,11 @@ def request_table(
     }
     found = outcomes.cached_tokens
     shown = REQUEST_COLUMNS if found is None else (*REQUEST_COLUMNS, CACHED_COLUMN)
+    if outcomes.tiers is not None:
+        for i, tier in enumerate(outcomes.tiers.tiers):
+            column = f"tokens_from_{tier.name}"
+            shown = (*shown, Column(column, "int", "tokens", f"those of them in KV tier {tier.name}", 0))
+            values[column] = outcomes.tiers.tokens[:, i]
     if trace.has_parents:
         shown = (*shown, *TURN_COLUMNS)
         values |= {"session": trace.session, "turn": trace.turns}

@@ -16,6 +16,7 @@ from fastroof.caching import lazy_property
 from fastroof.errors import BatchError, SimulationError
 from fastroof.simulation import step_range
 from fastroof.simulation.answers import answers_html, duration_us, run_answers
+from fastroof.simulation.kv_tiers import tier_notes
 from fastroof.simulation.replicas import engines_of
 from fastroof.simulation.requests import (
     RequestTimes,
@@ -262,9 +263,10 @@ class Simulation(ArrowRows):
         -------
         pyarrow.Table
             ``arrival_s``, ``input_tokens``, ``output_tokens``, ``ttft_ms``, ``tpot_ms``, ``e2e_ms`` (null
-            without such a time), ``preemptions``, ``replica``, ``status`` (finished, timed_out or rejected)
-            and, with a simulated prefix cache, ``cached_tokens`` found at the first admission; with sessions
-            ``session`` and ``turn``. Fields have units and meanings as metadata, the table its inputs.
+            without such a time), ``preemptions``, ``replica``, ``status`` (finished, timed_out or rejected);
+            with a simulated prefix cache ``cached_tokens`` found at the first admission, of which
+            ``tokens_from_NAME`` in each KV tier; with sessions ``session`` and ``turn``. Fields have units
+            and meanings as metadata, the table its inputs.
         """
         return request_table(self.trace, self.outcomes, self.times, self.made_from)
 
@@ -366,7 +368,9 @@ class Simulation(ArrowRows):
             and ``kv_use``, each ``{mean, peak}``, means over the duration; ``busy``, the share of it in which
             steps ran; ``warnings``, sentences. With a simulated prefix cache ``prefix_cache``: its
             ``hit_rate``, ``found_tokens`` over ``looked_up_tokens`` of prompts at their first admission;
-            ``found_again_tokens``, after preemptions; ``evictions`` of blocks. With sessions
+            ``found_again_tokens``, after preemptions; ``evictions`` of blocks. With KV tiers ``kv_tiers``:
+            shares of prompts found in the GPU and in each of ``tiers``, bytes that it sent, got and lost and
+            had at most, and how long requests and steps waited for them. With sessions
             ``session_e2e_ms``, from the first arrival of a session to its last token, over those whose
             requests all finished; and ``sessions``: how many, ``finished``, ``requests_each``, and
             ``by_turn`` requests, mean tokens, ``ttft_ms`` and ``e2e_ms`` of each (the 32nd: all later ones).
@@ -392,6 +396,8 @@ class Simulation(ArrowRows):
             if with_range or found["near_saturation"] or found["flips"] or not self.step_error.is_known:
                 answers["range"] = found
         notes = run_notes(self.trace, self.outcomes, self.times)
+        duration_s = answers["duration_s"]
+        notes += tier_notes(self.outcomes.tiers, self.replicas, duration_s)
         answers["warnings"] = [*notes, *range_notes(answers.get("range"))]
         return answers
 

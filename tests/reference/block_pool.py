@@ -147,13 +147,17 @@ class PooledScheduler(Scheduler):
 
     def _run(self, step: Step, request: Request, new: int, *, is_prompt: bool) -> None:
         if request.computed == request.started and is_prompt:
-            if request.index in self.first_found:
-                self.found_again_tokens += request.computed
-            self.first_found.setdefault(request.index, request.computed)
+            self._count_found(request)
         super()._run(step, request, new, is_prompt=is_prompt)
         request.has_decoded = not is_prompt
         if is_prompt:
             self._keep(request, min(request.computed, request.prompt))
+
+    def _count_found(self, request: Request) -> None:
+        """Count what a request found that begins now."""
+        if request.index in self.first_found:
+            self.found_again_tokens += request.computed
+        self.first_found.setdefault(request.index, request.computed)
 
     def _keep(self, request: Request, known: int) -> None:
         table = self.tables[request.index]

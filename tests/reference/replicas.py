@@ -72,7 +72,9 @@ class Ranks:
         hides_host = plan.profile.scheduling.hides_host
         return cls(plan.profile.data_parallel, kernels.step_scalar, experts_us, floor_us, hides_host)
 
-    def note_times(self, made: Sequence[Step], before: Sequence[Step] | None) -> None:
+    def note_times(
+        self, made: Sequence[Step], before: Sequence[Step] | None, schedulers: Sequence[Scheduler]
+    ) -> None:
         """Note the time of each rank's own step, us, where experts compute what all ranks have."""
         dp = len(made)
         tokens = [sum(step.new_tokens) if step.requests else self.said.idle_tokens for step in made]
@@ -87,6 +89,7 @@ class Ranks:
                 step.host_us = max(self.floor_us - (last.time_us - last.host_us if last else 0.0), 0.0)
             own = self.experts_us(dp * sum(step.new_tokens), is_of_decodes(step))
             us = max(self.step_us(step.new_tokens, step.context_len), step.host_us)
+            us = schedulers[rank].with_fetches(us)
             us += self.experts_us(seen, is_decode) - own
             step.time_us = max(us, step.host_us)
 
@@ -117,6 +120,8 @@ class Engine:
     rules: Ranks | None = None
     trace: Any = None
     """What is served, if each rank has a prefix cache."""
+    scheduler: Callable[[], Any] | None = None
+    """Makes the scheduler of each rank, if these are others."""
     given: int = 0
     """Requests that its ranks were given."""
     held_steps: int = 0
@@ -134,10 +139,12 @@ class Engine:
     queue: deque[list[Step]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.schedulers: list[Any] = [
-            Scheduler(self.settings) if self.trace is None else PooledScheduler(self.settings, self.trace)
-            for _ in range(self.ranks)
-        ]
+        make = self.scheduler or (
+            (lambda: Scheduler(self.settings))
+            if self.trace is None
+            else (lambda: PooledScheduler(self.settings, self.trace))
+        )
+        self.schedulers: list[Any] = [make() for _ in range(self.ranks)]
         self.given_up: list[Request] = []
         """Requests whose clients gave up before they were admitted."""
         self.pushed = 0
@@ -145,7 +152,9 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        return len(self.sent) + sum(not self._drains(one) for rank in self.schedulers for one in rank.waiting)
+        here = sum(not self._drains(one) for rank in self.schedulers for one in rank.waiting)
+        fetching = [one for rank in self.schedulers for one in rank.fetching if one[1].status is None]
+        return len(self.sent) + here + len(fetching)
 
     @property
     def running(self) -> int:
@@ -179,7 +188,9 @@ class Engine:
         """When its next event is."""
         if self.queue:
             return self.end_us
-        return max(self.now_us, self.sent[0].arrival_us) if self.sent else math.inf
+        times_us = [one.arrival_us for one in [*self.sent][:1]]
+        times_us += [rank.idle_until_us for rank in self.schedulers if rank.fetching]
+        return max(self.now_us, min(times_us)) if times_us else math.inf
 
     def advance(self, until_us: float) -> None:
         """Do all that happens before a time."""
@@ -211,7 +222,10 @@ class Engine:
         """Let requests in that have arrived."""
         while self.sent and self.sent[0].arrival_us <= self.now_us:
             rule = self.rules.said.assignment if self.rules else "least_load"
-            has = [(len(rank.waiting), len(rank.running), rank.blocks) for rank in self.schedulers]
+            has = [
+                (len(rank.waiting) + len(rank.fetching), len(rank.running), rank.blocks)
+                for rank in self.schedulers
+            ]
             self.schedulers[assigned(rule, has, self.given)].arrive(self.sent.popleft())
             self.given += 1
 
@@ -230,7 +244,13 @@ class Engine:
         """Make steps until one runs and, with asynchronous scheduling, one more is made."""
         self.arrive()
         while len(self.queue) < (2 if self.settings.async_scheduling else 1):
+            for rank in self.schedulers:
+                rank.now_us = self.now_us
             begins = self._prompts_begin()
+            for rank in self.schedulers:
+                rank.begins_us = self.now_us
+                if self.queue:
+                    rank.begins_us += max(self._times_us(self.queue[0]))
             made = [rank.make_step(admits=begins, pauses=self._pauses(rank)) for rank in self.schedulers]
             if not any(step.requests for step in made):
                 was_pause = self.in_a_row < self.free_from
@@ -240,7 +260,11 @@ class Engine:
                     break
                 continue
             if self.rules is not None:
-                self.rules.note_times(made, self.queue[-1] if self.queue else None)
+                self.rules.note_times(made, self.queue[-1] if self.queue else None, self.schedulers)
+            else:
+                for rank, step in zip(self.schedulers, made, strict=True):
+                    if step.requests:
+                        step.time_us = rank.with_fetches(self.step_us(step.new_tokens, step.context_len))
             self.queue.append(made)
             self.in_a_row += 1
             if any(any(step.is_prompt) for step in made):
@@ -249,9 +273,7 @@ class Engine:
             self.end_us = self.now_us + max(self._times_us(self.queue[0]))
 
     def _times_us(self, made: Sequence[Step]) -> list[float]:
-        if self.rules is not None:
-            return [step.time_us for step in made if step.requests]
-        return [self.step_us(one.new_tokens, one.context_len) for one in made if one.requests]
+        return [step.time_us for step in made if step.requests]
 
     def _pauses(self, rank: Scheduler) -> bool | None:
         """Whether a rank's prompts wait: all ranks count the same steps; None of an engine by itself."""
@@ -431,9 +453,10 @@ def run_engines(
     ranks: int = 1,
     rules: Ranks | None = None,
     trace: Any = None,
+    scheduler: Callable[[], Any] | None = None,
 ) -> Served:
     """Serve requests, sorted by arrival, by so many engines of a kind."""
-    engines = [Engine(settings, step_us, ranks, rules, trace) for _ in range(replicas)]
+    engines = [Engine(settings, step_us, ranks, rules, trace, scheduler) for _ in range(replicas)]
     replica = []
     for index, request in enumerate(requests):
         for engine in engines:
@@ -458,13 +481,14 @@ def run_closed_loop(
     ranks: int = 1,
     rules: Ranks | None = None,
     trace: Any = None,
+    scheduler: Callable[[], Any] | None = None,
 ) -> Served:
     """Serve sessions, or clients who send a request ``think_us`` after the end of their last, event by event.
 
     Of engines whose steps end at one time, the first goes first; of an engine's instants, the requests that
     it ends free its room, their clients' next ones are routed, then its next step is made.
     """
-    engines = [Engine(settings, step_us, ranks, rules, trace) for _ in range(replicas)]
+    engines = [Engine(settings, step_us, ranks, rules, trace, scheduler) for _ in range(replicas)]
     timeout_us = settings.timeout_s * US_PER_S
     freed: set[int] = set()
     unsent = deque(requests if clients else ())

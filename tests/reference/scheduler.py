@@ -107,6 +107,10 @@ class Scheduler:
         self.came = 0
         self.prompt_step: int | None = None
         """The last step that computed a prompt; a prompt with one token to compute is a decode to vLLM."""
+        self.now_us = self.begins_us = 0.0
+        """The time, and when the step that is made next begins."""
+        self.fetching: list[Any] = []
+        """Requests that wait for blocks from tiers of KV cache, which this one does not have."""
         self.is_backlogged = False
         """Whether requests waited after the last step that prompts were free to join."""
 
@@ -164,6 +168,15 @@ class Scheduler:
         if new > budget and not settings.chunked_prefill:
             return False
         return max(map(self.needs, self._tokens_asked(request, context + min(new, budget)))) <= self.free
+
+    @property
+    def idle_until_us(self) -> float:
+        """When something happens to those that wait for blocks, if no step runs."""
+        return math.inf
+
+    def with_fetches(self, step_us: float) -> float:
+        """What a step takes with what it waits for."""
+        return step_us
 
     def cached(self, request: Request) -> int:
         """Tokens that a request that waits need not compute."""
@@ -390,12 +403,14 @@ def serve(
             if request.deadline_us <= until_us:
                 leave(request, TIMED_OUT)
 
-    while coming or engine.waiting or engine.running or queue:
+    while coming or engine.waiting or engine.running or engine.fetching or queue:
         arrive(now_us)
         give_up(now_us)
         # clients that take no time to think are back at once
         arrive(now_us)
         while len(queue) < depth:
+            engine.now_us = now_us
+            engine.begins_us = now_us + queue[-1].time_us if queue else now_us
             made = engine.make_step()
             if not made.requests:
                 break
@@ -404,8 +419,13 @@ def serve(
                 hidden_us = queue[-1].time_us - queue[-1].host_us if queue else 0.0
                 made.host_us = max(host_us * time_scale - hidden_us, 0.0)
                 made.time_us = max(made.time_us, made.host_us)
+            made.time_us = engine.with_fetches(made.time_us)
             queue.append(made)
         if not queue:
+            if engine.fetching:
+                arrivals = [request.arrival_us for request in [*coming][:1]]
+                now_us = max(now_us, min([engine.idle_until_us, *arrivals]))
+                continue
             if engine.waiting:
                 raise RuntimeError(f"{len(engine.waiting)} requests wait for ever")
             if not coming:

@@ -90,7 +90,7 @@ def test_each_replica_is_an_engine_of_its_requests(plan, seed, routing, replicas
         assert (got.replica == np.arange(len(trace)) % replicas).all()
 
 
-def naively(plan, trace, settings, replicas, routing, seed):
+def naively(plan, trace, settings, replicas, routing, seed, scheduler=None):
     """Serve with naive engines with caches, whose ranks step together or are engines by themselves."""
     dp, rules = plan.layout.dp, Ranks.of_plan(plan)
     route, engines, ranks = test_replicas.route_of(routing, trace, replicas, seed), replicas, dp
@@ -99,7 +99,7 @@ def naively(plan, trace, settings, replicas, routing, seed):
         route = ranks_apart(route, dp, plan.profile.data_parallel.assignment)
     step_us = partial(test_replicas.step_us, plan)
     given = requests_of(trace, settings), settings, step_us, engines, route
-    more = {"ranks": ranks, "rules": rules, "trace": trace}
+    more = {"ranks": ranks, "rules": rules, "trace": trace, "scheduler": scheduler}
     if trace.clients is None and not trace.has_parents:
         served = run_engines(*given, **more)
     else:

@@ -39,6 +39,7 @@ from fastroof.compiled.simulation.state import (
     DECODES,
     DONE_PLACE,
     END,
+    FETCHING,
     FILLED,
     FIRST_SLOT,
     FLIGHT_DECODES,
@@ -91,6 +92,7 @@ from fastroof.compiled.simulation.state import (
     release_next,
     restart,
 )
+from fastroof.compiled.simulation.tiers import fetched_us
 from fastroof.compiled.steps import (
     PlanParts,
     WindowParts,
@@ -102,14 +104,17 @@ from fastroof.compiled.steps import (
 
 
 @jit_stateful_inline
-def _is_steady(state: EngineState, options: EngineOptions, plan: PlanParts) -> bool:
+def _is_steady(state: EngineState, options: EngineOptions, served: Served, plan: PlanParts) -> bool:
     """Whether every running request decodes, no waiting one can start, and the step in flight is the same."""
     scalars = state.scalars
     if scalars[DECODES] == 0 or scalars[PARTIAL] != NONE or scalars[FRESH] > 0:
         return False
     if plan.decode.form != FORM_LATENCY:
         return False
-    if scalars[WAITING] > 0 and scalars[RUNNING] < options.max_seqs:
+    waits = scalars[WAITING] > scalars[FETCHING] or (
+        scalars[FETCHING] > 0 and fetched_us(state, served) <= state.clock[NOW]
+    )
+    if waits and scalars[RUNNING] < options.max_seqs:
         return False
     if options.depth == 1:
         return True
@@ -130,11 +135,12 @@ def run_decodes(
     plan: PlanParts,
     options: EngineOptions,
     state: EngineState,
+    served: Served,
     record: Record,
     horizon_us: float,
 ) -> None:
     """Run decode steps that end before ``horizon_us`` while nothing arrives."""
-    if not _is_steady(state, options, plan):
+    if not _is_steady(state, options, served, plan):
         return
     scalars, clock = state.scalars, state.clock
     decodes, kv_sum = scalars[DECODES], scalars[KV_SUM]
@@ -242,7 +248,7 @@ def _finish(
         if not options.reserves_output:
             held = blocks_of(tokens, options)
         if options.has_cache > 0:
-            release_chain(state, requests, request, held, tokens // options.block_size)
+            release_chain(state, options, requests, request, held, tokens // options.block_size)
         else:
             state.scalars[FREE] += held
         unlink_order(state, slot, LAST)
@@ -347,8 +353,10 @@ def complete_step(
 
 
 @jit_stateful_inline
-def _next_event_us(state: EngineState, options: EngineOptions, requests: Requests, until_us: float) -> float:
-    """Return the time of the next event other than the end of a step: arrival, time-out or ``until_us``."""
+def next_event_us(
+    state: EngineState, options: EngineOptions, requests: Requests, served: Served, until_us: float
+) -> float:
+    """Return the time of the next arrival, time-out or end of a fetch, or ``until_us``."""
     scalars = state.scalars
     event_us = until_us
     if scalars[ARRIVED] != NONE:
@@ -357,7 +365,18 @@ def _next_event_us(state: EngineState, options: EngineOptions, requests: Request
         event_us = min(event_us, coming_us(requests))
     if options.timeout_us < math.inf and scalars[DEADLINE] != NONE:
         event_us = min(event_us, requests.arrival_us[scalars[DEADLINE]] + options.timeout_us)
+    if options.num_tiers > 0 and fetched_us(state, served) > state.clock[NOW]:
+        event_us = min(event_us, fetched_us(state, served))
     return event_us
+
+
+@jit_stateful_inline
+def idle_until_us(state: EngineState, options: EngineOptions, requests: Requests, served: Served) -> float:
+    """Return when an engine without a step goes on, some of whose requests wait for fetches, us."""
+    now_us = state.clock[NOW]
+    if fetched_us(state, served) <= now_us:
+        return float(now_us)
+    return max(now_us, next_event_us(state, options, requests, served, math.inf))
 
 
 @jit_stateful_inline
@@ -382,7 +401,8 @@ def _between_steps(
         if options.has_parents > 0:
             take_coming(state, requests, now_us, False)
             see_arrivals(state, requests, now_us)
-    run_decodes(arena, plan, options, state, record, _next_event_us(state, options, requests, until_us))
+    horizon_us = next_event_us(state, options, requests, served, until_us)
+    run_decodes(arena, plan, options, state, served, record, horizon_us)
     now_us = clock[NOW]
     holds_prompts = options.pause_steps + options.min_free_slots > 0
     while scalars[IN_FLIGHT] < options.depth:
@@ -425,11 +445,14 @@ def advance(
                 time_out(state, options, requests, served, plan.window, now_us, True)
             complete_step(state, options, requests, served, record, now_us)
         else:
-            if scalars[WAITING] > 0:
+            if scalars[FETCHING] > 0:
+                now_us = idle_until_us(state, options, requests, served)
+            elif scalars[WAITING] > 0:
                 return CODE_STUCK
-            now_us = begin_us(state, requests)
-            if options.has_parents > 0:
-                now_us = min(now_us, max(clock[NOW], coming_us(requests)))
+            else:
+                now_us = begin_us(state, requests)
+                if options.has_parents > 0:
+                    now_us = min(now_us, max(clock[NOW], coming_us(requests)))
             if now_us >= until_us:
                 return 0
             clock[NOW] = now_us

@@ -15,6 +15,7 @@ from fastroof.compiled.simulation.state import (
     DONE_PLACE,
     END,
     ENTERED,
+    FETCHING_PLACE,
     FILLED,
     FINISH,
     FLIGHT_DECODES,
@@ -118,7 +119,7 @@ def _free_blocks(state: EngineState, options: EngineOptions, requests: Requests,
         return
     known = _known_tokens(state, options, requests, slot) // options.block_size
     request = state.slots[REQUEST, slot]
-    release_chain(state, requests, request, held, known)
+    release_chain(state, options, requests, request, held, known)
 
 
 @jit_stateful_inline
@@ -242,6 +243,9 @@ def _drop(
         if last_us == ending_us:
             # it was preempted while its token was in flight, in the step that ends now
             scalars[FLIGHT_DECODES + scalars[OLDEST]] -= 1
+        return
+    if slot == FETCHING_PLACE:
+        # its blocks are freed when its fetch has ended
         return
     if slots[HELD, slot] != GONE:
         _free_blocks(state, options, requests, slot)

@@ -17,7 +17,8 @@ These are the rules of vLLM V1 (vllm/v1/core/block_pool.py), with two difference
 that is found again in another one, and reuses blocks without a key in the order in which they were freed.
 
 An engine counts free blocks with those in the queue, and takes blocks without saying which. So the queue is
-settled late: blocks that it holds beyond the free ones are gone. Decode steps cost nothing more.
+settled late: blocks that it holds beyond the free ones are gone. Decode steps cost nothing more. Blocks
+that are gone may be in a tier (``tiers``).
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ from fastroof.compiled.simulation.state import (
     STOP,
     TAIL_PARENT,
     TAIL_START,
+    EngineOptions,
     EngineState,
     Requests,
 )
+from fastroof.compiled.simulation.tiers import give_up, store_evicted, store_freed, trim
 
 
 @jit_stateful_inline
@@ -71,7 +74,7 @@ def _unqueue(scalars: Longs, cells: Ints, segment: int) -> int:
 
 
 @jit_stateful
-def _evict(scalars: Longs, cells: Ints, blocks: int) -> None:
+def _evict(scalars: Longs, cells: Ints, options: EngineOptions, blocks: int) -> None:
     end = cells.shape[0] - 1
     scalars[EVICTIONS] += blocks
     scalars[QUEUED] -= blocks
@@ -80,18 +83,23 @@ def _evict(scalars: Longs, cells: Ints, blocks: int) -> None:
         gone = min(cells[segment, CACHED], blocks)
         cells[segment, CACHED] -= gone
         blocks -= gone
+        if options.num_tiers > 0:
+            kept = cells[segment, CACHED]
+            store_evicted(scalars, cells, options, segment, kept, kept + gone)
         if cells[segment, CACHED] == 0:
             newer = cells[segment, NEWER]
             cells[end, NEWER] = newer
             cells[newer, OLDER] = end
+    if options.num_tiers > 0:
+        trim(scalars, cells, options)
 
 
 @jit_stateful_inline
-def settle(scalars: Longs, cells: Ints) -> None:
+def settle(scalars: Longs, cells: Ints, options: EngineOptions) -> None:
     """Forget the blocks of the queue that were taken since."""
     beyond = scalars[QUEUED] - scalars[FREE]
     if beyond > 0:
-        _evict(scalars, cells, beyond)
+        _evict(scalars, cells, options, beyond)
 
 
 @jit_stateful
@@ -138,9 +146,11 @@ def hold_chain(state: EngineState, requests: Requests, request: int, found: int)
 
 
 @jit_stateful
-def publish_blocks(cells: Ints, requests: Requests, request: int, first: int, stop: int) -> None:
+def publish_blocks(
+    state: EngineState, options: EngineOptions, requests: Requests, request: int, first: int, stop: int
+) -> None:
     """Let blocks of a request's chain be found, from ``first`` to ``stop``."""
-    segments = requests.segments
+    cells, segments = state.cells, requests.segments
     stop = min(stop, requests.rows[request, TAIL_START])
     if stop <= first:
         return
@@ -151,20 +161,39 @@ def publish_blocks(cells: Ints, requests: Requests, request: int, first: int, st
         if more > 0:
             cells[segment, CACHED] = filled
             requests.rows[request, SHARED] += more
+            if options.num_tiers > 0:
+                give_up(state.scalars, cells, options, segment, filled)
         segment = segments[segment, PARENT]
 
 
 @jit_stateful
-def release_chain(state: EngineState, requests: Requests, request: int, held: int, known: int) -> None:
+def publish_fetched(
+    state: EngineState, options: EngineOptions, requests: Requests, request: int, found: int, reached: int
+) -> None:
+    """Let blocks of a request that are fetched, from ``found`` to ``reached``, be found in the GPU."""
+    publish_blocks(state, options, requests, request, found, reached)
+    tail_blocks = reached - requests.rows[request, TAIL_START]
+    if tail_blocks > 0:
+        tail = requests.segments.shape[0] + request
+        give_up(state.scalars, state.cells, options, tail, tail_blocks)
+
+
+@jit_stateful
+def release_chain(
+    state: EngineState, options: EngineOptions, requests: Requests, request: int, held: int, known: int
+) -> None:
     """Free the ``held`` blocks of a request, of which ``known`` can be found."""
     scalars, cells, segments = state.scalars, state.cells, requests.segments
-    settle(scalars, cells)
+    settle(scalars, cells, options)
     tail_start = requests.rows[request, TAIL_START]
-    publish_blocks(cells, requests, request, 0, known)
+    prompt = requests.input_tokens[request] // options.block_size
+    publish_blocks(state, options, requests, request, 0, known)
     free = held - requests.rows[request, SHARED]
     tail = segments.shape[0] + request
     cells[tail, CACHED] = max(known - tail_start, 0)
     _queue(scalars, cells, tail)
+    if options.num_tiers > 0:
+        store_freed(scalars, cells, options, tail, tail_start, prompt)
     segment = requests.rows[request, TAIL_PARENT]
     while segment != ROOT:
         cells[segment, HOLDERS] -= 1
@@ -172,5 +201,9 @@ def release_chain(state: EngineState, requests: Requests, request: int, held: in
             break
         free += cells[segment, CACHED]
         _queue(scalars, cells, segment)
+        if options.num_tiers > 0:
+            store_freed(scalars, cells, options, segment, segments[segment, START], prompt)
         segment = segments[segment, PARENT]
+    if options.num_tiers > 0:
+        trim(scalars, cells, options)
     scalars[FREE] += free

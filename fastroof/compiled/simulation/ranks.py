@@ -20,7 +20,7 @@ from fastroof.compiled.expert_rows import (
     wait_for_others_us,
 )
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
-from fastroof.compiled.simulation.engine import complete_step
+from fastroof.compiled.simulation.engine import complete_step, idle_until_us
 from fastroof.compiled.simulation.preemption import time_out
 from fastroof.compiled.simulation.scheduling import (
     decodes_run,
@@ -35,6 +35,7 @@ from fastroof.compiled.simulation.state import (
     CODE_STUCK,
     DECODES,
     END,
+    FETCHING,
     FLIGHT_DECODES,
     FLIGHT_FIRSTS,
     FLIGHT_HOST_US,
@@ -126,13 +127,21 @@ def push_to_group(group: RankGroup, requests: Requests, request: int) -> None:
 
 
 @jit_stateful_inline
-def group_next_us(states: EngineState, group: RankGroup, requests: Requests) -> float:
-    """Return the time of the next event: a step's end, the next arrival if idle, or inf."""
+def group_next_us(
+    states: EngineState, options: EngineOptions, group: RankGroup, requests: Requests, served: Served
+) -> float:
+    """Return the next time: a step's end or, if idle, the next arrival or end of a fetch, or inf."""
     if group.scalars[GROUP_IN_FLIGHT] > 0:
         return float(group.clock[GROUP_END])
-    if group.scalars[FIRST_SENT] == NONE:
-        return math.inf
-    return max(float(states.clock[0, NOW]), float(requests.arrival_us[group.scalars[FIRST_SENT]]))
+    next_us = math.inf
+    if group.scalars[FIRST_SENT] != NONE:
+        next_us = max(float(states.clock[0, NOW]), float(requests.arrival_us[group.scalars[FIRST_SENT]]))
+    if options.num_tiers > 0:
+        for rank in range(states.scalars.shape[0]):
+            if states.scalars[rank, FETCHING] > 0:
+                state = engine_of(states, rank)
+                next_us = min(next_us, idle_until_us(state, options, requests, served))
+    return next_us
 
 
 @jit_stateful
@@ -197,7 +206,9 @@ def group_step_end(
     if has_step:
         scalars[GROUP_OLDEST] = 1 - flight
         scalars[GROUP_IN_FLIGHT] -= 1
-        clock[GROUP_END] = now_us + clock[GROUP_FLIGHT_US + scalars[GROUP_OLDEST]]
+        clock[GROUP_END] = now_us
+        if scalars[GROUP_IN_FLIGHT] > 0:
+            clock[GROUP_END] += clock[GROUP_FLIGHT_US + scalars[GROUP_OLDEST]]
     for rank in range(states.scalars.shape[0]):
         state = engine_of(states, rank)
         state.clock[NOW] = now_us
@@ -206,6 +217,7 @@ def group_step_end(
             time_out(state, options, requests, served, plan.window, now_us, True)
         if has_step and group.takes_part[flight, rank]:
             complete_step(state, options, requests, served, record, now_us)
+        if has_step:
             # the next step takes as long as the longest rank's
             state.clock[END] = clock[GROUP_END]
         left += state.scalars[NUM_FINISHED] + state.scalars[NUM_TIMED_OUT] - before
@@ -364,12 +376,13 @@ def group_schedule(
                 states.clock[rank, END] = clock[GROUP_END]
         scalars[GROUP_IN_FLIGHT] += 1
         scalars[GROUP_STEPS] += 1
-    running, waiting, blocks, new_tokens, tokens = 0, 0, 0, 0, 0
+    running, waiting, fetching, blocks, new_tokens, tokens = 0, 0, 0, 0, 0, 0
     oldest = scalars[GROUP_OLDEST]
     for rank in range(ranks):
         state = engine_of(states, rank).scalars
         running += state[RUNNING]
         waiting += state[WAITING]
+        fetching += state[FETCHING]
         blocks += state[NUM_BLOCKS] - state[FREE]
         if scalars[GROUP_IN_FLIGHT] > 0 and group.takes_part[oldest, rank]:
             flight = state[OLDEST]
@@ -378,7 +391,7 @@ def group_schedule(
     if scalars[GROUP_IN_FLIGHT] > 0:
         add_interval(record, now_us, clock[GROUP_END], running, waiting, blocks, (new_tokens, tokens))
         return 0
-    return CODE_STUCK if waiting > 0 else 0
+    return CODE_STUCK if waiting > 0 and fetching == 0 else 0
 
 
 @jit_stateful
@@ -397,7 +410,7 @@ def advance_ranks(
     while True:
         if options.stop[0] != 0:
             return CODE_STOPPED
-        now_us = group_next_us(states, group, requests)
+        now_us = group_next_us(states, options, group, requests, served)
         if now_us >= until_us:
             return 0
         group_step_end(plan, options, states, group, requests, served, record, now_us)

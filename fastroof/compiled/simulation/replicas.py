@@ -158,7 +158,7 @@ def _blocks_to_come(
         ranks = _ranks_of(fleet, engine)
         for rank in range(ranks.scalars.shape[0]):
             scalars, cells = ranks.scalars[rank], ranks.cells[rank]
-            settle(scalars, cells)
+            settle(scalars, cells, options)
             found = max(found, find_blocks(cells, requests, request)[0])
             waiting -= scalars[LOOKED_UP_TOKENS] + scalars[GIVEN_UP_TOKENS]
     held = min(found, (tokens - 1) // options.block_size) * options.block_size
@@ -377,7 +377,9 @@ def feedback_run(
         first = 0
         now_us = math.inf
         for engine in range(len(fleet.router.pushed)):
-            next_us = group_next_us(_ranks_of(fleet, engine), group_of(fleet.groups, engine), requests)
+            next_us = group_next_us(
+                _ranks_of(fleet, engine), options, group_of(fleet.groups, engine), requests, served
+            )
             if next_us < now_us:
                 first = engine
                 now_us = next_us

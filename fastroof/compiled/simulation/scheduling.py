@@ -13,8 +13,16 @@ import math
 from fastroof.arrays import Floats
 from fastroof.compiled.jit import jit_stateful_inline
 from fastroof.compiled.request_sums import StepSums, WindowSums, no_window_sums, with_request
+from fastroof.compiled.simulation.lookup import (
+    find_cached,
+    find_fetched,
+    hold_cached,
+    next_fetched,
+    publish_chunk,
+    start_fetch,
+)
 from fastroof.compiled.simulation.preemption import leave_decodes, preempt_last
-from fastroof.compiled.simulation.prefix_cache import find_blocks, hold_chain, publish_blocks, settle
+from fastroof.compiled.simulation.prefix_cache import publish_fetched
 from fastroof.compiled.simulation.slots import (
     StepCounts,
     admit,
@@ -34,8 +42,6 @@ from fastroof.compiled.simulation.state import (
     FINISH,
     FIRST_SLOT,
     FOUND,
-    FOUND_AGAIN_TOKENS,
-    FOUND_TOKENS,
     FREE,
     FRESH_AT,
     GOES_ON,
@@ -47,7 +53,6 @@ from fastroof.compiled.simulation.state import (
     IN_FLIGHT,
     IS_BACKLOGGED,
     KV_SUM,
-    LOOKED_UP_TOKENS,
     NONE,
     NOW,
     OLDEST,
@@ -69,6 +74,14 @@ from fastroof.compiled.simulation.state import (
     Served,
     blocks_of,
     in_block,
+)
+from fastroof.compiled.simulation.tiers import (
+    end_wait,
+    fetch,
+    is_waited_for,
+    reserved_blocks,
+    step_begins_us,
+    wait_in_step,
 )
 from fastroof.compiled.steps import PlanParts
 
@@ -199,44 +212,6 @@ def _blocks_needed(
 
 
 @jit_stateful_inline
-def _cached(
-    state: EngineState, options: EngineOptions, requests: Requests, request: int, whole: int
-) -> tuple[int, int, int]:
-    """Return tokens of a waiting request that need not be computed, its cached blocks, and those in use."""
-    context = 0 if request == state.scalars[PREEMPTED] else int(requests.cached_tokens[request])
-    if options.has_cache == 0 or context > 0:
-        return context, 0, 0
-    settle(state.scalars, state.cells)
-    found, in_use = find_blocks(state.cells, requests, request)
-    return min(found, (whole - 1) // options.block_size) * options.block_size, found, in_use
-
-
-@jit_stateful_inline
-def _hold_cached(
-    state: EngineState, options: EngineOptions, requests: Requests, request: int, found: int, context: int
-) -> None:
-    """Let an admitted request hold its cached blocks, and count what it found."""
-    scalars = state.scalars
-    hold_chain(state, requests, request, found)
-    if requests.rows[request, FOUND] < 0:
-        requests.rows[request, FOUND] = context
-        scalars[LOOKED_UP_TOKENS] += requests.input_tokens[request]
-        scalars[FOUND_TOKENS] += context
-    else:
-        scalars[FOUND_AGAIN_TOKENS] += context
-
-
-@jit_stateful_inline
-def _publish(
-    state: EngineState, options: EngineOptions, requests: Requests, request: int, context: int, tokens: int
-) -> None:
-    """Let the blocks of a chunk be found, if there is a cache."""
-    if options.has_cache > 0:
-        first, stop = context // options.block_size, tokens // options.block_size
-        publish_blocks(state.cells, requests, request, first, stop)
-
-
-@jit_stateful_inline
 def has_prompt(state: EngineState, options: EngineOptions, requests: Requests, served: Served) -> bool:
     """Whether an engine's next step could compute a prompt: a cut one, or the first that waits."""
     scalars = state.scalars
@@ -245,11 +220,13 @@ def has_prompt(state: EngineState, options: EngineOptions, requests: Requests, s
     left = options.budget - (scalars[DECODES] if options.prefill_first == 0 else 0)
     if left <= 0 or scalars[RUNNING] >= options.max_seqs:
         return False
+    if options.num_tiers > 0 and next_fetched(state, options, requests, served) != NONE:
+        return True
     request = _next_waiting(state, requests, served, state.clock[NOW])
     if request == NONE:
         return False
     whole = requests.input_tokens[request] + served.sent[request]
-    context, _, in_use = _cached(state, options, requests, request, whole)
+    context, _, in_use, _ = find_cached(state, options, requests, request, whole)
     if whole - context > left and options.is_chunked == 0:
         return False
     _, needed = _blocks_needed(requests, options, request, context + min(whole - context, left), whole)
@@ -293,6 +270,8 @@ def make_step(
 ) -> float:
     """Schedule an engine's next step, after those in flight. Returns its time, us; 0 without requests."""
     scalars = state.scalars
+    if options.num_tiers > 0:
+        next_fetched(state, options, requests, served)
     window = plan.window
     flight = (scalars[OLDEST] + scalars[IN_FLIGHT]) & 1
     decodes_too = options.prefill_first == 0
@@ -324,16 +303,26 @@ def make_step(
             if window > 0:
                 in_window = with_request(in_window, new, context, window)
             scalars[PARTIAL] = NONE
-            _publish(state, options, requests, state.slots[REQUEST, slot], context, context + new)
+            publish_chunk(state, options, requests, state.slots[REQUEST, slot], context, context + new)
             firsts = note_chunk(state, flight, state.slots[REQUEST, slot], slot, context + new, whole, firsts)
     is_cut = chunks > 0
+    fetched_all_us, fetched_before_us = 0.0, 0.0
     while holds != HOLD_NEW and left > 0 and not is_short and scalars[RUNNING] < options.max_seqs:
-        request = _next_waiting(state, requests, served, state.clock[NOW])
+        request = NONE
+        if options.num_tiers > 0:
+            request = next_fetched(state, options, requests, served)
+        is_fetched = request != NONE
+        if not is_fetched:
+            request = _next_waiting(state, requests, served, state.clock[NOW])
         if request == NONE:
             break
         is_preempted = request == scalars[PREEMPTED]
         whole = requests.input_tokens[request] + served.sent[request]
-        context, found, in_use = _cached(state, options, requests, request, whole)
+        if is_fetched:
+            found = find_fetched(options, requests, request, whole)
+        else:
+            found = find_cached(state, options, requests, request, whole)
+        context = found.context
         new = whole - context
         # a prompt with one token to compute is a decode to vLLM, which holds back the others
         if is_held and (new > 1 or options.prefill_first == 1 or scalars[PARTIAL] != NONE):
@@ -343,16 +332,35 @@ def make_step(
                 break
             new = left
         held, needed = _blocks_needed(requests, options, request, context + new, whole)
-        if needed - in_use > scalars[FREE]:
-            break
-        if is_preempted:
-            scalars[PREEMPTED] = served.next_preempted[request]
+        is_waited = False
+        if is_fetched:
+            # it starts with the blocks of a chunk, of those that it reserved
+            end_wait(state, served)
+            scalars[FREE] += reserved_blocks(options, requests, served, request)
         else:
-            scalars[HEAD] = requests.next_arrived[request]
+            if options.num_tiers > 0 and found.reached > 0 and is_waited_for(state, options):
+                is_waited = True
+                needed = reserved_blocks(options, requests, served, request)
+            if needed - found.in_use > scalars[FREE]:
+                break
+            if is_preempted:
+                scalars[PREEMPTED] = served.next_preempted[request]
+            else:
+                scalars[HEAD] = requests.next_arrived[request]
+        if is_waited:
+            start_fetch(state, options, requests, served, request, found, needed)
+            continue
         slot = _take_slot(state, options, served, request, held)
         if options.has_cache > 0:
-            _hold_cached(state, options, requests, request, found, context)
-            _publish(state, options, requests, request, context, context + new)
+            if not is_fetched:
+                is_first = requests.rows[request, FOUND] < 0
+                hold_cached(state, options, requests, request, found)
+                if found.reached > found.blocks:
+                    publish_fetched(state, options, requests, request, found.blocks, found.reached)
+                    end_us, before_us = fetch(state, options, requests, request, is_first)
+                    fetched_all_us = max(fetched_all_us, end_us)
+                    fetched_before_us = max(fetched_before_us, before_us)
+            publish_chunk(state, options, requests, request, context, context + new)
         scalars[CACHED_TOKENS] += context
         left -= new
         chunks += 1
@@ -391,7 +399,10 @@ def make_step(
         )
     step = scalars[STEP] if decodes_too else NONE
     counts = StepCounts(decodes, chunks, firsts, prompt_tokens)
+    begins_us = step_begins_us(state)
     step_us = start_step(arena, plan, options, state, flight, counts, step, of_all, in_window)
+    if fetched_all_us > begins_us:
+        step_us = wait_in_step(state, options, flight, begins_us, fetched_all_us, fetched_before_us)
     if decodes_too:
         _advance_decodes(state, options, window)
     if firsts > 0:

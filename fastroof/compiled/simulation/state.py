@@ -31,7 +31,7 @@ class EngineOptions(NamedTuple):
     """How an engine schedules steps; flags are 0 or 1.
 
     ``pause_steps`` is how many steps after one with prompts are of decodes alone, ``min_free_slots`` how many
-    slots must be free before prompts start.
+    slots must be free before prompts start. ``tiers`` has the columns that ``tiers.py`` names.
     """
 
     budget: int
@@ -52,6 +52,8 @@ class EngineOptions(NamedTuple):
     timeout_us: float
     time_scale: float
     stop: Longs
+    num_tiers: int
+    tiers: Floats
 
 
 class Requests(NamedTuple):
@@ -75,9 +77,10 @@ class Requests(NamedTuple):
 
 # columns of rows: where the children of a request start in ``followers``, parents that have not ended; an
 # element of the heap of requests to come; the last segment of its prompt's chain, the block at which its own
-# blocks begin, blocks of the chain that it found or filled, tokens that it found at its first admission
-FOLLOWERS_AT, UNENDED, COMING, TAIL_PARENT, TAIL_START, SHARED, FOUND = range(7)
-NUM_COLUMNS = 7
+# blocks begin, blocks of the chain that it found or filled, tokens that it found at its first admission,
+# blocks that it has once its fetch ends; then for each tier of KV cache tokens that it found there
+FOLLOWERS_AT, UNENDED, COMING, TAIL_PARENT, TAIL_START, SHARED, FOUND, REACHED = range(8)
+NUM_COLUMNS = 8
 
 # columns of the extra row after the last: next request without parents, size of the heap, requests without
 # parents
@@ -91,7 +94,7 @@ ROOT = -1
 """Parent of the first segment of a chain."""
 
 # columns of cells: blocks of a segment that are cached, running requests and held segments after it that hold
-# it, neighbours in the queue
+# it, neighbours in the queue; with tiers the same number for each, and a last one, which wait it arrives with
 CACHED, HOLDERS, NEWER, OLDER = range(4)
 NUM_CELL_COLUMNS = 4
 
@@ -100,7 +103,8 @@ class Served(NamedTuple):
     """The outcome of each request, an element each.
 
     ``first_us`` and ``last_us`` are token times, ``sent`` tokens made before a preemption, ``place`` the slot
-    or WAITING_PLACE or DONE_PLACE.
+    or one of the places below, ``fetched_us`` when a fetch ends. ``next_preempted`` also links requests that
+    wait for one.
     """
 
     first_us: Floats
@@ -110,9 +114,10 @@ class Served(NamedTuple):
     sent: Ints
     next_preempted: Ints
     place: Ints
+    fetched_us: Floats
 
 
-WAITING_PLACE, DONE_PLACE = -1, -2
+WAITING_PLACE, DONE_PLACE, FETCHING_PLACE = -1, -2, -3
 
 
 class EngineState(NamedTuple):
@@ -190,8 +195,13 @@ class EngineState(NamedTuple):
     FOUND_TOKENS,
     FOUND_AGAIN_TOKENS,  # after a preemption
     GIVEN_UP_TOKENS,  # prompt tokens of requests that timed out before they were admitted
-) = range(53)
-NUM_SCALARS = 56
+    FETCHING,  # requests that wait for blocks from a tier, or gave up while they did
+    FIRST_FETCHING,  # whose wait ends first
+    LAST_FETCHING,
+    ENDED,  # waits that have ended
+    IS_ARRIVING,  # 1 if blocks that the request looked at last found in the GPU are on their way
+) = range(58)
+NUM_SCALARS = 60
 
 RUN_ALL, HOLD_NEW, HOLD_PROMPTS = range(3)
 """Which prompts a step holds back: none, those that have not started, or cut ones too."""
@@ -208,7 +218,10 @@ RUN_ALL, HOLD_NEW, HOLD_PROMPTS = range(3)
     _,
     FLIGHT_HOST_US,  # the minimum time of a step with prefill, 0 without
     _,
-) = range(9)
+    FETCHED_BY,  # when the last fetch ends that a request waits for
+    WAIT_US,  # of requests for fetches
+    STEP_WAIT_US,  # by which steps are longer for fetches
+) = range(12)
 NUM_CLOCKS = 16
 
 # fields of a slot; FINISH is the decode step with the last token, NONE if the prompt's step makes it
@@ -283,11 +296,15 @@ def restart(state: EngineState, num_blocks: int) -> None:
     scalars, slots = state.scalars, state.slots
     end = state.cells.shape[0] - 1
     if end >= 0:
-        state.cells[:, : HOLDERS + 1] = 0
-        state.cells[end, NEWER] = end
-        state.cells[end, OLDER] = end
+        columns = state.cells.shape[1]
+        for at in range(0, columns - NUM_CELL_COLUMNS + 1, NUM_CELL_COLUMNS):
+            state.cells[:, at : at + NEWER] = 0
+            state.cells[end, at + NEWER] = end
+            state.cells[end, at + OLDER] = end
+        if columns > NUM_CELL_COLUMNS:
+            state.cells[:, columns - 1] = 0
     scalars[:] = 0
-    for name in (HEAD, TAIL, ARRIVED, DEADLINE, PREEMPTED, LAST, PARTIAL):
+    for name in (HEAD, TAIL, ARRIVED, DEADLINE, PREEMPTED, LAST, PARTIAL, FIRST_FETCHING):
         scalars[name] = NONE
     scalars[NUM_BLOCKS] = num_blocks
     scalars[FREE] = num_blocks

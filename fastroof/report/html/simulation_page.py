@@ -14,7 +14,7 @@ from fastroof.arrays import Floats, Longs
 from fastroof.report.html.document import checked_page_path, write_page
 from fastroof.report.html.page import rounded
 from fastroof.simulation.requests import checked_limits
-from fastroof.units import US_PER_S
+from fastroof.units import GB, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.simulation.requests import RequestTimes
@@ -259,6 +259,15 @@ def _figures(answers: Mapping[str, Any]) -> dict[str, str]:
         figures["requests of a session"] = _number(sessions["requests_each"], 3)
     if "prefix_cache" in answers:
         figures["prompts in the prefix cache"] = _percent(answers["prefix_cache"]["hit_rate"])
+    if "kv_tiers" in answers:
+        tiers = answers["kv_tiers"]
+        figures["of them in the GPU"] = _percent(tiers["gpu_hit_rate"])
+        for one in tiers["tiers"]:
+            fetched, written = (_number(one[f"{name}_bytes"] / GB) for name in ("fetched", "written"))
+            words = f"{_percent(one['hit_rate'])}; {fetched} GB fetched, {written} GB stored"
+            figures[f"in KV tier {one['name']}"] = words
+        figures["requests waited for tiers"] = _duration(tiers["request_wait_s"])
+        figures["steps waited for tiers"] = _duration(tiers["step_wait_s"])
     goodput = answers.get("goodput")
     if goodput is not None:
         rate = _number(goodput["requests_per_s"])

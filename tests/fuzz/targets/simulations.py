@@ -105,6 +105,11 @@ SIMULATE: dict[str, tuple[str, ...]] = {
     "admit_whole_prompt": FLAGS, "reserve_output": FLAGS, "timeout_s": (),
     "routing": tuple(map(repr, POOLED_ROUTINGS)), "prefix_cache": ("'given'", "'lru'", "'auto'"),
     "seed": (), "on_too_long": ("'error'", "'reject'"), "time_scale": (),
+    "kv_tiers": (
+        "'host:1GB:1GB/s'", "'vllm-offloading:1GB'", "'sglang-hicache,mooncake-store:1TB'", "'lmcache-cpu'",
+        "'a:9MB:1MB/s:write_back:by_layer,b:inf:inf/s:9ms:prompts'", "'host:0B:1B/s:before_step'", "'host'",
+        "'host:1e9B:1GB/s'", "'host:-1GB:1GB/s'", "'host:1GB:inf/s:99999999999999ms'", "','", "()",
+    ),
 }  # fmt: skip
 WORKLOAD: dict[str, tuple[str, ...]] = {
     "rate": (), "arrivals": ("'poisson'", "'gamma'", "'constant'", "'ramp'", "'closed'"), "burstiness": (),
@@ -121,7 +126,10 @@ WORKLOAD: dict[str, tuple[str, ...]] = {
 
 FEW = "Workload(rate=50, requests=20, input_tokens=100, output_tokens=9)"
 SESSIONS = "Workload(rate=50, requests=20, turns=3, input_tokens=100, output_tokens=9, think_s=0.1)"
-ENGINES = ("", ", replicas=2", ", replicas=2, routing='least_load'", ", order='prefill_first'")
+ENGINES = (
+    "", ", replicas=2", ", replicas=2, routing='least_load'", ", order='prefill_first'",
+    ", kv_tiers='host:1GB:1GB/s', prefix_cache='lru'",
+)  # fmt: skip
 """Engines that other loops simulate."""
 
 

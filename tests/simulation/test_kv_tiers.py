@@ -1,0 +1,372 @@
+"""Tiers of KV cache: the naive engine to the last bit, limits, conservation, settings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fastroof
+from fastroof import Trace
+from fastroof.errors import SimulationError
+from fastroof.simulation.engine import run_engine
+from fastroof.simulation.kv_tiers import KvTier, Tiers, block_bytes, named_tiers, tiers_of
+from fastroof.simulation.replicas import run_replicas
+from fastroof.simulation.settings import EngineSettings
+from tests.reference.kv_tiers import Tier, TieredScheduler, made_tiers
+from tests.reference.made_prefixes import made_prefixes
+from tests.reference.scheduler import REJECTED, serve
+from tests.simulation import test_replicas
+from tests.simulation.test_prefix_replicas import naively
+
+
+@pytest.fixture(scope="module")
+def plan(h100):
+    return fastroof.compile_plan(
+        "llama-3.1-8b", "h100", h100, max_tokens=2048, max_seqs=256, engine="kernels"
+    )
+
+
+def naive_tiers(tiers, size):
+    """Tiers of blocks of a size as the naive engine has them."""
+    return [Tier(tier, int(tier.capacity_bytes // size), size / tier.bytes_per_s * 1e6) for tier in tiers]
+
+
+def as_naive(plan, work, given):
+    """Every time, count and token found as the naive engine has them; returns the outcomes."""
+    tiers = Tiers.of_plan(given, plan, work.settings)
+    naive_of = naive_tiers(given, tiers.block_bytes)
+    scheduler = TieredScheduler(work.settings, work.trace, naive_of, plan.model.num_layers)
+    naive = serve(
+        work.trace, work.settings, plan.step_scalar, time_scale=work.time_scale, scheduler=scheduler
+    )
+    got = run_engine(
+        plan, work.trace, work.settings, time_scale=work.time_scale, prefix_cache="lru", tiers=tiers
+    )
+    np.testing.assert_array_equal(got.status, [request.status for request in naive.requests])
+    arrived = got.status != REJECTED
+    arrival_us = np.array([request.arrival_us for request in naive.requests])
+    np.testing.assert_array_equal(got.arrival_us[arrived], arrival_us[arrived])
+    found = [scheduler.first_found.get(request.index, -1) for request in naive.requests]
+    assert got.cached_tokens.tolist() == found
+    for name in ("first_us", "last_us", "preemptions"):
+        of_naive = [getattr(request, name) for request in naive.requests]
+        np.testing.assert_array_equal(getattr(got, name), of_naive, err_msg=name)
+    assert got.counters["steps"] == len(naive.steps)
+    assert got.counters["evictions"] == scheduler.pool.evictions
+    assert got.counters["found_again_tokens"] == scheduler.found_again_tokens
+    assert naive.free_blocks == work.settings.num_gpu_blocks
+    use = got.tiers
+    none = [0] * len(given)
+    assert use.tokens.tolist() == [scheduler.first_from.get(i, none) for i in range(len(naive.requests))]
+    for name, of_naive in (
+        ("found_tokens", "found_tokens"),
+        ("fetched_blocks", "fetched"),
+        ("written_blocks", "written"),
+        ("evicted_blocks", "lost"),
+        ("peak_blocks", "most"),
+    ):
+        assert getattr(use, name).tolist() == [getattr(tier, of_naive) for tier in naive_of], name
+    assert (use.wait_us, use.step_wait_us) == (scheduler.wait_us, scheduler.step_wait_us)
+    return got
+
+
+def can_run(work):
+    """Whether any of a workload's requests has room."""
+    settings, trace = work.settings, work.trace
+    tokens = trace.input_tokens + trace.output_tokens
+    fits = -(-tokens // settings.block_size) <= settings.num_gpu_blocks
+    if not settings.chunked_prefill:
+        fits &= tokens - 1 <= settings.max_num_batched_tokens
+    return fits.any()
+
+
+def made(plan, seed, most=25):
+    """A workload and tiers, drawn by a seed; the tiers None if nothing of it has room."""
+    random = Random(seed)
+    work = made_prefixes(random, most)
+    if random.random() < 0.5:
+        needed = -(-(work.trace.input_tokens + work.trace.output_tokens) // work.settings.block_size)
+        work = work._replace(settings=replace(work.settings, num_gpu_blocks=int(needed.max())))
+    tiers = made_tiers(random, block_bytes(plan, work.settings))
+    return work, tiers if can_run(work) else None
+
+
+@pytest.mark.loops
+@given(seed=st.integers(0, 2**32))
+def test_the_loop_is_the_naive_engine_to_the_last_bit(plan, seed):
+    work, tiers = made(plan, seed)
+    if tiers is not None:
+        as_naive(plan, work, tiers)
+
+
+@pytest.mark.loops
+@pytest.mark.parametrize("routing", ["round_robin", "least_load", "prefix_aware"])
+def test_fleets_find_what_naive_ones_do(routing):
+    """Replicas and their ranks, open loops, clients and sessions: every time, and every token found."""
+    fetched = waits = 0
+    for seed in range(60):
+        random = Random(seed)
+        work = made_prefixes(random, most=25)
+        rng = np.random.default_rng([seed, len(routing)])
+        trace, settings = work.trace, work.settings
+        needed = -(-(trace.input_tokens + trace.output_tokens) // settings.block_size)
+        settings = replace(settings, num_gpu_blocks=int(needed.max()), chunked_prefill=True)
+        replicas, dp = int(rng.integers(1, 4)), int(rng.choice([1, 1, 2]))
+        if replicas * dp == 1:
+            continue
+        plan = test_replicas.a_plan(dp, rng.choice(["", "lockstep=all", "assignment=fewest_tokens"]))
+        given = made_tiers(random, block_bytes(plan, settings))
+        tiers = Tiers.of_plan(given, plan, settings)
+        got = run_replicas(
+            plan, trace, settings, replicas, routing, seed=seed, prefix_cache="lru", tiers=tiers
+        )
+        made: list[TieredScheduler] = []
+
+        def scheduler(
+            settings=settings, trace=trace, given=given, size=tiers.block_bytes, made=made, plan=plan
+        ):
+            shares = [
+                replace(
+                    tier,
+                    capacity_bytes=tier.capacity_bytes / plan.layout.dp,
+                    bytes_per_s=tier.bytes_per_s / plan.layout.dp,
+                )
+                for tier in given
+            ]
+            made.append(TieredScheduler(settings, trace, naive_tiers(shares, size), plan.model.num_layers))
+            return made[-1]
+
+        naive = naively(plan, trace, settings, replicas, routing, seed, scheduler)
+        test_replicas.assert_equal(got, naive)
+        first = {index: tokens for rank in made for index, tokens in rank.first_found.items()}
+        assert got.cached_tokens.tolist() == [first.get(index, -1) for index in range(len(trace))]
+        for i in range(len(given)):
+            assert got.tiers.written_blocks[i] == sum(rank.tiers[i].written for rank in made)
+            assert got.tiers.fetched_blocks[i] == sum(rank.tiers[i].fetched for rank in made)
+        places = {index: found for rank in made for index, found in rank.first_from.items()}
+        none = [0] * len(given)
+        assert got.tiers.tokens.tolist() == [places.get(i, none) for i in range(len(trace))]
+        fetched += got.tiers.fetched_blocks.sum()
+        waits += got.tiers.wait_us > 0.0
+    assert fetched > 50
+    assert waits > 5
+
+
+# -- limits and conservation ------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 2**32))
+def test_a_tier_without_room_changes_nothing(plan, seed):
+    work, tiers = made(plan, seed)
+    if tiers is None:
+        return
+    plain = run_engine(plan, work.trace, work.settings, time_scale=work.time_scale, prefix_cache="lru")
+    empty = Tiers.of_plan([replace(tier, capacity_bytes=0) for tier in tiers], plan, work.settings)
+    got = run_engine(
+        plan, work.trace, work.settings, time_scale=work.time_scale, prefix_cache="lru", tiers=empty
+    )
+    for name in ("first_us", "last_us", "preemptions", "status", "cached_tokens", "gaps", "series"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(plain, name), err_msg=name)
+    assert got.counters == plain.counters
+    assert not got.tiers.fetched_blocks.any()
+
+
+@given(seed=st.integers(0, 2**32), writes=st.sampled_from(["write_through", "write_back"]))
+def test_a_tier_without_limits_finds_what_a_gpu_without_limits_would(plan, seed, writes):
+    """One request after the other, so that none waits for room: to the last bit, however it is fetched."""
+    random = Random(seed)
+    work = made_prefixes(random, 25)
+    count = len(work.trace)
+    none = dict.fromkeys(("parents", "parent_offsets", "delay_s", "history_tokens", "clients"))
+    trace = replace(work.trace, **none, think_s=0.0, arrival_s=np.arange(count) * 10.0)
+    needed = -(-(trace.input_tokens + trace.output_tokens) // work.settings.block_size)
+    settings = replace(
+        work.settings, num_gpu_blocks=int(needed.max()), chunked_prefill=True, timeout_s=math.inf
+    )
+    tier = KvTier("host", math.inf, math.inf, 0.0, writes, random.choice(["wait", "before_step", "by_layer"]))
+    got = run_engine(plan, trace, settings, prefix_cache="lru", tiers=Tiers.of_plan([tier], plan, settings))
+    most = run_engine(plan, trace, replace(settings, num_gpu_blocks=10**6), prefix_cache="lru")
+    for name in ("first_us", "last_us", "cached_tokens"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(most, name), err_msg=name)
+    assert got.tiers.evicted_blocks.tolist() == [0]
+
+
+@given(seed=st.integers(0, 2**32))
+def test_what_is_fetched_was_found_and_no_tier_holds_more_than_it_can(plan, seed):
+    work, tiers = made(plan, seed)
+    if tiers is None:
+        return
+    given = Tiers.of_plan(tiers, plan, work.settings)
+    got = run_engine(plan, work.trace, work.settings, prefix_cache="lru", tiers=given)
+    use, size = got.tiers, work.settings.block_size
+    assert (use.found_tokens == use.tokens.sum(0)).all()
+    assert (use.fetched_blocks * size >= use.found_tokens).all()
+    if not got.preemptions.any():
+        assert (use.fetched_blocks * size == use.found_tokens).all()
+    assert (use.tokens.sum(1) <= np.maximum(got.cached_tokens, 0)).all()
+    assert (use.evicted_blocks <= use.written_blocks).all()
+    for tier, peak in zip(tiers, use.peak_blocks, strict=True):
+        assert peak * given.block_bytes <= tier.capacity_bytes
+
+
+# -- by hand: prompts of four blocks of four tokens, of which the GPU has room for two ---------------
+
+FOUR = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "num_gpu_blocks": 8, "block_size": 4}
+
+
+def talk(outputs=1):
+    """Three prompts, each twice, a second apart."""
+    ids = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]] * 2
+    return Trace(
+        np.arange(6.0),
+        [14] * 6,
+        [outputs] * 6,
+        hash_ids=np.concatenate(ids),
+        hash_offsets=np.arange(0, 25, 4),
+        hash_block_size=4,
+    )
+
+
+@pytest.mark.parametrize("fetch", ["wait", "before_step", "by_layer"])
+def test_a_fetch_takes_its_latency_and_its_bytes_over_the_bandwidth(plan, fetch):
+    free, slow = (
+        fastroof.simulate(plan, talk(), **FOUR, kv_tiers=[KvTier("host", 1e9, speed, latency, fetch=fetch)])
+        for speed, latency in ((math.inf, 0.0), (1e9, 300.0))
+    )
+    found = [0, 0, 0, 12, 12, 12]
+    assert free.requests["cached_tokens"].to_pylist() == slow.requests["cached_tokens"].to_pylist() == found
+    fetched = np.array(slow.requests["tokens_from_host"].to_pylist())
+    assert (fetched[3:] > 0).all()
+    size = block_bytes(plan, slow.settings) // 4
+    fetch_ms = np.where(fetched > 0, fetched * size / 1e9 * 1e3 + 0.3, 0.0)
+    more_ms = np.subtract(slow.requests["ttft_ms"].to_pylist(), free.requests["ttft_ms"].to_pylist())
+    if fetch == "by_layer":
+        # all but the first layer's part, while the step of two tokens computes
+        expected = fetch_ms / plan.model.num_layers
+        assert (more_ms[3:] >= expected[3:] * (1 - 1e-9)).all()
+        assert (more_ms <= fetch_ms).all()
+    else:
+        np.testing.assert_allclose(more_ms, fetch_ms, rtol=1e-9, atol=1e-12)
+    tiers = slow.summary()["kv_tiers"]
+    assert tiers["tiers"][0]["fetched_bytes"] == fetched.sum() * size
+    waits_s = tiers["request_wait_s" if fetch == "wait" else "step_wait_s"]
+    np.testing.assert_allclose(waits_s, more_ms.sum() / 1e3, rtol=1e-6)
+    assert tiers["gpu_hit_rate"] + tiers["tiers"][0]["hit_rate"] == pytest.approx(36 / 84)
+
+
+def test_answers_are_found_where_they_are_stored(plan):
+    """A second turn's prompt is the first one's prompt and answer; between them others fill the GPU."""
+    trace = Trace(
+        [0.0, 0.0, 2.0, 4.0],
+        [8, 30, 20, 20],
+        [9, 2, 1, 1],
+        history_tokens=[0, 0, 16, 16],
+        parents=[0, 2],
+        parent_offsets=[0, 0, 0, 1, 2],
+        delay_s=[0.0, 0.0, 1.0, 1.0],
+    )
+    engine = {**FOUR, "num_gpu_blocks": 10, "max_num_seqs": 1}
+    found = {
+        words: fastroof.simulate(plan, trace, **engine, kv_tiers=f"host:1GB:1GB/s:{words}")
+        .requests["cached_tokens"]
+        .to_pylist()[2]
+        for words in ("answers", "prompts")
+    }
+    assert found["answers"] == 16
+    assert found["prompts"] == 8
+
+
+def test_replicas_have_tiers_of_their_own_and_ranks_share_one(plan):
+    trace = talk()
+    sim = fastroof.simulate(plan, trace, **FOUR, replicas=2, kv_tiers="host:1GB:1GB/s")
+    # the third prompt is with the first replica, then with the second
+    assert sim.requests["replica"].to_pylist() == [0, 1, 0, 1, 0, 1]
+    assert sum(sim.requests["cached_tokens"].to_pylist()) == 0
+
+
+# -- settings ----------------------------------------------------------------------------------------
+
+ENGINE = EngineSettings(64, 8, 1000, block_size=16)
+
+
+def test_packaged_tiers_are_what_their_engines_have(plan):
+    size = block_bytes(plan, ENGINE)
+    (lmcache,) = tiers_of("lmcache-cpu", plan, ENGINE)
+    assert (lmcache.capacity_bytes, lmcache.fetch, lmcache.stores_answers) == (
+        5 * 2**30,
+        "before_step",
+        False,
+    )
+    (hicache,) = tiers_of("sglang-hicache", plan, ENGINE)
+    assert (hicache.capacity_bytes, hicache.fetch) == (2 * 1000 * size, "by_layer")
+    host, store = tiers_of("vllm-offloading:200GB,mooncake-store:2TB:write_through", plan, ENGINE)
+    assert (host.name, host.capacity_bytes, host.bytes_per_s, host.fetch) == ("host", 200e9, 54e9, "wait")
+    assert (store.name, store.capacity_bytes, store.bytes_per_s) == ("remote", 2e12, 7e9)
+    for name, values in named_tiers().items():
+        assert values["source"], name
+        (tier,) = tiers_of(f"{name}:1GiB:2MB/s:3ms", plan, ENGINE)
+        assert (tier.capacity_bytes, tier.bytes_per_s, tier.latency_us) == (2**30, 2e6, 3000.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("hots", "unknown KV tier 'hots'; .*host:200GB:50GB/s"),
+        ("vllm-offloading", r"needs a size \(200GB\)"),
+        ("host:1GB", r"needs a bandwidth \(50GB/s\)"),
+        ("lmcache-disk:1TB", "needs a bandwidth"),
+        ("host:1GB:1GB/s:soon", "'soon' in KV tier .* is not a size"),
+        ("host:1:1GB/s", "'1' in KV tier"),
+        ("host:1GB:1GB/s,host:2GB:1GB/s", "must have different names, got host, host"),
+        (
+            "a:1GB:1GB/s,b:1GB:1GB/s:write_back",
+            r"must come before .* got a \(write_through\), b \(write_back\)",
+        ),
+        (",".join(f"t{i}:1GB:1GB/s" for i in range(5)), "has 5 tiers; there are at most 4"),
+        ("host:1GB:1GB/s,", "a KV tier must be text or a KvTier"),
+        ("Host:1GB:1GB/s", "lower-case letters"),
+        ("host:1GB:0B/s", "bytes_per_s of KV tier host must be a number from 1 to"),
+        (3, "kv_tiers must be text or a list of KvTier"),
+        ([None], "a KV tier must be text or a KvTier, got None"),
+    ],
+)
+def test_what_is_no_tier_is_refused(plan, given, said):
+    with pytest.raises(SimulationError, match=said):
+        fastroof.simulate(plan, talk(), **FOUR, kv_tiers=given)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"capacity_bytes": -1}, "capacity_bytes of KV tier host"),
+        ({"capacity_bytes": math.nan}, "capacity_bytes"),
+        ({"bytes_per_s": "1"}, "bytes_per_s"),
+        ({"latency_us": math.inf}, "latency_us"),
+        ({"writes": "back"}, "writes must be one of write_through, write_back"),
+        ({"fetch": None}, "fetch must be one of wait, before_step, by_layer"),
+        ({"stores_answers": 1}, "stores_answers must be true or false"),
+        ({"writes": "write_back", "stores_answers": False}, "leave stores_answers on"),
+    ],
+)
+def test_what_is_no_attribute_of_a_tier_is_refused(words, said):
+    with pytest.raises(SimulationError, match=said):
+        KvTier(**{"name": "host", "capacity_bytes": 1e9, "bytes_per_s": 1e9, **words})
+
+
+def test_tiers_need_a_simulated_prefix_cache(plan):
+    with pytest.raises(SimulationError, match='give prefix_cache="lru"'):
+        fastroof.simulate(plan, Trace([0.0], [8], [2]), **FOUR, kv_tiers="host:1GB:1GB/s")
+
+
+def test_a_tier_that_gets_more_than_its_link_carries_is_a_warning(plan):
+    trace = Trace(np.zeros(40), [60] * 40, [2] * 40)
+    sim = fastroof.simulate(
+        plan, trace, **FOUR | {"num_gpu_blocks": 99}, prefix_cache="lru", kv_tiers="disk:1TB:1KB/s"
+    )
+    assert any("KV tier disk gets" in words for words in sim.summary()["warnings"])
