@@ -60,6 +60,8 @@ class TieredPool(Pool):
     def __init__(self, num_blocks: int, tiers: Sequence[Tier]) -> None:
         super().__init__(num_blocks)
         self.tiers = tiers
+        self.waiting: list[tuple[set[Hashable], list[int]]] = []
+        """Keys of the prompt of each that waits, and blocks with them that others compute meanwhile."""
         for tier, below in pairwise(tiers):
             tier.below = below if below.is_back else None
 
@@ -77,6 +79,10 @@ class TieredPool(Pool):
         super().keep(block, key)
         if is_new:
             self.give_up(key)
+            for wanted, held in self.waiting:
+                if key in wanted:
+                    held.append(block)
+                    self.holders[block] += 1
 
     def give_up(self, key: Hashable) -> None:
         for tier in self.tiers:
@@ -163,13 +169,25 @@ class TieredScheduler(PooledScheduler):
         while self.fetching and self.fetching[0][0] <= self.now_us:
             if self.fetching[0][1].status is None:
                 return
-            _, request, _ = self._end_wait()
-            self.pool.give_back(self.tables.pop(request.index), request.prompt // self.settings.block_size)
+            _, request, reached = self._end_wait()
+            table = self.tables.pop(request.index)
+            shared = self._shared(request, table, reached)
+            self.pool.give_back([*shared, *table[reached:]], request.prompt // self.settings.block_size)
 
     def _end_wait(self) -> tuple[float, Request, int]:
         ended = self.fetching.pop(0)
         self.arriving = {block for block in self.arriving if self.arrives_with[block] is not ended[1]}
         return ended
+
+    def _shared(self, request: Request, table: list[int], reached: int) -> list[int]:
+        """The blocks of a request whose wait is over, with those that others have computed since."""
+        _, held = self.pool.waiting.pop(0)
+        places = {self.pool.keys[block]: block for block in held}
+        shared = table[:reached]
+        while (key := self.key(request, len(shared))) in places:
+            shared.append(places.pop(key))
+        assert not places
+        return shared
 
     def make_step(self, **how: Any) -> Step:
         self._end_waits()
@@ -185,6 +203,8 @@ class TieredScheduler(PooledScheduler):
             is_fetched = bool(self.fetching) and self.fetching[0][0] <= self.now_us
             if is_fetched:
                 _, request, reached = self.fetching[0]
+                first_reached = reached
+                reached += len(self.pool.waiting[0][1])
                 context = min(reached, (request.whole - 1) // settings.block_size) * settings.block_size
             elif self.waiting:
                 request = self.waiting[0]
@@ -201,7 +221,17 @@ class TieredScheduler(PooledScheduler):
             tokens, in_all = self._tokens_asked(request, context + new)
             if is_fetched:
                 self._end_wait()
-                table = self.tables[request.index]
+                own = self.tables[request.index]
+                self.tables[request.index] = table = [
+                    *self._shared(request, own, first_reached),
+                    *own[first_reached:],
+                ]
+                most = (request.whole - 1) // settings.block_size
+                more = context - min(first_reached, most) * settings.block_size
+                if request.preemptions:
+                    self.found_again_tokens += more
+                else:
+                    self.first_found[request.index] += more
                 # the rest of its prompt is taken again as it is computed
                 kept = self.blocks_of(tokens)
                 self.pool.give_back(table[kept:])
@@ -244,6 +274,8 @@ class TieredScheduler(PooledScheduler):
         self.fetched_by = max(all_us, self.fetched_by, self.now_us)
         self.wait_us += self.fetched_by - self.now_us
         self.fetching.append((self.fetched_by, request, len(self.keys)))
+        places = range(len(self.keys), request.prompt // self.settings.block_size)
+        self.pool.waiting.append(({self.key(request, place) for place in places}, []))
         return True
 
     def _take_fetched(self, request: Request, tokens: int) -> list[int]:
@@ -282,7 +314,7 @@ class TieredScheduler(PooledScheduler):
     @property
     def idle_until_us(self) -> float:
         """When something happens to those that wait, without a step and without arrivals."""
-        return min(self.fetched_us, *(request.deadline_us for request in self.in_order))
+        return min([self.fetched_us, *(request.deadline_us for request in self.in_order)])
 
     @property
     def fetched_us(self) -> float:
@@ -306,11 +338,11 @@ def made_tiers(random: Random, block_bytes: int) -> list[KvTier]:
     return [
         KvTier(
             f"tier{i}",
-            random.choice([0, 3, 10, 30, 100, 1000]) * block_bytes + random.choice([0, 1]),
+            random.choice([0, 3, 10, 30, 100, 1000, 1000, 1000]) * block_bytes + random.choice([0, 1]),
             math.inf if random.random() < 0.2 else block_bytes / (1e-5 * 10.0 ** random.uniform(0, 3)),
             random.choice([0.0, 0.0, 50.0, 2000.0]),
             "write_back" if i < backs else "write_through",
-            random.choice(["wait", "before_step", "by_layer"]),
+            random.choice(["wait", "wait", "before_step", "by_layer"]),
             i < backs or random.random() < 0.6,
         )
         for i in range(count)

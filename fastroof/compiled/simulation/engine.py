@@ -376,7 +376,7 @@ def idle_until_us(state: EngineState, options: EngineOptions, requests: Requests
     now_us = state.clock[NOW]
     if fetched_us(state, served) <= now_us:
         return float(now_us)
-    return max(now_us, next_event_us(state, options, requests, served, math.inf))
+    return float(max(now_us, next_event_us(state, options, requests, served, math.inf)))
 
 
 @jit_stateful_inline

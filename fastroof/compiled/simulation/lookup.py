@@ -24,6 +24,8 @@ from fastroof.compiled.simulation.state import (
     NOW,
     PREEMPTED,
     REACHED,
+    SHARED,
+    TAIL_START,
     TIMED_OUT,
     WAITING,
     EngineOptions,
@@ -71,10 +73,11 @@ def find_cached(
 
 
 @jit_stateful_inline
-def find_fetched(options: EngineOptions, requests: Requests, request: int, whole: int) -> Found:
-    """Return what a request has whose fetch has ended."""
-    # 0 makes it an int64, as what is found
-    reached = max(requests.rows[request, REACHED], 0)
+def find_fetched(
+    state: EngineState, options: EngineOptions, requests: Requests, request: int, whole: int
+) -> Found:
+    """Return what a request has whose fetch has ended, with what others have computed of its chain since."""
+    reached = max(requests.rows[request, REACHED], find_blocks(state.cells, requests, request)[0])
     most = (whole - 1) // options.block_size
     return Found(min(reached, most) * options.block_size, 0, 0, reached)
 
@@ -127,6 +130,31 @@ def next_fetched(state: EngineState, options: EngineOptions, requests: Requests,
         held = reserved_blocks(options, requests, served, request)
         release_chain(state, options, requests, request, held, requests.rows[request, REACHED])
     return NONE
+
+
+@jit_stateful_inline
+def free_reserved(
+    state: EngineState,
+    options: EngineOptions,
+    requests: Requests,
+    served: Served,
+    request: int,
+    found: Found,
+    whole: int,
+) -> None:
+    """End a request's wait and free the blocks that it reserved, of which it takes those of a chunk again."""
+    scalars, rows = state.scalars, requests.rows
+    settle(scalars, state.cells, options)
+    end_wait(state, served)
+    shared = min(found.reached, rows[request, TAIL_START])
+    scalars[FREE] += reserved_blocks(options, requests, served, request) + shared - rows[request, SHARED]
+    rows[request, SHARED] = shared
+    more = found.context - min(rows[request, REACHED], (whole - 1) // options.block_size) * options.block_size
+    if served.preemptions[request] == 0:
+        rows[request, FOUND] += more
+        scalars[FOUND_TOKENS] += more
+    else:
+        scalars[FOUND_AGAIN_TOKENS] += more
 
 
 @jit_stateful_inline

@@ -16,6 +16,7 @@ from fastroof.compiled.request_sums import StepSums, WindowSums, no_window_sums,
 from fastroof.compiled.simulation.lookup import (
     find_cached,
     find_fetched,
+    free_reserved,
     hold_cached,
     next_fetched,
     publish_chunk,
@@ -76,7 +77,6 @@ from fastroof.compiled.simulation.state import (
     in_block,
 )
 from fastroof.compiled.simulation.tiers import (
-    end_wait,
     fetch,
     is_waited_for,
     reserved_blocks,
@@ -319,7 +319,7 @@ def make_step(
         is_preempted = request == scalars[PREEMPTED]
         whole = requests.input_tokens[request] + served.sent[request]
         if is_fetched:
-            found = find_fetched(options, requests, request, whole)
+            found = find_fetched(state, options, requests, request, whole)
         else:
             found = find_cached(state, options, requests, request, whole)
         context = found.context
@@ -334,9 +334,7 @@ def make_step(
         held, needed = _blocks_needed(requests, options, request, context + new, whole)
         is_waited = False
         if is_fetched:
-            # it starts with the blocks of a chunk, of those that it reserved
-            end_wait(state, served)
-            scalars[FREE] += reserved_blocks(options, requests, served, request)
+            free_reserved(state, options, requests, served, request, found, whole)
         else:
             if options.num_tiers > 0 and found.reached > 0 and is_waited_for(state, options):
                 is_waited = True

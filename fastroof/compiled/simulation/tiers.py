@@ -12,8 +12,9 @@ Whatever is in any of them starts at the root: a chain has no gaps. Each block i
 that has it, over that tier's link, which sends one request's blocks after the other's in order of admission;
 writes go the other way and delay nothing. A request that needs blocks of a tier that is waited for holds the
 blocks of its whole prompt meanwhile, and such waits end in the order in which they started, also if it gives
-up. Blocks on their way are found in the GPU, and who finds them waits as long. Blocks of other tiers come
-with the step that the request starts in: it begins when they are there, or computes each layer when that is.
+up. Blocks on their way are found in the GPU, and who finds them waits as long. What others compute of its
+prompt meanwhile it holds and uses. Blocks of other tiers come with the step that the request starts in: it
+begins when they are there, or computes each layer when that is.
 
 If some of a chain's blocks are on their way, those of its last segment in the GPU are: what follows them is
 computed or fetched by requests that waited for them, or wait themselves.
