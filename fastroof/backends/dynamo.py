@@ -17,10 +17,13 @@ from fastroof.arrays import Floats, Longs
 from fastroof.atomic_files import write_output
 from fastroof.backends.plan_facts import check_decodes_alone
 from fastroof.backends.releases import warn_of_release
-from fastroof.checks import whole_number
+from fastroof.checks import is_number, shown, whole_number
 from fastroof.errors import BackendError, PlanRangeError
 from fastroof.run import StepBatch
-from fastroof.units import US_PER_MS
+from fastroof.simulation.engine import run_engine
+from fastroof.simulation.settings import EngineSettings
+from fastroof.simulation.trace import Trace
+from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -36,6 +39,11 @@ POINTS: Final = 24
 """Grid points for each doubling: interpolating between them has a mean error of 0.1 to 0.2 %."""
 
 MOST_POINTS: Final = 128
+
+BLOCK_TOKENS: Final = 64
+"""The mocker's default block_size."""
+
+SIMULATED_REQUESTS: Final = 2000
 
 
 def dynamo_profile(
@@ -73,9 +81,10 @@ def dynamo_profile(
     points : int
         Grid points for each doubling of tokens, 1 to 128.
     beside : (int, int), optional
-        How many decodes usually run, and the tokens that each attends to: prefill times become what new
-        tokens add to a step of those, which is what the mocker adds. Then lone prompts are too fast. By
-        default they are what the new tokens take by themselves: right for those, too slow with decodes.
+        How many decodes usually run, and the tokens that each attends to, see :func:`decodes_beside`: prefill
+        times become what new tokens add to a step of those, which is what the mocker adds. Then lone prompts
+        are too fast. By default they are what the new tokens take by themselves: right for those, too slow
+        with decodes.
 
     Returns
     -------
@@ -147,6 +156,72 @@ def dynamo_profile(
         "decode_context_length": contexts.astype(np.float64),
         "decode_itl": _decode_us(plan, active[:, None], contexts[None, :], most_batch) / US_PER_MS,
     }
+
+
+def decodes_beside(
+    plan: StepPlan,
+    *,
+    rate_per_s: float,
+    prompt_len: int,
+    output_len: int,
+    max_batch_size: int = MAX_BATCH_SIZE,
+) -> tuple[int, int]:
+    """Find the decodes that run next to prompts at a rate of requests: ``beside`` for :func:`dynamo_profile`.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        What times the steps.
+    rate_per_s : float
+        Requests a second, which come at random.
+    prompt_len, output_len : int
+        Tokens of each request.
+    max_batch_size : int
+        The mocker's max_num_seqs.
+
+    Returns
+    -------
+    (int, int)
+        Mean number of decodes, 1 to max_batch_size, and the tokens that each attends to.
+
+    Raises
+    ------
+    BackendError
+        If the rate is not a positive number, or a length is not an integer of at least 1.
+    SimulationError
+        If the engine never has room for such a request.
+
+    Notes
+    -----
+    By Little's law, the rate times the mean time between the first and the last token, of 2,000 requests that
+    fastroof simulates in the mocker's engine: synchronous, with chunked prefill and blocks of 64 tokens.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100")
+    >>> decodes, kv_len = decodes_beside(plan, rate_per_s=20, prompt_len=1024, output_len=128)
+    >>> 30 <= decodes <= 38, kv_len
+    (True, 1088)
+    """
+    lengths = (_size("prompt_len", prompt_len, 1), _size("output_len", output_len, 1))
+    if not is_number(rate_per_s) or not 0 < rate_per_s < np.inf:
+        raise BackendError(
+            f"rate_per_s must be a positive number of requests a second, got {shown(rate_per_s)}"
+        )
+    arrival_s = np.random.default_rng(0).exponential(1 / rate_per_s, SIMULATED_REQUESTS).cumsum()
+    trace = Trace(arrival_s, *(np.full(SIMULATED_REQUESTS, length) for length in lengths))
+    batch = _size("max_batch_size", max_batch_size, 1)
+    settings = EngineSettings(
+        num_gpu_blocks=plan.memory.tokens_beside_states(batch) // BLOCK_TOKENS,
+        block_size=BLOCK_TOKENS,
+        max_num_batched_tokens=plan.max_tokens,
+        max_num_seqs=batch,
+        async_scheduling=False,
+    )
+    seen = run_engine(plan, trace, settings)
+    decodes = rate_per_s * float((seen.last_us - seen.first_us).mean()) / US_PER_S
+    return min(max(1, round(decodes)), batch), lengths[0] + lengths[1] // 2
 
 
 def write_dynamo_profile(plan: StepPlan, path: str | Path, **limits: Any) -> dict[str, Floats]:

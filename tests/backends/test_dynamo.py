@@ -11,9 +11,16 @@ import numpy.typing as npt
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.upstream.dynamo import replay_errors
 from fastroof import BackendError, PlanRangeError, StepBatch, StepPlan, Tables, compile_plan
 from fastroof.backends import dynamo_example
-from fastroof.backends.dynamo import LEAST_DECODE_MS, MAX_BATCH_SIZE, dynamo_profile, write_dynamo_profile
+from fastroof.backends.dynamo import (
+    LEAST_DECODE_MS,
+    MAX_BATCH_SIZE,
+    decodes_beside,
+    dynamo_profile,
+    write_dynamo_profile,
+)
 from fastroof.cli import app
 
 Floats = npt.NDArray[np.float64]
@@ -345,6 +352,45 @@ def test_the_mocker_s_own_reader_answers_as_the_plan(
         assert seen["ttft_ms"] == pytest.approx(llama.prefill_us(isl, 0, batch) / 1e3, abs=2e-6)
         assert seen["itl_ms"] == pytest.approx(read_decode_ms(profile, batch * (isl + 1), isl + 1), abs=2e-6)
         assert seen["itl_ms"] == pytest.approx(llama.decode_us(batch, isl + 1) / 1e3, rel=0.002)
+
+
+@pytest.mark.parametrize("rate_per_s", [5.0, 20.0, 30.0])
+def test_a_profile_for_a_rate_replays_as_the_plan_serves(
+    rate_per_s: float, h100: Tables, tmp_path: Path
+) -> None:
+    """Needs ai-dynamo-runtime 1.6.1: means of the mocker and of fastroof's engine."""
+    core = pytest.importorskip("dynamo._core")
+    errors = replay_errors(core, compile_plan("llama-3.1-8b", "h100", h100), rate_per_s, tmp_path)
+    print(f"{rate_per_s:g} requests/s: TTFT {errors['rate'][0]:+.1%}, TPOT {errors['rate'][1]:+.1%}")
+    assert np.abs(errors["rate"]).max() < 0.03
+    assert np.abs(errors["alone"]).max() > 5 * np.abs(errors["rate"]).max()
+
+
+def test_decodes_beside_prompts_follow_the_rate(llama: StepPlan) -> None:
+    lengths = {"prompt_len": 1024, "output_len": 128}
+    few, some, most = (
+        decodes_beside(llama, rate_per_s=rate, **lengths, max_batch_size=64) for rate in (0.01, 10, 1000)
+    )
+    assert (few, most) == ((1, 1088), (64, 1088))
+    # without waiting each decodes for at least as long as alone
+    alone_s = 127 * llama.decode_us(1, 1088) / 1e6
+    assert 10 * alone_s < some[0] < 3 * 10 * alone_s
+    for wrong in ({"rate_per_s": 0.0}, {"rate_per_s": "x"}, {"output_len": 0}):
+        with pytest.raises(BackendError, match=f"{next(iter(wrong))} must be"):
+            decodes_beside(llama, **{"rate_per_s": 1.0, **lengths, **wrong})
+
+
+def test_the_command_finds_the_decodes_of_a_rate(llama: StepPlan, tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    options = ("--points", "1", "--prompt-len", "1024", "--rate", "20")
+    code, out, _ = run("llama-3.1-8b,engine=kernels", "-o", str(path), *options, "--output-len", "128")
+    beside = decodes_beside(llama, rate_per_s=20, prompt_len=1024, output_len=128)
+    assert (code, f"at 20 requests/s {beside[0]} decodes of 1088 tokens" in out) == (0, True)
+    with np.load(path) as stored:
+        expected = dynamo_profile(llama, points=1, prompt_len=1024, beside=beside)["prefill_ttft_ms"]
+        np.testing.assert_array_equal(stored["prefill_ttft_ms"], expected)
+    code, _, err = run("llama-3.1-8b", "-o", str(path), *options)
+    assert (code, "--output-len" in err) == (2, True)
 
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import ssl
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -48,7 +49,8 @@ class PlanClient:
     """Times steps by the plans of a server.
 
     Arrays of steps travel as Arrow IPC streams, in parts that the server accepts; everything else as JSON.
-    One call runs at a time: threads that should run in parallel take a client each.
+    One call runs at a time, on a connection that stays open; threads that should run in parallel take a
+    client each. In a forked child a client connects anew.
 
     Parameters
     ----------
@@ -86,7 +88,7 @@ class PlanClient:
         tls_root: Path | None = None,
         timeout_s: float = 120.0,
     ) -> None:
-        self._lock = Lock()
+        self._lock, self._process = Lock(), os.getpid()
         address = urlsplit(url)
         if address.scheme not in ("http", "https") or not address.hostname:
             raise BackendError(f"a URL like http://127.0.0.1:8080 is needed, got {shown(url, 80)}")
@@ -253,8 +255,8 @@ class PlanClient:
 
         def part(steps: slice) -> Any:
             first, last = int(offsets[steps.start]), int(offsets[steps.stop])
-            starts = offsets[steps.start : steps.stop + 1] - first
-            lists = [pa.LargeListArray.from_arrays(starts, values[first:last]) for values in columns]
+            starts = (offsets[steps.start : steps.stop + 1] - first).astype(np.int32)
+            lists = [pa.ListArray.from_arrays(starts, values[first:last]) for values in columns]
             return pa.record_batch(lists, names=RAGGED_COLUMNS)
 
         parts, at = [], 0
@@ -287,6 +289,10 @@ class PlanClient:
 
     def _post(self, path: str, kind: str, body: bytes, before: int = 0) -> bytes | memoryview:
         """Send a request and return the body of its reply; raise what the server answers otherwise."""
+        if self._process != os.getpid():
+            # a fork shares the parent's connection, and its lock as a call of another thread left it
+            self._lock, self._process = Lock(), os.getpid()
+            self._connection.close()
         with self._lock:
             reused = self._connection.sock is not None
             try:

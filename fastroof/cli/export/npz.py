@@ -12,20 +12,21 @@ from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import percent
 from fastroof.cli.workload_options import parse_beside
 from fastroof.command_group import warn
+from fastroof.errors import BackendError
 
 EPILOG: Final = f"""\b
 Examples:
   fastroof export npz llama-3.1-8b -o llama.npz
   fastroof export npz llama-3.1-70b,tp=4,dtype=fp8 --prompt-len 1024 -o llama.npz
+  fastroof export npz llama-3.1-8b --prompt-len 1024 --output-len 128 --rate 20 -o llama.npz
   python -m dynamo.mocker --planner-profile-data llama.npz ...
 
 {PLANS_HELP}
 For Dynamo's mocker and AISimulate, which read it as the external timing provider dynamo_profile. The mocker
 knows a step's new tokens, not their prompts: set their length by --prompt-len. It adds the time of prompts to
-that of decodes, which real steps run together: --beside writes what prompts add to a step of such decodes.
+that of decodes, which real steps run together: --beside writes what prompts add to a step of such decodes,
+and --rate finds by simulation which decodes run.
 """
-
-BLOCK_TOKENS: Final = 64
 
 
 def register(app: typer.Typer) -> None:
@@ -74,6 +75,11 @@ def npz(
             help="Write prefill as what it adds to a step of such decodes, as 32x2000.  [default: alone]",
         ),
     ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(metavar="REQUESTS/S", help="Write prefill as what it adds to the decodes at this rate."),
+    ] = None,
+    output_len: Annotated[int | None, typer.Option(min=1, help="Tokens of an output, for --rate.")] = None,
     gpu: GpuOption = None,
     tables: TablesPath = None,
     source: Source = None,
@@ -83,6 +89,13 @@ def npz(
 
     [(name, compiled)] = named_plans([plan], gpu, tables, source).items()
     batch = dynamo.MAX_BATCH_SIZE if max_batch_size is None else max_batch_size
+    running = None if beside is None else parse_beside(beside)
+    if rate is not None or output_len is not None:
+        if rate is None or output_len is None or prompt_len is None or running is not None:
+            raise BackendError("--rate, --output-len and --prompt-len go together, and without --beside")
+        lengths = {"prompt_len": prompt_len, "output_len": output_len}
+        running = dynamo.decodes_beside(compiled, rate_per_s=rate, **lengths, max_batch_size=batch)
+        typer.echo(f"at {rate:g} requests/s {running[0]} decodes of {running[1]} tokens run next to prompts")
     profile = dynamo.write_dynamo_profile(
         compiled,
         output,
@@ -92,7 +105,7 @@ def npz(
         max_kv_tokens=max_kv_tokens,
         max_batch_size=batch,
         points=dynamo.POINTS if points is None else points,
-        beside=None if beside is None else parse_beside(beside),
+        beside=running,
     )
     tokens, active, context = (
         profile[key] for key in ("prefill_isl", "decode_active_kv_tokens", "decode_context_length")
@@ -102,10 +115,10 @@ def npz(
         f"decode at {len(active)} x {len(context)} points, up to {context[-1]:,.0f} tokens a request and "
         f"{batch:,} requests"
     )
-    blocks = compiled.memory.tokens_beside_states(batch) // BLOCK_TOKENS
+    blocks = compiled.memory.tokens_beside_states(batch) // dynamo.BLOCK_TOKENS
     if blocks:
         typer.echo(
-            f"run the mocker with --num-gpu-blocks-override {blocks} --block-size {BLOCK_TOKENS} "
+            f"run the mocker with --num-gpu-blocks-override {blocks} --block-size {dynamo.BLOCK_TOKENS} "
             f"--max-num-seqs {batch} --max-num-batched-tokens {tokens[-1]:.0f}"
         )
     else:

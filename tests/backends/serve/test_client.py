@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
+import os
 import random
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -323,6 +326,35 @@ def test_a_connection_that_the_server_closed_is_opened_again(
         assert client.decode_us(1, 1, "two") == plans["two"].decode_us(1, 1)
     with pytest.raises(BackendError, match="the request failed"):
         client.decode_us(1, 1, "two")
+
+
+def test_calls_share_a_connection_and_a_forked_child_has_its_own(
+    plans: Any, server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connects: list[int] = []
+    connect = http.client.HTTPConnection.connect
+    monkeypatch.setattr(
+        http.client.HTTPConnection, "connect", lambda self: (connects.append(os.getpid()), connect(self))
+    )
+    expected = [plans[SMALL].decode_us(64, 4096 + i) for i in range(5)]
+    read, write = os.pipe()
+    with PlanClient(url(server)) as client:
+
+        def asked() -> list[float]:
+            return [client.decode_us(64, 4096 + i, SMALL) for i in range(5)]
+
+        with client._lock:  # as if a thread were calling
+            child = os.fork()
+            if not child:
+                os.write(write, struct.pack("?i", asked() == expected, len(connects)))
+                os._exit(0)
+        assert asked() == expected
+        assert struct.unpack("?i", os.read(read, 8)) == (True, 2)
+        assert os.waitpid(child, 0)[1] == 0
+        assert asked() == expected
+    assert connects == [os.getpid()]
+    os.close(read)
+    os.close(write)
 
 
 def test_what_is_no_reply_is_an_error(plans: Any) -> None:
