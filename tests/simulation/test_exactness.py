@@ -148,8 +148,7 @@ def with_pauses(work, seed):
     return work._replace(settings=replace(work.settings, **pauses))
 
 
-@pytest.mark.loops
-@pytest.mark.parametrize("kind", ["tiny", "usual", "scarce"])
+@pytest.mark.parametrize("kind", [pytest.param("tiny", marks=pytest.mark.loops), "usual", "scarce"])
 def test_prompts_that_wait_are_served_to_the_bit(plans, kind):
     seeds = range(150 if kind == "tiny" else 40)
     works = [made_workload(Random(seed), kind) for seed in seeds]
