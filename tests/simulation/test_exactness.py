@@ -148,7 +148,12 @@ def with_pauses(work, seed):
     return work._replace(settings=replace(work.settings, **pauses))
 
 
-@pytest.mark.parametrize("kind", [pytest.param("tiny", marks=pytest.mark.loops), "usual", "scarce"])
+@pytest.mark.loops
+@pytest.mark.parametrize(
+    "kind",
+    # minutes without the JIT
+    ["tiny", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("usual", "scarce"))],
+)
 def test_prompts_that_wait_are_served_to_the_bit(plans, kind):
     seeds = range(150 if kind == "tiny" else 40)
     works = [made_workload(Random(seed), kind) for seed in seeds]

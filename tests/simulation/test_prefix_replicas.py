@@ -107,8 +107,13 @@ def naively(plan, trace, settings, replicas, routing, seed):
     return served._replace(replica=[at * ranks // dp for at in served.replica])
 
 
+@pytest.mark.loops
 @pytest.mark.parametrize(
-    "routing", [pytest.param(POOLED_ROUTINGS[0], marks=pytest.mark.loops), *POOLED_ROUTINGS[1:]]
+    "routing",
+    [
+        POOLED_ROUTINGS[0],
+        *(pytest.param(routing, marks=pytest.mark.slow) for routing in POOLED_ROUTINGS[1:]),
+    ],
 )
 def test_fleets_find_what_naive_ones_do(routing):
     """Replicas and their ranks, open loops, clients and sessions: every time, and every token found."""

@@ -130,13 +130,15 @@ def with_pauses(settings: EngineSettings, rng: np.random.Generator) -> EngineSet
     return replace(settings, prefill_decode_interval=steps, min_free_slots_delay=slots)
 
 
+@pytest.mark.loops
 @pytest.mark.parametrize(
     ("model", "clients"),
     [
-        (("llama-3.1-8b",), False),
-        pytest.param(("llama-3.1-8b",), True, marks=pytest.mark.loops),
-        (MOE, False),
-        (MOE, True),
+        (("llama-3.1-8b",), True),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((("llama-3.1-8b",), False), (MOE, False), (MOE, True))
+        ),
     ],
 )
 def test_ranks_pause_together_as_naive_ones_do(model: tuple[str, ...], clients: bool) -> None:

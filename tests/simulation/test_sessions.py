@@ -76,7 +76,14 @@ def test_any_sessions_are_served_to_the_bit(plans, seed, kind):
     prove(plans, [a_session_workload(seed, kind)])
 
 
-@pytest.mark.parametrize("routing", [pytest.param(ROUTINGS[0], marks=pytest.mark.loops), *ROUTINGS[1:]])
+@pytest.mark.loops
+@pytest.mark.parametrize(
+    "routing",
+    [
+        ROUTINGS[0],
+        *(pytest.param(routing, marks=pytest.mark.slow) for routing in ROUTINGS[1:]),
+    ],
+)
 def test_replicas_and_ranks_serve_sessions_as_naive_ones_do(routing):
     rng = np.random.default_rng(len(routing))
     timed_out = 0

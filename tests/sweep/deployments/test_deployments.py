@@ -106,7 +106,7 @@ def truth(h100: Tables) -> list[dict[str, Any]]:
     [
         ["model"],
         ["isl", "osl"],
-        pytest.param(["mode", "total_gpus", "concurrency"], marks=pytest.mark.slow),
+        pytest.param(["mode", "total_gpus", "concurrency"], marks=[pytest.mark.loops, pytest.mark.slow]),
         pytest.param([], marks=pytest.mark.slow),
     ],
 )
