@@ -1,7 +1,8 @@
-"""Which tests a plain `pytest` runs, and in how many processes."""
+"""Which tests a plain `pytest` and CI run, and in how many processes."""
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections import defaultdict
 from zlib import crc32
 
@@ -16,6 +17,16 @@ FEW_FILES = 5
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run slow tests, and every case of the others")
+    parser.addoption(
+        "--slow-part", metavar="I/N", type=_part, help="with --all, run part I of N of the slow tests only"
+    )
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, slash, total = text.partition("/")
+    if not (slash and number.isdecimal() and total.isdecimal() and 1 <= int(number) <= int(total)):
+        raise ArgumentTypeError(f"{text!r} is not I/N, as 2/4, with I from 1 to N")
+    return int(number), int(total)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -31,15 +42,19 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what only --all runs, unless it is named."""
     option = config.option
-    if option.all or any("::" in name for name in config.args):
+    if any("::" in name for name in config.args):
         return
     left_out = set()
-    # what only a release runs may be marked slow too
-    for mark, named in (("slow", ("slow", "release")), ("release", ("release",))):
-        if not any(name in option.markexpr for name in named):
-            left_out.update(item for item in items if item.get_closest_marker(mark))
-    if not (option.keyword or _names_few_files(config) or _names_benchmarks(config)):
-        left_out.update(_further_cases([item for item in items if item not in left_out]))
+    if option.all:
+        if option.slow_part is not None:
+            left_out.update(_other_parts(items, *option.slow_part))
+    else:
+        # what only a release runs may be marked slow too
+        for mark, named in (("slow", ("slow", "release")), ("release", ("release",))):
+            if not any(name in option.markexpr for name in named):
+                left_out.update(item for item in items if item.get_closest_marker(mark))
+        if not (option.keyword or _names_few_files(config) or _names_benchmarks(config)):
+            left_out.update(_further_cases([item for item in items if item not in left_out]))
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
@@ -54,12 +69,23 @@ def _names_benchmarks(config: pytest.Config) -> bool:
     return config.rootpath / "benchmarks" in [config.invocation_params.dir / name for name in config.args]
 
 
+def _other_parts(items: list[pytest.Item], number: int, total: int) -> list[pytest.Item]:
+    """Return the slow tests of all parts but one; cases of a test share fixtures, so they are of one part."""
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    return [item for item in slow if crc32(_test_of(item).encode()) % total != number - 1]
+
+
+def _test_of(item: pytest.Item) -> str:
+    """Return the name of a test without its case."""
+    return item.nodeid.removesuffix(f"[{item.callspec.id}]") if hasattr(item, "callspec") else item.nodeid
+
+
 def _further_cases(items: list[pytest.Item]) -> list[pytest.Item]:
     """Return all but a sample of each test's cases; tests with the same parameters keep the same ones."""
     tests = defaultdict(list)
     for item in items:
         if hasattr(item, "callspec"):
-            tests[item.nodeid.removesuffix(f"[{item.callspec.id}]")].append(item)
+            tests[_test_of(item)].append(item)
     return [
         item
         for cases in tests.values()

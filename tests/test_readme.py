@@ -21,6 +21,8 @@ FOLDERS = (".github", "bench_data", "benchmarks", "fastroof", "kernels_bench", "
 PAGES = [README, *sorted(page for folder in FOLDERS for page in (CHECKOUT / folder).rglob("*.md"))]
 MODULES = {path.name for folder in FOLDERS for path in (CHECKOUT / folder).rglob("*.py")}
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+SECONDS = ("fastroof/sweep/README.md",)
+"""Pages whose commands take half a minute."""
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
@@ -81,8 +83,14 @@ def transcript(source: str) -> list[tuple[list[str], str]]:
     return commands
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", pages_with("console"))
+@pytest.mark.parametrize(
+    "page",
+    [
+        # half of the seconds of all; `best` and sweeps are also tested by their commands
+        pytest.param(*page.values, id=page.id, marks=pytest.mark.slow) if page.id in SECONDS else page
+        for page in pages_with("console")
+    ],
+)
 def test_commands_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
@@ -188,8 +196,8 @@ def test_install_and_test_commands_are_those_of_ci() -> None:
     assert len(install) == 1, "the README names one command that installs a clone"
     assert len(test) == 1, "the README names one command that runs the tests"
     stages = ci_commands()
-    # CI runs all of the tests but repetitions for releases
-    assert [*test[0], "--all", "-m", "not release"] in stages
+    # CI runs all of the tests but repetitions for releases, and slow ones in turns
+    assert [*test[0], "--all", "-m", "not release", "--slow-part", "$slow"] in stages
 
     # and installs the same from pins: those of the command's extras, and the clone without looking further
     extras = set(re.fullmatch(r"\.\[([\w,]+)\]", install[0][3])[1].split(","))

@@ -35,6 +35,7 @@ def test_steps_of_a_mixture_of_experts_are_near():
         assert abs(one.apart) < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", ["h100", "h200", "b200"])
 def test_tables_of_an_engine_are_of_the_same_version(gpu):
     shipped, same = load_tables(gpu), same_tables(gpu, "vllm")

@@ -117,7 +117,6 @@ def rows(root: Path) -> list[RosterRow]:
     return list(roster_rows(read_support_matrix(root), published_models(root)))
 
 
-@pytest.mark.loops
 def test_rows_say_what_plans_are_made_of(rows: list[RosterRow]) -> None:
     assert [(row.model, row.gpu, row.engine, row.status, row.is_covered) for row in rows] == [
         (LLAMA, "h100", "vllm", "measured", True),
@@ -136,7 +135,6 @@ def test_rows_say_what_plans_are_made_of(rows: list[RosterRow]) -> None:
     assert rows[4].why == "no config.json of it"
 
 
-@pytest.mark.loops
 def test_rows_are_what_a_plan_of_ones_own_says(rows: list[RosterRow], root: Path) -> None:
     """Nothing but the plan decides: compiled by hand it is borrowed, modelled or refused alike."""
     path = root / "model_configs" / "someone--Odd-Heads_config.json"
@@ -150,7 +148,6 @@ def test_rows_are_what_a_plan_of_ones_own_says(rows: list[RosterRow], root: Path
     assert {name for name, origin in origins.items() if origin == 4} <= set(rows[2].modelled)
 
 
-@pytest.mark.loops
 def test_a_summary_counts_each_row_once(rows: list[RosterRow]) -> None:
     summary = summarise(rows)
     assert list(summary.cells) == [("h100", "trtllm"), ("h100", "vllm"), ("moon", "vllm")]
@@ -162,7 +159,6 @@ def test_a_summary_counts_each_row_once(rows: list[RosterRow]) -> None:
     assert summary.modelled["decode attention"] == 2
 
 
-@pytest.mark.loops
 def test_it_prints_what_is_covered_and_what_is_not(
     rows: list[RosterRow], root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,6 +92,7 @@ def test_time_to_first_token_is_within_the_target(unseen: Validation, dataset: s
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_what_engines_add_matters(auto: Validation, h100: fastroof.Tables) -> None:
     kernels = groups(run_validation(None, h100, engine="kernels"))
     for key, found in groups(auto).items():
@@ -273,6 +274,7 @@ def test_one_data_set_by_its_name(h100: fastroof.Tables) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_same_report_each_time(auto: Validation, h100: fastroof.Tables) -> None:
     assert repr(run_validation(None, h100)) == repr(auto)
 
@@ -451,6 +453,7 @@ def test_wrong_commands_say_what_would_do(arguments: tuple[str, ...], words: str
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_picture_shows_every_row(auto: Validation, unseen: Validation, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install fastroof[report]")
     from fastroof.report import save_figure

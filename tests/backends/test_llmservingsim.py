@@ -27,7 +27,14 @@ PLANS = {
 }
 
 
-@pytest.fixture(scope="module", params=PLANS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        # of dense models on one GPU, one in CI
+        pytest.param(model, marks=[pytest.mark.release] if model == "qwen3-8b" else [])
+        for model in PLANS
+    ],
+)
 def exported(
     request: pytest.FixtureRequest, h100: fastroof.Tables, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[fastroof.StepPlan, Path]:

@@ -120,7 +120,8 @@ def test_a_group_alone_says_its_help(group: tuple[str, ...]) -> None:
         (("tables", "list"), "tables list"),
         (("tables", "show", "gemm"), "tables show"),
         (("tables", "holdout", "--operator", "allreduce", "--method", "roofline"), "tables holdout"),
-        (("tables", "flag", "h100", "--dry-run"), "tables flag"),
+        # flags all that it finds, which takes seconds
+        pytest.param(("tables", "flag", "h100", "--dry-run"), "tables flag", marks=pytest.mark.slow),
         (("tables", "diff", "h100", "h100/aiconfigurator-trtllm-1.3.0rc20"), "tables diff"),
     ],
 )
@@ -475,6 +476,7 @@ def test_the_support_of_all_models_is_a_summary(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.skipif(not any(map(importlib.util.find_spec, MODULES)), reason="no package is installed")
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_roster_counts_what_plans_cover() -> None:
     asked = ("models", "--roster", "--gpu", "h100", "--engine", "vllm", "--model", "openai/gpt-oss-120b")
     code, out, err = run(*asked, "--model", "Qwen/Qwen3-32B", "--json")
@@ -610,6 +612,7 @@ def checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_validate_passes_the_shipped_tables() -> None:
     found = parsed("tables", "validate", "h100")
     assert found["severity"] != "error"
@@ -639,6 +642,7 @@ def test_validate_sums_warnings_up_and_lists_them_when_asked() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.usefixtures("checked_once")
 def test_validate_names_isolated_spikes_and_what_lookups_answer_instead() -> None:
     source = ("tables", "validate", "h100", "--source", "aiconfigurator-trtllm-1.3.0rc20")
@@ -708,6 +712,7 @@ def test_validate_refuses_wrong_arguments(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("tree", "gpus"), [("infersim_bench_data", {"h20", "h800"}), ("h100_roofline_v2", {"h100"})]
 )
@@ -734,6 +739,7 @@ def test_holdout(h100: fastroof.Tables) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_import_aiconfigurator(tmp_path: Path) -> None:
     try:
         installed_root()

@@ -130,11 +130,16 @@ STEP = ("-m", "fastroof", "step", "--model", "llama-3.1-8b", "--decode", "64x409
     "more",
     [
         (),
-        ("--json",),
         ("--json", "--tp", "2", "--dp", "2", "--prefill", "2048@0"),
-        ("--json", "--pp", "4"),
-        ("--engine", "vllm", "--dtype", "fp8"),
-        ("--decode", "4096x131072"),
+        *(
+            pytest.param(more, marks=pytest.mark.release)
+            for more in (
+                ("--json",),
+                ("--json", "--pp", "4"),
+                ("--engine", "vllm", "--dtype", "fp8"),
+                ("--decode", "4096x131072"),
+            )
+        ),
     ],
     ids=" ".join,
 )

@@ -73,9 +73,14 @@ def one(plan, sizes, chosen=None):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("is_chunked", [True, False])
-@pytest.mark.parametrize("met", [None, -2.0, 0.0, 1.0])
 @pytest.mark.parametrize(
-    ("kv", "reserved", "rounds"), [(1e6, 0.5, 0), (1e6, 1.0, 1), (2000, 0.5, 4), (1200, 1.0, 0)]
+    ("met", "kv", "reserved", "rounds"),
+    [
+        # each with each of the others once
+        pytest.param(met, *memory, marks=[] if i == j else [pytest.mark.release])
+        for i, met in enumerate([None, -2.0, 0.0, 1.0])
+        for j, memory in enumerate([(1e6, 0.5, 0), (1e6, 1.0, 1), (2000, 0.5, 4), (1200, 1.0, 0)])
+    ],
 )
 def test_the_loop_is_the_closed_form(plan, isl, osl, clients, budget, is_chunked, met, kv, reserved, rounds):
     chosen = options(kv, osl_reserved=reserved, is_chunked=is_chunked, rounds=float(rounds), steps_met=met)

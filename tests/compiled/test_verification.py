@@ -99,7 +99,7 @@ def test_estimates_are_the_closed_form(plan, draft, tokens, has_draft, is_chunke
     drafted = (tokens - 1, draft) if has_draft else (0, None)
     arena = verification_arena(plan, tokens, accepted, *drafted)
     rng = np.random.default_rng(tokens)
-    for _ in range(25):
+    for _ in range(8):
         # steps hold the tokens of some requests besides a whole prompt
         budget = int(rng.integers(300, 900))
         isl, osl = int(2 ** rng.uniform(0, 8)), int(2 ** rng.uniform(0, 10))

@@ -174,6 +174,7 @@ def test_sums_are_those_of_single_queries(new, context, window, count):
         assert tuple(found) == tuple(alike)
 
 
+@settings(max_examples=12)
 @given(
     tokens=st.integers(1, 5000),
     chunk=st.integers(1, 900),

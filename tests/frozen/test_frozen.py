@@ -11,8 +11,13 @@ from tests.frozen import product as shop
 from tests.frozen.answers import FOLDER, Answer, Answers, differences, read_answers
 from tests.frozen.record import GROUPS, summary
 
+SECONDS = ("lookups-holdout", "sweeps-of-deployments")
+"""Groups that take seconds; tests of holdouts and sweeps compare the same code with naive versions."""
 
-@pytest.mark.parametrize("group", GROUPS)
+
+@pytest.mark.parametrize(
+    "group", [pytest.param(group, marks=[pytest.mark.slow] if group in SECONDS else []) for group in GROUPS]
+)
 def test_answers_are_those_on_record(group):
     found = differences(read_answers(group), GROUPS[group]().listed)
     assert not found, summary(group, found) + (

@@ -98,6 +98,7 @@ def test_listed_tables_are_those_of_the_whole_conversion(
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_listed_tables_of_the_pinned_package_are_those_of_the_whole_conversion(
     pinned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,7 +87,7 @@ def two(h100: Tables) -> StepPlan:
 
 @pytest.mark.slow
 @pytest.mark.loops
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(HEADS), st.integers(1, 24), st.booleans()), min_size=2, max_size=3),
     st.integers(1, 64),

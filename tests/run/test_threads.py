@@ -184,6 +184,7 @@ print(answers[0][0].hex())
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_sixteen_threads_compile_at_once_with_nothing_cached(plan, tmp_path):
     environment = {**os.environ, "FASTROOF_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -149,7 +149,11 @@ def with_pauses(work, seed):
 
 
 @pytest.mark.loops
-@pytest.mark.parametrize("kind", ["tiny", "usual", "scarce"])
+@pytest.mark.parametrize(
+    "kind",
+    # minutes without the JIT
+    ["tiny", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("usual", "scarce"))],
+)
 def test_prompts_that_wait_are_served_to_the_bit(plans, kind):
     seeds = range(150 if kind == "tiny" else 40)
     works = [made_workload(Random(seed), kind) for seed in seeds]

@@ -108,7 +108,13 @@ def naively(plan, trace, settings, replicas, routing, seed, scheduler=None):
 
 
 @pytest.mark.loops
-@pytest.mark.parametrize("routing", POOLED_ROUTINGS)
+@pytest.mark.parametrize(
+    "routing",
+    [
+        POOLED_ROUTINGS[0],
+        *(pytest.param(routing, marks=pytest.mark.slow) for routing in POOLED_ROUTINGS[1:]),
+    ],
+)
 def test_fleets_find_what_naive_ones_do(routing):
     """Replicas and their ranks, open loops, clients and sessions: every time, and every token found."""
     found = evictions = 0

@@ -131,8 +131,16 @@ def with_pauses(settings: EngineSettings, rng: np.random.Generator) -> EngineSet
 
 
 @pytest.mark.loops
-@pytest.mark.parametrize("model", [("llama-3.1-8b",), MOE])
-@pytest.mark.parametrize("clients", [False, True])
+@pytest.mark.parametrize(
+    ("model", "clients"),
+    [
+        (("llama-3.1-8b",), True),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((("llama-3.1-8b",), False), (MOE, False), (MOE, True))
+        ),
+    ],
+)
 def test_ranks_pause_together_as_naive_ones_do(model: tuple[str, ...], clients: bool) -> None:
     rng = np.random.default_rng([len(model[0]), clients])
     differ = 0

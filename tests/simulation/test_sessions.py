@@ -25,7 +25,7 @@ from tests.simulation import test_replicas
 from tests.simulation.test_exactness import assert_equal, assert_same
 
 SESSIONS = 1000
-"""How many workloads the proof takes."""
+"""Number of workloads of the proof, of which CI takes a fifth."""
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +54,18 @@ def prove(plans, works):
 
 
 @pytest.mark.loops
-@pytest.mark.parametrize("part", range(4))
+def test_small_sessions_are_served_as_by_a_naive_scheduler(plans):
+    """Every line of the loops, with the JIT off too."""
+    statuses = prove(plans, (a_session_workload(seed, "tiny") for seed in range(100)))
+    assert (statuses > 10).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.release) for part in range(1, 5))]
+)
 def test_sessions_are_served_as_by_a_naive_scheduler(plans, part):
-    works = [a_session_workload(seed) for seed in range(part, SESSIONS, 4)]
+    works = [a_session_workload(seed) for seed in range(part, SESSIONS, 5)]
     statuses = prove(plans, works)
     print(f"{len(works)} workloads, requests finished, timed out, rejected: {statuses.tolist()}")
     assert (statuses > 50).all()
@@ -68,7 +77,13 @@ def test_any_sessions_are_served_to_the_bit(plans, seed, kind):
 
 
 @pytest.mark.loops
-@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize(
+    "routing",
+    [
+        ROUTINGS[0],
+        *(pytest.param(routing, marks=pytest.mark.slow) for routing in ROUTINGS[1:]),
+    ],
+)
 def test_replicas_and_ranks_serve_sessions_as_naive_ones_do(routing):
     rng = np.random.default_rng(len(routing))
     timed_out = 0

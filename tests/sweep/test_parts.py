@@ -193,7 +193,7 @@ def test_a_part_of_another_sweep_is_dropped(tmp_path: Path, output: Path) -> Non
     assert pq.read_table(output).equals(pq.read_table(tmp_path / "whole.parquet"))
 
 
-FLIPS, WHOLE_RUNS = 400, 5
+FLIPS, WHOLE_RUNS = 100, 2
 
 
 @pytest.mark.slow

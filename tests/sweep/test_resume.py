@@ -125,7 +125,7 @@ def whole(tmp_path: Path) -> Callable[[Any], tuple[Any, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["pareto", "steps"])
+@pytest.mark.parametrize("name", [pytest.param("pareto", marks=pytest.mark.release), "steps"])
 def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(
     tmp_path: Path, whole: Any, name: str
 ) -> None:

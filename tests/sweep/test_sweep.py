@@ -415,7 +415,7 @@ def test_a_folder_is_no_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", ["parquet", "csv", "jsonl"])
+@pytest.mark.parametrize("suffix", ["parquet", pytest.param("csv", marks=pytest.mark.release), "jsonl"])
 def test_a_full_disk_leaves_no_half_of_a_file(tmp_path: Path, suffix: str) -> None:
     # a limit on the size of files: the operating system refuses the write, as on a full disk
     code = f"""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.reference import bands
@@ -59,6 +59,7 @@ def banded_points(h100, gemm_points):
 
 
 @pytest.mark.slow
+@settings(max_examples=15)
 @given(dtype=st.sampled_from(["bf16", "fp8", "fp8_block"]), m=sizes(28), n=sizes(24), k=sizes(24))
 def test_gemm_is_the_naive_lookup(h100, gemm_points, banded_points, dtype, m, n, k):
     bound = naive.gemm_bound(h100.gpu, dtype, min(gemm_points(dtype).values()))
@@ -74,6 +75,7 @@ def test_gemm_is_the_naive_lookup(h100, gemm_points, banded_points, dtype, m, n,
 
 
 @pytest.mark.slow
+@settings(max_examples=15)
 @given(m=sizes(20), n=sizes(18), k=sizes(18))
 def test_gemm_methods_are_the_naive_ones(h100, gemm_points, m, n, k):
     points, at = gemm_points("bf16"), (float(m), float(n), float(k))

@@ -248,7 +248,10 @@ def test_the_best_layout_is_that_of_best(store: PlanStore) -> None:
 @pytest.mark.parametrize(
     "view",
     [
-        View(model="llama-3.1-8b", gpus=2, ttft_ms=500.0, tpot_ms=12.0, isl=1000, osl=100),
+        pytest.param(
+            View(model="llama-3.1-8b", gpus=2, ttft_ms=500.0, tpot_ms=12.0, isl=1000, osl=100),
+            marks=pytest.mark.release,
+        ),
         View(model="qwen3-8b", gpus=1, tpot_ms=15.0, isl=1000, osl=100, dtype="fp8", percentile=90),
         View(model="qwen3-8b", gpus=1, ttft_ms=1.0, isl=1000, osl=100, max_num_batched_tokens=512),
     ],

@@ -298,6 +298,7 @@ def test_the_object_calls_the_c_library_alone(exported):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(DEFAULT_CPU != "x86-64-v3", reason="registers of x86-64")
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump")
 def test_the_object_is_for_the_cpu_that_was_named(exported, tmp_path):

@@ -110,7 +110,12 @@ def test_a_plan_that_the_library_opened_has_the_bits_of_python(loaded, exported,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("target", "machine"), [("aarch64-linux-gnu", AARCH64), ("x86_64-linux-gnu", X86_64)]
+    ("target", "machine"),
+    [
+        ("aarch64-linux-gnu", AARCH64),
+        # the target by default, which other tests load
+        pytest.param("x86_64-linux-gnu", X86_64, marks=pytest.mark.release),
+    ],
 )
 def test_an_object_is_of_its_target(target, machine):
     code = object_code(target=target)

@@ -220,15 +220,8 @@ def test_example_runs(capfd):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "route",
-    [
-        "http",
-        # whose messages the tests of each hold to the same answers
-        pytest.param("stdio", marks=pytest.mark.release),
-        pytest.param("arrow", marks=pytest.mark.release),
-    ],
-)
+@pytest.mark.release
+@pytest.mark.parametrize("route", ["http", "stdio", "arrow"])
 def test_soak_loses_nothing(tmp_path, route):
     figures = tmp_path / "figures.json"
     command = [sys.executable, "-m", "benchmarks.soak_serve", "--route", route, "--no-load"]

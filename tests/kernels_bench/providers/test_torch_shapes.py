@@ -355,8 +355,10 @@ def test_triton_kernels_in_the_interpreter():
     assert found.stdout.count("True") == 12 + 5
 
 
-# on vLLM's ops CI runs the other model in fp8
-@pytest.mark.parametrize("name", [pytest.param("qwen2.5-7b", marks=pytest.mark.release), "qwen3-8b"])
+# CI runs a step in fp8 on a CPU (tests/kernels_bench/steps) and some on vLLM's ops
+@pytest.mark.slow
+@pytest.mark.release
+@pytest.mark.parametrize("name", ["qwen2.5-7b", "qwen3-8b"])
 def test_a_whole_step_on_torchs_fp8_gemm(name):
     """As on a GPU host without vLLM's libraries: bf16 activations, torch._scaled_mm."""
     from dataclasses import replace

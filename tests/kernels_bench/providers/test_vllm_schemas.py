@@ -222,6 +222,7 @@ def test_every_schema_is_called():
     assert set(IMPLEMENTATIONS) == set(vllm_ops.SCHEMAS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "weights"),
     [

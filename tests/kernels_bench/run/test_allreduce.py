@@ -533,6 +533,7 @@ def test_over_gloo_end_to_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_collectives_over_gloo_end_to_end(tmp_path: Path) -> None:
     """Two real ranks, what each is left with checked, tables that load, and all-reduces beside them."""
@@ -599,7 +600,7 @@ def misplaced(rank: int, world: World, pipe: Connection) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-@pytest.mark.parametrize("num_gpus", [2, 3])
+@pytest.mark.parametrize("num_gpus", [pytest.param(2, marks=pytest.mark.release), 3])
 def test_each_collective_sends_what_its_message_says_and_a_misplaced_part_is_caught(num_gpus: int) -> None:
     for target, is_right in ((sends_recorded, True), (misplaced, False)):
         ranks = SpawnedRanks(num_gpus, "gloo", 120.0, target)

@@ -270,6 +270,7 @@ class TestStep:
         with pytest.raises(MeasureError, match="off its float64 reference"):
             check_step(DenseModel.of(load_model("llama-3.1-8b")), replace(backend, ops=Wrong()), 0)
 
+    @pytest.mark.slow
     def test_the_check_in_fp8_holds_other_kernels_to_their_own_bound(self, backend):
         """Queries and keys are near unit length without a norm too: 4 % of the logits, fp8's noise."""
         from kernels_bench.providers.small_ops import TorchSmallOps

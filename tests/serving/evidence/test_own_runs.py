@@ -96,12 +96,12 @@ def test_three_noisy_runs_are_no_worse_than_the_better_of_no_fit() -> None:
 @pytest.mark.slow
 def test_the_curve_falls_and_ends_at_each_run_left_out() -> None:
     times = measured(kernels(30, 5), {"step_us": 300.0, "sequence_us": 5.0}, 0.03, 1)
-    points = learning_curve(times, PACKAGED, draws=15)
+    points = learning_curve(times, PACKAGED, draws=8)
     assert [point.runs for point in points] == [3, 5, 10, 20, 29]
     assert points[0].mape > points[-2].mape
     assert points[-1].mape == fit_few_runs(times, PACKAGED).left_out_mape
     assert all(point.low <= point.mape <= point.high for point in points)
-    assert learning_curve(times, PACKAGED, draws=15) == points
+    assert learning_curve(times, PACKAGED, draws=8) == points
 
 
 def recorded_cluster(folder: Path, costs: StepCosts) -> None:

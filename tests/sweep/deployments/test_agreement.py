@@ -162,7 +162,7 @@ def test_a_row_is_the_estimate_of_its_question(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["vllm", "trtllm"])
+@pytest.mark.parametrize("engine", ["vllm", pytest.param("trtllm", marks=pytest.mark.release)])
 @pytest.mark.parametrize(
     "asked",
     [

@@ -106,8 +106,8 @@ def truth(h100: Tables) -> list[dict[str, Any]]:
     [
         ["model"],
         ["isl", "osl"],
-        pytest.param(["mode", "total_gpus", "concurrency"], marks=pytest.mark.loops),
-        [],
+        pytest.param(["mode", "total_gpus", "concurrency"], marks=[pytest.mark.loops, pytest.mark.slow]),
+        pytest.param([], marks=pytest.mark.slow),
     ],
 )
 def test_the_best_equal_the_naive_ones(tmp_path: Path, truth: list[dict[str, Any]], per: list[str]) -> None:
@@ -140,7 +140,9 @@ def test_fronts_equal_the_naive_ones(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keep", ["best", "pareto", "all"])
+@pytest.mark.parametrize(
+    "keep", ["best", *(pytest.param(keep, marks=pytest.mark.release) for keep in ("pareto", "all"))]
+)
 def test_threads_and_the_size_of_units_make_no_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str
 ) -> None:

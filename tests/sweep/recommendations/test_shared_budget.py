@@ -172,6 +172,7 @@ def test_results_are_rows_files_and_html(found: SharedBudget, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_gpus_that_do_not_suffice_name_what_would() -> None:
     traffic = [
         {"model": "llama-3.1-8b", "requests_per_s": 70, "tpot_ms": 20},
@@ -194,6 +195,7 @@ def test_gpus_that_do_not_suffice_name_what_would() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_a_model_that_no_number_of_gpus_serves_says_why() -> None:
     traffic = [
         {"model": "llama-3.1-8b", "requests_per_s": 1, "tpot_ms": 0.1, "max_num_seqs": 1},
