@@ -171,12 +171,7 @@ class Lora:
             return cls(int(rank), int(most) if most else None, targets, int(active) if active else None)
         folder, _, most = value.partition(":")
         path = Path(folder)
-        if (
-            not folder
-            or "\0" in folder
-            or not path.exists()
-            or (most and not re.fullmatch("[0-9]{1,9}", most))
-        ):
+        if not _exists(path, folder) or (most and not re.fullmatch("[0-9]{1,9}", most)):
             raise PlanError(f"lora must be {_VALID}a folder with {_CONFIG}, got {shown(value)}")
         return cls.read(path if path.is_file() else path / _CONFIG, int(most) if most else None)
 
@@ -334,6 +329,14 @@ class Adapters(NamedTuple):
             return ()
         n = head.n if self.splits_head else vocab
         return tuple(self.pair("lm_head lora", n, head.k, 1, head, "lm_head"))
+
+
+def _exists(path: Path, text: str) -> bool:
+    """Return whether a text names a file or a folder, whatever is in it."""
+    try:
+        return bool(text) and path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def adapter_bytes(calls: Sequence[Call], held: int) -> int:

@@ -17,7 +17,14 @@ from fastroof.config.gpu import GpuSpec
 from fastroof.operators.calls import AdapterGemm
 from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.operators.gemm import GEMM
-from fastroof.operators.operator import Columns, DatasheetClass, Key, RowSource, is_measured
+from fastroof.operators.operator import (
+    Columns,
+    DatasheetClass,
+    Key,
+    RowSource,
+    as_floats,
+    is_measured,
+)
 from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.pack import SIZE_LIMIT
 from fastroof.units import ACTIVATION_BYTES, US_PER_S
@@ -46,12 +53,27 @@ class AdapterGemmOperator(PerRowOperator):
     name = "lora"
     rank = 12
     keys = (Column("part", "text", "", "shrink, expand or lookup"),)
-    axes = (Column("rows", "int", "", "rows of all adapters together"),)
+    axes = (
+        Column("m", "int", "tokens", "rows of all adapters together"),
+        Column("n", "int", "", "outputs of an adapter"),
+        Column("k", "int", "", "inputs of an adapter"),
+        Column("adapters", "int", "", "adapters of the rows"),
+    )
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"lora": GEMM.datasheets["gemm"]}
 
+    def flops(self, columns: Columns) -> Floats:
+        """Those of one GEMM over all rows."""
+        return GEMM.flops(columns)
+
     def moved_bytes(self, columns: Columns) -> Floats:
-        """Unknown: no table has such rows."""
-        return np.full(len(columns["latency_us"]), np.nan)
+        """Matrices of all adapters, inputs and outputs, in 16 bits."""
+        m, n, k, adapters = (as_floats(columns[name]) for name in ("m", "n", "k", "adapters"))
+        return ACTIVATION_BYTES * (adapters * n * k + m * (n + k))
+
+    def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
+        """Peak of 16 bits."""
+        peak = np.full(len(columns["latency_us"]), gpu.peak(DTYPE))
+        return peak, peak
 
     # -- in plans ----------------------------------------------------------------------------------
 

@@ -414,8 +414,7 @@ def _gpu_memory(
         left.sampler_bytes,
         left.graphs_bytes,
         *(round(gib * GIB) for gib in estimate.amounts_gib(expert_format)[1:]),
-        adapter_bytes=adapters,
-    )
+    )._replace(adapter_bytes=adapters)
     own = ((model, layout, execution.kv_dtype), *use.drafts.models)
     return _with_blocks(memory, left.left_bytes, own, rule, use, model.max_position, layout.dp)
 

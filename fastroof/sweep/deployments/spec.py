@@ -215,9 +215,10 @@ class DeploymentSpec(CandidateSpec):
     @classmethod
     def _check_lora(cls, value: str | None) -> str | None:
         try:
-            return None if value is None else Lora.of(value) and value
+            _ = value is None or Lora.of(value)
         except PlanError as error:
             raise ValueError(str(error)) from None
+        return value
 
     @field_validator("request_rate", mode="before")
     @classmethod

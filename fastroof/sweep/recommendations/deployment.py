@@ -25,6 +25,7 @@ from fastroof.models import TP_SIZES, ModelSpec, load_model
 from fastroof.models.execution import AUTO
 from fastroof.models.load import Published, published_checkpoint
 from fastroof.models.lora import Lora
+from fastroof.plan.weight_only import MODELLED_FROM
 from fastroof.sweep.answers import Choice
 from fastroof.sweep.deployments import DeploymentSpec
 from fastroof.sweep.deployments.kind import DeploymentSweep
@@ -291,6 +292,10 @@ def _modelled_kernels(
         if part.origin == ORIGIN_MODELLED:
             how = "from the datasheet, not measured"
             error = plan.gpu.datasheet_error
+            if MODELLED_FROM in part.source:
+                # a source that says how far it may be off
+                by_how.setdefault(f"from {part.source}", {})[part.name] = None
+                continue
             if part.source in scaled:
                 how = f"from kernels of {plan.gpu.kernels_of}, scaled"
                 error = scaled_error(load_gpu(plan.gpu.kernels_of), plan.gpu)
