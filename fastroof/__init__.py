@@ -43,6 +43,7 @@ __all__ = [
     "GpuSpec",
     "Lookup",
     "LookupInputError",
+    "Lora",
     "MeasureError",
     "MissingTableError",
     "ModelError",
@@ -134,6 +135,7 @@ if TYPE_CHECKING:
     from fastroof.backends.numba_callers import numba_decode, numba_step
     from fastroof.config import GpuSpec, gpu_names, load_gpu
     from fastroof.models import ModelSpec, load_model, model_names
+    from fastroof.models.lora import Lora
     from fastroof.plan import StepPlan, compile_plan, compile_plans
     from fastroof.run import StepBatch, StepTimes
     from fastroof.serving import SpeculativeDecoding, fit
@@ -146,6 +148,7 @@ else:
     _MODULE_OF = {
         "GpuSpec": "config",
         "Lookup": "tables",
+        "Lora": "models.lora",
         "ModelSpec": "models",
         "Simulation": "simulation",
         "SpeculativeDecoding": "serving",

@@ -351,6 +351,14 @@ def best(
             "[default: HTTP and tokenizer of the engine's profile]",
         ),
     ] = None,
+    lora: Annotated[
+        str | None,
+        _option(
+            "--lora",
+            metavar="RANK[:ADAPTERS[:MODULES]]",
+            help_text="LoRA adapters of all requests, as in `fastroof step` (modelled).  [default: none]",
+        ),
+    ] = None,
     objective: Annotated[
         str | None,
         _option(
@@ -415,8 +423,8 @@ def best(
         "itl_ms": itl, "request_latency_ms": request_latency, "dtype": dtype, "kv_dtype": kv_dtype,
         "engine": engine, "max_num_batched_tokens": max_num_batched_tokens, "max_num_seqs": max_num_seqs,
         "mode": mode, "most_gpus_each": most_gpus_each,
-        "prefix_hit": prefix_hit, "client_overhead_ms": client_overhead, "objective": objective,
-        "tables": tables,
+        "prefix_hit": prefix_hit, "client_overhead_ms": client_overhead, "lora": lora,
+        "objective": objective, "tables": tables,
         "allow_modelled": allow_modelled or None,
     }  # fmt: skip
     given = {name: value for name, value in question.items() if value not in (None, [])}
@@ -503,7 +511,7 @@ _OPTIONS: Final = {
     **_NEEDED, **TRAFFIC, "gpu": "--gpu", "dtype": "--dtype", "kv_dtype": "--kv-dtype",
     "engine": "--engine", "max_num_batched_tokens": "--max-num-batched-tokens",
     "max_num_seqs": "--max-num-seqs", "mode": "--mode", "most_gpus_each": "--most-gpus-each",
-    "client_overhead_ms": "--client-overhead",
+    "client_overhead_ms": "--client-overhead", "lora": "--lora",
     "objective": "--objective", "tables": "--tables", "allow_modelled": "--allow-modelled",
 }  # fmt: skip
 

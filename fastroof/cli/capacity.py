@@ -157,7 +157,7 @@ def capacity(
         "version": __version__, "model": served.model.name, "gpu": served.gpu.name, "tp": served.tp,
         "pp": served.layout.pp, "dp": served.layout.dp, "ep": served.layout.ep,
         "moe_tp": served.layout.moe_tp, "dtype": served.dtype, "kv_dtype": served.kv_dtype,
-        **served.profile.facts, "tables_hash": served.tables_hash,
+        **served.lora_facts, **served.profile.facts, "tables_hash": served.tables_hash,
         "left_out": getattr(asked, "left_out", {}),
     }  # fmt: skip
     if fewest:

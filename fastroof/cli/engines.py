@@ -43,9 +43,10 @@ shared_experts; mixed_attention: ns, interval_ns, gpu, head_dim, kv_dtype, reaso
 cold_decode, one_attention_call: GPUs; prefill_graphs: multiples, versions, reason, eager, eager_on,
 encoders, latent_tokens, sparse_tokens, not_with, is_optional], data_parallel [source, lockstep,
 prompt_tokens, decode_tokens, graph_tokens, graphs: gpus, tokens, versions, idle_tokens, assignment,
-balance_steps], layout [ep, attention, alltoall, ...], front_end [request_ms, token_us, server_ms, residual,
-source, evidence: time outside steps], errors [tpot, ttft, layer_us], fit [costs, given, chosen_on, layers,
-left_out: reason, model, gpu, format, versions] or null, evidence.
+balance_steps], layout [ep, attention, alltoall, ...],
+lora [ranks, max_loras, fills, gates, embeddings, refused, splits_head, source], front_end [request_ms,
+token_us, server_ms, residual, source, evidence: time outside steps], errors [tpot, ttft, layer_us],
+fit [costs, given, chosen_on, layers, left_out: reason, model, gpu, format, versions] or null, evidence.
 """
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MEMORY: Final = (
     "tp", "pp", "dp", "ep", "moe_tp", "cp", "dtype", "kv_dtype", "engine", "exchange", "memory_fraction",
     "kv_cache_gib",
-    "num_slots", "eplb",
+    "num_slots", "eplb", "lora",
 )  # fmt: skip
 EPILOG: Final = """\b
 Examples:

@@ -39,6 +39,7 @@ _TYPES: Final[dict[str, Any]] = {
     "str | None": str | None,
     "bool": bool,
     "bool | None": bool | None,
+    "Lora | str | int | None": str | None,
 }
 _ELSEWHERE: Final = ("max_tokens", "max_seqs")
 """Sizes of a plan, which every command sets itself."""

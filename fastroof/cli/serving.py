@@ -46,12 +46,12 @@ Sizes are numbers or comma-separated lists; every combination is one scenario. -
 workers that prefill and Y that decode, each on --tp GPUs (--prefill-tp for those that prefill).
 
 \b
-JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, engine, max_num_batched_tokens,
-max_kv_tokens, tables_hash, num_draft_tokens, accepted (mean tokens of a step), draft, accepted_from (what
---accepted auto was measured on), prefix_hit, images, image_size, image_tokens (of a prompt, besides isl;
-these only if given), rows: one object per scenario [isl, osl, concurrency and the fields of
-fastroof.serving.ServingEstimate], or with --disaggregated also prefill_tp, prefill_workers, decode_workers
-and the fields of DisaggregatedEstimate.
+JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, lora (if any), engine,
+max_num_batched_tokens, max_kv_tokens, tables_hash, num_draft_tokens, accepted (mean tokens of a step),
+draft, accepted_from (what --accepted auto was measured on), prefix_hit, images, image_size, image_tokens
+(of a prompt, besides isl; these only if given), rows: one object per scenario [isl, osl, concurrency and
+the fields of fastroof.serving.ServingEstimate], or with --disaggregated also prefill_tp, prefill_workers,
+decode_workers and the fields of DisaggregatedEstimate.
 """
     + ENGINE_FACTS
 )
@@ -220,6 +220,7 @@ def serving(
                 **workers,
                 "dtype": served.dtype,
                 "kv_dtype": served.kv_dtype,
+                **served.lora_facts,
                 **served.profile.facts,
                 "max_num_batched_tokens": budget,
                 "max_num_seqs": int(memory.most_running(seqs)),
@@ -246,8 +247,8 @@ def _print(
             f"{workers['decode_workers']} of {plan.tp} that decode, {plan.gpu.title}"
         )
     out.print(
-        f"{plan.model.name} on {where}, {plan.dtype} weights, {plan.kv_dtype} KV cache, "
-        f"engine {plan.profile.title}" + _asked_words(asked) + "\n",
+        f"{plan.model.name} on {where}, {plan.dtype} weights, {plan.kv_dtype} KV cache"
+        f"{plan.lora_text}, engine {plan.profile.title}" + _asked_words(asked) + "\n",
         soft_wrap=True,
     )
     common = ("isl", "osl", "clients", "TTFT ms", "TPOT ms", "request ms", "tokens/s a GPU")

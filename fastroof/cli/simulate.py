@@ -64,6 +64,7 @@ def simulation_document(sim: Simulation, answers: dict[str, Any]) -> dict[str, A
         "moe_tp": plan.layout.moe_tp,
         "dtype": plan.dtype,
         "kv_dtype": plan.kv_dtype,
+        **plan.lora_facts,
         **plan.profile.facts,
         "replicas": sim.replicas,
         "tables_hash": plan.tables_hash,
@@ -89,7 +90,7 @@ def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
     split = "" if layout.world_size == plan.tp == layout.moe_tp else f" ({layout})"
     out.print(
         f"{plan.model.name} on {gpus} x {plan.gpu.title}{split}, {plan.dtype} weights, {plan.kv_dtype} KV "
-        f"cache, engine {plan.profile.title}",
+        f"cache{plan.lora_text}, engine {plan.profile.title}",
         soft_wrap=True,
     )
     rate = answers["arrivals_per_s"]
@@ -101,6 +102,11 @@ def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
         soft_wrap=True,
     )
     print_left_out(trace)
+    if plan.execution.adapters is not None:
+        most = plan.execution.adapters.active
+        out.print(
+            f"every request has a LoRA adapter, and steps up to {most}; which has which is not simulated"
+        )
     out.print()
     found = answers.get("range")
     pairs = None if found is None or found["relative_error"] is None else found
@@ -257,9 +263,9 @@ load is near saturation, or the error of a step decides whether an SLO is kept, 
 simulated on steps one standard error faster and slower too.
 
 \b
-JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, engine, replicas, tables_hash, trace
-[name, requests, clients, left_out (rows by reason), input_tokens, output_tokens (means)], settings (fields
-of EngineSettings),
+JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, lora (if any), engine, replicas,
+tables_hash, trace [name, requests, clients, left_out (rows by reason), input_tokens, output_tokens (means)],
+settings (fields of EngineSettings),
 ttft_ms, tpot_ms, itl_ms, e2e_ms [mean, p50, p90, p95, p99], requests, finished, timed_out, rejected,
 duration_s, arrivals_per_s, requests_per_s, input_tokens_per_s, output_tokens_per_s,
 output_tokens_per_s_per_gpu, steps, mixed_steps, prefill_steps, decode_steps, preemptions, running, waiting,

@@ -69,15 +69,15 @@ graph, without LM head, sampler and host, which `fastroof validate --steps` comp
 Without --decode and --prefill it is a grid of steps of all kinds that fit the plan's KV cache.
 
 \b
-JSON: version, model, gpu, tp, pp, cp, dp, ep, moe_tp, routing, dtype, kv_dtype, engine, method, tables_hash
-(empty for the datasheet model), kernels (which measured tables), requests [count, new_tokens, context_len],
-tokens, sequences, latency_us, relative_error (one standard error; with --explain), tokens_per_s (of all
-ranks and stages), tokens_per_s_per_gpu, origin (measured, interpolated, extrapolated, borrowed or modelled),
-components_us [tokens, logits, decode_attention, prefill_attention, runtime, vision_encoder (with images)],
-images [width, height] and image_tokens (of a prompt; with --image), kv_tokens, max_kv_tokens, and
-with --explain operators [name, calls, total_us, share, flops, moved_bytes, mfu, bytes_per_s, bound, origin,
-source, dtype (of its kernel)] and memory_bytes (of one GPU) [weights, workspace, context, reserve, kv_cache].
-Values that do not apply are null.
+JSON: version, model, gpu, tp, pp, cp, dp, ep, moe_tp, routing, dtype, kv_dtype, lora (if any), engine,
+method, tables_hash (empty for the datasheet model), kernels (which measured tables), requests [count,
+new_tokens, context_len], tokens, sequences, latency_us, relative_error (one standard error; with
+--explain), tokens_per_s (of all ranks and stages), tokens_per_s_per_gpu, origin (measured, interpolated,
+extrapolated, borrowed or modelled), components_us [tokens, logits, decode_attention, prefill_attention,
+runtime, vision_encoder (with images)], images [width, height] and image_tokens (of a prompt; with --image),
+kv_tokens, max_kv_tokens, and with --explain operators [name, calls, total_us, share, flops, moved_bytes,
+mfu, bytes_per_s, bound, origin, source, dtype (of its kernel)] and memory_bytes (of one GPU) [weights,
+adapters (with LoRA), workspace, context, reserve, kv_cache]. Values that do not apply are null.
 """
     + ENGINE_FACTS
 )
@@ -292,6 +292,7 @@ def _document(
         "routing": plan.routing,
         "dtype": plan.dtype,
         "kv_dtype": plan.kv_dtype,
+        **({} if plan.lora is None else {"lora": plan.lora}),
         **plan.engine_facts,
         "method": plan.method,
         "tables_hash": plan.tables_hash,
@@ -392,6 +393,7 @@ def _print(
             ("origin", ORIGIN_WORDS[facts["origin"]]),
             ("kernels", plan.kernels),
             *([("checkpoint", _checkpoint_words(plan))] if plan.checkpoint_method else []),
+            *([("LoRA", f"{plan.lora} (rank:adapters:modules), all requests")] if plan.lora else []),
             ("KV cache", _kv_words(plan, requests, facts["kv_tokens"])),
             *([] if explanation is None else [("memory of a GPU", _memory_words(plan))]),
         ]

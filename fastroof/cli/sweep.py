@@ -135,6 +135,7 @@ def sweep(
     client_overhead_ms: Annotated[
         Text, _key("Time of a request outside the engine, ms.", "--client-overhead")
     ] = None,
+    lora: Annotated[Text, _key("LoRA adapters: RANK[:ADAPTERS[:MODULES]].")] = None,
     speculation: Annotated[Text, _key("{num_draft_tokens = 3, accepted = 2.2, draft = 'mtp'}")] = None,
     ttft_ms: Annotated[Text, _key("Maximum mean time to first token, ms.")] = None,
     tpot_ms: Annotated[Text, _key("Maximum mean time per output token, ms.")] = None,

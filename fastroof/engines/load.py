@@ -15,6 +15,7 @@ from fastroof.engines.data_parallel import DataParallel, GraphTokens
 from fastroof.engines.front_end import FrontEnd
 from fastroof.engines.kernel_choices import KernelChoices, MixedAttention, OperatorKernel
 from fastroof.engines.layout_rules import LayoutRules
+from fastroof.engines.lora import LoraRules
 from fastroof.engines.memory import KvMemory
 from fastroof.engines.prefill_graphs import PrefillGraphs
 from fastroof.engines.profile import (
@@ -37,6 +38,7 @@ _PARTS: Final[dict[str, type]] = {
     "layout": LayoutRules,
     "data_parallel": DataParallel,
     "front_end": FrontEnd,
+    "lora": LoraRules,
     "errors": ServingErrors,
     "fit": CostForm,
 }

@@ -14,6 +14,7 @@ from fastroof.engines.kernel_choices import (
     KernelChoices,
 )
 from fastroof.engines.layout_rules import ANY_LAYOUT, LayoutRules
+from fastroof.engines.lora import ANY_LORA, LoraRules
 from fastroof.engines.memory import DATASHEET_MEMORY, KvMemory
 from fastroof.engines.values import (
     MOST,
@@ -401,6 +402,8 @@ class EngineProfile:
         Which ranks of attention data parallelism wait for each other, and what their experts compute.
     front_end : FrontEnd
         What requests pass before and after its scheduler; not part of steps.
+    lora : LoraRules
+        How it holds and runs LoRA adapters.
     errors : ServingErrors
         Errors of its serving estimates on runs that no fit has seen.
     fit : CostForm, optional
@@ -425,6 +428,7 @@ class EngineProfile:
     layout: LayoutRules = ANY_LAYOUT
     data_parallel: DataParallel = ONE_SUM
     front_end: FrontEnd = NO_FRONT_END
+    lora: LoraRules = ANY_LORA
     errors: ServingErrors = NO_ERRORS
     fit: CostForm | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict, hash=False)

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from fastroof.checks import shown
 from fastroof.errors import ModelError
 from fastroof.models.hf import checked_fields
+from fastroof.models.lora import Adapters
 from fastroof.units import DTYPE_BYTES
 
 ALLTOALL: Final = ("never", "over_topk", "always")
@@ -95,6 +96,7 @@ class Execution(NamedTuple):
     wide_experts: bool = False
     num_slots: int = 0
     two_batches_from: tuple[int, ...] = ()
+    adapters: Adapters | None = None
 
     def stored(self, module: str) -> str:
         """Return the format in which the weights of a module, such as ``qkv`` or ``experts``, are stored."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fastroof.models.attention import Attention
@@ -10,9 +11,10 @@ from fastroof.models.execution import Execution, Formats, check_formats, weight_
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.hf import checked_fields
 from fastroof.models.layout import Layout, check_sizes
+from fastroof.models.lora import adapter_bytes
 from fastroof.models.mlp import Mlp
 from fastroof.models.residuals import AttentionResiduals, HyperConnections
-from fastroof.operators.calls import Call
+from fastroof.operators.calls import Call, Gemm
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,30 @@ class LayerKind:
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
         """Return the calls of one layer on one GPU, in the order in which a step's time is summed."""
         execution = self.run_as(execution)
-        calls = (
-            *self.attention.calls(hidden, layout, self._attends_as(execution, layout)),
-            *self.mlp.calls(hidden, layout, execution),
-        )
+        attends_as = self._attends_as(execution, layout)
+        attention = self.attention.calls(hidden, layout, attends_as)
+        calls = (*attention, *self.mlp.calls(hidden, layout, execution))
+        if execution.adapters is not None:
+            parts = self.attention.calls(hidden, layout, attends_as._replace(whole_blocks=()))
+            of_block = execution.adapters.of_block(parts, _roles(parts) - _roles(attention))
+            both = (*attention, *of_block, *calls[len(attention) :])
+            calls = execution.adapters.beside(both)
         if self.connections is None:
             return calls
         before, *after = self.connections.calls(hidden)
         return (before, *calls, *after)
+
+    def adapter_bytes(self, hidden: int, layout: Layout, execution: Execution) -> int:
+        """Return the bytes of LoRA adapters of one layer on one GPU."""
+        adapters = execution.adapters
+        return 0 if adapters is None else adapter_bytes(self.calls(hidden, layout, execution), adapters.held)
+
+    def without_adapters(self, hidden: int, layout: Layout, execution: Execution) -> set[str]:
+        """Return the layers that should have adapters, and are part of a block without sizes of its parts."""
+        if execution.adapters is None:
+            return set()
+        parts = self.attention.calls(hidden, layout, execution._replace(whole_blocks=()))
+        return set(self.attention.linear_weights(hidden, layout)) & execution.adapters.roles - _roles(parts)
 
     def _attends_as(self, execution: Execution, layout: Layout) -> Execution:
         """Return how attention runs before this MLP: reduce-scatter if experts share tokens."""
@@ -119,6 +137,10 @@ class LayerKind:
         """Return the elements per token that the widest kernel reads and writes on one GPU."""
         attention, mlp = self.attention, self.mlp
         return max(attention.activation_width(hidden, layout), mlp.activation_width(hidden, layout))
+
+
+def _roles(calls: Iterable[Call]) -> set[str]:
+    return {call.role for call in calls if isinstance(call, Gemm)}
 
 
 @dataclass(frozen=True)

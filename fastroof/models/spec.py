@@ -14,6 +14,7 @@ from fastroof.models.experts import RoutedExperts
 from fastroof.models.hf import checked_fields
 from fastroof.models.layers import LayerGroup, LayerKind, NoAttention, NoMlp
 from fastroof.models.layout import ALL_TP_SIZES, SIZES_OF_TP, TP_SIZES, Layout, check_sizes
+from fastroof.models.lora import adapter_bytes
 from fastroof.models.mlp import Mlp
 from fastroof.models.vision import VisionEncoder
 from fastroof.operators.calls import Call, Elementwise, Gemm, SendReceive
@@ -231,6 +232,11 @@ class ModelSpec:
         """
         return int(self.sum_layers(lambda kind: kind.state_bytes(layout)))
 
+    @property
+    def linear_roles(self) -> set[str]:
+        """Roles of the linear layers of all kinds."""
+        return {role for kind in self.kinds for role in kind.linear_weights(self.hidden, Layout())}
+
     def sum_layers(self, of_layer: Callable[[LayerKind], float]) -> float:
         """Return the sum of a per-layer quantity over all layers."""
         return sum(group.count * of_layer(group.kind) for group in self.layers)
@@ -360,15 +366,43 @@ def step_calls(model: ModelSpec, layout: Layout, execution: Execution) -> StepCa
     embedded_rows = max(kind.embedded_rows for kind in model.kinds)
     vocab_rows = model.padded_vocab(layout.tp) // layout.tp
     head_dtype = execution.of_head().kernel("lm_head")
+    head = Gemm("lm_head", "lm_head", 1, vocab_rows, model.hidden, head_dtype, "sequences")
+    embedding, beside_head = adapters_of_ends(model, execution, head)
     return StepCalls(
-        (Elementwise("embedding", "embedding", 1, row_bytes + embedded_rows * row_bytes),),
+        (
+            Elementwise("embedding", "embedding", 1, row_bytes + embedded_rows * row_bytes),
+            *embedding,
+        ),
         tuple(kind.calls(model.hidden, layout, execution) for kind in model.kinds),
         (
             *_sent_on(layout, residual_bytes),
             Elementwise("final_norm", "final rmsnorm", 1, 4.0 * row_bytes),
-            Gemm("lm_head", "lm_head", 1, vocab_rows, model.hidden, head_dtype, "sequences"),
+            head,
+            *beside_head,
         ),
     )
+
+
+def adapters_of_ends(
+    model: ModelSpec, execution: Execution, head: Gemm
+) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
+    """Return the calls of LoRA adapters next to the embedding and next to the LM head."""
+    adapters = execution.adapters
+    if adapters is None:
+        return (), ()
+    return adapters.of_embedding(model.vocab, model.hidden), adapters.of_head(model.vocab, head)
+
+
+def adapter_buffers(
+    model: ModelSpec, layout: Layout, execution: Execution, *, is_first: bool, is_last: bool
+) -> int:
+    """Return the bytes of LoRA adapters of a stage's layers, embedding and LM head on one GPU."""
+    if execution.adapters is None:
+        return 0
+    layers = model.sum_layers(lambda kind: kind.adapter_bytes(model.hidden, layout, execution))
+    made = step_calls(model, layout, execution)
+    ends = (*(made.before if is_first else ()), *(made.after if is_last else ()))
+    return int(layers) + adapter_bytes(ends, execution.adapters.held)
 
 
 def _sent_on(layout: Layout, row_bytes: float) -> tuple[Call, ...]:

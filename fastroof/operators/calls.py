@@ -69,6 +69,7 @@ Role = Literal[
     "experts",
     "experts_combine",
     "experts_scatter",
+    "lora",
     "mtp_norms",
     "mtp_projection",
     "tokens_gather",
@@ -252,6 +253,35 @@ class HyperConnection:
     steps: Steps = "all"
 
 
+@dataclass(frozen=True)
+class AdapterGemm:
+    """One of the GEMMs of LoRA adapters next to a layer: each row by the matrix of its own adapter.
+
+    ``shrink`` multiplies ``inputs`` by matrices of ``slices`` x rank outputs, ``expand`` the rank by
+    ``outputs``; ``lookup`` reads a row of an embedding's matrix. Experts have a matrix each, and a token
+    ``picks`` of them.
+    """
+
+    operator: ClassVar[str] = "lora"
+    role: Role
+    name: str
+    times: int
+    part: Literal["shrink", "expand", "lookup"]
+    inputs: int
+    outputs: int
+    slices: int
+    adapters: int
+    experts: int = 1
+    picks: float = 1.0
+    rows: Rows = "tokens"
+    steps: Steps = "all"
+
+    @property
+    def weights(self) -> int:
+        """Elements of one adapter."""
+        return self.inputs * self.outputs * self.experts
+
+
 RowOperator = (
     Gemm
     | Elementwise
@@ -262,6 +292,7 @@ RowOperator = (
     | SendReceive
     | LatentProduct
     | HyperConnection
+    | AdapterGemm
 )
 
 

@@ -86,6 +86,10 @@ class PerRowOperator(Operator):
     def serving(self, call: Any, tables: RowSource) -> SourceTable | None:
         """Measured table that a call's latencies come from; None if the datasheet is used."""
 
+    def modelled_from(self, tables: RowSource) -> str:
+        """Source of calls that no table serves, if they are modelled from another operator's; else empty."""
+        return ""
+
     def has_every_row(self, call: Any, tables: RowSource, options: CurveOptions) -> bool:
         """Whether :meth:`row_nodes` has a node at every row, because no few nodes are exact."""
         return options.method != "roofline"

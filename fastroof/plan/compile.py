@@ -21,6 +21,7 @@ from fastroof.engines import EngineProfile, PrefillGraphs
 from fastroof.errors import FastroofError, PlanError
 from fastroof.models import ModelSpec
 from fastroof.models.execution import AUTO, Execution
+from fastroof.models.lora import Lora
 from fastroof.models.spec import Stage, stages_of
 from fastroof.operators.calls import Role
 from fastroof.plan.arena import (
@@ -40,6 +41,7 @@ from fastroof.plan.call_latencies import (
 from fastroof.plan.calls import ONCE, Ranks, RowCall, RowSums, origins_of, sums_of
 from fastroof.plan.curves import CurveSource, RowCurve, curves_of, num_allreduces
 from fastroof.plan.execution import (
+    check_adapters,
     check_context_parallel,
     check_engine_layout,
     check_expert_blocks,
@@ -265,6 +267,7 @@ def plan_recipe(
     )
     execution = execution_of(model, options, curves)
     check_expert_blocks(model, layout, execution)
+    check_adapters(model, layout, execution, options)
     row_limit = max(options.step_tokens, options.max_seqs)
     graphs = captured_prompts(model, layout, execution, options.engine, gpu)
     padded = None if graphs is None else padded_steps(layout, graphs, row_limit)
@@ -331,6 +334,7 @@ def compile_plan(
     memory_fraction: float | None = None,
     kv_cache_gib: float | None = None,
     client_overhead_ms: float | None = None,
+    lora: Lora | str | int | None = None,
     curves: CurveSource | None = None,
     runtime: EngineProfile | str | Path | Mapping[str, Any] | None = None,
 ) -> StepPlan:
@@ -415,6 +419,10 @@ def compile_plan(
         Time of a request outside the engine, ms, in TTFT and E2E of estimates and simulations; 0 is the
         engine's own view (default: ``plan.profile.front_end``, the HTTP server and tokenizer of the
         engine's profile). Times of steps do not change.
+    lora : Lora, str or int, optional
+        LoRA adapters of all requests (modelled): a :class:`fastroof.Lora`, a rank, or the text of its option,
+        as ``"16:4"`` for four adapters of rank 16. They take memory, and kernels next to each layer (default:
+        none).
     curves : CurveSource, optional
         Source of latencies instead of the tables.
     runtime : EngineProfile, str, Path or mapping, optional

@@ -289,7 +289,8 @@ class TableCurves:
             made = self.tables.cached(key, nodes)
         else:  # a node at every row
             made = self.tables.cached_bounded(key, nodes, lambda made: 3 * made.axis.nbytes)
-        return RowCurve(call, *made, DATASHEET_SOURCE if table is None else table.source)
+        named = operator.modelled_from(self.tables) if table is None else table.source
+        return RowCurve(call, *made, named or DATASHEET_SOURCE)
 
     def _from_sibling(self, call: RowOperator, sibling: Sibling, max_rows: int) -> RowCurve:
         """Return a call's latency by rows, modelled from a measured call."""

@@ -69,6 +69,17 @@ class DescribedPlan(PlanData):
         return flight if imbalance == 1.0 else flight / imbalance
 
     @property
+    def lora_text(self) -> str:
+        """Its LoRA adapters as words that follow its formats; empty without adapters."""
+        return "".join(f", LoRA {words}" for words in self.lora_facts.values())
+
+    @property
+    def lora_facts(self) -> dict[str, str]:
+        """The same for JSON."""
+        adapters = self.execution.adapters
+        return {} if adapters is None else {"lora": adapters.words}
+
+    @property
     def heads(self) -> HeadShape:
         """Attention heads of one GPU, in a plan of one kind of layers."""
         if len(self.attention) > 1:
@@ -212,6 +223,7 @@ class DescribedPlan(PlanData):
                 facts["num_slots"] = execution.num_slots
             if execution.two_batches_from:
                 facts["two_batch_overlap"] = "yes"
+        facts |= self.lora_facts
         if execution.dp_imbalance != 1.0:
             facts["dp_imbalance"] = str(execution.dp_imbalance)
         return facts
@@ -225,7 +237,7 @@ class DescribedPlan(PlanData):
         routing = f", routing {self.execution.routing}" if self.model.has_experts else ""
         return (
             f"StepPlan({stage}{self.model.name} on {gpus}, {self.dtype} weights, {self.kv_dtype} KV"
-            f"{routing}, engine {self.engine!r}, up to {self.max_tokens} tokens)"
+            f"{routing}{self.lora_text}, engine {self.engine!r}, up to {self.max_tokens} tokens)"
         )
 
     def _repr_html_(self) -> str:

@@ -15,6 +15,7 @@ from fastroof.models.exchange import experts_send, sends_to_experts
 from fastroof.models.execution import SENDING_EXPERTS, ExchangeRules, Execution, Formats
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.layers import LayerKind
+from fastroof.models.lora import Adapters, Lora
 from fastroof.models.quantisation.scheme import BLOCK
 from fastroof.operators.calls import Experts
 from fastroof.operators.gemm import GEMM
@@ -183,6 +184,35 @@ def check_context_parallel(
         reasons.append("it cannot be combined with two batches: use two_batch_overlap=False")
     if reasons:
         raise PlanError(f"{model.name} does not run with cp {layout.cp}: {'; '.join(reasons)}")
+
+
+def check_adapters(model: ModelSpec, layout: Layout, execution: Execution, options: PlanOptions) -> None:
+    """Refuse LoRA adapters that the engine does not run, or whose calls are not known."""
+    adapters = execution.adapters
+    if adapters is None:
+        return
+    reasons = []
+    if model.architecture in options.engine.lora.refused:
+        reasons.append(f"{options.engine.name} starts it without adapters only")
+    hidden = {
+        name.replace("_", " ")
+        for kind in model.kinds
+        for name in kind.without_adapters(model.hidden, layout, execution)
+    }
+    if hidden:
+        parts = ", ".join(sorted(hidden))
+        reasons.append(f"its attention is measured as one block with {parts}: use modules mlp")
+    if execution.two_batches_from:
+        reasons.append("they cannot be combined with two batches: use two_batch_overlap=False")
+    topks = [kind.mlp.topk for kind in model.kinds if isinstance(kind.mlp, RoutedExperts)]
+    if "experts" in adapters.roles and any(
+        sends_to_experts(layout, execution.exchange, topk) for topk in topks
+    ):
+        reasons.append(
+            "adapters of experts need the tokens of all ranks: use exchange='gather' or modules attention"
+        )
+    if reasons:
+        raise PlanError(f"{model.name} does not run with lora in {layout}: {'; '.join(reasons)}")
 
 
 def _passes_state(kind: LayerKind) -> bool:
@@ -375,6 +405,9 @@ def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) ->
     )
     wide = wide_experts(model, options.layout, options, execution, tables)
     execution = execution._replace(wide_experts=wide.is_wide, num_slots=wide.num_slots, routing=wide.routing)
+    if isinstance(options.lora, Lora):
+        adapters = Adapters.of(options.lora, options.engine.lora, model.architecture)
+        execution = execution._replace(adapters=adapters)
     if not options.two_batch_overlap:
         return execution
     starts = options.engine.layout.two_batches_from

@@ -19,7 +19,7 @@ from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import Execution, weight_bytes
 from fastroof.models.latent import LatentAttention
 from fastroof.models.sparse import SparseLatentAttention
-from fastroof.models.spec import stages_of
+from fastroof.models.spec import adapter_buffers, stages_of
 from fastroof.plan.kv_blocks import blocks_of_bytes, blocks_of_groups, blocks_of_pools, held_layers
 from fastroof.plan.kv_room import Footprint, left_for_kv
 from fastroof.run.batch import int_array
@@ -98,6 +98,8 @@ class PlanMemory(NamedTuple):
         Separate pool of states, and the states in it.
     max_running : int
         Requests that run at once, by the engine's own limits besides its blocks; 0 without one.
+    adapter_bytes : int
+        Buffers of LoRA adapters, for as many as a GPU holds at their largest rank.
     """
 
     weight_bytes: int
@@ -133,6 +135,7 @@ class PlanMemory(NamedTuple):
     state_pool_bytes: int = 0
     state_slots: int = 0
     max_running: int = 0
+    adapter_bytes: int = 0
 
     @classmethod
     def of_sequence(
@@ -161,6 +164,7 @@ class PlanMemory(NamedTuple):
         """Return a GPU's memory by use, bytes: weights, workspace, context, graphs, reserve and KV cache."""
         uses = {
             "weights": self.weight_bytes,
+            "adapters": self.adapter_bytes,
             "workspace": self.activation_bytes,
             "context": self.context_bytes,
             "graphs": self.graphs_bytes,
@@ -168,7 +172,9 @@ class PlanMemory(NamedTuple):
             "reserve": self.reserve_bytes,
             "kv_cache": self.blocks * self.block_bytes,
         }
-        return {name: size for name, size in uses.items() if size or name not in ("graphs", "states")}
+        return {
+            name: size for name, size in uses.items() if size or name not in ("adapters", "graphs", "states")
+        }
 
     @property
     def fraction(self) -> float:
@@ -380,8 +386,9 @@ def _gpu_memory(
     tower_size = (0, 0) if tower is None else tower.size
     if is_first and tower is not None and rule.room != "datasheet":
         held_bytes += tower.weights(layout.tp) * ACTIVATION_BYTES
+    adapters = adapter_buffers(model, layout, execution, is_first=is_first, is_last=is_last)
     held = Footprint(
-        held_bytes,
+        held_bytes + adapters,
         activation_bytes,
         logits,
         expert_format,
@@ -407,7 +414,7 @@ def _gpu_memory(
         left.sampler_bytes,
         left.graphs_bytes,
         *(round(gib * GIB) for gib in estimate.amounts_gib(expert_format)[1:]),
-    )
+    )._replace(adapter_bytes=adapters)
     own = ((model, layout, execution.kv_dtype), *use.drafts.models)
     return _with_blocks(memory, left.left_bytes, own, rule, use, model.max_position, layout.dp)
 

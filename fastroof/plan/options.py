@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fastroof.config import GpuSpec
     from fastroof.engines import OperatorKernel
     from fastroof.models import Layout, ModelSpec
+    from fastroof.models.lora import Lora
 
 RACK_LIBRARIES: Final = ("nvlink_one_sided", "nvlink_two_sided")
 """All-to-all kernels that write into other GPUs' memory over NVLink: alone, or after a handshake."""
@@ -108,6 +109,12 @@ def _front_end(name: str, value: Any) -> Any:
     from fastroof.engines.front_end import given_front_end
 
     return given_front_end(name, value)
+
+
+def _lora(name: str, value: Any) -> Any:
+    from fastroof.models.lora import Lora
+
+    return Lora.of(value)
 
 
 def _gib(name: str, value: Any) -> float:
@@ -224,6 +231,14 @@ class PlanOptions:
         _optional(_front_end),
         "--client-overhead",
     )
+    lora: Lora | str | int | None = _option(  # noqa: RUF009 -- frozen
+        None,
+        "LoRA adapters of all requests (modelled): their rank, how many a GPU holds, and their modules (all, "
+        "linear, attention, mlp, or names joined by +), as 16, 16:4, 16:2/4 (2 of 4 in a step) or "
+        "16:4:attention; or a folder with adapter_config.json (default: none).",
+        "RANK[:ADAPTERS[:MODULES]]",
+        _optional(_lora),
+    )
     architecture: str = ""
     """Of the model; set by :meth:`for_model`, not an option."""
     release: str = ""
@@ -260,6 +275,9 @@ class PlanOptions:
             if engine.memory.room == "datasheet":
                 raise PlanError(f"kv_cache_gib needs a serving engine, got engine {engine.name!r}")
             engine = replace(engine, memory=replace(engine.memory, cache_gib=values["kv_cache_gib"]))
+        if values["lora"] is not None:
+            values["lora"] = values["lora"].in_engine(engine.lora, engine.name)
+            engine = engine.started_with({"lora"})
         front_end = values.pop("client_overhead_ms")
         if front_end is not None:
             engine = replace(engine, front_end=front_end)

@@ -78,6 +78,7 @@ class CachedPlan:
     max_seqs: int = _fact()
     memory: PlanMemory = _fact()  # noqa: RUF009 -- a field, not a value
     made_from: Mapping[str, str] = _fact()
+    lora: str | None = _fact(lambda plan: plan.lora_facts.get("lora"))
 
     @classmethod
     def of(cls, plan: Any) -> CachedPlan:

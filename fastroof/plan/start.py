@@ -156,7 +156,8 @@ def refusals(plan: DescribedPlan, question: StartQuestion = StartQuestion()) -> 
                 f"max_num_seqs={most}" if most else "",
             )
         )
-    taken = memory.weight_bytes + memory.context_bytes + memory.kv_cache_bytes
+    held = memory.weight_bytes + memory.adapter_bytes
+    taken = held + memory.context_bytes + memory.kv_cache_bytes
     if rule.cache_gib and taken > memory.total_bytes:
         most_gib = (memory.total_bytes - taken + memory.kv_cache_bytes - memory.activation_bytes) / GIB
         found.append(
@@ -234,6 +235,7 @@ def no_room(plan: DescribedPlan, memory: PlanMemory) -> str:
     """Return why there is no room for KV cache."""
     uses = {
         "weights": memory.weight_bytes,
+        "LoRA adapters": memory.adapter_bytes,
         "a profiling run": memory.activation_bytes,
         "contexts and collectives": memory.context_bytes,
         "CUDA graphs": memory.graphs_bytes,

@@ -20,6 +20,7 @@ from fastroof.errors import BatchError, ModelError, PlanError
 from fastroof.models import ModelSpec, load_model
 from fastroof.models.layout import TP_SIZES
 from fastroof.models.load import published_checkpoint
+from fastroof.models.lora import Lora
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.curves import DatasheetCurves
 from fastroof.plan.memory import NO_DRAFTS, PlanMemory, most_that_start
@@ -185,6 +186,7 @@ class Fit:
             ("total", memory.total_bytes, "as CUDA reports it"),
             ("engine's share", share, f"{memory.fraction:.3g} of it"),
             ("weights", memory.weight_bytes, ""),
+            ("LoRA adapters", memory.adapter_bytes, "of all that it holds, at their largest rank"),
             ("profiling run", memory.activation_bytes, run if memory.sampler_bytes else ""),
             ("outside torch", memory.context_bytes, "CUDA context, collectives"),
             ("CUDA graphs", memory.graphs_bytes, graphs),
@@ -318,7 +320,7 @@ def fit(
     draft : StepPlan or str, optional
         The draft, as in :class:`fastroof.SpeculativeDecoding`.
     **plan_options
-        Layout, formats, ``memory_fraction`` and ``kv_cache_gib`` of :func:`fastroof.compile_plan`.
+        Layout, formats, ``memory_fraction``, ``kv_cache_gib`` and ``lora`` of :func:`fastroof.compile_plan`.
 
     Returns
     -------
@@ -456,7 +458,17 @@ def _settings(
         balance_steps=plan.profile.data_parallel.balance_steps,
         pauses=plan.profile.scheduling.pauses_on,
         kv_cache_bytes=round(memory.cache_gib * GIB),
+        **_lora_settings(plan, asked),
     )
+
+
+def _lora_settings(plan: StepPlan, asked: _Question) -> dict[str, Any]:
+    """Return the settings of LoRA adapters, if the question has some."""
+    lora = asked.options.get("lora")
+    if lora is None:
+        return {}
+    held = Lora.of(lora).in_engine(plan.profile.lora, plan.engine)
+    return held.launch_settings(plan.model.linear_roles)
 
 
 def _changes(

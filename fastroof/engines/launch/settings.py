@@ -11,6 +11,9 @@ from typing import Any, Final
 MTP: Final = "mtp"
 """A draft by the model's own prediction layer."""
 
+ALL_MODULES: Final = "all"
+"""All modules that an engine gives LoRA adapters to."""
+
 _LINE: Final = 78
 
 
@@ -52,6 +55,10 @@ class LaunchSettings:
         Bytes of KV cache on each GPU, instead of what the share leaves; 0 for that.
     pauses : mapping
         Options that let prompts wait, by name (:class:`fastroof.engines.Scheduling`).
+    lora_rank, max_loras : int
+        Rank of LoRA adapters and how many a GPU holds; 0 without adapters.
+    lora_modules : tuple of str
+        Modules with adapters, or ``all``; empty if engines have no names for them.
     """
 
     model: str
@@ -76,6 +83,9 @@ class LaunchSettings:
     port: int = 8000
     kv_cache_bytes: int = 0
     pauses: Mapping[str, int] = field(default_factory=dict)
+    lora_rank: int = 0
+    max_loras: int = 0
+    lora_modules: tuple[str, ...] = (ALL_MODULES,)
 
     @property
     def pause_arguments(self) -> list[tuple[str, ...]]:
@@ -91,6 +101,11 @@ class LaunchSettings:
     def is_own_kv_dtype(self) -> bool:
         """Whether the KV cache has the checkpoint's format."""
         return self.kv_dtype == self.checkpoint_kv_dtype
+
+    @property
+    def unnamed_modules(self) -> str:
+        """Message for modules with adapters that an engine's option cannot name."""
+        return "which modules have LoRA adapters: see --lora-target-modules"
 
     def missing_format(self, engine: str) -> str:
         """Return the message for an engine that cannot convert the checkpoint's weights to the format."""

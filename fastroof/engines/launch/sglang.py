@@ -63,6 +63,16 @@ def server(settings: LaunchSettings, release: str) -> Command:
     arguments += settings.pause_arguments
     if settings.memory_fraction:
         arguments.append(("--mem-fraction-static", f"{settings.memory_fraction:g}"))
+    if settings.lora_rank:
+        arguments += [
+            ("--enable-lora",),
+            ("--max-lora-rank", str(settings.lora_rank)),
+            ("--max-loras-per-batch", str(settings.max_loras)),
+        ]
+        if settings.lora_modules:
+            arguments.append(("--lora-target-modules", *settings.lora_modules))
+        else:
+            unsaid.append(settings.unnamed_modules)
     if not settings.is_own_dtype:
         if settings.checkpoint_dtype == "bf16" and settings.dtype in _ONLINE:
             arguments.append(("--quantization", _ONLINE[settings.dtype]))

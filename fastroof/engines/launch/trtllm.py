@@ -65,6 +65,10 @@ def server(settings: LaunchSettings, release: str) -> Command:
         unsaid.append(settings.missing_format(TITLE))
     if settings.num_draft_tokens:
         unsaid.append(f"{settings.num_draft_tokens} draft tokens by {settings.draft}: see speculative_config")
+    if settings.lora_rank:
+        unsaid.append(
+            f"{settings.max_loras} LoRA adapters of rank {settings.lora_rank} a GPU: see lora_config"
+        )
     if settings.kv_cache_bytes:
         unsaid.append(
             f"{settings.kv_cache_bytes / GIB:g} GiB of KV cache: see max_gpu_total_bytes of kv_cache_config"

@@ -2,7 +2,7 @@
 
 Arguments as ``vllm/engine/arg_utils.py``, ``vllm/entrypoints/*/cli_args.py`` and
 ``vllm/benchmarks/serve.py`` of the releases define them (tests/engines/arguments/vllm-*.toml). All releases
-take the same ones.
+take the same ones, except the modules of LoRA adapters.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from fastroof.engines.launch.settings import MTP, BenchmarkLoad, Command, LaunchSettings
+from fastroof.engines.launch.settings import ALL_MODULES, MTP, BenchmarkLoad, Command, LaunchSettings
+from fastroof.engines.values import holds_for
 
 TITLE: Final = "vLLM"
 RELEASES: Final = ("0.33.0", "0.31.0", "0.28.0", "0.24.0", "0.19.0", "0.13.0", "0.12.0")
@@ -21,6 +22,9 @@ _ONLINE: Final = {"fp8": "fp8"}
 """Formats to which the engine can quantise 16-bit weights while loading."""
 
 _KV_DTYPES: Final = {"bf16": "bfloat16", "fp8": "fp8"}
+
+_LORA_MODULES: Final = ">=0.19"
+"""Versions with ``--lora-target-modules``."""
 
 
 def server(settings: LaunchSettings, release: str) -> Command:
@@ -48,6 +52,17 @@ def server(settings: LaunchSettings, release: str) -> Command:
         arguments.append(("--gpu-memory-utilization", f"{settings.memory_fraction:g}"))
     if settings.kv_cache_bytes:
         arguments.append(("--kv-cache-memory-bytes", str(settings.kv_cache_bytes)))
+    if settings.lora_rank:
+        arguments += [
+            ("--enable-lora",),
+            ("--max-lora-rank", str(settings.lora_rank)),
+            ("--max-loras", str(settings.max_loras)),
+        ]
+        if settings.lora_modules and holds_for(_LORA_MODULES, release):
+            named = settings.lora_modules != (ALL_MODULES,)
+            arguments += [("--lora-target-modules", *settings.lora_modules)] * named
+        elif settings.lora_modules != (ALL_MODULES,):
+            unsaid.append(settings.unnamed_modules)
     if not settings.is_own_dtype:
         if settings.checkpoint_dtype == "bf16" and settings.dtype in _ONLINE:
             arguments.append(("--quantization", _ONLINE[settings.dtype]))

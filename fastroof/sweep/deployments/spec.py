@@ -23,8 +23,10 @@ from fastroof.config import load_gpu
 from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import load_engine
 from fastroof.engines.front_end import MOST_OVERHEAD_MS
+from fastroof.errors import PlanError
 from fastroof.models import load_model
 from fastroof.models.layout import ALL_TP_SIZES
+from fastroof.models.lora import Lora
 from fastroof.ranges import expand_reals, expand_sizes
 from fastroof.sweep.deployments.nested_tables import Constraints, Speculation, SplitChoice
 from fastroof.sweep.spec import (
@@ -156,6 +158,10 @@ class DeploymentSpec(CandidateSpec):
         description="time of a request outside the engine, ms, 0 is the engine's own view; default: HTTP and "
         "tokenizer of the engines' profiles",
     )  # fmt: skip
+    lora: str | None = Field(
+        None,
+        description="LoRA adapters of all requests: RANK[:ADAPTERS[:MODULES]], like '16:4'; default: none",
+    )
     constraints: Constraints = Field(
         default_factory=Constraints, description="a table of limits, like {ttft_ms = 500}"
     )
@@ -204,6 +210,15 @@ class DeploymentSpec(CandidateSpec):
         if value is None and info.field_name in ("max_num_batched_tokens", "max_num_seqs"):
             value = _engines_own(info, info.field_name)
         return None if value is None else expand_sizes(value, _LARGEST[str(info.field_name)])
+
+    @field_validator("lora")
+    @classmethod
+    def _check_lora(cls, value: str | None) -> str | None:
+        try:
+            _ = value is None or Lora.of(value)
+        except PlanError as error:
+            raise ValueError(str(error)) from None
+        return value
 
     @field_validator("request_rate", mode="before")
     @classmethod
@@ -373,7 +388,7 @@ class DeploymentSpec(CandidateSpec):
     @property
     def plan_options(self) -> dict[str, Any]:
         """Options of all plans of the sweep."""
-        return {**super().plan_options, "client_overhead_ms": self.client_overhead_ms}
+        return {**super().plan_options, "client_overhead_ms": self.client_overhead_ms, "lora": self.lora}
 
     @property
     def all_models(self) -> tuple[str, ...]:

@@ -21,9 +21,11 @@ from fastroof.engines.launch import (
     served_name,
 )
 from fastroof.engines.load import version_named
-from fastroof.models import TP_SIZES, load_model
+from fastroof.models import TP_SIZES, ModelSpec, load_model
 from fastroof.models.execution import AUTO
 from fastroof.models.load import Published, published_checkpoint
+from fastroof.models.lora import Lora
+from fastroof.plan.weight_only import MODELLED_FROM
 from fastroof.sweep.answers import Choice
 from fastroof.sweep.deployments import DeploymentSpec
 from fastroof.sweep.deployments.kind import DeploymentSweep
@@ -200,7 +202,15 @@ def _settings(
         balance_steps=profile.data_parallel.balance_steps,
         pauses=profile.scheduling.pauses_on,
         role=role,
+        **_lora_settings(spec, model, profile),
     )
+
+
+def _lora_settings(spec: DeploymentSpec, model: ModelSpec, profile: EngineProfile) -> dict[str, Any]:
+    """Return the settings of LoRA adapters, if the sweep has some."""
+    if spec.lora is None:
+        return {}
+    return Lora.of(spec.lora).in_engine(profile.lora, profile.name).launch_settings(model.linear_roles)
 
 
 def _context(row: dict[str, Any], longest: int) -> int:
@@ -282,6 +292,10 @@ def _modelled_kernels(
         if part.origin == ORIGIN_MODELLED:
             how = "from the datasheet, not measured"
             error = plan.gpu.datasheet_error
+            if MODELLED_FROM in part.source:
+                # a source that says how far it may be off
+                by_how.setdefault(f"from {part.source}", {})[part.name] = None
+                continue
             if part.source in scaled:
                 how = f"from kernels of {plan.gpu.kernels_of}, scaled"
                 error = scaled_error(load_gpu(plan.gpu.kernels_of), plan.gpu)

@@ -57,6 +57,7 @@ class QuestionOptions(TypedDict, total=False):
     most_gpus_each: int | None
     prefix_hit: float
     client_overhead_ms: float | None
+    lora: str | None
     gpu_hour_price: float | Mapping[str, float] | None
     objective: str | None
     tables: str | Path | None
@@ -268,6 +269,9 @@ def recommend(
     client_overhead_ms : float, optional
         As in :func:`fastroof.compile_plan`: TTFT limits are on what clients see (default: with HTTP and
         tokenizer of the engine's profile).
+    lora : str, optional
+        LoRA adapters of all requests, ``RANK[:ADAPTERS[:MODULES]]`` as in :func:`fastroof.compile_plan`
+        (default: none).
     gpu_hour_price : float or mapping, optional
         Price per GPU-hour, for all or by GPU.
     objective : str

@@ -96,7 +96,7 @@ class Lookups(Target):
 PLAN_OPTIONS = (
     "tp", "pp", "dp", "ep", "moe_tp", "dtype", "kv_dtype", "engine", "method", "max_tokens", "max_seqs",
     "gemm_smoothing", "routing", "allow_modelled", "exchange", "dp_imbalance", "wide_experts", "eplb",
-    "num_slots", "two_batch_overlap", "cp", "memory_fraction", "kv_cache_gib",
+    "num_slots", "two_batch_overlap", "cp", "memory_fraction", "kv_cache_gib", "lora",
     "client_overhead_ms",
 )  # fmt: skip
 MODELS = ("'llama-3.1-8b'", "'qwen3-30b-a3b'", "'deepseek-v3'", "'gemma-3-12b'", "'bamba-9b'")
@@ -104,7 +104,7 @@ VALUES = (
     "1", "2", "3", "4", "8", "16", "0", "-1", "0.5", "0.9", "1.5", "2.0", "'auto'", "'bf16'", "'fp8'",
     "'fp8_block'", "'nvfp4'", "'vllm'", "'sglang'", "'trtllm'", "'kernels'", "'balanced'", "'power_law_1.2'",
     "True", "False", "None", "64", "'vllm-0.12'", "'vllm-'", "'vllm-x'", "'deepep'", "'linear_mfu'", "10**30",
-    "'../x.toml'", "'x.toml'",
+    "'../x.toml'", "'x.toml'", "'16:4'", "'16:2/4:mlp'",
 )  # fmt: skip
 
 
