@@ -16,7 +16,7 @@ from fastroof.plan.calls import rank_rules
 from fastroof.plan.memory import PlanMemory, window_kv_bytes
 from fastroof.simulation.engine import too_long
 from fastroof.simulation.prompt_tree import GIVEN
-from fastroof.simulation.replicas import MOST_REPLICAS, ranks_of
+from fastroof.simulation.replicas import MOST_REPLICAS
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.trace import Trace
 from fastroof.units import US_PER_S
@@ -111,7 +111,11 @@ def check_pools(prefill: Pool, decode: Pool, link: Link) -> None:
         true_or_false(name, getattr(link, name), SimulationError)
     for pool in (prefill, decode):
         whole_number("replicas", pool.replicas, most=MOST_REPLICAS, error=SimulationError)
-        ranks_of(pool.plan)
+        if pool.plan.layout.pp > 1:
+            raise SimulationError(
+                f"pools of engines with {pool.plan.layout.pp} pipeline stages are not simulated; compile the "
+                "plan with pp=1"
+            )
     if link.back_pressure and link.by_layer:
         raise SimulationError(
             "back_pressure and by_layer exclude each other: a decode engine is asked for room when a prompt "
