@@ -107,9 +107,7 @@ def _next_engine(pool: Pool) -> tuple[int, float]:
     first, now_us = 0, math.inf
     for engine in range(len(pool.least_us)):
         group = group_of(pool.fleet.groups, engine)
-        next_us = group_next_us(
-            ranks_in(pool.fleet, engine), pool.options, group, pool.requests, pool.served
-        )
+        next_us = group_next_us(ranks_in(pool.fleet, engine), pool.options, group, pool.requests, pool.served)
         if next_us < now_us:
             first, now_us = engine, next_us
     return first, now_us
