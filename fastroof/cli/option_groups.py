@@ -373,6 +373,27 @@ POOLS: Final[Group] = {
         ],
         None,
     ),
+    "back_pressure": (
+        Annotated[
+            bool | None,
+            typer.Option(
+                "--back-pressure/--no-back-pressure",
+                help="Keep a prompt's blocks until it is sent, once its decode engine has room.  "
+                "[default: no-back-pressure]",
+            ),
+        ],
+        None,
+    ),
+    "kv_by_layer": (
+        Annotated[
+            bool | None,
+            typer.Option(
+                "--kv-by-layer/--kv-at-once",
+                help="Send each layer's KV cache as soon as it is computed.  [default: kv-at-once]",
+            ),
+        ],
+        None,
+    ),
 }
 """Engines that only prefill and engines that only decode."""
 
@@ -386,6 +407,8 @@ def asked_link(
     kv_bandwidth: float | None,
     kv_latency: float | None,
     first_token: str | None,
+    back_pressure: bool | None,
+    kv_by_layer: bool | None,
 ) -> Link | None:
     """Return the link between pools of engines, None without pools."""
     from fastroof.simulation import Link
@@ -396,6 +419,8 @@ def asked_link(
         "--kv-bandwidth": kv_bandwidth,
         "--kv-latency": kv_latency,
         "--first-token": first_token,
+        "--back-pressure": back_pressure,
+        "--kv-by-layer": kv_by_layer,
     }
     if prefill_replicas is None and decode_replicas is None:
         alone = [name for name, value in given.items() if value is not None]
@@ -409,5 +434,10 @@ def asked_link(
             f"--replicas {replicas} are engines that prefill and decode; leave it out with "
             "--prefill-replicas and --decode-replicas"
         )
-    link = Link(None if kv_bandwidth is None else kv_bandwidth * GB, kv_latency or 0.0)
+    link = Link(
+        None if kv_bandwidth is None else kv_bandwidth * GB,
+        kv_latency or 0.0,
+        back_pressure=bool(back_pressure),
+        by_layer=bool(kv_by_layer),
+    )
     return link if first_token is None else link._replace(first_token=first_token)

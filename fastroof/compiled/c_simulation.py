@@ -280,6 +280,7 @@ def _simulate(
         depth=1 + words[IS_ASYNCHRONOUS],
         has_parents=0,
         has_cache=0,
+        has_reserved=0,
         clients=words[CLIENTS],
         think_us=reals[THINK_US],
         timeout_us=timeout_us,

@@ -24,8 +24,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from fastroof.simulation.deployment import simulate
-    from fastroof.simulation.disaggregated import DisaggregatedSimulation, Link, simulate_disaggregated
+    from fastroof.simulation.disaggregated import DisaggregatedSimulation, simulate_disaggregated
     from fastroof.simulation.kv_tiers import KvTier
+    from fastroof.simulation.pools import Link
     from fastroof.simulation.settings import EngineSettings
     from fastroof.simulation.simulation import Simulation
     from fastroof.simulation.trace import Trace
@@ -39,7 +40,7 @@ else:
         "DisaggregatedSimulation": "disaggregated",
         "EngineSettings": "settings",
         "KvTier": "kv_tiers",
-        "Link": "disaggregated",
+        "Link": "pools",
         "Simulation": "simulation",
         "Trace": "trace",
         "Workload": "workload",

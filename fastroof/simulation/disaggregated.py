@@ -1,303 +1,34 @@
-"""Disaggregated serving: a pool of prefill engines, a pool of decode engines, and the link between them."""
+"""Disaggregated serving: the results of a simulation with prefill and decode engines."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from fastroof.arrays import Bools, Floats
 from fastroof.arrow import arrow_schema
 from fastroof.caching import lazy_property
-from fastroof.checks import is_number, one_of, shown, whole_number
+from fastroof.checks import one_of
 from fastroof.columns import Column
-from fastroof.compiled.simulation import replicas as loops
-from fastroof.compiled.simulation.state import FINISHED, Record
 from fastroof.errors import SimulationError
-from fastroof.models import Layout
-from fastroof.plan.memory import PlanMemory, window_kv_bytes
-from fastroof.simulation.engine import FOUND_COUNTERS, Outcomes, added_up, too_long, with_rejected
-from fastroof.simulation.front_end import passage
-from fastroof.simulation.prompt_tree import GIVEN, PREFIX_CACHES, source_of_hits
-from fastroof.simulation.replicas import MOST_REPLICAS, engines_of, merged, run_schedulers
+from fastroof.simulation.engine import Outcomes
+from fastroof.simulation.pool_runs import PooledOutcomes, run_pools
+from fastroof.simulation.pools import Link, Pool, pools_too_long
+from fastroof.simulation.prompt_tree import PREFIX_CACHES, source_of_hits
+from fastroof.simulation.replicas import engines_of
 from fastroof.simulation.requests import request_table
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.simulation import Simulation
 from fastroof.simulation.trace import Trace
 from fastroof.simulation.trace_files import load_trace
-from fastroof.simulation.trace_sessions import places_of
-from fastroof.units import US_PER_MS, US_PER_S
+from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from fastroof.plan import StepPlan
-
-
-FIRST_TOKENS: Final = ("transfer", "prefill", "decode")
-"""Who computes a request's first token, and when the client gets it: see :class:`Link`."""
-
-
-class Pool(NamedTuple):
-    """Equal engines behind one router."""
-
-    plan: StepPlan
-    settings: EngineSettings
-    replicas: int = 1
-    routing: str = "round_robin"
-    prefix_cache: str = GIVEN
-
-
-class Link(NamedTuple):
-    """How a prompt's KV cache gets from a prefill engine to a decode engine.
-
-    Attributes
-    ----------
-    bytes_per_s : float, optional
-        Bandwidth from one GPU to a GPU of another engine, B/s; by default NVLink of the slower GPU. 50e9 is a
-        400 Gb/s NIC.
-    latency_us : float, default 0
-        Latency of each transfer, us.
-    is_shared : bool, default True
-        Whether a prefill engine sends one prompt at a time, in the order in which they are ready; else each
-        transfer gets the full bandwidth.
-    first_token : str
-        ``transfer``: the prefill engine computes it, and the client gets it when the decode engine has it and
-        the KV cache. ``prefill``: the client gets it when the prefill engine has computed it. ``decode``: the
-        decode engine recomputes the prompt's last token and with it the first token.
-    """
-
-    bytes_per_s: float | None = None
-    latency_us: float = 0.0
-    is_shared: bool = True
-    first_token: str = "transfer"
-
-
-class PooledOutcomes(NamedTuple):
-    """The outcomes of requests: of all as clients see them, of each pool by its own clock and order."""
-
-    outcomes: Outcomes
-    prefill: Outcomes
-    decode: Outcomes | None
-    prefill_replica: Any
-    transfer_us: Floats
-
-
-def whole_kv_bytes(plan: StepPlan) -> PlanMemory:
-    """Return the memory that a sequence takes in all layers on all GPUs; without weights and room."""
-    model = plan.model
-    return PlanMemory.of_sequence(
-        model.kv_bytes_per_token(Layout(), plan.kv_dtype),
-        plan.memory.window,
-        window_kv_bytes(model, Layout(), plan.kv_dtype),
-        model.state_bytes(Layout()),
-    )
-
-
-def takes_us(prefill: StepPlan, decode: StepPlan, prompts: Any, link: Link) -> Floats:
-    """Return the transfer times of prompts' KV caches, us, without waiting for the link."""
-    rate = link.bytes_per_s
-    if rate is None:
-        rate = min(plan.gpu.nvlink_bytes_per_s for plan in (prefill, decode))
-    gpus = min(plan.tp * plan.layout.pp for plan in (prefill, decode))
-    sent_bytes = whole_kv_bytes(decode).kv_bytes(prompts)
-    lasts_us: Floats = np.asarray(sent_bytes / (rate * gpus) * US_PER_S + link.latency_us)
-    return lasts_us
-
-
-def _check(prefill: Pool, decode: Pool, trace: Trace, link: Link) -> None:
-    one, other = prefill.plan, decode.plan
-    if (one.model, one.kv_dtype) != (other.model, other.kv_dtype):
-        raise SimulationError(
-            f"prefill and decode need one model and kv_dtype, got {one.model.name} with {one.kv_dtype} KV "
-            f"and {other.model.name} with {other.kv_dtype} KV"
-        )
-    one_of("first_token", link.first_token, FIRST_TOKENS, SimulationError)
-    if link.bytes_per_s is not None and not (is_number(link.bytes_per_s) and link.bytes_per_s > 0):
-        raise SimulationError(f"bytes_per_s must be above 0, got {shown(link.bytes_per_s)}")
-    if not is_number(link.latency_us) or link.latency_us < 0:
-        raise SimulationError(f"latency_us must be microseconds of at least 0, got {shown(link.latency_us)}")
-    if trace.is_closed:
-        raise SimulationError(
-            "closed loops are not simulated with two pools, which run one after the other; give arrivals, "
-            "such as a Workload at the clients' rate"
-        )
-    if trace.has_parents:
-        raise SimulationError(
-            "sessions are not simulated with two pools, which run one after the other; leave parents out, or "
-            "give replicas"
-        )
-    for pool in (prefill, decode):
-        whole_number("replicas", pool.replicas, most=MOST_REPLICAS, error=SimulationError)
-        if pool.settings.timeout_s < math.inf:
-            raise SimulationError("timeout_s is not supported with two pools; leave it out")
-
-
-def _prefilled(trace: Trace) -> Trace:
-    """Return the trace of prefill engines: the first token of each request."""
-    return replace(trace, output_tokens=np.ones_like(trace.output_tokens))
-
-
-def _part(trace: Trace, kept: Any, *, with_ids: bool = False) -> Trace:
-    """Return some requests, with given prefix hits and, if asked, the ids of blocks."""
-    ids: dict[str, Any] = {}
-    if with_ids and trace.hash_ids is not None and trace.hash_offsets is not None:
-        counts = np.diff(trace.hash_offsets)[kept]
-        ids = {
-            "hash_ids": trace.hash_ids[places_of(trace.hash_offsets[:-1][kept], counts)],
-            "hash_offsets": np.concatenate([[0], np.cumsum(counts)]),
-            "hash_block_size": trace.hash_block_size,
-        }
-    return Trace(
-        trace.arrival_s[kept],
-        trace.input_tokens[kept],
-        trace.output_tokens[kept],
-        trace.cached_tokens[kept],
-        **ids,
-        name=trace.name,
-    )
-
-
-def _decoded(trace: Trace, arrival_us: Floats, first_token: str) -> Trace:
-    """Return the trace of decode engines: prompts are in the KV cache."""
-    again = first_token == "decode"
-    prompts, outputs = trace.input_tokens, trace.output_tokens
-    return Trace(
-        arrival_us / US_PER_S,
-        prompts if again else prompts + 1,
-        outputs if again else outputs - 1,
-        prompts - 1 if again else prompts,
-        name=trace.name,
-    )
-
-
-def pools_too_long(trace: Trace, prefill: EngineSettings, decode: EngineSettings) -> Bools:
-    """Find requests that can never run in one of the pools."""
-    return too_long(_prefilled(trace), prefill) | too_long(
-        replace(trace, cached_tokens=np.maximum(trace.input_tokens - 1, 0)), decode
-    )
-
-
-def run_pools(
-    prefill: Pool,
-    decode: Pool,
-    trace: Trace,
-    link: Link = Link(),  # noqa: B008 (immutable)
-    *,
-    time_scale: float = 1.0,
-    seed: int = 0,
-) -> PooledOutcomes:
-    """Serve a trace with a pool of prefill engines, behind their front ends, and one of decode engines."""
-    _check(prefill, decode, trace, link)
-    way = passage(prefill.plan.profile.front_end, trace, prefill.replicas)
-    pooled = _run_pools(prefill, decode, way.arrived, link, time_scale=time_scale, seed=seed)
-    if way.arrived is trace:
-        return pooled
-    return pooled._replace(
-        outcomes=way.seen(pooled.outcomes),
-        prefill_replica=way.placed(pooled.prefill_replica),
-        transfer_us=way.placed(pooled.transfer_us),
-    )
-
-
-def _run_pools(
-    prefill: Pool, decode: Pool, trace: Trace, link: Link, *, time_scale: float, seed: int
-) -> PooledOutcomes:
-    """Serve a trace with both pools, by their own clocks."""
-    rejected = pools_too_long(trace, prefill.settings, decode.settings)
-    kept = np.flatnonzero(~rejected)
-    if not len(kept):
-        raise SimulationError(f"no request of {trace.name} can run in both pools: give more blocks or GPUs")
-    fit = _part(trace, kept)
-    options: dict[str, Any] = {"time_scale": time_scale, "seed": seed}
-    prefilled = run_schedulers(
-        prefill.plan,
-        _prefilled(_part(trace, kept, with_ids=True)),
-        prefill.settings,
-        prefill.replicas,
-        prefill.routing,
-        prefix_cache=prefill.prefix_cache,
-        **options,
-    )
-    goes_on = np.flatnonzero((fit.output_tokens > 1) | (link.first_token == "decode"))
-    there_us = _arrivals_us(prefill, decode, fit, prefilled, goes_on, link)
-    first_us, last_us = prefilled.first_us.copy(), prefilled.last_us.copy()
-    preemptions, replica = prefilled.preemptions.copy(), np.full(len(fit), -1, np.int32)
-    transfer_us = np.full(len(fit), math.nan)
-    decoded: Outcomes | None = None
-    records = [_record(prefilled)]
-    counters = [prefilled.counters]
-    gaps_us = np.empty(0)
-    if len(goes_on):
-        handed = _decoded(_part(fit, goes_on), there_us, link.first_token)
-        # requests that are handed over, by arrival at the decode pool
-        who = goes_on[handed.order]
-        decoded = run_schedulers(
-            decode.plan, handed, decode.settings, decode.replicas, decode.routing, **options
-        )
-        transfer_us[who] = decoded.arrival_us - prefilled.last_us[who]
-        last_us[who], replica[who] = decoded.last_us, decoded.replica
-        preemptions[who] += decoded.preemptions
-        if link.first_token == "decode":
-            first_us[who] = decoded.first_us
-        elif link.first_token == "transfer":
-            first_us[who] = decoded.arrival_us
-        records.append(_record(decoded))
-        counters.append(decoded.counters)
-        if link.first_token != "decode":
-            gaps_us = decoded.first_us - first_us[who]
-    found = {name: prefilled.counters[name] for name in FOUND_COUNTERS if name in prefilled.counters}
-    whole = merged(records)
-    loops.count_gaps(gaps_us, whole)
-    outcomes = Outcomes(
-        prefilled.arrival_us,
-        first_us,
-        last_us,
-        preemptions,
-        np.full(len(fit), FINISHED, np.uint8),
-        replica,
-        whole.gaps,
-        whole.series,
-        float(whole.width_us[0]),
-        added_up([{name: one[name] for name in one if name not in found} for one in counters]) | found,
-        prefilled.cached_tokens,
-    )
-    prefill_replica = prefilled.replica
-    if rejected.any():
-        outcomes = with_rejected(outcomes, trace, rejected)
-        prefill_replica = _spread(prefill_replica, rejected, -1)
-        transfer_us = _spread(transfer_us, rejected, math.nan)
-    return PooledOutcomes(outcomes, prefilled, decoded, prefill_replica, transfer_us)
-
-
-def _arrivals_us(
-    prefill: Pool, decode: Pool, trace: Trace, prefilled: Outcomes, goes_on: Any, link: Link
-) -> Floats:
-    """Return when each request's KV cache arrives at its decode engine, us."""
-    ready_us = prefilled.last_us[goes_on]
-    lasts_us = takes_us(prefill.plan, decode.plan, trace.input_tokens[goes_on], link)
-    if not link.is_shared:
-        unshared_us: Floats = ready_us + lasts_us
-        return unshared_us
-    there_us: Floats = np.empty_like(ready_us)
-    order = np.argsort(ready_us, kind="stable")
-    links = np.ascontiguousarray(prefilled.replica[goes_on])
-    loops.link_ends(ready_us, lasts_us, links, order, np.zeros(prefill.replicas), there_us)
-    return there_us
-
-
-def _record(outcomes: Outcomes) -> Record:
-    return Record(outcomes.gaps, outcomes.series, np.array([outcomes.bin_us]))
-
-
-def _spread(values: Any, rejected: Bools, fill: float) -> Any:
-    """Insert ``fill`` for rejected requests."""
-    whole = np.full(len(rejected), fill, values.dtype)
-    whole[~rejected] = values
-    return whole
 
 
 ON_TOO_LONG: Final = ("error", "reject")
@@ -450,6 +181,7 @@ def simulate_disaggregated(
     prefill_routing: str = "round_robin",
     decode_routing: str = "round_robin",
     prefix_cache: str = "auto",
+    timeout_s: float | None = None,
     on_too_long: str = "error",
     time_scale: float = 1.0,
 ) -> DisaggregatedSimulation:
@@ -460,11 +192,12 @@ def simulate_disaggregated(
     prefill_plan, decode_plan : StepPlan
         Plans with the same model and KV dtype; layouts and GPUs may differ.
     trace : Trace or what :func:`fastroof.load_trace` takes
-        The requests, with arrivals.
+        The requests: with arrivals, of the clients of a closed loop, or sessions.
     prefill_replicas, decode_replicas : int, default 1
         Number of engines of each kind.
     link : Link
-        The link between the pools: bandwidth, latency, and who computes the first token.
+        The link between the pools: bandwidth, latency, who computes the first token, whether a full decode
+        engine holds back prefill, and whether layers are sent one by one.
     prefill, decode : mapping, optional
         Settings of each kind of engine, by the names of :class:`EngineSettings`; by default the engine's and
         the plan's memory.
@@ -472,6 +205,8 @@ def simulate_disaggregated(
         As ``routing`` of :func:`fastroof.simulate`; ``prefix_aware`` is for prefill engines.
     prefix_cache : {"auto", "given", "lru"}
         Where hits of prefill engines come from, as in :func:`fastroof.simulate`.
+    timeout_s : float, optional
+        Seconds after which clients give up an unfinished request, wherever it is (default: never).
     on_too_long : {"error", "reject"}
         What happens to a request that can never run in one of the pools.
     time_scale : float, default 1
@@ -492,8 +227,7 @@ def simulate_disaggregated(
     Notes
     -----
     A prompt is computed on a prefill engine, its KV cache is sent over the link, and a decode engine
-    continues with the prompt as context. Layer-wise transfers, blocks held until they are sent, and back
-    pressure of full decode engines are not simulated. The closed form is
+    continues with the prompt as context. The closed form is
     :func:`fastroof.serving.estimate_disaggregated`.
 
     Examples
@@ -513,8 +247,9 @@ def simulate_disaggregated(
     requests = trace if isinstance(trace, Trace) else load_trace(trace)
     prefix_cache = source_of_hits(requests, prefix_cache)
     prompts, whole = (running_tokens(requests, plan) for plan in (prefill_plan, decode_plan))
-    first = EngineSettings.of_plan(prefill_plan, kv_len=prompts, **(prefill or {}))
-    then = EngineSettings.of_plan(decode_plan, kv_len=whole, **(decode or {}))
+    both = {"timeout_s": timeout_s}
+    first = EngineSettings.of_plan(prefill_plan, kv_len=prompts, **(both | dict(prefill or {})))
+    then = EngineSettings.of_plan(decode_plan, kv_len=whole, **(both | dict(decode or {})))
     if on_too_long == "error":
         beyond = pools_too_long(requests, first, then)
         if beyond.any():

@@ -145,6 +145,7 @@ def options_of(
         depth=2 if settings.async_scheduling else 1,
         has_parents=int(trace.has_parents),
         has_cache=int(prefix_cache == LRU),
+        has_reserved=0,
         clients=trace.clients or 0,
         think_us=trace.think_s * US_PER_S,
         timeout_us=settings.timeout_s * US_PER_S,

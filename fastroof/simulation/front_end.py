@@ -130,14 +130,14 @@ def passage(front_end: FrontEnd, trace: Trace, servers: int, least_us: float = 0
     return Passage(trace, replace(trace, **changes), 0.0, mean_us, follower_us)
 
 
-def run_behind(
+def passed(
     front_end: FrontEnd,
     trace: Trace,
     settings: EngineSettings,
     servers: int,
     run: Callable[[Trace, EngineSettings], Outcomes],
-) -> Outcomes:
-    """Run schedulers behind a front end, and return what clients see."""
+) -> tuple[Passage, Outcomes]:
+    """Run schedulers behind a front end; return the passage of the last run, and its outcomes."""
     way = passage(front_end, trace, servers)
     found = run(way.arrived, way.settings(settings))
     for _ in range(MOST_ROUNDS if trace.is_closed and front_end.server_ms else 0):
@@ -149,6 +149,18 @@ def run_behind(
             break
         way = passage(front_end, trace, servers, least_us)
         found = run(way.arrived, way.settings(settings))
+    return way, found
+
+
+def run_behind(
+    front_end: FrontEnd,
+    trace: Trace,
+    settings: EngineSettings,
+    servers: int,
+    run: Callable[[Trace, EngineSettings], Outcomes],
+) -> Outcomes:
+    """Run schedulers behind a front end, and return what clients see."""
+    way, found = passed(front_end, trace, settings, servers, run)
     return way.seen(found, settings.timeout_s)
 
 

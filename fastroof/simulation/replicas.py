@@ -46,6 +46,7 @@ from fastroof.simulation.front_end import run_behind
 from fastroof.simulation.kv_tiers import NO_TIERS, Tiers, TierUse, all_of, use_of
 from fastroof.simulation.prompt_tree import GIVEN, LRU
 from fastroof.simulation.settings import EngineSettings
+from fastroof.simulation.stages import check_stages, run_stages
 from fastroof.simulation.trace import Trace
 
 if TYPE_CHECKING:
@@ -72,13 +73,8 @@ MOST_REPLICAS: Final = 4096
 
 
 def ranks_of(plan: StepPlan) -> int:
-    """Return the number of schedulers of a plan's engine: its ranks of attention data parallelism."""
-    if plan.layout.pp > 1:
-        raise SimulationError(
-            f"simulations of {plan.layout.pp} pipeline stages, with as many batches in flight, are not "
-            "supported; compile the plan with pp=1"
-        )
-    return int(plan.layout.dp)
+    """Return the number of schedulers of a plan's engine: one a rank and a batch in its pipeline stages."""
+    return int(plan.layout.batches_in_flight)
 
 
 def engines_of(plan: StepPlan) -> int:
@@ -137,6 +133,9 @@ def run_schedulers(
     one_of("routing", routing, POOLED_ROUTINGS if prefix_cache == LRU else ROUTINGS, SimulationError)
     workers = usable_processors() if threads is None else threads
     workers = whole_number("threads", workers, error=SimulationError)
+    if plan.layout.pp > 1:
+        check_stages(plan, settings, replicas, prefix_cache)
+        return run_stages(plan, trace, settings, time_scale=time_scale)
     if replicas == ranks_of(plan) == 1:
         return run_engine(
             plan, trace, settings, time_scale=time_scale, prefix_cache=prefix_cache, tiers=tiers
@@ -176,7 +175,7 @@ def run_schedulers(
         else:
             code = loops.replicas_run(plan.arena, options, *given)
         raise_stuck(code)
-        counters = _counters(fleet.states, prefix_cache)
+        counters = fleet_counters(fleet.states, prefix_cache)
         use = use_of(tiers, [fleet.states], requests)
     found = requests.rows[:-1, FOUND].copy() if prefix_cache == LRU else None
     outcomes = _outcomes(requests, arrays.served, replica_of, record, counters, found)._replace(tiers=use)
@@ -223,11 +222,12 @@ def _share(
     record = Record(np.zeros_like(empty.gaps), np.zeros_like(empty.series), empty.width_us.copy())
     code = loops.share_run(arena, options, fleet, arrays.requests, arrays.served, record, replica, replica_of)
     raise_stuck(code)
-    counters = _counters(fleet.states, LRU if options.has_cache else GIVEN)
+    counters = fleet_counters(fleet.states, LRU if options.has_cache else GIVEN)
     return record, counters, use_of(tiers, [fleet.states], arrays.requests)
 
 
-def _counters(states: EngineState, prefix_cache: str) -> dict[str, Any]:
+def fleet_counters(states: EngineState, prefix_cache: str) -> dict[str, Any]:
+    """Return the counters of several engines together."""
     engines = range(len(states.scalars))
     each = [counters_of(EngineState(*(array[one] for array in states))) for one in engines]
     return added_up(each) | cache_counters(states.scalars, prefix_cache)

@@ -145,7 +145,8 @@ class SimulatedKind:
     def runner(self, setting: Setting) -> Simulate:
         """Return a function that simulates a trace on the whole deployment."""
         from fastroof.simulation.capacity_search import deployment_runner
-        from fastroof.simulation.disaggregated import Link, Pool, run_pools
+        from fastroof.simulation.pool_runs import run_pools
+        from fastroof.simulation.pools import Link, Pool
 
         engine, row = self.engine_settings(setting), self.row
         if row["mode"] == "aggregated":

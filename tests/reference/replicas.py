@@ -1,4 +1,4 @@
-"""Replicas, pools and ranks, naively: engines that step by themselves, and who gets the next request.
+"""Replicas and ranks, naively: engines that step by themselves, and who gets the next request.
 
 Ranks of attention data parallelism step together, or are engines by themselves.
 
@@ -534,50 +534,3 @@ def run_closed_loop(
         engine.drop()
         send_ended(engine)
         engine.schedule()
-
-
-def sent_us(ready_us: Sequence[float], worker: Sequence[int], lasts_us: Sequence[float]) -> list[float]:
-    """When prompts are there over one link a prefill worker, each in the order in which they are ready."""
-    free_us: dict[int, float] = {}
-    there_us = [0.0] * len(ready_us)
-    for index in sorted(range(len(ready_us)), key=lambda at: ready_us[at]):
-        begin_us = max(ready_us[index], free_us.get(worker[index], 0.0))
-        there_us[index] = free_us[worker[index]] = begin_us + lasts_us[index]
-    return there_us
-
-
-class NaivePool(NamedTuple):
-    """Engines of one kind."""
-
-    settings: Any
-    step_us: StepUs
-    replicas: int
-    route: Route
-
-
-def run_naive_pools(
-    requests: list[Request], prefill: NaivePool, decode: NaivePool, lasts_us: Callable[[int], float]
-) -> tuple[Served, list[float], Served, list[int]]:
-    """Prefill, send and decode.
-
-    Returns what the prefill pool did, when decode engines had what, us, what they did, and who it was: the
-    last three by arrival there.
-    """
-    first = [Request(one.index, one.prompt, 1, one.cached, one.arrival_us) for one in requests]
-    prefilled = run_engines(first, *prefill)
-    goes_on = [one.index for one in requests if one.output > 1]
-    there_us = sent_us(
-        [prefilled.last_us[at] for at in goes_on],
-        [prefilled.replica[at] for at in goes_on],
-        [lasts_us(requests[at].prompt) for at in goes_on],
-    )
-    # a trace is in seconds
-    there_us = [at_us / US_PER_S * US_PER_S for at_us in there_us]
-    in_order = sorted(range(len(goes_on)), key=lambda at: there_us[at])
-    decodes = [
-        Request(place, one.prompt + 1, one.output - 1, one.prompt, there_us[at])
-        for place, at in enumerate(in_order)
-        for one in [requests[goes_on[at]]]
-    ]
-    decoded = run_engines(decodes, *decode)
-    return prefilled, [there_us[at] for at in in_order], decoded, [goes_on[at] for at in in_order]

@@ -15,10 +15,12 @@ from fastroof import StepBatch, Trace
 from fastroof.errors import SimulationError
 from fastroof.plan import StepPlan
 from fastroof.serving import estimate_disaggregated
-from fastroof.simulation.disaggregated import Link, Pool, PooledOutcomes, run_pools, takes_us
+from fastroof.simulation.pool_runs import PooledOutcomes, run_pools
+from fastroof.simulation.pools import Link, Pool, takes_us
 from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.settings import EngineSettings
-from tests.reference.replicas import ROUTES, NaivePool, requests_of, run_naive_pools
+from tests.reference.pools import NaivePool, run_naive_pools
+from tests.reference.replicas import ROUTES, requests_of
 
 US_PER_S = 1e6
 
@@ -177,6 +179,22 @@ def test_under_load_the_closed_form_is_near() -> None:
     assert tpot_ms[200:].mean() == pytest.approx(said.tpot_ms, rel=0.05)
 
 
+@pytest.mark.parametrize(("isl", "osl", "clients"), [(1000, 200, 24), (2000, 400, 8), (500, 100, 64)])
+def test_closed_loops_are_near_the_closed_form(isl: int, osl: int, clients: int) -> None:
+    plan = a_plan()
+    said = estimate_disaggregated(
+        plan, plan, isl, osl, clients, link_bytes_per_s=50e9, max_batched_tokens=4096, chunked_prefill=True
+    )
+    count = 100 * clients
+    trace = Trace([0.0] * count, [isl] * count, [osl] * count, clients=clients)
+    seen = run_pools(one_pool(plan), one_pool(plan), trace, Link(50e9)).outcomes
+    later = slice(20 * clients, 80 * clients)
+    e2e_ms = (seen.last_us - seen.arrival_us)[later].mean() / 1e3
+    tpot_ms = (seen.last_us - seen.first_us)[later].mean() / (osl - 1) / 1e3
+    assert tpot_ms == pytest.approx(said.tpot_ms, rel=0.05)
+    assert e2e_ms == pytest.approx(said.request_latency_ms, rel=0.05)
+
+
 def test_a_pool_of_each_leaves_decodes_undisturbed() -> None:
     """A long prompt beside decodes makes a gap in one pool, and none in two."""
     plan = a_plan()
@@ -213,9 +231,7 @@ def test_only_first_tokens_need_no_decode_engine() -> None:
         ({"link": Link(math.nan)}, "above 0"),
         ({"link": Link(latency_us=-1.0)}, "latency_us"),
         ({"link": Link(first_token="never")}, "first_token"),
-        ({"trace": Trace([0.0], [10], [2], clients=1)}, "closed loop"),
         ({"decode": Pool(a_plan(1, "gpt-oss-20b"), EngineSettings(64, 8, 60))}, "one model"),
-        ({"prefill": Pool(a_plan(), EngineSettings(64, 8, 60, timeout_s=1.0))}, "timeout_s"),
         ({"decode": Pool(a_plan(), EngineSettings(64, 8, 60), 0)}, "replicas"),
     ],
 )

@@ -445,13 +445,24 @@ def test_results_of_sessions_are_those_of_their_requests(plans):
     assert math.isnan(cut.summary()["session_e2e_ms"]["mean"])
 
 
+def test_pools_serve_sessions_and_find_their_prompts_again(plans):
+    """Prefill engines keep prompts, not the answers of decode engines: a single engine finds more."""
+    trace = Workload(**DRAWN).trace()
+    few = {"max_num_batched_tokens": 2048}
+    pools = simulate_disaggregated(plans["whole"], plans["whole"], trace, 1, 1, prefill=few, decode=few)
+    alone = fastroof.simulate(plans["whole"], trace, **few)
+    found, most = (sim.summary() for sim in (pools, alone))
+    assert found["sessions"]["finished"] == found["sessions"]["sessions"] == len(pools.sessions)
+    assert 0.2 < found["prefix_cache"]["hit_rate"] < most["prefix_cache"]["hit_rate"]
+    # each turn but the first follows an answer
+    starts_us, turn = pools.outcomes.arrival_us, np.array(trace.turns)
+    assert (starts_us[turn == 1] == trace.arrival_s[turn == 1] * 1e6).all()
+
+
 def test_what_cannot_have_sessions_says_so(plans):
     trace = Workload(**DRAWN).trace()
     with pytest.raises(SimulationError, match="has sessions, whose requests follow answers at any rate"):
         fastroof.capacity(plans["whole"], trace, ttft_p99_ms=500, max_num_batched_tokens=2048)
-    few = {"max_num_batched_tokens": 2048}
-    with pytest.raises(SimulationError, match="sessions are not simulated with two pools"):
-        simulate_disaggregated(plans["whole"], plans["whole"], trace, 1, 1, prefill=few, decode=few)
     plain = fastroof.simulate(plans["whole"], a_trace([0.0], [10], [2]), max_num_batched_tokens=2048)
     with pytest.raises(SimulationError, match="has no sessions"):
         _ = plain.sessions

@@ -20,7 +20,7 @@ from fastroof.compiled import plan_files, steps, verification
 from fastroof.documents import parse_json
 from fastroof.errors import BackendError
 from fastroof.plan.arena import validate_arena
-from fastroof.simulation.disaggregated import whole_kv_bytes
+from fastroof.simulation.pools import whole_kv_bytes
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan

@@ -94,7 +94,7 @@ def transfer_answer(
     prefill: StepPlan, decode: StepPlan, asked: dict[str, Any], limits: ServeLimits
 ) -> dict[str, Any]:
     """Time the KV caches of prompts on their way from a prefill engine to a decode engine."""
-    from fastroof.simulation.disaggregated import Link, takes_us, whole_kv_bytes
+    from fastroof.simulation.pools import Link, takes_us, whole_kv_bytes
 
     if not asked.keys() <= _TRANSFER or "prompts" not in asked:
         raise BackendError(

@@ -4,5 +4,6 @@ A step's time depends on sums over its requests, which are kept up to date. ``st
 ``slots`` what all engines share, ``scheduling`` makes a step, ``preemption`` removes requests early, and
 ``engine`` runs it all over time. ``prefix_cache`` holds blocks that requests share, ``tiers`` those that left
 the GPU, ``lookup`` finds both for a request; ``sessions`` are requests that start after others.
-``ranks`` and ``replicas`` run several engines.
+``ranks`` and ``replicas`` run several engines, ``stages`` one with pipeline stages, ``pools`` engines that
+prefill and others that decode, with ``transfers`` between them.
 """

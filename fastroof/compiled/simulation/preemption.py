@@ -219,7 +219,7 @@ def _forget_tokens(state: EngineState, slot: int) -> None:
 
 
 @jit_stateful
-def _drop(
+def drop_request(
     state: EngineState,
     options: EngineOptions,
     requests: Requests,
@@ -284,7 +284,7 @@ def time_out(
             return
         scalars[DEADLINE] = requests.next_arrived[request]
         if served.place[request] != DONE_PLACE:
-            _drop(state, options, requests, served, window, request, ending_us)
+            drop_request(state, options, requests, served, window, request, ending_us)
             if options.clients > 0:
                 release_next(state, requests, options, now_us)
             if options.has_parents > 0:

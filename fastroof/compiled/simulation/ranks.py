@@ -173,7 +173,7 @@ def choose_rank(scalars: Longs, waits: Longs, given: int, rule: int) -> int:
 
 
 @jit_stateful_inline
-def _see_sent(states: EngineState, group: RankGroup, requests: Requests, now_us: float) -> None:
+def see_sent(states: EngineState, group: RankGroup, requests: Requests, now_us: float) -> None:
     """Assign requests that have arrived to ranks by the engine's rule."""
     scalars = group.scalars
     while scalars[FIRST_SENT] != NONE and requests.arrival_us[scalars[FIRST_SENT]] <= now_us:
@@ -235,7 +235,7 @@ def group_time_out(
     now_us: float,
 ) -> int:
     """Assign arrivals and drop timed-out requests. Returns how many were dropped."""
-    _see_sent(states, group, requests, now_us)
+    see_sent(states, group, requests, now_us)
     left = 0
     if options.timeout_us < math.inf:
         for rank in range(states.scalars.shape[0]):
@@ -345,7 +345,7 @@ def group_schedule(
     scalars, clock = group.scalars, group.clock
     ranks = states.scalars.shape[0]
     holds_prompts = options.pause_steps + options.min_free_slots > 0
-    _see_sent(states, group, requests, now_us)
+    see_sent(states, group, requests, now_us)
     while scalars[GROUP_IN_FLIGHT] < options.depth:
         flight = (scalars[GROUP_OLDEST] + scalars[GROUP_IN_FLIGHT]) & 1
         holds = RUN_ALL

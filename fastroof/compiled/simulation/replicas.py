@@ -1,4 +1,4 @@
-"""Replicas of an engine, the router that chooses one for each request, and transfers between pools of them.
+"""Replicas of an engine, and the router that chooses one for each request.
 
 A router sees every replica as it is when a request arrives: everything before that time has happened, and
 what ends or starts at exactly that time has not.
@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 from fastroof.arrays import Floats, Ints, Longs
-from fastroof.compiled.jit import jit, jit_stateful, jit_stateful_inline
+from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
 from fastroof.compiled.simulation.engine import advance
 from fastroof.compiled.simulation.prefix_cache import find_blocks, settle
 from fastroof.compiled.simulation.ranks import (
@@ -43,7 +43,6 @@ from fastroof.compiled.simulation.state import (
     Record,
     Requests,
     Served,
-    add_gaps,
     blocks_of,
     engine_of,
     push_request,
@@ -74,7 +73,7 @@ class Fleet(NamedTuple):
 
 
 @jit_stateful_inline
-def _ranks_of(fleet: Fleet, engine: int) -> EngineState:
+def ranks_in(fleet: Fleet, engine: int) -> EngineState:
     """Return the states of one engine's ranks."""
     states, ranks = fleet.states, fleet.groups.takes_part.shape[2]
     first, last = engine * ranks, (engine + 1) * ranks
@@ -102,7 +101,7 @@ def _outstanding(fleet: Fleet, replica: int) -> int:
     outstanding = 0
     for engine in range(replica * _engines_each(fleet), (replica + 1) * _engines_each(fleet)):
         outstanding += fleet.router.pushed[engine]
-        scalars = _ranks_of(fleet, engine).scalars
+        scalars = ranks_in(fleet, engine).scalars
         for rank in range(scalars.shape[0]):
             outstanding -= scalars[rank, NUM_FINISHED] + scalars[rank, NUM_TIMED_OUT]
     return int(outstanding)
@@ -113,7 +112,7 @@ def _running(fleet: Fleet, replica: int) -> int:
     """Number of requests that run at a replica."""
     running = 0
     for engine in range(replica * _engines_each(fleet), (replica + 1) * _engines_each(fleet)):
-        scalars = _ranks_of(fleet, engine).scalars
+        scalars = ranks_in(fleet, engine).scalars
         for rank in range(scalars.shape[0]):
             running += scalars[rank, RUNNING]
     return running
@@ -124,7 +123,7 @@ def _blocks(fleet: Fleet, replica: int) -> int:
     """Number of KV blocks that requests hold at a replica."""
     blocks = 0
     for engine in range(replica * _engines_each(fleet), (replica + 1) * _engines_each(fleet)):
-        scalars = _ranks_of(fleet, engine).scalars
+        scalars = ranks_in(fleet, engine).scalars
         for rank in range(scalars.shape[0]):
             blocks += scalars[rank, NUM_BLOCKS] - scalars[rank, FREE]
     return blocks
@@ -155,7 +154,7 @@ def _blocks_to_come(
     waiting, found = 0, 0
     for engine in range(replica * _engines_each(fleet), (replica + 1) * _engines_each(fleet)):
         waiting += fleet.router.pushed_tokens[engine]
-        ranks = _ranks_of(fleet, engine)
+        ranks = ranks_in(fleet, engine)
         for rank in range(ranks.scalars.shape[0]):
             scalars, cells = ranks.scalars[rank], ranks.cells[rank]
             settle(scalars, cells, options)
@@ -175,14 +174,14 @@ def _sent(fleet: Fleet, replica: int) -> int:
 
 
 @jit_stateful
-def choose_replica(fleet: Fleet, options: EngineOptions, requests: Requests, request: int) -> int:
-    """Choose the replica that serves a request."""
+def choose_replica(fleet: Fleet, options: EngineOptions, requests: Requests, request: int, turn: int) -> int:
+    """Choose the replica that serves a request; ``turn`` counts the requests that the router saw before."""
     router = fleet.router
     replicas = len(router.pushed) // _engines_each(fleet)
     if router.rule == ROUND_ROBIN:
-        return request % replicas
+        return turn % replicas
     if router.rule == POWER_OF_TWO:
-        first, second = router.drawn[0, request], router.drawn[1, request]
+        first, second = router.drawn[0, turn], router.drawn[1, turn]
         return int(second) if _outstanding(fleet, second) < _outstanding(fleet, first) else int(first)
     chosen, least = 0, Load(0, 0, 0)
     for replica in range(replicas):
@@ -202,7 +201,7 @@ def choose_replica(fleet: Fleet, options: EngineOptions, requests: Requests, req
 
 
 @jit_stateful
-def _engine_in(fleet: Fleet, replica: int) -> int:
+def engine_in(fleet: Fleet, replica: int) -> int:
     """Choose the engine of a replica that gets its next request."""
     each = _engines_each(fleet)
     if each == 1:
@@ -234,7 +233,7 @@ def _advance(
     states = fleet.states
     if fleet.groups.takes_part.shape[2] > 1:
         group = group_of(fleet.groups, engine)
-        there = _ranks_of(fleet, engine)
+        there = ranks_in(fleet, engine)
         return int(advance_ranks(arena, options, there, group, requests, served, record, until_us))
     if states.scalars[engine, IN_FLIGHT] > 0 and states.clock[engine, END] >= until_us:
         return 0
@@ -253,12 +252,12 @@ def _push(fleet: Fleet, requests: Requests, engine: int, request: int) -> None:
 
 
 @jit_stateful_inline
-def _restart(fleet: Fleet) -> None:
+def restart_fleet(fleet: Fleet) -> None:
     """Reset all engines."""
     fleet.router.pushed[:] = 0
     fleet.router.pushed_tokens[:] = 0
     for engine in range(len(fleet.router.pushed)):
-        restart_group(_ranks_of(fleet, engine), group_of(fleet.groups, engine), fleet.num_blocks)
+        restart_group(ranks_in(fleet, engine), group_of(fleet.groups, engine), fleet.num_blocks)
 
 
 @jit_stateful_inline
@@ -291,7 +290,7 @@ def share_run(
     replica_of: Ints,
 ) -> int:
     """Serve the requests of a trace that are already assigned to this replica. Returns a code."""
-    _restart(fleet)
+    restart_fleet(fleet)
     for request in range(len(requests.arrival_us)):
         if replica_of[request] == replica:
             if _engines_each(fleet) > 1:
@@ -299,7 +298,7 @@ def share_run(
                 code = _advance_all(arena, options, fleet, requests, served, record, now_us)
                 if code != 0:
                     return code
-            _push(fleet, requests, _engine_in(fleet, 0), request)
+            _push(fleet, requests, engine_in(fleet, 0), request)
     return int(_advance_all(arena, options, fleet, requests, served, record, math.inf))
 
 
@@ -314,7 +313,7 @@ def replicas_run(
     replica_of: Ints,
 ) -> int:
     """Serve a trace with replicas of an engine. Returns a code."""
-    _restart(fleet)
+    restart_fleet(fleet)
     for request in range(len(requests.arrival_us)):
         # a replica that need not advance does not check this itself
         if options.stop[0] != 0:
@@ -323,20 +322,28 @@ def replicas_run(
         code = _advance_all(arena, options, fleet, requests, served, record, now_us)
         if code != 0:
             return code
-        replica = choose_replica(fleet, options, requests, request)
-        _push(fleet, requests, _engine_in(fleet, replica), request)
+        replica = choose_replica(fleet, options, requests, request, request)
+        _push(fleet, requests, engine_in(fleet, replica), request)
         replica_of[request] = replica
     return int(_advance_all(arena, options, fleet, requests, served, record, math.inf))
 
 
 @jit_stateful
-def _release(requests: Requests, released: int, count: int, at_us: float) -> int:
+def release_clients(requests: Requests, released: int, count: int, at_us: float) -> int:
     """Let ``count`` clients send their next requests. Returns how many requests were sent so far."""
     last = min(released + count, len(requests.arrival_us))
     for request in range(released, last):
         requests.arrival_us[request] = at_us
         push_coming(requests, request)
     return last
+
+
+@jit_stateful_inline
+def send_to_engine(fleet: Fleet, requests: Requests, engine: int, request: int) -> None:
+    """Send a request, which arrives now, to an engine of a loop with feedback."""
+    push_to_group(group_of(fleet.groups, engine), requests, request)
+    fleet.router.pushed[engine] += 1
+    fleet.router.pushed_tokens[engine] += requests.input_tokens[request]
 
 
 @jit_stateful
@@ -346,11 +353,8 @@ def _route_until(
     """Route every request that comes by now."""
     while coming_us(requests) <= now_us:
         request = pop_coming(requests)
-        replica = choose_replica(fleet, options, requests, request)
-        engine = _engine_in(fleet, replica)
-        push_to_group(group_of(fleet.groups, engine), requests, request)
-        fleet.router.pushed[engine] += 1
-        fleet.router.pushed_tokens[engine] += requests.input_tokens[request]
+        replica = choose_replica(fleet, options, requests, request, request)
+        send_to_engine(fleet, requests, engine_in(fleet, replica), request)
         replica_of[request] = replica
 
 
@@ -366,11 +370,11 @@ def feedback_run(
     clients: int,
 ) -> int:
     """Serve sessions, or a closed loop's clients, with replicas of an engine. Returns a code."""
-    _restart(fleet)
+    restart_fleet(fleet)
     plan = open_plan(arena)
     released = 0
     if clients > 0:
-        released = _release(requests, 0, clients, requests.arrival_us[0])
+        released = release_clients(requests, 0, clients, requests.arrival_us[0])
     while True:
         if options.stop[0] != 0:
             return CODE_STOPPED
@@ -378,7 +382,7 @@ def feedback_run(
         now_us = math.inf
         for engine in range(len(fleet.router.pushed)):
             next_us = group_next_us(
-                _ranks_of(fleet, engine), options, group_of(fleet.groups, engine), requests, served
+                ranks_in(fleet, engine), options, group_of(fleet.groups, engine), requests, served
             )
             if next_us < now_us:
                 first = engine
@@ -389,35 +393,15 @@ def feedback_run(
             continue
         if now_us == math.inf:
             return 0
-        there, group = _ranks_of(fleet, first), group_of(fleet.groups, first)
+        there, group = ranks_in(fleet, first), group_of(fleet.groups, first)
         for is_late in range(2):
             if is_late:
                 left = group_time_out(plan, options, there, group, requests, served, now_us)
             else:
                 left = group_step_end(plan, options, there, group, requests, served, record, now_us)
             if clients > 0:
-                released = _release(requests, released, left, now_us + options.think_us)
+                released = release_clients(requests, released, left, now_us + options.think_us)
             _route_until(fleet, options, requests, replica_of, now_us)
         code = group_schedule(arena, plan, options, there, group, requests, served, record, now_us)
         if code != 0:
             return int(code)
-
-
-@jit
-def link_ends(
-    ready_us: Floats, takes_us: Floats, link: Ints, order: Longs, free_us: Floats, out: Floats
-) -> None:
-    """Find when each transfer ends, us: a link sends one at a time, in ``order``."""
-    for i in range(len(order)):
-        transfer = order[i]
-        at = link[transfer]
-        begin_us = max(ready_us[transfer], free_us[at])
-        free_us[at] = begin_us + takes_us[transfer]
-        out[transfer] = free_us[at]
-
-
-@jit
-def count_gaps(gaps_us: Floats, record: Record) -> None:
-    """Count gaps between tokens of several lengths."""
-    for i in range(len(gaps_us)):
-        add_gaps(record, gaps_us[i], 1)

@@ -14,6 +14,7 @@ from fastroof.arrays import Floats
 from fastroof.compiled.jit import jit_stateful_inline
 from fastroof.compiled.request_sums import StepSums, WindowSums, no_window_sums, with_request
 from fastroof.compiled.simulation.lookup import (
+    Found,
     find_cached,
     find_fetched,
     free_reserved,
@@ -87,18 +88,21 @@ from fastroof.compiled.steps import PlanParts
 
 
 @jit_stateful_inline
-def _next_waiting(state: EngineState, requests: Requests, served: Served, now_us: float) -> int:
+def _next_waiting(
+    state: EngineState, options: EngineOptions, requests: Requests, served: Served, now_us: float
+) -> int:
     """Return the first waiting request, or NONE."""
     scalars = state.scalars
     while scalars[PREEMPTED] != NONE and served.status[scalars[PREEMPTED]] == TIMED_OUT:
         scalars[PREEMPTED] = served.next_preempted[scalars[PREEMPTED]]
-    if scalars[PREEMPTED] != NONE:
+    if scalars[PREEMPTED] != NONE and options.has_reserved == 0:
         return int(scalars[PREEMPTED])
     while scalars[HEAD] != NONE and served.status[scalars[HEAD]] == TIMED_OUT:
         scalars[HEAD] = requests.next_arrived[scalars[HEAD]]
     if scalars[HEAD] != NONE and requests.arrival_us[scalars[HEAD]] <= now_us:
         return int(scalars[HEAD])
-    return NONE
+    # NONE, unless arrivals go first
+    return int(scalars[PREEMPTED])
 
 
 @jit_stateful_inline
@@ -200,7 +204,7 @@ def _end_prompts(
 
 
 @jit_stateful_inline
-def _blocks_needed(
+def blocks_needed(
     requests: Requests, options: EngineOptions, request: int, tokens: int, whole: int
 ) -> tuple[int, int]:
     """Count the blocks a request takes if it starts with ``tokens`` of ``whole``, and those it needs free."""
@@ -209,6 +213,17 @@ def _blocks_needed(
         return held, held
     held = blocks_of(tokens, options)
     return held, blocks_of(whole, options) if options.admits_whole else held
+
+
+@jit_stateful_inline
+def _find_cached(
+    state: EngineState, options: EngineOptions, requests: Requests, request: int, whole: int
+) -> Found:
+    """Find what a waiting request need not compute; reserved blocks are in use already."""
+    found = find_cached(state, options, requests, request, whole)
+    if options.has_reserved > 0 and request != state.scalars[PREEMPTED]:
+        return Found(found.context, 0, blocks_needed(requests, options, request, whole, whole)[0], 0)
+    return found
 
 
 @jit_stateful_inline
@@ -222,14 +237,14 @@ def has_prompt(state: EngineState, options: EngineOptions, requests: Requests, s
         return False
     if options.num_tiers > 0 and next_fetched(state, options, requests, served) != NONE:
         return True
-    request = _next_waiting(state, requests, served, state.clock[NOW])
+    request = _next_waiting(state, options, requests, served, state.clock[NOW])
     if request == NONE:
         return False
     whole = requests.input_tokens[request] + served.sent[request]
-    context, _, in_use, _ = find_cached(state, options, requests, request, whole)
+    context, _, in_use, _ = _find_cached(state, options, requests, request, whole)
     if whole - context > left and options.is_chunked == 0:
         return False
-    _, needed = _blocks_needed(requests, options, request, context + min(whole - context, left), whole)
+    _, needed = blocks_needed(requests, options, request, context + min(whole - context, left), whole)
     return bool(needed - in_use <= scalars[FREE])
 
 
@@ -313,7 +328,7 @@ def make_step(
             request = next_fetched(state, options, requests, served)
         is_fetched = request != NONE
         if not is_fetched:
-            request = _next_waiting(state, requests, served, state.clock[NOW])
+            request = _next_waiting(state, options, requests, served, state.clock[NOW])
         if request == NONE:
             break
         is_preempted = request == scalars[PREEMPTED]
@@ -321,7 +336,7 @@ def make_step(
         if is_fetched:
             found = find_fetched(state, options, requests, request, whole)
         else:
-            found = find_cached(state, options, requests, request, whole)
+            found = _find_cached(state, options, requests, request, whole)
         context = found.context
         new = whole - context
         # a prompt with one token to compute is a decode to vLLM, which holds back the others
@@ -331,7 +346,7 @@ def make_step(
             if options.is_chunked == 0:
                 break
             new = left
-        held, needed = _blocks_needed(requests, options, request, context + new, whole)
+        held, needed = blocks_needed(requests, options, request, context + new, whole)
         is_waited = False
         if is_fetched:
             free_reserved(state, options, requests, served, request, found, whole)
@@ -349,6 +364,8 @@ def make_step(
             start_fetch(state, options, requests, served, request, found, needed)
             continue
         slot = _take_slot(state, options, served, request, held)
+        if options.has_reserved > 0:
+            scalars[FREE] += found.in_use
         if options.has_cache > 0:
             if not is_fetched:
                 is_first = requests.rows[request, FOUND] < 0

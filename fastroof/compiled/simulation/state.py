@@ -31,7 +31,8 @@ class EngineOptions(NamedTuple):
     """How an engine schedules steps; flags are 0 or 1.
 
     ``pause_steps`` is how many steps after one with prompts are of decodes alone, ``min_free_slots`` how many
-    slots must be free before prompts start. ``tiers`` has the columns that ``tiers.py`` names.
+    slots must be free before prompts start. With ``has_reserved`` requests arrive with the blocks of their
+    prompts taken, and start before preempted ones. ``tiers`` has the columns that ``tiers.py`` names.
     """
 
     budget: int
@@ -47,6 +48,7 @@ class EngineOptions(NamedTuple):
     depth: int
     has_parents: int
     has_cache: int
+    has_reserved: int
     clients: int
     think_us: float
     timeout_us: float

@@ -13,7 +13,7 @@ from fastroof.backends.plan_facts import plan_facts
 from fastroof.compiled import plan_files
 from fastroof.compiled.c_api import CODE_ABSENT, CODE_UNLIKE
 from fastroof.compiled.steps import CODE_SIZES
-from fastroof.simulation.disaggregated import Link, takes_us, whole_kv_bytes
+from fastroof.simulation.pools import Link, takes_us, whole_kv_bytes
 from tests.compiled.test_plan_files import older
 
 I64, F64, PLAN, ARRAY = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p, ctypes.c_void_p

@@ -14,7 +14,7 @@ from fastroof.backends.serve.forms import FORM_OF, FORMS, message_schemas
 from fastroof.backends.serve.limits import ServeLimits
 from fastroof.backends.serve.messages import answer_message, parse_message, take_id
 from fastroof.errors import BackendError, FastroofError
-from fastroof.simulation.disaggregated import Link, takes_us, whole_kv_bytes
+from fastroof.simulation.pools import Link, takes_us, whole_kv_bytes
 
 STEPS = {
     "decode": {"batch_size": [64, 1], "kv_len": 4096},

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastroof import SweepError, Workload, capacity, compile_plan, load_tables, recommend
-from fastroof.simulation.disaggregated import Link, simulate_disaggregated
+from fastroof.simulation import Link, simulate_disaggregated
 from fastroof.simulation.requests import RequestTimes
 from fastroof.simulation.steady import steady_run
 from fastroof.sweep.answers import Answer, Answers

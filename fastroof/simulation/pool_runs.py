@@ -1,0 +1,432 @@
+"""Run prefill and decode pools: one after the other or, where one feeds back to the other, event by event."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from fastroof.arrays import Bools, Floats
+from fastroof.checks import one_of
+from fastroof.compiled.simulation import pools as loops
+from fastroof.compiled.simulation import transfers
+from fastroof.compiled.simulation.state import (
+    FINISHED,
+    FOUND,
+    NONE,
+    NUM_COLUMNS,
+    NUM_ROOTS,
+    TIMED_OUT,
+    Record,
+    Requests,
+)
+from fastroof.errors import SimulationError
+from fastroof.plan.calls import rank_rules
+from fastroof.simulation.engine import (
+    FOUND_COUNTERS,
+    Outcomes,
+    added_up,
+    new_record,
+    new_served,
+    options_of,
+    raise_stuck,
+    requests_of,
+    with_rejected,
+)
+from fastroof.simulation.front_end import passed
+from fastroof.simulation.pools import (
+    Link,
+    Pool,
+    check_pools,
+    has_feedback,
+    pools_too_long,
+    prefilled_trace,
+    takes_us,
+)
+from fastroof.simulation.prompt_tree import GIVEN, LRU
+from fastroof.simulation.replicas import (
+    POOLED_ROUTINGS,
+    ROUTINGS,
+    fleet_counters,
+    merged,
+    new_fleet,
+    run_schedulers,
+)
+from fastroof.simulation.settings import EngineSettings
+from fastroof.simulation.trace import Trace
+from fastroof.simulation.trace_sessions import places_of
+from fastroof.units import US_PER_S
+
+
+class PooledOutcomes(NamedTuple):
+    """The outcomes of requests: of all as clients see them, of each pool by its own clock and order."""
+
+    outcomes: Outcomes
+    prefill: Outcomes
+    decode: Outcomes | None
+    prefill_replica: Any
+    transfer_us: Floats
+
+
+def _part(trace: Trace, kept: Any, *, with_ids: bool = False) -> Trace:
+    """Return some requests, with given prefix hits and, if asked, the ids of blocks."""
+    ids: dict[str, Any] = {}
+    if with_ids and trace.hash_ids is not None and trace.hash_offsets is not None:
+        counts = np.diff(trace.hash_offsets)[kept]
+        ids = {
+            "hash_ids": trace.hash_ids[places_of(trace.hash_offsets[:-1][kept], counts)],
+            "hash_offsets": np.concatenate([[0], np.cumsum(counts)]),
+            "hash_block_size": trace.hash_block_size,
+        }
+    return Trace(
+        trace.arrival_s[kept],
+        trace.input_tokens[kept],
+        trace.output_tokens[kept],
+        trace.cached_tokens[kept],
+        **ids,
+        name=trace.name,
+    )
+
+
+def _decoded(trace: Trace, arrival_us: Floats, first_token: str) -> Trace:
+    """Return the trace of decode engines: prompts are in the KV cache."""
+    again = first_token == "decode"
+    prompts, outputs = trace.input_tokens, trace.output_tokens
+    return Trace(
+        arrival_us / US_PER_S,
+        prompts if again else prompts + 1,
+        outputs if again else outputs - 1,
+        prompts - 1 if again else prompts,
+        name=trace.name,
+    )
+
+
+def run_pools(
+    prefill: Pool,
+    decode: Pool,
+    trace: Trace,
+    link: Link = Link(),  # noqa: B008 (immutable)
+    *,
+    time_scale: float = 1.0,
+    seed: int = 0,
+) -> PooledOutcomes:
+    """Serve a trace with a pool of prefill engines, behind their front ends, and one of decode engines."""
+    check_pools(prefill, decode, link)
+    front_end, servers = prefill.plan.profile.front_end, prefill.replicas
+    timeout_s = prefill.settings.timeout_s
+    both = _run_fed_back if has_feedback(prefill, trace, link) else _run_in_turn
+    pooled: list[PooledOutcomes] = []
+
+    def run(arrived: Trace, settings: EngineSettings) -> Outcomes:
+        pools = (
+            pool._replace(settings=replace(pool.settings, timeout_s=settings.timeout_s))
+            for pool in (prefill, decode)
+        )
+        pooled.append(both(*pools, arrived, link, time_scale=time_scale, seed=seed))
+        return pooled[-1].outcomes
+
+    way, found = passed(front_end, trace, prefill.settings, servers, run)
+    if way.arrived is trace:
+        return pooled[-1]
+    return pooled[-1]._replace(
+        outcomes=way.seen(found, timeout_s),
+        prefill_replica=way.placed(pooled[-1].prefill_replica),
+        transfer_us=way.placed(pooled[-1].transfer_us),
+    )
+
+
+def _run_in_turn(
+    prefill: Pool, decode: Pool, trace: Trace, link: Link, *, time_scale: float, seed: int
+) -> PooledOutcomes:
+    """Serve a trace with the prefill pool, then with the decode pool what that sends."""
+    rejected = _rejected(prefill, decode, trace)
+    kept = np.flatnonzero(~rejected)
+    fit = _part(trace, kept)
+    options: dict[str, Any] = {"time_scale": time_scale, "seed": seed}
+    prefilled = run_schedulers(
+        prefill.plan,
+        prefilled_trace(_part(trace, kept, with_ids=True)),
+        prefill.settings,
+        prefill.replicas,
+        prefill.routing,
+        prefix_cache=prefill.prefix_cache,
+        **options,
+    )
+    goes_on = np.flatnonzero((fit.output_tokens > 1) | (link.first_token == "decode"))
+    there_us = _arrivals_us(prefill, decode, fit, prefilled, goes_on, link)
+    first_us, last_us = prefilled.first_us.copy(), prefilled.last_us.copy()
+    preemptions, replica = prefilled.preemptions.copy(), np.full(len(fit), -1, np.int32)
+    transfer_us = np.full(len(fit), math.nan)
+    decoded: Outcomes | None = None
+    gaps_us = np.empty(0)
+    if len(goes_on):
+        handed = _decoded(_part(fit, goes_on), there_us, link.first_token)
+        # requests that are handed over, by arrival at the decode pool
+        who = goes_on[handed.order]
+        decoded = run_schedulers(
+            decode.plan, handed, decode.settings, decode.replicas, decode.routing, **options
+        )
+        transfer_us[who] = decoded.arrival_us - prefilled.last_us[who]
+        last_us[who], replica[who] = decoded.last_us, decoded.replica
+        preemptions[who] += decoded.preemptions
+        if link.first_token == "decode":
+            first_us[who] = decoded.first_us
+        elif link.first_token == "transfer":
+            first_us[who] = decoded.arrival_us
+        if link.first_token != "decode":
+            gaps_us = decoded.first_us - first_us[who]
+    times = _Times(
+        prefilled.arrival_us, first_us, last_us, preemptions, np.full(len(fit), FINISHED, np.uint8)
+    )
+    return _pooled(trace, rejected, times, prefilled, decoded, replica, transfer_us, gaps_us)
+
+
+def _arrivals_us(
+    prefill: Pool, decode: Pool, trace: Trace, prefilled: Outcomes, goes_on: Any, link: Link
+) -> Floats:
+    """Return when each request's KV cache arrives at its decode engine, us."""
+    ready_us = prefilled.last_us[goes_on]
+    lasts_us = takes_us(prefill.plan, decode.plan, trace.input_tokens[goes_on], link)
+    if not link.is_shared:
+        unshared_us: Floats = ready_us + lasts_us
+        return unshared_us
+    there_us: Floats = np.empty_like(ready_us)
+    order = np.argsort(ready_us, kind="stable")
+    links = np.ascontiguousarray(prefilled.replica[goes_on])
+    transfers.link_ends(ready_us, lasts_us, links, order, np.zeros(prefill.replicas), there_us)
+    return there_us
+
+
+def _rejected(prefill: Pool, decode: Pool, trace: Trace) -> Bools:
+    """Find requests that can never run in one of the pools; an error if that is all of them."""
+    rejected = pools_too_long(trace, prefill.settings, decode.settings)
+    if rejected.all():
+        raise SimulationError(f"no request of {trace.name} can run in both pools: give more blocks or GPUs")
+    return rejected
+
+
+class _Times(NamedTuple):
+    """Times and ends of the requests that both pools have served together."""
+
+    arrival_us: Floats
+    first_us: Floats
+    last_us: Floats
+    preemptions: Any
+    status: Any
+
+
+def _pooled(
+    trace: Trace,
+    rejected: Bools,
+    times: _Times,
+    prefilled: Outcomes,
+    decoded: Outcomes | None,
+    replica: Any,
+    transfer_us: Floats,
+    gaps_us: Floats,
+) -> PooledOutcomes:
+    """Return the outcomes of both pools, with gaps between first tokens and those of decode engines."""
+    each = [prefilled] if decoded is None else [prefilled, decoded]
+    found = {name: prefilled.counters[name] for name in FOUND_COUNTERS if name in prefilled.counters}
+    counters = [{name: one.counters[name] for name in one.counters if name not in found} for one in each]
+    whole = merged([_record(one) for one in each])
+    transfers.count_gaps(gaps_us, whole)
+    outcomes = Outcomes(
+        *times,
+        replica,
+        whole.gaps,
+        whole.series,
+        float(whole.width_us[0]),
+        added_up(counters) | found,
+        prefilled.cached_tokens,
+    )
+    prefill_replica = prefilled.replica
+    if rejected.any():
+        outcomes = with_rejected(outcomes, trace, rejected)
+        prefill_replica = _spread(prefill_replica, rejected, -1)
+        transfer_us = _spread(transfer_us, rejected, math.nan)
+    return PooledOutcomes(outcomes, prefilled, decoded, prefill_replica, transfer_us)
+
+
+def _record(outcomes: Outcomes) -> Record:
+    return Record(outcomes.gaps, outcomes.series, np.array([outcomes.bin_us]))
+
+
+def _spread(values: Any, rejected: Bools, fill: float) -> Any:
+    """Insert ``fill`` for rejected requests."""
+    whole = np.full(len(rejected), fill, values.dtype)
+    whole[~rejected] = values
+    return whole
+
+
+_NO_REPLICA: Final = -1
+
+
+def _run_fed_back(
+    prefill: Pool, decode: Pool, trace: Trace, link: Link, *, time_scale: float, seed: int
+) -> PooledOutcomes:
+    """Serve a trace with both pools in order of events, by their own clocks."""
+    rejected = _rejected(prefill, decode, trace)
+    prompts = _prompts_of(trace, ~rejected if rejected.any() else None, prefill)
+    again = link.first_token == "decode"
+    outputs = np.ascontiguousarray(trace.output_tokens[~rejected])
+    goes_on = np.ones(len(outputs), bool) if again else outputs > 1
+    requests = prompts, _decodes_of(prompts, outputs, again)
+    fed = [
+        _loop_pool(pool, one, trace, sent, time_scale, seed)
+        for pool, one, sent in zip((prefill, decode), requests, (len(outputs), goes_on.sum()), strict=True)
+    ]
+    fed[1] = fed[1]._replace(
+        options=fed[1].options._replace(has_cache=0, has_reserved=int(link.back_pressure))
+    )
+    on_wire = link._replace(latency_us=0.0) if link.by_layer else link
+    line = _line_of(
+        takes_us(prefill.plan, decode.plan, prompts.input_tokens, on_wire), goes_on, prefill, fed[1]
+    )
+    options = transfers.LinkOptions(
+        latency_us=float(link.latency_us),
+        is_shared=int(link.is_shared),
+        layers=prefill.plan.model.num_layers if link.by_layer else 0,
+        reserves=int(link.back_pressure),
+        clients=trace.clients or 0,
+        has_parents=int(trace.has_parents),
+        think_us=trace.think_s * US_PER_S,
+        timeout_us=prefill.settings.timeout_s * US_PER_S,
+    )
+    raise_stuck(loops.pools_run(*fed, options, line))
+    prefilled, decoded = (_outcomes_of(pool) for pool in fed)
+    if prefill.prefix_cache == LRU:
+        prefilled = prefilled._replace(cached_tokens=prompts.rows[:-1, FOUND].copy())
+    return _put_together(trace, rejected, link, goes_on, line, prefilled, decoded)
+
+
+def _prompts_of(trace: Trace, served: Bools | None, prefill: Pool) -> Requests:
+    """Return the requests of prefill engines as the loop reads them."""
+    requests = requests_of(trace, prefill.settings, served, prefill.prefix_cache)
+    count = len(requests.arrival_us)
+    if not (trace.is_closed or trace.has_parents):
+        # all come by themselves
+        rows = requests.rows
+        if len(rows) == 1:
+            rows = np.repeat(rows, count + 1, axis=0)
+        rows[-1, NUM_ROOTS] = count
+        requests = requests._replace(rows=rows, followers=np.arange(count, dtype=np.int32))
+    return requests._replace(output_tokens=np.ones_like(requests.output_tokens))
+
+
+def _decodes_of(prompts: Requests, outputs: Any, again: bool) -> Requests:
+    """Return the requests of decode engines: prompts are in the KV cache, arrivals unknown."""
+    sizes = prompts.input_tokens
+    return prompts._replace(
+        arrival_us=np.full(len(sizes), math.inf),
+        input_tokens=sizes if again else sizes + sizes.dtype.type(1),
+        output_tokens=outputs if again else outputs - outputs.dtype.type(1),
+        cached_tokens=sizes - sizes.dtype.type(1) if again else sizes,
+        next_arrived=np.full(len(sizes), NONE, np.int32),
+        rows=np.zeros((1, NUM_COLUMNS), np.int32),
+    )
+
+
+def _loop_pool(
+    pool: Pool, requests: Requests, trace: Trace, sent: int, time_scale: float, seed: int
+) -> loops.Pool:
+    """Return a pool as the loop reads it; its router is sent at most so many requests."""
+    routings = POOLED_ROUTINGS if pool.prefix_cache == LRU else ROUTINGS
+    one_of("routing", pool.routing, routings, SimulationError)
+    rules = rank_rules(pool.plan)
+    # clients and sessions are the loop's
+    options = options_of(pool.settings, trace, time_scale, pool.prefix_cache)
+    drawn = np.random.default_rng(seed).integers(0, pool.replicas, (2, int(sent)), np.int32)
+    longest = int(max(requests.output_tokens.max(), 1))
+    fleet = new_fleet(pool.routing, pool.settings, requests, longest, pool.replicas, rules, drawn)
+    count = len(requests.arrival_us)
+    return loops.Pool(
+        pool.plan.arena,
+        options._replace(clients=0, has_parents=0),
+        fleet,
+        requests,
+        new_served(pool.settings, count),
+        new_record(),
+        np.full(count, _NO_REPLICA, np.int32),
+        np.full(len(fleet.router.pushed), math.inf),
+    )
+
+
+def _line_of(lasts_us: Floats, goes_on: Bools, prefill: Pool, decode: loops.Pool) -> transfers.Line:
+    """Return the empty line between two pools."""
+    count = len(lasts_us)
+
+    def numbers() -> Any:
+        return np.full(count, NONE, np.int64)
+
+    return transfers.Line(
+        takes_us=np.ascontiguousarray(lasts_us, np.float64),
+        goes_on=goes_on.astype(np.uint8),
+        ready_us=np.full(count, math.nan),
+        step_us=np.zeros(count),
+        there_us=np.full(count, math.nan),
+        home=numbers(),
+        engine=numbers(),
+        next_wanting=numbers(),
+        heaps=np.zeros((2, count), np.int64),
+        wanting=np.stack([np.full(len(decode.least_us), fill) for fill in (NONE, NONE, 0)]),
+        free_us=np.zeros(prefill.replicas),
+        scalars=np.zeros(transfers.NUM_LINE_SCALARS, np.int64),
+    )
+
+
+def _outcomes_of(pool: loops.Pool) -> Outcomes:
+    """Return what the loop wrote of a pool."""
+    source = LRU if pool.options.has_cache else GIVEN
+    return Outcomes(
+        pool.requests.arrival_us,
+        pool.served.first_us,
+        pool.served.last_us,
+        pool.served.preemptions,
+        pool.served.status,
+        pool.replica_of,
+        pool.record.gaps,
+        pool.record.series,
+        float(pool.record.width_us[0]),
+        fleet_counters(pool.fleet.states, source),
+    )
+
+
+def _put_together(
+    trace: Trace,
+    rejected: Bools,
+    link: Link,
+    goes_on: Bools,
+    line: transfers.Line,
+    prefilled: Outcomes,
+    decoded: Outcomes,
+) -> PooledOutcomes:
+    """Return the outcomes of both pools from those of each, all in the order of the trace."""
+    status = np.maximum(prefilled.status, decoded.status)
+    arrived = np.isfinite(decoded.arrival_us)
+    first_us = prefilled.first_us
+    if link.first_token == "decode":
+        first_us = decoded.first_us
+    elif link.first_token == "transfer":
+        there_us = np.where(arrived, decoded.arrival_us, math.nan)
+        first_us = np.where(goes_on, there_us, first_us)
+    last_us = np.where(goes_on, decoded.last_us, prefilled.last_us)
+    times = _Times(
+        prefilled.arrival_us,
+        first_us,
+        np.where(status == TIMED_OUT, math.nan, last_us),
+        prefilled.preemptions + decoded.preemptions,
+        status,
+    )
+    transfer_us = np.where(arrived, decoded.arrival_us - line.ready_us, math.nan)
+    gaps_us = np.empty(0)
+    if link.first_token != "decode":
+        gaps_us = (decoded.first_us - first_us)[np.isfinite(decoded.first_us)]
+    who = np.flatnonzero(arrived)
+    who = who[np.lexsort((who, decoded.arrival_us[who]))]
+    names = ("arrival_us", "first_us", "last_us", "preemptions", "status", "replica")
+    own = decoded._replace(**{name: getattr(decoded, name)[who] for name in names}) if len(who) else None
+    replica = np.where(arrived, decoded.replica, _NO_REPLICA).astype(np.int32)
+    return _pooled(trace, rejected, times, prefilled, own, replica, transfer_us, gaps_us)

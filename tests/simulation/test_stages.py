@@ -1,0 +1,148 @@
+"""Engines with pipeline stages: equal to naive ones, and near what the closed form says of them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastroof
+from fastroof import Trace
+from fastroof.errors import SimulationError
+from fastroof.plan import StepPlan
+from fastroof.serving import estimate
+from fastroof.simulation import simulate_disaggregated
+from fastroof.simulation.replicas import run_schedulers
+from fastroof.simulation.settings import EngineSettings
+from tests.reference.made_sessions import made_sessions
+from tests.reference.made_workloads import made_workload
+from tests.reference.stages import Stages
+
+WORKLOADS = 1000
+US_PER_S = 1e6
+
+
+@functools.cache
+def a_plan(pp: int, **given: int) -> StepPlan:
+    """A plan of stages, of kernels alone."""
+    tables = fastroof.load_tables("h100")
+    return fastroof.compile_plan("llama-3.1-8b", "h100", tables, pp=pp, engine="kernels", **given)
+
+
+def prove(trace: Trace, settings: EngineSettings, pp: int) -> Counter[str]:
+    """Hold a workload to a naive engine; count what happened."""
+    plan = a_plan(pp)
+    got = run_schedulers(plan, trace, settings, 1, "round_robin")
+    if (got.status == 2).any():
+        return Counter()
+    naive = Stages(settings, plan.bottleneck.step_scalar, pp, trace)
+    requests = naive.serve()
+    assert got.status.tolist() == [one.status for one in requests]
+    for name in ("arrival_us", "first_us", "last_us"):
+        assert np.array_equal(getattr(got, name), [getattr(one, name) for one in requests], equal_nan=True)
+    assert got.preemptions.tolist() == [one.preemptions for one in requests]
+    return Counter(
+        {
+            "requests": len(trace),
+            "timed out": int((got.status == 1).sum()),
+            "preemptions": int(got.preemptions.sum()),
+        }
+    )
+
+
+def without_pauses(settings: EngineSettings) -> EngineSettings:
+    return replace(settings, prefill_schedule_interval=1, prefill_decode_interval=0, min_free_slots_delay=0)
+
+
+@pytest.mark.loops
+def test_stages_serve_as_naive_ones_do() -> None:
+    """Open and closed loops, sessions, time-outs; engines that lack blocks nearly all the time."""
+    seen = Counter[str]()
+    for seed in range(WORKLOADS):
+        random = Random(seed)
+        work = made_workload(random, random.choice(["tiny", "tiny", "usual", "scarce"]))
+        trace = made_sessions(random, work.trace) if random.random() < 0.3 else work.trace
+        seen += prove(trace, without_pauses(work.settings), random.choice([2, 3, 4]))
+    assert seen["timed out"] > 200
+    assert seen["preemptions"] > 200
+
+
+def test_one_request_passes_all_stages() -> None:
+    """Alone it is as fast as a batch by itself: the other stages wait."""
+    plan = a_plan(4)
+    got = run_schedulers(plan, Trace([0.0], [1000], [3]), EngineSettings(2048, 64, 1000), 1, "round_robin")
+    steps_us = [
+        plan.bottleneck.step_scalar(*sizes) for sizes in (([1000], [0]), ([1], [1000]), ([1], [1001]))
+    ]
+    assert got.first_us[0] == pytest.approx(steps_us[0], rel=1e-12)
+    assert got.last_us[0] == pytest.approx(sum(steps_us), rel=1e-12)
+
+
+def test_as_many_batches_as_stages_are_in_flight() -> None:
+    """Prompts that fill a step each follow each other, a stage apart."""
+    plan = a_plan(4)
+    got = run_schedulers(
+        plan, Trace([0.0] * 4, [2048] * 4, [1] * 4), EngineSettings(2048, 64, 1000), 1, "round_robin"
+    )
+    step_us = plan.bottleneck.step_scalar([2048], [0])
+    assert got.last_us == pytest.approx([step_us * (1.0 + behind / 4.0) for behind in range(4)])
+    assert got.counters["busy_us"] == pytest.approx(got.last_us[-1])
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize(("isl", "osl", "clients"), [(2048, 200, 32), (1024, 100, 16), (4096, 300, 64)])
+def test_closed_loops_are_near_the_closed_form(pp: int, isl: int, osl: int, clients: int) -> None:
+    """Clients whose prompts fill a step each spread over the batches, as the closed form has them."""
+    plan = a_plan(pp)
+    said = estimate(plan, isl, osl, clients, isl, max_kv_tokens=1.6e6)
+    count = 60 * clients
+    trace = Trace([0.0] * count, [isl] * count, [osl] * count, clients=clients)
+    settings = EngineSettings(isl, 1024, 100_000)
+    got = run_schedulers(plan, trace, settings, 1, "round_robin")
+    later = slice(20 * clients, 50 * clients)
+    tpot_ms = (got.last_us - got.first_us)[later].mean() / (osl - 1) / 1e3
+    e2e_ms = (got.last_us - got.arrival_us)[later].mean() / 1e3
+    assert tpot_ms == pytest.approx(said.tpot_ms, rel=0.05)
+    assert e2e_ms == pytest.approx(said.request_latency_ms, rel=0.05)
+
+
+def test_sglangs_batches_have_their_share_of_the_slots() -> None:
+    settings = EngineSettings(4096, 8, 10_000, order="prefill_first")
+    trace = Trace([0.0] * 40, [100] * 40, [20] * 40)
+    got = run_schedulers(a_plan(4), trace, settings, 1, "round_robin")
+    assert got.counters["peak_running"] == 8
+    assert not got.status.any()
+
+
+def test_simulate_takes_a_plan_with_stages() -> None:
+    trace = Trace([0.0, 0.1, 0.2], [1000, 2000, 500], [100, 50, 1])
+    sim = fastroof.simulate(a_plan(2), trace)
+    answers = sim.summary(with_range=True)
+    assert (answers["finished"], sim.gpus) == (3, 2)
+    assert 0.0 < answers["busy"] <= 1.0
+    assert math.isfinite(answers["range"]["e2e_ms"]["mean"][0])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"replicas": 2}, "2 replicas of 2 pipeline stages are not simulated"),
+        ({"prefill_schedule_interval": 4}, "not simulated with pipeline stages"),
+        ({"prefix_cache": "lru"}, "not supported with pipeline stages"),
+    ],
+)
+def test_what_stages_do_not_go_with(given: dict[str, Any], says: str) -> None:
+    trace = Trace([0.0], [100], [2], hash_ids=[1], hash_offsets=[0, 1], hash_block_size=512)
+    with pytest.raises(SimulationError, match=says):
+        fastroof.simulate(a_plan(2, max_tokens=8192), trace, **({"prefix_cache": "given"} | given))
+
+
+def test_pools_refuse_stages() -> None:
+    with pytest.raises(SimulationError, match="pools of engines with 2 pipeline stages"):
+        simulate_disaggregated(a_plan(2), a_plan(2), Trace([0.0], [100], [2]))
