@@ -176,10 +176,10 @@ def run_schedulers(
         else:
             code = loops.replicas_run(plan.arena, options, *given)
         raise_stuck(code)
-        counters = _counters(fleet.states, prefix_cache)
+        counters = fleet_counters(fleet.states, prefix_cache)
         use = use_of(tiers, [fleet.states], requests)
     found = requests.rows[:-1, FOUND].copy() if prefix_cache == LRU else None
-    outcomes = _outcomes(requests, arrays.served, replica_of, record, counters, found)._replace(tiers=use)
+    outcomes = fleet_outcomes(requests, arrays.served, replica_of, record, counters, found)._replace(tiers=use)
     return with_rejected(outcomes, trace, rejected) if some else outcomes
 
 
@@ -223,11 +223,12 @@ def _share(
     record = Record(np.zeros_like(empty.gaps), np.zeros_like(empty.series), empty.width_us.copy())
     code = loops.share_run(arena, options, fleet, arrays.requests, arrays.served, record, replica, replica_of)
     raise_stuck(code)
-    counters = _counters(fleet.states, LRU if options.has_cache else GIVEN)
+    counters = fleet_counters(fleet.states, LRU if options.has_cache else GIVEN)
     return record, counters, use_of(tiers, [fleet.states], arrays.requests)
 
 
-def _counters(states: EngineState, prefix_cache: str) -> dict[str, Any]:
+def fleet_counters(states: EngineState, prefix_cache: str) -> dict[str, Any]:
+    """Return the counters of all engines of a fleet."""
     engines = range(len(states.scalars))
     each = [counters_of(EngineState(*(array[one] for array in states))) for one in engines]
     return added_up(each) | cache_counters(states.scalars, prefix_cache)
@@ -248,7 +249,7 @@ def merged(records: Sequence[Record]) -> Record:
     return Record(gaps, series, np.array([width_us]))
 
 
-def _outcomes(
+def fleet_outcomes(
     requests: Requests, served: Served, replica_of: Any, record: Record, counters: dict[str, Any], found: Any
 ) -> Outcomes:
     """Return what the loops wrote as outcomes, with the tokens found in a prefix cache if there is one."""
