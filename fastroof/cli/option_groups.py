@@ -317,7 +317,7 @@ AUTOSCALE: Final[Group] = {
         None,
     ),
     "min_replicas": (
-        Annotated[int | None, typer.Option(min=1, help="Fewest replicas, at the start too.  [default: 1]")],
+        Annotated[int | None, typer.Option(min=1, help="Fewest replicas with --autoscale.  [default: 1]")],
         None,
     ),
     "max_replicas": (
@@ -357,7 +357,7 @@ _AUTOSCALER_FIELDS: Final = {
 }  # fmt: skip
 
 
-def asked_autoscaler(replicas: int, given: GroupValues) -> Autoscaler | None:
+def asked_autoscaler(given: GroupValues) -> Autoscaler | None:
     """Return the rule that options of AUTOSCALE describe, None without --autoscale."""
     options = {name: value for name, value in given.items() if value is not None}
     text = options.pop("autoscale", None)
@@ -368,10 +368,6 @@ def asked_autoscaler(replicas: int, given: GroupValues) -> Autoscaler | None:
     for name in ("max_replicas", "startup"):
         if name not in options:
             raise SimulationError(f"--autoscale {text} needs --{name.replace('_', '-')}")
-    if replicas != 1:
-        raise SimulationError(
-            f"--replicas {replicas} is a fixed fleet; with --autoscale give --min-replicas and --max-replicas"
-        )
     from fastroof.simulation import Autoscaler
 
     fields = {_AUTOSCALER_FIELDS.get(name, name): value for name, value in options.items()}

@@ -341,7 +341,12 @@ def simulate(
     workload: GroupValues,
     plan: GroupValues,
     given: GroupValues,
-    replicas: Annotated[int, typer.Option(min=1, help="Number of engines that share the requests.")] = 1,
+    replicas: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Number of engines that share the requests; with --autoscale, at the start."
+        ),
+    ] = 1,
     routed: GroupValues,
     kv_tiers: Annotated[
         str | None,
@@ -398,7 +403,7 @@ def simulate(
         checked_page_path(report)
     settings = engine_settings(given)
     link = asked_link(replicas, **pools)
-    autoscale = asked_autoscaler(replicas, scaled)
+    autoscale = asked_autoscaler(scaled)
     if link is not None and autoscale is not None:
         raise SimulationError("--autoscale starts and stops whole engines: leave out --prefill-replicas")
     asked = asked_trace(**workload)

@@ -222,7 +222,7 @@ class AutoscaledSimulation(Simulation):
             "rule": rule.text,
             **{name: value for name, value in vars(rule).items() if name not in ("metric", "target", "low")},
             "replicas": {"mean": mean, "min": int(between.min()), "max": int(between.max())},
-            "started": len(self._lives) - rule.min_replicas,
+            "started": int((self._lives[:, LIFE_ORDERED] > edges_us[0]).sum()),
             "stopped": int(np.isfinite(self._lives[:, LIFE_DRAINED]).sum()),
             "gpu_hours": self.gpu_hours,
         }

@@ -72,7 +72,7 @@ class Autoscaler:
     startup_s : float
         Seconds from the decision to start a replica until it takes requests.
     min_replicas : int, default 1
-        Fewest replicas, with which the run begins.
+        Fewest replicas.
     interval_s : float, default 15
         Seconds between checks.
     scale_down_delay_s : float, default 300
@@ -168,8 +168,8 @@ class Autoscaler:
             )
         return cls(metric, values[0], low=values[1] if len(values) == 2 else None, **given)
 
-    def scaler(self, engines: int, start_us: float, lives: int) -> loops.Scaler:
-        """Return the rule and its arrays as the loop reads them."""
+    def scaler(self, first: int, engines: int, start_us: float, lives: int) -> loops.Scaler:
+        """Return the rule, which begins with ``first`` replicas, and its arrays as the loop reads them."""
         most, is_fixed = self.max_replicas, self.max_replicas == self.min_replicas
         rule = loops.ScalingRule(
             METRICS.index(self.metric),
@@ -177,6 +177,7 @@ class Autoscaler:
             -1.0 if self.low is None else self.low,
             self.tolerance,
             self.min_replicas,
+            first,
             self.interval_s * US_PER_S,
             self.startup_s * US_PER_S,
             start_us,
@@ -199,6 +200,7 @@ def run_autoscaled(
     trace: Trace,
     settings: EngineSettings,
     autoscaler: Autoscaler,
+    replicas: int = 1,
     routing: str = "round_robin",
     *,
     time_scale: float = 1.0,
@@ -206,6 +208,12 @@ def run_autoscaled(
     prefix_cache: str = GIVEN,
 ) -> Outcomes:
     """Serve a trace with replicas that a rule starts and stops; the front end is that of the most."""
+    first = max(whole_number("replicas", replicas, error=SimulationError), autoscaler.min_replicas)
+    if first > autoscaler.max_replicas:
+        raise SimulationError(
+            f"replicas {replicas}, with which autoscaling begins, is above max_replicas "
+            f"{autoscaler.max_replicas}"
+        )
     one_of("routing", routing, POOLED_ROUTINGS if prefix_cache == LRU else ROUTINGS, SimulationError)
     checks = trace.duration_s / autoscaler.interval_s
     if checks > MOST_CHECKS:
@@ -215,7 +223,7 @@ def run_autoscaled(
         )
 
     def run(arrived: Trace, own: EngineSettings) -> Outcomes:
-        return _run(plan, arrived, own, autoscaler, routing, time_scale, seed, prefix_cache)
+        return _run(plan, arrived, own, autoscaler, first, routing, time_scale, seed, prefix_cache)
 
     servers = autoscaler.max_replicas * plan.layout.dp
     return run_behind(plan.profile.front_end, trace, settings, servers, run)
@@ -226,6 +234,7 @@ def _run(
     trace: Trace,
     settings: EngineSettings,
     autoscaler: Autoscaler,
+    first: int,
     routing: str,
     time_scale: float,
     seed: int,
@@ -236,12 +245,12 @@ def _run(
     some = bool(rejected.any())
     options = options_of(settings, trace, time_scale, prefix_cache)
     rules, longest = rank_rules(plan), int(trace.output_tokens.max())
-    most, lives = autoscaler.max_replicas, FIRST_LIVES + autoscaler.min_replicas
+    most, lives = autoscaler.max_replicas, FIRST_LIVES + first
     while True:
         requests = requests_of(trace, settings, ~rejected if some else None, prefix_cache)
         count = len(requests.arrival_us)
         start_us = float(requests.arrival_us.min(initial=math.inf)) if count else 0.0
-        scaler = autoscaler.scaler(most * rules.ranks, start_us, lives)
+        scaler = autoscaler.scaler(first, most * rules.ranks, start_us, lives)
         drawn = np.random.default_rng(seed).integers(0, scaler.rule.drawn_from, (2, count), np.int32)
         fleet = new_fleet(routing, settings, requests, longest, most, rules, drawn)
         served, record, replica_of = new_served(settings, count), new_record(), np.zeros(count, np.int32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.checks import one_of, shown
+from fastroof.checks import one_of
 from fastroof.errors import SimulationError
 from fastroof.plan.compile import check_plan
 from fastroof.simulation.engine import refuse_too_long
@@ -97,7 +97,7 @@ def simulate(
     time_scale : float, default 1
         Factor on the time of every step.
     autoscale : Autoscaler, optional
-        Rule that starts and stops replicas; ``replicas`` is its ``min_replicas`` then.
+        Rule that starts and stops replicas; the run begins with ``replicas``, at least its ``min_replicas``.
 
     Returns
     -------
@@ -160,7 +160,7 @@ def simulate(
     given = {"seed": seed, "prefix_cache": prefix_cache, "tiers": tiers}
     run = partial(run_replicas, plan, requests, settings, replicas, routing, **given)
     if autoscale is not None:
-        return _autoscaled(autoscale, replicas, run, time_scale)
+        return _autoscaled(autoscale, run, time_scale)
     outcomes = run(time_scale=time_scale)
     return Simulation(
         plan,
@@ -172,25 +172,21 @@ def simulate(
     )
 
 
-def _autoscaled(rule: Autoscaler, replicas: int, fixed: partial[Any], time_scale: float) -> Simulation:
+def _autoscaled(rule: Autoscaler, fixed: partial[Any], time_scale: float) -> Simulation:
     """Run what a fixed fleet of some replicas would, with replicas that a rule starts and stops."""
     from fastroof.simulation.autoscaled_simulation import AutoscaledSimulation
     from fastroof.simulation.autoscaling import Autoscaler, run_autoscaled
 
     if not isinstance(rule, Autoscaler):
         raise SimulationError(f"autoscale must be an Autoscaler, got {type(rule).__name__}")
-    if replicas not in (1, rule.min_replicas):
-        raise SimulationError(
-            f"replicas {shown(replicas)} is a fixed fleet; with autoscale give min_replicas and max_replicas"
-        )
-    plan, trace, settings, _, routing = fixed.args
+    plan, trace, settings, replicas, routing = fixed.args
     return AutoscaledSimulation(
         plan,
         trace,
         settings,
         rule,
         lambda scale: run_autoscaled(
-            plan, trace, settings, rule, routing, time_scale=scale * time_scale, **fixed.keywords
+            plan, trace, settings, rule, replicas, routing, time_scale=scale * time_scale, **fixed.keywords
         ),
         lambda count: run_replicas(
             plan, trace, settings, count, routing, time_scale=time_scale, **fixed.keywords

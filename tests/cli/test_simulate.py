@@ -81,7 +81,7 @@ def test_autoscaled_runs_say_what_they_hold_and_what_fixed_fleets_would(trace: s
         (scale[:4], "needs --startup"),
         (("--autoscale", "queue:1", "--startup", "1"), "needs --max-replicas"),
         (("--autoscale", "cpu:1", *scale[2:]), "METRIC:TARGET"),
-        ((*scale, "--replicas", "2"), "--replicas 2 is a fixed fleet"),
+        ((*scale, "--replicas", "4"), "replicas 4, with which autoscaling begins, is above max_replicas 3"),
         ((*scale, "--prefill-replicas", "1", "--decode-replicas", "1"), "leave out --prefill-replicas"),
     ):
         assert words in refused(*VLLM, "--trace", trace, *given)

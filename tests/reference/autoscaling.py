@@ -26,6 +26,7 @@ class Rule(NamedTuple):
     low: float | None
     tolerance: float
     fewest: int
+    first: int
     most: int
     interval_us: float
     startup_us: float
@@ -75,9 +76,9 @@ class Fleet:
     routed: int = 0
 
     def __post_init__(self) -> None:
-        for place in range(self.rule.fewest):
+        for place in range(self.rule.first):
             self.lives.append(Replica(place, self.make(), self.start_us, self.start_us))
-        self.wanted.append((self.start_us, self.rule.fewest))
+        self.wanted.append((self.start_us, self.rule.first))
 
     @property
     def check_us(self) -> float:

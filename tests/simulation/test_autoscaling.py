@@ -49,7 +49,7 @@ def a_rule(rng: np.random.Generator, most: int, least_s: float = 0.0) -> Autosca
 
 
 def naively(
-    plan: Any, trace: Trace, own: Any, rule: Autoscaler, routing: str, seed: int, with_cache: bool
+    plan: Any, trace: Trace, own: Any, rule: Autoscaler, first: int, routing: str, seed: int, with_cache: bool
 ) -> Any:
     """Serve with the naive autoscaler; returns its requests, who served each, and its fleet."""
     requests = requests_of(trace, own)
@@ -68,7 +68,7 @@ def naively(
         route = naive.drawn_route(drawn.T.tolist(), below)
     window_us = int(rule.scale_down_delay_s / rule.interval_s) * rule.interval_s * US_PER_S * (1 + 1e-9)
     said = naive.Rule(
-        rule.metric, rule.target, rule.low, rule.tolerance, rule.min_replicas, rule.max_replicas,
+        rule.metric, rule.target, rule.low, rule.tolerance, rule.min_replicas, first, rule.max_replicas,
         rule.interval_s * US_PER_S, rule.startup_s * US_PER_S, window_us,
     )  # fmt: skip
     start_us = min(request.arrival_us for request in requests)
@@ -102,8 +102,9 @@ def prove(seed: int) -> Any:
     rule = a_rule(rng, int(rng.integers(1, 6)), (trace.duration_s + delays_s) / 200.0)
     routing = str(rng.choice([name for name in POOLED_ROUTINGS if with_cache or name != "prefix_aware"]))
     hits = "lru" if with_cache else "given"
-    got = run_autoscaled(plan, trace, own, rule, routing, seed=seed, prefix_cache=hits)
-    requests, replica, fleet = naively(plan, trace, own, rule, routing, seed, with_cache)
+    first = int(rng.integers(rule.min_replicas, rule.max_replicas + 1))
+    got = run_autoscaled(plan, trace, own, rule, first, routing, seed=seed, prefix_cache=hits)
+    requests, replica, fleet = naively(plan, trace, own, rule, first, routing, seed, with_cache)
     assert got.replica.tolist() == replica
     assert np.array_equal(got.first_us, [one.first_us for one in requests], equal_nan=True)
     assert np.array_equal(got.last_us, [one.last_us for one in requests], equal_nan=True)
@@ -151,7 +152,7 @@ def test_as_few_as_most_replicas_are_a_fixed_fleet(seed: int, replicas: int, rou
     plan = test_replicas.a_plan(1 + seed % 2)
     rule = Autoscaler("queue", 1, max_replicas=replicas, min_replicas=replicas, startup_s=1, interval_s=0.01)
     for name in (routing, "power_of_two"):
-        got = run_autoscaled(plan, trace, own, rule, name, seed=seed)
+        got = run_autoscaled(plan, trace, own, rule, routing=name, seed=seed)
         fixed = run_replicas(plan, trace, own, replicas, name, seed=seed)
         for field in ("arrival_us", "first_us", "last_us", "preemptions", "status", "replica"):
             np.testing.assert_array_equal(getattr(got, field), getattr(fixed, field), err_msg=field)
@@ -170,7 +171,7 @@ def test_replicas_get_requests_between_their_start_and_their_end(seed: int) -> N
     rng = np.random.default_rng(seed)
     trace, own = a_trace(seed)
     rule = a_rule(rng, int(rng.integers(1, 6)))
-    got = run_autoscaled(test_replicas.a_plan(), trace, own, rule, "least_load")
+    got = run_autoscaled(test_replicas.a_plan(), trace, own, rule, routing="least_load")
     lives = got.lives
     assert lives is not None
     place, ordered_us, ready_us, drained_us, stopped_us = lives.T
@@ -332,7 +333,8 @@ def test_wrong_runs_say_what_is_valid() -> None:
     small = {"max_num_batched_tokens": 512, "max_num_seqs": 8}
     for words, options in (
         ("autoscale must be an Autoscaler, got str", {"autoscale": "queue:2"}),
-        ("replicas 3 is a fixed fleet", {"autoscale": rule, "replicas": 3}),
+        ("replicas 5, with which autoscaling begins", {"autoscale": rule, "replicas": 5}),
+        ("replicas must be", {"autoscale": rule, "replicas": 0}),
         ("at most 10,000,000", {"autoscale": replace(rule, interval_s=0.001, scale_down_delay_s=0)}),
         ("routing must be one of", {"autoscale": rule, "routing": "random"}),
     ):

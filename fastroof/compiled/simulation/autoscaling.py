@@ -76,7 +76,7 @@ _SUMMED = (
 
 
 class ScalingRule(NamedTuple):
-    """When replicas are started and stopped: ``target`` of the metric per replica.
+    """When replicas are started and stopped: ``target`` of the metric per replica, ``first`` at the start.
 
     With ``low`` of at least 0, one more above the target and one fewer below ``low``. ``drawn_from`` is what
     a router's draws are below.
@@ -87,6 +87,7 @@ class ScalingRule(NamedTuple):
     low: float
     tolerance: float
     least: int
+    first: int
     interval_us: float
     startup_us: float
     start_us: float
@@ -286,16 +287,16 @@ def check_us(scaler: Scaler) -> float:
 
 @jit_stateful
 def begin(fleet: Fleet, scaler: Scaler) -> None:
-    """Reset all replicas, and let the fewest serve."""
+    """Reset all replicas, and let the first ones serve."""
     _restart(fleet)
     rule = scaler.rule
     scaler.status[:] = OFF
     scaler.wanted[:] = 0
-    scaler.wanted[0] = rule.least
+    scaler.wanted[0] = rule.first
     scaler.counts[:] = 0
     scaler.kept[:] = 0
     scaler.kept_us[:] = 0.0
-    for replica in range(rule.least):
+    for replica in range(rule.first):
         _launch(scaler, replica, rule.start_us, rule.start_us)
     wake(scaler, rule.start_us)
 
