@@ -152,7 +152,8 @@ class AutoscaledSimulation(Simulation):
         """Return the mean of numbers of replicas between neighbouring times."""
         times_us = self._numbers[0]
         upto = np.concatenate([[0.0], np.cumsum(numbers[:-1] * np.diff(times_us))])
-        return np.diff(np.interp(edges_us, times_us, upto)) / np.diff(edges_us)
+        means: Floats = np.diff(np.interp(edges_us, times_us, upto)) / np.diff(edges_us)
+        return means
 
     @property
     def gpu_hours(self) -> float:
