@@ -10,7 +10,7 @@ import typer
 
 from fastroof._version import __version__
 from fastroof.checks import shown
-from fastroof.cli.capacity_tables import print_capacity, print_fewest
+from fastroof.cli.capacity_tables import print_capacity, print_fewest, print_hours
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import (
     ENGINE_FACTS,
@@ -37,6 +37,7 @@ Examples:
       --num-requests 10000 --input lognormal:1024:0.5 --output 200
   fastroof capacity llama-3.1-70b --tp 4 --engine sglang --trace mine.csv --slo ttft_p90=300,itl_p99=80
   fastroof capacity llama-3.1-8b --trace mine.csv --rate-scale 4 --ttft-p99 500 --fewest
+  fastroof capacity llama-3.1-8b --hourly file:day.txt --ttft-p99 500 --fewest --by-hour
   fastroof capacity my.toml -o capacities.parquet --resume
 
 A specification is that of a sweep with [workload] and [slo] instead of a load: each deployment is a row of
@@ -51,7 +52,8 @@ served; none: all at once keep all), low, high (with steps one standard error lo
 relative_error, basis, sampling_error (relative standard error by chance), tolerance, replicas, gpus,
 requests, counted (without ramp and drain), simulations, at_capacity (percentiles), simulated: one object a
 rate [requests_per_s, holds, served_per_s, growth, goodput, and the percentiles]. With --fewest: replicas,
-gpus (0 where too many would be needed), limit, requests_per_s, at_replicas. JSON of a specification: as
+gpus (0 where too many would be needed), limit, requests_per_s, at_replicas; with --by-hour hours: one object
+each with hour and these, peak (replicas), gpu_hours, gpu_hours_at_peak. JSON of a specification: as
 `fastroof sweep`, best: one object a group.
 """
     + ENGINE_FACTS
@@ -115,6 +117,10 @@ def capacity(
             "--fewest", help="Find the fewest replicas at the requests' rate (--rate, --rate-scale)."
         ),
     ] = False,
+    by_hour: Annotated[
+        bool,
+        typer.Option("--by-hour", help="With --fewest: for each hour of the trace, or of --hourly."),
+    ] = False,
     given: GroupValues,
     tolerance: Annotated[
         float, typer.Option(metavar="SHARE", help="Relative tolerance of the search.")
@@ -160,6 +166,18 @@ def capacity(
         **served.lora_facts, **served.profile.facts, "tables_hash": served.tables_hash,
         "left_out": getattr(asked, "left_out", {}),
     }  # fmt: skip
+    if by_hour:
+        if not fewest:
+            raise SimulationError("--by-hour goes with --fewest: the fewest replicas of each hour")
+        from fastroof.simulation.capacity_hours import fewest_by_hour
+
+        hourly = fewest_by_hour(served, asked, steady=steady, **settings, **limits)
+        if as_json:
+            print_json({**facts, **hourly.document()})
+        else:
+            print_hours(served, hourly)
+            print_left_out(asked)
+        return
     if fewest:
         from fastroof.simulation.capacity import fewest_replicas
 

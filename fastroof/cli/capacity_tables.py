@@ -11,6 +11,7 @@ from fastroof.cli.output import console, duration, percent, print_table
 if TYPE_CHECKING:
     from fastroof import StepPlan
     from fastroof.simulation.capacity import Capacity, FewestReplicas
+    from fastroof.simulation.capacity_hours import HourlyReplicas
     from fastroof.simulation.capacity_search import Limits
     from fastroof.sweep import CapacitySummary
 
@@ -168,6 +169,29 @@ def print_fewest(plan: StepPlan, few: FewestReplicas) -> None:
         for count, seen in few.seen.items()
     ]
     print_table(["replicas", "kept", *_limit_columns(few.limits)], rows)
+
+
+def print_hours(plan: StepPlan, hourly: HourlyReplicas) -> None:
+    """Print the fewest replicas of each hour."""
+    out = console()
+    name = f"{plan.model.name}, {plan.layout} on {plan.gpu.name}, engine {plan.profile.title}"
+    if hourly.peak:
+        words = f"up to {hourly.peak} replicas, {hourly.gpu_hours:,.4g} GPU hours"
+        words += f" ({hourly.gpu_hours_at_peak:,.4g} with {hourly.peak} at all hours)"
+    else:
+        words = "some hours need more replicas than were tried"
+    out.print(f"{name}: {words}", soft_wrap=True)
+    out.print()
+    limits = next(each.limits for each in hourly.hours if each is not None)
+    rows = []
+    for hour, (each, rate) in enumerate(zip(hourly.hours, hourly.rates_per_s, strict=True)):
+        if each is None:
+            rows.append([f"{hour}", "0", "0", *("-" for _ in limits.percentiles)])
+            continue
+        values = [f"{value:,.4g}" for value in each.at_replicas.values()] or ["-"] * len(limits.percentiles)
+        count = f"{each.replicas:,}" if each.replicas else f"over {max(each.seen):,}"
+        rows.append([f"{hour}", f"{rate:,.4g}", count, *values])
+    print_table(["hour", "requests/s", "replicas", *_limit_columns(limits)], rows)
 
 
 def _limit_columns(limits: Limits) -> list[str]:

@@ -10,12 +10,14 @@ import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import (
+    AUTOSCALE,
     ENGINE_FACTS,
     ENGINE_SETTINGS,
     POOLS,
     ROUTER,
     TABLES,
     GroupValues,
+    asked_autoscaler,
     asked_link,
     engine_settings,
     plan_options,
@@ -78,8 +80,14 @@ def simulation_document(sim: Simulation, answers: dict[str, Any]) -> dict[str, A
         },
         "settings": vars(sim.settings),
         **answers,
-        "output_tokens_per_s_per_gpu": answers["output_tokens_per_s"] / sim.gpus,
+        "output_tokens_per_s_per_gpu": answers["output_tokens_per_s"] / _mean_gpus(sim, answers),
     }
+
+
+def _mean_gpus(sim: Simulation, answers: dict[str, Any]) -> float:
+    """Return the GPUs of all engines, the mean of those that an autoscaler holds."""
+    held = answers.get("autoscaling", {}).get("replicas", {}).get("mean", sim.replicas)
+    return float(sim.gpus * held / sim.replicas)
 
 
 def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
@@ -89,8 +97,8 @@ def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
     layout = plan.layout
     split = "" if layout.world_size == plan.tp == layout.moe_tp else f" ({layout})"
     out.print(
-        f"{plan.model.name} on {gpus} x {plan.gpu.title}{split}, {plan.dtype} weights, {plan.kv_dtype} KV "
-        f"cache{plan.lora_text}, engine {plan.profile.title}",
+        f"{plan.model.name} on {'up to ' * ('autoscaling' in answers)}{gpus} x {plan.gpu.title}{split}, "
+        f"{plan.dtype} weights, {plan.kv_dtype} KV cache{plan.lora_text}, engine {plan.profile.title}",
         soft_wrap=True,
     )
     rate = answers["arrivals_per_s"]
@@ -149,7 +157,7 @@ def _ms(value: float) -> str:
 
 
 def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | None) -> list[tuple[str, str]]:
-    gpus = sim.gpus
+    gpus = _mean_gpus(sim, answers)
     tokens = answers["output_tokens_per_s"]
     per_gpu = f" ({tokens / gpus:,.0f} a GPU)" if gpus > 1 else ""
     others = [f"{answers[name]:,} {words}" for name, words in _ENDS.items() if answers[name]]
@@ -182,6 +190,8 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
         }
         words = ", ".join(f"{_LIMITS[name]} {verdict}" for name, verdict in verdicts.items())
         facts.append(("limits at p99", words))
+    if "autoscaling" in answers:
+        facts += _scaling_facts(answers["autoscaling"])
     use = {name: answers[name] for name in ("running", "waiting", "kv_use")}
     facts += [
         ("running", f"{use['running']['mean']:,.1f} mean, {use['running']['peak']:,.0f} max"),
@@ -240,6 +250,30 @@ def _tier_facts(tiers: dict[str, Any]) -> list[tuple[str, str]]:
     return [*facts, ("waits for tiers", waits)]
 
 
+def _scaling_facts(scaling: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the replicas over the run and their GPU hours, compared with fixed fleets."""
+    count = scaling["replicas"]
+    changes = f"{scaling['started']:,} started, {scaling['stopped']:,} stopped"
+    facts = [
+        ("replicas", f"{count['mean']:,.2f} mean, {count['min']:,} to {count['max']:,}; {changes}"),
+        ("GPU hours", f"{scaling['gpu_hours']:,.4g}"),
+    ]
+    for name, fleet in scaling.get("fixed", {}).items():
+        words = "fixed at the peak" if name == "at_peak" else "fewest fixed"
+        if fleet is None:
+            facts.append((words, f"more than {scaling['max_replicas']:,} replicas for the limits at p99"))
+            continue
+        kept = "kept" if all(fleet["p99_within"].values()) else "broken"
+        facts.append(
+            (
+                words,
+                f"{fleet['replicas']:,} replicas, {fleet['gpu_hours']:,.4g} GPU hours, "
+                f"{percent(fleet['share'])} within the limits; at p99 {kept}",
+            )
+        )
+    return facts
+
+
 def _steps(answers: dict[str, Any]) -> str:
     return ", ".join(f"{answers[name]:,} of {words}" for name, words in _STEPS.items() if answers[name])
 
@@ -253,6 +287,8 @@ Examples:
       --max-num-seqs 256 --requests requests.parquet --report run.html
   fastroof simulate --model llama-3.1-8b --rate 20 --input lognormal:1024:0.5 --output lognormal:200:0.7
   fastroof simulate --model llama-3.1-8b --rate 60 --replicas 4 --router least_outstanding
+  fastroof simulate --model llama-3.1-8b --hourly file:day.txt --autoscale concurrency:32 --max-replicas 8 \
+      --startup 120 --slo ttft=1000,tpot=50
   fastroof simulate --model llama-3.1-8b --rate 20 --prefill-replicas 2 --decode-replicas 1 --kv-bandwidth 50
   fastroof simulate --model llama-3.1-8b --trace mooncake.jsonl --kv-tiers vllm-offloading:200GB
   fastroof simulate --model llama-3.1-8b --rate 0.5 --turns 5 --calls uniform:1:10 --input 4000 --growth 500 \
@@ -276,6 +312,8 @@ written_bytes, evicted_bytes, peak_bytes; request_wait_s, step_wait_s]; with ses
 p50, p90, p95, p99] and sessions [sessions, finished, requests_each, by_turn: turn, requests, input_tokens,
 output_tokens, ttft_ms, e2e_ms]; near saturation or with
 --range, range [relative_error, basis, near_saturation, amplification, flips, and pairs: faster, slower];
+with --autoscale autoscaling [rule and its numbers, replicas (mean, min, max), started, stopped, gpu_hours,
+and with --slo fixed: at_peak and fewest with replicas, gpu_hours, share, p99_within];
 with pools transfer_ms [mean, p50, p90, p95, p99], pools [prefill, decode:
 tp, replicas, steps, busy], and settings of a decode engine.
 """
@@ -293,6 +331,7 @@ def register(app: typer.Typer) -> None:
     plan=plan_options(without=("cp",)),
     given=ENGINE_SETTINGS,
     routed=ROUTER,
+    scaled=AUTOSCALE,
     pools=POOLS,
     measured=TABLES,
 )
@@ -302,7 +341,12 @@ def simulate(
     workload: GroupValues,
     plan: GroupValues,
     given: GroupValues,
-    replicas: Annotated[int, typer.Option(min=1, help="Number of engines that share the requests.")] = 1,
+    replicas: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Number of engines that share the requests; with --autoscale, at the start."
+        ),
+    ] = 1,
     routed: GroupValues,
     kv_tiers: Annotated[
         str | None,
@@ -314,6 +358,7 @@ def simulate(
             "answers: host:200GB:50GB/s:20us:by_layer.  [default: none]",
         ),
     ] = None,
+    scaled: GroupValues,
     pools: GroupValues,
     too_long: Annotated[
         str,
@@ -358,6 +403,9 @@ def simulate(
         checked_page_path(report)
     settings = engine_settings(given)
     link = asked_link(replicas, **pools)
+    autoscale = asked_autoscaler(scaled)
+    if link is not None and autoscale is not None:
+        raise SimulationError("--autoscale starts and stops whole engines: leave out --prefill-replicas")
     asked = asked_trace(**workload)
     what = (model, *gpu_and_tables(**measured), settings)
     served = simulated_plan(*what, plan)
@@ -378,6 +426,7 @@ def simulate(
             kv_tiers=kv_tiers,
             seed=workload["seed"] or 0,
             on_too_long=too_long,
+            autoscale=autoscale,
         )
     elif kv_tiers is not None:
         raise SimulationError("kv_tiers of pools of engines are not simulated; leave out one of them")

@@ -70,14 +70,20 @@ DRAWN: Final = {
     "rate": _option(float, "Mean rate of drawn requests, per second.", "PER_S"),
     "arrivals": _option(
         str,
-        "Arrivals of drawn requests: poisson, gamma, constant, ramp or closed.  [default: by --burstiness, "
-        "--ramp or --clients, else poisson]",
+        "Arrivals of drawn requests: poisson, gamma, constant, ramp, hourly or closed.  [default: by "
+        "--burstiness, --ramp, --hourly or --clients, else poisson]",
         "NAME",
     ),
     "burstiness": _option(
         float, "Shape of gamma-distributed gaps, as in vLLM's load generator: 1 is Poisson.", "SHAPE"
     ),
     "ramp": _option(str, "Rates per second from the start to the end of the run: 2:20, 2:20:2.", "RATES"),
+    "hourly": _option(
+        str,
+        "Rates per second in each hour of the run: 2:2:8:20, or file:PATH with one a line; they give the "
+        "number of requests, and --rate scales their mean.",
+        "RATES",
+    ),
     "clients": _option(
         int, "Number of clients of a closed loop, each of which waits for its last answer.", "CLIENTS"
     ),
@@ -166,7 +172,9 @@ def asked_requests(**options: Any) -> Trace | Workload:
 
     fields = {_FIELDS.get(name, name): value for name, value in given.items()}
     if "ramp" in fields:
-        fields["ramp"] = _parse_ramp(fields["ramp"])
+        fields["ramp"] = _parse_rates("--ramp", fields["ramp"])
+    if "hourly" in fields and not fields["hourly"].startswith("file:"):
+        fields["hourly"] = _parse_rates("--hourly", fields["hourly"])
     if "clients" in fields and "think_s" in fields:
         fields["think_s"] = _parse_think(fields["think_s"])
     fields |= _read_lengths(fields, reading)
@@ -200,7 +208,7 @@ def asked_trace(**options: Any) -> Trace:
     if isinstance(asked, Trace):
         return asked
     if not asked.is_closed and asked.requests_per_s is None:
-        raise TraceError("drawn requests need --rate, --ramp or --clients")
+        raise TraceError("drawn requests need --rate, --ramp, --hourly or --clients")
     return asked.trace()
 
 
@@ -218,12 +226,12 @@ def _parse_think(text: str) -> float:
         raise TraceError(f"--think with --clients needs seconds such as 0.5, got {shown(text)}") from None
 
 
-def _parse_ramp(text: str) -> tuple[float, ...]:
+def _parse_rates(option: str, text: str) -> tuple[float, ...]:
     """Read requests a second with colons between."""
     try:
         return tuple(float(part) for part in text.split(":"))
     except ValueError:
-        raise TraceError(f"--ramp needs requests a second such as 2:20, got {shown(text)}") from None
+        raise TraceError(f"{option} needs requests a second such as 2:20, got {shown(text)}") from None
 
 
 MOST_REQUESTS: Final = 2**22

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __all__ = [
+    "AutoscaledSimulation",
+    "Autoscaler",
     "DisaggregatedSimulation",
     "EngineSettings",
     "KvTier",
@@ -23,6 +25,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from fastroof.simulation.autoscaled_simulation import AutoscaledSimulation
+    from fastroof.simulation.autoscaling import Autoscaler
     from fastroof.simulation.deployment import simulate
     from fastroof.simulation.disaggregated import DisaggregatedSimulation, simulate_disaggregated
     from fastroof.simulation.kv_tiers import KvTier
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
 else:
     # Hidden from type checkers, for which a module with __getattr__ has every name.
     _MODULE_OF = {
+        "AutoscaledSimulation": "autoscaled_simulation",
+        "Autoscaler": "autoscaling",
         "DisaggregatedSimulation": "disaggregated",
         "EngineSettings": "settings",
         "KvTier": "kv_tiers",

@@ -19,6 +19,7 @@ from fastroof.simulation.trace_files import load_trace
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
+    from fastroof.simulation.autoscaling import Autoscaler
 
 ON_TOO_LONG: Final = ("error", "reject")
 """What happens to a request that can never run."""
@@ -48,6 +49,7 @@ def simulate(
     seed: int = 0,
     on_too_long: str = "error",
     time_scale: float = 1.0,
+    autoscale: Autoscaler | None = None,
 ) -> Simulation:
     """Serve a trace request by request, as a serving engine would.
 
@@ -94,11 +96,14 @@ def simulate(
         What happens to a request that can never run.
     time_scale : float, default 1
         Factor on the time of every step.
+    autoscale : Autoscaler, optional
+        Rule that starts and stops replicas; the run begins with ``replicas``, at least its ``min_replicas``.
 
     Returns
     -------
     Simulation
-        The times of every request, and results derived from them.
+        The times of every request, and results derived from them; an
+        :class:`~fastroof.simulation.AutoscaledSimulation` with ``autoscale``.
 
     Raises
     ------
@@ -154,6 +159,8 @@ def simulate(
         refuse_too_long(requests, settings, 'on_too_long="reject"')
     given = {"seed": seed, "prefix_cache": prefix_cache, "tiers": tiers}
     run = partial(run_replicas, plan, requests, settings, replicas, routing, **given)
+    if autoscale is not None:
+        return _autoscaled(autoscale, run, time_scale)
     outcomes = run(time_scale=time_scale)
     return Simulation(
         plan,
@@ -162,4 +169,26 @@ def simulate(
         outcomes,
         replicas=replicas,
         rerun=lambda scale: run(time_scale=scale * time_scale),
+    )
+
+
+def _autoscaled(rule: Autoscaler, fixed: partial[Any], time_scale: float) -> Simulation:
+    """Run what a fixed fleet of some replicas would, with replicas that a rule starts and stops."""
+    from fastroof.simulation.autoscaled_simulation import AutoscaledSimulation
+    from fastroof.simulation.autoscaling import Autoscaler, run_autoscaled
+
+    if not isinstance(rule, Autoscaler):
+        raise SimulationError(f"autoscale must be an Autoscaler, got {type(rule).__name__}")
+    plan, trace, settings, replicas, routing = fixed.args
+    return AutoscaledSimulation(
+        plan,
+        trace,
+        settings,
+        rule,
+        lambda scale: run_autoscaled(
+            plan, trace, settings, rule, replicas, routing, time_scale=scale * time_scale, **fixed.keywords
+        ),
+        lambda count: run_replicas(
+            plan, trace, settings, count, routing, time_scale=time_scale, **fixed.keywords
+        ),
     )

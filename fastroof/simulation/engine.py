@@ -77,7 +77,10 @@ SERIES: Final = ("running", "waiting", "blocks", "busy", "new_tokens", "output_t
 
 
 class Outcomes(NamedTuple):
-    """The outcome of each request, in the trace's order; counts of gaps by bin, the series, and counters."""
+    """The outcome of each request, in the trace's order; counts of gaps by bin, the series, and counters.
+
+    ``lives`` are those of replicas that an autoscaler starts, in the columns of the loops.
+    """
 
     arrival_us: Floats
     first_us: Floats
@@ -91,6 +94,7 @@ class Outcomes(NamedTuple):
     counters: dict[str, Any]
     cached_tokens: Ints | None = None
     tiers: TierUse | None = None
+    lives: Floats | None = None
 
 
 def added_up(counters: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -178,7 +178,8 @@ def run_schedulers(
         counters = fleet_counters(fleet.states, prefix_cache)
         use = use_of(tiers, [fleet.states], requests)
     found = requests.rows[:-1, FOUND].copy() if prefix_cache == LRU else None
-    outcomes = _outcomes(requests, arrays.served, replica_of, record, counters, found)._replace(tiers=use)
+    outcomes = fleet_outcomes(requests, arrays.served, replica_of, record, counters, found)
+    outcomes = outcomes._replace(tiers=use)
     return with_rejected(outcomes, trace, rejected) if some else outcomes
 
 
@@ -248,7 +249,7 @@ def merged(records: Sequence[Record]) -> Record:
     return Record(gaps, series, np.array([width_us]))
 
 
-def _outcomes(
+def fleet_outcomes(
     requests: Requests, served: Served, replica_of: Any, record: Record, counters: dict[str, Any], found: Any
 ) -> Outcomes:
     """Return what the loops wrote as outcomes, with the tokens found in a prefix cache if there is one."""

@@ -78,7 +78,7 @@ def steady_run(given: Trace | Workload, requests: int, rate: float | None = None
     A workload is drawn; a trace, or a workload whose rate changes over the run, is repeated as a whole. Each
     repeat has hash_ids of its own: a prefix cache finds in it what it finds in the trace.
     """
-    if isinstance(given, Workload) and given.ramp is None:
+    if isinstance(given, Workload) and given.has_one_rate:
         before, after = math.ceil(RAMP * requests), math.ceil(DRAIN * requests)
         drawn = replace(given, requests=before + requests + after).trace(rate)
         return Run(drawn, slice(before, before + requests), requests)

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,38 +17,19 @@ from fastroof.checks import is_number, is_whole_number, shown, whole_number
 from fastroof.errors import TraceError
 from fastroof.simulation.trace import MOST_SECONDS, MOST_TOKENS, Sizes, Trace
 from fastroof.simulation.trace_files import load_lengths
+from fastroof.simulation.workload_rates import (
+    SECONDS_PER_HOUR,
+    by_hours,
+    checked_hourly,
+    checked_ramp,
+    mean_of_ramp,
+    ramped,
+    unit_arrivals,
+)
 from fastroof.simulation.workload_sessions import NO_DELAY, Delay, Turns, parse_delay, session_starts
 
-ARRIVALS: Final = ("poisson", "gamma", "constant", "ramp", "closed")
+ARRIVALS: Final = ("poisson", "gamma", "constant", "ramp", "hourly", "closed")
 """Kinds of arrivals."""
-
-
-def unit_arrivals(arrivals: str, burstiness: float, count: int, generator: np.random.Generator) -> Floats:
-    """Return arrivals at a mean rate of 1, the first at 0."""
-    if arrivals == "constant":
-        return np.arange(count, dtype=np.float64)
-    if burstiness == 1.0:
-        gaps = generator.standard_exponential(count - 1)
-    else:
-        gaps = generator.standard_gamma(burstiness, count - 1) / burstiness
-    return np.concatenate([[0.0], np.cumsum(gaps)])
-
-
-def ramped(unit: Floats, rates_per_s: tuple[float, ...]) -> Floats:
-    """Map arrivals at rate 1 to piecewise linear rates, by the inverse of the integrated rate."""
-    means = np.array([(a + b) / 2 for a, b in pairwise(rates_per_s)])
-    part_s = len(unit) / float(means.sum())
-    knots = np.concatenate([[0.0], np.cumsum(means * part_s)])
-    part = np.minimum(np.searchsorted(knots, unit, side="right") - 1, len(means) - 1)
-    rates = np.array(rates_per_s)
-    start, slope = rates[part], (rates[part + 1] - rates[part]) / part_s
-    # a part may end a rounding error after its knot; its rate is then the last one
-    above = np.minimum(unit - knots[part], means[part] * part_s)
-    root = np.sqrt(np.maximum(start * start + 2 * slope * above, 0.0))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        within_s = np.where(above > 0, 2 * above / (start + root), 0.0)
-    after_s = np.maximum(unit - knots[-1], 0.0) / rates[-1]
-    return np.maximum.accumulate(part * part_s + np.minimum(within_s, part_s) + after_s)
 
 
 LENGTH_FORMS: Final = (
@@ -192,12 +172,9 @@ def _wrong(name: str, given: object, least: int) -> str:
     return f"{name} must be {LENGTH_FORMS}, from {least} to {MOST_TOKENS:,} tokens; got {shown(given)}"
 
 
+DEFAULT_REQUESTS: Final = 1000
 MOST_REQUESTS: Final = 10**8
 """Maximum number of requests of a workload."""
-
-LEAST_RATE: Final = 1e-9
-MOST_RATE: Final = 1e9
-"""Range of a ramp's rates other than 0, 1/s: their sums and halves stay finite and above 0."""
 
 _ARRIVALS: Final = 0
 _STREAMS: Final = {"input_tokens": 1, "output_tokens": 2, "cached_tokens": 3}
@@ -214,17 +191,21 @@ class Workload:
     Parameters
     ----------
     rate : float, optional
-        Mean requests/s, or sessions/s where these have several; a ramp's rates are scaled to this mean. May
-        instead be given to :meth:`trace`.
+        Mean requests/s, or sessions/s where these have several; rates of ``ramp`` and ``hourly`` are scaled
+        to this mean. May instead be given to :meth:`trace`.
     arrivals : str, optional
-        ``"poisson"``, ``"gamma"``, ``"constant"``, ``"ramp"`` or ``"closed"``; the default is the one that
-        fits ``burstiness``, ``ramp`` or ``clients`` if one is given, else ``"poisson"``.
+        ``"poisson"``, ``"gamma"``, ``"constant"``, ``"ramp"``, ``"hourly"`` or ``"closed"``; the default is
+        the one that fits ``burstiness``, ``ramp``, ``hourly`` or ``clients`` if one is given, else
+        ``"poisson"``.
     burstiness : float, default 1
         Shape of gamma-distributed gaps, as in vLLM's load generator: 1 is Poisson, less is burstier, more is
-        more even. The gaps' coefficient of variation is ``1 / sqrt(burstiness)``. Applies to ramps, too.
+        more even. The gaps' coefficient of variation is ``1 / sqrt(burstiness)``. Applies to changing rates.
     ramp : tuple of float, optional
         Requests/s at the start and the end of the run, or at the ends of equally long parts of it, linear
         between: ``(2, 20)``, ``(2, 20, 2)``.
+    hourly : tuple of float or str, optional
+        Requests/s in each hour of the run, a day's profile for one, or ``"file:PATH"`` with them. They give
+        ``requests``.
     clients : int, optional
         In a closed loop, the number of clients that send one request after the other.
     think_s : float or str, default 0
@@ -278,9 +259,10 @@ class Workload:
     arrivals: str = ""
     burstiness: float = 1.0
     ramp: tuple[float, ...] | None = None
+    hourly: tuple[float, ...] | str | None = None
     clients: int | None = None
     think_s: float | str | Delay = 0.0
-    requests: int = 1000
+    requests: int = DEFAULT_REQUESTS
     input_tokens: int | str | Trace | Lengths = 1024
     output_tokens: int | str | Trace | Lengths = 128
     cached_tokens: int | str | Trace | Lengths | CachedShare = "auto"
@@ -321,7 +303,9 @@ class Workload:
         if self.rate is not None:
             object.__setattr__(self, "rate", _checked_rate(self.rate))
         if self.ramp is not None:
-            object.__setattr__(self, "ramp", _checked_ramp(self.ramp))
+            object.__setattr__(self, "ramp", checked_ramp(self.ramp))
+        if self.hourly is not None:
+            self._set_hourly()
         if self.clients is not None:
             whole_number("clients", self.clients, 1, MOST_REQUESTS, TraceError)
         whole_number("requests", self.requests, 1, MOST_REQUESTS, TraceError)
@@ -358,6 +342,8 @@ class Workload:
             return "closed"
         if self.ramp is not None:
             return "ramp"
+        if self.hourly is not None:
+            return "hourly"
         return "poisson" if self.burstiness == 1.0 else "gamma"
 
     def _check_together(self) -> None:
@@ -366,12 +352,41 @@ class Workload:
             raise TraceError(f"clients go with arrivals 'closed', got {shown(self.clients)} and {arrivals!r}")
         if self.think_s and arrivals != "closed" and not self.has_sessions:
             raise TraceError(f"think_s goes with arrivals 'closed', or several turns, got {arrivals!r}")
-        if (self.ramp is not None) != (arrivals == "ramp"):
-            raise TraceError(f"ramp goes with arrivals 'ramp', got {shown(self.ramp)} and {arrivals!r}")
+        for name in ("ramp", "hourly"):
+            given = getattr(self, name)
+            if (given is not None) != (arrivals == name):
+                raise TraceError(f"{name} goes with arrivals {name!r}, got {shown(given)} and {arrivals!r}")
+        if self.hourly is not None and self.has_sessions:
+            raise TraceError("hourly is of requests: give sessions a rate or a ramp")
         if arrivals == "closed" and self.rate is not None:
             raise TraceError("a closed loop has clients and no rate: give one of them")
-        if self.burstiness != 1.0 and arrivals not in ("gamma", "ramp"):
-            raise TraceError(f"burstiness goes with arrivals 'gamma' or 'ramp', got {arrivals!r}")
+        if self.burstiness != 1.0 and arrivals not in ("gamma", "ramp", "hourly"):
+            raise TraceError(f"burstiness goes with arrivals 'gamma', 'ramp' or 'hourly', got {arrivals!r}")
+
+    def _set_hourly(self) -> None:
+        """Set rates by the hour, and the requests that come at them."""
+        hourly = checked_hourly(self.hourly)
+        mean = math.fsum(hourly) / len(hourly) if self.rate is None else self.rate
+        requests = max(round(mean * len(hourly) * SECONDS_PER_HOUR), 1)
+        if self.requests not in (DEFAULT_REQUESTS, requests):
+            raise TraceError(
+                f"hourly gives {requests:,} requests, got requests {shown(self.requests)}; rate scales them"
+            )
+        object.__setattr__(self, "hourly", hourly)
+        object.__setattr__(self, "requests", requests)
+
+    @property
+    def has_one_rate(self) -> bool:
+        """Whether the mean rate is the same over the whole run."""
+        return self.ramp is None and self.hourly is None
+
+    @property
+    def hours(self) -> tuple[float, ...]:
+        """Requests/s in each hour, at the workload's rate; none without ``hourly``."""
+        if not isinstance(self.hourly, tuple):
+            return ()
+        mean = math.fsum(self.hourly) / len(self.hourly)
+        return tuple(rate * (1.0 if self.rate is None else self.rate / mean) for rate in self.hourly)
 
     @property
     def is_closed(self) -> bool:
@@ -380,10 +395,10 @@ class Workload:
 
     @property
     def requests_per_s(self) -> float | None:
-        """The given mean rate, or that of the ramp, 1/s; None without one."""
-        if self.rate is not None or self.ramp is None:
+        """The given mean rate, or that of the ramp or the hours, 1/s; None without one."""
+        if self.rate is not None or self.has_one_rate:
             return self.rate
-        return _mean_rate(self.ramp)
+        return math.fsum(self.hours) / len(self.hours) if self.ramp is None else mean_of_ramp(self.ramp)
 
     def trace(self, rate: float | None = None, seed: int | None = None) -> Trace:
         """Draw the requests.
@@ -438,9 +453,12 @@ class Workload:
     def _unit_arrivals(self, seed: int, count: int) -> Floats:
         """Draw arrivals at a mean rate of 1/s."""
         arrival_s = unit_arrivals(self.arrivals, self.burstiness, count, _generator(seed, _ARRIVALS))
+        if self.hours:
+            mean = math.fsum(self.hours) / len(self.hours)
+            return by_hours(arrival_s, tuple(rate / mean for rate in self.hours))
         if self.ramp is None:
             return arrival_s
-        mean = _mean_rate(self.ramp)
+        mean = mean_of_ramp(self.ramp)
         return ramped(arrival_s, tuple(rate / mean for rate in self.ramp))
 
     def _sessions_at_unit_rate(self, seed: int) -> Trace:
@@ -514,24 +532,6 @@ def _checked_rate(rate: Any) -> float:
 
 def _checked_seed(seed: Any) -> int:
     return whole_number("seed", seed, 0, 2**63 - 1, TraceError)
-
-
-def _checked_ramp(ramp: Any) -> tuple[float, ...]:
-    listed = tuple(ramp) if isinstance(ramp, tuple | list) else ()
-    fits = len(listed) > 1 and all(
-        is_number(rate) and (rate == 0 or LEAST_RATE <= float(rate) <= MOST_RATE) for rate in listed
-    )
-    # with two neighbouring zeros no request comes, with 0 at the end none ever again
-    if not fits or listed[-1] == 0 or any(a == b == 0 for a, b in pairwise(listed)):
-        raise TraceError(
-            "ramp must be two or more rates in requests/s, such as (2, 20), the last above 0 and no two "
-            f"neighbours 0, each 0 or from {LEAST_RATE:g} to {MOST_RATE:g}, got {shown(ramp)}"
-        )
-    return tuple(float(rate) for rate in listed)
-
-
-def _mean_rate(ramp: tuple[float, ...]) -> float:
-    return sum((a + b) / 2 for a, b in pairwise(ramp)) / (len(ramp) - 1)
 
 
 def _parse_cached(given: Any) -> Lengths | CachedShare:

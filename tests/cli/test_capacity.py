@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import fastroof
 from fastroof.cli import app
 from fastroof.simulation.capacity import fewest_replicas
+from fastroof.simulation.capacity_hours import fewest_by_hour
 from fastroof.sweep import best_deployments
 
 DRAWN = ("--num-requests", "300", "--input", "600", "--output", "40", "--seed", "4")
@@ -213,3 +214,16 @@ def test_a_log_of_ones_own_is_served_and_what_is_left_out_said_once(tmp_path: Pa
     assert "t.csv: llmservingsim traces are .jsonl files" in refused(
         "export", "trace", *asked, "--format", "llmservingsim", "-o", "t.csv"
     )
+
+
+def test_the_fewest_replicas_by_the_hour_are_the_library_s() -> None:
+    day = ("--hourly", "10:0:60", *DRAWN[2:])
+    asked = ("capacity", *MODEL, *day, "--ttft-p99", "300", "--fewest", "--by-hour")
+    found = json.loads(good(*asked, "--json"))
+    load = fastroof.Workload(hourly=(10, 0, 60), input_tokens=600, output_tokens=40, seed=4)
+    expected = fewest_by_hour(plan(), load, ttft_p99_ms=300)
+    assert expected.document().items() <= found.items()
+    out = good(*asked)
+    assert f"{expected.gpu_hours:g} GPU hours ({expected.gpu_hours_at_peak:g} with" in out
+    assert re.search(r"1 +0 +0 +-", out)
+    assert "--by-hour goes with --fewest" in refused(*asked[:-2], "--by-hour")

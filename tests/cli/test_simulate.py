@@ -17,6 +17,7 @@ from fastroof.cli import app
 from fastroof.cli.option_groups import number_or_engine
 from fastroof.cli.options import parse_limits
 from fastroof.errors import BatchError, SimulationError
+from fastroof.simulation import Autoscaler
 
 NO_NUMBER = re.compile(r"\b(nan|inf)\b")
 VLLM = ("simulate", "--model", "llama-3.1-8b", "--engine", "vllm")
@@ -49,6 +50,41 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("trace") / "mine.csv"
     path.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *lines]) + "\n")
     return str(path)
+
+
+def test_autoscaled_runs_say_what_they_hold_and_what_fixed_fleets_would(trace: str) -> None:
+    asked = (*VLLM, "--trace", trace, "--slo", "ttft=300", "--router", "least_outstanding")
+    scale = (
+        "--autoscale",
+        "concurrency:4",
+        "--max-replicas",
+        "3",
+        "--startup",
+        "1",
+        "--scale-down-delay",
+        "5",
+    )
+    found = parsed(*asked, *scale)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="vllm")
+    rule = Autoscaler("concurrency", 4, max_replicas=3, startup_s=1, scale_down_delay_s=5)
+    sim = fastroof.simulate(plan, fastroof.load_trace(trace), autoscale=rule, routing="least_outstanding")
+    answers = json.loads(json.dumps(sim.summary(ttft_ms=300)))
+    assert answers.items() <= found.items()
+    per_gpu = found["output_tokens_per_s"] / answers["autoscaling"]["replicas"]["mean"]
+    assert found["output_tokens_per_s_per_gpu"] == pytest.approx(per_gpu, rel=1e-12)
+    code, out, _ = run(*asked, *scale)
+    assert code == 0
+    for words in ("on up to 3 x", "GPU hours", "fixed at the peak", "fewest fixed", "started"):
+        assert words in out
+    for given, words in (
+        (("--startup", "5"), "--startup needs --autoscale"),
+        (scale[:4], "needs --startup"),
+        (("--autoscale", "queue:1", "--startup", "1"), "needs --max-replicas"),
+        (("--autoscale", "cpu:1", *scale[2:]), "METRIC:TARGET"),
+        ((*scale, "--replicas", "4"), "replicas 4, with which autoscaling begins, is above max_replicas 3"),
+        ((*scale, "--prefill-replicas", "1", "--decode-replicas", "1"), "leave out --prefill-replicas"),
+    ):
+        assert words in refused(*VLLM, "--trace", trace, *given)
 
 
 def test_json_is_what_the_library_answers(trace: str, h100: fastroof.Tables) -> None:

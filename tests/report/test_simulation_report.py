@@ -16,6 +16,7 @@ import fastroof
 from fastroof.errors import BatchError, FastroofError
 from fastroof.report.html import write_simulation_report
 from fastroof.report.html.simulation_page import cumulative, requests_over_time
+from fastroof.simulation import Autoscaler
 from fastroof.simulation.disaggregated import simulate_disaggregated
 from fastroof.simulation.engine import run_engine
 from fastroof.simulation.settings import EngineSettings
@@ -246,3 +247,19 @@ def test_hostile_names_are_shown_as_they_are(browser: Browser, sim: Simulation, 
     assert HOSTILE in browser.run("document.querySelector('h1').textContent")
     assert browser.run("document.title") != "owned"
     assert browser.complaints == []
+
+
+def test_autoscaled_replicas_are_drawn_over_time(plan: fastroof.StepPlan, tmp_path: Path) -> None:
+    rule = Autoscaler("concurrency", 8, max_replicas=4, startup_s=5, scale_down_delay_s=30)
+    sim = fastroof.simulate(plan, made(plan, 600, 20.0).trace, autoscale=rule)
+    page = write_simulation_report(sim, tmp_path / "r.html", limits=LIMITS)
+    data = embedded(page)
+    held = [sum(numbers) for numbers in zip(*(data["series"][name] for name in STATES), strict=True)]
+    # the first interval begins before the first request
+    assert 0.99 < min(held[1:]) < max(held) < 4.01
+    figures = dict(data["figures"])
+    assert set(figures) >= {"GPU hours", "GPU hours, fixed at the peak", "GPU hours, fewest fixed"}
+    assert "up to 4 engines on 4 GPUs" in page.read_text()
+
+
+STATES = ("starting", "serving", "draining")

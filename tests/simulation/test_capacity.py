@@ -13,6 +13,7 @@ import pytest
 import fastroof
 from fastroof import FastroofError, SimulationError, StepPlan, Trace, Workload
 from fastroof.simulation.capacity import Capacity, capacity, fewest_replicas
+from fastroof.simulation.capacity_hours import fewest_by_hour
 from fastroof.simulation.capacity_search import CapacitySearch, Limits, parsed_limits
 from fastroof.simulation.engine import Outcomes, run_engine
 from fastroof.simulation.replicas import run_replicas
@@ -455,6 +456,42 @@ def talks(seed: int = 0) -> Trace:
         hash_block_size=512,
         name="talks",
     )
+
+
+def test_each_hour_has_the_fewest_replicas_of_its_rate(plan: StepPlan, load: Workload) -> None:
+    day = replace(load, rate=None, arrivals="", hourly=(20.0, 0.0, 120.0, 20.0), requests=1000)
+    found = fewest_by_hour(plan, day, **LIMITS)
+    one, two = (fewest_replicas(plan, replace(load, rate=rate), **LIMITS).replicas for rate in (20.0, 120.0))
+    assert [each and each.replicas for each in found.hours] == [one, None, two, one]
+    assert found.peak == two > one
+    assert (found.gpu_hours, found.gpu_hours_at_peak) == (2 * one + two, 4 * two)
+    rows = found.document()["hours"]
+    assert [row["requests_per_s"] for row in rows] == [20.0, 0.0, 120.0, 20.0]
+    assert [row["replicas"] for row in rows] == [one, 0, two, one]
+    none = fewest_by_hour(plan, day, ttft_p99_ms=1.0, most=2)
+    assert none.peak == 0
+    assert math.isnan(none.gpu_hours)
+
+
+def test_the_hours_of_a_trace_are_its_parts(plan: StepPlan, load: Workload) -> None:
+    busy = replace(load, requests=3000).trace(40.0)
+    calm = replace(load, requests=300, seed=5).trace(4.0)
+    arrival_s = np.concatenate([calm.arrival_s, busy.arrival_s + 7200.0])
+    sizes = {
+        name: np.concatenate([getattr(calm, name), getattr(busy, name)])
+        for name in ("input_tokens", "output_tokens")
+    }
+    found = fewest_by_hour(plan, Trace(arrival_s, **sizes, name="day"), **LIMITS)
+    assert [each and each.replicas for each in found.hours] == [
+        fewest_replicas(plan, calm, **LIMITS).replicas,
+        None,
+        fewest_replicas(plan, busy, **LIMITS).replicas,
+    ]
+    assert found.rates_per_s == (300 / 3600, 0.0, 3000 / 3600)
+    with pytest.raises(SimulationError, match="closed loop"):
+        fewest_by_hour(plan, Workload(clients=4, requests=40), **LIMITS)
+    with pytest.raises(SimulationError, match="lasts 300,001 hours"):
+        fewest_by_hour(plan, replace(calm, arrival_s=np.linspace(0, 3600 * 300_000, 300)), **LIMITS)
 
 
 def percentiles_ms(sim: Simulation) -> dict[str, float]:

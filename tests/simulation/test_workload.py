@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -235,6 +236,53 @@ def test_odd_arguments_are_drawn_from_or_refused() -> None:
 def test_ramps_whose_means_are_no_numbers_are_refused(ramp: tuple[float, ...]) -> None:
     with pytest.raises(TraceError, match="ramp must be two or more rates"):
         Workload(ramp=ramp)
+
+
+DAY = (2.0, 0.0, 5.0, 9.0)
+
+
+def test_hours_have_the_rates_that_are_given(tmp_path: Path) -> None:
+    file = tmp_path / "day.txt"
+    file.write_text("2\n0, 5;9\n")
+    load = Workload(hourly=DAY, seed=3)
+    trace = load.trace()
+    assert len(trace) == load.requests == 16 * 3600
+    counts = np.bincount((trace.arrival_s // 3600).astype(int), minlength=4)
+    assert np.abs(counts[:4] - np.array(DAY) * 3600).max() < 5 * np.sqrt(9 * 3600)
+    assert counts[1] == 0
+    same = Workload(hourly=f"file:{file}", seed=3)
+    assert same == load
+    assert (same.trace().arrival_s == trace.arrival_s).all()
+    # a mean rate scales the hours, not the day
+    double = Workload(hourly=DAY, rate=8.0, seed=3)
+    assert double.hours == (4.0, 0.0, 10.0, 18.0)
+    assert double.trace().duration_s == pytest.approx(4 * 3600, rel=0.02)
+    even = Workload(hourly=(0, 0, 3), burstiness=4.0).trace()
+    assert 2 * 3600 <= even.arrival_s.min() == even.arrival_s[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"hourly": ()}, "hourly must be 1 to"),
+        ({"hourly": (0, 0)}, "hourly must be 1 to"),
+        ({"hourly": (1, -1)}, "hourly must be 1 to"),
+        ({"hourly": (1, float("nan"))}, "hourly must be 1 to"),
+        ({"hourly": 5}, "hourly must be 1 to"),
+        ({"hourly": "file:/nowhere/day.txt"}, "hourly file:/nowhere/day.txt must be a text file"),
+        ({"hourly": "2:x"}, "hourly file:2:x must be a text file"),
+        ({"hourly": DAY, "requests": 50}, "hourly gives 57,600 requests, got requests 50"),
+        ({"hourly": DAY, "ramp": (1, 2)}, "ramp"),
+        ({"hourly": DAY, "clients": 3}, "hourly"),
+        ({"hourly": DAY, "arrivals": "poisson"}, "hourly goes with arrivals 'hourly'"),
+        ({"arrivals": "hourly"}, "hourly goes with arrivals 'hourly', got None"),
+        ({"hourly": DAY, "turns": 3}, "hourly is of requests"),
+        ({"hourly": (1e9,) * 24}, "requests must be"),
+    ],
+)
+def test_wrong_hours_say_what_is_valid(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(TraceError, match=words):
+        Workload(**given)
 
 
 def test_narrow_floats_are_compared_as_they_are() -> None:

@@ -173,6 +173,22 @@ def _sent(fleet: Fleet, replica: int) -> int:
     return int(sent)
 
 
+@jit_stateful_inline
+def load_of(fleet: Fleet, options: EngineOptions, requests: Requests, replica: int, request: int) -> Load:
+    """Return a replica's load as the router's rule compares it for a request."""
+    rule = fleet.router.rule
+    running = _running(fleet, replica)
+    waiting = _outstanding(fleet, replica) - running
+    if rule == LEAST_LOAD:
+        return Load(WAITING_WEIGHT * waiting + running, 0, 0)
+    if rule == LEAST_KV:
+        return Load(_blocks(fleet, replica), waiting, running)
+    if rule == PREFIX_AWARE:
+        # of equals the one sent fewest requests, so that prompts nobody holds are spread
+        return Load(_blocks_to_come(fleet, options, requests, replica, request), _sent(fleet, replica), 0)
+    return Load(waiting + running, 0, 0)
+
+
 @jit_stateful
 def choose_replica(fleet: Fleet, options: EngineOptions, requests: Requests, request: int, turn: int) -> int:
     """Choose the replica that serves a request; ``turn`` counts the requests that the router saw before."""
@@ -185,16 +201,7 @@ def choose_replica(fleet: Fleet, options: EngineOptions, requests: Requests, req
         return int(second) if _outstanding(fleet, second) < _outstanding(fleet, first) else int(first)
     chosen, least = 0, Load(0, 0, 0)
     for replica in range(replicas):
-        running = _running(fleet, replica)
-        waiting = _outstanding(fleet, replica) - running
-        own = Load(waiting + running, 0, 0)
-        if router.rule == LEAST_LOAD:
-            own = Load(WAITING_WEIGHT * waiting + running, 0, 0)
-        elif router.rule == LEAST_KV:
-            own = Load(_blocks(fleet, replica), waiting, running)
-        elif router.rule == PREFIX_AWARE:
-            # of equals the one sent fewest requests, so that prompts nobody holds are spread
-            own = Load(_blocks_to_come(fleet, options, requests, replica, request), _sent(fleet, replica), 0)
+        own = load_of(fleet, options, requests, replica, request)
         if replica == 0 or is_less(own, least):
             chosen, least = replica, own
     return chosen

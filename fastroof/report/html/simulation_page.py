@@ -212,8 +212,13 @@ def _given(limits: Mapping[str, float]) -> dict[str, Any]:
     return dict(limits)
 
 
+def _up_to(sim: Simulation) -> str:
+    """Return ``up to`` if a rule starts and stops replicas."""
+    return "up to " if sim.outcomes.lives is not None else ""
+
+
 def _title(sim: Simulation) -> str:
-    return f"{sim.plan.model.name} on {sim.gpus} x {sim.plan.gpu.title}: {sim.trace.name}"
+    return f"{sim.plan.model.name} on {_up_to(sim)}{sim.gpus} x {sim.plan.gpu.title}: {sim.trace.name}"
 
 
 def _subtitle(sim: Simulation) -> str:
@@ -221,7 +226,8 @@ def _subtitle(sim: Simulation) -> str:
     words = [
         f"{len(sim):,} requests simulated",
         f"engine {plan.profile.title}",
-        f"{sim.replicas} engine{'s' * (sim.replicas > 1)} on {sim.gpus} GPU{'s' * (sim.gpus > 1)}",
+        f"{_up_to(sim)}{sim.replicas} engine{'s' * (sim.replicas > 1)} on "
+        f"{sim.gpus} GPU{'s' * (sim.gpus > 1)}",
         f"{plan.dtype} weights, {plan.kv_dtype} KV cache",
         f"max_num_batched_tokens {settings.max_num_batched_tokens:,}, max_num_seqs {settings.max_num_seqs:,}",
     ]
@@ -253,6 +259,14 @@ def _figures(answers: Mapping[str, Any]) -> dict[str, str]:
         figures["rejected"] = f"{answers['rejected']:,}"
     for name, pool in answers.get("pools", {}).items():
         figures[f"{name} engines"] = f"{pool['replicas']:,} of tp {pool['tp']}, {_percent(pool['busy'])} busy"
+    if "autoscaling" in answers:
+        scaling = answers["autoscaling"]
+        count = scaling["replicas"]
+        figures["replicas, mean (range)"] = f"{_number(count['mean'])} ({count['min']:,} to {count['max']:,})"
+        figures["GPU hours"] = _number(scaling["gpu_hours"])
+        for name, fleet in scaling.get("fixed", {}).items():
+            words = "GPU hours, fixed at the peak" if name == "at_peak" else "GPU hours, fewest fixed"
+            figures[words] = "-" if fleet is None else _number(fleet["gpu_hours"])
     if "sessions" in answers:
         sessions = answers["sessions"]
         figures["sessions finished"] = f"{sessions['finished']:,} of {sessions['sessions']:,}"

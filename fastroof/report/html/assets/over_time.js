@@ -25,7 +25,19 @@ function drawOverTime() {
   draw("tokens", [line("tokens computed", 3, computed_tokens_per_s), line("output tokens", 0, output_tokens_per_s)], {
     ...shape, xaxis: axis(`time (${clockUnit})`), yaxis: axis("tokens/s", { rangemode: "tozero" }),
   });
+  drawReplicas(shape);
   drawByArrival();
+}
+
+function drawReplicas(shape) {
+  const { serving, starting, draining } = report.series;
+  byId("replicas").hidden = !serving;
+  if (!serving) return;
+  const stacked = { stackgroup: "replicas" };
+  const parts = [["serving", serving, 0], ["starting", starting, 1], ["draining", draining, 7]];
+  draw("replicas", parts.map(([name, values, place]) => line(name, place, values, stacked)), {
+    ...shape, xaxis: axis(`time (${clockUnit})`), yaxis: axis("replicas", { rangemode: "tozero" }),
+  });
 }
 
 function drawByArrival() {

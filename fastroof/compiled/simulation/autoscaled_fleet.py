@@ -1,0 +1,229 @@
+"""Runs of a fleet whose replicas a rule starts and stops: open loops, closed loops and sessions."""
+
+from __future__ import annotations
+
+import math
+
+from fastroof.arrays import Floats, Ints
+from fastroof.compiled.jit import jit_stateful
+from fastroof.compiled.simulation.autoscaling import (
+    NUM_SERVING,
+    ROUTED,
+    SERVING,
+    Scaler,
+    begin,
+    check_now,
+    check_us,
+    close,
+    is_empty,
+    wake,
+)
+from fastroof.compiled.simulation.ranks import (
+    group_next_us,
+    group_of,
+    group_schedule,
+    group_step_end,
+    group_time_out,
+    push_to_group,
+)
+from fastroof.compiled.simulation.replicas import (
+    POWER_OF_TWO,
+    ROUND_ROBIN,
+    Fleet,
+    Load,
+    _advance,
+    _engine_in,
+    _engines_each,
+    _outstanding,
+    _push,
+    _ranks_of,
+    _release,
+    is_less,
+    load_of,
+)
+from fastroof.compiled.simulation.sessions import coming_us, pop_coming
+from fastroof.compiled.simulation.state import (
+    CODE_STOPPED,
+    NONE,
+    EngineOptions,
+    Record,
+    Requests,
+    Served,
+)
+from fastroof.compiled.steps import open_plan
+
+
+@jit_stateful
+def _advance_up(
+    arena: Floats,
+    options: EngineOptions,
+    fleet: Fleet,
+    scaler: Scaler,
+    requests: Requests,
+    served: Served,
+    record: Record,
+    until_us: float,
+) -> int:
+    """Run the engines of replicas that serve or drain until ``until_us``. Returns a code."""
+    for replica in range(len(scaler.status)):
+        if scaler.status[replica] < SERVING:
+            continue
+        for engine in range(replica * _engines_each(fleet), (replica + 1) * _engines_each(fleet)):
+            code = _advance(arena, options, fleet, requests, served, record, engine, until_us)
+            if code != 0:
+                return int(code)
+    return 0
+
+
+@jit_stateful
+def _serving(scaler: Scaler, place: int) -> int:
+    """Return the replica at a place among those that serve."""
+    for replica in range(len(scaler.status)):
+        if scaler.status[replica] == SERVING:
+            if place == 0:
+                return replica
+            place -= 1
+    return NONE
+
+
+@jit_stateful
+def _choose(fleet: Fleet, scaler: Scaler, options: EngineOptions, requests: Requests, request: int) -> int:
+    """Choose the replica that serves a request, of those that serve, as the router's rule does."""
+    router, serving = fleet.router, scaler.counts[NUM_SERVING]
+    if router.rule == ROUND_ROBIN:
+        return int(_serving(scaler, request % serving))
+    if router.rule == POWER_OF_TWO:
+        below = scaler.rule.drawn_from
+        first = _serving(scaler, router.drawn[0, request] * serving // below)
+        second = _serving(scaler, router.drawn[1, request] * serving // below)
+        return int(second) if _outstanding(fleet, second) < _outstanding(fleet, first) else int(first)
+    chosen, least = NONE, Load(0, 0, 0)
+    for replica in range(len(scaler.status)):
+        if scaler.status[replica] == SERVING:
+            own = load_of(fleet, options, requests, replica, request)
+            if chosen == NONE or is_less(own, least):
+                chosen, least = replica, own
+    return chosen
+
+
+@jit_stateful
+def autoscaled_run(
+    arena: Floats,
+    options: EngineOptions,
+    fleet: Fleet,
+    scaler: Scaler,
+    requests: Requests,
+    served: Served,
+    record: Record,
+    replica_of: Ints,
+) -> int:
+    """Serve a trace with replicas that a rule starts and stops. Returns a code."""
+    begin(fleet, scaler)
+    for request in range(len(requests.arrival_us) + 1):
+        is_last = request == len(requests.arrival_us)
+        now_us = math.inf if is_last else requests.arrival_us[request]
+        while check_us(scaler) <= now_us:
+            if options.stop[0] != 0:
+                return CODE_STOPPED
+            code = _advance_up(arena, options, fleet, scaler, requests, served, record, check_us(scaler))
+            if code != 0:
+                return int(code)
+            if is_last and _are_empty(fleet):
+                break
+            code = check_now(fleet, scaler)
+            if code != 0:
+                return int(code)
+        if is_last:
+            break
+        if options.stop[0] != 0:
+            return CODE_STOPPED
+        code = _advance_up(arena, options, fleet, scaler, requests, served, record, now_us)
+        if code != 0:
+            return int(code)
+        wake(scaler, now_us)
+        replica = _choose(fleet, scaler, options, requests, request)
+        _push(fleet, requests, _engine_in(fleet, replica), request)
+        scaler.counts[ROUTED] += 1
+        replica_of[request] = replica
+    close(fleet, scaler)
+    return 0
+
+
+@jit_stateful
+def _are_empty(fleet: Fleet) -> bool:
+    """Whether all replicas are empty."""
+    for replica in range(len(fleet.router.pushed) // _engines_each(fleet)):
+        if not is_empty(fleet, replica):
+            return False
+    return True
+
+
+@jit_stateful
+def _route_until(
+    fleet: Fleet, scaler: Scaler, options: EngineOptions, requests: Requests, replica_of: Ints, now_us: float
+) -> None:
+    """Route every request that comes by now."""
+    while coming_us(requests) <= now_us:
+        request = pop_coming(requests)
+        wake(scaler, now_us)
+        replica = _choose(fleet, scaler, options, requests, request)
+        engine = _engine_in(fleet, replica)
+        push_to_group(group_of(fleet.groups, engine), requests, request)
+        fleet.router.pushed[engine] += 1
+        fleet.router.pushed_tokens[engine] += requests.input_tokens[request]
+        scaler.counts[ROUTED] += 1
+        replica_of[request] = replica
+
+
+@jit_stateful
+def autoscaled_feedback_run(
+    arena: Floats,
+    options: EngineOptions,
+    fleet: Fleet,
+    scaler: Scaler,
+    requests: Requests,
+    served: Served,
+    record: Record,
+    replica_of: Ints,
+    clients: int,
+) -> int:
+    """Serve sessions, or a closed loop's clients, with replicas that a rule starts and stops."""
+    begin(fleet, scaler)
+    plan = open_plan(arena)
+    released = 0
+    if clients > 0:
+        released = _release(requests, 0, clients, requests.arrival_us[0])
+    while True:
+        if options.stop[0] != 0:
+            return CODE_STOPPED
+        first = 0
+        now_us = math.inf
+        for engine in range(len(fleet.router.pushed)):
+            next_us = group_next_us(_ranks_of(fleet, engine), group_of(fleet.groups, engine), requests)
+            if next_us < now_us:
+                first = engine
+                now_us = next_us
+        at_us = coming_us(requests)
+        if at_us == math.inf and now_us == math.inf:
+            close(fleet, scaler)
+            return 0
+        if check_us(scaler) <= min(at_us, now_us):
+            code = check_now(fleet, scaler)
+            if code != 0:
+                return int(code)
+            continue
+        if at_us <= now_us:
+            _route_until(fleet, scaler, options, requests, replica_of, at_us)
+            continue
+        there, group = _ranks_of(fleet, first), group_of(fleet.groups, first)
+        for is_late in range(2):
+            if is_late:
+                left = group_time_out(plan, options, there, group, requests, served, now_us)
+            else:
+                left = group_step_end(plan, options, there, group, requests, served, record, now_us)
+            if clients > 0:
+                released = _release(requests, released, left, now_us + options.think_us)
+            _route_until(fleet, scaler, options, requests, replica_of, now_us)
+        code = group_schedule(arena, plan, options, there, group, requests, served, record, now_us)
+        if code != 0:
+            return int(code)

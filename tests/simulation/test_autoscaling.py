@@ -1,0 +1,355 @@
+"""Autoscaled replicas: equal to naive ones to the last bit, to fixed fleets, and in what they cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fastroof
+from fastroof import Trace, Workload
+from fastroof.compiled.simulation import autoscaling as loops
+from fastroof.errors import FastroofError, SimulationError
+from fastroof.simulation import Autoscaler
+from fastroof.simulation.autoscaled_simulation import AutoscaledSimulation
+from fastroof.simulation.autoscaling import METRICS, run_autoscaled
+from fastroof.simulation.replicas import POOLED_ROUTINGS, run_replicas
+from tests.reference import autoscaling as naive
+from tests.reference.made_prefixes import made_prefixes
+from tests.reference.made_sessions import made_sessions
+from tests.reference.replicas import ROUTES, Engine, Ranks, requests_of
+from tests.simulation import test_replicas
+
+US_PER_S = 1e6
+
+
+def a_rule(rng: np.random.Generator, most: int, least_s: float = 0.0) -> Autoscaler:
+    """A rule that often changes the number of replicas within a fraction of a second."""
+    metric = str(rng.choice(METRICS))
+    targets = {"queue": (0.5, 2, 5), "concurrency": (1, 3, 8), "kv": (0.2, 0.5, 0.9), "rate": (5, 50, 300)}
+    target = float(rng.choice(targets[metric]))
+    interval_s = max(float(rng.choice([0.002, 0.01, 0.05])), least_s)
+    return Autoscaler(
+        metric,
+        target,
+        max_replicas=most,
+        startup_s=float(rng.choice([0.0, 0.004, 0.05, 0.3])),
+        min_replicas=int(rng.integers(1, most + 1)) if rng.random() < 0.3 else 1,
+        interval_s=interval_s,
+        scale_down_delay_s=float(rng.choice([0.0, 0.03, 0.2])),
+        tolerance=float(rng.choice([0.0, 0.1, 0.4])),
+        low=target / 3.0 if rng.random() < 0.3 else None,
+    )
+
+
+def naively(
+    plan: Any, trace: Trace, own: Any, rule: Autoscaler, first: int, routing: str, seed: int, with_cache: bool
+) -> Any:
+    """Serve with the naive autoscaler; returns its requests, who served each, and its fleet."""
+    requests = requests_of(trace, own)
+    dp, rules = plan.layout.dp, Ranks.of_plan(plan)
+    apart, ranks = (1, dp) if rules is not None or dp == 1 else (dp, 1)
+
+    def make() -> list[Engine]:
+        return [
+            Engine(own, plan.step_scalar, ranks, rules, trace if with_cache else None) for _ in range(apart)
+        ]
+
+    route = ROUTES.get(routing)
+    if route is None:
+        below = rule.max_replicas if rule.max_replicas == rule.min_replicas else 2**31 - 1
+        drawn = np.random.default_rng(seed).integers(0, below, (2, len(trace)), np.int32)
+        route = naive.drawn_route(drawn.T.tolist(), below)
+    window_us = int(rule.scale_down_delay_s / rule.interval_s) * rule.interval_s * US_PER_S * (1 + 1e-9)
+    said = naive.Rule(
+        rule.metric, rule.target, rule.low, rule.tolerance, rule.min_replicas, first, rule.max_replicas,
+        rule.interval_s * US_PER_S, rule.startup_s * US_PER_S, window_us,
+    )  # fmt: skip
+    start_us = min(request.arrival_us for request in requests)
+    fleet = naive.Fleet(said, start_us, make, route, plan.profile.data_parallel.assignment)
+    if trace.is_closed or trace.has_parents:
+        think_us = trace.think_s * US_PER_S
+        timeout_us = own.timeout_s * US_PER_S
+        replica = naive.serve_with_feedback(requests, fleet, timeout_us, trace.clients or 0, think_us)
+    else:
+        replica = naive.serve_open_loop(requests, fleet)
+    return requests, replica, fleet
+
+
+def prove(seed: int) -> Any:
+    """Compare one random workload with the naive autoscaler; returns the outcomes."""
+    rng = np.random.default_rng(seed)
+    with_cache = bool(rng.random() < 0.3)
+    if with_cache:
+        work = made_prefixes(Random(seed), most=25)
+        trace, own = work.trace, work.settings
+        needed = -(-(trace.input_tokens + trace.output_tokens) // own.block_size)
+        own = replace(own, num_gpu_blocks=max(own.num_gpu_blocks, int(needed.max())), chunked_prefill=True)
+    else:
+        trace, own = test_replicas.a_workload(rng, clients=bool(rng.random() < 0.3))
+        if trace.clients is None and rng.random() < 0.4:
+            trace = made_sessions(Random(seed), trace)
+    plan = test_replicas.a_plan(
+        int(rng.choice([1, 1, 2, 3])), str(rng.choice(["", "lockstep=all", "assignment=round_robin"]))
+    )
+    delays_s = 0.0 if trace.delay_s is None else float(trace.delay_s.sum())
+    rule = a_rule(rng, int(rng.integers(1, 6)), (trace.duration_s + delays_s) / 200.0)
+    routing = str(rng.choice([name for name in POOLED_ROUTINGS if with_cache or name != "prefix_aware"]))
+    hits = "lru" if with_cache else "given"
+    first = int(rng.integers(rule.min_replicas, rule.max_replicas + 1))
+    got = run_autoscaled(plan, trace, own, rule, first, routing, seed=seed, prefix_cache=hits)
+    requests, replica, fleet = naively(plan, trace, own, rule, first, routing, seed, with_cache)
+    assert got.replica.tolist() == replica
+    assert np.array_equal(got.first_us, [one.first_us for one in requests], equal_nan=True)
+    assert np.array_equal(got.last_us, [one.last_us for one in requests], equal_nan=True)
+    assert got.status.tolist() == [one.status for one in requests]
+    assert got.preemptions.tolist() == [one.preemptions for one in requests]
+    assert np.array_equal(got.lives, list(fleet.rows()))
+    assert got.counters["end_us"] == max(one.now_us for each in fleet.lives for one in each.engines)
+    return got
+
+
+@pytest.mark.loops
+@pytest.mark.slow
+def test_a_thousand_workloads_are_served_as_by_a_naive_autoscaler() -> None:
+    started = drained = 0
+    for seed in range(WORKLOADS):
+        lives = prove(seed).lives
+        started += (lives[:, loops.LIFE_READY] > lives[:, loops.LIFE_ORDERED]).sum()
+        drained += np.isfinite(lives[:, loops.LIFE_DRAINED]).sum()
+    print(f"{started} replicas with a start-up time, {drained} drained")
+    assert started > WORKLOADS / 2
+    assert drained > WORKLOADS / 4
+
+
+WORKLOADS = 1000
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32))
+def test_any_workload_is_served_to_the_bit(seed: int) -> None:
+    prove(seed)
+
+
+# -- what autoscaled replicas keep to -------------------------------------------------------------
+
+
+def a_trace(seed: int) -> tuple[Trace, Any]:
+    rng = np.random.default_rng(seed)
+    trace, own = test_replicas.a_workload(rng, clients=seed % 3 == 0)
+    return (made_sessions(Random(seed), trace) if seed % 3 == 1 else trace), own
+
+
+@given(seed=st.integers(0, 2**32), replicas=st.integers(2, 4), routing=st.sampled_from(sorted(ROUTES)[:-2]))
+def test_as_few_as_most_replicas_are_a_fixed_fleet(seed: int, replicas: int, routing: str) -> None:
+    trace, own = a_trace(seed)
+    plan = test_replicas.a_plan(1 + seed % 2)
+    rule = Autoscaler("queue", 1, max_replicas=replicas, min_replicas=replicas, startup_s=1, interval_s=0.01)
+    for name in (routing, "power_of_two"):
+        got = run_autoscaled(plan, trace, own, rule, routing=name, seed=seed)
+        fixed = run_replicas(plan, trace, own, replicas, name, seed=seed)
+        for field in ("arrival_us", "first_us", "last_us", "preemptions", "status", "replica"):
+            np.testing.assert_array_equal(getattr(got, field), getattr(fixed, field), err_msg=field)
+        assert np.array_equal(got.gaps, fixed.gaps)
+        if name != "round_robin" or trace.clients or trace.has_parents:
+            # independent replicas add their steps in bins of other widths
+            assert got.bin_us == fixed.bin_us
+            np.testing.assert_allclose(got.series, fixed.series, rtol=1e-9, atol=1e-6)
+        assert got.counters == pytest.approx(fixed.counters, rel=1e-12)
+        assert got.lives is not None
+        assert len(got.lives) == replicas
+
+
+@given(seed=st.integers(0, 2**32))
+def test_replicas_get_requests_between_their_start_and_their_end(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    trace, own = a_trace(seed)
+    rule = a_rule(rng, int(rng.integers(1, 6)))
+    got = run_autoscaled(test_replicas.a_plan(), trace, own, rule, routing="least_load")
+    lives = got.lives
+    assert lives is not None
+    place, ordered_us, ready_us, drained_us, stopped_us = lives.T
+    for arrival_us, replica in zip(got.arrival_us, got.replica, strict=True):
+        may = (place == replica) & (ready_us <= arrival_us) & (arrival_us < drained_us)
+        assert may.sum() == 1
+    assert (ordered_us <= stopped_us).all()
+    assert (np.minimum(drained_us, got.counters["end_us"]) <= stopped_us).all()
+    for one in range(rule.max_replicas):
+        order = np.argsort(ordered_us[place == one])
+        # a replica's lives follow each other
+        assert (stopped_us[place == one][order][:-1] <= ordered_us[place == one][order][1:]).all()
+
+
+@pytest.fixture(scope="module")
+def day() -> AutoscaledSimulation:
+    """Traffic that rises and falls, two hours of it."""
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100")
+    load = Workload(ramp=(2, 30, 2, 2, 40, 2), requests=20_000, input_tokens=1000, output_tokens=150, seed=1)
+    rule = Autoscaler("concurrency", 20, max_replicas=6, startup_s=60)
+    sim = fastroof.simulate(plan, load.trace(), autoscale=rule, routing="least_outstanding")
+    assert isinstance(sim, AutoscaledSimulation)
+    return sim
+
+
+def test_gpu_hours_are_the_replicas_over_time(day: AutoscaledSimulation) -> None:
+    fleet = day.fleet.to_pydict()
+    numbers = [np.array(fleet[name]) for name in ("starting", "serving", "draining")]
+    held_s = (sum(numbers)[:-1] * np.diff(fleet["time_s"])).sum()
+    assert day.gpu_hours == pytest.approx(held_s / 3600, rel=1e-12)
+    assert all((one >= 0).all() and one[-1] == 0 for one in numbers)
+    assert sum(numbers).max() <= 6
+    assert numbers[1][:-1].min() >= 1
+    series = day.series()
+    length_s = np.diff(np.append(series["time_s"].to_numpy(), fleet["time_s"][-1]))
+    means = sum(series[name].to_numpy() for name in ("starting", "serving", "draining"))
+    assert (means * length_s).sum() / 3600 == pytest.approx(day.gpu_hours, rel=1e-9)
+    assert 0 < max(series["busy"].to_pylist()) < 1 + 1e-6
+    answers = day.summary(with_range=False)
+    scaling = answers["autoscaling"]
+    assert scaling["replicas"]["mean"] * answers["duration_s"] / 3600 == pytest.approx(
+        day.gpu_hours, rel=1e-3
+    )
+    assert scaling["started"] > 2
+    assert scaling["stopped"] > 2
+    assert 0 < answers["busy"] <= 1
+
+
+def test_it_costs_less_than_a_fleet_at_the_peak_and_limits_say_whether_it_serves(
+    day: AutoscaledSimulation,
+) -> None:
+    limits = {"ttft_ms": 1000.0, "tpot_ms": 40.0}
+    scaling = day.summary(**limits, with_range=False)["autoscaling"]
+    peak, fewest = scaling["fixed"]["at_peak"], scaling["fixed"]["fewest"]
+    assert peak["replicas"] == scaling["replicas"]["max"]
+    assert scaling["gpu_hours"] < peak["gpu_hours"]
+    assert all(fewest["p99_within"].values())
+    one_less = day.fixed(fewest["replicas"] - 1, limits)
+    assert not one_less.keeps
+    plan, trace = day.plan, day.trace
+    alone = fastroof.simulate(plan, trace, replicas=fewest["replicas"], routing="least_outstanding")
+    assert alone.goodput(**limits)["share"] == fewest["share"]
+    hours = alone.summary(with_range=False)["duration_s"] * fewest["replicas"] / 3600
+    assert fewest["gpu_hours"] == pytest.approx(hours, rel=1e-12)
+    assert day.summary(ttft_ms=1e-3, with_range=False)["autoscaling"]["fixed"]["fewest"] is None
+
+
+def test_a_longer_start_makes_tokens_slower(day: AutoscaledSimulation) -> None:
+    plan, trace, rule = day.plan, day.trace, day.autoscaler
+    tails_ms = [
+        fastroof.simulate(
+            plan, trace, autoscale=replace(rule, startup_s=s), routing="least_outstanding"
+        ).times.percentile("tpot_ms", 99)
+        for s in (0, 60, 900)
+    ]
+    assert tails_ms[0] < tails_ms[1] < tails_ms[2]
+
+
+def test_a_new_replica_has_an_empty_cache() -> None:
+    """Two bursts of one prompt; the replica of the second one is new, and finds nothing at first."""
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
+    count = 40
+    arrival_s = np.concatenate([np.linspace(0, 1, count), np.linspace(1000, 1001, count)])
+    trace = Trace(
+        arrival_s, [1024] * 2 * count, [50] * 2 * count,
+        hash_ids=[1, 2] * 2 * count, hash_offsets=np.arange(2 * count + 1) * 2, hash_block_size=512,
+    )  # fmt: skip
+    rule = Autoscaler("concurrency", 4, max_replicas=2, startup_s=0.1, interval_s=0.2, scale_down_delay_s=1)
+    sim = fastroof.simulate(plan, trace, autoscale=rule, routing="round_robin")
+    found = sim.requests.to_pandas()
+    misses = found[found.cached_tokens == 0]
+    assert isinstance(sim, AutoscaledSimulation)
+    assert len(sim.outcomes.lives) == 3
+    # replica 0 at the start, 1 when it is started, and again
+    assert misses.groupby("replica").arrival_s.apply(lambda at: (at // 1000).nunique()).tolist() == [1, 2]
+
+
+def test_rows_for_lives_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = test_replicas.a_plan()
+    _, own = test_replicas.a_workload(np.random.default_rng(5))
+    own = replace(own, timeout_s=math.inf)
+    trace = Trace(np.repeat(np.arange(8) * 5.0, 6) + np.tile(np.arange(6) * 0.01, 8), [20] * 48, [20] * 48)
+    rule = Autoscaler(
+        "concurrency", 1, max_replicas=5, startup_s=0, interval_s=0.001, scale_down_delay_s=0, tolerance=0
+    )
+    lives = run_autoscaled(plan, trace, own, rule).lives
+    assert lives is not None
+    assert len(lives) > 10
+    monkeypatch.setattr("fastroof.simulation.autoscaling.FIRST_LIVES", 1)
+    assert np.array_equal(run_autoscaled(plan, trace, own, rule).lives, lives)
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"metric": "cpu"}, "metric must be one of queue, concurrency, kv, rate"),
+        ({"target": 0}, "target must be a number from 1e-06"),
+        ({"target": math.nan}, "target must be a number"),
+        ({"max_replicas": 0}, "max_replicas"),
+        ({"max_replicas": 10**6}, "max_replicas"),
+        ({"min_replicas": 9}, "min_replicas 9 is above max_replicas 4"),
+        ({"min_replicas": 0}, "min_replicas"),
+        ({"startup_s": -1}, "startup_s must be a number from 0"),
+        ({"interval_s": 0}, "interval_s must be a number from 0.001"),
+        ({"scale_down_delay_s": 1e6, "interval_s": 0.001}, "checks of interval_s"),
+        ({"tolerance": 2}, "tolerance must be a number from 0 to 1"),
+        ({"low": 3}, "low must be a number from 0 to 2"),
+    ],
+)
+def test_wrong_rules_say_what_is_valid(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(SimulationError, match=words):
+        Autoscaler(**{"metric": "queue", "target": 2, "max_replicas": 4, "startup_s": 10, **given})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "queue", "queue:", "queue:x", "queue:1:2:3", "cpu:1", "queue:nan", "kv:inf"]
+)
+def test_wrong_texts_of_rules_are_refused(text: str) -> None:
+    with pytest.raises(SimulationError, match=r"METRIC:TARGET|target must be"):
+        Autoscaler.parsed(text, max_replicas=2, startup_s=1)
+
+
+@given(text=st.text(alphabet="queuconrytkva:0123456789.e-", max_size=12))
+def test_any_text_is_a_rule_or_an_error(text: str) -> None:
+    try:
+        rule = Autoscaler.parsed(text, max_replicas=2, startup_s=1)
+    except FastroofError:
+        return
+    assert Autoscaler.parsed(rule.text, max_replicas=2, startup_s=1).metric == rule.metric
+
+
+def test_wrong_runs_say_what_is_valid() -> None:
+    plan = test_replicas.a_plan()
+    rule: Any = Autoscaler("queue", 2, max_replicas=4, startup_s=10)
+    trace = Trace([0.0, 1.0], [100, 100], [5, 5])
+    small = {"max_num_batched_tokens": 512, "max_num_seqs": 8}
+    for words, options in (
+        ("autoscale must be an Autoscaler, got str", {"autoscale": "queue:2"}),
+        ("replicas 5, with which autoscaling begins", {"autoscale": rule, "replicas": 5}),
+        ("replicas must be", {"autoscale": rule, "replicas": 0}),
+        ("at most 10,000,000", {"autoscale": replace(rule, interval_s=0.001, scale_down_delay_s=0)}),
+        ("routing must be one of", {"autoscale": rule, "routing": "random"}),
+    ):
+        late = replace(trace, arrival_s=[0.0, 1e9]) if "most" in words else trace
+        with pytest.raises(SimulationError, match=words):
+            fastroof.simulate(plan, late, **small, **options)
+
+
+def test_rejected_requests_are_in_no_replica() -> None:
+    trace = Trace([0.0, 1.0], [10**6, 10**6], [5, 5])
+    plan = test_replicas.a_plan()
+    rule = Autoscaler("queue", 2, max_replicas=2, startup_s=1)
+    sim = fastroof.simulate(
+        plan, trace, max_num_batched_tokens=512, max_num_seqs=8, num_gpu_blocks=100, on_too_long="reject",
+        autoscale=rule,
+    )  # fmt: skip
+    assert sim.requests["status"].to_pylist() == ["rejected"] * 2
+    assert sim.summary(with_range=False)["autoscaling"]["gpu_hours"] == 0.0
