@@ -32,6 +32,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "uneven stages": {"model": "llama-3.1-8b", "pp": 5},
     "shared prompts": {"model": "llama-3.1-8b", "cp": 4},
     "another method": {"model": "llama-3.1-8b", "method": "nearest"},
+    "adapters": {"model": "qwen3-30b-a3b", "tp": 2, "engine": "vllm", "lora": "16:4"},
 }
 
 
