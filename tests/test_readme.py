@@ -46,7 +46,15 @@ def pages_with(language: str, *, runs: bool = True) -> list[Any]:
     return [pytest.param(page, id=str(page.relative_to(CHECKOUT))) for page in pages]
 
 
-@pytest.mark.parametrize("page", pages_with("python"))
+def slow_ones(pages: list[Any]) -> list[Any]:
+    """Mark the pages that take half of the seconds of all; `best` and sweeps have tests of their commands."""
+    return [
+        pytest.param(*page.values, id=page.id, marks=pytest.mark.slow) if page.id in SECONDS else page
+        for page in pages
+    ]
+
+
+@pytest.mark.parametrize("page", slow_ones(pages_with("python")))
 def test_python_blocks_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "readme"}
@@ -83,14 +91,7 @@ def transcript(source: str) -> list[tuple[list[str], str]]:
     return commands
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        # half of the seconds of all; `best` and sweeps are also tested by their commands
-        pytest.param(*page.values, id=page.id, marks=pytest.mark.slow) if page.id in SECONDS else page
-        for page in pages_with("console")
-    ],
-)
+@pytest.mark.parametrize("page", slow_ones(pages_with("console")))
 def test_commands_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")

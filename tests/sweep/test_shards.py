@@ -76,9 +76,12 @@ def test_units_are_dealt_disjoint_complete_and_even(sizes: list[int], total: int
 @pytest.mark.parametrize(
     "name",
     [
-        # rows to keep are chosen as in `best` where the rows of a front are
-        pytest.param(name, marks=[pytest.mark.release] if name in ("pareto", "steps all") else [])
-        for name in SPECS
+        "best",
+        "steps best",
+        pytest.param("all", marks=pytest.mark.slow),
+        # which differ in what is kept of a unit, as test_sweep and test_deployments test it
+        pytest.param("pareto", marks=pytest.mark.release),
+        pytest.param("steps all", marks=pytest.mark.release),
     ],
 )
 def test_merged_shards_equal_the_whole(tmp_path: Path, name: str) -> None:
