@@ -133,6 +133,30 @@ def test_engine_means_the_runtimes_own(trace: str) -> None:
     assert (found["settings"]["num_gpu_blocks"], found["settings"]["timeout_s"]) == (5000, 30.0)
 
 
+def test_tiers_are_printed_as_the_library_answers(tmp_path: Path, h100: fastroof.Tables) -> None:
+    talks = [{"timestamp": 900 * i, "input_length": 1600, "output_length": 4} for i in range(8)]
+    path, page = tmp_path / "talks.jsonl", tmp_path / "page.html"
+    for i, talk in enumerate(talks):
+        talk["hash_ids"] = [4 * (i % 4) + at for at in range(4)]  # type: ignore[assignment]
+    path.write_text("\n".join(map(json.dumps, talks)) + "\n")
+    tiers = "host:1GB:50GB/s,disk:1TB:5GB/s:20us:before_step"
+    given = (*VLLM, "--trace", str(path), "--num-gpu-blocks", "200", "--kv-tiers", tiers)
+    found = parsed(*given)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
+    sim = fastroof.simulate(plan, fastroof.load_trace(path), num_gpu_blocks=200, kv_tiers=tiers)
+    assert found["kv_tiers"] == json.loads(json.dumps(sim.summary()["kv_tiers"]))
+    host, disk = found["kv_tiers"]["tiers"]
+    assert host["found_tokens"] + disk["found_tokens"] > 3000
+    code, out, _ = run(*given, "--report", str(page))
+    assert code == 0
+    assert f"{host['fetched_bytes'] / 1e9:,.4g} GB fetched" in out
+    for name in ("host", "disk"):
+        assert f"KV tier {name} " in out
+        assert f"in KV tier {name}" in page.read_text()
+    assert "not simulated" in refused(*given, "--prefill-replicas", "1", "--decode-replicas", "1")
+    assert "unknown KV tier" in refused(*VLLM, "--trace", str(path), "--kv-tiers", "hots")
+
+
 def test_requests_and_page_are_written(trace: str, tmp_path: Path) -> None:
     rows, page = tmp_path / "rows.parquet", tmp_path / "page.html"
     code, out, _ = run(*VLLM, "--trace", trace, "--requests", str(rows), "--report", str(page))
