@@ -10,7 +10,7 @@ import numpy as np
 
 from fastroof.arrow import arrow_schema
 from fastroof.caching import lazy_property
-from fastroof.checks import one_of
+from fastroof.checks import one_of, shown
 from fastroof.columns import Column
 from fastroof.errors import SimulationError
 from fastroof.simulation.engine import Outcomes
@@ -242,8 +242,15 @@ def simulate_disaggregated(
     >>> round(sim.requests["transfer_ms"][0].as_py(), 3)
     10.486
     """
+    from fastroof.plan.compile import check_plan
+
     one_of("on_too_long", on_too_long, ON_TOO_LONG, SimulationError)
     one_of("prefix_cache", prefix_cache, PREFIX_CACHES, SimulationError)
+    for name, plan in (("prefill_plan", prefill_plan), ("decode_plan", decode_plan)):
+        check_plan(name, plan, SimulationError)
+    for name, settings in (("prefill", prefill), ("decode", decode)):
+        if settings is not None and not isinstance(settings, Mapping):
+            raise SimulationError(f"{name} must be settings by name, got {shown(settings)}")
     requests = trace if isinstance(trace, Trace) else load_trace(trace)
     prefix_cache = source_of_hits(requests, prefix_cache)
     prompts, whole = (running_tokens(requests, plan) for plan in (prefill_plan, decode_plan))

@@ -43,7 +43,7 @@ from fastroof.simulation.pools import (
     has_feedback,
     pools_too_long,
     prefilled_trace,
-    takes_us,
+    sent_in_us,
 )
 from fastroof.simulation.prompt_tree import GIVEN, LRU
 from fastroof.simulation.replicas import (
@@ -188,7 +188,7 @@ def _arrivals_us(
 ) -> Floats:
     """Return when each request's KV cache arrives at its decode engine, us."""
     ready_us = prefilled.last_us[goes_on]
-    lasts_us = takes_us(prefill.plan, decode.plan, trace.input_tokens[goes_on], link)
+    lasts_us = sent_in_us(prefill, decode, trace.input_tokens[goes_on], link)
     if not link.is_shared:
         unshared_us: Floats = ready_us + lasts_us
         return unshared_us
@@ -282,9 +282,7 @@ def _run_fed_back(
         options=fed[1].options._replace(has_cache=0, has_reserved=int(link.back_pressure))
     )
     on_wire = link._replace(latency_us=0.0) if link.by_layer else link
-    line = _line_of(
-        takes_us(prefill.plan, decode.plan, prompts.input_tokens, on_wire), goes_on, prefill, fed[1]
-    )
+    line = _line_of(sent_in_us(prefill, decode, prompts.input_tokens, on_wire), goes_on, prefill, fed[1])
     options = transfers.LinkOptions(
         latency_us=float(link.latency_us),
         is_shared=int(link.is_shared),

@@ -94,8 +94,22 @@ def takes_us(prefill: StepPlan, decode: StepPlan, prompts: Any, link: Link) -> F
     return lasts_us
 
 
+def sent_in_us(prefill: Pool, decode: Pool, prompts: Any, link: Link) -> Floats:
+    """Return :func:`takes_us` of pools; an error if that is longer than numbers are."""
+    with np.errstate(over="ignore"):
+        lasts_us = takes_us(prefill.plan, decode.plan, prompts, link)
+    if not np.isfinite(lasts_us).all():
+        raise SimulationError(
+            f"a transfer over a link of {shown(link.bytes_per_s)} B/s with a latency of "
+            f"{shown(link.latency_us)} us never ends; give more bytes_per_s or less latency_us"
+        )
+    return lasts_us
+
+
 def check_pools(prefill: Pool, decode: Pool, link: Link) -> None:
     """Raise an error if the pools or their link are invalid."""
+    if not isinstance(link, Link):
+        raise SimulationError(f"link must be a Link, got {shown(link)}; use fastroof.simulation.Link")
     one, other = prefill.plan, decode.plan
     if (one.model, one.kv_dtype) != (other.model, other.kv_dtype):
         raise SimulationError(

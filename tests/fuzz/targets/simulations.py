@@ -11,6 +11,7 @@ import numpy as np
 
 import fastroof
 from fastroof import serving
+from fastroof.simulation import Link, simulate_disaggregated
 from fastroof.simulation.replicas import POOLED_ROUTINGS
 from fastroof.sweep import best_batches, decode_times_us
 from tests.fuzz.expressions import NAMES, evaluated, integer, integer_array, odd, sizes
@@ -61,7 +62,7 @@ class Calls(Target):
         self.other = plan_of(tp=2, max_tokens=8192, max_seqs=1024)
         self.names = {
             **NAMES, "plan": self.plan, "other": self.other, "Workload": fastroof.Workload,
-            "Trace": fastroof.Trace,
+            "Trace": fastroof.Trace, "Link": Link,
         }  # fmt: skip
 
     def value(self, name: str, random: Random) -> str:
@@ -198,13 +199,15 @@ class Simulations(Calls):
     def check(self, case: bytes) -> None:
         # what a workload refuses is the workload's target
         given, options = self._called(case)
-        if len(given) == 2 and isinstance(given[1], fastroof.Trace):
-            few_tokens(given[1])
-        elif len(given) == 2 and isinstance(given[1], dict):
-            few_tokens(fastroof.load_trace(given[1]))
-        if isinstance(replicas := options.get("replicas"), int) and replicas > MOST_REPLICAS:
-            raise SkippedError  # each has memory of its own
-        simulated = fastroof.simulate(*given, **options)
+        trace = given[-1] if len(given) > 1 else None
+        if isinstance(trace, dict):
+            few_tokens(fastroof.load_trace(trace))
+        elif isinstance(trace, fastroof.Trace):
+            few_tokens(trace)
+        for name in ("replicas", "prefill_replicas", "decode_replicas"):
+            if isinstance(replicas := options.get(name), int) and replicas > MOST_REPLICAS:
+                raise SkippedError  # each has memory of its own
+        simulated = self.simulated(*given, **options)
         summary = simulated.summary()
         requests = simulated.requests
         if len(requests) != len(simulated.requests["status"]):
@@ -216,11 +219,48 @@ class Simulations(Calls):
         if summary["finished"] and not 0 < summary["requests_per_s"] < math.inf:
             raise Wrong(f"{summary['requests_per_s']} requests/s")
 
+    def simulated(self, *given: Any, **options: Any) -> fastroof.Simulation:
+        return fastroof.simulate(*given, **options)
+
     def _called(self, case: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         try:
             return self.call(case)
         except fastroof.FastroofError:
             raise SkippedError from None
+
+
+POOLS: dict[str, tuple[str, ...]] = {
+    "prefill_replicas": ("1", "2", "3"), "decode_replicas": ("1", "2", "3"), "timeout_s": (),
+    "time_scale": (),
+    "link": (
+        "Link(back_pressure=True)", "Link(1e8, back_pressure=True, first_token='decode')",
+        "Link(by_layer=True)", "Link(1e8, 5.0, False, 'prefill')", "Link(back_pressure=True, by_layer=True)",
+        "Link(by_layer=2)", "Link(nan)", "Link(latency_us='9')", "Link(is_shared=None)", "Link(5e-324)",
+    ),
+    "prefill": ("{'num_gpu_blocks': 30}", "{'max_num_seqs': 1, 'num_gpu_blocks': 40}", "{'x': 1}"),
+    "decode": ("{'num_gpu_blocks': 30}", "{'timeout_s': 0.05}", "{'reserve_output': True}", "7"),
+    **{name: SIMULATE[name] for name in ("prefix_cache", "on_too_long")},
+    "prefill_routing": SIMULATE["routing"], "decode_routing": SIMULATE["routing"],
+}  # fmt: skip
+
+
+class Pools(Simulations):
+    name = "simulate_disaggregated"
+    known = POOLS
+    always: ClassVar[dict[str, str]] = {}
+
+    def examples(self) -> list[bytes]:
+        return [
+            f"f(plan, plan, {load}.trace(), link={link})".encode()
+            for load in (FEW, SESSIONS, "Workload(clients=3, requests=20, input_tokens=100, output_tokens=9)")
+            for link in POOLS["link"][:4]
+        ]
+
+    def first(self, random: Random) -> list[str]:
+        return [random.choice(("plan", "plan", "other")), *super().first(random)]
+
+    def simulated(self, *given: Any, **options: Any) -> fastroof.Simulation:
+        return simulate_disaggregated(*given, **options)
 
 
 CAPACITY: dict[str, tuple[str, ...]] = {
@@ -378,4 +418,4 @@ class PlanSweeps(Calls):
             all_finite(found)
 
 
-TARGETS = [Workloads, Simulations, Capacities, Estimates, PlanSweeps]
+TARGETS = [Workloads, Simulations, Pools, Capacities, Estimates, PlanSweeps]
