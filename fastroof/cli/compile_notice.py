@@ -43,8 +43,8 @@ class CompileNotice(logging.Handler):
         if record.msg.startswith("compiling"):
             if self._depth == 0:
                 self._began = now - self._spent_s
-                what = str(record.args[0]) if record.args else ""  # words, if it is not the name of a loop
-                self._notice = f"compiling {what}" if " " in what else NOTICE
+                words = record.getMessage()  # two of them name a loop, more are a notice
+                self._notice = words if words.count(" ") > 1 else NOTICE
             self._depth += 1
             if self._progress is None and now - self._began > DELAY_S:
                 self._progress = _shown(self._notice)
