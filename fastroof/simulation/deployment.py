@@ -180,15 +180,18 @@ def _autoscaled(rule: Autoscaler, fixed: partial[Any], time_scale: float) -> Sim
     if not isinstance(rule, Autoscaler):
         raise SimulationError(f"autoscale must be an Autoscaler, got {type(rule).__name__}")
     plan, trace, settings, replicas, routing = fixed.args
+    given = dict(fixed.keywords)
+    if given.pop("tiers").tiers:
+        raise SimulationError(
+            "kv_tiers of replicas that autoscale starts and stops are not simulated; leave out one of them"
+        )
     return AutoscaledSimulation(
         plan,
         trace,
         settings,
         rule,
         lambda scale: run_autoscaled(
-            plan, trace, settings, rule, replicas, routing, time_scale=scale * time_scale, **fixed.keywords
+            plan, trace, settings, rule, replicas, routing, time_scale=scale * time_scale, **given
         ),
-        lambda count: run_replicas(
-            plan, trace, settings, count, routing, time_scale=time_scale, **fixed.keywords
-        ),
+        lambda count: run_replicas(plan, trace, settings, count, routing, time_scale=time_scale, **given),
     )

@@ -199,7 +199,9 @@ def autoscaled_feedback_run(
         first = 0
         now_us = math.inf
         for engine in range(len(fleet.router.pushed)):
-            next_us = group_next_us(_ranks_of(fleet, engine), group_of(fleet.groups, engine), requests)
+            next_us = group_next_us(
+                _ranks_of(fleet, engine), options, group_of(fleet.groups, engine), requests, served
+            )
             if next_us < now_us:
                 first = engine
                 now_us = next_us
