@@ -77,9 +77,7 @@ extrapolated, borrowed or modelled), components_us [tokens, logits, decode_atten
 runtime, vision_encoder (with images)], images [width, height] and image_tokens (of a prompt; with --image),
 kv_tokens, max_kv_tokens, and with --explain operators [name, calls, total_us, share, flops, moved_bytes,
 mfu, bytes_per_s, bound, origin, source, dtype (of its kernel)] and memory_bytes (of one GPU) [weights,
-adapters (with LoRA), workspace, context, reserve, kv_cache]; with --energy energy [joules (of the GPUs of a
-rank's stage), joules_per_token, watts (of one GPU), relative_error, basis (measured or modelled)]. Values
-that do not apply are null.
+adapters (with LoRA), workspace, context, reserve, kv_cache]. Values that do not apply are null.
 """
     + ENGINE_FACTS
 )

@@ -178,14 +178,8 @@ def run_schedulers(
         counters = fleet_counters(fleet.states, prefix_cache)
         use = use_of(tiers, [fleet.states], requests)
     found = requests.rows[:-1, FOUND].copy() if prefix_cache == LRU else None
-<<<<<<< HEAD
     outcomes = fleet_outcomes(requests, arrays.served, replica_of, record, counters, found)
     outcomes = outcomes._replace(tiers=use)
-=======
-    outcomes = fleet_outcomes(requests, arrays.served, replica_of, record, counters, found)._replace(
-        tiers=use
-    )
->>>>>>> 50b4d40b (Refuse tiers of KV cache with autoscaling, whose replicas lose them)
     return with_rejected(outcomes, trace, rejected) if some else outcomes
 
 

@@ -56,7 +56,8 @@ def by_hours(unit: Floats, rates_per_s: tuple[float, ...]) -> Floats:
     knots = np.concatenate([[0.0], np.cumsum(rates_per_s) * part_s])
     after_s = np.maximum(unit - knots[-1], 0.0) / next(rate for rate in reversed(rates_per_s) if rate)
     within_s: Floats = np.interp(unit, knots, np.arange(len(rates_per_s) + 1) * part_s)
-    return within_s + after_s
+    arrivals_s: Floats = within_s + after_s
+    return arrivals_s
 
 
 def checked_ramp(ramp: Any) -> tuple[float, ...]:
