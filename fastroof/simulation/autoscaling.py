@@ -215,6 +215,10 @@ def run_autoscaled(
             f"{autoscaler.max_replicas}"
         )
     one_of("routing", routing, POOLED_ROUTINGS if prefix_cache == LRU else ROUTINGS, SimulationError)
+    if plan.layout.pp > 1:
+        raise SimulationError(
+            f"pipeline stages are simulated with one engine, autoscaling with pp=1, got pp={plan.layout.pp}"
+        )
     checks = trace.duration_s / autoscaler.interval_s
     if checks > MOST_CHECKS:
         raise SimulationError(

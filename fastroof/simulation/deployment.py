@@ -157,7 +157,7 @@ def simulate(
         raise SimulationError('kv_tiers needs a simulated prefix cache: give prefix_cache="lru"')
     if on_too_long == "error":
         refuse_too_long(requests, settings, 'on_too_long="reject"')
-    given = {"seed": seed, "prefix_cache": prefix_cache, "tiers": tiers}
+    given: dict[str, Any] = {"seed": seed, "prefix_cache": prefix_cache, "tiers": tiers}
     run = partial(run_replicas, plan, requests, settings, replicas, routing, **given)
     if autoscale is not None:
         return _autoscaled(autoscale, run, time_scale)

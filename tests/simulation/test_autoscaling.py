@@ -347,6 +347,13 @@ def test_wrong_runs_say_what_is_valid() -> None:
             fastroof.simulate(plan, late, **small, **options)
 
 
+def test_pipeline_stages_are_refused(h100: fastroof.Tables) -> None:
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, pp=2, engine="kernels")
+    rule = Autoscaler("queue", 2, max_replicas=2, startup_s=1)
+    with pytest.raises(SimulationError, match="autoscaling with pp=1, got pp=2"):
+        fastroof.simulate(plan, Trace([0.0], [100], [5]), autoscale=rule)
+
+
 def test_rejected_requests_are_in_no_replica() -> None:
     trace = Trace([0.0, 1.0], [10**6, 10**6], [5, 5])
     plan = test_replicas.a_plan()
