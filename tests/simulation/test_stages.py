@@ -24,7 +24,7 @@ from tests.reference.made_sessions import made_sessions
 from tests.reference.made_workloads import made_workload
 from tests.reference.stages import Stages
 
-WORKLOADS = 1000
+WORKLOADS = [60, pytest.param(1000, marks=pytest.mark.slow)]
 US_PER_S = 1e6
 
 
@@ -61,16 +61,17 @@ def without_pauses(settings: EngineSettings) -> EngineSettings:
 
 
 @pytest.mark.loops
-def test_stages_serve_as_naive_ones_do() -> None:
+@pytest.mark.parametrize("workloads", WORKLOADS)
+def test_stages_serve_as_naive_ones_do(workloads: int) -> None:
     """Open and closed loops, sessions, time-outs; engines that lack blocks nearly all the time."""
     seen = Counter[str]()
-    for seed in range(WORKLOADS):
+    for seed in range(workloads):
         random = Random(seed)
         work = made_workload(random, random.choice(["tiny", "tiny", "usual", "scarce"]))
         trace = made_sessions(random, work.trace) if random.random() < 0.3 else work.trace
         seen += prove(trace, without_pauses(work.settings), random.choice([2, 3, 4]))
-    assert seen["timed out"] > 200
-    assert seen["preemptions"] > 200
+    assert seen["timed out"] > workloads
+    assert seen["preemptions"] > workloads
 
 
 def test_one_request_passes_all_stages() -> None:
