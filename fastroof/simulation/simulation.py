@@ -16,6 +16,7 @@ from fastroof.caching import lazy_property
 from fastroof.errors import BatchError, SimulationError
 from fastroof.simulation import step_range
 from fastroof.simulation.answers import answers_html, duration_us, run_answers
+from fastroof.simulation.energy import run_energy
 from fastroof.simulation.kv_tiers import tier_notes
 from fastroof.simulation.replicas import engines_of
 from fastroof.simulation.requests import (
@@ -428,6 +429,10 @@ class Simulation(ArrowRows):
             raise BatchError("goodput needs a limit: ttft_ms, tpot_ms or e2e_ms")
         kept = self.times.goodput(limits, duration_us(self.outcomes))
         return {**kept, "p99_within": step_range.limits_kept(self.times, limits)}
+
+    def energy(self) -> dict[str, Any]:
+        """Return the run's energy, J: of all GPUs, busy and idle, and per output token; with its error."""
+        return run_energy(self)
 
     # -- effect of the step error ----------------------------------------------------------------
 

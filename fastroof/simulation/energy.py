@@ -1,0 +1,72 @@
+"""Energy of a simulated run: the mean steps of each interval of its series, and idle time.
+
+The loops count steps and tokens, not joules. Steps with prompts are taken to have the run's mean number of
+prompt tokens next to the interval's running requests; the rest of its busy time is that of decode-only steps.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastroof.errors import SimulationError
+from fastroof.plan.energy import MeanSteps, Parts, basis_of, check_power, mean_steps
+from fastroof.serving.energy import energy_error
+from fastroof.simulation.answers import duration_us
+from fastroof.simulation.requests import BLOCKS_US, BUSY_US, NEW_TOKENS, OUTPUT_TOKENS, RUNNING_US
+from fastroof.units import UJ_PER_J, US_PER_S
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+    from fastroof.simulation.simulation import Simulation
+
+
+def run_energy(sim: Simulation) -> dict[str, Any]:
+    """Return the energy of a run, by the names of :meth:`fastroof.Simulation.energy`."""
+    plan, counters = sim.plan, sim.outcomes.counters
+    check_power(plan.gpu, SimulationError)
+    if plan.layout.pp > 1:
+        raise SimulationError(f"energy of a run needs pp 1, whose steps are simulated; got {plan.layout}")
+    series = sim.outcomes.series[sim.outcomes.series[:, BUSY_US] > 0.0]
+    ranks = plan.layout.dp * sim.replicas / sim.engines
+    busy_us = series[:, BUSY_US]
+    running = series[:, RUNNING_US] / busy_us / ranks
+    kv_len = series[:, BLOCKS_US] * sim.settings.block_size / np.maximum(series[:, RUNNING_US], 1.0)
+    prompt_steps = counters["mixed_steps"] + counters["prefill_steps"]
+    # of a rank: those of a lockstep step are of all of them
+    prompt_tokens = counters["prefill_tokens"] / max(prompt_steps, 1) / ranks
+    q_len = min(max(counters["prefill_tokens"] / len(sim), 1.0), max(prompt_tokens, 1.0))
+    alike = np.ones(len(series))
+    beside = running * (counters["mixed_steps"] / max(prompt_steps, 1))
+    chunks = alike * prompt_tokens / q_len
+    prompts = mean_steps(plan, MeanSteps(beside, kv_len, alike * prompt_tokens, chunks, alike * q_len))
+    decodes = mean_steps(plan, MeanSteps(np.maximum(running, 1.0), kv_len, 0.0 * alike, 0.0 * alike, alike))
+    # a step's tokens are counted in the interval in which it ends
+    computed = np.maximum(series[:, NEW_TOKENS] - series[:, OUTPUT_TOKENS], 0.0)
+    prompts_us = computed / max(float(computed.sum()), 1.0) * prompt_steps * prompts.us
+    share = min(float(prompts_us.sum() / max(busy_us.sum(), 1.0)), 1.0)
+    prompt_watts = float(prompts_us @ prompts.watts / max(prompts_us.sum(), 1.0))
+    decode_watts = float(busy_us @ decodes.watts / max(busy_us.sum(), 1.0))
+    busy_uj = (share * prompt_watts + (1.0 - share) * decode_watts) * busy_us.sum()
+    return _answers(sim, plan, Parts(busy_uj, busy_us.sum()))
+
+
+def _answers(sim: Simulation, plan: StepPlan, busy: Parts) -> dict[str, Any]:
+    gpus_each = sim.gpus / sim.engines
+    whole_us = duration_us(sim.outcomes)
+    idle_us = max(sim.engines * whole_us - float(busy.us), 0.0)
+    busy_j, idle_j = (float(uj) / UJ_PER_J * gpus_each for uj in (busy.uj, idle_us * plan.gpu.idle_w))
+    tokens = int(sim.trace.output_tokens[sim.times.is_finished].sum())
+    gpu_s = sim.gpus * whole_us / US_PER_S
+    joules = busy_j + idle_j
+    return {
+        "joules": joules,
+        "busy_joules": busy_j,
+        "idle_joules": idle_j,
+        "joules_per_token": joules / tokens if tokens else math.nan,
+        "watts_per_gpu": joules / gpu_s if gpu_s > 0.0 else math.nan,
+        "relative_error": float(energy_error(sim.step_error.relative)),
+        "basis": basis_of(plan.gpu),
+    }
