@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
+import typer
 
+from fastroof import StepPlan, compile_plan
 from fastroof.arrays import Bools, Floats, Longs
+from fastroof.cli.options import Json
+from fastroof.cli.output import console, print_json, print_table
 from fastroof.config import GpuSpec, load_gpu
-from fastroof.errors import TableError
+from fastroof.errors import FastroofError, TableError
 from fastroof.load.families import codes_of
+from fastroof.operators.external_rows import PackageFile
 from fastroof.operators.operator import Columns, Operator
-from fastroof.operators.power import Draw
+from fastroof.operators.power import DRAWS, OTHER, SERVING, Draw
 from fastroof.operators.registry import OPERATORS
+from fastroof.serving import estimate
 from fastroof.units import US_PER_S
 
 EPILOG: Final = """\b
@@ -24,11 +33,16 @@ Examples:
   python -m benchmarks.accuracy energy --package aisimulate_core --runs leaderboard/public/data/models
 
 --package is the folder of the installed aisimulate (Apache-2.0); --runs that of the ML.ENERGY leaderboard's
-files, one a model (github.com/ml-energy/leaderboard), which no constant is fitted to.
+files, one a model (github.com/ml-energy/leaderboard). Its runs choose one constant, how much more power
+serving draws than kernels by themselves; each model is judged by that of all other models.
 
 \b
-JSON: draws [operator, rows, noise, floor, busy, compute, memory, own, unseen] and runs [gpu, model, runs,
-watts, watts_bias, joules, joules_bias], errors as fractions.
+Biases are means of ln(predicted / measured). "held out" is the error of each half of an operator's kernels by
+a fit to the other half, "by others" by a fit to all other operators.
+
+\b
+JSON: draws [operator, rows, noise, own, unseen, floor, busy, compute, memory], other, serving, and runs [gpu,
+model, runs, watts, watts_bias, joules, joules_bias, itl_bias, watts_rms, watts_of_other_gpu] as fractions.
 """
 
 SYSTEM: Final = ("b200_sxm", "b200")
@@ -79,7 +93,7 @@ def power_rows(package: Path) -> list[PowerRows]:
     return found
 
 
-def _rows_of(operator: Operator, file: Any, path: Path, gpu: GpuSpec) -> PowerRows | None:
+def _rows_of(operator: Operator, file: PackageFile, path: Path, gpu: GpuSpec) -> PowerRows | None:
     import pyarrow.parquet as pq
 
     table = pq.read_table(path)
@@ -199,3 +213,211 @@ def fitted_draws(rows: Sequence[PowerRows], gpu: GpuSpec) -> tuple[list[FittedDr
 def shipped(found: FittedDraw) -> bool:
     """Whether an operator has enough rows for a draw of its own; links have few."""
     return found.rows >= LEAST_ROWS or OPERATORS[found.operator].over_link
+
+
+TASKS: Final = {"lm-arena-chat": 200, "gpqa": 250}
+"""Tasks of the leaderboard that are judged, and their mean prompt tokens: assumed, its files have none."""
+
+ENGINE: Final = "vllm-0.12"
+"""The profile closest to the runs' vLLM 0.11.1."""
+
+MOST_SEQS: Final = 4096
+
+
+class JudgedRun(NamedTuple):
+    """A run and its prediction: watts of a GPU, joules per output token, ms between tokens."""
+
+    gpu: str
+    model: str
+    idle_w: float
+    tdp_w: float
+    watts: float
+    joules: float
+    itl_ms: float
+    predicted_watts: float
+    predicted_joules: float
+    predicted_itl_ms: float
+
+    @property
+    def factor(self) -> float:
+        """What the power above idle would have to be multiplied by."""
+        return (self.watts - self.idle_w) / (self.predicted_watts - self.idle_w)
+
+
+class RunErrors(NamedTuple):
+    """Errors of a model's runs on a GPU, with the factor of :data:`SERVING` fitted without that model.
+
+    ``watts_of_other_gpu`` is the error with a factor fitted on the other GPU's runs.
+    """
+
+    gpu: str
+    model: str
+    runs: int
+    watts: float
+    watts_bias: float
+    joules: float
+    joules_bias: float
+    itl_bias: float
+    watts_rms: float
+    watts_of_other_gpu: float
+
+
+_VARIANTS: Final = re.compile(r"-(Instruct|Thinking|FP8|2507|it|0528)(?=-|$)")
+
+
+def seen_runs(folder: Path) -> list[JudgedRun]:
+    """Predict the power and energy of every run of models that are known here."""
+    found: list[JudgedRun] = []
+    for path in sorted(folder.glob("*.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document.get("task") not in TASKS:
+            continue
+        plans: dict[tuple[Any, ...], StepPlan | None] = {}
+        runs = (_seen_run(document, run, plans) for run in document["configurations"])
+        found += [run for run in runs if run is not None]
+    if not found:
+        raise TableError(f"{folder} has no runs of {' or '.join(TASKS)} that can be predicted")
+    return found
+
+
+def serving_factor(runs: Sequence[JudgedRun]) -> float:
+    """Return the geometric mean of what the power above idle of runs is multiplied by."""
+    return float(np.exp(np.mean([np.log(max(run.factor, 0.1)) for run in runs])))
+
+
+def run_errors(runs: Sequence[JudgedRun]) -> list[RunErrors]:
+    """Judge every model's runs on each GPU, and all of each GPU."""
+    models = {run.model: [one for one in runs if one.model != run.model] for run in runs}
+    unseen = {model: serving_factor(others) if others else 1.0 for model, others in models.items()}
+    gpus = {run.gpu: [one for one in runs if one.gpu != run.gpu] for run in runs}
+    elsewhere = {gpu: serving_factor(others) if others else 1.0 for gpu, others in gpus.items()}
+    found = []
+    for gpu in sorted(gpus):
+        of_gpu = [run for run in runs if run.gpu == gpu]
+        groups = {model: [one for one in of_gpu if one.model == model] for model in sorted(models)}
+        for model, group in (*groups.items(), ("all", of_gpu)):
+            if group:
+                logs = np.array([_logs(run, unseen[run.model]) for run in group])
+                other = np.array([_logs(run, elsewhere[gpu])[0] for run in group])
+                sizes, bias = np.abs(np.expm1(logs)).mean(axis=0), logs.mean(axis=0)
+                found.append(
+                    RunErrors(
+                        gpu, model, len(group), float(sizes[0]), float(bias[0]), float(sizes[1]),
+                        float(bias[1]), float(bias[2]), float(np.sqrt((logs[:, 0] ** 2).mean())),
+                        float(np.abs(np.expm1(other)).mean()),
+                    )
+                )  # fmt: skip
+    return found
+
+
+def _logs(run: JudgedRun, factor: float) -> tuple[float, float, float]:
+    """Logs of predicted over measured: watts and joules with a factor on the power above idle, and ITL."""
+    watts = min(run.idle_w + factor * (run.predicted_watts - run.idle_w), run.tdp_w)
+    joules = run.predicted_joules * watts / run.predicted_watts
+    pairs = ((watts, run.watts), (joules, run.joules), (run.predicted_itl_ms, run.itl_ms))
+    first, second, third = (float(np.log(one / other)) for one, other in pairs)
+    return first, second, third
+
+
+def _seen_run(
+    document: dict[str, Any], run: dict[str, Any], plans: dict[tuple[Any, ...], StepPlan | None]
+) -> JudgedRun | None:
+    """Predict a run; None if its model is not known or it does not fit."""
+    split, gpus = run["parallelization"], run["num_gpus"]
+    dp, ep = split["data_parallel"], split["expert_parallel"]
+    key = (run["gpu_model"].lower(), gpus, dp, ep)
+    if key not in plans:
+        plans[key] = _plan(document["model_id"], *key)
+    plan = plans[key]
+    clients = run["avg_batch_size"]
+    if plan is None or not 1 <= clients / dp <= MOST_SEQS:
+        return None
+    try:
+        seen = estimate(
+            plan,
+            TASKS[document["task"]],
+            run["avg_output_len"],
+            clients,
+            max_seqs=MOST_SEQS,
+            with_energy=True,
+        )
+    except FastroofError:
+        # more than the KV cache holds
+        return None
+    watts = seen.joules_per_token * seen.tokens_per_s_per_gpu
+    model = _VARIANTS.sub("", document["model_id"].rpartition("/")[2])
+    return JudgedRun(
+        plan.gpu.name, model, plan.gpu.idle_w, plan.gpu.tdp_w, run["avg_power_watts"] / gpus,
+        run["energy_per_token_joules"], run["median_itl_ms"], watts, seen.joules_per_token, seen.tpot_ms,
+    )  # fmt: skip
+
+
+def _plan(model: str, gpu: str, gpus: int, dp: int, ep: int) -> StepPlan | None:
+    """Compile the plan of a run: attention is split by tp, experts by ep; None if the model is not known."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return compile_plan(
+                model, gpu, tp=gpus // dp, dp=dp, ep=ep, engine=ENGINE, allow_modelled=True,
+                max_seqs=MOST_SEQS,
+            )  # fmt: skip
+        except FastroofError:
+            return None
+
+
+def main(
+    package: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", help="Folder of aisimulate_core, whose tables have power columns."),
+    ],
+    runs: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Files of the ML.ENERGY leaderboard's models.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Fit the power that kernels draw, and judge it on held-out kernels and on whole runs."""
+    gpu = load_gpu(SYSTEM[1])
+    found, other = fitted_draws(power_rows(package), gpu)
+    seen = [] if runs is None else seen_runs(runs)
+    judged = run_errors(seen) if seen else []
+    serving = SERVING * serving_factor(seen) if seen else None
+    if as_json:
+        rows = [one._asdict() | one.draw._asdict() for one in found]
+        draws = [{name: value for name, value in row.items() if name != "draw"} for row in rows]
+        whole = {"draws": draws, "other": other._asdict(), "serving": serving}
+        print_json(whole | {"runs": [one._asdict() for one in judged]})
+        return
+    _print_draws(found, other)
+    if serving is not None:
+        words = f"\npower above idle in serving: {serving:.2f} times that of kernels by themselves"
+        console().print(f"{words} (shipped: {SERVING:g})\n", soft_wrap=True)
+        _print_runs(judged)
+
+
+def _print_draws(found: Sequence[FittedDraw], other: Draw) -> None:
+    columns = ("operator", "rows", "noise", *Draw._fields, "held out", "by others", "shipped")
+    rows = []
+    for one in found:
+        ships = DRAWS.get(one.operator) if shipped(one) else None
+        words = "as other" if ships is None else "yes" if ships == one.draw else "differs"
+        own = "" if np.isnan(one.own) else f"{one.own:.1%}"
+        cells = (f"{one.noise:.1%}", *(f"{share:.3f}" for share in one.draw), own)
+        rows.append((one.operator, f"{one.rows:,}", *cells, f"{one.unseen:.1%}", words))
+    words = "yes" if other == OTHER else "differs"
+    rows.append(("other", "", "", *(f"{share:.3f}" for share in other), "", "", words))
+    print_table(columns, rows, left=("operator", "shipped"))
+
+
+def _print_runs(judged: Sequence[RunErrors]) -> None:
+    columns = (
+        "GPU", "model", "runs", "W", "W bias", "RMS ln W", "by other GPU", "J a token", "J bias", "ITL bias",
+    )  # fmt: skip
+    rows = [
+        (
+            one.gpu, one.model, f"{one.runs}", f"{one.watts:.1%}", f"{one.watts_bias:+.1%}",
+            f"{one.watts_rms:.2f}", f"{one.watts_of_other_gpu:.1%}", f"{one.joules:.1%}",
+            f"{one.joules_bias:+.1%}", f"{one.itl_bias:+.1%}",
+        )
+        for one in judged
+    ]  # fmt: skip
+    print_table(columns, rows, left=("GPU", "model"))

@@ -13,7 +13,7 @@ from fastroof.arrow import RELATIVE_ERROR, ArrowResult
 from fastroof.caching import lazy_property
 from fastroof.columns import Column
 from fastroof.compiled import steps
-from fastroof.config import GpuSpec, gpu_names, load_gpu
+from fastroof.config import GpuSpec
 from fastroof.errors import FastroofError, PlanError
 from fastroof.operators.attention_work import pairs_within
 from fastroof.operators.power import GAP, MEASURED_ON, draw_of
@@ -124,10 +124,9 @@ class StepEnergy(ArrowResult):
 def check_power(gpu: GpuSpec, error: type[FastroofError] = PlanError) -> None:
     """Refuse a GPU whose power is unknown."""
     if not gpu.tdp_w:
-        known = [name for name in gpu_names() if load_gpu(name).tdp_w]
         raise error(
-            f"the power of {gpu.name} is unknown: its gpu.toml has no [power] with tdp_w and idle_w; valid "
-            f"GPUs: {', '.join(known)}"
+            f"the power of {gpu.name} is unknown: add [power] with tdp_w and idle_w to its gpu.toml, or use "
+            "a GPU that has it, such as h100, h200, a100, b200 or l4"
         )
 
 
@@ -318,10 +317,16 @@ def _mean_kernels(plan: PlanWithEnergy, mean: MeanSteps) -> Parts:
     all_at, decode_at, logits_at = (int(arena[at]) for at in _ROWS_AT)
     us = np.where(has_prompts, arena[all_at + tokens], arena[decode_at + tokens]) + arena[logits_at + seqs]
     uj = np.where(has_prompts, rows.tokens_uj[tokens], rows.decode_tokens_uj[tokens]) + rows.logits_uj[seqs]
+    # in a step with prompts decodes may take longer, and both share a launch
+    least_us = np.where(has_prompts, arena[steps.MIXED_KV_US] * mean.decodes * mean.kv_len, 0.0)
+    shared_us = arena[steps.SHARED_LAUNCH_US] * np.minimum(mean.decodes, 1.0)
     chunks = mean.prompt_tokens / np.maximum(mean.q_len, 1.0)
     for is_decode, size, length in ((True, mean.decodes, mean.kv_len), (False, chunks, mean.q_len)):
         some = size > 0.0
         part = attention_parts(plan, is_decode, size[some], np.maximum(length[some], 1.0))
-        us[some] += part.us
-        uj[some] += part.uj
+        limited = (
+            np.maximum(part.us, least_us[some]) if is_decode else np.maximum(part.us - shared_us[some], 0)
+        )
+        us[some] += limited
+        uj[some] += limited * part.watts
     return Parts(uj, us)
