@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import typer
@@ -22,8 +23,9 @@ from fastroof.errors import FastroofError, TableError
 from fastroof.load.families import codes_of
 from fastroof.operators.external_rows import PackageFile
 from fastroof.operators.operator import Columns, Operator
-from fastroof.operators.power import DRAWS, OTHER, SERVING, Draw
+from fastroof.operators.power import DRAWS, GAP, OTHER, Draw
 from fastroof.operators.registry import OPERATORS
+from fastroof.plan import energy as plan_energy
 from fastroof.serving import estimate
 from fastroof.units import US_PER_S
 
@@ -33,16 +35,16 @@ Examples:
   python -m benchmarks.accuracy energy --package aisimulate_core --runs leaderboard/public/data/models
 
 --package is the folder of the installed aisimulate (Apache-2.0); --runs that of the ML.ENERGY leaderboard's
-files, one a model (github.com/ml-energy/leaderboard). Its runs choose one constant, how much more power
-serving draws than kernels by themselves; each model is judged by that of all other models.
+files, one a model (github.com/ml-energy/leaderboard). Every second model chooses one constant, the power of
+gaps between kernels; the others judge all of them.
 
 \b
 Biases are means of ln(predicted / measured). "held out" is the error of each half of an operator's kernels by
 a fit to the other half, "by others" by a fit to all other operators.
 
 \b
-JSON: draws [operator, rows, noise, own, unseen, floor, busy, compute, memory], other, serving, and runs [gpu,
-model, runs, watts, watts_bias, joules, joules_bias, itl_bias, watts_rms, watts_of_other_gpu] as fractions.
+JSON: draws [operator, rows, noise, own, unseen, floor, busy, compute, memory], other, gap, and runs [gpu,
+model, runs, watts, watts_bias, watts_rms, joules, joules_bias, itl_bias], errors as fractions.
 """
 
 SYSTEM: Final = ("b200_sxm", "b200")
@@ -229,37 +231,27 @@ class JudgedRun(NamedTuple):
 
     gpu: str
     model: str
-    idle_w: float
-    tdp_w: float
     watts: float
     joules: float
     itl_ms: float
     predicted_watts: float
     predicted_joules: float
     predicted_itl_ms: float
-
-    @property
-    def factor(self) -> float:
-        """What the power above idle would have to be multiplied by."""
-        return (self.watts - self.idle_w) / (self.predicted_watts - self.idle_w)
+    watts_without_gap: float
 
 
 class RunErrors(NamedTuple):
-    """Errors of a model's runs on a GPU, with the factor of :data:`SERVING` fitted without that model.
-
-    ``watts_of_other_gpu`` is the error with a factor fitted on the other GPU's runs.
-    """
+    """Errors of a model's runs on a GPU: of watts, of joules per token and of the time between tokens."""
 
     gpu: str
     model: str
     runs: int
     watts: float
     watts_bias: float
+    watts_rms: float
     joules: float
     joules_bias: float
     itl_bias: float
-    watts_rms: float
-    watts_of_other_gpu: float
 
 
 _VARIANTS: Final = re.compile(r"-(Instruct|Thinking|FP8|2507|it|0528)(?=-|$)")
@@ -280,43 +272,47 @@ def seen_runs(folder: Path) -> list[JudgedRun]:
     return found
 
 
-def serving_factor(runs: Sequence[JudgedRun]) -> float:
-    """Return the geometric mean of what the power above idle of runs is multiplied by."""
-    return float(np.exp(np.mean([np.log(max(run.factor, 0.1)) for run in runs])))
+def halves(runs: Sequence[JudgedRun]) -> tuple[list[JudgedRun], list[JudgedRun]]:
+    """Split runs by model, every second one: those that choose :data:`GAP`, and those that judge."""
+    choosing = sorted({run.model for run in runs})[::2]
+    return [run for run in runs if run.model in choosing], [run for run in runs if run.model not in choosing]
+
+
+def fitted_gap(runs: Sequence[JudgedRun]) -> float:
+    """Return the share that a gap draws, by least squares of relative errors of watts."""
+    without, measured, whole = (
+        np.array([getattr(run, name) for run in runs])
+        for name in ("watts_without_gap", "watts", "predicted_watts")
+    )
+    slope = (whole - without) / GAP / measured
+    return float(slope @ (1.0 - without / measured) / (slope @ slope))
 
 
 def run_errors(runs: Sequence[JudgedRun]) -> list[RunErrors]:
     """Judge every model's runs on each GPU, and all of each GPU."""
-    models = {run.model: [one for one in runs if one.model != run.model] for run in runs}
-    unseen = {model: serving_factor(others) if others else 1.0 for model, others in models.items()}
-    gpus = {run.gpu: [one for one in runs if one.gpu != run.gpu] for run in runs}
-    elsewhere = {gpu: serving_factor(others) if others else 1.0 for gpu, others in gpus.items()}
     found = []
-    for gpu in sorted(gpus):
+    for gpu in sorted({run.gpu for run in runs}):
         of_gpu = [run for run in runs if run.gpu == gpu]
-        groups = {model: [one for one in of_gpu if one.model == model] for model in sorted(models)}
+        models = sorted({run.model for run in of_gpu})
+        groups = {model: [run for run in of_gpu if run.model == model] for model in models}
         for model, group in (*groups.items(), ("all", of_gpu)):
-            if group:
-                logs = np.array([_logs(run, unseen[run.model]) for run in group])
-                other = np.array([_logs(run, elsewhere[gpu])[0] for run in group])
-                sizes, bias = np.abs(np.expm1(logs)).mean(axis=0), logs.mean(axis=0)
-                found.append(
-                    RunErrors(
-                        gpu, model, len(group), float(sizes[0]), float(bias[0]), float(sizes[1]),
-                        float(bias[1]), float(bias[2]), float(np.sqrt((logs[:, 0] ** 2).mean())),
-                        float(np.abs(np.expm1(other)).mean()),
-                    )
-                )  # fmt: skip
+            logs = np.array([_logs(run) for run in group])
+            sizes, bias = np.abs(np.expm1(logs)).mean(axis=0).tolist(), logs.mean(axis=0).tolist()
+            rms = float(np.sqrt((logs[:, 0] ** 2).mean()))
+            found.append(
+                RunErrors(gpu, model, len(group), sizes[0], bias[0], rms, sizes[1], bias[1], bias[2])
+            )
     return found
 
 
-def _logs(run: JudgedRun, factor: float) -> tuple[float, float, float]:
-    """Logs of predicted over measured: watts and joules with a factor on the power above idle, and ITL."""
-    watts = min(run.idle_w + factor * (run.predicted_watts - run.idle_w), run.tdp_w)
-    joules = run.predicted_joules * watts / run.predicted_watts
-    pairs = ((watts, run.watts), (joules, run.joules), (run.predicted_itl_ms, run.itl_ms))
-    first, second, third = (float(np.log(one / other)) for one, other in pairs)
-    return first, second, third
+def _logs(run: JudgedRun) -> tuple[float, ...]:
+    """Logs of predicted over measured: watts, joules, time between tokens."""
+    pairs = (
+        (run.predicted_watts, run.watts),
+        (run.predicted_joules, run.joules),
+        (run.predicted_itl_ms, run.itl_ms),
+    )
+    return tuple(float(np.log(one / other)) for one, other in pairs)
 
 
 def _seen_run(
@@ -333,23 +329,18 @@ def _seen_run(
     if plan is None or not 1 <= clients / dp <= MOST_SEQS:
         return None
     try:
-        seen = estimate(
-            plan,
-            TASKS[document["task"]],
-            run["avg_output_len"],
-            clients,
-            max_seqs=MOST_SEQS,
-            with_energy=True,
-        )
+        isl, osl = TASKS[document["task"]], run["avg_output_len"]
+        seen = estimate(plan, isl, osl, clients, max_seqs=MOST_SEQS, with_energy=True)
+        with patch.object(plan_energy, "GAP", 0.0):
+            without = estimate(plan, isl, osl, clients, max_seqs=MOST_SEQS, with_energy=True)
     except FastroofError:
         # more than the KV cache holds
         return None
-    watts = seen.joules_per_token * seen.tokens_per_s_per_gpu
+    rate = seen.tokens_per_s_per_gpu
     model = _VARIANTS.sub("", document["model_id"].rpartition("/")[2])
-    return JudgedRun(
-        plan.gpu.name, model, plan.gpu.idle_w, plan.gpu.tdp_w, run["avg_power_watts"] / gpus,
-        run["energy_per_token_joules"], run["median_itl_ms"], watts, seen.joules_per_token, seen.tpot_ms,
-    )  # fmt: skip
+    measured = (run["avg_power_watts"] / gpus, run["energy_per_token_joules"], run["median_itl_ms"])
+    predicted = (seen.joules_per_token * rate, seen.joules_per_token, seen.tpot_ms)
+    return JudgedRun(plan.gpu.name, model, *measured, *predicted, without.joules_per_token * rate)
 
 
 def _plan(model: str, gpu: str, gpus: int, dp: int, ep: int) -> StepPlan | None:
@@ -378,19 +369,20 @@ def main(
     """Fit the power that kernels draw, and judge it on held-out kernels and on whole runs."""
     gpu = load_gpu(SYSTEM[1])
     found, other = fitted_draws(power_rows(package), gpu)
-    seen = [] if runs is None else seen_runs(runs)
-    judged = run_errors(seen) if seen else []
-    serving = SERVING * serving_factor(seen) if seen else None
+    choosing, judging = halves([] if runs is None else seen_runs(runs))
+    gap = fitted_gap(choosing) if choosing else None
+    judged = run_errors(judging)
     if as_json:
         rows = [one._asdict() | one.draw._asdict() for one in found]
         draws = [{name: value for name, value in row.items() if name != "draw"} for row in rows]
-        whole = {"draws": draws, "other": other._asdict(), "serving": serving}
+        whole = {"draws": draws, "other": other._asdict(), "gap": gap}
         print_json(whole | {"runs": [one._asdict() for one in judged]})
         return
     _print_draws(found, other)
-    if serving is not None:
-        words = f"\npower above idle in serving: {serving:.2f} times that of kernels by themselves"
-        console().print(f"{words} (shipped: {SERVING:g})\n", soft_wrap=True)
+    if gap is not None:
+        names = ", ".join(dict.fromkeys(run.model for run in choosing))
+        words = f"gap: {gap:.3f} by {len(choosing)} runs of {names} (shipped: {GAP:g})"
+        console().print(f"\n{words}; the other models judge:\n", soft_wrap=True)
         _print_runs(judged)
 
 
@@ -409,14 +401,11 @@ def _print_draws(found: Sequence[FittedDraw], other: Draw) -> None:
 
 
 def _print_runs(judged: Sequence[RunErrors]) -> None:
-    columns = (
-        "GPU", "model", "runs", "W", "W bias", "RMS ln W", "by other GPU", "J a token", "J bias", "ITL bias",
-    )  # fmt: skip
+    columns = ("GPU", "model", "runs", "W", "W bias", "RMS ln W", "J a token", "J bias", "ITL bias")
     rows = [
         (
             one.gpu, one.model, f"{one.runs}", f"{one.watts:.1%}", f"{one.watts_bias:+.1%}",
-            f"{one.watts_rms:.2f}", f"{one.watts_of_other_gpu:.1%}", f"{one.joules:.1%}",
-            f"{one.joules_bias:+.1%}", f"{one.itl_bias:+.1%}",
+            f"{one.watts_rms:.2f}", f"{one.joules:.1%}", f"{one.joules_bias:+.1%}", f"{one.itl_bias:+.1%}",
         )
         for one in judged
     ]  # fmt: skip

@@ -51,7 +51,8 @@ max_num_batched_tokens, max_kv_tokens, tables_hash, num_draft_tokens, accepted (
 draft, accepted_from (what --accepted auto was measured on), prefix_hit, images, image_size, image_tokens
 (of a prompt, besides isl; these only if given), rows: one object per scenario [isl, osl, concurrency and
 the fields of fastroof.serving.ServingEstimate, with --energy also joules_per_token and
-joules_relative_error], or with --disaggregated also prefill_tp, prefill_workers, decode_workers and the fields of DisaggregatedEstimate.
+joules_relative_error], or with --disaggregated also prefill_tp, prefill_workers, decode_workers and the
+fields of DisaggregatedEstimate.
 """
     + ENGINE_FACTS
 )
@@ -267,7 +268,7 @@ def _print(
     print_table((*common, *more, *joules), [_cells(row, is_apart=bool(workers)) for row in rows])
     if has_joules:
         error = max(row["joules_relative_error"] for row in rows)
-        out.print(f"\npower {basis_of(plan.gpu)}, J a token ±{percent(error)}", soft_wrap=True)
+        out.print(f"\nJ a token: power {basis_of(plan.gpu)}, ±{percent(error)} for it alone", soft_wrap=True)
 
 
 def _asked_words(asked: dict[str, Any]) -> str:

@@ -1,10 +1,10 @@
 """Power that kernels draw: shares of the range from a GPU's idle power to its limit, by operator.
 
-    watts = idle + (limit - idle) min(1, s (floor + busy (1 - launch / time) + compute u + memory v))
+    watts = idle + (limit - idle) min(1, floor + busy (1 - launch / time) + compute u + memory v)
 
 with ``u`` the kernel's FLOPs and ``v`` its compulsory bytes, each over its time and the GPU's peak. Both
-terms are joules of a FLOP and of a byte; ``busy`` is what SMs draw beyond the launch; ``s`` is
-:data:`SERVING`. ``python -m benchmarks.accuracy energy`` fits and judges the shares.
+terms are joules of a FLOP and of a byte; ``busy`` is what SMs draw beyond the launch.
+``python -m benchmarks.accuracy energy`` fits and judges the shares.
 """
 
 from __future__ import annotations
@@ -16,10 +16,6 @@ import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.config.gpu import GpuSpec
-
-SERVING: Final = 1.45
-"""Power above idle in serving engines over that of kernels by themselves, fitted to runs of the ML.ENERGY
-leaderboard. The tables' rows are of short loops, in which a sensor still averages what ran before."""
 
 
 class Draw(NamedTuple):
@@ -35,7 +31,7 @@ class Draw(NamedTuple):
         us = np.asarray(time_us, np.float64)
         us = np.where(us > 0.0, us, np.inf)
         work = self.compute * np.asarray(compute_us) + self.memory * np.asarray(memory_us)
-        share = SERVING * (self.floor + self.busy * np.maximum(1.0 - launch_us / us, 0.0) + work / us)
+        share = self.floor + self.busy * np.maximum(1.0 - launch_us / us, 0.0) + work / us
         return np.asarray(gpu.idle_w + (gpu.tdp_w - gpu.idle_w) * np.minimum(share, 1.0))
 
 
@@ -59,9 +55,9 @@ DRAWS: Final[Mapping[str, Draw]] = {
 OTHER: Final = Draw(0.154, 0.366, 0.33, 0.13)
 """Of operators with fewer than 1,000 rows: fitted to all rows."""
 
-GAP: Final = 0.067
-"""Share of the range that a GPU draws while the host prepares its next kernels: 244 W on B200, as
-all-reduces at their launch, the least of any kernels in a row."""
+GAP: Final = 0.677
+"""Share of the range that a GPU draws in the time of a step outside its measured kernels: an engine's small
+kernels, and what lies between two. Runs of every second model of the ML.ENERGY leaderboard choose it."""
 
 MEASURED_ON: Final = "b200"
 """The GPU of the rows; on all others the shares are modelled."""

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.accuracy import energy
 from fastroof.config import load_gpu
 from fastroof.errors import TableError
-from fastroof.operators.power import Draw
+from fastroof.operators.power import GAP, Draw
 
 B200 = load_gpu("b200")
 
@@ -39,22 +39,23 @@ def test_a_fit_finds_the_draw_that_made_the_rows(draw: Draw) -> None:
     assert 0.05 < energy.error(found, noisy, B200) < 0.1
 
 
-def run(gpu: str, model: str, watts: float, predicted: float) -> energy.JudgedRun:
-    spec = load_gpu(gpu)
-    return energy.JudgedRun(gpu, model, spec.idle_w, spec.tdp_w, watts, 1.0, 10.0, predicted, 1.0, 10.0)
+def run(model: str, watts: float, predicted: float, without: float) -> energy.JudgedRun:
+    return energy.JudgedRun("h100", model, watts, 1.0, 10.0, predicted, 1.1, 9.0, without)
 
 
-def test_a_model_is_judged_by_the_factor_of_all_others() -> None:
-    # power above idle: a's runs are 2 times the prediction, b's 1.5 times
-    runs = [run("h100", "a", 320, 220)] * 3 + [run("h100", "b", 270, 220)] * 3
-    assert energy.serving_factor(runs) == pytest.approx(3.0**0.5)
-    a, b, whole = energy.run_errors(runs)
-    assert (a.model, b.model, whole.model) == ("a", "b", "all")
-    assert a.watts_bias == pytest.approx(np.log(270 / 320))
-    assert b.watts_bias == pytest.approx(np.log(320 / 270))
-    assert whole.runs == 6
-    assert whole.watts == pytest.approx((a.watts + b.watts) / 2)
-    assert a.joules_bias == pytest.approx(np.log(270 / 220))
+def test_every_second_model_chooses_the_gap_and_the_others_judge() -> None:
+    # a gap of twice the shipped share would be right for all but d
+    runs = [run(name, 400, 350, 300) for name in "abc"] + [run("d", 500, 350, 300)]
+    choosing, judging = energy.halves(runs)
+    assert ({one.model for one in choosing}, {one.model for one in judging}) == ({"a", "c"}, {"b", "d"})
+    assert energy.fitted_gap(choosing) == pytest.approx(2.0 * GAP)
+    b, d, whole = energy.run_errors(judging)
+    assert (b.model, d.model, whole.model, whole.runs) == ("b", "d", "all", 2)
+    assert (b.watts, d.watts) == pytest.approx((1 / 8, 0.3))
+    assert whole.watts == pytest.approx((b.watts + d.watts) / 2)
+    assert d.watts_rms == pytest.approx(abs(np.log(0.7)))
+    assert (b.joules, b.itl_bias) == pytest.approx((0.1, np.log(0.9)))
+    assert energy.run_errors([]) == []
 
 
 def test_a_run_is_predicted_by_its_plan(tmp_path: Path) -> None:
@@ -69,7 +70,8 @@ def test_a_run_is_predicted_by_its_plan(tmp_path: Path) -> None:
     (tmp_path / "unknown.json").write_text(json.dumps({**document, "model_id": "nobody/unknown-9b"}))
     (seen,) = energy.seen_runs(tmp_path)
     assert (seen.gpu, seen.model, seen.watts) == ("h100", "Llama-3.1-8B", 500.0)
-    assert seen.idle_w < seen.predicted_watts < seen.tdp_w
+    gpu = load_gpu("h100")
+    assert gpu.idle_w < seen.watts_without_gap < seen.predicted_watts < gpu.tdp_w
     (tmp_path / "llama.json").unlink()
     with pytest.raises(TableError, match="no runs of lm-arena-chat or gpqa"):
         energy.seen_runs(tmp_path)
