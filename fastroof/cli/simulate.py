@@ -424,7 +424,7 @@ def simulate(
         raise SimulationError("--autoscale starts and stops whole engines: leave out --prefill-replicas")
     if energy and link is not None:
         raise SimulationError(
-            "--energy does not go with pools of prefill and decode: their steps are not split"
+            "--energy does not go with prefill and decode pools: it is of one kind of engine"
         )
     asked = asked_trace(**workload)
     what = (model, *gpu_and_tables(**measured), settings)

@@ -139,6 +139,11 @@ def gap_watts(gpu: GpuSpec) -> float:
     return gpu.idle_w + GAP * (gpu.tdp_w - gpu.idle_w)
 
 
+def energy_error(time_error: Any, shape: tuple[int, ...] = ()) -> Any:
+    """Relative standard error of joules per token: of the power, and of the time where it is known."""
+    return np.hypot(POWER_ERROR, np.nan_to_num(0.0 if time_error is None else time_error)) + np.zeros(shape)
+
+
 class PlanWithEnergy(DescribedPlan):
     """Energy of a plan's steps."""
 
@@ -187,9 +192,7 @@ class PlanWithEnergy(DescribedPlan):
         joules, tokens = step_joules(self, batch, times)
         step_s = times.latency_us / US_PER_S
         gpus = gpus_of_a_batch(self)
-        error: Any = POWER_ERROR
-        if times.relative_error is not None:
-            error = np.hypot(POWER_ERROR, times.relative_error)
+        error = energy_error(times.relative_error)
         watts = joules / np.where(step_s > 0.0, step_s * gpus, np.inf)
         return StepEnergy(joules, tokens, watts, error, basis_of(self.gpu), self.made_from)
 
@@ -217,7 +220,7 @@ def _rows_uj(plan: PlanData, rows: str, left_out: str, limit: int) -> Floats:
         at = ranks.rows(call, limit)
         time_us = row_values(curve, int(at[-1]))[0][at]
         operator = per_row(call)
-        flops, moved = operator.row_work(call, at * curve.share)
+        flops, moved = operator.row_work(call, np.asarray(at * curve.share, np.float64))
         peak = gpu.peak(row_cost(call).dtype) if np.any(flops > 0.0) else 1.0
         memory_us = 0.0 if operator.over_link else moved / gpu.hbm_bytes_per_s * US_PER_S
         draw = draw_of(call.operator, operator.over_link)

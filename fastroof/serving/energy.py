@@ -7,14 +7,14 @@ idle while all clients are in the front end: each is there for a share ``f`` of 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.checks import check_flag
 from fastroof.errors import BatchError
-from fastroof.plan.energy import POWER_ERROR, MeanSteps, check_power, mean_watts
+from fastroof.plan.energy import MeanSteps, check_power, mean_watts
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -76,8 +76,3 @@ def load_watts(plan: StepPlan, load: MeanLoad, is_prefill_first: bool) -> Floats
 def joules_per_token(plan: StepPlan, load: MeanLoad, is_prefill_first: bool) -> Floats:
     """Energy of all GPUs per output token, J."""
     return load_watts(plan, load, is_prefill_first) / load.tokens_per_s_per_gpu
-
-
-def energy_error(tpot_error: Any, shape: tuple[int, ...] = ()) -> Any:
-    """Relative standard error of joules per token: of the power, and of TPOT where it is known."""
-    return np.hypot(POWER_ERROR, np.nan_to_num(0.0 if tpot_error is None else tpot_error)) + np.zeros(shape)

@@ -29,9 +29,10 @@ from fastroof.compiled.serving_options import (
 from fastroof.errors import BatchError, PlanRangeError
 from fastroof.plan.calls import rank_rules
 from fastroof.plan.compile import check_plan
+from fastroof.plan.energy import energy_error
 from fastroof.plan.start import check_room
 from fastroof.plan.step_error import stated_error
-from fastroof.serving.energy import MeanLoad, check_energy, energy_error, joules_per_token
+from fastroof.serving.energy import MeanLoad, check_energy, joules_per_token
 from fastroof.serving.scenarios import (
     at_least,
     broadcast,
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
 
 LENGTH_SPREAD: Final = 0.2
 """Spread of output lengths that estimates assume: that of public benchmarks that draw lengths."""
-
-_MEAN_ROWS: Final = (DECODE_STEP_US, MIXED_STEP_US, MIXED_SHARE, DECODES, PREFILL_TOKENS, PROMPTS, KV_LEN)
 
 
 def estimate(
@@ -359,8 +358,9 @@ def estimate(
     values = dict(zip(names, field_values(rows, shape), strict=False))
     if with_energy:
         load = MeanLoad(
-            *(out[row] for row in _MEAN_ROWS), lengths, new, budgets, clients, out[TTFT_US],
-            out[REQUEST_US], rows[names.index("tokens_per_s_per_gpu")],
+            out[DECODE_STEP_US], out[MIXED_STEP_US], out[MIXED_SHARE], out[DECODES], out[PREFILL_TOKENS],
+            out[PROMPTS], out[KV_LEN], lengths, new, budgets, clients, out[TTFT_US], out[REQUEST_US],
+            rows[names.index("tokens_per_s_per_gpu")],
         )  # fmt: skip
         joules = joules_per_token(plan, load, engine.is_prefill_first)
         values["joules_per_token"] = field_values([joules], shape)[0]

@@ -7,23 +7,54 @@ prompt tokens next to the interval's running requests; the rest of its busy time
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from fastroof.errors import SimulationError
-from fastroof.plan.energy import MeanSteps, Parts, basis_of, check_power, mean_steps
-from fastroof.serving.energy import energy_error
+from fastroof.plan.energy import MeanSteps, Parts, basis_of, check_power, energy_error, mean_steps
 from fastroof.simulation.answers import duration_us
 from fastroof.simulation.requests import BLOCKS_US, BUSY_US, NEW_TOKENS, OUTPUT_TOKENS, RUNNING_US
 from fastroof.units import UJ_PER_J, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
-    from fastroof.simulation.simulation import Simulation
+    from fastroof.simulation.engine import Outcomes
+    from fastroof.simulation.requests import RequestTimes
+    from fastroof.simulation.settings import EngineSettings
+    from fastroof.simulation.step_range import StepError
+    from fastroof.simulation.trace import Trace
 
 
-def run_energy(sim: Simulation) -> dict[str, Any]:
+class SimulatedRun(Protocol):
+    """What the energy of a run is made of: attributes of :class:`fastroof.Simulation`."""
+
+    plan: StepPlan
+    trace: Trace
+    settings: EngineSettings
+    outcomes: Outcomes
+    replicas: int
+
+    @property
+    def times(self) -> RequestTimes:
+        """Times of its requests."""
+
+    @property
+    def engines(self) -> int:
+        """Number of engines that step independently."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all engines."""
+
+    @property
+    def step_error(self) -> StepError:
+        """Standard error of its steps."""
+
+    def __len__(self) -> int: ...
+
+
+def run_energy(sim: SimulatedRun) -> dict[str, Any]:
     """Return the energy of a run, by the names of :meth:`fastroof.Simulation.energy`."""
     plan, counters = sim.plan, sim.outcomes.counters
     check_power(plan.gpu, SimulationError)
@@ -53,7 +84,7 @@ def run_energy(sim: Simulation) -> dict[str, Any]:
     return _answers(sim, plan, Parts(busy_uj, busy_us.sum()))
 
 
-def _answers(sim: Simulation, plan: StepPlan, busy: Parts) -> dict[str, Any]:
+def _answers(sim: SimulatedRun, plan: StepPlan, busy: Parts) -> dict[str, Any]:
     gpus_each = sim.gpus / sim.engines
     whole_us = duration_us(sim.outcomes)
     idle_us = max(sim.engines * whole_us - float(busy.us), 0.0)

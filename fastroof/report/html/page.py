@@ -15,7 +15,6 @@ from fastroof.report.front import ChosenRows, choose_rows
 from fastroof.report.html.document import checked_page_path, write_page
 from fastroof.report.results_file import RateColumns, Results, read_results
 from fastroof.report.steps import GROUPS, LeadingStep, StepSource
-from fastroof.sweep.deployments.objectives import OBJECTIVE_COLUMNS
 from fastroof.units import MS_PER_S
 
 DIGITS: Final = 6
@@ -74,10 +73,17 @@ def chart_facts(results: Results) -> dict[str, Any]:
     }
 
 
+_OBJECTIVE_COLUMNS: Final = {
+    "cost": "cost_per_million_tokens",
+    "goodput": "tokens_per_s",
+    "energy": "joules_per_token",
+}
+
+
 def _objective_column(results: Results, spec: dict[str, Any]) -> str:
     """Return the column of the sweep's objective."""
     objective = str(spec.get("objective", RateColumns.GPU))
-    name = OBJECTIVE_COLUMNS.get(objective, objective)
+    name = _OBJECTIVE_COLUMNS.get(objective, objective)
     return name if name in results else RateColumns.GPU
 
 

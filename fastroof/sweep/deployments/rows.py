@@ -238,13 +238,13 @@ def candidate_rows(
 def _mean_load(answers: Floats, isl: Floats, new: Floats, budget: Floats, replicas: Floats) -> MeanLoad:
     """Return candidates' mean steps, of one replica."""
     of = closed_loops
-    rows = (of.MIXED_SHARE, of.DECODES, of.PREFILL_TOKENS, of.PROMPTS, of.KV_LEN)
     decode_us, mixed_us, ttft_us, request_us = (
         answers[row] * US_PER_MS for row in (of.DECODE_STEP_MS, of.MIXED_STEP_MS, of.TTFT_MS, of.REQUEST_MS)
     )
     return MeanLoad(
-        decode_us, mixed_us, *(answers[row] for row in rows), isl, new, budget,
-        answers[of.CONCURRENCY] / replicas, ttft_us, request_us, answers[of.PER_GPU],
+        decode_us, mixed_us, answers[of.MIXED_SHARE], answers[of.DECODES], answers[of.PREFILL_TOKENS],
+        answers[of.PROMPTS], answers[of.KV_LEN], isl, new, budget, answers[of.CONCURRENCY] / replicas,
+        ttft_us, request_us, answers[of.PER_GPU],
     )  # fmt: skip
 
 
