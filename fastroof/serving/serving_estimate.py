@@ -107,7 +107,7 @@ class ServingEstimate(ArrowResult):
         RELATIVE_ERROR,
         Column("tpot_relative_error", "float", "", "relative standard error of tpot_ms on unseen runs", 0),
         Column("ttft_relative_error", "float", "", "relative standard error of ttft_ms on unseen runs", 0),
-        Column("joules_per_token", "float", "J", "energy of all GPUs per output token, idle time too", 0),
+        Column("joules_per_token", "float", "J", "energy of all GPUs per output token, idle time too"),
         Column("joules_relative_error", "float", "", "relative standard error of joules_per_token", 0),
     )
 

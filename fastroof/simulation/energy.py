@@ -54,21 +54,35 @@ class SimulatedRun(Protocol):
     def __len__(self) -> int: ...
 
 
-def run_energy(sim: SimulatedRun) -> dict[str, Any]:
-    """Return the energy of a run, by the names of :meth:`fastroof.Simulation.energy`."""
-    plan, counters = sim.plan, sim.outcomes.counters
+def run_energy(self: SimulatedRun) -> dict[str, Any]:
+    """Return the energy of the run.
+
+    Returns
+    -------
+    dict
+        ``joules`` of all GPUs, of which ``busy_joules`` in steps and ``idle_joules`` in the rest of the
+        duration; ``joules_per_token`` of finished requests' outputs; ``watts_per_gpu``; ``relative_error``,
+        one standard error of power and step times; and ``basis``, ``measured`` or ``modelled``, as in
+        :meth:`fastroof.StepPlan.energy`.
+
+    Raises
+    ------
+    SimulationError
+        If the GPU's power is unknown, or the plan has pipeline stages.
+    """
+    plan, counters = self.plan, self.outcomes.counters
     check_power(plan.gpu, SimulationError)
     if plan.layout.pp > 1:
         raise SimulationError(f"energy of a run needs pp 1, whose steps are simulated; got {plan.layout}")
-    series = sim.outcomes.series[sim.outcomes.series[:, BUSY_US] > 0.0]
-    ranks = plan.layout.dp * sim.replicas / sim.engines
+    series = self.outcomes.series[self.outcomes.series[:, BUSY_US] > 0.0]
+    ranks = plan.layout.dp * self.replicas / self.engines
     busy_us = series[:, BUSY_US]
     running = series[:, RUNNING_US] / busy_us / ranks
-    kv_len = series[:, BLOCKS_US] * sim.settings.block_size / np.maximum(series[:, RUNNING_US], 1.0)
+    kv_len = series[:, BLOCKS_US] * self.settings.block_size / np.maximum(series[:, RUNNING_US], 1.0)
     prompt_steps = counters["mixed_steps"] + counters["prefill_steps"]
     # of a rank: those of a lockstep step are of all of them
     prompt_tokens = counters["prefill_tokens"] / max(prompt_steps, 1) / ranks
-    q_len = min(max(counters["prefill_tokens"] / len(sim), 1.0), max(prompt_tokens, 1.0))
+    q_len = min(max(counters["prefill_tokens"] / len(self), 1.0), max(prompt_tokens, 1.0))
     alike = np.ones(len(series))
     beside = running * (counters["mixed_steps"] / max(prompt_steps, 1))
     chunks = alike * prompt_tokens / q_len
@@ -81,7 +95,7 @@ def run_energy(sim: SimulatedRun) -> dict[str, Any]:
     prompt_watts = float(prompts_us @ prompts.watts / max(prompts_us.sum(), 1.0))
     decode_watts = float(busy_us @ decodes.watts / max(busy_us.sum(), 1.0))
     busy_uj = (share * prompt_watts + (1.0 - share) * decode_watts) * busy_us.sum()
-    return _answers(sim, plan, Parts(busy_uj, busy_us.sum()))
+    return _answers(self, plan, Parts(busy_uj, busy_us.sum()))
 
 
 def _answers(sim: SimulatedRun, plan: StepPlan, busy: Parts) -> dict[str, Any]:

@@ -336,8 +336,6 @@ class Simulation(ArrowRows):
         """
         return series_table(self.outcomes, self.engines, self.made_from)
 
-    # -- results ---------------------------------------------------------------------------------
-
     def summary(
         self,
         *,
@@ -430,11 +428,7 @@ class Simulation(ArrowRows):
         kept = self.times.goodput(limits, duration_us(self.outcomes))
         return {**kept, "p99_within": step_range.limits_kept(self.times, limits)}
 
-    def energy(self) -> dict[str, Any]:
-        """Return the run's energy, J: of all GPUs, busy and idle, and per output token; with its error."""
-        return run_energy(self)
-
-    # -- effect of the step error ----------------------------------------------------------------
+    energy = run_energy
 
     @lazy_property
     def step_error(self) -> StepError:
