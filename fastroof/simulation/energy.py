@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from fastroof.errors import SimulationError
-from fastroof.plan.energy import MeanSteps, Parts, basis_of, check_power, energy_error, mean_steps
+from fastroof.plan.energy import MeanSteps, basis_of, check_power, energy_error, mean_steps
 from fastroof.simulation.answers import duration_us
 from fastroof.simulation.requests import BLOCKS_US, BUSY_US, NEW_TOKENS, OUTPUT_TOKENS, RUNNING_US
 from fastroof.units import UJ_PER_J, US_PER_S
@@ -54,8 +54,13 @@ class SimulatedRun(Protocol):
     def __len__(self) -> int: ...
 
 
-def run_energy(self: SimulatedRun) -> dict[str, Any]:
+def run_energy(self: SimulatedRun, gpu_s: float | None = None) -> dict[str, Any]:
     """Return the energy of the run.
+
+    Parameters
+    ----------
+    gpu_s : float, optional
+        Seconds of all GPUs, busy and idle (default: those of all replicas over the whole duration).
 
     Returns
     -------
@@ -95,23 +100,17 @@ def run_energy(self: SimulatedRun) -> dict[str, Any]:
     prompt_watts = float(prompts_us @ prompts.watts / max(prompts_us.sum(), 1.0))
     decode_watts = float(busy_us @ decodes.watts / max(busy_us.sum(), 1.0))
     busy_uj = (share * prompt_watts + (1.0 - share) * decode_watts) * busy_us.sum()
-    return _answers(self, plan, Parts(busy_uj, busy_us.sum()))
-
-
-def _answers(sim: SimulatedRun, plan: StepPlan, busy: Parts) -> dict[str, Any]:
-    gpus_each = sim.gpus / sim.engines
-    whole_us = duration_us(sim.outcomes)
-    idle_us = max(sim.engines * whole_us - float(busy.us), 0.0)
-    busy_j, idle_j = (float(uj) / UJ_PER_J * gpus_each for uj in (busy.uj, idle_us * plan.gpu.idle_w))
-    tokens = int(sim.trace.output_tokens[sim.times.is_finished].sum())
-    gpu_s = sim.gpus * whole_us / US_PER_S
-    joules = busy_j + idle_j
+    busy_s = float(busy_us.sum()) / US_PER_S * self.gpus / self.engines
+    whole_s = duration_us(self.outcomes) / US_PER_S * self.gpus if gpu_s is None else gpu_s
+    busy_j = float(busy_uj) / UJ_PER_J * self.gpus / self.engines
+    idle_j = max(whole_s - busy_s, 0.0) * plan.gpu.idle_w
+    tokens = int(self.trace.output_tokens[self.times.is_finished].sum())
     return {
-        "joules": joules,
+        "joules": busy_j + idle_j,
         "busy_joules": busy_j,
         "idle_joules": idle_j,
-        "joules_per_token": joules / tokens if tokens else math.nan,
-        "watts_per_gpu": joules / gpu_s if gpu_s > 0.0 else math.nan,
-        "relative_error": float(energy_error(sim.step_error.relative)),
+        "joules_per_token": (busy_j + idle_j) / tokens if tokens else math.nan,
+        "watts_per_gpu": (busy_j + idle_j) / whole_s if whole_s > 0.0 else math.nan,
+        "relative_error": float(energy_error(self.step_error.relative)),
         "basis": basis_of(plan.gpu),
     }

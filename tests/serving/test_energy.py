@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fastroof import StepBatch, StepPlan, Workload, compile_plan, simulate
 from fastroof.errors import BatchError, SimulationError, SweepError
 from fastroof.serving import SpeculativeDecoding, estimate
+from fastroof.simulation import simulate_disaggregated
 from fastroof.sweep import run_sweep
 from fastroof.sweep.best import best_deployments
 
@@ -81,6 +82,20 @@ def test_a_simulation_that_waits_is_idle(plans: dict[str, StepPlan]) -> None:
     both = simulate(plan, rare, replicas=2).energy()
     assert both["watts_per_gpu"] < drawn["watts_per_gpu"]
     assert both["busy_joules"] == pytest.approx(drawn["busy_joules"], rel=0.05)
+
+
+def test_gpus_that_stop_idle_for_their_hours_alone_and_pools_are_refused(plans: dict[str, StepPlan]) -> None:
+    plan = plans["mixed"]
+    trace = Workload(rate=20.0, requests=100, input_tokens=500, output_tokens=50).trace()
+    sim = simulate(plan, trace, replicas=3)
+    whole_s = sim.summary(with_range=False)["duration_s"] * 3
+    drawn, fewer = sim.energy(), sim.energy(whole_s * 0.9)
+    assert fewer["busy_joules"] == drawn["busy_joules"]
+    assert drawn["idle_joules"] - fewer["idle_joules"] == pytest.approx(0.1 * whole_s * plan.gpu.idle_w)
+    assert fewer["watts_per_gpu"] * 0.9 * whole_s == pytest.approx(fewer["joules"])
+    pools = simulate_disaggregated(plan, plan, trace, 1, 1)
+    with pytest.raises(SimulationError, match="prefill and decode pools"):
+        pools.energy()
 
 
 SPEC: dict[str, Any] = {
