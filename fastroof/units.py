@@ -7,6 +7,7 @@ from typing import Final
 NS_PER_S: Final = 1e9
 US_PER_S: Final = 1e6
 US_PER_MS: Final = 1e3
+UJ_PER_J: Final = 1e6
 MS_PER_S: Final = 1e3
 NS_PER_US: Final = 1000
 PS_PER_US: Final = 1_000_000

@@ -24,6 +24,7 @@ MODULES: Final = {
     "step-intervals": "step_intervals",
     "most-served": "most_served",
     "expert-steps": "aiconfigurator_steps",
+    "energy": "energy",
     "roster": "roster",
     "silicon-sample": "silicon_sample",
     "agreement": "agreement",

@@ -364,7 +364,8 @@ def best(
         _option(
             "--objective",
             metavar="METRIC",
-            help_text="Metric to optimize: tokens_per_s_per_gpu, tokens_per_s_per_user, goodput or cost.  "
+            help_text="Metric to optimize: tokens_per_s_per_gpu, tokens_per_s_per_user, goodput, cost "
+            "or energy (joules per output token).  "
             "[default: cost with --price, else tokens_per_s_per_gpu]",
         ),
     ] = None,

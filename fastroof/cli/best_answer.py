@@ -25,6 +25,7 @@ _OBJECTIVES: Final = {
     "tokens_per_s_per_user": "tokens/s a user",
     "tokens_per_s": "tokens/s",
     "cost_per_million_tokens": "cost of 1M tokens",
+    "joules_per_token": "J per output token",
 }
 
 

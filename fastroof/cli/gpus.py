@@ -20,7 +20,8 @@ hbm_bytes, nvlink_bytes_per_s, num_sms, l2_bytes, source, linked_gpus (that its 
 inter_node_bytes_per_s (of a GPU beyond them),
 links_of (a GPU with the same link, whose measured exchanges are used), kernels_of (a GPU with the same die,
 whose kernels are used, scaled), modelled_error (relative standard error of modelled steps; 0:
-the model's own), has_tables, tables (source names).
+the model's own), tdp_w and idle_w (power limit, and power with a model loaded and nothing running; 0:
+unknown), has_tables, tables (source names).
 """
 
 

@@ -50,8 +50,9 @@ JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, lora (if any
 max_num_batched_tokens, max_kv_tokens, tables_hash, num_draft_tokens, accepted (mean tokens of a step),
 draft, accepted_from (what --accepted auto was measured on), prefix_hit, images, image_size, image_tokens
 (of a prompt, besides isl; these only if given), rows: one object per scenario [isl, osl, concurrency and
-the fields of fastroof.serving.ServingEstimate], or with --disaggregated also prefill_tp, prefill_workers,
-decode_workers and the fields of DisaggregatedEstimate.
+the fields of fastroof.serving.ServingEstimate, with --energy also joules_per_token and
+joules_relative_error], or with --disaggregated also prefill_tp, prefill_workers, decode_workers and the
+fields of DisaggregatedEstimate.
 """
     + ENGINE_FACTS
 )
@@ -115,6 +116,9 @@ def serving(
         float | None,
         typer.Option(metavar="GB/S", help="Bandwidth between GPUs of two workers.  [default: NVLink's]"),
     ] = None,
+    energy: Annotated[
+        bool, typer.Option("--energy", help="Estimate joules per output token, idle time included.")
+    ] = False,
     measured: GroupValues,
     as_json: Json = False,
 ) -> None:
@@ -161,6 +165,8 @@ def serving(
     )  # fmt: skip
     if disaggregated is not None and prefix_hit is not None:
         raise BatchError("--prefix-hit does not apply to --disaggregated: its workers share no prefix cache")
+    if energy and (disaggregated is not None or images):
+        raise BatchError("--energy does not apply to --disaggregated or --images: their power is unknown")
     if disaggregated is not None and images:
         raise BatchError("--images does not apply to --disaggregated")
     if disaggregated is not None and ahead:
@@ -180,7 +186,7 @@ def serving(
             asked |= {"images": images, "image_size": every[0], "image_tokens": served.encode(every).tokens}
             times: Any = estimate_with_images(served, **scenarios, **schedule, images=every)
         else:
-            times = estimate(served, **scenarios, **schedule)
+            times = estimate(served, **scenarios, **schedule, with_energy=energy)
     else:
         match = _WORKERS.fullmatch(disaggregated)
         if match is None:
@@ -237,6 +243,8 @@ def serving(
 def _print(
     plan: StepPlan, workers: dict[str, int], rows: list[dict[str, Any]], asked: dict[str, Any]
 ) -> None:
+    from fastroof.plan.energy import basis_of
+
     out = console()
     gpus = plan.layout.world_size
     split = "" if gpus == plan.tp == plan.layout.moe_tp else f" ({plan.layout})"
@@ -255,7 +263,12 @@ def _print(
     more = ("prefill load", "KV load", "decodes", "wait ms") if workers else (
         "running", "decode ms", "mixed ms", "mixed steps", "wait ms"
     )  # fmt: skip
-    print_table((*common, *more), [_cells(row, is_apart=bool(workers)) for row in rows])
+    has_joules = "joules_per_token" in rows[0]
+    joules = ("J a token",) * has_joules
+    print_table((*common, *more, *joules), [_cells(row, is_apart=bool(workers)) for row in rows])
+    if has_joules:
+        error = max(row["joules_relative_error"] for row in rows)
+        out.print(f"\nJ a token: power {basis_of(plan.gpu)}, ±{percent(error)} for it alone", soft_wrap=True)
 
 
 def _asked_words(asked: dict[str, Any]) -> str:
@@ -287,4 +300,5 @@ def _cells(row: dict[str, Any], *, is_apart: bool) -> list[str]:
     cells.append(number("effective_concurrency"))
     for name in ("decode_step_us", "mixed_step_us"):
         cells.append(f"{row[name] / US_PER_MS:,.2f}" if row[name] else "-")
-    return [*cells, percent(row["mixed_share"]), number("wait_ms")]
+    joules = [f"{row['joules_per_token']:,.4g}"] if "joules_per_token" in row else []
+    return [*cells, percent(row["mixed_share"]), number("wait_ms"), *joules]

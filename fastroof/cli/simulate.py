@@ -178,6 +178,16 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
             f"{answers['requests_per_s']:,.4g} requests/s, {tokens:,.0f} output tokens/s{per_gpu}",
         ),
     ]
+    drawn = answers.get("energy")
+    if drawn is not None:
+        facts.append(
+            (
+                "energy",
+                f"{drawn['joules_per_token']:,.4g} J a token ±{percent(drawn['relative_error'])}, "
+                f"{drawn['watts_per_gpu']:,.0f} W a GPU, {percent(drawn['idle_joules'] / drawn['joules'])} "
+                f"of {drawn['joules']:,.4g} J idle; power {drawn['basis']}",
+            )
+        )
     goodput = answers.get("goodput")
     if goodput is not None:
         limits = ", ".join(f"{_LIMITS[name]} {limit:g} ms" for name, limit in goodput["limits"].items())
@@ -305,7 +315,9 @@ settings (fields of EngineSettings),
 ttft_ms, tpot_ms, itl_ms, e2e_ms [mean, p50, p90, p95, p99], requests, finished, timed_out, rejected,
 duration_s, arrivals_per_s, requests_per_s, input_tokens_per_s, output_tokens_per_s,
 output_tokens_per_s_per_gpu, steps, mixed_steps, prefill_steps, decode_steps, preemptions, running, waiting,
-kv_use [mean, peak], busy, warnings; with --slo goodput [limits, requests, share, requests_per_s, p99_within];
+kv_use [mean, peak], busy, warnings; with --energy energy [joules, busy_joules, idle_joules,
+joules_per_token, watts_per_gpu, relative_error, basis]; with --slo goodput [limits, requests, share,
+requests_per_s, p99_within];
 with a simulated prefix cache prefix_cache [hit_rate, looked_up_tokens, found_tokens, found_again_tokens,
 evictions]; with --kv-tiers kv_tiers [gpu_hit_rate, tiers: name, hit_rate, found_tokens, fetched_bytes,
 written_bytes, evicted_bytes, peak_bytes; request_wait_s, step_wait_s]; with sessions session_e2e_ms [mean,
@@ -375,6 +387,10 @@ def simulate(
             help="Also simulate steps one standard error faster and slower.  [default: near saturation]",
         ),
     ] = None,
+    energy: Annotated[
+        bool,
+        typer.Option("--energy", help="Estimate joules of all GPUs, and per output token."),
+    ] = False,
     requests: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one row per request: .parquet or .csv.")
     ] = None,
@@ -406,6 +422,10 @@ def simulate(
     autoscale = asked_autoscaler(scaled)
     if link is not None and autoscale is not None:
         raise SimulationError("--autoscale starts and stops whole engines: leave out --prefill-replicas")
+    if energy and link is not None:
+        raise SimulationError(
+            "--energy does not go with prefill and decode pools: it is of one kind of engine"
+        )
     asked = asked_trace(**workload)
     what = (model, *gpu_and_tables(**measured), settings)
     served = simulated_plan(*what, plan)
@@ -450,6 +470,8 @@ def simulate(
             on_too_long=too_long,
         )
     answers = sim.summary(**limits, with_range=with_range)
+    if energy:
+        answers["energy"] = sim.energy()
     if requests is not None:
         sim.write_requests(requests)
     if report is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -56,6 +56,8 @@ PARTS: Final = {
     "vision_encoder_us": "vision encoder",
 }
 
+_ENERGY: Final = ("joules", "joules_per_token", "watts", "relative_error", "basis")
+
 EPILOG: Final = (
     """\b
 Examples:
@@ -77,7 +79,9 @@ extrapolated, borrowed or modelled), components_us [tokens, logits, decode_atten
 runtime, vision_encoder (with images)], images [width, height] and image_tokens (of a prompt; with --image),
 kv_tokens, max_kv_tokens, and with --explain operators [name, calls, total_us, share, flops, moved_bytes,
 mfu, bytes_per_s, bound, origin, source, dtype (of its kernel)] and memory_bytes (of one GPU) [weights,
-adapters (with LoRA), workspace, context, reserve, kv_cache]. Values that do not apply are null.
+adapters (with LoRA), workspace, context, reserve, kv_cache]; with --energy energy [joules (of the GPUs of a
+rank's stage), joules_per_token, watts (of one GPU), relative_error, basis (measured or modelled)]. Values
+that do not apply are null.
 """
     + ENGINE_FACTS
 )
@@ -117,6 +121,9 @@ def step(
     explain: Annotated[
         bool, typer.Option("--explain", help="Break the step down by operator, and estimate its error.")
     ] = False,
+    energy: Annotated[
+        bool, typer.Option("--energy", help="Estimate the step's joules, joules per token and watts.")
+    ] = False,
     measure: Annotated[
         bool,
         typer.Option(
@@ -130,10 +137,14 @@ def step(
     requests = [] if measure and not (decode or prefill) else parse_requests(decode or (), prefill or ())
     images = parse_images("--image", image or ())
     if measure:
-        if images or explain or as_json:
-            raise PlanError("--measure prints a script; it does not go with --image, --explain or --json")
+        if images or explain or energy or as_json:
+            raise PlanError(
+                "--measure prints a script; it does not go with --image, --explain, --energy or --json"
+            )
         typer.echo(_measuring(model, gpu_and_tables(**measured)[0], plan, requests))
         return
+    if images and energy:
+        raise PlanError("--energy does not go with --image: the power of a vision encoder is unknown")
     num_seqs = sum(r.count for r in requests)
     if max(num_seqs, sum(r.count * r.new_tokens for r in requests)) <= MOST_PLAIN:
         asks_little()
@@ -159,7 +170,7 @@ def step(
     every = [(r.new_tokens, r.context_len) for r in requests for _ in range(r.count)]
     pictures = images * sum(r.count for r in requests if not r.is_decode)
     operators = encoded = None
-    if explain or images:
+    if explain or images or energy:
         made = compiled()
         from fastroof.plan.plan_cache import CachedPlan
 
@@ -213,6 +224,10 @@ def step(
     }
     if images:
         facts |= {"images": images, "image_tokens": image_tokens}
+    if energy and made is not None:
+        drawn = made.energy(batch, with_error=times.relative_error is not None)
+        row = {name: values[0] for name, values in drawn.columns().items()}
+        facts["energy"] = {name: row[name] for name in _ENERGY if name != "basis"} | {"basis": drawn.basis}
     if as_json:
         print_json(_document(timed, requests, facts, components, operators))
     else:
@@ -306,7 +321,7 @@ def _document(
         "tokens_per_s_per_gpu": facts["tokens_per_s"] / plan.world_size,
         "origin": facts["origin"],
         "components_us": {name.removesuffix("_us"): us for name, us in components.items()},
-        **{name: facts[name] for name in ("images", "image_tokens") if name in facts},
+        **{name: facts[name] for name in ("images", "image_tokens", "energy") if name in facts},
         "kv_tokens": facts["kv_tokens"],
         "max_kv_tokens": plan.memory.max_kv_tokens,
     }
@@ -330,6 +345,15 @@ def _document(
             for o in explanation.operators
         ]
     return document
+
+
+def energy_words(drawn: Mapping[str, Any]) -> str:
+    """Return a step's joules and watts, with their error, and whether its GPU's power was measured."""
+    power = "power measured on this GPU" if drawn["basis"] == "measured" else "power modelled"
+    return (
+        f"{drawn['joules']:,.4g} J, {drawn['joules_per_token']:,.4g} J a token, "
+        f"{drawn['watts']:,.0f} W a GPU ±{percent(drawn['relative_error'])}; {power}"
+    )
 
 
 def _checkpoint_words(plan: CachedPlan) -> str:
@@ -391,6 +415,7 @@ def _print(
             ("step time", f"{time_words(total_us)}{spread}"),
             ("tokens/s", f"{facts['tokens_per_s']:,.0f}{per_gpu}"),
             ("origin", ORIGIN_WORDS[facts["origin"]]),
+            *([("energy", energy_words(facts["energy"]))] if "energy" in facts else []),
             ("kernels", plan.kernels),
             *([("checkpoint", _checkpoint_words(plan))] if plan.checkpoint_method else []),
             *([("LoRA", f"{plan.lora} (rank:adapters:modules), all requests")] if plan.lora else []),

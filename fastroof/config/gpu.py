@@ -7,25 +7,25 @@ The file has ``title``, ``source``, ``num_sms``, optionally ``name`` (default: t
 ``fp4``, ``int8``). ``[memory]``: ``hbm_tb_per_s`` and ``hbm_gib``. ``[links]``: ``nvlink_gb_per_s`` or
 ``pcie_gb_per_s``, per direction; optionally ``linked_gpus``, the number of GPUs that the link joins (8),
 ``inter_node_gb_per_s``, the bandwidth of one GPU to GPUs beyond them, and ``kernels_of``, a card with the
-same link and switches whose measured exchanges replace missing ones. Every value has limits
+same link and switches whose measured exchanges replace missing ones; ``[power]``, optional: ``tdp_w``, the
+power limit, and ``idle_w``, the power with a model loaded and nothing running. Every value has limits
 (:data:`LIMITS`) far beyond any card: a value outside has a wrong unit.
 """
 
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from fastroof.checks import MOST_SUGGESTED, is_number, is_whole_number, shown, suggestion
+from fastroof.config.gpu_keys import LIMITS, Keys
 from fastroof.config.paths import bench_data_root
 from fastroof.documents import read_toml
 from fastroof.errors import GpuError
@@ -43,20 +43,6 @@ with plans from the H100 tables (three models, bf16 and fp8, tp 1 and 4), 80 % o
 
 NODE_GPUS: Final = 8
 """GPUs per node, unless a card's file sets another number."""
-
-LIMITS: Final[Mapping[str, tuple[float, float]]] = {
-    "peak_tflops": (1e-3, 1e7),
-    "hbm_tb_per_s": (1e-4, 1e4),
-    "hbm_gib": (1e-2, 1e6),
-    "nvlink_gb_per_s": (1e-3, 1e6),
-    "pcie_gb_per_s": (1e-3, 1e6),
-    "inter_node_gb_per_s": (1e-3, 1e6),
-    "l2_mib": (1e-3, 1e6),
-    "num_sms": (1, 1e6),
-    "linked_gpus": (1, 1e6),
-    "modelled_error": (1e-3, 10),
-}
-"""Minimum and maximum of the values in a gpu.toml, in their units."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +82,8 @@ class GpuSpec:
         bandwidth; empty without one.
     modelled_error : float
         Relative standard error of modelled steps; 0 for the model's own.
+    tdp_w, idle_w : float
+        Power limit, and power with a model loaded and nothing running, W; 0 if unknown.
 
     Raises
     ------
@@ -118,6 +106,8 @@ class GpuSpec:
     links_of: str = ""
     kernels_of: str = ""
     modelled_error: float = 0.0
+    tdp_w: float = 0.0
+    idle_w: float = 0.0
 
     def __post_init__(self) -> None:
         """Reject invalid fields; convert numbers to Python's."""
@@ -151,6 +141,11 @@ class GpuSpec:
             if is_whole and value != int(value):
                 raise GpuError(f"GpuSpec: {name} must be a whole number, got {shown(value)}")
             object.__setattr__(self, name, int(value) if is_whole else float(value))
+        if not (0.0 < self.idle_w < self.tdp_w or self.idle_w == self.tdp_w == 0.0):
+            raise GpuError(
+                f"GpuSpec: idle_w must be below tdp_w, and both or none given, got {self.idle_w:g} and "
+                f"{self.tdp_w:g}"
+            )
 
     def peak(self, dtype: str) -> float:
         """Return the peak FLOP/s of the units on which a kernel of ``dtype`` computes.
@@ -199,6 +194,8 @@ _FIGURES: Final = {
     "linked_gpus": ("linked_gpus", 1, True, False),
     "inter_node_bytes_per_s": ("inter_node_gb_per_s", GB, False, True),
     "modelled_error": ("modelled_error", 1, False, True),
+    "tdp_w": ("tdp_w", 1, False, True),
+    "idle_w": ("idle_w", 1, False, True),
 }
 """Numeric fields: whose limits they have, their unit, whether they are integers and may be 0."""
 
@@ -365,15 +362,16 @@ def _read(path: Path) -> GpuSpec:
 
 _TOP = (
     "title", "name", "aliases", "source", "num_sms", "l2_mib", "kernels_of", "modelled_error",
-    "peak_tflops", "memory", "links",
+    "peak_tflops", "memory", "links", "power",
 )  # fmt: skip
 _MEMORY = ("hbm_tb_per_s", "hbm_gib")
 _LINKS = ("nvlink_gb_per_s", "pcie_gb_per_s")
 _BEYOND = ("linked_gpus", "inter_node_gb_per_s", "kernels_of")
+_POWER = ("tdp_w", "idle_w")
 
 
 def _parse(data: Mapping[str, Any], where: str, folder: str | None) -> GpuSpec:
-    keys = _Keys(where)
+    keys = Keys(where)
     keys.known(data, _TOP, "")
     name = data.get("name", folder)
     if name is None:
@@ -386,6 +384,11 @@ def _parse(data: Mapping[str, Any], where: str, folder: str | None) -> GpuSpec:
     keys.known(peaks, sorted(_UNITS), "peak_tflops.")
     keys.known(memory, _MEMORY, "memory.")
     keys.known(links, (*_LINKS, *_BEYOND), "links.")
+    power = keys.table(data, "power")
+    keys.known(power, _POWER, "power.")
+    tdp_w, idle_w = (keys.amount(power, key, 1, "power.") for key in _POWER) if power else (0.0, 0.0)
+    if idle_w >= tdp_w > 0.0:
+        keys.wrong.append(f"power.idle_w must be below power.tdp_w, got {idle_w:g} and {tdp_w:g}")
     half = "fp16" if "fp16" in peaks else "bf16"
     if len(peaks.keys() & _HALF) == len(_HALF):
         keys.wrong.append("peak_tflops.fp16 is for cards without bf16 units; leave it out next to bf16")
@@ -418,81 +421,6 @@ def _parse(data: Mapping[str, Any], where: str, folder: str | None) -> GpuSpec:
         links_of=links_of,
         kernels_of=kernels_of,
         modelled_error=error,
+        tdp_w=tdp_w,
+        idle_w=idle_w,
     )
-
-
-class _Keys:
-    """Reader of a gpu.toml's keys, which collects what is missing or wrong for one error."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-        self.missing: list[str] = []
-        self.wrong: list[str] = []
-
-    def check(self) -> None:
-        """Raise the error, if anything is missing or wrong."""
-        problems = self.wrong
-        if self.missing:
-            is_one = len(self.missing) == 1
-            words = "key {} is missing" if is_one else "keys {} are missing"
-            problems = [words.format(", ".join(self.missing)), *problems]
-        if problems:
-            raise GpuError(f"{self.where}: {'; '.join(problems)}")
-
-    def known(self, table: Mapping[str, Any], known: tuple[str, ...] | list[str], prefix: str) -> None:
-        for key in table:
-            if key not in known:
-                close = difflib.get_close_matches(str(key), known, n=1)
-                hint = f", did you mean {prefix}{close[0]}?" if close else ""
-                self.wrong.append(f"unknown key {prefix}{key}; valid are {', '.join(known)}{hint}")
-
-    def table(self, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-        table = data.get(key, {})
-        if not isinstance(table, Mapping):
-            self.wrong.append(f"{key} must be a table, got {shown(table)}")
-            return {}
-        return table
-
-    def text(self, data: Mapping[str, Any], key: str, prefix: str = "") -> str:
-        text = data.get(key)
-        if key not in data:
-            self.missing.append(f"{prefix}{key}")
-        elif not isinstance(text, str) or not text.strip():
-            self.wrong.append(f"{prefix}{key} must be text, got {shown(text)}")
-        return str(text)
-
-    def aliases(self, data: Mapping[str, Any]) -> tuple[str, ...]:
-        aliases = data.get("aliases", [])
-        if not isinstance(aliases, list | tuple) or not all(
-            isinstance(a, str) and a.strip() for a in aliases
-        ):
-            self.wrong.append(f"aliases must be a list of names, got {shown(aliases)}")
-            return ()
-        return tuple(aliases)
-
-    def count(self, table: Mapping[str, Any], key: str, prefix: str) -> int:
-        """Return a count of at least 1."""
-        value = self.amount(table, key, 1, prefix)
-        if value.is_integer():
-            return int(value)
-        if not math.isnan(value):
-            self.wrong.append(f"{prefix}{key} must be a whole number, got {table[key]!r}")
-        return 0
-
-    def amount(self, table: Mapping[str, Any], key: str, unit: float, prefix: str) -> float:
-        """Return the value of a key in base units, above zero; nan if it has none."""
-        value = table.get(key)
-        name = f"{prefix}{key}"
-        least, most = LIMITS[key if key in LIMITS else "peak_tflops"]
-        if key not in table:
-            self.missing.append(name)
-        elif isinstance(value, bool) or not isinstance(value, int | float):
-            self.wrong.append(f"{name} must be a number, got {shown(value)}")
-        elif not (is_number(value) and value > 0):
-            self.wrong.append(f"{name} must be above zero and finite, got {shown(value, 40)}")
-        elif not least <= value <= most:
-            self.wrong.append(f"{name} must be from {least:g} to {most:g}, got {shown(value, 40)}")
-        else:
-            # decimal, because 2.039 * 1e12 in float is not 2.039e12
-            return float(Decimal(repr(value)) * Decimal(unit))
-        return math.nan

@@ -15,7 +15,7 @@ from fastroof.checks import check_flag, whole_number
 from fastroof.errors import BatchError, PlanError
 from fastroof.plan import arena, explain, step_error
 from fastroof.plan.arena import decode_lines, verification_arena
-from fastroof.plan.description import DescribedPlan
+from fastroof.plan.energy import PlanWithEnergy
 from fastroof.plan.explain import EncoderTime, Explanation
 from fastroof.plan.step_error import StepErrors
 from fastroof.run import StepBatch, StepTimes, evaluate
@@ -25,6 +25,7 @@ _MADE_ON_DEMAND = (
     "made_from",
     "memory",
     "_bottleneck",
+    "row_energy",
     "scalar",
     "step_scalar",
     "verification_arena",
@@ -33,7 +34,7 @@ _MADE_ON_DEMAND = (
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class StepPlan(DescribedPlan):
+class StepPlan(PlanWithEnergy):
     """How long a step takes, for one model, GPU, layout, engine and formats.
 
     Made by :func:`compile_plan`. It holds everything it needs: it pickles, and outlives its tables.

@@ -7,8 +7,9 @@ from fastroof.serving.disaggregated import (
     match_workers,
 )
 from fastroof.serving.engine_start import Fit, fit
-from fastroof.serving.estimate import ServingEstimate, estimate
+from fastroof.serving.estimate import estimate
 from fastroof.serving.least_gpus import LeastGpus, least_gpus
+from fastroof.serving.serving_estimate import ServingEstimate
 from fastroof.serving.sizing import estimate_with_images, largest_batch, largest_context
 from fastroof.serving.speculation import SpeculativeDecoding, mtp_draft
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from fastroof.arrow import RELATIVE_ERROR, ArrowResult
-from fastroof.checks import is_number, one_of, shown
-from fastroof.columns import Column
+from fastroof.checks import shown
 from fastroof.compiled import serving
 from fastroof.compiled.serving_options import (
     DECODE_STEP_US,
@@ -34,8 +29,10 @@ from fastroof.compiled.serving_options import (
 from fastroof.errors import BatchError, PlanRangeError
 from fastroof.plan.calls import rank_rules
 from fastroof.plan.compile import check_plan
+from fastroof.plan.energy import energy_error
 from fastroof.plan.start import check_room
 from fastroof.plan.step_error import stated_error
+from fastroof.serving.energy import MeanLoad, check_energy, joules_per_token
 from fastroof.serving.scenarios import (
     at_least,
     broadcast,
@@ -49,6 +46,7 @@ from fastroof.serving.scenarios import (
     raise_scenario,
     steps_met,
 )
+from fastroof.serving.serving_estimate import ServingEstimate
 from fastroof.serving.speculation import SpeculativeDecoding, check_errors, made_from, speculated
 from fastroof.units import US_PER_MS, US_PER_S
 
@@ -57,140 +55,6 @@ if TYPE_CHECKING:
 
 LENGTH_SPREAD: Final = 0.2
 """Spread of output lengths that estimates assume: that of public benchmarks that draw lengths."""
-
-
-@dataclass(frozen=True, eq=False)
-class ServingEstimate(ArrowResult):
-    """Estimates of closed loops: floats, or arrays of the scenarios' shape.
-
-    Attributes
-    ----------
-    ttft_ms : float or ndarray of float64
-        Mean time to first token, ms: from sending a request to its first token, with the front end of the
-        plan's engine (``client_overhead_ms`` of :func:`fastroof.compile_plan`).
-    tpot_ms, itl_ms : float or ndarray of float64
-        Mean time per output token after the first, ms, and mean time between two tokens: both are equal,
-        since all outputs have the same length. nan if osl is 1. The underlying gaps are of two kinds,
-        ``decode_step_us`` and ``mixed_step_us``; the accepted tokens of a step arrive together.
-    request_latency_ms : float or ndarray of float64
-        ``ttft_ms + tpot_ms * (osl - 1)``.
-    tokens_per_s_per_gpu : float or ndarray of float64
-        Output tokens/s of all clients, divided by the plan's GPUs (all ranks and stages).
-    wait_ms : float or ndarray of float64
-        Share of ``ttft_ms`` that a request waits because not all clients fit the KV cache, max_seqs or
-        the token budget; 0 if they fit.
-    effective_concurrency : float or ndarray of float64
-        Number of requests that run concurrently.
-    decode_step_us, mixed_step_us : float or ndarray of float64
-        Mean decode-only step, and mean mixed step (decodes and prompts), us; 0 if there is none. With
-        speculative decoding they include the draft.
-    mixed_share : float or ndarray of float64
-        Share of the steps that contain prompts, as a decoding request sees them. If prompts run first, a
-        mixed step has only prompts and produces no output token: TPOT is the mean step over one
-        minus this share.
-    decodes : float or ndarray of float64
-        Requests that decode in a step, of one rank and one micro-batch; 0 if osl is 1.
-    prefill_tokens, prompts : float or ndarray of float64
-        Prompt tokens and prompts in a step that contains any; 0 if
-        ``mixed_share`` is 0.
-    kv_len : float or ndarray of float64
-        Mean tokens that a decode attends to.
-    relative_error : float or ndarray of float64, or None
-        One standard error relative to ``decode_step_us``, nan if that is 0; None if not requested.
-    tpot_relative_error, ttft_relative_error : float or ndarray of float64, or None
-        One standard error relative to ``tpot_ms`` and ``ttft_ms`` (in ln), from the engine's profile:
-        runs of models, GPUs and versions that no fit has seen, larger where steps are of short kernels;
-        that of ``ttft_ms`` is nan if requests wait. None if not requested or not in the profile.
-    made_from : mapping of str to str
-        fastroof's version, the tables' hash and the plan's settings: metadata of its Arrow table.
-    """
-
-    ttft_ms: Any
-    tpot_ms: Any
-    itl_ms: Any
-    request_latency_ms: Any
-    tokens_per_s_per_gpu: Any
-    wait_ms: Any
-    effective_concurrency: Any
-    decode_step_us: Any
-    mixed_step_us: Any
-    mixed_share: Any
-    decodes: Any
-    prefill_tokens: Any
-    prompts: Any
-    kv_len: Any
-    relative_error: Any = None
-    tpot_relative_error: Any = None
-    ttft_relative_error: Any = None
-    made_from: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    arrow_columns = (
-        Column("ttft_ms", "float", "ms", "mean time to first token"),
-        Column("tpot_ms", "float", "ms", "mean time per output token after the first; empty if osl is 1"),
-        Column("itl_ms", "float", "ms", "mean time between two tokens; equals tpot_ms"),
-        Column("request_latency_ms", "float", "ms", "ttft_ms + tpot_ms * (osl - 1)"),
-        Column("tokens_per_s_per_gpu", "float", "tokens/s", "output tokens of all clients, over GPUs"),
-        Column("wait_ms", "float", "ms", "share of ttft_ms that a request waits to be admitted", 0),
-        Column("effective_concurrency", "float", "", "requests that run concurrently"),
-        Column("decode_step_us", "float", "us", "mean decode-only step; 0 if there is none", 0),
-        Column(
-            "mixed_step_us", "float", "us", "mean mixed step (decodes and prompts); 0 if there is none", 0
-        ),
-        Column("mixed_share", "float", "", "share of the steps that contain prompts", 0),
-        Column("decodes", "float", "", "requests that decode in a step; 0 if osl is 1", 0),
-        Column(
-            "prefill_tokens", "float", "tokens", "prompt tokens in a step with prompts; 0 if none has any", 0
-        ),
-        Column("prompts", "float", "", "prompts in a step with prompts; 0 if none has any", 0),
-        Column("kv_len", "float", "tokens", "mean tokens that a decode attends to"),
-        RELATIVE_ERROR,
-        Column("tpot_relative_error", "float", "", "relative standard error of tpot_ms on unseen runs", 0),
-        Column("ttft_relative_error", "float", "", "relative standard error of ttft_ms on unseen runs", 0),
-    )
-
-    def columns(self) -> dict[str, Any]:
-        """All fields except made_from."""
-        return {column.name: getattr(self, column.name) for column in self.arrow_columns}
-
-    def interval_ms(self, quantity: str = "tpot", share: float = 0.8) -> tuple[Any, Any]:
-        """Return the interval in which a measured run is expected.
-
-        Parameters
-        ----------
-        quantity : str
-            tpot or ttft.
-        share : float
-            Share of runs in the interval.
-
-        Returns
-        -------
-        low, high : float or ndarray of float64
-            Bounds, ms; nan if the error is unknown.
-
-        Raises
-        ------
-        BatchError
-            If the quantity or share is invalid.
-
-        Examples
-        --------
-        >>> import fastroof
-        >>> from fastroof.serving import estimate
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100")
-        >>> seen = estimate(plan, isl=1024, osl=128, concurrency=16, with_error=True)
-        >>> low, high = seen.interval_ms("tpot")
-        >>> bool(low < seen.tpot_ms < high) or seen.tpot_relative_error is None
-        True
-        """
-        one_of("quantity", quantity, ("tpot", "ttft"), BatchError)
-        if not is_number(share) or not 0.0 < share < 1.0:
-            raise BatchError(f"share must be a number between 0 and 1, got {shown(share)}")
-        middle = getattr(self, f"{quantity}_ms")
-        error = getattr(self, f"{quantity}_relative_error")
-        if error is None:
-            error = np.full(np.shape(middle), np.nan)[()]
-        spread = np.exp(NormalDist().inv_cdf(0.5 + share / 2.0) * error)
-        return middle / spread, middle * spread
 
 
 def estimate(
@@ -215,6 +79,7 @@ def estimate(
     prefix_hit: Any = None,
     prefix_len: Any = None,
     with_error: bool = False,
+    with_energy: bool = False,
 ) -> ServingEstimate:
     """Estimate what clients of a continuously batching engine see.
 
@@ -269,6 +134,8 @@ def estimate(
     with_error : bool
         Also return the error of the mean decode step, see :meth:`fastroof.StepPlan.decode_error`, and those
         of TPOT and TTFT. Not with speculation, for which there are no measurements.
+    with_energy : bool
+        Also return the joules per output token, see :mod:`fastroof.serving.energy`. Not with speculation.
 
     Returns
     -------
@@ -413,6 +280,7 @@ def estimate(
     new = new_tokens(scenarios)
     target = speculated(plan, speculation)
     check_errors(with_error, target.tokens)
+    check_energy(with_energy, plan, target.tokens)
     check_budgets(scenarios["max_batched_tokens"], target.tokens)
     interval = checked_interval(
         prefill_schedule_interval, plan, engine, new, budgets=scenarios["max_batched_tokens"]
@@ -488,4 +356,13 @@ def estimate(
     # the last rows exist only with with_error
     names = [column.name for column in ServingEstimate.arrow_columns]
     values = dict(zip(names, field_values(rows, shape), strict=False))
+    if with_energy:
+        load = MeanLoad(
+            out[DECODE_STEP_US], out[MIXED_STEP_US], out[MIXED_SHARE], out[DECODES], out[PREFILL_TOKENS],
+            out[PROMPTS], out[KV_LEN], lengths, new, budgets, clients, out[TTFT_US], out[REQUEST_US],
+            rows[names.index("tokens_per_s_per_gpu")],
+        )  # fmt: skip
+        joules = joules_per_token(plan, load, engine.is_prefill_first)
+        values["joules_per_token"] = field_values([joules], shape)[0]
+        values["joules_relative_error"] = energy_error(values.get("tpot_relative_error"), shape)
     return ServingEstimate(**values, made_from=made_from(plan, speculation))

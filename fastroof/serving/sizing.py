@@ -20,8 +20,9 @@ from fastroof.plan import StepPlan
 from fastroof.plan.compile import check_plan
 from fastroof.run.batch import int_array
 from fastroof.run.evaluate import raise_sizes
-from fastroof.serving.estimate import ServingEstimate, estimate
+from fastroof.serving.estimate import estimate
 from fastroof.serving.scenarios import EngineLimits, broadcast, field_values
+from fastroof.serving.serving_estimate import ServingEstimate
 from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding
 from fastroof.units import US_PER_MS
 

@@ -15,6 +15,7 @@ from fastroof.columns import Column
 from fastroof.compiled.simulation.autoscaling import LIFE_DRAINED, LIFE_ORDERED, LIFE_STOPPED
 from fastroof.simulation.answers import duration_us
 from fastroof.simulation.autoscaling import Autoscaler
+from fastroof.simulation.energy import run_energy
 from fastroof.simulation.requests import RequestTimes, checked_limits
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation
@@ -160,6 +161,10 @@ class AutoscaledSimulation(Simulation):
         """GPU hours from the decisions to start replicas until these stop."""
         held_us = float((self._lives[:, LIFE_STOPPED] - self._lives[:, LIFE_ORDERED]).sum())
         return held_us / US_PER_S / SECONDS_PER_HOUR * int(self.plan.layout.world_size)
+
+    def energy(self) -> dict[str, Any]:  # type: ignore[override]
+        """Return the energy of the run, as :meth:`Simulation.energy`, over the GPUs' hours."""
+        return run_energy(self, self.gpu_hours * SECONDS_PER_HOUR)
 
     def series(self) -> pa.Table:
         """Return the engines' state over time, all replicas together.

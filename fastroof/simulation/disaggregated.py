@@ -85,6 +85,10 @@ class DisaggregatedSimulation(Simulation):
             rerun=rerun,
         )
 
+    def energy(self) -> dict[str, Any]:  # type: ignore[override]
+        """Refuse: the series and steps are those of two plans."""
+        raise SimulationError("the energy of prefill and decode pools is not estimated; simulate one engine")
+
     @property
     def engines(self) -> int:
         """Number of engines that step independently, in both pools."""

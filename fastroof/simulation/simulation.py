@@ -16,6 +16,7 @@ from fastroof.caching import lazy_property
 from fastroof.errors import BatchError, SimulationError
 from fastroof.simulation import step_range
 from fastroof.simulation.answers import answers_html, duration_us, run_answers
+from fastroof.simulation.energy import run_energy
 from fastroof.simulation.kv_tiers import tier_notes
 from fastroof.simulation.replicas import engines_of
 from fastroof.simulation.requests import (
@@ -335,8 +336,6 @@ class Simulation(ArrowRows):
         """
         return series_table(self.outcomes, self.engines, self.made_from)
 
-    # -- results ---------------------------------------------------------------------------------
-
     def summary(
         self,
         *,
@@ -429,7 +428,7 @@ class Simulation(ArrowRows):
         kept = self.times.goodput(limits, duration_us(self.outcomes))
         return {**kept, "p99_within": step_range.limits_kept(self.times, limits)}
 
-    # -- effect of the step error ----------------------------------------------------------------
+    energy = run_energy
 
     @lazy_property
     def step_error(self) -> StepError:

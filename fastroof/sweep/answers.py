@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastroof.arrow import pandas_frame, polars_frame
-from fastroof.sweep.deployments import COLUMNS, DeploymentSpec
+from fastroof.sweep.deployments import DeploymentSpec
+from fastroof.sweep.deployments.spec import columns_of
 from fastroof.sweep.percentile_capacity import PercentileCapacity
 from fastroof.sweep.result_rows import CHOICE_PLACE, rows_as_html, rows_as_table
 
@@ -95,7 +96,9 @@ class Answers(NamedTuple):
 
     def to_arrow(self) -> pa.Table:
         """Return the choices of all answers as an Arrow table: rank first, then the rows' columns."""
-        return rows_as_table((*CHOICE_PLACE, *COLUMNS), self._rows(), objective=self.objective)
+        return rows_as_table(
+            (*CHOICE_PLACE, *columns_of(self.objective)), self._rows(), objective=self.objective
+        )
 
     def to_pandas(self) -> Any:
         """Return the rows of :meth:`to_arrow` as a ``pandas.DataFrame``."""
@@ -108,7 +111,7 @@ class Answers(NamedTuple):
     def _repr_html_(self) -> str:
         """Return the choices of all answers as HTML for notebooks."""
         caption = f"best of {self.configurations:,} deployments by {self.objective}"
-        return rows_as_html((*CHOICE_PLACE, *COLUMNS), self._rows(), caption)
+        return rows_as_html((*CHOICE_PLACE, *columns_of(self.objective)), self._rows(), caption)
 
     def _rows(self) -> list[dict[str, Any]]:
         return [

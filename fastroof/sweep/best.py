@@ -14,6 +14,7 @@ from fastroof.checks import check_progress, whole_number
 from fastroof.errors import SweepError
 from fastroof.sweep.answers import Answer, Answers, Choice, Nearest, margins_of
 from fastroof.sweep.deployments import DeploymentSpec, DeploymentSweep
+from fastroof.sweep.deployments.objectives import MINIMIZED, OBJECTIVE_COLUMNS
 from fastroof.sweep.kinds import load_spec
 from fastroof.sweep.percentile_answer import by_percentile, compared_of, why_mean_of
 from fastroof.sweep.percentile_capacity import LEAST_REQUESTS
@@ -78,7 +79,6 @@ PERCENTILE: Final = 99.0
 """Percentile of each time that limits apply to by default."""
 
 _DIGITS: Final = 8
-_OBJECTIVE_COLUMNS: Final = {"cost": "cost_per_million_tokens", "goodput": "tokens_per_s"}
 
 
 class _OfModel(NamedTuple):
@@ -201,7 +201,7 @@ def best_of(
     if percentile is not None and not why_mean:
         search = PercentileSearch(loaded, tables_by_gpu, percentile, requests, seed, threads)
     by_model, skipped = _evaluated(narrowed, tables_by_gpu, threads, progress)
-    objective = _OBJECTIVE_COLUMNS.get(loaded.objective, loaded.objective)
+    objective = OBJECTIVE_COLUMNS.get(loaded.objective, loaded.objective)
     answers = []
     for model, evaluated in by_model.items():
         counts = evaluated.counts.copy()
@@ -287,7 +287,7 @@ def _skipped_text(plan: PlanKey, why: str) -> str:
 
 def _ranked(spec: DeploymentSpec, objective: str, rows: Sequence[dict[str, Any]]) -> tuple[Choice, ...]:
     """Order rows, one per kind of deployment, best first."""
-    sign = 1.0 if spec.objective == "cost" else -1.0
+    sign = 1.0 if spec.objective in MINIMIZED else -1.0
 
     def place(row: dict[str, Any]) -> tuple[float, int, float]:
         # values that differ only by rounding are equal: at a given rate, equal GPU counts tie

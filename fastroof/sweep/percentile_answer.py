@@ -9,6 +9,7 @@ from typing import Any
 
 from fastroof.sweep.answers import Answer, Choice, Comparison, Margin, Nearest, margins_of
 from fastroof.sweep.deployments import DeploymentSpec
+from fastroof.sweep.deployments.objectives import MINIMIZED
 from fastroof.sweep.percentile_capacity import (
     LIMITED,
     PercentileCapacity,
@@ -26,6 +27,8 @@ def why_mean_of(spec: DeploymentSpec, percentile: float) -> str:
         return "no time has a limit"
     if spec.objective == "tokens_per_s_per_user":
         return "the objective does not depend on how many requests are served"
+    if spec.objective == "energy":
+        return "energy is that of mean steps"
     if "concurrency" in spec.per:
         return "the number of clients is given"
     if spec.speculation is not None:
@@ -119,6 +122,6 @@ def compared_of(spec: DeploymentSpec, objective: str, choices: Sequence[Choice])
         first, gain = best.get(name), None
         if first is not None and base is not None:
             ratio = first.row[objective] / base.row[objective]
-            gain = (1.0 / ratio if spec.objective == "cost" else ratio) - 1.0
+            gain = (1.0 / ratio if spec.objective in MINIMIZED else ratio) - 1.0
         compared.append(Comparison(name, first, gain))
     return tuple(compared)

@@ -527,3 +527,20 @@ def test_a_name_may_be_that_of_a_file_in_the_working_folder(
     (tmp_path / "b200.toml").write_text("models = ['llama-3.1-8b']")
     (tmp_path / "a100.toml").write_bytes((bench_data_root() / "a100" / "gpu.toml").read_bytes())
     assert [load_gpu(name).name for name in ("b200", "a100")] == ["b200", "a100"]
+
+
+def test_power(tmp_path: Path) -> None:
+    known = load_gpu(write(tmp_path / "known", VALID + "\n[power]\ntdp_w = 350\nidle_w = 40.5\n"))
+    assert (known.tdp_w, known.idle_w) == (350.0, 40.5)
+    assert load_gpu(write(tmp_path / "unknown", VALID)).tdp_w == 0.0
+    wrong = {
+        "tdp_w = 350": "key power.idle_w is missing",
+        "tdp_w = 350\nidle_w = 350": "power.idle_w must be below power.tdp_w, got 350 and 350",
+        "tdp_w = 350\nidle_w = -1": "power.idle_w must be above zero",
+        "tdp_kw = 1": "unknown key power.tdp_kw",
+    }
+    for text, words in wrong.items():
+        with pytest.raises(GpuError, match=words):
+            load_gpu(write(tmp_path / "wrong", f"{VALID}\n[power]\n{text}\n"))
+    with pytest.raises(GpuError, match="idle_w must be below tdp_w"):
+        dataclasses.replace(known, idle_w=400.0)

@@ -230,7 +230,7 @@ def test_columns_say_which_values_may_be_0(plan):
     """A number is above 0 unless its column says that it may be 0; where it says so, it is 0 for somebody."""
     scenarios = ((1024, 2, 1), (1024, 128, [1, 64]), (8192, 2, 1000))
     by_kind = {
-        ServingEstimate: [estimate(plan, *one) for one in (*scenarios, (8192, 1, 4))],
+        ServingEstimate: [estimate(plan, *one, with_energy=True) for one in (*scenarios, (8192, 1, 4))],
         DisaggregatedEstimate: [estimate_disaggregated(plan, plan, *one) for one in scenarios],
     }
     for kind, found in by_kind.items():

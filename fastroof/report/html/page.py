@@ -73,10 +73,17 @@ def chart_facts(results: Results) -> dict[str, Any]:
     }
 
 
+_OBJECTIVE_COLUMNS: Final = {
+    "cost": "cost_per_million_tokens",
+    "goodput": "tokens_per_s",
+    "energy": "joules_per_token",
+}
+
+
 def _objective_column(results: Results, spec: dict[str, Any]) -> str:
     """Return the column of the sweep's objective."""
     objective = str(spec.get("objective", RateColumns.GPU))
-    name = {"cost": "cost_per_million_tokens", "goodput": "tokens_per_s"}.get(objective, objective)
+    name = _OBJECTIVE_COLUMNS.get(objective, objective)
     return name if name in results else RateColumns.GPU
 
 

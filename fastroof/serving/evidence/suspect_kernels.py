@@ -18,10 +18,11 @@ import numpy as np
 from fastroof.arrays import Floats
 from fastroof.plan import StepPlan
 from fastroof.plan.explain import OperatorTime
-from fastroof.serving.estimate import ServingEstimate, estimate
+from fastroof.serving.estimate import estimate
 from fastroof.serving.evidence.kernel_times import KernelTimes, predicted_us
 from fastroof.serving.evidence.predictions import Plans
 from fastroof.serving.evidence.rows import ServingRow
+from fastroof.serving.serving_estimate import ServingEstimate
 from fastroof.tables import Tables
 
 LEAST_RUNS: Final = 12

@@ -7,6 +7,7 @@ import time
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from fastroof.acceptance import MTP
 from fastroof.arrays import Floats, Longs
@@ -21,8 +22,10 @@ from fastroof.plan.calls import rank_rules
 from fastroof.serving.estimate import LENGTH_SPREAD
 from fastroof.serving.scenarios import steps_met
 from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, speculated
+from fastroof.sweep.deployments.objectives import OBJECTIVES
+from fastroof.sweep.deployments.reductions import reduced_rows
 from fastroof.sweep.deployments.rows import candidate_rows, no_rows
-from fastroof.sweep.deployments.spec import OBJECTIVES, DeploymentSpec
+from fastroof.sweep.deployments.spec import DeploymentSpec
 from fastroof.sweep.kind import GpuTables
 from fastroof.sweep.unit_plans import Lost, lost, plan_columns, unit_plan
 from fastroof.sweep.units import PlanKey, UnitResult, WorkUnit
@@ -157,10 +160,10 @@ def evaluate_deployments(spec: DeploymentSpec, unit: WorkUnit, tables: GpuTables
         max_seqs=seqs + budget + MORE_TOKENS,
     )  # fmt: skip
     if isinstance(plan, Lost):
-        return _no_rows(unit, plan)
+        return _no_rows(spec, unit, plan)
     target = speculated_plan(spec, plan, unit.plan, tables)
     if isinstance(target, Lost):
-        return _no_rows(unit, target)
+        return _no_rows(spec, unit, target)
     counts = {"evaluated": unit.size}
     impossible = unit.size - (unit.stop - unit.start)
     if impossible:
@@ -168,7 +171,9 @@ def evaluate_deployments(spec: DeploymentSpec, unit: WorkUnit, tables: GpuTables
     axes = candidate_axes(spec, target, unit.mode)
     options = candidate_options(spec, target, unit.mode)
     scratch = closed_loops.new_scratch()
-    is_reduced = spec.keep != "all" or spec.histogram
+    # joules are not an answer of the loops: all rows are made, then reduced
+    is_each_made = spec.keep == "all" or spec.objective == "energy"
+    is_reduced = not is_each_made or spec.histogram
     _compile_loops(target.arena, axes, options, scratch, is_reduced)
     began = time.perf_counter()
     histograms: tuple[dict[str, Any], ...] = ()
@@ -178,28 +183,30 @@ def evaluate_deployments(spec: DeploymentSpec, unit: WorkUnit, tables: GpuTables
         reduction = _empty_reduction(spec, unit, plan)
         by_code, reduction = _reduced(target.arena, axes, options, unit, scratch, reduction)
         histograms = _histograms(spec, unit, plan, reduction)
-        numbers = np.arange(unit.start, unit.stop) if spec.keep == "all" else _selected_numbers(reduction)
+        numbers = np.arange(unit.start, unit.stop) if is_each_made else _selected_numbers(reduction)
     answers = np.empty((closed_loops.ANSWERS, len(numbers)))
     codes, origins = np.empty(len(numbers), np.uint8), np.empty(len(numbers), np.uint8)
     loops.evaluate_candidates(target.arena, axes, options, numbers, scratch, answers, codes, origins)
-    if spec.keep == "all":
+    if is_each_made:
         by_code = np.bincount(codes, minlength=closed_loops.CODES)
-        there = (codes == closed_loops.FEASIBLE) | (
-            (codes >= closed_loops.TTFT) & (codes <= closed_loops.GPUS)
-        )
+        there = codes == closed_loops.FEASIBLE
+        if spec.keep == "all":
+            there |= (codes >= closed_loops.TTFT) & (codes <= closed_loops.GPUS)
         numbers, answers, codes, origins = numbers[there], answers[:, there], codes[there], origins[there]
     evaluate_s = time.perf_counter() - began
     by_name = dict(zip(CODE_NAMES[1:], by_code.tolist()[1:], strict=True))
     counts |= {name: count for name, count in by_name.items() if count}
     rows = candidate_rows(spec, unit, target, axes, numbers, answers, codes, origins)
+    if is_each_made and spec.keep != "all":
+        rows = reduced_rows(spec, pa.Table.from_batches([rows])).combine_chunks().to_batches()[0]
     return UnitResult(rows, counts, (), histograms, evaluate_s)
 
 
-def _no_rows(unit: WorkUnit, why: Lost) -> UnitResult:
+def _no_rows(spec: DeploymentSpec, unit: WorkUnit, why: Lost) -> UnitResult:
     """Return the result of a unit without a plan: only counts."""
     counts = {"evaluated": unit.size, why.reason: unit.size}
     skipped = (why,) if unit.start == 0 else ()
-    return UnitResult(no_rows(), counts, skipped)
+    return UnitResult(no_rows(spec), counts, skipped)
 
 
 def _compile_loops(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from fastroof.columns import Column
 from fastroof.models import load_model
-from fastroof.sweep.deployments.spec import COLUMNS, DeploymentSpec
+from fastroof.sweep.deployments.spec import DeploymentSpec, columns_of
 from fastroof.sweep.kind import SweepTotals
 from fastroof.sweep.result_rows import CandidateSummary
 from fastroof.sweep.units import PlanKey, UnitResult, WorkUnit, numbered_units, plan_units
@@ -30,7 +30,8 @@ KEPT_A_UNIT: Final = 2**14
 def deployment_units(spec: DeploymentSpec) -> Iterator[WorkUnit]:
     """Yield units in the order of the rows: models, GPUs, modes, splits, formats, engines, candidates."""
     loads = math.prod(map(len, spec.load_axes.values()))
-    most = KEPT_A_UNIT if spec.keep == "all" else CANDIDATES_A_UNIT
+    is_each_kept = spec.keep == "all" or spec.objective == "energy"
+    most = KEPT_A_UNIT if is_each_kept else CANDIDATES_A_UNIT
     formats = {model: spec.formats(load_model(model)) for model in spec.models}
     for model, gpu, mode, (tp, split) in itertools.product(spec.models, spec.gpus, spec.mode, spec.splits):
         gpus = tp * split.pp * split.dp
@@ -101,7 +102,8 @@ class DeploymentSummary(CandidateSummary):
 
     def best_columns(self) -> tuple[Column, ...]:
         """Return :data:`fastroof.sweep.deployments.COLUMNS`."""
-        return COLUMNS
+        has_joules = any("joules_per_token" in row for row in self.best)
+        return columns_of("energy" if has_joules else "")
 
     def document(self) -> dict[str, Any]:
         """Return all fields as JSON values, except the path; histogram groups become text keys."""
@@ -130,7 +132,7 @@ class DeploymentSweep:
     @property
     def columns(self) -> tuple[Column, ...]:
         """Return the columns of the results."""
-        return COLUMNS
+        return columns_of(self.spec.objective)
 
     @property
     def has_final_rows(self) -> bool:

@@ -11,6 +11,7 @@ from fastroof.compiled.deployments import BestTable, Fronts, reduce_best, reduce
 from fastroof.engines import load_engine
 from fastroof.models import load_model
 from fastroof.models.execution import DTYPES, KV_DTYPES
+from fastroof.sweep.deployments.objectives import MINIMIZED, OBJECTIVE_COLUMNS
 from fastroof.sweep.deployments.spec import DeploymentSpec
 
 
@@ -40,8 +41,8 @@ def _column(rows: pa.Table, name: str) -> Floats:
 
 def _objective(spec: DeploymentSpec, rows: pa.Table) -> Floats:
     """Return the metric to maximize; NaN where a row has no value."""
-    name = {"cost": "cost_per_million_tokens", "goodput": "tokens_per_s"}.get(spec.objective, spec.objective)
-    return _column(rows, name) * (-1.0 if spec.objective == "cost" else 1.0)
+    name = OBJECTIVE_COLUMNS.get(spec.objective, spec.objective)
+    return _column(rows, name) * (-1.0 if spec.objective in MINIMIZED else 1.0)
 
 
 def reduced_rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -18,8 +19,9 @@ from fastroof.plan import StepPlan
 from fastroof.plan.arena import attention_times
 from fastroof.plan.calls import Ranks
 from fastroof.plan.curves import RowCurve, per_row, row_cost, row_values
+from fastroof.serving.energy import MeanLoad, joules_per_token
 from fastroof.serving.speculation import SpeculatedPlan
-from fastroof.sweep.deployments.spec import COLUMNS, DeploymentSpec
+from fastroof.sweep.deployments.spec import DeploymentSpec, columns_of
 from fastroof.sweep.unit_plans import named_column, plan_columns
 from fastroof.sweep.units import WorkUnit
 from fastroof.units import US_PER_MS, US_PER_S
@@ -143,7 +145,6 @@ def _attention(plan: StepPlan, is_decode: bool, batch: Floats, x: Floats, left_u
 
 
 _LIMIT_NAMES: Final = ("ttft", "tpot", "request_latency", "kv_share", "total_gpus")
-_SCHEMA: Final = arrow_schema(COLUMNS, {})
 _ANSWER_COLUMNS: Final = {
     "concurrency": closed_loops.CONCURRENCY,
     "request_rate_per_s": closed_loops.REQUEST_RATE,
@@ -165,9 +166,14 @@ _ANSWER_COLUMNS: Final = {
 }
 
 
-def no_rows() -> pa.RecordBatch:
+@cache
+def _schema(objective: str) -> pa.Schema:
+    return arrow_schema(columns_of(objective), {})
+
+
+def no_rows(spec: DeploymentSpec) -> pa.RecordBatch:
     """Return an empty batch with the results' columns."""
-    return pa.RecordBatch.from_pylist([], schema=_SCHEMA)
+    return pa.RecordBatch.from_pylist([], schema=_schema(spec.objective))
 
 
 def candidate_rows(
@@ -183,7 +189,8 @@ def candidate_rows(
     """Return candidates and their estimates as rows."""
     count, plan, speculation = len(numbers), target.plan, spec.speculation
     if not count:
-        return no_rows()
+        return no_rows(spec)
+    schema = _schema(spec.objective)
     sizes = (len(axes.replicas), *map(len, spec.load_axes.values()))
     layout, isl, osl, _, budget, hit = np.unravel_index(numbers, sizes)
     columns: dict[str, Any] = {
@@ -197,7 +204,7 @@ def candidate_rows(
         "draft": None if speculation is None else speculation.draft,
     }
     for name, value in fixed.items():
-        columns[name] = pa.repeat(pa.scalar(value, _SCHEMA.field(name).type), count)
+        columns[name] = pa.repeat(pa.scalar(value, schema.field(name).type), count)
     workers = {
         name: getattr(axes, name)[layout] / plan.layout.batches_in_flight
         for name in ("replicas", "prefill_workers", "decode_workers")
@@ -221,7 +228,24 @@ def candidate_rows(
     columns["exceeds"] = named_column(codes - closed_loops.TTFT, _LIMIT_NAMES, kept_all)
     errors = _relative_error(plan, answers) if target.tokens == 1 else pa.nulls(count, pa.float64())
     columns["relative_error"] = errors
-    return pa.RecordBatch.from_arrays([columns[field.name] for field in _SCHEMA], schema=_SCHEMA)
+    if spec.objective == "energy":
+        load = _mean_load(answers, axes.isl[isl], new_tokens, axes.budget[budget], axes.replicas[layout])
+        is_prefill_first = plan.profile.scheduling.order == "prefill_first"
+        columns["joules_per_token"] = pa.array(joules_per_token(plan, load, is_prefill_first))
+    return pa.RecordBatch.from_arrays([columns[field.name] for field in schema], schema=schema)
+
+
+def _mean_load(answers: Floats, isl: Floats, new: Floats, budget: Floats, replicas: Floats) -> MeanLoad:
+    """Return candidates' mean steps, of one replica."""
+    of = closed_loops
+    decode_us, mixed_us, ttft_us, request_us = (
+        answers[row] * US_PER_MS for row in (of.DECODE_STEP_MS, of.MIXED_STEP_MS, of.TTFT_MS, of.REQUEST_MS)
+    )
+    return MeanLoad(
+        decode_us, mixed_us, answers[of.MIXED_SHARE], answers[of.DECODES], answers[of.PREFILL_TOKENS],
+        answers[of.PROMPTS], answers[of.KV_LEN], isl, new, budget, answers[of.CONCURRENCY] / replicas,
+        ttft_us, request_us, answers[of.PER_GPU],
+    )  # fmt: skip
 
 
 def _relative_error(plan: StepPlan, answers: Floats) -> pa.Array:

@@ -29,6 +29,7 @@ from fastroof.models.layout import ALL_TP_SIZES
 from fastroof.models.lora import Lora
 from fastroof.ranges import expand_reals, expand_sizes
 from fastroof.sweep.deployments.nested_tables import Constraints, Speculation, SplitChoice
+from fastroof.sweep.deployments.objectives import JOULES, OBJECTIVES, RATES, energy_problems
 from fastroof.sweep.spec import (
     COUNTS,
     MAX_ROWS,
@@ -61,8 +62,6 @@ MAX_GROUPS: Final = 2**16
 """Maximum number of groups per plan."""
 
 MODES: Final = ("aggregated", "disaggregated")
-_RATES: Final = ("tokens_per_s_per_gpu", "tokens_per_s_per_user")
-OBJECTIVES: Final = (*_RATES, "cost", "goodput")
 GROUP_COLUMNS: Final = (
     "model", "gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "engine", "replicas",
     "prefill_workers", "decode_workers", "total_gpus", "isl", "osl", "concurrency", "request_rate_per_s",
@@ -165,7 +164,7 @@ class DeploymentSpec(CandidateSpec):
     constraints: Constraints = Field(
         default_factory=Constraints, description="a table of limits, like {ttft_ms = 500}"
     )
-    objective: Literal["tokens_per_s_per_gpu", "tokens_per_s_per_user", "cost", "goodput"] = Field(
+    objective: Literal["tokens_per_s_per_gpu", "tokens_per_s_per_user", "cost", "goodput", "energy"] = Field(
         "tokens_per_s_per_gpu", description=f"one of {', '.join(OBJECTIVES)}"
     )
     gpu_hour_price: float | dict[str, float] | None = Field(
@@ -174,7 +173,7 @@ class DeploymentSpec(CandidateSpec):
     keep: Literal["all", "pareto", "best"] = Field(
         "pareto",
         description="'best', 'pareto' or 'all'; default: pareto, or best if k is given or the objective is "
-        "cost or goodput",
+        "cost, goodput or energy",
     )
     per: Names = Field(
         ("model", "isl", "osl"), description=f"a list of columns out of {', '.join(GROUP_COLUMNS)}"
@@ -253,7 +252,7 @@ class DeploymentSpec(CandidateSpec):
     def _check_together(self) -> DeploymentSpec:
         if "keep" not in self.model_fields_set:
             # the front of two rates holds the best of either, but not the best of another objective
-            is_front = "k" not in self.model_fields_set and self.objective in _RATES
+            is_front = "k" not in self.model_fields_set and self.objective in RATES
             object.__setattr__(self, "keep", "pareto" if is_front else "best")
         problems = list(self._contradictions())
         if problems:
@@ -288,6 +287,8 @@ class DeploymentSpec(CandidateSpec):
         prices = self.gpu_hour_price
         if self.objective == "cost" and prices is None:
             problems.append("objective: 'cost' needs a gpu_hour_price")
+        if self.objective == "energy":
+            problems += energy_problems(self.mode, self.gpus, self.speculation is not None, self.histogram)
         if isinstance(prices, dict):
             missing = [gpu for gpu in self.gpu_names if gpu not in prices]
             if missing:
@@ -487,3 +488,8 @@ COLUMNS: Final = (
     Column("origin", "text", "", "origin of the mean steps' times: measured to modelled"),
 )
 """Columns of the results: one row per deployment and load."""
+
+
+def columns_of(objective: str) -> tuple[Column, ...]:
+    """Return the columns of a sweep's results: of the objective ``energy``, or its column, also joules."""
+    return (*COLUMNS, JOULES) if objective in ("energy", JOULES.name) else COLUMNS

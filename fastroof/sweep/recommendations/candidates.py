@@ -34,6 +34,7 @@ def modes_to_try(
     is_beyond = total_gpus > node
     # what such workers cannot do, or nothing is known about, is not tried unless it is requested
     can = total_gpus > 1 and osl > 1 and not given.get("prefix_hit") and (not is_beyond or all(links))
+    can = can and given.get("objective") != "energy"
     modes = list(MODES) if can else [MODES[0]]
     requested = listed(given["mode"]) if "mode" in given else modes
     if not (is_beyond and all(links) and MODES[1] in requested):

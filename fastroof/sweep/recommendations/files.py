@@ -55,9 +55,10 @@ def _write_rows(rows: list[dict[str, Any]], place: Path) -> list[Path]:
     from fastroof.arrow import arrow_schema
     from fastroof.columns import guarded_columns
     from fastroof.parquet import write_parquet
-    from fastroof.sweep.deployments import COLUMNS
+    from fastroof.sweep.deployments.spec import columns_of
 
-    table = pa.Table.from_pylist(rows, schema=arrow_schema(COLUMNS, {"fastroof_version": __version__}))
+    columns = columns_of("energy" if "joules_per_token" in rows[0] else "") if rows else columns_of("")
+    table = pa.Table.from_pylist(rows, schema=arrow_schema(columns, {"fastroof_version": __version__}))
     parquet, text = place / "deployments.parquet", place / "deployments.csv"
     with whole_file(parquet) as unfinished:
         write_parquet(table, unfinished)

@@ -236,6 +236,9 @@ class Batches(PlanCalls):
         parts = sum(np.asarray(part) for part in times.components)
         if not np.allclose(parts, step_us, rtol=1e-9):
             raise Wrong("parts do not add up")
+        watts = plan.energy(batch).watts[step_us > 0.0]
+        if ((watts < plan.gpu.idle_w * (1.0 - 1e-9)) | (watts > plan.gpu.tdp_w * (1.0 + 1e-9))).any():
+            raise Wrong("a step draws less than idle, or more than the limit")
         all_finite([plan.pipeline_us(batch), plan.cycle_us(batch), plan.stage_times_us(batch)])
         for step, (start, end) in enumerate(pairwise(batch.offsets[:4].tolist())):
             new, context = batch.new_tokens[start:end].tolist(), batch.context_len[start:end].tolist()
@@ -268,6 +271,7 @@ class Others(PlanCalls):
         "step_error({a})",
         "run({a})",
         "run({a}, threads={b})",
+        "energy({a}, threads={b}, with_error={c})",
         "step_us({a})",
         "step_us(StepBatch([9], [0], [0, 1]), threads={a})",
         "step_us(StepBatch([9], [0], [0, 1]), images={a})",

@@ -35,7 +35,7 @@ const ROW_GROUPS = [
   }],
   ["Throughput", {
     tokens_per_s_per_gpu: "output rate per GPU", tokens_per_s: "output rate", requests_per_s: "request rate",
-    cost_per_million_tokens: "price per million output tokens",
+    cost_per_million_tokens: "price per million output tokens", joules_per_token: "energy per output token",
   }],
   ["Details", {
     effective_concurrency: "running requests", step_us: "step", decode_step_ms: "decode step",
@@ -51,10 +51,10 @@ const UNITS = {
   concurrency: "clients", batch_size: "sequences", request_rate_per_s: "requests/s", requests_per_s: "requests/s",
   effective_concurrency: "requests", tokens_per_s: "tokens/s", tokens_per_s_per_gpu: "tokens/s",
   tokens_per_s_per_user: "tokens/s", isl: "tokens", osl: "tokens", kv_len: "tokens", max_num_batched_tokens: "tokens",
-  max_kv_tokens: "tokens", num_draft_tokens: "tokens", accepted: "tokens", tp: "GPUs", total_gpus: "GPUs",
+  max_kv_tokens: "tokens", joules_per_token: "J", num_draft_tokens: "tokens", accepted: "tokens", tp: "GPUs", total_gpus: "GPUs",
 };
 const SHARES = new Set(["prefix_hit", "mixed_share", "kv_share", "relative_error"]);
-const LOWER_IS_BETTER = /_(ms|us)$|^cost_|^relative_error$|^kv_share$|^total_gpus$/;
+const LOWER_IS_BETTER = /_(ms|us)$|^cost_|^joules_|^relative_error$|^kv_share$|^total_gpus$/;
 
 // Values of columns that are not worth showing.
 const NOTHING = {

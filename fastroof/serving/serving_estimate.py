@@ -1,0 +1,156 @@
+"""Estimates of closed loops: what :func:`fastroof.serving.estimate` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from fastroof.arrow import RELATIVE_ERROR, ArrowResult
+from fastroof.checks import is_number, one_of, shown
+from fastroof.columns import Column
+from fastroof.errors import BatchError
+
+
+@dataclass(frozen=True, eq=False)
+class ServingEstimate(ArrowResult):
+    """Estimates of closed loops: floats, or arrays of the scenarios' shape.
+
+    Attributes
+    ----------
+    ttft_ms : float or ndarray of float64
+        Mean time to first token, ms: from sending a request to its first token, with the front end of the
+        plan's engine (``client_overhead_ms`` of :func:`fastroof.compile_plan`).
+    tpot_ms, itl_ms : float or ndarray of float64
+        Mean time per output token after the first, ms, and mean time between two tokens: both are equal,
+        since all outputs have the same length. nan if osl is 1. The underlying gaps are of two kinds,
+        ``decode_step_us`` and ``mixed_step_us``; the accepted tokens of a step arrive together.
+    request_latency_ms : float or ndarray of float64
+        ``ttft_ms + tpot_ms * (osl - 1)``.
+    tokens_per_s_per_gpu : float or ndarray of float64
+        Output tokens/s of all clients, divided by the plan's GPUs (all ranks and stages).
+    wait_ms : float or ndarray of float64
+        Share of ``ttft_ms`` that a request waits because not all clients fit the KV cache, max_seqs or
+        the token budget; 0 if they fit.
+    effective_concurrency : float or ndarray of float64
+        Number of requests that run concurrently.
+    decode_step_us, mixed_step_us : float or ndarray of float64
+        Mean decode-only step, and mean mixed step (decodes and prompts), us; 0 if there is none. With
+        speculative decoding they include the draft.
+    mixed_share : float or ndarray of float64
+        Share of the steps that contain prompts, as a decoding request sees them. If prompts run first, a
+        mixed step has only prompts and produces no output token: TPOT is the mean step over one
+        minus this share.
+    decodes : float or ndarray of float64
+        Requests that decode in a step, of one rank and one micro-batch; 0 if osl is 1.
+    prefill_tokens, prompts : float or ndarray of float64
+        Prompt tokens and prompts in a step that contains any; 0 if
+        ``mixed_share`` is 0.
+    kv_len : float or ndarray of float64
+        Mean tokens that a decode attends to.
+    relative_error : float or ndarray of float64, or None
+        One standard error relative to ``decode_step_us``, nan if that is 0; None if not requested.
+    tpot_relative_error, ttft_relative_error : float or ndarray of float64, or None
+        One standard error relative to ``tpot_ms`` and ``ttft_ms`` (in ln), from the engine's profile:
+        runs of models, GPUs and versions that no fit has seen, larger where steps are of short kernels;
+        that of ``ttft_ms`` is nan if requests wait. None if not requested or not in the profile.
+    joules_per_token, joules_relative_error : float or ndarray of float64, or None
+        Joules of all GPUs per output token, idle time included, and one standard error relative to it;
+        None if not requested.
+    made_from : mapping of str to str
+        fastroof's version, the tables' hash and the plan's settings: metadata of its Arrow table.
+    """
+
+    ttft_ms: Any
+    tpot_ms: Any
+    itl_ms: Any
+    request_latency_ms: Any
+    tokens_per_s_per_gpu: Any
+    wait_ms: Any
+    effective_concurrency: Any
+    decode_step_us: Any
+    mixed_step_us: Any
+    mixed_share: Any
+    decodes: Any
+    prefill_tokens: Any
+    prompts: Any
+    kv_len: Any
+    relative_error: Any = None
+    tpot_relative_error: Any = None
+    ttft_relative_error: Any = None
+    joules_per_token: Any = None
+    joules_relative_error: Any = None
+    made_from: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    arrow_columns = (
+        Column("ttft_ms", "float", "ms", "mean time to first token"),
+        Column("tpot_ms", "float", "ms", "mean time per output token after the first; empty if osl is 1"),
+        Column("itl_ms", "float", "ms", "mean time between two tokens; equals tpot_ms"),
+        Column("request_latency_ms", "float", "ms", "ttft_ms + tpot_ms * (osl - 1)"),
+        Column("tokens_per_s_per_gpu", "float", "tokens/s", "output tokens of all clients, over GPUs"),
+        Column("wait_ms", "float", "ms", "share of ttft_ms that a request waits to be admitted", 0),
+        Column("effective_concurrency", "float", "", "requests that run concurrently"),
+        Column("decode_step_us", "float", "us", "mean decode-only step; 0 if there is none", 0),
+        Column(
+            "mixed_step_us", "float", "us", "mean mixed step (decodes and prompts); 0 if there is none", 0
+        ),
+        Column("mixed_share", "float", "", "share of the steps that contain prompts", 0),
+        Column("decodes", "float", "", "requests that decode in a step; 0 if osl is 1", 0),
+        Column(
+            "prefill_tokens", "float", "tokens", "prompt tokens in a step with prompts; 0 if none has any", 0
+        ),
+        Column("prompts", "float", "", "prompts in a step with prompts; 0 if none has any", 0),
+        Column("kv_len", "float", "tokens", "mean tokens that a decode attends to"),
+        RELATIVE_ERROR,
+        Column("tpot_relative_error", "float", "", "relative standard error of tpot_ms on unseen runs", 0),
+        Column("ttft_relative_error", "float", "", "relative standard error of ttft_ms on unseen runs", 0),
+        Column("joules_per_token", "float", "J", "energy of all GPUs per output token, idle time too"),
+        Column("joules_relative_error", "float", "", "relative standard error of joules_per_token", 0),
+    )
+
+    def columns(self) -> dict[str, Any]:
+        """All fields except made_from."""
+        return {column.name: getattr(self, column.name) for column in self.arrow_columns}
+
+    def interval_ms(self, quantity: str = "tpot", share: float = 0.8) -> tuple[Any, Any]:
+        """Return the interval in which a measured run is expected.
+
+        Parameters
+        ----------
+        quantity : str
+            tpot or ttft.
+        share : float
+            Share of runs in the interval.
+
+        Returns
+        -------
+        low, high : float or ndarray of float64
+            Bounds, ms; nan if the error is unknown.
+
+        Raises
+        ------
+        BatchError
+            If the quantity or share is invalid.
+
+        Examples
+        --------
+        >>> import fastroof
+        >>> from fastroof.serving import estimate
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100")
+        >>> seen = estimate(plan, isl=1024, osl=128, concurrency=16, with_error=True)
+        >>> low, high = seen.interval_ms("tpot")
+        >>> bool(low < seen.tpot_ms < high) or seen.tpot_relative_error is None
+        True
+        """
+        one_of("quantity", quantity, ("tpot", "ttft"), BatchError)
+        if not is_number(share) or not 0.0 < share < 1.0:
+            raise BatchError(f"share must be a number between 0 and 1, got {shown(share)}")
+        middle = getattr(self, f"{quantity}_ms")
+        error = getattr(self, f"{quantity}_relative_error")
+        if error is None:
+            error = np.full(np.shape(middle), np.nan)[()]
+        spread = np.exp(NormalDist().inv_cdf(0.5 + share / 2.0) * error)
+        return middle / spread, middle * spread

@@ -1,0 +1,116 @@
+"""Energy of a simulated run: the mean steps of each interval of its series, and idle time.
+
+The loops count steps and tokens, not joules. Steps with prompts are taken to have the run's mean number of
+prompt tokens next to the interval's running requests; the rest of its busy time is that of decode-only steps.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from fastroof.errors import SimulationError
+from fastroof.plan.energy import MeanSteps, basis_of, check_power, energy_error, mean_steps
+from fastroof.simulation.answers import duration_us
+from fastroof.simulation.requests import BLOCKS_US, BUSY_US, NEW_TOKENS, OUTPUT_TOKENS, RUNNING_US
+from fastroof.units import UJ_PER_J, US_PER_S
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+    from fastroof.simulation.engine import Outcomes
+    from fastroof.simulation.requests import RequestTimes
+    from fastroof.simulation.settings import EngineSettings
+    from fastroof.simulation.step_range import StepError
+    from fastroof.simulation.trace import Trace
+
+
+class SimulatedRun(Protocol):
+    """What the energy of a run is made of: attributes of :class:`fastroof.Simulation`."""
+
+    plan: StepPlan
+    trace: Trace
+    settings: EngineSettings
+    outcomes: Outcomes
+    replicas: int
+
+    @property
+    def times(self) -> RequestTimes:
+        """Times of its requests."""
+
+    @property
+    def engines(self) -> int:
+        """Number of engines that step independently."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all engines."""
+
+    @property
+    def step_error(self) -> StepError:
+        """Standard error of its steps."""
+
+    def __len__(self) -> int: ...
+
+
+def run_energy(self: SimulatedRun, gpu_s: float | None = None) -> dict[str, Any]:
+    """Return the energy of the run.
+
+    Parameters
+    ----------
+    gpu_s : float, optional
+        Seconds of all GPUs, busy and idle (default: those of all replicas over the whole duration).
+
+    Returns
+    -------
+    dict
+        ``joules`` of all GPUs, of which ``busy_joules`` in steps and ``idle_joules`` in the rest of the
+        duration; ``joules_per_token`` of finished requests' outputs; ``watts_per_gpu``; ``relative_error``,
+        one standard error of power and step times; and ``basis``, ``measured`` or ``modelled``, as in
+        :meth:`fastroof.StepPlan.energy`.
+
+    Raises
+    ------
+    SimulationError
+        If the GPU's power is unknown, or the plan has pipeline stages.
+    """
+    plan, counters = self.plan, self.outcomes.counters
+    check_power(plan.gpu, SimulationError)
+    if plan.layout.pp > 1:
+        raise SimulationError(f"energy of a run needs pp 1, whose steps are simulated; got {plan.layout}")
+    series = self.outcomes.series[self.outcomes.series[:, BUSY_US] > 0.0]
+    ranks = plan.layout.dp * self.replicas / self.engines
+    busy_us = series[:, BUSY_US]
+    running = series[:, RUNNING_US] / busy_us / ranks
+    kv_len = series[:, BLOCKS_US] * self.settings.block_size / np.maximum(series[:, RUNNING_US], 1.0)
+    prompt_steps = counters["mixed_steps"] + counters["prefill_steps"]
+    # of a rank: those of a lockstep step are of all of them
+    prompt_tokens = counters["prefill_tokens"] / max(prompt_steps, 1) / ranks
+    q_len = min(max(counters["prefill_tokens"] / len(self), 1.0), max(prompt_tokens, 1.0))
+    alike = np.ones(len(series))
+    beside = running * (counters["mixed_steps"] / max(prompt_steps, 1))
+    chunks = alike * prompt_tokens / q_len
+    prompts = mean_steps(plan, MeanSteps(beside, kv_len, alike * prompt_tokens, chunks, alike * q_len))
+    decodes = mean_steps(plan, MeanSteps(np.maximum(running, 1.0), kv_len, 0.0 * alike, 0.0 * alike, alike))
+    # a step's tokens are counted in the interval in which it ends
+    computed = np.maximum(series[:, NEW_TOKENS] - series[:, OUTPUT_TOKENS], 0.0)
+    prompts_us = computed / max(float(computed.sum()), 1.0) * prompt_steps * prompts.us
+    share = min(float(prompts_us.sum() / max(busy_us.sum(), 1.0)), 1.0)
+    prompt_watts = float(prompts_us @ prompts.watts / max(prompts_us.sum(), 1.0))
+    decode_watts = float(busy_us @ decodes.watts / max(busy_us.sum(), 1.0))
+    busy_uj = (share * prompt_watts + (1.0 - share) * decode_watts) * busy_us.sum()
+    busy_s = float(busy_us.sum()) / US_PER_S * self.gpus / self.engines
+    whole_s = duration_us(self.outcomes) / US_PER_S * self.gpus if gpu_s is None else gpu_s
+    busy_j = float(busy_uj) / UJ_PER_J * self.gpus / self.engines
+    idle_j = max(whole_s - busy_s, 0.0) * plan.gpu.idle_w
+    tokens = int(self.trace.output_tokens[self.times.is_finished].sum())
+    return {
+        "joules": busy_j + idle_j,
+        "busy_joules": busy_j,
+        "idle_joules": idle_j,
+        "joules_per_token": (busy_j + idle_j) / tokens if tokens else math.nan,
+        "watts_per_gpu": (busy_j + idle_j) / whole_s if whole_s > 0.0 else math.nan,
+        "relative_error": float(energy_error(self.step_error.relative)),
+        "basis": basis_of(plan.gpu),
+    }
