@@ -204,13 +204,13 @@ def decodes_beside(
     >>> 30 <= decodes <= 38, kv_len
     (True, 1088)
     """
-    lengths = (_size("prompt_len", prompt_len, 1), _size("output_len", output_len, 1))
+    prompt, output = _size("prompt_len", prompt_len, 1), _size("output_len", output_len, 1)
     if not is_number(rate_per_s) or not 0 < rate_per_s < np.inf:
         raise BackendError(
             f"rate_per_s must be a positive number of requests a second, got {shown(rate_per_s)}"
         )
     arrival_s = np.random.default_rng(0).exponential(1 / rate_per_s, SIMULATED_REQUESTS).cumsum()
-    trace = Trace(arrival_s, *(np.full(SIMULATED_REQUESTS, length) for length in lengths))
+    trace = Trace(arrival_s, np.full(SIMULATED_REQUESTS, prompt), np.full(SIMULATED_REQUESTS, output))
     batch = _size("max_batch_size", max_batch_size, 1)
     settings = EngineSettings(
         num_gpu_blocks=plan.memory.tokens_beside_states(batch) // BLOCK_TOKENS,
@@ -221,7 +221,7 @@ def decodes_beside(
     )
     seen = run_engine(plan, trace, settings)
     decodes = rate_per_s * float((seen.last_us - seen.first_us).mean()) / US_PER_S
-    return min(max(1, round(decodes)), batch), lengths[0] + lengths[1] // 2
+    return min(max(1, round(decodes)), batch), prompt + output // 2
 
 
 def write_dynamo_profile(plan: StepPlan, path: str | Path, **limits: Any) -> dict[str, Floats]:

@@ -48,7 +48,7 @@ _HEAD_BYTES: Final = 2**14
 _READ_BYTES: Final = 2**20
 _SWEEP_S: Final = 0.5
 _CLOSING_S: Final = 5.0
-_BACKLOG: Final = 2048  # with 128, a burst of 300 left other clients to retry for a minute
+_BACKLOG: Final = 128
 _GONE: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 _NO_FILES_S: Final = 0.1  # until the next connection is taken if no file descriptors are left
 
