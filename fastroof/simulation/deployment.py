@@ -155,12 +155,17 @@ def simulate(
     tiers = Tiers.of_plan(kv_tiers, plan, settings)
     if tiers.tiers and prefix_cache == GIVEN:
         raise SimulationError('kv_tiers needs a simulated prefix cache: give prefix_cache="lru"')
+    if tiers.tiers and (autoscale is not None or plan.layout.pp > 1):
+        other = f"pp={plan.layout.pp}" if autoscale is None else "autoscale"
+        raise SimulationError(f"kv_tiers with {other} are not simulated; leave out one of them")
     if on_too_long == "error":
         refuse_too_long(requests, settings, 'on_too_long="reject"')
-    given = {"seed": seed, "prefix_cache": prefix_cache, "tiers": tiers}
-    run = partial(run_replicas, plan, requests, settings, replicas, routing, **given)
+    run = partial(
+        run_replicas, plan, requests, settings, replicas, routing, seed=seed, prefix_cache=prefix_cache
+    )
     if autoscale is not None:
         return _autoscaled(autoscale, run, time_scale)
+    run = partial(run, tiers=tiers)
     outcomes = run(time_scale=time_scale)
     return Simulation(
         plan,

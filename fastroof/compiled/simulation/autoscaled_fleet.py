@@ -32,14 +32,14 @@ from fastroof.compiled.simulation.replicas import (
     Fleet,
     Load,
     _advance,
-    _engine_in,
     _engines_each,
     _outstanding,
     _push,
-    _ranks_of,
-    _release,
+    engine_in,
     is_less,
     load_of,
+    ranks_in,
+    release_clients,
 )
 from fastroof.compiled.simulation.sessions import coming_us, pop_coming
 from fastroof.compiled.simulation.state import (
@@ -142,7 +142,7 @@ def autoscaled_run(
             return int(code)
         wake(scaler, now_us)
         replica = _choose(fleet, scaler, options, requests, request)
-        _push(fleet, requests, _engine_in(fleet, replica), request)
+        _push(fleet, requests, engine_in(fleet, replica), request)
         scaler.counts[ROUTED] += 1
         replica_of[request] = replica
     close(fleet, scaler)
@@ -167,7 +167,7 @@ def _route_until(
         request = pop_coming(requests)
         wake(scaler, now_us)
         replica = _choose(fleet, scaler, options, requests, request)
-        engine = _engine_in(fleet, replica)
+        engine = engine_in(fleet, replica)
         push_to_group(group_of(fleet.groups, engine), requests, request)
         fleet.router.pushed[engine] += 1
         fleet.router.pushed_tokens[engine] += requests.input_tokens[request]
@@ -192,14 +192,16 @@ def autoscaled_feedback_run(
     plan = open_plan(arena)
     released = 0
     if clients > 0:
-        released = _release(requests, 0, clients, requests.arrival_us[0])
+        released = release_clients(requests, 0, clients, requests.arrival_us[0])
     while True:
         if options.stop[0] != 0:
             return CODE_STOPPED
         first = 0
         now_us = math.inf
         for engine in range(len(fleet.router.pushed)):
-            next_us = group_next_us(_ranks_of(fleet, engine), group_of(fleet.groups, engine), requests)
+            next_us = group_next_us(
+                ranks_in(fleet, engine), options, group_of(fleet.groups, engine), requests, served
+            )
             if next_us < now_us:
                 first = engine
                 now_us = next_us
@@ -215,14 +217,14 @@ def autoscaled_feedback_run(
         if at_us <= now_us:
             _route_until(fleet, scaler, options, requests, replica_of, at_us)
             continue
-        there, group = _ranks_of(fleet, first), group_of(fleet.groups, first)
+        there, group = ranks_in(fleet, first), group_of(fleet.groups, first)
         for is_late in range(2):
             if is_late:
                 left = group_time_out(plan, options, there, group, requests, served, now_us)
             else:
                 left = group_step_end(plan, options, there, group, requests, served, record, now_us)
             if clients > 0:
-                released = _release(requests, released, left, now_us + options.think_us)
+                released = release_clients(requests, released, left, now_us + options.think_us)
             _route_until(fleet, scaler, options, requests, replica_of, now_us)
         code = group_schedule(arena, plan, options, there, group, requests, served, record, now_us)
         if code != 0:

@@ -24,9 +24,9 @@ from fastroof.compiled.simulation.replicas import (
     _blocks,
     _engines_each,
     _outstanding,
-    _ranks_of,
-    _restart,
     _running,
+    ranks_in,
+    restart_fleet,
 )
 from fastroof.compiled.simulation.state import (
     BUSY_US,
@@ -146,7 +146,7 @@ def is_empty(fleet: Fleet, replica: int) -> bool:
     if _outstanding(fleet, replica) > 0:
         return False
     for engine in range(replica * _engines_each(fleet), (replica + 1) * _engines_each(fleet)):
-        scalars = _ranks_of(fleet, engine).scalars
+        scalars = ranks_in(fleet, engine).scalars
         for rank in range(scalars.shape[0]):
             if scalars[rank, IN_FLIGHT] > 0:
                 return False
@@ -158,7 +158,7 @@ def _keep(fleet: Fleet, scaler: Scaler, replica: int) -> float:
     """Add a replica's counters to those of former lives, and reset it. Returns its last event's time."""
     latest_us = 0.0
     for engine in range(replica * _engines_each(fleet), (replica + 1) * _engines_each(fleet)):
-        ranks = _ranks_of(fleet, engine)
+        ranks = ranks_in(fleet, engine)
         first = engine * ranks.scalars.shape[0]
         for rank in range(ranks.scalars.shape[0]):
             scalars, kept = ranks.scalars[rank], scaler.kept[first + rank]
@@ -288,7 +288,7 @@ def check_us(scaler: Scaler) -> float:
 @jit_stateful
 def begin(fleet: Fleet, scaler: Scaler) -> None:
     """Reset all replicas, and let the first ones serve."""
-    _restart(fleet)
+    restart_fleet(fleet)
     rule = scaler.rule
     scaler.status[:] = OFF
     scaler.wanted[:] = 0
