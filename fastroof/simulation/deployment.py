@@ -155,6 +155,9 @@ def simulate(
     tiers = Tiers.of_plan(kv_tiers, plan, settings)
     if tiers.tiers and prefix_cache == GIVEN:
         raise SimulationError('kv_tiers needs a simulated prefix cache: give prefix_cache="lru"')
+    if tiers.tiers and (autoscale is not None or plan.layout.pp > 1):
+        other = f"pp={plan.layout.pp}" if autoscale is None else "autoscale"
+        raise SimulationError(f"kv_tiers with {other} are not simulated; leave out one of them")
     if on_too_long == "error":
         refuse_too_long(requests, settings, 'on_too_long="reject"')
     given: dict[str, Any] = {"seed": seed, "prefix_cache": prefix_cache, "tiers": tiers}

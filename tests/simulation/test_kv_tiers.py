@@ -365,6 +365,14 @@ def test_tiers_need_a_simulated_prefix_cache(plan):
         fastroof.simulate(plan, Trace([0.0], [8], [2]), **FOUR, kv_tiers="host:1GB:1GB/s")
 
 
+def test_what_is_not_simulated_with_tiers_says_so(plan, h100):
+    stages = fastroof.compile_plan("llama-3.1-8b", "h100", h100, pp=2, max_tokens=2048, max_seqs=256)
+    rule = fastroof.simulation.Autoscaler("concurrency", 32, max_replicas=2, startup_s=1)
+    for served, more, said in ((stages, {}, "pp=2"), (plan, {"autoscale": rule}, "autoscale")):
+        with pytest.raises(SimulationError, match=f"kv_tiers with {said} are not simulated"):
+            fastroof.simulate(served, talk(), **FOUR, kv_tiers="host:1GB:1GB/s", **more)
+
+
 def test_a_tier_that_gets_more_than_its_link_carries_is_a_warning(plan):
     trace = Trace(np.zeros(40), [60] * 40, [2] * 40)
     sim = fastroof.simulate(

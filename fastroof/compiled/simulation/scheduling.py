@@ -176,6 +176,10 @@ def _reserve_blocks(
     if need <= scalars[FREE]:
         scalars[FREE] -= need
         return False
+    # decodes that come before the one that lacks a block have taken theirs
+    taken = min(need - partial_need, scalars[FREE])
+    scalars[FREE] -= taken
+    need -= taken
     while need > scalars[FREE]:
         need -= preempt_last(state, options, requests, served, window, partial_need)
     scalars[FREE] -= need
