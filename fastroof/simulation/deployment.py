@@ -183,11 +183,7 @@ def _autoscaled(rule: Autoscaler, fixed: partial[Any], time_scale: float) -> Sim
     if not isinstance(rule, Autoscaler):
         raise SimulationError(f"autoscale must be an Autoscaler, got {type(rule).__name__}")
     plan, trace, settings, replicas, routing = fixed.args
-    given = dict(fixed.keywords)
-    if given.pop("tiers").tiers:
-        raise SimulationError(
-            "kv_tiers of replicas that autoscale starts and stops are not simulated; leave out one of them"
-        )
+    given = {name: value for name, value in fixed.keywords.items() if name != "tiers"}
     return AutoscaledSimulation(
         plan,
         trace,

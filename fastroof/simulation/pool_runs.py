@@ -120,11 +120,11 @@ def run_pools(
     pooled: list[PooledOutcomes] = []
 
     def run(arrived: Trace, settings: EngineSettings) -> Outcomes:
-        pools = (
+        first, then = (
             pool._replace(settings=replace(pool.settings, timeout_s=settings.timeout_s))
             for pool in (prefill, decode)
         )
-        pooled.append(both(*pools, arrived, link, time_scale=time_scale, seed=seed))
+        pooled.append(both(first, then, arrived, link, time_scale=time_scale, seed=seed))
         return pooled[-1].outcomes
 
     way, found = passed(front_end, trace, prefill.settings, servers, run)
@@ -293,7 +293,7 @@ def _run_fed_back(
         think_us=trace.think_s * US_PER_S,
         timeout_us=prefill.settings.timeout_s * US_PER_S,
     )
-    raise_stuck(loops.pools_run(*fed, options, line))
+    raise_stuck(loops.pools_run(fed[0], fed[1], options, line))
     prefilled, decoded = (_outcomes_of(pool) for pool in fed)
     if prefill.prefix_cache == LRU:
         prefilled = prefilled._replace(cached_tokens=prompts.rows[:-1, FOUND].copy())
