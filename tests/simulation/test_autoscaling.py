@@ -340,7 +340,10 @@ def test_wrong_runs_say_what_is_valid() -> None:
         ("replicas must be", {"autoscale": rule, "replicas": 0}),
         ("at most 10,000,000", {"autoscale": replace(rule, interval_s=0.001, scale_down_delay_s=0)}),
         ("routing must be one of", {"autoscale": rule, "routing": "random"}),
-        ("kv_tiers with autoscale are not simulated", {"autoscale": rule, "kv_tiers": "host:1GB:50GB/s", **LRU}),
+        (
+            "kv_tiers with autoscale are not simulated",
+            {"autoscale": rule, "kv_tiers": "host:1GB:50GB/s", **LRU},
+        ),
     ):
         late = replace(trace, arrival_s=[0.0, 1e9]) if "most" in words else trace
         with pytest.raises(SimulationError, match=words):
