@@ -86,7 +86,7 @@ def test_a_simulation_that_waits_is_idle(plans: dict[str, StepPlan]) -> None:
 
 def test_gpus_that_stop_idle_for_their_hours_alone_and_pools_are_refused(plans: dict[str, StepPlan]) -> None:
     plan = plans["mixed"]
-    trace = Workload(rate=20.0, requests=100, input_tokens=500, output_tokens=50).trace()
+    trace = Workload(rate=2.0, requests=40, input_tokens=500, output_tokens=50).trace()
     sim = simulate(plan, trace, replicas=3)
     whole_s = sim.summary(with_range=False)["duration_s"] * 3
     drawn, fewer = sim.energy(), sim.energy(whole_s * 0.9)
