@@ -151,7 +151,7 @@ class Lora:
         Raises
         ------
         PlanError
-            If it is none of these, or the file is not of a LoRA adapter.
+            If it is not one of these, or the file is not of a LoRA adapter.
 
         Examples
         --------
