@@ -90,8 +90,7 @@ def made(plan, seed, most=25):
     """A workload and tiers, drawn by a seed; the tiers None if nothing of it has room."""
     random = Random(seed)
     work = made_prefixes(random, most)
-    is_tight = work.settings.order == "mixed" or not work.settings.async_scheduling
-    if is_tight and random.random() < 0.5:
+    if random.random() < 0.5:
         needed = -(-(work.trace.input_tokens + work.trace.output_tokens) // work.settings.block_size)
         work = work._replace(settings=replace(work.settings, num_gpu_blocks=int(needed.max())))
     tiers = made_tiers(random, block_bytes(plan, work.settings))
@@ -104,6 +103,25 @@ def test_the_loop_is_the_naive_engine_to_the_last_bit(plan, seed):
     work, tiers = made(plan, seed)
     if tiers is not None:
         as_naive(plan, work, tiers)
+
+
+@pytest.mark.slow
+def test_a_thousand_workloads_are_those_of_the_naive_engine(plan):
+    fetched = evicted = waits = timed_out = preempted = 0
+    for seed in range(1050):
+        work, tiers = made(plan, seed, 20)
+        if tiers is not None:
+            got = as_naive(plan, work, tiers)
+            fetched += int(got.tiers.fetched_blocks.sum())
+            evicted += int(got.tiers.evicted_blocks.sum())
+            waits += got.tiers.wait_us > 0.0
+            timed_out += int((got.status == 1).sum())
+            preempted += int(got.preemptions.sum())
+    # so that it says something
+    assert fetched > 3000
+    assert evicted > 10_000
+    assert waits > 100
+    assert min(timed_out, preempted) > 500
 
 
 @pytest.mark.loops
