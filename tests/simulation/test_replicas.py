@@ -470,10 +470,3 @@ def test_no_such_replicas(given: dict[str, Any], says: str) -> None:
     trace = Trace([0.0], [100], [5])
     with pytest.raises(SimulationError, match=says):
         run_replicas(a_plan(), trace, EngineSettings(512, 8, 100), **given)
-
-
-def test_pipeline_stages_are_refused() -> None:
-    tables = fastroof.load_tables("h100")
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", tables, pp=2, engine="kernels")
-    with pytest.raises(SimulationError, match="pp=1"):
-        run_replicas(plan, Trace([0.0], [100], [5]), EngineSettings(512, 8, 100))
