@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from fastroof.cli.autoscale_options import AUTOSCALE, asked_autoscaler
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import (
-    AUTOSCALE,
     ENGINE_FACTS,
     ENGINE_SETTINGS,
     POOLS,
     ROUTER,
     TABLES,
     GroupValues,
-    asked_autoscaler,
     asked_link,
     engine_settings,
     plan_options,
