@@ -157,7 +157,7 @@ def capacity(
         raise SimulationError("--rate needs --fewest: without it the rate is the answer")
     asked = asked_requests(**workload)
     settings = engine_settings(given)
-    settings |= {"routing": routed["router"], "prefix_cache": routed["prefix_cache"], "threads": workers}
+    settings |= {"routing": routed.pop("router"), **routed, "threads": workers}
     served = simulated_plan(what, *gpu_and_tables(**measured), settings, plan)
     facts = {
         "version": __version__, "model": served.model.name, "gpu": served.gpu.name, "tp": served.tp,

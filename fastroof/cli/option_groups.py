@@ -299,8 +299,21 @@ ROUTER: Final[Group] = {
         ],
         "auto",
     ),
+    "kv_tiers": (
+        Annotated[
+            str | None,
+            typer.Option(
+                metavar="TIERS",
+                help="Tiers of KV cache below a simulated prefix cache, with commas between: lmcache-cpu, "
+                "lmcache-disk, vllm-offloading, sglang-hicache, mooncake-store, or another name with its "
+                "size and bandwidth, then latency, write_back, write_through, wait, before_step, by_layer, "
+                "prompts, answers: host:200GB:50GB/s:20us:by_layer.  [default: none]",
+            ),
+        ],
+        None,
+    ),
 }
-"""How requests find a replica, and in it what is cached."""
+"""How requests find a replica, and what is cached in it and below it."""
 
 
 EXECUTION: Final[Group] = {

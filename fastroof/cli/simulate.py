@@ -359,16 +359,6 @@ def simulate(
         ),
     ] = 1,
     routed: GroupValues,
-    kv_tiers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIERS",
-            help="Tiers of KV cache below a simulated prefix cache, with commas between: lmcache-cpu, "
-            "lmcache-disk, vllm-offloading, sglang-hicache, mooncake-store, or another name with its size "
-            "and bandwidth, then latency, write_back, write_through, wait, before_step, by_layer, prompts, "
-            "answers: host:200GB:50GB/s:20us:by_layer.  [default: none]",
-        ),
-    ] = None,
     scaled: GroupValues,
     pools: GroupValues,
     too_long: Annotated[
@@ -442,12 +432,12 @@ def simulate(
             replicas=replicas,
             routing=routed["router"],
             prefix_cache=routed["prefix_cache"],
-            kv_tiers=kv_tiers,
+            kv_tiers=routed["kv_tiers"],
             seed=workload["seed"] or 0,
             on_too_long=too_long,
             autoscale=autoscale,
         )
-    elif kv_tiers is not None:
+    elif routed["kv_tiers"] is not None:
         raise SimulationError("kv_tiers of pools of engines are not simulated; leave out one of them")
     else:
         from fastroof.simulation import simulate_disaggregated

@@ -21,6 +21,7 @@ from fastroof.simulation.capacity_search import (
     parsed_limits,
 )
 from fastroof.simulation.engine import refuse_too_long
+from fastroof.simulation.kv_tiers import tiers_below
 from fastroof.simulation.prompt_tree import source_of_hits
 from fastroof.simulation.replicas import MOST_REPLICAS
 from fastroof.simulation.settings import EngineSettings, running_tokens
@@ -169,6 +170,7 @@ def capacity(
     prefill_decode_interval: int | None = None,
     min_free_slots_delay: int | None = None,
     prefix_cache: str = "auto",
+    kv_tiers: Any = None,
     **limits: Any,
 ) -> Capacity:
     """Find the largest request rate that a deployment serves within limits on percentiles.
@@ -205,6 +207,8 @@ def capacity(
         Likewise.
     prefix_cache : {"auto", "given", "lru"}
         Where prefix hits come from, as in :func:`fastroof.simulate`.
+    kv_tiers : str or sequence of KvTier, optional
+        Tiers below a simulated prefix cache, likewise.
     **limits : float
         Limits, ms, named by time and percentile: ``ttft_p99_ms``, ``tpot_p90_ms``, ``itl_p50_ms`` (over all
         gaps between tokens), ``e2e_p99_9_ms``; with ``goodput`` also ``ttft_ms``, ``tpot_ms`` and ``e2e_ms``
@@ -282,7 +286,8 @@ def capacity(
     )
     refuse_too_long(trace, settings, "leave such requests out")
     hits = source_of_hits(trace, prefix_cache, routing)
-    simulate = deployment_runner(plan, settings, replicas, routing, threads, hits)
+    tiers = tiers_below(kv_tiers, plan, settings, hits)
+    simulate = deployment_runner(plan, settings, replicas, routing, threads, hits, tiers)
     is_scaled = math.isinf(settings.timeout_s)
 
     def searching(run: Run) -> CapacitySearch:
@@ -436,6 +441,7 @@ def fewest_replicas(
     steady: bool = True,
     threads: int = 1,
     prefix_cache: str = "auto",
+    kv_tiers: Any = None,
     **options: Any,
 ) -> FewestReplicas:
     """Find the fewest replicas that serve requests at their own rate within limits on percentiles."""
@@ -452,10 +458,11 @@ def fewest_replicas(
     settings = EngineSettings.of_plan(plan, kv_len=tokens, **chosen)
     refuse_too_long(trace, settings, "leave such requests out")
     hits = source_of_hits(trace, prefix_cache, routing)
+    tiers = tiers_below(kv_tiers, plan, settings, hits)
     seen: dict[int, Seen] = {}
 
     def keeps(replicas: int) -> bool:
-        simulate = deployment_runner(plan, settings, replicas, routing, threads, hits)
+        simulate = deployment_runner(plan, settings, replicas, routing, threads, hits, tiers)
         seen[replicas] = limits.seen(run.trace, simulate(run.trace, 1.0), run.counted)
         return limits.holds(seen[replicas])
 

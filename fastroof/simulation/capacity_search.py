@@ -16,6 +16,7 @@ from fastroof.checks import is_number, shown
 from fastroof.compiled.simulation.state import FINISHED
 from fastroof.errors import SimulationError
 from fastroof.simulation.answers import FIRST_GAP_EXPONENT
+from fastroof.simulation.kv_tiers import NO_TIERS, Tiers
 from fastroof.simulation.prompt_tree import GIVEN
 from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.requests import RequestTimes, checked_ms, gap_values_us
@@ -466,13 +467,14 @@ def deployment_runner(
     routing: str,
     threads: int,
     prefix_cache: str = GIVEN,
+    tiers: Tiers = NO_TIERS,
 ) -> Simulate:
     """Return a function that simulates a trace on a deployment, with time-outs divided by a factor."""
 
     def run(trace: Trace, speedup: float) -> Outcomes:
         scaled = settings if speedup == 1.0 else replace(settings, timeout_s=settings.timeout_s / speedup)
         return run_replicas(
-            plan, trace, scaled, replicas, routing, threads=threads, prefix_cache=prefix_cache
+            plan, trace, scaled, replicas, routing, threads=threads, prefix_cache=prefix_cache, tiers=tiers
         )
 
     return run

@@ -9,8 +9,8 @@ from fastroof.checks import one_of
 from fastroof.errors import SimulationError
 from fastroof.plan.compile import check_plan
 from fastroof.simulation.engine import refuse_too_long
-from fastroof.simulation.kv_tiers import Tiers
-from fastroof.simulation.prompt_tree import GIVEN, source_of_hits
+from fastroof.simulation.kv_tiers import tiers_below
+from fastroof.simulation.prompt_tree import source_of_hits
 from fastroof.simulation.replicas import POOLED_ROUTINGS, run_replicas
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.simulation import Simulation
@@ -152,12 +152,9 @@ def simulate(
         prefill_decode_interval=prefill_decode_interval,
         min_free_slots_delay=min_free_slots_delay,
     )
-    tiers = Tiers.of_plan(kv_tiers, plan, settings)
-    if tiers.tiers and prefix_cache == GIVEN:
-        raise SimulationError('kv_tiers needs a simulated prefix cache: give prefix_cache="lru"')
-    if tiers.tiers and (autoscale is not None or plan.layout.pp > 1):
-        other = f"pp={plan.layout.pp}" if autoscale is None else "autoscale"
-        raise SimulationError(f"kv_tiers with {other} are not simulated; leave out one of them")
+    tiers = tiers_below(kv_tiers, plan, settings, prefix_cache)
+    if tiers.tiers and autoscale is not None:
+        raise SimulationError("kv_tiers with autoscale are not simulated; leave out one of them")
     if on_too_long == "error":
         refuse_too_long(requests, settings, 'on_too_long="reject"')
     given: dict[str, Any] = {"seed": seed, "prefix_cache": prefix_cache, "tiers": tiers}

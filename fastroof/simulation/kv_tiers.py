@@ -18,6 +18,7 @@ from fastroof.compiled.simulation import tiers as loops
 from fastroof.compiled.simulation.state import NUM_COLUMNS, NUM_SCALARS, STEP_WAIT_US, WAIT_US
 from fastroof.documents import parse_toml
 from fastroof.errors import SimulationError
+from fastroof.simulation.prompt_tree import GIVEN
 from fastroof.units import GB, GIB, US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
@@ -252,6 +253,16 @@ class Tiers(NamedTuple):
 
 
 NO_TIERS: Final = Tiers()
+
+
+def tiers_below(given: Any, plan: StepPlan, settings: EngineSettings, prefix_cache: str) -> Tiers:
+    """Return given tiers of engines whose prefix cache is simulated, or refuse them."""
+    tiers = Tiers.of_plan(given, plan, settings)
+    if tiers.tiers and prefix_cache == GIVEN:
+        raise SimulationError('kv_tiers needs a simulated prefix cache: give prefix_cache="lru"')
+    if tiers.tiers and plan.layout.pp > 1:
+        raise SimulationError(f"kv_tiers with pp={plan.layout.pp} are not simulated; leave out one of them")
+    return tiers
 
 
 class TierUse(NamedTuple):

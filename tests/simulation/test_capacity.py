@@ -498,13 +498,17 @@ def percentiles_ms(sim: Simulation) -> dict[str, float]:
     return {f"{name}_p99_ms": p99(getattr(sim.times, f"{name}_ms")) for name in ("ttft", "e2e")}
 
 
-@pytest.mark.parametrize("prefix_cache", ["auto", "given", "lru"])
+@pytest.mark.parametrize(
+    ("prefix_cache", "tiers"), [("auto", None), ("given", None), ("lru", None), ("auto", "host:9GB:50GB/s")]
+)
 @pytest.mark.parametrize("overhead_ms", [0.0, None])
-def test_a_capacity_simulates_what_simulate_does(prefix_cache: str, overhead_ms: float | None) -> None:
+def test_a_capacity_simulates_what_simulate_does(
+    prefix_cache: str, tiers: str | None, overhead_ms: float | None
+) -> None:
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", client_overhead_ms=overhead_ms)
-    limits, given = {"ttft_p99_ms": 200.0, "e2e_p99_ms": 4000.0}, {"num_gpu_blocks": 4000}
+    limits, given = {"ttft_p99_ms": 200.0, "e2e_p99_ms": 4000.0}, {"num_gpu_blocks": 800}
     trace = talks()
-    options: dict[str, Any] = {"prefix_cache": prefix_cache, "routing": "least_kv", **given}
+    options: dict[str, Any] = {"prefix_cache": prefix_cache, "kv_tiers": tiers, "routing": "least_kv"} | given
     most = as_given(plan, trace, **limits, **options, replicas=2, with_range=False)
     for rate, seen in most.seen.items():
         if rate < math.inf:
@@ -546,5 +550,7 @@ def test_a_router_that_knows_the_cache_needs_one(plan: StepPlan, load: Workload)
     for answer in (capacity, fewest_replicas):
         with pytest.raises(SimulationError, match='give prefix_cache="lru"'):
             answer(plan, load.trace(), ttft_p99_ms=500, routing="prefix_aware")
+        with pytest.raises(SimulationError, match="kv_tiers needs a simulated prefix cache"):
+            answer(plan, load.trace(), ttft_p99_ms=500, kv_tiers="host:1GB:50GB/s")
         with pytest.raises(SimulationError, match="prefix_cache must be one of auto, given, lru"):
             answer(plan, load.trace(), ttft_p99_ms=500, prefix_cache="no")

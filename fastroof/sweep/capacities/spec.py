@@ -59,8 +59,13 @@ def requests_of(table: Mapping[str, Any]) -> Trace | Workload:
 def requests_hash(requests: Trace | Workload) -> str:
     """Hash the drawn requests, to detect that a trace file has changed."""
     trace = requests.trace() if hasattr(requests, "trace") else requests
-    arrays = trace.arrival_s, trace.input_tokens, trace.output_tokens, trace.cached_tokens
-    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
+    names = ["arrival_s", "input_tokens", "output_tokens", "cached_tokens"]
+    # what a prefix cache finds
+    names += [
+        name for name in ("hash_ids", "hash_offsets", "history_tokens") if getattr(trace, name) is not None
+    ]
+    block = str(trace.hash_block_size or "").encode()
+    return hashlib.sha256(b"".join(getattr(trace, name).tobytes() for name in names) + block).hexdigest()
 
 
 MAX_CANDIDATES: Final = 10**6
