@@ -131,7 +131,7 @@ def test_a_thousand_workloads_are_those_of_the_naive_engine(plan):
 def test_fleets_find_what_naive_ones_do(routing):
     """Replicas and their ranks, open loops, clients and sessions: every time, and every token found."""
     fetched = waits = 0
-    for seed in range(60):
+    for seed in range(120):
         random = Random(seed)
         work = made_prefixes(random, most=25)
         rng = np.random.default_rng([seed, len(routing)])
@@ -175,8 +175,8 @@ def test_fleets_find_what_naive_ones_do(routing):
         assert got.tiers.tokens.tolist() == [places.get(i, none) for i in range(len(trace))]
         fetched += got.tiers.fetched_blocks.sum()
         waits += got.tiers.wait_us > 0.0
-    assert fetched > 50
-    assert waits > 5
+    assert fetched > 100
+    assert waits > 2
 
 
 # -- limits and conservation ------------------------------------------------------------------------
