@@ -90,7 +90,9 @@ def made(plan, seed, most=25):
     """A workload and tiers, drawn by a seed; the tiers None if nothing of it has room."""
     random = Random(seed)
     work = made_prefixes(random, most)
-    if random.random() < 0.5:
+    # not where plain caches differ from the naive one too: prompts first, steps ahead, and no room
+    is_tight = work.settings.order == "mixed" or not work.settings.async_scheduling
+    if is_tight and random.random() < 0.5:
         needed = -(-(work.trace.input_tokens + work.trace.output_tokens) // work.settings.block_size)
         work = work._replace(settings=replace(work.settings, num_gpu_blocks=int(needed.max())))
     tiers = made_tiers(random, block_bytes(plan, work.settings))
@@ -129,7 +131,7 @@ def test_a_thousand_workloads_are_those_of_the_naive_engine(plan):
 def test_fleets_find_what_naive_ones_do(routing):
     """Replicas and their ranks, open loops, clients and sessions: every time, and every token found."""
     fetched = waits = 0
-    for seed in range(60):
+    for seed in range(120):
         random = Random(seed)
         work = made_prefixes(random, most=25)
         rng = np.random.default_rng([seed, len(routing)])
@@ -173,8 +175,8 @@ def test_fleets_find_what_naive_ones_do(routing):
         assert got.tiers.tokens.tolist() == [places.get(i, none) for i in range(len(trace))]
         fetched += got.tiers.fetched_blocks.sum()
         waits += got.tiers.wait_us > 0.0
-    assert fetched > 50
-    assert waits > 5
+    assert fetched > 100
+    assert waits > 2
 
 
 # -- limits and conservation ------------------------------------------------------------------------
