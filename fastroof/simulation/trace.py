@@ -12,78 +12,29 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.arrays import Array, Bools, Floats, Longs
+from fastroof.arrays import Array, Floats, Longs
 from fastroof.arrow import arrow_schema
-from fastroof.checks import is_number, is_whole_number, shown, whole_number
+from fastroof.checks import is_number, shown, whole_number
 from fastroof.columns import Column
 from fastroof.errors import TraceError
-from fastroof.given_arrays import number_array, refused
 from fastroof.simulation import trace_sessions
+from fastroof.simulation.trace_checks import (
+    are_parents_first,
+    check_left_out,
+    checked_hashes,
+    is_text,
+    numbers_in_a_row,
+    refuse_where,
+    sorted_by_arrival,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def numbers_in_a_row(where: str, name: str, value: Any, kinds: str) -> Array:
-    """Return a one-dimensional array of numbers, or raise an error with the name."""
-    needed = "numbers" if "f" in kinds else "whole numbers"
-    array = number_array(value)
-    if array is None:
-        raise TraceError(f"{where}: {name} must hold {needed}, {refused(value)}")
-    if array.ndim != 1:
-        raise TraceError(f"{where}: {name} must be one-dimensional, got shape {array.shape}")
-    if array.dtype.kind not in kinds and array.size:
-        raise TraceError(f"{where}: {name} must hold {needed}, got {array.dtype} in {shown(value)}")
-    return array
-
-
-def refuse_where(where: str, name: str, values: Array, wrong: Bools, needed: str) -> None:
-    """Raise an error for the first invalid row, if any."""
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        more = int(np.count_nonzero(wrong)) - 1
-        others = f" (and {more} more rows)" if more else ""
-        raise TraceError(f"{where}, row {row}: {name} {needed}, got {values[row]}{others}")
-
-
-def sorted_by_arrival(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Sort requests, with their blocks and links, by arrival, parents first; stable."""
-    arrival_s = arrays["arrival_s"]
-    depth = arrays.pop("depth", None)
-    if not (np.diff(arrival_s) < 0).any() and _are_parents_first(arrays):
-        return arrays | {"order": np.arange(len(arrival_s), dtype=np.int64)}
-    order = np.argsort(arrival_s, kind="stable").astype(np.int64)
-    if depth is not None and (np.diff(depth[order]) < 0)[np.diff(arrival_s[order]) == 0].any():
-        order = np.lexsort((depth, arrival_s)).astype(np.int64)
-    sorted_rows = {
-        name: values[order] for name, values in arrays.items() if not name.startswith(("hash_", "parent"))
-    }
-    if "parents" in arrays:
-        sorted_rows |= trace_sessions.reordered(order, arrays["parents"], arrays["parent_offsets"])
-    if "hash_ids" in arrays:
-        starts, counts = arrays["hash_offsets"][:-1][order], np.diff(arrays["hash_offsets"])[order]
-        offsets = np.concatenate([[0], np.cumsum(counts)])
-        places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
-        sorted_rows |= {"hash_ids": arrays["hash_ids"][places], "hash_offsets": offsets}
-    return sorted_rows | {"order": order}
-
-
-def _is_text(name: str) -> bool:
-    """Whether a name can be written: not half of a surrogate pair."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
-
-
-def _are_parents_first(arrays: dict[str, Any]) -> bool:
-    """Whether every request comes after its parents."""
-    if "parents" not in arrays:
-        return True
-    offsets = arrays["parent_offsets"]
-    child = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    return bool((arrays["parents"] < child).all())
-
-
 Sizes = npt.NDArray[np.int32]
 """Tokens, one number per request."""
+
 
 MOST_CLIENTS: Final = 2**31
 MOST_TOKENS: Final = 2**24
@@ -186,9 +137,9 @@ class Trace:
 
     def __post_init__(self) -> None:
         where = f"trace {shown(self.name)}"
-        if not isinstance(self.name, str) or not _is_text(self.name):
+        if not isinstance(self.name, str) or not is_text(self.name):
             raise TraceError(f"a trace's name must be a string, got {shown(self.name)}")
-        self._check_left_out(where)
+        check_left_out(where, self.left_out)
         arrival_s = numbers_in_a_row(where, "arrival_s", self.arrival_s, "fiu").astype(np.float64)
         count = len(arrival_s)
         if not count:
@@ -214,7 +165,8 @@ class Trace:
             whole_number("clients", self.clients, 1, MOST_CLIENTS, TraceError)
         if not is_number(self.think_s) or self.think_s < 0:
             raise TraceError(f"{where}: think_s must be seconds of at least 0, got {shown(self.think_s)}")
-        arrays |= self._checked_hashes(where, arrays["input_tokens"])
+        blocks = self.hash_ids, self.hash_offsets, self.hash_block_size
+        arrays |= checked_hashes(where, *blocks, arrays["input_tokens"], MOST_TOKENS)
         arrays |= self._checked_links(where, arrival_s)
         arrival_s = arrays["arrival_s"]
         if self.order is None:
@@ -226,43 +178,12 @@ class Trace:
             if (np.diff(arrival_s) < 0).any():
                 raise TraceError(f"{where}: order goes with sorted arrivals; leave it out to sort them")
             arrays.pop("depth", None)
-            if not _are_parents_first(arrays):
+            if not are_parents_first(arrays):
                 raise TraceError(f"{where}: order goes with parents before the requests that wait for them")
             arrays["order"] = order
         for name, array in arrays.items():
             object.__setattr__(self, name, array)
         object.__setattr__(self, "left_out", dict(self.left_out))
-
-    def _check_left_out(self, where: str) -> None:
-        given = self.left_out
-        if not isinstance(given, Mapping) or not all(
-            isinstance(reason, str) and is_whole_number(rows, 0) for reason, rows in given.items()
-        ):
-            raise TraceError(f"{where}: left_out must map reasons to numbers of rows, got {shown(given)}")
-
-    def _checked_hashes(self, where: str, input_tokens: Sizes) -> dict[str, Any]:
-        is_sized = not (isinstance(self.hash_block_size, int) and self.hash_block_size == 0)
-        given = (self.hash_ids is not None, self.hash_offsets is not None, is_sized)
-        if not any(given):
-            return {}
-        if not all(given):
-            raise TraceError(f"{where}: give hash_ids, hash_offsets and hash_block_size, or none of them")
-        size = whole_number("hash_block_size", self.hash_block_size, 1, MOST_TOKENS, TraceError)
-        ids = numbers_in_a_row(where, "hash_ids", self.hash_ids, "iu").astype(np.int64)
-        offsets = numbers_in_a_row(where, "hash_offsets", self.hash_offsets, "iu").astype(np.int64)
-        if len(offsets) != len(input_tokens) + 1 or offsets[0] != 0 or offsets[-1] != len(ids):
-            raise TraceError(
-                f"{where}: hash_offsets must be {len(input_tokens) + 1} numbers from 0 to the {len(ids)} ids"
-            )
-        needed = -(-input_tokens.astype(np.int64) // size)
-        wrong = np.flatnonzero(np.diff(offsets) != needed)
-        if len(wrong):
-            row = int(wrong[0])
-            raise TraceError(
-                f"{where}, row {row}: a prompt of {input_tokens[row]} tokens has {needed[row]} blocks "
-                f"of {size}, got {offsets[row + 1] - offsets[row]} hash_ids"
-            )
-        return {"hash_ids": ids, "hash_offsets": offsets}
 
     def _checked_links(self, where: str, arrival_s: Floats) -> dict[str, Any]:
         count = len(arrival_s)
