@@ -100,8 +100,8 @@ def why_not_simulated(row: Mapping[str, Any]) -> str:
     """Return why simulations do not have a row's deployment; empty if they do."""
     if row["num_draft_tokens"]:
         return "draft tokens are not simulated"
-    if row["pp"] > 1:
-        return "pipeline stages are not simulated"
+    if row["pp"] > 1 and not (row["mode"] == "aggregated" and row["replicas"] == row["dp"] == 1):
+        return "pipeline stages are simulated in one engine without ranks only"
     return ""
 
 

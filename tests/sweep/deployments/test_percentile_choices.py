@@ -187,10 +187,27 @@ def test_what_is_not_simulated_comes_last_and_says_why() -> None:
     spec = SPEC | {"pp": [1, 2], "prefix_hit": 0.0, "tp": [1]}
     choices = best_deployments(spec, requests=100).answers[0].choices
     said = [(choice.row["pp"], choice.percentile.why_not) for choice in choices if choice.percentile]
-    assert said == [(1, ""), (2, "pipeline stages are not simulated")]
+    assert said == [(1, ""), (2, "pipeline stages are simulated in one engine without ranks only")]
     (answer,) = best_deployments(spec | {"pp": [2]}, requests=100).answers
-    assert (answer.limits_on, answer.why_mean) == ("mean", "pipeline stages are not simulated")
+    assert (answer.limits_on, answer.why_mean) == (
+        "mean",
+        "pipeline stages are simulated in one engine without ranks only",
+    )
     assert answer.choices == best_deployments(spec | {"pp": [2]}, percentile=None).answers[0].choices
+
+
+@pytest.mark.slow
+def test_one_engine_with_pipeline_stages_serves_what_capacity_answers_for_it() -> None:
+    spec = SPEC | {"pp": [2], "tp": [1], "replicas": [1], "prefix_hit": 0.0, "concurrency": [64]}
+    (answer,) = best_deployments(spec, requests=400, seed=7).answers
+    (choice,) = answer.choices
+    assert answer.limits_on == "p99"
+    assert choice.percentile is not None
+    plan = compile_plan("llama-3.1-8b", "h100", pp=2)
+    load = Workload(rate=1.0, requests=400, input_tokens=700, output_tokens=60, seed=7)
+    limits = {name: int(choice.row[name]) for name in ("max_num_batched_tokens", "max_num_seqs")}
+    most = capacity(plan, load, ttft_p99_ms=300, tpot_p99_ms=25, **limits)
+    assert choice.percentile.requests_per_s == most.requests_per_s
 
 
 def test_equals_keep_their_order_and_misses_come_after() -> None:
