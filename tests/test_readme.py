@@ -81,7 +81,11 @@ def program_of(name: str) -> typer.Typer:
 def transcript(source: str) -> list[tuple[list[str], str]]:
     """The words of each command of a block, and the output that is shown under it."""
     commands: list[tuple[list[str], str]] = []
-    for line in source.splitlines(keepends=True):
+    # lines that a command goes on in; output may end in a backslash too
+    whole = re.sub(
+        r"^\$ (?:.*\\\n)+", lambda lines: lines[0].replace("\\\n", " "), source, flags=re.MULTILINE
+    )
+    for line in whole.splitlines(keepends=True):
         if line.startswith("$ "):
             parts = line.removeprefix("$ ").split("&&")
             commands += [(shlex.split(part, comments=True), "") for part in parts]
