@@ -90,9 +90,7 @@ def made(plan, seed, most=25):
     """A workload and tiers, drawn by a seed; the tiers None if nothing of it has room."""
     random = Random(seed)
     work = made_prefixes(random, most)
-    # not where plain caches differ from the naive one too: prompts first, steps ahead, and no room
-    is_tight = work.settings.order == "mixed" or not work.settings.async_scheduling
-    if is_tight and random.random() < 0.5:
+    if random.random() < 0.5:
         needed = -(-(work.trace.input_tokens + work.trace.output_tokens) // work.settings.block_size)
         work = work._replace(settings=replace(work.settings, num_gpu_blocks=int(needed.max())))
     tiers = made_tiers(random, block_bytes(plan, work.settings))

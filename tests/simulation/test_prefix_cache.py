@@ -154,6 +154,25 @@ def test_a_last_token_is_too_late_for_who_has_lost_its_blocks(plans, inputs, out
     assert (got.status == 1).any()
 
 
+@pytest.mark.loops
+@pytest.mark.parametrize(
+    ("order", "inputs", "outputs", "num_blocks", "block_size"),
+    [
+        ("prefill_first", [5, 1, 5, 2], [6, 6, 8, 4], 7, 4),
+        ("mixed", [3, 5, 5, 2, 3, 9], [3, 6, 3, 6, 10, 7], 9, 3),
+    ],
+)
+def test_blocks_are_taken_before_the_next_request_is_preempted(
+    plans, order, inputs, outputs, num_blocks, block_size
+):
+    """Two are preempted in a step: what the first one had is gone, though the second one's are blank."""
+    settings = EngineSettings(64, 8, num_blocks, block_size, order=order, async_scheduling=True)
+    got = assert_as_naive(
+        plans["whole"], MadePrefixes(Trace([0.0] * len(inputs), inputs, outputs), settings, 1.0)
+    )
+    assert got.preemptions.sum() > 1
+
+
 @pytest.mark.slow
 def test_thousands_of_workloads_are_those_of_the_naive_engine(plans):
     counts = {"preemptions": 0, "evictions": 0, "found_tokens": 0, "found_again_tokens": 0}

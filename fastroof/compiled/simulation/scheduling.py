@@ -176,12 +176,14 @@ def _reserve_blocks(
     if need <= scalars[FREE]:
         scalars[FREE] -= need
         return False
-    # decodes that come before the one that lacks a block have taken theirs
+    # decodes take what is free before the next request is preempted, so that a prefix cache forgets those
+    # blocks first; a cut prompt takes its blocks last, and is preempted first
     taken = min(need - partial_need, scalars[FREE])
-    scalars[FREE] -= taken
-    need -= taken
     while need > scalars[FREE]:
+        scalars[FREE] -= taken
+        need -= taken
         need -= preempt_last(state, options, requests, served, window, partial_need)
+        taken = min(need, scalars[FREE])
     scalars[FREE] -= need
     return True
 
