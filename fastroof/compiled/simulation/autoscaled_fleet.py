@@ -30,13 +30,13 @@ from fastroof.compiled.simulation.replicas import (
     ROUND_ROBIN,
     Fleet,
     Load,
-    _advance,
-    _engines_each,
-    _outstanding,
-    _push,
+    advance_engine,
     engine_in,
+    engines_each,
     is_less,
     load_of,
+    outstanding_of,
+    push_to_engine,
     ranks_in,
     release_clients,
     send_to_engine,
@@ -68,8 +68,8 @@ def _advance_up(
     for replica in range(len(scaler.status)):
         if scaler.status[replica] < SERVING:
             continue
-        for engine in range(replica * _engines_each(fleet), (replica + 1) * _engines_each(fleet)):
-            code = _advance(arena, options, fleet, requests, served, record, engine, until_us)
+        for engine in range(replica * engines_each(fleet), (replica + 1) * engines_each(fleet)):
+            code = advance_engine(arena, options, fleet, requests, served, record, engine, until_us)
             if code != 0:
                 return int(code)
     return 0
@@ -96,7 +96,7 @@ def _choose(fleet: Fleet, scaler: Scaler, options: EngineOptions, requests: Requ
         below = scaler.rule.drawn_from
         first = _serving(scaler, router.drawn[0, request] * serving // below)
         second = _serving(scaler, router.drawn[1, request] * serving // below)
-        return int(second) if _outstanding(fleet, second) < _outstanding(fleet, first) else int(first)
+        return int(second) if outstanding_of(fleet, second) < outstanding_of(fleet, first) else int(first)
     chosen, least = NONE, Load(0, 0, 0)
     for replica in range(len(scaler.status)):
         if scaler.status[replica] == SERVING:
@@ -142,7 +142,7 @@ def autoscaled_run(
             return int(code)
         wake(scaler, now_us)
         replica = _choose(fleet, scaler, options, requests, request)
-        _push(fleet, requests, engine_in(fleet, replica), request)
+        push_to_engine(fleet, requests, engine_in(fleet, replica), request)
         scaler.counts[ROUTED] += 1
         replica_of[request] = replica
     close(fleet, scaler)
@@ -152,7 +152,7 @@ def autoscaled_run(
 @jit_stateful
 def _are_empty(fleet: Fleet) -> bool:
     """Whether all replicas are empty."""
-    for replica in range(len(fleet.router.pushed) // _engines_each(fleet)):
+    for replica in range(len(fleet.router.pushed) // engines_each(fleet)):  # noqa: SIM110 (loops compile no generators)
         if not is_empty(fleet, replica):
             return False
     return True

@@ -21,12 +21,12 @@ from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
 from fastroof.compiled.simulation.ranks import group_of, restart_group
 from fastroof.compiled.simulation.replicas import (
     Fleet,
-    _blocks,
-    _engines_each,
-    _outstanding,
-    _running,
+    engines_each,
+    held_blocks,
+    outstanding_of,
     ranks_in,
     restart_fleet,
+    running_of,
 )
 from fastroof.compiled.simulation.state import (
     BUSY_US,
@@ -143,9 +143,9 @@ def wake(scaler: Scaler, now_us: float) -> None:
 @jit_stateful
 def is_empty(fleet: Fleet, replica: int) -> bool:
     """Whether a replica has no request, and no step that runs."""
-    if _outstanding(fleet, replica) > 0:
+    if outstanding_of(fleet, replica) > 0:
         return False
-    for engine in range(replica * _engines_each(fleet), (replica + 1) * _engines_each(fleet)):
+    for engine in range(replica * engines_each(fleet), (replica + 1) * engines_each(fleet)):
         scalars = ranks_in(fleet, engine).scalars
         for rank in range(scalars.shape[0]):
             if scalars[rank, IN_FLIGHT] > 0:
@@ -157,7 +157,7 @@ def is_empty(fleet: Fleet, replica: int) -> bool:
 def _keep(fleet: Fleet, scaler: Scaler, replica: int) -> float:
     """Add a replica's counters to those of former lives, and reset it. Returns its last event's time."""
     latest_us = 0.0
-    for engine in range(replica * _engines_each(fleet), (replica + 1) * _engines_each(fleet)):
+    for engine in range(replica * engines_each(fleet), (replica + 1) * engines_each(fleet)):
         ranks = ranks_in(fleet, engine)
         first = engine * ranks.scalars.shape[0]
         for rank in range(ranks.scalars.shape[0]):
@@ -221,11 +221,11 @@ def _metric(fleet: Fleet, scaler: Scaler) -> float:
         if scaler.status[replica] != SERVING:
             continue
         if rule.metric == KV:
-            total += _blocks(fleet, replica)
+            total += held_blocks(fleet, replica)
         else:
-            total += _outstanding(fleet, replica)
+            total += outstanding_of(fleet, replica)
             if rule.metric == QUEUE:
-                total -= _running(fleet, replica)
+                total -= running_of(fleet, replica)
     if rule.metric == KV:
         ranks = fleet.states.scalars.shape[0] // len(scaler.status)
         return float(total / (ranks * fleet.num_blocks))

@@ -90,16 +90,16 @@ def ranks_in(fleet: Fleet, engine: int) -> EngineState:
 
 
 @jit_stateful_inline
-def _engines_each(fleet: Fleet) -> int:
+def engines_each(fleet: Fleet) -> int:
     """Number of engines in a replica: ranks that step independently are engines."""
     return len(fleet.waits)
 
 
 @jit_stateful_inline
-def _outstanding(fleet: Fleet, replica: int) -> int:
+def outstanding_of(fleet: Fleet, replica: int) -> int:
     """Number of requests that wait or run at a replica."""
     outstanding = 0
-    for engine in range(replica * _engines_each(fleet), (replica + 1) * _engines_each(fleet)):
+    for engine in range(replica * engines_each(fleet), (replica + 1) * engines_each(fleet)):
         outstanding += fleet.router.pushed[engine]
         scalars = ranks_in(fleet, engine).scalars
         for rank in range(scalars.shape[0]):
@@ -108,10 +108,10 @@ def _outstanding(fleet: Fleet, replica: int) -> int:
 
 
 @jit_stateful_inline
-def _running(fleet: Fleet, replica: int) -> int:
+def running_of(fleet: Fleet, replica: int) -> int:
     """Number of requests that run at a replica."""
     running = 0
-    for engine in range(replica * _engines_each(fleet), (replica + 1) * _engines_each(fleet)):
+    for engine in range(replica * engines_each(fleet), (replica + 1) * engines_each(fleet)):
         scalars = ranks_in(fleet, engine).scalars
         for rank in range(scalars.shape[0]):
             running += scalars[rank, RUNNING]
@@ -119,10 +119,10 @@ def _running(fleet: Fleet, replica: int) -> int:
 
 
 @jit_stateful_inline
-def _blocks(fleet: Fleet, replica: int) -> int:
+def held_blocks(fleet: Fleet, replica: int) -> int:
     """Number of KV blocks that requests hold at a replica."""
     blocks = 0
-    for engine in range(replica * _engines_each(fleet), (replica + 1) * _engines_each(fleet)):
+    for engine in range(replica * engines_each(fleet), (replica + 1) * engines_each(fleet)):
         scalars = ranks_in(fleet, engine).scalars
         for rank in range(scalars.shape[0]):
             blocks += scalars[rank, NUM_BLOCKS] - scalars[rank, FREE]
@@ -152,7 +152,7 @@ def _blocks_to_come(
     """Count blocks in use at a replica, those its waiting prompts need, and those that one more would add."""
     tokens = requests.input_tokens[request]
     waiting, found = 0, 0
-    for engine in range(replica * _engines_each(fleet), (replica + 1) * _engines_each(fleet)):
+    for engine in range(replica * engines_each(fleet), (replica + 1) * engines_each(fleet)):
         waiting += fleet.router.pushed_tokens[engine]
         ranks = ranks_in(fleet, engine)
         for rank in range(ranks.scalars.shape[0]):
@@ -161,14 +161,14 @@ def _blocks_to_come(
             found = max(found, find_blocks(cells, requests, request)[0])
             waiting -= scalars[LOOKED_UP_TOKENS] + scalars[GIVEN_UP_TOKENS]
     held = min(found, (tokens - 1) // options.block_size) * options.block_size
-    return int(_blocks(fleet, replica) + blocks_of(waiting + tokens - held, options))
+    return int(held_blocks(fleet, replica) + blocks_of(waiting + tokens - held, options))
 
 
 @jit_stateful_inline
 def _sent(fleet: Fleet, replica: int) -> int:
     """Number of requests that a replica was sent."""
     sent = 0
-    for engine in range(replica * _engines_each(fleet), (replica + 1) * _engines_each(fleet)):
+    for engine in range(replica * engines_each(fleet), (replica + 1) * engines_each(fleet)):
         sent += fleet.router.pushed[engine]
     return int(sent)
 
@@ -177,12 +177,12 @@ def _sent(fleet: Fleet, replica: int) -> int:
 def load_of(fleet: Fleet, options: EngineOptions, requests: Requests, replica: int, request: int) -> Load:
     """Return a replica's load as the router's rule compares it for a request."""
     rule = fleet.router.rule
-    running = _running(fleet, replica)
-    waiting = _outstanding(fleet, replica) - running
+    running = running_of(fleet, replica)
+    waiting = outstanding_of(fleet, replica) - running
     if rule == LEAST_LOAD:
         return Load(WAITING_WEIGHT * waiting + running, 0, 0)
     if rule == LEAST_KV:
-        return Load(_blocks(fleet, replica), waiting, running)
+        return Load(held_blocks(fleet, replica), waiting, running)
     if rule == PREFIX_AWARE:
         # of equals the one sent fewest requests, so that prompts nobody holds are spread
         return Load(_blocks_to_come(fleet, options, requests, replica, request), _sent(fleet, replica), 0)
@@ -193,12 +193,12 @@ def load_of(fleet: Fleet, options: EngineOptions, requests: Requests, replica: i
 def choose_replica(fleet: Fleet, options: EngineOptions, requests: Requests, request: int, turn: int) -> int:
     """Choose the replica that serves a request; ``turn`` counts the requests that the router saw before."""
     router = fleet.router
-    replicas = len(router.pushed) // _engines_each(fleet)
+    replicas = len(router.pushed) // engines_each(fleet)
     if router.rule == ROUND_ROBIN:
         return turn % replicas
     if router.rule == POWER_OF_TWO:
         first, second = router.drawn[0, turn], router.drawn[1, turn]
-        return int(second) if _outstanding(fleet, second) < _outstanding(fleet, first) else int(first)
+        return int(second) if outstanding_of(fleet, second) < outstanding_of(fleet, first) else int(first)
     chosen, least = 0, Load(0, 0, 0)
     for replica in range(replicas):
         own = load_of(fleet, options, requests, replica, request)
@@ -210,7 +210,7 @@ def choose_replica(fleet: Fleet, options: EngineOptions, requests: Requests, req
 @jit_stateful
 def engine_in(fleet: Fleet, replica: int) -> int:
     """Choose the engine of a replica that gets its next request."""
-    each = _engines_each(fleet)
+    each = engines_each(fleet)
     if each == 1:
         return replica
     first = replica * each
@@ -226,7 +226,7 @@ def engine_in(fleet: Fleet, replica: int) -> int:
 
 
 @jit_stateful_inline
-def _advance(
+def advance_engine(
     arena: Floats,
     options: EngineOptions,
     fleet: Fleet,
@@ -248,7 +248,7 @@ def _advance(
 
 
 @jit_stateful_inline
-def _push(fleet: Fleet, requests: Requests, engine: int, request: int) -> None:
+def push_to_engine(fleet: Fleet, requests: Requests, engine: int, request: int) -> None:
     """Send a request to an engine before or when it arrives."""
     if fleet.groups.takes_part.shape[2] > 1:
         push_to_group(group_of(fleet.groups, engine), requests, request)
@@ -279,7 +279,7 @@ def _advance_all(
 ) -> int:
     """Run all engines until ``until_us``. Returns a code."""
     for engine in range(len(fleet.router.pushed)):
-        code = _advance(arena, options, fleet, requests, served, record, engine, until_us)
+        code = advance_engine(arena, options, fleet, requests, served, record, engine, until_us)
         if code != 0:
             return code
     return 0
@@ -300,12 +300,12 @@ def share_run(
     restart_fleet(fleet)
     for request in range(len(requests.arrival_us)):
         if replica_of[request] == replica:
-            if _engines_each(fleet) > 1:
+            if engines_each(fleet) > 1:
                 now_us = requests.arrival_us[request]
                 code = _advance_all(arena, options, fleet, requests, served, record, now_us)
                 if code != 0:
                     return code
-            _push(fleet, requests, engine_in(fleet, 0), request)
+            push_to_engine(fleet, requests, engine_in(fleet, 0), request)
     return int(_advance_all(arena, options, fleet, requests, served, record, math.inf))
 
 
@@ -330,7 +330,7 @@ def replicas_run(
         if code != 0:
             return code
         replica = choose_replica(fleet, options, requests, request, request)
-        _push(fleet, requests, engine_in(fleet, replica), request)
+        push_to_engine(fleet, requests, engine_in(fleet, replica), request)
         replica_of[request] = replica
     return int(_advance_all(arena, options, fleet, requests, served, record, math.inf))
 
