@@ -14,14 +14,13 @@ from fastroof.engines.load import engine_names, engine_of_version, load_engine, 
 from fastroof.engines.memory import KV_RESERVATIONS, KvMemory
 from fastroof.engines.prefill_graphs import PrefillGraphs
 from fastroof.engines.profile import (
-    STEP_ORDERS,
     CostForm,
     EngineProfile,
     LayerCost,
     NotFitted,
-    Scheduling,
     StepCosts,
 )
+from fastroof.engines.scheduling import STEP_ORDERS, Scheduling
 from fastroof.engines.values import ServingErrors
 
 __all__ = [

@@ -23,10 +23,9 @@ from fastroof.engines.profile import (
     EngineProfile,
     LayerCost,
     NotFitted,
-    PromptPause,
-    Scheduling,
     StepCosts,
 )
+from fastroof.engines.scheduling import PromptPause, Scheduling
 from fastroof.engines.values import ServingErrors, holds_for, is_version
 from fastroof.errors import PlanError
 

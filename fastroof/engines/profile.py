@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Protocol
 
-from fastroof.checks import whole_number
 from fastroof.engines.data_parallel import ONE_SUM, DataParallel
 from fastroof.engines.front_end import NO_FRONT_END, FrontEnd
 from fastroof.engines.kernel_choices import (
@@ -16,17 +15,15 @@ from fastroof.engines.kernel_choices import (
 from fastroof.engines.layout_rules import ANY_LAYOUT, LayoutRules
 from fastroof.engines.lora import ANY_LORA, LoraRules
 from fastroof.engines.memory import DATASHEET_MEMORY, KvMemory
+from fastroof.engines.scheduling import MIXED_STEPS, PAUSES, Scheduling
 from fastroof.engines.values import (
-    MOST,
     NEWEST,
     NO_ERRORS,
     ServingErrors,
-    check_bool,
     check_names,
     check_number,
     check_one_of,
     check_range,
-    check_size,
     check_text,
     holds_for,
     includes_newest,
@@ -37,9 +34,6 @@ from fastroof.engines.values import (
 )
 from fastroof.errors import FastroofError, PlanError
 from fastroof.units import PS_PER_US
-
-STEP_ORDERS: Final = ("mixed", "prefill_first")
-"""Whether prompts share steps with decodes, or run before them in separate steps."""
 
 
 class GpuMemory(Protocol):
@@ -208,95 +202,6 @@ STARTS: Final = ("graphs", "no_graphs", "fused")
 """What an engine's flags may ask for: steps with prefill in CUDA graphs, or never in them, and kernels that
 fuse all-reduces with norms, which also leave no pause between kernels."""
 
-PAUSES: Final = {"prefill_schedule_interval": 1, "prefill_decode_interval": 0, "min_free_slots_delay": 0}
-"""Options that let prompts wait for steps or slots, and their value if off."""
-
-
-@dataclass(frozen=True)
-class PromptPause:
-    """An engine's option that lets prompts wait.
-
-    Attributes
-    ----------
-    option : str
-        Its name, one of :data:`PAUSES`.
-    versions : str
-        Range of the engine's versions that have it.
-    alone : str
-        Range in which it also applies without ranks that share experts; empty for the same.
-    """
-
-    option: str
-    versions: str = ""
-    alone: str = ""
-
-    def __post_init__(self) -> None:
-        """Reject an invalid option."""
-        check_one_of("option", self.option, tuple(PAUSES))
-        for versions in (self.versions, self.alone):
-            check_text("versions", versions)
-            check_range(versions)
-
-
-@dataclass(frozen=True)
-class Scheduling:
-    """How an engine fills a step, by its defaults.
-
-    Attributes
-    ----------
-    order : str
-        ``mixed``: prompts share steps with decodes; ``prefill_first``: prompts run in separate steps, and
-        decodes only if no prompt waits.
-    chunked_prefill : bool
-        Whether prompts are split if a step has no room for the whole.
-    max_num_batched_tokens : int
-        Maximum tokens per step; of prompts, if they run first.
-    max_num_seqs : int
-        Maximum number of concurrent requests.
-    async_scheduling : bool
-        Whether a step is scheduled while the previous one runs, so that requests that ended or arrived
-        meanwhile are noticed one step late.
-    prefill_schedule_interval, prefill_decode_interval, min_free_slots_delay : int
-        Steps or slots that prompts wait for, as in :class:`fastroof.simulation.EngineSettings`.
-    pauses : tuple of PromptPause
-        Which of these the engine has, and in which versions; empty for any.
-    by_card : bool
-        Whether the limits of tokens and requests are those of a GPU's memory, by the rules of ``[memory]``.
-    """
-
-    order: str = "mixed"
-    chunked_prefill: bool = True
-    max_num_batched_tokens: int = 8192
-    max_num_seqs: int = 1024
-    async_scheduling: bool = False
-    prefill_schedule_interval: int = 1
-    prefill_decode_interval: int = 0
-    min_free_slots_delay: int = 0
-    pauses: tuple[PromptPause, ...] = ()
-    by_card: bool = False
-
-    @property
-    def pauses_on(self) -> dict[str, int]:
-        """Options that let prompts wait and are on."""
-        own = {name: getattr(self, name) for name in PAUSES}
-        return {name: value for name, value in own.items() if value != PAUSES[name]}
-
-    @property
-    def hides_host(self) -> bool:
-        """Whether the host launches a step of prompts while the decode step before it runs."""
-        return self.async_scheduling and self.order == "prefill_first"
-
-    def __post_init__(self) -> None:
-        """Reject an invalid schedule."""
-        for name, off in PAUSES.items():
-            whole_number(name, getattr(self, name), off, MOST, PlanError)
-        object.__setattr__(self, "pauses", tuple(self.pauses))
-        check_one_of("order", self.order, STEP_ORDERS)
-        for name in ("chunked_prefill", "async_scheduling", "by_card"):
-            check_bool(name, getattr(self, name))
-        check_size("max_num_batched_tokens", self.max_num_batched_tokens)
-        check_size("max_num_seqs", self.max_num_seqs)
-
 
 @dataclass(frozen=True)
 class NotFitted:
@@ -422,7 +327,7 @@ class EngineProfile:
     engine: str = ""
     versions: str = ""
     costs: StepCosts = StepCosts()
-    scheduling: Scheduling = Scheduling()
+    scheduling: Scheduling = MIXED_STEPS
     memory: KvMemory = DATASHEET_MEMORY
     kernels: KernelChoices = ANY_KERNELS
     layout: LayoutRules = ANY_LAYOUT

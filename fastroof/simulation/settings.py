@@ -11,7 +11,7 @@ import numpy as np
 
 from fastroof.checks import is_number, is_whole_number, one_of, shown, true_or_false, whole_number
 from fastroof.compiled.request_sums import MAX_KV_LEN
-from fastroof.engines.profile import PAUSES, STEP_ORDERS
+from fastroof.engines.scheduling import PAUSES, STEP_ORDERS
 from fastroof.errors import SimulationError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from fastroof.acceptance import MOST_DRAFT_TOKENS, parse_accepted
 from fastroof.checks import is_whole_number
 from fastroof.engines import EngineProfile, engine_of_version, serving_engines
-from fastroof.engines.profile import PAUSES
+from fastroof.engines.scheduling import PAUSES
 from fastroof.errors import ModelError, TableError
 from fastroof.models import Layout, load_model
 from fastroof.models.execution import DTYPES

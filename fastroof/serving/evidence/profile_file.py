@@ -11,7 +11,7 @@ from fastroof.atomic_files import check_file_place, write_output
 from fastroof.engines import EngineProfile, KvMemory, OperatorKernel, PrefillGraphs, Scheduling
 from fastroof.engines.data_parallel import ONE_SUM
 from fastroof.engines.layout_rules import ANY_LAYOUT
-from fastroof.engines.profile import PAUSES
+from fastroof.engines.scheduling import PAUSES
 from fastroof.errors import TableError
 from fastroof.load.write import toml_text
 
