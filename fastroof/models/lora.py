@@ -139,7 +139,7 @@ class Lora:
         object.__setattr__(self, "targets", tuple(dict.fromkeys(targets)))
 
     @classmethod
-    def of(cls, value: Any) -> Lora:
+    def of(cls, value: Any, *, reads_files: bool = True) -> Lora:
         """Return adapters given as themselves, a rank, or the text of an option.
 
         Parameters
@@ -147,6 +147,8 @@ class Lora:
         value : Lora, int or str
             ``RANK[:[ACTIVE/]ADAPTERS][:MODULES]``, modules joined by ``+``; instead of the rank, a folder
             with PEFT's ``adapter_config.json``, whose rank and modules count.
+        reads_files : bool
+            Whether a folder is valid.
 
         Raises
         ------
@@ -169,6 +171,8 @@ class Lora:
             rank, active, most, names = match.groups()
             targets = ("all",) if names is None else tuple(names.split("+"))
             return cls(int(rank), int(most) if most else None, targets, int(active) if active else None)
+        if not reads_files:
+            raise PlanError(f"lora must be {_VALID}empty, got {shown(value)}")
         folder, _, most = value.partition(":")
         path = Path(folder)
         if not _exists(path, folder) or (most and not re.fullmatch("[0-9]{1,9}", most)):

@@ -100,7 +100,8 @@ BEYOND_MEMORY: Final = 1.5
 _ROUNDING: Final = 1e-9
 SERVING: Final = (
     "ttft_ms", "tpot_ms", "request_latency_ms", "tokens_per_s_per_gpu", "wait_ms", "effective_concurrency",
-    "mixed_share", "relative_error", "ttft_relative_error", "tpot_relative_error",
+    "mixed_share", "relative_error", "ttft_relative_error", "tpot_relative_error", "joules_per_token",
+    "joules_relative_error",
 )  # fmt: skip
 """Fields of :class:`fastroof.serving.ServingEstimate` that the page shows."""
 
@@ -116,7 +117,7 @@ def step_answer(store: PlanStore, view: View) -> dict[str, Any]:
     return {
         "version": __version__,
         "plan": _plan_facts(plan),
-        "step": _step(plan, view, every, explained),
+        "step": {**_step(plan, view, every, explained), "energy": _energy(plan, every, has_error)},
         "roofs": {
             "title": plan.gpu.title,
             "peaks": dict(plan.gpu.peak_flops_per_s),
@@ -147,6 +148,7 @@ def _plan_facts(plan: StepPlan) -> dict[str, Any]:
         "batches_in_flight": layout.batches_in_flight,
         "dtype": plan.dtype,
         "kv_dtype": plan.kv_dtype,
+        "lora": plan.lora_facts.get("lora"),
         "engine": plan.engine,
         "engine_title": plan.profile.title,
         "kernels": plan.kernels,
@@ -194,6 +196,16 @@ def _step(plan: StepPlan, view: View, every: list[tuple[int, int]], explained: E
         "operators": operators,
         "groups_us": {name: us for name, us in groups.items() if us > 0.0},
     }
+
+
+def _energy(plan: StepPlan, every: list[tuple[int, int]], has_error: bool) -> dict[str, Any] | None:
+    """Return the step's energy and power, or None if the GPU's power is unknown."""
+    if not plan.gpu.tdp_w:
+        return None
+    drawn = plan.energy(StepBatch.from_requests([every]), with_error=has_error)
+    names = ("joules", "joules_per_token", "watts", "relative_error")
+    row = drawn.columns()
+    return {**{name: float(row[name][0]) for name in names}, "basis": drawn.basis}
 
 
 def spread_sizes(least: int, most: int, *others: int) -> Longs:
@@ -244,7 +256,7 @@ def _growing(sizes: Longs, context: int, prompt: int) -> StepBatch:
     return StepBatch(new, contexts, np.concatenate([[0], ends]))
 
 
-def _estimated(plan: StepPlan, view: View, clients: Any) -> ServingEstimate:
+def _estimated(plan: StepPlan, view: View, clients: Any, *, with_energy: bool = False) -> ServingEstimate:
     """Estimate a view's load; ``clients`` may be an array."""
     return estimate(
         plan,
@@ -254,6 +266,7 @@ def _estimated(plan: StepPlan, view: View, clients: Any) -> ServingEstimate:
         max_batched_tokens=view.budget,
         max_seqs=view.profile.scheduling.max_num_seqs,
         with_error=bool(plan.tables_hash),
+        with_energy=with_energy,
     )
 
 
@@ -261,7 +274,7 @@ def serving_numbers(store: PlanStore, view: View, clients: int) -> dict[str, Any
     """Return latency and throughput for a number of clients, or why they cannot be estimated."""
     try:
         plan = store.plan(view, view.serving_sizes(clients)).plan
-        seen = _estimated(plan, view, clients)
+        seen = _estimated(plan, view, clients, with_energy=bool(plan.gpu.tdp_w))
     except FastroofError as error:
         return {"clients": clients, "problem": str(error)}
     return {"clients": clients, **{name: getattr(seen, name) for name in SERVING}}

@@ -62,8 +62,14 @@ def _options(store: PlanStore, view: View, split: dict[str, int] | None = None) 
     for name in ("dtype", "kv_dtype"):
         if getattr(view, name) != "auto":
             options += [f"--{name.replace('_', '-')}", getattr(view, name)]
+    options += [] if view.lora is None else ["--lora", view.lora]
     options += ["--allow-modelled"] * view.allow_modelled
     return [*options, "--engine", view.engine]
+
+
+def has_power(store: PlanStore, view: View) -> bool:
+    """Return whether the power of the view's GPU is known, which energy needs."""
+    return bool(store.measured(view.gpu).gpu.tdp_w)
 
 
 def step_command(store: PlanStore, view: View) -> str:
@@ -73,7 +79,7 @@ def step_command(store: PlanStore, view: View) -> str:
         words += ["--decode", f"{view.decodes}x{view.decode_kv_len}"]
     if view.prompt_tokens:
         words += ["--prefill", f"{view.prompt_tokens}@0"]
-    return shlex.join([*words, "--explain"])
+    return shlex.join([*words, "--explain", *["--energy"] * has_power(store, view)])
 
 
 def fit_command(store: PlanStore, view: View) -> str:
@@ -97,7 +103,8 @@ def serving_command(store: PlanStore, view: View, clients: int, split: dict[str,
     words += ["--concurrency", str(clients)]
     if view.max_num_batched_tokens is not None:
         words += ["--max-num-batched-tokens", str(view.max_num_batched_tokens)]
-    return shlex.join(words)
+    # other layouts are compared without it
+    return shlex.join([*words, *["--energy"] * (split is None and has_power(store, view))])
 
 
 def lengths_written(view: View) -> tuple[int | str, int | str]:
@@ -133,7 +140,7 @@ def capacity_command(store: PlanStore, view: View) -> str:
 def step_python(store: PlanStore, view: View, clients: int) -> str:
     """Return Python code that computes the step and its clients."""
     own = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "dtype": "auto", "kv_dtype": "auto", "allow_modelled": False}
-    own |= {"max_tokens": None, "max_seqs": STEP_SEQS, "client_overhead_ms": None}
+    own |= {"max_tokens": None, "max_seqs": STEP_SEQS, "client_overhead_ms": None, "lora": None}
     model, gpu = store.written_model(view.model), store.written_gpu(view.gpu)
     where = store.measured(view.gpu).where
 
@@ -151,16 +158,25 @@ def step_python(store: PlanStore, view: View, clients: int) -> str:
     budget = (
         "" if view.max_num_batched_tokens is None else f", max_batched_tokens={view.max_num_batched_tokens}"
     )
+    energy = ", with_energy=True" if has_power(store, view) else ""
+    options = budget + error + energy
+    of_step = [
+        f"energy = plan.energy(fastroof.StepBatch.from_requests([requests]){error})",
+        "print(energy.joules_per_token[0], energy.watts[0])",
+    ]
+    joules = ", seen.joules_per_token" if energy else ""
     lines = [
         "import fastroof",
         "from fastroof.serving import estimate",
         "",
         "tables = None" if where is None else f"tables = fastroof.load_tables({where!r})",
         step,
-        f"step = plan.explain({requests}{error})",
+        f"requests = {requests}",
+        f"step = plan.explain(requests{error})",
         "print(step.total_us, step.relative_error)",
+        *of_step * bool(energy),
         *[serving] * (serving != step),
-        f"seen = estimate(plan, isl={view.isl}, osl={view.osl}, concurrency={clients}{budget}{error})",
-        "print(seen.ttft_ms, seen.tpot_ms, seen.tokens_per_s_per_gpu)",
+        f"seen = estimate(plan, isl={view.isl}, osl={view.osl}, concurrency={clients}{options})",
+        f"print(seen.ttft_ms, seen.tpot_ms, seen.tokens_per_s_per_gpu{joules})",
     ]
     return "\n".join(lines)

@@ -28,6 +28,7 @@ def deployment_question_of(store: PlanStore, view: View) -> dict[str, Any]:
         "engine": view.engine,
         "max_num_batched_tokens": view.max_num_batched_tokens,
         "client_overhead_ms": view.client_overhead_ms,
+        "lora": view.lora,
     }
     for name in ("dtype", "kv_dtype"):
         if getattr(view, name) != "auto":

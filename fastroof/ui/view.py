@@ -13,6 +13,7 @@ from fastroof.engines import EngineProfile, engine_names, load_engine, serving_e
 from fastroof.engines.front_end import given_front_end
 from fastroof.errors import BatchError
 from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES
+from fastroof.models.lora import Lora
 from fastroof.plan.options import LEAST_TOKENS
 
 KINDS: Final = ("decode", "prefill", "mixed")
@@ -60,6 +61,7 @@ class View:
     engine: str = DEFAULT_ENGINE
     allow_modelled: bool = False
     client_overhead_ms: float | None = None
+    lora: str | None = None
     isl: int = 4000
     osl: int = 500
     kind: str = "decode"
@@ -94,6 +96,13 @@ class View:
                 whole_number(name, value, least, most, BatchError)
         if self.client_overhead_ms is not None:
             given_front_end("client_overhead_ms", self.client_overhead_ms)
+        if self.lora is not None:
+            if not isinstance(self.lora, str):
+                raise BatchError(
+                    f"lora must be a text such as 16:4, or null for none, got {shown(self.lora)}"
+                )
+            # a page names no files
+            Lora.of(self.lora, reads_files=False)
         for name in _LIMITS:
             value = getattr(self, name)
             if value is not None and not (is_number(value) and _LEAST_MS <= value <= _MOST_MS):
@@ -196,5 +205,6 @@ class View:
             "engine",
             "allow_modelled",
             "client_overhead_ms",
+            "lora",
         )
         return {name: getattr(self, name) for name in names}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,7 @@ VIEWS = {
     "budget": View(
         model="llama-3.1-8b", tp=1, max_num_batched_tokens=2048, batch=16, spread=0.5, percentile=90
     ),
+    "lora": View(model="llama-3.1-8b", tp=1, lora="16:2/4:attention+mlp", batch=24, isl=800, osl=100),
 }
 
 
@@ -110,6 +112,8 @@ def test_a_step_is_what_its_command_says(store: PlanStore, view: View) -> None:
             name: other[name] for name in one if name not in ("share", "bytes_per_s")
         }
         assert one["bytes_per_s"] == other["bytes_per_s"]
+    assert told["energy"] == step["energy"]
+    assert told.get("lora") == answer["plan"]["lora"] == view.lora
     assert told["memory_bytes"] == answer["plan"]["memory_bytes"]
     assert told["max_kv_tokens"] == answer["plan"]["max_kv_tokens"]
     assert told["tables_hash"] == answer["plan"]["tables_hash"]
@@ -151,7 +155,10 @@ def test_clients_see_what_estimates_say(store: PlanStore, h100: fastroof.Tables,
         view.model, "h100", h100, **view.plan_options, **view.serving_sizes(answer["clients"])
     )
     assert answer["clients"] == view.batch * view.dp * view.pp
-    seen = estimate(plan, view.isl, view.osl, answer["clients"], view.budget, max_seqs=1024, with_error=True)
+    seen = estimate(
+        plan, view.isl, view.osl, answer["clients"], view.budget, max_seqs=1024, with_error=True,
+        with_energy=True,
+    )  # fmt: skip
     assert as_json(answer) == as_json(
         {"clients": answer["clients"], **{name: getattr(seen, name) for name in SERVING}}
     )
@@ -167,11 +174,13 @@ def test_the_python_beside_an_answer_gives_it(
 ) -> None:
     answer = step_answer(store, view)
     exec(answer["commands"]["python"], {})
-    first, second = capsys.readouterr().out.strip().splitlines()
+    first, second, third = capsys.readouterr().out.strip().splitlines()
     step, seen = answer["step"], answer["serving"]
     assert [float(word) for word in first.split()] == [step["latency_us"], step["relative_error"]]
-    assert [float(word) for word in second.split()] == [
-        seen["ttft_ms"], seen["tpot_ms"], seen["tokens_per_s_per_gpu"],
+    energy = step["energy"]
+    assert [float(word) for word in second.split()] == [energy["joules_per_token"], energy["watts"]]
+    assert [float(word) for word in third.split()] == [
+        seen["ttft_ms"], seen["tpot_ms"], seen["tokens_per_s_per_gpu"], seen["joules_per_token"],
     ]  # fmt: skip
 
 
@@ -252,7 +261,9 @@ def test_the_best_layout_is_that_of_best(store: PlanStore) -> None:
             View(model="llama-3.1-8b", gpus=2, ttft_ms=500.0, tpot_ms=12.0, isl=1000, osl=100),
             marks=pytest.mark.release,
         ),
-        View(model="qwen3-8b", gpus=1, tpot_ms=15.0, isl=1000, osl=100, dtype="fp8", percentile=90),
+        View(
+            model="qwen3-8b", gpus=1, tpot_ms=15.0, isl=1000, osl=100, dtype="fp8", percentile=90, lora="16:4"
+        ),
         View(model="qwen3-8b", gpus=1, ttft_ms=1.0, isl=1000, osl=100, max_num_batched_tokens=512),
     ],
     ids=["default", "percentile", "none"],
@@ -321,7 +332,7 @@ def test_a_start_is_what_its_command_prints(store: PlanStore, view: View) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["decode", "budget", "kernels"])
+@pytest.mark.parametrize("name", ["decode", "budget", "kernels", "lora"])
 def test_a_capacity_is_what_its_command_finds(store: PlanStore, name: str) -> None:
     answer = as_json(capacity_answer(store, VIEWS[name]))
     told = printed(answer["command"])
@@ -367,6 +378,25 @@ def test_a_gpu_without_tables_is_timed_by_its_datasheet(store: PlanStore, capsys
     with pytest.warns(UserWarning, match="datasheet"):
         exec(answer["commands"]["python"], {})
     assert capsys.readouterr().out.startswith(repr(answer["step"]["latency_us"]))
+
+
+def test_without_known_power_only_energy_is_missing(store: PlanStore) -> None:
+    answer = as_json(step_answer(store, View(model="llama-3.1-8b", gpu="a10", tp=1, batch=4, isl=256)))
+    assert answer["step"]["energy"] is answer["serving"]["joules_per_token"] is None
+    assert answer["serving"]["tpot_ms"] > answer["step"]["latency_us"] / 1000 > 0
+    assert not [command for command in answer["commands"].values() if "energy" in command]
+    [row] = printed(answer["commands"]["serving"])["rows"]
+    assert row["tpot_ms"] == answer["serving"]["tpot_ms"]
+
+
+def test_adapters_are_no_files(store: PlanStore, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(
+        '{"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"]}'
+    )
+    for given in (str(tmp_path), f"{tmp_path}:4", "x", "16:"):
+        with pytest.raises(FastroofError, match=r"lora must be a rank such as 16, .* or empty, got") as error:
+            View(lora=given)
+        assert "\n" not in str(error.value)
 
 
 def test_plans_are_kept_within_limits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,12 @@ def test_it_shows_what_it_was_answered(opened: Browser, page: PageServer) -> Non
         assert float(text(opened, f"#tile-{name} .big").split()[0]) == pytest.approx(
             answer["serving"][f"{name}_ms"], rel=0.006
         )
+    assert float(text(opened, "#tile-energy .big").split()[0]) == pytest.approx(
+        answer["serving"]["joules_per_token"], rel=0.006
+    )
+    energy = step["energy"]
+    assert f"modelled, {energy['watts']:.0f} W a GPU" in text(opened, "#tile-energy .quiet")
+    assert f", {energy['watts']:.0f} W a GPU \N{PLUS-MINUS SIGN} " in text(opened, "#step-energy")
     rows = opened.run(
         "[...document.querySelectorAll('#operators tbody tr')].map(r => r.cells[0].textContent)"
     )
@@ -254,6 +260,32 @@ def test_a_view_is_its_address(opened: Browser, page: PageServer) -> None:
     opened.open(f"{page.url}?batch=many&nothing=1&model=%3Cscript%3Ealert(1)%3C/script%3E")
     until(opened, "!document.getElementById('problem').hidden")
     assert "batch" in text(opened, "#problem") or "model" in text(opened, "#problem")
+
+
+def test_adapters_are_part_of_a_view(opened: Browser, page: PageServer) -> None:
+    step = float(text(opened, "#tile-step .big").split()[0])
+    put(opened, "lora", "16:4")
+    assert ", LoRA 16:4, engine" in text(opened, "#sentence")
+    assert float(text(opened, "#tile-step .big").split()[0]) > step
+    for command in ("step", "serving", "start", "layouts", "capacity"):
+        assert "--lora 16:4" in text(opened, f"#{command}-command code")
+    until(opened, "location.search === '?lora=16%3A4'")
+    opened.open(opened.run("location.href"))
+    settled(opened)
+    assert opened.run("document.getElementById('controls').elements.lora.value") == "16:4"
+    put(opened, "lora", "16:many")
+    assert text(opened, "#problem").startswith("unknown lora target 'many'; ")
+    put(opened, "lora", "")
+    assert opened.run("document.getElementById('problem').hidden")
+    assert "LoRA" not in text(opened, "#sentence")
+
+
+def test_a_gpu_without_known_power_has_no_energy(opened: Browser) -> None:
+    put(opened, "gpu", "a10")
+    assert text(opened, "#tile-energy .big") == "\N{EN DASH}"
+    assert "power of NVIDIA A10 is unknown" in text(opened, "#step-energy")
+    assert text(opened, "#tile-tpot .big").endswith(" ms")
+    assert opened.complaints == []
 
 
 def test_layouts_and_points_can_be_taken(opened: Browser) -> None:

@@ -31,6 +31,7 @@ OTHERS: dict[str, Any] = {
     "engine": "trtllm-1.0",
     "allow_modelled": True,
     "client_overhead_ms": 20.0,
+    "lora": "16:4",
 }
 SOURCE = "aiconfigurator-vllm-0.25.0"
 

@@ -22,6 +22,7 @@ WHOLE = View(
     kv_len=900,
     chunk=64,
     max_num_batched_tokens=4096,
+    lora="16:4",
     isl=800,
     osl=64,
 ).document()
@@ -48,6 +49,7 @@ def test_a_view_is_its_document() -> None:
         ({"percentile": "99"}, "percentile must be"),
         ({"kind": ["decode"]}, "kind must be one of decode, prefill, mixed"),
         ({"allow_modelled": 1}, "allow_modelled must be True or False"),
+        ({"lora": 16}, "lora must be a text such as 16:4"),
         ({"spread": -0.1}, "spread must be a number from 0 to 2"),
     ],
 )

@@ -46,7 +46,7 @@ export function fillControls(offered) {
   }
   form().addEventListener("input", (event) => {
     const { name, type } = event.target;
-    if (!name || name === "model") return;
+    if (!name || name === "model" || name === "lora") return;
     if (type === "checkbox") change({ [name]: event.target.checked });
     else if (event.target.tagName === "SELECT") change({ [name]: chosen(name, event.target.value) });
     else if (type === "radio") change({ [name]: event.target.value });
@@ -58,6 +58,8 @@ export function fillControls(offered) {
     if (offered.models.includes(model.value)) change({ model: model.value });
   });
   model.addEventListener("change", () => change({ model: model.value.trim() }));
+  // adapters are requested when their text is complete
+  control("lora").addEventListener("change", (event) => change({ lora: event.target.value.trim() || null }));
   form().addEventListener("submit", (event) => event.preventDefault());
   if (matchMedia("(max-width: 820px)").matches) form().querySelector(".what").open = false;
 }

@@ -17,7 +17,24 @@ function tile(id, big, unit, quiet, state = "", value = null) {
 
 export function sentence({ plan }) {
   const gpus = plan.gpus > 1 ? `${plan.gpus} × ${plan.gpu_title} (${plan.layout})` : plan.gpu_title;
-  return `${plan.model} on ${gpus}, ${plan.dtype} weights, ${plan.kv_dtype} KV cache, engine ${plan.engine_title}`;
+  const adapters = plan.lora === null ? "" : `, LoRA ${plan.lora}`;
+  return `${plan.model} on ${gpus}, ${plan.dtype} weights, ${plan.kv_dtype} KV cache${adapters}, engine ${plan.engine_title}`;
+}
+
+// Of an output token served, with the engine's idle time; below, of the step alone.
+function showEnergy({ step, serving, plan }) {
+  const { energy } = step;
+  if (!energy) tile("energy", "–", "", ["power unknown"]);
+  else {
+    const origin = originChip(energy.basis);
+    origin.title = "how the power of kernels on this GPU is known";
+    const watts = `${count(energy.watts)} W a GPU in the step`;
+    if (serving.problem) tile("energy", "–", "", [`${watts}, `, origin]);
+    else tile("energy", number(serving.joules_per_token), "J/token", [`${error(serving.joules_relative_error)} `, origin, `, ${watts}`], "", serving.joules_per_token);
+  }
+  byId("step-energy").textContent = energy
+    ? `Energy: ${number(energy.joules_per_token)} J a token, ${number(energy.joules)} J in all, ${count(energy.watts)} W a GPU ${error(energy.relative_error)}; power ${energy.basis}${energy.basis === "measured" ? " on this GPU" : ""}`
+    : `Energy: the power of ${plan.gpu_title} is unknown (no [power] in its gpu.toml)`;
 }
 
 export function showHeadline(answer, view) {
@@ -26,6 +43,7 @@ export function showHeadline(answer, view) {
   const origin = originChip(step.origin);
   origin.title = "origin of its least certain part";
   tile("step", value, unit, [`${error(step.relative_error)} `, origin], "", step.latency_us);
+  showEnergy(answer);
   for (const [name, key] of Object.entries(LIMIT)) {
     const ms = serving[key];
     const most = view[key];

@@ -10,7 +10,7 @@ export const pinned = () => pin;
 export function pinAnswer(answer) {
   pin = answer && {
     curve: answer.curve, words: sentence(answer),
-    values: { step: answer.step.latency_us, ttft: answer.serving.ttft_ms, tpot: answer.serving.tpot_ms, rate: answer.serving.tokens_per_s_per_gpu },
+    values: { step: answer.step.latency_us, ttft: answer.serving.ttft_ms, tpot: answer.serving.tpot_ms, rate: answer.serving.tokens_per_s_per_gpu, energy: answer.serving.joules_per_token },
   };
   byId("pin").textContent = pin ? "Unpin" : "Pin";
   byId("pin").setAttribute("aria-pressed", pin !== null);

@@ -2,6 +2,7 @@
 
 const NUMBERS = ["tp", "pp", "dp", "ep", "isl", "osl", "batch", "percentile", "spread", "gpus"];
 const OPTIONAL = ["kv_len", "chunk", "max_num_batched_tokens", "ttft_ms", "tpot_ms", "client_overhead_ms"];
+const TEXTS = ["lora"];
 const FLAGS = ["allow_modelled"];
 
 const RESTS_MS = 250; // browsers limit how often the address may change, such as on every move of a slider
@@ -12,7 +13,7 @@ let timer = 0;
 
 function read(name, text) {
   if (FLAGS.includes(name)) return text === "1";
-  if (OPTIONAL.includes(name) && text === "") return null;
+  if ([...OPTIONAL, ...TEXTS].includes(name) && text === "") return null;
   // text that is not a number goes to the server, whose error lists the valid values
   if (NUMBERS.includes(name) || OPTIONAL.includes(name)) return text !== "" && Number.isFinite(+text) ? +text : text;
   return text;
