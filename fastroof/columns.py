@@ -67,6 +67,9 @@ ORIGIN: Final = "origin"
 ORIGINS: Final = ("measured", "interpolated", "extrapolated", "borrowed", "modelled")
 """Meaning of the origin codes 0 to 4; a result of several parts has the largest of theirs."""
 
+MODELLED_FROM: Final = "modelled"
+"""Word in the source of a kernel that is modelled from a measured one."""
+
 MEASURED_STEP_COLUMNS: Final = (
     Column("model", "text", "", "preset or config.json that was run, with random weights"),
     Column("gpu", "text", "", "GPU that the step ran on"),

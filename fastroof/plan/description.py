@@ -10,6 +10,7 @@ from typing import Any
 from fastroof.arrow import facts_html
 from fastroof.caching import lazy_property
 from fastroof.checks import is_number, shown, whole_number
+from fastroof.columns import MODELLED_FROM
 from fastroof.errors import PlanError
 from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
 from fastroof.operators.attention_work import HeadShape
@@ -18,7 +19,6 @@ from fastroof.plan.attention import heads_of
 from fastroof.plan.memory import NO_DRAFTS, Drafts, MemoryUse, PlanMemory, most_that_start, plan_memory
 from fastroof.plan.options import EXCHANGES
 from fastroof.plan.plan_data import PlanData
-from fastroof.plan.weight_only import MODELLED_FROM
 from fastroof.units import GB
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, overload
 
 from fastroof.checks import shown
-from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
+from fastroof.columns import MODELLED_FROM, ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.defaults import MEASURED, chosen_engine
 from fastroof.engines import EngineProfile, load_engine
@@ -25,7 +25,6 @@ from fastroof.plan.execution import check_kernels, check_tables, checked_model
 from fastroof.plan.explain import OperatorTime
 from fastroof.plan.options import OPTIONS, PlanOptions
 from fastroof.plan.step_plan import StepPlan
-from fastroof.plan.weight_only import MODELLED_FROM
 from fastroof.tables import Tables, load_tables
 from fastroof.tables.table_set import chosen_tables
 from fastroof.units import GB

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats
-from fastroof.columns import ORIGIN_MODELLED
+from fastroof.columns import MODELLED_FROM, ORIGIN_MODELLED
 from fastroof.config import GpuSpec
 from fastroof.errors import MissingTableError
 from fastroof.operators.calls import Experts, Gemm, RowOperator
@@ -27,9 +27,6 @@ from fastroof.tables import Tables
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, INPUT_BYTES, PEAK_DTYPE, US_PER_S
 
 SIBLING: Final = "bf16"
-
-MODELLED_FROM: Final = "modelled"
-"""Word in the source of a kernel that is modelled from a measured one."""
 
 WEIGHT_ONLY: Final = tuple(
     dtype

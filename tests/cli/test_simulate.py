@@ -290,7 +290,6 @@ def test_pools_are_those_of_the_library(trace: str, h100: fastroof.Tables) -> No
         (("--first-token", "decode"), "--first-token needs --prefill-replicas"),
         (("--prefill-replicas", "1", "--decode-replicas", "1", "--replicas", "2"), "--replicas 2"),
         (("--prefill-replicas", "1", "--decode-replicas", "1", "--first-token", "now"), "first_token"),
-        (("--prefill-replicas", "1", "--decode-replicas", "1", "--timeout", "9"), "timeout_s"),
     ],
 )
 def test_pools_that_cannot_be_are_refused(trace: str, options: tuple[str, ...], words: str) -> None:

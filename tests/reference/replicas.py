@@ -73,7 +73,7 @@ class Ranks:
         return cls(plan.profile.data_parallel, kernels.step_scalar, experts_us, floor_us, hides_host)
 
     def note_times(
-        self, made: Sequence[Step], before: Sequence[Step] | None, schedulers: Sequence[Scheduler]
+        self, made: Sequence[Step], before: Sequence[Step] | None, schedulers: Sequence[Scheduler] = ()
     ) -> None:
         """Note the time of each rank's own step, us, where experts compute what all ranks have."""
         dp = len(made)
@@ -89,7 +89,8 @@ class Ranks:
                 step.host_us = max(self.floor_us - (last.time_us - last.host_us if last else 0.0), 0.0)
             own = self.experts_us(dp * sum(step.new_tokens), is_of_decodes(step))
             us = max(self.step_us(step.new_tokens, step.context_len), step.host_us)
-            us = schedulers[rank].with_fetches(us)
+            if schedulers:
+                us = schedulers[rank].with_fetches(us)
             us += self.experts_us(seen, is_decode) - own
             step.time_us = max(us, step.host_us)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from fastroof.columns import ORIGIN_MODELLED
+from fastroof.columns import MODELLED_FROM, ORIGIN_MODELLED
 from fastroof.config import load_gpu
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.engines.launch import (
@@ -25,7 +25,6 @@ from fastroof.models import TP_SIZES, ModelSpec, load_model
 from fastroof.models.execution import AUTO
 from fastroof.models.load import Published, published_checkpoint
 from fastroof.models.lora import Lora
-from fastroof.plan.weight_only import MODELLED_FROM
 from fastroof.sweep.answers import Choice
 from fastroof.sweep.deployments import DeploymentSpec
 from fastroof.sweep.deployments.kind import DeploymentSweep

@@ -29,6 +29,10 @@ ROWS: dict[str, dict[str, list[Any]]] = {
         "window": [0] * 4, "spread": ["pair"] * 4, "batch_size": [8, 8, 64, 64],
         "kv_len": [512, 4096, 512, 4096], "latency_us": [10.0, 20.0, 40.0, 200.0],
     },
+    "lora": {
+        "part": ["shrink"] * 4, "m": [1, 16, 256, 4096], "n": [16] * 4, "k": [4096] * 4, "adapters": [1] * 4,
+        "latency_us": [4.0, 4.0, 5.0, 20.0],
+    },
     "send_receive": {
         "num_nodes": [1, 1, 1, 2, 2, 2], "message_bytes": [1024, 2**20, 2**28] * 2,
         "latency_us": [5.0, 20.0, 1e4, 9.0, 60.0, 2e4],

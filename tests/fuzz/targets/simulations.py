@@ -266,7 +266,7 @@ class Pools(Simulations):
 CAPACITY: dict[str, tuple[str, ...]] = {
     **{name: SIMULATE[name] for name in ("max_num_batched_tokens", "max_num_seqs", "num_gpu_blocks",
        "block_size", "replicas", "async_scheduling", "order", "chunked_prefill", "reserve_output",
-       "timeout_s", "routing")},
+       "timeout_s", "routing", "prefix_cache", "kv_tiers")},
     "goodput": (), "tolerance": ("0.1", "0.01", "0.5"), "draws": ("1", "2", "0"), "with_range": FLAGS,
     "steady": FLAGS, "threads": ("1", "2", "0"), "ttft_p99_ms": (), "tpot_p99_ms": (), "e2e_p50_ms": (),
     "itl_p90_ms": (), "ttft_p101_ms": (), "ttft_mean_ms": (), "x_p9_ms": (), "ttft_ms": (),
