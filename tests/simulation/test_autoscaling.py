@@ -131,6 +131,7 @@ def test_a_thousand_workloads_are_served_as_by_a_naive_autoscaler() -> None:
 WORKLOADS = 1000
 
 
+@pytest.mark.loops
 @settings(max_examples=20)
 @given(seed=st.integers(0, 2**32))
 def test_any_workload_is_served_to_the_bit(seed: int) -> None:
@@ -250,6 +251,7 @@ def test_a_longer_start_makes_tokens_slower(day: AutoscaledSimulation) -> None:
     assert tails_ms[0] < tails_ms[1] < tails_ms[2]
 
 
+@pytest.mark.loops
 def test_a_new_replica_has_an_empty_cache() -> None:
     """Two bursts of one prompt; the replica of the second one is new, and finds nothing at first."""
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
@@ -269,6 +271,7 @@ def test_a_new_replica_has_an_empty_cache() -> None:
     assert misses.groupby("replica").arrival_s.apply(lambda at: (at // 1000).nunique()).tolist() == [1, 2]
 
 
+@pytest.mark.loops
 def test_rows_for_lives_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = test_replicas.a_plan()
     _, own = test_replicas.a_workload(np.random.default_rng(5))
@@ -357,6 +360,7 @@ def test_pipeline_stages_are_refused(h100: fastroof.Tables) -> None:
         fastroof.simulate(plan, Trace([0.0], [100], [5]), autoscale=rule)
 
 
+@pytest.mark.loops
 def test_rejected_requests_are_in_no_replica() -> None:
     trace = Trace([0.0, 1.0], [10**6, 10**6], [5, 5])
     plan = test_replicas.a_plan()
