@@ -9,6 +9,7 @@ US_PER_S: Final = 1e6
 US_PER_MS: Final = 1e3
 UJ_PER_J: Final = 1e6
 MS_PER_S: Final = 1e3
+SECONDS_PER_HOUR: Final = 3600
 NS_PER_US: Final = 1000
 PS_PER_US: Final = 1_000_000
 NS_PER_MS: Final = 1_000_000

@@ -21,15 +21,13 @@ from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation
 from fastroof.simulation.step_range import limits_kept
 from fastroof.simulation.trace import Trace
-from fastroof.units import US_PER_S
+from fastroof.units import SECONDS_PER_HOUR, US_PER_S
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from fastroof.plan import StepPlan
     from fastroof.simulation.engine import Outcomes
-
-SECONDS_PER_HOUR: Final = 3600.0
 
 
 class FixedFleet(NamedTuple):

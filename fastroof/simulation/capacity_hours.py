@@ -12,7 +12,8 @@ from fastroof.simulation.capacity import FewestReplicas, fewest_replicas
 from fastroof.simulation.capacity_search import drawn_trace
 from fastroof.simulation.trace import Trace
 from fastroof.simulation.workload import DEFAULT_REQUESTS, Workload
-from fastroof.simulation.workload_rates import MOST_HOURS, SECONDS_PER_HOUR
+from fastroof.simulation.workload_rates import MOST_HOURS
+from fastroof.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

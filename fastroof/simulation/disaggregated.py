@@ -16,7 +16,7 @@ from fastroof.errors import SimulationError
 from fastroof.simulation.engine import Outcomes
 from fastroof.simulation.pool_runs import PooledOutcomes, run_pools
 from fastroof.simulation.pools import Link, Pool, pools_too_long
-from fastroof.simulation.prompt_tree import PREFIX_CACHES, source_of_hits
+from fastroof.simulation.prompt_tree import source_of_hits
 from fastroof.simulation.replicas import engines_of
 from fastroof.simulation.requests import request_table
 from fastroof.simulation.settings import EngineSettings, running_tokens
@@ -249,7 +249,6 @@ def simulate_disaggregated(
     from fastroof.plan.compile import check_plan
 
     one_of("on_too_long", on_too_long, ON_TOO_LONG, SimulationError)
-    one_of("prefix_cache", prefix_cache, PREFIX_CACHES, SimulationError)
     for name, plan in (("prefill_plan", prefill_plan), ("decode_plan", decode_plan)):
         check_plan(name, plan, SimulationError)
     for name, settings in (("prefill", prefill), ("decode", decode)):

@@ -88,7 +88,11 @@ class Passage:
     def in_sent_order(self, outcomes: Outcomes) -> Outcomes:
         """Return outcomes in the order in which clients sent the requests."""
         names = ("first_us", "last_us", "preemptions", "status", "replica", "cached_tokens")
-        return outcomes._replace(**{name: self.placed(getattr(outcomes, name)) for name in names})
+        tiers = outcomes.tiers
+        if tiers is not None:
+            tiers = tiers._replace(tokens=self.placed(tiers.tokens))
+        placed = {name: self.placed(getattr(outcomes, name)) for name in names}
+        return outcomes._replace(**placed, tiers=tiers)
 
     def placed(self, values: Any) -> Any:
         """Reorder values of the scheduler's requests to the order in which clients sent them."""

@@ -56,7 +56,7 @@ from fastroof.simulation.replicas import (
 )
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.trace import Trace
-from fastroof.simulation.trace_sessions import places_of
+from fastroof.simulation.trace_checks import ids_at
 from fastroof.units import US_PER_S
 
 
@@ -71,15 +71,13 @@ class PooledOutcomes(NamedTuple):
 
 
 def _part(trace: Trace, kept: Any, *, with_ids: bool = False) -> Trace:
-    """Return some requests, with given prefix hits and, if asked, the ids of blocks."""
+    """Return some requests, with given prefix hits and, if asked, what a prefix cache finds them by."""
     ids: dict[str, Any] = {}
     if with_ids and trace.hash_ids is not None and trace.hash_offsets is not None:
-        counts = np.diff(trace.hash_offsets)[kept]
-        ids = {
-            "hash_ids": trace.hash_ids[places_of(trace.hash_offsets[:-1][kept], counts)],
-            "hash_offsets": np.concatenate([[0], np.cumsum(counts)]),
-            "hash_block_size": trace.hash_block_size,
-        }
+        found, offsets = ids_at(trace.hash_ids, trace.hash_offsets, kept)
+        ids = {"hash_ids": found, "hash_offsets": offsets, "hash_block_size": trace.hash_block_size}
+    if with_ids and trace.history_tokens is not None:
+        ids["history_tokens"] = trace.history_tokens[kept]
     return Trace(
         trace.arrival_s[kept],
         trace.input_tokens[kept],

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.simulation.trace import Trace
-from fastroof.simulation.trace_sessions import places_of
+from fastroof.simulation.trace_checks import ids_at
 from fastroof.simulation.workload import Workload
 
 if TYPE_CHECKING:
@@ -104,12 +104,11 @@ def _ids_of_laps(trace: Trace, lap: Longs, place: Longs) -> dict[str, Any]:
     """Return the hash_ids of requests at ``place`` of a trace, which no two laps have in common."""
     if trace.hash_ids is None or trace.hash_offsets is None:
         return {}
-    counts = np.diff(trace.hash_offsets)[place]
     distinct, of_id = np.unique(trace.hash_ids, return_inverse=True)
-    ids = of_id[places_of(trace.hash_offsets[:-1][place], counts)]
+    ids, offsets = ids_at(of_id, trace.hash_offsets, place)
     return {
-        "hash_ids": ids + np.repeat((lap - lap[0]) * len(distinct), counts),
-        "hash_offsets": np.concatenate([[0], np.cumsum(counts)]),
+        "hash_ids": ids + np.repeat((lap - lap[0]) * len(distinct), np.diff(offsets)),
+        "hash_offsets": offsets,
         "hash_block_size": trace.hash_block_size,
     }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastroof.arrays import Array, Bools
+from fastroof.arrays import Array, Bools, Longs
 from fastroof.checks import is_whole_number, shown, whole_number
 from fastroof.errors import TraceError
 from fastroof.given_arrays import number_array, refused
@@ -51,11 +51,15 @@ def sorted_by_arrival(arrays: dict[str, Any]) -> dict[str, Any]:
     if "parents" in arrays:
         sorted_rows |= trace_sessions.reordered(order, arrays["parents"], arrays["parent_offsets"])
     if "hash_ids" in arrays:
-        starts, counts = arrays["hash_offsets"][:-1][order], np.diff(arrays["hash_offsets"])[order]
-        offsets = np.concatenate([[0], np.cumsum(counts)])
-        places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
-        sorted_rows |= {"hash_ids": arrays["hash_ids"][places], "hash_offsets": offsets}
+        ids, offsets = ids_at(arrays["hash_ids"], arrays["hash_offsets"], order)
+        sorted_rows |= {"hash_ids": ids, "hash_offsets": offsets}
     return sorted_rows | {"order": order}
+
+
+def ids_at(ids: Longs, offsets: Longs, rows: Longs) -> tuple[Longs, Longs]:
+    """Return the ids of some requests' blocks, in the order of ``rows``, and where each one's begin."""
+    counts = np.diff(offsets)[rows]
+    return ids[trace_sessions.places_of(offsets[:-1][rows], counts)], np.append(0, np.cumsum(counts))
 
 
 def is_text(name: str) -> bool:

@@ -23,7 +23,6 @@ from fastroof.simulation.workload_lengths import (
     parse_lengths,
 )
 from fastroof.simulation.workload_rates import (
-    SECONDS_PER_HOUR,
     by_hours,
     checked_hourly,
     checked_ramp,
@@ -32,6 +31,7 @@ from fastroof.simulation.workload_rates import (
     unit_arrivals,
 )
 from fastroof.simulation.workload_sessions import NO_DELAY, Delay, Turns, parse_delay, session_starts
+from fastroof.units import SECONDS_PER_HOUR
 
 ARRIVALS: Final = ("poisson", "gamma", "constant", "ramp", "hourly", "closed")
 """Kinds of arrivals."""

@@ -46,7 +46,6 @@ def ramped(unit: Floats, rates_per_s: tuple[float, ...]) -> Floats:
     return np.maximum.accumulate(part * part_s + np.minimum(within_s, part_s) + after_s)
 
 
-SECONDS_PER_HOUR: Final = 3600
 MOST_HOURS: Final = 366 * 24
 
 

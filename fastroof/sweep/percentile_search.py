@@ -26,6 +26,7 @@ from fastroof.sweep.percentile_capacity import (
     weights,
     why_not_simulated,
 )
+from fastroof.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
     from fastroof.sweep.kind import GpuTables
@@ -240,7 +241,7 @@ class PercentileSearch:
             "tokens_per_s": tokens_per_s,
             "tokens_per_s_per_gpu": per_gpu,
             "tokens_per_s_per_user": None if tpot_ms is None else 1e3 / tpot_ms,
-            "cost_per_million_tokens": None if price is None else price / 3600.0 * 1e6 / per_gpu,
+            "cost_per_million_tokens": None if price is None else price / SECONDS_PER_HOUR * 1e6 / per_gpu,
         }
         return {**alike, **changed}, most._replace(clients=clients)
 

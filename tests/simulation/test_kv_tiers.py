@@ -301,6 +301,29 @@ def test_answers_are_found_where_they_are_stored(plan):
     assert found["prompts"] == 8
 
 
+def test_requests_that_overtake_others_in_the_front_end_have_their_own_tokens(h100):
+    """Long prompts take longer to tokenize, so that the engine sees another order than clients."""
+    rng = np.random.default_rng(1)
+    blocks = [
+        [1000 * talk + at for at in range(int(rng.integers(1, 20)))] for talk in rng.integers(0, 30, 300)
+    ]
+    trace = Trace(
+        np.sort(rng.uniform(0, 6, 300)),
+        [512 * len(one) for one in blocks],
+        rng.integers(1, 40, 300),
+        hash_ids=np.concatenate(blocks),
+        hash_offsets=np.cumsum([0, *map(len, blocks)]),
+        hash_block_size=512,
+    )
+    behind = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
+    sim = fastroof.simulate(behind, trace, num_gpu_blocks=9000, kv_tiers="host:50GB:50GB/s")
+    cached, host = (sim.requests[name].to_numpy() for name in ("cached_tokens", "tokens_from_host"))
+    assert (np.diff(sim.requests["ttft_ms"].to_numpy()) < 0).any()
+    assert host.sum() == sim.summary()["kv_tiers"]["tiers"][0]["found_tokens"] > 0
+    assert (host <= cached).all()
+    assert (cached < trace.input_tokens).all()
+
+
 def test_replicas_have_tiers_of_their_own_and_ranks_share_one(plan):
     trace = talk()
     sim = fastroof.simulate(plan, trace, **FOUR, replicas=2, kv_tiers="host:1GB:1GB/s")

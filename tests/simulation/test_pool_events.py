@@ -251,6 +251,18 @@ def test_without_feedback_event_by_event_is_one_pool_after_the_other() -> None:
         assert one.outcomes.series.sum(0) == pytest.approx(other.outcomes.series.sum(0), rel=1e-9)
 
 
+@pytest.mark.parametrize("timeout_s", [math.inf, 1e6])
+def test_common_starts_of_prompts_are_found_with_and_without_feedback(timeout_s: float) -> None:
+    count = 40
+    trace = Trace(np.arange(count) / 5, np.full(count, 200), np.full(count, 3))
+    shared = replace(trace, history_tokens=np.full(count, 160, np.int32))
+    pool = roomy_pool(timeout_s=timeout_s)
+    found = run_pools(pool._replace(prefix_cache=LRU), pool, shared).outcomes.cached_tokens
+    assert found is not None
+    # the first one finds nothing
+    assert found.tolist() == [0] + [160] * (count - 1)
+
+
 # -- what pools keep to ---------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from fastroof.arrays import Floats, Longs
 from fastroof.report.html.document import checked_page_path, write_page
 from fastroof.report.html.page import rounded
 from fastroof.simulation.requests import checked_limits
-from fastroof.units import GB, US_PER_S
+from fastroof.units import GB, SECONDS_PER_HOUR, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.simulation.requests import RequestTimes
@@ -305,7 +305,7 @@ def _percent(share: float) -> str:
 def _duration(seconds: float) -> str:
     """Format a duration in seconds, and in hours where these are many."""
     words = f"{_number(seconds)} s"
-    return f"{_number(seconds / 3600.0, 2)} h ({words})" if seconds >= _MANY_SECONDS else words
+    return f"{_number(seconds / SECONDS_PER_HOUR, 2)} h ({words})" if seconds >= _MANY_SECONDS else words
 
 
 def _notes(sim: Simulation, answers: Mapping[str, Any]) -> list[str]:

@@ -29,9 +29,8 @@ from fastroof.sweep.deployments.spec import DeploymentSpec
 from fastroof.sweep.kind import GpuTables
 from fastroof.sweep.unit_plans import Lost, lost, plan_columns, unit_plan
 from fastroof.sweep.units import PlanKey, UnitResult, WorkUnit
-from fastroof.units import US_PER_MS, US_PER_S
+from fastroof.units import SECONDS_PER_HOUR, US_PER_MS, US_PER_S
 
-SECONDS_AN_HOUR = 3600.0
 TOKENS_A_PRICE = 1e6
 MORE_TOKENS = 8
 """Extra tokens of a plan: a full step's tokens are a sum of floats, which may round above the budget."""
@@ -117,7 +116,7 @@ def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -
         transfer_us_per_token=a_sequence.token_bytes / (link * plan.tp * plan.layout.pp) * US_PER_S,
         us_per_ms=US_PER_MS,
         us_per_s=US_PER_S,
-        gpu_price=math.nan if price is None else price / SECONDS_AN_HOUR * TOKENS_A_PRICE,
+        gpu_price=math.nan if price is None else price / SECONDS_PER_HOUR * TOKENS_A_PRICE,
         ttft_ms=limit(limits.ttft_ms),
         # both means are equal
         tpot_ms=min(limit(limits.tpot_ms), limit(limits.itl_ms)),
