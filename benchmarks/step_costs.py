@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,12 +25,12 @@ import numba
 import numpy as np
 
 import fastroof
-from benchmarks.table import where_measured, write_between
+from benchmarks.table import print_table
 from fastroof.backends.c import export_c
 from fastroof.backends.dynamo import write_dynamo_profile
 from fastroof.backends.serve.client import PlanClient
 from fastroof.backends.sglang import StepTimePredictor
-from fastroof.bench import Baseline, Setup, Workload, measure, new_setup, this_machine
+from fastroof.bench import Baseline, Setup, Workload, measure
 from fastroof.bench.timing import NS_PER_S, time_of_ns
 
 REQUESTS: Final = 32
@@ -474,26 +473,8 @@ def lines(setup: Setup, rounds: int, names: Sequence[str] = ()) -> Iterator[str]
 def main() -> None:
     """Print the table and the machine."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step_costs", description=__doc__)
-    known = ", ".join(way.name for way in WAYS)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {known}; default all")
-    parser.add_argument("--rounds", type=int, default=60, help="timed rounds after the first call")
-    parser.add_argument("--quick", action="store_true", help="small sizes: a try, no figures")
-    parser.add_argument("--write", action="store_true", help="put the table into fastroof/backends/guide.md")
-    options = parser.parse_args()
-    if unknown := set(options.names) - {way.name for way in WAYS}:
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; ways are {known}")
-    if options.write and (options.quick or options.names):
-        parser.error("--write is for the whole table, measured at full size")
-    setup = new_setup("llama-3.1-8b", "h100", fastroof.load_tables("h100"), quick=options.quick)
-    before = this_machine()
-    printed = []
-    for line in lines(setup, options.rounds, options.names):
-        print(line, flush=True)
-        printed.append(line)
-    where = f"{where_measured(before)}; the least of {options.rounds} rounds."
-    print(f"\n{where}")
-    if options.write:
-        write_between(GUIDE, "\n".join([*printed, "", *textwrap.wrap(where, 115)]), "costs")
+    known = [way.name for way in WAYS]
+    print_table(parser, known, lines, GUIDE, "costs", 60, "the least of {rounds} rounds.")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -129,34 +129,42 @@ def _baselines(done: Measured) -> str:
     return ", ".join(words) or "-"
 
 
-def main() -> None:
-    """Print the table and the machine."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=__doc__)
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"of {', '.join(row.name for row in ROWS)}; default all"
-    )
-    parser.add_argument("--rounds", type=int, default=7, help="timed rounds after the first call")
+def print_table(
+    parser: argparse.ArgumentParser,
+    known: Sequence[str],
+    table: Callable[[Setup, int, list[str]], Iterator[str]],
+    page: Path,
+    mark: str,
+    rounds: int,
+    how: str,
+) -> None:
+    """Print a table as it is measured, then the machine and how; ``--write`` puts them into a page."""
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; default all")
+    parser.add_argument("--rounds", type=int, default=rounds, help="timed rounds after the first call")
     parser.add_argument("--quick", action="store_true", help="small sizes: a try, no figures")
-    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {page.name}")
     options = parser.parse_args()
-    unknown = set(options.names) - {row.name for row in ROWS}
-    if unknown:
-        parser.error(f"no such workload: {', '.join(sorted(unknown))}")
+    if unknown := set(options.names) - set(known):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; valid names are {', '.join(known)}")
     if options.write and (options.quick or options.names):
         parser.error("--write is for the whole table, measured at full size")
     setup = new_setup("llama-3.1-8b", "h100", fastroof.load_tables("h100"), quick=options.quick)
     before = this_machine()
     printed = []
-    for line in lines(setup, options.rounds, options.names):
+    for line in table(setup, options.rounds, options.names):
         print(line, flush=True)
         printed.append(line)
-    where = (
-        f"{where_measured(before)}; medians of {options.rounds} rounds, baselines by turns with the work; "
-        "one thread where none are named."
-    )
+    where = f"{where_measured(before)}; {how.format(rounds=options.rounds)}"
     print(f"\n{where}")
     if options.write:
-        write_between(README, "\n".join([*printed, "", *textwrap.wrap(where, 115)]), "table")
+        write_between(page, "\n".join([*printed, "", *textwrap.wrap(where, 115)]), mark)
+
+
+def main() -> None:
+    """Print the table and the machine."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=__doc__)
+    how = "medians of {rounds} rounds, baselines by turns with the work; one thread where none are named."
+    print_table(parser, [row.name for row in ROWS], lines, README, "table", 7, how)
 
 
 def where_measured(before: Machine) -> str:

@@ -60,6 +60,11 @@ class FrontEnd:
         """Time of a request, of a prompt token, and of a request on the API server, us."""
         return self.request_ms * US_PER_MS, self.token_us, self.server_ms * US_PER_MS
 
+    def alone_us(self, tokens: Any) -> Any:
+        """Return the time of requests of some prompt tokens that share the API server with no other, us."""
+        request_us, token_us, server_us = self.times_us
+        return request_us + server_us + token_us * tokens
+
     def words(self) -> str:
         """Return the times in words; ``nothing`` without any."""
         parts = (

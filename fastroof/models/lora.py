@@ -238,6 +238,13 @@ class Lora:
         return f"{self.rank}{most}{targets}"
 
 
+def lora_settings(
+    lora: Lora | str | int | None, rules: LoraRules, engine: str, roles: Iterable[str]
+) -> dict[str, Any]:
+    """Return adapters as settings of an engine's command, for a model with layers of these roles."""
+    return {} if lora is None else Lora.of(lora).in_engine(rules, engine).launch_settings(roles)
+
+
 class Adapters(NamedTuple):
     """How an engine runs the adapters of a model."""
 

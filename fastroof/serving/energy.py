@@ -50,8 +50,7 @@ def check_energy(with_energy: bool, plan: StepPlan, tokens: int) -> None:
 
 def load_watts(plan: StepPlan, load: MeanLoad, is_prefill_first: bool) -> Floats:
     """Mean power of a GPU under loads, W, idle time included."""
-    front = plan.profile.front_end.times_us
-    front_us = front[0] + front[1] * load.isl + front[2]
+    front_us = plan.profile.front_end.alone_us(load.isl)
     nothing = np.zeros(len(load.decodes))
     # one client with an output of one token: all steps are chunks of its prompt
     is_single = (load.decode_us == 0.0) & (load.mixed_us == 0.0)

@@ -20,7 +20,7 @@ from fastroof.errors import BatchError, ModelError, PlanError
 from fastroof.models import ModelSpec, load_model
 from fastroof.models.layout import TP_SIZES
 from fastroof.models.load import published_checkpoint
-from fastroof.models.lora import Lora
+from fastroof.models.lora import lora_settings
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.curves import DatasheetCurves
 from fastroof.plan.memory import NO_DRAFTS, PlanMemory, most_that_start
@@ -458,17 +458,8 @@ def _settings(
         balance_steps=plan.profile.data_parallel.balance_steps,
         pauses=plan.profile.scheduling.pauses_on,
         kv_cache_bytes=round(memory.cache_gib * GIB),
-        **_lora_settings(plan, asked),
+        **lora_settings(asked.options.get("lora"), plan.profile.lora, plan.engine, plan.model.linear_roles),
     )
-
-
-def _lora_settings(plan: StepPlan, asked: _Question) -> dict[str, Any]:
-    """Return the settings of LoRA adapters, if the question has some."""
-    lora = asked.options.get("lora")
-    if lora is None:
-        return {}
-    held = Lora.of(lora).in_engine(plan.profile.lora, plan.engine)
-    return held.launch_settings(plan.model.linear_roles)
 
 
 def _changes(

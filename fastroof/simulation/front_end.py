@@ -107,7 +107,7 @@ def passage(front_end: FrontEnd, trace: Trace, servers: int, least_us: float = 0
     if front_end.adds_nothing:
         return Passage(trace, trace)
     request_us, token_us, server_us = front_end.times_us
-    mean_us = request_us + server_us + token_us * float(trace.input_tokens.mean())
+    mean_us = front_end.alone_us(float(trace.input_tokens.mean()))
     if trace.is_closed:
         # all clients start together
         clients = min(int(trace.clients or 0), len(trace))

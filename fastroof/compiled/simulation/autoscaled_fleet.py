@@ -19,7 +19,6 @@ from fastroof.compiled.simulation.autoscaling import (
     wake,
 )
 from fastroof.compiled.simulation.ranks import (
-    group_next_us,
     group_of,
     group_schedule,
     group_step_end,
@@ -35,6 +34,7 @@ from fastroof.compiled.simulation.replicas import (
     engines_each,
     is_less,
     load_of,
+    next_engine,
     outstanding_of,
     push_to_engine,
     ranks_in,
@@ -107,6 +107,24 @@ def _choose(fleet: Fleet, scaler: Scaler, options: EngineOptions, requests: Requ
 
 
 @jit_stateful
+def _route(
+    fleet: Fleet,
+    scaler: Scaler,
+    options: EngineOptions,
+    requests: Requests,
+    replica_of: Ints,
+    request: int,
+    now_us: float,
+) -> int:
+    """Choose the engine that a request goes to now, and note its replica."""
+    wake(scaler, now_us)
+    replica = _choose(fleet, scaler, options, requests, request)
+    scaler.counts[ROUTED] += 1
+    replica_of[request] = replica
+    return int(engine_in(fleet, replica))
+
+
+@jit_stateful
 def autoscaled_run(
     arena: Floats,
     options: EngineOptions,
@@ -140,11 +158,8 @@ def autoscaled_run(
         code = _advance_up(arena, options, fleet, scaler, requests, served, record, now_us)
         if code != 0:
             return int(code)
-        wake(scaler, now_us)
-        replica = _choose(fleet, scaler, options, requests, request)
-        push_to_engine(fleet, requests, engine_in(fleet, replica), request)
-        scaler.counts[ROUTED] += 1
-        replica_of[request] = replica
+        engine = _route(fleet, scaler, options, requests, replica_of, request, now_us)
+        push_to_engine(fleet, requests, engine, request)
     close(fleet, scaler)
     return 0
 
@@ -152,7 +167,7 @@ def autoscaled_run(
 @jit_stateful
 def _are_empty(fleet: Fleet) -> bool:
     """Whether all replicas are empty."""
-    for replica in range(len(fleet.router.pushed) // engines_each(fleet)):  # noqa: SIM110 (loops compile no generators)
+    for replica in range(len(fleet.router.pushed) // engines_each(fleet)):  # noqa: SIM110  Numba takes no generator here
         if not is_empty(fleet, replica):
             return False
     return True
@@ -165,11 +180,8 @@ def _route_until(
     """Route every request that comes by now."""
     while coming_us(requests) <= now_us:
         request = pop_coming(requests)
-        wake(scaler, now_us)
-        replica = _choose(fleet, scaler, options, requests, request)
-        send_to_engine(fleet, requests, engine_in(fleet, replica), request)
-        scaler.counts[ROUTED] += 1
-        replica_of[request] = replica
+        engine = _route(fleet, scaler, options, requests, replica_of, request, now_us)
+        send_to_engine(fleet, requests, engine, request)
 
 
 @jit_stateful
@@ -193,15 +205,7 @@ def autoscaled_feedback_run(
     while True:
         if options.stop[0] != 0:
             return CODE_STOPPED
-        first = 0
-        now_us = math.inf
-        for engine in range(len(fleet.router.pushed)):
-            next_us = group_next_us(
-                ranks_in(fleet, engine), options, group_of(fleet.groups, engine), requests, served
-            )
-            if next_us < now_us:
-                first = engine
-                now_us = next_us
+        first, now_us = next_engine(fleet, options, requests, served)
         at_us = coming_us(requests)
         if at_us == math.inf and now_us == math.inf:
             close(fleet, scaler)

@@ -24,7 +24,6 @@ from fastroof.compiled.simulation.ranks import (
     GROUP_IN_FLIGHT,
     GROUP_OLDEST,
     SENT,
-    group_next_us,
     group_of,
     group_schedule,
     group_step_end,
@@ -35,6 +34,7 @@ from fastroof.compiled.simulation.replicas import (
     Fleet,
     choose_replica,
     engine_in,
+    next_engine,
     ranks_in,
     release_clients,
     restart_fleet,
@@ -103,14 +103,8 @@ class Pool(NamedTuple):
 
 @jit_stateful_inline
 def _next_engine(pool: Pool) -> tuple[int, float]:
-    """Return the engine with the next event, the first of equals, and its time, us, or inf."""
-    first, now_us = 0, math.inf
-    for engine in range(len(pool.least_us)):
-        group = group_of(pool.fleet.groups, engine)
-        next_us = group_next_us(ranks_in(pool.fleet, engine), pool.options, group, pool.requests, pool.served)
-        if next_us < now_us:
-            first, now_us = engine, next_us
-    return first, now_us
+    """Return a pool's engine with the next event, and its time."""
+    return next_engine(pool.fleet, pool.options, pool.requests, pool.served)
 
 
 @jit_stateful

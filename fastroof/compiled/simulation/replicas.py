@@ -353,6 +353,20 @@ def send_to_engine(fleet: Fleet, requests: Requests, engine: int, request: int) 
     fleet.router.pushed_tokens[engine] += requests.input_tokens[request]
 
 
+@jit_stateful_inline
+def next_engine(
+    fleet: Fleet, options: EngineOptions, requests: Requests, served: Served
+) -> tuple[int, float]:
+    """Return the engine with the next event, the first of equals, and its time, us, or inf."""
+    first, now_us = 0, math.inf
+    for engine in range(len(fleet.router.pushed)):
+        group = group_of(fleet.groups, engine)
+        next_us = group_next_us(ranks_in(fleet, engine), options, group, requests, served)
+        if next_us < now_us:
+            first, now_us = engine, next_us
+    return first, now_us
+
+
 @jit_stateful
 def _route_until(
     fleet: Fleet, options: EngineOptions, requests: Requests, replica_of: Ints, now_us: float
@@ -385,15 +399,7 @@ def feedback_run(
     while True:
         if options.stop[0] != 0:
             return CODE_STOPPED
-        first = 0
-        now_us = math.inf
-        for engine in range(len(fleet.router.pushed)):
-            next_us = group_next_us(
-                ranks_in(fleet, engine), options, group_of(fleet.groups, engine), requests, served
-            )
-            if next_us < now_us:
-                first = engine
-                now_us = next_us
+        first, now_us = next_engine(fleet, options, requests, served)
         at_us = coming_us(requests)
         if at_us <= now_us and at_us < math.inf:
             _route_until(fleet, options, requests, replica_of, at_us)

@@ -214,10 +214,10 @@ class DeploymentSpec(CandidateSpec):
     @classmethod
     def _check_lora(cls, value: str | None) -> str | None:
         try:
-            _ = value is None or Lora.of(value)
+            # of a folder, what was read: its file may change before the sweep goes on
+            return None if value is None else Lora.of(value).words
         except PlanError as error:
             raise ValueError(str(error)) from None
-        return value
 
     @field_validator("request_rate", mode="before")
     @classmethod

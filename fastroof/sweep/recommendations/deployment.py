@@ -21,10 +21,10 @@ from fastroof.engines.launch import (
     served_name,
 )
 from fastroof.engines.load import version_named
-from fastroof.models import TP_SIZES, ModelSpec, load_model
+from fastroof.models import TP_SIZES, load_model
 from fastroof.models.execution import AUTO
 from fastroof.models.load import Published, published_checkpoint
-from fastroof.models.lora import Lora
+from fastroof.models.lora import lora_settings
 from fastroof.sweep.answers import Choice
 from fastroof.sweep.deployments import DeploymentSpec
 from fastroof.sweep.deployments.kind import DeploymentSweep
@@ -201,15 +201,8 @@ def _settings(
         balance_steps=profile.data_parallel.balance_steps,
         pauses=profile.scheduling.pauses_on,
         role=role,
-        **_lora_settings(spec, model, profile),
+        **lora_settings(spec.lora, profile.lora, profile.name, model.linear_roles),
     )
-
-
-def _lora_settings(spec: DeploymentSpec, model: ModelSpec, profile: EngineProfile) -> dict[str, Any]:
-    """Return the settings of LoRA adapters, if the sweep has some."""
-    if spec.lora is None:
-        return {}
-    return Lora.of(spec.lora).in_engine(profile.lora, profile.name).launch_settings(model.linear_roles)
 
 
 def _context(row: dict[str, Any], longest: int) -> int:
