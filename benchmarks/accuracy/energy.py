@@ -213,7 +213,7 @@ def fitted_draws(rows: Sequence[PowerRows], gpu: GpuSpec) -> tuple[list[FittedDr
 
 
 def shipped(found: FittedDraw) -> bool:
-    """Whether an operator has enough rows for a draw of its own; links have few."""
+    """Whether an operator has enough rows for its own fit; links have few."""
     return found.rows >= LEAST_ROWS or OPERATORS[found.operator].over_link
 
 

@@ -253,7 +253,7 @@ def _tier_facts(tiers: dict[str, Any]) -> list[tuple[str, str]]:
     facts = [("found in", ", ".join(f"{name} {percent(share)}" for name, share in shares.items()))]
     for one in tiers["tiers"]:
         sizes = {key: f"{one[f'{key}_bytes'] / GB:,.4g} GB" for key in ("fetched", "written", "peak")}
-        words = f"{sizes['fetched']} fetched, {sizes['written']} stored, {sizes['peak']} held at most"
+        words = f"{sizes['fetched']} fetched, {sizes['written']} stored, peak {sizes['peak']}"
         facts.append((f"KV tier {one['name']}", words))
     waits = f"{tiers['request_wait_s']:,.4g} s of requests, {tiers['step_wait_s']:,.4g} s of steps"
     return [*facts, ("waits for tiers", waits)]
@@ -412,9 +412,7 @@ def simulate(
     if link is not None and autoscale is not None:
         raise SimulationError("--autoscale starts and stops whole engines: leave out --prefill-replicas")
     if energy and link is not None:
-        raise SimulationError(
-            "--energy does not go with prefill and decode pools: it is of one kind of engine"
-        )
+        raise SimulationError("--energy does not support prefill and decode pools; leave out one of them")
     asked = asked_trace(**workload)
     what = (model, *gpu_and_tables(**measured), settings)
     served = simulated_plan(*what, plan)

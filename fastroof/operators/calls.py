@@ -255,7 +255,7 @@ class HyperConnection:
 
 @dataclass(frozen=True)
 class AdapterGemm:
-    """One of the GEMMs of LoRA adapters next to a layer: each row by the matrix of its own adapter.
+    """One of the GEMMs of LoRA adapters next to a layer: each row by its adapter's matrix.
 
     ``shrink`` multiplies ``inputs`` by matrices of ``slices`` x rank outputs, ``expand`` the rank by
     ``outputs``; ``lookup`` reads a row of an embedding's matrix. Experts have a matrix each, and a token

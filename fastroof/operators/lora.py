@@ -91,7 +91,7 @@ class AdapterGemmOperator(PerRowOperator):
         return float(call.slices * call.inputs * BUFFER_BYTES + 2 * call.outputs * ACTIVATION_BYTES)
 
     def _matrices(self, call: AdapterGemm, rows: Floats) -> Floats:
-        """Number of matrices that some rows use: as many adapters as there are rows at most."""
+        """Number of matrices that some rows use, at most one adapter per row."""
         if call.part == "lookup":
             return np.zeros(len(rows))
         adapters = np.minimum(rows, float(call.adapters))

@@ -63,8 +63,8 @@ class Autoscaler:
     Parameters
     ----------
     metric : {"queue", "concurrency", "kv", "rate"}
-        What is kept at a target per replica: requests that wait; requests that wait or run; the share of the
-        KV cache that requests hold; requests/s since the last check.
+        Metric that the rule holds at a target per replica: requests that wait; requests that wait or run;
+        the share of the KV cache that requests hold; requests/s since the last check.
     target : float
         Its target per replica.
     max_replicas : int

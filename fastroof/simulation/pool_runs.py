@@ -328,7 +328,7 @@ def _decodes_of(prompts: Requests, outputs: Any, again: bool) -> Requests:
 def _loop_pool(
     pool: Pool, requests: Requests, trace: Trace, sent: int, time_scale: float, seed: int
 ) -> loops.Pool:
-    """Return a pool as the loop reads it; its router is sent at most so many requests."""
+    """Return a pool as the loop reads it; its router gets up to ``sent`` requests."""
     routings = POOLED_ROUTINGS if pool.prefix_cache == LRU else ROUTINGS
     one_of("routing", pool.routing, routings, SimulationError)
     rules = rank_rules(pool.plan)

@@ -368,8 +368,8 @@ class Simulation(ArrowRows):
             steps ran; ``warnings``, sentences. With a simulated prefix cache ``prefix_cache``: its
             ``hit_rate``, ``found_tokens`` over ``looked_up_tokens`` of prompts at their first admission;
             ``found_again_tokens``, after preemptions; ``evictions`` of blocks. With KV tiers ``kv_tiers``:
-            shares of prompts found in the GPU and in each of ``tiers``, bytes that it sent, got and lost and
-            had at most, and how long requests and steps waited for them. With sessions
+            shares of prompts found in the GPU and in each of ``tiers``, bytes that it sent, got and lost,
+            its peak, and how long requests and steps waited for them. With sessions
             ``session_e2e_ms``, from the first arrival of a session to its last token, over those whose
             requests all finished; and ``sessions``: how many, ``finished``, ``requests_each``, and
             ``by_turn`` requests, mean tokens, ``ttft_ms`` and ``e2e_ms`` of each (the 32nd: all later ones).

@@ -76,7 +76,7 @@ def steady_run(given: Trace | Workload, requests: int, rate: float | None = None
     """Return a run in which at least ``requests`` count, after a ramp and before a drain.
 
     A workload is drawn; a trace, or a workload whose rate changes over the run, is repeated as a whole. Each
-    repeat has hash_ids of its own: a prefix cache finds in it what it finds in the trace.
+    repeat has separate hash_ids: a prefix cache finds in it what it finds in the trace.
     """
     if isinstance(given, Workload) and given.has_one_rate:
         before, after = math.ceil(RAMP * requests), math.ceil(DRAIN * requests)

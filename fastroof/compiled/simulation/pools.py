@@ -153,7 +153,7 @@ def _drop_due(
     """Drop an engine's requests whose deadline is before now or, unless ``is_strict``, now.
 
     Requests are not in order of their deadlines, so all that the engine has are looked at; that is rare, as
-    ``least_us`` says when there is none.
+    none comes before ``least_us``.
     """
     if pool.least_us[engine] > now_us or link.timeout_us == math.inf:
         return

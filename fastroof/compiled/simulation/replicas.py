@@ -184,7 +184,7 @@ def load_of(fleet: Fleet, options: EngineOptions, requests: Requests, replica: i
     if rule == LEAST_KV:
         return Load(held_blocks(fleet, replica), waiting, running)
     if rule == PREFIX_AWARE:
-        # of equals the one sent fewest requests, so that prompts nobody holds are spread
+        # of equals the one sent fewest requests, so that prompts in no cache are spread
         return Load(_blocks_to_come(fleet, options, requests, replica, request), _sent(fleet, replica), 0)
     return Load(waiting + running, 0, 0)
 

@@ -59,7 +59,7 @@ from fastroof.compiled.steps import PlanParts, open_plan
 
 
 class Pipeline(NamedTuple):
-    """The batches of an engine, each with a state of its own along the first axis, and what they share.
+    """The batches of an engine, each with its own state along the first axis, and what they share.
 
     ``shared`` are scalars of the engine, by the names of a state's. ``queue`` are batches in flight, a ring,
     ``free_us[stage]`` when each stage has ended its last one. ``shares_slots`` is 1 if the number of running

@@ -5,8 +5,8 @@ longest unused first. When it is full the oldest segment loses its last block, a
 
 * A *write-back* tier gets what leaves the tier above it, the GPU's cache for the first, and gives up what is
   in the GPU again. So tiers hold what comes after the GPU's blocks of a segment, in order.
-* A *write-through* tier gets a copy of what nobody holds any more, and keeps it. While blocks are held they
-  are in the GPU, so nothing else can tell that they are not copied sooner.
+* A *write-through* tier gets a copy of what no request holds any more. While blocks are held they are in the
+  GPU, so nothing else can tell that they are not copied sooner.
 
 Whatever is in any of them starts at the root: a chain has no gaps. Each block is fetched from the first tier
 that has it, over that tier's link, which sends one request's blocks after the other's in order of admission;
@@ -167,7 +167,7 @@ def store_evicted(
 def store_freed(
     scalars: Longs, cells: Ints, options: EngineOptions, segment: int, start: int, prompt: int
 ) -> None:
-    """Write blocks through that nobody holds any more, of a request whose prompt has so many blocks."""
+    """Write blocks through that no request holds any more, of one whose prompt has so many blocks."""
     for tier in range(options.num_tiers):
         if _of_tier(options, tier, WRITES) == WRITE_THROUGH:
             high = cells[segment, CACHED]

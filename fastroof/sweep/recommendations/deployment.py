@@ -285,7 +285,7 @@ def _modelled_kernels(
             how = "from the datasheet, not measured"
             error = plan.gpu.datasheet_error
             if MODELLED_FROM in part.source:
-                # a source that says how far it may be off
+                # the source states its error
                 by_how.setdefault(f"from {part.source}", {})[part.name] = None
                 continue
             if part.source in scaled:
