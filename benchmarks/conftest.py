@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from fastroof.bench.timing import NS_PER_S, check_agreement, rate_of, seconds_of
 from tests.selection import pytest_xdist_auto_num_workers  # noqa: F401
 
 # what ships is timed, whatever the machine has besides
+_NO_TABLES = tempfile.TemporaryDirectory(prefix="fastroof-tables-")
+os.environ["FASTROOF_TABLES"] = _NO_TABLES.name
 os.environ["FASTROOF_TABLES_IMPORT"] = "never"
 
 ROUNDS = 5
