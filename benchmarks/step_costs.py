@@ -300,7 +300,7 @@ def in_c(setup: Setup, stack: ExitStack) -> Workloads:
 
     def workload(kind: str, count: int, expected: Any) -> Workload:
         def run() -> float:
-            command = [folder / "loop", plan_file, kind, str(count)]
+            command = [str(folder / "loop"), str(plan_file), kind, str(count)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             took_s, clock_us = map(float, done.stdout.split())
             # a running sum adds in the order of the loop

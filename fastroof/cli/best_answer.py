@@ -1,4 +1,4 @@
-"""The answer of ``fastroof best``: what to run, why, the runners-up, or the nearest deployment."""
+"""The answer of ``fastroof best``: what to run and how, why, the runners-up, or the nearest deployment."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.cli.output import UNLIMITED_WIDTH, console, percent, print_table
+from fastroof.cli.output import UNLIMITED_WIDTH, console, counted, percent, print_table
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fastroof.engines.launch import Command
+    from fastroof.sweep import Deployment
     from fastroof.sweep.answers import Answer, Choice, Margin
 
 _EQUAL: Final = 1e-8
@@ -27,6 +31,10 @@ _OBJECTIVES: Final = {
     "cost_per_million_tokens": "cost of 1M tokens",
     "joules_per_token": "J per output token",
 }
+_CONFIG: Final = "engine.yaml"
+_INDENT: Final = "  "
+_COMMAND_WIDTH: Final = 76
+_ROLES: Final = {"server": "it", "prefill": "a worker that prefills", "decode": "a worker that decodes"}
 
 
 def say(text: str, indent: int = 0) -> None:
@@ -259,3 +267,87 @@ def _cells(choice: Choice, limits: Sequence[str]) -> list[str]:
     cells += [f"{choice.objective:,.4g}", behind]
     cells += [f"{margins[name].value:,.4g}" if name in margins else "" for name in limits]
     return [*cells, percent(row["kv_share"]), row["bound"]]
+
+
+def print_how_to_run(deployment: Deployment) -> None:
+    """Print the commands of a deployment."""
+    price = deployment.price
+    if price is not None:
+        say(
+            f"costs {price.an_hour:,.4g} an hour: {price.of_output:,.4g} for 1M output tokens, "
+            f"{price.of_all:,.4g} for 1M tokens of prompts and outputs"
+        )
+    for role, command in deployment.servers.items():
+        copies = _copies_words(deployment, role)
+        say(f"to run {_ROLES[role]}, {copies}:")
+        _print_command(command)
+        if command.config:
+            from fastroof.sweep.recommendations.manifests import yaml_documents
+
+            say(f"with {_CONFIG}:")
+            _print_indented(yaml_documents(command.config))
+    if deployment.benchmark is not None:
+        rate, row = deployment.benchmark_rate, deployment.row
+        load = f"{rate:,.4g} requests/s" if rate else f"{deployment.benchmark_clients:,}"
+        if deployment.copies > 1:
+            load += f" of the {row['requests_per_s']:,.4g}" if rate else f" of the {row['concurrency']:,.0f}"
+        say(f"to check it, one copy with {load}{'' if rate else ' clients'}:")
+        _print_command(deployment.benchmark)
+    for note in deployment.notes:
+        say(note)
+    console().print()
+
+
+def _copies_words(deployment: Deployment, role: str) -> str:
+    row = deployment.row
+    copies = {"server": deployment.copies, "prefill": row["prefill_workers"], "decode": row["decode_workers"]}
+    each = counted(deployment.gpus_each, "GPU")
+    return f"on {each}" if copies[role] == 1 else f"{copies[role]} times, each on {each}"
+
+
+def _print_command(command: Command) -> None:
+    out = console()
+    width = _COMMAND_WIDTH if out.width >= UNLIMITED_WIDTH else min(out.width - len(_INDENT), 118)
+    _print_indented(command.shell(_CONFIG if command.config else "", width=width))
+
+
+def _print_indented(text: str) -> None:
+    out = console()
+    out.print()
+    for line in text.splitlines():
+        out.print(f"{_INDENT}{line}", soft_wrap=True)
+    out.print()
+
+
+def print_saved(written: list[Path]) -> None:
+    """Print which files were written."""
+    folder = written[0].parent
+    say(f"written to {folder}: {', '.join(str(path.relative_to(folder)) for path in written)}")
+
+
+def deployment_document(deployment: Deployment | None) -> dict[str, Any] | None:
+    """Return how to run a deployment, for JSON."""
+    if deployment is None:
+        return None
+    engine = deployment.engine
+
+    def words(command: Command) -> dict[str, Any]:
+        return {
+            "command": command.words(_CONFIG if command.config else ""),
+            "config": dict(command.config) or None,
+        }
+
+    return {
+        "checkpoint": deployment.checkpoint.name,
+        "engine": None if engine is None else engine.title,
+        "release": None if engine is None else engine.release,
+        "image": None if engine is None else engine.image,
+        "copies": deployment.copies,
+        "gpus_each": deployment.gpus_each,
+        "servers": {role: words(command) for role, command in deployment.servers.items()},
+        "benchmark": None if deployment.benchmark is None else words(deployment.benchmark),
+        "benchmark_clients": deployment.benchmark_clients,
+        "benchmark_rate": deployment.benchmark_rate,
+        "price": None if deployment.price is None else deployment.price._asdict(),
+        "notes": list(deployment.notes),
+    }
