@@ -225,7 +225,7 @@ class Fleet(NamedTuple):
         try:
             context = typer.main.get_command(app).make_context("simulate", shlex.split(text))
         except (ValueError, UsageError) as error:
-            said = (str(error) or error.args[0]).strip().rstrip(".")
+            said = getattr(error, "format_message", error.__str__)().strip().rstrip(".")
             raise SimulationError(
                 f"{said[:1].lower()}{said[1:]}, in {shown(text)}; valid: --replicas, --router, --autoscale, "
                 "--prefill-replicas and the others of fastroof simulate"
