@@ -1,15 +1,17 @@
-"""Command-line basics: ``--help``, ``--version``, shell completion, errors and exit codes.
+"""Command-line basics: ``--help``, ``--version``, shell completion, errors, exit codes and groups of options.
 
-An error is one line on standard error and an exit code, never a traceback.
+An error is one line on standard error and an exit code, never a traceback. ``@taking(plan=OPTIONS)`` replaces
+the parameter ``plan`` of a command by a group's options, which the command then gets as a dict.
 """
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -273,3 +275,41 @@ def help_if_alone(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit
+
+
+Group = Mapping[str, tuple[Any, Any]]
+"""Type and default of each option by the name of its parameter; ... if required."""
+
+GroupValues = dict[str, Any]
+"""Values of a group's options by name."""
+
+
+def taking(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that gives a command groups of options, each replacing the parameter of its name."""
+
+    def with_groups(function: Callable[..., None]) -> Callable[..., None]:
+        parameters: list[inspect.Parameter] = []
+        for one in inspect.signature(function, eval_str=True).parameters.values():
+            if one.name in groups:
+                parameters += [_parameter(name, *option) for name, option in groups[one.name].items()]
+            else:
+                parameters.append(one.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+        def command(**given: Any) -> None:
+            taken = {group: {name: given.pop(name) for name in options} for group, options in groups.items()}
+            function(**given, **taken)
+
+        made: Any = command
+        made.__name__, made.__doc__ = function.__name__, function.__doc__
+        made.__signature__ = inspect.Signature(parameters)
+        made.__annotations__ = {one.name: one.annotation for one in parameters}
+        return command
+
+    return with_groups
+
+
+def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    empty = inspect.Parameter.empty
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=empty if default is ... else default, annotation=kind
+    )

@@ -11,7 +11,6 @@ import typer
 from fastroof.cli.checkout import CheckoutCommand
 from fastroof.cli.gpu_tables import tables_of
 from fastroof.cli.named_plans import DRAFTS
-from fastroof.cli.option_groups import GroupValues, taking
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import print_json
 from fastroof.cli.own_runs import (
@@ -25,6 +24,7 @@ from fastroof.cli.own_runs import (
     own_runs_of,
     print_own_fit,
 )
+from fastroof.command_group import GroupValues, taking
 from fastroof.errors import FastroofError
 
 EPILOG: Final = """\b

@@ -16,19 +16,18 @@ from fastroof.cli.option_groups import (
     ENGINE_FACTS,
     ENGINE_SETTINGS,
     EXECUTION,
-    ROUTER,
     TABLES,
-    GroupValues,
     check_engine,
     engine_settings,
     plan_options,
     simulated_plan,
-    taking,
 )
 from fastroof.cli.options import Json
 from fastroof.cli.output import print_json
 from fastroof.cli.workload_options import WORKLOAD, asked_requests, print_left_out
+from fastroof.command_group import GroupValues, taking
 from fastroof.errors import SimulationError
+from fastroof.simulation.fleet_options import ROUTER
 
 EPILOG: Final = (
     """\b

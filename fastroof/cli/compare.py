@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.option_groups import TABLES, GroupValues, plan_options, taking
+from fastroof.cli.option_groups import TABLES, plan_options
 from fastroof.cli.options import Json, Model
 from fastroof.cli.output import console, counted, print_json, print_table
 from fastroof.cli.workload_options import parse_steps
+from fastroof.command_group import GroupValues, taking
 from fastroof.errors import MissingTableError, PlanError
 from fastroof.units import US_PER_MS
 

@@ -6,15 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.option_groups import (
-    LIMITS,
-    GroupValues,
-    number_or_engine,
-    plan_options,
-    taking,
-)
+from fastroof.cli.option_groups import LIMITS, number_or_engine, plan_options
 from fastroof.cli.options import Gpu, Json, Model
 from fastroof.cli.output import console, print_facts, print_json, print_table
+from fastroof.command_group import GroupValues, taking
 
 if TYPE_CHECKING:
     from fastroof.serving import Fit

@@ -11,8 +11,8 @@ import typer
 from fastroof.acceptance import MTP, parse_accepted
 from fastroof.checks import unknown_word
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.option_groups import Group, GroupValues
 from fastroof.cli.options import GPU_NAMES
+from fastroof.command_group import Group, GroupValues
 from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.errors import BatchError, PlanError
 from fastroof.plan.options import OPTIONS

@@ -1,34 +1,26 @@
 """Option groups that several commands share, each defined once.
 
 A plan option is a field of :class:`fastroof.plan.options.PlanOptions`: its name, default, help text and unit
-are read from there. ``@taking(plan=plan_options())`` replaces the parameter ``plan`` by the group's options,
-which the command then gets as a dict.
+are read from there.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from fastroof.checks import shown
 from fastroof.cli.options import Gpu, Source, TablesPath
+from fastroof.command_group import Group, GroupValues
 from fastroof.errors import SimulationError, SweepError
 from fastroof.plan.options import OPTIONS
 
 if TYPE_CHECKING:
     from fastroof.engines import EngineProfile
     from fastroof.plan import StepPlan
-    from fastroof.simulation import Link
-
-Group = Mapping[str, tuple[Any, Any]]
-"""Type and default of each option by the name of its parameter; ... if required."""
-
-GroupValues = dict[str, Any]
-"""Values of a group's options by name."""
 
 _TYPES: Final[dict[str, Any]] = {
     "int": int,
@@ -56,37 +48,6 @@ _WHOLE: Final = re.compile(r"[0-9]{1,9}")
 
 ENGINE_OWN: Final = "engine"
 """Value that means the default of the engine's profile."""
-
-
-def taking(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives a command groups of options, each replacing the parameter of its name."""
-
-    def with_groups(function: Callable[..., None]) -> Callable[..., None]:
-        parameters: list[inspect.Parameter] = []
-        for one in inspect.signature(function, eval_str=True).parameters.values():
-            if one.name in groups:
-                parameters += [_parameter(name, *option) for name, option in groups[one.name].items()]
-            else:
-                parameters.append(one.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-
-        def command(**given: Any) -> None:
-            taken = {group: {name: given.pop(name) for name in options} for group, options in groups.items()}
-            function(**given, **taken)
-
-        made: Any = command
-        made.__name__, made.__doc__ = function.__name__, function.__doc__
-        made.__signature__ = inspect.Signature(parameters)
-        made.__annotations__ = {one.name: one.annotation for one in parameters}
-        return command
-
-    return with_groups
-
-
-def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
-    empty = inspect.Parameter.empty
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=empty if default is ... else default, annotation=kind
-    )
 
 
 def plan_options(*, without: Collection[str] = (), only: Collection[str] = ()) -> Group:
@@ -276,46 +237,6 @@ def number_or_engine(option: str, text: str) -> int | None:
     return int(word)
 
 
-ROUTER: Final[Group] = {
-    "router": (
-        Annotated[
-            str,
-            typer.Option(
-                metavar="NAME",
-                help="Routing to replicas: round_robin, least_outstanding, least_load, least_kv, "
-                "power_of_two or, with a simulated prefix cache, prefix_aware.",
-            ),
-        ],
-        "round_robin",
-    ),
-    "prefix_cache": (
-        Annotated[
-            str,
-            typer.Option(
-                metavar="auto|given|lru",
-                help="Prefix cache: hits as the trace gives them, or of a simulated LRU cache by its "
-                "hash_ids or sessions; auto is lru for traces with either.",
-            ),
-        ],
-        "auto",
-    ),
-    "kv_tiers": (
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="TIERS",
-                help="Tiers of KV cache below a simulated prefix cache, with commas between: lmcache-cpu, "
-                "lmcache-disk, vllm-offloading, sglang-hicache, mooncake-store, or another name with its "
-                "size and bandwidth, then latency, write_back, write_through, wait, before_step, by_layer, "
-                "prompts, answers: host:200GB:50GB/s:20us:by_layer.  [default: none]",
-            ),
-        ],
-        None,
-    ),
-}
-"""How requests find a replica, and what is cached in it and below it."""
-
-
 EXECUTION: Final[Group] = {
     "executor": (
         Annotated[str, typer.Option(metavar="local|ray", help="Where a sweep runs.")],
@@ -338,119 +259,3 @@ def check_engine(given: str | None) -> None:
     """Refuse an executor as --engine, which it meant before."""
     if given in ("local", "ray"):
         raise SweepError(f"--engine is the serving engine; --executor {given} says where a sweep runs")
-
-
-POOLS: Final[Group] = {
-    "prefill_replicas": (
-        Annotated[
-            int | None, typer.Option(min=1, help="Number of prefill engines; needs --decode-replicas.")
-        ],
-        None,
-    ),
-    "decode_replicas": (
-        Annotated[int | None, typer.Option(min=1, help="Number of decode engines, each on --tp GPUs.")],
-        None,
-    ),
-    "prefill_tp": (
-        Annotated[
-            int | None, typer.Option(metavar="GPUS", help="GPUs of a prefill engine.  [default: --tp]")
-        ],
-        None,
-    ),
-    "kv_bandwidth": (
-        Annotated[
-            float | None,
-            typer.Option(
-                metavar="GB/S",
-                help="Bandwidth from a prefill GPU to a decode GPU: 50 is a 400 Gb/s NIC.  "
-                "[default: NVLink's]",
-            ),
-        ],
-        None,
-    ),
-    "kv_latency": (
-        Annotated[
-            float | None,
-            typer.Option(metavar="US", help="Latency of each KV cache transfer.  [default: 0]"),
-        ],
-        None,
-    ),
-    "first_token": (
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="transfer|prefill|decode",
-                help="Where the client sees the first token: with the KV cache at the decode engine, at the "
-                "prefill engine, or computed by the decode engine.  [default: transfer]",
-            ),
-        ],
-        None,
-    ),
-    "back_pressure": (
-        Annotated[
-            bool | None,
-            typer.Option(
-                "--back-pressure/--no-back-pressure",
-                help="Keep a prompt's blocks until it is sent, once its decode engine has room.  "
-                "[default: no-back-pressure]",
-            ),
-        ],
-        None,
-    ),
-    "kv_by_layer": (
-        Annotated[
-            bool | None,
-            typer.Option(
-                "--kv-by-layer/--kv-at-once",
-                help="Send each layer's KV cache as soon as it is computed.  [default: kv-at-once]",
-            ),
-        ],
-        None,
-    ),
-}
-"""Engines that only prefill and engines that only decode."""
-
-
-def asked_link(
-    replicas: int,
-    *,
-    prefill_replicas: int | None,
-    decode_replicas: int | None,
-    prefill_tp: int | None,
-    kv_bandwidth: float | None,
-    kv_latency: float | None,
-    first_token: str | None,
-    back_pressure: bool | None,
-    kv_by_layer: bool | None,
-) -> Link | None:
-    """Return the link between pools of engines, None without pools."""
-    from fastroof.simulation import Link
-    from fastroof.units import GB
-
-    given: dict[str, Any] = {
-        "--prefill-tp": prefill_tp,
-        "--kv-bandwidth": kv_bandwidth,
-        "--kv-latency": kv_latency,
-        "--first-token": first_token,
-        "--back-pressure": back_pressure,
-        "--kv-by-layer": kv_by_layer,
-    }
-    if prefill_replicas is None and decode_replicas is None:
-        alone = [name for name, value in given.items() if value is not None]
-        if alone:
-            raise SimulationError(f"{alone[0]} needs --prefill-replicas and --decode-replicas")
-        return None
-    if None in (prefill_replicas, decode_replicas):
-        raise SimulationError("--prefill-replicas and --decode-replicas go together: give both")
-    if replicas != 1:
-        raise SimulationError(
-            f"--replicas {replicas} are engines that prefill and decode; leave it out with "
-            "--prefill-replicas and --decode-replicas"
-        )
-    link = Link(
-        None if kv_bandwidth is None else kv_bandwidth * GB,
-        kv_latency or 0.0,
-        back_pressure=bool(back_pressure),
-        by_layer=bool(kv_by_layer),
-    )
-    return link if first_token is None else link._replace(first_token=first_token)

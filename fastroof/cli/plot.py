@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.option_groups import OUTSIDE_STEPS, TABLES, GroupValues, plan_options, taking
+from fastroof.cli.option_groups import OUTSIDE_STEPS, TABLES, plan_options
 from fastroof.cli.options import Model
-from fastroof.command_group import help_if_alone, warn
+from fastroof.command_group import GroupValues, help_if_alone, taking, warn
 from fastroof.errors import FastroofError, MissingTableError
 
 if TYPE_CHECKING:

@@ -14,15 +14,14 @@ from fastroof.cli.option_groups import (
     LIMITS,
     SCHEDULING,
     TABLES,
-    GroupValues,
     engine_limits,
     number_or_engine,
     plan_options,
-    taking,
 )
 from fastroof.cli.options import Json, Model, warn_beyond_context
 from fastroof.cli.output import console, percent, print_json, print_table
 from fastroof.cli.workload_options import parse_images, parse_sizes
+from fastroof.command_group import GroupValues, taking
 from fastroof.errors import BatchError
 from fastroof.units import GB, US_PER_MS
 

@@ -8,26 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.autoscale_options import AUTOSCALE, asked_autoscaler
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import (
     ENGINE_FACTS,
     ENGINE_SETTINGS,
-    POOLS,
-    ROUTER,
     TABLES,
-    GroupValues,
-    asked_link,
     engine_settings,
     plan_options,
     simulated_plan,
-    taking,
 )
 from fastroof.cli.options import Json, Model, parse_limits, warn_beyond_context
 from fastroof.cli.output import console, percent, print_facts, print_json, print_table, time_words
 from fastroof.cli.workload_options import WORKLOAD, asked_trace, print_left_out
-from fastroof.command_group import warn
+from fastroof.command_group import GroupValues, taking, warn
 from fastroof.errors import SimulationError
+from fastroof.simulation.fleet_options import FLEET, Fleet
 from fastroof.units import GB, US_PER_S
 
 if TYPE_CHECKING:
@@ -49,44 +44,6 @@ _STEPS: Final = {
     "mixed_steps": "decodes and prompts",
     "prefill_steps": "prompts",
 }
-
-
-def simulation_document(sim: Simulation, answers: dict[str, Any]) -> dict[str, Any]:
-    """Return a run and its answers as one JSON document."""
-    plan, trace = sim.plan, sim.trace
-    return {
-        "version": plan.version,
-        "model": plan.model.name,
-        "gpu": plan.gpu.name,
-        "tp": plan.tp,
-        "pp": plan.layout.pp,
-        "dp": plan.layout.dp,
-        "ep": plan.layout.ep,
-        "moe_tp": plan.layout.moe_tp,
-        "dtype": plan.dtype,
-        "kv_dtype": plan.kv_dtype,
-        **plan.lora_facts,
-        **plan.profile.facts,
-        "replicas": sim.replicas,
-        "tables_hash": plan.tables_hash,
-        "trace": {
-            "name": trace.name,
-            "requests": len(trace),
-            "clients": trace.clients,
-            "left_out": trace.left_out,
-            "input_tokens": float(trace.input_tokens.mean()),
-            "output_tokens": float(trace.output_tokens.mean()),
-        },
-        "settings": vars(sim.settings),
-        **answers,
-        "output_tokens_per_s_per_gpu": answers["output_tokens_per_s"] / _mean_gpus(sim, answers),
-    }
-
-
-def _mean_gpus(sim: Simulation, answers: dict[str, Any]) -> float:
-    """Return the GPUs of all engines, the mean of those that an autoscaler holds."""
-    held = answers.get("autoscaling", {}).get("replicas", {}).get("mean", sim.replicas)
-    return float(sim.gpus * held / sim.replicas)
 
 
 def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
@@ -156,7 +113,9 @@ def _ms(value: float) -> str:
 
 
 def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | None) -> list[tuple[str, str]]:
-    gpus = _mean_gpus(sim, answers)
+    from fastroof.simulation.deployment import mean_gpus
+
+    gpus = mean_gpus(sim, answers)
     tokens = answers["output_tokens_per_s"]
     per_gpu = f" ({tokens / gpus:,.0f} a GPU)" if gpus > 1 else ""
     others = [f"{answers[name]:,} {words}" for name, words in _ENDS.items() if answers[name]]
@@ -341,9 +300,7 @@ def register(app: typer.Typer) -> None:
     workload=WORKLOAD,
     plan=plan_options(without=("cp",)),
     given=ENGINE_SETTINGS,
-    routed=ROUTER,
-    scaled=AUTOSCALE,
-    pools=POOLS,
+    asked=FLEET,
     measured=TABLES,
 )
 def simulate(
@@ -352,15 +309,7 @@ def simulate(
     workload: GroupValues,
     plan: GroupValues,
     given: GroupValues,
-    replicas: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Number of engines that share the requests; with --autoscale, at the start."
-        ),
-    ] = 1,
-    routed: GroupValues,
-    scaled: GroupValues,
-    pools: GroupValues,
+    asked: GroupValues,
     too_long: Annotated[
         str,
         typer.Option(metavar="error|reject", help="What to do with requests that never fit the KV cache."),
@@ -395,8 +344,6 @@ def simulate(
     A trace of requests goes through the engine's scheduler step by step, each step timed by the plan:
     percentiles of TTFT, TPOT, ITL and E2E, throughput, goodput, queue, preemptions.
     """
-    import fastroof
-
     limits = parse_limits(slo)
     if requests is not None:
         from fastroof.simulation.requests import checked_requests_path
@@ -407,55 +354,18 @@ def simulate(
 
         checked_page_path(report)
     settings = engine_settings(given)
-    link = asked_link(replicas, **pools)
-    autoscale = asked_autoscaler(scaled)
-    if link is not None and autoscale is not None:
-        raise SimulationError("--autoscale starts and stops whole engines: leave out --prefill-replicas")
-    if energy and link is not None:
+    fleet = Fleet.asked(asked)
+    if energy and fleet.link is not None:
         raise SimulationError("--energy does not support prefill and decode pools; leave out one of them")
-    asked = asked_trace(**workload)
+    trace = asked_trace(**workload)
     what = (model, *gpu_and_tables(**measured), settings)
-    served = simulated_plan(*what, plan)
-    warn_beyond_context(
-        served.model.name,
-        served.model.max_position,
-        int((asked.input_tokens + asked.output_tokens).max(initial=0)),
-    )
-    sim: Simulation
-    if link is None:
-        sim = fastroof.simulate(
-            served,
-            asked,
-            **settings,
-            replicas=replicas,
-            routing=routed["router"],
-            prefix_cache=routed["prefix_cache"],
-            kv_tiers=routed["kv_tiers"],
-            seed=workload["seed"] or 0,
-            on_too_long=too_long,
-            autoscale=autoscale,
-        )
-    elif routed["kv_tiers"] is not None:
-        raise SimulationError("kv_tiers of pools of engines are not simulated; leave out one of them")
-    else:
-        from fastroof.simulation import simulate_disaggregated
-
-        tp = pools["prefill_tp"]
-        first = simulated_plan(*what, {**plan, "tp": tp}) if tp else served
-        sim = simulate_disaggregated(
-            first,
-            served,
-            asked,
-            pools["prefill_replicas"] or 1,
-            pools["decode_replicas"] or 1,
-            link=link,
-            prefill=settings,
-            decode=settings,
-            prefill_routing=routed["router"],
-            decode_routing="least_kv" if routed["router"] == "prefix_aware" else routed["router"],
-            prefix_cache=routed["prefix_cache"],
-            on_too_long=too_long,
-        )
+    served = first = simulated_plan(*what, plan)
+    if tp := asked["prefill_tp"]:
+        first = simulated_plan(*what, {**plan, "tp": tp})
+    longest = int((trace.input_tokens + trace.output_tokens).max(initial=0))
+    warn_beyond_context(served.model.name, served.model.max_position, longest)
+    seed = workload["seed"] or 0
+    sim = fleet.simulate(served, first, trace, settings, seed=seed, on_too_long=too_long)
     answers = sim.summary(**limits, with_range=with_range)
     if energy:
         answers["energy"] = sim.energy()
@@ -466,6 +376,8 @@ def simulate(
 
         write_simulation_report(sim, report, limits=limits, answers=answers)
     if as_json:
+        from fastroof.simulation.deployment import simulation_document
+
         print_json(simulation_document(sim, answers))
         return
     print_simulation(sim, answers)

@@ -10,14 +10,7 @@ import typer
 
 from fastroof.cli.completion import asks_little
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.option_groups import (
-    ENGINE_FACTS,
-    OUTSIDE_STEPS,
-    TABLES,
-    GroupValues,
-    plan_options,
-    taking,
-)
+from fastroof.cli.option_groups import ENGINE_FACTS, OUTSIDE_STEPS, TABLES, plan_options
 from fastroof.cli.options import Json, Model, warn_beyond_context
 from fastroof.cli.output import (
     ORIGIN_WORDS,
@@ -31,7 +24,7 @@ from fastroof.cli.output import (
 )
 from fastroof.cli.workload_options import Requests, parse_images, parse_requests, with_image_tokens
 from fastroof.columns import ORIGINS
-from fastroof.command_group import warn
+from fastroof.command_group import GroupValues, taking, warn
 from fastroof.defaults import DEFAULT_GPU
 from fastroof.errors import PlanError
 from fastroof.plan.options import LEAST_TOKENS

@@ -17,7 +17,7 @@ import typer
 from fastroof.cli.checkout import CheckoutCommand
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.named_plans import DRAFTS
-from fastroof.cli.option_groups import ENGINE, GroupValues, taking
+from fastroof.cli.option_groups import ENGINE
 from fastroof.cli.options import Gpu, Json, Source, TablesPath
 from fastroof.cli.output import console, counted, print_json, print_table
 from fastroof.cli.own_runs import (
@@ -29,7 +29,7 @@ from fastroof.cli.own_runs import (
     Steps,
     own_runs_of,
 )
-from fastroof.command_group import warn
+from fastroof.command_group import GroupValues, taking, warn
 from fastroof.errors import FastroofError, MissingTableError
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.checks import shown
-from fastroof.cli.option_groups import Group
 from fastroof.cli.output import console, counted
-from fastroof.command_group import warn
+from fastroof.command_group import Group, warn
 from fastroof.errors import BackendError, BatchError, LookupInputError, TraceError
 
 if TYPE_CHECKING:

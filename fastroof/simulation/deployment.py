@@ -1,4 +1,4 @@
-"""Simulate a deployment: :func:`simulate`."""
+"""Simulate a deployment: :func:`simulate`, and its answers as a document."""
 
 from __future__ import annotations
 
@@ -191,3 +191,41 @@ def _autoscaled(rule: Autoscaler, fixed: partial[Any], time_scale: float) -> Sim
         ),
         lambda count: run_replicas(plan, trace, settings, count, routing, time_scale=time_scale, **given),
     )
+
+
+def simulation_document(sim: Simulation, answers: dict[str, Any]) -> dict[str, Any]:
+    """Return a run and its answers as one JSON document."""
+    plan, trace = sim.plan, sim.trace
+    return {
+        "version": plan.version,
+        "model": plan.model.name,
+        "gpu": plan.gpu.name,
+        "tp": plan.tp,
+        "pp": plan.layout.pp,
+        "dp": plan.layout.dp,
+        "ep": plan.layout.ep,
+        "moe_tp": plan.layout.moe_tp,
+        "dtype": plan.dtype,
+        "kv_dtype": plan.kv_dtype,
+        **plan.lora_facts,
+        **plan.profile.facts,
+        "replicas": sim.replicas,
+        "tables_hash": plan.tables_hash,
+        "trace": {
+            "name": trace.name,
+            "requests": len(trace),
+            "clients": trace.clients,
+            "left_out": trace.left_out,
+            "input_tokens": float(trace.input_tokens.mean()),
+            "output_tokens": float(trace.output_tokens.mean()),
+        },
+        "settings": vars(sim.settings),
+        **answers,
+        "output_tokens_per_s_per_gpu": answers["output_tokens_per_s"] / mean_gpus(sim, answers),
+    }
+
+
+def mean_gpus(sim: Simulation, answers: dict[str, Any]) -> float:
+    """Return the GPUs of all engines, the mean of those that an autoscaler holds."""
+    held = answers.get("autoscaling", {}).get("replicas", {}).get("mean", sim.replicas)
+    return float(sim.gpus * held / sim.replicas)

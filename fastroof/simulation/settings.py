@@ -269,17 +269,18 @@ def simulated_steps(
     """Return an upper bound of a simulation's steps, with a router's looks counted as steps."""
     chunks = -(-trace.input_tokens.astype(np.int64) // settings.max_num_batched_tokens)
     steps = int(trace.output_tokens.sum(dtype=np.int64)) + int(chunks.sum())
-    return routed_steps(steps, len(trace), trace.is_closed, replicas, routing, ranks)
+    has_feedback = trace.is_closed or trace.has_parents
+    return routed_steps(steps, len(trace), has_feedback, replicas, routing, ranks)
 
 
 def routed_steps(
-    steps: int, requests: int, is_closed: bool, replicas: int, routing: str = "round_robin", ranks: int = 1
+    steps: int, requests: int, has_feedback: bool, replicas: int, routing: str = "round_robin", ranks: int = 1
 ) -> int:
     """Return :func:`simulated_steps` from the number of requests and their steps on one engine."""
     if replicas == 1:
         return steps * ranks
     looks = replicas * requests
-    if is_closed:
+    if has_feedback:
         steps *= replicas
     elif routing == "round_robin":
         return (steps + looks) * ranks

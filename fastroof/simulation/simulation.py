@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -489,8 +490,13 @@ class Simulation(ArrowRows):
     @lazy_property
     def scaled_runs(self) -> tuple[Outcomes, Outcomes]:
         """The same run with steps one standard error faster, and slower; that error must be known."""
+        run = self._rerun or self._run_engine
+        # each thread sees the stop flag of this call
+        contexts = copy_context(), copy_context()
         with ThreadPoolExecutor(2) as threads:
-            fast, slow = threads.map(self._rerun or self._run_engine, self.step_error.time_scales)
+            fast, slow = threads.map(
+                lambda scale, context: context.run(run, scale), self.step_error.time_scales, contexts
+            )
         return fast, slow
 
     def _run_engine(self, time_scale: float) -> Outcomes:

@@ -51,8 +51,10 @@ def capacity_answer(store: PlanStore, view: View) -> dict[str, Any]:
         raise SimulationError("a capacity needs a limit: set one on TTFT or TPOT")
     prompts, outputs = lengths_written(view)
     workload = Workload(input_tokens=prompts, output_tokens=outputs)
-    plan = store.plan(view, view.capacity_sizes).plan
-    _check_work(plan, workload, view)
+    plan = store.plan(view, view.simulated_sizes).plan
+    drawn = workload.trace(rate=1.0)
+    settings = EngineSettings.of_plan(plan, max_num_batched_tokens=view.max_num_batched_tokens)
+    check_steps(simulated_steps(drawn, settings, ranks=ranks_of(plan)), len(drawn))
     # None selects the engine's default
     options: dict[str, Any] = {"max_num_batched_tokens": view.max_num_batched_tokens}
     options |= {"max_num_seqs": None, "block_size": None, **limits}
@@ -60,13 +62,11 @@ def capacity_answer(store: PlanStore, view: View) -> dict[str, Any]:
     return {**found.document(), "limits": limits, "command": capacity_command(store, view)}
 
 
-def _check_work(plan: StepPlan, workload: Workload, view: View) -> None:
-    drawn = workload.trace(rate=1.0)
-    settings = EngineSettings.of_plan(plan, max_num_batched_tokens=view.max_num_batched_tokens)
-    steps = simulated_steps(drawn, settings, ranks=ranks_of(plan))
+def check_steps(steps: int, requests: int) -> None:
+    """Refuse a simulation of more steps than MOST_STEPS."""
     if steps > MOST_STEPS:
         raise SimulationError(
-            f"{len(drawn):,} requests may take {steps:,} steps, the page's maximum is {MOST_STEPS:,}; use "
+            f"{requests:,} requests may take {steps:,} steps, the page's maximum is {MOST_STEPS:,}; use "
             "shorter outputs or the command line"
         )
 

@@ -48,8 +48,9 @@ def _gpu(store: PlanStore, name: str) -> dict[str, str]:
 
 
 def number_written(value: float) -> str:
-    """Return a number as short as it can be written."""
-    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    """Return a number as short as it can be written without an exponent."""
+    short = f"{value:g}"
+    return short if "e" not in short and float(short) == value else repr(value)
 
 
 def _options(store: PlanStore, view: View, split: dict[str, int] | None = None) -> list[str]:
@@ -135,6 +136,42 @@ def capacity_command(store: PlanStore, view: View) -> str:
     if view.max_num_batched_tokens is not None:
         words += ["--max-num-batched-tokens", str(view.max_num_batched_tokens)]
     return shlex.join(words)
+
+
+def simulation_command(store: PlanStore, view: View, *, with_energy: bool) -> str:
+    """Return the command that simulates the view's traffic."""
+    words = ["fastroof", "simulate", "--model", store.written_model(view.model), *_options(store, view)]
+    words += _overhead(view)
+    prompts, outputs = lengths_written(view)
+    given: dict[str, str | float | None] = {
+        "rate": view.rate,
+        "clients": view.clients,
+        "num_requests": view.num_requests,
+        "input": prompts,
+        "output": outputs,
+        "turns": None if view.turns == 1 else view.turns,
+        "growth": view.growth,
+        "think": view.think_s or None,
+        "kv_tiers": view.kv_tiers,
+        "max_num_batched_tokens": view.max_num_batched_tokens,
+        "slo": ",".join(
+            f"{name.removesuffix('_ms')}={number_written(ms)}" for name, ms in request_limits(view).items()
+        )
+        or None,
+    }
+    for name, value in given.items():
+        if value is not None:
+            written = value if isinstance(value, str) else number_written(value)
+            words += [f"--{name.replace('_', '-')}", written]
+    if not view.prefix_cache:
+        words += ["--prefix-cache", "given", "--cached", "0"]
+    return shlex.join([*words, *shlex.split(view.fleet or ""), *["--energy"] * with_energy])
+
+
+def request_limits(view: View) -> dict[str, float]:
+    """Return the limits of each request, as arguments of :meth:`fastroof.Simulation.summary`."""
+    limits = {"ttft_ms": view.ttft_ms, "tpot_ms": view.tpot_ms}
+    return {name: float(ms) for name, ms in limits.items() if ms is not None}
 
 
 def step_python(store: PlanStore, view: View, clients: int) -> str:

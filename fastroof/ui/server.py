@@ -47,6 +47,7 @@ from fastroof.ui.answers import capacity_answer, layouts_answer, start_answer, s
 from fastroof.ui.commands import choices
 from fastroof.ui.deployment import deployment_answer
 from fastroof.ui.plans import PlanStore
+from fastroof.ui.simulation import simulation_answer
 from fastroof.ui.view import View
 
 HOST: Final = "127.0.0.1"
@@ -116,10 +117,10 @@ def serve_page(
 
 
 MOST_BYTES: Final = 2**12
-"""Maximum size of a view; the longest valid one has an eighth."""
+"""Maximum size of a view; the longest valid one has half."""
 
 MOST_CALLS: Final = 16
-"""Maximum number of concurrent questions; a page has four."""
+"""Maximum number of concurrent questions; a page has six."""
 
 MOST_CALL_S: Final = 300
 """Seconds that a question may take: the first ones wait for tables and for compilation."""
@@ -195,6 +196,7 @@ class PageApp:
                 Route("/ask/layouts", self._question(layouts_answer, self._long), methods=["POST"]),
                 Route("/ask/deployment", self._question(deployment_answer, self._long), methods=["POST"]),
                 Route("/ask/capacity", self._question(capacity_answer, self._long), methods=["POST"]),
+                Route("/ask/simulation", self._question(simulation_answer, self._long), methods=["POST"]),
             ],
             exception_handlers={HTTPException: self._not_routed},
         )
@@ -226,7 +228,7 @@ class PageApp:
         what = f"{request.method} {shown(request.url.path, 80)}"
         message = (
             f"{what} is not served; valid: GET /, /choices, /assets/; "
-            "POST /ask/step, /ask/start, /ask/layouts, /ask/capacity"
+            "POST /ask/step, /ask/start, /ask/layouts, /ask/deployment, /ask/capacity, /ask/simulation"
         )
         return refusal(error.status_code, message, {**dict(error.headers or {}), **HEADERS})
 

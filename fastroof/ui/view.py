@@ -34,16 +34,23 @@ SIZES: Final[dict[str, tuple[int, int]]] = {
     "chunk": (1, 2**16),
     "max_num_batched_tokens": (1, 2**16),
     "gpus": (1, 64),
+    "num_requests": (1, 2**17),
+    "clients": (1, 2**16),
+    "turns": (1, 1000),
+    "growth": (1, 2**20),
 }
 """Valid ranges of whole numbers: larger ones would make the page too slow."""
 
 STEP_SEQS: Final = 1024
 """Default sequences of the plans of `fastroof step` and Python."""
 
-_OPTIONAL: Final = ("kv_len", "chunk", "max_num_batched_tokens")
+_OPTIONAL: Final = ("kv_len", "chunk", "max_num_batched_tokens", "clients", "growth")
 _LIMITS: Final = ("ttft_ms", "tpot_ms")
 _LEAST_MS, _MOST_MS = 1e-3, 1e9
 _MOST_SPREAD: Final = 2.0
+_MOST_RATE: Final = 1e6
+_MOST_THINK_S: Final = 1e6
+_MOST_LETTERS: Final = 256
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,15 @@ class View:
     percentile: int = 99
     spread: float = 0.0
     gpus: int = 8
+    rate: float | None = 1.0
+    clients: int | None = None
+    num_requests: int = 1000
+    turns: int = 1
+    growth: int | None = None
+    think_s: float = 0.0
+    prefix_cache: bool = True
+    kv_tiers: str | None = None
+    fleet: str | None = None
 
     def __post_init__(self) -> None:
         for name, words in (("model", "fastroof models"), ("gpu", "fastroof gpus")):
@@ -89,7 +105,8 @@ class View:
             value = getattr(self, name)
             if type(value) is not type(allowed[0]) or value not in allowed:
                 raise BatchError(f"{name} must be one of {', '.join(map(str, allowed))}, got {shown(value)}")
-        check_flag("allow_modelled", self.allow_modelled, BatchError)
+        for name in ("allow_modelled", "prefix_cache"):
+            check_flag(name, getattr(self, name), BatchError)
         for name, (least, most) in SIZES.items():
             value = getattr(self, name)
             if value is not None or name not in _OPTIONAL:
@@ -112,6 +129,22 @@ class View:
                 )
         if not is_number(self.spread) or not 0.0 <= self.spread <= _MOST_SPREAD:
             raise BatchError(f"spread must be a number from 0 to {_MOST_SPREAD:g}, got {shown(self.spread)}")
+        if self.rate is not None and not (is_number(self.rate) and 0.0 < self.rate <= _MOST_RATE):
+            raise BatchError(
+                f"rate must be requests/s above 0 up to {_MOST_RATE:g}, or null for clients, "
+                f"got {shown(self.rate)}"
+            )
+        if not is_number(self.think_s) or not 0.0 <= self.think_s <= _MOST_THINK_S:
+            raise BatchError(
+                f"think_s must be seconds from 0 to {_MOST_THINK_S:g}, got {shown(self.think_s)}"
+            )
+        for name in ("kv_tiers", "fleet"):
+            text = getattr(self, name)
+            if text is not None and not (isinstance(text, str) and len(text) <= _MOST_LETTERS):
+                raise BatchError(
+                    f"{name} must be a text of at most {_MOST_LETTERS} characters, or null for none, "
+                    f"got {shown(text)}"
+                )
 
     @classmethod
     def of(cls, document: Any) -> View:
@@ -187,10 +220,12 @@ class View:
         return {"max_tokens": self.budget, "max_seqs": max(seqs, min(self.budget, clients))}
 
     @property
-    def capacity_sizes(self) -> dict[str, int]:
-        """Return the sizes of the plan that `fastroof capacity` compiles."""
-        seqs = self.profile.scheduling.max_num_seqs
-        return {"max_tokens": max(self.budget, seqs), "max_seqs": seqs}
+    def simulated_sizes(self) -> dict[str, int]:
+        """Return the sizes of the plan that `fastroof simulate` and `fastroof capacity` compile."""
+        return {
+            "max_tokens": self.budget,
+            "max_seqs": min(self.profile.scheduling.max_num_seqs, self.budget),
+        }
 
     @property
     def plan_options(self) -> dict[str, Any]:

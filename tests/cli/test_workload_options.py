@@ -10,8 +10,8 @@ import typer
 from typer.testing import CliRunner
 
 from fastroof import Trace, TraceError, Workload
-from fastroof.cli.option_groups import GroupValues, taking
 from fastroof.cli.workload_options import WORKLOAD, asked_requests, asked_trace
+from fastroof.command_group import GroupValues, taking
 
 
 def asked(*words: str) -> Trace | Workload:

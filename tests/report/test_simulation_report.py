@@ -58,6 +58,12 @@ def embedded(page: Path) -> Any:
 def test_page_holds_the_answers(sim: Simulation, tmp_path: Path) -> None:
     page = write_simulation_report(sim, tmp_path / "r.html", limits=LIMITS)
     data, answers = embedded(page), sim.summary(**LIMITS)
+    assert "J a token" not in dict(data["figures"])
+    answers["energy"] = sim.energy()
+    write_simulation_report(sim, page, limits=LIMITS, answers=answers)
+    assert dict(embedded(page)["figures"])["J a token"].startswith(
+        f"{answers['energy']['joules_per_token']:.4f} (\N{PLUS-MINUS SIGN}"
+    )
     assert data["warnings"] == answers["warnings"] != []
     assert data["facts"]["limits"] == LIMITS
     rows = {row["name"]: row for row in data["percentiles"]}

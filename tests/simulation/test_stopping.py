@@ -75,6 +75,16 @@ def test_a_loop_that_runs_is_ended_by_another_thread(plans) -> None:
     assert not stop.is_late
 
 
+def test_runs_of_the_range_are_ended_too(plans) -> None:
+    sim = fastroof.simulate(plans[1], OPEN, **OPTIONS)
+    stop = Stop()
+    with stop.watched():
+        stop.set("nobody waits")
+        with pytest.raises(StoppedError, match="nobody waits"):
+            sim.range()
+    assert sim.range()["relative_error"] > 0.0
+
+
 def test_a_time_limit_sets_the_flag_of_a_loop() -> None:
     stop = Stop(0.2, "too long")
     before = threading.active_count()
@@ -122,6 +132,8 @@ def test_what_a_router_looks_at_counts() -> None:
     assert simulated_steps(OPEN, settings, 4) == steps + 4 * 30
     assert simulated_steps(OPEN, settings, 4, "least_kv") == steps + 8 * 4 * 30
     assert simulated_steps(CLOSED, settings, 4) == 4 * steps + 8 * 4 * 30
+    sessions = Workload(rate=50, requests=30, turns=3, input_tokens=100, output_tokens=20).trace()
+    assert simulated_steps(sessions, settings, 4) == 4 * simulated_steps(sessions, settings) + 8 * 4 * 30
     assert simulated_steps(OPEN, settings, 4, "least_kv", 2) == 2 * (steps + 8 * 4 * 30)
 
 

@@ -36,6 +36,7 @@ from fastroof.ui.answers import (
 )
 from fastroof.ui.deployment import deployment_answer, deployment_question_of
 from fastroof.ui.plans import PlanStore
+from fastroof.ui.simulation import simulation_answer
 from fastroof.ui.view import View
 
 VIEWS = {
@@ -348,6 +349,99 @@ def test_a_capacity_needs_limits_and_ends(store: PlanStore) -> None:
         capacity_answer(store, View(ttft_ms=None, tpot_ms=None))
     with pytest.raises(SimulationError, match="use shorter outputs"):
         capacity_answer(store, View(osl=2**16))
+
+
+# -- simulated traffic --------------------------------------------------------------------------------
+
+
+POOLED = "--prefill-replicas 1 --decode-replicas 1"
+SESSIONS = {"rate": 2.0, "turns": 3, "growth": 200, "think_s": 1.5, "spread": 0.3}
+TRAFFIC: dict[str, dict[str, Any]] = {
+    "plain": {"rate": 12.5, "percentile": 90, "client_overhead_ms": 3.5},
+    "clients": {"rate": None, "clients": 16, "think_s": 0.5, "spread": 0.4, "tpot_ms": None},
+    "sessions": SESSIONS,
+    "nothing_cached": {**SESSIONS, "prefix_cache": False},
+    "tiers": {**SESSIONS, "kv_tiers": "host:2GB:50GB/s:by_layer,disk:50GB:6GB/s:80us"},
+    "pools": {"rate": 5.0, "fleet": "--prefill-replicas 1 --decode-replicas 2 --prefill-tp 2 --kv-by-layer"},
+    "autoscaling": {
+        "rate": 60.0,
+        "fleet": "--autoscale concurrency:8 --max-replicas 4 --startup 2 --scale-interval 1 "
+        "--scale-down-delay 3 --router least_outstanding",
+    },
+    "stages": {"rate": 9.0, "pp": 2},
+    "replicas": {"rate": 9.0, "fleet": "--replicas 2 --router least_kv", "max_num_batched_tokens": 512},
+    "no_limits": {"rate": 1e6, "ttft_ms": None, "tpot_ms": None, "lora": "16:4"},
+    "rare_limits": {"rate": 0.05, "ttft_ms": 1e6, "num_requests": 20},
+}
+
+
+def traffic(**given: Any) -> View:
+    return View(**{"model": "llama-3.1-8b", "tp": 1, "isl": 900, "osl": 60, "num_requests": 300, **given})
+
+
+OFTEN = ("plain", "sessions", "tiers", "pools", "autoscaling")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in TRAFFIC]
+)
+def test_simulated_traffic_is_what_its_command_prints(store: PlanStore, name: str) -> None:
+    view = traffic(**TRAFFIC[name])
+    answer = as_json(simulation_answer(store, view))
+    told = printed(answer["command"])
+    assert {key: answer.get(key) for key in told} == told
+    assert told["finished"] == view.num_requests
+    assert ("energy" in told) == (name not in ("pools", "stages"))
+    assert ("goodput" in told) == (name != "no_limits")
+    assert ("sessions" in told) == ("turns" in TRAFFIC[name])
+    assert ("prefix_cache" in told) == (name in ("sessions", "tiers"))
+    for kind, key in (("tiers", "kv_tiers"), ("pools", "pools"), ("autoscaling", "autoscaling")):
+        assert (key in told) == (name == kind)
+    figures, series = dict(answer["figures"]), answer["series"]
+    assert figures["requests finished"] == "300 of 300" or name == "rare_limits"
+    assert ("J a token" in figures) == ("energy" in told)
+    assert ("serving" in series) == (name == "autoscaling")
+    assert len({len(values) for values in series.values()}) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"rate": None}, "set requests/s or clients"),
+        ({"rate": 2.0, "clients": 4}, "a closed loop has clients and no rate"),
+        ({"think_s": 1.0}, "think_s goes with arrivals 'closed', or several turns"),
+        ({"turns": 3, "rate": None, "clients": 4}, "sessions come at a rate"),
+        ({"growth": 5}, "growth_tokens, system_tokens and tool_s go with several turns"),
+        ({"kv_tiers": "host:2GB:50GB/s"}, "set several turns, and the prefix cache on"),
+        ({"turns": 2, "prefix_cache": False, "kv_tiers": "lmcache-cpu"}, "and the prefix cache on"),
+        ({"turns": 2, "kv_tiers": "/etc/passwd"}, "unknown KV tier '/etc/passwd'"),
+        ({"turns": 2, "kv_tiers": "host:2GB:5GB/s", "pp": 2}, "kv_tiers with pp=2 are not simulated"),
+        ({"turns": 2, "kv_tiers": "lmcache-cpu", "fleet": POOLED}, "kv_tiers of pools of engines are not"),
+        ({"fleet": "--autoscale kv:0.7"}, "--autoscale kv:0.7 needs --max-replicas"),
+        (
+            {"fleet": f"{POOLED} --autoscale kv:1 --max-replicas 2 --startup 1"},
+            "leave out --prefill-replicas",
+        ),
+        ({"fleet": POOLED, "pp": 2}, "2 pipeline stages are not simul"),
+        ({"fleet": "--replicas 2", "pp": 2}, "2 replicas of 2 pipeline stages are not simulated"),
+        ({"fleet": "--router prefix_aware"}, "needs a simulated prefix cache"),
+        ({"fleet": "--replicas 65"}, "65 replicas, the page's maximum is 64"),
+        ({"osl": 60_000}, "use shorter outputs or the command line"),
+        # a page names no files
+        ({"fleet": "--trace mine.csv"}, "no such option: --trace, in '--trace mine.csv'; valid: --replicas"),
+        ({"fleet": "--report /tmp/page.html"}, "no such option: --report"),
+        ({"fleet": "--requests all.csv"}, "no such option: --requests"),
+        ({"fleet": "--hourly file:day.txt"}, "no such option: --hourly"),
+        ({"fleet": "mine.csv"}, r"unexpected extra argument\(s\) \(mine.csv\)"),
+        ({"fleet": "--help"}, "no such option: --help"),
+        ({"fleet": "--replicas '"}, "no closing quotation"),
+        ({"fleet": "--replicas many"}, "invalid value for '--replicas'"),
+    ],
+)
+def test_traffic_that_cannot_be_is_one_line(store: PlanStore, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(FastroofError, match=words) as error:
+        simulation_answer(store, traffic(**given))
+    assert "\n" not in str(error.value)
 
 
 # -- what is asked ---------------------------------------------------------------------------------

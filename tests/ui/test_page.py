@@ -19,6 +19,7 @@ pytest.importorskip("uvicorn", reason="the page needs uvicorn: pip install fastr
 from fastroof.ui.answers import step_answer
 from fastroof.ui.deployment import deployment_answer
 from fastroof.ui.server import PageServer
+from fastroof.ui.simulation import simulation_answer
 
 SMALL = View(model="llama-3.1-8b", tp=1, isl=512, osl=64, batch=8)
 WAITS = "document.querySelectorAll('section.waiting').length"
@@ -209,6 +210,91 @@ def test_what_to_run_is_asked_by_a_button_and_is_that_of_the_command(
     put(opened, "tpot_ms", "25")
     assert opened.run("document.getElementById('deployment').classList.contains('stale')")
     assert opened.complaints == []
+
+
+def simulated(browser: Browser) -> list[str]:
+    """Press the button, and return the names of the rows of times."""
+    browser.click("#simulate")
+    settled(browser)
+    rows = browser.run(
+        "[...document.querySelectorAll('#simulation-times tbody tr')].map(r => r.cells[0].textContent)"
+    )
+    return [name for name in rows if name]
+
+
+def test_traffic_is_simulated_by_a_button(opened: Browser, page: PageServer) -> None:
+    put(opened, "num_requests", "300")
+    put(opened, "rate", "20")
+    put(opened, "turns", "3")
+    put(opened, "kv_tiers", "host:2GB:50GB/s")
+    assert opened.run("document.getElementById('simulation-times').hidden")
+    opened.requests.clear()
+    assert simulated(opened) == ["TTFT", "TPOT", "ITL", "E2E", "session"]
+    assert {address.rpartition("/")[2] for address in opened.requests} == {"simulation"}
+    view = replace(SMALL, num_requests=300, rate=20.0, turns=3, kv_tiers="host:2GB:50GB/s")
+    answer = simulation_answer(page.store, view)
+    words = text(opened, "#simulation-words")
+    assert words.startswith("300 of 300 requests finished in ")
+    assert "100\u00a0% within TTFT 1,000 ms and TPOT 30 ms; at p99 TTFT kept, TPOT kept. A session" in words
+    assert text(opened, "#simulation-command code") == answer["command"]
+    shown = opened.run("[...document.querySelectorAll('#simulation-figures li')].map(i => i.textContent)")
+    assert shown == [f"{name}{said}" for name, said in answer["figures"]]
+    p99 = opened.run("document.querySelector('#simulation-times tbody tr').cells[5].textContent")
+    assert float(p99.replace(",", "")) == pytest.approx(answer["ttft_ms"]["p99"], rel=0.006)
+    before = drawn(opened, "simulation-chart")
+    opened.run(
+        "(s => { s.value = 'use'; s.dispatchEvent(new Event('change')); })"
+        "(document.getElementById('simulation-series'))"
+    )
+    assert drawn(opened, "simulation-chart") != before
+    assert text(opened, "#simulation-legend") == "KV cache in usebusy with steps"
+    size(opened, 400)
+    opened.settle()
+    assert opened.run("document.documentElement.scrollWidth") <= 400
+    size(opened, 1280)
+    assert not opened.run("document.getElementById('simulation-times').classList.contains('stale')")
+    put(opened, "clients", "8")
+    assert opened.run("document.getElementById('simulation-times').classList.contains('stale')")
+    # a rate or clients
+    assert opened.run("document.getElementById('controls').elements.rate.value") == ""
+    address = "?rate=&clients=8&num_requests=300&turns=3&kv_tiers=host%3A2GB%3A50GB%2Fs"
+    until(opened, f"location.search === {address!r}")
+    assert opened.complaints == []
+    simulated(opened)
+    assert opened.run("document.getElementById('simulation-times').hidden")
+    assert text(opened, "#simulation-words") == "sessions come at a rate: give turns and calls, or clients"
+
+
+def test_pools_and_autoscaling_are_simulated(opened: Browser) -> None:
+    put(opened, "rate", "40")
+    put(opened, "fleet", "--prefill-replicas 1 --decode-replicas 1")
+    assert simulated(opened) == ["TTFT", "TPOT", "ITL", "E2E", "KV transfer"]
+    scale = "--autoscale concurrency:4 --max-replicas 3 --startup 2 --scale-interval 1"
+    put(opened, "fleet", scale)
+    assert simulated(opened) == ["TTFT", "TPOT", "ITL", "E2E"]
+    assert " GPU hours. " in text(opened, "#simulation-words")
+    assert text(opened, "#simulation-legend") == "servingstartingdraining"
+    assert scale in text(opened, "#simulation-command code")
+    assert opened.complaints == []
+    opened.open(opened.run("location.href"))
+    settled(opened)
+    assert opened.run("document.getElementById('controls').elements.fleet.value") == scale
+
+
+def test_a_simulation_ends_when_another_is_asked_for(opened: Browser, page: PageServer) -> None:
+    put(opened, "num_requests", "131072")
+    put(opened, "rate", "5")
+    ended, press = page._app.calls.abandoned, "document.getElementById('simulate').click()"
+    opened.run(press)
+    while not page._app.calls.running:
+        time.sleep(0.005)
+    opened.run(
+        "(c => { c.value = '50'; c.dispatchEvent(new Event('input', {bubbles: true})); })"
+        f"(document.getElementById('controls').elements.num_requests); {press}"
+    )
+    settled(opened)
+    assert text(opened, "#simulation-words").startswith("50 of 50 requests finished in ")
+    assert page._app.calls.abandoned == ended + 1
 
 
 def test_every_kind_of_step_is_drawn(opened: Browser) -> None:

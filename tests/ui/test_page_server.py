@@ -37,6 +37,7 @@ from fastroof.backends.serve.forms import for_json
 from fastroof.ui import server as page_app
 from fastroof.ui.answers import step_answer
 from fastroof.ui.server import PageServer, serve_page
+from fastroof.ui.simulation import simulation_answer
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 ASSETS = CHECKOUT / "fastroof/ui/assets"
@@ -93,6 +94,7 @@ def test_a_question_gets_what_python_is_told(page: PageServer) -> None:
         ("layouts", answers.layouts_answer),
         ("capacity", answers.capacity_answer),
         ("deployment", deployment_answer),
+        ("simulation", simulation_answer),
     ):
         reply = post(page, question, SMALL.document())
         assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
@@ -219,9 +221,16 @@ def test_too_many_questions_are_refused() -> None:
     assert (reply.status, reply.headers["retry-after"]) == (503, "1")
 
 
+def test_the_longest_view_is_read(page: PageServer) -> None:
+    longest = View(lora="256:64/1024:attention+mlp+experts", kv_tiers="\u20ac" * 256, fleet="\u20ac" * 256)
+    body = json.dumps(longest.document(), ensure_ascii=False).encode()
+    assert page_app.MOST_BYTES // 4 < len(body) < page_app.MOST_BYTES * 3 // 4
+    assert post(page, "simulation", body).status == 400
+
+
 def _long_answer(store: Any, view: View) -> dict[str, Any]:
     """Simulate for minutes."""
-    plan = store.plan(view, view.capacity_sizes).plan
+    plan = store.plan(view, view.simulated_sizes).plan
     trace = Workload(rate=1e5, requests=2**18, input_tokens=1, output_tokens=2).trace()
     options = {"max_num_batched_tokens": 1024, "max_num_seqs": 16, "routing": "least_kv"}
     simulate(plan, trace.limited(10), **options, replicas=2)

@@ -25,6 +25,10 @@ WHOLE = View(
     lora="16:4",
     isl=800,
     osl=64,
+    turns=3,
+    growth=100,
+    kv_tiers="host:2GB:50GB/s",
+    fleet="--replicas 2",
 ).document()
 
 
@@ -51,6 +55,12 @@ def test_a_view_is_its_document() -> None:
         ({"allow_modelled": 1}, "allow_modelled must be True or False"),
         ({"lora": 16}, "lora must be a text such as 16:4"),
         ({"spread": -0.1}, "spread must be a number from 0 to 2"),
+        ({"rate": 0}, "rate must be requests/s above 0 up to 1e\\+06, or null for clients"),
+        ({"clients": 0}, "clients must be a whole number from 1"),
+        ({"think_s": None}, "think_s must be seconds from 0"),
+        ({"prefix_cache": None}, "prefix_cache must be True or False"),
+        ({"kv_tiers": 3}, "kv_tiers must be a text of at most 256 characters, or null for none, got 3"),
+        ({"fleet": "-" * 257}, "fleet must be a text of at most 256 characters"),
     ],
 )
 def test_a_wrong_view_is_refused(wrong: Any, words: str) -> None:

@@ -8,10 +8,10 @@ from typing import Annotated, Final, Literal
 import typer
 
 from fastroof.cli.named_plans import PLANS_HELP, GpuOption, PlansArgument, named_plans, plans_words
-from fastroof.cli.option_groups import GroupValues, taking
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import console, counted, percent
 from fastroof.cli.workload_options import WORKLOAD, asked_trace, parse_sizes, print_left_out
+from fastroof.command_group import GroupValues, taking
 from fastroof.units import GB
 
 LLM_D: Final = f"""{PLANS_HELP}

@@ -175,7 +175,7 @@ def write_simulation_report(
     has_range = found is not None and found["relative_error"] is not None
     document = {
         "facts": {"limits": limits},
-        "figures": [[name, words] for name, words in _figures(answers).items()],
+        "figures": [[name, words] for name, words in run_figures(answers).items()],
         "percentiles": [
             {
                 "name": words,
@@ -237,8 +237,8 @@ def _subtitle(sim: Simulation) -> str:
     return "; ".join(words)
 
 
-def _figures(answers: Mapping[str, Any]) -> dict[str, str]:
-    """Return the figures above the charts as text."""
+def run_figures(answers: Mapping[str, Any]) -> dict[str, str]:
+    """Return a run's figures other than times as text."""
     running, waiting, used = (answers[name] for name in ("running", "waiting", "kv_use"))
     figures = {
         "requests finished": f"{answers['finished']:,} of {answers['requests']:,}",
@@ -286,6 +286,11 @@ def _figures(answers: Mapping[str, Any]) -> dict[str, str]:
     if goodput is not None:
         rate = _number(goodput["requests_per_s"])
         figures["goodput"] = f"{rate} requests/s ({_percent(goodput['share'])})"
+    energy = answers.get("energy")
+    if energy is not None:
+        error = f"\N{PLUS-MINUS SIGN}{_percent(energy['relative_error'])}"
+        figures["J a token"] = f"{_number(energy['joules_per_token'])} ({error}, {energy['basis']})"
+        figures["W a GPU"] = _number(energy["watts_per_gpu"], 3)
     return figures
 
 

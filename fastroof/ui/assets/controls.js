@@ -1,12 +1,13 @@
 // The controls: filled with the server's choices, and synchronized with the state.
 
 import { byId, make } from "./words.js";
-import { change, current } from "./state.js";
+import { OPTIONAL, TEXTS, change, current } from "./state.js";
 
 const POWERS = [1, 2, 4, 8, 16, 32, 64];
 const STEPS_A_DOUBLING = 8;
 const SLIDERS = { isl: [16, 131072], osl: [2, 32768], batch: [1, 1024], chunk: [16, 32768] };
-const WHOLE = ["isl", "osl", "batch", "chunk", "kv_len", "max_num_batched_tokens"];
+const WHOLE = ["isl", "osl", "batch", "chunk", "kv_len", "max_num_batched_tokens", "num_requests", "clients", "turns", "growth"];
+const EITHER = { rate: "clients", clients: "rate" };
 
 const form = () => byId("controls");
 const control = (name) => form().elements[name];
@@ -44,9 +45,10 @@ export function fillControls(offered) {
       change({ [name]: Math.round(least * 2 ** (slider.value / STEPS_A_DOUBLING)) });
     });
   }
-  form().addEventListener("input", (event) => {
+  // some are outside of the form's element
+  document.addEventListener("input", (event) => {
     const { name, type } = event.target;
-    if (!name || name === "model" || name === "lora") return;
+    if (event.target.form !== form() || !name || name === "model" || TEXTS.includes(name)) return;
     if (type === "checkbox") change({ [name]: event.target.checked });
     else if (event.target.tagName === "SELECT") change({ [name]: chosen(name, event.target.value) });
     else if (type === "radio") change({ [name]: event.target.value });
@@ -58,8 +60,8 @@ export function fillControls(offered) {
     if (offered.models.includes(model.value)) change({ model: model.value });
   });
   model.addEventListener("change", () => change({ model: model.value.trim() }));
-  // adapters are requested when their text is complete
-  control("lora").addEventListener("change", (event) => change({ lora: event.target.value.trim() || null }));
+  // texts are requested when they are complete
+  for (const name of TEXTS) control(name).addEventListener("change", (event) => change({ [name]: event.target.value.trim() || null }));
   form().addEventListener("submit", (event) => event.preventDefault());
   if (matchMedia("(max-width: 820px)").matches) form().querySelector(".what").open = false;
 }
@@ -70,10 +72,10 @@ function chosen(name, value) {
 
 function typed(input) {
   const value = input.value === "" ? null : Number(input.value);
-  const isRequired = !["kv_len", "chunk", "max_num_batched_tokens", "ttft_ms", "tpot_ms"].includes(input.name);
-  const isWrong = input.validity.badInput || (value === null && isRequired);
+  const isWrong = input.validity.badInput || (value === null && !OPTIONAL.includes(input.name));
   input.setAttribute("aria-invalid", isWrong);
-  if (!isWrong) change({ [input.name]: value });
+  const other = EITHER[input.name];
+  if (!isWrong) change({ ...(other && value !== null && { [other]: null }), [input.name]: value });
 }
 
 // Show a view in the controls, except in the field being edited.

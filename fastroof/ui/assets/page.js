@@ -12,6 +12,7 @@ import { redrawLayouts, showHere, showLayouts } from "./layouts.js";
 import { redrawCapacity, showCapacity, showNoCapacity } from "./capacity.js";
 import { showNoStart, showStart } from "./start.js";
 import { showDeployment, showNoDeployment } from "./deployment.js";
+import { redrawSimulation, showNoSimulation, showSimulation } from "./simulation.js";
 import { forgetInks } from "./chart.js";
 import { pinAnswer, pinned } from "./pin.js";
 import { listenToTheme } from "./theme.js";
@@ -21,6 +22,7 @@ const PLAN = ["model", "gpu", "tp", "pp", "dp", "ep", "dtype", "kv_dtype", "engi
 const START = ["model", "gpu", "tp", "pp", "dp", "ep", "dtype", "kv_dtype", "engine", "lora", "max_num_batched_tokens"];
 const OF = { start: START, layouts: [...PLAN, "gpus"], capacity: [...PLAN, "percentile", "spread"] };
 const DEPLOYMENT = [...PLAN.filter((name) => !["tp", "pp", "dp", "ep"].includes(name)), "gpus", "percentile"];
+const SIMULATION = [...PLAN, "spread", "rate", "clients", "num_requests", "turns", "growth", "think_s", "prefix_cache", "kv_tiers", "fleet"];
 const IMMEDIATE = ["step-card", "curve", "roofline"];
 
 let groups = [];
@@ -111,23 +113,30 @@ const askStart = questioner("start", {
   },
 });
 
-// Fade the answer on what to run once it is of other settings.
-function ages(isStale) {
-  for (const id of ["deployment-words", "deployment", "deployment-families", "deployment-server"]) byId(id).classList.toggle("stale", isStale);
+// Questions of a button: their settings, and what fades once these have changed.
+const ASKED = {
+  deployment: [DEPLOYMENT, ["deployment-words", "deployment", "deployment-families", "deployment-server"]],
+  simulation: [SIMULATION, ["simulation-words", "simulation-times", "simulation-chart", "simulation-figures"]],
+};
+
+function ages(name) {
+  const [settings, ids] = ASKED[name];
+  const isStale = lastSettings[name] !== undefined && lastSettings[name] !== sizesOf(settings);
+  for (const id of ids) byId(id).classList.toggle("stale", isStale);
 }
 
-const askDeployment = questioner("deployment", {
-  waits: () => waits("deployment-card", true),
-  show: (answer) => {
-    waits("deployment-card", false);
-    showDeployment(answer);
-    ages(lastSettings.deployment !== sizesOf(DEPLOYMENT));
-  },
-  fail: (message) => {
-    waits("deployment-card", false);
-    showNoDeployment(message);
-  },
-});
+function askedByButton(name, button, show, showNone) {
+  const shown = (put) => (...given) => {
+    waits(`${name}-card`, false);
+    put(...given);
+    ages(name);
+  };
+  const ask = questioner(name, { overtakes: true, waits: () => waits(`${name}-card`, true), show: shown(show), fail: shown(showNone) });
+  byId(button).addEventListener("click", () => {
+    lastSettings[name] = sizesOf(ASKED[name][0]);
+    ask(current());
+  });
+}
 
 // Send a question again only if a setting that it depends on has changed.
 function askWhatChanged(view) {
@@ -139,7 +148,7 @@ function askWhatChanged(view) {
       ask(view);
     }
   }
-  ages(lastSettings.deployment !== undefined && lastSettings.deployment !== sizesOf(DEPLOYMENT));
+  for (const name of Object.keys(ASKED)) ages(name);
 }
 
 async function begin() {
@@ -157,17 +166,15 @@ async function begin() {
   });
   listenToTheme(() => {
     forgetInks();
-    for (const redraw of [redrawCurve, redrawRoofline, redrawLayouts, redrawCapacity]) redraw();
+    for (const redraw of [redrawCurve, redrawRoofline, redrawLayouts, redrawCapacity, redrawSimulation]) redraw();
   });
   byId("order").addEventListener("change", redrawOperators);
   byId("reset").addEventListener("click", () => {
     document.activeElement?.blur();
     reset();
   });
-  byId("find").addEventListener("click", () => {
-    lastSettings.deployment = sizesOf(DEPLOYMENT);
-    askDeployment(current());
-  });
+  askedByButton("deployment", "find", showDeployment, showNoDeployment);
+  askedByButton("simulation", "simulate", showSimulation, showNoSimulation);
   byId("pin").addEventListener("click", () => {
     pinAnswer(pinned() || !last ? null : last[0]);
     if (!last) return;

@@ -1,9 +1,9 @@
 // The chosen settings: one view, stored in the page's address so that it can be bookmarked and shared.
 
-const NUMBERS = ["tp", "pp", "dp", "ep", "isl", "osl", "batch", "percentile", "spread", "gpus"];
-const OPTIONAL = ["kv_len", "chunk", "max_num_batched_tokens", "ttft_ms", "tpot_ms", "client_overhead_ms"];
-const TEXTS = ["lora"];
-const FLAGS = ["allow_modelled"];
+const NUMBERS = ["tp", "pp", "dp", "ep", "isl", "osl", "batch", "percentile", "spread", "gpus", "num_requests", "turns", "think_s"];
+export const OPTIONAL = ["kv_len", "chunk", "max_num_batched_tokens", "ttft_ms", "tpot_ms", "client_overhead_ms", "rate", "clients", "growth"];
+export const TEXTS = ["lora", "kv_tiers", "fleet"];
+const FLAGS = ["allow_modelled", "prefix_cache"];
 
 const RESTS_MS = 250; // browsers limit how often the address may change, such as on every move of a slider
 let start = {};
