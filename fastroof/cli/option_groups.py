@@ -222,7 +222,8 @@ def engine_limits(given: GroupValues, engine: EngineProfile) -> tuple[int, int]:
     """Return the tokens and sequences of the largest step: those given, else the engine's own."""
     tokens, seqs = (number_or_engine(f"--{name.replace('_', '-')}", given[name]) for name in LIMITS)
     own = engine.scheduling
-    return tokens or own.max_num_batched_tokens, seqs or own.max_num_seqs
+    tokens = tokens or own.max_num_batched_tokens
+    return tokens, seqs or own.lowered_seqs(tokens) or own.max_num_seqs
 
 
 def number_or_engine(option: str, text: str) -> int | None:

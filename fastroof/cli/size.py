@@ -130,6 +130,8 @@ def size(
     engine = load_engine(plan["engine"])
     budget, seqs = engine_limits(limits, engine.on(spec))
     max_seqs = number_or_engine("--max-num-seqs", limits["max_num_seqs"])
+    if max_seqs is None:
+        max_seqs = engine.on(spec).scheduling.lowered_seqs(budget)
     loaded = load_model(model)
     formats = PlanOptions(dtype=plan["dtype"], kv_dtype=plan["kv_dtype"]).for_model(loaded)
     dtype, kv_dtype = formats.dtype, formats.kv_dtype

@@ -85,6 +85,11 @@ class Scheduling:
         own = {name: getattr(self, name) for name in PAUSES}
         return {name: value for name, value in own.items() if value != PAUSES[name]}
 
+    def lowered_seqs(self, max_num_batched_tokens: int) -> int | None:
+        """Return the default of ``max_num_seqs`` if a step's tokens, which decodes take too, lower it."""
+        is_lowered = self.order == "mixed" and max_num_batched_tokens < self.max_num_seqs
+        return max_num_batched_tokens if is_lowered else None
+
     @property
     def hides_host(self) -> bool:
         """Whether the host launches a step of prompts while the decode step before it runs."""

@@ -23,6 +23,7 @@ REFUSALS: Final = {
     "C": "one request of the longest context needs more blocks than there are",
     "D": "more requests than blocks of states",
     "E": "out of memory, or perhaps, after the KV cache is taken",
+    "F": "more requests than tokens in a step",
 }
 """Why an engine does not start."""
 
@@ -98,7 +99,20 @@ def refusals(plan: DescribedPlan, question: StartQuestion = StartQuestion()) -> 
     seqs = question.max_seqs or plan.profile.scheduling.max_num_seqs
     context = question.max_model_len or plan.model.max_position
     rule = plan.profile.memory.of_model(plan.model.architecture, is_dense=plan.model.is_dense)
+    tokens = question.max_tokens or seqs
     found = []
+    if rule.room == "all" and seqs > tokens:
+        # vLLM checks it with its arguments (vllm/config/scheduler.py)
+        found.append(
+            Refusal(
+                "F",
+                f"max_num_seqs {seqs:,} is above max_num_batched_tokens {tokens:,}",
+                seqs,
+                tokens,
+                "requests",
+                f"max_num_seqs={tokens}",
+            )
+        )
     if question.free_bytes is not None and question.free_bytes < memory.requested_bytes:
         share = question.free_bytes / memory.total_bytes
         found.append(

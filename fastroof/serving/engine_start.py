@@ -267,7 +267,8 @@ class _Question:
             gpu.name, gpu.hbm_bytes, own.max_num_batched_tokens, own.max_num_seqs
         )
         tokens = self.max_num_batched_tokens or tokens
-        return self.max_model_len or plan.model.max_position, self.max_num_seqs or min(seqs, tokens), tokens
+        seqs = self.max_num_seqs or min(seqs, tokens)
+        return self.max_model_len or plan.model.max_position, seqs, tokens
 
     def start(self, plan: StepPlan) -> StartQuestion:
         """Return the question of a plan's start."""
@@ -390,7 +391,7 @@ def _answer(asked: _Question, given: str | Path) -> Fit:
     rule = plan.profile.memory.of_model(plan.model.architecture, is_dense=plan.model.is_dense)
     # other engines lower a length that does not fit
     needed = context if rule.room == "all" else 1
-    most = most_that_start(lambda n: question.memory(plan, n), MOST_SEQS, needed)
+    most = most_that_start(lambda n: question.memory(plan, n), _most_seqs(plan, tokens), needed)
     fits = memory.blocks > 0
     running = int(min(seqs, memory.max_sequences(context))) if fits else 0
     commands = engine_commands(plan.profile.engine, plan.profile.versions, asked.version)
@@ -475,12 +476,17 @@ def _changes(
         "tp": (size for size in TP_SIZES if size > plan.layout.tp),
     }
     tried: list[Iterable[dict[str, Any]]] = [
-        *([one] for one in _smaller_limits(plan, question, context, seqs)),
+        *([one] for one in _smaller_limits(plan, question, context, min(seqs, _most_seqs(plan, tokens)))),
         ({"max_num_batched_tokens": size} for size in halves if size >= _LEAST_TOKENS),
         *([{name: value} for value in values] for name, values in wider.items()),
     ]
     for settings in tried:
         yield from _first_that_starts(asked, settings, context)
+
+
+def _most_seqs(plan: StepPlan, tokens: int) -> int:
+    """Return the largest ``max_num_seqs`` that an engine takes with some tokens of a step."""
+    return min(tokens, MOST_SEQS) if plan.profile.memory.room == "all" else MOST_SEQS
 
 
 def _smaller_limits(

@@ -11,7 +11,7 @@ import numpy as np
 
 from fastroof.arrays import Array, Floats, Longs
 from fastroof.arrow import ArrowResult
-from fastroof.checks import is_number, whole_number
+from fastroof.checks import is_number, is_whole_number, whole_number
 from fastroof.columns import Column
 from fastroof.compiled import sizing as loops
 from fastroof.config import GpuSpec, load_gpu
@@ -237,6 +237,8 @@ def least_gpus(
     profile = load_engine(chosen_engine(engine, runtime, PlanError)).on(spec)
     rules = engine_limits(profile, chunked_prefill=chunked_prefill, kv_reservation=kv_reservation)
     asked_seqs = max_seqs
+    if max_seqs is None and is_whole_number(tokens := max_batched_tokens or 0):
+        asked_seqs = profile.scheduling.lowered_seqs(tokens)
     if max_seqs is None:
         max_seqs = profile.scheduling.max_num_seqs
     if max_batched_tokens is None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fastroof.checks import is_number, is_whole_number, one_of, shown, true_or_false, whole_number
 from fastroof.compiled.request_sums import MAX_KV_LEN
-from fastroof.engines.scheduling import PAUSES, STEP_ORDERS
+from fastroof.engines.scheduling import PAUSES, STEP_ORDERS, Scheduling
 from fastroof.errors import SimulationError
 
 if TYPE_CHECKING:
@@ -181,12 +181,11 @@ class EngineSettings:
                 f"it has {', '.join(cls.__dataclass_fields__)}"
             )
         own, rule = plan.profile.scheduling, plan.profile.memory
-        memory = plan.memory_of(max_seqs=_asked_seqs(given))
-        tokens: Any = given.get("max_num_batched_tokens")
+        most_seqs = _most_seqs(given, own)
+        memory = plan.memory_of(max_seqs=most_seqs)
         settings: dict[str, Any] = {
             "max_num_batched_tokens": own.max_num_batched_tokens,
-            # as vLLM does: a default of requests is at most the tokens of a step
-            "max_num_seqs": min(own.max_num_seqs, tokens) if is_whole_number(tokens) else own.max_num_seqs,
+            "max_num_seqs": own.max_num_seqs if most_seqs is None else most_seqs,
             "block_size": memory.block_tokens if memory.full_blocks else rule.block_tokens,
             "order": own.order,
             "chunked_prefill": own.chunked_prefill,
@@ -211,7 +210,7 @@ class EngineSettings:
                 )
         if "num_gpu_blocks" in settings:
             return known
-        check_room(plan, memory, _asked_seqs(given), SimulationError)
+        check_room(plan, memory, most_seqs, SimulationError)
         known = replace(known, max_num_seqs=int(memory.most_running(known.max_num_seqs)))
         return replace(known, num_gpu_blocks=_blocks_of(known, memory, kv_len))
 
@@ -220,9 +219,15 @@ TYPICAL_TOKENS: Final = 2176
 """Tokens of a running request by default: 2,048 of a prompt and half of 256."""
 
 
-def _asked_seqs(given: dict[str, Any]) -> int | None:
-    """Return a given number of requests if it is one; invalid ones are refused with the other settings."""
+def _most_seqs(given: dict[str, Any], own: Scheduling) -> int | None:
+    """Return the maximum number of requests, None for the engine's own.
+
+    Invalid numbers are refused with the other settings.
+    """
     seqs: Any = given.get("max_num_seqs")
+    tokens: Any = given.get("max_num_batched_tokens")
+    if seqs is None and is_whole_number(tokens) and tokens < own.max_num_seqs:
+        seqs = tokens
     return int(seqs) if is_whole_number(seqs) else None
 
 

@@ -264,7 +264,7 @@ def _estimated(plan: StepPlan, view: View, clients: Any, *, with_energy: bool = 
         view.osl,
         clients,
         max_batched_tokens=view.budget,
-        max_seqs=view.profile.scheduling.max_num_seqs,
+        max_seqs=view.max_seqs,
         with_error=bool(plan.tables_hash),
         with_energy=with_energy,
     )
@@ -317,7 +317,7 @@ COLUMNS: Final = (
 
 def layouts_answer(store: PlanStore, view: View) -> dict[str, Any]:
     """Return the estimates of all layouts over clients, and the best within the limits."""
-    clients = spread_sizes(1, min(MOST_CLIENTS, view.profile.scheduling.max_num_seqs))
+    clients = spread_sizes(1, min(MOST_CLIENTS, view.max_seqs))
     layouts = [_over_clients(store, view, split, clients) for split in splits_of(store, view)]
     limits = {name: ms for name in ("ttft_ms", "tpot_ms") if (ms := getattr(view, name)) is not None}
     answered = [each for each in layouts if "problem" not in each]

@@ -181,6 +181,12 @@ class View:
         return self.max_num_batched_tokens or self.profile.scheduling.max_num_batched_tokens
 
     @property
+    def max_seqs(self) -> int:
+        """Return the engine's maximum number of requests."""
+        own = self.profile.scheduling
+        return own.lowered_seqs(self.budget) or own.max_num_seqs
+
+    @property
     def decode_kv_len(self) -> int:
         """Return the tokens that a decode attends to: by default a prompt and half an output."""
         return max(2, self.isl + self.osl // 2) if self.kv_len is None else self.kv_len
@@ -216,16 +222,12 @@ class View:
 
     def serving_sizes(self, clients: int) -> dict[str, int]:
         """Return the sizes of the plan that `fastroof serving` compiles for a number of clients."""
-        seqs = self.profile.scheduling.max_num_seqs
-        return {"max_tokens": self.budget, "max_seqs": max(seqs, min(self.budget, clients))}
+        return {"max_tokens": self.budget, "max_seqs": max(self.max_seqs, min(self.budget, clients))}
 
     @property
     def simulated_sizes(self) -> dict[str, int]:
         """Return the sizes of the plan that `fastroof simulate` and `fastroof capacity` compile."""
-        return {
-            "max_tokens": self.budget,
-            "max_seqs": min(self.profile.scheduling.max_num_seqs, self.budget),
-        }
+        return {"max_tokens": self.budget, "max_seqs": min(self.max_seqs, self.budget)}
 
     @property
     def plan_options(self) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def test_words() -> None:
                 "1",
                 "--energy",
             ),
-            "--energy does not go with prefill and decode pools",
+            "--energy does not support prefill and decode pools",
         ),
     ],
 )

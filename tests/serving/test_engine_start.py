@@ -127,6 +127,8 @@ def test_smaller_limits_never_keep_a_start_from_starting(seqs, length, tokens):
         return
     for name, value in limits.items():
         smaller = {**limits, name: max(value // 2, 1)}
+        # vLLM takes no more requests than tokens of a step
+        smaller["max_num_seqs"] = min(smaller["max_num_seqs"], smaller["max_num_batched_tokens"])
         assert fastroof.fit("llama-3.1-70b", "h100", tp=2, **smaller).starts
 
 
@@ -173,3 +175,13 @@ def test_text_names_reasons_memory_and_changes():
     assert code == 2
     assert out == ""
     assert err.count("\n") == 1
+
+
+def test_vllm_refuses_more_requests_than_tokens_in_a_step() -> None:
+    asked = {"max_num_seqs": 1024, "max_num_batched_tokens": 512}
+    found = fastroof.fit("llama-3.1-8b", "h100", **asked)
+    assert [one.code for one in found.refusals] == ["F"]
+    assert next(dict(one.settings) for one in found.changes) == {"max_num_seqs": 512}
+    assert found.largest_max_num_seqs == 512
+    assert fastroof.fit("llama-3.1-8b", "h100", max_num_batched_tokens=512).starts
+    assert fastroof.fit("llama-3.1-8b", "h100", engine="sglang", **asked).starts

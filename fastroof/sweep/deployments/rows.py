@@ -218,7 +218,7 @@ def candidate_rows(
         "isl": axes.isl[isl],
         "osl": axes.osl[osl],
         "max_num_batched_tokens": axes.budget[budget],
-        "max_num_seqs": answers[closed_loops.MAX_SEQS],
+        "max_num_seqs": _started_seqs(plan, answers[closed_loops.MAX_SEQS], axes.budget[budget]),
         "max_kv_tokens": answers[closed_loops.ROOM],
     }
     columns |= {name: pa.array(np.asarray(values).astype(np.int64)) for name, values in whole.items()}
@@ -233,6 +233,11 @@ def candidate_rows(
         is_prefill_first = plan.profile.scheduling.order == "prefill_first"
         columns["joules_per_token"] = pa.array(joules_per_token(plan, load, is_prefill_first))
     return pa.RecordBatch.from_arrays([columns[field.name] for field in schema], schema=schema)
+
+
+def _started_seqs(plan: StepPlan, seqs: Floats, budgets: Floats) -> Floats:
+    """Return limits on requests with which an engine starts: in vLLM, at most the tokens of a step."""
+    return np.minimum(seqs, budgets) if plan.profile.memory.room == "all" else seqs
 
 
 def _mean_load(answers: Floats, isl: Floats, new: Floats, budget: Floats, replicas: Floats) -> MeanLoad:
