@@ -151,20 +151,22 @@ class AdapterGemmOperator(PerRowOperator):
 
     def _nodes(self, call: AdapterGemm, gpu: GpuSpec, gemm_us: GemmUs) -> RowNodes:
         """Time of one dense GEMM, plus that of the bytes that grouped ones move beyond it."""
-        rows = np.union1d(_ROWS, [float(call.adapters)])
+        # without experts the matrices in use have a corner there
+        rows = np.union1d(_ROWS, [float(call.adapters)]) if call.experts == 1 else _ROWS
         bytes_per_us = gpu.hbm_bytes_per_s / US_PER_S
         picks = np.maximum(rows * call.picks, 1.0)
         matrix_bytes = call.inputs * call.outputs * ACTIVATION_BYTES
-        dense_us = np.zeros(len(rows))
+        usual_us = np.zeros(len(_ROWS))
         if call.part != "lookup":
             # a larger rank is never faster, whatever the table's noise
             for n, k in _shapes(call):
-                dense_us = np.maximum(dense_us, gemm_us(picks, n, k))
+                usual_us = np.maximum(usual_us, gemm_us(np.maximum(_ROWS * call.picks, 1.0), n, k))
+        # nor are more adapters, so their node is on the line between the others
+        dense_us = np.interp(rows, _ROWS, np.maximum.accumulate(usual_us))
         others = np.maximum(self._matrices(call, rows) - 1.0, 0.0) * matrix_bytes
         added = picks * (self._row_bytes(call) - _dense_row_bytes(call))
         launch_us = ELEMENTWISE.datasheets["elementwise"].launch_us if call.part == "lookup" else 0.0
         us = launch_us + dense_us + (others + np.maximum(added, 0.0)) / bytes_per_us
-        us = np.maximum.accumulate(us)
         axis = np.r_[0.0, rows, SIZE_LIMIT]
         slope = (us[-1] - us[-2]) / (rows[-1] - rows[-2])
         value = np.r_[us[0], us, us[-1] + slope * max(SIZE_LIMIT - rows[-1], 0.0)]
