@@ -19,6 +19,7 @@ from fastroof.errors import SimulationError
 from fastroof.plan import StepPlan
 from fastroof.serving import estimate
 from fastroof.simulation import simulate_disaggregated
+from fastroof.simulation.engine import Outcomes
 from fastroof.simulation.replicas import run_schedulers
 from fastroof.simulation.settings import EngineSettings
 from tests.reference.made_sessions import made_sessions
@@ -42,18 +43,36 @@ def drawn(random: Random) -> tuple[MadeWorkload, int]:
     settings = replace(
         work.settings, prefill_schedule_interval=1, prefill_decode_interval=0, min_free_slots_delay=0
     )
+    if settings.order == "mixed" and random.random() < 0.2:
+        settings = replace(settings, admit_whole_prompt=False)
     trace = made_sessions(random, work.trace) if random.random() < 0.3 else work.trace
-    return work._replace(trace=trace, settings=settings), random.choice([2, 3, 4])
+    work, pp = work._replace(trace=trace, settings=settings), random.choice([2, 3, 4])
+    return (giving_up_at_a_step_end(random, work, pp) if random.random() < 0.3 else work), pp
+
+
+def served(work: MadeWorkload, pp: int) -> Outcomes:
+    plan = a_plan(pp, PLANS[work.plan])
+    return run_schedulers(plan, work.trace, work.settings, 1, "round_robin", time_scale=work.time_scale)
+
+
+def giving_up_at_a_step_end(random: Random, work: MadeWorkload, pp: int) -> MadeWorkload:
+    """Let clients that send at 0 give up at the instant when some step ends."""
+    patient = work._replace(settings=replace(work.settings, timeout_s=math.inf))
+    ends_us = served(patient, pp).first_us
+    end_us = float(random.choice(ends_us.tolist()))
+    for timeout_s in (end_us / US_PER_S, math.nextafter(end_us / US_PER_S, math.inf)):
+        if timeout_s * US_PER_S == end_us:
+            return work._replace(settings=replace(work.settings, timeout_s=timeout_s))
+    return work
 
 
 def prove(work: MadeWorkload, pp: int) -> Counter[str]:
     """Hold a workload to a naive engine; count what happened, nothing if requests are rejected."""
     trace, settings = work.trace, work.settings
-    plan = a_plan(pp, PLANS[work.plan])
-    got = run_schedulers(plan, trace, settings, 1, "round_robin", time_scale=work.time_scale)
+    got = served(work, pp)
     if (got.status == 2).any():
         return Counter()
-    step_us = plan.bottleneck.step_scalar
+    step_us = a_plan(pp, PLANS[work.plan]).bottleneck.step_scalar
     naive = Stages(settings, lambda new, context: step_us(new, context) * work.time_scale, pp, trace)
     requests = naive.serve()
     assert got.status.tolist() == [one.status for one in requests]
@@ -62,11 +81,13 @@ def prove(work: MadeWorkload, pp: int) -> Counter[str]:
     assert got.preemptions.tolist() == [one.preemptions for one in requests]
     assert got.counters["steps"] == sum(batch.steps for batch in naive.batches)
     preemptions = int(got.preemptions.sum())
+    deadlines_us = got.arrival_us + settings.timeout_s * US_PER_S
     return Counter(
         {
             "workloads": 1,
             "timed out": int((got.status == 1).sum()),
             "preemptions": preemptions,
+            "give up as a step ends": bool(np.isin(deadlines_us[got.status == 1], got.first_us).any()),
             "preempts where chunks alone need room": bool(preemptions) and not settings.admit_whole_prompt,
             "preempts with prompts first": bool(preemptions) and settings.order == "prefill_first",
             "preempts in sessions": bool(preemptions) and trace.has_parents,
