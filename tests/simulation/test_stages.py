@@ -37,17 +37,19 @@ def a_plan(pp: int, model: str = "llama-3.1-8b", **given: int) -> StepPlan:
     return fastroof.compile_plan(model, "h100", tables, pp=pp, engine="kernels", **given)
 
 
+def without_pauses(settings: EngineSettings) -> EngineSettings:
+    return replace(settings, prefill_schedule_interval=1, prefill_decode_interval=0, min_free_slots_delay=0)
+
+
 def drawn(random: Random) -> tuple[MadeWorkload, int]:
     """Draw a workload that stages serve, and their number."""
     work = made_workload(random, random.choice(["tiny", "tiny", "usual", "scarce"]))
-    settings = replace(
-        work.settings, prefill_schedule_interval=1, prefill_decode_interval=0, min_free_slots_delay=0
-    )
-    if settings.order == "mixed" and random.random() < 0.2:
+    settings = without_pauses(work.settings)
+    if settings.order == "mixed" and random.random() < 0.4:
         settings = replace(settings, admit_whole_prompt=False)
     trace = made_sessions(random, work.trace) if random.random() < 0.3 else work.trace
     work, pp = work._replace(trace=trace, settings=settings), random.choice([2, 3, 4])
-    return (giving_up_at_a_step_end(random, work, pp) if random.random() < 0.3 else work), pp
+    return (giving_up_at_a_step_end(random, work, pp) if random.random() < 0.4 else work), pp
 
 
 def served(work: MadeWorkload, pp: int) -> Outcomes:
@@ -123,6 +125,18 @@ def test_batches_do_not_take_each_others_blocks_forever() -> None:
     settings = EngineSettings(4, 2, 37, block_size=3, admit_whole_prompt=False)
     work = MadeWorkload(Trace([0.0] * 7, [106] * 7, [3] * 7), settings, "whole", 1.0)
     assert prove(work, 4)["preemptions"] > 0
+
+
+def test_preempted_requests_that_gave_up_hold_nobody_back() -> None:
+    """Others start with room for a chunk in the very step after that."""
+    seen = Counter[str]()
+    for seed in range(300, 450):
+        random = Random(seed)
+        work = made_workload(random, "tiny")
+        settings = replace(without_pauses(work.settings), order="mixed", admit_whole_prompt=False)
+        pp = random.choice([2, 3, 4])
+        seen += prove(giving_up_at_a_step_end(random, work._replace(settings=settings), pp), pp)
+    assert seen["give up as a step ends"] > 30
 
 
 def test_one_request_passes_all_stages() -> None:
