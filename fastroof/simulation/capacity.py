@@ -14,6 +14,7 @@ from fastroof.simulation.capacity_runs import (
     ANY_RATE,
     Searched,
     check_turnover,
+    deployment_runner,
     drawn_trace,
     longer,
     run_of,
@@ -23,7 +24,6 @@ from fastroof.simulation.capacity_search import (
     FoundRate,
     Limits,
     Seen,
-    deployment_runner,
     parsed_limits,
 )
 from fastroof.simulation.engine import refuse_too_long
@@ -455,7 +455,7 @@ def fewest_replicas(
     fewest = fewest_that_keep(keeps, most)
     while is_steady and fewest and run.session is not None:
         # with sessions a short run ends while its first ones are open
-        in_system, decodes = seen[fewest].in_system, seen[fewest].decodes
+        in_system, decodes = min(one.in_system for one in seen.values()), seen[fewest].decodes
         affordable = affordable_requests(run, decodes, settings.max_num_batched_tokens)
         wanted = enough_requests(requests, in_system, affordable)
         if wanted == requests:

@@ -1,13 +1,18 @@
-"""Runs that are long enough for a capacity, found by searching in shorter ones."""
+"""Runs for a capacity: simulations of a deployment, and how long they must be, by shorter ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fastroof.checks import shown
 from fastroof.errors import SimulationError, TraceError
-from fastroof.simulation.capacity_search import NO_LIMIT, CapacitySearch, FoundRate
+from fastroof.simulation.capacity_search import CapacitySearch, FoundRate, Simulate
+from fastroof.simulation.kv_tiers import NO_TIERS, Tiers
+from fastroof.simulation.prompt_tree import GIVEN
+from fastroof.simulation.replicas import run_replicas
+from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.steady import (
     Run,
     affordable_requests,
@@ -17,6 +22,10 @@ from fastroof.simulation.steady import (
 )
 from fastroof.simulation.trace import Trace
 from fastroof.simulation.workload import Workload
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+    from fastroof.simulation.engine import Outcomes
 
 ANY_RATE: Final = 1.0
 """Initial requests/s of a workload without a rate."""
@@ -57,8 +66,10 @@ class Searched(NamedTuple):
 
     @property
     def in_system(self) -> float:
-        """Requests in the system at the rate, or in open sessions."""
-        return self.search.seen_at(self.found).in_system
+        """Requests in the system at the rate, or of open sessions."""
+        if self.search.run.session is None:
+            return self.search.seen_at(self.found).in_system
+        return self.search.open_requests(self.found)
 
 
 def longer(
@@ -85,7 +96,7 @@ def longer(
         # with sessions a short run ends while its first ones are open, and its rate is too high
         wanted = enough_requests(requests, tried[-1].in_system, most(tried[-1]))
         if wanted == requests:
-            check_turnover(tried[-1].search.run, tried[-1].in_system, tried[-1].found.limit == NO_LIMIT)
+            check_turnover(tried[-1].search.run, tried[-1].in_system)
             break
         requests = wanted
         tried.append(searched(requests))
@@ -97,12 +108,32 @@ def longer(
     return tried if more == requests else [*tried, searched(more, steady.found.requests_per_s)]
 
 
-def check_turnover(run: Run, in_system: float, is_unlimited: bool = False) -> None:
+def check_turnover(run: Run, in_system: float) -> None:
     """Raise an error if too few sessions count for as many as are open at once."""
-    if is_unlimited or run.requests < LEAST_TURNOVERS * in_system:
+    if run.requests < LEAST_TURNOVERS * in_system:
         sessions = run.counted.stop - run.counted.start
         raise SimulationError(
             f"{shown(run.trace.name)}: sessions stay open too long for a steady state, {sessions:,} are "
             f"simulated and {in_system / run.requests * sessions:,.0f} open at once; give shorter delays or "
             "steady=False (--no-steady), which counts the requests given"
         )
+
+
+def deployment_runner(
+    plan: StepPlan,
+    settings: EngineSettings,
+    replicas: int,
+    routing: str,
+    threads: int,
+    prefix_cache: str = GIVEN,
+    tiers: Tiers = NO_TIERS,
+) -> Simulate:
+    """Return a function that simulates a trace on a deployment, with time-outs divided by a factor."""
+
+    def run(trace: Trace, speedup: float) -> Outcomes:
+        scaled = settings if speedup == 1.0 else replace(settings, timeout_s=settings.timeout_s / speedup)
+        return run_replicas(
+            plan, trace, scaled, replicas, routing, threads=threads, prefix_cache=prefix_cache, tiers=tiers
+        )
+
+    return run

@@ -6,7 +6,6 @@ import copy
 import math
 import re
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -16,18 +15,13 @@ from fastroof.checks import is_number, shown
 from fastroof.compiled.simulation.state import FINISHED
 from fastroof.errors import SimulationError, TraceError
 from fastroof.simulation.answers import FIRST_GAP_EXPONENT
-from fastroof.simulation.kv_tiers import NO_TIERS, Tiers
-from fastroof.simulation.prompt_tree import GIVEN
-from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.requests import RequestTimes, checked_ms, gap_values_us
 from fastroof.simulation.session_runs import in_rows_of, mean_rate, sped_up
-from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.steady import PIECES, Run, error_of_mean
 from fastroof.simulation.trace import Trace
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
-    from fastroof.plan import StepPlan
     from fastroof.simulation.engine import Outcomes
 
 
@@ -369,6 +363,7 @@ class CapacitySearch:
         self._simulate = simulate
         self._scales = scales_with_time
         self._tried: dict[float, dict[float, Seen]] = {}
+        self._halves: dict[float, Seen] = {}
         self.simulations = 0
 
     def tried(self, time_scale: float = 1.0) -> dict[float, Seen]:
@@ -409,6 +404,19 @@ class CapacitySearch:
     def seen_at(self, found: FoundRate) -> Seen:
         """Return what was measured at a rate that was found; all at once if none is within the limits."""
         return self.tried().get(found.requests_per_s) or self.tried()[math.inf]
+
+    def open_requests(self, found: FoundRate) -> float:
+        """Return the requests of sessions that are open at a rate, without those that a queue keeps open."""
+        tried, half = self.tried(), found.requests_per_s / 2.0
+        shortest_s = min(
+            (seen.in_system / rate for rate, seen in tried.items() if rate < math.inf), default=0.0
+        )
+        if found.limit in (NO_LIMIT, THROUGHPUT) and half:
+            # at rates near the throughput all sessions queue
+            if half not in self._halves:
+                self._halves[half] = self.limits.seen_in(self.run, self._outcomes(half))
+            shortest_s = min(shortest_s, self._halves[half].in_system / half)
+        return found.requests_per_s * shortest_s
 
     def _simulated(self, factor: float, time_scale: float) -> Outcomes:
         """Simulate the trace at a rate; time-outs and delays are scaled with the steps."""
@@ -471,23 +479,3 @@ def _sped_up(trace: Trace, factor: float) -> Trace:
     arrival_s = trace.arrival_s / factor if factor < math.inf else np.zeros_like(trace.arrival_s)
     object.__setattr__(faster, "arrival_s", arrival_s)
     return faster
-
-
-def deployment_runner(
-    plan: StepPlan,
-    settings: EngineSettings,
-    replicas: int,
-    routing: str,
-    threads: int,
-    prefix_cache: str = GIVEN,
-    tiers: Tiers = NO_TIERS,
-) -> Simulate:
-    """Return a function that simulates a trace on a deployment, with time-outs divided by a factor."""
-
-    def run(trace: Trace, speedup: float) -> Outcomes:
-        scaled = settings if speedup == 1.0 else replace(settings, timeout_s=settings.timeout_s / speedup)
-        return run_replicas(
-            plan, trace, scaled, replicas, routing, threads=threads, prefix_cache=prefix_cache, tiers=tiers
-        )
-
-    return run

@@ -665,7 +665,7 @@ def test_sessions_count_that_come_while_the_counted_ones_start(plan: StepPlan) -
 
 def test_slower_steps_serve_fewer_sessions_whose_delays_stay(plan: StepPlan) -> None:
     load = agents(600)
-    most = as_given(plan, load, ttft_p99_ms=150.0, tpot_p99_ms=20.0)
+    most = as_given(plan, load, ttft_p99_ms=150.0, tpot_p99_ms=20.0, tolerance=0.001)
     assert most.low < most.requests_per_s < most.high
     assert most.requests_per_session is not None
     trace = load.trace(1.0)
@@ -677,7 +677,7 @@ def test_slower_steps_serve_fewer_sessions_whose_delays_stay(plan: StepPlan) -> 
                 trace.rate_scaled(more * rate / most.requests_per_session / sessions_per_s(trace)),
                 time_scale=scale,
             ).times
-            for more in (1.0, 1.0101)
+            for more in (1.0, 1.00101)
         )
         assert p99(kept.ttft_ms) <= 150.0 * (1 + 1e-6)
         assert p99(kept.tpot_ms[kept.has_gaps]) <= 20.0 * (1 + 1e-6)
@@ -740,6 +740,17 @@ def test_sessions_that_no_capacity_is_of(plan: StepPlan, monkeypatch: pytest.Mon
             answer(plan, given, ttft_p99_ms=500)
     with pytest.raises(SimulationError, match="the delays of its sessions are too long"):
         as_given(plan, replace(slow, think_s=9e8), tpot_p99_ms=1)
+
+
+@pytest.mark.slow
+def test_sessions_that_a_queue_alone_keeps_open_have_a_capacity(plan: StepPlan) -> None:
+    """Up to the tolerance the queue grows with the run, and with it the time of sessions."""
+    load = Workload(requests=300, turns=20, input_tokens=1, output_tokens=2, growth_tokens=1, seed=1)
+    given: dict[str, Any] = {"max_num_seqs": 4, "tolerance": 0.05, "with_range": False}
+    most = capacity(plan, load, e2e_p99_ms=1e9, **given)
+    assert most.limit == "throughput"
+    assert most.open_sessions is not None
+    assert most.counted < 8 * most.open_sessions * 20
 
 
 @pytest.mark.slow
