@@ -36,12 +36,15 @@ Examples:
       --num-requests 10000 --input lognormal:1024:0.5 --output 200
   fastroof capacity llama-3.1-70b --tp 4 --engine sglang --trace mine.csv --slo ttft_p90=300,itl_p99=80
   fastroof capacity llama-3.1-8b --trace mine.csv --rate-scale 4 --ttft-p99 500 --fewest
+  fastroof capacity llama-3.1-8b --ttft-p99 500 --turns 3 --calls uniform:1:8 --tool 1.5 --think 20
   fastroof capacity llama-3.1-8b --hourly file:day.txt --ttft-p99 500 --fewest --by-hour
   fastroof capacity my.toml -o capacities.parquet --resume
 
 A specification is that of a sweep with [workload] and [slo] instead of a load: each deployment is a row of
 the results, ranked by requests/s per GPU. `fastroof sweep` takes it too, with shards and keys
-as options. The requests of all rates and deployments are the same: their arrivals are scaled.
+as options. The requests of all rates and deployments are the same: their arrivals are scaled. Of sessions
+(--turns, --calls, or a trace of them) the rate is that of their starts, sessions/s; delays between their
+requests (--think, --tool, or the trace's) stay.
 
 \b
 JSON of a model: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, engine, tables_hash,
@@ -50,8 +53,10 @@ requests_per_s_per_gpu, limit (what breaks first beyond it; throughput: arrivals
 served; none: all at once keep all), low, high (with steps one standard error longer and shorter),
 relative_error, basis, sampling_error (relative standard error by chance), tolerance, replicas, gpus,
 requests, counted (without ramp and drain), simulations, at_capacity (percentiles), simulated: one object a
-rate [requests_per_s, holds, served_per_s, growth, goodput, and the percentiles]. With --fewest: replicas,
-gpus (0 where too many would be needed), limit, requests_per_s, at_replicas; with --by-hour hours: one object
+rate [requests_per_s, holds, served_per_s, growth, goodput, and the percentiles]. Of sessions also
+sessions_per_s (requests_per_s / requests_per_session) and open_sessions, the mean number at once. With
+--fewest: replicas, gpus (0 where too many would be needed), limit, requests_per_s, sessions_per_s (of
+sessions), at_replicas; with --by-hour hours: one object
 each with hour and these, peak (replicas), gpu_hours, gpu_hours_at_peak. JSON of a specification: as
 `fastroof sweep`, best: one object a group.
 """
@@ -113,7 +118,9 @@ def capacity(
     fewest: Annotated[
         bool,
         typer.Option(
-            "--fewest", help="Find the fewest replicas at the requests' rate (--rate, --rate-scale)."
+            "--fewest",
+            help="Find the fewest replicas at the requests' rate (--rate, of sessions if they have several, "
+            "or --rate-scale).",
         ),
     ] = False,
     by_hour: Annotated[
@@ -139,7 +146,7 @@ def capacity(
     measured: GroupValues,
     as_json: Json = False,
 ) -> None:
-    """Find the most requests/s within limits on percentiles.
+    """Find the most requests/s, or sessions/s, within limits on percentiles.
 
     The same requests are simulated at different rates to find the largest at which percentiles of TTFT, TPOT,
     ITL and E2E keep their limits, for one deployment or for all of a specification.

@@ -113,9 +113,11 @@ def print_capacity(plan: StepPlan, most: Capacity) -> None:
     rates = sorted(most.seen)
     at = rates.index(most.requests_per_s) if most.requests_per_s in most.seen else 0
     shown = sorted({*rates[max(at - 2, 0) : at + 3], rates[-1]})
+    each = most.requests_per_session
     rows = [
         [
-            "all at once" if rate == float("inf") else f"{rate:,.4g}",
+            *([] if each is None else ["all at once" if rate == math.inf else f"{rate / each:,.4g}"]),
+            "all at once" if rate == math.inf else f"{rate:,.4g}",
             "yes" if most.limits.holds(most.seen[rate]) else "no",
             f"{most.seen[rate].served_per_s:,.4g}",
             *(f"{value:,.4g}" for value in most.seen[rate].values_ms),
@@ -124,7 +126,10 @@ def print_capacity(plan: StepPlan, most: Capacity) -> None:
         for rate in shown
     ]
     goodput = ["within limits"] if most.limits.of_request else []
-    print_table(["requests/s", "kept", "served/s", *_limit_columns(most.limits), *goodput], rows)
+    of_sessions = [] if each is None else ["sessions/s"]
+    print_table(
+        [*of_sessions, "requests/s", "kept", "served/s", *_limit_columns(most.limits), *goodput], rows
+    )
     counted = "" if most.counted == most.requests else f"; {most.counted:,} count, without ramp and drain"
     out.print(
         f"\n{most.simulations} simulations of up to {most.requests:,} requests{counted}", soft_wrap=True
@@ -137,8 +142,12 @@ def _most_words(most: Capacity) -> str:
     if most.requests_per_s == 0.0:
         return f"no rate keeps {limit}"
     rate = f"{most.requests_per_s:,.4g} requests/s ({most.requests_per_s_per_gpu:,.4g} a GPU)"
+    what = "requests"
+    if most.sessions_per_s is not None:
+        what = "sessions"
+        rate = f"{most.sessions_per_s:,.4g} sessions/s, {most.open_sessions:,.4g} open at once, {rate}"
     if most.limit == "none":
-        return f"{rate}, its maximum throughput: even all requests at once keep the limits"
+        return f"{rate}, its maximum throughput: even all {what} at once keep the limits"
     if most.limit == "throughput":
         return f"{rate}; beyond, requests arrive faster than they are served"
     return f"{rate}; beyond, {limit} breaks first"
@@ -149,6 +158,8 @@ def print_fewest(plan: StepPlan, few: FewestReplicas) -> None:
     out = console()
     name = f"{plan.model.name}, {plan.layout} on {plan.gpu.name}, engine {plan.profile.title}"
     rate = "all at once" if math.isinf(few.requests_per_s) else f"{few.requests_per_s:,.4g} requests/s"
+    if few.sessions_per_s is not None and math.isfinite(few.sessions_per_s):
+        rate = f"{few.sessions_per_s:,.4g} sessions/s, {rate}"
     name = f"{name}, {rate}"
     limit = limit_words(few.limit)
     if not few.replicas:

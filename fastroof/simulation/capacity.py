@@ -5,34 +5,34 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.checks import check_flag, is_number, shown, whole_number
-from fastroof.errors import SimulationError, TraceError
+from fastroof.errors import SimulationError
 from fastroof.plan.compile import check_plan
+from fastroof.simulation.capacity_runs import (
+    ANY_RATE,
+    Searched,
+    check_turnover,
+    deployment_runner,
+    drawn_trace,
+    longer,
+    run_of,
+)
 from fastroof.simulation.capacity_search import (
     CapacitySearch,
     FoundRate,
     Limits,
     Seen,
-    deployment_runner,
-    drawn_trace,
-    has_rate,
     parsed_limits,
 )
 from fastroof.simulation.engine import refuse_too_long
 from fastroof.simulation.kv_tiers import tiers_below
 from fastroof.simulation.prompt_tree import source_of_hits
 from fastroof.simulation.replicas import MOST_REPLICAS
+from fastroof.simulation.session_runs import mean_rate, requests_per_session
 from fastroof.simulation.settings import EngineSettings, running_tokens
-from fastroof.simulation.steady import (
-    LEAST_REQUESTS,
-    Run,
-    affordable_requests,
-    enough_requests,
-    more_requests,
-    steady_run,
-)
+from fastroof.simulation.steady import LEAST_REQUESTS, Run, affordable_requests, enough_requests
 from fastroof.simulation.step_range import StepError, step_error
 from fastroof.simulation.trace import Trace
 
@@ -45,9 +45,6 @@ if TYPE_CHECKING:
 MOST_TOLERANCE: Final = 0.5
 MOST_DRAWS: Final = 1000
 
-ANY_RATE: Final = 1.0
-"""Initial requests/s of a workload without a rate."""
-
 
 @dataclass(frozen=True)
 class Capacity:
@@ -57,7 +54,7 @@ class Capacity:
     ----------
     requests_per_s : float
         Rate of the whole deployment; 0 if no tried rate is within the limits. If ``limit`` is ``none``, the
-        throughput when all requests arrive at once.
+        throughput when all requests, or sessions, arrive at once.
     limit : str
         The limit that fails first at a higher rate: its name, ``goodput``, ``throughput`` (requests arrive
         faster than they are served) or ``none`` (all requests at once are within every limit).
@@ -84,6 +81,8 @@ class Capacity:
         Measurements by rate; ``inf`` is all requests at once.
     limits : Limits
         The limits.
+    requests_per_session : float or None
+        With sessions, the requests of each: their starts/s times this are ``requests_per_s``.
     """
 
     requests_per_s: float
@@ -101,6 +100,24 @@ class Capacity:
     simulations: int
     seen: dict[float, Seen] = field(repr=False)
     limits: Limits = field(repr=False)
+    requests_per_session: float | None = None
+
+    @property
+    def sessions_per_s(self) -> float | None:
+        """Session starts/s; None without sessions."""
+        each = self.requests_per_session
+        return None if each is None else self.requests_per_s / each
+
+    @property
+    def open_sessions(self) -> float | None:
+        """Mean number of sessions that are open at once at this rate; None without sessions."""
+        if self.requests_per_session is None or not self.requests_per_s:
+            return None
+        return self._at_rate.in_system / self.requests_per_session if self._at_rate else None
+
+    @property
+    def _at_rate(self) -> Seen | None:
+        return self.seen.get(math.inf if self.limit == "none" else self.requests_per_s)
 
     @property
     def requests_per_s_per_gpu(self) -> float:
@@ -110,11 +127,9 @@ class Capacity:
     @property
     def at_capacity(self) -> dict[str, float]:
         """The limited percentiles at this rate, ms, by limit; empty if the rate is 0."""
-        seen = self.seen.get(math.inf if self.limit == "none" else self.requests_per_s)
-        if seen is None:
-            return {}
+        seen = self._at_rate
         names = [limit.name for limit in self.limits.percentiles]
-        return dict(zip(names, seen.values_ms, strict=True))
+        return {} if seen is None else dict(zip(names, seen.values_ms, strict=True))
 
     @property
     def simulated(self) -> pa.Table:
@@ -139,9 +154,11 @@ class Capacity:
 
     def document(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        hidden = ("seen", "limits")
+        hidden = ("seen", "limits", *(["requests_per_session"] if self.requests_per_session is None else []))
         plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in hidden}
         derived = {"requests_per_s_per_gpu": self.requests_per_s_per_gpu, "at_capacity": self.at_capacity}
+        if self.requests_per_session is not None:
+            derived |= {"sessions_per_s": self.sessions_per_s, "open_sessions": self.open_sessions}
         return {**plain, **derived, "simulated": self.simulated.to_pylist()}
 
 
@@ -181,7 +198,7 @@ def capacity(
         Times the steps.
     trace_or_workload : Trace or Workload
         The requests. Other rates scale the arrivals of the same requests, so that rates and deployments are
-        compared on equal draws.
+        compared on equal draws. With sessions they scale the starts (and recorded arrivals), not the delays.
     goodput : float, optional
         Share of requests that must be within ``ttft_ms``, ``tpot_ms`` and ``e2e_ms``, as far as given.
     replicas : int, default 1
@@ -222,8 +239,8 @@ def capacity(
     Raises
     ------
     SimulationError
-        If a limit is unknown or not a number above 0, no limit is given, an option is invalid, or the
-        requests have no rate.
+        If a limit is unknown or not a number above 0, no limit is given, an option is invalid, the requests
+        have no rate, or sessions stay open for too long for a steady state.
 
     Notes
     -----
@@ -237,6 +254,9 @@ def capacity(
     of the binding percentile over 16 pieces of the run, over its slope in the rate. A trace is repeated as a
     whole, and its pieces are those of the trace; a ramp of rates likewise. No repeat finds the blocks of
     another in a prefix cache. Percentiles of gaps (``itl``) count all requests.
+
+    With sessions all of this is in sessions: 50 count for each open one, at least 8. Requests count that
+    arrive between the starts of the first counted session and of the one after the last.
 
     A queue that grows for the whole trace could stay within a limit only because the trace ends. Such a rate
     is rejected, with the limit ``throughput``: times to first token grow by more than ``tolerance`` of the
@@ -288,7 +308,7 @@ def capacity(
     hits = source_of_hits(trace, prefix_cache, routing)
     tiers = tiers_below(kv_tiers, plan, settings, hits)
     simulate = deployment_runner(plan, settings, replicas, routing, threads, hits, tiers)
-    is_scaled = math.isinf(settings.timeout_s)
+    is_scaled = math.isinf(settings.timeout_s) and not trace.has_parents
 
     def searching(run: Run) -> CapacitySearch:
         # beyond the tolerance, chance lets a queue grow
@@ -296,9 +316,9 @@ def capacity(
         return CapacitySearch(run, limited, simulate, tolerance, scales_with_time=is_scaled)
 
     alone = searching(Run.whole(trace))
-    tried = [_Searched(alone, alone.found())]
+    tried = [Searched(alone, alone.found())]
     if steady:
-        tried += _longer(
+        tried += longer(
             trace_or_workload, tried[0], searching, settings.max_num_batched_tokens, float(tolerance)
         )
     search, found, sampling_error = tried[-1]
@@ -312,7 +332,7 @@ def capacity(
     for draw in range(1, draws):
         assert not isinstance(trace_or_workload, Trace)
         drawn = replace(trace_or_workload, seed=trace_or_workload.seed + draw)
-        run = _steady(drawn, search.run.requests) if steady else Run.whole(drawn_trace(drawn, ANY_RATE))
+        run = run_of(drawn, search.run.requests) if steady else Run.whole(drawn_trace(drawn, ANY_RATE))
         again = searching(run)
         rates.append(again.found(near=found.requests_per_s or None).requests_per_s)
         searches.append(again)
@@ -333,52 +353,8 @@ def capacity(
         simulations=sum(each.simulations for each in searches),
         seen=dict(search.tried()),
         limits=search.limits,
+        requests_per_session=requests_per_session(search.trace),
     )
-
-
-def _steady(given: Trace | Workload, requests: int) -> Run:
-    """Return a run of a trace, or of a workload at its rate or any; as given where it would last too long."""
-    rate = None if isinstance(given, Trace) or has_rate(given) else ANY_RATE
-    try:
-        return steady_run(given, requests, rate)
-    except TraceError:
-        return Run.whole(drawn_trace(given, rate))
-
-
-class _Searched(NamedTuple):
-    """A search, its rate, and the rate's error by chance where it is known."""
-
-    search: CapacitySearch
-    found: FoundRate
-    sampling_error: float | None = None
-
-
-def _longer(
-    given: Trace | Workload,
-    first: _Searched,
-    searching: Callable[[Run], CapacitySearch],
-    max_num_batched_tokens: int,
-    tolerance: float,
-) -> list[_Searched]:
-    """Search in a run that is long enough for a steady state, and then in one for the tolerance."""
-
-    def most(done: _Searched) -> int:
-        decodes = done.search.seen_at(done.found).decodes
-        return affordable_requests(done.search.run, decodes, max_num_batched_tokens)
-
-    def searched(requests: int, near: float | None = None) -> _Searched:
-        search = searching(_steady(given, requests))
-        found = search.found(near=near or None)
-        return _Searched(search, found, search.sampling_error(found))
-
-    in_system = first.search.seen_at(first.found).in_system
-    requests = enough_requests(first.search.run.requests, in_system, most(first))
-    steady = searched(requests)
-    if isinstance(given, Trace) or steady.search.run.cycle < steady.search.run.requests:
-        # repeats are no new draws
-        return [steady]
-    more = more_requests(requests, steady.sampling_error, tolerance, most(steady))
-    return [steady] if more == requests else [steady, searched(more, steady.found.requests_per_s)]
 
 
 def _step_error(plan: StepPlan, search: CapacitySearch, found: FoundRate) -> StepError:
@@ -412,6 +388,13 @@ class FewestReplicas:
     requests_per_s: float
     seen: dict[int, Seen] = field(repr=False)
     limits: Limits = field(repr=False)
+    requests_per_session: float | None = None
+
+    @property
+    def sessions_per_s(self) -> float | None:
+        """Session starts/s; None without sessions."""
+        each = self.requests_per_session
+        return None if each is None else self.requests_per_s / each
 
     @property
     def at_replicas(self) -> dict[str, float]:
@@ -422,11 +405,13 @@ class FewestReplicas:
 
     def document(self) -> dict[str, Any]:
         """Return the answer as JSON values."""
+        of_sessions = {} if self.sessions_per_s is None else {"sessions_per_s": self.sessions_per_s}
         return {
             "replicas": self.replicas,
             "gpus": self.gpus,
             "limit": self.limit,
             "requests_per_s": self.requests_per_s,
+            **of_sessions,
             "at_replicas": self.at_replicas,
         }
 
@@ -448,12 +433,13 @@ def fewest_replicas(
     most = whole_number("most", most, 1, MOST_REPLICAS, SimulationError)
     trace = drawn_trace(trace_or_workload)
     chosen = {name: options.pop(name) for name in EngineSettings.__dataclass_fields__ if name in options}
-    run = Run.whole(trace)
-    if steady and not trace.is_closed and 0.0 < trace.requests_per_s < math.inf:
-        run = _steady(trace_or_workload, max(LEAST_REQUESTS, len(trace)))
-    growth = max(GROWTH, 1.0 / math.sqrt(run.requests))
+    run, per_s = Run.whole(trace), mean_rate(trace)
+    is_steady = steady and not trace.is_closed and 0.0 < per_s < math.inf
+    requests = max(LEAST_REQUESTS, len(trace))
+    if is_steady:
+        run = run_of(trace_or_workload, requests)
     # closed-loop clients send as fast as they are answered: their queue does not grow
-    limits = parsed_limits(options, goodput, math.inf if trace.is_closed else growth)
+    limits = parsed_limits(options, goodput, math.inf if trace.is_closed else _growth(run))
     tokens = running_tokens(trace, plan, chosen.get("reserve_output"))
     settings = EngineSettings.of_plan(plan, kv_len=tokens, **chosen)
     refuse_too_long(trace, settings, "leave such requests out")
@@ -463,20 +449,38 @@ def fewest_replicas(
 
     def keeps(replicas: int) -> bool:
         simulate = deployment_runner(plan, settings, replicas, routing, threads, hits, tiers)
-        seen[replicas] = limits.seen(run.trace, simulate(run.trace, 1.0), run.counted)
+        seen[replicas] = limits.seen_in(run, simulate(run.trace, 1.0))
         return limits.holds(seen[replicas])
 
     fewest = fewest_that_keep(keeps, most)
+    while is_steady and fewest and run.session is not None:
+        # with sessions a short run ends while its first ones are open
+        in_system, decodes = min(one.in_system for one in seen.values()), seen[fewest].decodes
+        affordable = affordable_requests(run, decodes, settings.max_num_batched_tokens)
+        wanted = enough_requests(requests, in_system, affordable)
+        if wanted == requests:
+            check_turnover(run, in_system)
+            break
+        requests, run = wanted, run_of(trace_or_workload, wanted)
+        limits = limits._replace(growth=_growth(run))
+        seen.clear()
+        fewest = fewest_that_keep(keeps, most)
     broken = [replicas for replicas, one in seen.items() if not limits.holds(one)]
     limit = limits.binding(seen[max(broken)]) if broken else "none"
     return FewestReplicas(
         fewest,
         fewest * plan.layout.world_size,
         limit,
-        trace.requests_per_s,
+        per_s,
         dict(sorted(seen.items())),
         limits,
+        requests_per_session(trace),
     )
+
+
+def _growth(run: Run) -> float:
+    """Return the share of the elapsed time by which queueing may grow in a run."""
+    return max(GROWTH, 1.0 / math.sqrt(run.requests))
 
 
 def fewest_that_keep(keeps: Callable[[int], bool], most: int) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fastroof.checks import shown
 from fastroof.errors import SimulationError
 from fastroof.simulation.capacity import FewestReplicas, fewest_replicas
-from fastroof.simulation.capacity_search import drawn_trace
+from fastroof.simulation.capacity_runs import drawn_trace
 from fastroof.simulation.trace import Trace
 from fastroof.simulation.workload import DEFAULT_REQUESTS, Workload
 from fastroof.simulation.workload_rates import MOST_HOURS
@@ -82,6 +82,10 @@ def fewest_by_hour(plan: StepPlan, trace_or_workload: Trace | Workload, **option
 def _hours_of(given: Trace | Workload) -> Iterator[Trace | None]:
     """Yield the requests of each hour."""
     trace = drawn_trace(given)
+    if trace.has_parents:
+        raise SimulationError(
+            f"{shown(trace.name)} has sessions, which hours would cut; find the fewest replicas for all hours"
+        )
     count = int(trace.duration_s // SECONDS_PER_HOUR) + 1
     if trace.is_closed or count > MOST_HOURS:
         what = "is a closed loop" if trace.is_closed else f"lasts {count:,} hours"

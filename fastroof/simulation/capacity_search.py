@@ -6,7 +6,6 @@ import copy
 import math
 import re
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,20 +13,15 @@ import numpy as np
 from fastroof.arrays import Floats, Longs
 from fastroof.checks import is_number, shown
 from fastroof.compiled.simulation.state import FINISHED
-from fastroof.errors import SimulationError
+from fastroof.errors import SimulationError, TraceError
 from fastroof.simulation.answers import FIRST_GAP_EXPONENT
-from fastroof.simulation.kv_tiers import NO_TIERS, Tiers
-from fastroof.simulation.prompt_tree import GIVEN
-from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.requests import RequestTimes, checked_ms, gap_values_us
-from fastroof.simulation.settings import EngineSettings
+from fastroof.simulation.session_runs import in_rows_of, mean_rate, sped_up
 from fastroof.simulation.steady import PIECES, Run, error_of_mean
 from fastroof.simulation.trace import Trace
-from fastroof.simulation.workload import Workload
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
-    from fastroof.plan import StepPlan
     from fastroof.simulation.engine import Outcomes
 
 
@@ -78,7 +72,7 @@ class Limits(NamedTuple):
             of_request={name: most_ms * factor for name, most_ms in self.of_request.items()},
         )
 
-    def seen(self, trace: Trace, outcomes: Outcomes, counted: slice | None = None) -> Seen:
+    def seen(self, trace: Trace, outcomes: Outcomes, counted: slice | Longs | None = None) -> Seen:
         """Measure a simulation as far as the limits need; percentiles of gaps are over all requests."""
         span = slice(0, len(trace)) if counted is None else counted
         times = RequestTimes.of(trace, outcomes).of_places(span)
@@ -93,6 +87,11 @@ class Limits(NamedTuple):
         e2e_ms = times.e2e_ms[finished]
         in_system = served_per_s * float(e2e_ms.mean()) * US_PER_MS / US_PER_S if len(e2e_ms) else 0.0
         return Seen(values, self.goodput_of(times), growth, served_per_s, decodes, in_system)
+
+    def seen_in(self, run: Run, outcomes: Outcomes) -> Seen:
+        """Measure the requests of a run that count; those of all open sessions are in the system."""
+        seen = self.seen(run.trace, outcomes, run.places(outcomes))
+        return seen if run.session is None else seen._replace(in_system=run.open_requests(outcomes))
 
     def goodput_of(self, times: RequestTimes) -> float:
         """Return the share of requests within the limits of each request; 1 without any."""
@@ -143,7 +142,7 @@ class Limits(NamedTuple):
         return GOODPUT if seen.goodput < self.goodput else THROUGHPUT
 
 
-def _served_per_s(outcomes: Outcomes, span: slice) -> float:
+def _served_per_s(outcomes: Outcomes, span: slice | Longs) -> float:
     """Return the requests/s that finished while the counted ones arrived, or in the whole run."""
     arrival_us, last_us = outcomes.arrival_us, outcomes.last_us[np.asarray(outcomes.status) == FINISHED]
     first, last = float(arrival_us[span][0]), float(arrival_us[span][-1])
@@ -317,6 +316,9 @@ _SLOPE_OVER: Final = 0.1
 MOST_DOUBLINGS: Final = 20
 """Doublings of the first rate that are tried; at higher rates requests practically arrive at once."""
 
+MOST_DOUBLINGS_KEPT: Final = 8
+"""The same of sessions that keep the limits if all start at once."""
+
 Simulate = Callable[["Trace", float], "Outcomes"]
 """Simulates a trace with time-outs divided by the second argument."""
 
@@ -347,18 +349,21 @@ class CapacitySearch:
                 f"trace {shown(trace.name)} is a closed loop, whose clients send as fast as they are "
                 "answered; a capacity is a rate: give arrivals"
             )
-        if not 0.0 < trace.requests_per_s < math.inf:
+        self._base_per_s = mean_rate(trace)
+        if not 0.0 < self._base_per_s < math.inf:
+            what = f"its {len(trace):,} requests all arrive at once; give at least two requests with"
+            if trace.has_parents:
+                what = "all of its sessions start at once; give at least two sessions with"
             raise SimulationError(
-                f"trace {shown(trace.name)} has no rate to scale: its {len(trace):,} requests all arrive at "
-                "once; give at least two requests with different arrivals"
+                f"trace {shown(trace.name)} has no rate to scale: {what} different arrivals"
             )
         self.trace = trace
         self.limits = limits
         self.tolerance = tolerance
         self._simulate = simulate
         self._scales = scales_with_time
-        self._base_per_s = trace.requests_per_s
         self._tried: dict[float, dict[float, Seen]] = {}
+        self._halves: dict[float, Seen] = {}
         self.simulations = 0
 
     def tried(self, time_scale: float = 1.0) -> dict[float, Seen]:
@@ -371,35 +376,59 @@ class CapacitySearch:
 
         def seen_at(per_s: float) -> Seen:
             self.simulations += 1
-            return limits.seen(*self._simulated(per_s / self._base_per_s, time_scale), self.run.counted)
+            return limits.seen_in(self.run, self._simulated(per_s / self._base_per_s, time_scale))
 
         if math.inf not in tried:
             tried[math.inf] = seen_at(math.inf)
         at_once = tried[math.inf]
-        if limits.keeps(at_once):
+        # with delays between them, requests of sessions that start at once do not come at once
+        if limits.keeps(at_once) and self.run.session is None:
             return FoundRate(at_once.served_per_s / time_scale, NO_LIMIT)
         if near is not None:
             for per_s in (near / (1.0 + 3.0 * self.tolerance), near * (1.0 + 3.0 * self.tolerance)):
                 tried[per_s] = seen_at(per_s)
         # no request is served if each waits too long
         start = at_once.served_per_s or self._base_per_s
+        doublings = MOST_DOUBLINGS_KEPT if limits.keeps(at_once) else MOST_DOUBLINGS
         rates = {per_s: seen for per_s, seen in tried.items() if per_s < math.inf}
         span = largest_rate(
             seen_at, limits.holds, start,
-            tolerance=self.tolerance, tried=rates, highest=start * 2.0**MOST_DOUBLINGS, excess=limits.excess,
+            tolerance=self.tolerance, tried=rates, highest=start * 2.0**doublings, excess=limits.excess,
         )  # fmt: skip
         tried |= rates
-        limit = NO_LIMIT if span.broken == math.inf else limits.binding(tried[span.broken])
-        return FoundRate(span.kept / time_scale, limit)
+        if span.broken < math.inf:
+            return FoundRate(span.kept / time_scale, limits.binding(tried[span.broken]))
+        kept = span.kept if self.run.session is None else at_once.served_per_s
+        return FoundRate(kept / time_scale, NO_LIMIT)
 
     def seen_at(self, found: FoundRate) -> Seen:
         """Return what was measured at a rate that was found; all at once if none is within the limits."""
         return self.tried().get(found.requests_per_s) or self.tried()[math.inf]
 
-    def _simulated(self, factor: float, time_scale: float) -> tuple[Trace, Outcomes]:
-        """Simulate the trace at a rate; time-outs are scaled with the steps."""
-        trace = _sped_up(self.trace, factor)
-        return trace, self._simulate(trace, 1.0 if self._scales else time_scale)
+    def open_requests(self, found: FoundRate) -> float:
+        """Return the requests of sessions that are open at a rate, without those that a queue keeps open."""
+        tried, half = self.tried(), found.requests_per_s / 2.0
+        shortest_s = min(
+            (seen.in_system / rate for rate, seen in tried.items() if rate < math.inf), default=0.0
+        )
+        if found.limit in (NO_LIMIT, THROUGHPUT) and half:
+            # at rates near the throughput all sessions queue
+            if half not in self._halves:
+                self._halves[half] = self.limits.seen_in(self.run, self._outcomes(half))
+            shortest_s = min(shortest_s, self._halves[half].in_system / half)
+        return found.requests_per_s * shortest_s
+
+    def _simulated(self, factor: float, time_scale: float) -> Outcomes:
+        """Simulate the trace at a rate; time-outs and delays are scaled with the steps."""
+        if self.trace.has_parents:
+            try:
+                faster = sped_up(self.trace, factor, time_scale)
+            except TraceError as error:
+                raise SimulationError(
+                    f"the delays of its sessions are too long for a capacity: {error}"
+                ) from error
+            return in_rows_of(self.trace, faster, self._simulate(faster, time_scale))
+        return self._simulate(_sped_up(self.trace, factor), 1.0 if self._scales else time_scale)
 
     def sampling_error(self, found: FoundRate) -> float | None:
         """Return the relative standard error of a rate by chance, from pieces of its run; None if unknown.
@@ -412,25 +441,36 @@ class CapacitySearch:
         outcomes = self._outcomes(math.inf if is_at_once else found.requests_per_s)
         if found.limit in (NO_LIMIT, THROUGHPUT):
             # how long equal numbers of requests take to finish, one after the other
-            ends = np.sort(outcomes.last_us[np.asarray(outcomes.status) == FINISHED])[self.run.counted]
+            ends = self._counted_ends_us(outcomes)
             spans = (
                 np.diff(ends[np.linspace(0, len(ends) - 1, PIECES + 1).astype(int)]) if len(ends) else ends
             )
             return error_of_mean(np.log(np.maximum(spans, 1.0)))
         times = RequestTimes.of(self.trace, outcomes)
-        pieces = [self.limits.excess_of(found.limit, times.of_places(places)) for places in self.run.pieces()]
-        below = RequestTimes.of(self.trace, self._outcomes(found.requests_per_s * (1.0 - _SLOPE_OVER)))
-        counted = self.run.counted
-        grown = self.limits.excess_of(found.limit, times.of_places(counted))
-        grown -= self.limits.excess_of(found.limit, below.of_places(counted))
-        error = error_of_mean(pieces)
+        places = self.run.places(outcomes)
+        errors = [
+            self.limits.excess_of(found.limit, times.of_places(some)) for some in self.run.pieces(places)
+        ]
+        fewer = self._outcomes(found.requests_per_s * (1.0 - _SLOPE_OVER))
+        below = RequestTimes.of(self.trace, fewer)
+        grown = self.limits.excess_of(found.limit, times.of_places(places))
+        grown -= self.limits.excess_of(found.limit, below.of_places(self.run.places(fewer)))
+        error = error_of_mean(errors)
         if error is None or not grown > 0.0:
             return None
         return error * -math.log1p(-_SLOPE_OVER) / grown
 
     def _outcomes(self, per_s: float) -> Outcomes:
         self.simulations += 1
-        return self._simulated(per_s / self._base_per_s, 1.0)[1]
+        return self._simulated(per_s / self._base_per_s, 1.0)
+
+    def _counted_ends_us(self, outcomes: Outcomes) -> Floats:
+        """Return when the requests that count ended, sorted."""
+        finished = np.asarray(outcomes.status) == FINISHED
+        if self.run.session is None:
+            return np.sort(outcomes.last_us[finished])[self.run.counted]
+        places = self.run.places(outcomes)
+        return np.sort(outcomes.last_us[places][finished[places]])
 
 
 def _sped_up(trace: Trace, factor: float) -> Trace:
@@ -439,42 +479,3 @@ def _sped_up(trace: Trace, factor: float) -> Trace:
     arrival_s = trace.arrival_s / factor if factor < math.inf else np.zeros_like(trace.arrival_s)
     object.__setattr__(faster, "arrival_s", arrival_s)
     return faster
-
-
-def drawn_trace(given: Trace | Workload, rate: float | None = None) -> Trace:
-    """Return a trace, or the requests of a workload."""
-    if not isinstance(given, Trace | Workload):
-        raise SimulationError(f"requests must be a Trace or a Workload, got {type(given).__name__}")
-    if given.has_parents if isinstance(given, Trace) else given.has_sessions:
-        raise SimulationError(
-            f"{shown(given.name)} has sessions, whose requests follow answers at any rate: simulate it at "
-            "several rates of sessions"
-        )
-    if isinstance(given, Trace):
-        return given
-    return given.trace(None if has_rate(given) else rate, given.seed)
-
-
-def has_rate(given: Workload) -> bool:
-    """Whether a workload's arrivals are set without another rate."""
-    return given.is_closed or given.requests_per_s is not None
-
-
-def deployment_runner(
-    plan: StepPlan,
-    settings: EngineSettings,
-    replicas: int,
-    routing: str,
-    threads: int,
-    prefix_cache: str = GIVEN,
-    tiers: Tiers = NO_TIERS,
-) -> Simulate:
-    """Return a function that simulates a trace on a deployment, with time-outs divided by a factor."""
-
-    def run(trace: Trace, speedup: float) -> Outcomes:
-        scaled = settings if speedup == 1.0 else replace(settings, timeout_s=settings.timeout_s / speedup)
-        return run_replicas(
-            plan, trace, scaled, replicas, routing, threads=threads, prefix_cache=prefix_cache, tiers=tiers
-        )
-
-    return run

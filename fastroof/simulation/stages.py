@@ -68,7 +68,7 @@ def run_stages(plan: StepPlan, trace: Trace, settings: EngineSettings, *, time_s
             options = options._replace(max_seqs=max(settings.max_num_seqs // pp, 1))
         arena = plan.bottleneck.arena
         given = (pipeline, requests, served, record, settings.num_gpu_blocks)
-        raise_stuck(loops.stages_run(arena, options, *given))
+        raise_stuck(loops.stages_run(arena, options, options._replace(admits_whole=1), *given))
     outcomes = Outcomes(
         requests.arrival_us,
         served.first_us,

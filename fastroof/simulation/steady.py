@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from fastroof.simulation.session_runs import ids_of_laps, repeated_sessions, session_starts
 from fastroof.simulation.trace import Trace
-from fastroof.simulation.trace_checks import ids_at
 from fastroof.simulation.workload import Workload
 
 if TYPE_CHECKING:
     from fastroof.arrays import Floats, Longs
+    from fastroof.simulation.engine import Outcomes
 
 LEAST_REQUESTS: Final = 20_000
 """Requests that count, at least: a run of so many takes milliseconds."""
@@ -48,41 +49,96 @@ PIECES: Final = 16
 class Run(NamedTuple):
     """A trace to simulate, and which of its requests count.
 
-    ``cycle`` is the number of counted requests after which they repeat; all of them if they do not.
+    ``cycle`` is the number of counted requests after which they repeat; all of them if they do not. With
+    ``session``, the session of each request, ``counted`` and ``cycle`` are of sessions in order of starts.
     """
 
     trace: Trace
     counted: slice
     cycle: int
+    session: Longs | None = None
 
     @classmethod
     def whole(cls, trace: Trace) -> Run:
         """Return a run whose requests all count."""
-        return cls(trace, slice(0, len(trace)), len(trace))
+        if not trace.has_parents:
+            return cls(trace, slice(0, len(trace)), len(trace))
+        starts = session_starts(trace)
+        return cls(trace, slice(0, starts.sessions), starts.sessions, starts.session)
 
     @property
     def requests(self) -> int:
-        """Number of requests that count."""
-        return int(self.counted.stop - self.counted.start)
+        """Number of requests that count; of sessions, as many as the counted ones have."""
+        first, stop = self.counted.start, self.counted.stop
+        if self.session is None:
+            return int(stop - first)
+        return int(np.count_nonzero((self.session >= first) & (self.session < stop)))
 
-    def pieces(self) -> list[Longs]:
-        """Return the places of the requests in each piece; repeats of a request are in one piece."""
-        place = np.arange(self.requests)
-        piece = place % self.cycle * PIECES // self.cycle
-        return [place[piece == one] + self.counted.start for one in range(PIECES)]
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the counted requests, or sessions, repeat."""
+        return bool(self.cycle < self.counted.stop - self.counted.start)
+
+    def places(self, outcomes: Outcomes) -> slice | Longs:
+        """Return the requests that count; with sessions, those that come while the counted ones start."""
+        if self.session is None:
+            return self.counted
+        arrival_us, starts_us = outcomes.arrival_us, self._starts_us(outcomes)
+        begin_us, end_us = starts_us[self.counted.start], starts_us[self.counted.stop]
+        if not begin_us < end_us:
+            # all start at once
+            begin_us, end_us = -math.inf, math.inf
+        some = np.flatnonzero((arrival_us >= begin_us) & (arrival_us < end_us))
+        return some[np.argsort(arrival_us[some], kind="stable")]
+
+    def _starts_us(self, outcomes: Outcomes) -> Floats:
+        """Return when sessions start, and inf after the last."""
+        assert self.session is not None
+        starts_us = np.full(int(self.session.max()) + 2, math.inf)
+        np.minimum.at(starts_us, self.session, outcomes.arrival_us)
+        return starts_us
+
+    def open_requests(self, outcomes: Outcomes) -> float:
+        """Return the requests of sessions that are open at once in a steady state: starts/s x their time."""
+        assert self.session is not None
+        starts_us = self._starts_us(outcomes)[:-1]
+        ends_us = starts_us.copy()
+        # a request that timed out has no last token
+        np.fmax.at(ends_us, self.session, outcomes.last_us)
+        each = len(self.session) / len(starts_us)
+        start_us = starts_us[self.counted]
+        passed_us = float(start_us[-1] - start_us[0])
+        if not passed_us:
+            return each * len(start_us)
+        return each * float((ends_us - starts_us)[self.counted].mean()) * (len(start_us) - 1) / passed_us
+
+    def pieces(self, places: slice | Longs) -> list[Longs]:
+        """Return the counted places of the requests in each piece; repeats of a request are in one piece."""
+        some: Longs = np.arange(places.start, places.stop) if isinstance(places, slice) else places
+        if self.session is None or self.is_repeated:
+            of_cycle = some if self.session is None else self.session[some]
+            piece = (of_cycle - self.counted.start) % self.cycle * PIECES // self.cycle
+        else:
+            piece = np.arange(len(some)) * PIECES // len(some)
+        return [some[piece == one] for one in range(PIECES)]
 
 
 def steady_run(given: Trace | Workload, requests: int, rate: float | None = None) -> Run:
     """Return a run in which at least ``requests`` count, after a ramp and before a drain.
 
     A workload is drawn; a trace, or a workload whose rate changes over the run, is repeated as a whole. Each
-    repeat has separate hash_ids: a prefix cache finds in it what it finds in the trace.
+    repeat has separate hash_ids: a prefix cache finds in it what it finds in the trace. Sessions are drawn or
+    repeated as a whole, so that the counted ones have about as many requests.
     """
     if isinstance(given, Workload) and given.has_one_rate:
         before, after = math.ceil(RAMP * requests), math.ceil(DRAIN * requests)
         drawn = replace(given, requests=before + requests + after).trace(rate)
+        if drawn.has_parents:
+            return _sessions_run(drawn)
         return Run(drawn, slice(before, before + requests), requests)
     trace = given if isinstance(given, Trace) else given.trace(rate)
+    if trace.has_parents:
+        return _repeated_run(trace, requests)
     cycle = len(trace)
     requests = -(-requests // cycle) * cycle
     before, after = math.ceil(RAMP * requests), math.ceil(DRAIN * requests)
@@ -96,21 +152,30 @@ def steady_run(given: Trace | Workload, requests: int, rate: float | None = None
     if trace.history_tokens is not None:
         # starts of prompts that all have in common, such as a system prompt, stay in common
         sizes["history_tokens"] = trace.history_tokens[place]
-    repeated = Trace(arrival_s - arrival_s[0], **sizes, **_ids_of_laps(trace, lap, place), name=trace.name)
+    repeated = Trace(arrival_s - arrival_s[0], **sizes, **ids_of_laps(trace, lap, place), name=trace.name)
     return Run(repeated, slice(before, before + requests), cycle)
 
 
-def _ids_of_laps(trace: Trace, lap: Longs, place: Longs) -> dict[str, Any]:
-    """Return the hash_ids of requests at ``place`` of a trace, which no two laps have in common."""
-    if trace.hash_ids is None or trace.hash_offsets is None:
-        return {}
-    distinct, of_id = np.unique(trace.hash_ids, return_inverse=True)
-    ids, offsets = ids_at(of_id, trace.hash_offsets, place)
-    return {
-        "hash_ids": ids + np.repeat((lap - lap[0]) * len(distinct), np.diff(offsets)),
-        "hash_offsets": offsets,
-        "hash_block_size": trace.hash_block_size,
-    }
+def _sessions_run(drawn: Trace) -> Run:
+    """Return a run of drawn sessions, of which those between ramp and drain count."""
+    whole = Run.whole(drawn)
+    sessions = whole.cycle
+    all_parts = 1.0 + RAMP + DRAIN
+    before, after = (math.ceil(part * sessions / all_parts) for part in (RAMP, DRAIN))
+    if before + after >= sessions:
+        return whole
+    return whole._replace(counted=slice(before, sessions - after), cycle=sessions - before - after)
+
+
+def _repeated_run(trace: Trace, requests: int) -> Run:
+    """Return a run of a trace's sessions, repeated as a whole."""
+    cycle = session_starts(trace).sessions
+    if cycle == 1:
+        return Run.whole(trace)
+    sessions = -(-requests // len(trace)) * cycle
+    before, after = math.ceil(RAMP * sessions), math.ceil(DRAIN * sessions)
+    whole = Run.whole(repeated_sessions(trace, -before, sessions + after))
+    return whole._replace(counted=slice(before, before + sessions), cycle=cycle)
 
 
 def enough_requests(given: int, in_system: float, affordable: int) -> int:

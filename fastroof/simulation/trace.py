@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.arrays import Array, Floats, Longs
+from fastroof.arrays import Array, Bools, Floats, Longs
 from fastroof.arrow import arrow_schema
 from fastroof.checks import is_number, shown, whole_number
 from fastroof.columns import Column
@@ -301,7 +301,7 @@ class Trace:
         with np.errstate(over="ignore"):
             arrival_s = self.arrival_s / factor
         if self.parents is not None:
-            arrival_s = self._scaled_links(arrival_s)
+            arrival_s = np.where(self._only_follow, 0.0, arrival_s)
         if not arrival_s[-1] <= MOST_SECONDS:
             raise TraceError(
                 f"trace {shown(self.name)}: at {factor!r} times its rate it lasts over {MOST_SECONDS:g} s"
@@ -315,15 +315,14 @@ class Trace:
         object.__setattr__(scaled, "arrival_s", arrival_s)
         return scaled
 
-    def _scaled_links(self, arrival_s: Floats) -> Floats:
-        """Return scaled arrivals, without those that only follow from parents and delays."""
+    @property
+    def _only_follow(self) -> Bools:
+        """Which requests have no arrival but that which follows from parents and delays."""
         assert self.parents is not None
         assert self.parent_offsets is not None
         assert self.delay_s is not None
-        child = np.repeat(np.arange(len(self)), np.diff(self.parent_offsets))
-        follows = np.full(len(self), -1.0)
-        np.maximum.at(follows, child, self.arrival_s[self.parents] + self.delay_s[child])
-        return np.where(self.arrival_s <= follows, 0.0, arrival_s)
+        links = self.delay_s, self.parents, self.parent_offsets
+        return trace_sessions.only_follow(self.arrival_s, *links)
 
     def _in_rows_of(self, order: Longs) -> Trace:
         """Return the trace with the rows of a file, of which its own rows are an order."""

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Floats, Ints, Longs
+from fastroof.arrays import Bools, Floats, Ints, Longs
 from fastroof.errors import TraceError
 
 NO_PARENT: Final = -1
@@ -101,6 +101,15 @@ def earliest(where: str, arrival_s: Floats, delay_s: Floats, parents: Longs, off
             f"{where}, row {row}: its parents wait for it, or for others that wait for each other"
         )
     return Order(arrival_s, depth)
+
+
+def only_follow(arrival_s: Floats, delay_s: Floats, parents: Longs, offsets: Longs) -> Bools:
+    """Return which requests have no arrival but that which follows from parents and delays."""
+    child = np.repeat(np.arange(len(arrival_s)), np.diff(offsets))
+    follows_s = np.full(len(arrival_s), -1.0)
+    np.maximum.at(follows_s, child, arrival_s[parents] + delay_s[child])
+    is_after: Bools = arrival_s <= follows_s
+    return is_after
 
 
 def components(parents: Longs, offsets: Longs) -> Longs:

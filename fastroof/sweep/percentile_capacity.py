@@ -144,7 +144,7 @@ class SimulatedKind:
 
     def runner(self, setting: Setting) -> Simulate:
         """Return a function that simulates a trace on the whole deployment."""
-        from fastroof.simulation.capacity_search import deployment_runner
+        from fastroof.simulation.capacity_runs import deployment_runner
         from fastroof.simulation.pool_runs import run_pools
         from fastroof.simulation.pools import Link, Pool
 

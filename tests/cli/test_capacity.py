@@ -227,3 +227,26 @@ def test_the_fewest_replicas_by_the_hour_are_the_library_s() -> None:
     assert f"{expected.gpu_hours:g} GPU hours ({expected.gpu_hours_at_peak:g} with" in out
     assert re.search(r"1 +0 +0 +-", out)
     assert "--by-hour goes with --fewest" in refused(*asked[:-2], "--by-hour")
+
+
+AGENTS = (
+    "--turns", "2", "--calls", "uniform:1:4", "--growth", "300", "--input", "900", "--output", "40",
+    "--tool", "0.4", "--think", "3", "--num-requests", "200",
+)  # fmt: skip
+
+
+def test_a_capacity_of_sessions_is_in_sessions() -> None:
+    asked = ("capacity", *MODEL, *AGENTS, "--ttft-p99", "200", "--no-steady")
+    found = json.loads(good(*asked, "--json"))
+    assert found["sessions_per_s"] * found["requests_per_session"] == pytest.approx(found["requests_per_s"])
+    assert all(key in good("capacity", "--help") for key in found)
+    printed = good(*asked)
+    assert (
+        f"{found['sessions_per_s']:,.4g} sessions/s, {found['open_sessions']:,.4g} open at once, " in printed
+    )
+    assert re.search(r"sessions/s +requests/s +kept", printed)
+    few = ("capacity", *MODEL, *AGENTS, "--ttft-p99", "200", "--no-steady", "--fewest", "--rate", "9")
+    found = json.loads(good(*few, "--json"))
+    assert f"{found['sessions_per_s']:,.4g} sessions/s, {found['requests_per_s']:,.4g} requests/s: " in good(
+        *few
+    )

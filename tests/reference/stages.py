@@ -144,7 +144,10 @@ class Stages:
             most = self.settings.max_num_seqs - others
             if self.settings.order == "prefill_first":
                 most = max(self.settings.max_num_seqs // self.stages, 1)
-            batch.settings = SimpleNamespace(**vars(self.settings) | {"max_num_seqs": most})
+            # one that was preempted starts with room for all of it; else batches may preempt forever
+            whole = self.settings.admit_whole_prompt or any(one.preemptions for one in self.waiting)
+            changed = {"max_num_seqs": most, "admit_whole_prompt": whole}
+            batch.settings = SimpleNamespace(**vars(self.settings) | changed)
             step = batch.make_step()
             if not step.requests:
                 continue

@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 
 import fastroof
 from fastroof import FastroofError, SimulationError, StepPlan, Trace, Workload
+from fastroof.simulation import steady
 from fastroof.simulation.capacity import Capacity, capacity, fewest_replicas
 from fastroof.simulation.capacity_hours import fewest_by_hour
 from fastroof.simulation.capacity_search import CapacitySearch, Limits, parsed_limits
@@ -408,8 +410,8 @@ def test_a_short_trace_is_repeated(plan: StepPlan) -> None:
     # the first gap is one into the counted requests, whose first is the trace's
     assert gaps == pytest.approx(np.resize(np.roll(lap, 113), len(gaps)), abs=1e-9)
     assert run.trace.requests_per_s == pytest.approx(trace.requests_per_s, rel=0.05)
-    assert sorted(np.concatenate(run.pieces()).tolist()) == list(range(113, 563))
-    assert {int(place - 113) % 150 * 16 // 150 for place in run.pieces()[3]} == {3}
+    assert sorted(np.concatenate(run.pieces(run.counted)).tolist()) == list(range(113, 563))
+    assert {int(place - 113) % 150 * 16 // 150 for place in run.pieces(run.counted)[3]} == {3}
 
 
 def test_rates_that_change_over_a_run_are_repeated_as_a_whole(plan: StepPlan) -> None:
@@ -554,3 +556,213 @@ def test_a_router_that_knows_the_cache_needs_one(plan: StepPlan, load: Workload)
             answer(plan, load.trace(), ttft_p99_ms=500, kv_tiers="host:1GB:50GB/s")
         with pytest.raises(SimulationError, match="prefix_cache must be one of auto, given, lru"):
             answer(plan, load.trace(), ttft_p99_ms=500, prefix_cache="no")
+
+
+AGENTS: dict[str, Any] = {
+    "turns": 2, "calls": "uniform:1:4", "growth_tokens": 300, "input_tokens": "lognormal:900:0.4",
+    "output_tokens": "uniform:5:60", "tool_s": "exponential:0.4", "think_s": 3.0, "system_tokens": 200,
+}  # fmt: skip
+
+
+def agents(requests: int = 150, seed: int = 0) -> Workload:
+    """Agents of two turns, each of a few calls."""
+    return Workload(requests=requests, seed=seed, name="agents", **AGENTS)
+
+
+def recorded_agents() -> Trace:
+    """Sessions with two starts, a fan-out, a join, and requests that wait for their own times too."""
+    rng = np.random.default_rng(2)
+    rows: dict[str, list[Any]] = {name: [] for name in ("at", "own", "parents", "delay", "session")}
+    for session in range(30):
+        first, start = 6 * session, float(rng.uniform(0, 20))
+        rows["at"] += [start, start + 0.5, 0.0, 0.0, start + 4.0, 0.0]
+        rows["parents"] += [[], [], [first], [first, first + 1], [first + 3], [first + 2, first + 4]]
+        rows["delay"] += [0.0, 0.0, 0.2, 1.5, 0.1, 0.0]
+        rows["session"] += [session] * 6
+    count = len(rows["at"])
+    return Trace(
+        rows["at"],
+        rng.integers(200, 3000, count),
+        rng.integers(1, 60, count),
+        parents=[parent for own in rows["parents"] for parent in own],
+        parent_offsets=np.concatenate([[0], np.cumsum([len(own) for own in rows["parents"]])]),
+        delay_s=rows["delay"],
+        session=rows["session"],
+        name="recorded",
+    )
+
+
+def starts_of(trace: Trace) -> np.ndarray:
+    """Starts of sessions, s, by the plainest loop."""
+    assert trace.session is not None
+    starts: dict[int, float] = {}
+    for session, arrival_s in zip(trace.session.tolist(), trace.arrival_s.tolist(), strict=True):
+        starts[session] = min(starts.get(session, math.inf), arrival_s)
+    return np.sort(list(starts.values()))
+
+
+def sessions_per_s(trace: Trace) -> float:
+    starts_s = starts_of(trace)
+    return float((len(starts_s) - 1) / (starts_s[-1] - starts_s[0]))
+
+
+@pytest.mark.parametrize(
+    ("prefix_cache", "tiers"), [("auto", None), ("given", None), ("auto", "host:9GB:50GB/s")]
+)
+@pytest.mark.parametrize("overhead_ms", [0.0, None])
+@pytest.mark.parametrize("trace", [agents().trace(1.0), recorded_agents()], ids=lambda trace: trace.name)
+def test_a_capacity_of_sessions_simulates_what_simulate_does(
+    trace: Trace, prefix_cache: str, tiers: str | None, overhead_ms: float | None
+) -> None:
+    if trace.history_tokens is None and tiers:
+        return
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", client_overhead_ms=overhead_ms)
+    limits, given = {"ttft_p99_ms": 200.0, "e2e_p99_ms": 900.0}, {"num_gpu_blocks": 700}
+    options: dict[str, Any] = {"prefix_cache": prefix_cache, "kv_tiers": tiers, "routing": "least_kv"} | given
+    most = as_given(plan, trace, **limits, **options, replicas=2, with_range=False)
+    assert most.requests_per_session == pytest.approx(len(trace) / len(starts_of(trace)), rel=1e-12)
+    assert most.limit in limits
+    base = sessions_per_s(trace)
+    for rate, seen in most.seen.items():
+        if rate < math.inf:
+            faster = trace.rate_scaled(rate / most.requests_per_session / base)
+            assert sessions_per_s(faster) * most.requests_per_session == pytest.approx(rate, rel=1e-9)
+            sim = fastroof.simulate(plan, faster, replicas=2, **options)
+            assert list(seen.values_ms) == pytest.approx(list(percentiles_ms(sim).values()), rel=1e-9)
+    few = fewest_replicas(plan, trace.rate_scaled(8), **limits, **options, steady=False)
+    assert few.sessions_per_s == pytest.approx(sessions_per_s(trace.rate_scaled(8)), rel=1e-12)
+    for count, seen in few.seen.items():
+        sim = fastroof.simulate(plan, trace.rate_scaled(8), replicas=count, **options)
+        assert dict(zip(limits, seen.values_ms, strict=True)) == percentiles_ms(sim)
+
+
+def test_sessions_count_that_come_while_the_counted_ones_start(plan: StepPlan) -> None:
+    """A longer run, and what a person would measure of it."""
+    limits = {"ttft_p99_ms": 300.0, "e2e_p90_ms": 1500.0}
+    most = capacity(plan, agents(), **limits, with_range=False)
+    assert most.limit in limits
+    assert most.requests_per_session is not None
+    drawn = replace(agents(), requests=most.requests).trace(1.0)
+    assert most.counted >= 19_000
+    faster = drawn.rate_scaled(most.requests_per_s / most.requests_per_session / sessions_per_s(drawn))
+    sim = fastroof.simulate(plan, faster)
+    starts_s = starts_of(faster)
+    first, after = (math.ceil(len(starts_s) * part / (1 + 1 / 4 + 1 / 16)) for part in (1 / 4, 1 / 16))
+    sent_s = sim.outcomes.arrival_us / 1e6
+    counted = (sent_s >= starts_s[first]) & (sent_s < starts_s[len(starts_s) - after])
+    assert counted.sum() == pytest.approx(most.counted, rel=0.01)
+    assert most.at_capacity == pytest.approx(
+        {
+            "ttft_p99_ms": p99(sim.times.ttft_ms[counted]),
+            "e2e_p90_ms": float(np.percentile(sim.times.e2e_ms[counted], 90)),
+        },
+        rel=1e-9,
+    )
+    open_s = np.array(sim.sessions["e2e_ms"].to_pylist()) / 1e3
+    assert most.open_sessions == pytest.approx(most.sessions_per_s * open_s.mean(), rel=0.02)
+    assert most.counted >= 50 * most.open_sessions * most.requests_per_session
+
+
+def test_slower_steps_serve_fewer_sessions_whose_delays_stay(plan: StepPlan) -> None:
+    load = agents(600)
+    most = as_given(plan, load, ttft_p99_ms=150.0, tpot_p99_ms=20.0, tolerance=0.001)
+    assert most.low < most.requests_per_s < most.high
+    assert most.requests_per_session is not None
+    trace = load.trace(1.0)
+    for rate, scale in ((most.low, math.exp(0.088)), (most.high, math.exp(-0.088))):
+        assert most.relative_error == 0.088
+        kept, broken = (
+            fastroof.simulate(
+                plan,
+                trace.rate_scaled(more * rate / most.requests_per_session / sessions_per_s(trace)),
+                time_scale=scale,
+            ).times
+            for more in (1.0, 1.00101)
+        )
+        assert p99(kept.ttft_ms) <= 150.0 * (1 + 1e-6)
+        assert p99(kept.tpot_ms[kept.has_gaps]) <= 20.0 * (1 + 1e-6)
+        assert p99(broken.ttft_ms) > 150.0 or p99(broken.tpot_ms[broken.has_gaps]) > 20.0
+
+
+def test_sessions_that_all_give_up_if_they_start_at_once_have_a_capacity(plan: StepPlan) -> None:
+    """The search begins at what is served at once, nearly nothing."""
+    most = as_given(plan, agents(6000), goodput=0.95, ttft_ms=150, timeout_s=2.0, with_range=False)
+    assert most.limit == "goodput"
+    assert most.seen[math.inf].served_per_s < 0.01 * most.requests_per_s
+    assert most.seen[most.requests_per_s].goodput >= 0.95
+
+
+@pytest.mark.parametrize("trace", [agents().trace(1.0), recorded_agents()], ids=lambda trace: trace.name)
+def test_sessions_of_a_trace_are_repeated_whole(plan: StepPlan, trace: Trace) -> None:
+    """Every repeat has the sessions of the trace, and finds in the prefix cache what the trace finds."""
+    run = steady_run(trace, 3 * len(trace) - 5)
+    sessions = len(starts_of(trace))
+    assert (run.cycle, run.counted.stop - run.counted.start, run.requests) == (
+        sessions, 3 * sessions, 3 * len(trace),
+    )  # fmt: skip
+    starts_s, own_s = starts_of(run.trace)[run.counted], starts_of(trace)
+    lap_s = (own_s[-1] - own_s[0]) * sessions / (sessions - 1)
+    assert starts_s - starts_s[0] == pytest.approx(
+        np.concatenate([own_s - own_s[0] + lap * lap_s for lap in range(3)]), abs=1e-9
+    )
+    alone, repeated = (
+        fastroof.simulate(plan, some.rate_scaled(1e-3), num_gpu_blocks=10**6) for some in (trace, run.trace)
+    )
+
+    def rows_of(sim: Simulation, session: int) -> list[Any]:
+        """Requests of a session, and s after its start."""
+        rows = sim.requests.filter(pc.equal(sim.requests["session"], session)).to_pylist()
+        begin_s = min(row["arrival_s"] for row in rows)
+        names = ("input_tokens", "output_tokens", "cached_tokens", "turn")
+        found = [tuple(row.get(name) for name in names) for row in rows]
+        return sorted(
+            (*own, round(row["arrival_s"] - begin_s, 3)) for own, row in zip(found, rows, strict=True)
+        )
+
+    numbers = alone.sessions["session"].to_pylist()
+    # the first session of all finds no system prompt
+    for place in (1, 2, sessions // 2, sessions - 1):
+        own = rows_of(alone, numbers[place])
+        for lap in range(3):
+            assert rows_of(repeated, run.counted.start + lap * sessions + place) == own
+
+
+def test_sessions_that_no_capacity_is_of(plan: StepPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Trace([0.0, 0.0], [10, 20], [2, 2], parents=[-1, 0])
+    with pytest.raises(SimulationError, match="no rate to scale: all of its sessions start at once"):
+        capacity(plan, one, ttft_p99_ms=500)
+    with pytest.raises(SimulationError, match="has sessions, which hours would cut"):
+        fewest_by_hour(plan, agents().trace(1.0), **LIMITS)
+    monkeypatch.setattr(steady, "MOST_STEPS", 2**16)
+    slow = Workload(requests=500, turns=10, think_s=1e4, output_tokens=4)
+    for answer, given in ((capacity, slow), (fewest_replicas, slow.trace(1.0))):
+        with pytest.raises(SimulationError, match="sessions stay open too long for a steady state"):
+            answer(plan, given, ttft_p99_ms=500)
+    with pytest.raises(SimulationError, match="the delays of its sessions are too long"):
+        as_given(plan, replace(slow, think_s=9e8), tpot_p99_ms=1)
+
+
+@pytest.mark.slow
+def test_sessions_that_a_queue_alone_keeps_open_have_a_capacity(plan: StepPlan) -> None:
+    """Up to the tolerance the queue grows with the run, and with it the time of sessions."""
+    load = Workload(requests=300, turns=20, input_tokens=1, output_tokens=2, growth_tokens=1, seed=1)
+    given: dict[str, Any] = {"max_num_seqs": 4, "tolerance": 0.05, "with_range": False}
+    most = capacity(plan, load, e2e_p99_ms=1e9, **given)
+    assert most.limit == "throughput"
+    assert most.open_sessions is not None
+    assert most.counted < 8 * most.open_sessions * 20
+
+
+@pytest.mark.slow
+def test_a_capacity_of_sessions_does_not_depend_on_the_number_of_requests_given(plan: StepPlan) -> None:
+    """150 requests alone, 21 sessions, would be all open at once."""
+    found = [
+        capacity(plan, agents(count, seed), ttft_p99_ms=120, with_range=False)
+        for seed, count in enumerate((150, 3000, 40_000))
+    ]
+    for each in found[1:]:
+        assert each.sampling_error is not None
+        assert found[0].sampling_error is not None
+        chance = math.hypot(each.sampling_error, found[0].sampling_error)
+        assert abs(math.log(each.requests_per_s / found[0].requests_per_s)) < 3.0 * chance + each.tolerance
+    assert as_given(plan, agents(), ttft_p99_ms=120).requests_per_s > 1.2 * found[0].requests_per_s

@@ -460,9 +460,6 @@ def test_pools_serve_sessions_and_find_their_prompts_again(plans):
 
 
 def test_what_cannot_have_sessions_says_so(plans):
-    trace = Workload(**DRAWN).trace()
-    with pytest.raises(SimulationError, match="has sessions, whose requests follow answers at any rate"):
-        fastroof.capacity(plans["whole"], trace, ttft_p99_ms=500, max_num_batched_tokens=2048)
     plain = fastroof.simulate(plans["whole"], a_trace([0.0], [10], [2]), max_num_batched_tokens=2048)
     with pytest.raises(SimulationError, match="has no sessions"):
         _ = plain.sessions

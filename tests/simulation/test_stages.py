@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import Counter
 from dataclasses import replace
@@ -18,10 +19,11 @@ from fastroof.errors import SimulationError
 from fastroof.plan import StepPlan
 from fastroof.serving import estimate
 from fastroof.simulation import simulate_disaggregated
+from fastroof.simulation.engine import Outcomes
 from fastroof.simulation.replicas import run_schedulers
 from fastroof.simulation.settings import EngineSettings
 from tests.reference.made_sessions import made_sessions
-from tests.reference.made_workloads import made_workload
+from tests.reference.made_workloads import PLANS, MadeWorkload, made_workload
 from tests.reference.stages import Stages
 
 WORKLOADS = [40, pytest.param(1000, marks=pytest.mark.slow)]
@@ -29,35 +31,78 @@ US_PER_S = 1e6
 
 
 @functools.cache
-def a_plan(pp: int, **given: int) -> StepPlan:
+def a_plan(pp: int, model: str = "llama-3.1-8b", **given: int) -> StepPlan:
     """A plan of stages, of kernels alone."""
     tables = fastroof.load_tables("h100")
-    return fastroof.compile_plan("llama-3.1-8b", "h100", tables, pp=pp, engine="kernels", **given)
+    return fastroof.compile_plan(model, "h100", tables, pp=pp, engine="kernels", **given)
 
 
-def prove(trace: Trace, settings: EngineSettings, pp: int) -> Counter[str]:
-    """Hold a workload to a naive engine; count what happened."""
-    plan = a_plan(pp)
-    got = run_schedulers(plan, trace, settings, 1, "round_robin")
+def without_pauses(settings: EngineSettings) -> EngineSettings:
+    return replace(settings, prefill_schedule_interval=1, prefill_decode_interval=0, min_free_slots_delay=0)
+
+
+def drawn(random: Random) -> tuple[MadeWorkload, int]:
+    """Draw a workload that stages serve, and their number."""
+    work = made_workload(random, random.choice(["tiny", "tiny", "usual", "scarce"]))
+    settings = without_pauses(work.settings)
+    if settings.order == "mixed" and random.random() < 0.4:
+        settings = replace(settings, admit_whole_prompt=False)
+    trace = made_sessions(random, work.trace) if random.random() < 0.3 else work.trace
+    work, pp = work._replace(trace=trace, settings=settings), random.choice([2, 3, 4])
+    return (giving_up_at_a_step_end(random, work, pp) if random.random() < 0.4 else work), pp
+
+
+def served(work: MadeWorkload, pp: int) -> Outcomes:
+    plan = a_plan(pp, PLANS[work.plan])
+    return run_schedulers(plan, work.trace, work.settings, 1, "round_robin", time_scale=work.time_scale)
+
+
+def giving_up_at_a_step_end(random: Random, work: MadeWorkload, pp: int) -> MadeWorkload:
+    """Let clients that send at 0 give up at the instant when some step ends."""
+    patient = work._replace(settings=replace(work.settings, timeout_s=math.inf))
+    ends_us = served(patient, pp).first_us
+    end_us = float(random.choice(ends_us.tolist()))
+    for timeout_s in (end_us / US_PER_S, math.nextafter(end_us / US_PER_S, math.inf)):
+        if timeout_s * US_PER_S == end_us:
+            return work._replace(settings=replace(work.settings, timeout_s=timeout_s))
+    return work
+
+
+def prove(work: MadeWorkload, pp: int) -> Counter[str]:
+    """Hold a workload to a naive engine; count what happened, nothing if requests are rejected."""
+    trace, settings = work.trace, work.settings
+    got = served(work, pp)
     if (got.status == 2).any():
         return Counter()
-    naive = Stages(settings, plan.bottleneck.step_scalar, pp, trace)
+    step_us = a_plan(pp, PLANS[work.plan]).bottleneck.step_scalar
+    naive = Stages(settings, lambda new, context: step_us(new, context) * work.time_scale, pp, trace)
     requests = naive.serve()
     assert got.status.tolist() == [one.status for one in requests]
     for name in ("arrival_us", "first_us", "last_us"):
         assert np.array_equal(getattr(got, name), [getattr(one, name) for one in requests], equal_nan=True)
     assert got.preemptions.tolist() == [one.preemptions for one in requests]
+    assert got.counters["steps"] == sum(batch.steps for batch in naive.batches)
+    preemptions = int(got.preemptions.sum())
+    deadlines_us = got.arrival_us + settings.timeout_s * US_PER_S
     return Counter(
         {
-            "requests": len(trace),
+            "workloads": 1,
             "timed out": int((got.status == 1).sum()),
-            "preemptions": int(got.preemptions.sum()),
+            "preemptions": preemptions,
+            "give up as a step ends": bool(np.isin(deadlines_us[got.status == 1], got.first_us).any()),
+            "preempts where chunks alone need room": bool(preemptions) and not settings.admit_whole_prompt,
+            "preempts with prompts first": bool(preemptions) and settings.order == "prefill_first",
+            "preempts in sessions": bool(preemptions) and trace.has_parents,
+            "prompts first": settings.order == "prefill_first",
+            "closed loop": trace.is_closed,
+            "sessions": trace.has_parents,
+            "prompts are cut": bool((trace.input_tokens > settings.max_num_batched_tokens).any()),
+            "cached tokens": bool(trace.cached_tokens.any()),
+            "reserves outputs": settings.reserve_output,
+            "windowed": work.plan == "windowed",
+            f"{pp} stages": 1,
         }
     )
-
-
-def without_pauses(settings: EngineSettings) -> EngineSettings:
-    return replace(settings, prefill_schedule_interval=1, prefill_decode_interval=0, min_free_slots_delay=0)
 
 
 @pytest.mark.loops
@@ -65,13 +110,33 @@ def without_pauses(settings: EngineSettings) -> EngineSettings:
 def test_stages_serve_as_naive_ones_do(workloads: int) -> None:
     """Open and closed loops, sessions, time-outs; engines that lack blocks nearly all the time."""
     seen = Counter[str]()
-    for seed in range(workloads):
-        random = Random(seed)
-        work = made_workload(random, random.choice(["tiny", "tiny", "usual", "scarce"]))
-        trace = made_sessions(random, work.trace) if random.random() < 0.3 else work.trace
-        seen += prove(trace, without_pauses(work.settings), random.choice([2, 3, 4]))
+    for seed in itertools.count():
+        seen.update(prove(*drawn(Random(seed))))
+        if seen["workloads"] == workloads:
+            break
+    print(dict(seen))
     assert seen["timed out"] > workloads
     assert seen["preemptions"] > workloads
+    assert all(count >= workloads // 40 for count in seen.values())
+
+
+def test_batches_do_not_take_each_others_blocks_forever() -> None:
+    """One that was preempted does not start again with room for a chunk alone."""
+    settings = EngineSettings(4, 2, 37, block_size=3, admit_whole_prompt=False)
+    work = MadeWorkload(Trace([0.0] * 7, [106] * 7, [3] * 7), settings, "whole", 1.0)
+    assert prove(work, 4)["preemptions"] > 0
+
+
+def test_preempted_requests_that_gave_up_hold_nobody_back() -> None:
+    """Others start with room for a chunk in the very step after that."""
+    seen = Counter[str]()
+    for seed in range(300, 450):
+        random = Random(seed)
+        work = made_workload(random, "tiny")
+        settings = replace(without_pauses(work.settings), order="mixed", admit_whole_prompt=False)
+        pp = random.choice([2, 3, 4])
+        seen += prove(giving_up_at_a_step_end(random, work._replace(settings=settings), pp), pp)
+    assert seen["give up as a step ends"] > 30
 
 
 def test_one_request_passes_all_stages() -> None:

@@ -5,6 +5,10 @@ next step is scheduled, and then those of batches without requests; all share th
 blocks. Every stage takes an equal part of a step's time, and takes batches one after the other:
 
     end[batch, stage] = max(end[batch - 1, stage], end[batch, stage - 1]) + time[batch] / stages
+
+A batch that lacks blocks preempts its own last request, maybe its only one. If that one started again with
+room for a chunk alone, batches could take each other's blocks forever. So nothing starts ahead of preempted
+requests, and these only with room for all of their tokens: until a token comes, few preemptions remain.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ from fastroof.compiled.simulation.state import (
     RUN_ALL,
     RUNNING,
     TAIL,
+    TIMED_OUT,
     WAITING,
     EngineOptions,
     EngineState,
@@ -145,11 +150,21 @@ def _time_out(
             _leave(pipeline, state)
 
 
+@jit_stateful_inline
+def _has_preempted(pipeline: Pipeline, served: Served) -> bool:
+    """Whether a preempted request waits."""
+    request = pipeline.shared[PREEMPTED]
+    while request != NONE and served.status[request] == TIMED_OUT:
+        request = served.next_preempted[request]
+    return bool(request != NONE)
+
+
 @jit_stateful
 def _schedule(
     arena: Floats,
     plan: PlanParts,
     options: EngineOptions,
+    whole_options: EngineOptions,
     pipeline: Pipeline,
     requests: Requests,
     served: Served,
@@ -166,7 +181,8 @@ def _schedule(
         if state.scalars[IN_FLIGHT] > 0:
             continue
         state.clock[NOW] = now_us
-        step_us = make_step(arena, plan, options, state, requests, served, RUN_ALL)
+        chosen = whole_options if _has_preempted(pipeline, served) else options
+        step_us = make_step(arena, plan, chosen, state, requests, served, RUN_ALL)
         _leave(pipeline, state)
         if step_us == 0.0:
             continue
@@ -214,13 +230,17 @@ def _next_us(
 def stages_run(
     arena: Floats,
     options: EngineOptions,
+    whole_options: EngineOptions,
     pipeline: Pipeline,
     requests: Requests,
     served: Served,
     record: Record,
     num_blocks: int,
 ) -> int:
-    """Serve all requests of a trace with an engine of pipeline stages. Returns a code."""
+    """Serve all requests of a trace with an engine of pipeline stages. Returns a code.
+
+    ``whole_options`` are ``options`` that admit requests only with room for their whole prompts.
+    """
     plan = open_plan(arena)
     states, shared = pipeline.states, pipeline.shared
     count = states.scalars.shape[0]
@@ -259,8 +279,9 @@ def stages_run(
             _arrive(pipeline, options, requests, now_us, False)
         for _ in range(2):
             in_flight = _schedule(
-                arena, plan, options, pipeline, requests, served, first, oldest, in_flight, now_us
-            )
+                arena, plan, options, whole_options, pipeline, requests, served,
+                first, oldest, in_flight, now_us,
+            )  # fmt: skip
             if in_flight > 0 or shared[WAITING] == 0:
                 break
             # a request that ran alone gave its blocks back, and starts again

@@ -47,6 +47,11 @@ def requests_of(table: Mapping[str, Any]) -> Trace | Workload:
 
         options = {key: value for key, value in table.items() if key != "trace"}
         trace: Trace = load_trace(table["trace"], **options)
+        if trace.has_parents:
+            raise SweepError(
+                f"{shown(trace.name)} has sessions, which sweeps of capacities do not serve; find the "
+                "capacity of each deployment with `fastroof capacity`"
+            )
         return trace
     from fastroof.simulation.workload import Workload
 

@@ -235,6 +235,14 @@ def test_a_wrong_spec_says_which_key_and_what_would_do(changes: dict[str, Any], 
         load_spec(SPEC | changes)
 
 
+def test_sessions_are_refused(tmp_path: Path) -> None:
+    trace = tmp_path / "agents.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens,session\n0,9,2,1\n0,20,2,1\n1,9,2,2\n")
+    trace.write_text("arrival_s,input_tokens,output_tokens,parent\n0,9,2,\n0,20,2,0\n1,9,2,\n")
+    with pytest.raises(SweepError, match="has sessions, which sweeps of capacities do not serve"):
+        load_spec(SPEC | {"workload": {"trace": str(trace)}})
+
+
 @pytest.mark.slow
 def test_routers_are_those_of_replicas(tmp_path: Path) -> None:
     assert ROUTERS == ROUTINGS

@@ -1,0 +1,139 @@
+"""Runs for a capacity: simulations of a deployment, and how long they must be, by shorter ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from fastroof.checks import shown
+from fastroof.errors import SimulationError, TraceError
+from fastroof.simulation.capacity_search import CapacitySearch, FoundRate, Simulate
+from fastroof.simulation.kv_tiers import NO_TIERS, Tiers
+from fastroof.simulation.prompt_tree import GIVEN
+from fastroof.simulation.replicas import run_replicas
+from fastroof.simulation.settings import EngineSettings
+from fastroof.simulation.steady import (
+    Run,
+    affordable_requests,
+    enough_requests,
+    more_requests,
+    steady_run,
+)
+from fastroof.simulation.trace import Trace
+from fastroof.simulation.workload import Workload
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+    from fastroof.simulation.engine import Outcomes
+
+ANY_RATE: Final = 1.0
+"""Initial requests/s of a workload without a rate."""
+
+LEAST_TURNOVERS: Final = 8.0
+"""Sessions that count for each open one, at least: a quarter as many start before them."""
+
+
+def drawn_trace(given: Trace | Workload, rate: float | None = None) -> Trace:
+    """Return a trace, or the requests of a workload."""
+    if not isinstance(given, Trace | Workload):
+        raise SimulationError(f"requests must be a Trace or a Workload, got {type(given).__name__}")
+    if isinstance(given, Trace):
+        return given
+    return given.trace(None if has_rate(given) else rate, given.seed)
+
+
+def has_rate(given: Workload) -> bool:
+    """Whether a workload's arrivals are set without another rate."""
+    return given.is_closed or given.requests_per_s is not None
+
+
+def run_of(given: Trace | Workload, requests: int) -> Run:
+    """Return a run of a trace, or of a workload at its rate or any; as given where it would last too long."""
+    rate = None if isinstance(given, Trace) or has_rate(given) else ANY_RATE
+    try:
+        return steady_run(given, requests, rate)
+    except TraceError:
+        return Run.whole(drawn_trace(given, rate))
+
+
+class Searched(NamedTuple):
+    """A search, its rate, and the rate's error by chance where it is known."""
+
+    search: CapacitySearch
+    found: FoundRate
+    sampling_error: float | None = None
+
+    @property
+    def in_system(self) -> float:
+        """Requests in the system at the rate, or of open sessions."""
+        if self.search.run.session is None:
+            return self.search.seen_at(self.found).in_system
+        return self.search.open_requests(self.found)
+
+
+def longer(
+    given: Trace | Workload,
+    first: Searched,
+    searching: Callable[[Run], CapacitySearch],
+    max_num_batched_tokens: int,
+    tolerance: float,
+) -> list[Searched]:
+    """Search in a run that is long enough for a steady state, and then in one for the tolerance."""
+
+    def most(done: Searched) -> int:
+        decodes = done.search.seen_at(done.found).decodes
+        return affordable_requests(done.search.run, decodes, max_num_batched_tokens)
+
+    def searched(requests: int, near: float | None = None) -> Searched:
+        search = searching(run_of(given, requests))
+        found = search.found(near=near or None)
+        return Searched(search, found, search.sampling_error(found))
+
+    requests = enough_requests(first.search.run.requests, first.in_system, most(first))
+    tried = [searched(requests)]
+    while first.search.run.session is not None and tried[-1].found.requests_per_s:
+        # with sessions a short run ends while its first ones are open, and its rate is too high
+        wanted = enough_requests(requests, tried[-1].in_system, most(tried[-1]))
+        if wanted == requests:
+            check_turnover(tried[-1].search.run, tried[-1].in_system)
+            break
+        requests = wanted
+        tried.append(searched(requests))
+    steady = tried[-1]
+    if isinstance(given, Trace) or steady.search.run.is_repeated:
+        # repeats are no new draws
+        return tried
+    more = more_requests(requests, steady.sampling_error, tolerance, most(steady))
+    return tried if more == requests else [*tried, searched(more, steady.found.requests_per_s)]
+
+
+def check_turnover(run: Run, in_system: float) -> None:
+    """Raise an error if too few sessions count for as many as are open at once."""
+    if run.requests < LEAST_TURNOVERS * in_system:
+        sessions = run.counted.stop - run.counted.start
+        raise SimulationError(
+            f"{shown(run.trace.name)}: sessions stay open too long for a steady state, {sessions:,} are "
+            f"simulated and {in_system / run.requests * sessions:,.0f} open at once; give shorter delays or "
+            "steady=False (--no-steady), which counts the requests given"
+        )
+
+
+def deployment_runner(
+    plan: StepPlan,
+    settings: EngineSettings,
+    replicas: int,
+    routing: str,
+    threads: int,
+    prefix_cache: str = GIVEN,
+    tiers: Tiers = NO_TIERS,
+) -> Simulate:
+    """Return a function that simulates a trace on a deployment, with time-outs divided by a factor."""
+
+    def run(trace: Trace, speedup: float) -> Outcomes:
+        scaled = settings if speedup == 1.0 else replace(settings, timeout_s=settings.timeout_s / speedup)
+        return run_replicas(
+            plan, trace, scaled, replicas, routing, threads=threads, prefix_cache=prefix_cache, tiers=tiers
+        )
+
+    return run

@@ -1,0 +1,141 @@
+"""Sessions at other rates and repeated, for capacities: their starts are scaled, their delays are not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fastroof.arrays import Floats, Longs
+from fastroof.simulation.trace import Trace
+from fastroof.simulation.trace_checks import ids_at
+from fastroof.simulation.trace_sessions import only_follow, places_of
+
+if TYPE_CHECKING:
+    from fastroof.simulation.engine import Outcomes
+
+
+class Starts(NamedTuple):
+    """The session of each request, numbered by their first arrivals, and these, s."""
+
+    session: Longs
+    start_s: Floats
+
+    @property
+    def sessions(self) -> int:
+        """Number of sessions."""
+        return len(self.start_s)
+
+
+def session_starts(trace: Trace) -> Starts:
+    """Return the sessions of a trace by their starts."""
+    assert trace.session is not None
+    _, first, session = np.unique(trace.session, return_index=True, return_inverse=True)
+    place = np.empty_like(first)
+    place[np.argsort(first)] = np.arange(len(first))
+    return Starts(place[session], trace.arrival_s[np.sort(first)])
+
+
+def requests_per_session(trace: Trace) -> float | None:
+    """Return the mean number of requests of a session; None without sessions."""
+    return len(trace) / session_starts(trace).sessions if trace.has_parents else None
+
+
+def mean_rate(trace: Trace) -> float:
+    """Return the requests/s of a trace: of sessions, their starts/s times the requests of each."""
+    if not trace.has_parents:
+        return trace.requests_per_s
+    start_s = session_starts(trace).start_s
+    duration_s = float(start_s[-1] - start_s[0])
+    return (1.0 - 1.0 / len(start_s)) * len(trace) / duration_s if duration_s else math.inf
+
+
+def sped_up(trace: Trace, factor: float, time_scale: float) -> Trace:
+    """Return sessions that start ``factor`` times as often, inf at once, with delays over ``time_scale``.
+
+    The file's rows are those of the trace's file: sessions may pass each other.
+    """
+    assert trace.parents is not None
+    assert trace.parent_offsets is not None
+    assert trace.delay_s is not None
+    if factor == math.inf or time_scale != 1.0:
+        has_none = only_follow(trace.arrival_s, trace.delay_s, trace.parents, trace.parent_offsets)
+        changed: dict[str, Any] = {
+            "arrival_s": np.where(has_none | (factor == math.inf), 0.0, trace.arrival_s),
+            "delay_s": trace.delay_s / time_scale,
+            "order": None,
+        }
+        faster = replace(trace, **changed)
+        object.__setattr__(faster, "order", trace.order[faster.order])
+        trace = faster
+    return trace if factor == math.inf else trace.rate_scaled(factor)
+
+
+def in_rows_of(trace: Trace, faster: Trace, outcomes: Outcomes) -> Outcomes:
+    """Return outcomes of the same sessions at another rate in the order of a trace's requests."""
+    names = ("arrival_us", "first_us", "last_us", "preemptions", "status", "replica", "cached_tokens")
+    given = {name: getattr(outcomes, name) for name in names}
+    placed: dict[str, Any] = {
+        name: None if values is None else faster.in_file_order(np.asarray(values))[trace.order]
+        for name, values in given.items()
+    }
+    return outcomes._replace(**placed)
+
+
+def repeated_sessions(trace: Trace, first: int, stop: int) -> Trace:
+    """Return sessions ``first`` to ``stop`` of a trace that is repeated endlessly, its own from 0 on.
+
+    No hash_ids are those of another repeat.
+    """
+    assert trace.parents is not None
+    assert trace.parent_offsets is not None
+    assert trace.delay_s is not None
+    starts = session_starts(trace)
+    lap, place = np.divmod(np.arange(first, stop), starts.sessions)
+    # the rows of a session, one session after the other
+    by_session = np.argsort(starts.session, kind="stable")
+    each = np.bincount(starts.session)
+    first_of = np.cumsum(each) - each
+    within = np.empty_like(by_session)
+    within[by_session] = np.arange(len(trace)) - np.repeat(first_of, each)
+    owner = np.repeat(np.arange(len(place)), each[place])
+    rows = by_session[places_of(first_of[place], each[place])]
+    new_first = np.cumsum(each[place]) - each[place]
+    counts = np.diff(trace.parent_offsets)[rows]
+    parents = trace.parents[places_of(trace.parent_offsets[:-1][rows], counts)]
+    # the last start of a lap is a mean gap before the first of the next
+    duration_s = float(starts.start_s[-1] - starts.start_s[0])
+    lap_s = duration_s * starts.sessions / (starts.sessions - 1)
+    follows = only_follow(trace.arrival_s, trace.delay_s, trace.parents, trace.parent_offsets)[rows]
+    moved_s = trace.arrival_s[rows] + lap[owner] * lap_s - (starts.start_s[place[0]] + lap[0] * lap_s)
+    sizes: dict[str, Any] = {
+        name: getattr(trace, name)[rows] for name in ("input_tokens", "output_tokens", "cached_tokens")
+    }
+    if trace.history_tokens is not None:
+        # starts of prompts that all have in common, such as a system prompt, stay in common
+        sizes["history_tokens"] = trace.history_tokens[rows]
+    return Trace(
+        np.where(follows, 0.0, np.maximum(moved_s, 0.0)),
+        **sizes,
+        **ids_of_laps(trace, lap[owner], rows),
+        parents=np.repeat(new_first[owner], counts) + within[parents],
+        parent_offsets=np.concatenate([[0], np.cumsum(counts)]),
+        delay_s=trace.delay_s[rows],
+        session=owner,
+        name=trace.name,
+    )
+
+
+def ids_of_laps(trace: Trace, lap: Longs, rows: Longs) -> dict[str, Any]:
+    """Return the hash_ids of rows of a trace, which no two laps have in common."""
+    if trace.hash_ids is None or trace.hash_offsets is None:
+        return {}
+    distinct, of_id = np.unique(trace.hash_ids, return_inverse=True)
+    ids, offsets = ids_at(of_id, trace.hash_offsets, rows)
+    return {
+        "hash_ids": ids + np.repeat((lap - lap[0]) * len(distinct), np.diff(offsets)),
+        "hash_offsets": offsets,
+        "hash_block_size": trace.hash_block_size,
+    }
