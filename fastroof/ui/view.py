@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
+from fastroof.caching import lazy_property
 from fastroof.checks import check_flag, is_number, shown, whole_number
 from fastroof.config import gpu_names, load_gpu
 from fastroof.defaults import DEFAULT_ENGINE, FORMER_KEYS
@@ -162,7 +163,7 @@ class View:
         """Return the view as JSON values."""
         return asdict(self)
 
-    @property
+    @lazy_property
     def profile(self) -> EngineProfile:
         """Return the engine's profile with its limits on the GPU, on a custom card its own."""
         profile = load_engine(self.engine)
