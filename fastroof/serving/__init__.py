@@ -6,8 +6,9 @@ from fastroof.serving.disaggregated import (
     estimate_disaggregated,
     match_workers,
 )
-from fastroof.serving.engine_start import Fit, fit
+from fastroof.serving.engine_start import fit
 from fastroof.serving.estimate import estimate
+from fastroof.serving.fit_answer import Fit
 from fastroof.serving.least_gpus import LeastGpus, least_gpus
 from fastroof.serving.serving_estimate import ServingEstimate
 from fastroof.serving.sizing import estimate_with_images, largest_batch, largest_context

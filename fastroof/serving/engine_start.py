@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from fastroof._version import __version__
 from fastroof.acceptance import MTP
 from fastroof.checks import is_number, shown, whole_number
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.defaults import DATASHEET, DEFAULT_ENGINE
 from fastroof.engines import EngineProfile, load_engine
-from fastroof.engines.launch.commands import EngineCommands, engine_commands
-from fastroof.engines.launch.settings import Command, LaunchSettings, served_name
+from fastroof.engines.launch.commands import engine_commands
+from fastroof.engines.launch.settings import LaunchSettings, served_name
 from fastroof.engines.load import version_named
 from fastroof.errors import BatchError, ModelError, PlanError
 from fastroof.models import ModelSpec, load_model
@@ -24,8 +23,9 @@ from fastroof.models.lora import lora_settings
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.curves import DatasheetCurves
 from fastroof.plan.memory import NO_DRAFTS, PlanMemory, most_that_start
-from fastroof.plan.room_errors import RoomErrors, room_errors_of
-from fastroof.plan.start import Refusal, StartQuestion, cache_line_tokens, refusals
+from fastroof.plan.room_errors import room_errors_of
+from fastroof.plan.start import StartQuestion, cache_line_tokens, refusals
+from fastroof.serving.fit_answer import Change, Fit
 from fastroof.serving.speculation import draft_of, drafts_of
 from fastroof.units import GIB
 
@@ -37,194 +37,6 @@ _FRACTIONS: Final = (0.92, 0.95, 0.98)
 _LEAST_TOKENS: Final = 512
 _WHOLE_LENGTH: Final = 16
 _LIMITS: Final = ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
-
-
-class Change(NamedTuple):
-    """Settings with which an engine starts: one, or two limits together.
-
-    Attributes
-    ----------
-    settings : mapping of str to int, float or str
-        Keywords of :func:`fit` and their values.
-    max_model_len : int
-        Longest ``max_model_len`` that then starts.
-    concurrency : float
-        Requests of the asked ``max_model_len`` that then fit at once.
-    """
-
-    settings: Mapping[str, Any]
-    max_model_len: int
-    concurrency: float
-
-    def options(self) -> str:
-        """Return the settings as options of ``fastroof fit``."""
-        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.settings.items())
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Whether an engine starts a model on GPUs, and what it does with the memory of each.
-
-    Attributes
-    ----------
-    model, gpu, engine : str
-        Names; the engine's is that of its profile.
-    engine_title : str
-        The same with its versions, and the newest of logged starts if this is of a newer version.
-    versions : str
-        Versions of the engine that the profile's memory rules are of.
-    tp, pp, dp, ep : int
-        The layout.
-    dtype, kv_dtype : str
-        Formats of weights and KV cache.
-    starts : bool
-        Whether the engine starts.
-    refusals : tuple of Refusal
-        Why it does not, or what may still fail.
-    changes : tuple of Change
-        Changes with which it starts, each enough by itself; empty if it does.
-    memory : PlanMemory
-        Bytes of one GPU by use, and blocks of KV cache.
-    max_model_len, max_num_seqs, max_num_batched_tokens : int
-        The engine's limits that were asked, or its own.
-    cache_line_tokens : int
-        What this version prints as the tokens of its KV cache.
-    concurrency : float
-        Requests of ``max_model_len`` that fit at once, as the engine prints it.
-    largest_max_model_len : int
-        Longest ``max_model_len`` with which it starts at that ``max_num_seqs``; 0 if none.
-    largest_max_num_seqs : int
-        Largest ``max_num_seqs`` with which it starts at that ``max_model_len``; 0 if none.
-    length_of_all : int
-        Longest length of which ``max_num_seqs`` requests run at once; 0 if they never do.
-    running : int
-        Requests of ``max_model_len`` that run at once.
-    graphs_variable : str
-        Environment variable, with its value, that leaves out the estimate of CUDA graphs; empty without one.
-    source : str
-        Where the memory rules were read.
-    commands : EngineCommands or None
-        The engine's commands, None if it is not a server.
-    command : Command or None
-        The command that starts one copy.
-    room_errors : RoomErrors or None
-        How far the room of KV cache was off in logged starts of the engine's version; None if not judged.
-    """
-
-    model: str
-    gpu: str
-    engine: str
-    versions: str
-    engine_title: str
-    tp: int
-    pp: int
-    dp: int
-    ep: int
-    dtype: str
-    kv_dtype: str
-    starts: bool
-    refusals: tuple[Refusal, ...]
-    changes: tuple[Change, ...]
-    memory: PlanMemory = field(repr=False)
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    cache_line_tokens: int
-    concurrency: float
-    largest_max_model_len: int
-    largest_max_num_seqs: int
-    length_of_all: int
-    running: int
-    graphs_variable: str
-    source: str
-    commands: EngineCommands | None = field(repr=False)
-    command: Command | None = field(repr=False)
-    room_errors: RoomErrors | None = None
-
-    def document(self) -> dict[str, Any]:
-        """Return the answer as JSON values; sizes in bytes."""
-        memory = self.memory
-        plain = (
-            "model", "gpu", "engine", "versions", "engine_title", "tp", "pp", "dp", "ep", "dtype", "kv_dtype",
-            "starts", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
-        )  # fmt: skip
-        answers = (
-            "cache_line_tokens", "concurrency", "largest_max_model_len", "largest_max_num_seqs",
-            "length_of_all", "running", "graphs_variable", "source",
-        )  # fmt: skip
-        unread = {"max_kv_tokens", "window", "window_kv_bytes_per_token", "groups", "max_running"}
-        command = None
-        if self.command is not None:
-            command = {"text": self.command.shell(), "release": getattr(self.commands, "release", "")}
-            command |= {"config": dict(self.command.config), "unsaid": list(self.command.unsaid)}
-        return {
-            "version": __version__,
-            **{name: getattr(self, name) for name in plain},
-            "refusals": [vars(one) | {"is_warning": one.is_warning} for one in self.refusals],
-            "changes": [change._asdict() for change in self.changes],
-            "memory": {
-                "fraction": memory.fraction,
-                **{name: value for name, value in memory._asdict().items() if name not in unread},
-                "max_running": memory.max_running,
-            },
-            **{name: getattr(self, name) for name in answers},
-            "room_errors": None if self.room_errors is None else self.room_errors._asdict(),
-            "command": command,
-        }
-
-    def memory_rows(self) -> list[tuple[str, str, str]]:
-        """Return the memory of a GPU as rows of use, GiB and note."""
-        memory = self.memory
-        # TensorRT-LLM's is of what the rest leaves
-        share = memory.requested_bytes if memory.requested_bytes != memory.kv_cache_bytes else 0
-        run = (
-            f"forward {memory.forward_bytes / GIB:.2f}, sampler {memory.sampler_bytes / GIB:.2f}: the larger"
-        )
-        low, high = memory.graphs_low_bytes, memory.graphs_high_bytes
-        graphs = f"logged: {low / GIB:.2f} to {high / GIB:.2f}" if high else ""
-        rows = [
-            ("total", memory.total_bytes, "as CUDA reports it"),
-            ("engine's share", share, f"{memory.fraction:.3g} of it"),
-            ("weights", memory.weight_bytes, ""),
-            ("LoRA adapters", memory.adapter_bytes, "of all that it holds, at their largest rank"),
-            ("profiling run", memory.activation_bytes, run if memory.sampler_bytes else ""),
-            ("outside torch", memory.context_bytes, "CUDA context, collectives"),
-            ("CUDA graphs", memory.graphs_bytes, graphs),
-            ("pool of states", memory.state_pool_bytes, f"{memory.state_slots:,} states"),
-            ("KV cache", memory.kv_cache_bytes, ""),
-        ]
-        always = ("weights", "KV cache")
-        return [(name, f"{size / GIB:.2f}", note) for name, size, note in rows if size or name in always]
-
-    def facts(self) -> list[tuple[str, str]]:
-        """Return the room and the limits as names and sentences."""
-        memory = self.memory
-        if not memory.blocks:
-            return [("KV cache", "none")]
-        cache = f"{self.cache_line_tokens:,} tokens"
-        if memory.block_tokens > 1:
-            blocks = f"{memory.blocks:,} blocks of {memory.block_tokens:,} tokens"
-            cache = f"{blocks}; the engine prints {cache}"
-        together = f"all run at once up to {self.length_of_all:,} tokens each"
-        if not self.length_of_all:
-            together = f"at most {memory.max_sequences(1):,} run at once"
-        length, seqs = f"max-model-len {self.max_model_len:,}", f"max-num-seqs {self.max_num_seqs:,}"
-        longest, most = (
-            f"up to {largest:,} starts" if largest else "none starts"
-            for largest in (self.largest_max_model_len, self.largest_max_num_seqs)
-        )
-        judged = "not judged" if self.room_errors is None else self.room_errors.words
-        facts = [
-            ("KV cache", cache),
-            ("error of it", judged),
-            (f"at {length}", f"{self.concurrency:,.2f} requests fit; {longest} with {seqs}"),
-            (f"at {seqs}", f"{together}; {most} with {length}"),
-        ]
-        if self.graphs_variable:
-            facts.append(("CUDA graphs", f"{self.graphs_variable} leaves out the engine's estimate"))
-        if memory.max_running:
-            facts.append(("running requests", f"at most {memory.max_running:,}, by the engine's own limit"))
-        return facts
 
 
 @dataclass(frozen=True)
