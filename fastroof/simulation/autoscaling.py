@@ -118,8 +118,9 @@ class Autoscaler:
     def __post_init__(self) -> None:
         one_of("metric", self.metric, METRICS, SimulationError)
         self._number("target", LEAST_TARGET, MOST_TARGET)
-        whole_number("max_replicas", self.max_replicas, 1, MOST_REPLICAS, SimulationError)
-        whole_number("min_replicas", self.min_replicas, 1, MOST_REPLICAS, SimulationError)
+        for name in ("max_replicas", "min_replicas"):
+            whole = whole_number(name, getattr(self, name), 1, MOST_REPLICAS, SimulationError)
+            object.__setattr__(self, name, whole)
         if self.min_replicas > self.max_replicas:
             raise SimulationError(
                 f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}"
@@ -156,7 +157,7 @@ class Autoscaler:
     @classmethod
     def parsed(cls, text: str, **given: Any) -> Autoscaler:
         """Return the rule of a text like ``concurrency:32``, with the other parameters by name."""
-        metric, *numbers = text.split(":")
+        metric, *numbers = text.split(":") if isinstance(text, str) else ("",)
         try:
             values = [float(number) for number in numbers]
         except ValueError:
