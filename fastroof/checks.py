@@ -27,7 +27,7 @@ def shown(value: Any, most: int = 60) -> str:
         return f"a {type(value).__name__}"
 
 
-def one_line(error: BaseException, most: int = 200) -> str:
+def one_line(error: BaseException | str, most: int = 200) -> str:
     """Return the beginning of another library's message, which may have several lines, in one."""
     return " ".join(str(error).split())[:most]
 

@@ -120,7 +120,7 @@ SIMULATE: dict[str, tuple[str, ...]] = {
     "autoscale": (
         "Autoscaler('concurrency', 4, max_replicas=3, startup_s=0.1, interval_s=0.5)",
         "Autoscaler.parsed('kv:0.9:0.5', max_replicas=2, startup_s=0)",
-        "Autoscaler('rate', 1e-6, 64, 0.01, interval_s=0.1, scale_down_delay_s=0)",
+        "Autoscaler('rate', 1e-6, 8, 0.01, interval_s=0.5, scale_down_delay_s=0)",
         "Autoscaler('queue', 1, 8, 1e6, tolerance=0)", "Autoscaler('queue', 2, 3, inf)", "'queue:1'",
     ),
 }  # fmt: skip
