@@ -147,7 +147,10 @@ def tiers_of(given: Any, plan: StepPlan, settings: EngineSettings) -> tuple[KvTi
 def _parsed(text: Any, plan: StepPlan, settings: EngineSettings) -> KvTier:
     """Return one tier from its text."""
     if not isinstance(text, str) or not text.strip():
-        raise SimulationError(f"a KV tier must be text or a KvTier, got {shown(text)}")
+        known = f"a name ({', '.join(named_tiers())})"
+        raise SimulationError(
+            f"a KV tier must be {known}, text like host:200GB:50GB/s or a KvTier, got {shown(text)}"
+        )
     name, *words = (word.strip() for word in text.split(":"))
     named = named_tiers().get(name)
     values: dict[str, Any] = {"name": name}
