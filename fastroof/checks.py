@@ -13,16 +13,23 @@ from fastroof.errors import FastroofError
 
 
 def shown(value: Any, most: int = 60) -> str:
-    """Return the beginning of a value's ``repr`` for a message; this never fails."""
+    """Return the beginning of a value's ``repr`` for a message, in one line; this never fails."""
     if type(value) in (list, tuple, str, bytes, bytearray) and len(value) > most:
         value = value[:most]
     try:
-        return repr(value)[:most]
+        written = repr(value)
+        # arrays and tables have several lines
+        return (" ".join(written.split()) if "\n" in written else written)[:most]
     except Exception:
         # a failing repr must not hide the error being reported
         if isinstance(value, int):
             return f"an integer of {value.bit_length():,} bits"
         return f"a {type(value).__name__}"
+
+
+def one_line(error: BaseException | str, most: int = 200) -> str:
+    """Return the beginning of another library's message, which may have several lines, in one."""
+    return " ".join(str(error).split())[:most]
 
 
 def is_whole_number(value: Any, least: int = 1, most: int | None = None) -> bool:

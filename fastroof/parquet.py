@@ -13,6 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fastroof.checks import one_line
 from fastroof.processors import usable_memory_bytes
 from fastroof.units import GIB
 
@@ -57,8 +58,8 @@ def _check_row_counts(metadata: pq.FileMetaData) -> None:
 def fault_of(error: BaseException) -> str:
     """Describe why reading a file failed: it is damaged, or larger than the memory."""
     if isinstance(error, MemoryError):
-        return f"needs more memory than is available ({error!s:.200})"
-    return f"is damaged ({error!s:.200})"
+        return f"needs more memory than is available ({one_line(error)})"
+    return f"is damaged ({one_line(error)})"
 
 
 def _least_bytes(file: pq.ParquetFile, columns: Sequence[str] | None) -> int:

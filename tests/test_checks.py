@@ -4,12 +4,13 @@ import ast
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import fastroof
-from fastroof.checks import is_number, is_whole_number, one_of, shown, whole_number
+from fastroof.checks import is_number, is_whole_number, one_line, one_of, shown, whole_number
 
 ROOT = Path(fastroof.__file__).parent.parent
 
@@ -45,6 +46,20 @@ def test_what_can_be_written_is_shown_by_its_beginning(value):
     if not isinstance(value, str | bytes):  # whose quotes go by what is in them
         assert shown(value) == whole[:60]
     assert len(shown(value)) <= 60
+
+
+@pytest.mark.parametrize(
+    "given", [np.ones((4, 3)), np.ma.array([1, 2]), pa.array([1, 2]), pa.table({"a": [1]})], ids=type
+)
+def test_what_has_several_lines_is_shown_in_one(given):
+    assert "\n" in repr(given)
+    assert 9 < len(shown(given)) <= 60
+    assert "\n" not in shown(given)
+
+
+def test_messages_of_others_have_one_line():
+    assert one_line(ValueError("no\n  column: 3\n")) == "no column: 3"
+    assert len(one_line(ValueError("x" * 500))) == 200
 
 
 @pytest.mark.parametrize("what", UNWRITABLE)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from fastroof.arrays import Array, Bools, Longs
+from fastroof.checks import one_line
 from fastroof.columns import Column
 from fastroof.errors import TableError
 from fastroof.file_access import is_file, read_bytes
@@ -95,7 +96,7 @@ class _Reader:
         """Position of each column; missing or repeated ones are errors."""
         missing = [c.name for c in columns if c.name not in header]
         if missing:
-            have = ", ".join(header) or "none"
+            have = " ".join(", ".join(header).split()) or "none"
             raise TableError(f"{self.label}: missing column {', '.join(missing)}; the file has {have}")
         positions = {}
         for column in (*columns, *optional):
@@ -126,7 +127,7 @@ class _Reader:
             if "Empty CSV file" in str(error):
                 raise self._no_rows() from None
             self._raise_for_ragged_row(len(header))
-            raise TableError(f"{self.label}: not a CSV file of UTF-8 text: {error}") from error
+            raise TableError(f"{self.label}: not a CSV file of UTF-8 text: {one_line(error)}") from error
         return table.rename_columns(list(positions))
 
     def _header(self) -> tuple[list[str], int]:
@@ -139,7 +140,7 @@ class _Reader:
                 if cells:
                     return [cell.strip() for cell in cells], lines.line_num
         except (UnicodeDecodeError, csv.Error) as error:
-            raise TableError(f"{self.label}: not a CSV file of UTF-8 text: {error}") from error
+            raise TableError(f"{self.label}: not a CSV file of UTF-8 text: {one_line(error)}") from error
         raise TableError(f"{self.label}: the file is empty; need a header and at least one row")
 
     def _lines(self, errors: str = "strict") -> io.TextIOWrapper:
@@ -176,7 +177,7 @@ class _Reader:
     def _damaged(self, error: BaseException) -> TableError:
         if isinstance(error, MemoryError):
             return TableError(f"{self.label}: the Parquet file {fault_of(error)}")
-        return TableError(f"{self.label}: the Parquet file is damaged: {error!s:.200}")
+        return TableError(f"{self.label}: the Parquet file is damaged: {one_line(error)}")
 
     # -- Arrow to NumPy ------------------------------------------------------------------------
 

@@ -48,7 +48,6 @@ LEAST_TARGET: Final = 1e-6
 MOST_TARGET: Final = 1e9
 LEAST_INTERVAL_S: Final = 1e-3
 MOST_INTERVAL_S: Final = 1e6
-MOST_CHECKS: Final = 10**7
 MOST_LOOKBACK: Final = 10**6
 FIRST_LIVES: Final = 1024
 """Replicas that are started before there must be room for more."""
@@ -118,8 +117,9 @@ class Autoscaler:
     def __post_init__(self) -> None:
         one_of("metric", self.metric, METRICS, SimulationError)
         self._number("target", LEAST_TARGET, MOST_TARGET)
-        whole_number("max_replicas", self.max_replicas, 1, MOST_REPLICAS, SimulationError)
-        whole_number("min_replicas", self.min_replicas, 1, MOST_REPLICAS, SimulationError)
+        for name in ("max_replicas", "min_replicas"):
+            whole = whole_number(name, getattr(self, name), 1, MOST_REPLICAS, SimulationError)
+            object.__setattr__(self, name, whole)
         if self.min_replicas > self.max_replicas:
             raise SimulationError(
                 f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}"
@@ -156,7 +156,7 @@ class Autoscaler:
     @classmethod
     def parsed(cls, text: str, **given: Any) -> Autoscaler:
         """Return the rule of a text like ``concurrency:32``, with the other parameters by name."""
-        metric, *numbers = text.split(":")
+        metric, *numbers = text.split(":") if isinstance(text, str) else ("",)
         try:
             values = [float(number) for number in numbers]
         except ValueError:
@@ -220,10 +220,10 @@ def run_autoscaled(
             f"pipeline stages are simulated with one engine, autoscaling with pp=1, got pp={plan.layout.pp}"
         )
     checks = trace.duration_s / autoscaler.interval_s
-    if checks > MOST_CHECKS:
+    if checks > loops.MOST_CHECKS:
         raise SimulationError(
             f"trace {shown(trace.name)} lasts {trace.duration_s:,.0f} s, {checks:,.0f} checks of interval_s "
-            f"{autoscaler.interval_s:g}; at most {MOST_CHECKS:,}"
+            f"{autoscaler.interval_s:g}; at most {loops.MOST_CHECKS:,}"
         )
 
     def run(arrived: Trace, own: EngineSettings) -> Outcomes:
@@ -267,6 +267,11 @@ def _run(
         if code != loops.CODE_FULL:
             break
         lives *= 4
+    if code == loops.CODE_MANY_CHECKS:
+        raise SimulationError(
+            f"the run of {shown(trace.name)} lasts over {loops.MOST_CHECKS:,} checks of interval_s "
+            f"{autoscaler.interval_s:g}; give a longer interval_s"
+        )
     raise_stuck(code)
     counters = fleet_counters(fleet.states, prefix_cache)
     found = requests.rows[:-1, FOUND].copy() if prefix_cache == LRU else None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.checks import check_flag, is_number, shown, whole_number
+from fastroof.checks import check_flag, is_number, one_of, shown, whole_number
 from fastroof.errors import SimulationError
 from fastroof.plan.compile import check_plan
 from fastroof.simulation.capacity_runs import (
@@ -29,7 +29,7 @@ from fastroof.simulation.capacity_search import (
 from fastroof.simulation.engine import refuse_too_long
 from fastroof.simulation.kv_tiers import tiers_below
 from fastroof.simulation.prompt_tree import source_of_hits
-from fastroof.simulation.replicas import MOST_REPLICAS
+from fastroof.simulation.replicas import MOST_REPLICAS, POOLED_ROUTINGS
 from fastroof.simulation.session_runs import mean_rate, requests_per_session
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.steady import LEAST_REQUESTS, Run, affordable_requests, enough_requests
@@ -273,7 +273,8 @@ def capacity(
     (True, 'tpot_p99_ms')
     """
     check_plan("plan", plan, SimulationError)
-    replicas = whole_number("replicas", replicas, error=SimulationError)
+    replicas = whole_number("replicas", replicas, 1, MOST_REPLICAS, SimulationError)
+    one_of("routing", routing, POOLED_ROUTINGS, SimulationError)
     draws = whole_number("draws", draws, 1, MOST_DRAWS, SimulationError)
     check_flag("with_range", with_range, SimulationError)
     if not is_number(tolerance) or not 0 < tolerance <= MOST_TOLERANCE:
@@ -430,7 +431,10 @@ def fewest_replicas(
     **options: Any,
 ) -> FewestReplicas:
     """Find the fewest replicas that serve requests at their own rate within limits on percentiles."""
+    check_plan("plan", plan, SimulationError)
     most = whole_number("most", most, 1, MOST_REPLICAS, SimulationError)
+    one_of("routing", routing, POOLED_ROUTINGS, SimulationError)
+    check_flag("steady", steady, SimulationError)
     trace = drawn_trace(trace_or_workload)
     chosen = {name: options.pop(name) for name in EngineSettings.__dataclass_fields__ if name in options}
     run, per_s = Run.whole(trace), mean_rate(trace)

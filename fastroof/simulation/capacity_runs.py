@@ -37,7 +37,9 @@ LEAST_TURNOVERS: Final = 8.0
 def drawn_trace(given: Trace | Workload, rate: float | None = None) -> Trace:
     """Return a trace, or the requests of a workload."""
     if not isinstance(given, Trace | Workload):
-        raise SimulationError(f"requests must be a Trace or a Workload, got {type(given).__name__}")
+        raise SimulationError(
+            f"requests must be a Trace or a Workload, got {type(given).__name__}; load_trace makes a Trace"
+        )
     if isinstance(given, Trace):
         return given
     return given.trace(None if has_rate(given) else rate, given.seed)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.checks import one_of
+from fastroof.checks import one_of, whole_number
 from fastroof.errors import SimulationError
 from fastroof.plan.compile import check_plan
-from fastroof.simulation.engine import refuse_too_long
+from fastroof.simulation.engine import check_time_scale, refuse_too_long
 from fastroof.simulation.kv_tiers import tiers_below
 from fastroof.simulation.prompt_tree import source_of_hits
-from fastroof.simulation.replicas import POOLED_ROUTINGS, run_replicas
+from fastroof.simulation.replicas import MOST_REPLICAS, POOLED_ROUTINGS, run_replicas
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.simulation import Simulation
 from fastroof.simulation.trace import Trace
@@ -133,6 +133,9 @@ def simulate(
     check_plan("plan", plan, SimulationError)
     one_of("on_too_long", on_too_long, ON_TOO_LONG, SimulationError)
     one_of("routing", routing, POOLED_ROUTINGS, SimulationError)
+    replicas = whole_number("replicas", replicas, 1, MOST_REPLICAS, SimulationError)
+    seed = whole_number("seed", seed, 0, 2**63 - 1, SimulationError)
+    check_time_scale(time_scale)
     requests = trace if isinstance(trace, Trace) else load_trace(trace)
     prefix_cache = source_of_hits(requests, prefix_cache, routing)
     settings = EngineSettings.of_plan(

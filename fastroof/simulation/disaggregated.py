@@ -10,14 +10,14 @@ import numpy as np
 
 from fastroof.arrow import arrow_schema
 from fastroof.caching import lazy_property
-from fastroof.checks import one_of, shown
+from fastroof.checks import one_of, shown, whole_number
 from fastroof.columns import Column
 from fastroof.errors import SimulationError
-from fastroof.simulation.engine import Outcomes
+from fastroof.simulation.engine import Outcomes, check_time_scale
 from fastroof.simulation.pool_runs import PooledOutcomes, run_pools
 from fastroof.simulation.pools import Link, Pool, pools_too_long
 from fastroof.simulation.prompt_tree import source_of_hits
-from fastroof.simulation.replicas import engines_of
+from fastroof.simulation.replicas import MOST_REPLICAS, POOLED_ROUTINGS, ROUTINGS, engines_of
 from fastroof.simulation.requests import request_table
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.simulation import Simulation
@@ -252,8 +252,14 @@ def simulate_disaggregated(
     for name, plan in (("prefill_plan", prefill_plan), ("decode_plan", decode_plan)):
         check_plan(name, plan, SimulationError)
     for name, settings in (("prefill", prefill), ("decode", decode)):
-        if settings is not None and not isinstance(settings, Mapping):
+        is_named = isinstance(settings, Mapping) and all(isinstance(key, str) for key in settings)
+        if settings is not None and not is_named:
             raise SimulationError(f"{name} must be settings by name, got {shown(settings)}")
+    prefill_replicas = whole_number("prefill_replicas", prefill_replicas, 1, MOST_REPLICAS, SimulationError)
+    decode_replicas = whole_number("decode_replicas", decode_replicas, 1, MOST_REPLICAS, SimulationError)
+    one_of("prefill_routing", prefill_routing, POOLED_ROUTINGS, SimulationError)
+    one_of("decode_routing", decode_routing, ROUTINGS, SimulationError)
+    check_time_scale(time_scale)
     requests = trace if isinstance(trace, Trace) else load_trace(trace)
     prefix_cache = source_of_hits(requests, prefix_cache)
     prompts, whole = (running_tokens(requests, plan) for plan in (prefill_plan, decode_plan))

@@ -63,7 +63,7 @@ from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.trace import Trace
 from fastroof.simulation.trace_sessions import descendants, links_of, of_rows
 from fastroof.stopping import check_stopped, stop_flag
-from fastroof.units import US_PER_S
+from fastroof.units import GIB, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -114,6 +114,18 @@ MOST_SCALE: Final = 1e9
 """Range of time_scale."""
 
 
+def check_time_scale(time_scale: Any) -> None:
+    """Reject anything but a number in the range of time_scale."""
+    if not is_number(time_scale) or not LEAST_SCALE <= float(time_scale) <= MOST_SCALE:
+        raise SimulationError(
+            f"time_scale must be a number from {LEAST_SCALE:g} to {MOST_SCALE:g}, got {shown(time_scale)}"
+        )
+
+
+MOST_STATE_BYTES: Final = 4 * GIB
+"""Maximum memory of the state of all engines that are simulated together."""
+
+
 class Arrays(NamedTuple):
     """All arrays of one or several engines' loops."""
 
@@ -131,10 +143,7 @@ def options_of(
     tiers: Tiers = NO_TIERS,
 ) -> EngineOptions:
     """Return settings and a trace's clients as options of the loops."""
-    if not is_number(time_scale) or not LEAST_SCALE <= float(time_scale) <= MOST_SCALE:
-        raise SimulationError(
-            f"time_scale must be a number from {LEAST_SCALE:g} to {MOST_SCALE:g}, got {shown(time_scale)}"
-        )
+    check_time_scale(time_scale)
     return EngineOptions(
         budget=settings.max_num_batched_tokens,
         max_seqs=settings.max_num_seqs,
@@ -212,15 +221,31 @@ def new_state(
     several = () if engines is None else (engines,)
     slots = min(settings.max_num_seqs, count)
     buckets = 1 << (longest + 4).bit_length()
+    sizes: dict[str, tuple[tuple[int, ...], Any]] = {
+        "scalars": ((NUM_SCALARS + tiers * NUM_TIER_SCALARS,), np.int64),
+        "clock": ((NUM_CLOCKS + tiers,), np.float64),
+        "slots": ((NUM_FIELDS, slots), np.int64),
+        "calendar": ((2, buckets), np.int32),
+        "due": ((settings.block_size,), np.int32),
+        "firsts": ((FIRST_SIZE, slots), np.int32),
+        "fresh": ((slots,), np.int32),
+        "cells": ((cells, (1 + tiers) * NUM_CELL_COLUMNS + (tiers > 0)), np.int32),
+    }
+    each = {name: math.prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in sizes.items()}
+    needed = sum(each.values()) * (engines or 1)
+    if needed > MOST_STATE_BYTES:
+        causes = {
+            "calendar": f"an output of {longest:,} tokens",
+            "due": f"block_size {settings.block_size:,}",
+            "cells": f"a simulated prefix cache for {count:,} requests",
+        }
+        cause = causes.get(max(each, key=lambda name: each[name]), f"{slots:,} running requests")
+        raise SimulationError(
+            f"{engines or 1:,} engines with {cause} take {needed / GIB:,.1f} GiB to simulate, at most "
+            f"{MOST_STATE_BYTES / GIB:g}; give fewer replicas, or less of that"
+        )
     return EngineState(
-        scalars=np.zeros((*several, NUM_SCALARS + tiers * NUM_TIER_SCALARS), np.int64),
-        clock=np.zeros((*several, NUM_CLOCKS + tiers)),
-        slots=np.zeros((*several, NUM_FIELDS, slots), np.int64),
-        calendar=np.zeros((*several, 2, buckets), np.int32),
-        due=np.zeros((*several, settings.block_size), np.int32),
-        firsts=np.zeros((*several, FIRST_SIZE, slots), np.int32),
-        fresh=np.zeros((*several, slots), np.int32),
-        cells=np.zeros((*several, cells, (1 + tiers) * NUM_CELL_COLUMNS + (tiers > 0)), np.int32),
+        **{name: np.zeros((*several, *shape), dtype) for name, (shape, dtype) in sizes.items()}
     )
 
 

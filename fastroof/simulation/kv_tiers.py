@@ -125,9 +125,8 @@ def tiers_of(given: Any, plan: StepPlan, settings: EngineSettings) -> tuple[KvTi
     parts: Any = given.split(",") if isinstance(given, str) else given
     if isinstance(parts, KvTier):
         parts = (parts,)
-    if not isinstance(parts, Iterable):
+    if not isinstance(parts, list | tuple):
         raise SimulationError(f"kv_tiers must be text or a list of KvTier, got {shown(given)}")
-    parts = list(parts)
     tiers = tuple(one if isinstance(one, KvTier) else _parsed(one, plan, settings) for one in parts)
     if len(tiers) > MOST_TIERS:
         raise SimulationError(f"kv_tiers has {len(tiers)} tiers; there are at most {MOST_TIERS}")
@@ -148,7 +147,10 @@ def tiers_of(given: Any, plan: StepPlan, settings: EngineSettings) -> tuple[KvTi
 def _parsed(text: Any, plan: StepPlan, settings: EngineSettings) -> KvTier:
     """Return one tier from its text."""
     if not isinstance(text, str) or not text.strip():
-        raise SimulationError(f"a KV tier must be text or a KvTier, got {shown(text)}")
+        known = f"a name ({', '.join(named_tiers())})"
+        raise SimulationError(
+            f"a KV tier must be {known}, text like host:200GB:50GB/s or a KvTier, got {shown(text)}"
+        )
     name, *words = (word.strip() for word in text.split(":"))
     named = named_tiers().get(name)
     values: dict[str, Any] = {"name": name}

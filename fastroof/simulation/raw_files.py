@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from fastroof.checks import is_number, is_whole_number, shown
+from fastroof.checks import is_number, is_whole_number, one_line, shown
 from fastroof.documents import parse_json
 from fastroof.errors import TraceError
 from fastroof.given_arrays import is_masked
@@ -39,7 +39,7 @@ def raw_table(source: Any) -> pa.Table:
     except MemoryError:
         raise
     except (pa.ArrowException, TypeError, ValueError, OSError) as error:
-        raise TraceError(f"the table cannot be read ({error!s:.200})") from None
+        raise TraceError(f"the table cannot be read ({one_line(error)})") from None
 
 
 def raw_arrays(
@@ -81,7 +81,7 @@ def arrow_column(what: str, name: str, values: Any) -> pa.ChunkedArray:
     except MemoryError:
         raise
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise TraceError(f"{what}: {name} must be a column of numbers ({error!s:.200})") from None
+        raise TraceError(f"{what}: {name} must be a column of numbers ({one_line(error)})") from None
 
 
 def table_metadata(table: pa.Table) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def _table(what: str, content: bytes, *, is_parquet: bool) -> pa.Table:
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         kind = "Parquet" if is_parquet else "Arrow"
-        raise TraceError(f"{what} is not a complete {kind} file ({error!s:.200})") from None
+        raise TraceError(f"{what} is not a complete {kind} file ({one_line(error)})") from None
 
 
 def _csv(what: str, content: bytes, reading: Reading) -> tuple[RawColumns, NamedColumns]:
@@ -217,8 +217,8 @@ def _csv(what: str, content: bytes, reading: Reading) -> tuple[RawColumns, Named
         except pa.ArrowException as error:
             if row := re.search(r"Row #([0-9]+): (.*)", str(error), re.DOTALL):
                 label = row_label(int(row[1]) - 2)
-                raise TraceError(f"{what}, {label}: {row[2].strip():.120}") from None
-            raise TraceError(f"{what} is not a CSV file ({error!s:.200})") from None
+                raise TraceError(f"{what}, {label}: {one_line(row[2], 120)}") from None
+            raise TraceError(f"{what} is not a CSV file ({one_line(error)})") from None
     arrays = {name: table[name] for name in columns.needed}
     return RawColumns(what, arrays, row_label, is_text), columns
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, overload
 import numpy as np
 
 from fastroof.arrays import Array, Bools, Floats, Ints, Longs
-from fastroof.checks import shown, whole_number
+from fastroof.checks import one_line, shown, whole_number
 from fastroof.compiled.simulation.stack_distances import BlockIds
 from fastroof.errors import TraceError
 from fastroof.simulation.trace import MOST_SECONDS, MOST_TOKENS, Trace
@@ -63,7 +63,9 @@ class RawColumns:
         try:
             columns = {name: column.filter(mask) for name, column in self.columns.items()}
         except pa.ArrowException as error:
-            raise TraceError(f"{self.what}: a column's type cannot be read ({error!s:.100})") from None
+            raise TraceError(
+                f"{self.what}: a column's type cannot be read ({one_line(error, 100)})"
+            ) from None
         return replace(self, columns=columns, row_label=lambda row: self.row_label(int(places[row])))
 
     def decoded(self, name: str) -> pa.ChunkedArray:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Bools
-from fastroof.checks import MOST_SUGGESTED, shown
+from fastroof.checks import MOST_SUGGESTED, one_line, shown
 from fastroof.errors import TraceError
 from fastroof.simulation.trace_columns import RawColumns
 from fastroof.simulation.trace_formats import NamedColumns
@@ -113,7 +113,7 @@ def _keeps(raw: RawColumns, name: str, condition: Condition) -> Bools:
     except ValueError as error:
         # pyarrow's errors of values are ValueErrors, as float's is
         kind = "texts" if is_text else "numbers"
-        raise TraceError(f"{raw.what}: {condition.text} compares {kind} ({error!s:.100})") from None
+        raise TraceError(f"{raw.what}: {condition.text} compares {kind} ({one_line(error, 100)})") from None
     except (pa.ArrowException, TypeError):
         raise TraceError(f"{raw.what}: {condition.text} cannot compare values of {column.type}") from None
     differs = condition.comparison == "!="

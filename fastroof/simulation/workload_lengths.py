@@ -18,7 +18,7 @@ from fastroof.simulation.trace import MOST_TOKENS, Sizes, Trace
 from fastroof.simulation.trace_files import load_lengths
 
 LENGTH_FORMS: Final = (
-    "a number of tokens (1024), lognormal:MEAN:SIGMA[:MOST] (sigma of the logarithm; cut to MOST), "
+    "a number (8), lognormal:MEAN:SIGMA[:MOST] (sigma of the logarithm; cut to MOST), "
     "uniform:LEAST:MOST (both included) or file:PATH (drawn from a trace)"
 )
 _NUMBER: Final = r"([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,2})?)"
@@ -149,12 +149,20 @@ def _parse_text(name: str, text: str, least: int) -> Lengths:
         raise TraceError(_wrong(name, text, least))
     wrong = [tokens for tokens in sizes if not least <= tokens <= MOST_TOKENS]
     if wrong:
-        raise TraceError(f"{name} {text}: need tokens from {least} to {MOST_TOKENS:,}, got {wrong[0]:,}")
+        raise TraceError(
+            f"{name} {text}: need {_counted(name)} from {least} to {MOST_TOKENS:,}, got {wrong[0]:,}"
+        )
     return length
 
 
 def _wrong(name: str, given: object, least: int) -> str:
-    return f"{name} must be {LENGTH_FORMS}, from {least} to {MOST_TOKENS:,} tokens; got {shown(given)}"
+    most = f"{MOST_TOKENS:,} {_counted(name)}"
+    return f"{name} must be {LENGTH_FORMS}, from {least} to {most}; got {shown(given)}"
+
+
+def _counted(name: str) -> str:
+    """Return what a length counts: turns and calls of sessions are drawn as tokens are."""
+    return "tokens" if name.endswith("_tokens") else name
 
 
 def parse_cached(given: Any) -> Lengths | CachedShare:

@@ -54,6 +54,8 @@ def judge(target: Target, case: bytes) -> Verdict:
         kind = REFUSED
         if not str(error).strip():
             return Verdict(FAILED, f"{type(error).__name__} without a word", _place(error))
+        if target.is_one_line and "\n" in str(error):
+            return Verdict(FAILED, f"several lines: {str(error)!r:.300}", f"lines of {_place(error)}")
     except SkippedError:
         return Verdict(SKIPPED)
     except KeyboardInterrupt:

@@ -36,6 +36,8 @@ class Target(ABC):
         Number of cases in the test.
     is_bytes : bool
         Whether any bytes are a case: nothing is evaluated or reaches a network.
+    is_one_line : bool
+        Whether every error has one line.
     """
 
     name: ClassVar[str]
@@ -43,6 +45,7 @@ class Target(ABC):
     limit_s: ClassVar[float] = 5.0
     ci_cases: ClassVar[int] = 200
     is_bytes: ClassVar[bool] = False
+    is_one_line: ClassVar[bool] = True
 
     def prepare(self, folder: Path) -> None:
         """Make what all cases need, in an empty folder."""

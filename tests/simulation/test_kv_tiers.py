@@ -371,11 +371,11 @@ def test_packaged_tiers_are_what_their_engines_have(plan):
             r"must come before .* got a \(write_through\), b \(write_back\)",
         ),
         (",".join(f"t{i}:1GB:1GB/s" for i in range(5)), "has 5 tiers; there are at most 4"),
-        ("host:1GB:1GB/s,", "a KV tier must be text or a KvTier"),
+        ("host:1GB:1GB/s,", "a KV tier must be a name"),
         ("Host:1GB:1GB/s", "lower-case letters"),
         ("host:1GB:0B/s", "bytes_per_s of KV tier host must be a number from 1 to"),
         (3, "kv_tiers must be text or a list of KvTier"),
-        ([None], "a KV tier must be text or a KvTier, got None"),
+        ([None], "or a KvTier, got None"),
     ],
 )
 def test_what_is_no_tier_is_refused(plan, given, said):

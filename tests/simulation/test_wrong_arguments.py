@@ -10,19 +10,35 @@ import pytest
 
 import fastroof
 from fastroof import FastroofError, serving
-from fastroof.simulation import Workload
+from fastroof.simulation import Autoscaler, Workload, engine, simulate_disaggregated
+from fastroof.simulation.capacity import fewest_replicas
+from fastroof.simulation.capacity_hours import fewest_by_hour
 
 FEW = Workload(rate=50, requests=5, input_tokens=100, output_tokens=9)
 NO_PLANS: tuple[Any, ...] = (None, "llama-3.1-8b", 3, [], np.ones((2, 2)), object(), 10**5000)
 CALLS: dict[str, Callable[[Any], Any]] = {
     "simulate": lambda plan: fastroof.simulate(plan, FEW.trace()),
     "capacity": lambda plan: fastroof.capacity(plan, FEW, ttft_p99_ms=500),
+    "fewest_replicas": lambda plan: fewest_replicas(plan, FEW, ttft_p99_ms=500),
+    "fewest_by_hour": lambda plan: fewest_by_hour(plan, FEW, ttft_p99_ms=500),
     "estimate": lambda plan: serving.estimate(plan, 1000, 100, 16),
     "estimate_disaggregated": lambda plan: serving.estimate_disaggregated(plan, plan, 1000, 100, 16),
     "largest_batch": lambda plan: serving.largest_batch(plan, 100),
     "largest_context": lambda plan: serving.largest_context(plan, 1),
 }
+SEARCHES: tuple[Callable[..., Any], ...] = (fastroof.capacity, fewest_replicas, fewest_by_hour)
+SIZES: dict[str, Any] = {"num_gpu_blocks": 2000, "max_num_batched_tokens": 2048, "max_num_seqs": 64}
 NO_WORDS: tuple[Any, ...] = (["mixed"], np.array(["mixed", "x"]), {"mixed"}, b"mixed", 3, 10**5000)
+NO_TIERS: tuple[Any, ...] = (
+    np.array(3),
+    np.array(["host"]),
+    np.ma.masked,
+    3,
+    {"host": 1},
+    iter(["host"]),
+    b"host",
+)
+NO_SEEDS: tuple[Any, ...] = (None, -1, 1.5, "7", [1], np.array([1, 2]), 2**63)
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +55,9 @@ def test_what_is_no_plan_is_refused(call: str, given: Any) -> None:
 
 @pytest.mark.parametrize("given", NO_PLANS, ids=lambda given: type(given).__name__)
 def test_what_are_no_requests_is_refused(plan: fastroof.StepPlan, given: Any) -> None:
-    with pytest.raises(FastroofError, match="requests must be a Trace or a Workload"):
-        fastroof.capacity(plan, given, ttft_p99_ms=500)
+    for search in SEARCHES:
+        with pytest.raises(FastroofError, match="requests must be a Trace or a Workload"):
+            search(plan, given, ttft_p99_ms=500)
 
 
 @pytest.mark.parametrize("given", NO_WORDS, ids=lambda given: type(given).__name__)
@@ -48,6 +65,13 @@ def test_what_is_none_of_some_words_is_refused(plan: fastroof.StepPlan, given: A
     for name in ("order", "routing", "prefix_cache", "on_too_long"):
         with pytest.raises(FastroofError, match=f"{name} must be one of"):
             fastroof.simulate(plan, FEW.trace(), num_gpu_blocks=2000, **{name: given})
+    for name in ("order", "routing", "prefix_cache"):
+        for search in SEARCHES:
+            with pytest.raises(FastroofError, match=f"{name} must be one of"):
+                search(plan, FEW, **SIZES, ttft_p99_ms=500, **{name: given})
+    for name in ("prefill_routing", "decode_routing", "prefix_cache"):
+        with pytest.raises(FastroofError, match=f"{name} must be one of"):
+            simulate_disaggregated(plan, plan, FEW.trace(), **{name: given})
     for name in ("order", "kv_reservation"):
         with pytest.raises(FastroofError, match=f"{name} must be one of"):
             serving.estimate(plan, 1000, 100, 16, **{name: given})
@@ -62,6 +86,9 @@ def test_what_is_no_flag_and_no_number_is_refused(plan: fastroof.StepPlan, given
             fastroof.capacity(plan, FEW, num_gpu_blocks=2000, ttft_p99_ms=500, reserve_output=given)
     with pytest.raises(FastroofError, match="with_range must be True or False, got "):
         fastroof.capacity(plan, FEW, num_gpu_blocks=2000, ttft_p99_ms=500, with_range=given)
+    for search in SEARCHES:
+        with pytest.raises(FastroofError, match="steady must be True or False, got "):
+            search(plan, FEW, **SIZES, ttft_p99_ms=500, steady=given)
     with pytest.raises(FastroofError, match="with_error must be True or False, got "):
         serving.estimate(plan, 1000, 100, 16, with_error=given)
     with pytest.raises(FastroofError, match="with_error must be True or False, got "):
@@ -71,3 +98,76 @@ def test_what_is_no_flag_and_no_number_is_refused(plan: fastroof.StepPlan, given
 def test_several_timeouts_are_refused(plan: fastroof.StepPlan) -> None:
     with pytest.raises(FastroofError, match="timeout_s must be seconds above 0"):
         fastroof.simulate(plan, FEW.trace(), num_gpu_blocks=2000, timeout_s=np.array([1, 2]))
+
+
+@pytest.mark.parametrize("given", NO_TIERS, ids=lambda given: type(given).__name__)
+def test_what_are_no_tiers_is_refused(plan: fastroof.StepPlan, given: Any) -> None:
+    with pytest.raises(FastroofError, match="kv_tiers must be text or a list of KvTier, got "):
+        fastroof.simulate(plan, FEW.trace(), **SIZES, kv_tiers=given)
+    for search in SEARCHES:
+        with pytest.raises(FastroofError, match="kv_tiers must be text or a list of KvTier, got "):
+            search(plan, FEW, **SIZES, ttft_p99_ms=500, kv_tiers=given)
+
+
+@pytest.mark.parametrize("given", NO_SEEDS, ids=repr)
+def test_what_is_no_seed_is_refused(plan: fastroof.StepPlan, given: Any) -> None:
+    for more in ({}, {"replicas": 2}, {"autoscale": Autoscaler("queue", 1, 2, 0)}):
+        with pytest.raises(FastroofError, match="seed must be a whole number from 0 to "):
+            fastroof.simulate(plan, FEW.trace(), **SIZES, seed=given, **more)
+
+
+@pytest.mark.parametrize("given", [None, 0, "1", memoryview(b"ab"), np.array([1, 2])], ids=repr)
+def test_what_is_no_factor_on_times_is_refused(plan: fastroof.StepPlan, given: Any) -> None:
+    for more in ({}, {"autoscale": Autoscaler("queue", 1, 2, 0)}):
+        with pytest.raises(FastroofError, match="time_scale must be a number from "):
+            fastroof.simulate(plan, FEW.trace(), **SIZES, time_scale=given, **more)
+    with pytest.raises(FastroofError, match="time_scale must be a number from "):
+        simulate_disaggregated(plan, plan, FEW.trace(), time_scale=given)
+
+
+def test_settings_of_pools_have_names(plan: fastroof.StepPlan) -> None:
+    for name in ("prefill", "decode"):
+        with pytest.raises(FastroofError, match=f"{name} must be settings by name, got {{1: 2}}"):
+            simulate_disaggregated(plan, plan, FEW.trace(), **{name: {1: 2}})
+
+
+def test_rules_are_texts() -> None:
+    for given in (None, 3, b"queue:1", ["queue", 1], ""):
+        with pytest.raises(FastroofError, match=r"autoscale needs METRIC:TARGET\[:LOW\]"):
+            Autoscaler.parsed(given, max_replicas=2, startup_s=1)  # type: ignore[arg-type]
+
+
+def test_numbers_of_replicas_may_be_of_few_bits(plan: fastroof.StepPlan) -> None:
+    few: Any = np.int8(100)
+    trace = FEW.trace()
+    assert fastroof.simulate(plan, trace, **SIZES, replicas=few).gpus == 100
+    assert simulate_disaggregated(plan, plan, trace, few, few, prefill=SIZES, decode=SIZES).gpus == 200
+    rule = Autoscaler("queue", 1, few, 0, min_replicas=few)
+    assert fastroof.simulate(plan, trace, **SIZES, autoscale=rule).summary()["finished"] == 5
+
+
+def test_engines_that_take_too_much_memory_are_refused(plan: fastroof.StepPlan) -> None:
+    long = fastroof.Trace([0.0], [100], [2**20])
+    words = (
+        r"4,096 engines with an output of 1,048,576 tokens take 64\.\d GiB to simulate, at most 4; give fewer"
+    )
+    with pytest.raises(FastroofError, match=words):
+        fastroof.simulate(
+            plan, long, **SIZES | {"num_gpu_blocks": 2**21}, replicas=4096, routing="least_load"
+        )
+
+
+def test_messages_say_what_takes_the_memory(plan: fastroof.StepPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "MOST_STATE_BYTES", 2**20)
+    talk = Workload(rate=50, requests=2000, turns=4, input_tokens=100, output_tokens=9)
+    many = Workload(rate=50, requests=2000, input_tokens=100, output_tokens=9)
+    for load, cause, more in (
+        (talk, "a simulated prefix cache for 2,000 requests", {}),
+        (many, "block_size 65,536", {"block_size": 65536}),
+        (many, "64 running requests", {"replicas": 999}),
+    ):
+        options = {**SIZES, "replicas": 99, "routing": "least_kv", **more}
+        with pytest.raises(FastroofError, match=f"engines with {cause} take "):
+            fastroof.simulate(plan, load.trace(), **options)
+        with pytest.raises(FastroofError, match=f"engines with {cause} take "):
+            fastroof.capacity(plan, load, steady=False, ttft_p99_ms=500, **options)

@@ -22,6 +22,7 @@ import pyarrow as pa
 from fastroof.arrays import Floats, Ints
 from fastroof.backends.serve.answer import AnySteps, DecodeSteps
 from fastroof.backends.serve.limits import ServeLimits
+from fastroof.checks import one_line
 from fastroof.errors import BackendError, BatchError
 from fastroof.run import StepBatch
 
@@ -57,7 +58,7 @@ def read_steps(body: bytes, limits: ServeLimits) -> DecodeSteps | AnySteps:
     except StopIteration:
         raise BackendError("an Arrow IPC stream is needed, got an empty body") from None
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise BackendError(f"the body is not a valid Arrow IPC stream: {error!s:.200}") from None
+        raise BackendError(f"the body is not a valid Arrow IPC stream: {one_line(error)}") from None
     if names == DECODE_COLUMNS:
         return DecodeSteps(*(_integers(name, batches) for name in names))
     new_tokens, offsets = _lists("new_tokens", batches, limits)

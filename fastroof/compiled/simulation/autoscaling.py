@@ -60,6 +60,12 @@ caches, requests/s since the last check."""
 CODE_FULL = 4
 """More replicas were started than there are rows for."""
 
+CODE_MANY_CHECKS = 8
+"""The run is not over after MOST_CHECKS checks."""
+
+MOST_CHECKS = 10**7
+"""Maximum number of a run's checks."""
+
 # columns of lives; times are us
 LIFE_REPLICA, LIFE_ORDERED, LIFE_READY, LIFE_DRAINED, LIFE_STOPPED = range(5)
 NUM_LIFE_COLUMNS = 5
@@ -253,6 +259,8 @@ def _wanted(scaler: Scaler, total: float) -> int:
 def check_now(fleet: Fleet, scaler: Scaler) -> int:
     """Let the rule start or stop replicas. Returns a code."""
     rule, counts, ring = scaler.rule, scaler.counts, scaler.wanted
+    if counts[CHECKS] == MOST_CHECKS:
+        return CODE_MANY_CHECKS
     now_us = check_us(scaler)
     counts[CHECKS] += 1
     wake(scaler, now_us)

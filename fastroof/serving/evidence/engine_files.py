@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.checks import one_line
 from fastroof.documents import parse_json, parse_toml, read_text
 from fastroof.errors import TableError
 from fastroof.serving.evidence.engine_flags import ENGINE_FLAGS, spelled
@@ -121,7 +122,7 @@ def _yaml(path: Path, content: str) -> Any:
         documents = list(yaml.safe_load_all(content))
         return documents if len(documents) > 1 else (documents or [None])[0]
     except yaml.YAMLError as error:
-        raise ValueError(error) from None
+        raise ValueError(one_line(error)) from None
 
 
 def _structured(path: Path, content: Any) -> tuple[str, Pairs]:

@@ -116,6 +116,7 @@ def deployment_question(
     if unknown:
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}")
     whole_number("total_gpus", total_gpus, most=MOST_GPUS, error=SweepError)
+    whole_number("osl", osl, error=SweepError)
     loaded = load_model(model)
     gpus = [load_gpu(name) for name in listed(gpu)]
     node = min([*(each.linked_gpus for each in gpus), TP_SIZES[-1]])

@@ -31,6 +31,12 @@ LINES = (
     "simulate --model llama-3.1-8b --trace example --limit 20 --engine vllm",
     "capacity llama-3.1-8b --num-requests 20 --input 100 --output 9 --ttft-p99 500 --engine kernels "
     "--tolerance 0.1 --threads 1",
+    "simulate --model llama-3.1-8b --rate 5 --num-requests 9 --turns 3 --think exponential:1 --input 100 "
+    "--output 9 --engine kernels --kv-tiers host:1GB:1GB/s --lora 16:4 --json",
+    "simulate --model llama-3.1-8b --rate 5 --num-requests 9 --input 100 --output 9 --engine kernels "
+    "--autoscale concurrency:4 --max-replicas 3 --startup 1 --energy",
+    "capacity llama-3.1-8b --fewest --rate 2 --num-requests 20 --turns 3 --think 1 --input 100 --output 9 "
+    "--ttft-p99 500 --engine kernels --no-steady --threads 1",
     "models",
     "models --json",
     "gpus",
@@ -64,6 +70,7 @@ class Commands(Target):
     suffix = ".json"
     limit_s = 30.0
     ci_cases = 30
+    is_one_line = False
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)

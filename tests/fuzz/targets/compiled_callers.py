@@ -53,6 +53,7 @@ class Callers(Target):
     limit_s = 60.0
     """Of which the compiler takes some, once a pair of types."""
     most_arguments: ClassVar[int] = 2
+    is_one_line = False  # the compiler's errors
 
     def prepare(self, folder: Any) -> None:
         super().prepare(folder)

@@ -48,6 +48,7 @@ class Recommendations(Calls):
     name = "recommend"
     limit_s = 30.0
     ci_cases = 30
+    is_one_line = False  # a line for each problem
     known: ClassVar[dict[str, tuple[str, ...]]] = {
         "gpu": ("'h100'", "'H100-SXM'", "['h100']", "Path('h100')", "['h100', 'x']", "[]"),
         "total_gpus": ("1", "2", "8", "0", "2**16 + 1"), "isl": (), "osl": (),
@@ -122,6 +123,7 @@ class BestDeployments(Target):
     suffix = ".json"
     limit_s = 30.0
     ci_cases = 25
+    is_one_line = False  # a line for each problem
     options: ClassVar[dict[str, tuple[Any, ...]]] = {
         "runners_up": (0, 1, 5, -1, 1.5, "1", None, True), "percentile": (None, 99, 50, 0, 101, "x", 1e308),
         "requests": (20, 2, 1, 0, None, "x"), "seed": (0, 1, -1, None, 2**70, "x"),
@@ -174,6 +176,7 @@ class SharedBudgets(Target):
     suffix = ".json"
     limit_s = 60.0
     ci_cases = 15
+    is_one_line = False
 
     def examples(self) -> list[bytes]:
         return [json.dumps(SHARED).encode()]

@@ -11,7 +11,9 @@ import numpy as np
 
 import fastroof
 from fastroof import serving
-from fastroof.simulation import Link, simulate_disaggregated
+from fastroof.simulation import Autoscaler, Link, engine, simulate_disaggregated
+from fastroof.simulation.capacity import fewest_replicas
+from fastroof.simulation.capacity_hours import fewest_by_hour
 from fastroof.simulation.replicas import POOLED_ROUTINGS
 from fastroof.sweep import best_batches, decode_times_us
 from tests.fuzz.expressions import NAMES, evaluated, integer, integer_array, odd, sizes
@@ -37,8 +39,8 @@ LENGTHS = (
 MOST_TOKENS = 20_000
 """Of a case's trace, so that it takes milliseconds; lengths that are refused may be any."""
 
-MOST_REPLICAS = 2048
-"""Of a simulation that is answered; 4,096 of them, the most there may be, take a gibibyte."""
+MOST_STATE_BYTES = 2**28
+"""Of the engines of a case, so that all of it takes less than a gibibyte."""
 
 
 class Calls(Target):
@@ -58,12 +60,16 @@ class Calls(Target):
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
+        self.most_bytes, engine.MOST_STATE_BYTES = engine.MOST_STATE_BYTES, MOST_STATE_BYTES
         self.plan = plan_of(max_tokens=8192, max_seqs=1024)
         self.other = plan_of(tp=2, max_tokens=8192, max_seqs=1024)
         self.names = {
             **NAMES, "plan": self.plan, "other": self.other, "Workload": fastroof.Workload,
-            "Trace": fastroof.Trace, "Link": Link,
+            "Trace": fastroof.Trace, "Link": Link, "Autoscaler": Autoscaler,
         }  # fmt: skip
+
+    def close(self) -> None:
+        engine.MOST_STATE_BYTES = self.most_bytes
 
     def value(self, name: str, random: Random) -> str:
         what = random.random()
@@ -110,6 +116,12 @@ SIMULATE: dict[str, tuple[str, ...]] = {
         "'host:1GB:1GB/s'", "'vllm-offloading:1GB'", "'sglang-hicache,mooncake-store:1TB'", "'lmcache-cpu'",
         "'a:9MB:1MB/s:write_back:by_layer,b:inf:inf/s:9ms:prompts'", "'host:0B:1B/s:before_step'", "'host'",
         "'host:1e9B:1GB/s'", "'host:-1GB:1GB/s'", "'host:1GB:inf/s:99999999999999ms'", "','", "()",
+    ),
+    "autoscale": (
+        "Autoscaler('concurrency', 4, max_replicas=3, startup_s=0.1, interval_s=0.5)",
+        "Autoscaler.parsed('kv:0.9:0.5', max_replicas=2, startup_s=0)",
+        "Autoscaler('rate', 1e-6, 8, 0.01, interval_s=0.5, scale_down_delay_s=0)",
+        "Autoscaler('queue', 1, 8, 1e6, tolerance=0)", "Autoscaler('queue', 2, 3, inf)", "'queue:1'",
     ),
 }  # fmt: skip
 WORKLOAD: dict[str, tuple[str, ...]] = {
@@ -176,6 +188,7 @@ class Simulations(Calls):
     known = SIMULATE
     always: ClassVar[dict[str, str]] = {"num_gpu_blocks": "2000"}
     limit_s = 10.0
+    has_energy: ClassVar[bool] = True
 
     def examples(self) -> list[bytes]:
         return [
@@ -204,9 +217,6 @@ class Simulations(Calls):
             few_tokens(fastroof.load_trace(trace))
         elif isinstance(trace, fastroof.Trace):
             few_tokens(trace)
-        for name in ("replicas", "prefill_replicas", "decode_replicas"):
-            if isinstance(replicas := options.get(name), int) and replicas > MOST_REPLICAS:
-                raise SkippedError  # each has memory of its own
         simulated = self.simulated(*given, **options)
         summary = simulated.summary()
         requests = simulated.requests
@@ -218,6 +228,10 @@ class Simulations(Calls):
                 raise Wrong(f"{name} has {times.min() if len(times) else ''}")
         if summary["finished"] and not 0 < summary["requests_per_s"] < math.inf:
             raise Wrong(f"{summary['requests_per_s']} requests/s")
+        if summary["finished"] and self.has_energy:
+            joules = simulated.energy()["joules"]
+            if not 0 < joules < math.inf:
+                raise Wrong(f"{joules} J")
 
     def simulated(self, *given: Any, **options: Any) -> fastroof.Simulation:
         return fastroof.simulate(*given, **options)
@@ -248,6 +262,7 @@ class Pools(Simulations):
     name = "simulate_disaggregated"
     known = POOLS
     always: ClassVar[dict[str, str]] = {}
+    has_energy = False
 
     def examples(self) -> list[bytes]:
         return [
@@ -304,10 +319,35 @@ class Capacities(Simulations):
             few_tokens(given[1].trace(rate=None if given[1].is_closed else 1.0))
         elif len(given) == 2 and isinstance(given[1], fastroof.Trace):
             few_tokens(given[1])
+        self.find(*given, **options)
+
+    def find(self, *given: Any, **options: Any) -> None:
         found = fastroof.capacity(*given, **options)
         if not 0 <= found.low <= found.requests_per_s <= found.high < math.inf:
             raise Wrong(f"{found.low} to {found.requests_per_s} to {found.high} requests/s")
         found.document()
+
+
+ONLY_OF_RATES = ("replicas", "tolerance", "draws", "with_range")
+FEWEST: dict[str, tuple[str, ...]] = {
+    **{name: given for name, given in CAPACITY.items() if name not in ONLY_OF_RATES},
+    "most": (), "by_hour": ("True",),
+}  # fmt: skip
+
+
+class Fewest(Capacities):
+    """``fewest_replicas`` and, with ``by_hour``, ``fewest_by_hour``."""
+
+    name = "fewest_replicas"
+    known = FEWEST
+    always: ClassVar[dict[str, str]] = {"num_gpu_blocks": "2000", "ttft_p99_ms": "500"}
+
+    def examples(self) -> list[bytes]:
+        return [f"f(plan, {load}, num_gpu_blocks=2000, ttft_p99_ms=500)".encode() for load in (FEW, SESSIONS)]
+
+    def find(self, *given: Any, by_hour: Any = None, **options: Any) -> None:
+        search: Any = fewest_by_hour if by_hour is True else fewest_replicas
+        search(*given, **options).document()
 
 
 class Estimates(Calls):
@@ -418,4 +458,4 @@ class PlanSweeps(Calls):
             all_finite(found)
 
 
-TARGETS = [Workloads, Simulations, Pools, Capacities, Estimates, PlanSweeps]
+TARGETS = [Workloads, Simulations, Pools, Capacities, Fewest, Estimates, PlanSweeps]

@@ -46,6 +46,7 @@ class SpecTrees(Target):
     """Specs as mappings, as ``load_spec`` takes them."""
 
     name = "sweep.spec"
+    is_one_line = False  # a line for each problem
     suffix = ".json"
     ci_cases = 1000
 
@@ -69,6 +70,7 @@ class SpecFiles(Target):
     """Specs as files."""
 
     name = "sweep.toml"
+    is_one_line = False  # a line for each problem
     suffix = ".toml"
     is_bytes = True
     ci_cases = 500
@@ -106,6 +108,7 @@ class Sweeps(SpecTrees):
     """Sweeps of specs that are small: what a spec says is evaluated, and its file read back."""
 
     name = "sweep.run"
+    is_one_line = False  # a line for each problem
     limit_s = 20.0
     ci_cases = 40
 
