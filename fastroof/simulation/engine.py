@@ -57,6 +57,7 @@ from fastroof.compiled.simulation.state import (
 )
 from fastroof.compiled.simulation.tiers import NUM_TIER_SCALARS
 from fastroof.errors import SimulationError, StoppedError
+from fastroof.processors import usable_memory_bytes
 from fastroof.simulation.kv_tiers import NO_TIERS, Tiers, TierUse, use_of, with_all_requests
 from fastroof.simulation.prompt_tree import GIVEN, LRU, has_identities, prompt_tree
 from fastroof.simulation.settings import EngineSettings
@@ -123,7 +124,7 @@ def check_time_scale(time_scale: Any) -> None:
 
 
 MOST_STATE_BYTES: Final = 4 * GIB
-"""Maximum memory of the state of all engines that are simulated together."""
+"""Memory that the state of all engines simulated together may take; more if it is free."""
 
 
 class Arrays(NamedTuple):
@@ -233,7 +234,7 @@ def new_state(
     }
     each = {name: math.prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in sizes.items()}
     needed = sum(each.values()) * (engines or 1)
-    if needed > MOST_STATE_BYTES:
+    if needed > MOST_STATE_BYTES and needed > usable_memory_bytes():
         causes = {
             "calendar": f"an output of {longest:,} tokens",
             "due": f"block_size {settings.block_size:,}",
@@ -241,8 +242,8 @@ def new_state(
         }
         cause = causes.get(max(each, key=lambda name: each[name]), f"{slots:,} running requests")
         raise SimulationError(
-            f"{engines or 1:,} engines with {cause} take {needed / GIB:,.1f} GiB to simulate, at most "
-            f"{MOST_STATE_BYTES / GIB:g}; give fewer replicas, or less of that"
+            f"{engines or 1:,} engines with {cause} take {needed / GIB:,.1f} GiB to simulate, more than "
+            "is free; give fewer replicas, or less of that"
         )
     return EngineState(
         **{name: np.zeros((*several, *shape), dtype) for name, (shape, dtype) in sizes.items()}

@@ -146,10 +146,13 @@ def test_numbers_of_replicas_may_be_of_few_bits(plan: fastroof.StepPlan) -> None
     assert fastroof.simulate(plan, trace, **SIZES, autoscale=rule).summary()["finished"] == 5
 
 
-def test_engines_that_take_too_much_memory_are_refused(plan: fastroof.StepPlan) -> None:
+def test_engines_that_take_too_much_memory_are_refused(
+    plan: fastroof.StepPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "usable_memory_bytes", lambda: 2**35)
     long = fastroof.Trace([0.0], [100], [2**20])
     words = (
-        r"4,096 engines with an output of 1,048,576 tokens take 64\.\d GiB to simulate, at most 4; give fewer"
+        r"4,096 engines with an output of 1,048,576 tokens take 64\.\d GiB to simulate, more than is free; "
     )
     with pytest.raises(FastroofError, match=words):
         fastroof.simulate(
@@ -159,6 +162,7 @@ def test_engines_that_take_too_much_memory_are_refused(plan: fastroof.StepPlan) 
 
 def test_messages_say_what_takes_the_memory(plan: fastroof.StepPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "MOST_STATE_BYTES", 2**20)
+    monkeypatch.setattr(engine, "usable_memory_bytes", lambda: 0)
     talk = Workload(rate=50, requests=2000, turns=4, input_tokens=100, output_tokens=9)
     many = Workload(rate=50, requests=2000, input_tokens=100, output_tokens=9)
     for load, cause, more in (
