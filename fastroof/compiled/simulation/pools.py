@@ -234,26 +234,8 @@ def _take_noted(prefill: Pool, link: LinkOptions, line: Line, noted: int) -> Non
 
 
 @jit_stateful
-def _schedule(pool: Pool, plan: PlanParts, link: LinkOptions, engine: int, now_us: float) -> int:
-    """Schedule an engine's next steps. Returns a code."""
-    arena, options, requests, served, record = (
-        pool.arena,
-        pool.options,
-        pool.requests,
-        pool.served,
-        pool.record,
-    )
-    there, group = ranks_in(pool.fleet, engine), group_of(pool.fleet.groups, engine)
-    code = group_schedule(arena, plan, options, there, group, requests, served, record, now_us)
-    if code == CODE_STUCK and link.reserves > 0:
-        # the only running request may have lost its blocks: others start with those that they have
-        code = group_schedule(arena, plan, options, there, group, requests, served, record, now_us)
-    return int(code)
-
-
-@jit_stateful
-def _prefill_event(prefill: Pool, link: LinkOptions, line: Line, engine: int, now_us: float) -> int:
-    """Let a prefill engine go to its next event. Returns a code."""
+def _prefill_step_end(prefill: Pool, link: LinkOptions, line: Line, engine: int, now_us: float) -> None:
+    """Let a prefill engine go to its next event, which may end a step."""
     plan = open_plan(prefill.arena)
     options, requests, served, record = prefill.options, prefill.requests, prefill.served, prefill.record
     there, group = ranks_in(prefill.fleet, engine), group_of(prefill.fleet.groups, engine)
@@ -267,15 +249,14 @@ def _prefill_event(prefill: Pool, link: LinkOptions, line: Line, engine: int, no
     see_sent(there, group, requests, now_us)
     _drop_due(prefill, prefill, plan, link, line, engine, now_us, False)
     _route_until(prefill, link, now_us)
-    return int(group_schedule(prefill.arena, plan, options, there, group, requests, served, record, now_us))
 
 
 @jit_stateful
-def _let_go(prefill: Pool, link: LinkOptions, line: Line, request: int, now_us: float) -> int:
-    """Free the blocks of a prompt that was sent, and let its prefill engine use them. Returns a code."""
+def _let_go(prefill: Pool, link: LinkOptions, line: Line, request: int) -> int:
+    """Free the blocks of a prompt that was sent. Returns the prefill engine if it is idle, or NONE."""
     home = line.home[request]
     if link.reserves == 0 or home == NONE:
-        return 0
+        return NONE
     line.home[request] = NONE
     state = engine_of(prefill.fleet.states, home)
     held = _prompt_blocks(prefill, request)
@@ -286,19 +267,19 @@ def _let_go(prefill: Pool, link: LinkOptions, line: Line, request: int, now_us: 
         state.scalars[FREE] += held
     engine = home // prefill.fleet.groups.takes_part.shape[2]
     if prefill.fleet.groups.scalars[engine, GROUP_IN_FLIGHT] > 0:
-        return 0
-    return int(_prefill_event(prefill, link, line, engine, now_us))
+        return NONE
+    return int(engine)
 
 
 @jit_stateful
 def _give_up(prefill: Pool, decode: Pool, link: LinkOptions, line: Line, request: int, now_us: float) -> int:
-    """End a request between the pools whose client has given up. Returns a code."""
+    """End a request between the pools whose client has given up. Returns what :func:`_let_go` does."""
     if link.reserves > 0:
         decode.fleet.router.pushed[line.engine[request]] -= 1
         decode.fleet.router.pushed_tokens[line.engine[request]] -= decode.requests.input_tokens[request]
     decode.served.status[request] = TIMED_OUT
     _end_request(prefill, link, line, request, now_us)
-    return int(_let_go(prefill, link, line, request, now_us))
+    return int(_let_go(prefill, link, line, request))
 
 
 @jit_stateful_inline
@@ -309,7 +290,10 @@ def _is_overdue(prefill: Pool, link: LinkOptions, request: int, now_us: float) -
 
 @jit_stateful
 def _grant(prefill: Pool, decode: Pool, link: LinkOptions, line: Line, engine: int, now_us: float) -> int:
-    """Send prompts that want to go to a decode engine, as far as it has room. Returns a code."""
+    """Send prompts that want to go to a decode engine, as far as it has room.
+
+    Returns a prefill engine that must schedule before the next one is sent, or NONE.
+    """
     options = decode.options
     scalars = ranks_in(decode.fleet, engine).scalars[0]
     wanting = line.wanting[:, engine]
@@ -323,32 +307,31 @@ def _grant(prefill: Pool, decode: Pool, link: LinkOptions, line: Line, engine: i
             need = _prompt_blocks(decode, request)
             has_slot = taken + wanting[ON_THE_WAY] < options.max_seqs
             if scalars[PREEMPTED] != NONE or not has_slot or need > scalars[FREE]:
-                return 0
+                return NONE
             scalars[FREE] -= need
             wanting[ON_THE_WAY] += 1
         wanting[FIRST_WANTING] = line.next_wanting[request]
         if is_overdue:
-            code = _give_up(prefill, decode, link, line, request, now_us)
-            if code == CODE_STOPPED:
-                return int(code)
+            idle = _give_up(prefill, decode, link, line, request, now_us)
+            if idle != NONE:
+                return int(idle)
         else:
             send(line, link, prefill.replica_of[request], request, now_us)
-    return 0
+    return NONE
 
 
 @jit_stateful
 def _begin_transfer(prefill: Pool, decode: Pool, link: LinkOptions, line: Line) -> int:
-    """Begin the next transfer, or let its request want to be sent. Returns a code."""
+    """Begin the next transfer or let its request want to be sent, to the decode engine returned, or NONE."""
     request = pop_transfer(line, BEGINNING, line.ready_us)
-    ready_us = line.ready_us[request]
     replica = prefill.replica_of[request]
     if link.layers > 0:
         ranks = prefill.fleet.groups.takes_part.shape[2]
         send_layers(line, link, replica, ranks, request)
-        return 0
+        return NONE
     if link.reserves == 0:
-        send(line, link, replica, request, ready_us)
-        return 0
+        send(line, link, replica, request, line.ready_us[request])
+        return NONE
     turn = line.scalars[HANDED]
     line.scalars[HANDED] += 1
     to = choose_replica(decode.fleet, decode.options, decode.requests, request, turn)
@@ -364,7 +347,7 @@ def _begin_transfer(prefill: Pool, decode: Pool, link: LinkOptions, line: Line) 
     else:
         line.next_wanting[wanting[LAST_WANTING]] = request
     wanting[LAST_WANTING] = request
-    return int(_grant(prefill, decode, link, line, engine, ready_us))
+    return int(engine)
 
 
 @jit_stateful
@@ -392,10 +375,10 @@ def _end_decodes(
 
 
 @jit_stateful
-def _decode_event(
+def _decode_step_end(
     prefill: Pool, decode: Pool, link: LinkOptions, line: Line, engine: int, now_us: float
-) -> int:
-    """Let a decode engine go to its next event. Returns a code."""
+) -> None:
+    """Let a decode engine go to its next event, which may end a step."""
     plan = open_plan(decode.arena)
     options, requests, served, record = decode.options, decode.requests, decode.served, decode.record
     there, group = ranks_in(decode.fleet, engine), group_of(decode.fleet.groups, engine)
@@ -405,16 +388,14 @@ def _decode_event(
     group_step_end(plan, options, there, group, requests, served, record, now_us)
     see_sent(there, group, requests, now_us)
     _drop_due(prefill, decode, plan, link, line, engine, now_us, False)
-    code = _schedule(decode, plan, link, engine, now_us)
-    if link.reserves > 0:
-        # what waits may wait for blocks that are on their way
-        code = _grant(prefill, decode, link, line, engine, now_us)
-    return int(code)
 
 
 @jit_stateful
-def _end_transfer(prefill: Pool, decode: Pool, link: LinkOptions, line: Line) -> int:
-    """Hand a request whose transfer ends to its decode engine. Returns a code."""
+def _end_transfer(prefill: Pool, decode: Pool, link: LinkOptions, line: Line) -> tuple[int, int]:
+    """Hand a request whose transfer ends to its decode engine.
+
+    Returns what :func:`_let_go` does, and the decode engine if it keeps the request's blocks, or NONE.
+    """
     request = pop_transfer(line, ENDING, line.there_us)
     now_us = line.there_us[request]
     fleet, requests = decode.fleet, decode.requests
@@ -423,14 +404,11 @@ def _end_transfer(prefill: Pool, decode: Pool, link: LinkOptions, line: Line) ->
     if link.reserves > 0:
         line.wanting[ON_THE_WAY, engine] -= 1
     if is_overdue:
-        code = _give_up(prefill, decode, link, line, request, now_us)
-        if link.reserves > 0 and code != CODE_STOPPED:
-            ranks_in(fleet, engine).scalars[0, FREE] += _prompt_blocks(decode, request)
-            if fleet.groups.scalars[engine, GROUP_IN_FLIGHT] > 0:
-                code = _grant(prefill, decode, link, line, engine, now_us)
-            else:
-                code = _decode_event(prefill, decode, link, line, engine, now_us)
-        return int(code)
+        idle = int(_give_up(prefill, decode, link, line, request, now_us))
+        if link.reserves == 0:
+            return idle, NONE
+        ranks_in(fleet, engine).scalars[0, FREE] += _prompt_blocks(decode, request)
+        return idle, int(engine)
     requests.arrival_us[request] = now_us
     if link.reserves == 0:
         replica = choose_replica(fleet, decode.options, requests, request, line.scalars[HANDED])
@@ -442,15 +420,33 @@ def _end_transfer(prefill: Pool, decode: Pool, link: LinkOptions, line: Line) ->
         push_to_group(group_of(fleet.groups, engine), requests, request)
     deadline_us = prefill.requests.arrival_us[request] + link.timeout_us
     decode.least_us[engine] = min(decode.least_us[engine], deadline_us)
-    return int(_let_go(prefill, link, line, request, now_us))
+    return int(_let_go(prefill, link, line, request)), NONE
+
+
+@jit_stateful
+def _schedule(pool: Pool, engine: int, now_us: float, tries: int) -> int:
+    """Schedule an engine's next steps, in several tries if it is stuck. Returns a code."""
+    plan = open_plan(pool.arena)
+    options, requests, served, record = pool.options, pool.requests, pool.served, pool.record
+    there, group = ranks_in(pool.fleet, engine), group_of(pool.fleet.groups, engine)
+    code = CODE_STUCK
+    while code == CODE_STUCK and tries > 0:
+        code = group_schedule(pool.arena, plan, options, there, group, requests, served, record, now_us)
+        tries -= 1
+    return int(code)
 
 
 @jit_stateful
 def pools_run(prefill: Pool, decode: Pool, link: LinkOptions, line: Line) -> int:
-    """Serve a trace with both pools. Returns a code."""
+    """Serve a trace with both pools. Returns a code.
+
+    All engines schedule here: Numba optimizes the code of a step again in every function that leads to it.
+    """
     restart_fleet(prefill.fleet)
     restart_fleet(decode.fleet)
     requests = prefill.requests
+    # the only running request may have lost its blocks: others start with those that they have
+    decode_tries = 1 + (link.reserves > 0)
     if link.clients > 0:
         line.scalars[RELEASED] = release_clients(requests, 0, link.clients, requests.arrival_us[0])
     while True:
@@ -464,16 +460,33 @@ def pools_run(prefill: Pool, decode: Pool, link: LinkOptions, line: Line) -> int
         now_us = min(arrives_us, prefill_us, begins_us, ends_us, decode_us)
         if now_us == math.inf:
             return 0 if line.scalars[ENDED] == len(requests.arrival_us) else CODE_STUCK
-        code = 0
+        # the prefill engine that goes on, the decode engine that may have room, and whether it goes on
+        first, then, goes_on = NONE, NONE, False
         if arrives_us == now_us:
             _route_until(prefill, link, now_us)
         elif prefill_us == now_us:
-            code = _prefill_event(prefill, link, line, prefill_engine, now_us)
+            first = prefill_engine
         elif begins_us == now_us:
-            code = _begin_transfer(prefill, decode, link, line)
+            then = _begin_transfer(prefill, decode, link, line)
         elif ends_us == now_us:
-            code = _end_transfer(prefill, decode, link, line)
+            first, then = _end_transfer(prefill, decode, link, line)
+            goes_on = then != NONE and decode.fleet.groups.scalars[then, GROUP_IN_FLIGHT] == 0
         else:
-            code = _decode_event(prefill, decode, link, line, decode_engine, now_us)
-        if code == CODE_STOPPED or (code == CODE_STUCK and link.reserves == 0):
-            return int(code)
+            then, goes_on = decode_engine, True
+        code = 0
+        while first != NONE or then != NONE:
+            if first != NONE:
+                _prefill_step_end(prefill, link, line, first, now_us)
+                code = _schedule(prefill, first, now_us, 1)
+            if goes_on:
+                _decode_step_end(prefill, decode, link, line, then, now_us)
+                code = _schedule(decode, then, now_us, decode_tries)
+                goes_on = False
+            if link.reserves == 0:
+                break
+            # what waits may wait for blocks that are on their way
+            first = NONE if then == NONE else _grant(prefill, decode, link, line, then, now_us)
+            if first == NONE:
+                break
+        if code == CODE_STUCK and link.reserves == 0:
+            return CODE_STUCK
