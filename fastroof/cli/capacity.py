@@ -146,7 +146,7 @@ def capacity(
     measured: GroupValues,
     as_json: Json = False,
 ) -> None:
-    """Find the most requests/s, or sessions/s, within limits on percentiles.
+    """Find the most requests/s within limits on percentiles.
 
     The same requests are simulated at different rates to find the largest at which percentiles of TTFT, TPOT,
     ITL and E2E keep their limits, for one deployment or for all of a specification.
