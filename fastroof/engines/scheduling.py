@@ -86,7 +86,7 @@ class Scheduling:
         return {name: value for name, value in own.items() if value != PAUSES[name]}
 
     def lowered_seqs(self, max_num_batched_tokens: int) -> int | None:
-        """Return the default of ``max_num_seqs`` if a step's tokens, which decodes take too, lower it."""
+        """Return ``max_num_seqs`` if the limit on tokens, which decodes count against, lowers its default."""
         is_lowered = self.order == "mixed" and max_num_batched_tokens < self.max_num_seqs
         return max_num_batched_tokens if is_lowered else None
 

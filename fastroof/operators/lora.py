@@ -151,7 +151,7 @@ class AdapterGemmOperator(PerRowOperator):
 
     def _nodes(self, call: AdapterGemm, gpu: GpuSpec, gemm_us: GemmUs) -> RowNodes:
         """Time of one dense GEMM, plus that of the bytes that grouped ones move beyond it."""
-        # without experts the matrices in use have a corner there
+        # without experts, no more matrices are in use beyond as many rows
         rows = np.union1d(_ROWS, [float(call.adapters)]) if call.experts == 1 else _ROWS
         bytes_per_us = gpu.hbm_bytes_per_s / US_PER_S
         picks = np.maximum(rows * call.picks, 1.0)
@@ -161,7 +161,7 @@ class AdapterGemmOperator(PerRowOperator):
             # a larger rank is never faster, whatever the table's noise
             for n, k in _shapes(call):
                 usual_us = np.maximum(usual_us, gemm_us(np.maximum(_ROWS * call.picks, 1.0), n, k))
-        # nor are more adapters, so their node is on the line between the others
+        # more adapters are never faster either: the added node lies on the line between its neighbours
         dense_us = np.interp(rows, _ROWS, np.maximum.accumulate(usual_us))
         others = np.maximum(self._matrices(call, rows) - 1.0, 0.0) * matrix_bytes
         added = picks * (self._row_bytes(call) - _dense_row_bytes(call))

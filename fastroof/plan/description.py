@@ -148,7 +148,7 @@ class DescribedPlan(PlanData):
 
         most = scheduling.max_num_seqs if is_unlimited else int(min(scheduling.max_num_seqs, max_seqs or 0))
         if max_tokens is not None and rule.room == "all":
-            # vLLM warms up with a token for each
+            # vLLM samples for at most as many requests as a step has tokens when it warms up
             most = min(most, tokens)
         made = memory(most)
         if not rule.states_limit_seqs or not made.state_blocks or not 0 < made.blocks < most or not lowers:

@@ -297,7 +297,7 @@ def _changes(
 
 
 def _most_seqs(plan: StepPlan, tokens: int) -> int:
-    """Return the largest ``max_num_seqs`` that an engine takes with some tokens of a step."""
+    """Return the largest ``max_num_seqs`` that an engine accepts with a limit on the tokens of a step."""
     return min(tokens, MOST_SEQS) if plan.profile.memory.room == "all" else MOST_SEQS
 
 

@@ -317,7 +317,7 @@ MOST_DOUBLINGS: Final = 20
 """Doublings of the first rate that are tried; at higher rates requests practically arrive at once."""
 
 MOST_DOUBLINGS_KEPT: Final = 8
-"""The same of sessions that keep the limits if all start at once."""
+"""Doublings that are tried for sessions that keep the limits even if all start at once."""
 
 Simulate = Callable[["Trace", float], "Outcomes"]
 """Simulates a trace with time-outs divided by the second argument."""

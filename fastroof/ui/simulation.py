@@ -1,4 +1,4 @@
-"""The page's answer to what its traffic gets: that of ``fastroof simulate``."""
+"""The page's simulation of traffic, equal to ``fastroof simulate``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_ENGINES: Final = 64
 
 
 def simulation_answer(store: PlanStore, view: View) -> dict[str, Any]:
-    """Return what the view's traffic gets: times, use of the engines, and these over time."""
+    """Return the latencies of the view's traffic, the engines' use, and both over time."""
     cache = "auto" if view.prefix_cache else "given"
     fleet = Fleet.read(view.fleet or "", prefix_cache=cache, kv_tiers=view.kv_tiers)
     if view.rate is None and view.clients is None:
