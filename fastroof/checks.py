@@ -115,3 +115,13 @@ def whole_number(
         needed = f"of at least {least:,}" if most is None else f"from {least:,} to {most:,}"
         raise error(f"{name} must be a whole number {needed}, got {shown(value)}")
     return int(value)
+
+
+def beyond_context(name: str, max_position: int, longest: float) -> str | None:
+    """Return why engines refuse a request of so many tokens; None if the model's context holds them."""
+    if longest <= max_position:
+        return None
+    return (
+        f"a request of {longest:,.0f} tokens is longer than the context of {name}, "
+        f"{max_position:,} (max_position_embeddings, with rope scaling): engines refuse it"
+    )

@@ -213,7 +213,7 @@ def simulated_plan(
     engine = load_engine(options["engine"]).on(gpu)
     own = engine.scheduling
     tokens = settings["max_num_batched_tokens"] or own.max_num_batched_tokens
-    seqs = settings["max_num_seqs"] or min(own.max_num_seqs, tokens)
+    seqs = own.asked_seqs(settings["max_num_seqs"], tokens) or own.max_num_seqs
     sizes = {"max_tokens": max(tokens, seqs), "max_seqs": seqs}
     return compile_plan(model, gpu, tables, **{**options, **sizes, "engine": engine})
 
@@ -223,7 +223,7 @@ def engine_limits(given: GroupValues, engine: EngineProfile) -> tuple[int, int]:
     tokens, seqs = (number_or_engine(f"--{name.replace('_', '-')}", given[name]) for name in LIMITS)
     own = engine.scheduling
     tokens = tokens or own.max_num_batched_tokens
-    return tokens, seqs or own.lowered_seqs(tokens) or own.max_num_seqs
+    return tokens, own.asked_seqs(seqs, tokens) or own.max_num_seqs
 
 
 def number_or_engine(option: str, text: str) -> int | None:

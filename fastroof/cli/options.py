@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from fastroof.checks import shown
+from fastroof.checks import beyond_context, shown
 from fastroof.command_group import warn
 from fastroof.errors import BatchError
 
@@ -69,8 +69,5 @@ def parse_limits(text: str | None) -> dict[str, Any]:
 
 def warn_beyond_context(name: str, max_position: int, longest: float) -> None:
     """Warn if a request has more tokens than the model's context."""
-    if longest > max_position:
-        warn(
-            f"a request of {longest:,.0f} tokens is longer than the context of {name}, "
-            f"{max_position:,} (max_position_embeddings, with rope scaling): engines refuse it"
-        )
+    if why := beyond_context(name, max_position, longest):
+        warn(why)

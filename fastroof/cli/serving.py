@@ -136,8 +136,7 @@ def serving(
     engine = load_engine(plan["engine"])
     budget, seqs = engine_limits(limits, engine.on(spec))
     asked_seqs = number_or_engine("--max-num-seqs", limits["max_num_seqs"])
-    if asked_seqs is None:
-        asked_seqs = engine.on(spec).scheduling.lowered_seqs(budget)
+    asked_seqs = engine.on(spec).scheduling.asked_seqs(asked_seqs, budget)
     schedule: dict[str, Any] = {
         "max_batched_tokens": budget,
         "chunked_prefill": scheduling["chunked_prefill"],

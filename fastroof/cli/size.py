@@ -129,9 +129,8 @@ def size(
     spec, tables = gpu_and_tables(**measured)
     engine = load_engine(plan["engine"])
     budget, seqs = engine_limits(limits, engine.on(spec))
-    max_seqs = number_or_engine("--max-num-seqs", limits["max_num_seqs"])
-    if max_seqs is None:
-        max_seqs = engine.on(spec).scheduling.lowered_seqs(budget)
+    asked_seqs = number_or_engine("--max-num-seqs", limits["max_num_seqs"])
+    max_seqs = engine.on(spec).scheduling.asked_seqs(asked_seqs, budget)
     loaded = load_model(model)
     formats = PlanOptions(dtype=plan["dtype"], kv_dtype=plan["kv_dtype"]).for_model(loaded)
     dtype, kv_dtype = formats.dtype, formats.kv_dtype

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
-from fastroof.checks import whole_number
+from fastroof.checks import is_whole_number, whole_number
 from fastroof.engines.values import MOST, check_bool, check_one_of, check_range, check_size, check_text
 from fastroof.errors import PlanError
+
+Number = TypeVar("Number", bound=float)
 
 STEP_ORDERS: Final = ("mixed", "prefill_first")
 """Whether prompts share steps with decodes, or run before them in separate steps."""
@@ -85,10 +87,15 @@ class Scheduling:
         own = {name: getattr(self, name) for name in PAUSES}
         return {name: value for name, value in own.items() if value != PAUSES[name]}
 
-    def lowered_seqs(self, max_num_batched_tokens: int) -> int | None:
-        """Return ``max_num_seqs`` if the limit on tokens, which decodes count against, lowers its default."""
-        is_lowered = self.order == "mixed" and max_num_batched_tokens < self.max_num_seqs
-        return max_num_batched_tokens if is_lowered else None
+    def asked_seqs(self, max_num_seqs: Number | None, max_num_batched_tokens: object) -> Number | int | None:
+        """Return the limit on requests that follows from the limits given; None for the engine's own.
+
+        Decodes count against the tokens of a mixed step, so fewer tokens than the engine's own requests lower
+        that default. Several limits on tokens, or an invalid one, do not.
+        """
+        tokens = max_num_batched_tokens
+        is_lowered = is_whole_number(tokens, most=self.max_num_seqs - 1) and self.order == "mixed"
+        return int(tokens) if max_num_seqs is None and is_lowered else max_num_seqs  # type: ignore[call-overload]
 
     @property
     def hides_host(self) -> bool:

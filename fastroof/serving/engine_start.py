@@ -79,7 +79,7 @@ class _Question:
             gpu.name, gpu.hbm_bytes, own.max_num_batched_tokens, own.max_num_seqs
         )
         tokens = self.max_num_batched_tokens or tokens
-        seqs = self.max_num_seqs or min(seqs, tokens)
+        seqs = replace(own, max_num_seqs=seqs).asked_seqs(self.max_num_seqs, tokens) or seqs
         return self.max_model_len or plan.model.max_position, seqs, tokens
 
     def start(self, plan: StepPlan) -> StartQuestion:

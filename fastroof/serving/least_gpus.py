@@ -11,7 +11,7 @@ import numpy as np
 
 from fastroof.arrays import Array, Floats, Longs
 from fastroof.arrow import ArrowResult
-from fastroof.checks import is_number, is_whole_number, whole_number
+from fastroof.checks import is_number, whole_number
 from fastroof.columns import Column
 from fastroof.compiled import sizing as loops
 from fastroof.config import GpuSpec, load_gpu
@@ -236,11 +236,8 @@ def least_gpus(
     spec = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
     profile = load_engine(chosen_engine(engine, runtime, PlanError)).on(spec)
     rules = engine_limits(profile, chunked_prefill=chunked_prefill, kv_reservation=kv_reservation)
-    asked_seqs = max_seqs
-    if max_seqs is None and is_whole_number(tokens := max_batched_tokens or 0):
-        asked_seqs = profile.scheduling.lowered_seqs(tokens)
-    if max_seqs is None:
-        max_seqs = profile.scheduling.max_num_seqs
+    asked_seqs = profile.scheduling.asked_seqs(max_seqs, max_batched_tokens)
+    max_seqs = profile.scheduling.max_num_seqs if asked_seqs is None else asked_seqs
     if max_batched_tokens is None:
         max_batched_tokens = profile.scheduling.max_num_batched_tokens
     seqs = whole_number("max_seqs", max_seqs, most=MAX_SIZE, error=BatchError)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 import numpy as np
 
 from fastroof.arrays import Floats
-from fastroof.checks import is_number, is_whole_number, one_of, shown, whole_number
+from fastroof.checks import is_number, one_of, shown, whole_number
 from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.compiled.serving_options import AT_RANDOM, CODE_KV, CODE_SIZES, CODE_TOKENS, CODE_WHOLE_PROMPT
 from fastroof.engines import KV_RESERVATIONS, STEP_ORDERS, EngineProfile
@@ -132,11 +132,8 @@ def engine_limits(
     if order is None:
         order = scheduling.order
     one_of("order", order, STEP_ORDERS, BatchError)
-    if max_seqs is None and is_whole_number(max_batched_tokens):
-        max_seqs = scheduling.lowered_seqs(max_batched_tokens)
-    asked_seqs = max_seqs
-    if max_seqs is None:
-        max_seqs = scheduling.max_num_seqs
+    asked_seqs = scheduling.asked_seqs(max_seqs, max_batched_tokens)
+    max_seqs = scheduling.max_num_seqs if asked_seqs is None else asked_seqs
     return EngineLimits(
         scheduling.max_num_batched_tokens if max_batched_tokens is None else max_batched_tokens,
         bool(chunked_prefill),

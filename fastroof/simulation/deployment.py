@@ -62,7 +62,8 @@ def simulate(
     max_num_batched_tokens : int, optional
         Maximum number of new tokens per step; by default the engine's.
     max_num_seqs : int, optional
-        Maximum number of running requests; by default the engine's, at most ``max_num_batched_tokens``.
+        Maximum number of running requests; by default the engine's, in mixed steps at most
+        ``max_num_batched_tokens``.
     num_gpu_blocks : int, optional
         Blocks of KV cache; by default all that the plan's memory has room for.
     block_size : int, optional

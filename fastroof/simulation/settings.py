@@ -11,7 +11,7 @@ import numpy as np
 
 from fastroof.checks import is_number, is_whole_number, one_of, shown, true_or_false, whole_number
 from fastroof.compiled.request_sums import MAX_KV_LEN
-from fastroof.engines.scheduling import PAUSES, STEP_ORDERS, Scheduling
+from fastroof.engines.scheduling import PAUSES, STEP_ORDERS
 from fastroof.errors import SimulationError
 
 if TYPE_CHECKING:
@@ -129,10 +129,10 @@ class EngineSettings:
                 f"timeout_s must be seconds above 0, or inf for no limit; got {shown(timeout_s)}"
             )
         object.__setattr__(self, "timeout_s", float(timeout_s))
-        if self.max_num_seqs > self.max_num_batched_tokens:
+        if self.order == "mixed" and self.max_num_seqs > self.max_num_batched_tokens:
             raise SimulationError(
                 f"max_num_seqs {self.max_num_seqs:,} must not be above max_num_batched_tokens "
-                f"{self.max_num_batched_tokens:,}: a step has a token for each running request"
+                f"{self.max_num_batched_tokens:,}: a mixed step has a token for each running request"
             )
         if self.order == "prefill_first" and not self.admit_whole_prompt:
             raise SimulationError('order="prefill_first" admits whole prompts: leave admit_whole_prompt on')
@@ -153,8 +153,8 @@ class EngineSettings:
         kv_len : float, optional
             Mean tokens of a running request, by which states and windows are set aside (default: 2,176).
         **given
-            Attributes of :class:`EngineSettings`; by default the engine's. Requests are by default at
-            most ``max_num_batched_tokens``.
+            Attributes of :class:`EngineSettings`; by default the engine's. Requests of mixed steps are by
+            default at most ``max_num_batched_tokens``.
 
         Raises
         ------
@@ -181,7 +181,11 @@ class EngineSettings:
                 f"it has {', '.join(cls.__dataclass_fields__)}"
             )
         own, rule = plan.profile.scheduling, plan.profile.memory
-        most_seqs = _most_seqs(given, own)
+        # invalid values are refused with the other settings
+        order = given.get("order")
+        ordered = replace(own, order=order) if isinstance(order, str) and order in STEP_ORDERS else own
+        asked: Any = ordered.asked_seqs(given.get("max_num_seqs"), given.get("max_num_batched_tokens"))
+        most_seqs = int(asked) if is_whole_number(asked) else None
         memory = plan.memory_of(max_seqs=most_seqs)
         settings: dict[str, Any] = {
             "max_num_batched_tokens": own.max_num_batched_tokens,
@@ -217,18 +221,6 @@ class EngineSettings:
 
 TYPICAL_TOKENS: Final = 2176
 """Tokens of a running request by default: 2,048 of a prompt and half of 256."""
-
-
-def _most_seqs(given: dict[str, Any], own: Scheduling) -> int | None:
-    """Return the maximum number of requests, None for the engine's own.
-
-    Invalid numbers are refused with the other settings.
-    """
-    seqs: Any = given.get("max_num_seqs")
-    tokens: Any = given.get("max_num_batched_tokens")
-    if seqs is None and is_whole_number(tokens) and tokens < own.max_num_seqs:
-        seqs = tokens
-    return int(seqs) if is_whole_number(seqs) else None
 
 
 def _blocks_of(settings: EngineSettings, memory: PlanMemory, kv_len: float | None) -> int:

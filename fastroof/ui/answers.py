@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fastroof._version import __version__
+from fastroof.checks import beyond_context
 from fastroof.columns import ORIGINS
 from fastroof.errors import FastroofError, SimulationError
 from fastroof.models.layout import ALL_TP_SIZES, Layout
@@ -293,10 +294,8 @@ def _notes(plan: StepPlan, view: View) -> list[str]:
         fits = f", the maximum is {most:,} decodes at kv_len {view.decode_kv_len:,}" if view.decodes else ""
         notes.append(f"the step's requests do not fit the KV cache{fits}; the step cannot run as shown")
     longest = max(new + context for _, new, context in view.requests)
-    if longest > plan.model.max_position:
-        notes.append(
-            f"{longest:,} tokens are beyond the {plan.model.max_position:,} positions of {plan.model.name}"
-        )
+    if too_long := beyond_context(plan.model.name, plan.model.max_position, longest):
+        notes.append(too_long)
     return notes
 
 

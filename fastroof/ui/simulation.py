@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from fastroof.checks import beyond_context
 from fastroof.errors import SimulationError
 from fastroof.report.html.simulation_page import run_figures, series_values
 from fastroof.simulation import Workload
@@ -40,6 +41,8 @@ def simulation_answer(store: PlanStore, view: View) -> dict[str, Any]:
     limits: dict[str, Any] = request_limits(view)
     sim = fleet.simulate(plan, prefill, trace, {"max_num_batched_tokens": view.max_num_batched_tokens})
     answers = sim.summary(**limits)
+    longest = (trace.input_tokens + trace.output_tokens).max()
+    too_long = beyond_context(plan.model.name, plan.model.max_position, longest)
     with_energy = has_power(store, view) and plan.layout.pp == 1 and fleet.link is None
     if with_energy:
         answers["energy"] = sim.energy()
@@ -47,7 +50,7 @@ def simulation_answer(store: PlanStore, view: View) -> dict[str, Any]:
         **simulation_document(sim, answers),
         "figures": list(run_figures(answers).items()),
         "series": series_values(sim),
-        "notes": [*answers["warnings"], *_beyond_context(plan, trace)],
+        "notes": [*answers["warnings"], *([too_long] if too_long else [])],
         "command": simulation_command(store, view, with_energy=with_energy),
     }
 
@@ -81,10 +84,3 @@ def _check_work(plan: StepPlan, trace: Trace, view: View, fleet: Fleet) -> None:
     if rule is not None:
         steps += engines * int(trace.duration_s / rule.interval_s)
     check_steps(steps, len(trace))
-
-
-def _beyond_context(plan: StepPlan, trace: Trace) -> list[str]:
-    longest, most = int((trace.input_tokens + trace.output_tokens).max()), plan.model.max_position
-    if longest <= most:
-        return []
-    return [f"a request of {longest:,} tokens is longer than the context of {plan.model.name}, {most:,}"]

@@ -185,7 +185,7 @@ class View:
     def max_seqs(self) -> int:
         """Return the engine's maximum number of requests."""
         own = self.profile.scheduling
-        return own.lowered_seqs(self.budget) or own.max_num_seqs
+        return own.asked_seqs(None, self.budget) or own.max_num_seqs
 
     @property
     def decode_kv_len(self) -> int:
@@ -228,7 +228,7 @@ class View:
     @property
     def simulated_sizes(self) -> dict[str, int]:
         """Return the sizes of the plan that `fastroof simulate` and `fastroof capacity` compile."""
-        return {"max_tokens": self.budget, "max_seqs": min(self.max_seqs, self.budget)}
+        return {"max_tokens": max(self.budget, self.max_seqs), "max_seqs": self.max_seqs}
 
     @property
     def plan_options(self) -> dict[str, Any]:

@@ -77,11 +77,13 @@ def made_workload(random: Random, kind: str | None = None) -> MadeWorkload:
     if random.random() < 0.05:
         # some have not
         blocks = max(blocks // 2, 1)
-    budget = max(max_num_seqs, random.choice([1, 16, 33, 64, 256, 2048] if kind != "tiny" else [1, 4, 9, 40]))
+    budget = random.choice([1, 16, 33, 64, 256, 2048] if kind != "tiny" else [1, 4, 9, 40])
     chunked = random.random() < 0.75
     if not chunked and random.random() < 0.9:
         budget = max(budget, *map(sum, zip(inputs, outputs, strict=True)))
     order = random.choice(["mixed", "mixed", "prefill_first"])
+    if order == "mixed":
+        budget = max(budget, max_num_seqs)
     settings = EngineSettings(
         max_num_batched_tokens=min(budget, 2048),
         max_num_seqs=max_num_seqs,

@@ -141,13 +141,18 @@ def test_a_size_that_does_not_fit_is_none_and_names_the_requests_that_do() -> No
     assert again["batch_size"] == row["fitting_max_num_seqs"]
 
 
-@pytest.mark.parametrize("engine", ["vllm", "vllm-0.12.0", "trtllm-1.1"])
-def test_fewer_tokens_in_a_step_than_requests_by_default(engine: str) -> None:
-    """The default of requests is lowered, and so is the memory that vLLM's warm-up takes."""
+@pytest.mark.parametrize(
+    ("engine", "seqs"), [("vllm", 256), ("vllm-0.12.0", 256), ("trtllm-1.1", 256), ("sglang", 1024)]
+)
+def test_fewer_tokens_in_a_step_than_requests_by_default(engine: str, seqs: int) -> None:
+    """The default of requests is lowered, and so is the memory that vLLM's warm-up takes.
+
+    SGLang's decode steps hold no prompts, so the tokens of a step limit prompts alone.
+    """
     asked = ("--model", "llama-3.1-8b", "--engine", engine, "--max-num-batched-tokens", "256")
     fits = document("fit", *asked)
     served = document("serving", *asked, "--isl", "100", "--osl", "20", "--concurrency", "4")
     settings = document("simulate", *asked, "--rate", "1", "--input", "200")["settings"]
-    assert fits["max_num_seqs"] == served["max_num_seqs"] == settings["max_num_seqs"] == 256
+    assert fits["max_num_seqs"] == served["max_num_seqs"] == settings["max_num_seqs"] == seqs
     assert settings["num_gpu_blocks"] == fits["memory"]["blocks"]
     assert served["max_kv_tokens"] == fits["memory"]["blocks"] * settings["block_size"]

@@ -133,7 +133,12 @@ def test_preempted_requests_that_gave_up_hold_nobody_back() -> None:
     for seed in range(300, 450):
         random = Random(seed)
         work = made_workload(random, "tiny")
-        settings = replace(without_pauses(work.settings), order="mixed", admit_whole_prompt=False)
+        settings = replace(
+            without_pauses(work.settings),
+            order="mixed",
+            admit_whole_prompt=False,
+            max_num_batched_tokens=max(work.settings.max_num_batched_tokens, work.settings.max_num_seqs),
+        )
         pp = random.choice([2, 3, 4])
         seen += prove(giving_up_at_a_step_end(random, work._replace(settings=settings), pp), pp)
     assert seen["give up as a step ends"] > 30

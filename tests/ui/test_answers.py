@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_said_and_the_step_shown(store: PlanStore) -> None:
     assert "do not fit the KV cache" in full["notes"][0]
     assert full["step"]["kv_share"] > 1
     long = step_answer(store, View(kv_len=100_000, batch=1))
-    assert "beyond the 40,960 positions" in long["notes"][0]
+    assert "longer than the context of qwen3-32b-fp8, 40,960" in long["notes"][0]
 
 
 # -- layouts ---------------------------------------------------------------------------------------
