@@ -214,7 +214,7 @@ def simulated_plan(
     own = engine.scheduling
     tokens = settings["max_num_batched_tokens"] or own.max_num_batched_tokens
     seqs = own.asked_seqs(settings["max_num_seqs"], tokens) or own.max_num_seqs
-    sizes = {"max_tokens": max(tokens, seqs), "max_seqs": seqs}
+    sizes = {"max_tokens": own.largest_step(tokens, seqs), "max_seqs": seqs}
     return compile_plan(model, gpu, tables, **{**options, **sizes, "engine": engine})
 
 

@@ -147,14 +147,17 @@ def serving(
     ahead |= {name: scheduling[name] for name in ("order", "prefill_schedule_interval")}
     ahead = {name: value for name, value in ahead.items() if value is not None}
 
+    most_seqs = max(seqs, min(budget, int(scenarios["concurrency"].max())))
+    decode_tokens = most_seqs * (1 + (speculative["num_draft_tokens"] or 0))
+
     def plan_on(gpus: int) -> StepPlan:
         return compile_plan(
             model,
             spec,
             tables,
             **{**plan, "tp": gpus, "engine": engine},
-            max_tokens=budget,
-            max_seqs=max(seqs, min(budget, int(scenarios["concurrency"].max()))),
+            max_tokens=engine.on(spec).scheduling.largest_step(budget, decode_tokens),
+            max_seqs=most_seqs,
         )
 
     served = plan_on(plan["tp"])

@@ -135,6 +135,9 @@ def size(
     formats = PlanOptions(dtype=plan["dtype"], kv_dtype=plan["kv_dtype"]).for_model(loaded)
     dtype, kv_dtype = formats.dtype, formats.kv_dtype
     options: dict[str, Any] = {**plan, "dtype": dtype, "kv_dtype": kv_dtype, "engine": engine}
+    largest = engine.on(spec).scheduling.largest_step(
+        budget, seqs * (1 + (speculative["num_draft_tokens"] or 0))
+    )
     limit_ms = math.inf if tpot_ms is None else tpot_ms
     said: dict[str, Any] = {}
     if rate is not None:
@@ -142,7 +145,7 @@ def size(
         load = {"isl": isl, "osl": osl} | {name: ms for name, ms in bounds.items() if ms is not None}
         schedule: dict[str, Any] = {"max_batched_tokens": budget, "max_seqs": seqs}
         schedule["speculation"] = asked_speculation(
-            loaded.name, speculative, measured, plan["engine"], max_tokens=budget + 1,
+            loaded.name, speculative, measured, plan["engine"], max_tokens=largest + 1,
             max_seqs=seqs + budget,
         )  # fmt: skip
         said = drafts_said(schedule["speculation"])
@@ -151,7 +154,7 @@ def size(
             (loaded, spec, tables), parse_rates(rate), splits, {**load, **schedule, **options}
         )
     else:
-        options |= {"max_tokens": budget, "max_seqs": seqs}
+        options |= {"max_tokens": largest, "max_seqs": seqs}
         plans, refused = replica_plans(loaded, spec, tables, splits, options, running=max_seqs)
         if kv_len is not None:
             lengths = parse_sizes("--kv-len", kv_len)

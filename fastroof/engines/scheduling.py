@@ -97,6 +97,12 @@ class Scheduling:
         is_lowered = is_whole_number(tokens, most=self.max_num_seqs - 1) and self.order == "mixed"
         return int(tokens) if max_num_seqs is None and is_lowered else max_num_seqs  # type: ignore[call-overload]
 
+    def largest_step(self, max_num_batched_tokens: int, decode_tokens: int) -> int:
+        """Return the tokens of the largest step, of prompts or of ``decode_tokens`` without prompts."""
+        if self.order == "mixed":
+            return max_num_batched_tokens
+        return max(max_num_batched_tokens, decode_tokens)
+
     @property
     def hides_host(self) -> bool:
         """Whether the host launches a step of prompts while the decode step before it runs."""

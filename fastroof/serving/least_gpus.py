@@ -246,6 +246,7 @@ def least_gpus(
     sizes = (tp,) if isinstance(tp, int) else tuple(dict.fromkeys(tp))
     if not sizes:
         raise PlanError(f"tp is empty; valid sizes are {', '.join(map(str, TP_SIZES))}")
+    verified = 1 if speculation is None else 1 + speculation.num_draft_tokens
     options = {
         "pp": pp,
         "dp": dp,
@@ -259,7 +260,7 @@ def least_gpus(
         "memory_fraction": memory_fraction,
         **plan_options,
         # a mean step may exceed the budget by rounding
-        "max_tokens": budget + 1,
+        "max_tokens": profile.scheduling.largest_step(budget, seqs * verified) + 1,
         # prompts that are prefilled next to decodes are sequences too
         "max_seqs": seqs + budget,
     }

@@ -223,8 +223,9 @@ def rate_curve(target: SpeculatedPlan, isl: float, osl: float, options: ReplicaO
             return RateCurve(loops.ReplicaCurve(*np.empty((5, 0))), RATE_LIMITS.index(limit))
     fit = {
         "kv_cache": room / held(isl + engine.osl_reserved * osl),
-        "max_seqs": memory.most_running(engine.max_seqs),
+        # named first where it lowers the default of requests to itself
         "budget": begun,
+        "max_seqs": memory.most_running(engine.max_seqs),
     }
     tightest = min(fit, key=lambda name: fit[name])
     clients = client_loads(fit[tightest])

@@ -186,7 +186,9 @@ class EngineSettings:
         ordered = replace(own, order=order) if isinstance(order, str) and order in STEP_ORDERS else own
         asked: Any = ordered.asked_seqs(given.get("max_num_seqs"), given.get("max_num_batched_tokens"))
         most_seqs = int(asked) if is_whole_number(asked) else None
-        memory = plan.memory_of(max_seqs=most_seqs)
+        tokens: Any = given.get("max_num_batched_tokens")
+        most_tokens = int(tokens) if is_whole_number(tokens, most=plan.max_tokens) else None
+        memory = plan.memory_of(max_tokens=most_tokens, max_seqs=most_seqs)
         settings: dict[str, Any] = {
             "max_num_batched_tokens": own.max_num_batched_tokens,
             "max_num_seqs": own.max_num_seqs if most_seqs is None else most_seqs,
@@ -205,9 +207,13 @@ class EngineSettings:
             bool(rank_rules(plan).in_lockstep),
             SimulationError,
         )
-        for name, most in (("max_num_batched_tokens", plan.max_tokens), ("max_num_seqs", plan.max_seqs)):
+        for name, limit in (
+            ("max_num_batched_tokens", "max_tokens"),
+            ("max_num_seqs", "max_seqs"),
+            ("max_num_seqs", "max_tokens"),
+        ):
+            most = getattr(plan, limit)
             if getattr(known, name) > most:
-                limit = "max_tokens" if name == "max_num_batched_tokens" else "max_seqs"
                 raise SimulationError(
                     f"{name} {getattr(known, name):,} is above the plan's {limit} {most:,}: compile it with "
                     f"{limit}={getattr(known, name)}, or give a smaller {name}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastroof.checks import shown
@@ -134,13 +133,16 @@ class SimulatedKind:
         """Return the engine's settings; its memory is that of these limits."""
         from fastroof.simulation.settings import EngineSettings
 
-        budget, seqs, _ = setting
-        # the plan times larger steps than this engine runs
-        exact = replace(self.plan, max_tokens=budget)
         tokens = self.row["isl"] + self.plan.profile.memory.osl_reserved * self.row["osl"]
+        budget, seqs = self._limits(setting)
         return EngineSettings.of_plan(
-            exact, kv_len=tokens, max_num_batched_tokens=budget, max_num_seqs=min(seqs, budget)
+            self.plan, kv_len=tokens, max_num_batched_tokens=budget, max_num_seqs=seqs
         )
+
+    def _limits(self, setting: Setting) -> tuple[int, int]:
+        """Return the tokens and the requests of a step; mixed steps have a token for each request."""
+        budget, seqs = setting.max_num_batched_tokens, setting.max_num_seqs
+        return budget, min(seqs, self.plan.profile.scheduling.largest_step(budget, seqs))
 
     def runner(self, setting: Setting) -> Simulate:
         """Return a function that simulates a trace on the whole deployment."""
@@ -202,12 +204,11 @@ class SimulatedKind:
         from fastroof.plan import compile_plan
         from fastroof.simulation.capacity import capacity
 
-        budget = setting.max_num_batched_tokens
-        seqs = min(setting.max_num_seqs, budget)
+        budget, seqs = self._limits(setting)
         key, tables, row = self.key, self.tables, self.row
         plan = compile_plan(
             self.plan.model, tables.gpu, tables.tables, dtype=row["dtype"], kv_dtype=row["kv_dtype"],
-            engine=key.engine, max_tokens=budget, max_seqs=seqs, curves=tables.curves,
+            engine=key.engine, max_tokens=max(budget, seqs), max_seqs=seqs, curves=tables.curves,
             **self.spec.plan_options, **key.layout_options,
         )  # fmt: skip
         most = capacity(

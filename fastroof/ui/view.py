@@ -223,12 +223,13 @@ class View:
 
     def serving_sizes(self, clients: int) -> dict[str, int]:
         """Return the sizes of the plan that `fastroof serving` compiles for a number of clients."""
-        return {"max_tokens": self.budget, "max_seqs": max(self.max_seqs, min(self.budget, clients))}
+        seqs = max(self.max_seqs, min(self.budget, clients))
+        return {"max_tokens": self.profile.scheduling.largest_step(self.budget, seqs), "max_seqs": seqs}
 
     @property
     def simulated_sizes(self) -> dict[str, int]:
         """Return the sizes of the plan that `fastroof simulate` and `fastroof capacity` compile."""
-        return {"max_tokens": max(self.budget, self.max_seqs), "max_seqs": self.max_seqs}
+        return self.serving_sizes(0)
 
     @property
     def plan_options(self) -> dict[str, Any]:

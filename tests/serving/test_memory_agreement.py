@@ -151,8 +151,22 @@ def test_fewer_tokens_in_a_step_than_requests_by_default(engine: str, seqs: int)
     """
     asked = ("--model", "llama-3.1-8b", "--engine", engine, "--max-num-batched-tokens", "256")
     fits = document("fit", *asked)
-    served = document("serving", *asked, "--isl", "100", "--osl", "20", "--concurrency", "4")
+    served = document("serving", *asked, "--isl", "100", "--osl", "20", "--concurrency", "300")
+    (largest,) = document("size", *asked, "--kv-len", "100", "--tp", "1")["rows"]
     settings = document("simulate", *asked, "--rate", "1", "--input", "200")["settings"]
     assert fits["max_num_seqs"] == served["max_num_seqs"] == settings["max_num_seqs"] == seqs
+    assert largest["batch_size"] == seqs
     assert settings["num_gpu_blocks"] == fits["memory"]["blocks"]
     assert served["max_kv_tokens"] == fits["memory"]["blocks"] * settings["block_size"]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_plan_of_larger_steps_has_the_room_of_its_engines_steps(engine: str) -> None:
+    sizes: dict[str, Any] = {"gpu": "h100", "engine": engine, "max_seqs": 2048}
+    exact = compile_plan("llama-3.1-8b", **sizes, max_tokens=2048)
+    larger = compile_plan("llama-3.1-8b", **sizes, max_tokens=8192)
+    asked: dict[str, Any] = {"max_num_batched_tokens": 2048, "max_num_seqs": 1024}
+    assert EngineSettings.of_plan(exact, **asked) == EngineSettings.of_plan(larger, **asked)
+    # more clients than the KV cache holds
+    seen = [estimate(plan, 8000, 100, 200, 2048).tpot_ms for plan in (exact, larger)]
+    assert seen[0] == seen[1]
