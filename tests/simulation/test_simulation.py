@@ -17,8 +17,9 @@ from fastroof.compiled.simulation.state import GAP_BINS, SERIES_BINS
 from fastroof.errors import BatchError, FastroofError, SimulationError
 from fastroof.simulation.engine import SERIES, Outcomes, run_engine
 from fastroof.simulation.requests import GAP_ERROR
+from fastroof.simulation.run_warnings import queue_growth
 from fastroof.simulation.settings import EngineSettings
-from fastroof.simulation.simulation import Simulation, queue_growth
+from fastroof.simulation.simulation import Simulation
 from fastroof.simulation.step_range import step_error
 from fastroof.simulation.trace import Trace
 
