@@ -181,7 +181,7 @@ def least_replicas(
         replicas += np.int64(replicas * most < rate_per_s[i])
         replicas -= np.int64(replicas > 1 and (replicas - 1) * most >= rate_per_s[i])
         j = 0
-        while (
+        while j < at and (
             replicas * curve.requests_per_s[j] < rate_per_s[i]
             or _exceeded(curve, j, ttft_ms[i], tpot_ms[i], request_ms[i]) != 0
         ):

@@ -32,6 +32,9 @@ from fastroof.tables import Tables
 MAX_SIZE: Final = 2**20
 """Maximum tokens or requests of a step."""
 
+MOST_RATE_PER_S: Final = 1e9
+"""Of more, the number of replicas would not be exact."""
+
 
 @dataclass(frozen=True, eq=False)
 class LeastGpus(ArrowResult):
@@ -194,7 +197,8 @@ def least_gpus(
     PlanError
         If the model cannot be served on any ``tp``; the message says why.
     BatchError
-        If a value is not a number above 0, or a request is longer than the model's sequences.
+        If a value is not a number above 0, a rate is above 1e9, or a request is longer than the model's
+        sequences.
 
     Notes
     -----
@@ -302,8 +306,8 @@ def _with_drafts(
 
 def _check_lengths(model: ModelSpec, scenarios: Mapping[str, Floats]) -> None:
     rates = scenarios["request_rate_per_s"]
-    if np.isinf(rates).any():
-        raise BatchError("request_rate_per_s must be finite, got inf")
+    if (rates > MOST_RATE_PER_S).any():
+        raise BatchError(f"request_rate_per_s must be at most {MOST_RATE_PER_S:g}, got {rates.max():g}")
     for name in ("isl", "osl"):
         if (scenarios[name] < 1).any():
             raise BatchError(f"{name} must be at least 1, got {scenarios[name].min():g}")

@@ -379,8 +379,10 @@ def test_wrong_loads_say_what_would_do(h100: Tables) -> None:
     for wrong in (0, -1.0, math.nan, "many", None):
         with pytest.raises(BatchError, match="request_rate_per_s must hold numbers above 0"):
             ask(rate=wrong)
-    with pytest.raises(BatchError, match="request_rate_per_s must be finite"):
-        ask(rate=math.inf)
+    for large in (math.inf, 2**63):
+        with pytest.raises(BatchError, match=r"request_rate_per_s must be at most 1e\+09, got (inf|9.22)"):
+            ask(rate=large)
+    assert least_gpus("llama-3.1-8b", "h100", h100, 1e9, 1000, 100, tp=1).total_gpus > 10**7
     with pytest.raises(BatchError, match=r"osl must be at least 1, got 0.5"):
         ask(osl=[5, 0.5])
     with pytest.raises(BatchError, match=r"up to 131173 tokens, the maximum of llama-3\.1-8b is 131072"):
