@@ -17,7 +17,14 @@ Output = Annotated[Path, typer.Option("--output", "-o", help="Folder to write th
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing source in the folder.")]
 Rank = Annotated[
     int | None,
-    typer.Option(help="Rank among the GPU's sources; the lowest serves an operator.  [default: 100]"),
+    typer.Option(help="Rank among the GPU's sources; the lowest serves an operator.  [default: 50]"),
+]
+Engine = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Serving engine whose kernels these are, as vllm: they serve its plans. Default: those of all.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 HostGpu = Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -86,6 +86,22 @@ def provenance_of(
     provenance["runs"] = {run.name: _run(run) for run in recorded.runs}
     plain: dict[str, Any] = _plain(provenance)
     return plain
+
+
+def of_engine(provenance: Mapping[str, Any], engine: str) -> dict[str, Any]:
+    """Return provenance that names the engine whose kernels were measured, and its version in all runs."""
+    versions = {str(run.get("versions", {}).get(engine, "none")) for run in _runs(provenance)}
+    if len(versions) != 1 or "none" in versions:
+        found = ", ".join(sorted(versions)) or "none"
+        raise MeasureError(f"--engine {engine}: the runs must record one version of it, found {found}")
+    return {**provenance, "framework": engine, "framework_version": versions.pop()}
+
+
+def _runs(provenance: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield what each run's start line has, also of merged tables."""
+    yield from provenance.get("runs", {}).values()
+    for part in provenance.get("merged_from", []):
+        yield from _runs(part)
 
 
 def refuse_odd_provenance(said: Any) -> None:

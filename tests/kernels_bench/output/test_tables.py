@@ -109,6 +109,26 @@ def test_provenance_holds_what_the_start_line_holds(tmp_path: Path) -> None:
     assert (repeat["min_us"], repeat["max_us"]) == (200.0, 200.2)
 
 
+def test_an_engine_is_named_with_the_version_of_all_runs(tmp_path: Path) -> None:
+    versions = {"versions": {"vllm": "0.26.0"}}
+    journals = [
+        write_journal(tmp_path / f"{i}.jsonl", [row(gemm(m), 50.0)], first=start(run_id=f"{i}", **versions))
+        for i, m in enumerate((1, 2))
+    ]
+    folder = write_tables(journals, tmp_path / "h100" / "kernels_bench", engine="vllm").folder
+    (table,) = load_measured(folder).tables.values()
+    assert (table.engine, table.provenance["framework_version"]) == ("vllm", "0.26.0")
+    with pytest.raises(
+        MeasureError, match="--engine sglang: the runs must record one version of it, found none"
+    ):
+        write_tables(journals, tmp_path / "h100" / "other", engine="sglang")
+    assert not (tmp_path / "h100" / "other").exists()
+    lines = [row(gemm(3), 50.0), start(run_id="new", versions={"vllm": "0.27.0"}), row(gemm(4), 50.0)]
+    mixed = write_journal(tmp_path / "mixed.jsonl", lines, first=start(**versions), ended=False)
+    with pytest.raises(MeasureError, match=r"found 0\.26\.0, 0\.27\.0"):
+        write_tables([mixed], tmp_path / "h100" / "other", engine="vllm")
+
+
 def test_a_resumed_run_is_listed_with_each_of_its_starts(tmp_path: Path) -> None:
     lines = [row(gemm(1), 50.0), start(driver="new"), row(gemm(2), 51.0)]
     folder = write_tables(
