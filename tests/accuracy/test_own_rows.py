@@ -90,5 +90,5 @@ def test_steps_are_predicted_in_every_way() -> None:
 
 
 def test_the_readme_has_lines_if_such_data_ships() -> None:
-    lines = [line for line in README.read_text("utf-8").splitlines() if line.startswith(PREFIX)]
-    assert bool(lines) == bool(own_campaigns())
+    if own_campaigns():
+        assert any(line.startswith(PREFIX) for line in README.read_text("utf-8").splitlines())
