@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -26,6 +26,7 @@ Engine = Annotated[
         help="Serving engine whose kernels these are, as vllm: they serve its plans. Default: those of all.",
     ),
 ]
+Format = Annotated[Literal["csv", "parquet"], typer.Option("--format", help="Format of the tables.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 HostGpu = Annotated[
     str | None, typer.Option(help="GPU name or gpu.toml.  [default: what the driver reports]")

@@ -15,7 +15,7 @@ from fastroof.columns import GPU, KERNEL, LATENCY, OPTIONAL_COLUMNS, PROVIDER, S
 from fastroof.config.gpu import GPU_FILE, GpuSpec, load_gpu
 from fastroof.errors import GpuError, MeasureError
 from fastroof.load.sources import PROVENANCE_FILE, list_sources
-from fastroof.load.write import write_source
+from fastroof.load.write import Format, write_source
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S
 from kernels_bench.journal import find_journals
@@ -97,6 +97,7 @@ def write_tables(
     overwrite: bool = False,
     rank: int | None = None,
     engine: str = "",
+    file_format: Format = "csv",
 ) -> WrittenTables:
     """Write the rows of journals as a source that ``fastroof.load_tables`` reads."""
     folder = Path(folder)
@@ -113,7 +114,7 @@ def write_tables(
     if engine:
         provenance = of_engine(provenance, engine)
     try:
-        write_source(folder, tables, provenance, format="csv", overwrite=overwrite)
+        write_source(folder, tables, provenance, format=file_format, overwrite=overwrite)
         carry_gpu_file(gpu, [Path(journal).parent for journal in journals], folder)
     except OSError as error:
         raise MeasureError(

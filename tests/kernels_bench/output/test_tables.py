@@ -63,6 +63,16 @@ def test_every_row_comes_back_to_the_last_bit(journal: Path, tmp_path: Path) -> 
     assert written.rows == {op: t.num_rows for op, t in loaded.tables.items()}
 
 
+def test_either_format_has_the_same_rows(journal: Path, tmp_path: Path) -> None:
+    loaded = {}
+    for name in ("csv", "parquet"):
+        words = ["tables", str(journal), "-o", str(tmp_path / "h100" / name), "--format", name]
+        assert CliRunner().invoke(app, words).exit_code == 0
+        loaded[name] = load_measured(tmp_path / "h100" / name)
+        assert all(table.files[0].endswith(name) for table in loaded[name].tables.values())
+    assert loaded["csv"].content_hash == loaded["parquet"].content_hash
+
+
 def test_spread_provider_kernel_and_gpu_are_columns(journal: Path, tmp_path: Path) -> None:
     folder = write_tables([journal], tmp_path / "h100" / "kernels_bench").folder
     columns = load_measured(folder).tables["attention_decode"].columns
