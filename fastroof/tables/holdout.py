@@ -155,7 +155,8 @@ def campaign_points(
     requested = able if operators is None else set(operators)
     for name in sorted(set(requested) - set(able)):
         raise LookupInputError(unknown_operator(name, able))
-    for name in (name for name in able if name in requested and name in campaign.tables):
+    both = campaign.tables.keys() & tables.measured.tables.keys()
+    for name in (name for name in able if name in requested and name in both):
         table = campaign.tables[name]
         kernel = codes_of(table.columns[c.name] for c in table.schema.keys)
         for words, rows in families_of(name, table.columns):

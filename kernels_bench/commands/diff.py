@@ -31,7 +31,9 @@ def _diff(
     operator: Annotated[
         list[str] | None, typer.Option(help="Compare only this operator; repeatable.")
     ] = None,
-    keys: Annotated[bool, typer.Option("--keys", help="Also print a line per dtype and head shape.")] = False,
+    keys: Annotated[
+        bool, typer.Option("--keys", help="Also print a line per dtype and head shape that both have.")
+    ] = False,
     campaigns: Annotated[
         bool, typer.Option("--campaigns", help="Compare B with each source of A: which one agrees best.")
     ] = False,
@@ -92,7 +94,7 @@ def _print_difference(difference: Difference, keys: bool) -> None:
             typer.echo(f"only {side}: {', '.join(names)}")
     if keys:
         typer.echo()
-        rows = [(d.operator, _words(d.key), *_figures(d)) for d in difference.keys]
+        rows = [(d.operator, _words(d.key), *_figures(d)) for d in difference.keys if d.common]
         print_table(("operator", "key", *heads[1:]), rows, left=2)
     for d in difference.operators:
         if d.worst:
