@@ -23,7 +23,8 @@ Engine = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Serving engine whose kernels these are, as vllm: they serve its plans. Default: those of all.",
+        help="Serving engine whose kernels these are, as vllm, or vllm-0.26.0 if the runs record no version: "
+        "they serve its plans. Default: those of all.",
     ),
 ]
 Format = Annotated[Literal["csv", "parquet"], typer.Option("--format", help="Format of the tables.")]

@@ -89,12 +89,19 @@ def provenance_of(
 
 
 def of_engine(provenance: Mapping[str, Any], engine: str) -> dict[str, Any]:
-    """Return provenance that names the engine whose kernels were measured, and its version in all runs."""
-    versions = {str(run.get("versions", {}).get(engine, "none")) for run in _runs(provenance)}
-    if len(versions) != 1 or "none" in versions:
-        found = ", ".join(sorted(versions)) or "none"
-        raise MeasureError(f"--engine {engine}: the runs must record one version of it, found {found}")
-    return {**provenance, "framework": engine, "framework_version": versions.pop()}
+    """Return provenance that names the engine whose kernels were measured, and its version.
+
+    ``vllm`` takes the version that all runs record, ``vllm-0.26.0`` is for runs that record none.
+    """
+    name, _, version = engine.partition("-")
+    recorded = {str(run.get("versions", {}).get(name, version)) for run in _runs(provenance)}
+    if len(recorded) != 1 or "" in recorded or version not in {"", *recorded}:
+        found = ", ".join(sorted(one for one in recorded if one)) or "none"
+        raise MeasureError(
+            f"--engine {engine}: the runs must record one version of it, found {found}; "
+            f"{name}-VERSION names that of runs that record none"
+        )
+    return {**provenance, "framework": name, "framework_version": recorded.pop()}
 
 
 def _runs(provenance: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -133,6 +133,11 @@ def test_an_engine_is_named_with_the_version_of_all_runs(tmp_path: Path) -> None
     ):
         write_tables(journals, tmp_path / "h100" / "other", engine="sglang")
     assert not (tmp_path / "h100" / "other").exists()
+    folder = write_tables(journals, tmp_path / "h100" / "named", engine="sglang-0.5.14").folder
+    (table,) = load_measured(folder).tables.values()
+    assert (table.engine, table.provenance["framework_version"]) == ("sglang", "0.5.14")
+    with pytest.raises(MeasureError, match=r"found 0\.26\.0"):
+        write_tables(journals, tmp_path / "h100" / "other", engine="vllm-0.25.0")
     lines = [row(gemm(3), 50.0), start(run_id="new", versions={"vllm": "0.27.0"}), row(gemm(4), 50.0)]
     mixed = write_journal(tmp_path / "mixed.jsonl", lines, first=start(**versions), ended=False)
     with pytest.raises(MeasureError, match=r"found 0\.26\.0, 0\.27\.0"):
