@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -17,8 +17,17 @@ Output = Annotated[Path, typer.Option("--output", "-o", help="Folder to write th
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing source in the folder.")]
 Rank = Annotated[
     int | None,
-    typer.Option(help="Rank among the GPU's sources; the lowest serves an operator.  [default: 100]"),
+    typer.Option(help="Rank among the GPU's sources; the lowest serves an operator.  [default: 50]"),
 ]
+Engine = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Serving engine whose kernels these are, as vllm, or vllm-0.26.0 if the runs record no version: "
+        "they serve its plans. Default: those of all.",
+    ),
+]
+Format = Annotated[Literal["csv", "parquet"], typer.Option("--format", help="Format of the tables.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 HostGpu = Annotated[
     str | None, typer.Option(help="GPU name or gpu.toml.  [default: what the driver reports]")

@@ -21,6 +21,7 @@ MODULES: Final = {
     "learning-curve": "learning_curve_on_sample",
     "planted-faults": "planted_faults",
     "kv-room": "kv_room",
+    "own-rows": "own_rows",
     "step-intervals": "step_intervals",
     "most-served": "most_served",
     "expert-steps": "aiconfigurator_steps",

@@ -90,6 +90,7 @@ def _tables() -> tuple[dict[str, list[str]], list[str]]:
     """Sources by GPU, of which nothing is read, and what is wrong with their folders."""
     from fastroof import gpu_names
     from fastroof.load.by_name import has_imported, table_folders
+    from fastroof.load.rows import ENDINGS
 
     found: dict[str, list[str]] = {}
     problems = []
@@ -99,7 +100,8 @@ def _tables() -> tuple[dict[str, list[str]], list[str]]:
                 sources = found.setdefault(gpu, [])
                 if file.parent.name not in sources:
                     sources.append(file.parent.name)
-                if not any(file.parent.glob("*.parquet")) and not has_imported(file):
+                has_tables = any(path.suffix in ENDINGS for path in file.parent.iterdir())
+                if not has_tables and not has_imported(file):
                     problems.append(f"{file.parent} has no tables: import them again, or remove the folder")
     return found, problems
 

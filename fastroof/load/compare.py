@@ -46,12 +46,13 @@ LIBRARIES: Final = (
     (r"marlin", "marlin"),
     (r"flashinfer_trtllm|trtllm_?mha|trtllmdecode|trtllmprefill", "trtllm-gen"),
     (r"fa2$|flash_attn_2", "flash-attention 2"),
-    (r"fa3$|attention_v3", "flash-attention 3"),
+    (r"fa3$|fa3 paged|attention_v3", "flash-attention 3"),
     (r"fa4$|attention_v4", "flash-attention 4"),
-    (r"fused_moe_triton$|_tritonexperts$", "fused_moe"),
+    (r"fused_moe_triton$|_tritonexperts$|fused_experts \(triton\)", "fused_moe"),
     (r"deepgemm", "deepgemm"),
     (r"flashinfer_cutlass|torch_flow_cutlass", "cutlass"),
-    (r"fidecode|fiprefill|^flashinfer$|_flashinfer$", "flashinfer"),
+    (r"fidecode|fiprefill|^flashinfer( paged|$)|_flashinfer$", "flashinfer"),
+    (r"cutlass(fp8)?(block)?_?scaled_?mm", "vllm cutlass"),
 )
 """Patterns of kernel names and their libraries; an empty library is the engine's own. Triton attention and
 custom

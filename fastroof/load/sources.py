@@ -60,11 +60,15 @@ class Source:
     hashes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     ignored: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def is_own(self) -> bool:
+        """Whether kernels-bench measured it."""
+        return str(self.provenance.get("tool", "")).partition(" ")[0] == CUSTOM_TOOL
+
     def rank(self, operator: str) -> int:
         """Rank of the source for an operator; the lowest is preferred."""
         own = self.provenance.get("operators", {}).get(operator, {})
-        is_own = str(self.provenance.get("tool", "")).partition(" ")[0] == CUSTOM_TOOL
-        default = CUSTOM_RANK if is_own else DEFAULT_RANK
+        default = CUSTOM_RANK if self.is_own else DEFAULT_RANK
         return int(own.get("rank", self.provenance.get("rank", default)))
 
     def num_rows(self, operator: str) -> int:

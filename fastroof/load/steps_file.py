@@ -58,8 +58,10 @@ def whole_lines(content: bytes) -> bytes:
     return content[: content.rfind(b"\n") + 1]
 
 
-def read_step_rows(path: Path, columns: Sequence[Column] = MEASURED_STEP_COLUMNS) -> list[dict[str, Any]]:
-    """Read columns of a steps.csv."""
+def read_step_rows(
+    path: Path, columns: Sequence[Column] = MEASURED_STEP_COLUMNS, optional: Sequence[Column] = ()
+) -> list[dict[str, Any]]:
+    """Read columns of a steps.csv, and those of the optional ones that it has."""
     try:
         text = whole_lines(path.read_bytes()).decode("utf-8")
         lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
@@ -72,6 +74,7 @@ def read_step_rows(path: Path, columns: Sequence[Column] = MEASURED_STEP_COLUMNS
             f"{path} has columns {', '.join(header) or '(none)'}: "
             f"measured steps need column {', '.join(missing)}; see kernels-bench steps"
         )
+    columns = [*columns, *(column for column in optional if column.name in header)]
     rows = []
     for number, cells in enumerate(lines[1:], start=2):
         where = f"{path}, line {number}"

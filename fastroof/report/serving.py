@@ -77,7 +77,8 @@ PANELS: Final = (
     _Panel("Throughput, as time", "time of an output token", ("throughput",)),
     _Panel("Whole steps", "step", ("decode", "prefill", "mixed", "unequal")),
 )
-STEPS: Final = "steps"
+STEPS: Final = ("steps", "engine steps")
+"""Data sets of whole steps."""
 OWN: Final = "fastroof"
 
 
@@ -112,7 +113,7 @@ def _rows_of(rows: Sequence[PredictedTime], panel: _Panel) -> list[PredictedTime
     return [
         r
         for r in rows
-        if r.quantity in panel.quantities and (r.dataset == STEPS) == (panel.unit_of == "step")
+        if r.quantity in panel.quantities and (r.dataset in STEPS) == (panel.unit_of == "step")
     ]
 
 

@@ -19,6 +19,7 @@ from fastroof.operators.registry import OPERATORS, unknown_operator
 from fastroof.tables.holdout import (
     GRIDS,
     alike_kernels,
+    campaign_points,
     lookup_arguments,
     run_holdout,
     taking_part,
@@ -146,18 +147,57 @@ def run_coverage(
                 if draw is not None and (draw.inside == is_inside).any()
             ]
             if of_region:
-                report.append(_row(grid, region, of_region))
+                report.append(_row(grid.operator, grid.name, region, of_region))
     return report
 
 
-def _row(grid: HoldoutGrid, region: str, draws: list[tuple[Floats, Floats]]) -> CoverageRow:
+def run_coverage_against(
+    tables: Tables,
+    campaign: MeasuredTables,
+    *,
+    operators: Iterable[str] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> list[CoverageRow]:
+    """Judge claimed errors, the campaign's part included, on another campaign's rows."""
+    report = []
+    methods = ("roofline",)
+    for points in campaign_points(tables, campaign, operators, methods, with_error=True, progress=progress):
+        found, inside = points.found["roofline"], points.is_inside
+        error = found.relative_error
+        ratio = np.abs(np.log(found.latency_us / points.measured_us)) / error
+        for region, where in (("inside", inside), ("outside", ~inside)):
+            if where.any():
+                draws = [(ratio[where], error[where])]
+                report.append(_row(points.operator, points.family, region, draws))
+    return report
+
+
+def judged_by(tables: Tables, campaign: MeasuredTables) -> Tables:
+    """Tables that a campaign judges: without exactly its rows, and as its engine's plans read them."""
+    measured = tables.measured
+    kept = {
+        name: [
+            table
+            for table in measured.candidates(name)
+            if name not in campaign.tables or table.rows_sha256 != campaign.tables[name].rows_sha256
+        ]
+        for name in measured.tables
+    }
+    first = {name: left[0] for name, left in kept.items() if left}
+    others = {name: tuple(left[1:]) for name, left in kept.items() if len(left) > 1}
+    left = Tables(replace(measured, tables=first, others=others), tables.gpu)
+    engines = {table.engine for table in campaign.tables.values()} - {""}
+    return left.in_order(KernelOrder(tuple(sorted(engines)))) if len(engines) == 1 else left
+
+
+def _row(operator: str, name: str, region: str, draws: list[tuple[Floats, Floats]]) -> CoverageRow:
     ratio, error = (np.concatenate(values) for values in zip(*draws, strict=True))
     by_draw = [float(np.mean(r <= NORMAL_80)) for r, _ in draws]
     quartiles = [ratio[part] <= NORMAL_80 for part in np.array_split(np.argsort(error), QUARTILES)]
     level_50, level_80, level_90, level_95 = (float(np.mean(ratio <= width)) for width in LEVELS.values())
     return CoverageRow(
-        grid.operator,
-        grid.name,
+        operator,
+        name,
         region,
         len(ratio),
         level_50,

@@ -7,11 +7,12 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from fastroof.arrays import Bools, Floats, Longs
+from fastroof.arrays import Bools, Flags, Floats, Longs
 from fastroof.checks import check_progress
-from fastroof.columns import ORIGIN_INTERPOLATED
+from fastroof.columns import LATENCY, ORIGIN_INTERPOLATED
 from fastroof.errors import LookupInputError, MissingTableError
 from fastroof.load import MeasuredTable, MeasuredTables
+from fastroof.load.families import codes_of, families_of, split_rows
 from fastroof.operators.operator import METHODS, HoldoutGrid
 from fastroof.operators.registry import OPERATORS, unknown_operator
 from fastroof.tables.lookup import Lookup, check_method
@@ -116,6 +117,110 @@ def lookup_arguments(table: MeasuredTable, rows: Longs) -> Iterable[tuple[Any, d
         part = np.array([k == key for k in keys])
         sizes = {n: c[part] for n, c in columns.items() if n not in text}
         yield rows[part], {**sizes, **dict(zip(text, key, strict=True))}
+
+
+class CampaignPoints(NamedTuple):
+    """Rows of one family of another campaign's kernels, and their lookups in the judged tables."""
+
+    operator: str
+    family: str
+    measured_us: Floats
+    found: dict[str, Lookups]
+
+    @property
+    def is_inside(self) -> Bools:
+        """Whether each point is at or between measured ones."""
+        return next(iter(self.found.values())).origin <= ORIGIN_INTERPOLATED
+
+
+class Lookups(NamedTuple):
+    """Answers of one method at a campaign's points; errors only if requested."""
+
+    latency_us: Floats
+    origin: Flags
+    relative_error: Floats
+
+
+def campaign_points(
+    tables: ThinnableTables,
+    campaign: MeasuredTables,
+    operators: Iterable[str] | None,
+    methods: Iterable[str],
+    *,
+    with_error: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Iterator[CampaignPoints]:
+    """Look up each family of a campaign's kernels; those that the tables lack are left out and reported."""
+    able = [name for name, operator in OPERATORS.items() if operator.answers_lookups]
+    requested = able if operators is None else set(operators)
+    for name in sorted(set(requested) - set(able)):
+        raise LookupInputError(unknown_operator(name, able))
+    both = campaign.tables.keys() & tables.measured.tables.keys()
+    for name in (name for name in able if name in requested and name in both):
+        table = campaign.tables[name]
+        kernel = codes_of(table.columns[c.name] for c in table.schema.keys)
+        for words, rows in families_of(name, table.columns):
+            family = " ".join(words.values())
+            if progress is not None:
+                progress(f"{name}, {family}")
+            rows = rows[~table.spikes.every_row[rows]]
+            parts, lacking = [], 0
+            for some in split_rows(kernel[rows]):
+                try:
+                    parts += [
+                        (of_kernel, _lookups(tables, name, methods, arguments, with_error))
+                        for of_kernel, arguments in lookup_arguments(table, rows[some])
+                    ]
+                except MissingTableError:
+                    lacking += len(some)
+            if lacking and progress is not None:
+                progress(f"{name}, {family}: {lacking:,} points left out: the tables have no such kernel")
+            if parts:
+                measured_us = np.concatenate([table.columns[LATENCY.name][some] for some, _ in parts])
+                found = {
+                    method: Lookups(
+                        *map(np.concatenate, zip(*(one[method] for _, one in parts), strict=True))
+                    )
+                    for method in methods
+                }
+                yield CampaignPoints(name, family, measured_us, found)
+
+
+def _lookups(
+    tables: ThinnableTables, operator: str, methods: Iterable[str], arguments: Any, with_error: bool
+) -> dict[str, Lookups]:
+    """Look the points of one kernel up by each method."""
+    found = {}
+    for method in methods:
+        options = {"with_error": True} if with_error else {}
+        one = tables.lookup(operator, method=method, **options, **arguments)
+        error = np.empty(0) if one.relative_error is None else np.asarray(one.relative_error)
+        found[method] = Lookups(one.latency_us, one.origin, error)
+    return found
+
+
+def run_against(
+    tables: ThinnableTables,
+    campaign: MeasuredTables,
+    *,
+    operators: Iterable[str] | None = None,
+    methods: Iterable[str] = METHODS,
+    progress: Callable[[str], None] | None = None,
+) -> list[HoldoutRow]:
+    """Judge lookups on another campaign's rows; one row per family of kernels, method and region."""
+    methods = tuple(methods)
+    for method in methods:
+        check_method(method)
+    report = []
+    for points in campaign_points(tables, campaign, operators, methods, progress=progress):
+        inside = points.is_inside
+        for method, found in points.found.items():
+            signed = found.latency_us / points.measured_us - 1.0
+            for region, where in (("inside", inside), ("outside", ~inside)):
+                if where.any():
+                    place = (points.operator, points.family, method, region, int(where.sum()))
+                    report.append(HoldoutRow(*place, *_summary(signed[where])))
+    return report
 
 
 def _summary(signed: Floats) -> tuple[float, ...]:

@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from kernels_bench.command_options import SET_WORDS, Json, Output, Overwrite, Rank, print_json, print_table
+from kernels_bench.command_options import (
+    SET_WORDS,
+    Engine,
+    Format,
+    Json,
+    Output,
+    Overwrite,
+    Rank,
+    print_json,
+    print_table,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -23,13 +33,17 @@ def _merge(
     ] = "",
     overwrite: Overwrite = False,
     rank: Rank = None,
+    engine: Engine = "",
+    file_format: Format = "csv",
     as_json: Json = False,
 ) -> None:
     """Merge several runs of one GPU: the median of their medians, with how far they are apart."""
     from kernels_bench.output.merge import merge_runs, write_merged
 
     merged = merge_runs(runs, [word.strip() for word in prefer.split(",") if word.strip()])
-    folder = write_merged(merged, output, overwrite=overwrite, rank=rank)
+    folder = write_merged(
+        merged, output, overwrite=overwrite, rank=rank, engine=engine, file_format=file_format
+    )
     operators = merged.provenance["operators"]
     if as_json:
         print_json({"folder": str(folder), "gpu": merged.gpu, "operators": operators, "notes": merged.notes})

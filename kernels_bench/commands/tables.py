@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kernels_bench.command_options import Json, Output, Overwrite, Rank, print_json
+from kernels_bench.command_options import Engine, Format, Json, Output, Overwrite, Rank, print_json
 from kernels_bench.output.table_sets import journals_of
 
 
@@ -21,13 +21,17 @@ def _tables(
     output: Output,
     overwrite: Overwrite = False,
     rank: Rank = None,
+    engine: Engine = "",
+    file_format: Format = "csv",
     as_json: Json = False,
 ) -> None:
     """Turn the journals of one run into a source that fastroof loads."""
     from kernels_bench.output.tables import write_tables
 
     paths = [path for word in journals for path in journals_of(word) or [Path(word)]]
-    written = write_tables(paths, output, overwrite=overwrite, rank=rank)
+    written = write_tables(
+        paths, output, overwrite=overwrite, rank=rank, engine=engine, file_format=file_format
+    )
     if as_json:
         print_json(
             {

@@ -70,6 +70,19 @@ def _print_validation(validation: Validation) -> None:
     ]
     heads = ("operator", "dtype or kind", "rows", "most TFLOP/s", "of peak", "most GB/s", "of bandwidth")
     print_table(heads, ceilings, left=2)
+    if validation.sentinels:
+        typer.echo()
+        repeats = [
+            (
+                str(one["key"]).partition(" ")[0],
+                str(one["run"]),
+                str(one.get("rounds", "")),
+                f"{one['spread']:.1%}",
+                f"{one['drift']:+.1%}",
+            )
+            for one in validation.sentinels
+        ]
+        print_table(("sentinel", "run", "rounds", "spread", "drift"), repeats, left=2)
     if validation.coverage:
         typer.echo()
         covered = [

@@ -13,10 +13,18 @@ from fastroof.columns import LATENCY
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTables
-from fastroof.load.families import PairedPoints, codes_of, paired_points, requested_operators
+from fastroof.load.families import (
+    PairedPoints,
+    codes_of,
+    families_of,
+    paired_points,
+    requested_operators,
+)
 from fastroof.operators.registry import OPERATORS
 
 WORST_EXAMPLES: Final = 3
+FEWEST_SHARED: Final = 8
+"""Fewest points by which campaigns are ranked."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +104,73 @@ def diff_tables(
             columns[LATENCY.name] = points.a_us[both]
             common[operator] = Common(columns, points.b_us[both] / points.a_us[both])
     return Difference(*names, tuple(totals), tuple(keys), common)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How one source of a GPU agrees with a campaign over a family of kernels."""
+
+    operator: str
+    # Its text keys: dtype, kind, distribution.
+    family: str
+    source: str
+    # Points in both, and the campaign's latency over the source's there.
+    common: int
+    median: float
+    p10: float
+    p90: float
+    # Root mean square of the ratio's logarithm: at those points, and at those that all ranked sources have.
+    rms: float
+    shared: int
+    shared_rms: float | None
+    # Whether it is the one with the least ``shared_rms`` of several.
+    is_closest: bool
+
+
+def compare_campaigns(
+    sources: MeasuredTables, campaign: MeasuredTables, operators: Sequence[str] | None = None
+) -> list[Agreement]:
+    """Compare a campaign with every source of a GPU, by family, the closest first.
+
+    A source with exactly the campaign's rows is left out, as are families without a common point.
+    """
+    wanted = requested_operators(sources, campaign, ("A", "B"), operators, MeasureError)
+    found: list[Agreement] = []
+    for operator in (name for name in wanted if name in campaign.tables):
+        columns = campaign.tables[operator].columns
+        for words, rows in families_of(operator, columns):
+            mine = {name: values[rows] for name, values in columns.items()}
+            ratios = {}
+            for table in sources.candidates(operator):
+                points = paired_points(operator, mine, table.columns)
+                ratio = (points.a_us / points.b_us)[~np.isnan(points.a_us)]
+                if (~np.isnan(ratio)).any() and not (ratio == 1.0).all():
+                    ratios[table.source] = ratio
+            found += _agreements(operator, " ".join(words.values()), ratios)
+    return found
+
+
+def _agreements(operator: str, family: str, ratios: Mapping[str, Floats]) -> list[Agreement]:
+    """Summarise ratios at a campaign's points in one order, by source; NaN where a source lacks a point."""
+    common = {source: int((~np.isnan(ratio)).sum()) for source, ratio in ratios.items()}
+    ranked = [source for source, points in common.items() if points >= FEWEST_SHARED]
+    in_all = np.logical_and.reduce([~np.isnan(ratios[source]) for source in ranked]) if ranked else None
+    shared = 0 if in_all is None or len(ranked) < 2 else int(in_all.sum())
+    rms_of = {source: _rms(ratios[source][in_all]) for source in ranked if shared >= FEWEST_SHARED}
+    closest = min(rms_of, key=lambda source: rms_of[source], default=None)
+    rows = []
+    for source, ratio in ratios.items():
+        values = ratio[~np.isnan(ratio)]
+        p10, median, p90 = np.quantile(values, (0.1, 0.5, 0.9)).tolist()
+        of_all = rms_of.get(source)
+        points = shared if source in rms_of else 0
+        figures = (common[source], median, p10, p90, _rms(values), points, of_all, source == closest)
+        rows.append(Agreement(operator, family, source, *figures))
+    return sorted(rows, key=lambda row: (row.shared_rms is None, row.shared_rms or 0.0, row.rms))
+
+
+def _rms(ratio: Floats) -> float:
+    return float(np.sqrt(np.mean(np.log(ratio) ** 2)))
 
 
 def sizes_of(operator: str, columns: Mapping[str, Array], gpu: GpuSpec) -> tuple[Floats, str]:

@@ -15,9 +15,9 @@ from fastroof.columns import GPU, KERNEL, LATENCY, PROVIDER, SPREAD_COLUMNS
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTables
 from fastroof.load.families import codes_of, group_medians
-from fastroof.load.write import write_source
+from fastroof.load.write import Format, write_source
 from fastroof.operators.registry import OPERATORS
-from kernels_bench.output.provenance import refuse_odd_provenance
+from kernels_bench.output.provenance import of_engine, refuse_odd_provenance
 from kernels_bench.output.table_sets import load_table_set, row_keys
 from kernels_bench.output.tables import carry_gpu_file, known_columns
 
@@ -67,12 +67,22 @@ def merge_runs(runs: Sequence[str | Path], prefer: Sequence[str] = ()) -> Merged
     return Merged(gpu, tables, _provenance(gpu, sets, tables), tuple(notes), places)
 
 
-def write_merged(merged: Merged, folder: Path, *, overwrite: bool = False, rank: int | None = None) -> Path:
+def write_merged(
+    merged: Merged,
+    folder: Path,
+    *,
+    overwrite: bool = False,
+    rank: int | None = None,
+    engine: str = "",
+    file_format: Format = "csv",
+) -> Path:
     """Write merged runs as a source that ``fastroof.load_tables`` reads."""
     provenance = {**merged.provenance, **({} if rank is None else {"rank": rank})}
+    if engine:
+        provenance = of_engine(provenance, engine)
     tables = {operator: known_columns(operator, columns) for operator, columns in merged.tables.items()}
     try:
-        write_source(folder, tables, provenance, format="csv", overwrite=overwrite)
+        write_source(folder, tables, provenance, format=file_format, overwrite=overwrite)
         carry_gpu_file(merged.gpu, merged.places, Path(folder))
     except OSError as error:
         raise MeasureError(f"{folder} cannot be written: {error.strerror or error}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -86,6 +86,29 @@ def provenance_of(
     provenance["runs"] = {run.name: _run(run) for run in recorded.runs}
     plain: dict[str, Any] = _plain(provenance)
     return plain
+
+
+def of_engine(provenance: Mapping[str, Any], engine: str) -> dict[str, Any]:
+    """Return provenance that names the engine whose kernels were measured, and its version.
+
+    ``vllm`` takes the version that all runs record, ``vllm-0.26.0`` is for runs that record none.
+    """
+    name, _, version = engine.partition("-")
+    recorded = {str(run.get("versions", {}).get(name, version)) for run in _runs(provenance)}
+    if len(recorded) != 1 or "" in recorded or version not in {"", *recorded}:
+        found = ", ".join(sorted(one for one in recorded if one)) or "none"
+        raise MeasureError(
+            f"--engine {engine}: the runs must record one version of it, found {found}; "
+            f"{name}-VERSION names that of runs that record none"
+        )
+    return {**provenance, "framework": name, "framework_version": recorded.pop()}
+
+
+def _runs(provenance: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield what each run's start line has, also of merged tables."""
+    yield from provenance.get("runs", {}).values()
+    for part in provenance.get("merged_from", []):
+        yield from _runs(part)
 
 
 def refuse_odd_provenance(said: Any) -> None:

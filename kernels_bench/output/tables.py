@@ -15,11 +15,11 @@ from fastroof.columns import GPU, KERNEL, LATENCY, OPTIONAL_COLUMNS, PROVIDER, S
 from fastroof.config.gpu import GPU_FILE, GpuSpec, load_gpu
 from fastroof.errors import GpuError, MeasureError
 from fastroof.load.sources import PROVENANCE_FILE, list_sources
-from fastroof.load.write import write_source
+from fastroof.load.write import Format, write_source
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S
 from kernels_bench.journal import find_journals
-from kernels_bench.output.provenance import provenance_of, recorded_gpu
+from kernels_bench.output.provenance import of_engine, provenance_of, recorded_gpu
 from kernels_bench.output.recorded import Recorded, read_journals
 
 Columns = dict[str, Array]
@@ -96,6 +96,8 @@ def write_tables(
     *,
     overwrite: bool = False,
     rank: int | None = None,
+    engine: str = "",
+    file_format: Format = "csv",
 ) -> WrittenTables:
     """Write the rows of journals as a source that ``fastroof.load_tables`` reads."""
     folder = Path(folder)
@@ -109,8 +111,10 @@ def write_tables(
     spec = spec_beside(folder, gpu)
     tables, left_out = usable_tables(recorded, spec)
     provenance = provenance_of(recorded, tables, left_out, rank)
+    if engine:
+        provenance = of_engine(provenance, engine)
     try:
-        write_source(folder, tables, provenance, format="csv", overwrite=overwrite)
+        write_source(folder, tables, provenance, format=file_format, overwrite=overwrite)
         carry_gpu_file(gpu, [Path(journal).parent for journal in journals], folder)
     except OSError as error:
         raise MeasureError(

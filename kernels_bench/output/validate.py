@@ -74,6 +74,8 @@ class Validation:
     ceilings: tuple[Ceiling, ...]
     # By group of the grid; empty where no grid was given.
     coverage: tuple[Coverage, ...] = ()
+    # How each sentinel of each run repeated, as :class:`kernels_bench.sentinels.SentinelRepeat` has it.
+    sentinels: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def severity(self) -> Severity:
@@ -90,6 +92,7 @@ class Validation:
             "findings": [asdict(finding) for finding in self.findings],
             "ceilings": [asdict(ceiling) for ceiling in self.ceilings],
             "coverage": [asdict(group) | {"missing": group.missing} for group in self.coverage],
+            "sentinels": [dict(repeat) for repeat in self.sentinels],
         }
 
 
@@ -112,13 +115,15 @@ def validate_tables(
     # Other sources have no runs and sentinels.
     own = (t.provenance for t in tables.tables.values() if {"runs", "merged_from"} & set(t.provenance))
     covered = () if grid is None else coverage(tables, grid, skipped, sentinels)
-    findings = [*_set_findings(next(own, None)), *coverage_findings(covered)]
+    provenance = next(own, None)
+    findings = [*_set_findings(provenance), *coverage_findings(covered)]
     return Validation(
         gpu=tables.gpu,
         reports=tuple(reports),
         findings=tuple(sorted(findings, key=_gravest_first)),
         ceilings=tuple(c for t in tables.tables.values() for c in ceilings(t, gpu)),
         coverage=covered,
+        sentinels=tuple((provenance or {}).get("sentinels", ())),
     )
 
 

@@ -31,6 +31,7 @@ from benchmarks.accuracy.silicon_sample import (
     main,
     read_silicon_sample,
 )
+from fastroof.engines import engine_of_version
 from fastroof.errors import FastroofError, TableError
 from fastroof.load.aiconfigurator import installed_root
 from fastroof.serving.evidence.measured_steps import MeasuredStep, read_steps
@@ -391,6 +392,19 @@ def test_steps_are_read_as_kernels_bench_writes_them(tmp_path: Path) -> None:
     found = measured_on("h100", tmp_path)
     assert (found.datasets, found.steps) == (("steps",), (step,))
     assert found.pick(["steps"]).steps == (step,)
+
+
+@pytest.mark.parametrize("level", ["", ", no torch.compile", ", eager"])
+def test_steps_of_an_engine_name_it_with_its_profile(tmp_path: Path, level: str) -> None:
+    path = tmp_path / "steps.csv"
+    append_step(path, {**STEP, "provider": f"vllm 0.10.1 engine{level}"})
+    append_step(path, {**STEP, "dtype": "fp8", "provider": f"vllm 0.26.0 engine{level}"})
+    old, new = read_steps(path)
+    assert old.dataset == "engine steps"
+    assert (old.timed, old.engine, old.engine_version, old.plan_dtype) == ("engine", "vllm", "0.10.1", "auto")
+    assert old.profile == engine_of_version("vllm", "0.10.1")
+    assert (new.engine_version, new.plan_dtype) == ("0.26.0", "fp8")
+    assert new.profile == engine_of_version("vllm", "0.26.0") != old.profile
 
 
 @pytest.mark.parametrize(

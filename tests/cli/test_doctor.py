@@ -57,6 +57,21 @@ def test_a_cache_that_others_write_is_broken(cache: Path) -> None:
     assert any(str(cache) in problem and "FASTROOF_CACHE_DIR" in problem for problem in answer["problems"])
 
 
+@pytest.mark.parametrize("name", ["gemm.csv", "gemm.parquet"])
+def test_a_source_has_tables_in_either_format(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "h100" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "provenance.toml").write_text('gpu = "h100"\n')
+    monkeypatch.setenv("FASTROOF_TABLES", str(tmp_path))
+    assert any(str(folder) in problem for problem in answered()[1]["problems"])
+    (folder / name).touch()
+    code, answer = answered()
+    assert (code, answer["problems"]) == (0, [])
+    assert "mine" in answer["tables"]["h100"]
+
+
 def test_a_source_without_tables_is_broken(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

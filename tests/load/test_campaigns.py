@@ -46,6 +46,22 @@ def test_kernels_of_one_library_are_told_by_their_names() -> None:
     assert {kernels for kernels, _ in kinds(table(kernel="deepgemm"), other)} == {"any", "sglang+vllm"}
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("vllm FA3 paged, page 16", "vllm_flash_attn_fa3"),
+        ("vllm fused_experts (Triton), fp8; router not inside", "vllm_fp8moe_triton_tritonexperts"),
+        ("vllm cutlass_scaled_mm, scales per tensor", "CutlassFP8ScaledMMLinearKernel"),
+        ("flashinfer paged decode, CUDA cores, page 16", "flashinfer"),
+    ],
+)
+def test_kernels_bench_names_kernels_of_known_libraries(ours: str, theirs: str) -> None:
+    assert {kernels for kernels, _ in kinds(table(kernel=ours), table(kernel=theirs, seed=1))} == {
+        "same",
+        "any",
+    }
+
+
 def test_bf16_gemms_are_torchs_whatever_they_are_called() -> None:
     a = table(dtype="bf16", kernel="torch.nn.functional.linear")
     b = table(dtype="bf16", kernel="torch_flow", engine="trtllm", seed=2)

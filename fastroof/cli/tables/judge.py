@@ -102,6 +102,10 @@ HOLDOUT_EPILOG: Final = """\b
 Errors are absolute, relative to the measured latency; bias is their signed mean. inside: every corner
 around the point was kept and measured; outside: the rest.
 
+With --against nothing is hidden: the points are the other set's rows, by family, which is in the column of
+the grid. A source with exactly these rows is left out. Errors and intervals then include how far
+campaigns are apart.
+
 \b
 JSON: a list with one object per grid, method and region: operator, grid, method, region, points, mape,
 median, p90, p99, bias, all errors as fractions; with --coverage one per grid and region: operator, grid,
@@ -124,6 +128,10 @@ def holdout(
     method: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Method to judge; repeatable.  [default: all]")
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="SET", help="Judge on the rows of another campaign: GPU/SOURCE or a folder."),
+    ] = None,
     coverage: Annotated[
         bool, typer.Option("--coverage", help="Judge the errors that lookups predict.")
     ] = False,
@@ -132,7 +140,7 @@ def holdout(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Judge lookups on left-out points."""
+    """Judge lookups on left-out points, or on another campaign's."""
     if coverage and method:
         raise LookupInputError("--coverage judges the roofline lookup and takes no --method")
     if output is not None and not coverage:
@@ -149,10 +157,21 @@ def holdout(
         options["methods"] = method
     if not as_json:
         options["progress"] = lambda words: typer.echo(f"holding out: {words}", err=True)
+    if against is not None:
+        from fastroof.load import load_measured
+        from fastroof.tables.coverage import judged_by
+
+        options["campaign"] = load_measured(against)
+        tables = judged_by(tables, options["campaign"])
     if coverage:
         _coverage(tables, options, output, as_json=as_json)
         return
-    rows = tables.holdout(**options)
+    if against is not None:
+        from fastroof.tables.holdout import run_against
+
+        rows = run_against(tables, **options)
+    else:
+        rows = tables.holdout(**options)
     if as_json:
         print_json([row._asdict() for row in rows])
         return
@@ -173,9 +192,9 @@ def holdout(
 
 
 def _coverage(tables: Tables, options: dict[str, Any], output: Path | None, *, as_json: bool) -> None:
-    from fastroof.tables.coverage import run_coverage
+    from fastroof.tables.coverage import run_coverage, run_coverage_against
 
-    rows = run_coverage(tables, **options)
+    rows = (run_coverage_against if "campaign" in options else run_coverage)(tables, **options)
     if as_json:
         print_json([row._asdict() for row in rows])
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -10,12 +11,16 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from fastroof.columns import MEASURED_STEP_COLUMNS
-from fastroof.engines import EngineProfile
+from fastroof.engines import EngineProfile, engine_of_version
 from fastroof.errors import TableError
 from fastroof.load.steps_file import PHASES, parse_runs, read_step_rows
+from fastroof.models import load_model
+from fastroof.models.execution import AUTO
 from fastroof.models.layout import Layout
 
 STEPS_DATASET: Final = "steps"
+ENGINE_STEPS_DATASET: Final = "engine steps"
+"""Steps of a steps.csv that ran as one CUDA graph, and those that an engine ran."""
 
 Timed = Literal["kernels", "forward", "engine"]
 """What was timed of a step: all kernels; those of the model without its LM head; the engine's whole step."""
@@ -24,7 +29,7 @@ TIMED_WORDS: Final[dict[Timed, str]] = {
     "kernels": "all kernels of a step; compared with the plan's kernels",
     "forward": "the model's forward as a CUDA graph, without LM head, sampler and host, with its drafter's "
     "if it has one; compared with the plan's kernels without its LM head",
-    "engine": "an engine's step from schedule to output; compared with the plan and its engine's costs",
+    "engine": "an engine's step from schedule to output; compared with the plan and the profile's costs",
 }
 VERIFY: Final = "verify"
 """Phase of decodes that verify draft tokens."""
@@ -32,6 +37,10 @@ VERIFY: Final = "verify"
 NEEDED: Final = (
     "model", "gpu", "tp", "dtype", "kv_dtype", "phase", "new_tokens", "context_len", "latency_us",
 )  # fmt: skip
+PROVIDER: Final = "provider"
+ENGINE_STEP: Final = re.compile(r"(vllm) (\S+) engine\b")
+"""Provider of an engine's whole step, as ``kernels-bench steps --engine`` names it; others time kernels."""
+
 MOST_RUNS: Final = 4
 
 Requests = tuple[tuple[int, int], ...]
@@ -102,7 +111,11 @@ class MeasuredStep:
 def read_steps(path: str | Path) -> tuple[MeasuredStep, ...]:
     """Read a steps.csv."""
     path = Path(path)
-    rows = read_step_rows(path, [column for column in MEASURED_STEP_COLUMNS if column.name in NEEDED])
+    needed, provider = (
+        [column for column in MEASURED_STEP_COLUMNS if column.name in names]
+        for names in (NEEDED, (PROVIDER,))
+    )
+    rows = read_step_rows(path, needed, provider)
     return tuple(_step(f"{path}, line {line}", row) for line, row in enumerate(rows, start=2))
 
 
@@ -136,4 +149,18 @@ def _step(where: str, row: Mapping[str, Any]) -> MeasuredStep:
             f"{where}: new_tokens (each at least 1) and context_len must have equal length, "
             f"found {row['new_tokens']!r} and {row['context_len']!r}"
         )
-    return MeasuredStep(**{**row, "new_tokens": new_tokens, "context_len": context_len})
+    cells = {name: row[name] for name in NEEDED} | {"new_tokens": new_tokens, "context_len": context_len}
+    found = ENGINE_STEP.match(row.get(PROVIDER, ""))
+    if found is None:
+        return MeasuredStep(**cells)
+    engine, version = found.groups()
+    own = load_model(row["model"]).checkpoint.formats[0] == row["dtype"]
+    return MeasuredStep(
+        **cells,
+        timed="engine",
+        dataset=ENGINE_STEPS_DATASET,
+        engine=engine,
+        engine_version=version,
+        profile=engine_of_version(engine, version),
+        plan_dtype=AUTO if own else row["dtype"],
+    )

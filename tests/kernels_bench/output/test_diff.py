@@ -17,9 +17,10 @@ from fastroof.config.gpu import load_gpu
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTables
 from kernels_bench.cli import app
-from kernels_bench.output.diff import diff_tables, sizes_of
+from kernels_bench.output.diff import compare_campaigns, diff_tables, sizes_of
 from kernels_bench.output.diff_plot import draw_difference, save_difference
 from kernels_bench.output.table_sets import load_table_set
+from kernels_bench.output.tables import write_tables
 from tests.reference.made_journals import copy, decode, gemm, write_journal
 
 A = [(gemm(1), 50.0), (gemm(2), 51.0), (gemm(4, dtype="fp8"), 30.0), (decode(1, 64), 9.0)]
@@ -97,6 +98,61 @@ def test_unknown_and_absent_operators(pair: tuple[MeasuredTables, MeasuredTables
         diff_tables(*pair, operators=["conv"])
     with pytest.raises(MeasureError, match="neither A nor B has a table of moe"):
         diff_tables(*pair, operators=["moe"])
+
+
+# -- several sources of a GPU ------------------------------------------------------------------------
+
+
+def folder_of_sources(folder: Path, factors: dict[str, float], count: int = 9) -> Path:
+    """A GPU's sources, whose bf16 GEMMs take a factor of m + 50 us; the first has an fp8 GEMM too."""
+    for name, factor in factors.items():
+        rows = [(gemm(m), factor * (m + 50.0)) for m in range(1, count + 1)]
+        rows += [(gemm(1, dtype="fp8"), 30.0)] * (name == next(iter(factors)))
+        write_tables([write_journal(folder / f"{name}.jsonl", rows)], folder / "h100" / name)
+    return folder / "h100"
+
+
+def test_the_closest_source_is_the_one_with_the_least_rms(tmp_path: Path) -> None:
+    sources = load_table_set(str(folder_of_sources(tmp_path, {"a": 1.2, "b": 0.9, "c": 1.0})))
+    rows = [(gemm(m), m + 50.0) for m in range(1, 10)] + [(gemm(1, dtype="fp8"), 33.0)]
+    campaign = load_table_set(str(write_journal(tmp_path / "own.jsonl", rows)))
+    bf16 = [one for one in compare_campaigns(sources, campaign) if one.family == "bf16"]
+    # c has exactly the campaign's rows
+    assert [(one.source, one.common, one.shared, one.is_closest) for one in bf16] == [
+        ("b", 9, 9, True),
+        ("a", 9, 9, False),
+    ]
+    assert [one.median for one in bf16] == pytest.approx([1 / 0.9, 1 / 1.2])
+    assert [one.rms for one in bf16] == [one.shared_rms for one in bf16]
+    assert bf16[0].rms == pytest.approx(-np.log(0.9))
+    fp8 = [one for one in compare_campaigns(sources, campaign) if one.family == "fp8"]
+    # of one point no source is the closest
+    assert [(one.source, one.common, one.shared_rms, one.is_closest) for one in fp8] == [
+        ("a", 1, None, False)
+    ]
+
+
+def test_campaigns_are_ranked_at_points_that_all_have(tmp_path: Path) -> None:
+    folder = folder_of_sources(tmp_path, {"a": 1.1, "b": 1.2})
+    # beyond the points of both, a is far off
+    more = [(gemm(m), 1.1 * (m + 50.0)) for m in range(1, 10)] + [(gemm(m), 900.0) for m in range(10, 20)]
+    write_tables([write_journal(tmp_path / "a.jsonl", more)], folder / "a", overwrite=True)
+    own = write_journal(tmp_path / "own.jsonl", [(gemm(m), m + 50.0) for m in range(1, 20)])
+    first, second = compare_campaigns(load_table_set(str(folder)), load_table_set(str(own)))
+    assert (first.source, first.common, first.shared, first.is_closest) == ("a", 19, 9, True)
+    assert first.rms > second.rms > first.shared_rms
+
+
+def test_campaigns_are_printed_with_the_closest_of_each_family(tmp_path: Path) -> None:
+    folder = folder_of_sources(tmp_path, {"a": 1.1, "b": 1.2})
+    own = write_journal(tmp_path / "own.jsonl", [(gemm(m), m + 50.0) for m in range(1, 10)])
+    words = ["diff", str(folder), str(own), "--campaigns"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    (line,) = (line for line in result.output.splitlines() if line.endswith("closest"))
+    assert line.split()[:5] == ["gemm", "bf16", "a", "9", "0.909"]
+    document = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
+    assert [(one["source"], one["is_closest"]) for one in document] == [("a", True), ("b", False)]
 
 
 # -- the picture ---------------------------------------------------------------------------------

@@ -51,6 +51,20 @@ def test_the_median_of_medians_with_its_spread(tmp_path: Path) -> None:
     assert columns["num_replays"].tolist() == [60, 40, 20]
 
 
+def test_merged_runs_name_their_engine(tmp_path: Path) -> None:
+    runs = [
+        write_journal(
+            tmp_path / f"{i}.jsonl",
+            [row(gemm(1), us)],
+            first=start(run_id=f"{i}", versions={"vllm": "0.26.0"}),
+        )
+        for i, us in enumerate((50.0, 51.0))
+    ]
+    folder = write_merged(merge_runs(runs), tmp_path / "h100" / "merged", engine="vllm")
+    (table,) = load_measured(folder).tables.values()
+    assert (table.engine, table.provenance["framework_version"]) == ("vllm", "0.26.0")
+
+
 def test_one_run_alone_keeps_every_bit(tmp_path: Path) -> None:
     awkward = 100 / 3
     columns = merge_runs(runs_of(tmp_path, {1: awkward}, {2: 50.0})).tables["gemm"]

@@ -63,6 +63,16 @@ def test_every_row_comes_back_to_the_last_bit(journal: Path, tmp_path: Path) -> 
     assert written.rows == {op: t.num_rows for op, t in loaded.tables.items()}
 
 
+def test_either_format_has_the_same_rows(journal: Path, tmp_path: Path) -> None:
+    loaded = {}
+    for name in ("csv", "parquet"):
+        words = ["tables", str(journal), "-o", str(tmp_path / "h100" / name), "--format", name]
+        assert CliRunner().invoke(app, words).exit_code == 0
+        loaded[name] = load_measured(tmp_path / "h100" / name)
+        assert all(table.files[0].endswith(name) for table in loaded[name].tables.values())
+    assert loaded["csv"].content_hash == loaded["parquet"].content_hash
+
+
 def test_spread_provider_kernel_and_gpu_are_columns(journal: Path, tmp_path: Path) -> None:
     folder = write_tables([journal], tmp_path / "h100" / "kernels_bench").folder
     columns = load_measured(folder).tables["attention_decode"].columns
@@ -107,6 +117,31 @@ def test_provenance_holds_what_the_start_line_holds(tmp_path: Path) -> None:
     [repeat] = said["sentinels"]
     assert (repeat["run"], repeat["rounds"], repeat["key"]) == ("run-a", 6, gemm(4096).key)
     assert (repeat["min_us"], repeat["max_us"]) == (200.0, 200.2)
+
+
+def test_an_engine_is_named_with_the_version_of_all_runs(tmp_path: Path) -> None:
+    versions = {"versions": {"vllm": "0.26.0"}}
+    journals = [
+        write_journal(tmp_path / f"{i}.jsonl", [row(gemm(m), 50.0)], first=start(run_id=f"{i}", **versions))
+        for i, m in enumerate((1, 2))
+    ]
+    folder = write_tables(journals, tmp_path / "h100" / "kernels_bench", engine="vllm").folder
+    (table,) = load_measured(folder).tables.values()
+    assert (table.engine, table.provenance["framework_version"]) == ("vllm", "0.26.0")
+    with pytest.raises(
+        MeasureError, match="--engine sglang: the runs must record one version of it, found none"
+    ):
+        write_tables(journals, tmp_path / "h100" / "other", engine="sglang")
+    assert not (tmp_path / "h100" / "other").exists()
+    folder = write_tables(journals, tmp_path / "h100" / "named", engine="sglang-0.5.14").folder
+    (table,) = load_measured(folder).tables.values()
+    assert (table.engine, table.provenance["framework_version"]) == ("sglang", "0.5.14")
+    with pytest.raises(MeasureError, match=r"found 0\.26\.0"):
+        write_tables(journals, tmp_path / "h100" / "other", engine="vllm-0.25.0")
+    lines = [row(gemm(3), 50.0), start(run_id="new", versions={"vllm": "0.27.0"}), row(gemm(4), 50.0)]
+    mixed = write_journal(tmp_path / "mixed.jsonl", lines, first=start(**versions), ended=False)
+    with pytest.raises(MeasureError, match=r"found 0\.26\.0, 0\.27\.0"):
+        write_tables([mixed], tmp_path / "h100" / "other", engine="vllm")
 
 
 def test_a_resumed_run_is_listed_with_each_of_its_starts(tmp_path: Path) -> None:

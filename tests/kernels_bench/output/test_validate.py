@@ -216,6 +216,15 @@ def test_tables_keep_what_the_journal_knew(tmp_path: Path) -> None:
     assert found(of_tables, "sentinel_drift") is not None
 
 
+def test_sentinels_are_printed(tmp_path: Path) -> None:
+    journal = write_journal(tmp_path / "a.jsonl", CLEAN, sentinels=steady_sentinels())
+    printed = CliRunner().invoke(app, ["validate", str(journal)]).output.splitlines()
+    (line,) = (line for line in printed if line.endswith("+0.0%"))
+    assert line.split()[:3] == ["gemm", "run-a", "6"]
+    document = json.loads(CliRunner().invoke(app, ["validate", str(journal), "--json"]).output)
+    assert [(one["run"], one["rounds"]) for one in document["sentinels"]] == [("run-a", 6)]
+
+
 def test_a_merged_set_speaks_for_all_its_runs(tmp_path: Path) -> None:
     from kernels_bench.output.merge import merge_runs, write_merged
 
