@@ -27,13 +27,14 @@ from numba.core.compiler import CompileResult
 from numba.core.runtime import nrt
 from numba.core.serialize import dumps
 
+from fastroof.compiled.compile_turns import Turn
 from fastroof.compiled.dispatcher import is_callee, rebuilt_callee, reduced_callee
 from fastroof.compiled.shipped_loops import Cpu, compiler_versions, read_shipped, shipped_cpus
 from fastroof.compiled.trusted_files import UntrustedFolder, cache_roots, opened, read_trusted, write_trusted
 
 _UNUSED: Final = timedelta(days=30)
 _FOLDER_NAME: Final = re.compile(r"loops-[0-9a-f]{16}")
-_FILE_NAME: Final = re.compile(r".+\.loop(\.[0-9a-f]+)?")
+_FILE_NAME: Final = re.compile(r".+\.loop(\.[0-9a-f]+|\.lock)?")
 
 COMPILING: Final = "compiling %s"
 COMPILED: Final = "compiled %s"
@@ -82,11 +83,8 @@ def store(folders: tuple[Path, ...], name: str, payload: bytes) -> None:
     distrusted = ""
     for folder in folders:
         try:
-            is_new = not folder.is_dir()
+            _make(folder)
             write_trusted(folder, name, payload)
-            if is_new:
-                with suppress(OSError), opened(folder.parent) as above:
-                    _remove_unused(above)
             return
         except UntrustedFolder as error:
             distrusted = distrusted or str(error)
@@ -97,6 +95,15 @@ def store(folders: tuple[Path, ...], name: str, payload: bytes) -> None:
             f"compiled code is not cached, so every start compiles it: {distrusted}; set "
             "FASTROOF_CACHE_DIR to a folder that is yours alone"
         )
+
+
+def _make(folder: Path) -> None:
+    """Make a folder unless it is there; a new one is of a new version, or of a new cache."""
+    if not folder.is_dir():
+        with opened(folder, create=True):
+            pass
+        with suppress(OSError), opened(folder.parent) as above:
+            _remove_unused(above)
 
 
 @cache
@@ -114,6 +121,7 @@ class LoopCache(NullCache):
     ) -> None:
         self._function: Any = function
         self._folders = folders
+        self._turns: dict[Any, Turn] = {}
 
     @property
     def cache_path(self) -> str | None:
@@ -121,10 +129,39 @@ class LoopCache(NullCache):
         return next(map(str, self._folders()), None)
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """Return the cached code for a signature on this CPU, or None."""
+        """Return the cached code for a signature on this CPU, or None to compile it, until :meth:`end_turn`.
+
+        While another process compiles it, this waits for its code.
+        """
         # Numba refreshes the context here, which imports everything it can compile, SciPy too: 0.2 s, and
         # compiles its runtime: 40 ms and 30 MB. Code has that linked in, and compiling refreshes the context.
         _name_runtime()
+        code = self._read(signature, target_context)
+        if code is None:
+            _log.debug(COMPILING, self._function.__qualname__)
+            turn = self._turn(signature, target_context.codegen().magic_tuple())
+            self._turns[signature] = turn
+            # it may have been stored since
+            code = self._read(signature, target_context)
+            if code is not None:
+                _log.debug(COMPILED, self._function.__qualname__)
+        return code
+
+    def _turn(self, signature: Any, cpu: Cpu) -> Turn:
+        folders = self._folders()
+        for folder in folders:
+            with suppress(OSError):
+                _make(folder)
+                break
+        return Turn(folders, self._file_name(self._key(signature, cpu)))
+
+    def end_turn(self, signature: Any) -> None:
+        """Let other processes read, or compile, the code for a signature."""
+        turn = self._turns.pop(signature, None)
+        if turn is not None:
+            turn.end()
+
+    def _read(self, signature: Any, target_context: Any) -> Any:
         cpu = target_context.codegen().magic_tuple()
         key = self._key(signature, cpu)
         for data in cached_files(self._folders(), self._file_name(key)):
@@ -134,17 +171,16 @@ class LoopCache(NullCache):
             key = self._key(signature, other)
             with suppress(Exception):
                 return _compiled(read_shipped(_VERSION, self._file_name(key)), key, target_context)
-        _log.debug(COMPILING, self._function.__qualname__)
         return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Store the code compiled for a signature."""
         _log.debug(COMPILED, self._function.__qualname__)
-        if compiled.library.has_dynamic_globals:  # addresses of this process
-            return
-        key = self._key(signature, compiled.codegen.magic_tuple())
-        parts = reduced_callee(compiled) if is_callee() else compiled._reduce()
-        store(self._folders(), self._file_name(key), _pickled((key, parts)))
+        if not compiled.library.has_dynamic_globals:  # addresses of this process
+            key = self._key(signature, compiled.codegen.magic_tuple())
+            parts = reduced_callee(compiled) if is_callee() else compiled._reduce()
+            store(self._folders(), self._file_name(key), _pickled((key, parts)))
+        self.end_turn(signature)
 
     def _key(self, signature: Any, cpu: Cpu) -> tuple[Any, ...]:
         function = self._function

@@ -129,7 +129,12 @@ class LoopDispatcher(_Dispatcher):  # type: ignore[misc]
             known = self.overloads.get(args)
             if known is not None and isinstance(known.entry_point, Callee) and not is_callee():
                 del self.overloads[args]
-            return super().compile(sig)
+            try:
+                return super().compile(sig)
+            finally:
+                # a cache of this package's loops, also where compiling failed
+                if hasattr(self._cache, "end_turn"):
+                    self._cache.end_turn(sig)
 
     def add_overload(self, cres: Any) -> None:
         """Note what was compiled; Python gets no way into IR."""

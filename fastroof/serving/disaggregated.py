@@ -76,7 +76,7 @@ class Workers(NamedTuple):
         return loops.LinkOptions(
             prefill_kv_tokens=prefill.max_kv_tokens / self.prefill.layout.pp,
             decode_kv_tokens=decode.max_kv_tokens / self.decode.layout.pp,
-            max_seqs=decode.most_running(decode_engine.max_seqs),
+            max_seqs=float(decode.most_running(decode_engine.max_seqs)),
             osl_reserved=decode_engine.osl_reserved,
             is_chunked=prefill_engine.is_chunked,
             transfer_us_per_token=self.transfer_us_per_token(link_bytes_per_s),

@@ -298,7 +298,8 @@ def estimate(
     room /= plan.layout.pp
     options = ServingOptions(
         max_kv_tokens=room,
-        max_seqs=memory.most_running(engine.max_seqs),
+        # an int would compile the loops once more
+        max_seqs=float(memory.most_running(engine.max_seqs)),
         osl_reserved=engine.osl_reserved,
         is_chunked=engine.is_chunked,
         requests_per_client=(

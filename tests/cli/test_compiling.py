@@ -33,9 +33,11 @@ def warmed(*words: str) -> tuple[int, str, str]:
 @pytest.mark.slow
 def test_it_compiles_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(warm, "GROUPS", ((BRACKET, BRACKET), ("pass",)))
-    monkeypatch.setenv("FASTROOF_CACHE_DIR", str(tmp_path))
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("FASTROOF_CACHE_DIR", str(cache))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     code, out, err = warmed("--jobs", "2")
-    (folder,) = tmp_path.iterdir()
+    (folder,) = cache.iterdir()
     assert (code, err) == (0, "")
     assert out.startswith("compiled 1 loops in ")
     assert out.endswith(f" s: {folder}\n")
@@ -91,7 +93,10 @@ def shown(tmp_path: Path, *, terminal: bool, **changed: str) -> str:
     at, stderr = os.openpty() if terminal else os.pipe()
     subprocess.run(
         [sys.executable, "-c", NOTICED + BRACKET],
-        env={**environment(), "FASTROOF_CACHE_DIR": str(tmp_path), "TERM": "xterm", **changed},
+        env={
+            **environment(), "FASTROOF_CACHE_DIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "home"),
+            "TERM": "xterm", **changed,
+        },
         stdout=subprocess.DEVNULL, stderr=stderr, check=True,
     )  # fmt: skip
     # an end for a reader of a pipe; a terminal without writers is an error instead

@@ -54,9 +54,11 @@ def options(
 ):  # fmt: skip
     unused = (serving_options.NO_FRONT_END, 0.0, 0.0, 0.0)
     met = AT_RANDOM if steps_met is None else steps_met
+    # for an int the loops would be compiled once more
     return serving_options.ServingOptions(
-        max_kv_tokens, max_seqs, osl_reserved, is_chunked, rounds, *unused, True, spread, float(looks), met
-    )
+        float(max_kv_tokens), float(max_seqs), osl_reserved, is_chunked, rounds, *unused, True, spread,
+        float(looks), met,
+    )  # fmt: skip
 
 
 def one(arena, sizes, chosen=None):

@@ -49,8 +49,9 @@ def options(
     max_kv_tokens=1e6, max_seqs=math.inf, osl_reserved=0.5, is_chunked=True, rounds=0.0, wait_steps=0.0,
     steps_met=None, interval=1.0,
 ):  # fmt: skip
+    # for an int the loops would be compiled once more
     return serving_options.ServingOptions(
-        max_kv_tokens, max_seqs, osl_reserved, is_chunked, rounds, wait_steps=wait_steps,
+        float(max_kv_tokens), float(max_seqs), osl_reserved, is_chunked, rounds, wait_steps=wait_steps,
         steps_met=AT_RANDOM if steps_met is None else steps_met, pause_steps=interval - 1.0,
     )  # fmt: skip
 

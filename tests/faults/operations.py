@@ -360,7 +360,7 @@ OPERATIONS: Final = (
         _loops,
         together=False,
         always_succeeds=True,
-        stays=r"loops-0/\w+-[0-9a-f]{32}\.loop\.[0-9a-f]{16}",
+        stays=r"loops-0/\w+-[0-9a-f]{32}\.loop\.([0-9a-f]{16}|lock)",
     ),
 )
 """All of them."""

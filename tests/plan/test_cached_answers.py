@@ -38,6 +38,7 @@ class Shell(NamedTuple):
         settings = {
             "PYTHONPATH": str(CHECKOUT),
             "FASTROOF_CACHE_DIR": str(self.folder / "cache"),
+            "XDG_CACHE_HOME": str(self.folder / "home"),
             "FASTROOF_TABLES": str(self.tables),
             "FASTROOF_TABLES_IMPORT": "never",
             "FASTROOF_KEEP_PLANS": keep,

@@ -9,8 +9,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numba import typeof
 
 from fastroof import compile_plan, load_model
+from fastroof.compiled import serving
 from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.compiled.serving_options import longest_held
 from fastroof.errors import BatchError
@@ -248,6 +250,22 @@ def test_a_model_of_states_alone_holds_sequences_of_any_length(h100):
     assert largest_batch(plan, 100_000) == fit
     got = estimate(plan, 512, 4096, 4000, max_batched_tokens=4096, max_seqs=math.inf)
     assert got.effective_concurrency == pytest.approx(found.max_kv_tokens / 72_000_000)
+
+
+def test_estimates_of_a_model_of_states_alone_compile_no_loop_of_their_own(h100, monkeypatch):
+    types = set()
+    estimates = serving.serving_estimates
+
+    def noted(*given):
+        types.add(tuple(map(typeof, given)))
+        return estimates(*given)
+
+    monkeypatch.setattr(serving, "serving_estimates", noted)
+    for model in ("llama-3.1-8b", stateful(0, 24)):
+        plan = compile_plan(model, "h100", h100, max_tokens=4096, max_seqs=4096, engine="vllm")
+        for max_seqs in (60, math.inf):
+            estimate(plan, 512, 4096, 40, max_batched_tokens=4096, max_seqs=max_seqs)
+    assert len(types) == 1
 
 
 @pytest.mark.parametrize("engine", ["sglang", "trtllm"])

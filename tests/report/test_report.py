@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -483,14 +484,20 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield browser
 
 
+@pytest.fixture(scope="module")
+def page_path(deployed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(deployed, tmp_path_factory.mktemp("page") / "r.html").path
+
+
 @pytest.fixture
-def page(browser: Browser, deployed: Path, tmp_path: Path) -> Browser:
+def page(browser: Browser, page_path: Path, tmp_path: Path) -> Browser:
     """The browser on the page of the deployments."""
     browser.call(
         "Emulation.setDeviceMetricsOverride", width=1300, height=900, deviceScaleFactor=1, mobile=False
     )
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
-    browser.open(write_report(deployed, tmp_path / "r.html").path)
+    # a page of its own: what another one kept is not this one's
+    browser.open(shutil.copy(page_path, tmp_path / "r.html"))
     return browser
 
 

@@ -186,7 +186,10 @@ print(answers[0][0].hex())
 @pytest.mark.slow
 @pytest.mark.release
 def test_sixteen_threads_compile_at_once_with_nothing_cached(plan, tmp_path):
-    environment = {**os.environ, "FASTROOF_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ, "FASTROOF_CACHE_DIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "home"),
+        "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", FIRST_CALLS],
         env=environment, capture_output=True, text=True, check=True, timeout=120,

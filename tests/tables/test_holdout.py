@@ -93,6 +93,7 @@ LARGEST_BORROWED_MAPE = {
 """Of borrowed kernels: expert tables of the shipped H100 source, a quarter of them left out."""
 
 
+@pytest.mark.slow
 def test_borrowed_experts_keep_to_their_limits(report):
     borrowed = {(row.operator, row.grid): row for row in report if row.grid.startswith("another ")}
     assert set(borrowed) == set(LARGEST_BORROWED_MAPE)

@@ -58,8 +58,7 @@ def until(browser: Browser, script: str, seconds: float = 120.0) -> Any:
 
 
 def settled(browser: Browser) -> None:
-    """Wait until nothing is asked any more."""
-    time.sleep(0.2)
+    """Wait until nothing is asked any more; what asks waits from the first moment."""
     until(browser, f"{PICTURES} > 0 && !{WAITS}")
     browser.settle()
 

@@ -316,6 +316,7 @@ def recommend_shared(
     --------
     >>> import fastroof
     >>> found = fastroof.recommend_shared({"gpu": "h100", "total_gpus": 3, "isl": 1000, "osl": 200,
+    ...     "max_num_batched_tokens": 2048, "max_num_seqs": 64,
     ...     "traffic": [{"model": "llama-3.1-8b", "requests_per_s": 30, "tpot_ms": 30},
     ...     {"model": "qwen3-32b", "requests_per_s": 2, "tpot_ms": 40, "dtype": "fp8"}]})
     >>> [share.gpus for share in found.shares], found.scale > 1.0, found.gpus_left

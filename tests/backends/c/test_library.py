@@ -149,6 +149,8 @@ def test_an_aarch64_program_prints_the_same_bits(plans, static_lines, tmp_path):
 
 def test_an_object_is_compiled_once(tmp_path, monkeypatch):
     monkeypatch.setenv("FASTROOF_CACHE_DIR", str(tmp_path))
+    # the user's own folder, which may hold the object
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: f"~/{name}")
     compiled = []
 
     def compile_object(*words):
