@@ -16,6 +16,9 @@ OPTIONS: Final[dict[str, Any]] = {
     "error_model": "numpy",
     # a second entry, for callers in C: unused, and 9 % of compile time
     "no_cfunc_wrapper": True,
+    # explicit: otherwise a function that an inlined caller compiles first is inlined into every caller,
+    # and what compiles, how long it takes and how fast it runs depend on which loop was asked for first
+    "forceinline": False,
 }
 
 

@@ -89,7 +89,7 @@ def _rows_us(
     return (tokens_us + logits_us) + (plan.step_us + plan.sequence_us * seqs)
 
 
-@jit
+@jit_inline
 def mean_decode_rows_us(arena: Floats, plan: PlanParts, speculation: Speculation, decodes: float) -> float:
     """:func:`fastroof.compiled.steps.decode_rows_us` of a mean number of decodes, us."""
     rows = decodes * speculation.tokens
@@ -148,7 +148,7 @@ def _mean_kv_len(speculation: Speculation, isl: float, osl: float) -> float:
     return isl + 0.5 * osl + ahead
 
 
-@jit
+@jit_inline
 def mean_decode_attention_us(
     arena: Floats, plan: PlanParts, speculation: Speculation, decodes: float, isl: float, osl: float
 ) -> float:

@@ -176,7 +176,7 @@ def _one_prompt_us(
     return total
 
 
-@jit
+@jit_inline
 def _row_us(
     arena: Floats,
     plan: PlanParts,
