@@ -18,7 +18,7 @@ NAMES: Final = (
     "ijson", "llguidance", "lmformatenforcer", "mcp", "mistral_common",
     "model_hosting_container_standards", "openai", "openai_harmony", "outlines_core",
     "partial_json_parser", "prometheus_fastapi_instrumentator", "pybase64", "pythonjsonlogger",
-    "setproctitle", "starlette", "uvicorn", "watchfiles", "xgrammar", "zmq",
+    "setproctitle", "starlette", "uvicorn", "uvloop", "watchfiles", "xgrammar", "zmq",
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ mkdir -p "$OUT/run"
 KB="python3 -m kernels_bench"
 {
   date -u +%FT%TZ; nproc; nvcc --version | tail -2; nvidia-smi; nvidia-smi -q -d CLOCK,POWER,PERFORMANCE
+  ldconfig -p | grep -E 'libcuda\.|libnvidia-ml|libstdc'
   python3 -c 'import importlib.metadata as m; print({d.metadata["Name"]: d.version for d in m.distributions()})'
   cat "$BUNDLE/libraries.txt" "$BUNDLE/versions.txt" "$BUNDLE/commit"
 } > "$OUT/host.txt" 2>&1

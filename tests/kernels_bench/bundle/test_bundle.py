@@ -265,6 +265,14 @@ def host(script, bundle, tmp_path, *arguments, **environment):
     )
 
 
+def returned(tmp_path):
+    """Files that a script leaves; a host may return no more than eight, a log of the call among them."""
+    names = {path.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert len(names) <= 7
+    assert max(len(name.parts) for name in names) <= 3
+    return {name.as_posix() for name in names}
+
+
 @pytest.mark.slow
 class TestHost:
     def test_kernels_are_measured_by_the_bundles_own_code(self, whole_bundle, tmp_path):
@@ -274,6 +282,9 @@ class TestHost:
         assert "run: exit code 0" in done.stdout, done.stdout + done.stderr
         (journal,) = (tmp_path / "out" / "run").glob("journal-*.jsonl")
         assert '"type": "row"' in journal.read_text()
+        assert returned(tmp_path) == {
+            "host.txt", "run.log", "run/gpu.toml", f"run/{journal.name}",
+        }  # fmt: skip
         assert str(whole_bundle.parent / "host") in (tmp_path / "out" / "run.log").read_text()
         with pytest.raises(SystemExit) as ended:
             main(["tables", str(tmp_path / "out" / "run"), "-o", str(tmp_path / "tables" / "kernels_bench")])
@@ -290,7 +301,10 @@ class TestHost:
         )
         assert "vllm: exit code 1" in done.stdout, done.stdout + done.stderr
         assert "llama-3.1-8b: ModuleNotFoundError: No module named 'vllm.engine'" in done.stdout
-        assert (tmp_path / "out" / "vllm" / "steps.csv").is_file()
+        # with steps/steps.csv and steps/steps.toml, which need a GPU, seven
+        assert returned(tmp_path) == {
+            "steps.log", "vllm/steps.csv", "vllm/steps.toml", "vllm/vllm.log", "vllm/vllm_steps.jsonl",
+        }  # fmt: skip
 
     def test_stand_ins_are_in_every_process_and_real_packages_win(self, whole_bundle):
         code = (
