@@ -94,6 +94,16 @@ def test_the_first_run_takes_about_five_minutes() -> None:
     assert run_seconds(published, H100) == pytest.approx(57, abs=1)
 
 
+def test_the_second_run_fits_its_time_even_if_compiling_takes_half_as_long_again() -> None:
+    points = load_grid("second_run").points()
+    assert len(points) == 3690
+    first_s = sum(first_call_seconds(points))
+    assert first_s == pytest.approx(150, abs=1)
+    # of 400 s, less a minute for the smoke test
+    assert run_seconds(points, H100) + first_s / 2 < 360
+    assert not unfit(points, H100)
+
+
 def test_smoke_takes_less_than_a_minute() -> None:
     points = load_grid("smoke").points()
     first_s = sum(first_call_seconds(points))
