@@ -38,7 +38,7 @@ if [ ${#PROVIDERS[@]} -eq 0 ]; then
   grep -E 'reference|error' "$OUT/smoke.txt" | cut -c1-220 | head -12
 fi
 
-RUN=$UNPACKED/run
+RUN=$UNPACKED/run-$BEGUN  # another call measures anew; kernels-bench merge joins runs
 save() { cp -f "$RUN"/journal-*.jsonl "$RUN/gpu.toml" "$OUT/run/" 2>/dev/null; }
 (while sleep 15; do save; done) & SAVER=$!
 limited() { timeout -k 5 $(($(left) + 8)) "$@" >> "$OUT/run.log" 2>&1; }

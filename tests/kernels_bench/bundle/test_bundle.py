@@ -234,8 +234,28 @@ class TestUnpacking:
         prune(cut, 90)
         for name in LIBRARIES:
             assert (tmp_path / "host" / "site" / name).read_bytes() == cut
-        assert (tmp_path / "host" / "unpacked").read_text() == "0 failed\n"
+        assert (tmp_path / "host" / "sha256.txt").read_bytes() == (bundle / "sha256.txt").read_bytes()
         assert "0 failed" in capsys.readouterr().out
+
+    def test_another_bundle_replaces_what_was_unpacked(self, bundle, tmp_path):
+        script = f'. "{bundle}/env.sh"; ls "$UNPACKED/site"'
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        given = {**os.environ, "PATH": path, "KERNELS_BENCH_UNPACKED": str(tmp_path / "host")}
+
+        def source():
+            done = subprocess.run(
+                ["bash", "-c", script], env=given, capture_output=True, text=True, check=True
+            )
+            return done.stdout.split("unpacked in")
+
+        assert len(source()) == 2
+        (tmp_path / "host" / "site" / "old").write_text("")
+        (names,) = source()  # the same bundle stays
+        assert "old" in names.split()
+        (bundle / "sha256.txt").write_text(2 * (bundle / "sha256.txt").read_text(), encoding="utf-8")
+        _, names = source()
+        assert "old" not in names.split()
+        assert "ours.py" in names.split()
 
     def test_what_is_damaged_is_named_and_the_rest_unpacked(self, bundle, tmp_path):
         broken = bundle / "lib" / f"{LIBRARIES[0]}.xz"
@@ -282,6 +302,8 @@ class TestHost:
         assert "run: exit code 0" in done.stdout, done.stdout + done.stderr
         (journal,) = (tmp_path / "out" / "run").glob("journal-*.jsonl")
         assert '"type": "row"' in journal.read_text()
+        # a folder of its own, so that another call measures anew
+        assert len(list((whole_bundle.parent / "host").glob("run-*/journal-*.jsonl"))) == 1
         assert returned(tmp_path) == {
             "host.txt", "run.log", "run/gpu.toml", f"run/{journal.name}",
         }  # fmt: skip
@@ -294,6 +316,19 @@ class TestHost:
         done = host("measure_kernels.sh", whole_bundle, tmp_path, "90", CUDA_VISIBLE_DEVICES="")
         assert done.returncode == 3
         assert "NOTHING WORKS" in done.stdout
+
+    def test_a_home_that_cannot_be_written_is_replaced(self, whole_bundle, tmp_path):
+        script = f'. "{whole_bundle}/env.sh"; echo "$HOME"'
+        kept = {name: value for name, value in os.environ.items() if name != "HOME"}
+        given = {"KERNELS_BENCH_UNPACKED": str(whole_bundle.parent / "host")}
+        for home, expected in (
+            ({}, given["KERNELS_BENCH_UNPACKED"]),
+            ({"HOME": str(tmp_path)}, str(tmp_path)),
+        ):
+            done = subprocess.run(
+                ["bash", "-c", script], env={**kept, **given, **home}, capture_output=True, text=True
+            )
+            assert done.stdout == f"{expected}\n"
 
     def test_steps_end_with_the_reasons_where_vllm_fails(self, whole_bundle, tmp_path):
         done = host(
