@@ -360,6 +360,29 @@ class TestHost:
         assert not done.returncode, done.stderr
         assert str(whole_bundle.parent / "host" / "site" / "cachetools") in done.stdout
 
+    def test_a_package_that_refuses_its_host_is_replaced(self, whole_bundle, tmp_path):
+        (tmp_path / "numba").mkdir()
+        (tmp_path / "numba" / "parts.py").write_text("")
+        (tmp_path / "numba" / "__init__.py").write_text(
+            "import numba.parts\nraise ImportError('Numba needs NumPy 2.4 or less')\n"
+        )
+        code = (
+            "from kernels_bench.bundle.stand_ins import replace_broken\n"
+            "print(replace_broken())\n"
+            "from numba import njit, prange; import numba.core\n"
+            "@njit(parallel=True)\ndef function(): pass"
+        )
+        environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{whole_bundle.parent / 'host' / 'site'}"}
+        for value, expected in (("1", "['numba']"), ("", "[]")):
+            done = subprocess.run(
+                [sys.executable, "-c", code],
+                env={**os.environ, **environment, "KERNELS_BENCH_STAND_INS": value},
+                capture_output=True,
+                text=True,
+            )
+            assert done.stdout.strip() == expected
+            assert bool(done.returncode) is (value == "")
+
 
 class TestCommand:
     def test_a_bundle(self, small, wheels, tmp_path, capsys):
