@@ -1,12 +1,15 @@
 """Stand-ins for packages that vLLM imports and no measured step calls, so that a bundle need not carry them.
 
-Call ``install()`` before ``import vllm``. An installed package wins over its stand-in. Every attribute of a
-stand-in is a class that can be named in annotations, subclassed, subscripted and called.
+Call ``install()`` before ``import vllm``. An installed package wins over its stand-in, unless
+``replace_broken()`` finds that it cannot be imported. Every attribute of a stand-in is a class that can be
+named in annotations, subclassed, subscripted and called.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import os
 import sys
 import types
 from importlib.abc import Loader, MetaPathFinder
@@ -18,8 +21,12 @@ NAMES: Final = (
     "ijson", "llguidance", "lmformatenforcer", "mcp", "mistral_common",
     "model_hosting_container_standards", "openai", "openai_harmony", "outlines_core",
     "partial_json_parser", "prometheus_fastapi_instrumentator", "pybase64", "pythonjsonlogger",
-    "setproctitle", "starlette", "uvicorn", "watchfiles", "xgrammar", "zmq",
+    "setproctitle", "starlette", "uvicorn", "uvloop", "watchfiles", "xgrammar", "zmq",
 )  # fmt: skip
+MAY_BREAK: Final = ("numba",)
+"""Packages of the host that refuse versions of others: numba refuses a newer NumPy than it knows."""
+VARIABLE: Final = "KERNELS_BENCH_STAND_INS"
+"""Environment variable: 1 on the host of a bundle."""
 
 
 class _AnyMeta(type):
@@ -84,3 +91,17 @@ def install() -> list[str]:
     missing = [name for name in NAMES if importlib.util.find_spec(name) is None]
     sys.meta_path.append(_Finder(frozenset(missing)))
     return missing
+
+
+def replace_broken() -> list[str]:
+    """Install stand-ins for packages whose import fails, on the host of a bundle; return their names."""
+    broken = []
+    for name in MAY_BREAK if os.environ.get(VARIABLE) == "1" else ():
+        try:
+            importlib.import_module(name)
+        except Exception:
+            broken.append(name)
+            for module in [one for one in sys.modules if one.split(".")[0] == name]:
+                del sys.modules[module]
+    sys.meta_path.insert(0, _Finder(frozenset(broken)))
+    return broken

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import lzma
+import shutil
 import sys
 import tarfile
 import time
@@ -14,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SITE = "site"
-DONE_FILE = "unpacked"
 CHECKSUMS_FILE = "sha256.txt"
+"""Copied next to ``site`` when all is done: it tells which bundle was unpacked."""
 _BLOCK = 2**24
 
 
@@ -45,9 +46,10 @@ def _differing(bundle: Path) -> list[str]:
 
 
 def unpack(bundle: Path, target: Path) -> list[str]:
-    """Unpack a bundle to ``target``/site; return what failed."""
+    """Unpack a bundle to ``target``/site, in place of another; return what failed."""
     begun_s, site = time.monotonic(), target / SITE
-    site.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(site, ignore_errors=True)
+    site.mkdir(parents=True)
     failed = [f"{name} is missing or differs from {CHECKSUMS_FILE}" for name in _differing(bundle)]
     with ThreadPoolExecutor() as pool:
         jobs = [pool.submit(_archive, one, site) for one in sorted(bundle.glob("*.tar.xz"))]
@@ -62,7 +64,7 @@ def unpack(bundle: Path, target: Path) -> list[str]:
     for reason in failed:
         print(f"  FAILED {reason}")
     print(f"unpacked in {time.monotonic() - begun_s:.1f} s, {len(failed)} failed")
-    (target / DONE_FILE).write_text(f"{len(failed)} failed\n", encoding="utf-8")
+    shutil.copyfile(bundle / CHECKSUMS_FILE, target / CHECKSUMS_FILE)
     return failed
 
 

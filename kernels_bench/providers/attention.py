@@ -157,9 +157,16 @@ def contiguous_sets(
 
 
 def paged_sets(
-    point: Point, device: Device, seed: int, max_bytes: int, *, packed: bool, dtype: str = "bf16"
+    point: Point,
+    device: Device,
+    seed: int,
+    max_bytes: int,
+    *,
+    packed: bool,
+    dtype: str = "bf16",
+    q_dtype: str = "",
 ) -> AttentionSets:
-    """Make sets whose K and V lie in pages of one pool."""
+    """Make sets whose K and V lie in pages of one pool; ``q_dtype`` is the queries' if not ``dtype``."""
     heads = Heads.of(point)
     new_tokens, kv_lens = batch_of(point, seed)
     batch = PagedBatch.make(new_tokens, kv_lens, seed, window=heads.window)
@@ -180,7 +187,7 @@ def paged_sets(
         heads=heads,
         new_tokens=new_tokens,
         kv_lens=kv_lens,
-        q=make.normal(*q_shape, dtype=dtype),
+        q=make.normal(*q_shape, dtype=q_dtype or dtype),
         out=make.poisoned(*q_shape, dtype=dtype),
         k=k,
         v=v,
@@ -212,7 +219,8 @@ def prepare_attention(
         outputs = []
         for sequence, head, rows in chosen:
             k, v = sets.sequence_kv(index, sequence, head // sets.heads.group_size)
-            q = sets.q[index, int(starts[sequence]) + torch.as_tensor(rows), head]
+            tokens = torch.as_tensor(int(starts[sequence]) + rows, device=sets.q.device)
+            q = take(sets.q[index, :, head], tokens)
             before = int(sets.kv_lens[sequence] - sets.new_tokens[sequence])
             positions = torch.as_tensor(rows + before, device=q.device)
             heads = sets.heads

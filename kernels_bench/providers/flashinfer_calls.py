@@ -15,13 +15,12 @@ import numpy as np
 
 from kernels_bench.providers.attention import AttentionSets, Heads
 from kernels_bench.providers.device import Device, torch_dtype
+from kernels_bench.providers.mla import MLA_QUERY_WIDTH
 from kernels_bench.providers.paging import PagedBatch, ragged_offsets
 
 WORKSPACE_BYTES: Final = 256 * 2**20
 CUDA_CORE_GROUPS: Final = (1, 2, 3, 4, 8)
 """Query heads a KV head that decode without tensor cores is compiled for (utils.cuh)."""
-MLA_QUERY_WIDTH: Final = 128 + 64
-"""Width of an MLA head before absorption, which scores are scaled by: DeepSeek's 128 + 64."""
 POS_ENCODING_NONE: Final = 0
 
 

@@ -24,7 +24,6 @@ from kernels_bench.providers.cuda_provider import CudaProvider, Launch
 from kernels_bench.providers.device import Device, cuda_availability
 from kernels_bench.providers.elementwise import prepare_small_op, refuses_small_op
 from kernels_bench.providers.flashinfer_calls import (
-    MLA_QUERY_WIDTH,
     FlashinferModules,
     flashinfer_modules,
     plan_decode,
@@ -39,7 +38,7 @@ from kernels_bench.providers.flashinfer_kernels import (
     refuses_block_gemm,
     refuses_flashinfer_experts,
 )
-from kernels_bench.providers.mla import mla_sets, prepare_mla
+from kernels_bench.providers.mla import MLA_QUERY_WIDTH, mla_sets, prepare_mla
 
 
 class FlashinferProvider(CudaProvider):

@@ -16,7 +16,9 @@ from kernels_bench.providers.random_inputs import InputMaker
 from kernels_bench.providers.rotating import RotatingCalls, count_sets, sample
 
 MLA_PAGE_SIZE: Final = 64
-"""Tokens a page: what vLLM takes for MLA."""
+"""Tokens a page, but for vLLM's FA3, which takes vLLM's default."""
+MLA_QUERY_WIDTH: Final = 128 + 64
+"""Width of an MLA head before absorption, which scores are scaled by: DeepSeek's 128 + 64."""
 
 
 @dataclass(frozen=True)
@@ -37,23 +39,38 @@ class MlaSets:
     rotated_bytes: int
 
 
-def mla_sets(point: Point, device: Device, seed: int, max_bytes: int, dtype: str = "bf16") -> MlaSets:
-    """Make input sets of an MLA decode."""
+def mla_sets(
+    point: Point,
+    device: Device,
+    seed: int,
+    max_bytes: int,
+    dtype: str = "bf16",
+    *,
+    page_size: int = MLA_PAGE_SIZE,
+    packed: bool = False,
+) -> MlaSets:
+    """Make input sets of an MLA decode; ``packed`` puts a token's rotary part next to its latent one."""
     values = point.values
     heads, latent, rope = (int(values[n]) for n in ("num_q_heads", "kv_lora_rank", "rope_dim"))
-    batch = PagedBatch.make(*batch_of(point, seed), seed, MLA_PAGE_SIZE)
+    batch = PagedBatch.make(*batch_of(point, seed), seed, page_size)
     b, pages, page = batch.num_sequences, batch.num_pages, batch.page_size
     element_bytes = 4 if dtype == "fp32" else 2
     set_bytes = element_bytes * (pages * page * (latent + rope) + b * heads * (2 * latent + rope))
     sets = count_sets(set_bytes, device.l2_bytes, max_bytes)
     make = InputMaker(device, seed)
+    if packed:
+        pool = make.normal(sets, pages, page, latent + rope, dtype=dtype)
+        latent_pages, rope_pages = pool.split([latent, rope], dim=-1)
+    else:
+        latent_pages = make.normal(sets, pages, page, latent, dtype=dtype)
+        rope_pages = make.normal(sets, pages, page, rope, dtype=dtype)
     return MlaSets(
         batch=batch,
         q_nope=make.normal(sets, b, heads, latent, dtype=dtype),
         q_pe=make.normal(sets, b, heads, rope, dtype=dtype),
         out=make.poisoned(sets, b, heads, latent, dtype=dtype),
-        latent=make.normal(sets, pages, page, latent, dtype=dtype),
-        rope=make.normal(sets, pages, page, rope, dtype=dtype),
+        latent=latent_pages,
+        rope=rope_pages,
         rotated_bytes=sets * set_bytes,
     )
 

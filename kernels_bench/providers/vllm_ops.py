@@ -151,7 +151,44 @@ def _is_registered(torch: Any, name: str) -> bool:
 def plan_fa3(
     batch: PagedBatch, heads: Heads, dtype: Any, device: Device
 ) -> Callable[[Any, Any, Any, Any], None]:
-    """Plan FA3 over paged KV the way vLLM calls it, for prefills, decodes and both."""
+    """Plan FA3 over paged KV the way vLLM calls it, for prefills, decodes and both.
+
+    ``dtype`` is that of queries, keys and values: with fp8 ones vLLM gives their scales, here 1.
+    """
+    import torch
+
+    window = (heads.window_left, 0 if heads.window else -1)  # as vLLM's backend gives it
+    widths = heads.num_q_heads, heads.num_kv_heads, heads.head_dim, heads.head_dim
+    descale = None
+    if dtype.itemsize == 1:
+        one = torch.ones(1, dtype=torch.float32, device=device.name)
+        descale = one.expand(batch.num_sequences, heads.num_kv_heads)
+    forward = _plan_forward(batch, widths, dtype, device, heads.scale, window, descale)
+    return lambda q, k, v, out: forward(q, k, v, None, out)
+
+
+def plan_fa3_mla(
+    batch: PagedBatch, num_heads: int, latent: int, rope_dim: int, dtype: Any, device: Device, scale: float
+) -> Callable[[Any, Any, Any, Any, Any], None]:
+    """Plan MLA decode with absorbed weights the way vLLM calls FA3: keys are rotary, values latent."""
+    forward = _plan_forward(batch, (num_heads, 1, rope_dim, latent), dtype, device, scale, (-1, -1), None)
+
+    def attend(q_nope: Any, q_pe: Any, latent_pages: Any, rope_pages: Any, out: Any) -> None:
+        forward(q_pe, rope_pages[:, :, None], latent_pages[:, :, None], q_nope, out)
+
+    return attend
+
+
+def _plan_forward(
+    batch: PagedBatch,
+    widths: tuple[int, int, int, int],
+    dtype: Any,
+    device: Device,
+    scale: float,
+    window: tuple[int, int],
+    descale: Any,
+) -> Callable[[Any, Any, Any, Any, Any], None]:
+    """Plan a call; ``widths`` are the heads of queries and KV, and the widths of keys and of values."""
     import torch
 
     ops = torch.ops._vllm_fa3_C
@@ -161,16 +198,12 @@ def plan_fa3(
         for x in (batch.token_offsets, batch.kv_lens, batch.block_table)
     )
     longest_q, longest_kv = int(batch.new_tokens.max()), int(batch.kv_lens.max())
-    window = (heads.window_left, 0 if heads.window else -1)  # as vLLM's backend gives it
     splits = GRAPH_MAX_SPLITS if batch.num_tokens <= GRAPH_MAX_TOKENS else 0
     metadata = ops.get_scheduler_metadata(
         batch.num_sequences,
         longest_q,
         longest_kv,
-        heads.num_q_heads,
-        heads.num_kv_heads,
-        heads.head_dim,
-        heads.head_dim,
+        *widths,
         dtype,
         kv_lens,
         offsets,
@@ -188,14 +221,14 @@ def plan_fa3(
         0,  # sm_margin
     )
 
-    def attend(q: Any, k: Any, v: Any, out: Any) -> None:
+    def forward(q: Any, k: Any, v: Any, q_v: Any, out: Any) -> None:
         ops.fwd(
             q,
             k,
             v,
             None,  # k_new
             None,  # v_new
-            None,  # q_v
+            q_v,
             out,
             offsets,
             None,  # cu_seqlens_k
@@ -210,10 +243,10 @@ def plan_fa3(
             None,  # rotary_cos
             None,  # rotary_sin
             None,  # seqlens_rotary
-            None,  # q_descale
-            None,  # k_descale
-            None,  # v_descale
-            heads.scale,
+            descale,  # of q
+            descale,  # of k
+            descale,  # of v
+            scale,
             True,  # is_causal
             *window,
             0.0,  # softcap
@@ -228,4 +261,4 @@ def plan_fa3(
             None,  # cp_tot_seqused_k
         )
 
-    return attend
+    return forward

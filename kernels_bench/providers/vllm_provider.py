@@ -1,17 +1,20 @@
-"""The vllm provider: FA3 over paged KV, fp8 GEMM and the small CUDA ops, with or without vllm installed."""
+"""The vllm provider: FA3 over paged KV, MLA too, fp8 GEMM and the small CUDA ops, with or without vllm."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Final
 
-from kernels_bench.operators.attention import ATTENTION
+from kernels_bench.operators.attention import ATTENTION, DECODES
 from kernels_bench.protocol import Availability, Point, Prepared
 from kernels_bench.providers.attention import paged_sets, prepare_attention, refuses_heads
 from kernels_bench.providers.cuda_provider import CudaProvider, Launch
 from kernels_bench.providers.device import Device, cuda_availability
 from kernels_bench.providers.elementwise import prepare_small_op, refuses_small_op
+from kernels_bench.providers.mla import MLA_QUERY_WIDTH, mla_sets, prepare_mla
+from kernels_bench.providers.paging import PAGE_SIZE
 from kernels_bench.providers.small_ops import KINDS, VllmSmallOps
 from kernels_bench.providers.torch_gemm import prepare_gemm, refuses_gemm
 from kernels_bench.providers.vllm_experts import (
@@ -21,13 +24,15 @@ from kernels_bench.providers.vllm_experts import (
     refuses_vllm_experts,
     vllm_version,
 )
-from kernels_bench.providers.vllm_ops import find_library, load_libraries, plan_fa3
+from kernels_bench.providers.vllm_ops import find_library, load_libraries, plan_fa3, plan_fa3_mla
 
 SCALINGS: Final = {
     "fp8": "per tensor",
     "fp8_rowwise": "row-wise",
     "fp8_block": "blocks of 128, quantisation of activations not inside",
 }
+FA3_MLA_WIDTHS: Final = (512, 64)
+"""Latent and rotary columns of a token's KV that FA3 is compiled for."""
 
 
 class VllmProvider(CudaProvider):
@@ -47,6 +52,7 @@ class VllmProvider(CudaProvider):
         return {
             "gemm": Launch(self._refuses_gemm, self._prepare_gemm),
             **dict.fromkeys(ATTENTION, attention),
+            "mla_decode": Launch(self._refuses_mla, self._prepare_mla),
             "moe": Launch(self._refuses_moe, self._prepare_moe),
             "elementwise": Launch(self._refuses_elementwise, self._prepare_elementwise),
         }
@@ -108,13 +114,16 @@ class VllmProvider(CudaProvider):
         return prepare_small_op(point, VllmSmallOps(), self.device, seed, max_bytes)
 
     def _refuses_attention(self, point: Point) -> str | None:
-        if point.values["kv_dtype"] != "bf16":
-            # The table's attention computes in bf16, whatever the cache holds.
-            return f"vLLM's FA3 computes in {point.values['kv_dtype']} where the KV cache is"
+        kv_dtype = point.values["kv_dtype"]
+        # Over fp8 KV it computes in fp8, the table's attention in bf16; a decode waits for its KV in either.
+        if kv_dtype != "bf16" and not (kv_dtype == "fp8" and point.operator in DECODES):
+            return f"vLLM's FA3 computes in {kv_dtype} where the KV cache is"
         return refuses_heads(point) or self.reasons["fa3"] or None
 
     def _prepare_attention(self, point: Point, seed: int, max_bytes: int) -> Prepared:
-        sets = paged_sets(point, self.device, seed, max_bytes, packed=True)
+        is_fp8 = point.values["kv_dtype"] == "fp8"
+        q_dtype = "fp8" if is_fp8 else ""
+        sets = paged_sets(point, self.device, seed, max_bytes, packed=True, q_dtype=q_dtype)
         assert sets.batch is not None
         attend = plan_fa3(sets.batch, sets.heads, sets.q.dtype, self.device)
 
@@ -122,8 +131,25 @@ class VllmProvider(CudaProvider):
             attend(sets.q[index], sets.k[index], sets.v[index], sets.out[index])
 
         window = f", window {sets.heads.window}" if sets.heads.window else ""
-        kernel = f"vllm FA3 paged, page {sets.batch.page_size}{window}"
+        queries = ", fp8 queries, quantising them not inside" if is_fp8 else ""
+        kernel = f"vllm FA3 paged, page {sets.batch.page_size}{window}{queries}"
         return prepare_attention(sets, kernel, launch, seed)
+
+    def _refuses_mla(self, point: Point) -> str | None:
+        values = point.values
+        if values["kv_dtype"] != "bf16":
+            return f"vLLM's FA3 has no MLA over {values['kv_dtype']} KV"
+        widths = int(values["kv_lora_rank"]), int(values["rope_dim"])
+        if widths != FA3_MLA_WIDTHS:
+            return f"vLLM's FA3 has MLA of 512 latent and 64 rotary columns, not {widths[0]} and {widths[1]}"
+        return self.reasons["fa3"] or None
+
+    def _prepare_mla(self, point: Point, seed: int, max_bytes: int) -> Prepared:
+        sets = mla_sets(point, self.device, seed, max_bytes, page_size=PAGE_SIZE, packed=True)
+        scale = 1.0 / math.sqrt(MLA_QUERY_WIDTH)
+        heads = int(point.values["num_q_heads"])
+        attend = plan_fa3_mla(sets.batch, heads, *FA3_MLA_WIDTHS, sets.q_pe.dtype, self.device, scale)
+        return prepare_mla(sets, f"vllm FA3 MLA, page {PAGE_SIZE}", attend, MLA_QUERY_WIDTH, seed)
 
 
 def _scaled_mm(out: Any, x: Any, weight: Any, x_scale: Any, weight_scale: Any) -> None:

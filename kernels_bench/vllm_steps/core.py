@@ -65,6 +65,7 @@ class VllmCore:
         engine_args = importlib.import_module("vllm.engine.arg_utils").EngineArgs
         core = importlib.import_module("vllm.v1.engine.core").EngineCore
         executor = importlib.import_module("vllm.v1.executor").Executor
+        _inspect_models_here()
         arguments: dict[str, Any] = {
             "model": str(folder),
             "tokenizer": str(folder),
@@ -109,6 +110,7 @@ class VllmCore:
             "async_scheduling": bool(config.scheduler_config.async_scheduling),
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
             "quantization": str(config.model_config.quantization or ""),
+            "model_runner": "v2" if config.use_v2_model_runner else "v1",
             "compilation_mode": str(config.compilation_config.mode),
             "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
             "temperature": self.temperature,
@@ -202,3 +204,13 @@ class VllmCore:
     def close(self) -> None:
         """Shut the engine down."""
         self._core.shutdown()
+
+
+def _inspect_models_here() -> None:
+    """Let vLLM look at a model's class in this process: it starts another, which imports all of vLLM again.
+
+    It does so to leave CUDA alone before a fork. Nothing is forked here, and the class is loaded anyway.
+    """
+    registry: Any = importlib.import_module("vllm.model_executor.models.registry")
+    if hasattr(registry, "_run_in_subprocess"):
+        registry._run_in_subprocess = lambda function: function()

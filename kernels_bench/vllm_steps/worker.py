@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fastroof.errors import MeasureError
+from kernels_bench.bundle.stand_ins import replace_broken
 from kernels_bench.journal import Journal
 from kernels_bench.protocol import Monitor
 from kernels_bench.vllm_steps.core import LEVELS, StepEngine, VllmCore
@@ -187,6 +188,8 @@ def main(text: str) -> None:
     eager = {"TORCHDYNAMO_DISABLE": "1"} if task.on_cpu and task.level == len(LEVELS) - 1 else {}
     for name, value in {**ENVIRONMENT, **eager}.items():
         os.environ.setdefault(name, value)
+    if broken := replace_broken():
+        print(f"cannot be imported, replaced by stand-ins: {', '.join(broken)}")
     code = 0
     try:
         work(task, begun_s)

@@ -15,6 +15,7 @@ mkdir -p "$OUT/run"
 KB="python3 -m kernels_bench"
 {
   date -u +%FT%TZ; nproc; nvcc --version | tail -2; nvidia-smi; nvidia-smi -q -d CLOCK,POWER,PERFORMANCE
+  ldconfig -p | grep -E 'libcuda\.|libnvidia-ml|libstdc'
   python3 -c 'import importlib.metadata as m; print({d.metadata["Name"]: d.version for d in m.distributions()})'
   cat "$BUNDLE/libraries.txt" "$BUNDLE/versions.txt" "$BUNDLE/commit"
 } > "$OUT/host.txt" 2>&1
@@ -37,7 +38,7 @@ if [ ${#PROVIDERS[@]} -eq 0 ]; then
   grep -E 'reference|error' "$OUT/smoke.txt" | cut -c1-220 | head -12
 fi
 
-RUN=$UNPACKED/run
+RUN=$UNPACKED/run-$BEGUN  # another call measures anew; kernels-bench merge joins runs
 save() { cp -f "$RUN"/journal-*.jsonl "$RUN/gpu.toml" "$OUT/run/" 2>/dev/null; }
 (while sleep 15; do save; done) & SAVER=$!
 limited() { timeout -k 5 $(($(left) + 8)) "$@" >> "$OUT/run.log" 2>&1; }

@@ -234,8 +234,28 @@ class TestUnpacking:
         prune(cut, 90)
         for name in LIBRARIES:
             assert (tmp_path / "host" / "site" / name).read_bytes() == cut
-        assert (tmp_path / "host" / "unpacked").read_text() == "0 failed\n"
+        assert (tmp_path / "host" / "sha256.txt").read_bytes() == (bundle / "sha256.txt").read_bytes()
         assert "0 failed" in capsys.readouterr().out
+
+    def test_another_bundle_replaces_what_was_unpacked(self, bundle, tmp_path):
+        script = f'. "{bundle}/env.sh"; ls "$UNPACKED/site"'
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        given = {**os.environ, "PATH": path, "KERNELS_BENCH_UNPACKED": str(tmp_path / "host")}
+
+        def source():
+            done = subprocess.run(
+                ["bash", "-c", script], env=given, capture_output=True, text=True, check=True
+            )
+            return done.stdout.split("unpacked in")
+
+        assert len(source()) == 2
+        (tmp_path / "host" / "site" / "old").write_text("")
+        (names,) = source()  # the same bundle stays
+        assert "old" in names.split()
+        (bundle / "sha256.txt").write_text(2 * (bundle / "sha256.txt").read_text(), encoding="utf-8")
+        _, names = source()
+        assert "old" not in names.split()
+        assert "ours.py" in names.split()
 
     def test_what_is_damaged_is_named_and_the_rest_unpacked(self, bundle, tmp_path):
         broken = bundle / "lib" / f"{LIBRARIES[0]}.xz"
@@ -265,6 +285,14 @@ def host(script, bundle, tmp_path, *arguments, **environment):
     )
 
 
+def returned(tmp_path):
+    """Files that a script leaves; a host may return no more than eight, a log of the call among them."""
+    names = {path.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert len(names) <= 7
+    assert max(len(name.parts) for name in names) <= 3
+    return {name.as_posix() for name in names}
+
+
 @pytest.mark.slow
 class TestHost:
     def test_kernels_are_measured_by_the_bundles_own_code(self, whole_bundle, tmp_path):
@@ -274,6 +302,11 @@ class TestHost:
         assert "run: exit code 0" in done.stdout, done.stdout + done.stderr
         (journal,) = (tmp_path / "out" / "run").glob("journal-*.jsonl")
         assert '"type": "row"' in journal.read_text()
+        # a folder of its own, so that another call measures anew
+        assert len(list((whole_bundle.parent / "host").glob("run-*/journal-*.jsonl"))) == 1
+        assert returned(tmp_path) == {
+            "host.txt", "run.log", "run/gpu.toml", f"run/{journal.name}",
+        }  # fmt: skip
         assert str(whole_bundle.parent / "host") in (tmp_path / "out" / "run.log").read_text()
         with pytest.raises(SystemExit) as ended:
             main(["tables", str(tmp_path / "out" / "run"), "-o", str(tmp_path / "tables" / "kernels_bench")])
@@ -284,13 +317,29 @@ class TestHost:
         assert done.returncode == 3
         assert "NOTHING WORKS" in done.stdout
 
+    def test_a_home_that_cannot_be_written_is_replaced(self, whole_bundle, tmp_path):
+        script = f'. "{whole_bundle}/env.sh"; echo "$HOME"'
+        kept = {name: value for name, value in os.environ.items() if name != "HOME"}
+        given = {"KERNELS_BENCH_UNPACKED": str(whole_bundle.parent / "host")}
+        for home, expected in (
+            ({}, given["KERNELS_BENCH_UNPACKED"]),
+            ({"HOME": str(tmp_path)}, str(tmp_path)),
+        ):
+            done = subprocess.run(
+                ["bash", "-c", script], env={**kept, **given, **home}, capture_output=True, text=True
+            )
+            assert done.stdout == f"{expected}\n"
+
     def test_steps_end_with_the_reasons_where_vllm_fails(self, whole_bundle, tmp_path):
         done = host(
             "measure_steps.sh", whole_bundle, tmp_path, "60", "llama-3.1-8b", "--gpu", "cpu", "--least", "1"
         )
         assert "vllm: exit code 1" in done.stdout, done.stdout + done.stderr
         assert "llama-3.1-8b: ModuleNotFoundError: No module named 'vllm.engine'" in done.stdout
-        assert (tmp_path / "out" / "vllm" / "steps.csv").is_file()
+        # with steps/steps.csv and steps/steps.toml, which need a GPU, seven
+        assert returned(tmp_path) == {
+            "steps.log", "vllm/steps.csv", "vllm/steps.toml", "vllm/vllm.log", "vllm/vllm_steps.jsonl",
+        }  # fmt: skip
 
     def test_stand_ins_are_in_every_process_and_real_packages_win(self, whole_bundle):
         code = (
@@ -310,6 +359,29 @@ class TestHost:
         )
         assert not done.returncode, done.stderr
         assert str(whole_bundle.parent / "host" / "site" / "cachetools") in done.stdout
+
+    def test_a_package_that_refuses_its_host_is_replaced(self, whole_bundle, tmp_path):
+        (tmp_path / "numba").mkdir()
+        (tmp_path / "numba" / "parts.py").write_text("")
+        (tmp_path / "numba" / "__init__.py").write_text(
+            "import numba.parts\nraise ImportError('Numba needs NumPy 2.4 or less')\n"
+        )
+        code = (
+            "from kernels_bench.bundle.stand_ins import replace_broken\n"
+            "print(replace_broken())\n"
+            "from numba import njit, prange; import numba.core\n"
+            "@njit(parallel=True)\ndef function(): pass"
+        )
+        environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{whole_bundle.parent / 'host' / 'site'}"}
+        for value, expected in (("1", "['numba']"), ("", "[]")):
+            done = subprocess.run(
+                [sys.executable, "-c", code],
+                env={**os.environ, **environment, "KERNELS_BENCH_STAND_INS": value},
+                capture_output=True,
+                text=True,
+            )
+            assert done.stdout.strip() == expected
+            assert bool(done.returncode) is (value == "")
 
 
 class TestCommand:

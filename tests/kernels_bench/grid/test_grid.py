@@ -66,7 +66,7 @@ MODELS = 'models = [{ name = "a", heads = [32, 8, 128], hidden = 4096, intermedi
 
 
 def test_the_packaged_grids() -> None:
-    assert grid_names() == ["cpu", "first_run", "h100", "moe", "smoke"]
+    assert grid_names() == ["cpu", "first_run", "h100", "moe", "second_run", "smoke"]
 
 
 def test_the_first_run_has_the_models_of_the_other_grids(default: Grid) -> None:
@@ -74,6 +74,16 @@ def test_the_first_run_has_the_models_of_the_other_grids(default: Grid) -> None:
     others = {model.name: model for grid in (load_grid("moe"), default) for model in grid.models}
     for model in load_grid("first_run").models:
         assert vars(model) == vars(others[model.name]) | {"tp": (1, 2, 4)}
+
+
+def test_the_second_run_has_models_of_other_grids_and_repeats_points_of_the_first() -> None:
+    others = {model.name: model for model in load_grid("moe").models}
+    second, first = load_grid("second_run"), {point.key for point in load_grid("first_run").points()}
+    for model in second.models:
+        assert vars(model) == vars(others[model.name]) | {"tp": model.tp}
+    again = [point for point in second.points() if point.priority in (0, 1, 7, 8)]
+    assert {point.key for point in again} <= first
+    assert len([point for point in again if point.priority == 1]) == 125
 
 
 @pytest.mark.slow

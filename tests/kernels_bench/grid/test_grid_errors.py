@@ -147,7 +147,9 @@ def test_a_grid_that_is_no_grid(tmp_path: Path) -> None:
         load_grid(write(tmp_path, "title = "))
     with pytest.raises(MeasureError, match=r"has no \[\[group\]\]"):
         load_grid(write(tmp_path, 'title = "t"'))
-    with pytest.raises(MeasureError, match=r"cannot be read: No such file.*cpu, first_run, h100, moe, smoke"):
+    with pytest.raises(
+        MeasureError, match=r"cannot be read: No such file.*cpu, first_run, h100, moe, second_run, smoke"
+    ):
         load_grid(tmp_path / "none.toml")
     with pytest.raises(MeasureError, match="cannot be read: Is a directory"):
         load_grid(tmp_path)

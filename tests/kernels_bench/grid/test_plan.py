@@ -84,7 +84,7 @@ def test_the_first_run_takes_about_five_minutes() -> None:
     first_s = sum(first_call_seconds(points))
     # 257 s of measuring; what compiling and importing take on top is a guess
     assert run_seconds(points, H100) - first_s == pytest.approx(257, abs=1)
-    assert first_s == pytest.approx(66, abs=1)
+    assert first_s == pytest.approx(37, abs=1)
     assert not unfit(points, H100)
     # the most wanted come first: sizes of published tables in a fifth of the time
     published = [point for point in points if point.priority <= 1]
@@ -92,6 +92,16 @@ def test_the_first_run_takes_about_five_minutes() -> None:
         "gemm", "elementwise", "attention_decode", "attention_prefill",
     }  # fmt: skip
     assert run_seconds(published, H100) == pytest.approx(57, abs=1)
+
+
+def test_the_second_run_fits_its_time_even_if_compiling_takes_twice_as_long() -> None:
+    points = load_grid("second_run").points()
+    assert len(points) == 3690
+    first_s = sum(first_call_seconds(points))
+    assert first_s == pytest.approx(79, abs=1)
+    # of 400 s, less a minute for the smoke test
+    assert run_seconds(points, H100) + first_s < 340
+    assert not unfit(points, H100)
 
 
 def test_smoke_takes_less_than_a_minute() -> None:

@@ -101,14 +101,19 @@ def test_availability_says_why_and_never_raises():
         (decode(), {}, "vllm"),
         (decode(), {"fa3": "no library", "built": ("prefill_fa2_bf16_128",)}, "flashinfer"),
         (decode(), {"fa3": "no library"}, "torch"),
-        (decode(kv_dtype="fp8"), {}, None),
-        (decode(kv_dtype="fp8"), {"built": ("decode_fp8_128",)}, "flashinfer"),
-        (SEVEN_TO_ONE, {"built": ("decode_fp8_128",)}, None),
-        (SEVEN_TO_ONE, {"built": ("prefill_fa2_fp8_128",)}, "flashinfer"),
+        (decode(kv_dtype="fp8"), {}, "vllm"),
+        (decode(kv_dtype="fp8"), {"fa3": "no library"}, None),
+        (decode(kv_dtype="fp8"), {"fa3": "no library", "built": ("decode_fp8_128",)}, "flashinfer"),
+        (SEVEN_TO_ONE, {"fa3": "no library", "built": ("decode_fp8_128",)}, None),
+        (SEVEN_TO_ONE, {"fa3": "no library", "built": ("prefill_fa2_fp8_128",)}, "flashinfer"),
         (decode(window=4096), {}, "vllm"),
         (decode(window=4096), {"fa3": "no library", "built": ("prefill_fa2_bf16_128",)}, None),
         (decode(window=4096), {"fa3": "no library", "built": ("prefill_fa2_bf16_128_window",)}, "flashinfer"),
-        (decode(window=4096, kv_dtype="fp8"), {"built": ("decode_fp8_128_window",)}, "flashinfer"),
+        (
+            decode(window=4096, kv_dtype="fp8"),
+            {"fa3": "no library", "built": ("decode_fp8_128_window",)},
+            "flashinfer",
+        ),
         (gemm("bf16"), {}, "torch"),
         (gemm("fp8"), {}, "vllm"),
         (gemm("fp8_rowwise"), {"ops": "no library"}, "torch"),
@@ -134,8 +139,9 @@ def test_mla_needs_its_library():
         {"kv_dtype": "bf16", "num_q_heads": 16, "kv_lora_rank": 512, "rope_dim": 64}
         | {"batch_size": 1, "kv_len": 9},
     )
-    assert chosen(point) is None
-    assert chosen(point, built=("mla_fa3_512_64",)) == "flashinfer"
+    assert chosen(point) == "vllm"
+    assert chosen(point, fa3="no library") is None
+    assert chosen(point, fa3="no library", built=("mla_fa3_512_64",)) == "flashinfer"
 
 
 def test_elementwise_without_triton_or_vllm_names_what_is_missing(monkeypatch):
@@ -356,3 +362,20 @@ class TestPaging:
 
     def test_offsets_are_int32(self):
         assert ragged_offsets(np.array([5])).dtype == np.int32
+
+
+@pytest.mark.parametrize("grid", ["first_run", "second_run"])
+def test_a_bundle_without_flashinfer_takes_all_but_odd_widths_in_fp8(grid, monkeypatch):
+    from kernels_bench.grid.grid import load_grid
+    from kernels_bench.providers import torch_provider, vllm_provider
+
+    monkeypatch.setattr(torch_provider, "_triton_version", lambda: "3.6")
+    monkeypatch.setattr(vllm_provider, "vllm_version", lambda: "0.26.0")
+    vllm, _, torch = providers()
+    refused = {
+        vllm.refuses(point).partition(" not ")[0]
+        for point in load_grid(grid).points()
+        if vllm.refuses(point) and torch.refuses(point)
+    }
+    # a quarter of an expert of Qwen3-30B-A3B, the router of Mixtral
+    assert refused <= {"blocks of 128 do", "fp8 needs n and k in multiples of 16,"}

@@ -18,6 +18,7 @@ if any(vllm_ops.find_library(name) for name in vllm_ops.LIBRARY_FILES):
 
 HOST = Device("cpu", 20_000, (9, 0))
 HEADS = {"kv_dtype": "bf16", "num_q_heads": 6, "num_kv_heads": 2, "head_dim": 32, "window": 0}
+MLA = {"kv_dtype": "bf16", "num_q_heads": 5, "kv_lora_rank": 512, "rope_dim": 64}
 SEEN = {}
 
 
@@ -34,6 +35,7 @@ def metadata(
     assert page_size % 16 == 0
     assert is_causal
     SEEN["num_splits"] = num_splits
+    SEEN["widths"] = num_heads, num_heads_k, headdim, headdim_v, qkv_dtype
     SEEN["window"] = window_size_left, window_size_right
     return torch.zeros(1 + -(-batch_size // 4) * 16, dtype=torch.int32)
 
@@ -63,25 +65,38 @@ def fwd(
         rank,
         _,
     ) = rest
-    assert descales == [None] * 3
+    assert SEEN["widths"] == (q.shape[1], k.shape[2], k.shape[3], v.shape[3], k.dtype)
+    assert q.dtype == k.dtype == v.dtype
+    assert q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
+    if q.dtype == torch.float8_e4m3fn:
+        assert all(d.shape == (len(used_k), k.shape[2]) and d.dtype == torch.float32 for d in descales)
+        assert out.dtype == torch.bfloat16
+    else:
+        assert descales == [None] * 3
     assert (softcap, size, rank) == (0.0, 1, 0)
     assert (left, right) == SEEN["window"]
     assert right == (0 if left >= 0 else -1)
     assert causal
     assert metadata is not None
     assert splits == SEEN["num_splits"]
-    assert scale == pytest.approx(q.shape[-1] ** -0.5)
+    if q_v is None:
+        assert scale == pytest.approx(q.shape[-1] ** -0.5)
+    else:  # MLA: q and k are rotary; q_v is multiplied by v, which is what is latent of the keys
+        assert (q.shape[-1], q_v.shape[-1], k.shape[2]) == (64, 512, 1)
+        assert scale == pytest.approx(192**-0.5)
+        q, k = torch.cat((q_v, q), dim=-1), torch.cat((v, k), dim=-1)
     assert page_table.dtype == torch.int32
     assert page_table.is_contiguous()
     for s in range(len(used_k)):
         rows = slice(int(cu_q[s]), int(cu_q[s + 1]))
         kv_len = int(used_k[s])
-        keys, values = (x[page_table[s].long()].flatten(0, 1)[:kv_len].transpose(0, 1)[None] for x in (k, v))
-        queries = q[rows].transpose(0, 1)[None]
+        pages = page_table[s].long()
+        keys, values = (x.float()[pages].flatten(0, 1)[:kv_len].transpose(0, 1)[None] for x in (k, v))
+        queries = q.float()[rows].transpose(0, 1)[None]
         before = torch.arange(kv_len - queries.shape[2], kv_len)[:, None] - torch.arange(kv_len)
         seen = (before >= 0) & (before <= (left if left >= 0 else kv_len))
         result = functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=seen, enable_gqa=True
+            queries, keys, values, attn_mask=seen, enable_gqa=True, scale=scale
         )
         out[rows] = result[0].transpose(0, 1)
     return [torch.zeros(1)]
@@ -191,6 +206,13 @@ POINTS = [
     Point("attention_prefill", {**HEADS, "batch_size": 1, "q_len": 600, "kv_len": 600}),
     Point("attention_decode", {**HEADS, "window": 17, "batch_size": 3, "kv_len": 70}),
     Point("attention_prefill", {**HEADS, "window": 8, "batch_size": 2, "q_len": 9, "kv_len": 90}),
+    Point("attention_decode", {**HEADS, "kv_dtype": "fp8", "batch_size": 3, "kv_len": 70}),
+    Point(
+        "attention_decode_unequal",
+        {**HEADS, "kv_dtype": "fp8", "window": 17, "spread": "uniform", "batch_size": 4, "kv_len": 40},
+    ),
+    Point("mla_decode", {**MLA, "batch_size": 3, "kv_len": 70}),
+    Point("mla_decode", {**MLA, "num_q_heads": 128, "batch_size": 1, "kv_len": 16}),
     Point("gemm", {"dtype": "fp8", "m": 17, "n": 48, "k": 64}),
     Point("gemm", {"dtype": "fp8_rowwise", "m": 17, "n": 48, "k": 64}),
     Point("gemm", {"dtype": "fp8_block", "m": 17, "n": 384, "k": 256}),
@@ -260,9 +282,12 @@ def test_a_whole_step_on_these_ops(provider, name, weights):
 
 
 def test_refusals(provider):
-    assert "fp8" in provider.refuses(
-        Point("attention_decode", {**HEADS, "kv_dtype": "fp8", "batch_size": 1, "kv_len": 9})
-    )
+    fp8 = {**HEADS, "kv_dtype": "fp8", "batch_size": 1, "kv_len": 9}
+    assert "computes in fp8" in provider.refuses(Point("attention_prefill", {**fp8, "q_len": 4}))
+    assert "computes in int8" in provider.refuses(Point("attention_decode", {**fp8, "kv_dtype": "int8"}))
+    mla = {**MLA, "batch_size": 1, "kv_len": 9}
+    assert "no MLA over fp8 KV" in provider.refuses(Point("mla_decode", {**mla, "kv_dtype": "fp8"}))
+    assert "not 256 and 64" in provider.refuses(Point("mla_decode", {**mla, "kv_lora_rank": 256}))
     assert "torch" in provider.refuses(Point("gemm", {"dtype": "bf16", "m": 1, "n": 16, "k": 16}))
     ampere = VllmProvider(Device("cuda", 0, (8, 0)))
     assert "Hopper" in ampere.reasons["fa3"]

@@ -3,7 +3,9 @@
 import json
 import re
 import subprocess
+import sys
 import tomllib
+import types
 
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +15,7 @@ from fastroof.errors import MeasureError
 from kernels_bench.cli import main
 from kernels_bench.protocol import DeviceState
 from kernels_bench.steps.step_rows import append_step, read_steps, step_key
+from kernels_bench.vllm_steps.core import _inspect_models_here
 from kernels_bench.vllm_steps.model_folder import engine_model
 from kernels_bench.vllm_steps.points import TIMED_STEPS, EnginePoint, default_points
 from kernels_bench.vllm_steps.record import TYPES, open_journal, read_records, write_files
@@ -471,3 +474,17 @@ def test_write_files_needs_nothing_but_the_journal(tmp_path):
     write_files(tmp_path, read_records(tmp_path))
     assert (tmp_path / "steps.csv").read_bytes() == csv
     assert (tmp_path / "steps.toml").read_bytes() == toml
+
+
+class TestCore:
+    def test_a_models_class_is_looked_at_without_another_process(self, monkeypatch):
+        registry = types.ModuleType("vllm.model_executor.models.registry")
+        registry._run_in_subprocess = lambda function: pytest.fail("in another process")
+        monkeypatch.setitem(sys.modules, registry.__name__, registry)
+        for name in ("vllm", "vllm.model_executor", "vllm.model_executor.models"):
+            monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+        _inspect_models_here()
+        assert registry._run_in_subprocess(lambda: "seen") == "seen"
+        del registry._run_in_subprocess
+        _inspect_models_here()
+        assert not hasattr(registry, "_run_in_subprocess")
