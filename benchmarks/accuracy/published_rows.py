@@ -269,7 +269,9 @@ class BenchRun(ServedModel):
         requests_per_s = self.output_tokens_per_s / self.mean_osl
         running = requests_per_s * self.tpot_ms * (self.mean_osl - 1.0) / MS_PER_S
         mean_isl = (self.isl + 1.0) / 2.0 if self.protocol == CLOSED_UNIFORM else self.isl
-        memory = plan.memory_of(max_seqs=self.max_num_seqs or None)
+        memory = plan.memory_of(
+            max_tokens=self.max_num_batched_tokens or None, max_seqs=self.max_num_seqs or None
+        )
         held: float = memory.held_tokens(mean_isl + self.mean_osl / 2.0)
         return running * held / (memory.max_kv_tokens * self.dp)
 

@@ -236,7 +236,7 @@ def test_a_run_is_simulated_as_its_engine_was_started(h100: fastroof.Tables) -> 
     assert (settings.max_num_batched_tokens, settings.max_num_seqs) == (2048, 128)
     assert settings.async_scheduling
     assert not replace(run, engine_version="0.12.0").settings(plan).async_scheduling
-    assert settings.num_gpu_blocks == plan.memory_of(max_seqs=128).max_kv_tokens // 16
+    assert settings.num_gpu_blocks == plan.memory_of(max_tokens=2048, max_seqs=128).max_kv_tokens // 16
     # the engine never gives its first block away
     assert replace(run, kv_blocks=500).settings(plan).num_gpu_blocks == 499
 

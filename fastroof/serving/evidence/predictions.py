@@ -168,7 +168,7 @@ def front_end_ms(front_end: FrontEnd, row: ServingRow) -> float:
 def _kv_load(row: ServingRow, plan: StepPlan, requests: float) -> float:
     """Return the KV cache that requests of an engine need, relative to that of all its ranks."""
     length = row.mean_isl + row.engine_profile.memory.osl_reserved * row.mean_osl
-    memory = plan.memory_of(max_seqs=row.max_seqs)
+    memory = plan.memory_of(max_tokens=row.schedule["max_batched_tokens"], max_seqs=row.max_seqs)
     return requests * memory.held_tokens(length) / (memory.max_kv_tokens * row.dp)
 
 
