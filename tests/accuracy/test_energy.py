@@ -58,6 +58,7 @@ def test_every_second_model_chooses_the_gap_and_the_others_judge() -> None:
     assert energy.run_errors([]) == []
 
 
+@pytest.mark.slow
 def test_a_run_is_predicted_by_its_plan(tmp_path: Path) -> None:
     one: dict[str, Any] = {
         "gpu_model": "H100", "num_gpus": 1, "avg_batch_size": 16.0, "avg_output_len": 300.0,

@@ -583,6 +583,7 @@ def test_a_filter_changes_charts_and_table(page: Browser) -> None:
     assert page.complaints == []
 
 
+@pytest.mark.slow
 def test_filters_that_leave_nothing(page: Browser) -> None:
     for at in (0, 1):
         page.click('#filters input[name="model"]', at=at)
@@ -593,6 +594,7 @@ def test_filters_that_leave_nothing(page: Browser) -> None:
     assert cells(page, "tp")
 
 
+@pytest.mark.slow
 def test_table_sorts_by_any_column(page: Browser) -> None:
     def numbers(name: str) -> list[float]:
         return [float(text.replace(",", "")) for text in cells(page, name)]
@@ -668,6 +670,7 @@ def test_curves_run_over_the_load(page: Browser) -> None:
     )
 
 
+@pytest.mark.slow
 def test_light_and_dark(page: Browser) -> None:
     colours = (
         "[getComputedStyle(document.body).backgroundColor, "
@@ -703,6 +706,7 @@ def test_hostile_names_are_only_text(
     assert "<b>bold</b>" in browser.run("document.querySelector('#pareto .legend').textContent")
 
 
+@pytest.mark.slow
 def test_step_sweeps_and_many_rows(browser: Browser, tmp_path: Path) -> None:
     spec = {
         **STEP_SPEC,
@@ -742,6 +746,7 @@ def test_the_packaged_sweep_opens_on_pictures(browser: Browser, contexts: Path, 
     assert browser.complaints == []
 
 
+@pytest.mark.slow
 def test_axes_are_logarithmic_where_a_linear_one_flattens_a_model(
     browser: Browser, h100: fastroof.Tables, rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -761,6 +766,7 @@ def test_axes_are_logarithmic_where_a_linear_one_flattens_a_model(
     assert browser.complaints == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1300])
 def test_roofs_names_lie_free(page: Browser, width: int) -> None:
     page.call(

@@ -160,6 +160,7 @@ def test_nothing_within_the_limits_says_which_are_exceeded(
     assert all(f"{name} {count}" in words for name, count in counts.items())
 
 
+@pytest.mark.slow
 def test_a_sweep_that_kept_fronts_names_their_other_end(
     browser: Browser, rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -256,6 +257,7 @@ def test_filters_go_round_by_the_address(page: Browser, page_path: Path) -> None
     assert "tp=2" not in hash_of(page)
 
 
+@pytest.mark.slow
 def test_an_address_of_what_is_not_here_is_said(page: Browser) -> None:
     start = shown(page)
     page.run("location.hash = 'tp=3&gpu=h300&sort=nothing&row=1000000&colour=none&strange=1'")
@@ -277,6 +279,7 @@ def test_an_address_of_what_is_not_here_is_said(page: Browser) -> None:
 # -- what leaves the page ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_csv_holds_the_rows_that_the_filters_leave(
     page: Browser, rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -308,6 +311,7 @@ def test_csv_guards_formulas_as_python_does(
     assert browser.complaints == []
 
 
+@pytest.mark.slow
 def test_copying_rows_and_the_selected_one(page: Browser, rows: list[dict[str, Any]]) -> None:
     page.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
     page.click("#copy-selected")
@@ -331,6 +335,7 @@ def test_copying_rows_and_the_selected_one(page: Browser, rows: list[dict[str, A
 # -- on a phone, and by keyboard -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 400, 800, 1280])
 def test_the_page_fits_and_filters_are_folded_where_it_is_narrow(
     browser: Browser, page_path: Path, width: int
@@ -356,6 +361,7 @@ def test_the_page_fits_and_filters_are_folded_where_it_is_narrow(
     assert browser.complaints == []
 
 
+@pytest.mark.slow
 def test_ticks_of_loads_leave_room(browser: Browser, rows: list[dict[str, Any]], tmp_path: Path) -> None:
     near = [{**rows[0], "concurrency": n, "ttft_ms": 100.0 + n} for n in (64, 65, 66, 67, 154, 155, 156, 157)]
     results = write_deployments(tmp_path / "r.parquet", near, "", keep="best")

@@ -172,6 +172,7 @@ def test_pictures_follow_the_controls(opened: Browser) -> None:
     assert opened.complaints == []
 
 
+@pytest.mark.slow
 def test_what_is_asked_again_is_what_changed(opened: Browser, page: PageServer) -> None:
     opened.requests.clear()
     put(opened, "batch", "33")
@@ -264,6 +265,7 @@ def test_traffic_is_simulated_by_a_button(opened: Browser, page: PageServer) -> 
     assert text(opened, "#simulation-words") == "sessions come at a rate: give turns and calls, or clients"
 
 
+@pytest.mark.slow
 def test_pools_and_autoscaling_are_simulated(opened: Browser) -> None:
     put(opened, "rate", "40")
     put(opened, "fleet", "--prefill-replicas 1 --decode-replicas 1")
@@ -280,6 +282,7 @@ def test_pools_and_autoscaling_are_simulated(opened: Browser) -> None:
     assert opened.run("document.getElementById('controls').elements.fleet.value") == scale
 
 
+@pytest.mark.slow
 def test_a_simulation_ends_when_another_is_asked_for(opened: Browser, page: PageServer) -> None:
     put(opened, "num_requests", "131072")
     put(opened, "rate", "5")
@@ -296,6 +299,7 @@ def test_a_simulation_ends_when_another_is_asked_for(opened: Browser, page: Page
     assert page._app.calls.abandoned == ended + 1
 
 
+@pytest.mark.slow
 def test_every_kind_of_step_is_drawn(opened: Browser) -> None:
     assert opened.run("document.getElementById('chunk-row').hidden")
     for i, kind in enumerate(("decode", "mixed", "prefill")):
@@ -308,6 +312,7 @@ def test_every_kind_of_step_is_drawn(opened: Browser) -> None:
     assert opened.complaints == []
 
 
+@pytest.mark.slow
 def test_an_error_is_a_line_and_goes_away(opened: Browser) -> None:
     put(opened, "dtype", "int8")
     assert "int8" in text(opened, "#problem")
@@ -347,6 +352,7 @@ def test_a_view_is_its_address(opened: Browser, page: PageServer) -> None:
     assert "batch" in text(opened, "#problem") or "model" in text(opened, "#problem")
 
 
+@pytest.mark.slow
 def test_adapters_are_part_of_a_view(opened: Browser, page: PageServer) -> None:
     step = float(text(opened, "#tile-step .big").split()[0])
     put(opened, "lora", "16:4")
@@ -365,6 +371,7 @@ def test_adapters_are_part_of_a_view(opened: Browser, page: PageServer) -> None:
     assert "LoRA" not in text(opened, "#sentence")
 
 
+@pytest.mark.slow
 def test_a_gpu_without_known_power_has_no_energy(opened: Browser) -> None:
     put(opened, "gpu", "a10")
     assert text(opened, "#tile-energy .big") == "\N{EN DASH}"
@@ -373,6 +380,7 @@ def test_a_gpu_without_known_power_has_no_energy(opened: Browser) -> None:
     assert opened.complaints == []
 
 
+@pytest.mark.slow
 def test_layouts_and_points_can_be_taken(opened: Browser) -> None:
     opened.run("document.getElementById('controls').elements.gpus.value = '4'")
     put(opened, "gpus", "4")
@@ -389,6 +397,7 @@ def test_layouts_and_points_can_be_taken(opened: Browser) -> None:
     assert not opened.run("document.getElementById('tip').hidden")
 
 
+@pytest.mark.slow
 def test_an_outdated_answer_is_not_shown(opened: Browser, page: PageServer) -> None:
     opened.run("""(() => {
       const real = window.fetch;
@@ -421,6 +430,7 @@ def test_an_outdated_answer_is_not_shown(opened: Browser, page: PageServer) -> N
     assert "--isl 900 " in text(opened, "#layouts-command code")
 
 
+@pytest.mark.slow
 def test_a_pinned_view_stays_beside_the_next(opened: Browser) -> None:
     opened.click("#pin")
     assert "llama-3.1-8b on NVIDIA H100 SXM" in text(opened, "#pinned")
@@ -439,6 +449,7 @@ def test_a_pinned_view_stays_beside_the_next(opened: Browser) -> None:
     assert opened.complaints == []
 
 
+@pytest.mark.slow
 def test_keys_alone_do_it(opened: Browser) -> None:
     opened.run("document.querySelector('[data-of=batch]').focus()")
     step = text(opened, "#tile-step .big")
@@ -514,6 +525,7 @@ def test_a_slider_is_followed(opened: Browser) -> None:
     assert picture < 40 + 8 * empty
 
 
+@pytest.mark.slow
 def test_no_tile_runs_into_the_next_one(opened: Browser) -> None:
     for width in (360, 390, 820, 1280):
         size(opened, width)
