@@ -119,7 +119,7 @@ def decode_steps(osl: float, accepted: float) -> float:
     return max(gaps / accepted, min(gaps, 1.0))
 
 
-@jit
+@jit_inline
 def _bound_us(arena: Floats, speculation: Speculation, batch: float, kv_len: float, queries: float) -> float:
     """Return decode attention's roofline, us, all layers: ``queries`` each, the last sees ``kv_len``."""
     total = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fastroof.arrays import Floats, Ints
-from fastroof.compiled.jit import jit_stateful
+from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
 from fastroof.compiled.simulation.autoscaling import (
     NUM_SERVING,
     ROUTED,
@@ -86,7 +86,7 @@ def _serving(scaler: Scaler, place: int) -> int:
     return NONE
 
 
-@jit_stateful
+@jit_stateful_inline
 def _choose(fleet: Fleet, scaler: Scaler, options: EngineOptions, requests: Requests, request: int) -> int:
     """Choose the replica that serves a request, of those that serve, as the router's rule does."""
     router, serving = fleet.router, scaler.counts[NUM_SERVING]
@@ -106,7 +106,7 @@ def _choose(fleet: Fleet, scaler: Scaler, options: EngineOptions, requests: Requ
     return chosen
 
 
-@jit_stateful
+@jit_stateful_inline
 def _route(
     fleet: Fleet,
     scaler: Scaler,
@@ -173,7 +173,7 @@ def _are_empty(fleet: Fleet) -> bool:
     return True
 
 
-@jit_stateful
+@jit_stateful_inline
 def _route_until(
     fleet: Fleet, scaler: Scaler, options: EngineOptions, requests: Requests, replica_of: Ints, now_us: float
 ) -> None:

@@ -144,7 +144,7 @@ def group_next_us(
     return next_us
 
 
-@jit_stateful
+@jit_stateful_inline
 def choose_rank(scalars: Longs, waits: Longs, given: int, rule: int) -> int:
     """Choose the rank that gets a request, the first of equals, from the ranks' scalars."""
     ranks = scalars.shape[0]
@@ -187,7 +187,7 @@ def see_sent(states: EngineState, group: RankGroup, requests: Requests, now_us: 
         see_arrivals(state, requests, now_us)
 
 
-@jit_stateful
+@jit_stateful_inline
 def group_step_end(
     plan: PlanParts,
     options: EngineOptions,
@@ -224,7 +224,7 @@ def group_step_end(
     return left
 
 
-@jit_stateful
+@jit_stateful_inline
 def group_time_out(
     plan: PlanParts,
     options: EngineOptions,
@@ -329,7 +329,7 @@ def _together_us(
     return longest_us
 
 
-@jit_stateful
+@jit_stateful_inline
 def group_schedule(
     arena: Floats,
     plan: PlanParts,

@@ -98,7 +98,7 @@ def _leave(pipeline: Pipeline, state: EngineState) -> None:
         shared[name] = state.scalars[name]
 
 
-@jit_stateful
+@jit_stateful_inline
 def _arrive(
     pipeline: Pipeline, options: EngineOptions, requests: Requests, now_us: float, is_strict: bool
 ) -> None:
@@ -159,7 +159,7 @@ def _has_preempted(pipeline: Pipeline, served: Served) -> bool:
     return bool(request != NONE)
 
 
-@jit_stateful
+@jit_stateful_inline
 def _schedule(
     arena: Floats,
     plan: PlanParts,
@@ -196,7 +196,7 @@ def _schedule(
     return in_flight
 
 
-@jit_stateful
+@jit_stateful_inline
 def _record(pipeline: Pipeline, record: Record, batch: int, now_us: float, end_us: float) -> None:
     """Add the time until the oldest batch ends to the series."""
     state, shared = pipeline.states.scalars[batch], pipeline.shared
