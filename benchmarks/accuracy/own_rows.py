@@ -1,7 +1,7 @@
-"""Accuracy by rows of our own: the lines of the README's table that ``kernels-bench`` campaigns give.
+"""The lines of the README's accuracy table that come from ``kernels-bench`` campaigns.
 
-Kernels: shipped tables of others, looked up at the campaign's points. Whole steps of engines: predicted by
-the kernels of others and by the campaign's, alone and with the profile of the engine's version.
+Kernels: the other shipped tables, looked up at the campaign's points. Whole steps of engines: predicted by
+the other tables' kernels and by the campaign's, alone and with the profile of the engine's version.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Turns of processes at a loop that none has compiled: one compiles and the others wait to read its code.
+"""Turns of processes that need the same loop: one compiles it, the others wait and read its code.
 
-A turn is a lock on a file beside the code. The system ends it with its process, whatever ends that, and
-what is waited for too long, or cannot be locked, is compiled without a turn.
+A turn is a lock on a file next to the code, which the system releases when its process ends. A process that
+has waited too long, or cannot lock the file, compiles without a turn.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Final
 from fastroof.compiled.trusted_files import open_trusted
 
 LONGEST_S: Final = 120.0
-"""Seconds after which a process compiles what another one still compiles, or has stopped in."""
+"""Maximum seconds that a process waits for another one, which may be stopped."""
 
 SUFFIX: Final = ".lock"
 _LOOK_S: Final = 0.02
 
 
 class Turn:
-    """The right to compile, if it could be had, until :meth:`end`; ``waited`` says that another had it."""
+    """The right to compile until :meth:`end`; ``waited`` is whether another process had it first."""
 
     def __init__(self, folders: tuple[Path, ...], name: str) -> None:
         self.waited = False
@@ -53,7 +53,7 @@ class Turn:
         file = os.open(self._name, flags, 0o644, dir_fd=self._folder)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # whoever had it may have removed it in between
+            # the process that held it may have removed the file in between
             there = os.stat(self._name, dir_fd=self._folder, follow_symlinks=False)
             if os.path.samestat(there, os.fstat(file)):
                 self._file, file = file, -1

@@ -223,7 +223,7 @@ def rate_curve(target: SpeculatedPlan, isl: float, osl: float, options: ReplicaO
             return RateCurve(loops.ReplicaCurve(*np.empty((5, 0))), RATE_LIMITS.index(limit))
     fit = {
         "kv_cache": room / held(isl + engine.osl_reserved * osl),
-        # named first where it lowers the default of requests to itself
+        # first of equals: it may have lowered the default number of requests
         "budget": begun,
         "max_seqs": memory.most_running(engine.max_seqs),
     }

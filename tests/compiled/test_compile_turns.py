@@ -1,4 +1,4 @@
-"""Turns of processes at one loop: one compiles, the others wait for its code, and nobody waits for ever."""
+"""Turns of processes that need one loop: one compiles, the others wait for its code, but not for ever."""
 
 from __future__ import annotations
 
