@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -19,7 +19,7 @@ from fastroof.errors import SimulationError, SweepError
 from fastroof.plan.options import OPTIONS
 
 if TYPE_CHECKING:
-    from fastroof.engines import EngineProfile
+    from fastroof.engines.scheduling import Scheduling
     from fastroof.plan import StepPlan
 
 _TYPES: Final[dict[str, Any]] = {
@@ -211,19 +211,27 @@ def simulated_plan(
     from fastroof.engines import load_engine
 
     engine = load_engine(options["engine"]).on(gpu)
-    own = engine.scheduling
+    own = engine.scheduling.in_order(settings.get("order"))
     tokens = settings["max_num_batched_tokens"] or own.max_num_batched_tokens
     seqs = own.asked_seqs(settings["max_num_seqs"], tokens) or own.max_num_seqs
     sizes = {"max_tokens": own.largest_step(tokens, seqs), "max_seqs": seqs}
     return compile_plan(model, gpu, tables, **{**options, **sizes, "engine": engine})
 
 
-def engine_limits(given: GroupValues, engine: EngineProfile) -> tuple[int, int]:
-    """Return the tokens and sequences of the largest step: those given, else the engine's own."""
+class StepLimits(NamedTuple):
+    """Limits on a step's tokens and requests; ``asked_seqs`` is None if the latter is the engine's own."""
+
+    tokens: int
+    seqs: int
+    asked_seqs: int | None
+
+
+def step_limits(given: GroupValues, own: Scheduling) -> StepLimits:
+    """Return the limits given, else the engine's own."""
     tokens, seqs = (number_or_engine(f"--{name.replace('_', '-')}", given[name]) for name in LIMITS)
-    own = engine.scheduling
     tokens = tokens or own.max_num_batched_tokens
-    return tokens, own.asked_seqs(seqs, tokens) or own.max_num_seqs
+    asked_seqs = own.asked_seqs(seqs, tokens)
+    return StepLimits(tokens, asked_seqs or own.max_num_seqs, asked_seqs)
 
 
 def number_or_engine(option: str, text: str) -> int | None:

@@ -14,9 +14,8 @@ from fastroof.cli.option_groups import (
     LIMITS,
     SCHEDULING,
     TABLES,
-    engine_limits,
-    number_or_engine,
     plan_options,
+    step_limits,
 )
 from fastroof.cli.options import Json, Model, warn_beyond_context
 from fastroof.cli.output import console, percent, print_json, print_table
@@ -134,9 +133,8 @@ def serving(
     scenarios = dict(zip(("isl", "osl", "concurrency"), (axis.ravel() for axis in mesh), strict=True))
     spec, tables = gpu_and_tables(**measured)
     engine = load_engine(plan["engine"])
-    budget, seqs = engine_limits(limits, engine.on(spec))
-    asked_seqs = number_or_engine("--max-num-seqs", limits["max_num_seqs"])
-    asked_seqs = engine.on(spec).scheduling.asked_seqs(asked_seqs, budget)
+    own = engine.on(spec).scheduling.in_order(scheduling["order"])
+    budget, seqs, asked_seqs = step_limits(limits, own)
     schedule: dict[str, Any] = {
         "max_batched_tokens": budget,
         "chunked_prefill": scheduling["chunked_prefill"],
@@ -156,7 +154,7 @@ def serving(
             spec,
             tables,
             **{**plan, "tp": gpus, "engine": engine},
-            max_tokens=engine.on(spec).scheduling.largest_step(budget, decode_tokens),
+            max_tokens=own.largest_step(budget, decode_tokens),
             max_seqs=most_seqs,
         )
 
@@ -214,7 +212,7 @@ def serving(
     given = {name: values for name, values in times.columns().items() if values is not None}
     columns = {**scenarios, **given}
     rows = [{name: array[i].item() for name, array in columns.items()} for i in range(mesh[0].size)]
-    memory = speculated(served, drafts).memory(max_seqs=asked_seqs)
+    memory = speculated(served, drafts).memory(max_tokens=budget, max_seqs=asked_seqs)
     if as_json:
         print_json(
             {

@@ -14,9 +14,8 @@ from fastroof.cli.option_groups import (
     ENGINE_FACTS,
     LIMITS,
     TABLES,
-    engine_limits,
-    number_or_engine,
     plan_options,
+    step_limits,
 )
 from fastroof.cli.options import Json, Model, warn_beyond_context
 from fastroof.cli.output import console, percent, print_json, print_table
@@ -128,16 +127,13 @@ def size(
     splits = sizes if isinstance(sizes, list) else [sizes]
     spec, tables = gpu_and_tables(**measured)
     engine = load_engine(plan["engine"])
-    budget, seqs = engine_limits(limits, engine.on(spec))
-    asked_seqs = number_or_engine("--max-num-seqs", limits["max_num_seqs"])
-    max_seqs = engine.on(spec).scheduling.asked_seqs(asked_seqs, budget)
+    own = engine.on(spec).scheduling
+    budget, seqs, max_seqs = step_limits(limits, own)
     loaded = load_model(model)
     formats = PlanOptions(dtype=plan["dtype"], kv_dtype=plan["kv_dtype"]).for_model(loaded)
     dtype, kv_dtype = formats.dtype, formats.kv_dtype
     options: dict[str, Any] = {**plan, "dtype": dtype, "kv_dtype": kv_dtype, "engine": engine}
-    largest = engine.on(spec).scheduling.largest_step(
-        budget, seqs * (1 + (speculative["num_draft_tokens"] or 0))
-    )
+    largest = own.largest_step(budget, seqs * (1 + (speculative["num_draft_tokens"] or 0)))
     limit_ms = math.inf if tpot_ms is None else tpot_ms
     said: dict[str, Any] = {}
     if rate is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from fastroof.checks import is_whole_number, whole_number
@@ -86,6 +86,10 @@ class Scheduling:
         """Options that let prompts wait and are on."""
         own = {name: getattr(self, name) for name in PAUSES}
         return {name: value for name, value in own.items() if value != PAUSES[name]}
+
+    def in_order(self, order: object) -> Scheduling:
+        """Return it with another order of steps; unchanged for None, or for what is refused elsewhere."""
+        return replace(self, order=order) if isinstance(order, str) and order in STEP_ORDERS else self
 
     def asked_seqs(self, max_num_seqs: Number | None, max_num_batched_tokens: object) -> Number | int | None:
         """Return the limit on requests that follows from the limits given; None for the engine's own.

@@ -69,9 +69,9 @@ class Workers(NamedTuple):
         self, link_bytes_per_s: float | None, prefill_engine: EngineLimits, decode_engine: EngineLimits
     ) -> loops.LinkOptions:
         """Return the options that all scenarios share."""
-        prefill, decode = (
-            one.memory(max_seqs=decode_engine.asked_seqs) for one in (self.prefill_loops, self.decode_loops)
-        )
+        seqs = decode_engine.asked_seqs
+        prefill = self.prefill_loops.memory(max_tokens=prefill_engine.memory_tokens, max_seqs=seqs)
+        decode = self.decode_loops.memory(max_seqs=seqs)
         sent = self.decode_loops.whole_kv_bytes()
         return loops.LinkOptions(
             prefill_kv_tokens=prefill.max_kv_tokens / self.prefill.layout.pp,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from fastroof.checks import is_whole_number, shown
+from fastroof.checks import shown
 from fastroof.compiled import serving
 from fastroof.compiled.serving_options import (
     DECODE_STEP_US,
@@ -285,9 +285,7 @@ def estimate(
     interval = checked_interval(
         prefill_schedule_interval, plan, engine, new, budgets=scenarios["max_batched_tokens"]
     )
-    tokens = engine.max_batched_tokens
-    memory_tokens = int(tokens) if is_whole_number(tokens, most=plan.max_tokens) else None
-    memory = target.memory(max_tokens=memory_tokens, max_seqs=engine.asked_seqs)
+    memory = target.memory(max_tokens=engine.memory_tokens, max_seqs=engine.asked_seqs)
     if max_kv_tokens is None:
         check_room(target.plan, memory, engine.asked_seqs, PlanRangeError)
     # each batch in flight is served like a separate replica, in its share of the room

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 import numpy as np
 
 from fastroof.arrays import Floats
-from fastroof.checks import is_number, one_of, shown, whole_number
+from fastroof.checks import is_number, is_whole_number, one_of, shown, whole_number
 from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.compiled.serving_options import AT_RANDOM, CODE_KV, CODE_SIZES, CODE_TOKENS, CODE_WHOLE_PROMPT
 from fastroof.engines import KV_RESERVATIONS, STEP_ORDERS, EngineProfile
@@ -35,7 +35,13 @@ class EngineLimits(NamedTuple):
     max_seqs: float
     is_prefill_first: bool
     asked_seqs: float | None = None
-    """``max_seqs`` if it was given."""
+    """``max_seqs`` if it was given, or follows from the tokens given."""
+
+    @property
+    def memory_tokens(self) -> int | None:
+        """Tokens of a step that memory is reserved for; None, the plan's, for several or invalid ones."""
+        tokens = self.max_batched_tokens
+        return int(tokens) if is_whole_number(tokens, most=MAX_KV_LEN) else None
 
 
 def broadcast(scenarios: Mapping[str, Any]) -> tuple[tuple[int, ...], list[Floats]]:
@@ -132,7 +138,7 @@ def engine_limits(
     if order is None:
         order = scheduling.order
     one_of("order", order, STEP_ORDERS, BatchError)
-    asked_seqs = scheduling.asked_seqs(max_seqs, max_batched_tokens)
+    asked_seqs = scheduling.in_order(order).asked_seqs(max_seqs, max_batched_tokens)
     max_seqs = scheduling.max_num_seqs if asked_seqs is None else asked_seqs
     return EngineLimits(
         scheduling.max_num_batched_tokens if max_batched_tokens is None else max_batched_tokens,

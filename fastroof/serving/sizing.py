@@ -211,7 +211,7 @@ class ReplicaOptions(NamedTuple):
 def rate_curve(target: SpeculatedPlan, isl: float, osl: float, options: ReplicaOptions) -> RateCurve:
     """Estimate a replica for every candidate number of concurrent clients."""
     plan, engine = target.plan, options.engine
-    memory = target.memory(max_seqs=engine.asked_seqs)
+    memory = target.memory(max_tokens=engine.memory_tokens, max_seqs=engine.asked_seqs)
     layout = plan.layout
     room = float(memory.max_kv_tokens) / layout.pp
     budget = float(engine.max_batched_tokens)

@@ -182,11 +182,9 @@ class EngineSettings:
             )
         own, rule = plan.profile.scheduling, plan.profile.memory
         # invalid values are refused with the other settings
-        order = given.get("order")
-        ordered = replace(own, order=order) if isinstance(order, str) and order in STEP_ORDERS else own
-        asked: Any = ordered.asked_seqs(given.get("max_num_seqs"), given.get("max_num_batched_tokens"))
-        most_seqs = int(asked) if is_whole_number(asked) else None
         tokens: Any = given.get("max_num_batched_tokens")
+        asked: Any = own.in_order(given.get("order")).asked_seqs(given.get("max_num_seqs"), tokens)
+        most_seqs = int(asked) if is_whole_number(asked) else None
         most_tokens = int(tokens) if is_whole_number(tokens, most=plan.max_tokens) else None
         memory = plan.memory_of(max_tokens=most_tokens, max_seqs=most_seqs)
         settings: dict[str, Any] = {

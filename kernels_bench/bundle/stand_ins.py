@@ -24,7 +24,7 @@ NAMES: Final = (
     "setproctitle", "starlette", "uvicorn", "uvloop", "watchfiles", "xgrammar", "zmq",
 )  # fmt: skip
 MAY_BREAK: Final = ("numba",)
-"""Packages of the host that refuse versions of others: numba refuses a newer NumPy than it knows."""
+"""The host's packages that may reject other packages' versions: numba rejects a NumPy newer than it knows."""
 VARIABLE: Final = "KERNELS_BENCH_STAND_INS"
 """Environment variable: 1 on the host of a bundle."""
 

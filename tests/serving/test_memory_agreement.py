@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fastroof.cli import app
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.memory import PlanMemory
-from fastroof.serving import estimate
+from fastroof.serving import estimate, estimate_disaggregated
 from fastroof.serving.sizing import largest_batch, largest_context
 from fastroof.serving.speculation import speculated
 from fastroof.simulation import simulate
@@ -170,3 +170,15 @@ def test_a_plan_of_larger_steps_has_the_room_of_its_engines_steps(engine: str) -
     # more clients than the KV cache holds
     seen = [estimate(plan, 8000, 100, 200, 2048).tpot_ms for plan in (exact, larger)]
     assert seen[0] == seen[1]
+    apart = [estimate_disaggregated(plan, exact, 8000, 100, 900, 1, 4, 2048) for plan in (exact, larger)]
+    assert apart[0].ttft_ms == apart[1].ttft_ms
+
+
+def test_limits_are_those_of_the_order_asked_for() -> None:
+    """vLLM's limits in steps of prompts alone, as a what-if: decodes take no room from prompts."""
+    asked = ("--model", "llama-3.1-8b", "--order", "prefill_first", "--max-num-batched-tokens", "256")
+    served = document("serving", *asked, "--isl", "100", "--osl", "20", "--concurrency", "600")
+    settings = EngineSettings.of_plan(
+        compile_plan("llama-3.1-8b", "h100"), order="prefill_first", max_num_batched_tokens=256
+    )
+    assert served["max_num_seqs"] == settings.max_num_seqs == 1024

@@ -58,7 +58,7 @@ def until(browser: Browser, script: str, seconds: float = 120.0) -> Any:
 
 
 def settled(browser: Browser) -> None:
-    """Wait until nothing is asked any more; what asks waits from the first moment."""
+    """Wait until no request is pending; the page counts a request as pending from its first moment."""
     until(browser, f"{PICTURES} > 0 && !{WAITS}")
     browser.settle()
 
