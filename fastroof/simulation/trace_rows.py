@@ -128,7 +128,7 @@ def _values(column: pa.ChunkedArray) -> str:
 
     try:
         counts = pc.value_counts(column).to_pylist()
-    except pa.ArrowException:
+    except (pa.ArrowException, ValueError):  # times in ns have no Python value without pandas
         return f"it holds {column.type}"
     ranked = sorted(counts, key=lambda one: -one["counts"])[:MOST_SUGGESTED]
     more = ", ..." if len(counts) > len(ranked) else ""

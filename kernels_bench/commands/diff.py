@@ -67,7 +67,7 @@ def _diff(
 def _print_agreements(a: str, b: str, agreements: list[Agreement]) -> None:
     typer.echo(f"A: each source of {a}\nB: {b}\nratios are latency of B / latency of A\n")
     if not agreements:
-        typer.echo("no point is in both")
+        typer.echo("no point is in both; sources with exactly the rows of B are left out")
         return
     heads = (
         "operator", "family", "source", "common", "median", "p10", "p90", "rms", "points of all", "rms", "",
