@@ -61,17 +61,16 @@ def test_every_loop_ends_when_it_is_told_to(plans, monkeypatch, ranks, name) -> 
 
 
 def test_a_loop_that_runs_is_ended_by_another_thread(plans) -> None:
-    trace = Workload(rate=1e5, requests=2**16, input_tokens=1, output_tokens=2).trace()
-    options = {**OPTIONS, "replicas": 512, "routing": "least_kv"}
+    # minutes, where nothing ends it
+    trace = Workload(rate=1e5, requests=2**18, input_tokens=1, output_tokens=2).trace()
+    options = {**OPTIONS, "replicas": 4096, "routing": "least_kv"}
     fastroof.simulate(plans[1], OPEN, **options)
     stop = Stop()
     timer = threading.Timer(0.1, stop.set, ["enough"])
     with stop.watched():
         timer.start()
-        spent = time.process_time()
         with pytest.raises(StoppedError, match="enough"):
             fastroof.simulate(plans[1], trace, **options)
-        assert time.process_time() - spent < 1.0
     assert not stop.is_late
 
 
