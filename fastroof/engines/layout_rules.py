@@ -20,8 +20,12 @@ ALLTOALL_RULES: Final = ("asked", "over_topk")
 """When tokens are sent only to their experts unless a plan sets it: never, or on some GPUs if groups of
 experts outnumber the experts of a token."""
 
-_TOKEN_SHARES: Final = ("never", "with_ep", "always")
-_ATTENTION_SUMS: Final = ("all_reduce", "reduce_scatter")
+TOKEN_SHARES: Final = ("never", "with_ep", "always")
+"""When each GPU of a rank takes a share of the rank's tokens to the experts, if attention is split by tp and
+dp together; ``with_ep``: only with expert groups."""
+
+ATTENTION_SUMS: Final = ("all_reduce", "reduce_scatter")
+"""How attention outputs are summed if tokens are then shared."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ class LayoutRules:
             "ep": EP_SIZES,
             "attention": ATTENTION_SPLITS,
             "alltoall": ALLTOALL_RULES,
-            "token_shares": _TOKEN_SHARES,
-            "attention_sum": _ATTENTION_SUMS,
+            "token_shares": TOKEN_SHARES,
+            "attention_sum": ATTENTION_SUMS,
         }
         for key in fields(self):
             value: Any = getattr(self, key.name)

@@ -12,22 +12,15 @@ from fastroof.models.hf import checked_fields
 from fastroof.models.lora import Adapters
 from fastroof.units import DTYPE_BYTES
 
-ALLTOALL: Final = ("never", "over_topk", "always")
-"""When tokens are sent only to their experts; ``over_topk``: if expert groups outnumber a token's experts."""
-
-TOKEN_SHARES: Final = ("never", "with_ep", "always")
-"""When each GPU of a rank takes a share of the rank's tokens to the experts, if attention is split by tp and
-dp together; ``with_ep``: only with expert groups."""
-
 SENDING_EXPERTS: Final = "megamoe"
 """Library name that stands for experts whose own kernel sends tokens."""
 
-ATTENTION_SUMS: Final = ("all_reduce", "reduce_scatter")
-"""How attention outputs are summed if tokens are then shared."""
-
 
 class ExchangeRules(NamedTuple):
-    """What GPUs send each other for the experts of a layer."""
+    """What GPUs send each other for the experts of a layer.
+
+    ``alltoall`` is never, always, or over_topk: if expert groups outnumber a token's experts.
+    """
 
     alltoall: str = "never"
     alltoall_needs_dp: bool = False

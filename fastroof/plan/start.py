@@ -17,16 +17,6 @@ if TYPE_CHECKING:
 HIGH_FRACTION: Final = 0.95
 """A share of the GPU's memory that users set, to name one that makes room."""
 
-REFUSALS: Final = {
-    "A": "other processes hold memory that the engine asks for",
-    "B": "no memory is left for blocks of KV cache",
-    "C": "one request of the longest context needs more blocks than there are",
-    "D": "more requests than blocks of states",
-    "E": "out of memory, or perhaps, after the KV cache is taken",
-    "F": "more requests than tokens in a step",
-}
-"""Why an engine does not start."""
-
 
 @dataclass(frozen=True)
 class Refusal:
@@ -35,7 +25,10 @@ class Refusal:
     Attributes
     ----------
     code : str
-        A key of :data:`REFUSALS`.
+        A: other processes hold memory that the engine asks for; B: no memory is left for blocks of KV cache;
+        C: one request of the longest context needs more blocks than there are; D: more requests than blocks
+        of states; E: out of memory, or perhaps, after the KV cache is taken; F: more requests than tokens in
+        a step.
     reason : str
         The reason, with its numbers.
     needed, available : float
