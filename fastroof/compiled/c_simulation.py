@@ -99,7 +99,9 @@ _PAGE: Final = 64
 
 @jit_inline
 def _is_engine(words: Any, reals: Any) -> bool:
-    if words[BUDGET] < 1 or words[BUDGET] > _LARGEST or words[SEQS] < 1 or words[SEQS] > words[BUDGET]:
+    if words[BUDGET] < 1 or words[BUDGET] > _LARGEST or words[SEQS] < 1 or words[SEQS] > _LARGEST:
+        return False
+    if words[PREFILL_FIRST] == 0 and words[SEQS] > words[BUDGET]:
         return False
     if words[BLOCKS] < 1 or words[BLOCKS] > _MOST_BLOCKS:
         return False
@@ -189,7 +191,7 @@ def _simulate(
     arena = plan_arena(plan)
     if not _is_engine(words, reals):
         return CODE_ENGINE
-    if words[SEQS] > arena[MAX_SEQS] or words[BUDGET] > arena[MAX_TOKENS]:
+    if words[SEQS] > arena[MAX_SEQS] or max(words[SEQS], words[BUDGET]) > arena[MAX_TOKENS]:
         return CODE_ENGINE
     if num_requests < 0 or num_requests > _LARGEST:
         return CODE_REQUEST

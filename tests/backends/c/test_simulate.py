@@ -76,6 +76,7 @@ def plans(h100):
     return {
         "dense": fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm"),
         "windowed": fastroof.compile_plan("gemma-3-12b", "h100", h100, engine="kernels"),
+        "sglang": fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="sglang", max_tokens=96),
     }
 
 
@@ -210,6 +211,26 @@ def test_steps_may_take_longer(library, opened, plans):
     code, out, _ = in_c(library, opened["dense"], engine_of(settings, trace, 1.25), trace)
     assert code == 0
     np.testing.assert_array_equal(out["last_us"], expected.last_us)
+
+
+def test_decodes_of_sglang_may_exceed_a_step_of_prompts(library, opened, plans):
+    """C and Python accept the same limits; a mixed step and a plan hold no more requests than tokens."""
+    plan, trace = plans["sglang"], made_trace(1)
+    limits = {"max_num_batched_tokens": 64, "max_num_seqs": 96, "num_gpu_blocks": 400_000}
+    settings = EngineSettings.of_plan(plan, **limits)
+    expected = run_engine(plan, trace, settings)
+    code, out, served = in_c(library, opened["sglang"], engine_of(settings, trace), trace)
+    assert (code, served.peak_running) == (0, 96)
+    for field in ("arrival_us", "first_us", "last_us", "preemptions", "status"):
+        np.testing.assert_array_equal(out[field], getattr(expected, field), err_msg=field)
+    for invalid in ({"max_num_seqs": 97}, {"order": "mixed"}):
+        with pytest.raises(fastroof.FastroofError, match="max_num_seqs"):
+            EngineSettings.of_plan(plan, **limits | invalid)
+        engine = engine_of(settings, trace)
+        engine.max_num_seqs = invalid.get("max_num_seqs", 96)
+        engine.prefill_first = "order" not in invalid
+        code, *_ = in_c(library, opened["sglang"], engine, trace, memory_bytes=2**24)
+        assert code == c_simulation.CODE_ENGINE
 
 
 def plain_engine(**changes):
