@@ -129,6 +129,7 @@ def size(
     engine = load_engine(plan["engine"])
     own = engine.on(spec).scheduling
     budget, seqs, max_seqs = step_limits(limits, own)
+    reserved: dict[str, Any] = {"max_tokens": budget, "max_seqs": max_seqs}
     loaded = load_model(model)
     formats = PlanOptions(dtype=plan["dtype"], kv_dtype=plan["kv_dtype"]).for_model(loaded)
     dtype, kv_dtype = formats.dtype, formats.kv_dtype
@@ -151,16 +152,16 @@ def size(
         )
     else:
         options |= {"max_tokens": largest, "max_seqs": seqs}
-        plans, refused = replica_plans(loaded, spec, tables, splits, options, running=max_seqs)
+        plans, refused = replica_plans(loaded, spec, tables, splits, options, budget=budget, running=max_seqs)
         if kv_len is not None:
             lengths = parse_sizes("--kv-len", kv_len)
             warn_beyond_context(
                 loaded.name, loaded.max_position, max(lengths if isinstance(lengths, list) else [lengths])
             )
-            rows = [row for one in plans for row in _batches(one, max_seqs, lengths, limit_ms)]
+            rows = [row for one in plans for row in _batches(one, reserved, lengths, limit_ms)]
         else:
             batches = parse_sizes("--batch-size", str(batch_size))
-            rows = [row for one in plans for row in _contexts(one, max_seqs, batches, limit_ms)]
+            rows = [row for one in plans for row in _contexts(one, reserved, batches, limit_ms)]
     if as_json:
         print_json(
             {
@@ -217,15 +218,15 @@ def _step_row(plan: StepPlan, memory: PlanMemory, batch: int, kv_len: int, limit
     }
 
 
-def _batches(plan: StepPlan, max_seqs: int | None, lengths: Any, limit_ms: float) -> list[dict[str, Any]]:
+def _batches(plan: StepPlan, reserved: dict[str, Any], lengths: Any, limit_ms: float) -> list[dict[str, Any]]:
     """Return the largest batches of a plan, and what limits them."""
     import numpy as np
 
     from fastroof.serving.sizing import largest_batch
 
     kv = np.atleast_1d(lengths)
-    memory = plan.memory_of(max_seqs=max_seqs)
-    largest = largest_batch(plan, kv, limit_ms, max_seqs=max_seqs)
+    memory = plan.memory_of(**reserved)
+    largest = largest_batch(plan, kv, limit_ms, **reserved)
     rows = []
     for batch, kv_len in zip(largest.tolist(), kv.tolist(), strict=True):
         limited_by = "tpot"
@@ -234,30 +235,30 @@ def _batches(plan: StepPlan, max_seqs: int | None, lengths: Any, limit_ms: float
         elif batch == min(plan.max_seqs, plan.max_tokens):
             limited_by = "max_seqs"
         row = _step_row(plan, memory, batch, kv_len, limited_by)
-        row["fitting_max_num_seqs"] = _fitting_seqs(plan, batch, kv_len) if limited_by == "memory" else None
-        rows.append(row)
+        fits = _fitting_seqs(plan, reserved, batch, kv_len) if limited_by == "memory" else None
+        rows.append(row | {"fitting_max_num_seqs": fits})
     return rows
 
 
-def _fitting_seqs(plan: StepPlan, batch: int, kv_len: int) -> int | None:
+def _fitting_seqs(plan: StepPlan, reserved: dict[str, Any], batch: int, kv_len: int) -> int | None:
     """Return the largest batch that fits an engine started with that many requests, if larger."""
     low, high = batch, plan.profile.scheduling.max_num_seqs
     while low < high:
         seqs = (low + high + 1) // 2
-        fits = plan.memory_of(max_seqs=seqs).max_sequences(kv_len) >= seqs
+        fits = plan.memory_of(**{**reserved, "max_seqs": seqs}).max_sequences(kv_len) >= seqs
         low, high = (seqs, high) if fits else (low, seqs - 1)
     return low if low > batch else None
 
 
-def _contexts(plan: StepPlan, max_seqs: int | None, sizes: Any, limit_ms: float) -> list[dict[str, Any]]:
+def _contexts(plan: StepPlan, reserved: dict[str, Any], sizes: Any, limit_ms: float) -> list[dict[str, Any]]:
     """Return the largest contexts of a plan, and what limits them."""
     import numpy as np
 
     from fastroof.serving.sizing import largest_context
 
     batches = np.atleast_1d(sizes)
-    memory = plan.memory_of(max_seqs=max_seqs)
-    largest = largest_context(plan, batches, limit_ms, max_seqs=max_seqs)
+    memory = plan.memory_of(**reserved)
+    largest = largest_context(plan, batches, limit_ms, **reserved)
     rows = []
     for kv_len, batch in zip(largest.tolist(), batches.tolist(), strict=True):
         limited_by = "tpot"

@@ -101,9 +101,10 @@ def replica_plans(
     tp: Sequence[int],
     options: Mapping[str, Any],
     *,
-    running: float | None = None,
+    budget: int,
+    running: int | None = None,
 ) -> tuple[list[StepPlan], dict[int, str]]:
-    """Compile the plans of one replica, and collect the tp that cannot be compiled."""
+    """Compile the plans of one replica, and collect the tp that cannot be compiled or have no room."""
     plans: list[StepPlan] = []
     refused = {}
     for size in tp:
@@ -112,7 +113,7 @@ def replica_plans(
         except (PlanError, MissingTableError) as error:
             refused[size] = str(error)
             continue
-        memory = plan.memory if running is None else plan.memory_of(max_seqs=running)
+        memory = plan.memory_of(max_tokens=budget, max_seqs=running)
         try:
             check_room(plan, memory, running, PlanError)
         except PlanError as error:
@@ -268,7 +269,7 @@ def least_gpus(
         # prompts that are prefilled next to decodes are sequences too
         "max_seqs": seqs + budget,
     }
-    plans, refused = replica_plans(model, gpu, tables, sizes, options, running=asked_seqs)
+    plans, refused = replica_plans(model, gpu, tables, sizes, options, budget=budget, running=asked_seqs)
     rows = _none(arrays[0].size)
     pairs, which = np.unique(np.stack(arrays[1:3], axis=1), axis=0, return_inverse=True)
     if not is_number(prefix_hit) or not 0.0 <= prefix_hit <= 1.0:

@@ -50,14 +50,24 @@ def _together(name: str, sizes: Any, tpot_ms: Any) -> tuple[tuple[int, ...], Lon
     return integers.shape, flat, np.array(limits).reshape(-1)
 
 
-def _memory(plan: StepPlan, max_seqs: int | None) -> PlanMemory:
-    """Return one GPU's memory with at most ``max_seqs`` concurrent requests."""
-    if max_seqs is None:
-        return plan.memory
-    return plan.memory_of(max_seqs=whole_number("max_seqs", max_seqs, most=2**31 - 1, error=BatchError))
+def _memory(plan: StepPlan, **limits: int | None) -> PlanMemory:
+    """Return one GPU's memory with an engine's limits, where given."""
+    given: dict[str, Any] = {
+        name: whole_number(name, value, most=2**31 - 1, error=BatchError)
+        for name, value in limits.items()
+        if value is not None
+    }
+    return plan.memory_of(**given) if given else plan.memory
 
 
-def largest_batch(plan: StepPlan, kv_len: Any, tpot_ms: Any = np.inf, *, max_seqs: int | None = None) -> Any:
+def largest_batch(
+    plan: StepPlan,
+    kv_len: Any,
+    tpot_ms: Any = np.inf,
+    *,
+    max_seqs: int | None = None,
+    max_tokens: int | None = None,
+) -> Any:
     """Return the largest batch of decodes within memory and a time per output token.
 
     Parameters
@@ -71,6 +81,8 @@ def largest_batch(plan: StepPlan, kv_len: Any, tpot_ms: Any = np.inf, *, max_seq
     max_seqs : int, optional
         Maximum number of concurrent requests of the engine (default: the profile's, also if larger). For
         fewer, some engines reserve less memory, see ``plan.memory_of``.
+    max_tokens : int, optional
+        Maximum tokens of a step of prompts, for which the engine reserves memory (default: the plan's).
 
     Returns
     -------
@@ -98,7 +110,7 @@ def largest_batch(plan: StepPlan, kv_len: Any, tpot_ms: Any = np.inf, *, max_seq
     shape, lengths, limits_us = _together("kv_len", kv_len, tpot_ms)
     raise_sizes(plan, {"batch_size": np.ones_like(lengths), "kv_len": lengths}, 0)
     order = np.argsort(lengths, kind="stable")
-    memory = _memory(plan, max_seqs)
+    memory = _memory(plan, max_seqs=max_seqs, max_tokens=max_tokens)
     batches = np.arange(1, min(plan.max_tokens, plan.max_seqs, max_seqs or plan.max_seqs) + 1)
     largest = np.empty_like(lengths)
     loops.largest_batches(
@@ -122,6 +134,7 @@ def largest_context(
     *,
     max_kv_len: int | None = None,
     max_seqs: int | None = None,
+    max_tokens: int | None = None,
 ) -> Any:
     """Return the longest context of a batch within memory and a time per output token.
 
@@ -138,6 +151,8 @@ def largest_context(
     max_seqs : int, optional
         Maximum number of concurrent requests of the engine (default: the profile's, also if larger). For
         fewer, some engines reserve less memory, see ``plan.memory_of``.
+    max_tokens : int, optional
+        Maximum tokens of a step of prompts, for which the engine reserves memory (default: the plan's).
 
     Returns
     -------
@@ -168,7 +183,7 @@ def largest_context(
     shape, batches, limits_us = _together("batch_size", batch_size, tpot_ms)
     raise_sizes(plan, {"batch_size": batches, "kv_len": np.ones_like(batches)}, 0)
     answer = np.empty_like(batches)
-    memory = _memory(plan, max_seqs)
+    memory = _memory(plan, max_seqs=max_seqs, max_tokens=max_tokens)
     loops.largest_contexts(plan.arena, memory.kv_room, longest, batches, limits_us, answer)
     return answer.reshape(shape) if shape else int(answer[0])
 

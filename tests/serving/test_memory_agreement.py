@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -19,6 +21,7 @@ from fastroof.serving.speculation import speculated
 from fastroof.simulation import simulate
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.trace import Trace
+from fastroof.sweep import run_sweep
 from fastroof.sweep.deployments.evaluate import candidate_axes, candidate_options
 from fastroof.sweep.deployments.spec import DeploymentSpec
 
@@ -158,6 +161,29 @@ def test_fewer_tokens_in_a_step_than_requests_by_default(engine: str, seqs: int)
     assert largest["batch_size"] == seqs
     assert settings["num_gpu_blocks"] == fits["memory"]["blocks"]
     assert served["max_kv_tokens"] == fits["memory"]["blocks"] * settings["block_size"]
+
+
+def test_requests_beyond_the_tokens_of_a_step_have_the_room_of_those_tokens(tmp_path: Path) -> None:
+    """SGLang reserves by chunked_prefill_size, which limits prompts, also where more requests decode."""
+    limits = {"max_num_batched_tokens": 4096, "max_num_seqs": 6000}
+    asked = ["--model", "llama-3.1-8b", "--engine", "sglang"]
+    asked += [f"--{name.replace('_', '-')}={value}" for name, value in limits.items()]
+    room = document("fit", *asked)["memory"]["blocks"]
+    for question in ("--kv-len=1000", "--batch-size=6000"):
+        (row,) = document("size", *asked, question, "--tp", "1")["rows"]
+        assert row["batch_size"] * row["kv_len"] / row["kv_share"] == pytest.approx(room)
+    served = document("serving", *asked, "--isl", "100", "--osl", "20", "--concurrency", "300")
+    assert served["max_kv_tokens"] == room
+    assert document("simulate", *asked, "--rate=1", "--input=200")["settings"]["num_gpu_blocks"] == room
+    load = ("--isl", "1000", "--osl", "100", "--tpot", "100", "--gpus", "1", "--mode", "aggregated")
+    best = document("best", *asked, *load, "--dtype", "bf16", "--mean")["answers"][0]["choices"]
+    assert {choice["row"]["max_kv_tokens"] for choice in best} == {room}
+    sweep = {
+        "models": ["llama-3.1-8b"], "tp": [1], "engine": ["sglang"], "slo": {"ttft_p99_ms": 3000},
+        "workload": {"requests": 100, "input_tokens": 600, "output_tokens": 40}, "tolerance": 0.1,
+    }  # fmt: skip
+    run_sweep(sweep | {name: [value] for name, value in limits.items()}, tmp_path / "capacities.parquet")
+    assert pq.read_table(tmp_path / "capacities.parquet")["max_kv_tokens"].to_pylist() == [room]
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

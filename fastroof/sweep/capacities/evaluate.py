@@ -32,7 +32,7 @@ def evaluate_capacities(spec: CapacitySpec, unit: WorkUnit, tables: GpuTables) -
     evaluate_s = 0.0
     for replicas, given_tokens, given_seqs in deployments:
         budget = engine.max_num_batched_tokens if given_tokens is None else given_tokens
-        seqs = engine.max_num_seqs if given_seqs is None else given_seqs
+        seqs = engine.asked_seqs(given_seqs, budget) or engine.max_num_seqs
         if (budget, seqs) not in plans:
             plans[budget, seqs] = unit_plan(spec, key, tables, max_tokens=max(budget, seqs), max_seqs=seqs)
         plan = plans[budget, seqs]
@@ -64,6 +64,7 @@ def _row(spec: CapacitySpec, plan: StepPlan, replicas: int, budget: int, seqs: i
         return Lost("engine", f"{plan.model.name} on {plan.gpu.name} tp={plan.tp} {plan.dtype}: {error}")
     return {
         **plan_columns(plan),
+        "max_kv_tokens": plan.memory_of(max_tokens=budget, max_seqs=seqs).max_kv_tokens,
         "replicas": replicas,
         "total_gpus": most.gpus,
         "max_num_batched_tokens": budget,

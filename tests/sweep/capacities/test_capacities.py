@@ -54,9 +54,16 @@ def test_a_row_is_what_capacity_answers(whole: Any) -> None:
         )  # fmt: skip
         for name in ("requests_per_s", "limit", "low", "high", "relative_error", "requests_per_s_per_gpu"):
             assert row[name] == getattr(most, name)
+        assert row["max_kv_tokens"] == plan.memory_of(max_seqs=row["max_num_seqs"]).max_kv_tokens
         assert most.at_capacity == {
             name: row[name] for name in ("ttft_p99_ms", "tpot_p90_ms") if row[name] is not None
         }
+
+
+def test_requests_are_by_default_within_the_tokens_of_a_step(tmp_path: Path) -> None:
+    limits = {"models": ["llama-3.1-8b"], "tp": [1], "max_num_seqs": None, "max_num_batched_tokens": [256]}
+    run_sweep(SPEC | limits, tmp_path / "few.parquet")
+    assert pq.read_table(tmp_path / "few.parquet")["max_num_seqs"].to_pylist() == [256]
 
 
 def test_every_deployment_is_a_row_or_counted_and_ranked_by_what_a_gpu_serves(whole: Any) -> None:
