@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -19,7 +19,7 @@ from fastroof.errors import SimulationError, SweepError
 from fastroof.plan.options import OPTIONS
 
 if TYPE_CHECKING:
-    from fastroof.engines.scheduling import Scheduling
+    from fastroof.engines.scheduling import Scheduling, StepLimits
     from fastroof.plan import StepPlan
 
 _TYPES: Final[dict[str, Any]] = {
@@ -212,26 +212,14 @@ def simulated_plan(
 
     engine = load_engine(options["engine"]).on(gpu)
     own = engine.scheduling.in_order(settings.get("order"))
-    tokens = settings["max_num_batched_tokens"] or own.max_num_batched_tokens
-    seqs = own.asked_seqs(settings["max_num_seqs"], tokens) or own.max_num_seqs
+    tokens, seqs, _ = own.step_limits(*(settings[name] for name in LIMITS))
     sizes = {"max_tokens": own.largest_step(tokens, seqs), "max_seqs": seqs}
     return compile_plan(model, gpu, tables, **{**options, **sizes, "engine": engine})
 
 
-class StepLimits(NamedTuple):
-    """Limits on a step's tokens and requests; ``asked_seqs`` is None if the latter is the engine's own."""
-
-    tokens: int
-    seqs: int
-    asked_seqs: int | None
-
-
 def step_limits(given: GroupValues, own: Scheduling) -> StepLimits:
     """Return the limits given, else the engine's own."""
-    tokens, seqs = (number_or_engine(f"--{name.replace('_', '-')}", given[name]) for name in LIMITS)
-    tokens = tokens or own.max_num_batched_tokens
-    asked_seqs = own.asked_seqs(seqs, tokens)
-    return StepLimits(tokens, asked_seqs or own.max_num_seqs, asked_seqs)
+    return own.step_limits(*(number_or_engine(f"--{name.replace('_', '-')}", given[name]) for name in LIMITS))
 
 
 def number_or_engine(option: str, text: str) -> int | None:

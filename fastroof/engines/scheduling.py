@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Any, Final, NamedTuple
 
 from fastroof.checks import is_whole_number, whole_number
 from fastroof.engines.values import MOST, check_bool, check_one_of, check_range, check_size, check_text
 from fastroof.errors import PlanError
-
-Number = TypeVar("Number", bound=float)
 
 STEP_ORDERS: Final = ("mixed", "prefill_first")
 """Whether prompts share steps with decodes, or run before them in separate steps."""
 
 PAUSES: Final = {"prefill_schedule_interval": 1, "prefill_decode_interval": 0, "min_free_slots_delay": 0}
 """Options that let prompts wait for steps or slots, and their value if off."""
+
+
+class StepLimits(NamedTuple):
+    """Limits on a step's tokens and on running requests; ``asked_seqs`` is None for the engine's own."""
+
+    tokens: int
+    seqs: int
+    asked_seqs: int | None
 
 
 @dataclass(frozen=True)
@@ -91,15 +97,18 @@ class Scheduling:
         """Return it with another order of steps; unchanged for None, or for what is refused elsewhere."""
         return replace(self, order=order) if isinstance(order, str) and order in STEP_ORDERS else self
 
-    def asked_seqs(self, max_num_seqs: Number | None, max_num_batched_tokens: object) -> Number | int | None:
-        """Return the limit on requests that follows from the limits given; None for the engine's own.
+    def step_limits(self, max_num_batched_tokens: Any = None, max_num_seqs: Any = None) -> StepLimits:
+        """Return the limits given, else the engine's own.
 
         Decodes count against the tokens of a mixed step, so fewer tokens than the engine's own requests lower
         that default. Several limits on tokens, or an invalid one, do not.
         """
-        tokens = max_num_batched_tokens
-        is_lowered = is_whole_number(tokens, most=self.max_num_seqs - 1) and self.order == "mixed"
-        return int(tokens) if max_num_seqs is None and is_lowered else max_num_seqs  # type: ignore[call-overload]
+        tokens, asked = max_num_batched_tokens, max_num_seqs
+        if tokens is None:
+            tokens = self.max_num_batched_tokens
+        if asked is None and self.order == "mixed" and is_whole_number(tokens, most=self.max_num_seqs - 1):
+            asked = int(tokens)
+        return StepLimits(tokens, self.max_num_seqs if asked is None else asked, asked)
 
     def largest_step(self, max_num_batched_tokens: int, decode_tokens: int) -> int:
         """Return the tokens of the largest step, of prompts or of ``decode_tokens`` without prompts."""

@@ -78,8 +78,8 @@ class _Question:
         tokens, seqs = plan.profile.memory.default_limits(
             gpu.name, gpu.hbm_bytes, own.max_num_batched_tokens, own.max_num_seqs
         )
-        tokens = self.max_num_batched_tokens or tokens
-        seqs = replace(own, max_num_seqs=seqs).asked_seqs(self.max_num_seqs, tokens) or seqs
+        own = replace(own, max_num_batched_tokens=tokens, max_num_seqs=seqs)
+        tokens, seqs, _ = own.step_limits(self.max_num_batched_tokens, self.max_num_seqs)
         return self.max_model_len or plan.model.max_position, seqs, tokens
 
     def start(self, plan: StepPlan) -> StartQuestion:

@@ -241,10 +241,7 @@ def least_gpus(
     spec = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
     profile = load_engine(chosen_engine(engine, runtime, PlanError)).on(spec)
     rules = engine_limits(profile, chunked_prefill=chunked_prefill, kv_reservation=kv_reservation)
-    asked_seqs = profile.scheduling.asked_seqs(max_seqs, max_batched_tokens)
-    max_seqs = profile.scheduling.max_num_seqs if asked_seqs is None else asked_seqs
-    if max_batched_tokens is None:
-        max_batched_tokens = profile.scheduling.max_num_batched_tokens
+    max_batched_tokens, max_seqs, asked_seqs = profile.scheduling.step_limits(max_batched_tokens, max_seqs)
     seqs = whole_number("max_seqs", max_seqs, most=MAX_SIZE, error=BatchError)
     budget = whole_number("max_batched_tokens", max_batched_tokens, most=MAX_SIZE, error=BatchError)
     rules = rules._replace(max_batched_tokens=budget, max_seqs=float(seqs), asked_seqs=asked_seqs)

@@ -138,13 +138,12 @@ def engine_limits(
     if order is None:
         order = scheduling.order
     one_of("order", order, STEP_ORDERS, BatchError)
-    asked_seqs = scheduling.in_order(order).asked_seqs(max_seqs, max_batched_tokens)
-    max_seqs = scheduling.max_num_seqs if asked_seqs is None else asked_seqs
+    tokens, seqs, asked_seqs = scheduling.in_order(order).step_limits(max_batched_tokens, max_seqs)
     return EngineLimits(
-        scheduling.max_num_batched_tokens if max_batched_tokens is None else max_batched_tokens,
+        tokens,
         bool(chunked_prefill),
         KV_RESERVATIONS[kv_reservation],
-        math.inf if type(max_seqs) is float and max_seqs == math.inf else at_least("max_seqs", max_seqs, 1),
+        math.inf if type(seqs) is float and seqs == math.inf else at_least("max_seqs", seqs, 1),
         order == "prefill_first",
         asked_seqs,
     )

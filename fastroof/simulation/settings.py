@@ -183,7 +183,8 @@ class EngineSettings:
         own, rule = plan.profile.scheduling, plan.profile.memory
         # invalid values are refused with the other settings
         tokens: Any = given.get("max_num_batched_tokens")
-        asked: Any = own.in_order(given.get("order")).asked_seqs(given.get("max_num_seqs"), tokens)
+        limits = own.in_order(given.get("order")).step_limits(tokens, given.get("max_num_seqs"))
+        asked: Any = limits.asked_seqs
         most_seqs = int(asked) if is_whole_number(asked) else None
         most_tokens = int(tokens) if is_whole_number(tokens, most=plan.max_tokens) else None
         memory = plan.memory_of(max_tokens=most_tokens, max_seqs=most_seqs)

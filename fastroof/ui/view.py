@@ -179,13 +179,12 @@ class View:
     @property
     def budget(self) -> int:
         """Return the engine's maximum tokens per step."""
-        return self.max_num_batched_tokens or self.profile.scheduling.max_num_batched_tokens
+        return self.profile.scheduling.step_limits(self.max_num_batched_tokens).tokens
 
     @property
     def max_seqs(self) -> int:
         """Return the engine's maximum number of requests."""
-        own = self.profile.scheduling
-        return own.asked_seqs(None, self.budget) or own.max_num_seqs
+        return self.profile.scheduling.step_limits(self.max_num_batched_tokens).seqs
 
     @property
     def decode_kv_len(self) -> int:

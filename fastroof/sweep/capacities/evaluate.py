@@ -31,8 +31,7 @@ def evaluate_capacities(spec: CapacitySpec, unit: WorkUnit, tables: GpuTables) -
     rows = []
     evaluate_s = 0.0
     for replicas, given_tokens, given_seqs in deployments:
-        budget = engine.max_num_batched_tokens if given_tokens is None else given_tokens
-        seqs = engine.asked_seqs(given_seqs, budget) or engine.max_num_seqs
+        budget, seqs, _ = engine.step_limits(given_tokens, given_seqs)
         if (budget, seqs) not in plans:
             plans[budget, seqs] = unit_plan(spec, key, tables, max_tokens=max(budget, seqs), max_seqs=seqs)
         plan = plans[budget, seqs]
