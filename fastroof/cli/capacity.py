@@ -175,7 +175,7 @@ def capacity(
     if by_hour:
         if not fewest:
             raise SimulationError("--by-hour goes with --fewest: the fewest replicas of each hour")
-        from fastroof.simulation.capacity_hours import fewest_by_hour
+        from fastroof.simulation.fewest_replicas import fewest_by_hour
 
         hourly = fewest_by_hour(served, asked, steady=steady, **settings, **limits)
         if as_json:
@@ -185,7 +185,7 @@ def capacity(
             print_left_out(asked)
         return
     if fewest:
-        from fastroof.simulation.capacity import fewest_replicas
+        from fastroof.simulation.fewest_replicas import fewest_replicas
 
         few = fewest_replicas(served, asked, steady=steady, **settings, **limits)
         if as_json:

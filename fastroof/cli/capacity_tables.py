@@ -10,9 +10,9 @@ from fastroof.cli.output import console, duration, percent, print_table
 
 if TYPE_CHECKING:
     from fastroof import StepPlan
-    from fastroof.simulation.capacity import Capacity, FewestReplicas
-    from fastroof.simulation.capacity_hours import HourlyReplicas
+    from fastroof.simulation.capacity import Capacity
     from fastroof.simulation.capacity_search import Limits
+    from fastroof.simulation.fewest_replicas import FewestReplicas, HourlyReplicas
     from fastroof.sweep import CapacitySummary
 
 MOST_GROUPS: Final = 40

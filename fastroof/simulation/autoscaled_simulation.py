@@ -256,7 +256,7 @@ class AutoscaledSimulation(Simulation):
 
     def fewest_fixed(self, limits: Mapping[str, float]) -> FixedFleet | None:
         """Return the fewest fixed replicas, up to ``max_replicas``, that keep the limits; None without."""
-        from fastroof.simulation.capacity import fewest_that_keep
+        from fastroof.simulation.fewest_replicas import fewest_that_keep
 
         fewest = fewest_that_keep(lambda count: self.fixed(count, limits).keeps, self.autoscaler.max_replicas)
         return self.fixed(fewest, limits) if fewest else None

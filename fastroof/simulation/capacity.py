@@ -1,9 +1,8 @@
-"""The largest request rate, and the fewest replicas, within limits on percentiles."""
+"""The largest request rate within limits on percentiles."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +12,6 @@ from fastroof.plan.compile import check_plan
 from fastroof.simulation.capacity_runs import (
     ANY_RATE,
     Searched,
-    check_turnover,
     deployment_runner,
     drawn_trace,
     longer,
@@ -30,9 +28,9 @@ from fastroof.simulation.engine import refuse_too_long
 from fastroof.simulation.kv_tiers import tiers_below
 from fastroof.simulation.prompt_tree import source_of_hits
 from fastroof.simulation.replicas import MOST_REPLICAS, POOLED_ROUTINGS
-from fastroof.simulation.session_runs import mean_rate, requests_per_session
+from fastroof.simulation.session_runs import requests_per_session
 from fastroof.simulation.settings import EngineSettings, running_tokens
-from fastroof.simulation.steady import LEAST_REQUESTS, Run, affordable_requests, enough_requests
+from fastroof.simulation.steady import Run
 from fastroof.simulation.step_range import StepError, step_error
 from fastroof.simulation.trace import Trace
 
@@ -127,9 +125,7 @@ class Capacity:
     @property
     def at_capacity(self) -> dict[str, float]:
         """The limited percentiles at this rate, ms, by limit; empty if the rate is 0."""
-        seen = self._at_rate
-        names = [limit.name for limit in self.limits.percentiles]
-        return {} if seen is None else dict(zip(names, seen.values_ms, strict=True))
+        return self.limits.named(self._at_rate)
 
     @property
     def simulated(self) -> pa.Table:
@@ -143,10 +139,7 @@ class Capacity:
                 "served_per_s": seen.served_per_s,
                 "growth": seen.growth,
                 "goodput": seen.goodput,
-                **{
-                    limit.name: value
-                    for limit, value in zip(self.limits.percentiles, seen.values_ms, strict=True)
-                },
+                **self.limits.named(seen),
             }
             for per_s, seen in sorted(self.seen.items())
         ]
@@ -373,131 +366,3 @@ def _of_draws(rates: list[float]) -> float | None:
     logs = [math.log(rate) for rate in rates]
     mean = math.fsum(logs) / len(logs)
     return math.sqrt(math.fsum((log - mean) ** 2 for log in logs) / (len(logs) - 1))
-
-
-GROWTH = 0.01
-"""Share of the elapsed time by which queueing may grow, in addition to chance."""
-
-
-@dataclass(frozen=True)
-class FewestReplicas:
-    """The fewest replicas within the limits; 0 if even the maximum is not enough."""
-
-    replicas: int
-    gpus: int
-    limit: str
-    requests_per_s: float
-    seen: dict[int, Seen] = field(repr=False)
-    limits: Limits = field(repr=False)
-    requests_per_session: float | None = None
-
-    @property
-    def sessions_per_s(self) -> float | None:
-        """Session starts/s; None without sessions."""
-        each = self.requests_per_session
-        return None if each is None else self.requests_per_s / each
-
-    @property
-    def at_replicas(self) -> dict[str, float]:
-        """The limited percentiles with these replicas, ms, by limit; empty if there are 0."""
-        seen = self.seen.get(self.replicas)
-        names = [limit.name for limit in self.limits.percentiles]
-        return {} if seen is None else dict(zip(names, seen.values_ms, strict=True))
-
-    def document(self) -> dict[str, Any]:
-        """Return the answer as JSON values."""
-        of_sessions = {} if self.sessions_per_s is None else {"sessions_per_s": self.sessions_per_s}
-        return {
-            "replicas": self.replicas,
-            "gpus": self.gpus,
-            "limit": self.limit,
-            "requests_per_s": self.requests_per_s,
-            **of_sessions,
-            "at_replicas": self.at_replicas,
-        }
-
-
-def fewest_replicas(
-    plan: StepPlan,
-    trace_or_workload: Trace | Workload,
-    *,
-    goodput: float | None = None,
-    routing: str = "round_robin",
-    most: int = 64,
-    steady: bool = True,
-    threads: int = 1,
-    prefix_cache: str = "auto",
-    kv_tiers: Any = None,
-    **options: Any,
-) -> FewestReplicas:
-    """Find the fewest replicas that serve requests at their own rate within limits on percentiles."""
-    check_plan("plan", plan, SimulationError)
-    most = whole_number("most", most, 1, MOST_REPLICAS, SimulationError)
-    one_of("routing", routing, POOLED_ROUTINGS, SimulationError)
-    check_flag("steady", steady, SimulationError)
-    trace = drawn_trace(trace_or_workload)
-    chosen = {name: options.pop(name) for name in EngineSettings.__dataclass_fields__ if name in options}
-    run, per_s = Run.whole(trace), mean_rate(trace)
-    is_steady = steady and not trace.is_closed and 0.0 < per_s < math.inf
-    requests = max(LEAST_REQUESTS, len(trace))
-    if is_steady:
-        run = run_of(trace_or_workload, requests)
-    # closed-loop clients send as fast as they are answered: their queue does not grow
-    limits = parsed_limits(options, goodput, math.inf if trace.is_closed else _growth(run))
-    tokens = running_tokens(trace, plan, chosen.get("reserve_output"))
-    settings = EngineSettings.of_plan(plan, kv_len=tokens, **chosen)
-    refuse_too_long(trace, settings, "leave such requests out")
-    hits = source_of_hits(trace, prefix_cache, routing)
-    tiers = tiers_below(kv_tiers, plan, settings, hits)
-    seen: dict[int, Seen] = {}
-
-    def keeps(replicas: int) -> bool:
-        simulate = deployment_runner(plan, settings, replicas, routing, threads, hits, tiers)
-        seen[replicas] = limits.seen_in(run, simulate(run.trace, 1.0))
-        return limits.holds(seen[replicas])
-
-    fewest = fewest_that_keep(keeps, most)
-    while is_steady and fewest and run.session is not None:
-        # with sessions a short run ends while its first ones are open
-        in_system, decodes = min(one.in_system for one in seen.values()), seen[fewest].decodes
-        affordable = affordable_requests(run, decodes, settings.max_num_batched_tokens)
-        wanted = enough_requests(requests, in_system, affordable)
-        if wanted == requests:
-            check_turnover(run, in_system)
-            break
-        requests, run = wanted, run_of(trace_or_workload, wanted)
-        limits = limits._replace(growth=_growth(run))
-        seen.clear()
-        fewest = fewest_that_keep(keeps, most)
-    broken = [replicas for replicas, one in seen.items() if not limits.holds(one)]
-    limit = limits.binding(seen[max(broken)]) if broken else "none"
-    return FewestReplicas(
-        fewest,
-        fewest * plan.layout.world_size,
-        limit,
-        per_s,
-        dict(sorted(seen.items())),
-        limits,
-        requests_per_session(trace),
-    )
-
-
-def _growth(run: Run) -> float:
-    """Return the share of the elapsed time by which queueing may grow in a run."""
-    return max(GROWTH, 1.0 / math.sqrt(run.requests))
-
-
-def fewest_that_keep(keeps: Callable[[int], bool], most: int) -> int:
-    """Find the least number up to ``most`` that keeps the limits, by doubling and bisection; 0 if none."""
-    below, number = 0, 1
-    while not keeps(number):
-        if number == most:
-            return 0
-        below, number = number, min(2 * number, most)
-    while number - below > 1:
-        middle = (below + number) // 2
-        if keeps(middle):
-            number = middle
-        else:
-            below = middle
-    return number

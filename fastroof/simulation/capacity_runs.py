@@ -96,9 +96,9 @@ def longer(
     tried = [searched(requests)]
     while first.search.run.session is not None and tried[-1].found.requests_per_s:
         # with sessions a short run ends while its first ones are open, and its rate is too high
-        wanted = enough_requests(requests, tried[-1].in_system, most(tried[-1]))
+        last = tried[-1]
+        wanted = enough_of_sessions(last.search.run, requests, last.in_system, most(last))
         if wanted == requests:
-            check_turnover(tried[-1].search.run, tried[-1].in_system)
             break
         requests = wanted
         tried.append(searched(requests))
@@ -110,15 +110,17 @@ def longer(
     return tried if more == requests else [*tried, searched(more, steady.found.requests_per_s)]
 
 
-def check_turnover(run: Run, in_system: float) -> None:
-    """Raise an error if too few sessions count for as many as are open at once."""
-    if run.requests < LEAST_TURNOVERS * in_system:
+def enough_of_sessions(run: Run, requests: int, in_system: float, affordable: int) -> int:
+    """Return how many requests of sessions should count; an error if those of a run are the most and few."""
+    wanted = enough_requests(requests, in_system, affordable)
+    if wanted == requests and run.requests < LEAST_TURNOVERS * in_system:
         sessions = run.counted.stop - run.counted.start
         raise SimulationError(
             f"{shown(run.trace.name)}: sessions stay open too long for a steady state, {sessions:,} are "
             f"simulated and {in_system / run.requests * sessions:,.0f} open at once; give shorter delays or "
             "steady=False (--no-steady), which counts the requests given"
         )
+    return wanted
 
 
 def deployment_runner(

@@ -93,6 +93,11 @@ class Limits(NamedTuple):
         seen = self.seen(run.trace, outcomes, run.places(outcomes))
         return seen if run.session is None else seen._replace(in_system=run.open_requests(outcomes))
 
+    def named(self, seen: Seen | None) -> dict[str, float]:
+        """Return the measured percentiles, ms, by limit; empty without a measurement."""
+        names = (limit.name for limit in self.percentiles)
+        return {} if seen is None else dict(zip(names, seen.values_ms, strict=True))
+
     def goodput_of(self, times: RequestTimes) -> float:
         """Return the share of requests within the limits of each request; 1 without any."""
         return float(times.within(self.of_request).mean()) if self.of_request else 1.0

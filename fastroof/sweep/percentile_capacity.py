@@ -233,8 +233,7 @@ class SimulatedKind:
             faster, slower = error.time_scales
             low = min(search.found(slower).requests_per_s, low)
             high = max(search.found(faster).requests_per_s, high)
-        names = [limit.name for limit in search.limits.percentiles]
-        values = dict(zip(names, seen.values_ms, strict=True)) if found.requests_per_s else {}
+        values = search.limits.named(seen if found.requests_per_s else None)
         return PercentileCapacity(
             found.requests_per_s, low, high, math.nan, found.limit, 0, values_ms=values,
             sampling_error=search.sampling_error(found),
@@ -257,8 +256,7 @@ class SimulatedKind:
     def values_ms(self, setting: Setting, per_s: float, requests: int, seed: int) -> dict[str, float]:
         """Return the limited percentiles at a rate, ms, by limit."""
         search = self.search(setting, requests, seed, TOLERANCE)
-        seen = self._seen(setting, search, per_s)
-        return dict(zip([each.name for each in search.limits.percentiles], seen.values_ms, strict=True))
+        return search.limits.named(self._seen(setting, search, per_s))
 
     def _seen(self, setting: Setting, search: CapacitySearch, per_s: float) -> Seen:
         """Return what a search measures at a rate."""

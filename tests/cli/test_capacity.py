@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 import fastroof
 from fastroof.cli import app
-from fastroof.simulation.capacity import fewest_replicas
-from fastroof.simulation.capacity_hours import fewest_by_hour
+from fastroof.simulation.fewest_replicas import fewest_by_hour, fewest_replicas
 from fastroof.sweep import best_deployments
 
 DRAWN = ("--num-requests", "300", "--input", "600", "--output", "40", "--seed", "4")

@@ -11,8 +11,7 @@ import pytest
 import fastroof
 from fastroof import FastroofError, serving
 from fastroof.simulation import Autoscaler, Workload, engine, simulate_disaggregated
-from fastroof.simulation.capacity import fewest_replicas
-from fastroof.simulation.capacity_hours import fewest_by_hour
+from fastroof.simulation.fewest_replicas import fewest_by_hour, fewest_replicas
 
 FEW = Workload(rate=50, requests=5, input_tokens=100, output_tokens=9)
 NO_PLANS: tuple[Any, ...] = (None, "llama-3.1-8b", 3, [], np.ones((2, 2)), object(), 10**5000)

@@ -12,8 +12,7 @@ import numpy as np
 import fastroof
 from fastroof import serving
 from fastroof.simulation import Autoscaler, Link, engine, simulate_disaggregated
-from fastroof.simulation.capacity import fewest_replicas
-from fastroof.simulation.capacity_hours import fewest_by_hour
+from fastroof.simulation.fewest_replicas import fewest_by_hour, fewest_replicas
 from fastroof.simulation.replicas import POOLED_ROUTINGS
 from fastroof.sweep import best_batches, decode_times_us
 from tests.fuzz.expressions import NAMES, evaluated, integer, integer_array, odd, sizes

@@ -1,0 +1,225 @@
+"""The fewest replicas within limits on percentiles, in all or in each hour of a trace or workload."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from fastroof.checks import check_flag, one_of, shown, whole_number
+from fastroof.errors import SimulationError
+from fastroof.plan.compile import check_plan
+from fastroof.simulation.capacity_runs import deployment_runner, drawn_trace, enough_of_sessions, run_of
+from fastroof.simulation.capacity_search import Limits, Seen, parsed_limits
+from fastroof.simulation.engine import refuse_too_long
+from fastroof.simulation.kv_tiers import tiers_below
+from fastroof.simulation.prompt_tree import source_of_hits
+from fastroof.simulation.replicas import MOST_REPLICAS, POOLED_ROUTINGS
+from fastroof.simulation.session_runs import mean_rate, requests_per_session
+from fastroof.simulation.settings import EngineSettings, running_tokens
+from fastroof.simulation.steady import LEAST_REQUESTS, Run, affordable_requests
+from fastroof.simulation.trace import Trace
+from fastroof.simulation.workload import DEFAULT_REQUESTS, Workload
+from fastroof.simulation.workload_rates import MOST_HOURS
+from fastroof.units import SECONDS_PER_HOUR
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+
+
+GROWTH: Final = 0.01
+"""Share of the elapsed time by which queueing may grow, in addition to chance."""
+
+
+@dataclass(frozen=True)
+class FewestReplicas:
+    """The fewest replicas within the limits; 0 if even the maximum is not enough."""
+
+    replicas: int
+    gpus: int
+    limit: str
+    requests_per_s: float
+    seen: dict[int, Seen] = field(repr=False)
+    limits: Limits = field(repr=False)
+    sessions_per_s: float | None = None
+
+    @property
+    def at_replicas(self) -> dict[str, float]:
+        """The limited percentiles with these replicas, ms, by limit; empty if there are 0."""
+        return self.limits.named(self.seen.get(self.replicas))
+
+    def document(self) -> dict[str, Any]:
+        """Return the answer as JSON values."""
+        of_sessions = {} if self.sessions_per_s is None else {"sessions_per_s": self.sessions_per_s}
+        return {
+            "replicas": self.replicas,
+            "gpus": self.gpus,
+            "limit": self.limit,
+            "requests_per_s": self.requests_per_s,
+            **of_sessions,
+            "at_replicas": self.at_replicas,
+        }
+
+
+def fewest_replicas(
+    plan: StepPlan,
+    trace_or_workload: Trace | Workload,
+    *,
+    goodput: float | None = None,
+    routing: str = "round_robin",
+    most: int = 64,
+    steady: bool = True,
+    threads: int = 1,
+    prefix_cache: str = "auto",
+    kv_tiers: Any = None,
+    **options: Any,
+) -> FewestReplicas:
+    """Find the fewest replicas that serve requests at their own rate within limits on percentiles."""
+    check_plan("plan", plan, SimulationError)
+    most = whole_number("most", most, 1, MOST_REPLICAS, SimulationError)
+    one_of("routing", routing, POOLED_ROUTINGS, SimulationError)
+    check_flag("steady", steady, SimulationError)
+    trace = drawn_trace(trace_or_workload)
+    chosen = {name: options.pop(name) for name in EngineSettings.__dataclass_fields__ if name in options}
+    run, per_s = Run.whole(trace), mean_rate(trace)
+    is_steady = steady and not trace.is_closed and 0.0 < per_s < math.inf
+    requests = max(LEAST_REQUESTS, len(trace))
+    if is_steady:
+        run = run_of(trace_or_workload, requests)
+    # closed-loop clients send as fast as they are answered: their queue does not grow
+    limits = parsed_limits(options, goodput, math.inf if trace.is_closed else _growth(run))
+    tokens = running_tokens(trace, plan, chosen.get("reserve_output"))
+    settings = EngineSettings.of_plan(plan, kv_len=tokens, **chosen)
+    refuse_too_long(trace, settings, "leave such requests out")
+    hits = source_of_hits(trace, prefix_cache, routing)
+    tiers = tiers_below(kv_tiers, plan, settings, hits)
+    seen: dict[int, Seen] = {}
+
+    def keeps(replicas: int) -> bool:
+        simulate = deployment_runner(plan, settings, replicas, routing, threads, hits, tiers)
+        seen[replicas] = limits.seen_in(run, simulate(run.trace, 1.0))
+        return limits.holds(seen[replicas])
+
+    fewest = fewest_that_keep(keeps, most)
+    while is_steady and fewest and run.session is not None:
+        # with sessions a short run ends while its first ones are open
+        in_system, decodes = min(one.in_system for one in seen.values()), seen[fewest].decodes
+        affordable = affordable_requests(run, decodes, settings.max_num_batched_tokens)
+        wanted = enough_of_sessions(run, requests, in_system, affordable)
+        if wanted == requests:
+            break
+        requests, run = wanted, run_of(trace_or_workload, wanted)
+        limits = limits._replace(growth=_growth(run))
+        seen.clear()
+        fewest = fewest_that_keep(keeps, most)
+    broken = [replicas for replicas, one in seen.items() if not limits.holds(one)]
+    limit = limits.binding(seen[max(broken)]) if broken else "none"
+    each = requests_per_session(trace)
+    return FewestReplicas(
+        fewest,
+        fewest * plan.layout.world_size,
+        limit,
+        per_s,
+        dict(sorted(seen.items())),
+        limits,
+        None if each is None else per_s / each,
+    )
+
+
+def _growth(run: Run) -> float:
+    """Return the share of the elapsed time by which queueing may grow in a run."""
+    return max(GROWTH, 1.0 / math.sqrt(run.requests))
+
+
+def fewest_that_keep(keeps: Callable[[int], bool], most: int) -> int:
+    """Find the least number up to ``most`` that keeps the limits, by doubling and bisection; 0 if none."""
+    below, number = 0, 1
+    while not keeps(number):
+        if number == most:
+            return 0
+        below, number = number, min(2 * number, most)
+    while number - below > 1:
+        middle = (below + number) // 2
+        if keeps(middle):
+            number = middle
+        else:
+            below = middle
+    return number
+
+
+@dataclass(frozen=True)
+class HourlyReplicas:
+    """The fewest replicas of each hour, None for hours without requests, and the rates of the hours."""
+
+    hours: tuple[FewestReplicas | None, ...]
+    rates_per_s: tuple[float, ...]
+
+    @property
+    def peak(self) -> int:
+        """The most replicas of any hour; 0 if some hour needs more than were tried."""
+        counts = [each.replicas for each in self.hours if each is not None]
+        return max(counts) if all(counts) else 0
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU hours if replicas change on the hour; NaN if some hour needs more than were tried."""
+        return float(sum(each.gpus for each in self.hours if each is not None)) if self.peak else math.nan
+
+    @property
+    def gpu_hours_at_peak(self) -> float:
+        """GPU hours of the most replicas of any hour over all hours."""
+        most = max((each.gpus for each in self.hours if each is not None), default=0)
+        return float(most * len(self.hours)) if self.peak else math.nan
+
+    def document(self) -> dict[str, Any]:
+        """Return the answer as JSON values."""
+        empty = {"replicas": 0, "gpus": 0, "limit": "none", "requests_per_s": 0.0, "at_replicas": {}}
+        return {
+            "hours": [
+                {"hour": hour, **(empty if each is None else each.document()), "requests_per_s": rate}
+                for hour, (each, rate) in enumerate(zip(self.hours, self.rates_per_s, strict=True))
+            ],
+            "peak": self.peak,
+            "gpu_hours": self.gpu_hours,
+            "gpu_hours_at_peak": self.gpu_hours_at_peak,
+        }
+
+
+def fewest_by_hour(plan: StepPlan, trace_or_workload: Trace | Workload, **options: Any) -> HourlyReplicas:
+    """Find the fewest replicas of each hour, as :func:`fewest_replicas` does for one rate.
+
+    An hour of a workload has its rate throughout; that of a trace is its requests, repeated.
+    """
+    if isinstance(trace_or_workload, Workload) and trace_or_workload.hours:
+        rates = trace_or_workload.hours
+        plain: dict[str, Any] = {"hourly": None, "arrivals": "", "requests": DEFAULT_REQUESTS}
+        found = {
+            rate: fewest_replicas(plan, replace(trace_or_workload, rate=rate, **plain), **options)
+            for rate in set(rates) - {0.0}
+        }
+        return HourlyReplicas(tuple(found.get(rate) for rate in rates), rates)
+    parts = list(_hours_of(trace_or_workload))
+    return HourlyReplicas(
+        tuple(None if part is None else fewest_replicas(plan, part, **options) for part in parts),
+        tuple(0.0 if part is None else len(part) / SECONDS_PER_HOUR for part in parts),
+    )
+
+
+def _hours_of(given: Trace | Workload) -> Iterator[Trace | None]:
+    """Yield the requests of each hour."""
+    trace = drawn_trace(given)
+    if trace.has_parents:
+        raise SimulationError(
+            f"{shown(trace.name)} has sessions, which hours would cut; find the fewest replicas for all hours"
+        )
+    count = int(trace.duration_s // SECONDS_PER_HOUR) + 1
+    if trace.is_closed or count > MOST_HOURS:
+        what = "is a closed loop" if trace.is_closed else f"lasts {count:,} hours"
+        raise SimulationError(
+            f"{shown(trace.name)} {what}; replicas by the hour need arrivals over up to {MOST_HOURS:,} hours"
+        )
+    ends = trace.arrival_s.searchsorted([SECONDS_PER_HOUR * hour for hour in range(count + 1)])
+    for hour in range(count):
+        has_some = ends[hour] < ends[hour + 1]
+        yield trace.sliced(SECONDS_PER_HOUR * hour, SECONDS_PER_HOUR * (hour + 1)) if has_some else None
