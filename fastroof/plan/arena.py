@@ -1,21 +1,13 @@
-"""A plan's arena: grid blocks of all layers and kinds, lookups in them, pipeline stages, validation.
+"""A plan's arena: grid blocks of all layers and kinds, lookups in them, validation.
 
 A packed attention cell is a polynomial of its offsets from its lower corner, so kinds add up on the union of
 their axes: the sum of two lookups to 4e-16, at the cost of one.
-
-A micro-batch passes the pipeline stages:
-
-    end[batch, stage] = max(end[batch - 1, stage], end[batch, stage - 1]) + time[batch, stage]
-
-Sends count as the sending stage's time, without overlap. ``n`` equal micro-batches in equal stages take
-``n + pp - 1`` times a stage. ``pp`` batches that cycle, as decodes do, take ``pp`` times the slowest stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -34,8 +26,6 @@ from fastroof.operators.calls import AttentionCall, MixerCall
 from fastroof.pack.keys import axis_guide, key_columns
 from fastroof.plan.curves import row_values
 from fastroof.plan.plan_data import PlanData
-from fastroof.run.batch import StepBatch
-from fastroof.run.evaluate import step_us
 from fastroof.units import NS_PER_US
 
 
@@ -353,7 +343,7 @@ _ROWS: Final = {
     ),
     "what runs for each sequence": (steps.LOGITS_AT, steps.MAX_SEQS, 0.0),
 }
-_BLOCKS: Final = {
+BLOCKS: Final = {
     "decode attention": steps.DECODE_AT,
     "prefill attention": steps.PREFILL_AT,
     "decode attention within a window": steps.WINDOW_DECODE_AT,
@@ -389,7 +379,7 @@ def validate_arena(arena: Floats, what: str, error: type[FastroofError] = PlanEr
         # the first row is of 0 tokens
         rows = arena[int(header[slot]) + 1 :][: int(header[limit])]
         _check(rows.min(), rows.max(), name, what, error, least)
-    for name, slot in _BLOCKS.items():
+    for name, slot in BLOCKS.items():
         block = arena[int(header[slot]) :]
         # the first of a cell's six coefficients is the value at its node: us, or work / us
         values = block[cells_of(block)][::6]
@@ -411,91 +401,3 @@ def _check(
     if not (least <= low and high <= most):
         wrong = low if not least <= low else high
         raise error(f"{what}: {name} takes {wrong:g} us, must be {least:g} to {most:g}; {_ORIGIN}")
-
-
-PlanT = TypeVar("PlanT", bound=PlanData)
-
-
-def in_each_stage(plan: PlanT, times_us: Callable[[PlanT], Floats]) -> Floats:
-    """Times of steps in every stage, us, of shape (steps, pp); equal stages are timed once."""
-    stages: Sequence[Any] = plan.stage_plans or (plan,)
-    times = {id(stage): times_us(stage) for stage in {id(stage): stage for stage in stages}.values()}
-    return np.stack([times[id(stage)] for stage in stages], axis=1)
-
-
-def stage_times_us(plan: PlanData, batch: StepBatch) -> Floats:
-    """Time of every micro-batch in every stage, us, of shape (steps, pp)."""
-    return in_each_stage(plan, lambda stage: step_us(stage, batch, 1))
-
-
-def makespan_us(times_us: Floats) -> float:
-    """From the first micro-batch's start to the last one's end, us, by their times in each stage."""
-    end = np.zeros(times_us.shape[1])
-    for of_batch in times_us:
-        before = 0.0
-        for stage, us in enumerate(of_batch):
-            before = end[stage] = max(end[stage], before) + us
-    return float(end[-1]) if len(end) else 0.0
-
-
-TYPICAL_BATCH: Final = 64
-TYPICAL_KV_LEN: Final = 2048
-"""Decodes that decide which stage is the slowest: the one with the LM head, or with one more layer."""
-
-_TIMES: Final = (
-    steps.TOKENS_AT,
-    steps.DECODE_TOKENS_AT,
-    steps.LOGITS_AT,
-    steps.EXPERT_AT,
-    steps.DECODE_EXPERT_AT,
-)
-"""Header slots of sections of times; 0 if a plan has no such section."""
-_ORIGINS: Final = (steps.TOKENS_ORIGIN_AT, steps.DECODE_TOKENS_ORIGIN_AT, steps.LOGITS_ORIGIN_AT)
-_CONSTANTS: Final = (
-    steps.NUM_LAYERS,
-    steps.STEP_US,
-    steps.SEQUENCE_US,
-    steps.PREFILL_US,
-    steps.PREFILL_FLOOR_US,
-    steps.PREFIX_PAIR_US,
-    steps.PREFIX_TOKEN_US,
-    steps.WINDOW_PAIR_US,
-    steps.WINDOW_TOKEN_US,
-    steps.MIXED_KV_US,
-    steps.MIXED_WINDOW_KV_US,
-    steps.SHARED_LAUNCH_US,
-)
-
-
-def at_the_pace_of(plan: PlanT, slowest: PlanT) -> PlanT:
-    """Return a plan of equal stages: its slowest one, as often as it has stages."""
-    times = len(plan.stage_plans)
-    attention = (
-        part._replace(
-            call=replace(part.call, times=part.call.times * times),
-            decode_block=None if part.decode_block is None else scaled_block(part.decode_block, times),
-            prefill_block=None if part.prefill_block is None else scaled_block(part.prefill_block, times),
-            prefix_us=part.prefix_us.times(times),
-        )
-        for part in slowest.attention
-    )
-    return replace(
-        plan,
-        arena=_scaled_arena(slowest.arena, times),
-        row_curves=tuple(curve.in_layers(times) for curve in slowest.row_curves),
-        attention=tuple(attention),
-    )
-
-
-def _scaled_arena(arena: Floats, times: int) -> Floats:
-    """An arena whose steps take ``times`` as long."""
-    scaled = arena.copy()
-    scaled[list(_CONSTANTS)] *= times
-    starts = sorted({int(arena[slot]) for slot in (*_TIMES, *_BLOCKS.values(), *_ORIGINS)} - {0})
-    ends = dict(zip(starts, [*starts[1:], int(arena[steps.ARENA_SIZE])], strict=True))
-    for start in {int(arena[slot]) for slot in _TIMES} - {0}:
-        scaled[start : ends[start]] *= times
-    for start in {int(arena[slot]) for slot in _BLOCKS.values()}:
-        scaled[start : ends[start]] = scaled_block(arena[start : ends[start]], times)
-    scaled.flags.writeable = False
-    return scaled

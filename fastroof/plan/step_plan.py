@@ -13,7 +13,7 @@ from fastroof.arrays import Floats, Int
 from fastroof.caching import lazy_property
 from fastroof.checks import check_flag, whole_number
 from fastroof.errors import BatchError, PlanError
-from fastroof.plan import arena, explain, step_error
+from fastroof.plan import explain, pipeline, step_error
 from fastroof.plan.arena import decode_lines, verification_arena
 from fastroof.plan.energy import PlanWithEnergy
 from fastroof.plan.explain import EncoderTime, Explanation
@@ -72,9 +72,9 @@ class StepPlan(PlanWithEnergy):
 
     @lazy_property
     def _bottleneck(self) -> StepPlan:
-        batch = min(arena.TYPICAL_BATCH, self.max_tokens, self.max_seqs)
-        slowest = max(self.stages, key=lambda stage: stage.decode_us(batch, arena.TYPICAL_KV_LEN))
-        return arena.at_the_pace_of(self, slowest)
+        batch = min(pipeline.TYPICAL_BATCH, self.max_tokens, self.max_seqs)
+        slowest = max(self.stages, key=lambda stage: stage.decode_us(batch, pipeline.TYPICAL_KV_LEN))
+        return pipeline.at_the_pace_of(self, slowest)
 
     @lazy_property
     def decode_lines(self) -> Floats | None:
@@ -390,7 +390,7 @@ class StepPlan(PlanWithEnergy):
         >>> 1.5 < plan.pipeline_us(four) / plan.pipeline_us(one) < 2.1
         True
         """
-        return arena.makespan_us(self.stage_times_us(batch))
+        return pipeline.makespan_us(self.stage_times_us(batch))
 
     def cycle_us(self, batch: StepBatch) -> float:
         """Time one round of micro-batches that cycle through the pipeline stages, as decodes do.
@@ -416,7 +416,7 @@ class StepPlan(PlanWithEnergy):
         ndarray of float64, shape (steps, pp)
             us per step and stage.
         """
-        return arena.stage_times_us(self, batch)
+        return pipeline.stage_times_us(self, batch)
 
     def explain(
         self,

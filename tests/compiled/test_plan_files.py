@@ -15,7 +15,7 @@ from fastroof.backends.c.plan_file import plan_bytes
 from fastroof.compiled import grids, plan_files, ragged_steps, steps, verification
 from fastroof.compiled import plan_files as plan_parts
 from fastroof.compiled.plan_files import BODY
-from fastroof.plan.arena import makespan_us
+from fastroof.plan.pipeline import makespan_us
 from fastroof.simulation.pools import Link, takes_us, whole_kv_bytes
 from fastroof.units import US_PER_S
 from tests.compiled.test_steps import plan_of

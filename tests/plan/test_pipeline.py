@@ -14,7 +14,7 @@ from fastroof.columns import ORIGIN_MODELLED
 from fastroof.compiled.plan_files import arena_fits
 from fastroof.errors import PlanError, PlanRangeError
 from fastroof.models.spec import stages_of
-from fastroof.plan.arena import makespan_us
+from fastroof.plan.pipeline import makespan_us
 from fastroof.serving import estimate
 
 LIMITS = {"max_tokens": 512, "max_seqs": 64}

@@ -23,7 +23,7 @@ from fastroof.backends.serve.questions import (
 )
 from fastroof.checks import shown
 from fastroof.errors import BackendError, BatchError, FastroofError
-from fastroof.plan.arena import in_each_stage
+from fastroof.plan.pipeline import in_each_stage
 from fastroof.run import StepBatch
 from fastroof.run.batch import int_array
 from fastroof.stopping import check_stopped
