@@ -108,7 +108,7 @@ class DescribedPlan(PlanData):
         Parameters
         ----------
         max_tokens : int, optional
-            Tokens of the largest step (default: the plan's).
+            Tokens of the largest step (default: the plan's, up to the engine's own limit).
         max_seqs : float, optional
             Maximum number of concurrent sequences, ``inf`` for the engine's own limit, which is the default.
             If each needs a block of states and there are fewer, the engine does not start: the memory is then
@@ -137,8 +137,6 @@ class DescribedPlan(PlanData):
         tokens = self.memory_tokens
         if max_tokens is not None:
             tokens = whole_number("max_tokens", max_tokens, most=2**31 - 1, error=PlanError)
-            if rule.room != "datasheet":
-                tokens = min(tokens, scheduling.max_num_batched_tokens)
 
         def memory(seqs: int) -> PlanMemory:
             use = MemoryUse(tokens, seqs, max_seqs is not None, prefix_caching, drafts)

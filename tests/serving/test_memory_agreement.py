@@ -163,9 +163,15 @@ def test_fewer_tokens_in_a_step_than_requests_by_default(engine: str, seqs: int)
     assert served["max_kv_tokens"] == fits["memory"]["blocks"] * settings["block_size"]
 
 
-def test_requests_beyond_the_tokens_of_a_step_have_the_room_of_those_tokens(tmp_path: Path) -> None:
-    """SGLang reserves by chunked_prefill_size, which limits prompts, also where more requests decode."""
-    limits = {"max_num_batched_tokens": 4096, "max_num_seqs": 6000}
+@pytest.mark.parametrize("tokens", [4096, 16384])
+def test_requests_beyond_the_tokens_of_a_step_have_the_room_of_those_tokens(
+    tmp_path: Path, tokens: int
+) -> None:
+    """SGLang reserves by chunked_prefill_size, which limits prompts, also where more requests decode.
+
+    Also if it is above the engine's own.
+    """
+    limits = {"max_num_batched_tokens": tokens, "max_num_seqs": 6000}
     asked = ["--model", "llama-3.1-8b", "--engine", "sglang"]
     asked += [f"--{name.replace('_', '-')}={value}" for name, value in limits.items()]
     room = document("fit", *asked)["memory"]["blocks"]

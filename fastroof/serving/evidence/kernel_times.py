@@ -167,7 +167,7 @@ def alike_rows(rows: Sequence[ServingRow]) -> list[list[int]]:
         key = (
             row.gpu, row.model, row.layout, row.plan_dtype, row.kv_dtype, row.exchange, row.engine_version,
             schedule, str(row.speculation), row.draft_model, row.draft_tp,
-            row.started_settings,
+            row.started_settings, row.memory_fraction,
         )  # fmt: skip
         alike.setdefault(key, []).append(i)
     return list(alike.values())

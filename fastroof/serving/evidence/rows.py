@@ -156,6 +156,18 @@ class ServingRow(ServedModel):
         return frozenset(name for name, is_on in has.items() if is_on)
 
     @property
+    def memory_fraction(self) -> float:
+        """Share of memory that the public benchmark's launch script set; 0 for the engine's own."""
+        return 0.0 if self._recipe is None else self._recipe.memory_fraction
+
+    def started(self, profile: EngineProfile) -> EngineProfile:
+        """Return a profile as the row's engine was started, with its share of memory."""
+        profile = super().started(profile)
+        if not self.memory_fraction:
+            return profile
+        return replace(profile, memory=replace(profile.memory, fraction=self.memory_fraction))
+
+    @property
     def wait_steps(self) -> int:
         """Steps that prompts wait for others, from the public benchmark's launch scripts."""
         recipe = self._recipe
