@@ -63,7 +63,7 @@ class Source:
     @property
     def is_own(self) -> bool:
         """Whether kernels-bench measured it."""
-        return str(self.provenance.get("tool", "")).partition(" ")[0] == CUSTOM_TOOL
+        return is_own(self.provenance)
 
     def rank(self, operator: str) -> int:
         """Rank of the source for an operator; the lowest is preferred."""
@@ -77,6 +77,11 @@ class Source:
         return (
             rows if is_imported(self.provenance) and type(rows) is int else count_rows(self.files[operator])
         )
+
+
+def is_own(provenance: Mapping[str, Any]) -> bool:
+    """Whether kernels-bench measured a source."""
+    return str(provenance.get("tool", "")).partition(" ")[0] == CUSTOM_TOOL
 
 
 Convert = Callable[[Source, str], dict[str, Array]]

@@ -24,6 +24,7 @@ class PlannedAttention(AttentionOperator):
 
     rate_form: ClassVar[int]
     any_width = True
+    completed_within = ("kv_dtype", "head_dim", "window")
 
     @property
     def datasheet(self) -> DatasheetClass:

@@ -48,6 +48,7 @@ from fastroof.uncertainty.leave_one_out import (
     MeasuredGrid,
     calibrated_errors,
     calibration_factor,
+    is_replaced,
     measured_grid,
     relative_variance,
 )
@@ -137,7 +138,7 @@ def _measured_grid(operator: AttentionOperator, tables: RowSource, shape: HeadSh
     latency_us = rows["latency_us"][keep]
     bound = operator.bound(shape, tables.gpu, float(latency_us.min()))
     points = tuple(rows[name][keep].astype(np.float64) for name in ("batch_size", "kv_len"))
-    is_spike = rows[ORIGIN][keep] != ORIGIN_MEASURED
+    is_spike = is_replaced(rows[ORIGIN][keep])
     return measured_grid(
         points, latency_us, bound.__call__, is_spike=is_spike, is_additive=operator.is_additive
     )

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, TypeVar
 import numpy as np
 
 from fastroof.arrays import Array, Floats
-from fastroof.columns import DTYPE, LATENCY, ORIGIN, ORIGIN_MEASURED, Column
+from fastroof.columns import DTYPE, LATENCY, ORIGIN, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.operators.calls import Gemm
 from fastroof.operators.elementwise import ELEMENTWISE
@@ -51,6 +51,7 @@ from fastroof.uncertainty.band_errors import band_errors, residue_errors, with_u
 from fastroof.uncertainty.leave_one_out import (
     LocalErrors,
     calibrated_errors,
+    is_replaced,
     measured_grid,
     relative_variance,
 )
@@ -144,6 +145,7 @@ class GemmOperator(PerRowOperator):
     defaults: ClassVar[Mapping[str, Any]] = {"dtype": "bf16"}
     # Projections are (n, k) pairs, not a product of n and k.
     paired_axes = ("n", "k")
+    completed_within = ("dtype",)
     holdouts = (
         HoldoutGrid(
             "gemm",
@@ -310,7 +312,7 @@ class GemmOperator(PerRowOperator):
             latency_us = rows["latency_us"]
             sizes = tuple(rows[name].astype(np.float64) for name in self.axis_names)
             bound_us = self.roofline(dtype, tables.gpu, float(latency_us.min()))
-            is_spike = rows[ORIGIN] != ORIGIN_MEASURED
+            is_spike = is_replaced(rows[ORIGIN])
             grid = measured_grid(sizes, latency_us, bound_us, is_spike=is_spike)
             bands = _of_all_rows(bands_of, *sizes, latency_us)
             if bands is not None:

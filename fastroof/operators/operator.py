@@ -182,6 +182,7 @@ class Operator(ABC):
     bandwidth_slack: ClassVar[float] = MEMORY_BANDWIDTH_SLACK
     faster_than_ring: ClassVar[bool] = False
     paired_axes: ClassVar[tuple[str, ...]] = ()
+    completed_within: ClassVar[tuple[str, ...]] = ()
     packed_words: ClassVar[tuple[str, ...]] = ()
     holdouts: ClassVar[tuple[HoldoutGrid, ...]] = ()
     coverages: ClassVar[tuple[HoldoutGrid, ...]] = ()

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof.arrays import Flags, Floats, Longs
-from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED
+from fastroof.columns import ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED
 from fastroof.compiled.layout import GUIDE_HEADER, PackedCurve, PackedGemm
 from fastroof.pack.bands import banded_points, bands_of
 from fastroof.pack.keys import MANTISSA_BITS, axis_keys
@@ -77,6 +77,12 @@ def sorted_origins(coordinates: tuple[Floats, ...], origin: Flags | None, count:
     if origin is None or not origin.any():
         return np.full(count, ORIGIN_MEASURED, np.uint8)
     return sorted_points(coordinates, origin.astype(np.float64))[1].astype(np.uint8)
+
+
+def origin_between(origin: Flags | None) -> int:
+    """Origin of points between rows with these origins: interpolated, or borrowed if some rows are."""
+    is_borrowed = origin is not None and bool((origin == ORIGIN_BORROWED).any())
+    return ORIGIN_BORROWED if is_borrowed else ORIGIN_INTERPOLATED
 
 
 LARGEST_GRID: Final = 2**22
@@ -199,7 +205,9 @@ def pack_gemm(
     bands = bands_of(m, n, k, latency_us) if has_bands else None
     if bands is not None:
         m, n, k, latency_us, flags = banded_points(bands, m, n, k, latency_us)
-        flags[flags == ORIGIN_MEASURED] = made
+        is_row = flags == ORIGIN_MEASURED
+        flags[~is_row] = origin_between(origin)
+        flags[is_row] = made
     new_curve = np.r_[True, (k[1:] != k[:-1]) | (n[1:] != n[:-1])]
     starts = np.flatnonzero(new_curve)
     stops = np.r_[starts[1:], len(m)]

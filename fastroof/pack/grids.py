@@ -10,8 +10,8 @@ import numpy as np
 
 from fastroof.arrays import Bools, Flags, Floats
 from fastroof.caching import lazy_property
-from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED
-from fastroof.pack.curves import SIZE_LIMIT, sorted_origins, sorted_points
+from fastroof.columns import ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
+from fastroof.pack.curves import SIZE_LIMIT, origin_between, sorted_origins, sorted_points
 from fastroof.pack.keys import axis_guide
 
 
@@ -98,8 +98,8 @@ class PackedGrid:
 
     @property
     def longest_ratio(self) -> float:
-        """Latency / B of the longest measured sequence at its smallest batch, at least 1."""
-        measured = np.argwhere(self.flags.T == ORIGIN_MEASURED)
+        """Latency / B of the longest measured or scaled sequence at its smallest batch, at least 1."""
+        measured = np.argwhere(np.isin(self.flags.T, (ORIGIN_MEASURED, ORIGIN_BORROWED)))
         j, i = measured[measured[:, 0] == measured[:, 0].max()][0]
         return max(1.0, float(self.cells[i, j, 0] / self.roofline(self.y_axis[i], self.x_axis[j])))
 
@@ -224,7 +224,7 @@ def pack_grid(
     table, flags = _fill_holes(batch_nodes, x_nodes, table, roofline, is_additive)
     for end in np.searchsorted(x_nodes, ends):
         between = ~known[:, end] & known[:, :end].any(axis=1) & known[:, end:].any(axis=1)
-        flags[between, end] = ORIGIN_INTERPOLATED
+        flags[between, end] = origin_between(origin)
     flags[rows, columns] = sorted_origins(coordinates, origin, len(rows))
     y_axis = np.r_[0.0, batch_nodes, SIZE_LIMIT]
     x_axis = np.r_[0.0, x_nodes, SIZE_LIMIT]

@@ -253,7 +253,7 @@ def run_survey(
         raise LookupInputError(unknown_operator(name, able))
     rows = []
     for name in (name for name in able if name in requested and name in tables.measured.tables):
-        candidates = tables.candidates(name)
+        candidates = tables.measured.candidates(name)
         sound = [sound_rows(one, [t for t in candidates if t is not one]) for one in candidates]
         for number, table in enumerate(candidates):
             if progress is not None:

@@ -18,6 +18,7 @@ from fastroof.load.scaled import scaled_error, scaled_from
 from fastroof.load.unsound import UnsoundFamily, families_error, unsound_families
 from fastroof.operators.operator import Key, SourceTable, is_measured
 from fastroof.operators.registry import OPERATORS
+from fastroof.tables.completed import CompletedTable
 from fastroof.tables.kernel_order import OrderedTables
 from fastroof.uncertainty.campaign import CampaignError, CampaignErrors, campaign_error
 
@@ -26,7 +27,7 @@ class SourceError(NamedTuple):
     """Errors of one kernel's lookups that its neighbours in the table share.
 
     ``floor_us`` is the least latency of the kernel's family in its source; ``scaled`` the error of kernels
-    that were measured on another card.
+    that were measured on another card, or of your own that another campaign completes.
     """
 
     campaign: CampaignErrors
@@ -71,11 +72,14 @@ def source_error(tables: OrderedTables, operator: str, key: Key) -> SourceError:
             campaign = campaign_error(operator, campaign_family(operator, words), tables.gpu.name, engines)
         floor_us = _floor_us(table, words)
         donor = scaled_from(table.provenance)
+        scaled = scaled_error(load_gpu(donor), tables.gpu) if donor else 0.0
+        if isinstance(table, CompletedTable):
+            scaled = table.error(measured)
         return SourceError(
             campaign,
             floor_us,
             tuple(family for family in families if family.holds_key(words)),
-            scaled_error(load_gpu(donor), tables.gpu) if donor else 0.0,
+            scaled,
         )
 
     return tables.cached(("source error", operator, key), made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from fastroof.load.scaled import scaled_from
 from fastroof.load.unsound import UnsoundFamily, unsound_families
 from fastroof.operators.operator import Key, Packer, SourceTable, is_measured, measured_keys
 from fastroof.operators.registry import OPERATORS
+from fastroof.tables.completed import Campaign, Completion, completed, may_complete
 from fastroof.tables.holdout import run_holdout
 from fastroof.tables.kernel_order import BY_RANK, KernelOrder
 from fastroof.tables.lookup import Lookup, run_lookup
@@ -181,7 +183,7 @@ class Tables:
         return self.cached(("of like links",), tables)
 
     def candidates(self, operator: str) -> tuple[MeasuredTable, ...]:
-        """Tables of an operator in order of preference.
+        """Tables of an operator in order of preference; the first may be completed by the second.
 
         Raises
         ------
@@ -191,6 +193,29 @@ class Tables:
         return self.cached(("candidates", operator), lambda: self._candidates(operator))
 
     def _candidates(self, operator: str) -> tuple[MeasuredTable, ...]:
+        """Tables in order; your own is completed by the next (:mod:`fastroof.tables.completed`)."""
+        own, *others = ordered = self._measured(operator)
+        if not others or not may_complete(own, others[0]) or any(map(self.is_foreign, ordered[:2])):
+            return ordered
+
+        def made() -> MeasuredTable:
+            sides = [functools.partial(self._campaign, table) for table in ordered[:2]]
+            return completed(own, others[0], Completion(*sides))
+
+        key = ("completed", operator, own.source, others[0].source)
+        return ((self._of_all or self).cached(key, made), *others)
+
+    def _campaign(self, table: MeasuredTable) -> Campaign:
+        alone = Tables(replace(self.measured, tables={table.operator: table}, others={}), self.gpu)
+        return Campaign(
+            table,
+            self.spike_free_rows(table),
+            lambda key: self.is_sound(table, key),
+            functools.partial(alone.lookup, table.operator),
+        )
+
+    def _measured(self, operator: str) -> tuple[MeasuredTable, ...]:
+        """Tables of an operator as measured, in order of preference."""
         tables = self.measured.candidates(operator)
         if not tables:
             have = ", ".join(sorted(self.measured.tables))
@@ -208,7 +233,7 @@ class Tables:
         MissingTableError
             If this set has none.
         """
-        return self.candidates(operator)[0]
+        return self._measured(operator)[0]
 
     def serving(self, operator: str, key: Key) -> MeasuredTable:
         """Table that serves one kernel: the first candidate with sound rows of it, else the first with any.
@@ -313,6 +338,8 @@ class Tables:
         """Latency and origin of every row of one source, without isolated spikes."""
 
         def made() -> SpikeFreeRows:
+            if ORIGIN in table.columns:
+                return SpikeFreeRows(table.columns[LATENCY.name], table.columns[ORIGIN])
             return spike_free_rows(table, self.gpu)
 
         return (self._of_all or self).cached(("spike-free rows", table.operator, table.source), made)

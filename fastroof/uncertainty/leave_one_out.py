@@ -17,7 +17,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Bools, Floats, Longs
+from fastroof.arrays import Bools, Flags, Floats, Longs
+from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED
 from fastroof.pack.curves import sorted_points
 from fastroof.pack.grids import slopes_above
 
@@ -67,6 +68,11 @@ class LocalErrors:
     inside: tuple[Floats, ...]
     beyond: tuple[EdgeVariances, ...]
     holes: Floats | None
+
+
+def is_replaced(origin: Flags) -> Bools:
+    """Whether rows are isolated spikes: neither measured nor scaled to what was."""
+    return np.isin(origin, (ORIGIN_INTERPOLATED, ORIGIN_EXTRAPOLATED))
 
 
 def measured_grid(
