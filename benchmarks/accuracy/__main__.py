@@ -22,6 +22,7 @@ MODULES: Final = {
     "planted-faults": "planted_faults",
     "kv-room": "kv_room",
     "own-rows": "own_rows",
+    "own-grid": "own_grid",
     "step-intervals": "step_intervals",
     "most-served": "most_served",
     "expert-steps": "aiconfigurator_steps",

@@ -1,7 +1,8 @@
 """The lines of the README's accuracy table that come from ``kernels-bench`` campaigns.
 
 Kernels: the other shipped tables, looked up at the campaign's points. Whole steps of engines: predicted by
-the other tables' kernels and by the campaign's, alone and with the profile of the engine's version.
+the other tables' kernels and by the campaign's, which the same engine's shipped rows complete, alone and with
+the profile of the engine's version.
 """
 
 from __future__ import annotations
