@@ -27,14 +27,19 @@ from fastroof.uncertainty.leave_one_out import NORMAL_80
 from kernels_bench.grid.grid import load_grid
 
 VLLM: Final = "aiconfigurator-vllm-0.25.0"
+SGLANG: Final = "aiconfigurator-sglang-0.5.14"
+TRTLLM: Final = "aiconfigurator-trtllm-1.3.0rc20"
 PAIRS: Final = (
     ("package:h100/vllm/0.31.0", f"h100/{VLLM}"),
     ("package:h200/vllm/0.31.0", f"h200/{VLLM}"),
     (f"h200/{VLLM}", f"h100/{VLLM}"),
     ("package:gb200/vllm/0.24.0", f"b200/{VLLM}"),
     ("package:b300/vllm/0.24.0", f"b200/{VLLM}"),
-    ("h100/aiconfigurator-sglang-0.5.14", f"h100/{VLLM}"),
-    ("h200/aiconfigurator-trtllm-1.3.0rc20", f"h200/{VLLM}"),
+    (f"h200/{SGLANG}", f"h100/{SGLANG}"),
+    (f"h200/{TRTLLM}", f"h100/{TRTLLM}"),
+    (f"gb200/{TRTLLM}", f"b200/{TRTLLM}"),
+    (f"h100/{SGLANG}", f"h100/{VLLM}"),
+    (f"h200/{TRTLLM}", f"h200/{VLLM}"),
 )
 """Judging and shipped campaigns; the first pair chose the rule. The last two measured other kernels."""
 
