@@ -313,7 +313,7 @@ def _outside(found: Bracket, start: float, lowest: float, highest: float) -> flo
 
 
 NO_LIMIT: Final = "none"
-"""Limit of a capacity if even all requests at once are within every limit."""
+"""Limit of a capacity if no rate breaks a limit: what is served of all requests at once."""
 
 _SLOPE_OVER: Final = 0.1
 """Relative decrease of the rate over which the slope of a percentile is taken."""
@@ -322,7 +322,7 @@ MOST_DOUBLINGS: Final = 20
 """Doublings of the first rate that are tried; at higher rates requests practically arrive at once."""
 
 MOST_DOUBLINGS_KEPT: Final = 8
-"""Doublings that are tried for sessions that keep the limits even if all start at once."""
+"""Doublings that are tried if even all requests at once keep the limits."""
 
 Simulate = Callable[["Trace", float], "Outcomes"]
 """Simulates a trace with time-outs divided by the second argument."""
@@ -386,9 +386,6 @@ class CapacitySearch:
         if math.inf not in tried:
             tried[math.inf] = seen_at(math.inf)
         at_once = tried[math.inf]
-        # with delays between them, requests of sessions that start at once do not come at once
-        if limits.keeps(at_once) and self.run.session is None:
-            return FoundRate(at_once.served_per_s / time_scale, NO_LIMIT)
         if near is not None:
             for per_s in (near / (1.0 + 3.0 * self.tolerance), near * (1.0 + 3.0 * self.tolerance)):
                 tried[per_s] = seen_at(per_s)
@@ -403,7 +400,8 @@ class CapacitySearch:
         tried |= rates
         if span.broken < math.inf:
             return FoundRate(span.kept / time_scale, limits.binding(tried[span.broken]))
-        kept = span.kept if self.run.session is None else at_once.served_per_s
+        is_at_once = limits.keeps(at_once) or self.run.session is not None
+        kept = at_once.served_per_s if is_at_once else span.kept
         return FoundRate(kept / time_scale, NO_LIMIT)
 
     def seen_at(self, found: FoundRate) -> Seen:

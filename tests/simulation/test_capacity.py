@@ -134,25 +134,48 @@ def test_where_no_rate_keeps_the_limits_it_is_0_and_says_which(plan: StepPlan, l
     assert none.simulations < 10
 
 
-def test_where_all_requests_at_once_keep_the_limits_none_binds(plan: StepPlan, load: Workload) -> None:
+def test_where_even_all_requests_at_once_keep_the_limits_the_throughput_binds(
+    plan: StepPlan, load: Workload
+) -> None:
     every = as_given(plan, load, e2e_p99_ms=1e9)
-    assert every.limit == "none"
+    assert every.limit == "throughput"
     at_once = replace(load.trace(), arrival_s=np.zeros(400))
     served_s = times_ms(plan, at_once)["e2e"].max() / 1e3
-    assert every.requests_per_s == pytest.approx(400 / served_s, rel=1e-12)
-    assert list(every.seen) == [math.inf]
-    assert every.at_capacity["e2e_p99_ms"] == p99(times_ms(plan, at_once)["e2e"])
+    assert every.seen[math.inf].served_per_s == pytest.approx(400 / served_s, rel=1e-12)
+    assert every.limits.keeps(every.seen[math.inf])
+    kept = times_ms(plan, at_rate(load.trace(), every.requests_per_s))
+    assert every.at_capacity == {"e2e_p99_ms": p99(kept["e2e"])}
+    beyond = min(rate for rate, seen in every.seen.items() if not every.limits.holds(seen))
+    assert every.requests_per_s < beyond <= every.requests_per_s * 1.01
+    assert every.seen[beyond].growth > every.limits.growth
+
+
+def test_a_limit_that_all_requests_at_once_keep_may_bind_below(plan: StepPlan) -> None:
+    """Prompts at once are computed before most decodes; those that arrive later delay decodes."""
+    load = Workload(rate=1.0, requests=400, input_tokens=200, output_tokens=50, seed=3)
+    found = [
+        as_given(plan, load, tpot_p99_ms=tpot_ms, max_num_seqs=64, with_range=False)
+        for tpot_ms in (9.0, 10.5, 1e9)
+    ]
+    assert [each.limit for each in found] == ["tpot_p99_ms", "tpot_p99_ms", "throughput"]
+    assert found[1].limits.keeps(found[1].seen[math.inf])
+    assert found[0].requests_per_s < found[1].requests_per_s < found[2].requests_per_s
+
+
+def test_of_two_requests_no_rate_is_too_fast(plan: StepPlan) -> None:
+    pair = Workload(rate=1.0, requests=2, input_tokens=200, output_tokens=50, seed=3)
+    every = as_given(plan, pair, e2e_p99_ms=1e9)
+    assert (every.limit, every.requests_per_s) == ("none", every.seen[math.inf].served_per_s)
 
 
 def test_a_queue_that_grows_until_the_trace_ends_is_not_kept(plan: StepPlan) -> None:
     """Its percentile is within the limit only because there are no more requests."""
     load = Workload(rate=1.0, requests=2000, input_tokens=500, output_tokens=50, seed=1)
-    at_once = as_given(plan, load, e2e_p99_ms=1e9)
+    at_once = as_given(plan, load, e2e_p99_ms=1e9).seen[math.inf]
     # nearly as long as all at once take: at any rate that is just too fast, the last wait for less
-    limit_ms = at_once.at_capacity["e2e_p99_ms"] * 0.9
-    most = as_given(plan, load, e2e_p99_ms=limit_ms)
+    most = as_given(plan, load, e2e_p99_ms=at_once.values_ms[0] * 0.9)
     assert most.limit == "throughput"
-    assert most.requests_per_s < 1.1 * at_once.requests_per_s
+    assert most.requests_per_s < 1.1 * at_once.served_per_s
     kept = [seen for rate, seen in most.seen.items() if rate > most.requests_per_s]
     assert any(most.limits.keeps(seen) and seen.growth > most.limits.growth for seen in kept)
 
