@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -237,6 +238,7 @@ def _why(answer: Answer, objective: str) -> list[str]:
         of = "" if answer.limits_on == "mean" else f"{answer.limits_on} "
         words = [of * (margin.name in TIMES) + _margin_words(margin) for margin in first.margins]
         lines.append(nearest + ", ".join(words))
+    lines += _free_words(first)
     lines += _limits_words(answer)
     if first.at_edge:
         lines.append("this is the largest load of the specification: a larger one may be better")
@@ -249,6 +251,17 @@ def _why(answer: Answer, objective: str) -> list[str]:
         what = "runner-up is" if ties == 1 else "runners-up are"
         lines.append(f"{ties} {what} no further behind than the estimates' errors: measure both")
     return lines
+
+
+def _free_words(choice: Choice) -> list[str]:
+    """Say the means of times without a limit, which queues may lengthen unseen."""
+    limited = {margin.name for margin in choice.margins}
+    words = [
+        f"{_NAMES[name][0]} {choice.row[name]:,.1f} ms"
+        for name in ("ttft_ms", "tpot_ms")
+        if name not in limited and choice.row[name] is not None and math.isfinite(choice.row[name])
+    ]
+    return [f"without a limit, on average: {', '.join(words)}"] if words else []
 
 
 def _margin_words(margin: Margin) -> str:

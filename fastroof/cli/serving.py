@@ -26,8 +26,11 @@ from fastroof.units import GB, US_PER_MS
 
 if TYPE_CHECKING:
     from fastroof import StepPlan
+    from fastroof.models.layout import Layout
 
 _WORKERS = re.compile(r"([1-9][0-9]{0,5}):([1-9][0-9]{0,5})")
+
+IMAGE_SIZE: Final = "1024x768"
 
 EPILOG: Final = (
     """\b
@@ -102,8 +105,9 @@ def serving(
         int, typer.Option(min=0, help="Number of images per prompt, in addition to --isl tokens of text.")
     ] = 0,
     image_size: Annotated[
-        str, typer.Option(metavar="WIDTHxHEIGHT", help="Size of each image, in pixels.")
-    ] = "1024x768",
+        str | None,
+        typer.Option(metavar="WIDTHxHEIGHT", help="Size of each image, in pixels.  [default: 1024x768]"),
+    ] = None,
     disaggregated: Annotated[
         str | None, typer.Option(metavar="X:Y", help="Number of prefill workers and of decode workers.")
     ] = None,
@@ -128,6 +132,11 @@ def serving(
     from fastroof.serving import estimate, estimate_disaggregated, estimate_with_images
     from fastroof.serving.speculation import speculated
 
+    if image_size is not None and not images:
+        raise BatchError("--image-size needs --images, the number of images per prompt")
+    for option, value in (("--prefill-tp", prefill_tp), ("--link-gb-per-s", link_gb_per_s)):
+        if value is not None and disaggregated is None:
+            raise BatchError(f"{option} needs --disaggregated, the numbers of workers such as 2:1")
     lists = [parse_sizes("--isl", isl), parse_sizes("--osl", osl), parse_sizes("--concurrency", concurrency)]
     mesh = np.meshgrid(*(np.atleast_1d(sizes) for sizes in lists), indexing="ij")
     scenarios = dict(zip(("isl", "osl", "concurrency"), (axis.ravel() for axis in mesh), strict=True))
@@ -180,10 +189,11 @@ def serving(
     if prefix_hit is not None:
         asked["prefix_hit"] = prefix_hit
     workers: dict[str, int] = {}
+    layouts: tuple[Layout, ...] = ()
     if disaggregated is None:
         schedule |= {"requests_per_client": requests_per_client, "prefix_hit": prefix_hit, **ahead}
         if images:
-            every = parse_images("--image-size", [image_size]) * images
+            every = parse_images("--image-size", [image_size or IMAGE_SIZE]) * images
             asked |= {"images": images, "image_size": every[0], "image_tokens": served.encode(every).tokens}
             times: Any = estimate_with_images(served, **scenarios, **schedule, images=every)
         else:
@@ -194,12 +204,14 @@ def serving(
             raise BatchError(f"--disaggregated needs numbers of workers such as 2:1, got {disaggregated!r}")
         prefill, decode = map(int, match.groups())
         workers = {
-            "prefill_tp": prefill_tp or plan["tp"],
+            "prefill_tp": plan["tp"] if prefill_tp is None else prefill_tp,
             "prefill_workers": prefill,
             "decode_workers": decode,
         }
+        prefills = plan_on(workers["prefill_tp"])
+        layouts = prefills.layout, served.layout
         times = estimate_disaggregated(
-            plan_on(workers["prefill_tp"]),
+            prefills,
             served,
             **scenarios,
             prefill_workers=prefill,
@@ -238,35 +250,38 @@ def serving(
             }
         )
     else:
-        _print(served, workers, rows, asked)
+        _print(served, _apart_words(workers, layouts, served), rows, asked)
 
 
-def _print(
-    plan: StepPlan, workers: dict[str, int], rows: list[dict[str, Any]], asked: dict[str, Any]
-) -> None:
+def _apart_words(workers: dict[str, int], layouts: tuple[Layout, ...], plan: StepPlan) -> str:
+    """Return the GPUs of workers that prefill and of others that decode; nothing without them."""
+    if not workers:
+        return ""
+    counts = workers["prefill_workers"], workers["decode_workers"]
+    gpus = sum(count * layout.world_size for count, layout in zip(counts, layouts, strict=True))
+    prefill, decode = (f"{count} x {layout}" for count, layout in zip(counts, layouts, strict=True))
+    return f"{gpus} x {plan.gpu.title} ({prefill} that prefill, {decode} that decode)"
+
+
+def _print(plan: StepPlan, apart: str, rows: list[dict[str, Any]], asked: dict[str, Any]) -> None:
     from fastroof.plan.energy import basis_of
 
     out = console()
     gpus = plan.layout.world_size
     split = "" if gpus == plan.tp == plan.layout.moe_tp else f" ({plan.layout})"
-    where = f"{gpus} x {plan.gpu.title}{split}"
-    if workers:
-        where = (
-            f"{workers['prefill_workers']} workers of {workers['prefill_tp']} GPUs that prefill and "
-            f"{workers['decode_workers']} of {plan.tp} that decode, {plan.gpu.title}"
-        )
+    where = apart or f"{gpus} x {plan.gpu.title}{split}"
     out.print(
         f"{plan.model.name} on {where}, {plan.dtype} weights, {plan.kv_dtype} KV cache"
         f"{plan.lora_text}, engine {plan.profile.title}" + _asked_words(asked) + "\n",
         soft_wrap=True,
     )
     common = ("isl", "osl", "clients", "TTFT ms", "TPOT ms", "request ms", "tokens/s a GPU")
-    more = ("prefill load", "KV load", "decodes", "wait ms") if workers else (
+    more = ("prefill load", "KV load", "decodes", "wait ms") if apart else (
         "running", "decode ms", "mixed ms", "mixed steps", "wait ms"
     )  # fmt: skip
     has_joules = "joules_per_token" in rows[0]
     joules = ("J a token",) * has_joules
-    print_table((*common, *more, *joules), [_cells(row, is_apart=bool(workers)) for row in rows])
+    print_table((*common, *more, *joules), [_cells(row, is_apart=bool(apart)) for row in rows])
     if has_joules:
         error = max(row["joules_relative_error"] for row in rows)
         out.print(f"\nJ a token: power {basis_of(plan.gpu)}, ±{percent(error)} for it alone", soft_wrap=True)

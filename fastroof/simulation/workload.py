@@ -40,6 +40,7 @@ DEFAULT_REQUESTS: Final = 1000
 MOST_REQUESTS: Final = 10**8
 """Maximum number of requests of a workload."""
 
+_THINKS: Final = "think_s goes with clients, or several turns or calls, got arrivals {arrivals!r}"
 _ARRIVALS: Final = 0
 _STREAMS: Final = {"input_tokens": 1, "output_tokens": 2, "cached_tokens": 3}
 """A stream of random numbers for each, so that changing one changes no other."""
@@ -154,6 +155,8 @@ class Workload:
             object.__setattr__(self, "growth_tokens", parse_lengths("growth_tokens", self.growth_tokens))
         if self.has_sessions:
             self._check_sessions()
+        elif isinstance(self.think_s, str) and arrivals != "closed":
+            raise TraceError(_THINKS.format(arrivals=arrivals))
         elif not _are_seconds(self.think_s):
             raise TraceError(f"think_s must be seconds from 0 to {MOST_SECONDS:g}, got {shown(self.think_s)}")
         elif self.growth_tokens is not None or self.system_tokens or self.tool_s != NO_DELAY:
@@ -213,11 +216,15 @@ class Workload:
     def _check_together(self) -> None:
         arrivals = self.arrivals
         if (self.clients is not None) != (arrivals == "closed"):
+            if self.clients is None:
+                raise TraceError("arrivals 'closed' needs clients, their number")
             raise TraceError(f"clients go with arrivals 'closed', got {shown(self.clients)} and {arrivals!r}")
         if self.think_s and arrivals != "closed" and not self.has_sessions:
-            raise TraceError(f"think_s goes with arrivals 'closed', or several turns, got {arrivals!r}")
+            raise TraceError(_THINKS.format(arrivals=arrivals))
         for name in ("ramp", "hourly"):
             given = getattr(self, name)
+            if given is None and arrivals == name:
+                raise TraceError(f"arrivals {name!r} needs {name}, the rates per second")
             if (given is not None) != (arrivals == name):
                 raise TraceError(f"{name} goes with arrivals {name!r}, got {shown(given)} and {arrivals!r}")
         if self.hourly is not None and self.has_sessions:

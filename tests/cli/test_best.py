@@ -100,6 +100,8 @@ def test_means_and_percentiles_are_named_as_in_python() -> None:
         assert ("limits are on means: percentiles" if of is None else f"limits are on {name}, by") in text
         assert ("--max-concurrency" if of is None else "--request-rate") in text
         assert (f"{name} TPOT ms" in text) == (of is not None)
+        free_ms = answer["choices"][0]["row"]["ttft_ms"]
+        assert f"without a limit, on average: TTFT {free_ms:,.1f} ms\n" in text
         limit = answer["choices"][0]["margins"][0]
         assert f"limit: {'' if of is None else f'{name} '}TPOT {limit['value']:,.4g} of 20 ms" in text
     assert "give --mean or --percentile, got both" in refused(*FEWER, "--mean", "--percentile", "99")

@@ -414,6 +414,17 @@ def test_images_of_clients_are_tokens_and_an_encoder() -> None:
     assert "--image-size big is not" in refused(*asked, "100", "--images", "1", "--image-size", "big")
 
 
+def test_options_of_other_questions_are_refused_and_workers_named() -> None:
+    asked = ("serving", "--model", "qwen3-30b-a3b", "--isl", "100", "--osl", "16", "--concurrency", "4")
+    assert "--prefill-tp needs --disaggregated" in refused(*asked, "--prefill-tp", "2")
+    assert "--link-gb-per-s needs --disaggregated" in refused(*asked, "--link-gb-per-s", "50")
+    assert "--image-size needs --images" in refused(*asked, "--image-size", "640x640")
+    apart = (*asked, "--dp", "2", "--ep", "2", "--disaggregated", "2:1")
+    assert "must be" in refused(*apart, "--prefill-tp", "0")
+    workers = "6 x NVIDIA H100 SXM (2 x tp 1, dp 2, ep 2 that prefill, 1 x tp 1, dp 2, ep 2 that decode)"
+    assert workers in good(*apart)
+
+
 # -- models and gpus -----------------------------------------------------------------------------
 
 
