@@ -328,6 +328,7 @@ def best(
     from fastroof import recommend
     from fastroof.sweep import recommend_for_spec
     from fastroof.sweep.best import PERCENTILE
+    from fastroof.sweep.recommendations.files import check_place
 
     question: dict[str, Any] = {
         "gpu": gpu, "total_gpus": gpus, "isl": isl, "osl": osl, "requests_per_s": rate,
@@ -345,6 +346,8 @@ def best(
         raise typer.BadParameter("give --mean or --percentile, got both")
     if manifest is not None and save is None:
         raise typer.BadParameter(f"--manifest {manifest} needs --save DIR")
+    if save is not None:
+        check_place(save, manifest or _KUBERNETES)
     of = None if mean else PERCENTILE if percentile is None else percentile
     options: dict[str, Any] = {
         "gpu_hour_price": parse_prices(price or []), "runners_up": runners_up, "percentile": of,

@@ -233,6 +233,10 @@ def test_limits_beyond_reach_say_the_nearest_and_memory_more_gpus() -> None:
         ((*ASKED, "--price", "2", "--price", "h100=3"), "got both"),
         ((*ASKED, "--price", "b200=3"), "missing for h100"),
         ((*ASKED, "--percentile", "0"), "percentile"),
+        ((*ASKED, "--save", __file__), "test_best.py is not a folder"),
+        ((*ASKED, "--save", f"{__file__}/new"), "test_best.py is not a folder"),
+        ((*ASKED, "--save", "/dev/null/new"), "/dev/null is not a folder"),
+        ((*ASKED, "--save", "new", "--manifest", "helm"), "manifest must be"),
     ],
 )
 def test_wrong_questions_say_what_would_do(arguments: tuple[str, ...], words: str) -> None:

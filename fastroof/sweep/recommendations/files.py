@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from fastroof.atomic_files import whole_file, write_whole
+from fastroof.atomic_files import check_file_place, whole_file, write_whole
 from fastroof.checks import one_of
 from fastroof.errors import SweepError
 from fastroof.models import TP_SIZES
@@ -15,6 +16,7 @@ from fastroof.sweep.recommendations.deployment import Deployment
 from fastroof.sweep.recommendations.manifests import KUBERNETES, PLATFORMS, label_name, yaml_documents
 
 CONFIG: Final = "engine.yaml"
+ROWS: Final = "deployments.parquet"
 
 
 def save_deployments(
@@ -47,6 +49,17 @@ def save_deployments(
     return written
 
 
+def check_place(folder: str | Path, manifest: str) -> None:
+    """Reject a folder that cannot be written, or an unknown platform, before the work for its files starts."""
+    one_of("manifest", manifest, PLATFORMS, SweepError)
+    place = existing = Path(folder)
+    while not os.path.exists(existing):
+        existing = existing.parent
+    if not os.path.isdir(existing):
+        raise SweepError(f"{place} cannot be written: {existing} is not a folder")
+    check_file_place(existing / ROWS, str(place), SweepError)
+
+
 def _write_rows(rows: list[dict[str, Any]], place: Path) -> list[Path]:
     import pyarrow as pa
     import pyarrow.csv as pacsv
@@ -59,7 +72,7 @@ def _write_rows(rows: list[dict[str, Any]], place: Path) -> list[Path]:
 
     columns = columns_of("energy" if "joules_per_token" in rows[0] else "") if rows else columns_of("")
     table = pa.Table.from_pylist(rows, schema=arrow_schema(columns, {"fastroof_version": __version__}))
-    parquet, text = place / "deployments.parquet", place / "deployments.csv"
+    parquet, text = place / ROWS, place / "deployments.csv"
     with whole_file(parquet) as unfinished:
         write_parquet(table, unfinished)
     with whole_file(text) as unfinished:
