@@ -250,7 +250,12 @@ def warn(message: str, program: str = "fastroof") -> None:
 
 
 def _one_line(message: str) -> str:
-    return " ".join(line.strip() for line in message.splitlines() if line.strip())
+    said = ""
+    for line in filter(str.strip, message.splitlines()):
+        # indented lines list problems
+        is_item = line[0].isspace() and not said.endswith(":")
+        said += ("; " if is_item else " ") + line.strip()
+    return said.strip()
 
 
 @contextmanager

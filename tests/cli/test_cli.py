@@ -824,6 +824,9 @@ def test_sweep_refuses_a_wrong_file(tmp_path: Path) -> None:
     spec = tmp_path / "my.toml"
     spec.write_text("models = [")
     assert "my.toml" in refused("sweep", str(spec), "-o", str(tmp_path / "out.parquet"))
+    told = refused("sweep", "--isl", "100", "-o", str(tmp_path / "out.parquet"))
+    assert "sweep spec: models: missing, need" in told
+    assert "; osl: missing, need" in told
     assert "absent.toml" in refused("sweep", str(tmp_path / "absent.toml"))
     assert "threads" in refused("sweep", "-o", str(tmp_path / "out.parquet"), "--threads", "0")
     assert list(tmp_path.iterdir()) == [spec]

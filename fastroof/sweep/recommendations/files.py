@@ -50,7 +50,7 @@ def save_deployments(
 
 
 def check_place(folder: str | Path, manifest: str) -> None:
-    """Reject a folder that cannot be written, or an unknown platform, before the work for its files starts."""
+    """Reject a folder that cannot be written, or an unknown platform, before the work starts."""
     one_of("manifest", manifest, PLATFORMS, SweepError)
     place = existing = Path(folder)
     while not os.path.exists(existing):
