@@ -81,7 +81,10 @@ def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
             continue
         rows.append((words, *(_ms(answers[name][key]) for key in keys)))
         if pairs is not None and name in pairs:
-            rows.append(("", *(" - ".join(map(_ms, pairs[name][key])) for key in keys)))
+            rows += [
+                (f"  {said}", *(_ms(pairs[name][key][place]) for key in keys))
+                for place, said in enumerate(("faster", "slower"))
+            ]
     print_table(("ms", *keys), rows, left=("ms",))
     out.print()
     if "sessions" in answers:
@@ -198,9 +201,7 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
         facts.append(("transfers", f"{_ms(sent['mean'])} ms mean, {_ms(sent['p99'])} at p99"))
     if pairs is not None:
         error = percent(pairs["relative_error"])
-        facts.append(
-            ("below times", f"on steps {error} faster - slower: one standard error {pairs['basis']}")
-        )
+        facts.append(("faster, slower", f"on steps {error} off: one standard error {pairs['basis']}"))
     elif "range" in answers:
         facts.append(("step error", answers["range"]["basis"]))
     return facts

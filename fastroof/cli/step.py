@@ -199,10 +199,8 @@ def step(
     memory = timed.memory
     held = sum(r.count * memory.blocks_per_request(r.new_tokens + r.context_len) for r in requests)
     if held > memory.blocks:
-        warn(
-            f"the step needs {kv_tokens:,} tokens of KV cache, and one {timed.gpu} has room for "
-            f"{timed.memory.max_kv_tokens:,}: this step does not fit"
-        )
+        words = _kv_words(timed, requests, kv_tokens)
+        warn(f"this step does not fit into the KV cache of one {timed.gpu}: {words}")
     warn_beyond_context(
         timed.model, timed.max_position, max((r.new_tokens + r.context_len for r in requests), default=0)
     )

@@ -267,7 +267,9 @@ def test_gpu_that_runs_another_ones_kernels_warns() -> None:
 def test_step_that_does_not_fit_warns() -> None:
     code, _, err = run("step", "--model", "llama-3.1-8b", "--decode", "512x4096")
     assert code == 0
-    assert "fastroof: warning: the step needs 2,097,152 tokens of KV cache" in err
+    assert "this step does not fit into the KV cache of one h100: 2,097,152 of " in err
+    _, _, err = run("step", "--model", "gpt-oss-120b", "--decode", "64x4096")
+    assert "128 of a sequence: as much as 136,160 of " in err
 
 
 def test_tree_of_several_gpus_needs_to_know_which(shared: Path) -> None:

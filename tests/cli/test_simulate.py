@@ -115,7 +115,9 @@ def test_the_words_are_those_answers_too(trace: str) -> None:
     assert lines["finished"].split()[1] == "400"
     low, high = answers["range"]["e2e_ms"]["mean"]
     assert low < answers["e2e_ms"]["mean"] < high
-    assert "one standard error of TPOT" in lines["below"]
+    shown = {line.split()[0]: line.split()[1] for line in out[out.index("\nE2E") :].splitlines() if line}
+    assert [shown[side] for side in ("faster", "slower")] == [f"{value:,.1f}" for value in (low, high)]
+    assert "one standard error of TPOT" in lines["faster,"]
     assert f"{answers['goodput']['requests_per_s']:,.4g} requests/s" in lines["goodput"]
     said = [line.removeprefix("fastroof: warning: ") for line in err.splitlines()]
     assert said == answers["warnings"]
