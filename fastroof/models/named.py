@@ -412,10 +412,13 @@ def unknown_name(given: str) -> str:
     if _is_distilled(given):
         relatives = [name for name in relatives if _is_distilled(name)]
     spelled = difflib.get_close_matches(given.casefold(), _spellings(), n=MOST_SUGGESTED)
+    start = f"{given.rpartition('/')[2].casefold()}-"
+    longer = [name for name in PRESETS if name.startswith(start)]
     # within a family the closest name comes first
     close = sorted(
-        dict.fromkeys([*relatives, *(_spellings()[name] for name in spelled)]),
+        dict.fromkeys([*longer, *relatives, *(_spellings()[name] for name in spelled)]),
         key=lambda name: (
+            name not in longer,
             name not in relatives,
             -difflib.SequenceMatcher(None, given.rpartition("/")[2].casefold(), name).ratio(),
         ),

@@ -145,6 +145,7 @@ def test_an_unknown_model_suggests_the_closest() -> None:
     ("given", "said"),
     [
         ("qwen3-5b", "did you mean qwen3-.*or give the path of a config.json"),
+        ("qwen3-235b", "did you mean qwen3-235b-a22b, qwen3-235b-a22b-"),
         ("mixtral-8x9b", "did you mean mixtral-8x7b, mixtral-8x22b"),
         ("meta-llama/Llama-3.1-9B-Instruct", "did you mean llama-3.1-8b, llama-3.1-70b, "),
         ("openai/gpt-oss-240b", "did you mean gpt-oss-20b, gpt-oss-120b"),
