@@ -257,10 +257,10 @@ CACHED_COLUMN: Final = Column(
     "cached_tokens",
     "int",
     "tokens",
-    "prompt tokens found in the prefix cache; empty if unknown",
+    "prompt tokens found in the prefix cache, or given as cached; empty if unknown",
     0,
 )
-"""An extra column of runs with a simulated prefix cache."""
+"""An extra column of runs with a simulated prefix cache, or of given cached tokens."""
 
 
 TURN_COLUMNS: Final = (
@@ -283,7 +283,8 @@ def request_table(
         "e2e_ms": times.e2e_ms,
         "preemptions": outcomes.preemptions,
     }
-    found = outcomes.cached_tokens
+    given = trace.cached_tokens if trace.cached_tokens.any() else None
+    found = given if outcomes.cached_tokens is None else outcomes.cached_tokens
     shown = REQUEST_COLUMNS if found is None else (*REQUEST_COLUMNS, CACHED_COLUMN)
     if outcomes.tiers is not None:
         for i, tier in enumerate(outcomes.tiers.tiers):

@@ -148,9 +148,9 @@ class Simulation(ArrowRows):
         pyarrow.Table
             ``arrival_s``, ``input_tokens``, ``output_tokens``, ``ttft_ms``, ``tpot_ms``, ``e2e_ms`` (null
             without such a time), ``preemptions``, ``replica``, ``status`` (finished, timed_out or rejected);
-            with a simulated prefix cache ``cached_tokens`` found at the first admission, of which
-            ``tokens_from_NAME`` in each KV tier; with sessions ``session`` and ``turn``. Fields have units
-            and meanings as metadata, the table its inputs.
+            ``cached_tokens`` if any are given, or with a simulated prefix cache those found at the first
+            admission, of which ``tokens_from_NAME`` in each KV tier; with sessions ``session`` and ``turn``.
+            Fields have units and meanings as metadata, the table its inputs.
         """
         return request_table(self.trace, self.outcomes, self.times, self.made_from)
 

@@ -78,10 +78,10 @@ def test_requests_are_in_the_order_of_the_file(calm: Simulation) -> None:
     rows, trace = calm.requests, calm.trace
     assert rows.column_names == [
         "arrival_s", "input_tokens", "output_tokens", "ttft_ms", "tpot_ms", "e2e_ms", "preemptions",
-        "replica", "status",
+        "replica", "status", "cached_tokens",
     ]  # fmt: skip
     given = trace.table()
-    for name in ("input_tokens", "output_tokens"):
+    for name in ("input_tokens", "output_tokens", "cached_tokens"):
         assert rows[name].to_pylist() == given[name].to_pylist()
     assert np.allclose(rows["arrival_s"], given["arrival_s"], rtol=1e-12)
     assert not np.all(np.diff(rows["arrival_s"]) > 0)
@@ -93,6 +93,16 @@ def test_requests_are_in_the_order_of_the_file(calm: Simulation) -> None:
     assert rows.schema.metadata[b"fastroof.trace"] == b"made"
     assert rows.schema.metadata[b"fastroof.max_num_seqs"] == b"64"
     assert rows.schema.field("ttft_ms").metadata[b"unit"] == b"ms"
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.csv"])
+def test_requests_that_are_written_are_the_trace_again(
+    plan: fastroof.StepPlan, tmp_path: Path, name: str
+) -> None:
+    given = fastroof.Workload(rate=20, requests=50, cached_tokens="share:0.5").trace()
+    first = fastroof.simulate(plan, given)
+    again = fastroof.simulate(plan, fastroof.load_trace(first.write_requests(tmp_path / name)))
+    assert again.requests.equals(first.requests)
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.CSV"])
