@@ -282,6 +282,13 @@ def help_if_alone(context: typer.Context) -> None:
         raise typer.Exit
 
 
+def options_given(context: typer.Context) -> dict[str, str]:
+    """Return the options on the command line, by the names of their parameters."""
+    named = ((one.name or "", max(one.opts, key=len)) for one in context.command.params)
+    sources = ((name, option, context.get_parameter_source(name)) for name, option in named)
+    return {name: option for name, option, source in sources if source and source.name == "COMMANDLINE"}
+
+
 Group = Mapping[str, tuple[Any, Any]]
 """Type and default of each option by the name of its parameter; ... if required."""
 

@@ -25,7 +25,7 @@ from fastroof.cli.option_groups import (
 from fastroof.cli.options import Json
 from fastroof.cli.output import print_json
 from fastroof.cli.workload_options import WORKLOAD, asked_requests, print_left_out
-from fastroof.command_group import GroupValues, taking
+from fastroof.command_group import GroupValues, options_given, taking
 from fastroof.errors import SimulationError
 from fastroof.simulation.fleet_options import ROUTER
 
@@ -50,7 +50,7 @@ requests (--think, --tool, or the trace's) stay.
 JSON of a model: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, engine, tables_hash,
 left_out (rows of the trace's file by reason), requests_per_s (0 where no rate keeps the limits),
 requests_per_s_per_gpu, limit (what breaks first beyond it; throughput: arrivals are faster than what is
-served; none: all at once keep all), low, high (with steps one standard error longer and shorter),
+served; none: no rate breaks one), low, high (with steps one standard error longer and shorter),
 relative_error, basis, sampling_error (relative standard error by chance), tolerance, replicas, gpus,
 requests, counted (without ramp and drain), simulations, at_capacity (percentiles), simulated: one object a
 rate [requests_per_s, holds, served_per_s, growth, goodput, and the percentiles]. Of sessions also
@@ -64,6 +64,8 @@ each with hour and these, peak (replicas), gpu_hours, gpu_hours_at_peak. JSON of
 )
 
 DEFAULT_RESULTS: Final = Path("capacities.parquet")
+_OF_SPECIFICATION: Final = frozenset({"results", *EXECUTION})
+_OF_BOTH: Final = frozenset({"what", "ttft_p99", "tpot_p99", "e2e_p99", "slo", "threads", "as_json"})
 _SHORT: Final = re.compile(r"([a-z0-9]+_p[0-9_]+)(?:_ms)?[=:]([0-9]*\.?[0-9]+)")
 Most = float | None
 
@@ -87,6 +89,7 @@ def _limit(option: str, what: str) -> Any:
 )
 def capacity(
     *,
+    context: typer.Context,
     what: Annotated[
         str,
         typer.Argument(
@@ -153,6 +156,7 @@ def capacity(
     """
     from fastroof.processors import usable_processors
 
+    _refuse_ignored(what, options_given(context))
     workers = threads or usable_processors()
     limits = _limits({"ttft_p99_ms": ttft_p99, "tpot_p99_ms": tpot_p99, "e2e_p99_ms": e2e_p99}, slo)
     if what.endswith(".toml"):
@@ -205,6 +209,17 @@ def capacity(
     else:
         print_capacity(served, most)
         print_left_out(asked)
+
+
+def _refuse_ignored(what: str, given: dict[str, str]) -> None:
+    """Raise if a specification gets options of a model, or a model those of a specification."""
+    for name, option in given.items():
+        if what.endswith(".toml") and name not in _OF_SPECIFICATION | _OF_BOTH:
+            raise SimulationError(f"{option} goes with a model; {what} is a specification, which has its own")
+        if not what.endswith(".toml") and name in _OF_SPECIFICATION:
+            raise SimulationError(
+                f"{option} goes with a specification (.toml), got {what}; --json prints the answer"
+            )
 
 
 def _limits(given: dict[str, float | None], more: str | None) -> dict[str, Any]:

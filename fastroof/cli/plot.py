@@ -11,7 +11,7 @@ import typer
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import OUTSIDE_STEPS, TABLES, plan_options
 from fastroof.cli.options import Model
-from fastroof.command_group import GroupValues, help_if_alone, taking, warn
+from fastroof.command_group import GroupValues, help_if_alone, options_given, taking, warn
 from fastroof.errors import FastroofError, MissingTableError
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def roofline(
     from fastroof.report import draw_roofline
 
     if model is None:
-        given = [name for name in _OF_A_MODEL if _is_given(context, name)]
+        given = [name for name in _OF_A_MODEL if name in options_given(context).values()]
         if given:
             raise FastroofError(f"{', '.join(given)} need{'s' * (len(given) == 1)} --model")
     if model is not None and len(dtype or ()) > 1:
@@ -223,11 +223,6 @@ def roofline(
     if tables is None:
         warn(f"{spec.name} has no measured tables; the plot shows its roofline without kernels")
     save(draw_roofline(spec, tables, dtypes=tuple(dict.fromkeys(dtype or ("bf16",)))), output)
-
-
-def _is_given(context: typer.Context, option: str) -> bool:
-    source = context.get_parameter_source(option.removeprefix("--").replace("-", "_"))
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _sizes(option: str, text: str, most: int) -> list[int]:

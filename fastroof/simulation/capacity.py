@@ -55,7 +55,7 @@ class Capacity:
         throughput when all requests, or sessions, arrive at once.
     limit : str
         The limit that fails first at a higher rate: its name, ``goodput``, ``throughput`` (requests arrive
-        faster than they are served) or ``none`` (all requests at once are within every limit).
+        faster than they are served) or ``none`` (no rate breaks a limit).
     low, high : float
         The rate with all steps one standard error longer, and shorter; the rate itself if that error is
         unknown.

@@ -145,6 +145,10 @@ def test_a_specification_is_swept_and_goes_on(tmp_path: Path) -> None:
         ),
         (("no-such-model", "--ttft-p99", "300"), "no-such-model"),
         (("absent.toml", "--ttft-p99", "300"), "absent.toml"),
+        ((*MODEL, "--ttft-p99", "300", "-o", "a.csv"), "--results goes with a specification"),
+        ((*MODEL, "--ttft-p99", "300", "--restart"), "--restart goes with a specification"),
+        (("my.toml", "--draws", "2"), "--draws goes with a model"),
+        (("my.toml", "--no-steady"), "--steady goes with a model"),
     ],
 )
 def test_what_cannot_be_is_said(arguments: tuple[str, ...], said: str) -> None:
