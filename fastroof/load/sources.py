@@ -361,8 +361,7 @@ def _refuse_impossible_sizes(path: Path, schema: Operator, columns: Mapping[str,
 
 
 def _refuse_mfu_above_one(path: Path, operator: str, columns: Mapping[str, Array], gpu: GpuSpec) -> None:
-    work = OPERATORS[operator].flops(columns)
-    own_flops_per_s, limit_flops_per_s = OPERATORS[operator].peaks(columns, gpu)
+    work, own_flops_per_s, limit_flops_per_s = OPERATORS[operator].flops_and_peaks(columns, gpu)
     # attention computes in bf16, over an fp8 KV cache at most at the fp8 peak
     dtypes = columns.get("dtype", columns.get("kv_dtype", np.full(len(work), "bf16", object)))
     no_units = (np.isnan(own_flops_per_s) | np.isnan(limit_flops_per_s)) & ~np.isnan(work)

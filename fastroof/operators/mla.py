@@ -130,10 +130,10 @@ def generation_kv_len(raw: Raw) -> Array:
     return steps if counts_new else raw["isl"] + steps
 
 
-def projections(columns: Columns, tokens: Floats, expanded: Real = 0.0) -> list[WorkPart]:
+def projections(columns: Columns, shape: LatentShape, tokens: Floats, expanded: Real = 0.0) -> list[WorkPart]:
     """Projections of a block over tokens; ``expanded`` tokens have keys and values expanded (0: absorbed)."""
     heads = columns["num_heads"]
-    hidden, q_lora, kv_lora, nope, rope, v_dim = shapes_of(columns["model"])[:6]
+    hidden, q_lora, kv_lora, nope, rope, v_dim = shape[:6]
     down = hidden * (q_lora + kv_lora + rope)
     own = down + q_lora * heads * (nope + rope) + heads * v_dim * hidden
     expansion = kv_lora * heads * (nope + v_dim)

@@ -99,7 +99,7 @@ class MlaModulePrefill(LatentModule, RaggedPrefill):
         shape = shapes_of(columns["model"])
         widths = shape.nope_dim + shape.rope_dim + shape.v_dim
         attention = 2.0 * columns["num_heads"] * widths * batch * causal_pairs(q_len, kv_len)
-        own = projections(columns, batch * q_len, batch * kv_len)
+        own = projections(columns, shape, batch * q_len, batch * kv_len)
         return [*own, WorkPart(np.asarray(attention), columns["attn_dtype"])]
 
     def moved_bytes(self, columns: Columns) -> Floats:
@@ -128,7 +128,7 @@ class MlaModuleDecode(LatentModule):
         shape = shapes_of(columns["model"])
         widths = 2.0 * shape.kv_lora_rank + shape.rope_dim
         attention = 2.0 * columns["num_heads"] * widths * batch * kv_len
-        return [*projections(columns, batch), WorkPart(np.asarray(attention), columns["attn_dtype"])]
+        return [*projections(columns, shape, batch), WorkPart(np.asarray(attention), columns["attn_dtype"])]
 
     def moved_bytes(self, columns: Columns) -> Floats:
         """Weights, tokens in and out, and the cache."""

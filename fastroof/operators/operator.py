@@ -243,12 +243,16 @@ class Operator(ABC):
         none = np.full(len(columns["latency_us"]), np.nan)
         return none, none
 
+    def flops_and_peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats, Floats]:
+        """FLOPs and both peaks of every row."""
+        return self.flops(columns), *self.peaks(columns, gpu)
+
     def work(self, columns: Columns, gpu: GpuSpec) -> RowWork:
         """Work of every row of a table."""
-        peak, limit = self.peaks(columns, gpu)
+        flops, peak, limit = self.flops_and_peaks(columns, gpu)
         moved_bytes = self.moved_bytes(columns)
         return RowWork(
-            flops=self.flops(columns),
+            flops=flops,
             moved_bytes=moved_bytes,
             least_bytes=self.least_bytes(columns, moved_bytes),
             peak_flops_per_s=peak,

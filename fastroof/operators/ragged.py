@@ -157,16 +157,20 @@ class RaggedOperator(Operator):
 
     def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
         """Combined peak of the parts, and of the parts in the fastest dtype."""
+        return self.flops_and_peaks(columns, gpu)[1:]
+
+    def flops_and_peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats, Floats]:
+        """FLOPs and both peaks of every row, from parts that are counted once."""
         parts = self.parts(columns)
-        total, seconds = self.flops(columns), _seconds(parts, gpu)
+        total, seconds = np.asarray(sum(part.flops for part in parts)), _seconds(parts, gpu)
         fastest = self.fastest_dtype(columns)
         peak = total / seconds
         if fastest is None:
-            return peak, peak
+            return total, peak, peak
         dtypes = [np.broadcast_to(p.dtype, p.flops.shape) for p in parts]
         peaks = dtype_peaks(fastest, gpu)
         least = sum(p.flops / np.fmax(dtype_peaks(d, gpu), peaks) for p, d in zip(parts, dtypes, strict=True))
-        return peak, total / np.asarray(least)
+        return total, peak, total / np.asarray(least)
 
     def work_us(self, key: Key, gpu: GpuSpec, segment: Segment | None = None) -> Any:
         """B without launch floor against the coordinates of one kernel."""

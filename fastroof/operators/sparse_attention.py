@@ -62,6 +62,7 @@ from fastroof.operators.widths import (
     INDEX_HEADS,
     LATENT_SHAPES,
     WINDOW,
+    LatentShape,
 )
 from fastroof.pack.ragged import RaggedTable, Segment
 from fastroof.units import ACTIVATION_BYTES
@@ -214,9 +215,8 @@ def _glm_5_3_file(phase: str) -> PackageFile:
     return PackageFile("glm53_attention", "glm53_attention_module_perf", _GLM_5_3_COLUMNS, convert)
 
 
-def _indexer(columns: Columns, tokens: Floats, pairs: Floats) -> list[WorkPart]:
+def _indexer(columns: Columns, shape: LatentShape, tokens: Floats, pairs: Floats) -> list[WorkPart]:
     """Indexer: projections of tokens and scores of pairs; without scores it still fills its cache."""
-    shape = shapes_of(columns["model"])
     hidden, q_lora, heads, dim = shape.hidden, shape.q_lora_rank, shape.index_heads, shape.index_dim
     queries = np.where(pairs > 0.0, q_lora * heads * dim + hidden * heads, 0.0)
     own = queries + hidden * dim
@@ -237,14 +237,12 @@ def _indexer_bytes(columns: Columns, cached: Floats) -> Floats:
 _DEFAULTS: Final = {"dtype": "bf16", "kv_dtype": "bf16", "attn_dtype": "bf16", "model": "deepseek-v3.2"}
 
 
-def _latent_flops(columns: Columns, pairs: Floats) -> Floats:
-    shape = shapes_of(columns["model"])
+def _latent_flops(columns: Columns, shape: LatentShape, pairs: Floats) -> Floats:
     widths = 2.0 * shape.kv_lora_rank + shape.rope_dim
     return np.asarray(2.0 * columns["num_heads"] * widths * pairs)
 
 
-def _expanded_flops(columns: Columns, pairs: Floats) -> Floats:
-    shape = shapes_of(columns["model"])
+def _expanded_flops(columns: Columns, shape: LatentShape, pairs: Floats) -> Floats:
     widths = shape.nope_dim + shape.rope_dim + shape.v_dim
     return np.asarray(2.0 * columns["num_heads"] * widths * pairs)
 
@@ -254,7 +252,7 @@ def _is_dense(columns: Columns) -> Array:
     if SEGMENT in columns:
         return columns[SEGMENT]
     if "kernel" in columns:
-        return np.asarray(np.char.find(columns["kernel"].astype(str), "_dense_") >= 0)
+        return by_word(columns["kernel"], lambda kernel: float("_dense_" in kernel)) > 0.0
     return np.asarray(False)
 
 
@@ -288,14 +286,14 @@ class DsaPrefill(LatentModule, RaggedPrefill):
         """Projections, the indexer, and absorbed attention to the picked tokens; or dense attention."""
         batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
         tokens = batch * q_len
-        is_dense = _is_dense(columns)
+        shape, is_dense = shapes_of(columns["model"]), _is_dense(columns)
         all_pairs = batch * causal_pairs(q_len, kv_len)
-        picked = batch * causal_pairs(q_len, kv_len, shapes_of(columns["model"]).topk)
+        picked = batch * causal_pairs(q_len, kv_len, shape.topk)
         scored = np.where(is_dense, 0.0, all_pairs)
-        latent, expanded = _latent_flops(columns, picked), _expanded_flops(columns, all_pairs)
+        latent, expanded = _latent_flops(columns, shape, picked), _expanded_flops(columns, shape, all_pairs)
         return [
-            *projections(columns, tokens, np.where(is_dense, batch * kv_len, 0.0)),
-            *_indexer(columns, tokens, scored),
+            *projections(columns, shape, tokens, np.where(is_dense, batch * kv_len, 0.0)),
+            *_indexer(columns, shape, tokens, scored),
             WorkPart(np.where(is_dense, expanded, latent), columns["attn_dtype"]),
         ]
 
@@ -337,11 +335,12 @@ class DsaDecode(LatentModule):
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
         """Projections, the indexer, and absorbed attention to the picked tokens."""
         batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        picked = batch * attended(kv_len, shapes_of(columns["model"]).topk)
+        shape = shapes_of(columns["model"])
+        picked = batch * attended(kv_len, shape.topk)
         return [
-            *projections(columns, batch),
-            *_indexer(columns, batch, batch * kv_len),
-            WorkPart(_latent_flops(columns, picked), columns["attn_dtype"]),
+            *projections(columns, shape, batch),
+            *_indexer(columns, shape, batch, batch * kv_len),
+            WorkPart(_latent_flops(columns, shape, picked), columns["attn_dtype"]),
         ]
 
     def moved_bytes(self, columns: Columns) -> Floats:
