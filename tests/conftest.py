@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import tempfile
@@ -9,11 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import typer.main
+import typer.testing
 from _pytest.doctest import DoctestModule
 from hypothesis import settings
 
 from tests.selection import (  # noqa: F401
     pytest_addoption,
+    pytest_collection,
     pytest_collection_modifyitems,
     pytest_xdist_auto_num_workers,
 )
@@ -38,6 +42,9 @@ os.environ["FASTROOF_KEEP_PLANS"] = "never"
 # starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The commands of an app are made once: making those of fastroof takes as long as many commands do.
+vars(typer.testing)["_get_command"] = functools.cache(typer.main.get_command)
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentTypeError
 from collections import defaultdict
 from zlib import crc32
 
 import pytest
+from _pytest.pathlib import import_path, module_name_from_path
 
 CASES = 2
 """Number of cases of a parametrized test that a plain `pytest` runs."""
@@ -36,6 +38,25 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     few = bool(option.keyword) or option.collectonly or _names_few_files(config)
     timed = _names_benchmarks(config) and not option.benchmark_disable
     return 0 if few or timed else None
+
+
+@pytest.hookimpl
+def pytest_collection(session: pytest.Session) -> None:
+    """Import all test files first, each worker from another one on.
+
+    Each reads what others have compiled, which for tests is slow; in one order all would compile everything.
+    """
+    config = session.config
+    worker = getattr(config, "workerinput", None)
+    if worker is None or config.args != config.getini("testpaths"):
+        return
+    files = sorted((config.rootpath / "tests").rglob("test_*.py"))
+    first = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for file in files[first:] + files[:first]:
+        try:
+            import_path(file, mode="importlib", root=config.rootpath, consider_namespace_packages=False)
+        except BaseException:  # collection says why, as that a package is missing
+            sys.modules.pop(module_name_from_path(file, config.rootpath), None)
 
 
 @pytest.hookimpl(trylast=True)
