@@ -49,6 +49,7 @@ def holder(tmp_path: Path) -> Any:
 
 
 @forks
+@pytest.mark.loops
 def test_the_next_process_waits_for_the_end_of_a_turn(holder: Any, tmp_path: Path) -> None:
     process, may_end = holder
     turns: list[Turn] = []
@@ -81,6 +82,7 @@ def test_the_turn_of_a_killed_process_ends_with_it(holder: Any, tmp_path: Path) 
 
 
 @forks
+@pytest.mark.loops
 def test_nobody_waits_for_ever(holder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_turns, "LONGEST_S", 0.1)
     turn = Turn((tmp_path,), "loop")
@@ -104,6 +106,7 @@ def test_without_a_folder_to_write_to_nobody_waits(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.loops
 def test_a_system_without_locks_has_no_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(file: int, operation: int) -> None:
         raise OSError("no locks available")

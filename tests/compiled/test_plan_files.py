@@ -67,32 +67,32 @@ def test_a_plans_file_is_whole(content):
     assert code_of(content) == 0
 
 
-@pytest.mark.parametrize(
-    ("content_of", "code"),
-    [
-        (lambda c: b"", plan_files.CODE_FOREIGN),
-        (lambda c: b"FASTROO", plan_files.CODE_FOREIGN),
-        (lambda c: b"PAR1" + c[4:], plan_files.CODE_FOREIGN),
-        (lambda c: c[:16], plan_files.CODE_TRUNCATED),
-        (lambda c: c[:63], plan_files.CODE_TRUNCATED),
-        (lambda c: c[:8] + b"\x03" + c[9:], plan_files.CODE_VERSION),
-        (lambda c: c[:-8], plan_files.CODE_TRUNCATED),
-        (lambda c: c[:-1], plan_files.CODE_TRUNCATED),
-        (lambda c: c + bytes(8), plan_files.CODE_TRUNCATED),
-        (lambda c: with_word(c + b"\0", plan_files.FILE_BYTES, len(c) + 1), plan_files.CODE_TRUNCATED),
-        (lambda c: c[:500] + bytes([c[500] ^ 1]) + c[501:], plan_files.CODE_CORRUPT),
-        (lambda c: with_word(c, plan_files.ARENA_FLOATS, -1), plan_files.CODE_CORRUPT),
-        (lambda c: with_word(c, plan_files.ARENA_FLOATS, 2**61), plan_files.CODE_CORRUPT),
-        (lambda c: with_word(c, plan_files.ARENA_FLOATS, len(c) // 8), plan_files.CODE_CORRUPT),
-        (lambda c: with_word(c, plan_files.TEXT_BYTES, 0), plan_files.CODE_CORRUPT),
-        (lambda c: with_word(c, plan_files.TEXT_BYTES, 2**40), plan_files.CODE_CORRUPT),
-        (lambda c: with_word(c, plan_files.TEXT_BYTES, 5), plan_files.CODE_CORRUPT),
-        (lambda c: with_word(c, plan_files.TEXT_BYTES, text_room(c) + 1), plan_files.CODE_CORRUPT),
-        (lambda c: with_word(c, plan_files.ARENA_FLOATS, 3), plan_files.CODE_CORRUPT),
-    ],
-)
-def test_what_is_wrong_has_a_code(content, content_of, code):
-    assert code_of(content_of(content)) == code
+WRONG = [
+    (lambda c: b"", plan_files.CODE_FOREIGN),
+    (lambda c: b"FASTROO", plan_files.CODE_FOREIGN),
+    (lambda c: b"PAR1" + c[4:], plan_files.CODE_FOREIGN),
+    (lambda c: c[:16], plan_files.CODE_TRUNCATED),
+    (lambda c: c[:63], plan_files.CODE_TRUNCATED),
+    (lambda c: c[:8] + b"\x03" + c[9:], plan_files.CODE_VERSION),
+    (lambda c: c[:-8], plan_files.CODE_TRUNCATED),
+    (lambda c: c[:-1], plan_files.CODE_TRUNCATED),
+    (lambda c: c + bytes(8), plan_files.CODE_TRUNCATED),
+    (lambda c: with_word(c + b"\0", plan_files.FILE_BYTES, len(c) + 1), plan_files.CODE_TRUNCATED),
+    (lambda c: c[:500] + bytes([c[500] ^ 1]) + c[501:], plan_files.CODE_CORRUPT),
+    (lambda c: with_word(c, plan_files.ARENA_FLOATS, -1), plan_files.CODE_CORRUPT),
+    (lambda c: with_word(c, plan_files.ARENA_FLOATS, 2**61), plan_files.CODE_CORRUPT),
+    (lambda c: with_word(c, plan_files.ARENA_FLOATS, len(c) // 8), plan_files.CODE_CORRUPT),
+    (lambda c: with_word(c, plan_files.TEXT_BYTES, 0), plan_files.CODE_CORRUPT),
+    (lambda c: with_word(c, plan_files.TEXT_BYTES, 2**40), plan_files.CODE_CORRUPT),
+    (lambda c: with_word(c, plan_files.TEXT_BYTES, 5), plan_files.CODE_CORRUPT),
+    (lambda c: with_word(c, plan_files.TEXT_BYTES, text_room(c) + 1), plan_files.CODE_CORRUPT),
+    (lambda c: with_word(c, plan_files.ARENA_FLOATS, 3), plan_files.CODE_CORRUPT),
+]
+
+
+def test_what_is_wrong_has_a_code(content):
+    for number, (content_of, code) in enumerate(WRONG):
+        assert code_of(content_of(content)) == code, number
 
 
 def older(content):
@@ -116,23 +116,24 @@ def facts_at(content, start=0):
     return start + BODY + int(np.frombuffer(content, np.int64)[start + plan_files.FACTS_AT])
 
 
-@pytest.mark.parametrize(
-    ("slot", "values"),
-    [
-        (0, (-1, plan_parts.FACTS_WORDS - 1)),
-        (plan_parts.VERIFICATION_AT, (-1, 2**40, 2**62)),
-        (plan_parts.VERIFICATION_SIZE, (-1, 1, 2**40, 2**62)),
-        (plan_parts.STAGES_AT, (-1, 2**40)),
-        (plan_parts.STAGES, (-1, 10**9)),
-        (plan_parts.KV_BYTES, (-1, 2**33)),
-        (plan_parts.MODEL_KV_BYTES, (-1, 2**33)),
-        (plan_parts.WEIGHT_BYTES, (-1, 2**50)),
-        (plan_parts.NVLINK_BYTES_PER_S, (-1, 0x7FF0000000000000)),
-    ],
-)
-def test_facts_that_cannot_be(content, slot, values):
-    for value in values:
-        assert code_of(with_word(content, facts_at(content) + slot, value)) == plan_files.CODE_CORRUPT
+WRONG_FACTS = {
+    0: (-1, plan_parts.FACTS_WORDS - 1),
+    plan_parts.VERIFICATION_AT: (-1, 2**40, 2**62),
+    plan_parts.VERIFICATION_SIZE: (-1, 1, 2**40, 2**62),
+    plan_parts.STAGES_AT: (-1, 2**40),
+    plan_parts.STAGES: (-1, 10**9),
+    plan_parts.KV_BYTES: (-1, 2**33),
+    plan_parts.MODEL_KV_BYTES: (-1, 2**33),
+    plan_parts.WEIGHT_BYTES: (-1, 2**50),
+    plan_parts.NVLINK_BYTES_PER_S: (-1, 0x7FF0000000000000),
+}
+
+
+def test_facts_that_cannot_be(content):
+    for slot, values in WRONG_FACTS.items():
+        for value in values:
+            wrong = with_word(content, facts_at(content) + slot, value)
+            assert code_of(wrong) == plan_files.CODE_CORRUPT, (slot, value)
 
 
 def test_facts_that_lie_beyond_the_file(content):

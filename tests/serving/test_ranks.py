@@ -43,9 +43,18 @@ def plans(tables):
 @pytest.mark.parametrize("arrivals", ["closed", "random"])
 @pytest.mark.parametrize("rounds", [None, 5.0])
 def test_ranks_are_the_closed_form(plans, engine, arrivals, rounds):
-    plan = plans[engine]
+    assert_closed_form(plans[engine], arrivals, rounds, LOADS)
+
+
+@pytest.mark.loops
+def test_ranks_with_more_prompts_than_steps_take_are_the_closed_form(plans):
+    for engine in ("vllm", "sglang"):
+        assert_closed_form(plans[engine], "closed", None, [(6000, 200, 6, 1024), (4000, 3, 200, 2048)])
+
+
+def assert_closed_form(plan, arrivals, rounds, loads):
     scheduling = plan.profile.scheduling
-    for isl, osl, clients, budget in LOADS:
+    for isl, osl, clients, budget in loads:
         if isl > budget and not scheduling.chunked_prefill:
             continue
         got = estimate(

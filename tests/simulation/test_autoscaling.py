@@ -289,6 +289,21 @@ def test_rows_for_lives_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.array_equal(run_autoscaled(plan, trace, own, rule).lives, lives)
 
 
+@pytest.mark.loops
+def test_replicas_that_still_start_are_stopped_first() -> None:
+    plan = test_replicas.a_plan()
+    _, own = test_replicas.a_workload(np.random.default_rng(5))
+    own = replace(own, timeout_s=math.inf)
+    trace = Trace([0.0, 0.001, 0.002, 0.003, 1.0, 1.1], [20] * 6, [20] * 6)
+    rule = Autoscaler("concurrency", 1, max_replicas=4, startup_s=0.5, interval_s=0.01, scale_down_delay_s=0)
+    got = run_autoscaled(plan, trace, own, rule)
+    assert got.lives is not None
+    assert (got.lives[1:, loops.LIFE_STOPPED] < got.lives[1:, loops.LIFE_READY]).all()
+    _, replica, fleet = naively(plan, trace, own, rule, 1, "round_robin", 0, False)
+    assert got.replica.tolist() == replica == [0] * 6
+    assert np.array_equal(got.lives, list(fleet.rows()))
+
+
 # -- what is refused ------------------------------------------------------------------------------
 
 

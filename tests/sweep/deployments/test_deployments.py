@@ -356,6 +356,34 @@ def test_what_cannot_be_is_counted_by_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.loops
+def test_each_candidate_has_the_first_reason_that_rules_it_out(tmp_path: Path) -> None:
+    small = {
+        "models": "llama-3.1-8b",
+        "tp": 1,
+        "osl": 20,
+        "concurrency": 2,
+        "total_gpus": 1,
+        "keep": "pareto",
+    }
+    long = {**small, "isl": [1000, 200_000]}
+    assert swept(tmp_path, long)[0].infeasible == {"context": 1}
+    whole = {**small, "isl": [1000, 3000], "max_num_batched_tokens": 2048, "engine": "trtllm"}
+    assert swept(tmp_path, whole)[0].infeasible == {"whole_prompt": 1}
+    large = {**small, "models": "qwen3-32b", "isl": [1000, 40_000]}
+    assert swept(tmp_path, large)[0].infeasible == {"memory": 1}
+    of_two = {**small, "isl": 1000, "total_gpus": [1, 2], "histogram": True}
+    for reason, limit in (
+        ("ttft", {"ttft_ms": 1e-3}),
+        ("tpot", {"tpot_ms": 1e-3}),
+        ("request_latency", {"request_latency_ms": 1e-3}),
+    ):
+        assert swept(tmp_path, {**of_two, "constraints": limit})[0].infeasible == {reason: 2}
+    found = swept(tmp_path, {**of_two, "constraints": {"total_gpus": 1}})[0]
+    assert (found.infeasible, found.feasible) == ({"total_gpus": 1}, 1)
+    assert sum(sum(counts) for counts in found.histograms.values()) == 1
+
+
+@pytest.mark.loops
 def test_a_small_share_of_the_cache_can_be_asked_for(tmp_path: Path) -> None:
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 4000, "osl": 100, "concurrency": [1, 100]}
     summary, found = swept(tmp_path, {**spec, "constraints": {"kv_share": 0.5}})
