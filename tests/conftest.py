@@ -7,7 +7,7 @@ import os
 import signal
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer.main
@@ -23,7 +23,7 @@ from tests.selection import (  # noqa: F401
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator, Iterable, Iterator
 
     from fastroof import Tables
 
@@ -79,3 +79,33 @@ def h100() -> Tables:
     import fastroof
 
     return fastroof.load_tables("h100")
+
+
+SHARING = ("accuracy", "backends", "cli", "report", "serving", "simulation", "sweep")
+"""Folders of tests that look at answers, not at how tables are read."""
+
+
+@functools.cache
+def _own_tables(load: Any) -> Any:
+    return load("h100")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _tables_are_read_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Give all that loads the H100's own tables one set of them, instead of reading them anew."""
+    if request.path.relative_to(CHECKOUT).parts[1] not in SHARING:
+        yield
+        return
+    from fastroof.tables import table_set
+
+    load = table_set.load_gpu_tables
+    environment = ("FASTROOF_TABLES", "FASTROOF_TABLES_IMPORT", "FASTROOF_KEEP_PLANS")
+    before = [os.environ.get(name) for name in environment]
+
+    def shared(gpu: Any, *, source: Any = None, **options: Any) -> Tables | None:
+        is_own = gpu == "h100" and source is None and before == [os.environ.get(name) for name in environment]
+        return _own_tables(load) if is_own else load(gpu, source=source, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(table_set, "load_gpu_tables", shared)
+        yield

@@ -349,16 +349,20 @@ def test_any_text_is_a_rule_or_an_error(text: str) -> None:
 LRU = {"prefix_cache": "lru"}
 
 
-def test_runs_that_last_for_too_many_checks_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("trace", "time_scale"),
+    [
+        (Workload(clients=1, requests=2, think_s=1e6, input_tokens=100, output_tokens=5).trace(), 1.0),
+        pytest.param(Trace([0.0, 1.0], [100, 100], [5, 5]), 1e9, marks=pytest.mark.slow),
+    ],
+    ids=["clients", "requests"],
+)
+def test_runs_that_last_for_too_many_checks_are_refused(trace: Trace, time_scale: float) -> None:
     plan = test_replicas.a_plan()
     rule = Autoscaler("queue", 2, max_replicas=1, startup_s=0, interval_s=0.001, scale_down_delay_s=0)
     sizes: dict[str, Any] = {"max_num_batched_tokens": 512, "max_num_seqs": 8, "autoscale": rule}
-    slow = Workload(clients=1, requests=2, think_s=1e6, input_tokens=100, output_tokens=5).trace()
     with pytest.raises(SimulationError, match=r"lasts over 10,000,000 checks of interval_s 0\.001; give"):
-        fastroof.simulate(plan, slow, **sizes)
-    two = Trace([0.0, 1.0], [100, 100], [5, 5])
-    with pytest.raises(SimulationError, match=r"lasts over 10,000,000 checks of interval_s 0\.001; give"):
-        fastroof.simulate(plan, two, **sizes, time_scale=1e9)
+        fastroof.simulate(plan, trace, **sizes, time_scale=time_scale)
 
 
 def test_wrong_runs_say_what_is_valid() -> None:
