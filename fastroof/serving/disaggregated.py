@@ -71,7 +71,7 @@ class Workers(NamedTuple):
         """Return the options that all scenarios share."""
         seqs = decode_engine.asked_seqs
         prefill = self.prefill_loops.memory(max_tokens=prefill_engine.memory_tokens, max_seqs=seqs)
-        decode = self.decode_loops.memory(max_seqs=seqs)
+        decode = self.decode_loops.memory(max_tokens=decode_engine.memory_tokens, max_seqs=seqs)
         sent = self.decode_loops.whole_kv_bytes()
         return loops.LinkOptions(
             prefill_kv_tokens=prefill.max_kv_tokens / self.prefill.layout.pp,
@@ -222,7 +222,7 @@ def estimate_disaggregated(
         Workers of each kind; requests spread evenly over them.
     max_batched_tokens : number or array_like, optional
         Maximum tokens per prefill step: whole prompts, or a chunk of a longer one (default: the prefill
-        plan's engine).
+        plan's engine). Decode workers are started with it too, and reserve memory for it.
     link_bytes_per_s : float, optional
         Bandwidth from one GPU to a GPU of another worker, B/s (default: NVLink). 50e9 is a 400 Gb/s NIC.
     chunked_prefill : bool, optional
@@ -284,7 +284,12 @@ def estimate_disaggregated(
     prefill_engine = engine_limits(
         prefill_plan.profile, max_batched_tokens=max_batched_tokens, chunked_prefill=chunked_prefill
     )
-    decode_engine = engine_limits(decode_plan.profile, kv_reservation=kv_reservation, max_seqs=max_seqs)
+    decode_engine = engine_limits(
+        decode_plan.profile,
+        max_batched_tokens=max_batched_tokens,
+        kv_reservation=kv_reservation,
+        max_seqs=max_seqs,
+    )
     workers = Workers.of(prefill_plan, decode_plan, speculation)
     check_errors(with_error, workers.decode_loops.tokens)
     options = workers.options(link_bytes_per_s, prefill_engine, decode_engine)
@@ -412,7 +417,8 @@ def match_workers(
     """
     prefill_engine = engine_limits(prefill_plan.profile, max_batched_tokens=max_batched_tokens)
     plans = Workers.of(prefill_plan, decode_plan, speculation)
-    options = plans.options(link_bytes_per_s, prefill_engine, engine_limits(decode_plan.profile))
+    decode_engine = engine_limits(decode_plan.profile, max_batched_tokens=max_batched_tokens)
+    options = plans.options(link_bytes_per_s, prefill_engine, decode_engine)
     budget = prefill_engine.max_batched_tokens
     tolerance = at_least("tolerance", tolerance, 0)
     workers = int(at_least("max_workers", max_workers, 2))

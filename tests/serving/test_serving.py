@@ -516,7 +516,7 @@ def test_the_command_with_workers_apart(plan):
     assert {name: document["rows"][0][name] for name in fields} == fields
     code, out, err = command(*sizes, "--prefill-tp", "2")
     assert (code, err) == (0, "")
-    assert "1 workers of 2 GPUs that prefill and 2 of 1 that decode" in out
+    assert "4 x NVIDIA H100 SXM (1 x tp 2 that prefill, 2 x tp 1 that decode)" in out
     code, out, err = command(*sizes[:-1], "2")
     assert (code, out) == (2, "")
     assert err == "fastroof: error: --disaggregated needs numbers of workers such as 2:1, got '2'\n"

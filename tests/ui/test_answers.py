@@ -409,7 +409,7 @@ def test_simulated_traffic_is_what_its_command_prints(store: PlanStore, name: st
     [
         ({"rate": None}, "set requests/s or clients"),
         ({"rate": 2.0, "clients": 4}, "a closed loop has clients and no rate"),
-        ({"think_s": 1.0}, "think_s goes with arrivals 'closed', or several turns"),
+        ({"think_s": 1.0}, "think_s goes with clients, or several turns or calls"),
         ({"turns": 3, "rate": None, "clients": 4}, "sessions come at a rate"),
         ({"growth": 5}, "growth_tokens, system_tokens and tool_s go with several turns"),
         ({"kv_tiers": "host:2GB:50GB/s"}, "set several turns, and the prefix cache on"),

@@ -91,7 +91,7 @@ def estimated(plan: StepPlan, row: dict[str, Any], **options: Any) -> dict[str, 
     clients = row["concurrency"] / row["replicas"]
     one = estimate(plan, *lengths, max(clients, 1.0), **options)
     busy = min(clients, 1.0)
-    memory = plan.memory_of(max_seqs=options["max_seqs"])
+    memory = plan.memory_of(max_tokens=row["max_num_batched_tokens"], max_seqs=options["max_seqs"])
     held = memory.held_tokens(row["isl"] + plan.profile.memory.osl_reserved * row["osl"])
     return {name: getattr(one, name) for name in TIMES} | {
         "tokens_per_s_per_gpu": one.tokens_per_s_per_gpu * busy,
@@ -151,7 +151,8 @@ def test_a_row_is_the_estimate_of_its_question(
             if row is None:
                 left_out[refused_for(plan, asked, spec.max_num_seqs[0])] += 1
                 continue
-            assert row["max_kv_tokens"] == plan.memory_of(max_seqs=spec.max_num_seqs[0]).max_kv_tokens
+            room = plan.memory_of(max_tokens=budget, max_seqs=spec.max_num_seqs[0])
+            assert row["max_kv_tokens"] == room.max_kv_tokens
             for name, value in estimated(plan, asked, max_seqs=spec.max_num_seqs[0]).items():
                 expected = value if name in EXACT else pytest.approx(value, rel=1e-12)
                 assert row[name] == expected, (name, asked)
