@@ -90,7 +90,9 @@ def test_a_capacity_names_the_whole_layout() -> None:
 def test_what_it_says_where_nothing_or_all_is_kept() -> None:
     assert "no rate keeps p99 TTFT" in good("capacity", *MODEL, *DRAWN, "--ttft-p99", "1")
     all_kept = good("capacity", *MODEL, *DRAWN, "--e2e-p99", "1000000")
-    assert "even all requests at once keep the limits" in all_kept
+    assert "beyond, requests arrive faster than they are served" in all_kept
+    few = good("capacity", *MODEL, "--limit", "3", "--no-steady", "--e2e-p99", "1000000")
+    assert "even all requests at once keep the limits" in few
     drawn = good("capacity", *MODEL, *DRAWN, "--ttft-p99", "300", "--draws", "2")
     assert re.search(r"by chance ±[0-9.]+ %, one standard error", drawn)
 

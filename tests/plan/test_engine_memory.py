@@ -192,11 +192,11 @@ def test_estimates_sizing_and_sweeps_take_the_engines_room(h100, engine):
     assert largest_batch(plan, 16384) == fit
     got = estimate(plan, 16000, 400, 1000, max_batched_tokens=16384)
     length = 16000 + plan.profile.memory.osl_reserved * 400
-    held = plan.memory.held_tokens(length)
-    assert got.effective_concurrency == pytest.approx(plan.memory.max_kv_tokens / held)
+    memory = plan.memory_of(max_tokens=16384)
+    assert got.effective_concurrency == pytest.approx(memory.max_kv_tokens / memory.held_tokens(length))
     # sweeps are held to estimates in tests/sweep/deployments/test_agreement.py, with these engines
     few = estimate_disaggregated(plan, plan, 16000, 400, 4, max_batched_tokens=16384, max_seqs=16)
-    room = plan.memory_of(max_seqs=16).max_kv_tokens
+    room = plan.memory_of(max_tokens=16384, max_seqs=16).max_kv_tokens
     assert few.kv_load == pytest.approx(few.decodes * length / room, rel=0.35)
 
 

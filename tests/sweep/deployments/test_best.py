@@ -238,7 +238,7 @@ def test_it_prints_why(tmp_path: Path) -> None:
     assert "of 4 candidates (a deployment under a load each)" in out
     # without limits, and as a question of cost
     code, out, _ = command(toml(tmp_path, 'objective = "cost"', "gpu_hour_price = 2"))
-    assert "limit" not in out.splitlines()[2]
+    assert out.splitlines()[2].startswith("  without a limit, on average: TTFT ")
     assert "cost of 1M tokens" in out
 
 
