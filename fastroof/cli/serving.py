@@ -254,7 +254,7 @@ def serving(
 
 
 def _apart_words(workers: dict[str, int], layouts: tuple[Layout, ...], plan: StepPlan) -> str:
-    """Return the GPUs of workers that prefill and of others that decode; nothing without them."""
+    """Return the number and layout of prefill and decode workers; empty without them."""
     if not workers:
         return ""
     counts = workers["prefill_workers"], workers["decode_workers"]

@@ -238,7 +238,7 @@ def rate_curve(target: SpeculatedPlan, isl: float, osl: float, options: ReplicaO
             return RateCurve(loops.ReplicaCurve(*np.empty((5, 0))), RATE_LIMITS.index(limit))
     fit = {
         "kv_cache": room / held(isl + engine.osl_reserved * osl),
-        # first of equals: it may have lowered the default number of requests
+        # before max_seqs, whose default it may have lowered to itself
         "budget": begun,
         "max_seqs": memory.most_running(engine.max_seqs),
     }

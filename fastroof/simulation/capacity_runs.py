@@ -111,7 +111,7 @@ def longer(
 
 
 def enough_of_sessions(run: Run, requests: int, in_system: float, affordable: int) -> int:
-    """Return how many requests of sessions should count; an error if those of a run are the most and few."""
+    """Return how many requests of sessions should count; raise if no more can, and too few do."""
     wanted = enough_requests(requests, in_system, affordable)
     if wanted == requests and run.requests < LEAST_TURNOVERS * in_system:
         sessions = run.counted.stop - run.counted.start

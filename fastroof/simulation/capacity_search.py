@@ -313,7 +313,7 @@ def _outside(found: Bracket, start: float, lowest: float, highest: float) -> flo
 
 
 NO_LIMIT: Final = "none"
-"""Limit of a capacity if no rate breaks a limit: what is served of all requests at once."""
+"""Limit of a capacity if no rate breaks a limit."""
 
 _SLOPE_OVER: Final = 0.1
 """Relative decrease of the rate over which the slope of a percentile is taken."""

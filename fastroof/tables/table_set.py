@@ -216,6 +216,9 @@ class Tables:
 
     def _measured(self, operator: str) -> tuple[MeasuredTable, ...]:
         """Tables of an operator as measured, in order of preference."""
+        return self.cached(("in order", operator), lambda: self._in_order(operator))
+
+    def _in_order(self, operator: str) -> tuple[MeasuredTable, ...]:
         tables = self.measured.candidates(operator)
         if not tables:
             have = ", ".join(sorted(self.measured.tables))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ from fastroof.errors import StoppedError
 from fastroof.simulation import Autoscaler, Trace, Workload, engine
 from fastroof.simulation.settings import EngineSettings, simulated_steps
 from fastroof.stopping import Stop, check_stopped, stop_flag
+from tests.reference.waiting import until
 
 OPTIONS = {"max_num_batched_tokens": 512, "max_num_seqs": 16}
 OPEN = Workload(rate=50, requests=30, input_tokens=100, output_tokens=20).trace()
@@ -90,14 +89,6 @@ def test_runs_of_the_range_are_ended_too(plans) -> None:
     assert sim.range()["relative_error"] > 0.0
 
 
-def _until(is_so: Callable[[], bool]) -> None:
-    """Wait until something is so; a thread may wait long for a processor."""
-    began = time.monotonic()
-    while not is_so():
-        assert time.monotonic() - began < 60.0
-        time.sleep(0.01)
-
-
 def test_a_time_limit_sets_the_flag_of_a_loop() -> None:
     stop = Stop(0.5, "too long")
     before = threading.active_count()
@@ -106,7 +97,7 @@ def test_a_time_limit_sets_the_flag_of_a_loop() -> None:
         assert threading.active_count() == before  # nothing that takes long yet
         flag = stop_flag()
         assert flag[0] == 0
-        _until(lambda: bool(flag[0]))
+        until(lambda: bool(flag[0]))
         assert stop.is_late
         for ended in (check_stopped, stop_flag):
             with pytest.raises(StoppedError, match="too long"):
@@ -115,7 +106,7 @@ def test_a_time_limit_sets_the_flag_of_a_loop() -> None:
     assert stop_flag()[0] == 0
     with Stop(60.0).watched():
         stop_flag()
-    _until(lambda: threading.active_count() <= before)
+    until(lambda: threading.active_count() <= before)
 
 
 @given(
@@ -157,5 +148,5 @@ def test_the_time_limit_holds_for_every_piece_of_the_work() -> None:
             flag = stop_flag()
     with stop.watched():
         flag = stop_flag()
-        _until(lambda: bool(flag[0]))
+        until(lambda: bool(flag[0]))
     assert stop.is_late

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from fastroof.ui import answers
 from fastroof.ui.deployment import deployment_answer
 from fastroof.ui.view import View
 from tests.fuzz.mutators import mutated_bytes
+from tests.reference.waiting import is_idle, until
 
 pytest.importorskip("starlette", reason="the page needs starlette: pip install fastroof[ui]")
 pytest.importorskip("uvicorn", reason="the page needs uvicorn: pip install fastroof[ui]")
@@ -237,24 +238,9 @@ def _long_answer(store: Any, view: View) -> dict[str, Any]:
     return simulate(plan, trace, **options, replicas=4096).summary()
 
 
-def _until(is_so: Callable[[], bool]) -> None:
-    """Wait until something is so; work that is not stopped takes minutes."""
-    began = time.monotonic()
-    while not is_so():
-        assert time.monotonic() - began < 60.0
-        time.sleep(0.02)
-
-
-def _is_idle(seconds: float = 0.5) -> bool:
-    """Whether this process takes less than a third of a processor."""
-    began, spent = time.monotonic(), time.process_time()
-    time.sleep(seconds)
-    return (time.process_time() - spent) / (time.monotonic() - began) < 1 / 3
-
-
 def _ends(page: PageServer) -> None:
-    _until(lambda: not page._app.calls.running)
-    _until(_is_idle)
+    until(lambda: not page._app.calls.running)
+    until(is_idle)
 
 
 @pytest.mark.slow

@@ -128,8 +128,8 @@ int32_t fastroof_pipeline_us(const fastroof_plan *plan, const int64_t *new_token
 /* A serving engine: how it makes steps of requests. fastroof_engine_of sets what is not given. */
 typedef struct fastroof_engine {
     int64_t max_num_batched_tokens; /* new tokens of a step; the plan's max_tokens at most */
-    int64_t max_num_seqs;       /* requests that run at once; the plan's max_seqs and max_tokens at most, and
-                                 * the tokens above too unless prefill_first */
+    int64_t max_num_seqs;       /* concurrent requests, up to the plan's max_seqs and max_tokens, and up to
+                                 * max_num_batched_tokens unless prefill_first */
     int64_t num_gpu_blocks;     /* blocks of KV cache that requests can have */
     int64_t block_size;         /* tokens of a block */
     int64_t chunked_prefill;    /* flags, 0 or 1: may a prompt be cut */

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -23,6 +23,7 @@ pytest.importorskip("prometheus_client")
 from fastroof.backends.serve import http_requests
 from fastroof.backends.serve.http_server import HttpServer
 from tests.backends.serve.test_http import JSON, LINES, ONE, ask, metric, post
+from tests.reference.waiting import is_idle, until
 
 OPTIONS = {"max_num_batched_tokens": 1024, "max_num_seqs": 64}
 SMALL = {"rate": 100, "requests": 100, "input_tokens": 100, "output_tokens": 10}
@@ -56,21 +57,6 @@ def server(plan: fastroof.StepPlan) -> Iterator[HttpServer]:
 
 def health(server: HttpServer) -> dict[str, Any]:
     return dict(ask(server, "GET", "/healthz").read)
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait until something is so; work that is not stopped takes minutes."""
-    began = time.monotonic()
-    while not is_so():
-        assert time.monotonic() - began < 60.0
-        time.sleep(0.02)
-
-
-def is_idle(seconds: float = 0.5) -> bool:
-    """Whether this process takes less than a third of a processor."""
-    began, spent = time.monotonic(), time.process_time()
-    time.sleep(seconds)
-    return (time.process_time() - spent) / (time.monotonic() - began) < 1 / 3
 
 
 def sent_off(server: HttpServer, message: Any, kind: dict[str, str], more: bytes = b"") -> socket.socket:
