@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tests.frozen.product import FastroofError
@@ -22,6 +23,8 @@ CLOSE: Final = 1e-12
 """Relative difference of answers that go through transcendental functions of NumPy or LAPACK, whose last bit
 depends on the processor that they run on, or through kernels that were made of such: experts' distributions,
 blocks of latent attention."""
+FEW: Final = 20
+"""Numbers of a list that a document keeps one by one."""
 
 SCHEMA: Final = pa.schema(
     [
@@ -77,9 +80,10 @@ class Answers:
     def numbers(self, case: str, quantity: str, arguments: Iterable[Any], values: Any) -> None:
         """Keep numbers, one for each argument."""
         flat = np.asarray(values, np.float64).reshape(-1).tolist()
-        # a stated error is made with exponentials and logarithms, whatever the answer beside it is made with
-        is_exact = self.is_exact and not quantity.endswith("relative_error")
         for argument, value in zip(arguments, flat, strict=True):
+            # a stated error is made with exponentials and logarithms, whatever is made beside it
+            is_error = any(name.endswith("relative_error") for name in (quantity, str(argument)))
+            is_exact = self.is_exact and not is_error
             self.listed.append(Answer(case, quantity, str(argument), value, None, is_exact))
 
     def number(self, case: str, quantity: str, value: Any) -> None:
@@ -117,6 +121,28 @@ class Answers:
                 self.numbers(case, name, range(array.size), array)
             else:
                 self.text(case, name, str(value))
+
+    def document(self, case: str, answer: Mapping[str, Any], *, without: tuple[str, ...] = ()) -> None:
+        """Keep every number and text of nested dicts and lists, by its path in them."""
+        for quantity, value in answer.items():
+            if quantity not in without:
+                self._leaves(case, str(quantity), (), value, without)
+
+    def _leaves(
+        self, case: str, quantity: str, path: tuple[str, ...], value: Any, without: tuple[str, ...]
+    ) -> None:
+        argument = " ".join(path)
+        if isinstance(value, list | tuple) and len(value) > FEW and {*map(type, value)} <= {int, float}:
+            self.many(f"{case}, {argument}" if path else case, quantity, value)
+        elif isinstance(value, Mapping | list | tuple):
+            inner = value.items() if isinstance(value, Mapping) else enumerate(value)
+            for name, each in inner:
+                if name not in without:
+                    self._leaves(case, quantity, (*path, str(name)), each, without)
+        elif isinstance(value, int | float | np.generic):
+            self.numbers(case, quantity, [argument], [value])
+        else:
+            self.text(case, quantity, str(value), argument)
 
     def refusal(self, case: str, ask: Callable[[], Any]) -> None:
         """Keep the type of the error that a question is answered with, or that there is none."""
@@ -175,9 +201,12 @@ def differences(recorded: list[Answer], current: list[Answer]) -> list[Differenc
     return [d for d in found if d.recorded is None or d.current is None or not d.recorded.agrees(d.current)]
 
 
-def read_answers(group: str) -> list[Answer]:
-    """Read a group's record."""
-    columns = pq.read_table(FOLDER / f"{group}.parquet").to_pydict()
+def read_answers(group: str, part: str = "") -> list[Answer]:
+    """Read a group's record, or the cases of one of its parts, which begin with its name and a colon."""
+    table = pq.read_table(FOLDER / f"{group}.parquet")
+    if part:
+        table = table.filter(pc.starts_with(table["case"].cast(pa.string()), f"{part}: "))
+    columns = table.to_pydict()
     return [Answer(*row) for row in zip(*(columns[name] for name in Answer._fields), strict=True)]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -15,8 +16,10 @@ from tests.frozen.answers import Answers
 
 __all__ = [
     "H100_PLANS",
+    "POWERED",
     "compiled",
     "datasheet_plans",
+    "energy",
     "errors",
     "explanations",
     "kinds_plans",
@@ -280,3 +283,54 @@ def explanations() -> Answers:
         for operator in plan.explain(RAGGED[1][1]).operators:
             answers.record(f"{case}: {operator.name}", operator, without=_NOT_RECORDED)
     return answers
+
+
+POWERED: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
+    plan_case(model, gpu, **options): (model, gpu, options)
+    for model, gpu, options in (
+        *(kind for kind in KINDS if kind[0] != "kimi-k3"),
+        ("llama-3.1-8b", "h100", {"runtime": "vllm", "lora": "16:4"}),
+        ("llama-3.1-8b", "h100", {"runtime": "vllm-0.12.0", "pp": 2, "tp": 2, "dtype": "fp8"}),
+        ("llama-3.1-70b", "h200", {"runtime": "trtllm", "tp": 4, "kv_dtype": "fp8"}),
+        ("qwen2.5-vl-7b", "h100", {"runtime": "vllm"}),
+        ("qwen3-32b", "h100", {"runtime": "sglang", "tp": 2, "cp": 2}),
+    )
+}
+"""Plans of every kind of layers, and with adapters, stages, images and shared prompts."""
+
+IMAGES: Final = ((1024, 768), (640, 480))
+
+
+def energy(case: str) -> Answers:
+    """A plan's energy and its steps by operator, with errors, of images and with draft tokens to verify."""
+    answers = Answers(is_exact=False)
+    model, gpu, options = POWERED[case]
+    for _, plan in compiled(answers, product.tables_of(gpu), model, gpu, **options):
+        drawn = plan.energy(MANY_STEPS, with_error=True)
+        named = plan.energy(NAMED_STEPS)
+        for name in ("joules", "joules_per_token", "watts"):
+            answers.numbers(f"{case}: energy", name, [step for step, _ in RAGGED], getattr(named, name))
+            answers.many(f"{case}: energy", f"{name}, many", np.nan_to_num(getattr(drawn, name), nan=-1.0))
+        answers.many(f"{case}: energy", "relative_error, many", drawn.relative_error)
+        _explained(answers, f"{case}: a mixed step", partial(plan.explain, RAGGED[1][1], with_error=True))
+        _explained(answers, f"{case}: drafts", partial(plan.explain_verification, 16, 3000, 4))
+        _explained(answers, f"{case}: images", partial(plan.explain, [(4000, 0), (1, 900)], images=IMAGES))
+    return answers
+
+
+def _explained(answers: Answers, case: str, explain: Callable[[], Any]) -> None:
+    """Keep a step by operator, or why there is none."""
+    try:
+        explained = explain()
+    except product.FastroofError as error:
+        answers.text(case, "error", type(error).__name__)
+        return
+    columns = explained.columns()
+    operators = [f"{place} {name}" for place, name in enumerate(columns["name"])]
+    for name in ("calls", "total_us", "flops", "moved_bytes", "origin"):
+        answers.numbers(case, f"{name}, by operator", operators, columns[name])
+    for name in ("bound", "dtype"):
+        answers.text(case, name, ", ".join(map(str, columns[name])))
+    answers.number(case, "total_us", explained.total_us)
+    if explained.relative_error is not None:
+        answers.number(case, "relative_error", explained.relative_error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -13,15 +14,21 @@ from fastroof import (
     StepBatch,
     StepPlan,
     Tables,
+    capacity,
     compile_plans,
+    fit,
     load_gpu,
     load_model,
     load_tables,
+    load_trace,
+    simulate,
 )
 from fastroof.backends.c.plan_file import plan_bytes
 from fastroof.backends.dynamo import write_dynamo_profile
 from fastroof.backends.llm_d import fit_llm_d, llm_d_yaml
 from fastroof.backends.llmservingsim import export_llmservingsim
+from fastroof.backends.serve.answer import ServedPlans
+from fastroof.backends.serve.messages import answer_line
 from fastroof.run.batch import step_table
 from fastroof.serving import (
     estimate,
@@ -30,23 +37,31 @@ from fastroof.serving import (
     largest_context,
     match_workers,
 )
-from fastroof.sweep import best_batches
+from fastroof.simulation import Autoscaler, Link, Trace, Workload, simulate_disaggregated
+from fastroof.sweep import best_batches, recommend, recommend_for_spec, recommend_shared
 from fastroof.sweep import decode_times_us as decode_grid_us
 from kernels_bench.grid.grid import grid_names, load_grid
 
 __all__ = [
     "PRESETS",
+    "Autoscaler",
     "FastroofError",
+    "Link",
     "StepBatch",
     "StepPlan",
     "Tables",
+    "Trace",
+    "Workload",
+    "answered",
     "best_batches",
+    "capacity",
     "compile_plan",
     "compile_together",
     "decode_grid_us",
     "estimate",
     "estimate_disaggregated",
     "export_llmservingsim",
+    "fit",
     "fit_llm_d",
     "grid_names",
     "h100_tables",
@@ -58,11 +73,18 @@ __all__ = [
     "load_grid",
     "load_model",
     "load_tables",
+    "load_trace",
     "match_workers",
     "plan_bytes",
+    "recommend",
+    "recommend_for_spec",
+    "recommend_shared",
     "run_sweep",
     "run_validation",
+    "simulate",
+    "simulate_disaggregated",
     "step_table",
+    "tables_of",
     "write_dynamo_profile",
 ]
 
@@ -87,9 +109,14 @@ PRESETS = (
 
 
 @cache
+def tables_of(gpu: str) -> Tables:
+    """A GPU's tables that ship, loaded once."""
+    return load_tables(gpu)
+
+
 def h100_tables() -> Tables:
-    """The tables that ship, loaded once."""
-    return load_tables("h100")
+    """The tables that most of the record is of."""
+    return tables_of("h100")
 
 
 def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,3 +148,9 @@ def run_sweep(spec: Any, *given: Any, **options: Any) -> Any:
 def compile_together(requests: Sequence[Mapping[str, Any]], gpu: str, tables: Tables) -> list[StepPlan]:
     """Plans compiled by one call."""
     return list(compile_plans([{"runtime": "kernels", **_renamed(one)} for one in requests], gpu, tables))
+
+
+def answered(plans: Mapping[str, StepPlan], messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Replies of the server to messages, as their JSON reads; HTTP and pipes have them in common."""
+    served = ServedPlans(plans)
+    return [json.loads(answer_line(served, json.dumps(message).encode())) for message in messages]

@@ -1,11 +1,12 @@
 """The record of answers: what is in it, and how it is made anew.
 
-``tests/frozen/recorded`` holds a file a group, of some 100,000 answers in all: latencies, components,
-origins, memory, errors, lookups, estimates, sweeps' rows and exports. ``test_frozen.py`` asks the same
-questions again and compares to the last bit; only what goes through transcendental functions of NumPy or
-through LAPACK (errors, percentiles, experts, fits by least squares) may differ by 1e-12 of itself, since its
-last bit depends on the processor. Where more numbers are asked for than need to be read, their hash is kept,
-or two sums of them.
+``tests/frozen/recorded`` holds a file a group, of some 230,000 answers in all: latencies, components,
+origins, memory, errors, energy, lookups, estimates, sweeps' rows, exports, simulations, the best deployments,
+capacities, starts of engines, replies of the server. ``test_frozen.py`` asks the same questions again and
+compares to the last bit; only what goes through transcendental functions of NumPy or through BLAS and LAPACK
+(errors, percentiles, experts, fits by least squares, energy, summaries of runs) may differ by 1e-12 of
+itself, since its last bit depends on the processor. Where more numbers are asked for than need to be read,
+their hash is kept, or two sums of them.
 
 To see what differs from the record::
 
@@ -15,6 +16,8 @@ To record an intended change, name the groups that it changes, and no others; wh
 differences belongs into the commit, which says why they are right::
 
     python -m tests.frozen.record GROUP ...
+
+Large groups have parts, which tests ask for one by one.
 
 A renamed name of the product is renamed in ``tests/frozen/product.py``.
 """
@@ -29,10 +32,44 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from tests.frozen import of_exports, of_plans, of_serving, of_sweeps, of_tables, product
-from tests.frozen.answers import FOLDER, Answers, Difference, differences, read_answers, write_answers
+from tests.frozen import (
+    of_deployments,
+    of_exports,
+    of_messages,
+    of_plans,
+    of_serving,
+    of_simulations,
+    of_sweeps,
+    of_tables,
+    product,
+)
+from tests.frozen.answers import FOLDER, Answer, Answers, Difference, differences, read_answers, write_answers
 
-__all__ = ["GROUPS", "summary"]
+__all__ = ["GROUPS", "PARTS", "summary"]
+
+DRIVERS: Final = ("plain", "replicas", "ranks", "stages", "pools", "autoscaled", "tiers")
+PARTS: Final[dict[str, dict[str, Callable[[], Answers]]]] = {
+    **{
+        f"simulations-{driver}": {
+            name: partial(of_simulations.simulations, name)
+            for name in of_simulations.DEPLOYMENTS
+            if name.partition("-")[0] == driver
+        }
+        for driver in DRIVERS
+    },
+    **{
+        f"best-{kind}": {name: partial(of_deployments.best, kind, name) for name in questions}
+        for kind, questions in of_deployments.BEST.items()
+    },
+    "best-at-rates": {name: partial(of_deployments.best_at_rates, name) for name in of_deployments.RATES},
+    "best-shared": {"shared": of_deployments.shared_gpus},
+    "capacities": {name: partial(of_deployments.capacities, name) for name in of_deployments.CAPACITIES},
+    "fits": {kind: partial(of_deployments.fits, kind) for kind in of_deployments.FITS},
+    "energy": {case: partial(of_plans.energy, case) for case in of_plans.POWERED},
+    "messages": {plan: partial(of_messages.messages, plan) for plan in of_messages.SERVED},
+}
+"""Groups whose parts are asked one by one: the cases of each begin with its name and a colon."""
+
 
 GROUPS: Final[dict[str, Callable[[], Answers]]] = {
     **{f"plans-{model}": partial(of_plans.preset_plans, model) for model in product.PRESETS},
@@ -61,6 +98,13 @@ GROUPS: Final[dict[str, Callable[[], Answers]]] = {
     "results": of_exports.results,
     "refusals": of_exports.refusals,
 }
+"""Groups that are asked at once."""
+
+
+def asked(group: str) -> list[Answer]:
+    """Answers of a group, with all of its parts."""
+    parts = PARTS[group].values() if group in PARTS else [GROUPS[group]]
+    return [answer for ask in parts for answer in ask().listed]
 
 
 def summary(group: str, found: list[Difference], shown: int = 8) -> str:
@@ -75,22 +119,23 @@ def summary(group: str, found: list[Difference], shown: int = 8) -> str:
 
 def main() -> None:
     """Compare groups with their record, or record them anew."""
+    names = [*GROUPS, *PARTS]
     parser = argparse.ArgumentParser(
         description="Record what the product answers, or compare with the record."
     )
-    parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(names))
     parser.add_argument("--compare", action="store_true", help="write nothing; without a group compare all")
     parser.add_argument("--all", action="store_true", help="record every group")
     given = parser.parse_args()
-    unknown = sorted({*given.groups} - {*GROUPS})
+    unknown = sorted({*given.groups} - {*names})
     if unknown:
-        parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(GROUPS)}")
+        parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(names)}")
     if not given.groups and not given.compare and not given.all:
         parser.error("name the groups to record, or --all, or --compare")
-    for group in given.groups or GROUPS:
-        current = GROUPS[group]().listed
-        if (FOLDER / f"{group}.parquet").exists():
-            print(summary(group, differences(read_answers(group), current)), flush=True)
+    for group in given.groups or names:
+        current = asked(group)
+        is_new = not (FOLDER / f"{group}.parquet").exists()
+        print(summary(group, differences([] if is_new else read_answers(group), current)), flush=True)
         if not given.compare:
             print(f"{group}: {len(current)} answers, {write_answers(group, current)} bytes", flush=True)
 

@@ -9,24 +9,49 @@ import pytest
 
 from tests.frozen import product as shop
 from tests.frozen.answers import FOLDER, Answer, Answers, differences, read_answers
-from tests.frozen.record import GROUPS, summary
+from tests.frozen.record import GROUPS, PARTS, summary
 
 SECONDS = ("lookups-holdout", "sweeps-of-deployments")
 """Groups that take seconds; tests of holdouts and sweeps compare the same code with naive versions."""
+
+
+PARTS_OF_SIMULATIONS = [(group, part) for group in PARTS if "simulations" in group for part in PARTS[group]]
+OTHER_PARTS = [(group, part) for group in PARTS if "simulations" not in group for part in PARTS[group]]
+
+
+def compare(recorded: list[Answer], current: Answers, group: str) -> None:
+    """Compare answers with their record."""
+    found = differences(recorded, current.listed)
+    assert not found, summary(group, found) + (
+        "\nwhere the change is meant: python -m tests.frozen.record " + group + ", and the commit says why"
+    )
 
 
 @pytest.mark.parametrize(
     "group", [pytest.param(group, marks=[pytest.mark.slow] if group in SECONDS else []) for group in GROUPS]
 )
 def test_answers_are_those_on_record(group):
-    found = differences(read_answers(group), GROUPS[group]().listed)
-    assert not found, summary(group, found) + (
-        "\nwhere the change is meant: python -m tests.frozen.record " + group + ", and the commit says why"
-    )
+    compare(read_answers(group), GROUPS[group](), group)
+
+
+@pytest.mark.parametrize(("group", "part"), PARTS_OF_SIMULATIONS)
+def test_simulations_are_those_on_record(group, part):
+    compare(read_answers(group, part), PARTS[group][part](), group)
+
+
+@pytest.mark.parametrize(("group", "part"), OTHER_PARTS)
+def test_parts_are_those_on_record(group, part):
+    compare(read_answers(group, part), PARTS[group][part](), group)
 
 
 def test_every_record_is_of_a_group():
-    assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(GROUPS)
+    assert sorted(path.stem for path in FOLDER.iterdir()) == sorted([*GROUPS, *PARTS])
+
+
+def test_every_recorded_case_is_of_a_part():
+    for group, parts in PARTS.items():
+        cases = {answer.case for answer in read_answers(group)}
+        assert {case.partition(": ")[0] for case in cases} == {*parts}, group
 
 
 def test_every_preset_is_there_split_every_way():
@@ -79,3 +104,34 @@ def test_many_numbers_are_held_together():
     close = Answers(is_exact=False)
     close.many("a case", "times", np.nextafter(values, 0.0))
     assert not differences(recorded.listed, close.listed)
+
+
+def test_every_leaf_of_a_document_is_an_answer():
+    document = {
+        "requests": 3,
+        "busy": np.float64(0.5),
+        "is_tie": True,
+        "nothing": None,
+        "times": {"p50": 1.5, "by turn": [{"mean": 1.0}, {"mean": 2.0, "relative_error": 0.1}]},
+        "many": [0.25 * i for i in range(100)],
+        "words": {"name": "a", "basis": "left out"},
+        "empty": [],
+    }
+    answers = Answers()
+    answers.document("a case", document, without=("basis",))
+    kept = {
+        (one.quantity, one.argument): one.text if one.value is None else one.value for one in answers.listed
+    }
+    assert kept.pop(("many", "(100,)"))
+    assert kept == {
+        ("requests", ""): 3.0,
+        ("busy", ""): 0.5,
+        ("is_tie", ""): 1.0,
+        ("nothing", ""): "None",
+        ("times", "p50"): 1.5,
+        ("times", "by turn 0 mean"): 1.0,
+        ("times", "by turn 1 mean"): 2.0,
+        ("times", "by turn 1 relative_error"): 0.1,
+        ("words", "name"): "a",
+    }
+    assert [one.argument for one in answers.listed if not one.is_exact] == ["by turn 1 relative_error"]
