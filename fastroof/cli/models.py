@@ -152,7 +152,8 @@ def print_architectures(registry: Path | None, *, as_json: bool) -> None:
 
 
 EPILOG: Final = """\b
-JSON: a list with one object per model: name, architecture, hidden, vocab, tie_embeddings, max_position,
+JSON: a list with one object per model: name, ids (of its checkpoints on Hugging Face: id, format, source, the
+public file that names it), architecture, hidden, vocab, tie_embeddings, max_position,
 torch_dtype, checkpoint (dtype, kv_dtype, method, head_dtype, scale_bytes), vision (sizes of its image
 encoder, or null), num_layers, num_parameters, active_parameters, and layers: one object per kind, with its
 name, count, attention, mlp and formats.
@@ -261,10 +262,24 @@ def models(
 
 
 def _as_json(spec: ModelSpec) -> dict[str, Any]:
+    from fastroof.models.named import KNOWN_IDS
+
     sizes = asdict(spec)
     layers = [{"count": group["count"], **group["kind"]} for group in sizes.pop("layers")]
     parameters = {"num_parameters": spec.num_parameters, "active_parameters": spec.active_parameters}
-    return {**sizes, "num_layers": spec.num_layers, **parameters, "layers": layers}
+    ids = [
+        {"id": known.hf_id, "format": known.dtype, "source": known.source}
+        for known in KNOWN_IDS
+        if known.preset == spec.name
+    ]
+    return {
+        "name": sizes.pop("name"),
+        "ids": ids,
+        **sizes,
+        "num_layers": spec.num_layers,
+        **parameters,
+        "layers": layers,
+    }
 
 
 def _row(spec: ModelSpec) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from fastroof.documents import parse_json
 from fastroof.errors import ModelError
-from fastroof.models.families.registry import FAMILIES, MODEL_TYPES
+from fastroof.models.families.registry import FAMILIES, MODEL_TYPES, REFUSALS
 
 RECORD: Final = "vllm_architectures.json"
 SUPPORTED, SAME, WRAPPER, MISSING, DRAFT, POOLING = (
@@ -71,9 +71,6 @@ _NO_OPERATOR: Final = (
 )
 
 
-_REFUSALS: Final = {family.name: family.refusal for family in FAMILIES if family.refusal}
-
-
 class Architecture(NamedTuple):
     """One name of the registry."""
 
@@ -103,8 +100,8 @@ class Registry:
 
     def _architecture(self, name: str, task: str, module: str, served_as: str) -> Architecture:
         family = _family_of(name)
-        if family in _REFUSALS:
-            return Architecture(name, task, MISSING, "", _REFUSALS[family])
+        if family in REFUSALS:
+            return Architecture(name, task, MISSING, "", REFUSALS[family])
         if family:
             model_types, twin = _model_types(name), self._twin(name, module, served_as)
             if twin:

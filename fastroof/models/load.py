@@ -25,7 +25,14 @@ from fastroof.models.hf import (
     unread_parts,
 )
 from fastroof.models.layers import LayerGroup, LayerKind
-from fastroof.models.named import HF_ID, PRESETS, preset_config, preset_named, unknown_name
+from fastroof.models.named import (
+    HF_ID,
+    PRESETS,
+    preset_config,
+    preset_named,
+    unknown_name,
+    unsupported_id,
+)
 from fastroof.models.quantisation import quantisation_of, quantised, read_hf_quant
 from fastroof.models.spec import ModelSpec
 from fastroof.models.vision import vision_encoder
@@ -89,6 +96,8 @@ def load_model(name_or_path: str | Path | Mapping[str, Any], *, name: str | None
     if downloaded is not None:
         called = name_or_path.rpartition("/")[2]
         return _parse(read_config(downloaded), str(downloaded), name or called, read_hf_quant(downloaded))
+    if reason := unsupported_id(name_or_path):
+        raise UnsupportedModelError(reason)
     raise ModelError(unknown_name(name_or_path))
 
 

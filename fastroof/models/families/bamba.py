@@ -58,6 +58,5 @@ FAMILIES: Final = (
         _layers,
         defaults={"max_position_embeddings": 262144},
         module_names=MAMBA_MODULES,
-        presets={"bamba-9b": ("ibm-ai-platform/Bamba-9B", "ibm-fms/Bamba-9B")},
     ),
 )

@@ -56,9 +56,5 @@ FAMILIES: Final = (
         {"cohere2": ("Cohere2ForCausalLM",)},
         _cohere2,
         tie_embeddings=True,
-        presets={
-            "command-a": ("CohereLabs/c4ai-command-a-03-2025",),
-            "command-r7b": ("CohereLabs/c4ai-command-r7b-12-2024",),
-        },
     ),
 )

@@ -80,6 +80,5 @@ FAMILIES: Final = (
         {"glm4_moe_lite": ("Glm4MoeLiteForCausalLM",)},
         _glm4_lite,
         reads=("n_routed_experts", "kv_lora_rank"),
-        presets={"glm-4.7-flash": ("zai-org/GLM-4.7-Flash",)},
     ),
 )

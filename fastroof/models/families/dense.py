@@ -152,24 +152,6 @@ FAMILIES: Final = (
         "ministral3",
         {"ministral3": ("Ministral3ForCausalLM",)},
         _ministral3,
-        presets={
-            "devstral-2-123b": ("mistralai/Devstral-2-123B-Instruct-2512",),
-            "ministral-3-14b-fp8": ("mistralai/Ministral-3-14B-Instruct-2512",),
-            "ministral-3-14b": (
-                "mistralai/Ministral-3-14B-Instruct-2512-BF16",
-                "mistralai/Ministral-3-14B-Reasoning-2512",
-            ),
-            "ministral-3-3b-fp8": ("mistralai/Ministral-3-3B-Instruct-2512",),
-            "ministral-3-3b": (
-                "mistralai/Ministral-3-3B-Instruct-2512-BF16",
-                "mistralai/Ministral-3-3B-Reasoning-2512",
-            ),
-            "ministral-3-8b-fp8": ("mistralai/Ministral-3-8B-Instruct-2512",),
-            "ministral-3-8b": (
-                "mistralai/Ministral-3-8B-Instruct-2512-BF16",
-                "mistralai/Ministral-3-8B-Reasoning-2512",
-            ),
-        },
     ),
     Family("smollm3", {"smollm3": ("SmolLM3ForCausalLM",)}, _smollm3, tie_embeddings=True),
     Family("glm4", {"glm4": ("Glm4ForCausalLM",), "glm4v_text": ("Glm4vTextModel",)}, _glm4),
@@ -177,9 +159,6 @@ FAMILIES: Final = (
         "seed-oss",
         {"seed_oss": ("SeedOssForCausalLM",)},
         _seed_oss,
-        presets={
-            "seed-oss-36b": ("ByteDance-Seed/Seed-OSS-36B-Instruct", "ByteDance-Seed/Seed-OSS-36B-Base")
-        },
     ),
     Family(
         "qwen2",
@@ -192,11 +171,6 @@ FAMILIES: Final = (
         },
         _qwen2,
         flat_wrappers=("qwen2_vl", "qwen2_5_vl"),
-        presets={
-            "qwen2.5-vl-32b": ("Qwen/Qwen2.5-VL-32B-Instruct",),
-            "qwen2.5-vl-72b": ("Qwen/Qwen2.5-VL-72B-Instruct",),
-            "qwen2.5-vl-7b": ("Qwen/Qwen2.5-VL-7B-Instruct",),
-        },
     ),
     Family("mimo", {"mimo": ("MiMoForCausalLM",)}, _qwen2),
     Family(

@@ -56,9 +56,5 @@ FAMILIES: Final = (
         _moe,
         tie_embeddings=True,
         reads=("moe_num_experts",),
-        presets={
-            "ernie-4.5-21b-a3b": ("baidu/ERNIE-4.5-21B-A3B-PT", "baidu/ERNIE-4.5-21B-A3B-Base-PT"),
-            "ernie-4.5-300b-a47b": ("baidu/ERNIE-4.5-300B-A47B-PT", "baidu/ERNIE-4.5-300B-A47B-Base-PT"),
-        },
     ),
 )

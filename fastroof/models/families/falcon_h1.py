@@ -36,9 +36,5 @@ FAMILIES: Final = (
             "gate_up": ("feed_forward.gate_proj", "feed_forward.up_proj"),
             "down": ("feed_forward.down_proj",),
         },
-        presets={
-            "falcon-h1-34b": ("tiiuae/Falcon-H1-34B-Instruct", "tiiuae/Falcon-H1-34B-Base"),
-            "falcon-h1-7b": ("tiiuae/Falcon-H1-7B-Instruct", "tiiuae/Falcon-H1-7B-Base"),
-        },
     ),
 )

@@ -33,7 +33,6 @@ class Family:
     kv_dtype: str | None = None
     flat_wrappers: tuple[str, ...] = ()
     refusal: str = ""
-    presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def layer_kinds(layers: Iterable[tuple[Attention, Mlp]]) -> list[LayerKind]:

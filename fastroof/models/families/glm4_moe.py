@@ -31,15 +31,5 @@ FAMILIES: Final = (
         {"glm4_moe": ("Glm4MoeForCausalLM",), "glm4v_moe_text": ("Glm4vMoeTextModel",)},
         _layers,
         reads=("n_routed_experts",),
-        presets={
-            "glm-4.5": ("zai-org/GLM-4.5",),
-            "glm-4.5-air": ("zai-org/GLM-4.5-Air",),
-            "glm-4.5-air-fp8": ("zai-org/GLM-4.5-Air-FP8",),
-            "glm-4.5-fp8": ("zai-org/GLM-4.5-FP8",),
-            "glm-4.6": ("zai-org/GLM-4.6",),
-            "glm-4.6-fp8": ("zai-org/GLM-4.6-FP8",),
-            "glm-4.7": ("zai-org/GLM-4.7",),
-            "glm-4.7-fp8": ("zai-org/GLM-4.7-FP8",),
-        },
     ),
 )

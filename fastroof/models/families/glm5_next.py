@@ -67,9 +67,5 @@ FAMILIES: Final = (
         reads=("n_routed_experts", "kv_lora_rank", "index_topk", _SIZES),
         # no pattern excludes all of them, and engines run them in bf16
         module_names=dict.fromkeys(("q_down", "q_up", "kv_up", "o", "index", "state_in", "state_out"), ()),
-        presets={
-            "glm-5.3-flash": ("zai-org/GLM-5.3-Flash",),
-            "glm-5.3-flash-nvfp4": ("nvidia/GLM-5.3-Flash-NVFP4",),
-        },
     ),
 )

@@ -88,9 +88,5 @@ FAMILIES: Final = (
         _hybrid,
         reads=("num_local_experts", "layer_types"),
         module_names={**MAMBA_MODULES, **_EXPERTS, "gate_up": _SHARED_UP, "down": _SHARED_DOWN},
-        presets={
-            "granite-4.0-h-small": ("ibm-granite/granite-4.0-h-small",),
-            "granite-4.0-h-tiny": ("ibm-granite/granite-4.0-h-tiny",),
-        },
     ),
 )

@@ -110,11 +110,5 @@ FAMILIES: Final = (
             "experts_down": (),
             "experts_up": (),
         },
-        presets={
-            "kimi-linear-48b-a3b": (
-                "moonshotai/Kimi-Linear-48B-A3B-Instruct",
-                "moonshotai/Kimi-Linear-48B-A3B-Base",
-            )
-        },
     ),
 )

@@ -100,6 +100,5 @@ FAMILIES: Final = (
         tie_embeddings=True,
         reads=("num_experts", "layer_types"),
         module_names=_MODULES,
-        presets={"lfm2-8b-a1b": ("LiquidAI/LFM2-8B-A1B",)},
     ),
 )

@@ -53,8 +53,5 @@ FAMILIES: Final = (
             "gate_up": tuple(f"mlps.{half}.{name}" for half in (0, 1) for name in ("gate_proj", "up_proj")),
             "down": ("mlps.0.down_proj", "mlps.1.down_proj"),
         },
-        presets={
-            "longcat-flash": ("meituan-longcat/LongCat-Flash-Chat", "meituan-longcat/LongCat-Flash-Thinking"),
-        },
     ),
 )

@@ -66,6 +66,5 @@ FAMILIES: Final = (
         {"olmoe": ("OlmoeForCausalLM",)},
         _olmoe,
         reads=("num_experts",),
-        presets={"olmoe-1b-7b": ("allenai/OLMoE-1B-7B-0125", "allenai/OLMoE-1B-7B-0125-Instruct")},
     ),
 )

@@ -40,6 +40,5 @@ FAMILIES: Final = (
             "muse_glimmer_text": ("MuseGlimmerForCausalLM",),
         },
         _layers,
-        presets={"muse-glimmer-30b": ("meta-models/Muse-Glimmer-30B",)},
     ),
 )

@@ -100,25 +100,16 @@ FAMILIES: Final = (
         "olmo3",
         {"olmo3": ("Olmo3ForCausalLM",)},
         _olmo3,
-        presets={
-            "olmo-3-32b": ("allenai/Olmo-3-32B-Think", "allenai/Olmo-3.1-32B-Instruct"),
-            "olmo-3-7b": ("allenai/Olmo-3-7B-Instruct", "allenai/Olmo-3-7B-Think"),
-        },
     ),
     Family(
         "exaone4",
         {"exaone4": ("Exaone4ForCausalLM",)},
         _exaone4,
-        presets={
-            "exaone-4.0-1.2b": ("LGAI-EXAONE/EXAONE-4.0-1.2B",),
-            "exaone-4.0-32b": ("LGAI-EXAONE/EXAONE-4.0-32B",),
-        },
     ),
     Family(
         "exaone-moe",
         {"exaone_moe": ("ExaoneMoEForCausalLM", "ExaoneMoeForCausalLM")},
         _exaone_moe,
         reads=("num_experts",),
-        presets={"k-exaone-236b-a23b": ("LGAI-EXAONE/K-EXAONE-236B-A23B",)},
     ),
 )

@@ -28,6 +28,11 @@ def _every_family() -> tuple[Family, ...]:
 FAMILIES: Final = _every_family()
 """All families, in the order of their names."""
 
+REFUSALS: Final[Mapping[str, str]] = MappingProxyType(
+    {family.name: family.refusal for family in FAMILIES if family.refusal}
+)
+"""Why no file of a family loads yet, by its name."""
+
 MODEL_TYPES: Final[Mapping[str, Family]] = MappingProxyType(
     dict(sorted((model_type, family) for family in FAMILIES for model_type in family.classes))
 )
