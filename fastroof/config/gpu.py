@@ -29,7 +29,7 @@ from fastroof.config.gpu_keys import LIMITS, Keys
 from fastroof.config.paths import bench_data_root
 from fastroof.documents import read_toml
 from fastroof.errors import GpuError
-from fastroof.file_access import is_file, is_folder, matches, resolved
+from fastroof.file_access import FilesRead, is_file, is_folder, matches, recorded, resolved
 from fastroof.units import GB, GIB, MIB, PEAK_DTYPE, TB, TFLOP
 
 GPU_FILE: Final = "gpu.toml"
@@ -334,7 +334,37 @@ def gpu_named(name: str) -> GpuSpec | None:
     return None
 
 
+_OTHERS: Final[Mapping[str, str]] = {
+    "other GPUs of AMD": r"amd|instinct|radeon|mi\d|gfx\d|rx\d{4}",
+    "Intel's Gaudi": r"(intel)?gaudi|hl\d{3}|habana",
+    "other GPUs of Intel": r"intel|arc[abp]|datacentergpumax|max1\d{3}",
+    "Google's TPUs": r"(google)?(cloud)?tpu|trillium|ironwood|v[2-7](e|p|lite|litepod)?$",
+    "AWS's Trainium and Inferentia": r"(aws)?(trainium|inferentia|neuron)|trn\d|inf\d",
+    "Huawei's Ascend": r"(huawei)?(ascend|atlas)|910[abc]|310[ap]",
+    "Apple's GPUs": r"apple|m[1-5](pro|max|ultra)?$",
+    "NVIDIA's Jetson modules": r"(jetson)?(agx|orin|thor|xavier)|jetson|tegra",
+    "accelerators of other makers": r"cerebras|groq|tenstorrent|wormhole|blackhole|mtt|mlu|cambricon|kunlun"
+    r"|hygon|dcu|biren|metax|sambanova|cloudai100|qualcomm",
+}
+"""Accelerators out of scope, by what they are called: how their names begin, spelled by :func:`_key`."""
+
+
+def _out_of_scope(name: str) -> str | None:
+    """Return one line for the name of an accelerator that fastroof leaves out, as its tools print it."""
+    key = _key(name)
+    kind = next((kind for kind, names in _OTHERS.items() if re.match(names, key)), None)
+    if kind is None:
+        return None
+    other = [spec.name for spec in map(_shipped, gpu_names()) if not spec.title.startswith("NVIDIA")]
+    return (
+        f"GPU {shown(name)} is out of scope, as are {kind}: supported are GPUs of NVIDIA, {', '.join(other)} "
+        f"(`fastroof gpus` lists all {len(gpu_names())})"
+    )
+
+
 def _unknown(name: str) -> str:
+    if reason := _out_of_scope(name):
+        return reason
     specs = [_shipped(folder) for folder in gpu_names()]
     for spec in specs:
         rest = _key(name).removeprefix(_key(spec.name))
@@ -353,7 +383,17 @@ def _unknown(name: str) -> str:
 
 
 def _shipped(folder: str) -> GpuSpec:
-    return _read(bench_data_root() / folder / GPU_FILE)
+    path = bench_data_root() / folder / GPU_FILE
+    spec, read = _read_once(path, path.stat().st_mtime_ns)
+    read.repeat()
+    return spec
+
+
+@cache
+def _read_once(path: Path, changed_ns: int) -> tuple[GpuSpec, FilesRead]:
+    """Return a shipped GPU, and the reads for it: names that are not folders are looked for in all files."""
+    with recorded() as read:
+        return _read(path), read
 
 
 def _read(path: Path) -> GpuSpec:
