@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from fastroof.config import gpu_names, load_gpu
 from fastroof.engines import EngineProfile, KernelChoices, MixedAttention, load_engine
 from fastroof.errors import PlanError
 from fastroof.serving.evidence.profile_file import profile_text
@@ -68,3 +69,16 @@ def test_figures_are_a_list():
     with pytest.raises(PlanError, match="mixed_attention must be a list of tables"):
         load_engine({"name": "mine", "kernels": {"mixed_attention": {"ns": 0.1}}})
     assert EngineProfile("mine").kernels.mixed_attention == ()
+
+
+@pytest.mark.parametrize("engine", ["vllm", "vllm-0.12"])
+def test_every_card_with_flash_attention_has_one_call(engine: str) -> None:
+    """It needs capability 8, with which bf16 came, and is not the default on 10."""
+    capability_10 = {"b200", "b300", "gb200", "gb300"}
+    cards = [load_gpu(name) for name in gpu_names()]
+    flash = {
+        card.kernel_name
+        for card in cards
+        if card.title.startswith("NVIDIA") and card.half_dtype == "bf16" and card.name not in capability_10
+    }
+    assert sorted(flash) == sorted(load_engine(engine).kernels.one_attention_call)
