@@ -61,6 +61,7 @@ def test_no_two_presets_share_a_name() -> None:
         ("meta-llama/Llama-3.2-1B-Instruct", "llama-3.2-1b", "bf16"),
         ("meta-llama/Llama-3.2-3B-Instruct", "llama-3.2-3b", "bf16"),
         ("Qwen/Qwen2.5-3B-Instruct", "qwen2.5-3b", "bf16"),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-coder-30b-a3b", "bf16"),
         ("mistralai/Mistral-Small-3.2-24B-Instruct-2506", "mistral-small-3.1-24b", "bf16"),
     ],
 )
