@@ -9,7 +9,6 @@
 ``dynamo``          profiles for Dynamo's mocker
 ``llmservingsim``   profiles for LLMServingSim
 ``llm_d``           settings for llm-d-inference-sim
-``splitwise_sim``   tables for splitwise-sim
 ``releases``        which releases were run, and the warning if another is installed
 ``serve``           for every other program: a server on a pipe or over HTTP
 ==================  ==================================================================================

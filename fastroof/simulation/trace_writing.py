@@ -16,11 +16,8 @@ from fastroof.errors import TraceError
 from fastroof.simulation.trace import HASH_IDS, TRACE_COLUMNS, Trace
 from fastroof.units import MS_PER_S, NS_PER_S
 
-WRITTEN: Final = {"plain": ".csv", "mooncake": ".jsonl", "llmservingsim": ".jsonl", "splitwise": ".csv"}
+WRITTEN: Final = {"plain": ".csv", "mooncake": ".jsonl", "llmservingsim": ".jsonl"}
 """Formats in which traces are written, and their suffixes."""
-
-_COMPLETE_REQUEST: Final = 2
-"""splitwise-sim's type of requests that generate text."""
 
 
 def write_trace(trace: Trace, path: str | os.PathLike[str], format: str = "plain") -> list[str]:
@@ -33,10 +30,9 @@ def write_trace(trace: Trace, path: str | os.PathLike[str], format: str = "plain
     path : path
         The file. An existing one is replaced.
     format : str, default "plain"
-        ``"llmservingsim"`` (JSON lines: input_toks, output_toks, arrival_time_ns), ``"splitwise"``
-        (splitwise-sim's CSV: arrival_timestamp in s, prompt_size, token_size), ``"mooncake"`` (JSON lines:
-        timestamp in ms, input_length, output_length, hash_ids; Dynamo and aiperf read it too) or ``"plain"``
-        (CSV: arrival_s, input_tokens, output_tokens, cached_tokens).
+        ``"llmservingsim"`` (JSON lines: input_toks, output_toks, arrival_time_ns), ``"mooncake"`` (JSON
+        lines: timestamp in ms, input_length, output_length, hash_ids; Dynamo and aiperf read it too) or
+        ``"plain"`` (CSV: arrival_s, input_tokens, output_tokens, cached_tokens).
 
     Returns
     -------
@@ -91,11 +87,6 @@ def _rows(trace: Trace, format: str) -> Iterator[dict[str, Any]]:
         if format == "llmservingsim":
             arrival = round(arrival_s * NS_PER_S)
             yield {"input_toks": prompt, "output_toks": output, "arrival_time_ns": arrival}
-        elif format == "splitwise":
-            yield {
-                "request_id": number, "request_type": _COMPLETE_REQUEST, "application_id": 0,
-                "arrival_timestamp": arrival_s, "batch_size": 1, "prompt_size": prompt, "token_size": output,
-            }  # fmt: skip
         elif format == "mooncake":
             row = {"timestamp": arrival_s * MS_PER_S, "input_length": prompt, "output_length": output}
             if trace.hash_ids is not None and trace.hash_offsets is not None:

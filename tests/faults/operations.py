@@ -338,9 +338,6 @@ OPERATIONS: Final = (
         replaces=False,
     ),
     Operation("export npz", _export("npz", "a.npz", "--points", "4")),
-    Operation(
-        "export splitwise-sim", _export("splitwise-sim", "a.csv", "--kv-len", "512", "--longest", "512")
-    ),
     Operation("write_plan_file", _plan_file),
     Operation("sglang.write_model", _sglang),
     Operation("tables import aiconfigurator GPU", _import_by_name, leaves=_IMPORTED),

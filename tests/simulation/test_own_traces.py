@@ -214,9 +214,10 @@ def test_simulators_traces(write: Callable[..., Path]) -> None:
         trace = load_trace(path)
         for name in ("arrival_s", "input_tokens", "output_tokens"):
             assert (getattr(trace, name) == getattr(expected, name)).all(), (path, name)
-        written = path.read_bytes()
-        assert write_trace(expected, path, format) == []
-        assert path.read_bytes() == written
+        if format in WRITTEN:
+            written = path.read_bytes()
+            assert write_trace(expected, path, format) == []
+            assert path.read_bytes() == written
 
 
 @given(
@@ -253,9 +254,9 @@ def test_a_trace_comes_back_from_every_simulators_file(tmp_path_factory: Any, ro
 def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
     trace = Trace([0.0], [1], [1])
     for path, format, words in (
-        ("a.csv", "vidur", "format must be one of plain, mooncake, llmservingsim, splitwise, got 'vidur'"),
-        ("a.jsonl", "splitwise", "splitwise traces are .csv files"),
-        ("none/a.csv", "splitwise", "trace .*none/a.csv"),
+        ("a.csv", "vidur", "format must be one of plain, mooncake, llmservingsim, got 'vidur'"),
+        ("a.jsonl", "plain", "plain traces are .csv files"),
+        ("none/a.csv", "plain", "trace .*none/a.csv"),
     ):
         with pytest.raises(TraceError, match=words):
             write_trace(trace, tmp_path / path, format)

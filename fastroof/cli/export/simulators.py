@@ -1,4 +1,4 @@
-"""``fastroof export llm-d | llmservingsim | splitwise-sim | trace``: files of other simulators."""
+"""``fastroof export llm-d | llmservingsim | trace``: files of other simulators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from fastroof.cli.named_plans import PLANS_HELP, GpuOption, PlansArgument, named_plans, plans_words
 from fastroof.cli.options import Source, TablesPath
-from fastroof.cli.output import console, counted, percent
+from fastroof.cli.output import console, counted
 from fastroof.cli.workload_options import WORKLOAD, asked_trace, parse_sizes, print_left_out
 from fastroof.command_group import GroupValues, taking
 from fastroof.units import GB
@@ -40,21 +40,10 @@ declares: a plan of fp8 weights needs a config that declares it, or --variant.
 half a million for a model of 131,072 positions. bundle is for the source since, which draws them straight.
 """
 
-SPLITWISE_SIM: Final = f"""\b
-Examples:
-  fastroof export splitwise-sim llama-2-70b,tp=8 --kv-len 2048 --model-name llama2-70b -o perf_model.csv
-  python run.py performance_model.db_path=perf_model.csv ...
-
-{PLANS_HELP}
-The simulator knows only the tokens of a batch: decodes are timed at --kv-len, whatever they attend to, and
-prompts with decodes as prompts times 1.1. The command prints the resulting errors over random steps.
-"""
-
-
 TRACE: Final = """\b
 Examples:
   fastroof export trace --trace gateway.csv --where model=llama-8b --format llmservingsim -o requests.jsonl
-  fastroof export trace --rate 5 --input lognormal:1024:0.5 --output 200 --format splitwise -o trace.csv
+  fastroof export trace --rate 5 --input lognormal:1024:0.5 --output 200 --format mooncake -o trace.jsonl
 
 The requests are those that `fastroof simulate` serves with the same options, in order of arrival.
 `fastroof simulate --trace` reads the file back.
@@ -65,7 +54,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("llmservingsim", epilog=LLMSERVINGSIM)(llmservingsim)
     app.command("llm-d", epilog=LLM_D)(llm_d)
-    app.command("splitwise-sim", epilog=SPLITWISE_SIM)(splitwise_sim)
     app.command("trace", epilog=TRACE)(trace)
 
 
@@ -170,62 +158,14 @@ def llm_d(
     out.print(f"wrote {output}", soft_wrap=True)
 
 
-def splitwise_sim(
-    plan: Annotated[
-        str,
-        typer.Argument(
-            metavar="PLAN", help="MODEL[,KEY=VALUE...], such as llama-2-70b,tp=8.", show_default=False
-        ),
-    ],
-    kv_len: Annotated[int, typer.Option(min=1, help="Tokens that a decode attends to.", show_default=False)],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write (.csv).", show_default=False)],
-    longest: Annotated[
-        int | None,
-        typer.Option(min=2, help="Maximum tokens of a batch of prompts.  [default: the model's positions]"),
-    ] = None,
-    model_name: Annotated[
-        str | None, typer.Option(help="Model name in its configs.  [default: the plan's]")
-    ] = None,
-    hardware: Annotated[
-        str | None,
-        typer.Option(help="Processor name in its configs.  [default: the plan's, such as h100-80gb]"),
-    ] = None,
-    gpu: GpuOption = None,
-    tables: TablesPath = None,
-    source: Source = None,
-) -> None:
-    """Write a plan as the CSV of splitwise-sim.
-
-    Times of a prompt and of a decode step, by the tokens of a batch.
-    """
-    from fastroof.backends.splitwise_sim import splitwise_errors, write_splitwise_table
-
-    [(name, compiled)] = named_plans([plan], gpu, tables, source).items()
-    table = write_splitwise_table(
-        compiled, output, kv_len, longest=longest, model=model_name, hardware=hardware
-    )
-    tokens = table["tokens"]
-    typer.echo(
-        f"wrote {output}: {plans_words({name: compiled})}, {len(tokens):,} rows, "
-        f"batches of 1 to {tokens[-1]:,} tokens"
-    )
-    for error in splitwise_errors(compiled, table):
-        typer.echo(
-            f"{error.kind}: {percent(error.mean)} mean error, {percent(error.worst)} max, "
-            f"bias {error.bias:+.1%}"
-        )
-    most = min(compiled.max_seqs, compiled.max_tokens)
-    typer.echo(f"decode batches may have up to {most:,} requests (max_batch_size of its configs)")
-
-
 @taking(workload=WORKLOAD)
 def trace(
     *,
     workload: GroupValues,
     format: Annotated[
-        Literal["plain", "mooncake", "llmservingsim", "splitwise"],
+        Literal["plain", "mooncake", "llmservingsim"],
         typer.Option(
-            "--format", help="Format of the file: mooncake and llmservingsim are .jsonl, others .csv."
+            "--format", help="Format of the file: mooncake and llmservingsim are .jsonl, plain is .csv."
         ),
     ] = "plain",
     file: Annotated[Path, typer.Option("-o", metavar="FILE", help="File to write.", show_default=False)],
