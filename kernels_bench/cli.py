@@ -40,7 +40,6 @@ COMMANDS: Final = (
     "validate",
     "diff",
     "export",
-    "job",
 )
 """Modules of :mod:`kernels_bench.commands`, in the order of a first use and of ``--help``."""
 

@@ -214,7 +214,7 @@ def test_without_matplotlib_only_the_picture_fails(
 @pytest.mark.slow
 def test_comparing_loads_neither_matplotlib_nor_torch() -> None:
     code = (
-        "import sys, kernels_bench.commands.diff, kernels_bench.commands.export, kernels_bench.commands.job; "
+        "import sys, kernels_bench.commands.diff, kernels_bench.commands.export; "
         "from kernels_bench.output.diff import diff_tables; "
         "from kernels_bench.output.table_sets import load_table_set as load; "
         "diff_tables(load('h100'), load('h100')); "

@@ -1,1 +1,0 @@
-"""Measuring on a cluster: job files for Slurm and Kubernetes, and following what they start."""
