@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any, Final
-
-import numpy as np
 
 from kernels_bench.protocol import Point
 from kernels_bench.providers.attention import AttentionSets, contiguous_sets, prepare_attention
@@ -114,15 +111,3 @@ def causal_attention(q: Any, k: Any, v: Any, backend: Any = None) -> Any:
         return functional.scaled_dot_product_attention(
             q, k, v, attn_mask=causal_lower_right(q_len, kv_len), enable_gqa=gqa
         )
-
-
-def equal_runs(new_tokens: Any, kv_lens: Any) -> list[tuple[int, int]]:
-    """Find neighbouring sequences of one length, which one SDPA call takes together.
-
-    >>> equal_runs([1, 1, 5], [9, 9, 9])
-    [(0, 2), (2, 3)]
-    """
-    pairs = np.stack((np.asarray(new_tokens), np.asarray(kv_lens)))
-    change = np.flatnonzero((pairs[:, 1:] != pairs[:, :-1]).any(axis=0)) + 1
-    edges = [0, *change.tolist(), pairs.shape[1]]
-    return list(pairwise(edges))

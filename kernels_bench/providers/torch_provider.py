@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 from kernels_bench.operators.attention import ATTENTION
 from kernels_bench.protocol import Availability, Point, Prepared
@@ -18,14 +18,10 @@ from kernels_bench.providers.elementwise import (
     prepare_small_op,
     refuses_small_op,
 )
-from kernels_bench.providers.experts import refuses_experts
 from kernels_bench.providers.small_ops import SmallOps, TorchSmallOps
 from kernels_bench.providers.torch_attention import prepare_sdpa, refuses_sdpa
 from kernels_bench.providers.torch_gemm import prepare_gemm, refuses_gemm, torch_gemm
 from kernels_bench.providers.torch_moe import prepare_moe, refuses_moe
-
-TRITON_EXPERTS: Final = ("fp8", "fp8_block")
-"""Formats of experts that torch has no grouped GEMM for."""
 
 
 class TorchProvider(CudaProvider):
@@ -70,23 +66,9 @@ class TorchProvider(CudaProvider):
         return prepare_sdpa(point, self.device, seed, max_bytes)
 
     def _refuses_moe(self, point: Point) -> str | None:
-        if point.values["dtype"] not in TRITON_EXPERTS:
-            return refuses_moe(point) or self._lacks_triton()
-        if reason := refuses_experts(point, TRITON_EXPERTS):
-            return reason
-        if self.device.name != "cuda":
-            return f"{point.values['dtype']} experts are Triton's, which needs a GPU"
-        if self.device.capability < (8, 9):
-            return (
-                f"fp8 needs compute capability 8.9, this GPU has {'.'.join(map(str, self.device.capability))}"
-            )
-        return self._lacks_triton()
+        return refuses_moe(point) or self._lacks_triton()
 
     def _prepare_moe(self, point: Point, seed: int, max_bytes: int) -> Prepared:
-        if point.values["dtype"] in TRITON_EXPERTS:
-            from kernels_bench.providers.triton_experts import prepare_triton_experts
-
-            return prepare_triton_experts(point, self.device, seed, max_bytes)
         ops = self._small_ops()
         activation = ops.kernels.get("silu_and_mul", "silu_and_mul")
         return prepare_moe(point, ops, activation, self.device, seed, max_bytes)

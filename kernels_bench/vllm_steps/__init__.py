@@ -1,1 +1,1 @@
-"""Whole steps of vLLM's own engine, with dummy weights: ``kernels-bench steps --engine vllm``."""
+"""Whole steps of vLLM's own engine, with dummy weights: ``kernels-bench steps``."""

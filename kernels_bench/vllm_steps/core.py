@@ -120,7 +120,7 @@ class VllmCore:
         """Return why a point exceeds a limit of this engine, or an empty string."""
         scheduler = self.config.scheduler_config
         batch, max_len = point.batch, self.config.model_config.max_model_len
-        if batch.num_tokens > scheduler.max_num_batched_tokens:
+        if sum(batch.new_tokens) > scheduler.max_num_batched_tokens:
             return f"a step has at most {scheduler.max_num_batched_tokens} tokens"
         if len(batch.new_tokens) > scheduler.max_num_seqs:
             return f"max_num_seqs is {scheduler.max_num_seqs}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kernels_bench.steps.step_points import StepPoint
+from fastroof.load.steps_file import format_runs
 
 TIMED_STEPS: Final = 24
 WARM_STEPS: Final = 5
@@ -18,6 +18,24 @@ STEPS_BETWEEN: Final = 3
 """Steps from one mixed step to the next: the step itself and two decode steps."""
 
 Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The requests of one step: new tokens of each, and tokens that it has in the cache."""
+
+    new_tokens: tuple[int, ...]
+    context_len: tuple[int, ...]
+
+    @property
+    def cells(self) -> dict[str, str | int]:
+        """The cells of steps.csv that describe the batch."""
+        return {
+            "new_tokens": format_runs(self.new_tokens),
+            "context_len": format_runs(self.context_len),
+            "num_requests": len(self.new_tokens),
+            "num_tokens": sum(self.new_tokens),
+        }
 
 
 @dataclass(frozen=True)
@@ -32,16 +50,16 @@ class EnginePoint:
     sizes: Sizes
 
     @property
-    def batch(self) -> StepPoint:
+    def batch(self) -> Batch:
         """The batch as steps.csv describes it; a decode step reads ``kv_len`` tokens with its own."""
         if self.phase == "prefill":
             new, cached = self.sizes
-            return StepPoint("prefill", (new,), (cached,))
+            return Batch((new,), (cached,))
         if self.phase == "decode":
             count, kv_len = self.sizes
-            return StepPoint("decode", (1,) * count, (kv_len - 1,) * count)
+            return Batch((1,) * count, (kv_len - 1,) * count)
         new, count, kv_len = self.sizes
-        return StepPoint("mixed", (*(1,) * count, new), (*(kv_len - 1,) * count, 0))
+        return Batch((*(1,) * count, new), (*(kv_len - 1,) * count, 0))
 
     @property
     def start_len(self) -> int:

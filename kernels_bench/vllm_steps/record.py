@@ -18,11 +18,11 @@ from fastroof.load.steps_file import STEPS_FILE
 from fastroof.load.write import toml_text
 from kernels_bench.journal import Journal, read_journal
 from kernels_bench.protocol import Timing
-from kernels_bench.steps.measure import PROVENANCE_FILE
 from kernels_bench.vllm_steps.core import LEVEL_WORDS
 from kernels_bench.vllm_steps.points import EnginePoint
 
 JOURNAL_FILE: Final = "vllm_steps.jsonl"
+PROVENANCE_FILE: Final = "steps.toml"
 TYPES: Final = ("start", "engine", "step", "unfit", "closed_loop", "failed", "stopped", "end")
 
 _NAMES: Final = [column.name for column in MEASURED_STEP_COLUMNS]
@@ -59,14 +59,14 @@ def done_loops(records: Iterable[Record], model: str) -> set[int]:
 
 
 def check_folder(folder: Path, gpu: str) -> None:
-    """Raise a MeasureError if a folder holds another GPU's steps, or steps measured without an engine."""
+    """Raise a MeasureError if a folder holds another GPU's steps, or steps without this journal."""
     records = read_records(folder)
     if others := {r["gpu"] for r in records if r["type"] == "start"} - {gpu}:
         raise MeasureError(
             f"{folder} holds steps of {', '.join(sorted(others))}, this GPU is {gpu}: give another -o"
         )
     if not records and (folder / STEPS_FILE).exists():
-        raise MeasureError(f"{folder} holds steps that were measured without an engine: give another -o")
+        raise MeasureError(f"{folder} has a {STEPS_FILE} without {JOURNAL_FILE}; give another -o")
 
 
 def step_record(
@@ -78,7 +78,6 @@ def step_record(
     """
     dtype = _DTYPES.get(engine["dtype"], engine["dtype"])
     kv_dtype = engine["kv_cache_dtype"]
-    batch = point.batch
     return {
         "type": "step",
         "model": model,
@@ -88,10 +87,7 @@ def step_record(
             "tp": 1,
             "dtype": weights if engine["quantization"] else dtype,
             "kv_dtype": "fp8" if kv_dtype.startswith("fp8") else dtype,
-            "new_tokens": batch.new_text,
-            "context_len": batch.context_text,
-            "num_requests": len(batch.new_tokens),
-            "num_tokens": batch.num_tokens,
+            **point.batch.cells,
             "latency_us": timing.latency_us,
             "p25_us": timing.p25_us,
             "p75_us": timing.p75_us,

@@ -31,12 +31,12 @@ from benchmarks.accuracy.silicon_sample import (
     main,
     read_silicon_sample,
 )
+from fastroof.columns import MEASURED_STEP_COLUMNS
 from fastroof.engines import engine_of_version
 from fastroof.errors import FastroofError, TableError
 from fastroof.load.aiconfigurator import installed_root
 from fastroof.serving.evidence.measured_steps import MeasuredStep, read_steps
 from fastroof.serving.evidence.rows import LeftOut, ServingRow
-from kernels_bench.steps.step_rows import append_step
 from tests.reference.sample_cells import sample_file
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -376,6 +376,14 @@ STEP = {
     "latency_us": 14250.5, "p25_us": 14240.0, "p75_us": 14260.0, "min_us": 14200.0, "num_replays": 20,
     "provider": "flashinfer",
 }  # fmt: skip
+
+
+def append_step(path: Path, row: dict[str, Any]) -> None:
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, [column.name for column in MEASURED_STEP_COLUMNS], lineterminator="\n")
+        if not file.tell():
+            writer.writeheader()
+        writer.writerow(row)
 
 
 def test_steps_are_read_as_kernels_bench_writes_them(tmp_path: Path) -> None:

@@ -495,7 +495,7 @@ def test_cuda_and_cudnn_are_those_of_an_imported_torch(monkeypatch: pytest.Monke
 
 
 HEAVY = {"pydantic", "numba", "llvmlite", "vllm", "matplotlib", "torch", "flashinfer", "triton"}
-VLLM_GRID = ["steps", "--engine", "vllm", "--model", "llama-3.1-8b", "--grid"]
+VLLM_GRID = ["steps", "--model", "llama-3.1-8b", "--grid"]
 TYPER_NEEDS_PYDANTIC = any(r.startswith("pydantic") for r in requires("typer") or ())
 
 

@@ -6,12 +6,12 @@ import json
 import shutil
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 
 import fastroof
 from fastroof.errors import FastroofError
+from fastroof.load.steps_file import read_step_rows
 from kernels_bench.grid.estimate import estimate_all
 from kernels_bench.grid.grid import GRIDS, load_grid
 from kernels_bench.output.diff import diff_tables
@@ -21,8 +21,6 @@ from kernels_bench.output.table_sets import gpu_of, load_table_set
 from kernels_bench.output.tables import write_tables
 from kernels_bench.output.validate import validate_tables
 from kernels_bench.run.request import request_of
-from kernels_bench.steps.step_points import StepPoint
-from kernels_bench.steps.step_rows import append_step, read_steps, step_key
 from tests.fuzz.mutators import mutated_text, mutated_tree
 from tests.fuzz.target import Target, Wrong, all_finite
 from tests.fuzz.targets.imports import FolderFiles, checked_tables
@@ -142,18 +140,15 @@ class Grids(Target):
                 raise Wrong(f"a point takes {one.seconds} s")
 
 
-def step_row(point: StepPoint, us: float) -> dict[str, Any]:
-    """Make a row of steps.csv."""
-    return {
-        "model": "llama-3.1-8b", "gpu": "h100", "tp": 1, "dtype": "bf16", "kv_dtype": "bf16",
-        "phase": point.phase, "new_tokens": point.new_text, "context_len": point.context_text,
-        "num_requests": len(point.new_tokens), "num_tokens": point.num_tokens, "latency_us": us,
-        "p25_us": us * 0.99, "p75_us": us * 1.01, "min_us": us * 0.98, "num_replays": 20, "provider": "cpu",
-    }  # fmt: skip
+STEPS = b"""\
+model,gpu,tp,dtype,kv_dtype,phase,new_tokens,context_len,num_requests,num_tokens,latency_us,p25_us,p75_us,min_us,num_replays,provider
+llama-3.1-8b,h100,1,bf16,bf16,decode,1x2,99x2,2,2,5000.5,4990.0,5010.0,4980.0,20,vllm 0.26.0 engine
+llama-3.1-8b,h100,1,bf16,bf16,mixed,1;64,500;0,2,65,7000.5,6990.0,7010.0,6980.0,20,vllm 0.26.0 engine
+"""
 
 
 class StepFiles(Target):
-    """steps.csv of measured whole steps, appended to after it was mutated."""
+    """steps.csv of measured whole steps."""
 
     name = "bench.steps"
     suffix = ".csv"
@@ -163,30 +158,20 @@ class StepFiles(Target):
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
         self.path = folder / "steps.csv"
-        points = StepPoint("decode", (1, 1), (99, 99)), StepPoint("mixed", (1, 64), (500, 0))
-        self.rows = [step_row(point, 5000.5) for point in points]
-        self.path.unlink(missing_ok=True)
-        for row in self.rows:
-            append_step(self.path, row)
-        self.text = self.path.read_bytes()
 
     def examples(self) -> list[bytes]:
-        return [self.text]
+        return [STEPS]
 
     def case(self, random: Random) -> bytes:
-        return mutated_text(self.text, random)
+        return mutated_text(STEPS, random)
 
     def check(self, case: bytes) -> None:
         self.path.write_bytes(case)
-        rows = read_steps(self.path)
+        rows = read_step_rows(self.path)
         all_finite(rows)
         for row in rows:
             if any(isinstance(value, float) and value <= 0.0 for value in row.values()):
                 raise Wrong(f"a step of {row}")
-            step_key(row)
-        append_step(self.path, self.rows[0])
-        if read_steps(self.path) != [*rows, self.rows[0]]:
-            raise Wrong("a row that was appended changes those before it")
 
 
 class TableSets(FolderFiles):

@@ -11,6 +11,7 @@ import inspect
 import os
 import types
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is optional: pip install torch")
@@ -22,6 +23,7 @@ from kernels_bench.providers.attention import Heads  # noqa: E402
 from kernels_bench.providers.device import Device  # noqa: E402
 from kernels_bench.providers.flashinfer_calls import FlashinferModules, plan_decode, plan_paged_prefill  # noqa: E402
 from kernels_bench.providers.flashinfer_provider import FlashinferProvider  # noqa: E402
+from kernels_bench.providers.paging import PagedBatch  # noqa: E402
 from kernels_bench.providers.random_inputs import spread_scales  # noqa: E402
 from kernels_bench.providers.small_ops import RMS_EPSILON, TorchSmallOps  # noqa: E402
 from kernels_bench.providers.torch_attention import causal_attention  # noqa: E402
@@ -363,29 +365,13 @@ def test_cuda_cores_where_the_prefill_library_is_missing(stand_in):
     assert "tensor cores" in provider(stand_in).prepare(POINTS[2], 0, 10**9).kernel
 
 
-@pytest.mark.slow
-def test_whole_steps_plan_decode_or_paged_prefill(stand_in):
-    from dataclasses import replace
-
-    from fastroof.models import DenseModel, load_model
-    from kernels_bench.steps.measure import check_step
-    from kernels_bench.steps.step_attention import FlashinferAttention, StepBackend
-
-    heads = Heads(8, 2, 32)
-    attention = FlashinferAttention(stand_in, Named(lambda name: True), heads)
-    backend = StepBackend("flashinfer", attention, TorchSmallOps(), HOST, "bf16", {})
-    assert check_step(replace(DenseModel.of(load_model("llama-3.1-8b")), head_dim=32), backend, 0) < 2e-2
-
-
 def test_paged_plans_take_the_pages_of_a_step(stand_in):
-    from kernels_bench.steps.step_points import StepPoint
-
-    batch = StepPoint("mixed", (1, 5), (20, 0)).batch(3)
+    batch = PagedBatch.make(np.array([1, 5]), np.array([21, 5]), 3)
     heads = Heads(4, 2, 32)
     k, v = (torch.randn(batch.num_pages, batch.page_size, 2, 32) for _ in range(2))
     q, out = torch.randn(6, 4, 32), torch.full((6, 4, 32), float("nan"))
     plan_paged_prefill(stand_in, batch, heads, torch.float32, HOST)(q, k, v, out)
-    one = StepPoint("decode", (1,), (20,)).batch(None)
+    one = PagedBatch.make(np.array([1]), np.array([21]), None)
     pages = torch.as_tensor(batch.pages_of(0).astype("int64"))
     first = torch.full((1, 4, 32), float("nan"))
     decode = plan_decode(stand_in, one, heads, torch.float32, torch.float32, HOST, tensor_cores=False)

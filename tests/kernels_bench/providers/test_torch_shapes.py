@@ -9,7 +9,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is optional: pip install torch")
 
-from fastroof.errors import MeasureError  # noqa: E402
 from kernels_bench.protocol import Point  # noqa: E402
 from kernels_bench.providers import references, torch_gemm  # noqa: E402
 from kernels_bench.providers.attention import Heads, contiguous_sets, paged_sets, prepare_attention  # noqa: E402
@@ -18,7 +17,7 @@ from kernels_bench.providers.elementwise import prepare_small_op  # noqa: E402
 from kernels_bench.providers.mla import mla_sets, prepare_mla  # noqa: E402
 from kernels_bench.providers.random_inputs import InputMaker  # noqa: E402
 from kernels_bench.providers.small_ops import TorchSmallOps  # noqa: E402
-from kernels_bench.providers.torch_attention import causal_attention, equal_runs  # noqa: E402
+from kernels_bench.providers.torch_attention import causal_attention  # noqa: E402
 from kernels_bench.providers.torch_provider import TorchProvider  # noqa: E402
 from kernels_bench.run.check import check_result, error_bound, relative_error  # noqa: E402
 
@@ -206,12 +205,6 @@ def test_causal_mask_is_aligned_to_the_lower_right():
     assert torch.allclose(got[0, 1].double(), want, atol=1e-5)
 
 
-def test_equal_runs_cover_every_sequence_once():
-    runs = equal_runs([1, 1, 2, 2, 1], [9, 9, 9, 8, 8])
-    assert runs == [(0, 2), (2, 3), (3, 4), (4, 5)]
-    assert equal_runs([3], [3]) == [(0, 1)]
-
-
 def test_mla_reads_the_latent_twice():
     """Values are the latent part of the keys: checked with a decode written from the definition."""
     values = {"kv_dtype": "bf16", "num_q_heads": 5, "kv_lora_rank": 32, "rope_dim": 8}
@@ -353,40 +346,3 @@ def test_triton_kernels_in_the_interpreter():
     assert found.returncode == 0, found.stderr[-3000:]
     assert "False" not in found.stdout, found.stdout
     assert found.stdout.count("True") == 12 + 5
-
-
-# CI runs a step in fp8 on a CPU (tests/kernels_bench/steps) and some on vLLM's ops
-@pytest.mark.slow
-@pytest.mark.release
-@pytest.mark.parametrize("name", ["qwen2.5-7b", "qwen3-8b"])
-def test_a_whole_step_on_torchs_fp8_gemm(name):
-    """As on a GPU host without vLLM's libraries: bf16 activations, torch._scaled_mm."""
-    from dataclasses import replace
-
-    from fastroof.models import DenseModel, load_model
-    from kernels_bench.steps.measure import STEP_BOUNDS, check_step
-    from kernels_bench.steps.step_attention import SdpaAttention, StepBackend
-    from kernels_bench.steps.step_linear import TorchFp8, choose_fp8
-
-    class Ops(TorchSmallOps):
-        def __init__(self):
-            super().__init__()
-            self.cos_sin_dtype = "bf16"
-
-    fp8 = choose_fp8("fp8", False, Ops(), Device("cpu", 0, (9, 0)))
-    assert isinstance(fp8, TorchFp8)
-    backend = StepBackend("torch", SdpaAttention(), Ops(), CPU_DEVICE, "bf16", {}, fp8)
-    model = replace(DenseModel.of(load_model(name)), head_dim=32)
-    assert check_step(model, backend, 0) < STEP_BOUNDS["fp8"]
-
-
-def test_which_gpus_multiply_steps_in_fp8():
-    from kernels_bench.steps.step_linear import VllmFp8, choose_fp8
-
-    hopper, ampere = Device("cuda", 0, (9, 0)), Device("cuda", 0, (8, 0))
-    assert choose_fp8("bf16", False, TorchSmallOps(), ampere) is None
-    assert isinstance(choose_fp8("fp8_block", True, TorchSmallOps(), hopper), VllmFp8)
-    with pytest.raises(MeasureError, match="fp8_block need vLLM's ops library"):
-        choose_fp8("fp8_block", False, TorchSmallOps(), hopper)
-    with pytest.raises(MeasureError, match=r"need compute capability 8\.9, this GPU has 8\.0"):
-        choose_fp8("fp8", True, TorchSmallOps(), ampere)

@@ -5,7 +5,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is optional: pip install torch")
 import torch.nn.functional as functional  # noqa: E402
 
-from fastroof.errors import MeasureError  # noqa: E402
 from kernels_bench.protocol import Point  # noqa: E402
 from kernels_bench.providers import vllm_ops  # noqa: E402
 from kernels_bench.providers.device import Device  # noqa: E402
@@ -242,43 +241,6 @@ def test_splits_are_bounded_only_where_vllm_replays_graphs(provider):
 
 def test_every_schema_is_called():
     assert set(IMPLEMENTATIONS) == set(vllm_ops.SCHEMAS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "weights"),
-    [
-        ("qwen2.5-7b", "fp8"),
-        ("qwen3-8b", "bf16"),
-        ("qwen3-8b", "fp8_block"),
-        # each model in the other's formats
-        pytest.param("qwen2.5-7b", "bf16", marks=pytest.mark.release),
-        pytest.param("qwen2.5-7b", "fp8_block", marks=pytest.mark.release),
-        pytest.param("qwen3-8b", "fp8", marks=pytest.mark.release),
-    ],
-)
-def test_a_whole_step_on_these_ops(provider, name, weights):
-    from dataclasses import replace
-
-    from fastroof.models import DenseModel, load_model
-    from kernels_bench.providers.small_ops import VllmSmallOps
-    from kernels_bench.steps.measure import STEP_BOUNDS, check_step
-    from kernels_bench.steps.step_attention import Fa3Attention, StepBackend
-    from kernels_bench.steps.step_linear import VllmFp8, choose_fp8
-
-    class Unscaled(VllmFp8):
-        def multiply(self, out, x, x_scale, layer):
-            super().multiply(out, x, x_scale, layer._replace(scale=layer.scale * 1.25))
-
-    fp8 = choose_fp8(weights, True, VllmSmallOps(), HOST)
-    backend = StepBackend("vllm", Fa3Attention(), VllmSmallOps(), HOST, "bf16", {}, fp8)
-    # blocks of 128 divide 7 query heads of 64 by two KV heads, and not of 32
-    model = replace(DenseModel.of(load_model(name)), head_dim=64 if weights == "fp8_block" else 32)
-    assert check_step(model, backend, 0) < STEP_BOUNDS[weights]
-    if fp8 is not None:
-        assert fp8.kernel == f"vllm cutlass_scaled_mm, {weights}"
-        with pytest.raises(MeasureError, match="off its float64 reference"):
-            check_step(model, replace(backend, fp8=Unscaled(weights)), 0)
 
 
 def test_refusals(provider):

@@ -10,8 +10,8 @@ from importlib import metadata
 
 import pytest
 
+from fastroof.load.steps_file import read_step_rows
 from kernels_bench.cli import main
-from kernels_bench.steps.step_rows import read_steps
 from kernels_bench.vllm_steps.points import TINY
 from kernels_bench.vllm_steps.record import read_records
 
@@ -34,7 +34,7 @@ def test_every_phase_is_measured_once_by_vllm_itself(tmp_path, capsys):
     config, out = tmp_path / "tiny.json", tmp_path / "out"
     config.write_text(json.dumps(CONFIG))
     # eager: torch.compile builds C++ for minutes here, and a CPU has no CUDA graphs
-    command = ["steps", "--engine", "vllm", "--gpu", "cpu", "--level", "2"]
+    command = ["steps", "--gpu", "cpu", "--level", "2"]
     command += ["--model", str(config), "-o", str(out)]
     for words in (f"{len(TINY)} steps measured, 0 were there", f"0 steps measured, {len(TINY)} were there"):
         with pytest.raises(SystemExit) as done:
@@ -42,9 +42,9 @@ def test_every_phase_is_measured_once_by_vllm_itself(tmp_path, capsys):
         printed = capsys.readouterr().out
         assert not done.value.code, printed + (out / "vllm.log").read_text()[-3000:]
         assert words in printed
-    rows = read_steps(out / "steps.csv")
+    rows = read_step_rows(out / "steps.csv")
     assert {(row["phase"], row["new_tokens"], row["context_len"]) for row in rows} == {
-        (point.phase, point.batch.new_text, point.batch.context_text) for point in TINY
+        (point.phase, point.batch.cells["new_tokens"], point.batch.cells["context_len"]) for point in TINY
     }
     for row in rows:
         assert 0 < row["min_us"] <= row["p25_us"] <= row["latency_us"] <= row["p75_us"]

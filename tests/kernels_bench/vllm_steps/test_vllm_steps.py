@@ -2,19 +2,21 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 import types
+from dataclasses import astuple
 
 import pytest
 from typer.testing import CliRunner
 
 from fastroof.cli import app as fastroof_app
 from fastroof.errors import MeasureError
+from fastroof.load.steps_file import read_step_rows
 from kernels_bench.cli import main
 from kernels_bench.protocol import DeviceState
-from kernels_bench.steps.step_rows import append_step, read_steps, step_key
 from kernels_bench.vllm_steps.core import _inspect_models_here
 from kernels_bench.vllm_steps.model_folder import engine_model
 from kernels_bench.vllm_steps.points import TIMED_STEPS, EnginePoint, default_points
@@ -91,10 +93,9 @@ class TestPoints:
 
     @pytest.mark.parametrize("point", default_points(), ids=str)
     def test_a_point_is_the_batch_it_is_called(self, point):
-        batch = point.batch
-        assert batch.phase == point.phase
-        assert max(batch.kv_lens) <= point.longest
-        assert sum(batch.kv_lens) <= point.kv_tokens
+        kv_lens = [sum(request) for request in zip(*astuple(point.batch), strict=True)]
+        assert max(kv_lens) <= point.longest
+        assert sum(kv_lens) <= point.kv_tokens
         assert point.phase == "prefill" or 1 < point.start_len < point.sizes[-1]
 
 
@@ -169,7 +170,7 @@ def measure(folder, engine=None, points=POINTS, loops=(), gpu="h100", seconds=No
 class TestWorker:
     def test_files_follow_from_the_journal(self, tmp_path):
         measure(tmp_path, loops=(2,))
-        rows = read_steps(tmp_path / "steps.csv")
+        rows = read_step_rows(tmp_path / "steps.csv")
         assert [row["phase"] for row in rows] == ["decode", "prefill", "mixed"]
         assert {(r["model"], r["gpu"], r["tp"], r["dtype"], r["kv_dtype"], r["provider"]) for r in rows} == {
             ("llama-3.1-8b", "h100", 1, "bf16", "bf16", "vllm 0.26.0 engine")
@@ -194,7 +195,7 @@ class TestWorker:
     )
     def test_formats_are_the_engines(self, tmp_path, facts, weights, dtypes):
         measure(tmp_path, FakeEngine(facts={**FACTS, **facts}), [DECODE], weights=weights, level=2)
-        (row,) = read_steps(tmp_path / "steps.csv")
+        (row,) = read_step_rows(tmp_path / "steps.csv")
         assert (row["dtype"], row["kv_dtype"]) == dtypes
         assert row["provider"] == "vllm 0.26.0 engine, eager"
 
@@ -215,10 +216,11 @@ class TestWorker:
         engine.step = step
         with pytest.raises(Dead):
             measure(tmp_path, engine)
-        assert kept == 0 or len(read_steps(tmp_path / "steps.csv")) == kept
+        assert kept == 0 or len(read_step_rows(tmp_path / "steps.csv")) == kept
         measure(tmp_path)
-        rows = read_steps(tmp_path / "steps.csv")
-        assert len({step_key(row) for row in rows}) == len(rows) == len(POINTS)
+        rows = read_step_rows(tmp_path / "steps.csv")
+        sizes = {(row["new_tokens"], row["context_len"]) for row in rows}
+        assert len(sizes) == len(rows) == len(POINTS)
 
     def test_a_torn_line_is_measured_again_and_nothing_else(self, tmp_path):
         measure(tmp_path, loops=(2,))
@@ -235,7 +237,7 @@ class TestWorker:
     def test_other_models_of_a_folder_are_measured_too(self, tmp_path):
         measure(tmp_path)
         measure(tmp_path, model="qwen3-14b-fp8", weights="fp8_block")
-        assert len(read_steps(tmp_path / "steps.csv")) == 2 * len(POINTS)
+        assert len(read_step_rows(tmp_path / "steps.csv")) == 2 * len(POINTS)
 
     def test_deadline(self, tmp_path):
         now = [0.0]
@@ -247,7 +249,7 @@ class TestWorker:
         measure(tmp_path, seconds=4.5, clock=clock)
         last = read_records(tmp_path)[-1]
         assert (last["type"], last["reason"]) == ("stopped", "deadline: 1 of 3 steps are left")
-        assert len(read_steps(tmp_path / "steps.csv")) == 2
+        assert len(read_step_rows(tmp_path / "steps.csv")) == 2
 
     def test_what_does_not_fit_is_skipped_with_its_reason(self, tmp_path):
         measure(tmp_path, FakeEngine(unfit={PREFILL: "max_model_len is 64"}, most=2))
@@ -346,7 +348,7 @@ class TestSession:
         codes = {("llama-3.1-8b", level): 1 for level in range(3)}
         report = session(tmp_path, FakeWorker(codes=codes), "llama-3.1-8b", "qwen3-14b-fp8")
         assert report.measured == 3
-        assert {row["model"] for row in read_steps(tmp_path / "steps.csv")} == {"qwen3-14b-fp8"}
+        assert {row["model"] for row in read_step_rows(tmp_path / "steps.csv")} == {"qwen3-14b-fp8"}
 
     def test_the_first_model_gets_half_of_the_time(self, tmp_path):
         worker = FakeWorker()
@@ -396,16 +398,15 @@ class TestSession:
         with pytest.raises(KeyboardInterrupt):
             session(tmp_path, start)
         assert process.killed
-        assert len(read_steps(tmp_path / "steps.csv")) == 3
+        assert len(read_step_rows(tmp_path / "steps.csv")) == 3
         assert session(tmp_path, FakeWorker()).present == 3
 
     def test_another_gpus_folder_and_one_without_an_engine(self, tmp_path):
         measure(tmp_path / "h100")
         with pytest.raises(MeasureError, match="steps of h100, this GPU is cpu"):
             session(tmp_path / "h100", FakeWorker())
-        row = read_steps(tmp_path / "h100" / "steps.csv")[0]
-        append_step(tmp_path / "steps.csv", row)
-        with pytest.raises(MeasureError, match="measured without an engine"):
+        shutil.copy(tmp_path / "h100" / "steps.csv", tmp_path)
+        with pytest.raises(MeasureError, match=r"has a steps\.csv without vllm_steps\.jsonl"):
             session(tmp_path, FakeWorker())
 
     def test_records_are_shown_as_they_come(self, tmp_path):
@@ -438,21 +439,19 @@ class TestModels:
 class TestCommand:
     def test_grid_needs_no_vllm(self, capsys):
         with pytest.raises(SystemExit) as done:
-            main(["steps", "--engine", "vllm", "--model", "llama-3.1-8b,qwen3-14b", "--grid"])
+            main(["steps", "--model", "llama-3.1-8b,qwen3-14b", "--grid"])
         assert not done.value.code
         assert capsys.readouterr().out.splitlines()[0] == "decode 64x4096"
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["--engine", "sglang", "--model", "qwen3-8b"], "unknown engine 'sglang'; valid is vllm"),
-            (["--engine", "vllm", "--model", "gpt-5"], "unknown model"),
-            (["--engine", "vllm", "--model", ","], "names no model"),
-            (["--engine", "vllm", "--model", "qwen3-8b"], "give -o FOLDER"),
-            (["--engine", "vllm", "--model", "qwen3-8b", "--dtype", "fp8"], "without --engine"),
-            (["--engine", "vllm", "--model", "qwen3-8b", "--engine-args", "[1]"], "JSON object"),
-            (["--engine", "vllm", "--model", "qwen3-8b", "--engine-args", "{"], "--engine-args"),
-            (["--engine", "vllm", "--model", "qwen3-8b", "--deadline", "-1"], "above zero"),
+            (["--model", "gpt-5"], "unknown model"),
+            (["--model", ","], "names no model"),
+            (["--model", "qwen3-8b"], "give -o FOLDER"),
+            (["--model", "qwen3-8b", "--engine-args", "[1]"], "JSON object"),
+            (["--model", "qwen3-8b", "--engine-args", "{"], "--engine-args"),
+            (["--model", "qwen3-8b", "--deadline", "-1"], "above zero"),
         ],
     )
     def test_bad_input_is_one_line(self, arguments, message, capsys, tmp_path, monkeypatch):
