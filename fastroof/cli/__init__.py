@@ -36,7 +36,6 @@ COMMANDS: Final = (
     "engines",
     "sweep",
     "best",
-    "merge",
     "report",
     "ui",
     "tables",

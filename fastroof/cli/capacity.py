@@ -41,8 +41,8 @@ Examples:
   fastroof capacity my.toml -o capacities.parquet --resume
 
 A specification is that of a sweep with [workload] and [slo] instead of a load: each deployment is a row of
-the results, ranked by requests/s per GPU. `fastroof sweep` takes it too, with shards and keys
-as options. The requests of all rates and deployments are the same: their arrivals are scaled. Of sessions
+the results, ranked by requests/s per GPU. `fastroof sweep` takes it too, with keys as options.
+The requests of all rates and deployments are the same: their arrivals are scaled. Of sessions
 (--turns, --calls, or a trace of them) the rate is that of their starts, sessions/s; delays between their
 requests (--think, --tool, or the trace's) stay.
 

@@ -31,7 +31,6 @@ Examples:
   fastroof sweep
   fastroof sweep my.toml -o my.parquet --threads 8
   fastroof sweep my.toml -o my.parquet --resume
-  fastroof sweep my.toml -o my-3.parquet --shard 3/16
   fastroof sweep my.toml --executor ray --address auto
   fastroof sweep --example > my.toml
   fastroof sweep --models llama-3.1-70b,qwen3-32b --total-gpus 8 --isl 4000 --osl 500 \\
@@ -90,10 +89,6 @@ def sweep(
         ),
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Number of threads.  [default: all processors]")] = None,
-    shard: Annotated[
-        str | None,
-        typer.Option(metavar="I/N", help="Run only part I of N; `fastroof merge` joins the parts."),
-    ] = None,
     run: GroupValues,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no summary.")] = False,
@@ -152,7 +147,7 @@ def sweep(
         _print_about(example)
         return
     from fastroof import run_sweep
-    from fastroof.sweep import DeploymentSpec, Shard, load_spec
+    from fastroof.sweep import DeploymentSpec, load_spec
 
     for name in engine or ():
         check_engine(name)
@@ -166,14 +161,12 @@ def sweep(
     if output is None and not quiet:
         what = "the packaged sweep (see --help)" if spec is None and not changes else "this sweep"
         say_where(rows, what)
-    part = None if shard is None else Shard.from_text(shard)
     share_heaps(1)
     with resumable(rows), shown_progress("sweep", "evaluations", quiet=as_json or quiet) as progress:
         summary = run_sweep(
             loaded,
             rows,
             threads=usable_processors() if threads is None else threads,
-            shard=part,
             progress=progress,
             **run,
         )

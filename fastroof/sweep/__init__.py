@@ -6,7 +6,6 @@ from fastroof.sweep.best import best_deployments
 from fastroof.sweep.capacities import CapacitySpec, CapacitySummary
 from fastroof.sweep.deployments import Constraints, DeploymentSpec, DeploymentSummary
 from fastroof.sweep.kinds import load_spec, work_units
-from fastroof.sweep.merge import merge_shards
 from fastroof.sweep.recommendations import (
     Deployment,
     GpuShare,
@@ -23,7 +22,6 @@ from fastroof.sweep.recommendations import (
     save_recommendation,
 )
 from fastroof.sweep.run import run_sweep
-from fastroof.sweep.shards import Shard
 from fastroof.sweep.steps import BestStep, StepSpec, StepSummary
 from fastroof.sweep.steps.plan_batches import LIMITS, BestBatches, best_batches, decode_times_us
 from fastroof.sweep.units import WorkUnit
@@ -40,7 +38,6 @@ __all__ = [
     "DeploymentSummary",
     "GpuShare",
     "Recommendation",
-    "Shard",
     "SharedBudget",
     "StepSpec",
     "StepSummary",
@@ -54,7 +51,6 @@ __all__ = [
     "deployment_question",
     "is_shared_spec",
     "load_spec",
-    "merge_shards",
     "recommend",
     "recommend_for_spec",
     "recommend_shared",

@@ -23,7 +23,7 @@ from fastroof.documents import parse_json
 from fastroof.errors import SweepError
 from fastroof.sweep.identity import IDENTITY_KEYS, differences
 from fastroof.sweep.kind import SweepKind
-from fastroof.sweep.shard_files import joined_rows, outcomes_from_json, outcomes_to_json, rows_by_unit
+from fastroof.sweep.packed_results import joined_rows, outcomes_from_json, outcomes_to_json, rows_by_unit
 from fastroof.sweep.units import UnitResult, WorkUnit
 
 MANIFEST: Final = "manifest.json"
@@ -251,7 +251,7 @@ class Checkpoint:
         self.sweep = sweep
         self.output = output
         self.folder = parts_folder(output)
-        self.identity = {key: identity.get(key, "") for key in (*IDENTITY_KEYS, "fastroof.shard")}
+        self.identity = {key: identity.get(key, "") for key in IDENTITY_KEYS}
         self.resume = resume
         self.restart = restart
         self._made_for = json.dumps(self.identity, sort_keys=True).encode()
@@ -345,7 +345,7 @@ class Checkpoint:
                 # stopped before any unit finished: no confirmation needed to remove it
                 self._open(create=False).clear()
                 return
-            differing = [] if there is None else self._differences(there)
+            differing = [] if there is None else differences(there, self.identity)
             whose = f"another sweep ({_listed(differing)})" if differing else "this sweep"
             ways = "" if differing else "--resume continues it, "
             raise SweepError(f"{self.folder} holds an unfinished run of {whose}: {ways}--restart removes it")
@@ -354,7 +354,7 @@ class Checkpoint:
         if there is None:
             # restarting, or killed before the manifest was written: the contents are unknown
             folder.clear()
-        elif differing := self._differences(there):
+        elif differing := differences(there, self.identity):
             raise SweepError(
                 f"{self.folder} holds an unfinished run of another sweep ({_listed(differing)}): resume that "
                 "one, or remove it with --restart"
@@ -367,11 +367,6 @@ class Checkpoint:
         for name in folder.parts():
             for number in self._read(folder, name)[1]:
                 self._stored[number] = name
-
-    def _differences(self, there: Mapping[str, str]) -> list[str]:
-        differing = differences(there, self.identity)
-        old, new = there.get("fastroof.shard") or "none", self.identity["fastroof.shard"] or "none"
-        return differing if old == new else [*differing, f"shard: {old} there, {new} here"]
 
     def _load(self, number: int) -> UnitResult | None:
         """Return the stored result of a unit, or None; one part is held in memory at a time."""

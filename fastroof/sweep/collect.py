@@ -6,7 +6,6 @@ import json
 from collections import Counter, deque
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from hashlib import sha256
 from typing import Any, Final
 
 import pyarrow as pa
@@ -14,7 +13,6 @@ import pyarrow as pa
 from fastroof.errors import SweepError
 from fastroof.sweep.kind import GpuTables, SweepKind, SweepTotals
 from fastroof.sweep.result_file import ResultFile
-from fastroof.sweep.shard_files import outcomes_to_json, tagged_rows
 from fastroof.sweep.units import UnitResult, WorkUnit
 
 HELD_ROWS: Final = 2**16
@@ -87,29 +85,6 @@ class Collected:
 
     def _reduced(self) -> pa.Table:
         return self.sweep.reduced(self._table(self._held))
-
-
-class CollectedShard(Collected):
-    """Results of a shard's units, with the outcomes that merging with other shards needs."""
-
-    def __init__(self, sweep: SweepKind, results: ResultFile) -> None:
-        super().__init__(sweep, results)
-        self._outcomes: list[tuple[WorkUnit, UnitResult]] = []
-
-    def add(self, unit: WorkUnit, result: UnitResult) -> None:
-        """Add the next unit's result."""
-        super().add(unit, result._replace(rows=tagged_rows(result.rows, unit.number)))
-        self._outcomes.append((unit, result._replace(rows=None)))
-
-    def finish(self) -> None:
-        """Write the held rows in the order of the units; a shard may have no feasible candidate."""
-        if self._held:
-            self._write(self._reduced())
-        units, results = zip(*self._outcomes, strict=True) if self._outcomes else ((), ())
-        outcomes = outcomes_to_json(units, results)
-        # Parquet has no checksum for metadata
-        digest = sha256(outcomes.encode()).hexdigest()
-        self.results.add_metadata({"fastroof.outcomes": outcomes, "fastroof.outcomes_sha256": digest})
 
 
 AHEAD: Final = 2

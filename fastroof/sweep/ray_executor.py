@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from fastroof.errors import SweepError
 from fastroof.sweep.kind import GpuTables, SweepKind
-from fastroof.sweep.shard_files import PackedResults, packed_results, unpacked_results
+from fastroof.sweep.packed_results import PackedResults, packed_results, unpacked_results
 from fastroof.sweep.units import UnitResult, WorkUnit
 
 TASK_EVALUATIONS: Final = 10**7

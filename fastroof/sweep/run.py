@@ -10,7 +10,6 @@ from typing import Any, Final
 from fastroof.checks import check_flag, check_progress, one_of, shown, whole_number
 from fastroof.errors import SweepError
 from fastroof.sweep.kinds import Spec, Summary, load_spec, sweep_of
-from fastroof.sweep.shards import Shard, shard_units
 from fastroof.sweep.units import UnitResult, WorkUnit
 
 EXECUTORS: Final = ("local", "ray")
@@ -25,7 +24,6 @@ def run_sweep(
     *,
     threads: int = 1,
     address: str | None = None,
-    shard: tuple[int, int] | None = None,
     resume: bool = False,
     restart: bool = False,
     progress: Progress | None = None,
@@ -47,9 +45,6 @@ def run_sweep(
         started for the sweep.
     address : str, optional
         With ``ray``, an existing cluster: ``auto``, ``host:port`` or ``ray://host:port``.
-    shard : (int, int), optional
-        ``(i, n)`` with i from 1 to n: one of n parts of the sweep, which
-        :func:`fastroof.sweep.merge_shards` joins. The output must be Parquet.
     resume : bool
         Continue a run to the same output that was killed or interrupted, if there is one.
     restart : bool
@@ -106,25 +101,20 @@ def run_sweep(
     if not isinstance(output, str | Path) or not str(output):
         raise SweepError(f"output must be a path, got {shown(output)}")
     output = Path(output)
-    part = None if shard is None else _checked_shard(shard, output)
     sweep = sweep_of(load_spec(spec))
 
     # imported after the spec is checked: an invalid one fails fast
     from fastroof.arrow import arrow_schema
     from fastroof.sweep.checkpoint import Checkpoint
-    from fastroof.sweep.collect import Collected, CollectedShard, local_results
+    from fastroof.sweep.collect import Collected, local_results
     from fastroof.sweep.identity import file_metadata
     from fastroof.sweep.kind import load_tables_by_gpu
     from fastroof.sweep.result_file import ResultFile
-    from fastroof.sweep.shard_files import shard_schema
 
     tables_by_gpu = load_tables_by_gpu(sweep)
     units = sweep.units()
     metadata = file_metadata(sweep, tables_by_gpu)
     schema = arrow_schema(sweep.columns, metadata)
-    if part is not None:
-        units, schema = shard_units(units, part), shard_schema(schema, part)
-        metadata["fastroof.shard"] = str(part)
 
     def evaluate(some: Sequence[WorkUnit]) -> Generator[UnitResult, None, None]:
         if executor == "ray":
@@ -137,7 +127,7 @@ def run_sweep(
         Checkpoint(sweep, output, metadata, resume=resume, restart=restart) as checkpoint,
         ResultFile(output, schema) as results,
     ):
-        collected = Collected(sweep, results) if part is None else CollectedShard(sweep, results)
+        collected = Collected(sweep, results)
         evaluated = checkpoint.results(units, evaluate)
         total = sum(unit.size for unit in units)
         done = 0
@@ -151,11 +141,3 @@ def run_sweep(
             evaluated.close()
         collected.finish()
     return sweep.summary(collected.totals(time.perf_counter() - started))
-
-
-def _checked_shard(given: tuple[int, int], output: Path) -> Shard:
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise SweepError(f"a shard must be (i, n), one of n parts, got {shown(given)}")
-    if output.suffix != ".parquet":
-        raise SweepError(f"output {output} of a shard must end in .parquet, so that it can be merged")
-    return Shard(*given).checked()

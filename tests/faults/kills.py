@@ -19,7 +19,7 @@ __all__ = ["KILLED", "KillCounts", "count_kills", "run_kills"]
 
 KILLED = (
     "sweep, steps to Parquet", "sweep, capacities to JSON lines", "tables import aiconfigurator GPU",
-    "sweep, deployments to CSV", "sweep, capacities to JSON lines", "export c", "sweep --shard",
+    "sweep, deployments to CSV", "sweep, capacities to JSON lines", "export c",
     "tables import aiconfigurator --backend", "export npz", "export llmservingsim",
 )  # fmt: skip
 """Operations in turn; sweeps come more often, since they take hours in practice."""

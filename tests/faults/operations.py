@@ -97,8 +97,6 @@ def prepare_inputs(folder: Path) -> None:
         for version in (OLD, NEW):
             (folder / f"{name}-{version}.json").write_text(json.dumps(_spec(spec, version)))
     for version in (OLD, NEW):
-        for number in (1, 2):
-            run_sweep(_spec(STEPS, version), folder / f"shard-{version}-{number}.parquet", shard=(number, 2))
         run_sweep(_spec(DEPLOYMENTS, version), folder / f"results-{version}.parquet")
         _package(folder / f"site-{version}", version)
     _perf(folder / "perf")
@@ -147,18 +145,6 @@ def _sweep(kind: str, suffix: str) -> Run:
         run_sweep(spec, folder / f"rows{suffix}", resume=begun)
 
     return run
-
-
-def _merge(folder: Path, inputs: Path, version: int, again: bool) -> None:
-    shards = [inputs / f"shard-{version}-{number}.parquet" for number in (1, 2)]
-    _cli("merge", *shards, "-o", folder / "rows.parquet")
-
-
-def _shard(folder: Path, inputs: Path, version: int, again: bool) -> None:
-    from fastroof.sweep import run_sweep
-
-    begun = again and (folder / ".shard.parquet.parts" / "manifest.json").exists()
-    run_sweep(_spec(STEPS, version), folder / "shard.parquet", shard=(1, 2), resume=begun)
 
 
 def _export(command: str, place: str, *options: str) -> Run:
@@ -319,7 +305,7 @@ def _loops(folder: Path, inputs: Path, version: int, again: bool) -> None:
 
 
 # parts of a sweep that goes on from them; a GPU's lock
-_PARTS: Final = r"\.(rows\.\w+|shard\.parquet)\.parts/(lock|manifest\.json|\d{9}\.arrow)?"
+_PARTS: Final = r"\.rows\.\w+\.parts/(lock|manifest\.json|\d{9}\.arrow)?"
 _IMPORTED: Final = r"tables/|tables/\.b300\.lock"
 
 OPERATIONS: Final = (
@@ -327,8 +313,6 @@ OPERATIONS: Final = (
     Operation("sweep, deployments to CSV", _sweep("deployments", ".csv"), leaves=_PARTS),
     Operation("sweep, capacities to JSON lines", _sweep("capacities", ".jsonl"), leaves=_PARTS),
     Operation("sweep --resume", _sweep("steps", ".parquet"), leaves=_PARTS, interrupted=True),
-    Operation("sweep --shard", _shard, leaves=_PARTS),
-    Operation("merge", _merge),
     Operation("export c", _export_c),
     Operation("export llm-d", _export("llm-d", "a.yaml", "--isl", "512", "--osl", "128")),
     Operation("export llmservingsim", _export("llmservingsim", "perf", "--format", "bundle"), replaces=False),

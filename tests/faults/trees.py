@@ -18,10 +18,8 @@ __all__ = ["Tree", "contents", "is_hidden_half", "restore"]
 Tree = dict[str, Any]
 """Contents by path: a file's data, a link's destination; folders end in a slash."""
 
-# how long a sweep took, the digest over that of a shard, and what a picture's maker wrote of the moment
-_OF_THE_MOMENT = re.compile(
-    rb"(?<=_s\": )[0-9.e+-]+|(?<=fastroof.outcomes_sha256=)[0-9a-f]+|(?<=<dc:date>)[^<]*"
-)
+# how long a sweep took, and what a picture's maker wrote of the moment
+_OF_THE_MOMENT = re.compile(rb"(?<=_s\": )[0-9.e+-]+|(?<=<dc:date>)[^<]*")
 
 
 def contents(folder: Path) -> Tree:

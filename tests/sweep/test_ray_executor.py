@@ -17,8 +17,8 @@ from fastroof import SweepError, compile_plan
 from fastroof.sweep import load_spec, run_sweep
 from fastroof.sweep.kind import load_tables_by_gpu
 from fastroof.sweep.kinds import sweep_of
+from fastroof.sweep.packed_results import unpacked_results
 from fastroof.sweep.ray_executor import evaluate_task, ray_results, task_units
-from fastroof.sweep.shard_files import unpacked_results
 
 SPEC: dict[str, Any] = {
     "models": ["llama-3.1-8b", "qwen3-8b"],

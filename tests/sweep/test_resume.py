@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from fastroof import SweepError
-from fastroof.sweep import checkpoint, load_spec, merge_shards, run_sweep, work_units
+from fastroof.sweep import checkpoint, load_spec, run_sweep, work_units
 from fastroof.sweep.checkpoint import Checkpoint, PartsFolder, parts_folder
 from fastroof.sweep.kinds import sweep_of
-from fastroof.sweep.shard_files import outcomes_from_json, outcomes_to_json
+from fastroof.sweep.packed_results import outcomes_from_json, outcomes_to_json
 from fastroof.sweep.steps import spec as step_units
 from fastroof.sweep.units import UnitResult
 
@@ -220,8 +220,6 @@ def test_an_unfinished_run_is_neither_dropped_nor_continued_unasked(tmp_path: Pa
         run_sweep(other, output, resume=True)
     with pytest.raises(SweepError, match=r"of another sweep .*: --restart removes it"):
         run_sweep(other, output)
-    with pytest.raises(SweepError, match=r"another sweep \(shard: none there, 1/2 here\)"):
-        run_sweep(STEPS, output, resume=True, shard=(1, 2))
     with pytest.raises(SweepError, match="choose one"):
         run_sweep(STEPS, output, resume=True, restart=True)
     assert len(list(parts_folder(output).glob("*.arrow"))) == 3
@@ -278,17 +276,6 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     with Checkpoint(sweep_of(load_spec(STEPS)), output, identity, resume=True):  # noqa: SIM117 - one inside the other
         with pytest.raises(SweepError, match="is in use"):
             run_sweep(STEPS, output, resume=True)
-
-
-@pytest.mark.slow
-def test_shards_are_resumed(tmp_path: Path, whole: Any) -> None:
-    spec = SPECS["pareto"]
-    files = [tmp_path / f"{number}.parquet" for number in (1, 2)]
-    for number, file in enumerate(files, 1):
-        stopped_after(spec, file, 3, KeyboardInterrupt, shard=(number, 2))
-        run_sweep(spec, file, shard=(number, 2), resume=True)
-    merge_shards(files, tmp_path / "r.parquet")
-    assert pq.read_table(tmp_path / "r.parquet").equals(whole(spec)[1])
 
 
 def test_nothing_is_kept_of_a_sweep_of_which_nothing_comes(tmp_path: Path) -> None:

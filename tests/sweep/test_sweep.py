@@ -469,7 +469,6 @@ def test_a_failing_write_is_an_error_and_leaves_nothing(
         ({"executor": ["local"]}, "executor must be one of local, ray, got"),
         ({"resume": np.array([1, 2])}, "resume must be True or False"),
         ({"restart": "no"}, "restart must be True or False"),
-        ({"shard": 3}, r"a shard must be \(i, n\)"),
         ({"progress": np.array([1, 2])}, "progress must be a function that is called with"),
     ],
 )

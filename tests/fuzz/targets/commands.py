@@ -54,7 +54,7 @@ WORDS = (
 )  # fmt: skip
 NEVER = (
     "-o", "--results", "--csv", "--save", "--minutes", "serve", "bench", "sweep", "export", "calibrate",
-    "plot", "report", "merge", "import",
+    "plot", "report", "import",
 )  # fmt: skip
 """Words that write files, or last; ``--output`` is tokens to the commands that are here."""
 

@@ -152,7 +152,6 @@ class RunArguments(Target):
     options: ClassVar[dict[str, tuple[str, ...]]] = {
         "executor": ("'local'", "'local'", "'x'", "''"), "threads": ("1", "2", "0", "np.int8(1)"),
         "resume": ("True", "False"), "restart": ("True", "False"),
-        "shard": ("(1, 2)", "(0, 2)", "'0/0'", "'x'"),
         "address": ("None", "'x'"), "progress": ("None",),
     }  # fmt: skip
 

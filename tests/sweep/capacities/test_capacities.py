@@ -13,7 +13,7 @@ import pytest
 import fastroof
 from fastroof import SweepError, Trace, Workload, capacity, compile_plan, load_tables, run_sweep
 from fastroof.simulation.replicas import ROUTINGS
-from fastroof.sweep import CapacitySpec, CapacitySummary, checkpoint, load_spec, merge_shards, work_units
+from fastroof.sweep import CapacitySpec, CapacitySummary, checkpoint, load_spec, work_units
 from fastroof.sweep.capacities.spec import ROUTERS
 from fastroof.sweep.checkpoint import parts_folder
 from fastroof.sweep.kinds import sweep_of
@@ -101,18 +101,11 @@ def small_units(cut_units: Callable[[int], None], monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_units")
-def test_threads_shards_and_a_run_that_goes_on_give_the_same_rows(whole: Any, tmp_path: Path) -> None:
-    summary, rows, _ = whole
+def test_threads_and_a_resumed_run_give_the_same_rows(whole: Any, tmp_path: Path) -> None:
+    _, rows, _ = whole
     assert len(work_units(load_spec(SPEC))) == 12
     run_sweep(SPEC, tmp_path / "threads.parquet", threads=3)
     assert pq.read_table(tmp_path / "threads.parquet").to_pylist() == rows
-    files = [tmp_path / f"{number}.parquet" for number in (1, 2)]
-    for number, file in enumerate(files, 1):
-        run_sweep(SPEC, file, shard=(number, 2))
-    merged = merge_shards(files, tmp_path / "merged.parquet")
-    assert pq.read_table(tmp_path / "merged.parquet").to_pylist() == rows
-    assert isinstance(merged, CapacitySummary)
-    assert (merged.best, merged.infeasible) == (summary.best, summary.infeasible)
     output = tmp_path / "resumed.parquet"
     interrupted(SPEC, output, 5)
     assert parts_folder(output).is_dir()
