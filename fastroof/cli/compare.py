@@ -1,4 +1,4 @@
-"""``fastroof compare``: the methods side by side, and why they differ."""
+"""``fastroof compare``: the methods side by side, and where they differ."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ JSON: model, gpu, tp, dp, ep, moe_tp, dtype (of the layers' GEMMs), engine (kern
 constants {method: {name: value}}, trees {method: source of its tables}, steps [phase (decode or prefill),
 batch_size, tokens (kv_len of a decode, new tokens of a prefill), methods {method: total_us, components_us
 {linear, experts, attention, communication, lm_head, elementwise, memory, overhead}, why_not (why it has no
-answer, else null)}, differences [method, component, cause, us, sentence]]. Methods: fastroof, roofline_v1
+answer, else null)}, differences [method, component, us, cause]]. Methods: fastroof, roofline_v1
 (with --roofline-v1), roofline_v2, infersim, datasheet. Missing answers are null.
 """
 
@@ -91,7 +91,7 @@ def compare(
     measured: GroupValues,
     as_json: Json = False,
 ) -> None:
-    """Compare fastroof with other methods, and explain differences."""
+    """Compare fastroof with other methods, component by component."""
     from fastroof.compat.compare import compare as compare_methods
     from fastroof.load.by_name import missing_tables
 
@@ -157,9 +157,8 @@ def _document(comparison: Comparison) -> dict[str, Any]:
                     {
                         "method": d.method,
                         "component": d.component,
-                        "cause": d.cause,
                         "us": d.us,
-                        "sentence": d.sentence,
+                        "cause": d.cause,
                     }
                     for d in compared.differences
                 ],
@@ -179,6 +178,8 @@ def _print(comparison: Comparison) -> None:
         f"{comparison.model} on {where}, {comparison.dtype}, engine {comparison.engine}", soft_wrap=True
     )
     for method, constants in comparison.constants.items():
+        if method == "datasheet":  # two a class of kernels: in --json
+            continue
         listed = ", ".join(f"{name} {value:g}" for name, value in constants.items())
         out.print(f"{TITLES[method]}: tables: {comparison.trees[method]}; {listed}", soft_wrap=True)
     for compared in comparison.steps:
@@ -212,4 +213,4 @@ def _print_step(compared: ComparedStep) -> None:
         if d.method != method:
             out.print(f"\n{TITLES[d.method]} differs by more than 10 % in", soft_wrap=True)
             method = d.method
-        out.print(f"  {PARTS[d.component]}: {d.us / US_PER_MS:+,.3f} ms  {d.sentence}", soft_wrap=True)
+        out.print(f"  {PARTS[d.component]}: {d.us / US_PER_MS:+,.3f} ms  {d.cause}", soft_wrap=True)

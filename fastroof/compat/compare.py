@@ -12,12 +12,10 @@ from typing import Any, Final
 from fastroof.checks import shown, whole_number
 from fastroof.compat import infersim, roofline_v2
 from fastroof.compat.compare_causes import differences
-from fastroof.compat.compare_infersim import constants_of, hf_config, infersim_facts, infersim_time
+from fastroof.compat.compare_infersim import constants_of, hf_config, infersim_time
 from fastroof.compat.compare_roofline_v2 import (
     infersim_tree,
-    roofline_v1_facts,
     roofline_v1_time,
-    roofline_v2_facts,
     roofline_v2_time,
     roofline_v2_tree,
 )
@@ -29,7 +27,6 @@ from fastroof.compat.compare_steps import (
     Comparison,
     MethodTime,
     Step,
-    datasheet_facts,
     gemm_dtype,
     infersim_obstacle,
     is_fp8,
@@ -41,7 +38,6 @@ from fastroof.compat.compare_steps import (
 from fastroof.compat.roofline_v1 import Calibration
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import BatchError, FastroofError, MissingTableError, ModelError, PlanError, TableError
-from fastroof.load.trees import load_tree
 from fastroof.models import ModelSpec, load_model
 from fastroof.plan import compile_plan
 from fastroof.plan.curves import CLASSES
@@ -73,7 +69,7 @@ def compare(
     infersim_root: str | Path | None = None,
     roofline_v1: Calibration | None = None,
 ) -> Comparison:
-    """Time steps with every method, by component, with the reasons for their differences."""
+    """Time steps with every method, by component, with the causes of their differences."""
     steps = _steps(decode, prefill)
     for name, root in (("roofline_v2_root", roofline_v2_root), ("infersim_root", infersim_root)):
         if not isinstance(root, str | Path | None):
@@ -159,7 +155,7 @@ def compare_case(
         "roofline_v2": roofline_v2_obstacle(sizes, dtype),
         "infersim": infersim_obstacle(sizes, plan.layout, dtype),
     }
-    infersim_tables, same_rows, infersim_dtype = _infersim_tables(
+    infersim_tables = _infersim_tables(
         tables, gpu, infersim_root, sizes, dtype if dtype in INFERSIM_DTYPES else "bf16"
     )
     return Case(
@@ -185,8 +181,6 @@ def compare_case(
             "perLayerOverhead": LAYER_OVERHEAD_US,
         },
         hf_config=hf_config(model),
-        own_trees={"roofline_v2": roofline_v2_root is None, "infersim": same_rows},
-        infersim_dtype=infersim_dtype,
         why_not=why_not,
         roofline_v1=roofline_v1,
     )
@@ -208,23 +202,17 @@ def _roofline_v2_tables(
 
 def _infersim_tables(
     tables: Tables, gpu: GpuSpec, root: str | Path | None, model: ComparedModel, dtype: str
-) -> tuple[infersim.InfersimTables, bool, str]:
-    """Return InferSim's tree, whether it has the tables' rows, and the format of its GEMMs."""
+) -> infersim.InfersimTables:
     constants = constants_of(gpu)
     if root is None:
-        return infersim_tree(tables, constants, dtype=dtype, model=model), True, dtype
+        return infersim_tree(tables, constants, dtype=dtype, model=model)
     folder = Path(root)
     if (folder / "bench_data").is_dir():
         folder = folder / "bench_data"
     loaded = infersim.load(folder, {gpu.name: constants})
     if not any(gpu.name in Path(name).parts for name in loaded.files):
         raise MissingTableError(f"{folder} has no file of gpu {gpu.name}, such as gemm/{gpu.name}/data.csv")
-    try:
-        dtypes = set(load_tree(folder, gpu.name).tables["gemm"].columns["dtype"])
-    except (FastroofError, KeyError):
-        dtypes = set()
-    same_rows = folder.resolve() == Path(tables.measured.root).resolve()
-    return loaded, same_rows, dtypes.pop() if len(dtypes) == 1 else ""
+    return loaded
 
 
 def _compared(case: Case, step: Step) -> ComparedStep:
@@ -235,15 +223,9 @@ def _compared(case: Case, step: Step) -> ComparedStep:
         "infersim": partial(infersim_time, case, step),
         "datasheet": partial(plan_time, "datasheet", case.datasheet, step),
     }
-    facts: dict[str, Callable[[MethodTime], dict[str, Any]]] = {
-        "roofline_v1": partial(roofline_v1_facts, case, step, own),
-        "roofline_v2": partial(roofline_v2_facts, case, step, own),
-        "infersim": partial(infersim_facts, case, step, own),
-        "datasheet": lambda _: datasheet_facts(case, step),
-    }
     if case.roofline_v1 is None:
         del timed["roofline_v1"]
-    times, causes = [own], []
+    times, found = [own], []
     for method, time_step in timed.items():
         why_not = case.why_not.get(method, "")
         try:
@@ -252,8 +234,8 @@ def _compared(case: Case, step: Step) -> ComparedStep:
             time = MethodTime(method, {}, float("nan"), str(error))
         times.append(time)
         if not time.why_not:
-            causes += differences(own, time, facts[method](time))
-    return ComparedStep(step, tuple(times), tuple(causes))
+            found += differences(own, time)
+    return ComparedStep(step, tuple(times), tuple(found))
 
 
 def _steps(decode: Iterable[tuple[int, int]], prefill: Iterable[int]) -> tuple[Step, ...]:

@@ -17,11 +17,10 @@ from fastroof.models.experts import RoutedExperts
 from fastroof.models.mlp import GatedMlp
 from fastroof.operators.calls import Experts, Gemm
 from fastroof.plan import StepPlan
-from fastroof.plan.curves import CLASSES, DATASHEET_SOURCE, component_of, row_cost
-from fastroof.plan.explain import Explanation
+from fastroof.plan.curves import DATASHEET_SOURCE, component_of
 from fastroof.run import StepBatch
 from fastroof.tables import Tables
-from fastroof.units import DTYPE_BYTES, US_PER_S
+from fastroof.units import DTYPE_BYTES
 
 LAYER_GEMMS: Final = ("qkv", "o", "gate_up", "down", "experts", "shared_gate_up", "shared_down")
 INFERSIM_DTYPES: Final = ("bf16", "fp8", "fp8_block")
@@ -154,13 +153,12 @@ class MethodTime:
 
 @dataclass(frozen=True)
 class Difference:
-    """One cause of a difference of more than 10 % between a method and fastroof."""
+    """A component in which a method differs from fastroof by more than 10 %."""
 
     method: str
     component: str
-    cause: str
     us: float
-    sentence: str
+    cause: str
 
 
 @dataclass(frozen=True)
@@ -209,8 +207,6 @@ class Case:
     model_config: Mapping[str, Any]
     hardware: Mapping[str, Any]
     hf_config: Mapping[str, Any]
-    own_trees: Mapping[str, bool] = field(default_factory=dict)
-    infersim_dtype: str = ""
     why_not: Mapping[str, str] = field(default_factory=dict)
     roofline_v1: Calibration | None = None
 
@@ -218,15 +214,6 @@ class Case:
     def layout(self) -> Layout:
         """Layout of the model."""
         return self.plan.layout
-
-
-DATASHEET_CLASS: Final = {
-    "linear": "gemm",
-    "experts": "moe",
-    "lm_head": "gemm",
-    "elementwise": "elementwise",
-    "communication": "allreduce",
-}
 
 
 def requests_of(step: Step) -> list[tuple[int, int]]:
@@ -240,27 +227,12 @@ def plan_time(method: str, plan: StepPlan, step: Step) -> MethodTime:
     """Return the time of a step by component, from a plan."""
     requests = requests_of(step)
     components = dict.fromkeys(COMPONENTS, 0.0)
-    for name, us in _by_component(plan, plan.explain(requests)).items():
-        components[name] = us["us"]
+    of_role = {curve.operator.role: component_of(curve.operator) for curve in plan.row_curves}
+    for part in plan.explain(requests).operators:
+        name = "overhead" if part.role == "runtime" else of_role.get(part.role, "attention")
+        components[name] += part.total_us
     total_us = float(plan.run(StepBatch.from_requests([requests])).latency_us[0])
     return MethodTime(method, components, total_us)
-
-
-def _by_component(plan: StepPlan, explanation: Explanation) -> dict[str, dict[str, float]]:
-    """Return the time of each component, and of its roofline without launches."""
-    of_role = {curve.operator.role: component_of(curve.operator) for curve in plan.row_curves}
-    dtypes = {curve.operator.role: row_cost(curve.operator).dtype for curve in plan.row_curves}
-    by_component: dict[str, dict[str, float]] = {}
-    for part in explanation.operators:
-        component = "overhead" if part.role == "runtime" else of_role.get(part.role, "attention")
-        sums = by_component.setdefault(component, {"us": 0.0, "roofline_us": 0.0, "calls": 0.0})
-        link = component == "communication"
-        bytes_per_s = plan.gpu.nvlink_bytes_per_s if link else plan.gpu.hbm_bytes_per_s
-        sums["us"] += part.total_us
-        compute_s = part.flops / plan.gpu.peak(dtypes.get(part.role, "bf16")) if part.flops else 0.0
-        sums["roofline_us"] += US_PER_S * max(compute_s, part.moved_bytes / bytes_per_s)
-        sums["calls"] += part.calls
-    return by_component
 
 
 def modelled_components(plan: StepPlan, step: Step) -> list[str]:
@@ -269,36 +241,3 @@ def modelled_components(plan: StepPlan, step: Step) -> list[str]:
     parts = plan.explain(requests_of(step)).operators
     modelled = {of_role.get(part.role, "attention") for part in parts if part.source == DATASHEET_SOURCE}
     return [component for component in COMPONENTS if component in modelled]
-
-
-def roles_us(plan: StepPlan, step: Step) -> dict[str, float]:
-    """Return the time of a step by the role of its calls, us."""
-    by_role: dict[str, float] = {}
-    for part in plan.explain(requests_of(step)).operators:
-        by_role[part.role] = by_role.get(part.role, 0.0) + part.total_us
-    return by_role
-
-
-def datasheet_facts(case: Case, step: Step) -> dict[str, Any]:
-    """Return the facts that explain the datasheet model's differences."""
-    measured = _by_component(case.plan, case.plan.explain(requests_of(step)))
-    assumed = _by_component(case.datasheet, case.datasheet.explain(requests_of(step)))
-    facts: dict[str, Any] = {}
-    for component, sums in measured.items():
-        kind = DATASHEET_CLASS.get(component, f"attention_{step.phase}")
-        facts |= {
-            f"has_{component}": True,
-            f"{component}_us": assumed[component]["us"] - sums["us"],
-            f"{component}_efficiency": CLASSES[kind].efficiency,
-            f"{component}_launch_us": CLASSES[kind].launch_us,
-            f"{component}_calls": int(sums["calls"]),
-            f"{component}_reached": sums["roofline_us"] / sums["us"],
-        }
-    return facts
-
-
-def linear_us(tables: Tables, m: int, gemms: list[tuple[int, int, int]]) -> float:
-    """Return the total time of GEMMs (count, k, n) from fastroof's tables, us."""
-    counts, k, n = zip(*gemms, strict=True)
-    each_us = tables.lookup("gemm", m=m, k=list(k), n=list(n)).latency_us
-    return float(sum(count * us for count, us in zip(counts, each_us.tolist(), strict=True)))
