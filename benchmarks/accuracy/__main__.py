@@ -17,7 +17,7 @@ MODULES: Final = {
     "benches": "benches",
     "fit": "fit_command",
     "refit": "refit",
-    "front-ends": "front_end",
+    "front-ends": "front_end_study",
     "learning-curve": "learning_curve_on_sample",
     "planted-faults": "planted_faults",
     "kv-room": "kv_room",
