@@ -38,7 +38,6 @@ COMMANDS: Final = (
     "tables",
     "merge",
     "validate",
-    "diff",
     "export",
 )
 """Modules of :mod:`kernels_bench.commands`, in the order of a first use and of ``--help``."""

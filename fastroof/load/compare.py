@@ -229,6 +229,21 @@ def diff_tables(
     return TableDiff(*names, tuple(families), tuple(regions))
 
 
+def diff_sources(
+    a: MeasuredTables, b: MeasuredTables, operators: Sequence[str] | None = None
+) -> list[tuple[str, Comparison]]:
+    """Compare a set with each source of another by family, the closest first; equal rows are left out."""
+    found = []
+    for operator in requested_operators(a, b, ("A", "B"), operators, TableError):
+        if operator not in b.tables:
+            continue
+        for table in a.candidates(operator):
+            points = paired_points(operator, table.columns, b.tables[operator].columns)
+            found += [(table.source, _compared(some, family, {})) for family, some in _families(points)]
+    apart = [one for one in found if one[1].rms]
+    return sorted(apart, key=lambda one: (one[1].operator, *one[1].family.values(), one[1].rms))
+
+
 SMALL: Final = {"message_bytes": 2.0**16}
 """Largest first size of a small call; others: 64 tokens, rows or sequences."""
 

@@ -6,7 +6,6 @@ from typing import Annotated, Final
 
 import typer
 
-from fastroof.units import GB, TFLOP
 from kernels_bench.command_options import SET_WORDS, Json, print_json, print_table
 from kernels_bench.grid.grid import load_grid
 from kernels_bench.journal import read_journal
@@ -55,21 +54,6 @@ def _print_validation(validation: Validation) -> None:
         typer.echo("the whole set")
     for finding in validation.findings:
         typer.echo(f"  {finding.severity:<8}{finding.kind}: {finding.message}")
-    typer.echo()
-    ceilings = [
-        (
-            ceiling.operator,
-            ceiling.dtype,
-            f"{ceiling.rows:,}",
-            _scaled(ceiling.flops_per_s, TFLOP),
-            _share(ceiling.mfu),
-            _scaled(ceiling.bytes_per_s, GB),
-            _share(ceiling.bandwidth_share),
-        )
-        for ceiling in validation.ceilings
-    ]
-    heads = ("operator", "dtype or kind", "rows", "most TFLOP/s", "of peak", "most GB/s", "of bandwidth")
-    print_table(heads, ceilings, left=2)
     if validation.sentinels:
         typer.echo()
         repeats = [
@@ -91,11 +75,3 @@ def _print_validation(validation: Validation) -> None:
         ]
         print_table(("group of the grid", "points", "measured", "skipped", "missing"), covered)
     typer.echo(f"\n{validation.gpu}: gravest finding: {validation.severity}")
-
-
-def _scaled(value: float | None, unit: float) -> str:
-    return "" if value is None else f"{value / unit:,.4g}"
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"

@@ -8,22 +8,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from fastroof.arrays import Array, Floats
+from fastroof.arrays import Array
 from fastroof.config.gpu import GpuSpec
 from fastroof.load import MeasuredTable, MeasuredTables
 from fastroof.load.grid_checks import (
-    GRAVE_FALL,
-    NOTED_FALL,
     SEVERITIES,
     Finding,
-    Grid,
     Severity,
     example,
-    grid_of,
 )
 from fastroof.load.validate import FileReport, validate, worst
-from fastroof.operators.registry import OPERATORS
-from fastroof.units import US_PER_S
 from kernels_bench.output.provenance import HARMLESS_THROTTLES, refuse_odd_provenance
 from kernels_bench.output.table_sets import row_keys
 from kernels_bench.protocol import Point
@@ -38,26 +32,6 @@ GRAVE_SPREAD: Final = 0.25
 """A sentinel that varies by this much ran on a GPU that others used or that was throttled."""
 DRIFT: Final = 0.03
 """The difference of clocks at which a point is measured again: a drift of the same size is as bad."""
-MOST_CELLS: Final = 30_000_000
-"""Cells of a dense grid of one kernel: about 250 MB; a table of more is not checked for falls."""
-
-
-@dataclass(frozen=True)
-class Ceiling:
-    """How near the fastest row of an operator and dtype comes to what the GPU can do."""
-
-    # Which rows; dtype of the KV cache for attention, kind for elementwise, else empty.
-    operator: str
-    dtype: str
-    # How many there are.
-    rows: int
-    # Most FLOP/s, and as a share of the peak; None for operators that only move bytes.
-    flops_per_s: float | None
-    mfu: float | None
-    # Most compulsory bytes a second, and as a share of memory's or the link's bandwidth. Above 1 where the L2
-    # holds the bytes.
-    bytes_per_s: float | None
-    bandwidth_share: float | None
 
 
 @dataclass(frozen=True)
@@ -70,8 +44,6 @@ class Validation:
     reports: tuple[FileReport, ...]
     # What concerns the set as a whole: sentinels, device, skips, coverage.
     findings: tuple[Finding, ...]
-    # By operator and dtype.
-    ceilings: tuple[Ceiling, ...]
     # By group of the grid; empty where no grid was given.
     coverage: tuple[Coverage, ...] = ()
     # How each sentinel of each run repeated, as :class:`kernels_bench.sentinels.SentinelRepeat` has it.
@@ -90,7 +62,6 @@ class Validation:
             "severity": self.severity,
             "files": [report.as_dict() for report in self.reports],
             "findings": [asdict(finding) for finding in self.findings],
-            "ceilings": [asdict(ceiling) for ceiling in self.ceilings],
             "coverage": [asdict(group) | {"missing": group.missing} for group in self.coverage],
             "sentinels": [dict(repeat) for repeat in self.sentinels],
         }
@@ -105,7 +76,7 @@ def validate_tables(
 ) -> Validation:
     """Check a table set."""
     extra: dict[str, list[Finding]] = {
-        operator: list(_table_findings(table, gpu)) for operator, table in tables.tables.items()
+        operator: list(_table_findings(table)) for operator, table in tables.tables.items()
     }
     reports = []
     for report in validate(tables, gpu):
@@ -121,7 +92,6 @@ def validate_tables(
         gpu=tables.gpu,
         reports=tuple(reports),
         findings=tuple(sorted(findings, key=_gravest_first)),
-        ceilings=tuple(c for t in tables.tables.values() for c in ceilings(t, gpu)),
         coverage=covered,
         sentinels=tuple((provenance or {}).get("sentinels", ())),
     )
@@ -138,41 +108,11 @@ def _gravest_first(finding: Finding) -> int:
 # -- one table -----------------------------------------------------------------------------------
 
 
-def ceilings(table: MeasuredTable, gpu: GpuSpec) -> list[Ceiling]:
-    """Return how near a table's fastest rows come to the GPU's peak and bandwidth, by dtype."""
-    columns = table.columns
-    work = OPERATORS[table.operator].work(columns, gpu)
-    seconds = columns["latency_us"] / US_PER_S
-    name = next((n for n in ("dtype", "kv_dtype", "kind") if n in columns), None)
-    dtypes = columns[name] if name else np.full(len(seconds), "", object)
-    by_dtype = []
-    for dtype in sorted(set(dtypes.tolist())):
-        rows = dtypes == dtype
-        most = [
-            _most(values[rows])
-            for values in (
-                work.flops / seconds,
-                work.flops / (seconds * work.peak_flops_per_s),
-                work.moved_bytes / seconds,
-                work.moved_bytes / (seconds * work.bandwidth_bytes_per_s),
-            )
-        ]
-        by_dtype.append(Ceiling(table.operator, dtype, int(rows.sum()), *most))
-    return by_dtype
-
-
-def _most(values: Floats) -> float | None:
-    largest = np.fmax.reduce(values)
-    return None if np.isnan(largest) else float(largest)
-
-
-def _table_findings(table: MeasuredTable, gpu: GpuSpec) -> Iterator[Finding]:
+def _table_findings(table: MeasuredTable) -> Iterator[Finding]:
     if not table.num_rows:
         return
     columns = table.columns
     yield from _quartiles(table.operator, columns)
-    yield from _fastest_replay(table.operator, columns, gpu)
-    yield from _falls(grid_of(table.operator, columns))
     if "run_spread" in columns:
         apart = columns["run_spread"] > WIDE_QUARTILES
         if apart.any():
@@ -208,67 +148,6 @@ def _quartiles(operator: str, columns: Columns) -> Iterator[Finding]:
         # One in ten is what a busy host does to a run; above it the medians themselves are in doubt.
         severity: Severity = "warning" if wide.mean() > 0.1 else "note"
         yield Finding("wide_quartiles", severity, int(wide.sum()), message, point)
-
-
-def _fastest_replay(operator: str, columns: Columns, gpu: GpuSpec) -> Iterator[Finding]:
-    if "min_us" not in columns:
-        return
-    work = OPERATORS[operator].work(columns, gpu)
-    share = work.flops * US_PER_S / (columns["min_us"] * work.limit_flops_per_s)
-    impossible = share > 1.0
-    if impossible.any():
-        row = int(np.argmax(np.where(impossible, share, -np.inf)))
-        message = (
-            f"the fastest replay of {impossible.sum()} rows is above the peak, up to MFU {share[row]:.3f}: "
-            f"the timer has glitches, or clocks rose above those of the datasheet"
-        )
-        point = example(operator, columns, row) | {"min_us": float(columns["min_us"][row])}
-        yield Finding("fastest_replay", "warning", int(impossible.sum()), message, point)
-
-
-def _falls(grid: Grid) -> Iterator[Finding]:
-    """Find points that take longer than one with at least as much work on every axis."""
-    slow_us = grid.columns.get("p25_us", grid.latency_us)
-    fast_us = grid.columns.get("p75_us", grid.latency_us)
-    count, most, pair = 0, 0.0, (0, 0)
-    for rows in grid.kernels():
-        sizes = [grid.axes[name][rows] for name in grid.axes]
-        least_us = _least_beyond(sizes, fast_us[rows])
-        if least_us is None:
-            continue
-        fall = 1.0 - least_us / slow_us[rows]
-        count += int((fall > NOTED_FALL).sum())
-        at = int(np.argmax(fall))
-        if fall[at] > most:
-            beyond = np.logical_and.reduce([size >= size[at] for size in sizes])
-            most = float(fall[at])
-            pair = (int(rows[at]), int(rows[np.argmin(np.where(beyond, fast_us[rows], np.inf))]))
-    if most <= NOTED_FALL:
-        return
-    first, second = (example(grid.operator, grid.columns, row) for row in pair)
-    sizes_of = {name: int(grid.axes[name][pair[1]]) for name in grid.axes}
-    message = (
-        f"{count} rows are slower than one with more work by more than {NOTED_FALL:.0%}, up to {most:.1%}: "
-        f"{first['latency_us']:.6g} us against {second['latency_us']:.6g} us at "
-        + ", ".join(f"{name} {size}" for name, size in sizes_of.items())
-    )
-    point = first | {"more_work": {**sizes_of, "latency_us": second["latency_us"]}, "fall": most}
-    yield Finding("falls_with_work", "warning" if most > GRAVE_FALL else "note", count, message, point)
-
-
-def _least_beyond(sizes: Sequence[Array], latency_us: Floats) -> Floats | None:
-    """Return for each row the least latency of all rows that are as large on every axis, its own included."""
-    places = [np.unique(size, return_inverse=True) for size in sizes]
-    shape = tuple(len(values) for values, _ in places)
-    if np.prod(shape, dtype=np.float64) > MOST_CELLS:
-        return None
-    at = tuple(index.reshape(-1) for _, index in places)
-    least = np.full(shape, np.inf)
-    np.minimum.at(least, at, latency_us)
-    for axis in range(len(shape)):
-        flipped = np.flip(least, axis)
-        np.minimum.accumulate(flipped, axis=axis, out=flipped)
-    return np.asarray(least[at], np.float64)
 
 
 # -- the set as a whole --------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def test_no_home(monkeypatch: pytest.MonkeyPatch, release: str) -> None:
 
 
 def test_measured_tables_load_by_name_where_it_is_not_installed(tmp_path: Path) -> None:
-    """What `kernels-bench diff h100:... RUN` does on a GPU host."""
+    """What kernels-bench does on a GPU host."""
     program = (
         "import sys\n"
         "sys.modules |= dict.fromkeys(('platformdirs', 'pydantic', 'numba'))\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -230,6 +231,7 @@ DIFF_EPILOG: Final = """\b
 Example:
   fastroof tables diff package:h100/vllm/0.24.0 package:h100/sglang/0.5.14 --operator gemm
   fastroof tables diff package:{gpu}/vllm/0.24.0 package:{gpu}/vllm/0.25.0 --gpu h100 --gpu b200
+  fastroof tables diff h100 results/run --sources
 
 \b
 Ratios are latency of B / latency of A; rms is of their logarithm. Flagged: a median beyond 1.5 either way
@@ -241,7 +243,8 @@ ones. Families whose rows are equal are left out.
 
 \b
 JSON: a, b, families and regions: objects [operator, family, region, points, only_a, only_b, median, rms,
-p10, p90, is_flagged]; with --gpu a list of objects [gpu, operator, family, size, points, median, p10, p90].
+p10, p90, is_flagged]; with --sources a list of such families with source; with --gpu a list of objects [gpu,
+operator, family, size, points, median, p10, p90].
 """
 
 
@@ -259,14 +262,27 @@ def diff(
         list[str] | None,
         typer.Option(metavar="NAME", help="Sum up by GPU, in place of {gpu} in A and B; repeatable."),
     ] = None,
+    sources: Annotated[
+        bool, typer.Option("--sources", help="Compare B with each source of A, the closest first.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Compare the kernels of two engines or versions at common points."""
     from fastroof.load import load_measured
-    from fastroof.load.compare import diff_tables
+    from fastroof.load.compare import diff_sources, diff_tables
 
+    if sources and (gpu or regions):
+        raise TableError("--sources compares by family; it goes with --operator and --json only")
     if gpu:
         _moved(a, b, gpu, operator, as_json=as_json)
+        return
+    if sources:
+        compared = diff_sources(load_measured(a), load_measured(b), operator)
+        if as_json:
+            print_json([{"source": source, **asdict(one)} for source, one in compared])
+        else:
+            rows = [(source, *_row(one)) for source, one in compared]
+            print_table(("source", *_HEADS), rows, left=("source", "operator", "family"))
         return
 
     difference = diff_tables(load_measured(a), load_measured(b), names=(a, b), operators=operator)
@@ -274,12 +290,11 @@ def diff(
         print_json(difference.as_dict())
         return
     console().print(f"A: {difference.a}\nB: {difference.b}", soft_wrap=True)
-    heads = ("operator", "family", "common", "only A", "only B", "median", "rms", "p10", "p90", "flag")
-    print_table(heads, [_row(d) for d in difference.families], left=("operator", "family"))
+    print_table(_HEADS, [_row(d) for d in difference.families], left=("operator", "family"))
     shown = [d for d in difference.regions if regions or d.is_flagged]
     if shown:
         console().print()
-        regional = ("operator", "family", "region", "common", *heads[5:])
+        regional = ("operator", "family", "region", "common", *_HEADS[5:])
         rows = [(*_row(d)[:2], _words(d.region), *_row(d)[2:3], *_row(d)[5:]) for d in shown]
         print_table(regional, rows, left=regional[:3])
     families, in_regions = (
@@ -287,6 +302,11 @@ def diff(
         for part in (difference.families, difference.regions)
     )
     console().print(f"flagged: {families} families, {in_regions} regions", soft_wrap=True)
+
+
+_HEADS: Final = (
+    "operator", "family", "common", "only A", "only B", "median", "rms", "p10", "p90", "flag"
+)  # fmt: skip
 
 
 def _moved(a: str, b: str, gpus: list[str], operators: list[str] | None, *, as_json: bool) -> None:

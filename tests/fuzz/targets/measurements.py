@@ -11,10 +11,10 @@ import numpy as np
 
 import fastroof
 from fastroof.errors import FastroofError
+from fastroof.load.compare import diff_tables
 from fastroof.load.steps_file import read_step_rows
 from kernels_bench.grid.estimate import estimate_all
 from kernels_bench.grid.grid import GRIDS, load_grid
-from kernels_bench.output.diff import diff_tables
 from kernels_bench.output.export_infersim import export_infersim
 from kernels_bench.output.merge import merge_runs, write_merged
 from kernels_bench.output.table_sets import gpu_of, load_table_set

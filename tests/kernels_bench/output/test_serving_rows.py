@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 import fastroof
 from fastroof.config.gpu import load_gpu
+from fastroof.load.compare import diff_sources, diff_tables
 from kernels_bench.cli import app
 from kernels_bench.grid.estimate import estimate_all
-from kernels_bench.output.diff import diff_tables
 from kernels_bench.output.export_infersim import export_infersim
 from kernels_bench.output.table_sets import load_table_set
 from kernels_bench.output.tables import write_tables
@@ -83,9 +83,6 @@ def test_nothing_is_wrong_with_them(folder: Path) -> None:
     grave = [f for r in validation.reports for f in r.findings if f.severity == "error"]
     assert grave == []
     assert all(not group.missing for group in validation.coverage)
-    assert {(c.operator, c.dtype) for c in validation.ceilings} >= {
-        ("moe", "bf16"), ("moe", "fp8"), ("moe", "fp8_block"), ("gemm", "fp8_block"), ("collective", "fp16"),
-    }  # fmt: skip
 
 
 def test_experts_that_are_too_fast_are_found(tmp_path: Path) -> None:
@@ -97,17 +94,20 @@ def test_experts_that_are_too_fast_are_found(tmp_path: Path) -> None:
     assert '"num_tokens": 4096' in finding.message
 
 
-def test_two_sets_are_compared_by_layer_routing_and_window(folder: Path) -> None:
-    difference = diff_tables(*(load_table_set(str(folder / name)) for name in "ab"))
-    by_operator = {d.operator: d for d in difference.operators}
-    assert by_operator["moe"].common == 5 * len(TOKENS)
-    assert all(d.median == pytest.approx(1.1) for d in difference.operators)
-    keys = [d.key for d in difference.keys if d.operator == "moe"]
-    assert {(k["dtype"], k["moe_tp"], k["moe_ep"], k["distribution"]) for k in keys} == {
-        ("bf16", 1, 1, "power_law_1.2"), ("bf16", 1, 1, "balanced"), ("bf16", 1, 8, "power_law_1.2"),
-        ("fp8_block", 2, 1, "power_law_1.2"), ("fp8", 1, 1, "power_law_1.2"),
+def test_two_runs_are_compared_by_family(folder: Path) -> None:
+    one, other = (load_table_set(str(folder / name)) for name in "ab")
+    families = diff_tables(one, other).families
+    assert all(family.median == pytest.approx(1.1) for family in families)
+    experts_of = [family for family in families if family.operator == "moe"]
+    assert sum(family.points for family in experts_of) == 5 * len(TOKENS)
+    assert {tuple(family.family.values()) for family in experts_of} == {
+        ("bf16", "power_law_1.2"), ("bf16", "balanced"), ("fp8_block", "power_law_1.2"),
+        ("fp8", "power_law_1.2"),
     }  # fmt: skip
-    assert {d.key["window"] for d in difference.keys if d.operator == "attention_prefill"} == {0, 128}
+    assert [(source, found.median) for source, found in diff_sources(one, other, ["gemm"])] == [
+        ("kernels_bench", pytest.approx(1.1))
+    ] * sum(family.operator == "gemm" for family in families)
+    assert diff_sources(one, one) == []
 
 
 def test_what_infersims_files_have_no_room_for_is_counted(folder: Path, tmp_path: Path) -> None:
@@ -125,7 +125,3 @@ def test_the_commands_take_them(folder: Path) -> None:
     result = CliRunner().invoke(app, ["validate", str(folder / "a"), "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["severity"] != "error"
-    result = CliRunner().invoke(app, ["diff", str(folder / "a"), str(folder / "b")])
-    assert result.exit_code == 0, result.output
-    assert "moe" in result.stdout
-    assert "collective" in result.stdout

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -15,7 +14,7 @@ from fastroof.load.grid_checks import Finding
 from kernels_bench.cli import app
 from kernels_bench.output.table_sets import load_table_set
 from kernels_bench.output.tables import write_tables
-from kernels_bench.output.validate import Validation, _least_beyond, validate_tables
+from kernels_bench.output.validate import Validation, validate_tables
 from kernels_bench.protocol import Point
 from tests.reference.made_journals import (
     copy,
@@ -57,45 +56,6 @@ def test_fastroofs_own_checks_run_too(tmp_path: Path) -> None:
     assert found(validation, "cached") is not None
 
 
-def test_less_time_for_more_work_is_found_across_axes(tmp_path: Path) -> None:
-    # On neither axis alone: (64, 64) is slower than (128, 128), and nothing lies between.
-    lines = [row(decode(64, 1024), 90.0), row(decode(128, 2048), 50.0)]
-    finding = found(checked(tmp_path, lines), "falls_with_work")
-    assert finding is not None
-    assert finding.severity == "warning"
-    assert finding.worst["batch_size"] == 64
-    assert finding.worst["more_work"] == {"batch_size": 128, "kv_len": 2048, "latency_us": 50.0}
-    # The quartiles, 1 % to each side, are given the benefit of the doubt.
-    assert finding.worst["fall"] == pytest.approx(1 - 50.0 * 1.01 / (90.0 * 0.99))
-
-
-def test_falls_within_the_noise_are_none(tmp_path: Path) -> None:
-    noisy = [row(decode(64, 1024), 90.0, p25_us=60.0), row(decode(128, 2048), 80.0, p75_us=95.0)]
-    assert found(checked(tmp_path, noisy), "falls_with_work") is None
-
-
-def test_falls_are_not_looked_for_between_kernels(tmp_path: Path) -> None:
-    lines = [row(decode(64, 1024), 90.0), row(decode(128, 2048, num_q_heads=8), 20.0)]
-    assert found(checked(tmp_path, lines), "falls_with_work") is None
-
-
-def test_the_least_beyond_is_that_of_a_plain_search() -> None:
-    rng = np.random.default_rng(3)
-    sizes = [rng.integers(1, 6, 80) for _ in range(3)]
-    latency_us = rng.uniform(1, 100, 80)
-    plain = [
-        min(
-            us
-            for us, *other in zip(latency_us, *sizes, strict=True)
-            if all(o >= s for o, s in zip(other, mine, strict=True))
-        )
-        for mine in zip(*sizes, strict=True)
-    ]
-    least = _least_beyond(sizes, latency_us)
-    assert least is not None
-    assert least.tolist() == plain
-
-
 def test_sentinels_that_vary_or_drift(tmp_path: Path) -> None:
     drifting = [sentinel(gemm(4096), i, 200.0 * (1 + 0.006 * i)) for i in range(10)]
     validation = checked(tmp_path, CLEAN, sentinels=drifting)
@@ -122,13 +82,6 @@ def test_quartiles_that_cannot_be(tmp_path: Path) -> None:
     assert wide.worst["m"] == 2
 
 
-def test_a_replay_faster_than_the_gpu(tmp_path: Path) -> None:
-    lines = [row(gemm(8192, 8192, 8192), 1500.0, p25_us=1200.0, min_us=1000.0)]
-    finding = found(checked(tmp_path, lines), "fastest_replay")
-    assert finding is not None
-    assert "MFU 1.111" in finding.message
-
-
 def test_skips_throttling_and_rows_left_out(tmp_path: Path) -> None:
     lines = [
         *(row(gemm(m), 50.0 + m, throttle_reasons=0x4) for m in range(1, 300)),
@@ -146,16 +99,6 @@ def test_skips_throttling_and_rows_left_out(tmp_path: Path) -> None:
     }
     hot = checked(tmp_path, [row(gemm(1), 50.0, throttle_reasons=0x44)])
     assert found(hot, "throttled").severity == "warning"  # type: ignore[union-attr]
-
-
-def test_ceilings_are_those_of_the_datasheet(tmp_path: Path) -> None:
-    validation = checked(tmp_path, [row(gemm(8192, 8192, 8192), 1500.0), row(copy(8192), 100.0)])
-    by_operator = {c.operator: c for c in validation.ceilings}
-    assert by_operator["gemm"].flops_per_s == pytest.approx(2 * 8192**3 / 1.5e-3)
-    assert by_operator["gemm"].mfu == pytest.approx(2 * 8192**3 / 1.5e-3 / 989.5e12)
-    assert by_operator["elementwise"].bytes_per_s == pytest.approx(4 * 8192 * 8192 / 1e-4)
-    assert by_operator["elementwise"].bandwidth_share == pytest.approx(4 * 8192 * 8192 / 1e-4 / 3.35e12)
-    assert by_operator["elementwise"].mfu is None
 
 
 def test_coverage_counts_by_group(tmp_path: Path) -> None:
