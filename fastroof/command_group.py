@@ -22,15 +22,11 @@ import typer
 from typer.core import TyperGroup
 
 from fastroof._version import __version__
-from fastroof.defaults import FORMER_KEYS
 from fastroof.errors import FastroofError
 from fastroof.interrupts import EXIT_INTERRUPTED, raise_again
 
 SHELLS: Final = ("bash", "zsh", "fish")
 """Shells with completion."""
-
-FORMER_NAMES: Final = tuple(f"--{key.replace('_', '-')}" for key in FORMER_KEYS)
-"""Former spellings of options: accepted, but not shown in any help."""
 
 EXIT_ERROR: Final = 2
 EXIT_BROKEN_PIPE: Final = 1
@@ -93,12 +89,6 @@ class CommandGroup(TyperGroup):
             typer.echo(err=True)
         sys.exit(code if isinstance(code, int) else 0)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command whose help shows one spelling of each option."""
-        command = super().get_command(ctx, cmd_name)
-        _hide_spellings(command)
-        return command
-
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read a command line; the shell may be left out after a completion option."""
         if len(args) == 1 and args[0] in ("--install-completion", "--show-completion"):
@@ -109,23 +99,6 @@ class CommandGroup(TyperGroup):
     def _print_error(self, message: str) -> int:
         typer.echo(f"{self.program}: error: {_one_line(message)}", err=True)
         return EXIT_ERROR
-
-
-def _hide_spellings(command: Any) -> None:
-    for other in getattr(command, "commands", {}).values():
-        _hide_spellings(other)
-    for param in getattr(command, "params", ()):
-        shown = [name for name in param.opts if name not in FORMER_NAMES]
-        if shown and len(shown) < len(param.opts) and "get_help_record" not in vars(param):
-            param.get_help_record = partial(_help_record, param, shown, param.get_help_record)
-
-
-def _help_record(param: Any, shown: list[str], make: Callable[[Any], Any], context: Any) -> Any:
-    names, param.opts = param.opts, shown
-    try:
-        return make(context)
-    finally:
-        param.opts = names
 
 
 def _drop_output() -> None:

@@ -128,9 +128,8 @@ def test_command_line_and_python_answer_a_step_alike(h100: fastroof.Tables) -> N
     assert sum(part["total_us"] for part in step["operators"]) == pytest.approx(step["latency_us"], rel=1e-12)
     assert step["operators"][-1]["total_us"] == step["components_us"]["runtime"]
     alone = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
-    for name in ("--engine", "--runtime"):
-        bare = answer("step", "--model", "llama-3.1-8b", "--decode", "64x4096", name, "kernels")
-        assert bare["latency_us"] == alone.decode_us(64, 4096) < step["latency_us"]
+    bare = answer("step", "--model", "llama-3.1-8b", "--decode", "64x4096", "--engine", "kernels")
+    assert bare["latency_us"] == alone.decode_us(64, 4096) < step["latency_us"]
 
 
 def test_command_line_python_and_best_answer_a_load_alike() -> None:
@@ -228,13 +227,6 @@ def test_tables_are_the_gpus_own_unless_others_are_given() -> None:
     assert datasheet.tables_hash == ""
     with pytest.warns(UserWarning, match="datasheet"):
         assert fastroof.compile_plan("llama-3.1-8b", "mi300x").tables_hash == ""
-
-
-def test_the_former_name_of_an_engine_is_an_alias() -> None:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", runtime="sglang")
-    assert plan.engine == plan.runtime == plan.profile.name == "sglang"
-    with pytest.raises(fastroof.PlanError, match="runtime= is the former name of engine="):
-        fastroof.compile_plan("llama-3.1-8b", "h100", engine="trtllm", runtime="sglang")
 
 
 @pytest.mark.parametrize(

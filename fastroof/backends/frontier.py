@@ -98,7 +98,6 @@ class FastroofExecutionTimePredictorConfig(_config.BaseExecutionTimePredictorCon
     engine: str = _option(DEFAULT_ENGINE, "What an engine adds to its kernels.")
     max_tokens: int = _option(8192, "Most tokens of a batch.")
     max_seqs: int = _option(1024, "Most requests of a batch.")
-    runtime: str = _option("", "Former name of engine.")
 
     @staticmethod
     def get_type() -> Any:
@@ -206,7 +205,7 @@ class FastroofExecutionTimePredictor:
             gpu,
             load_tables(predictor_config.tables or gpu.name, gpu=gpu.name),
             tp=replica_config.attn_tensor_parallel_size,
-            engine=predictor_config.runtime or predictor_config.engine,
+            engine=predictor_config.engine,
             **{
                 name: getattr(predictor_config, name)
                 for name in ("dtype", "kv_dtype", "max_tokens", "max_seqs")

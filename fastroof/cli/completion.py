@@ -92,7 +92,6 @@ def _executors() -> Sequence[str]:
 _VALUES: Final[dict[str, Callable[[], Sequence[str]]]] = {
     "--model": _models,
     "--gpu": _gpus,
-    "--runtime": _engines,
     "--engine": _engines,
     "--executor": _executors,
     "--dtype": _dtypes,

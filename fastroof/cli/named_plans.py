@@ -35,7 +35,7 @@ GpuOption = Annotated[
     typer.Option(*GPU_NAMES, help="GPU of plans without gpu=, or path of a gpu.toml.  [default: h100]"),
 ]
 
-_NAMES: Final = {"runtime": "engine", "max_num_batched_tokens": "max_tokens", "max_num_seqs": "max_seqs"}
+_NAMES: Final = {"max_num_batched_tokens": "max_tokens", "max_num_seqs": "max_seqs"}
 """Keys whose names differ from the options of a plan."""
 
 _SAID: Final = (("experts", "wide"), ("num_slots", "slots"), ("two_batch_overlap", "two-batches"))

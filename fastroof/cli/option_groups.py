@@ -39,9 +39,9 @@ _ELSEWHERE: Final = ("max_tokens", "max_seqs")
 OUTSIDE_STEPS: Final = ("client_overhead_ms",)
 """Options of a plan that times of steps do not depend on."""
 
-ENGINE: Final = ("--engine", "--runtime")
-MAX_NUM_BATCHED_TOKENS: Final = ("--max-num-batched-tokens", "--max-batched-tokens")
-MAX_NUM_SEQS: Final = ("--max-num-seqs", "--max-seqs")
+ENGINE: Final = ("--engine",)
+MAX_NUM_BATCHED_TOKENS: Final = ("--max-num-batched-tokens",)
+MAX_NUM_SEQS: Final = ("--max-num-seqs",)
 
 
 _WHOLE: Final = re.compile(r"[0-9]{1,9}")

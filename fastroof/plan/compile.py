@@ -16,7 +16,7 @@ from fastroof.compiled import steps
 from fastroof.compiled.grids import FORM
 from fastroof.compiled.layout import FORM_LATENCY
 from fastroof.config import GpuSpec, load_gpu
-from fastroof.defaults import DEFAULT_ENGINE, MEASURED, chosen_engine
+from fastroof.defaults import DEFAULT_ENGINE, MEASURED
 from fastroof.engines import EngineProfile, PrefillGraphs
 from fastroof.errors import FastroofError, PlanError
 from fastroof.models import ModelSpec
@@ -336,7 +336,6 @@ def compile_plan(
     client_overhead_ms: float | None = None,
     lora: Lora | str | int | None = None,
     curves: CurveSource | None = None,
-    runtime: EngineProfile | str | Path | Mapping[str, Any] | None = None,
 ) -> StepPlan:
     """Compile a model on a GPU into a plan that times steps.
 
@@ -425,8 +424,6 @@ def compile_plan(
         none).
     curves : CurveSource, optional
         Source of latencies instead of the tables.
-    runtime : EngineProfile, str, Path or mapping, optional
-        Former name of ``engine``.
 
     Returns
     -------
@@ -451,7 +448,6 @@ def compile_plan(
     (2, 'vllm')
     """
     given = {name: value for name, value in locals().items() if name in OPTIONS}
-    given["engine"] = chosen_engine(engine, runtime, PlanError)
     model = checked_model(model)
     used = chosen_tables(tables, gpu)
     gpu = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)

@@ -48,11 +48,6 @@ class DescribedPlan(PlanData):
         return self.profile.name
 
     @property
-    def runtime(self) -> str:
-        """Former name of ``engine``."""
-        return self.engine
-
-    @property
     def is_beyond_evidence(self) -> bool:
         """Whether it has kernels modelled from others, or another architecture's cost of layers.
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, overload
 from fastroof.checks import shown
 from fastroof.columns import MODELLED_FROM, ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.config import GpuSpec, load_gpu
-from fastroof.defaults import MEASURED, chosen_engine
+from fastroof.defaults import MEASURED
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import FastroofError, MissingTableError, PlanError, TableError
 from fastroof.load.by_name import table_folders
@@ -179,8 +179,6 @@ def _read(
         raise PlanError(f"plan {number} must be a mapping of arguments, got {shown(request)}")
     given = dict(request)
     model = given.pop("model", None)
-    if "runtime" in given:
-        given["engine"] = chosen_engine(given.get("engine"), given.pop("runtime"), PlanError)
     unknown = ", ".join(sorted(map(str, given.keys() - OPTIONS.keys())))
     if unknown or model is None:
         wrong = f"does not know {unknown}" if unknown else "needs a model"

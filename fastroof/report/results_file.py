@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastroof.arrays import Bools, Floats, Longs
-from fastroof.defaults import FORMER_KEYS
 from fastroof.documents import parse_json
 from fastroof.errors import FastroofError
 from fastroof.parquet import PARQUET_ERRORS, fault_of, open_parquet, read_parquet
@@ -101,7 +100,6 @@ class Results:
     columns: tuple[str, ...]
     metadata: dict[str, str]
     _schema: pa.Schema = field(repr=False)
-    _stored: dict[str, str] = field(repr=False)
     _read: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __contains__(self, name: str) -> bool:
@@ -226,7 +224,7 @@ class Results:
 
     def _column(self, name: str) -> Any:
         with self._undamaged():
-            return read_parquet(self.path, [self._stored[name]]).column(0)
+            return read_parquet(self.path, [name]).column(0)
 
     @contextmanager
     def _undamaged(self) -> Iterator[None]:
@@ -265,9 +263,6 @@ def read_results(path: str | Path) -> Results:
     except PARQUET_ERRORS as error:
         why = "a folder" if path.is_dir() else f"not a Parquet file ({str(error).splitlines()[0]:.100})"
         raise FastroofError(f"{path} is {why}; need results of `fastroof sweep -o results.parquet`") from None
-    stored = schema.names
-    names = [FORMER_KEYS.get(name, name) for name in stored]
-    schema = pa.schema(list(map(pa.Field.with_name, schema, names)), schema.metadata)
     kind = _kind(path, schema)
     if not num_rows:
         raise FastroofError(f"{path} has no rows: no candidate of its sweep was within the limits")
@@ -280,7 +275,6 @@ def read_results(path: str | Path) -> Results:
         (*schema.names, *derived),
         {key: value for key, value in metadata.items() if key.startswith("fastroof.")},
         schema,
-        dict(zip(names, stored, strict=True)),
     )
 
 

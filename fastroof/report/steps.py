@@ -174,7 +174,7 @@ class StepSource:
         return load_model(name)
 
     def _engine(self, name: str) -> str:
-        given = self._spec.get("engine", self._spec.get("runtime", name))
+        given = self._spec.get("engine", name)
         paths = [given] if isinstance(given, str) else given
         return next((path for path in paths if str(path).endswith(f"{name}.toml")), name)
 

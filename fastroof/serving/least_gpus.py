@@ -15,7 +15,7 @@ from fastroof.checks import is_number, whole_number
 from fastroof.columns import Column
 from fastroof.compiled import sizing as loops
 from fastroof.config import GpuSpec, load_gpu
-from fastroof.defaults import DEFAULT_ENGINE, chosen_engine
+from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import BatchError, MissingTableError, PlanError
 from fastroof.models import Layout, ModelSpec
@@ -146,7 +146,6 @@ def least_gpus(
     dtype: str = AUTO,
     kv_dtype: str = AUTO,
     engine: EngineProfile | str | Path | Mapping[str, Any] = DEFAULT_ENGINE,
-    runtime: EngineProfile | str | Path | Mapping[str, Any] | None = None,
     method: str = "roofline",
     max_batched_tokens: int | None = None,
     max_seqs: int | None = None,
@@ -161,7 +160,7 @@ def least_gpus(
 
     Parameters
     ----------
-    model, gpu, tables, dtype, kv_dtype, engine, runtime, method
+    model, gpu, tables, dtype, kv_dtype, engine, method
         As in :func:`fastroof.compile_plan`.
     request_rate_per_s : number or array_like
         Requests/s, all replicas together. Broadcast, as are the next five.
@@ -239,7 +238,7 @@ def least_gpus(
     scenarios = dict(zip(given, arrays, strict=True))
     _check_lengths(model, scenarios)
     spec = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
-    profile = load_engine(chosen_engine(engine, runtime, PlanError)).on(spec)
+    profile = load_engine(engine).on(spec)
     rules = engine_limits(profile, chunked_prefill=chunked_prefill, kv_reservation=kv_reservation)
     max_batched_tokens, max_seqs, asked_seqs = profile.scheduling.step_limits(max_batched_tokens, max_seqs)
     seqs = whole_number("max_seqs", max_seqs, most=MAX_SIZE, error=BatchError)

@@ -7,7 +7,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from fastroof.defaults import FORMER_KEYS
 from fastroof.documents import parse_toml
 from fastroof.errors import SweepError
 from fastroof.sweep.capacities import CapacitySpec, CapacitySummary, CapacitySweep
@@ -71,8 +70,7 @@ def load_spec(
         where = "packaged spec"
     else:
         values, where = read_values(spec)
-    values = renamed_keys(values, where)
-    for key, value in renamed_keys(changes or {}, "changes").items():
+    for key, value in (changes or {}).items():
         both = isinstance(value, Mapping) and isinstance(values.get(key), Mapping) and key in _ADDED
         values[key] = {**values[key], **value} if both else value
     if "slo" in values or "workload" in values:
@@ -80,16 +78,6 @@ def load_spec(
     if "isl" in values:
         return validated(DeploymentSpec, values, where)
     return validated(StepSpec, values, where)
-
-
-def renamed_keys(values: Mapping[Any, Any], where: str) -> dict[Any, Any]:
-    """Rename former keys."""
-    twice = [f"{key} and {former}" for former, key in FORMER_KEYS.items() if {key, former} <= values.keys()]
-    if twice:
-        raise SweepError(f"{where}: {', '.join(twice)} are two names of one key; give only one")
-    return {
-        FORMER_KEYS.get(key, key) if isinstance(key, str) else key: value for key, value in values.items()
-    }
 
 
 def sweep_of(spec: Spec) -> StepSweep | DeploymentSweep | CapacitySweep:

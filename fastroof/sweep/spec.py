@@ -36,7 +36,7 @@ Spec = TypeVar("Spec", bound=BaseModel)
 
 _SHOWN: Final = 10
 
-_PATHS: Final = ("gpu", "gpus", "tables", "engine", "runtime", "models", "speculation", "workload", "traffic")
+_PATHS: Final = ("gpu", "gpus", "tables", "engine", "models", "speculation", "workload", "traffic")
 
 _RANGE: Final = {
     "type": "object",

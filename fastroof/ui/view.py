@@ -9,7 +9,7 @@ from typing import Any, Final
 from fastroof.caching import lazy_property
 from fastroof.checks import check_flag, is_number, shown, whole_number
 from fastroof.config import gpu_names, load_gpu
-from fastroof.defaults import DEFAULT_ENGINE, FORMER_KEYS
+from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import EngineProfile, engine_names, load_engine, serving_engines
 from fastroof.engines.front_end import given_front_end
 from fastroof.errors import BatchError
@@ -152,7 +152,6 @@ class View:
         """Create a view from JSON; missing keys have their defaults."""
         if not isinstance(document, Mapping):
             raise BatchError(f"a view must be an object like {{'model': 'qwen3-8b'}}, got {shown(document)}")
-        document = {FORMER_KEYS.get(key, key): value for key, value in document.items()}
         names = [field.name for field in fields(cls)]
         unknown = [key for key in document if key not in names]
         if unknown:

@@ -407,7 +407,7 @@ def test_own_rows_and_steps(rows: tuple[ServingRow, ...], tmp_path: Path) -> Non
         "model,gpu,tp,dtype,kv_dtype,phase,new_tokens,context_len,latency_us\n"
         "llama-3.1-8b,h100,1,bf16,bf16,decode,1x8,1023x8,8000\n"
     )
-    done = command("--rows", str(mine), "--steps", str(steps), "--json", "--runtime", "vllm")
+    done = command("--rows", str(mine), "--steps", str(steps), "--json", "--engine", "vllm")
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)["groups"]
     assert [(group["dataset"], group["quantity"]) for group in found] == [

@@ -32,7 +32,7 @@ def test_ranks_that_share_nothing_have_the_rate_of_one_a_gpu() -> None:
 def test_stages_work_on_a_batch_each() -> None:
     """Two stages have two batches in flight, on twice the GPUs: about the rate of one stage that is both."""
     (one,), (two,) = (rows("--batch-size", "64", *split) for split in ((), ("--pp", "2")))
-    at = [rows("--kv-len", str(4096), "--max-seqs", "64", *split)[0] for split in ((), ("--pp", "2"))]
+    at = [rows("--kv-len", str(4096), "--max-num-seqs", "64", *split)[0] for split in ((), ("--pp", "2"))]
     assert [row["batch_size"] for row in at] == [64, 64]
     assert at[1]["tokens_per_s_per_gpu"] == pytest.approx(at[0]["tokens_per_s_per_gpu"], rel=0.15)
     assert one["batch_size"] == two["batch_size"] == 64
@@ -40,7 +40,7 @@ def test_stages_work_on_a_batch_each() -> None:
 
 @pytest.mark.parametrize("batch", [1, 64, 1024])
 def test_a_context_is_stopped_by_what_the_next_token_would_exceed(batch: int) -> None:
-    (row,) = rows("--batch-size", str(batch), "--max-seqs", "1024")
+    (row,) = rows("--batch-size", str(batch), "--max-num-seqs", "1024")
     # nothing limits the time: one sequence ends with the model's positions, many with the KV cache
     assert row["limited_by"] == ("model" if batch == 1 else "memory")
     assert (row["kv_len"] == 131072) == (batch == 1)

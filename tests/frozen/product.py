@@ -119,14 +119,17 @@ def h100_tables() -> Tables:
     return tables_of("h100")
 
 
-def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with the engine of the record: ``trtllm`` was what is ``trtllm-1.0`` now."""
-    given = dict(options)
-    for name in given.keys() & {"engine", "runtime"}:
-        if given[name] == "trtllm":
-            given[name] = "trtllm-1.0"
-        elif isinstance(given[name], list):
-            given[name] = ["trtllm-1.0" if one == "trtllm" else one for one in given[name]]
+_SWEPT = {"max_batched_tokens": "max_num_batched_tokens", "max_seqs": "max_num_seqs"}
+"""Keys of specifications in the record, and their names now."""
+
+
+def _renamed(options: Mapping[str, Any], names: Mapping[str, str] = {}) -> dict[str, Any]:
+    """Options with today's names, and the engine of the record: ``trtllm`` was what is ``trtllm-1.0`` now."""
+    given = {{"runtime": "engine", **names}.get(name, name): value for name, value in options.items()}
+    if given.get("engine") == "trtllm":
+        given["engine"] = "trtllm-1.0"
+    elif isinstance(given.get("engine"), list):
+        given["engine"] = ["trtllm-1.0" if one == "trtllm" else one for one in given["engine"]]
     return given
 
 
@@ -142,12 +145,14 @@ def least_gpus(*given: Any, **options: Any) -> Any:
 
 def run_sweep(spec: Any, *given: Any, **options: Any) -> Any:
     """A sweep of the record."""
-    return fastroof.run_sweep(_renamed(spec) if isinstance(spec, Mapping) else spec, *given, **options)
+    return fastroof.run_sweep(
+        _renamed(spec, _SWEPT) if isinstance(spec, Mapping) else spec, *given, **options
+    )
 
 
 def compile_together(requests: Sequence[Mapping[str, Any]], gpu: str, tables: Tables) -> list[StepPlan]:
     """Plans compiled by one call."""
-    return list(compile_plans([{"runtime": "kernels", **_renamed(one)} for one in requests], gpu, tables))
+    return list(compile_plans([{"engine": "kernels", **_renamed(one)} for one in requests], gpu, tables))
 
 
 def answered(plans: Mapping[str, StepPlan], messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

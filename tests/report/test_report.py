@@ -67,21 +67,6 @@ def stepped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_results_with_former_columns_are_read(deployed: Path, tmp_path: Path) -> None:
-    table = pq.read_table(deployed)
-    former = {"engine": "runtime", "max_num_batched_tokens": "max_batched_tokens"}
-    pq.write_table(
-        table.rename_columns([former.get(name, name) for name in table.column_names]), tmp_path / "r.parquet"
-    )
-    now, then = read_results(deployed), read_results(tmp_path / "r.parquet")
-    assert then.columns == now.columns
-    assert then.series("concurrency") == now.series("concurrency")
-    assert then.rows(np.arange(3)) == now.rows(np.arange(3))
-    for name in former:
-        assert then.describe(name) == now.describe(name)
-        assert then.codes(name)[1] == now.codes(name)[1]
-
-
 def embedded(page: Path) -> Any:
     """The data on a page."""
     found = re.search(

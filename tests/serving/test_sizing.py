@@ -483,7 +483,7 @@ def test_the_command_gives_the_same_numbers(h100: Tables, real: Any) -> None:
 
 def test_an_engine_that_is_started_for_few_requests_has_the_memory_of_few(h100: Tables) -> None:
     # with room to sort the logits of 1,024 requests vLLM has none for KV cache
-    split = ("--model", "llama-3.1-70b", "--tp", "2", "--max-seqs", "4", "--engine", "vllm-0.10.0")
+    split = ("--model", "llama-3.1-70b", "--tp", "2", "--max-num-seqs", "4", "--engine", "vllm-0.10.0")
     plan = compile_plan("llama-3.1-70b", "h100", h100, tp=2, max_seqs=4, engine="vllm-0.10.0")
     few = plan.memory_of(max_seqs=4)
     assert plan.memory.max_kv_tokens == 0 < few.max_kv_tokens
@@ -528,7 +528,7 @@ def test_it_prints_tables() -> None:
     out = command(*DEPLOYMENT[:-1], "3", "--rate", "20,50")[1]
     assert out.count("none") == 6
     assert "least" not in out
-    out = command("--model", "llama-3.1-8b", "--kv-len", "4096,999999", "--tp", "1", "--max-seqs", "5")[1]
+    out = command("--model", "llama-3.1-8b", "--kv-len", "4096,999999", "--tp", "1", "--max-num-seqs", "5")[1]
     assert "--max-num-seqs" in out
     assert out.count("none") == 1
 

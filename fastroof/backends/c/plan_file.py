@@ -146,9 +146,6 @@ def _description(text: bytes, arena: Floats, what: str) -> dict[str, Any]:
     said = parse_json(text, what, BackendError, allow_constants=False)
     if not isinstance(said, dict):
         raise BackendError(f"{what} must be a JSON object, got {shown(said)}")
-    if "runtime" in said:
-        # the former name
-        said.setdefault("engine", said.pop("runtime"))
     for name in (*_TEXTS, *(name for name in _OTHER_TEXTS if name in said)):
         if not isinstance(said.get(name), str):
             raise BackendError(f"{what}: {name} must be a text, got {shown(said.get(name))}")

@@ -124,7 +124,6 @@ class FastroofPredictorConfig(BaseExecutionTimePredictorConfig):  # type: ignore
     max_tokens: int = _option(8192, "Largest step, tokens.")
     max_seqs: int = _option(1024, "Largest step, requests.")
     by_operator: bool = _option(False, "Break steps down for the operation metrics; slower.")
-    runtime: str = _option("", "Former name of engine.")
 
     @staticmethod
     def get_type() -> Any:
@@ -175,7 +174,7 @@ class FastroofPredictorConfig(BaseExecutionTimePredictorConfig):  # type: ignore
             tp=tp,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
-            engine=self.runtime or self.engine,
+            engine=self.engine,
             max_tokens=self.max_tokens,
             max_seqs=self.max_seqs,
         )

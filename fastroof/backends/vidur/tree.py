@@ -94,7 +94,6 @@ class FastroofExecutionTimePredictorConfig(_config.BaseExecutionTimePredictorCon
     method: str = _option("roofline", "How tables are looked up.")
     max_tokens: int = _option(8192, "Most tokens of a batch.")
     max_seqs: int = _option(1024, "Most requests of a batch.")
-    runtime: str = _option("", "Former name of engine.")
 
     @staticmethod
     def get_type() -> Any:
@@ -275,7 +274,7 @@ def _compile(config: Any, replica: Any, **changed: Any) -> StepPlan:
     options = {
         "dtype": config.dtype,
         "kv_dtype": config.kv_dtype,
-        "engine": config.runtime or config.engine,
+        "engine": config.engine,
         "method": config.method,
         "max_tokens": config.max_tokens,
         "max_seqs": config.max_seqs,

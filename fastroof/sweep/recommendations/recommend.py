@@ -18,7 +18,7 @@ from fastroof.sweep.answers import Answer, Answers
 from fastroof.sweep.best import RankingOptions, best_deployments, best_of
 from fastroof.sweep.deployments import DeploymentSpec, DeploymentSweep
 from fastroof.sweep.kind import load_tables_by_gpu
-from fastroof.sweep.kinds import load_spec, renamed_keys
+from fastroof.sweep.kinds import load_spec
 from fastroof.sweep.recommendations.candidates import (
     BUDGETS,
     LEAST_SEQS,
@@ -42,7 +42,7 @@ _LIMITS: Final = ("ttft_ms", "tpot_ms", "itl_ms", "request_latency_ms")
 
 
 class QuestionOptions(TypedDict, total=False):
-    """Options of :func:`recommend` that say which deployments to compare; the last three are former names."""
+    """Options of :func:`recommend` that say which deployments to compare."""
 
     ttft_ms: float | None
     tpot_ms: float | None
@@ -62,9 +62,6 @@ class QuestionOptions(TypedDict, total=False):
     objective: str | None
     tables: str | Path | None
     allow_modelled: bool
-    runtime: Names | None
-    max_batched_tokens: int | Sequence[int] | None
-    max_seqs: int | Sequence[int] | None
 
 
 class RecommendOptions(QuestionOptions, RankingOptions, total=False):
@@ -121,7 +118,6 @@ def deployment_question(
     gpus = [load_gpu(name) for name in listed(gpu)]
     node = min([*(each.linked_gpus for each in gpus), TP_SIZES[-1]])
     given = {name: value for name, value in options.items() if value is not None}
-    given = renamed_keys(given, "options")
     given_most: Any = given.pop("most_gpus_each", MOST_GPUS)
     most_gpus_each = whole_number("most_gpus_each", given_most, most=MOST_GPUS, error=SweepError)
     price = given.get("gpu_hour_price")
@@ -251,7 +247,7 @@ def recommend(
     dtype, kv_dtype : str or sequence of str
         Formats to choose from (default: ``auto``, the checkpoint's).
     engine : str, Path or sequence of them
-        Engines to choose from (default: vllm). ``runtime`` is the former name.
+        Engines to choose from (default: vllm).
     max_num_batched_tokens : int or sequence of int
         Maximum tokens per step to choose from (default: the engines' own, smaller powers of two from
         1,024 on, and a whole prompt if an engine does not chunk prompts).

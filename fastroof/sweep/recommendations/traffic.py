@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fastroof.checks import is_number, shown, whole_number
-from fastroof.defaults import FORMER_KEYS
 from fastroof.documents import read_toml
 from fastroof.errors import SweepError
 from fastroof.sweep.deployments import DeploymentSpec
-from fastroof.sweep.kinds import renamed_keys
 from fastroof.sweep.recommendations.candidates import MOST_GPUS
 from fastroof.sweep.recommendations.recommend import QuestionOptions, deployment_question
 from fastroof.sweep.spec import read_values
@@ -24,9 +22,7 @@ LEAST_RATE: Final = 1e-6
 MOST_RATE: Final = 1e6
 
 _MUST: Final = ("model", "isl", "osl", "requests_per_s")
-_OPTIONS: Final = tuple(
-    name for name in QuestionOptions.__annotations__ if name != "objective" and name not in FORMER_KEYS
-)
+_OPTIONS: Final = tuple(name for name in QuestionOptions.__annotations__ if name != "objective")
 _EXAMPLE: Final = "{model = 'llama-3.1-8b', isl = 1000, osl = 200, requests_per_s = 4}"
 
 
@@ -97,7 +93,6 @@ def load_shared_spec(
     values, where = read_values(spec)
     if isinstance(spec, Mapping):
         where = "shared GPUs"
-    values = renamed_keys(values, where)
     _check_keys(values, where, ("gpu", "total_gpus", TRAFFIC, *_MUST[1:], *_OPTIONS))
     tables, gpu = values.pop(TRAFFIC, None), values.pop("gpu", "h100")
     if "total_gpus" not in values:
@@ -114,7 +109,7 @@ def load_shared_spec(
         place = f"{where}: {TRAFFIC} {number}"
         if not isinstance(table, Mapping):
             raise SweepError(f"{place}: got {shown(table)}, need a table like {_EXAMPLE}")
-        own = renamed_keys(table, place)
+        own = dict(table)
         _check_keys(own, place, (*_MUST, *_OPTIONS))
         traffics.append(_traffic({**values, **own, **(changes or {})}, place))
     loaded = SharedSpec(str(gpu), total_gpus, tuple(traffics))

@@ -342,14 +342,7 @@ def test_a_limit_that_changes_nothing_is_the_engines_own() -> None:
     assert found.answers.answers[0].choices[0].row["max_num_seqs"] == 1024
 
 
-def test_former_names_are_aliases_and_unknown_ones_errors() -> None:
-    named = deployment_question(
-        "llama-3.1-8b", **QUESTION, engine="sglang", max_num_batched_tokens=512, max_num_seqs=10
-    )
-    former: dict[str, Any] = {"runtime": "sglang", "max_batched_tokens": 512, "max_seqs": 10}
-    assert deployment_question("llama-3.1-8b", **QUESTION, **former) == named
-    with pytest.raises(SweepError, match="engine and runtime are two names of one key"):
-        by_means("llama-3.1-8b", **QUESTION, **former, engine="vllm")
+def test_unknown_options_are_errors() -> None:
     unknown: dict[str, Any] = {"engines": "vllm"}
     with pytest.raises(TypeError, match="'engines'"):
         by_means("llama-3.1-8b", **QUESTION, **unknown)

@@ -250,7 +250,6 @@ def test_progress_counts_questions(found: SharedBudget) -> None:
         ({"total_gpus": MISSING}, "shared GPUs: total_gpus missing, need the number"),
         ({"traffic": [{**CHAT, "x": 1}]}, "unknown key 'x'; valid: model, isl, osl, requests_per_s, ttft_ms"),
         ({"totalgpus": 1}, "shared GPUs: unknown key 'totalgpus'; did you mean total_gpus"),
-        ({"engine": "vllm", "runtime": "sglang"}, "engine and runtime are two names of one key"),
         ({"percentile": 99}, "unknown key 'percentile'"),
     ],
 )
