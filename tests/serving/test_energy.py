@@ -126,6 +126,12 @@ def test_the_best_by_energy_is_the_least_of_all(tmp_path: Any) -> None:
     assert answer.why_mean == "energy is that of mean steps"
 
 
+def test_layouts_without_room_are_left_out() -> None:
+    spec = {**SPEC, "models": ["mixtral-8x7b"], "osl": 100, "concurrency": 2, "constraints": {}}
+    choices = best_deployments(spec).answers[0].choices
+    assert [choice.row["tp"] for choice in choices] == [2]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -196,7 +196,7 @@ def evaluate_deployments(spec: DeploymentSpec, unit: WorkUnit, tables: GpuTables
     by_name = dict(zip(CODE_NAMES[1:], by_code.tolist()[1:], strict=True))
     counts |= {name: count for name, count in by_name.items() if count}
     rows = candidate_rows(spec, unit, target, axes, numbers, answers, codes, origins)
-    if is_each_made and spec.keep != "all":
+    if is_each_made and spec.keep != "all" and len(numbers):
         rows = reduced_rows(spec, pa.Table.from_batches([rows])).combine_chunks().to_batches()[0]
     return UnitResult(rows, counts, (), histograms, evaluate_s)
 
