@@ -36,6 +36,11 @@ class RankRules(NamedTuple):
     assignment: int = LEAST_LOADED
     balance_steps: int = 0
 
+    @property
+    def together(self) -> int:
+        """Ranks that start their steps together: GPUs of all are busy while any has requests."""
+        return self.ranks if self.in_lockstep else 1
+
 
 ONE_RANK: Final = RankRules()
 

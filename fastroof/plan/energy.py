@@ -63,6 +63,24 @@ class MeanSteps(NamedTuple):
     q_len: Floats
 
 
+class BusyLoad(NamedTuple):
+    """Mean steps of a rank while its engine steps; ranks that step together wait for one another.
+
+    ``prompt_steps_per_us`` are its own steps with prompts. In the rest of the time it runs decodes, or waits
+    for other ranks, which draws as much.
+    """
+
+    decodes: Floats
+    """Of a step without prompts; 0 if all outputs have one token."""
+    beside: Floats
+    """Decodes of a step with prompts."""
+    kv_len: Floats
+    prompt_tokens: Floats
+    """Of a step with prompts, and of a prompt in the next."""
+    new_tokens: Floats
+    prompt_steps_per_us: Floats
+
+
 @dataclass(frozen=True, eq=False)
 class StepEnergy(ArrowResult):
     """Energy of steps.
@@ -295,11 +313,6 @@ def step_joules(plan: PlanWithEnergy, batch: StepBatch, times: StepTimes) -> tup
     return with_host(plan.gpu, kernels, times.latency_us) / UJ_PER_J * gpus_of_a_batch(plan), tokens
 
 
-def mean_watts(plan: PlanWithEnergy, mean: MeanSteps, step_us: Floats) -> Floats:
-    """Mean power of a GPU in steps of mean sizes that take ``step_us``, W; 0 for steps without time."""
-    return Parts(with_host(plan.gpu, _mean_kernels(plan, mean), step_us), step_us).watts
-
-
 def mean_steps(plan: PlanWithEnergy, mean: MeanSteps) -> Parts:
     """Energy and time of steps of mean sizes, with the engine's own time."""
     kernels, arena = _mean_kernels(plan, mean), plan.arena
@@ -309,6 +322,18 @@ def mean_steps(plan: PlanWithEnergy, mean: MeanSteps) -> Parts:
     host_us = arena[steps.STEP_US] + arena[steps.SEQUENCE_US] * seqs + prompts_us
     step_us = np.maximum(kernels.us + host_us, floor_us)
     return Parts(with_host(plan.gpu, kernels, step_us), step_us)
+
+
+def busy_watts(plan: PlanWithEnergy, load: BusyLoad) -> Floats:
+    """Mean power of a GPU while its engine steps, W: in steps with prompts, and as in decodes otherwise."""
+    nothing, one = np.zeros_like(load.kv_len), np.ones_like(load.kv_len)
+    q_len = np.maximum(np.minimum(load.new_tokens, load.prompt_tokens), 1.0)
+    chunks = load.prompt_tokens / q_len
+    prompts = mean_steps(plan, MeanSteps(load.beside, load.kv_len, load.prompt_tokens, chunks, q_len))
+    decodes = mean_steps(plan, MeanSteps(np.maximum(load.decodes, 1.0), load.kv_len, nothing, nothing, one))
+    share = np.minimum(load.prompt_steps_per_us * prompts.us, 1.0)
+    share = np.where(load.decodes > 0.0, share, 1.0)
+    return np.asarray(share * prompts.watts + (1.0 - share) * decodes.watts)
 
 
 def _mean_kernels(plan: PlanWithEnergy, mean: MeanSteps) -> Parts:

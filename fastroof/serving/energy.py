@@ -1,8 +1,9 @@
 """Energy of serving: joules per output token of mean steps, and of the time without any.
 
-A GPU of a busy engine draws the mean power of its decode-only and mixed steps, weighted by their time. It is
-idle while all clients are in the front end: each is there for a share ``f`` of a request, all of ``n`` for
-``f**n``. ``watts / (tokens/s per GPU)`` are the joules of an output token.
+GPUs of all ranks that step together draw the power of busy ones (:func:`fastroof.plan.energy.busy_watts`)
+while any of their ``n`` clients has a request in the engine. They are idle while all clients are in the front
+end: each is there for a share ``f`` of a request, all for ``f**n``, or ``f`` if requests of one length end
+together.
 """
 
 from __future__ import annotations
@@ -14,27 +15,28 @@ import numpy as np
 from fastroof.arrays import Floats
 from fastroof.checks import check_flag
 from fastroof.errors import BatchError
-from fastroof.plan.energy import MeanSteps, check_power, mean_watts
+from fastroof.plan.calls import rank_rules
+from fastroof.plan.energy import BusyLoad, busy_watts, check_power, gpus_of_a_batch
+from fastroof.units import US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
 
 class MeanLoad(NamedTuple):
-    """Loads of an engine by their mean steps: arrays of one length; clients and times are of one engine."""
+    """Loads of an engine by their mean steps: arrays of one length.
 
-    decode_us: Floats
-    mixed_us: Floats
-    mixed_share: Floats
+    Clients are those of a rank and a batch in its pipeline stages; below one, some ranks have none.
+    """
+
     decodes: Floats
     prefill_tokens: Floats
-    prompts: Floats
     kv_len: Floats
     isl: Floats
     new_tokens: Floats
+    osl: Floats
     budget: Floats
     clients: Floats
-    ttft_us: Floats
     request_us: Floats
     tokens_per_s_per_gpu: Floats
 
@@ -48,30 +50,28 @@ def check_energy(with_energy: bool, plan: StepPlan, tokens: int) -> None:
         check_power(plan.gpu, BatchError)
 
 
-def load_watts(plan: StepPlan, load: MeanLoad, is_prefill_first: bool) -> Floats:
-    """Mean power of a GPU under loads, W, idle time included."""
+def joules_per_token(
+    plan: StepPlan, load: MeanLoad, is_prefill_first: bool, is_one_length: bool = False
+) -> Floats:
+    """Energy of all GPUs per output token, J, idle time included."""
+    # clients of all ranks that step together
+    clients = load.clients * rank_rules(plan).together
     front_us = plan.profile.front_end.alone_us(load.isl)
-    nothing = np.zeros(len(load.decodes))
-    # one client with an output of one token: all steps are chunks of its prompt
-    is_single = (load.decode_us == 0.0) & (load.mixed_us == 0.0)
-    own_us = np.maximum(load.ttft_us - front_us, 1.0) / np.ceil(load.new_tokens / load.budget)
-    mixed_us = np.where(is_single, own_us, load.mixed_us)
-    prompt_tokens = np.where(is_single, np.minimum(load.new_tokens, load.budget), load.prefill_tokens)
-    share = np.where(is_single, 1.0, load.mixed_share)
-    decodes = np.where(load.decode_us > 0.0, np.maximum(load.decodes, 1.0), 0.0)
-    decode_only = MeanSteps(decodes, load.kv_len, nothing, nothing, nothing)
-    beside = nothing if is_prefill_first else np.where(is_single, 0.0, load.decodes)
-    q_len = np.maximum(np.minimum(load.new_tokens, prompt_tokens), 1.0)
-    mixed = MeanSteps(beside, load.kv_len, prompt_tokens, np.maximum(load.prompts, 1.0), q_len)
-    decode_us, mixed_us = (1.0 - share) * load.decode_us, share * mixed_us
-    busy_uj = decode_us * mean_watts(plan, decode_only, load.decode_us)
-    busy_uj = busy_uj + mixed_us * mean_watts(plan, mixed, np.where(is_single, own_us, load.mixed_us))
-    busy_watts = busy_uj / np.maximum(decode_us + mixed_us, np.finfo(np.float64).tiny)
-    outside = np.clip(front_us / load.request_us, 0.0, 1.0) ** np.maximum(load.clients, 1.0)
-    busy = (1.0 - outside) * np.minimum(load.clients, 1.0)
-    return np.asarray(busy * busy_watts + (1.0 - busy) * plan.gpu.idle_w)
-
-
-def joules_per_token(plan: StepPlan, load: MeanLoad, is_prefill_first: bool) -> Floats:
-    """Energy of all GPUs per output token, J."""
-    return load_watts(plan, load, is_prefill_first) / load.tokens_per_s_per_gpu
+    # requests of one length end together, and their clients are in the front end together
+    apart = 1.0 if is_one_length else np.maximum(clients, 1.0)
+    outside = np.clip(front_us / load.request_us, 0.0, 1.0) ** apart
+    busy = (1.0 - outside) * np.minimum(clients, 1.0)
+    tokens_per_us = load.tokens_per_s_per_gpu * gpus_of_a_batch(plan) / US_PER_S
+    # mean steps are those that a decode sees: a client's own prompt is not among them
+    alone = load.new_tokens / np.ceil(load.new_tokens / load.budget)
+    prompt_tokens = np.where(load.prefill_tokens > 0.0, load.prefill_tokens, alone)
+    mean = BusyLoad(
+        decodes=load.decodes,
+        beside=np.maximum(load.decodes - 1.0, 0.0) * (not is_prefill_first),
+        kv_len=load.kv_len,
+        prompt_tokens=prompt_tokens,
+        new_tokens=load.new_tokens,
+        prompt_steps_per_us=tokens_per_us / load.osl * load.new_tokens / prompt_tokens / busy,
+    )
+    watts = busy * busy_watts(plan, mean) + (1.0 - busy) * plan.gpu.idle_w
+    return np.asarray(watts / load.tokens_per_s_per_gpu)

@@ -359,11 +359,10 @@ def estimate(
     values = dict(zip(names, field_values(rows, shape), strict=False))
     if with_energy:
         load = MeanLoad(
-            out[DECODE_STEP_US], out[MIXED_STEP_US], out[MIXED_SHARE], out[DECODES], out[PREFILL_TOKENS],
-            out[PROMPTS], out[KV_LEN], lengths, new, budgets, clients, out[TTFT_US], out[REQUEST_US],
-            rows[names.index("tokens_per_s_per_gpu")],
+            out[DECODES], out[PREFILL_TOKENS], out[KV_LEN], lengths, new, outputs, budgets, clients,
+            out[REQUEST_US], rows[names.index("tokens_per_s_per_gpu")],
         )  # fmt: skip
-        joules = joules_per_token(plan, load, engine.is_prefill_first)
+        joules = joules_per_token(plan, load, engine.is_prefill_first, spread == 0.0)
         values["joules_per_token"] = field_values([joules], shape)[0]
         values["joules_relative_error"] = energy_error(values.get("tpot_relative_error"), shape)
     return ServingEstimate(**values, made_from=made_from(plan, speculation))

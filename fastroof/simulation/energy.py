@@ -1,7 +1,7 @@
-"""Energy of a simulated run: the mean steps of each interval of its series, and idle time.
+"""Energy of a simulated run: busy power by the mean steps of each interval of its series, and idle time.
 
-The loops count steps and tokens, not joules. Steps with prompts are taken to have the run's mean number of
-prompt tokens next to the interval's running requests; the rest of its busy time is that of decode-only steps.
+The loops count steps and tokens, not joules. Steps with prompts are taken to be spread evenly over busy time,
+with the run's mean number of prompt tokens next to the interval's running requests.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from fastroof.errors import SimulationError
-from fastroof.plan.energy import MeanSteps, basis_of, check_power, energy_error, mean_steps
+from fastroof.plan.calls import rank_rules
+from fastroof.plan.energy import BusyLoad, basis_of, busy_watts, check_power, energy_error
 from fastroof.simulation.answers import duration_us
-from fastroof.simulation.requests import BLOCKS_US, BUSY_US, NEW_TOKENS, OUTPUT_TOKENS, RUNNING_US
+from fastroof.simulation.requests import BLOCKS_US, BUSY_US, RUNNING_US
 from fastroof.units import UJ_PER_J, US_PER_S
 
 if TYPE_CHECKING:
@@ -80,29 +81,24 @@ def run_energy(self: SimulatedRun, gpu_s: float | None = None) -> dict[str, Any]
     if plan.layout.pp > 1:
         raise SimulationError(f"energy of a run needs pp 1, whose steps are simulated; got {plan.layout}")
     series = self.outcomes.series[self.outcomes.series[:, BUSY_US] > 0.0]
-    ranks = plan.layout.dp * self.replicas / self.engines
+    together = rank_rules(plan).together
     busy_us = series[:, BUSY_US]
-    running = series[:, RUNNING_US] / busy_us / ranks
-    kv_len = series[:, BLOCKS_US] * self.settings.block_size / np.maximum(series[:, RUNNING_US], 1.0)
-    prompt_steps = counters["mixed_steps"] + counters["prefill_steps"]
-    # of a rank: those of a lockstep step are of all of them
-    prompt_tokens = counters["prefill_tokens"] / max(prompt_steps, 1) / ranks
-    q_len = min(max(counters["prefill_tokens"] / len(self), 1.0), max(prompt_tokens, 1.0))
+    running = series[:, RUNNING_US] / busy_us / together
     alike = np.ones(len(series))
-    beside = running * (counters["mixed_steps"] / max(prompt_steps, 1))
-    chunks = alike * prompt_tokens / q_len
-    prompts = mean_steps(plan, MeanSteps(beside, kv_len, alike * prompt_tokens, chunks, alike * q_len))
-    decodes = mean_steps(plan, MeanSteps(np.maximum(running, 1.0), kv_len, 0.0 * alike, 0.0 * alike, alike))
-    # a step's tokens are counted in the interval in which it ends
-    computed = np.maximum(series[:, NEW_TOKENS] - series[:, OUTPUT_TOKENS], 0.0)
-    prompts_us = computed / max(float(computed.sum()), 1.0) * prompt_steps * prompts.us
-    share = min(float(prompts_us.sum() / max(busy_us.sum(), 1.0)), 1.0)
-    prompt_watts = float(prompts_us @ prompts.watts / max(prompts_us.sum(), 1.0))
-    decode_watts = float(busy_us @ decodes.watts / max(busy_us.sum(), 1.0))
-    busy_uj = (share * prompt_watts + (1.0 - share) * decode_watts) * busy_us.sum()
+    # counters are of all ranks
+    mixed, prompt_steps = counters["mixed_steps"], counters["mixed_steps"] + counters["prefill_steps"]
+    load = BusyLoad(
+        decodes=np.maximum(running, 1.0) * (mixed + counters["decode_steps"] > 0),
+        beside=running * (mixed / max(prompt_steps, 1)),
+        kv_len=series[:, BLOCKS_US] * self.settings.block_size / np.maximum(series[:, RUNNING_US], 1.0),
+        prompt_tokens=alike * (counters["prefill_tokens"] / max(prompt_steps, 1)),
+        new_tokens=alike * (counters["prefill_tokens"] / len(self)),
+        prompt_steps_per_us=alike * (prompt_steps / together / max(float(busy_us.sum()), 1.0)),
+    )
+    busy_uj = float(busy_us @ busy_watts(plan, load))
     busy_s = float(busy_us.sum()) / US_PER_S * self.gpus / self.engines
     whole_s = duration_us(self.outcomes) / US_PER_S * self.gpus if gpu_s is None else gpu_s
-    busy_j = float(busy_uj) / UJ_PER_J * self.gpus / self.engines
+    busy_j = busy_uj / UJ_PER_J * self.gpus / self.engines
     idle_j = max(whole_s - busy_s, 0.0) * plan.gpu.idle_w
     tokens = int(self.trace.output_tokens[self.times.is_finished].sum())
     return {

@@ -80,7 +80,7 @@ def ranks_of(plan: StepPlan) -> int:
 def engines_of(plan: StepPlan) -> int:
     """Return how many engines of one replica step independently: one, or its ranks if not in lockstep."""
     rules = rank_rules(plan)
-    return 1 if rules.in_lockstep else rules.ranks
+    return rules.ranks // rules.together
 
 
 def run_replicas(
@@ -196,8 +196,8 @@ def new_fleet(
     states = new_state(settings, requests, longest, replicas * rules.ranks)
     if drawn is None:
         drawn = np.zeros((2, len(requests.arrival_us)), np.int32)
-    engines_each = 1 if rules.in_lockstep else rules.ranks
-    engines, ranks = replicas * engines_each, rules.ranks // engines_each
+    engines_each = rules.ranks // rules.together
+    engines, ranks = replicas * engines_each, rules.together
     groups = rank_loops.RankGroup(
         np.zeros((engines, rank_loops.GROUP_SCALARS), np.int64),
         np.zeros((engines, rank_loops.GROUP_CLOCKS)),

@@ -15,6 +15,7 @@ from fastroof.serving import SpeculativeDecoding, estimate
 from fastroof.simulation import simulate_disaggregated
 from fastroof.sweep import run_sweep
 from fastroof.sweep.best import best_deployments
+from fastroof.units import US_PER_S
 
 ENGINES: dict[str, dict[str, Any]] = {
     "mixed": {"engine": "vllm"},
@@ -47,14 +48,6 @@ def test_an_estimate_draws_between_idle_and_the_limit(
     assert (without.tpot_ms, without.ttft_ms) == pytest.approx((seen.tpot_ms, seen.ttft_ms), nan_ok=True)
 
 
-def test_one_client_is_its_steps(plans: dict[str, StepPlan]) -> None:
-    plan = compile_plan("llama-3.1-8b", "h100", client_overhead_ms=0.0)
-    seen = estimate(plan, 1000, 400, 1, with_energy=True)
-    steps = [[(1000, 0)], *([(1, 1000 + done)] for done in range(399))]
-    joules = plan.energy(StepBatch.from_requests(steps)).joules.sum()
-    assert seen.joules_per_token * 400 == pytest.approx(joules, rel=0.03)
-
-
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize(("isl", "osl", "clients"), [(1000, 100, 1), (500, 300, 32), (3000, 60, 16)])
 def test_simulated_loops_draw_as_estimated(
@@ -69,6 +62,63 @@ def test_simulated_loops_draw_as_estimated(
     assert drawn["watts_per_gpu"] == pytest.approx(watts, rel=0.06)
     assert drawn["joules_per_token"] == pytest.approx(seen.joules_per_token, rel=0.1)
     assert drawn["busy_joules"] + drawn["idle_joules"] == drawn["joules"]
+
+
+SHARED: dict[int, dict[str, Any]] = {dp: {"model": "mixtral-8x7b", "dp": dp, "ep": dp} for dp in (2, 4, 8)}
+APART: dict[int, dict[str, Any]] = {dp: {"model": "llama-3.1-8b", "dp": dp} for dp in (1, 2, 4, 8)}
+
+
+def watts_ratio(plan: StepPlan, lengths: str, osl: float, clients: int, each: int, **options: Any) -> float:
+    """Return the power of a closed loop, estimated over simulated; joules differ as their times do, too."""
+    load = Workload(requests=each * clients, input_tokens=1000, output_tokens=lengths, clients=clients)
+    seen = estimate(plan, 1000, osl, clients, with_energy=True, **options)
+    watts = seen.joules_per_token * seen.tokens_per_s_per_gpu
+    return float(watts / simulate(plan, load.trace()).energy()["watts_per_gpu"])
+
+
+@pytest.mark.parametrize(
+    "options", [*SHARED.values(), *APART.values()], ids=lambda one: f"{one['model']} dp {one['dp']}"
+)
+def test_ranks_draw_as_simulated_with_fewer_clients_than_ranks(options: dict[str, Any]) -> None:
+    plan = compile_plan(gpu="h100", **options)
+    dp = plan.layout.dp
+    for clients in sorted({1, max(dp // 2, 1), dp}):
+        for osl in (3, 4, 5, 100):
+            ratio = watts_ratio(plan, str(osl), osl, clients, 20, length_spread=0.0)
+            assert ratio == pytest.approx(1.0, rel=0.03), (clients, osl)
+
+
+@pytest.mark.parametrize("options", [SHARED[4], APART[4], APART[1]], ids=["shared", "apart", "one"])
+@pytest.mark.parametrize("osl", [3, 4, 5])
+def test_short_outputs_of_mixed_lengths_draw_as_simulated(options: dict[str, Any], osl: int) -> None:
+    plan = compile_plan(gpu="h100", **options)
+    for clients in (2, 4, 16):
+        ratio = watts_ratio(plan, f"uniform:1:{2 * osl - 1}", osl, clients, 200)
+        assert ratio == pytest.approx(1.0, rel=0.05), clients
+
+
+@pytest.mark.parametrize("dp", [1, 4])
+@pytest.mark.parametrize("osl", [1, 3, 5, 50])
+def test_one_client_draws_what_its_steps_do(dp: int, osl: int) -> None:
+    plan = compile_plan("llama-3.1-8b", "h100", dp=dp, client_overhead_ms=0.0)
+    steps = [[(1000, 0)], *([(1, 1000 + done)] for done in range(osl - 1))]
+    batch = StepBatch.from_requests(steps)
+    idle_s = plan.run(batch).latency_us.sum() / US_PER_S * (dp - 1)
+    whole = plan.energy(batch).joules.sum() + idle_s * plan.gpu.idle_w
+    seen = estimate(plan, 1000, osl, 1, with_energy=True)
+    assert seen.joules_per_token * osl == pytest.approx(whole, rel=0.001)
+    trace = Workload(requests=3, input_tokens=1000, output_tokens=osl, clients=1).trace()
+    assert simulate(plan, trace).energy()["joules"] == pytest.approx(3 * whole, rel=0.001)
+
+
+def test_layouts_rank_by_energy_as_simulated() -> None:
+    layouts: list[dict[str, int]] = [{"tp": 8}, {"dp": 8, "ep": 8}]
+    trace = Workload(requests=40, input_tokens=1000, output_tokens="uniform:90:110", clients=2).trace()
+    plans = [compile_plan("mixtral-8x7b", "h100", **layout) for layout in layouts]  # type: ignore[arg-type]
+    drawn = [simulate(plan, trace).energy()["joules_per_token"] for plan in plans]
+    seen = [estimate(plan, 1000, 100, 2, with_energy=True).joules_per_token for plan in plans]
+    assert seen == pytest.approx(drawn, rel=0.02)
+    assert seen[1] > 1.5 * seen[0]
 
 
 def test_a_simulation_that_waits_is_idle(plans: dict[str, StepPlan]) -> None:
@@ -124,6 +174,20 @@ def test_the_best_by_energy_is_the_least_of_all(tmp_path: Any) -> None:
         row["joules_per_token"] for row in rows if row["osl"] == 200
     )
     assert answer.why_mean == "energy is that of mean steps"
+
+
+def test_the_best_by_energy_counts_ranks_that_wait() -> None:
+    layouts = {"models": ["mixtral-8x7b"], "tp": [1, 8], "dp": [1, 8], "ep": [1, 8]}
+    answer = best_deployments({**SPEC, **layouts, "osl": 100, "concurrency": 2, "constraints": {}}).answers[0]
+    found = {
+        (choice.row["tp"], choice.row["dp"], choice.row["ep"]): choice.row["joules_per_token"]
+        for choice in answer.choices
+    }
+    assert next(iter(found)) == (8, 1, 1)
+    for (tp, dp, ep), joules in found.items():
+        plan = compile_plan("mixtral-8x7b", "h100", tp=tp, dp=dp, ep=ep)
+        seen = estimate(plan, 1000, 100, 2, with_energy=True)
+        assert joules == pytest.approx(seen.joules_per_token, rel=1e-9)
 
 
 def test_layouts_without_room_are_left_out() -> None:

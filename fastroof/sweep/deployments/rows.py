@@ -229,7 +229,8 @@ def candidate_rows(
     errors = _relative_error(plan, answers) if target.tokens == 1 else pa.nulls(count, pa.float64())
     columns["relative_error"] = errors
     if spec.objective == "energy":
-        load = _mean_load(answers, axes.isl[isl], new_tokens, axes.budget[budget], axes.replicas[layout])
+        sizes_of = axes.isl[isl], new_tokens, axes.osl[osl], axes.budget[budget]
+        load = _mean_load(answers, *sizes_of, axes.replicas[layout])
         is_prefill_first = plan.profile.scheduling.order == "prefill_first"
         columns["joules_per_token"] = pa.array(joules_per_token(plan, load, is_prefill_first))
     return pa.RecordBatch.from_arrays([columns[field.name] for field in schema], schema=schema)
@@ -240,16 +241,14 @@ def _started_seqs(plan: StepPlan, seqs: Floats, budgets: Floats) -> Floats:
     return np.minimum(seqs, budgets) if plan.profile.memory.room == "all" else seqs
 
 
-def _mean_load(answers: Floats, isl: Floats, new: Floats, budget: Floats, replicas: Floats) -> MeanLoad:
+def _mean_load(
+    answers: Floats, isl: Floats, new: Floats, osl: Floats, budget: Floats, replicas: Floats
+) -> MeanLoad:
     """Return candidates' mean steps, of one replica."""
     of = closed_loops
-    decode_us, mixed_us, ttft_us, request_us = (
-        answers[row] * US_PER_MS for row in (of.DECODE_STEP_MS, of.MIXED_STEP_MS, of.TTFT_MS, of.REQUEST_MS)
-    )
     return MeanLoad(
-        decode_us, mixed_us, answers[of.MIXED_SHARE], answers[of.DECODES], answers[of.PREFILL_TOKENS],
-        answers[of.PROMPTS], answers[of.KV_LEN], isl, new, budget, answers[of.CONCURRENCY] / replicas,
-        ttft_us, request_us, answers[of.PER_GPU],
+        answers[of.DECODES], answers[of.PREFILL_TOKENS], answers[of.KV_LEN], isl, new, osl, budget,
+        answers[of.CONCURRENCY] / replicas, answers[of.REQUEST_MS] * US_PER_MS, answers[of.PER_GPU],
     )  # fmt: skip
 
 
