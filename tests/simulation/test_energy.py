@@ -1,0 +1,128 @@
+"""Energy of simulated runs: that of their steps, idle time, agreement with estimates, and refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fastroof import StepBatch, StepPlan, Workload, compile_plan, simulate
+from fastroof.errors import SimulationError
+from fastroof.serving import estimate
+from fastroof.simulation import simulate_disaggregated
+from fastroof.units import US_PER_S
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "mixed": {"engine": "vllm"},
+    "prefill first": {"engine": "sglang"},
+    "shared": {"engine": "vllm", "tp": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def plans() -> dict[str, StepPlan]:
+    return {name: compile_plan("llama-3.1-8b", "h100", **options) for name, options in ENGINES.items()}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize(("isl", "osl", "clients"), [(1000, 100, 1), (500, 300, 32), (3000, 60, 16)])
+def test_simulated_loops_draw_as_estimated(
+    plans: dict[str, StepPlan], name: str, isl: int, osl: int, clients: int
+) -> None:
+    plan = plans[name]
+    lengths = f"uniform:{round(osl * 0.9)}:{round(osl * 1.1)}"
+    load = Workload(requests=60 + 15 * clients, input_tokens=isl, output_tokens=lengths, clients=clients)
+    sim = simulate(plan, load.trace())
+    drawn, seen = sim.energy(), estimate(plan, isl, osl, clients, with_energy=True)
+    watts = seen.joules_per_token * seen.tokens_per_s_per_gpu
+    assert drawn["watts_per_gpu"] == pytest.approx(watts, rel=0.06)
+    assert drawn["joules_per_token"] == pytest.approx(seen.joules_per_token, rel=0.1)
+    assert drawn["busy_joules"] + drawn["idle_joules"] == drawn["joules"]
+
+
+SHARED: dict[int, dict[str, Any]] = {dp: {"model": "mixtral-8x7b", "dp": dp, "ep": dp} for dp in (2, 4, 8)}
+APART: dict[int, dict[str, Any]] = {dp: {"model": "llama-3.1-8b", "dp": dp} for dp in (1, 2, 4, 8)}
+
+
+def watts_ratio(plan: StepPlan, lengths: str, osl: float, clients: int, each: int, **options: Any) -> float:
+    """Return the power of a closed loop, estimated over simulated; joules differ as their times do, too."""
+    load = Workload(requests=each * clients, input_tokens=1000, output_tokens=lengths, clients=clients)
+    seen = estimate(plan, 1000, osl, clients, with_energy=True, **options)
+    watts = seen.joules_per_token * seen.tokens_per_s_per_gpu
+    return float(watts / simulate(plan, load.trace()).energy()["watts_per_gpu"])
+
+
+@pytest.mark.parametrize(
+    "options", [*SHARED.values(), *APART.values()], ids=lambda one: f"{one['model']} dp {one['dp']}"
+)
+def test_ranks_draw_as_simulated_with_fewer_clients_than_ranks(options: dict[str, Any]) -> None:
+    plan = compile_plan(gpu="h100", **options)
+    dp = plan.layout.dp
+    for clients in sorted({1, max(dp // 2, 1), dp}):
+        for osl in (3, 4, 5, 100):
+            ratio = watts_ratio(plan, str(osl), osl, clients, 20, length_spread=0.0)
+            assert ratio == pytest.approx(1.0, rel=0.03), (clients, osl)
+
+
+@pytest.mark.parametrize("options", [SHARED[4], APART[4], APART[1]], ids=["shared", "apart", "one"])
+@pytest.mark.parametrize("osl", [3, 4, 5])
+def test_short_outputs_of_mixed_lengths_draw_as_simulated(options: dict[str, Any], osl: int) -> None:
+    plan = compile_plan(gpu="h100", **options)
+    for clients in (2, 4, 16):
+        ratio = watts_ratio(plan, f"uniform:1:{2 * osl - 1}", osl, clients, 200)
+        assert ratio == pytest.approx(1.0, rel=0.05), clients
+
+
+@pytest.mark.parametrize("dp", [1, 4])
+@pytest.mark.parametrize("osl", [1, 3, 5, 50])
+def test_one_client_draws_what_its_steps_do(dp: int, osl: int) -> None:
+    plan = compile_plan("llama-3.1-8b", "h100", dp=dp, client_overhead_ms=0.0)
+    steps = [[(1000, 0)], *([(1, 1000 + done)] for done in range(osl - 1))]
+    batch = StepBatch.from_requests(steps)
+    idle_s = plan.run(batch).latency_us.sum() / US_PER_S * (dp - 1)
+    whole = plan.energy(batch).joules.sum() + idle_s * plan.gpu.idle_w
+    seen = estimate(plan, 1000, osl, 1, with_energy=True)
+    assert seen.joules_per_token * osl == pytest.approx(whole, rel=0.001)
+    trace = Workload(requests=3, input_tokens=1000, output_tokens=osl, clients=1).trace()
+    assert simulate(plan, trace).energy()["joules"] == pytest.approx(3 * whole, rel=0.001)
+
+
+def test_layouts_rank_by_energy_as_simulated() -> None:
+    layouts: list[dict[str, int]] = [{"tp": 8}, {"dp": 8, "ep": 8}]
+    trace = Workload(requests=40, input_tokens=1000, output_tokens="uniform:90:110", clients=2).trace()
+    plans = [compile_plan("mixtral-8x7b", "h100", **layout) for layout in layouts]  # type: ignore[arg-type]
+    drawn = [simulate(plan, trace).energy()["joules_per_token"] for plan in plans]
+    seen = [estimate(plan, 1000, 100, 2, with_energy=True).joules_per_token for plan in plans]
+    assert seen == pytest.approx(drawn, rel=0.02)
+    assert seen[1] > 1.5 * seen[0]
+
+
+def test_a_simulation_that_waits_is_idle(plans: dict[str, StepPlan]) -> None:
+    plan = plans["mixed"]
+    rare = Workload(rate=0.05, requests=20, input_tokens=100, output_tokens=20).trace()
+    sim = simulate(plan, rare)
+    drawn = sim.energy()
+    busy, seconds = sim.summary()["busy"], sim.summary()["duration_s"]
+    assert drawn["idle_joules"] == pytest.approx((1.0 - busy) * seconds * plan.gpu.idle_w, rel=1e-6)
+    assert plan.gpu.idle_w < drawn["watts_per_gpu"] < 1.1 * plan.gpu.idle_w
+    both = simulate(plan, rare, replicas=2).energy()
+    assert both["watts_per_gpu"] < drawn["watts_per_gpu"]
+    assert both["busy_joules"] == pytest.approx(drawn["busy_joules"], rel=0.05)
+
+
+def test_gpus_that_stop_idle_for_their_hours_alone_and_pools_are_refused(plans: dict[str, StepPlan]) -> None:
+    plan = plans["mixed"]
+    trace = Workload(rate=2.0, requests=40, input_tokens=500, output_tokens=50).trace()
+    sim = simulate(plan, trace, replicas=3)
+    whole_s = sim.summary(with_range=False)["duration_s"] * 3
+    drawn, fewer = sim.energy(), sim.energy(whole_s * 0.9)
+    assert fewer["busy_joules"] == drawn["busy_joules"]
+    assert drawn["idle_joules"] - fewer["idle_joules"] == pytest.approx(0.1 * whole_s * plan.gpu.idle_w)
+    assert fewer["watts_per_gpu"] * 0.9 * whole_s == pytest.approx(fewer["joules"])
+    pools = simulate_disaggregated(plan, plan, trace, 1, 1)
+    with pytest.raises(SimulationError, match="prefill and decode pools"):
+        pools.energy()
+    with pytest.warns(UserWarning, match="no measured tables"):
+        unknown = compile_plan("llama-3.1-8b", "l40", tables="datasheet")
+    with pytest.raises(SimulationError, match="power of l40 is unknown"):
+        simulate(unknown, trace).energy()
