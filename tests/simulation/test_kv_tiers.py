@@ -357,6 +357,19 @@ def test_packaged_tiers_are_what_their_engines_have(plan):
         assert (tier.capacity_bytes, tier.bytes_per_s, tier.latency_us) == (2**30, 2e6, 3000.0)
 
 
+def test_packaged_tiers_are_of_all_gpus_and_each_scheduler_has_its_part(h100):
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, dp=2, engine="sglang")
+    token_bytes = 32 * 8 * 128 * 2 * 2
+    hicache, mooncake = tiers_of("sglang-hicache,mooncake-store:2TB", plan, ENGINE)
+    assert hicache.capacity_bytes == 2 * plan.layout.dp * 1000 * 16 * token_bytes
+    assert (hicache.bytes_per_s, mooncake.bytes_per_s) == (54e9 * 4, 7e9)
+    blocks, block_us = Tiers.of_plan((hicache,), plan, ENGINE).rows[:2]
+    assert blocks == 2 * 1000
+    assert block_us == pytest.approx(16 * token_bytes / (54e9 * 2) * 1e6)
+    (lmcache,) = tiers_of("lmcache-cpu", plan, ENGINE)
+    assert (lmcache.capacity_bytes, lmcache.bytes_per_s) == (5 * 2**30 * 4, 54e9 * 4)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
