@@ -305,8 +305,10 @@ def mixed_scenario(
     rules = options.rules
     in_lockstep = waits_for_others(rules)
     verified = state.decodes * speculation.tokens
-    # share of steps without a prompt of any rank
-    share = state.mixed_share
+    # share of steps with a prompt of this rank, and of any rank
+    mixed_share = state.mixed_share
+    share = mixed_share
+    found = 1.0
     alone_us = decode_us
     others_in = NO_OTHERS
     if in_lockstep:
@@ -324,22 +326,27 @@ def mixed_scenario(
         if mixed_us > 0.0:
             tokens = verified + state.prefill_tokens
             mixed_us = together_us(arena, plan, rules, others_in, mixed_us, tokens, False)
-    step_us = decode_us + state.mixed_share * (mixed_us - decode_us)
+        elif gaps <= 0.0 and others_in.active > 0.0:
+            # outputs of one token and one client: all steps that it may meet are prompts of other ranks
+            found = 1.0 - others_idle(others_in)
+            mixed_us = together_us(arena, plan, rules, others_in, 0.0, 0.0, False) / found
+            mixed_share, share = 1.0, 1.0
+    step_us = decode_us + mixed_share * (mixed_us - decode_us)
 
     # a prompt waits for the running step and for earlier prompts, then is prefilled
     decoding = max(state.decodes - min(output_steps, 1.0), 0.0)
     wait_us = 0.0
     others = 0.0
     # alone, a request never finds a step running
-    busy = min(state.admitted - 1.0 + with_requests, 1.0)
+    busy = min(state.admitted - 1.0 + with_requests, found)
     if busy > 0.0:
         if options.steps_met < 0.0:
-            square = decode_us**2 + state.mixed_share * (mixed_us**2 - decode_us**2)
+            square = decode_us**2 + mixed_share * (mixed_us**2 - decode_us**2)
             ahead = steps_ahead(options.steps_met)
             wait_us = busy * (square / (2.0 * step_us) + ahead * step_us)
             others = state.arrivals * (square / step_us**2 + ahead)
             load = min(state.arrivals * isl / state.room, MAX_QUEUE)
-            wait_us += 0.5 * min(load / (1.0 - load), 1.0) * state.mixed_share * mixed_us
+            wait_us += 0.5 * min(load / (1.0 - load), 1.0) * mixed_share * mixed_us
         else:
             # each step is equally likely to be the one that ends, and other requests end with it
             wait_us = busy * options.steps_met * step_us

@@ -397,7 +397,7 @@ def closed_form(
 
     decode_us = step(decodes, 0.0, [], decodes) if osl > 1 else 0.0
     mixed_us = prompts(decodes, prefill, room) if mixed else 0.0
-    any_prompts, alone_us = mixed, decode_us
+    any_prompts, alone_us, found = mixed, decode_us, 1.0
     others = Others(0, 0, 0, 0, 0)
     if in_lockstep:
         cycle = fit / arrivals if is_bound else cycle
@@ -426,11 +426,15 @@ def closed_form(
             decode_us = together_us(plan, rules, others, decode_us, decodes * q, True)
         if mixed:
             mixed_us = together_us(plan, rules, others, mixed_us, decodes * q + prefill, False)
+        elif osl == 1 and others_count:
+            found = 1 - none
+            mixed_us = together_us(plan, rules, others, 0.0, 0.0, False) / found
+            mixed = any_prompts = 1.0
     mean = (1 - mixed) * decode_us + mixed * mixed_us
     square = (1 - mixed) * decode_us**2 + mixed * mixed_us**2
     wait = come = queue = 0.0
     if fit - 1 + others_count > 0:
-        busy = min(fit - 1 + others_count, 1.0)
+        busy = min(fit - 1 + others_count, found)
         wait = busy * (square / (2 * mean) + ahead * mean)
         come = arrivals * (square / mean**2 + ahead)
         if steps_met is not None:

@@ -52,6 +52,14 @@ def test_ranks_with_more_prompts_than_steps_take_are_the_closed_form(plans):
         assert_closed_form(plans[engine], "closed", None, [(6000, 200, 6, 1024), (4000, 3, 200, 2048)])
 
 
+@pytest.mark.loops
+def test_outputs_of_one_token_wait_for_prompts_of_other_ranks(plans):
+    for arrivals in ("closed", "random"):
+        assert_closed_form(plans["vllm"], arrivals, None, [(1000, 1, clients, 2048) for clients in (2, 4)])
+    alone, few, each = (estimate(plans["vllm"], 1000, 1, clients).ttft_ms for clients in (1, 2, 4))
+    assert alone < few < each
+
+
 def assert_closed_form(plan, arrivals, rounds, loads):
     scheduling = plan.profile.scheduling
     for isl, osl, clients, budget in loads:
