@@ -66,12 +66,12 @@ class MeanSteps(NamedTuple):
 class BusyLoad(NamedTuple):
     """Mean steps of a rank while its engine steps; ranks that step together wait for one another.
 
-    ``prompt_steps_per_us`` are its own steps with prompts. In the rest of the time it runs decodes, or waits
-    for other ranks, which draws as much.
+    ``prompt_steps_per_us`` are its own steps with prompts. In the rest of the time it decodes, or waits for
+    other ranks, which is taken to draw as much.
     """
 
     decodes: Floats
-    """Of a step without prompts; 0 if all outputs have one token."""
+    """Of a step without prompts; at least one counts."""
     beside: Floats
     """Decodes of a step with prompts."""
     kv_len: Floats
@@ -332,7 +332,6 @@ def busy_watts(plan: PlanWithEnergy, load: BusyLoad) -> Floats:
     prompts = mean_steps(plan, MeanSteps(load.beside, load.kv_len, load.prompt_tokens, chunks, q_len))
     decodes = mean_steps(plan, MeanSteps(np.maximum(load.decodes, 1.0), load.kv_len, nothing, nothing, one))
     share = np.minimum(load.prompt_steps_per_us * prompts.us, 1.0)
-    share = np.where(load.decodes > 0.0, share, 1.0)
     return np.asarray(share * prompts.watts + (1.0 - share) * decodes.watts)
 
 

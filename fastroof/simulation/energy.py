@@ -88,7 +88,7 @@ def run_energy(self: SimulatedRun, gpu_s: float | None = None) -> dict[str, Any]
     # counters are of all ranks
     mixed, prompt_steps = counters["mixed_steps"], counters["mixed_steps"] + counters["prefill_steps"]
     load = BusyLoad(
-        decodes=np.maximum(running, 1.0) * (mixed + counters["decode_steps"] > 0),
+        decodes=running,
         beside=running * (mixed / max(prompt_steps, 1)),
         kv_len=series[:, BLOCKS_US] * self.settings.block_size / np.maximum(series[:, RUNNING_US], 1.0),
         prompt_tokens=alike * (counters["prefill_tokens"] / max(prompt_steps, 1)),

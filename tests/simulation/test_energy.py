@@ -59,7 +59,7 @@ def test_ranks_draw_as_simulated_with_fewer_clients_than_ranks(options: dict[str
     plan = compile_plan(gpu="h100", **options)
     dp = plan.layout.dp
     for clients in sorted({1, max(dp // 2, 1), dp}):
-        for osl in (3, 4, 5, 100):
+        for osl in (1, 3, 4, 5, 100):
             ratio = watts_ratio(plan, str(osl), osl, clients, 20, length_spread=0.0)
             assert ratio == pytest.approx(1.0, rel=0.03), (clients, osl)
 
