@@ -38,6 +38,23 @@ def waits_for_others(rules: RankRules) -> bool:
 
 
 @jit
+def rules_of_load(clients: float, rules: RankRules) -> RankRules:
+    """Return the rules for ``clients`` of a rank: prompts start at once while some rank has no client."""
+    if clients >= 1.0:
+        return rules
+    return RankRules(
+        rules.ranks,
+        rules.in_lockstep,
+        rules.prompt_padding,
+        rules.decode_padding,
+        rules.graph_tokens,
+        rules.idle_tokens,
+        rules.assignment,
+        0,
+    )
+
+
+@jit
 def others_with_requests(clients: float, rules: RankRules) -> float:
     """Return the number of other ranks with requests, 0 if a rank does not wait for others."""
     if not waits_for_others(rules):

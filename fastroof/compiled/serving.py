@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fastroof.arrays import Floats
 from fastroof.compiled.jit import jit
-from fastroof.compiled.lockstep import others_with_requests
+from fastroof.compiled.lockstep import others_with_requests, rules_of_load
 from fastroof.compiled.mixed_steps import add_prefix, mixed_scenario
 from fastroof.compiled.prefill_first import PromptSizes, prefill_first_scenario
 from fastroof.compiled.request_sums import MAX_KV_LEN
@@ -66,6 +66,7 @@ def _engine_scenario(
         held = held_room(isl + output, options)
         new_held = held_room(new + output, options)
         room = max(room * (new_held / held), new + osl + options.state_tokens)
+    rules = rules_of_load(concurrency, options.rules)
     chosen = ServingOptions(
         room,
         options.max_seqs,
@@ -80,11 +81,11 @@ def _engine_scenario(
         options.length_spread,
         options.wait_steps,
         options.steps_met,
-        options.rules,
+        rules,
         options.batches,
         options.pause_steps,
     )
-    with_requests = others_with_requests(concurrency * options.batches, options.rules)
+    with_requests = others_with_requests(concurrency * options.batches, rules)
     clients = max(concurrency, 1.0)
     if options.is_prefill_first:
         given = PromptSizes(isl, new, osl, clients, budget)

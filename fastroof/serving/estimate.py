@@ -229,7 +229,8 @@ def estimate(
     ``mixed_step_us`` are then steps without and with a prompt of any rank, and ``mixed_share`` is that of all
     steps; if prompts run first, ``mixed_share`` is the rank's own, and clients who continue together do
     so on all ranks. Prompts that wait for those of other ranks (TensorRT-LLM's balance) are assumed to start
-    on all of them in one step, and their wait is not in TTFT. Other ranks of dense models are replicas.
+    on all of them in one step, and their wait is not in TTFT; with fewer clients than ranks they start at
+    once. Other ranks of dense models are replicas.
 
     With speculation a decode has q tokens per step, 1 and its drafts, and produces a of them: outputs take
     ``max((osl - 1)/a, 1)`` steps, which replaces osl - 1 above, decodes count q times in B, D and M are

@@ -340,6 +340,8 @@ def closed_form(
     together by ``rules``; clients are those of each.
     """
     clients_of_all = concurrency * rules.ranks if rules else 1.0
+    # prompts do not wait for those of other ranks while a rank has no request to decode
+    is_balanced = rules is not None and bool(rules.balance_steps) and concurrency >= 1
     concurrency = max(concurrency, 1.0)
     ahead = max(-1.0 - steps_met, 0.0) if steps_met is not None else 0.0
     steps_met = None if steps_met is not None and steps_met < 0 else steps_met
@@ -366,7 +368,7 @@ def closed_form(
             held_steps = share_held * (interval - 1) / 2
             arrivals = (fit - 1) / (says + met + prompt_steps + held_steps)
     own_decode = min(says, 1)
-    in_lockstep = rules is not None and bool(rules.in_lockstep) and not rules.balance_steps
+    in_lockstep = rules is not None and bool(rules.in_lockstep) and not is_balanced
     others_count = min(max(clients_of_all, 1), rules.ranks) - 1 if in_lockstep else 0
     cycle, work = says + met + prompt_steps + held_steps, (fit - 1) * isl / room
     queue_steps = (math.sqrt((cycle - work) ** 2 + 2 * isl / room * work) - (cycle - work)) / 2

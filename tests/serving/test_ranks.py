@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.accuracy import simulated_loops
-from fastroof import compile_plan, load_tables
+from fastroof import Workload, compile_plan, load_tables, simulate
 from fastroof.plan.calls import rank_rules
 from fastroof.serving import SpeculativeDecoding, estimate
 from tests.reference import prefill_first, serving
@@ -50,6 +50,17 @@ def test_ranks_are_the_closed_form(plans, engine, arrivals, rounds):
 def test_ranks_with_more_prompts_than_steps_take_are_the_closed_form(plans):
     for engine in ("vllm", "sglang"):
         assert_closed_form(plans[engine], "closed", None, [(6000, 200, 6, 1024), (4000, 3, 200, 2048)])
+
+
+@pytest.mark.loops
+def test_balanced_prompts_start_at_once_while_a_rank_has_no_client(plans):
+    plan = plans["trtllm-1.1"]
+    assert_closed_form(plan, "random", None, [(1000, 5, 1, 8192), (1000, 5, 3, 8192)])
+    trace = Workload(requests=20, input_tokens=1000, output_tokens=5, clients=1).trace()
+    simulated = simulate(plan, trace, max_num_batched_tokens=8192).summary(with_range=False)
+    seen = estimate(plan, 1000, 5, 1, 8192, length_spread=0.0)
+    assert seen.ttft_ms == pytest.approx(simulated["ttft_ms"]["mean"], rel=1e-6)
+    assert seen.tpot_ms == pytest.approx(simulated["tpot_ms"]["mean"], rel=1e-3)
 
 
 @pytest.mark.loops
