@@ -29,6 +29,7 @@ from fastroof.load.package_rows import (
     operator_provenance,
     package_provenance,
     select,
+    source_name,
     words_of,
 )
 from fastroof.load.rows import read_columns
@@ -41,7 +42,8 @@ MODULES: Final = tuple(package.module for package in PACKAGES)
 
 INSTALL: Final = "pip install 'fastroof[tables]'"
 
-_MISSING: Final = "not in the package, of no version"
+NO_VERSION: Final = "not in the package, of no version"
+"""Why a table is absent that the engine has on no release: one of another engine's kernels, as a rule."""
 
 SYSTEMS: Final = {
     "a100_sxm": "a100",
@@ -104,14 +106,14 @@ def import_aiconfigurator(
     system = system_of(system)
     _check_available(data, system, backend, version)
     gpu = load_gpu(SYSTEMS[system])
-    source = f"aiconfigurator-{backend}-{version}"
+    source = source_name(backend, version)
     provenance = package_provenance(data.parents[1], system, gpu.name, source, backend, version)
     places: list[PackagePlace] = []
     ignored: dict[str, str] = {}
     for operator, file in _selected_files(files):
         place = find_place(data / system, file, backend, version)
         if place is None:
-            ignored[f"{system}/{file.folder}/{file.backend or backend}/{file.file}"] = _MISSING
+            ignored[f"{system}/{file.folder}/{file.backend or backend}/{file.file}"] = NO_VERSION
         else:
             places.append(PackagePlace(operator, file, place))
     imported = read_places(data, gpu, source, provenance, places, ignored)

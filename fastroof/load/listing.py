@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fastroof.config.gpu import load_gpu
 from fastroof.errors import GpuError, TableError
 from fastroof.load import load_measured
+from fastroof.load.aiconfigurator import NO_VERSION, NOT_READ
 from fastroof.load.by_name import find_tables, missing_tables, source_kind
-from fastroof.load.measured import MeasuredTables, Progress
-from fastroof.load.sources import list_sources, unknown_source
+from fastroof.load.measured import IMPORTED, MeasuredTables, Progress
+from fastroof.load.package_import import LAST_RANK, OTHERS_RANK
+from fastroof.load.sources import Source, list_sources, unknown_source
 from fastroof.load.trees import is_tree
 
 
@@ -37,6 +39,8 @@ class ListedSource:
     folder: Path
     licence: str | None
     operators: tuple[ListedTable, ...]
+    missing: dict[str, str]
+    """Operators and files of its version that it lacks, and why."""
 
 
 def list_tables(folders: Iterable[Path]) -> list[ListedSource]:
@@ -63,9 +67,41 @@ def list_tables(folders: Iterable[Path]) -> list[ListedSource]:
                 )
                 for operator in source.files
             ),
+            missing=_missing(source),
         )
         for number, source in enumerate(sources)
     ]
+
+
+def _missing(source: Source) -> dict[str, str]:
+    about = source.provenance
+    if "package" not in about or "operators" not in about:
+        return {}
+    version = about.get("framework_version", "")
+    files = {operator: _entries(one, "files") for operator, one in about["operators"].items()}
+    read = {name for names in files.values() for name in names}
+    missing = {}
+    for what, why in _entries(about, "absent").items():
+        name = what.rpartition(" (")[0]
+        # a file's rows may all be of another operator
+        if why != NO_VERSION and (name not in read or str(why).startswith(NOT_READ)):
+            missing[what] = str(why).replace(f"{NOT_READ}{name}: ", NOT_READ)
+    for operator, names in files.items():
+        for other in (_entries(names, name).get("version") for name in names):
+            if other is not None:
+                missing[operator] = f"rows of {other}, which stand in for {version}"
+    if IMPORTED in about and version and OTHERS_RANK <= about.get("rank", 0) < LAST_RANK:
+        missing["kernels that other versions have"] = (
+            f"not converted; `fastroof tables import aiconfigurator {source.gpu} --backend ENGINE "
+            "--version VERSION` converts all of a version"
+        )
+    return missing
+
+
+def _entries(about: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a table in provenance; empty if the user edited it into something else."""
+    found = about.get(name)
+    return found if isinstance(found, Mapping) else {}
 
 
 class TableSet(NamedTuple):

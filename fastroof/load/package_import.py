@@ -26,6 +26,7 @@ from fastroof.load.package_rows import (
     package_provenance,
     paired_version,
     select,
+    source_name,
     versions_of,
 )
 from fastroof.load.rows import read_columns
@@ -72,9 +73,15 @@ class PackageSource(NamedTuple):
         return self.rank < OTHERS_RANK
 
 
-def package_sources(
-    data: Path, system: str, shipped: Collection[tuple[str, str]] = ()
-) -> list[PackageSource]:
+class ShippedFile(NamedTuple):
+    """A file of the package whose rows of an operator ship, at least in part, with a source."""
+
+    source: str
+    operator: str
+    file: str
+
+
+def package_sources(data: Path, system: str, shipped: Collection[ShippedFile] = ()) -> list[PackageSource]:
     """List the sources of a system's files."""
     folder = data / system
     engines = [engine for engine in ENGINES if any(folder.glob(f"*/{engine}/*/*.parquet"))]
@@ -146,7 +153,7 @@ def _named_version(systems: Path, system: str, engine: str) -> str:
 def _source(
     owner: str, engine: str, version: str, rank: int, places: Collection[PackagePlace]
 ) -> PackageSource:
-    return PackageSource(f"aiconfigurator-{owner}-{version}", owner, engine, version, rank, tuple(places))
+    return PackageSource(source_name(owner, version), owner, engine, version, rank, tuple(places))
 
 
 def _other_versions(
@@ -167,14 +174,17 @@ def _other_versions(
 
 
 def _without(
-    data: Path, sources: list[PackageSource], shipped: Collection[tuple[str, str]]
+    data: Path, sources: list[PackageSource], shipped: Collection[ShippedFile]
 ) -> Iterator[PackageSource]:
     """Yield sources without the shipped files; empty ones are dropped."""
     for source in sources:
+        # of an older file that stands in for another version's, a part of the rows may ship
+        is_campaign = source.is_current and source.engine != ""
+        taken = {(one.operator, one.file) for one in shipped if one.source == source.name or not is_campaign}
         left = tuple(
             place
             for place in source.places
-            if (place.operator, place.place.path.relative_to(data).as_posix()) not in shipped
+            if (place.operator, place.place.path.relative_to(data).as_posix()) not in taken
         )
         if left:
             yield source._replace(places=left)
@@ -198,7 +208,7 @@ def import_system(
 ) -> list[str]:
     """Convert the package's tables of a GPU into a new folder of sources."""
     have = list_sources(shipped) if any(shipped.glob(f"*/{PROVENANCE_FILE}")) else []
-    sources = package_sources(data, system, {pair for source in have for pair in _files(source)})
+    sources = package_sources(data, system, {file for source in have for file in _files(source)})
     spec = load_gpu(gpu)
     links = LINK_OPERATORS if gpu in PCIE_LINKED else ()
     total, read, lock = sum(len(source.places) for source in sources), 0, threading.Lock()
@@ -314,8 +324,8 @@ def import_table(data: Path, system: str, source: Source, operator: str) -> dict
     return columns
 
 
-def _files(source: Source) -> Iterator[tuple[str, str]]:
+def _files(source: Source) -> Iterator[ShippedFile]:
     """Operators and package files that a source was made from."""
     for operator, about in source.provenance.get("operators", {}).items():
         for file in about.get("files", {}):
-            yield operator, file
+            yield ShippedFile(source.name, operator, file)

@@ -87,6 +87,35 @@ PACKAGE_FILES: Final = tuple(
 """Operator and file of every file of the package that has rows of an operator."""
 
 
+def unread_files(system: Path) -> dict[str, dict[str, str]]:
+    """Tables of a system that no operator reads, and why, by the source that would have them."""
+    readers = {(file.folder, file.file, file.backend) for _, file in PACKAGE_FILES}
+    found: dict[str, dict[str, str]] = {}
+    for path in sorted(system.rglob("*")):
+        if path.suffix != ".parquet" and not path.stem.endswith("_perf"):
+            continue
+        folder, owner, version = ("", "", "", *path.relative_to(system).parts)[-4:-1]
+        engine = None if owner in ENGINES else owner
+        if path.stem in NOT_READ:
+            why = NOT_READ[path.stem]
+        elif version.startswith(BUILD):
+            why = "of a commit, not of a release"
+        elif (folder, path.stem, engine) not in readers:
+            why = "not read: no operator has its rows"
+        elif path.suffix != ".parquet":
+            why = "not read: not a Parquet file"
+        else:
+            continue
+        name = path.relative_to(system.parent).as_posix()
+        found.setdefault(source_name(owner, version), {})[name] = why
+    return found
+
+
+def source_name(owner: str, version: str) -> str:
+    """Name of the source of an engine's or library's version."""
+    return f"aiconfigurator-{owner}-{version}"
+
+
 @dataclass(frozen=True)
 class Part:
     """Rows of one operator from one file."""

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.cli.test_cli import good, run
+from tests.reference.packages import ALLREDUCE, ATTENTION, install, package
 from tests.reference.packages import GEMM as GEMM_ROW
-from tests.reference.packages import install, package
 
 STEP = ("step", "--model", "llama-3.1-8b", "--decode", "8x1024")
 GEMM = ("lookup", "gemm", "--m", "1", "--n", "8", "--k", "16", "--json")
@@ -144,6 +144,42 @@ def test_a_folder_of_the_gpus_name_is_not_the_gpu(
     monkeypatch.chdir(tmp_path / "mine")
     assert parsed(*GEMM[:-1], "--tables", "./b300")["rows"][0]["latency_us"] == 2.5
     assert not root.exists()
+
+
+def test_what_a_campaign_lacks_is_listed(root: Path, tmp_path: Path) -> None:
+    """A file that nothing reads, one without a column, one of another version, and older versions."""
+    faulty = {name: value for name, value in ATTENTION.items() if name != "step"}
+    site = tmp_path / "site"
+    package(
+        site,
+        "b300_sxm",
+        generation=[faulty],
+        **{
+            "gemm/vllm/0.24.0/new_kernel_perf": [GEMM_ROW],
+            "comm/vllm/0.19.0/custom_allreduce_perf": [ALLREDUCE],
+        },
+    )
+    code, imported, err = run("tables", "import", "aiconfigurator", "b300")
+    assert (code, "tables of b300 lack a file of the package" in err) == (0, True)
+    vllm = "aiconfigurator-vllm-0.24.0"
+    lines = [line for line in imported.splitlines() if line.startswith("incomplete: ")]
+    assert [line for line in done("tables", "list", "b300").splitlines() if line in lines] == lines
+    assert lines == [
+        "incomplete: aiconfigurator-sglang-0.5.10: kernels that other versions have: not converted; "
+        "`fastroof tables import aiconfigurator b300 --backend ENGINE --version VERSION` converts all of a "
+        "version",
+        f"incomplete: {vllm}: b300_sxm/attention/vllm/0.24.0/generation_attention_perf.parquet "
+        f"(attention_decode): not read: missing column step; the file has {', '.join(faulty)}",
+        f"incomplete: {vllm}: allreduce: rows of 0.19.0, which stand in for 0.24.0",
+        f"incomplete: {vllm}: b300_sxm/gemm/vllm/0.24.0/new_kernel_perf.parquet: not read: no operator "
+        "has its rows",
+    ]
+    listed = {entry["source"]: entry["missing"] for entry in parsed("tables", "list", "b300")}
+    assert set(listed[vllm]) == {
+        "b300_sxm/attention/vllm/0.24.0/generation_attention_perf.parquet (attention_decode)",
+        "allreduce",
+    }
+    assert listed["aiconfigurator-nccl-2.27.3"] == listed["aiconfigurator-sglang-0.5.14"] == {}
 
 
 def test_another_version_serves_when_it_is_asked_for(root: Path, tmp_path: Path) -> None:

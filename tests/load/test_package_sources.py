@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fastroof.config.paths import bench_data_root
 from fastroof.errors import TableError
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
-from fastroof.load.package_import import PackageSource, current_version, import_system, package_sources
+from fastroof.load.package_import import (
+    PackageSource,
+    ShippedFile,
+    current_version,
+    import_system,
+    package_sources,
+)
+from fastroof.load.package_rows import unread_files
+from fastroof.load.shipped import SHIPPED
 from fastroof.load.sources import list_sources
 from tests.reference.packages import ALLREDUCE, ATTENTION, GEMM, MOE, NCCL, package
 
+SHIPPED_GPUS = {SYSTEMS[source.system] for source in SHIPPED}
 NOT_OF_0_25 = ("l40s", "rtx_pro_6000_server")
 VERSIONS = """\
 # comment: trtllm: {current: "9.9"}
@@ -136,14 +147,84 @@ def test_a_library_is_a_source_that_every_engine_runs(tmp_path: Path) -> None:
 def test_what_ships_is_not_wanted_again(tmp_path: Path) -> None:
     data = package(tmp_path, moe=[MOE], nccl=[NCCL]) / "systems" / "data"
     (data.parent / "query_versions.yaml").write_text(VERSIONS)
-    nccl = "h100_sxm/comm/nccl/2.27.3/nccl_perf.parquet"
-    shipped = {("gemm", "h100_sxm/gemm/vllm/0.24.0/gemm_perf.parquet"), ("allreduce", nccl)}
-    found = package_sources(data, "h100_sxm", shipped)
+    name, nccl = "aiconfigurator-vllm-0.24.0", "h100_sxm/comm/nccl/2.27.3/nccl_perf.parquet"
+    gemm = ShippedFile(name, "gemm", "h100_sxm/gemm/vllm/0.24.0/gemm_perf.parquet")
+    found = package_sources(data, "h100_sxm", {gemm, ShippedFile(name, "allreduce", nccl)})
     assert {(one.name, place.operator) for one in found for place in one.places} >= {
         ("aiconfigurator-vllm-0.24.0", "moe"),
         ("aiconfigurator-nccl-2.27.3", "collective"),
     }
     assert not {"gemm", "allreduce"} & {place.operator for one in found for place in one.places}
+
+
+def test_files_that_ship_with_another_version_belong_to_the_campaign_all_the_same(tmp_path: Path) -> None:
+    files = {"gemm": [GEMM], "generation": [ATTENTION], "allreduce": [ALLREDUCE]}
+    data = package(tmp_path, **files) / "systems" / "data"
+    (data.parent / "query_versions.yaml").write_text(VERSIONS)
+    shipped = [
+        ShippedFile("aiconfigurator-vllm-0.25.0", operator, f"h100_sxm/{file}.parquet")
+        for operator, file in (
+            ("attention_decode", "attention/vllm/0.24.0/generation_attention_perf"),
+            ("allreduce", "comm/vllm/0.24.0/custom_allreduce_perf"),
+        )
+    ]
+    (campaign,) = package_sources(data, "h100_sxm", shipped)
+    assert campaign.name == "aiconfigurator-vllm-0.24.0"
+    assert {place.operator for place in campaign.places} == {"gemm", "attention_decode", "allreduce"}
+
+
+def test_all_of_a_campaign_of_the_older_package_is_read() -> None:
+    spec = importlib.util.find_spec("aiconfigurator_core")
+    if spec is None:
+        pytest.skip("aiconfigurator-core is not installed")
+    data = Path(str(spec.origin)).parent / "systems" / "data"
+    for system, gpu in SYSTEMS.items():
+        shipped = [
+            ShippedFile(one.name, operator, file)
+            for one in (list_sources(bench_data_root() / gpu) if gpu in SHIPPED_GPUS else ())
+            for operator, about in one.provenance["operators"].items()
+            for file in about["files"]
+        ]
+        every = package_sources(data, system, shipped)
+        for one in package_sources(data, system):
+            if one.is_current and one.engine:
+                mine = {place for source in every if source.name == one.name for place in source.places}
+                theirs = {(file.operator, file.file) for file in shipped if file.source == one.name}
+                lost = [
+                    place
+                    for place in set(one.places) - mine
+                    if (place.operator, place.place.path.relative_to(data).as_posix()) not in theirs
+                ]
+                assert not lost, (system, one.name)
+
+
+def test_tables_that_no_operator_reads_are_named(tmp_path: Path) -> None:
+    data = package(
+        tmp_path,
+        **{
+            "gemm/vllm/0.24.0/new_kernel_perf": [GEMM],
+            "gemm/tgi/3.0.0/gemm_perf": [GEMM],
+            "gemm/sglang/dev-1aa0/gemm_perf": [GEMM],
+            "comm/vllm/2.27.3/nccl_perf": [NCCL],
+        },
+    )
+    system = data / "systems" / "data" / "h100_sxm"
+    (system / "gemm/vllm/0.24.0/old_perf.txt").write_text("framework,version\n")
+    (system / "gemm/vllm/0.24.0/collection_meta.yaml").touch()
+    (system / "stray.parquet").touch()
+    nothing = "not read: no operator has its rows"
+    assert unread_files(system) == {
+        "aiconfigurator-vllm-0.24.0": {
+            "h100_sxm/gemm/vllm/0.24.0/new_kernel_perf.parquet": nothing,
+            "h100_sxm/gemm/vllm/0.24.0/old_perf.txt": nothing,
+        },
+        "aiconfigurator-tgi-3.0.0": {"h100_sxm/gemm/tgi/3.0.0/gemm_perf.parquet": nothing},
+        "aiconfigurator-sglang-dev-1aa0": {
+            "h100_sxm/gemm/sglang/dev-1aa0/gemm_perf.parquet": "of a commit, not of a release"
+        },
+        "aiconfigurator-vllm-2.27.3": {"h100_sxm/comm/vllm/2.27.3/nccl_perf.parquet": nothing},
+        "aiconfigurator--": {"h100_sxm/stray.parquet": nothing},
+    }
 
 
 def test_every_file_of_the_installed_package_is_in_one_source_at_most() -> None:

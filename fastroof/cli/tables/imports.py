@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -10,6 +11,7 @@ import typer
 from fastroof.cli.gpu_tables import import_progress
 from fastroof.cli.options import GPU_NAMES
 from fastroof.cli.output import print_table
+from fastroof.cli.tables.list import print_missing
 from fastroof.errors import TableError
 
 AICONFIGURATOR_EPILOG: Final = """\b
@@ -70,7 +72,7 @@ def aiconfigurator(
         folder = _import_all(SYSTEMS[chosen], output, root)
     else:
         folder = _import_one(chosen, backend, version, output, root, chosen_format, overwrite)
-    _print(folder)
+    _print(folder, root)
 
 
 def _import_all(gpu: str, output: Path | None, root: Path | None) -> Path:
@@ -115,18 +117,16 @@ def _import_one(
     )
 
 
-def _print(folder: Path) -> None:
+def _print(folder: Path, package: Path | None) -> None:
     from fastroof.load.listing import list_tables
 
     if not any(folder.rglob("provenance.toml")):
         typer.echo("all that the package measured on it ships with fastroof")
         return
-    rows = [
-        (source.source, table.operator, f"{table.rows:,}")
-        for source in list_tables([folder])
-        for table in source.operators
-    ]
+    sources = list_tables([folder])
+    rows = [(one.source, table.operator, f"{table.rows:,}") for one in sources for table in one.operators]
     print_table(("source", "operator", "rows"), rows, left=("source", "operator"))
+    print_missing([asdict(source) for source in sources], package)
     typer.echo(f"wrote {folder}")
 
 

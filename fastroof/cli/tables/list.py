@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -11,6 +12,7 @@ import typer
 from fastroof.cli.gpu_tables import tables_of
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import console, print_json, print_table
+from fastroof.errors import TableError
 
 if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
@@ -28,7 +30,8 @@ Gpu = Annotated[str | None, typer.Option(*GPU_NAMES, help="GPU, or one of the GP
 LIST_EPILOG: Final = """\b
 JSON: a list with one object per source: gpu, source, kind (shipped, imported or own; null in a published
 tree), folder, licence, operators: one object per operator [operator, rows, rank, serves (lookups use this
-source, which has the lowest rank)].
+source, which has the lowest rank)], missing: object (operator or file of the source's version: why it lacks
+it).
 """
 
 
@@ -53,6 +56,7 @@ def list_tables(where: Where = None, gpu: Gpu = None, as_json: Json = False) -> 
         return
     if where is not None:
         _print_operators(sources)
+        print_missing(sources)
         return
     _print_sources(sources)
     without = [name for name in gpu_names() if name not in names]
@@ -110,6 +114,25 @@ def _print_operators(sources: list[dict[str, Any]]) -> None:
     print_table(columns, rows, left=("gpu", "source", "kind", "operator", "serves"))
 
 
+def print_missing(sources: list[dict[str, Any]], package: Path | None = None) -> None:
+    """Print what sources lack of their versions, and files of the package that nothing reads."""
+    from fastroof.load.by_name import planned_import
+    from fastroof.load.package_rows import unread_files
+
+    lacking = [(one["source"], one["missing"]) for one in sources]
+    for gpu in dict.fromkeys(one["gpu"] for one in sources if one["kind"] == "imported"):
+        with suppress(TableError):  # of a package that is damaged nothing is known
+            if (planned := planned_import(gpu, package)) is not None:
+                lacking += unread_files(planned.data / planned.system).items()
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for source, missing in lacking:
+        for why in dict.fromkeys(missing.values()):
+            what = ", ".join(name for name, reason in missing.items() if reason == why)
+            by_reason.setdefault((what, why), []).append(source)
+    for (what, why), names in by_reason.items():
+        typer.echo(f"incomplete: {', '.join(names)}: {what}: {why}")
+
+
 def _sources(where: str, gpu: str | None) -> list[dict[str, Any]]:
     from fastroof.load.listing import list_tables, table_sets
 
@@ -138,6 +161,7 @@ def _tree(table_set: TableSet) -> dict[str, Any]:
             {"operator": operator, "rows": table.num_rows, "rank": None, "serves": True}
             for operator, table in measured.tables.items()
         ],
+        "missing": {},
     }
 
 
