@@ -42,14 +42,15 @@ def jit_stateful_inline(function: F) -> F:
     return _compiled(function, {**OPTIONS, "_nrt": False, "forceinline": True})
 
 
-@cache
-def _compiler() -> tuple[Any, Any, Any]:
-    """Return Numba's settings, the dispatcher of loops and their cache; imported when something compiles."""
-    from numba.core import config
-    from numba.core.compiler_lock import global_compiler_lock
+CHECKED: Final = ((0, 61), (0, 68))
+"""First and last minor release of Numba that the tests have compiled all loops with."""
 
-    from fastroof.compiled.code_cache import LoopCache
-    from fastroof.compiled.dispatcher import LoopDispatcher
+
+@cache
+def compiler() -> tuple[Any, Any]:
+    """Return the dispatcher of loops and their cache; imported when something compiles."""
+    import numba
+    from numba.core.compiler_lock import global_compiler_lock
 
     # a child forked while another thread compiles would wait forever for that thread's lock
     os.register_at_fork(
@@ -57,17 +58,49 @@ def _compiler() -> tuple[Any, Any, Any]:
         after_in_parent=global_compiler_lock.release,
         after_in_child=global_compiler_lock.release,
     )
-    return config, LoopDispatcher, LoopCache
+    return loop_compiler(numba.__version__)
+
+
+def loop_compiler(numba_version: str) -> tuple[Any, Any]:
+    """Return the dispatcher of loops and their cache; Numba's own and None if its interface has changed."""
+    from fastroof.compiled.code_cache import cache_folders, say_once
+
+    try:
+        from fastroof.compiled.dispatcher import LoopDispatcher
+        from fastroof.compiled.loop_cache import LoopCache, check_compiler
+
+        release = tuple(int(number) for number in numba_version.split(".")[:2])
+        is_checked = CHECKED[0] <= release <= CHECKED[1]
+        # a folder of this version is there once something has compiled
+        if not is_checked and not any(folder.is_dir() for folder in cache_folders()):
+            check_compiler({"nopython": True, "boundscheck": None, **OPTIONS})
+    except Exception as error:  # whatever a private interface of another release raises
+        reason = str(error).partition("\n")[0]
+        say_once(
+            f"fastroof does not know the interface of numba {numba_version} ({type(error).__name__}: "
+            f"{reason}), so Numba's own dispatcher compiles loops, at every start and in twice the time; "
+            f"pip install 'numba<{CHECKED[1][0]}.{CHECKED[1][1] + 1}'"
+        )
+        return _numbas_own, None
+    return LoopDispatcher, LoopCache
+
+
+def _numbas_own(function: F, _: Any, options: dict[str, Any]) -> F:
+    import numba
+
+    return cast("F", numba.jit(**options)(function))
 
 
 def _compiled(function: F, options: dict[str, Any]) -> F:
     if is_plain():
         return function
-    config, dispatcher, loop_cache = _compiler()
-    if config.DISABLE_JIT:
+    from numba.core import config
+
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]
         return function
+    dispatcher, loop_cache = compiler()
     compiled: Any = dispatcher(function, {}, {"nopython": True, "boundscheck": None, **options})
     # code from elsewhere is in no version and may be stale
-    if function.__module__.startswith(f"{__package__}."):
+    if loop_cache is not None and function.__module__.startswith(f"{__package__}."):
         compiled._cache = loop_cache(function)
     return cast("F", compiled)

@@ -19,9 +19,8 @@ from numba.core.ccallback import CFunc
 
 from fastroof.arrays import Floats
 from fastroof.compiled.callers import equal_decodes_us, requests_step_us
-from fastroof.compiled.code_cache import LoopCache
 from fastroof.compiled.intrinsics import pointer_at, stack_words
-from fastroof.compiled.jit import OPTIONS, jit_inline
+from fastroof.compiled.jit import OPTIONS, compiler, jit_inline
 from fastroof.compiled.llvm import PLAIN
 from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums, WindowSums, no_window_sums, with_request
 from fastroof.compiled.steps import open_plan, open_window, summed_step_us, windowed_step_us
@@ -247,7 +246,9 @@ def _method(name: str) -> tuple[_Method, Any]:
     function, words = _CALLS[name]
     signature = (_t.intp, _t.CPointer(_t.intp), _t.intp), _t.intp
     callback: Any = CFunc(function, signature, {}, OPTIONS)
-    callback._cache = LoopCache(function)
+    _, loop_cache = compiler()
+    if loop_cache is not None:
+        callback._cache = loop_cache(function)
     callback.compile()
     return _Method(name.encode(), callback.address, _METH_FASTCALL, f"{name}{words}".encode()), callback
 

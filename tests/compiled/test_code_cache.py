@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from numba.core import config
 
-from fastroof.compiled import code_cache, jit, shipped_loops
+from fastroof.compiled import code_cache, jit, loop_cache, shipped_loops
 from fastroof.compiled import trusted_files as trusted_folders
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,7 +69,7 @@ def fresh(monkeypatch):
 
     def compiled(*folders):
         loop = jit.jit(weighted)
-        loop._cache = code_cache.LoopCache(weighted, lambda: folders)
+        loop._cache = loop_cache.LoopCache(weighted, lambda: folders)
         return loop
 
     return compiled
@@ -129,13 +129,13 @@ def test_without_the_jit_no_folder_is_touched(tmp_path):
 def test_a_loop_of_the_package_is_kept_and_another_not(monkeypatch):
     assert jit.jit(weighted)(VALUES, 3.0) == 21.0
     monkeypatch.setattr(config, "DISABLE_JIT", 0)
-    assert not isinstance(jit.jit(weighted)._cache, code_cache.LoopCache)
+    assert not isinstance(jit.jit(weighted)._cache, loop_cache.LoopCache)
 
     def inside(values):
         return values
 
     inside.__module__ = "fastroof.compiled.inside"
-    assert isinstance(jit.jit(inside)._cache, code_cache.LoopCache)
+    assert isinstance(jit.jit(inside)._cache, loop_cache.LoopCache)
     monkeypatch.setattr(config, "DISABLE_JIT", 1)
     assert jit.jit(inside) is inside
 
@@ -214,7 +214,7 @@ def test_code_is_kept_where_it_will_be_believed(fresh, tmp_path, caplog):
     assert (len(files(shared)), len(files(mine))) == (0, 1)
     assert hits(fresh(shared, mine)) == 1
     assert not caplog.records
-    code_cache._say_once.cache_clear()
+    code_cache.say_once.cache_clear()
     for _ in range(2):
         assert hits(fresh(shared)) == 0
     assert [record.getMessage() for record in caplog.records] == [
@@ -275,7 +275,7 @@ def of_a_large_global(value):
 def test_code_with_addresses_of_this_process_is_not_kept(fresh, tmp_path):
     fresh()  # switches the JIT on
     loop = jit.jit(of_a_large_global)
-    loop._cache = code_cache.LoopCache(of_a_large_global, lambda: (tmp_path,))
+    loop._cache = loop_cache.LoopCache(of_a_large_global, lambda: (tmp_path,))
     assert loop(2.0) == 2.0
     assert files(tmp_path) == []
 
@@ -291,7 +291,7 @@ ARGUMENTS = (
 def compile_all(barrier, folder, start):
     """Compile every signature, each process in another order, all at once."""
     loop = jit.jit(weighted)
-    loop._cache = code_cache.LoopCache(weighted, lambda: (folder,))
+    loop._cache = loop_cache.LoopCache(weighted, lambda: (folder,))
     barrier.wait(60)
     for i in range(len(ARGUMENTS)):
         hits(loop, *ARGUMENTS[(start + i) % len(ARGUMENTS)])
@@ -329,14 +329,14 @@ def test_the_version_follows_sources_compiler_and_settings(monkeypatch, tmp_path
     monkeypatch.setattr(sys.implementation, "cache_tag", "cpython-399")
     assert len({first, second, checked, numba, code_cache.code_version()}) == 5
     monkeypatch.undo()
-    assert code_cache.code_version() == code_cache._VERSION
+    assert code_cache.code_version() == code_cache.VERSION
 
 
 @pytest.mark.loops
 def test_the_folders_are_the_one_given_and_the_users(monkeypatch, tmp_path):
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / name))
     monkeypatch.chdir(tmp_path)
-    name = f"loops-{code_cache._VERSION}"
+    name = f"loops-{code_cache.VERSION}"
     users = tmp_path / "fastroof" / name
     monkeypatch.delenv("FASTROOF_CACHE_DIR", raising=False)
     assert code_cache.cache_folders() == (users,)
@@ -347,7 +347,7 @@ def test_the_folders_are_the_one_given_and_the_users(monkeypatch, tmp_path):
     # no home is no folder of the working directory
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: f"~/.cache/{name}")
     assert code_cache.cache_folders() == (Path("relative") / name,)
-    monkeypatch.setattr(code_cache, "_VERSION", None)
+    monkeypatch.setattr(code_cache, "VERSION", None)
     assert code_cache.cache_folders() == ()
     assert not list(tmp_path.iterdir())
 

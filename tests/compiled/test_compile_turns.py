@@ -17,8 +17,8 @@ from numba.core import config
 from numba.core.errors import TypingError
 
 from fastroof.compiled import compile_turns, jit
-from fastroof.compiled.code_cache import LoopCache
 from fastroof.compiled.compile_turns import SUFFIX, Turn
+from fastroof.compiled.loop_cache import LoopCache
 
 FORK = multiprocessing.get_context("fork")
 forks = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")

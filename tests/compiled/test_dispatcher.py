@@ -1,6 +1,8 @@
 """Functions that only loops call stay LLVM IR; Python may still call them, and the cache returns them."""
 
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +12,10 @@ import numpy as np
 import pytest
 from numba.core import config
 
-from fastroof.compiled.code_cache import LoopCache
-from fastroof.compiled.dispatcher import Callee
-from fastroof.compiled.jit import jit, jit_inline
+from fastroof.compiled import code_cache, dispatcher
+from fastroof.compiled.dispatcher import Callee, LoopDispatcher
+from fastroof.compiled.jit import CHECKED, OPTIONS, jit, jit_inline, loop_compiler
+from fastroof.compiled.loop_cache import LoopCache, check_compiler
 
 pytestmark = pytest.mark.skipif(bool(config.DISABLE_JIT), reason="nothing is compiled without the JIT")
 
@@ -107,3 +110,96 @@ def test_ir_is_read_from_the_cache_for_another_loop(tmp_path):
 def test_a_loop_survives_pickling():
     loop = pickle.loads(pickle.dumps(make_loops()[0]))
     assert loop(VALUES, 3.0) == naive(VALUES, 3.0)
+
+
+# -- other releases of Numba -----------------------------------------------------------------------
+
+SETTINGS = {"nopython": True, "boundscheck": None, **OPTIONS}
+NEXT = f"{CHECKED[1][0]}.{CHECKED[1][1] + 1}.0"
+
+
+@pytest.fixture
+def fresh_folder(tmp_path, monkeypatch, caplog):
+    """Where no loop of this version has been compiled, and nothing has been reported."""
+    monkeypatch.setenv("FASTROOF_CACHE_DIR", str(tmp_path / "cache"))
+    code_cache.say_once.cache_clear()
+    caplog.set_level("WARNING", "fastroof")
+    return tmp_path / "cache"
+
+
+def answers_of_the_fallback():
+    """Answers of a loop that Numba's own dispatcher compiles, as an unknown release is given it."""
+    make, loop_cache = loop_compiler(NEXT)
+    assert loop_cache is None
+
+    def scaled(value, factor):
+        return value * factor if value > 1.0 else factor
+
+    called = make(scaled, {}, SETTINGS)
+
+    def summed(values, factor):
+        total = 0.0
+        for value in values:
+            total += called(value * value, factor)
+        return total
+
+    loop = make(summed, {}, SETTINGS | {"_nrt": False})
+    assert not isinstance(loop, LoopDispatcher)
+    return loop(VALUES, 3.0), called(4.0, 3.0)
+
+
+def test_the_installed_release_is_one_of_those_that_are_checked():
+    assert CHECKED[0] <= numba.version_info[:2] <= CHECKED[1]
+
+
+def test_a_newer_release_with_the_same_interface_compiles_as_before(fresh_folder, caplog):
+    assert loop_compiler(NEXT) == (LoopDispatcher, LoopCache)
+    assert not caplog.records
+
+
+BREAKS = {
+    "a hook that Numba calls no more": (dispatcher._LoopCompiler, "_customize_flags", lambda _, flags: flags),
+    "a constructor with other arguments": (dispatcher._LoopPipeline, "__init__", lambda self, context: None),
+    "a method that is gone": (dispatcher._EntryLibrary, "enable_object_caching", None),
+    "a result with other fields": (dispatcher._Result, "_reduce", lambda self: 1 / 0),
+    "results that are wrong": (LoopDispatcher, "__call__", lambda self, value: 0.0),
+}
+
+
+@pytest.mark.parametrize(("owner", "name", "value"), BREAKS.values(), ids=BREAKS)
+def test_a_release_with_another_interface_gets_numbas_own_dispatcher(
+    fresh_folder, monkeypatch, caplog, owner, name, value
+):
+    with monkeypatch.context() as broken:
+        broken.setattr(owner, name, value, raising=False)
+        with pytest.raises(Exception):  # noqa: B017, PT011 (whatever Numba raises)
+            check_compiler(SETTINGS)
+        assert answers_of_the_fallback() == (naive(VALUES, 3.0), 12.0)
+    (record,) = caplog.records
+    assert f"does not know the interface of numba {NEXT} (" in record.getMessage()
+    assert f"pip install 'numba<{NEXT.removesuffix('.0')}'" in record.getMessage()
+
+
+def test_a_loop_that_has_compiled_before_is_not_checked_again(fresh_folder, monkeypatch):
+    monkeypatch.setattr(dispatcher._EntryLibrary, "enable_object_caching", None)
+    (fresh_folder / f"loops-{code_cache.VERSION}").mkdir(parents=True)
+    assert loop_compiler(NEXT) == (LoopDispatcher, LoopCache)
+
+
+@pytest.mark.slow
+def test_answers_are_the_same_to_the_last_bit_without_a_private_class(fresh_folder):
+    question = """
+import fastroof
+plan = fastroof.compile_plan("llama-3.1-8b", "h100")
+print(plan.decode_us([1, 64], 4096).tolist(), type(fastroof.compiled.steps.open_plan).__module__)
+"""
+    broken = "import numba.core.codegen; del numba.core.codegen.JITCodeLibrary\n"
+    done = [
+        subprocess.run([sys.executable, "-c", before + question], capture_output=True, text=True, check=True)
+        for before in ("", broken)
+    ]
+    (usual, one), (fallback, other) = (run.stdout.rsplit(maxsplit=1) for run in done)
+    assert usual == fallback
+    assert (one, other) == ("fastroof.compiled.dispatcher", "numba.core.registry")
+    assert done[0].stderr == ""
+    assert "Numba's own dispatcher compiles loops" in done[1].stderr

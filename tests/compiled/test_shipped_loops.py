@@ -13,10 +13,10 @@ import pytest
 from numba.core import config
 
 from fastroof.backends.c import objects
-from fastroof.compiled import code_cache, jit, shipped_loops
+from fastroof.compiled import code_cache, jit, loop_cache, shipped_loops
 from tests.compiled.test_code_cache import DAMAGE, ROOT, VALUES, weighted, with_digest
 
-OURS = f"loops-{code_cache._VERSION}"
+OURS = f"loops-{code_cache.VERSION}"
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def fresh(monkeypatch, tmp_path):
 
     def compiled(folder="home"):
         loop = jit.jit(weighted)
-        loop._cache = code_cache.LoopCache(weighted, lambda: (tmp_path / folder,))
+        loop._cache = loop_cache.LoopCache(weighted, lambda: (tmp_path / folder,))
         return loop
 
     return compiled

@@ -291,7 +291,7 @@ def _loops(folder: Path, inputs: Path, version: int, again: bool) -> None:
     """A loop that is compiled and kept; of the old version another one is."""
     from numba import njit
 
-    from fastroof.compiled.code_cache import LoopCache
+    from fastroof.compiled.loop_cache import LoopCache
 
     def twice(x: int) -> int:
         return 2 * x
