@@ -178,6 +178,22 @@ def test_pins_are_of_every_requirement() -> None:
     assert {name.lower().replace("_", "-") for name in named} <= {name for name, _ in pins("ci")}
 
 
+def test_lower_bounds_are_the_versions_that_ci_tries() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    asked = {
+        *project["dependencies"],
+        *(line for name in ("http", "report", "ui", "test") for line in extras[name]),
+    }
+    tried = dict(pins("lowest"))
+    for line in asked:
+        name, bound = re.match(r"([\w.-]+)>=([\d.]+)", line).groups()
+        version = tried[name.lower().replace("_", "-")]
+        assert f"{version}.".startswith(f"{bound}."), f"{line}: {version}; run .ci/pin"
+    script = (CHECKOUT / ".ci/run").read_text()
+    assert re.search(r'^ *stage "lowest: requirements" .* -r "\$pins/lowest.txt"$', script, re.MULTILINE)
+
+
 def test_container_is_made_from_what_it_is_given() -> None:
     """The image installs pins of servers and pages, from a context that has all that the wheel needs."""
     recipe = (CHECKOUT / ".github/Containerfile").read_text()

@@ -42,7 +42,7 @@ def jit_stateful_inline(function: F) -> F:
     return _compiled(function, {**OPTIONS, "_nrt": False, "forceinline": True})
 
 
-CHECKED: Final = ((0, 61), (0, 68))
+CHECKED: Final = ((0, 62), (0, 68))
 """First and last minor release of Numba that the tests have compiled all loops with."""
 
 
