@@ -16,7 +16,7 @@ from fastroof.compiled.simulation.state import FINISHED
 from fastroof.errors import SimulationError, TraceError
 from fastroof.simulation.answers import FIRST_GAP_EXPONENT
 from fastroof.simulation.requests import RequestTimes, checked_ms, gap_values_us
-from fastroof.simulation.session_runs import in_rows_of, mean_rate, sped_up
+from fastroof.simulation.session_runs import in_rows_of, mean_rate, session_starts, sped_up
 from fastroof.simulation.steady import PIECES, Run, error_of_mean
 from fastroof.simulation.trace import Trace
 from fastroof.units import US_PER_MS, US_PER_S
@@ -355,7 +355,8 @@ class CapacitySearch:
                 "answered; a capacity is a rate: give arrivals"
             )
         self._base_per_s = mean_rate(trace)
-        if not 0.0 < self._base_per_s < math.inf:
+        starts_s = session_starts(trace).start_s if trace.has_parents else trace.arrival_s
+        if not (starts_s[0] < starts_s[-1] and 0.0 < self._base_per_s < math.inf):
             what = f"its {len(trace):,} requests all arrive at once; give at least two requests with"
             if trace.has_parents:
                 what = "all of its sessions start at once; give at least two sessions with"

@@ -189,7 +189,7 @@ class HourlyReplicas:
 def fewest_by_hour(plan: StepPlan, trace_or_workload: Trace | Workload, **options: Any) -> HourlyReplicas:
     """Find the fewest replicas of each hour, as :func:`fewest_replicas` does for one rate.
 
-    An hour of a workload has its rate throughout; that of a trace is its requests, repeated.
+    An hour of a workload has its rate throughout; that of a trace is its requests, repeated every hour.
     """
     if isinstance(trace_or_workload, Workload) and trace_or_workload.hours:
         rates = trace_or_workload.hours
@@ -202,7 +202,7 @@ def fewest_by_hour(plan: StepPlan, trace_or_workload: Trace | Workload, **option
     parts = list(_hours_of(trace_or_workload))
     return HourlyReplicas(
         tuple(None if part is None else fewest_replicas(plan, part, **options) for part in parts),
-        tuple(0.0 if part is None else len(part) / SECONDS_PER_HOUR for part in parts),
+        tuple(0.0 if part is None else part.requests_per_s for part in parts),
     )
 
 
@@ -213,7 +213,7 @@ def _hours_of(given: Trace | Workload) -> Iterator[Trace | None]:
         raise SimulationError(
             f"{shown(trace.name)} has sessions, which hours would cut; find the fewest replicas for all hours"
         )
-    count = int(trace.duration_s // SECONDS_PER_HOUR) + 1
+    count = int(trace.arrival_s[-1] // SECONDS_PER_HOUR) + 1
     if trace.is_closed or count > MOST_HOURS:
         what = "is a closed loop" if trace.is_closed else f"lasts {count:,} hours"
         raise SimulationError(

@@ -20,7 +20,7 @@ from fastroof.errors import TraceError
 from fastroof.given_arrays import is_masked
 from fastroof.processors import usable_memory_bytes
 from fastroof.simulation import trace_agentx
-from fastroof.simulation.trace import HASH_IDS
+from fastroof.simulation.trace import HASH_IDS, MOST_SECONDS
 from fastroof.simulation.trace_agentx import MARK, agent_rows
 from fastroof.simulation.trace_columns import RawColumns
 from fastroof.simulation.trace_formats import SESSION_NAMES, NamedColumns, Reading, named_columns
@@ -93,6 +93,9 @@ def table_metadata(table: pa.Table) -> dict[str, Any]:
         facts["clients"] = clients
         if is_number(think_s) and think_s >= 0:
             facts["think_s"] = float(think_s)
+    period_s = _number(metadata.get(b"period_s"))
+    if is_number(period_s) and 0 <= period_s <= MOST_SECONDS:
+        facts["period_s"] = float(period_s)
     if HASH_IDS in table.column_names:
         size = _number((table.schema.field(HASH_IDS).metadata or {}).get(b"hash_block_size"))
         if is_whole_number(size):

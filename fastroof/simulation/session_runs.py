@@ -44,8 +44,11 @@ def requests_per_session(trace: Trace) -> float | None:
 
 
 def mean_rate(trace: Trace) -> float:
-    """Return the requests/s of a trace: of sessions, their starts/s times the requests of each."""
-    if not trace.has_parents:
+    """Return the requests/s of a trace: of sessions, their starts/s times the requests of each.
+
+    Where a trace is repeated, it is after ``len(trace) / mean_rate(trace)`` seconds.
+    """
+    if not trace.has_parents or trace.period_s is not None:
         return trace.requests_per_s
     start_s = session_starts(trace).start_s
     duration_s = float(start_s[-1] - start_s[0])
@@ -105,11 +108,11 @@ def repeated_sessions(trace: Trace, first: int, stop: int) -> Trace:
     new_first = np.cumsum(each[place]) - each[place]
     counts = np.diff(trace.parent_offsets)[rows]
     parents = trace.parents[places_of(trace.parent_offsets[:-1][rows], counts)]
-    # the last start of a lap is a mean gap before the first of the next
-    duration_s = float(starts.start_s[-1] - starts.start_s[0])
-    lap_s = duration_s * starts.sessions / (starts.sessions - 1)
+    lap_s = len(trace) / mean_rate(trace)
     follows = only_follow(trace.arrival_s, trace.delay_s, trace.parents, trace.parent_offsets)[rows]
-    moved_s = trace.arrival_s[rows] + lap[owner] * lap_s - (starts.start_s[place[0]] + lap[0] * lap_s)
+    moved_s = trace.arrival_s[rows] + lap[owner] * lap_s
+    # laps overlap if the given period is short
+    moved_s -= moved_s[~follows].min()
     sizes: dict[str, Any] = {
         name: getattr(trace, name)[rows] for name in ("input_tokens", "output_tokens", "cached_tokens")
     }

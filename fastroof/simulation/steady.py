@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from fastroof.simulation.session_runs import ids_of_laps, repeated_sessions, session_starts
+from fastroof.simulation.session_runs import ids_of_laps, mean_rate, repeated_sessions, session_starts
 from fastroof.simulation.trace import Trace
 from fastroof.simulation.workload import Workload
 
@@ -143,16 +143,16 @@ def steady_run(given: Trace | Workload, requests: int, rate: float | None = None
     requests = -(-requests // cycle) * cycle
     before, after = math.ceil(RAMP * requests), math.ceil(DRAIN * requests)
     lap, place = np.divmod(np.arange(-before, requests + after), cycle)
-    # the last request of a lap is a mean gap before the first of the next
-    lap_s = trace.duration_s * cycle / (cycle - 1)
-    arrival_s = lap * lap_s + trace.arrival_s[place]
+    arrival_s = lap * (cycle / mean_rate(trace)) + trace.arrival_s[place]
     sizes: dict[str, Any] = {
         name: getattr(trace, name)[place] for name in ("input_tokens", "output_tokens", "cached_tokens")
     }
     if trace.history_tokens is not None:
         # starts of prompts that all have in common, such as a system prompt, stay in common
         sizes["history_tokens"] = trace.history_tokens[place]
-    repeated = Trace(arrival_s - arrival_s[0], **sizes, **ids_of_laps(trace, lap, place), name=trace.name)
+    # laps overlap if the given period is short
+    arrival_s -= arrival_s.min()
+    repeated = Trace(arrival_s, **sizes, **ids_of_laps(trace, lap, place), name=trace.name)
     return Run(repeated, slice(before, before + requests), cycle)
 
 
@@ -169,9 +169,9 @@ def _sessions_run(drawn: Trace) -> Run:
 
 def _repeated_run(trace: Trace, requests: int) -> Run:
     """Return a run of a trace's sessions, repeated as a whole."""
-    cycle = session_starts(trace).sessions
-    if cycle == 1:
+    if not mean_rate(trace) < math.inf:
         return Run.whole(trace)
+    cycle = session_starts(trace).sessions
     sessions = -(-requests // len(trace)) * cycle
     before, after = math.ceil(RAMP * sessions), math.ceil(DRAIN * sessions)
     whole = Run.whole(repeated_sessions(trace, -before, sessions + after))

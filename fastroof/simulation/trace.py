@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.arrays import Array, Bools, Floats, Longs
+from fastroof.arrays import Array, Floats, Longs
 from fastroof.arrow import arrow_schema
 from fastroof.checks import is_number, shown, whole_number
 from fastroof.columns import Column
@@ -100,6 +100,9 @@ class Trace:
         Number of rows of the file that are not requests, by reason.
     order : array of int, shape (requests,), optional
         Position in the file of each sorted request, a permutation. By default requests are sorted here.
+    period_s : float, optional
+        Seconds that the trace covers and after which it is repeated: requests over period are its rate. A
+        slice has it from its bounds. By default it ends a mean gap after the last request or session start.
 
     Raises
     ------
@@ -134,6 +137,7 @@ class Trace:
     think_s: float = 0.0
     left_out: Mapping[str, int] = field(default_factory=dict)
     order: Longs = None  # type: ignore[assignment]  # by default made here
+    period_s: float | None = None
 
     def __post_init__(self) -> None:
         where = f"trace {shown(self.name)}"
@@ -151,9 +155,7 @@ class Trace:
             given = getattr(self, name)
             if name == "cached_tokens" and given is None:
                 given = np.zeros(count, np.int32)
-            sizes = numbers_in_a_row(where, name, given, "iu")
-            if len(sizes) != count:
-                raise TraceError(f"{where}: arrival_s has {count} requests, {name} {len(sizes)}")
+            sizes = numbers_in_a_row(where, name, given, "iu", count)
             least = 0 if name == "cached_tokens" else 1
             refuse_where(where, name, sizes, (sizes < least) | (sizes > MOST_TOKENS),
                     f"must be tokens from {least} to {MOST_TOKENS:,}")  # fmt: skip
@@ -165,6 +167,11 @@ class Trace:
             whole_number("clients", self.clients, 1, MOST_CLIENTS, TraceError)
         if not is_number(self.think_s) or self.think_s < 0:
             raise TraceError(f"{where}: think_s must be seconds of at least 0, got {shown(self.think_s)}")
+        if self.period_s is not None:
+            if not is_number(self.period_s) or not 0 <= self.period_s <= MOST_SECONDS:
+                given = f"got {shown(self.period_s)}"
+                raise TraceError(f"{where}: period_s must be seconds from 0 to {MOST_SECONDS:g}, {given}")
+            object.__setattr__(self, "period_s", float(self.period_s))
         blocks = self.hash_ids, self.hash_offsets, self.hash_block_size
         arrays |= checked_hashes(where, *blocks, arrays["input_tokens"], MOST_TOKENS)
         arrays |= self._checked_links(where, arrival_s)
@@ -194,10 +201,7 @@ class Trace:
             ("history_tokens", "iu", np.int64),
         ):
             if getattr(self, name) is not None:
-                values = numbers_in_a_row(where, name, getattr(self, name), kinds).astype(kind)
-                if len(values) != count:
-                    raise TraceError(f"{where}: arrival_s has {count} requests, {name} {len(values)}")
-                given[name] = values
+                given[name] = numbers_in_a_row(where, name, getattr(self, name), kinds, count).astype(kind)
         if "history_tokens" in given:
             history = given["history_tokens"]
             refuse_where(where, "history_tokens", history, (history < 0) | (history > MOST_TOKENS),
@@ -264,8 +268,11 @@ class Trace:
 
     @property
     def requests_per_s(self) -> float:
-        """Mean rate of arrivals; inf if all arrive at once."""
-        return (len(self) - 1) / self.duration_s if self.duration_s else math.inf
+        """Mean rate of arrivals, over the period if it is given; inf if all arrive at once."""
+        requests, over_s = len(self), self.period_s
+        if over_s is None:
+            requests, over_s = requests - 1, self.duration_s
+        return requests / over_s if over_s else math.inf
 
     def rate_scaled(self, factor: float) -> Trace:
         """Return the same requests at ``factor`` times the rate.
@@ -278,7 +285,7 @@ class Trace:
         Returns
         -------
         Trace
-            The same except for ``arrival_s``.
+            The same except for ``arrival_s`` and ``period_s``.
 
         Raises
         ------
@@ -300,35 +307,25 @@ class Trace:
             )
         with np.errstate(over="ignore"):
             arrival_s = self.arrival_s / factor
-        if self.parents is not None:
-            arrival_s = np.where(self._only_follow, 0.0, arrival_s)
-        if not arrival_s[-1] <= MOST_SECONDS:
+        if self.parents is not None and self.parent_offsets is not None and self.delay_s is not None:
+            links = self.delay_s, self.parents, self.parent_offsets
+            arrival_s = np.where(trace_sessions.only_follow(self.arrival_s, *links), 0.0, arrival_s)
+        period_s = None if self.period_s is None else self.period_s / factor
+        if not max(arrival_s[-1], period_s or 0.0) <= MOST_SECONDS:
             raise TraceError(
                 f"trace {shown(self.name)}: at {factor!r} times its rate it lasts over {MOST_SECONDS:g} s"
             )
         if self.parents is not None:
             # requests may pass each other, as delays stay
-            given: dict[str, Any] = {"arrival_s": arrival_s, "order": None}
-            return replace(self, **given)._in_rows_of(self.order)
+            given: dict[str, Any] = {"arrival_s": arrival_s, "order": None, "period_s": period_s}
+            scaled = replace(self, **given)
+            object.__setattr__(scaled, "order", self.order[scaled.order])
+            return scaled
         # nothing else changes, so nothing is checked again: searches scale often
         scaled = copy.copy(self)
         object.__setattr__(scaled, "arrival_s", arrival_s)
+        object.__setattr__(scaled, "period_s", period_s)
         return scaled
-
-    @property
-    def _only_follow(self) -> Bools:
-        """Which requests have no arrival but that which follows from parents and delays."""
-        assert self.parents is not None
-        assert self.parent_offsets is not None
-        assert self.delay_s is not None
-        links = self.delay_s, self.parents, self.parent_offsets
-        return trace_sessions.only_follow(self.arrival_s, *links)
-
-    def _in_rows_of(self, order: Longs) -> Trace:
-        """Return the trace with the rows of a file, of which its own rows are an order."""
-        placed = copy.copy(self)
-        object.__setattr__(placed, "order", order[self.order])
-        return placed
 
     def limited(self, limit: int) -> Trace:
         """Return the first requests by arrival.
@@ -341,7 +338,7 @@ class Trace:
         Returns
         -------
         Trace
-            The remaining rows keep the file's order.
+            The remaining rows keep the file's order; their period is not known.
 
         Raises
         ------
@@ -367,7 +364,7 @@ class Trace:
         Returns
         -------
         Trace
-            Arrivals count from ``start_s``.
+            Arrivals count from ``start_s``. The period is ``stop_s - start_s`` if ``stop_s`` is given.
 
         Raises
         ------
@@ -392,7 +389,8 @@ class Trace:
                 f"{len(self)} from {self.arrival_s[0]:g} to {self.arrival_s[-1]:g} s"
             )
         part = self._part(slice(first, last))
-        return replace(part, arrival_s=part.arrival_s - start_s)
+        period_s = None if stop_s == math.inf else stop_s - start_s
+        return replace(part, arrival_s=part.arrival_s - start_s, period_s=period_s)
 
     def _part(self, rows: slice) -> Trace:
         """Return some consecutive requests."""
@@ -415,7 +413,7 @@ class Trace:
                 columns[name] = getattr(self, name)[rows]
         order = np.empty(rows.stop - rows.start, np.int64)
         order[np.argsort(self.order[rows])] = np.arange(len(order))
-        return replace(self, **columns, order=order)
+        return replace(self, **columns, order=order, period_s=None)
 
     def in_file_order(self, values: Array) -> Array:
         """Reorder values of sorted requests to the order of the file's rows.
@@ -459,6 +457,8 @@ class Trace:
         made_from = {"name": self.name}
         if self.is_closed:
             made_from |= {"clients": str(self.clients), "think_s": repr(self.think_s)}
+        if self.period_s is not None:
+            made_from["period_s"] = repr(self.period_s)
         schema = arrow_schema(TRACE_COLUMNS, made_from)
         columns = [
             pa.array(self.in_file_order(getattr(self, column.name)), type_.type)

@@ -14,8 +14,8 @@ from fastroof.given_arrays import number_array, refused
 from fastroof.simulation import trace_sessions
 
 
-def numbers_in_a_row(where: str, name: str, value: Any, kinds: str) -> Array:
-    """Return a one-dimensional array of numbers, or raise an error with the name."""
+def numbers_in_a_row(where: str, name: str, value: Any, kinds: str, count: int | None = None) -> Array:
+    """Return a one-dimensional array of numbers, one a request if ``count`` is given, or raise an error."""
     needed = "numbers" if "f" in kinds else "whole numbers"
     array = number_array(value)
     if array is None:
@@ -24,6 +24,8 @@ def numbers_in_a_row(where: str, name: str, value: Any, kinds: str) -> Array:
         raise TraceError(f"{where}: {name} must be one-dimensional, got shape {array.shape}")
     if array.dtype.kind not in kinds and array.size:
         raise TraceError(f"{where}: {name} must hold {needed}, got {array.dtype} in {shown(value)}")
+    if count is not None and len(array) != count:
+        raise TraceError(f"{where}: arrival_s has {count} requests, {name} {len(array)}")
     return array
 
 

@@ -508,9 +508,9 @@ def test_the_hours_of_a_trace_are_its_parts(plan: StepPlan, load: Workload) -> N
     }
     found = fewest_by_hour(plan, Trace(arrival_s, **sizes, name="day"), **LIMITS)
     assert [each and each.replicas for each in found.hours] == [
-        fewest_replicas(plan, calm, **LIMITS).replicas,
+        fewest_replicas(plan, replace(calm, period_s=3600), **LIMITS).replicas,
         None,
-        fewest_replicas(plan, busy, **LIMITS).replicas,
+        fewest_replicas(plan, replace(busy, period_s=3600), **LIMITS).replicas,
     ]
     assert found.rates_per_s == (300 / 3600, 0.0, 3000 / 3600)
     with pytest.raises(SimulationError, match="closed loop"):
