@@ -10,10 +10,10 @@ from fastroof.checks import check_flag, is_number, one_of, shown, whole_number
 from fastroof.errors import SimulationError
 from fastroof.plan.compile import check_plan
 from fastroof.simulation.capacity_runs import (
-    ANY_RATE,
+    UNIT_RATE,
     Searched,
     deployment_runner,
-    drawn_trace,
+    given_run,
     longer,
     run_of,
 )
@@ -51,8 +51,9 @@ class Capacity:
     Attributes
     ----------
     requests_per_s : float
-        Rate of the whole deployment; 0 if no tried rate is within the limits. If ``limit`` is ``none``, the
-        throughput when all requests, or sessions, arrive at once.
+        Rate of the whole deployment: the one to draw a workload at, or the mean of a trace. 0 if no tried
+        rate is within the limits. If ``limit`` is ``none``, the throughput when all requests, or sessions,
+        arrive at once.
     limit : str
         The limit that fails first at a higher rate: its name, ``goodput``, ``throughput`` (requests arrive
         faster than they are served) or ``none`` (no rate breaks a limit).
@@ -238,8 +239,9 @@ def capacity(
     Notes
     -----
     A percentile need not rise with the rate. The answer is the largest tried rate within all limits below
-    which no tried rate fails; the next tried rate, at most ``tolerance`` above, fails. The lowest rate tried
-    is 1/4096 of the throughput when all requests arrive at once.
+    which no tried rate fails; the next tried rate, at most ``tolerance`` above, fails. Tried rates
+    have the four digits that are printed, unless ``tolerance`` is finer. The lowest is 1/4096 of the
+    throughput when all requests arrive at once.
 
     By default at least 20,000 requests count, and 50 for each one in the system; a quarter as many precede
     them and a sixteenth follow. A workload is drawn up to 80,000 until the sampling error is within
@@ -275,7 +277,8 @@ def capacity(
             f"tolerance must be a number above 0 and up to {MOST_TOLERANCE}, got {shown(tolerance)}"
         )
     check_flag("steady", steady, SimulationError)
-    trace = drawn_trace(trace_or_workload, ANY_RATE)
+    as_given = given_run(trace_or_workload, UNIT_RATE)
+    trace = as_given.trace
     if draws > 1 and isinstance(trace_or_workload, Trace):
         raise SimulationError(
             f"draws needs a workload, whose requests can be drawn again; trace {shown(trace.name)} has one "
@@ -309,7 +312,7 @@ def capacity(
         limited = parsed._replace(growth=max(tolerance, 1.0 / math.sqrt(run.requests)))
         return CapacitySearch(run, limited, simulate, tolerance, scales_with_time=is_scaled)
 
-    alone = searching(Run.whole(trace))
+    alone = searching(as_given)
     tried = [Searched(alone, alone.found())]
     if steady:
         tried += longer(
@@ -326,8 +329,9 @@ def capacity(
     for draw in range(1, draws):
         assert not isinstance(trace_or_workload, Trace)
         drawn = replace(trace_or_workload, seed=trace_or_workload.seed + draw)
-        run = run_of(drawn, search.run.requests) if steady else Run.whole(drawn_trace(drawn, ANY_RATE))
-        again = searching(run)
+        again = searching(
+            run_of(drawn, search.run.requests, UNIT_RATE) if steady else given_run(drawn, UNIT_RATE)
+        )
         rates.append(again.found(near=found.requests_per_s or None).requests_per_s)
         searches.append(again)
     return Capacity(

@@ -16,6 +16,7 @@ from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.steady import (
     Run,
     affordable_requests,
+    drawn_run,
     enough_requests,
     more_requests,
     steady_run,
@@ -27,36 +28,28 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan
     from fastroof.simulation.engine import Outcomes
 
-ANY_RATE: Final = 1.0
-"""Initial requests/s of a workload without a rate."""
+UNIT_RATE: Final = 1.0
+"""Requests/s at which a search draws: over another rate, arrivals are those drawn at it, to the bit."""
 
 LEAST_TURNOVERS: Final = 8.0
 """Sessions that count for each open one, at least: a quarter as many start before them."""
 
 
-def drawn_trace(given: Trace | Workload, rate: float | None = None) -> Trace:
-    """Return a trace, or the requests of a workload."""
+def given_run(given: Trace | Workload, rate: float | None = None) -> Run:
+    """Return the requests given, all of which count: a trace, or a workload at a rate, by default its own."""
     if not isinstance(given, Trace | Workload):
         raise SimulationError(
             f"requests must be a Trace or a Workload, got {type(given).__name__}; load_trace makes a Trace"
         )
-    if isinstance(given, Trace):
-        return given
-    return given.trace(None if has_rate(given) else rate, given.seed)
+    return drawn_run(given, rate)
 
 
-def has_rate(given: Workload) -> bool:
-    """Whether a workload's arrivals are set without another rate."""
-    return given.is_closed or given.requests_per_s is not None
-
-
-def run_of(given: Trace | Workload, requests: int) -> Run:
-    """Return a run of a trace, or of a workload at its rate or any; as given where it would last too long."""
-    rate = None if isinstance(given, Trace) or has_rate(given) else ANY_RATE
+def run_of(given: Trace | Workload, requests: int, rate: float | None = None) -> Run:
+    """Return a run of a trace, or of a workload at a rate; as given where it would last too long."""
     try:
         return steady_run(given, requests, rate)
     except TraceError:
-        return Run.whole(drawn_trace(given, rate))
+        return drawn_run(given, rate)
 
 
 class Searched(NamedTuple):
@@ -88,7 +81,7 @@ def longer(
         return affordable_requests(done.search.run, decodes, max_num_batched_tokens)
 
     def searched(requests: int, near: float | None = None) -> Searched:
-        search = searching(run_of(given, requests))
+        search = searching(run_of(given, requests, UNIT_RATE))
         found = search.found(near=near or None)
         return Searched(search, found, search.sampling_error(found))
 

@@ -16,7 +16,7 @@ from fastroof.compiled.simulation.state import FINISHED
 from fastroof.errors import SimulationError, TraceError
 from fastroof.simulation.answers import FIRST_GAP_EXPONENT
 from fastroof.simulation.requests import RequestTimes, checked_ms, gap_values_us
-from fastroof.simulation.session_runs import in_rows_of, mean_rate, session_starts, sped_up
+from fastroof.simulation.session_runs import in_rows_of, requests_per_session, session_starts, sped_up
 from fastroof.simulation.steady import PIECES, Run, error_of_mean
 from fastroof.simulation.trace import Trace
 from fastroof.units import US_PER_MS, US_PER_S
@@ -241,6 +241,11 @@ class Bracket(NamedTuple):
     broken: float
 
 
+def printed_rate(per_s: float, unit: float = 1.0) -> float:
+    """Return a rate, or ``unit`` times one, with the four digits that are printed of it."""
+    return unit * float(f"{per_s / unit:.4g}")
+
+
 def bracket(tried: MutableMapping[float, Outcome], holds: Callable[[Outcome], bool]) -> Bracket:
     """Bracket the largest rate by the tried ones: up to the first, from below, that does not hold."""
     kept = 0.0
@@ -260,9 +265,10 @@ def largest_rate(
     tried: MutableMapping[float, Outcome],
     highest: float = math.inf,
     excess: Callable[[Outcome], float] | None = None,
+    unit: float = 1.0,
 ) -> Bracket:
-    """Find the largest rate at which something holds."""
-    lowest = start * LOWEST_SHARE
+    """Find the largest rate at which something holds, in four digits if the tolerance is no finer."""
+    start, lowest = printed_rate(start, unit), printed_rate(start * LOWEST_SHARE, unit)
     widths: list[float] = []
     while True:
         found = bracket(tried, holds)
@@ -285,6 +291,9 @@ def largest_rate(
             if outside is None:
                 return found
             rate = outside
+        # the rate that is printed is then one that was tried
+        printed = printed_rate(rate, unit)
+        rate = printed if kept < printed < broken else rate
         tried[rate] = seen_at(rate)
 
 
@@ -354,7 +363,7 @@ class CapacitySearch:
                 f"trace {shown(trace.name)} is a closed loop, whose clients send as fast as they are "
                 "answered; a capacity is a rate: give arrivals"
             )
-        self._base_per_s = mean_rate(trace)
+        self._base_per_s = self.run.per_s
         starts_s = session_starts(trace).start_s if trace.has_parents else trace.arrival_s
         if not (starts_s[0] < starts_s[-1] and 0.0 < self._base_per_s < math.inf):
             what = f"its {len(trace):,} requests all arrive at once; give at least two requests with"
@@ -387,8 +396,10 @@ class CapacitySearch:
         if math.inf not in tried:
             tried[math.inf] = seen_at(math.inf)
         at_once = tried[math.inf]
+        unit = requests_per_session(self.trace) or 1.0
         if near is not None:
-            for per_s in (near / (1.0 + 3.0 * self.tolerance), near * (1.0 + 3.0 * self.tolerance)):
+            for share in (1.0 / (1.0 + 3.0 * self.tolerance), 1.0 + 3.0 * self.tolerance):
+                per_s = printed_rate(near * share, unit)
                 tried[per_s] = seen_at(per_s)
         # no request is served if each waits too long
         start = at_once.served_per_s or self._base_per_s
@@ -397,6 +408,7 @@ class CapacitySearch:
         span = largest_rate(
             seen_at, limits.holds, start,
             tolerance=self.tolerance, tried=rates, highest=start * 2.0**doublings, excess=limits.excess,
+            unit=unit,
         )  # fmt: skip
         tried |= rates
         if span.broken < math.inf:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 from fastroof.checks import check_flag, one_of, shown, whole_number
 from fastroof.errors import SimulationError
 from fastroof.plan.compile import check_plan
-from fastroof.simulation.capacity_runs import deployment_runner, drawn_trace, enough_of_sessions, run_of
+from fastroof.simulation.capacity_runs import deployment_runner, enough_of_sessions, given_run, run_of
 from fastroof.simulation.capacity_search import Limits, Seen, parsed_limits
 from fastroof.simulation.engine import refuse_too_long
 from fastroof.simulation.kv_tiers import tiers_below
 from fastroof.simulation.prompt_tree import source_of_hits
 from fastroof.simulation.replicas import MOST_REPLICAS, POOLED_ROUTINGS
-from fastroof.simulation.session_runs import mean_rate, requests_per_session
+from fastroof.simulation.session_runs import requests_per_session
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.steady import LEAST_REQUESTS, Run, affordable_requests
 from fastroof.simulation.trace import Trace
@@ -80,9 +80,9 @@ def fewest_replicas(
     most = whole_number("most", most, 1, MOST_REPLICAS, SimulationError)
     one_of("routing", routing, POOLED_ROUTINGS, SimulationError)
     check_flag("steady", steady, SimulationError)
-    trace = drawn_trace(trace_or_workload)
+    run = given_run(trace_or_workload)
+    trace, per_s = run.trace, run.per_s
     chosen = {name: options.pop(name) for name in EngineSettings.__dataclass_fields__ if name in options}
-    run, per_s = Run.whole(trace), mean_rate(trace)
     is_steady = steady and not trace.is_closed and 0.0 < per_s < math.inf
     requests = max(LEAST_REQUESTS, len(trace))
     if is_steady:
@@ -208,7 +208,7 @@ def fewest_by_hour(plan: StepPlan, trace_or_workload: Trace | Workload, **option
 
 def _hours_of(given: Trace | Workload) -> Iterator[Trace | None]:
     """Yield the requests of each hour."""
-    trace = drawn_trace(given)
+    trace = given_run(given).trace
     if trace.has_parents:
         raise SimulationError(
             f"{shown(trace.name)} has sessions, which hours would cut; find the fewest replicas for all hours"

@@ -47,24 +47,29 @@ PIECES: Final = 16
 
 
 class Run(NamedTuple):
-    """A trace to simulate, and which of its requests count.
+    """A trace to simulate, its rate, and which of its requests count.
 
-    ``cycle`` is the number of counted requests after which they repeat; all of them if they do not. With
-    ``session``, the session of each request, ``counted`` and ``cycle`` are of sessions in order of starts.
+    ``per_s`` is the rate that a workload was drawn at, else the mean of the trace, requests/s. ``cycle`` is
+    the number of counted requests after which they repeat; all of them if they do not. With ``session``, the
+    session of each request, ``counted`` and ``cycle`` are of sessions in order of starts.
     """
 
     trace: Trace
+    per_s: float
     counted: slice
     cycle: int
     session: Longs | None = None
 
     @classmethod
-    def whole(cls, trace: Trace) -> Run:
-        """Return a run whose requests all count."""
+    def whole(cls, trace: Trace, drawn_per_s: float | None = None) -> Run:
+        """Return a run whose requests all count, of a trace or of requests, or sessions, drawn at a rate."""
+        per_s = mean_rate(trace) if drawn_per_s is None else drawn_per_s
         if not trace.has_parents:
-            return cls(trace, slice(0, len(trace)), len(trace))
+            return cls(trace, per_s, slice(0, len(trace)), len(trace))
         starts = session_starts(trace)
-        return cls(trace, slice(0, starts.sessions), starts.sessions, starts.session)
+        if drawn_per_s is not None:
+            per_s = drawn_per_s * (len(trace) / starts.sessions)
+        return cls(trace, per_s, slice(0, starts.sessions), starts.sessions, starts.session)
 
     @property
     def requests(self) -> int:
@@ -123,6 +128,15 @@ class Run(NamedTuple):
         return [some[piece == one] for one in range(PIECES)]
 
 
+def drawn_run(given: Trace | Workload, rate: float | None = None) -> Run:
+    """Return a run whose requests all count: a trace, or a workload at a rate, by default its own."""
+    if isinstance(given, Trace):
+        return Run.whole(given)
+    if given.is_closed:
+        return Run.whole(given.trace())
+    return Run.whole(given.trace(rate), given.requests_per_s if rate is None else rate)
+
+
 def steady_run(given: Trace | Workload, requests: int, rate: float | None = None) -> Run:
     """Return a run in which at least ``requests`` count, after a ramp and before a drain.
 
@@ -132,13 +146,14 @@ def steady_run(given: Trace | Workload, requests: int, rate: float | None = None
     """
     if isinstance(given, Workload) and given.has_one_rate:
         before, after = math.ceil(RAMP * requests), math.ceil(DRAIN * requests)
-        drawn = replace(given, requests=before + requests + after).trace(rate)
-        if drawn.has_parents:
+        drawn = drawn_run(replace(given, requests=before + requests + after), rate)
+        if drawn.session is not None:
             return _sessions_run(drawn)
-        return Run(drawn, slice(before, before + requests), requests)
-    trace = given if isinstance(given, Trace) else given.trace(rate)
+        return drawn._replace(counted=slice(before, before + requests), cycle=requests)
+    whole = drawn_run(given, rate)
+    trace = whole.trace
     if trace.has_parents:
-        return _repeated_run(trace, requests)
+        return _repeated_run(whole, requests)
     cycle = len(trace)
     requests = -(-requests // cycle) * cycle
     before, after = math.ceil(RAMP * requests), math.ceil(DRAIN * requests)
@@ -153,12 +168,11 @@ def steady_run(given: Trace | Workload, requests: int, rate: float | None = None
     # laps overlap if the given period is short
     arrival_s -= arrival_s.min()
     repeated = Trace(arrival_s, **sizes, **ids_of_laps(trace, lap, place), name=trace.name)
-    return Run(repeated, slice(before, before + requests), cycle)
+    return Run(repeated, whole.per_s, slice(before, before + requests), cycle)
 
 
-def _sessions_run(drawn: Trace) -> Run:
+def _sessions_run(whole: Run) -> Run:
     """Return a run of drawn sessions, of which those between ramp and drain count."""
-    whole = Run.whole(drawn)
     sessions = whole.cycle
     all_parts = 1.0 + RAMP + DRAIN
     before, after = (math.ceil(part * sessions / all_parts) for part in (RAMP, DRAIN))
@@ -167,15 +181,15 @@ def _sessions_run(drawn: Trace) -> Run:
     return whole._replace(counted=slice(before, sessions - after), cycle=sessions - before - after)
 
 
-def _repeated_run(trace: Trace, requests: int) -> Run:
+def _repeated_run(whole: Run, requests: int) -> Run:
     """Return a run of a trace's sessions, repeated as a whole."""
-    if not mean_rate(trace) < math.inf:
-        return Run.whole(trace)
-    cycle = session_starts(trace).sessions
-    sessions = -(-requests // len(trace)) * cycle
+    if not mean_rate(whole.trace) < math.inf:
+        return whole
+    cycle = whole.cycle
+    sessions = -(-requests // len(whole.trace)) * cycle
     before, after = math.ceil(RAMP * sessions), math.ceil(DRAIN * sessions)
-    whole = Run.whole(repeated_sessions(trace, -before, sessions + after))
-    return whole._replace(counted=slice(before, before + sessions), cycle=cycle)
+    repeated = Run.whole(repeated_sessions(whole.trace, -before, sessions + after))
+    return repeated._replace(per_s=whole.per_s, counted=slice(before, before + sessions), cycle=cycle)
 
 
 def enough_requests(given: int, in_system: float, affordable: int) -> int:

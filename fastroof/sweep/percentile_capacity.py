@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan
     from fastroof.simulation.capacity_search import CapacitySearch, Seen, Simulate
     from fastroof.simulation.settings import EngineSettings
+    from fastroof.simulation.steady import Run
     from fastroof.simulation.trace import Trace
     from fastroof.simulation.workload import Workload
     from fastroof.sweep.kind import GpuTables
@@ -245,7 +246,7 @@ class SimulatedKind:
         from fastroof.simulation.steady import steady_run
 
         run = steady_run(request_workload(self.row, requests, seed), requests)
-        trace = _at_rate(run.trace, per_s)
+        trace = _at_rate(run, per_s)
         times = RequestTimes.of(trace, self.runner(setting)(trace, 1.0)).of_places(run.counted)
         named = {"ttft_ms": "ttft_ms", "tpot_ms": "tpot_ms", "request_latency_ms": "e2e_ms"}
         return {
@@ -260,13 +261,13 @@ class SimulatedKind:
 
     def _seen(self, setting: Setting, search: CapacitySearch, per_s: float) -> Seen:
         """Return what a search measures at a rate."""
-        trace = _at_rate(search.trace, per_s)
+        trace = _at_rate(search.run, per_s)
         return search.limits.seen(trace, self.runner(setting)(trace, 1.0), search.run.counted)
 
 
-def _at_rate(trace: Trace, per_s: float) -> Trace:
-    """Return a trace at a rate of the requests that were drawn, as a capacity counts it."""
-    return trace.rate_scaled(per_s / trace.requests_per_s)
+def _at_rate(run: Run, per_s: float) -> Trace:
+    """Return the requests of a run at a rate, as a capacity counts it."""
+    return run.trace.rate_scaled(per_s / run.per_s)
 
 
 def plan_key(spec: DeploymentSpec, row: Mapping[str, Any]) -> Any:

@@ -78,6 +78,23 @@ def test_the_capacity_of_a_model_is_what_the_library_answers() -> None:
     assert "by chance" not in given
 
 
+@pytest.mark.parametrize("seed", [str(seed) for seed in range(6)])
+@pytest.mark.parametrize("of_sessions", [False, True])
+def test_the_printed_capacity_keeps_the_limits_when_it_is_simulated(seed: str, of_sessions: bool) -> None:
+    """And the next rate of the printed table does not, whatever the mean rate of the draw itself."""
+    drawn = (*DRAWN[:-1], seed, "--input", "lognormal:1024:0.6", "--output", "lognormal:100:0.5")
+    drawn += ("--turns", "2", "--think", "exponential:1") if of_sessions else ()
+    out = good("capacity", *MODEL, *drawn, "--no-steady", "--ttft-p99", "300", "--tpot-p99", "25")
+    unit = "sessions/s" if of_sessions else "requests/s"
+    (kept,) = re.findall(rf": ([0-9.]+) {unit}", out)
+    (above,) = re.findall(rf"^ *{kept} .*yes.*\n *([0-9.]+) .*no", out, re.MULTILINE)
+    for rate, holds in ((kept, True), (above, False)):
+        simulated = good("simulate", "--model", *MODEL, *drawn, "--rate", rate, "--no-range", "--json")
+        answers = json.loads(simulated)
+        within = answers["ttft_ms"]["p99"] <= 300 and answers["tpot_ms"]["p99"] <= 25
+        assert within == holds
+
+
 def test_a_capacity_names_the_whole_layout() -> None:
     asked = ("capacity", *MODEL, *DRAWN, "--gpu", "h200", "--dp", "4", "--ttft-p99", "300")
     assert "llama-3.1-8b, 1 x tp 1, dp 4 on 4 x h200, " in good(*asked)

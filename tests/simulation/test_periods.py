@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastroof
-from fastroof import StepPlan, Trace, TraceError, load_trace
+from fastroof import StepPlan, Trace, TraceError, Workload, load_trace
 from fastroof.simulation.capacity import capacity
 from fastroof.simulation.fewest_replicas import fewest_by_hour, fewest_replicas
 from fastroof.simulation.session_runs import mean_rate
@@ -52,7 +52,7 @@ def test_an_hour_that_is_repeated_has_its_requests_in_each_hour(
     """Whatever time they span: n requests in an hour are n / 3600 a second."""
     hour = an_hour([at_s * span for at_s in within_s], sessions)
     run = steady_run(hour, wanted)
-    assert mean_rate(hour) == len(hour) / HOUR_S
+    assert run.per_s == mean_rate(hour) == len(hour) / HOUR_S
     starts_s = run.trace.arrival_s
     if run.session is not None:
         starts_s = np.sort([starts_s[run.session == one].min() for one in range(run.session.max() + 1)])
@@ -113,3 +113,16 @@ def test_a_period_is_a_number_of_seconds(period_s: Any) -> None:
         Trace([0.0], [8], [1], period_s=period_s)
     with pytest.raises(TraceError, match="it lasts over"):
         Trace([0.0], [8], [1], period_s=1e9).rate_scaled(0.01)
+
+
+@pytest.mark.parametrize(
+    "given", [Workload(rate=10.0, requests=1500, seed=2), Workload(rate=10.0, requests=1500, turns=3, seed=2)]
+)
+def test_a_workload_has_the_rate_that_it_is_given(plan: StepPlan, given: Workload) -> None:
+    """1,500 requests drawn at 10/s come at 9.4 to 10.9/s."""
+    few = fewest_replicas(plan, given, ttft_p99_ms=500, tpot_p99_ms=50, steady=False)
+    if few.sessions_per_s is None:
+        assert few.requests_per_s == 10.0
+    else:
+        assert few.sessions_per_s == pytest.approx(10.0, rel=1e-15)
+    assert mean_rate(given.trace()) != few.requests_per_s

@@ -168,7 +168,7 @@ def test_workers_apart_serve_what_their_simulation_says() -> None:
         sim = simulate_disaggregated(
             plan,
             plan,
-            run.trace.rate_scaled(per_s / run.trace.requests_per_s),
+            run.trace.rate_scaled(per_s),
             row["prefill_workers"],
             row["decode_workers"],
             link=Link(50e9),
