@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from fastroof.arrays import Longs
 from fastroof.checks import is_number, one_of, shown, whole_number
 from fastroof.compiled.simulation import autoscaling as loops
 from fastroof.compiled.simulation.autoscaled_fleet import autoscaled_feedback_run, autoscaled_run
@@ -24,7 +25,7 @@ from fastroof.simulation.engine import (
     too_long,
     with_rejected,
 )
-from fastroof.simulation.front_end import run_behind
+from fastroof.simulation.front_end import run_behind, turns_of
 from fastroof.simulation.prompt_tree import GIVEN, LRU
 from fastroof.simulation.replicas import (
     MOST_REPLICAS,
@@ -227,7 +228,8 @@ def run_autoscaled(
         )
 
     def run(arrived: Trace, own: EngineSettings) -> Outcomes:
-        return _run(plan, arrived, own, autoscaler, first, routing, time_scale, seed, prefix_cache)
+        turns = turns_of(trace, arrived)
+        return _run(plan, arrived, turns, own, autoscaler, first, routing, time_scale, seed, prefix_cache)
 
     servers = autoscaler.max_replicas * plan.layout.dp
     return run_behind(plan.profile.front_end, trace, settings, servers, run)
@@ -236,6 +238,7 @@ def run_autoscaled(
 def _run(
     plan: StepPlan,
     trace: Trace,
+    turns: Longs,
     settings: EngineSettings,
     autoscaler: Autoscaler,
     first: int,
@@ -256,7 +259,7 @@ def _run(
         start_us = float(requests.arrival_us.min(initial=math.inf)) if count else 0.0
         scaler = autoscaler.scaler(first, most * rules.ranks, start_us, lives)
         drawn = np.random.default_rng(seed).integers(0, scaler.rule.drawn_from, (2, count), np.int32)
-        fleet = new_fleet(routing, settings, requests, longest, most, rules, drawn)
+        fleet = new_fleet(routing, settings, requests, longest, most, rules, drawn, turns[~rejected])
         served, record, replica_of = new_served(settings, count), new_record(), np.zeros(count, np.int32)
         given = fleet, scaler, requests, served, record, replica_of
         if count and (trace.is_closed or trace.has_parents):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from fastroof.arrays import Floats
+from fastroof.arrays import Floats, Longs
 from fastroof.compiled.simulation.api_server import shared_ends
 from fastroof.compiled.simulation.state import FINISHED, TIMED_OUT
 from fastroof.units import US_PER_MS, US_PER_S
@@ -45,8 +45,9 @@ class Passage:
         What clients send.
     arrived : Trace
         What the scheduler sees, by arrival there.
-    first_us, mean_us : float
-        In a closed loop, the time of the clients' first requests, and of all others.
+    first_us, later_us : float
+        In a closed loop, the time of the clients' first requests, and of all others. Else 0, and the time of
+        a request without a prompt.
     follower_us : array of float, optional
         In sessions, the time of each request that follows others, as sent; NaN of the others.
     """
@@ -54,14 +55,15 @@ class Passage:
     sent: Trace
     arrived: Trace
     first_us: float = 0.0
-    mean_us: float = 0.0
+    later_us: float = 0.0
     follower_us: Floats | None = None
 
     def settings(self, settings: EngineSettings) -> EngineSettings:
-        """Return settings with which the engine's requests time out when their clients give up."""
-        if not self.mean_us or settings.timeout_s == np.inf:
+        """Return settings with which the engine's requests time out when their clients give up, or later."""
+        if not self.later_us or settings.timeout_s == np.inf:
             return settings
-        return replace(settings, timeout_s=max(settings.timeout_s - self.mean_us / US_PER_S, LEAST_TIMEOUT_S))
+        timeout_s = max(settings.timeout_s - self.later_us / US_PER_S, LEAST_TIMEOUT_S)
+        return replace(settings, timeout_s=timeout_s)
 
     def seen(self, outcomes: Outcomes, timeout_s: float = np.inf) -> Outcomes:
         """Return the scheduler's outcomes as clients see them, in the order in which they sent them."""
@@ -71,7 +73,7 @@ class Passage:
         if self.sent.is_closed:
             arrival_us = outcomes.arrival_us
             is_first = arrival_us == self.first_us
-            seen = seen._replace(arrival_us=np.where(is_first, 0.0, arrival_us - self.mean_us))
+            seen = seen._replace(arrival_us=np.where(is_first, 0.0, arrival_us - self.later_us))
         else:
             sent_us = self.sent.arrival_s * US_PER_S
             if self.follower_us is not None:
@@ -99,6 +101,11 @@ class Passage:
         return None if values is None else self.arrived.in_file_order(np.asarray(values))
 
 
+def turns_of(sent: Trace, arrived: Trace) -> Longs:
+    """Return the place of each request that arrives at the scheduler among those that clients sent."""
+    return np.arange(len(sent)) if arrived is sent else arrived.order
+
+
 def passage(front_end: FrontEnd, trace: Trace, servers: int, least_us: float = 0.0) -> Passage:
     """Send a trace through a front end with as many API servers, which take requests in turn.
 
@@ -107,8 +114,8 @@ def passage(front_end: FrontEnd, trace: Trace, servers: int, least_us: float = 0
     if front_end.adds_nothing:
         return Passage(trace, trace)
     request_us, token_us, server_us = front_end.times_us
-    mean_us = front_end.alone_us(float(trace.input_tokens.mean()))
     if trace.is_closed:
+        mean_us = front_end.alone_us(float(trace.input_tokens.mean()))
         # all clients start together
         clients = min(int(trace.clients or 0), len(trace))
         first_us = mean_us + server_us * max(clients / servers - 1.0, 0.0)
@@ -131,7 +138,7 @@ def passage(front_end: FrontEnd, trace: Trace, servers: int, least_us: float = 0
         arrived_us = sent_us + own_us + server_us
         arrived_us[~follows] = _server_ends_us(sent_us[~follows], server_us, servers) + own_us[~follows]
     changes["arrival_s"] = arrived_us / US_PER_S
-    return Passage(trace, replace(trace, **changes), 0.0, mean_us, follower_us)
+    return Passage(trace, replace(trace, **changes), 0.0, front_end.alone_us(0.0), follower_us)
 
 
 def passed(
@@ -149,7 +156,7 @@ def passed(
         engine_us = float(np.nanmean(found.last_us - found.arrival_us))
         clients = min(int(trace.clients or 0), len(trace)) / servers
         least_us = front_end.server_ms * US_PER_MS * clients - engine_us - trace.think_s * US_PER_S
-        if not least_us > way.mean_us * (1.0 + CLOSE):
+        if not least_us > way.later_us * (1.0 + CLOSE):
             break
         way = passage(front_end, trace, servers, least_us)
         found = run(way.arrived, way.settings(settings))

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Bools, Floats
+from fastroof.arrays import Bools, Floats, Longs
 from fastroof.checks import one_of
 from fastroof.compiled.simulation import pools as loops
 from fastroof.compiled.simulation import transfers
@@ -35,7 +35,7 @@ from fastroof.simulation.engine import (
     requests_of,
     with_rejected,
 )
-from fastroof.simulation.front_end import passed
+from fastroof.simulation.front_end import passed, turns_of
 from fastroof.simulation.pools import (
     Link,
     Pool,
@@ -122,7 +122,8 @@ def run_pools(
             pool._replace(settings=replace(pool.settings, timeout_s=settings.timeout_s))
             for pool in (prefill, decode)
         )
-        pooled.append(both(first, then, arrived, link, time_scale=time_scale, seed=seed))
+        turns = turns_of(trace, arrived)
+        pooled.append(both(first, then, arrived, turns, link, time_scale=time_scale, seed=seed))
         return pooled[-1].outcomes
 
     way, found = passed(front_end, trace, prefill.settings, servers, run)
@@ -136,7 +137,7 @@ def run_pools(
 
 
 def _run_in_turn(
-    prefill: Pool, decode: Pool, trace: Trace, link: Link, *, time_scale: float, seed: int
+    prefill: Pool, decode: Pool, trace: Trace, turns: Longs, link: Link, *, time_scale: float, seed: int
 ) -> PooledOutcomes:
     """Serve a trace with the prefill pool, then with the decode pool what that sends."""
     rejected = _rejected(prefill, decode, trace)
@@ -150,6 +151,7 @@ def _run_in_turn(
         prefill.replicas,
         prefill.routing,
         prefix_cache=prefill.prefix_cache,
+        turns=turns[kept],
         **options,
     )
     goes_on = np.flatnonzero((fit.output_tokens > 1) | (link.first_token == "decode"))
@@ -263,7 +265,7 @@ _NO_REPLICA: Final = -1
 
 
 def _run_fed_back(
-    prefill: Pool, decode: Pool, trace: Trace, link: Link, *, time_scale: float, seed: int
+    prefill: Pool, decode: Pool, trace: Trace, turns: Longs, link: Link, *, time_scale: float, seed: int
 ) -> PooledOutcomes:
     """Serve a trace with both pools in order of events, by their own clocks."""
     rejected = _rejected(prefill, decode, trace)
@@ -272,9 +274,10 @@ def _run_fed_back(
     outputs = np.ascontiguousarray(trace.output_tokens[~rejected])
     goes_on = np.ones(len(outputs), bool) if again else outputs > 1
     requests = prompts, _decodes_of(prompts, outputs, again)
+    orders = turns[~rejected], np.arange(goes_on.sum())
     fed = [
-        _loop_pool(pool, one, trace, sent, time_scale, seed)
-        for pool, one, sent in zip((prefill, decode), requests, (len(outputs), goes_on.sum()), strict=True)
+        _loop_pool(pool, one, trace, order, time_scale, seed)
+        for pool, one, order in zip((prefill, decode), requests, orders, strict=True)
     ]
     fed[1] = fed[1]._replace(
         options=fed[1].options._replace(has_cache=0, has_reserved=int(link.back_pressure))
@@ -326,17 +329,17 @@ def _decodes_of(prompts: Requests, outputs: Any, again: bool) -> Requests:
 
 
 def _loop_pool(
-    pool: Pool, requests: Requests, trace: Trace, sent: int, time_scale: float, seed: int
+    pool: Pool, requests: Requests, trace: Trace, turns: Longs, time_scale: float, seed: int
 ) -> loops.Pool:
-    """Return a pool as the loop reads it; its router gets up to ``sent`` requests."""
+    """Return a pool as the loop reads it; ``turns`` are those of its router."""
     routings = POOLED_ROUTINGS if pool.prefix_cache == LRU else ROUTINGS
     one_of("routing", pool.routing, routings, SimulationError)
     rules = rank_rules(pool.plan)
     # clients and sessions are the loop's
     options = options_of(pool.settings, trace, time_scale, pool.prefix_cache)
-    drawn = np.random.default_rng(seed).integers(0, pool.replicas, (2, int(sent)), np.int32)
+    drawn = np.random.default_rng(seed).integers(0, pool.replicas, (2, len(turns)), np.int32)
     longest = int(max(requests.output_tokens.max(), 1))
-    fleet = new_fleet(pool.routing, pool.settings, requests, longest, pool.replicas, rules, drawn)
+    fleet = new_fleet(pool.routing, pool.settings, requests, longest, pool.replicas, rules, drawn, turns)
     count = len(requests.arrival_us)
     return loops.Pool(
         pool.plan.arena,

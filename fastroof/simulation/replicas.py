@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from fastroof.arrays import Floats, Ints
+from fastroof.arrays import Floats, Ints, Longs
 from fastroof.checks import one_of, whole_number
 from fastroof.compiled.expert_rows import ONE_RANK, RankRules
 from fastroof.compiled.simulation import ranks as rank_loops
@@ -42,7 +42,7 @@ from fastroof.simulation.engine import (
     too_long,
     with_rejected,
 )
-from fastroof.simulation.front_end import run_behind
+from fastroof.simulation.front_end import run_behind, turns_of
 from fastroof.simulation.kv_tiers import NO_TIERS, Tiers, TierUse, all_of, use_of
 from fastroof.simulation.prompt_tree import GIVEN, LRU
 from fastroof.simulation.settings import EngineSettings
@@ -111,6 +111,7 @@ def run_replicas(
             threads=threads,
             prefix_cache=prefix_cache,
             tiers=tiers,
+            turns=turns_of(trace, arrived),
         )
 
     return run_behind(plan.profile.front_end, trace, settings, replicas * plan.layout.dp, run)
@@ -128,8 +129,9 @@ def run_schedulers(
     threads: int | None = None,
     prefix_cache: str = GIVEN,
     tiers: Tiers = NO_TIERS,
+    turns: Longs | None = None,
 ) -> Outcomes:
-    """Serve a trace with replicas of an engine, by their own clocks."""
+    """Serve a trace with replicas of an engine, by their own clocks; ``turns`` are those of the router."""
     one_of("routing", routing, POOLED_ROUTINGS if prefix_cache == LRU else ROUTINGS, SimulationError)
     workers = usable_processors() if threads is None else threads
     workers = whole_number("threads", workers, error=SimulationError)
@@ -150,10 +152,12 @@ def run_schedulers(
     arrays = new_arrays(settings, requests, longest)
     count = len(requests.arrival_us)
     replica_of = np.zeros(count, np.int32)
+    # a router counts what an engine rejects
+    turns = (np.arange(len(trace)) if turns is None else turns)[~rejected]
 
     has_feedback = trace.is_closed or trace.has_parents
     if routing == "round_robin" and not has_feedback and replicas > 1:
-        replica_of[:] = np.arange(count) % replicas
+        replica_of[:] = turns % replicas
         fleet_of_one = partial(new_fleet, routing, settings, requests, longest, rules=rules)
         run = partial(_share, plan.arena, options, arrays, replica_of, tiers, fleet_of_one)
         with ThreadPoolExecutor(min(workers, replicas)) as pool:
@@ -165,7 +169,7 @@ def run_schedulers(
         use = all_of([use for _, _, use in done], requests)
     else:
         drawn = np.random.default_rng(seed).integers(0, replicas, (2, count), np.int32)
-        fleet = new_fleet(routing, settings, requests, longest, replicas, rules, drawn)
+        fleet = new_fleet(routing, settings, requests, longest, replicas, rules, drawn, turns)
         record = arrays.record
         given = (fleet, requests, arrays.served, record, replica_of)
         if has_feedback:
@@ -191,11 +195,14 @@ def new_fleet(
     replicas: int = 1,
     rules: RankRules = ONE_RANK,
     drawn: Ints | None = None,
+    turns: Longs | None = None,
 ) -> loops.Fleet:
     """Make empty replicas as the loops read them, the states of all ranks behind one router."""
     states = new_state(settings, requests, longest, replicas * rules.ranks)
     if drawn is None:
         drawn = np.zeros((2, len(requests.arrival_us)), np.int32)
+    if turns is None:
+        turns = np.arange(len(requests.arrival_us))
     engines_each = rules.ranks // rules.together
     engines, ranks = replicas * engines_each, rules.together
     groups = rank_loops.RankGroup(
@@ -204,7 +211,7 @@ def new_fleet(
         np.zeros((engines, 2, ranks), np.int64),
         rules,
     )
-    router = loops.Router(_RULES[routing], drawn, *(np.zeros(engines, np.int64) for _ in range(2)))
+    router = loops.Router(_RULES[routing], drawn, turns, *(np.zeros(engines, np.int64) for _ in range(2)))
     return loops.Fleet(states, groups, router, settings.num_gpu_blocks, np.zeros(engines_each, np.int64))
 
 

@@ -91,7 +91,7 @@ def _choose(fleet: Fleet, scaler: Scaler, options: EngineOptions, requests: Requ
     """Choose the replica that serves a request, of those that serve, as the router's rule does."""
     router, serving = fleet.router, scaler.counts[NUM_SERVING]
     if router.rule == ROUND_ROBIN:
-        return int(_serving(scaler, request % serving))
+        return int(_serving(scaler, router.turns[request] % serving))
     if router.rule == POWER_OF_TWO:
         below = scaler.rule.drawn_from
         first = _serving(scaler, router.drawn[0, request] * serving // below)

@@ -54,10 +54,14 @@ ROUND_ROBIN, LEAST_OUTSTANDING, LEAST_LOAD, LEAST_KV, POWER_OF_TWO, PREFIX_AWARE
 
 
 class Router(NamedTuple):
-    """How a replica is chosen: a rule, two draws a request, requests and prompt tokens sent to engines."""
+    """How a replica is chosen, and what was sent to engines: requests and prompt tokens.
+
+    ``drawn`` are two random replicas for each request, ``turns`` its place among those that clients sent.
+    """
 
     rule: int
     drawn: Ints
+    turns: Longs
     pushed: Longs
     pushed_tokens: Longs
 
@@ -195,7 +199,7 @@ def choose_replica(fleet: Fleet, options: EngineOptions, requests: Requests, req
     router = fleet.router
     replicas = len(router.pushed) // engines_each(fleet)
     if router.rule == ROUND_ROBIN:
-        return turn % replicas
+        return int(router.turns[turn] % replicas)
     if router.rule == POWER_OF_TWO:
         first, second = router.drawn[0, turn], router.drawn[1, turn]
         return int(second) if outstanding_of(fleet, second) < outstanding_of(fleet, first) else int(first)
