@@ -104,6 +104,14 @@ def capacity(
         typer.Option(metavar="LIMITS", help="More limits in ms: ttft_p90=300,itl_p99=80,e2e_p99_9=10000."),
     ] = None,
     workload: GroupValues,
+    period: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S",
+            help="Seconds that the trace covers, and after which it is repeated.  [default: until a mean gap "
+            "after its last request]",
+        ),
+    ] = None,
     draws: Annotated[
         int, typer.Option(min=1, metavar="TIMES", help="Number of draws, to estimate the sampling error.")
     ] = 1,
@@ -165,7 +173,7 @@ def capacity(
     check_engine(plan["engine"])
     if workload["rate"] is not None and not fewest:
         raise SimulationError("--rate needs --fewest: without it the rate is the answer")
-    asked = asked_requests(**workload)
+    asked = asked_requests(**workload, period=period)
     settings = engine_settings(given)
     settings |= {"routing": routed.pop("router"), **routed, "threads": workers}
     served = simulated_plan(what, *gpu_and_tables(**measured), settings, plan)

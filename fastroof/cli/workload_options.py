@@ -149,7 +149,7 @@ def asked_requests(**options: Any) -> Trace | Workload:
     given = {name: value for name, value in options.items() if value not in (None, [])}
     reading = {name: given.pop(name) for name in READ if name in given}
     drawn = [_flag(name) for name in DRAWN if name in given]
-    replayed = [_flag(name) for name in REPLAYED if name in given]
+    replayed = [_flag(name) for name in (*REPLAYED, "period") if name in given]
     if drawn and replayed:
         raise TraceError(
             f"{', '.join(replayed)} replays a trace, {', '.join(drawn)} draws requests: give one of them; "
@@ -166,6 +166,7 @@ def asked_requests(**options: Any) -> Trace | Workload:
             hash_block_size=given.get("hash_block_size"),
             limit=given.get("limit"),
             rate_scale=given.get("rate_scale", 1.0),
+            period_s=given.get("period"),
         )
     from fastroof import Workload
 

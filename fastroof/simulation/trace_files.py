@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +40,7 @@ def load_trace(
     limit: int | None = None,
     rate_scale: float = 1.0,
     hash_block_size: int | None = None,
+    period_s: float | None = None,
 ) -> Trace:
     """Load a trace of requests.
 
@@ -75,6 +77,8 @@ def load_trace(
     hash_block_size : int, optional
         Tokens per block of ``hash_ids``. Default: the table's metadata, else the format's (Bailian 16, others
         512), or the power of two that fits the numbers of ids.
+    period_s : float, optional
+        Seconds that the requests taken cover, before ``rate_scale``; as of a :class:`Trace`.
 
     Returns
     -------
@@ -107,6 +111,8 @@ def load_trace(
             trace = _checked_trace(raw, named, facts, conditions, time_zone)
     if limit is not None:
         trace = trace.limited(limit)
+    if period_s is not None:
+        trace = replace(trace, period_s=period_s)
     return trace if is_number(rate_scale) and rate_scale == 1.0 else trace.rate_scaled(rate_scale)
 
 

@@ -123,6 +123,20 @@ def test_the_fewest_replicas_of_a_rate() -> None:
     assert f"{few.replicas} replicas, {few.gpus} GPUs; one fewer breaks p99 TTFT" in good(*asked)
 
 
+def test_a_trace_covers_the_period_that_is_given(tmp_path: Path) -> None:
+    """Two requests within a millisecond are 1,000 a second, or 2 an hour."""
+    trace = tmp_path / "hour.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0,1500,100\n0.001,1500,100\n")
+    asked = ("capacity", *MODEL, "--trace", str(trace), "--ttft-p99", "4000", "--tpot-p99", "100", "--fewest")
+    assert "1,000 requests/s: 39 replicas" in good(*asked)
+    assert "0.0005556 requests/s: 1 replica is enough" in good(*asked, "--period", "3600")
+    assert "0.001111 requests/s: 1 replica" in good(*asked, "--period", "3600", "--rate-scale", "2")
+    assert "period_s must be seconds from 0 to" in refused(*asked, "--period", "-1")
+    assert "--period replays a trace, --rate draws requests" in refused(
+        "capacity", *MODEL, "--rate", "1", "--period", "60", "--ttft-p99", "300", "--fewest"
+    )
+
+
 @pytest.mark.slow
 def test_the_fewest_replicas_of_a_burst(tmp_path: Path) -> None:
     trace = tmp_path / "burst.csv"

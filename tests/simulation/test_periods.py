@@ -97,6 +97,7 @@ def test_a_period_goes_with_the_trace(tmp_path: Path) -> None:
     assert (trace.period_s, trace.requests_per_s) == (30.0, 0.1)
     assert trace.rate_scaled(3).requests_per_s == pytest.approx(0.3)
     assert load_trace(trace.table()).period_s == 30.0
+    assert load_trace(trace.table(), limit=2, rate_scale=2, period_s=60).requests_per_s == 2 / 30
     assert (trace.limited(2).period_s, trace.limited(3).period_s) == (None, 30.0)
     assert trace.sliced(1, 11).requests_per_s == 0.2
     assert (trace.sliced(1).period_s, trace.sliced(1).requests_per_s) == (None, 1 / 1.5)

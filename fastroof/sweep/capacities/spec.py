@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _TRACE_KEYS: Final = (
     "trace", "format", "columns", "where", "time_zone", "limit", "rate_scale", "hash_block_size",
+    "period_s",
 )  # fmt: skip
 _WORKLOAD_KEYS: Final = (
     "arrivals", "burstiness", "ramp", "requests", "input_tokens", "output_tokens", "cached_tokens", "seed",
@@ -69,7 +70,7 @@ def requests_hash(requests: Trace | Workload) -> str:
     names += [
         name for name in ("hash_ids", "hash_offsets", "history_tokens") if getattr(trace, name) is not None
     ]
-    block = str(trace.hash_block_size or "").encode()
+    block = f"{trace.hash_block_size or ''}{trace.period_s or ''}".encode()
     return hashlib.sha256(b"".join(getattr(trace, name).tobytes() for name in names) + block).hexdigest()
 
 
