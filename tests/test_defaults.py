@@ -21,8 +21,10 @@ from fastroof.cli import app
 from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import load_engine
 from fastroof.serving.least_gpus import least_gpus
+from fastroof.simulation import EngineSettings
 from fastroof.sweep import CapacitySpec, DeploymentSpec, StepSpec
 from fastroof.sweep.recommendations.recommend import deployment_question
+from fastroof.ui.view import View
 
 PACKAGE = Path(fastroof.__file__).parent
 
@@ -132,6 +134,15 @@ def test_command_line_and_python_answer_a_step_alike(h100: fastroof.Tables) -> N
     assert bare["latency_us"] == alone.decode_us(64, 4096) < step["latency_us"]
 
 
+def test_a_step_below_the_engines_largest_leaves_its_memory() -> None:
+    """The engine reserves memory for 16,384 tokens on a B200, whatever step is timed."""
+    plan = fastroof.compile_plan("llama-3.1-8b", "b200")
+    asked = View(model="llama-3.1-8b", gpu="b200", kind="prefill", chunk=10_000)
+    assert asked.step_sizes == {"max_tokens": None, "max_seqs": None}
+    step = answer("step", "--model", "llama-3.1-8b", "--gpu", "b200", "--prefill", "10000@0", "--explain")
+    assert step["max_kv_tokens"] == plan.memory.max_kv_tokens
+
+
 def test_command_line_python_and_best_answer_a_load_alike() -> None:
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", max_tokens=8192, max_seqs=1024)
     estimated = fastroof.serving.estimate(plan, 1000, 100, 8)
@@ -146,6 +157,8 @@ def test_command_line_python_and_best_answer_a_load_alike() -> None:
     assert row["engine"] == DEFAULT_ENGINE
     assert row["tpot_ms"] == pytest.approx(again.tpot_ms, rel=1e-9)
 
+
+QUICK_PAIRS = {("h100", "trtllm-1.1"), ("h100", "kernels"), ("l4", "vllm"), ("b200", "sglang")}
 
 LIMITS = ("max_num_batched_tokens", "max_num_seqs", "block_size")
 
@@ -167,14 +180,57 @@ def test_the_default_limits_are_the_engines_own_everywhere() -> None:
     assert set(found.values()) == {"engine"}, found
 
 
+ENGINES = sorted(path.name.removesuffix(".toml") for path in (PACKAGE / "engines/profiles").iterdir())
+
+
 @pytest.mark.parametrize(
-    "engine", ["vllm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sglang", "trtllm-1.1"))]
+    ("gpu", "engine"),
+    [
+        pytest.param(gpu, engine, marks=[] if (gpu, engine) in QUICK_PAIRS else pytest.mark.slow)
+        for gpu in fastroof.gpu_names()
+        for engine in ENGINES
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_default_plan_holds_the_engines_largest_step(gpu: str, engine: str) -> None:
+    """Compile a plan and ask: no default of the question is above a default of the plan."""
+    plan = fastroof.compile_plan("qwen3-0.6b", gpu, engine=engine, allow_modelled=True)
+    tokens, seqs, _ = load_engine(engine).on(plan.gpu).scheduling.step_limits()
+    load = fastroof.Workload(requests=20, input_tokens=300, output_tokens=5, seed=1)
+    settings = fastroof.simulate(plan, load.trace(rate=5.0)).settings
+    assert (settings.max_num_batched_tokens, settings.max_num_seqs) == (tokens, seqs)
+    most = fastroof.capacity(plan, load, ttft_p99_ms=60_000, tolerance=0.2)
+    assert most.requests_per_s > 0
+    assert fastroof.serving.estimate(plan, isl=tokens, osl=5, concurrency=2).ttft_ms > 0
+
+
+def test_the_default_plan_holds_the_largest_step_of_a_custom_engine() -> None:
+    own = load_engine("kernels")
+    for order, tokens, seqs, largest in (
+        ("mixed", 20_000, 1024, (20_000, 1024)),
+        ("mixed", 20_000, 3000, (20_000, 3000)),
+        # decodes do not count against the tokens of prompts
+        ("prefill_first", 500, 9000, (9000, 9000)),
+        ("mixed", 500, 9000, (8192, 1024)),
+    ):
+        scheduling = replace(
+            own.scheduling, order=order, max_num_batched_tokens=tokens, max_num_seqs=seqs, by_card=False
+        )
+        plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine=replace(own, scheduling=scheduling))
+        assert (plan.max_tokens, plan.max_seqs) == largest
+        limits = scheduling.step_limits()
+        settings = EngineSettings.of_plan(plan)
+        assert (settings.max_num_batched_tokens, settings.max_num_seqs) == limits[:2]
+
+
+@pytest.mark.parametrize(
+    "engine", ["trtllm-1.1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sglang", "vllm"))]
 )
 def test_simulate_capacity_serving_and_best_have_the_same_limits(engine: str) -> None:
-    """The command line compiles a plan of that size; in Python a smaller one is an error."""
+    """The command line and a plan compiled by default have the same limits and answers."""
     own = load_engine(engine)
     tokens, seqs = own.scheduling.max_num_batched_tokens, own.scheduling.max_num_seqs
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine=engine, max_tokens=tokens, max_seqs=seqs)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine=engine)
     load = fastroof.Workload(rate=8, requests=40, input_tokens=3000, output_tokens=30, seed=1)
     said = ("--num-requests", "40", "--input", "3000", "--output", "30", "--engine", engine)
     sim = fastroof.simulate(plan, load.trace())

@@ -213,8 +213,7 @@ def simulated_plan(
     engine = load_engine(options["engine"]).on(gpu)
     own = engine.scheduling.in_order(settings.get("order"))
     tokens, seqs, _ = own.step_limits(*(settings[name] for name in LIMITS))
-    sizes = {"max_tokens": own.largest_step(tokens, seqs), "max_seqs": seqs}
-    return compile_plan(model, gpu, tables, **{**options, **sizes, "engine": engine})
+    return compile_plan(model, gpu, tables, **{**options, **own.plan_sizes(tokens, seqs), "engine": engine})
 
 
 def step_limits(given: GroupValues, own: Scheduling) -> StepLimits:

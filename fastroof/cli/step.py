@@ -27,7 +27,7 @@ from fastroof.columns import ORIGINS
 from fastroof.command_group import GroupValues, taking, warn
 from fastroof.defaults import DEFAULT_GPU
 from fastroof.errors import PlanError
-from fastroof.plan.options import LEAST_TOKENS
+from fastroof.plan.options import LEAST_SEQS, LEAST_TOKENS, default_sizes
 from fastroof.units import GIB, MIB, TB, US_PER_S
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from fastroof.plan.explain import Explanation
     from fastroof.plan.plan_cache import CachedPlan
 
-DEFAULT_MAX_SEQS: Final = 1024
 MOST_PLAIN: Final = 16384
 """Tokens and sequences of a step above which compiled loops are faster, including numba's import."""
 
@@ -149,16 +148,15 @@ def step(
         image_tokens = sum(encoder.pieces(*size).tokens for size in images)
         requests = with_image_tokens(requests, image_tokens)
     num_tokens = sum(r.count * r.new_tokens for r in requests)
-    options: dict[str, Any] = {
-        **plan,
-        "max_tokens": num_tokens if num_tokens > LEAST_TOKENS else None,
-        "max_seqs": max(DEFAULT_MAX_SEQS, num_seqs),
-    }
+    sizes = max(num_tokens, LEAST_TOKENS), max(num_seqs, LEAST_SEQS)
 
     def compiled() -> StepPlan:
         from fastroof import compile_plan
+        from fastroof.engines import load_engine
 
-        return compile_plan(model, *gpu_and_tables(**measured), **options)
+        spec, of_gpu = gpu_and_tables(**measured)
+        own = load_engine(plan["engine"]).on(spec).scheduling
+        return compile_plan(model, spec, of_gpu, **plan, **default_sizes(own, *sizes))
 
     every = [(r.new_tokens, r.context_len) for r in requests for _ in range(r.count)]
     pictures = images * sum(r.count for r in requests if not r.is_decode)
@@ -176,7 +174,7 @@ def step(
         made = None
         # a GPU that was not named is that of the tables
         gpu, tables, source = measured.values()
-        arguments = {**options, "gpu": gpu}
+        arguments = {**plan, "sizes": sizes, "gpu": gpu}
         timed = cached_plan(plan_identity(model, gpu or DEFAULT_GPU, tables, source, arguments), compiled)
     from fastroof.run import StepBatch
 

@@ -75,12 +75,12 @@ class PlanRecipe:
     def row_sums(self, counts: Sequence[Sequence[int]]) -> RowSums:
         """Sum the calls of plans with these numbers of layers of each kind, in the order of the step."""
         are_alike = self.options.dp > 1 and self.execution.dp_imbalance == 1.0
-        return sums_of(self.calls, counts, self.options.step_tokens, self.options.max_seqs, are_alike)
+        return sums_of(self.calls, counts, self.options.step_tokens, self.options.step_seqs, are_alike)
 
     @lazy_property
     def _origins(self) -> dict[str, Flags]:
         """Origins of each section's calls: the same in every plan."""
-        tokens, seqs = self.options.step_tokens, self.options.max_seqs
+        tokens, seqs = self.options.step_tokens, self.options.step_seqs
         return {
             "tokens": origins_of(self.calls, "tokens", tokens),
             "decode_tokens": origins_of(self.calls, "decode_tokens", tokens),
@@ -103,7 +103,7 @@ class PlanRecipe:
             profile=options.engine,
             method=self.method,
             max_tokens=options.step_tokens,
-            max_seqs=options.max_seqs,
+            max_seqs=options.step_seqs,
             tables_hash=self.tables_hash,
             arena=self._arena(model, attention, sums.of_plan(row), row_curves),
             row_curves=row_curves,
@@ -218,7 +218,7 @@ class PlanRecipe:
             header[steps.WINDOW] = windowed[0].call.window
             header[[steps.WINDOW_PAIR_US, steps.WINDOW_TOKEN_US]] = window_pair_us, window_token_us
         header[: steps.PREFIX_TOKEN_US + 1] = (
-            steps.ARENA_MAGIC, steps.ARENA_FORMAT, options.step_tokens, options.max_seqs, model.num_layers,
+            steps.ARENA_MAGIC, steps.ARENA_FORMAT, options.step_tokens, options.step_seqs, model.num_layers,
             costs.of_step_us(model.architecture, model.num_blocks, allreduces, pauses), pair_us, token_us,
         )  # fmt: skip
         header[steps.SEQUENCE_US : steps.PREFILL_FLOOR_US + 1] = (
@@ -268,7 +268,7 @@ def plan_recipe(
     execution = execution_of(model, options, curves)
     check_expert_blocks(model, layout, execution)
     check_adapters(model, layout, execution, options)
-    row_limit = max(options.step_tokens, options.max_seqs)
+    row_limit = max(options.step_tokens, options.step_seqs)
     graphs = captured_prompts(model, layout, execution, options.engine, gpu)
     padded = None if graphs is None else padded_steps(layout, graphs, row_limit)
     rows, attention = call_latencies(
@@ -320,7 +320,7 @@ def compile_plan(
     engine: EngineProfile | str | Path | Mapping[str, Any] = DEFAULT_ENGINE,
     method: str = "roofline",
     max_tokens: int | None = None,
-    max_seqs: int = 1024,
+    max_seqs: int | None = None,
     gemm_smoothing: str | None = None,
     routing: str | None = None,
     allow_modelled: bool = False,
@@ -373,9 +373,10 @@ def compile_plan(
         nothing.
     method : str
         Interpolation between measured points: roofline, linear_mfu, nearest or floor.
-    max_tokens, max_seqs : int
-        Maximum number of tokens and of sequences in a step. Tokens are 8,192 by default, or as many as the
-        engine has by default on the GPU if that is more (vLLM from 0.28 and SGLang: 16,384 on 160 GiB).
+    max_tokens, max_seqs : int, optional
+        Maximum number of tokens and of sequences in a step (default: 8,192 and 1,024, or as many as the
+        engine schedules by default on the GPU if that is more: 16,384 tokens in TensorRT-LLM, and on 160 GiB
+        in vLLM from 0.28 and SGLang).
     gemm_smoothing : str, optional
         ``none`` takes bf16 GEMMs as measured, ``median3`` smooths the small ones along m (default: the
         engine's own).

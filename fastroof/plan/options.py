@@ -17,6 +17,7 @@ from fastroof.errors import PlanError
 if TYPE_CHECKING:
     from fastroof.config import GpuSpec
     from fastroof.engines import OperatorKernel
+    from fastroof.engines.scheduling import Scheduling
     from fastroof.models import Layout, ModelSpec
     from fastroof.models.lora import Lora
 
@@ -28,7 +29,8 @@ EXCHANGES: Final = ("gather", "alltoall", *RACK_LIBRARIES, "megamoe")
 
 MAX_STEP_SIZE: Final = 2**22
 LEAST_TOKENS: Final = 8192
-"""Minimum tokens of a step that a plan times by default."""
+LEAST_SEQS: Final = 1024
+"""Minimum tokens and sequences of a step that a plan times by default."""
 KERNELS_ONLY: Final = "kernels"
 """The engine profile that adds nothing to the kernels."""
 
@@ -165,7 +167,12 @@ class PlanOptions:
         "TOKENS",
         _optional(_step_size),
     )
-    max_seqs: int = _option(1024, "Maximum number of sequences in a step.", "SEQUENCES", _step_size)
+    max_seqs: int | None = _option(
+        None,
+        "Maximum number of sequences in a step (default: 1024, or the engine's own on the GPU if more).",
+        "SEQUENCES",
+        _optional(_step_size),
+    )
     gemm_smoothing: str | None = _option(
         None,
         "Smoothing of small bf16 GEMMs: none or median3 (default: the engine's own).",
@@ -288,15 +295,17 @@ class PlanOptions:
         """Maximum number of tokens in a step."""
         return self.max_tokens or LEAST_TOKENS
 
+    @property
+    def step_seqs(self) -> int:
+        """Maximum number of sequences in a step."""
+        return self.max_seqs or LEAST_SEQS
+
     def on(self, gpu: GpuSpec) -> PlanOptions:
         """Return options with the engine's limits on a GPU."""
         engine = self.engine.on(gpu)
-        tokens = self.max_tokens
-        if tokens is None:
-            # an engine whose limits are of a card keeps them in the plan
-            own = engine.scheduling.max_num_batched_tokens if self.engine.scheduling.by_card else 0
-            tokens = max(LEAST_TOKENS, own)
-        return replace(self, engine=engine, max_tokens=tokens)
+        sizes = default_sizes(engine.scheduling)
+        given = {name: value for name in sizes if (value := getattr(self, name)) is not None}
+        return replace(self, engine=engine, **sizes | given)
 
     def for_model(self, model: ModelSpec) -> PlanOptions:
         """Return options with auto replaced by the formats of a model's checkpoint."""
@@ -321,6 +330,16 @@ class PlanOptions:
 
             return replace(kernel, source=scaled_name(kernel.source, gpu.kernels_of))
         return kernel
+
+
+def default_sizes(own: Scheduling, tokens: int = 0, seqs: int = 0) -> dict[str, Any]:
+    """Return the sizes of a plan by default, or to time a larger step of some tokens and sequences."""
+    limits = own.step_limits()
+    sizes = own.plan_sizes(limits.tokens, limits.seqs)
+    return {
+        "max_tokens": max(LEAST_TOKENS, sizes["max_tokens"], tokens),
+        "max_seqs": max(LEAST_SEQS, sizes["max_seqs"], seqs),
+    }
 
 
 OPTIONS: Final[dict[str, Field[Any]]] = {one.name: one for one in fields(PlanOptions) if one.metadata}

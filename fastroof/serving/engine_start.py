@@ -74,11 +74,7 @@ class _Question:
 
     def limits(self, plan: StepPlan) -> tuple[int, int, int]:
         """Return the longest length, the requests and the tokens of a step: as asked, or by default."""
-        own, gpu = self.engine.scheduling, plan.gpu
-        tokens, seqs = plan.profile.memory.default_limits(
-            gpu.name, gpu.hbm_bytes, own.max_num_batched_tokens, own.max_num_seqs
-        )
-        own = replace(own, max_num_batched_tokens=tokens, max_num_seqs=seqs)
+        own = self.engine.on(plan.gpu).scheduling
         tokens, seqs, _ = own.step_limits(self.max_num_batched_tokens, self.max_num_seqs)
         return self.max_model_len or plan.model.max_position, seqs, tokens
 

@@ -189,8 +189,8 @@ class EngineSettings:
         most_tokens = int(tokens) if is_whole_number(tokens, most=plan.max_tokens) else None
         memory = plan.memory_of(max_tokens=most_tokens, max_seqs=most_seqs)
         settings: dict[str, Any] = {
-            "max_num_batched_tokens": own.max_num_batched_tokens,
-            "max_num_seqs": own.max_num_seqs if most_seqs is None else most_seqs,
+            "max_num_batched_tokens": limits.tokens,
+            "max_num_seqs": limits.seqs,
             "block_size": memory.block_tokens if memory.full_blocks else rule.block_tokens,
             "order": own.order,
             "chunked_prefill": own.chunked_prefill,

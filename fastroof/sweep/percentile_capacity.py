@@ -209,8 +209,8 @@ class SimulatedKind:
         key, tables, row = self.key, self.tables, self.row
         plan = compile_plan(
             self.plan.model, tables.gpu, tables.tables, dtype=row["dtype"], kv_dtype=row["kv_dtype"],
-            engine=key.engine, max_tokens=max(budget, seqs), max_seqs=seqs, curves=tables.curves,
-            **self.spec.plan_options, **key.layout_options,
+            engine=key.engine, curves=tables.curves, **self.spec.plan_options, **key.layout_options,
+            **self.plan.profile.scheduling.plan_sizes(budget, seqs),
         )  # fmt: skip
         most = capacity(
             plan, request_workload(row, requests, seed), replicas=int(row["replicas"]), tolerance=TOLERANCE,

@@ -15,7 +15,7 @@ from fastroof.report.steps import GROUPS
 
 if TYPE_CHECKING:
     from fastroof.ui.plans import PlanStore
-from fastroof.ui.view import KINDS, PERCENTILES, SIZES, STEP_SEQS, View
+from fastroof.ui.view import KINDS, PERCENTILES, SIZES, View
 
 
 def choices(store: PlanStore, start: View) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def request_limits(view: View) -> dict[str, float]:
 def step_python(store: PlanStore, view: View, clients: int) -> str:
     """Return Python code that computes the step and its clients."""
     own = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "dtype": "auto", "kv_dtype": "auto", "allow_modelled": False}
-    own |= {"max_tokens": None, "max_seqs": STEP_SEQS, "client_overhead_ms": None, "lora": None}
+    own |= {"max_tokens": None, "max_seqs": None, "client_overhead_ms": None, "lora": None}
     model, gpu = store.written_model(view.model), store.written_gpu(view.gpu)
     where = store.measured(view.gpu).where
 

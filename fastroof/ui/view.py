@@ -15,7 +15,7 @@ from fastroof.engines.front_end import given_front_end
 from fastroof.errors import BatchError
 from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES
 from fastroof.models.lora import Lora
-from fastroof.plan.options import LEAST_TOKENS
+from fastroof.plan.options import default_sizes
 
 KINDS: Final = ("decode", "prefill", "mixed")
 """Decode, prefill and mixed steps."""
@@ -41,9 +41,6 @@ SIZES: Final[dict[str, tuple[int, int]]] = {
     "growth": (1, 2**20),
 }
 """Valid ranges of whole numbers: larger ones would make the page too slow."""
-
-STEP_SEQS: Final = 1024
-"""Default sequences of the plans of `fastroof step` and Python."""
 
 _OPTIONAL: Final = ("kv_len", "chunk", "max_num_batched_tokens", "clients", "growth")
 _LIMITS: Final = ("ttft_ms", "tpot_ms")
@@ -214,15 +211,14 @@ class View:
         """Return the sizes of the plan that `fastroof step` compiles, which its memory depends on."""
         tokens = sum(count * new for count, new, _ in self.requests)
         seqs = sum(count for count, _, _ in self.requests)
-        return {
-            "max_tokens": tokens if tokens > LEAST_TOKENS else None,
-            "max_seqs": max(STEP_SEQS, seqs),
-        }
+        own = self.profile.scheduling
+        least, sizes = default_sizes(own), default_sizes(own, tokens, seqs)
+        return {name: size if size > least[name] else None for name, size in sizes.items()}
 
     def serving_sizes(self, clients: int) -> dict[str, int]:
         """Return the sizes of the plan that `fastroof serving` compiles for a number of clients."""
         seqs = max(self.max_seqs, min(self.budget, clients))
-        return {"max_tokens": self.profile.scheduling.largest_step(self.budget, seqs), "max_seqs": seqs}
+        return self.profile.scheduling.plan_sizes(self.budget, seqs)
 
     @property
     def simulated_sizes(self) -> dict[str, int]:

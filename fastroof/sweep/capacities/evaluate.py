@@ -33,7 +33,7 @@ def evaluate_capacities(spec: CapacitySpec, unit: WorkUnit, tables: GpuTables) -
     for replicas, given_tokens, given_seqs in deployments:
         budget, seqs, _ = engine.step_limits(given_tokens, given_seqs)
         if (budget, seqs) not in plans:
-            plans[budget, seqs] = unit_plan(spec, key, tables, max_tokens=max(budget, seqs), max_seqs=seqs)
+            plans[budget, seqs] = unit_plan(spec, key, tables, **engine.plan_sizes(budget, seqs))
         plan = plans[budget, seqs]
         began = time.perf_counter()
         row = plan if isinstance(plan, Lost) else _row(spec, plan, replicas, budget, seqs)
