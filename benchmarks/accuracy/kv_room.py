@@ -83,16 +83,16 @@ class LoggedRoom:
         """Return the logged room, GiB; blocks and tokens are converted by the plan's."""
         if self.kv_gib is not None:
             return self.kv_gib
-        if self.blocks is not None:
+        if self.blocks is not None and memory.block_bytes is not None:
             return self.blocks * memory.block_bytes / GIB
         if self.max_concurrency is not None and self.max_model_len is not None:
-            blocks = self.max_concurrency * int(memory.reserved_blocks(self.max_model_len))
-            return blocks * memory.block_bytes / GIB
+            parts = self.max_concurrency * int(memory.reserved_parts(self.max_model_len))
+            return parts * memory.part_bytes / GIB
         tokens = self.kv_tokens or 0
         if memory.groups > 1 and self.max_model_len is not None:
             # floor(concurrency x the longest context)
-            blocks = tokens / self.max_model_len * int(memory.reserved_blocks(self.max_model_len))
-            return blocks * memory.block_bytes / GIB
+            parts = tokens / self.max_model_len * int(memory.reserved_parts(self.max_model_len))
+            return parts * memory.part_bytes / GIB
         return float(tokens * memory.token_bytes / GIB)
 
 
@@ -211,7 +211,7 @@ def room_errors(rows: Iterable[LoggedRoom] | None = None) -> list[RoomError]:
         if row.half == "none":
             continue
         memory = memory_of_row(row)
-        left = memory.kv_cache_bytes - max(memory.missing_bytes - memory.block_bytes, 0)
+        left = memory.kv_cache_bytes - max(memory.missing_bytes - memory.part_bytes, 0)
         found.append(RoomError(row, row.room_gib(memory), left / GIB, memory))
     return found
 

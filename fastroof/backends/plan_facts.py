@@ -9,7 +9,6 @@ from fastroof.errors import BackendError
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
-    from fastroof.plan.memory import PlanMemory
 
 _DENSE_ROLES = frozenset(
     [
@@ -57,9 +56,10 @@ def plan_facts(
     """
     layout = plan.layout
 
-    def memory(of: StepPlan) -> dict[str, int]:
+    def memory(of: StepPlan) -> dict[str, int | None]:
         own = max_tokens is None and max_seqs is None
-        return memory_facts(of.memory if own else of.memory_of(max_tokens=max_tokens, max_seqs=max_seqs))
+        found = of.memory if own else of.memory_of(max_tokens=max_tokens, max_seqs=max_seqs)
+        return found.facts()
 
     sizes = {name: int(getattr(layout, name)) for name in ("tp", "pp", "dp", "ep", "moe_tp", "cp")}
     return {
@@ -70,11 +70,6 @@ def plan_facts(
             for stage in plan.stages
         ],
     }
-
-
-def memory_facts(memory: PlanMemory) -> dict[str, int]:
-    """Return the fields of :class:`fastroof.plan.memory.PlanMemory`: bytes and tokens of one GPU."""
-    return {name: int(value) for name, value in memory._asdict().items()}
 
 
 def check_dense(plan: StepPlan, program: str) -> None:

@@ -33,11 +33,11 @@ JSON: version, model, gpu, engine, versions, engine_title, tp, pp, dp, ep, dtype
 max_model_len, max_num_seqs, max_num_batched_tokens, refusals [code (A: other processes hold memory, B: no
 room for KV cache, C: one request of max_model_len does not fit, D: more requests than blocks of states,
 E: may run out of memory later, F: more requests than tokens in a step), reason, needed, available, unit,
-remedy, is_warning], changes [settings, max_model_len, concurrency], memory (fraction, and bytes and
-blocks of one GPU), cache_line_tokens (what the engine prints), concurrency, largest_max_model_len,
-largest_max_num_seqs, length_of_all, running, graphs_variable, source, room_errors [engine, versions,
-starts, median_gib, most_gib (in nine of ten); null if not judged], command [text, release, config,
-unsaid].
+remedy, is_warning], changes [settings, max_model_len, concurrency], memory [fraction, bytes by use,
+blocks, block_bytes, block_tokens (null if the engine's blocks are unknown), ...], cache_line_tokens (what
+the engine prints), concurrency, largest_max_model_len, largest_max_num_seqs, length_of_all, running,
+graphs_variable, source, room_errors [engine, versions, starts, median_gib, most_gib (in nine of ten); null
+if not judged], command [text, release, config, unsaid].
 """
 
 

@@ -213,7 +213,7 @@ def _step_row(plan: StepPlan, memory: PlanMemory, batch: int, kv_len: int, limit
         "kv_len": kv_len,
         "step_ms": step_us / US_PER_MS,
         "tokens_per_s_per_gpu": tokens / paced_us * US_PER_S / plan.layout.world_size,
-        "kv_share": batch * memory.blocks_per_request(kv_len) / memory.blocks if is_any else math.nan,
+        "kv_share": batch * memory.parts_per_request(kv_len) / memory.parts if is_any else math.nan,
         "limited_by": limited_by,
     }
 

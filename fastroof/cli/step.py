@@ -195,8 +195,8 @@ def step(
         components["vision_encoder_us"] = encoder_us
     kv_tokens = sum(r.count * (r.new_tokens + r.context_len) for r in requests)
     memory = timed.memory
-    held = sum(r.count * memory.blocks_per_request(r.new_tokens + r.context_len) for r in requests)
-    if held > memory.blocks:
+    held = sum(r.count * memory.parts_per_request(r.new_tokens + r.context_len) for r in requests)
+    if held > memory.parts:
         words = _kv_words(timed, requests, kv_tokens)
         warn(f"this step does not fit into the KV cache of one {timed.gpu}: {words}")
     warn_beyond_context(

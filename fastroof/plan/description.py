@@ -144,7 +144,7 @@ class DescribedPlan(PlanData):
             # vLLM samples for at most as many requests as a step has tokens when it warms up
             most = min(most, tokens)
         made = memory(most)
-        if not rule.states_limit_seqs or not made.state_blocks or not 0 < made.blocks < most or not lowers:
+        if not rule.states_limit_seqs or not made.state_parts or not 0 < made.parts < most or not lowers:
             return made
         seqs = most_that_start(memory, most)
         return memory(seqs)._replace(max_running=seqs)
@@ -161,7 +161,7 @@ class DescribedPlan(PlanData):
     def has_room(self) -> bool:
         """Whether weights and one step fit into nine tenths of the datasheet's memory."""
         parts = (self.model, self.layout, self.gpu, self.execution, MemoryUse(self.max_tokens))
-        return plan_memory(*parts, stage=self.stage).blocks > 0
+        return plan_memory(*parts, stage=self.stage).parts > 0
 
     @lazy_property
     def kernels(self) -> str:

@@ -15,30 +15,32 @@ RING_BYTES: Final = 236.0
 
 
 class KvBlocks(NamedTuple):
-    """A block, and the blocks of a request."""
+    """A block, and the parts of a block and of a request."""
 
-    block_bytes: int = 1
-    """Bytes of one block on one GPU."""
+    part_bytes: int = 1
+    """Bytes of one part on one GPU; every size below is a whole number of parts."""
     block_tokens: int = 1
     """Tokens of one block of layers that keep all tokens."""
-    full_blocks: int = 0
-    """Blocks that ``block_tokens`` tokens take in those layers."""
-    window_blocks: int = 0
-    """Blocks that ``window_block_tokens`` tokens take in windowed layers."""
+    full_parts: int = 0
+    """Parts that ``block_tokens`` tokens take in those layers."""
+    window_parts: int = 0
+    """Parts that ``window_block_tokens`` tokens take in windowed layers."""
     window_block_tokens: int = 1
     """Tokens of one block of windowed layers."""
     window_tokens: int = 0
     """Tokens that a running request keeps in them at most."""
     reserved_tokens: int = 0
-    """The same before it starts: with the tokens of steps in flight, whose blocks it frees again."""
-    state_blocks: int = 0
-    """Blocks of its recurrent states."""
-    spare_blocks: int = 0
-    """Blocks of a window that need not be aligned."""
+    """The same before it starts: with the tokens of steps in flight, whose parts it frees again."""
+    state_parts: int = 0
+    """Parts of its recurrent states."""
+    spare_parts: int = 0
+    """Parts of a window that need not be aligned."""
     groups: int = 1
-    """Groups of layers that share the blocks."""
-    ring_blocks: int = 0
-    """Blocks of each token of steps in flight in windows and compressors of DeepSeek-V4."""
+    """Groups of layers that share the parts."""
+    ring_parts: int = 0
+    """Parts of each token of steps in flight in windows and compressors of DeepSeek-V4."""
+    parts_per_block: int = 0
+    """Parts of one of the engine's blocks; 0 if its layers do not share blocks, or these are unknown."""
 
 
 class HeldLayers(NamedTuple):
@@ -76,7 +78,7 @@ def held_layers(models: tuple[tuple[ModelSpec, Layout, str], ...]) -> HeldLayers
 
 
 def blocks_of_bytes(held: HeldLayers, rule: KvMemory, step_tokens: int = 0) -> KvBlocks:
-    """Return blocks of any bytes: every layer takes what it needs of one room.
+    """Return parts of any bytes: every layer takes what it needs of one room.
 
     ``step_tokens`` are those of steps in flight that admitted requests reserve.
     """
@@ -88,9 +90,11 @@ def blocks_of_bytes(held: HeldLayers, rule: KvMemory, step_tokens: int = 0) -> K
     window = min((window for _, window, _ in held.windowed), default=0)
     rings = int(sum(sum(both) * count for both, count in held.rings.items())) if step_tokens else 0
     unit = math.gcd(unit, rings) if rings else unit
+    # layers with other windows have blocks of their own, and those of DeepSeek-V4 are not known
+    own = 0 if held.rings or len(held.windowed) + bool(held.full) > 1 else (full + within) * size // unit
     return KvBlocks(
         unit, size, full * size // unit, within * size // unit, size, window, window + step_tokens,
-        state // unit, 0, 1, rings // unit,
+        state // unit, 0, 1, rings // unit, own,
     )  # fmt: skip
 
 
@@ -101,7 +105,7 @@ def blocks_of_groups(held: HeldLayers, rule: KvMemory, step_tokens: int, slots: 
     attention += [(one, count) for (one, _, _), count in held.windowed.items()]
     if not attention:
         whole = int(sum(one * count for one, count in held.states.items()))
-        return KvBlocks(whole, size, state_blocks=slots)
+        return KvBlocks(whole, size, state_parts=slots)
     page = size * max(one for one, _ in attention)
     if held.states:
         state = max(held.states)
@@ -110,8 +114,13 @@ def blocks_of_groups(held: HeldLayers, rule: KvMemory, step_tokens: int, slots: 
     kinds = 0 if held.states else len(held.windowed) + bool(held.full)
     if kinds == 1:
         # layers that are alike are one group, and layers that differ in size only
-        block = KvBlocks(int(size * sum(one * count for one, count in attention)), size)
-        return _with_window(block._replace(full_blocks=bool(held.full) * 1), held, step_tokens, size, 1)
+        block = KvBlocks(
+            int(size * sum(one * count for one, count in attention)),
+            size,
+            full_parts=int(bool(held.full)),
+            parts_per_block=1,
+        )
+        return _with_window(block, held, step_tokens, size, 1)
     counts = [*held.full.values(), *held.windowed.values(), *held.states.values()]
     fewest, most = min(counts), max(counts)
     layers = most if most < 1.5 * fewest else fewest
@@ -126,8 +135,9 @@ def blocks_of_groups(held: HeldLayers, rule: KvMemory, step_tokens: int, slots: 
         int(page * layers),
         tokens(list(held.full)),
         groups(held.full),
-        state_blocks=groups(held.states) * slots,
+        state_parts=groups(held.states) * slots,
         groups=groups(held.full) + groups(held.states) + groups(held.windowed),
+        parts_per_block=1,
     )
     window_size = tokens([one for one, _, _ in held.windowed])
     return _with_window(block, held, step_tokens, window_size, groups(held.windowed))
@@ -141,11 +151,12 @@ def _with_window(
         return block
     _, window, is_chunk = max(held.windowed, key=lambda kind: kind[1])
     return block._replace(
-        window_blocks=groups,
+        block_tokens=block.block_tokens if block.full_parts else window_size,
+        window_parts=groups,
         window_block_tokens=window_size,
         window_tokens=window,
         reserved_tokens=window + step_tokens - (not is_chunk),
-        spare_blocks=0 if is_chunk else groups,
+        spare_parts=0 if is_chunk else groups,
     )
 
 
@@ -161,10 +172,12 @@ def blocks_of_pools(held: HeldLayers, rule: KvMemory) -> KvBlocks:
     if held.rings:
         within += sum(entry * count for (entry, _), count in held.rings.items())
         open_bytes = RING_BYTES * held.rings[max(held.rings, key=lambda both: both[1])]
-        return KvBlocks(int(full + rule.window_pool * within + open_bytes), size, size)
+        token_bytes = int(full + rule.window_pool * within + open_bytes)
+        return KvBlocks(token_bytes, size, size, parts_per_block=size)
     if not full or not within or rule.window_pool >= 1.0:
         token_bytes = int(full + within)
-        return KvBlocks(max(token_bytes, 1), size, size * bool(token_bytes))
+        parts = size * bool(token_bytes)
+        return KvBlocks(max(token_bytes, 1), size, parts, parts_per_block=parts)
     kept = full + rule.window_pool * within
     window = max(window for _, window, _ in held.windowed)
     share = round(1.0 / (1.0 / rule.window_pool - 1.0))

@@ -36,6 +36,12 @@ class Drafts(NamedTuple):
 
 NO_DRAFTS: Final = Drafts()
 
+_OF_PARTS: Final = (
+    "parts", "part_bytes", "parts_per_block", "full_parts", "window_parts", "state_parts", "spare_parts",
+    "ring_parts",
+)  # fmt: skip
+"""Attributes of a memory that count parts, in which no engine prints anything."""
+
 
 class MemoryUse(NamedTuple):
     """Limits and settings of an engine that its memory depends on."""
@@ -80,20 +86,22 @@ class PlanMemory(NamedTuple):
     kv_cache_bytes : int
         Left for blocks of KV cache.
     missing_bytes : int
-        By how much the GPU is too small to hold a block; 0 if it holds one.
-    blocks, block_bytes : int
-        Blocks of KV cache; of an engine without blocks, parts that divide all sizes.
-    block_tokens, full_blocks : int
-        Tokens of a block of layers that keep all tokens, and the blocks that they take of it.
-    window_blocks, window_block_tokens, window_tokens : int
+        By how much the GPU is too small to hold a part; 0 if it holds one.
+    parts, part_bytes : int
+        The KV cache in parts of which every layer takes a whole number: blocks in vLLM, smaller elsewhere.
+    parts_per_block : int
+        Parts of one of the engine's blocks; 0 if these are unknown.
+    block_tokens, full_parts : int
+        Tokens of a block, and the parts that they take in layers that keep all tokens.
+    window_parts, window_block_tokens, window_tokens : int
         The same of windowed layers, and the tokens that a running request keeps in them at most.
-    reserved_tokens, ring_blocks : int
+    reserved_tokens, ring_parts : int
         Tokens of windowed layers that an engine reserves for one request before it starts: with the steps in
-        flight, whose blocks are free again afterwards. Blocks of each such token in layers of DeepSeek-V4.
-    state_blocks, spare_blocks : int
-        Blocks of a request's states, and of windows that need not be aligned.
+        flight, whose parts are free again afterwards. Parts of each such token in layers of DeepSeek-V4.
+    state_parts, spare_parts : int
+        Parts of a request's states, and of windows that need not be aligned.
     groups : int
-        Groups of layers that share the blocks.
+        Groups of layers that share the parts.
     state_pool_bytes, state_slots : int
         Separate pool of states, and the states in it.
     max_running : int
@@ -120,18 +128,19 @@ class PlanMemory(NamedTuple):
     graphs_high_bytes: int = 0
     kv_cache_bytes: int = 0
     missing_bytes: int = 0
-    blocks: int = 0
-    block_bytes: int = 1
+    parts: int = 0
+    part_bytes: int = 1
+    parts_per_block: int = 0
     block_tokens: int = 1
-    full_blocks: int = 0
-    window_blocks: int = 0
+    full_parts: int = 0
+    window_parts: int = 0
     window_block_tokens: int = 1
     window_tokens: int = 0
     reserved_tokens: int = 0
-    state_blocks: int = 0
-    spare_blocks: int = 0
+    state_parts: int = 0
+    spare_parts: int = 0
     groups: int = 1
-    ring_blocks: int = 0
+    ring_parts: int = 0
     state_pool_bytes: int = 0
     state_slots: int = 0
     max_running: int = 0
@@ -139,25 +148,25 @@ class PlanMemory(NamedTuple):
 
     @classmethod
     def of_sequence(
-        cls, kv_bytes: int, window: int = 0, within_bytes: int = 0, state_bytes: int = 0, *, blocks: int = 0
+        cls, kv_bytes: int, window: int = 0, within_bytes: int = 0, state_bytes: int = 0, *, parts: int = 0
     ) -> PlanMemory:
-        """Return the bytes of a sequence without a GPU, in blocks of one byte."""
+        """Return the bytes of a sequence without a GPU, in parts of one byte."""
         return cls(
             0,
             kv_bytes,
             0,
             0,
-            blocks // max(kv_bytes, 1),
+            parts // max(kv_bytes, 1),
             window,
             within_bytes,
             state_bytes,
-            kv_cache_bytes=blocks,
-            blocks=blocks,
-            full_blocks=kv_bytes - within_bytes,
-            window_blocks=within_bytes,
+            kv_cache_bytes=parts,
+            parts=parts,
+            full_parts=kv_bytes - within_bytes,
+            window_parts=within_bytes,
             window_tokens=window,
             reserved_tokens=window,
-            state_blocks=state_bytes,
+            state_parts=state_bytes,
         )
 
     def explain(self) -> dict[str, int]:
@@ -170,11 +179,27 @@ class PlanMemory(NamedTuple):
             "graphs": self.graphs_bytes,
             "states": self.state_pool_bytes,
             "reserve": self.reserve_bytes,
-            "kv_cache": self.blocks * self.block_bytes,
+            "kv_cache": self.parts * self.part_bytes,
         }
         return {
             name: size for name, size in uses.items() if size or name not in ("adapters", "graphs", "states")
         }
+
+    @property
+    def blocks(self) -> int | None:
+        """Blocks of KV cache as the engine counts them; None if its blocks are unknown."""
+        return self.parts // self.parts_per_block if self.parts_per_block else None
+
+    @property
+    def block_bytes(self) -> int | None:
+        """Bytes of one of ``blocks``."""
+        return self.parts_per_block * self.part_bytes or None
+
+    def facts(self) -> dict[str, int | None]:
+        """Return the attributes in bytes, tokens and the engine's own blocks, without parts."""
+        own = {name: int(value) for name, value in self._asdict().items() if name not in _OF_PARTS}
+        tokens = self.block_tokens if self.parts_per_block else None
+        return own | {"blocks": self.blocks, "block_bytes": self.block_bytes, "block_tokens": tokens}
 
     @property
     def fraction(self) -> float:
@@ -182,48 +207,48 @@ class PlanMemory(NamedTuple):
         return self.requested_bytes / self.total_bytes if self.total_bytes else 0.0
 
     @property
-    def request_blocks(self) -> int:
-        """Blocks that a request takes whatever its length."""
-        return self.state_blocks + self.spare_blocks
+    def request_parts(self) -> int:
+        """Parts that a request takes whatever its length."""
+        return self.state_parts + self.spare_parts
 
     @property
-    def token_blocks(self) -> float:
-        """Blocks of one token within the window."""
-        full, within = self.full_blocks / self.block_tokens, self.window_blocks / self.window_block_tokens
+    def token_parts(self) -> float:
+        """Parts of one token within the window."""
+        full, within = self.full_parts / self.block_tokens, self.window_parts / self.window_block_tokens
         return full + within
 
     @property
     def token_bytes(self) -> float:
         """Bytes of each of ``max_kv_tokens``: a token's with its padding, or 1 if no layer caches tokens."""
-        return self.token_blocks * self.block_bytes or 1
+        return self.token_parts * self.part_bytes or 1
 
     @property
     def window_share(self) -> float:
         """Share of a token's KV cache in windowed layers; 1 without a cache."""
-        if not self.token_blocks:
+        if not self.token_parts:
             return 1.0
-        return self.window_blocks / self.window_block_tokens / self.token_blocks
+        return self.window_parts / self.window_block_tokens / self.token_parts
 
     @property
     def state_tokens(self) -> float:
         """Return what a sequence takes whatever its length, in tokens of KV cache."""
-        return self._in_tokens(self.request_blocks)
+        return self._in_tokens(self.request_parts)
 
     @property
     def open_tokens(self) -> float:
         """Return what a sequence takes of a last block beyond its tokens: half of one on average."""
-        full = self.full_blocks * (self.block_tokens - 1) / self.block_tokens
-        within = self.window_blocks * (self.window_block_tokens - 1) / self.window_block_tokens
+        full = self.full_parts * (self.block_tokens - 1) / self.block_tokens
+        within = self.window_parts * (self.window_block_tokens - 1) / self.window_block_tokens
         return self._in_tokens(0.5 * (full + within))
 
-    def _in_tokens(self, blocks: float) -> float:
-        return blocks / self.token_blocks if self.token_blocks else float(blocks * self.block_bytes)
+    def _in_tokens(self, parts: float) -> float:
+        return parts / self.token_parts if self.token_parts else float(parts * self.part_bytes)
 
     @property
     def kv_room(self) -> tuple[int, int, int, int, int, int, int, int]:
         """Room for KV cache as loops count it, see :mod:`fastroof.compiled.serving_options`."""
         return (
-            self.blocks, self.full_blocks, self.window_blocks, self.window_tokens, self.request_blocks,
+            self.parts, self.full_parts, self.window_parts, self.window_tokens, self.request_parts,
             self.block_tokens, self.window_block_tokens, self.max_running or MAX_KV_LEN,
         )  # fmt: skip
 
@@ -241,36 +266,36 @@ class PlanMemory(NamedTuple):
 
     def tokens_beside_states(self, sequences: int) -> int:
         """Return how many of ``max_kv_tokens`` the states of some sequences leave; 0 if they do not fit."""
-        left = max(self.blocks - sequences * self.request_blocks, 0)
+        left = max(self.parts - sequences * self.request_parts, 0)
         full, within = self.block_tokens, self.window_block_tokens
-        per_both = self.full_blocks * within + self.window_blocks * full
-        return left * full * within // per_both if per_both else left * self.block_bytes
+        per_both = self.full_parts * within + self.window_parts * full
+        return left * full * within // per_both if per_both else left * self.part_bytes
 
-    def blocks_per_request(self, kv_len: Any) -> Any:
-        """Return the blocks that one running request of a length holds, over all groups of layers."""
+    def parts_per_request(self, kv_len: Any) -> Any:
+        """Return the parts that one running request of a length holds, over all groups of layers."""
         return self._blocks(kv_len, self.window_tokens, 0)
 
-    def reserved_blocks(self, kv_len: Any) -> Any:
-        """Return the blocks that an engine reserves for one request of a length before it starts."""
-        return self._blocks(kv_len, self.reserved_tokens, self.ring_blocks)
+    def reserved_parts(self, kv_len: Any) -> Any:
+        """Return the parts that an engine reserves for one request of a length before it starts."""
+        return self._blocks(kv_len, self.reserved_tokens, self.ring_parts)
 
-    def _blocks(self, kv_len: Any, window: int, ring_blocks: int) -> Any:
+    def _blocks(self, kv_len: Any, window: int, ring_parts: int) -> Any:
         length = _lengths(kv_len, 1)
-        held = self.full_blocks * -(-length // self.block_tokens) + self.request_blocks
+        held = self.full_parts * -(-length // self.block_tokens) + self.request_parts
         within = np.minimum(length, window)
-        held = held + self.window_blocks * -(-within // self.window_block_tokens) + ring_blocks * within
+        held = held + self.window_parts * -(-within // self.window_block_tokens) + ring_parts * within
         return held if held.ndim else int(held)
 
     def max_concurrency(self, kv_len: int) -> float:
         """Return how many requests of a length an engine prints that fit, as it reserves them."""
-        return self.blocks / max(int(self.reserved_blocks(kv_len)), 1)
+        return self.parts / max(int(self.reserved_parts(kv_len)), 1)
 
     def largest_context(self) -> int:
         """Return the longest length of one request that an engine starts with; 0 if there is none."""
         low, high = 0, MAX_KV_LEN
         while low < high:
             length = (low + high + 1) // 2
-            low, high = (length, high) if self.reserved_blocks(length) <= self.blocks else (low, length - 1)
+            low, high = (length, high) if self.reserved_parts(length) <= self.parts else (low, length - 1)
         return low
 
     def largest_length(self, sequences: int = 1) -> int:
@@ -283,7 +308,7 @@ class PlanMemory(NamedTuple):
 
     def max_sequences(self, kv_len: Any) -> Any:
         """Return how many sequences of a length fit."""
-        fit = self.blocks // np.maximum(self.blocks_per_request(kv_len), 1)
+        fit = self.parts // np.maximum(self.parts_per_request(kv_len), 1)
         if self.max_running:
             fit = np.minimum(fit, self.max_running)
         return fit if np.ndim(fit) else int(fit)
@@ -328,7 +353,7 @@ def most_that_start(memory: Callable[[int], PlanMemory], most: int, kv_len: int 
     while low < high:
         seqs = (low + high + 1) // 2
         found = memory(seqs)
-        starts = found.blocks >= max(found.reserved_blocks(kv_len), seqs if found.state_blocks else 1)
+        starts = found.parts >= max(found.reserved_parts(kv_len), seqs if found.state_parts else 1)
         low, high = (seqs, high) if starts else (low, seqs - 1)
     return low
 
@@ -337,20 +362,20 @@ def _fullest(parts: list[PlanMemory]) -> PlanMemory:
     """Memory of the pipeline stage with room for the fewest tokens."""
 
     def tokens(part: PlanMemory) -> float:
-        return part.max_kv_tokens if part.token_blocks or not part.blocks else math.inf
+        return part.max_kv_tokens if part.token_parts or not part.parts else math.inf
 
     least = min(parts, key=lambda part: (tokens(part), -part.weight_bytes))
-    room = least.blocks * least.block_bytes
+    room = least.parts * least.part_bytes
     states = [
-        -(-part.state_bytes_per_sequence * room // (part.blocks * part.block_bytes))
+        -(-part.state_bytes_per_sequence * room // (part.parts * part.part_bytes))
         for part in parts
-        if part.blocks
+        if part.parts
     ]
-    shares = [-(-part.state_blocks * least.blocks // part.blocks) for part in parts if part.blocks]
+    shares = [-(-part.state_parts * least.parts // part.parts) for part in parts if part.parts]
     running = [part.max_running for part in parts if part.max_running]
     return least._replace(
         state_bytes_per_sequence=max([least.state_bytes_per_sequence, *states]),
-        state_blocks=max([least.state_blocks, *shares]),
+        state_parts=max([least.state_parts, *shares]),
         max_running=min(running, default=0),
     )
 
@@ -459,21 +484,21 @@ def _with_blocks(
     else:
         in_flight = use.max_tokens * rule.step_batches if rule.kv_cache == "groups" else 0
         block = blocks_of_bytes(held, rule, in_flight)
-    blocks = (left - pool) // block.block_bytes
-    if block.full_blocks and rule.kv_cache != "groups":
+    parts = (left - pool) // block.part_bytes
+    if block.full_parts and rule.kv_cache != "groups":
         # in whole blocks of tokens
-        per_block = block.full_blocks + block.window_blocks
-        blocks = blocks // per_block * per_block
+        per_block = block.full_parts + block.window_parts
+        parts = parts // per_block * per_block
     made = memory._replace(
         kv_cache_bytes=left - pool,
-        missing_bytes=max(block.block_bytes - left_bytes, 0) if blocks < 1 else 0,
-        blocks=blocks,
+        missing_bytes=max(block.part_bytes - left_bytes, 0) if parts < 1 else 0,
+        parts=parts,
         state_pool_bytes=pool,
         state_slots=state_slots,
         **block._asdict(),
     )
     made = made._replace(max_kv_tokens=made.tokens_beside_states(0))
-    if rule.running is not None and made.token_blocks:
+    if rule.running is not None and made.token_parts:
         own = rule.running
         if use.has_max_seqs:
             limits.append(max(made.max_kv_tokens // own.tokens_per_seq, 1))

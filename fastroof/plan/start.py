@@ -34,7 +34,7 @@ class Refusal:
     needed, available : float
         The two numbers that do not match.
     unit : str
-        Their unit: ``bytes``, ``blocks`` or ``requests``.
+        Their unit: ``bytes`` or ``requests``.
     remedy : str
         What makes it start; empty if unknown.
     is_warning : bool
@@ -119,7 +119,7 @@ def refusals(plan: DescribedPlan, question: StartQuestion = StartQuestion()) -> 
                 f"memory_fraction={int(share * 100) / 100:g}, or end the other processes",
             )
         )
-    if memory.blocks < 1:
+    if memory.parts < 1:
         found.append(
             Refusal(
                 "B",
@@ -131,34 +131,34 @@ def refusals(plan: DescribedPlan, question: StartQuestion = StartQuestion()) -> 
             )
         )
         return tuple(found)
-    needed = memory.reserved_blocks(context)
-    if needed > memory.blocks and rule.room != "datasheet":
+    needed = memory.reserved_parts(context)
+    if needed > memory.parts and rule.room != "datasheet":
         longest = memory.largest_context()
         # vLLM refuses to start; SGLang and TensorRT-LLM lower the length
         is_lowered = rule.room != "all" and longest > 0
         found.append(
             Refusal(
                 "C",
-                f"one request of {context:,} tokens needs {needed * memory.block_bytes / GIB:.2f} GiB of KV "
+                f"one request of {context:,} tokens needs {needed * memory.part_bytes / GIB:.2f} GiB of KV "
                 f"cache, and {memory.kv_cache_bytes / GIB:.2f} GiB are left"
                 + f": requests of more than {longest:,} tokens are refused"
                 * is_lowered,
-                needed,
-                memory.blocks,
-                "blocks",
+                needed * memory.part_bytes,
+                memory.parts * memory.part_bytes,
+                "bytes",
                 f"max_model_len={longest}" if longest else "",
                 is_lowered,
             )
         )
-    if rule.states_limit_seqs and memory.state_blocks and seqs > memory.blocks:
+    if rule.states_limit_seqs and memory.state_parts and seqs > memory.parts:
         most = seqs_that_start(plan, question)
         found.append(
             Refusal(
                 "D",
-                f"max_num_seqs {seqs:,} is above the {memory.blocks:,} blocks, and each request that decodes "
+                f"max_num_seqs {seqs:,} is above the {memory.parts:,} blocks, and each request that decodes "
                 "needs one for its states",
                 seqs,
-                memory.blocks,
+                memory.parts,
                 "requests",
                 f"max_num_seqs={most}" if most else "",
             )
@@ -227,15 +227,19 @@ def cache_line_tokens(plan: DescribedPlan, memory: PlanMemory, max_model_len: in
         Longest context (default: the model's).
     """
     rule = plan.profile.memory
-    if rule.kv_cache != "groups" or not memory.token_blocks:
+    if not memory.token_parts:
+        return 0
+    if rule.kv_cache != "groups":
         return memory.max_kv_tokens
     if rule.prints_requests:
         context = max_model_len or plan.model.max_position
-        return memory.blocks * context // int(memory.reserved_blocks(context))
-    sizes = [memory.block_tokens] * bool(memory.full_blocks) + [memory.window_block_tokens] * bool(
-        memory.window_blocks
+        return memory.parts * context // int(memory.reserved_parts(context))
+    if not memory.parts_per_block:
+        return memory.max_kv_tokens
+    sizes = [memory.block_tokens] * bool(memory.full_parts) + [memory.window_block_tokens] * bool(
+        memory.window_parts
     )
-    return memory.blocks // memory.groups * min(sizes)
+    return memory.parts // memory.groups * min(sizes)
 
 
 def no_room(plan: DescribedPlan, memory: PlanMemory) -> str:
@@ -260,7 +264,7 @@ def what_makes_room(plan: DescribedPlan, max_seqs: int, kv_len: int = 1) -> str:
     own = plan.profile.memory
 
     def fits(memory: PlanMemory) -> bool:
-        return bool(memory.blocks >= memory.reserved_blocks(kv_len))
+        return bool(memory.parts >= memory.reserved_parts(kv_len))
 
     seqs = most_that_start(lambda n: plan.memory_of(max_seqs=n, lowers=False), max_seqs, kv_len)
     if 0 < seqs < max_seqs:
@@ -294,7 +298,7 @@ def check_room(
     plan: DescribedPlan, memory: PlanMemory, max_seqs: float | None, error: type[FastroofError]
 ) -> None:
     """Raise if an engine has no room for KV cache, with the settings that make some."""
-    if memory.blocks < 1:
+    if memory.parts < 1:
         own = plan.profile.scheduling.max_num_seqs
         most = int(min(own, own if max_seqs is None else max_seqs))
         raise error(f"{no_room(plan, memory)}; use {what_makes_room(plan, most)}")

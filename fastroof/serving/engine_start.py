@@ -191,7 +191,7 @@ def _answer(asked: _Question, given: str | Path) -> Fit:
     limits = asked.limits(plan)
     context, seqs, tokens = limits
     longest = 0
-    if memory.blocks:
+    if memory.parts:
         longest = min(memory.largest_context(), plan.model.max_position)
     if any(one.code != "C" and not one.is_warning for one in found):
         # not for want of room for one request
@@ -200,7 +200,7 @@ def _answer(asked: _Question, given: str | Path) -> Fit:
     # other engines lower a length that does not fit
     needed = context if rule.room == "all" else 1
     most = most_that_start(lambda n: question.memory(plan, n), _most_seqs(plan, tokens), needed)
-    fits = memory.blocks > 0
+    fits = memory.parts > 0
     running = int(min(seqs, memory.max_sequences(context))) if fits else 0
     commands = engine_commands(plan.profile.engine, plan.profile.versions, asked.version)
     command = None
@@ -307,7 +307,7 @@ def _smaller_limits(
 
     def longest(number: int) -> int:
         found = memory(number)
-        return found.largest_context() // _WHOLE_LENGTH * _WHOLE_LENGTH if found.blocks else 0
+        return found.largest_context() // _WHOLE_LENGTH * _WHOLE_LENGTH if found.parts else 0
 
     most = most_that_start(memory, seqs, context)
     if most:

@@ -128,7 +128,7 @@ class Fit:
             "cache_line_tokens", "concurrency", "largest_max_model_len", "largest_max_num_seqs",
             "length_of_all", "running", "graphs_variable", "source",
         )  # fmt: skip
-        unread = {"max_kv_tokens", "window", "window_kv_bytes_per_token", "groups", "max_running"}
+        unread = ("max_kv_tokens", "window", "window_kv_bytes_per_token", "groups")
         command = None
         if self.command is not None:
             command = {"text": self.command.shell(), "release": getattr(self.commands, "release", "")}
@@ -140,8 +140,7 @@ class Fit:
             "changes": [change._asdict() for change in self.changes],
             "memory": {
                 "fraction": memory.fraction,
-                **{name: value for name, value in memory._asdict().items() if name not in unread},
-                "max_running": memory.max_running,
+                **{name: value for name, value in memory.facts().items() if name not in unread},
             },
             **{name: getattr(self, name) for name in answers},
             "room_errors": None if self.room_errors is None else self.room_errors._asdict(),
@@ -175,12 +174,14 @@ class Fit:
     def facts(self) -> list[tuple[str, str]]:
         """Return the room and the limits as names and sentences."""
         memory = self.memory
-        if not memory.blocks:
+        if not memory.parts:
             return [("KV cache", "none")]
         cache = f"{self.cache_line_tokens:,} tokens"
-        if memory.block_tokens > 1:
+        if memory.blocks is not None and memory.block_tokens > 1:
             blocks = f"{memory.blocks:,} blocks of {memory.block_tokens:,} tokens"
             cache = f"{blocks}; the engine prints {cache}"
+        if not memory.token_parts:
+            cache = "no layer caches tokens"
         together = f"all run at once up to {self.length_of_all:,} tokens each"
         if not self.length_of_all:
             together = f"at most {memory.max_sequences(1):,} run at once"

@@ -191,7 +191,7 @@ class EngineSettings:
         settings: dict[str, Any] = {
             "max_num_batched_tokens": limits.tokens,
             "max_num_seqs": limits.seqs,
-            "block_size": memory.block_tokens if memory.full_blocks else rule.block_tokens,
+            "block_size": memory.block_tokens if memory.full_parts else rule.block_tokens,
             "order": own.order,
             "chunked_prefill": own.chunked_prefill,
             "reserve_output": rule.kv_reservation == "full",
@@ -233,17 +233,17 @@ def _blocks_of(settings: EngineSettings, memory: PlanMemory, kv_len: float | Non
 
     States, and what windowed layers keep, are set aside for as many requests of ``kv_len`` tokens as fit.
     """
-    if not memory.token_blocks:
+    if not memory.token_parts:
         return MOST_BLOCKS
     length = min(max(round(TYPICAL_TOKENS if kv_len is None else kv_len), 1), MAX_KV_LEN)
-    a_request = int(memory.blocks_per_request(length))
-    if memory.full_blocks:
-        growing = memory.full_blocks * -(-length // memory.block_tokens)
-        running = min(settings.max_num_seqs, memory.blocks // a_request)
-        left = memory.blocks - running * (a_request - growing)
-        tokens = left * memory.block_tokens // memory.full_blocks
+    a_request = int(memory.parts_per_request(length))
+    if memory.full_parts:
+        growing = memory.full_parts * -(-length // memory.block_tokens)
+        running = min(settings.max_num_seqs, memory.parts // a_request)
+        left = memory.parts - running * (a_request - growing)
+        tokens = left * memory.block_tokens // memory.full_parts
     else:
-        tokens = memory.blocks * length // a_request
+        tokens = memory.parts * length // a_request
     return min(max(tokens // settings.block_size, 1), MOST_BLOCKS)
 
 

@@ -302,8 +302,8 @@ def _notes(plan: StepPlan, view: View) -> list[str]:
 def _kv_share(plan: StepPlan, view: View) -> float | None:
     """Return the share of the KV cache that the step's requests take; None if there is no room for any."""
     memory = plan.memory
-    held = sum(count * memory.blocks_per_request(new + context) for count, new, context in view.requests)
-    return float(held / memory.blocks) if memory.blocks > 0 else None
+    held = sum(count * memory.parts_per_request(new + context) for count, new, context in view.requests)
+    return float(held / memory.parts) if memory.parts > 0 else None
 
 
 MOST_CLIENTS: Final = 1024

@@ -147,7 +147,7 @@ def test_throughput_is_that_of_as_many_requests_as_have_room(h100: fastroof.Tabl
     row = next(row for row in shipped_throughput("h100") if row.row == "llama-3.1-8b tp1 1000/1000")
     plan = plan_of(row, h100)
     # whole blocks of 32 tokens
-    room = plan.memory.blocks // 63
+    room = plan.memory.parts // 63
     assert 300 < room < 2048
     assert concurrency_of(row, plan) == room
     assert concurrency_of(replace(row, max_concurrency=100), plan) == 100

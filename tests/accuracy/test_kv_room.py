@@ -55,7 +55,7 @@ def test_tokens_and_gib_of_a_log_are_of_the_same_bytes_a_token():
         if row.half == "none" or row.kv_gib is None or row.kv_tokens is None or row.kv_gib < 1:
             continue
         memory = memory_of_row(row)
-        if memory.groups > 1 or memory.ring_blocks:
+        if memory.groups > 1 or memory.ring_parts:
             continue  # prints requests of the longest context
         a_token = memory.kv_bytes_per_token
         if row.id == "vllm-08":  # the engine before V1 pads 576 elements of latent attention to 640

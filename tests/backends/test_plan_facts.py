@@ -28,7 +28,7 @@ def test_facts_are_the_plans_own(h100, name):
     )
     facts = plan_facts(plan)
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
-    assert facts["memory"] == plan.memory._asdict()
+    assert facts["memory"] == plan.memory.facts()
     assert facts["layout"]["gpus"] == plan.layout.world_size
     assert [facts["layout"][name] for name in ("tp", "pp", "dp", "ep")] == [
         getattr(plan.layout, name) for name in ("tp", "pp", "dp", "ep")
@@ -36,7 +36,7 @@ def test_facts_are_the_plans_own(h100, name):
     assert len(facts["stages"]) == plan.layout.pp
     assert [stage["stage"] for stage in facts["stages"]] == list(range(plan.layout.pp))
     assert sum(stage["layers"] for stage in facts["stages"]) == plan.model.num_layers
-    assert [stage["memory"] for stage in facts["stages"]] == [s.memory._asdict() for s in plan.stages]
+    assert [stage["memory"] for stage in facts["stages"]] == [s.memory.facts() for s in plan.stages]
     rooms = [s["memory"]["max_kv_tokens"] for s in facts["stages"] if s["memory"]["kv_bytes_per_token"]]
     assert facts["memory"]["max_kv_tokens"] == min(rooms)
 

@@ -122,7 +122,8 @@ def times(answers: Answers, case: str, plan: product.StepPlan) -> None:
     answers.many(case, "run, many", [ran.latency_us, *ran.components, ran.origin])
     answers.number(case, "scalar", plan.scalar(13, 1300))
     answers.number(case, "step_scalar", plan.step_scalar([300, 1, 1], [0, 50, 9000]))
-    answers.record(case, plan.memory, without=(*BESIDE_TOKENS, "context_bytes", "adapter_bytes"))
+    fields = product.memory_fields(plan)
+    answers.record(case, fields, without=(*BESIDE_TOKENS, "context_bytes", "adapter_bytes"))
 
 
 def preset_plans(model: str) -> Answers:

@@ -75,6 +75,7 @@ __all__ = [
     "load_tables",
     "load_trace",
     "match_workers",
+    "memory_fields",
     "plan_bytes",
     "recommend",
     "recommend_for_spec",
@@ -136,6 +137,14 @@ def _renamed(options: Mapping[str, Any], names: Mapping[str, str] = {}) -> dict[
 def compile_plan(*given: Any, **options: Any) -> StepPlan:
     """A plan of the record."""
     return fastroof.compile_plan(*given, **_renamed(options))
+
+
+def memory_fields(plan: StepPlan) -> dict[str, Any]:
+    """A plan's memory by the names of the record: ``blocks`` were what are ``parts`` now."""
+    fields = plan.memory._asdict()
+    del fields["parts_per_block"]
+    named = {"parts": "blocks", "part_bytes": "block_bytes"}
+    return {named.get(name, name.replace("_parts", "_blocks")): value for name, value in fields.items()}
 
 
 def least_gpus(*given: Any, **options: Any) -> Any:

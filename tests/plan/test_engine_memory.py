@@ -83,15 +83,15 @@ def test_the_rule_of_every_engine_is_the_naive_one(engine, model, options):
     runs = [max(rule.activation * working, rule.sample_bytes * logits) for logits in stages]
     gpus, weights, has_experts = layout.world_size, found.weight_bytes, plan.model.has_experts
     rooms = [naive_room_bytes(rule, gpu, gpus, weights, run, kept, has_experts) for run in runs]
-    unit = found.full_blocks + found.window_blocks if rule.kv_cache != "groups" else 1
-    assert found.blocks in [room // found.block_bytes // unit * unit for room in rooms]
+    unit = found.full_parts + found.window_parts if rule.kv_cache != "groups" else 1
+    assert found.parts in [room // found.part_bytes // unit * unit for room in rooms]
     if layout.pp == 1:  # of several stages another may be the fullest
         assert found.weight_bytes == plain.memory.weight_bytes
         assert found.kv_bytes_per_token == plain.memory.kv_bytes_per_token
     # every byte of the datasheet's memory is of one part, but for a block
     parts = found.explain()
     left = gpu.hbm_bytes - sum(parts.values())
-    assert 0 <= left < found.block_bytes * unit + 1
+    assert 0 <= left < found.part_bytes * unit + 1
 
 
 def test_kernels_alone_and_a_profile_that_says_nothing_keep_the_datasheets_rule(h100):

@@ -19,6 +19,7 @@ from fastroof.plan.kv_room import VISIBLE_SHARE
 from fastroof.plan.memory import PlanMemory
 from fastroof.plan.start import StartQuestion, cache_line_tokens, refusals, seqs_that_start
 from fastroof.serving.speculation import SpeculativeDecoding, speculated
+from fastroof.simulation import EngineSettings
 from fastroof.units import GIB
 
 
@@ -31,31 +32,31 @@ def plan_of(model: Any, gpu: str | GpuSpec, engine: str, **options: Any) -> Step
 
 def test_gemma_3_on_an_mi300x_of_vllm_011() -> None:
     plan = plan_of("gemma-3-27b", "mi300x", "vllm-0.11.0", max_tokens=2048)
-    memory = plan.memory._replace(blocks=89_997)
-    assert (memory.block_tokens, memory.full_blocks, memory.window_blocks) == (16, 1, 6)
-    assert memory.reserved_blocks(10_240) == 640 + 6 * (math.ceil((1023 + 2048) / 16) + 1) == 1798
+    memory = plan.memory._replace(parts=89_997)
+    assert (memory.block_tokens, memory.full_parts, memory.window_parts) == (16, 1, 6)
+    assert memory.reserved_parts(10_240) == 640 + 6 * (math.ceil((1023 + 2048) / 16) + 1) == 1798
     assert round(memory.max_concurrency(10_240), 2) == 50.05
     assert cache_line_tokens(plan, memory, 10_240) == 205_696
     # a running request frees the blocks of a step's tokens before the next: only the window is kept
-    assert memory.blocks_per_request(10_240) == 640 + 6 * (1024 // 16 + 1)
+    assert memory.parts_per_request(10_240) == 640 + 6 * (1024 // 16 + 1)
 
 
 def test_qwen_27b_on_a_gh200_of_vllm_030() -> None:
     plan = plan_of("qwen3.5-27b", "h100", "vllm-0.30.0", kv_dtype="fp8")
     memory = plan.memory_of(max_seqs=64, prefix_caching=True)
-    assert (memory.block_tokens, memory.state_blocks, memory.groups) == (1568, 6, 4)
-    assert int(26.84 * GIB / memory.block_bytes) in (560, 561)
-    memory = memory._replace(blocks=561)
-    assert memory.reserved_blocks(131_072) == 90
+    assert (memory.block_tokens, memory.state_parts, memory.groups) == (1568, 6, 4)
+    assert int(26.84 * GIB / memory.part_bytes) in (560, 561)
+    memory = memory._replace(parts=561)
+    assert memory.reserved_parts(131_072) == 90
     assert cache_line_tokens(plan, memory, 131_072) == 817_015
 
 
 def test_qwen_27b_with_two_draft_tokens_of_vllm_024() -> None:
     plan = plan_of("qwen3.5-27b", "h200", "vllm-0.24.0", tp=2, dtype="fp8_block")
     memory = speculated(plan, SpeculativeDecoding(2, 2.0, "mtp")).memory(max_seqs=64)
-    assert int(110.59 * GIB / memory.block_bytes) == 4350
-    memory = memory._replace(blocks=4350)
-    assert memory.reserved_blocks(184_320) == 236 + 3 * 4
+    assert int(110.59 * GIB / memory.part_bytes) == 4350
+    memory = memory._replace(parts=4350)
+    assert memory.reserved_parts(184_320) == 236 + 3 * 4
     assert round(memory.max_concurrency(184_320), 2) == 17.54
 
 
@@ -64,7 +65,7 @@ def test_qwen_27b_with_two_draft_tokens_of_vllm_024() -> None:
 )
 def test_qwen_35b_with_a_cache_in_fp8(blocks: int, context: int, caching: bool, printed: float) -> None:
     plan = plan_of("qwen3.5-35b-a3b", "h100", "vllm-0.17.0", kv_dtype="fp8", dtype="fp8")
-    memory = plan.memory_of(max_seqs=8, prefix_caching=caching)._replace(blocks=blocks)
+    memory = plan.memory_of(max_seqs=8, prefix_caching=caching)._replace(parts=blocks)
     assert memory.block_tokens == 2096
     assert round(memory.max_concurrency(context), 2) == printed
     assert cache_line_tokens(plan, memory, context) == blocks // 4 * 2096
@@ -72,17 +73,17 @@ def test_qwen_35b_with_a_cache_in_fp8(blocks: int, context: int, caching: bool, 
 
 def test_qwen_27b_prints_blocks_of_one_group_in_vllm_019() -> None:
     plan = plan_of("qwen3.5-27b", "h200", "vllm-0.19.0")
-    lines = {cache_line_tokens(plan, plan.memory._replace(blocks=blocks)) for blocks in (1484, 1487)}
+    lines = {cache_line_tokens(plan, plan.memory._replace(parts=blocks)) for blocks in (1484, 1487)}
     assert lines == {290_864}
 
 
 def test_qwen_27b_on_two_small_cards_of_vllm_023() -> None:
     plan = plan_of("qwen3.5-27b", "h100", "vllm-0.23.1", tp=2)
     memory = plan.memory_of(max_seqs=256)
-    assert int(3.86 * GIB / memory.block_bytes) == 161
-    memory = memory._replace(blocks=161)
+    assert int(3.86 * GIB / memory.part_bytes) == 161
+    memory = memory._replace(parts=161)
     assert memory.largest_context() == (161 - 3) * 784 == 123_872
-    assert memory.reserved_blocks(122_633) == 160
+    assert memory.reserved_parts(122_633) == 160
     assert cache_line_tokens(plan, memory, 122_633) == 123_399
 
 
@@ -110,7 +111,7 @@ def test_more_requests_than_blocks_of_states_do_not_start(
         assert (codes == set()) is starts
     # every other answer is of the most that start
     memory = plan.memory_of(max_seqs=1024)
-    assert memory.max_running == memory.most_running(1024) == most <= memory.blocks
+    assert memory.max_running == memory.most_running(1024) == most <= memory.parts
     assert memory.max_sequences(1) <= most
 
 
@@ -166,7 +167,7 @@ def test_sglang_sets_states_aside_and_runs_a_third_of_them() -> None:
     assert memory.state_pool_bytes == pytest.approx(0.9 * memory.kv_cache_bytes, rel=1e-6)
     assert memory.state_slots == memory.state_pool_bytes // state
     assert memory.max_running == memory.state_slots // 3
-    assert memory.request_blocks == 0
+    assert memory.request_parts == 0
     assert memory.max_sequences([1, 100]).tolist() == [memory.max_running] * 2
 
 
@@ -182,8 +183,8 @@ def test_sglang_runs_48_requests_with_draft_tokens() -> None:
 def test_the_cache_of_an_engine_may_be_given_in_bytes() -> None:
     plan = plan_of("llama-3.1-8b", "h100", "vllm")
     given = plan_of("llama-3.1-8b", "h100", "vllm", kv_cache_gib=8.0).memory
-    assert given.blocks == 8 * GIB // given.block_bytes < plan.memory.blocks
-    assert sum(given.explain().values()) == pytest.approx(plan.gpu.hbm_bytes, abs=given.block_bytes)
+    assert given.parts == 8 * GIB // given.part_bytes < plan.memory.parts
+    assert sum(given.explain().values()) == pytest.approx(plan.gpu.hbm_bytes, abs=given.part_bytes)
     assert plan_of("llama-3.1-8b", "h100", "sglang", kv_cache_gib=8).memory.kv_cache_bytes == 8 * GIB
     for wrong in (0, -1, math.nan, True, "8", 1e9):
         with pytest.raises(FastroofError, match="kv_cache_gib must be GiB"):
@@ -209,15 +210,27 @@ def cached_plan(model: str, engine: str) -> StepPlan | None:
     return _PLANS[model, engine]
 
 
+@pytest.mark.parametrize("engine", ["vllm", "trtllm-1.1", "sglang"])
+@pytest.mark.parametrize("model", ["deepseek-v4-flash", "gemma-3-12b", "bamba-9b", "llama-3.1-8b"])
+def test_simulated_blocks_are_of_tokens_that_fit(model: str, engine: str) -> None:
+    plan = cached_plan(model, engine)
+    if plan is None:
+        pytest.skip("the engine does not run the model")
+    memory, settings = plan.memory, EngineSettings.of_plan(plan, max_num_batched_tokens=4096)
+    tokens = settings.num_gpu_blocks * settings.block_size
+    assert 0 < tokens / memory.block_tokens * memory.full_parts * memory.part_bytes <= memory.kv_cache_bytes
+    if model == "llama-3.1-8b":
+        assert settings.num_gpu_blocks == memory.blocks
+        assert settings.block_size == memory.block_tokens
+
+
 def naive_blocks(memory: PlanMemory, length: int) -> int:
     """Blocks of one running request, one token after the other."""
     full = within = 0
     for token in range(length):
         full += token % memory.block_tokens == 0
         within += token % memory.window_block_tokens == 0 and token < memory.window_tokens
-    return (
-        full * memory.full_blocks + within * memory.window_blocks + memory.state_blocks + memory.spare_blocks
-    )
+    return full * memory.full_parts + within * memory.window_parts + memory.state_parts + memory.spare_parts
 
 
 @given(
@@ -229,15 +242,15 @@ def test_blocks_of_a_request_grow_and_fit(model: str, engine: str, length: int, 
     if plan is None:
         return
     memory = plan.memory
-    one, longer = memory.blocks_per_request(length), memory.blocks_per_request(length + more)
+    one, longer = memory.parts_per_request(length), memory.parts_per_request(length + more)
     assert one == naive_blocks(memory, length) <= longer
-    assert one <= memory.reserved_blocks(length) <= memory.reserved_blocks(length + more)
+    assert one <= memory.reserved_parts(length) <= memory.reserved_parts(length + more)
     fit = memory.max_sequences(length)
-    assert fit * one <= memory.blocks
+    assert fit * one <= memory.parts
     if not memory.max_running:
-        assert (fit + 1) * one > memory.blocks
-    assert memory.blocks * memory.block_bytes <= memory.kv_cache_bytes
+        assert (fit + 1) * one > memory.parts
+    assert memory.parts * memory.part_bytes <= memory.kv_cache_bytes
     longest = memory.largest_length(max(fit, 1))
     if fit and longest < 2**28:
         assert longest >= length
-        assert memory.blocks_per_request(longest) * fit <= memory.blocks
+        assert memory.parts_per_request(longest) * fit <= memory.parts

@@ -44,7 +44,7 @@ def test_llama_8b_worked_out_by_hand(h100):
 
 
 def test_memory_made_by_hand_keeps_every_token_unless_it_has_a_window():
-    by_hand = PlanMemory.of_sequence(3000, blocks=30_000_000)
+    by_hand = PlanMemory.of_sequence(3000, parts=30_000_000)
     assert by_hand.kv_bytes([1, 1000]).tolist() == [3000, 3_000_000]
     assert by_hand.max_sequences([1, 1000]).tolist() == [10_000, 10]
     with pytest.raises(BatchError, match=r"kv_len must be from 1 to 268,435,456, got 0"):
@@ -274,7 +274,7 @@ def test_a_model_of_states_alone_runs_in_every_engine(h100, engine):
     memory = compile_plan(stateful(0, 24), "h100", h100, **options).memory
     fit = memory.max_sequences(1)
     assert fit == memory.max_sequences(10**6) > 10
-    states = memory.state_slots // 3 if engine == "sglang" else memory.blocks // memory.state_blocks
+    states = memory.state_slots // 3 if engine == "sglang" else memory.parts // memory.state_parts
     assert fit == states == memory.most_running(states)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,10 @@ from typer.testing import CliRunner
 
 import fastroof
 from fastroof.cli import app
+from fastroof.config import load_gpu
 from fastroof.errors import FastroofError
+from fastroof.models import model_names
+from fastroof.models.named import preset_config
 
 QUESTIONS = [
     ("llama-3.1-70b", "h100", {"tp": 2}),
@@ -21,6 +26,15 @@ QUESTIONS = [
     ("deepseek-v3", "h200", {"tp": 8}),
     ("gpt-oss-120b", "h100", {"engine": "trtllm"}),
 ]
+
+
+ENGINES = ("vllm", "sglang", "trtllm-1.1", "vllm-0.12", "trtllm-1.0", "kernels", "infersim")
+
+KINDS = (
+    "bamba-9b", "deepseek-v3", "deepseek-v4-flash", "falcon-h1-34b", "gemma-3-12b", "glm-5.3-flash",
+    "gpt-oss-20b", "kimi-linear-48b-a3b", "llama-4-scout", "mistral-7b-v0.1", "qwen3.5-27b",
+)  # fmt: skip
+"""One model for each way to keep tokens and states."""
 
 
 def ask(*arguments: str) -> tuple[int, str, str]:
@@ -185,3 +199,50 @@ def test_vllm_refuses_more_requests_than_tokens_in_a_step() -> None:
     assert found.largest_max_num_seqs == 512
     assert fastroof.fit("llama-3.1-8b", "h100", max_num_batched_tokens=512).starts
     assert fastroof.fit("llama-3.1-8b", "h100", engine="sglang", **asked).starts
+
+
+@pytest.mark.parametrize(
+    ("model", "engine"),
+    [
+        pytest.param(
+            model, engine, marks=[] if model in KINDS and engine in ENGINES[:3] else pytest.mark.slow
+        )
+        for model in model_names()
+        for engine in ENGINES
+    ],
+)
+def test_blocks_are_the_room_and_hold_the_tokens(model: str, engine: str) -> None:
+    # large enough for every model, so that no change is searched
+    gpu = replace(load_gpu("b300"), hbm_bytes=16 * 2**40)
+    try:
+        found = fastroof.fit(model, gpu, engine=engine, max_num_seqs=16)
+    except FastroofError as error:
+        pytest.skip(str(error))
+    memory, facts, document = found.memory, dict(found.facts()), found.document()["memory"]
+    assert not [name for name in document if "part" in name]
+    assert document["blocks"] == memory.blocks
+    if memory.blocks is None or memory.block_bytes is None:
+        # layers of other windows have pools of their own, and the blocks of DeepSeek-V4 are not known
+        assert memory.window_parts or memory.ring_parts or "deepseek-v4" in model
+        assert document["block_bytes"] is document["block_tokens"] is None
+        assert "blocks" not in facts["KV cache"]
+        return
+    assert 0 <= memory.kv_cache_bytes - memory.blocks * memory.block_bytes < memory.block_bytes
+    assert memory.block_bytes >= 1024
+    if memory.groups == 1 and engine != "sglang":
+        assert memory.block_bytes == memory.block_tokens * memory.kv_bytes_per_token
+    tokens = memory.blocks * memory.block_tokens
+    assert found.cache_line_tokens <= tokens
+    assert memory.max_kv_tokens <= tokens
+    if memory.block_tokens > 1:
+        assert facts["KV cache"].startswith(f"{memory.blocks:,} blocks of {memory.block_tokens:,} tokens")
+
+
+def test_a_model_of_states_alone_has_no_blocks_of_tokens(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(preset_config("bamba-9b") | {"attn_layer_indices": []}), "utf-8")
+    for engine in ("vllm", "trtllm-1.1", "kernels"):
+        found = fastroof.fit(config, "h100", engine=engine)
+        assert found.cache_line_tokens == 0
+        assert dict(found.facts())["KV cache"] == "no layer caches tokens"
+        assert found.memory.blocks is None

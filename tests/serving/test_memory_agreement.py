@@ -63,7 +63,7 @@ def test_serving_sizing_and_simulations_run_as_many_requests(
     assert largest_context(plan, fit + 1, max_kv_len=10**6) < LENGTH
     # serving: as many as fit of 100 times as many clients; half a last block is open, here as much as it is
     got = estimate(plan, PROMPT, OUTPUT, 100 * fit, kv_reservation="mean")
-    half = 0.5 * memory.full_blocks / memory.blocks_per_request(LENGTH)
+    half = 0.5 * memory.full_parts / memory.parts_per_request(LENGTH)
     assert got.effective_concurrency == pytest.approx(min(fit, own), rel=0.01 + half, abs=1.0)
     # simulations: blocks for as many
     settings = EngineSettings.of_plan(plan, kv_len=LENGTH, reserve_output=False)
@@ -124,7 +124,7 @@ def test_commands_print_the_memory_of_the_question() -> None:
             "rows"
         ][0]
         assert row["batch_size"] == min(expected.max_sequences(1000), int(seqs))
-        share = row["batch_size"] * expected.blocks_per_request(1000) / expected.blocks
+        share = row["batch_size"] * expected.parts_per_request(1000) / expected.parts
         assert row["kv_share"] == pytest.approx(share)
     assert rooms[0] > rooms[1] > 0
 

@@ -489,11 +489,11 @@ def test_an_engine_that_is_started_for_few_requests_has_the_memory_of_few(h100: 
     assert plan.memory.max_kv_tokens == 0 < few.max_kv_tokens
     row = document(*split, "--kv-len", "1000")["rows"][0]
     assert (row["batch_size"], row["limited_by"]) == (4, "max_seqs")
-    assert row["kv_share"] == pytest.approx(4 * few.blocks_per_request(1000) / few.blocks)
+    assert row["kv_share"] == pytest.approx(4 * few.parts_per_request(1000) / few.parts)
     row = document(*split, "--batch-size", "2")["rows"][0]
     assert (row["kv_len"], row["limited_by"]) == (few.largest_length(2), "memory")
     assert (largest_batch(plan, 1000), largest_batch(plan, 1000, max_seqs=3)) == (0, 3)
-    assert largest_context(plan, 2, max_seqs=4) == few.largest_length(2) == few.blocks // 2 * 16
+    assert largest_context(plan, 2, max_seqs=4) == few.largest_length(2) == few.parts // 2 * 16
     assert largest_context(plan, 2) == 0
     with pytest.raises(BatchError, match="max_seqs must be a whole number from 1"):
         largest_batch(plan, 1000, max_seqs=0)

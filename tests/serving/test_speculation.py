@@ -163,7 +163,7 @@ def test_a_draft_takes_room(large, draft):
     a_token = room.kv_bytes_per_token + draft.memory.kv_bytes_per_token
     both = speculated(large, SpeculativeDecoding(2, 2.0, draft)).memory(max_seqs=2000)
     left = room.kv_cache_bytes - draft.memory.weight_bytes
-    assert both.blocks == left // (a_token * both.block_tokens)
+    assert both.parts == left // (a_token * both.block_tokens)
     assert second.effective_concurrency == pytest.approx(both.max_kv_tokens / both.held_tokens(8500))
     assert second.effective_concurrency < own.effective_concurrency < none.effective_concurrency
 

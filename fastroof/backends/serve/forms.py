@@ -142,8 +142,9 @@ _OPERATOR: Final[Schema] = _schema(
 )
 _MEMORY: Final[Schema] = {
     "type": "object",
-    "additionalProperties": {"type": "integer"},
-    "description": "bytes, and tokens of KV cache, of one GPU: fastroof.plan.memory.PlanMemory",
+    "additionalProperties": {"type": ["integer", "null"]},
+    "description": "bytes, tokens and blocks of KV cache of one GPU: fastroof.plan.memory.PlanMemory.facts; "
+    "null if the engine's blocks are unknown",
 }
 _STAGE: Final[Schema] = _schema(
     "A pipeline stage.", {"stage": _COUNT, "layers": _COUNT, "memory": _MEMORY}, {}

@@ -157,7 +157,7 @@ def test_stages_are_plans_and_micro_batches_follow_each_other(both, library):
     for number, stage in enumerate(plan.stages):
         own = library.fastroof_stage(there, number)
         assert memory_of(library, own) == memory_words(stage)
-        assert json.loads(library.fastroof_describe(own))["memory"] == stage.memory._asdict()
+        assert json.loads(library.fastroof_describe(own))["memory"] == stage.memory.facts()
         assert library.fastroof_num_stages(own) == 1
         assert library.fastroof_stage(own, 0) == own
         for batch_size, kv_len in ((1, 1), (64, 4000), (256, 99)):

@@ -173,9 +173,9 @@ def test_a_step_by_operator_is_pythons(asked):
 def test_memory_and_pipelines_are_pythons(asked):
     plan, ask = asked
     reply = ask(memory=True)
-    assert reply["memory"] == plan.memory._asdict()
-    assert [one["memory"] for one in reply["stages"]] == [one.memory._asdict() for one in plan.stages]
-    assert ask(memory=True, max_seqs=4)["memory"] == plan.memory_of(max_seqs=4)._asdict()
+    assert reply["memory"] == plan.memory.facts()
+    assert [one["memory"] for one in reply["stages"]] == [one.memory.facts() for one in plan.stages]
+    assert ask(memory=True, max_seqs=4)["memory"] == plan.memory_of(max_seqs=4).facts()
     [described] = ask(describe=True)["plans"]
     assert described["memory"] == reply["memory"]
     micro = [[[1, 999]] * 4, [[100, 0]]]
