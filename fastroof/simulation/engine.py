@@ -211,18 +211,13 @@ def refuse_too_long(trace: Trace, settings: EngineSettings, alternative: str) ->
     )
 
 
-def new_state(
-    settings: EngineSettings, requests: Requests, longest: int, engines: int | None = None
-) -> EngineState:
-    """Allocate the state of one engine, or of several along a first axis."""
-    count = len(requests.arrival_us)
-    # of segments, tails and the end of the queue
-    cells = len(requests.segments) + count + 1 if requests.rows[-1, FOUND] == NONE else 0
-    tiers = requests.rows.shape[1] - NUM_COLUMNS
-    several = () if engines is None else (engines,)
+def state_shapes(
+    settings: EngineSettings, count: int, longest: int, cells: int = 0, tiers: int = 0
+) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """Return shape and dtype of each array of one engine's state, for so many requests and cache cells."""
     slots = min(settings.max_num_seqs, count)
     buckets = 1 << (longest + 4).bit_length()
-    sizes: dict[str, tuple[tuple[int, ...], Any]] = {
+    return {
         "scalars": ((NUM_SCALARS + tiers * NUM_TIER_SCALARS,), np.int64),
         "clock": ((NUM_CLOCKS + tiers,), np.float64),
         "slots": ((NUM_FIELDS, slots), np.int64),
@@ -232,7 +227,23 @@ def new_state(
         "fresh": ((slots,), np.int32),
         "cells": ((cells, (1 + tiers) * NUM_CELL_COLUMNS + (tiers > 0)), np.int32),
     }
-    each = {name: math.prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in sizes.items()}
+
+
+def bytes_of(shapes: dict[str, tuple[tuple[int, ...], Any]]) -> dict[str, int]:
+    """Return the bytes of arrays by their shapes."""
+    return {name: math.prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in shapes.items()}
+
+
+def new_state(
+    settings: EngineSettings, requests: Requests, longest: int, engines: int | None = None
+) -> EngineState:
+    """Allocate the state of one engine, or of several along a first axis."""
+    count = len(requests.arrival_us)
+    # of segments, tails and the end of the queue
+    cells = len(requests.segments) + count + 1 if requests.rows[-1, FOUND] == NONE else 0
+    several = () if engines is None else (engines,)
+    sizes = state_shapes(settings, count, longest, cells, requests.rows.shape[1] - NUM_COLUMNS)
+    each = bytes_of(sizes)
     needed = sum(each.values()) * (engines or 1)
     if needed > MOST_STATE_BYTES and needed > usable_memory_bytes():
         causes = {
@@ -240,7 +251,9 @@ def new_state(
             "due": f"block_size {settings.block_size:,}",
             "cells": f"a simulated prefix cache for {count:,} requests",
         }
-        cause = causes.get(max(each, key=lambda name: each[name]), f"{slots:,} running requests")
+        cause = causes.get(
+            max(each, key=lambda name: each[name]), f"{sizes['fresh'][0][0]:,} running requests"
+        )
         raise SimulationError(
             f"{engines or 1:,} engines with {cause} take {needed / GIB:,.1f} GiB to simulate, more than "
             "is free; give fewer replicas, or less of that"
@@ -399,6 +412,7 @@ def requests_of(
     tiers: Tiers = NO_TIERS,
 ) -> Requests:
     """Return a trace's requests, or some, as arrays of the loops for a source of prefix hits."""
+    check_stopped()
     block_size = settings.block_size if prefix_cache == LRU else 0
     return arrays_of(trace, served, block_size, len(tiers.tiers))
 

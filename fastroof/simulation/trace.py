@@ -27,6 +27,7 @@ from fastroof.simulation.trace_checks import (
     refuse_where,
     sorted_by_arrival,
 )
+from fastroof.stopping import check_stopped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -152,6 +153,7 @@ class Trace:
                 f"must be seconds from 0 to {MOST_SECONDS:g}")  # fmt: skip
         arrays: dict[str, Any] = {"arrival_s": arrival_s}
         for name in ("input_tokens", "output_tokens", "cached_tokens"):
+            check_stopped()
             given = getattr(self, name)
             if name == "cached_tokens" and given is None:
                 given = np.zeros(count, np.int32)
@@ -176,6 +178,7 @@ class Trace:
         arrays |= checked_hashes(where, *blocks, arrays["input_tokens"], MOST_TOKENS)
         arrays |= self._checked_links(where, arrival_s)
         arrival_s = arrays["arrival_s"]
+        check_stopped()
         if self.order is None:
             arrays = sorted_by_arrival(arrays)
         else:

@@ -31,6 +31,7 @@ from fastroof.simulation.workload_rates import (
     unit_arrivals,
 )
 from fastroof.simulation.workload_sessions import NO_DELAY, Delay, Turns, parse_delay, session_starts
+from fastroof.stopping import check_stopped
 from fastroof.units import SECONDS_PER_HOUR
 
 ARRIVALS: Final = ("poisson", "gamma", "constant", "ramp", "hourly", "closed")
@@ -323,6 +324,7 @@ class Workload:
 
     def _unit_arrivals(self, seed: int, count: int) -> Floats:
         """Draw arrivals at a mean rate of 1/s."""
+        check_stopped()
         arrival_s = unit_arrivals(self.arrivals, self.burstiness, count, _generator(seed, _ARRIVALS))
         if self.hours:
             mean = math.fsum(self.hours) / len(self.hours)
@@ -342,6 +344,7 @@ class Workload:
         for stream, delay in ((_THINK, self.think_s), (_TOOL, self.tool_s)):
             assert isinstance(delay, Delay)
             drawn[stream] = delay.drawn(_generator(seed, stream), self.requests)
+        check_stopped()
         turns = Turns.of(drawn[_TURNS], drawn[_CALLS], self.requests)
         new, growth = sizes["input_tokens"], self.growth_tokens
         if growth is not None:
@@ -364,6 +367,7 @@ class Workload:
         sizes: dict[str, Any] = {}
         streams: dict[object, int] = {}
         for name, stream in _STREAMS.items():
+            check_stopped()
             length: Any = getattr(self, name)
             if name == "cached_tokens" and self.keeps_history:
                 continue

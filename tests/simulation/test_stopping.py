@@ -150,3 +150,35 @@ def test_the_time_limit_holds_for_every_piece_of_the_work() -> None:
         flag = stop_flag()
         until(lambda: bool(flag[0]))
     assert stop.is_late
+
+
+class After(Stop):
+    """A stop at one of its checks."""
+
+    def __init__(self, check: int) -> None:
+        super().__init__()
+        self.left = check
+
+    def check(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            self.set("the time is over")
+        super().check()
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        {"hourly": [0.5, 1]},
+        {"clients": 4},
+        {"rate": 5, "turns": "uniform:1:4"},
+    ],
+    ids=str,
+)
+def test_the_clock_of_a_call_is_checked_while_requests_are_drawn(workload: dict[str, Any]) -> None:
+    drawn = Workload(**workload)
+    for check in range(6):
+        with After(check).watched(), pytest.raises(StoppedError, match="the time is over"):
+            Workload(**workload).trace()
+    with After(1000).watched():
+        assert len(drawn.trace()) > 0
