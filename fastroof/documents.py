@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.checks import shown
 from fastroof.errors import FastroofError
 from fastroof.file_access import read_bytes
 
@@ -33,8 +34,17 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not valid JSON")
 
 
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for at, name in enumerate(names) if name in names[:at])
+        raise ValueError(f"the key {shown(twice)} is given twice")
+    return document
+
+
 _PERMISSIVE: Final = json.JSONDecoder()
-_STRICT: Final = json.JSONDecoder(parse_constant=_refuse_constant)
+_STRICT: Final = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
 _INT64: Final = range(-(2**63), 2**63)
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -57,15 +67,15 @@ def parse_json(
     error: type[FastroofError] = FastroofError,
     *,
     most_bytes: int = MOST_JSON_BYTES,
-    allow_constants: bool = True,
+    is_strict: bool = False,
     pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
 ) -> Any:
-    """Parse a JSON document."""
+    """Parse a JSON document; a strict one has neither NaN, Infinity nor a key twice."""
     text = _text(content, what, error, most_bytes, "JSON")
     if pairs is not None:
         decoder = json.JSONDecoder(object_pairs_hook=pairs)
     else:
-        decoder = _PERMISSIVE if allow_constants else _STRICT
+        decoder = _STRICT if is_strict else _PERMISSIVE
     value = _parsed(decoder.decode, text, what, "JSON", error)
     if not _is_flat(text):
         _check_values(value, what, error, has_any_integer=True)

@@ -91,10 +91,17 @@ def test_json_within_limits_is_what_python_reads(value):
     assert documents.parse_json(text, "x") == documents.parse_json(text.encode(), "x") == value
 
 
-def test_constants_of_python_are_refused_where_json_itself_is_needed():
-    assert documents.parse_json("[Infinity]", "x") == [float("inf")]
-    with pytest.raises(FastroofError, match="Infinity is not valid JSON"):
-        documents.parse_json("[Infinity]", "x", allow_constants=False)
+@pytest.mark.parametrize(
+    ("text", "value", "words"),
+    [
+        ("[Infinity]", [float("inf")], "Infinity is not valid JSON"),
+        ('{"a": 1, "b": {"c": 2, "c": 3}}', {"a": 1, "b": {"c": 3}}, "the key 'c' is given twice"),
+    ],
+)
+def test_strict_json_has_no_constants_of_python_and_no_key_twice(text, value, words):
+    assert documents.parse_json(text, "x") == value
+    with pytest.raises(FastroofError, match=words):
+        documents.parse_json(text, "x", is_strict=True)
 
 
 def test_a_file_is_read_no_further_than_its_limit(tmp_path):
@@ -143,7 +150,6 @@ OWN_PROGRAMS = {
     "fastroof/compiled/shipped_loops.py": "what a wheel was built with; loops import nothing else",
     "fastroof/documents.py": "the one place",
     "kernels_bench/vllm_steps/worker.py": "what the process that started it writes",
-    "fastroof/backends/serve/example.py": "an example of a client in Python alone",
 }
 """Where TOML and JSON are parsed otherwise, and why."""
 

@@ -32,8 +32,9 @@ Examples:
 
 --http answers the same messages, posted to /message, one as application/json or one per line as
 application/jsonl. Arrays of steps are posted to /steps?plan=NAME as an Arrow IPC stream
-(application/vnd.apache.arrow.stream). GET /describe, /healthz, /metrics (Prometheus), /openapi.json.
-fastroof.backends.serve.client.PlanClient is its client in Python.
+(application/vnd.apache.arrow.stream). GET /describe, /healthz, /metrics (Prometheus), /openapi.json, which
+describes all messages. fastroof.backends.serve.client.PlanClient is its client in Python. For TLS and slow
+clients, put a reverse proxy in front of it.
 
 SIGTERM stops a server once what it has read is answered; --stdio also stops at the end of its input.
 """
@@ -49,17 +50,13 @@ def serve(
     stdio: Annotated[bool, typer.Option("--stdio", help="Answer lines of JSON on standard input.")] = False,
     http: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Listen for HTTP: JSON and Arrow; port 0 picks a free one."),
+        typer.Option(
+            metavar="HOST:PORT|unix:PATH", help="Listen for HTTP: JSON and Arrow; port 0 picks a free one."
+        ),
     ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Require the token in this file of HTTP clients."),
-    ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate chain for TLS (PEM).")
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Private key of the certificate (PEM).")
     ] = None,
     gpu: GpuOption = None,
     tables: TablesPath = None,
@@ -89,8 +86,8 @@ def serve(
     """Serve step times to other processes, over HTTP or a pipe.
 
     Serves one or more plans, by name or number, on a pipe to the program that starts the server (--stdio) or
-    to many clients (--http), which takes a token and TLS to listen beyond this machine. An invalid message
-    gets an error and stops nothing.
+    to many clients (--http), which takes a token to listen beyond this machine. An invalid message gets an
+    error and stops nothing. No message names a file.
     """
     given = {
         "max_steps": max_steps,
@@ -106,23 +103,20 @@ def serve(
 
     limits = ServeLimits(**{name: value for name, value in given.items() if value is not None})
     if stdio:
-        if token_file or tls_cert or tls_key:
-            raise BackendError("--token-file, --tls-cert and --tls-key go with --http: a pipe needs none")
+        if token_file:
+            raise BackendError("--token-file goes with --http: a pipe needs none")
         _serve_stdio(plans, gpu, tables, source, limits)
         return
-    if (tls_cert is None) != (tls_key is None):
-        raise BackendError("--tls-cert and --tls-key need each other")
     host, port = _address(http or "")
     token = None if token_file is None else _token(token_file)
     named = named_plans(plans, gpu, tables, source)
     from fastroof.backends.serve.http_server import serve_http
 
     def ready(port: int) -> None:
-        scheme = "http" if tls_cert is None else "https"
-        where = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        where = f"http://{f'[{host}]' if ':' in host else host}:{port}" if port else host
         typer.echo(f"serving {counted(len(named), 'plan')} at {where}: {plans_words(named)}")
 
-    serve_http(named, host, port, token=token, tls_cert=tls_cert, tls_key=tls_key, limits=limits, ready=ready)
+    serve_http(named, host, port, token=token, limits=limits, ready=ready)
 
 
 def _serve_stdio(
@@ -139,9 +133,13 @@ def _serve_stdio(
 
 
 def _address(text: str) -> tuple[str, int]:
+    if text.startswith("unix:"):
+        return text, 0
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:\s]+):([0-9]{1,5})", text)
     if match is None or int(match[2]) > 65535:
-        raise BackendError(f"--http {text} is not HOST:PORT, such as 127.0.0.1:8080 or [::1]:8080")
+        raise BackendError(
+            f"--http {text} is not HOST:PORT, such as 127.0.0.1:8080 or [::1]:8080, or unix:PATH"
+        )
     return match[1].strip("[]"), int(match[2])
 
 

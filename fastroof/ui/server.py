@@ -3,43 +3,40 @@
 from __future__ import annotations
 
 import webbrowser
-from collections.abc import Awaitable, Callable, Mapping
+from asyncio import Semaphore
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import resources
 from threading import Thread
 from typing import Any, Final
 
-from fastroof.errors import BackendError, BatchError, FastroofError, StoppedError
+from fastroof.errors import BackendError, BatchError, FastroofError
 
 try:
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect, Request
+    from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import Route
 
+    from fastroof.backends.serve.http_calls import (
+        JSON_TYPE,
+        LOCAL_HOSTS,
+        Calls,
+        Endpoint,
+        Refused,
+        check_host,
+        content_type,
+        guarded,
+        refusal,
+    )
     from fastroof.backends.serve.http_listener import HttpListener, serve_until_stopped
 except ModuleNotFoundError as error:
     missing = str(error.name).partition(".")[0]
     raise BackendError(f"the page needs {missing}: run pip install 'fastroof[ui]'") from None
 
-from fastroof.backends.serve.answer import as_refusal
-from fastroof.backends.serve.forms import for_json
-from fastroof.backends.serve.http_requests import (
-    JSON_TYPE,
-    LET_IN,
-    LOCAL_HOSTS,
-    Bodies,
-    Calls,
-    Refused,
-    Workers,
-    check_host,
-    content_type,
-    read_body,
-    refusal,
-)
+from fastroof.backends.serve.answers import for_json, write_reply
 from fastroof.backends.serve.limits import listening_socket
-from fastroof.backends.serve.messages import write_reply
 from fastroof.checks import shown
 from fastroof.documents import parse_json
 from fastroof.stopping import check_stopped
@@ -69,8 +66,8 @@ class PageServer(HttpListener):
         self.start = start or View()
         self.store = PlanStore(models, gpus)
         self.store.model(self.start.model)
-        app = PageApp(self.store, self.start)
-        super().__init__(app, listening_socket(HOST, port, None, tls=False), MOST_CALLS)
+        self.app = PageApp(self.store, self.start)
+        super().__init__(self.app.asgi, listening_socket(HOST, port, None), MOST_CALLS)
 
     @property
     def url(self) -> str:
@@ -99,21 +96,15 @@ def serve_page(
     opens_browser: bool = False,
 ) -> None:
     """Serve the page until SIGINT (Ctrl-C) or SIGTERM."""
-    made: list[PageServer] = []
 
-    def make() -> PageServer:
-        made.append(PageServer(port, start=start, models=models, gpus=gpus))
-        return made[0]
-
-    def listens(_: int) -> None:
-        page = made[0]
+    def listens(page: PageServer) -> None:
         page.warm()
         if ready is not None:
             ready(page.url)
         if opens_browser:
             webbrowser.open(page.url)
 
-    serve_until_stopped(make, listens, CLOSING_S)
+    serve_until_stopped(lambda: PageServer(port, start=start, models=models, gpus=gpus), listens, CLOSING_S)
 
 
 MOST_BYTES: Final = 2**12
@@ -129,7 +120,7 @@ MOST_BODIES_BYTES: Final = 2**20
 """Maximum size of all views being read."""
 
 QUICK, LONG = 2, 2
-"""Threads for quick answers, and for those that take longer."""
+"""Number of quick answers at a time, and of those that take longer."""
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -153,8 +144,6 @@ TYPES: Final = {
     ".txt": "text/plain; charset=utf-8",
 }
 """Content types of the served files, by suffix."""
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def page_files() -> dict[str, bytes]:
@@ -183,9 +172,8 @@ class PageApp:
         self._store = store
         self._files = page_files()
         self._choices = write_reply(choices(store, start))
-        self._quick, self._long = Workers(QUICK), Workers(LONG)
-        self.calls = Calls(MOST_CALLS, MOST_CALL_S, "questions")
-        self._bodies = Bodies(MOST_BODIES_BYTES)
+        self._quick, self._long = Semaphore(QUICK), Semaphore(LONG)
+        self.calls = Calls(MOST_CALLS, MOST_CALL_S, MOST_BODIES_BYTES, "questions")
         self.asgi = Starlette(
             routes=[
                 Route("/", self._guarded(self._page)),
@@ -202,26 +190,7 @@ class PageApp:
         )
 
     def _guarded(self, endpoint: Endpoint) -> Endpoint:
-        async def answered(request: Request) -> Response:
-            try:
-                check_host(request, LOCAL_HOSTS, "the page serves only this machine")
-                _check_site(request)
-                request.scope["state"][LET_IN]()
-                response = await endpoint(request)
-            except Refused as refused:
-                response = refusal(refused.status, refused.words, refused.headers)
-            except ClientDisconnect:
-                response = Response(status_code=400)  # never read
-            except StoppedError as error:
-                response = refusal(503, error)
-            except FastroofError as error:
-                response = refusal(400, error)
-            except Exception as error:
-                response = refusal(500, as_refusal(error))
-            response.headers.update(HEADERS)
-            return response
-
-        return answered
+        return guarded(endpoint, _check_origin, headers=HEADERS)
 
     async def _not_routed(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -244,28 +213,26 @@ class PageApp:
     async def _show_choices(self, request: Request) -> Response:
         return Response(self._choices, media_type=JSON_TYPE)
 
-    def _question(self, answer: Callable[[PlanStore, View], dict[str, Any]], workers: Workers) -> Endpoint:
+    def _question(self, answer: Callable[[PlanStore, View], dict[str, Any]], turns: Semaphore) -> Endpoint:
         def answered(body: bytes) -> bytes:
             check_stopped()
-            view = View.of(parse_json(body, "a view", BatchError))
+            view = View.of(parse_json(body, "a view", BatchError, is_strict=True))
             return write_reply(for_json(answer(self._store, view)))
 
         async def handled(request: Request) -> Response:
             if content_type(request) != JSON_TYPE:
                 raise Refused(415, f"a view must be {JSON_TYPE}, got {shown(content_type(request))}")
-            self.calls.check()
-            body = await read_body(request, MOST_BYTES, self._bodies)
-            call = self.calls.take(request)
-            try:
-                return Response(await call.run(workers, answered, body), media_type=JSON_TYPE)
-            finally:
-                call.end()
+            with self.calls.take(request) as call:
+                body = await call.body(MOST_BYTES)
+                async with turns:
+                    return Response(await call.run(answered, body), media_type=JSON_TYPE)
 
         return self._guarded(handled)
 
 
-def _check_site(request: Request) -> None:
-    """Reject requests that the browser marks as sent by another site; navigation by the user is allowed."""
+def _check_origin(request: Request) -> None:
+    """Reject other hosts' names, and what the browser marks as sent by another site, but for navigation."""
+    check_host(request, LOCAL_HOSTS, "the page serves only this machine")
     site = request.headers.get("sec-fetch-site", "none")
     if site not in ("none", "same-origin") and request.headers.get("sec-fetch-mode") != "navigate":
         raise Refused(403, f"the page accepts only its own requests, got {shown(site)}")

@@ -21,9 +21,8 @@ from fastroof.backends.c import export_c
 from fastroof.backends.dynamo import dynamo_profile
 from fastroof.backends.llm_d import fit_llm_d
 from fastroof.backends.llmservingsim import export_llmservingsim
-from fastroof.backends.serve.answer import ServedPlans
+from fastroof.backends.serve.answers import ServedPlans, answer_line
 from fastroof.backends.serve.client import PlanClient
-from fastroof.backends.serve.messages import answer_line
 from fastroof.backends.sglang import StepTimePredictor
 from fastroof.compiled.steps import MIXED_KV_US
 from fastroof.errors import BackendError, PlanRangeError

@@ -62,7 +62,7 @@ def _fuzz(name: str, minutes: float, place: Path, kept: Path | None) -> None:
     with atheris.instrument_imports(
         include=["fastroof"], exclude=["fastroof.compiled"], enable_loader_override=False
     ):
-        import fastroof.backends.serve.messages
+        import fastroof.backends.serve.answers
         import fastroof.config
         import fastroof.load
         import fastroof.models

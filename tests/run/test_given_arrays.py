@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import fastroof
-from fastroof.backends.serve.answer import ServedPlans
-from fastroof.backends.serve.messages import answer_text
+from fastroof.backends.serve.answers import ServedPlans, answer_text
 from fastroof.given_arrays import number_array
 
 TABLES = fastroof.load_tables("h100")

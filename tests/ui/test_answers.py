@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fastroof
-from fastroof.backends.serve.forms import for_json
+from fastroof.backends.serve.answers import for_json
 from fastroof.cli import app
 from fastroof.columns import ORIGINS
 from fastroof.engines.launch import vllm

@@ -286,9 +286,9 @@ def test_pools_and_autoscaling_are_simulated(opened: Browser) -> None:
 def test_a_simulation_ends_when_another_is_asked_for(opened: Browser, page: PageServer) -> None:
     put(opened, "num_requests", "131072")
     put(opened, "rate", "5")
-    ended, press = page._app.calls.abandoned, "document.getElementById('simulate').click()"
+    ended, press = page.app.calls.abandoned, "document.getElementById('simulate').click()"
     opened.run(press)
-    while not page._app.calls.running:
+    while not page.app.calls.running:
         time.sleep(0.005)
     opened.run(
         "(c => { c.value = '50'; c.dispatchEvent(new Event('input', {bubbles: true})); })"
@@ -296,7 +296,7 @@ def test_a_simulation_ends_when_another_is_asked_for(opened: Browser, page: Page
     )
     settled(opened)
     assert text(opened, "#simulation-words").startswith("50 of 50 requests finished in ")
-    assert page._app.calls.abandoned == ended + 1
+    assert page.app.calls.abandoned == ended + 1
 
 
 @pytest.mark.slow

@@ -143,7 +143,7 @@ _MOST: Final = 2**63 - 1
 
 def _description(text: bytes, arena: Floats, what: str) -> dict[str, Any]:
     """Read a description, and hold it to what :func:`description` writes: the CRC says nothing of that."""
-    said = parse_json(text, what, BackendError, allow_constants=False)
+    said = parse_json(text, what, BackendError, is_strict=True)
     if not isinstance(said, dict):
         raise BackendError(f"{what} must be a JSON object, got {shown(said)}")
     for name in (*_TEXTS, *(name for name in _OTHER_TEXTS if name in said)):

@@ -2,7 +2,6 @@
 
 :mod:`~fastroof.backends.serve.stdio` answers lines on standard input,
 :mod:`~fastroof.backends.serve.http_server` requests over HTTP, and
-:class:`~fastroof.backends.serve.client.PlanClient` asks. Both answer from the plans of
-:mod:`~fastroof.backends.serve.answer`; messages of JSON are answered by
-:mod:`~fastroof.backends.serve.messages`, and :mod:`~fastroof.backends.serve.forms` lists what they may hold.
+:class:`~fastroof.backends.serve.client.PlanClient` asks. Messages are the models of
+:mod:`~fastroof.backends.serve.messages`, answered by :mod:`~fastroof.backends.serve.answers`.
 """

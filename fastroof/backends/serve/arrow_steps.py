@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow as pa
 
 from fastroof.arrays import Floats, Ints
-from fastroof.backends.serve.answer import AnySteps, DecodeSteps
 from fastroof.backends.serve.limits import ServeLimits
+from fastroof.backends.serve.messages import AnySteps, Decode
 from fastroof.checks import one_line
-from fastroof.errors import BackendError, BatchError
+from fastroof.errors import BackendError, BatchError, FastroofError
 from fastroof.run import StepBatch
 
 ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
@@ -38,7 +38,7 @@ _TIMES_AND_ERRORS: Final[Any] = _TIMES.append(pa.field("relative_error", pa.floa
 _COMPRESSION: Final = 3  # a field of Arrow's RecordBatch
 
 
-def read_steps(body: bytes, limits: ServeLimits) -> DecodeSteps | AnySteps:
+def read_steps(body: bytes, limits: ServeLimits) -> Decode | AnySteps:
     """Read the steps of a request body; those of a single record batch stay where they lie."""
     try:
         messages = _messages(body)
@@ -49,27 +49,30 @@ def read_steps(body: bytes, limits: ServeLimits) -> DecodeSteps | AnySteps:
         for message in messages:
             batch = pa.ipc.read_record_batch(message, schema)
             num_steps += batch.num_rows
-            if num_steps > limits.max_steps:
-                raise BackendError(
-                    f"{num_steps} steps are more than the {limits.max_steps} of a message: send several"
-                )
+            limits.check_steps(num_steps)
             batch.validate()
             batches.append(batch)
+        table = pa.Table.from_batches(batches, schema)
     except StopIteration:
         raise BackendError("an Arrow IPC stream is needed, got an empty body") from None
+    except FastroofError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BackendError(f"the body is not a valid Arrow IPC stream: {one_line(error)}") from None
+    columns = [_without_nulls(name, table.column(name)) for name in names]
     if names == DECODE_COLUMNS:
-        return DecodeSteps(*(_integers(name, batches) for name in names))
-    new_tokens, offsets = _lists("new_tokens", batches, limits)
-    context_len, others = _lists("context_len", batches, limits)
+        batch_size, kv_len = map(_aligned, columns)
+        return Decode.model_construct(batch_size=batch_size, kv_len=kv_len)
+    (new_tokens, offsets), (context_len, others) = (
+        _lists(name, column, limits) for name, column in zip(names, columns, strict=True)
+    )
     if not np.array_equal(offsets, others):
         step = int(np.flatnonzero(np.diff(offsets) != np.diff(others))[0])
         raise BatchError(
             f"step {step} has {offsets[step + 1] - offsets[step]} requests in new_tokens, "
             f"{others[step + 1] - others[step]} in context_len"
         )
-    return AnySteps(StepBatch(new_tokens, context_len, offsets))
+    return AnySteps.model_construct(requests=StepBatch(new_tokens, context_len, offsets))
 
 
 def _messages(body: bytes) -> Iterator[Any]:
@@ -143,54 +146,31 @@ def _step_columns(schema: Any) -> tuple[str, str]:
     return names
 
 
-def _integers(name: str, batches: list[Any]) -> Ints:
-    """Return a column of integers of all batches."""
-    parts = []
-    before = 0
-    for batch in batches:
-        column = batch.column(name)
-        if column.null_count:
-            raise BatchError(f"{name} is null in step {before + _first_null(column)}: every step needs one")
-        parts.append(column.to_numpy(zero_copy_only=True))
-        before += len(column)
-    return _joined(parts)
+def _without_nulls(name: str, column: Any) -> Any:
+    """Return a column as one array; every step needs an element."""
+    if column.null_count:
+        raise BatchError(f"{name} is null in step {_first_null(column)}: every step needs one")
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _lists(name: str, batches: list[Any], limits: ServeLimits) -> tuple[Ints, Ints]:
+def _lists(name: str, column: Any, limits: ServeLimits) -> tuple[Ints, Ints]:
     """Return the values of a column's lists, and where each list starts among them."""
-    parts, starts = [], [np.zeros(1, np.int64)]
-    total = before = 0
-    for batch in batches:
-        column = batch.column(name)
-        if column.null_count:
-            step = before + _first_null(column)
-            raise BatchError(f"{name} is null in step {step}: an empty list is a step without requests")
-        if not len(column):
-            continue
-        offsets = column.offsets.to_numpy(zero_copy_only=True)
-        first, count = int(offsets[0]), int(offsets[-1]) - int(offsets[0])
-        if total + count > limits.max_requests:
-            raise BackendError(
-                f"{total + count} requests are more than the {limits.max_requests} of a message: send several"
-            )
-        values = column.values.slice(first, count)
-        if values.null_count:
-            request = _first_null(values)
-            step = int(np.searchsorted(offsets - first, request, side="right")) - 1
-            request -= int(offsets[step]) - first
-            raise BatchError(f"{name} is null in request {request} of step {before + step}")
-        parts.append(values.to_numpy(zero_copy_only=True))
-        starts.append(offsets[1:] + np.int64(total - first))
-        total += count
-        before += len(column)
-    return _joined(parts), np.concatenate(starts)
+    offsets = column.offsets.to_numpy() if len(column) else np.zeros(1, np.int64)
+    count = int(offsets[-1]) - int(offsets[0])
+    limits.check_requests(count)
+    values = column.values.slice(int(offsets[0]), count)
+    offsets = offsets - np.int64(offsets[0])
+    if values.null_count:
+        request = _first_null(values)
+        step = int(np.searchsorted(offsets, request, side="right")) - 1
+        raise BatchError(f"{name} is null in request {request - int(offsets[step])} of step {step}")
+    return _aligned(values), offsets
 
 
-def _joined(parts: list[Ints]) -> Ints:
-    """Return arrays as one; loops are compiled for aligned arrays, and a body need not align its own."""
-    if len(parts) == 1:
-        return parts[0] if parts[0].flags.aligned else parts[0].copy()
-    return np.concatenate([np.zeros(0, np.int32), *parts])
+def _aligned(values: Any) -> Ints:
+    """Return integers as an array; loops are compiled for aligned ones, and a body need not align its own."""
+    array: Ints = values.to_numpy(zero_copy_only=True)
+    return array if array.flags.aligned else array.copy()
 
 
 def _first_null(column: Any) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import socket
 import ssl
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 import numpy as np
@@ -18,7 +19,6 @@ import pyarrow as pa
 
 from fastroof import errors
 from fastroof.arrays import Floats, Ints
-from fastroof.backends.serve.answer import TimesAndErrors
 from fastroof.backends.serve.arrow_steps import (
     ARROW_TYPE,
     DECODE_COLUMNS,
@@ -26,7 +26,7 @@ from fastroof.backends.serve.arrow_steps import (
     read_times,
     write_stream,
 )
-from fastroof.backends.serve.limits import is_loopback
+from fastroof.backends.serve.limits import UNIX, is_loopback
 from fastroof.checks import shown
 from fastroof.documents import parse_json
 from fastroof.errors import BackendError, BatchError, FastroofError
@@ -45,6 +45,27 @@ _INT32: Final = np.iinfo(np.int32)
 Steps = StepBatch | Iterable[Iterable[tuple[int, int]]]
 
 
+class TimesAndErrors(NamedTuple):
+    """Times of steps in microseconds, and one standard error over each."""
+
+    latency_us: Floats
+    relative_error: Floats
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """A connection to a server on a Unix socket."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the socket's path."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
 class PlanClient:
     """Times steps by the plans of a server.
 
@@ -55,7 +76,7 @@ class PlanClient:
     Parameters
     ----------
     url : str
-        Where the server listens: ``http://127.0.0.1:8080``, or ``https://`` with TLS.
+        Where the server listens: ``http://127.0.0.1:8080``, ``unix:PATH``, or ``https://`` of its proxy.
     token : str, optional
         What the server asks for; not sent to another machine without TLS.
     tls_root : Path, optional
@@ -89,24 +110,12 @@ class PlanClient:
         timeout_s: float = 120.0,
     ) -> None:
         self._lock, self._process = Lock(), os.getpid()
-        address = urlsplit(url)
-        if address.scheme not in ("http", "https") or not address.hostname:
-            raise BackendError(f"a URL like http://127.0.0.1:8080 is needed, got {shown(url, 80)}")
-        if token is not None and address.scheme == "http" and not is_loopback(address.hostname):
-            raise BackendError("the token could be read on its way to another machine: use https://")
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._connection: http.client.HTTPConnection
         try:
-            if address.scheme == "https":
-                context = ssl.create_default_context(cafile=tls_root)
-                self._connection = http.client.HTTPSConnection(
-                    address.hostname, address.port, timeout=timeout_s, context=context
-                )
-            else:
-                self._connection = http.client.HTTPConnection(
-                    address.hostname, address.port, timeout=timeout_s
-                )
+            self._connection = _connection(url, token, tls_root, timeout_s)
         except (OSError, ValueError) as error:
+            if isinstance(error, FastroofError):
+                raise
             raise BackendError(f"cannot connect to {shown(url, 80)}: {error}") from None
         try:
             self.description: dict[str, Any] = self.ask({"describe": True})
@@ -144,7 +153,7 @@ class PlanClient:
         Parameters
         ----------
         message : mapping
-            One of :mod:`fastroof.backends.serve.forms`: ``{"plan": name, "explain": [[2048, 0]]}``,
+            One of :mod:`fastroof.backends.serve.messages`: ``{"plan": name, "explain": [[2048, 0]]}``,
             ``{"memory": True}``, ``{"simulate": {"workload": {"rate": 10}}}``.
 
         Raises
@@ -331,6 +340,22 @@ class PlanClient:
                 raise http.client.IncompleteRead(bytes(reply[:at]), length - at)
             at += count
         return response.status, reply
+
+
+def _connection(
+    url: str, token: str | None, tls_root: Path | None, timeout_s: float
+) -> http.client.HTTPConnection:
+    if url.startswith(UNIX):
+        return _UnixConnection(url.removeprefix(UNIX), timeout_s)
+    address = urlsplit(url)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise BackendError(f"a URL like http://127.0.0.1:8080 or unix:PATH is needed, got {shown(url, 80)}")
+    if address.scheme == "https":
+        context = ssl.create_default_context(cafile=tls_root)
+        return http.client.HTTPSConnection(address.hostname, address.port, timeout=timeout_s, context=context)
+    if token is not None and not is_loopback(address.hostname):
+        raise BackendError("the token could be read on its way to another machine: use https://")
+    return http.client.HTTPConnection(address.hostname, address.port, timeout=timeout_s)
 
 
 def _broadcast(batch_size: Any, kv_len: Any) -> list[Ints]:

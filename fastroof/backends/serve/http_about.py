@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -15,17 +15,17 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import models_json_schema
 
 from fastroof._version import __version__
 from fastroof.backends.serve.arrow_steps import ARROW_TYPE
-from fastroof.backends.serve.forms import FORMS, PROTOCOL, message_schemas
-from fastroof.backends.serve.http_requests import JSON_TYPE
+from fastroof.backends.serve.http_calls import JSON_TYPE
+from fastroof.backends.serve.messages import MESSAGES, PROTOCOL
 from fastroof.errors import FastroofError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fastroof.backends.serve.http_requests import Calls
+    from fastroof.backends.serve.http_calls import Calls
     from fastroof.plan import StepPlan
 
 JSON_LINES: Final = "application/jsonl"
@@ -33,55 +33,32 @@ LINES_TYPES: Final = (JSON_LINES, "application/x-ndjson", "application/x-jsonlin
 """Content types of a body with a message a line."""
 
 METRICS_TYPE: Final = CONTENT_TYPE_LATEST
-ARROW_FORM: Final = "arrow"
-"""The form of an Arrow stream of steps, as messages are counted by theirs."""
+ARROW_KIND: Final = "arrow"
+"""The kind of an Arrow stream of steps, as messages are counted by theirs."""
 
-_SECONDS: Final = (
-    0.0001,
-    0.00025,
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1,
-    2.5,
-    10,
-    60,
-)
+_SECONDS: Final = (0.0001, 0.001, 0.01, 0.1, 1, 10, 60)
 _OUTCOMES: Final = ("answered", "refused", "failed")
 
 
-class ServeMetrics:
+class ServeMetrics(Collector):
     """Counts of one server, in a registry of its own.
 
-    Messages by form and outcome (answered; refused: the message is wrong; failed: a fault of the server),
-    seconds of computing by form, steps, what was turned away by status before it became a message, calls that
-    were abandoned or timed out, calls and connections now, and what is served.
+    Messages by kind and outcome (answered; refused: the message is wrong; failed: a fault of the server),
+    seconds of computing by kind, steps, what was turned away by status before it became a message, calls that
+    were abandoned or timed out, calls now, and what is served.
     """
 
-    def __init__(
-        self,
-        plans: Mapping[str, StepPlan],
-        calls: Calls,
-        connections: Callable[[], float],
-    ) -> None:
+    def __init__(self, plans: Mapping[str, StepPlan], calls: Calls) -> None:
+        self._calls = calls
         self._registry = registry = CollectorRegistry()
+        registry.register(self)
         self._messages = Counter(
-            "fastroof_messages", "Messages by form and outcome.", ("form", "outcome"), registry=registry
+            "fastroof_messages", "Messages by kind and outcome.", ("form", "outcome"), registry=registry
         )
         self._seconds = Histogram(
-            "fastroof_message_seconds",
-            "Seconds to answer a message.",
-            ("form",),
-            registry=registry,
+            "fastroof_message_seconds", "Seconds to answer a message.", ("form",), registry=registry,
             buckets=_SECONDS,
-        )
+        )  # fmt: skip
         self._steps = Counter("fastroof_steps", "Steps that were timed.", registry=registry)
         self._turned_away = Counter(
             "fastroof_turned_away",
@@ -89,35 +66,33 @@ class ServeMetrics:
             ("status",),
             registry=registry,
         )
-        for form in ("none", ARROW_FORM, *(form.name for form in FORMS)):
-            self._seconds.labels(form)
+        for kind in ("none", ARROW_KIND, *(message.kind for message in MESSAGES)):
+            self._seconds.labels(kind)
             for outcome in _OUTCOMES:
-                self._messages.labels(form, outcome)
-        for name, words, now in (
-            (
-                "fastroof_calls",
-                "Calls that are being answered, or whose work goes on.",
-                lambda: calls.running,
-            ),
-            ("fastroof_connections", "Open connections.", connections),
-            ("fastroof_draining", "1 once the server is stopping.", lambda: calls.is_draining),
-        ):
-            Gauge(name, words, registry=registry).set_function(now)
-        registry.register(_Ended(calls))
+                self._messages.labels(kind, outcome)
+        running = Gauge("fastroof_calls", "Calls being answered, or whose work goes on.", registry=registry)
+        running.set_function(lambda: calls.running)
         built = Gauge("fastroof_build_info", "What serves.", ("version", "protocol"), registry=registry)
         built.labels(__version__, str(PROTOCOL)).set(1)
-        plan_info = Gauge(
-            "fastroof_plan_info", "What is served.", ("plan", "model", "gpu", "tp"), registry=registry
-        )
+        labels = ("plan", "model", "gpu", "tp")
+        plan_info = Gauge("fastroof_plan_info", "What is served.", labels, registry=registry)
         for name, plan in plans.items():
             described = plan.describe()
-            plan_info.labels(name, *(str(described[what]) for what in ("model", "gpu", "tp"))).set(1)
+            plan_info.labels(name, *(str(described[what]) for what in labels[1:])).set(1)
 
-    def count(self, form: str, error: Exception | None, num_steps: int, seconds: float) -> None:
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Yield counts of calls that ended early."""
+        for name, words, count in (
+            ("abandoned", "Calls whose client left before their answer.", self._calls.abandoned),
+            ("timed_out", "Calls that took longer than the limit.", self._calls.timed_out),
+        ):
+            yield CounterMetricFamily(f"fastroof_{name}_calls", words, value=count)
+
+    def count(self, kind: str, error: Exception | None, num_steps: int, seconds: float) -> None:
         """Count a message, its steps and how long it took to answer."""
         outcome = "answered" if error is None else "refused" if isinstance(error, FastroofError) else "failed"
-        self._messages.labels(form, outcome).inc()
-        self._seconds.labels(form).observe(seconds)
+        self._messages.labels(kind, outcome).inc()
+        self._seconds.labels(kind).observe(seconds)
         self._steps.inc(num_steps)
 
     def turn_away(self, status: int) -> None:
@@ -129,22 +104,37 @@ class ServeMetrics:
         return generate_latest(self._registry)
 
 
-class _Ended(Collector):
-    """Calls that ended early."""
+class Reply(BaseModel):
+    """The reply to a message: what its kind asks for, as Python's own answers name it."""
 
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """Yield both counts."""
-        for name, words, count in (
-            ("abandoned", "Calls whose client left before their answer.", self._calls.abandoned),
-            ("timed_out", "Calls that took longer than the limit.", self._calls.timed_out),
-        ):
-            yield CounterMetricFamily(f"fastroof_{name}_calls", words, value=count)
+    id: str | int | None
 
 
-# OpenAPI
+class Times(Reply):
+    """Times of steps, and what else was asked for."""
+
+    model_config = ConfigDict(extra="forbid")
+    latency_us: list[float] = Field(description="microseconds a step")
+    relative_error: list[float | None] = Field([], description="one standard error over the time of each")
+    stage_us: list[list[float | None]] = Field([], description="per step: each pipeline stage's time")
+
+
+class Error(Reply):
+    """The reply to a message that is refused."""
+
+    model_config = ConfigDict(extra="forbid")
+    error: str = Field(description="its kind")
+    message: str
+
+
+class Health(BaseModel):
+    """Calls now, and those that ended early since the start."""
+
+    status: Literal["ok"]
+    calls: int
+    abandoned: int
+    timed_out: int
+
 
 _ERRORS: Final = {
     400: "The message is wrong.",
@@ -153,109 +143,49 @@ _ERRORS: Final = {
     413: "The body, or a line of it, is too long.",
     415: "The content type is not one that is accepted here.",
     500: "A fault of the server.",
-    503: "Too many calls are running, the call took too long, or the server is stopping.",
+    503: "Too many calls are running, or the call took too long.",
 }
 
 
-def _content(kind: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"content": {kind: {"schema": schema}}}
-
-
-def _ref(name: str) -> dict[str, str]:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
 def openapi_document(needs_token: bool) -> dict[str, Any]:
-    """Return the interface of a server as an OpenAPI 3.1 document."""
+    """Return the interface of a server as an OpenAPI 3.1 document, made from its models."""
+    models: Any = (*MESSAGES, Reply, Times, Error, Health)
+    _, schemas = models_json_schema(
+        [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
+    )
+
+    def response(words: str, *content: tuple[str, Any]) -> dict[str, Any]:
+        return {"description": words, "content": {kind: {"schema": schema} for kind, schema in content}}
+
+    def ref(model: type[BaseModel]) -> dict[str, str]:
+        return {"$ref": f"#/components/schemas/{model.__name__}"}
+
     errors = {
-        str(status): {"description": words, **_content(JSON_TYPE, _ref("error"))}
+        str(status): response(words, (JSON_TYPE, ref(Error)))
         for status, words in _ERRORS.items()
         if needs_token or status != 401
     }
-    turned_away = {status: error for status, error in errors.items() if status == "401"}
-    line: dict[str, Any] = {
-        "type": "string",
-        "description": "a message a line; answered line by line, wrong ones too",
-    }
-    messages = {"oneOf": [_ref(form.name) for form in FORMS]}
-    # not oneOf: a reply of times is the same to several forms
-    replies = {"anyOf": [_ref(f"{form.name}_reply") for form in FORMS]}
+    refused = {status: error for status, error in errors.items() if status == "401"}
 
-    def gets(words: str, kind: str, schema: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    def get(words: str, kind: str, schema: Any) -> dict[str, Any]:
+        return {"get": {"summary": words, "responses": {"200": response(words, (kind, schema)), **refused}}}
+
+    def post(words: str, body: dict[str, Any], answer: dict[str, Any], **more: Any) -> dict[str, Any]:
+        asked = {"required": True, "content": body}
         return {
-            "get": {
-                "summary": words,
-                "responses": {"200": {"description": words, **_content(kind, schema)}, **more},
-            }
+            "post": {"summary": words, "requestBody": asked, "responses": {"200": answer, **errors}, **more}
         }
 
-    counts = {
-        "calls": "calls that are being answered, or whose work goes on",
-        "abandoned": "calls whose client left before their answer, since the start",
-        "timed_out": "calls that took longer than the limit, since the start",
-    }
-    health = {
-        "type": "object",
-        "properties": {
-            "status": {"enum": ["ok", "draining"]},
-            **{
-                name: {"type": "integer", "minimum": 0, "description": words}
-                for name, words in counts.items()
-            },
-        },
-        "required": ["status", *counts],
-        "additionalProperties": False,
-    }
-    draining = {"503": {"description": "The server is stopping.", **_content(JSON_TYPE, health)}}
-    paths = {
-        "/message": {
-            "post": {
-                "summary": "Answer a message, or one per line.",
-                "requestBody": {
-                    "required": True,
-                    "content": {JSON_TYPE: {"schema": messages}, JSON_LINES: {"schema": line}},
-                },
-                "responses": {
-                    "200": {
-                        "description": "The reply, or one per line.",
-                        "content": {JSON_TYPE: {"schema": replies}, JSON_LINES: {"schema": line}},
-                    },
-                    **errors,
-                },
-            }
-        },
-        "/steps": {
-            "post": {
-                "summary": "Time the steps of an Arrow IPC stream.",
-                "description": "Record batches, uncompressed, of batch_size and kv_len (int32 or int64), or "
-                "of new_tokens and context_len (lists of them), one step per row. The reply is one batch of "
-                "latency_us (float64, microseconds), and of relative_error if asked for.",
-                "parameters": [
-                    {
-                        "name": "plan",
-                        "in": "query",
-                        "description": "name or number of a plan; optional if one is served",
-                        "schema": {"type": "string"},
-                    },
-                    {
-                        "name": "errors",
-                        "in": "query",
-                        "description": "standard errors as well",
-                        "schema": {"enum": ["true", "false"]},
-                    },
-                ],
-                "requestBody": {"required": True, "content": {ARROW_TYPE: {}}},
-                "responses": {
-                    "200": {"description": "The times.", "content": {ARROW_TYPE: {}}},
-                    **errors,
-                },
-            }
-        },
-        "/describe": gets("What is served.", JSON_TYPE, _ref("describe_reply"), turned_away),
-        "/healthz": gets("Whether calls are taken.", JSON_TYPE, health, draining),
-        "/metrics": gets("Counts, for Prometheus.", "text/plain", {"type": "string"}, turned_away),
-        "/openapi.json": gets("This document.", JSON_TYPE, {"type": "object"}, turned_away),
-    }
+    lines = {"type": "string", "description": "a message a line; answered line by line, wrong ones too"}
+    kinds = {"oneOf": [ref(message) for message in MESSAGES]}
+    replies = {"anyOf": [ref(Times), ref(Reply)]}
+    query = [
+        {"name": name, "in": "query", "description": words, "schema": schema}
+        for name, words, schema in (
+            ("plan", "name or number of a plan; optional if one is served", {"type": "string"}),
+            ("errors", "standard errors as well", {"enum": ["true", "false"]}),
+        )
+    ]
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
@@ -264,8 +194,27 @@ def openapi_document(needs_token: bool) -> dict[str, Any]:
             "description": "How long LLM inference steps take on a GPU, from measured kernels.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "paths": paths,
-        "components": {"schemas": message_schemas()},
+        "paths": {
+            "/message": post(
+                "Answer a message, or one per line.",
+                {JSON_TYPE: {"schema": kinds}, JSON_LINES: {"schema": lines}},
+                response("The reply, or one per line.", (JSON_TYPE, replies), (JSON_LINES, lines)),
+            ),
+            "/steps": post(
+                "Time the steps of an Arrow IPC stream.",
+                {ARROW_TYPE: {}},
+                response("The times.", (ARROW_TYPE, {})),
+                description="Record batches, uncompressed, of batch_size and kv_len (int32 or int64), or of "
+                "new_tokens and context_len (lists of them), one step per row. The reply is one batch of "
+                "latency_us (float64, microseconds), and of relative_error if asked for.",
+                parameters=query,
+            ),
+            "/describe": get("What is served.", JSON_TYPE, ref(Reply)),
+            "/healthz": get("That calls are taken.", JSON_TYPE, ref(Health)),
+            "/metrics": get("Counts, for Prometheus.", "text/plain", {"type": "string"}),
+            "/openapi.json": get("This document.", JSON_TYPE, {"type": "object"}),
+        },
+        "components": {"schemas": schemas["$defs"]},
     }
     if needs_token:
         document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}

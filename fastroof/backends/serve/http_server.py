@@ -1,16 +1,16 @@
-"""Plans served over HTTP.
+"""Plans served over HTTP, by uvicorn and Starlette.
 
 ``POST /message`` takes one message of JSON (``application/json``) and answers what its line would be answered
 with, or many, one per line (``application/jsonl``), and answers them line by line. ``POST /steps?plan=NAME``
 takes steps as an Arrow IPC stream (:mod:`fastroof.backends.serve.arrow_steps`) and answers with their times
 as another; ``errors=true`` adds standard errors. ``GET /describe``, ``/openapi.json``, ``/metrics`` and
-``/healthz`` report what is served, how to ask, counts, and whether calls are taken.
+``/healthz`` report what is served, how to ask, counts, and that calls are taken.
 
 An error is ``{"id": null, "error": ..., "message": ...}`` with a status: 400 for a wrong message, 401 without
-the token, 404, 405, 408 for a body that is too slow, 413 for one too long, 415 for another content type, 421
-for another host's name, 500 for a fault of the server, 503 if too many calls are running, a call took longer
-than its limit or the server is stopping. At its time limit a stream of lines ends: the line being answered
-gets an error, the ones after it get no reply.
+the token, 404, 405, 408 for a body that takes longer than a call may, 413 for one too long, 415 for another
+content type, 421 for another host's name, 500 for a fault of the server, 503 if too many calls are running or
+a call took longer than its limit. At its time limit a stream of lines ends: the line being answered gets an
+error, the ones after it get no reply.
 
 No page of another origin can ask: for these content types a browser asks first, which nobody answers, and
 without a token the host must be one of this machine's names.
@@ -20,65 +20,56 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastroof.errors import BackendError, FastroofError, StoppedError
+from fastroof.errors import BackendError
 
 try:
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect, Request
+    from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import Route
-    from uvicorn.server import ServerState
 
     from fastroof.backends.serve.http_about import (
-        ARROW_FORM,
+        ARROW_KIND,
         JSON_LINES,
         LINES_TYPES,
         METRICS_TYPE,
         ServeMetrics,
         openapi_document,
     )
+    from fastroof.backends.serve.http_calls import (
+        JSON_TYPE,
+        LOCAL_HOSTS,
+        Calls,
+        Endpoint,
+        Refused,
+        check_host,
+        content_type,
+        guarded,
+        refusal,
+        status_of,
+    )
+    from fastroof.backends.serve.http_listener import DRAIN_S, HttpListener, serve_until_stopped
 except ModuleNotFoundError as error:
     raise BackendError(f"serving over HTTP needs {error.name}: pip install 'fastroof[http]'") from None
 
-from fastroof.backends.serve.answer import ServedPlans, as_refusal
+from fastroof.backends.serve.answers import ServedPlans, answer_text, as_refusal, error_reply, write_reply
 from fastroof.backends.serve.arrow_steps import ARROW_TYPE, read_steps, write_times
-from fastroof.backends.serve.http_listener import DRAIN_S, HttpListener, serve_until_stopped
-from fastroof.backends.serve.http_requests import (
-    JSON_TYPE,
-    LET_IN,
-    LOCAL_HOSTS,
-    Bodies,
-    Call,
-    Calls,
-    Refused,
-    Workers,
-    check_host,
-    content_type,
-    read_body,
-    refusal,
-)
-from fastroof.backends.serve.limits import ServeLimits, is_loopback, listening_socket, tls_context
-from fastroof.backends.serve.messages import answer_text, error_reply, write_reply
+from fastroof.backends.serve.limits import UNIX, ServeLimits, listening_socket
 from fastroof.checks import shown
 from fastroof.run import StepBatch
 from fastroof.stopping import check_stopped
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from fastroof.plan import StepPlan
-
-REPLY_BYTES: Final = 2**18  # of replies to lines that are made before they are sent
-STOPPED: Final = 503  # status of a message whose work was ended
 
 
 class HttpServer(HttpListener):
@@ -89,18 +80,16 @@ class HttpServer(HttpListener):
     plans : mapping of str to StepPlan
         By the name that clients ask for.
     host, port : str, int
-        Where to listen; port 0 picks one.
+        Where to listen: a name or address and a port, of which 0 picks one, or ``unix:PATH``.
     token : str, optional
         What clients have to send; required beyond this machine.
-    tls_cert, tls_key : Path, optional
-        PEM files of a certificate chain and its key; required beyond this machine.
     limits : ServeLimits
         What is refused.
 
     Raises
     ------
     BackendError
-        If there are no plans or too many, or the address, token or certificate is invalid.
+        If there are no plans or too many, or the address or token is invalid.
 
     Examples
     --------
@@ -119,21 +108,16 @@ class HttpServer(HttpListener):
         port: int = 0,
         *,
         token: str | None = None,
-        tls_cert: Path | None = None,
-        tls_key: Path | None = None,
         limits: ServeLimits | None = None,
     ) -> None:
         limits = limits or ServeLimits()
         served = ServedPlans(plans, limits)
-        tls = tls_context(tls_cert, tls_key)
         for plan in plans.values():
             _compile_loops(plan)
-        listener = listening_socket(host, port, token, tls is not None)
-        is_open = token is None and is_loopback(host, port)
-        hosts = LOCAL_HOSTS | {host.lower()} if is_open else None
-        state = ServerState()
-        app = PlanApp(plans, served, token, hosts, lambda: len(state.connections))
-        super().__init__(app, listener, limits.max_calls, tls, state)
+        listener = listening_socket(host, port, token)
+        is_open = token is None and not host.startswith(UNIX)
+        app = PlanApp(served, token, LOCAL_HOSTS | {host.lower()} if is_open else None)
+        super().__init__(app.asgi, listener, limits.max_calls)
 
 
 def _compile_loops(plan: StepPlan) -> None:
@@ -151,10 +135,8 @@ def serve_http(
     port: int,
     *,
     token: str | None = None,
-    tls_cert: Path | None = None,
-    tls_key: Path | None = None,
-    limits: ServeLimits = ServeLimits(),  # noqa: B008 - it is frozen
-    ready: Callable[[int], None] | None = None,
+    limits: ServeLimits | None = None,
+    ready: Callable[[int], None] = lambda port: None,
     drain_timeout_s: float = DRAIN_S,
 ) -> None:
     """Serve plans over HTTP until SIGTERM or SIGINT, then finish the calls in flight.
@@ -163,9 +145,9 @@ def serve_http(
 
     Parameters
     ----------
-    plans, host, port, token, tls_cert, tls_key, limits
+    plans, host, port, token, limits
         As for :class:`HttpServer`.
-    ready : callable, optional
+    ready : callable
         Called with the port once it listens.
     drain_timeout_s : float
         Seconds that calls have to end in.
@@ -176,8 +158,8 @@ def serve_http(
         As :class:`HttpServer`; or outside of a program's main thread, the only one to get signals.
     """
     serve_until_stopped(
-        lambda: HttpServer(plans, host, port, token=token, tls_cert=tls_cert, tls_key=tls_key, limits=limits),
-        ready,
+        lambda: HttpServer(plans, host, port, token=token, limits=limits),
+        lambda server: ready(server.port),
         drain_timeout_s,
     )
 
@@ -185,52 +167,32 @@ def serve_http(
 class PlanApp:
     """The application: routes, who may ask, and what is counted."""
 
-    def __init__(
-        self,
-        plans: Mapping[str, StepPlan],
-        served: ServedPlans,
-        token: str | None,
-        hosts: frozenset[str] | None,
-        connections: Callable[[], int],
-    ) -> None:
+    def __init__(self, served: ServedPlans, token: str | None, hosts: frozenset[str] | None) -> None:
         self._served = served
+        self._limits = limits = served.limits
         self._token = None if token is None else f"Bearer {token}".encode()
         self._hosts = hosts
         self._openapi = json.dumps(openapi_document(token is not None)).encode()
-        self.calls = calls = Calls(served.limits.max_calls, served.limits.max_call_s)
-        self._metrics = ServeMetrics(plans, calls, connections)
-        limits = served.limits
-        self._workers = Workers(limits.max_calls)
-        self._bodies = Bodies(max(limits.max_message_bytes, limits.max_calls * limits.json_bytes))
+        most_bytes = max(limits.max_message_bytes, limits.max_calls * limits.json_bytes)
+        self._calls = Calls(limits.max_calls, limits.max_call_s, most_bytes)
+        self._metrics = ServeMetrics(served.by_name, self._calls)
+        posts = {"/message": self._message, "/steps": self._steps}
+        gets = {
+            "/describe": self._describe,
+            "/metrics": self._show_metrics,
+            "/openapi.json": self._show_openapi,
+        }
         self.asgi = Starlette(
             routes=[
-                Route("/message", self._guarded(self._message), methods=["POST"]),
-                Route("/steps", self._guarded(self._steps), methods=["POST"]),
-                Route("/describe", self._guarded(self._describe)),
-                Route("/metrics", self._guarded(self._show_metrics)),
-                Route("/openapi.json", self._guarded(self._show_openapi)),
+                *(Route(path, self._guarded(endpoint), methods=["POST"]) for path, endpoint in posts.items()),
+                *(Route(path, self._guarded(endpoint)) for path, endpoint in gets.items()),
                 Route("/healthz", self._health),
             ],
             exception_handlers={HTTPException: self._not_routed},
         )
 
-    def _guarded(
-        self, endpoint: Callable[[Request], Awaitable[Response]]
-    ) -> Callable[[Request], Awaitable[Response]]:
-        async def answered(request: Request) -> Response:
-            try:
-                self._check_origin(request)
-                request.scope["state"][LET_IN]()
-                return await endpoint(request)
-            except Refused as refused:
-                self._metrics.turn_away(refused.status)
-                return refusal(refused.status, refused.words, refused.headers)
-            except ClientDisconnect:
-                return Response(status_code=400)  # nobody reads it
-            except Exception as error:
-                return refusal(500, str(as_refusal(error)))
-
-        return answered
+    def _guarded(self, endpoint: Endpoint) -> Endpoint:
+        return guarded(endpoint, self._check_origin, self._metrics.turn_away)
 
     def _check_origin(self, request: Request) -> None:
         if self._hosts is not None:
@@ -254,86 +216,72 @@ class PlanApp:
         )
         return refusal(error.status_code, words, dict(error.headers or {}))
 
-    # What is asked
-
     async def _message(self, request: Request) -> Response:
         kind = content_type(request)
-        if kind != JSON_TYPE and kind not in LINES_TYPES:
+        has_lines = kind in LINES_TYPES
+        if kind != JSON_TYPE and not has_lines:
             words = f"a message is {JSON_TYPE}, or {JSON_LINES} with one per line; /steps takes {ARROW_TYPE}"
             raise Refused(415, f"{words}; got {shown(kind)}")
-        limits = self._served.limits
-        self.calls.check()
-        most_bytes = limits.json_bytes if kind == JSON_TYPE else limits.max_message_bytes
-        body = await read_body(request, most_bytes, self._bodies)
-        if kind == JSON_TYPE:
-            return await self._answered(request, body)
-        return _Lines(self.calls.take(request), self._workers, partial(self._some_replies, _lines(body)))
-
-    async def _answered(self, request: Request, text: bytes) -> Response:
-        call = self.calls.take(request)
-        try:
-            status, reply = await call.run(self._workers, self._answer, text)
-        finally:
-            call.end()
-        return Response(reply, status, media_type=JSON_TYPE)
+        with self._calls.take(request) as call:
+            body = await call.body(self._limits.max_message_bytes if has_lines else self._limits.json_bytes)
+            status, reply = await call.run(self._answer_lines if has_lines else self._answer, body)
+        return Response(reply, status, media_type=JSON_LINES if has_lines else JSON_TYPE)
 
     def _answer(self, text: bytes) -> tuple[int, bytes]:
         began = time.perf_counter()
         answered = answer_text(self._served, text)
         num_steps = len(answered.reply.get("latency_us", ()))
-        self._metrics.count(answered.form, answered.error, num_steps, time.perf_counter() - began)
-        return _status(answered.error), write_reply(answered.reply)
+        self._metrics.count(answered.kind, answered.error, num_steps, time.perf_counter() - began)
+        return status_of(answered.error), write_reply(answered.reply)
 
-    def _some_replies(self, lines: Generator[bytes, None, None]) -> bytes:
-        """Answer lines until there is something to send; nothing at their end, or that of their time."""
+    def _answer_lines(self, body: bytes) -> tuple[int, bytes]:
+        """Answer lines up to their end, that of their time, or the longest reply."""
         replies = bytearray()
-        for line in lines:
-            status, reply = self._answer(line)
+        for line in BytesIO(body):
+            if not line.strip():
+                continue
+            status, reply = self._answer(line.rstrip(b"\n"))
             replies += reply + b"\n"
-            if status == STOPPED:
-                lines.close()
-            if len(replies) >= REPLY_BYTES:
+            if status == 503:
                 break
-        return bytes(replies)
+            if len(replies) > self._limits.max_message_bytes:
+                words = (
+                    f"the replies are longer than {self._limits.max_message_bytes} bytes: send fewer lines"
+                )
+                replies += write_reply(error_reply(BackendError(words))) + b"\n"
+                break
+        return 200, bytes(replies)
 
     async def _steps(self, request: Request) -> Response:
         kind = content_type(request)
         if kind != ARROW_TYPE:
             raise Refused(415, f"steps are {ARROW_TYPE}; /message takes {JSON_TYPE}; got {shown(kind)}")
-        self.calls.check()
-        body = await read_body(request, self._served.limits.max_message_bytes, self._bodies)
-        call = self.calls.take(request)
-        try:
-            parameters = request.query_params.multi_items()
-            status, reply, media_type = await call.run(self._workers, self._times, parameters, body)
-        finally:
-            call.end()
-        return Response(reply, status, media_type=media_type)
+        with self._calls.take(request) as call:
+            body = await call.body(self._limits.max_message_bytes)
+            asked = request.query_params.multi_items()
+            status, reply, media_type = await call.run(self._times, asked, body)
+            return Response(reply, status, media_type=media_type)
 
-    def _times(self, parameters: list[tuple[str, str]], body: bytes) -> tuple[int, bytes, str]:
+    def _times(self, asked: list[tuple[str, str]], body: bytes) -> tuple[int, bytes, str]:
         """Answer an Arrow stream of steps; an error is answered in JSON."""
         began = time.perf_counter()
         error, num_steps = None, 0
         try:
             check_stopped()
-            plan, errors = _asked(self._served, parameters)
-            self._served.plan(plan)
-            steps = read_steps(body, self._served.limits)
+            given = _asked(self._served, asked)
+            steps = read_steps(body, self._limits).model_copy(update=given)
             check_stopped()
-            if errors:
-                reply = write_times(*self._served.with_errors(plan, steps))
-            else:
-                reply = write_times(steps.times_us(self._served.plan(plan)))
             num_steps = steps.num_steps
-            return 200, reply, ARROW_TYPE
+            return 200, write_times(**self._served.times(steps)), ARROW_TYPE
         except Exception as raised:
-            error = raised
-            return _status(error), write_reply(error_reply(as_refusal(error))), JSON_TYPE
+            error, num_steps = raised, 0
+            return status_of(error), write_reply(error_reply(as_refusal(error))), JSON_TYPE
         finally:
-            self._metrics.count(ARROW_FORM, error, num_steps, time.perf_counter() - began)
+            self._metrics.count(ARROW_KIND, error, num_steps, time.perf_counter() - began)
 
     async def _describe(self, request: Request) -> Response:
-        return await self._answered(request, b'{"describe": true}')
+        status, reply = self._answer(b'{"describe": true}')
+        return Response(reply, status, media_type=JSON_TYPE)
 
     async def _show_metrics(self, request: Request) -> Response:
         return Response(self._metrics.text(), media_type=METRICS_TYPE)
@@ -342,38 +290,17 @@ class PlanApp:
         return Response(self._openapi, media_type=JSON_TYPE)
 
     async def _health(self, request: Request) -> Response:
-        calls = self.calls
+        calls = self._calls
         state = {
-            "status": "draining" if calls.is_draining else "ok",
+            "status": "ok",
             "calls": calls.running,
             "abandoned": calls.abandoned,
             "timed_out": calls.timed_out,
         }
-        return Response(json.dumps(state), 503 if calls.is_draining else 200, media_type=JSON_TYPE)
+        return Response(json.dumps(state), media_type=JSON_TYPE)
 
 
-class _Lines(Response):
-    """Replies to lines, sent as they are made; whatever becomes of the client, the call ends."""
-
-    def __init__(self, call: Call, workers: Workers, some_replies: Callable[[], bytes]) -> None:
-        self._call, self._workers, self._some_replies = call, workers, some_replies
-        super().__init__(media_type=JSON_LINES)
-        del self.headers["content-length"]
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send them."""
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            while replies := await self._call.run(self._workers, self._some_replies):
-                await send({"type": "http.response.body", "body": replies, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
-        except ClientDisconnect:
-            return  # nobody reads it
-        finally:
-            self._call.end()
-
-
-def _asked(served: ServedPlans, parameters: list[tuple[str, str]]) -> tuple[str | int, bool]:
+def _asked(served: ServedPlans, parameters: list[tuple[str, str]]) -> dict[str, Any]:
     """Return which plan a query names, and whether it asks for standard errors."""
     given = dict(parameters)
     if len(given) < len(parameters) or not given.keys() <= {"plan", "errors"}:
@@ -385,27 +312,7 @@ def _asked(served: ServedPlans, parameters: list[tuple[str, str]]) -> tuple[str 
     if errors not in ("true", "false"):
         raise BackendError(f"errors must be true or false, got {shown(errors)}")
     plan = given.get("plan")
-    if plan is None:
-        return served.only_plan(), errors == "true"
-    is_number = plan not in served.names and plan.isascii() and plan.isdigit() and len(plan) < 9
-    return int(plan) if is_number else plan, errors == "true"
-
-
-def _status(error: Exception | None) -> int:
-    if error is None:
-        return 200
-    if isinstance(error, StoppedError):
-        return STOPPED
-    return 400 if isinstance(error, FastroofError) else 500
-
-
-def _lines(body: bytes) -> Generator[bytes, None, None]:
-    """Lines that are not blank, one after the other."""
-    start = 0
-    while start < len(body):
-        end = body.find(b"\n", start)
-        end = len(body) if end < 0 else end
-        line = body[start:end]
-        start = end + 1
-        if line.strip():
-            yield line
+    is_number = plan is not None and plan not in served.by_name and re.fullmatch("[0-9]{1,8}", plan)
+    which = int(plan) if plan is not None and is_number else plan
+    served.plan(which)
+    return {"plan": which, "errors": errors == "true"}

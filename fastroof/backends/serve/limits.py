@@ -1,36 +1,27 @@
-"""What a server accepts at most: sizes, addresses to listen on, connections.
-
-Anyone who reaches a port can open connections and hold them. Until a token has been shown, clients differ
-only in their address and in what has come of the connection so far (:class:`Standing`). When there is no room
-left, a connection that has shown nothing gives way to a new one: the one of the lowest standing, the oldest
-of these, of the peer that has most of them.
-"""
+"""What a server accepts: sizes of messages and calls, and addresses to listen on."""
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import ipaddress
+import os
 import socket
-import ssl
-from collections import Counter
+import stat
 from dataclasses import dataclass, fields
-from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final
 
 from fastroof.checks import whole_number
 from fastroof.errors import BackendError
 from fastroof.stopping import Stop
 
-CONNECTIONS_A_CALL: Final = 8  # of each call that may run: clients keep connections between calls
-PEER_CONNECTIONS_A_CALL: Final = 4  # the same of one peer, so that no peer takes all
-NONE_LEFT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_PEER_BITS: Final = 64  # of an IPv6 address: one machine has many
+UNIX: Final = "unix:"
+"""Start of an address that is the path of a Unix socket."""
 
 
 @dataclass(frozen=True)
 class ServeLimits:
-    """Limits of a server: a request beyond them gets an error, and costs neither memory nor another's call.
+    """Limits of a server: a message beyond them gets an error before anything is drawn or allocated.
 
     Attributes
     ----------
@@ -42,7 +33,8 @@ class ServeLimits:
         The same for a call that asks for more than times: standard errors, stages (each step counts once per
         stage), micro-batches of a pipeline, an explanation. Such a step takes up to a few microseconds.
     max_message_bytes : int
-        Longest message.
+        Longest message; all bodies that a server holds at once have room for this, or for ``max_calls``
+        messages of JSON if that is more.
     max_line_bytes : int
         Longest message of JSON, which takes about twenty times its length to parse; never more than
         ``max_message_bytes``.
@@ -53,9 +45,10 @@ class ServeLimits:
     max_simulated_steps : int
         Steps that a simulation may take, as :func:`fastroof.simulation.settings.simulated_steps` counts them:
         output tokens, prompt chunks, and looks at replicas.
+    max_simulated_bytes : int
+        Memory that a simulation may take, of all its engines, ranks and runs together.
     max_call_s : int
-        Seconds that a call may take once it has been read; a stream of lines is one call. Simulations end at
-        once, everything else between its parts, which take seconds at most by the other limits.
+        Seconds that a call may take, from the head of its request; a stream of lines is one call.
 
     Raises
     ------
@@ -79,6 +72,7 @@ class ServeLimits:
     max_simulated_requests: int = 2**20
     max_answered_requests: int = 2**17
     max_simulated_steps: int = 2**28
+    max_simulated_bytes: int = 2**30
     max_call_s: int = 60
 
     def __post_init__(self) -> None:
@@ -97,13 +91,38 @@ class ServeLimits:
                 f"a message of JSON is longer than the {self.json_bytes} bytes of a line: send several"
             )
 
+    def check_steps(self, num_steps: int) -> None:
+        """Refuse more steps than a call may ask for."""
+        if num_steps > self.max_steps:
+            raise BackendError(
+                f"{num_steps} steps are more than the {self.max_steps} of a message: send several"
+            )
+
+    def check_requests(self, num_requests: int) -> None:
+        """Refuse more requests than a call may ask for."""
+        if num_requests > self.max_requests:
+            raise BackendError(
+                f"{num_requests} requests are more than the {self.max_requests} of a message: send several"
+            )
+
+    def check_detailed(self, num_steps: int, stages: int, num_requests: int) -> None:
+        """Refuse more steps, times stages, and requests than a call for more than times may have."""
+        if num_steps * stages > self.max_detailed_steps:
+            times = f" in {stages} stages" if stages > 1 else ""
+            raise BackendError(
+                f"{num_steps} steps{times} are more than the {self.max_detailed_steps} of a message that "
+                "asks for more than their times: send several"
+            )
+        if num_requests > self.max_detailed_requests:
+            raise BackendError(
+                f"{num_requests} requests are more than the {self.max_detailed_requests} of a message that "
+                "asks for more than times: send several"
+            )
+
 
 def call_stop(limit_s: int) -> Stop:
     """Return what ends a call at its time limit, from now on."""
     return Stop(limit_s, f"the call took longer than the limit of {limit_s} s (max_call_s): ask for less")
-
-
-# Addresses
 
 
 def is_loopback(host: str, port: int = 0) -> bool:
@@ -127,19 +146,17 @@ def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[s
     return [(family, (str(address[0]), int(address[1]))) for family, _, _, _, address in addresses]
 
 
-def listening_socket(host: str, port: int, token: str | None, tls: bool) -> socket.socket:
-    """Bind a socket (port 0 picks one), unless other machines reach it without a token and TLS."""
+def listening_socket(host: str, port: int, token: str | None) -> socket.socket:
+    """Bind a socket (port 0 picks one); what other machines reach needs a token."""
     if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
         raise BackendError("a token must be printable ASCII without spaces around it, and not empty")
-    if not is_loopback(host, port):
-        missing = [
-            what for what, given in (("a token", token), ("a TLS certificate and key", tls)) if not given
-        ]
-        if missing:
-            raise BackendError(
-                f"{host} can be reached from other machines: listening there needs {' and '.join(missing)}; "
-                "127.0.0.1 needs neither"
-            )
+    if host.startswith(UNIX):
+        return _unix_socket(Path(host.removeprefix(UNIX)))
+    if token is None and not is_loopback(host, port):
+        raise BackendError(
+            f"{host} can be reached from other machines: listening there needs a token; "
+            "127.0.0.1 and unix:PATH need none"
+        )
     family, address = _addresses(host, port)[0]
     # asyncio turns off Nagle's algorithm, which costs 40 ms a reply, only if the protocol is named
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -152,115 +169,24 @@ def listening_socket(host: str, port: int, token: str | None, tls: bool) -> sock
     return listener
 
 
-def tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """Read a certificate and its key (PEM files); None if neither is given."""
-    if cert is None and key is None:
-        return None
-    if cert is None or key is None:
-        raise BackendError("TLS takes both a certificate and its key, as PEM files: one of them is missing")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
+def _unix_socket(path: Path) -> socket.socket:
+    """Bind a Unix socket that only its user may connect to, in place of one that nobody listens on."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # an empty password, or OpenSSL would wait for someone to type it
-        context.load_cert_chain(cert, key, password="")
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISSOCK(path.stat().st_mode) and not _is_served(path):
+                path.unlink()
+        former = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(former)
     except (OSError, ValueError) as error:
-        raise BackendError(f"the TLS certificate {cert} with the key {key} cannot be used: {error}") from None
-    return context
+        listener.close()
+        raise BackendError(f"cannot listen on {path}: {getattr(error, 'strerror', None) or error}") from None
+    return listener
 
 
-# Connections
-
-
-class Standing(IntEnum):
-    """What has come of a connection so far."""
-
-    SILENT = 0  # no request, or none that was allowed
-    ASKED = 1  # a request that is not answered yet
-    LET_IN = 2  # an answer to a client that may ask
-
-
-class Held(Protocol):
-    """A connection, as far as its place is concerned."""
-
-    @property
-    def peer(self) -> str:
-        """Whose it is."""
-
-    @property
-    def standing(self) -> Standing:
-        """What has come of it."""
-
-
-Connection = TypeVar("Connection", bound=Held)
-
-
-class Connections(Generic[Connection]):
-    """Open connections, limited in all and per peer; for one thread at a time."""
-
-    def __init__(self, max_calls: int) -> None:
-        self._most = CONNECTIONS_A_CALL * max_calls
-        self._most_a_peer = PEER_CONNECTIONS_A_CALL * max_calls
-        self._held: dict[Connection, None] = {}  # the oldest first
-        self._of_peer: Counter[str] = Counter()
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def admit(self, connection: Connection) -> Connection | None:
-        """Take a connection; return the one to close instead: the new one if all others were let in."""
-        if self._of_peer[connection.peer] >= self._most_a_peer:
-            goes = self._least([each for each in self._held if each.peer == connection.peer])
-        elif len(self._held) >= self._most:
-            goes = self.most_dispensable()
-        else:
-            self._add(connection)
-            return None
-        if goes is None:
-            return connection
-        self.forget(goes)
-        self._add(connection)
-        return goes
-
-    def most_dispensable(self) -> Connection | None:
-        """Return the connection to close first; None if all were let in."""
-        waiting = [each for each in self._held if each.standing < Standing.LET_IN]
-        if not waiting:
-            return None
-        [(peer, _)] = Counter(each.peer for each in waiting).most_common(1)
-        return self._least([each for each in waiting if each.peer == peer])
-
-    def forget(self, connection: Connection) -> None:
-        """Count a connection no longer; it may be gone already."""
-        if connection in self._held:
-            del self._held[connection]
-            self._of_peer[connection.peer] -= 1
-            if not self._of_peer[connection.peer]:
-                del self._of_peer[connection.peer]
-
-    def _add(self, connection: Connection) -> None:
-        self._held[connection] = None
-        self._of_peer[connection.peer] += 1
-
-    @staticmethod
-    def _least(held: list[Connection]) -> Connection | None:
-        least = min(held, key=lambda each: each.standing, default=None)
-        return None if least is None or least.standing == Standing.LET_IN else least
-
-
-def peer_of(address: Any) -> str:
-    """Return whose connection it is, by its address: for IPv6, the network of 64 bits.
-
-    >>> peer_of(("127.0.0.2", 4711)), peer_of(("2001:db8::1:2", 4711, 0, 0))
-    ('127.0.0.2', '2001:db8::')
-    """
-    text = str(address[0]).partition("%")[0] if address else ""
-    try:
-        host = ipaddress.ip_address(text)
-    except ValueError:
-        return text
-    if host.version == 4:
-        return text
-    if host.ipv4_mapped is not None:
-        return str(host.ipv4_mapped)
-    return str(ipaddress.ip_network((int(host), _PEER_BITS), strict=False).network_address)
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        return client.connect_ex(str(path)) == 0

@@ -1,239 +1,439 @@
-"""Messages as every server answers them: a JSON object in, a JSON object out.
+"""What a message may hold: one model for each kind, whichever way it comes; nothing in a message is a path.
 
-What they may hold is in :mod:`fastroof.backends.serve.forms`. The reply to steps is ``{"id": 1, "latency_us":
-[...]}``, one number per step, which reads back to the same bits; an error is ``{"id": 1, "error":
-"BatchError", "message": "..."}``. ``id`` is null if the message has none that could be read.
+A message is an object with the keys of one kind, and may also have ``plan``, ``v`` and ``id``:
+
+===========================================================  ============================================
+``{"batch_size": [64, 65], "kv_len": [4096, 4096]}``         decode steps; one number for all steps is
+                                                             valid for either
+``{"requests": [[[2048, 0], [1, 4095]], [[1, 100]]]}``       one list of [new_tokens, context_len] a step
+``{"new_tokens": ..., "context_len": ..., "offsets": ...}``  the same as the arrays of a ``StepBatch``
+``{"new_tokens": [2048], "context_len": 0}``                 steps of equal prompt chunks, with a
+                                                             ``batch_size`` if there are several
+``{"batch_size": 8, "kv_len": 4096, "tokens": 4}``           steps that verify draft tokens
+``{"explain": [[2048, 0], [1, 4095]]}``                      one step by operator
+``{"memory": true}``                                         layout, memory and stages of a plan
+``{"pipeline": [[[1, 999]], [[1, 999]]]}``                   micro-batches through the pipeline's stages
+``{"kv_transfer": {"prompts": [1000]}}``                     KV caches on their way to another engine
+``{"simulate": {"workload": {"rate": 10}}}``                 an engine over time, see
+                                                             :mod:`fastroof.backends.serve.simulations`
+``{"describe": true}``                                       versions, plans and limits of the server
+===========================================================  ============================================
+
+With steps, ``"errors": true`` adds their ``relative_error``, one standard error over each step's time, and
+``"stages": true`` adds ``stage_us``, one list per step; with ``explain``, the first does too. The validators
+check lengths against the server's limits, the context of validation, before anything is made of a list.
 """
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+import difflib
+import re
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar, get_args
+
+import numpy as np
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+)
 
 from fastroof.arrays import Floats, Ints
-from fastroof.backends.serve.answer import AnySteps, as_refusal
-from fastroof.backends.serve.forms import FORM_OF, FORM_WORDS, PROTOCOL, floats_for_json
-from fastroof.backends.serve.limits import call_stop
-from fastroof.checks import shown, true_or_false
+from fastroof.backends.serve.simulations import Simulation
+from fastroof.checks import MOST_SUGGESTED, shown
 from fastroof.documents import parse_json
 from fastroof.errors import BackendError, BatchError, FastroofError
 from fastroof.run import StepBatch
 from fastroof.run.batch import int_array
-from fastroof.stopping import check_stopped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from fastroof.backends.serve.limits import ServeLimits
+    from fastroof.plan import StepPlan
 
-    from fastroof.backends.serve.answer import AskedSteps, ServedPlans
+PROTOCOL: Final = 1
+"""Version of the protocol: a new key or kind keeps it, a changed one does not."""
 
-_PART: Final = 2**15
-"""Elements of a list that are written at once: other threads run between the parts."""
-
-
-class Answered(NamedTuple):
-    """The form of a message ("none" if it has none), its reply ready for JSON, and what was raised."""
-
-    form: str
-    reply: dict[str, Any]
-    error: Exception | None
+_MOST: Final = 2**31 - 1
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
-def answer_text(served: ServedPlans, text: bytes) -> Answered:
-    """Answer a message as it came, whatever it holds.
-
-    >>> import fastroof
-    >>> from fastroof.backends.serve.answer import ServedPlans
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-    >>> answered = answer_text(ServedPlans({"small": plan}), b'{"id": 1, "batch_size": 0, "kv_len": 9}')
-    >>> answered.form, answered.reply["id"], answered.reply["error"], type(answered.error).__name__
-    ('decode', 1, 'BatchError', 'BatchError')
-    """
-    request_id: str | int | None = None
-    form = "none"
-    try:
-        served.limits.check_line(len(text))
-        message = parse_message(text)
-        request_id = take_id(message)
-        check_stopped()
-        found = FORM_OF.get(frozenset(message))
-        form = "none" if found is None else found.name
-        return Answered(form, {"id": request_id, **answer_message(served, message)}, None)
-    except Exception as error:
-        return Answered(form, error_reply(as_refusal(error), request_id), error)
+def _sizes(value: Any, info: ValidationInfo) -> Ints:
+    """Read one number for all steps, or a list with one a step."""
+    name = str(info.field_name)
+    if type(value) is list:
+        _limits(info).check_steps(len(value))
+    array = int_array(name, value if type(value) in (int, list) else [value])
+    if array.ndim > 1:
+        raise BatchError(f"{name} must be one list of integers, got {shown(value)}")
+    return array
 
 
-def answer_line(served: ServedPlans, line: bytes) -> bytes:
-    """Answer a line that is not blank, whatever it holds, with a line, as a call of its own."""
-    with call_stop(served.limits.max_call_s).watched():
-        return write_reply(answer_text(served, line).reply) + b"\n"
+def _list(value: Any, info: ValidationInfo) -> Ints:
+    """Read a list of integers of requests."""
+    if type(value) is not list:
+        raise BatchError(f'"{info.field_name}" must be one list of integers, got {shown(value)}')
+    _limits(info).check_requests(len(value) - (info.field_name == "offsets"))
+    array = int_array(str(info.field_name), value)
+    if array.ndim != 1:
+        raise BatchError(f'"{info.field_name}" must be one list of integers, got {shown(value)}')
+    return array
 
 
-def answer_message(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
-    """Answer a message without its id; no number in the reply is NaN or infinite."""
-    form = FORM_OF.get(frozenset(message))
-    if form is None:
-        _check_version(message)
-        raise BackendError(f"an object needs {FORM_WORDS}, got {shown(sorted(message), 200)}")
-    if "v" in message:
-        _check_version(message)
-    return _ANSWERS[form.name](served, message)
+def _batch(value: Any, info: ValidationInfo) -> StepBatch:
+    """Read steps, each a list of [new_tokens, context_len]."""
+    if type(value) is not list:
+        raise BatchError(f'"{info.field_name}" must be one list of [new_tokens, context_len] per step, '
+                         f"got {shown(value)}")  # fmt: skip
+    _limits(info).check_steps(len(value))
+    _limits(info).check_requests(sum(len(step) for step in value if type(step) is list))
+    return StepBatch.from_requests(value)
+
+
+def _limits(info: ValidationInfo) -> ServeLimits:
+    limits: ServeLimits = info.context  # type: ignore[assignment]
+    return limits
+
+
+def _true(value: Any) -> Any:
+    if value is not True:
+        raise ValueError("must be true")
+    return value
+
+
+def _name_or_number(value: Any) -> Any:
+    if value is not None and type(value) not in (str, int):
+        raise ValueError("must be a name or a number")
+    return value
+
+
+def _integers(least: int) -> dict[str, Any]:
+    return {"type": "array", "items": {"type": "integer", "minimum": least}}
+
+
+def _one_or_list(least: int) -> Any:
+    schema = {"anyOf": [{"type": "integer", "minimum": least}, _integers(least)]}
+    return PlainValidator(_sizes), WithJsonSchema(schema)
+
+
+_PAIR: Final = {"type": "array", "prefixItems": [{"type": "integer", "minimum": 1},
+                {"type": "integer", "minimum": 0}], "items": False, "minItems": 2}  # fmt: skip
+_STEP: Final = {"type": "array", "items": _PAIR}
+
+Sizes = Annotated[Any, *_one_or_list(1)]
+Contexts = Annotated[Any, *_one_or_list(0)]
+Integers = Annotated[Any, PlainValidator(_list), WithJsonSchema(_integers(0))]
+Steps = Annotated[Any, PlainValidator(_batch), WithJsonSchema({"type": "array", "items": _STEP})]
+Yes = Annotated[Literal[True], BeforeValidator(_true)]
+Which = Annotated[
+    Any, PlainValidator(_name_or_number), WithJsonSchema({"type": ["string", "integer", "null"]})
+]
+Tokens = Annotated[int, Field(ge=1, le=_MOST)]
+
+
+class Strict(BaseModel):
+    """A model that takes what it lists, of exactly these types, and nothing else."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Message(Strict):
+    """A message of any kind."""
+
+    kind: ClassVar[str]
+    id: Which = Field(None, description="comes back in the reply")
+    v: Literal[1] = Field(1, description="version of the protocol")
+    plan: Which = Field(None, description="name or number of a plan; optional if one is served")
+
+
+class TimedSteps(Message):
+    """Steps whose times are asked for: a method of the plan, and the keys that are its arguments."""
+
+    method: ClassVar[str]
+    sizes: ClassVar[tuple[str, ...]]
+    stages: bool = Field(False, description="times in each pipeline stage as well")
+
+    @property
+    def arrays(self) -> list[Any]:
+        """Arguments of the plan's method."""
+        return [getattr(self, name) for name in self.sizes]
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps."""
+        return max(int(array.size) for array in self.arrays)
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests that are listed one by one to answer; 0 if none are."""
+        return 0
+
+    def times_us(self, plan: StepPlan) -> Floats:
+        """Return microseconds a step."""
+        return np.atleast_1d(getattr(plan, self.method)(*self.arrays))
+
+
+class WithErrors(TimedSteps):
+    """Steps whose standard errors are known."""
+
+    errors: bool = Field(False, description="standard errors as well")
+
+    def relative_errors(self, plan: StepPlan) -> Floats:
+        """Return one standard error over the time of each."""
+        return np.atleast_1d(plan.step_error(*self.arrays))
+
+
+class Decode(WithErrors):
+    """Times of steps of equal decodes."""
+
+    kind, method, sizes = "decode", "decode_us", ("batch_size", "kv_len")
+    batch_size: Sizes = Field(description="requests a step, or one number for all steps")
+    kv_len: Sizes = Field(description="tokens that each attends to, including the new one")
+
+    def relative_errors(self, plan: StepPlan) -> Floats:
+        """Return ``plan.decode_error``."""
+        return np.atleast_1d(plan.decode_error(*self.arrays))
+
+
+class _Batch(WithErrors):
+    """Steps of any requests, whose only argument is a StepBatch."""
+
+    method = "step_us"
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps."""
+        return int(self.arrays[0].num_steps)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of all steps."""
+        return len(self.arrays[0].new_tokens)
+
+
+class AnySteps(_Batch):
+    """Times of steps of any requests."""
+
+    kind, sizes = "requests", ("requests",)
+    requests: Steps = Field(description="one list of [new_tokens, context_len] a step")
+
+
+class Ragged(_Batch):
+    """Times of steps of any requests, as the arrays of a StepBatch."""
+
+    kind = "ragged"
+    new_tokens: Integers = Field(description="of each request, of all steps")
+    context_len: Integers = Field(description="of each request, of all steps")
+    offsets: Integers = Field(description="where steps start among them, and the end")
+
+    @property
+    def arrays(self) -> list[Any]:
+        """The steps."""
+        return [StepBatch(self.new_tokens, self.context_len, self.offsets)]
+
+
+class Prefill(WithErrors):
+    """Times of steps of equal chunks of prompts."""
+
+    kind, method, sizes = "prefill", "prefill_us", ("new_tokens", "context_len", "batch_size")
+    new_tokens: Sizes = Field(description="of each chunk")
+    context_len: Contexts = Field(0, description="tokens in the cache before them", validate_default=True)
+    batch_size: Sizes = Field(1, description="chunks a step", validate_default=True)
+
+    @property
+    def num_requests(self) -> int:
+        """Chunks of all steps if errors are asked for: they are those of a batch that lists the chunks."""
+        if not self.errors or not self.batch_size.size:
+            return 0
+        # nothing has checked batch_size yet, so the sum is of floats, which hold any
+        each = np.broadcast_to(self.batch_size, (self.num_steps,)).astype(np.float64)
+        return int(np.maximum(each, 0.0).sum())
+
+    def relative_errors(self, plan: StepPlan) -> Floats:
+        """Return ``plan.step_error`` of the same chunks, listed."""
+        new, context, batch = np.broadcast_arrays(*map(np.atleast_1d, self.arrays))
+        offsets = np.r_[0, np.cumsum(batch)]
+        return plan.step_error(StepBatch(np.repeat(new, batch), np.repeat(context, batch), offsets))
+
+
+class Verify(TimedSteps):
+    """Times of steps that verify draft tokens; no table has rows of them, so their errors are not known."""
+
+    kind, method, sizes = "verify", "verify_us", ("batch_size", "kv_len", "tokens")
+    batch_size: Sizes = Field(description="requests a step")
+    kv_len: Sizes = Field(description="tokens that the last query of each attends to")
+    tokens: Sizes = Field(description="new tokens of each: 1 and its draft tokens")
+
+
+class VerifyStep(Strict):
+    """One step that verifies draft tokens."""
+
+    batch_size: Tokens
+    kv_len: Tokens
+    tokens: Tokens
+
+
+def _explained(value: Any, info: ValidationInfo) -> Any:
+    if type(value) is dict:
+        return _validated(VerifyStep, value, _limits(info), '"explain"')
+    if type(value) is not list:
+        raise BackendError(
+            '"explain" must be a list of [new_tokens, context_len], or an object of batch_size, kv_len, '
+            f"tokens; got {shown(value, 100)}"
+        )
+    if len(value) > (most := _limits(info).max_detailed_requests):
+        raise BackendError(f"{len(value)} requests are more than the {most} of an explanation")
+    return value
+
+
+class Explain(Message):
+    """One step by operator."""
+
+    kind = "explain"
+    explain: Annotated[
+        Any,
+        PlainValidator(_explained),
+        WithJsonSchema({"anyOf": [_STEP, VerifyStep.model_json_schema()]}),
+    ] = Field(description="requests of a step, or a step that verifies draft tokens")
+    errors: bool = Field(False, description="standard errors as well")
+
+
+class Memory(Message):
+    """What one GPU holds: weights, room for KV cache, windows, states."""
+
+    kind = "memory"
+    memory: Yes
+    max_tokens: Tokens | None = Field(None, description="tokens of the largest step, instead of the plan's")
+    max_seqs: Tokens | None = Field(None, description="concurrent requests, instead of the engine's")
+
+
+class Pipeline(Message):
+    """Micro-batches that follow each other through the pipeline stages."""
+
+    kind = "pipeline"
+    pipeline: Steps = Field(description="micro-batches, in their order")
+
+
+def _prompts(array: Ints) -> Ints:
+    if array.size and not (array.min() >= 1 and array.max() <= _MOST):
+        wrong = array.min() if array.min() < 1 else array.max()
+        raise BatchError(f"a prompt has from 1 to {_MOST} tokens, got {wrong}")
+    return array
+
+
+class Transfer(Strict):
+    """A link, and the prompts that it carries."""
+
+    prompts: Annotated[Integers, AfterValidator(_prompts)] = Field(description="tokens of each prompt")
+    bytes_per_s: float | None = Field(None, gt=0, description="of one GPU (default: NVLink's)")
+    latency_us: float = Field(0.0, ge=0, description="added to each transfer")
+    decode_plan: Which = Field(None, description="name or number of the receiving plan (default: the same)")
+
+
+class KvTransfer(Message):
+    """KV caches of prompts on their way from the plan to another engine's."""
+
+    kind = "kv_transfer"
+    kv_transfer: Transfer
+
+
+class Simulate(Message):
+    """An engine over time."""
+
+    kind = "simulate"
+    simulate: Simulation
+
+
+class Describe(Message):
+    """What is served."""
+
+    kind = "describe"
+    describe: Yes
+
+
+_BY_KEY: Final[dict[str, type[Message]]] = {
+    "describe": Describe, "simulate": Simulate, "kv_transfer": KvTransfer, "pipeline": Pipeline,
+    "memory": Memory, "explain": Explain, "requests": AnySteps, "offsets": Ragged, "tokens": Verify,
+    "kv_len": Decode, "new_tokens": Prefill, "context_len": Prefill, "batch_size": Decode,
+}  # fmt: skip
+"""The kind of a message by the first of these keys that it has."""
+
+MESSAGES: Final = tuple(dict.fromkeys(_BY_KEY.values()))
+"""Every kind of message."""
 
 
 def parse_message(text: bytes) -> dict[str, Any]:
-    """Read the JSON of a message: an object without NaN and Infinity."""
-    message = parse_json(text, "a message", BackendError, most_bytes=len(text), allow_constants=False)
-    if not isinstance(message, dict):
-        raise BackendError(f"a message must be an object with {FORM_WORDS}, got {text[:60]!r}")
-    return message
+    """Read the JSON of a message: an object without NaN, Infinity or a key twice."""
+    document = parse_json(text, "a message", BackendError, most_bytes=len(text), is_strict=True)
+    if not isinstance(document, dict):
+        raise BackendError(f"a message must be an object with one of {', '.join(_BY_KEY)}; got {text[:60]!r}")
+    return document
 
 
-def take_id(message: dict[str, Any]) -> str | int | None:
-    """Remove the id from a message and return it; None if it has none."""
-    request_id: str | int | None = message.pop("id", None)
+def id_of(document: dict[str, Any]) -> str | int | None:
+    """Return the id of a message; None if it has none."""
+    request_id: str | int | None = document.get("id")
     if request_id is not None and type(request_id) not in (str, int):
         raise BackendError(f"id must be a string or an integer, got {shown(request_id)}")
     return request_id
 
 
-def error_reply(error: FastroofError, request_id: str | int | None = None) -> dict[str, Any]:
-    """Return the reply that stands for an error."""
-    return {"id": request_id, "error": type(error).__name__, "message": str(error)}
-
-
-def write_reply(reply: dict[str, Any]) -> bytes:
-    """Write a reply as JSON, whose numbers read back to the same bits."""
-    if not any(type(value) is list and len(value) > _PART for value in reply.values()):
-        return _json(reply)
-    members = []
-    for name, value in reply.items():
-        if type(value) is list and len(value) > _PART:
-            parts = (_json(value[at : at + _PART])[1:-1] for at in range(0, len(value), _PART))
-            text = b"[" + b",".join(parts) + b"]"
-        else:
-            text = _json(value)
-        members.append(_json(name) + b":" + text)
-    return b"{" + b",".join(members) + b"}"
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
-
-
-def _check_version(message: dict[str, Any]) -> None:
-    version = message.get("v", PROTOCOL)
+def kind_of(document: dict[str, Any]) -> type[Message]:
+    """Return the model of a message by its keys."""
+    version = document.get("v", PROTOCOL)
     if type(version) is not int or version != PROTOCOL:
-        raise BackendError(
-            f'"v" must be the version of the protocol, which is {PROTOCOL}; got {shown(version)}'
-        )
+        raise BackendError(f'"v" must be {PROTOCOL}, the version of the protocol; got {shown(version)}')
+    found = next((kind for key, kind in _BY_KEY.items() if key in document), None)
+    if found is None:
+        unknown = [key for key in document if key not in Message.model_fields]
+        if not unknown:
+            raise BackendError(f"a message needs one of {', '.join(_BY_KEY)}; got {shown(sorted(document))}")
+        raise BackendError(_unknown_key("a message", unknown[0], [*_BY_KEY, *Message.model_fields]))
+    return found
 
 
-def _plan(served: ServedPlans, message: dict[str, Any]) -> str | int:
-    plan = message.get("plan")
-    if plan is None:
-        return served.only_plan()
-    if type(plan) is str or type(plan) is int:
-        return plan
-    raise BackendError(f'"plan" must be a name or a number, got {shown(plan)}')
+def read_message(document: dict[str, Any], limits: ServeLimits) -> Message:
+    """Check a message within the limits of a server."""
+    key = next((key for key in _BY_KEY if key in document), None)
+    return _validated(kind_of(document), document, limits, f"a message with {key}")
 
 
-def _list(name: str, value: Any) -> Ints:
-    array = int_array(name, value)
-    if array.ndim != 1:
-        raise BatchError(f'"{name}" must be one list of integers, got {shown(value)}')
-    return array
+def _validated(model: type[_Model], document: dict[str, Any], limits: ServeLimits, what: str) -> _Model:
+    try:
+        return model.model_validate(document, context=limits)
+    except ValidationError as error:
+        raise _refusal(error, model, what) from None
 
 
-def _flag(message: dict[str, Any], name: str) -> bool:
-    return true_or_false(f'"{name}"', message.get(name, False), BackendError)
+def _refusal(error: ValidationError, model: type[BaseModel], what: str) -> FastroofError:
+    """Return the first fault as an error in one line, unknown keys first: another may be missing for it."""
+    faults = error.errors(include_url=False)
+    fault = next((one for one in faults if one["type"] == "extra_forbidden"), faults[0])
+    raised = fault.get("ctx", {}).get("error")
+    if isinstance(raised, FastroofError):
+        return raised
+    *path, last = fault["loc"] or (what,)  # a key that is no text has no place
+    for part in path:
+        found = model.model_fields[part].annotation if isinstance(part, str) else None
+        within = [one for one in (found, *get_args(found)) if isinstance(one, type)]
+        model = next((one for one in within if issubclass(one, BaseModel)), model)
+        what = f'"{part}"'
+    if fault["type"] == "extra_forbidden":
+        return BackendError(_unknown_key(what, str(last), [*model.model_fields]))
+    if fault["type"] == "missing":
+        return BackendError(f'{what} needs "{last}"; it takes {", ".join(model.model_fields)}')
+    words = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    words = re.sub("a valid dictionary or instance of .*", "an object", words)
+    name = ".".join(str(part) for part in (*path, last))
+    return BackendError(f'"{name}" {words}, got {shown(fault["input"])}')
 
 
-def _times(times_us: Floats) -> dict[str, Any]:
-    return {"latency_us": times_us.tolist()}
-
-
-def _detailed(served: ServedPlans, message: dict[str, Any], steps: AskedSteps) -> dict[str, Any]:
-    """Answer steps with the errors and stages that their message asks for."""
-    errors, stages = _flag(message, "errors"), _flag(message, "stages")
-    detail = served.detailed(_plan(served, message), steps, errors=errors, stages=stages)
-    return {name: floats_for_json(value) for name, value in detail._asdict().items() if value is not None}
-
-
-def _decode(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
-    sizes = message["batch_size"], message["kv_len"]
-    if "errors" in message or "stages" in message:
-        return _detailed(served, message, served.decode_steps(*sizes))
-    return _times(served.decode_us(_plan(served, message), *sizes))
-
-
-def _prefill(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
-    sizes = message["new_tokens"], message.get("context_len", 0), message.get("batch_size", 1)
-    if "errors" in message or "stages" in message:
-        return _detailed(served, message, served.chunk_steps(*sizes))
-    return _times(served.prefill_us(_plan(served, message), *sizes))
-
-
-def _verify(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
-    sizes = message["batch_size"], message["kv_len"], message["tokens"]
-    if "stages" in message:
-        return _detailed(served, message, served.verify_steps(*sizes))
-    return _times(served.verify_us(_plan(served, message), *sizes))
-
-
-def _requests(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
-    if "errors" in message or "stages" in message:
-        return _detailed(served, message, AnySteps(StepBatch.from_requests(message["requests"])))
-    return _times(served.requests_us(_plan(served, message), message["requests"]))
-
-
-def _ragged(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
-    arrays = [_list(name, message[name]) for name in ("new_tokens", "context_len", "offsets")]
-    if "errors" in message or "stages" in message:
-        return _detailed(served, message, AnySteps(StepBatch(*arrays)))
-    return _times(served.step_us(_plan(served, message), *arrays))
-
-
-def _explain(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
-    return served.explain(_plan(served, message), message["explain"], errors=_flag(message, "errors"))
-
-
-def _memory(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
-    _check_true(message, "memory")
-    sizes = message.get("max_tokens"), message.get("max_seqs")
-    return served.memory(_plan(served, message), *sizes)
-
-
-def _pipeline(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
-    return served.pipeline(_plan(served, message), message["pipeline"])
-
-
-def _kv_transfer(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
-    return served.kv_transfer(_plan(served, message), message["kv_transfer"])
-
-
-def _check_true(message: dict[str, Any], name: str) -> None:
-    if message[name] is not True:
-        raise BackendError(f'"{name}" must be true, got {shown(message[name])}')
-
-
-def _simulate(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
-    return served.simulate(_plan(served, message), message["simulate"])
-
-
-def _describe(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
-    _check_true(message, "describe")
-    return served.describe()
-
-
-_ANSWERS: Final[dict[str, Callable[[ServedPlans, dict[str, Any]], dict[str, Any]]]] = {
-    "decode": _decode,
-    "requests": _requests,
-    "ragged": _ragged,
-    "prefill": _prefill,
-    "verify": _verify,
-    "explain": _explain,
-    "memory": _memory,
-    "pipeline": _pipeline,
-    "kv_transfer": _kv_transfer,
-    "simulate": _simulate,
-    "describe": _describe,
-}
+def _unknown_key(what: str, given: str, names: list[str]) -> str:
+    """Name the valid keys, the closest first."""
+    closest = sorted(names, key=lambda name: -difflib.SequenceMatcher(None, given, name).ratio())
+    more = f" and {len(names) - MOST_SUGGESTED} more" if len(names) > MOST_SUGGESTED else ""
+    return f"{what} has no key {shown(given)}; valid: {', '.join(closest[:MOST_SUGGESTED])}{more}"

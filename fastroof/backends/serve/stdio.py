@@ -12,14 +12,11 @@ import fcntl
 import os
 import select
 import signal
-import struct
 import sys
-import termios
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from fastroof.backends.serve.answer import ServedPlans
-from fastroof.backends.serve.messages import answer_line, error_reply, write_reply
+from fastroof.backends.serve.answers import ServedPlans, answer_line, error_reply, write_reply
 from fastroof.errors import BackendError
 
 if TYPE_CHECKING:
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
 
 _PIPE_BYTES: Final = 2**20  # of a widened pipe, and of one read
 _FLUSH_BYTES: Final = 2**16
-_MOST_PARTS: Final = 512  # of one writev; Linux takes 1024
 
 
 @contextlib.contextmanager
@@ -105,144 +101,84 @@ def serve_pipe(served: ServedPlans, input_fd: int, output_fd: int, stop_fd: int 
     for fd in (input_fd, output_fd):
         with contextlib.suppress(OSError, AttributeError):  # of Linux only, and of pipes
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-    output = Outflow(output_fd)
-    reader = LineReader(Inflow(input_fd, output, stop_fd), served.limits)
+    pipe = _Pipe(input_fd, output_fd, stop_fd)
     with contextlib.suppress(BrokenPipeError):
-        while True:
-            try:
-                line = reader.next_line()
-            except BackendError as error:
-                output.put(write_reply(error_reply(error)) + b"\n")
-                continue
-            if line is None:
-                break
-            if line.strip():
-                output.put(answer_line(served, line))
-        output.flush()
+        for line in _lines(pipe, served.limits):
+            if isinstance(line, BackendError):
+                pipe.put(write_reply(error_reply(line)) + b"\n")
+            elif line.strip() or len(line) > served.limits.json_bytes:
+                pipe.put(answer_line(served, line))
+        pipe.flush()
 
 
-class Outflow:
-    """Writes to a blocking file descriptor, in few calls."""
+def _lines(pipe: _Pipe, limits: ServeLimits) -> Iterator[bytes | BackendError]:
+    """Yield lines without their ends, and an error for each that is too long or was cut off."""
+    held = bytearray()
+    is_dropping = False
+    while part := pipe.read():
+        *ends, rest = part.split(b"\n")
+        for end in ends:
+            held += end
+            if not is_dropping:
+                yield bytes(held)
+            is_dropping = False
+            held.clear()
+        held += rest
+        if len(held) > limits.json_bytes and not is_dropping:
+            is_dropping = True
+            yield bytes(held)  # which is refused for its length
+        if is_dropping:
+            held.clear()
+    if held and pipe.is_stopped:
+        yield BackendError(f"the server was stopped after {len(held)} bytes of a line")
+    elif held:
+        yield bytes(held)
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self._parts: list[memoryview] = []
-        self._num_bytes = 0
 
-    def put(self, part: bytes) -> None:
-        """Add bytes to be written."""
-        self._parts.append(memoryview(part))
-        self._num_bytes += len(part)
-        if self._num_bytes >= _FLUSH_BYTES:
+class _Pipe:
+    """Two blocking file descriptors: few reads and writes, and none of the first once stopped and empty."""
+
+    def __init__(self, input_fd: int, output_fd: int, stop_fd: int | None) -> None:
+        self._input_fd, self._output_fd, self._stop_fd = input_fd, output_fd, stop_fd
+        self._replies = bytearray()
+        self._left_bytes = _PIPE_BYTES
+        self.is_stopped = False
+        self._poll = select.poll()
+        self._poll.register(output_fd, 0)
+        self._poll.register(input_fd, select.POLLIN)  # a socket is both
+        if stop_fd is not None:
+            self._poll.register(stop_fd, select.POLLIN)
+
+    def put(self, reply: bytes) -> None:
+        """Add a reply to be written."""
+        self._replies += reply
+        if len(self._replies) >= _FLUSH_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Write everything; raises BrokenPipeError if nobody reads any more."""
-        parts, self._parts, self._num_bytes = self._parts, [], 0
-        while parts:
-            written = os.writev(self.fd, parts[:_MOST_PARTS])
-            done = 0
-            while done < len(parts) and written >= len(parts[done]):
-                written -= len(parts[done])
-                done += 1
-            del parts[:done]
-            if written:
-                parts[0] = parts[0][written:]
+        replies = memoryview(bytes(self._replies))
+        self._replies.clear()
+        while replies:
+            replies = replies[os.write(self._output_fd, replies) :]
 
+    def read(self) -> bytes:
+        """Wait for bytes and return them, none at the end; raises BrokenPipeError if nobody reads any more.
 
-class Inflow:
-    """Reads a blocking file descriptor until it ends or ``stop_fd`` is readable; flushes the output first.
-
-    Once the server is stopped, what the pipe holds at that moment is still read.
-    """
-
-    def __init__(self, fd: int, output: Outflow, stop_fd: int | None = None) -> None:
-        self._fd = fd
-        self._output = output
-        self._stop_fd = stop_fd
-        self._left: int | None = None
-        self._poll = select.poll()
-        self._poll.register(output.fd, 0)
-        self._poll.register(fd, select.POLLIN)  # a socket is both
-        if stop_fd is not None:
-            self._poll.register(stop_fd, select.POLLIN)
-
-    @property
-    def was_stopped(self) -> bool:
-        """Whether the server was stopped, rather than the stream ended."""
-        return self._left is not None
-
-    def read_into(self, room: memoryview) -> int:
-        """Wait for bytes and read them; 0 at the end. Raises BrokenPipeError as :meth:`Outflow.flush`."""
-        self._output.flush()
-        if self._left is None:
-            for fd, event in self._poll.poll():
-                if fd == self._output.fd and event & (select.POLLERR | select.POLLNVAL):
-                    raise BrokenPipeError
-                if fd == self._stop_fd:
-                    # no more than a pipe holds: a file would hold everything that is still to come
-                    self._left = min(_arrived_bytes(self._fd), _PIPE_BYTES)
-        if self._left is None:
-            return os.readv(self._fd, [room])
-        if not self._left:
-            return 0
-        count = os.readv(self._fd, [room[: self._left]])
-        self._left = self._left - count if count else 0
-        return count
-
-
-def _arrived_bytes(fd: int) -> int:
-    try:
-        held = fcntl.ioctl(fd, termios.FIONREAD, struct.pack("i", 0))
-    except OSError:  # a device that holds nothing
-        return 0
-    return int(struct.unpack("i", held)[0])
-
-
-class LineReader:
-    """Finds lines in what a pipe holds; longer ones than the limits allow are dropped as they come."""
-
-    def __init__(self, inflow: Inflow, limits: ServeLimits) -> None:
-        self._inflow = inflow
-        self._limits = limits
-        self._held = bytearray()
-        self._searched = 0
-        self._room = memoryview(bytearray(_PIPE_BYTES))
-        self._is_dropping = False
-
-    def next_line(self) -> bytes | None:
-        """Wait for the next line, without its end; None at the end of all.
-
-        Raises a BackendError once for a line that is too long or was cut off; the call after it goes on.
+        Once the server is stopped, what the pipe holds is still read, but no more than that: a file would
+        hold everything that is still to come.
         """
-        while True:
-            end = self._held.find(b"\n", self._searched)
-            if end >= 0:
-                line = bytes(self._held[:end])
-                del self._held[: end + 1]
-                self._searched = 0
-                if self._is_dropping:
-                    self._is_dropping = False
-                    continue
-                self._limits.check_line(len(line))
-                return line
-            if self._is_dropping:
-                self._held.clear()
-            elif len(self._held) > self._limits.json_bytes:
-                self._is_dropping = True
-                self._limits.check_line(len(self._held))
-            self._searched = len(self._held)
-            count = self._inflow.read_into(self._room)
-            if not count:
-                return self._last_line()
-            self._held += self._room[:count]
-
-    def _last_line(self) -> bytes | None:
-        line = bytes(self._held)
-        self._held.clear()
-        self._searched = 0
-        if not line or self._is_dropping:
-            return None
-        if self._inflow.was_stopped:
-            raise BackendError(f"the server was stopped after {len(line)} bytes of a line")
-        return line
+        self.flush()
+        events = dict(self._poll.poll(0 if self.is_stopped else None))
+        if events.get(self._output_fd, 0) & (select.POLLERR | select.POLLNVAL):
+            raise BrokenPipeError
+        if self._stop_fd in events and not self.is_stopped:
+            self.is_stopped = True
+            return self.read()
+        if not self.is_stopped:
+            return os.read(self._input_fd, _PIPE_BYTES)
+        if self._input_fd not in events or not self._left_bytes:
+            return b""
+        part = os.read(self._input_fd, self._left_bytes)
+        self._left_bytes -= len(part)
+        return part

@@ -1,4 +1,4 @@
-"""Plans served over HTTP: answers, errors, limits, tokens, TLS, metrics, the OpenAPI document, stopping."""
+"""Plans served over HTTP: answers, errors, limits, tokens, metrics, the OpenAPI document, stopping."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import json
 import random
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 import fastroof
-from fastroof.backends.serve.answer import ServedPlans
-from fastroof.backends.serve.forms import FORMS
-from fastroof.backends.serve.limits import PEER_CONNECTIONS_A_CALL, ServeLimits, listening_socket
-from fastroof.backends.serve.messages import answer_line
+from fastroof.backends.serve.answers import ServedPlans, answer_line
+from fastroof.backends.serve.limits import ServeLimits, listening_socket
+from fastroof.backends.serve.messages import MESSAGES as KINDS
 from fastroof.errors import BackendError
 from tests.backends.serve.test_messages import MESSAGES
-from tests.fuzz.mutators import mutated_bytes, mutated_text
+from tests.fuzz.mutators import mutated_text
+from tests.reference.waiting import until
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 prometheus = pytest.importorskip("prometheus_client.parser")
 
-from fastroof.backends.serve import http_listener, http_requests  # noqa: E402
+from fastroof.backends.serve import http_listener  # noqa: E402
 from fastroof.backends.serve.http_about import openapi_document  # noqa: E402
 from fastroof.backends.serve.http_server import HttpServer, serve_http  # noqa: E402
 
@@ -108,14 +108,6 @@ def test_lines_are_answered_line_by_line(server, plan):
     assert ask(server, "POST", "/message", b"", LINES).body == b""
 
 
-@pytest.mark.slow
-def test_replies_to_many_lines_come_in_parts(server, plan):
-    line = b'{"batch_size": 64, "kv_len": 4096}\n'
-    reply = ask(server, "POST", "/message", line * 20_000, LINES)
-    assert reply.headers["transfer-encoding"] == "chunked"
-    assert reply.body == answer_line(ServedPlans({"eight": plan}), line) * 20_000
-
-
 @pytest.mark.parametrize(
     ("status", "error", "body"),
     [
@@ -156,7 +148,7 @@ def test_a_fault_of_the_server_says_so(server, monkeypatch, capfd):
     def fails(*_: object) -> None:
         raise RuntimeError("out of order")
 
-    monkeypatch.setattr(ServedPlans, "decode_us", fails)
+    monkeypatch.setattr(ServedPlans, "times", fails)
     before = metric(server, "fastroof_messages_total", form="decode", outcome="failed")
     reply = post(server, {"id": 3, **ONE})
     assert (reply.status, reply.read["id"]) == (500, 3)
@@ -181,7 +173,6 @@ def test_metrics_count(server, plan):
     assert [now - then for now, then in zip(after, before, strict=True)] == [1, 1, 3, 1]
     assert metric(server, "fastroof_message_seconds_count", form="decode") >= 1
     assert metric(server, "fastroof_calls") == 0
-    assert metric(server, "fastroof_connections") >= 1
     assert metric(server, "fastroof_plan_info", plan="eight", model="llama-3.1-8b", gpu="h100", tp="1") == 1
     assert metric(server, "fastroof_build_info", version=fastroof.__version__, protocol="1") == 1
 
@@ -198,27 +189,37 @@ def test_the_document_is_open_api(needs_token):
     validator = pytest.importorskip("openapi_spec_validator")
     document = openapi_document(needs_token)
     validator.validate(document)
-    kinds = document["paths"]["/message"]["post"]["requestBody"]["content"]["application/json"]["schema"][
-        "oneOf"
-    ]
-    assert [kind["$ref"].rpartition("/")[2] for kind in kinds] == [form.name for form in FORMS]
     assert ("401" in document["paths"]["/describe"]["get"]["responses"]) == needs_token
 
 
+@pytest.mark.slow
 def test_every_message_and_reply_is_of_the_document(server):
     jsonschema = pytest.importorskip("jsonschema")
     document = ask(server, "GET", "/openapi.json").read
     post_of = document["paths"]["/message"]["post"]
     asked = post_of["requestBody"]["content"]["application/json"]["schema"]
+    names = [kind["$ref"].rpartition("/")[2] for kind in asked["oneOf"]]
+    assert names == [kind.__name__ for kind in KINDS]
     answered = post_of["responses"]["200"]["content"]["application/json"]["schema"]
     refused = post_of["responses"]["400"]["content"]["application/json"]["schema"]
+    asked, answered, refused = (
+        jsonschema.Draft202012Validator({**document, **schema}) for schema in (asked, answered, refused)
+    )
     for message in MESSAGES.values():
-        jsonschema.validate(message, {**document, **asked})
-        jsonschema.validate(post(server, message).read, {**document, **answered})
-    jsonschema.validate(post(server, b"{}").read, {**document, **refused})
-    for wrong in ({}, {"batch_size": 0, "kv_len": 9}, {**ONE, "other": 1}):
+        asked.validate(message)
+        answered.validate(post(server, message).read)
+    refused.validate(post(server, b"{}").read)
+    for wrong in (
+        {},
+        {"batch_size": 0, "kv_len": 9},
+        {**ONE, "other": 1},
+        {"simulate": {"workload": {"hourly": "file:/etc/hostname"}}},
+        {"simulate": {"workload": {"rate": 1, "input_tokens": "file:x"}}},
+    ):
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(wrong, {**document, **asked})
+            asked.validate(wrong)
+    workload = document["components"]["schemas"]["Workload"]["properties"]
+    assert workload["hourly"]["description"] == "requests/s in each hour"
 
 
 # Limits
@@ -230,17 +231,27 @@ class Held:
     def __init__(self, server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
         self._may_go = threading.Event()
         self.replies: list[Reply] = []
-        answer = ServedPlans.memory
+        answer = ServedPlans.answer
 
-        def waits(*arguments: Any) -> Any:
-            self._may_go.wait(60)
-            return answer(*arguments)
+        def waits(served: ServedPlans, document: dict[str, Any]) -> Any:
+            if "memory" in document:
+                self._may_go.wait(60)
+            return answer(served, document)
 
-        monkeypatch.setattr(ServedPlans, "memory", waits)
-        self._thread = threading.Thread(target=lambda: self.replies.append(post(server, {"memory": True})))
+        monkeypatch.setattr(ServedPlans, "answer", waits)
+        self._thread = threading.Thread(target=self._ask, args=(server,))
         self._thread.start()
         while not ask(server, "GET", "/healthz").read["calls"]:
             time.sleep(0.001)
+
+    def _ask(self, server: HttpServer) -> None:
+        with suppress(ConnectionError, http.client.HTTPException):
+            self.replies.append(post(server, {"memory": True}))
+
+    def abandon(self) -> None:
+        self._may_go.set()
+        self._thread.join()
+        assert not self.replies
 
     def let_go(self) -> Reply:
         self._may_go.set()
@@ -259,18 +270,33 @@ def test_too_long_a_body_is_refused_before_it_is_read(plan):
         first, second = lines.body.splitlines()
         assert "a message of JSON is longer than the 100 bytes of a line" in json.loads(first)["message"]
         assert "latency_us" in json.loads(second)
-        with socket.create_connection(("127.0.0.1", server.port), 60) as client:
-            client.sendall(
-                b"POST /message HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                b"Content-Length: 99999999999999999999\r\n\r\n"
-            )
-            assert client.recv(100).startswith(b"HTTP/1.1 413")
-        with socket.create_connection(("127.0.0.1", server.port), 60) as client:
-            client.sendall(b"no HTTP\r\n\r\n")
-            said = client.makefile("rb").read()
-            assert said.startswith(b"HTTP/1.1 400")
-            assert "not a request of HTTP/1.1" in json.loads(said.partition(b"\r\n\r\n")[2])["message"]
+        assert ask(server, "GET", "/healthz").read["calls"] == 0
+
+
+def test_replies_to_lines_have_a_longest(plan):
+    limits = ServeLimits(max_message_bytes=200)
+    with HttpServer({"eight": plan}, limits=limits) as server:
+        *answered, last = ask(server, "POST", "/message", b'{"memory":true}\n' * 9, LINES).body.splitlines()
+    assert 0 < len(answered) < 9
+    assert "replies are longer than 200 bytes" in json.loads(last)["message"]
+
+
+def test_bodies_together_have_room(plan):
+    """Three bodies wait for their ends; the fourth does not fit beside them."""
+    limits = ServeLimits(max_calls=4, max_message_bytes=4000, max_line_bytes=900)
+    head = b"POST /message HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/jsonl\r\n"
+    head += b"Content-Length: 3000\r\n\r\n"
+    with HttpServer({"eight": plan}, limits=limits) as server, ExitStack() as held:
+        client = held.enter_context(socket.create_connection(("127.0.0.1", server.port), 60))
+        client.sendall(head + b" " * 2000)
+        until(lambda: ask(server, "GET", "/healthz").read["calls"] == 1)
+        reply = ask(server, "POST", "/message", b" " * 2001, LINES)
+        assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+        assert "other messages take all memory" in reply.read["message"]
         assert post(server, ONE).status == 200
+        client.sendall(b" " * 1000)
+        assert client.recv(12) == b"HTTP/1.1 200"
+        assert ask(server, "POST", "/message", b" " * 2001, LINES).status == 200
 
 
 def test_more_calls_than_may_run_are_refused_and_tried_again(plan, monkeypatch):
@@ -283,124 +309,30 @@ def test_more_calls_than_may_run_are_refused_and_tried_again(plan, monkeypatch):
         assert metric(server, "fastroof_turned_away_total", status="503") == 1
 
 
-def test_a_client_that_stalls_is_let_go(plan, monkeypatch):
-    for where, name in ((http_listener, "HEAD_S"), (http_listener, "IDLE_S"), (http_requests, "CHUNK_S")):
-        monkeypatch.setattr(where, name, 0.3)
-    head = b"POST /message HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    head += b"Content-Length: 35\r\n"
-    with HttpServer({"eight": plan}, limits=ServeLimits(max_calls=1)) as server:
-        for sent, said in ((b"", b""), (head[:40], b""), (head + b"\r\n{", b"HTTP/1.1 408")):
-            with socket.create_connection(("127.0.0.1", server.port), 60) as client:
-                client.sendall(sent)
-                got = b""
-                while part := _received(client):
-                    got += part
-                assert got.startswith(said)
-                assert bool(got) == bool(said)
-        with socket.create_connection(("127.0.0.1", server.port), 60) as client:  # done, and idle
-            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert client.recv(12) == b"HTTP/1.1 200"
-            while _received(client):
-                pass
-        assert post(server, ONE).status == 200
-        assert ask(server, "GET", "/healthz").read["calls"] == 0
-
-
-def _received(client: socket.socket) -> bytes:
-    try:
-        return client.recv(4096)
-    except ConnectionResetError:
-        return b""
-
-
-def test_connections_are_counted(plan):
-    """Clients that were let in keep others of their peer out, up to a number, and while they are there."""
-    with HttpServer({"eight": plan}, limits=ServeLimits(max_calls=1)) as server:
-        held = [_kept(server) for _ in range(PEER_CONNECTIONS_A_CALL)]
-        try:
-            with socket.create_connection(("127.0.0.1", server.port), 60) as one_more:
-                assert _received(one_more) == b""
-        finally:
-            for each in held:
-                each.close()
-        until = time.monotonic() + 30
-        while time.monotonic() < until:
-            try:
-                assert post(server, ONE).status == 200
-                break
-            except (http.client.HTTPException, ConnectionError):
-                time.sleep(0.05)
-        else:
-            raise AssertionError("connections that were closed still count")
-
-
-def _kept(server: HttpServer) -> http.client.HTTPConnection:
-    """Make a connection that has had an answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    connection.request("GET", "/describe")
-    assert connection.getresponse().read()
-    return connection
-
-
 FEW = ServeLimits(max_simulated_requests=100, max_simulated_steps=50_000, max_message_bytes=2**16)
 
 
-def raw_answer(server: HttpServer, sent: bytes) -> tuple[int, bytes]:
-    """The status and body of the first reply to some bytes; 0 where the server hangs up or waits for more."""
-    with socket.create_connection(("127.0.0.1", server.port), 60) as client:
-        said = b""
-        with suppress(OSError):  # refused in the middle of it
-            client.sendall(sent)
-        client.settimeout(0.4)
-        with suppress(TimeoutError):
-            while part := _received(client):
-                said += part
-    if not said:
-        return 0, b""
-    head, _, body = said.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 ")
-    return int(head[9:12]), body
-
-
-@pytest.mark.parametrize("form", MESSAGES)
-def test_requests_with_wrong_bytes_are_answered_or_refused(plan, form, capfd):
-    """A good request of every form, spoilt anywhere: its reply has words, and the next is answered."""
-    rng = random.Random(f"http {form}")
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_messages_with_wrong_bytes_are_answered_or_refused(plan, kind, capfd):
+    """Mutate a good message of every kind: its reply has words, and the next is answered."""
+    rng = random.Random(f"http {kind}")
     others = [json.dumps(message).encode() for message in MESSAGES.values()]
     met: Counter[int] = Counter()
     with HttpServer({"eight": plan}, limits=FEW) as server:
         for _ in range(30):
-            body = json.dumps({"id": 7, **MESSAGES[form]}).encode()
-            where = rng.random()
-            if where < 0.5:
-                body = mutated_text(body, rng, others)
-            head = (
-                f"POST /message HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-                f"Content-Type: {rng.choice(('application/json', 'application/jsonl'))}\r\n"
-                "Connection: close\r\n\r\n"
-            ).encode()
-            sent = head + body
-            if where > 0.7:
-                sent = mutated_bytes(sent, rng)
-            elif where > 0.5:
-                sent = mutated_text(head, rng) + body
-            status, said = raw_answer(server, sent)
-            met[status] += 1
-            assert status in {0, 200, 400, 404, 405, 408, 413, 415, 421}, (sent, said)
-            if status >= 400:
-                assert json.loads(said)["message"]
-            assert b"the server failed" not in said, sent
-        assert post(server, {"id": 7, **MESSAGES[form]}).read["id"] == 7
-        until = time.monotonic() + 30
-        while ask(server, "GET", "/healthz").read["calls"] and time.monotonic() < until:
-            time.sleep(0.01)
+            body = mutated_text(json.dumps({"id": 7, **MESSAGES[kind]}).encode(), rng, others)
+            reply = post(server, body)
+            met[reply.status] += 1
+            assert reply.status in {200, 400, 413}, body
+            assert reply.status == 200 or reply.read["message"]
+            assert b"the server failed" not in reply.body, body
+        assert post(server, {"id": 7, **MESSAGES[kind]}).read["id"] == 7
         assert ask(server, "GET", "/healthz").read["calls"] == 0
-    assert met[200]
     assert met[400]
     assert capfd.readouterr().err == ""
 
 
-# Tokens, TLS, addresses
+# Tokens
 
 
 def test_a_token_is_asked_for(plan):
@@ -419,24 +351,6 @@ def test_a_token_is_asked_for(plan):
         right = {"Authorization": "Bearer sesame"}
         assert post(server, ONE, Host="fastroof.example", **right).status == 200
         assert b'turned_away_total{status="401"} 16.0' in ask(server, "GET", "/metrics", headers=right).body
-
-
-def test_beyond_this_machine_a_token_and_tls_are_needed(plan):
-    for given, words in (({}, "a token and a TLS certificate and key"), ({"token": "sesame"}, "needs a TLS")):
-        with pytest.raises(BackendError, match=words):
-            HttpServer({"eight": plan}, "0.0.0.0", **given)
-
-
-def test_tls(plan, certificate):
-    cert, key = certificate
-    with HttpServer({"eight": plan}, tls_cert=cert, tls_key=key) as server:
-        context = ssl.create_default_context(cafile=cert)
-        connection = http.client.HTTPSConnection("localhost", server.port, timeout=60, context=context)
-        connection.request("POST", "/message", json.dumps(ONE), JSON)
-        assert json.load(connection.getresponse())["latency_us"] == [plan.decode_us(64, 4096)]
-        connection.close()
-        with pytest.raises((ConnectionError, http.client.HTTPException)):
-            post(server, ONE)
 
 
 # Starting, stopping
@@ -467,23 +381,30 @@ def test_a_loop_that_dies_before_it_listens_is_said(plan, monkeypatch):
     assert "No space left on device" in str(made[0])
     assert f"127.0.0.1:{port}" in str(made[0])
     assert threading.active_count() == before
-    listening_socket("127.0.0.1", port, None, False).close()
+    listening_socket("127.0.0.1", port, None).close()
 
 
 def test_calls_in_flight_are_finished(plan, monkeypatch):
     server = HttpServer({"eight": plan})
     held = Held(server, monkeypatch)
-    stopping = threading.Thread(target=server.drain)
-    stopping.start()
-    while (health := ask(server, "GET", "/healthz")).status == 200:
-        time.sleep(0.001)
-    assert (health.status, health.read["status"]) == (503, "draining")
-    assert post(server, ONE).read["message"] == "the server is stopping: no new calls are taken"
-    assert held.let_go().status == 200
-    stopping.join()
+    with ThreadPoolExecutor(1) as pool, socket.create_connection(("127.0.0.1", server.port)) as idle:
+        stopping = pool.submit(server.drain)
+        assert idle.recv(1) == b""  # connections without a call are closed
+        with pytest.raises(ConnectionError):
+            post(server, ONE)
+        assert not stopping.done()
+        assert held.let_go().status == 200
+        assert stopping.result()
+    assert server.drain()
+
+
+def test_draining_ends_though_a_call_does_not(plan, monkeypatch):
+    server = HttpServer({"eight": plan})
+    held = Held(server, monkeypatch)
+    assert not server.drain(0.1)
     with pytest.raises(ConnectionError):
         post(server, ONE)
-    assert server.drain()
+    held.abandon()
 
 
 def test_signals_need_the_main_thread(plan):
@@ -539,7 +460,7 @@ def test_replies_are_not_held_back(server):
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("GET", "/healthz")
     connection.getresponse().read()
-    held = [each.transport.get_extra_info("socket") for each in server._state.connections]
+    held = [each.transport.get_extra_info("socket") for each in server._server.server_state.connections]
     assert held
     assert all(each.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for each in held)
     connection.close()

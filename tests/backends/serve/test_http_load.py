@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import fastroof
-from fastroof.backends.serve.limits import PEER_CONNECTIONS_A_CALL, ServeLimits
+from fastroof.backends.serve.answers import ServedPlans
+from fastroof.backends.serve.limits import ServeLimits
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 
-from fastroof.backends.serve import http_requests
+from fastroof.backends.serve import http_calls
 from fastroof.backends.serve.http_server import HttpServer
 from tests.backends.serve.test_http import JSON, LINES, ONE, ask, metric, post
 from tests.reference.waiting import is_idle, until
@@ -37,7 +37,7 @@ def simulating(workload: dict[str, Any], **options: Any) -> dict[str, Any]:
 LONG = simulating(MANY, replicas=4096, routing="least_kv")
 """A message of some 200 bytes whose answer takes minutes."""
 
-UNBOUNDED = ServeLimits(max_simulated_steps=2**60, max_message_bytes=2**33, max_call_s=600)
+UNBOUNDED = ServeLimits(max_simulated_steps=2**60, max_simulated_bytes=2**40, max_call_s=600)
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +59,12 @@ def health(server: HttpServer) -> dict[str, Any]:
     return dict(ask(server, "GET", "/healthz").read)
 
 
-def sent_off(server: HttpServer, message: Any, kind: dict[str, str], more: bytes = b"") -> socket.socket:
+def sent_off(server: HttpServer, message: Any, kind: dict[str, str]) -> socket.socket:
     """Post a message and do not wait for its answer."""
     body = message if isinstance(message, bytes) else json.dumps(message).encode()
     client = socket.create_connection(("127.0.0.1", server.port), 60)
     head = f"POST /message HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-    client.sendall(f"{head}Content-Type: {kind['Content-Type']}\r\n\r\n".encode() + body + more)
+    client.sendall(f"{head}Content-Type: {kind['Content-Type']}\r\n\r\n".encode() + body)
     return client
 
 
@@ -95,7 +95,7 @@ def test_what_would_cost_too_much_is_refused_at_once(server: HttpServer, message
 
 
 def test_a_call_ends_at_its_time_limit(plan: fastroof.StepPlan) -> None:
-    limits = ServeLimits(max_simulated_steps=2**60, max_message_bytes=2**33, max_call_s=1)
+    limits = ServeLimits(max_simulated_steps=2**60, max_simulated_bytes=2**40, max_call_s=1)
     with HttpServer({"eight": plan}, limits=limits) as server:
         spent = time.process_time()
         reply = post(server, LONG)
@@ -109,7 +109,7 @@ def test_a_call_ends_at_its_time_limit(plan: fastroof.StepPlan) -> None:
 
 
 def test_a_stream_of_lines_is_one_call(plan: fastroof.StepPlan) -> None:
-    limits = ServeLimits(max_simulated_steps=2**60, max_message_bytes=2**33, max_call_s=1)
+    limits = ServeLimits(max_simulated_steps=2**60, max_simulated_bytes=2**40, max_call_s=1)
     lines = b"\n".join(json.dumps(message).encode() for message in [ONE, *[LONG] * 50, ONE])
     with HttpServer({"eight": plan}, limits=limits) as server:
         spent = time.process_time()
@@ -124,12 +124,10 @@ def test_a_stream_of_lines_is_one_call(plan: fastroof.StepPlan) -> None:
 
 
 @pytest.mark.parametrize("kind", [JSON, LINES], ids=["message", "lines"])
-@pytest.mark.parametrize("more", [b"", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 9])
-def test_work_ends_when_its_client_leaves(plan: fastroof.StepPlan, kind: dict[str, str], more: bytes) -> None:
-    """Also where bytes that nobody has read yet lie before its end."""
+def test_work_ends_when_its_client_leaves(plan: fastroof.StepPlan, kind: dict[str, str]) -> None:
     message: Any = LONG if kind is JSON else b"\n".join([json.dumps(LONG).encode()] * 9)
     with HttpServer({"eight": plan}, limits=UNBOUNDED) as server:
-        client = sent_off(server, message, kind, more)
+        client = sent_off(server, message, kind)
         until(lambda: health(server)["calls"] == 1)
         time.sleep(0.5)
         assert health(server)["calls"] == 1
@@ -143,7 +141,7 @@ def test_work_ends_when_its_client_leaves(plan: fastroof.StepPlan, kind: dict[st
 @pytest.mark.slow
 def test_clients_that_leave_do_not_stop_the_service(plan: fastroof.StepPlan) -> None:
     """As many costly messages as there may be calls, sent off again and again."""
-    limits = ServeLimits(max_simulated_steps=2**60, max_message_bytes=2**33, max_calls=4)
+    limits = ServeLimits(max_simulated_steps=2**60, max_simulated_bytes=2**40, max_calls=4)
     with HttpServer({"eight": plan}, limits=limits) as server:
         for kind in (JSON, LINES):
             for _ in range(3):
@@ -168,106 +166,44 @@ def test_a_server_that_stops_leaves_no_work_behind(plan: fastroof.StepPlan) -> N
 # Who is slow
 
 
-def slow_upload(server: HttpServer, sent: bytes = b"{") -> socket.socket:
-    client = socket.create_connection(("127.0.0.1", server.port), 60)
-    head = b"POST /message HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    client.sendall(head + b"Content-Length: 1000000\r\n\r\n" + sent)
-    return client
+def test_a_body_is_part_of_its_calls_time(plan: fastroof.StepPlan) -> None:
+    """A slow body holds one call, until its time is over."""
+    with HttpServer({"eight": plan}, limits=ServeLimits(max_calls=1, max_call_s=1)) as server:
+        with socket.create_connection(("127.0.0.1", server.port), 60) as client:
+            head = b"POST /message HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            client.sendall(head + b"Content-Length: 1000000\r\n\r\n{")
+            said = client.makefile("rb").read()
+        assert said.startswith(b"HTTP/1.1 408")
+        assert b"longer than the 1 s of a call (max_call_s)" in said
+        assert post(server, ONE).status == 200
+        assert health(server) == {"status": "ok", "calls": 0, "abandoned": 0, "timed_out": 1}
 
 
-@pytest.mark.parametrize("uploads", [5, 3 * PEER_CONNECTIONS_A_CALL])
-def test_slow_bodies_keep_nobody_out(plan: fastroof.StepPlan, uploads: int) -> None:
-    """More than there may be calls, and more than there may be connections."""
-    with HttpServer({"eight": plan}, limits=ServeLimits(max_calls=1)) as server, ExitStack() as held:
-        for _ in range(uploads):
-            held.enter_context(slow_upload(server))
-        time.sleep(0.2)
-        for _ in range(3):
-            assert post(server, ONE).status == 200
-            assert health(server)["calls"] == 0
-
-
-def test_a_fast_beginning_does_not_pay_for_a_slow_rest(
+def test_work_that_never_ends_is_counted_and_holds_up_nothing(
     plan: fastroof.StepPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_requests, "CHUNK_S", 0.3)
-    with (
-        HttpServer({"eight": plan}) as server,
-        slow_upload(server, b" " * 500_000) as client,
-    ):
-        client.settimeout(0.05)
-        began = time.monotonic()
-        said = b""
-        while not said:
-            assert time.monotonic() - began < 20
-            client.sendall(b" ")
-            with suppress(TimeoutError):
-                said = client.recv(4096)
-        client.settimeout(60)
-        said += client.makefile("rb").read()
-        assert said.startswith(b"HTTP/1.1 408")
-        assert b"slower than" in said
+    """As many calls as there may be, none of which notices that its time is over."""
+    may_go = threading.Event()
+    answer = ServedPlans.answer
 
+    def waits(served: ServedPlans, document: dict[str, Any]) -> Any:
+        if "memory" in document:
+            may_go.wait(60)
+        return answer(served, document)
 
-def test_bodies_together_have_room_and_the_largest_gives_way() -> None:
-    gone = []
-
-    class Body:
-        def __init__(self, name: str) -> None:
-            self.scope = {"state": {http_requests.CUT: lambda: gone.append(name)}}
-
-    bodies = http_requests.Bodies(100)
-    small, large, other = (Body(name) for name in ("small", "large", "other"))
-    bodies.hold(small, 30)  # type: ignore[arg-type]
-    bodies.hold(large, 70)  # type: ignore[arg-type]
-    assert gone == []
-    bodies.hold(small, 31)  # type: ignore[arg-type]
-    assert gone == ["large"]
-    bodies.hold(other, 60)  # type: ignore[arg-type]
-    bodies.leave(small)  # type: ignore[arg-type]
-    bodies.hold(other, 100)  # type: ignore[arg-type]
-    assert gone == ["large"]
-
-
-# Who hides a request in a body
-
-
-HEADS = {
-    "both": "Content-Length: {n}\r\nTransfer-Encoding: chunked\r\n",
-    "both, the other way round": "Transfer-Encoding: chunked\r\ncontent-length: {n}\r\n",
-    "a length twice": "Content-Length: {n}\r\nContent-Length: {n}\r\n",
-    "two lengths": "Content-Length: {n}\r\nContent-Length: 5\r\n",
-    "a list": "Content-Length: {n}, {n}\r\n",
-    "a line that goes on": "Content-Length: {n}\r\n ,{n}\r\n",
-    "codings twice": "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
-    "another coding": "Transfer-Encoding: gzip, chunked\r\n",
-}
-
-
-@pytest.mark.parametrize("is_second", [False, True])
-@pytest.mark.parametrize("name", HEADS)
-def test_a_body_whose_end_is_not_sure_is_refused(server: HttpServer, name: str, is_second: bool) -> None:
-    body = json.dumps(ONE).encode()
-    lengths = HEADS[name].format(n=len(body))
-    head = f"POST /message HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{lengths}\r\n"
-    good = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), 60) as client:
-        client.sendall(good * is_second + head.encode() + body + good)
-        said = client.makefile("rb").read()  # the connection is closed
-    assert said.count(b"HTTP/1.1 200") == is_second
-    assert said.count(b"HTTP/1.1 ") == 1 + is_second
-    refused = said[said.rindex(b"HTTP/1.1 ") :]
-    assert refused.startswith((b"HTTP/1.1 400", b"HTTP/1.1 501"))
-    assert json.loads(refused.partition(b"\r\n\r\n")[2])["message"]
-
-
-def test_bodies_of_one_length_are_taken(server: HttpServer) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    whole = json.dumps(ONE).encode()
-    for body in (whole, iter([whole]), whole, iter([whole[:9], whole[9:]])):
-        connection.request("POST", "/message", body, JSON)
-        assert connection.getresponse().read().startswith(b'{"id":null,"latency_us"')
-    connection.close()
+    monkeypatch.setattr(ServedPlans, "answer", waits)
+    monkeypatch.setattr(http_calls, "GRACE_S", 0.2)
+    with HttpServer({"eight": plan}, limits=ServeLimits(max_calls=2, max_call_s=1)) as server:
+        with ThreadPoolExecutor(2) as pool:
+            replies = list(pool.map(lambda _: post(server, {"memory": True}), range(2)))
+        assert [(reply.status, reply.read["error"]) for reply in replies] == [(503, "StoppedError")] * 2
+        assert health(server) == {"status": "ok", "calls": 0, "abandoned": 0, "timed_out": 2}
+        assert post(server, ONE).status == 200
+        with sent_off(server, {"memory": True}, JSON):
+            until(lambda: health(server)["calls"] == 1)
+        until(lambda: health(server) == {"status": "ok", "calls": 0, "abandoned": 1, "timed_out": 3})
+        assert server.drain()
+    may_go.set()
 
 
 @pytest.mark.slow

@@ -1,20 +1,25 @@
-"""Messages of JSON: what Python answers, whatever a message is; and what the schemas say of them."""
+"""Messages of JSON: Python's answers, whatever a message is; what is refused, and in which words."""
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import Counter
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 import fastroof
-from fastroof.backends.serve.answer import ServedPlans
-from fastroof.backends.serve.forms import FORM_OF, FORMS, message_schemas
+from fastroof.backends.serve.answers import ServedPlans, answer_text
 from fastroof.backends.serve.limits import ServeLimits
-from fastroof.backends.serve.messages import answer_message, parse_message, take_id
+from fastroof.backends.serve.messages import MESSAGES as KINDS_OF_MESSAGES
+from fastroof.backends.serve.messages import id_of, kind_of, parse_message
+from fastroof.backends.serve.simulations import Options, Workload
 from fastroof.errors import BackendError, FastroofError
 from fastroof.simulation.pools import Link, takes_us, whole_kv_bytes
+from fastroof.simulation.replicas import POOLED_ROUTINGS
 
 STEPS = {
     "decode": {"batch_size": [64, 1], "kv_len": 4096},
@@ -50,61 +55,143 @@ def served(plan):
     return ServedPlans({"eight": plan})
 
 
-def test_every_form_has_a_message_here_and_none_is_two():
-    assert {form.name for form in FORMS} == MESSAGES.keys()
+def test_every_kind_has_a_message_here():
+    assert {kind.kind for kind in KINDS_OF_MESSAGES} == MESSAGES.keys()
     for name, message in MESSAGES.items():
-        assert FORM_OF[frozenset(message)].name == name
-    assert all(form.needs.keys() <= members for members, form in FORM_OF.items())
+        assert kind_of(message).kind == name
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_messages_and_replies_are_as_the_schemas_say(served, name):
+def test_the_schema_of_a_model_takes_what_the_model_takes(served, name):
     jsonschema = pytest.importorskip("jsonschema")
-    schemas = message_schemas()
     message = {"id": 5, "v": 1, "plan": "eight", **MESSAGES[name]}
-    jsonschema.Draft202012Validator.check_schema(schemas[name])
-    jsonschema.validate(message, schemas[name])
-    assert take_id(message) == 5
-    reply = json.loads(json.dumps({"id": 5, **answer_message(served, message)}, allow_nan=False))
-    jsonschema.validate(reply, schemas[f"{name}_reply"])
+    schema = kind_of(message).model_json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(message, schema)
+    json.dumps(served.answer(message), allow_nan=False)
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({**message, "other": 1}, schemas[name])
+        jsonschema.validate({**message, "other": 1}, schema)
+    with pytest.raises(BackendError, match="has no key 'other'; valid: "):
+        served.answer({**message, "other": 1})
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_version_1_is_what_is_meant_without_one(served, name):
-    assert answer_message(served, {"v": 1, **MESSAGES[name]}) == answer_message(served, dict(MESSAGES[name]))
+def test_version_1_is_the_default(served, name):
+    assert served.answer({"v": 1, **MESSAGES[name]}) == served.answer(dict(MESSAGES[name]))
 
 
 @pytest.mark.parametrize("version", [0, 2, True, 1.0, "1", None, [], {}])
-@pytest.mark.parametrize("name", ["decode", "describe"])
-def test_another_version_is_refused_with_those_that_are_spoken(served, version, name):
-    with pytest.raises(BackendError, match='"v" must be the version of the protocol, which is 1; got'):
-        answer_message(served, {"v": version, **MESSAGES[name]})
-
-
-def test_an_unknown_form_of_another_version_is_told_the_version(served):
-    with pytest.raises(BackendError, match=r"which is 1; got 2"):
-        answer_message(served, {"v": 2, "forecast": True})
-    with pytest.raises(BackendError, match=r"an object needs .* got \['forecast', 'v'\]"):
-        answer_message(served, {"v": 1, "forecast": True})
+@pytest.mark.parametrize("message", [MESSAGES["decode"], {"forecast": True}])
+def test_another_version_is_refused_before_anything_else(served, version, message):
+    with pytest.raises(BackendError, match='"v" must be 1, the version of the protocol; got'):
+        served.answer({"v": version, **message})
 
 
 def test_an_id_is_a_string_or_an_integer():
-    assert [take_id({"id": given}) for given in ("x", 5, None)] == ["x", 5, None]
-    assert take_id({}) is None
+    assert [id_of({"id": given}) for given in ("x", 5, None)] == ["x", 5, None]
+    assert id_of({}) is None
     for wrong in (True, 1.5, [], {}):
         with pytest.raises(BackendError, match="id must be"):
-            take_id({"id": wrong})
+            id_of({"id": wrong})
 
 
-def test_parsing_takes_objects_alone():
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"[]", "must be an object"),
+        (b"{", "is not JSON"),
+        (b'{"a": NaN}', "NaN is not valid JSON"),
+        (b"\xff", "is not JSON"),
+        (b"[" * 100_000, "more than 64 nested lists"),
+        (b'{"decode": [64, 4096], "decode": [1, 1]}', "the key 'decode' is given twice"),
+        (b'{"simulate": {"workload": {"rate": 1, "rate": 2}}}', "the key 'rate' is given twice"),
+    ],
+)
+def test_only_objects_are_parsed_and_each_key_once(text, words):
     assert parse_message(b'{"a": [1, 2.5]}') == {"a": [1, 2.5]}
-    for text in (b"[]", b"{", b'{"a": NaN}', b"\xff", b"[" * 100_000):
-        with pytest.raises(
-            BackendError, match=r"a message (must be an object|is not JSON|has more than 64 nested lists)"
-        ):
-            parse_message(text)
+    with pytest.raises(BackendError, match=words):
+        parse_message(text)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (
+            {"simulate": {"workload": {"prompt_len": 100}}},
+            "\"workload\" has no key 'prompt_len'; valid: growth_tokens, input_tokens, output_tokens, rate, "
+            "ramp and 13 more",
+        ),
+        (
+            {"simulate": {"workload": {"rate": 1}, "options": {"max_seqs": 1}}},
+            "\"options\" has no key 'max_seqs'; valid: max_num_seqs, ",
+        ),
+        ({"simulate": {"worklod": {}}}, "\"simulate\" has no key 'worklod'; valid: workload, "),
+        ({"kv_len": 9, "batchsize": 1}, "has no key 'batchsize'; valid: batch_size, "),
+        ({"batchsize": 1}, "a message has no key 'batchsize'; valid: batch_size, "),
+        ({"kv_len": 9}, 'a message with kv_len needs "batch_size"; it takes '),
+        ({}, "a message needs one of describe, simulate, "),
+        (
+            {"kv_transfer": {"prompts": [1], "bandwidth": 1}},
+            "\"kv_transfer\" has no key 'bandwidth'; valid: ",
+        ),
+    ],
+)
+def test_a_wrong_key_names_the_valid_ones_the_closest_first(served, message, words):
+    with pytest.raises(BackendError) as raised:
+        served.answer(message)
+    assert str(raised.value).startswith(words) or words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_models_list_arguments_of_the_library_and_none_takes_a_path():
+    assert Workload.model_fields.keys() <= inspect.signature(fastroof.Workload).parameters.keys()
+    assert Options.model_fields.keys() <= inspect.signature(fastroof.simulate).parameters.keys()
+    assert not {"kv_tiers", "autoscale", "prefix_cache", "trace"} & Options.model_fields.keys()
+    assert set(get_args(Options.model_fields["routing"].annotation)) == set(POOLED_ROUTINGS)
+
+
+PATHS = ["file:/etc/hostname", "/etc/hostname", "file:/dev/zero", "../x", "x.csv"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_member_of_any_message_is_read_as_a_path(served, monkeypatch, path):
+    """Put a path into every place of every message: nothing is opened, and the answer is an error."""
+
+    def opened(*given, **more):
+        raise AssertionError(f"a message made the server open {given}")
+
+    served.answer(MESSAGES["simulate"])  # imports what it needs
+    for name in ("open", "read_text", "read_bytes"):
+        monkeypatch.setattr(Path, name, opened)
+    monkeypatch.setattr("builtins.open", opened)
+    monkeypatch.setattr("os.open", opened)
+    drawn = {"rate": 5, "requests": 3}
+    given = [{"workload": {**drawn, name: 1}} for name in Workload.model_fields.keys() - {"name"}]
+    given += [{"workload": drawn, "options": {name: 1}} for name in Options.model_fields]
+    named = {str(number): {"simulate": message} for number, message in enumerate(given)}
+    for name, message in {**MESSAGES, **named}.items():
+        for where in places(message):
+            reply = answer_text(served, json.dumps(replaced(message, where, path)).encode()).reply
+            assert "error" in reply, (name, where)
+            assert "the server failed" not in reply["message"]
+
+
+def places(tree, before=()):
+    """Return the paths of all members and elements of a message."""
+    found = [before] if before else []
+    inner = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in inner:
+        found += places(value, (*before, key))
+    return found
+
+
+def replaced(tree, where, value):
+    """Return a copy of a message with another value in one place."""
+    if not where:
+        return value
+    copy = tree.copy()
+    copy[where[0]] = replaced(tree[where[0]], where[1:], value)
+    return copy
 
 
 # What is asked beside times: the same as Python's
@@ -135,7 +222,7 @@ def asked(request, h100):
     served = ServedPlans({"one": plan})
 
     def ask(**message):
-        return json.loads(json.dumps(answer_message(served, message), allow_nan=False))
+        return json.loads(json.dumps(served.answer(message), allow_nan=False))
 
     return plan, ask
 
@@ -196,22 +283,26 @@ def test_transfers_are_pythons(asked):
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        ({"requests": [[[1, 1]]], "errors": 1}, '"errors" must be true or false'),
-        ({**PROMPTS["verify"], "errors": True}, "needs"),
-        ({"explain": {"batch_size": 1}}, '"explain" must be'),
-        ({"memory": 1}, '"memory" must be true'),
-        ({"memory": True, "max_tokens": 0.5}, "whole number"),
+        ({"requests": [[[1, 1]]], "errors": 1}, '"errors" must be a valid boolean, got 1'),
+        ({**PROMPTS["verify"], "errors": True}, "has no key 'errors'"),
+        ({"explain": {"batch_size": 1}}, '"explain" needs "kv_len"'),
+        ({"explain": 1}, '"explain" must be a list'),
+        ({"memory": 1}, '"memory" must be true, got 1'),
+        ({"memory": True, "max_tokens": 0.5}, '"max_tokens" must be a valid integer, got 0.5'),
         ({"kv_transfer": {}}, "prompts"),
+        ({"kv_transfer": 1}, '"kv_transfer" must be an object, got 1'),
         ({"kv_transfer": {"prompts": [0]}}, "from 1 to"),
-        ({"kv_transfer": {"prompts": [1], "bytes_per_s": 0}}, "above 0"),
-        ({"kv_transfer": {"prompts": [1], "latency_us": -1}}, "at least 0"),
+        ({"kv_transfer": {"prompts": [1], "bytes_per_s": 0}}, "greater than 0"),
+        ({"kv_transfer": {"prompts": [1], "latency_us": -1}}, "greater than or equal to 0"),
         ({"kv_transfer": {"prompts": [1], "decode_plan": "none"}}, "no plan"),
         ({"v": 2, "memory": True}, "1"),
+        ({"memory": True, "\ud800": 1}, "must be a valid string"),
+        ({"simulate": {"workload": {"\udfff": 1}}}, "must be a valid string"),
     ],
 )
 def test_wrong_questions_are_refused(served, message, says):
     with pytest.raises(FastroofError, match=says):
-        answer_message(served, message)
+        served.answer(message)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +318,19 @@ def test_wrong_questions_are_refused(served, message, says):
 def test_what_costs_more_than_times_has_limits_of_its_own(plan, message):
     few = ServeLimits(max_detailed_steps=3, max_detailed_requests=4)
     with pytest.raises(BackendError, match=r"are more than the [34] of"):
-        answer_message(ServedPlans({"eight": plan}, few), message)
+        ServedPlans({"eight": plan}, few).answer(message)
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_micro_batches_count_once_a_stage(h100, pp):
+    plan = fastroof.compile_plan(
+        "llama-3.1-8b", "h100", h100, pp=pp, max_tokens=64, max_seqs=64, engine="kernels"
+    )
+    served, most = ServedPlans({"one": plan}, ServeLimits(max_detailed_steps=8)), 8 // pp
+    stage_us = served.answer({"pipeline": [[[1, 99]]] * most})["stage_us"]
+    assert sum(len(times) for times in stage_us) == 8
+    with pytest.raises(BackendError, match=f"{most + 1} steps.* are more than the 8 of a message"):
+        served.answer({"pipeline": [[[1, 99]]] * (most + 1)})
 
 
 def test_mutated_messages_are_answered_or_refused(plan):
@@ -252,11 +355,9 @@ def test_mutated_messages_are_answered_or_refused(plan):
                 message[name] = value
             elif message:
                 message[list(message)[rng.integers(len(message))]] = junk[rng.integers(len(junk))]
-        found = FORM_OF.get(frozenset(message))
         try:
-            json.dumps(answer_message(served, message), allow_nan=False)
-            assert found is not None
-            answered[found.name] += 1
+            json.dumps(served.answer(message), allow_nan=False)
+            answered[kind_of(message).kind] += 1
         except FastroofError:
             refused[form] += 1
     assert answered.keys() == refused.keys() == MESSAGES.keys()

@@ -1,19 +1,20 @@
-"""Simulations over the servers: what fastroof.simulate answers, within limits; wrong messages end nothing."""
+"""Simulations over the servers: the answers of fastroof.simulate, within limits; what is refused undrawn."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 import time
+import tracemalloc
 
 import pytest
 
 import fastroof
-from fastroof.backends.serve.answer import ServedPlans
+from fastroof.backends.serve import simulations
+from fastroof.backends.serve.answers import ServedPlans, answer_line
 from fastroof.backends.serve.limits import ServeLimits
-from fastroof.backends.serve.messages import answer_line
-from fastroof.backends.serve.questions import OPTIONS, simulation_answer
 from fastroof.errors import BackendError, FastroofError, StoppedError
 from fastroof.simulation import Workload, load_trace
 
@@ -22,6 +23,7 @@ LIMITS = ServeLimits(
     max_answered_requests=50,
     max_simulated_steps=200_000,
     max_message_bytes=2**22,
+    max_simulated_bytes=2**24,
 )
 TRACE = {"arrival_s": [3, 0.5, 0], "input_tokens": [2000, 100, 7], "output_tokens": [5, 1, 200]}
 WORKLOAD = {"rate": 20, "requests": 40, "input_tokens": "lognormal:500:0.5", "output_tokens": 30, "seed": 7}
@@ -78,30 +80,35 @@ def test_a_trace_is_answered_in_its_order(plan, served):
 
 
 WRONG = {
-    "no object": (5, "must be an object"),
-    "neither": ({}, "give one of the two"),
-    "both": ({"trace": TRACE, "workload": WORKLOAD}, "give one of the two"),
-    "another member": ({"workload": WORKLOAD, "output": "/etc/x"}, "must be an object"),
-    "requests no flag": ({"workload": WORKLOAD, "requests": 1}, "true or false"),
-    "options no object": ({"workload": WORKLOAD, "options": [1]}, '"options" must be'),
-    "another option": ({"workload": WORKLOAD, "options": {"requests_path": "x"}}, '"options" must be'),
-    "a trace by its path": ({"trace": "/etc/passwd"}, '"trace" must be'),
-    "another column": ({"trace": {**TRACE, "hash_ids": [1]}}, '"trace" must be'),
-    "a column of words": ({"trace": {**TRACE, "arrival_s": ["1", "2", "3"]}}, "list of numbers"),
-    "a column of lists": ({"trace": {**TRACE, "arrival_s": [[1], [2], [3]]}}, "list of numbers"),
-    "a column of flags": ({"trace": {**TRACE, "input_tokens": [True, True, True]}}, "list of numbers"),
+    "no object": (5, '"simulate" must be an object, got 5'),
+    "neither": ({}, 'needs either "trace" or "workload"'),
+    "both": ({"trace": TRACE, "workload": WORKLOAD}, 'needs either "trace" or "workload"'),
+    "another member": ({"workload": WORKLOAD, "output": "/etc/x"}, "no key 'output'"),
+    "requests no flag": ({"workload": WORKLOAD, "requests": 1}, "valid boolean"),
+    "options no object": ({"workload": WORKLOAD, "options": [1]}, "options\" must be an object"),
+    "another option": ({"workload": WORKLOAD, "options": {"requests_path": "x"}}, "no key 'requests_path'"),
+    "a trace by its path": ({"trace": "/etc/passwd"}, "trace\" must be an object"),
+    "another column": ({"trace": {**TRACE, "hash_ids": [1]}}, "no key 'hash_ids'"),
+    "a column of words": ({"trace": {**TRACE, "arrival_s": ["1", "2"]}}, "must be a valid number"),
+    "a column of lists": ({"trace": {**TRACE, "arrival_s": [[1], [2], [3]]}}, "must be a valid number"),
+    "a column of flags": ({"trace": {**TRACE, "input_tokens": [True] * 3}}, "must be a valid integer"),
     "a huge integer": ({"trace": {**TRACE, "input_tokens": [10**40, 1, 1]}}, "input_tokens"),
     "uneven columns": ({"trace": {**TRACE, "input_tokens": [1]}}, "input_tokens"),
-    "a column less": ({"trace": {"arrival_s": [1]}}, "input_tokens"),
+    "a column less": ({"trace": {"arrival_s": [1]}}, "needs \"input_tokens\""),
     "no rows": ({"trace": {"arrival_s": [], "input_tokens": [], "output_tokens": []}}, "request"),
     "a prompt of nothing": ({"trace": {**TRACE, "input_tokens": [0, 1, 1]}}, "input_tokens"),
-    "a workload by its path": ({"workload": "file:/etc/passwd"}, '"workload" must be'),
-    "lengths of a file": ({"workload": {**WORKLOAD, "input_tokens": "file:/etc/passwd"}}, "starts with"),
-    "lengths of a list": ({"workload": {**WORKLOAD, "output_tokens": [1, 2]}}, "starts with"),
+    "a workload by its path": ({"workload": "file:/etc/passwd"}, "workload\" must be an object"),
+    "lengths of a file": ({"workload": {**WORKLOAD, "input_tokens": "file:/etc/passwd"}}, "whole number"),
+    "lengths of a list": ({"workload": {**WORKLOAD, "output_tokens": [1, 2]}}, "whole number"),
+    "hours of a file": ({"workload": {"hourly": "file:/etc/passwd"}}, "hourly\" must be a valid list"),
+    "seconds of a file": ({"workload": {**WORKLOAD, "think_s": "file:/etc/passwd"}}, "seconds, exponential"),
     "no distribution": ({"workload": {**WORKLOAD, "output_tokens": "lognormal:x"}}, "output_tokens"),
-    "another argument": ({"workload": {**WORKLOAD, "path": "x"}}, "arguments of Workload"),
-    "a private argument": ({"workload": {**WORKLOAD, "_drawn": {}}}, "arguments of Workload"),
+    "another argument": ({"workload": {**WORKLOAD, "path": "x"}}, "no key 'path'"),
+    "a private argument": ({"workload": {**WORKLOAD, "_drawn": {}}}, "no key '_drawn'"),
     "no rate": ({"workload": {"requests": 5}}, "rate"),
+    "too many hours": ({"workload": {"hourly": [1] * 8785}}, "at most 8784 items"),
+    "too many requests by the hour": ({"workload": {"hourly": [1]}}, "3600 requests are more"),
+    "too many clients": ({"workload": {"clients": 2001, "requests": 9}}, "2001 clients are more"),
     "too many requests": ({"workload": {**WORKLOAD, "requests": 2001}}, "more than the 2000"),
     "too many to be told": ({"workload": {**WORKLOAD, "requests": 51}, "requests": True}, "more than the 50"),
     "too many steps": (
@@ -121,8 +128,9 @@ WRONG = {
     "too many replicas": (
         {"workload": WORKLOAD, "options": {**OPTIONS_GIVEN, "replicas": 10**6}}, "more than the 200000",
     ),
+    "no replicas": ({"workload": WORKLOAD, "options": {**OPTIONS_GIVEN, "replicas": 0}}, "greater than or"),
     "too much memory": (
-        {"workload": WORKLOAD, "options": {**OPTIONS_GIVEN, "replicas": 4096}}, "bytes, more than",
+        {"workload": WORKLOAD, "options": {**OPTIONS_GIVEN, "replicas": 1024}}, "bytes, more than",
     ),
     "beyond the plan": ({"workload": WORKLOAD, "options": OPTIONS_GIVEN | {"max_num_seqs": 65}}, "seqs 65"),
     "no size": ({"workload": WORKLOAD, "options": {"max_num_seqs": "many"}}, "max_num_seqs"),
@@ -139,14 +147,14 @@ WRONG = {
 def test_a_wrong_message_is_an_error(plan, served, name):
     message, words = WRONG[name]
     with pytest.raises(FastroofError, match=words):
-        simulation_answer(plan, message, LIMITS)
+        served.answer({"simulate": message})
     said = asked(served, {"id": "x", "simulate": message})
     assert said.keys() == {"id", "error", "message"}
     assert issubclass(getattr(fastroof.errors, said["error"]), FastroofError)
     assert "the server failed" not in said["message"]
 
 
-UNBOUNDED = ServeLimits(max_simulated_steps=2**60, max_message_bytes=2**33, max_call_s=1)
+UNBOUNDED = ServeLimits(max_simulated_steps=2**60, max_simulated_bytes=2**40, max_call_s=1)
 LONG = {
     "workload": {"rate": 1e5, "requests": 2**20, "input_tokens": 1, "output_tokens": 2},
     "options": {**OPTIONS_GIVEN, "replicas": 4096, "routing": "least_kv"},
@@ -179,10 +187,92 @@ def test_what_a_server_takes_is_described(served):
     assert limits["max_call_s"] == 60
 
 
-def test_every_option_is_an_argument_of_simulate():
-    import inspect
+# Before anything is drawn
 
-    assert set(OPTIONS) <= inspect.signature(fastroof.simulate).parameters.keys()
+
+def refuse_to_draw(*_):
+    raise AssertionError("drawn before it was refused")
+
+
+@pytest.mark.parametrize(
+    ("workload", "words"),
+    [
+        ({"hourly": [27777]}, "99997200 requests are more than the 1048576"),
+        ({"hourly": [11111]}, "39999600 requests are more than the 1048576"),
+        ({"rate": 1, "requests": 10**8}, "100000000 requests are more than the 1048576"),
+        ({"rate": 1, "requests": 10**30}, "requests"),
+        ({"clients": 10**8, "requests": 2}, "100000000 clients are more than the 1048576"),
+    ],
+)
+def test_a_workload_that_is_too_large_is_refused_before_it_is_drawn(plan, monkeypatch, workload, words):
+    served = ServedPlans({"eight": plan})
+    monkeypatch.setattr(Workload, "_at_unit_rate", refuse_to_draw)
+    with pytest.raises(FastroofError, match=words):
+        served.answer({"simulate": {"workload": workload}})
+
+
+def test_a_file_that_never_ends_or_never_answers_is_not_opened(served, tmp_path):
+    """A call that opened the FIFO would wait for its writer, and one that read zeros would fill memory."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for path in (fifo, "/dev/zero", "/etc/hostname"):
+        for name in ("hourly", "input_tokens", "output_tokens", "cached_tokens", "growth_tokens", "turns"):
+            said = asked(served, {"simulate": {"workload": {"rate": 1, name: f"file:{path}"}}})
+            assert said["error"] == "BackendError"
+            assert said["message"].startswith(('"simulate.workload.', f'"{name}" must be'))
+
+
+# What a call takes
+
+
+@pytest.fixture(scope="module")
+def of_ranks(h100):
+    return fastroof.compile_plan(
+        "qwen3-30b-a3b", "h100", h100, engine="vllm", dp=4, ep=4, max_tokens=1024, max_seqs=64,
+        allow_modelled=True,
+    )  # fmt: skip
+
+
+QUEUED = {"rate": 1e4, "requests": 100, "input_tokens": 10, "output_tokens": 2**14}
+FOUR = {"max_num_batched_tokens": 512, "max_num_seqs": 4}
+
+
+@pytest.mark.parametrize(
+    ("workload", "options", "requests"),
+    [
+        (QUEUED, FOUR, False),
+        (QUEUED, FOUR | {"replicas": 2}, False),
+        (QUEUED, FOUR | {"replicas": 2, "routing": "least_kv"}, True),
+        ({"rate": 300, "requests": 20_000, "input_tokens": 9, "output_tokens": 2}, FOUR, True),
+        ({"rate": 300, "requests": 20_000, "input_tokens": 9, "output_tokens": 2, "turns": 4}, FOUR, False),
+    ],
+)
+def test_the_price_in_memory_covers_all_ranks_replicas_and_runs(
+    of_ranks, monkeypatch, workload, options, requests
+):
+    message = {"simulate": {"workload": workload, "options": options, "requests": requests}}
+    prices = []
+
+    def priced(*arguments):
+        prices.append(price(*arguments))
+        return prices[-1]
+
+    price = simulations.simulated_bytes
+    monkeypatch.setattr(simulations, "simulated_bytes", priced)
+    served = ServedPlans({"ranks": of_ranks}, ServeLimits())
+    small = {**workload, "requests": 9}
+    served.answer({"simulate": {"workload": small, "options": options, "requests": requests}})
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        served.answer(message)
+        peak_bytes = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes <= prices[-1] <= 4 * peak_bytes
+    refused = ServedPlans({"ranks": of_ranks}, ServeLimits(max_simulated_bytes=peak_bytes // 2))
+    with pytest.raises(BackendError, match=r"would take [0-9]+ bytes, more than"):
+        refused.answer(message)
 
 
 def test_over_http(plan):

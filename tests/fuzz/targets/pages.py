@@ -7,8 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from fastroof.backends.serve.forms import for_json
-from fastroof.backends.serve.messages import write_reply
+from fastroof.backends.serve.answers import for_json, write_reply
 from fastroof.documents import parse_json
 from fastroof.errors import BatchError
 from fastroof.ui.answers import capacity_answer, layouts_answer, start_answer, step_answer

@@ -13,10 +13,9 @@ from typing import Any
 import pyarrow as pa
 
 import fastroof
-from fastroof.backends.serve.answer import ServedPlans
+from fastroof.backends.serve.answers import ServedPlans, answer_text, write_reply
 from fastroof.backends.serve.arrow_steps import ARROW_TYPE, read_steps, read_times, write_times
 from fastroof.backends.serve.limits import ServeLimits
-from fastroof.backends.serve.messages import answer_text, write_reply
 from fastroof.backends.serve.stdio import serve_pipe
 from fastroof.errors import BackendError, FastroofError
 from tests.backends.serve.test_messages import MESSAGES
