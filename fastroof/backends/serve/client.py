@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -319,7 +320,7 @@ class PlanClient:
                     raise BackendError(f"the request failed: {error or type(error).__name__}") from None
                 raise
         if status != 200:
-            answer = _parsed(reply)
+            answer = _refusal(status, reply)
             of = getattr(errors, str(answer.get("error")), None)
             refused = of if isinstance(of, type) and issubclass(of, FastroofError) else BackendError
             counted = f" (counted from step {before})" if before else ""
@@ -373,6 +374,16 @@ def _narrow(array: Ints) -> Ints:
         return array
     fits = not array.size or (array.min() >= _INT32.min and array.max() <= _INT32.max)
     return array.astype(np.int32 if fits else np.int64)
+
+
+def _refusal(status: int, reply: bytes | memoryview) -> dict[str, Any]:
+    """Return the error of a reply, which may be a proxy's."""
+    with contextlib.suppress(BackendError):
+        if isinstance(answer := _parsed(reply), dict) and "message" in answer:
+            return answer
+    return {
+        "message": f"the server, or a proxy before it, answered {status}: {shown(bytes(reply[:80]), 100)}"
+    }
 
 
 def _parsed(reply: bytes | memoryview) -> dict[str, Any]:

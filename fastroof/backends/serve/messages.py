@@ -1,25 +1,7 @@
 """What a message may hold: one model for each kind, whichever way it comes; nothing in a message is a path.
 
-A message is an object with the keys of one kind, and may also have ``plan``, ``v`` and ``id``:
-
-===========================================================  ============================================
-``{"batch_size": [64, 65], "kv_len": [4096, 4096]}``         decode steps; one number for all steps is
-                                                             valid for either
-``{"requests": [[[2048, 0], [1, 4095]], [[1, 100]]]}``       one list of [new_tokens, context_len] a step
-``{"new_tokens": ..., "context_len": ..., "offsets": ...}``  the same as the arrays of a ``StepBatch``
-``{"new_tokens": [2048], "context_len": 0}``                 steps of equal prompt chunks, with a
-                                                             ``batch_size`` if there are several
-``{"batch_size": 8, "kv_len": 4096, "tokens": 4}``           steps that verify draft tokens
-``{"explain": [[2048, 0], [1, 4095]]}``                      one step by operator
-``{"memory": true}``                                         layout, memory and stages of a plan
-``{"pipeline": [[[1, 999]], [[1, 999]]]}``                   micro-batches through the pipeline's stages
-``{"kv_transfer": {"prompts": [1000]}}``                     KV caches on their way to another engine
-``{"simulate": {"workload": {"rate": 10}}}``                 an engine over time, see
-                                                             :mod:`fastroof.backends.serve.simulations`
-``{"describe": true}``                                       versions, plans and limits of the server
-===========================================================  ============================================
-
-With steps, ``"errors": true`` adds their ``relative_error``, one standard error over each step's time, and
+A message is an object with the keys of one kind, and may also have ``plan``, ``v`` and ``id``. With steps,
+``"errors": true`` adds their ``relative_error``, one standard error over each step's time, and
 ``"stages": true`` adds ``stage_us``, one list per step; with ``explain``, the first does too. The validators
 check lengths against the server's limits, the context of validation, before anything is made of a list.
 """
@@ -188,7 +170,7 @@ class WithErrors(TimedSteps):
 
 
 class Decode(WithErrors):
-    """Times of steps of equal decodes."""
+    """Times of steps of equal decodes: ``{"batch_size": [64, 65], "kv_len": 4096}``."""
 
     kind, method, sizes = "decode", "decode_us", ("batch_size", "kv_len")
     batch_size: Sizes = Field(description="requests a step, or one number for all steps")
@@ -216,7 +198,7 @@ class _Batch(WithErrors):
 
 
 class AnySteps(_Batch):
-    """Times of steps of any requests."""
+    """Times of steps of any requests: ``{"requests": [[[2048, 0], [1, 4095]], [[1, 100]]]}``."""
 
     kind, sizes = "requests", ("requests",)
     requests: Steps = Field(description="one list of [new_tokens, context_len] a step")
@@ -237,7 +219,7 @@ class Ragged(_Batch):
 
 
 class Prefill(WithErrors):
-    """Times of steps of equal chunks of prompts."""
+    """Times of steps of equal chunks of prompts: ``{"new_tokens": [2048], "context_len": 0}``."""
 
     kind, method, sizes = "prefill", "prefill_us", ("new_tokens", "context_len", "batch_size")
     new_tokens: Sizes = Field(description="of each chunk")
@@ -291,7 +273,7 @@ def _explained(value: Any, info: ValidationInfo) -> Any:
 
 
 class Explain(Message):
-    """One step by operator."""
+    """One step by operator: ``{"explain": [[2048, 0], [1, 4095]]}``."""
 
     kind = "explain"
     explain: Annotated[
@@ -312,7 +294,7 @@ class Memory(Message):
 
 
 class Pipeline(Message):
-    """Micro-batches that follow each other through the pipeline stages."""
+    """Micro-batches that follow each other through the stages: ``{"pipeline": [[[1, 999]], [[1, 999]]]}``."""
 
     kind = "pipeline"
     pipeline: Steps = Field(description="micro-batches, in their order")
@@ -342,7 +324,7 @@ class KvTransfer(Message):
 
 
 class Simulate(Message):
-    """An engine over time."""
+    """An engine over time: ``{"simulate": {"workload": {"rate": 10}}}``."""
 
     kind = "simulate"
     simulate: Simulation

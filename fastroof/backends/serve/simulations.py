@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan
     from fastroof.simulation import Simulation as Simulated
     from fastroof.simulation import Trace
-    from fastroof.simulation import Workload as DrawnWorkload
     from fastroof.simulation.settings import EngineSettings
 
 _NUMBERS: Final = r"[0-9.:eE+-]{1,80}"
@@ -153,13 +152,13 @@ def simulated(plan: StepPlan, asked: Simulation, limits: ServeLimits) -> Simulat
     from fastroof.simulation import simulate
 
     options = asked.options.given()
-    trace = _trace(asked, options, limits)
+    trace = _trace(asked, limits)
     check_stopped()
     _check_cost(plan, trace, asked, options, limits)
     return simulate(plan, trace, **options)
 
 
-def _trace(asked: Simulation, options: dict[str, Any], limits: ServeLimits) -> Trace:
+def _trace(asked: Simulation, limits: ServeLimits) -> Trace:
     from fastroof.simulation import Workload as DrawnWorkload
     from fastroof.simulation import load_trace
 
@@ -172,23 +171,12 @@ def _trace(asked: Simulation, options: dict[str, Any], limits: ServeLimits) -> T
     workload = DrawnWorkload(**asked.workload.given())
     _check_count("requests", workload.requests, most)
     _check_count("clients", workload.clients or 1, most)
-    _check_drawing(workload, options, limits)
     return workload.trace()
 
 
 def _check_count(what: str, count: int, most: int) -> None:
     if count > most:
         raise BackendError(f"{count} {what} are more than the {most} of a simulation here: ask for fewer")
-
-
-def _check_drawing(workload: DrawnWorkload, options: dict[str, Any], limits: ServeLimits) -> None:
-    """Refuse what would take too many steps though each request had one: drawing takes time too."""
-    from fastroof.simulation.settings import routed_steps
-
-    requests, replicas = workload.requests, options.get("replicas", 1)
-    routing = options.get("routing", "round_robin")
-    steps = routed_steps(requests, requests, workload.is_closed or workload.has_sessions, replicas, routing)
-    _check_steps(steps, requests, replicas, limits)
 
 
 def _check_cost(
@@ -203,14 +191,19 @@ def _check_cost(
     names = [field.name for field in fields(EngineSettings) if field.name in arguments]
     settings = EngineSettings.of_plan(plan, **{n: options.get(n, arguments[n].default) for n in names})
     replicas = options.get("replicas", 1)
+    steps = simulated_steps(trace, settings, replicas, options.get("routing", "round_robin"), ranks_of(plan))
+    if steps > limits.max_simulated_steps:
+        on = f" on {replicas} replicas" if replicas > 1 else ""
+        raise BackendError(
+            f"{len(trace)} requests{on} may take {steps} steps, more than the {limits.max_simulated_steps} "
+            "of a simulation here (max_simulated_steps): ask for less"
+        )
     num_bytes = simulated_bytes(plan, trace, settings, replicas, asked.requests)
     if num_bytes > limits.max_simulated_bytes:
         raise BackendError(
             f"{len(trace)} requests on {replicas} replicas would take {num_bytes} bytes, more than the "
             f"{limits.max_simulated_bytes} of a simulation here (max_simulated_bytes): ask for less"
         )
-    steps = simulated_steps(trace, settings, replicas, options.get("routing", "round_robin"), ranks_of(plan))
-    _check_steps(steps, len(trace), replicas, limits)
 
 
 REQUEST_BYTES: Final = 640
@@ -237,12 +230,3 @@ def simulated_bytes(
     engines = (replicas * ranks_of(plan) + 1) * state + (replicas + 2) * record
     each = ANSWERED_BYTES if answers_requests else REQUEST_BYTES
     return _RUNS_AT_ONCE * engines + each * len(trace)
-
-
-def _check_steps(steps: int, requests: int, replicas: int, limits: ServeLimits) -> None:
-    if steps > limits.max_simulated_steps:
-        on = f" on {replicas} replicas" if replicas > 1 else ""
-        raise BackendError(
-            f"{requests} requests{on} may take {steps} steps, more than the {limits.max_simulated_steps} of "
-            "a simulation here (max_simulated_steps): ask for less"
-        )

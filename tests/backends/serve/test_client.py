@@ -369,11 +369,16 @@ def test_calls_share_a_connection_and_a_forked_child_has_its_own(
 
 
 def test_what_is_no_reply_is_an_error(plans: Any) -> None:
-    """Another program's server, or one that hangs up in the middle of a reply."""
-    for said in (
-        b"SSH-2.0\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{",
-        b"HTTP/1.1 200 OK\r\n\r\nx",
+    """Another program's server, a proxy without its server, or one that hangs up in the middle of a reply."""
+    for said, words in (
+        (b"SSH-2.0\r\n", "the request failed"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", "the request failed"),
+        (b"HTTP/1.1 200 OK\r\n\r\nx", "is not JSON"),
+        (
+            b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 6\r\n\r\n<html>",
+            "a proxy before it, answered 502: b'<html>'",
+        ),
+        (b"HTTP/1.1 503 Busy\r\nContent-Length: 2\r\n\r\n[]", "answered 503"),
     ):
         with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -387,7 +392,7 @@ def test_what_is_no_reply_is_an_error(plans: Any) -> None:
 
             thread = threading.Thread(target=reply, daemon=True)
             thread.start()
-            with pytest.raises(BackendError):
+            with pytest.raises(BackendError, match=words):
                 PlanClient(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_s=5)
 
 
