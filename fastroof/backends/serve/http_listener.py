@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGINT, SIGTERM, signal
 from threading import Thread, current_thread, main_thread
@@ -88,8 +89,9 @@ class HttpListener:
             self._thread.join(_TICK_S)
         finished = not self._thread.is_alive()
         self._server.force_exit = True
-        for each in list(self._server.server_state.connections):
-            each.loop.call_soon_threadsafe(each.transport.abort)
+        with suppress(RuntimeError):  # the loop has closed
+            for each in list(self._server.server_state.connections):
+                each.loop.call_soon_threadsafe(each.transport.abort)
         self._thread.join()
         if isinstance(self.address, str):
             Path(self.address).unlink(missing_ok=True)

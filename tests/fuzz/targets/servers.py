@@ -1,11 +1,9 @@
-"""What reaches servers: messages of JSON, lines on a pipe, Arrow streams of steps, requests of HTTP."""
+"""What reaches servers: messages of JSON, lines on a pipe, Arrow streams of steps."""
 
 from __future__ import annotations
 
 import json
-import socket
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,7 +12,7 @@ import pyarrow as pa
 
 import fastroof
 from fastroof.backends.serve.answers import ServedPlans, answer_text, write_reply
-from fastroof.backends.serve.arrow_steps import ARROW_TYPE, read_steps, read_times, write_times
+from fastroof.backends.serve.arrow_steps import read_steps, read_times, write_times
 from fastroof.backends.serve.limits import ServeLimits
 from fastroof.backends.serve.stdio import serve_pipe
 from fastroof.errors import BackendError, FastroofError
@@ -199,57 +197,4 @@ class ArrowSteps(Served):
             raise Wrong(f"{steps.num_steps} steps have {found!r:.80}")
 
 
-class Http(Target):
-    """Bytes of a request, to a server over HTTP: its head and its body."""
-
-    name = "serve.http"
-    suffix = ".bin"
-    ci_cases = 60
-    waits_s = 0.1
-
-    def prepare(self, folder: Path) -> None:
-        super().prepare(folder)
-        from fastroof.backends.serve.http_server import HttpServer
-
-        self.server = HttpServer({"eight": small_plan()}, limits=FEW)
-
-    def close(self) -> None:
-        self.server.__exit__(None, None, None)
-
-    def case(self, random: Random) -> bytes:
-        body = mutated_message(random) if random.random() < 0.5 else json.dumps(one_message(random)).encode()
-        kind = random.choice(("application/json", "application/json", "application/jsonl", ARROW_TYPE))
-        path = "/message"
-        if kind == ARROW_TYPE:
-            body, path = stream_of(random.choice(BATCHES)), random.choice(("/steps", "/steps?errors=true"))
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-            f"Content-Type: {kind}\r\nConnection: close\r\n\r\n"
-        ).encode()
-        what = random.random()
-        if what < 0.5:
-            return head + body
-        return mutated_text(head, random) + body if what < 0.75 else mutated_bytes(head + body, random)
-
-    def check(self, case: bytes) -> None:
-        said = b""
-        with socket.create_connection(("127.0.0.1", self.server.port), 60) as client:
-            with suppress(OSError):  # refused in the middle of it
-                client.sendall(case)
-            client.settimeout(self.waits_s)
-            with suppress(OSError):
-                while part := client.recv(2**16):
-                    said += part
-        if not said:
-            raise BackendError("hung up, or it waits for more")
-        head, _, body = said.partition(b"\r\n\r\n")
-        if not head.startswith(b"HTTP/1.1 ") or b"the server failed" in said:
-            raise Wrong(f"{said!r:.200}")
-        status = int(head[9:12])
-        if status not in {200, 400, 404, 405, 408, 413, 415, 421}:
-            raise Wrong(f"status {status}: {body!r:.200}")
-        if status != 200:
-            raise BackendError(f"status {status}: {body!r:.200}")
-
-
-TARGETS = [Messages, Streams, ArrowSteps, Http]
+TARGETS = [Messages, Streams, ArrowSteps]
