@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import numpy as np
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PlainValidator,
@@ -97,13 +98,23 @@ class Workload(_Given):
     name: str = Field("workload", max_length=100)
 
 
+def _bounded(value: Any, info: ValidationInfo) -> Any:
+    """Count a list before its elements are read."""
+    if type(value) is list:
+        limits: ServeLimits = info.context  # type: ignore[assignment]
+        _check_count("requests", len(value), limits.max_simulated_requests)
+    return value
+
+
 class TraceColumns(_Given):
     """Requests one by one."""
 
-    arrival_s: list[float]
-    input_tokens: list[int]
-    output_tokens: list[int]
-    cached_tokens: list[int] = Field([], description="prompt tokens in the prefix cache (default: 0)")
+    arrival_s: Annotated[list[float], BeforeValidator(_bounded)]
+    input_tokens: Annotated[list[int], BeforeValidator(_bounded)]
+    output_tokens: Annotated[list[int], BeforeValidator(_bounded)]
+    cached_tokens: Annotated[list[int], BeforeValidator(_bounded)] = Field(
+        [], description="prompt tokens in the prefix cache (default: 0)"
+    )
 
 
 class Options(_Given):

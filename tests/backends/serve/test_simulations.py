@@ -94,6 +94,11 @@ WRONG = {
     "a column of flags": ({"trace": {**TRACE, "input_tokens": [True] * 3}}, "must be a valid integer"),
     "a huge integer": ({"trace": {**TRACE, "input_tokens": [10**40, 1, 1]}}, "input_tokens"),
     "uneven columns": ({"trace": {**TRACE, "input_tokens": [1]}}, "input_tokens"),
+    "a long column": ({"trace": {**TRACE, "arrival_s": ["x"] * 2001}}, "2001 requests are more"),
+    "a long trace": (
+        {"trace": dict.fromkeys(("arrival_s", "input_tokens", "output_tokens"), [1] * 51), "requests": True},
+        "51 requests are more than the 50",
+    ),
     "a column less": ({"trace": {"arrival_s": [1]}}, "needs \"input_tokens\""),
     "no rows": ({"trace": {"arrival_s": [], "input_tokens": [], "output_tokens": []}}, "request"),
     "a prompt of nothing": ({"trace": {**TRACE, "input_tokens": [0, 1, 1]}}, "input_tokens"),
