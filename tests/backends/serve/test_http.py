@@ -388,6 +388,9 @@ def test_calls_in_flight_are_finished(plan, monkeypatch):
     server = HttpServer({"eight": plan})
     held = Held(server, monkeypatch)
     with ThreadPoolExecutor(1) as pool, socket.create_connection(("127.0.0.1", server.port)) as idle:
+        idle.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        while not idle.recv(4096).endswith(b"}"):
+            pass
         stopping = pool.submit(server.drain)
         assert idle.recv(1) == b""  # connections without a call are closed
         with pytest.raises(ConnectionError):
