@@ -176,7 +176,10 @@ class _Pipe:
             self.is_stopped = True
             return self.read()
         if not self.is_stopped:
-            return os.read(self._input_fd, _PIPE_BYTES)
+            part = os.read(self._input_fd, _PIPE_BYTES)
+            if not part:  # a signal just before the end may have come after the poll
+                self.is_stopped = self._stop_fd in dict(self._poll.poll(0))
+            return part
         if self._input_fd not in events or not self._left_bytes:
             return b""
         part = os.read(self._input_fd, self._left_bytes)
