@@ -27,8 +27,7 @@ from fastroof.backends.c.plan_file import plan_bytes
 from fastroof.backends.dynamo import write_dynamo_profile
 from fastroof.backends.llm_d import fit_llm_d, llm_d_yaml
 from fastroof.backends.llmservingsim import export_llmservingsim
-from fastroof.backends.serve.answer import ServedPlans
-from fastroof.backends.serve.messages import answer_line
+from fastroof.backends.serve.answers import ServedPlans, answer_line
 from fastroof.run.batch import step_table
 from fastroof.serving import (
     estimate,
