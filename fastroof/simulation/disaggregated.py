@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -92,7 +91,7 @@ class DisaggregatedSimulation(Simulation):
     @property
     def engines(self) -> int:
         """Number of engines that step independently, in both pools."""
-        return sum(engines_of(pool.plan) * pool.replicas for pool in (self.prefill, self.decode))
+        return sum(_engines(pool) for pool in (self.prefill, self.decode))
 
     @property
     def gpus(self) -> int:
@@ -143,10 +142,10 @@ class DisaggregatedSimulation(Simulation):
         dict
             As in :meth:`Simulation.summary`, and ``transfer_ms``, ``{mean, p50, p90, p95, p99}`` of requests
             that were handed over; ``pools``: of ``prefill`` and ``decode``, their ``tp``, ``replicas``,
-            ``steps`` and ``busy``, the share of the run in which steps ran.
+            ``steps`` and ``busy``, the share of the run in which steps ran, of ranks in lockstep any rank's.
         """
         from fastroof.simulation.answers import duration_us
-        from fastroof.simulation.requests import spread
+        from fastroof.simulation.requests import engine_use, spread
 
         answers = super().summary(**given)
         sent_us = self.pooled.transfer_us
@@ -157,7 +156,7 @@ class DisaggregatedSimulation(Simulation):
                 "tp": pool.plan.tp,
                 "replicas": pool.replicas,
                 "steps": outcomes.counters["steps"] if outcomes else 0,
-                "busy": _busy(outcomes, pool, over_us) if outcomes else 0.0,
+                "busy": engine_use(outcomes, _engines(pool), over_us)["busy"] if outcomes else 0.0,
             }
             for name, pool, outcomes in (
                 ("prefill", self.prefill, self.pooled.prefill),
@@ -167,9 +166,9 @@ class DisaggregatedSimulation(Simulation):
         return answers
 
 
-def _busy(outcomes: Outcomes, pool: Pool, over_us: float) -> float:
-    engines = pool.replicas * pool.plan.layout.dp
-    return float(outcomes.counters["busy_us"]) / engines / over_us if over_us > 0.0 else math.nan
+def _engines(pool: Pool) -> int:
+    """Return how many engines of a pool step independently."""
+    return engines_of(pool.plan) * pool.replicas
 
 
 def simulate_disaggregated(

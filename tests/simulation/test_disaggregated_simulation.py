@@ -69,6 +69,25 @@ def test_the_summary_is_of_both_pools(sim: DisaggregatedSimulation) -> None:
     assert low < answers["tpot_ms"]["mean"] < high
 
 
+@pytest.mark.parametrize("lockstep", ["all", "experts"])
+@pytest.mark.parametrize("link", [Link(50e9), Link(50e9, by_layer=True)], ids=["in turn", "fed back"])
+def test_both_pools_are_as_busy_as_all_engines(lockstep: str, link: Link, trace: Trace) -> None:
+    """Also of ranks that wait for each other, whose engine is busy while any of them computes."""
+    engine = {"name": "ranks", "costs": {"step_us": 100.0}, "data_parallel": {"lockstep": lockstep}}
+    ranks, alone = (
+        fastroof.compile_plan(
+            "llama-3.1-8b", "h100", fastroof.load_tables("h100"), dp=dp, engine=engine, max_tokens=8192
+        )
+        for dp in (2, 1)
+    )
+    sim = simulate_disaggregated(alone, ranks, trace, 2, 1, link=link)
+    answers = sim.summary()
+    prefill, decode = (answers["pools"][name]["busy"] for name in ("prefill", "decode"))
+    engines = 1 if lockstep == "all" else 2
+    assert answers["busy"] * sim.engines == pytest.approx(2 * prefill + engines * decode)
+    assert 0.0 < decode < 1.0
+
+
 def test_a_decode_engine_alone_has_no_prompts_between_its_tokens(plan: StepPlan, trace: Trace) -> None:
     """Gaps between tokens are steps of decodes: no gap is as long as a prompt's step."""
     sim = simulate_disaggregated(plan, plan, trace)
