@@ -161,6 +161,16 @@ def test_gpus_of_a_batch() -> None:
     assert two_stages.watts == pytest.approx(one.watts, rel=0.05)
 
 
+def test_gpus_that_share_a_long_prompt_draw_as_one_alone() -> None:
+    """Computing is all that its attention takes, and each GPU computes its share in a share of the time."""
+    size, length = np.array([1.0]), np.array([32_768.0])
+    alone, shared = (
+        attention_parts(compile_plan("llama-3.1-8b", "h100", cp=cp), False, size, length) for cp in (1, 4)
+    )
+    assert shared.us == pytest.approx(alone.us / 4, rel=0.02)
+    assert shared.watts == pytest.approx(alone.watts, rel=0.02)
+
+
 def test_errors_and_basis(plans: dict[str, StepPlan]) -> None:
     batch = StepBatch.from_requests([[(1, 999)]])
     seen = plans["dense"].energy(batch)

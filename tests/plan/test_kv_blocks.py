@@ -115,6 +115,17 @@ def test_more_requests_than_blocks_of_states_do_not_start(
     assert memory.max_sequences(1) <= most
 
 
+def test_the_most_requests_leave_room_for_the_longest() -> None:
+    """Sampling for fewer requests leaves more memory for KV cache, and so for a longer request."""
+    plan = plan_of("llama-3.1-70b", "h100", "vllm", tp=2)
+    all_fit, some, none = (
+        seqs_that_start(plan, StartQuestion(max_model_len=length)) for length in (16_384, 32_768, 65_536)
+    )
+    assert all_fit == plan.profile.scheduling.max_num_seqs > some > none == 0
+    for seqs, starts in ((some, True), (some + 1, False)):
+        assert (not refusals(plan, StartQuestion(32_768, seqs))) is starts
+
+
 def test_an_old_version_has_no_such_limit() -> None:
     plan = plan_of("qwen3.5-27b", "h200", "vllm-0.13.0", tp=1)
     assert plan.memory.max_running == 0
@@ -169,6 +180,12 @@ def test_sglang_sets_states_aside_and_runs_a_third_of_them() -> None:
     assert memory.max_running == memory.state_slots // 3
     assert memory.request_parts == 0
     assert memory.max_sequences([1, 100]).tolist() == [memory.max_running] * 2
+
+
+def test_a_pipeline_runs_what_its_tightest_stage_has_states_for() -> None:
+    plan = plan_of("qwen3.5-27b", "h200", "sglang", pp=3)
+    each = [stage.memory.max_running for stage in plan.stages]
+    assert plan.memory.max_running == min(each) < max(each)
 
 
 def test_sglang_runs_48_requests_with_draft_tokens() -> None:

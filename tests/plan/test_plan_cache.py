@@ -372,6 +372,10 @@ CHANGES: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
     "no home": lambda folder, patch: patch.setattr("platformdirs.user_data_dir", lambda name: f"~/{name}"),
     "shipped tables": lambda folder, patch: patch.setattr(plan_cache, "bench_data_root", lambda: folder),
     "an import": lambda folder, patch: patch.setenv("FASTROOF_TABLES_IMPORT", "auto"),
+    **{
+        f"a {name}": lambda folder, patch, name=name: patch.setenv(name, str(folder))
+        for name in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
+    },
     "a version": lambda folder, patch: patch.setattr(plan_cache, "__version__", "0"),
     "a processor": lambda folder, patch: patch.setattr(plan_cache, "_processor", lambda: ["flags: none"]),
     "a package": lambda folder, patch: patch.setattr(plan_cache, "_package", lambda: ["elsewhere"]),

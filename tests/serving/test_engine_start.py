@@ -72,7 +72,10 @@ def test_a_refused_start_names_changes_that_start():
     for change in found.changes:
         changed = fastroof.fit("llama-3.1-70b", "h100", **{"tp": 2, **change.settings})
         assert changed.starts
-        assert changed.largest_max_model_len == change.max_model_len
+        assert (changed.largest_max_model_len, changed.concurrency) == (
+            change.max_model_len,
+            change.concurrency,
+        )
 
 
 def test_a_start_has_no_changes_and_the_command_of_its_limits():

@@ -370,6 +370,18 @@ def test_packaged_tiers_are_of_all_gpus_and_each_scheduler_has_its_part(h100):
     assert (lmcache.capacity_bytes, lmcache.bytes_per_s) == (5 * 2**30 * 4, 54e9 * 4)
 
 
+@pytest.mark.parametrize("layout", [{"tp": 4}, {"dp": 2}, {"tp": 2, "dp": 2}], ids=str)
+def test_each_gpu_has_its_own_link_to_its_host(h100, layout):
+    wide = fastroof.compile_plan("llama-3.1-8b", "h100", h100, **layout, engine="kernels")
+    gpus = wide.layout.world_size
+    for name in ("lmcache-cpu", "vllm-offloading:200GB", "sglang-hicache"):
+        assert tiers_of(name, wide, ENGINE)[0].bytes_per_s == gpus * 54e9
+    assert tiers_of("lmcache-cpu", wide, ENGINE)[0].capacity_bytes == gpus * 5 * 2**30
+    # a store elsewhere has one link for all, and so has a given bandwidth
+    for name, bytes_per_s in (("mooncake-store:2TB", 7e9), ("lmcache-cpu:9GB/s", 9e9)):
+        assert tiers_of(name, wide, ENGINE)[0].bytes_per_s == bytes_per_s
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

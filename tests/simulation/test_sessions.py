@@ -18,6 +18,7 @@ from fastroof.errors import SimulationError, TraceError
 from fastroof.simulation import simulate_disaggregated
 from fastroof.simulation.engine import run_engine
 from fastroof.simulation.replicas import ROUTINGS, run_replicas
+from fastroof.simulation.steady import Run
 from tests.reference.made_sessions import made_sessions
 from tests.reference.made_workloads import PLANS, a_trace, an_engine, made_workload
 from tests.reference.scheduler import REJECTED, serve
@@ -443,6 +444,34 @@ def test_results_of_sessions_are_those_of_their_requests(plans):
     cut = fastroof.simulate(plans["whole"], trace, max_num_batched_tokens=2048, timeout_s=1e-4)
     assert set(cut.sessions["status"].to_pylist()) == {"cut"}
     assert math.isnan(cut.summary()["session_e2e_ms"]["mean"])
+
+
+def a_row_of_sessions(count, requests, delay_s):
+    """Sessions that start a second apart, of requests that follow each other."""
+    first = np.tile(np.arange(requests) == 0, count)
+    rows = np.arange(count * requests)
+    return Trace(
+        np.where(first, rows // requests, 0.0), [10] * len(rows), [2] * len(rows),
+        parents=np.where(first, -1, rows - 1), delay_s=np.where(first, 0.0, delay_s),
+    )  # fmt: skip
+
+
+def test_turns_beyond_the_last_row_share_it(plans):
+    sim = fastroof.simulate(plans["whole"], a_row_of_sessions(1, 34, 0.1), max_num_batched_tokens=2048)
+    rows = sim.summary()["sessions"]["by_turn"]
+    assert [row["turn"] for row in rows] == list(range(1, 33))
+    assert [row["requests"] for row in rows] == [1] * 31 + [3]
+
+
+def test_open_requests_are_those_of_the_sessions_open_at_any_moment(plans):
+    trace = a_row_of_sessions(12, 2, 3.5)
+    sim = fastroof.simulate(plans["whole"], trace, max_num_batched_tokens=2048)
+    starts_s = np.array(sim.sessions["start_s"])
+    ends_s = starts_s + np.array(sim.sessions["e2e_ms"]) / 1e3
+    # seconds within five in which as many sessions start as end
+    within_s = np.minimum(ends_s, 10.0) - np.maximum(starts_s, 5.0)
+    open_requests = 2 * np.maximum(within_s, 0.0).sum() / 5.0
+    assert Run.whole(trace).open_requests(sim.outcomes) == pytest.approx(open_requests, rel=1e-3)
 
 
 def test_pools_serve_sessions_and_find_their_prompts_again(plans):

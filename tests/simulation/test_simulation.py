@@ -216,6 +216,19 @@ def test_a_real_engine_that_times_out_and_rejects(plan: fastroof.StepPlan) -> No
 # -- limits --------------------------------------------------------------------------------------
 
 
+def test_a_client_that_gives_up_sends_its_next_request_at_once(h100: fastroof.Tables) -> None:
+    """After its own time, in which the front end had the request, too."""
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, client_overhead_ms=300)
+    trace = fastroof.Workload(clients=1, requests=4, input_tokens=100, output_tokens=9000).trace()
+    sim = fastroof.simulate(plan, trace, timeout_s=1.0)
+    assert sim.requests["status"].to_pylist() == ["timed_out"] * 4
+    waits_s = np.diff(sim.requests["arrival_s"].to_numpy())
+    # a step that has begun is not interrupted
+    step_s = float(plan.decode_us(1, 1000)) / 1e6
+    assert (waits_s >= 1.0 - 1e-9).all()
+    assert (waits_s <= 1.0 + 2 * step_s).all()
+
+
 def test_rates_are_of_the_requests_that_finished(plan: fastroof.StepPlan) -> None:
     trace = Trace([0.0, 0.1, 0.2], [100, 10**7, 300], [5, 6, 7])
     sim = fastroof.simulate(plan, trace, on_too_long="reject")

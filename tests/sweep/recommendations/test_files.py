@@ -105,6 +105,16 @@ def test_the_scripts_start_and_measure_what_was_meant(found: Recommendation, tmp
         assert yaml.safe_load((tmp_path / "out" / "engine.yaml").read_text()) == command.config
 
 
+def test_a_replica_uses_the_gpus_after_those_of_the_ones_before(
+    found: Recommendation, tmp_path: Path
+) -> None:
+    wide = dataclasses.replace(only(found), copies=2, gpus_each=2)
+    dataclasses.replace(found, deployments=(wide,)).save(tmp_path)
+    program = wide.servers["server"].program[0]
+    used = [ran(tmp_path / "start.sh", program, copy)[1]["CUDA_VISIBLE_DEVICES"] for copy in ("0", "1")]
+    assert used == ["0,1", "2,3"]
+
+
 def test_the_rows_are_the_choices(found: Recommendation, tmp_path: Path) -> None:
     found.save(tmp_path)
     rows = [choice.row for choice in found.answers.answers[0].choices]

@@ -17,7 +17,12 @@ from fastroof.models.load import Published
 from fastroof.serving.evidence.engine_arguments import read_engine_arguments
 from fastroof.sweep import recommend, save_recommendation
 from fastroof.sweep.recommendations import Deployment, Recommendation
-from fastroof.sweep.recommendations.manifests import dynamo_files, label_name, llm_d_files
+from fastroof.sweep.recommendations.manifests import (
+    dynamo_files,
+    kubernetes_files,
+    label_name,
+    llm_d_files,
+)
 from tests.engines.arguments.passed import check, flat, record_of
 
 yaml = pytest.importorskip("yaml")
@@ -135,6 +140,25 @@ def test_dynamo_runs_what_was_meant(found: Recommendation) -> None:
         assert modes == ([] if role == "server" else [role])
         assert ("--host" in words) == (engine == "sglang" and role != "server")
         assert "--port" not in words
+
+
+def test_a_copy_is_started_for_its_share_of_the_requests(found: Recommendation) -> None:
+    deployment = only(found)
+    *_, copies = replicas_of(deployment).values()
+    for settings in deployment.settings.values():
+        assert settings.running - 1 < deployment.row["effective_concurrency"] / copies <= settings.running
+
+
+def test_a_pod_of_kubernetes_has_the_gpus_of_one_copy(found: Recommendation) -> None:
+    deployment = changed(found, {"tp": 2}, gpus_each=2)
+    files = kubernetes_files(deployment)
+    if "server" not in deployment.settings:
+        assert files == {}
+        return
+    (spec,) = (one["spec"] for one in documents(files["kubernetes.yaml"]) if one["kind"] == "Deployment")
+    (container,) = spec["template"]["spec"]["containers"]
+    assert spec["replicas"] == deployment.row["replicas"] > 1
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 2}
 
 
 def test_dynamo_is_told_of_nodes(found: Recommendation) -> None:
