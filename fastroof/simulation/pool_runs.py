@@ -112,7 +112,7 @@ def run_pools(
 ) -> PooledOutcomes:
     """Serve a trace with a pool of prefill engines, behind their front ends, and one of decode engines."""
     check_pools(prefill, decode, link)
-    front_end, servers = prefill.plan.profile.front_end, prefill.replicas
+    front_end, servers = prefill.plan.profile.front_end, prefill.replicas * prefill.plan.layout.dp
     timeout_s = prefill.settings.timeout_s
     both = _run_fed_back if has_feedback(prefill, trace, link) else _run_in_turn
     pooled: list[PooledOutcomes] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import fastroof
 from fastroof import Trace
+from fastroof.engines import FrontEnd, load_engine
 from fastroof.errors import FastroofError, SimulationError
 from fastroof.plan import StepPlan
 from fastroof.simulation import DisaggregatedSimulation, Link, simulate_disaggregated
@@ -86,6 +88,17 @@ def test_both_pools_are_as_busy_as_all_engines(lockstep: str, link: Link, trace:
     engines = 1 if lockstep == "all" else 2
     assert answers["busy"] * sim.engines == pytest.approx(2 * prefill + engines * decode)
     assert 0.0 < decode < 1.0
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_prompts_reach_prefill_engines_as_any_engines(dp: int, trace: Trace) -> None:
+    """Each rank has an API server, which is busy here."""
+    engine = replace(load_engine("vllm"), front_end=FrontEnd(request_ms=5.0, server_ms=150.0))
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), dp=dp, engine=engine)
+    single = replace(trace, output_tokens=np.ones_like(trace.output_tokens))
+    pools = simulate_disaggregated(plan, plan, single, 2, 1)
+    alone = fastroof.simulate(plan, single, replicas=2)
+    assert pools.requests["ttft_ms"].to_pylist() == alone.requests["ttft_ms"].to_pylist()
 
 
 def test_a_decode_engine_alone_has_no_prompts_between_its_tokens(plan: StepPlan, trace: Trace) -> None:
