@@ -17,7 +17,7 @@ from fastroof.operators.power import DRAWS, GAP, OTHER
 from fastroof.operators.registry import OPERATORS
 from fastroof.plan.calls import Ranks
 from fastroof.plan.curves import per_row, row_cost
-from fastroof.plan.energy import MeanSteps, attention_parts, gap_watts, mean_steps
+from fastroof.plan.energy import MeanSteps, Parts, attention_parts, gap_watts, mean_steps, with_host
 from fastroof.plan.explain import row_time
 
 PLANS: dict[str, dict[str, Any]] = {
@@ -159,6 +159,14 @@ def test_gpus_of_a_batch() -> None:
     assert two_ranks.joules == one.joules
     assert two_stages.joules == pytest.approx(one.joules, rel=0.05)
     assert two_stages.watts == pytest.approx(one.watts, rel=0.05)
+
+
+@pytest.mark.parametrize("longer", [0.5, 1.0, 2.0])
+def test_a_host_that_waits_draws_less_and_a_short_step_no_more(longer: float) -> None:
+    gpu, kernels = load_gpu("b200"), Parts(np.array([6e5]), np.array([1e3]))
+    step_us, waits = longer * kernels.us, max(1.0 - 1.0 / longer, 0.0)
+    watts = (1.0 - waits) * 600.0 + waits * gap_watts(gpu)
+    assert with_host(gpu, kernels, step_us) / step_us == pytest.approx(watts)
 
 
 def test_gpus_that_share_a_long_prompt_draw_as_one_alone() -> None:

@@ -126,6 +126,13 @@ def test_the_most_requests_leave_room_for_the_longest() -> None:
         assert (not refusals(plan, StartQuestion(32_768, seqs))) is starts
 
 
+def test_an_engine_starts_if_all_that_it_asks_for_is_free() -> None:
+    plan = plan_of("llama-3.1-8b", "h100", "vllm")
+    asked = plan.memory.requested_bytes
+    for free, codes in ((asked, []), (asked - 1, ["A"])):
+        assert [one.code for one in refusals(plan, StartQuestion(free_bytes=free))] == codes
+
+
 def test_an_old_version_has_no_such_limit() -> None:
     plan = plan_of("qwen3.5-27b", "h200", "vllm-0.13.0", tp=1)
     assert plan.memory.max_running == 0
@@ -186,6 +193,16 @@ def test_a_pipeline_runs_what_its_tightest_stage_has_states_for() -> None:
     plan = plan_of("qwen3.5-27b", "h200", "sglang", pp=3)
     each = [stage.memory.max_running for stage in plan.stages]
     assert plan.memory.max_running == min(each) < max(each)
+
+
+@pytest.mark.parametrize(("model", "pp"), [("bamba-9b", 2), ("bamba-9b", 5), ("nemotron-3-nano-30b-a3b", 5)])
+def test_no_stage_of_a_pipeline_has_states_for_fewer_requests(model: str, pp: int) -> None:
+    plan = plan_of(model, "h200", "vllm", pp=pp)
+    memory = plan.memory
+    for stage in (one.memory for one in plan.stages):
+        room, own = (one.blocks * one.block_bytes for one in (stage, memory))
+        assert room // max(stage.state_bytes_per_sequence, 1) >= own // memory.state_bytes_per_sequence
+        assert stage.blocks // max(stage.state_blocks, 1) >= memory.blocks // memory.state_blocks
 
 
 def test_sglang_runs_48_requests_with_draft_tokens() -> None:

@@ -257,6 +257,8 @@ def test_an_engine_has_its_own_buffers(h100: fastroof.Tables) -> None:
     assert plan_of(h100, "20").describe()["lora"] == "32:1"
     assert plan_of(h100, "20", engine="sglang").describe()["lora"] == "20:8"
     assert plan_of(h100, Lora(20, active=3), engine="sglang").describe()["lora"] == "20:3/8"
+    # at least those of a step
+    assert plan_of(h100, Lora(20, active=3)).describe()["lora"] == "32:3"
     fills = [c.operator for c in plan_of(h100, 16).row_curves if "buffer" in c.operator.name]
     assert len(fills) == 5
     assert not any("buffer" in c.operator.name for c in plan_of(h100, 16, engine="sglang").row_curves)

@@ -446,3 +446,10 @@ def test_a_tier_that_gets_more_than_its_link_carries_is_a_warning(plan):
         plan, trace, **FOUR | {"num_gpu_blocks": 99}, prefix_cache="lru", kv_tiers="disk:1TB:1KB/s"
     )
     assert any("KV tier disk gets" in words for words in sim.summary()["warnings"])
+    # each of two replicas has a link, which half of what all write passes
+    two = {**FOUR, "num_gpu_blocks": 99, "prefix_cache": "lru", "replicas": 2}
+    seen = fastroof.simulate(plan, trace, **two, kv_tiers=[KvTier("disk", 1e12, math.inf)]).summary()
+    rate = seen["kv_tiers"]["tiers"][0]["written_bytes"] / seen["duration_s"]
+    for share, is_too_much in ((0.6, False), (0.4, True)):
+        sim = fastroof.simulate(plan, trace, **two, kv_tiers=[KvTier("disk", 1e12, share * rate)])
+        assert any("KV tier disk gets" in words for words in sim.summary()["warnings"]) is is_too_much

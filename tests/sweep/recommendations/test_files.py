@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -113,6 +114,19 @@ def test_a_replica_uses_the_gpus_after_those_of_the_ones_before(
     program = wide.servers["server"].program[0]
     used = [ran(tmp_path / "start.sh", program, copy)[1]["CUDA_VISIBLE_DEVICES"] for copy in ("0", "1")]
     assert used == ["0,1", "2,3"]
+
+
+def test_a_benchmark_is_of_one_replicas_share(found: Recommendation, tmp_path: Path) -> None:
+    deployment = only(found)
+    found.save(tmp_path)
+    text = (tmp_path / "benchmark.sh").read_text()
+    shares = [
+        float(re.findall(pattern, text)[0].replace(",", "")) * deployment.copies
+        for pattern in (r"--request-rate ([\d.e+]+)", r"([\d.,e+]+) output tokens/s per replica")
+    ]
+    row = deployment.row
+    assert deployment.copies > 1
+    assert shares == pytest.approx([row["requests_per_s"], row["tokens_per_s"]], rel=1e-3)
 
 
 def test_the_rows_are_the_choices(found: Recommendation, tmp_path: Path) -> None:

@@ -161,8 +161,10 @@ def test_a_pod_of_kubernetes_has_the_gpus_of_one_copy(found: Recommendation) -> 
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 2}
 
 
-def test_dynamo_is_told_of_nodes(found: Recommendation) -> None:
-    wide = changed(found, {"tp": 8, "pp": 2}, gpus_each=16)
+@pytest.mark.parametrize("stages", [2, 3])
+def test_dynamo_is_told_of_nodes(found: Recommendation, stages: int) -> None:
+    gpus = {2: 16, 3: 12}[stages]
+    wide = changed(found, {"tp": gpus // stages, "pp": stages}, gpus_each=gpus)
     (text,) = dynamo_files(wide).values()
     assert {one["multinode"]["nodeCount"] for one in check_dynamo(wide, text)} == {2}
 
