@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fastroof.engines import load_engine, serving_engines
 from fastroof.engines.launch import Command, LaunchSettings, engine_commands
 from fastroof.engines.launch.platforms import DYNAMO_RELEASE
+from fastroof.engines.launch.settings import BenchmarkLoad
 from fastroof.engines.load import version_named
 from tests.engines.arguments import Option, recorded
 from tests.engines.arguments.passed import MODULES, ONE, check, commands, options_of, record_of
@@ -190,6 +191,22 @@ def test_formats_are_the_checkpoints_or_said() -> None:
     assert options_of(server("vllm", smaller))["--kv-cache-dtype"] == "fp8"
     assert options_of(server("sglang", smaller))["--kv-cache-dtype"] == "fp8_e4m3"
     assert server("trtllm", smaller).config["kv_cache_config"]["dtype"] == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("clients", "requests_per_s", "prompts"), [(1, 0.0, 20), (8, 0.0, 80), (8, 3.0, 1000), (200, 3.0, 2000)]
+)
+def test_a_benchmark_sends_whole_prompts_and_enough_of_them(
+    clients: int, requests_per_s: float, prompts: int
+) -> None:
+    load = BenchmarkLoad("org/model", 1000, 50, clients, 300, requests_per_s=requests_per_s)
+    for engine, module in MODULES.items():
+        command = module.benchmark(load, NEWEST[engine])
+        found = options_of(command)
+        prefix = int(found.get("--random-prefix-len", 0))
+        assert int(found["--random-input-len"]) + prefix == 1000
+        assert (prefix == 300) != bool(command.unsaid)
+        assert found["--num-prompts"] == str(prompts)
 
 
 def test_drafts_are_given_or_said() -> None:

@@ -25,6 +25,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "split": {"model": "llama-3.1-70b", "gpu": "h100", "tp": 4, "engine": "sglang"},
     "experts and windows": {"model": "gpt-oss-20b", "gpu": "h100", "tables": "datasheet"},
     "ranks": {"model": "qwen3-30b-a3b", "gpu": "b200", "tables": "datasheet", "dp": 2, "ep": 2},
+    "one attention call": {"model": "llama-3.1-8b", "gpu": "a100", "tables": "datasheet"},
     "latent": {"model": "deepseek-v3", "gpu": "b200", "tables": "datasheet", "tp": 8},
 }
 
@@ -136,8 +137,9 @@ def test_more_work_never_takes_less_energy(
     assert short_prompt <= long_prompt * (1.0 + 1e-9)
 
 
-def test_mean_steps_are_whole_steps_at_whole_sizes(plans: dict[str, StepPlan]) -> None:
-    plan = plans["dense"]
+@pytest.mark.parametrize("name", ["dense", "one attention call"])
+def test_mean_steps_are_whole_steps_at_whole_sizes(plans: dict[str, StepPlan], name: str) -> None:
+    plan = plans[name]
     sizes = [np.array([float(size)]) for size in (32, 1000, 0, 0, 1)]
     mean = mean_steps(plan, MeanSteps(*sizes))
     batch = StepBatch.from_requests([[(1, 999)] * 32])

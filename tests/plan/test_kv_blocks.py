@@ -155,6 +155,24 @@ def test_graphs_are_a_range_that_a_variable_removes() -> None:
     assert plan_of("llama-3.1-8b", "b200", "vllm-0.19.0").memory.graphs_bytes == 0
 
 
+def test_vllm_prints_the_tokens_of_the_smallest_blocks() -> None:
+    plan = plan_of("gemma-4-26b-a4b", "b300", "vllm-0.12.0", tp=8)
+    memory = plan.memory
+    assert (memory.block_tokens, memory.window_block_tokens, memory.groups) == (16, 32, 6)
+    assert cache_line_tokens(plan, memory) == memory.blocks // 6 * 16
+
+
+def test_a_cache_that_does_not_fit_names_one_that_does() -> None:
+    def refused(cache_gib: float) -> list[str]:
+        plan = plan_of("llama-3.1-8b", "h100", "vllm", kv_cache_gib=cache_gib)
+        return [one.remedy for one in refusals(plan) if one.code == "E" and not one.is_warning]
+
+    (remedy,) = refused(70.0)
+    most_gib = float(remedy.split()[2])
+    assert 50.0 < most_gib < 70.0
+    assert refused(most_gib) == []
+
+
 def test_fractions_and_sampling_by_version() -> None:
     sampled = {}
     for version in ("0.16.0", "0.19.0", "0.22.0", "0.28.0", "0.33.0"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,10 @@ def test_transfers_send_what_a_sequence_keeps_over_the_gpus_of_the_smaller_engin
     assert two < 2.0 * one
     over_nvlink = takes_us(small, small, [1000], Link())
     assert over_nvlink == pytest.approx([whole_bytes / small.gpu.nvlink_bytes_per_s * 1e6])
+    # that of the slower GPU, whoever sends
+    slow = replace(small, gpu=replace(small.gpu, nvlink_bytes_per_s=1e9))
+    for pair in ((small, slow), (slow, small)):
+        assert takes_us(*pair, [1000], Link()) == pytest.approx([whole_bytes / 1e9 * 1e6])
 
 
 @pytest.mark.parametrize(("isl", "osl", "tp"), [(1000, 100, 1), (3000, 300, 2)])

@@ -88,6 +88,7 @@ def test_both_pools_are_as_busy_as_all_engines(lockstep: str, link: Link, trace:
     engines = 1 if lockstep == "all" else 2
     assert answers["busy"] * sim.engines == pytest.approx(2 * prefill + engines * decode)
     assert 0.0 < decode < 1.0
+    assert sim.gpus == 2 + 2
 
 
 @pytest.mark.parametrize("dp", [1, 2])

@@ -159,6 +159,8 @@ def test_a_pod_of_kubernetes_has_the_gpus_of_one_copy(found: Recommendation) -> 
     (container,) = spec["template"]["spec"]["containers"]
     assert spec["replicas"] == deployment.row["replicas"] > 1
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 2}
+    probe = container["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == 3600
 
 
 @pytest.mark.parametrize("stages", [2, 3])
