@@ -1,7 +1,7 @@
 """Grouped-query attention over a KV cache: prefill and decode; encoder attention without a mask.
 
 Each head shape and KV dtype has a grid over batch and length; a head shape that was not measured is borrowed
-(:mod:`fastroof.operators.attention_borrowing`).
+(:mod:`fastroof.operators.attention_grids`).
 """
 
 from __future__ import annotations

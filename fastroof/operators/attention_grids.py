@@ -1,19 +1,27 @@
-"""Base classes of grouped-query attention: work of rows, and lookups on a grid of batch and length."""
+"""Base classes of grouped-query attention: work of rows, and lookups on a grid of batch and length.
+
+The unit of work is (sequence x KV head), so head shapes of one group size replace each other at equal batch x
+KV heads, and an unmeasured group size lies between its neighbours. A window that was not measured is borrowed
+from full attention at equal work: decode at min(kv_len, window), prompts longer than the window as chunks of
+as many tokens and pairs. A head_dim that nothing measured is modelled (origin 4) from the nearest one.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Array, Floats
+from fastroof.arrays import Array, Flags, Floats
 from fastroof.columns import (
     KV_DTYPE,
     ORIGIN,
     ORIGIN_BORROWED,
+    ORIGIN_EXTRAPOLATED,
     ORIGIN_MEASURED,
     ORIGIN_MODELLED,
     Column,
@@ -21,7 +29,6 @@ from fastroof.columns import (
 from fastroof.compiled.layout import GridNodes, GuidedGrid
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError, MissingTableError
-from fastroof.operators.attention_borrowing import AttentionGrid, attention_grid, nearest_width, octaves
 from fastroof.operators.attention_work import (
     HeadShape,
     attention_bytes_within,
@@ -29,6 +36,7 @@ from fastroof.operators.attention_work import (
     attention_flops_within,
     reads_kv_peaks,
 )
+from fastroof.operators.borrowing import HEADS, SIZE, nearest
 from fastroof.operators.operator import (
     Columns,
     Key,
@@ -39,9 +47,10 @@ from fastroof.operators.operator import (
     measured_keys,
     unit_us,
 )
-from fastroof.pack import PackedGrid, pack_grid
+from fastroof.pack import PackedGrid, grid_cells, pack_grid
 from fastroof.pack.curves import cell_origins, joined_axes
 from fastroof.pack.grids import BatchBound
+from fastroof.pack.keys import key_start_above
 from fastroof.uncertainty.leave_one_out import (
     MAPE_TO_ERROR,
     LocalErrors,
@@ -70,6 +79,63 @@ WIDTH: Final = 0.22
 """Relative standard error of attention of another head_dim per octave: 64 from 128 is off by 0.05 to 0.21
 (median of |ln|; 80 % within 0.14 to 0.58, median 0.28) in decode, and by 0.07 to 0.44 (0.14 to 0.57, 0.28) in
 prefill, for vLLM on H100, B200, L40S and RTX PRO 6000, SGLang and TensorRT-LLM on H100 and L40S."""
+
+
+FARTHEST_OCTAVES: Final = 1.0
+"""Between a head_dim and one that it is modelled from: 64 or 256 from 128, as far as was judged."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionGrid:
+    """Packed grid of one head shape, and its donors (the shape itself if it was measured).
+
+    ``longest_ratio`` is latency / B of the longest measured sequence, at least 1; it scales a prefix's price.
+    """
+
+    grid: PackedGrid
+    longest_ratio: float
+    donors: tuple[HeadShape, ...]
+    borrowed: bool
+
+
+def head_donors(target: HeadShape, shapes: Sequence[HeadShape]) -> tuple[HeadShape, ...]:
+    """Choose the donors of a head shape: itself, one of its group size, or one on either side of it."""
+    if target in shapes:
+        return (target,)
+    alike = [shape for shape in shapes if shape.kind == target.kind]
+    if not alike:
+        listed = ", ".join(_kind_text(*kind) for kind in sorted({s.kind for s in shapes})) or "none"
+        raise MissingTableError(f"no attention table has {_kind_text(*target.kind)}; measured: {listed}")
+    below, same, above = (
+        [s for s in alike if np.sign(s.group_size - target.group_size) == side] for side in (-1, 0, 1)
+    )
+    sides = (same,) if same else (below, above)
+    return tuple(donor.kernel for side in sides for donor in nearest(target, side, HEADS))
+
+
+def nearest_width(target: HeadShape, measured: Sequence[HeadShape]) -> int:
+    """Return the measured head_dim of full attention that is nearest to a shape's; 0 without one near it."""
+    alike = {s.head_dim for s in measured if s.kv_dtype == target.kv_dtype and not s.window}
+    found = nearest(target.head_dim, list(alike), SIZE)
+    return next((donor.kernel for donor in found if donor.octaves <= FARTHEST_OCTAVES), 0)
+
+
+def _kind_text(head_dim: int, kv_dtype: str, window: int) -> str:
+    return f"head_dim {head_dim} with {kv_dtype} KV" + (f" and window {window}" if window else "")
+
+
+def _latency_us(grid: PackedGrid, y: Floats, x: Floats) -> tuple[Floats, Flags]:
+    """Values and flags of a grid at points of any shape."""
+    from fastroof.compiled.grids import grid_latency_us
+
+    value, made = np.empty(y.size), np.empty(y.size, np.uint8)
+    grid_latency_us(grid.arena, y.ravel(), x.ravel(), value, made)
+    flag = np.where(made < ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED, made).astype(np.uint8)
+    return value.reshape(y.shape), flag.reshape(y.shape)
+
+
+def _grid_of(y_axis: Floats, x_axis: Floats, table: Floats, flags: Flags, roofline: BatchBound) -> PackedGrid:
+    return PackedGrid(y_axis, x_axis, grid_cells(y_axis, x_axis, table, roofline), flags, roofline)
 
 
 class AttentionErrors(NamedTuple):
@@ -129,7 +195,7 @@ def _borrowing_error(target: HeadShape, donor: HeadShape) -> float:
 
 def width_error(target: HeadShape, donor: HeadShape) -> float:
     """Relative standard error of modelling a head_dim from a donor's."""
-    return WIDTH * octaves(target.head_dim, donor.head_dim)
+    return WIDTH * abs(math.log2(target.head_dim / donor.head_dim))
 
 
 def _measured_grid(operator: AttentionOperator, tables: RowSource, shape: HeadShape) -> MeasuredGrid:
@@ -269,25 +335,80 @@ class AttentionOperator(AttentionRows):
     def grid(self, tables: RowSource, shape: HeadShape) -> AttentionGrid:
         """Packed grid of a head shape, borrowed if it was not measured."""
 
-        def grid_of(donor: HeadShape) -> PackedGrid:
-            return tables.packed(self, tuple(donor))
-
-        def bound_of(target: HeadShape, launch_us: float) -> BatchBound:
-            return self.bound(target, tables.gpu, launch_us)
-
         def grid() -> AttentionGrid:
-            made = attention_grid(
-                shape,
-                self.possible_donors(tables, shape),
-                grid_of,
-                bound_of,
-                self.equal_work,
-                any_width=self.any_width,
-            )
+            made = self._made_grid(tables, shape, self.possible_donors(tables, shape))
             is_foreign = any(tables.is_foreign(tables.serving(self.name, tuple(one))) for one in made.donors)
             return replace(made, borrowed=True) if is_foreign and not made.borrowed else made
 
         return tables.cached(("attention grids", self.name, shape), grid)
+
+    def _made_grid(self, tables: RowSource, target: HeadShape, shapes: Sequence[HeadShape]) -> AttentionGrid:
+        """Grid from measured shapes: a window of full attention, a head_dim of another, heads of others."""
+        kinds, whole = {shape.kind for shape in shapes}, target._replace(window=0)
+        width = nearest_width(target, shapes) if self.any_width and whole.kind not in kinds else 0
+        if target.kind not in kinds and (width or whole.kind in kinds):
+            near = self._made_grid(
+                tables, whole if target.window else target._replace(head_dim=width), shapes
+            )
+            bound = self.bound(target, tables.gpu, near.grid.roofline.launch_us)
+            return self._within_window(near, bound) if target.window else self._of_width(near, bound)
+        donors = head_donors(target, shapes)
+        if donors == (target,):
+            grid: PackedGrid = tables.packed(self, tuple(target))
+            return AttentionGrid(grid, grid.longest_ratio, donors, borrowed=False)
+        return self._of_heads(tables, target, donors)
+
+    def _of_heads(self, tables: RowSource, target: HeadShape, donors: tuple[HeadShape, ...]) -> AttentionGrid:
+        """Make a grid at equal batch x KV heads: linear between group sizes, equal latency / B beyond."""
+        measured: list[PackedGrid] = [tables.packed(self, tuple(donor)) for donor in donors]
+        scales = [donor.num_kv_heads / target.num_kv_heads for donor in donors]
+        grids = [
+            _grid_of(grid.y_axis * scale, grid.x_axis, grid.cells[..., 0], grid.flags, grid.roofline)
+            for grid, scale in zip(measured, scales, strict=True)
+        ]
+        weights = [1.0]
+        if len(donors) == 2:
+            low, high = (donor.group_size for donor in donors)
+            share = (target.group_size - low) / (high - low)
+            weights = [1.0 - share, share]
+        launch_us = sum(w * grid.roofline.launch_us for w, grid in zip(weights, grids, strict=True))
+        bound = self.bound(target, tables.gpu, launch_us)
+        # the donors' outer nodes differ after scaling; the nearest one is the common edge
+        y_axis = np.unique(np.concatenate([grid.y_axis for grid in grids]))
+        y_axis = y_axis[y_axis <= min(grid.y_axis[-1] for grid in grids)]
+        x_axis = np.unique(np.concatenate([grid.x_axis for grid in grids]))
+        y, x = np.meshgrid(y_axis, x_axis, indexing="ij")
+        table, flags = np.zeros(y.shape), np.zeros(y.shape, np.uint8)
+        for weight, donor, grid in zip(weights, donors, grids, strict=True):
+            value, flag = _latency_us(grid, y, x)
+            if len(donors) == 1 and donor.group_size != target.group_size:
+                units = y * (target.num_kv_heads / donor.num_kv_heads)
+                value = value * bound(y, x) / grid.roofline(units, x)
+                flag = np.full_like(flag, ORIGIN_EXTRAPOLATED)
+            table += weight * value
+            flags = np.maximum(flags, flag)
+        ratio = sum(w * grid.longest_ratio for w, grid in zip(weights, measured, strict=True))
+        return AttentionGrid(_grid_of(y_axis, x_axis, table, flags, bound), ratio, donors, borrowed=True)
+
+    def _of_width(self, near: AttentionGrid, bound: BatchBound) -> AttentionGrid:
+        """Turn a grid into one of another head_dim, modelled at equal latency / B."""
+        grid = near.grid
+        y, x = grid.y_axis[:, None], grid.x_axis
+        table = grid.cells[..., 0] * bound(y, x) / grid.roofline(y, x)
+        flags = np.full_like(grid.flags, ORIGIN_MODELLED)
+        return replace(near, grid=_grid_of(grid.y_axis, grid.x_axis, table, flags, bound), borrowed=True)
+
+    def _within_window(self, full: AttentionGrid, bound: BatchBound) -> AttentionGrid:
+        """Turn the grid of full attention into one with a window, which ends at the next key start."""
+        y_axis, window = full.grid.y_axis, key_start_above(bound.window)
+        x_axis = np.unique(np.append(full.grid.x_axis, window))
+        y, x = np.meshgrid(y_axis, x_axis, indexing="ij")
+        table, flags = _latency_us(full.grid, *self.equal_work(y, x, window))
+        # one sequence of the longest measured length
+        one, last = int(np.searchsorted(y_axis, 1.0)), len(x_axis) - 2
+        ratio = max(1.0, float(table[one, last] / bound(y_axis[one], x_axis[last])))
+        made = _grid_of(y_axis, x_axis, table, flags, bound)
+        return AttentionGrid(made, ratio, full.donors, borrowed=True)
 
     def prefix_us(self, tables: RowSource, shape: HeadShape) -> tuple[float, float]:
         """Price of a prefix: us per (query, prefix token) pair, and us per prefix token."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -11,6 +13,7 @@ from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, ORIGIN_MODELLED, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError
+from fastroof.operators.borrowing import GPUS, nearest
 from fastroof.operators.calls import AllReduce, Collective, SendReceive
 from fastroof.operators.external_rows import (
     MEASURED,
@@ -24,8 +27,25 @@ from fastroof.operators.external_rows import (
     text_columns,
     unknown_dtypes,
 )
-from fastroof.operators.link_groups import OVER_NODES, Far, GroupOperator, Placement, inter_node_us
-from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key, Real, RowSource, as_floats
+from fastroof.operators.links import (
+    OVER_NODES,
+    Far,
+    LinkDonor,
+    LinkOperator,
+    Placement,
+    inter_node_us,
+    placed,
+)
+from fastroof.operators.operator import (
+    Columns,
+    DatasheetClass,
+    HoldoutGrid,
+    Key,
+    Real,
+    RowSource,
+    as_floats,
+    measured_keys,
+)
 from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.pack import SIZE_LIMIT
 from fastroof.units import DTYPE_BYTES, US_PER_S
@@ -91,6 +111,79 @@ def _library_collective(raw: Raw) -> ExternalRows:
 _NCCL_COLUMNS: Final = (*_PACKAGE_COLUMNS, *text_columns("nccl_dtype", "op_name"))
 
 
+class GroupOperator(LinkOperator):
+    """A collective of a group of GPUs, by the bytes that each contributes."""
+
+    @abstractmethod
+    def group_key(self, call: Any, num_gpus: int) -> Key:
+        """Kernel of a call in a group of ``num_gpus``."""
+
+    def node_key(self, call: Any, num_gpus: int) -> Key:
+        """Kernel of the ``num_gpus`` of a node in a group across nodes."""
+        return self.group_key(call, num_gpus)
+
+    @abstractmethod
+    def wire_bytes(self, call: Any, num_gpus: int) -> float:
+        """Bytes that each GPU sends per byte that it contributes."""
+
+    def near_row_bytes(self, call: Any, where: Placement) -> float:
+        """Bytes per row that a GPU contributes within its domain: the whole message, reduced there first."""
+        return float(call.row_bytes)
+
+    def near_call(self, call: Any, where: Placement) -> Any | None:
+        """The group of one domain."""
+        if where.near == 1:
+            return None
+        return replace(call, num_gpus=where.near, row_bytes=self.near_row_bytes(call, where))
+
+    def placed(self, call: Any, gpu: GpuSpec) -> Placement:
+        """Placement of GPUs that are a stride apart."""
+        return placed(call.num_gpus, call.stride, gpu)
+
+    def row_cost(self, call: Any) -> RowCost:
+        """Bytes that each GPU sends per row."""
+        return RowCost(0.0, call.row_bytes * self.wire_bytes(call, call.num_gpus), 0.0, "bf16")
+
+    def row_key(self, call: Any) -> Key:
+        """Kernel, stride and bytes per row."""
+        return (*self.group_key(call, call.num_gpus), call.stride, call.row_bytes)
+
+    def donor(self, call: Any, tables: RowSource) -> LinkDonor | None:
+        """The group of the nearest size.
+
+        The latency of the smallest message grows per doubling as between the two largest measured sizes.
+        """
+        where = self.placed(call, tables.gpu)
+        near = self.near_call(call, where)
+        if near is None:
+            return None
+        is_over_nodes = where.domains > 1
+        key_of, sizes = self.node_key, self._sizes(call, tables, self.node_key) if is_over_nodes else []
+        if not sizes:
+            key_of, sizes = self.group_key, self._sizes(call, tables, self.group_key)
+        size = next((donor.kernel for donor in nearest(where.near, sizes, GPUS)), where.near)
+        added_us = 0.0
+        if where.near > size and size > sizes[0]:
+            less = sizes[sizes.index(size) - 1]
+            least, most = (self.packed(tables, key_of(call, n)).curve.value[1:-1].min() for n in (less, size))
+            added_us = max(0.0, float(most - least)) * float(
+                np.log2(where.near / size) / np.log2(size / less)
+            )
+        row_size = near.row_bytes * (self.wire_bytes(call, where.near) / self.wire_bytes(call, size))
+        found = LinkDonor(tables, key_of(call, size), row_size, size == where.near, added_us)
+        return found._replace(far=self.far(call, where), error=OVER_NODES) if is_over_nodes else found
+
+    def _sizes(self, call: Any, tables: RowSource, key_of: Callable[[Any, int], Key]) -> list[int]:
+        """Measured group sizes of a kernel, sorted."""
+
+        def sizes() -> list[int]:
+            at = [column.name for column in self.keys].index("num_gpus")
+            keys = measured_keys(tables, self.name) if tables.has(self.name) else []
+            return sorted({key[at] for key in keys if key_of(call, key[at]) == key})
+
+        return tables.cached(("group sizes", self.name, *key_of(call, 0)), sizes)
+
+
 class AllReduceOperator(GroupOperator):
     """A sum over GPUs; the default mode is a CUDA graph."""
 
@@ -104,10 +197,8 @@ class AllReduceOperator(GroupOperator):
     )
     axes = (_MESSAGE,)
     defaults: ClassVar[Mapping[str, Any]] = {"dtype": "bf16", "mode": "graph"}
-    over_link = True
     bandwidth_slack = IN_SWITCH_REDUCTION
     faster_than_ring = True
-    is_linear = True
     holdouts = (
         HoldoutGrid("allreduce", "every second (graph)", {}, {"mode": "graph"}),
         HoldoutGrid("allreduce", "every second (eager)", {}, {"mode": "eager"}),
@@ -159,18 +250,10 @@ class AllReduceOperator(GroupOperator):
         """Bytes of a ring."""
         return float(allreduce_wire_bytes(1.0, num_gpus))
 
-    def near_row_bytes(self, call: AllReduce, where: Placement) -> float:
-        """The whole message, reduced within the domain first."""
-        return call.row_bytes
-
     def far(self, call: AllReduce, where: Placement) -> Far:
         """Reduce-scatter and all-gather of each GPU's share across domains."""
         share = call.row_bytes / where.near
         return Far(2, float(allreduce_wire_bytes(share, where.domains)))
-
-    def row_datasheet(self, call: AllReduce) -> DatasheetClass:
-        """Launch floor and efficiency of the only class."""
-        return self.datasheets[self.name]
 
 
 def collective_wire_bytes(collective: str, message_bytes: Real, num_gpus: Real) -> Floats:
@@ -194,8 +277,6 @@ class CollectiveOperator(GroupOperator):
     axes = (_MESSAGE,)
     # the package has none in bf16; sums and copies of 2 bytes per element take the same time
     defaults: ClassVar[Mapping[str, Any]] = {"dtype": "fp16"}
-    over_link = True
-    is_linear = True
     holdouts = (HoldoutGrid("collective", "every second", {}, {"dtype": "fp16"}),)
     package_files = (
         PackageFile("comm", "nccl_perf", _NCCL_COLUMNS, _library_collective, RUN, backend="nccl"),

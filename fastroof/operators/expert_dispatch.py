@@ -17,21 +17,8 @@ from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError, PlanError
+from fastroof.operators.borrowing import DISPATCH, nearest
 from fastroof.operators.calls import Dispatch, Experts
-from fastroof.operators.dispatch_borrowing import (
-    DEFAULT_DTYPE,
-    INDEX_BYTES,
-    LOW_LATENCY_OVER_NODES,
-    OTHER_NODES,
-    DispatchDonor,
-    borrowed_nodes,
-    crossing_bytes,
-    dispatch_donor,
-    element_bytes_of,
-    is_low_latency,
-    row_bytes_of,
-    sent_to,
-)
 from fastroof.operators.external_rows import (
     LATENCY_MS,
     RUN,
@@ -45,21 +32,35 @@ from fastroof.operators.external_rows import (
     text_columns,
     unknown_dtypes,
 )
-from fastroof.operators.link_groups import BORROWED_GROUP, OVER_NODES, inter_node_us, placed
+from fastroof.operators.links import OVER_NODES, Far, LinkDonor, LinkOperator, Placement, placed
 from fastroof.operators.moe import EXPERT_KEYS, MOE, MoeOperator
-from fastroof.operators.moe_work import check_routed, nodes_of_experts, tokens_to_reach_all
+from fastroof.operators.moe_work import (
+    DEFAULT_DTYPE,
+    HIGH_THROUGHPUT,
+    INDEX_BYTES,
+    LOW_LATENCY,
+    OVER_NVLINK,
+    DispatchKey,
+    check_routed,
+    crossing_bytes,
+    dispatch_wire_bytes,
+    element_bytes_of,
+    nodes_of_experts,
+    row_bytes_of,
+    sent_bytes,
+    tokens_to_reach_all,
+)
 from fastroof.operators.operator import (
     Columns,
     DatasheetClass,
     HoldoutGrid,
     Key,
-    Real,
     RowSource,
     SourceTable,
-    as_floats,
     by_word,
+    measured_keys,
 )
-from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes, SizedOperator
+from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.operators.wide_experts import EXPERT_COLUMNS, GLOBAL_TOKENS, PHASE, GlobalExperts
 from fastroof.uncertainty.leave_one_out import relative_variance
 from fastroof.units import DTYPE_BYTES, US_PER_S
@@ -68,15 +69,14 @@ GPUS_PER_NODE: Final = 8
 GPUS_PER_TRAY: Final = 4
 """GPUs in a node of GB200 and GB300, by the expert-parallel size of one node."""
 
+LOW_LATENCY_OVER_NODES: Final = 0.1
+"""Relative standard error of low-latency kernels across nodes, including another number of nodes."""
 
-def dispatch_wire_bytes(num_tokens: Real, row_bytes: Real, topk: Real, num_gpus: Real) -> Floats:
-    """Bytes that a GPU sends: each token once to every other GPU that has one of its experts.
+OTHER_NODES: Final = 0.4
+"""Relative standard error of high-throughput kernels from another number of nodes (20 to 41 % measured)."""
 
-    The experts of an evenly routed token reach ``g (1 - (1 - 1/g)^topk)`` of g GPUs.
-    """
-    g = as_floats(num_gpus)
-    reached = g * (1.0 - (1.0 - 1.0 / g) ** as_floats(topk))
-    return as_floats(num_tokens) * as_floats(row_bytes) * reached * (g - 1.0) / g
+DEFAULT_SMS: Final = 20
+"""SMs that DeepEP uses by default (Buffer.num_sms in its source)."""
 
 
 def _gpus_of_nodes(raw: Raw) -> Array:
@@ -179,7 +179,7 @@ def _times_us(*names: str, minimum: int = 1) -> tuple[Column, ...]:
     return tuple(Column(name, "float", "us", "measured time", minimum) for name in names)
 
 
-class ExpertDispatch(SizedOperator, PerRowOperator):
+class ExpertDispatch(LinkOperator):
     """One phase of exchanging tokens between GPUs that share experts; B is linear in the tokens."""
 
     name = "expert_dispatch"
@@ -204,8 +204,6 @@ class ExpertDispatch(SizedOperator, PerRowOperator):
     )
     axes = (Column("num_tokens", "int", "tokens", "tokens of one GPU"),)
     defaults: ClassVar[Mapping[str, Any]] = {"comm_dtype": DEFAULT_DTYPE, "num_nodes": 1, "sms": 0}
-    over_link = True
-    is_linear = True
     # SGLang's H100 rows of DeepEP: the smallest, and those of the high-throughput kernels beyond 500 us.
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"expert_dispatch": DatasheetClass(9.2, 0.34)}
     holdouts = (
@@ -302,83 +300,67 @@ class ExpertDispatch(SizedOperator, PerRowOperator):
 
     def row_cost(self, call: Dispatch) -> RowCost:
         """Bytes that a GPU sends per row of the rank."""
-        row = row_bytes_of(call.library, call.phase, call.comm_dtype, call.hidden, call.topk)
-        return RowCost(0.0, row * sent_to(call.num_gpus, call.topk) / call.shared_by, 0.0, "bf16")
+        return RowCost(0.0, sent_bytes(call) / call.shared_by, 0.0, "bf16")
 
     def row_key(self, call: Dispatch) -> Key:
         """Kernel, and the number of GPUs that share the rows."""
         shape = (call.hidden, call.topk, call.num_experts, call.num_gpus)
         return (call.library, call.phase, call.comm_dtype, *shape, call.shared_by)
 
-    def _donor(self, call: Dispatch, tables: RowSource) -> tuple[DispatchDonor, RowSource]:
-        """Kernel that serves a call, and its tables: these, or those of a GPU with the same links."""
-        found = dispatch_donor(call, tables, self.name)
-        if found is not None:
-            return found, tables
-        alike = tables.of_like_links()
-        donor = None if alike is None else dispatch_donor(call, alike, self.name)
-        if donor is None or alike is None:
+    def near_call(self, call: Dispatch, where: Placement) -> Dispatch:
+        """The GPUs of one domain."""
+        return replace(call, num_gpus=where.near)
+
+    def far(self, call: Dispatch, where: Placement) -> Far:
+        """One message, with the bytes that cross."""
+        return Far(1, crossing_bytes(call, *where) / call.shared_by)
+
+    def donor(self, call: Dispatch, tables: RowSource) -> LinkDonor:
+        """Kernel that serves a call, of these tables or of those of a GPU with the same links."""
+        found = self._donor(call, tables)
+        if found is None and (alike := tables.of_like_links()) is not None:
+            found = self._donor(call, alike)
+            found = found and found._replace(is_own=False)
+        if found is None:
             nodes = -(-call.num_gpus // tables.gpu.linked_gpus)
             tables.serving(self.name, (*self.row_key(call)[:-1], nodes, 0))
             raise AssertionError("a kernel that is served must have a donor")
-        return donor._replace(is_own=False), alike
+        return found
 
-    def serving(self, call: Dispatch, tables: RowSource) -> SourceTable:
-        """Table of the kernel, or of the nearest of its kind."""
-        found, where = self._donor(call, tables)
-        table = where.serving(self.name, tuple(found.key))
-        return table if where is tables else table.renamed(f"{where.gpu.name} {table.source}")
+    def _donor(self, call: Dispatch, tables: RowSource) -> LinkDonor | None:
+        return tables.cached(("dispatch donor", *self.row_key(call)), lambda: self._find_donor(call, tables))
 
-    def row_nodes(self, call: Dispatch, tables: RowSource, options: CurveOptions, max_rows: int) -> RowNodes:
-        """Curve of the kernel in rows of the rank; donors at equal bytes, with the part across nodes."""
-        found, where = self._donor(call, tables)
-        if options.method == "roofline":
-            curve = self.packed(where, tuple(found.key)).curve
-            made = borrowed_nodes(found, curve.axis, curve.value, curve.flag, tables.gpu)
-        else:
-            tokens = np.rint(np.arange(1, max_rows + 1) * found.tokens / call.shared_by)
-            sizes = [np.maximum(tokens, 1.0)]
-            at = self.every_row_nodes(where, options.method, tuple(found.key), sizes, 0.0)
-            made = borrowed_nodes(
-                found, at.axis * found.tokens / call.shared_by, at.value, at.flag, tables.gpu
-            )
-        return made._replace(axis=made.axis * call.shared_by)
-
-    def table_points(
-        self, call: Dispatch, tables: RowSource, rows: Floats
-    ) -> tuple[Key, list[Floats]] | None:
-        """Kernel that is read and its tokens at numbers of rows; None if it is another GPU's."""
-        found, where = self._donor(call, tables)
-        if where is not tables:
+    def _find_donor(self, call: Dispatch, tables: RowSource) -> LinkDonor | None:
+        """Find the nearest kernel of the same kind: over as many nodes, else other nodes, else one node."""
+        kinds = (LOW_LATENCY, HIGH_THROUGHPUT, OVER_NVLINK)
+        libraries = next((kind for kind in kinds if call.library in kind), (call.library,))
+        keys = measured_keys(tables, self.name) if tables.has(self.name) else []
+        there = [DispatchKey(*key) for key in keys]
+        there = [key for key in there if key.phase == call.phase and key.library in libraries]
+        if not there:
             return None
-        return tuple(found.key), [rows / call.shared_by * found.tokens]
-
-    def row_variance(self, call: Dispatch, tables: RowSource, rows: Floats) -> Floats:
-        """Variance of the curve that is read, of borrowing, and of other nodes."""
-        found, where = self._donor(call, tables)
-        tokens = [rows / call.shared_by * found.tokens]
-        variance = relative_variance(self.local_errors(where, tuple(found.key)), tokens)
-        if not found.is_own:
-            variance = variance + BORROWED_GROUP**2
-        if not found.crossing_bytes and not found.is_other_nodes:
-            return variance
-        others = OTHER_NODES if found.is_other_nodes else OVER_NODES
-        return variance + (LOW_LATENCY_OVER_NODES if is_low_latency(call.library) else others) ** 2
-
-    def row_datasheet(self, call: Dispatch) -> DatasheetClass:
-        """Launch floor and efficiency of the only class."""
-        return self.datasheets[self.name]
-
-    def datasheet_nodes(self, call: Dispatch, gpu: GpuSpec) -> RowNodes:
-        """Bytes at the link's bandwidth times the efficiency, plus the part across nodes."""
-        where = placed(call.num_gpus, 1, gpu)
-        made = super().datasheet_nodes(replace(call, num_gpus=where.near), gpu)
-        if where.domains == 1:
-            return made
-        far_us = inter_node_us(made.axis / call.shared_by * crossing_bytes(call, where), 1, gpu)
-        return made._replace(
-            value=made.value + far_us, launch_us=made.launch_us + float(inter_node_us(0, 1, gpu))
-        )
+        where, linked = self.placed(call, tables.gpu), tables.gpu.linked_gpus
+        target = DispatchKey._make((*self.row_key(call)[:-1], where.domains, DEFAULT_SMS))
+        is_low_latency = call.library in LOW_LATENCY
+        same = there if where.domains == 1 else [key for key in there if key[6:8] == target[6:8]]
+        if same:
+            key = nearest(target, same, DISPATCH)[0].kernel
+            tokens = sent_bytes(call) / sent_bytes(key) / call.shared_by
+            return LinkDonor(tables, tuple(key), tokens, key[:7] == target[:7])
+        over_nodes = [key for key in there if key.num_gpus > linked and key.num_nodes > 1]
+        if over_nodes:
+            key = nearest(target, over_nodes, DISPATCH)[0].kernel
+            theirs = crossing_bytes(key, *placed(key.num_gpus, 1, tables.gpu))
+            tokens = crossing_bytes(call, *where) / theirs / call.shared_by
+            error = LOW_LATENCY_OVER_NODES if is_low_latency else OTHER_NODES
+            return LinkDonor(tables, tuple(key), tokens, False, error=error)
+        of_node = [key for key in there if key.num_gpus <= linked] or there
+        key = nearest(target._replace(num_gpus=where.near), of_node, DISPATCH)[0].kernel
+        tokens = sent_bytes(self.near_call(call, where)) / sent_bytes(key) / call.shared_by
+        if is_low_latency:
+            tokens *= where.near / call.num_gpus
+        error = LOW_LATENCY_OVER_NODES if is_low_latency else OVER_NODES
+        return LinkDonor(tables, tuple(key), tokens, False, far=self.far(call, where), error=error)
 
 
 EXPERT_DISPATCH: Final = ExpertDispatch()

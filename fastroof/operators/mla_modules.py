@@ -6,7 +6,6 @@ than 0.56 ms on an H100. Norms, rotary embedding and quantising are part of the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -16,6 +15,7 @@ from fastroof.arrays import Floats
 from fastroof.columns import DTYPE, ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED, Column
 from fastroof.errors import MissingTableError
 from fastroof.operators.attention_work import DECODE_AXES
+from fastroof.operators.borrowing import SIZE, nearest
 from fastroof.operators.calls import LatentProduct
 from fastroof.operators.external_rows import (
     MEASURED,
@@ -222,12 +222,8 @@ class MlaBmm(RaggedOperator, PerRowOperator):
         target = ("fp8" if computes_in_fp8 else "bf16", call.part, call.num_heads)
         if is_measured(tables, self.name, target):
             return target
-        octaves = {
-            key: abs(math.log2(key[2] / call.num_heads))
-            for key in measured_keys(tables, self.name)
-            if key[:2] == target[:2]
-        }
-        return min(octaves, key=lambda key: (octaves[key], key[2])) if octaves else target
+        heads = [key[2] for key in measured_keys(tables, self.name) if key[:2] == target[:2]]
+        return next(((*target[:2], donor.kernel) for donor in nearest(call.num_heads, heads, SIZE)), target)
 
     def serving(self, call: LatentProduct, tables: RowSource) -> SourceTable:
         """Table of its kernel or donor."""

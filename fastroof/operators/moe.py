@@ -15,25 +15,25 @@ from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, ORIGIN_BORROWED, ORIGIN_MODELLED, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MissingTableError
-from fastroof.operators.calls import Experts
-from fastroof.operators.expert_borrowing import (
+from fastroof.operators.borrowing import (
+    EXPERTS,
     BorrowedPoints,
     BorrowingErrors,
-    ExpertDonor,
-    ExpertShape,
+    Donor,
     borrowed_points,
     borrowing_errors,
-    borrowing_grids,
     is_routing,
     nearest,
     nearest_routing,
 )
+from fastroof.operators.calls import Experts
 from fastroof.operators.external_rows import RUN, PackageFile, TreeFile
 from fastroof.operators.moe_rows import GROUPED_GEMM_FILES, PACKAGE_COLUMNS, gated_rows, nongated_rows
 from fastroof.operators.moe_work import (
     EVENLY_ROUTED,
     GATED_GEMMS,
     NONGATED_GEMMS,
+    ExpertShape,
     check_routed,
     moe_bytes,
     moe_flops,
@@ -80,6 +80,15 @@ EXPERT_KEYS: Final = (
 )
 
 
+def _borrowing_grids(operator: str) -> tuple[HoldoutGrid, ...]:
+    """Hold-outs of whole kernels: other splits of the layer remain, or only other layers."""
+    layer, routing = ("hidden", "intermediate", "topk", "num_experts"), {"distribution": "power_law_1.2"}
+    return (
+        HoldoutGrid(operator, "another split", {}, routing, (*layer, "moe_tp", "moe_ep")),
+        HoldoutGrid(operator, "another layer", {}, routing, layer),
+    )
+
+
 def _shape(c: Columns) -> tuple[Array, Array, Array, Array, Array, Array]:
     return (c["hidden"], c["intermediate"], c["topk"], c["num_experts"], c["moe_tp"], c["moe_ep"])
 
@@ -99,8 +108,8 @@ class MoeOperator(SizedOperator, PerRowOperator):
         "distribution": "balanced",
         "dtype": "bf16",
     }
-    holdouts = (HoldoutGrid("moe", "every second", {}, {}), *borrowing_grids("moe"))
-    coverages = (HoldoutGrid("moe", "bf16", {}, {"dtype": "bf16"}), *borrowing_grids("moe"))
+    holdouts = (HoldoutGrid("moe", "every second", {}, {}), *_borrowing_grids("moe"))
+    coverages = (HoldoutGrid("moe", "bf16", {}, {"dtype": "bf16"}), *_borrowing_grids("moe"))
     # vLLM 0.24.0 on H100, bf16 and fp8_block, power_law_1.2, moe_tp up to 8 and ep up to 16: weights move at
     # 0.7 of the bandwidth; GEMMs of few rows per expert, with one rank loaded most, compute at 0.2 of the
     # peak
@@ -167,14 +176,14 @@ class MoeOperator(SizedOperator, PerRowOperator):
         _, _, _, topk, num_experts, _, _, _ = key
         check_routed(topk, num_experts)
 
-    def donors(self, tables: RowSource, key: Key) -> tuple[ExpertDonor, ...]:
+    def donors(self, tables: RowSource, key: Key) -> tuple[Donor, ...]:
         """Donors of a shape, nearest first; empty if it was measured.
 
         Near kernels of the requested engine come before another engine's exact shape.
         """
         return tables.cached(("expert donors", self.name, key), lambda: self._find_donors(tables, key))
 
-    def _find_donors(self, tables: RowSource, key: Key) -> tuple[ExpertDonor, ...]:
+    def _find_donors(self, tables: RowSource, key: Key) -> tuple[Donor, ...]:
         candidates = tables.candidates(self.name)
         own = [table for table in candidates if not tables.is_foreign(table)]
         # tables are read on first use: other engines' tables may not be needed
@@ -187,7 +196,7 @@ class MoeOperator(SizedOperator, PerRowOperator):
             return ()
         if len(own) < len(candidates):
             found = self._nearest(tables, target, own, sound=True)
-            if found and found[0].is_near(target):
+            if found and found[0].is_near:
                 return found
         if is_measured(tables, self.name, key):
             return ()
@@ -202,16 +211,16 @@ class MoeOperator(SizedOperator, PerRowOperator):
 
     def _nearest(
         self, tables: RowSource, target: ExpertShape, pool: Sequence[SourceTable], *, sound: bool
-    ) -> tuple[ExpertDonor, ...]:
+    ) -> tuple[Donor, ...]:
         """Donors from some tables: the first with the layer, else the first near it, else the nearest."""
         routings = [self._shapes(tables, table, target.dtype, sound) for table in pool]
         distribution = nearest_routing(target.distribution, set().union(*routings))
         alike = [shapes[distribution] for shapes in routings if distribution in shapes]
         alike.sort(key=lambda shapes: all(shape.layer != target.layer for shape in shapes))
-        donors: list[tuple[ExpertDonor, ...]] = []
+        donors: list[tuple[Donor, ...]] = []
         for shapes in alike:
-            donors.append(nearest(target, shapes))
-            if donors[-1][0].is_near(target):
+            donors.append(nearest(target, shapes, EXPERTS))
+            if donors[-1][0].is_near:
                 return donors[-1]
         return min(donors, key=lambda found: found[0].octaves, default=())
 
@@ -242,9 +251,7 @@ class MoeOperator(SizedOperator, PerRowOperator):
 
         return tables.cached(("borrowed experts", self.name, key), borrowed)
 
-    def _borrowed(
-        self, tables: RowSource, target: ExpertShape, donors: Sequence[ExpertDonor]
-    ) -> BorrowedPoints:
+    def _borrowed(self, tables: RowSource, target: ExpertShape, donors: Sequence[Donor]) -> BorrowedPoints:
         return borrowed_points(
             target,
             donors,
@@ -263,7 +270,7 @@ class MoeOperator(SizedOperator, PerRowOperator):
     def source_key(self, tables: RowSource, key: Key) -> Key:
         """The nearest donor if it was not measured."""
         donors = self.donors(tables, key)
-        return tuple(donors[0].shape) if donors else key
+        return tuple(donors[0].kernel) if donors else key
 
     def relative_error(self, tables: RowSource, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
         """Relative standard error of lookups of one shape."""
@@ -274,10 +281,10 @@ class MoeOperator(SizedOperator, PerRowOperator):
         donors = self.donors(tables, key)
         if not donors:
             return relative_variance(self.local_errors(tables, key), [tokens])
-        target, near = ExpertShape(*key), donors[0].shape
+        target, near = ExpertShape(*key), donors[0].kernel
         theirs = tokens * (target.topk * near.num_experts / (target.num_experts * near.topk))
         own = relative_variance(self.local_errors(tables, near), [theirs])
-        return own + self.borrowing_errors(tables, near).of(target, donors) ** 2
+        return own + self.borrowing_errors(tables, near).of(target.distribution, donors[0]) ** 2
 
     def borrowing_errors(self, tables: RowSource, donor: ExpertShape) -> BorrowingErrors:
         """Errors of borrowing in a donor's table, among its dtype and distribution."""
@@ -285,7 +292,7 @@ class MoeOperator(SizedOperator, PerRowOperator):
         shapes = self._shapes(tables, table, donor.dtype, sound=False)[donor.distribution]
         alike = [shape for shape in shapes if tables.serving(self.name, shape) is table]
 
-        def log_errors(shape: ExpertShape, donors: Sequence[ExpertDonor]) -> Floats:
+        def log_errors(shape: ExpertShape, donors: Sequence[Donor]) -> Floats:
             measured = super(MoeOperator, self).packed(tables, shape)
             borrowed = self._borrowed(tables, shape, donors)
             return borrowed.log_errors(measured.sizes, measured.curve.value[1:-1])
@@ -387,8 +394,11 @@ class NongatedMoeOperator(MoeOperator):
     rank = 51
     summary = "Routed experts without a gate."
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {}
-    holdouts = (HoldoutGrid("moe_nongated", "every second", {}, {}), *borrowing_grids("moe_nongated"))
-    coverages = (HoldoutGrid("moe_nongated", "bf16", {}, {"dtype": "bf16"}), *borrowing_grids("moe_nongated"))
+    holdouts = (HoldoutGrid("moe_nongated", "every second", {}, {}), *_borrowing_grids("moe_nongated"))
+    coverages = (
+        HoldoutGrid("moe_nongated", "bf16", {}, {"dtype": "bf16"}),
+        *_borrowing_grids("moe_nongated"),
+    )
     package_files = (PackageFile("moe", "moe_perf", PACKAGE_COLUMNS, nongated_rows, RUN),)
     tree_files = ()
 
@@ -398,15 +408,13 @@ class NongatedMoeOperator(MoeOperator):
         """Whether any kernel without a gate was measured on the GPU."""
         return tables.has(self.name)
 
-    def donors(self, tables: RowSource, key: Key) -> tuple[ExpertDonor, ...]:
+    def donors(self, tables: RowSource, key: Key) -> tuple[Donor, ...]:
         """Donors without a gate; experts with a gate if there are none, the same shape first."""
         if self._has_own(tables) or not tables.has(MOE.name):
             return super().donors(tables, key)
-        return MOE.donors(tables, key) or (ExpertDonor(ExpertShape(*key), 1.0, 0.0),)
+        return MOE.donors(tables, key) or (Donor(ExpertShape(*key)),)
 
-    def _borrowed(
-        self, tables: RowSource, target: ExpertShape, donors: Sequence[ExpertDonor]
-    ) -> BorrowedPoints:
+    def _borrowed(self, tables: RowSource, target: ExpertShape, donors: Sequence[Donor]) -> BorrowedPoints:
         if self._has_own(tables):
             return super()._borrowed(tables, target, donors)
         return borrowed_points(
@@ -421,9 +429,10 @@ class NongatedMoeOperator(MoeOperator):
         """Variance as with a gate, plus that of borrowing across the gate."""
         if self._has_own(tables):
             return super()._variance(tables, key, tokens)
-        near = self.donors(tables, key)[0].shape
+        donor = self.donors(tables, key)[0]
+        near = donor.kernel
         own = relative_variance(MOE.local_errors(tables, near), [tokens])
-        apart = MOE.borrowing_errors(tables, near).of(ExpertShape(*key), self.donors(tables, key))
+        apart = MOE.borrowing_errors(tables, near).of(key[-1], donor)
         return np.asarray(own + (apart * (tuple(near) != tuple(key))) ** 2 + GATED**2)
 
     def serving(self, call: Experts, tables: RowSource) -> SourceTable:

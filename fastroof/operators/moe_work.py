@@ -1,9 +1,9 @@
-"""Work of routed experts: FLOPs, bytes, the experts that tokens reach, and nodes of their curves."""
+"""Work of routed experts and of their dispatch: FLOPs, bytes, experts that tokens reach, nodes of curves."""
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -13,13 +13,36 @@ from fastroof.errors import LookupInputError
 from fastroof.operators.operator import Real, as_floats
 from fastroof.operators.row_operator import PackedSizes, RowNodes
 from fastroof.pack import SIZE_LIMIT
-from fastroof.units import ACTIVATION_BYTES
+from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
 
 GATED_GEMMS: Final = 3
 NONGATED_GEMMS: Final = 2
 
 EVENLY_ROUTED: Final = ("balanced", "uniform")
 """Distributions for which the expectation of uniform routing holds."""
+
+
+class ExpertShape(NamedTuple):
+    """Key of a kernel of routed experts."""
+
+    dtype: str
+    hidden: int
+    intermediate: int
+    topk: int
+    num_experts: int
+    moe_tp: int
+    moe_ep: int
+    distribution: str
+
+    @property
+    def layer(self) -> tuple[int, int, int, int]:
+        """Sizes of the layer, independent of its split."""
+        return self[1:5]
+
+    @property
+    def experts(self) -> int:
+        """Experts that tokens are spread over."""
+        return self.num_experts
 
 
 def check_routed(topk: int, num_experts: int) -> None:
@@ -105,3 +128,79 @@ def nodes_of_experts(packed: PackedSizes, all_reached: int) -> RowNodes:
         np.r_[flag[0], flag, np.uint8(beyond_flag)],
         launch_us,
     )
+
+
+# -- dispatch: tokens sent to experts on other GPUs and back ------------------------------------------
+
+DEFAULT_DTYPE: Final = "default"
+DEFAULT_DTYPE_BYTES: Final = {"dispatch": 1.0, "combine": 2.0}
+"""DeepEP dispatches fp8 with scales (1.034 bytes per element by its figures) and combines bf16 (2.0)."""
+
+INDEX_BYTES: Final = 4
+"""Bytes of an expert's index."""
+
+LOW_LATENCY: Final = ("deepep_ll", "trtllm_deepep_ll", "deepep_v2_generation")
+"""Libraries whose kernels send a copy per expert, without forwarding."""
+HIGH_THROUGHPUT: Final = ("deepep_normal", "deepep_ht", "trtllm_deepep_ht", "deepep_v2_context")
+OVER_NVLINK: Final = ("nvlink_one_sided", "nvlink_two_sided")
+
+BF16_PHASES: Final = ("combine",)
+"""Phases of NVLink kernels that move two bytes per element for every format of the experts: GB200's two-sided
+combine takes the same time in bf16, fp8 and nvfp4, the one-sided one in nvfp4 3.5 times its dispatch."""
+
+FP4_BYTES: Final = 0.5
+
+
+class DispatchKey(NamedTuple):
+    """Key of a kernel, in the order of the operator's keys."""
+
+    library: str
+    phase: str
+    comm_dtype: str
+    hidden: int
+    topk: int
+    num_experts: int
+    num_gpus: int
+    num_nodes: int
+    sms: int
+
+
+def row_bytes_of(library: str, phase: str, comm_dtype: str, hidden: float, topk: float) -> float:
+    """Bytes of one token on the wire."""
+    if phase == "prepare":
+        return float(INDEX_BYTES * topk)
+    return hidden * element_bytes_of(library, phase, comm_dtype)
+
+
+def element_bytes_of(library: str, phase: str, comm_dtype: str) -> float:
+    """Bytes of one element on the wire."""
+    if library in OVER_NVLINK and phase in BF16_PHASES:
+        return DEFAULT_DTYPE_BYTES["combine"]
+    if comm_dtype == "fp4":
+        return FP4_BYTES
+    return DTYPE_BYTES.get(comm_dtype, DEFAULT_DTYPE_BYTES.get(phase, 1.0))
+
+
+def sent_to(groups: Real, topk: Real) -> Floats:
+    """Expected groups of GPUs, other than its own, that hold some of a token's experts under even routing."""
+    g = as_floats(groups)
+    return (g - 1.0) * (1.0 - (1.0 - 1.0 / g) ** as_floats(topk))
+
+
+def dispatch_wire_bytes(num_tokens: Real, row_bytes: Real, topk: Real, num_gpus: Real) -> Floats:
+    """Bytes that a GPU sends: each token once to every other GPU that has one of its experts."""
+    return as_floats(num_tokens) * as_floats(row_bytes) * sent_to(num_gpus, topk)
+
+
+def sent_bytes(call: Any) -> float:
+    """Bytes that one token of a call (or of a kernel) takes to other GPUs."""
+    row = row_bytes_of(call.library, call.phase, call.comm_dtype, call.hidden, call.topk)
+    return float(dispatch_wire_bytes(1.0, row, call.topk, call.num_gpus))
+
+
+def crossing_bytes(call: Any, near: int, domains: int) -> float:
+    """Bytes of one token that cross nodes: a copy per remote expert, or one per node."""
+    row = row_bytes_of(call.library, call.phase, call.comm_dtype, call.hidden, call.topk)
+    if call.library in LOW_LATENCY:
+        return float(row * call.topk * (call.num_gpus - near) / call.num_gpus)
+    return float(row * sent_to(domains, call.topk))

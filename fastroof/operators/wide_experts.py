@@ -7,7 +7,7 @@ or a dense layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -17,14 +17,8 @@ from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError, MissingTableError, PlanError
+from fastroof.operators.borrowing import WIDE_EXPERTS, Donor, borrowed_points, nearest, nearest_routing
 from fastroof.operators.calls import Experts
-from fastroof.operators.expert_borrowing import (
-    ExpertDonor,
-    ExpertShape,
-    borrowed_points,
-    nearest,
-    nearest_routing,
-)
 from fastroof.operators.external_rows import (
     MEASURED,
     RUN,
@@ -110,26 +104,30 @@ class WideKey(NamedTuple):
         return self.distribution.endswith(BALANCED)
 
     @property
-    def shape(self) -> ExpertShape:
-        """Shape on one GPU, for distances."""
-        return ExpertShape(*self[:4], self.num_slots, 1, self.moe_ep, self.distribution)
+    def moe_tp(self) -> int:
+        """Experts are whole."""
+        return 1
+
+    @property
+    def experts(self) -> int:
+        """Slots that tokens are spread over."""
+        return self.num_slots
 
 
 class WideDonors(NamedTuple):
     """Table and kernels that serve a key, nearest first; ``is_own`` if the kernel itself was measured."""
 
     table: SourceTable
-    donors: tuple[tuple[WideKey, ExpertDonor], ...]
+    donors: tuple[Donor, ...]
     is_own: bool
 
-    def error(self, target: WideKey) -> float:
+    @property
+    def error(self) -> float:
         """Relative standard error of borrowing."""
         if self.is_own:
             return 0.0
-        near = self.donors[0][0]
-        if near.layer != target.layer:
-            return ANOTHER_LAYER
-        return ANOTHER_SPLIT if near.num_slots == target.num_slots else ANOTHER_SLOTS
+        is_other_layer, is_other_slots = self.donors[0].kinds
+        return ANOTHER_LAYER if is_other_layer else ANOTHER_SLOTS if is_other_slots else ANOTHER_SPLIT
 
 
 def wide_donors(tables: RowSource, operator: str, target: WideKey) -> WideDonors:
@@ -149,9 +147,7 @@ def _find_donors(tables: RowSource, operator: str, target: WideKey) -> WideDonor
         )
 
     def rank(found: WideDonors) -> tuple[bool, bool, bool]:
-        (key, donor), *_ = found.donors
-        is_near = found.is_own or key.layer == target.layer or donor.is_near(target.shape)
-        return not is_near, tables.is_foreign(found.table), not found.is_own
+        return not found.donors[0].is_near, tables.is_foreign(found.table), not found.is_own
 
     # ties go to the first table
     return min(matches, key=rank)
@@ -175,16 +171,8 @@ def _of_table(tables: RowSource, table: SourceTable, target: WideKey) -> WideDon
     there = [key for key in there if key.routing == routing]
     for key in there:
         if key[:7] == target[:7] and routing == target.routing:
-            return WideDonors(table, ((key, ExpertDonor(key.shape, 1.0, 0.0)),), True)
-    pool: Sequence[WideKey] = [key for key in there if key.layer == target.layer] or there
-    of_shape = {key.shape: key for key in pool}
-    donors = nearest(target.shape._replace(distribution=pool[0].distribution), list(of_shape))
-    return WideDonors(table, tuple((of_shape[donor.shape], donor) for donor in donors), False)
-
-
-def donor_key(shape: ExpertShape, phase: str) -> Key:
-    """Key with the roofline of a shape."""
-    return (*shape[:4], shape.num_experts, shape.num_experts, shape.moe_ep, phase, shape.distribution)
+            return WideDonors(table, (Donor(key),), True)
+    return WideDonors(table, nearest(target, there, WIDE_EXPERTS), False)
 
 
 _, _HIDDEN, _INTERMEDIATE, _TOPK, _NUM_EXPERTS, _, _MOE_EP, _DISTRIBUTION = EXPERT_KEYS
@@ -369,14 +357,13 @@ class WideMoe(GlobalExperts, PerRowOperator):
     def _packed(self, call: Experts, tables: RowSource) -> PackedSizes:
         """Curve of the kernel, or made from its donors."""
         found, target = self._donors(call, tables), self.row_key(call)
-        keys = {key.shape: key for key, _ in found.donors}
         if found.is_own:
-            return self.packed(tables, found.donors[0][0])
+            return self.packed(tables, found.donors[0].kernel)
         return borrowed_points(
-            target.shape,
-            [donor for _, donor in found.donors],
-            lambda shape: self.packed(tables, keys[shape]),
-            lambda shape, launch_us: self.roofline(donor_key(shape, call.phase), tables.gpu, launch_us),
+            target,
+            found.donors,
+            lambda key: self.packed(tables, key),
+            lambda key, launch_us: self.roofline(key, tables.gpu, launch_us),
         ).packed()
 
     def row_nodes(self, call: Experts, tables: RowSource, options: CurveOptions, max_rows: int) -> RowNodes:
@@ -387,15 +374,15 @@ class WideMoe(GlobalExperts, PerRowOperator):
 
     def table_points(self, call: Experts, tables: RowSource, rows: Floats) -> tuple[Key, list[Floats]]:
         """The nearest kernel and tokens."""
-        return tuple(self._donors(call, tables).donors[0][0]), [rows]
+        return tuple(self._donors(call, tables).donors[0].kernel), [rows]
 
     def row_variance(self, call: Experts, tables: RowSource, rows: Floats) -> Floats:
         """Variance of the nearest kernel, and of borrowing."""
         found, target = self._donors(call, tables), self.row_key(call)
-        near = found.donors[0][0]
+        near = found.donors[0].kernel
         theirs = rows * (target.topk * near.num_slots / (target.num_slots * near.topk))
         variance = relative_variance(self.local_errors(tables, near), [theirs])
-        return variance + found.error(target) ** 2
+        return variance + found.error**2
 
     def row_datasheet(self, call: Experts) -> DatasheetClass:
         """Launch floor and efficiency of experts."""

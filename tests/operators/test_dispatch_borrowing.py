@@ -16,9 +16,9 @@ from fastroof.errors import MissingTableError, TableError
 from fastroof.load.aiconfigurator import installed_root
 from fastroof.operators.calls import Dispatch, SendReceive
 from fastroof.operators.communication import SEND_RECEIVE, boundaries_between_nodes
-from fastroof.operators.dispatch_borrowing import sent_to
-from fastroof.operators.expert_dispatch import EXPERT_DISPATCH, dispatch_wire_bytes
-from fastroof.operators.link_groups import INTER_NODE_US
+from fastroof.operators.expert_dispatch import EXPERT_DISPATCH
+from fastroof.operators.links import INTER_NODE_US
+from fastroof.operators.moe_work import dispatch_wire_bytes, sent_to
 from fastroof.operators.row_operator import CurveOptions
 from fastroof.plan.curves import RowCurve, row_values
 from tests.reference.handmade import handmade_tables

@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 from fastroof import Tables, compile_plan, load_gpu, load_model, load_tables
 from fastroof.errors import MissingTableError
 from fastroof.models.experts import RoutedExperts
-from fastroof.operators.expert_borrowing import (
+from fastroof.operators.borrowing import (
     DISTANCE_EDGES,
+    EXPERTS,
     BorrowingErrors,
-    ExpertDonor,
-    ExpertShape,
+    Donor,
     borrowed_points,
     borrowing_errors,
     nearest,
     nearest_routing,
 )
 from fastroof.operators.moe import GATED, MOE, MOE_NONGATED
+from fastroof.operators.moe_work import ExpertShape
 from fastroof.tables.kernel_order import KernelOrder
 from fastroof.uncertainty.leave_one_out import relative_variance
 from tests.reference import experts as naive
@@ -104,7 +105,7 @@ def test_another_split_of_a_measured_layer_is_borrowed_from_that_layer(h100, dat
     wanted = (*measured[:5], 8, 4, measured[-1])  # vLLM splits experts one way or the other
     borrowed = MOE.donors(h100, wanted)
     assert 1 <= len(borrowed) <= 2
-    assert {one.shape.layer for one in borrowed} == {measured[1:5]}
+    assert {one.kernel.layer for one in borrowed} == {measured[1:5]}
     assert sum(one.weight for one in borrowed) == pytest.approx(1.0)
     answer = h100.lookup("moe", num_tokens=[1, 100, 100_000], **asked(wanted), with_error=True)
     assert answer.origin.tolist() == [3, 3, 3]
@@ -156,11 +157,11 @@ def test_a_measured_shape_comes_back_and_is_donor_to_others_alone():
 def test_the_nearest_counts_most_and_no_other_layer_is_donor_where_the_layer_was_split():
     shapes = [ExpertShape(*key) for key in (*SPLITS, *OTHERS)]
     wanted = ExpertShape(*kernel(2048, 768, 8, 128, 1, 2))
-    borrowed = nearest(wanted, shapes)
-    assert [one.shape[5:7] for one in borrowed] == [(1, 1), (1, 4)]
+    borrowed = nearest(wanted, shapes, EXPERTS)
+    assert [one.kernel[5:7] for one in borrowed] == [(1, 1), (1, 4)]
     assert borrowed[0].weight >= borrowed[1].weight
-    elsewhere = nearest(ExpertShape(*kernel(4096, 1600, 8, 128)), shapes)
-    assert elsewhere[0].shape[:5] == OTHERS[0][:5]
+    elsewhere = nearest(ExpertShape(*kernel(4096, 1600, 8, 128)), shapes, EXPERTS)
+    assert elsewhere[0].kernel[:5] == OTHERS[0][:5]
     assert elsewhere[0].octaves < elsewhere[1].octaves
 
 
@@ -180,7 +181,7 @@ def test_another_distribution_is_borrowed_where_the_requested_one_is_missing():
     )
     assert (int(answer.origin), int(same.origin)) == (3, 0)
     assert float(answer.relative_error) >= 0.23
-    assert MOE.donors(tables, wanted)[0].shape == SPLITS[0]
+    assert MOE.donors(tables, wanted)[0].kernel == SPLITS[0]
     assert nearest_routing("power_law_1.2", ["balanced", "power_law_1.01"]) == "power_law_1.01"
     assert nearest_routing("uniform", ["power_law_1.2", "balanced"]) == "balanced"
     # even routing has no skew at all: 1.01 is further from it than from 1.9
@@ -190,8 +191,8 @@ def test_another_distribution_is_borrowed_where_the_requested_one_is_missing():
 
 def test_experts_without_a_gate_are_donors_to_each_other_alone(h100):
     wanted = kernel(2688, 1856, 6, 128, 4, 2)
-    assert {one.shape.layer for one in MOE_NONGATED.donors(h100, wanted)} == {(2688, 1856, 6, 128)}
-    assert (2688, 1856, 6, 128) not in {one.shape.layer for one in MOE.donors(h100, wanted)}
+    assert {one.kernel.layer for one in MOE_NONGATED.donors(h100, wanted)} == {(2688, 1856, 6, 128)}
+    assert (2688, 1856, 6, 128) not in {one.kernel.layer for one in MOE.donors(h100, wanted)}
 
 
 def test_experts_with_a_gate_are_donors_where_no_others_were_measured(h100):
@@ -204,7 +205,7 @@ def test_experts_with_a_gate_are_donors_where_no_others_were_measured(h100):
     gated = without("moe_nongated")
     shape = kernel(2048, 768, 8, 128)
     (borrowed,) = MOE_NONGATED.donors(gated, shape)
-    assert (tuple(borrowed.shape), borrowed.weight) == (shape, 1.0)
+    assert (tuple(borrowed.kernel), borrowed.weight) == (shape, 1.0)
     packed, theirs = MOE_NONGATED.packed(gated, shape), MOE.packed(gated, shape)
     launch_us = float(theirs.curve.value[1:-1].min())
     two, three = (one.roofline(shape, gated.gpu, launch_us) for one in (MOE_NONGATED, MOE))
@@ -239,7 +240,7 @@ def test_the_error_of_borrowing_across_the_gate(engine):
         wanted = ExpertShape(*key)
         made = borrowed_points(
             wanted,
-            nearest(wanted, gated),
+            nearest(wanted, gated, EXPERTS),
             lambda shape: MOE.packed(tables, shape),
             lambda shape, launch_us: MOE_NONGATED.roofline(shape, tables.gpu, launch_us),
             lambda shape, launch_us: MOE.roofline(shape, tables.gpu, launch_us),
@@ -257,7 +258,7 @@ def test_unsound_rows_neither_serve_nor_are_donors_where_others_are_sound(every_
     wanted = kernel(2048, 1100, 8, 128, dtype="fp8", routing="power_law_1.2")
     for tables in (every_source, every_source.in_order(KernelOrder(("vllm", "trtllm", "sglang")))):
         for one in MOE.donors(tables, wanted):
-            assert tables.source_of("moe", one.shape) == TRTLLM
+            assert tables.source_of("moe", one.kernel) == TRTLLM
 
 
 def test_the_kernels_of_an_engine_are_donors_before_another_engines_very_shape(every_source):
@@ -290,10 +291,10 @@ def test_no_borrowed_kernel_is_nearer_to_its_roofline_than_its_donors(h100, size
     tokens = float(packed.sizes[place % len(packed.sizes)])
     scaled = []
     for one in borrowed:
-        theirs = MOE.packed(h100, one.shape)
+        theirs = MOE.packed(h100, one.kernel)
         launch_us = float(theirs.curve.value[1:-1].min())
-        ours_us, their_us = (naive.bound(h100.gpu, key, launch_us) for key in (wanted, one.shape))
-        at = tokens * (wanted[3] / wanted[4]) / (one.shape.topk / one.shape.num_experts)
+        ours_us, their_us = (naive.bound(h100.gpu, key, launch_us) for key in (wanted, one.kernel))
+        at = tokens * (wanted[3] / wanted[4]) / (one.kernel.topk / one.kernel.num_experts)
         held = min(max(at, theirs.sizes[0]), theirs.sizes[-1])
         nodes = [their_us(m) for m in theirs.sizes]
         us = np.interp(their_us(held), nodes, theirs.curve.value[1:-1]) * their_us(at) / their_us(held)
@@ -306,7 +307,7 @@ def test_a_table_of_far_kernels_is_no_donor_before_a_nearer_one():
     far, near = kernel(7168, 8192, 1, 16), kernel(2048, 1024, 8, 128)
     wanted = kernel(2048, 1100, 8, 128)
     tables = two_engines(rows(far), rows(near))
-    assert [one.shape for one in MOE.donors(tables, wanted)] == [near]
+    assert [one.kernel for one in MOE.donors(tables, wanted)] == [near]
     # nor before another engine's very shape
     tables = two_engines(rows(far), [*rows(near), *rows(wanted)])
     of_vllm = tables.in_order(KernelOrder(("vllm", "trtllm")))
@@ -349,19 +350,21 @@ def test_of_equally_near_kernels_the_same_are_donors_in_any_order_of_rows():
         {"intermediate": 8192, "moe_tp": 4}, {"intermediate": 512, "moe_tp": 1},
     ]  # fmt: skip
     shapes = [one, *(one._replace(**change) for change in changes)]
-    assert {donor.octaves for donor in nearest(one, shapes[1:])} == {1.0}
+    assert {donor.octaves for donor in nearest(one, shapes[1:], EXPERTS)} == {1.0}
 
-    def chosen(measured: list[ExpertShape]) -> dict[ExpertShape, tuple[ExpertDonor, ...]]:
-        found: dict[ExpertShape, tuple[ExpertDonor, ...]] = {}
+    def chosen(measured: list[ExpertShape]) -> dict[ExpertShape, tuple[Donor, ...]]:
+        found: dict[ExpertShape, tuple[Donor, ...]] = {}
 
-        def log_errors(shape: ExpertShape, donors: Sequence[ExpertDonor]) -> np.ndarray:
+        def log_errors(shape: ExpertShape, donors: Sequence[Donor]) -> np.ndarray:
             found[shape] = tuple(donors)
             return np.array([0.1])
 
         borrowing_errors(measured, log_errors)
         return found
 
-    expected = {shape: nearest(shape, [other for other in shapes if other != shape]) for shape in shapes}
+    expected = {
+        shape: nearest(shape, [other for other in shapes if other != shape], EXPERTS) for shape in shapes
+    }
     for order in (shapes, shapes[::-1], shapes[5:] + shapes[:5]):
         assert chosen(order) == expected
 
@@ -371,8 +374,8 @@ def test_a_table_of_one_layer_says_what_others_say():
     answer = tables.lookup("moe", num_tokens=64, with_error=True, **asked(OTHERS[0]))
     assert float(answer.relative_error) == pytest.approx(0.29, abs=0.01)
     errors = BorrowingErrors(0.1, (0.2, 0.3, 0.4))
-    far = nearest(ExpertShape(*OTHERS[2]), [ExpertShape(*SPLITS[0])])
-    assert errors.of(ExpertShape(*OTHERS[2]), far) == 0.4
+    (far,) = nearest(ExpertShape(*OTHERS[2]), [ExpertShape(*SPLITS[0])], EXPERTS)
+    assert errors.of(OTHERS[2][-1], far) == 0.4
 
 
 def _call(key: tuple):
@@ -493,12 +496,12 @@ def test_the_error_of_a_donor_is_that_of_as_many_rows_an_expert(h100: Tables) ->
     """A token of 3 of 128 experts loads each as 3 / 8 of a token of 8 of 128 do."""
     wanted = kernel(4096, 1536, 3, 128, dtype="bf16", routing="power_law_1.2")
     donors = MOE.donors(h100, wanted)
-    near = donors[0].shape
+    near = donors[0].kernel
     tokens = np.array([1.0, 3.0, 40.0, 700.0])
     theirs = tokens * (3 / 128) / (near.topk / near.num_experts)
     assert (theirs != tokens).all()
     own = relative_variance(MOE.local_errors(h100, near), [theirs])
-    borrowed = MOE.borrowing_errors(h100, near).of(ExpertShape(*wanted), donors) ** 2
+    borrowed = MOE.borrowing_errors(h100, near).of(wanted[-1], donors[0]) ** 2
     found = MOE.relative_error(h100, wanted, [tokens], tokens)
     assert found.tolist() == pytest.approx(np.sqrt(own + borrowed).tolist(), rel=1e-12)
     assert (own != relative_variance(MOE.local_errors(h100, near), [tokens])).any()

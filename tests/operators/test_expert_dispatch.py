@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastroof.errors import LookupInputError, MissingTableError
-from fastroof.operators.expert_dispatch import EXPERT_DISPATCH, dispatch_wire_bytes
+from fastroof.operators.expert_dispatch import EXPERT_DISPATCH
+from fastroof.operators.moe_work import dispatch_wire_bytes
 from tests.operators.package_columns import converted, lists
 from tests.reference.handmade import handmade_tables
 

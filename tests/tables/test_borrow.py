@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from fastroof.columns import ORIGIN_MODELLED
 from fastroof.errors import LookupInputError, MissingTableError
 from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
-from fastroof.operators.attention_borrowing import choose_donors
-from fastroof.operators.attention_grids import WIDTH
+from fastroof.operators.attention_grids import WIDTH, head_donors
 from fastroof.operators.attention_work import HeadShape
 from tests.reference import lookups as naive
 from tests.reference.handmade import attention_rows, handmade_tables
@@ -159,11 +158,11 @@ def test_beyond_the_measured_group_sizes_rows_are_borrowed_at_equal_batch_times_
 
 def test_the_nearest_measured_shape_is_the_donor():
     shapes = [HeadShape("bf16", 4 * kv, kv, 128) for kv in (1, 2, 8)]
-    assert choose_donors(HeadShape("bf16", 16, 4, 128), shapes)[0].num_kv_heads in (2, 8)
-    assert choose_donors(HeadShape("bf16", 64, 16, 128), shapes) == (shapes[2],)
-    assert choose_donors(shapes[1], shapes) == (shapes[1],)
+    assert head_donors(HeadShape("bf16", 16, 4, 128), shapes)[0].num_kv_heads in (2, 8)
+    assert head_donors(HeadShape("bf16", 64, 16, 128), shapes) == (shapes[2],)
+    assert head_donors(shapes[1], shapes) == (shapes[1],)
     other = [*shapes, HeadShape("bf16", 12, 3, 64), HeadShape("fp8", 12, 3, 128)]
-    assert choose_donors(HeadShape("bf16", 12, 3, 128), other) == (shapes[1],)
+    assert head_donors(HeadShape("bf16", 12, 3, 128), other) == (shapes[1],)
 
 
 @pytest.mark.parametrize("operator", ["attention_decode", "attention_prefill"])

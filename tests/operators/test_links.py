@@ -1,4 +1,4 @@
-"""Groups of GPUs of sizes that were not measured, and over several nodes."""
+"""Groups of GPUs of sizes that were not measured, or over several nodes; sends between stages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastroof import Tables, compile_plan, load_gpu
+from fastroof import Tables, compile_plan, load_gpu, load_tables
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MEASURED, ORIGIN_MODELLED
 from fastroof.errors import MissingTableError, PlanError
 from fastroof.operators.calls import AllReduce, Collective
 from fastroof.operators.communication import ALLREDUCE, COLLECTIVE, allreduce_wire_bytes
-from fastroof.operators.link_groups import BORROWED_GROUP, INTER_NODE_US, OVER_NODES, placed
+from fastroof.operators.links import BORROWED_GROUP, INTER_NODE_US, OVER_NODES, placed
 from fastroof.operators.registry import OPERATORS
 from fastroof.operators.row_operator import CurveOptions, RowNodes
 from fastroof.plan.curves import RowCurve, row_values
@@ -163,3 +163,44 @@ def test_nodes_of_a_larger_group_reduce_as_nccl_does():
         220.0 + 2 * INTER_NODE_US + crossing, rel=1e-12
     )
     assert ALLREDUCE.table_points(allreduce(16), tables, np.array([1.0]))[0] == ("fp16", 8, "nccl")
+
+
+# Sends between pipeline stages, in plans of one table set
+
+
+def sent_us(tables: Tables, model: str, tp: int, pp: int) -> float:
+    plan = compile_plan(model, "h100", tables, tp=tp, pp=pp, engine="kernels")
+    parts = {part.name: part for part in plan.explain([(1024, 0)]).operators}
+    return float(parts["pipeline send"].total_us)
+
+
+@pytest.mark.parametrize("sizes", [(1, 8), (8, 1)])
+def test_plans_of_the_same_tables_send_over_their_own_boundaries(sizes):
+    """Two stages of 8 GPUs lie in two nodes, two of one GPU in the same, whichever was compiled first."""
+    tables = load_tables("h100")
+    sent = {tp: sent_us(tables, "llama-3.1-8b", tp, 2) for tp in sizes}
+    # 4096 elements of two bytes a token
+    crossing_us, near_us = (
+        1024 * 8192 / rate * 1e6
+        for rate in (tables.gpu.inter_node_bytes_per_s, tables.gpu.nvlink_bytes_per_s)
+    )
+    assert sent[8] == pytest.approx(INTER_NODE_US + crossing_us)
+    assert 0.0 < sent[1] - near_us < INTER_NODE_US
+
+
+@pytest.mark.parametrize("order", [("llama-3.1-8b", "llama-3.1-70b"), ("llama-3.1-70b", "llama-3.1-8b")])
+def test_wider_models_send_more(order):
+    tables = load_tables("h100")
+    sent = {model: sent_us(tables, model, 8, 2) - INTER_NODE_US for model in order}
+    # 8192 elements of two bytes a token where the smaller model has 4096
+    assert sent["llama-3.1-70b"] == pytest.approx(2 * sent["llama-3.1-8b"])
+
+
+@pytest.mark.parametrize("order", [(2, 4, 8), (8, 4, 2)])
+def test_more_stages_of_as_many_gpus_cross_more_nodes(order):
+    """Two stages of 4 GPUs are in a node: none of 1, one of 3, three of 7 boundaries are between nodes."""
+    tables = load_tables("h100")
+    sent = {pp: sent_us(tables, "llama-3.1-8b", 4, pp) for pp in order}
+    far_us = sent[4] - 2 * sent[2]
+    assert far_us > 2 * sent[2]
+    assert sent[8] == pytest.approx(4 * sent[2] + 3 * far_us)
