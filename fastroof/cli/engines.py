@@ -41,7 +41,8 @@ sample_bytes, block_tokens, kv_cache, reserve, by_version, ...: how a GPU's memo
 format, layout, source, engine, reason, version, dtype, kernel, versions, architecture, required,
 shared_experts; mixed_attention: ns, interval_ns, gpu, head_dim, kv_dtype, reason, evidence;
 cold_decode, one_attention_call: GPUs; prefill_graphs: multiples, versions, reason, eager, eager_on,
-encoders, latent_tokens, sparse_tokens, not_with, is_optional], data_parallel [source, lockstep,
+encoders, latent_tokens, sparse_tokens, not_with, is_optional; expert_rows: kernel, versions, hidden,
+has_gate, most_tokens], data_parallel [source, lockstep,
 prompt_tokens, decode_tokens, graph_tokens, graphs: gpus, tokens, versions, idle_tokens, assignment,
 balance_steps], layout [ep, attention, alltoall, ...],
 lora [ranks, max_loras, fills, gates, embeddings, refused, splits_head, source], front_end [request_ms,

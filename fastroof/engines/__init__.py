@@ -9,7 +9,7 @@ from __future__ import annotations
 from fastroof.engines.data_parallel import DataParallel
 from fastroof.engines.deployments import Recipe, recipe_for, recipes_of
 from fastroof.engines.front_end import FrontEnd
-from fastroof.engines.kernel_choices import KernelChoices, MixedAttention, OperatorKernel
+from fastroof.engines.kernel_choices import ExpertRows, KernelChoices, MixedAttention, OperatorKernel
 from fastroof.engines.load import engine_names, engine_of_version, load_engine, serving_engines
 from fastroof.engines.memory import KV_RESERVATIONS, KvMemory
 from fastroof.engines.prefill_graphs import PrefillGraphs
@@ -29,6 +29,7 @@ __all__ = [
     "CostForm",
     "DataParallel",
     "EngineProfile",
+    "ExpertRows",
     "FrontEnd",
     "KernelChoices",
     "KvMemory",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from fastroof.checks import is_number
+from fastroof.checks import is_number, whole_number
 from fastroof.engines.prefill_graphs import PrefillGraphs
 from fastroof.engines.values import (
+    MOST,
     check_bool,
     check_names,
     check_number,
@@ -18,6 +20,7 @@ from fastroof.engines.values import (
     check_text,
     holds_for,
     includes_newest,
+    is_version,
 )
 from fastroof.errors import PlanError
 
@@ -184,6 +187,46 @@ class OperatorKernel:
 
 
 @dataclass(frozen=True)
+class ExpertRows:
+    """What a measured kernel of routed experts ran, if neither its name nor its row says it.
+
+    Attributes
+    ----------
+    kernel : str
+        Name of the kernel in the measured files; ``*`` stands for any characters.
+    versions : str
+        Range of engine versions; empty for all of them.
+    hidden : int
+        Width of the model; 0 for any.
+    has_gate : bool
+        Whether experts of models without a gate were measured with one.
+    most_tokens : int
+        Maximum number of tokens for which the engine runs this kernel, and no other of the same sizes;
+        0 if the number does not decide.
+    """
+
+    kernel: str
+    versions: str = ""
+    hidden: int = 0
+    has_gate: bool = True
+    most_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        """Reject an invalid rule."""
+        check_text("kernel of expert_rows", self.kernel)
+        check_range(self.versions)
+        check_bool("has_gate of expert_rows", self.has_gate)
+        for name in ("hidden", "most_tokens"):
+            whole_number(f"{name} of expert_rows", getattr(self, name), least=0, most=MOST, error=PlanError)
+
+    def is_for(self, kernel: str, version: str) -> bool:
+        """Return whether a kernel of a version has these rows."""
+        if self.versions and not (is_version(version) and holds_for(self.versions, version)):
+            return False
+        return fnmatchcase(kernel, self.kernel)
+
+
+@dataclass(frozen=True)
 class KernelChoices:
     """The kernels that an engine runs.
 
@@ -216,6 +259,9 @@ class KernelChoices:
         others they are two calls.
     prefill_graphs : tuple of PrefillGraphs
         Number of tokens that prefill steps are padded to, by version; the first that applies counts.
+    expert_rows : tuple of ExpertRows
+        What measured kernels of routed experts ran; the first that applies counts. Read when files of
+        measured rows are converted.
     """
 
     gemm_smoothing: str = "none"
@@ -228,6 +274,7 @@ class KernelChoices:
     cold_decode: tuple[str, ...] = ()
     one_attention_call: tuple[str, ...] = ()
     prefill_graphs: tuple[PrefillGraphs, ...] = ()
+    expert_rows: tuple[ExpertRows, ...] = ()
 
     def __post_init__(self) -> None:
         """Reject invalid choices."""
@@ -239,6 +286,7 @@ class KernelChoices:
         object.__setattr__(self, "operators", tuple(self.operators))
         object.__setattr__(self, "mixed_attention", tuple(self.mixed_attention))
         object.__setattr__(self, "prefill_graphs", tuple(self.prefill_graphs))
+        object.__setattr__(self, "expert_rows", tuple(self.expert_rows))
         for name in ("cold_decode", "one_attention_call"):
             gpus = getattr(self, name)
             if not isinstance(gpus, list | tuple):

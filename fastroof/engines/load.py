@@ -13,7 +13,7 @@ from fastroof.checks import one_of, shown, unknown_word
 from fastroof.documents import parse_toml, read_toml
 from fastroof.engines.data_parallel import DataParallel, GraphTokens
 from fastroof.engines.front_end import FrontEnd
-from fastroof.engines.kernel_choices import KernelChoices, MixedAttention, OperatorKernel
+from fastroof.engines.kernel_choices import ExpertRows, KernelChoices, MixedAttention, OperatorKernel
 from fastroof.engines.layout_rules import LayoutRules
 from fastroof.engines.lora import LoraRules
 from fastroof.engines.memory import KvMemory
@@ -235,6 +235,7 @@ _ROWS: Final[dict[type, dict[str, _Rows]]] = {
         "operators": _Rows(OperatorKernel, ("operator",), "an operator", "operator"),
         "mixed_attention": _Rows(MixedAttention, ("ns",), "ns", "GPU"),
         "prefill_graphs": _Rows(PrefillGraphs, ("multiples",), "multiples", "range of versions"),
+        "expert_rows": _Rows(ExpertRows, ("kernel",), "a kernel", "kernel"),
     },
     DataParallel: {"graphs": _Rows(GraphTokens, ("gpus", "tokens"), "gpus and tokens", "range of versions")},
     CostForm: {"left_out": _Rows(NotFitted, ("reason",), "a reason", "group of runs")},

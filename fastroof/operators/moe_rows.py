@@ -6,8 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from fastroof.arrays import Array, Bools
+from fastroof.arrays import Array, Bools, Longs
 from fastroof.columns import Column
+from fastroof.engines import ExpertRows, engine_names, load_engine
 from fastroof.errors import TableError
 from fastroof.operators.external_rows import (
     MEASURED,
@@ -20,57 +21,58 @@ from fastroof.operators.external_rows import (
     size_columns,
     text_columns,
     unknown_dtypes,
-    version_order,
 )
 
 NONGATED_SHAPES: Final = ((2688, 1856), (1024, 2688), (4096, 2688), (2048, 5120), (8192, 5120))
 """Hidden and intermediate widths of models without a gate (Nemotron 3 Nano, Super and Ultra).
 
-Only TensorRT-LLM names such kernels. Elsewhere the bandwidth shows it: with three GEMMs per expert the bf16
-weights of all touched experts would need 1.2 to 1.45 times the bandwidth, at most 0.96 for other shapes."""
+Few kernels have it in their name. Elsewhere the bandwidth shows it: with three GEMMs per expert the bf16
+weights of all touched experts would need 1.2 to 1.45 times the bandwidth, at most 0.96 for other shapes.
+``expert_rows`` of the engines' profiles lists those kernels."""
 
-NONGATED_SINCE: Final = {"vllm": (0, 24), "sglang": (0, 5, 14)}
-"""First version of an engine whose tables measure those shapes without a gate; earlier ones have a gate
-(with three GEMMs 0.82 to 0.92 of the bandwidth)."""
 
-MIN_LATENCY_TOKENS: Final = 128
-"""Maximum number of tokens for which TensorRT-LLM runs its min-latency kernel of nvfp4 experts."""
+def _rule_of_rows(raw: Raw) -> tuple[list[ExpertRows], Longs]:
+    """Rules of engine profiles, and the index of the first that applies to each row; -1 without one."""
+    rules = [rule for name in engine_names() for rule in load_engine(name).kernels.expert_rows]
+    kernels = raw["kernel_source"]
+    versions = raw.get("version", np.full(len(kernels), "", object))
+    found = np.full(len(kernels), -1)
+    for kernel, version in set(zip(kernels.tolist(), versions.tolist(), strict=True)):
+        rows = (kernels == kernel) & (versions == version)
+        for i, rule in enumerate(rules):
+            if rule.is_for(kernel, version):
+                is_wide = raw["hidden_size"] == rule.hidden if rule.hidden else True
+                found[rows & is_wide & (found < 0)] = i
+    return rules, found
 
 
 def is_nongated(raw: Raw) -> Bools:
     """Mark the package's rows of experts without a gate."""
-    kernel = raw["kernel_source"].astype(str)
-    by_shape = np.zeros(len(kernel), bool)
+    by_shape = np.zeros(len(raw["kernel_source"]), bool)
     for hidden, intermediate in NONGATED_SHAPES:
         by_shape |= (raw["hidden_size"] == hidden) & (raw["inter_size"] == intermediate)
-    # measured with a gate, by their bandwidth: SGLang's Triton kernel of Nemotron 3 Super's latent width
-    # (0.91 with three GEMMs) and vLLM's on Intel GPUs (0.86, others 0.85)
-    by_shape &= ~((raw["hidden_size"] == 1024) & (kernel == "sglang_fused_moe_triton"))
-    by_shape &= ~np.char.startswith(kernel, "vllm_xpu_")
-    versions = raw.get("version", np.full(len(kernel), "0", object))
-    is_since = np.zeros(len(kernel), bool)
-    for version in set(versions):
-        for engine, first in NONGATED_SINCE.items():
-            if version_order(version) >= first:
-                is_since |= (versions == version) & np.char.startswith(kernel, f"{engine}_")
-    return np.asarray(np.char.endswith(kernel, "_nongated") | (by_shape & is_since))
+    rules, found = _rule_of_rows(raw)
+    is_since = np.isin(found, [i for i, rule in enumerate(rules) if not rule.has_gate])
+    return np.asarray(np.char.endswith(raw["kernel_source"].astype(str), "_nongated") | (by_shape & is_since))
 
 
 def not_run_by_the_engine(raw: Raw) -> dict[str, Bools]:
-    """Mark rows of a kernel that TensorRT-LLM does not run at that number of tokens, by reason."""
-    kernel = raw["kernel_source"].astype(str)
-    quick = np.char.endswith(kernel, "_min_latency")
+    """Mark rows of a kernel that its engine does not run at that number of tokens, by reason."""
+    rules, found = _rule_of_rows(raw)
+    most_tokens = np.array([*(rule.most_tokens for rule in rules), 0])[found]
+    quick = most_tokens > 0
     if not quick.any():
         return {}
     names = ("moe_dtype", "distribution", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts")
-    code = np.zeros(len(kernel), np.int64)
+    code = np.zeros(len(quick), np.int64)
     for name in (*names, "moe_tp_size", "moe_ep_size"):
         _, index = np.unique(raw[name], return_inverse=True)
         _, code = np.unique(code * (int(index.max()) + 1) + index, return_inverse=True)
     has_quick, has_other = (np.bincount(code[rows], minlength=code.max() + 1) > 0 for rows in (quick, ~quick))
-    small = raw["num_tokens"] <= MIN_LATENCY_TOKENS
-    few = f"up to {MIN_LATENCY_TOKENS} tokens, where the engine runs its min-latency kernel instead"
-    many = f"min-latency kernel, which the engine does not run beyond {MIN_LATENCY_TOKENS} tokens"
+    most = int(most_tokens.max())
+    small = raw["num_tokens"] <= most
+    few = f"up to {most} tokens, where the engine runs its min-latency kernel instead"
+    many = f"min-latency kernel, which the engine does not run beyond {most} tokens"
     return {few: ~quick & small & has_quick[code], many: quick & ~small & has_other[code]}
 
 

@@ -279,6 +279,30 @@ def test_costs_chosen_on_a_bench_are_given_ones(row):
         load_engine({"name": "mine", "fit": fit})
 
 
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"versions": ">=0.24"}, "needs a kernel"),
+        ({"kernel": "vllm_*", "versions": "new"}, "versions must be bounds"),
+        ({"kernel": "vllm_*", "most_tokens": -1}, "most_tokens of expert_rows must be a whole number from 0"),
+        ({"kernel": "vllm_*", "has_gate": 1}, "has_gate of expert_rows must be"),
+        ({"kernel": "vllm_*", "gate": True}, "unknown gate"),
+    ],
+)
+def test_rules_of_measured_experts_are_checked(rule, message):
+    with pytest.raises(PlanError, match=message):
+        load_engine({"name": "mine", "kernels": {"expert_rows": [rule]}})
+
+
+def test_rules_of_measured_experts_are_written_as_they_are_read(tmp_path):
+    rules = load_engine("sglang").kernels.expert_rows
+    assert [rule.is_for("sglang_fused_moe_triton", "0.5.13") for rule in rules] == [True, False]
+    assert (
+        load_engine(write_profile(load_engine("sglang"), tmp_path / "sglang.toml")).kernels.expert_rows
+        == rules
+    )
+
+
 def test_validated_is_the_newest_version_of_the_measured_runs():
     for engine, versions in rows_by_engine().items():
         profile = load_engine(engine)

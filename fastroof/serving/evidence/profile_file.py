@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from fastroof.atomic_files import check_file_place, write_output
-from fastroof.engines import EngineProfile, KvMemory, OperatorKernel, PrefillGraphs, Scheduling
+from fastroof.engines import (
+    EngineProfile,
+    ExpertRows,
+    KvMemory,
+    OperatorKernel,
+    PrefillGraphs,
+    Scheduling,
+)
 from fastroof.engines.data_parallel import ONE_SUM
 from fastroof.engines.layout_rules import ANY_LAYOUT
 from fastroof.engines.scheduling import PAUSES
@@ -31,12 +38,12 @@ def profile_text(profile: EngineProfile) -> str:
         for key, value in content["memory"].items()
         if key == "kv_reservation" or value not in (unsaid_memory[key], [])
     }
-    graphs = content["kernels"].pop("prefill_graphs")
-    plain_graphs = {"multiples": (), **{key.name: key.default for key in fields(PrefillGraphs)[1:]}}
-    if graphs:
-        content["kernels"]["prefill_graphs"] = [
-            {key: _named(value) for key, value in one.items() if value != plain_graphs[key]} for one in graphs
-        ]
+    for name, made in (("prefill_graphs", PrefillGraphs), ("expert_rows", ExpertRows)):
+        plain = {key.name: key.default for key in fields(made)}
+        if rows := content["kernels"].pop(name):
+            content["kernels"][name] = [
+                {key: _named(value) for key, value in one.items() if value != plain[key]} for one in rows
+            ]
     figures = content["kernels"].pop("mixed_attention")
     if figures:
         content["kernels"]["mixed_attention"] = [
