@@ -106,8 +106,8 @@ def back_from_experts(width: int, layout: Layout, execution: Execution, experts:
     row_bytes = float(width * ACTIVATION_BYTES)
     return [
         Collective(
-            "experts_scatter", "experts reduce-scatter", 1, "reduce_scatter", gpus, row_bytes,
-            "expert_tokens", stride=stride,
+            "experts_scatter", "experts reduce-scatter", 1, "reduce_scatter", gpus, row_bytes, stride,
+            rows="expert_tokens",
         )
     ]  # fmt: skip
 

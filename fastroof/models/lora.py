@@ -306,8 +306,8 @@ class Adapters(NamedTuple):
         expand = AdapterGemm(role, f"{name} expand", 1, "expand", self.rank, n, slices, self.active, **made)
         if not self.fills:
             return [shrink, expand]
-        rows, steps, picks = made["rows"], made["steps"], made.get("picks", 1.0)
-        fill = Elementwise(role, f"{name} buffer", 1, 4.0 * width * picks, rows, steps)
+        fill_bytes = 4.0 * width * more.get("picks", 1.0)
+        fill = Elementwise(role, f"{name} buffer", 1, fill_bytes, rows=like.rows, steps=like.steps)
         return [fill, shrink, expand]
 
     def _of_experts(self, call: Experts) -> list[Call]:
@@ -317,7 +317,7 @@ class Adapters(NamedTuple):
         sizes: dict[str, Any] = {"experts": call.num_experts // call.moe_ep, "picks": call.topk / call.moe_ep}
         sort_bytes = 8.0 * sizes["picks"]
         return [
-            Elementwise("lora", "experts lora sort", 1, sort_bytes, call.rows, call.steps),
+            Elementwise("lora", "experts lora sort", 1, sort_bytes, rows=call.rows, steps=call.steps),
             *self.pair("experts up lora", ups * width, call.hidden, ups, call, **sizes),
             *self.pair("experts down lora", call.hidden, width, 1, call, **sizes),
         ]

@@ -366,7 +366,7 @@ def step_calls(model: ModelSpec, layout: Layout, execution: Execution) -> StepCa
     embedded_rows = max(kind.embedded_rows for kind in model.kinds)
     vocab_rows = model.padded_vocab(layout.tp) // layout.tp
     head_dtype = execution.of_head().kernel("lm_head")
-    head = Gemm("lm_head", "lm_head", 1, vocab_rows, model.hidden, head_dtype, "sequences")
+    head = Gemm("lm_head", "lm_head", 1, vocab_rows, model.hidden, head_dtype, rows="sequences")
     embedding, beside_head = adapters_of_ends(model, execution, head)
     return StepCalls(
         (

@@ -6,7 +6,7 @@ the count per step; ``stride`` is the distance of a group's GPUs in ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 Rows = Literal["tokens", "sequences", "expert_tokens"]
@@ -86,59 +86,57 @@ Role = Literal[
 
 
 @dataclass(frozen=True)
-class Gemm:
+class RowOperator:
+    """A call whose latency depends on a number of rows; its other fields are its shape."""
+
+    role: Role
+    name: str
+    times: int
+    rows: Rows = field(default="tokens", kw_only=True)
+    steps: Steps = field(default="all", kw_only=True)
+
+    @property
+    def operator(self) -> str:
+        """Name of the operator."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Gemm(RowOperator):
     """A linear layer on one GPU: rows x n x k."""
 
     operator: ClassVar[str] = "gemm"
-    role: Role
-    name: str
-    times: int
     n: int
     k: int
     dtype: str
-    rows: Rows = "tokens"
-    steps: Steps = "all"
 
 
 @dataclass(frozen=True)
-class Elementwise:
+class Elementwise(RowOperator):
     """A kernel that only streams: ``row_bytes`` read and written per row."""
 
     operator: ClassVar[str] = "elementwise"
-    role: Role
-    name: str
-    times: int
     row_bytes: float
-    rows: Rows = "tokens"
-    steps: Steps = "all"
 
 
 @dataclass(frozen=True)
-class AllReduce:
+class AllReduce(RowOperator):
     """A sum over a group of GPUs: ``row_bytes`` per row from each."""
 
     operator: ClassVar[str] = "allreduce"
-    role: Role
-    name: str
-    times: int
     num_gpus: int
     row_bytes: float
-    rows: Rows = "tokens"
-    steps: Steps = "all"
     stride: int = 1
 
 
 @dataclass(frozen=True)
-class Experts:
+class Experts(RowOperator):
     """Routed experts of a layer on one GPU: one fused kernel; sizes are those of the whole layer.
 
     ``phase`` and ``num_slots`` (places for experts, with copies of a load balancer) are of wide expert
     parallelism; a kernel that ``sends`` also dispatches and combines tokens.
     """
 
-    role: Role
-    name: str
-    times: int
     hidden: int
     intermediate: int
     topk: int
@@ -148,8 +146,7 @@ class Experts:
     dtype: str
     distribution: str
     is_gated: bool = True
-    rows: Rows = "expert_tokens"
-    steps: Steps = "all"
+    rows: Rows = field(default="expert_tokens", kw_only=True)
     phase: str = ""
     num_slots: int = 0
     sends: bool = False
@@ -165,32 +162,24 @@ class Experts:
 
 
 @dataclass(frozen=True)
-class Collective:
+class Collective(RowOperator):
     """An all-gather, reduce-scatter or all-to-all: ``row_bytes`` per row from each GPU."""
 
     operator: ClassVar[str] = "collective"
-    role: Role
-    name: str
-    times: int
     collective: str
     num_gpus: int
     row_bytes: float
-    rows: Rows = "tokens"
-    steps: Steps = "all"
     stride: int = 1
 
 
 @dataclass(frozen=True)
-class Dispatch:
+class Dispatch(RowOperator):
     """One phase (dispatch or combine) of sending tokens to the GPUs of their experts.
 
     ``library`` names the kernels as tables do, ``shared_by`` is the number of GPUs that share the rows.
     """
 
     operator: ClassVar[str] = "expert_dispatch"
-    role: Role
-    name: str
-    times: int
     library: str
     phase: str
     comm_dtype: str
@@ -199,62 +188,46 @@ class Dispatch:
     num_experts: int
     num_gpus: int
     shared_by: int = 1
-    rows: Rows = "tokens"
-    steps: Steps = "all"
 
 
 @dataclass(frozen=True)
-class SendReceive:
+class SendReceive(RowOperator):
     """Activations that a pipeline stage sends to the next: ``row_bytes`` per row."""
 
     operator: ClassVar[str] = "send_receive"
-    role: Role
-    name: str
-    times: int
     row_bytes: float
     stages: int
     stage_gpus: int
-    rows: Rows = "tokens"
-    steps: Steps = "all"
 
 
 @dataclass(frozen=True)
-class LatentProduct:
+class LatentProduct(RowOperator):
     """One of the two batched GEMMs of absorbed latent attention: ``pre`` or ``post`` attention."""
 
     operator: ClassVar[str] = "mla_bmm"
-    role: Role
-    name: str
-    times: int
     part: str
     num_heads: int
     head_dim: int
     kv_lora_rank: int
     dtype: str
-    rows: Rows = "tokens"
-    steps: Steps = "decode_only"
+    steps: Steps = field(default="decode_only", kw_only=True)
 
 
 @dataclass(frozen=True)
-class HyperConnection:
+class HyperConnection(RowOperator):
     """Mixing of residual streams before (``pre``) or after (``post``) a layer's sublayers."""
 
     operator: ClassVar[str] = "hyper_connections"
-    role: Role
-    name: str
-    times: int
     stage: str
     hidden: int
     streams: int
     sinkhorn_iterations: int
     sites: int
     dtype: str = "bf16"
-    rows: Rows = "tokens"
-    steps: Steps = "all"
 
 
 @dataclass(frozen=True)
-class AdapterGemm:
+class AdapterGemm(RowOperator):
     """One of the GEMMs of LoRA adapters next to a layer: each row by its adapter's matrix.
 
     ``shrink`` multiplies ``inputs`` by matrices of ``slices`` x rank outputs, ``expand`` the rank by
@@ -263,9 +236,6 @@ class AdapterGemm:
     """
 
     operator: ClassVar[str] = "lora"
-    role: Role
-    name: str
-    times: int
     part: Literal["shrink", "expand", "lookup"]
     inputs: int
     outputs: int
@@ -273,27 +243,11 @@ class AdapterGemm:
     adapters: int
     experts: int = 1
     picks: float = 1.0
-    rows: Rows = "tokens"
-    steps: Steps = "all"
 
     @property
     def weights(self) -> int:
         """Elements of one adapter."""
         return self.inputs * self.outputs * self.experts
-
-
-RowOperator = (
-    Gemm
-    | Elementwise
-    | AllReduce
-    | Experts
-    | Collective
-    | Dispatch
-    | SendReceive
-    | LatentProduct
-    | HyperConnection
-    | AdapterGemm
-)
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,8 @@ class Branches:
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
         shared = (Gemm("gate_up", "shared up", 1, 4096, hidden, "bf16"),)
         routed = (
-            Gemm("gate_up", "routed up", 2, 1024, hidden, "bf16", "expert_tokens"),
-            Gemm("down", "routed down", 1, hidden, 1024, "bf16", "expert_tokens"),
+            Gemm("gate_up", "routed up", 2, 1024, hidden, "bf16", rows="expert_tokens"),
+            Gemm("down", "routed down", 1, hidden, 1024, "bf16", rows="expert_tokens"),
         )
         return (
             Parallel((shared, routed)),
