@@ -216,13 +216,12 @@ class MoeOperator(SizedOperator, PerRowOperator):
         routings = [self._shapes(tables, table, target.dtype, sound) for table in pool]
         distribution = nearest_routing(target.distribution, set().union(*routings))
         alike = [shapes[distribution] for shapes in routings if distribution in shapes]
-        alike.sort(key=lambda shapes: all(shape.layer != target.layer for shape in shapes))
-        donors: list[tuple[Donor, ...]] = []
-        for shapes in alike:
-            donors.append(nearest(target, shapes, EXPERTS))
-            if donors[-1][0].is_near:
-                return donors[-1]
-        return min(donors, key=lambda found: found[0].octaves, default=())
+
+        def rank(donors: tuple[Donor, ...]) -> tuple[Any, ...]:
+            near = donors[0]
+            return near.kinds, 0.0 if near.is_near else near.octaves
+
+        return min((nearest(target, shapes, EXPERTS) for shapes in alike), key=rank, default=())
 
     def _shapes(
         self, tables: RowSource, table: SourceTable, dtype: str, sound: bool
