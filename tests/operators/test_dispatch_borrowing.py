@@ -11,11 +11,9 @@ import pytest
 
 from fastroof import Tables, load_tables
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MEASURED, ORIGIN_MODELLED
-from fastroof.config import load_gpu
 from fastroof.errors import MissingTableError, TableError
 from fastroof.load.aiconfigurator import installed_root
-from fastroof.operators.calls import Dispatch, SendReceive
-from fastroof.operators.communication import SEND_RECEIVE, boundaries_between_nodes
+from fastroof.operators.calls import Dispatch
 from fastroof.operators.expert_dispatch import EXPERT_DISPATCH
 from fastroof.operators.links import INTER_NODE_US
 from fastroof.operators.moe_work import dispatch_wire_bytes, sent_to
@@ -131,27 +129,6 @@ def test_deepep_over_nodes_against_what_was_measured():
             off = [at(tables, call, tokens)[0] / us - 1.0 for tokens, us in measured]
             assert len(off) == 13
             assert np.mean(np.abs(off)) < 0.2
-
-
-def test_boundaries_of_stages():
-    sizes = ((2, 4), (4, 4), (2, 8), (4, 8), (2, 3))
-    assert [boundaries_between_nodes(*one, 8) for one in sizes] == [0, 1, 1, 3, 0]
-    assert boundaries_between_nodes(3, 3, 8) == 1
-    assert boundaries_between_nodes(9, 8, 72) == 0
-
-
-def test_a_send_is_a_message_and_its_bytes():
-    gpu = load_gpu("h100")
-    near = SendReceive("stage_send", "send", 1, 8192.0, 2, 4)
-    far = replace(near, stage_gpus=8)
-    both = replace(near, stages=4)
-    rows = np.array([0.0, 1024.0])
-    us = [np.interp(rows, *SEND_RECEIVE.datasheet_nodes(call, gpu)[:2]) for call in (near, far, both)]
-    assert us[1][0] == INTER_NODE_US
-    assert us[1][1] - us[1][0] == pytest.approx(1024 * 8192 / (gpu.inter_node_bytes_per_s / 1e6))
-    assert np.all(us[0] < us[1])
-    assert us[2] == pytest.approx((2 * us[0] + us[1]) / 3)
-    assert set(SEND_RECEIVE.datasheet_nodes(near, gpu).flag) == {ORIGIN_MODELLED}
 
 
 def over_nodes(*counts: int, library: str = "deepep_ll") -> Tables:

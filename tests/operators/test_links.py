@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from fastroof import Tables, compile_plan, load_gpu, load_tables
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MEASURED, ORIGIN_MODELLED
 from fastroof.errors import MissingTableError, PlanError
-from fastroof.operators.calls import AllReduce, Collective
-from fastroof.operators.communication import ALLREDUCE, COLLECTIVE, allreduce_wire_bytes
+from fastroof.operators.calls import AllReduce, Collective, SendReceive
+from fastroof.operators.communication import (
+    ALLREDUCE,
+    COLLECTIVE,
+    SEND_RECEIVE,
+    allreduce_wire_bytes,
+    boundaries_between_nodes,
+)
 from fastroof.operators.links import BORROWED_GROUP, INTER_NODE_US, OVER_NODES, placed
 from fastroof.operators.registry import OPERATORS
 from fastroof.operators.row_operator import CurveOptions, RowNodes
@@ -165,7 +171,28 @@ def test_nodes_of_a_larger_group_reduce_as_nccl_does():
     assert ALLREDUCE.table_points(allreduce(16), tables, np.array([1.0]))[0] == ("fp16", 8, "nccl")
 
 
-# Sends between pipeline stages, in plans of one table set
+# Sends between pipeline stages
+
+
+def test_boundaries_of_stages():
+    sizes = ((2, 4), (4, 4), (2, 8), (4, 8), (2, 3))
+    assert [boundaries_between_nodes(*one, 8) for one in sizes] == [0, 1, 1, 3, 0]
+    assert boundaries_between_nodes(3, 3, 8) == 1
+    assert boundaries_between_nodes(9, 8, 72) == 0
+
+
+def test_a_send_is_a_message_and_its_bytes():
+    gpu = load_gpu("h100")
+    near = SendReceive("stage_send", "send", 1, 8192.0, 2, 4)
+    far = replace(near, stage_gpus=8)
+    both = replace(near, stages=4)
+    rows = np.array([0.0, 1024.0])
+    us = [np.interp(rows, *SEND_RECEIVE.datasheet_nodes(call, gpu)[:2]) for call in (near, far, both)]
+    assert us[1][0] == INTER_NODE_US
+    assert us[1][1] - us[1][0] == pytest.approx(1024 * 8192 / (gpu.inter_node_bytes_per_s / 1e6))
+    assert np.all(us[0] < us[1])
+    assert us[2] == pytest.approx((2 * us[0] + us[1]) / 3)
+    assert set(SEND_RECEIVE.datasheet_nodes(near, gpu).flag) == {ORIGIN_MODELLED}
 
 
 def sent_us(tables: Tables, model: str, tp: int, pp: int) -> float:
