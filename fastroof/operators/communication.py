@@ -170,7 +170,7 @@ class GroupOperator(LinkOperator):
                 np.log2(where.near / size) / np.log2(size / less)
             )
         row_size = near.row_bytes * (self.wire_bytes(call, where.near) / self.wire_bytes(call, size))
-        found = LinkDonor(tables, key_of(call, size), row_size, size == where.near, added_us)
+        found = LinkDonor(key_of(call, size), row_size, size == where.near, added_us)
         return found._replace(far=self.far(call, where), error=OVER_NODES) if is_over_nodes else found
 
     def _sizes(self, call: Any, tables: RowSource, key_of: Callable[[Any, int], Key]) -> list[int]:

@@ -320,7 +320,7 @@ class ExpertDispatch(LinkOperator):
         found = self._donor(call, tables)
         if found is None and (alike := tables.of_like_links()) is not None:
             found = self._donor(call, alike)
-            found = found and found._replace(is_own=False)
+            found = found and found._replace(is_own=False, others=alike)
         if found is None:
             nodes = -(-call.num_gpus // tables.gpu.linked_gpus)
             tables.serving(self.name, (*self.row_key(call)[:-1], nodes, 0))
@@ -346,21 +346,21 @@ class ExpertDispatch(LinkOperator):
         if same:
             key = nearest(target, same, DISPATCH)[0].kernel
             tokens = sent_bytes(call) / sent_bytes(key) / call.shared_by
-            return LinkDonor(tables, tuple(key), tokens, key[:7] == target[:7])
+            return LinkDonor(tuple(key), tokens, key[:7] == target[:7])
         over_nodes = [key for key in there if key.num_gpus > linked and key.num_nodes > 1]
         if over_nodes:
             key = nearest(target, over_nodes, DISPATCH)[0].kernel
             theirs = crossing_bytes(key, *placed(key.num_gpus, 1, tables.gpu))
             tokens = crossing_bytes(call, *where) / theirs / call.shared_by
             error = LOW_LATENCY_OVER_NODES if is_low_latency else OTHER_NODES
-            return LinkDonor(tables, tuple(key), tokens, False, error=error)
+            return LinkDonor(tuple(key), tokens, False, error=error)
         of_node = [key for key in there if key.num_gpus <= linked] or there
         key = nearest(target._replace(num_gpus=where.near), of_node, DISPATCH)[0].kernel
         tokens = sent_bytes(self.near_call(call, where)) / sent_bytes(key) / call.shared_by
         if is_low_latency:
             tokens *= where.near / call.num_gpus
         error = LOW_LATENCY_OVER_NODES if is_low_latency else OVER_NODES
-        return LinkDonor(tables, tuple(key), tokens, False, far=self.far(call, where), error=error)
+        return LinkDonor(tuple(key), tokens, False, far=self.far(call, where), error=error)
 
 
 EXPERT_DISPATCH: Final = ExpertDispatch()

@@ -70,16 +70,17 @@ def inter_node_us(sent_bytes: Any, phases: float, gpu: GpuSpec) -> Any:
 class LinkDonor(NamedTuple):
     """Kernel that serves a call, its size (bytes or tokens) per row of the call, and what the call adds.
 
-    ``error`` is the relative standard error of what crosses domains.
+    ``error`` is the relative standard error of what crosses domains; ``others`` are another GPU's tables that
+    have the kernel, if these do not.
     """
 
-    tables: RowSource
     key: Key
     row_size: float
     is_own: bool
     added_us: float = 0.0
     far: Far = NO_EXCHANGE
     error: float = 0.0
+    others: RowSource | None = None
 
 
 class LinkOperator(SizedOperator, PerRowOperator):
@@ -113,21 +114,24 @@ class LinkOperator(SizedOperator, PerRowOperator):
         found = self.donor(call, tables)
         if found is None:
             return None
-        table = found.tables.serving(self.name, found.key)
-        return table if found.tables is tables else table.renamed(f"{found.tables.gpu.name} {table.source}")
+        if found.others is None:
+            return tables.serving(self.name, found.key)
+        table = found.others.serving(self.name, found.key)
+        return table.renamed(f"{found.others.gpu.name} {table.source}")
 
     def row_nodes(self, call: Any, tables: RowSource, options: CurveOptions, max_rows: int) -> RowNodes:
         """Curve of the donor in rows at equal bytes, with what the call adds."""
         found = self.donor(call, tables)
         if found is None:
             return self._over_domains(call, None, tables.gpu)
-        curve = self.packed(found.tables, found.key).curve
+        there = found.others or tables
+        curve = self.packed(there, found.key).curve
         launch_us = float(curve.value[1:-1].min())
         if options.method == "roofline":
             made = RowNodes(curve.axis / found.row_size, curve.value, curve.flag, launch_us)
         else:
             sizes = np.maximum(np.rint(np.arange(1, max_rows + 1) * found.row_size), 1.0)
-            made = self.every_row_nodes(found.tables, options.method, found.key, [sizes], launch_us)
+            made = self.every_row_nodes(there, options.method, found.key, [sizes], launch_us)
         if not found.is_own:
             flag = np.maximum(made.flag, np.uint8(ORIGIN_BORROWED))
             made = RowNodes(made.axis, made.value + found.added_us, flag, made.launch_us + found.added_us)
@@ -148,7 +152,7 @@ class LinkOperator(SizedOperator, PerRowOperator):
     def table_points(self, call: Any, tables: RowSource, rows: Floats) -> tuple[Key, list[Floats]] | None:
         """Kernel that is read and its sizes at numbers of rows; None without one in these tables."""
         found = self.donor(call, tables)
-        if found is None or found.tables is not tables:
+        if found is None or found.others is not None:
             return None
         return found.key, [rows * found.row_size]
 
@@ -157,7 +161,8 @@ class LinkOperator(SizedOperator, PerRowOperator):
         found = self.donor(call, tables)
         if found is None:
             return np.full(len(rows), OVER_NODES**2)
-        local = relative_variance(self.local_errors(found.tables, found.key), [rows * found.row_size])
+        errors = self.local_errors(found.others or tables, found.key)
+        local = relative_variance(errors, [rows * found.row_size])
         return local + BORROWED_GROUP**2 * (not found.is_own) + found.error**2
 
 
