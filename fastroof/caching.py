@@ -1,14 +1,23 @@
-"""A property computed once per instance, and a cache with a limit in bytes; threads share the work."""
+"""Caches that threads share, and the processors and memory that this process may use."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import RLock
 from typing import Any, Final, Generic, TypeVar, overload
 
+from fastroof.errors import FastroofError, StoppedError
+
 T = TypeVar("T")
+
+ERROR_BYTES: Final = 2**10
+"""Size of a cached error."""
+
+_M_ARENA_MAX: Final = -8  # of malloc.h
 
 _busy: Final[dict[tuple[int, Hashable], Any]] = {}
 # the threads that hold these locks are not in the child
@@ -105,6 +114,64 @@ class BoundedCache(Generic[T]):
                 self._old, self._young, self._young_bytes = self._young, {}, 0
         return held[0]
 
+    def get_or_raise(self, key: Hashable, make: Callable[[], T], bytes_of: Callable[[T], int]) -> T:
+        """Return the value of a key, or raise the error of computing it, which is cached too."""
+
+        def value_or_error() -> Any:
+            try:
+                return make()
+            except StoppedError:
+                raise  # another caller may wait longer
+            except FastroofError as error:
+                return error.with_traceback(None)
+
+        def num_bytes(made: Any) -> int:
+            return ERROR_BYTES if isinstance(made, FastroofError) else bytes_of(made)
+
+        found = self.get(key, value_or_error, num_bytes)
+        if isinstance(found, FastroofError):
+            raise found.with_traceback(None)
+        return found
+
     def clear(self) -> None:
         """Forget every value."""
         self._young, self._old, self._young_bytes = {}, {}, 0
+
+
+def usable_processors() -> int:
+    """Return how many processors a container's or ``taskset``'s limit lets this process use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def share_heaps(most: int) -> None:
+    """Let threads share glibc's heaps, each of which holds what its threads no longer need."""
+    import ctypes
+
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, most)
+
+
+def usable_memory_bytes() -> float:
+    """Return the memory this process may still allocate: free memory within its limits; inf if unknown."""
+    room = [math.inf]
+    with suppress(OSError, ValueError, ImportError):
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            room.append(limit - pages * resource.getpagesize())
+    with suppress(OSError, ValueError, KeyError):
+        free = _counters("/proc/meminfo")
+        room.append((free["MemAvailable:"] + free["SwapFree:"]) * 1024)
+    with suppress(OSError, ValueError, KeyError):
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text())
+        # cached file pages count as used, but are freed on demand
+        room.append(limit - _counters(str(group / "memory.stat"))["anon"])
+    return max(min(room), 0)
+
+
+def _counters(path: str) -> dict[str, int]:
+    lines = (line.split() for line in Path(path).read_text().splitlines())
+    return {words[0]: int(words[1]) for words in lines}

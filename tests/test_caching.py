@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 
 import fastroof
-from fastroof.caching import BoundedCache, lazy_property, made_once
+from fastroof.caching import ERROR_BYTES, BoundedCache, lazy_property, made_once
+from fastroof.config import gpu
+from fastroof.engines import engine_of_version, load
+from fastroof.engines.deployments import recipes_of
+from fastroof.engines.launch.commands import engine_commands
+from fastroof.errors import FastroofError, PlanError, StoppedError
 from fastroof.plan.curves import TableCurves, row_values
 from fastroof.tables import table_set
 
@@ -94,6 +99,37 @@ def test_a_value_that_does_not_serve_is_replaced() -> None:
     cache.get("two", lambda: bytes(600), len)
     cache.get("three", lambda: bytes(1), len)
     assert "one" not in cache
+
+
+def test_an_error_is_cached_and_a_stop_is_not() -> None:
+    cache: BoundedCache[int] = BoundedCache(10 * ERROR_BYTES)
+    made: list[FastroofError] = []
+
+    def get(error: FastroofError) -> int:
+        def make() -> int:
+            made.append(error)
+            raise error
+
+        return cache.get_or_raise(type(error), make, lambda _: 1)
+
+    for error, times in ((PlanError("no"), 1), (StoppedError("late"), 3)):
+        for _ in range(3):
+            with pytest.raises(type(error), match=str(error)):
+                get(error)
+        assert made.count(error) == times
+    assert cache.num_bytes == ERROR_BYTES
+    assert cache.get_or_raise("key", lambda: 3, lambda _: 1) == 3
+
+
+def test_caches_by_the_words_of_users_have_a_limit() -> None:
+    for name in range(1000):
+        engine_of_version("vllm", f"build-{name}")
+        engine_commands("vllm", "", f"build-{name}")
+        recipes_of(f"engine-{name}")
+    for cached in (load._narrowed, engine_commands, recipes_of, gpu._say, gpu._read_once):
+        found = cached.cache_info()
+        assert found.maxsize is not None
+        assert found.currsize <= found.maxsize
 
 
 def test_threads_that_meet_get_right_values() -> None:

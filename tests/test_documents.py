@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import fastroof
 from fastroof import documents
 from fastroof.config.gpu import load_gpu
+from fastroof.engines.deployments import Recipe
 from fastroof.engines.load import load_engine
 from fastroof.errors import FastroofError, GpuError, ModelError, PlanError, SweepError, TableError
 from fastroof.sweep import load_spec
@@ -152,6 +153,115 @@ OWN_PROGRAMS = {
     "kernels_bench/vllm_steps/worker.py": "what the process that started it writes",
 }
 """Where TOML and JSON are parsed otherwise, and why."""
+
+
+def leaves(value, path=()):
+    """Paths of all keys whose values are no tables."""
+    nested = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in nested:
+        if isinstance(one, dict) or (isinstance(one, list) and one and isinstance(one[0], dict)):
+            yield from leaves(one, (*path, key))
+        elif isinstance(key, str):
+            yield (*path, key)
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["fastroof/engines/profiles", "fastroof/engines/recipes", "kernels_bench/grid/grids", "fastroof/load"],
+)
+def test_the_line_of_a_key_has_the_key(folder):
+    paths = sorted((ROOT / folder).glob("*.toml"))
+    assert paths
+    for path in paths:
+        text = path.read_text("utf-8")
+        lines = ["", *text.split("\n")]
+        every = list(leaves(tomllib.loads(text)))
+        for keys in every[:: 1 + len(every) // 40]:
+            table = documents._line_of(text, keys[:-1])
+            line = documents._line_of(text, keys)
+            assert table <= line
+            assert any(str(key) in lines[line] for key in keys), keys
+
+
+ODD = """
+title = "a # [x]"  # [y]
+list = [
+ [1, 2],
+ ["b"],
+ {a = 1},
+]
+text = '''
+[no.table]
+x = 1'''
+more = \"\"\"\\\"\"\"
+y = 1\"\"\"\"
+a . "b c" = 3
+[links]
+z = { y = 3 }
+[[group]]
+m = 1
+[[group]]
+[[group.sub]]
+[[group.sub]]
+m = 2
+[group.sub.deep]
+'q' = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        (("list", 2, "a"), 3), (("text",), 8), (("x",), 0), (("more",), 11), (("y",), 0), (("a", "b c"), 13),
+        (("links", "none"), 14), (("links", "z", "y"), 15), (("group", 0, "m"), 17), (("group", 1), 18),
+        (("group", 1, "sub", 1, "m"), 21), (("group", 1, "sub", 1, "deep", "q"), 23),
+        (("group", 0, "none"), 16),
+    ],
+)  # fmt: skip
+def test_the_line_of_a_key_is_found_whatever_is_around_it(path, line):
+    tomllib.loads(ODD)
+    assert documents._line_of(ODD, path) == line
+
+
+def test_a_table_says_where_what_is_wrong():
+    table = documents.parse_table('m = 0\n[a]\nn = 1.5\nk = "x"\n[[b]]\nc = ["d", 2]', "file", GpuError)
+
+    def message(read):
+        with pytest.raises(GpuError) as caught:
+            read()
+        return str(caught.value)
+
+    assert message(lambda: table.size("m")).startswith("file, line 1: m must be a whole number from 1 to 1,0")
+    assert message(lambda: table.value("x")) == "file: x is missing"
+    assert message(lambda: table.table("m")) == "file, line 1: m must be a table, got 0"
+    assert message(lambda: table.tables("a")).startswith("file, line 2: a must be a list of tables, got {")
+    inner = table.table("a")
+    assert (
+        message(lambda: inner.number("k", 1, 2)) == "file, line 4: a.k must be a number from 1 to 2, got 'x'"
+    )
+    assert message(lambda: inner.allow(("nn", "k"))) == (
+        "file, line 3: a: unknown key 'n'; did you mean nn? (valid: nn, k)"
+    )
+    (row,) = table.tables("b")
+    assert message(lambda: row.texts("c")).startswith(
+        "file, line 6: b 1: c must be text, or a list of texts, got"
+    )
+    assert message(lambda: row.build(Recipe)).startswith("file, line 6: b 1: unknown key 'c'; valid: engine")
+    assert message(lambda: documents.Table([], "it", GpuError)) == "it: must be a table, got []"
+
+
+def test_collected_problems_are_listed_by_line_up_to_a_number():
+    text = "".join(f"k{i} = {i}\n" for i in range(5000))
+    table = documents.parse_table(text, "file", GpuError)
+    table.problems = []
+    table.check()
+    table.size("k0")
+    table.allow(["k0"])
+    with pytest.raises(
+        GpuError, match=r"^file, line 1: k0 must .*, got 0; line 2: unknown key 'k1'"
+    ) as caught:
+        table.check()
+    assert str(caught.value).count("; line ") == documents.MOST_PROBLEMS - 1
 
 
 def test_nothing_else_parses_toml_or_json():

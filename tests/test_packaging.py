@@ -16,7 +16,7 @@ import pytest
 import fastroof
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-BASE = {"numba", "numpy", "platformdirs", "pyarrow", "pydantic", "rich", "typer"}
+BASE = {"numba", "numpy", "platformdirs", "pyarrow", "pydantic", "pyyaml", "rich", "typer"}
 FIND_BENCH_DATA = """
 from fastroof import load_gpu
 from fastroof.config.paths import bench_data_root

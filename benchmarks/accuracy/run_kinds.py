@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.accuracy.published_rows import BURST, BenchRun
 from benchmarks.accuracy.sample_cleaning import INFERENCEMAX
 from fastroof.acceptance import MTP
-from fastroof.documents import parse_toml
+from fastroof.documents import parse_table
 from fastroof.engines import Recipe, recipe_for
 from fastroof.errors import TableError
 from fastroof.plan import StepPlan
@@ -145,11 +145,8 @@ class Defect(NamedTuple):
 def known_defects() -> tuple[Defect, ...]:
     """Read defects.toml."""
     text = Path(__file__).with_name(_FILE).read_text("utf-8")
-    try:
-        entries = parse_toml(text, _FILE, TableError)["defects"]
-        return tuple(Defect(**{**entry, "versions": tuple(entry["versions"])}) for entry in entries)
-    except (KeyError, TypeError) as error:
-        raise TableError(f"{_FILE}: no list of defects: {error}") from None
+    tables = parse_table(text, _FILE, TableError).tables("defects")
+    return tuple(table.build(Defect, versions=tuple(table.texts("versions"))) for table in tables)
 
 
 def defect_of(row: ServingRow) -> str:

@@ -23,7 +23,6 @@ of the top level, and take a block that they do not know for no latency at all.
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -33,6 +32,7 @@ import numpy as np
 from fastroof.arrays import Floats
 from fastroof.atomic_files import write_output
 from fastroof.checks import one_of, shown
+from fastroof.documents import yaml_text
 from fastroof.errors import BackendError
 from fastroof.models.named import PRESETS
 from fastroof.serving import estimate
@@ -280,22 +280,23 @@ def llm_d_yaml(
         times["time-to-first-token-std-dev"] = 0
         times["kv-cache-transfer-latency"] = round(memory.kv_bytes(round(isl)) / link * US_PER_S * NS_PER_US)
         times["kv-cache-transfer-latency-std-dev"] = 0
-    indent = "" if is_flat else "  "
-    lines = [
-        *(f"# {line}" for line in fit_words(plan, fit)),
-        "# read by releases up to v0.11.2, and by later ones that still take keys of the top level"
+    settings: dict[str, Any] = {key: _duration(time_ns) for key, time_ns in times.items()}
+    settings["time-factor-under-load"] = latencies.time_factor_under_load
+    comments = [
+        *fit_words(plan, fit),
+        "read by releases up to v0.11.2, and by later ones that still take keys of the top level"
         if is_flat
-        else "# only for releases after v0.11.2: to those before, every latency of this file is 0",
-        "engine: vllm",
-        f"model: {json.dumps(model)}",
-        f"max-num-seqs: {latencies.max_num_seqs}",
-        f"max-model-len: {plan.model.max_position}",
-        f"latency-calculator: {latencies.calculator}",
-        *([] if is_flat else ["latencies:"]),
-        *(f"{indent}{key}: {_duration(time_ns)}" for key, time_ns in times.items()),
-        f"{indent}time-factor-under-load: {latencies.time_factor_under_load}",
+        else "only for releases after v0.11.2: to those before, every latency of this file is 0",
     ]
-    return "\n".join(lines) + "\n"
+    document = {
+        "engine": "vllm",
+        "model": model,
+        "max-num-seqs": latencies.max_num_seqs,
+        "max-model-len": plan.model.max_position,
+        "latency-calculator": latencies.calculator,
+        **(settings if is_flat else {"latencies": settings}),
+    }
+    return "".join(f"# {line}\n" for line in comments) + yaml_text(document)
 
 
 def fit_words(plan: StepPlan, fit: LatencyFit) -> list[str]:

@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -50,6 +49,7 @@ from fastroof.backends.plan_facts import check_dense
 from fastroof.checks import one_of
 from fastroof.compiled import steps
 from fastroof.compiled.grids import AxisSlots, open_block
+from fastroof.documents import yaml_text
 from fastroof.errors import BackendError
 from fastroof.models.named import PRESETS
 from fastroof.operators.calls import AllReduce, Role, Rows
@@ -238,24 +238,23 @@ def _variant(plan: StepPlan) -> str:
 def _meta(plans: Sequence[StepPlan], names: dict[str, str]) -> str:
     """What the simulator reads of a bundle besides its tables: the largest step, and no skew correction."""
     plan = plans[0]
-    lines = [
+    comment = (
         f"# {plan.model.name} on {plan.gpu.title}, {plan.dtype} weights, {plan.kv_dtype} KV cache, "
-        f"engine {plan.engine}",
-        f"profiler_version: {json.dumps(f'fastroof {plan.version}')}",
-        'vllm_version: "n/a"',
-        f"gpu: {json.dumps(plan.gpu.title)}",
-        *(f"{name}: {json.dumps(value)}" for name, value in names.items()),
-        f"tp_degrees: [{', '.join(str(p.tp) for p in plans)}]",
-        f'tables_sha256: "{plan.tables_hash}"',
-        "engine_effective:",
-        f"  max_num_batched_tokens: {plan.max_tokens}",
-        f"  max_num_seqs: {plan.max_seqs}",
-        # decodes of several lengths count as their mean: without a fit a reader may take its own constant
-        "skew_fit:",
-        "  enabled: true",
-        "  alpha_default: 0.0",
-    ]
-    return "\n".join(lines) + "\n"
+        f"engine {plan.engine}\n"
+    )
+    return comment + yaml_text(
+        {
+            "profiler_version": f"fastroof {plan.version}",
+            "vllm_version": "n/a",
+            "gpu": plan.gpu.title,
+            **names,
+            "tp_degrees": [p.tp for p in plans],
+            "tables_sha256": plan.tables_hash,
+            "engine_effective": {"max_num_batched_tokens": plan.max_tokens, "max_num_seqs": plan.max_seqs},
+            # decodes of several lengths count as their mean: without a fit a reader may take its own constant
+            "skew_fit": {"enabled": True, "alpha_default": 0.0},
+        }
+    )
 
 
 def _write_tables(plan: StepPlan, folder: Path, release: Release) -> int:

@@ -15,8 +15,8 @@ import numpy as np
 
 from fastroof._version import __version__
 from fastroof.bench.workload import Baseline, Workload
+from fastroof.caching import usable_processors
 from fastroof.errors import FastroofError
-from fastroof.processors import usable_processors
 
 NS_PER_S: Final = 1e9
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from fastroof.caching import share_heaps, usable_processors
 from fastroof.cli.best_answer import deployment_document, print_answer, print_how_to_run, print_saved, say
 from fastroof.cli.option_groups import ENGINE, ENGINE_FACTS, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 from fastroof.cli.options import GPU_NAMES, Json
@@ -19,7 +20,6 @@ from fastroof.cli.shared_budget import (
     shared_question,
 )
 from fastroof.errors import SweepError
-from fastroof.processors import share_heaps, usable_processors
 
 if TYPE_CHECKING:
     from fastroof.sweep import Recommendation

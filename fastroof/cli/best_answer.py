@@ -295,10 +295,10 @@ def print_how_to_run(deployment: Deployment) -> None:
         say(f"to run {_ROLES[role]}, {copies}:")
         _print_command(command)
         if command.config:
-            from fastroof.sweep.recommendations.manifests import yaml_documents
+            from fastroof.documents import yaml_text
 
             say(f"with {_CONFIG}:")
-            _print_indented(yaml_documents(command.config))
+            _print_indented(yaml_text(command.config))
     if deployment.benchmark is not None:
         rate, row = deployment.benchmark_rate, deployment.row
         load = f"{rate:,.4g} requests/s" if rate else f"{deployment.benchmark_clients:,}"

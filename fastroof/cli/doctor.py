@@ -77,7 +77,7 @@ def _installed(package: str) -> str | None:
 
 
 def _processor() -> dict[str, Any]:
-    from fastroof.processors import usable_processors
+    from fastroof.caching import usable_processors
 
     return {
         "name": platform.processor() or platform.machine(),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from fastroof.caching import share_heaps, usable_processors
 from fastroof.cli.capacity_tables import print_capacities
 from fastroof.cli.option_groups import ENGINE, EXECUTION, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, check_engine
 from fastroof.cli.output import console, duration, percent, print_json, print_table, shown_progress
@@ -19,7 +20,6 @@ from fastroof.command_group import GroupValues, taking
 from fastroof.documents import parse_toml
 from fastroof.errors import FastroofError
 from fastroof.interrupts import BeforeTheEnd
-from fastroof.processors import share_heaps, usable_processors
 from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:

@@ -69,8 +69,8 @@ def warm(
     """Compile loops ahead of their first use."""
     from rich.progress import Progress
 
+    from fastroof.caching import usable_processors
     from fastroof.compiled.code_cache import cache_folders
-    from fastroof.processors import usable_processors
 
     began = time.perf_counter()
     folders = cache_folders()

@@ -20,14 +20,14 @@ import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from decimal import Decimal
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from fastroof.checks import MOST_SUGGESTED, is_number, is_whole_number, shown, suggestion
-from fastroof.config.gpu_keys import LIMITS, Keys
 from fastroof.config.paths import bench_data_root
-from fastroof.documents import read_toml
+from fastroof.documents import Table, read_table
 from fastroof.errors import GpuError
 from fastroof.file_access import FilesRead, is_file, is_folder, matches, recorded, resolved
 from fastroof.units import GB, GIB, MIB, PEAK_DTYPE, TB, TFLOP
@@ -35,6 +35,22 @@ from fastroof.units import GB, GIB, MIB, PEAK_DTYPE, TB, TFLOP
 GPU_FILE: Final = "gpu.toml"
 
 LONGEST_NAME: Final = 200
+
+LIMITS: Final[Mapping[str, tuple[float, float]]] = {
+    "peak_tflops": (1e-3, 1e7),
+    "hbm_tb_per_s": (1e-4, 1e4),
+    "hbm_gib": (1e-2, 1e6),
+    "nvlink_gb_per_s": (1e-3, 1e6),
+    "pcie_gb_per_s": (1e-3, 1e6),
+    "inter_node_gb_per_s": (1e-3, 1e6),
+    "l2_mib": (1e-3, 1e6),
+    "num_sms": (1, 1e6),
+    "linked_gpus": (1, 1e6),
+    "modelled_error": (1e-3, 10),
+    "tdp_w": (1e-1, 1e5),
+    "idle_w": (1e-2, 1e5),
+}
+"""Minimum and maximum of the values in a gpu.toml, in their units."""
 
 DATASHEET_ERROR: Final = 0.22
 """Relative standard error of steps of the datasheet model, unless a card's file sets another one: compared
@@ -258,7 +274,7 @@ def load_gpu(name_or_path: str | Path | Mapping[str, Any] | GpuSpec) -> GpuSpec:
     if isinstance(name_or_path, GpuSpec):
         return name_or_path
     if isinstance(name_or_path, Mapping):
-        return _parse(name_or_path, "GPU description", None)
+        return _parse(Table(name_or_path, "GPU description", GpuError), None)
     if not isinstance(name_or_path, str | Path):
         raise GpuError(f"a GPU must be a name, a path or a mapping, got {type(name_or_path).__name__}")
     if isinstance(name_or_path, str) and (spec := gpu_named(name_or_path)) is not None:
@@ -300,14 +316,14 @@ def _say_unread(name: str, spec: GpuSpec) -> None:
         if path is None or not is_file(path):
             continue
         try:
-            is_other = _parse(read_toml(path, GpuError), "", spec.name) != spec
+            is_other = _parse(read_table(path, GpuError), spec.name) != spec
         except (OSError, ValueError, GpuError):
             continue
         if is_other:
             _say(f"{name} is the {spec.title}; {path.absolute()} is not read (give ./{path} to read it)")
 
 
-@cache
+@lru_cache(256)
 def _say(message: str) -> None:
     """Warn once of each thing that a name could mean."""
     warnings.warn(message, UserWarning, stacklevel=4)
@@ -389,7 +405,7 @@ def _shipped(folder: str) -> GpuSpec:
     return spec
 
 
-@cache
+@lru_cache(256)
 def _read_once(path: Path, changed_ns: int) -> tuple[GpuSpec, FilesRead]:
     """Return a shipped GPU, and the reads for it: names that are not folders are looked for in all files."""
     with recorded() as read:
@@ -397,7 +413,7 @@ def _read_once(path: Path, changed_ns: int) -> tuple[GpuSpec, FilesRead]:
 
 
 def _read(path: Path) -> GpuSpec:
-    return _parse(read_toml(path, GpuError), str(path), resolved(path).parent.name)
+    return _parse(read_table(path, GpuError), resolved(path).parent.name)
 
 
 _TOP = (
@@ -408,59 +424,53 @@ _MEMORY = ("hbm_tb_per_s", "hbm_gib")
 _LINKS = ("nvlink_gb_per_s", "pcie_gb_per_s")
 _BEYOND = ("linked_gpus", "inter_node_gb_per_s", "kernels_of")
 _POWER = ("tdp_w", "idle_w")
+_WHOLE = ("num_sms", "linked_gpus")
 
 
-def _parse(data: Mapping[str, Any], where: str, folder: str | None) -> GpuSpec:
-    keys = Keys(where)
-    keys.known(data, _TOP, "")
-    name = data.get("name", folder)
-    if name is None:
-        keys.wrong.append("key name is missing; a mapping has no folder name to use instead")
-    texts = {key: keys.text({**data, "name": name or "-"}, key) for key in ("name", "title", "source")}
-    aliases = keys.aliases(data)
-    num_sms = keys.count(data, "num_sms", "")
-    l2_bytes = keys.amount(data, "l2_mib", MIB, "") if "l2_mib" in data else 0.0
-    peaks, memory, links = (keys.table(data, key) for key in ("peak_tflops", "memory", "links"))
-    keys.known(peaks, sorted(_UNITS), "peak_tflops.")
-    keys.known(memory, _MEMORY, "memory.")
-    keys.known(links, (*_LINKS, *_BEYOND), "links.")
-    power = keys.table(data, "power")
-    keys.known(power, _POWER, "power.")
-    tdp_w, idle_w = (keys.amount(power, key, 1, "power.") for key in _POWER) if power else (0.0, 0.0)
+def _parse(top: Table, folder: str | None) -> GpuSpec:
+    top.problems = []
+    peaks, memory, links, power = (top.table(key) for key in ("peak_tflops", "memory", "links", "power"))
+    known = {top: _TOP, peaks: sorted(_UNITS), memory: _MEMORY, links: (*_LINKS, *_BEYOND), power: _POWER}
+    for table, allowed in known.items():
+        table.allow(allowed)
+    tdp_w, idle_w = (_amount(power, key, 1) for key in _POWER) if power.data else (0.0, 0.0)
     if idle_w >= tdp_w > 0.0:
-        keys.wrong.append(f"power.idle_w must be below power.tdp_w, got {idle_w:g} and {tdp_w:g}")
-    half = "fp16" if "fp16" in peaks else "bf16"
-    if len(peaks.keys() & _HALF) == len(_HALF):
-        keys.wrong.append("peak_tflops.fp16 is for cards without bf16 units; leave it out next to bf16")
-    flops = {dtype: keys.amount(peaks, dtype, TFLOP, "peak_tflops.") for dtype in {**peaks, half: None}}
-    hbm_bytes_per_s = keys.amount(memory, "hbm_tb_per_s", TB, "memory.")
-    hbm_bytes = keys.amount(memory, "hbm_gib", GIB, "memory.")
-    link = [key for key in links if key in _LINKS]
+        power.fail(f"must be below power.tdp_w, got {idle_w:g} and {tdp_w:g}", "idle_w")
+    half = "fp16" if "fp16" in peaks.data else "bf16"
+    if len(peaks.data.keys() & _HALF) == len(_HALF):
+        peaks.fail("is for cards without bf16 units; leave it out next to bf16", "fp16")
+    link = [key for key in _LINKS if key in links.data]
     if len(link) != 1:
-        got = ", ".join(link) or "none"
-        keys.wrong.append(f"links must have one of {' and '.join(_LINKS)}, got {got}")
-    of_link = [keys.amount(links, key, GB, "links.") for key in link]
-    beyond = "inter_node_gb_per_s"
-    linked_gpus = keys.count(links, "linked_gpus", "links.") if "linked_gpus" in links else NODE_GPUS
-    inter_node = keys.amount(links, beyond, GB, "links.") if beyond in links else 0.0
-    links_of = keys.text(links, "kernels_of", "links.") if "kernels_of" in links else ""
-    kernels_of = keys.text(data, "kernels_of") if "kernels_of" in data else ""
-    error = keys.amount(data, "modelled_error", 1, "") if "modelled_error" in data else 0.0
-    keys.check()
-    return GpuSpec(
-        **texts,
-        aliases=aliases,
-        peak_flops_per_s=flops,
-        hbm_bytes_per_s=hbm_bytes_per_s,
-        hbm_bytes=round(hbm_bytes),
-        nvlink_bytes_per_s=of_link[0],
-        num_sms=num_sms,
-        l2_bytes=round(l2_bytes),
-        linked_gpus=linked_gpus,
-        inter_node_bytes_per_s=inter_node,
-        links_of=links_of,
-        kernels_of=kernels_of,
-        modelled_error=error,
-        tdp_w=tdp_w,
-        idle_w=idle_w,
-    )
+        top.fail(f"must have one of {' and '.join(_LINKS)}, got {' and '.join(link) or 'none'}", "links")
+    of_link = [_amount(links, key, GB) for key in link]
+    fields: dict[str, Any] = {
+        "name": top.text("name") if folder is None or "name" in top.data else folder,
+        "title": top.text("title"),
+        "source": top.text("source"),
+        "aliases": tuple(top.texts("aliases")) if top.data.get("aliases", []) != [] else (),
+        "peak_flops_per_s": {dtype: _amount(peaks, dtype, TFLOP) for dtype in {**peaks.data, half: None}},
+        "hbm_bytes_per_s": _amount(memory, "hbm_tb_per_s", TB),
+        "hbm_bytes": _amount(memory, "hbm_gib", GIB),
+        "num_sms": _amount(top, "num_sms", 1),
+        "l2_bytes": _amount(top, "l2_mib", MIB, 0.0),
+        "linked_gpus": _amount(links, "linked_gpus", 1, NODE_GPUS),
+        "inter_node_bytes_per_s": _amount(links, "inter_node_gb_per_s", GB, 0.0),
+        "links_of": links.text("kernels_of") if "kernels_of" in links.data else "",
+        "kernels_of": top.text("kernels_of") if "kernels_of" in top.data else "",
+        "modelled_error": _amount(top, "modelled_error", 1, 0.0),
+    }
+    top.check()
+    for name in ("hbm_bytes", "l2_bytes"):
+        fields[name] = round(fields[name])
+    return GpuSpec(**fields, nvlink_bytes_per_s=of_link[0], tdp_w=tdp_w, idle_w=idle_w)
+
+
+def _amount(table: Table, key: str, unit: float, default: float | None = None) -> float:
+    """Return the value of a key in base units; nan if it is wrong."""
+    if default is not None and key not in table.data:
+        return default
+    limits = LIMITS[key if key in LIMITS else "peak_tflops"]
+    if key in _WHOLE:
+        return table.size(key, *map(int, limits))
+    # decimal, because 2.039 * 1e12 in float is not 2.039e12
+    return float(Decimal(repr(table.number(key, *limits))) * Decimal(unit))

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from fastroof.checks import whole_number
+from fastroof.checks import one_of, whole_number
 from fastroof.engines.values import (
     MOST,
     check_names,
-    check_one_of,
     check_range,
-    check_size,
     check_text,
     holds_for,
     includes_newest,
@@ -51,7 +49,7 @@ class GraphTokens:
     def __post_init__(self) -> None:
         """Reject invalid values."""
         object.__setattr__(self, "gpus", check_names("gpus", self.gpus))
-        check_size("tokens", self.tokens)
+        whole_number("tokens", self.tokens, most=MOST, error=PlanError)
         check_text("versions", self.versions)
         check_range(self.versions)
 
@@ -96,10 +94,10 @@ class DataParallel:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check_one_of("lockstep", self.lockstep, LOCKSTEPS)
+        one_of("lockstep", self.lockstep, LOCKSTEPS, PlanError)
         for name in ("prompt_tokens", "decode_tokens"):
-            check_one_of(name, getattr(self, name), PADDINGS)
-        check_one_of("assignment", self.assignment, ASSIGNMENTS)
+            one_of(name, getattr(self, name), PADDINGS, PlanError)
+        one_of("assignment", self.assignment, ASSIGNMENTS, PlanError)
         for name, most in (("graph_tokens", MOST), ("idle_tokens", 1), ("balance_steps", MOST)):
             whole_number(name, getattr(self, name), least=0, most=most, error=PlanError)
         check_text("source", self.source)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from importlib import resources
 from typing import Any, Final
 
 from fastroof.checks import is_number, is_whole_number
-from fastroof.documents import parse_toml
+from fastroof.documents import parse_table
 from fastroof.engines.values import check_names, check_range, holds_for, is_version
 from fastroof.errors import PlanError
 
@@ -257,7 +257,7 @@ def _clients(name: str, value: Any) -> tuple[tuple[str, int], ...]:
     return clients
 
 
-@cache
+@lru_cache(16)
 def recipes_of(engine: str) -> tuple[Recipe, ...]:
     """Return the known launch facts of an engine in file order; empty for other engines.
 
@@ -269,15 +269,8 @@ def recipes_of(engine: str) -> tuple[Recipe, ...]:
     file = resources.files("fastroof.engines") / _FOLDER / f"{engine}.toml"
     if not file.is_file():
         return ()
-    content = parse_toml(file.read_text("utf-8"), f"{engine}.toml", PlanError)
-    return tuple(_recipe(engine, keys) for keys in content["recipes"])
-
-
-def _recipe(engine: str, keys: Mapping[str, Any]) -> Recipe:
-    unknown = sorted(set(keys) - {key.name for key in fields(Recipe)})
-    if unknown:
-        raise PlanError(f"[[recipes]] of {engine} has unknown keys {', '.join(unknown)}")
-    return Recipe(engine=engine, **keys)
+    top = parse_table(file.read_text("utf-8"), f"{engine}.toml", PlanError)
+    return tuple(table.build(Recipe, engine=engine) for table in top.tables("recipes"))
 
 
 def recipe_for(

@@ -7,16 +7,13 @@ from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from fastroof.checks import is_number, whole_number
+from fastroof.checks import is_number, one_of, true_or_false, whole_number
 from fastroof.engines.prefill_graphs import PrefillGraphs
 from fastroof.engines.values import (
     MOST,
-    check_bool,
     check_names,
     check_number,
-    check_one_of,
     check_range,
-    check_size,
     check_text,
     holds_for,
     includes_newest,
@@ -153,17 +150,17 @@ class OperatorKernel:
                 check_text(key.name, getattr(self, key.name))
         if not self.operator:
             raise PlanError("a kernel needs the name of its operator")
-        check_bool("required", self.required)
+        true_or_false("required", self.required, PlanError)
         if self.shared_experts:
-            check_one_of("shared_experts", self.shared_experts, SHARED_EXPERTS)
+            one_of("shared_experts", self.shared_experts, SHARED_EXPERTS, PlanError)
         check_range(self.versions)
         try:
             sizes = tuple(dict(self.layout).items())
         except (TypeError, ValueError):
             raise PlanError(f"layout must be a table such as {{tp = 8}}, got {self.layout!r}") from None
         for name, size in sizes:
-            check_one_of("a key of layout", name, LAYOUT_KEYS)
-            check_size(f"layout {name}", size)
+            one_of("a key of layout", name, LAYOUT_KEYS, PlanError)
+            whole_number(f"layout {name}", size, most=MOST, error=PlanError)
         object.__setattr__(self, "layout", sizes)
 
     def is_for(
@@ -215,7 +212,7 @@ class ExpertRows:
         """Reject an invalid rule."""
         check_text("kernel of expert_rows", self.kernel)
         check_range(self.versions)
-        check_bool("has_gate of expert_rows", self.has_gate)
+        true_or_false("has_gate of expert_rows", self.has_gate, PlanError)
         for name in ("hidden", "most_tokens"):
             whole_number(f"{name} of expert_rows", getattr(self, name), least=0, most=MOST, error=PlanError)
 
@@ -279,10 +276,10 @@ class KernelChoices:
     def __post_init__(self) -> None:
         """Reject invalid choices."""
         object.__setattr__(self, "engines", check_names("engines", self.engines))
-        check_one_of("gemm_smoothing", self.gemm_smoothing, GEMM_SMOOTHINGS)
-        check_one_of("fp8_scales", self.fp8_scales, FP8_SCALES)
-        check_one_of("shared_experts", self.shared_experts, SHARED_EXPERTS)
-        check_one_of("latent_attention", self.latent_attention, LATENT_ATTENTION)
+        one_of("gemm_smoothing", self.gemm_smoothing, GEMM_SMOOTHINGS, PlanError)
+        one_of("fp8_scales", self.fp8_scales, FP8_SCALES, PlanError)
+        one_of("shared_experts", self.shared_experts, SHARED_EXPERTS, PlanError)
+        one_of("latent_attention", self.latent_attention, LATENT_ATTENTION, PlanError)
         object.__setattr__(self, "operators", tuple(self.operators))
         object.__setattr__(self, "mixed_attention", tuple(self.mixed_attention))
         object.__setattr__(self, "prefill_graphs", tuple(self.prefill_graphs))

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from fastroof.checks import is_number, is_whole_number
-from fastroof.engines.values import check_bool, check_names, check_one_of, check_text
+from fastroof.checks import is_number, is_whole_number, one_of, true_or_false
+from fastroof.engines.values import check_names, check_text
 from fastroof.errors import PlanError
 
 EP_SIZES: Final = ("any", "one_or_all")
@@ -63,7 +63,7 @@ class LayoutRules:
         for key in fields(self):
             value: Any = getattr(self, key.name)
             if key.name in allowed:
-                check_one_of(key.name, value, allowed[key.name])
+                one_of(key.name, value, allowed[key.name], PlanError)
             elif key.name == "wide_experts_over":
                 if not is_whole_number(value):
                     raise PlanError(f"wide_experts_over must be a whole number of at least 1, got {value!r}")
@@ -72,7 +72,7 @@ class LayoutRules:
             elif key.name == "gathered_bytes":
                 object.__setattr__(self, key.name, _element_bytes(value))
             elif isinstance(key.default, bool):
-                check_bool(key.name, value)
+                true_or_false(key.name, value, PlanError)
             elif isinstance(key.default, str):
                 check_text(key.name, value)
             else:

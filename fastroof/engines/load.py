@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from fastroof.checks import one_of, shown, unknown_word
-from fastroof.documents import parse_toml, read_toml
+from fastroof.documents import Table, parse_table, read_table
 from fastroof.engines.data_parallel import DataParallel, GraphTokens
 from fastroof.engines.front_end import FrontEnd
 from fastroof.engines.kernel_choices import ExpertRows, KernelChoices, MixedAttention, OperatorKernel
@@ -53,10 +53,10 @@ def engine_names() -> tuple[str, ...]:
 @cache
 def _packaged(name: str) -> EngineProfile:
     text = (resources.files("fastroof.engines") / "profiles" / f"{name}.toml").read_text("utf-8")
-    return _profile({"name": name, **parse_toml(text, f"profile {name}", PlanError)}, f"profile {name}")
+    return _profile(parse_table(text, f"profile {name}", PlanError), name)
 
 
-@cache
+@lru_cache(256)
 def _narrowed(name: str, version: str) -> EngineProfile:
     return _packaged(name).at(version)
 
@@ -152,7 +152,7 @@ def load_engine(given: EngineProfile | str | Path | Mapping[str, Any]) -> Engine
     if isinstance(given, EngineProfile):
         return given
     if isinstance(given, Mapping):
-        return _profile(dict(given), "the profile given")
+        return _profile(Table(given, "the profile given", PlanError))
     names = engine_names()
     if isinstance(given, str) and given in serving_engines():
         return engine_of_version(given)
@@ -167,8 +167,7 @@ def load_engine(given: EngineProfile | str | Path | Mapping[str, Any]) -> Engine
             raise PlanError(f"engine must be one of {', '.join(names)} or a .toml file, got {shown(given)}")
         words = unknown_word("engine", given, {*names, *serving_engines()}, "fastroof engines")
         raise PlanError(f"{words}, or give a .toml file")
-    content = read_toml(path, PlanError, f"the engine profile {path}")
-    return _profile({"name": path.stem, **content}, str(path))
+    return _profile(read_table(path, PlanError, f"the engine profile {path}"), path.stem)
 
 
 def version_named(given: object) -> str:
@@ -177,82 +176,40 @@ def version_named(given: object) -> str:
     return version if engine in serving_engines() and given not in engine_names() else ""
 
 
-def _profile(content: dict[str, Any], where: str) -> EngineProfile:
+def _profile(top: Table, name: str | None = None) -> EngineProfile:
+    top.data = {key: value for key, value in top.data.items() if value is not None}
+    changes: dict[str, Any] = {} if name is None or "name" in top.data else {"name": name}
     parts = {key.name: part for part, made in _PARTS.items() for key in fields(made)}
-    own = [key.name for key in fields(EngineProfile)]
-    misplaced = [key for key in content if key in parts and key not in own]
-    if misplaced:
-        key = misplaced[0]
-        raise PlanError(f"{where}: {key} belongs in [{parts[key]}], not at the top level")
-    _check_keys(content, own, where, "an engine profile")
-    if not isinstance(content.get("name"), str):
-        raise PlanError(f"{where} needs a name")
-    try:
-        for name, made in _PARTS.items():
-            if content.get(name) is None:
-                content.pop(name, None)
-            elif not isinstance(content[name], made):
-                content[name] = _part(name, made, content[name], where)
-        return EngineProfile(**content)
-    except PlanError as error:
-        raise PlanError(f"{where}: {error}" if where not in str(error) else str(error)) from None
+    own = {key.name for key in fields(EngineProfile)}
+    for key in top.data:
+        if key in parts and key not in own:
+            raise top.problem(f"belongs in [{parts[key]}], not at the top level", key)
+    for part, made in _PARTS.items():
+        if part in top.data and not isinstance(top.data[part], made):
+            table = top.table(part)
+            rows = {
+                key: [one.build(row) for one in table.tables(key)]
+                for key, row in _ROWS.get(made, {}).items()
+                if not _are_made(table.data.get(key, ()), row)
+            }
+            changes[part] = table.build(made, **rows)
+    return top.build(EngineProfile, **changes)
 
 
-def _part(name: str, made: type, keys: Any, where: str) -> Any:
-    """Build one part of a profile from its table."""
-    if not isinstance(keys, Mapping):
-        raise PlanError(f"{name} must be a table of {', '.join(key.name for key in fields(made))}")
-    _check_keys(keys, [key.name for key in fields(made)], where, f"[{name}]")
-    values = dict(keys)
-    for key, rows in _ROWS.get(made, {}).items():
-        if key in values:
-            if not isinstance(values[key], list | tuple):
-                raise PlanError(f"{key} must be a list of tables, one per {rows.per}")
-            heading = f"[[{name}.{key}]]"
-            values[key] = [_row(rows, one, where, heading) for one in values[key]]
-    if made is CostForm and not isinstance(values.get("costs"), list | tuple):
-        raise PlanError("[fit] needs costs, a list of names")
-    return made(**values)
+def _are_made(given: Any, row: type) -> bool:
+    return isinstance(given, list | tuple) and all(isinstance(one, row) for one in given)
 
 
-class _Rows(NamedTuple):
-    """A list of tables in a part: what each makes, has and is for."""
-
-    made: type
-    needed: tuple[str, ...]
-    words: str
-    per: str
-
-
-_ROWS: Final[dict[type, dict[str, _Rows]]] = {
-    StepCosts: {
-        "layers": _Rows(
-            LayerCost, ("architecture", "layer_us"), "an architecture and its layer_us", "architecture"
-        ),
-    },
-    Scheduling: {"pauses": _Rows(PromptPause, ("option",), "an option", "option")},
+_ROWS: Final[dict[type, dict[str, type]]] = {
+    StepCosts: {"layers": LayerCost},
+    Scheduling: {"pauses": PromptPause},
     KernelChoices: {
-        "operators": _Rows(OperatorKernel, ("operator",), "an operator", "operator"),
-        "mixed_attention": _Rows(MixedAttention, ("ns",), "ns", "GPU"),
-        "prefill_graphs": _Rows(PrefillGraphs, ("multiples",), "multiples", "range of versions"),
-        "expert_rows": _Rows(ExpertRows, ("kernel",), "a kernel", "kernel"),
+        "operators": OperatorKernel,
+        "mixed_attention": MixedAttention,
+        "prefill_graphs": PrefillGraphs,
+        "expert_rows": ExpertRows,
     },
-    DataParallel: {"graphs": _Rows(GraphTokens, ("gpus", "tokens"), "gpus and tokens", "range of versions")},
-    CostForm: {"left_out": _Rows(NotFitted, ("reason",), "a reason", "group of runs")},
+    DataParallel: {"graphs": GraphTokens},
+    CostForm: {"left_out": NotFitted},
 }
 """The lists of tables of each part, by key."""
-
-
-def _row(rows: _Rows, keys: Any, where: str, heading: str) -> Any:
-    if isinstance(keys, rows.made):
-        return keys
-    if not isinstance(keys, Mapping) or not set(rows.needed) <= set(keys):
-        raise PlanError(f"each of {heading} needs {rows.words}")
-    _check_keys(keys, [key.name for key in fields(rows.made)], where, heading)
-    return rows.made(**keys)
-
-
-def _check_keys(keys: Mapping[str, Any], known: list[str], where: str, what: str) -> None:
-    unknown = sorted(map(str, set(keys) - set(known)))
-    if unknown:
-        raise PlanError(f"{where}: unknown {', '.join(unknown)}; {what} has {', '.join(known)}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from fastroof.checks import is_whole_number
-from fastroof.engines.values import check_bool, check_names, check_size, check_text
+from fastroof.checks import is_whole_number, true_or_false, whole_number
+from fastroof.engines.values import MOST, check_names, check_text
 from fastroof.errors import PlanError
 
 ANY_MODEL: Final = "any"
@@ -52,9 +52,9 @@ class LoraRules:
         if not isinstance(ranks, list | tuple) or not all(is_whole_number(rank) for rank in ranks):
             raise PlanError(f"ranks must be whole numbers of at least 1, got {ranks!r}")
         object.__setattr__(self, "ranks", tuple(sorted(ranks)))
-        check_size("max_loras", self.max_loras)
+        whole_number("max_loras", self.max_loras, most=MOST, error=PlanError)
         for name in ("fills", "gates", "splits_head"):
-            check_bool(name, getattr(self, name))
+            true_or_false(name, getattr(self, name), PlanError)
         for name in ("embeddings", "refused"):
             object.__setattr__(self, name, check_names(name, getattr(self, name)))
         check_text("source", self.source)

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
-from fastroof.checks import is_number, is_whole_number, shown, whole_number
+from fastroof.checks import is_number, is_whole_number, one_of, shown, true_or_false, whole_number
+from fastroof.documents import Table
 from fastroof.engines.values import (
-    check_bool,
     check_names,
     check_number,
-    check_one_of,
     check_range,
     check_text,
     holds_for,
@@ -209,7 +208,7 @@ class RunnerMemory:
         """Reject invalid values."""
         object.__setattr__(self, "architectures", check_names("architectures", self.architectures))
         object.__setattr__(self, "sample_bytes", check_number("sample_bytes", self.sample_bytes))
-        check_bool("dense", self.dense)
+        true_or_false("dense", self.dense, PlanError)
         if self.graphs is not None:
             object.__setattr__(self, "graphs", _table("graphs", GraphEstimate, self.graphs))
 
@@ -254,15 +253,7 @@ class RunningLimit:
 
 def _table(name: str, made: type, given: Any) -> Any:
     """Return a part of the memory rule from its table."""
-    if isinstance(given, made):
-        return given
-    if not isinstance(given, Mapping):
-        raise PlanError(f"{name} must be a table, got {shown(given)}")
-    known = [key.name for key in fields(made)]
-    unknown = sorted(str(key) for key in given if key not in known)
-    if unknown:
-        raise PlanError(f"{name}: unknown {', '.join(unknown)}; it has {', '.join(known)}")
-    return made(**given)
+    return given if isinstance(given, made) else Table(given, name, PlanError).build(made)
 
 
 _TABLES: Final[dict[str, type]] = {
@@ -298,9 +289,7 @@ def _by_version(given: Any) -> tuple[tuple[str, tuple[tuple[str, Any], ...]], ..
             raise PlanError(f"each of by_version must be a table with versions, got {shown(row)}")
         check_text("versions", versions)
         check_range(versions)
-        unknown = sorted(str(key) for key in values if key not in known)
-        if unknown:
-            raise PlanError(f"by_version: unknown {', '.join(unknown)}; it has versions, {', '.join(known)}")
+        Table(values, "by_version", PlanError).allow(["versions", *known])
         made = KvMemory(**values) if "room" in values else KvMemory(**{"room": "all", **values})
         rows.append((versions, tuple((name, getattr(made, name)) for name in values)))
     return tuple(rows)
@@ -420,12 +409,12 @@ class KvMemory:
         """Reject invalid values."""
         check_text("logged", self.logged)
         check_range(f">={self.logged}" if self.logged else "")
-        check_one_of("kv_reservation", self.kv_reservation, tuple(KV_RESERVATIONS))
-        check_one_of("kv_cache", self.kv_cache, KV_CACHES)
+        one_of("kv_reservation", self.kv_reservation, tuple(KV_RESERVATIONS), PlanError)
+        one_of("kv_cache", self.kv_cache, KV_CACHES, PlanError)
         check_text("source", self.source)
         for name in ("draft_slots", "states_limit_seqs", "prints_requests"):
-            check_bool(name, getattr(self, name))
-        check_one_of("room", self.room, tuple(ROOMS))
+            true_or_false(name, getattr(self, name), PlanError)
+        one_of("room", self.room, tuple(ROOMS), PlanError)
         for name in _AMOUNTS:
             object.__setattr__(self, name, check_number(name, getattr(self, name)))
         gpus = self.small_gpus

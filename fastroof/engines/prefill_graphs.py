@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from fastroof.checks import whole_number
+from fastroof.checks import one_of, true_or_false, whole_number
 from fastroof.engines.values import (
     MOST,
-    check_bool,
     check_names,
-    check_one_of,
     check_range,
-    check_size,
     check_text,
     holds_for,
 )
@@ -73,10 +70,10 @@ class PrefillGraphs:
         for key in ("eager", "encoders", "not_with"):
             object.__setattr__(self, key, check_names(f"{key} of prefill_graphs", getattr(self, key)))
         for name in self.not_with:
-            check_one_of("not_with of prefill_graphs", name, WITHOUT)
+            one_of("not_with of prefill_graphs", name, WITHOUT, PlanError)
         for key in ("latent_tokens", "sparse_tokens"):
             whole_number(key, getattr(self, key), 0, MOST, PlanError)
-        check_bool("is_optional", self.is_optional)
+        true_or_false("is_optional", self.is_optional, PlanError)
         object.__setattr__(self, "eager_on", tuple(_pair(one) for one in _listed(self.eager_on)))
 
     def padded(self, tokens: int) -> int:
@@ -140,8 +137,8 @@ def _multiples(given: Any) -> tuple[tuple[int, int], ...]:
         )
     last = 0
     for most, multiple in pairs:
-        check_size("a number of tokens in multiples", most)
-        check_size("a multiple of tokens", multiple)
+        whole_number("a number of tokens in multiples", most, most=MOST, error=PlanError)
+        whole_number("a multiple of tokens", multiple, most=MOST, error=PlanError)
         if most <= last or most % multiple:
             raise PlanError(
                 f"multiples of prefill_graphs must rise, each a multiple of its second number, got {given!r}"

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Protocol
 
+from fastroof.checks import one_of
 from fastroof.engines.data_parallel import ONE_SUM, DataParallel
 from fastroof.engines.front_end import NO_FRONT_END, FrontEnd
 from fastroof.engines.kernel_choices import (
@@ -22,7 +23,6 @@ from fastroof.engines.values import (
     ServingErrors,
     check_names,
     check_number,
-    check_one_of,
     check_range,
     check_text,
     holds_for,
@@ -260,7 +260,7 @@ class CostForm:
         known = [cost.name for cost in fields(StepCosts) if cost.name not in ("residual", "layers")]
         object.__setattr__(self, "given", check_names("given", self.given))
         for name in (*self.costs, *self.given):
-            check_one_of("a cost to fit", name, known)
+            one_of("a cost to fit", name, known, PlanError)
         object.__setattr__(self, "costs", tuple(self.costs))
         object.__setattr__(self, "chosen_on", tuple(self._chosen(one) for one in self.chosen_on))
         layers = tuple(tuple(pair) if isinstance(pair, list | tuple) else (pair,) for pair in self.layers)

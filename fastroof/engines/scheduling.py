@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from fastroof.checks import is_whole_number, whole_number
-from fastroof.engines.values import MOST, check_bool, check_one_of, check_range, check_size, check_text
+from fastroof.checks import is_whole_number, one_of, true_or_false, whole_number
+from fastroof.engines.values import MOST, check_range, check_text
 from fastroof.errors import PlanError
 
 STEP_ORDERS: Final = ("mixed", "prefill_first")
@@ -44,7 +44,7 @@ class PromptPause:
 
     def __post_init__(self) -> None:
         """Reject an invalid option."""
-        check_one_of("option", self.option, tuple(PAUSES))
+        one_of("option", self.option, tuple(PAUSES), PlanError)
         for versions in (self.versions, self.alone):
             check_text("versions", versions)
             check_range(versions)
@@ -131,11 +131,11 @@ class Scheduling:
         for name, off in PAUSES.items():
             whole_number(name, getattr(self, name), off, MOST, PlanError)
         object.__setattr__(self, "pauses", tuple(self.pauses))
-        check_one_of("order", self.order, STEP_ORDERS)
+        one_of("order", self.order, STEP_ORDERS, PlanError)
         for name in ("chunked_prefill", "async_scheduling", "by_card"):
-            check_bool(name, getattr(self, name))
-        check_size("max_num_batched_tokens", self.max_num_batched_tokens)
-        check_size("max_num_seqs", self.max_num_seqs)
+            true_or_false(name, getattr(self, name), PlanError)
+        whole_number("max_num_batched_tokens", self.max_num_batched_tokens, most=MOST, error=PlanError)
+        whole_number("max_num_seqs", self.max_num_seqs, most=MOST, error=PlanError)
 
 
 MIXED_STEPS: Final = Scheduling()

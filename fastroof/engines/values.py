@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from fastroof.checks import is_number, shown, true_or_false, whole_number
+from fastroof.checks import is_number, shown
 from fastroof.errors import PlanError
 
 MOST: Final = 2**20
@@ -31,28 +31,12 @@ def check_number(name: str, value: Any) -> float:
     return float(value)
 
 
-def check_size(name: str, value: Any) -> None:
-    """Reject values that are not integers of at least 1."""
-    whole_number(name, value, most=MOST, error=PlanError)
-
-
-def check_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
-    """Reject values other than the allowed names."""
-    if value not in allowed:
-        raise PlanError(f"{name} must be one of {', '.join(allowed)}, got {shown(value)}")
-
-
 def check_names(name: str, value: Any) -> tuple[str, ...]:
     """Return a list of names as a tuple."""
     is_list = isinstance(value, Iterable) and not isinstance(value, str)
     if not is_list or not all(isinstance(one, str) for one in value):
         raise PlanError(f"{name} must be a list of names, got {shown(value, 80)}")
     return tuple(value)
-
-
-def check_bool(name: str, value: Any) -> None:
-    """Reject values other than true and false."""
-    true_or_false(name, value, PlanError)
 
 
 def check_text(name: str, value: Any) -> None:

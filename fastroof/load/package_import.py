@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fastroof.arrays import Array
+from fastroof.caching import usable_processors
 from fastroof.config.gpu import load_gpu
 from fastroof.documents import read_json
 from fastroof.errors import TableError
@@ -33,7 +34,6 @@ from fastroof.load.rows import read_columns
 from fastroof.load.sources import PROVENANCE_FILE, Source, list_sources, load_sources
 from fastroof.load.write import toml_text, write_source
 from fastroof.operators.external_rows import version_order
-from fastroof.processors import usable_processors
 
 ENGINES: Final = {"vllm": 200, "trtllm": 210, "sglang": 220}
 """Measured engines and the rank of their current version, which is the order without an engine.

@@ -13,7 +13,7 @@ import numpy as np
 
 from fastroof.arrays import Array, Bools, Floats
 from fastroof.checks import true_or_false
-from fastroof.documents import parse_toml
+from fastroof.documents import Table, parse_toml
 from fastroof.errors import TableError
 from fastroof.operators.registry import OPERATORS
 
@@ -136,16 +136,9 @@ def _known() -> dict[tuple[str, str, str], tuple[UnsoundFamily, ...]]:
 
 def _family(operator: str, number: int, entry: Any) -> UnsoundFamily:
     where = f"operators.{operator}.unsound, entry {number}"
-    if not isinstance(entry, Mapping):
-        raise TableError(f"{where} must be a table with {', '.join(FIELDS)}, got {entry!r}")
-    if unknown := sorted(set(entry) - set(FIELDS)):
-        raise TableError(f"{where} has unknown {', '.join(unknown)}; use {', '.join(FIELDS)}")
-    keys = entry.get("keys", {})
-    if not isinstance(keys, Mapping):
-        raise TableError(f"{where}: keys must be a table of columns, got {keys!r}")
-    for name in ("test", "reason"):
-        if not isinstance(entry.get(name), str) or not entry[name]:
-            raise TableError(f"{where}: {name} must be text, got {entry.get(name)!r}")
+    table = Table(entry, where, TableError)
+    table.allow(FIELDS)
+    keys, test, reason = table.table("keys").data, table.text("test"), table.text("reason")
     amounts = {name: _amount(where, name, entry.get(name)) for name in ("ratio", "excess_us")}
     if set(amounts.values()) == {None}:
         raise TableError(f"{where} needs ratio or excess_us")
@@ -154,7 +147,7 @@ def _family(operator: str, number: int, entry: Any) -> UnsoundFamily:
     if type(rows) is not int or rows < 0:
         raise TableError(f"{where}: rows must be an integer of at least 0, got {rows!r}")
     cells = {name: _cells(operator, where, name, value) for name, value in keys.items()}
-    return UnsoundFamily(cells, entry["test"], entry["reason"], **amounts, serves=serves, rows=rows)
+    return UnsoundFamily(cells, test, reason, **amounts, serves=serves, rows=rows)
 
 
 def _amount(where: str, name: str, value: Any) -> float | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Bools, Flags, Floats, Ints, Longs
+from fastroof.caching import usable_memory_bytes
 from fastroof.checks import is_number, shown
 from fastroof.compiled.simulation.engine import engine_run
 from fastroof.compiled.simulation.state import (
@@ -57,7 +58,6 @@ from fastroof.compiled.simulation.state import (
 )
 from fastroof.compiled.simulation.tiers import NUM_TIER_SCALARS
 from fastroof.errors import SimulationError, StoppedError
-from fastroof.processors import usable_memory_bytes
 from fastroof.simulation.kv_tiers import NO_TIERS, Tiers, TierUse, use_of, with_all_requests
 from fastroof.simulation.prompt_tree import GIVEN, LRU, has_identities, prompt_tree
 from fastroof.simulation.settings import EngineSettings

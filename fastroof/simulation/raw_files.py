@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from fastroof.caching import usable_memory_bytes
 from fastroof.checks import is_number, is_whole_number, one_line, shown
 from fastroof.documents import parse_json
 from fastroof.errors import TraceError
 from fastroof.given_arrays import is_masked
-from fastroof.processors import usable_memory_bytes
 from fastroof.simulation import trace_agentx
 from fastroof.simulation.trace import HASH_IDS, MOST_SECONDS
 from fastroof.simulation.trace_agentx import MARK, agent_rows

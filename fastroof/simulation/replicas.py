@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fastroof.arrays import Floats, Ints, Longs
+from fastroof.caching import usable_processors
 from fastroof.checks import one_of, whole_number
 from fastroof.compiled.expert_rows import ONE_RANK, RankRules
 from fastroof.compiled.simulation import ranks as rank_loops
@@ -26,7 +27,6 @@ from fastroof.compiled.simulation.state import (
 )
 from fastroof.errors import SimulationError
 from fastroof.plan.calls import rank_rules
-from fastroof.processors import usable_processors
 from fastroof.simulation.engine import (
     Arrays,
     Outcomes,

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-_MOST_INTEGER: Final = 2**62
-
 _NO_VALUE: Final = r"^\s*(|nan|null|none|na|n/a)\s*$"
 _ZERO: Final = r"^\s*[+-]?0+([.,]0*)?\s*$"
 _NUMBER: Final = re.compile(
@@ -166,13 +164,7 @@ class RawColumns:
         column = self._complete(name)
         if self.is_text and not pa.types.is_integer(column.type):
             column = self._cast_text(name, self._decimals(name, column), pa.float64(), "a whole number")
-        numbers = self._numbers(name, column)
-        if numbers.dtype.kind == "f":
-            self.refuse_where(
-                ~((np.abs(numbers) < _MOST_INTEGER) & (numbers == np.rint(numbers))),
-                lambda row: f"{name} must be a whole number, got {numbers[row]}",
-            )
-        return numbers.astype(np.int64)
+        return self._numbers(name, column, are_whole=True)
 
     def blocks(self, name: str) -> tuple[Longs, Longs]:
         """Return the ids of all requests' blocks, and where each request's start."""
@@ -189,10 +181,13 @@ class RawColumns:
         counts = _flat(pc.list_value_length(column).cast(pa.int64()))
         offsets = np.concatenate([[0], np.cumsum(counts)])
         ids = pc.list_flatten(column)
+
+        def row_of(place: int) -> int:
+            return int(np.searchsorted(offsets, place, "right")) - 1
+
         if ids.null_count:
-            at = int(np.argmax(ids.is_null().to_numpy()))
-            self.refuse(int(np.searchsorted(offsets, at, "right")) - 1, f"{name} has an id that is missing")
-        return self._integers(name, ids), offsets
+            self.refuse(row_of(int(np.argmax(ids.is_null().to_numpy()))), f"{name} has an id that is missing")
+        return self._numbers(name, ids, row_of=row_of), offsets
 
     def _complete(self, name: str) -> pa.ChunkedArray:
         """Return a column, or raise an error for its first null."""
@@ -201,24 +196,28 @@ class RawColumns:
             self.refuse(int(np.argmax(column.is_null().to_numpy())), f"{name} is missing")
         return column
 
-    def _numbers(self, name: str, column: pa.ChunkedArray) -> Array:
+    def _numbers(
+        self,
+        name: str,
+        column: pa.ChunkedArray,
+        *,
+        are_whole: bool = False,
+        row_of: Callable[[int], int] = int,
+    ) -> Array:
+        """Return int64 if the numbers are stored as integers or must be whole, else float64."""
         import pyarrow as pa
 
-        if pa.types.is_integer(column.type):
-            return self._integers(name, column)
-        if not pa.types.is_floating(column.type):
+        is_integer = pa.types.is_integer(column.type) or pa.types.is_null(column.type)
+        if not is_integer and not pa.types.is_floating(column.type):
             self.refuse(0, f"{name} must be a number, got {column.type} {_shown(column[0])}")
-        floats: Floats = _flat(column.cast(pa.float64()))
-        return floats
-
-    def _integers(self, name: str, column: pa.ChunkedArray) -> Longs:
-        import pyarrow as pa
-
+        to = pa.int64() if is_integer or are_whole else pa.float64()
         try:
-            integers: Longs = _flat(column.cast(pa.int64()))
+            return _flat(column.cast(to))
         except pa.ArrowInvalid:
-            raise TraceError(f"{self.what}: {name} has a number beyond int64") from None
-        return integers
+            place = _first_failing(column, lambda part: part.cast(to))
+            self.refuse(
+                row_of(place), f"{name} must be a whole number below 2^63, got {_shown(column[place])}"
+            )
 
     def _read_times(self, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         """Parse text as numbers or as dates and times, whichever the first row is."""

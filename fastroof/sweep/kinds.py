@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from fastroof.documents import parse_toml
+from fastroof.documents import parse_table
 from fastroof.errors import SweepError
 from fastroof.sweep.capacities import CapacitySpec, CapacitySummary, CapacitySweep
 from fastroof.sweep.deployments import DeploymentSpec, DeploymentSummary, DeploymentSweep
@@ -66,18 +66,18 @@ def load_spec(
         spec = spec.model_dump(exclude={"keep", "k"} - spec.model_fields_set)
     if spec is None:
         text = (resources.files("fastroof.sweep.steps") / "default.toml").read_text(encoding="utf-8")
-        values: dict[Any, Any] = parse_toml(text, "packaged spec", SweepError)
-        where = "packaged spec"
+        top = parse_table(text, "packaged spec", SweepError)
     else:
-        values, where = read_values(spec)
+        top = read_values(spec)
+    top.data = values = dict(top.data)
     for key, value in (changes or {}).items():
         both = isinstance(value, Mapping) and isinstance(values.get(key), Mapping) and key in _ADDED
         values[key] = {**values[key], **value} if both else value
     if "slo" in values or "workload" in values:
-        return validated(CapacitySpec, values, where)
+        return validated(CapacitySpec, top, changes or ())
     if "isl" in values:
-        return validated(DeploymentSpec, values, where)
-    return validated(StepSpec, values, where)
+        return validated(DeploymentSpec, top, changes or ())
+    return validated(StepSpec, top, changes or ())
 
 
 def sweep_of(spec: Spec) -> StepSweep | DeploymentSweep | CapacitySweep:

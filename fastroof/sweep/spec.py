@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args
 
@@ -23,7 +23,7 @@ from pydantic import (
 from fastroof.checks import shown
 from fastroof.config import load_gpu
 from fastroof.defaults import DEFAULT_ENGINE
-from fastroof.documents import read_toml
+from fastroof.documents import Table, read_table
 from fastroof.engines import engine_names, load_engine
 from fastroof.errors import FastroofError, SweepError
 from fastroof.models import ModelSpec, load_model
@@ -126,17 +126,18 @@ def count_problem(sizes: Mapping[str, int], what: str, most: int, hint: str) -> 
     raise ValueError(f"{count:,} {what} are too many, at most {most:,} ({product}): {cut}{hint}")
 
 
-def read_values(spec: Any) -> tuple[dict[Any, Any], str]:
-    """Return a spec's keys and values, and its name in messages."""
+def read_values(spec: Any) -> Table:
+    """Return a spec's keys and values."""
     if isinstance(spec, Mapping):
-        return dict(spec), "sweep spec"
+        return Table(dict(spec), "sweep spec", SweepError)
     if not isinstance(spec, str | Path):
         raise SweepError(f"a spec must be a dict or the path of a TOML file, got {type(spec).__name__}")
-    path = Path(spec)
-    return _relative_to_folder(read_toml(path, SweepError), path.parent), str(path)
+    top = read_table(Path(spec), SweepError)
+    top.data = _relative_to_folder(top.data, Path(spec).parent)
+    return top
 
 
-def _relative_to_folder(values: dict[str, Any], folder: Path) -> dict[Any, Any]:
+def _relative_to_folder(values: Mapping[str, Any], folder: Path) -> dict[Any, Any]:
     """Resolve ``./`` and ``../`` against the spec file's folder, not the current one."""
 
     def resolve(value: Any) -> Any:
@@ -149,14 +150,17 @@ def _relative_to_folder(values: dict[str, Any], folder: Path) -> dict[Any, Any]:
     return {key: resolve(value) if key in _PATHS else value for key, value in values.items()}
 
 
-def validated(kind: type[Spec], values: Mapping[Any, Any], where: str) -> Spec:
+def validated(kind: type[Spec], top: Table, changed: Collection[str] = ()) -> Spec:
     """Create a spec from its keys and values, or raise all problems as one error."""
     try:
-        return kind.model_validate(dict(values))
+        return kind.model_validate(dict(top.data))
     except ValidationError as error:
-        problems = [_problem(kind, e["loc"], e["type"], e.get("ctx", {}), e["input"]) for e in error.errors()]
-    one = len(problems) == 1
-    raise SweepError(f"{where}: {problems[0]}" if one else "\n  ".join([f"{where}:", *problems]))
+        problems = []
+        for e in error.errors():
+            words = _problem(kind, e["loc"], e["type"], e.get("ctx", {}), e["input"])
+            key = str(e["loc"][0]) if e["loc"] else ""
+            problems.append(top.placed(words, at="" if key in changed else key))
+    raise top.as_error(problems)
 
 
 def _problem(

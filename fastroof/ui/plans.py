@@ -5,17 +5,16 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastroof.caching import BoundedCache
 from fastroof.checks import shown
 from fastroof.config import gpu_names, load_gpu
-from fastroof.errors import FastroofError, GpuError, ModelError
+from fastroof.errors import GpuError, ModelError
 from fastroof.file_access import FilesRead, recorded
 from fastroof.models import load_model, model_names
 from fastroof.ui.view import View
@@ -39,8 +38,6 @@ MOST_GPUS: Final = 4
 CHECK_EVERY_S: Final = 1.0
 """Seconds between checks for changed files, which take about 3 ms."""
 
-T = TypeVar("T")
-
 
 class GpuTables(NamedTuple):
     """A GPU, its measured tables, and the argument of :func:`fastroof.load_tables`; None without tables."""
@@ -57,51 +54,8 @@ class CompiledPlan(NamedTuple):
     notes: tuple[str, ...]
 
 
-class _RecentCache(Generic[T]):
-    """A cache of the most recently used values, or the errors of making them, by key."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._cached: OrderedDict[Hashable, T | FastroofError] = OrderedDict()
-
-    def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the value of a key; make it if it is not cached."""
-        cached: T | FastroofError
-        if key in self._cached:
-            self._cached.move_to_end(key)
-            cached = self._cached[key]
-        else:
-            cached = self._cached[key] = _or_error(make)
-            while len(self._cached) > self._most:
-                self._cached.popitem(last=False)
-                # tables and their engine-specific views reference each other
-                gc.collect()
-        return _raised(cached)
-
-    def clear(self) -> None:
-        """Remove all values."""
-        self._cached.clear()
-
-
-def _or_error(make: Callable[[], T]) -> T | FastroofError:
-    """Return the value or the error of making it, so that a failure is not repeated."""
-    try:
-        return make()
-    except FastroofError as error:
-        return error.with_traceback(None)
-
-
-def _raised(made: T | FastroofError) -> T:
-    if isinstance(made, FastroofError):
-        raise made.with_traceback(None)
-    return made
-
-
-def _bytes_of(made: CompiledPlan | FastroofError) -> int:
-    if isinstance(made, FastroofError):
-        return 2**10
-    plan = made.plan
-    return ARENAS * sum(each.arena.nbytes for each in (plan, *plan.stage_plans))
+def _bytes_of(made: CompiledPlan) -> int:
+    return ARENAS * sum(each.arena.nbytes for each in (made.plan, *made.plan.stage_plans))
 
 
 class PlanStore:
@@ -113,8 +67,8 @@ class PlanStore:
         self.models = {**{name: name for name in model_names()}, **(models or {})}
         self.gpus = {**{name: name for name in gpu_names()}, **(gpus or {})}
         self._specs: dict[str, ModelSpec] = {}
-        self._tables: _RecentCache[GpuTables] = _RecentCache(MOST_GPUS)
-        self._plans: BoundedCache[CompiledPlan | FastroofError] = BoundedCache(PLANS_BYTES)
+        self._tables: BoundedCache[GpuTables] = BoundedCache(MOST_GPUS)
+        self._plans: BoundedCache[CompiledPlan] = BoundedCache(PLANS_BYTES)
         self._lock = Lock()
         self._read = FilesRead()
         self._checked_s = time.monotonic()
@@ -188,7 +142,7 @@ class PlanStore:
             return CompiledPlan(plan, tuple(str(each.message) for each in caught))
 
         with self._reading():
-            return _raised(self._plans.get(key, lambda: _or_error(compiled), _bytes_of))
+            return self._plans.get_or_raise(key, compiled, _bytes_of)
 
     def measured(self, name: str) -> GpuTables:
         """Return a GPU with its tables, loaded as by a command."""
@@ -200,6 +154,8 @@ class PlanStore:
             from fastroof.load.by_name import find_tables_of, has_tables
             from fastroof.tables import load_tables
 
+            # tables and their engine-specific views reference each other
+            gc.collect()
             written = self.written_gpu(name)
             gpu = load_gpu(written)
             found = find_tables_of(written)
@@ -208,7 +164,7 @@ class PlanStore:
                 where = found.gpu.name if has_tables(found.gpu.name) else None
             return GpuTables(gpu, None if where is None else load_tables(where), where)
 
-        return self._tables.get(name, loaded)
+        return self._tables.get_or_raise(name, loaded, lambda _: 1)
 
 
 class NamedStart(NamedTuple):

@@ -3,11 +3,11 @@
 A grid file has ``title``; ``tp`` and ``models``, where shapes are derived from models; and ``[[group]]``
 tables. A group has ``name``, ``operator`` and ``priority`` (0 for sentinels, the highest number is dropped
 first), and a value for every key and axis column of the operator: one, a list, or a range ``{start, stop,
-factor}`` or ``{start, stop, step}``. Its points are all combinations. ``shapes`` gives several columns
-together: a name (heads, linear, lm_head; experts, spread_experts; hidden, activations, rope, kv) derives
-them from the models at every tp, from those that ``models`` of the group names or all; a list of lists
-spells them out. Limits (``max_kv_bytes``, ``max_kv_tokens``, ``max_new_tokens``, ``max_io_bytes``) leave
-points out.
+factor}``, ``{start, stop, step}`` or ``{start, stop, num}``. Its points are all combinations. ``shapes``
+gives several columns together: a name (heads, linear, lm_head; experts, spread_experts; hidden, activations,
+rope, kv) derives them from the models at every tp, from those that ``models`` of the group names or all; a
+list of lists spells them out. Limits (``max_kv_bytes``, ``max_kv_tokens``, ``max_new_tokens``,
+``max_io_bytes``) leave points out.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fastroof.checks import shown
-from fastroof.documents import parse_toml
+from fastroof.checks import is_whole_number, shown, unknown_word
+from fastroof.documents import MOST_SIZE, Table, parse_table
 from fastroof.errors import MeasureError
+from fastroof.ranges import expand_sizes
 from fastroof.units import DTYPE_BYTES
-from kernels_bench.grid.checked_table import MAX_VALUES, CheckedTable
 from kernels_bench.grid.estimate import SENTINEL_PRIORITY
 from kernels_bench.model_shape import Experts, ModelShape
 from kernels_bench.operators.operator import MeasuredOperator
@@ -34,6 +34,11 @@ from kernels_bench.protocol import Point
 GRIDS: Final = Path(__file__).parent / "grids"
 DEFAULT_GRID: Final = "h100"
 MAX_PRIORITY: Final = 99
+MAX_VALUES: Final = 1_000_000
+"""Most values of a range, and most points of a group: more is a slip, and would take weeks to measure."""
+
+MAX_LIMIT: Final = 1e18
+"""Most bytes or tokens of a limit of a group."""
 
 _MODEL_KEYS: Final = ("name", "heads", "hidden", "intermediate", "experts", "vocab", "tp")
 
@@ -115,111 +120,99 @@ def load_grid(path: Path | str | None = None) -> Grid:
         raise MeasureError(
             f"grid {given} cannot be read: {reason}; give a TOML file or one of {names}"
         ) from error
-    data = parse_toml(content, f"grid {file}", MeasureError)
-    return _parse(file, data, hashlib.sha256(content).hexdigest())
-
-
-def _parse(file: Path, data: Mapping[str, Any], sha256: str) -> Grid:
-    top = CheckedTable(f"grid {file}", data)
-    top.refuse_unknown(("title", "tp", "models", "group"))
-    tp = top.sizes("tp") if "tp" in data else [1]
-    models = [_model(f"{top.where}, model {i + 1}", one, tp) for i, one in enumerate(top.tables("models"))]
+    top = parse_table(content, f"grid {file}", MeasureError)
+    top.allow(("title", "tp", "models", "group"))
+    tp = _sizes(top, "tp") if "tp" in top.data else [1]
+    models = [_model(table, tp) for table in top.tables("models")]
     _refuse_twice(top, "models", [model.name for model in models])
-    given = top.tables("group")
-    if not given:
-        raise MeasureError(f"{top.where}: has no [[group]], so nothing to measure")
-    groups = [_group(f"{top.where}, group {i + 1}", one, models) for i, one in enumerate(given)]
+    groups = [_group(table, models) for table in top.tables("group")]
+    if not groups:
+        raise top.problem("has no [[group]], so nothing to measure")
     _refuse_twice(top, "group", [group.name for group in groups])
+    sha256 = hashlib.sha256(content).hexdigest()
     return Grid(file.stem, top.text("title"), file, sha256, tuple(models), tuple(groups))
 
 
-def _refuse_twice(table: CheckedTable, key: str, names: Sequence[str]) -> None:
+def _refuse_twice(table: Table, key: str, names: Sequence[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise MeasureError(f"{table.where}: {key} has {', '.join(map(repr, twice))} more than once")
+        raise table.problem(f"has {', '.join(map(repr, twice))} more than once", key)
 
 
-def _model(where: str, data: Any, default_tp: Sequence[int]) -> ModelShape:
-    table = CheckedTable(where, data)
-    name = table.text("name")
-    table = CheckedTable(f"{where} ({name})", data)
-    table.refuse_unknown(_MODEL_KEYS)
-    heads = table.sizes_of("heads", data.get("heads"), ("num_q_heads", "num_kv_heads", "head_dim"))
+def _model(table: Table, default_tp: Sequence[int]) -> ModelShape:
+    table.allow(_MODEL_KEYS)
+    heads = _row(table, "heads", table.value("heads"), ("num_q_heads", "num_kv_heads", "head_dim"))
     experts = None
-    if "experts" in data:
-        num_experts, topk, intermediate = table.sizes_of(
-            "experts", data["experts"], ("num_experts", "topk", "intermediate")
+    if "experts" in table.data:
+        experts = Experts(
+            *_row(table, "experts", table.data["experts"], ("num_experts", "topk", "intermediate"))
         )
-        experts = Experts(num_experts, topk, intermediate)
     try:
         return ModelShape(
-            name,
+            table.text("name"),
             num_q_heads=heads[0],
             num_kv_heads=heads[1],
             head_dim=heads[2],
             hidden=table.size("hidden"),
             vocab=table.size("vocab"),
-            intermediate=table.size("intermediate") if "intermediate" in data else 0,
+            intermediate=table.size("intermediate") if "intermediate" in table.data else 0,
             experts=experts,
-            tp=tuple(table.sizes("tp") if "tp" in data else default_tp),
+            tp=tuple(_sizes(table, "tp") if "tp" in table.data else default_tp),
         )
     except MeasureError:
         raise
     except ValueError as error:
-        raise MeasureError(f"{table.where}: {error}") from error
+        raise table.problem(str(error)) from error
 
 
-def _group(where: str, data: Any, models: Sequence[ModelShape]) -> Group:
-    table = CheckedTable(where, data)
-    name = table.text("name")
-    table = CheckedTable(f"{where} ({name})", data)
-    given = table.text("operator")
+def _group(table: Table, models: Sequence[ModelShape]) -> Group:
+    name, given = table.text("name"), table.text("operator")
     if given not in MEASURED:
-        raise MeasureError(f"{table.where}: unknown operator {given!r}; valid are {', '.join(MEASURED)}")
+        raise table.problem(unknown_word("operator", given, MEASURED), at="operator")
     operator = MEASURED[given]
     priority = table.size("priority", 0, MAX_PRIORITY)
     columns = operator.given_columns()
     may_shape = ("shapes", "models") if operator.shape_columns else ()
-    table.refuse_unknown(("name", "operator", "priority", *may_shape, *columns, *operator.limits))
-    most_of = {limit: table.number(limit) for limit in operator.limits if limit in data}
+    table.allow(("name", "operator", "priority", *may_shape, *columns, *operator.limits))
+    most_of = {limit: table.number(limit, 1.0, MAX_LIMIT) for limit in operator.limits if limit in table.data}
 
-    shaped, shapes = _shapes(table, operator, models) if "shapes" in data else ((), [()])
+    shaped, shapes = _shapes(table, operator, models) if "shapes" in table.data else ((), [()])
     choices = {column: _values(table, operator, column) for column in columns if column not in shaped}
     total = len(shapes) * math.prod(len(values) for values in choices.values())
     if total > MAX_VALUES:
-        raise MeasureError(f"{table.where}: its lists give {total:,} combinations, at most {MAX_VALUES:,}")
+        raise table.problem(f"its lists give {total:,} combinations, at most {MAX_VALUES:,}")
     points: list[Point] = []
     for shape, combination in itertools.product(shapes, itertools.product(*choices.values())):
         values = dict(zip((*shaped, *choices), (*shape, *combination), strict=True))
         if reason := operator.impossible(values):
-            raise MeasureError(f"{table.where}: {reason}")
+            raise table.problem(f"{reason}")
         completed = operator.completed(values)
         if all(operator.limits[limit](completed) <= most for limit, most in most_of.items()):
             ordered = {column: completed[column] for column in operator.columns}
             points.append(Point(operator.name, ordered, priority, name))
     if not points:
-        raise MeasureError(f"{table.where}: {', '.join(most_of)} leave none of its {total} points")
+        raise table.problem(f"{', '.join(most_of)} leave none of its {total} points")
     return Group(name, operator.name, priority, tuple(points), total - len(points))
 
 
 def _shapes(
-    table: CheckedTable, operator: MeasuredOperator, models: Sequence[ModelShape]
+    table: Table, operator: MeasuredOperator, models: Sequence[ModelShape]
 ) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
     columns = operator.shape_columns
     for column in columns:
         if column in table.data:
-            raise MeasureError(f"{table.where}: {column} is given twice, by shapes too")
+            raise table.problem(f"{column} is given twice, by shapes too")
     given = table.data["shapes"]
     if isinstance(given, list):
         if "models" in table.data:
-            raise MeasureError(f"{table.where}: shapes spells them out, so models are not used")
+            raise table.problem("shapes spells them out, so models are not used")
         names = ", ".join(columns)
         if not given:
-            raise MeasureError(f"{table.where}: shapes is empty; need lists of {names}, or a name")
-        return columns, [table.sizes_of("shapes", one, columns) for one in given]
+            raise table.problem(f"shapes is empty; need lists of {names}, or a name")
+        return columns, [_row(table, "shapes", one, columns) for one in given]
     if not isinstance(given, str) or given not in operator.model_shapes:
-        raise MeasureError(
-            f"{table.where}: unknown shapes {shown(given)}; valid are {', '.join(operator.model_shapes)}, "
+        raise table.problem(
+            f"unknown shapes {shown(given)}; valid are {', '.join(operator.model_shapes)}, "
             f"or lists of {', '.join(columns)}"
         )
     if "models" in table.data:
@@ -227,7 +220,7 @@ def _shapes(
         models = [model for model in models if model.name in chosen]
     shapes = shapes_of(given, models)
     if not shapes:
-        raise MeasureError(f"{table.where}: shapes {given!r} finds none in the grid's {len(models)} models")
+        raise table.problem(f"shapes {given!r} finds none in the grid's {len(models)} models")
     return columns, shapes
 
 
@@ -241,11 +234,31 @@ def shapes_of(name: str, models: Iterable[ModelShape]) -> list[tuple[int, ...]]:
     return sorted({shape for model in models for tp in model.tp for shape in derive(model, tp)})
 
 
-def _values(table: CheckedTable, operator: MeasuredOperator, column: str) -> list[Any]:
+def _values(table: Table, operator: MeasuredOperator, column: str) -> list[Any]:
     if column not in table.data and column in operator.defaults:
         return [operator.defaults[column]]
     spec = {c.name: c for c in (*operator.schema.keys, *operator.schema.axes)}.get(column)
     if spec is not None and spec.kind == "text":
         known = tuple(DTYPE_BYTES) if column in ("dtype", "kv_dtype") else ()
         return table.texts(column, known)
-    return table.sizes(column, 0 if spec is None else spec.minimum)
+    return _sizes(table, column, 0 if spec is None else spec.minimum)
+
+
+def _sizes(table: Table, key: str, least: int = 1) -> list[int]:
+    """Return one whole number, a list of them in its order, or a range written out."""
+    value = table.value(key)
+    try:
+        sizes = list(expand_sizes(value, MOST_SIZE, least, MAX_VALUES))
+    except ValueError as error:
+        raise table.problem(f"is invalid: {error}", key) from None
+    return sizes if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
+
+
+def _row(table: Table, key: str, value: Any, columns: Sequence[str]) -> tuple[int, ...]:
+    """Return a list of whole numbers of at least 1, one a column."""
+    is_row = isinstance(value, list) and len(value) == len(columns)
+    if not is_row or not all(is_whole_number(one, 1, MOST_SIZE) for one in value):
+        raise table.problem(
+            f"must be [{', '.join(columns)}], whole numbers from 1 to {MOST_SIZE:,}, got {shown(value)}", key
+        )
+    return tuple(value)

@@ -17,9 +17,6 @@ from fastroof.backends.llm_d import Latencies, export_llm_d, fit_llm_d, llm_d_ya
 from fastroof.cli import app
 from fastroof.errors import BackendError
 from fastroof.serving import estimate
-
-pytest.importorskip("yaml")
-
 from tests.backends.interfaces import recorded
 from tests.backends.llm_d_simulator import LATENCIES, SETTINGS, Simulator, duration_ns
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 import fastroof
@@ -166,7 +167,6 @@ def test_a_floor_is_part_of_attention(h100: fastroof.Tables, tmp_path: Path, kin
 
 
 def test_a_bundle_of_several_sizes(h100: fastroof.Tables, tmp_path: Path) -> None:
-    yaml = pytest.importorskip("yaml")
     plans = [
         fastroof.compile_plan(
             "llama-3.1-8b", "h100", h100, tp=tp, max_tokens=512, max_seqs=64, engine="kernels"

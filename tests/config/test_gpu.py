@@ -214,7 +214,7 @@ def test_a_file_and_its_folder_load_alike(tmp_path: Path) -> None:
 
 def test_a_mapping_needs_a_name() -> None:
     data = tomllib.loads(VALID)
-    with pytest.raises(GpuError, match="key name is missing"):
+    with pytest.raises(GpuError, match="name is missing"):
         load_gpu(data)
     assert load_gpu({**data, "name": "mine"}).name == "mine"
 
@@ -231,7 +231,7 @@ def test_what_lies_beyond_the_link(tmp_path: Path) -> None:
     rack = load_gpu(write(tmp_path / "b", VALID.replace("nvlink_gb_per_s = 450", beyond)))
     assert (rack.linked_gpus, rack.inter_node_bytes_per_s) == (72, 50.5e9)
     half = beyond.replace("72", "7.5")
-    with pytest.raises(GpuError, match=r"links.linked_gpus must be a whole number, got 7.5"):
+    with pytest.raises(GpuError, match=r"links.linked_gpus must be a whole number .*, got 7.5"):
         load_gpu(write(tmp_path / "c", VALID.replace("nvlink_gb_per_s = 450", half)))
     assert load_gpu("gb200").linked_gpus == 72
     assert load_gpu("h100").inter_node_bytes_per_s < load_gpu("h100").nvlink_bytes_per_s
@@ -246,47 +246,48 @@ def test_optional_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ('title = "Test card"', "", "key title is missing"),
+        ('title = "Test card"', "", "title is missing"),
         ('title = "Test card"', "title = 3", "title must be text, got 3"),
         ('title = "Test card"', 'title = " "', "title must be text"),
-        ('source = "made up"', "", "key source is missing"),
-        ('["test_sxm"]', '"test_sxm"', "aliases must be a list of names"),
-        ('["test_sxm"]', "[1]", "aliases must be a list of names"),
-        ("num_sms = 100", "", "key num_sms is missing"),
-        ("num_sms = 100", "num_sms = 100.5", "num_sms must be a whole number, got 100.5"),
-        ("num_sms = 100", "num_sms = true", "num_sms must be a number, got True"),
-        ("num_sms = 100", "num_sms = 0", "num_sms must be above zero"),
-        ("l2_mib = 40", "l2_mib = -1", "l2_mib must be above zero"),
-        ("l2_mib = 40", "l2_mb = 40", "unknown key l2_mb.*did you mean l2_mib"),
-        ("bf16 = 100.5", 'bf16 = "fast"', "peak_tflops.bf16 must be a number, got 'fast'"),
-        ("bf16 = 100.5", "bf16 = inf", "peak_tflops.bf16 must be above zero and finite"),
-        ("bf16 = 100.5", "bf16 = nan", "peak_tflops.bf16 must be above zero and finite"),
-        ("bf16 = 100.5", "", "key peak_tflops.bf16 is missing"),
-        ("fp8 = 201", "fp9 = 201", "unknown key peak_tflops.fp9; valid are bf16, fp16, fp4, fp8, int8"),
-        ("[peak_tflops]", "[peaks]", "unknown key peaks"),
-        ("hbm_tb_per_s = 2.039", "", "key memory.hbm_tb_per_s is missing"),
-        ("hbm_tb_per_s = 2.039", "hbm_tb_per_s = -3", "memory.hbm_tb_per_s must be above zero"),
-        ("hbm_gib = 80", "hbm_gb = 80", "unknown key memory.hbm_gb.*memory.hbm_gib"),
+        ('source = "made up"', "", "source is missing"),
+        ('["test_sxm"]', '" "', "aliases must be text, or a list of texts, got"),
+        ('["test_sxm"]', "[1]", "aliases must be text, or a list of texts, got"),
+        ("num_sms = 100", "", "num_sms is missing"),
+        ("num_sms = 100", "num_sms = 100.5", "line 5: num_sms must be a whole number .*, got 100.5"),
+        ("num_sms = 100", "num_sms = true", "num_sms must be a whole number from 1 to 1,000,000, got True"),
+        ("num_sms = 100", "num_sms = 0", "num_sms must be a whole number from 1 to"),
+        ("l2_mib = 40", "l2_mib = -1", "l2_mib must be a number from"),
+        ("l2_mib = 40", "l2_mb = 40", "line 6: unknown key 'l2_mb'; did you mean l2_mib\\?"),
+        ("bf16 = 100.5", 'bf16 = "fast"', "line 9: peak_tflops.bf16 must be a number .*, got 'fast'"),
+        ("bf16 = 100.5", "bf16 = inf", "peak_tflops.bf16 must be a number from"),
+        ("bf16 = 100.5", "bf16 = nan", "peak_tflops.bf16 must be a number from"),
+        ("bf16 = 100.5", "", "peak_tflops.bf16 is missing"),
+        ("fp8 = 201", "fp9 = 201", "line 10: peak_tflops: unknown key 'fp9'; did you mean fp8, fp4"),
+        ("[peak_tflops]", "[peaks]", "line 8: unknown key 'peaks'; did you mean peak_tflops"),
+        ("hbm_tb_per_s = 2.039", "", "memory.hbm_tb_per_s is missing"),
+        ("hbm_tb_per_s = 2.039", "hbm_tb_per_s = -3", "memory.hbm_tb_per_s must be a number from"),
+        ("hbm_gib = 80", "hbm_gb = 80", "line 14: memory: unknown key 'hbm_gb'; did you mean hbm_gib\\?"),
         ("hbm_gib = 80", "hbm_gib = [80]", "memory.hbm_gib must be a number"),
         ("nvlink_gb_per_s = 450", "", "links must have one of"),
         ("nvlink_gb_per_s = 450", "nvlink_gb_per_s = 450\npcie_gb_per_s = 32", "links must have one of"),
-        ("nvlink_gb_per_s = 450", "nvlink_gb_per_s = 0", "links.nvlink_gb_per_s must be above zero"),
+        ("nvlink_gb_per_s = 450", "nvlink_gb_per_s = 0", "links.nvlink_gb_per_s must be a number from"),
         ('title = "Test card"', "title = ", "is not TOML"),
-        ("bf16 = 100.5", "bf16 = 5e-324", "peak_tflops.bf16 must be from 0.001 to 1e.07, got 5e-324"),
-        ("bf16 = 100.5", "bf16 = 1e308", r"peak_tflops.bf16 must be from 0.001 to 1e.07, got 1e\+308"),
-        ("bf16 = 100.5", "bf16 = 989500000000000", "peak_tflops.bf16 must be from"),
+        ("bf16 = 100.5", "bf16 = 5e-324", "peak_tflops.bf16 must be a number from 0.001 to .*, got 5e-324"),
+        ("bf16 = 100.5", "bf16 = 1e308", r"peak_tflops.bf16 must be a number from 0.001 to .*, got 1e\+308"),
+        ("bf16 = 100.5", "bf16 = 989500000000000", "peak_tflops.bf16 must be a number from"),
         ("bf16 = 100.5", f"bf16 = 1{'0' * 400}", "has an integer of more than 64 bits"),
-        ("num_sms = 100", "num_sms = 10000000", r"num_sms must be from 1 to 1e\+06"),
-        ("num_sms = 100", "num_sms = 1e308", r"num_sms must be from 1 to 1e\+06"),
-        ("l2_mib = 40", "l2_mib = 1e308", "l2_mib must be from"),
-        ("hbm_gib = 80", "hbm_gib = 85899345920", "memory.hbm_gib must be from"),
-        ("hbm_tb_per_s = 2.039", "hbm_tb_per_s = 2.039e12", "memory.hbm_tb_per_s must be from"),
-        ("nvlink_gb_per_s = 450", "nvlink_gb_per_s = 1e-320", "links.nvlink_gb_per_s must be from"),
+        ("num_sms = 100", "num_sms = 10000000", r"num_sms must be a whole number from 1 to 1,000,000, got"),
+        ("num_sms = 100", "num_sms = 1e308", r"num_sms must be a whole number from 1 to 1,000,000, got"),
+        ("l2_mib = 40", "l2_mib = 1e308", "l2_mib must be a number from"),
+        ("hbm_gib = 80", "hbm_gib = 85899345920", "memory.hbm_gib must be a number from"),
+        ("hbm_tb_per_s = 2.039", "hbm_tb_per_s = 2.039e12", "memory.hbm_tb_per_s must be a number from"),
+        ("nvlink_gb_per_s = 450", "nvlink_gb_per_s = 1e-320", "links.nvlink_gb_per_s must be a number from"),
         (
             VALID,
             "",
-            "keys title, source, num_sms, peak_tflops.bf16, memory.hbm_tb_per_s, memory.hbm_gib are missing;"
-            " links must have one of nvlink_gb_per_s and pcie_gb_per_s, got none",
+            "links must have one of nvlink_gb_per_s and pcie_gb_per_s, got none; memory.hbm_gib is missing; "
+            "memory.hbm_tb_per_s is missing; num_sms is missing; peak_tflops.bf16 is missing; "
+            "source is missing; title is missing",
         ),
         (VALID, "peak_tflops = 3", "peak_tflops must be a table, got 3"),
     ],
@@ -419,15 +420,12 @@ def test_everything_wrong_with_a_file_is_told_at_once(tmp_path: Path) -> None:
     path = write(tmp_path / "card", text.replace('title = "Test card"', "").replace("fp8 = 201", "fp8 = -1"))
     with pytest.raises(GpuError) as error:
         load_gpu(path)
-    said = str(error.value)
-    assert said.startswith(f"{path}: keys title, memory.hbm_gib are missing; ")
-    for one in (
-        "num_sms must be a whole number, got 1.5",
-        "unknown key memory.hbm_gb; valid are hbm_tb_per_s, hbm_gib",
-        "peak_tflops.fp8 must be above zero and finite, got -1",
-    ):  # fmt: skip
-        assert said.count(one) == 1, one
-    assert "\n" not in said
+    assert str(error.value) == (
+        f"{path}: title is missing; line 5: num_sms must be a whole number from 1 to 1,000,000, got 1.5; "
+        "line 10: peak_tflops.fp8 must be a number from 0.001 to 1e+07, got -1; "
+        "line 12: memory.hbm_gib is missing; "
+        "line 14: memory: unknown key 'hbm_gb'; did you mean hbm_gib? (valid: hbm_tb_per_s, hbm_gib)"
+    )
 
 
 def test_a_name_may_be_that_of_a_file_in_the_working_folder(
@@ -453,10 +451,10 @@ def test_power(tmp_path: Path) -> None:
     assert (known.tdp_w, known.idle_w) == (350.0, 40.5)
     assert load_gpu(write(tmp_path / "unknown", VALID)).tdp_w == 0.0
     wrong = {
-        "tdp_w = 350": "key power.idle_w is missing",
+        "tdp_w = 350": "power.idle_w is missing",
         "tdp_w = 350\nidle_w = 350": "power.idle_w must be below power.tdp_w, got 350 and 350",
-        "tdp_w = 350\nidle_w = -1": "power.idle_w must be above zero",
-        "tdp_kw = 1": "unknown key power.tdp_kw",
+        "tdp_w = 350\nidle_w = -1": "power.idle_w must be a number from",
+        "tdp_kw = 1": "power: unknown key 'tdp_kw'",
     }
     for text, words in wrong.items():
         with pytest.raises(GpuError, match=words):

@@ -48,7 +48,7 @@ def test_every_serving_engine_says_where_its_rules_are_from():
         ({"decode_library": 3}, "decode_library must be text"),
         ({"gathered_bytes": {"nvfp4": 3}}, "gathered_bytes must be a table of formats and bytes"),
         ({"gathered_bytes": ["nvfp4"]}, "gathered_bytes must be a table"),
-        ({"token_share": "never"}, r"unknown token_share; \[layout\] has ep, attention"),
+        ({"token_share": "never"}, "layout: unknown key 'token_share'; did you mean token_shares"),
     ],
 )
 def test_rules_are_checked(rules, complaint):

@@ -55,9 +55,9 @@ def test_a_file_has_figures(tmp_path):
         ({"ns": 0.1, "head_dim": -1}, "head_dim of mixed_attention must be a whole number"),
         ({"ns": 0.1, "head_dim": 64.5}, "whole number"),
         ({"ns": 0.1, "head_dim": True}, "whole number"),
-        ({"gpu": "h100"}, "needs ns"),
-        (5, "needs ns"),
-        ({"ns": 0.1, "rate": 2}, r"unknown rate; \[\[kernels.mixed_attention\]\] has ns"),
+        ({"gpu": "h100"}, "kernels.mixed_attention 1: ns is missing"),
+        (5, "kernels.mixed_attention 1: must be a table, got 5"),
+        ({"ns": 0.1, "rate": 2}, "unknown key 'rate'; valid: ns"),
     ],
 )
 def test_what_is_no_figure_is_refused(keys, words):

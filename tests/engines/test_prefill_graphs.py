@@ -144,15 +144,15 @@ def test_a_file_has_captured_numbers(tmp_path):
         ({"multiples": [[4, 4]], "versions": "2"}, "versions must be bounds"),
         ({"multiples": [[4, 4]], "versions": 2}, "versions of prefill_graphs must be text"),
         ({"multiples": [[4, 4]], "reason": 2}, "reason of prefill_graphs must be text"),
-        ({"multiples": [[4, 4]], "sizes": 2}, "unknown sizes"),
+        ({"multiples": [[4, 4]], "sizes": 2}, "unknown key 'sizes'"),
         ({"multiples": [[4, 4]], "eager": "A"}, "eager of prefill_graphs must be a list"),
         ({"multiples": [[4, 4]], "eager_on": [["b200"]]}, "eager_on of prefill_graphs must be pairs"),
         ({"multiples": [[4, 4]], "eager_on": 5}, "eager_on of prefill_graphs must be pairs"),
         ({"multiples": [[4, 4]], "not_with": ["tp"]}, "not_with of prefill_graphs must be one of dp"),
         ({"multiples": [[4, 4]], "latent_tokens": -1}, "latent_tokens must be a whole number"),
         ({"multiples": [[4, 4]], "is_optional": 1}, "is_optional must be"),
-        ({"versions": ">=2"}, "needs multiples"),
-        (5, "needs multiples"),
+        ({"versions": ">=2"}, "kernels.prefill_graphs 1: multiples is missing"),
+        (5, "kernels.prefill_graphs 1: must be a table, got 5"),
     ],
 )
 def test_what_is_no_number_of_tokens_is_refused(keys, words):

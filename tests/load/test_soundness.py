@@ -97,7 +97,7 @@ def test_an_entry_is_written_as_it_was_read(tmp_path: Path) -> None:
         ({"keys": {"m": [1]}}, "must be \\[minimum, maximum\\]"),
         ({"keys": {"m": [1, True]}}, "must be \\[minimum, maximum\\]"),
         ({"keys": {"tokens": [1, 4]}}, "gemm has no column 'tokens'; use one of dtype, m, n, k"),
-        ({"keys": ["dtype"]}, "keys must be a table of columns"),
+        ({"keys": ["dtype"]}, "keys must be a table, got"),
         ({"reason": ""}, "reason must be text, got ''"),
         ({"test": 3}, "test must be text, got 3"),
         ({"excess_us": None}, "needs ratio or excess_us"),
@@ -105,7 +105,7 @@ def test_an_entry_is_written_as_it_was_read(tmp_path: Path) -> None:
         ({"ratio": float("nan")}, "ratio must be a number above 0, got nan"),
         ({"serves": 1}, "serves must be true or false, got 1"),
         ({"rows": -1}, "rows must be an integer of at least 0"),
-        ({"kyes": {}}, "has unknown kyes; use keys, test"),
+        ({"kyes": {}}, "unknown key 'kyes'; did you mean keys"),
     ],
 )
 def test_a_malformed_entry_is_refused(entry: dict[str, Any], says: str) -> None:

@@ -423,7 +423,7 @@ def test_invalid_overheads_are_refused(h100: fastroof.Tables, wrong: Any) -> Non
         ({"token_us": math.nan}, "token_us must be"),
         ({"server_ms": "3"}, "server_ms must be a number"),
         ({"evidence": 3}, "evidence must be text"),
-        ({"tokens": 3}, "unknown tokens"),
+        ({"tokens": 3}, "front_end: unknown key 'tokens'"),
         (5, "front_end must be a table"),
     ],
 )

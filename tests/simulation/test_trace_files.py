@@ -256,7 +256,7 @@ def test_real_traces(shared: Path) -> None:
         (PLAIN + "1,x,3\n", "line 4: input_tokens must be a whole number, got 'x'"),
         (PLAIN + "1,,3\n", "line 4: input_tokens"),
         (PLAIN + "1,NaN,3\n", "line 4: input_tokens"),
-        (PLAIN + "1,2.5,3\n", "line 4: input_tokens must be a whole number, got 2.5"),
+        (PLAIN + "1,2.5,3\n", "line 4: input_tokens must be a whole number below 2^63, got 2.5"),
         (PLAIN + "1,0,3\n", "line 4: input_tokens must be tokens from 1 to 16,777,216, got 0"),
         (PLAIN + "1,1e30,3\n", "line 4: input_tokens must be a whole number"),
         (PLAIN + "1,99999999999999999999,3\n", "line 4: input_tokens must be a whole number"),
@@ -305,7 +305,7 @@ def test_a_wrong_file_says_where(write: Callable[..., Path], content: str, said:
 LIMITED = """
 import os, resource, sys
 import fastroof, fastroof.parquet, fastroof.simulation.trace_files
-from fastroof.processors import usable_memory_bytes
+from fastroof.caching import usable_memory_bytes
 room = int(sys.argv[2]) * 2**20
 taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + room, taken + room))
@@ -380,7 +380,16 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         ({"input_tokens": [True, False]}, "got bool"),
         ({"input_tokens": np.ones((2, 2))}, "input_tokens must be a column"),
         ({"input_tokens": [2**70, 1]}, "input_tokens must be a column|whole number"),
-        ({"input_tokens": np.array([2**64 - 1, 1], np.uint64)}, "beyond int64"),
+        (
+            {"input_tokens": np.array([1, 2**64 - 1], np.uint64)},
+            "row 1: input_tokens must be a whole",
+        ),
+        ({"input_tokens": [1.0, 2.0**63]}, r"row 1: input_tokens must be .* below 2\^63, got 9\.22"),
+        ({"input_tokens": [1.0, np.nan]}, "row 1: input_tokens must be a whole number"),
+        (
+            {"hash_ids": pa.array([[1], [2, 2**63]], pa.list_(pa.uint64())), "hash_block_size": 16},
+            "row 1: hash_ids must be a whole number below",
+        ),
         ({"input_tokens": object()}, "input_tokens must be a column"),
         ({"arrival_s": [0, np.nan]}, "row 1: arrival_s must be a number"),
         ({"arrival_s": [[], []]}, "arrival_s must be a number"),

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,7 +78,7 @@ def _default_cpu(target: str | None) -> str:
     return "x86-64-v3" if target.startswith("x86_64") else "generic"
 
 
-@cache
+@lru_cache(8)
 def _object_code(cpu: str, target: str | None) -> bytes:
     if PLAIN:
         raise BackendError("NUMBA_DISABLE_JIT or NUMBA_BOUNDSCHECK is set: object code is made without them")

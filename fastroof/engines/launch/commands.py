@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Final
 
 from fastroof.engines.launch import sglang, trtllm, vllm
@@ -45,7 +45,7 @@ class EngineCommands:
 _ENGINES: Final = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
 
 
-@cache
+@lru_cache(256)
 def engine_commands(engine: str, versions: str = "", version: str = "") -> EngineCommands | None:
     """Return an engine's commands in the release that comes closest to a version, or to a range of them.
 

@@ -88,7 +88,7 @@ def read_engine_arguments(
     Parameters
     ----------
     path : str or Path, optional
-        A .json, .toml or .yaml file (YAML needs PyYAML) with the engine's flags or fastroof's names, such as
+        A .json, .toml or .yaml file with the engine's flags or fastroof's names, such as
         vLLM's ``--config``, or a container of Docker Compose or Kubernetes; or any other file with the
         command line (``vllm serve ..``, ``sglang serve ..``, ``trtllm-serve ..``,
         ``python -m dynamo.vllm ..``) or the line of vLLM's log with its non-default args. Files that

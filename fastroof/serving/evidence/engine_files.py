@@ -103,21 +103,16 @@ def _parsed(path: Path, suffix: str, content: str) -> Any:
             return parse_json(content, str(path), TableError)
         if suffix == ".toml":
             return parse_toml(content, str(path), TableError)
-        return _yaml(path, content)
+        return _yaml(content)
     except TableError:
         raise
     except (ValueError, RecursionError) as error:
         raise TableError(f"{path}: invalid {suffix[1:].upper()}: {error}") from None
 
 
-def _yaml(path: Path, content: str) -> Any:
-    try:
-        import yaml  # type: ignore[import-untyped]
-    except ImportError:
-        raise TableError(
-            f"{path}: YAML needs PyYAML (pip install pyyaml); or give the command line in a .txt, or JSON, "
-            "or TOML"
-        ) from None
+def _yaml(content: str) -> Any:
+    import yaml
+
     try:
         documents = list(yaml.safe_load_all(content))
         return documents if len(documents) > 1 else (documents or [None])[0]

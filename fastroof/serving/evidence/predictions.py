@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from fastroof.caching import BoundedCache
 from fastroof.engines import EngineProfile, FrontEnd
-from fastroof.errors import BatchError, FastroofError
+from fastroof.errors import BatchError
 from fastroof.models.layout import Layout
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.run import StepBatch
@@ -19,6 +20,9 @@ from fastroof.serving.speculation import SpeculativeDecoding, mtp_draft
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
 
+PLANS_BYTES: Final = 2**29
+"""Size of a cache of plans."""
+
 LM_HEAD: Final = "lm_head"
 """Role of the operator that is not in a forward."""
 
@@ -28,8 +32,7 @@ class Plans:
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
-        self._plans: dict[tuple[Any, ...], StepPlan | FastroofError] = {}
-        self._own_drafts: dict[StepPlan, StepPlan] = {}
+        self._plans: BoundedCache[StepPlan] = BoundedCache(PLANS_BYTES)
 
     def get(self, row: ServingRow | MeasuredStep, profile: EngineProfile) -> StepPlan:
         """Return the plan of a row."""
@@ -57,32 +60,27 @@ class Plans:
         """Return the layer that drafts for a plan, if a step's drafting was timed."""
         if not step.drafted:
             return None
-        if plan not in self._own_drafts:
-            self._own_drafts[plan] = mtp_draft(plan)
-        return self._own_drafts[plan]
+        return self._plans.get_or_raise(plan, lambda: mtp_draft(plan), _bytes_of)
 
     def _draft(self, row: ServingRow, plan: StepPlan) -> StepPlan:
         """Return the plan of a row's draft model: its kernels, for steps of the target's sizes."""
-        key = (row.draft_model, row.draft_tp, row.kv_dtype, plan.max_tokens, plan.max_seqs)
-        if key not in self._plans:
-            try:
-                self._plans[key] = compile_plan(
-                    row.draft_model,
-                    self.tables.gpu,
-                    self.tables,
-                    tp=row.draft_tp,
-                    kv_dtype=row.kv_dtype,
-                    engine=plan.profile.kernels_alone(),
-                    max_tokens=plan.max_tokens,
-                    max_seqs=plan.max_seqs,
-                    allow_modelled=True,
-                )
-            except FastroofError as error:
-                self._plans[key] = error
-        draft = self._plans[key]
-        if isinstance(draft, FastroofError):
-            raise draft
-        return draft
+        engine = plan.profile.kernels_alone()
+        key = (row.draft_model, row.draft_tp, row.kv_dtype, engine, plan.max_tokens, plan.max_seqs)
+
+        def compiled() -> StepPlan:
+            return compile_plan(
+                row.draft_model,
+                self.tables.gpu,
+                self.tables,
+                tp=row.draft_tp,
+                kv_dtype=row.kv_dtype,
+                engine=engine,
+                max_tokens=plan.max_tokens,
+                max_seqs=plan.max_seqs,
+                allow_modelled=True,
+            )
+
+        return self._plans.get_or_raise(key, compiled, _bytes_of)
 
     def _get(
         self,
@@ -94,29 +92,29 @@ class Plans:
         exchange: str | None = None,
     ) -> StepPlan:
         key = (row.model, layout, dtype, row.kv_dtype, profile, max_tokens, exchange)
-        if key not in self._plans:
-            try:
-                self._plans[key] = compile_plan(
-                    row.model,
-                    self.tables.gpu,
-                    self.tables,
-                    dtype=dtype,
-                    kv_dtype=row.kv_dtype,
-                    engine=profile,
-                    max_tokens=max_tokens,
-                    allow_modelled=True,
-                    tp=layout.tp,
-                    pp=layout.pp,
-                    dp=layout.dp,
-                    ep=layout.ep,
-                    exchange=exchange,
-                )
-            except FastroofError as error:
-                self._plans[key] = error
-        plan = self._plans[key]
-        if isinstance(plan, FastroofError):
-            raise plan
-        return plan
+
+        def compiled() -> StepPlan:
+            return compile_plan(
+                row.model,
+                self.tables.gpu,
+                self.tables,
+                dtype=dtype,
+                kv_dtype=row.kv_dtype,
+                engine=profile,
+                max_tokens=max_tokens,
+                allow_modelled=True,
+                tp=layout.tp,
+                pp=layout.pp,
+                dp=layout.dp,
+                ep=layout.ep,
+                exchange=exchange,
+            )
+
+        return self._plans.get_or_raise(key, compiled, _bytes_of)
+
+
+def _bytes_of(plan: StepPlan) -> int:
+    return sum(each.arena.nbytes for each in (plan, *plan.stage_plans))
 
 
 class RowPrediction(NamedTuple):

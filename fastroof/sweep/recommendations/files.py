@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from fastroof.atomic_files import check_file_place, whole_file, write_whole
 from fastroof.checks import one_of
+from fastroof.documents import yaml_text
 from fastroof.errors import SweepError
 from fastroof.models import TP_SIZES
 from fastroof.sweep.recommendations.deployment import Deployment
-from fastroof.sweep.recommendations.manifests import KUBERNETES, PLATFORMS, label_name, yaml_documents
+from fastroof.sweep.recommendations.manifests import KUBERNETES, PLATFORMS, label_name
 
 CONFIG: Final = "engine.yaml"
 ROWS: Final = "deployments.parquet"
@@ -85,7 +86,7 @@ def _files(deployment: Deployment, manifest: str) -> dict[str, str]:
     for name, command in deployment.servers.items():
         config = CONFIG if name == "server" else f"{name}.yaml"
         if command.config:
-            files[config] = yaml_documents(command.config)
+            files[config] = yaml_text(command.config)
         script = "start.sh" if name == "server" else f"start-{name}.sh"
         files[script] = _start_script(deployment, name, config if command.config else "")
     if deployment.benchmark is not None:

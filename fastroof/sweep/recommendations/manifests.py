@@ -1,13 +1,13 @@
-"""Manifests that run a deployment on Kubernetes, and the YAML they are written in."""
+"""Manifests that run a deployment on Kubernetes."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from fastroof.documents import yaml_text
 from fastroof.engines import serving_engines
 from fastroof.engines.launch import Command
 from fastroof.engines.launch.platforms import (
@@ -24,67 +24,6 @@ from fastroof.engines.launch.platforms import (
 from fastroof.errors import SweepError
 from fastroof.models import TP_SIZES
 from fastroof.sweep.recommendations.deployment import Deployment
-
-_BLOCK: Final = re.compile(r"[!-~](?:[ -~]*[!-~])?\n(?: *[!-~](?:[ -~]*[!-~])?\n)+")
-"""Lines of a text that YAML reads back from a block as they are."""
-
-_NOT_TEXT: Final = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
-"""Words that some version of YAML does not read as text."""
-
-
-def yaml_documents(*documents: Mapping[str, Any]) -> str:
-    """Format documents of mappings, lists, texts, numbers and booleans as block-style YAML."""
-    return "---\n".join("".join(f"{line}\n" for line in _lines(document)) for document in documents)
-
-
-def _lines(value: Any) -> list[str]:
-    if isinstance(value, Mapping):
-        lines = []
-        for key, item in value.items():
-            lines += _entry(f"{_key(key)}:", item)
-        return lines
-    lines = []
-    for item in value:
-        if _is_nested(item):
-            first, *others = _lines(item)
-            lines += [f"- {first}", *(f"  {line}" for line in others)]
-        else:
-            lines.append(f"- {_scalar(item)}")
-    return lines
-
-
-def _entry(key: str, item: Any) -> list[str]:
-    if isinstance(item, str) and _BLOCK.fullmatch(item):
-        return [f"{key} |", *(f"  {line}" for line in item.splitlines())]
-    if _is_nested(item):
-        return [key, *(f"  {line}" for line in _lines(item))]
-    return [f"{key} {_scalar(item)}"]
-
-
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, Mapping | list | tuple) and bool(value)
-
-
-def _key(key: str) -> str:
-    is_word = re.fullmatch(r"[A-Za-z][A-Za-z_./-]*", key) is not None
-    return key if is_word and key.lower() not in _NOT_TEXT else _text(key)
-
-
-def _scalar(value: Any) -> str:
-    if isinstance(value, str):
-        return _text(value)
-    return json.dumps(list(value) if isinstance(value, tuple) else value)
-
-
-def _text(value: str) -> str:
-    """Quote a text as ASCII, as JSON does but without surrogate pairs, which YAML does not support."""
-    return re.sub(r"[^\x20-\x7e]", lambda found: _escaped(found[0]), json.dumps(value, ensure_ascii=False))
-
-
-def _escaped(letter: str) -> str:
-    code = ord(letter)
-    return f"\\U{code:08x}" if code > 0xFFFF else f"\\u{code:04x}"
-
 
 PORT: Final = 8000
 CONFIG_FOLDER: Final = "/etc/fastroof"
@@ -155,7 +94,7 @@ def kubernetes_manifest(deployment: Deployment) -> str:
             "spec": {"selector": labels, "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]},
         }
     )
-    return yaml_documents(*documents)
+    return yaml_text(*documents)
 
 
 def _probe(path: str, period: int, failures: int) -> dict[str, Any]:
@@ -232,7 +171,7 @@ def dynamo_files(deployment: Deployment) -> dict[str, str]:
             ],
         },
     }
-    return {"dynamo.yaml": _comments(comments) + yaml_documents(*config_maps, graph)}
+    return {"dynamo.yaml": _comments(comments) + yaml_text(*config_maps, graph)}
 
 
 _DYNAMO_SECRET: Final = [{"secretRef": {"name": "hf-token-secret", "optional": True}}]
@@ -285,7 +224,7 @@ def _config_map(name: str, labels: Mapping[str, str], command: Command) -> dict[
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": name, "labels": dict(labels)},
-        "data": {CONFIG_NAME: yaml_documents(command.config)},
+        "data": {CONFIG_NAME: yaml_text(command.config)},
     }
 
 
@@ -334,8 +273,8 @@ def llm_d_files(deployment: Deployment) -> dict[str, str]:
             objects.append(_config_map(own, _llm_d_labels(name), command))
         objects.append(_llm_d_server(deployment, known, role, command, own))
     return {
-        "llm-d.yaml": _comments(comments) + yaml_documents(*objects),
-        "llm-d-router.yaml": yaml_documents(_llm_d_router(name, known, is_split=is_split)),
+        "llm-d.yaml": _comments(comments) + yaml_text(*objects),
+        "llm-d-router.yaml": yaml_text(_llm_d_router(name, known, is_split=is_split)),
     }
 
 
@@ -444,7 +383,7 @@ def _llm_d_router(name: str, known: LlmDEngine, *, is_split: bool) -> dict[str, 
         }
         router["epp"] = {
             "pluginsConfigFile": _ROUTER_CONFIG,
-            "pluginsCustomConfig": {_ROUTER_CONFIG: yaml_documents(config)},
+            "pluginsCustomConfig": {_ROUTER_CONFIG: yaml_text(config)},
         }
     return {"router": router}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -90,10 +89,11 @@ def load_shared_spec(
 
     ``changes`` replace options of all models.
     """
-    values, where = read_values(spec)
+    top = read_values(spec)
     if isinstance(spec, Mapping):
-        where = "shared GPUs"
-    _check_keys(values, where, ("gpu", "total_gpus", TRAFFIC, *_MUST[1:], *_OPTIONS))
+        top.where = "shared GPUs"
+    top.allow(("gpu", "total_gpus", TRAFFIC, *_MUST[1:], *_OPTIONS))
+    values, where = dict(top.data), top.where
     tables, gpu = values.pop(TRAFFIC, None), values.pop("gpu", "h100")
     if "total_gpus" not in values:
         raise SweepError(f"{where}: total_gpus missing, need the number of GPUs that the models share")
@@ -105,13 +105,9 @@ def load_shared_spec(
     if not isinstance(tables, list | tuple) or not tables:
         raise SweepError(f"{where}: {TRAFFIC}: got {shown(tables)}, need a list of tables like {_EXAMPLE}")
     traffics = []
-    for number, table in enumerate(tables, start=1):
-        place = f"{where}: {TRAFFIC} {number}"
-        if not isinstance(table, Mapping):
-            raise SweepError(f"{place}: got {shown(table)}, need a table like {_EXAMPLE}")
-        own = dict(table)
-        _check_keys(own, place, (*_MUST, *_OPTIONS))
-        traffics.append(_traffic({**values, **own, **(changes or {})}, place))
+    for number, table in enumerate(top.tables(TRAFFIC), start=1):
+        table.allow((*_MUST, *_OPTIONS))
+        traffics.append(_traffic({**values, **table.data, **(changes or {})}, f"{where}: {TRAFFIC} {number}"))
     loaded = SharedSpec(str(gpu), total_gpus, tuple(traffics))
     for number, traffic in enumerate(traffics, start=1):
         try:
@@ -120,14 +116,6 @@ def load_shared_spec(
             text = str(error).removeprefix("sweep spec: ")
             raise SweepError(f"{where}: {TRAFFIC} {number}: {text}") from None
     return loaded
-
-
-def _check_keys(values: Mapping[Any, Any], place: str, known: tuple[str, ...]) -> None:
-    for key in values:
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"valid: {', '.join(known)}"
-            raise SweepError(f"{place}: unknown key {shown(key)}; {hint}")
 
 
 def _traffic(values: dict[str, Any], place: str) -> Traffic:

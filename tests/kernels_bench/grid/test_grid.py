@@ -295,7 +295,7 @@ def test_a_group_may_name_its_models(tmp_path: Path) -> None:
     assert {(p.values["n"], p.values["k"]) for p in grid.points()} == set(
         shapes_of("linear", grid.models[1:])
     )
-    with pytest.raises(MeasureError, match="unknown models 'c'; valid are a, b"):
+    with pytest.raises(MeasureError, match="unknown models 'c'; valid: a, b"):
         grid_of(tmp_path, group + '"c"', both)
 
 

@@ -142,7 +142,6 @@ def test_trtllm_with_its_options(tmp_path: Path) -> None:
 
 
 def test_files_agree_with_the_command(tmp_path: Path) -> None:
-    pytest.importorskip("yaml")
     command = f"vllm serve {LLAMA} --tensor-parallel-size 4 --kv-cache-dtype fp8"
     own = started(tmp_path, command, version="0.15.1")
     toml = f'engine = "vllm"\nmodel = "{LLAMA}"\ntensor-parallel-size = 4\nkv_cache_dtype = "fp8"\n'
@@ -188,7 +187,6 @@ LOG = (
 def test_files_that_start_vllm_agree_with_its_command(
     tmp_path: Path, name: str, content: str, version: str
 ) -> None:
-    pytest.importorskip("yaml")
     command = f"vllm serve {LLAMA} --tensor-parallel-size 4 --kv-cache-dtype fp8"
     own = started(tmp_path, command, **{"version": version} if version else {})
     # with the engine in the file, given, or as a fallback
@@ -210,13 +208,11 @@ def test_an_engine_that_several_flags_could_be_of_is_asked_for(tmp_path: Path) -
     own = started(tmp_path, f"model = '{LLAMA}'\ntp-size = 4", "a.toml", engine="trtllm")
     assert (own.engine, own.layout) == ("trtllm", Layout(4))
     two = COMPOSE.format(model=LLAMA).replace("postgres:16", "vllm/vllm-openai:v0.11.0")
-    pytest.importorskip("yaml")
     with pytest.raises(TableError, match="starts 2 engines; give the command line of one"):
         started(tmp_path, two, "a.yaml")
 
 
 def test_a_file_that_a_flag_names_is_read_too(tmp_path: Path) -> None:
-    pytest.importorskip("yaml")
     command = f"trtllm-serve {LLAMA} --tp_size 2 --extra_llm_api_options /code/more.yaml"
     with pytest.raises(
         TableError, match=r"/code/more\.yaml has more flags and was not found; put it next to"

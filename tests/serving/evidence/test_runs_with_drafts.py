@@ -18,6 +18,7 @@ from fastroof.errors import TableError
 from fastroof.serving import estimate
 from fastroof.serving.evidence.own_fit import fit_own_runs
 from fastroof.serving.evidence.own_runs import OwnRuns, read_own_runs
+from fastroof.serving.evidence.predictions import Plans
 from fastroof.serving.evidence.validation import INDEPENDENT, validate_own
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -60,6 +61,19 @@ def read(folder: Path, command: str, **given: Any) -> OwnRuns:
 @pytest.fixture(scope="module")
 def engine(tables: Tables) -> StepPlan:
     return compile_plan("llama-3.1-8b", "h100", tables, engine=engine_of_version("vllm", VERSION))
+
+
+def test_a_draft_has_the_kernels_of_its_engine(tmp_path: Path, tables: Tables, engine: StepPlan) -> None:
+    """Plans are cached; two engines with steps of one size have a draft each."""
+    cluster(tmp_path, engine, SpeculativeDecoding(3, 2.4))
+    row = replace(read(tmp_path, NGRAM).rows[0], draft_model="llama-3.1-8b", draft_tp=1)
+    plans = Plans(tables)
+    for name in ("vllm", "sglang", "vllm"):
+        target = compile_plan("llama-3.1-8b", "h100", tables, engine=name, max_tokens=512, max_seqs=64)
+        speculation = plans.speculation(row, target)
+        assert speculation is not None
+        assert isinstance(speculation.draft, StepPlan)
+        assert speculation.draft.profile == target.profile.kernels_alone()
 
 
 @pytest.mark.parametrize(("command", "draft"), [(MTP, "mtp"), (NGRAM, None)])

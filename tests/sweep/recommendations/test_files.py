@@ -14,17 +14,17 @@ from typing import Any
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastroof import SweepError
+from fastroof.documents import yaml_text
 from fastroof.models.load import Published
 from fastroof.sweep import Recommendation, recommend
 from fastroof.sweep.recommendations import Deployment
-from fastroof.sweep.recommendations.manifests import label_name, yaml_documents
+from fastroof.sweep.recommendations.manifests import label_name
 from fastroof.sweep.recommendations.recommend import save_recommendation
-
-yaml = pytest.importorskip("yaml")
 
 HOSTILE = (
     "org/a b", 'org/"; rm -rf ~; "', "org/$(touch owned)", "org/`touch owned`", "org/x\n- injected: true",
@@ -231,7 +231,7 @@ VALUES = st.recursive(
 @given(st.dictionaries(TEXTS, VALUES, max_size=5))
 @settings(deadline=None)
 def test_yaml_reads_back_what_was_written(document: dict[str, Any]) -> None:
-    assert yaml.safe_load(yaml_documents(document)) == (document or None)
+    assert yaml.safe_load(yaml_text(document)) == document
 
 
 LINES = st.lists(st.text(st.sampled_from(" -:#|>\"'{a%@!&*?\t"), max_size=8), min_size=1, max_size=5)
@@ -241,16 +241,31 @@ OF_LINES = LINES.map("\n".join) | LINES.map(lambda lines: "\n".join(lines) + "\n
 @given(st.dictionaries(TEXTS, OF_LINES, max_size=3))
 @settings(deadline=None)
 def test_yaml_reads_back_texts_of_several_lines(document: dict[str, str]) -> None:
-    assert yaml.safe_load(yaml_documents({"data": document})) == {"data": document}
+    assert yaml.safe_load(yaml_text({"data": document})) == {"data": document}
 
 
 def test_a_text_of_several_lines_is_readable() -> None:
-    assert yaml_documents({"data": {"a.yaml": "b:\n  c: 1\n"}}) == "data:\n  a.yaml: |\n    b:\n      c: 1\n"
+    assert yaml_text({"data": {"a.yaml": "b:\n  c: 1\n"}}) == "data:\n  a.yaml: |\n    b:\n      c: 1\n"
 
 
 def test_keys_that_yaml_would_take_for_something_else_are_quoted() -> None:
     odd = {"true": 1, "null": 2, "on": 3, "1": 4, "~": 5, "a b": 6, "nvidia.com/gpu": 7}
-    assert yaml.safe_load(yaml_documents(odd)) == odd
+    assert yaml.safe_load(yaml_text(odd)) == odd
+
+
+def test_text_is_not_a_number_or_a_truth_in_any_version_of_yaml() -> None:
+    words = ["1e3", "0o17", "0x1F", "1:30", "y", "N", "off", ".inf", "12_000", "2026-11-28", "=", "<<", "-rf"]
+    assert yaml_text({"args": words}) == "args:\n" + "".join(
+        f"- {json.dumps(word)}\n" for word in words
+    ).replace('"off"', "'off'")
+
+
+def test_what_two_places_share_is_written_twice() -> None:
+    labels = {"app": "a"}
+    assert (
+        yaml_text({"a": labels, "b": labels}, {"c": labels})
+        == "a:\n  app: a\nb:\n  app: a\n---\nc:\n  app: a\n"
+    )
 
 
 @given(st.text())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fastroof import SweepError
 from fastroof.engines.launch import Command
@@ -24,8 +25,6 @@ from fastroof.sweep.recommendations.manifests import (
     llm_d_files,
 )
 from tests.engines.arguments.passed import check, flat, record_of
-
-yaml = pytest.importorskip("yaml")
 
 FIELDS = tomllib.loads((Path(__file__).parent / "fields.toml").read_text("utf-8"))
 HOSTILE = ('org/"; rm -rf ~; "', "org/x\n- injected: true", "-rf", "org/a: b # c", "org/\u2028é")

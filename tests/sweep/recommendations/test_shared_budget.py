@@ -226,7 +226,7 @@ def test_progress_counts_questions(found: SharedBudget) -> None:
     ("changes", "message"),
     [
         ({"traffic": []}, "traffic: got [], need a list of tables like {model"),
-        ({"traffic": ["qwen3-8b"]}, "traffic 1: got 'qwen3-8b', need a table like {model"),
+        ({"traffic": ["qwen3-8b"]}, "traffic 1: must be a table, got 'qwen3-8b'"),
         ({"traffic": [{"model": "qwen3-8b", "isl": 1}]}, "traffic 1: requests_per_s missing, as in"),
         ({"traffic": [{**CHAT, "tpot": 1}]}, "traffic 1: unknown key 'tpot'; did you mean tpot_ms"),
         ({"traffic": [{**CHAT, "objective": "cost"}]}, "traffic 1: unknown key 'objective'"),
