@@ -289,7 +289,7 @@ def test_costs_chosen_on_a_bench_are_given_ones(row):
         ({"kernel": "vllm_*", "versions": "new"}, "versions must be bounds"),
         ({"kernel": "vllm_*", "most_tokens": -1}, "most_tokens of expert_rows must be a whole number from 0"),
         ({"kernel": "vllm_*", "has_gate": 1}, "has_gate of expert_rows must be"),
-        ({"kernel": "vllm_*", "gate": True}, "unknown gate"),
+        ({"kernel": "vllm_*", "gate": True}, "unknown key 'gate'"),
     ],
 )
 def test_rules_of_measured_experts_are_checked(rule, message):
