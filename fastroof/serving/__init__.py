@@ -9,9 +9,10 @@ from fastroof.serving.disaggregated import (
 from fastroof.serving.engine_start import fit
 from fastroof.serving.estimate import estimate
 from fastroof.serving.fit_answer import Fit
+from fastroof.serving.images import estimate_with_images
 from fastroof.serving.least_gpus import LeastGpus, least_gpus
 from fastroof.serving.serving_estimate import ServingEstimate
-from fastroof.serving.sizing import estimate_with_images, largest_batch, largest_context
+from fastroof.serving.sizing import largest_batch, largest_context
 from fastroof.serving.speculation import SpeculativeDecoding, mtp_draft
 
 __all__ = [

@@ -9,7 +9,7 @@ from fastroof import PlanError, StepBatch, StepPlan, Tables, compile_plan
 from fastroof.compiled import steps
 from fastroof.errors import BatchError, ModelError
 from fastroof.serving import estimate, estimate_with_images
-from fastroof.serving.sizing import plan_that_encodes
+from fastroof.serving.images import plan_that_encodes
 
 pytestmark = pytest.mark.loops
 
