@@ -54,6 +54,7 @@ Examples:
   fastroof best --model deepseek-v3 --gpu h200 --gpus 8 --isl 2000 --osl 1000 --tpot 50 --save deepseek
   fastroof sweep --example > my.toml; fastroof best my.toml --runners-up 5
   fastroof best my.toml --mean
+  fastroof best --model llama-3.1-70b --gpu h100 --rate 20 --isl 4000 --osl 500 --ttft 500 --tpot 30
   fastroof best --model llama-3.1-70b --model qwen3-8b --gpu h100 --gpus 16 --rate 4 --rate 30 \\
       --isl 3000 --isl 500 --osl 600 --osl 200 --tpot 40
 
@@ -68,10 +69,11 @@ means, with clients that send their next request when they are answered. A runne
 of another GPU, mode, layout, dtype, KV cache or engine. --save writes the command that starts a copy, one
 that measures it, the engine's YAML, a manifest and the rows.
 
-With --rate, the models share the GPUs, which are of one kind. The smallest ratio of held to wanted rate is
-made as large as possible. --rate, --isl, --osl, --ttft, --tpot, --itl, --request-latency and --prefix-hit are
-then given once for all models, or once per --model in the same order. A SPEC.toml of gpu, total_gpus and
-[[traffic]] tables sets every option per model: model, isl, osl, requests_per_s, tpot_ms, dtype, engine, ...
+With --rate, the models share the GPUs, which are of one kind. Without --gpus each gets the fewest that hold
+its rate within the limits. Otherwise the smallest ratio of held to wanted rate is made as large as possible.
+--rate, --isl, --osl, --ttft, --tpot, --itl, --request-latency and --prefix-hit are then given once for all
+models, or once per --model in the same order. A SPEC.toml of gpu, total_gpus and [[traffic]] tables sets
+every option per model: model, isl, osl, requests_per_s, tpot_ms, dtype, engine, ...
 
 \b
 JSON: objective, configurations (deployments compared), candidates (these under each load), skipped (plans
@@ -97,9 +99,9 @@ the arguments), image, copies, gpus_each, servers (role: command, config), bench
 benchmark_rate (requests/s; 0 for clients), price [an_hour, of_output, of_all (per million tokens)], notes].
 
 \b
-JSON with --rate: gpu, total_gpus, scale (smallest ratio of held to wanted rate; 0 if the GPUs cannot run
-all models), gpus_left, needed_gpus (that hold all wanted rates; null if none were found), shares, questions
-(a model on a number of GPUs), total_s, saved.
+JSON with --rate: gpu, total_gpus (without --gpus 0 if no number of GPUs holds all rates), scale (smallest
+ratio of held to wanted rate; 0 if the GPUs cannot run all models), gpus_left, needed_gpus (that hold all
+wanted rates; null if none were found), shares, questions (a model on a number of GPUs), total_s, saved.
 shares: one object per model [model, isl, osl, wanted_requests_per_s, held_requests_per_s, ratio, gpus,
 needed_gpus, answer, deployment (as above)].
 """
@@ -144,7 +146,13 @@ def best(
         ),
     ] = None,
     gpus: Annotated[
-        int | None, _option("--gpus", "--total-gpus", min=1, help_text="Number of GPUs to fill.")
+        int | None,
+        _option(
+            "--gpus",
+            "--total-gpus",
+            min=1,
+            help_text="Number of GPUs to fill.  [default: with --rate as few as suffice]",
+        ),
     ] = None,
     isl: Annotated[
         list[int] | None, _option("--isl", min=1, metavar="TOKENS", help_text="Prompt length.")
@@ -436,10 +444,14 @@ def _check_question(spec: Path | None, model: list[str] | None, given: dict[str,
     if model and spec is not None:
         raise SweepError(f"give --model or a specification, got --model {model[0]} and {spec}")
     if model:
-        missing = [option for name, option in _NEEDED.items() if name not in given]
+        # with rates the fewest GPUs are the answer
+        is_free = "total_gpus" not in given and "requests_per_s" in given
+        needed = {name: option for name, option in _NEEDED.items() if name != "total_gpus" or not is_free}
+        missing = [option for name, option in needed.items() if name not in given]
         if missing:
+            example = "--rate 20" if is_free else "--gpus 8"
             raise SweepError(
-                f"--model needs {', '.join(_NEEDED.values())} too, as in --gpus 8 --isl 4000 --osl 500; "
+                f"--model needs {', '.join(needed.values())} too, as in {example} --isl 4000 --osl 500; "
                 f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
             )
     elif given:

@@ -113,6 +113,8 @@ def _summary(found: SharedBudget) -> list[str]:
     if total is not None:
         need = f"{rates} {'needs' if is_one else 'need'} {counted(total, 'GPU')}"
         needed = need if is_one else f"{need}: {needed}"
+    if not found.total_gpus:
+        return [needed]
     if not found.scale:
         return [f"{gpus} cannot run {'this model' if is_one else 'all models'}", needed]
     holds = f"{gpus} hold {found.scale:,.3g} times {rates}"

@@ -342,6 +342,31 @@ def test_rates_beyond_the_gpus_say_how_many_would_do() -> None:
     assert "nearest: " in nothing
 
 
+@pytest.mark.slow
+def test_a_rate_without_gpus_is_answered_with_the_fewest() -> None:
+    options = (
+        "--isl",
+        "500",
+        "--osl",
+        "50",
+        "--max-num-seqs",
+        "64",
+        "--max-num-batched-tokens",
+        "2048",
+        "--mean",
+    )
+    asked = ("best", "--model", "llama-3.1-8b", *options, "--rate")
+    found = json.loads(good(*asked, "70", "--json"))
+    assert found["total_gpus"] == found["needed_gpus"] == found["shares"][0]["gpus"] > 1
+    assert found["scale"] >= 1.0
+    text = good(*asked, "70", "--tpot", "0.1")
+    assert text.startswith("llama-3.1-8b holds 70 requests/s on no number of GPUs that was tried\n")
+    assert "nearest: " in text
+    assert "--model needs --isl, --osl too, as in --rate 20" in refused(
+        "best", "--model", "qwen3-8b", "--rate", "3"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -53,14 +53,14 @@ class GpuShare:
     traffic : Traffic
         The model's requests and limits.
     gpus : int
-        Number of GPUs that it gets; 0 if the GPUs do not suffice to run all models.
+        Number of GPUs that it gets; 0 if the GPUs do not suffice for all models.
     requests_per_s : float
         Largest rate that it holds on them within its limits.
     needed_gpus : int or None
         Fewest GPUs found that hold the wanted rate; None if none of the tried numbers does.
     recommendation : Recommendation or None
-        Deployment to run, with runners-up and commands; without GPUs, why no deployment on all GPUs keeps the
-        limits, and None if one does.
+        Deployment to run, with runners-up and commands; without GPUs, why no deployment on all GPUs (or the
+        most that were tried) keeps the limits, and None if one does.
     """
 
     traffic: Traffic
@@ -93,7 +93,8 @@ class SharedBudget(ArrowRows):
     gpu : str
         Name of the GPU.
     total_gpus : int
-        Number of GPUs to share.
+        Number of GPUs to share; if none was given, the fewest found that hold all wanted rates, or 0 if
+        none of the tried numbers does.
     scale : float
         Smallest ratio of held to wanted rate, the objective: the GPUs hold all rates times this. 0 if they do
         not suffice to run all models.
@@ -252,7 +253,8 @@ def fewest_gpus(model: HeldRates, total_gpus: int) -> int | None:
         # one copy on more GPUs than there are may hold more than copies on few
         next_asked = [each for each in few if each <= gpus]
         if enough.size:
-            next_asked.append(gpus)
+            # one GPU fewer is asked too, where workers apart may hold more than copies
+            next_asked += [gpus] if is_late or gpus == 1 else [gpus - 1, gpus]
         elif is_late:
             next_asked.append(min(2 * max(model.asked), MOST_GPUS))
         new = dict.fromkeys(each for each in next_asked if each not in model.asked)
@@ -276,10 +278,11 @@ def recommend_shared(
     gpu_hour_price: float | Mapping[str, float] | None = None,
     **ranking: Unpack[RankingOptions],
 ) -> SharedBudget:
-    """Share a number of GPUs among models, each with its own traffic.
+    """Share a number of GPUs among models, each with its own traffic, or find the fewest that suffice.
 
-    The GPUs are split so that the smallest ratio of held to wanted rate is as large as possible, and on the
-    fewest GPUs that reach it. What a model holds on some GPUs is the rate of its best deployment there, as
+    Without ``total_gpus`` each model gets the fewest GPUs that hold its rate. Otherwise the GPUs are split so
+    that the smallest ratio of held to wanted rate is as large as possible, and on the fewest GPUs that reach
+    it. What a model holds on some GPUs is the rate of its best deployment there, as
     :func:`fastroof.recommend` answers it. Asked for are 1, 2, 3, 4, 6 and 8 GPUs, and powers of two up to a
     model's share. Others are first expected to hold what copies of these hold, and asked for once a split
     uses them.
@@ -287,7 +290,8 @@ def recommend_shared(
     Parameters
     ----------
     spec : mapping, str or Path
-        ``gpu`` (default: h100), ``total_gpus`` and ``traffic``, or the path of a TOML file with them.
+        ``gpu`` (default: h100), ``total_gpus`` (default: as few as suffice) and ``traffic``, or the path of a
+        TOML file with them.
         ``traffic`` is a list of tables with ``model``, ``isl``, ``osl`` (tokens) and ``requests_per_s``, and
         any limits and choices of :func:`fastroof.recommend`, such as ``ttft_ms``, ``tpot_ms``, ``dtype``
         and ``engine``. One of these keys next to ``traffic`` is for all models that do not set it.
@@ -321,6 +325,9 @@ def recommend_shared(
     ...     {"model": "qwen3-32b", "requests_per_s": 2, "tpot_ms": 40, "dtype": "fp8"}]})
     >>> [share.gpus for share in found.shares], found.scale > 1.0, found.gpus_left
     ([2, 1], True, 0)
+    >>> alone = {"model": "llama-3.1-8b", "isl": 1000, "osl": 200, "requests_per_s": 30, "tpot_ms": 30}
+    >>> fastroof.recommend_shared({"max_num_seqs": 64, "traffic": [alone]}).total_gpus
+    2
     """
     began = time.perf_counter()
     progress = ranking.get("progress")
@@ -329,9 +336,8 @@ def recommend_shared(
     loaded = load_shared_spec(spec, changes)
     ranked: dict[str, Any] = {**ranking, "progress": None}
     answered = 0
-    known = len(loaded.traffic) * len(
-        first_asked(min(max(loaded.total_gpus - len(loaded.traffic) + 1, 0), NODE_GPUS))
-    )
+    total = loaded.total_gpus or 0
+    known = len(loaded.traffic) * len(first_asked(min(max(total - len(loaded.traffic) + 1, 0), NODE_GPUS)))
 
     @functools.cache
     def answer(place: int, gpus: int) -> Recommendation:
@@ -351,14 +357,19 @@ def recommend_shared(
         HeldRates(functools.partial(rate_on, place), traffic.requests_per_s)
         for place, traffic in enumerate(loaded.traffic)
     ]
-    scale, split = split_gpus(models, loaded.total_gpus)
+    if total:
+        scale, split = split_gpus(models, total)
+        needed = [fewest_gpus(model, total) for model in models]
+    else:
+        needed = [fewest_gpus(model, 0) for model in models]
+        split = [gpus or 0 for gpus in needed] if all(needed) else [0] * len(models)
+        total = sum(split)
+        scale = min(model.ask(gpus) for model, gpus in zip(models, split, strict=True)) if total else 0.0
     shares = []
     for place, (traffic, model, gpus) in enumerate(zip(loaded.traffic, models, split, strict=True)):
         held = rate_on(place, gpus) if gpus else 0.0
-        run = answer(place, gpus) if gpus else None
-        if run is None and not answer(place, loaded.total_gpus).answers.answers[0].choices:
-            run = answer(place, loaded.total_gpus)
-        shares.append(GpuShare(traffic, gpus, held, fewest_gpus(model, loaded.total_gpus), run))
+        run = answer(place, gpus or total or max(model.asked))
+        is_shown = gpus or not run.answers.answers[0].choices
+        shares.append(GpuShare(traffic, gpus, held, needed[place], run if is_shown else None))
     elapsed_s = time.perf_counter() - began
-    name = load_gpu(loaded.gpu).name
-    return SharedBudget(name, loaded.total_gpus, scale, tuple(shares), answered, elapsed_s)
+    return SharedBudget(load_gpu(loaded.gpu).name, total, scale, tuple(shares), answered, elapsed_s)

@@ -48,10 +48,10 @@ class Traffic(NamedTuple):
 
 
 class SharedSpec(NamedTuple):
-    """GPUs of one kind, and the traffic of each model that shares them."""
+    """GPUs of one kind (None: as few as suffice), and the traffic of each model that shares them."""
 
     gpu: str
-    total_gpus: int
+    total_gpus: int | None
     traffic: tuple[Traffic, ...]
 
     def question(self, traffic: Traffic, gpus: int) -> DeploymentSpec:
@@ -95,11 +95,9 @@ def load_shared_spec(
     top.allow(("gpu", "total_gpus", TRAFFIC, *_MUST[1:], *_OPTIONS))
     values, where = dict(top.data), top.where
     tables, gpu = values.pop(TRAFFIC, None), values.pop("gpu", "h100")
-    if "total_gpus" not in values:
-        raise SweepError(f"{where}: total_gpus missing, need the number of GPUs that the models share")
-    total_gpus = whole_number(
-        f"{where}: total_gpus", values.pop("total_gpus"), most=MOST_GPUS, error=SweepError
-    )
+    total_gpus = values.pop("total_gpus", None)
+    if total_gpus is not None:
+        total_gpus = whole_number(f"{where}: total_gpus", total_gpus, most=MOST_GPUS, error=SweepError)
     if not isinstance(gpu, str | Path):
         raise SweepError(f"{where}: gpu: got {shown(gpu)}, need one name of a GPU, or the path of a gpu.toml")
     if not isinstance(tables, list | tuple) or not tables:
@@ -111,7 +109,7 @@ def load_shared_spec(
     loaded = SharedSpec(str(gpu), total_gpus, tuple(traffics))
     for number, traffic in enumerate(traffics, start=1):
         try:
-            loaded.question(traffic, total_gpus)
+            loaded.question(traffic, total_gpus or 1)
         except SweepError as error:
             text = str(error).removeprefix("sweep spec: ")
             raise SweepError(f"{where}: {TRAFFIC} {number}: {text}") from None

@@ -214,6 +214,38 @@ def test_a_model_that_no_number_of_gpus_serves_says_why() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["aggregated", "disaggregated"])
+def test_without_a_number_each_model_gets_the_fewest_gpus(mode: str) -> None:
+    options = {"isl": 1000, "osl": 50, **SMALL, "mode": mode, "traffic": [{**CHAT, "requests_per_s": 60}]}
+    fewest = recommend_shared(options)
+    (share,) = fewest.shares
+    assert share.recommendation is not None
+    assert share.recommendation.answers.answers[0].choices[0].row["mode"] == mode
+    assert fewest.total_gpus == share.gpus == share.needed_gpus == fewest.needed_gpus
+    assert fewest.total_gpus > 1
+    assert fewest.scale == share.ratio >= 1.0
+    same = recommend_shared({**options, "total_gpus": fewest.total_gpus})
+    assert (same.scale, same.needed_gpus) == (fewest.scale, fewest.needed_gpus)
+    assert same.shares[0].recommendation is not None
+    assert same.shares[0].recommendation.deployments == share.recommendation.deployments
+    fewer = recommend_shared({**options, "total_gpus": fewest.total_gpus - 1})
+    assert fewer.scale < 1.0
+    assert fewer.needed_gpus == fewest.total_gpus
+
+
+@pytest.mark.slow
+def test_without_a_number_a_limit_that_nothing_keeps_says_why() -> None:
+    traffic = [CHAT, {**CHAT, "tpot_ms": 0.1, "max_num_seqs": 1}]
+    none = recommend_shared({"isl": 100, "osl": 5, **SMALL, "traffic": traffic}, percentile=None)
+    assert (none.total_gpus, none.scale, none.needed_gpus) == (0, 0.0, None)
+    fine, failing = none.shares
+    assert (fine.gpus, fine.recommendation) == (0, None)
+    assert fine.needed_gpus
+    assert failing.recommendation is not None
+    assert failing.recommendation.answers.answers[0].nearest is not None
+
+
+@pytest.mark.slow
 def test_progress_counts_questions(found: SharedBudget) -> None:
     calls: list[tuple[int, int]] = []
     again = recommend_shared(SPEC, progress=lambda done, known: calls.append((done, known)))
@@ -247,7 +279,10 @@ def test_progress_counts_questions(found: SharedBudget) -> None:
         ({"gpu": ["h100", "h200"]}, "gpu: got ['h100', 'h200'], need one name of a GPU"),
         ({"gpu": "h1000"}, "unknown GPU 'h1000'"),
         ({"total_gpus": 0}, "total_gpus must be a whole number from 1 to 65,536, got 0"),
-        ({"total_gpus": MISSING}, "shared GPUs: total_gpus missing, need the number"),
+        (
+            {"total_gpus": MISSING, "traffic": [{**CHAT, "tpot_ms": 0}]},
+            "traffic 1: constraints.tpot_ms: got 0",
+        ),
         ({"traffic": [{**CHAT, "x": 1}]}, "unknown key 'x'; valid: model, isl, osl, requests_per_s, ttft_ms"),
         ({"totalgpus": 1}, "shared GPUs: unknown key 'totalgpus'; did you mean total_gpus"),
         ({"percentile": 99}, "unknown key 'percentile'"),
