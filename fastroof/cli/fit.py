@@ -1,4 +1,4 @@
-"""``fastroof fit``: whether an engine starts a model, and with which limits."""
+"""``fastroof fit``: whether an engine starts a model, its limits, and its largest steps within a time."""
 
 from __future__ import annotations
 
@@ -6,27 +6,36 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.option_groups import LIMITS, number_or_engine, plan_options
-from fastroof.cli.options import Gpu, Json, Model
-from fastroof.cli.output import console, print_facts, print_json, print_table
+from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.option_groups import LIMITS, OUTSIDE_STEPS, TABLES, number_or_engine, plan_options
+from fastroof.cli.options import Json, Model
+from fastroof.cli.output import console, percent, print_facts, print_json, print_table
+from fastroof.cli.workload_options import parse_sizes
 from fastroof.command_group import GroupValues, taking
+from fastroof.errors import BatchError
 
 if TYPE_CHECKING:
     from fastroof.serving import Fit
 
-_MEMORY: Final = (
-    "tp", "pp", "dp", "ep", "moe_tp", "cp", "dtype", "kv_dtype", "engine", "exchange", "memory_fraction",
-    "kv_cache_gib",
-    "num_slots", "eplb", "lora",
-)  # fmt: skip
+_LIMITED_BY: Final = {
+    "memory": "memory",
+    "tpot": "--tpot",
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "max_model_len": "--max-model-len",
+}
 EPILOG: Final = """\b
 Examples:
   fastroof fit --model qwen3-32b --gpu h100
   fastroof fit --model llama-3.1-70b --gpu h100 --tp 2 --max-num-seqs 256 --max-model-len 32768
   fastroof fit --model qwen3-next-80b-a3b --gpu h200 --tp 2 --engine sglang --json
+  fastroof fit --model llama-3.1-8b --tpot 10
+  fastroof fit --model llama-3.1-8b --tpot 10 --kv-len 1024,4096,16384 --batch-size 64
 
-No kernel is looked up: memory alone decides. Rules are those of the engine's newest version that is known;
---engine vllm-0.24.0 takes those of another. Sizes are GiB (2^30 bytes) of one GPU.
+Without --tpot no kernel is looked up: memory alone decides. With it, decode steps of all sizes are timed: the
+answer is the largest batch at each context and the longest context of each batch, of a rank and pipeline
+stage, within memory and that time. --tpot inf leaves memory alone. Rules are those of the engine's newest
+version that is known; --engine vllm-0.24.0 takes those of another. Sizes are GiB (2^30 bytes) of one GPU.
 
 \b
 JSON: version, model, gpu, engine, versions, engine_title, tp, pp, dp, ep, dtype, kv_dtype, starts,
@@ -37,7 +46,10 @@ remedy, is_warning], changes [settings, max_model_len, concurrency], memory [fra
 blocks, block_bytes, block_tokens (null if the engine's blocks are unknown), ...], cache_line_tokens (what
 the engine prints), concurrency, largest_max_model_len, largest_max_num_seqs, length_of_all, running,
 graphs_variable, source, room_errors [engine, versions, starts, median_gib, most_gib (in nine of ten); null
-if not judged], command [text, release, config, unsaid].
+if not judged], command [text, release, config, unsaid]; with --tpot tpot_ms and largest [asked (kv_len or
+batch_size), batch_size, kv_len (0 if nothing is within the limits), step_ms, tokens_per_s_per_gpu, kv_share
+(of the KV cache), limited_by (memory, tpot, max_num_seqs, max_num_batched_tokens or max_model_len)], empty if
+the engine does not start.
 """
 
 
@@ -46,17 +58,35 @@ def register(app: typer.Typer) -> None:
     app.command("fit", epilog=EPILOG)(fit)
 
 
-@taking(plan=plan_options(only=_MEMORY), limits=LIMITS)
+@taking(plan=plan_options(without=OUTSIDE_STEPS), limits=LIMITS, measured=TABLES)
 def fit(
     *,
     model: Model,
-    gpu: Gpu = None,
     max_model_len: Annotated[
         int | None,
         typer.Option(metavar="TOKENS", help="Tokens of the longest sequence.  [default: the model's own]"),
     ] = None,
     plan: GroupValues,
     limits: GroupValues,
+    measured: GroupValues,
+    tpot: Annotated[
+        float | None,
+        typer.Option(metavar="MS", help="Maximum time per output token: also print the largest batches."),
+    ] = None,
+    kv_len: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKENS",
+            help="Contexts to find the largest batch of, with --tpot; a list.  [default: a few]",
+        ),
+    ] = None,
+    batch_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REQUESTS",
+            help="Batches to find the longest context of, with --tpot; a list.  [default: --max-num-seqs]",
+        ),
+    ] = None,
     free_gib: Annotated[
         float | None, typer.Option(metavar="GIB", help="Free memory of a GPU at the start.  [default: all]")
     ] = None,
@@ -79,9 +109,22 @@ def fit(
     given: dict[str, Any] = {
         name: number_or_engine(f"--{name.replace('_', '-')}", limits[name]) for name in LIMITS
     }
+    gpu: Any = measured["gpu"] or DEFAULT_GPU
+    if tpot is None:
+        alone = {"--kv-len": kv_len, "--batch-size": batch_size, "--tables": measured["tables"]}
+        alone["--source"] = measured["source"]
+        named = [name for name, value in alone.items() if value is not None]
+        if named:
+            raise BatchError(f"{', '.join(named)} needs --tpot MS, the time to find the largest sizes within")
+    else:
+        given["tpot_ms"] = tpot
+        sizes = {"kv_len": kv_len, "batch_size": batch_size}
+        for name, text in sizes.items():
+            given[name] = None if text is None else parse_sizes(f"--{name.replace('_', '-')}", text)
+        gpu, given["tables"] = gpu_and_tables(**measured)
     answer = fastroof.fit(
         model,
-        gpu or DEFAULT_GPU,
+        gpu,
         max_model_len=max_model_len,
         free_gib=free_gib,
         prefix_caching=prefix_caching,
@@ -131,5 +174,22 @@ def _print(answer: Fit) -> None:
             line(f"  {answer.command.config_option}: {name} = {value}")
         for text in answer.command.unsaid:
             line(f"  not in the command: {text}")
+    if answer.tpot_ms is not None and answer.starts:
+        line(f"\ndecode steps within {answer.tpot_ms:g} ms:")
+        _print_largest(answer)
     if answer.source:
         line(f"\nmemory rules: {answer.source}")
+
+
+def _print_largest(answer: Fit) -> None:
+    rows = []
+    for one in answer.largest:
+        cells = [f"{number:,}" if number else "none" for number in (one.batch_size, one.kv_len)]
+        if one.step_ms is None or one.tokens_per_s_per_gpu is None or one.kv_share is None:
+            cells += ["", "", ""]
+        else:
+            cells += [f"{one.step_ms:,.2f}", f"{one.tokens_per_s_per_gpu:,.0f}", percent(one.kv_share)]
+        what = "largest batch" if one.asked == "kv_len" else "longest context"
+        rows.append((what, *cells, _LIMITED_BY[one.limited_by]))
+    columns = ("", "batch size", "kv_len", "step ms", "tokens/s a GPU", "KV cache", "limited by")
+    print_table(columns, rows, left=("", "limited by"))

@@ -10,6 +10,7 @@ from fastroof.serving.engine_start import fit
 from fastroof.serving.estimate import estimate
 from fastroof.serving.fit_answer import Fit
 from fastroof.serving.images import estimate_with_images
+from fastroof.serving.largest_sizes import LargestSize
 from fastroof.serving.least_gpus import LeastGpus, least_gpus
 from fastroof.serving.serving_estimate import ServingEstimate
 from fastroof.serving.sizing import largest_batch, largest_context
@@ -18,6 +19,7 @@ from fastroof.serving.speculation import SpeculativeDecoding, mtp_draft
 __all__ = [
     "DisaggregatedEstimate",
     "Fit",
+    "LargestSize",
     "LeastGpus",
     "ServingEstimate",
     "SpeculativeDecoding",

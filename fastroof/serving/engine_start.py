@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.acceptance import MTP
 from fastroof.checks import is_number, shown, whole_number
 from fastroof.config import GpuSpec, load_gpu
-from fastroof.defaults import DATASHEET, DEFAULT_ENGINE
+from fastroof.defaults import DATASHEET, DEFAULT_ENGINE, MEASURED
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.engines.launch.commands import engine_commands
 from fastroof.engines.launch.settings import LaunchSettings, served_name
@@ -26,8 +26,12 @@ from fastroof.plan.memory import NO_DRAFTS, PlanMemory, most_that_start
 from fastroof.plan.room_errors import room_errors_of
 from fastroof.plan.start import StartQuestion, cache_line_tokens, refusals
 from fastroof.serving.fit_answer import Change, Fit
+from fastroof.serving.largest_sizes import LargestSize, Limits, checked_tpot_ms, largest_sizes
 from fastroof.serving.speculation import draft_of, drafts_of
 from fastroof.units import GIB
+
+if TYPE_CHECKING:
+    from fastroof.tables import Tables
 
 MOST_SEQS: Final = 65_536
 MOST_TOKENS: Final = 2**20
@@ -56,9 +60,14 @@ class _Question:
     free_bytes: int | None = None
     version: str = ""
 
+    @property
+    def spec(self) -> GpuSpec:
+        """The GPU."""
+        return self.gpu if isinstance(self.gpu, GpuSpec) else load_gpu(self.gpu)
+
     def plan(self) -> StepPlan:
         """Compile the plan whose memory is asked for, from the datasheet: times play no part."""
-        gpu = self.gpu if isinstance(self.gpu, GpuSpec) else load_gpu(self.gpu)
+        gpu = self.spec
         curves = DatasheetCurves(gpu, warns=False)
         # a plan's memory stops at its engine's own limits, and larger ones are asked for here
         scheduling = replace(
@@ -68,9 +77,13 @@ class _Question:
             by_card=False,
         )
         engine = replace(self.engine, scheduling=scheduling)
-        return compile_plan(
-            self.model, gpu, DATASHEET, engine=engine, allow_modelled=True, curves=curves, **self.options
-        )
+        options = {**self.options, "allow_modelled": True}
+        return compile_plan(self.model, gpu, DATASHEET, engine=engine, curves=curves, **options)
+
+    def timed_plan(self, tables: Tables | str | Path | None, seqs: int, tokens: int) -> StepPlan:
+        """Compile the plan whose steps the engine schedules within its limits."""
+        sizes = self.engine.on(self.spec).scheduling.plan_sizes(tokens, seqs)
+        return compile_plan(self.model, self.gpu, tables, engine=self.engine, **{**self.options, **sizes})
 
     def limits(self, plan: StepPlan) -> tuple[int, int, int]:
         """Return the longest length, the requests and the tokens of a step: as asked, or by default."""
@@ -108,9 +121,15 @@ def fit(
     num_draft_tokens: int = 0,
     draft: StepPlan | str | None = None,
     engine: EngineProfile | str | Path | Mapping[str, Any] = DEFAULT_ENGINE,
+    tpot_ms: float | None = None,
+    kv_len: Any = None,
+    batch_size: Any = None,
+    tables: Tables | str | Path | None = MEASURED,
     **plan_options: Any,
 ) -> Fit:
     """Tell whether an engine starts a model on GPUs, with which limits, and by which command.
+
+    With ``tpot_ms`` also how large a batch and how long a context it then decodes within a time per token.
 
     Parameters
     ----------
@@ -128,8 +147,16 @@ def fit(
         Draft tokens of a request in each step.
     draft : StepPlan or str, optional
         The draft, as in :class:`fastroof.SpeculativeDecoding`.
+    tpot_ms : float, optional
+        Maximum time of a decode step, ms; inf for memory alone.
+    kv_len, batch_size : int or array_like of int, optional
+        With ``tpot_ms``: contexts to find the largest batch of, and batches (of a rank and pipeline stage) to
+        find the longest context of (default: a few contexts, and as many requests as a step may have).
+    tables
+        As in :func:`fastroof.compile_plan`, to time steps.
     **plan_options
-        Layout, formats, ``memory_fraction``, ``kv_cache_gib`` and ``lora`` of :func:`fastroof.compile_plan`.
+        Other options of :func:`fastroof.compile_plan`; only layout, formats, ``memory_fraction``,
+        ``kv_cache_gib`` and ``lora`` change memory.
 
     Returns
     -------
@@ -141,12 +168,16 @@ def fit(
     PlanError, ModelError
         If the model does not run with the layout or the formats.
     BatchError
-        If a limit is invalid.
+        If a limit or a size is invalid.
+    MissingTableError
+        If a kernel of a timed step was not measured.
 
     Notes
     -----
-    No kernel is looked up. The rules of each engine and version are read from its sources and compared with
-    logged starts (``bench_data/kv_room.csv``); ``source`` names the files.
+    Without ``tpot_ms`` no kernel is looked up. Measured kernel times are not monotonic: a size of ``largest``
+    is the largest within memory whose own step meets the time, ``plan.decode_us``. The rules of each engine
+    and version are read from its sources and compared with logged starts (``bench_data/kv_room.csv``);
+    ``source`` names the files.
 
     Examples
     --------
@@ -156,6 +187,9 @@ def fit(
     >>> tight = fastroof.fit("llama-3.1-70b", "h100", tp=2)
     >>> tight.starts, list(tight.changes[0].settings)
     (False, ['max_model_len'])
+    >>> [one] = fastroof.fit("llama-3.1-8b", "h100", tpot_ms=10, kv_len=4096).largest
+    >>> one.batch_size, round(one.step_ms, 2), one.limited_by
+    (16, 9.93, 'tpot')
     """
     spec = model if isinstance(model, ModelSpec) else load_model(model)
     profile = load_engine(engine)
@@ -173,13 +207,26 @@ def fit(
         raise BatchError(f"draft must be {MTP!r}, a StepPlan, or None for n-grams, got {shown(draft)}")
     if free_gib is not None and not (is_number(free_gib) and 0 < free_gib < 2**20):
         raise BatchError(f"free_gib must be a number of GiB above 0, got {shown(free_gib)}")
+    if tpot_ms is None and not (kv_len is None and batch_size is None):
+        raise BatchError("kv_len and batch_size need tpot_ms, the maximum time of a decode step in ms")
     free_bytes = None if free_gib is None else round(free_gib * GIB)
     asked = _Question(
         spec, gpu, profile, plan_options, max_model_len, max_num_seqs, max_num_batched_tokens,
         prefix_caching, num_draft_tokens, draft, free_bytes, version_named(engine),
     )  # fmt: skip
     given = model if isinstance(model, str | Path) else spec.name
-    return replace(_answer(asked, given), room_errors=room_errors_of(engine))
+    answer = replace(_answer(asked, given), room_errors=room_errors_of(engine))
+    if tpot_ms is None:
+        return answer
+    limit_ms = checked_tpot_ms(tpot_ms)
+    if num_draft_tokens:
+        raise BatchError("tpot_ms does not go with num_draft_tokens; fastroof.serving.estimate times drafts")
+    largest: tuple[LargestSize, ...] = ()
+    if answer.starts:
+        plan = asked.timed_plan(tables, answer.max_num_seqs, answer.max_num_batched_tokens)
+        limits = Limits(plan, answer.memory, answer.max_model_len, limit_ms)
+        largest = tuple(largest_sizes(limits, kv_len, batch_size))
+    return replace(answer, tpot_ms=limit_ms, largest=largest)
 
 
 def _answer(asked: _Question, given: str | Path) -> Fit:

@@ -12,6 +12,7 @@ from fastroof.engines.launch.settings import Command
 from fastroof.plan.memory import PlanMemory
 from fastroof.plan.room_errors import RoomErrors
 from fastroof.plan.start import Refusal
+from fastroof.serving.largest_sizes import LargestSize
 from fastroof.units import GIB
 
 
@@ -85,6 +86,10 @@ class Fit:
         The command that starts one copy.
     room_errors : RoomErrors or None
         How far the room of KV cache was off in logged starts of the engine's version; None if not judged.
+    tpot_ms : float or None
+        The asked time per output token, ms.
+    largest : tuple of LargestSize
+        The largest decode steps within it; empty if none was asked for, or if the engine does not start.
     """
 
     model: str
@@ -116,6 +121,8 @@ class Fit:
     commands: EngineCommands | None = field(repr=False)
     command: Command | None = field(repr=False)
     room_errors: RoomErrors | None = None
+    tpot_ms: float | None = None
+    largest: tuple[LargestSize, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """Return the answer as JSON values; sizes in bytes."""
@@ -129,6 +136,9 @@ class Fit:
             "length_of_all", "running", "graphs_variable", "source",
         )  # fmt: skip
         unread = ("max_kv_tokens", "window", "window_kv_bytes_per_token", "groups")
+        within: dict[str, Any] = {}
+        if self.tpot_ms is not None:
+            within = {"tpot_ms": self.tpot_ms, "largest": [one._asdict() for one in self.largest]}
         command = None
         if self.command is not None:
             command = {"text": self.command.shell(), "release": getattr(self.commands, "release", "")}
@@ -145,6 +155,7 @@ class Fit:
             **{name: getattr(self, name) for name in answers},
             "room_errors": None if self.room_errors is None else self.room_errors._asdict(),
             "command": command,
+            **within,
         }
 
     def memory_rows(self) -> list[tuple[str, str, str]]:
