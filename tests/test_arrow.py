@@ -17,8 +17,7 @@ import fastroof.sweep
 from fastroof import FastroofError, StepBatch, StepPlan, Tables
 from fastroof.arrow import ArrowResult
 from fastroof.columns import ORIGINS
-from fastroof.serving import estimate, estimate_disaggregated, least_gpus
-from fastroof.serving.sizing import RATE_LIMITS
+from fastroof.serving import estimate, estimate_disaggregated
 
 BATCH = StepBatch.from_requests([[(512, 0), (1, 4000)], [], [(1, 9)] * 3])
 STEP = [(512, 100), (1, 4000)]
@@ -41,7 +40,6 @@ def plan(h100: Tables) -> StepPlan:
         "estimate",
         "estimates with error",
         "disaggregated",
-        "least GPUs",
     ]
 )
 def result(request: pytest.FixtureRequest, plan: StepPlan, h100: Tables) -> ArrowResult:
@@ -57,7 +55,6 @@ def result(request: pytest.FixtureRequest, plan: StepPlan, h100: Tables) -> Arro
         "estimate": lambda: estimate(plan, 1000, 200, 8),
         "estimates with error": lambda: estimate(plan, 1000, [1, 200], [[8], [64]], with_error=True),
         "disaggregated": lambda: estimate_disaggregated(plan, plan, 1000, 200, [8, 64]),
-        "least GPUs": lambda: least_gpus("llama-3.1-8b", "h100", h100, [1, 10], 1000, 200, tpot_ms=[20, 0.1]),
     }
     return make[request.param]()
 
@@ -67,8 +64,8 @@ def test_a_table_holds_every_answer_in_order(result: ArrowResult) -> None:
     assert table.column_names == [column.name for column in result.arrow_columns] == list(result.columns())
     for name, values in result.columns().items():
         if name in result.arrow_names:
-            names = {"origin": ORIGINS, "limited_by": RATE_LIMITS}[name]
-            assert table[name].to_pylist() == [names[code] for code in np.ravel(values)]
+            assert name == "origin"
+            assert table[name].to_pylist() == [ORIGINS[code] for code in np.ravel(values)]
         elif values is None:
             assert table[name].null_count == table.num_rows > 0
         else:

@@ -20,7 +20,6 @@ import fastroof
 from fastroof.cli import app
 from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import load_engine
-from fastroof.serving.least_gpus import least_gpus
 from fastroof.simulation import EngineSettings
 from fastroof.sweep import CapacitySpec, DeploymentSpec, StepSpec
 from fastroof.sweep.recommendations.recommend import deployment_question
@@ -46,7 +45,7 @@ def test_every_command_has_the_default() -> None:
         for option in command.params
         if option.name == "engine"
     }
-    assert {"step", "serving", "simulate", "size", "capacity", "plot step"} <= found.keys()
+    assert {"step", "serving", "simulate", "fit", "capacity", "plot step"} <= found.keys()
     assert found == {name: OTHERS.get(name, DEFAULT_ENGINE) for name in found}
 
 
@@ -56,7 +55,7 @@ def test_specs_and_python_have_the_default() -> None:
     assert StepSpec.model_fields["engine"].default == DEFAULT_ENGINE
     for kind in (DeploymentSpec, CapacitySpec):
         assert kind.model_fields["engine"].default == (DEFAULT_ENGINE,)
-    assert inspect.signature(least_gpus).parameters["engine"].default == DEFAULT_ENGINE
+    assert inspect.signature(fastroof.fit).parameters["engine"].default == DEFAULT_ENGINE
     assert inspect.signature(fastroof.compile_plan).parameters["engine"].default == DEFAULT_ENGINE
     for place, file in (("steps", "default.toml"), ("deployments", "example.toml")):
         text = (resources.files("fastroof.sweep") / place / file).read_text("utf-8")
@@ -100,23 +99,6 @@ def answer(*words: str) -> Any:
     done = CliRunner().invoke(app, [*words, "--json"])
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
-
-
-def test_size_serving_and_least_gpus_speak_of_one_engine(h100: fastroof.Tables) -> None:
-    options = ["--model", "llama-3.1-8b", "--isl", "4000", "--osl", "500"]
-    limits = ["--rate", "20", "--ttft-ms", "500", "--tpot-ms", "30", "--tp", "1"]
-    sized = answer("size", *options, *limits)
-    assert sized["engine"] == DEFAULT_ENGINE
-    given: dict[str, Any] = {"ttft_ms": 500, "tpot_ms": 30, "tp": 1}
-    fewest = least_gpus("llama-3.1-8b", "h100", h100, 20, 4000, 500, **given)
-    (row,) = sized["rows"]
-    assert (row["total_gpus"], row["ttft_ms"]) == (fewest.total_gpus, fewest.ttft_ms)
-    alone = least_gpus("llama-3.1-8b", "h100", h100, 20, 4000, 500, **given, engine="kernels")
-    assert alone.ttft_ms < fewest.ttft_ms
-    clients = str(round(row["concurrency"] / row["replicas"]))
-    served = answer("serving", *options, "--concurrency", clients)
-    assert served["engine"] == DEFAULT_ENGINE
-    assert served["rows"][0]["tpot_ms"] == pytest.approx(row["tpot_ms"], rel=0.05)
 
 
 def test_command_line_and_python_answer_a_step_alike(h100: fastroof.Tables) -> None:
@@ -176,7 +158,7 @@ def test_the_default_limits_are_the_engines_own_everywhere() -> None:
         # None is what a specification has, or all budgets to try
         if option.name in LIMITS and name not in ("sweep", "best")
     }
-    assert {(name, "max_num_seqs") for name in ("simulate", "capacity", "serving", "size")} <= found.keys()
+    assert {(name, "max_num_seqs") for name in ("simulate", "capacity", "serving", "fit")} <= found.keys()
     assert set(found.values()) == {"engine"}, found
 
 
@@ -290,7 +272,6 @@ def test_tables_are_the_gpus_own_unless_others_are_given() -> None:
     [
         ["step", "--model", "llama-3.1-8b", "--decode", "4x100"],
         ["serving", "--model", "llama-3.1-8b", "--isl", "100", "--osl", "10", "--concurrency", "2"],
-        ["size", "--model", "llama-3.1-8b", "--kv-len", "1000", "--tp", "1"],
         ["simulate", "--model", "llama-3.1-8b", "--num-requests", "20", "--rate", "5"],
         ["capacity", "llama-3.1-8b", "--num-requests", "20", "--ttft-p99", "500"],
     ],

@@ -27,7 +27,6 @@ COMMANDS: Final = (
     "serving",
     "simulate",
     "fit",
-    "size",
     "capacity",
     "compare",
     "lookup",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -56,6 +57,8 @@ the engine does not start.
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("fit", epilog=EPILOG)(fit)
+    anything = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command("size", hidden=True, context_settings=anything)(size)
 
 
 @taking(plan=plan_options(without=OUTSIDE_STEPS), limits=LIMITS, measured=TABLES)
@@ -193,3 +196,20 @@ def _print_largest(answer: Fit) -> None:
         rows.append((what, *cells, _LIMITED_BY[one.limited_by]))
     columns = ("", "batch size", "kv_len", "step ms", "tokens/s a GPU", "KV cache", "limited by")
     print_table(columns, rows, left=("", "limited by"))
+
+
+def size(context: typer.Context) -> None:
+    """Print the command that answers what ``fastroof size`` answered."""
+    words = [word.replace("--tpot-ms", "--tpot") for word in context.args]
+    name = "best" if any(word.partition("=")[0] == "--rate" for word in words) else "fit"
+    group: Any = context.find_root().command
+    known = {flag for parameter in group.get_command(context, name).params for flag in parameter.opts}
+    command, is_known = ["fastroof", name], False
+    for word in words:
+        if word.startswith("--"):
+            is_known = word.partition("=")[0] in known
+        if is_known:
+            command.append(word)
+    if name == "fit" and not any(word.startswith("--tpot") for word in words):
+        command += ["--tpot", "inf"]
+    raise BatchError(f"`fastroof size` is now `{shlex.join(command)}`")

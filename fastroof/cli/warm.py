@@ -26,7 +26,7 @@ Examples:
   fastroof warm
   FASTROOF_CACHE_DIR=/var/cache/fastroof fastroof warm --jobs 4
 
-Runs small examples of best, capacity, compare, serving, simulate, size, sweep and ui, and a plan's calls from
+Runs small examples of best, capacity, compare, serving, simulate, sweep and ui, and a plan's calls from
 Python. plot roofline, plot step and export npz need no other loops; step and lookup compile nothing; export c
 and bench compile more. What the installed wheel carries is not compiled again.
 """
@@ -43,7 +43,6 @@ GROUPS: Final = (
     (
         "fastroof serving --model llama-3.1-8b --isl 1000 --osl 200 --concurrency 64",
         "fastroof serving --model llama-3.1-8b --isl 1000 --osl 200 --concurrency 64 --disaggregated 2:1",
-        "fastroof size --model llama-3.1-8b --rate 20 --isl 4000 --osl 500 --tpot-ms 30",
         "fastroof compare --model llama-2-7b --decode 32x4096 --prefill 2048",
         "fastroof sweep",
         PAGE,

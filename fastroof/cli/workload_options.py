@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -249,15 +248,6 @@ def parse_sizes(option: str, text: str) -> int | list[int]:
         raise LookupInputError(f"{option} needs a whole number or a list such as 64,128, got {wrong[0]!r}")
     sizes = [int(part) for part in parts]
     return sizes if len(sizes) > 1 else sizes[0]
-
-
-def parse_rates(text: str) -> list[float]:
-    """Read requests a second: one number, or a comma-separated list of them."""
-    parts = [part.strip() for part in text.split(",")]
-    wrong = [part for part in parts if not (_NUMBER.fullmatch(part) and 0.0 < float(part) < math.inf)]
-    if wrong:
-        raise LookupInputError(f"--rate needs a number above 0 or a list such as 5,20, got {wrong[0]!r}")
-    return [float(part) for part in parts]
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,13 @@ from fastroof.serving.estimate import estimate
 from fastroof.serving.fit_answer import Fit
 from fastroof.serving.images import estimate_with_images
 from fastroof.serving.largest_sizes import LargestSize
-from fastroof.serving.least_gpus import LeastGpus, least_gpus
 from fastroof.serving.serving_estimate import ServingEstimate
-from fastroof.serving.sizing import largest_batch, largest_context
 from fastroof.serving.speculation import SpeculativeDecoding, mtp_draft
 
 __all__ = [
     "DisaggregatedEstimate",
     "Fit",
     "LargestSize",
-    "LeastGpus",
     "ServingEstimate",
     "SpeculativeDecoding",
     "WorkerMatch",
@@ -28,9 +25,6 @@ __all__ = [
     "estimate_disaggregated",
     "estimate_with_images",
     "fit",
-    "largest_batch",
-    "largest_context",
-    "least_gpus",
     "match_workers",
     "mtp_draft",
 ]

@@ -82,7 +82,7 @@ def process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
     [
         (), ("step",), ("lookup",), ("lookup", "gemm"), ("lookup", "moe"), ("models",), ("gpus",),
         ("engines",), ("sweep",), ("best",), ("capacity",),
-        ("bench",), ("serving",), ("simulate",), ("validate",), ("calibrate",), ("size",),
+        ("bench",), ("serving",), ("simulate",), ("validate",), ("calibrate",),
         ("fit",), ("report",), ("ui",), ("warm",), ("doctor",),
         ("tables",), ("tables", "list"), ("tables", "show"), ("tables", "validate"), ("tables", "import"),
         ("tables", "import", "aiconfigurator"), ("tables", "import", "vidur"),

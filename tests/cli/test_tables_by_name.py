@@ -63,7 +63,7 @@ def test_system_is_another_word_for_gpu(root: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [("size",), ("compare",), ("serving",), ("validate",), ("bench",), ("calibrate",)]
+    "command", [("fit",), ("compare",), ("serving",), ("validate",), ("bench",), ("calibrate",)]
 )
 def test_every_command_with_a_gpu_takes_a_system(command: tuple[str, ...]) -> None:
     assert "--gpu, --system" in good(*command, "--help").replace("--gpu,--system", "--gpu, --system")

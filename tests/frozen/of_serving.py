@@ -1,4 +1,4 @@
-"""What serving estimates answer: closed loops, workers apart, inverse questions, measured rows predicted."""
+"""What serving estimates answer: closed loops, workers apart, measured rows predicted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.frozen import product
 from tests.frozen.answers import Answers
 from tests.frozen.of_plans import compiled
 
-__all__ = ["disaggregated", "estimates", "estimates_by_default", "measured_rows", "sizing"]
+__all__ = ["disaggregated", "estimates", "estimates_by_default", "measured_rows"]
 
 PLANS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("llama-3.1-8b", {"runtime": "vllm"}),
@@ -31,8 +31,6 @@ def _kept(answers: Answers, case: str, named: list[str], found: Any) -> None:
     for name, values in found.columns().items():
         if values is not None:
             answers.numbers(case, name, named, values)
-    if hasattr(found, "refused"):
-        answers.text(case, "refused", ", ".join(map(str, found.refused)))
 
 
 def estimates() -> Answers:
@@ -102,32 +100,6 @@ def disaggregated() -> Answers:
         for decodes in (None, 16):
             match = product.match_workers(prefill, decode, 3000, 200, decodes)
             answers.record(f"{case}: matched for decodes {decodes}", match)
-    return answers
-
-
-def sizing() -> Answers:
-    """The largest batch and context within a limit, and the fewest GPUs for a rate of requests."""
-    answers = Answers()
-    tables = product.h100_tables()
-    lengths, batches = np.array([1, 500, 4096, 30_000, 131_072]), np.array([1, 10, 64, 500])
-    for model, given in PLANS:
-        for case, plan in compiled(answers, tables, model, "h100", **given):
-            for limit_ms in (np.inf, 40.0, 15.0, 1.0):
-                answers.numbers(
-                    f"{case}: within {limit_ms} ms", "largest_batch", lengths,
-                    product.largest_batch(plan, lengths, limit_ms),
-                )  # fmt: skip
-                answers.numbers(
-                    f"{case}: within {limit_ms} ms", "largest_context", batches,
-                    product.largest_context(plan, batches, limit_ms),
-                )  # fmt: skip
-    rates = np.array([0.1, 2.0, 30.0])
-    for runtime, dtype in itertools.product(("kernels", "vllm", "trtllm"), ("bf16", "fp8")):
-        found = product.least_gpus(
-            "llama-3.1-70b", "h100", tables, rates, 2000, 300, ttft_ms=2000, tpot_ms=60, dtype=dtype,
-            runtime=runtime, kv_reservation="mean",
-        )  # fmt: skip
-        _kept(answers, f"least GPUs: {dtype}, {runtime}", [f"{rate} requests/s" for rate in rates], found)
     return answers
 
 

@@ -32,8 +32,6 @@ from fastroof.run.batch import step_table
 from fastroof.serving import (
     estimate,
     estimate_disaggregated,
-    largest_batch,
-    largest_context,
     match_workers,
 )
 from fastroof.simulation import Autoscaler, Link, Trace, Workload, simulate_disaggregated
@@ -64,9 +62,6 @@ __all__ = [
     "fit_llm_d",
     "grid_names",
     "h100_tables",
-    "largest_batch",
-    "largest_context",
-    "least_gpus",
     "llm_d_yaml",
     "load_gpu",
     "load_grid",
@@ -144,11 +139,6 @@ def memory_fields(plan: StepPlan) -> dict[str, Any]:
     del fields["parts_per_block"]
     named = {"parts": "blocks", "part_bytes": "block_bytes"}
     return {named.get(name, name.replace("_parts", "_blocks")): value for name, value in fields.items()}
-
-
-def least_gpus(*given: Any, **options: Any) -> Any:
-    """The fewest GPUs of the record."""
-    return fastroof.serving.least_gpus(*given, **_renamed(options))
 
 
 def run_sweep(spec: Any, *given: Any, **options: Any) -> Any:

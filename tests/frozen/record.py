@@ -85,7 +85,6 @@ GROUPS: Final[dict[str, Callable[[], Answers]]] = {
     "estimates": of_serving.estimates,
     "estimates-by-default": of_serving.estimates_by_default,
     "estimates-disaggregated": of_serving.disaggregated,
-    "estimates-sizing": of_serving.sizing,
     "estimates-of-measured-rows": of_serving.measured_rows,
     "sweeps-of-steps": of_sweeps.steps,
     "sweeps-of-deployments": of_sweeps.deployments,

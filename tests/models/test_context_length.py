@@ -82,7 +82,6 @@ def words(*command: str) -> tuple[int, str]:
         (("step", "--prefill"), "97@4000", "96@4000"),
         (("serving", "--osl", "97", "--concurrency", "1", "--isl"), "100,4000", "100,3999"),
         (("simulate", "--rate", "1", "--num-requests", "5", "--output", "97", "--input"), "4000", "3999"),
-        (("size", "--tp", "1", "--kv-len"), "10,4097", "4096"),
     ],
 )
 def test_commands_warn_in_one_line_beyond_the_context(

@@ -18,8 +18,7 @@ from fastroof.models import Layout
 from fastroof.models.execution import Execution
 from fastroof.plan.kv_room import VISIBLE_SHARE
 from fastroof.plan.memory import MemoryUse, plan_memory
-from fastroof.serving import estimate, estimate_disaggregated, least_gpus
-from fastroof.serving.sizing import largest_batch
+from fastroof.serving import estimate, estimate_disaggregated
 from fastroof.units import GIB, MIB
 
 ENGINES = ("vllm", "sglang", "trtllm-1.0", "trtllm-1.1")
@@ -184,12 +183,10 @@ def test_sglangs_formula_is_its_default_fraction():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-def test_estimates_sizing_and_sweeps_take_the_engines_room(h100, engine):
+def test_estimates_and_sweeps_take_the_engines_room(h100, engine):
     plan = compile_plan("qwen3-32b", "h100", h100, tp=2, engine=engine, max_tokens=16384, max_seqs=1024)
     plain = compile_plan("qwen3-32b", "h100", h100, tp=2, max_tokens=16384, max_seqs=1024, engine="kernels")
     assert plan.memory.max_kv_tokens != plain.memory.max_kv_tokens
-    fit = plan.memory.max_sequences(16384)
-    assert largest_batch(plan, 16384) == fit
     got = estimate(plan, 16000, 400, 1000, max_batched_tokens=16384)
     length = 16000 + plan.profile.memory.osl_reserved * 400
     memory = plan.memory_of(max_tokens=16384)
@@ -198,12 +195,6 @@ def test_estimates_sizing_and_sweeps_take_the_engines_room(h100, engine):
     few = estimate_disaggregated(plan, plan, 16000, 400, 4, max_batched_tokens=16384, max_seqs=16)
     room = plan.memory_of(max_tokens=16384, max_seqs=16).max_kv_tokens
     assert few.kv_load == pytest.approx(few.decodes * length / room, rel=0.35)
-
-
-def test_weights_that_an_engine_leaves_no_room_beside_are_said_to(h100):
-    options = {"isl": 100, "osl": 100, "tpot_ms": 100, "tp": [1], "dtype": "fp8", "engine": "vllm-0.16.0"}
-    with pytest.raises(PlanError, match=r"weights, .* of a profiling run.* leave no room for KV cache"):
-        least_gpus("llama-3.1-70b", "h100", h100, 1.0, **options)
 
 
 def test_vllm_samples_for_fewer_requests_on_small_gpus() -> None:

@@ -23,7 +23,6 @@ from fastroof.models.mlp import GatedMlp
 from fastroof.models.spec import stages_of
 from fastroof.plan.memory import MemoryUse, PlanMemory, plan_memory
 from fastroof.serving import estimate, estimate_disaggregated
-from fastroof.serving.sizing import largest_batch, largest_context
 from fastroof.sweep import best_batches
 from fastroof.units import GIB
 
@@ -137,8 +136,7 @@ def test_what_fits_by_length_is_what_serving_and_sweeps_take(h100):
     plan = compile_plan(model, "h100", h100, max_tokens=4096, max_seqs=4096, engine="vllm")
     fit = plan.memory.max_sequences(16384)
     assert fit > 1.9 * (plan.memory.max_kv_tokens // 16384)
-    assert largest_batch(plan, 16384) == fit
-    longest = largest_context(plan, fit)
+    longest = min(plan.memory.largest_length(fit), plan.model.max_position)
     assert longest >= 16384
     assert plan.memory.max_sequences(longest) == fit > plan.memory.max_sequences(longest + 1)
     best = best_batches(plan, range(1, 4097), [100, 16384])
@@ -201,7 +199,7 @@ def test_a_state_is_bytes_a_sequence(h100, kv_len):
     assert longest_held(found.kv_room, 10**5) == found.tokens_beside_states(10**5) == 0
 
 
-def test_states_take_room_in_serving_sizing_and_sweeps_alike(h100):
+def test_states_take_room_in_serving_and_sweeps_alike(h100):
     options = {"max_tokens": 4096, "max_seqs": 4096, "engine": "vllm"}
     plan, stateless = (
         compile_plan(stateful(6, 18, n), "h100", h100, **{"engine": "kernels", **options})
@@ -209,8 +207,7 @@ def test_states_take_room_in_serving_sizing_and_sweeps_alike(h100):
     )
     fit = plan.memory.max_sequences(2048)
     assert fit < 0.5 * stateless.memory.max_sequences(2048)
-    assert largest_batch(plan, 2048) == fit
-    longest = largest_context(plan, fit)
+    longest = min(plan.memory.largest_length(fit), plan.model.max_position)
     assert plan.memory.max_sequences(longest) == fit > plan.memory.max_sequences(longest + 1)
     over = best_batches(plan, range(1, 4097), [100, 2048]).over_memory[0].tolist()
     assert over == [4096 - plan.memory.max_sequences(length) for length in (100, 2048)]
@@ -247,7 +244,6 @@ def test_a_model_of_states_alone_holds_sequences_of_any_length(h100):
     assert found.max_sequences([1, 100_000]).tolist() == [fit, fit]
     assert longest_held(found.kv_room, fit) == MAX_KV_LEN
     assert longest_held(found.kv_room, fit + 1) == 0
-    assert largest_batch(plan, 100_000) == fit
     got = estimate(plan, 512, 4096, 4000, max_batched_tokens=4096, max_seqs=math.inf)
     assert got.effective_concurrency == pytest.approx(found.max_kv_tokens / 72_000_000)
 

@@ -105,12 +105,10 @@ def test_commands_name_the_source():
     answers = {}
     for accepted in ("auto", "2.83"):
         served = run("serving", *words, "--tp", 4, "--concurrency", 8, "--accepted", accepted, "--json")
-        sized = run("size", *words, "--tp", 4, "--rate", 2, "--accepted", accepted, "--json")
-        assert served.exit_code == sized.exit_code == 0, served.output + sized.output
-        answers[accepted] = [json.loads(served.output), json.loads(sized.output)]
-    for auto, given in zip(answers["auto"], answers["2.83"], strict=True):
-        assert auto.pop("accepted_from").startswith("minimax-m3 with EAGLE-3")
-        assert auto == given
+        assert served.exit_code == 0, served.output
+        answers[accepted] = json.loads(served.output)
+    assert answers["auto"].pop("accepted_from").startswith("minimax-m3 with EAGLE-3")
+    assert answers["auto"] == answers["2.83"]
     shown = run("serving", *words, "--tp", 4, "--concurrency", 8, "--accepted", "auto")
     assert "2.83 tokens a step (minimax-m3 with EAGLE-3" in shown.output
     refused = run(

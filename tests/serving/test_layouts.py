@@ -8,7 +8,6 @@ import pytest
 from fastroof import compile_plan, load_tables
 from fastroof.errors import BatchError
 from fastroof.serving import estimate, estimate_disaggregated
-from fastroof.serving.least_gpus import least_gpus
 from fastroof.sweep import best_deployments
 
 LOAD = {"isl": 1000, "osl": 100}
@@ -70,28 +69,6 @@ def test_best_is_what_estimate_says(tables, split):
     assert choice.row["total_gpus"] == gpus
     for name in ("ttft_ms", "tpot_ms", "tokens_per_s_per_gpu"):
         assert choice.row[name] == pytest.approx(getattr(alone, name), rel=1e-9)
-
-
-def test_the_least_gpus_of_a_split_are_whole_replicas(tables):
-    sized = least_gpus(
-        "qwen3-30b-a3b",
-        "h100",
-        tables,
-        [5.0, 200.0],
-        1000,
-        100,
-        tp=[1],
-        dp=4,
-        ep=4,
-        tpot_ms=50,
-        engine="kernels",
-    )
-    assert (sized.total_gpus % 4 == 0).all()
-    assert (sized.total_gpus == 4 * sized.replicas).all()
-    plan = compile_plan("qwen3-30b-a3b", "h100", tables, dp=4, ep=4, max_tokens=16384, engine="kernels")
-    clients = sized.concurrency / sized.replicas
-    again = estimate(plan, 1000, 100, np.maximum(clients, 4), arrivals="random")
-    np.testing.assert_allclose(again.tpot_ms, sized.tpot_ms, rtol=1e-9)
 
 
 @pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(2, 1), (1, 2)])

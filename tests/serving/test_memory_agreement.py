@@ -16,7 +16,6 @@ from fastroof.cli import app
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.memory import PlanMemory
 from fastroof.serving import estimate, estimate_disaggregated
-from fastroof.serving.sizing import largest_batch, largest_context
 from fastroof.serving.speculation import speculated
 from fastroof.simulation import simulate
 from fastroof.simulation.settings import EngineSettings, running_tokens
@@ -51,16 +50,14 @@ def plan_of(model: str, gpu: str, engine: str, options: dict[str, Any]) -> StepP
 
 
 @pytest.mark.parametrize(("model", "gpu", "engine", "options"), CASES)
-def test_serving_sizing_and_simulations_run_as_many_requests(
+def test_serving_and_simulations_run_as_many_requests(
     model: str, gpu: str, engine: str, options: dict[str, Any]
 ) -> None:
     plan = plan_of(model, gpu, engine, options)
     memory, own = plan.memory, plan.profile.scheduling.max_num_seqs
     fit = memory.max_sequences(LENGTH)
     assert fit > 3
-    assert largest_batch(plan, LENGTH) == fit
-    assert largest_context(plan, fit, max_kv_len=10**6) >= LENGTH
-    assert largest_context(plan, fit + 1, max_kv_len=10**6) < LENGTH
+    assert memory.largest_length(fit) >= LENGTH > memory.largest_length(fit + 1)
     # serving: as many as fit of 100 times as many clients; half a last block is open, here as much as it is
     got = estimate(plan, PROMPT, OUTPUT, 100 * fit, kv_reservation="mean")
     half = 0.5 * memory.full_parts / memory.parts_per_request(LENGTH)
@@ -120,28 +117,12 @@ def test_commands_print_the_memory_of_the_question() -> None:
         rooms.append(served["max_kv_tokens"])
         assert rooms[-1] == expected.max_kv_tokens
         assert served["max_num_seqs"] == int(seqs)
-        row = document("size", *split, "--kv-len", "1000", "--engine", "vllm", "--max-num-seqs", seqs)[
-            "rows"
-        ][0]
+        limits = ("--engine", "vllm", "--max-num-seqs", seqs, "--max-model-len", "1000")
+        (row,) = document("fit", *split, *limits, "--tpot", "inf", "--kv-len", "1000")["largest"]
         assert row["batch_size"] == min(expected.max_sequences(1000), int(seqs))
         share = row["batch_size"] * expected.parts_per_request(1000) / expected.parts
         assert row["kv_share"] == pytest.approx(share)
     assert rooms[0] > rooms[1] > 0
-
-
-def test_a_size_that_does_not_fit_is_none_and_names_the_requests_that_do() -> None:
-    """Without room for a block; and with room for fewer than an engine for fewer requests would have."""
-    row = document(
-        "size", "--model", "llama-3.1-70b", "--gpu", "h100", "--tp", "2", "--kv-len", "2048",
-        "--engine", "vllm-0.16.0",
-    )["rows"][0]  # fmt: skip
-    assert (row["batch_size"], row["limited_by"]) == (0, "memory")
-    assert row["fitting_max_num_seqs"] > 9
-    again = document(
-        "size", "--model", "llama-3.1-70b", "--gpu", "h100", "--tp", "2", "--kv-len", "2048",
-        "--engine", "vllm-0.16.0", "--max-num-seqs", str(row["fitting_max_num_seqs"]),
-    )["rows"][0]  # fmt: skip
-    assert again["batch_size"] == row["fitting_max_num_seqs"]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +136,7 @@ def test_fewer_tokens_in_a_step_than_requests_by_default(engine: str, seqs: int)
     asked = ("--model", "llama-3.1-8b", "--engine", engine, "--max-num-batched-tokens", "256")
     fits = document("fit", *asked)
     served = document("serving", *asked, "--isl", "100", "--osl", "20", "--concurrency", "300")
-    (largest,) = document("size", *asked, "--kv-len", "100", "--tp", "1")["rows"]
+    (largest,) = document("fit", *asked, "--tpot", "inf", "--kv-len", "100")["largest"]
     settings = document("simulate", *asked, "--rate", "1", "--input", "200")["settings"]
     assert fits["max_num_seqs"] == served["max_num_seqs"] == settings["max_num_seqs"] == seqs
     assert largest["batch_size"] == seqs
@@ -176,7 +157,7 @@ def test_requests_beyond_the_tokens_of_a_step_have_the_room_of_those_tokens(
     asked += [f"--{name.replace('_', '-')}={value}" for name, value in limits.items()]
     room = document("fit", *asked)["memory"]["blocks"]
     for question in ("--kv-len=1000", "--batch-size=6000"):
-        (row,) = document("size", *asked, question, "--tp", "1")["rows"]
+        (row,) = document("fit", *asked, question, "--tpot", "inf")["largest"]
         assert row["batch_size"] * row["kv_len"] / row["kv_share"] == pytest.approx(room)
     served = document("serving", *asked, "--isl", "100", "--osl", "20", "--concurrency", "300")
     assert served["max_kv_tokens"] == room

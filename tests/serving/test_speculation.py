@@ -17,7 +17,7 @@ from fastroof.cli import app
 from fastroof.engines import EngineProfile, StepCosts
 from fastroof.errors import BatchError, FastroofError, PlanError, PlanRangeError
 from fastroof.plan.arena import verification_arena
-from fastroof.serving import estimate, estimate_disaggregated, least_gpus, match_workers, mtp_draft
+from fastroof.serving import estimate, estimate_disaggregated, match_workers, mtp_draft
 from fastroof.serving.speculation import speculated
 from tests.reference.serving import simulate_closed_loop
 
@@ -264,44 +264,7 @@ def test_hits_and_drafts_go_together(large, draft):
     assert half.tpot_ms > plain.tpot_ms
 
 
-# -- asked backwards, and by the commands --------------------------------------------------------
-
-
-def test_least_gpus_take_both(h100, draft):
-    load = {"isl": 4000, "osl": 500, "engine": "vllm", "tp": [2, 4, 8], "tpot_ms": 40.0}
-    load["memory_fraction"] = 0.97  # 0.9 of two GPUs are weights and vLLM's own
-    plain = least_gpus("llama-3.1-70b", "h100", h100, 20.0, **load)
-    cached = least_gpus("llama-3.1-70b", "h100", h100, 20.0, **load, prefix_hit=0.5)
-    assert cached.total_gpus < plain.total_gpus
-    wide = compile_plan(
-        "llama-3.1-8b", "h100", h100, tp=4, max_tokens=20_000, max_seqs=20_000, engine="kernels"
-    )
-    free, second = (
-        least_gpus(
-            "llama-3.1-70b", "h100", h100, 20.0, **load, speculation=SpeculativeDecoding(3, 2.8, drafter)
-        )
-        for drafter in (None, wide)
-    )
-    assert free.total_gpus <= plain.total_gpus
-    assert second.total_gpus >= free.total_gpus
-    assert "draft on 4 x h100 for 2 x h100" in second.refused[2]
-    # what it says is what an estimate says of its clients
-    sized = compile_plan(
-        "llama-3.1-70b", "h100", h100, tp=second.tp, engine="vllm", max_tokens=8193, max_seqs=9216,
-        memory_fraction=0.97,
-    )  # fmt: skip
-    one = estimate(
-        sized, 4000, 500, second.concurrency / second.replicas, speculation=SpeculativeDecoding(3, 2.8, wide)
-    )
-    assert one.tpot_ms == pytest.approx(second.tpot_ms, rel=1e-12)
-    with pytest.raises(PlanRangeError, match="the draft's plan times up to 8192 tokens"):
-        estimate(sized, 9, 9, 9, speculation=SpeculativeDecoding(3, 2.8, draft))
-    small = {**load, "tp": 2}
-    with pytest.raises(PlanError, match="tp=2: the draft must run on GPUs of its target"):
-        least_gpus("llama-3.1-70b", "h100", h100, 1.0, **small, speculation=SpeculativeDecoding(3, 2, wide))
-    for wrong in ({"prefix_hit": 2.0}, {"speculation": SpeculativeDecoding(9, 2.0), "max_batched_tokens": 8}):
-        with pytest.raises(BatchError, match="must be"):
-            least_gpus("llama-3.1-8b", "h100", h100, 1.0, isl=5, osl=5, **wrong)
+# -- by the commands --------------------------------------------------------
 
 
 def command(*arguments):
@@ -355,18 +318,6 @@ def test_the_command_refuses_in_a_line(arguments, message):
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
-
-
-def test_sizes_take_both():
-    asked = ("--isl", "4000", "--osl", "500", "--tp", "4,8", "--num-draft-tokens", "3", "--accepted", "2.5")
-    size = ("size", "--model", "llama-3.1-70b", "--rate", "20", *asked, "--json")
-    rows = json.loads(command(*size, "--draft", "mtp", "--prefix-hit", "0.5")[1])["rows"]
-    fewer = json.loads(command(*size)[1])["rows"]
-    assert rows[0]["is_best"]
-    assert rows[0]["tpot_ms"] != fewer[0]["tpot_ms"]
-    code, _, err = command("size", "--model", "llama-3.1-8b", "--kv-len", "99", "--prefix-hit", "0.5")
-    assert code == 2
-    assert "--prefix-hit goes with --rate" in err
 
 
 # -- wrong input ---------------------------------------------------------------------------------

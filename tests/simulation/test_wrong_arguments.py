@@ -22,8 +22,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "fewest_by_hour": lambda plan: fewest_by_hour(plan, FEW, ttft_p99_ms=500),
     "estimate": lambda plan: serving.estimate(plan, 1000, 100, 16),
     "estimate_disaggregated": lambda plan: serving.estimate_disaggregated(plan, plan, 1000, 100, 16),
-    "largest_batch": lambda plan: serving.largest_batch(plan, 100),
-    "largest_context": lambda plan: serving.largest_context(plan, 1),
 }
 SEARCHES: tuple[Callable[..., Any], ...] = (fastroof.capacity, fewest_replicas, fewest_by_hour)
 SIZES: dict[str, Any] = {"num_gpu_blocks": 2000, "max_num_batched_tokens": 2048, "max_num_seqs": 64}

@@ -25,8 +25,7 @@ LINES = (
     "lookup attention_decode --num-q-heads 32 --num-kv-heads 8 --head-dim 128 --batch-size 8 --kv-len 400",
     "lookup moe --num-tokens 64 --hidden 4096 --intermediate 14336 --topk 2 --num-experts 8 --json",
     "serving --model llama-3.1-8b --isl 1000 --osl 100 --concurrency 1,8 --engine vllm",
-    "size --model llama-3.1-8b --isl 1000 --osl 100 --rate 2 --ttft-ms 500 --tpot-ms 30 --engine vllm",
-    "size --model llama-3.1-8b --kv-len 1000,4000 --tpot-ms 30 --tp 1 --engine kernels --json",
+    "fit --model llama-3.1-8b --tpot 30 --kv-len 1000,4000 --batch-size 8 --tp 1 --engine kernels --json",
     "simulate --model llama-3.1-8b --rate 5 --num-requests 9 --input 100 --output 9 --engine kernels --json",
     "simulate --model llama-3.1-8b --trace example --limit 20 --engine vllm",
     "capacity llama-3.1-8b --num-requests 20 --input 100 --output 9 --ttft-p99 500 --engine kernels "

@@ -406,17 +406,16 @@ class Estimates(Calls):
 
 
 class PlanSweeps(Calls):
-    """Sweeps over plans in memory, the sizes of what fits, and plans that are compiled together."""
+    """Sweeps over plans in memory, and plans that are compiled together."""
 
     name = "plans"
     known: ClassVar[dict[str, tuple[str, ...]]] = {
-        "tpot_ms": (), "threads": ("1", "2", "0", "np.int8(2)"), "max_kv_len": (),
+        "tpot_ms": (), "threads": ("1", "2", "0", "np.int8(2)"),
     }  # fmt: skip
     always: ClassVar[dict[str, str]] = {}
-    calls = ("best_batches", "decode_times_us", "largest_batch", "largest_context")
+    calls = ("best_batches", "decode_times_us")
     takes: ClassVar[dict[str, frozenset[str]]] = {
         "best_batches": frozenset({"tpot_ms", "threads"}), "decode_times_us": frozenset({"threads"}),
-        "largest_batch": frozenset({"tpot_ms"}), "largest_context": frozenset({"tpot_ms", "max_kv_len"}),
     }  # fmt: skip
     ci_cases = 800
 
@@ -424,15 +423,11 @@ class PlanSweeps(Calls):
         return [
             b"f('best_batches', plan, range(1, 30), [100, 5000])",
             b"f('decode_times_us', plan, [1, 2], [100])",
-            b"f('largest_batch', plan, 100)",
-            b"f('largest_context', plan, 10)",
         ]
 
     def first(self, random: Random) -> list[str]:
         name = random.choice(self.calls)
         plans = random.choice(("plan", "[plan, other]", "(plan,)", "iter([plan])", "[]", odd(random)))
-        if name.startswith("largest"):
-            return [repr(name), "plan", sizes(random, 60)]
         lists = [
             random.choice(("range(1, 30)", "[1, 2, 64]", sizes(random, 60))),
             random.choice(("[100, 5000]", sizes(random, 9000))),
@@ -446,8 +441,6 @@ class PlanSweeps(Calls):
         functions: dict[str, Any] = {
             "best_batches": best_batches,
             "decode_times_us": decode_times_us,
-            "largest_batch": serving.largest_batch,
-            "largest_context": serving.largest_context,
         }
         found = functions[name](*given, **options)
         if name == "best_batches":
