@@ -119,9 +119,9 @@ def attention_nodes(tables: Tables, operator: str, points: dict[str, Any]) -> Ta
             return (roofline.square_us * x + roofline.slope_us) * x
 
     values = tables.lookup(operator, batch_size=batch[:, None], **sizes, **heads).latency_us
-    asked = points["kv_len" if operator == "attention_decode" else "q_len"]
+    lengths = points["kv_len" if operator == "attention_decode" else "q_len"]
     return _as_floats(
-        [batch, position(x)], values, [points["batch_size"], position(asked.astype(np.float64))]
+        [batch, position(x)], values, [points["batch_size"], position(lengths.astype(np.float64))]
     )
 
 

@@ -45,14 +45,14 @@ def used_by(words: list[str], environment: dict[str, str], folder: Path) -> Used
         words, cwd=folder, env=environment,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
-    said = child.stderr.read() if child.stderr is not None else b""
+    stderr = child.stderr.read() if child.stderr is not None else b""
     _, status, used = os.wait4(child.pid, 0)
     clock = time.perf_counter() - start
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.stderr is not None:
         child.stderr.close()
     if child.returncode:
-        raise SystemExit(f"{' '.join(words)} ended with {child.returncode}: {said.decode()}")
+        raise SystemExit(f"{' '.join(words)} ended with {child.returncode}: {stderr.decode()}")
     return clock, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / MIB
 
 

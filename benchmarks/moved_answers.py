@@ -87,8 +87,8 @@ def _summary(
     listed: bool,
 ) -> None:
     ratios, causes = [], defaultdict(list)
-    asked = [key for key in before if key in after and key[2] == place[2]]
-    for key in asked:
+    same_case = [key for key in before if key in after and key[2] == place[2]]
+    for key in same_case:
         a, b = before[key], after[key]
         ratio = b.total_us / a.total_us
         if abs(ratio - 1.0) <= MOVED:
@@ -99,14 +99,14 @@ def _summary(
         causes[cause].append(ratio)
         if listed:
             print(f"  {place[0]} {place[1]} {key[0]} tp {key[1]}, {key[2]}: {ratio:.3f}, by {cause}")
-    if not asked:
+    if not same_case:
         return
     spread = "" if not ratios else "{:.2f} | {:.2f} to {:.2f}".format(*np.quantile(ratios, (0.5, 0.1, 0.9)))
     by = ", ".join(
         f"{cause} {len(some)} ({np.median(some):.2f})"
         for cause, some in sorted(causes.items(), key=lambda one: -len(one[1]))[:4]
     )
-    print(f"| {' | '.join(place)} | {len(asked)} | {len(ratios)} | {spread or ' | '} | {by} |")
+    print(f"| {' | '.join(place)} | {len(same_case)} | {len(ratios)} | {spread or ' | '} | {by} |")
 
 
 if __name__ == "__main__":

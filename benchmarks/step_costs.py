@@ -335,9 +335,9 @@ def by_example(build: Sequence[str], folder_of: str = ".") -> Callable[[Setup, E
 
         def seconds() -> float:
             command = [folder / "example", plan_file]
-            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            [ns] = re.findall(r"^a call: ([\d.]+) ns", said, re.M)
-            assert f"{EXAMPLE_STEPS} decode steps: " in said
+            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            [ns] = re.findall(r"^a call: ([\d.]+) ns", output, re.M)
+            assert f"{EXAMPLE_STEPS} decode steps: " in output
             return float(ns) * 1e-9 * EXAMPLE_STEPS
 
         decode = Workload(build[0], "its own loop", "call", EXAMPLE_STEPS, seconds, reports_seconds=True)
@@ -381,7 +381,7 @@ def on_a_pipe(setup: Setup, stack: ExitStack) -> Workloads:
     assert server.stdout is not None
     stdin, stdout = server.stdin, server.stdout
 
-    def asked(message: dict[str, Any]) -> list[float]:
+    def ask(message: dict[str, Any]) -> list[float]:
         stdin.write(json.dumps(message).encode() + b"\n")
         stdin.flush()
         times: list[float] = json.loads(stdout.readline())["latency_us"]
@@ -394,16 +394,14 @@ def on_a_pipe(setup: Setup, stack: ExitStack) -> Workloads:
     return {
         "decode": looped(
             "pipe",
-            lambda batch, kv: asked({"batch_size": batch, "kv_len": kv})[0],
+            lambda batch, kv: ask({"batch_size": batch, "kv_len": kv})[0],
             calls,
             setup.plan.decode_us(*np.array(calls).T),
         ),
-        "step": looped(
-            "pipe", lambda step: asked({"requests": [step]})[0], requests, batched_us(setup, steps)
-        ),
+        "step": looped("pipe", lambda step: ask({"requests": [step]})[0], requests, batched_us(setup, steps)),
         "bulk": once(
             "pipe",
-            lambda: asked(lists),
+            lambda: ask(lists),
             setup.plan.decode_us(*sizes),
             lambda: setup.plan.decode_us(*sizes),
         ),

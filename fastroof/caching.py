@@ -19,33 +19,33 @@ ERROR_BYTES: Final = 2**10
 
 _M_ARENA_MAX: Final = -8  # of malloc.h
 
-_busy: Final[dict[tuple[int, Hashable], Any]] = {}
-# the threads that hold these locks are not in the child
-os.register_at_fork(after_in_child=_busy.clear)
+_locks: Final[dict[tuple[int, Hashable], Any]] = {}
+# here and not in the values, which are pickled; a child process has none of the threads that hold them
+os.register_at_fork(after_in_child=_locks.clear)
 
 
 @contextmanager
-def _in_turn(values: object, key: Hashable) -> Iterator[None]:
+def _locked(values: object, key: Hashable) -> Iterator[None]:
     """Let one thread at a time compute a value of a cache; others would read the same tables again."""
-    place = (id(values), key)
-    with _busy.setdefault(place, RLock()):
+    lock_key = (id(values), key)  # of no other object while `values` is in use here
+    with _locks.setdefault(lock_key, RLock()):
         try:
             yield
         finally:
-            _busy.pop(place, None)
+            _locks.pop(lock_key, None)
 
 
-def made_once(values: dict[Any, Any], key: Hashable, make: Callable[[], T]) -> T:
+def computed_once(values: dict[Any, Any], key: Hashable, make: Callable[[], T]) -> T:
     """Return the value of a key; compute and store it if missing, in one thread."""
     missing = object()
-    made: Any = values.get(key, missing)
-    if made is missing:
-        with _in_turn(values, key):
-            made = values.get(key, missing)
-            if made is missing:
-                made = values[key] = make()
-    found: T = made
-    return found
+    value: Any = values.get(key, missing)
+    if value is missing:
+        with _locked(values, key):
+            value = values.get(key, missing)
+            if value is missing:
+                value = values[key] = make()
+    computed: T = value
+    return computed
 
 
 class lazy_property(Generic[T]):
@@ -65,14 +65,14 @@ class lazy_property(Generic[T]):
     def __get__(self, instance: object | None, owner: type) -> lazy_property[T] | T:
         if instance is None:
             return self
-        return made_once(instance.__dict__, self.name, lambda: self.make(instance))
+        return computed_once(instance.__dict__, self.name, lambda: self.make(instance))
 
 
 class BoundedCache(Generic[T]):
     """Values by key, limited in bytes; values not used recently are evicted."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
         self._young: dict[Hashable, tuple[T, int]] = {}
         self._old: dict[Hashable, tuple[T, int]] = {}
         self._young_bytes = 0
@@ -86,33 +86,33 @@ class BoundedCache(Generic[T]):
     @property
     def num_bytes(self) -> int:
         """Return the bytes of all cached values."""
-        held = {**self._old, **self._young}
-        return sum(num_bytes for _, num_bytes in held.values())
+        entries = {**self._old, **self._young}
+        return sum(num_bytes for _, num_bytes in entries.values())
 
     def get(
         self,
         key: Hashable,
         make: Callable[[], T],
-        bytes_of: Callable[[T], int],
-        serves: Callable[[T], bool] | None = None,
+        num_bytes_of: Callable[[T], int],
+        is_usable: Callable[[T], bool] | None = None,
     ) -> T:
         """Return the value of a key; compute it if it is not cached."""
-        held = self._young.get(key)
-        if held is not None and (serves is None or serves(held[0])):
-            return held[0]
-        with _in_turn(self, key):
+        entry = self._young.get(key)
+        if entry is not None and (is_usable is None or is_usable(entry[0])):
+            return entry[0]
+        with _locked(self, key):
             before = self._young.get(key)
-            there = (one for one in (before, self._old.get(key)) if one is not None)
-            held = next((one for one in there if serves is None or serves(one[0])), None)
-            if held is None:
-                made = make()
-                held = made, bytes_of(made)
+            cached = (one for one in (before, self._old.get(key)) if one is not None)
+            entry = next((one for one in cached if is_usable is None or is_usable(one[0])), None)
+            if entry is None:
+                value = make()
+                entry = value, num_bytes_of(value)
                 before = self._young.get(key)
-            self._young[key] = held
-            self._young_bytes += held[1] - (0 if before is None else before[1])
-            if 2 * self._young_bytes > self.most_bytes:
+            self._young[key] = entry
+            self._young_bytes += entry[1] - (0 if before is None else before[1])
+            if 2 * self._young_bytes > self.max_bytes:
                 self._old, self._young, self._young_bytes = self._young, {}, 0
-        return held[0]
+        return entry[0]
 
     def get_or_raise(self, key: Hashable, make: Callable[[], T], bytes_of: Callable[[T], int]) -> T:
         """Return the value of a key, or raise the error of computing it, which is cached too."""

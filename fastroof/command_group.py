@@ -223,12 +223,12 @@ def warn(message: str, program: str = "fastroof") -> None:
 
 
 def _one_line(message: str) -> str:
-    said = ""
+    line_text = ""
     for line in filter(str.strip, message.splitlines()):
         # indented lines list problems
-        is_item = line[0].isspace() and not said.endswith(":")
-        said += ("; " if is_item else " ") + line.strip()
-    return said.strip()
+        is_item = line[0].isspace() and not line_text.endswith(":")
+        line_text += ("; " if is_item else " ") + line.strip()
+    return line_text.strip()
 
 
 @contextmanager

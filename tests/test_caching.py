@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fastroof
-from fastroof.caching import ERROR_BYTES, BoundedCache, lazy_property, made_once
+from fastroof.caching import ERROR_BYTES, BoundedCache, computed_once, lazy_property
 from fastroof.config import gpu
 from fastroof.engines import engine_of_version, load
 from fastroof.engines.deployments import recipes_of
@@ -198,7 +198,7 @@ class Slow:
         return self.make()
 
     def of_dict(self) -> int:
-        return made_once(self.values, "key", self.make)
+        return computed_once(self.values, "key", self.make)
 
     def of_bounded(self) -> int:
         return self.bounded.get("key", self.make, lambda _: 8)
@@ -221,6 +221,6 @@ def test_threads_wait_for_the_one_that_makes_a_value(name: str) -> None:
 def test_a_value_that_failed_is_made_again() -> None:
     values: dict[str, int] = {}
     with pytest.raises(ZeroDivisionError):
-        made_once(values, "key", lambda: 1 // 0)
-    assert made_once(values, "key", lambda: made_once(values, "other", lambda: 2)) == 2
+        computed_once(values, "key", lambda: 1 // 0)
+    assert computed_once(values, "key", lambda: computed_once(values, "other", lambda: 2)) == 2
     assert values == {"other": 2, "key": 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
 from pathlib import Path
@@ -58,3 +59,29 @@ def test_no_replaced_phrase_is_left(folder: Path) -> None:
 )
 def test_a_replaced_phrase_is_found(text: str) -> None:
     assert PHRASE.search(text)
+
+
+WORDS = r"(?:told|tells|said|says|asked|asks|lent|lends?|loans?|lenders?|fed_back)"
+"""Parts of identifiers that name no quantity; other parts of the dialect (seen, kept, whole) may be apt."""
+SPOKEN = re.compile(rf"(?:^|_){WORDS}(?:_|$)")
+MAYBE = re.compile(rf"{WORDS}\w*\)?(?: *[=:,(\]]| in )")
+LEFT = {"ASKED", "asked_seqs", "asked_speculation", "drafts_said"}
+UNREAD = ("fastroof/backends/serve/", "fastroof/ui/", "fastroof/cli/size.py", "benchmarks/soak_")
+
+
+def test_no_identifier_of_the_product_is_a_word_that_says_nothing() -> None:
+    found = []
+    for path in texts():
+        place = path.relative_to(CHECKOUT).as_posix()
+        if path.suffix != ".py" or place.startswith(UNREAD):
+            continue
+        text = path.read_text(encoding="utf-8")
+        if not MAYBE.search(text):
+            continue  # most files: parsing takes long
+        for node in ast.walk(ast.parse(text)):
+            name = getattr(node, "name", None) or getattr(node, "arg", None)
+            if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                name = node.id if isinstance(node, ast.Name) else node.attr
+            if isinstance(name, str) and name not in LEFT and SPOKEN.search(name.lower()):
+                found.append(f"{place}:{node.lineno}: {name}")
+    assert not found, "\n".join(found)

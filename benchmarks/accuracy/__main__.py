@@ -45,9 +45,9 @@ def run(words: Sequence[str], standalone: bool = False) -> None:
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
         words = ["judge", *words]
     # importing all commands takes seconds
-    asked = words[:1] if words[0] in MODULES else MODULES
+    chosen = words[:1] if words[0] in MODULES else MODULES
     app = new_app(PROGRAM, "Measure the accuracy of the shipped profiles, and fit them.", EPILOG)
-    for name in asked:
+    for name in chosen:
         module = import_module(f"benchmarks.accuracy.{MODULES[name]}")
         app.command(name, epilog=getattr(module, "EPILOG", None))(module.main)
     get_command(app).main(list(words), prog_name=PROGRAM, standalone_mode=standalone)

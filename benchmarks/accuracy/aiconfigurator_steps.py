@@ -36,7 +36,7 @@ from fastroof.tables import Tables, load_tables
 from fastroof.units import US_PER_MS
 
 PARTS: Final = ("linear", "experts", "attention", "communication", "elementwise", "lm_head")
-TOLD_FROM: Final = 0.1
+SHOWN_FROM: Final = 0.1
 """Difference from which a part is listed, as a share of the step."""
 
 _PART_OF: Final = (
@@ -127,7 +127,7 @@ class SteppedCase(NamedTuple):
 
     def parts_apart(self) -> list[str]:
         """Parts that differ by more than a tenth of the step."""
-        least = TOLD_FROM * sum(self.their_ms.values())
+        least = SHOWN_FROM * sum(self.their_ms.values())
         return [part for part in PARTS if abs(self.own_ms[part] - self.their_ms[part]) > least]
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.accuracy.fit import are_told_apart
+from benchmarks.accuracy.fit import are_distinguishable
 from benchmarks.accuracy.fit_errors import (
     SPLITS,
     DatasetErrors,
@@ -119,7 +119,7 @@ def calibrate(
     kept, times = _timed(chosen, by_gpu, bare, not_fitted)
     fitted = FittedRows(times, RowLabels.of(kept), base.fit.costs)
     costs_us = fitted.fit(fitted.every)
-    if not are_told_apart(times, costs_us):
+    if not are_distinguishable(times, costs_us):
         raise TableError(
             f"{len(kept)} rows do not distinguish {' and '.join(base.fit.costs)}; "
             "add rows of other concurrency"

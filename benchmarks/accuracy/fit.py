@@ -73,7 +73,7 @@ def fit_costs(times: KernelTimes, weights: Floats, costs: Sequence[str]) -> dict
     return {name: float(us) for name, us in zip(names, best, strict=True)}
 
 
-def are_told_apart(times: KernelTimes, costs: Mapping[str, float]) -> bool:
+def are_distinguishable(times: KernelTimes, costs: Mapping[str, float]) -> bool:
     """Return whether rows distinguish the costs: none is a linear mix of the others in every row."""
     slopes = _slopes(times, columns_of(times, list(costs)), np.array([*costs.values()], np.float64))
     relative = slopes[:, slopes.any(axis=0)] / times.measured_us[:, None]

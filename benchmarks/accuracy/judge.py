@@ -164,11 +164,11 @@ def main(
 
 def _split(**splits: bool) -> str | None:
     """Return what to leave out of the fits."""
-    asked = [name for name, is_asked in splits.items() if is_asked]
-    if len(asked) > 1:
-        options = ", ".join(f"--leave-one-{name}-out" for name in asked)
+    chosen = [name for name, is_chosen in splits.items() if is_chosen]
+    if len(chosen) > 1:
+        options = ", ".join(f"--leave-one-{name}-out" for name in chosen)
         raise FastroofError(f"one split at a time: got {options}")
-    return asked[0] if asked else None
+    return chosen[0] if chosen else None
 
 
 def _validate_all(

@@ -25,7 +25,7 @@ from fastroof.models.execution import AUTO
 GPUS: Final = ("h200", "b200")
 ENGINES: Final = ("vllm", "sglang", "trtllm-1.1")
 COUNT: Final = 10
-TOLD_FROM: Final = 0.1
+SHOWN_FROM: Final = 0.1
 """Difference from which the cause is named."""
 _SIZES: Final = (8, 4, 2, 1)
 
@@ -121,7 +121,7 @@ def _first_answered(cases: Sequence[StepCase]) -> ServedSteps:
 
 def cause_of(stepped: SteppedCase) -> str:
     """Return the part that explains a difference of 10 % or more, ms by both; empty below."""
-    if abs(stepped.apart) < TOLD_FROM:
+    if abs(stepped.apart) < SHOWN_FROM:
         return ""
     sign = 1.0 if stepped.apart > 0 else -1.0
     part = max(stepped.own_ms, key=lambda name: sign * (stepped.own_ms[name] - stepped.their_ms[name]))

@@ -48,7 +48,7 @@ ACCEPTED: Final = tuple(round(1.2 + 0.1 * i, 1) for i in range(20))
 def speculative_runs(rows: Sequence[ServingRow], kernels_ms: Sequence[float]) -> list[str]:
     """Return which runs are faster than plain steps of their kernels."""
     timed = faster_than_kernels(rows, kernels_ms)
-    return [told or by_time for told, by_time in zip(_by_recipe(rows), timed, strict=True)]
+    return [by_recipe or by_time for by_recipe, by_time in zip(_by_recipe(rows), timed, strict=True)]
 
 
 def _recipe(row: ServingRow, speculative: bool | None = None) -> Recipe | None:
@@ -76,13 +76,13 @@ def _by_recipe(rows: Sequence[ServingRow]) -> list[str]:
     def is_plain(row: ServingRow) -> bool:
         return any(_PLAIN in label for label in (row.checkpoint, row.also_as))
 
-    told = {launched(row) for row in rows if is_plain(row)}
+    plain = {launched(row) for row in rows if is_plain(row)}
     reasons = []
     for row in rows:
         recipe = _recipe(row)
         if recipe is not None and recipe.speculative:
             reasons.append(BY_RECIPE)
-        elif launched(row) in told and not is_plain(row) and _recipe(row, speculative=True) is not None:
+        elif launched(row) in plain and not is_plain(row) and _recipe(row, speculative=True) is not None:
             reasons.append(BY_LABEL)
         else:
             reasons.append("")

@@ -324,10 +324,10 @@ def _layout(
     moe_tp, ep = max(_number(cell, "moe_tp_size"), 1), max(_number(cell, "moe_ep_size"), 1)
     batch = _number(cell, "batch_size")
     origin, name = cell["silicon_data_source"], cell["id"]
-    said = _found(r"silicon_concurrency=(\d+)", origin) or _found(r"_c(\d+)_", name)
-    if not said:
+    clients = _found(r"silicon_concurrency=(\d+)", origin) or _found(r"_c(\d+)_", name)
+    if not clients:
         raise _Refused("its concurrency is in no column")
-    concurrency = int(said)
+    concurrency = int(clients)
     if tp > 8 and (moe_tp == tp or ep == tp) and is_inferencemax:
         raise _Refused("the GPUs of a disaggregated deployment, written as one engine's")
     written = (tp, dp, ep)
@@ -377,11 +377,11 @@ def _disaggregated(cell: Mapping[str, str]) -> dict[str, Any]:
         "prefill_dp": max(_number(cell, "prefill_attention_dp_size"), 1),
         "prefill_ep": max(_number(cell, "prefill_moe_ep_size"), 1),
     }
-    said = _found(r"silicon_concurrency=(\d+)", cell["silicon_data_source"]) or _found(
+    written = _found(r"silicon_concurrency=(\d+)", cell["silicon_data_source"]) or _found(
         r"_c(\d+)_", cell["id"]
     )
     each = _number(cell, "decode_batch_size") * layout["dp"] * layout["decode_workers"]
-    layout["concurrency"] = int(said) if said else each
+    layout["concurrency"] = int(written) if written else each
     if not layout["concurrency"]:
         raise _Refused("its concurrency is in no column")
     return layout

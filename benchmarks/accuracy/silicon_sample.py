@@ -41,7 +41,7 @@ SOURCE: Final = "silicon_sample"
 SAMPLE_GPUS: Final = ("h100", "h200", "b200", "b300", "gb200", "gb300")
 """GPUs of the sample, by its names."""
 
-_ASKED: Final = (
+_CASE_COLUMNS: Final = (
     "gpu", "engine", "model", "dtype", "kv_dtype", "tp", "pp", "dp", "ep", "isl", "osl", "concurrency",
     "prefix_tokens", "decode_workers",
 )  # fmt: skip
@@ -104,22 +104,22 @@ def _with_estimates(
     rows: Sequence[ServingRow], folder: Path, version: str
 ) -> tuple[tuple[ServingRow, ...], dict[str, int]]:
     """Query the package for predictions that the existing file lacks."""
-    told, known = folder / f"{SOURCE}.toml", dict[tuple[object, ...], ServingRow]()
-    if told.is_file() and read_toml(told, TableError).get("package_version") == version:
+    facts_file, known = folder / f"{SOURCE}.toml", dict[tuple[object, ...], ServingRow]()
+    if facts_file.is_file() and read_toml(facts_file, TableError).get("package_version") == version:
         answered = read_rows(folder / f"{SOURCE}.csv")
-        known = {_asked(row): row for row in answered if not math.isnan(row.aic_tpot_ms)}
-    unknown = [row for row in rows if _asked(row) not in known]
+        known = {_case(row): row for row in answered if not math.isnan(row.aic_tpot_ms)}
+    unknown = [row for row in rows if _case(row) not in known]
     fresh, refused = with_aiconfigurator_estimates(unknown)
-    known |= {_asked(row): row for row in fresh}
-    answers = [known[_asked(row)] for row in rows]
+    known |= {_case(row): row for row in fresh}
+    answers = [known[_case(row)] for row in rows]
     return tuple(
         replace(row, aic_ttft_ms=answer.aic_ttft_ms, aic_tpot_ms=answer.aic_tpot_ms)
         for row, answer in zip(rows, answers, strict=True)
     ), refused
 
 
-def _asked(row: ServingRow) -> tuple[object, ...]:
-    return tuple(getattr(row, name) for name in _ASKED)
+def _case(row: ServingRow) -> tuple[object, ...]:
+    return tuple(getattr(row, name) for name in _CASE_COLUMNS)
 
 
 def main(

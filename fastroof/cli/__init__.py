@@ -75,7 +75,7 @@ def app_of(commands: Iterable[str]) -> typer.Typer:
     return made
 
 
-def _asked(words: Sequence[str]) -> tuple[str, ...]:
+def _commands_for(words: Sequence[str]) -> tuple[str, ...]:
     """The command that a command line begins with, else all: for help, and for words that name none."""
     return tuple(words[:1]) if words and words[0] in COMMANDS else COMMANDS
 
@@ -92,8 +92,8 @@ def main() -> None:
     if completion_variable("fastroof") in os.environ:
         from fastroof.cli.completion import offer_values, words_before
 
-        offer_values(get_command(app_of(_asked(words_before(os.environ)))))()
-    fast_arguments(get_command(app_of(_asked(sys.argv[1:]))))()
+        offer_values(get_command(app_of(_commands_for(words_before(os.environ)))))()
+    fast_arguments(get_command(app_of(_commands_for(sys.argv[1:]))))()
 
 
 def __getattr__(name: str) -> Any:

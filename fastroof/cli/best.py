@@ -19,6 +19,7 @@ from fastroof.cli.shared_budget import (
     shared_document,
     shared_question,
 )
+from fastroof.command_group import Group, GroupValues, taking
 from fastroof.errors import SweepError
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ needed_gpus, answer, deployment (as above)].
     + ENGINE_FACTS
 )
 
-_ASKED: Final = "The question"
+_QUESTION: Final = "The question"
 _FEW_SKIPPED: Final = 2
 
 
@@ -117,11 +118,136 @@ def register(app: typer.Typer) -> None:
     app.command("best", epilog=EPILOG)(best)
 
 
-def _option(*names: str, help_text: str, **options: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=_ASKED, help=help_text, **options)
+def _option(
+    kind: Any, metavar: str, help_text: str, *names: str, default: Any = None, **options: Any
+) -> tuple[Any, Any]:
+    option = typer.Option(
+        *names, metavar=metavar or None, rich_help_panel=_QUESTION, help=help_text, **options
+    )
+    return Annotated[kind, option], default
 
 
+QUESTION: Final[Group] = {
+    "gpu": _option(
+        list[str] | None,
+        "GPU",
+        "GPU (see fastroof gpus) or path of a gpu.toml; repeatable.  [default: h100]",
+        *GPU_NAMES,
+    ),
+    "total_gpus": _option(
+        int | None,
+        "",
+        "Number of GPUs to fill.  [default: with --rate as few as suffice]",
+        "--gpus",
+        "--total-gpus",
+        min=1,
+    ),
+    "isl": _option(list[int] | None, "TOKENS", "Prompt length.", "--isl", min=1),
+    "osl": _option(list[int] | None, "TOKENS", "Output length.", "--osl", min=1),
+    "requests_per_s": _option(
+        list[float] | None,
+        "PER_S",
+        "Wanted requests per second, once for all models or once per --model: the models share the GPUs.",
+        "--rate",
+        "--request-rate",
+    ),
+    "ttft_ms": _option(list[float] | None, "MS", "Maximum time to first token.", "--ttft", "--ttft-ms"),
+    "tpot_ms": _option(list[float] | None, "MS", "Maximum time per output token.", "--tpot", "--tpot-ms"),
+    "itl_ms": _option(list[float] | None, "MS", "Maximum time between two tokens.", "--itl", "--itl-ms"),
+    "request_latency_ms": _option(
+        list[float] | None, "MS", "Maximum time of a request.", "--request-latency", "--request-latency-ms"
+    ),
+    "dtype": _option(
+        list[str] | None,
+        "DTYPE",
+        "Format of weights, as in fastroof step; repeatable.  [default: the checkpoint's]",
+        "--dtype",
+    ),
+    "kv_dtype": _option(
+        list[str] | None,
+        "DTYPE",
+        "Format of the KV cache: bf16, fp8; repeatable.  [default: the checkpoint's]",
+        "--kv-dtype",
+    ),
+    "engine": _option(
+        list[str] | None,
+        "ENGINE",
+        "Serving engine (see fastroof engines) or .toml file; repeatable.  [default: vllm]",
+        *ENGINE,
+    ),
+    "max_num_batched_tokens": _option(
+        list[int] | None,
+        "TOKENS",
+        "Maximum number of tokens in a step; repeatable.  "
+        "[default: the engines' own and smaller powers of two from 1024]",
+        *MAX_NUM_BATCHED_TOKENS,
+        min=1,
+    ),
+    "max_num_seqs": _option(
+        list[int] | None,
+        "REQUESTS",
+        "Maximum number of concurrent sequences; repeatable.  "
+        "[default: the engines' own and smaller ones from 16]",
+        *MAX_NUM_SEQS,
+        min=1,
+    ),
+    "mode": _option(
+        list[str] | None,
+        "MODE",
+        "aggregated, or disaggregated: separate workers prefill and decode; repeatable.  [default: both]",
+        "--mode",
+    ),
+    "most_gpus_each": _option(
+        int | None,
+        "GPUS",
+        "Maximum GPUs of a copy; 8 leaves out layouts across nodes.  [default: no limit]",
+        "--most-gpus-each",
+        min=1,
+    ),
+    "prefix_hit": _option(
+        list[float] | None, "SHARE", "Share of a prompt in the prefix cache.  [default: 0]", "--prefix-hit"
+    ),
+    "client_overhead_ms": _option(
+        float | None,
+        "MS",
+        "Time of a request outside the engine, in TTFT; 0 is the engine's own view.  "
+        "[default: HTTP and tokenizer of the engine's profile]",
+        "--client-overhead",
+    ),
+    "lora": _option(
+        str | None,
+        "RANK[:ADAPTERS[:MODULES]]",
+        "LoRA adapters of all requests, as in `fastroof step` (modelled).  [default: none]",
+        "--lora",
+    ),
+    "objective": _option(
+        str | None,
+        "METRIC",
+        "Metric to optimize: tokens_per_s_per_gpu, tokens_per_s_per_user, goodput, cost "
+        "or energy (joules per output token).  "
+        "[default: cost with --price, else tokens_per_s_per_gpu]",
+        "--objective",
+    ),
+    "tables": _option(
+        str | None,
+        "PATH",
+        "Measured tables: a folder, or datasheet for none.  [default: each GPU's own]",
+        "--tables",
+    ),
+    "allow_modelled": _option(
+        bool,
+        "",
+        "Use the datasheet model for kernels that were not measured.",
+        "--allow-modelled",
+        default=False,
+    ),
+}
+"""What to deploy, and for which load, as arguments of :func:`fastroof.recommend`."""
+
+
+@taking(question=QUESTION)
 def best(
+    *,
     spec: Annotated[
         Path | None,
         typer.Argument(
@@ -131,175 +257,14 @@ def best(
     ] = None,
     model: Annotated[
         list[str] | None,
-        _option(
+        typer.Option(
             "--model",
             metavar="MODEL",
-            help_text="Hugging Face id, preset (see fastroof models) or config.json; repeatable.",
+            rich_help_panel=_QUESTION,
+            help="Hugging Face id, preset (see fastroof models) or config.json; repeatable.",
         ),
     ] = None,
-    gpu: Annotated[
-        list[str] | None,
-        _option(
-            *GPU_NAMES,
-            metavar="GPU",
-            help_text="GPU (see fastroof gpus) or path of a gpu.toml; repeatable.  [default: h100]",
-        ),
-    ] = None,
-    gpus: Annotated[
-        int | None,
-        _option(
-            "--gpus",
-            "--total-gpus",
-            min=1,
-            help_text="Number of GPUs to fill.  [default: with --rate as few as suffice]",
-        ),
-    ] = None,
-    isl: Annotated[
-        list[int] | None, _option("--isl", min=1, metavar="TOKENS", help_text="Prompt length.")
-    ] = None,
-    osl: Annotated[
-        list[int] | None, _option("--osl", min=1, metavar="TOKENS", help_text="Output length.")
-    ] = None,
-    rate: Annotated[
-        list[float] | None,
-        _option(
-            "--rate",
-            "--request-rate",
-            metavar="PER_S",
-            help_text="Wanted requests per second, once for all models or once per --model: the models "
-            "share the GPUs.",
-        ),
-    ] = None,
-    ttft: Annotated[
-        list[float] | None,
-        _option("--ttft", "--ttft-ms", metavar="MS", help_text="Maximum time to first token."),
-    ] = None,
-    tpot: Annotated[
-        list[float] | None,
-        _option("--tpot", "--tpot-ms", metavar="MS", help_text="Maximum time per output token."),
-    ] = None,
-    itl: Annotated[
-        list[float] | None,
-        _option("--itl", "--itl-ms", metavar="MS", help_text="Maximum time between two tokens."),
-    ] = None,
-    request_latency: Annotated[
-        list[float] | None,
-        _option(
-            "--request-latency",
-            "--request-latency-ms",
-            metavar="MS",
-            help_text="Maximum time of a request.",
-        ),
-    ] = None,
-    dtype: Annotated[
-        list[str] | None,
-        _option(
-            "--dtype",
-            metavar="DTYPE",
-            help_text="Format of weights, as in fastroof step; repeatable.  [default: the checkpoint's]",
-        ),
-    ] = None,
-    kv_dtype: Annotated[
-        list[str] | None,
-        _option(
-            "--kv-dtype",
-            metavar="DTYPE",
-            help_text="Format of the KV cache: bf16, fp8; repeatable.  [default: the checkpoint's]",
-        ),
-    ] = None,
-    engine: Annotated[
-        list[str] | None,
-        _option(
-            *ENGINE,
-            metavar="ENGINE",
-            help_text="Serving engine (see fastroof engines) or .toml file; repeatable.  [default: vllm]",
-        ),
-    ] = None,
-    max_num_batched_tokens: Annotated[
-        list[int] | None,
-        _option(
-            *MAX_NUM_BATCHED_TOKENS,
-            metavar="TOKENS",
-            min=1,
-            help_text="Maximum number of tokens in a step; repeatable.  "
-            "[default: the engines' own and smaller powers of two from 1024]",
-        ),
-    ] = None,
-    max_num_seqs: Annotated[
-        list[int] | None,
-        _option(
-            *MAX_NUM_SEQS,
-            metavar="REQUESTS",
-            min=1,
-            help_text="Maximum number of concurrent sequences; repeatable.  "
-            "[default: the engines' own and smaller ones from 16]",
-        ),
-    ] = None,
-    mode: Annotated[
-        list[str] | None,
-        _option(
-            "--mode",
-            metavar="MODE",
-            help_text="aggregated, or disaggregated: separate workers prefill and decode; repeatable.  "
-            "[default: both]",
-        ),
-    ] = None,
-    most_gpus_each: Annotated[
-        int | None,
-        _option(
-            "--most-gpus-each",
-            metavar="GPUS",
-            min=1,
-            help_text="Maximum GPUs of a copy; 8 leaves out layouts across nodes.  [default: no limit]",
-        ),
-    ] = None,
-    prefix_hit: Annotated[
-        list[float] | None,
-        _option(
-            "--prefix-hit",
-            metavar="SHARE",
-            help_text="Share of a prompt in the prefix cache.  [default: 0]",
-        ),
-    ] = None,
-    client_overhead: Annotated[
-        float | None,
-        _option(
-            "--client-overhead",
-            metavar="MS",
-            help_text="Time of a request outside the engine, in TTFT; 0 is the engine's own view.  "
-            "[default: HTTP and tokenizer of the engine's profile]",
-        ),
-    ] = None,
-    lora: Annotated[
-        str | None,
-        _option(
-            "--lora",
-            metavar="RANK[:ADAPTERS[:MODULES]]",
-            help_text="LoRA adapters of all requests, as in `fastroof step` (modelled).  [default: none]",
-        ),
-    ] = None,
-    objective: Annotated[
-        str | None,
-        _option(
-            "--objective",
-            metavar="METRIC",
-            help_text="Metric to optimize: tokens_per_s_per_gpu, tokens_per_s_per_user, goodput, cost "
-            "or energy (joules per output token).  "
-            "[default: cost with --price, else tokens_per_s_per_gpu]",
-        ),
-    ] = None,
-    tables: Annotated[
-        str | None,
-        _option(
-            "--tables",
-            metavar="PATH",
-            help_text="Measured tables: a folder, or datasheet for none.  [default: each GPU's own]",
-        ),
-    ] = None,
-    allow_modelled: Annotated[
-        bool,
-        _option("--allow-modelled", help_text="Use the datasheet model for kernels that were not measured."),
-    ] = False,
+    question: GroupValues,
     price: Annotated[
         list[str] | None,
         typer.Option(metavar="[GPU=]PRICE", help="Price per GPU hour, as h100=2.5; repeatable."),
@@ -338,16 +303,7 @@ def best(
     from fastroof.sweep.best import PERCENTILE
     from fastroof.sweep.recommendations.files import check_place
 
-    question: dict[str, Any] = {
-        "gpu": gpu, "total_gpus": gpus, "isl": isl, "osl": osl, "requests_per_s": rate,
-        "ttft_ms": ttft, "tpot_ms": tpot,
-        "itl_ms": itl, "request_latency_ms": request_latency, "dtype": dtype, "kv_dtype": kv_dtype,
-        "engine": engine, "max_num_batched_tokens": max_num_batched_tokens, "max_num_seqs": max_num_seqs,
-        "mode": mode, "most_gpus_each": most_gpus_each,
-        "prefix_hit": prefix_hit, "client_overhead_ms": client_overhead, "lora": lora,
-        "objective": objective, "tables": tables,
-        "allow_modelled": allow_modelled or None,
-    }  # fmt: skip
+    question = {**question, "allow_modelled": question["allow_modelled"] or None}
     given = {name: value for name, value in question.items() if value not in (None, [])}
     _check_question(spec, model, given)
     if mean and percentile is not None:
@@ -389,8 +345,8 @@ def best(
     _print(found, is_question=bool(model))
     if len(found.deployments) > 1 and model:
         say(
-            f"each model was compared alone on all {gpus} GPUs; --rate, once for all or once per --model, "
-            "shares them"
+            f"each model was compared alone on all {given['total_gpus']} GPUs; --rate, once for all or once "
+            "per --model, shares them"
         )
     if written:
         print_saved(written)
@@ -455,9 +411,9 @@ def _check_question(spec: Path | None, model: list[str] | None, given: dict[str,
                 f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
             )
     elif given:
-        said = ", ".join(_OPTIONS[name] for name in given)
+        options = ", ".join(_OPTIONS[name] for name in given)
         what = f"{spec} sets that: change it there" if spec else "name a model with --model"
-        raise SweepError(f"{said} {'belongs' if len(given) == 1 else 'belong'} to --model; {what}")
+        raise SweepError(f"{options} {'belongs' if len(given) == 1 else 'belong'} to --model; {what}")
 
 
 def _of_example(options: dict[str, Any]) -> Recommendation:

@@ -76,13 +76,13 @@ def print_answer(
     out.print()
     limits = sorted(margin.name for margin in first.margins)
     same = {
-        name: len({choice.row[column] for choice in answer.choices}) == 1 for name, column in _SAID.items()
+        name: len({choice.row[column] for choice in answer.choices}) == 1 for name, column in _FACTS.items()
     }
-    columns = ["layout", *_SAID, "clients", _OBJECTIVES[objective], "behind"]
+    columns = ["layout", *_FACTS, "clients", _OBJECTIVES[objective], "behind"]
     of = "" if answer.limits_on == "mean" else f"{answer.limits_on} "
     columns += [of * (name in TIMES) + " ".join(_NAMES[name]).strip() for name in limits]
     columns += ["KV cache", "bound by"]
-    left = ["layout", *_SAID, "bound by"]
+    left = ["layout", *_FACTS, "bound by"]
     rows = [_cells(choice, limits) for choice in answer.choices]
     if answer.limits_on != "mean":
         columns += ["requests/s", "one error", "limited by", "by mean"]
@@ -146,7 +146,7 @@ def _limits_words(answer: Answer) -> list[str]:
     return ["limits are on means: percentiles of requests that arrive at random are longer"]
 
 
-_SAID: Final = {"GPU": "gpu", "dtype": "dtype", "KV": "kv_dtype", "engine": "engine"}
+_FACTS: Final = {"GPU": "gpu", "dtype": "dtype", "KV": "kv_dtype", "engine": "engine"}
 """Columns that the first sentence names for the best deployment."""
 
 
@@ -164,7 +164,7 @@ def _print_none(
         if limits_on != "mean":
             rate = row["request_rate_per_s"]
             clients = "hardly any load" if rate is None else f"{rate:,.4g} requests/s"
-        said = [
+        settings = [
             f"{'' if limits_on == 'mean' else f'{limits_on} '}{_NAMES[name][0]} "
             f"{answer.nearest.values[name]:,.4g}{f' {unit}' if (unit := _NAMES[name][1]) else ''} "
             f"({'within' if times <= 1.0 else f'{times:.3g} times'} the limit)"
@@ -172,7 +172,7 @@ def _print_none(
         ]
         say(
             f"nearest: {copies_words(row)} on {row['total_gpus']} x {row['gpu']}, {row['dtype']} weights, "
-            f"engine {engines[row['engine']]}, with {clients}: {', '.join(said)}",
+            f"engine {engines[row['engine']]}, with {clients}: {', '.join(settings)}",
             2,
         )
     if would_fit is not None:
@@ -276,7 +276,7 @@ def _cells(choice: Choice, limits: Sequence[str]) -> list[str]:
     row = choice.row
     margins = {margin.name: margin for margin in choice.margins}
     behind = "" if choice.behind < _EQUAL else percent(choice.behind) + " (tie)" * choice.is_tie
-    cells = [copies_words(row), *(row[column] for column in _SAID.values()), f"{row['concurrency']:,.0f}"]
+    cells = [copies_words(row), *(row[column] for column in _FACTS.values()), f"{row['concurrency']:,.0f}"]
     cells += [f"{choice.objective:,.4g}", behind]
     cells += [f"{margins[name].value:,.4g}" if name in margins else "" for name in limits]
     return [*cells, percent(row["kv_share"]), row["bound"]]

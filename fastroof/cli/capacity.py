@@ -24,7 +24,7 @@ from fastroof.cli.option_groups import (
 )
 from fastroof.cli.options import Json
 from fastroof.cli.output import print_json
-from fastroof.cli.workload_options import WORKLOAD, asked_requests, print_left_out
+from fastroof.cli.workload_options import WORKLOAD, print_left_out, workload_requests
 from fastroof.command_group import GroupValues, options_given, taking
 from fastroof.errors import SimulationError
 from fastroof.simulation.fleet_options import ROUTER
@@ -173,7 +173,7 @@ def capacity(
     check_engine(plan["engine"])
     if workload["rate"] is not None and not fewest:
         raise SimulationError("--rate needs --fewest: without it the rate is the answer")
-    asked = asked_requests(**workload, period=period)
+    requests = workload_requests(**workload, period=period)
     settings = engine_settings(given)
     settings |= {"routing": routed.pop("router"), **routed, "threads": workers}
     served = simulated_plan(what, *gpu_and_tables(**measured), settings, plan)
@@ -182,41 +182,41 @@ def capacity(
         "pp": served.layout.pp, "dp": served.layout.dp, "ep": served.layout.ep,
         "moe_tp": served.layout.moe_tp, "dtype": served.dtype, "kv_dtype": served.kv_dtype,
         **served.lora_facts, **served.profile.facts, "tables_hash": served.tables_hash,
-        "left_out": getattr(asked, "left_out", {}),
+        "left_out": getattr(requests, "left_out", {}),
     }  # fmt: skip
     if by_hour:
         if not fewest:
             raise SimulationError("--by-hour goes with --fewest: the fewest replicas of each hour")
         from fastroof.simulation.fewest_replicas import fewest_by_hour
 
-        hourly = fewest_by_hour(served, asked, steady=steady, **settings, **limits)
+        hourly = fewest_by_hour(served, requests, steady=steady, **settings, **limits)
         if as_json:
             print_json({**facts, **hourly.document()})
         else:
             print_hours(served, hourly)
-            print_left_out(asked)
+            print_left_out(requests)
         return
     if fewest:
         from fastroof.simulation.fewest_replicas import fewest_replicas
 
-        few = fewest_replicas(served, asked, steady=steady, **settings, **limits)
+        few = fewest_replicas(served, requests, steady=steady, **settings, **limits)
         if as_json:
             print_json({**facts, **few.document()})
         else:
             print_fewest(served, few)
-            print_left_out(asked)
+            print_left_out(requests)
         return
     from fastroof import capacity as largest_rate
 
     most = largest_rate(
-        served, asked, replicas=replicas, tolerance=tolerance, draws=draws, steady=steady, **settings,
+        served, requests, replicas=replicas, tolerance=tolerance, draws=draws, steady=steady, **settings,
         **limits,
     )  # fmt: skip
     if as_json:
         print_json({**facts, **most.document()})
     else:
         print_capacity(served, most)
-        print_left_out(asked)
+        print_left_out(requests)
 
 
 def _refuse_ignored(what: str, given: dict[str, str]) -> None:

@@ -50,8 +50,8 @@ def print_capacities(summary: CapacitySummary) -> None:
     else:
         out.print("No deployment keeps the limits at any rate.", soft_wrap=True)
     out.print()
-    for reason, said in summary.skipped.items():
-        out.print(f"left out, {LOST[reason]}: {'; '.join(said)}", soft_wrap=True)
+    for reason, reasons in summary.skipped.items():
+        out.print(f"left out, {LOST[reason]}: {'; '.join(reasons)}", soft_wrap=True)
     out.print(
         f"capacities of {summary.candidates:,} deployments in {duration(summary.total_s)}: "
         f"{summary.feasible:,} keep the limits",

@@ -26,14 +26,14 @@ class CheckoutCommand(TyperCommand):
         given = {word.partition("=")[0] for word in args}
         is_own = not given.isdisjoint((*self.data, *self.with_data)) and "--rows" not in given
         if not is_own and given.isdisjoint(("-h", "--help")) and not ctx.resilient_parsing:
-            asked = f"{ctx.command_path} without {' or '.join(self.data)}"
-            checkout_module("__main__", asked, self.elsewhere).run([self.elsewhere, *args])
+            request = f"{ctx.command_path} without {' or '.join(self.data)}"
+            checkout_module("__main__", request, self.elsewhere).run([self.elsewhere, *args])
             ctx.exit()
         rest: list[str] = super().parse_args(ctx, args)
         return rest
 
 
-def checkout_module(name: str, asked: str, command: str) -> Any:
+def checkout_module(name: str, request: str, command: str) -> Any:
     """Import a module of benchmarks.accuracy, which only a checkout has.
 
     Raises
@@ -44,7 +44,7 @@ def checkout_module(name: str, asked: str, command: str) -> Any:
     root = Path(fastroof.__file__).parent.parent
     if not (root / PACKAGE.replace(".", "/")).is_dir():
         raise FastroofError(
-            f"{asked} validates or fits the shipped profiles and needs a checkout of fastroof; "
+            f"{request} validates or fits the shipped profiles and needs a checkout of fastroof; "
             f"there, run python -m {PACKAGE} {command}"
         )
     return import_module(f"{PACKAGE}.{name}")

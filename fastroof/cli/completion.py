@@ -168,7 +168,7 @@ def begin() -> None:
     _begun.append(True)
 
 
-def asks_little() -> None:
+def run_few_loops_plain() -> None:
     """Run loops as Python in a process that runs one command: importing numba takes longer."""
     if _begun:
         from fastroof.compiled.layout import run_plain

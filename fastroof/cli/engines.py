@@ -37,17 +37,17 @@ prefill_floor_kernel_us, residual, layers: architecture, layer_us, versions, evi
 prefill_schedule_interval, prefill_decode_interval, min_free_slots_delay, pauses: option, versions,
 alone; by_card], memory [kv_reservation, room, fraction, context_gib, group_gib, graphs, activation,
 sample_bytes, block_tokens, kv_cache, reserve, by_version, ...: how a GPU's memory is divided], kernels
-[gemm_smoothing, fp8_scales, shared_experts, latent_attention, engines, operators: operator, gpu,
-format, layout, source, engine, reason, version, dtype, kernel, versions, architecture, required,
-shared_experts; mixed_attention: ns, interval_ns, gpu, head_dim, kv_dtype, reason, evidence;
-cold_decode, one_attention_call: GPUs; prefill_graphs: multiples, versions, reason, eager, eager_on,
-encoders, latent_tokens, sparse_tokens, not_with, is_optional; expert_rows: kernel, versions, hidden,
-has_gate, most_tokens], data_parallel [source, lockstep,
-prompt_tokens, decode_tokens, graph_tokens, graphs: gpus, tokens, versions, idle_tokens, assignment,
-balance_steps], layout [ep, attention, alltoall, ...],
-lora [ranks, max_loras, fills, gates, embeddings, refused, splits_head, source], front_end [request_ms,
-token_us, server_ms, residual, source, evidence: time outside steps], errors [tpot, ttft, layer_us],
-fit [costs, given, chosen_on, layers, left_out: reason, model, gpu, format, versions] or null, evidence.
+[gemm_smoothing, fp8_scales, shared_experts, latent_attention, marlin, fp8_weight_only, engines,
+operators: operator, gpu, format, layout, source, engine, reason, version, dtype, kernel, versions,
+architecture, required, shared_experts; mixed_attention: ns, interval_ns, gpu, head_dim, kv_dtype,
+reason, evidence; cold_decode, one_attention_call: GPUs; prefill_graphs: multiples, versions, reason,
+eager, eager_on, encoders, latent_tokens, sparse_tokens, not_with, is_optional; expert_rows: kernel,
+versions, hidden, has_gate, most_tokens], data_parallel [source, lockstep, prompt_tokens, decode_tokens,
+graph_tokens, graphs: gpus, tokens, versions, idle_tokens, assignment, balance_steps], layout [ep,
+attention, alltoall, ...], lora [ranks, max_loras, fills, gates, embeddings, refused, splits_head, source],
+front_end [request_ms, token_us, server_ms, residual, source, evidence: time outside steps], errors [tpot,
+ttft, layer_us], fit [costs, given, chosen_on, layers, left_out: reason, model, gpu, format, versions] or
+null, evidence.
 """
 
 

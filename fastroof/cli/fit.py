@@ -47,7 +47,7 @@ remedy, is_warning], changes [settings, max_model_len, concurrency], memory [fra
 blocks, block_bytes, block_tokens (null if the engine's blocks are unknown), ...], cache_line_tokens (what
 the engine prints), concurrency, largest_max_model_len, largest_max_num_seqs, length_of_all, running,
 graphs_variable, source, room_errors [engine, versions, starts, median_gib, most_gib (in nine of ten); null
-if not judged], command [text, release, config, unsaid]; with --tpot tpot_ms and largest [asked (kv_len or
+if not judged], command [text, release, config, unsaid]; with --tpot tpot_ms and largest [given (kv_len or
 batch_size), batch_size, kv_len (0 if nothing is within the limits), step_ms, tokens_per_s_per_gpu, kv_share
 (of the KV cache), limited_by (memory, tpot, max_num_seqs, max_num_batched_tokens or max_model_len)], empty if
 the engine does not start.
@@ -192,7 +192,7 @@ def _print_largest(answer: Fit) -> None:
             cells += ["", "", ""]
         else:
             cells += [f"{one.step_ms:,.2f}", f"{one.tokens_per_s_per_gpu:,.0f}", percent(one.kv_share)]
-        what = "largest batch" if one.asked == "kv_len" else "longest context"
+        what = "largest batch" if one.given == "kv_len" else "longest context"
         rows.append((what, *cells, _LIMITED_BY[one.limited_by]))
     columns = ("", "batch size", "kv_len", "step ms", "tokens/s a GPU", "KV cache", "limited by")
     print_table(columns, rows, left=("", "limited by"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from fastroof.cli.completion import asks_little, fast_arguments
+from fastroof.cli.completion import fast_arguments, run_few_loops_plain
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import TABLES
 from fastroof.cli.options import Json
@@ -140,7 +140,7 @@ def _look_up(operator: Operator, options: dict[str, Any]) -> None:
         for name, value in options.items()
     }
     if max((len(sizes) for sizes in given.values() if isinstance(sizes, list)), default=1) <= MOST_PLAIN:
-        asks_little()
+        run_few_loops_plain()
     spec, tables = gpu_and_tables(gpu, path, source)
     if tables is None:
         from fastroof.load.by_name import missing_tables

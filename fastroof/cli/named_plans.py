@@ -38,7 +38,7 @@ GpuOption = Annotated[
 _NAMES: Final = {"max_num_batched_tokens": "max_tokens", "max_num_seqs": "max_seqs"}
 """Keys whose names differ from the options of a plan."""
 
-_SAID: Final = (("experts", "wide"), ("num_slots", "slots"), ("two_batch_overlap", "two-batches"))
+_SPLITS: Final = (("experts", "wide"), ("num_slots", "slots"), ("two_batch_overlap", "two-batches"))
 _UNNAMED: Final = ("bf16", DEFAULT_ENGINE, "roofline")
 
 
@@ -121,7 +121,7 @@ def _name_of(plan: StepPlan) -> str:
     sizes = {"pp": layout.pp, "cp": layout.cp, "dp": layout.dp, "ep": layout.ep}
     parts += [f"{size}{count}" for size, count in sizes.items() if count > 1]
     split = plan.describe()
-    parts += [f"{word}{split[key] if key == 'num_slots' else ''}" for key, word in _SAID if key in split]
+    parts += [f"{word}{split[key] if key == 'num_slots' else ''}" for key, word in _SPLITS if key in split]
     parts += ["eplb"] if str(split.get("routing", "")).endswith("_eplb") else []
     if plan.kv_dtype != "bf16":
         parts.append(f"{plan.dtype}-kv-{plan.kv_dtype}")
@@ -188,8 +188,8 @@ def asked_speculation(
 
     drafter: StepPlan | str | None = draft
     if draft is not None and draft != MTP:
-        said = {part.partition("=")[0] for part in draft.split(",")[1:]}
-        others = [f"{name}={value}" for name, value in options.items() if name not in said]
+        given_names = {part.partition("=")[0] for part in draft.split(",")[1:]}
+        others = [f"{name}={value}" for name, value in options.items() if name not in given_names]
         (drafter,) = named_plans([",".join([draft, *others])], **measured, engine=engine).values()
     length = parse_accepted("--accepted", accepted)
     return SpeculativeDecoding(num_draft_tokens, length, drafter).for_model(model)
@@ -199,18 +199,18 @@ def drafts_said(drafts: SpeculativeDecoding | None) -> dict[str, Any]:
     """Return the keys of an answer that say which drafts it assumes; none without drafts."""
     if drafts is None:
         return {}
-    said = {
+    facts = {
         "num_draft_tokens": drafts.num_draft_tokens,
         "accepted": drafts.acceptance_length,
         "draft": drafts.draft_name,
     }
-    return said | ({"accepted_from": drafts.accepted_from} if drafts.accepted_from else {})
+    return facts | ({"accepted_from": drafts.accepted_from} if drafts.accepted_from else {})
 
 
-def drafts_words(said: Mapping[str, Any]) -> str:
+def drafts_words(facts: Mapping[str, Any]) -> str:
     """Return the drafts of :func:`drafts_said` in words that follow a plan's."""
-    if "num_draft_tokens" not in said:
+    if "num_draft_tokens" not in facts:
         return ""
-    source = f" ({said['accepted_from']})" if "accepted_from" in said else ""
-    drafts = f"{said['num_draft_tokens']} draft tokens ({said['draft']})"
-    return f", {drafts}, {said['accepted']:g} tokens a step{source}"
+    source = f" ({facts['accepted_from']})" if "accepted_from" in facts else ""
+    drafts = f"{facts['num_draft_tokens']} draft tokens ({facts['draft']})"
+    return f", {drafts}, {facts['accepted']:g} tokens a step{source}"

@@ -63,9 +63,9 @@ def _width_of(stream: TextIO) -> int:
     """Return the characters of a line: unlimited, or on a terminal ``COLUMNS`` or its width."""
     if not stream.isatty():
         return UNLIMITED_WIDTH
-    asked = os.environ.get("COLUMNS", "")
-    if asked.isascii() and asked.isdigit() and int(asked[:6]) > 0:
-        return min(int(asked[:6]), UNLIMITED_WIDTH)
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isascii() and columns.isdigit() and int(columns[:6]) > 0:
+        return min(int(columns[:6]), UNLIMITED_WIDTH)
     try:
         return os.get_terminal_size(stream.fileno()).columns or TERMINAL_WIDTH
     except (OSError, ValueError):
@@ -122,12 +122,12 @@ def print_table(
         for row in fitted.rows:
             table.add_row(*row)
         out.print(table)
-    said = []
+    notes = []
     if fitted.alike:
-        said.append("in every row: " + ", ".join(f"{name} {cell or '-'}" for name, cell in fitted.alike))
+        notes.append("in every row: " + ", ".join(f"{name} {cell or '-'}" for name, cell in fitted.alike))
     if fitted.left_out:
-        said.append(f"left out on {out.width} columns: {', '.join(fitted.left_out)}")
-    for line in said:
+        notes.append(f"left out on {out.width} columns: {', '.join(fitted.left_out)}")
+    for line in notes:
         out.print(line)
 
 
@@ -263,14 +263,14 @@ def fit(
 def _smaller(whole: FittedTable, least: Sequence[str]) -> Iterator[tuple[FittedTable, bool]]:
     """Yield the table with less and less in it, and whether names may be folded."""
     yield whole, False
-    once = _said_once(whole)
+    once = _shown_once(whole)
     if once.alike:
         yield once, False
     yield once, True
     for count in range(1, len(least) + 1):
-        gone = [name for name in least[:count] if name in once.columns[1:]]
-        if gone:
-            yield replace(_without(once, gone), left_out=tuple(gone)), True
+        dropped = [name for name in least[:count] if name in once.columns[1:]]
+        if dropped:
+            yield replace(_without(once, dropped), left_out=tuple(dropped)), True
 
 
 def _without(table: FittedTable, names: Sequence[str]) -> FittedTable:
@@ -283,7 +283,7 @@ def _without(table: FittedTable, names: Sequence[str]) -> FittedTable:
     )
 
 
-def _said_once(table: FittedTable) -> FittedTable:
+def _shown_once(table: FittedTable) -> FittedTable:
     """Return the table without columns that are equal in all rows, except the first."""
     if len(table.rows) < 2:
         return table
@@ -459,16 +459,16 @@ class _LineLog:
         self.what = what
         self.noun = noun
         self.began = time.monotonic()
-        self.said_at = self.began
-        self.said = -1
+        self.printed_at = self.began
+        self.printed = -1
         self.pace = Pace()
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
         left_s = self.pace.left_s(done, total, now)
-        if done == self.said or (done != total and now - self.said_at < LOG_EVERY_S):
+        if done == self.printed or (done != total and now - self.printed_at < LOG_EVERY_S):
             return
-        self.said_at, self.said = now, done
+        self.printed_at, self.printed = now, done
         took = now - self.began
         line = f"{self.what}: {done:,} of {total:,} {self.noun}"
         if done:

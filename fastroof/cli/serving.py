@@ -185,16 +185,16 @@ def serving(
             "worker does one of both"
         )
     schedule["speculation"] = drafts
-    asked = drafts_said(drafts)
+    options = drafts_said(drafts)
     if prefix_hit is not None:
-        asked["prefix_hit"] = prefix_hit
+        options["prefix_hit"] = prefix_hit
     workers: dict[str, int] = {}
     layouts: tuple[Layout, ...] = ()
     if disaggregated is None:
         schedule |= {"requests_per_client": requests_per_client, "prefix_hit": prefix_hit, **ahead}
         if images:
             every = parse_images("--image-size", [image_size or IMAGE_SIZE]) * images
-            asked |= {"images": images, "image_size": every[0], "image_tokens": served.encode(every).tokens}
+            options |= {"images": images, "image_size": every[0], "image_tokens": served.encode(every).tokens}
             times: Any = estimate_with_images(served, **scenarios, **schedule, images=every)
         else:
             times = estimate(served, **scenarios, **schedule, with_energy=energy)
@@ -219,7 +219,7 @@ def serving(
             **schedule,
             link_bytes_per_s=None if link_gb_per_s is None else link_gb_per_s * GB,
         )
-    tokens = scenarios["isl"] + scenarios["osl"] + asked.get("image_tokens", 0)
+    tokens = scenarios["isl"] + scenarios["osl"] + options.get("image_tokens", 0)
     warn_beyond_context(served.model.name, served.model.max_position, tokens.max())
     given = {name: values for name, values in times.columns().items() if values is not None}
     columns = {**scenarios, **given}
@@ -245,12 +245,12 @@ def serving(
                 "max_num_seqs": int(memory.most_running(seqs)),
                 "max_kv_tokens": memory.max_kv_tokens,
                 "tables_hash": served.tables_hash,
-                **asked,
+                **options,
                 "rows": rows,
             }
         )
     else:
-        _print(served, _apart_words(workers, layouts, served), rows, asked)
+        _print(served, _apart_words(workers, layouts, served), rows, options)
 
 
 def _apart_words(workers: dict[str, int], layouts: tuple[Layout, ...], plan: StepPlan) -> str:
@@ -263,7 +263,7 @@ def _apart_words(workers: dict[str, int], layouts: tuple[Layout, ...], plan: Ste
     return f"{gpus} x {plan.gpu.title} ({prefill} that prefill, {decode} that decode)"
 
 
-def _print(plan: StepPlan, apart: str, rows: list[dict[str, Any]], asked: dict[str, Any]) -> None:
+def _print(plan: StepPlan, apart: str, rows: list[dict[str, Any]], options: dict[str, Any]) -> None:
     from fastroof.plan.energy import basis_of
 
     out = console()
@@ -272,7 +272,7 @@ def _print(plan: StepPlan, apart: str, rows: list[dict[str, Any]], asked: dict[s
     where = apart or f"{gpus} x {plan.gpu.title}{split}"
     out.print(
         f"{plan.model.name} on {where}, {plan.dtype} weights, {plan.kv_dtype} KV cache"
-        f"{plan.lora_text}, engine {plan.profile.title}" + _asked_words(asked) + "\n",
+        f"{plan.lora_text}, engine {plan.profile.title}" + _drafts_text(options) + "\n",
         soft_wrap=True,
     )
     common = ("isl", "osl", "clients", "TTFT ms", "TPOT ms", "request ms", "tokens/s a GPU")
@@ -287,14 +287,14 @@ def _print(plan: StepPlan, apart: str, rows: list[dict[str, Any]], asked: dict[s
         out.print(f"\nJ a token: power {basis_of(plan.gpu)}, ±{percent(error)} for it alone", soft_wrap=True)
 
 
-def _asked_words(asked: dict[str, Any]) -> str:
-    words = drafts_words(asked)
-    if "prefix_hit" in asked:
-        words += f", {percent(asked['prefix_hit'])} of prompts in the prefix cache"
-    if "images" in asked:
-        width, height = asked["image_size"]
-        words += f", {asked['images']} images of {width} x {height} a prompt: "
-        words += f"{asked['image_tokens']:,} tokens besides isl"
+def _drafts_text(options: dict[str, Any]) -> str:
+    words = drafts_words(options)
+    if "prefix_hit" in options:
+        words += f", {percent(options['prefix_hit'])} of prompts in the prefix cache"
+    if "images" in options:
+        width, height = options["image_size"]
+        words += f", {options['images']} images of {width} x {height} a prompt: "
+        words += f"{options['image_tokens']:,} tokens besides isl"
     return words
 
 

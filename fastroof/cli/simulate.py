@@ -19,7 +19,7 @@ from fastroof.cli.option_groups import (
 )
 from fastroof.cli.options import Json, Model, parse_limits, warn_beyond_context
 from fastroof.cli.output import console, percent, print_facts, print_json, print_table, time_words
-from fastroof.cli.workload_options import WORKLOAD, asked_trace, print_left_out
+from fastroof.cli.workload_options import WORKLOAD, print_left_out, workload_trace
 from fastroof.command_group import GroupValues, taking, warn
 from fastroof.errors import SimulationError
 from fastroof.simulation.fleet_options import FLEET, Fleet
@@ -82,8 +82,8 @@ def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
         rows.append((words, *(_ms(answers[name][key]) for key in keys)))
         if pairs is not None and name in pairs:
             rows += [
-                (f"  {said}", *(_ms(pairs[name][key][place]) for key in keys))
-                for place, said in enumerate(("faster", "slower"))
+                (f"  {which}", *(_ms(pairs[name][key][place]) for key in keys))
+                for place, which in enumerate(("faster", "slower"))
             ]
     print_table(("ms", *keys), rows, left=("ms",))
     out.print()
@@ -301,7 +301,7 @@ def register(app: typer.Typer) -> None:
     workload=WORKLOAD,
     plan=plan_options(without=("cp",)),
     given=ENGINE_SETTINGS,
-    asked=FLEET,
+    fleet_options=FLEET,
     measured=TABLES,
 )
 def simulate(
@@ -310,7 +310,7 @@ def simulate(
     workload: GroupValues,
     plan: GroupValues,
     given: GroupValues,
-    asked: GroupValues,
+    fleet_options: GroupValues,
     too_long: Annotated[
         str,
         typer.Option(metavar="error|reject", help="What to do with requests that never fit the KV cache."),
@@ -355,13 +355,13 @@ def simulate(
 
         checked_page_path(report)
     settings = engine_settings(given)
-    fleet = Fleet.asked(asked)
+    fleet = Fleet.of_options(fleet_options)
     if energy and fleet.link is not None:
         raise SimulationError("--energy does not support prefill and decode pools; leave out one of them")
-    trace = asked_trace(**workload)
+    trace = workload_trace(**workload)
     what = (model, *gpu_and_tables(**measured), settings)
     served = first = simulated_plan(*what, plan)
-    if tp := asked["prefill_tp"]:
+    if tp := fleet_options["prefill_tp"]:
         first = simulated_plan(*what, {**plan, "tp": tp})
     longest = int((trace.input_tokens + trace.output_tokens).max(initial=0))
     warn_beyond_context(served.model.name, served.model.max_position, longest)

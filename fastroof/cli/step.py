@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.completion import asks_little
+from fastroof.cli.completion import run_few_loops_plain
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import ENGINE_FACTS, OUTSIDE_STEPS, TABLES, plan_options
 from fastroof.cli.options import Json, Model, warn_beyond_context
@@ -139,7 +139,7 @@ def step(
         raise PlanError("--energy does not go with --image: the power of a vision encoder is unknown")
     num_seqs = sum(r.count for r in requests)
     if max(num_seqs, sum(r.count * r.new_tokens for r in requests)) <= MOST_PLAIN:
-        asks_little()
+        run_few_loops_plain()
     image_tokens = 0
     if images:
         from fastroof import load_model
@@ -263,7 +263,7 @@ def _measuring(model: str, gpu: GpuSpec, plan: GroupValues, requests: Sequence[R
     lines = [
         f"# {words}: {where}",
         f"# then: {compare} --engine-version {FIRST_RELEASE} --gpu {gpu.name}",
-        *(f"# not in the command: {said}" for said in command.unsaid),
+        *(f"# not in the command: {text}" for text in command.unsaid),
         command.shell(),
     ]
     return "\n".join(lines)

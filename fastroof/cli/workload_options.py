@@ -143,7 +143,7 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def asked_requests(**options: Any) -> Trace | Workload:
+def workload_requests(**options: Any) -> Trace | Workload:
     """Return the trace or the workload that the options of WORKLOAD describe."""
     given = {name: value for name, value in options.items() if value not in (None, [])}
     reading = {name: given.pop(name) for name in READ if name in given}
@@ -190,8 +190,8 @@ def _read_lengths(fields: dict[str, Any], reading: dict[str, Any]) -> dict[str, 
         if str(fields.get(name, "")).startswith("file:")
     }
     if reading and not names:
-        said = " and ".join(map(_flag, reading))
-        raise TraceError(f"{said} needs a trace: give --trace FILE, --input file:FILE or --output file:FILE")
+        flags = " and ".join(map(_flag, reading))
+        raise TraceError(f"{flags} needs a trace: give --trace FILE, --input file:FILE or --output file:FILE")
     traces = {path: load_lengths(path, **reading) for path in dict.fromkeys(names.values())}
     for path, trace in traces.items():
         for reason, rows in trace.left_out.items():
@@ -199,16 +199,16 @@ def _read_lengths(fields: dict[str, Any], reading: dict[str, Any]) -> dict[str, 
     return {name: traces[path] for name, path in names.items()}
 
 
-def asked_trace(**options: Any) -> Trace:
+def workload_trace(**options: Any) -> Trace:
     """Return the requests that the options of WORKLOAD describe, drawn if they are not replayed."""
-    asked = asked_requests(**options)
+    requests = workload_requests(**options)
     from fastroof import Trace
 
-    if isinstance(asked, Trace):
-        return asked
-    if not asked.is_closed and asked.requests_per_s is None:
+    if isinstance(requests, Trace):
+        return requests
+    if not requests.is_closed and requests.requests_per_s is None:
         raise TraceError("drawn requests need --rate, --ramp, --hourly or --clients")
-    return asked.trace()
+    return requests.trace()
 
 
 def print_left_out(requests: Trace | Workload) -> None:

@@ -23,6 +23,7 @@ from fastroof.compiled.simulation.state import (
     CACHED_TOKENS,
     DECODE_TOKENS,
     FIRST_SIZE,
+    FRESH_SIZE,
     GAP_BINS,
     LEAST_FREE,
     MIXED_STEPS,
@@ -153,7 +154,7 @@ def _memory_bytes(slots: int, block_size: int, num_requests: int, longest_output
     at = _after(at, NUM_FIELDS * slots, 8)
     at = _after(at, 2 * _buckets(longest_output), 4)
     at = _after(at, block_size, 4)
-    at = _after(at, (FIRST_SIZE + 1) * slots, 4)
+    at = _after(at, (FIRST_SIZE + FRESH_SIZE) * slots, 4)
     at = _after(at, num_requests, 8)
     for _ in range(5):
         at = _after(at, num_requests, 4)
@@ -232,8 +233,8 @@ def _simulate(
     due = carray(pointer_at(at), (block_size,), np.int32)
     at = _after(at, block_size, 4)
     firsts = carray(pointer_at(at), (FIRST_SIZE, slots_held), np.int32)
-    fresh = carray(pointer_at(at + 4 * FIRST_SIZE * slots_held), (slots_held,), np.int32)
-    at = _after(at, (FIRST_SIZE + 1) * slots_held, 4)
+    fresh = carray(pointer_at(at + 4 * FIRST_SIZE * slots_held), (FRESH_SIZE, slots_held), np.int32)
+    at = _after(at, (FIRST_SIZE + FRESH_SIZE) * slots_held, 4)
     served_arrivals = carray(pointer_at(at), (count,), np.float64)
     at = _after(at, count, 8)
     cached = carray(pointer_at(at), (count,), np.int32)

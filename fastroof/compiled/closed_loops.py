@@ -46,9 +46,9 @@ MAX_SEQS, ROOM = 20, 21
 ANSWERS = 22
 
 # rows that both kinds of estimate fill
-MEAN_TTFT_US, MEAN_TPOT_US, MEAN_REQUEST_US, MEAN_TOKENS_PER_US, MEAN_WAIT_US, MEAN_DECODE_US = range(6)
-MEAN_MIXED_US, MEAN_SHARE, MEAN_EFFECTIVE, MEAN_KV_SHARE, MEAN_DECODES, MEAN_PREFILL = range(6, 12)
-MEAN_PROMPTS, MEAN_KV_LEN = 12, 13
+MEAN_TTFT_US, MEAN_TPOT_US, MEAN_REQUEST_US, MEAN_TOKENS_PER_US, MEAN_WAIT_US = range(5)
+MEAN_DECODE_STEP_US, MEAN_MIXED_STEP_US, MEAN_SHARE, MEAN_EFFECTIVE, MEAN_KV_SHARE = range(5, 10)
+MEAN_DECODES, MEAN_PREFILL, MEAN_PROMPTS, MEAN_KV_LEN = range(10, 14)
 MEANS = 14
 
 MOST_CLIENTS = 2.0**20
@@ -179,8 +179,8 @@ def _aggregated(
     estimate = scratch.aggregated
     mean = scratch.mean
     _read_times(estimate, mean)
-    mean[MEAN_DECODE_US] = estimate[DECODE_STEP_US, 0]
-    mean[MEAN_MIXED_US] = estimate[MIXED_STEP_US, 0]
+    mean[MEAN_DECODE_STEP_US] = estimate[DECODE_STEP_US, 0]
+    mean[MEAN_MIXED_STEP_US] = estimate[MIXED_STEP_US, 0]
     mean[MEAN_SHARE] = estimate[serving_options_module.MIXED_SHARE, 0]
     mean[MEAN_EFFECTIVE] = estimate[EFFECTIVE_CONCURRENCY, 0]
     mean[MEAN_KV_SHARE] = estimate[EFFECTIVE_CONCURRENCY, 0] * held / sizes.max_kv_tokens
@@ -225,8 +225,8 @@ def _disaggregated(
     estimate = scratch.disaggregated
     mean = scratch.mean
     _read_times(estimate, mean)
-    mean[MEAN_DECODE_US] = estimate[disaggregated.DECODE_STEP_US, 0]
-    mean[MEAN_MIXED_US] = 0.0
+    mean[MEAN_DECODE_STEP_US] = estimate[disaggregated.DECODE_STEP_US, 0]
+    mean[MEAN_MIXED_STEP_US] = 0.0
     mean[MEAN_SHARE] = 0.0
     # requests at a decode worker, and those in prefill or transfer
     busy_us = mean[MEAN_REQUEST_US] - mean[MEAN_WAIT_US]

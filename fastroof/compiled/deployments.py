@@ -26,12 +26,12 @@ from fastroof.compiled.closed_loops import (
     KV_SHARE,
     KV_SHARE_OVER,
     MAX_SEQS,
-    MEAN_DECODE_US,
+    MEAN_DECODE_STEP_US,
     MEAN_DECODES,
     MEAN_EFFECTIVE,
     MEAN_KV_LEN,
     MEAN_KV_SHARE,
-    MEAN_MIXED_US,
+    MEAN_MIXED_STEP_US,
     MEAN_PREFILL,
     MEAN_PROMPTS,
     MEAN_REQUEST_US,
@@ -318,8 +318,8 @@ def _candidate(arena: Floats, axes: Axes, number: int, options: DeploymentOption
     answer[REQUESTS_PER_S] = sizes.load if options.is_rate else answer[TOKENS_PER_S] / sizes.osl
     answer[COST] = options.gpu_price / answer[PER_GPU]
     answer[EFFECTIVE] = mean[MEAN_EFFECTIVE] * busy * replicas
-    answer[DECODE_STEP_MS] = mean[MEAN_DECODE_US] / options.us_per_ms
-    answer[MIXED_STEP_MS] = mean[MEAN_MIXED_US] / options.us_per_ms
+    answer[DECODE_STEP_MS] = mean[MEAN_DECODE_STEP_US] / options.us_per_ms
+    answer[MIXED_STEP_MS] = mean[MEAN_MIXED_STEP_US] / options.us_per_ms
     answer[MIXED_SHARE] = mean[MEAN_SHARE]
     answer[WAIT_MS] = mean[MEAN_WAIT_US] / options.us_per_ms
     answer[KV_SHARE] = mean[MEAN_KV_SHARE]

@@ -84,6 +84,17 @@ class Prompts(NamedTuple):
     room: float
 
 
+class Decoding(NamedTuple):
+    """Clients that decode; a share ``same`` of others ends with one, looked at every ``looks`` steps."""
+
+    clients: float
+    steps: float
+    step_us: float
+    same: float
+    looks: float
+    steps_met: float
+
+
 class Shared(NamedTuple):
     """Time that a request sees of all prompts, us: before its first token, and after it."""
 
@@ -260,15 +271,12 @@ def _shared(
     speculation: Speculation,
     sizes: PromptSizes,
     prompts: Prompts,
-    clients: float,
-    steps: float,
-    step_us: float,
-    same: float,
-    looks: float,
-    steps_met: float,
+    decoding: Decoding,
     lockstep: Lockstep,
 ) -> Shared:
-    """Return the prompts' time that ``clients`` see if a share ``same`` of the others ends with a request."""
+    """Return the prompts' time that clients see if a share ``same`` of the others ends with a request."""
+    clients, step_us, same = decoding.clients, decoding.step_us, decoding.same
+    looks, steps_met = decoding.looks, decoding.steps_met
     # as a request sees them, and as steps do: those in which requests end
     ending = min(same * looks, 1.0)
     seen = 1.0 + (clients - 1.0) * ending
@@ -283,11 +291,11 @@ def _shared(
         alone_us = (prompts.one_us + others * (prompts.one_us + behind_us)) / (1.0 + others)
         alone_us = prompts.one_us + min(seen - 1.0, 1.0) * (alone_us - prompts.one_us)
         own_us += same * (alone_us - own_us)
-    decoding = (1.0 - same) * min(clients - 1.0, 1.0)
+    others_decode = (1.0 - same) * min(clients - 1.0, 1.0)
     if steps_met < 0.0:
         # of those that end while prompts of the step before are computed, which come next without a step
         # between
-        found = (1.0 - math.exp(-ended)) * min(group_us / step_us, 1.0) * decoding
+        found = (1.0 - math.exp(-ended)) * min(group_us / step_us, 1.0) * others_decode
         joining = found / (looks + found)
         covered_us = min(group_us, step_us)
         missed = (1.0 - joining) * 0.5 * (looks + 1.0)
@@ -300,9 +308,9 @@ def _shared(
         before_us = prompts_met * group_us
         wait_us = missed * step_us + before_us
     # all prompts once, less what is seen before the first token
-    after_us = clients / group * group_us - own_us - decoding * before_us
-    decodes = clients * steps / (steps + decoding * missed)
-    return Shared(decoding * wait_us + own_us, max(after_us, 0.0), decodes, group)
+    after_us = clients / group * group_us - own_us - others_decode * before_us
+    decodes = clients * decoding.steps / (decoding.steps + others_decode * missed)
+    return Shared(others_decode * wait_us + own_us, max(after_us, 0.0), decodes, group)
 
 
 @jit_inline
@@ -381,20 +389,8 @@ def prefill_first_scenario(
         same = same_step_share(steps, options.length_spread, options.requests_per_client)
         decode_us = _decode_us(arena, plan, speculation, clients, isl, osl, lockstep)
         looks = max(options.wait_steps, 1.0)
-        mean = _shared(
-            arena,
-            plan,
-            speculation,
-            sizes,
-            prompts,
-            clients,
-            steps,
-            decode_us,
-            same,
-            looks,
-            options.steps_met,
-            lockstep,
-        )
+        decoding = Decoding(clients, steps, decode_us, same, looks, options.steps_met)
+        mean = _shared(arena, plan, speculation, sizes, prompts, decoding, lockstep)
         decodes = mean.decodes
         decode_us = _decode_us(arena, plan, speculation, decodes, isl, osl, lockstep)
         together = mean.together
@@ -415,20 +411,8 @@ def prefill_first_scenario(
     if options.requests_per_client > 0.0:
         first_us, first_after_us = ttft_us, after_us
         if gaps > 0.0:
-            first = _shared(
-                arena,
-                plan,
-                speculation,
-                sizes,
-                prompts,
-                clients,
-                steps,
-                decode_us,
-                1.0,
-                1.0,
-                options.steps_met,
-                lockstep,
-            )
+            decoding = Decoding(clients, steps, decode_us, 1.0, 1.0, options.steps_met)
+            first = _shared(arena, plan, speculation, sizes, prompts, decoding, lockstep)
             first_us, first_after_us = first.ttft_us, first.after_us
         else:
             first_us = _row_us(arena, plan, speculation, sizes, prompts, clients, lockstep)[1]

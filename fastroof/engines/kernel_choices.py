@@ -88,6 +88,7 @@ GEMM_SMOOTHINGS: Final = ("none", "median3")
 FP8_SCALES: Final = ("dynamic", "static")
 SHARED_EXPERTS: Final = ("apart", "beside")
 LATENT_ATTENTION: Final = ("whole", "parts")
+MARLIN: Final = ("none", "except_mxfp4", "all")
 LAYOUT_KEYS: Final = ("tp", "pp", "dp", "moe_tp", "ep")
 
 
@@ -239,6 +240,10 @@ class KernelChoices:
     latent_attention : str
         How blocks of latent attention are timed: as measured, including projections, where the tables
         have valid rows (whole), or as separate projections, absorbed products and attention (parts).
+    marlin : str
+        Which weight-only formats run with Marlin's kernels: none, all, or all except_mxfp4.
+    fp8_weight_only : bool
+        Whether fp8 weights run on GPUs without fp8 units, computed in bf16.
     engines : tuple of str
         Engines whose measured kernels replace its own on GPUs without them, in order of preference; its own
         always come first.
@@ -265,6 +270,8 @@ class KernelChoices:
     fp8_scales: str = "dynamic"
     shared_experts: str = "apart"
     latent_attention: str = "parts"
+    marlin: str = "none"
+    fp8_weight_only: bool = True
     engines: tuple[str, ...] = ()
     operators: tuple[OperatorKernel, ...] = ()
     mixed_attention: tuple[MixedAttention, ...] = ()
@@ -280,6 +287,8 @@ class KernelChoices:
         one_of("fp8_scales", self.fp8_scales, FP8_SCALES, PlanError)
         one_of("shared_experts", self.shared_experts, SHARED_EXPERTS, PlanError)
         one_of("latent_attention", self.latent_attention, LATENT_ATTENTION, PlanError)
+        one_of("marlin", self.marlin, MARLIN, PlanError)
+        true_or_false("fp8_weight_only", self.fp8_weight_only, PlanError)
         object.__setattr__(self, "operators", tuple(self.operators))
         object.__setattr__(self, "mixed_attention", tuple(self.mixed_attention))
         object.__setattr__(self, "prefill_graphs", tuple(self.prefill_graphs))

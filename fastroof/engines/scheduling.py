@@ -103,12 +103,12 @@ class Scheduling:
         Decodes count against the tokens of a mixed step, so fewer tokens than the engine's own requests lower
         that default. Several limits on tokens, or an invalid one, do not.
         """
-        tokens, asked = max_num_batched_tokens, max_num_seqs
+        tokens, seqs = max_num_batched_tokens, max_num_seqs
         if tokens is None:
             tokens = self.max_num_batched_tokens
-        if asked is None and self.order == "mixed" and is_whole_number(tokens, most=self.max_num_seqs - 1):
-            asked = int(tokens)
-        return StepLimits(tokens, self.max_num_seqs if asked is None else asked, asked)
+        if seqs is None and self.order == "mixed" and is_whole_number(tokens, most=self.max_num_seqs - 1):
+            seqs = int(tokens)
+        return StepLimits(tokens, self.max_num_seqs if seqs is None else seqs, seqs)
 
     def largest_step(self, max_num_batched_tokens: int, decode_tokens: int) -> int:
         """Return the tokens of the largest step, of prompts or of ``decode_tokens`` without prompts."""

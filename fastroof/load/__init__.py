@@ -114,11 +114,11 @@ def load_measured_of(
     # what ships or was imported was checked when it was written
     is_checked = spec is not None
     own = load_sources(folders, source, when_needed=is_checked, convert=convert_table) if folders else None
-    made = _with_donor(own, gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu), source, progress)
-    if made is None and source is not None:
+    tables = _with_donor(own, gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu), source, progress)
+    if tables is None and source is not None:
         name = spec.name if spec is not None else gpu
         raise TableError(f"{name} has no measured tables, so no source {source!r}; leave source out")
-    return made
+    return tables
 
 
 def _with_donor(
@@ -143,10 +143,10 @@ def _load(
     if spec is not None:
         chosen = source if of_name is None else of_name
         own = load_sources(folders, chosen, when_needed=True, convert=convert_table) if folders else None
-        made = own if of_name is not None else _with_donor(own, spec, source, progress)
-        if made is None:
+        tables = own if of_name is not None else _with_donor(own, spec, source, progress)
+        if tables is None:
             raise TableError(missing_tables(spec.name))
-        return made
+        return tables
     (folder,) = folders
     if is_tree(folder):
         if source is not None:

@@ -95,8 +95,8 @@ def what_would_bring_more(gpu: str) -> str:
 def missing_tables(gpu: str) -> str:
     """One-line error that a GPU has no tables, with a remedy."""
     # a user's own card has a name of no packaged GPU
-    known = gpu_named(gpu)
-    donor = "" if known is None else known.kernels_of
+    name = gpu_named(gpu)
+    donor = "" if name is None else name.kernels_of
     if can_import(gpu):
         return f"{gpu} has no measured tables yet: {how_to_get(gpu)}"
     if donor:
@@ -293,16 +293,16 @@ def _convert(root: Path, planned: _Import, progress: Progress | None, is_alone: 
             )
         )
         before = set(_read_note(root, planned.gpu).get("sources", ()))
-        own = set()
+        operators = set()
         for place in _places(folder):
             if _is_replaceable(place, before):
                 # check before anything is changed
                 check_replaceable(place)
             else:
-                own.add(place.name)
-        put = [name for name in names if name not in own]
+                operators.add(place.name)
+        put = [name for name in names if name not in operators]
         note = json.dumps({"made_from": planned.key, "sources": put}, indent=1)
-        if own:
+        if operators:
             _put_next_to_own(unfinished, folder, put)
             write_whole(folder / NOTE, note)
         else:
@@ -316,8 +316,8 @@ def _convert(root: Path, planned: _Import, progress: Progress | None, is_alone: 
 
 def _places(folder: Path) -> list[Path]:
     """Entries of a GPU's folder except those of an import itself."""
-    there = sorted(folder.iterdir()) if folder.exists() else []
-    return [path for path in there if path.name != NOTE and not is_unfinished(path)]
+    entries = sorted(folder.iterdir()) if folder.exists() else []
+    return [path for path in entries if path.name != NOTE and not is_unfinished(path)]
 
 
 def _is_replaceable(place: Path, before: Collection[str]) -> bool:
@@ -403,9 +403,9 @@ def find_tables_of(gpu: Any, *, progress: Progress | None = None) -> FoundTables
     """Find the tables of a GPU given as :func:`fastroof.load_gpu` takes it: beside a gpu.toml, or by name."""
     spec = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
     is_shipped = spec.name in gpu_names() and load_gpu(spec.name) == spec
-    own = gpu_file(gpu) if isinstance(gpu, str | Path) and not is_shipped else None
-    if own is not None:
-        return FoundTables((own.parent,) if matches(own.parent, f"*/{PROVENANCE}") else ())
+    file = gpu_file(gpu) if isinstance(gpu, str | Path) and not is_shipped else None
+    if file is not None:
+        return FoundTables((file.parent,) if matches(file.parent, f"*/{PROVENANCE}") else ())
     if spec.name not in gpu_names():
         return FoundTables((), spec)
     with suppress(TableError):  # what cannot be imported is missing: the datasheet model stands in

@@ -76,8 +76,8 @@ def compare_sources(operator: str, gpu: str, tables: Sequence[MeasuredTable]) ->
         if not a.num_rows or not b.num_rows:
             continue
         for family, points in same_kernels(a, b):
-            for kernels, some in points.items():
-                yield from _figures(family, gpu, kernels, some)
+            for kernels, part in points.items():
+                yield from _figures(family, gpu, kernels, part)
             if a.engine and b.engine and a.engine != b.engine and "any" in points:
                 yield from _figures(family, gpu, engine_pair(a.engine, b.engine), points["any"])
 
@@ -124,11 +124,11 @@ def _libraries(table: MeasuredTable, family: str, columns: Columns) -> Array:
     if (table.operator, family) == LINEAR[:2]:
         return np.full(len(columns[LATENCY.name]), LINEAR[2], object)
     words = columns.get(KERNEL.name)
-    own = f"{table.engine or table.source} "
+    prefix = f"{table.engine or table.source} "
     if words is None:
-        return np.full(len(columns[LATENCY.name]), own, object)
-    named = {word: _library(str(word)) or own + str(word) for word in set(words.tolist())}
-    return np.array([named[word] for word in words.tolist()], object)
+        return np.full(len(columns[LATENCY.name]), prefix, object)
+    libraries = {word: _library(str(word)) or prefix + str(word) for word in set(words.tolist())}
+    return np.array([libraries[word] for word in words.tolist()], object)
 
 
 def _library(kernel: str) -> str:
@@ -306,7 +306,7 @@ def _regions(points: PairedPoints) -> Iterator[tuple[dict[str, str], PairedPoint
         return
     band = {name: bands(sizes) for name, sizes in region_sizes(points.operator, points.columns).items()}
     for rows in split_rows(codes_of(band.values())):
-        yield {name: band_text(int(of[rows[0]])) for name, of in band.items()}, points.some(rows)
+        yield {name: band_text(int(band_of[rows[0]])) for name, band_of in band.items()}, points.some(rows)
 
 
 def _compared(points: PairedPoints, family: Mapping[str, str], region: Mapping[str, str]) -> Comparison:

@@ -76,7 +76,7 @@ def find_unsound(table: MeasuredTable, siblings: Sequence[MeasuredTable] = ()) -
         return ()
     families = list(families_of(operator, columns))
     floors = [(words, _floor(columns[LATENCY.name][rows])) for words, rows in families]
-    whole: list[UnsoundFamily] = []
+    complete: list[UnsoundFamily] = []
     for number, (words, rows) in enumerate(families):
         if EAGER in words.values():
             continue
@@ -87,10 +87,10 @@ def find_unsound(table: MeasuredTable, siblings: Sequence[MeasuredTable] = ()) -
             or _slower_than_siblings(table, words, rows, siblings)
         )
         if found is not None:
-            whole.append(found)
-    known = [family.keys for family in whole]
+            complete.append(found)
+    known = [family.keys for family in complete]
     falls = [family for family in find_falls(operator, columns) if not any(_within(family, k) for k in known)]
-    return (*whole, *falls)
+    return (*complete, *falls)
 
 
 def flag_unsound(
@@ -113,14 +113,14 @@ def flag_unsound(
 
 def siblings_of(own: MeasuredTables, others: Iterable[MeasuredTables]) -> dict[str, list[MeasuredTable]]:
     """Tables of other sources, by operator."""
-    beside: dict[str, list[MeasuredTable]] = {}
+    siblings: dict[str, list[MeasuredTable]] = {}
     for measured in others:
         for name in measured.tables:
             mine = own.tables.get(name)
-            seen = {table.source for table in beside.get(name, ())} | ({mine.source} if mine else set())
+            seen = {table.source for table in siblings.get(name, ())} | ({mine.source} if mine else set())
             new = [table for table in measured.candidates(name) if table.source not in seen]
-            beside.setdefault(name, []).extend(new)
-    return beside
+            siblings.setdefault(name, []).extend(new)
+    return siblings
 
 
 def flag_source(
@@ -148,13 +148,13 @@ TESTS: Final = ("launched", "narrower_slower", "another_version", "alone", "fall
 
 
 def _launched(
-    operator: str, words: Words, rows: Longs, columns: Columns, others: Sequence[tuple[Words, float]]
+    operator: str, words: Words, rows: Longs, columns: Columns, other_words: Sequence[tuple[Words, float]]
 ) -> UnsoundFamily | None:
     # families that differ only in dtypes; prefill and decode also differ in sizes
     apart = {"dtype", "kv_dtype"} & words.keys()
     alike = [
         floor_us
-        for other, floor_us in others
+        for other, floor_us in other_words
         if all(other[name] == word for name, word in words.items() if name not in apart)
     ]
     if not apart or not alike or len(rows) < FEWEST_POINTS:
@@ -172,10 +172,10 @@ def _launched_unlike_others(
     # operators without FLOPs include launches on purpose, or are a difference of two kernels
     if np.isnan(OPERATORS[operator].flops(columns)).all():
         return None
-    own = {name: values[rows] for name, values in columns.items()}
+    group = {name: values[rows] for name, values in columns.items()}
     for other in siblings:
         part = rows_of_family(other, words)
-        common = None if part is None else paired_points(operator, part, own).common()
+        common = None if part is None else paired_points(operator, part, group).common()
         if common is None or len(common.a_us) < FEWEST_POINTS:
             continue
         sound_us, floor_us = _floor(common.a_us), _floor(common.b_us)
@@ -208,13 +208,13 @@ def _narrower_slower(operator: str, words: Words, rows: Longs, columns: Columns)
         return None
     if OPERATORS[operator].over_link:
         return None
-    own = {name: values[rows] for name, values in columns.items()}
+    group = {name: values[rows] for name, values in columns.items()}
     wide = np.full(len(columns[LATENCY.name]), True)
     for name, word in {**words, "dtype": "bf16"}.items():
         wide &= columns[name] == word
     other = {name: values[wide] for name, values in columns.items()}
     other["dtype"] = np.full(int(wide.sum()), words["dtype"], object)
-    points = paired_points(operator, other, own).common()
+    points = paired_points(operator, other, group).common()
     log_ratio = points.log_ratio
     if len(log_ratio) < FEWEST_POINTS:
         return None
@@ -233,14 +233,14 @@ def _narrower_slower(operator: str, words: Words, rows: Longs, columns: Columns)
 def _slower_than_siblings(
     table: MeasuredTable, words: Words, rows: Longs, siblings: Sequence[MeasuredTable]
 ) -> UnsoundFamily | None:
-    own = {name: values[rows] for name, values in table.columns.items()}
+    group = {name: values[rows] for name, values in table.columns.items()}
     medians: dict[str, float] = {}
     parts: dict[str, Columns] = {}
     for other in siblings:
         part = rows_of_family(other, words)
         if part is None:
             continue
-        log_ratio = paired_points(table.operator, part, own).common().log_ratio
+        log_ratio = paired_points(table.operator, part, group).common().log_ratio
         if len(log_ratio) < FEWEST_POINTS:
             continue
         medians[other.source] = median = float(np.exp(np.median(log_ratio)))
@@ -252,7 +252,7 @@ def _slower_than_siblings(
             return UnsoundFamily(
                 family_keys(words), "another_version", reason, _digits(medians[other.source]), rows=len(rows)
             )
-    computes = not np.isnan(OPERATORS[table.operator].flops(own)).all()
+    computes = not np.isnan(OPERATORS[table.operator].flops(group)).all()
     if not medians or min(medians.values()) < (ALONE if len(medians) > 1 else ALONE_OF_TWO):
         return None
     # different measurement conventions of byte-moving kernels differ that much

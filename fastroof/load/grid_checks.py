@@ -153,10 +153,10 @@ def _jumps(grid: Grid, cold: Bools) -> list[Finding]:
     for name in sizes:
         fixed = _codes([grid.kernel[rows], *(v for n, v in sizes.items() if n != name)], len(rows))
         order = np.lexsort((sizes[name], fixed))
-        here, there = order[:-1], order[1:]
-        fall = 1.0 - latency[there] / latency[here]
-        jump = (fixed[here] == fixed[there]) & (fall > NOTED_FALL) & ~cold[rows[here]]
-        falls += [(float(fall[i]), name, int(here[i]), int(there[i])) for i in np.flatnonzero(jump)]
+        here, later = order[:-1], order[1:]
+        fall = 1.0 - latency[later] / latency[here]
+        jump = (fixed[here] == fixed[later]) & (fall > NOTED_FALL) & ~cold[rows[here]]
+        falls += [(float(fall[i]), name, int(here[i]), int(later[i])) for i in np.flatnonzero(jump)]
     if not falls:
         return []
     most, name, here_at, there_at = max(falls)

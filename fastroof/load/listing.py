@@ -147,10 +147,10 @@ def table_sets(
     sets = [TableSet(place, None, one.name) for place in places for one in list_sources(place)]
     if source is None:
         return sets
-    named = [one for one in sets if one.source == source]
-    if not named:
+    matches = [one for one in sets if one.source == source]
+    if not matches:
         raise unknown_source(folders[0], source, (str(one.source) for one in sets))
-    return named
+    return matches
 
 
 def _gpus_of_tree(folder: Path) -> list[str | None]:

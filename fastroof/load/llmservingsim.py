@@ -150,8 +150,8 @@ def _is_release_1(path: Path) -> bool:
 
 def _hardware(root: Path, found: Mapping[Path, _Where | None], gpu: str | None) -> tuple[Any, str]:
     """GPU, and the name of its folder."""
-    there = sorted({where.hardware for where in found.values() if where is not None})
-    if not there:
+    hardware = sorted({where.hardware for where in found.values() if where is not None})
+    if not hardware:
         raise TableError(f"{root} has no profile file in <hardware>/<organisation>/<model>[/<variant>]/tp<N>")
 
     def named(word: str) -> str | None:
@@ -161,11 +161,11 @@ def _hardware(root: Path, found: Mapping[Path, _Where | None], gpu: str | None) 
             return None
 
     spec = None if gpu is None else load_gpu(gpu)
-    mine = [word for word in there if spec is None or named(word) == spec.name]
-    if spec is not None and not mine and len(there) == 1 and named(there[0]) is None:
-        return spec, there[0]
+    mine = [word for word in hardware if spec is None or named(word) == spec.name]
+    if spec is not None and not mine and len(hardware) == 1 and named(hardware[0]) is None:
+        return spec, hardware[0]
     if len(mine) != 1:
-        raise TableError(f"{root} has profiles of {', '.join(there)}: choose the GPU with gpu= (--gpu)")
+        raise TableError(f"{root} has profiles of {', '.join(hardware)}: choose the GPU with gpu= (--gpu)")
     return (spec or load_gpu(mine[0])), mine[0]
 
 
@@ -221,8 +221,8 @@ def _by_layer(
     for layer in sorted(set(layers)):
         rows = layers == layer
         if layer in add:
-            operator, made = add[layer](rows)
-            profile.add(path, operator, made)
+            operator, rows_made = add[layer](rows)
+            profile.add(path, operator, rows_made)
         else:
             profile.leave_out(path, others.get(layer, f"layer {layer}"), int(rows.sum()))
 
@@ -252,12 +252,12 @@ def _add_dense(
     add["act_fn"] = lambda rows: ("elementwise", silu_rows(m[rows], shard.intermediate, us[rows]))
     add["rotary_emb"] = lambda rows: ("elementwise", rope_rows(m[rows], heads_width, us[rows]))
     norm = "norms: unknown whether the kernel also adds the residual"
-    others = dict.fromkeys(("layernorm", "final_layernorm", "qk_norm"), norm)
-    others |= {
+    roles = dict.fromkeys(("layernorm", "final_layernorm", "qk_norm"), norm)
+    roles |= {
         "embedding": "embedding: a gather, no elementwise kernel",
         "sampler": "sampler: no such operator",
     }
-    _by_layer(profile, path, raw["layer"], add, others)
+    _by_layer(profile, path, raw["layer"], add, roles)
 
 
 def _add_attention(profile: Profile, path: Path, shard: DenseShard, head_dim: int, kv_dtype: str) -> None:
@@ -267,7 +267,7 @@ def _add_attention(profile: Profile, path: Path, shard: DenseShard, head_dim: in
     if "prefill_key" not in raw and "kv_prefill" not in raw:
         raise TableError(f"{path} has neither a column prefill_key nor kv_prefill")
     context = raw["prefill_key"] - chunk / 2.0 if "prefill_key" in raw else raw["kv_prefill"] * 1.0
-    whole = (context >= 0.0) & (context == np.floor(context)) & (context < SIZE_LIMIT)
+    is_size = (context >= 0.0) & (context == np.floor(context)) & (context < SIZE_LIMIT)
     shared = {
         "not attention": raw["layer"] != "attention" if "layer" in raw else np.zeros(len(us), bool),
         "prompts and decodes in one call": (chunk > 0) & (batch > 0),
@@ -290,10 +290,10 @@ def _add_attention(profile: Profile, path: Path, shard: DenseShard, head_dim: in
         }
         out = {reason: mask[rows] for reason, mask in shared.items()}
         if operator == "attention_prefill":
-            tokens = np.where(whole, context, 0.0).astype(np.int64)
+            tokens = np.where(is_size, context, 0.0).astype(np.int64)
             columns |= {"batch_size": np.ones(count, np.int64), "q_len": chunk[rows]}
             columns["kv_len"] = (tokens + chunk)[rows]
-            out["fractional context length"] = ~whole[rows]
+            out["fractional context length"] = ~is_size[rows]
         else:
             columns |= {"batch_size": batch[rows], "kv_len": raw["kv_decode"][rows] + 1}
         profile.add(path, operator, ExternalRows(columns, out))
@@ -326,14 +326,12 @@ def _add_layers(profile: Profile, path: Path, model: DenseModel, tp: int, dtype:
         return lambda rows: ("gemm", gemm_rows(m[rows], n, k, us[rows], dtype))
 
     several = "several kernels of PyTorch, where engines run one"
-    others = dict.fromkeys(
-        ("input_layernorm", "post_layernorm", "final_layernorm", "rope", "act_fn"), several
-    )
-    others |= {
+    roles = dict.fromkeys(("input_layernorm", "post_layernorm", "final_layernorm", "rope", "act_fn"), several)
+    roles |= {
         "embedding": "embedding: a gather, no elementwise kernel",
         "attn": "attention outside attention.csv",
     }
-    _by_layer(profile, path, raw["layer_name"], {layer: gemm(layer) for layer in gemms}, others)
+    _by_layer(profile, path, raw["layer_name"], {layer: gemm(layer) for layer in gemms}, roles)
 
 
 def _add_v0_attention(profile: Profile, path: Path, model: DenseModel, tp: int, dtype: str) -> None:

@@ -87,28 +87,28 @@ def package_sources(data: Path, system: str, shipped: Collection[ShippedFile] = 
     engines = [engine for engine in ENGINES if any(folder.glob(f"*/{engine}/*/*.parquet"))]
     libraries = sorted({file.backend for _, file in PACKAGE_FILES if file.backend is not None})
     current: list[PackageSource] = []
-    others: list[PackageSource] = []
+    sources: list[PackageSource] = []
     for engine in engines:
         version = current_version(data, system, engine)
         files = [(operator, file) for operator, file in PACKAGE_FILES if file.backend is None]
         found = [(operator, file, find_place(folder, file, engine, version)) for operator, file in files]
         places = [PackagePlace(operator, file, place) for operator, file, place in found if place is not None]
         current.append(_source(engine, engine, version, ENGINES[engine], places))
-        taken = {(place.operator, place.place.path) for place in places}
-        others += _other_versions(folder, engine, engine, taken)
+        claimed = {(place.operator, place.place.path) for place in places}
+        sources += _other_versions(folder, engine, engine, claimed)
     for library in libraries:
-        taken = set()
+        claimed = set()
         version = paired_version(data.parent / f"{system}.yaml", library)
         places = []
         for operator, file in PACKAGE_FILES:
             place = find_place(folder, file, library, version) if file.backend == library else None
             if place is not None and place.path.parents[1].name == library:
                 places.append(PackagePlace(operator, file, place))
-                taken.add((operator, place.path))
+                claimed.add((operator, place.path))
         if places:
             current.append(_source(library, "", places[0].place.version, LIBRARY_RANK, places))
-            others += _other_versions(folder, library, "", taken)
-    ranked = [one._replace(rank=OTHERS_RANK + i) for i, one in enumerate(others)]
+            sources += _other_versions(folder, library, "", claimed)
+    ranked = [one._replace(rank=OTHERS_RANK + i) for i, one in enumerate(sources)]
     return list(_without(data, [*current, *ranked], shipped))
 
 
@@ -142,11 +142,11 @@ def _named_version(systems: Path, system: str, engine: str) -> str:
             continue
         if not word[1]:
             section, place = word[2], ""
-        named = re.search(r"current:\s*[\"']?([\w.+-]+)", line)
-        if named is None:
+        match = re.search(r"current:\s*[\"']?([\w.+-]+)", line)
+        if match is None:
             place = word[2]
         elif word[2] == engine and (section == "defaults" or (section == "overrides" and place == system)):
-            found[section] = named[1]
+            found[section] = match[1]
     return found.get("overrides", found.get("defaults", ""))
 
 
@@ -157,7 +157,7 @@ def _source(
 
 
 def _other_versions(
-    folder: Path, owner: str, engine: str, taken: Collection[tuple[str, Path]]
+    folder: Path, owner: str, engine: str, claimed: Collection[tuple[str, Path]]
 ) -> list[PackageSource]:
     """Sources of other versions of an engine or library, newest first."""
     by_version: dict[str, list[PackagePlace]] = {}
@@ -167,7 +167,7 @@ def _other_versions(
         below = folder / file.folder / owner
         for version in versions_of(below, file.file):
             place = Place(below / version / f"{file.file}.parquet", "")
-            if (operator, place.path) not in taken:
+            if (operator, place.path) not in claimed:
                 by_version.setdefault(version, []).append(PackagePlace(operator, file, place))
     newest_first = sorted(by_version, key=version_order, reverse=True)
     return [_source(owner, engine, version, 0, by_version[version]) for version in newest_first]
@@ -180,11 +180,11 @@ def _without(
     for source in sources:
         # of an older file that stands in for another version's, a part of the rows may ship
         is_campaign = source.is_current and source.engine != ""
-        taken = {(one.operator, one.file) for one in shipped if one.source == source.name or not is_campaign}
+        used = {(one.operator, one.file) for one in shipped if one.source == source.name or not is_campaign}
         left = tuple(
             place
             for place in source.places
-            if (place.operator, place.place.path.relative_to(data).as_posix()) not in taken
+            if (place.operator, place.place.path.relative_to(data).as_posix()) not in used
         )
         if left:
             yield source._replace(places=left)

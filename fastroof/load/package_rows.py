@@ -232,9 +232,9 @@ ENGINES: Final = ("vllm", "trtllm", "sglang")
 
 def package_of(folder: Path) -> Package:
     """Package in a folder, by the folder's name or the metadata next to it."""
-    named = (package for package in PACKAGES if package.module == folder.name)
+    packages = (package for package in PACKAGES if package.module == folder.name)
     with_metadata = (package for package in PACKAGES if _metadata(folder, package))
-    return next(named, next(with_metadata, PACKAGES[-1]))
+    return next(packages, next(with_metadata, PACKAGES[-1]))
 
 
 def package_version(folder: Path) -> str:

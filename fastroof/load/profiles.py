@@ -180,16 +180,16 @@ def median_us(path: Path, names: Sequence[str], us: float = US_PER_MS) -> dict[s
         cells = table.column(name).combine_chunks()
         if cells.null_count == len(cells):
             continue
-        known = ~np.asarray(cells.is_null())
+        is_known = ~np.asarray(cells.is_null())
         values = np.asarray(cells.fill_null(0.0), np.float64)
-        wrong = known & ~((values >= 0.0) & (values <= MEASURED_US[1] / us))
+        wrong = is_known & ~((values >= 0.0) & (values <= MEASURED_US[1] / us))
         if wrong.any():
             row = int(np.argmax(wrong))
             raise TableError(
                 f"{path}, row {row + 1}, column {name}: found {values[row]}, need a number from 0 to "
                 f"{MEASURED_US[1] / us:g}"
             )
-        times[name] = np.where(known, values * us, np.nan)
+        times[name] = np.where(is_known, values * us, np.nan)
     return times
 
 

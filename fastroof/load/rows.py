@@ -242,10 +242,10 @@ class _Reader:
         """Raise TableError for the first invalid cell."""
         row = int(np.argmax(wrong))
         cell = cells[row].as_py()
-        given = "nothing" if cell is None or cell == "" else repr(cell)
+        got = "nothing" if cell is None or cell == "" else repr(cell)
         raise TableError(
             f"{self.label}, row {row + 1}{self._line_of(row)}, column {column.name}: "
-            f"found {given}, need {need(column)}"
+            f"found {got}, need {need(column)}"
         )
 
     def _line_of(self, row: int) -> str:
@@ -253,10 +253,10 @@ class _Reader:
         if self.path.suffix != ".csv":
             return ""
         lines = csv.reader(self._lines())
-        seen = -1 if self.names is None else 0
+        last = -1 if self.names is None else 0
         for cells in lines:
-            seen += bool(cells)
-            if seen == row + 1:
+            last += bool(cells)
+            if last == row + 1:
                 break
         return f" (line {lines.line_num})"
 

@@ -103,18 +103,18 @@ def with_older_rows(imported: MeasuredTables, before: MeasuredTables, older: Old
         new, old = imported.tables[operator], before.tables[operator]
         word = next(c.name for c in new.schema.keys if c.name in ("dtype", "kv_dtype"))
         keys = [c.name for c in (*new.schema.keys, *new.schema.axes)]
-        taken = np.isin(old.columns[word], list(dtypes))
-        points = set(zip(*(old.columns[key][taken].tolist() for key in keys), strict=True))
+        selected = np.isin(old.columns[word], list(dtypes))
+        points = set(zip(*(old.columns[key][selected].tolist() for key in keys), strict=True))
         left = [
             point not in points for point in zip(*(new.columns[key].tolist() for key in keys), strict=True)
         ]
         parts = [
             {name: table.columns[name][rows] for name in new.columns}
-            for table, rows in ((old, taken), (new, np.array(left)))
+            for table, rows in ((old, selected), (new, np.array(left)))
         ]
         columns = joined(operator, parts)
         tables[operator] = replace(new, columns=columns, files=(*old.files, *new.files))
-        replaced = f"{int(taken.sum())} rows of {', '.join(dtypes)} are of {older.version}: {older.reason}"
+        replaced = f"{int(selected.sum())} rows of {', '.join(dtypes)} are of {older.version}: {older.reason}"
         kernels = sorted({*old.about["kernels"], *new.about["kernels"]})
         counts = {"rows": len(columns[LATENCY.name]), "points": len(columns[LATENCY.name])}
         files = {**old.about["files"], **new.about["files"]}

@@ -67,9 +67,9 @@ class Source:
 
     def rank(self, operator: str) -> int:
         """Rank of the source for an operator; the lowest is preferred."""
-        own = self.provenance.get("operators", {}).get(operator, {})
+        about = self.provenance.get("operators", {}).get(operator, {})
         default = CUSTOM_RANK if self.is_own else DEFAULT_RANK
-        return int(own.get("rank", self.provenance.get("rank", default)))
+        return int(about.get("rank", self.provenance.get("rank", default)))
 
     def num_rows(self, operator: str) -> int:
         """Rows of an operator; those of an imported table are in provenance."""
@@ -135,10 +135,10 @@ def _serving(sources: list[Source], operator: str) -> list[Source]:
 
 
 def _named(sources: list[Source], name: str, folder: Path) -> list[Source]:
-    named = [source for source in sources if source.name == name]
-    if not named:
+    matches = [source for source in sources if source.name == name]
+    if not matches:
         raise unknown_source(folder, name, (s.name for s in sources))
-    return named
+    return matches
 
 
 def unknown_source(folder: Path, name: str, known: Iterable[str]) -> TableError:
@@ -153,8 +153,8 @@ def _chosen(sources: list[Source], names: Mapping[str, str], folder: Path) -> di
     for operator, name in names.items():
         if operator not in OPERATORS:
             raise TableError(f"source: {unknown_operator(operator)}")
-        named = [_source(Path(name))] if _is_path(name) else _named(sources, name, folder)
-        having = [source for source in named if operator in source.files]
+        found = [_source(Path(name))] if _is_path(name) else _named(sources, name, folder)
+        having = [source for source in found if operator in source.files]
         if not having:
             able = ", ".join(dict.fromkeys(s.name for s in sources if operator in s.files)) or "none"
             raise TableError(f"{folder}: source {name!r} has no {operator}; those that have it: {able}")
@@ -254,10 +254,10 @@ def _provenance(path: Path) -> dict[str, Any]:
     return provenance
 
 
-def _hashes(path: Path, given: Any) -> dict[str, dict[str, str]]:
+def _hashes(path: Path, entries: Any) -> dict[str, dict[str, str]]:
     """Hashes of files from provenance; rows of other files are hashed on demand."""
     hashes: dict[str, dict[str, str]] = {}
-    for name, one in given.items() if isinstance(given, Mapping) else [("", given)]:
+    for name, one in entries.items() if isinstance(entries, Mapping) else [("", entries)]:
         known = {key: str(one.get(key)) for key in _HASHES} if isinstance(one, Mapping) else {}
         if not known or not all(map(_SHA256.fullmatch, known.values())):
             raise TableError(

@@ -111,15 +111,15 @@ def fit_peak(
         sharp = np.ones(len(mfu), bool)
 
     used = best.peak_flops_per_s if best else peak
-    own = best is not None and best.gpu == gpu.name
+    is_gpu = best is not None and best.gpu == gpu.name
     finding = PeakFinding(
         file=file,
         peak_flops_per_s=peak,
         label=_label(best, gpu, peak) + (f"; {convention}" if convention else ""),
-        agrees=own and (own_units is None or (best is not None and best.units == own_units)),
+        agrees=is_gpu and (own_units is None or (best is not None and best.units == own_units)),
         rows=int(sharp.sum()),
     )
-    units = best.units if best is not None and own else None
+    units = best.units if best is not None and is_gpu else None
     return PeakFit(finding, units, work / (seconds * used), contradicts(work, used))
 
 

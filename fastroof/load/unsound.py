@@ -97,8 +97,8 @@ def families_error(
     """Relative error of lookups from some families."""
     worst = np.zeros(len(latency_us))
     for family in families:
-        there = {name: cells for name, cells in family.keys.items() if name in sizes}
-        inside = UnsoundFamily(there, "", "").holds({**sizes, "latency_us": latency_us})
+        keys = {name: cells for name, cells in family.keys.items() if name in sizes}
+        inside = UnsoundFamily(keys, "", "").holds({**sizes, "latency_us": latency_us})
         worst = np.maximum(worst, np.where(inside, family.error(latency_us), 0.0))
     return worst
 

@@ -80,11 +80,11 @@ def validate(
     tables: MeasuredTables, gpu: GpuSpec, siblings: Mapping[str, Sequence[MeasuredTable]] | None = None
 ) -> list[FileReport]:
     """Report on every file of measured tables."""
-    beside = siblings or {}
+    siblings_by_operator = siblings or {}
     return [
         report
         for name, table in tables.tables.items()
-        for report in _reports(table, gpu, beside.get(name, ()))
+        for report in _reports(table, gpu, siblings_by_operator.get(name, ()))
     ]
 
 
@@ -192,14 +192,14 @@ def _spikes(table: MeasuredTable, file: Longs) -> Iterator[tuple[int, Finding]]:
 
 
 def _describe_spike(operator: str, point: Mapping[str, Any]) -> str:
-    named = (*OPERATORS[operator].keys, *OPERATORS[operator].axes)
-    place = " ".join(f"{column.name} {point[column.name]}" for column in named)
-    beside = " and ".join(
+    columns = (*OPERATORS[operator].keys, *OPERATORS[operator].axes)
+    place = " ".join(f"{column.name} {point[column.name]}" for column in columns)
+    neighbours = " and ".join(
         f"{one['latency_us']:.4g} at {point['axis']} {one[point['axis']]}" for one in point["neighbours"]
     )
     return (
         f"row {point['row']}, {place}: {point['latency_us']:.4g} us, {point['ratio']:.3g} times its "
-        f"neighbour{'s' * (len(point['neighbours']) > 1)} ({beside}), and no sibling row shares it"
+        f"neighbour{'s' * (len(point['neighbours']) > 1)} ({neighbours}), and no sibling row shares it"
     )
 
 
@@ -214,7 +214,7 @@ def _check_peaks(operator: str, columns: Columns, work: RowWork, gpu: GpuSpec) -
     computes = ~np.isnan(work.flops)
     unknown = computes & np.isnan(work.peak_flops_per_s)
     flops_per_s = work.flops * US_PER_S / columns["latency_us"]
-    own, limit = flops_per_s / work.peak_flops_per_s, flops_per_s / work.limit_flops_per_s
+    mfu, limit = flops_per_s / work.peak_flops_per_s, flops_per_s / work.limit_flops_per_s
     impossible = limit > 1.0
     findings = []
     if unknown.any():
@@ -225,10 +225,10 @@ def _check_peaks(operator: str, columns: Columns, work: RowWork, gpu: GpuSpec) -
         message = f"{unknown.sum()} rows of dtype {dtype!r}: {gpu.name} computes only in {have}"
         point = example(operator, columns, row)
         findings.append(Finding("unknown_dtype", "error", int(unknown.sum()), message, point))
-    slow_units = (own > 1.0) & ~impossible
+    slow_units = (mfu > 1.0) & ~impossible
     cases: list[tuple[str, Severity, Bools, Floats, Floats, str]] = [
         ("mfu_above_1", "error", impossible, limit, work.limit_flops_per_s, "wrong unit, dtype or GPU"),
-        ("above_own_peak", "warning", slow_units, own, work.peak_flops_per_s, "it computed in fp8, not bf16"),
+        ("above_own_peak", "warning", slow_units, mfu, work.peak_flops_per_s, "it computed in fp8, not bf16"),
     ]
     for kind, severity, rows, share, peak, why in cases:
         if rows.any():

@@ -88,9 +88,9 @@ def convert_vidur(
     found = sorted(path for name in names for path in root.rglob(name))
     spec = _gpu(root, found, gpu)
     profile = Profile(PROGRAM, spec, root)
-    own = [path for path in found if _gpu_of(path) in (None, spec.name)]
-    _check_topologies(own, topology)
-    for path in own:
+    matching = [path for path in found if _gpu_of(path) in (None, spec.name)]
+    _check_topologies(matching, topology)
+    for path in matching:
         if path.name in OTHERS:
             profile.leave_out(path, OTHERS[path.name])
         elif path.name == MLP:
@@ -129,25 +129,25 @@ def _gpu_of(path: Path) -> str | None:
 
 
 def _gpu(root: Path, found: Iterable[Path], gpu: str | None) -> GpuSpec:
-    there = sorted({name for path in found if (name := _gpu_of(path)) is not None})
+    gpus = sorted({name for path in found if (name := _gpu_of(path)) is not None})
     if gpu is not None:
         spec = load_gpu(gpu)
-        if there and spec.name not in there:
-            raise TableError(f"{root} has no profile of {gpu}; it has {', '.join(there)}")
+        if gpus and spec.name not in gpus:
+            raise TableError(f"{root} has no profile of {gpu}; it has {', '.join(gpus)}")
         return spec
-    if len(there) != 1:
-        what = f"profiles of {', '.join(there)}" if there else "no folder named after a GPU"
+    if len(gpus) != 1:
+        what = f"profiles of {', '.join(gpus)}" if gpus else "no folder named after a GPU"
         raise TableError(f"{root} has {what}: choose the GPU with gpu= (--gpu)")
-    return load_gpu(there[0])
+    return load_gpu(gpus[0])
 
 
 def _check_topologies(found: Iterable[Path], topology: str | None) -> None:
-    there = sorted({path.parent.name for path in found if path.name == ALLREDUCE})
-    if topology is not None and topology not in there:
-        raise TableError(f"no all-reduces of topology {topology!r}; available: {', '.join(there) or 'none'}")
-    if topology is None and len(there) > 1:
+    names = sorted({path.parent.name for path in found if path.name == ALLREDUCE})
+    if topology is not None and topology not in names:
+        raise TableError(f"no all-reduces of topology {topology!r}; available: {', '.join(names) or 'none'}")
+    if topology is None and len(names) > 1:
         raise TableError(
-            f"all-reduces of several topologies ({', '.join(there)}): choose one with topology= (--topology)"
+            f"all-reduces of several topologies ({', '.join(names)}): choose one with topology= (--topology)"
         )
 
 

@@ -92,12 +92,12 @@ def write_imported_table(
 
 def check_replaceable(folder: Path) -> None:
     """Raise TableError for a source whose folder has other files."""
-    own = {
+    about = {
         PROVENANCE_FILE,
         *(f"{operator}.{suffix}" for operator in OPERATORS for suffix in get_args(Format)),
     }
     for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
-        if name not in own:
+        if name not in about:
             raise TableError(
                 f"{folder} has {name!r}, which is not a table: move it away to replace the source"
             )

@@ -123,15 +123,15 @@ class Registry:
             return Architecture(name, task, WRAPPER, "", why)
         if module == _TRANSFORMERS:
             return Architecture(name, task, MISSING, "", "no family reads its config.json (by Transformers)")
-        of = f"; it is made of {', '.join(layers)}" if layers else ""
-        return Architecture(name, task, MISSING, "", f"no family reads its config.json{of}")
+        made_of_text = f"; it is made of {', '.join(layers)}" if layers else ""
+        return Architecture(name, task, MISSING, "", f"no family reads its config.json{made_of_text}")
 
     def _twin(self, name: str, module: str, served_as: str) -> str:
         """Return the name of the same class that a family reads, if that is another one."""
         if name == served_as or module == _TRANSFORMERS:
             return ""
-        own = _family_of(name)
-        return served_as if own == _family_of(served_as) else ""
+        own_family = _family_of(name)
+        return served_as if own_family == _family_of(served_as) else ""
 
 
 def _family_of(name: str) -> str:
@@ -204,13 +204,13 @@ def _opened(path: Path) -> tuple[str, Callable[[str], str | None]]:
 
         return _release(path.name), read_member
     root = path / "vllm" if (path / "vllm").is_dir() else path
-    beside = [entry.name for entry in root.parent.glob("vllm-*.dist-info")] if root.parent.is_dir() else []
+    installed = [entry.name for entry in root.parent.glob("vllm-*.dist-info")] if root.parent.is_dir() else []
 
     def read_file(name: str) -> str | None:
         file = root / name
         return file.read_text("utf-8", "replace") if file.is_file() else None
 
-    return _release(beside[0] if beside else ""), read_file
+    return _release(installed[0] if installed else ""), read_file
 
 
 def _release(name: str) -> str:

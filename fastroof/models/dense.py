@@ -136,8 +136,8 @@ class DenseModel:
             torch_dtype=model.torch_dtype,
         )
         plain = sizes.spec().only_kind
-        for part, known in ((attention, plain.attention), (mlp, plain.mlp)):
-            more = [f.name for f in fields(part) if getattr(part, f.name) != getattr(known, f.name)]
+        for part, layer_part in ((attention, plain.attention), (mlp, plain.mlp)):
+            more = [f.name for f in fields(part) if getattr(part, f.name) != getattr(layer_part, f.name)]
             if more:
                 raise ModelError(
                     f"{model.name} is not a plain transformer: its layers have {', '.join(more)}"

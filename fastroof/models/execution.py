@@ -124,9 +124,9 @@ _MOST_SCALE_BYTES: Final = 8
 """Maximum scale bytes per weight: one separate scale takes less."""
 
 
-def check_formats(given: Iterable[str]) -> None:
+def check_formats(formats: Iterable[str]) -> None:
     """Raise ModelError if a format is not in :data:`fastroof.units.DTYPE_BYTES`."""
-    for name in given:
+    for name in formats:
         if name not in DTYPE_BYTES:
             raise ModelError(f"a format must be one of {', '.join(DTYPE_BYTES)}, got {shown(name)}")
 

@@ -71,19 +71,19 @@ class Fields:
 
     def size(self, key: str, *others: str) -> int:
         """Return a required size: a whole number of at least 1."""
-        named = next((name for name in (key, *others) if name in self.config), None)
-        if named is None:
+        key_present = next((name for name in (key, *others) if name in self.config), None)
+        if key_present is None:
             raise self.error(f"field {key} is missing")
-        value = self.config[named]
-        return whole_number(f"{self.where}: field {named}", value, most=_MAX_SIZE, error=ModelError)
+        value = self.config[key_present]
+        return whole_number(f"{self.where}: field {key_present}", value, most=_MAX_SIZE, error=ModelError)
 
     @property
     def num_layers(self) -> int:
         """Number of layers of the model, limited to a few thousand so that lists of them stay small."""
-        named = f"{self.where}: field num_hidden_layers"
+        field_name = f"{self.where}: field num_hidden_layers"
         if "num_hidden_layers" not in self.config:
             raise self.error("field num_hidden_layers is missing")
-        return whole_number(named, self.config["num_hidden_layers"], most=_MOST_LAYERS, error=ModelError)
+        return whole_number(field_name, self.config["num_hidden_layers"], most=_MOST_LAYERS, error=ModelError)
 
     def optional_size(self, key: str, default: int | None = None) -> int | None:
         """Like :meth:`size`, or the default if the field is null or missing."""
@@ -164,15 +164,15 @@ _Check = Callable[[Any], bool]
 
 def checked_fields(part: Part) -> Part:
     """Decorate a dataclass to reject fields not of their declared types; use below ``@dataclass``."""
-    own: Any = getattr(part, "__post_init__", None)
+    post_init: Any = getattr(part, "__post_init__", None)
 
     def __post_init__(self: Any) -> None:
         """Check all fields against their declared types."""
         # run once for all fields, even if a subclass calls this method of its base class too
         if type(self).__post_init__ is __post_init__:
             _check_fields(self)
-        if own is not None:
-            own(self)
+        if post_init is not None:
+            post_init(self)
 
     part.__post_init__ = __post_init__  # type: ignore[attr-defined]
     return part
@@ -188,14 +188,14 @@ def _check_fields(part: Any) -> None:
 
 
 @functools.cache
-def _checks(of: Any) -> tuple[tuple[str, _Check, str, bool], ...]:
-    hints = get_type_hints(of)
-    made = []
-    for field in fields(of):
+def _checks(part: Any) -> tuple[tuple[str, _Check, str, bool], ...]:
+    hints = get_type_hints(part)
+    checks = []
+    for field in fields(part):
         check, needed = _check_of(hints[field.name])
         hint = hints[field.name]
-        made.append((field.name, check, needed, hint is int or int in get_args(hint)))
-    return tuple(made)
+        checks.append((field.name, check, needed, hint is int or int in get_args(hint)))
+    return tuple(checks)
 
 
 def _check_of(hint: Any) -> tuple[_Check, str]:
@@ -268,14 +268,14 @@ def longest_context(fields: Fields, family: str) -> int:
         return positions
     if not is_number(factor) or not math.isfinite(factor) or factor <= 0.0:
         raise scaling.error(f"field factor must be a number above 0, got {shown(factor)}")
-    own = scaling.size(_ORIGINAL) if kind == "yarn" and scaling.has(_ORIGINAL) else positions
+    original = scaling.size(_ORIGINAL) if kind == "yarn" and scaling.has(_ORIGINAL) else positions
     # limited before it becomes an integer: an overflowing product is inf
-    return max(positions, int(min(own * factor, MOST)))
+    return max(positions, int(min(original * factor, MOST)))
 
 
 _WRAPPED: Final = ("vision_config", "audio_config")
 _LINEAR: Final = "linear_attention"
-_SAYS_LINEAR: Final = ("full_attention_interval", "linear_attn_config")
+_LINEAR_FIELDS: Final = ("full_attention_interval", "linear_attn_config")
 _KNOWN_LAYERS: Final = frozenset(
     {
         "full_attention", "sliding_attention", "chunked_attention", "deepseek_sparse_attention",
@@ -296,7 +296,7 @@ _OF_SOME_FAMILIES: Final = {
     "index_topk": "sparse attention",
     "sparse_attention_config": "sparse attention",
     "compress_ratios": "a compressed cache",
-    **dict.fromkeys(_SAYS_LINEAR, "linear attention"),
+    **dict.fromkeys(_LINEAR_FIELDS, "linear attention"),
 }
 
 
@@ -325,7 +325,7 @@ def unread_parts(fields: Fields, reads: tuple[str, ...], family: str) -> list[st
     found = {key: what for key, what in _OF_SOME_FAMILIES.items() if config.get(key) and key not in reads}
     parts = [f"{_fields_text(config, (key,))} means {what}" for key, what in found.items()]
     kinds = config.get("layer_types")
-    if isinstance(kinds, list) and _LINEAR in kinds and not set(_SAYS_LINEAR).intersection(reads):
+    if isinstance(kinds, list) and _LINEAR in kinds and not set(_LINEAR_FIELDS).intersection(reads):
         parts.append(f"layer_types {_LINEAR} means linear attention")
     if isinstance(kinds, list) and "layer_types" not in reads:
         parts += [

@@ -125,8 +125,8 @@ class LayerKind:
 
     def num_parameters(self, hidden: int) -> int:
         """Return the number of weights of one whole layer."""
-        whole = Layout()
-        return sum(self.linear_weights(hidden, whole).values()) + self.other_weights(hidden, whole)
+        one_gpu = Layout()
+        return sum(self.linear_weights(hidden, one_gpu).values()) + self.other_weights(hidden, one_gpu)
 
     def active_parameters(self, hidden: int) -> int:
         """Return the number of weights of one whole layer that a token passes."""

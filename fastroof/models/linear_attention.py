@@ -172,10 +172,10 @@ class DeltaRule(ABC):
 
     def obstacles(self, layout: Layout) -> list[str]:
         """Return why this layout cannot split it: GPUs take whole heads."""
-        of = {"keys": self.num_k_heads, "values": self.num_v_heads}
+        head_counts = {"keys": self.num_k_heads, "values": self.num_v_heads}
         return [
             f"{heads} heads of {what} of linear attention do not divide by {layout.tp}"
-            for what, heads in of.items()
+            for what, heads in head_counts.items()
             if heads % layout.tp
         ]
 

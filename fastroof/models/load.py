@@ -84,8 +84,8 @@ def load_model(name_or_path: str | Path | Mapping[str, Any], *, name: str | None
     if name_or_path != "" and is_folder(path):
         path = path / CONFIG_FILE
     if is_file(path):
-        own = resolved(path)
-        called = own.parent.name if own.name == CONFIG_FILE else own.stem
+        base = resolved(path)
+        called = base.parent.name if base.name == CONFIG_FILE else base.stem
         return _parse(read_config(path), str(path), name or called, read_hf_quant(path))
     if isinstance(name_or_path, Path) or path.suffix == ".json":
         raise ModelError(
@@ -197,17 +197,17 @@ class Published(NamedTuple):
     is_given: bool
 
 
-def published_checkpoint(given: str | Path, dtype: str) -> Published:
+def published_checkpoint(source: str | Path, dtype: str) -> Published:
     """Return the checkpoint to serve a model from in a format."""
-    model = load_model(given)
-    own = Published(_name(given), *model.checkpoint.formats, True)
-    preset = preset_named(str(given))
-    if own.dtype == dtype or preset is None:
-        return own
+    model = load_model(source)
+    published = Published(_name(source), *model.checkpoint.formats, True)
+    preset = preset_named(str(source))
+    if published.dtype == dtype or preset is None:
+        return published
     for other in sorted(PRESETS):
         if _weights(other) == _weights(preset) and load_model(other).checkpoint.dtype == dtype:
             return Published(PRESETS[other][0], *load_model(other).checkpoint.formats, False)
-    return own
+    return published
 
 
 def _weights(preset: str) -> str:
@@ -215,12 +215,12 @@ def _weights(preset: str) -> str:
     return re.sub(rf"(-({'|'.join(_FORMATS)}))+$", "", preset)
 
 
-def _name(given: str | Path) -> str:
+def _name(source: str | Path) -> str:
     """Return the name to pass to an engine for a model with this name."""
-    preset = preset_named(str(given))
+    preset = preset_named(str(source))
     if preset is None:
-        path = Path(given)
+        path = Path(source)
         return str(path.parent if path.name == CONFIG_FILE or path.suffix == ".json" else path)
-    folded = str(given).casefold()
+    folded = str(source).casefold()
     ids = PRESETS[preset]
     return next((one for one in ids if folded in (one.casefold(), one.rpartition("/")[2].casefold())), ids[0])

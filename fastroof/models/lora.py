@@ -222,8 +222,8 @@ class Lora:
         """Return the adapters as settings of an engine's command, for a model with layers of these roles."""
         names: list[str] = ["all"] if "all" in self.targets else []
         if not names:
-            own = {role for name in self.targets for role in MODULES[name]}
-            adapted = [role for role in own & {*roles, *_ENDS} if role not in _GATES]
+            targeted = {role for name in self.targets for role in MODULES[name]}
+            adapted = [role for role in targeted & {*roles, *_ENDS} if role not in _GATES]
             known = all(role in _NAMES for role in adapted)
             names = [name for role in _NAMES if known and role in adapted for name in _NAMES[role]]
         modules = tuple(dict.fromkeys(names))
@@ -265,8 +265,8 @@ class Adapters(NamedTuple):
         if not rules.gates and "gate" not in lora.targets:
             roles -= set(_GATES)
         most = lora.max_loras or 1
-        own = (lora.rank, most, lora.active or most, frozenset(roles))
-        return cls(*own, rules.fills, rules.splits_head, lora.words)
+        adapter_key = (lora.rank, most, lora.active or most, frozenset(roles))
+        return cls(*adapter_key, rules.fills, rules.splits_head, lora.words)
 
     def beside(self, calls: Sequence[Call]) -> tuple[Call, ...]:
         """Return a layer's calls, each linear layer that has adapters followed by theirs."""
@@ -300,14 +300,14 @@ class Adapters(NamedTuple):
         self, name: str, n: int, k: int, slices: int, like: RowOperator, role: Role = "lora", **more: Any
     ) -> list[Call]:
         """Return both GEMMs of a layer of n outputs and k inputs, and what zeroes the buffer between them."""
-        made = {"rows": like.rows, "steps": like.steps, **more}
+        fields = {"rows": like.rows, "steps": like.steps, **more}
         width = slices * self.rank
-        shrink = AdapterGemm(role, f"{name} shrink", 1, "shrink", k, width, slices, self.active, **made)
-        expand = AdapterGemm(role, f"{name} expand", 1, "expand", self.rank, n, slices, self.active, **made)
+        shrink = AdapterGemm(role, f"{name} shrink", 1, "shrink", k, width, slices, self.active, **fields)
+        expand = AdapterGemm(role, f"{name} expand", 1, "expand", self.rank, n, slices, self.active, **fields)
         if not self.fills:
             return [shrink, expand]
-        fill_bytes = 4.0 * width * more.get("picks", 1.0)
-        fill = Elementwise(role, f"{name} buffer", 1, fill_bytes, rows=like.rows, steps=like.steps)
+        rows, steps, picks = fields["rows"], fields["steps"], fields.get("picks", 1.0)
+        fill = Elementwise(role, f"{name} buffer", 1, 4.0 * width * picks, rows=rows, steps=steps)
         return [fill, shrink, expand]
 
     def _of_experts(self, call: Experts) -> list[Call]:

@@ -54,5 +54,5 @@ def _whole(model: ModelSpec) -> LayerKind:
 
 def _without(kind: LayerKind) -> tuple[bool, bool]:
     """Return whether a kind lacks attention over tokens, and whether it lacks an MLP."""
-    whole = Layout()
-    return not kind.attention.kv_bytes_per_token(whole, "bf16"), isinstance(kind.mlp, NoMlp)
+    one_gpu = Layout()
+    return not kind.attention.kv_bytes_per_token(one_gpu, "bf16"), isinstance(kind.mlp, NoMlp)

@@ -129,9 +129,9 @@ def _family(name: str) -> tuple[str, ...]:
     return tuple(p for p in parts if p and not _SIZE.fullmatch(p) and not _VARIANT.fullmatch(p))
 
 
-def _relatives(given: str) -> list[str]:
+def _relatives(text: str) -> list[str]:
     """Return presets of the same family: equal in the first two parts, or in all parts of the family."""
-    own, shared = _family(given), dict[str, int]()
+    own, shared = _family(text), dict[str, int]()
     for name in PRESETS:
         family = _family(name)
         if not any(_VARIANT.fullmatch(part) for part in name.split("-")):
@@ -141,16 +141,16 @@ def _relatives(given: str) -> list[str]:
     return sorted(name for name, common in shared.items() if common == most > 0)
 
 
-def _is_distilled(given: str) -> bool:
-    return any(word in given.rpartition("/")[2].casefold() for word in _DISTILLED)
+def _is_distilled(name: str) -> bool:
+    return any(word in name.rpartition("/")[2].casefold() for word in _DISTILLED)
 
 
-def unsupported_id(given: str) -> str | None:
+def unsupported_id(name: str) -> str | None:
     """Return one line for an id that is known, but whose layers no operator times; None for other names."""
     for known in KNOWN_IDS:
         names = known.hf_id.casefold(), _own_name(known.hf_id)
-        if known.preset in _UNSUPPORTED and given.casefold() in names:
-            supported = " and ".join(_close(given)[:_MOST_SUPPORTED])
+        if known.preset in _UNSUPPORTED and name.casefold() in names:
+            supported = " and ".join(_close(name)[:_MOST_SUPPORTED])
             return f"{known.hf_id} has no plan yet: {_UNSUPPORTED[known.preset]}; supported: {supported}"
     return None
 
@@ -159,29 +159,29 @@ def _own_name(hf_id: str) -> str:
     return hf_id.rpartition("/")[2].casefold()
 
 
-def _close(given: str) -> list[str]:
+def _close(text: str) -> list[str]:
     """Return presets with similar names, the closest first within a family."""
-    relatives = _relatives(given)
-    if _is_distilled(given):
+    relatives = _relatives(text)
+    if _is_distilled(text):
         relatives = [name for name in relatives if _is_distilled(name)]
-    spelled = difflib.get_close_matches(given.casefold(), _spellings(), n=MOST_SUGGESTED)
-    start = f"{_own_name(given)}-"
+    spelled = difflib.get_close_matches(text.casefold(), _spellings(), n=MOST_SUGGESTED)
+    start = f"{_own_name(text)}-"
     longer = [name for name in PRESETS if name.startswith(start)]
     return sorted(
         dict.fromkeys([*longer, *relatives, *(_spellings()[name] for name in spelled)]),
         key=lambda name: (
             name not in longer,
             name not in relatives,
-            -difflib.SequenceMatcher(None, _own_name(given), name).ratio(),
+            -difflib.SequenceMatcher(None, _own_name(text), name).ratio(),
         ),
     )
 
 
-def unknown_name(given: str) -> str:
+def unknown_name(text: str) -> str:
     """Return one line for a name that is neither a file nor a preset."""
-    line = suggestion("model", given, _close(given), model_names(), "fastroof models")
-    if HF_ID.fullmatch(given):
-        name = given.rpartition("/")[2]
-        url = f"{_HUB}/{given}/resolve/main/config.json"
+    line = suggestion("model", text, _close(text), model_names(), "fastroof models")
+    if HF_ID.fullmatch(text):
+        name = text.rpartition("/")[2]
+        url = f"{_HUB}/{text}/resolve/main/config.json"
         return f"{line}, or save {url} as {name}/config.json and give {name} (--model {name})"
     return f"{line}, or give the path of a config.json"

@@ -103,19 +103,17 @@ class ModelSpec:
 
     @property
     def only_kind(self) -> LayerKind:
-        """The kind of all layers, for code that supports models of one kind only.
+        """The kind of all layers, for code that supports models of one kind only."""
+        self.check_one_kind()
+        return self.layers[0].kind
 
-        Raises
-        ------
-        ModelError
-            If there are several.
-        """
+    def check_one_kind(self) -> None:
+        """Raise a :class:`fastroof.ModelError` if the layers are of several kinds."""
         if len(self.layers) > 1:
             names = ", ".join(f"{group.count} {group.kind.name}" for group in self.layers)
             raise ModelError(
                 f"{self.name} has layers of several kinds ({names}), and only one kind is supported here"
             )
-        return self.layers[0].kind
 
     @property
     def has_experts(self) -> bool:
@@ -343,12 +341,12 @@ def stages_of(model: ModelSpec, stages: int) -> tuple[Stage, ...]:
     ]
     order = [kind for _, kind in sorted(places)]
     least, more = divmod(len(order), stages)
-    made, start = [], 0
+    groups, start = [], 0
     for number in range(stages):
         held = order[start : start + least + (number < more)]
         start += len(held)
-        made.append(Stage(number, stages, tuple(held.count(kind) for kind in range(len(model.layers)))))
-    return tuple(made)
+        groups.append(Stage(number, stages, tuple(held.count(kind) for kind in range(len(model.layers)))))
+    return tuple(groups)
 
 
 class StepCalls(NamedTuple):
@@ -400,8 +398,8 @@ def adapter_buffers(
     if execution.adapters is None:
         return 0
     layers = model.sum_layers(lambda kind: kind.adapter_bytes(model.hidden, layout, execution))
-    made = step_calls(model, layout, execution)
-    ends = (*(made.before if is_first else ()), *(made.after if is_last else ()))
+    calls = step_calls(model, layout, execution)
+    ends = (*(calls.before if is_first else ()), *(calls.after if is_last else ()))
     return int(layers) + adapter_bytes(ends, execution.adapters.held)
 
 

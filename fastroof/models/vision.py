@@ -216,8 +216,8 @@ class VisionEncoder:
 
     def calls(self, tp: int) -> EncoderCalls:
         """Return the calls of one of ``tp`` GPUs."""
-        named = ("num_layers", "hidden", "intermediate", "num_heads", "head_dim", "patch_size")
-        unknown = [name for name in named if getattr(self, name) is None]
+        sizes = ("num_layers", "hidden", "intermediate", "num_heads", "head_dim", "patch_size")
+        unknown = [name for name in sizes if getattr(self, name) is None]
         if unknown:
             raise ModelError(f"vision_config does not define {', '.join(unknown)} of the vision encoder")
         hidden, width = self.hidden or 0, self.intermediate or 0

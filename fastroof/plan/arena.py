@@ -56,16 +56,16 @@ def window_points(
 ) -> WindowPoints:
     """Find where layers with a window are looked up, for decode steps or steps of chunks."""
     batch, x = np.asarray(batch, np.float64), np.asarray(x, np.float64)
-    new, seen = np.asarray(new_sum, np.float64), np.asarray(seen_sum, np.float64)
+    new, attended = np.asarray(new_sum, np.float64), np.asarray(seen_sum, np.float64)
     if is_decode:
-        mean_seen = seen / new
+        mean_seen = attended / new
         is_other = mean_seen != np.minimum(x, window)
         return WindowPoints(batch, np.where(is_other, mean_seen, x), is_other)
-    is_other = batch * pairs_within(x, window) != seen
+    is_other = batch * pairs_within(x, window) != attended
     # as fastroof.compiled.request_sums.window_chunks
-    q_len = 2.0 * seen / new - 1.0
+    q_len = 2.0 * attended / new - 1.0
     long = q_len > window
-    short_of_window = np.where(long, window - seen / new, 1.0)
+    short_of_window = np.where(long, window - attended / new, 1.0)
     q_len = np.where(long, 0.5 * window * (window - 1.0) / short_of_window, q_len)
     return WindowPoints(np.where(is_other, new / q_len, batch), np.where(is_other, q_len, x), is_other)
 
@@ -84,11 +84,11 @@ def attention_times(
     own_us, origin = own_us[:-1], origin[:-1]
     if part.call.window and within is not None and within.is_other.any():
         # as the step loops do: all layers' sizes, plus the difference of two lookups within the window
-        there = _look_up(block, within.batch, within.x)
+        found = _look_up(block, within.batch, within.x)
         instead = np.minimum(x, part.call.window) if is_decode else np.asarray(x)
-        more_us = there[0] - _look_up(block, np.asarray(batch), instead)[0]
+        more_us = found[0] - _look_up(block, np.asarray(batch), instead)[0]
         own_us = own_us + np.where(within.is_other, more_us, 0.0)
-        origin = np.where(within.is_other, np.maximum(origin, there[1]), origin)
+        origin = np.where(within.is_other, np.maximum(origin, found[1]), origin)
     return AttentionTimes(own_us, origin, launch_us)
 
 
@@ -154,8 +154,8 @@ def kinds_beside_prefill(
         full_us, windowed_us = mixed_kv_us([part.call], plan.profile, plan.gpu)
         if full_us == windowed_us == 0.0:
             return list(kinds)
-        seen = np.minimum(kv_len, part.call.window) if part.call.window else kv_len
-        least_us.append((full_us + windowed_us) * float(seen.sum()))
+        attended = np.minimum(kv_len, part.call.window) if part.call.window else kv_len
+        least_us.append((full_us + windowed_us) * float(attended.sum()))
     if sum(least_us) <= sum(float(kind.own_us[0]) for kind in kinds):
         return list(kinds)
     return [
@@ -304,12 +304,12 @@ def verification_arena(
 
 def _head_us(plan: PlanData) -> Floats:
     """The LM head at every number of tokens of a step; the plan's own values up to max_seqs."""
-    own = plan.arena[int(plan.arena[steps.LOGITS_AT]) :][: plan.max_seqs + 1]
+    logits = plan.arena[int(plan.arena[steps.LOGITS_AT]) :][: plan.max_seqs + 1]
     head = np.zeros(max(plan.max_tokens, plan.max_seqs) + 1)
     for curve in plan.row_curves:
         if curve.operator.rows == "sequences":
             head += curve.operator.times * row_values(curve, len(head) - 1)[0]
-    head[: len(own)] = own
+    head[: len(logits)] = logits
     return head
 
 

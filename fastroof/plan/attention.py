@@ -281,18 +281,18 @@ class Mixer(StepAttention):
                 f"method={method!r} times grouped-head attention only, and {self.operator} has none; "
                 "use method='roofline'"
             )
-        own, key = self._own, self.kernel.key
+        operator, key = self._own, self.kernel.key
 
         def latency(batch: Floats, length: Floats) -> tuple[Floats, Flags]:
-            return own.step_latency(tables, key, self._sizes(batch, length))
+            return operator.step_latency(tables, key, self._sizes(batch, length))
 
         batch, length = self._nodes(tables)
         return sampled_block(latency, self._work_us(tables.gpu), batch, length)
 
     def _sizes(self, batch: Any, length: Any, prefix: Any = 0.0) -> dict[str, Floats]:
         at = (np.asarray(size, np.float64) for size in (batch, length, prefix))
-        named = self._own.step_sizes(self.is_decode, *at)
-        return {name: np.array(np.broadcast_to(v, np.shape(batch)), np.float64) for name, v in named.items()}
+        sizes = self._own.step_sizes(self.is_decode, *at)
+        return {name: np.array(np.broadcast_to(v, np.shape(batch)), np.float64) for name, v in sizes.items()}
 
     def _nodes(self, tables: Tables) -> tuple[Floats, Floats]:
         """Batch sizes and lengths at which any of its kernels was measured, and its window."""
@@ -307,12 +307,12 @@ class Mixer(StepAttention):
         return batch, length if is_tabulated else nearest_key_starts(length, KEY_BITS)
 
     def _work_us(self, gpu: GpuSpec) -> Any:
-        own = self._own
-        work_us = own.work_us(self.kernel.key, gpu)
+        operator = self._own
+        work_us = operator.work_us(self.kernel.key, gpu)
 
         def at(batch: Floats, length: Floats) -> Floats:
             sizes = self._sizes(batch, length)
-            return np.asarray(work_us(*own.coordinates(sizes)))
+            return np.asarray(work_us(*operator.coordinates(sizes)))
 
         return at
 
@@ -353,9 +353,9 @@ class Mixer(StepAttention):
 
     def variance(self, tables: Tables) -> Variance:
         """The largest local error of its kernels, and of borrowing."""
-        own = self._own
-        kernels = own.step_kernels(tables, self.kernel.key)
-        errors = tuple(own.local_errors(tables, one.key) for one in kernels)
+        operator = self._own
+        kernels = operator.step_kernels(tables, self.kernel.key)
+        errors = tuple(operator.local_errors(tables, one.key) for one in kernels)
         return MixerErrors(self, errors, max(one.error for one in kernels) ** 2)
 
     def at(self, batch: Floats, length: Floats) -> tuple[Floats, ...]:
@@ -379,13 +379,13 @@ class Mixer(StepAttention):
         return self._work(gpu, self._sizes(batch, length))
 
     def _work(self, gpu: GpuSpec, sizes: dict[str, Floats]) -> AttentionWork:
-        own = self._own
-        columns = own.columns_at(self.kernel.key, own.coordinates(sizes), None)
-        flops = np.asarray(own.flops(columns), np.float64)
+        op = self._own
+        columns = op.columns_at(self.kernel.key, op.coordinates(sizes), None)
+        flops = np.asarray(op.flops(columns), np.float64)
         with np.errstate(invalid="ignore"):
             # no tokens at all
-            peak = own.peaks(columns, gpu)[0]
-        return AttentionWork(flops, np.asarray(own.moved_bytes(columns)), np.where(flops > 0.0, peak, 1.0))
+            peak = op.peaks(columns, gpu)[0]
+        return AttentionWork(flops, np.asarray(op.moved_bytes(columns)), np.where(flops > 0.0, peak, 1.0))
 
     def query_bound(self, gpu: GpuSpec) -> QueryBound:
         """By differences of B: one token more, and one sequence more."""

@@ -102,7 +102,7 @@ def _in_shared_prompts(
 ) -> tuple[list[RowCall], list[LayerAttention]]:
     """The same with context parallelism."""
     ranks, cp = Ranks.of(layout, execution), layout.cp
-    whole, attention = _every_call(model, layout, execution, curves, row_limit)
+    calls, attention = _every_call(model, layout, execution, curves, row_limit)
     shares, theirs = _every_call(
         model, layout.of_prompts, execution, curves, -(-row_limit // cp), whole=layout
     )
@@ -111,8 +111,8 @@ def _in_shared_prompts(
         # after all that runs before it
         floor = launches(part.kind, _least_us(part.prefill_block), layout, ranks, row_limit)
         prompts[part.before - 1] = (*prompts[part.before - 1], floor)
-    cuts = list(zip(_cuts(whole, attention), _cuts(shares, theirs), strict=True))
-    rows, places = interleaved(in_decodes(whole), prompts, [(one[0], other[0]) for one, other in cuts])
+    cuts = list(zip(_cuts(calls, attention), _cuts(shares, theirs), strict=True))
+    rows, places = interleaved(in_decodes(calls), prompts, [(one[0], other[0]) for one, other in cuts])
     before = [place for place, (one, _) in zip(places, cuts, strict=True) if one[1]]
     return rows, [
         part._replace(
@@ -134,7 +134,7 @@ def _in_two_batches(
     rows: Sequence[RowCall], attention: Sequence[LayerAttention], starts: tuple[int, ...], ranks: Ranks
 ) -> tuple[list[RowCall], list[LayerAttention]]:
     """Calls of every kind as two halves of a batch run them."""
-    made: list[RowCall] = []
+    result: list[RowCall] = []
     places = [0]
     for kind, group in itertools.groupby(rows, lambda call: call.kind):
         calls = list(group)
@@ -153,11 +153,11 @@ def _in_two_batches(
             )
             parts = in_two_batches(calls, floors, starts, ranks)
         for part in parts[:-1]:
-            made += part
-            places.append(len(made))
-        made += parts[-1]
-        places[-1] = len(made)
-    return made, [part._replace(before=places[part.before]) for part in attention]
+            result += part
+            places.append(len(result))
+        result += parts[-1]
+        places[-1] = len(result)
+    return result, [part._replace(before=places[part.before]) for part in attention]
 
 
 def _least_us(block: Floats) -> float:
@@ -167,12 +167,12 @@ def _least_us(block: Floats) -> float:
     return float(value[0])
 
 
-def _in_order(model: ModelSpec, made: StepCalls) -> Iterator[tuple[int, Call]]:
+def _in_order(model: ModelSpec, step: StepCalls) -> Iterator[tuple[int, Call]]:
     """Calls in the order of the step, with the number of their kind; several kinds are part of the name."""
-    yield from ((ONCE, call) for call in made.before)
-    for number, (kind, calls) in enumerate(zip(model.kinds, made.layers, strict=True)):
+    yield from ((ONCE, call) for call in step.before)
+    for number, (kind, calls) in enumerate(zip(model.kinds, step.layers, strict=True)):
         yield from ((number, _named(call, kind.name) if len(model.layers) > 1 else call) for call in calls)
-    yield from ((ONCE, call) for call in made.after)
+    yield from ((ONCE, call) for call in step.after)
 
 
 def _named(call: Call, kind: str) -> Call:
@@ -195,22 +195,22 @@ class PaddedSteps(NamedTuple):
         self, rows: Sequence[RowCall], attention: Sequence[LayerAttention], ranks: Ranks
     ) -> tuple[list[RowCall], list[LayerAttention]]:
         """Return a step's calls, split into decode-only and padded prefill ones; attention is not padded."""
-        made: list[RowCall] = []
+        calls: list[RowCall] = []
         places = [0]
         for call in rows:
             operator = call.curve.operator
             if operator.rows == "sequences" or operator.steps == "decode_only":
-                made.append(call)
+                calls.append(call)
             else:
                 if operator.steps == "all":
                     curve = replace(call.curve, operator=replace(operator, steps="decode_only"))
-                    made.append(call._replace(curve=curve))
+                    calls.append(call._replace(curve=curve))
                 latency_us, origin = call.latency_us[self.tokens], call.origin[self.tokens]
                 curve = replace(call.curve, operator=replace(operator, steps="with_prefill"))
                 curve = every_row(curve, latency_us, origin, ranks)
-                made.append(RowCall(call.kind, curve, latency_us, origin))
-            places.append(len(made))
-        return made, [part._replace(before=places[part.before]) for part in attention]
+                calls.append(RowCall(call.kind, curve, latency_us, origin))
+            places.append(len(calls))
+        return calls, [part._replace(before=places[part.before]) for part in attention]
 
 
 def captured_prompts(

@@ -86,8 +86,8 @@ class RowSums(NamedTuple):
 
 def _rows_of(row: int, one: Floats, other: Floats) -> tuple[Floats, Floats]:
     """A row of two arrays; one array stays one."""
-    own = one[row]
-    return own, own if other is one else other[row]
+    value = one[row]
+    return value, value if other is one else other[row]
 
 
 class Ranks(NamedTuple):
@@ -188,16 +188,16 @@ def sums_of(
     times = times * layers[:, [call.kind for call in calls]]
 
     def summed(section: Section, limit: int, is_of_all_ranks: bool = False) -> Floats:
-        of = [
+        sizes = [
             i
             for i, call in enumerate(calls)
             if call.is_in(section) and (call.is_of_all_ranks or not is_of_all_ranks)
         ]
         sums = np.zeros((len(times), limit + 1))
-        if not of:
+        if not sizes:
             return sums
         add_up = plain_sum_rows if is_plain() else sum_rows
-        add_up(np.stack([calls[i].latency_us for i in of]), times[:, of].copy(), sums)
+        add_up(np.stack([calls[i].latency_us for i in sizes]), times[:, sizes].copy(), sums)
         return sums
 
     tokens_us = summed("tokens", max_tokens)
@@ -215,11 +215,11 @@ def sums_of(
 
 def origins_of(calls: Sequence[RowCall], section: Section, limit: int) -> Flags:
     """Return the largest origin of a section's calls, at every number of rows up to a limit."""
-    made = np.zeros(limit + 1, np.uint8)
+    flags = np.zeros(limit + 1, np.uint8)
     for call in calls:
         if call.is_in(section):
-            np.maximum(made, call.origin[: limit + 1], out=made)
-    return made
+            np.maximum(flags, call.origin[: limit + 1], out=flags)
+    return flags
 
 
 OTHER_HALF: Final = "attention of the other half"
@@ -283,31 +283,31 @@ def _in_section(
                 us[_part(call)][number] += call.curve.operator.times * call.latency_us[half]
     before = [one + floor_us for one in us["before"]]
     routed, shared = us["routed"], us["shared"]
-    beside: dict[_Part, tuple[Floats, Floats]] = {
+    in_parallel_us: dict[_Part, tuple[Floats, Floats]] = {
         "dispatch": (routed[1], before[0]),
         "combine": (shared[0] + before[1], shared[1] + routed[0]),
     }
-    made: list[tuple[RowCall, ...]] = []
+    parts: list[tuple[RowCall, ...]] = []
     for call, runs in zip(calls, run, strict=True):
         if not runs:
-            made.append(())
+            parts.append(())
             continue
         operator = replace(call.curve.operator, steps=steps)
         split_us = sum(call.latency_us[half] for half in halves)
         origin = np.maximum(call.origin[halves[0]], call.origin[halves[1]])
         part = _part(call)
-        if part in beside:
+        if part in in_parallel_us:
             seen = sum(
-                np.maximum(whole - covered, 0.0)
-                / np.maximum(whole, np.finfo(float).tiny)
+                np.maximum(total_us - covered, 0.0)
+                / np.maximum(total_us, np.finfo(float).tiny)
                 * call.latency_us[half]
-                for whole, covered, half in zip(us[part], beside[part], halves, strict=True)
+                for total_us, covered, half in zip(us[part], in_parallel_us[part], halves, strict=True)
             )
             split_us, origin = seen, np.full_like(origin, ORIGIN_MODELLED)
             operator = replace(operator, name=f"{operator.name}, not overlapped")
         latency_us = np.where(is_split, split_us, call.latency_us)
-        made.append((_call(call, operator, latency_us, np.where(is_split, origin, call.origin), ranks),))
-    return [*made, (_other_half(calls[0], floor_us, is_split, steps, ranks),)]
+        parts.append((_call(call, operator, latency_us, np.where(is_split, origin, call.origin), ranks),))
+    return [*parts, (_other_half(calls[0], floor_us, is_split, steps, ranks),)]
 
 
 def _other_half(
@@ -353,17 +353,17 @@ def shared_prefix(price: PrefixUs, cp: int) -> PrefixUs:
 
 def in_decodes(calls: Sequence[RowCall]) -> list[tuple[RowCall, ...]]:
     """Return calls of decode-only steps, and those over sequences of all steps."""
-    made: list[tuple[RowCall, ...]] = []
+    parts: list[tuple[RowCall, ...]] = []
     for call in calls:
         operator = call.curve.operator
         if operator.rows == "sequences":
-            made.append((call,))
+            parts.append((call,))
         elif operator.steps == "with_prefill":
-            made.append(())
+            parts.append(())
         else:
             curve = replace(call.curve, operator=replace(operator, steps="decode_only"))
-            made.append((call._replace(curve=curve),))
-    return made
+            parts.append((call._replace(curve=curve),))
+    return parts
 
 
 def in_prompts(
@@ -371,18 +371,18 @@ def in_prompts(
 ) -> list[tuple[RowCall, ...]]:
     """Return calls of steps with prefill, by the tokens of a whole rank."""
     share = -(-np.arange(limit + 1) // layout.cp)
-    made: list[tuple[RowCall, ...]] = []
+    parts: list[tuple[RowCall, ...]] = []
     for call in calls:
         operator = call.curve.operator
         if operator.rows == "sequences" or operator.steps == "decode_only":
-            made.append(())
+            parts.append(())
             continue
-        own = 1.0 if operator.rows == "expert_tokens" else 1.0 / layout.cp
-        curve = replace(call.curve, operator=replace(operator, steps="with_prefill"), share=own)
+        per_rank = 1.0 if operator.rows == "expert_tokens" else 1.0 / layout.cp
+        curve = replace(call.curve, operator=replace(operator, steps="with_prefill"), share=per_rank)
         latency_us, origin = call.latency_us[share], call.origin[share]
         curve = every_row(curve, latency_us, origin, ranks)
-        made.append((call._replace(curve=curve, latency_us=latency_us, origin=origin),))
-    return made
+        parts.append((call._replace(curve=curve, latency_us=latency_us, origin=origin),))
+    return parts
 
 
 def launches(kind: int, floor_us: float, layout: Layout, ranks: Ranks, limit: int) -> RowCall:
@@ -400,14 +400,14 @@ def interleaved(
     cuts: Sequence[tuple[int, int]],
 ) -> tuple[list[RowCall], list[int]]:
     """Merge calls of decode-only steps and of steps with prefill into one order; return the cuts' places."""
-    made: list[RowCall] = []
+    calls: list[RowCall] = []
     places: list[int] = []
     first = second = 0
     for one, other in (*cuts, (len(decodes), len(prompts))):
-        made += itertools.chain(*decodes[first:one], *prompts[second:other])
-        places.append(len(made))
+        calls += itertools.chain(*decodes[first:one], *prompts[second:other])
+        places.append(len(calls))
         first, second = one, other
-    return made, places[:-1]
+    return calls, places[:-1]
 
 
 def rank_rules(plan: PlanData) -> RankRules:

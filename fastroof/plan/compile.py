@@ -116,13 +116,13 @@ class PlanRecipe:
 
     def _stage_plans(self, model: ModelSpec) -> tuple[StepPlan, ...]:
         """Plans of a model's pipeline stages; equal stages share one."""
-        made: dict[tuple[tuple[int, ...], bool, bool], StepPlan] = {}
+        by_layers: dict[tuple[tuple[int, ...], bool, bool], StepPlan] = {}
         plans = []
         for stage in stages_of(model, self.options.pp):
             alike = (stage.counts, stage.is_first, stage.is_last)
-            if alike not in made:
-                made[alike] = self._stage_plan(model, stage)
-            plans.append(made[alike])
+            if alike not in by_layers:
+                by_layers[alike] = self._stage_plan(model, stage)
+            plans.append(by_layers[alike])
         return tuple(plans)
 
     def _stage_plan(self, model: ModelSpec, stage: Stage) -> StepPlan:
@@ -180,11 +180,11 @@ class PlanRecipe:
         windowed = [part for part in attention if part.call.window]
         if 0 < len(windowed) < len(attention):
             # on the axes of all layers' blocks: a step searches a point's cell once for both
-            for slot, whole, blocks in (
+            for slot, total, blocks in (
                 (steps.WINDOW_DECODE_AT, steps.DECODE_AT, [part.decode_block for part in windowed]),
                 (steps.WINDOW_PREFILL_AT, steps.PREFILL_AT, [part.prefill_block for part in windowed]),
             ):
-                sections[slot] = sum_blocks(blocks, like=sections[whole])
+                sections[slot] = sum_blocks(blocks, like=sections[total])
         header = np.zeros(steps.HEADER_SIZE)
         starts = steps.HEADER_SIZE + np.cumsum([0, *(len(section) for section in sections.values())])
         header[[*sections, steps.ARENA_SIZE]] = starts
@@ -448,11 +448,11 @@ def compile_plan(
     >>> plan.tp, plan.engine
     (2, 'vllm')
     """
-    given = {name: value for name, value in locals().items() if name in OPTIONS}
+    chosen = {name: value for name, value in locals().items() if name in OPTIONS}
     model = checked_model(model)
     used = chosen_tables(tables, gpu)
     gpu = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
-    options = PlanOptions(**given).checked().for_model(model)
+    options = PlanOptions(**chosen).checked().for_model(model)
     check_tables(used, gpu)
     check_kernels(used, gpu, options)
     if curves is not None and not callable(getattr(curves, "row_values", None)):

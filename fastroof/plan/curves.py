@@ -141,28 +141,28 @@ def plain_row_values(curve: RowCurve, max_rows: int) -> tuple[Floats, Flags]:
     return latency_us, origin
 
 
-def faster_of(own: RowCurve, other: RowCurve) -> RowCurve:
+def faster_of(first_choice: RowCurve, other: RowCurve) -> RowCurve:
     """Return the smaller latency of two curves at every number of rows.
 
     The other curve starts at the own one's least latency if that is longer: of one kernel, it is how two
     programs measured its launch.
     """
-    later_us = max(own.launch_us - other.launch_us, 0.0)
+    later_us = max(first_choice.launch_us - other.launch_us, 0.0)
     other = replace(other, value=other.value + later_us)
-    axis = np.union1d(own.axis, other.axis)
-    values = np.array([np.interp(axis, one.axis, one.value) for one in (own, other)])
+    axis = np.union1d(first_choice.axis, other.axis)
+    values = np.array([np.interp(axis, one.axis, one.value) for one in (first_choice, other)])
     apart = values[0] - values[1]
     # a node where the curves cross
     cross = np.flatnonzero(apart[:-1] * apart[1:] < 0.0)
     share = apart[cross] / (apart[cross] - apart[cross + 1])
     axis = np.union1d(axis, axis[cross] + share * (axis[cross + 1] - axis[cross]))
-    values = np.array([np.interp(axis, one.axis, one.value) for one in (own, other)])
-    places = (np.clip(np.searchsorted(one.axis, axis), 0, len(one.axis) - 1) for one in (own, other))
-    flags = np.array([one.flag[at] for one, at in zip((own, other), places, strict=True)])
+    values = np.array([np.interp(axis, one.axis, one.value) for one in (first_choice, other)])
+    places = (np.clip(np.searchsorted(one.axis, axis), 0, len(one.axis) - 1) for one in (first_choice, other))
+    flags = np.array([one.flag[at] for one, at in zip((first_choice, other), places, strict=True)])
     first = values.argmin(axis=0)
-    made = values[first, np.arange(len(axis))], flags[first, np.arange(len(axis))]
-    source = f"{own.source} or {other.source}"
-    return RowCurve(own.operator, axis, *made, own.launch_us, source, own.share)
+    fastest = values[first, np.arange(len(axis))], flags[first, np.arange(len(axis))]
+    source = f"{first_choice.source} or {other.source}"
+    return RowCurve(first_choice.operator, axis, *fastest, first_choice.launch_us, source, first_choice.share)
 
 
 def row_cost(call: RowOperator) -> RowCost:
@@ -172,9 +172,9 @@ def row_cost(call: RowOperator) -> RowCost:
 
 def modelled_block(block: Floats) -> Floats:
     """Return an attention block all of whose nodes are modelled."""
-    made = block.copy()
-    made[cells_of(block).stop :] = ORIGIN_MODELLED
-    return made
+    padded = block.copy()
+    padded[cells_of(block).stop :] = ORIGIN_MODELLED
+    return padded
 
 
 CLASSES: Final = {name: kind for o in OPERATORS.values() for name, kind in o.datasheets.items()}
@@ -252,28 +252,28 @@ class TableCurves:
 
     def row_curve(self, call: RowOperator, max_rows: int) -> RowCurve:
         """Return a call's latency by rows: the engine's own, or of the faster of two kernels that it has."""
-        own = self._own_curve(call, max_rows)
+        engine_curve = self._own_curve(call, max_rows)
         engine = dict(self.faster).get(call.operator)
         if engine is None:
-            return own
-        others = (*self.tables.order.operators, (call.operator, engine))
+            return engine_curve
+        operators = (*self.tables.order.operators, (call.operator, engine))
         curves = replace(
-            self, tables=self.tables.in_order(self.tables.order._replace(operators=others)), faster=()
+            self, tables=self.tables.in_order(self.tables.order._replace(operators=operators)), faster=()
         )
         other = curves._own_curve(call, max_rows)
-        return own if other.source == own.source else faster_of(own, other)
+        return engine_curve if other.source == engine_curve.source else faster_of(engine_curve, other)
 
     def _own_curve(self, call: RowOperator, max_rows: int) -> RowCurve:
         """Return a call's latency by rows from the first of the tables."""
 
         def nodes() -> RowNodes:
-            made = operator.row_nodes(call, self.tables, self.options, max_rows)
+            nodes = operator.row_nodes(call, self.tables, self.options, max_rows)
             if table is None:
-                return made
+                return nodes
             least = ORIGIN_BORROWED if self.tables.is_foreign(table) else ORIGIN_MEASURED
             if table.source in self.tables.scaled_sources:
                 least = ORIGIN_MODELLED
-            return made._replace(flag=np.maximum(made.flag, np.uint8(least)))
+            return nodes._replace(flag=np.maximum(nodes.flag, np.uint8(least)))
 
         operator = per_row(call)
         try:
@@ -289,15 +289,15 @@ class TableCurves:
             made = self.tables.cached(key, nodes)
         else:  # a node at every row
             made = self.tables.cached_bounded(key, nodes, lambda made: 3 * made.axis.nbytes)
-        named = operator.modelled_from(self.tables) if table is None else table.source
-        return RowCurve(call, *made, named or DATASHEET_SOURCE)
+        source = operator.modelled_from(self.tables) if table is None else table.source
+        return RowCurve(call, *made, source or DATASHEET_SOURCE)
 
     def _from_sibling(self, call: RowOperator, sibling: Sibling, max_rows: int) -> RowCurve:
         """Return a call's latency by rows, modelled from a measured call."""
         measured = self.row_curve(sibling.call, max_rows)
         nodes = RowNodes(measured.axis, measured.value, measured.flag, measured.launch_us)
-        made = sibling_nodes(call, sibling, per_row(call), self.gpu, nodes)
-        return RowCurve(call, *made, sibling.source)
+        nodes_of_sibling = sibling_nodes(call, sibling, per_row(call), self.gpu, nodes)
+        return RowCurve(call, *nodes_of_sibling, sibling.source)
 
     def row_values(self, call: RowOperator, max_rows: int) -> tuple[Floats, Flags]:
         """Return a call's latency and origin at every number of rows."""
@@ -376,14 +376,14 @@ class TableCurves:
 def kernel_order(gpu: GpuSpec, options: PlanOptions) -> KernelOrder:
     """Return the order in which a plan prefers sources of kernels; ``options`` are checked."""
     engine = options.engine
-    named = []
+    by_operator = []
     for operator in dict.fromkeys(kernel.operator for kernel in engine.kernels.operators):
         kernel = options.kernel(operator, gpu, options.dtype)
         if kernel is not None and (kernel.source or kernel.engine):
-            named.append((operator, kernel.source or kernel.engine))
+            by_operator.append((operator, kernel.source or kernel.engine))
     own = (engine.engine,) if engine.engine else ()
     engines = tuple(dict.fromkeys((*own, *engine.kernels.engines)))
-    return KernelOrder(engines, tuple(named), options.release)
+    return KernelOrder(engines, tuple(by_operator), options.release)
 
 
 def faster_kernels(gpu: GpuSpec, options: PlanOptions) -> tuple[tuple[str, str], ...]:

@@ -78,7 +78,7 @@ class DescribedPlan(PlanData):
     def heads(self) -> HeadShape:
         """Attention heads of one GPU, in a plan of one kind of layers."""
         if len(self.attention) > 1:
-            _ = self.model.only_kind
+            self.model.check_one_kind()
         call = self.attention[0].call
         if not isinstance(call, AttentionCall):
             raise PlanError(f"{self.model.name} has no grouped-head attention; use plan.attention instead")
@@ -143,9 +143,9 @@ class DescribedPlan(PlanData):
         if max_tokens is not None and rule.room == "all":
             # vLLM samples for at most as many requests as a step has tokens when it warms up
             most = min(most, tokens)
-        made = memory(most)
-        if not rule.states_limit_seqs or not made.state_parts or not 0 < made.parts < most or not lowers:
-            return made
+        used = memory(most)
+        if not rule.states_limit_seqs or not used.state_parts or not 0 < used.parts < most or not lowers:
+            return used
         seqs = most_that_start(memory, most)
         return memory(seqs)._replace(max_running=seqs)
 
@@ -169,8 +169,8 @@ class DescribedPlan(PlanData):
         by_operator = {operator: " and ".join(names) for operator, names in kernel_sources(self).items()}
         names = list(by_operator.values())
         most = max(dict.fromkeys(names), key=names.count)
-        others = [f"{operator} from {name}" for operator, name in by_operator.items() if name != most]
-        return "; ".join([most, *others])
+        exceptions = [f"{operator} from {name}" for operator, name in by_operator.items() if name != most]
+        return "; ".join([most, *exceptions])
 
     def describe(self) -> dict[str, str | int]:
         """Return what it is a plan of, as JSON holds it."""

@@ -294,20 +294,20 @@ def step_joules(plan: PlanWithEnergy, batch: StepBatch, times: StepTimes) -> tup
     uj = np.where(prompts > 0, rows.tokens_uj[tokens], rows.decode_tokens_uj[tokens])
     uj = uj + rows.logits_uj[np.diff(batch.offsets)]
     window = int(plan.arena[steps.WINDOW])
-    some, within = decodes > 0, None
-    size, kv_len = decodes[some].astype(np.float64), summed(decode * (context + 1))[some] / decodes[some]
+    busy, within = decodes > 0, None
+    size, kv_len = decodes[busy].astype(np.float64), summed(decode * (context + 1))[busy] / decodes[busy]
     if window:
-        seen = summed(decode * np.minimum(context + 1, window))[some]
-        within = window_points(window, True, size, kv_len, size, seen)
-    uj[some] += us.decode_attention_us[some] * attention_parts(plan, True, size, kv_len, within).watts
-    some, within = prompts > 0, None
-    size = prompts[some].astype(np.float64)
-    q_len = 2.0 * summed(prompt * (new * (new + 1) // 2))[some] / size - 1.0
+        attended = summed(decode * np.minimum(context + 1, window))[busy]
+        within = window_points(window, True, size, kv_len, size, attended)
+    uj[busy] += us.decode_attention_us[busy] * attention_parts(plan, True, size, kv_len, within).watts
+    busy, within = prompts > 0, None
+    size = prompts[busy].astype(np.float64)
+    q_len = 2.0 * summed(prompt * (new * (new + 1) // 2))[busy] / size - 1.0
     if window:
-        seen = summed(prompt * pairs_within(new, window))[some]
-        within = window_points(window, False, size / q_len, q_len, size, seen)
-    uj[some] += (
-        us.prefill_attention_us[some] * attention_parts(plan, False, size / q_len, q_len, within).watts
+        attended = summed(prompt * pairs_within(new, window))[busy]
+        within = window_points(window, False, size / q_len, q_len, size, attended)
+    uj[busy] += (
+        us.prefill_attention_us[busy] * attention_parts(plan, False, size / q_len, q_len, within).watts
     )
     kernels = Parts(uj, times.latency_us - us.runtime_us)
     return with_host(plan.gpu, kernels, times.latency_us) / UJ_PER_J * gpus_of_a_batch(plan), tokens
@@ -348,11 +348,11 @@ def _mean_kernels(plan: PlanWithEnergy, mean: MeanSteps) -> Parts:
     shared_us = arena[steps.SHARED_LAUNCH_US] * np.minimum(mean.decodes, 1.0)
     chunks = mean.prompt_tokens / np.maximum(mean.q_len, 1.0)
     for is_decode, size, length in ((True, mean.decodes, mean.kv_len), (False, chunks, mean.q_len)):
-        some = size > 0.0
-        part = attention_parts(plan, is_decode, size[some], np.maximum(length[some], 1.0))
+        busy = size > 0.0
+        part = attention_parts(plan, is_decode, size[busy], np.maximum(length[busy], 1.0))
         limited = (
-            np.maximum(part.us, least_us[some]) if is_decode else np.maximum(part.us - shared_us[some], 0)
+            np.maximum(part.us, least_us[busy]) if is_decode else np.maximum(part.us - shared_us[busy], 0)
         )
-        us[some] += limited
-        uj[some] += limited * part.watts
+        us[busy] += limited
+        uj[busy] += limited * part.watts
     return Parts(uj, us)

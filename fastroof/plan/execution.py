@@ -60,11 +60,11 @@ def check_tables(tables: Any, gpu: GpuSpec) -> None:
 def check_kernels(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> None:
     """Refuse tables whose source of an operator is not the one that the engine's kernel requires."""
     engine = options.engine
-    named = {kernel.operator for kernel in engine.kernels.operators}
-    if tables is None or not named:
+    operators = {kernel.operator for kernel in engine.kernels.operators}
+    if tables is None or not operators:
         return
     sources = tables.in_order(kernel_order(gpu, options)).sources
-    for operator in named & sources.keys():
+    for operator in operators & sources.keys():
         kernel = options.kernel(operator, gpu, options.dtype)
         if kernel is not None and kernel.required and kernel.source not in ("", sources[operator]):
             raise PlanError(
@@ -257,14 +257,10 @@ KERNEL_FORMATS: Final[dict[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
 }
 """Compute formats of a stored format by the GPU's peaks; the first peak that the GPU has decides.
 
-Without units for a format, engines keep the weights and compute in bf16; those of :data:`WITHOUT_FP8_WEIGHTS`
-refuse fp8. Tables call SmoothQuant's int8 kernels ``sq``. mxfp8 was not measured: fp8_block replaces it,
-which also computes in fp8 and reads 3 % fewer bytes.
+Without units for a format, engines keep the weights and compute in bf16; those without
+``fp8_weight_only`` refuse fp8. Tables call SmoothQuant's int8 kernels ``sq``. mxfp8 was not measured:
+fp8_block replaces it, which also computes in fp8 and reads 3 % fewer bytes.
 """
-
-
-WITHOUT_FP8_WEIGHTS: Final = ("trtllm",)
-"""Engines that run fp8 on fp8 units only."""
 
 
 def kernel_formats(
@@ -280,7 +276,7 @@ def _kernel_format(
 ) -> str:
     by_peak = dict(KERNEL_FORMATS.get(dtype, ()))
     able = next((kernels for peak, kernels in by_peak.items() if peak in gpu.peak_flops_per_s), (dtype,))
-    if able == ("fp8_wo",) and options.engine.engine in WITHOUT_FP8_WEIGHTS:
+    if able == ("fp8_wo",) and not options.engine.kernels.fp8_weight_only:
         return dtype
     if len(able) == 1:
         return able[0]

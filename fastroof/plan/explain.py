@@ -167,8 +167,8 @@ def _attention_parts(
     within = None
     window = int(plan.arena[steps.WINDOW])
     if window:
-        seen = np.minimum(context + 1, window) if is_decode else pairs_within(new, window)
-        within = window_points(window, is_decode, [batch], [x], [new.sum()], [seen.sum()])
+        attended = np.minimum(context + 1, window) if is_decode else pairs_within(new, window)
+        within = window_points(window, is_decode, [batch], [x], [new.sum()], [attended.sum()])
     kinds = [attention_times(plan, i, is_decode, [batch], [x], within) for i in range(len(plan.attention))]
     if is_mixed:
         kinds = (
@@ -272,8 +272,8 @@ def explain_verification(
     parts = []
     for number in range(len(plan.attention)):
         one = attention_times(plan, number, True, [batch], [float(kv_len)])
-        made = one.origin if tokens == 1 else np.full_like(one.origin, ORIGIN_MODELLED)
-        times = one._replace(own_us=one.own_us * longer, origin=made)
+        flags = one.origin if tokens == 1 else np.full_like(one.origin, ORIGIN_MODELLED)
+        times = one._replace(own_us=one.own_us * longer, origin=flags)
         parts.append(_attention_time(plan, number, new, kv_len - new, True, times, float(times.own_us[0])))
     rows = Ranks.of(plan.layout, plan.execution).of_step(batch_size * tokens, batch_size * tokens)
     operators: list[OperatorTime] = []

@@ -57,8 +57,8 @@ def num_pauses(curves: Iterable[RowCurve], attention: Sequence[LayerAttention]) 
 
 def num_kernels(curves: Iterable[RowCurve], attention: Iterable[LayerAttention], has_prefill: bool) -> float:
     """Number of kernels of a decode step, or of one with prefill."""
-    others = "decode_only" if has_prefill else "with_prefill"
-    calls = [curve.operator for curve in curves if curve.operator.steps != others]
+    other_kind = "decode_only" if has_prefill else "with_prefill"
+    calls = [curve.operator for curve in curves if curve.operator.steps != other_kind]
     total = float(sum(call.times * _of_rows(call) for call in calls))
     return total + sum(part.call.times * _of_attention(part.call, has_prefill) for part in attention)
 

@@ -91,10 +91,10 @@ def blocks_of_bytes(held: HeldLayers, rule: KvMemory, step_tokens: int = 0) -> K
     rings = int(sum(sum(both) * count for both, count in held.rings.items())) if step_tokens else 0
     unit = math.gcd(unit, rings) if rings else unit
     # layers with other windows have blocks of their own, and those of DeepSeek-V4 are not known
-    own = 0 if held.rings or len(held.windowed) + bool(held.full) > 1 else (full + within) * size // unit
+    extra = 0 if held.rings or len(held.windowed) + bool(held.full) > 1 else (full + within) * size // unit
     return KvBlocks(
         unit, size, full * size // unit, within * size // unit, size, window, window + step_tokens,
-        state // unit, 0, 1, rings // unit, own,
+        state // unit, 0, 1, rings // unit, extra,
     )  # fmt: skip
 
 
@@ -104,8 +104,8 @@ def blocks_of_groups(held: HeldLayers, rule: KvMemory, step_tokens: int, slots: 
     attention = [(one, count) for one, count in held.full.items()]
     attention += [(one, count) for (one, _, _), count in held.windowed.items()]
     if not attention:
-        whole = int(sum(one * count for one, count in held.states.items()))
-        return KvBlocks(whole, size, state_parts=slots)
+        state_bytes = int(sum(one * count for one, count in held.states.items()))
+        return KvBlocks(state_bytes, size, state_parts=slots)
     page = size * max(one for one, _ in attention)
     if held.states:
         state = max(held.states)
@@ -178,7 +178,7 @@ def blocks_of_pools(held: HeldLayers, rule: KvMemory) -> KvBlocks:
         token_bytes = int(full + within)
         parts = size * bool(token_bytes)
         return KvBlocks(max(token_bytes, 1), size, parts, parts_per_block=parts)
-    kept = full + rule.window_pool * within
+    stored = full + rule.window_pool * within
     window = max(window for _, window, _ in held.windowed)
     share = round(1.0 / (1.0 / rule.window_pool - 1.0))
-    return KvBlocks(int(kept / share), size, share * size, size, size, window, window)
+    return KvBlocks(int(stored / share), size, share * size, size, size, window, window)

@@ -57,10 +57,10 @@ def _static_fraction(rule: KvMemory, gpu: GpuSpec, layout: Layout, held: Footpri
     """Return the share of the memory free before loading that weights and KV cache may take."""
     fraction, reserve = rule.fraction, rule.reserve
     if not fraction and reserve is not None:
-        kept = reserve.bytes(
+        reserved = reserve.bytes(
             gpu.hbm_bytes, tokens, layout.tp, layout.pp, layout.dp, latent=held.is_latent, alltoall=held.sends
         )
-        fraction = max(1 - kept / gpu.hbm_bytes, 0.0) * vision_share(rule, *held.vision)
+        fraction = max(1 - reserved / gpu.hbm_bytes, 0.0) * vision_share(rule, *held.vision)
     return fraction * (rule.other_share if gpu.name in rule.other_share_gpus else 1.0)
 
 
@@ -85,14 +85,14 @@ def left_for_kv(rule: KvMemory, gpu: GpuSpec, layout: Layout, held: Footprint, m
     graphs = 0
     if rule.graphs is not None:
         graphs = round(rule.graphs.amounts_gib(held.expert_format)[0] * GIB)
-    taken = weights + run + context + graphs
+    used = weights + run + context + graphs
     if rule.room == "all":
         budget = int(visible * rule.fraction)
-        left, reserve = budget - taken, gpu_bytes - budget
+        left, reserve = budget - used, gpu_bytes - budget
     else:
-        budget = int((visible - taken) * rule.fraction)
-        left, reserve = budget, max(0, gpu_bytes - taken - max(budget, 0))
+        budget = int((visible - used) * rule.fraction)
+        left, reserve = budget, max(0, gpu_bytes - used - max(budget, 0))
     if rule.cache_gib:
         left = round(rule.cache_gib * GIB)
-        reserve = max(gpu_bytes - taken - left, 0)
+        reserve = max(gpu_bytes - used - left, 0)
     return LeftForKv(left, forward, sampler, run, context, graphs, reserve, visible, budget)

@@ -197,9 +197,9 @@ class PlanMemory(NamedTuple):
 
     def facts(self) -> dict[str, int | None]:
         """Return the attributes in bytes, tokens and the engine's own blocks, without parts."""
-        own = {name: int(value) for name, value in self._asdict().items() if name not in _OF_PARTS}
+        parts = {name: int(value) for name, value in self._asdict().items() if name not in _OF_PARTS}
         tokens = self.block_tokens if self.parts_per_block else None
-        return own | {"blocks": self.blocks, "block_bytes": self.block_bytes, "block_tokens": tokens}
+        return parts | {"blocks": self.blocks, "block_bytes": self.block_bytes, "block_tokens": tokens}
 
     @property
     def fraction(self) -> float:
@@ -440,8 +440,8 @@ def _gpu_memory(
         left.graphs_bytes,
         *(round(gib * GIB) for gib in estimate.amounts_gib(expert_format)[1:]),
     )._replace(adapter_bytes=adapters)
-    own = ((model, layout, execution.kv_dtype), *use.drafts.models)
-    return _with_blocks(memory, left.left_bytes, own, rule, use, model.max_position, layout.dp)
+    cache_keys = ((model, layout, execution.kv_dtype), *use.drafts.models)
+    return _with_blocks(memory, left.left_bytes, cache_keys, rule, use, model.max_position, layout.dp)
 
 
 def _with_blocks(
@@ -489,7 +489,7 @@ def _with_blocks(
         # in whole blocks of tokens
         per_block = block.full_parts + block.window_parts
         parts = parts // per_block * per_block
-    made = memory._replace(
+    result = memory._replace(
         kv_cache_bytes=left - pool,
         missing_bytes=max(block.part_bytes - left_bytes, 0) if parts < 1 else 0,
         parts=parts,
@@ -497,14 +497,14 @@ def _with_blocks(
         state_slots=state_slots,
         **block._asdict(),
     )
-    made = made._replace(max_kv_tokens=made.tokens_beside_states(0))
-    if rule.running is not None and made.token_parts:
-        own = rule.running
+    result = result._replace(max_kv_tokens=result.tokens_beside_states(0))
+    if rule.running is not None and result.token_parts:
+        running = rule.running
         if use.has_max_seqs:
-            limits.append(max(made.max_kv_tokens // own.tokens_per_seq, 1))
+            limits.append(max(result.max_kv_tokens // running.tokens_per_seq, 1))
         else:
-            limits.append(own.seqs(made.max_kv_tokens, context, ranks, drafts))
-    return made._replace(max_running=min(limits, default=0))
+            limits.append(running.seqs(result.max_kv_tokens, context, ranks, drafts))
+    return result._replace(max_running=min(limits, default=0))
 
 
 def window_kv_bytes(model: ModelSpec, layout: Layout, kv_dtype: str) -> int:

@@ -304,8 +304,8 @@ class PlanOptions:
         """Return options with the engine's limits on a GPU."""
         engine = self.engine.on(gpu)
         sizes = default_sizes(engine.scheduling)
-        given = {name: value for name in sizes if (value := getattr(self, name)) is not None}
-        return replace(self, engine=engine, **sizes | given)
+        sizes_given = {name: value for name in sizes if (value := getattr(self, name)) is not None}
+        return replace(self, engine=engine, **sizes | sizes_given)
 
     def for_model(self, model: ModelSpec) -> PlanOptions:
         """Return options with auto replaced by the formats of a model's checkpoint."""
@@ -332,10 +332,10 @@ class PlanOptions:
         return kernel
 
 
-def default_sizes(own: Scheduling, tokens: int = 0, seqs: int = 0) -> dict[str, Any]:
+def default_sizes(scheduling: Scheduling, tokens: int = 0, seqs: int = 0) -> dict[str, Any]:
     """Return the sizes of a plan by default, or to time a larger step of some tokens and sequences."""
-    limits = own.step_limits()
-    sizes = own.plan_sizes(limits.tokens, limits.seqs)
+    limits = scheduling.step_limits()
+    sizes = scheduling.plan_sizes(limits.tokens, limits.seqs)
     return {
         "max_tokens": max(LEAST_TOKENS, sizes["max_tokens"], tokens),
         "max_seqs": max(LEAST_SEQS, sizes["max_seqs"], seqs),

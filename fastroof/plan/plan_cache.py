@@ -43,9 +43,9 @@ _SIZES: Final = struct.Struct("<QQ")
 _LAYOUT_SIZES: Final = ("tp", "pp", "cp", "dp", "ep", "moe_tp")
 
 
-def _fact(of: Callable[[Any], Any] | None = None) -> Any:
+def _fact(read: Callable[[Any], Any] | None = None) -> Any:
     """A field copied from a StepPlan: by a function of it, by default its attribute of the same name."""
-    return field(metadata={"of": of})
+    return field(metadata={"of": read})
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ class CachedPlan:
     @classmethod
     def of(cls, plan: Any) -> CachedPlan:
         """Return what is cached of a StepPlan."""
-        facts = {name: of(plan) if of else getattr(plan, name) for name, of in _FACTS.items()}
+        facts = {name: read(plan) if read else getattr(plan, name) for name, read in _FACTS.items()}
         return cls(**facts, arena=plan.arena, stage_arenas=tuple(stage.arena for stage in plan.stage_plans))
 
     def run(self, batch: StepBatch) -> StepTimes:

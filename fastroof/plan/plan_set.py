@@ -108,15 +108,15 @@ def compile_plans(
     check_tables(used, gpu)
     tables_hash = "" if used is None else used.content_hash
     sources: dict[Any, CurveSource] = {}
-    named: dict[str, ModelSpec] = {}
+    models_by_name: dict[str, ModelSpec] = {}
     families: dict[Any, int] = {}
-    known: dict[Any, int] = {}
+    families_by_key: dict[Any, int] = {}
     options_of: dict[Any, PlanOptions] = {}
     recipes: list[PlanRecipe] = []
     counts: list[list[list[int]]] = []
     members: list[tuple[int, int, ModelSpec]] = []
     for number, request in enumerate(_iterated(requests)):
-        model, given = _read(number, request, named)
+        model, given = _read(number, request, models_by_name)
         arguments = tuple(given.items())
         try:
             options = options_of.get(arguments)
@@ -134,11 +134,11 @@ def compile_plans(
             kinds.append(id(group.kind))
             layers.append(group.count)
         same = (id(options), model.architecture, model.hidden, model.vocab, model.checkpoint, *kinds)
-        family = known.get(same)
+        family = families_by_key.get(same)
         if family is None:
             checked_model(model)
             key = (options, model.architecture, _architecture(model))
-            family = known[same] = families.get(key, len(families))
+            family = families_by_key[same] = families.get(key, len(families))
         if family == len(recipes):
             families[key] = family
             checked = options.checked().for_model(model)
@@ -172,29 +172,29 @@ def _iterated(requests: Any) -> Iterator[Any]:
 
 
 def _read(
-    number: int, request: Mapping[str, Any], named: dict[str, ModelSpec]
+    number: int, request: Mapping[str, Any], models_by_name: dict[str, ModelSpec]
 ) -> tuple[ModelSpec, dict[str, Any]]:
     """Return the model and the options of one request; presets are loaded once."""
     if not isinstance(request, Mapping):
         raise PlanError(f"plan {number} must be a mapping of arguments, got {shown(request)}")
-    given = dict(request)
-    model = given.pop("model", None)
-    unknown = ", ".join(sorted(map(str, given.keys() - OPTIONS.keys())))
+    options = dict(request)
+    model = options.pop("model", None)
+    unknown = ", ".join(sorted(map(str, options.keys() - OPTIONS.keys())))
     if unknown or model is None:
         wrong = f"does not know {unknown}" if unknown else "needs a model"
         raise PlanError(f"plan {number} {wrong}: it takes model, {', '.join(sorted(OPTIONS))}")
     if type(model) is ModelSpec:
         spec = model
-    elif isinstance(model, str) and model in named:
-        spec = named[model]
+    elif isinstance(model, str) and model in models_by_name:
+        spec = models_by_name[model]
     else:
         spec = checked_model(model)
         if isinstance(model, str):
-            named[model] = spec
-    if "engine" in given and isinstance(given["engine"], Mapping):
+            models_by_name[model] = spec
+    if "engine" in options and isinstance(options["engine"], Mapping):
         # a dict has no hash
-        given["engine"] = load_engine(given["engine"])
-    return spec, given
+        options["engine"] = load_engine(options["engine"])
+    return spec, options
 
 
 STATUSES: Final = ("measured", "borrowed", "modelled", "refused")
@@ -275,8 +275,8 @@ def _combinations(
     """Yield models on GPUs with their tables, if any, and engines."""
     models = list(models)
     profiles = [load_engine(engine) for engine in engines]
-    for given in gpus:
-        gpu = given if isinstance(given, GpuSpec) else load_gpu(given)
+    for gpu_name in gpus:
+        gpu = gpu_name if isinstance(gpu_name, GpuSpec) else load_gpu(gpu_name)
         try:
             tables: Tables | None = load_tables(gpu.name)
         except TableError:
@@ -295,8 +295,8 @@ def _of_model(
     dtypes: Sequence[str],
     layouts: Sequence[Layout],
 ) -> Iterator[Support]:
-    named = dict.fromkeys(model.checkpoint.dtype if dtype == AUTO else dtype for dtype in dtypes)
-    for dtype, layout in itertools.product(named, layouts):
+    formats = dict.fromkeys(model.checkpoint.dtype if dtype == AUTO else dtype for dtype in dtypes)
+    for dtype, layout in itertools.product(formats, layouts):
         status, why = _status(model, gpu, tables, engine, dtype, layout)
         sizes = (layout.tp, layout.pp, layout.dp, layout.ep, layout.moe_tp)
         yield Support(model.name, gpu.name, engine.name, dtype, *sizes, status, why)
@@ -352,11 +352,11 @@ def _made(plan: StepPlan, missing: str) -> tuple[str, str]:
     modelled = [part for part in parts if part.origin == ORIGIN_MODELLED]
     if modelled:
         # a source that was modelled from says so and how far it may be off
-        named = (
+        formats = (
             f"{part.name} from {part.source}" if MODELLED_FROM in part.source else part.name
             for part in modelled
         )
-        return "modelled", "; ".join(filter(None, (", ".join(dict.fromkeys(named)), missing)))
+        return "modelled", "; ".join(filter(None, (", ".join(dict.fromkeys(formats)), missing)))
     donors: dict[str, dict[str, None]] = {}
     for part in parts:
         if part.origin == ORIGIN_BORROWED:

@@ -164,16 +164,16 @@ def refusals(plan: DescribedPlan, question: StartQuestion = StartQuestion()) -> 
             )
         )
     held = memory.weight_bytes + memory.adapter_bytes
-    taken = held + memory.context_bytes + memory.kv_cache_bytes
-    if rule.cache_gib and taken > memory.total_bytes:
-        most_gib = (memory.total_bytes - taken + memory.kv_cache_bytes - memory.activation_bytes) / GIB
+    used = held + memory.context_bytes + memory.kv_cache_bytes
+    if rule.cache_gib and used > memory.total_bytes:
+        most_gib = (memory.total_bytes - used + memory.kv_cache_bytes - memory.activation_bytes) / GIB
         found.append(
             Refusal(
                 "E",
                 f"{rule.cache_gib:g} GiB of KV cache do not fit next to "
-                f"{(taken - memory.kv_cache_bytes) / GIB:.2f} GiB of weights and contexts in "
+                f"{(used - memory.kv_cache_bytes) / GIB:.2f} GiB of weights and contexts in "
                 f"{memory.total_bytes / GIB:.2f} GiB",
-                taken,
+                used,
                 memory.total_bytes,
                 "bytes",
                 f"at most {most_gib:.1f} GiB of KV cache" if most_gib > 0 else "",
@@ -251,9 +251,9 @@ def no_room(plan: DescribedPlan, memory: PlanMemory) -> str:
         "contexts and collectives": memory.context_bytes,
         "CUDA graphs": memory.graphs_bytes,
     }
-    taken = ", ".join(f"{size / GIB:.1f} GiB of {name}" for name, size in uses.items() if size)
+    uses_text = ", ".join(f"{size / GIB:.1f} GiB of {name}" for name, size in uses.items() if size)
     return (
-        f"{plan.model.name} on {plan.layout.world_size} x {plan.gpu.name}: {taken} leave no room for KV "
+        f"{plan.model.name} on {plan.layout.world_size} x {plan.gpu.name}: {uses_text} leave no room for KV "
         f"cache in {memory.requested_bytes / GIB:.1f} of {memory.total_bytes / GIB:.1f} GiB a GPU"
     )
 
@@ -261,7 +261,7 @@ def no_room(plan: DescribedPlan, memory: PlanMemory) -> str:
 def what_makes_room(plan: DescribedPlan, max_seqs: int, kv_len: int = 1) -> str:
     """Return which single settings make room for a request of ``kv_len`` tokens, as a text."""
     found = []
-    own = plan.profile.memory
+    rules = plan.profile.memory
 
     def fits(memory: PlanMemory) -> bool:
         return bool(memory.parts >= memory.reserved_parts(kv_len))
@@ -272,8 +272,8 @@ def what_makes_room(plan: DescribedPlan, max_seqs: int, kv_len: int = 1) -> str:
     larger = next((tp for tp in TP_SIZES if tp > plan.layout.tp and _has_room(plan, tp, max_seqs, fits)), 0)
     if larger:
         found.append(f"tp={larger}")
-    if own.room == "all" and own.fraction < HIGH_FRACTION:
-        wider = replace(plan.profile, memory=replace(own, fraction=HIGH_FRACTION))
+    if rules.room == "all" and rules.fraction < HIGH_FRACTION:
+        wider = replace(plan.profile, memory=replace(rules, fraction=HIGH_FRACTION))
         if fits(replace(plan, profile=wider).memory_of(max_seqs=max_seqs)):
             found.append(f"memory_fraction={HIGH_FRACTION:g}")
     if plan.dtype == "bf16" and not found:
@@ -299,6 +299,6 @@ def check_room(
 ) -> None:
     """Raise if an engine has no room for KV cache, with the settings that make some."""
     if memory.parts < 1:
-        own = plan.profile.scheduling.max_num_seqs
-        most = int(min(own, own if max_seqs is None else max_seqs))
+        limit = plan.profile.scheduling.max_num_seqs
+        most = int(min(limit, limit if max_seqs is None else max_seqs))
         raise error(f"{no_room(plan, memory)}; use {what_makes_room(plan, most)}")

@@ -127,24 +127,24 @@ def _rows_errors(plan: PlanData, tables: Tables, rows: str, left_out: str, limit
         operator = per_row(call)
         call_rows = ranks.rows(call, limit)[1:].astype(np.float64)
         sibling = weight_only_sibling(call, operator, tables)
-        served = call
+        measured_call = call
         if sibling is not None:
-            served = sibling.call
+            measured_call = sibling.call
             # the kernels of a step are off together
             total.common_us[1:] += time_us[1:] * sibling.error
         try:
-            variance = operator.row_variance(served, tables, call_rows)
+            variance = operator.row_variance(measured_call, tables, call_rows)
         except MissingTableError:
             # from the datasheet model
             total.local_us2[:] += (time_us * (operator.datasheet_error or plan.gpu.datasheet_error)) ** 2
             continue
-        points = operator.table_points(served, tables, call_rows)
+        points = operator.table_points(measured_call, tables, call_rows)
         if points is not None and variance is not None:
             key, sizes = points
             source = source_error(tables, operator.name, key)
-            named = dict(zip(operator.axis_names, sizes, strict=True))
+            size_columns = dict(zip(operator.axis_names, sizes, strict=True))
             a_call_us = np.maximum(time_us[1:] / call_times[call], np.finfo(np.float64).tiny)
-            spread, common = source.parts(named, a_call_us)
+            spread, common = source.parts(size_columns, a_call_us)
             total.common_us[1:] += time_us[1:] * common
             total.spread_us2[1:] += (time_us[1:] * spread) ** 2
         if variance is None:
@@ -175,38 +175,38 @@ def batch_error(plan: PlanData, errors: StepErrors | None, batch: StepBatch, tim
     total = RowErrors(*(np.where(prefills, one, other) for one, other in parts))
     total = total.plus(errors.logits.at(np.diff(batch.offsets)))
     decodes, kv_sum = summed(decode), summed(decode * (context + 1))
-    some = decodes > 0
-    bs, mean_kv = decodes[some].astype(np.float64), kv_sum[some] / decodes[some]
-    attention_us = components.decode_attention_us[some]
+    busy = decodes > 0
+    bs, mean_kv = decodes[busy].astype(np.float64), kv_sum[busy] / decodes[busy]
+    attention_us = components.decode_attention_us[busy]
     window = int(plan.arena[steps.WINDOW])
     within = None
     if window:
-        seen = summed(decode * np.minimum(context + 1, window))[some]
-        within = window_points(window, True, bs, mean_kv, bs, seen)
-    _add(total, some, _attention_errors(plan, errors, True, bs, mean_kv, attention_us, within))
+        attended = summed(decode * np.minimum(context + 1, window))[busy]
+        within = window_points(window, True, bs, mean_kv, bs, attended)
+    _add(total, busy, _attention_errors(plan, errors, True, bs, mean_kv, attention_us, within))
     new_sum = summed(prefill * new)
-    some = new_sum > 0
-    prompts = new_sum[some].astype(np.float64)
-    q_len = 2.0 * summed(prefill * (new * (new + 1) // 2))[some] / prompts - 1.0
-    prefix_us = plan.arena[steps.PREFIX_PAIR_US] * summed(prefill * new * context)[some]
-    prefix_us += plan.arena[steps.PREFIX_TOKEN_US] * summed(prefill * context)[some]
+    busy = new_sum > 0
+    prompts = new_sum[busy].astype(np.float64)
+    q_len = 2.0 * summed(prefill * (new * (new + 1) // 2))[busy] / prompts - 1.0
+    prefix_us = plan.arena[steps.PREFIX_PAIR_US] * summed(prefill * new * context)[busy]
+    prefix_us += plan.arena[steps.PREFIX_TOKEN_US] * summed(prefill * context)[busy]
     if window:
-        pairs, read = (summed(prefill * sizes)[some] for sizes in prefix_within(new, new + context, window))
+        pairs, read = (summed(prefill * sizes)[busy] for sizes in prefix_within(new, new + context, window))
         prefix_us += plan.arena[steps.WINDOW_PAIR_US] * pairs + plan.arena[steps.WINDOW_TOKEN_US] * read
-        seen = summed(prefill * pairs_within(new, window))[some]
-        within = window_points(window, False, prompts / q_len, q_len, prompts, seen)
-    own_us = components.prefill_attention_us[some] - prefix_us
-    _add(total, some, _attention_errors(plan, errors, False, prompts / q_len, q_len, own_us, within))
-    total.local_us2[some] += (PREFIX * prefix_us) ** 2
+        attended = summed(prefill * pairs_within(new, window))[busy]
+        within = window_points(window, False, prompts / q_len, q_len, prompts, attended)
+    own_us = components.prefill_attention_us[busy] - prefix_us
+    _add(total, busy, _attention_errors(plan, errors, False, prompts / q_len, q_len, own_us, within))
+    total.local_us2[busy] += (PREFIX * prefix_us) ** 2
     return _relative(plan, total, times.latency_us)
 
 
 def stated_error(plan: PlanData, step_us: Any) -> Floats:
     """Relative standard error of TPOT by the engine's profile with such decode steps; nan if unknown."""
-    known = plan.profile.errors
+    stated = plan.profile.errors
     us = np.asarray(step_us, np.float64)
-    of_layers = known.layer_us * plan.model.num_layers / np.where(us > 0.0, us, np.inf)
-    return np.maximum(known.tpot, of_layers) if known.tpot else np.full(us.shape, np.nan)
+    of_layers = stated.layer_us * plan.model.num_layers / np.where(us > 0.0, us, np.inf)
+    return np.maximum(stated.tpot, of_layers) if stated.tpot else np.full(us.shape, np.nan)
 
 
 def _add(total: RowErrors, places: Bools, part: RowErrors) -> None:
@@ -261,8 +261,8 @@ def decode_error(
 ) -> float | Floats:
     """Relative standard error of equal decode steps that take ``step_us``."""
     # sizes that were timed fit int64; in the caller's type, indices into the arena may overflow
-    given = (int_array(name, size) for name, size in (("batch_size", batch_size), ("kv_len", kv_len)))
-    batch, kv = (np.ravel(a).astype(np.int64) for a in np.broadcast_arrays(*given))
+    checked = (int_array(name, size) for name, size in (("batch_size", batch_size), ("kv_len", kv_len)))
+    batch, kv = (np.ravel(a).astype(np.int64) for a in np.broadcast_arrays(*checked))
     flat_us = np.reshape(step_us, -1)
     arena = plan.arena
     tokens_at, logits_at = int(arena[steps.DECODE_TOKENS_AT]), int(arena[steps.LOGITS_AT])
@@ -282,8 +282,8 @@ def decode_error(
 
 def _relative(plan: PlanData, errors: RowErrors, step_us: Floats) -> Floats:
     """Relative standard error of steps, with the residual of the engine's profile; 0 for empty steps."""
-    there = step_us > 0.0
-    whole_us2 = np.where(there, step_us, 1.0) ** 2
+    has_steps = step_us > 0.0
+    whole_us2 = np.where(has_steps, step_us, 1.0) ** 2
     campaign = (errors.spread_us2 + errors.common_us**2) / whole_us2
     residual = plan.profile.costs.residual**2
     if plan.profile.costs.of_other_layers(plan.model.architecture):
@@ -291,4 +291,4 @@ def _relative(plan: PlanData, errors: RowErrors, step_us: Floats) -> Floats:
     # the residual includes the campaign of the tables that the profile was fitted to
     fitted_here = plan.gpu.name in plan.profile.evidence.get("gpus", ())
     together = np.maximum(campaign, residual) if fitted_here else campaign + residual
-    return np.asarray(np.sqrt(np.where(there, errors.local_us2 / whole_us2 + together, 0.0)))
+    return np.asarray(np.sqrt(np.where(has_steps, errors.local_us2 / whole_us2 + together, 0.0)))

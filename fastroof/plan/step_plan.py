@@ -467,8 +467,8 @@ class StepPlan(PlanWithEnergy):
         PlanRangeError, BatchError
             As in :meth:`verify_us`.
         """
-        given = (("batch_size", batch_size), ("kv_len", kv_len), ("tokens", tokens))
-        batch, length, queries = (whole_number(name, size, error=BatchError) for name, size in given)
+        arguments = (("batch_size", batch_size), ("kv_len", kv_len), ("tokens", tokens))
+        batch, length, queries = (whole_number(name, size, error=BatchError) for name, size in arguments)
         total_us = self.verify_us(batch, length, queries)
         sizes = (batch, length, queries)
         return explain.explain_verification(self, self.verification_arena, sizes, total_us, self.made_from)

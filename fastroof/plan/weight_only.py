@@ -7,6 +7,7 @@ own roofline. README.md has the evidence.
 
 from __future__ import annotations
 
+import functools
 import math
 from contextlib import suppress
 from dataclasses import replace
@@ -17,6 +18,7 @@ import numpy as np
 from fastroof.arrays import Floats
 from fastroof.columns import MODELLED_FROM, ORIGIN_MODELLED
 from fastroof.config import GpuSpec
+from fastroof.engines import engine_names, load_engine
 from fastroof.errors import MissingTableError
 from fastroof.operators.calls import Experts, Gemm, RowOperator
 from fastroof.operators.gemm import GEMM
@@ -36,11 +38,7 @@ WEIGHT_ONLY: Final = tuple(
 """Formats whose kernels read narrow weights and compute in bf16."""
 
 MXFP4: Final = "w4a16_mxfp4"
-"""Format of several programs: vLLM's Marlin where nothing else was measured, Triton in SGLang."""
-
-MARLIN_ENGINES: Final = frozenset({"vllm", "sglang"})
-"""Engines that run the same weight-only program. Their int4 experts are 5 to 7 % apart (median of |ln|: H100,
-H200, L40S, RTX PRO 6000), nearer than either is to its own bf16 experts."""
+"""Format of several programs: Marlin where nothing else was measured, or Triton (``marlin`` of a profile)."""
 
 ERROR_PER_OCTAVE: Final = 0.2
 """Relative standard error per octave of a weight's bytes, at least one; all calls of a step share it."""
@@ -62,6 +60,17 @@ class Sibling(NamedTuple):
         return f"{self.call.dtype} of {self.table.source} ({MODELLED_FROM}, ±{self.error:.0%})"
 
 
+@functools.cache
+def _marlin_engines() -> dict[str, str]:
+    """Engines that run the same weight-only program, Marlin, and for which formats.
+
+    Int4 experts of vLLM and SGLang are 5 to 7 % apart (median of |ln|: H100, H200, L40S, RTX PRO 6000),
+    nearer than either is to its own bf16 experts.
+    """
+    profiles = [load_engine(name) for name in engine_names()]
+    return {one.engine: one.kernels.marlin for one in profiles if one.kernels.marlin != "none"}
+
+
 def weight_only_sibling(call: RowOperator, operator: PerRowOperator, tables: Tables) -> Sibling | None:
     """Return the measured sibling of a weight-only call; None if it was measured itself, or without one.
 
@@ -73,14 +82,14 @@ def weight_only_sibling(call: RowOperator, operator: PerRowOperator, tables: Tab
     if operator.name not in (GEMM.name, MOE.name, MOE_NONGATED.name):
         return None
     engine = next(iter(tables.order.engines), "")
-    is_marlin = call.dtype != MXFP4 or engine == "vllm"
+    is_marlin = call.dtype != MXFP4 or _marlin_engines().get(engine) == "all"
 
     def found() -> tuple[str, SourceTable] | None:
         with suppress(MissingTableError):
             operator.serving(call, tables)
             return None
-        others = set(WEIGHT_ONLY) - {call.dtype, MXFP4} if is_marlin else ()
-        nearest = sorted(others, key=lambda dtype: (_octaves(call.dtype, dtype), dtype))
+        formats = set(WEIGHT_ONLY) - {call.dtype, MXFP4} if is_marlin else ()
+        nearest = sorted(formats, key=lambda dtype: (_octaves(call.dtype, dtype), dtype))
         for dtype in (*nearest, SIBLING):
             with suppress(MissingTableError):
                 other = replace(call, dtype=dtype)
@@ -89,16 +98,16 @@ def weight_only_sibling(call: RowOperator, operator: PerRowOperator, tables: Tab
                     continue
                 if (
                     dtype == SIBLING
-                    or {table.engine, engine} <= MARLIN_ENGINES
+                    or {table.engine, engine} <= _marlin_engines().keys()
                     or not tables.is_foreign(table)
                 ):
                     return dtype, table
         return None
 
-    made = tables.cached(("weight-only sibling", operator.name, operator.row_key(call)), found)
-    if made is None:
+    sibling = tables.cached(("weight-only sibling", operator.name, operator.row_key(call)), found)
+    if sibling is None:
         return None
-    dtype, table = made
+    dtype, table = sibling
     per_octave = ERROR_PER_OCTAVE if is_marlin else MXFP4_ERROR_PER_OCTAVE
     return Sibling(replace(call, dtype=dtype), table, per_octave * max(1.0, _octaves(call.dtype, dtype)))
 

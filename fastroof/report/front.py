@@ -119,11 +119,11 @@ def _outlines(curve: Longs, load: Floats) -> Bools:
 
 def in_turns(labels: Sequence[Hashable], rates: Sequence[float]) -> list[int]:
     """Return indices that alternate between labels: the best of each label, then the second best, ..."""
-    seen: Counter[Hashable] = Counter()
+    counts: Counter[Hashable] = Counter()
     turns = []
     for i in sorted(range(len(labels)), key=lambda i: -rates[i]):
-        turns.append((seen[labels[i]], -rates[i], i))
-        seen[labels[i]] += 1
+        turns.append((counts[labels[i]], -rates[i], i))
+        counts[labels[i]] += 1
     return [i for _, _, i in sorted(turns)]
 
 
@@ -168,13 +168,13 @@ def swept_words(results: Results, rows: Array) -> tuple[str, str]:
         return [str(distinct[code]) for code in np.unique(codes[rows]) if code >= 0]
 
     models, gpus = values("model"), values("gpu")
-    named = ", ".join(models) if len(models) <= 3 else f"{len(models)} models"
+    model_names = ", ".join(models) if len(models) <= 3 else f"{len(models)} models"
     workload = [
         f"{name} {several[0]}" if len(several) == 1 else f"{len(several)} values of {name}"
         for name in results.have(results.kind.workload)
         if (several := values(name)) and several != ["0.0"]
     ]
-    return f"{named} on {', '.join(gpus)}", ", ".join(workload)
+    return f"{model_names} on {', '.join(gpus)}", ", ".join(workload)
 
 
 def draw_pareto(results: Results, *, colour_by: str = "model", **required: Any) -> Figure:
@@ -215,10 +215,10 @@ def draw_pareto(results: Results, *, colour_by: str = "model", **required: Any) 
         tops: tuple[list[float], list[float]] = ([], [])
         for i, value in enumerate(present):
             colour, marker = line_look(i)
-            own = rows & (codes == values.index(value))
-            shown = np.flatnonzero(own)[:: max(1, int(own.sum()) // _MOST_POINTS)]
+            selected = rows & (codes == values.index(value))
+            shown = np.flatnonzero(selected)[:: max(1, int(selected.sum()) // _MOST_POINTS)]
             axes.scatter(x[shown], y[shown], s=9, color=colour, alpha=0.28, linewidths=0, zorder=2)
-            front = np.flatnonzero(own & within)
+            front = np.flatnonzero(selected & within)
             front = front[pareto_front(x[front], y[front])]
             front = front[np.argsort(x[front])]
             if len(front):

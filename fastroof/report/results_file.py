@@ -283,9 +283,9 @@ def _kind(path: Path, schema: pa.Schema) -> ResultsKind:
     missing = {kind.name: [name for name in kind.required if name not in schema.names] for kind in KINDS}
     matching = [kind for kind in KINDS if not missing[kind.name]]
     if not matching:
-        named = (schema.metadata or {}).get(b"fastroof.kind", b"").decode(errors="replace")
-        if named.isalpha() and named not in missing:
-            raise FastroofError(f"{path} has {named}; reports draw results of {' or '.join(missing)}")
+        kind_name = (schema.metadata or {}).get(b"fastroof.kind", b"").decode(errors="replace")
+        if kind_name.isalpha() and kind_name not in missing:
+            raise FastroofError(f"{path} has {kind_name}; reports draw results of {' or '.join(missing)}")
         fewest = min(missing, key=lambda name: len(missing[name]))
         raise FastroofError(
             f"{path} is not a results file of fastroof sweep: for {fewest} it lacks the columns "

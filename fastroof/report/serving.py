@@ -100,11 +100,11 @@ def draw_validation(report: Validation) -> Figure:
             if peers:
                 aic = [row.aic_ms for row in rows]
                 _draw(column[1], panel, "aiconfigurator-core", rows, aic, datasets, limits)
-        seen = "constants fitted without each row's model" if report.unseen else f"engine {report.engine}"
+        basis = "constants fitted without each row's model" if report.unseen else f"engine {report.engine}"
         write_titles(
             figure,
             f"Predicted against measured serving on {report.gpu}",
-            f"{seen}; shaded: within 10 %; in brackets: mean absolute error, rows",
+            f"{basis}; shaded: within 10 %; in brackets: mean absolute error, rows",
         )
     return figure
 

@@ -95,8 +95,8 @@ class StepSource:
 
     def gpu(self, name: str) -> GpuSpec:
         """Return the GPU with this name in the results."""
-        given = self._spec.get("gpus", [self._spec.get("gpu", name)])
-        for gpu in (name, *given):
+        gpus = self._spec.get("gpus", [self._spec.get("gpu", name)])
+        for gpu in (name, *gpus):
             try:
                 spec = load_gpu(gpu)
             except FastroofError:
@@ -174,8 +174,8 @@ class StepSource:
         return load_model(name)
 
     def _engine(self, name: str) -> str:
-        given = self._spec.get("engine", name)
-        paths = [given] if isinstance(given, str) else given
+        engines = self._spec.get("engine", name)
+        paths = [engines] if isinstance(engines, str) else engines
         return next((path for path in paths if str(path).endswith(f"{name}.toml")), name)
 
     def _explained(self, plan: StepPlan, step: _Requests) -> LeadingStep:
@@ -254,8 +254,8 @@ def _decodes(batch: int, kv_len: int) -> _Requests:
 
 def _prompts(name: str, decodes: list[tuple[int, int]], tokens: int, prompt: int, cached: int) -> _Requests:
     """Return prompt tokens as whole prompts, and the rest as one chunk half-way through its prompt."""
-    whole, rest = divmod(tokens, prompt)
-    chunks = [(prompt, cached)] * whole
+    prompts, rest = divmod(tokens, prompt)
+    chunks = [(prompt, cached)] * prompts
     if rest:
         chunks.append((rest, cached + (prompt - rest) // 2))
     words = f"{tokens:,} prompt tokens"

@@ -161,8 +161,8 @@ def _equal_steps(
 
     def run(part: slice) -> int:
         if native is not None:
-            whole = part.stop - part.start == len(flat)
-            return loop(*native, flat) if whole else loop(*[a[part] for a in native], flat[part])
+            is_all = part.stop - part.start == len(flat)
+            return loop(*native, flat) if is_all else loop(*[a[part] for a in native], flat[part])
         code = 0
         for where, converted in chunks(arrays, part):
             code |= loop(*converted, flat[where])
@@ -236,8 +236,8 @@ def one_step_us(plan: PlanArena, new_tokens: Any, context_len: Any) -> float:
     native = as_loops_read([new, context], new.shape)
     if native is not None and new.ndim == 1:
         out = np.empty(1)
-        whole = np.array([0, len(new)])
-        if not ragged_steps.ragged_steps_us(plan.arena, native[0], native[1], whole, out):
+        offsets = np.array([0, len(new)])
+        if not ragged_steps.ragged_steps_us(plan.arena, native[0], native[1], offsets, out):
             return float(out[0])
     return float(step_us(plan, StepBatch(new, context, np.array([0, new.size])), 1)[0])
 

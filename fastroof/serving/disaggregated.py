@@ -293,7 +293,7 @@ def estimate_disaggregated(
     workers = Workers.of(prefill_plan, decode_plan, speculation)
     check_errors(with_error, workers.decode_loops.tokens)
     options = workers.options(link_bytes_per_s, prefill_engine, decode_engine)
-    given = {
+    inputs = {
         "isl": isl,
         "osl": osl,
         "concurrency": concurrency,
@@ -301,7 +301,7 @@ def estimate_disaggregated(
         "decode_workers": decode_workers,
         "max_batched_tokens": prefill_engine.max_batched_tokens,
     }
-    shape, arrays = broadcast(given)
+    shape, arrays = broadcast(inputs)
     scenarios = np.array(arrays)
     if len(arrays[0]) and scenarios[3:5].max() > MOST_WORKERS:
         raise BatchError(
@@ -317,7 +317,7 @@ def estimate_disaggregated(
         workers.prefill_loops.arena, workers.decode_loops.arena, scenarios, options, out
     )
     if code:
-        _refuse(workers, options, dict(zip(given, arrays, strict=True)), code, position, needed)
+        _refuse(workers, options, dict(zip(inputs, arrays, strict=True)), code, position, needed)
     tpot_ms = out[loops.TPOT_US] / US_PER_MS
     rows = [
         out[loops.TTFT_US] / US_PER_MS,
@@ -361,12 +361,12 @@ def _refuse(
             "one token leaves nothing to hand over to a decode worker"
         )
     if code in (CODE_KV, loops.CODE_DECODE_SEQS):
-        known = CODE_SEQS if code == loops.CODE_DECODE_SEQS else code
+        shared_code = CODE_SEQS if code == loops.CODE_DECODE_SEQS else code
         room = options.decode_kv_tokens
-        raise_scenario(workers.decode, scenarios, known, position, needed, room, "the decode plan")
-    known = CODE_KV if code == loops.CODE_PREFILL_KV else code
+        raise_scenario(workers.decode, scenarios, shared_code, position, needed, room, "the decode plan")
+    shared_code = CODE_KV if code == loops.CODE_PREFILL_KV else code
     room = options.prefill_kv_tokens
-    raise_scenario(workers.prefill, scenarios, known, position, needed, room, "the prefill plan")
+    raise_scenario(workers.prefill, scenarios, shared_code, position, needed, room, "the prefill plan")
 
 
 def match_workers(

@@ -87,8 +87,8 @@ class _Question:
 
     def limits(self, plan: StepPlan) -> tuple[int, int, int]:
         """Return the longest length, the requests and the tokens of a step: as asked, or by default."""
-        own = self.engine.on(plan.gpu).scheduling
-        tokens, seqs, _ = own.step_limits(self.max_num_batched_tokens, self.max_num_seqs)
+        defaults = self.engine.on(plan.gpu).scheduling
+        tokens, seqs, _ = defaults.step_limits(self.max_num_batched_tokens, self.max_num_seqs)
         return self.max_model_len or plan.model.max_position, seqs, tokens
 
     def start(self, plan: StepPlan) -> StartQuestion:
@@ -210,12 +210,12 @@ def fit(
     if tpot_ms is None and not (kv_len is None and batch_size is None):
         raise BatchError("kv_len and batch_size need tpot_ms, the maximum time of a decode step in ms")
     free_bytes = None if free_gib is None else round(free_gib * GIB)
-    asked = _Question(
+    arguments = _Question(
         spec, gpu, profile, plan_options, max_model_len, max_num_seqs, max_num_batched_tokens,
         prefix_caching, num_draft_tokens, draft, free_bytes, version_named(engine),
     )  # fmt: skip
-    given = model if isinstance(model, str | Path) else spec.name
-    answer = replace(_answer(asked, given), room_errors=room_errors_of(engine))
+    model_name = model if isinstance(model, str | Path) else spec.name
+    answer = replace(_answer(arguments, model_name), room_errors=room_errors_of(engine))
     if tpot_ms is None:
         return answer
     limit_ms = checked_tpot_ms(tpot_ms)
@@ -223,19 +223,19 @@ def fit(
         raise BatchError("tpot_ms does not go with num_draft_tokens; fastroof.serving.estimate times drafts")
     largest: tuple[LargestSize, ...] = ()
     if answer.starts:
-        plan = asked.timed_plan(tables, answer.max_num_seqs, answer.max_num_batched_tokens)
+        plan = arguments.timed_plan(tables, answer.max_num_seqs, answer.max_num_batched_tokens)
         limits = Limits(plan, answer.memory, answer.max_model_len, limit_ms)
         largest = tuple(largest_sizes(limits, kv_len, batch_size))
     return replace(answer, tpot_ms=limit_ms, largest=largest)
 
 
-def _answer(asked: _Question, given: str | Path) -> Fit:
-    plan = asked.plan()
-    question = asked.start(plan)
+def _answer(args: _Question, model: str | Path) -> Fit:
+    plan = args.plan()
+    question = args.start(plan)
     found = refusals(plan, question)
     starts = all(one.is_warning for one in found)
     memory = question.memory(plan)
-    limits = asked.limits(plan)
+    limits = args.limits(plan)
     context, seqs, tokens = limits
     longest = 0
     if memory.parts:
@@ -249,10 +249,10 @@ def _answer(asked: _Question, given: str | Path) -> Fit:
     most = most_that_start(lambda n: question.memory(plan, n), _most_seqs(plan, tokens), needed)
     fits = memory.parts > 0
     running = int(min(seqs, memory.max_sequences(context))) if fits else 0
-    commands = engine_commands(plan.profile.engine, plan.profile.versions, asked.version)
+    commands = engine_commands(plan.profile.engine, plan.profile.versions, args.version)
     command = None
     if commands is not None:
-        command = commands.server(_settings(plan, given, asked, limits, max(running, 1)))
+        command = commands.server(_settings(plan, model, args, limits, max(running, 1)))
     layout = plan.layout
     return Fit(
         model=plan.model.name,
@@ -268,7 +268,7 @@ def _answer(asked: _Question, given: str | Path) -> Fit:
         kv_dtype=plan.kv_dtype,
         starts=starts,
         refusals=found,
-        changes=() if starts else tuple(_changes(asked, plan, question, limits)),
+        changes=() if starts else tuple(_changes(args, plan, question, limits)),
         memory=memory,
         max_model_len=context,
         max_num_seqs=seqs,
@@ -287,12 +287,12 @@ def _answer(asked: _Question, given: str | Path) -> Fit:
 
 
 def _settings(
-    plan: StepPlan, given: str | Path, asked: _Question, limits: tuple[int, int, int], running: int
+    plan: StepPlan, model: str | Path, args: _Question, limits: tuple[int, int, int], running: int
 ) -> LaunchSettings:
-    checkpoint = published_checkpoint(given, plan.dtype)
+    checkpoint = published_checkpoint(model, plan.dtype)
     context, seqs, tokens = limits
     memory, layout = plan.profile.memory, plan.layout
-    draft = asked.draft.model.name if isinstance(asked.draft, StepPlan) else asked.draft or ""
+    draft = args.draft.model.name if isinstance(args.draft, StepPlan) else args.draft or ""
     return LaunchSettings(
         model=served_name(checkpoint.name),
         tp=layout.tp,
@@ -309,17 +309,17 @@ def _settings(
         kv_dtype=plan.kv_dtype,
         checkpoint_dtype=checkpoint.dtype,
         checkpoint_kv_dtype=checkpoint.kv_dtype,
-        num_draft_tokens=asked.num_draft_tokens,
+        num_draft_tokens=args.num_draft_tokens,
         draft=draft,
         balance_steps=plan.profile.data_parallel.balance_steps,
         pauses=plan.profile.scheduling.pauses_on,
         kv_cache_bytes=round(memory.cache_gib * GIB),
-        **lora_settings(asked.options.get("lora"), plan.profile.lora, plan.engine, plan.model.linear_roles),
+        **lora_settings(args.options.get("lora"), plan.profile.lora, plan.engine, plan.model.linear_roles),
     )
 
 
 def _changes(
-    asked: _Question, plan: StepPlan, question: StartQuestion, limits: tuple[int, int, int]
+    arguments: _Question, plan: StepPlan, question: StartQuestion, limits: tuple[int, int, int]
 ) -> Iterator[Change]:
     """Yield changes with which the engine starts, the cheapest first."""
     memory, (context, seqs, tokens) = question.memory(plan), limits
@@ -336,7 +336,7 @@ def _changes(
         *([{name: value} for value in values] for name, values in wider.items()),
     ]
     for settings in tried:
-        yield from _first_that_starts(asked, settings, context)
+        yield from _first_that_starts(arguments, settings, context)
 
 
 def _most_seqs(plan: StepPlan, tokens: int) -> int:
@@ -369,17 +369,17 @@ def _smaller_limits(
         yield {"max_num_seqs": half, "max_model_len": longest(half)}
 
 
-def _first_that_starts(asked: _Question, tried: Iterable[dict[str, Any]], context: int) -> Iterator[Change]:
+def _first_that_starts(args: _Question, tried: Iterable[dict[str, Any]], context: int) -> Iterator[Change]:
     """Yield the first settings with which the engine starts, if any does."""
     for settings in tried:
-        own = {name: value for name, value in settings.items() if name in _LIMITS}
-        others = {name: value for name, value in settings.items() if name not in _LIMITS}
-        changed = replace(asked, options={**asked.options, **others}, **own)
+        limits = {name: value for name, value in settings.items() if name in _LIMITS}
+        options = {name: value for name, value in settings.items() if name not in _LIMITS}
+        changed = replace(args, options={**args.options, **options}, **limits)
         started = changed.start_or_none()
         if started is None:
             continue
         memory = started[1].memory(started[0])
-        longest = min(memory.largest_context(), asked.model.max_position)
+        longest = min(memory.largest_context(), args.model.max_position)
         length = min(settings.get("max_model_len", context), longest)
         yield Change(settings, longest, memory.max_concurrency(length))
         return

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from fastroof.arrays import Floats
 from fastroof.checks import shown
 from fastroof.compiled import serving
 from fastroof.compiled.serving_options import (
@@ -151,102 +152,9 @@ def estimate(
 
     Notes
     -----
-    A scenario has two kinds of steps. With c requests that fit (KV cache: ``max_kv_tokens / (isl + osl/2)``,
-    or + osl), a budget of B = max_batched_tokens - (c - 1) prompt tokens (whole prompts without chunking),
-    K = max(1, isl/B) steps per prompt, and w steps that a request waits before a step can take it (0 at the
-    end of a step, 1 at random moments, and 1 more with asynchronous scheduling)::
-
-        cycle      = w + K + osl - 1                               steps from one request to the next
-        arrivals   = (c - 1) / cycle                               other prompts that arrive in a step
-        mixed      = max(1 - exp(-arrivals K), arrivals isl/B)     share of steps that contain prompts
-        decodes    = 1 + (c - 1) (osl - 1) / cycle
-        prefill    = min(arrivals isl/mixed, B)                    tokens, in chunks of min(isl, B)
-        D, M       = step of the decodes at isl + osl/2; the same with the prompts, half-way through theirs
-        TPOT       = (1 - mixed) D + mixed M
-
-    The context grows by one token per step: attention is averaged over its ``osl - 1`` lengths (over their
-    share ``1/sqrt(decodes)`` if several requests make the mean), so that one client's TPOT is the mean of its
-    steps. If prompts would need more than the budget, every step is full and only M counts.
-
-    TTFT is w whole steps of any kind, a queue for the budget, and the prompt's own steps, together with the
-    prompts that arrived as the same step ended. The queue consists of prompts of k = isl/B steps each, served
-    at an even pace, ``k rho / 2 (1 - rho)`` (M/D/1); the longer clients wait, the less often they arrive::
-
-        wait = w TPOT;  queue = Q M with Q of rho = (c - 1) k / (cycle + Q)
-        own  = full chunks, and M of the last one with arrivals others
-
-    At random moments a request waits for the rest of the running step, which is more likely a long one, and
-    meets those that arrived in it::
-
-        wait = E[T^2] / 2 E[T];  queue = min(rho / (1 - rho), 1) mixed M/2, rho = arrivals isl/B
-        own  = full chunks, and M of the last one with arrivals E[T^2]/E[T]^2 others
-
-    With asynchronous scheduling a step is made ahead by then, for which requests wait too. Outside the
-    engine a request takes ``request + server + token_us isl`` of the profile's front end; clients whose
-    request is there do not load the engine, and an API server hands on one request per ``server``.
-
-    Clients that do not fit wait according to Little's law: clients are requests/s times
-    ``TTFT + TPOT (osl - 1)``. A simultaneous start of g groups of whole prompts has a mean TTFT of
-    ``M (g + 1)/2``, counted as one of ``requests_per_client``.
-
-    If prompts run first, decode steps contain all c, and every client's cycle is n = osl - 1 of them plus all
-    prompts. Let e be the share of the other requests that end in the same step as a request, g the prompts
-    that arrive together as a result, W their steps (full except the last), O the mean time until one ends::
-
-        e    = 1 without a spread: all clients, who started together, stay together ("waves")
-             = 1/osl with one, in the long run; after j requests erf(1/(4 s sqrt(j))), s steps the deviation
-        g    = 1 + (c - 1) e as requests see it;   O = C (g isl/B + 1)/2, C a full step
-        TTFT = wait + O,   TPOT = D + (W of all c - the part in TTFT)/n
-
-    Requests end with a decode step, and the next step has their prompts: they wait for nothing, or for
-    the already scheduled step (prompts of requests that ended one step earlier, or decodes). At random
-    moments they wait for the rest of the running step. With asynchronous scheduling the host launches prompts
-    while the step before them runs, so that a step of prompts takes at least the engine's floor less
-    ``(1 - e) D / (2 - exp(-C e))``: prompts of two decode steps in a row run in a row.
-
-    Prompts that wait up to N steps for others are joined by aN of them, with a the arrivals, and wait
-    ``N (1 + aN/2) / (1 + aN)`` steps on average; with prefill first those of N steps come together.
-
-    With ``prefill_schedule_interval`` N, steps with prompts are at least N apart, and later ones wait for a
-    request. Those that arrive within N steps wait for half of the others, and are computed together; all
-    others start at once. While requests wait for a place or the budget, the engine does not pause::
-
-        apart = N + exp(-a N) / (1 - exp(-a));   mixed = max(1/apart, arrivals isl/B)
-        wait  = (N/apart) ((N - 1)/2) D;   own with (N/apart) (N - 1) a more prompts
-
-    Requests that arrive during a prefill step come next, without a decode step between. A benchmark of
-    ``requests_per_client`` starts with e = 1, and then has the mean e of the others.
-
-    Ranks of attention data parallelism that step together (:func:`fastroof.plan.calls.rank_rules`) wait
-    for the slowest rank, while experts compute the tokens of all, or the engine's padded number. Each
-    of the n other ranks that have requests has prompts in a share s of its steps, as above but with all of
-    its clients; with E(t) the time of experts for t tokens, D, M and a prompt's own steps become::
-
-        L(T) = sum over m of Binomial(m; n, s) max(T + E(t(m)) - E(dp own), M + E(t(m)) - E(dp fullest))
-
-    D and M count all ranks alike: T is a rank's step of ``own`` tokens by itself, t(m) the tokens of
-    all ranks if m others have prompts, and the second term applies for m > 0. ``decode_step_us`` and
-    ``mixed_step_us`` are then steps without and with a prompt of any rank, and ``mixed_share`` is that of all
-    steps; if prompts run first, ``mixed_share`` is the rank's own, and clients who continue together do
-    so on all ranks. Prompts that wait for those of other ranks (TensorRT-LLM's balance) are assumed to start
-    on all of them in one step, and their wait is not in TTFT; with fewer clients than ranks they start at
-    once. Other ranks of dense models are replicas.
-
-    With speculation a decode has q tokens per step, 1 and its drafts, and produces a of them: outputs take
-    ``max((osl - 1)/a, 1)`` steps, which replaces osl - 1 above, decodes count q times in B, D and M are
-    verifications (:meth:`fastroof.StepPlan.verify_us`) plus drafting, and TPOT is the step over a.
-    A draft processes prompts too, has its target's engine costs, and its weights and KV cache leave
-    less room. The slots of draft tokens, a few per request, are not counted.
-
-    Prompt tokens in the prefix cache are not computed, except the last one. They are attended to, and take KV
-    cache for each request as if no other shared them: the capacity is a lower bound if all share
-    one prefix.
-
-    Compared with simulated closed loops, lengths spread by 20 %, the median error of TTFT is 1 % (within 5 %
-    in four of five scenarios), of TPOT 0.2 %; whole prompts almost as long as the budget queue longer. At
-    random moments TPOT and throughput are within 5 %, TTFT within 25 % below a load rho of 0.8. Not modelled:
-    preemption with kv_reservation ``mean`` (TPOT up to 30 % too low where long outputs overflow the KV
-    cache), and waves of requests of equal lengths that stay together under a mixed schedule.
+    The closed form is derived in serving/README.md, with its limits. Not modelled: preemption with
+    kv_reservation ``mean`` (TPOT up to 30 % too low where long outputs overflow the KV cache), and waves of
+    requests of equal lengths that stay together under a mixed schedule.
 
     Examples
     --------
@@ -269,15 +177,15 @@ def estimate(
     spread = at_least("length_spread", length_spread, 0)
     if spread >= 1.0:
         raise BatchError(f"length_spread must be below 1, got {shown(length_spread)}")
-    given = {
+    inputs = {
         "isl": isl,
         "osl": osl,
         "concurrency": concurrency,
         "max_batched_tokens": engine.max_batched_tokens,
         **prefix_options(prefix_hit, prefix_len),
     }
-    shape, arrays = broadcast(given)
-    scenarios = dict(zip(given, arrays, strict=True))
+    shape, arrays = broadcast(inputs)
+    scenarios = dict(zip(inputs, arrays, strict=True))
     new = new_tokens(scenarios)
     target = speculated(plan, speculation)
     check_errors(with_error, target.tokens)
@@ -329,32 +237,9 @@ def estimate(
     )
     if code:
         raise_scenario(plan, scenarios, code, position, needed, room, asked_seqs=engine.asked_seqs)
-    tpot_ms = out[TPOT_US] / US_PER_MS
-    rows = [
-        out[TTFT_US] / US_PER_MS,
-        tpot_ms,
-        tpot_ms.copy(),
-        out[REQUEST_US] / US_PER_MS,
-        out[TOKENS_PER_US] * (US_PER_S * flight / plan.layout.world_size) * busy,
-        out[WAIT_US] / US_PER_MS,
-        out[EFFECTIVE_CONCURRENCY] * flight * busy,
-        out[DECODE_STEP_US],
-        out[MIXED_STEP_US],
-        out[MIXED_SHARE],
-        out[DECODES],
-        out[PREFILL_TOKENS],
-        out[PROMPTS],
-        out[KV_LEN],
-    ]
+    rows = _rows(plan, out, flight, busy)
     if with_error:
-        sizes = (out[DECODES], out[KV_LEN], out[DECODE_STEP_US])
-        rows.append(decode_errors(plan, *sizes))
-        known = plan.profile.errors
-        if known.tpot or known.ttft:
-            # a step of several stages is a part of the time between tokens
-            tpot = stated_error(plan, np.maximum(out[DECODE_STEP_US], out[TPOT_US]))
-            rows.append(np.fmax(tpot, rows[-1]) if plan.is_beyond_evidence else tpot)
-            rows.append(np.where(out[WAIT_US] > 0.0, np.nan, known.ttft or np.nan))
+        rows += _error_rows(plan, out)
     # the last rows exist only with with_error
     names = [column.name for column in ServingEstimate.arrow_columns]
     values = dict(zip(names, field_values(rows, shape), strict=False))
@@ -367,3 +252,31 @@ def estimate(
         values["joules_per_token"] = field_values([joules], shape)[0]
         values["joules_relative_error"] = energy_error(values.get("tpot_relative_error"), shape)
     return ServingEstimate(**values, made_from=made_from(plan, speculation))
+
+
+def _rows(plan: StepPlan, out: Floats, flight: float, busy: Any) -> list[Floats]:
+    """Return the columns of an estimate from the rows of the loop's answer."""
+    tpot_ms = out[TPOT_US] / US_PER_MS
+    return [
+        out[TTFT_US] / US_PER_MS,
+        tpot_ms,
+        tpot_ms.copy(),
+        out[REQUEST_US] / US_PER_MS,
+        out[TOKENS_PER_US] * (US_PER_S * flight / plan.layout.world_size) * busy,
+        out[WAIT_US] / US_PER_MS,
+        out[EFFECTIVE_CONCURRENCY] * flight * busy,
+        *(out[row] for row in (DECODE_STEP_US, MIXED_STEP_US, MIXED_SHARE)),
+        *(out[row] for row in (DECODES, PREFILL_TOKENS, PROMPTS, KV_LEN)),
+    ]
+
+
+def _error_rows(plan: StepPlan, out: Floats) -> list[Floats]:
+    """Return the errors of decode steps and, if the profile states them, of TPOT and TTFT."""
+    decode = decode_errors(plan, out[DECODES], out[KV_LEN], out[DECODE_STEP_US])
+    known = plan.profile.errors
+    if not (known.tpot or known.ttft):
+        return [decode]
+    # a step of several stages is a part of the time between tokens
+    tpot = stated_error(plan, np.maximum(out[DECODE_STEP_US], out[TPOT_US]))
+    tpot = np.fmax(tpot, decode) if plan.is_beyond_evidence else tpot
+    return [decode, tpot, np.where(out[WAIT_US] > 0.0, np.nan, known.ttft or np.nan)]

@@ -24,11 +24,11 @@ class LargestSize(NamedTuple):
 
     Attributes
     ----------
-    asked : str
+    given : str
         ``kv_len``: the largest batch of that context; ``batch_size``: the longest context of that batch.
     batch_size, kv_len : int
         Requests of a step, of each rank and pipeline stage, and tokens that each attends to. The one that was
-        not asked for is 0 if no size is within the limits.
+        not given is 0 if no size is within the limits.
     step_ms : float or None
         Time of the step, ms.
     tokens_per_s_per_gpu : float or None
@@ -40,7 +40,7 @@ class LargestSize(NamedTuple):
         ``max_model_len``.
     """
 
-    asked: str
+    given: str
     batch_size: int
     kv_len: int
     step_ms: float | None
@@ -87,15 +87,15 @@ class Limits(NamedTuple):
         limit = "memory" if held < self.max_model_len else "max_model_len"
         return self._row("batch_size", batch, found, limit if found == most else "tpot")
 
-    def _row(self, asked: str, batch: int, kv_len: int, limited_by: str) -> LargestSize:
+    def _row(self, given: str, batch: int, kv_len: int, limited_by: str) -> LargestSize:
         if not (batch and kv_len):
-            return LargestSize(asked, batch, kv_len, None, None, None, limited_by)
+            return LargestSize(given, batch, kv_len, None, None, None, limited_by)
         plan = self.plan
         # with a batch in each stage, as fast as the slowest
         tokens_per_s = batch * plan.batches_in_flight / plan.bottleneck.decode_us(batch, kv_len) * US_PER_S
         held = batch * plan.layout.pp * self.memory.parts_per_request(kv_len)
         return LargestSize(
-            asked,
+            given,
             batch,
             kv_len,
             plan.decode_us(batch, kv_len) / US_PER_MS,

@@ -102,10 +102,10 @@ def field_values(rows: list[Floats], shape: tuple[int, ...]) -> list[Any]:
 
 def decode_errors(plan: StepPlan, decodes: Floats, kv_len: Floats, step_us: Floats) -> Floats:
     """Return the relative standard error of mean decode steps at the nearest sizes; nan without a step."""
-    there = step_us > 0.0
+    has_step = step_us > 0.0
     errors = np.full(step_us.shape, np.nan)
-    sizes = (np.maximum(decodes[there], 1.0), kv_len[there])
-    errors[there] = plan.decode_error(*(np.rint(size).astype(np.int64) for size in sizes))
+    sizes = (np.maximum(decodes[has_step], 1.0), kv_len[has_step])
+    errors[has_step] = plan.decode_error(*(np.rint(size).astype(np.int64) for size in sizes))
     return errors
 
 
@@ -153,14 +153,14 @@ def checked_interval(
     value: int | None, plan: StepPlan, engine: EngineLimits, new: Floats, budgets: Floats
 ) -> int:
     """Return ``prefill_schedule_interval`` where the closed form holds; 1 lets prompts join any step."""
-    own, name = plan.profile.scheduling, "prefill_schedule_interval"
-    if own.prefill_decode_interval or own.min_free_slots_delay > 1:
+    scheduling, name = plan.profile.scheduling, "prefill_schedule_interval"
+    if scheduling.prefill_decode_interval or scheduling.min_free_slots_delay > 1:
         raise BatchError(
             f"prefill_decode_interval and min_free_slots_delay of {plan.engine} are not estimated; simulate "
             "a trace instead"
         )
-    given = own.prefill_schedule_interval if value is None else value
-    interval = whole_number(name, given, most=MOST, error=BatchError)
+    chosen = scheduling.prefill_schedule_interval if value is None else value
+    interval = whole_number(name, chosen, most=MOST, error=BatchError)
     shares_experts = bool(rank_rules(plan).in_lockstep)
     plan.profile.refuse_pauses({name: interval}, shares_experts, BatchError)
     why = ""
@@ -213,8 +213,8 @@ def raise_scenario(
         )
     if code == CODE_KV:
         room = int(min(max_kv_tokens, MAX_KV_LEN))
-        own = plan.profile.scheduling.max_num_seqs
-        seqs = int(min(own, own if asked_seqs is None else asked_seqs))
+        most = plan.profile.scheduling.max_num_seqs
+        seqs = int(min(most, most if asked_seqs is None else asked_seqs))
         remedy = what_makes_room(plan, seqs, min(math.ceil(one["isl"] + one["osl"]), MAX_KV_LEN))
         raise PlanRangeError(
             f"{where} does not fit: one request needs {math.ceil(needed)} tokens of KV cache, {whose} has "

@@ -232,11 +232,11 @@ def draft_of(plan: StepPlan, draft: StepPlan | str | None) -> tuple[StepPlan | N
         return draft, draft.memory.weight_bytes
     if draft != MTP:
         return None, 0
-    own = mtp_draft(plan)
-    (group,) = own.model.layers
-    two = replace(own, model=replace(own.model, layers=(replace(group, count=2),)))
+    mtp = mtp_draft(plan)
+    (group,) = mtp.model.layers
+    two = replace(mtp, model=replace(mtp.model, layers=(replace(group, count=2),)))
     # embedding and LM head are shared with the model
-    return own, two.memory.weight_bytes - own.memory.weight_bytes
+    return mtp, two.memory.weight_bytes - mtp.memory.weight_bytes
 
 
 def drafts_of(draft: StepPlan | None, weight_bytes: int, tokens: int) -> Drafts:

@@ -132,9 +132,9 @@ class AutoscaledSimulation(Simulation):
     def _numbers(self) -> tuple[Floats, Any, Any, Any]:
         """Times of changes, us, and the replicas that start, serve and drain from then on."""
         _, ordered, ready, drained, stopped = self._lives.T
-        served = np.minimum(np.minimum(ready, drained), stopped)
+        starts = np.minimum(np.minimum(ready, drained), stopped)
         drains = np.minimum(drained, stopped)
-        edges = np.concatenate([ordered, served, drains, stopped])
+        edges = np.concatenate([ordered, starts, drains, stopped])
         times_us, place = np.unique(edges, return_inverse=True)
         ordered_at, served_at, drains_at, stopped_at = place.reshape(4, -1)
 

@@ -119,8 +119,8 @@ class Autoscaler:
         one_of("metric", self.metric, METRICS, SimulationError)
         self._number("target", LEAST_TARGET, MOST_TARGET)
         for name in ("max_replicas", "min_replicas"):
-            whole = whole_number(name, getattr(self, name), 1, MOST_REPLICAS, SimulationError)
-            object.__setattr__(self, name, whole)
+            number = whole_number(name, getattr(self, name), 1, MOST_REPLICAS, SimulationError)
+            object.__setattr__(self, name, number)
         if self.min_replicas > self.max_replicas:
             raise SimulationError(
                 f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}"
@@ -138,10 +138,10 @@ class Autoscaler:
             )
 
     def _number(self, name: str, least: float, most: float) -> None:
-        given = getattr(self, name)
-        if not is_number(given) or not least <= given <= most:
-            raise SimulationError(f"{name} must be a number from {least:g} to {most:g}, got {shown(given)}")
-        object.__setattr__(self, name, float(given))
+        value = getattr(self, name)
+        if not is_number(value) or not least <= value <= most:
+            raise SimulationError(f"{name} must be a number from {least:g} to {most:g}, got {shown(value)}")
+        object.__setattr__(self, name, float(value))
 
     @property
     def _lookback(self) -> int:
@@ -227,9 +227,9 @@ def run_autoscaled(
             f"{autoscaler.interval_s:g}; at most {loops.MOST_CHECKS:,}"
         )
 
-    def run(arrived: Trace, own: EngineSettings) -> Outcomes:
+    def run(arrived: Trace, engine: EngineSettings) -> Outcomes:
         turns = turns_of(trace, arrived)
-        return _run(plan, arrived, turns, own, autoscaler, first, routing, time_scale, seed, prefix_cache)
+        return _run(plan, arrived, turns, engine, autoscaler, first, routing, time_scale, seed, prefix_cache)
 
     servers = autoscaler.max_replicas * plan.layout.dp
     return run_behind(plan.profile.front_end, trace, settings, servers, run)
@@ -249,24 +249,24 @@ def _run(
 ) -> Outcomes:
     """Serve a trace by the schedulers' own clock."""
     rejected = too_long(trace, settings)
-    some = bool(rejected.any())
+    any_rejected = bool(rejected.any())
     options = options_of(settings, trace, time_scale, prefix_cache)
     rules, longest = rank_rules(plan), int(trace.output_tokens.max())
     most, lives = autoscaler.max_replicas, FIRST_LIVES + first
     while True:
-        requests = requests_of(trace, settings, ~rejected if some else None, prefix_cache)
+        requests = requests_of(trace, settings, ~rejected if any_rejected else None, prefix_cache)
         count = len(requests.arrival_us)
         start_us = float(requests.arrival_us.min(initial=math.inf)) if count else 0.0
         scaler = autoscaler.scaler(first, most * rules.ranks, start_us, lives)
         drawn = np.random.default_rng(seed).integers(0, scaler.rule.drawn_from, (2, count), np.int32)
         fleet = new_fleet(routing, settings, requests, longest, most, rules, drawn, turns[~rejected])
         served, record, replica_of = new_served(settings, count), new_record(), np.zeros(count, np.int32)
-        given = fleet, scaler, requests, served, record, replica_of
+        arguments = fleet, scaler, requests, served, record, replica_of
         if count and (trace.is_closed or trace.has_parents):
             clients = trace.clients or 0
-            code = autoscaled_feedback_run(plan.arena, options._replace(clients=0), *given, clients)
+            code = autoscaled_feedback_run(plan.arena, options._replace(clients=0), *arguments, clients)
         else:
-            code = autoscaled_run(plan.arena, options, *given)
+            code = autoscaled_run(plan.arena, options, *arguments)
         if code != loops.CODE_FULL:
             break
         lives *= 4
@@ -280,4 +280,4 @@ def _run(
     found = requests.rows[:-1, FOUND].copy() if prefix_cache == LRU else None
     outcomes = fleet_outcomes(requests, served, replica_of, record, counters, found)
     outcomes = outcomes._replace(lives=scaler.lives[: scaler.counts[loops.LIVES]].copy())
-    return with_rejected(outcomes, trace, rejected) if some else outcomes
+    return with_rejected(outcomes, trace, rejected) if any_rejected else outcomes

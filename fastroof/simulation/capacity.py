@@ -21,7 +21,7 @@ from fastroof.simulation.capacity_search import (
     CapacitySearch,
     FoundRate,
     Limits,
-    Seen,
+    Measurement,
     parsed_limits,
 )
 from fastroof.simulation.engine import refuse_too_long
@@ -76,7 +76,7 @@ class Capacity:
         them do not count.
     simulations : int
         Number of simulations.
-    seen : dict of float to Seen
+    seen : dict of float to Measurement
         Measurements by rate; ``inf`` is all requests at once.
     limits : Limits
         The limits.
@@ -97,7 +97,7 @@ class Capacity:
     requests: int
     counted: int
     simulations: int
-    seen: dict[float, Seen] = field(repr=False)
+    seen: dict[float, Measurement] = field(repr=False)
     limits: Limits = field(repr=False)
     requests_per_session: float | None = None
 
@@ -115,7 +115,7 @@ class Capacity:
         return self._at_rate.in_system / self.requests_per_session if self._at_rate else None
 
     @property
-    def _at_rate(self) -> Seen | None:
+    def _at_rate(self) -> Measurement | None:
         return self.seen.get(math.inf if self.limit == "none" else self.requests_per_s)
 
     @property
@@ -126,7 +126,7 @@ class Capacity:
     @property
     def at_capacity(self) -> dict[str, float]:
         """The limited percentiles at this rate, ms, by limit; empty if the rate is 0."""
-        return self.limits.named(self._at_rate)
+        return self.limits.by_name(self._at_rate)
 
     @property
     def simulated(self) -> pa.Table:
@@ -136,13 +136,13 @@ class Capacity:
         rows = [
             {
                 "requests_per_s": per_s,
-                "holds": self.limits.holds(seen),
-                "served_per_s": seen.served_per_s,
-                "growth": seen.growth,
-                "goodput": seen.goodput,
-                **self.limits.named(seen),
+                "holds": self.limits.holds(measured),
+                "served_per_s": measured.served_per_s,
+                "growth": measured.growth,
+                "goodput": measured.goodput,
+                **self.limits.by_name(measured),
             }
-            for per_s, seen in sorted(self.seen.items())
+            for per_s, measured in sorted(self.seen.items())
         ]
         return pa.Table.from_pylist(rows)
 
@@ -357,10 +357,10 @@ def capacity(
 
 def _step_error(plan: StepPlan, search: CapacitySearch, found: FoundRate) -> StepError:
     """Return the error of steps at capacity."""
-    trace, seen = search.trace, search.seen_at(found)
+    trace, measured = search.trace, search.measured_at(found)
     outputs = trace.output_tokens.astype(float)
     kv_len = float((outputs * (trace.input_tokens + outputs / 2.0)).sum() / outputs.sum())
-    return step_error(plan, seen.decodes, kv_len)
+    return step_error(plan, measured.decodes, kv_len)
 
 
 def _of_draws(rates: list[float]) -> float | None:

@@ -35,21 +35,21 @@ LEAST_TURNOVERS: Final = 8.0
 """Sessions that count for each open one, at least: a quarter as many start before them."""
 
 
-def given_run(given: Trace | Workload, rate: float | None = None) -> Run:
+def given_run(traffic: Trace | Workload, rate: float | None = None) -> Run:
     """Return the requests given, all of which count: a trace, or a workload at a rate, by default its own."""
-    if not isinstance(given, Trace | Workload):
+    if not isinstance(traffic, Trace | Workload):
         raise SimulationError(
-            f"requests must be a Trace or a Workload, got {type(given).__name__}; load_trace makes a Trace"
+            f"requests must be a Trace or a Workload, got {type(traffic).__name__}; load_trace makes a Trace"
         )
-    return drawn_run(given, rate)
+    return drawn_run(traffic, rate)
 
 
-def run_of(given: Trace | Workload, requests: int, rate: float | None = None) -> Run:
+def run_of(traffic: Trace | Workload, requests: int, rate: float | None = None) -> Run:
     """Return a run of a trace, or of a workload at a rate; as given where it would last too long."""
     try:
-        return steady_run(given, requests, rate)
+        return steady_run(traffic, requests, rate)
     except TraceError:
-        return drawn_run(given, rate)
+        return drawn_run(traffic, rate)
 
 
 class Searched(NamedTuple):
@@ -63,7 +63,7 @@ class Searched(NamedTuple):
     def in_system(self) -> float:
         """Requests in the system at the rate, or of open sessions."""
         if self.search.run.session is None:
-            return self.search.seen_at(self.found).in_system
+            return self.search.measured_at(self.found).in_system
         return self.search.open_requests(self.found)
 
 
@@ -77,7 +77,7 @@ def longer(
     """Search in a run that is long enough for a steady state, and then in one for the tolerance."""
 
     def most(done: Searched) -> int:
-        decodes = done.search.seen_at(done.found).decodes
+        decodes = done.search.measured_at(done.found).decodes
         return affordable_requests(done.search.run, decodes, max_num_batched_tokens)
 
     def searched(requests: int, near: float | None = None) -> Searched:

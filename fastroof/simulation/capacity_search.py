@@ -41,12 +41,12 @@ class PercentileLimit(NamedTuple):
     """A percentile and its maximum."""
 
     name: str
-    of: str
+    metric: str
     percent: float
     most_ms: float
 
 
-class Seen(NamedTuple):
+class Measurement(NamedTuple):
     """The measurements of a simulation that limits apply to."""
 
     values_ms: tuple[float, ...]
@@ -72,7 +72,7 @@ class Limits(NamedTuple):
             of_request={name: most_ms * factor for name, most_ms in self.of_request.items()},
         )
 
-    def seen(self, trace: Trace, outcomes: Outcomes, counted: slice | Longs | None = None) -> Seen:
+    def measure(self, trace: Trace, outcomes: Outcomes, counted: slice | Longs | None = None) -> Measurement:
         """Measure a simulation as far as the limits need; percentiles of gaps are over all requests."""
         span = slice(0, len(trace)) if counted is None else counted
         times = RequestTimes.of(trace, outcomes).of_places(span)
@@ -86,17 +86,17 @@ class Limits(NamedTuple):
         decodes = (int(trace.output_tokens.sum()) - len(trace)) / steps
         e2e_ms = times.e2e_ms[finished]
         in_system = served_per_s * float(e2e_ms.mean()) * US_PER_MS / US_PER_S if len(e2e_ms) else 0.0
-        return Seen(values, self.goodput_of(times), growth, served_per_s, decodes, in_system)
+        return Measurement(values, self.goodput_of(times), growth, served_per_s, decodes, in_system)
 
-    def seen_in(self, run: Run, outcomes: Outcomes) -> Seen:
+    def measure_run(self, run: Run, outcomes: Outcomes) -> Measurement:
         """Measure the requests of a run that count; those of all open sessions are in the system."""
-        seen = self.seen(run.trace, outcomes, run.places(outcomes))
-        return seen if run.session is None else seen._replace(in_system=run.open_requests(outcomes))
+        measured = self.measure(run.trace, outcomes, run.places(outcomes))
+        return measured if run.session is None else measured._replace(in_system=run.open_requests(outcomes))
 
-    def named(self, seen: Seen | None) -> dict[str, float]:
+    def by_name(self, measured: Measurement | None) -> dict[str, float]:
         """Return the measured percentiles, ms, by limit; empty without a measurement."""
         names = (limit.name for limit in self.percentiles)
-        return {} if seen is None else dict(zip(names, seen.values_ms, strict=True))
+        return {} if measured is None else dict(zip(names, measured.values_ms, strict=True))
 
     def goodput_of(self, times: RequestTimes) -> float:
         """Return the share of requests within the limits of each request; 1 without any."""
@@ -108,43 +108,43 @@ class Limits(NamedTuple):
             missed = 1.0 - self.goodput_of(times)
             return math.log(missed / (1.0 - self.goodput)) if missed and self.goodput < 1.0 else math.nan
         for limit in self.percentiles:
-            if limit.name == name and limit.of != "itl_ms":
-                value = times.percentile(limit.of, limit.percent)
+            if limit.name == name and limit.metric != "itl_ms":
+                value = times.percentile(limit.metric, limit.percent)
                 return math.log(value / limit.most_ms) if 0.0 < value < math.inf else math.nan
         return math.nan
 
-    def keeps(self, seen: Seen) -> bool:
+    def keeps(self, measured: Measurement) -> bool:
         """Whether all limits on times hold, whatever the throughput."""
         # nan: no request has such a time, and so none breaks the limit
-        return seen.goodput >= self.goodput and not any(
-            value > limit.most_ms for value, limit in zip(seen.values_ms, self.percentiles, strict=True)
+        return measured.goodput >= self.goodput and not any(
+            value > limit.most_ms for value, limit in zip(measured.values_ms, self.percentiles, strict=True)
         )
 
-    def holds(self, seen: Seen) -> bool:
+    def holds(self, measured: Measurement) -> bool:
         """Whether all limits hold and the queue does not grow."""
-        return seen.growth <= self.growth and self.keeps(seen)
+        return measured.growth <= self.growth and self.keeps(measured)
 
-    def excess(self, seen: Seen) -> float:
+    def excess(self, measured: Measurement) -> float:
         """Return the log excess of the worst limit, below 0 if all hold; nan if unknown."""
         over = [
             math.log(value / limit.most_ms)
-            for value, limit in zip(seen.values_ms, self.percentiles, strict=True)
+            for value, limit in zip(measured.values_ms, self.percentiles, strict=True)
             if 0.0 < value < math.inf
         ]
-        is_kept = self.holds(seen)
+        all_hold = self.holds(measured)
         worst = max(over, default=math.nan)
-        return worst if (worst <= 0.0) == is_kept else math.nan
+        return worst if (worst <= 0.0) == all_hold else math.nan
 
-    def binding(self, seen: Seen) -> str:
+    def binding(self, measured: Measurement) -> str:
         """Return the name of the limit that is exceeded most; ``throughput`` if no other is."""
         over = {
             limit.name: value / limit.most_ms
-            for value, limit in zip(seen.values_ms, self.percentiles, strict=True)
+            for value, limit in zip(measured.values_ms, self.percentiles, strict=True)
             if value > limit.most_ms
         }
         if over:
             return max(over, key=lambda name: over[name])
-        return GOODPUT if seen.goodput < self.goodput else THROUGHPUT
+        return GOODPUT if measured.goodput < self.goodput else THROUGHPUT
 
 
 def _served_per_s(outcomes: Outcomes, span: slice | Longs) -> float:
@@ -157,10 +157,10 @@ def _served_per_s(outcomes: Outcomes, span: slice | Longs) -> float:
     return len(last_us) / whole_us * US_PER_S
 
 
-def parsed_limits(given: Mapping[str, Any], goodput: float | None, growth: float) -> Limits:
+def parsed_limits(limits: Mapping[str, Any], goodput: float | None, growth: float) -> Limits:
     """Parse limits given by name; None means no limit."""
     percentiles, of_request = [], {}
-    for name, value in given.items():
+    for name, value in limits.items():
         if value is None:
             continue
         match = _NAME.fullmatch(name)
@@ -189,9 +189,9 @@ def parsed_limits(given: Mapping[str, Any], goodput: float | None, growth: float
 
 
 def _percentile_ms(limit: PercentileLimit, times: RequestTimes, gaps: Longs) -> float:
-    if limit.of == "itl_ms":
+    if limit.metric == "itl_ms":
         return _gap_percentile_us(gaps, limit.percent) / US_PER_MS
-    return times.percentile(limit.of, limit.percent)
+    return times.percentile(limit.metric, limit.percent)
 
 
 def _gap_percentile_us(gaps: Longs, percent: float) -> float:
@@ -237,8 +237,8 @@ HALVINGS: Final = 3
 class Bracket(NamedTuple):
     """The bracket of the largest rate: a rate within the limits, and one that is not."""
 
-    kept: float
-    broken: float
+    within: float
+    beyond: float
 
 
 def printed_rate(per_s: float, unit: float = 1.0) -> float:
@@ -248,16 +248,16 @@ def printed_rate(per_s: float, unit: float = 1.0) -> float:
 
 def bracket(tried: MutableMapping[float, Outcome], holds: Callable[[Outcome], bool]) -> Bracket:
     """Bracket the largest rate by the tried ones: up to the first, from below, that does not hold."""
-    kept = 0.0
+    within = 0.0
     for rate in sorted(tried):
         if not holds(tried[rate]):
-            return Bracket(kept, rate)
-        kept = rate
-    return Bracket(kept, math.inf)
+            return Bracket(within, rate)
+        within = rate
+    return Bracket(within, math.inf)
 
 
 def largest_rate(
-    seen_at: Callable[[float], Outcome],
+    measured_at: Callable[[float], Outcome],
     holds: Callable[[Outcome], bool],
     start: float,
     *,
@@ -272,19 +272,19 @@ def largest_rate(
     widths: list[float] = []
     while True:
         found = bracket(tried, holds)
-        kept, broken = found
-        if kept and broken < math.inf:
-            if broken <= kept * (1.0 + tolerance):
+        within, beyond = found
+        if within and beyond < math.inf:
+            if beyond <= within * (1.0 + tolerance):
                 return found
-            widths.append(math.log(broken / kept))
+            widths.append(math.log(beyond / within))
             is_slow = len(widths) > CUTS and widths[-1] > widths[-1 - CUTS] / 2.0
             rate = None
             if excess is not None and not is_slow:
-                rate = _cut(found, excess(tried[kept]), excess(tried[broken]), tolerance)
+                rate = _cut(found, excess(tried[within]), excess(tried[beyond]), tolerance)
             if rate is None:
                 # if only the lowest rate holds, the answer is rarely in the middle, and low rates take long
-                rate = max(math.sqrt(kept * broken), broken / 4.0)
-            if not kept < rate < broken:
+                rate = max(math.sqrt(within * beyond), beyond / 4.0)
+            if not within < rate < beyond:
                 return found
         else:
             outside = _outside(found, start, lowest, highest)
@@ -293,8 +293,8 @@ def largest_rate(
             rate = outside
         # the rate that is printed is then one that was tried
         printed = printed_rate(rate, unit)
-        rate = printed if kept < printed < broken else rate
-        tried[rate] = seen_at(rate)
+        rate = printed if within < printed < beyond else rate
+        tried[rate] = measured_at(rate)
 
 
 def _cut(found: Bracket, under: float, over: float, tolerance: float) -> float | None:
@@ -302,23 +302,23 @@ def _cut(found: Bracket, under: float, over: float, tolerance: float) -> float |
     if not under < 0.0 < over:
         return None
     under, over = max(under, -STEEPEST), min(over, STEEPEST)
-    width, aside = math.log(found.broken / found.kept), 0.45 * math.log1p(tolerance)
+    width, aside = math.log(found.beyond / found.within), 0.45 * math.log1p(tolerance)
     at = width * under / (under - over)
     # a little beyond the root, seen from the end further away, so that this end moves, too
     at += -aside if at > width / 2.0 else aside
-    return found.kept * math.exp(min(max(at, aside), width - aside))
+    return found.within * math.exp(min(max(at, aside), width - aside))
 
 
 def _outside(found: Bracket, start: float, lowest: float, highest: float) -> float | None:
     """Return the rate to try next without a bracket; None if nothing is left to try."""
-    kept, broken = found
-    if kept:
-        return min(max(2.0 * kept, start), highest) if kept < highest else None
-    if broken == math.inf:
+    within, beyond = found
+    if within:
+        return min(max(2.0 * within, start), highest) if within < highest else None
+    if beyond == math.inf:
         return min(start, highest)
-    if broken <= lowest:
+    if beyond <= lowest:
         return None
-    return broken / 2.0 if broken > start * 0.5**HALVINGS else lowest
+    return beyond / 2.0 if beyond > start * 0.5**HALVINGS else lowest
 
 
 NO_LIMIT: Final = "none"
@@ -377,11 +377,11 @@ class CapacitySearch:
         self.tolerance = tolerance
         self._simulate = simulate
         self._scales = scales_with_time
-        self._tried: dict[float, dict[float, Seen]] = {}
-        self._halves: dict[float, Seen] = {}
+        self._tried: dict[float, dict[float, Measurement]] = {}
+        self._halves: dict[float, Measurement] = {}
         self.simulations = 0
 
-    def tried(self, time_scale: float = 1.0) -> dict[float, Seen]:
+    def tried(self, time_scale: float = 1.0) -> dict[float, Measurement]:
         """Return measurements by rate; inf is all requests at once."""
         return self._tried.setdefault(1.0 if self._scales else time_scale, {})
 
@@ -389,35 +389,35 @@ class CapacitySearch:
         """Find the capacity."""
         limits, tried = self.limits.scaled(1.0 / time_scale), self.tried(time_scale)
 
-        def seen_at(per_s: float) -> Seen:
+        def measured_at(per_s: float) -> Measurement:
             self.simulations += 1
-            return limits.seen_in(self.run, self._simulated(per_s / self._base_per_s, time_scale))
+            return limits.measure_run(self.run, self._simulated(per_s / self._base_per_s, time_scale))
 
         if math.inf not in tried:
-            tried[math.inf] = seen_at(math.inf)
+            tried[math.inf] = measured_at(math.inf)
         at_once = tried[math.inf]
         unit = requests_per_session(self.trace) or 1.0
         if near is not None:
             for share in (1.0 / (1.0 + 3.0 * self.tolerance), 1.0 + 3.0 * self.tolerance):
                 per_s = printed_rate(near * share, unit)
-                tried[per_s] = seen_at(per_s)
+                tried[per_s] = measured_at(per_s)
         # no request is served if each waits too long
         start = at_once.served_per_s or self._base_per_s
         doublings = MOST_DOUBLINGS_KEPT if limits.keeps(at_once) else MOST_DOUBLINGS
-        rates = {per_s: seen for per_s, seen in tried.items() if per_s < math.inf}
+        rates = {per_s: measured for per_s, measured in tried.items() if per_s < math.inf}
         span = largest_rate(
-            seen_at, limits.holds, start,
+            measured_at, limits.holds, start,
             tolerance=self.tolerance, tried=rates, highest=start * 2.0**doublings, excess=limits.excess,
             unit=unit,
         )  # fmt: skip
         tried |= rates
-        if span.broken < math.inf:
-            return FoundRate(span.kept / time_scale, limits.binding(tried[span.broken]))
+        if span.beyond < math.inf:
+            return FoundRate(span.within / time_scale, limits.binding(tried[span.beyond]))
         is_at_once = limits.keeps(at_once) or self.run.session is not None
-        kept = at_once.served_per_s if is_at_once else span.kept
-        return FoundRate(kept / time_scale, NO_LIMIT)
+        largest = at_once.served_per_s if is_at_once else span.within
+        return FoundRate(largest / time_scale, NO_LIMIT)
 
-    def seen_at(self, found: FoundRate) -> Seen:
+    def measured_at(self, found: FoundRate) -> Measurement:
         """Return what was measured at a rate that was found; all at once if none is within the limits."""
         return self.tried().get(found.requests_per_s) or self.tried()[math.inf]
 
@@ -425,12 +425,12 @@ class CapacitySearch:
         """Return the requests of sessions that are open at a rate, without those that a queue keeps open."""
         tried, half = self.tried(), found.requests_per_s / 2.0
         shortest_s = min(
-            (seen.in_system / rate for rate, seen in tried.items() if rate < math.inf), default=0.0
+            (measured.in_system / rate for rate, measured in tried.items() if rate < math.inf), default=0.0
         )
         if found.limit in (NO_LIMIT, THROUGHPUT) and half:
             # at rates near the throughput all sessions queue
             if half not in self._halves:
-                self._halves[half] = self.limits.seen_in(self.run, self._outcomes(half))
+                self._halves[half] = self.limits.measure_run(self.run, self._outcomes(half))
             shortest_s = min(shortest_s, self._halves[half].in_system / half)
         return found.requests_per_s * shortest_s
 

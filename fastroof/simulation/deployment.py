@@ -161,8 +161,8 @@ def simulate(
         raise SimulationError("kv_tiers with autoscale are not simulated; leave out one of them")
     if on_too_long == "error":
         refuse_too_long(requests, settings, 'on_too_long="reject"')
-    given: dict[str, Any] = {"seed": seed, "prefix_cache": prefix_cache, "tiers": tiers}
-    run = partial(run_replicas, plan, requests, settings, replicas, routing, **given)
+    options: dict[str, Any] = {"seed": seed, "prefix_cache": prefix_cache, "tiers": tiers}
+    run = partial(run_replicas, plan, requests, settings, replicas, routing, **options)
     if autoscale is not None:
         return _autoscaled(autoscale, run, time_scale)
     outcomes = run(time_scale=time_scale)
@@ -184,16 +184,16 @@ def _autoscaled(rule: Autoscaler, fixed: partial[Any], time_scale: float) -> Sim
     if not isinstance(rule, Autoscaler):
         raise SimulationError(f"autoscale must be an Autoscaler, got {type(rule).__name__}")
     plan, trace, settings, replicas, routing = fixed.args
-    given = {name: value for name, value in fixed.keywords.items() if name != "tiers"}
+    options = {name: value for name, value in fixed.keywords.items() if name != "tiers"}
     return AutoscaledSimulation(
         plan,
         trace,
         settings,
         rule,
         lambda scale: run_autoscaled(
-            plan, trace, settings, rule, replicas, routing, time_scale=scale * time_scale, **given
+            plan, trace, settings, rule, replicas, routing, time_scale=scale * time_scale, **options
         ),
-        lambda count: run_replicas(plan, trace, settings, count, routing, time_scale=time_scale, **given),
+        lambda count: run_replicas(plan, trace, settings, count, routing, time_scale=time_scale, **options),
     )
 
 

@@ -261,10 +261,10 @@ def simulate_disaggregated(
     check_time_scale(time_scale)
     requests = trace if isinstance(trace, Trace) else load_trace(trace)
     prefix_cache = source_of_hits(requests, prefix_cache)
-    prompts, whole = (running_tokens(requests, plan) for plan in (prefill_plan, decode_plan))
+    prompts, outputs = (running_tokens(requests, plan) for plan in (prefill_plan, decode_plan))
     both = {"timeout_s": timeout_s}
     first = EngineSettings.of_plan(prefill_plan, kv_len=prompts, **(both | dict(prefill or {})))
-    then = EngineSettings.of_plan(decode_plan, kv_len=whole, **(both | dict(decode or {})))
+    then = EngineSettings.of_plan(decode_plan, kv_len=outputs, **(both | dict(decode or {})))
     if on_too_long == "error":
         beyond = pools_too_long(requests, first, then)
         if beyond.any():

@@ -24,6 +24,7 @@ from fastroof.compiled.simulation.state import (
     FOUND,
     FOUND_AGAIN_TOKENS,
     FOUND_TOKENS,
+    FRESH_SIZE,
     GAP_BINS,
     LEAST_FREE,
     LOOKED_UP_TOKENS,
@@ -181,8 +182,8 @@ def too_long(trace: Trace, settings: EngineSettings) -> Bools:
     beyond: Bools = -(-tokens // settings.block_size) > settings.num_gpu_blocks
     if not settings.chunked_prefill:
         # a preempted request recomputes its output so far with its prompt
-        whole = trace.input_tokens - trace.cached_tokens if settings.reserve_output else tokens - 1
-        beyond |= whole > settings.max_num_batched_tokens
+        needed = trace.input_tokens - trace.cached_tokens if settings.reserve_output else tokens - 1
+        beyond |= needed > settings.max_num_batched_tokens
     if trace.parents is not None and trace.parent_offsets is not None and beyond.any():
         # what comes after a request that is never served is not sent
         beyond = descendants(beyond, trace.parents, trace.parent_offsets)
@@ -197,8 +198,8 @@ def refuse_too_long(trace: Trace, settings: EngineSettings, alternative: str) ->
     i = int(beyond.argmax())
     prompt, output = int(trace.input_tokens[i]), int(trace.output_tokens[i])
     blocks = -(-(prompt + output) // settings.block_size)
-    others = int(beyond.sum()) - 1
-    more = f", nor can {others:,} others" if others else ""
+    others_rejected = int(beyond.sum()) - 1
+    more = f", nor can {others_rejected:,} others" if others_rejected else ""
     if blocks > settings.num_gpu_blocks:
         why = f"needs {blocks:,} blocks of {settings.block_size}, there are {settings.num_gpu_blocks:,}"
         help_ = "give more num_gpu_blocks or GPUs"
@@ -224,7 +225,7 @@ def state_shapes(
         "calendar": ((2, buckets), np.int32),
         "due": ((settings.block_size,), np.int32),
         "firsts": ((FIRST_SIZE, slots), np.int32),
-        "fresh": ((slots,), np.int32),
+        "fresh": ((FRESH_SIZE, slots), np.int32),
         "cells": ((cells, (1 + tiers) * NUM_CELL_COLUMNS + (tiers > 0)), np.int32),
     }
 
@@ -378,8 +379,8 @@ def run_engine(
 ) -> Outcomes:
     """Serve a trace with one engine."""
     rejected = too_long(trace, settings)
-    some = bool(rejected.any())
-    requests = requests_of(trace, settings, ~rejected if some else None, prefix_cache, tiers)
+    any_rejected = bool(rejected.any())
+    requests = requests_of(trace, settings, ~rejected if any_rejected else None, prefix_cache, tiers)
     longest = int(trace.output_tokens.max())
     arrays = new_arrays(settings, requests, longest)
     state, _, served, record = arrays
@@ -401,7 +402,7 @@ def run_engine(
         requests.rows[:-1, FOUND].copy() if prefix_cache == LRU else None,
         use_of(tiers, [state], requests),
     )
-    return with_rejected(outcomes, trace, rejected) if some else outcomes
+    return with_rejected(outcomes, trace, rejected) if any_rejected else outcomes
 
 
 def requests_of(
@@ -422,9 +423,9 @@ def with_rejected(outcomes: Outcomes, trace: Trace, rejected: Bools) -> Outcomes
     count = len(rejected)
 
     def spread(values: Any, fill: Any) -> Any:
-        whole = np.full(count, fill, values.dtype)
-        whole[~rejected] = values
-        return whole
+        spread = np.full(count, fill, values.dtype)
+        spread[~rejected] = values
+        return spread
 
     arrival_us = trace.arrival_s * US_PER_S
     arrival_us[~rejected] = outcomes.arrival_us

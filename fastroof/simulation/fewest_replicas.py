@@ -11,7 +11,7 @@ from fastroof.checks import check_flag, one_of, shown, whole_number
 from fastroof.errors import SimulationError
 from fastroof.plan.compile import check_plan
 from fastroof.simulation.capacity_runs import deployment_runner, enough_of_sessions, given_run, run_of
-from fastroof.simulation.capacity_search import Limits, Seen, parsed_limits
+from fastroof.simulation.capacity_search import Limits, Measurement, parsed_limits
 from fastroof.simulation.engine import refuse_too_long
 from fastroof.simulation.kv_tiers import tiers_below
 from fastroof.simulation.prompt_tree import source_of_hits
@@ -40,14 +40,14 @@ class FewestReplicas:
     gpus: int
     limit: str
     requests_per_s: float
-    seen: dict[int, Seen] = field(repr=False)
+    seen: dict[int, Measurement] = field(repr=False)
     limits: Limits = field(repr=False)
     sessions_per_s: float | None = None
 
     @property
     def at_replicas(self) -> dict[str, float]:
         """The limited percentiles with these replicas, ms, by limit; empty if there are 0."""
-        return self.limits.named(self.seen.get(self.replicas))
+        return self.limits.by_name(self.seen.get(self.replicas))
 
     def document(self) -> dict[str, Any]:
         """Return the answer as JSON values."""
@@ -94,34 +94,34 @@ def fewest_replicas(
     refuse_too_long(trace, settings, "leave such requests out")
     hits = source_of_hits(trace, prefix_cache, routing)
     tiers = tiers_below(kv_tiers, plan, settings, hits)
-    seen: dict[int, Seen] = {}
+    measured: dict[int, Measurement] = {}
 
     def keeps(replicas: int) -> bool:
         simulate = deployment_runner(plan, settings, replicas, routing, threads, hits, tiers)
-        seen[replicas] = limits.seen_in(run, simulate(run.trace, 1.0))
-        return limits.holds(seen[replicas])
+        measured[replicas] = limits.measure_run(run, simulate(run.trace, 1.0))
+        return limits.holds(measured[replicas])
 
     fewest = fewest_that_keep(keeps, most)
     while is_steady and fewest and run.session is not None:
         # with sessions a short run ends while its first ones are open
-        in_system, decodes = min(one.in_system for one in seen.values()), seen[fewest].decodes
+        in_system, decodes = min(one.in_system for one in measured.values()), measured[fewest].decodes
         affordable = affordable_requests(run, decodes, settings.max_num_batched_tokens)
         wanted = enough_of_sessions(run, requests, in_system, affordable)
         if wanted == requests:
             break
         requests, run = wanted, run_of(trace_or_workload, wanted)
         limits = limits._replace(growth=_growth(run))
-        seen.clear()
+        measured.clear()
         fewest = fewest_that_keep(keeps, most)
-    broken = [replicas for replicas, one in seen.items() if not limits.holds(one)]
-    limit = limits.binding(seen[max(broken)]) if broken else "none"
+    broken = [replicas for replicas, one in measured.items() if not limits.holds(one)]
+    limit = limits.binding(measured[max(broken)]) if broken else "none"
     each = requests_per_session(trace)
     return FewestReplicas(
         fewest,
         fewest * plan.layout.world_size,
         limit,
         per_s,
-        dict(sorted(seen.items())),
+        dict(sorted(measured.items())),
         limits,
         None if each is None else per_s / each,
     )
@@ -206,9 +206,9 @@ def fewest_by_hour(plan: StepPlan, trace_or_workload: Trace | Workload, **option
     )
 
 
-def _hours_of(given: Trace | Workload) -> Iterator[Trace | None]:
+def _hours_of(traffic: Trace | Workload) -> Iterator[Trace | None]:
     """Yield the requests of each hour."""
-    trace = given_run(given).trace
+    trace = given_run(traffic).trace
     if trace.has_parents:
         raise SimulationError(
             f"{shown(trace.name)} has sessions, which hours would cut; find the fewest replicas for all hours"

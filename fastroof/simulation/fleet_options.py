@@ -202,10 +202,10 @@ class Fleet(NamedTuple):
     autoscale: Autoscaler | None
 
     @classmethod
-    def asked(cls, options: GroupValues) -> Fleet:
+    def of_options(cls, options: GroupValues) -> Fleet:
         """Return the engines, or refuse options that exclude each other."""
-        link = _asked_link(options["replicas"], **{name: options[name] for name in POOLS})
-        autoscale = _asked_autoscaler({name: options[name] for name in AUTOSCALE})
+        link = _link(options["replicas"], **{name: options[name] for name in POOLS})
+        autoscale = _autoscaler({name: options[name] for name in AUTOSCALE})
         if link is not None and autoscale is not None:
             raise SimulationError("--autoscale starts and stops whole engines: leave out --prefill-replicas")
         if link is not None and options["kv_tiers"] is not None:
@@ -216,8 +216,8 @@ class Fleet(NamedTuple):
     def read(cls, text: str, **options: Any) -> Fleet:
         """Read the options as on a command line, except those that are given."""
 
-        @taking(asked={name: option for name, option in FLEET.items() if name not in options})
-        def simulate(asked: GroupValues) -> None:
+        @taking(fleet_options={name: option for name, option in FLEET.items() if name not in options})
+        def simulate(fleet_options: GroupValues) -> None:
             pass
 
         app = typer.Typer(add_completion=False, context_settings={"help_option_names": []})
@@ -225,12 +225,12 @@ class Fleet(NamedTuple):
         try:
             context = typer.main.get_command(app).make_context("simulate", shlex.split(text))
         except (ValueError, UsageError) as error:
-            said = getattr(error, "format_message", error.__str__)().strip().rstrip(".")
+            why = getattr(error, "format_message", error.__str__)().strip().rstrip(".")
             raise SimulationError(
-                f"{said[:1].lower()}{said[1:]}, in {shown(text)}; valid: --replicas, --router, --autoscale, "
+                f"{why[:1].lower()}{why[1:]}, in {shown(text)}; valid: --replicas, --router, --autoscale, "
                 "--prefill-replicas and the others of fastroof simulate"
             ) from None
-        return cls.asked({**context.params, **options})
+        return cls.of_options({**context.params, **options})
 
     def simulate(
         self,
@@ -243,7 +243,7 @@ class Fleet(NamedTuple):
         on_too_long: str = "error",
     ) -> Simulation:
         """Serve a trace; pools compute prompts with ``prefill_plan``."""
-        given, router = self.options, self.options["router"]
+        options, router = self.options, self.options["router"]
         if self.link is None:
             from fastroof.simulation import simulate
 
@@ -251,10 +251,10 @@ class Fleet(NamedTuple):
                 plan,
                 trace,
                 **settings,
-                replicas=given["replicas"],
+                replicas=options["replicas"],
                 routing=router,
-                prefix_cache=given["prefix_cache"],
-                kv_tiers=given["kv_tiers"],
+                prefix_cache=options["prefix_cache"],
+                kv_tiers=options["kv_tiers"],
                 seed=seed,
                 on_too_long=on_too_long,
                 autoscale=self.autoscale,
@@ -265,19 +265,19 @@ class Fleet(NamedTuple):
             prefill_plan,
             plan,
             trace,
-            given["prefill_replicas"],
-            given["decode_replicas"],
+            options["prefill_replicas"],
+            options["decode_replicas"],
             link=self.link,
             prefill=settings,
             decode=settings,
             prefill_routing=router,
             decode_routing="least_kv" if router == "prefix_aware" else router,
-            prefix_cache=given["prefix_cache"],
+            prefix_cache=options["prefix_cache"],
             on_too_long=on_too_long,
         )
 
 
-def _asked_link(
+def _link(
     replicas: int,
     *,
     prefill_replicas: int | None,
@@ -293,7 +293,7 @@ def _asked_link(
     from fastroof.simulation import Link
     from fastroof.units import GB
 
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "--prefill-tp": prefill_tp,
         "--kv-bandwidth": kv_bandwidth,
         "--kv-latency": kv_latency,
@@ -302,7 +302,7 @@ def _asked_link(
         "--kv-by-layer": kv_by_layer,
     }
     if prefill_replicas is None and decode_replicas is None:
-        alone = [name for name, value in given.items() if value is not None]
+        alone = [name for name, value in options.items() if value is not None]
         if alone:
             raise SimulationError(f"{alone[0]} needs --prefill-replicas and --decode-replicas")
         return None
@@ -327,7 +327,7 @@ _AUTOSCALER_FIELDS: Final = {
 }  # fmt: skip
 
 
-def _asked_autoscaler(given: GroupValues) -> Autoscaler | None:
+def _autoscaler(given: GroupValues) -> Autoscaler | None:
     """Return the rule that options of AUTOSCALE describe, None without --autoscale."""
     options = {name: value for name, value in given.items() if value is not None}
     text = options.pop("autoscale", None)

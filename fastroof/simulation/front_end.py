@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fastroof.simulation.engine import Outcomes
     from fastroof.simulation.settings import EngineSettings
     from fastroof.simulation.trace import Trace
+
+T = TypeVar("T")
 
 MOST_ROUNDS: Final = 4
 """Simulations in search of the time in a front end whose API server cannot keep up with a closed loop."""
@@ -65,27 +67,27 @@ class Passage:
         timeout_s = max(settings.timeout_s - self.later_us / US_PER_S, LEAST_TIMEOUT_S)
         return replace(settings, timeout_s=timeout_s)
 
-    def seen(self, outcomes: Outcomes, timeout_s: float = np.inf) -> Outcomes:
+    def client_outcomes(self, outcomes: Outcomes, timeout_s: float = np.inf) -> Outcomes:
         """Return the scheduler's outcomes as clients see them, in the order in which they sent them."""
         if self.arrived is self.sent:
             return outcomes
-        seen = self.in_sent_order(outcomes)
+        sent = self.in_sent_order(outcomes)
         if self.sent.is_closed:
             arrival_us = outcomes.arrival_us
             is_first = arrival_us == self.first_us
-            seen = seen._replace(arrival_us=np.where(is_first, 0.0, arrival_us - self.later_us))
+            sent = sent._replace(arrival_us=np.where(is_first, 0.0, arrival_us - self.later_us))
         else:
             sent_us = self.sent.arrival_s * US_PER_S
             if self.follower_us is not None:
                 follows = ~np.isnan(self.follower_us)
                 sent_us[follows] = (self.placed(outcomes.arrival_us) - self.follower_us)[follows]
-            seen = seen._replace(arrival_us=sent_us)
-        status = np.asarray(seen.status)
-        late = (status == FINISHED) & (seen.last_us - seen.arrival_us > timeout_s * US_PER_S)
+            sent = sent._replace(arrival_us=sent_us)
+        status = np.asarray(sent.status)
+        late = (status == FINISHED) & (sent.last_us - sent.arrival_us > timeout_s * US_PER_S)
         if late.any():
             status = np.where(late, TIMED_OUT, status).astype(status.dtype)
-            seen = seen._replace(status=status, last_us=np.where(late, np.nan, seen.last_us))
-        return seen
+            sent = sent._replace(status=status, last_us=np.where(late, np.nan, sent.last_us))
+        return sent
 
     def in_sent_order(self, outcomes: Outcomes) -> Outcomes:
         """Return outcomes in the order in which clients sent the requests."""
@@ -141,26 +143,28 @@ def passage(front_end: FrontEnd, trace: Trace, servers: int, least_us: float = 0
     return Passage(trace, replace(trace, **changes), 0.0, front_end.alone_us(0.0), follower_us)
 
 
-def passed(
+def run_passage(
     front_end: FrontEnd,
     trace: Trace,
     settings: EngineSettings,
     servers: int,
-    run: Callable[[Trace, EngineSettings], Outcomes],
-) -> tuple[Passage, Outcomes]:
-    """Run schedulers behind a front end; return the passage of the last run, and its outcomes."""
-    way = passage(front_end, trace, servers)
-    found = run(way.arrived, way.settings(settings))
+    run: Callable[[Trace, EngineSettings], T],
+    outcomes_of: Callable[[T], Outcomes],
+) -> tuple[Passage, T]:
+    """Run schedulers behind a front end; return the passage of the last run, and its result."""
+    last = passage(front_end, trace, servers)
+    result = run(last.arrived, last.settings(settings))
     for _ in range(MOST_ROUNDS if trace.is_closed and front_end.server_ms else 0):
         # an API server hands on one request each server_ms, whatever the engine could take
-        engine_us = float(np.nanmean(found.last_us - found.arrival_us))
+        outcomes = outcomes_of(result)
+        engine_us = float(np.nanmean(outcomes.last_us - outcomes.arrival_us))
         clients = min(int(trace.clients or 0), len(trace)) / servers
         least_us = front_end.server_ms * US_PER_MS * clients - engine_us - trace.think_s * US_PER_S
-        if not least_us > way.later_us * (1.0 + CLOSE):
+        if not least_us > last.later_us * (1.0 + CLOSE):
             break
-        way = passage(front_end, trace, servers, least_us)
-        found = run(way.arrived, way.settings(settings))
-    return way, found
+        last = passage(front_end, trace, servers, least_us)
+        result = run(last.arrived, last.settings(settings))
+    return last, result
 
 
 def run_behind(
@@ -171,8 +175,8 @@ def run_behind(
     run: Callable[[Trace, EngineSettings], Outcomes],
 ) -> Outcomes:
     """Run schedulers behind a front end, and return what clients see."""
-    way, found = passed(front_end, trace, settings, servers, run)
-    return way.seen(found, settings.timeout_s)
+    last, outcomes = run_passage(front_end, trace, settings, servers, run, lambda result: result)
+    return last.client_outcomes(outcomes, settings.timeout_s)
 
 
 def _server_ends_us(sent_us: Floats, server_us: float, servers: int) -> Floats:

@@ -152,20 +152,20 @@ def _parsed(text: Any, plan: StepPlan, settings: EngineSettings) -> KvTier:
             f"a KV tier must be {known}, text like host:200GB:50GB/s or a KvTier, got {shown(text)}"
         )
     name, *words = (word.strip() for word in text.split(":"))
-    named = named_tiers().get(name)
+    shipped = named_tiers().get(name)
     values: dict[str, Any] = {"name": name}
-    if named is not None:
+    if shipped is not None:
         gpus = plan.layout.world_size
-        values = {field.name: named[field.name] for field in fields(KvTier) if field.name in named}
-        if "gib_per_gpu" in named:
-            values["capacity_bytes"] = named["gib_per_gpu"] * GIB * gpus
-        if "cache_ratio" in named:
+        values = {field.name: shipped[field.name] for field in fields(KvTier) if field.name in shipped}
+        if "gib_per_gpu" in shipped:
+            values["capacity_bytes"] = shipped["gib_per_gpu"] * GIB * gpus
+        if "cache_ratio" in shipped:
             cache_blocks = settings.num_gpu_blocks * plan.layout.dp
-            values["capacity_bytes"] = named["cache_ratio"] * cache_blocks * block_bytes(plan, settings)
-        if "gb_per_s_per_gpu" in named:
-            values["bytes_per_s"] = named["gb_per_s_per_gpu"] * GB * gpus
-        if "gb_per_s" in named:
-            values["bytes_per_s"] = named["gb_per_s"] * GB
+            values["capacity_bytes"] = shipped["cache_ratio"] * cache_blocks * block_bytes(plan, settings)
+        if "gb_per_s_per_gpu" in shipped:
+            values["bytes_per_s"] = shipped["gb_per_s_per_gpu"] * GB * gpus
+        if "gb_per_s" in shipped:
+            values["bytes_per_s"] = shipped["gb_per_s"] * GB
     for word in words:
         values |= _meaning(text, word)
     lacks = [
@@ -176,7 +176,7 @@ def _parsed(text: Any, plan: StepPlan, settings: EngineSettings) -> KvTier:
         )
         if key not in values
     ]
-    if lacks and named is None and len(words) == 0:
+    if lacks and shipped is None and len(words) == 0:
         raise SimulationError(
             unknown_word("KV tier", name, named_tiers())
             + ", or give it a size and bandwidth: host:200GB:50GB/s"
@@ -346,10 +346,10 @@ def tier_notes(use: TierUse | None, engines: int, duration_s: float) -> list[str
     return notes
 
 
-def with_all_requests(use: TierUse, kept: Any) -> TierUse:
+def with_all_requests(use: TierUse, is_served: Any) -> TierUse:
     """Return the use with rows for rejected requests, too, which found nothing."""
-    tokens = np.zeros((len(kept), use.tokens.shape[1]), use.tokens.dtype)
-    tokens[kept] = use.tokens
+    tokens = np.zeros((len(is_served), use.tokens.shape[1]), use.tokens.dtype)
+    tokens[is_served] = use.tokens
     return use._replace(tokens=tokens)
 
 
@@ -358,7 +358,7 @@ def all_of(uses: list[TierUse | None], requests: Requests) -> TierUse | None:
     first = uses[0]
     if first is None:
         return None
-    given = [one for one in uses if one is not None]
+    used = [one for one in uses if one is not None]
     names = first._fields[3:]
     tokens = requests.rows[:-1, NUM_COLUMNS:].copy()
-    return first._replace(tokens=tokens, **{name: sum(getattr(one, name) for one in given) for name in names})
+    return first._replace(tokens=tokens, **{name: sum(getattr(one, name) for one in used) for name in names})

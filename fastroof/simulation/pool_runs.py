@@ -35,7 +35,7 @@ from fastroof.simulation.engine import (
     requests_of,
     with_rejected,
 )
-from fastroof.simulation.front_end import passed, turns_of
+from fastroof.simulation.front_end import run_passage, turns_of
 from fastroof.simulation.pools import (
     Link,
     Pool,
@@ -70,19 +70,19 @@ class PooledOutcomes(NamedTuple):
     transfer_us: Floats
 
 
-def _part(trace: Trace, kept: Any, *, with_ids: bool = False) -> Trace:
+def _part(trace: Trace, places: Any, *, with_ids: bool = False) -> Trace:
     """Return some requests, with given prefix hits and, if asked, what a prefix cache finds them by."""
     ids: dict[str, Any] = {}
     if with_ids and trace.hash_ids is not None and trace.hash_offsets is not None:
-        found, offsets = ids_at(trace.hash_ids, trace.hash_offsets, kept)
+        found, offsets = ids_at(trace.hash_ids, trace.hash_offsets, places)
         ids = {"hash_ids": found, "hash_offsets": offsets, "hash_block_size": trace.hash_block_size}
     if with_ids and trace.history_tokens is not None:
-        ids["history_tokens"] = trace.history_tokens[kept]
+        ids["history_tokens"] = trace.history_tokens[places]
     return Trace(
-        trace.arrival_s[kept],
-        trace.input_tokens[kept],
-        trace.output_tokens[kept],
-        trace.cached_tokens[kept],
+        trace.arrival_s[places],
+        trace.input_tokens[places],
+        trace.output_tokens[places],
+        trace.cached_tokens[places],
         **ids,
         name=trace.name,
     )
@@ -114,25 +114,25 @@ def run_pools(
     check_pools(prefill, decode, link)
     front_end, servers = prefill.plan.profile.front_end, prefill.replicas * prefill.plan.layout.dp
     timeout_s = prefill.settings.timeout_s
-    both = _run_fed_back if has_feedback(prefill, trace, link) else _run_in_turn
-    pooled: list[PooledOutcomes] = []
+    run_both = _run_with_feedback if has_feedback(prefill, trace, link) else _run_in_turn
 
-    def run(arrived: Trace, settings: EngineSettings) -> Outcomes:
+    def run(arrived: Trace, settings: EngineSettings) -> PooledOutcomes:
         first, then = (
             pool._replace(settings=replace(pool.settings, timeout_s=settings.timeout_s))
             for pool in (prefill, decode)
         )
         turns = turns_of(trace, arrived)
-        pooled.append(both(first, then, arrived, turns, link, time_scale=time_scale, seed=seed))
-        return pooled[-1].outcomes
+        return run_both(first, then, arrived, turns, link, time_scale=time_scale, seed=seed)
 
-    way, found = passed(front_end, trace, prefill.settings, servers, run)
-    if way.arrived is trace:
-        return pooled[-1]
-    return pooled[-1]._replace(
-        outcomes=way.seen(found, timeout_s),
-        prefill_replica=way.placed(pooled[-1].prefill_replica),
-        transfer_us=way.placed(pooled[-1].transfer_us),
+    passage, pooled = run_passage(
+        front_end, trace, prefill.settings, servers, run, lambda result: result.outcomes
+    )
+    if passage.arrived is trace:
+        return pooled
+    return pooled._replace(
+        outcomes=passage.client_outcomes(pooled.outcomes, timeout_s),
+        prefill_replica=passage.placed(pooled.prefill_replica),
+        transfer_us=passage.placed(pooled.transfer_us),
     )
 
 
@@ -141,30 +141,30 @@ def _run_in_turn(
 ) -> PooledOutcomes:
     """Serve a trace with the prefill pool, then with the decode pool what that sends."""
     rejected = _rejected(prefill, decode, trace)
-    kept = np.flatnonzero(~rejected)
-    fit = _part(trace, kept)
+    accepted = np.flatnonzero(~rejected)
+    fit = _part(trace, accepted)
     options: dict[str, Any] = {"time_scale": time_scale, "seed": seed}
     prefilled = run_schedulers(
         prefill.plan,
-        prefilled_trace(_part(trace, kept, with_ids=True)),
+        prefilled_trace(_part(trace, accepted, with_ids=True)),
         prefill.settings,
         prefill.replicas,
         prefill.routing,
         prefix_cache=prefill.prefix_cache,
-        turns=turns[kept],
+        turns=turns[accepted],
         **options,
     )
-    goes_on = np.flatnonzero((fit.output_tokens > 1) | (link.first_token == "decode"))
-    there_us = _arrivals_us(prefill, decode, fit, prefilled, goes_on, link)
+    continues = np.flatnonzero((fit.output_tokens > 1) | (link.first_token == "decode"))
+    there_us = _arrivals_us(prefill, decode, fit, prefilled, continues, link)
     first_us, last_us = prefilled.first_us.copy(), prefilled.last_us.copy()
     preemptions, replica = prefilled.preemptions.copy(), np.full(len(fit), -1, np.int32)
     transfer_us = np.full(len(fit), math.nan)
     decoded: Outcomes | None = None
     gaps_us = np.empty(0)
-    if len(goes_on):
-        handed = _decoded(_part(fit, goes_on), there_us, link.first_token)
+    if len(continues):
+        handed = _decoded(_part(fit, continues), there_us, link.first_token)
         # requests that are handed over, by arrival at the decode pool
-        who = goes_on[handed.order]
+        who = continues[handed.order]
         decoded = run_schedulers(
             decode.plan, handed, decode.settings, decode.replicas, decode.routing, **options
         )
@@ -184,17 +184,17 @@ def _run_in_turn(
 
 
 def _arrivals_us(
-    prefill: Pool, decode: Pool, trace: Trace, prefilled: Outcomes, goes_on: Any, link: Link
+    prefill: Pool, decode: Pool, trace: Trace, prefilled: Outcomes, continues: Any, link: Link
 ) -> Floats:
     """Return when each request's KV cache arrives at its decode engine, us."""
-    ready_us = prefilled.last_us[goes_on]
-    lasts_us = sent_in_us(prefill, decode, trace.input_tokens[goes_on], link)
+    ready_us = prefilled.last_us[continues]
+    lasts_us = sent_in_us(prefill, decode, trace.input_tokens[continues], link)
     if not link.is_shared:
         unshared_us: Floats = ready_us + lasts_us
         return unshared_us
     there_us: Floats = np.empty_like(ready_us)
     order = np.argsort(ready_us, kind="stable")
-    links = np.ascontiguousarray(prefilled.replica[goes_on])
+    links = np.ascontiguousarray(prefilled.replica[continues])
     transfers.link_ends(ready_us, lasts_us, links, order, np.zeros(prefill.replicas), there_us)
     return there_us
 
@@ -231,14 +231,14 @@ def _pooled(
     each = [prefilled] if decoded is None else [prefilled, decoded]
     found = {name: prefilled.counters[name] for name in FOUND_COUNTERS if name in prefilled.counters}
     counters = [{name: one.counters[name] for name in one.counters if name not in found} for one in each]
-    whole = merged([_record(one) for one in each])
-    transfers.count_gaps(gaps_us, whole)
+    total = merged([_record(one) for one in each])
+    transfers.count_gaps(gaps_us, total)
     outcomes = Outcomes(
         *times,
         replica,
-        whole.gaps,
-        whole.series,
-        float(whole.width_us[0]),
+        total.gaps,
+        total.series,
+        float(total.width_us[0]),
         added_up(counters) | found,
         prefilled.cached_tokens,
     )
@@ -256,15 +256,15 @@ def _record(outcomes: Outcomes) -> Record:
 
 def _spread(values: Any, rejected: Bools, fill: float) -> Any:
     """Insert ``fill`` for rejected requests."""
-    whole = np.full(len(rejected), fill, values.dtype)
-    whole[~rejected] = values
-    return whole
+    spread = np.full(len(rejected), fill, values.dtype)
+    spread[~rejected] = values
+    return spread
 
 
 _NO_REPLICA: Final = -1
 
 
-def _run_fed_back(
+def _run_with_feedback(
     prefill: Pool, decode: Pool, trace: Trace, turns: Longs, link: Link, *, time_scale: float, seed: int
 ) -> PooledOutcomes:
     """Serve a trace with both pools in order of events, by their own clocks."""
@@ -272,9 +272,9 @@ def _run_fed_back(
     prompts = _prompts_of(trace, ~rejected if rejected.any() else None, prefill)
     again = link.first_token == "decode"
     outputs = np.ascontiguousarray(trace.output_tokens[~rejected])
-    goes_on = np.ones(len(outputs), bool) if again else outputs > 1
+    continues = np.ones(len(outputs), bool) if again else outputs > 1
     requests = prompts, _decodes_of(prompts, outputs, again)
-    orders = turns[~rejected], np.arange(goes_on.sum())
+    orders = turns[~rejected], np.arange(continues.sum())
     fed = [
         _loop_pool(pool, one, trace, order, time_scale, seed)
         for pool, one, order in zip((prefill, decode), requests, orders, strict=True)
@@ -283,7 +283,7 @@ def _run_fed_back(
         options=fed[1].options._replace(has_cache=0, has_reserved=int(link.back_pressure))
     )
     on_wire = link._replace(latency_us=0.0) if link.by_layer else link
-    line = _line_of(sent_in_us(prefill, decode, prompts.input_tokens, on_wire), goes_on, prefill, fed[1])
+    line = _line_of(sent_in_us(prefill, decode, prompts.input_tokens, on_wire), continues, prefill, fed[1])
     options = transfers.LinkOptions(
         latency_us=float(link.latency_us),
         is_shared=int(link.is_shared),
@@ -298,7 +298,7 @@ def _run_fed_back(
     prefilled, decoded = (_outcomes_of(pool) for pool in fed)
     if prefill.prefix_cache == LRU:
         prefilled = prefilled._replace(cached_tokens=prompts.rows[:-1, FOUND].copy())
-    return _put_together(trace, rejected, link, goes_on, line, prefilled, decoded)
+    return _put_together(trace, rejected, link, continues, line, prefilled, decoded)
 
 
 def _prompts_of(trace: Trace, served: Bools | None, prefill: Pool) -> Requests:
@@ -353,7 +353,7 @@ def _loop_pool(
     )
 
 
-def _line_of(lasts_us: Floats, goes_on: Bools, prefill: Pool, decode: loops.Pool) -> transfers.Line:
+def _line_of(lasts_us: Floats, continues: Bools, prefill: Pool, decode: loops.Pool) -> transfers.Line:
     """Return the empty line between two pools."""
     count = len(lasts_us)
 
@@ -362,7 +362,7 @@ def _line_of(lasts_us: Floats, goes_on: Bools, prefill: Pool, decode: loops.Pool
 
     return transfers.Line(
         takes_us=np.ascontiguousarray(lasts_us, np.float64),
-        goes_on=goes_on.astype(np.uint8),
+        goes_on=continues.astype(np.uint8),
         ready_us=np.full(count, math.nan),
         step_us=np.zeros(count),
         there_us=np.full(count, math.nan),
@@ -397,7 +397,7 @@ def _put_together(
     trace: Trace,
     rejected: Bools,
     link: Link,
-    goes_on: Bools,
+    continues: Bools,
     line: transfers.Line,
     prefilled: Outcomes,
     decoded: Outcomes,
@@ -410,8 +410,8 @@ def _put_together(
         first_us = decoded.first_us
     elif link.first_token == "transfer":
         there_us = np.where(arrived, decoded.arrival_us, math.nan)
-        first_us = np.where(goes_on, there_us, first_us)
-    last_us = np.where(goes_on, decoded.last_us, prefilled.last_us)
+        first_us = np.where(continues, there_us, first_us)
+    last_us = np.where(continues, decoded.last_us, prefilled.last_us)
     times = _Times(
         prefilled.arrival_us,
         first_us,
@@ -426,6 +426,6 @@ def _put_together(
     who = np.flatnonzero(arrived)
     who = who[np.lexsort((who, decoded.arrival_us[who]))]
     names = ("arrival_us", "first_us", "last_us", "preemptions", "status", "replica")
-    own = decoded._replace(**{name: getattr(decoded, name)[who] for name in names}) if len(who) else None
+    handed = decoded._replace(**{name: getattr(decoded, name)[who] for name in names}) if len(who) else None
     replica = np.where(arrived, decoded.replica, _NO_REPLICA).astype(np.int32)
-    return _pooled(trace, rejected, times, prefilled, own, replica, transfer_us, gaps_us)
+    return _pooled(trace, rejected, times, prefilled, handed, replica, transfer_us, gaps_us)

@@ -85,8 +85,8 @@ def _tree(trace: Trace, block_size: int) -> Tree:
         return _tree_of_ids(trace, block_size)
     if trace.history_tokens is not None:
         return _tree_of_sessions(trace, block_size)
-    none = np.zeros(0, np.int64)
-    return Tree(none, none, none, np.full(len(trace), ROOT), np.zeros(len(trace), np.int64))
+    empty = np.zeros(0, np.int64)
+    return Tree(empty, empty, empty, np.full(len(trace), ROOT), np.zeros(len(trace), np.int64))
 
 
 class _Nodes(NamedTuple):
@@ -171,16 +171,16 @@ def _merged(tree: Tree) -> Tree:
     top = np.where(joins, tree.parent, np.arange(count))
     while not np.array_equal(top[top], top):
         top = top[top]
-    kept = np.flatnonzero(top == np.arange(count))
+    tops = np.flatnonzero(top == np.arange(count))
     number = np.full(count, ROOT)
-    number[kept] = np.arange(len(kept))
+    number[tops] = np.arange(len(tops))
     stop = np.zeros(count, np.int64)
     np.maximum.at(stop, top, tree.stop)
-    parent = tree.parent[kept]
+    parent = tree.parent[tops]
     return Tree(
         np.where(parent == ROOT, ROOT, number[top[parent]]),
-        tree.start[kept],
-        stop[kept],
+        tree.start[tops],
+        stop[tops],
         np.where(tree.tail_parent == ROOT, ROOT, number[top[tree.tail_parent]]),
         tree.tail_start,
     )
@@ -210,14 +210,14 @@ def _tree_of_sessions(trace: Trace, block_size: int) -> Tree:
     width = int(shared.max(initial=0)) + 1
     keys = (owner + 1) * width + shared
     pieces = _distinct(keys[shared > 0])
-    of, stop = pieces // width - 1, pieces % width
-    follows = np.concatenate([[False], of[1:] == of[:-1]])[: len(pieces)]
+    stretch, stop = pieces // width - 1, pieces % width
+    follows = np.concatenate([[False], stretch[1:] == stretch[:-1]])[: len(pieces)]
     chain = np.where(shared > 0, np.searchsorted(pieces, keys), ROOT)
-    begin = np.where(of < 0, 0, shared[of])
+    begin = np.where(stretch < 0, 0, shared[stretch])
     start = np.where(follows, np.concatenate([[0], stop[:-1]])[: len(pieces)], begin)
-    parent = np.where(follows, np.arange(len(pieces)) - 1, np.where(of < 0, ROOT, chain[of]))
+    parent = np.where(follows, np.arange(len(pieces)) - 1, np.where(stretch < 0, ROOT, chain[stretch]))
     tail_parent, tail_start = chain.copy(), shared.copy()
-    is_last = np.concatenate([of[1:] != of[:-1], [True]])[: len(pieces)] & (of >= 0)
-    tail_parent[of[is_last]] = np.flatnonzero(is_last)
-    tail_start[of[is_last]] = stop[is_last]
+    is_last = np.concatenate([stretch[1:] != stretch[:-1], [True]])[: len(pieces)] & (stretch >= 0)
+    tail_parent[stretch[is_last]] = np.flatnonzero(is_last)
+    tail_start[stretch[is_last]] = stop[is_last]
     return Tree(parent, start, stop, tail_parent, tail_start)

@@ -164,12 +164,12 @@ def raw_file(path: Path, reading: Reading) -> Found:
 
 def _read_all(stream: Any) -> bytes:
     """Read all of a file; a compressed one may be larger than it looks."""
-    whole, usable = io.BytesIO(), usable_memory_bytes()
+    buffer, usable = io.BytesIO(), usable_memory_bytes()
     while part := stream.read(_PART):
-        if whole.tell() + len(part) > usable:
+        if buffer.tell() + len(part) > usable:
             raise MemoryError(f"over the {usable / GIB:,.3g} GiB that are usable")
-        whole.write(part)
-    return whole.getvalue()
+        buffer.write(part)
+    return buffer.getvalue()
 
 
 def _table(what: str, content: bytes, *, is_parquet: bool) -> pa.Table:

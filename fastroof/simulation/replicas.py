@@ -99,11 +99,11 @@ def run_replicas(
     """Serve a trace with replicas of an engine, each with its plan's ranks and front end."""
     replicas = whole_number("replicas", replicas, most=MOST_REPLICAS, error=SimulationError)
 
-    def run(arrived: Trace, own: EngineSettings) -> Outcomes:
+    def run(arrived: Trace, settings: EngineSettings) -> Outcomes:
         return run_schedulers(
             plan,
             arrived,
-            own,
+            settings,
             replicas,
             routing,
             time_scale=time_scale,
@@ -143,8 +143,8 @@ def run_schedulers(
             plan, trace, settings, time_scale=time_scale, prefix_cache=prefix_cache, tiers=tiers
         )
     rejected = too_long(trace, settings)
-    some = bool(rejected.any())
-    requests = requests_of(trace, settings, ~rejected if some else None, prefix_cache, tiers)
+    any_rejected = bool(rejected.any())
+    requests = requests_of(trace, settings, ~rejected if any_rejected else None, prefix_cache, tiers)
     options = options_of(settings, trace, time_scale, prefix_cache, tiers)
     longest = int(trace.output_tokens.max())
     rules = rank_rules(plan)
@@ -171,20 +171,20 @@ def run_schedulers(
         drawn = np.random.default_rng(seed).integers(0, replicas, (2, count), np.int32)
         fleet = new_fleet(routing, settings, requests, longest, replicas, rules, drawn, turns)
         record = arrays.record
-        given = (fleet, requests, arrays.served, record, replica_of)
+        arguments = (fleet, requests, arrays.served, record, replica_of)
         if has_feedback:
             # clients are handled by the router
             alone = options._replace(clients=0)
-            code = loops.feedback_run(plan.arena, alone, *given, trace.clients or 0)
+            code = loops.feedback_run(plan.arena, alone, *arguments, trace.clients or 0)
         else:
-            code = loops.replicas_run(plan.arena, options, *given)
+            code = loops.replicas_run(plan.arena, options, *arguments)
         raise_stuck(code)
         counters = fleet_counters(fleet.states, prefix_cache)
         use = use_of(tiers, [fleet.states], requests)
     found = requests.rows[:-1, FOUND].copy() if prefix_cache == LRU else None
     outcomes = fleet_outcomes(requests, arrays.served, replica_of, record, counters, found)
     outcomes = outcomes._replace(tiers=use)
-    return with_rejected(outcomes, trace, rejected) if some else outcomes
+    return with_rejected(outcomes, trace, rejected) if any_rejected else outcomes
 
 
 def new_fleet(

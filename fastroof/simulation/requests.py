@@ -125,8 +125,8 @@ class RequestTimes(NamedTuple):
     def of_finished(self, name: str) -> Floats:
         """Return the times that percentiles are over: of finished requests that have such a time."""
         values: Floats = getattr(self, name)
-        kept = self.is_finished & self.has_gaps if name == "tpot_ms" else self.is_finished
-        return values if kept.all() else values[kept]
+        counts = self.is_finished & self.has_gaps if name == "tpot_ms" else self.is_finished
+        return values if counts.all() else values[counts]
 
     def percentile(self, name: str, percent: float) -> float:
         """Return a percentile over all requests; unfinished ones count as inf."""
@@ -139,21 +139,21 @@ class RequestTimes(NamedTuple):
 
     def within(self, limits: Mapping[str, float]) -> Bools:
         """Whether each request finished within all limits; an output of one token is within any TPOT."""
-        kept = self.is_finished.copy()
+        counts = self.is_finished.copy()
         for name, limit_ms in limits.items():
             values: Floats = getattr(self, name)
             within = values <= limit_ms
-            kept &= within | ~self.has_gaps if name == "tpot_ms" else within
-        return kept
+            counts &= within | ~self.has_gaps if name == "tpot_ms" else within
+        return counts
 
     def goodput(self, limits: Mapping[str, float], duration_us: float) -> dict[str, Any]:
         """Return how many requests finished within all limits, and their rate."""
-        kept = int(self.within(limits).sum())
+        within_limits = int(self.within(limits).sum())
         return {
             "limits": dict(limits),
-            "requests": kept,
-            "share": kept / len(self.ttft_ms),
-            "requests_per_s": kept / duration_us * US_PER_S if duration_us > 0.0 else math.nan,
+            "requests": within_limits,
+            "share": within_limits / len(self.ttft_ms),
+            "requests_per_s": within_limits / duration_us * US_PER_S if duration_us > 0.0 else math.nan,
         }
 
 
@@ -221,8 +221,8 @@ def engine_use(outcomes: Outcomes, engines: int, duration_us: float) -> dict[str
     # 0 if all requests were rejected
     blocks = max(float(counters["num_gpu_blocks"]), 1.0)
 
-    def use(place: int, peak: str, whole: float) -> dict[str, float]:
-        return {"mean": float(totals[place]) / over_us / whole, "peak": float(counters[peak]) / whole}
+    def use(place: int, peak: str, capacity: float) -> dict[str, float]:
+        return {"mean": float(totals[place]) / over_us / capacity, "peak": float(counters[peak]) / capacity}
 
     return {
         "running": use(RUNNING_US, "peak_running", 1.0),

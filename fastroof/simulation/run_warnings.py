@@ -62,12 +62,12 @@ def queue_growth(trace: Trace, outcomes: Outcomes) -> QueueGrowth | None:
         return int(np.count_nonzero(times <= us))
 
     arrived = [upto(arrivals, us) for us in (middle_us, end_us)]
-    served = [upto(firsts, us) for us in (middle_us, end_us)]
+    finished = [upto(firsts, us) for us in (middle_us, end_us)]
     return QueueGrowth(
-        arrived[0] - served[0],
-        arrived[1] - served[1],
+        arrived[0] - finished[0],
+        arrived[1] - finished[1],
         arrived[1] - arrived[0],
-        (served[1] - served[0]) / seconds,
+        (finished[1] - finished[0]) / seconds,
         (arrived[1] - arrived[0]) / seconds,
     )
 

@@ -73,13 +73,13 @@ def session_results(trace: Trace, outcomes: Outcomes, times: RequestTimes) -> di
     by_turn = []
     upto = np.minimum(found.turn, MOST_TURNS)
     for turn in range(1, int(upto.max()) + 1):
-        own = upto == turn
-        of_turn = times.of_places(np.flatnonzero(own))
+        is_turn = upto == turn
+        of_turn = times.of_places(np.flatnonzero(is_turn))
         one: dict[str, Any] = {
             "turn": turn,
-            "requests": int(own.sum()),
-            "input_tokens": float(trace.input_tokens[own].mean()),
-            "output_tokens": float(trace.output_tokens[own].mean()),
+            "requests": int(is_turn.sum()),
+            "input_tokens": float(trace.input_tokens[is_turn].mean()),
+            "output_tokens": float(trace.output_tokens[is_turn].mean()),
         }
         by_turn.append(one | {name: spread(of_turn.of_finished(name)) for name in ("ttft_ms", "e2e_ms")})
     return {

@@ -109,8 +109,8 @@ class EngineSettings:
             ("num_gpu_blocks", MOST_BLOCKS),
             ("block_size", MOST_BLOCK_TOKENS),
         ):
-            whole = whole_number(name, getattr(self, name), most=most, error=SimulationError)
-            object.__setattr__(self, name, whole)
+            number = whole_number(name, getattr(self, name), most=most, error=SimulationError)
+            object.__setattr__(self, name, number)
         one_of("order", self.order, STEP_ORDERS, SimulationError)
         for name in _FLAGS:
             true_or_false(name, getattr(self, name), SimulationError)
@@ -180,29 +180,29 @@ class EngineSettings:
                 f"an engine has no setting {', '.join(sorted(unknown))}; "
                 f"it has {', '.join(cls.__dataclass_fields__)}"
             )
-        own, rule = plan.profile.scheduling, plan.profile.memory
+        scheduling, rule = plan.profile.scheduling, plan.profile.memory
         # invalid values are refused with the other settings
         tokens: Any = given.get("max_num_batched_tokens")
-        limits = own.in_order(given.get("order")).step_limits(tokens, given.get("max_num_seqs"))
-        asked: Any = limits.asked_seqs
-        most_seqs = int(asked) if is_whole_number(asked) else None
+        limits = scheduling.in_order(given.get("order")).step_limits(tokens, given.get("max_num_seqs"))
+        seqs: Any = limits.asked_seqs
+        most_seqs = int(seqs) if is_whole_number(seqs) else None
         most_tokens = int(tokens) if is_whole_number(tokens, most=plan.max_tokens) else None
         memory = plan.memory_of(max_tokens=most_tokens, max_seqs=most_seqs)
         settings: dict[str, Any] = {
             "max_num_batched_tokens": limits.tokens,
             "max_num_seqs": limits.seqs,
             "block_size": memory.block_tokens if memory.full_parts else rule.block_tokens,
-            "order": own.order,
-            "chunked_prefill": own.chunked_prefill,
+            "order": scheduling.order,
+            "chunked_prefill": scheduling.chunked_prefill,
             "reserve_output": rule.kv_reservation == "full",
-            "async_scheduling": own.async_scheduling,
-            **{name: getattr(own, name) for name in PAUSES},
+            "async_scheduling": scheduling.async_scheduling,
+            **{name: getattr(scheduling, name) for name in PAUSES},
         }
         settings |= {name: value for name, value in given.items() if value is not None}
         # checked before they are used to compute the memory
-        known = cls(**{"num_gpu_blocks": 1, **settings})
+        chosen = cls(**{"num_gpu_blocks": 1, **settings})
         plan.profile.refuse_pauses(
-            {name: getattr(known, name) for name in PAUSES},
+            {name: getattr(chosen, name) for name in PAUSES},
             bool(rank_rules(plan).in_lockstep),
             SimulationError,
         )
@@ -212,16 +212,16 @@ class EngineSettings:
             ("max_num_seqs", "max_tokens"),
         ):
             most = getattr(plan, limit)
-            if getattr(known, name) > most:
+            if getattr(chosen, name) > most:
                 raise SimulationError(
-                    f"{name} {getattr(known, name):,} is above the plan's {limit} {most:,}: compile it with "
-                    f"{limit}={getattr(known, name)}, or give a smaller {name}"
+                    f"{name} {getattr(chosen, name):,} is above the plan's {limit} {most:,}: compile it with "
+                    f"{limit}={getattr(chosen, name)}, or give a smaller {name}"
                 )
         if "num_gpu_blocks" in settings:
-            return known
+            return chosen
         check_room(plan, memory, most_seqs, SimulationError)
-        known = replace(known, max_num_seqs=int(memory.most_running(known.max_num_seqs)))
-        return replace(known, num_gpu_blocks=_blocks_of(known, memory, kv_len))
+        chosen = replace(chosen, max_num_seqs=int(memory.most_running(chosen.max_num_seqs)))
+        return replace(chosen, num_gpu_blocks=_blocks_of(chosen, memory, kv_len))
 
 
 TYPICAL_TOKENS: Final = 2176

@@ -134,8 +134,8 @@ class Simulation(ArrowRows):
     def made_from(self) -> dict[str, str]:
         """The inputs of the results: plan, trace and settings, by name."""
         settings = {f"fastroof.{name}": str(value) for name, value in vars(self.settings).items()}
-        own = {"fastroof.trace": self.trace.name, "fastroof.replicas": str(self.replicas)}
-        return {**self.plan.made_from, **settings, **own}
+        facts = {"fastroof.trace": self.trace.name, "fastroof.replicas": str(self.replicas)}
+        return {**self.plan.made_from, **settings, **facts}
 
     # -- requests and time -----------------------------------------------------------------------
 
@@ -308,8 +308,8 @@ class Simulation(ArrowRows):
         limits = checked_limits({"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "e2e_ms": e2e_ms})
         if not limits:
             raise BatchError("goodput needs a limit: ttft_ms, tpot_ms or e2e_ms")
-        kept = self.times.goodput(limits, duration_us(self.outcomes))
-        return {**kept, "p99_within": step_range.limits_kept(self.times, limits)}
+        goodput = self.times.goodput(limits, duration_us(self.outcomes))
+        return {**goodput, "p99_within": step_range.limits_kept(self.times, limits)}
 
     energy = run_energy
 

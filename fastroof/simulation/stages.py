@@ -67,8 +67,8 @@ def run_stages(plan: StepPlan, trace: Trace, settings: EngineSettings, *, time_s
         if not pipeline.shares_slots:
             options = options._replace(max_seqs=max(settings.max_num_seqs // pp, 1))
         arena = plan.bottleneck.arena
-        given = (pipeline, requests, served, record, settings.num_gpu_blocks)
-        raise_stuck(loops.stages_run(arena, options, options._replace(admits_whole=1), *given))
+        arguments = (pipeline, requests, served, record, settings.num_gpu_blocks)
+        raise_stuck(loops.stages_run(arena, options, options._replace(admits_whole=1), *arguments))
     outcomes = Outcomes(
         requests.arrival_us,
         served.first_us,

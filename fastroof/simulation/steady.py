@@ -93,8 +93,8 @@ class Run(NamedTuple):
         if not begin_us < end_us:
             # all start at once
             begin_us, end_us = -math.inf, math.inf
-        some = np.flatnonzero((arrival_us >= begin_us) & (arrival_us < end_us))
-        return some[np.argsort(arrival_us[some], kind="stable")]
+        inside = np.flatnonzero((arrival_us >= begin_us) & (arrival_us < end_us))
+        return inside[np.argsort(arrival_us[inside], kind="stable")]
 
     def _starts_us(self, outcomes: Outcomes) -> Floats:
         """Return when sessions start, and inf after the last."""
@@ -128,32 +128,32 @@ class Run(NamedTuple):
         return [some[piece == one] for one in range(PIECES)]
 
 
-def drawn_run(given: Trace | Workload, rate: float | None = None) -> Run:
+def drawn_run(traffic: Trace | Workload, rate: float | None = None) -> Run:
     """Return a run whose requests all count: a trace, or a workload at a rate, by default its own."""
-    if isinstance(given, Trace):
-        return Run.whole(given)
-    if given.is_closed:
-        return Run.whole(given.trace())
-    return Run.whole(given.trace(rate), given.requests_per_s if rate is None else rate)
+    if isinstance(traffic, Trace):
+        return Run.whole(traffic)
+    if traffic.is_closed:
+        return Run.whole(traffic.trace())
+    return Run.whole(traffic.trace(rate), traffic.requests_per_s if rate is None else rate)
 
 
-def steady_run(given: Trace | Workload, requests: int, rate: float | None = None) -> Run:
+def steady_run(traffic: Trace | Workload, requests: int, rate: float | None = None) -> Run:
     """Return a run in which at least ``requests`` count, after a ramp and before a drain.
 
     A workload is drawn; a trace, or a workload whose rate changes over the run, is repeated as a whole. Each
     repeat has separate hash_ids: a prefix cache finds in it what it finds in the trace. Sessions are drawn or
     repeated as a whole, so that the counted ones have about as many requests.
     """
-    if isinstance(given, Workload) and given.has_one_rate:
+    if isinstance(traffic, Workload) and traffic.has_one_rate:
         before, after = math.ceil(RAMP * requests), math.ceil(DRAIN * requests)
-        drawn = drawn_run(replace(given, requests=before + requests + after), rate)
+        drawn = drawn_run(replace(traffic, requests=before + requests + after), rate)
         if drawn.session is not None:
             return _sessions_run(drawn)
         return drawn._replace(counted=slice(before, before + requests), cycle=requests)
-    whole = drawn_run(given, rate)
-    trace = whole.trace
+    run = drawn_run(traffic, rate)
+    trace = run.trace
     if trace.has_parents:
-        return _repeated_run(whole, requests)
+        return _repeated_run(run, requests)
     cycle = len(trace)
     requests = -(-requests // cycle) * cycle
     before, after = math.ceil(RAMP * requests), math.ceil(DRAIN * requests)
@@ -168,34 +168,34 @@ def steady_run(given: Trace | Workload, requests: int, rate: float | None = None
     # laps overlap if the given period is short
     arrival_s -= arrival_s.min()
     repeated = Trace(arrival_s, **sizes, **ids_of_laps(trace, lap, place), name=trace.name)
-    return Run(repeated, whole.per_s, slice(before, before + requests), cycle)
+    return Run(repeated, run.per_s, slice(before, before + requests), cycle)
 
 
-def _sessions_run(whole: Run) -> Run:
+def _sessions_run(run: Run) -> Run:
     """Return a run of drawn sessions, of which those between ramp and drain count."""
-    sessions = whole.cycle
+    sessions = run.cycle
     all_parts = 1.0 + RAMP + DRAIN
     before, after = (math.ceil(part * sessions / all_parts) for part in (RAMP, DRAIN))
     if before + after >= sessions:
-        return whole
-    return whole._replace(counted=slice(before, sessions - after), cycle=sessions - before - after)
+        return run
+    return run._replace(counted=slice(before, sessions - after), cycle=sessions - before - after)
 
 
-def _repeated_run(whole: Run, requests: int) -> Run:
+def _repeated_run(run: Run, requests: int) -> Run:
     """Return a run of a trace's sessions, repeated as a whole."""
-    if not mean_rate(whole.trace) < math.inf:
-        return whole
-    cycle = whole.cycle
-    sessions = -(-requests // len(whole.trace)) * cycle
+    if not mean_rate(run.trace) < math.inf:
+        return run
+    cycle = run.cycle
+    sessions = -(-requests // len(run.trace)) * cycle
     before, after = math.ceil(RAMP * sessions), math.ceil(DRAIN * sessions)
-    repeated = Run.whole(repeated_sessions(whole.trace, -before, sessions + after))
-    return repeated._replace(per_s=whole.per_s, counted=slice(before, before + sessions), cycle=cycle)
+    repeated = Run.whole(repeated_sessions(run.trace, -before, sessions + after))
+    return repeated._replace(per_s=run.per_s, counted=slice(before, before + sessions), cycle=cycle)
 
 
-def enough_requests(given: int, in_system: float, affordable: int) -> int:
+def enough_requests(requests: int, in_system: float, affordable: int) -> int:
     """Return how many requests should count for a steady state with some number in the system."""
     turned_over = min(math.ceil(TURNOVERS * in_system), MOST_TURNED_OVER)
-    return max(given, _doubled(max(LEAST_REQUESTS, turned_over), affordable))
+    return max(requests, _doubled(max(LEAST_REQUESTS, turned_over), affordable))
 
 
 def _doubled(wanted: int, affordable: int) -> int:
@@ -226,7 +226,7 @@ def more_requests(requests: int, sampling_error: float | None, tolerance: float,
 
 def error_of_mean(values: Sequence[float] | Floats) -> float | None:
     """Return the standard error of the mean of equal pieces; None if any is unknown."""
-    known = np.asarray(values, float)
-    if len(known) < 2 or not np.isfinite(known).all():
+    measured = np.asarray(values, float)
+    if len(measured) < 2 or not np.isfinite(measured).all():
         return None
-    return float(known.std(ddof=1)) / math.sqrt(len(known))
+    return float(measured.std(ddof=1)) / math.sqrt(len(measured))

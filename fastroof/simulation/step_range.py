@@ -65,8 +65,8 @@ def limits_kept(times: RequestTimes, limits: Mapping[str, float]) -> dict[str, b
 
 def flipped_limits(fast: RequestTimes, slow: RequestTimes, limits: Mapping[str, float]) -> list[str]:
     """Return the limits that hold on faster steps and not on slower ones, or vice versa."""
-    kept = limits_kept(fast, limits), limits_kept(slow, limits)
-    return [name for name in limits if kept[0][name] != kept[1][name]]
+    hold = limits_kept(fast, limits), limits_kept(slow, limits)
+    return [name for name in limits if hold[0][name] != hold[1][name]]
 
 
 def amplification(fast: RequestTimes, slow: RequestTimes, relative: float) -> float:

@@ -154,10 +154,10 @@ class Trace:
         arrays: dict[str, Any] = {"arrival_s": arrival_s}
         for name in ("input_tokens", "output_tokens", "cached_tokens"):
             check_stopped()
-            given = getattr(self, name)
-            if name == "cached_tokens" and given is None:
-                given = np.zeros(count, np.int32)
-            sizes = numbers_in_a_row(where, name, given, "iu", count)
+            got = getattr(self, name)
+            if name == "cached_tokens" and got is None:
+                got = np.zeros(count, np.int32)
+            sizes = numbers_in_a_row(where, name, got, "iu", count)
             least = 0 if name == "cached_tokens" else 1
             refuse_where(where, name, sizes, (sizes < least) | (sizes > MOST_TOKENS),
                     f"must be tokens from {least} to {MOST_TOKENS:,}")  # fmt: skip
@@ -171,8 +171,8 @@ class Trace:
             raise TraceError(f"{where}: think_s must be seconds of at least 0, got {shown(self.think_s)}")
         if self.period_s is not None:
             if not is_number(self.period_s) or not 0 <= self.period_s <= MOST_SECONDS:
-                given = f"got {shown(self.period_s)}"
-                raise TraceError(f"{where}: period_s must be seconds from 0 to {MOST_SECONDS:g}, {given}")
+                got = f"got {shown(self.period_s)}"
+                raise TraceError(f"{where}: period_s must be seconds from 0 to {MOST_SECONDS:g}, {got}")
             object.__setattr__(self, "period_s", float(self.period_s))
         blocks = self.hash_ids, self.hash_offsets, self.hash_block_size
         arrays |= checked_hashes(where, *blocks, arrays["input_tokens"], MOST_TOKENS)
@@ -197,24 +197,24 @@ class Trace:
 
     def _checked_links(self, where: str, arrival_s: Floats) -> dict[str, Any]:
         count = len(arrival_s)
-        given: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for name, kinds, kind in (
             ("delay_s", "fiu", np.float64),
             ("session", "iu", np.int64),
             ("history_tokens", "iu", np.int64),
         ):
             if getattr(self, name) is not None:
-                given[name] = numbers_in_a_row(where, name, getattr(self, name), kinds, count).astype(kind)
-        if "history_tokens" in given:
-            history = given["history_tokens"]
+                fields[name] = numbers_in_a_row(where, name, getattr(self, name), kinds, count).astype(kind)
+        if "history_tokens" in fields:
+            history = fields["history_tokens"]
             refuse_where(where, "history_tokens", history, (history < 0) | (history > MOST_TOKENS),
                     f"must be tokens from 0 to {MOST_TOKENS:,}")  # fmt: skip
-            given["history_tokens"] = history.astype(np.int32)
+            fields["history_tokens"] = history.astype(np.int32)
         if self.parents is None:
-            if self.parent_offsets is not None or "delay_s" in given:
+            if self.parent_offsets is not None or "delay_s" in fields:
                 alone = "delay_s" if self.parent_offsets is None else "parent_offsets"
                 raise TraceError(f"{where}: {alone} goes with parents, the rows that each request waits for")
-            return given
+            return fields
         if self.clients is not None:
             raise TraceError(f"{where}: a closed loop's requests follow its clients: give clients or parents")
         parents = numbers_in_a_row(where, "parents", self.parents, "iu").astype(np.int64)
@@ -222,7 +222,7 @@ class Trace:
         if offsets is not None:
             offsets = numbers_in_a_row(where, "parent_offsets", offsets, "iu").astype(np.int64)
         parents, offsets = trace_sessions.checked_parents(where, count, parents, offsets)
-        delay_s = given.setdefault("delay_s", np.zeros(count))
+        delay_s = fields.setdefault("delay_s", np.zeros(count))
         refuse_where(where, "delay_s", delay_s, ~((delay_s >= 0) & (delay_s <= MOST_SECONDS)),
                 f"must be seconds from 0 to {MOST_SECONDS:g}")  # fmt: skip
         refuse_where(where, "delay_s", delay_s, (delay_s > 0) & (np.diff(offsets) == 0),
@@ -230,11 +230,11 @@ class Trace:
         found = trace_sessions.earliest(where, arrival_s, delay_s, parents, offsets)
         refuse_where(where, "arrival_s", found.arrival_s, found.arrival_s > MOST_SECONDS,
                 f"must be seconds from 0 to {MOST_SECONDS:g} with the delays before it")  # fmt: skip
-        if "session" in given:
-            trace_sessions.checked_session(where, given["session"], parents, offsets)
+        if "session" in fields:
+            trace_sessions.checked_session(where, fields["session"], parents, offsets)
         else:
-            given["session"] = trace_sessions.components(parents, offsets)
-        return {**given, "parents": parents, "parent_offsets": offsets} | found._asdict()
+            fields["session"] = trace_sessions.components(parents, offsets)
+        return {**fields, "parents": parents, "parent_offsets": offsets} | found._asdict()
 
     @cached_property
     def turns(self) -> Longs:
@@ -320,8 +320,8 @@ class Trace:
             )
         if self.parents is not None:
             # requests may pass each other, as delays stay
-            given: dict[str, Any] = {"arrival_s": arrival_s, "order": None, "period_s": period_s}
-            scaled = replace(self, **given)
+            fields: dict[str, Any] = {"arrival_s": arrival_s, "order": None, "period_s": period_s}
+            scaled = replace(self, **fields)
             object.__setattr__(scaled, "order", self.order[scaled.order])
             return scaled
         # nothing else changes, so nothing is checked again: searches scale often

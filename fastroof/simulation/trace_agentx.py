@@ -57,8 +57,8 @@ def _documents(what: str, content: bytes) -> Iterator[tuple[int, dict[str, Any]]
     if is_by_line:
         documents = [parse_json(line, f"{what}, line {at}", TraceError) for at, line in enumerate(lines, 1)]
     else:
-        given = parse_json(content.removeprefix(b"\xef\xbb\xbf"), what, TraceError)
-        documents = given if isinstance(given, list) else [given]
+        document = parse_json(content.removeprefix(b"\xef\xbb\xbf"), what, TraceError)
+        documents = document if isinstance(document, list) else [document]
     for number, one in enumerate(documents, 1):
         if not isinstance(one, dict) or not isinstance(one.get("requests"), list):
             raise TraceError(f"{what}, session {number} must be an object with requests, got {shown(one)}")
@@ -105,11 +105,11 @@ class _Sessions:
             if not isinstance(inner, list):
                 raise TraceError(f"{place}: an agent must have requests, got {shown(inner)}")
             before = last
-            for at, own in enumerate(inner, 1):
-                if not isinstance(own, dict):
-                    raise TraceError(f"{place}.{at} must be an object, got {shown(own)}")
-                since = request if at == 1 else own
-                before = self._request(f"{place}.{at}", own, _some(before), since.get("t"))
+            for at, turn in enumerate(inner, 1):
+                if not isinstance(turn, dict):
+                    raise TraceError(f"{place}.{at} must be an object, got {shown(turn)}")
+                since = request if at == 1 else turn
+                before = self._request(f"{place}.{at}", turn, _some(before), since.get("t"))
             if inner and request.get("status") != LEFT_ALONE:
                 waits += _some(before)
         self.sessions += 1
@@ -143,11 +143,11 @@ class _Sessions:
         self.ends_s.append(start_s + (0.0 if took_s is None else _seconds(place, "api_time", took_s)))
         return row
 
-    def _blocks(self, place: str, given: Any, tokens: int) -> list[int]:
+    def _blocks(self, place: str, ids: Any, tokens: int) -> list[int]:
         """Return the ids of a prompt's blocks; a partial one at the end that has none gets its own."""
-        if not isinstance(given, list) or not all(is_whole_number(one) for one in given):
-            raise TraceError(f"{place}: {HASH_IDS} must be a list of whole numbers, got {shown(given)}")
-        keys: list[tuple[int, Any]] = [(self.scope, one) for one in given]
+        if not isinstance(ids, list) or not all(is_whole_number(one) for one in ids):
+            raise TraceError(f"{place}: {HASH_IDS} must be a list of whole numbers, got {shown(ids)}")
+        keys: list[tuple[int, Any]] = [(self.scope, one) for one in ids]
         needed = -(-tokens // self.block_size)
         if len(keys) > needed:
             _refuse_blocks(place, len(keys), tokens, needed)
@@ -156,16 +156,16 @@ class _Sessions:
         return [self.ids.setdefault(key, len(self.ids)) for key in keys]
 
 
-def _refuse_blocks(place: str, given: int, tokens: int, needed: int) -> NoReturn:
-    raise TraceError(f"{place}: {HASH_IDS} has {given} ids, and a prompt of {tokens} tokens {needed} blocks")
+def _refuse_blocks(place: str, blocks: int, tokens: int, needed: int) -> NoReturn:
+    raise TraceError(f"{place}: {HASH_IDS} has {blocks} ids, and a prompt of {tokens} tokens {needed} blocks")
 
 
 def _some(row: int | None) -> list[int]:
     return [] if row is None else [row]
 
 
-def _seconds(place: str, name: str, given: Any) -> float:
+def _seconds(place: str, name: str, value: Any) -> float:
     """Return seconds of at least 0."""
-    if not is_number(given) or not 0 <= float(given) < math.inf:
-        raise TraceError(f"{place}: {name} must be seconds of at least 0, got {shown(given)}")
-    return float(given)
+    if not is_number(value) or not 0 <= float(value) < math.inf:
+        raise TraceError(f"{place}: {name} must be seconds of at least 0, got {shown(value)}")
+    return float(value)

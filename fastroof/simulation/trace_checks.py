@@ -82,10 +82,10 @@ def checked_hashes(
     where: str, ids: Any, offsets: Any, size: Any, input_tokens: Array, most: int
 ) -> dict[str, Any]:
     """Return the ids of prompts' blocks and where each prompt's begin, checked; none if none are given."""
-    given = (ids is not None, offsets is not None, not (isinstance(size, int) and size == 0))
-    if not any(given):
+    is_given = (ids is not None, offsets is not None, not (isinstance(size, int) and size == 0))
+    if not any(is_given):
         return {}
-    if not all(given):
+    if not all(is_given):
         raise TraceError(f"{where}: give hash_ids, hash_offsets and hash_block_size, or none of them")
     size = whole_number("hash_block_size", size, 1, most, TraceError)
     ids = numbers_in_a_row(where, "hash_ids", ids, "iu").astype(np.int64)
@@ -105,9 +105,9 @@ def checked_hashes(
     return {"hash_ids": ids, "hash_offsets": offsets}
 
 
-def check_left_out(where: str, given: Any) -> None:
+def check_left_out(where: str, left_out: Any) -> None:
     """Refuse counts of left-out rows that are not numbers by reason."""
-    if not isinstance(given, Mapping) or not all(
-        isinstance(reason, str) and is_whole_number(rows, 0) for reason, rows in given.items()
+    if not isinstance(left_out, Mapping) or not all(
+        isinstance(reason, str) and is_whole_number(rows, 0) for reason, rows in left_out.items()
     ):
-        raise TraceError(f"{where}: left_out must map reasons to numbers of rows, got {shown(given)}")
+        raise TraceError(f"{where}: left_out must map reasons to numbers of rows, got {shown(left_out)}")

@@ -35,7 +35,7 @@ _TIME_SPELLINGS: Final = (
     (r"\s*(UTC|GMT)$", "Z"),
 )
 _A_TIME: Final = "2026-05-01 13:00:00"
-_GONE_BACK_S: Final = (1800.0, 3600.0)
+_CLOCK_CHANGE_S: Final = (1800.0, 3600.0)
 """Seconds by which a busy log goes back where clocks do."""
 
 
@@ -53,11 +53,11 @@ class RawColumns:
         """Number of rows."""
         return len(next(iter(self.columns.values())))
 
-    def rows(self, kept: Bools) -> RawColumns:
+    def rows(self, rows: Bools) -> RawColumns:
         """Return some of the rows, with their labels."""
         import pyarrow as pa
 
-        places, mask = np.flatnonzero(kept), pa.array(kept)
+        places, mask = np.flatnonzero(rows), pa.array(rows)
         try:
             columns = {name: column.filter(mask) for name, column in self.columns.items()}
         except pa.ArrowException as error:
@@ -123,7 +123,7 @@ class RawColumns:
         """Return arrivals in seconds after the earliest."""
         import pyarrow as pa
 
-        given = column = self._complete(name)
+        cells = column = self._complete(name)
         if _is_string(column.type):
             column = self._read_times(name, column)
         if pa.types.is_date(column.type):
@@ -138,7 +138,7 @@ class RawColumns:
             if per_s is None:
                 self.refuse(
                     0,
-                    f"{name} must be a date and time, got {_shown(given[0])}; numbers need their unit: "
+                    f"{name} must be a date and time, got {_shown(cells[0])}; numbers need their unit: "
                     f"columns or --columns arrival_s={name}, or arrival_ms, arrival_us, arrival_ns",
                 )
             numbers = self._numbers(name, column)
@@ -273,10 +273,10 @@ class RawColumns:
         back = np.flatnonzero(np.diff(local) < 0)
         if time_zone is None:
             per_s = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[column.type.unit]
-            gone = (local[back[0]] - local[back[0] + 1]) / per_s if len(back) == 1 else 0.0
-            if _GONE_BACK_S[0] <= gone <= _GONE_BACK_S[1]:
+            gap_s = (local[back[0]] - local[back[0] + 1]) / per_s if len(back) == 1 else 0.0
+            if _CLOCK_CHANGE_S[0] <= gap_s <= _CLOCK_CHANGE_S[1]:
                 warnings.warn(
-                    f"{self.what}, {self.row_label(int(back[0]) + 1)}: {name} goes back by {gone / 60:.3g} "
+                    f"{self.what}, {self.row_label(int(back[0]) + 1)}: {name} goes back by {gap_s / 60:.3g} "
                     "minutes, as if clocks changed; if they did, name the zone (time_zone or --time-zone)",
                     UserWarning,
                     stacklevel=5,
@@ -360,8 +360,8 @@ def block_ids(trace: Trace, block_size: int) -> tuple[BlockIds, int]:
             f"block_size must divide that, got {block_size}"
         )
     per_id = trace.hash_block_size // block_size
-    known, numbers = np.unique(trace.hash_ids, return_inverse=True)
-    return BlockIds(numbers.astype(np.int32), trace.hash_offsets[:-1], per_id), len(known) * per_id
+    unique_ids, numbers = np.unique(trace.hash_ids, return_inverse=True)
+    return BlockIds(numbers.astype(np.int32), trace.hash_offsets[:-1], per_id), len(unique_ids) * per_id
 
 
 @overload

@@ -189,9 +189,9 @@ def _checked_trace(
         if links.grows:
             # ids of a turn's own tokens do not tell what its whole prompt shares
             columns = columns._replace(hash_ids="")
-            given = sizes["input_tokens"], sizes["output_tokens"]
-            sizes["input_tokens"] = grown_prompts(raw, columns.input_tokens, *given, rows)
-            rows["history_tokens"] = sizes["input_tokens"] - given[0]
+            lengths = sizes["input_tokens"], sizes["output_tokens"]
+            sizes["input_tokens"] = grown_prompts(raw, columns.input_tokens, *lengths, rows)
+            rows["history_tokens"] = sizes["input_tokens"] - lengths[0]
     if columns.arrival:
         arrival_s = _arrivals(raw, columns, time_zone, rows.get("parent_offsets"))
     if columns.cached_tokens:

@@ -251,14 +251,14 @@ def column_key(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.strip().lower()).strip("_")
 
 
-def own_columns(given: Any) -> OwnColumns:
+def own_columns(columns: Any) -> OwnColumns:
     """Read the columns that a user names: ``arrival=started_at,input=..``, or a mapping."""
-    if given is None:
+    if columns is None:
         return OwnColumns()
-    if isinstance(given, str):
-        pairs = [tuple(part.split("=", 1)) for part in given.split(",")]
+    if isinstance(columns, str):
+        pairs = [tuple(part.split("=", 1)) for part in columns.split(",")]
     else:
-        pairs = list(given.items()) if isinstance(given, Mapping) else [(shown(given),)]
+        pairs = list(columns.items()) if isinstance(columns, Mapping) else [(shown(columns),)]
     names: dict[str, str] = {}
     per_s, delay_per_s = None, 1.0
     for pair in pairs:
@@ -296,12 +296,12 @@ def trace_format(name: str | None, columns: Iterable[str], what: str) -> TraceFo
 
 def find_column(name: str, columns: list[str], what: str) -> str:
     """Return the column that a user names: of this name, or of this spelling."""
-    there = [column for column in columns if column == name]
-    there = there or [column for column in columns if column_key(column) == column_key(name)]
-    if len(there) == 1:
-        return there[0]
-    if there:
-        raise TraceError(f"{what}: columns {' and '.join(map(repr, there))} are both {name}: keep one")
+    matches = [column for column in columns if column == name]
+    matches = matches or [column for column in columns if column_key(column) == column_key(name)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise TraceError(f"{what}: columns {' and '.join(map(repr, matches))} are both {name}: keep one")
     close = difflib.get_close_matches(column_key(name), map(column_key, columns), n=1)
     hint = [f"did you mean {column!r}? " for column in columns if column_key(column) in close][:1]
     raise TraceError(f"{what} has no column {shown(name)}; {''.join(hint)}its columns are {_listed(columns)}")
@@ -313,44 +313,44 @@ def _listed(columns: list[str]) -> str:
 
 def named_columns(columns: list[str], what: str, reading: Reading) -> NamedColumns:
     """Assign roles to columns."""
-    own = reading.own
+    own_names = reading.own
     meant = trace_format(reading.format, columns, what)
     # a wrong name is told before a missing column
-    named = {field: find_column(name, columns, what) for field, name in own.names.items()}
+    by_field = {field: find_column(name, columns, what) for field, name in own_names.names.items()}
     others = tuple(find_column(name, columns, what) for name in reading.others)
 
     def found(role: str, field: str, is_needed: bool) -> str:
-        if field in named:
-            return named[field]
+        if field in by_field:
+            return by_field[field]
         times: dict[str, Any] = {"arrival": meant.arrivals, "delay": meant.delays}
         names = list(times[field] if field in times else getattr(meant, field))
-        there = [column for column in columns if names and column_key(column) in names]
+        matches = [column for column in columns if names and column_key(column) in names]
         # fastroof's own name takes precedence, and others over what gateways call further times
-        first = [column for column in there if column_key(column) == names[0]]
-        there = first or [column for column in there if column_key(column) not in LESS_USUAL] or there
-        if len(there) > 1 and field != "status":
+        first = [column for column in matches if column_key(column) == names[0]]
+        matches = first or [column for column in matches if column_key(column) not in LESS_USUAL] or matches
+        if len(matches) > 1 and field != "status":
             raise TraceError(
-                f"{what}: columns {' and '.join(map(repr, there))} all have {role}: keep one, or name it "
+                f"{what}: columns {' and '.join(map(repr, matches))} all have {role}: keep one, or name it "
                 f"(columns or --columns, such as {EXAMPLE_COLUMNS})"
             )
-        if not there and is_needed:
+        if not matches and is_needed:
             short = next(short for short, one in ROLES.items() if one == field)
             raise TraceError(
                 f"{what} has no column of {role}: in {meant.name} traces it is {' or '.join(names)}; its "
                 f"columns are {_listed(columns)}: name one (columns or --columns {short}=COLUMN)"
             )
-        return there[0] if there else ""
+        return matches[0] if matches else ""
 
     session, parent = found("sessions", "session", False), found("parents", "parent", False)
     delay = found("delays", "delay", False)
-    if meant is PLAIN and not (parent or delay or "session" in named):
+    if meant is PLAIN and not (parent or delay or "session" in by_field):
         # a log has sessions that say nothing of what its requests waited for
         session = ""
     is_linked = bool(session or parent)
     arrival = found("arrivals", "arrival", reading.needs_arrival and not (is_linked and delay))
     key = column_key(arrival)
-    per_s = own.per_s or meant.arrivals.get(key)
-    if per_s is None and "arrival" in own.names:
+    per_s = own_names.per_s or meant.arrivals.get(key)
+    if per_s is None and "arrival" in own_names.names:
         per_s = PLAIN.arrivals.get(key) or UNITS.get(key.rpartition("_")[2])
     return NamedColumns(
         meant,
@@ -366,7 +366,7 @@ def named_columns(columns: list[str], what: str, reading: Reading) -> NamedColum
         parent,
         found("names", "request_id", False) if parent else "",
         delay if is_linked else "",
-        own.delay_per_s if "delay" in named else meant.delays.get(column_key(delay), 1.0),
+        own_names.delay_per_s if "delay" in by_field else meant.delays.get(column_key(delay), 1.0),
         next((name for name in columns if is_linked and column_key(name) == "context_mode"), ""),
         found("tokens before a prompt's new ones", "history_tokens", False),
     )

@@ -133,7 +133,7 @@ def _chained(session: Longs) -> list[list[int]]:
 
 def _parents(raw: RawColumns, columns: NamedColumns) -> list[list[int]]:
     """Return the rows of each row's parents, which a column names by their ids or their rows from 0."""
-    named = _texts(raw, columns.parent)
+    parent_names = _texts(raw, columns.parent)
     row_of: dict[str, int] = {}
     if columns.request_id:
         for row, one in enumerate(_texts(raw, columns.request_id)):
@@ -142,7 +142,7 @@ def _parents(raw: RawColumns, columns: NamedColumns) -> list[list[int]]:
                 raw.refuse(row, f"{columns.request_id} must be a name of its own, is {shown}")
             row_of[one] = row
     parents: list[list[int]] = []
-    for row, value in enumerate(named):
+    for row, value in enumerate(parent_names):
         ids = [] if value is None else value if isinstance(value, list) else value.split()
         own = []
         for one in ids:
@@ -181,7 +181,7 @@ def linked_rows(raw: RawColumns, links: FileLinks) -> dict[str, Any]:
     found: dict[int, list[int]] = {}
 
     def parents_of(row: int) -> list[int]:
-        own: list[int] = []
+        ids: list[int] = []
         seen = set()
         queue = list(links.parents[row])
         while queue:
@@ -190,35 +190,35 @@ def linked_rows(raw: RawColumns, links: FileLinks) -> dict[str, Any]:
                 continue
             seen.add(one)
             if one in place:
-                own.append(place[one])
+                ids.append(place[one])
             else:
                 queue += found.get(one, links.parents[one])
-        return own
+        return ids
 
     parents = [parents_of(row) for row in rows.tolist()]
     counts = [len(own) for own in parents]
     delay_s = np.where(np.array(counts, np.int64) > 0, links.delay_s[rows], 0.0)
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "parents": np.array([one for own in parents for one in own], np.int64),
         "parent_offsets": np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         "delay_s": delay_s,
     }
     if len(links.session):
-        given["session"] = links.session[rows]
-    return given
+        fields["session"] = links.session[rows]
+    return fields
 
 
-def grown_prompts(raw: RawColumns, name: str, prompts: Longs, outputs: Longs, given: dict[str, Any]) -> Longs:
+def grown_prompts(raw: RawColumns, name: str, prompts: Longs, outputs: Longs, extra: dict[str, Any]) -> Longs:
     """Return prompts with the prompt and the answer of the turn before them, which holds those before it."""
-    whole = prompts.astype(np.int64)
-    parents, offsets = given["parents"].tolist(), given["parent_offsets"].tolist()
-    for row in range(len(whole)):
+    lengths = prompts.astype(np.int64)
+    parents, offsets = extra["parents"].tolist(), extra["parent_offsets"].tolist()
+    for row in range(len(lengths)):
         if offsets[row + 1] > offsets[row]:
             before = parents[offsets[row]]
-            whole[row] += whole[before] + outputs[before]
+            lengths[row] += lengths[before] + outputs[before]
 
     raw.refuse_where(
-        whole > MOST_TOKENS,
-        lambda row: f"{name} with the turns before it is above {MOST_TOKENS:,} tokens: {whole[row]:,}",
+        lengths > MOST_TOKENS,
+        lambda row: f"{name} with the turns before it is above {MOST_TOKENS:,} tokens: {lengths[row]:,}",
     )
-    return whole
+    return lengths

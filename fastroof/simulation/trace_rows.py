@@ -81,12 +81,12 @@ def rows_where(
     """Return the rows that keep all conditions, and the number of the others by the first that they break."""
     left_out = {}
     for condition, column in zip(conditions, columns.others, strict=True):
-        kept = _keeps(raw, column, condition)
-        if not kept.any():
+        selected = _keeps(raw, column, condition)
+        if not selected.any():
             raise TraceError(f"{raw.what} has no rows with {condition.text}: {_values(raw.columns[column])}")
-        if not kept.all():
-            left_out[f"not {condition.text}"] = int(np.count_nonzero(~kept))
-            raw = raw.rows(kept)
+        if not selected.all():
+            left_out[f"not {condition.text}"] = int(np.count_nonzero(~selected))
+            raw = raw.rows(selected)
     return raw, left_out
 
 
@@ -117,8 +117,8 @@ def _keeps(raw: RawColumns, name: str, condition: Condition) -> Bools:
     except (pa.ArrowException, TypeError):
         raise TraceError(f"{raw.what}: {condition.text} cannot compare values of {column.type}") from None
     differs = condition.comparison == "!="
-    kept: Bools = pc.fill_null(keeps, differs).to_numpy().astype(bool)
-    return kept
+    selected: Bools = pc.fill_null(keeps, differs).to_numpy().astype(bool)
+    return selected
 
 
 def _values(column: pa.ChunkedArray) -> str:
@@ -173,9 +173,9 @@ def _without_errors(raw: RawColumns, name: str) -> tuple[RawColumns, dict[str, i
         failed = sorted(text for text, code in codes.items() if code >= LEAST_HTTP_ERROR)
     else:
         failed = sorted(statuses.intersection(FAILURES))
-    left_out, kept = {}, np.ones(len(texts), bool)
+    left_out, selected = {}, np.ones(len(texts), bool)
     for status in failed:
         wrong: Bools = pc.fill_null(pc.equal(texts, status), False).to_numpy().astype(bool)
         left_out[f"{name} {status}"] = int(np.count_nonzero(wrong))
-        kept &= ~wrong
-    return (raw.rows(kept) if failed else raw), left_out
+        selected &= ~wrong
+    return (raw.rows(selected) if failed else raw), left_out

@@ -82,9 +82,9 @@ def earliest(where: str, arrival_s: Floats, delay_s: Floats, parents: Longs, off
     pending, depth = np.diff(offsets), np.zeros(len(arrival_s), np.int64)
     arrival_s, place = arrival_s.copy(), np.empty(len(arrival_s), np.int64)
     front = np.flatnonzero(pending == 0)
-    seen = level = 0
+    visited = level = 0
     while len(front):
-        seen += len(front)
+        visited += len(front)
         level += 1
         counts = child_offsets[front + 1] - child_offsets[front]
         kids = children[places_of(child_offsets[front], counts)]
@@ -95,7 +95,7 @@ def earliest(where: str, arrival_s: Floats, delay_s: Floats, parents: Longs, off
         place[front] = np.arange(len(front))
         front = front[place[front] == np.arange(len(front))]
         depth[front] = level
-    if seen < len(arrival_s):
+    if visited < len(arrival_s):
         row = int(np.argmax(pending > 0))
         raise TraceError(
             f"{where}, row {row}: its parents wait for it, or for others that wait for each other"
@@ -153,12 +153,12 @@ def reordered(order: Longs, parents: Longs, offsets: Longs) -> dict[str, Any]:
 def of_rows(rows: slice | Longs, parents: Longs, offsets: Longs) -> dict[str, Any]:
     """Return links among some requests, in the order of the trace; those to others are dropped."""
     count = len(offsets) - 1
-    kept = np.zeros(count, bool)
-    kept[rows] = True
-    place = np.cumsum(kept) - 1
+    selected = np.zeros(count, bool)
+    selected[rows] = True
+    place = np.cumsum(selected) - 1
     child = np.repeat(np.arange(count), np.diff(offsets))
-    stays = kept[child] & kept[parents]
-    each = np.bincount(child[stays], minlength=count)[kept]
+    stays = selected[child] & selected[parents]
+    each = np.bincount(child[stays], minlength=count)[selected]
     return {"parents": place[parents[stays]], "parent_offsets": np.concatenate([[0], np.cumsum(each)])}
 
 

@@ -181,8 +181,8 @@ class Workload:
         for name in ("input_tokens", "output_tokens"):
             object.__setattr__(self, name, parse_lengths(name, getattr(self, name)))
         if not self.keeps_history:
-            given = 0 if self._is_auto else self.cached_tokens
-            object.__setattr__(self, "cached_tokens", parse_cached(given))
+            cached = 0 if self._is_auto else self.cached_tokens
+            object.__setattr__(self, "cached_tokens", parse_cached(cached))
 
     @property
     def has_sessions(self) -> bool:
@@ -192,8 +192,8 @@ class Workload:
     @property
     def keeps_history(self) -> bool:
         """Whether all tokens before a prompt's new ones count as cached."""
-        given = self.cached_tokens
-        is_meant = self._is_auto or (isinstance(given, str) and given.strip() == "history")
+        cached = self.cached_tokens
+        is_meant = self._is_auto or (isinstance(cached, str) and cached.strip() == "history")
         return is_meant and self.has_sessions
 
     @property
@@ -223,11 +223,11 @@ class Workload:
         if self.think_s and arrivals != "closed" and not self.has_sessions:
             raise TraceError(_THINKS.format(arrivals=arrivals))
         for name in ("ramp", "hourly"):
-            given = getattr(self, name)
-            if given is None and arrivals == name:
+            value = getattr(self, name)
+            if value is None and arrivals == name:
                 raise TraceError(f"arrivals {name!r} needs {name}, the rates per second")
-            if (given is not None) != (arrivals == name):
-                raise TraceError(f"{name} goes with arrivals {name!r}, got {shown(given)} and {arrivals!r}")
+            if (value is not None) != (arrivals == name):
+                raise TraceError(f"{name} goes with arrivals {name!r}, got {shown(value)} and {arrivals!r}")
         if self.hourly is not None and self.has_sessions:
             raise TraceError("hourly is of requests: give sessions a rate or a ramp")
         if arrivals == "closed" and self.rate is not None:
@@ -391,8 +391,8 @@ class Workload:
         return state
 
 
-def _are_seconds(given: Any) -> bool:
-    return is_number(given) and 0 <= float(given) <= MOST_SECONDS
+def _are_seconds(value: Any) -> bool:
+    return is_number(value) and 0 <= float(value) <= MOST_SECONDS
 
 
 def _generator(seed: int, stream: int) -> np.random.Generator:

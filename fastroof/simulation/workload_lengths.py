@@ -112,19 +112,19 @@ class Draws:
         return self.generator().standard_normal(self.count)
 
 
-def parse_lengths(name: str, given: Any, least: int = 1) -> Lengths:
+def parse_lengths(name: str, value: Any, least: int = 1) -> Lengths:
     """Parse a workload's lengths."""
-    if isinstance(given, Lengths):
-        return given
-    if isinstance(given, Trace):
-        return RecordedLength(given, id(given))
-    if isinstance(given, Mapping):
-        return RecordedLength(load_lengths(given), id(given))
-    if isinstance(given, str):
-        return _parse_text(name, given.strip(), least)
-    if not is_whole_number(given, least, MOST_TOKENS):
-        raise TraceError(_wrong(name, given, least))
-    return FixedLength(int(given))
+    if isinstance(value, Lengths):
+        return value
+    if isinstance(value, Trace):
+        return RecordedLength(value, id(value))
+    if isinstance(value, Mapping):
+        return RecordedLength(load_lengths(value), id(value))
+    if isinstance(value, str):
+        return _parse_text(name, value.strip(), least)
+    if not is_whole_number(value, least, MOST_TOKENS):
+        raise TraceError(_wrong(name, value, least))
+    return FixedLength(int(value))
 
 
 def _parse_text(name: str, text: str, least: int) -> Lengths:
@@ -155,9 +155,9 @@ def _parse_text(name: str, text: str, least: int) -> Lengths:
     return length
 
 
-def _wrong(name: str, given: object, least: int) -> str:
+def _wrong(name: str, value: object, least: int) -> str:
     most = f"{MOST_TOKENS:,} {_counted(name)}"
-    return f"{name} must be {LENGTH_FORMS}, from {least} to {most}; got {shown(given)}"
+    return f"{name} must be {LENGTH_FORMS}, from {least} to {most}; got {shown(value)}"
 
 
 def _counted(name: str) -> str:
@@ -165,19 +165,19 @@ def _counted(name: str) -> str:
     return "tokens" if name.endswith("_tokens") else name
 
 
-def parse_cached(given: Any) -> Lengths | CachedShare:
+def parse_cached(value: Any) -> Lengths | CachedShare:
     """Parse the tokens of prompts that are cached: lengths, or a share of each prompt."""
-    if isinstance(given, CachedShare):
-        return given
-    if isinstance(given, str) and given.strip().startswith("share:"):
-        text = given.strip().removeprefix("share:")
+    if isinstance(value, CachedShare):
+        return value
+    if isinstance(value, str) and value.strip().startswith("share:"):
+        text = value.strip().removeprefix("share:")
         try:
             share = float(text)
         except ValueError:
             share = -1.0
         if not 0 <= share <= 1:
-            raise TraceError(f"cached_tokens {shown(given)}: a share of the prompt must be from 0 to 1")
+            raise TraceError(f"cached_tokens {shown(value)}: a share of the prompt must be from 0 to 1")
         return CachedShare(share)
-    if is_whole_number(given, 0, MOST_TOKENS) or not isinstance(given, int | float):
-        return parse_lengths("cached_tokens", given, 0)
-    raise TraceError(f"cached_tokens must be whole tokens from 0, got {shown(given)}")
+    if is_whole_number(value, 0, MOST_TOKENS) or not isinstance(value, int | float):
+        return parse_lengths("cached_tokens", value, 0)
+    raise TraceError(f"cached_tokens must be whole tokens from 0, got {shown(value)}")

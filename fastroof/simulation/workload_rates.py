@@ -79,9 +79,9 @@ def mean_of_ramp(ramp: tuple[float, ...]) -> float:
     return sum((a + b) / 2 for a, b in pairwise(ramp)) / (len(ramp) - 1)
 
 
-def checked_hourly(given: Any) -> tuple[float, ...]:
+def checked_hourly(rates: Any) -> tuple[float, ...]:
     """Return rates by the hour, of a list or of a file with one each line."""
-    listed = _read_rates(given.removeprefix("file:")) if isinstance(given, str) else given
+    listed = _read_rates(rates.removeprefix("file:")) if isinstance(rates, str) else rates
     listed = tuple(listed) if isinstance(listed, tuple | list | np.ndarray) else ()
     fits = 0 < len(listed) <= MOST_HOURS and all(
         is_number(rate) and (rate == 0 or LEAST_RATE <= float(rate) <= MOST_RATE) for rate in listed
@@ -89,7 +89,7 @@ def checked_hourly(given: Any) -> tuple[float, ...]:
     if not fits or not any(listed):
         raise TraceError(
             f"hourly must be 1 to {MOST_HOURS:,} rates in requests/s, one each hour, not all 0, each 0 or "
-            f"from {LEAST_RATE:g} to {MOST_RATE:g}, or file:PATH with them, got {shown(given)}"
+            f"from {LEAST_RATE:g} to {MOST_RATE:g}, or file:PATH with them, got {shown(rates)}"
         )
     return tuple(float(rate) for rate in listed)
 

@@ -43,13 +43,13 @@ class Delay:
 NO_DELAY: Final = Delay("uniform", 0.0, 0.0)
 
 
-def parse_delay(name: str, given: Any) -> Delay:
+def parse_delay(name: str, value: Any) -> Delay:
     """Parse seconds: a number, or a distribution of them."""
-    if isinstance(given, Delay):
-        return given
-    text = given.strip() if isinstance(given, str) else ""
-    if is_number(given) or re.fullmatch(_NUMBER, text):
-        seconds = float(given)
+    if isinstance(value, Delay):
+        return value
+    text = value.strip() if isinstance(value, str) else ""
+    if is_number(value) or re.fullmatch(_NUMBER, text):
+        seconds = float(value)
         found: Delay | None = Delay("uniform", seconds, seconds)
     elif match := re.fullmatch(f"exponential:{_NUMBER}", text):
         found = Delay("exponential", float(match[1]))
@@ -58,7 +58,7 @@ def parse_delay(name: str, given: Any) -> Delay:
     else:
         found = None
     if found is None or not _is_valid(found):
-        raise TraceError(f"{name} must be {DELAY_FORMS}, up to {MOST_SECONDS:g} s; got {shown(given)}")
+        raise TraceError(f"{name} must be {DELAY_FORMS}, up to {MOST_SECONDS:g} s; got {shown(value)}")
     return found
 
 

@@ -256,9 +256,9 @@ def _evaluated(
             progress(done, total)
     table = pa.Table.from_batches(batches, arrow_schema(sweep.columns, {}))
     rows = sweep.ordered(sweep.reduced(table)).to_pylist()
-    given = {name: model for model, name in names.items()}
+    by_name = {name: model for model, name in names.items()}
     by_model = {
-        name: _OfModel([row for row in rows if row["model"] == name], counted, given[name])
+        name: _OfModel([row for row in rows if row["model"] == name], counted, by_name[name])
         for name, counted in counts.items()
     }
     return by_model, tuple(skipped)
@@ -306,7 +306,7 @@ def _choice(spec: DeploymentSpec, objective: str, row: dict[str, Any], best: dic
         or (None not in errors and abs(math.log(ratio)) < math.hypot(*errors))
     )
     load = "concurrency" if spec.request_rate is None else "request_rate_per_s"
-    given = spec.load_axes[load]
-    at_edge = len(given) > 1 and row[load] == given[-1] and load not in spec.per
+    loads = spec.load_axes[load]
+    at_edge = len(loads) > 1 and row[load] == loads[-1] and load not in spec.per
     behind = abs(1.0 - ratio)
     return Choice(row, row[objective], errors[0], behind, is_tie, margins_of(spec, row), at_edge)

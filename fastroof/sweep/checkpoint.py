@@ -203,10 +203,10 @@ def _check_folder(path: Path, status: os.stat_result) -> None:
     elif not stat.S_ISDIR(status.st_mode):
         why = "is not a folder"
     elif status.st_uid != os.geteuid() or status.st_mode & _OTHERS_WRITE:
-        made = _status_of_new_file(path)
-        if status.st_uid != made.st_uid:
+        new_status = _status_of_new_file(path)
+        if status.st_uid != new_status.st_uid:
             why = f"belongs to another user (uid {status.st_uid})"
-        elif status.st_mode & _OTHERS_WRITE and not made.st_mode & _OTHERS_WRITE:
+        elif status.st_mode & _OTHERS_WRITE and not new_status.st_mode & _OTHERS_WRITE:
             why = "may be written to by other users"
     if why:
         raise SweepError(
@@ -325,11 +325,11 @@ class Checkpoint:
             metadata = pq.read_schema(self.output).metadata or {}
         except (OSError, pa.ArrowException):
             return
-        there = {key.decode(): value.decode(errors="replace") for key, value in metadata.items()}
+        stored = {key.decode(): value.decode(errors="replace") for key, value in metadata.items()}
         here = {**self.identity}
-        if "fastroof.inputs_hash" not in there:
+        if "fastroof.inputs_hash" not in stored:
             here.pop("fastroof.inputs_hash")
-        if "fastroof.spec" in there and (differing := differences(there, here)):
+        if "fastroof.spec" in stored and (differing := differences(stored, here)):
             raise SweepError(
                 f"{self.output} holds results of another sweep ({_listed(differing)}): use another output, "
                 "or omit --resume to replace it"
@@ -339,22 +339,22 @@ class Checkpoint:
         """Inspect the folder, and decide whether it can be resumed from, cleared or must be rejected."""
         if not (self.resume or self.restart):
             with PartsFolder(self.folder) as folder:
-                there = _manifest(folder)
+                manifest = _manifest(folder)
                 is_unfinished = folder.has_something()
             if not is_unfinished:
                 # stopped before any unit finished: no confirmation needed to remove it
                 self._open(create=False).clear()
                 return
-            differing = [] if there is None else differences(there, self.identity)
+            differing = [] if manifest is None else differences(manifest, self.identity)
             whose = f"another sweep ({_listed(differing)})" if differing else "this sweep"
             ways = "" if differing else "--resume continues it, "
             raise SweepError(f"{self.folder} holds an unfinished run of {whose}: {ways}--restart removes it")
         folder = self._open(create=False)
-        there = None if self.restart else _manifest(folder)
-        if there is None:
+        manifest = None if self.restart else _manifest(folder)
+        if manifest is None:
             # restarting, or killed before the manifest was written: the contents are unknown
             folder.clear()
-        elif differing := differences(there, self.identity):
+        elif differing := differences(manifest, self.identity):
             raise SweepError(
                 f"{self.folder} holds an unfinished run of another sweep ({_listed(differing)}): resume that "
                 "one, or remove it with --restart"
@@ -384,8 +384,8 @@ class Checkpoint:
             self._loaded = (
                 name,
                 {
-                    unit: result._replace(rows=own)
-                    for (unit, result), own in zip(outcomes.items(), rows, strict=True)
+                    unit: result._replace(rows=unit_rows)
+                    for (unit, result), unit_rows in zip(outcomes.items(), rows, strict=True)
                 },
             )
         return self._loaded[1][number]

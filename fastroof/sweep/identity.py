@@ -57,25 +57,25 @@ def inputs_hash(sweep: SweepKind) -> str:
     return hashlib.sha256("\n".join([*map(repr, meant), *sweep.spec.other_inputs]).encode()).hexdigest()
 
 
-def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+def differences(stored: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
     """Describe the differences between the identities of two sweeps; empty for the same sweep."""
     differing = []
     for key in IDENTITY_KEYS:
-        if there.get(key) == here.get(key):
+        if stored.get(key) == here.get(key):
             continue
         if key == "fastroof.spec":
-            differing += _spec_differences(there.get(key), here.get(key))
+            differing += _spec_differences(stored.get(key), here.get(key))
         else:
             differing.append(
-                f"{_MEANINGS[key]}: {_short(there.get(key))} there, {_short(here.get(key))} here"
+                f"{_MEANINGS[key]}: {_short(stored.get(key))} there, {_short(here.get(key))} here"
             )
     return differing
 
 
-def _spec_differences(there: Any, here: Any) -> list[str]:
-    old, new = _spec_of(there), _spec_of(here)
+def _spec_differences(stored: Any, here: Any) -> list[str]:
+    old, new = _spec_of(stored), _spec_of(here)
     if old is None or new is None:
-        return [f"spec: {_short(there)} there, {_short(here)} here"]
+        return [f"spec: {_short(stored)} there, {_short(here)} here"]
     return [
         f"{key}: {_short(old.get(key))} there, {_short(new.get(key))} here"
         for key in {**new, **old}

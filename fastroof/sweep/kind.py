@@ -37,18 +37,18 @@ def load_tables_by_gpu(sweep: SweepKind) -> dict[str, GpuTables]:
     from fastroof.tables.table_set import load_gpu_tables, load_tables
 
     tables_by_gpu, spec = {}, sweep.spec
-    for given in spec.all_gpus:
-        gpu, tables = load_gpu(given), None
+    for name in spec.all_gpus:
+        gpu, tables = load_gpu(name), None
         if spec.tables != DATASHEET:
             tables = (
                 load_tables(spec.tables, gpu=gpu.name, source=spec.source)
                 if spec.tables
-                else load_gpu_tables(given, source=spec.source)
+                else load_gpu_tables(name, source=spec.source)
             )
             if tables is None and not spec.allow_modelled:
                 raise TableError(missing_tables(gpu.name))
         curves = DatasheetCurves(gpu) if tables is None else None
-        tables_by_gpu[given] = GpuTables(gpu, tables, curves)
+        tables_by_gpu[name] = GpuTables(gpu, tables, curves)
     return tables_by_gpu
 
 

@@ -39,11 +39,11 @@ def rows_by_unit(table: pa.Table, numbers: Iterable[int]) -> list[pa.RecordBatch
     at = table.schema.get_field_index(UNIT_FIELD.name)
     tags = table.column(at).to_numpy()
     bare = table.remove_column(at)
-    whole = bare.to_batches()[0] if bare.num_rows else pa.RecordBatch.from_pylist([], schema=bare.schema)
+    batch = bare.to_batches()[0] if bare.num_rows else pa.RecordBatch.from_pylist([], schema=bare.schema)
     batches = []
     for number in numbers:
         start, stop = np.searchsorted(tags, [number, number + 1]).tolist()
-        batches.append(whole.slice(start, stop - start))
+        batches.append(batch.slice(start, stop - start))
     return batches
 
 

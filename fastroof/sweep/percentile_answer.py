@@ -45,10 +45,10 @@ def by_percentile(answer: Answer, search: PercentileSearch, objective: str, leas
     limits_on = f"p{search.percentile:g}"
     nearest = answer.nearest
     if found.nearest is not None:
-        row, seen = found.nearest
+        row, measured = found.nearest
         names = {limit_name(name, search.percentile): name for name in LIMITED}
-        values = {names[name]: value for name, value in seen.items()}
-        shares = {names[name]: value / search.limits[name] for name, value in seen.items()}
+        values = {names[name]: value for name, value in measured.items()}
+        shares = {names[name]: value / search.limits[name] for name, value in measured.items()}
         exceeds = dict(sorted(shares.items(), key=lambda item: -item[1]))
         nearest = Nearest(row, exceeds, values, limits_on)
     choices = _simulated_choices(search, objective, found)

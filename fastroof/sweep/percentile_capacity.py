@@ -12,7 +12,7 @@ from fastroof.sweep.deployments import DeploymentSpec
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
-    from fastroof.simulation.capacity_search import CapacitySearch, Seen, Simulate
+    from fastroof.simulation.capacity_search import CapacitySearch, Measurement, Simulate
     from fastroof.simulation.settings import EngineSettings
     from fastroof.simulation.steady import Run
     from fastroof.simulation.trace import Trace
@@ -227,14 +227,14 @@ class SimulatedKind:
 
         search = self.search(setting, requests, seed, TOLERANCE)
         found, row = search.found(), self.row
-        seen = search.seen_at(found)
-        error = step_error(self.plan, seen.decodes, row["isl"] + row["osl"] / 2.0)
+        measured = search.measured_at(found)
+        error = step_error(self.plan, measured.decodes, row["isl"] + row["osl"] / 2.0)
         low = high = found.requests_per_s
         if error.is_known:
             faster, slower = error.time_scales
             low = min(search.found(slower).requests_per_s, low)
             high = max(search.found(faster).requests_per_s, high)
-        values = search.limits.named(seen if found.requests_per_s else None)
+        values = search.limits.by_name(measured if found.requests_per_s else None)
         return PercentileCapacity(
             found.requests_per_s, low, high, math.nan, found.limit, 0, values_ms=values,
             sampling_error=search.sampling_error(found),
@@ -248,21 +248,21 @@ class SimulatedKind:
         run = steady_run(request_workload(self.row, requests, seed), requests)
         trace = _at_rate(run, per_s)
         times = RequestTimes.of(trace, self.runner(setting)(trace, 1.0)).of_places(run.counted)
-        named = {"ttft_ms": "ttft_ms", "tpot_ms": "tpot_ms", "request_latency_ms": "e2e_ms"}
+        columns = {"ttft_ms": "ttft_ms", "tpot_ms": "tpot_ms", "request_latency_ms": "e2e_ms"}
         return {
             column: float(values.mean()) if len(values := times.of_finished(name)) else math.nan
-            for column, name in named.items()
+            for column, name in columns.items()
         }
 
     def values_ms(self, setting: Setting, per_s: float, requests: int, seed: int) -> dict[str, float]:
         """Return the limited percentiles at a rate, ms, by limit."""
         search = self.search(setting, requests, seed, TOLERANCE)
-        return search.limits.named(self._seen(setting, search, per_s))
+        return search.limits.by_name(self._seen(setting, search, per_s))
 
-    def _seen(self, setting: Setting, search: CapacitySearch, per_s: float) -> Seen:
+    def _seen(self, setting: Setting, search: CapacitySearch, per_s: float) -> Measurement:
         """Return what a search measures at a rate."""
         trace = _at_rate(search.run, per_s)
-        return search.limits.seen(trace, self.runner(setting)(trace, 1.0), search.run.counted)
+        return search.limits.measure(trace, self.runner(setting)(trace, 1.0), search.run.counted)
 
 
 def _at_rate(run: Run, per_s: float) -> Trace:

@@ -170,10 +170,10 @@ class PercentileSearch:
         return leaders, simulated, self._nearest(failed) if failed and not leaders else None
 
     def _simulated_kind(
-        self, given: tuple[dict[str, Any], int]
+        self, question: tuple[dict[str, Any], int]
     ) -> tuple[SimulatedKind | None, Leader | None, int]:
         """Find a kind's best setting by moving from the closed form's along both limits of a step."""
-        row, place = given
+        row, place = question
         try:
             kind = SimulatedKind(self.spec, row, self._tables_by_gpu, self.limits)
         except FastroofError:
@@ -261,11 +261,11 @@ class PercentileSearch:
                 found, least = (kind.row, values), worst
         return found
 
-    def _mapped(self, function: Callable[[_T], _R], given: Sequence[_T]) -> list[_R]:
+    def _mapped(self, function: Callable[[_T], _R], values: Sequence[_T]) -> list[_R]:
         if self.threads == 1:
-            return [function(one) for one in given]
+            return [function(one) for one in values]
         with ThreadPoolExecutor(self.threads) as pool:
-            return list(pool.map(function, given))
+            return list(pool.map(function, values))
 
 
 MOVES: Final = (
@@ -294,8 +294,8 @@ class Settings(NamedTuple):
         budgets = [tokens for tokens in spec.max_num_batched_tokens if is_chunked or tokens >= new]
         workers = int(kind.row["prefill_workers"] + kind.row["decode_workers"])
         # without total_gpus, a spec lists the numbers of workers itself
-        own = (int(kind.row["prefill_workers"]),)
-        shares = tuple(range(1, workers)) if workers and spec.total_gpus is not None else own
+        prefill = (int(kind.row["prefill_workers"]),)
+        shares = tuple(range(1, workers)) if workers and spec.total_gpus is not None else prefill
         return cls(tuple(sorted(limits_to_try(spec, kind.plan))), tuple(budgets), shares)
 
     def start(self, row: Mapping[str, Any]) -> Point:

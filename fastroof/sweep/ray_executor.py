@@ -70,30 +70,30 @@ def ray_results(
         )  # fmt: skip
         waiting: deque[tuple[list[WorkUnit], Any]] = deque()
 
-        def submitted(some: list[WorkUnit]) -> Any:
-            return task.remote(shared[0], some, shared[1])
+        def submitted(units: list[WorkUnit]) -> Any:
+            return task.remote(shared[0], units, shared[1])
 
         def next_results() -> list[UnitResult]:
-            some, reference = waiting.popleft()
+            part, reference = waiting.popleft()
             for again in range(ROUNDS + 1):
                 try:
-                    return unpacked_results(some, ray.get(reference))
+                    return unpacked_results(part, ray.get(reference))
                 except ray.exceptions.RayTaskError as error:
                     # an error of the work itself would occur again
                     raise error.cause from None
                 except lost:
                     if again < ROUNDS:
-                        reference = submitted(some)
+                        reference = submitted(part)
             raise SweepError(
-                f"Ray lost the units {some[0].number} to {some[-1].number} repeatedly: its workers are "
+                f"Ray lost the units {part[0].number} to {part[-1].number} repeatedly: its workers are "
                 "killed, or their nodes run out of memory"
             )
 
         try:
-            for some in task_units(sweep, units, task_evaluations):
+            for part in task_units(sweep, units, task_evaluations):
                 if len(waiting) >= AHEAD * _processors(ray):
                     yield from next_results()
-                waiting.append((some, submitted(some)))
+                waiting.append((part, submitted(part)))
             while waiting:
                 yield from next_results()
         finally:

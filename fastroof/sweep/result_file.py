@@ -122,8 +122,8 @@ class ResultFile:
     def _write_held(self) -> None:
         held, self._held = self._held, []
         try:
-            whole = pa.concat_tables([self.schema.empty_table(), *held]).combine_chunks()
-            self._writer.write_table(whole, ROWS_A_GROUP)
+            table = pa.concat_tables([self.schema.empty_table(), *held]).combine_chunks()
+            self._writer.write_table(table, ROWS_A_GROUP)
         except OSError as error:
             raise self._failed(error) from None
 

@@ -116,12 +116,12 @@ def run_sweep(
     metadata = file_metadata(sweep, tables_by_gpu)
     schema = arrow_schema(sweep.columns, metadata)
 
-    def evaluate(some: Sequence[WorkUnit]) -> Generator[UnitResult, None, None]:
+    def evaluate(part: Sequence[WorkUnit]) -> Generator[UnitResult, None, None]:
         if executor == "ray":
             from fastroof.sweep.ray_executor import ray_results
 
-            return ray_results(sweep, some, tables_by_gpu, address=address, processors=threads)
-        return local_results(sweep, some, tables_by_gpu, threads)
+            return ray_results(sweep, part, tables_by_gpu, address=address, processors=threads)
+        return local_results(sweep, part, tables_by_gpu, threads)
 
     with (
         Checkpoint(sweep, output, metadata, resume=resume, restart=restart) as checkpoint,

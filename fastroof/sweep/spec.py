@@ -105,13 +105,13 @@ def checked_names(value: Any, called: Callable[[str], str], what: str) -> tuple[
 
 def checked_choices(value: Any, choices: Sequence[Any]) -> tuple[Any, ...]:
     """Check that all values are valid choices, and sort them in the order of the choices."""
-    given = listed(value)
+    values = listed(value)
     # compare types too: True == 1 and 1.0 == 1
-    wrong = [v for v in given if not any(type(v) is type(c) and v == c for c in choices)]
+    wrong = [v for v in values if not any(type(v) is type(c) and v == c for c in choices)]
     if wrong:
-        some = ", ".join(f"{shown(v, 30)}" for v in wrong[:_SHOWN])
-        raise ValueError(f"got {some}, need some of {', '.join(map(str, choices))}")
-    return tuple(choice for choice in choices if choice in given)
+        examples = ", ".join(f"{shown(v, 30)}" for v in wrong[:_SHOWN])
+        raise ValueError(f"got {examples}, need some of {', '.join(map(str, choices))}")
+    return tuple(choice for choice in choices if choice in values)
 
 
 def count_problem(sizes: Mapping[str, int], what: str, most: int, hint: str) -> None:
@@ -164,7 +164,7 @@ def validated(kind: type[Spec], top: Table, changed: Collection[str] = ()) -> Sp
 
 
 def _problem(
-    kind: type[BaseModel], loc: Sequence[int | str], error: str, context: Mapping[str, Any], given: Any
+    kind: type[BaseModel], loc: Sequence[int | str], error: str, context: Mapping[str, Any], value: Any
 ) -> str:
     """Describe one of pydantic's errors: the key, the given value, the valid values."""
     key = str(loc[0]) if loc else ""
@@ -175,7 +175,7 @@ def _problem(
     table = _table(fields[key].annotation) if key in fields and len(loc) > 1 else None
     if table is not None:
         # a nested table, like constraints
-        return f"{key}.{_problem(table, loc[1:], error, context, given)}"
+        return f"{key}.{_problem(table, loc[1:], error, context, value)}"
     if error == "missing":
         return f"{key}: missing, need {fields[key].description}"
     if key not in fields:
@@ -183,7 +183,7 @@ def _problem(
         hint = f"did you mean {_named(kind)[close[0]]}? " if close else ""
         keys = ", ".join(fields)
         return f"{key or 'an empty name'}: unknown key; {hint}the keys are {keys}"
-    return f"{key}: got {shown(given)}, need {fields[key].description}"
+    return f"{key}: got {shown(value)}, need {fields[key].description}"
 
 
 def _table(annotation: Any) -> type[BaseModel] | None:
@@ -262,14 +262,14 @@ class SweepSpec(BaseModel):
     @property
     def splits(self) -> tuple[tuple[int, Split], ...]:
         """Return all layouts, by tensor-parallel size and other sizes, in the order of the rows."""
-        others = list(itertools.starmap(Split, itertools.product(self.pp, self.dp, self.ep, self.routing)))
-        every = itertools.product(self.tp, others)
+        splits = list(itertools.starmap(Split, itertools.product(self.pp, self.dp, self.ep, self.routing)))
+        every = itertools.product(self.tp, splits)
         return tuple((tp, split) for tp, split in every if tp * split.dp % split.ep == 0)
 
     def formats(self, model: ModelSpec) -> tuple[tuple[str, str], ...]:
         """Return all pairs of dtype and kv_dtype of a model, with auto replaced by its checkpoint's."""
-        own, own_kv = model.checkpoint.formats
-        dtypes = dict.fromkeys(own if dtype == AUTO else dtype for dtype in self.dtype)
+        weights, own_kv = model.checkpoint.formats
+        dtypes = dict.fromkeys(weights if dtype == AUTO else dtype for dtype in self.dtype)
         kv_dtypes = dict.fromkeys(own_kv if dtype == AUTO else dtype for dtype in self.kv_dtype)
         return tuple(itertools.product(dtypes, kv_dtypes))
 

@@ -60,8 +60,8 @@ class Campaign:
 
     def at(self, columns: Columns) -> Any:
         """Look up sizes of one kind."""
-        given = {name: columns[name] for name in self.table.schema.arguments}
-        return self.lookup(**{n: v[0] if v.dtype == object else v for n, v in given.items()})
+        arguments = {name: columns[name] for name in self.table.schema.arguments}
+        return self.lookup(**{n: v[0] if v.dtype == object else v for n, v in arguments.items()})
 
 
 class Completed(NamedTuple):
@@ -160,8 +160,8 @@ def _more_rows(own: Columns, rows: Columns, other: Campaign) -> Iterator[Columns
         sizes = {name: np.full(len(axis), v) for name, v in zip(schema.paired_axes, pair, strict=True)}
         found = other.at(points | sizes)
         inside = found.origin <= ORIGIN_EXTRAPOLATED
-        made = points | sizes | {LATENCY.name: found.latency_us}
-        yield {name: values[inside] for name, values in made.items()}
+        columns = points | sizes | {LATENCY.name: found.latency_us}
+        yield {name: values[inside] for name, values in columns.items()}
 
 
 def _log2_sizes(columns: Columns) -> Floats:

@@ -175,7 +175,7 @@ def run_coverage_against(
 def judged_by(tables: Tables, campaign: MeasuredTables) -> Tables:
     """Tables that a campaign judges: without exactly its rows, and as its engine's plans read them."""
     measured = tables.measured
-    kept = {
+    tables_by_operator = {
         name: [
             table
             for table in measured.candidates(name)
@@ -183,9 +183,9 @@ def judged_by(tables: Tables, campaign: MeasuredTables) -> Tables:
         ]
         for name in measured.tables
     }
-    first = {name: left[0] for name, left in kept.items() if left}
-    others = {name: tuple(left[1:]) for name, left in kept.items() if len(left) > 1}
-    left = Tables(replace(measured, tables=first, others=others), tables.gpu)
+    first = {name: left[0] for name, left in tables_by_operator.items() if left}
+    candidates = {name: tuple(left[1:]) for name, left in tables_by_operator.items() if len(left) > 1}
+    left = Tables(replace(measured, tables=first, others=candidates), tables.gpu)
     engines = {table.engine for table in campaign.tables.values()} - {""}
     return left.in_order(KernelOrder(tuple(sorted(engines)))) if len(engines) == 1 else left
 
@@ -327,10 +327,10 @@ def _held(tables: Tables, points: PairedPoints) -> Iterator[Bools]:
     """Yield whether the other source's values lie within the 80 % intervals of these tables."""
     operator = OPERATORS[points.operator]
     columns = {**points.columns, "latency_us": points.b_us}
-    some = np.flatnonzero(operator.plain_rows(columns))
-    if len(some) > MOST_POINTS:
-        some = np.sort(np.random.default_rng(0).choice(some, MOST_POINTS, replace=False))
-    for rows, arguments in lookup_arguments(MeasuredTable(points.operator, columns, ""), some):
+    chosen = np.flatnonzero(operator.plain_rows(columns))
+    if len(chosen) > MOST_POINTS:
+        chosen = np.sort(np.random.default_rng(0).choice(chosen, MOST_POINTS, replace=False))
+    for rows, arguments in lookup_arguments(MeasuredTable(points.operator, columns, ""), chosen):
         try:
             found = tables.lookup(points.operator, with_error=True, **arguments)
         except MissingTableError:

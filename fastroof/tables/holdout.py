@@ -72,16 +72,16 @@ def thinned_axes(grid: HoldoutGrid, table: MeasuredTable) -> list[str]:
 
 def _kept_rows(grid: HoldoutGrid, table: MeasuredTable, part: Bools) -> Bools:
     """Rows on the thin grid; every second value counts within each kernel's axis."""
-    kept = part.copy()
+    is_in_grid = part.copy()
     groups = [rows[part[rows]] for rows in table.groups().values()]
     for name in thinned_axes(grid, table):
         values = table.schema.thinned_values(table.columns, name)
         if name in grid.kept:
-            kept &= np.isin(values, grid.kept[name])
+            is_in_grid &= np.isin(values, grid.kept[name])
             continue
         for rows in groups:
-            kept[rows] &= np.isin(values[rows], np.unique(values[rows])[::2])
-    return kept
+            is_in_grid[rows] &= np.isin(values[rows], np.unique(values[rows])[::2])
+    return is_in_grid
 
 
 def alike_kernels(grid: HoldoutGrid, table: MeasuredTable, part: Bools) -> list[Longs]:
@@ -97,15 +97,15 @@ def alike_kernels(grid: HoldoutGrid, table: MeasuredTable, part: Bools) -> list[
 def _thinned(grid: HoldoutGrid, table: MeasuredTable, part: Bools) -> Iterator[tuple[Bools, Longs]]:
     """Yield kept and hidden rows: once, or for each part of the kernels left out."""
     if not grid.kernels:
-        kept = _kept_rows(grid, table, part)
-        yield kept, np.flatnonzero(part & ~kept)
+        is_visible = _kept_rows(grid, table, part)
+        yield is_visible, np.flatnonzero(part & ~is_visible)
         return
     groups = alike_kernels(grid, table, part)
     for number in range(KERNEL_PARTS):
         hidden = np.sort(np.concatenate([np.empty(0, np.int64), *groups[number::KERNEL_PARTS]]))
-        kept = part.copy()
-        kept[hidden] = False
-        yield kept, hidden
+        is_visible = part.copy()
+        is_visible[hidden] = False
+        yield is_visible, hidden
 
 
 def lookup_arguments(table: MeasuredTable, rows: Longs) -> Iterable[tuple[Any, dict[str, Any]]]:
@@ -165,18 +165,18 @@ def campaign_points(
                 progress(f"{name}, {family}")
             rows = rows[~table.spikes.every_row[rows]]
             parts, lacking = [], 0
-            for some in split_rows(kernel[rows]):
+            for split in split_rows(kernel[rows]):
                 try:
                     parts += [
                         (of_kernel, _lookups(tables, name, methods, arguments, with_error))
-                        for of_kernel, arguments in lookup_arguments(table, rows[some])
+                        for of_kernel, arguments in lookup_arguments(table, rows[split])
                     ]
                 except MissingTableError:
-                    lacking += len(some)
+                    lacking += len(split)
             if lacking and progress is not None:
                 progress(f"{name}, {family}: {lacking:,} points left out: the tables have no such kernel")
             if parts:
-                measured_us = np.concatenate([table.columns[LATENCY.name][some] for some, _ in parts])
+                measured_us = np.concatenate([table.columns[LATENCY.name][split] for split, _ in parts])
                 found = {
                     method: Lookups(
                         *map(np.concatenate, zip(*(one[method] for _, one in parts), strict=True))
@@ -258,10 +258,10 @@ def run_holdout(
         judged = ("roofline",) if grid.kernels and "roofline" in methods else methods
         errors: dict[str, list[Floats]] = {method: [] for method in judged}
         inside = []
-        for kept, hidden in _thinned(grid, table, part):
-            if not kept.any() or not len(hidden):
+        for visible, hidden in _thinned(grid, table, part):
+            if not visible.any() or not len(hidden):
                 continue
-            thin = tables.some_rows(grid.operator, kept)
+            thin = tables.some_rows(grid.operator, visible)
             for rows, arguments in lookup_arguments(table, hidden):
                 truth = table.columns["latency_us"][rows]
                 try:

@@ -23,8 +23,8 @@ class KernelOrder(NamedTuple):
 
     def preferred(self, operator: str) -> str:
         """Engine or source preferred for an operator; empty if the ranks decide."""
-        named = dict(self.operators).get(operator)
-        return named or (self.engines[0] if self.engines else "")
+        preferred = dict(self.operators).get(operator)
+        return preferred or (self.engines[0] if self.engines else "")
 
     def sorted(self, tables: tuple[Table, ...], operator: str) -> tuple[Table, ...]:
         """Sort tables of an operator in this order; tables without an engine count as the first engine's."""

@@ -126,23 +126,23 @@ def _is_native(array: Array) -> bool:
     return array.dtype in NATIVE and flags.c_contiguous and flags.aligned and flags.writeable
 
 
-def checked_points(given: Mapping[str, Any]) -> Points:
+def checked_points(arguments: Mapping[str, Any]) -> Points:
     """Split the arguments of a lookup into single sizes and arrays, and broadcast them."""
-    whole: dict[str, int] = {}
+    integers: dict[str, int] = {}
     arrays: dict[str, Array] = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, value in given.items():
+    for name, value in arguments.items():
         if type(value) is int:
-            whole[name] = _checked_size(name, value)
+            integers[name] = _checked_size(name, value)
             continue
         array = _number_array(name, value)
         if array.ndim:
             shapes[name] = array.shape
         if array.size == 1:
-            whole[name] = _checked_size(name, array.item())
+            integers[name] = _checked_size(name, array.item())
         else:
             arrays[name] = array
-    return Points(whole, arrays, common_shape(shapes, LookupInputError) if shapes else ())
+    return Points(integers, arrays, common_shape(shapes, LookupInputError) if shapes else ())
 
 
 def checked_text(name: str, value: Any) -> str:
@@ -243,13 +243,13 @@ def run_lookup(
         for key_sizes, rows in _kernels(wide, len(sizes[0])):
             key = key_of(dict(zip(sized_keys, key_sizes, strict=True)))
             operator.check_key(key)
-            some = (np.empty(len(rows)), np.empty(len(rows)), np.empty(len(rows), np.uint8))
+            result = (np.empty(len(rows)), np.empty(len(rows)), np.empty(len(rows), np.uint8))
             few = [size[rows] for size in sizes]
-            _look_up(operator, tables, method, key, few, some)
+            _look_up(operator, tables, method, key, few, result)
             for i in range(len(answers)):
-                answers[i][rows] = some[i]
+                answers[i][rows] = result[i]
             if with_error:
-                relative_error[part][rows] = _error(operator, tables, key, few, some[0], of_source)
+                relative_error[part][rows] = _error(operator, tables, key, few, result[0], of_source)
     shape = points.shape
     return Lookup(
         latency_us.reshape(shape),
@@ -287,8 +287,8 @@ def _error(
     local = operator.relative_error(tables, key, sizes, latency_us)
     if not of_source:
         return local
-    named = dict(zip(operator.axis_names, sizes, strict=True))
-    variance = source_error(tables, operator.name, key).variance(named, latency_us)
+    size_columns = dict(zip(operator.axis_names, sizes, strict=True))
+    variance = source_error(tables, operator.name, key).variance(size_columns, latency_us)
     return np.asarray(np.sqrt(local**2 + variance))
 
 

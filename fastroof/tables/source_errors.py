@@ -59,7 +59,7 @@ def source_error(tables: OrderedTables, operator: str, key: Key) -> SourceError:
     figure: 0 for tables measured on the very machine that is predicted.
     """
 
-    def made() -> SourceError:
+    def build() -> SourceError:
         measured = OPERATORS[operator].source_key(tables, key)
         words = dict(zip((c.name for c in OPERATORS[operator].keys), measured, strict=True))
         is_known = is_measured(tables, operator, measured)
@@ -82,7 +82,7 @@ def source_error(tables: OrderedTables, operator: str, key: Key) -> SourceError:
             scaled,
         )
 
-    return tables.cached(("source error", operator, key), made)
+    return tables.cached(("source error", operator, key), build)
 
 
 def _floor_us(table: SourceTable, words: Mapping[str, Any]) -> float:
@@ -100,12 +100,12 @@ def _stated_campaign(table: SourceTable) -> CampaignErrors | None:
     if about is None:
         return None
     figures = [about.get(name) for name in ("scale", "common")] if isinstance(about, Mapping) else []
-    given = [float(v) for v in figures if isinstance(v, int | float) and 0.0 <= v < math.inf]
-    if len(given) != 2 or given[1] > given[0]:
+    numbers = [float(v) for v in figures if isinstance(v, int | float) and 0.0 <= v < math.inf]
+    if len(numbers) != 2 or numbers[1] > numbers[0]:
         raise TableError(
             f"{table.source}: operators.{table.operator}.campaign must have scale and common, relative "
             f"standard errors with 0 <= common <= scale; got {about!r}"
         )
-    scale, common = given
+    scale, common = numbers
     one = CampaignError(math.sqrt(scale**2 - common**2), common)
     return CampaignErrors(one, one)

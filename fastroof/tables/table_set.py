@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from fastroof._version import __version__
 from fastroof.arrays import Array, Bools, Longs
-from fastroof.caching import BoundedCache, lazy_property, made_once
+from fastroof.caching import BoundedCache, computed_once, lazy_property
 from fastroof.columns import LATENCY, ORIGIN
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.defaults import DATASHEET, MEASURED
@@ -198,12 +198,12 @@ class Tables:
         if not others or not may_complete(own, others[0]) or any(map(self.is_foreign, ordered[:2])):
             return ordered
 
-        def made() -> MeasuredTable:
+        def build() -> MeasuredTable:
             sides = [functools.partial(self._campaign, table) for table in ordered[:2]]
             return completed(own, others[0], Completion(*sides))
 
         key = ("completed", operator, own.source, others[0].source)
-        return ((self._of_all or self).cached(key, made), *others)
+        return ((self._of_all or self).cached(key, build), *others)
 
     def _campaign(self, table: MeasuredTable) -> Campaign:
         alone = Tables(replace(self.measured, tables={table.operator: table}, others={}), self.gpu)
@@ -288,8 +288,8 @@ class Tables:
         """
         table = self.table(operator)
         columns = {name: values[rows] for name, values in table.columns.items()}
-        kept = replace(table, columns=columns, written=None)
-        return Tables(replace(self.measured, tables={operator: kept}, others={}), self.gpu)
+        changed = replace(table, columns=columns, written=None)
+        return Tables(replace(self.measured, tables={operator: changed}, others={}), self.gpu)
 
     def packed(self, operator: Packer[T], key: Key, variant: str = "", source: str = "") -> T:
         """Packed rows of one kernel, made once.
@@ -340,16 +340,16 @@ class Tables:
     def spike_free_rows(self, table: MeasuredTable) -> SpikeFreeRows:
         """Latency and origin of every row of one source, without isolated spikes."""
 
-        def made() -> SpikeFreeRows:
+        def build() -> SpikeFreeRows:
             if ORIGIN in table.columns:
                 return SpikeFreeRows(table.columns[LATENCY.name], table.columns[ORIGIN])
             return spike_free_rows(table, self.gpu)
 
-        return (self._of_all or self).cached(("spike-free rows", table.operator, table.source), made)
+        return (self._of_all or self).cached(("spike-free rows", table.operator, table.source), build)
 
     def cached(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
         """Return the value cached under a key, made on first use; the first part of a key names its type."""
-        return made_once(self._cached, key, make)
+        return computed_once(self._cached, key, make)
 
     def cached_bounded(
         self,
@@ -379,8 +379,8 @@ class Tables:
         families = self.cached(("unsound families", table.operator, table.source), unsound)
         if not families:
             return True
-        named = dict(zip((c.name for c in OPERATORS[table.operator].keys), key, strict=True))
-        return not any(family.holds_key(named) for family in families)
+        columns = dict(zip((c.name for c in OPERATORS[table.operator].keys), key, strict=True))
+        return not any(family.holds_key(columns) for family in families)
 
     def _missing(self, operator: str, key: Key) -> str:
         """Error message for a missing key, with the closest measured keys."""

@@ -34,5 +34,5 @@ def providers(
     for provider, answer in answers:
         versions = ", ".join(f"{name} {version}" for name, version in (answer.versions or {}).items())
         note = f" (only with --providers {provider.name})" if provider.name in BY_NAME_ONLY else ""
-        says = f"works{note}; {versions}" if answer.works else f"does not work: {answer.reason}"
-        typer.echo(f"{provider.name}: {says.rstrip('; ')}")
+        status = f"works{note}; {versions}" if answer.works else f"does not work: {answer.reason}"
+        typer.echo(f"{provider.name}: {status.rstrip('; ')}")

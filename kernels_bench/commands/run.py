@@ -159,7 +159,7 @@ class Reporter:
     def __init__(self) -> None:
         self._bar: Any = None
         self._task: Any = None
-        self._told_at = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def __enter__(self) -> Reporter:
         if sys.stderr.isatty():
@@ -189,8 +189,8 @@ class Reporter:
         if self._bar is not None:
             words = f"{left}  {progress.point.operator} {took}"
             self._bar.update(self._task, completed=progress.done, description=words)
-        elif time.monotonic() - self._told_at >= PLAIN_EVERY_S:
-            self._told_at = time.monotonic()
+        elif time.monotonic() - self._printed_at >= PLAIN_EVERY_S:
+            self._printed_at = time.monotonic()
             self.say(f"{progress.done:,} of {progress.total:,} points, {progress.skipped:,} skipped, {left}")
 
     def say(self, sentence: str) -> None:

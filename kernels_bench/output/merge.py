@@ -198,11 +198,11 @@ def _provenance(
 
 
 def _of(tables: MeasuredTables) -> Mapping[str, Any]:
-    said = next(iter(tables.tables.values())).provenance
-    if {"runs", "merged_from"} & set(said):  # other programs write anything
-        refuse_odd_provenance(said)
-        return said
-    return {name: value for name, value in said.items() if name != "sentinels"}
+    provenance = next(iter(tables.tables.values())).provenance
+    if {"runs", "merged_from"} & set(provenance):  # other programs write anything
+        refuse_odd_provenance(provenance)
+        return provenance
+    return {name: value for name, value in provenance.items() if name != "sentinels"}
 
 
 def _merged_from(tables: MeasuredTables) -> dict[str, Any]:

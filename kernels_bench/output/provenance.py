@@ -111,27 +111,27 @@ def _runs(provenance: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from _runs(part)
 
 
-def refuse_odd_provenance(said: Any) -> None:
+def refuse_odd_provenance(provenance: Any) -> None:
     """Refuse a provenance.toml whose own parts are not what :func:`provenance_of` writes."""
-    if not isinstance(said, Mapping):
-        raise MeasureError(f"provenance.toml: merged_from has {shown(said)}, need tables")
-    device = said.get("device", {})
+    if not isinstance(provenance, Mapping):
+        raise MeasureError(f"provenance.toml: merged_from has {shown(provenance)}, need tables")
+    device = provenance.get("device", {})
     throttled = device.get("throttled_rows", {}) if isinstance(device, Mapping) else None
-    skips, sentinels = said.get("skips", {}), said.get("sentinels", [])
+    skips, sentinels = provenance.get("skips", {}), provenance.get("sentinels", [])
     for name, is_right, what in (
         ("device", isinstance(device, str) or _are_counts(throttled), "throttled_rows of counts"),
-        ("left_out", _are_texts(said.get("left_out", {})), "texts by key"),
+        ("left_out", _are_texts(provenance.get("left_out", {})), "texts by key"),
         ("skips", isinstance(skips, Mapping) and all(map(_are_counts, skips.values())), "counts by reason"),
         ("skips", not isinstance(skips, Mapping) or all(skips.values()), "a reason of each kind"),
         ("sentinels", _are_repeats(sentinels), "a list of key, run, spread and drift"),
-        ("merged_from", isinstance(said.get("merged_from", []), list), "tables"),
+        ("merged_from", isinstance(provenance.get("merged_from", []), list), "tables"),
     ):
         if not is_right:
             raise MeasureError(
-                f"provenance.toml: {name} is {shown(said.get(name))}, need {what}; "
+                f"provenance.toml: {name} is {shown(provenance.get(name))}, need {what}; "
                 "kernels-bench tables and merge write it"
             )
-    for part in said.get("merged_from", []):
+    for part in provenance.get("merged_from", []):
         refuse_odd_provenance(part)
 
 
@@ -153,9 +153,9 @@ def _are_repeats(given: Any) -> bool:
 
 
 def _run(run: Run) -> dict[str, Any]:
-    said = {name: value for name, value in run.start.items() if name != "type"}
+    facts = {name: value for name, value in run.start.items() if name != "type"}
     ended = {name: v for name, v in run.end.items() if name != "type" and run.start.get(name) != v}
-    return {**said, "rows": run.rows, "finished": bool(run.end), **({"end": ended} if ended else {})}
+    return {**facts, "rows": run.rows, "finished": bool(run.end), **({"end": ended} if ended else {})}
 
 
 def _device(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -177,8 +177,8 @@ def _set_findings(provenance: Mapping[str, Any] | None) -> Iterator[Finding]:
 
 def _device_findings(provenance: Mapping[str, Any]) -> Iterator[Finding]:
     device = provenance.get("device", {})
-    told = {} if isinstance(device, str) else device.get("throttled_rows", {})  # others name the card
-    throttled = {name: count for name, count in told.items() if name not in HARMLESS_THROTTLES}
+    by_card = {} if isinstance(device, str) else device.get("throttled_rows", {})  # others name the card
+    throttled = {name: count for name, count in by_card.items() if name not in HARMLESS_THROTTLES}
     if throttled:
         words = ", ".join(f"{name} in {count} rows" for name, count in throttled.items())
         # Large GEMMs draw the full power budget of a healthy card; heat is another matter.

@@ -45,8 +45,8 @@ def slowest_rank(answers: Sequence[Answer]) -> Timing:
     3.0
     """
     if len({(one.calls, len(one.replays_us)) for one in answers}) != 1:
-        told = ", ".join(f"{len(one.replays_us)} replays of {one.calls} calls" for one in answers)
-        raise MeasureError(f"the ranks did not time the same calls: {told}")
+        counts = ", ".join(f"{len(one.replays_us)} replays of {one.calls} calls" for one in answers)
+        raise MeasureError(f"the ranks did not time the same calls: {counts}")
     timings = [summarise(one.replays_us, one.calls, ReplayRule().dropped) for one in answers]
     return max(timings, key=lambda timing: timing.latency_us)
 

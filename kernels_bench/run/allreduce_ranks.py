@@ -62,9 +62,9 @@ class SpawnedRanks:
                 theirs.close()  # so that the end of the process is the end of the pipe
                 self._pipes.append(ours)
                 self._processes.append(process)
-            said: list[Ready] = self._answers("to meet", timeout_s)
-            if len({one.device for one in said}) > 1:
-                names = ", ".join(one.device for one in said)
+            ready: list[Ready] = self._answers("to meet", timeout_s)
+            if len({one.device for one in ready}) > 1:
+                names = ", ".join(one.device for one in ready)
                 raise MeasureError(
                     f"the GPUs differ ({names}): one table holds one GPU, so choose alike ones by "
                     "CUDA_VISIBLE_DEVICES"
@@ -72,7 +72,7 @@ class SpawnedRanks:
         except BaseException:
             self.close()
             raise
-        self.ready = said[0]
+        self.ready = ready[0]
 
     def time(self, order: Order, timeout_s: float = POINT_TIMEOUT_S) -> list[Answer]:
         """Have all ranks time a point; one answer a rank, in their order."""
@@ -106,9 +106,9 @@ class SpawnedRanks:
         """Wait for one message of each rank; the first that fails or dies ends the wait."""
         self._broken = True  # until all have answered
         ends = monotonic() + timeout_s
-        said: dict[int, Any] = {}
-        while len(said) < len(self._pipes):
-            silent = [rank for rank in range(len(self._pipes)) if rank not in said]
+        answers: dict[int, Any] = {}
+        while len(answers) < len(self._pipes):
+            silent = [rank for rank in range(len(self._pipes)) if rank not in answers]
             heard = wait([self._pipes[rank] for rank in silent], max(0.0, ends - monotonic()))
             if not heard:
                 names = ", ".join(map(str, silent))
@@ -128,9 +128,9 @@ class SpawnedRanks:
                         f"rank {rank} of {len(self._pipes)} failed {what}: {message.reason}; rows before "
                         "are kept, run again to continue"
                     )
-                said[rank] = message
+                answers[rank] = message
         self._broken = False
-        return [said[rank] for rank in sorted(said)]
+        return [answers[rank] for rank in sorted(answers)]
 
     def _died(self, rank: int, what: str) -> MeasureError:
         process = self._processes[rank]

@@ -46,21 +46,21 @@ def measured_gpu(name: str | None, facts: Mapping[str, Any], on_cpu: bool) -> Gp
                 f"the cpu provider measures no {name}: leave --gpu out, its tables are named cpu"
             )
         return load_gpu(parse_toml(CPU_GPU_TOML, "the gpu.toml of CPUs"))
-    told = str(facts.get("gpu_name", ""))
+    printed = str(facts.get("gpu_name", ""))
     if name is not None and name.endswith(".toml"):
         return load_gpu(Path(name))
-    if not told:
+    if not printed:
         if name is None:
             raise MeasureError("the driver does not report which GPU this is; pass --gpu NAME or a gpu.toml")
         return load_gpu(name)
     wanted = None if name is None else load_gpu(name)
     try:
-        spec = load_gpu(told)
+        spec = load_gpu(printed)
     except GpuError as error:
-        raise MeasureError(f"the driver reports the GPU {told!r}: {error} as --gpu") from None
+        raise MeasureError(f"the driver reports the GPU {printed!r}: {error} as --gpu") from None
     if wanted is not None and wanted.name != spec.name:
         raise MeasureError(
-            f"--gpu {name} is {wanted.title}, but this is {told} ({spec.name}): leave --gpu out, "
+            f"--gpu {name} is {wanted.title}, but this is {printed} ({spec.name}): leave --gpu out, "
             "or give its own gpu.toml"
         )
     return spec

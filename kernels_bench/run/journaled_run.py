@@ -28,11 +28,11 @@ class JournaledRun:
     def refuse_other_device(self, facts: Mapping[str, Any]) -> None:
         """Refuse the journal of another GPU."""
         for start in starts(self.book.records):
-            told = start.get("facts", {}).get("gpu_name"), facts.get("gpu_name")
-            if start["gpu"] != self.options.gpu or (all(told) and told[0] != told[1]):
+            gpu_names = start.get("facts", {}).get("gpu_name"), facts.get("gpu_name")
+            if start["gpu"] != self.options.gpu or (all(gpu_names) and gpu_names[0] != gpu_names[1]):
                 raise MeasureError(
-                    f"{self.book.path} was measured on {start['gpu']} ({told[0]}), this is "
-                    f"{self.options.gpu} ({told[1]}): one journal holds one GPU, give another -o"
+                    f"{self.book.path} was measured on {start['gpu']} ({gpu_names[0]}), this is "
+                    f"{self.options.gpu} ({gpu_names[1]}): one journal holds one GPU, give another -o"
                 )
 
     def skip(self, point: Point, kind: str, reason: str) -> None:
@@ -53,8 +53,8 @@ class JournaledRun:
             elapsed_s=self.elapsed_s(),
             sentinels=tuple(sentinels),
         )
-        said = {name: value for name, value in asdict(report).items() if name != "sentinels"}
-        self.book.append({"type": "end", "run_id": self.options.run_id, **said})
+        facts_run = {name: value for name, value in asdict(report).items() if name != "sentinels"}
+        self.book.append({"type": "end", "run_id": self.options.run_id, **facts_run})
         return report
 
     def elapsed_s(self) -> float:

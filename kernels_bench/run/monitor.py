@@ -124,15 +124,15 @@ class SmiMonitor:
     ) -> None:
         self._command = [path, "-i", device, "--format=csv,noheader,nounits"]
         self._seconds = seconds
-        self._asked_at: float | None = None
+        self._requested_at: float | None = None
         self._facts = self._query(tuple(_SMI_FACTS.values()))
 
     def read(self) -> DeviceState:
         """State now; NaN between two questions, since an old state is not this point's."""
         now = self._seconds()
-        if self._asked_at is not None and now - self._asked_at < SMI_EVERY_S:
+        if self._requested_at is not None and now - self._requested_at < SMI_EVERY_S:
             return DeviceState()
-        self._asked_at = now
+        self._requested_at = now
         try:
             answer = self._query(_SMI_STATE)
         except (OSError, subprocess.SubprocessError, ValueError):

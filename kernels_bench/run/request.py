@@ -48,16 +48,16 @@ def request_of(journal: Path) -> Request:
     if (part := first[0].get("part")) in PARTS:
         words, command = PARTS[part]
         raise MeasureError(f"{journal} holds {words} only: kernels-bench {command} -o continues it")
-    asked: Mapping[str, Any] = first[0].get("request", {})
-    if set(asked) != set(asdict(Request())):
+    request: Mapping[str, Any] = first[0].get("request", {})
+    if set(request) != set(asdict(Request())):
         raise MeasureError(f"{journal} does not record its options: another version wrote it")
-    _refuse_odd(journal, asked)
-    return Request(**{**asked, "providers": tuple(asked["providers"]), "only": tuple(asked["only"])})
+    _refuse_odd(journal, request)
+    return Request(**{**request, "providers": tuple(request["providers"]), "only": tuple(request["only"])})
 
 
-def _refuse_odd(journal: Path, asked: Mapping[str, Any]) -> None:
+def _refuse_odd(journal: Path, request: Mapping[str, Any]) -> None:
     """Refuse options that no run can have."""
-    for name, value in asked.items():
+    for name, value in request.items():
         if name in ("providers", "only"):
             is_right = isinstance(value, list) and all(isinstance(one, str) for one in value)
             what = "a list of names"

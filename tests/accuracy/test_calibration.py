@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import fastroof
 from benchmarks.accuracy.calibration import Calibration, calibrate
-from benchmarks.accuracy.fit import are_told_apart, equal_weights, fit_costs
+from benchmarks.accuracy.fit import are_distinguishable, equal_weights, fit_costs
 from benchmarks.accuracy.fit_errors import (
     SPLITS,
     cost_intervals,
@@ -131,7 +131,7 @@ def test_known_costs_come_back(names, truth):
     fitted = fit_costs(times, np.ones(60), names)
     assert list(fitted) == list(names)
     assert fitted == pytest.approx(truth, abs=1e-2)
-    assert are_told_apart(times, fitted)
+    assert are_distinguishable(times, fitted)
 
 
 @pytest.mark.parametrize("names", [HOST, FLOOR, EVERY_COST])
@@ -191,14 +191,14 @@ def test_costs_that_rows_cannot_tell_apart_are_noticed():
         decode_sequences=np.ones(9), mixed_sequences=np.ones(9)
     )
     fitted = fit_costs(one_sequence, np.ones(9), HOST)
-    assert not are_told_apart(one_sequence, fitted)
+    assert not are_distinguishable(one_sequence, fitted)
     assert min(fitted.values()) == 0.0
     # a floor that no step touches is no cost, and hides none
     decodes = made_times(9, step_us=500.0)._replace(mixed_steps=np.zeros(9), decode_steps=np.ones(9))
     decodes = decodes._replace(measured_us=decodes.decode_us + 500.0)
     fitted = fit_costs(decodes, np.ones(9), FLOOR)
     assert fitted == pytest.approx({"step_us": 500.0, "prefill_floor_layer_us": 0.0})
-    assert are_told_apart(decodes, fitted)
+    assert are_distinguishable(decodes, fitted)
 
 
 def test_an_architecture_has_a_cost_of_its_own():

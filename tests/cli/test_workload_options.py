@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from fastroof import Trace, TraceError, Workload
-from fastroof.cli.workload_options import WORKLOAD, asked_requests, asked_trace
+from fastroof.cli.workload_options import WORKLOAD, workload_requests, workload_trace
 from fastroof.command_group import GroupValues, taking
 
 
@@ -21,7 +21,7 @@ def asked(*words: str) -> Trace | Workload:
     @app.command()
     @taking(workload=WORKLOAD)
     def command(workload: GroupValues) -> None:
-        answers.append(asked_requests(**workload))
+        answers.append(workload_requests(**workload))
 
     result = CliRunner().invoke(app, list(words))
     if result.exception is not None:
@@ -92,7 +92,7 @@ def test_a_log_of_ones_own_is_read_as_the_options_say(
     assert (only.input_tokens.tolist(), only.left_out) == ([20], {"not model=b": 1, "Out missing": 1})
     # lengths that are drawn from a file are read in the same way, and rows of one file go together
     file = f"file:{path}"
-    asked_lengths = asked_requests(
+    asked_lengths = workload_requests(
         clients=3, num_requests=50, input=file, output=file, columns="input=In,output=Out", where=[]
     )
     assert isinstance(asked_lengths, Workload)
@@ -135,6 +135,6 @@ def test_what_does_not_go_together_is_refused(words: tuple[str, ...], said: str)
 
 def test_drawn_requests_need_a_rate_to_be_a_trace() -> None:
     with pytest.raises(TraceError, match="need --rate"):
-        asked_trace(input="100")
-    assert asked_trace(rate=5.0, num_requests=3).requests_per_s > 0
-    assert asked_trace(limit=3).name == "example"
+        workload_trace(input="100")
+    assert workload_trace(rate=5.0, num_requests=3).requests_per_s > 0
+    assert workload_trace(limit=3).name == "example"

@@ -122,6 +122,7 @@ NEXT = f"{CHECKED[1][0]}.{CHECKED[1][1] + 1}.0"
 def fresh_folder(tmp_path, monkeypatch, caplog):
     """Where no loop of this version has been compiled, and nothing has been reported."""
     monkeypatch.setenv("FASTROOF_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     code_cache.say_once.cache_clear()
     caplog.set_level("WARNING", "fastroof")
     return tmp_path / "cache"

@@ -39,7 +39,7 @@ def check(one: LargestSize, found: Fit, plan: Any) -> None:
     """Hold one answer to every size: memory as fit counts it, and times of the plan."""
     limit_us = found.tpot_ms * 1e3  # type: ignore[operator]
     most = min(found.max_num_seqs, plan.max_tokens)
-    if one.asked == "kv_len":
+    if one.given == "kv_len":
         every = np.arange(1, most + 1)
         fits = every * found.pp <= found.memory.max_sequences(one.kv_len)
         times, answer = plan.decode_us(every, one.kv_len), one.batch_size
@@ -52,7 +52,7 @@ def check(one: LargestSize, found: Fit, plan: Any) -> None:
     if answer == len(every):
         assert one.limited_by == (
             "max_model_len"
-            if one.asked == "batch_size"
+            if one.given == "batch_size"
             else "max_num_seqs"
             if most == found.max_num_seqs
             else "max_num_batched_tokens"
@@ -82,8 +82,8 @@ def test_answers_are_the_largest_within_memory_and_time(
     )
     few = [1, 8, found.max_num_seqs]
     asked = fastroof.fit(model, gpu, tpot_ms=tpot_ms, kv_len=[1, 777], batch_size=few, **options)
-    assert [one.asked for one in asked.largest] == ["kv_len"] * 2 + ["batch_size"] * 3
-    assert [one.asked for one in found.largest][-2:] == ["kv_len", "batch_size"]
+    assert [one.given for one in asked.largest] == ["kv_len"] * 2 + ["batch_size"] * 3
+    assert [one.given for one in found.largest][-2:] == ["kv_len", "batch_size"]
     assert found.largest[-2].kv_len == found.max_model_len
     assert found.largest[-1] == asked.largest[-1]
     for one in (*found.largest, *asked.largest):
@@ -114,7 +114,7 @@ def test_a_larger_step_may_be_faster(jagged: Any) -> None:
             found = fastroof.fit(model, "h100", tables=tables, engine=PROFILE, tpot_ms=limit_ms, **sizes)
             for one in found.largest:
                 check(one, found, plan)
-                if one.asked == "batch_size" and one.kv_len:
+                if one.given == "batch_size" and one.kv_len:
                     slower_below += plan.decode_us(one.batch_size, np.arange(1, one.kv_len)).max(
                         initial=0.0
                     ) > (limit_ms * 1e3)
@@ -147,7 +147,7 @@ def test_an_engine_that_does_not_start_has_no_sizes() -> None:
     assert (found.starts, found.tpot_ms, found.largest) == (False, 30.0, ())
     assert found.document()["largest"] == []
     shorter = fastroof.fit("llama-3.1-70b", "h100", tp=2, tpot_ms=30, **found.changes[0].settings)
-    assert max(one.batch_size for one in shorter.largest if one.asked == "kv_len") > 0
+    assert max(one.batch_size for one in shorter.largest if one.given == "kv_len") > 0
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_options_of_times_need_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "now"),
+    ("given", "now"),
     [
         (
             "--model qwen3-8b --kv-len 1024,4096 --tpot-ms 10",

@@ -234,9 +234,9 @@ def test_it_sees_the_percentiles_that_simulate_answers(plan: StepPlan, load: Wor
     trace = load.trace(20.0)
     sim = simulated(plan, trace)
     answers = sim.summary(with_range=False)
-    seen = limits.seen(trace, sim.outcomes)
+    seen = limits.measure(trace, sim.outcomes)
     assert list(seen.values_ms) == pytest.approx(
-        [answers[limit.of][f"p{percent}"] for limit in limits.percentiles], rel=1e-12
+        [answers[limit.metric][f"p{percent}"] for limit in limits.percentiles], rel=1e-12
     )
 
 
@@ -349,7 +349,7 @@ def test_the_fewest_replicas_keep_the_limits_and_one_fewer_does_not(plan: StepPl
     assert fewest.limits.holds(fewest.seen[fewest.replicas])
     assert fewest.limit in LIMITS
     outcomes = run_replicas(plan, trace, EngineSettings.of_plan(plan), fewest.replicas - 1)
-    one_less = fewest.limits.seen(trace, outcomes)
+    one_less = fewest.limits.measure(trace, outcomes)
     assert one_less == fewest.seen[fewest.replicas - 1]
     assert not fewest.limits.holds(one_less)
     serves = [

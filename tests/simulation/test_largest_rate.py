@@ -33,9 +33,9 @@ def test_the_largest_rate_of_a_queue_is_what_its_formula_says(
         lambda rate: waits(service_s, rate), lambda wait_s: wait_s <= limit_s, off / service_s,
         tolerance=tolerance, tried={},
     )  # fmt: skip
-    assert found.kept <= exact * (1 + 1e-12)
-    assert found.broken >= exact * (1 - 1e-12)
-    assert found.broken <= found.kept * (1.0 + tolerance)
+    assert found.within <= exact * (1 + 1e-12)
+    assert found.beyond >= exact * (1 - 1e-12)
+    assert found.beyond <= found.within * (1.0 + tolerance)
 
 
 def test_what_was_tried_is_not_tried_again_and_serves_other_limits() -> None:
@@ -52,7 +52,7 @@ def test_what_was_tried_is_not_tried_again_and_serves_other_limits() -> None:
     ]
     assert len(calls) == len(set(calls)) == len(tried)
     assert found[0] == found[2]
-    assert found[1].kept > found[0].kept
+    assert found[1].within > found[0].within
     alone: dict[float, float] = {}
     largest_rate(lambda rate: waits(0.1, rate), lambda seen: seen <= 0.6, 10.0, tolerance=0.01, tried=alone)
     assert len(tried) < 2 * len(alone)
@@ -75,9 +75,9 @@ def test_a_line_between_excesses_needs_fewer_rates_for_the_same_answer(
             lambda rate: waits(service_s, rate), lambda wait_s: wait_s <= limit_s, off / service_s,
             tolerance=0.01, tried=tried, excess=given_excess,
         )  # fmt: skip
-        assert found.kept <= exact * (1 + 1e-12)
-        assert found.broken >= exact * (1 - 1e-12)
-        assert found.broken <= found.kept * 1.01
+        assert found.within <= exact * (1 + 1e-12)
+        assert found.beyond >= exact * (1 - 1e-12)
+        assert found.beyond <= found.within * 1.01
         counts.append(len(tried))
     assert counts[1] <= counts[0] + 4
 
@@ -101,7 +101,7 @@ def test_an_excess_that_misleads_does_no_harm() -> None:
         lambda rate: rate, lambda rate: rate <= 3.0, 1.0, tolerance=0.01, tried=tried,
         excess=lambda rate: -1e-12 if rate <= 3.0 else 1e12,
     )  # fmt: skip
-    assert found.kept <= 3.0 < found.broken <= found.kept * 1.01
+    assert found.within <= 3.0 < found.beyond <= found.within * 1.01
     assert len(tried) < 40
 
 
@@ -127,12 +127,12 @@ def test_no_rate_that_was_tried_below_the_answer_fails(failing: set[float], widt
         lambda rate: not any(abs(rate - bad) < width * bad for bad in failing), bool, 1.0,
         tolerance=0.01, tried=tried, highest=64.0,
     )  # fmt: skip
-    assert all(holds for rate, holds in tried.items() if rate <= found.kept)
-    assert found.broken == math.inf or not tried[found.broken]
+    assert all(holds for rate, holds in tried.items() if rate <= found.within)
+    assert found.beyond == math.inf or not tried[found.beyond]
     assert found == bracket(tried, bool)
 
 
 @pytest.mark.parametrize("tolerance", [1e-15, 1e-300])
 def test_a_tolerance_beyond_numbers_ends(tolerance: float) -> None:
     found = largest_rate(lambda rate: rate, lambda rate: rate <= math.pi, 1.0, tolerance=tolerance, tried={})
-    assert found.kept == pytest.approx(math.pi, rel=1e-15)
+    assert found.within == pytest.approx(math.pi, rel=1e-15)

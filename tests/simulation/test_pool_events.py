@@ -240,7 +240,7 @@ def test_without_feedback_event_by_event_is_one_pool_after_the_other() -> None:
         options = {"time_scale": float(rng.choice([1.0, 1.1])), "seed": seed}
         one, other = (
             run(*endless, trace, np.arange(len(trace)), link, **options)
-            for run in (pool_runs._run_in_turn, pool_runs._run_fed_back)
+            for run in (pool_runs._run_in_turn, pool_runs._run_with_feedback)
         )
         for name in ("arrival_us", "first_us", "last_us", "preemptions", "status", "replica", "gaps"):
             assert np.array_equal(getattr(one.outcomes, name), getattr(other.outcomes, name)), name

@@ -164,8 +164,8 @@ def link_library(linker: list[str], code: bytes) -> bytes:
             check=False,
         )
         if done.returncode:
-            said = done.stderr.strip() or f"exit status {done.returncode}"
-            raise BackendError(f"{shlex.join(linker)} could not link {LIBRARY}: {said}")
+            message = done.stderr.strip() or f"exit status {done.returncode}"
+            raise BackendError(f"{shlex.join(linker)} could not link {LIBRARY}: {message}")
         return (place / LIBRARY).read_bytes()
 
 

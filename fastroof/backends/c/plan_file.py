@@ -143,24 +143,24 @@ _MOST: Final = 2**63 - 1
 
 def _description(text: bytes, arena: Floats, what: str) -> dict[str, Any]:
     """Read a description, and hold it to what :func:`description` writes: the CRC says nothing of that."""
-    said = parse_json(text, what, BackendError, is_strict=True)
-    if not isinstance(said, dict):
-        raise BackendError(f"{what} must be a JSON object, got {shown(said)}")
-    for name in (*_TEXTS, *(name for name in _OTHER_TEXTS if name in said)):
-        if not isinstance(said.get(name), str):
-            raise BackendError(f"{what}: {name} must be a text, got {shown(said.get(name))}")
-    whole_number(f"{what}: tp", said.get("tp"), error=BackendError)
+    head = parse_json(text, what, BackendError, is_strict=True)
+    if not isinstance(head, dict):
+        raise BackendError(f"{what} must be a JSON object, got {shown(head)}")
+    for name in (*_TEXTS, *(name for name in _OTHER_TEXTS if name in head)):
+        if not isinstance(head.get(name), str):
+            raise BackendError(f"{what}: {name} must be a text, got {shown(head.get(name))}")
+    whole_number(f"{what}: tp", head.get("tp"), error=BackendError)
     for name, slot in _LIMITS.items():
-        if type(said.get(name)) is not int or said[name] != arena[slot]:
-            raise BackendError(f"{what}: {name} is {shown(said.get(name))}, the plan's is {arena[slot]:.0f}")
-    for name, value in said.items():
+        if type(head.get(name)) is not int or head[name] != arena[slot]:
+            raise BackendError(f"{what}: {name} is {shown(head.get(name))}, the plan's is {arena[slot]:.0f}")
+    for name, value in head.items():
         if name in ("layout", "memory"):
             _check_sizes(f"{what}: {name}", value)
         elif name == "stages":
             _check_stages(f"{what}: stages", value)
         elif not isinstance(value, str):
             whole_number(f"{what}: {name}", value, 0, _MOST, error=BackendError)
-    return said
+    return head
 
 
 def _check_sizes(what: str, sizes: Any) -> None:

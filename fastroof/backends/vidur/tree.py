@@ -119,7 +119,7 @@ class StepExecutionTime(_entities.ExecutionTime):  # type: ignore[misc]
         self._predictor = predictor
         self._new_tokens = new_tokens
         self._context_len = context_len
-        self._total_us = predictor.plan.step_scalar(new_tokens, context_len)
+        self._total_us = predictor.step_us(new_tokens, context_len)
 
     @property
     def total_time(self) -> float:
@@ -132,7 +132,7 @@ class StepExecutionTime(_entities.ExecutionTime):  # type: ignore[misc]
         predictor = self._predictor
         kernels_us = self._total_us
         if predictor.kernels is not predictor.plan:
-            kernels_us = predictor.kernels.step_scalar(self._new_tokens, self._context_len)
+            kernels_us = predictor.kernels_us(self._new_tokens, self._context_len)
         return (kernels_us - predictor.outside_layers_us(self._new_tokens)) / US_PER_S
 
     def __getattr__(self, name: str) -> Any:
@@ -200,8 +200,8 @@ class FastroofExecutionTimePredictor:
         self.kernels = self.plan
         if bare != self.plan.profile:
             self.kernels = _compile(predictor_config, replica_config, engine=bare)
-        # made by the first who asks, which should not be a batch
-        _ = self.plan.step_scalar, self.kernels.step_scalar
+        # compiled here, not when the first batch is timed
+        self.step_us, self.kernels_us = self.plan.step_scalar, self.kernels.step_scalar
         self.num_layers = self.plan.model.num_layers
         self._of_tokens_us = _once_a_step_us(self.kernels, "tokens", self.plan.max_tokens)
         self._of_sequences_us = _once_a_step_us(self.kernels, "sequences", self.plan.max_seqs)

@@ -10,7 +10,7 @@ import typer
 from fastroof.cli.named_plans import PLANS_HELP, GpuOption, PlansArgument, named_plans, plans_words
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import console, counted
-from fastroof.cli.workload_options import WORKLOAD, asked_trace, parse_sizes, print_left_out
+from fastroof.cli.workload_options import WORKLOAD, parse_sizes, print_left_out, workload_trace
 from fastroof.command_group import GroupValues, taking
 from fastroof.units import GB
 
@@ -173,10 +173,10 @@ def trace(
     """Write requests, replayed or drawn, as a trace of another simulator."""
     from fastroof.simulation import write_trace
 
-    asked = asked_trace(**workload)
-    without = write_trace(asked, file, format)
+    trace = workload_trace(**workload)
+    without = write_trace(trace, file, format)
     echo = console().print
-    echo(f"wrote {file}: {counted(len(asked), 'request')} of {asked.name}", soft_wrap=True)
-    print_left_out(asked)
+    echo(f"wrote {file}: {counted(len(trace), 'request')} of {trace.name}", soft_wrap=True)
+    print_left_out(trace)
     if without:
         echo(f"without {' and '.join(without)}, for which {format} has no place", soft_wrap=True)

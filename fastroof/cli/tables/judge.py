@@ -429,14 +429,14 @@ def flag(
     if modules is not None:
         _write_modules(where, modules)
         return
-    said = [one for name in where for one in _flagged(name, dry_run=dry_run)]
+    flagged = [one for name in where for one in _flagged(name, dry_run=dry_run)]
     if as_json:
-        print_json(said)
+        print_json(flagged)
         return
-    for one in said:
+    for one in flagged:
         keys = " ".join(f"{name} {list(cells)}" for name, cells in one["keys"].items())
         typer.echo(f"{one['source']} {one['operator']} {keys}: {one['test']}: {one['reason']}")
-    typer.echo(f"{len(said)} families {'would be flagged' if dry_run else 'flagged'}")
+    typer.echo(f"{len(flagged)} families {'would be flagged' if dry_run else 'flagged'}")
 
 
 def _flagged(where: str, *, dry_run: bool) -> list[dict[str, Any]]:
@@ -449,13 +449,13 @@ def _flagged(where: str, *, dry_run: bool) -> list[dict[str, Any]]:
     if any(one.source is None for one in sets):
         raise TableError(f"{where} has no provenance.toml to write into; import the tree first")
     loaded = [one.load() for one in sets]
-    said: list[dict[str, Any]] = []
+    flagged: list[dict[str, Any]] = []
     for measured in loaded:
         provenance = flag_source(measured, siblings_of(measured, loaded), dry_run=dry_run)
         for operator, table in measured.tables.items():
             place = {"source": table.source, "operator": operator}
-            said += [{**place, **family.as_dict()} for family in unsound_families(provenance, operator)]
-    return said
+            flagged += [{**place, **family.as_dict()} for family in unsound_families(provenance, operator)]
+    return flagged
 
 
 def _write_modules(where: list[str], file: Path) -> None:

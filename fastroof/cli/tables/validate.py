@@ -173,8 +173,8 @@ def _print(checked: _Checked, every: bool) -> None:
     }
     counts["error"] += len(checked.refused)
     rows_read = sum(report.rows for _, report in checked.reports)
-    said = ", ".join(counted(count, name) for name, count in counts.items())
-    out.print(f"{counted(len(checked.reports), 'file')}, {rows_read:,} rows: {said}", soft_wrap=True)
+    counts_text = ", ".join(counted(count, name) for name, count in counts.items())
+    out.print(f"{counted(len(checked.reports), 'file')}, {rows_read:,} rows: {counts_text}", soft_wrap=True)
     if not every and sum(counts.values()) > len(lines):
         out.print("--all lists every finding", soft_wrap=True)
 

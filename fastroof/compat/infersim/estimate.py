@@ -55,7 +55,7 @@ class Phase:
         for name, column in values.items():
             self.columns[f"{self.prefix}_{name}"] = column, self.alive.copy()
 
-    def fell_back(self, part: str, where: Bools) -> None:
+    def add_fallback(self, part: str, where: Bools) -> None:
         """Record a part for which no measured row was found."""
         self.fallbacks[part] = self.fallbacks.get(part, False) | (where & self.alive)
 
@@ -165,7 +165,7 @@ def _file_heads(p: Placed, decode: bool) -> tuple[Longs, Longs, Longs]:
 
 def _put_attention(phase: Phase, row: Longs, mfu: Reals, core_s: Reals, load_s: Reals) -> Reals:
     phase.missing_file = phase.alive & (row == NO_KEY)
-    phase.fell_back("attention", row < 0)
+    phase.add_fallback("attention", row < 0)
     phase.fail(mfu == 0, ZERO_MFU)
     attention_s = np.maximum(core_s, load_s)
     phase.put(attn_mfu=mfu, attn_core_s=core_s, kv_load_s=load_s, attn_core_max_s=attention_s)
@@ -174,7 +174,7 @@ def _put_attention(phase: Phase, row: Longs, mfu: Reals, core_s: Reals, load_s: 
 
 def _projections(phase: Phase, p: Placed, tokens: Longs) -> Reals:
     projections = layers.attention_projections_s(p, tokens)
-    phase.fell_back("projections", projections.fallback)
+    phase.add_fallback("projections", projections.fallback)
     phase.fail(projections.zero_mfu, ZERO_MFU)
     phase.put(attn_others_s=projections.seconds)
     return projections.seconds
@@ -199,7 +199,7 @@ def _linear(
     core_s = np.maximum(core_us / US_PER_S, states_s)
     projections = layers.linear_projections_s(p, gdn, tokens)
     phase.put(lin_core_us=core_us, lin_states_s=states_s, lin_core_max_s=core_s)
-    phase.fell_back("linear projections", projections.fallback)
+    phase.add_fallback("linear projections", projections.fallback)
     phase.fail(projections.zero_mfu, ZERO_MFU)
     phase.put(lin_others_s=projections.seconds)
     return core_s, projections.seconds
@@ -212,7 +212,7 @@ def _experts(phase: Phase, p: Placed, word: str, tokens: Longs) -> Reals:
     mfu, row = layers.experts_mfu(p, word, tokens, local_gpus)
     if model.moe:
         phase.missing_experts = phase.alive & (row == NO_KEY)
-    phase.fell_back("experts" if model.moe else "MLP", row < 0)
+    phase.add_fallback("experts" if model.moe else "MLP", row < 0)
     phase.fail(mfu == 0, ZERO_MFU)
     routed_s = layers.experts_flops(p, word, tokens) / (p.gemm_gflops_per_s * mfu)
     load_s = layers.expert_bytes(p) * model.num_experts / local_gpus / GIB / p.memory_gb_per_s
@@ -223,7 +223,7 @@ def _experts(phase: Phase, p: Placed, word: str, tokens: Longs) -> Reals:
         up = layers.gemm_s(p, tokens, model.hidden, 2 * width)
         down = layers.gemm_s(p, tokens, width, model.hidden)
         both = up + down
-        phase.fell_back("shared experts", both.fallback)
+        phase.add_fallback("shared experts", both.fallback)
         phase.fail(both.zero_mfu, ZERO_MFU)
         phase.put(shared_up_s=up.seconds, shared_down_s=down.seconds)
         experts_s = experts_s + both.seconds

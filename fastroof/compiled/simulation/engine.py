@@ -37,11 +37,15 @@ from fastroof.compiled.simulation.state import (
     DEADLINE,
     DECODE_TOKENS,
     DECODES,
+    DECODES_NEXT,
     DONE_PLACE,
     END,
     FETCHING,
     FILLED,
+    FIRST_FIELDS,
+    FIRST_REQUEST,
     FIRST_SLOT,
+    FIRST_SLOT_OF,
     FLIGHT_DECODES,
     FLIGHT_FIRSTS,
     FLIGHT_STEP,
@@ -50,7 +54,8 @@ from fastroof.compiled.simulation.state import (
     FREE,
     FRESH,
     FRESH_AT,
-    GOES_ON,
+    FRESH_REQUEST,
+    FRESH_SLOT,
     GONE,
     HELD,
     HELD_UNTIL,
@@ -66,7 +71,6 @@ from fastroof.compiled.simulation.state import (
     NUM_FINISHED,
     OLDEST,
     PARTIAL,
-    PREEMPTED_FRESH,
     REQUEST,
     RUN_ALL,
     RUNNING,
@@ -278,12 +282,9 @@ def _end_decodes(
     decodes = scalars[FLIGHT_DECODES + flight]
     for i in range(scalars[FRESH]):
         # requests that prefilled since the last decode step
-        slot = state.fresh[i]
-        if slot >= 0:
-            request = state.slots[REQUEST, slot]
+        request, slot = state.fresh[FRESH_REQUEST, i], state.fresh[FRESH_SLOT, i]
+        if slot != NONE:
             state.slots[FRESH_AT, slot] = NONE
-        else:
-            request = PREEMPTED_FRESH - slot
         decodes -= 1
         if served.status[request] != TIMED_OUT:
             add_gaps(record, now_us - served.last_us[request], 1)
@@ -320,16 +321,18 @@ def _end_firsts(
     now_us: float,
 ) -> None:
     """Record a token for every prompt that a step completed: its first, or the next after a preemption."""
+    row = FIRST_FIELDS * flight
     for i in range(state.scalars[FLIGHT_FIRSTS + flight]):
-        request, slot = state.firsts[2 * flight, i], state.firsts[2 * flight + 1, i]
+        request, slot = state.firsts[row + FIRST_REQUEST, i], state.firsts[row + FIRST_SLOT_OF, i]
         if served.status[request] == TIMED_OUT:
             continue
         record_prompt_token(served, record, request, now_us)
-        if slot >= 0:
+        if slot != NONE and state.firsts[row + DECODES_NEXT, i] == 0:
             _finish(state, options, requests, served, slot, now_us)
-        elif options.prefill_first and state.slots[REQUEST, GOES_ON - slot] == request:
-            state.slots[FRESH_AT, GOES_ON - slot] = state.scalars[FRESH]
-            state.fresh[state.scalars[FRESH]] = GOES_ON - slot
+        elif slot != NONE and options.prefill_first and state.slots[REQUEST, slot] == request:
+            place = state.scalars[FRESH]
+            state.slots[FRESH_AT, slot] = place
+            state.fresh[FRESH_REQUEST, place], state.fresh[FRESH_SLOT, place] = request, slot
             state.scalars[FRESH] += 1
 
 

@@ -47,8 +47,12 @@ from fastroof.compiled.simulation.state import (
     CODE_STOPPED,
     CODE_STUCK,
     DEADLINE,
+    DECODES_NEXT,
     DONE_PLACE,
+    FIRST_FIELDS,
+    FIRST_REQUEST,
     FIRST_SLOT,
+    FIRST_SLOT_OF,
     FLIGHT_FIRSTS,
     FLIGHT_STEP,
     FREE,
@@ -199,7 +203,8 @@ def _note_prompts(prefill: Pool, link: LinkOptions, line: Line, engine: int, now
         state = engine_of(ranks, rank)
         own = state.scalars[OLDEST]
         for i in range(state.scalars[FLIGHT_FIRSTS + own]):
-            request, slot = state.firsts[2 * own, i], state.firsts[2 * own + 1, i]
+            row = FIRST_FIELDS * own
+            request, slot = state.firsts[row + FIRST_REQUEST, i], state.firsts[row + FIRST_SLOT_OF, i]
             if prefill.served.status[request] == TIMED_OUT:
                 continue
             if line.goes_on[request] == 0:
@@ -369,8 +374,10 @@ def _end_decodes(
                 _end_request(prefill, link, line, state.slots[REQUEST, slot], now_us)
                 slot = state.slots[BUCKET_NEXT, slot]
         for i in range(state.scalars[FLIGHT_FIRSTS + own]):
-            request, slot = state.firsts[2 * own, i], state.firsts[2 * own + 1, i]
-            if slot >= 0 and decode.served.status[request] != TIMED_OUT:
+            row = FIRST_FIELDS * own
+            request, slot = state.firsts[row + FIRST_REQUEST, i], state.firsts[row + FIRST_SLOT_OF, i]
+            is_last = slot != NONE and state.firsts[row + DECODES_NEXT, i] == 0
+            if is_last and decode.served.status[request] != TIMED_OUT:
                 _end_request(prefill, link, line, request, now_us)
 
 

@@ -18,6 +18,8 @@ from fastroof.compiled.simulation.state import (
     FETCHING_PLACE,
     FILLED,
     FINISH,
+    FIRST_FIELDS,
+    FIRST_SLOT_OF,
     FLIGHT_DECODES,
     FLIGHT_FIRSTS,
     FLIGHT_STEP,
@@ -25,6 +27,8 @@ from fastroof.compiled.simulation.state import (
     FREE,
     FRESH,
     FRESH_AT,
+    FRESH_REQUEST,
+    FRESH_SLOT,
     GIVEN_UP_TOKENS,
     GONE,
     HELD,
@@ -37,7 +41,6 @@ from fastroof.compiled.simulation.state import (
     PARTIAL,
     PARTIAL_COMPUTED,
     PREEMPTED,
-    PREEMPTED_FRESH,
     PREEMPTIONS,
     REQUEST,
     RUNNING,
@@ -135,9 +138,9 @@ def _leave_fresh(state: EngineState, slot: int) -> None:
     """Remove a slot from ``fresh``; the last one moves into its place, so that there is always room."""
     scalars = state.scalars
     at, last = state.slots[FRESH_AT, slot], scalars[FRESH] - 1
-    moved = state.fresh[last]
-    state.fresh[at] = moved
-    if moved >= 0:
+    moved = state.fresh[FRESH_SLOT, last]
+    state.fresh[FRESH_REQUEST, at], state.fresh[FRESH_SLOT, at] = state.fresh[FRESH_REQUEST, last], moved
+    if moved != NONE:
         state.slots[FRESH_AT, moved] = at
     state.slots[FRESH_AT, slot] = NONE
     scalars[FRESH] = last
@@ -151,7 +154,7 @@ def _save_last_token(state: EngineState, served: Served, slot: int) -> None:
     is_awaited = state.slots[ENTERED, slot] < scalars[STEP] and _is_decode_awaited(state)
     if fresh_at != NONE and is_awaited:
         # its gap differs from that of other decodes
-        state.fresh[fresh_at] = PREEMPTED_FRESH - request
+        state.fresh[FRESH_SLOT, fresh_at] = NONE
     elif fresh_at != NONE:
         _leave_fresh(state, slot)
     elif is_awaited:
@@ -211,9 +214,10 @@ def _forget_tokens(state: EngineState, slot: int) -> None:
         flight = (scalars[OLDEST] + i) & 1
         step = scalars[FLIGHT_STEP + flight]
         if slots[FINISH, slot] == NONE:
+            row = FIRST_FIELDS * flight + FIRST_SLOT_OF
             for k in range(scalars[FLIGHT_FIRSTS + flight]):
-                if state.firsts[2 * flight + 1, k] == slot:
-                    state.firsts[2 * flight + 1, k] = NONE
+                if state.firsts[row, k] == slot:
+                    state.firsts[row, k] = NONE
         elif step != NONE and slots[ENTERED, slot] <= step <= slots[FINISH, slot]:
             scalars[FLIGHT_DECODES + flight] -= 1
 

@@ -40,13 +40,16 @@ from fastroof.compiled.simulation.state import (
     BUCKET_NEXT,
     CACHED_TOKENS,
     DECODES,
+    DECODES_NEXT,
     FILLED,
     FINISH,
+    FIRST_FIELDS,
+    FIRST_REQUEST,
     FIRST_SLOT,
+    FIRST_SLOT_OF,
     FOUND,
     FREE,
     FRESH_AT,
-    GOES_ON,
     HEAD,
     HELD,
     HELD_UNTIL,
@@ -199,14 +202,15 @@ def _end_prompts(
     window: int,
 ) -> None:
     """Let requests whose prompts a step completes decode from the next step on, if tokens remain."""
+    row = FIRST_FIELDS * flight
     for i in range(firsts):
-        request, slot = state.firsts[2 * flight, i], state.firsts[2 * flight + 1, i]
+        request, slot = state.firsts[row + FIRST_REQUEST, i], state.firsts[row + FIRST_SLOT_OF, i]
         sent = served.sent[request]
         remaining = requests.output_tokens[request] - sent - 1
         if remaining > 0:
             whole = requests.input_tokens[request] + sent
             _count_decode(state, slot, whole, remaining, options, window)
-            state.firsts[2 * flight + 1, i] = GOES_ON - slot
+            state.firsts[row + DECODES_NEXT, i] = 1
 
 
 @jit_stateful_inline

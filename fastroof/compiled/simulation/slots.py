@@ -22,10 +22,14 @@ from fastroof.compiled.simulation.state import (
     BUSY_US,
     DECODE_TOKENS,
     DECODES,
+    DECODES_NEXT,
     END,
     ENTERED,
     FINISH,
+    FIRST_FIELDS,
+    FIRST_REQUEST,
     FIRST_SLOT,
+    FIRST_SLOT_OF,
     FLIGHT_DECODES,
     FLIGHT_FIRSTS,
     FLIGHT_HOST_US,
@@ -234,8 +238,10 @@ def note_chunk(
         scalars[PARTIAL_COMPUTED] = tokens
         scalars[PARTIAL_WHOLE] = whole
         return firsts
-    state.firsts[2 * flight, firsts] = request
-    state.firsts[2 * flight + 1, firsts] = slot
+    row = FIRST_FIELDS * flight
+    state.firsts[row + FIRST_REQUEST, firsts] = request
+    state.firsts[row + FIRST_SLOT_OF, firsts] = slot
+    state.firsts[row + DECODES_NEXT, firsts] = 0
     return firsts + 1
 
 

@@ -126,9 +126,9 @@ class EngineState(NamedTuple):
     """One engine, or all replicas along the first axis.
 
     ``scalars`` and ``clock`` are indexed by the names below; ``slots[field, slot]``; ``calendar[row, step]``,
-    steps modulo its length, a power of two; ``due[remainder]``; ``firsts``, two rows for each step in flight:
-    requests whose prompts it completes, and their slots; ``fresh``, slots that prefilled since the last
-    decode step; ``cells[segment]``, of a prefix cache, segments and then tails of requests.
+    steps modulo its length, a power of two; ``due[remainder]``; ``firsts``, rows for each step in flight:
+    requests whose prompts it completes; ``fresh``, those that prefilled since the last decode step;
+    ``cells[segment]``, of a prefix cache, segments and then tails of requests.
     """
 
     scalars: Longs
@@ -235,14 +235,14 @@ NUM_FIELDS = 10
 FIRST_SLOT, FILLED = 0, 1
 """Rows of the calendar."""
 
-GOES_ON = -2
-"""A slot in ``firsts`` that goes on after its first token is stored as this minus the slot."""
+# rows of ``firsts`` for each of two steps in flight; DECODES_NEXT is 1 if a request has tokens left to decode
+FIRST_REQUEST, FIRST_SLOT_OF, DECODES_NEXT = range(3)
+FIRST_FIELDS = 3
+FIRST_SIZE = 2 * FIRST_FIELDS
 
-PREEMPTED_FRESH = -2
-"""A request in ``fresh`` that was preempted with its next token in flight is stored as this minus it."""
-
-FIRST_SIZE = 4
-"""Rows of ``firsts``: requests and slots of two steps."""
+FRESH_REQUEST, FRESH_SLOT = range(2)
+"""Rows of ``fresh``; the slot is NONE if the request was preempted with its next token in flight."""
+FRESH_SIZE = 2
 
 GONE = -2
 """HELD of a slot whose blocks are freed and whose last token is in flight."""

@@ -254,8 +254,8 @@ def is_waited_for(state: EngineState, options: EngineOptions) -> bool:
     if state.scalars[IS_ARRIVING] > 0:
         return True
     for tier in range(options.num_tiers):
-        asked = state.scalars[tier_scalar(tier, ASKED)]
-        if asked > 0 and _of_tier(options, tier, FETCHES) == WAITED_FOR:
+        blocks = state.scalars[tier_scalar(tier, ASKED)]
+        if blocks > 0 and _of_tier(options, tier, FETCHES) == WAITED_FOR:
             return True
     return False
 
@@ -268,18 +268,18 @@ def fetch(
     scalars, clock = state.scalars, state.clock
     all_us, before_us = 0.0, 0.0
     for tier in range(options.num_tiers):
-        asked = scalars[tier_scalar(tier, ASKED)]
-        if asked > 0:
+        blocks = scalars[tier_scalar(tier, ASKED)]
+        if blocks > 0:
             link = NUM_CLOCKS + tier
             begin_us = max(clock[NOW], clock[link])
-            clock[link] = begin_us + asked * _of_tier(options, tier, BLOCK_US)
+            clock[link] = begin_us + blocks * _of_tier(options, tier, BLOCK_US)
             end_us = clock[link] + _of_tier(options, tier, LATENCY_US)
             all_us = max(all_us, end_us)
             if _of_tier(options, tier, FETCHES) != BY_LAYER:
                 before_us = max(before_us, end_us)
-            scalars[tier_scalar(tier, FETCHED)] += asked
+            scalars[tier_scalar(tier, FETCHED)] += blocks
             if is_first:
-                tokens = asked * options.block_size
+                tokens = blocks * options.block_size
                 requests.rows[request, NUM_COLUMNS + tier] = tokens
                 scalars[tier_scalar(tier, FOUND_THERE)] += tokens
     return all_us, before_us

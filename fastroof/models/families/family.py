@@ -66,9 +66,9 @@ def kv_heads(fields: Fields, num_q_heads: int, *, missing_means_all: bool = Fals
 
 def head_dim(fields: Fields, hidden: int, num_q_heads: int, missing: int | None = None) -> int:
     """Return the head width; null means hidden size / heads, as does a missing field without ``missing``."""
-    given = fields.optional_size("head_dim")
-    if given is not None:
-        return given
+    head_dim = fields.optional_size("head_dim")
+    if head_dim is not None:
+        return head_dim
     if missing is not None and "head_dim" not in fields.config:
         return missing
     if hidden % num_q_heads:

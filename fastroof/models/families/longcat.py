@@ -26,8 +26,8 @@ _NAMES: Final = {
 
 
 def _layers(fields: Fields) -> list[LayerKind]:
-    theirs = {name: fields.config[own] for name, own in _NAMES.items() if own in fields.config}
-    fields = Fields({**fields.config, **theirs}, fields.where)
+    standard = {name: fields.config[own] for name, own in _NAMES.items() if own in fields.config}
+    fields = Fields({**fields.config, **standard}, fields.where)
     real, zero = fields.size("n_routed_experts"), fields.count("zero_expert_num")
     picked = fields.size("num_experts_per_tok")
     experts = RoutedExperts(

@@ -34,9 +34,9 @@ def _kind(fields: Fields, block: Fields) -> LayerKind:
                 f"{part.where}: replace_with_linear: a plan does not support a linear layer in its place"
             )
     own, width = _attention(fields, attention), _mlp(fields, mlp)
-    named = [f"{own.num_kv_heads} KV heads"] if isinstance(own, GroupedQueryAttention) else []
-    named += [f"MLP {width.intermediate}"] if isinstance(width, GatedMlp) else []
-    return LayerKind(own, width, " + ".join(named) or "nothing")
+    changes = [f"{own.num_kv_heads} KV heads"] if isinstance(own, GroupedQueryAttention) else []
+    changes += [f"MLP {width.intermediate}"] if isinstance(width, GatedMlp) else []
+    return LayerKind(own, width, " + ".join(changes) or "nothing")
 
 
 def _attention(fields: Fields, part: Fields) -> Attention:

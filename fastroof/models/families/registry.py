@@ -43,9 +43,9 @@ FLAT_WRAPPERS: Final = frozenset(name for family in FAMILIES for name in family.
 """Model types whose files hold the text model's fields next to ``vision_config``."""
 
 
-def _closest(given: str, known: Iterable[str]) -> str:
+def _closest(name: str, known: Iterable[str]) -> str:
     """Return the end of a message: up to three known names like an unknown one, the closest first."""
-    close = difflib.get_close_matches(given, list(known), n=3)
+    close = difflib.get_close_matches(name, list(known), n=3)
     return f"; did you mean {', '.join(close)}?" if close else ""
 
 
@@ -53,8 +53,8 @@ def family_of(fields: Fields) -> tuple[Family, str]:
     """Return the family of a config.json, and the class as which it is served."""
     model_type, architectures = fields.text("model_type"), fields.texts("architectures")
     if model_type is None and architectures:
-        named = (t for t, f in MODEL_TYPES.items() if set(f.classes[t]).intersection(architectures))
-        model_type = next(named, None)
+        model_types = (t for t, f in MODEL_TYPES.items() if set(f.classes[t]).intersection(architectures))
+        model_type = next(model_types, None)
         if model_type is None:
             served = sorted({name for f in FAMILIES for names in f.classes.values() for name in names})
             raise UnsupportedModelError(

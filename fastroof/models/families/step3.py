@@ -32,7 +32,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
     }
     windowed = full if other is None else _other(other, full)
     gate = fields.flag("use_head_wise_attn_gate", default=False)
-    rest = {"qk_norm": True, "head_gate": gate}
+    shared_fields = {"qk_norm": True, "head_gate": gate}
     experts = RoutedExperts(
         fields.size("num_experts"),
         fields.size("num_experts_per_tok"),
@@ -44,7 +44,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
     has_experts = _has_experts(fields, num_layers)
     return layer_kinds(
         (
-            GroupedQueryAttention(**(full if window is None else windowed), **rest, window=window),
+            GroupedQueryAttention(**(full if window is None else windowed), **shared_fields, window=window),
             experts if moe else dense,
         )
         for window, moe in zip(_windows(fields, num_layers), has_experts, strict=True)

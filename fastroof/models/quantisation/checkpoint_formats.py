@@ -175,10 +175,10 @@ def _read(
     separate = None if hf_quant is None else _hf_quant(hf_quant, where)
     if quantisation is None:
         return None if separate is None else read_quantisation(separate)
-    own = Fields(quantisation, f"{where}: quantization_config")
-    method = own.text("quant_method")
+    method_fields = Fields(quantisation, f"{where}: quantization_config")
+    method = method_fields.text("quant_method")
     if separate is None or (method is not None and not method.casefold().startswith("modelopt")):
-        return read_quantisation(own)
+        return read_quantisation(method_fields)
     return read_quantisation(separate)
 
 
@@ -196,7 +196,7 @@ class _FormatsOf:
     def __init__(self, quantisation: Quantisation, names: ModuleNames, spec: ModelSpec) -> None:
         self._quantisation, self._names, self._spec = quantisation, names, spec
         patterns = (quantisation.excluded, *(group.targets for group in quantisation.groups))
-        self._tells_layers_apart = any(p is not None and p.tells_layers_apart for p in patterns)
+        self._differs_by_layer = any(p is not None and p.differs_by_layer for p in patterns)
         self._of_kind: dict[LayerKind, list[tuple[str, Group, int]]] = {}
         self.weights: dict[str, int] = {}
         self.scale_bytes: dict[str, float] = {}
@@ -210,7 +210,7 @@ class _FormatsOf:
                 for role, weights in kind.linear_weights(self._spec.hidden, Layout()).items()
                 if (group := self._group_of(number, role)) is not None
             ]
-            if not self._tells_layers_apart:
+            if not self._differs_by_layer:
                 self._of_kind[kind] = groups
         for _, group, weights in groups:
             self._count(group, weights)
@@ -261,10 +261,10 @@ def _grouped(kinds: Sequence[LayerKind], formats: Sequence[Formats]) -> tuple[La
         if names.count(name) > 1:
             name = f"{name}, {_formats_text(kind, own)}"
         groups.append((replace(kind, formats=own, name=name), counts[kind, own]))
-    taken = [kind.name for kind, _ in groups]
+    kind_names = [kind.name for kind, _ in groups]
     return tuple(
         LayerGroup(
-            kind if taken.count(kind.name) == 1 else replace(kind, name=f"{kind.name} {number}"), count
+            kind if kind_names.count(kind.name) == 1 else replace(kind, name=f"{kind.name} {number}"), count
         )
         for number, (kind, count) in enumerate(groups, 1)
     )

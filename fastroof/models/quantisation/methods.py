@@ -22,8 +22,8 @@ from fastroof.models.quantisation.scheme import (
     block_scale_bytes,
     excluded_modules,
     group_size_of,
+    group_words,
     int_weights,
-    said_groups,
     unsupported,
 )
 
@@ -41,13 +41,13 @@ def compressed_tensors(fields: Fields) -> Quantisation:
 
 def config_groups(fields: Fields) -> tuple[tuple[Group, ...], list[str]]:
     """Return the module groups, those with a module list first, and their descriptions."""
-    given = fields.config.get("config_groups")
-    if not given and fields.config.get("kv_cache_scheme") is not None:
+    config_groups = fields.config.get("config_groups")
+    if not config_groups and fields.config.get("kv_cache_scheme") is not None:
         return (), ["its KV cache only"]
-    if not isinstance(given, Mapping) or not given:
-        raise fields.error(f"field config_groups must hold groups of modules, got {given!r}")
+    if not isinstance(config_groups, Mapping) or not config_groups:
+        raise fields.error(f"field config_groups must hold groups of modules, got {config_groups!r}")
     groups, names = [], []
-    for name, group in given.items():
+    for name, group in config_groups.items():
         if not isinstance(group, Mapping):
             raise fields.error(f"field config_groups.{name} must be an object, got {group!r}")
         within = Fields(group, f"{fields.where}: field config_groups.{name}")
@@ -84,12 +84,12 @@ class _Scheme(NamedTuple):
 
 
 def _scheme(fields: Fields, key: str) -> _Scheme | None:
-    given = fields.config.get(key)
-    if given is None:
+    value = fields.config.get(key)
+    if value is None:
         return None
-    if not isinstance(given, Mapping):
-        raise fields.error(f"field {key} must be an object, got {given!r}")
-    within = Fields(given, f"{fields.where}.{key}")
+    if not isinstance(value, Mapping):
+        raise fields.error(f"field {key} must be an object, got {value!r}")
+    within = Fields(value, f"{fields.where}.{key}")
     kind = within.text("type") or "int"
     if kind not in ("int", "float"):
         raise within.error(f"field type must be int or float, got {kind!r}")
@@ -99,8 +99,8 @@ def _scheme(fields: Fields, key: str) -> _Scheme | None:
         within.text("strategy"),
         group_size_of(within),
         within.flag("symmetric", default=True),
-        given.get("block_structure"),
-        not given.get("dynamic"),
+        value.get("block_structure"),
+        not value.get("dynamic"),
     )
 
 
@@ -119,10 +119,10 @@ def _scheme_format(fields: Fields, weights: _Scheme, inputs: _Scheme | None) -> 
         return "int8", 0.0, "int8 weights and inputs"
     if weights.kind == "int" and inputs is None:
         dtype, scales = int_weights(fields, weights.bits, weights.group_size, not weights.is_symmetric)
-        return dtype, scales, f"int{weights.bits} weights, {said_groups(weights.group_size)}"
+        return dtype, scales, f"int{weights.bits} weights, {group_words(weights.group_size)}"
     if kind == ("int", 4, ("float", 8)):
         scales = 0.0 if weights.group_size is None else SCALE_BYTES / weights.group_size
-        return "w4afp8", scales, f"int4 weights, {said_groups(weights.group_size)}, fp8 inputs"
+        return "w4afp8", scales, f"int4 weights, {group_words(weights.group_size)}, fp8 inputs"
     if kind[:2] == ("float", 4) and weights.group_size in (None, NVFP4_GROUP):
         if on_inputs == ("float", 4):
             return "nvfp4", 0.0, "nvfp4"
@@ -213,7 +213,7 @@ def _algorithm(fields: Fields, targets: ModulePatterns | None = None) -> tuple[G
     scale_bytes = 0.0
     if dtype in ("int4_wo", "int8_wo", "w4afp8") and group_size is not None:
         scale_bytes = SCALE_BYTES / group_size
-        text += f", {said_groups(group_size)}"
+        text += f", {group_words(group_size)}"
     elif dtype == "fp8_block":
         scale_bytes = BLOCK_SCALE_BYTES / BLOCK**2
     elif dtype in ("nvfp4", "nvfp4_wo") and group_size not in (None, NVFP4_GROUP):
@@ -281,16 +281,16 @@ def _fp8(fields: Fields) -> Quantisation:
     groups = quantized_layers(fields) if listed else _expert_dtype(fields)
     kv_dtype = kv_dtype_of(fields)
     if block is None:
-        rest = Group("fp8", static_scales=scheme == "static")
-        return Quantisation(f"fp8, one scale per tensor, {scheme}", (*groups, rest), excluded, kv_dtype)
+        default = Group("fp8", static_scales=scheme == "static")
+        return Quantisation(f"fp8, one scale per tensor, {scheme}", (*groups, default), excluded, kv_dtype)
     if scheme != "dynamic":
         raise fields.error(f"field activation_scheme must be dynamic with weight_block_size, got {scheme!r}")
-    rest = Group("fp8_block", scale_bytes=block_scale_bytes(fields, "weight_block_size", block))
+    default = Group("fp8_block", scale_bytes=block_scale_bytes(fields, "weight_block_size", block))
     method = f"fp8, blocks of {BLOCK} x {BLOCK}, dynamic"
     if groups:
         where = "listed modules" if listed else "experts"
         method += f"; {' and '.join(sorted({group.dtype for group in groups}))} in {where}"
-    return Quantisation(method, (*groups, rest), excluded, kv_dtype)
+    return Quantisation(method, (*groups, default), excluded, kv_dtype)
 
 
 def _expert_dtype(fields: Fields) -> tuple[Group, ...]:
@@ -313,7 +313,7 @@ def _awq(fields: Fields) -> Quantisation:
     group_size = group_size_of(fields, "group_size" if "group_size" in fields.config else "q_group_size")
     dtype, scale_bytes = int_weights(fields, bits, group_size, fields.flag("zero_point", default=True))
     excluded = excluded_modules(fields, "modules_to_not_convert")
-    method = f"int{bits} weights, {said_groups(group_size)} (awq)"
+    method = f"int{bits} weights, {group_words(group_size)} (awq)"
     return Quantisation(method, (Group(dtype, scale_bytes=scale_bytes),), excluded)
 
 
@@ -336,12 +336,12 @@ def _gptq(fields: Fields) -> Quantisation:
             unquantised.append(expression)
             continue
         other = Fields({"bits": bits, "group_size": group_size, **rule}, where)
-        made = int_weights(other, other.size("bits"), group_size_of(other), has_zeros=True)
-        groups.append(Group(made[0], ModulePatterns([expression], where), made[1]))
+        group = int_weights(other, other.size("bits"), group_size_of(other), has_zeros=True)
+        groups.append(Group(group[0], ModulePatterns([expression], where), group[1]))
     if fields.flag("lm_head", default=False):
         groups.append(Group(dtype, ModulePatterns(["lm_head"], fields.where), scale_bytes))
     groups.append(Group(dtype, scale_bytes=scale_bytes))
-    method = f"int{bits} weights, {said_groups(group_size)} (gptq)"
+    method = f"int{bits} weights, {group_words(group_size)} (gptq)"
     excluded = ModulePatterns(unquantised, f"{fields.where}: field dynamic or modules_to_not_convert")
     return Quantisation(method, tuple(groups), excluded)
 

@@ -83,7 +83,7 @@ class ModulePatterns:
         self._with_layer = {name for name in self._literal if _WITH_LAYER.match(name)}
 
     @property
-    def tells_layers_apart(self) -> bool:
+    def differs_by_layer(self) -> bool:
         """Return whether the list may treat the same module differently in two layers."""
         return bool(self._with_layer or self._globs or self._globs_of_layer or self._expressions)
 
@@ -200,6 +200,6 @@ def group_size_of(fields: Fields, key: str = "group_size") -> int | None:
     return size
 
 
-def said_groups(group_size: int | None) -> str:
+def group_words(group_size: int | None) -> str:
     """Return a group size as text."""
     return "whole rows" if group_size is None else f"groups of {group_size}"

@@ -89,11 +89,11 @@ def _objective_column(results: Results, spec: dict[str, Any]) -> str:
 
 def _limits(spec: dict[str, Any]) -> dict[str, float]:
     """Return the sweep's limits by column."""
-    given = spec.get("constraints") or spec
+    constraints = spec.get("constraints") or spec
     limits = {
         name: value
         for name in ("ttft_ms", "tpot_ms", "itl_ms", "request_latency_ms", "kv_share", "total_gpus")
-        if isinstance(value := given.get(name), int | float) and value > 0
+        if isinstance(value := constraints.get(name), int | float) and value > 0
     }
     if "tpot_ms" in limits:
         limits[RateColumns.USER] = MS_PER_S / limits["tpot_ms"]
@@ -267,8 +267,8 @@ def write_report(
 def _title(results: Results) -> str:
     models = [str(model) for model in results.codes("model")[1]]
     gpus = [str(gpu) for gpu in results.codes("gpu")[1]]
-    named = ", ".join(models) if len(models) <= 3 else f"{len(models)} models"
-    return f"{named} on {', '.join(gpus) if len(gpus) <= 3 else f'{len(gpus)} GPUs'}"
+    model_names = ", ".join(models) if len(models) <= 3 else f"{len(models)} models"
+    return f"{model_names} on {', '.join(gpus) if len(gpus) <= 3 else f'{len(gpus)} GPUs'}"
 
 
 def _subtitle(results: Results) -> str:

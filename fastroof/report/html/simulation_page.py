@@ -41,8 +41,8 @@ def series_values(sim: Simulation) -> dict[str, list[Any]]:
 def requests_over_time(sim: Simulation, name: str) -> dict[str, Any]:
     """Return a latency by arrival time: of each request, or percentiles over stretches of time."""
     values: Floats = getattr(sim.times, name)
-    there = sim.times.is_finished & np.isfinite(values)
-    arrival_s, times_ms = sim.outcomes.arrival_us[there] / US_PER_S, values[there]
+    has_value = sim.times.is_finished & np.isfinite(values)
+    arrival_s, times_ms = sim.outcomes.arrival_us[has_value] / US_PER_S, values[has_value]
     if len(times_ms) <= MOST_DOTS:
         return {"time_s": _short(arrival_s), "ms": _short(times_ms)}
     count = min(STRETCHES, len(times_ms) // FEWEST)
@@ -61,8 +61,8 @@ def requests_over_time(sim: Simulation, name: str) -> dict[str, Any]:
             half, tail = np.percentile(of_stretch, (50, 99)).tolist()
             halves.append(half)
             tails.append(tail)
-    named = {"time_s": middles, "p50": halves, "p99": tails}
-    return {key: [rounded(value) for value in listed] for key, listed in named.items()}
+    columns = {"time_s": middles, "p50": halves, "p99": tails}
+    return {key: [rounded(value) for value in listed] for key, listed in columns.items()}
 
 
 def cumulative(values: Floats) -> dict[str, list[Any]]:
@@ -88,10 +88,10 @@ def _gaps(counts: Longs, middles_us: Floats) -> dict[str, list[Any]]:
     total = int(counts.sum())
     if not total:
         return {"ms": [], "share": []}
-    there = np.flatnonzero(counts)
-    upto = np.cumsum(counts[there])
+    filled = np.flatnonzero(counts)
+    upto = np.cumsum(counts[filled])
     drawn = np.unique(np.searchsorted(upto, _ranks(total), side="right"))
-    return {"ms": _short(middles_us[there[drawn]] / 1e3), "share": _short(upto[drawn] / total)}
+    return {"ms": _short(middles_us[filled[drawn]] / 1e3), "share": _short(upto[drawn] / total)}
 
 
 def distributions(sim: Simulation, with_range: bool) -> dict[str, dict[str, Any]]:

@@ -280,13 +280,13 @@ def _dtype(where: str, found: Mapping[str, str], of_checkpoint: str) -> tuple[st
 def _kv_dtype(
     where: str, found: Mapping[str, str], of_checkpoint: str | None, engine: str
 ) -> tuple[str, str]:
-    given = found.get("kv_dtype", "auto").lower()
-    if given != "auto":
-        if given not in KV_FORMATS:
+    kv_dtype = found.get("kv_dtype", "auto").lower()
+    if kv_dtype != "auto":
+        if kv_dtype not in KV_FORMATS:
             raise TableError(
-                f"{where}: KV cache in {given!r} is not modelled; valid are auto, {', '.join(KV_FORMATS)}"
+                f"{where}: KV cache in {kv_dtype!r} is not modelled; valid are auto, {', '.join(KV_FORMATS)}"
             )
-        return KV_FORMATS[given], "given"
+        return KV_FORMATS[kv_dtype], "given"
     if of_checkpoint is not None:
         return of_checkpoint, "assumed: the checkpoint's"
     return "bf16", f"assumed: {engine}'s default, the dtype of the activations"
@@ -377,8 +377,8 @@ def _scheduled(where: str, profile: EngineProfile, found: Mapping[str, str], ran
         schedule = replace(schedule, by_card=False)
     for name, off in PAUSES.items():
         if name in found:
-            given: dict[str, Any] = {name: _size(where, found, name, most, off)}
-            schedule = replace(schedule, **given)
+            sizes: dict[str, Any] = {name: _size(where, found, name, most, off)}
+            schedule = replace(schedule, **sizes)
     profile.refuse_pauses(schedule.pauses_on, shares_experts=True, error=TableError)
     overlaps = _is_on(where, found, "async_scheduling")
     if overlaps is not None:

@@ -137,11 +137,11 @@ def _structured(path: Path, content: Any) -> tuple[str, Pairs]:
         if not isinstance(command, str):
             raise TableError(f"{path}: command must be text or a list of strings")
         engine, pairs = _command_line(str(path), command)
-    named = content.get("engine")
-    if isinstance(named, str) and named.lower() in ENGINE_FLAGS:
-        if engine and named.lower() != engine:
-            raise TableError(f"{path}: engine is {named}, the command starts {engine}; give one")
-        engine = named.lower()
+    engine_name = content.get("engine")
+    if isinstance(engine_name, str) and engine_name.lower() in ENGINE_FLAGS:
+        if engine and engine_name.lower() != engine:
+            raise TableError(f"{path}: engine is {engine_name}, the command starts {engine}; give one")
+        engine = engine_name.lower()
         del content["engine"]
     return engine, pairs + list(_flattened(content))
 
@@ -153,9 +153,9 @@ def _container_commands(content: Any, depth: int = 0) -> Iterator[list[str]]:
     if isinstance(content, Mapping) and isinstance(content.get("image"), str):
         words = [content["image"]]
         for key in ("entrypoint", "command", "args"):
-            given = content.get(key) or []
+            listed = content.get(key) or []
             try:
-                words += map(str, given) if isinstance(given, list) else shlex.split(str(given))
+                words += map(str, listed) if isinstance(listed, list) else shlex.split(str(listed))
             except ValueError:
                 return
         yield words
@@ -256,9 +256,9 @@ def _pairs(where: str, engine: str, words: list[str]) -> Pairs:
     if leading[:2] == _MEASURES:
         del leading[:2]
     if leading:
-        named = [value for flag, value in pairs if spelled(flag) in ("model", "model_path")]
-        if named and named[0] != leading[0]:
-            raise TableError(f"{where}: model is {leading[0]} and {named[0]}; give one")
+        models = [value for flag, value in pairs if spelled(flag) in ("model", "model_path")]
+        if models and models[0] != leading[0]:
+            raise TableError(f"{where}: model is {leading[0]} and {models[0]}; give one")
         pairs.append(("model", leading[0]))
     return pairs
 

@@ -85,9 +85,9 @@ def fit_few_runs(times: KernelTimes, packaged: Costs, *, is_nested: bool = True)
     if is_nested and runs > 1:
         off = []
         for left in _left_out(everything):
-            others = np.setdiff1d(everything, left)
-            chosen, _ = _choose(times, packaged, others)
-            off += np.abs(_errors(times, fit_candidate(times, packaged, chosen, others))[left]).tolist()
+            held_out = np.setdiff1d(everything, left)
+            chosen, _ = _choose(times, packaged, held_out)
+            off += np.abs(_errors(times, fit_candidate(times, packaged, chosen, held_out))[left]).tolist()
         left_out = float(np.mean(off))
     return FewRunsFit(best, fit_candidate(times, packaged, best, everything), left_out, errors)
 

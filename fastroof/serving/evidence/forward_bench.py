@@ -69,8 +69,8 @@ def steps_of(path: Path, cases: Sequence[Mapping[str, Any]], engine: EngineArgum
             f"{path}: {gpus} GPUs ran its cases, and the arguments lay the model out on "
             f"{engine.layout.world_size} ({engine.layout})"
         )
-    own = load_model(engine.model).checkpoint.formats[0] == engine.dtype
-    return [_step(path, case, engine, AUTO if own else engine.dtype) for case in cases]
+    is_own_dtype = load_model(engine.model).checkpoint.formats[0] == engine.dtype
+    return [_step(path, case, engine, AUTO if is_own_dtype else engine.dtype) for case in cases]
 
 
 def _step(path: Path, case: Mapping[str, Any], engine: EngineArguments, plan_dtype: str) -> MeasuredStep:

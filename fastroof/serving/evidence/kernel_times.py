@@ -57,8 +57,8 @@ class KernelTimes(NamedTuple):
 
     def pick(self, rows: Bools | Longs) -> KernelTimes:
         """Return the selected rows, by a mask or their indices."""
-        own = None if self.own_layers is None else self.own_layers[rows]
-        return KernelTimes(*(column[rows] for column in self[:NUM_COLUMNS]))._replace(own_layers=own)
+        layers = None if self.own_layers is None else self.own_layers[rows]
+        return KernelTimes(*(column[rows] for column in self[:NUM_COLUMNS]))._replace(own_layers=layers)
 
     @property
     def kernels_us(self) -> Floats:
@@ -103,8 +103,8 @@ def _counted_by(times: KernelTimes, name: str) -> Floats:
     """Return the factor of a cost in a step that prefills."""
     if name.startswith(OWN_LAYERS):
         assert times.own_layers is not None
-        own: Floats = times.own_layers[:, int(name.partition(".")[2])]
-        return own
+        layer_counts: Floats = times.own_layers[:, int(name.partition(".")[2])]
+        return layer_counts
     if name == "sequence_us":
         return times.mixed_sequences
     if name == "logit_ps":
@@ -177,8 +177,8 @@ def times_of_plan(
     rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile, arrivals: str = "random"
 ) -> KernelTimes:
     """Return the kernel times of the rows of one plan."""
-    own = rows[0].started(profile.at(rows[0].engine_version or UNKNOWN_VERSION))
-    plan = plan_of_row(rows[0], tables, own.unfitted())
+    started = rows[0].started(profile.at(rows[0].engine_version or UNKNOWN_VERSION))
+    plan = plan_of_row(rows[0], tables, started.unfitted())
     rounds = rows[0].requests_per_client
     predicted = estimate(
         plan,

@@ -154,7 +154,7 @@ def _step(where: str, row: Mapping[str, Any]) -> MeasuredStep:
     if found is None:
         return MeasuredStep(**cells)
     engine, version = found.groups()
-    own = load_model(row["model"]).checkpoint.formats[0] == row["dtype"]
+    is_own_dtype = load_model(row["model"]).checkpoint.formats[0] == row["dtype"]
     return MeasuredStep(
         **cells,
         timed="engine",
@@ -162,5 +162,5 @@ def _step(where: str, row: Mapping[str, Any]) -> MeasuredStep:
         engine=engine,
         engine_version=version,
         profile=engine_of_version(engine, version),
-        plan_dtype=AUTO if own else row["dtype"],
+        plan_dtype=AUTO if is_own_dtype else row["dtype"],
     )

@@ -99,7 +99,7 @@ class OwnFit:
 
 
 def fit_own_runs(
-    own: OwnRuns, tables: Tables, *, resamples: int = RESAMPLES, name: str = "", command: str = ""
+    measured: OwnRuns, tables: Tables, *, resamples: int = RESAMPLES, name: str = "", command: str = ""
 ) -> OwnFit:
     """Fit the costs of a user's own engine.
 
@@ -132,10 +132,10 @@ def fit_own_runs(
     Intervals are from resampled runs with the same candidate: runs of one layout share errors that the
     intervals do not include. Leave-one-run-out errors hold for similar runs, not for other models or layouts.
     """
-    rows, steps, left_out = _taken(own)
+    rows, steps, left_out = _taken(measured)
     if not rows and not steps:
         reasons = "; ".join(f"{run}: {reason}" for run, reason in list(left_out.items())[:3])
-        what = f"{len(own.rows)} runs" if own.rows else f"{len(own.steps)} steps"
+        what = f"{len(measured.rows)} runs" if measured.rows else f"{len(measured.steps)} steps"
         raise TableError(f"none of {what} can be fitted: {reasons}")
     gpus = {row.gpu for row in rows} | {step.gpu for step in steps}
     if gpus != {tables.gpu.name}:
@@ -189,31 +189,31 @@ def fit_own_runs(
     )
 
 
-def _taken(own: OwnRuns) -> tuple[tuple[OwnRow, ...], tuple[MeasuredStep, ...], dict[str, str]]:
+def _taken(measured: OwnRuns) -> tuple[tuple[OwnRow, ...], tuple[MeasuredStep, ...], dict[str, str]]:
     """Return the runs and steps that a fit may use, and why others are left out."""
-    left_out = {row.row: row.left_out for row in own.rows if row.left_out}
-    left_out |= {step.name: step.left_out for step in own.steps if step.left_out}
+    left_out = {row.row: row.left_out for row in measured.rows if row.left_out}
+    left_out |= {step.name: step.left_out for step in measured.steps if step.left_out}
     left_out |= {
         step.name: "all kernels of a step, and nothing of an engine: use fastroof validate"
-        for step in own.steps
+        for step in measured.steps
         if step.timed == "kernels"
     }
     left_out |= {
         step.name: "several steps timed together: use fastroof validate"
-        for step in own.steps
+        for step in measured.steps
         if step.timed_together
     }
     steps = tuple(
         step
-        for step in own.steps
+        for step in measured.steps
         if not step.left_out and step.timed != "kernels" and not step.timed_together
     )
-    if own.taken and any(step.timed == "forward" for step in steps):
+    if measured.taken and any(step.timed == "forward" for step in steps):
         raise TableError(
             "forwards have no sampler and no host, which runs have: fit --steps and --runs apart, or give "
             "steps of the engine"
         )
-    return own.taken, steps, left_out
+    return measured.taken, steps, left_out
 
 
 def _profile_of(step: MeasuredStep) -> EngineProfile:
@@ -268,8 +268,8 @@ def _times(
 
 def _costs_of(profile: EngineProfile) -> dict[str, float]:
     """Return the costs of a profile that this model of a step time includes, without those in its times."""
-    given = profile.fit.given if profile.fit else ()
-    known = {name: getattr(profile.costs, name) for name in COSTS if name not in given}
+    fixed = profile.fit.given if profile.fit else ()
+    known = {name: getattr(profile.costs, name) for name in COSTS if name not in fixed}
     return {name: us for name, us in known.items() if us}
 
 

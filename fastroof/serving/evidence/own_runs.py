@@ -106,7 +106,7 @@ def read_own_runs(
         If a file cannot be read, is from an unknown generator, or contradicts another.
     """
     given = {name: value for name, value in (given or {}).items() if value is not None}
-    whole = OwnSteps(()) if steps is None else read_own_steps(steps, engine_args, given)
+    steps_read = OwnSteps(()) if steps is None else read_own_steps(steps, engine_args, given)
     found = read_runs(runs) if runs or steps is None else FoundRuns(())
     engines: dict[Path | None, EngineArguments] = {}
     warnings: list[str] = []
@@ -123,18 +123,18 @@ def read_own_runs(
             engines[path] = read_engine_arguments(path, given, engine=engine)
         rows.append(_row(run, engines[path]))
     started = [*engines.values()]
-    if whole.engine is not None and whole.engine not in started:
-        started.append(whole.engine)
+    if steps_read.engine is not None and steps_read.engine not in started:
+        started.append(steps_read.engine)
     for arguments in started:
         warnings += arguments.warnings
-    warnings += whole.notes
-    unsaid = [run.name for run in found.runs if math.isnan(run.length_spread) and not run.refused]
-    if unsaid:
-        warnings.append(f"lengths are assumed to be equal, since the file has no spread: {_few(unsaid)}")
+    warnings += steps_read.notes
+    unspread = [run.name for run in found.runs if math.isnan(run.length_spread) and not run.refused]
+    if unspread:
+        warnings.append(f"lengths are assumed to be equal, since the file has no spread: {_few(unspread)}")
     rates = {run.concurrency_from for run in found.runs if "Little" in run.concurrency_from}
     if rates:
         warnings.append(f"requests in flight are from Little's law, not from clients: {len(rates)} runs")
-    return OwnRuns(tuple(rows), tuple(started), tuple(dict.fromkeys(warnings)), whole.steps)
+    return OwnRuns(tuple(rows), tuple(started), tuple(dict.fromkeys(warnings)), steps_read.steps)
 
 
 def _few(names: Sequence[str]) -> str:
@@ -144,15 +144,15 @@ def _few(names: Sequence[str]) -> str:
 
 def _arguments_file(run: GeneratorRun, given: Mapping[str, Any]) -> Path | None:
     folder = Path(run.path).parent
-    there = [folder / name for name in ARGS_FILES if (folder / name).is_file()]
-    if len(there) > 1:
-        raise TableError(f"{folder} has {' and '.join(path.name for path in there)}; keep one")
-    if not there and any(given.get(name) is None for name in ("gpu", "engine", "model")):
+    files = [folder / name for name in ARGS_FILES if (folder / name).is_file()]
+    if len(files) > 1:
+        raise TableError(f"{folder} has {' and '.join(path.name for path in files)}; keep one")
+    if not files and any(given.get(name) is None for name in ("gpu", "engine", "model")):
         raise TableError(
             f"{run.file}: no engine arguments; give --engine-args with its command line, put it "
             f"next to the runs as {ARGS_FILES[0]}, or give --gpu, --engine and --model"
         )
-    return there[0] if there else None
+    return files[0] if files else None
 
 
 def _speculation(run: GeneratorRun, engine: EngineArguments) -> tuple[SpeculativeDecoding | None, str]:
@@ -172,8 +172,8 @@ def _speculation(run: GeneratorRun, engine: EngineArguments) -> tuple[Speculativ
             "mean tokens per step; give it, or auto"
         )
     try:
-        known = SpeculativeDecoding(drafts.num_draft_tokens, accepted, MTP if drafts.draft == MTP else None)
-        return known.for_model(load_model(engine.model).name), ""
+        drafted = SpeculativeDecoding(drafts.num_draft_tokens, accepted, MTP if drafts.draft == MTP else None)
+        return drafted.for_model(load_model(engine.model).name), ""
     except BatchError as error:
         return None, str(error)
 

@@ -78,14 +78,14 @@ def _verify(path: Path) -> None:
 
 
 def _steps(path: Path, rows: list[dict[str, Any]]) -> Iterator[MeasuredStep]:
-    known: dict[tuple[str, str, str, str], tuple[str, str, EngineProfile, str]] = {}
+    cases: dict[tuple[str, str, str, str], tuple[str, str, EngineProfile, str]] = {}
     for number, row in enumerate(rows, start=1):
         where = f"{path}, row {number}"
         _check(where, row)
         key = (row["model_path"], row["backend"], row["backend_version"], row["gemm_quant_mode"])
-        if key not in known:
-            known[key] = _deployment(where, *key)
-        dtype, plan_dtype, profile, left_out = known[key]
+        if key not in cases:
+            cases[key] = _deployment(where, *key)
+        dtype, plan_dtype, profile, left_out = cases[key]
         phase = row["workload_kind"]
         new, context = _requests(where, phase, *(row[name] for name in ("batch_size", *_TOKENS)))
         kv_dtype = _DTYPES.get(row["kv_cache_dtype"], row["kv_cache_dtype"])
@@ -123,10 +123,10 @@ def _deployment(
     if dtype not in DTYPES:
         return dtype, dtype, profile, f"GEMMs in {gemm} are not modelled; valid are {', '.join(DTYPES)}"
     try:
-        own = load_model(model).checkpoint.formats[0]
+        model_dtype = load_model(model).checkpoint.formats[0]
     except FastroofError as error:
         return dtype, dtype, profile, str(error)
-    return dtype, AUTO if own == dtype else dtype, profile, ""
+    return dtype, AUTO if model_dtype == dtype else dtype, profile, ""
 
 
 def _requests(

@@ -29,14 +29,14 @@ def profile_text(profile: EngineProfile) -> str:
     for names in ("engines", "cold_decode", "one_attention_call"):
         if not content["kernels"][names]:
             del content["kernels"][names]
-    unsaid_memory = asdict(KvMemory())
+    default_memory = asdict(KvMemory())
     content["memory"]["by_version"] = [
         {"versions": versions, **dict(values)} for versions, values in content["memory"]["by_version"]
     ]
     content["memory"] = {
         key: _named(value)
         for key, value in content["memory"].items()
-        if key == "kv_reservation" or value not in (unsaid_memory[key], [])
+        if key == "kv_reservation" or value not in (default_memory[key], [])
     }
     for name, made in (("prefill_graphs", PrefillGraphs), ("expert_rows", ExpertRows)):
         plain = {key.name: key.default for key in fields(made)}
@@ -59,13 +59,13 @@ def profile_text(profile: EngineProfile) -> str:
         if not content[part]:
             del content[part]
     operators = content["kernels"].pop("operators")
-    unsaid = {"operator": "", **{key.name: key.default for key in fields(OperatorKernel)[1:]}}
+    defaults = {"operator": "", **{key.name: key.default for key in fields(OperatorKernel)[1:]}}
     if operators:
         content["kernels"]["operators"] = [
             {
                 key: dict(value) if key == "layout" else value
                 for key, value in one.items()
-                if value != unsaid[key]
+                if value != defaults[key]
             }
             for one in operators
         ]
@@ -81,15 +81,15 @@ def profile_text(profile: EngineProfile) -> str:
         layout["gathered_bytes"] = dict(layout["gathered_bytes"])
     if layout:
         content["layout"] = layout
-    ranks, unsaid_ranks = content.pop("data_parallel"), asdict(ONE_SUM)
-    if ranks != unsaid_ranks:
-        own = {key: value for key, value in ranks.items() if value != unsaid_ranks[key]}
-        content["data_parallel"] = own | _tables(own, "graphs")
-    unsaid_schedule = asdict(Scheduling())
+    ranks, default_ranks = content.pop("data_parallel"), asdict(ONE_SUM)
+    if ranks != default_ranks:
+        changed = {key: value for key, value in ranks.items() if value != default_ranks[key]}
+        content["data_parallel"] = changed | _tables(changed, "graphs")
+    default_schedule = asdict(Scheduling())
     schedule = {
         key: value
         for key, value in content["scheduling"].items()
-        if key not in ("by_card", "pauses", *PAUSES) or value != unsaid_schedule[key]
+        if key not in ("by_card", "pauses", *PAUSES) or value != default_schedule[key]
     }
     content["scheduling"] = schedule | _tables(schedule, "pauses")
     order = [field.name for field in fields(profile)]

@@ -183,10 +183,10 @@ class ServingRow(ServedModel):
         """Maximum number of concurrent requests of its engine, for which vLLM reserves memory."""
         if self.max_num_seqs:
             return self.max_num_seqs
-        own = self.engine_profile.scheduling.max_num_seqs
+        limit = self.engine_profile.scheduling.max_num_seqs
         # rows of a source without versions and benchmark names are InferenceMAX's if their lengths are
-        is_told = self.bench == "inferencemax" or not (self.bench or self.frontend or self.length_factor == 1)
-        return min(own, max(round(self.concurrency), 1)) if is_told and self.engine == "vllm" else own
+        limits = self.bench == "inferencemax" or not (self.bench or self.frontend or self.length_factor == 1)
+        return min(limit, max(round(self.concurrency), 1)) if limits and self.engine == "vllm" else limit
 
     @property
     def is_single(self) -> bool:

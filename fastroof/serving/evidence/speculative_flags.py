@@ -93,8 +93,8 @@ def draft_flags(where: str, engine: str, found: Mapping[str, str], draft: str = 
         drafter, tp = parse_draft(draft)
     elif "draft_tensor_parallel_size" in found:
         tp = _whole(where, "draft_tensor_parallel_size", found["draft_tensor_parallel_size"])
-    others = [name for name in found if name not in (*_KNOWN, *_WHOLE)]
-    unread = f"{where}: flags of drafts that are not modelled: {', '.join(others)}" if others else ""
+    unknown = [name for name in found if name not in (*_KNOWN, *_WHOLE)]
+    unread = f"{where}: flags of drafts that are not modelled: {', '.join(unknown)}" if unknown else ""
     return DraftFlags(tokens, drafter, tp, tuple(one for one in (note, unread) if one))
 
 
@@ -135,17 +135,17 @@ def _tokens(where: str, engine: str, found: Mapping[str, str]) -> int:
 
 def _drafter(where: str, method: str, model: str) -> tuple[str, str]:
     """Return what drafts, and a note if it is timed as something else."""
-    named = method or model.rpartition("/")[2].lower()
-    layer = next((one for one in _ONE_LAYER if one in named), None)
+    drafter = method or model.rpartition("/")[2].lower()
+    layer = next((one for one in _ONE_LAYER if one in drafter), None)
     if layer is not None:
         note = f"{where}: its EAGLE drafter is timed as one layer of the model and its LM head"
         return MTP, note if layer == "eagle" else ""
-    if any(one in named for one in _FREE):
+    if any(one in drafter for one in _FREE):
         return NO_DRAFT, ""
     if model and (not method or any(one in method for one in _MODELS)):
         return model, ""
     raise TableError(
-        f"{where}: speculative decoding: drafts by {named[:40] or 'an unknown method'} are not modelled; "
+        f"{where}: speculative decoding: drafts by {drafter[:40] or 'an unknown method'} are not modelled; "
         "give --draft mtp (one layer of the model), none, or a draft model"
     )
 

@@ -44,33 +44,33 @@ def read_own_steps(
     return OwnSteps(read_steps(path))
 
 
-def _logged_steps(path: Path, engine_args: str | Path | None, given: dict[str, Any]) -> OwnSteps:
-    if engine_args is None and (given.get("gpu") is None or given.get("model") is None):
+def _logged_steps(path: Path, engine_args: str | Path | None, arguments: dict[str, Any]) -> OwnSteps:
+    if engine_args is None and (arguments.get("gpu") is None or arguments.get("model") is None):
         raise TableError(
             f"{path} does not say what its engine ran on: give --gpu, and --engine-args with the engine's "
             "command line or --model"
         )
-    engine = read_engine_arguments(engine_args, {**given, "engine": "vllm"})
+    engine = read_engine_arguments(engine_args, {**arguments, "engine": "vllm"})
     return OwnSteps(tuple(read_step_log(path, engine)), engine)
 
 
-def _forward_steps(path: Path, engine_args: str | Path | None, given: dict[str, Any]) -> OwnSteps:
+def _forward_steps(path: Path, engine_args: str | Path | None, arguments: dict[str, Any]) -> OwnSteps:
     cases = read_cases(path)
     notes = []
-    if given.get("engine") not in (None, "vllm"):
-        raise TableError(f"{path}: vLLM ran these steps, and --engine is {given['engine']}")
+    if arguments.get("engine") not in (None, "vllm"):
+        raise TableError(f"{path}: vLLM ran these steps, and --engine is {arguments['engine']}")
     if engine_args is None:
-        if given.get("gpu") is None or given.get("model") is None:
+        if arguments.get("gpu") is None or arguments.get("model") is None:
             raise TableError(
                 f"{path} names neither model nor GPU: give --gpu, and --engine-args with the bench's "
                 "command line or --model"
             )
         gpus = ranks_of(path, cases)
-        given |= {"tp": gpus}
+        arguments |= {"tp": gpus}
         if gpus > 1:
             notes.append(
                 f"{path}: its {gpus} GPUs are taken for tp {gpus}; --engine-args names another layout"
             )
-    engine = read_engine_arguments(engine_args, {**given, "engine": "vllm"})
+    engine = read_engine_arguments(engine_args, {**arguments, "engine": "vllm"})
     has_experts = load_model(engine.model).has_experts
     return OwnSteps(tuple(steps_of(path, cases, engine)), engine, (*notes, *notes_of(cases, has_experts)))

@@ -104,7 +104,7 @@ def read_step_log(path: Path, engine: EngineArguments, dataset: str = LOG_DATASE
             f"{path}: its steps are read as those of vLLM with asynchronous scheduling, 0.14 or newer; the "
             f"engine is {engine.profile.title}"
         )
-    own = load_model(engine.model).checkpoint.formats[0] == engine.dtype
+    is_own_dtype = load_model(engine.model).checkpoint.formats[0] == engine.dtype
     found = []
     for workload, rows in _logs(path):
         timed = [*_single_steps(rows), *_pairs(rows), *_windows(rows)]
@@ -112,7 +112,7 @@ def read_step_log(path: Path, engine: EngineArguments, dataset: str = LOG_DATASE
             raise TableError(f"{path}: no two rows {workload} are of steps that follow each other")
         name = f"{dataset} {workload}".rstrip()
         found += [
-            _measured(engine, AUTO if own else engine.dtype, name, phase, batches, us)
+            _measured(engine, AUTO if is_own_dtype else engine.dtype, name, phase, batches, us)
             for phase, batches, us in timed
         ]
     return found

@@ -86,7 +86,7 @@ def operator_times(rows: Sequence[ServingRow], tables: Tables) -> OperatorTimes:
     for row in rows:
         plan = plans.get(row, row.engine_profile.kernels_alone())
         rounds = None if math.isnan(row.requests_per_client) else row.requests_per_client
-        seen = estimate(
+        estimated = estimate(
             plan,
             row.mean_isl,
             row.mean_osl,
@@ -94,21 +94,21 @@ def operator_times(rows: Sequence[ServingRow], tables: Tables) -> OperatorTimes:
             **row.schedule,
             requests_per_client=rounds,
         )
-        by_row.append(_of_row(plan, row, seen))
+        by_row.append(_of_row(plan, row, estimated))
     kinds = tuple(sorted({kind for times in by_row for kind in times}))
     return OperatorTimes(kinds, np.array([[times.get(kind, 0.0) for kind in kinds] for times in by_row]))
 
 
-def _of_row(plan: StepPlan, row: ServingRow, seen: ServingEstimate) -> dict[str, float]:
+def _of_row(plan: StepPlan, row: ServingRow, mean: ServingEstimate) -> dict[str, float]:
     """Return the time of each kind in a run's mean step, us."""
-    decodes = max(1, round(seen.decodes))
-    decoding = [(1, max(1, round(seen.kv_len) - 1))] * decodes
-    steps = [(1.0 - seen.mixed_share, seen.decode_step_us, decoding)]
-    if seen.mixed_share > 0.0:
-        prompts = max(1, round(seen.prompts))
-        new = max(2, round(seen.prefill_tokens / prompts))
+    decodes = max(1, round(mean.decodes))
+    decoding = [(1, max(1, round(mean.kv_len) - 1))] * decodes
+    steps = [(1.0 - mean.mixed_share, mean.decode_step_us, decoding)]
+    if mean.mixed_share > 0.0:
+        prompts = max(1, round(mean.prompts))
+        new = max(2, round(mean.prefill_tokens / prompts))
         before = max(0, round((row.mean_isl - new) / 2.0))
-        steps.append((seen.mixed_share, seen.mixed_step_us, [*decoding, *[(new, before)] * prompts]))
+        steps.append((mean.mixed_share, mean.mixed_step_us, [*decoding, *[(new, before)] * prompts]))
     times: dict[str, float] = {}
     for share, step_us, requests in steps:
         if not share > 0.0 or not step_us > 0.0:
@@ -154,8 +154,8 @@ def suspect_kernels(times: KernelTimes, operators: OperatorTimes) -> tuple[Suspe
     fits: dict[str, float] = {}
     for i in np.flatnonzero(often > 0.0).tolist():
         design = np.concatenate([operators.us[:, i : i + 1], constants], axis=1)
-        rest = kernels - operators.us[:, i]
-        fit = _left_out(design, times.measured_us - rest, times.measured_us, 1)
+        remainder_us = kernels - operators.us[:, i]
+        fit = _left_out(design, times.measured_us - remainder_us, times.measured_us, 1)
         fits[operators.kinds[i]] = fit.squares
         # a kind with little time is not reported itself, but may explain another
         if i not in tried:
@@ -183,12 +183,12 @@ def suspect_kernels(times: KernelTimes, operators: OperatorTimes) -> tuple[Suspe
     if not found:
         return ()
     squares, best = min(found, key=lambda one: one[0])
-    others = tuple(
+    alternatives = tuple(
         kind
         for kind, other in sorted(fits.items(), key=lambda one: one[1])
         if kind != best.kind and runs * math.log(other / squares) < MIN_DISTINCTION
     )
-    return (replace(best, or_else=others),)
+    return (replace(best, or_else=alternatives),)
 
 
 def added_by(times: KernelTimes, costs: Sequence[str]) -> Floats:
@@ -209,17 +209,17 @@ class _Fit(NamedTuple):
 def _left_out(design: Floats, target_us: Floats, measured_us: Floats, free: int) -> _Fit:
     """Fit relative errors with all runs and without each; unknowns after the first ``free`` are >= 0."""
     matrix, target = design / measured_us[:, None], target_us / measured_us
-    whole = _bounded(matrix, target, free)
+    fit = _bounded(matrix, target, free)
     runs = len(target)
     each, errors = np.empty(runs), np.empty(runs)
     for i in range(runs):
-        others = np.arange(runs) != i
-        solved = _bounded(matrix[others], target[others], free)
+        without = np.arange(runs) != i
+        solved = _bounded(matrix[without], target[without], free)
         each[i] = solved[0]
         errors[i] = abs(float(matrix[i] @ solved) - target[i])
-    off = matrix @ whole - target
+    off = matrix @ fit - target
     # for runs without any error the ratio of two sums of squares is only rounding
-    return _Fit(float(whole[0]), each, errors, max(float(off @ off), NO_ERROR))
+    return _Fit(float(fit[0]), each, errors, max(float(off @ off), NO_ERROR))
 
 
 def _bounded(matrix: Floats, target: Floats, free: int) -> Floats:

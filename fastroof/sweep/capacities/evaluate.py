@@ -45,8 +45,8 @@ def evaluate_capacities(spec: CapacitySpec, unit: WorkUnit, tables: GpuTables) -
         counts["limits"] += row["requests_per_s"] == 0.0
         rows.append(row)
     batch = pa.RecordBatch.from_pylist(rows, schema=arrow_schema(capacity_columns(spec), {}))
-    there = {name: count for name, count in counts.items() if count or name == "evaluated"}
-    return UnitResult(batch, there, tuple(skipped), (), evaluate_s)
+    present = {name: count for name, count in counts.items() if count or name == "evaluated"}
+    return UnitResult(batch, present, tuple(skipped), (), evaluate_s)
 
 
 def _row(spec: CapacitySpec, plan: StepPlan, replicas: int, budget: int, seqs: int) -> dict[str, Any] | Lost:

@@ -56,10 +56,10 @@ def requests_of(table: Mapping[str, Any]) -> Trace | Workload:
         return trace
     from fastroof.simulation.workload import Workload
 
-    given = dict(table)
-    if isinstance(given.get("ramp"), list):
-        given["ramp"] = tuple(given["ramp"])
-    return Workload(rate=_ANY_RATE, **given)
+    fields = dict(table)
+    if isinstance(fields.get("ramp"), list):
+        fields["ramp"] = tuple(fields["ramp"])
+    return Workload(rate=_ANY_RATE, **fields)
 
 
 def requests_hash(requests: Trace | Workload) -> str:

@@ -59,9 +59,9 @@ def speculated_plan(
 
 def limits_to_try(spec: DeploymentSpec, plan: StepPlan) -> tuple[int, ...]:
     """Return the limits on concurrent requests that a plan's candidates choose from, the preferred first."""
-    own = plan.profile.scheduling.max_num_seqs
+    limit = plan.profile.scheduling.max_num_seqs
     # memory above the engine's own limit is unknown
-    tried = [seqs for seqs in spec.max_num_seqs if seqs <= own] or [spec.max_num_seqs[0]]
+    tried = [seqs for seqs in spec.max_num_seqs if seqs <= limit] or [spec.max_num_seqs[0]]
     return tuple(sorted(tried, reverse=True))
 
 
@@ -188,10 +188,10 @@ def evaluate_deployments(spec: DeploymentSpec, unit: WorkUnit, tables: GpuTables
     loops.evaluate_candidates(target.arena, axes, options, numbers, scratch, answers, codes, origins)
     if is_each_made:
         by_code = np.bincount(codes, minlength=closed_loops.CODES)
-        there = codes == closed_loops.FEASIBLE
+        valid = codes == closed_loops.FEASIBLE
         if spec.keep == "all":
-            there |= (codes >= closed_loops.TTFT) & (codes <= closed_loops.GPUS)
-        numbers, answers, codes, origins = numbers[there], answers[:, there], codes[there], origins[there]
+            valid |= (codes >= closed_loops.TTFT) & (codes <= closed_loops.GPUS)
+        numbers, answers, codes, origins = numbers[valid], answers[:, valid], codes[valid], origins[valid]
     evaluate_s = time.perf_counter() - began
     by_name = dict(zip(CODE_NAMES[1:], by_code.tolist()[1:], strict=True))
     counts |= {name: count for name, count in by_name.items() if count}
@@ -252,8 +252,8 @@ def _empty_reduction(spec: DeploymentSpec, unit: WorkUnit, plan: StepPlan) -> lo
     layout_group = np.array([kinds[key] * groups for key in keys], np.int64)
     groups *= max(len(kinds), 1)
     k = 1 if spec.keep == "all" else spec.k
-    made = _reduction(groups, k, spec.keep == "pareto", spec.histogram)
-    return made._replace(layout_group=layout_group, strides=strides)
+    reduction = _reduction(groups, k, spec.keep == "pareto", spec.histogram)
+    return reduction._replace(layout_group=layout_group, strides=strides)
 
 
 def _layout_keys(spec: DeploymentSpec, unit: WorkUnit, plan: StepPlan) -> list[tuple[int, ...]]:
@@ -296,8 +296,8 @@ def grown(fronts: Fronts) -> Fronts:
 def _selected_numbers(reduction: loops.Reduction) -> Longs:
     """Return the numbers of the selected candidates, in order."""
     table: BestTable | Fronts = reduction.fronts if reduction.is_pareto else reduction.best
-    taken = np.arange(table.at.shape[1]) < table.taken[:, None]
-    return np.sort(table.at[taken])
+    is_filled = np.arange(table.at.shape[1]) < table.taken[:, None]
+    return np.sort(table.at[is_filled])
 
 
 def _histograms(

@@ -69,8 +69,8 @@ def mean_bounds(target: SpeculatedPlan, answers: Floats, new_tokens: Floats, bud
     least_us = arena[steps.MIXED_KV_US] * kv_tokens
     window = arena[steps.WINDOW]
     if window > 0.0:
-        seen = decodes * np.minimum(answers[closed_loops.KV_LEN], window)
-        least_us = least_us + arena[steps.MIXED_WINDOW_KV_US] * seen
+        attended = decodes * np.minimum(answers[closed_loops.KV_LEN], window)
+        least_us = least_us + arena[steps.MIXED_WINDOW_KV_US] * attended
     own_us = of_decodes.sum(axis=0)
     longer = np.where(
         own_us > 0.0, np.maximum(least_us / np.maximum(own_us, np.finfo(np.float64).tiny), 1.0), 1.0
@@ -212,7 +212,7 @@ def candidate_rows(
     new_tokens = np.maximum(axes.isl[isl] * (1.0 - axes.prefix_hit[hit]), 1.0)
     kept_all = np.ones(count, bool)
     kept_all[(codes >= closed_loops.TTFT) & (codes <= closed_loops.GPUS)] = False
-    whole = {
+    all_columns = {
         **workers,
         "total_gpus": plan.layout.world_size * sum(workers.values()),
         "isl": axes.isl[isl],
@@ -221,7 +221,7 @@ def candidate_rows(
         "max_num_seqs": _started_seqs(plan, answers[closed_loops.MAX_SEQS], axes.budget[budget]),
         "max_kv_tokens": answers[closed_loops.ROOM],
     }
-    columns |= {name: pa.array(np.asarray(values).astype(np.int64)) for name, values in whole.items()}
+    columns |= {name: pa.array(np.asarray(values).astype(np.int64)) for name, values in all_columns.items()}
     columns["prefix_hit"] = pa.array(axes.prefix_hit[hit])
     columns["bound"] = named_column(mean_bounds(target, answers, new_tokens, axes.budget[budget]), BOUNDS)
     columns["origin"] = named_column(origins, ORIGINS)
@@ -245,10 +245,10 @@ def _mean_load(
     answers: Floats, isl: Floats, new: Floats, osl: Floats, budget: Floats, replicas: Floats
 ) -> MeanLoad:
     """Return candidates' mean steps, of one replica."""
-    of = closed_loops
+    loops = closed_loops
     return MeanLoad(
-        answers[of.DECODES], answers[of.PREFILL_TOKENS], answers[of.KV_LEN], isl, new, osl, budget,
-        answers[of.CONCURRENCY] / replicas, answers[of.REQUEST_MS] * US_PER_MS, answers[of.PER_GPU],
+        answers[loops.DECODES], answers[loops.PREFILL_TOKENS], answers[loops.KV_LEN], isl, new, osl, budget,
+        answers[loops.CONCURRENCY] / replicas, answers[loops.REQUEST_MS] * US_PER_MS, answers[loops.PER_GPU],
     )  # fmt: skip
 
 

@@ -96,11 +96,11 @@ def _splits(total: int, gpus_each: int) -> bool:
 def _engines_own(info: ValidationInfo, name: str) -> int:
     """Return the engines' common default of a scheduling option; invalid engines are reported elsewhere."""
     engines = info.data.get("engine", (DEFAULT_ENGINE,))
-    own = {engine: getattr(load_engine(engine).scheduling, name) for engine in engines}
-    if len(set(own.values())) > 1:
-        defaults = ", ".join(f"{engine} {size:,}" for engine, size in own.items())
+    by_engine = {engine: getattr(load_engine(engine).scheduling, name) for engine in engines}
+    if len(set(by_engine.values())) > 1:
+        defaults = ", ".join(f"{engine} {size:,}" for engine, size in by_engine.items())
         raise ValueError(f"is needed: the engines' defaults differ, {defaults}")
-    return int(own[engines[0]])
+    return int(by_engine[engines[0]])
 
 
 class DeploymentSpec(CandidateSpec):
@@ -243,8 +243,8 @@ class DeploymentSpec(CandidateSpec):
                 raise ValueError(f"got {shown(price)}, need a number above 0, or a table of prices by GPU")
         if isinstance(value, dict):
             # the spec uses the name of a GPU that is given by its file
-            own = {load_gpu(gpu).name for gpu in info.data.get("gpus", ())}
-            names = {gpu: gpu if gpu in own else load_gpu(gpu).name for gpu in value}
+            gpu_names = {load_gpu(gpu).name for gpu in info.data.get("gpus", ())}
+            names = {gpu: gpu if gpu in gpu_names else load_gpu(gpu).name for gpu in value}
             return {names[gpu]: float(price) for gpu, price in value.items()}
         return None if value is None else float(value)
 
@@ -262,12 +262,12 @@ class DeploymentSpec(CandidateSpec):
 
     def _contradictions(self) -> list[str]:
         problems = []
-        own = [key for key in _SPLIT_KEYS if getattr(self, key) != type(self).model_fields[key].default]
-        if self.split is not None and own:
-            problems.append(f"split: sets {' and '.join(own)} itself; give only one of them")
+        changed = [key for key in _SPLIT_KEYS if getattr(self, key) != type(self).model_fields[key].default]
+        if self.split is not None and changed:
+            problems.append(f"split: sets {' and '.join(changed)} itself; give only one of them")
         if (self.concurrency is None) == (self.request_rate is None):
-            given = "neither" if self.concurrency is None else "both"
-            problems.append(f"concurrency: need concurrency or request_rate, got {given}")
+            got = "neither" if self.concurrency is None else "both"
+            problems.append(f"concurrency: need concurrency or request_rate, got {got}")
         laid_out = [key for key in ("replicas", "prefill_workers", "decode_workers") if getattr(self, key)]
         if self.total_gpus is not None and laid_out:
             problems.append(f"total_gpus: determines {' and '.join(laid_out)}; give only one of them")
@@ -402,13 +402,13 @@ class DeploymentSpec(CandidateSpec):
         # fastroof.serving imports loops
         from fastroof.serving.acceptance_curves import accepted_auto
 
-        asked = self.speculation
-        if asked is None or asked.accepted != AUTO:
+        speculation = self.speculation
+        if speculation is None or speculation.accepted != AUTO:
             return {}
         sources = {}
         for name in self.models:
             model = load_model(name).name
-            length, source = accepted_auto(model, asked.num_draft_tokens, asked.drafter)
+            length, source = accepted_auto(model, speculation.num_draft_tokens, speculation.drafter)
             sources[model] = f"{length:g} tokens a step ({source})"
         return sources
 

@@ -27,16 +27,16 @@ MOST_NODES: Final = 8
 
 
 def modes_to_try(
-    gpus: Sequence[GpuSpec], total_gpus: int, node: int, osl: int, given: Mapping[str, Any]
+    gpus: Sequence[GpuSpec], total_gpus: int, node: int, osl: int, limits: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return whether prefill and decode on separate workers are tried too, and the link between workers."""
     links = [each.inter_node_bytes_per_s for each in gpus]
     is_beyond = total_gpus > node
     # what such workers cannot do, or nothing is known about, is not tried unless it is requested
-    can = total_gpus > 1 and osl > 1 and not given.get("prefix_hit") and (not is_beyond or all(links))
-    can = can and given.get("objective") != "energy"
+    can = total_gpus > 1 and osl > 1 and not limits.get("prefix_hit") and (not is_beyond or all(links))
+    can = can and limits.get("objective") != "energy"
     modes = list(MODES) if can else [MODES[0]]
-    requested = listed(given["mode"]) if "mode" in given else modes
+    requested = listed(limits["mode"]) if "mode" in limits else modes
     if not (is_beyond and all(links) and MODES[1] in requested):
         return {"mode": modes}
     # workers may be on different nodes
@@ -109,9 +109,9 @@ def clients_to_try(total_gpus: int, max_num_seqs: int) -> list[int]:
 
 def budgets_to_try(engines: Sequence[EngineProfile], isl: int) -> list[int]:
     """Return the token budgets to try: common ones, the engines', and whole prompts if not chunked."""
-    own = {engine.scheduling.max_num_batched_tokens for engine in engines}
+    defaults = {engine.scheduling.max_num_batched_tokens for engine in engines}
     # what memory a larger step than the engine's own takes is unknown
-    budgets = sorted({*own, *(tokens for tokens in BUDGETS if tokens < max(own))})
+    budgets = sorted({*defaults, *(tokens for tokens in BUDGETS if tokens < max(defaults))})
     if isl > budgets[-1] and any(not engine.scheduling.chunked_prefill for engine in engines):
         budgets.append(1 << (isl - 1).bit_length())
     return budgets
@@ -119,7 +119,7 @@ def budgets_to_try(engines: Sequence[EngineProfile], isl: int) -> list[int]:
 
 def seqs_to_try(engines: Sequence[EngineProfile]) -> list[int]:
     """Return the limits on requests to try: the engines' own, powers of two below, and halfway between."""
-    own = {engine.scheduling.max_num_seqs for engine in engines}
-    powers = (2**power for power in range(LEAST_SEQS.bit_length() - 1, max(own).bit_length()))
+    defaults = {engine.scheduling.max_num_seqs for engine in engines}
+    powers = (2**power for power in range(LEAST_SEQS.bit_length() - 1, max(defaults).bit_length()))
     smaller = {seqs for power in powers for seqs in (power, 3 * power // 2)}
-    return sorted({*own, *(seqs for seqs in smaller if seqs < max(own))})
+    return sorted({*defaults, *(seqs for seqs in smaller if seqs < max(defaults))})

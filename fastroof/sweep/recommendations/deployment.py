@@ -126,12 +126,12 @@ def deployment_of(
     ['vllm', 'serve', 'meta-llama/Llama-3.1-8B', '--tensor-parallel-size', '2']
     """
     row = choice.row
-    given = next(name for name in spec.models if load_model(name).name == row["model"])
-    checkpoint = published_checkpoint(given, row["dtype"])
+    model = next(name for name in spec.models if load_model(name).name == row["model"])
+    checkpoint = published_checkpoint(model, row["dtype"])
     # loaded by the name in the spec, which may include a version
-    named = next(name for name in spec.engine if load_engine(name).name == row["engine"])
-    profile = load_engine(named)
-    engine = engine_commands(profile.engine, profile.versions, version_named(named))
+    engine_name = next(name for name in spec.engine if load_engine(name).name == row["engine"])
+    profile = load_engine(engine_name)
+    engine = engine_commands(profile.engine, profile.versions, version_named(engine_name))
     gpus_each = row["tp"] * row["pp"] * row["dp"]
     roles = {"server": ""} if row["replicas"] else {"prefill": "prefill", "decode": "decode"}
     settings: dict[str, LaunchSettings] = {}
@@ -144,7 +144,7 @@ def deployment_of(
     rate = row["requests_per_s"] / copies if is_by_rate else 0.0
     if engine is not None:
         settings = {
-            name: _settings(spec, row, given, checkpoint, profile, role) for name, role in roles.items()
+            name: _settings(spec, row, model, checkpoint, profile, role) for name, role in roles.items()
         }
         servers = {name: engine.server(one) for name, one in settings.items()}
         if copies:
@@ -261,7 +261,7 @@ def _modelled_kernels(
     from fastroof.load.scaled import scaled_error
     from fastroof.sweep.unit_plans import Lost, unit_plan
 
-    given = next(name for name in spec.models if load_model(name).name == row["model"])
+    model = next(name for name in spec.models if load_model(name).name == row["model"])
     gpu, tables = next((name, each) for name, each in by_gpu.items() if each.gpu.name == row["gpu"])
     engine = next(name for name in spec.engine if load_engine(name).name == profile.name)
     routing = AUTO if row["routing"] == NO_ROUTING else row["routing"]
@@ -272,7 +272,7 @@ def _modelled_kernels(
     with warnings.catch_warnings():
         # of modelled kernels, which is what the answer is about
         warnings.simplefilter("ignore", UserWarning)
-        key = PlanKey(given, gpu, *sizes)
+        key = PlanKey(model, gpu, *sizes)
         plan = unit_plan(spec, key, tables, max_tokens=max(prompt, running), max_seqs=running)
     if isinstance(plan, Lost):
         return []

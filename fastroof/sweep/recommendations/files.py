@@ -35,12 +35,12 @@ def save_deployments(
         place.mkdir(parents=True, exist_ok=True)
         written += _write_rows(rows, place)
         for number, (deployment, texts) in enumerate(zip(deployments, files, strict=True), start=1):
-            own = place
+            target = place
             if len(deployments) > 1:
-                own = place / f"{number}-{label_name(deployment.checkpoint.name)}"
-            own.mkdir(exist_ok=True)
+                target = place / f"{number}-{label_name(deployment.checkpoint.name)}"
+            target.mkdir(exist_ok=True)
             for name, text in texts.items():
-                path = own / name
+                path = target / name
                 write_whole(path, text)
                 if name.endswith(".sh"):
                     path.chmod(0o755)

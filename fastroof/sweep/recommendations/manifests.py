@@ -268,10 +268,10 @@ def llm_d_files(deployment: Deployment) -> dict[str, str]:
     ]
     objects: list[dict[str, Any]] = []
     for role, command in commands.items():
-        own = name if role == "server" else f"{name}-{role}"
+        label = name if role == "server" else f"{name}-{role}"
         if command.config:
-            objects.append(_config_map(own, _llm_d_labels(name), command))
-        objects.append(_llm_d_server(deployment, known, role, command, own))
+            objects.append(_config_map(label, _llm_d_labels(name), command))
+        objects.append(_llm_d_server(deployment, known, role, command, label))
     return {
         "llm-d.yaml": _comments(comments) + yaml_text(*objects),
         "llm-d-router.yaml": yaml_text(_llm_d_router(name, known, is_split=is_split)),

@@ -117,15 +117,15 @@ def deployment_question(
     loaded = load_model(model)
     gpus = [load_gpu(name) for name in listed(gpu)]
     node = min([*(each.linked_gpus for each in gpus), TP_SIZES[-1]])
-    given = {name: value for name, value in options.items() if value is not None}
-    given_most: Any = given.pop("most_gpus_each", MOST_GPUS)
+    chosen = {name: value for name, value in options.items() if value is not None}
+    given_most: Any = chosen.pop("most_gpus_each", MOST_GPUS)
     most_gpus_each = whole_number("most_gpus_each", given_most, most=MOST_GPUS, error=SweepError)
-    price = given.get("gpu_hour_price")
+    price = chosen.get("gpu_hour_price")
     if isinstance(price, Mapping):
-        given["gpu_hour_price"] = dict(price)
-    if "engine" in given:
-        given["engine"] = [str(name) for name in listed(given["engine"])]
-    limits = {name: given.pop(name) for name in _LIMITS if name in given}
+        chosen["gpu_hour_price"] = dict(price)
+    if "engine" in chosen:
+        chosen["engine"] = [str(name) for name in listed(chosen["engine"])]
+    limits = {name: chosen.pop(name) for name in _LIMITS if name in chosen}
     values: dict[str, Any] = {
         "models": [str(model)],
         "gpus": [str(name) for name in listed(gpu)],
@@ -136,20 +136,20 @@ def deployment_question(
         "constraints": limits,
         "objective": "tokens_per_s_per_gpu" if price is None else "cost",
         "concurrency": 1,
-        **modes_to_try(gpus, total_gpus, node, osl, given),
+        **modes_to_try(gpus, total_gpus, node, osl, chosen),
         # the other values depend on the defaults that the spec fills in
         "max_num_batched_tokens": BUDGETS[0],
         "max_num_seqs": LEAST_SEQS,
-        **given,
+        **chosen,
     }
     spec = load_spec(values)
     assert isinstance(spec, DeploymentSpec)
     engines = [load_engine(name).on(each) for name in spec.engine for each in gpus]
     changes: dict[str, Any] = {}
-    if "max_num_seqs" not in given:
+    if "max_num_seqs" not in chosen:
         changes["max_num_seqs"] = seqs_to_try(engines)
     changes["concurrency"] = clients_to_try(total_gpus, max(changes.get("max_num_seqs", spec.max_num_seqs)))
-    if "max_num_batched_tokens" not in given:
+    if "max_num_batched_tokens" not in chosen:
         changes["max_num_batched_tokens"] = budgets_to_try(engines, spec.isl[0])
     spec = load_spec(values | changes)
     assert isinstance(spec, DeploymentSpec)
@@ -385,8 +385,8 @@ def _recommended(specs: Sequence[DeploymentSpec], ranking: Mapping[str, Any]) ->
         done += spec.num_candidates
     compared = sum(spec.num_configurations for spec in specs)
     elapsed_s = time.perf_counter() - began
-    whole = Answers(tuple(answers), objective, candidates, compared, tuple(skipped), elapsed_s)
-    return Recommendation(whole, tuple(deployments), tuple(specs), {})
+    answered = Answers(tuple(answers), objective, candidates, compared, tuple(skipped), elapsed_s)
+    return Recommendation(answered, tuple(deployments), tuple(specs), {})
 
 
 def _on_other_gpus(

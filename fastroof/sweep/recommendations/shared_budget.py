@@ -167,22 +167,22 @@ class HeldRates:
     def __init__(self, rate_of: Callable[[int], float], wanted: float) -> None:
         self._rate_of = rate_of
         self._wanted = wanted
-        self.asked: dict[int, float] = {}
+        self.ratios: dict[int, float] = {}
 
     def ask(self, gpus: int) -> float:
         """Return the ratio of the rate held on exactly this many GPUs to the wanted one; ask once."""
-        if gpus not in self.asked:
-            self.asked[gpus] = self._rate_of(gpus) / self._wanted
-        return self.asked[gpus]
+        if gpus not in self.ratios:
+            self.ratios[gpus] = self._rate_of(gpus) / self._wanted
+        return self.ratios[gpus]
 
     def expected(self, most: int, *, with_copies: bool = True) -> Floats:
         """Return the ratio of each number of GPUs up to ``most``, 0 if nothing is known about it."""
         ratios = np.zeros(most + 1)
         if with_copies:
-            for gpus, ratio in self.asked.items():
+            for gpus, ratio in self.ratios.items():
                 multiples = ratios[gpus::gpus]
                 np.maximum(multiples, ratio * np.arange(1, len(multiples) + 1), out=multiples)
-        for gpus, ratio in self.asked.items():
+        for gpus, ratio in self.ratios.items():
             if gpus <= most:
                 ratios[gpus] = ratio
         return ratios
@@ -208,7 +208,7 @@ def largest_scale(ratios: Sequence[Floats], total_gpus: int) -> tuple[float, lis
     return scale, fewest(scale)
 
 
-def first_asked(most: int) -> list[int]:
+def first_tried(most: int) -> list[int]:
     """List the numbers of GPUs to ask for first: powers of two, and up to a node halfway between them."""
     powers = [2**power for power in range(most.bit_length())]
     halfway = [3 * power // 2 for power in powers if 1 < power < NODE_GPUS]
@@ -219,17 +219,17 @@ def split_gpus(models: Sequence[HeldRates], total_gpus: int) -> tuple[float, lis
     """Find the split of some GPUs with the largest scale; every number in it was asked for."""
     most = max(total_gpus - len(models) + 1, 0)
     for model in models:
-        for gpus in first_asked(most):
-            if gpus <= NODE_GPUS or not any(model.asked.values()):
+        for gpus in first_tried(most):
+            if gpus <= NODE_GPUS or not any(model.ratios.values()):
                 model.ask(gpus)
     # large deployments take longest: those much larger than a model's share are not asked for
     _, split = largest_scale([model.expected(total_gpus) for model in models], total_gpus)
     for model, share in zip(models, split, strict=True):
-        for gpus in first_asked(min(most, 1 << (share - 1).bit_length()) if share else 0):
+        for gpus in first_tried(min(most, 1 << (share - 1).bit_length()) if share else 0):
             model.ask(gpus)
     for _ in range(MOST_ROUNDS):
         scale, split = largest_scale([model.expected(total_gpus) for model in models], total_gpus)
-        new = [(model, gpus) for model, gpus in zip(models, split, strict=True) if gpus not in model.asked]
+        new = [(model, gpus) for model, gpus in zip(models, split, strict=True) if gpus not in model.ratios]
         if not new or scale == 0.0:
             return scale, split
         for model, gpus in new:
@@ -239,25 +239,25 @@ def split_gpus(models: Sequence[HeldRates], total_gpus: int) -> tuple[float, lis
 
 def fewest_gpus(model: HeldRates, total_gpus: int) -> int | None:
     """Find the fewest GPUs on which a model holds what is wanted, also beyond those that there are."""
-    few = first_asked(max(MOST_GPUS_TRIED, 2 * total_gpus))
+    few = first_tried(max(MOST_GPUS_TRIED, 2 * total_gpus))
     for power in range(few[-1].bit_length()):
-        if any(model.asked.values()):
+        if any(model.ratios.values()):
             break
         model.ask(2**power)
-    if not any(model.asked.values()):
+    if not any(model.ratios.values()):
         return None
     for rounds in itertools.count():
         is_late = rounds >= MOST_ROUNDS
         enough = np.flatnonzero(model.expected(MOST_GPUS, with_copies=not is_late) >= 1.0)
         gpus = int(enough[0]) if enough.size else MOST_GPUS
         # one copy on more GPUs than there are may hold more than copies on few
-        next_asked = [each for each in few if each <= gpus]
+        next_tried = [each for each in few if each <= gpus]
         if enough.size:
-            # one GPU fewer is asked too, where workers apart may hold more than copies
-            next_asked += [gpus] if is_late or gpus == 1 else [gpus - 1, gpus]
+            # one GPU fewer is tried too, where workers apart may hold more than copies
+            next_tried += [gpus] if is_late or gpus == 1 else [gpus - 1, gpus]
         elif is_late:
-            next_asked.append(min(2 * max(model.asked), MOST_GPUS))
-        new = dict.fromkeys(each for each in next_asked if each not in model.asked)
+            next_tried.append(min(2 * max(model.ratios), MOST_GPUS))
+        new = dict.fromkeys(each for each in next_tried if each not in model.ratios)
         if not new:
             return gpus if enough.size else None
         for each in new:
@@ -337,7 +337,7 @@ def recommend_shared(
     ranked: dict[str, Any] = {**ranking, "progress": None}
     answered = 0
     total = loaded.total_gpus or 0
-    known = len(loaded.traffic) * len(first_asked(min(max(total - len(loaded.traffic) + 1, 0), NODE_GPUS)))
+    known = len(loaded.traffic) * len(first_tried(min(max(total - len(loaded.traffic) + 1, 0), NODE_GPUS)))
 
     @functools.cache
     def answer(place: int, gpus: int) -> Recommendation:
@@ -368,7 +368,7 @@ def recommend_shared(
     shares = []
     for place, (traffic, model, gpus) in enumerate(zip(loaded.traffic, models, split, strict=True)):
         held = rate_on(place, gpus) if gpus else 0.0
-        run = answer(place, gpus or total or max(model.asked))
+        run = answer(place, gpus or total or max(model.ratios))
         is_shown = gpus or not run.answers.answers[0].choices
         shares.append(GpuShare(traffic, gpus, held, needed[place], run if is_shown else None))
     elapsed_s = time.perf_counter() - began

@@ -107,10 +107,10 @@ class _StepRows:
     def _errors(self, plan: StepPlan, kv_len: Longs, batch_size: Longs) -> Floats:
         """Return the relative standard error of each row's step; NaN if unknown or not requested."""
         error = np.full(len(kv_len), np.nan)
-        some = batch_size > 0
+        has_decodes = batch_size > 0
         if self.with_error:
             began = time.perf_counter()
-            error[some] = plan.decode_error(batch_size[some], kv_len[some])
+            error[has_decodes] = plan.decode_error(batch_size[has_decodes], kv_len[has_decodes])
             self.errors_s += time.perf_counter() - began
         return error
 

@@ -181,9 +181,9 @@ def all_rows_us(
 
     count = len(batch_size)
 
-    def loop(some: PlanRows, part: slice) -> int:
+    def loop(rows: PlanRows, part: slice) -> int:
         return sweeps.decode_grid_us(
-            some, batch_size, _scratch(count), out[part.start * count : part.stop * count]
+            rows, batch_size, _scratch(count), out[part.start * count : part.stop * count]
         )
 
     if _in_threads(loop, plans, kv_len, count, threads):
@@ -202,9 +202,9 @@ def best_rows(
         np.empty(num_rows, np.int64), np.empty(num_rows, np.int64),
     )  # fmt: skip
 
-    def loop(some: PlanRows, part: slice) -> int:
+    def loop(rows: PlanRows, part: slice) -> int:
         answers = sweeps.BestRows._make(answer[part] for answer in best)
-        return sweeps.best_decode_batches(some, batch_size, limit_us, _scratch(len(batch_size)), answers)
+        return sweeps.best_decode_batches(rows, batch_size, limit_us, _scratch(len(batch_size)), answers)
 
     if _in_threads(loop, plans, kv_len, len(batch_size), threads):
         _refuse(plans, kv_len, batch_size)

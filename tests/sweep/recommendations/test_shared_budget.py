@@ -18,7 +18,7 @@ from fastroof.sweep.recommendations import shared_budget
 from fastroof.sweep.recommendations.shared_budget import (
     HeldRates,
     fewest_gpus,
-    first_asked,
+    first_tried,
     largest_scale,
     split_gpus,
 )
@@ -95,7 +95,7 @@ def test_any_rates_give_a_split_that_was_asked_for(held: list[list[float]], tota
     scale, split = split_gpus(models, total)
     ratios = [[0.0, *each[:total]] for each in held]
     assert scale <= best_split(ratios, total)[0]
-    first = first_asked(min(total - 1, shared_budget.NODE_GPUS))
+    first = first_tried(min(total - 1, shared_budget.NODE_GPUS))
     few = [[each[gpus] if gpus in first else 0.0 for gpus in range(total + 1)] for each in ratios]
     assert scale >= best_split(few, total)[0]
     if scale:
