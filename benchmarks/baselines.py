@@ -165,7 +165,7 @@ class AiconfiguratorEngine:
             from aiconfigurator_core.sdk.engine import EngineHandle, build_ops_json
             from aiconfigurator_core.sdk.operations.gemm import GEMM
 
-            # it says of every table that it reads in place of another
+            # it warns of every table that it reads in place of another
             logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
             self._engine = EngineHandle.compile(MODEL, "h100_sxm", "vllm", backend_version="0.24.0")
             operator = GEMM("gemm", 1.0, 6144, 4096, GEMMQuantMode.bfloat16)

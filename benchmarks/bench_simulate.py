@@ -61,7 +61,7 @@ def plan(setup: Setup) -> fastroof.StepPlan:
 
 @pytest.mark.parametrize("batch_size", [1, 16, 64, 256, 1024])
 def test_decode_steps(timed: Timed, setup: Setup, plan: fastroof.StepPlan, batch_size: int) -> None:
-    """The step alone, as a compiled caller asks for it, is the baseline: the rest is the scheduler."""
+    """The step alone, as in a compiled caller, is the baseline: the rest is the scheduler."""
     steps = setup.size(200_000, 500)
     trace = simulated.decode_trace(batch_size, steps)
     blocks = batch_size * (steps // simulated.BLOCK_SIZE + 2)

@@ -12,5 +12,5 @@ def test_lines_are_markdown(setup: Setup) -> None:
     assert scalar.startswith("| plan.step_us of one step of ")
 
 
-def test_names_are_distinct() -> None:
+def test_names_are_distinguishable() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)

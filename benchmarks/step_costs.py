@@ -381,7 +381,7 @@ def on_a_pipe(setup: Setup, stack: ExitStack) -> Workloads:
     assert server.stdout is not None
     stdin, stdout = server.stdin, server.stdout
 
-    def ask(message: dict[str, Any]) -> list[float]:
+    def query(message: dict[str, Any]) -> list[float]:
         stdin.write(json.dumps(message).encode() + b"\n")
         stdin.flush()
         times: list[float] = json.loads(stdout.readline())["latency_us"]
@@ -394,14 +394,16 @@ def on_a_pipe(setup: Setup, stack: ExitStack) -> Workloads:
     return {
         "decode": looped(
             "pipe",
-            lambda batch, kv: ask({"batch_size": batch, "kv_len": kv})[0],
+            lambda batch, kv: query({"batch_size": batch, "kv_len": kv})[0],
             calls,
             setup.plan.decode_us(*np.array(calls).T),
         ),
-        "step": looped("pipe", lambda step: ask({"requests": [step]})[0], requests, batched_us(setup, steps)),
+        "step": looped(
+            "pipe", lambda step: query({"requests": [step]})[0], requests, batched_us(setup, steps)
+        ),
         "bulk": once(
             "pipe",
-            lambda: ask(lists),
+            lambda: query(lists),
             setup.plan.decode_us(*sizes),
             lambda: setup.plan.decode_us(*sizes),
         ),

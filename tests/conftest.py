@@ -79,7 +79,6 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session")
 def h100() -> Tables:
-    """The H100 tables that ship with fastroof."""
     import fastroof
 
     return fastroof.load_tables("h100")

@@ -55,7 +55,7 @@ def pytest_collection(session: pytest.Session) -> None:
     for file in files[first:] + files[:first]:
         try:
             import_path(file, mode="importlib", root=config.rootpath, consider_namespace_packages=False)
-        except BaseException:  # collection says why, as that a package is missing
+        except BaseException:  # collection reports the reason, such as a missing package
             sys.modules.pop(module_name_from_path(file, config.rootpath), None)
 
 

@@ -1,4 +1,4 @@
-"""One question, one answer: random deployments asked of best, estimate, simulate, and the command line.
+"""One question, one answer: random deployments by best, estimate, simulate, and the command line.
 
 ``python -m benchmarks.accuracy agreement`` prints the distribution that the tolerances are about, and the
 largest differences; benchmarks/accuracy/README.md explains them.
@@ -28,7 +28,7 @@ PRINTED = 8
 ANSWERS = ("ttft_ms", "tpot_ms", "tokens_per_s_per_gpu")
 
 
-class Asked(NamedTuple):
+class Case(NamedTuple):
     compared: Compared
     plan: fastroof.StepPlan
 
@@ -38,8 +38,8 @@ class Asked(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=[SAMPLE, pytest.param(EVERY, marks=pytest.mark.release)])
-def asked(request: pytest.FixtureRequest, h100: fastroof.Tables) -> list[Asked]:
-    return [Asked(*one) for one in itertools.islice(answered(h100), request.param)]
+def cases(request: pytest.FixtureRequest, h100: fastroof.Tables) -> list[Case]:
+    return [Case(*one) for one in itertools.islice(answered(h100), request.param)]
 
 
 @pytest.fixture(autouse=True)
@@ -64,39 +64,39 @@ def options(question: Question) -> list[str]:
     return [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
 
 
-def test_questions_are_of_all_engines_layouts_formats_and_lengths(asked: list[Asked]) -> None:
-    questions = [one.question for one in asked]
+def test_questions_are_of_all_engines_layouts_formats_and_lengths(cases: list[Case]) -> None:
+    questions = [one.question for one in cases]
     assert {question.engine for question in questions} == set(engine_names())
     assert {question.ranks for question in questions} == {1, 2, 4, 8}
     assert {question.tp for question in questions} == {1, 2, 4, 8}
-    assert {one.plan.dtype for one in asked} >= {"bf16", "fp8", "fp8_block"}
-    assert {one.plan.kv_dtype for one in asked} == {"bf16", "fp8"}
+    assert {one.plan.dtype for one in cases} >= {"bf16", "fp8", "fp8_block"}
+    assert {one.plan.kv_dtype for one in cases} == {"bf16", "fp8"}
     assert any(question.ep > 1 for question in questions)
     assert min(question.isl for question in questions) < 100 < 10_000 < max(one.isl for one in questions)
     assert len(set(questions)) == len(questions)
 
 
 @pytest.fixture(scope="module", params=[SAMPLE, pytest.param(EVERY, marks=pytest.mark.release)])
-def inside(request: pytest.FixtureRequest, h100: fastroof.Tables) -> list[Asked]:
+def inside(request: pytest.FixtureRequest, h100: fastroof.Tables) -> list[Case]:
     """The same by the engine's own clock."""
-    return [Asked(*one) for one in itertools.islice(answered(h100, overhead_ms=0.0), request.param)]
+    return [Case(*one) for one in itertools.islice(answered(h100, overhead_ms=0.0), request.param)]
 
 
-def test_behind_a_front_end_a_simulation_settles_there_too(asked: list[Asked]) -> None:
+def test_behind_a_front_end_a_simulation_settles_there_too(cases: list[Case]) -> None:
     """Half within 1 %, outputs from 64 tokens on within 4 in nine of ten; short ones within 12."""
     for quantity in ("tpot", "throughput"):
-        off = np.array([abs(getattr(one.compared, quantity)) for one in asked])
-        long = off[[one.question.osl >= 64 for one in asked]]
+        off = np.array([abs(getattr(one.compared, quantity)) for one in cases])
+        long = off[[one.question.osl >= 64 for one in cases]]
         assert np.median(off) < 0.01
         assert np.quantile(off, 0.9) < 0.12
         assert np.quantile(long, 0.9) < 0.04
-    ttft = np.abs([one.compared.ttft for one in asked])
+    ttft = np.abs([one.compared.ttft for one in cases])
     # prompts that arrive at random moments queue for each other in ways that the estimate averages
     assert np.median(ttft) < 0.05
     assert np.quantile(ttft, 0.8) < 0.15
 
 
-def test_an_estimate_is_what_a_simulation_settles_at(inside: list[Asked]) -> None:
+def test_an_estimate_is_what_a_simulation_settles_at(inside: list[Case]) -> None:
     """Half within 1 %, nine of ten within 6 %; outputs from 64 tokens on within 4, and all within 25 %."""
     for quantity in ("tpot", "throughput"):
         off = np.abs([getattr(one.compared, quantity) for one in inside])
@@ -119,9 +119,9 @@ def holds_prompts(question: Question) -> bool:
     return load_engine(question.engine).data_parallel.balance_steps > 0
 
 
-def test_best_answers_what_estimate_does(asked: list[Asked]) -> None:
-    """To 1e-6: the fixed point of short outputs is found from another side."""
-    for (question, *_), plan in asked if len(asked) == EVERY else asked[::3]:
+def test_best_answers_what_estimate_does(cases: list[Case]) -> None:
+    """Equal to 1e-6: the fixed point of short outputs is found from another side."""
+    for (question, *_), plan in cases if len(cases) == EVERY else cases[::3]:
         spec = {
             "models": [question.model], "gpus": ["h100"], "tp": [question.tp], "dp": [question.ranks],
             "ep": [question.ep], "isl": question.isl, "osl": question.osl, "concurrency": [question.clients],
@@ -136,8 +136,8 @@ def test_best_answers_what_estimate_does(asked: list[Asked]) -> None:
             assert row[name] == pytest.approx(getattr(got, name), rel=1e-6), (question, name)
 
 
-def test_the_command_line_answers_what_python_does(asked: list[Asked]) -> None:
-    for (question, *_), plan in asked[:: len(asked) // PRINTED]:
+def test_the_command_line_answers_what_python_does(cases: list[Case]) -> None:
+    for (question, *_), plan in cases[:: len(cases) // PRINTED]:
         load = (
             "--isl",
             str(question.isl),
@@ -156,7 +156,7 @@ def test_the_command_line_answers_what_python_does(asked: list[Asked]) -> None:
             f"uniform:{length.least}:{length.most}"
             for length in (loop.input_tokens, loop.output_tokens)  # type: ignore[union-attr]
         ]
-        said = printed(
+        out = printed(
             "simulate", "--model", question.model, *options(question), "--no-range",
             "--clients", str(question.clients),
             "--num-requests", str(question.clients * REQUESTS_PER_CLIENT),
@@ -165,4 +165,4 @@ def test_the_command_line_answers_what_python_does(asked: list[Asked]) -> None:
         sim = fastroof.simulate(plan, loop.trace(), question.budget, question.max_seqs)
         summary = sim.summary(with_range=False)
         for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "output_tokens_per_s", "steps"):
-            assert said[name] == summary[name], (question, name)
+            assert out[name] == summary[name], (question, name)

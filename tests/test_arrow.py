@@ -73,7 +73,7 @@ def test_a_table_holds_every_answer_in_order(result: ArrowResult) -> None:
             assert table[name].to_pylist() == expected
 
 
-def test_a_table_says_what_its_numbers_are_and_what_they_come_from(result: ArrowResult, h100: Tables) -> None:
+def test_a_table_has_units_and_provenance(result: ArrowResult, h100: Tables) -> None:
     schema = result.to_arrow().schema
     assert schema.metadata[b"fastroof.version"].decode() == fastroof.__version__
     assert schema.metadata[b"fastroof.tables_hash"].decode() == h100.content_hash

@@ -208,7 +208,7 @@ def test_what_a_killed_process_left_goes_with_the_next_of_its_place_and_what_is_
     assert sorted(tmp_path.iterdir()) == sorted([place, *others])
 
 
-def test_where_others_rename_files_no_folder_is_taken_for_something_left(tmp_path):
+def test_in_a_shared_folder_nothing_is_removed_as_a_leftover(tmp_path):
     named = tmp_path / f".a.{'1' * 32}"
     named.mkdir()
     for mode, stays in ((0o777, True), (0o775, True), (0o1777, False)):

@@ -63,7 +63,7 @@ def test_specs_and_python_have_the_default() -> None:
 
 
 def _defaults(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Where something called engine or runtime gets a text by default: arguments and fields."""
+    """Places with a text as default of an engine or runtime: arguments and fields."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             names = [*node.args.posonlyargs, *node.args.args]
@@ -119,8 +119,8 @@ def test_command_line_and_python_answer_a_step_alike(h100: fastroof.Tables) -> N
 def test_a_step_below_the_engines_largest_leaves_its_memory() -> None:
     """The engine reserves memory for 16,384 tokens on a B200, whatever step is timed."""
     plan = fastroof.compile_plan("llama-3.1-8b", "b200")
-    asked = View(model="llama-3.1-8b", gpu="b200", kind="prefill", chunk=10_000)
-    assert asked.step_sizes == {"max_tokens": None, "max_seqs": None}
+    wanted = View(model="llama-3.1-8b", gpu="b200", kind="prefill", chunk=10_000)
+    assert wanted.step_sizes == {"max_tokens": None, "max_seqs": None}
     step = answer("step", "--model", "llama-3.1-8b", "--gpu", "b200", "--prefill", "10000@0", "--explain")
     assert step["max_kv_tokens"] == plan.memory.max_kv_tokens
 
@@ -214,18 +214,18 @@ def test_simulate_capacity_serving_and_best_have_the_same_limits(engine: str) ->
     tokens, seqs = own.scheduling.max_num_batched_tokens, own.scheduling.max_num_seqs
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine=engine)
     load = fastroof.Workload(rate=8, requests=40, input_tokens=3000, output_tokens=30, seed=1)
-    said = ("--num-requests", "40", "--input", "3000", "--output", "30", "--engine", engine)
+    found = ("--num-requests", "40", "--input", "3000", "--output", "30", "--engine", engine)
     sim = fastroof.simulate(plan, load.trace())
     settings = sim.settings
     assert (settings.max_num_batched_tokens, settings.max_num_seqs) == (tokens, seqs)
     assert settings.block_size == own.memory.block_tokens
     simulated = answer(
-        "simulate", "--model", "llama-3.1-8b", *said, "--rate", "8", "--seed", "1", "--no-range"
+        "simulate", "--model", "llama-3.1-8b", *found, "--rate", "8", "--seed", "1", "--no-range"
     )
     assert {name: simulated["settings"][name] for name in LIMITS} == {n: getattr(settings, n) for n in LIMITS}
     assert simulated["ttft_ms"] == sim.summary(with_range=False)["ttft_ms"]
     most = fastroof.capacity(plan, replace(load, rate=None), ttft_p99_ms=500)
-    rate = answer("capacity", "llama-3.1-8b", *said, "--seed", "1", "--ttft-p99", "500")
+    rate = answer("capacity", "llama-3.1-8b", *found, "--seed", "1", "--ttft-p99", "500")
     assert rate["requests_per_s"] == most.requests_per_s
     served = answer(
         "serving", "--model", "llama-3.1-8b", "--engine", engine, "--isl", "3000", "--osl", "30",

@@ -1,4 +1,4 @@
-"""A step broken down: its parts add up to it, and each says what it is bound by."""
+"""A step broken down: its parts add up to it, and each names what it is bound by."""
 
 from __future__ import annotations
 

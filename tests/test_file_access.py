@@ -111,7 +111,7 @@ def test_a_file_that_has_just_changed_is_read_again(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_just_written_with_an_old_date_is_read_again(tmp_path: Path) -> None:
-    """As tar and rsync write: it changed now, whatever its modification time says."""
+    """As tar and rsync write: it changed now, whatever its modification time."""
     path = tmp_path / "file"
     path.write_bytes(LARGE)
     os.utime(path, ns=(10**18, 10**18))
@@ -133,13 +133,13 @@ QUESTIONS: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("ask", "make"), QUESTIONS.values(), ids=QUESTIONS)
+@pytest.mark.parametrize(("call", "make"), QUESTIONS.values(), ids=QUESTIONS)
 def test_what_was_not_there_and_now_is(
-    tmp_path: Path, ask: Callable[[Path], Any], make: Callable[[Path], Any]
+    tmp_path: Path, call: Callable[[Path], Any], make: Callable[[Path], Any]
 ) -> None:
     place = tmp_path / "place"
     with recorded() as record:
-        ask(place)
+        call(place)
     assert FilesRead.holds(record.entries)
     make(place)
     assert not FilesRead.holds(record.entries)
@@ -195,7 +195,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     assert not FilesRead.holds(record.entries)
 
 
-def test_what_a_pipe_said_cannot_be_asked_again(tmp_path: Path) -> None:
+def test_a_pipe_cannot_be_read_twice(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = threading.Thread(target=lambda: pipe.write_bytes(b"once"))

@@ -82,7 +82,7 @@ def test_a_hostile_name_is_text(plan: StepPlan) -> None:
         assert any(HOSTILE in text or repr(HOSTILE) in text for text in page.texts), type(result)
 
 
-def test_text_is_text_wherever_it_stands() -> None:
+def test_text_is_escaped_everywhere() -> None:
     column = Column(HOSTILE, "text", HOSTILE, HOSTILE)
     page = page_of(html_table([column], [[HOSTILE]], HOSTILE))
     assert page.texts == [HOSTILE] * 4
@@ -132,7 +132,7 @@ def test_pools_show_what_is_sent_between_them(plan: StepPlan) -> None:
     assert simulation.to_arrow().column_names[-1] == "transfer_ms"
 
 
-def test_plans_without_room_and_plans_from_elsewhere_show_themselves(h100: Tables) -> None:
+def test_plans_without_room_and_unpickled_plans_are_shown(h100: Tables) -> None:
     for layout in ({"tp": 1}, {"tp": 1, "pp": 2}):
         plan = fastroof.compile_plan("llama-3.1-405b", "h100", h100, engine="vllm", **layout)
         assert "0 tokens that fit beside the weights" in page_of(plan._repr_html_()).texts

@@ -23,8 +23,8 @@ CONTEXT: Final = 5000
 
 
 @dataclass(frozen=True, repr=False)
-class Asked:
-    """What is asked: plans of a dense and a sparse model, kernels, and a server of the first."""
+class Targets:
+    """Where sizes go: a plan, tables, and a server of the plan."""
 
     plan: fastroof.StepPlan
     tables: fastroof.Tables
@@ -32,13 +32,13 @@ class Asked:
 
 
 @pytest.fixture(scope="module")
-def asked(h100: fastroof.Tables, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+def targets(h100: fastroof.Tables, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Targets]:
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=512, max_seqs=64, engine="kernels")
     pytest.importorskip("uvicorn")
     from fastroof.backends.serve.http_server import HttpServer
 
     with HttpServer({"eight": plan}) as server, PlanClient(f"http://127.0.0.1:{server.port}") as client:
-        yield Asked(plan, h100, client)
+        yield Targets(plan, h100, client)
 
 
 def batch(*sizes: Any) -> fastroof.StepBatch:
@@ -54,7 +54,7 @@ def trace_rows(new: Any, length: Any) -> list[Any]:
 
 
 # Each takes arrays (of 1 to 16, and of 1 to CONTEXT), of any layout.
-ENTRY_POINTS: Final[dict[str, Callable[[Asked, Any, Any], Any]]] = {
+ENTRY_POINTS: Final[dict[str, Callable[[Targets, Any, Any], Any]]] = {
     "decode_us": lambda a, few, many: a.plan.decode_us(few, many),
     "decode_us in threads": lambda a, few, many: a.plan.decode_us(few, many, threads=2),
     "prefill_us": lambda a, few, many: a.plan.prefill_us(few, many, few),
@@ -105,39 +105,39 @@ DTYPES: Final = (np.int64, np.int32, np.int16, np.uint64, np.uint16)
 @pytest.mark.parametrize("name", ENTRY_POINTS)
 @given(sizes=SIZES, layout=st.sampled_from([*LAYOUTS]), dtype=st.sampled_from(DTYPES))
 def test_layout_and_width_change_no_answer(
-    asked: Asked, name: str, sizes: list[tuple[int, int]], layout: str, dtype: Any
+    targets: Targets, name: str, sizes: list[tuple[int, int]], layout: str, dtype: Any
 ) -> None:
-    ask = ENTRY_POINTS[name]
+    call = ENTRY_POINTS[name]
     few, many = np.array(sizes, np.int64).reshape(-1, 2).T
-    expected = list(ask(asked, few.copy(), many.copy()))
+    expected = list(call(targets, few.copy(), many.copy()))
     laid = [LAYOUTS[layout](values.astype(dtype)) for values in (few, many)]
     assert [values.tolist() for values in laid] == [few.tolist(), many.tolist()]
-    assert list(ask(asked, *laid)) == expected
+    assert list(call(targets, *laid)) == expected
 
 
 @given(sizes=st.lists(st.tuples(st.integers(1, 16), st.integers(16, CONTEXT)), min_size=4, max_size=4))
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_table_of_sizes_is_answered_in_its_shape(asked: Asked, layout: str, sizes: Any) -> None:
+def test_a_table_of_sizes_is_answered_in_its_shape(targets: Targets, layout: str, sizes: Any) -> None:
     few, many = (np.array(column).reshape(2, 2) for column in zip(*sizes, strict=True))
-    for ask in (asked.plan.decode_us, asked.plan.decode_error):
-        expected = ask(few.ravel(), many.ravel()).reshape(2, 2).tolist()
-        assert ask(LAYOUTS[layout](few), LAYOUTS[layout](many)).tolist() == expected
-        assert ask(few.T, many.T).T.tolist() == expected
+    for call in (targets.plan.decode_us, targets.plan.decode_error):
+        expected = call(few.ravel(), many.ravel()).reshape(2, 2).tolist()
+        assert call(LAYOUTS[layout](few), LAYOUTS[layout](many)).tolist() == expected
+        assert call(few.T, many.T).T.tolist() == expected
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_times_are_written_to_is_filled_or_refused(asked: Asked, layout: str) -> None:
+def test_what_times_are_written_to_is_filled_or_refused(targets: Targets, layout: str) -> None:
     few, many = np.array([1, 8, 64, 3]), np.array([100, 2000, 4096, 17])
-    expected = asked.plan.decode_us(few, many)
+    expected = targets.plan.decode_us(few, many)
     out = LAYOUTS[layout](np.zeros(4))
-    beside = out.base.copy() if isinstance(out.base, np.ndarray) else None
+    before = out.base.copy() if isinstance(out.base, np.ndarray) else None
     if out.dtype.isnative and out.flags.c_contiguous and out.flags.writeable:
-        assert asked.plan.decode_us(few, many, out=out) is out
+        assert targets.plan.decode_us(few, many, out=out) is out
         assert out.tolist() == expected.tolist()
         out[:] = 0
     else:
         with pytest.raises(fastroof.BatchError, match=r"out must be a writeable, C-contiguous float64 array"):
-            asked.plan.decode_us(few, many, out=out)
+            targets.plan.decode_us(few, many, out=out)
         assert out.tolist() == [0.0] * 4
-    if beside is not None:
-        assert (out.base == beside).all(), "wrote beside what it was given"
+    if before is not None:
+        assert (out.base == before).all(), "wrote outside the given array"

@@ -38,7 +38,7 @@ def test_it_is_small_and_of_text(text: str) -> None:
     assert kinds == {"text/plain", "text/html"}
 
 
-def test_it_shows_what_it_says_it_does(text: str) -> None:
+def test_it_shows_what_its_text_names(text: str) -> None:
     code = "".join("".join(c["source"]) for c in json.loads(text)["cells"] if c["cell_type"] == "code")
     for name in (
         "load_tables",
@@ -58,7 +58,7 @@ def test_links_lead_to_files(text: str) -> None:
     assert all((NOTEBOOK.parent / Path(link)).exists() for link in links)
 
 
-def test_a_cell_that_answers_otherwise_is_told() -> None:
+def test_outputs_of_cells_are_recorded() -> None:
     cell = {"cell_type": "code", "id": "x", "metadata": {}, "source": ["1 + 1"]}
     [made] = executed({"cells": [cell]})["cells"]
     assert made["outputs"][0]["data"] == {"text/plain": ["2"]}

@@ -60,7 +60,6 @@ def wheel(build: Callable[..., Path]) -> Path:
 
 
 def install(wheel: Path, target: Path, cwd: Path) -> None:
-    """Install one file, asking no index."""
     pip = [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "install", "--quiet"]
     run(*pip, "--no-deps", "--no-index", "--no-compile", "--target", target, wheel, cwd=cwd)
 
@@ -144,10 +143,12 @@ def test_wheel_carries_a_bill_of_materials(wheel: Path) -> None:
     provenances = [
         tomllib.loads(path.read_text()) for path in (CHECKOUT / "bench_data").glob("*/*/provenance.toml")
     ]
-    held = {("data", told["package"], told["package_version"]) for told in provenances if "package" in told}
+    held = {
+        ("data", entry["package"], entry["package_version"]) for entry in provenances if "package" in entry
+    }
     shipped = [tomllib.loads(path.read_text()) for path in (CHECKOUT / "fastroof").rglob("provenance.toml")]
-    assert {told["package"] for told in shipped} == {"plotly.js-basic-dist-min", "uplot"}
-    held |= {("library", told["package"], told["package_version"]) for told in shipped}
+    assert {entry["package"] for entry in shipped} == {"plotly.js-basic-dist-min", "uplot"}
+    held |= {("library", entry["package"], entry["package_version"]) for entry in shipped}
     tested_with = {("library", name, version) for name, version in pins("runtime")}
     assert there == held | tested_with
     assert {name for name, _ in pins("runtime")} >= BASE
@@ -160,8 +161,8 @@ def test_ci_installs_only_what_is_pinned_by_hash() -> None:
     # torch, whose builds differ, and what lies in the checkout
     free = [line for line in installs if "--require-hashes" not in line and "--no-deps" not in line]
     assert free == ['--no-compile --quiet "$@"; } &&']
-    asked = re.findall(r"^ *client \S+ \S+ (\S+)$", script, re.MULTILINE)
-    assert set(asked) == {"torch==2.13.0"}
+    wanted = re.findall(r"^ *client \S+ \S+ (\S+)$", script, re.MULTILINE)
+    assert set(wanted) == {"torch==2.13.0"}
     for path in (CHECKOUT / ".ci/requirements").glob("*.txt"):
         pinned = re.findall(
             r"^[\w.-]+==[^\n]*\n(?: {4}--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+", path.read_text(), re.M
@@ -181,12 +182,12 @@ def test_pins_are_of_every_requirement() -> None:
 def test_lower_bounds_are_the_versions_that_ci_tries() -> None:
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    asked = {
+    options = {
         *project["dependencies"],
         *(line for name in ("http", "report", "ui", "test") for line in extras[name]),
     }
     tried = dict(pins("lowest"))
-    for line in asked:
+    for line in options:
         name, bound = re.match(r"([\w.-]+)>=([\d.]+)", line).groups()
         version = tried[name.lower().replace("_", "-")]
         assert f"{version}.".startswith(f"{bound}."), f"{line}: {version}; run .ci/pin"
@@ -200,8 +201,8 @@ def test_container_is_made_from_what_it_is_given() -> None:
     assert re.findall(r"-r (\S+)", recipe) == [".ci/requirements/container.txt"]
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
-    asked = [line for extra in ("http", "report", "ui") for line in extras[extra]]
-    needed = [*project["project"]["dependencies"], *asked, "hatchling"]
+    wanted = [line for extra in ("http", "report", "ui") for line in extras[extra]]
+    needed = [*project["project"]["dependencies"], *wanted, "hatchling"]
     versions = dict(pins("container"))
     assert {re.match(r"[\w.-]+", line)[0].lower().replace("_", "-") for line in needed} <= versions.keys()
     shared = versions.keys() & dict(pins("ci")).keys()

@@ -1,4 +1,4 @@
-"""What the READMEs say works: their Python and commands run as written, and what they link to is there."""
+"""The READMEs are right: their Python and commands run as written, and what they link to is there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 def blocks(page: Path, language: str, *, runs: bool = True) -> list[tuple[int, str]]:
     """A page's fenced blocks of a language, each with the line that it starts at.
 
-    Words behind the language say why a block does not run here: ```` ```console needs a GPU ````.
+    Words behind the language give the reason why a block does not run here: ```` ```console needs a GPU ````.
     """
     text = page.read_text(encoding="utf-8")
     return [
@@ -71,7 +71,6 @@ def test_python_blocks_run_in_order(page: Path, tmp_path: Path, monkeypatch: pyt
 
 
 def program_of(name: str) -> typer.Typer:
-    """The command line of a program."""
     from fastroof.cli import app
     from kernels_bench.cli import app as measuring
 

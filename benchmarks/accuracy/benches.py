@@ -98,20 +98,20 @@ def bench_times(
     gpus: Sequence[str] | None = None,
     *,
     load: Callable[[str], Tables] = load_tables,
-    say: Callable[[str], None] = lambda words: None,
+    show: Callable[[str], None] = lambda words: None,
 ) -> BenchTimes:
     """Predict all judged and independent runs by kernels, by shipped profiles and without their bench."""
-    tables, absent = tables_by_gpu(gpus or measured_gpus(), load, say)
+    tables, absent = tables_by_gpu(gpus or measured_gpus(), load, show)
     evidence = {gpu: measured_on(gpu) for gpu in tables}
     every = [row for one in evidence.values() for row in one.rows]
     ways: dict[str, ProfileOf] = {
         KERNELS: lambda row: row.engine_profile.kernels_alone(),
         FITTED: lambda row: row.engine_profile,
-        UNSEEN: profiles_without("bench", every, tables, say),
+        UNSEEN: profiles_without("bench", every, tables, show),
     }
     times: dict[str, list[PredictedTime]] = {way: [] for way in ways}
     for gpu, of_gpu in tables.items():
-        say(f"predicting {gpu}")
+        show(f"predicting {gpu}")
         for way, found in _times_on(evidence[gpu], of_gpu, ways):
             times[way] += found
     return BenchTimes({way: tuple(found) for way, found in times.items()}, absent)
@@ -263,7 +263,7 @@ def main(
     gpu: Annotated[list[str] | None, typer.Option(help="GPU; repeatable.  [default: all]")] = None,
 ) -> None:
     """Print errors by bench, stated errors and the worst groups, as Markdown; takes a minute."""
-    found = bench_times(gpu, say=lambda words: typer.echo(words, err=True))
+    found = bench_times(gpu, show=lambda words: typer.echo(words, err=True))
     print("\n".join(table(found)))
     print("\nAll figures in %. others: benches that no profile is fitted to.")
     for quantity in ("tpot", "ttft"):

@@ -284,7 +284,7 @@ def profiles_of(engine: str | Path | EngineProfile) -> ProfileOf:
 
 
 def profiles_without(
-    split: str, rows: Iterable[ServingRow], tables: Mapping[str, Tables], say: Callable[[str], None]
+    split: str, rows: Iterable[ServingRow], tables: Mapping[str, Tables], show: Callable[[str], None]
 ) -> ProfileOf:
     """Fit each engine's costs without each model, GPU, version or bench."""
     if split not in SPLITS:
@@ -294,11 +294,11 @@ def profiles_without(
     for name in dict.fromkeys(row.engine_profile.name for row in known):
         if load_engine(name).fit is None:
             continue
-        say(f"fitting {name} without each {split}")
+        show(f"fitting {name} without each {split}")
         try:
             fitted[name] = calibrate(known, tables, name, resamples=0, splits=(split,))
         except FastroofError as error:
-            say(f"{name} is predicted by its kernels alone: {error}")
+            show(f"{name} is predicted by its kernels alone: {error}")
 
     def profile_of(row: ServingRow) -> EngineProfile:
         own = row.engine_profile

@@ -64,7 +64,7 @@ as fractions], left_out [source, reason, rows, quantity: empty if it is the whol
 \b
 With --gpu all: version, engine, leave_out, gpus, gpus_left_out {gpu: why}, rows, runs (distinct),
 represented, left_out {reason: rows}, totals, groups: one object per kind, model, gpu, engine, version, dtype
-and quantity [rows, mape, median, p90, bias, aic_rows, aic_mape, beside_mape, fitted].
+and quantity [rows, mape, median, p90, bias, aic_rows, aic_mape, compared_mape, fitted].
 rows = represented + left_out.
 """
 
@@ -151,7 +151,7 @@ def main(
         measured_kernels,
         engine=engine,
         leave_one_model_out=leave_one_model_out,
-        ask_aiconfigurator=peer is not None,
+        with_aiconfigurator=peer is not None,
         progress=None if as_json else lambda words: typer.echo(words, err=True),
     )
     groups = report.errors(columns_of(by))
@@ -283,12 +283,12 @@ def _by_engine(groups: Sequence[RunGroup]) -> list[str]:
             for values in ([group.mape for group in some], [group.bias for group in some])
         )
         aic = sum(group.aic_rows * group.aic_mape for group in some if group.aic_rows)
-        beside = f"{aic / answered:.1%}" if answered else ""
+        compared = f"{aic / answered:.1%}" if answered else ""
         worst = max(some, key=lambda group: group.mape)
         named = (
             f"{worst.model} {worst.dtype}, {worst.version or 'no version'}: {worst.mape:.1%} of {worst.rows}"
         )
-        cells = (gpu, engine, f"{runs}", f"{len(some)}", f"{mape:.1%}", f"{bias:+.1%}", beside, named)
+        cells = (gpu, engine, f"{runs}", f"{len(some)}", f"{mape:.1%}", f"{bias:+.1%}", compared, named)
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -307,14 +307,14 @@ def _by_quantity(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:
 
 
 def _cells(group: RunGroup) -> tuple[str, ...]:
-    beside = "" if not group.aic_rows else f"{group.aic_mape:.1%}"
+    compared = "" if not group.aic_rows else f"{group.aic_mape:.1%}"
     if group.aic_rows not in (0, group.rows):
-        beside += f" of {group.aic_rows}"
+        compared += f" of {group.aic_rows}"
     fitted = " (fitted)" if group.fitted else ""
     return (
         group.model, group.gpu, group.engine, group.version, group.dtype, f"{group.kind}{fitted}",
         f"{group.rows}", f"{group.mape:.1%}", f"{group.median:.1%}", f"{group.p90:.1%}",
-        f"{group.bias:+.1%}", beside,
+        f"{group.bias:+.1%}", compared,
     )  # fmt: skip
 
 
@@ -325,7 +325,7 @@ def _total_lines(total: Totals) -> list[str]:
         f"{total.quantity.upper()} of {counted(total.rows, 'run')} {which}: MAPE {_share(total.mape)}, "
         f"bias {total.bias:+.1%}; median of {counted(total.groups, 'group')} of 10 runs or more "
         f"{_share(total.median_of_groups)}; ahead of aiconfigurator-core in {_share(total.ahead, 0)} of the "
-        f"{total.groups_beside} that it answers ({_share(total.beside_mape)} against "
+        f"{total.compared_groups} that it answers ({_share(total.compared_mape)} against "
         f"{_share(total.aic_mape)} over its runs)"
     ]
     if total.quantity == "tpot" and total.poor:

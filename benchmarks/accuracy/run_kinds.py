@@ -146,7 +146,7 @@ def known_defects() -> tuple[Defect, ...]:
     """Read defects.toml."""
     text = Path(__file__).with_name(_FILE).read_text("utf-8")
     tables = parse_table(text, _FILE, TableError).tables("defects")
-    return tuple(table.build(Defect, versions=tuple(table.texts("versions"))) for table in tables)
+    return tuple(table.build(Defect, versions=tuple(table.value("versions"))) for table in tables)
 
 
 def defect_of(row: ServingRow) -> str:

@@ -34,7 +34,7 @@ def run_validation(
     *,
     engine: str | Path | EngineProfile = "auto",
     leave_one_model_out: bool = False,
-    ask_aiconfigurator: bool = False,
+    with_aiconfigurator: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Validation:
     """Predict measured rows and compare them."""
@@ -43,14 +43,14 @@ def run_validation(
         raise TableError(
             f"leave_one_model_out fits each engine's own profile, so engine must be 'auto', got {engine!r}"
         )
-    say = progress or (lambda words: None)
-    if ask_aiconfigurator:
-        say("querying aiconfigurator-core")
+    show = progress or (lambda words: None)
+    if with_aiconfigurator:
+        show("querying aiconfigurator-core")
         evidence = evidence._replace(rows=with_aiconfigurator_estimates(evidence.rows)[0])
     profile_of = profiles_of(engine)
     if leave_one_model_out:
-        profile_of = profiles_without("model", evidence.rows, {tables.gpu.name: tables}, say)
-    say(f"predicting {len(evidence.rows) + len(evidence.steps) + len(evidence.independent)} rows")
+        profile_of = profiles_without("model", evidence.rows, {tables.gpu.name: tables}, show)
+    show(f"predicting {len(evidence.rows) + len(evidence.steps) + len(evidence.independent)} rows")
     on_gpu = predict_gpu(evidence, tables, profile_of)
     independent = judge_independent(evidence, tables, engine, leave_one_model_out, on_gpu.skipped)
     on_gpu = on_gpu._replace(others=(*on_gpu.others, *independent))

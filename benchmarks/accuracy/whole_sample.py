@@ -87,16 +87,16 @@ def validate_gpus(
         raise TableError(
             f"nothing was measured end to end on {unknown[0]}; something was on {', '.join(known)}"
         )
-    say = progress or (lambda words: None)
+    show = progress or (lambda words: None)
     evidence = {gpu: measured_on(gpu) for gpu in gpus or known}
-    tables, absent = tables_by_gpu(evidence, load, say)
+    tables, absent = tables_by_gpu(evidence, load, show)
     profile_of = profiles_of(engine)
     if leave_out is not None:
         runs = [run for gpu in tables for run in evidence[gpu].rows]
-        profile_of = profiles_without(leave_out, runs, tables, say)
+        profile_of = profiles_without(leave_out, runs, tables, show)
     predicted = []
     for gpu, measured_kernels in tables.items():
-        say(f"{gpu}: predicting {len(evidence[gpu].rows) + len(evidence[gpu].steps)} rows")
+        show(f"{gpu}: predicting {len(evidence[gpu].rows) + len(evidence[gpu].steps)} rows")
         on_gpu = predict_gpu(evidence[gpu], measured_kernels, profile_of)
         if leave_out is None:
             # independent rows are not part of a leave-out report
@@ -105,7 +105,7 @@ def validate_gpus(
         predicted.append(on_gpu)
     settled = with_drafts([run for one in predicted for run in one.runs])
     if leave_out is not None:
-        say(f"fitting front ends without each {leave_out}")
+        show(f"fitting front ends without each {leave_out}")
         settled = refitted_front_ends(settled, leave_out)
     following = iter(settled)
     reports = tuple(
@@ -125,12 +125,12 @@ def validate_gpus(
 
 
 def tables_by_gpu(
-    gpus: Iterable[str], load: Callable[[str], Tables], say: Callable[[str], None]
+    gpus: Iterable[str], load: Callable[[str], Tables], show: Callable[[str], None]
 ) -> tuple[dict[str, Tables], dict[str, str]]:
     """Return tables by GPU, and why the rest have none (the error names the command that installs them)."""
     tables, absent = {}, {}
     for gpu in gpus:
-        say(f"{gpu}: loading tables")
+        show(f"{gpu}: loading tables")
         try:
             tables[gpu] = load(gpu)
         except FastroofError as error:
@@ -201,7 +201,7 @@ class RunGroup(NamedTuple):
     bias: float
     aic_rows: int
     aic_mape: float
-    beside_mape: float
+    compared_mape: float
     fitted: bool
 
 
@@ -246,10 +246,10 @@ class Totals:
     bias: float
     groups: int
     median_of_groups: float
-    groups_beside: int
+    compared_groups: int
     ahead: float
     aic_mape: float
-    beside_mape: float
+    compared_mape: float
     poor: tuple[str, ...]
 
 
@@ -257,7 +257,7 @@ def totals_of(groups: Sequence[RunGroup], quantity: str = "tpot", kinds: Sequenc
     """Return the totals of groups."""
     some = [group for group in groups if group.quantity == quantity and group.kind in kinds]
     large = [group for group in some if group.rows >= LARGE_GROUP]
-    beside = [group for group in large if group.aic_rows]
+    compared = [group for group in large if group.aic_rows]
     rows, answered = sum(group.rows for group in some), sum(group.aic_rows for group in some)
     return Totals(
         quantity,
@@ -267,10 +267,12 @@ def totals_of(groups: Sequence[RunGroup], quantity: str = "tpot", kinds: Sequenc
         sum(group.rows * group.bias for group in some) / rows if rows else math.nan,
         len(large),
         float(np.median([group.mape for group in large])) if large else math.nan,
-        len(beside),
-        sum(group.beside_mape < group.aic_mape for group in beside) / len(beside) if beside else math.nan,
+        len(compared),
+        sum(group.compared_mape < group.aic_mape for group in compared) / len(compared)
+        if compared
+        else math.nan,
         _over(answered, [(group.aic_rows, group.aic_mape) for group in some]),
-        _over(answered, [(group.aic_rows, group.beside_mape) for group in some]),
+        _over(answered, [(group.aic_rows, group.compared_mape) for group in some]),
         tuple(
             " ".join(filter(None, (group.model, group.gpu, group.engine, group.version, group.dtype)))
             for group in some

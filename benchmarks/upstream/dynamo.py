@@ -40,9 +40,9 @@ def replay_errors(
         async_scheduling=False,
     )
     errors = {}
-    for name, beside in (("alone", None), ("rate", running)):
+    for name, decodes in (("alone", None), ("rate", running)):
         path = folder / f"{name}.npz"
-        write_dynamo_profile(plan, path, prompt_len=INPUT, beside=beside)
+        write_dynamo_profile(plan, path, prompt_len=INPUT, beside=decodes)
         report = core.run_mocker_synthetic_trace_replay(
             INPUT, OUTPUT, REQUESTS, extra_engine_args=engine(plan, path), request_rate=rate_per_s,
             capture_per_request=True,

@@ -57,7 +57,7 @@ def test_tables_of_an_engine_are_of_the_same_version(gpu):
     assert same_tables(gpu, "trtllm").sources_hash == shipped.sources_hash
 
 
-def test_what_one_of_them_refuses_is_said():
+def test_a_refused_case_has_a_reason():
     (one, _) = stepped_cases([StepCase("mistralai/Mixtral-8x7B-v0.1", "h100", "vllm", Layout(8, dp=3))])
     assert one.why_not
     assert not one.own_ms
@@ -72,7 +72,7 @@ def test_cases_are_of_several_models_gpus_and_engines():
 
 @pytest.mark.slow
 def test_large_expert_parallelism_sends_and_computes_alike():
-    """Of 61 layers it sends for all, where the first three have no experts: 58."""
+    """The package sends in all 61 layers, though the first three have no experts: 58 send."""
     case = StepCase("deepseek-ai/DeepSeek-V3", "h200", "sglang", Layout(1, dp=8, ep=8), "fp8", True)
     for one in stepped_cases([case]):
         assert not one.why_not
@@ -81,5 +81,5 @@ def test_large_expert_parallelism_sends_and_computes_alike():
         assert 0.9 < one.own_ms["experts"] / one.their_ms["experts"] < 1.1
 
 
-def test_cases_over_nodes_are_asked_of_both():
+def test_wide_cases_cross_nodes():
     assert all(case.sends and case.layout.ep > 8 for case in WIDE_CASES)

@@ -52,19 +52,19 @@ def plan_of(run: BenchRun, tables: fastroof.Tables) -> StepPlan:
 # ---- the file
 
 
-def test_the_file_says_where_its_rows_are_from(runs: dict[str, BenchRun]) -> None:
-    said = tomllib.loads(FILE.with_suffix(".toml").read_text())
+def test_the_file_names_the_source_of_its_rows(runs: dict[str, BenchRun]) -> None:
+    facts = tomllib.loads(FILE.with_suffix(".toml").read_text())
     with FILE.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert said["rows"] == len(rows) == len(runs)
-    assert said["fitted_to"] == "nothing"
+    assert facts["rows"] == len(rows) == len(runs)
+    assert facts["fitted_to"] == "nothing"
     assert {column.name for column in BENCH_COLUMNS} - {"pp", "left_out"} <= set(rows[0])
     counts = Counter(run.dataset for run in runs.values())
-    assert {name: part["rows"] for name, part in said["datasets"].items()} == counts
+    assert {name: part["rows"] for name, part in facts["datasets"].items()} == counts
     for run in runs.values():
-        part = said["datasets"][run.dataset]
+        part = facts["datasets"][run.dataset]
         assert run.source.startswith(f"{part['url']}/blob/{part['commit']}/")
-        assert part["licence"] == said["licence"] == "Apache-2.0"
+        assert part["licence"] == facts["licence"] == "Apache-2.0"
 
 
 def test_the_rows_are_those_of_the_source(shared: Path, runs: dict[str, BenchRun]) -> None:
@@ -160,8 +160,8 @@ def test_a_run_has_the_limits_of_its_card_and_version(burst: BenchRun, h100: fas
     trace = run.trace()
     settings = run.settings(plan, trace)
     assert (settings.max_num_batched_tokens, settings.max_num_seqs) == (8192, 1024)
-    asked = replace(run, max_num_batched_tokens=2048, max_num_seqs=64).settings(plan, trace)
-    assert (asked.max_num_batched_tokens, asked.max_num_seqs) == (2048, 64)
+    wanted = replace(run, max_num_batched_tokens=2048, max_num_seqs=64).settings(plan, trace)
+    assert (wanted.max_num_batched_tokens, wanted.max_num_seqs) == (2048, 64)
     whole = replace(run, engine="trtllm", engine_version="1.2.0rc1", chunked_prefill=1)
     assert whole.settings(plan, trace).chunked_prefill
 

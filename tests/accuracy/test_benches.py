@@ -72,12 +72,12 @@ def test_a_profile_of_few_groups_or_one_bench_takes_those_of_all() -> None:
     assert error_of(together, "vllm") == error_of(together, "trtllm") == stated_error(together)
     more = [*together, *drawn(3, "b", 0.01)]
     assert error_of(more, "vllm") < 0.1 * error_of(more, "sglang")
-    # one bench, or few groups, say nothing of the next bench
+    # one bench, or few groups, do not predict the next bench
     few = [*narrow, *drawn(4, "b", 0.9, groups=3, profile="sglang")]
     assert error_of(few, "sglang") == stated_error(few)
 
 
-def test_errors_that_say_nothing_are_refused() -> None:
+def test_empty_and_infinite_errors_are_refused() -> None:
     with pytest.raises(TableError, match="got 0 runs"):
         stated_error([])
     with pytest.raises(TableError, match="finite"):

@@ -55,7 +55,6 @@ def vllm(rows, h100) -> Calibration:
 
 
 def made_times(count: int, seed: int = 0, own_layers: int = 0, **costs: float) -> KernelTimes:
-    """Rows of an engine with known costs."""
     random = np.random.default_rng(seed)
     mixed_steps = random.choice([0.0, 0.1, 0.5, 0.9], count)
     times = KernelTimes(
@@ -158,7 +157,7 @@ def test_no_other_costs_fit_better(names, seed):
 
 @pytest.mark.parametrize("seed", [9, 11, 16])
 def test_a_floor_fits_no_worse_than_none(seed):
-    """It may be 0, which is none: no start from another may come to more."""
+    """It may be 0, for no cost: no start from another value may exceed it."""
     times = made_times(8, seed)
     noise = np.exp(np.random.default_rng(seed).normal(0.0, 0.3, 8))
     times, weights = times._replace(measured_us=times.measured_us * noise), np.ones(8)
@@ -186,7 +185,7 @@ def test_the_fit_agrees_with_scipy():
     np.testing.assert_allclose(list(fitted.values()), found.x, rtol=1e-3, atol=0.1)
 
 
-def test_costs_that_rows_cannot_tell_apart_are_noticed():
+def test_indistinguishable_costs_are_noticed():
     one_sequence = made_times(9, step_us=500.0)._replace(
         decode_sequences=np.ones(9), mixed_sequences=np.ones(9)
     )
@@ -210,8 +209,7 @@ def test_an_architecture_has_a_cost_of_its_own():
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_what_is_left_out_has_no_say(split):
-    """Whatever its rows hold, the costs without it are the same."""
+def test_left_out_rows_do_not_affect_the_costs(split):
     labels = made_labels(72, gpus=3)
     times = made_times(72, step_us=600.0, sequence_us=30.0)
     noisy = times._replace(measured_us=times.measured_us * np.linspace(0.9, 1.1, 72))
@@ -230,7 +228,7 @@ def test_what_is_left_out_has_no_say(split):
 
 @pytest.mark.parametrize("engine", PACKAGED)
 def test_costs_are_fitted_only_if_four_models_show_them(engine):
-    """Fewer models do not tell a cost from errors of their kernels."""
+    """Fewer models do not separate a cost from errors of their kernels."""
     profile = load_engine(engine)
     fitted = {model for one in profile.evidence["datasets"].values() for model in one["models"]}
     judging = {
@@ -351,7 +349,7 @@ def test_a_packaged_profile_shows_its_errors_on_what_was_left_out(engine):
 
 
 @pytest.mark.slow
-def test_the_old_groups_are_within_what_is_said_of_them(vllm):
+def test_errors_of_the_old_groups_stay_small(vllm):
     """H100 alone, costs fitted without each model."""
     unseen = {one.dataset: one.unseen_mape for one in vllm.datasets}
     assert unseen["vllm-0.12.0-qwen3-32b-bf16"] <= 0.08
@@ -395,7 +393,7 @@ def test_runs_that_waited_to_be_admitted_are_not_fitted(rows):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["vllm-0.12", "trtllm-1.0", "sglang"])
-def test_the_fit_predicts_what_estimates_say(rows, h100, engine):
+def test_the_fit_predicts_the_estimates(rows, h100, engine):
     """The composition of the steps does not depend on their costs: fitting it once is enough."""
     costs = {
         "step_us": 300.0,
@@ -441,7 +439,7 @@ def test_what_cannot_be_fitted_is_refused(rows, h100, options, words):
         calibrate(made.get(given, given) if isinstance(given, str) else given, h100, engine, **options)
 
 
-def test_a_profile_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_a_profile_is_written_atomically(tmp_path, monkeypatch):
     profile = EngineProfile("mine", costs=StepCosts(step_us=5.0), evidence={"why": {"x.y": [1.0, 2.0]}})
     path = write_profile(profile, tmp_path / "mine.toml")
     assert load_engine(path) == profile

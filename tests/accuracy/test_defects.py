@@ -1,4 +1,4 @@
-"""Runs known to be defective: each entry names some, and says why."""
+"""Runs known to be defective: each entry names some, with the reason."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def a_row() -> ServingRow:
 def runs_of(
     row: ServingRow, model: str, truth: FrontEnd, seed: int, *, noise: float = 0.0, **changes: str
 ) -> list[PromptTime]:
-    """Runs of all sizes, whose TTFT is what is predicted and what a front end adds, give or take some."""
+    """Runs of all sizes, whose TTFT is the prediction plus the front end's time, with some noise."""
     random = np.random.default_rng(seed)
     runs = []
     for _ in range(40):
@@ -56,7 +56,7 @@ def test_what_was_added_is_found(a_row: ServingRow, left_out: str) -> None:
     assert TtftErrors.of(noisy, lambda _: fitted(noisy)).mean < 0.07
 
 
-def test_a_judged_model_says_nothing(a_row: ServingRow) -> None:
+def test_a_judged_model_is_left_out_of_its_fit(a_row: ServingRow) -> None:
     others = runs_of(a_row, "a", KNOWN, 0) + runs_of(a_row, "b", KNOWN, 1)
     judged = runs_of(a_row, "c", replace(KNOWN, request_ms=400.0), 2)
     found = fitted_without([*others, *judged], lambda row: row.whole_model)

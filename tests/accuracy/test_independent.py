@@ -93,7 +93,7 @@ def test_published_throughput_of_dense_models_is_near(published: list[PredictedT
 
 
 @pytest.mark.slow
-def test_published_throughput_elsewhere() -> None:
+def test_published_throughput_of_other_gpus() -> None:
     h200, b200 = fastroof.load_tables("h200"), fastroof.load_tables("b200")
     dense = [row for row in judged(PUBLISHED, h200) if row.model in DENSE]
     assert len(dense) == 63
@@ -247,7 +247,7 @@ def test_a_run_whose_requests_never_have_room_is_refused(h100: fastroof.Tables) 
         predict_open_loop(replace(run, kv_blocks=10), plan_of(run, h100))
 
 
-def test_a_run_that_chose_a_figure_is_no_judge_of_it(h100: fastroof.Tables) -> None:
+def test_a_run_that_chose_a_figure_does_not_judge_it(h100: fastroof.Tables) -> None:
     run = replace(shipped_open_loop("h100")[0], chose="operators")
     kernels, vllm = load_engine("kernels"), load_engine("vllm")
     assert vllm.kernels.operators
@@ -263,21 +263,21 @@ def test_a_run_that_chose_a_figure_is_no_judge_of_it(h100: fastroof.Tables) -> N
 
 
 @pytest.mark.parametrize("gpu", [*GPUS, "rtx_4090"])
-def test_every_file_says_where_it_is_from(gpu: str) -> None:
+def test_every_file_names_its_source(gpu: str) -> None:
     folder = bench_data_root() / gpu / "serving"
     files = [*folder.glob("throughput/*.csv"), *folder.glob("open_loop/*.csv")]
     assert files
     for path in files:
-        said = tomllib.loads(path.with_suffix(".toml").read_text())
+        facts = tomllib.loads(path.with_suffix(".toml").read_text())
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
-        assert (said["gpu"], said["rows"]) == (gpu, len(rows))
-        assert said["licence"] in ("Apache-2.0", "MIT")
-        assert len(said["commit"]) == 40
-        assert said["url"].startswith("https://github.com/")
+        assert (facts["gpu"], facts["rows"]) == (gpu, len(rows))
+        assert facts["licence"] in ("Apache-2.0", "MIT")
+        assert len(facts["commit"]) == 40
+        assert facts["url"].startswith("https://github.com/")
         chose = {row["chose"] for row in rows if row.get("chose")}
-        assert said["fitted_to"] == "nothing" or all(name in said["fitted_to"] for name in chose)
-        assert said["fitted_to"].startswith("nothing but") == bool(chose)
+        assert facts["fitted_to"] == "nothing" or all(name in facts["fitted_to"] for name in chose)
+        assert facts["fitted_to"].startswith("nothing but") == bool(chose)
         assert {row["gpu"] for row in rows} == {gpu}
         kind = THROUGHPUT_COLUMNS if path.parent.name == "throughput" else OPEN_LOOP_COLUMNS
         assert set(rows[0]) == {column.name for column in kind}
@@ -383,7 +383,7 @@ def test_a_wrong_file_of_runs_is_refused(tmp_path: Path, cells: dict[str, str], 
         read_open_loop(written(tmp_path, source, **cells))
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_invalid_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("")
     with pytest.raises(TableError, match="need column dataset"):
         read_throughput(tmp_path / "empty.csv")
@@ -428,9 +428,9 @@ def test_the_command_judges_them_by_name() -> None:
         assert done.exit_code == 0, done.output
         return done.stdout
 
-    said = command("--dataset", PUBLISHED, "--dataset", RATES)
-    assert "127 predictions" in said
-    lines = [line.split() for line in said.splitlines()]
+    out = command("--dataset", PUBLISHED, "--dataset", RATES)
+    assert "127 predictions" in out
+    lines = [line.split() for line in out.splitlines()]
     assert any(line[:2] == ["throughput", PUBLISHED] for line in lines)
     assert any(line[:2] == ["e2e", RATES] for line in lines)
     groups = json.loads(command("--dataset", PUBLISHED, "--by", "model", "--json"))["groups"]

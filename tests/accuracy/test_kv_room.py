@@ -1,4 +1,4 @@
-"""Rooms for KV cache that engines logged, and what profiles say of them."""
+"""KV cache sizes that engines logged, compared with their profiles."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def provenance() -> dict:
     return tomllib.loads((bench_data_root() / "kv_room.toml").read_text("utf-8"))
 
 
-def test_rows_say_where_they_are_from_and_what_was_assumed():
+def test_rows_name_their_source_and_assumptions():
     rows = kv_room_rows()
     assert provenance()["rows"] == len(rows) == len({row.id for row in rows})
     assert set(provenance()["outliers"]) <= {row.id for row in rows}
@@ -113,7 +113,7 @@ def test_a_table_is_printed(capsys, errors, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["id,what\n1,2\n", "id,gpu_gib\n1,many\n", ""])
-def test_a_file_that_is_none_is_refused(tmp_path, text):
+def test_an_invalid_file_is_refused(tmp_path, text):
     path = tmp_path / "rooms.csv"
     path.write_text(text, "utf-8")
     if text:

@@ -13,7 +13,7 @@ from benchmarks.accuracy.rows import shipped_rows
 from fastroof.serving.evidence.kernel_times import kernel_times, predicted_us
 
 
-def test_a_group_of_the_sample_is_taken_for_a_cluster(
+def test_a_group_of_the_sample_stands_for_a_users_cluster(
     h100: fastroof.Tables, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sample = [row for row in shipped_rows("h100") if row.model == "qwen3-32b" and not row.left_out]

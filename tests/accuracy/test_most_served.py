@@ -49,7 +49,7 @@ def test_layouts_are_those_of_most_runs(sample: Path) -> None:
     assert rare.layouts_on("b200") == []
 
 
-def test_what_is_no_sample_is_refused(tmp_path: Path) -> None:
+def test_invalid_samples_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.csv"
     for text in ("a,b\n1,2\n", f"{HEADER}\nx,h200_sxm,agg,many,1,1,1\n"):
         path.write_text(text, "utf-8")
@@ -73,7 +73,7 @@ def test_the_part_that_differs_most_is_the_cause(own: float, theirs: float, caus
     assert cause_of(stepped(own, theirs)) == cause
 
 
-def test_a_cause_says_what_is_borrowed() -> None:
+def test_a_cause_names_what_is_borrowed() -> None:
     borrowed = stepped(7.0, 5.0)._replace(donors={"attention": "aiconfigurator-trtllm-1.3.0rc20"})
     assert cause_of(borrowed) == "attention 7.00, 5.00 (from trtllm-1.3.0rc20)"
     assert cause_of(borrowed._replace(donors={"linear": "datasheet"})) == "attention 7.00, 5.00"

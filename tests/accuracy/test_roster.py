@@ -99,7 +99,7 @@ def test_a_combination_is_the_best_of_its_versions(root: Path) -> None:
         ("HW_INCOMPATIBLE", "Unsupported gemm quant mode", False),
     ],
 )
-def test_want_of_data_is_told_from_other_failures(verdict: str, why: str, wants: bool) -> None:
+def test_missing_data_differs_from_other_failures(verdict: str, why: str, wants: bool) -> None:
     assert Combination("a/b", "h100", "vllm", verdict, why).wants_data is wants
 
 
@@ -117,7 +117,7 @@ def rows(root: Path) -> list[RosterRow]:
     return list(roster_rows(read_support_matrix(root), published_models(root)))
 
 
-def test_rows_say_what_plans_are_made_of(rows: list[RosterRow]) -> None:
+def test_rows_have_the_origins_of_plans(rows: list[RosterRow]) -> None:
     assert [(row.model, row.gpu, row.engine, row.status, row.is_covered) for row in rows] == [
         (LLAMA, "h100", "vllm", "measured", True),
         (ODD, "h100", "trtllm", "modelled", False),
@@ -135,8 +135,8 @@ def test_rows_say_what_plans_are_made_of(rows: list[RosterRow]) -> None:
     assert rows[4].why == "no config.json of it"
 
 
-def test_rows_are_what_a_plan_of_ones_own_says(rows: list[RosterRow], root: Path) -> None:
-    """Nothing but the plan decides: compiled by hand it is borrowed, modelled or refused alike."""
+def test_rows_equal_a_plan_compiled_by_hand(rows: list[RosterRow], root: Path) -> None:
+    """A plan compiled by hand is borrowed, modelled or refused alike."""
     path = root / "model_configs" / "someone--Odd-Heads_config.json"
     tables = load_tables("h100")
     with pytest.raises(FastroofError, match="head_dim 24") as refusal:
@@ -159,20 +159,20 @@ def test_a_summary_counts_each_row_once(rows: list[RosterRow]) -> None:
     assert summary.modelled["decode attention"] == 2
 
 
-def test_it_prints_what_is_covered_and_what_is_not(
+def test_it_prints_covered_and_missing_models(
     rows: list[RosterRow], root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def known_rows(combinations: Iterable[Combination], models: object) -> list[RosterRow]:
-        asked = {(one.model, one.gpu, one.engine) for one in combinations}
-        return [row for row in rows if (row.model, row.gpu, row.engine) in asked]
+        wanted = {(one.model, one.gpu, one.engine) for one in combinations}
+        return [row for row in rows if (row.model, row.gpu, row.engine) in wanted]
 
     monkeypatch.setattr(roster, "roster_rows", known_rows)
     roster.print_markdown(root)
-    said = capsys.readouterr().out
-    assert said.startswith(
+    out = capsys.readouterr().out
+    assert out.startswith(
         "2 of 3 config.json files of package0 load.\n\n* someone/Strange: has no plan yet: "
     )
-    passes, wants = (part.splitlines() for part in said.split("| no data, by GPU"))
+    passes, wants = (part.splitlines() for part in out.split("| no data, by GPU"))
     assert [line for line in passes if line.startswith(("| h100", "| moon", "| together"))] == [
         "| h100 | 1 of 3 | 1 | 0 | 0 | 0 | 1 |",
         "| moon | 0 of 1 | 0 | 0 | 0 | 0 | 0 |",
@@ -198,9 +198,9 @@ def test_forward_passes_have_no_modes(tmp_path: Path, capsys: pytest.CaptureFixt
     assert package_of(root) == "aisimulate 0.13.0"
     assert package_of(tmp_path) == tmp_path.name
     roster.print_roster((), (), (), False, False, root, FORWARD_MATRIX)
-    said = capsys.readouterr().out
-    assert said.startswith("aisimulate 0.13.0: 0 of 0 config.json files load.\n")
-    assert "0 of 1 combinations that pass there have a plan" in said
+    out = capsys.readouterr().out
+    assert out.startswith("aisimulate 0.13.0: 0 of 0 config.json files load.\n")
+    assert "0 of 1 combinations that pass there have a plan" in out
 
 
 def test_norms_alone_are_counted_apart() -> None:
@@ -216,7 +216,7 @@ def test_reasons_leave_out_what_is_one_models() -> None:
     assert in_short("no table of m 4; measured: m 5, m 6; allow_modelled=True models it") == "no table of m 4"
 
 
-def test_what_is_no_matrix_is_refused(tmp_path: Path) -> None:
+def test_invalid_matrices_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="holds no support matrix"):
         read_support_matrix(tmp_path)
     folder = tmp_path / "systems" / "support_matrix"
@@ -227,7 +227,7 @@ def test_what_is_no_matrix_is_refused(tmp_path: Path) -> None:
             read_support_matrix(tmp_path)
 
 
-def test_without_the_package_it_says_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Path:
         raise TableError("aiconfigurator-core is not installed")
 

@@ -114,14 +114,14 @@ def test_the_other_estimator_answers_what_it_can(gpu: str) -> None:
 
 
 @pytest.mark.parametrize("gpu", SAMPLE_GPUS)
-def test_provenance_says_where_rows_are_from(gpu: str) -> None:
+def test_provenance_names_the_source_of_rows(gpu: str) -> None:
     ways, rows = dict[str, str](), shipped_rows(gpu)
     for path in sorted(serving(gpu).glob("*.toml")):
-        told = tomllib.loads(path.read_text("utf-8"))
-        assert told["licence"] == "Apache-2.0"
-        assert told["url"].startswith("https://github.com/")
-        assert told["rows"] == len(read_rows(path.with_suffix(".csv")))
-        ways |= told["kv_dtype_from"]
+        facts = tomllib.loads(path.read_text("utf-8"))
+        assert facts["licence"] == "Apache-2.0"
+        assert facts["url"].startswith("https://github.com/")
+        assert facts["rows"] == len(read_rows(path.with_suffix(".csv")))
+        ways |= facts["kv_dtype_from"]
     assert {row.kv_dtype_from for row in rows} == set(ways)
 
 
@@ -217,7 +217,7 @@ COUNTS = (
 
 
 @pytest.mark.parametrize("name", [*COUNTS, "isl", "osl", "concurrency", "requests_per_client"])
-def test_there_is_no_less_than_one_of_what_is_counted(name: str, tmp_path: Path) -> None:
+def test_counts_below_one_are_refused(name: str, tmp_path: Path) -> None:
     values = dict(zip(MINIMAL.split(","), ONE.split(","), strict=True))
     for text in ("0", "-1", "1" if name in COUNTS else "1.5"):
         given = values | {name: text}
@@ -248,22 +248,22 @@ def test_a_sample_without_the_gpu_is_refused(tmp_path: Path) -> None:
 
 
 class Recorder:
-    """A stand-in for the other package, which keeps what it was asked for."""
+    """A stand-in for the other package, which records its calls."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.calls: list[dict[str, Any]] = []
 
     def get_model(self, folder: str, model_config: Any, engine: str) -> Any:
         assert (Path(folder) / "config.json").is_file()
-        self.asked.append({"folder": Path(folder).name, "engine": engine, **model_config})
+        self.calls.append({"folder": Path(folder).name, "engine": engine, **model_config})
         return None
 
     def run_agg(self, model: Any, database: Any, runtime: dict[str, int], ctx_tokens: int) -> Any:
         if runtime["isl"] > 5000:
             raise ValueError("no data at /root/tables\nof such prompts")
-        if runtime["osl"] > 5000 and self.asked[-1]["fmha_quant_mode"] is None:
+        if runtime["osl"] > 5000 and self.calls[-1]["fmha_quant_mode"] is None:
             raise ValueError("its own choice was not measured")
-        self.asked[-1] |= runtime | {"ctx_tokens": ctx_tokens, "database": database}
+        self.calls[-1] |= runtime | {"ctx_tokens": ctx_tokens, "database": database}
         return types.SimpleNamespace(get_result_dict=lambda: {"ttft": 12.34567, "tpot": 3.0})
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +289,7 @@ class Recorder:
         monkeypatch.setattr(metadata, "version", lambda name: "0.12.0")
 
 
-def test_the_peer_is_asked_for_what_the_row_is(
+def test_the_peer_gets_the_configuration_of_the_row(
     rows: tuple[ServingRow, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = Recorder()
@@ -305,15 +305,15 @@ def test_the_peer_is_asked_for_what_the_row_is(
     assert two.aic_tpot_ms == 3.0
     assert math.isnan(three.aic_tpot_ms)
     assert refused == {"ValueError: no data": 1}
-    assert recorder.asked[0] == {
+    assert recorder.calls[0] == {
         "folder": "qwen3-32b", "engine": "trtllm", "tp": 4, "gemm_quant_mode": "fp8",
         "kvcache_quant_mode": "fp8", "fmha_quant_mode": None,
         "moe_quant_mode": None, "isl": int(fp8.isl), "osl": int(fp8.osl), "batch_size": int(fp8.concurrency),
         "prefix": 0, "ctx_tokens": int(fp8.isl), "database": "h100_sxm trtllm",
     }  # fmt: skip
-    assert (recorder.asked[1]["isl"], recorder.asked[1]["prefix"]) == (354, 284)
+    assert (recorder.calls[1]["isl"], recorder.calls[1]["prefix"]) == (354, 284)
     # what it refuses it is asked for in its other ways, until it answers
-    ways = [(one["gemm_quant_mode"], one["fmha_quant_mode"]) for one in recorder.asked]
+    ways = [(one["gemm_quant_mode"], one["fmha_quant_mode"]) for one in recorder.calls]
     assert ways[2:] == [
         ("fp8", None), ("fp8", "bfloat16"), (None, None), (None, "bfloat16"),
         ("fp8", None), ("fp8", "bfloat16"),
@@ -321,7 +321,7 @@ def test_the_peer_is_asked_for_what_the_row_is(
     assert four.aic_tpot_ms == 3.0
 
 
-def test_the_peer_is_given_a_config_of_ones_own(
+def test_the_peer_gets_a_custom_config(
     rows: tuple[ServingRow, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = Recorder()
@@ -329,9 +329,9 @@ def test_the_peer_is_given_a_config_of_ones_own(
     config = tmp_path / "own" / "config.json"
     config.parent.mkdir()
     config.write_bytes((resources.files("fastroof.models") / "presets" / "qwen3-8b.json").read_bytes())
-    asked = [replace(rows[0], model=str(path)) for path in (config, config.parent)]
-    assert with_aiconfigurator_estimates(asked)[1] == {}
-    assert [one["folder"] for one in recorder.asked] == ["own", "own"]
+    wanted = [replace(rows[0], model=str(path)) for path in (config, config.parent)]
+    assert with_aiconfigurator_estimates(wanted)[1] == {}
+    assert [one["folder"] for one in recorder.calls] == ["own", "own"]
 
 
 def test_a_sample_is_converted_with_its_provenance(
@@ -352,10 +352,10 @@ def test_a_sample_is_converted_with_its_provenance(
     # again: what is known is not asked for, unless another version answers
     main(tmp_path, ["h100"])
     assert capsys.readouterr().out == f"{path}\n"
-    assert (path.read_bytes(), len(recorder.asked)) == (first, 1)
+    assert (path.read_bytes(), len(recorder.calls)) == (first, 1)
     monkeypatch.setattr(metadata, "version", lambda name: "0.13.0")
     convert_silicon_sample("h100", tmp_path)
-    assert len(recorder.asked) == 2
+    assert len(recorder.calls) == 2
 
 
 def test_without_the_peer_its_shipped_answers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,7 +440,7 @@ def test_wrong_steps_are_refused(change: dict[str, Any], words: str, tmp_path: P
     assert words in str(refusal.value)
 
 
-def test_other_files_are_no_steps(tmp_path: Path) -> None:
+def test_other_files_are_not_read_as_steps(tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     path.write_text("m,n\n1,2\n")
     with pytest.raises(TableError, match="need column model, gpu"):

@@ -43,8 +43,8 @@ def test_a_sample_row() -> None:
     found = cleaned({})
     assert (found.refused, found.duplicates, sum(found.changed.values())) == ({}, 0, 0)
     (row,) = found.rows
-    told = {name: value for name, value in asdict(row).items() if value == value}
-    assert told == {
+    fields = {name: value for name, value in asdict(row).items() if value == value}
+    assert fields == {
         "dataset": "vllm-0.12.0-qwen3-32b-bf16", "row": CELL["id"], "gpu": "h100", "engine": "vllm",
         "engine_version": "0.12.0", "checkpoint": "Qwen/Qwen3-32B", "model": "qwen3-32b", "dtype": "bf16",
         "kv_dtype": "bf16", "kv_dtype_from": row.kv_dtype_from, "tp": 2, "isl": 1024.0, "osl": 128.0,
@@ -95,7 +95,7 @@ def test_ranks_and_replicas_of_runs_behind_dynamo() -> None:
     row = only(ranks)
     assert (row.tp, row.dp, row.ep, row.concurrency) == (1, 2, 2, 32.0)
     assert cleaned(ranks, EXPERTS).changed["concurrency"] == 1
-    # the experts lie on more GPUs than tp says
+    # the experts lie on more GPUs than tp
     found = cleaned(EXPERTS | {"moe_ep_size": "4"})
     assert [(row.tp, row.dp, row.ep) for row in found.rows] == [(2, 2, 4)]
     assert found.changed["ranks"] == 1
@@ -205,7 +205,7 @@ def test_labels_of_one_run_are_one_row() -> None:
     assert [row.also_as for row in found.rows] == ["deepseek-ai/DeepSeek-R1", ""]
 
 
-def test_a_later_file_says_more_of_a_run() -> None:
+def test_a_later_file_replaces_a_run() -> None:
     """A run of a file of March, which has fewer versions, is taken from another file that has it too."""
     march = DATED | {"id": "march", "silicon_data_source": DATED["silicon_data_source"]}
     april = DATED | {
@@ -218,7 +218,7 @@ def test_a_later_file_says_more_of_a_run() -> None:
 
 
 @pytest.mark.parametrize("change", [{"isl": "2048"}, {"system": "h200_sxm"}, {"backend": "sglang"}])
-def test_equal_times_elsewhere_are_other_runs(change: dict[str, str]) -> None:
+def test_equal_times_of_other_configurations_are_other_runs(change: dict[str, str]) -> None:
     assert cleaned({}, change).duplicates == 0
     assert len(cleaned({}, change).rows) == 2
 
@@ -259,7 +259,7 @@ def test_no_row_of_the_sample_is_lost(cells: list[dict[str, str]]) -> None:
     assert set(whole.changed) == {rule.name for rule in RULES}
     assert all(whole.changed.values())
     assert {row.gpu for row in whole.rows} == set(SAMPLE_GPUS)
-    # one run, one row: nobody measures the same microsecond twice
+    # one run, one row: no two runs measure the same microsecond
     times = [(row.gpu, row.engine, row.isl, row.osl, row.ttft_ms, row.tpot_ms) for row in whole.rows]
     assert len(set(times)) == len(times)
     by_gpu = Counter(row.gpu for row in whole.rows)
@@ -278,7 +278,7 @@ def test_every_run_can_be_laid_out(cells: list[dict[str, str]]) -> None:
         assert row.layout.world_size == row.tp * row.dp * row.pp
         assert row.kv_dtype_from in KV_DTYPE_FROM
         assert row.concurrency >= 1
-        # nobody asks fewer clients than there are ranks
+        # no run has fewer clients than ranks
         assert row.is_disaggregated or row.concurrency >= row.dp
 
 

@@ -28,7 +28,7 @@ def test_a_run_that_is_faster_than_its_kernels_is_named(row: ServingRow) -> None
     assert reasons[1] == ""
 
 
-def test_a_series_that_mostly_speculates_does_so_whole(row: ServingRow) -> None:
+def test_a_series_that_mostly_speculates_counts_as_speculative(row: ServingRow) -> None:
     series = [dataclasses.replace(row, concurrency=float(clients)) for clients in (4, 8, 16)]
     assert [bool(reason) for reason in speculative_runs(series, [20.0, 20.0, 10.0])] == [True, True, True]
     assert [bool(reason) for reason in speculative_runs(series, [20.0, 10.0, 10.0])] == [True, False, False]
@@ -38,7 +38,7 @@ def test_a_series_that_mostly_speculates_does_so_whole(row: ServingRow) -> None:
     assert len({series_of(one) for one in series}) == 2
 
 
-def test_recipes_speak_for_runs_that_times_do_not_tell(row: ServingRow) -> None:
+def test_recipes_mark_speculative_runs_that_times_do_not(row: ServingRow) -> None:
     known = dataclasses.replace(
         row, engine_version="1.2.0rc6.post3", gpu="b200", dtype="fp8_block", bench="inferencemax"
     )
@@ -47,7 +47,7 @@ def test_recipes_speak_for_runs_that_times_do_not_tell(row: ServingRow) -> None:
     assert speculative_runs([dataclasses.replace(known, bench="dynamo")], [10.0]) == [""]
 
 
-def test_labels_tell_runs_with_drafts_where_an_image_ran_both(row: ServingRow) -> None:
+def test_labels_mark_runs_with_drafts_if_an_image_ran_both(row: ServingRow) -> None:
     both = dataclasses.replace(
         row, engine_version="1.1.0rc2.post2", gpu="h200", dtype="fp8_block", bench="inferencemax",
         checkpoint="deepseek-ai/DeepSeek-R1",
@@ -56,7 +56,7 @@ def test_labels_tell_runs_with_drafts_where_an_image_ran_both(row: ServingRow) -
     reasons = speculative_runs([both, plain], [10.0, 10.0])
     assert "label" in reasons[0]
     assert reasons[1] == ""
-    # without a run that has the label nothing is told
+    # without a run that has the label nothing is known
     assert speculative_runs([both], [10.0]) == [""]
     drafts = drafts_of(
         dataclasses.replace(both, engine="sglang", engine_version="0.5.9", gpu="b200", tp=8), 2.2

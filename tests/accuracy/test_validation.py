@@ -56,7 +56,7 @@ def unseen(h100: fastroof.Tables) -> Validation:
 
 
 def groups(report: Validation) -> dict[tuple[str, str], ErrorGroup]:
-    """Of the runs that are judged, and of those from sources that are no sample."""
+    """Groups of judged runs, and of runs from sources outside the sample."""
     kinds = ("judged", "independent")
     return {(group.dataset, group.quantity): group for group in report.errors() if group.kind in kinds}
 
@@ -316,7 +316,7 @@ def test_one_profile_for_all(rows: tuple[ServingRow, ...], h100: fastroof.Tables
     assert words == ["predicting 1 rows"] * 2
 
 
-def test_what_is_asked_for_in_vain(
+def test_invalid_validations_are_refused(
     auto: Validation, h100: fastroof.Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for call, words in (
@@ -339,13 +339,13 @@ def test_what_is_asked_for_in_vain(
 def test_a_live_peer_replaces_what_ships(
     rows: tuple[ServingRow, ...], h100: fastroof.Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def asked(given: Any) -> tuple[tuple[ServingRow, ...], dict[str, int]]:
+    def with_peer_times(given: Any) -> tuple[tuple[ServingRow, ...], dict[str, int]]:
         return tuple(replace(row, aic_tpot_ms=1.0) for row in given), {}
 
-    monkeypatch.setattr("benchmarks.accuracy.validation.with_aiconfigurator_estimates", asked)
+    monkeypatch.setattr("benchmarks.accuracy.validation.with_aiconfigurator_estimates", with_peer_times)
     words: list[str] = []
     report = run_validation(
-        Measured(tuple(some(rows, SINGLE))), h100, ask_aiconfigurator=True, progress=words.append
+        Measured(tuple(some(rows, SINGLE))), h100, with_aiconfigurator=True, progress=words.append
     )
     assert report.rows[0].aic_ms == 1.0
     assert f"querying {AICONFIGURATOR}" in words
@@ -374,7 +374,7 @@ def test_the_command_prints_a_table(auto: Validation) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_says_what_it_did_not_judge(auto: Validation) -> None:
+def test_the_command_prints_what_it_did_not_judge(auto: Validation) -> None:
     done = command()
     assert done.exit_code == 0, done.stderr
     not_judged = sum(entry.rows for entry in auto.left_out if not entry.quantity)
@@ -443,7 +443,7 @@ def test_all_rows_left_out(rows: tuple[ServingRow, ...], tmp_path: Path) -> None
         (("--plot", "picture.pdf"), "picture.pdf must end in .png or .svg"),
     ],
 )
-def test_wrong_commands_say_what_would_do(arguments: tuple[str, ...], words: str) -> None:
+def test_wrong_commands_name_valid_values(arguments: tuple[str, ...], words: str) -> None:
     done = command(*arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert words in done.stderr.splitlines()[-1]

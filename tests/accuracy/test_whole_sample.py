@@ -58,7 +58,7 @@ def few_rows(gpu: str) -> Measured:
 
 @pytest.fixture(scope="module")
 def report(h100: fastroof.Tables) -> SampleValidation:
-    """Of a part of H100's runs; b300 has no tables."""
+    """A report on a part of H100's runs; b300 has no tables."""
     patch = pytest.MonkeyPatch()
     patch.setattr("benchmarks.accuracy.whole_sample.measured_on", few_rows)
 
@@ -90,7 +90,7 @@ def test_every_run_is_represented_or_has_a_reason(report: SampleValidation) -> N
 
 
 @pytest.mark.slow
-def test_one_gpu_and_all_say_the_same(report: SampleValidation, h100: fastroof.Tables) -> None:
+def test_one_gpu_alone_equals_its_part_of_all(report: SampleValidation, h100: fastroof.Tables) -> None:
     alone = run_validation(few_rows("h100"), h100)
     (together,) = report.gpus
     assert together.rows == alone.rows
@@ -115,18 +115,18 @@ def test_groups_are_those_of_the_runs(report: SampleValidation) -> None:
             )
         ]
         errors = [time.predicted_ms / time.measured_ms - 1.0 for time in times]
-        beside = [time for time in times if not math.isnan(time.aic_ms)]
+        compared = [time for time in times if not math.isnan(time.aic_ms)]
         assert group.rows == len(times)
         assert group.mape == pytest.approx(fmean(map(abs, errors)))
         assert group.median == pytest.approx(median(map(abs, errors)))
         assert group.bias == pytest.approx(fmean(errors))
         assert group.mape <= group.p90 or group.rows == 1 or group.p90 >= group.median
-        assert group.aic_rows == len(beside)
-        if beside:
-            theirs = [abs(time.aic_ms / time.measured_ms - 1.0) for time in beside]
-            own = [abs(time.predicted_ms / time.measured_ms - 1.0) for time in beside]
+        assert group.aic_rows == len(compared)
+        if compared:
+            theirs = [abs(time.aic_ms / time.measured_ms - 1.0) for time in compared]
+            own = [abs(time.predicted_ms / time.measured_ms - 1.0) for time in compared]
             assert group.aic_mape == pytest.approx(fmean(theirs))
-            assert group.beside_mape == pytest.approx(fmean(own))
+            assert group.compared_mape == pytest.approx(fmean(own))
         else:
             assert math.isnan(group.aic_mape)
     # the worst of each quantity and kind come first
@@ -152,13 +152,13 @@ def test_totals_weigh_runs_and_groups() -> None:
         group(99, 2.0, kind=DEFECTIVE),
     ]
     total = totals_of(groups)
-    assert (total.rows, total.groups, total.groups_beside) == (45, 2, 2)
+    assert (total.rows, total.groups, total.compared_groups) == (45, 2, 2)
     assert total.mape == pytest.approx((3.0 + 3.0 + 4.5) / 45)
     assert total.bias == pytest.approx(-total.mape)
     assert total.median_of_groups == pytest.approx(0.2)
     assert total.ahead == 0.5
     assert total.aic_mape == pytest.approx(0.2)
-    assert total.beside_mape == pytest.approx(6.0 / 40)
+    assert total.compared_mape == pytest.approx(6.0 / 40)
     assert total.poor == ("m h100 vllm 1 fp8",) * sum(one.mape > POOR for one in groups[:3])
     assert totals_of(groups, kinds=KINDS).rows == 144
     nothing = totals_of(groups, "ttft")
@@ -212,7 +212,7 @@ def test_runs_that_draft_learn_from_other_groups(run: ServingRow, h100: fastroof
         round(100.0 / accepted, 6),
     ]
     assert found[1] is plain
-    # alone, nobody says what is accepted
+    # alone, the accepted tokens are unknown
     assert with_drafts([one]) == [one]
 
 
@@ -269,10 +269,10 @@ def command(*arguments: str) -> Any:
 
 
 def test_the_command(report: SampleValidation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
 
     def given(**options: Any) -> SampleValidation:
-        asked.append(options)
+        calls.append(options)
         return report
 
     monkeypatch.setattr("benchmarks.accuracy.judge.validate_gpus", given)
@@ -280,7 +280,7 @@ def test_the_command(report: SampleValidation, monkeypatch: pytest.MonkeyPatch, 
     done = command("--gpu", "all", "--json", "--csv", str(path), "--leave-one-version-out")
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["runs"] == report.runs
-    assert asked[0]["leave_out"] == "version"
+    assert calls[0]["leave_out"] == "version"
     with path.open(encoding="utf-8", newline="") as file:
         written = list(csv.DictReader(file))
     assert [row["kind"] for row in written] == [time.kind for time in report.times]
@@ -288,7 +288,7 @@ def test_the_command(report: SampleValidation, monkeypatch: pytest.MonkeyPatch, 
     assert done.exit_code == 0, done.stderr
     assert f"{report.represented} of {report.runs} distinct runs" in done.stdout
     assert "b300 is left out" in done.stdout
-    assert asked[1]["leave_out"] is None
+    assert calls[1]["leave_out"] is None
     assert command("--gpu", "all", "--markdown").stdout == markdown_groups(report, 1) + "\n"
 
 

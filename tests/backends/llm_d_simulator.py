@@ -4,7 +4,7 @@ It reads a configuration and computes latencies by the simulator's rules, writte
 pkg/common/config.go, pkg/engine/vllm/flags.go, pkg/simulator/latencies.go and docs/configuration.md of
 llm-d/llm-d-inference-sim at 05ea24a77256cbafdb04b077585a7ffe43bfbcd4, and from RandomNormDuration of
 pkg/common. Unlike there, an unknown key is an error, as docs/configuration.md at
-9d328abbe2ad6d50baab2d76e8700d8cfc5abfb7 says that it has become.
+9d328abbe2ad6d50baab2d76e8700d8cfc5abfb7 has made it.
 """
 
 from __future__ import annotations

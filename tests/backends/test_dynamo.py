@@ -72,14 +72,14 @@ def test_the_arrays_are_what_the_reader_insists_on(plan: StepPlan, tmp_path: Pat
     profile = write_dynamo_profile(plan, tmp_path / "a.npz")
     with np.load(tmp_path / "a.npz") as stored:
         assert set(stored) == {*SHAPES, "fastroof_plan"}
-        said = json.loads(str(stored["fastroof_plan"]))
+        text = json.loads(str(stored["fastroof_plan"]))
         for name, dimensions in SHAPES.items():
             assert stored[name].dtype == np.dtype("<f8")
             assert stored[name].ndim == dimensions
             assert stored[name].flags.c_contiguous
             np.testing.assert_array_equal(stored[name], profile[name])
-    assert (said["model"], said["tp"], said["dtype"]) == (plan.model.name, plan.tp, plan.dtype)
-    assert said["tables_hash"] == plan.tables_hash
+    assert (text["model"], text["tp"], text["dtype"]) == (plan.model.name, plan.tp, plan.dtype)
+    assert text["tables_hash"] == plan.tables_hash
     for name in ("prefill_isl", "decode_active_kv_tokens", "decode_context_length"):
         assert (np.diff(profile[name]) > 0).all()
         assert (profile[name] == np.rint(profile[name])).all()
@@ -104,17 +104,17 @@ def test_prefill_is_the_plan_s_at_every_number_of_tokens(plan: StepPlan) -> None
     np.testing.assert_array_equal(read_prefill_ms(profile, tokens), profile["prefill_ttft_ms"])
 
 
-def test_prompts_of_one_length_are_told_from_one_prompt(llama: StepPlan) -> None:
+def test_prompts_of_one_length_differ_from_one_prompt(llama: StepPlan) -> None:
     times_ms = dynamo_profile(llama, prompt_len=1000)["prefill_ttft_ms"]
     assert times_ms[999] == llama.prefill_us(1000) / 1e3
     assert times_ms[3999] == llama.prefill_us(1000, 0, 4) / 1e3
-    # a part of a prompt comes after half of the others in the mean
+    # on average a part of a prompt comes after half of the others
     assert times_ms[599] == llama.prefill_us(600, 200) / 1e3
     two_and_a_part = StepBatch([1000, 1000, 600], [0, 0, 200], [0, 3])
     assert times_ms[2599] == llama.step_us(two_and_a_part)[0] / 1e3
 
 
-def test_the_parts_of_a_long_prompt_take_as_long_as_the_plan_says(llama: StepPlan) -> None:
+def test_the_parts_of_a_long_prompt_take_the_plans_time(llama: StepPlan) -> None:
     times_ms = dynamo_profile(llama, prompt_len=20_000)["prefill_ttft_ms"]
     parts = np.array([8192, 8192, 3616])
     exact_ms = llama.prefill_us(parts, np.array([0, 8192, 16384])).sum() / 1e3
@@ -123,9 +123,9 @@ def test_the_parts_of_a_long_prompt_take_as_long_as_the_plan_says(llama: StepPla
     assert llama.prefill_us(parts).sum() / 1e3 < 0.85 * exact_ms
 
 
-def test_beside_decodes_new_tokens_cost_what_they_add(plan: StepPlan) -> None:
+def test_new_tokens_with_decodes_cost_what_they_add(plan: StepPlan) -> None:
     """Held to steps whose decodes are others than those that the profile was made beside."""
-    alone, added = (dynamo_profile(plan, points=1, beside=beside) for beside in (None, (32, 2000)))
+    alone, added = (dynamo_profile(plan, points=1, beside=decodes) for decodes in (None, (32, 2000)))
     tokens = np.array([1, 100, 2048])
     together = [plan.step_us(StepBatch([n] + [1] * 32, [0] + [1999] * 32, [0, 33]))[0] for n in tokens]
     np.testing.assert_array_equal(
@@ -147,14 +147,14 @@ def test_beside_decodes_new_tokens_cost_what_they_add(plan: StepPlan) -> None:
     assert by_added < 0.2 * by_alone
 
 
-def test_beside_decodes_prompts_keep_their_length(llama: StepPlan) -> None:
+def test_prompts_with_decodes_keep_their_length(llama: StepPlan) -> None:
     added = dynamo_profile(llama, points=1, prompt_len=1000, beside=(4, 500))["prefill_ttft_ms"]
     batch = StepBatch([1000, 1000, 600, 1, 1, 1, 1], [0, 0, 200, 499, 499, 499, 499], [0, 7])
     assert added[2599] == pytest.approx((llama.step_us(batch)[0] - llama.decode_us(4, 500)) / 1e3, rel=1e-12)
     assert len(added) == llama.max_tokens - 4
 
 
-def test_decode_is_the_plan_s_where_the_batch_is_whole(plan: StepPlan) -> None:
+def test_decode_of_a_whole_batch_is_the_plan_s(plan: StepPlan) -> None:
     profile = dynamo_profile(plan, points=4)
     active, context = np.meshgrid(
         profile["decode_active_kv_tokens"].astype(np.int64),
@@ -205,7 +205,7 @@ def test_what_the_reader_interpolates_stays_close_to_the_plan(plan: StepPlan) ->
 
     found, full = errors(), batch == MAX_BATCH_SIZE
     print(
-        f"{plan.model.name} {plan.dtype}: {found.mean():.3%} in the mean, "
+        f"{plan.model.name} {plan.dtype}: mean {found.mean():.3%}, "
         f"{np.quantile(found, 0.99):.2%} at p99, "
         f"{found.max():.1%} at most, {found[full].mean():.3%} at batch {MAX_BATCH_SIZE}, "
         f"{errors(points=6).mean():.3%} with 6 points"
@@ -280,7 +280,7 @@ def test_the_command_writes_what_the_library_makes(llama: StepPlan, tmp_path: Pa
             np.testing.assert_array_equal(stored[name], array)
 
 
-def test_the_command_takes_decodes_beside(llama: StepPlan, tmp_path: Path) -> None:
+def test_the_command_takes_decodes_of_mixed_steps(llama: StepPlan, tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     assert run("llama-3.1-8b,engine=kernels", "-o", str(path), "--points", "1", "--beside", "16x1000")[0] == 0
     with np.load(path) as stored:
@@ -290,7 +290,7 @@ def test_the_command_takes_decodes_beside(llama: StepPlan, tmp_path: Path) -> No
     assert (code, "DECODESxKV_LEN" in err) == (2, True)
 
 
-def test_the_command_says_what_the_mocker_cannot_know(tmp_path: Path) -> None:
+def test_the_command_prints_what_the_mocker_cannot_know(tmp_path: Path) -> None:
     path = str(tmp_path / "a.npz")
     code, out, err = run("llama-3.1-70b", "-o", path, "--points", "2")
     assert code == 0
@@ -300,7 +300,7 @@ def test_the_command_says_what_the_mocker_cannot_know(tmp_path: Path) -> None:
     assert (code, err.count("\n")) == (2, 1)
 
 
-def test_the_command_says_where_the_mocker_is_slower_than_the_plan(tmp_path: Path) -> None:
+def test_the_command_prints_where_the_mocker_is_slower_than_the_plan(tmp_path: Path) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -366,7 +366,7 @@ def test_a_profile_for_a_rate_replays_as_the_plan_serves(
     assert np.abs(errors["alone"]).max() > 5 * np.abs(errors["rate"]).max()
 
 
-def test_decodes_beside_prompts_follow_the_rate(llama: StepPlan) -> None:
+def test_decodes_with_prompts_follow_the_rate(llama: StepPlan) -> None:
     lengths = {"prompt_len": 1024, "output_len": 128}
     few, some, most = (
         decodes_beside(llama, rate_per_s=rate, **lengths, max_batch_size=64) for rate in (0.01, 10, 1000)
@@ -384,10 +384,10 @@ def test_the_command_finds_the_decodes_of_a_rate(llama: StepPlan, tmp_path: Path
     path = tmp_path / "a.npz"
     options = ("--points", "1", "--prompt-len", "1024", "--rate", "20")
     code, out, _ = run("llama-3.1-8b,engine=kernels", "-o", str(path), *options, "--output-len", "128")
-    beside = decodes_beside(llama, rate_per_s=20, prompt_len=1024, output_len=128)
-    assert (code, f"at 20 requests/s {beside[0]} decodes of 1088 tokens" in out) == (0, True)
+    running = decodes_beside(llama, rate_per_s=20, prompt_len=1024, output_len=128)
+    assert (code, f"at 20 requests/s {running[0]} decodes of 1088 tokens" in out) == (0, True)
     with np.load(path) as stored:
-        expected = dynamo_profile(llama, points=1, prompt_len=1024, beside=beside)["prefill_ttft_ms"]
+        expected = dynamo_profile(llama, points=1, prompt_len=1024, beside=running)["prefill_ttft_ms"]
         np.testing.assert_array_equal(stored["prefill_ttft_ms"], expected)
     code, _, err = run("llama-3.1-8b", "-o", str(path), *options)
     assert (code, "--output-len" in err) == (2, True)
@@ -395,6 +395,6 @@ def test_the_command_finds_the_decodes_of_a_rate(llama: StepPlan, tmp_path: Path
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     dynamo_example.main()
-    said = capsys.readouterr().out
-    assert "'decode_itl': (" in said
-    assert "tokens/s" in said or "pip install ai-dynamo-runtime" in said
+    out = capsys.readouterr().out
+    assert "'decode_itl': (" in out
+    assert "tokens/s" in out or "pip install ai-dynamo-runtime" in out

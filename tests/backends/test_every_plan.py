@@ -1,4 +1,4 @@
-"""Every kind of plan over every route: the plan's bits, a file that says its error, or a refusal in words.
+"""Every kind of plan over every route: the plan's bits, a file with its error, or a refusal with a reason.
 
 A new kind of layers, layout or engine is a row of KINDS; a new adapter is one of ROUTES or a test.
 """
@@ -57,7 +57,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 MAX_TOKENS, MAX_SEQS = 1024, 32
 KIND = pytest.mark.parametrize("kind", KINDS)
 
-Ask = Callable[[StepPlan, str, StepBatch], list[float]]
+Run = Callable[[StepPlan, str, StepBatch], list[float]]
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def by_sglang(plan: StepPlan, _: str, batch: StepBatch) -> list[float]:
     return [next(times) if one else 0.0 for one in requests_of(batch)]
 
 
-ROUTES: dict[str, Ask] = {"scalar": by_scalar, "numba": by_numba, "JSON lines": by_json, "SGLang": by_sglang}
+ROUTES: dict[str, Run] = {"scalar": by_scalar, "numba": by_numba, "JSON lines": by_json, "SGLang": by_sglang}
 
 
 @pytest.mark.slow
@@ -193,7 +193,7 @@ def test_c_has_the_plans_bits(
     loaded.fastroof_close(plan)
 
 
-# Files, which know less than a plan: they hold it, or say in words what they would lose
+# Files, which know less than a plan: they hold it, or list what they would lose
 
 
 @KIND

@@ -28,9 +28,7 @@ def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
 
 @pytest.mark.parametrize("calculator", ["per-token", "constant"])
 @pytest.mark.parametrize("is_flat", [False, True])
-def test_the_simulator_answers_what_the_fit_says(
-    plan: fastroof.StepPlan, calculator: str, is_flat: bool
-) -> None:
+def test_the_simulator_answers_like_the_fit(plan: fastroof.StepPlan, calculator: str, is_flat: bool) -> None:
     fit = fit_llm_d(plan, calculator=calculator)
     simulator = Simulator(llm_d_yaml(plan, fit, is_flat=is_flat))
     assert simulator.settings["latency-calculator"] == calculator
@@ -71,7 +69,7 @@ def test_the_errors_stated_are_those_of_the_simulator(plan: fastroof.StepPlan) -
 
 @pytest.mark.parametrize("calculator", ["per-token", "constant"])
 def test_one_point_is_met_to_the_millisecond(plan: fastroof.StepPlan, calculator: str) -> None:
-    """Where the formula can hold, what is left is the cut to whole milliseconds."""
+    """If the formula holds, the only error is rounding to milliseconds."""
     fit = fit_llm_d(plan, concurrency=32, isl=1024, osl=256, calculator=calculator)
     assert abs(fit.simulated_ttft_ms - fit.ttft_ms).max() <= 0.5 + 1e-9
     assert abs(fit.simulated_tpot_ms - fit.tpot_ms).max() <= 0.5 + 1e-9
@@ -125,7 +123,7 @@ def test_the_kv_cache_takes_its_bytes_over_the_link(plan: fastroof.StepPlan) -> 
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
         ({"calculator": "linear"}, "per-token, constant"),
         ({"osl": 1}, "osl needs whole numbers of at least 2"),
@@ -134,8 +132,8 @@ def test_the_kv_cache_takes_its_bytes_over_the_link(plan: fastroof.StepPlan) -> 
         ({"concurrency": []}, "concurrency needs whole numbers"),
     ],
 )
-def test_wrong_ranges_are_refused(plan: fastroof.StepPlan, given: dict[str, Any], says: str) -> None:
-    with pytest.raises(BackendError, match=says):
+def test_wrong_ranges_are_refused(plan: fastroof.StepPlan, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(BackendError, match=message):
         fit_llm_d(plan, **given)
 
 
@@ -144,7 +142,7 @@ def test_a_link_moves_something(plan: fastroof.StepPlan) -> None:
         llm_d_yaml(plan, fit_llm_d(plan, isl=128), link_bytes_per_s=0.0)
 
 
-def test_a_file_is_written_whole_or_not_at_all(plan: fastroof.StepPlan, tmp_path: Path) -> None:
+def test_a_file_is_written_atomically(plan: fastroof.StepPlan, tmp_path: Path) -> None:
     fit = fit_llm_d(plan, isl=256)
     path = tmp_path / "fitted.yaml"
     path.write_text("before")
@@ -161,7 +159,7 @@ def test_a_file_is_written_whole_or_not_at_all(plan: fastroof.StepPlan, tmp_path
 
 
 @pytest.mark.slow
-def test_the_command_writes_what_it_says(tmp_path: Path) -> None:
+def test_the_command_writes_what_it_prints(tmp_path: Path) -> None:
     path = tmp_path / "70b.yaml"
     done = CliRunner().invoke(
         app,

@@ -49,7 +49,6 @@ def size(rng: np.random.Generator, least: int, most: int) -> int:
 
 
 def steps(plan: fastroof.StepPlan, kind: str, count: int = 100) -> list[Step]:
-    """Random steps of a kind."""
     rng = np.random.default_rng(8)
     longest, tokens, seqs = 32_768, plan.max_tokens, plan.max_seqs
 
@@ -101,7 +100,7 @@ def errors(
         ("prompts", 2e-3, 5e-3),
         ("mixed", 5e-4, 2e-3),
         # one number, the key, stands for the lengths and the contexts of all prompts: steps that the plan
-        # tells apart are one to the simulator
+        # distinguishes are one to the simulator
         ("chunks", 0.06, 0.25),
     ],
 )
@@ -250,7 +249,7 @@ def test_wrong_plans_and_places_are_refused(h100: fastroof.Tables, tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
-def test_a_bundle_is_written_whole_or_not_at_all(
+def test_a_bundle_is_written_atomically(
     h100: fastroof.Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=4, max_seqs=2, engine="kernels")
@@ -342,7 +341,7 @@ def test_steps_add_up_in_release_1_1(
         assert found.min() > -5e-3, "as one prompt they never attend to less"
 
 
-def test_a_release_that_is_none_is_refused(released: tuple[fastroof.StepPlan, Path], tmp_path: Path) -> None:
+def test_an_unknown_release_is_refused(released: tuple[fastroof.StepPlan, Path], tmp_path: Path) -> None:
     with pytest.raises(BackendError, match=r"1.1, unreleased, got '2'"):
         export_llmservingsim(released[0], tmp_path / "perf", release="2")
     assert not (tmp_path / "perf").exists()

@@ -40,7 +40,7 @@ def test_rows_of_both_have_it(plan: fastroof.StepPlan, tmp_path: Path) -> None:
     np.testing.assert_allclose(got_us, plan.step_us(batch), rtol=2e-3)
 
 
-def test_dynamos_profile_beside_decodes_has_what_they_take_longer(plan: fastroof.StepPlan) -> None:
+def test_dynamos_profile_with_decodes_has_the_added_time(plan: fastroof.StepPlan) -> None:
     with pytest.raises(BackendError, match="mixed_attention"):
         dynamo_profile(plan, max_batch_size=64)
     added = dynamo_profile(plan, max_batch_size=64, points=1, beside=(8, 1000))["prefill_ttft_ms"]

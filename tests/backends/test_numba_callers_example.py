@@ -1,4 +1,4 @@
-"""The example of a loop of one's own: to the bit the engine of fastroof.simulate where it schedules alike."""
+"""The example of a custom loop equals fastroof.simulate to the bit if it schedules alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other programs are told of a plan's layout, memory and stages."""
+"""What other programs get of a plan's layout, memory and stages."""
 
 from __future__ import annotations
 

@@ -38,11 +38,11 @@ def test_a_program_is_listed_with_what_proves_it(program: releases.Program) -> N
     assert not set(program.ran) & {*program.signatures, *program.followed}
     records = [one for name in every_program() for one in recorded(name)]
     of_this = {one.of for one in records if one.repository == program.repository}
-    assert of_this >= set(program.signatures), "held to signatures that nobody recorded"
+    assert of_this >= set(program.signatures), "held to unrecorded signatures"
 
 
 @pytest.mark.parametrize("program", every_program())
-def test_recorded_signatures_say_where_they_are_from(program: str) -> None:
+def test_recorded_signatures_name_their_source(program: str) -> None:
     for one in recorded(program):
         assert re.fullmatch(r"[0-9a-f]{40}", one.commit) or (one.release and not one.commit), one.of
         assert one.path, one.of

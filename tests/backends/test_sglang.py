@@ -1,6 +1,6 @@
 """The SGLang simulator's predictors: a batch's requests, and the 18 features of a sklearn-like model.
 
-Against a stand-in of the simulator, tests/backends/sglang_simulator.py; what it leaves out is said there.
+Against a stand-in of the simulator, tests/backends/sglang_simulator.py; what it leaves out is listed there.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ def test_the_stand_in_and_the_adapter_have_the_simulators_signatures():
     assert python_differences(predictors, ours) == []
 
 
-def test_it_answers_what_the_simulator_asks(plan):
+def test_it_answers_the_calls_of_the_simulator(plan):
     predictor = StepTimePredictor(plan)
-    asked = {name for name in vars(simulator.InferTimePredictor) if not name.startswith("_")}
-    assert all(callable(getattr(predictor, name)) for name in asked)
+    wanted = {name for name in vars(simulator.InferTimePredictor) if not name.startswith("_")}
+    assert all(callable(getattr(predictor, name)) for name in wanted)
     assert predictor.predict_infer_time(simulator.ScheduleBatch()) == 0.0
     assert predictor.get_metrics() == {}
     predictor.reset_metrics()
@@ -142,7 +142,7 @@ def test_a_scheduler_with_no_valid_predictor_configured_is_not_made(plan, config
 # From the features
 
 
-def _exactly_told(data):
+def _exact_by_features(data):
     decodes = data.draw(DECODES)
     match data.draw(st.sampled_from(["decodes", "chunks", "prompts of one token", "one", "equal", "two"])):
         case "decodes":
@@ -161,8 +161,8 @@ def _exactly_told(data):
 
 
 @given(data=st.data())
-def test_the_features_tell_most_steps_exactly(plan, regressor, data):
-    pairs = data.draw(st.permutations(_exactly_told(data)))
+def test_the_features_describe_most_steps_exactly(plan, regressor, data):
+    pairs = data.draw(st.permutations(_exact_by_features(data)))
     guessed = regressor.guessed_steps
     assert by_features(regressor, pairs) == StepTimePredictor(plan).predict_infer_time(batch_of(pairs))
     assert regressor.guessed_steps == guessed
@@ -189,7 +189,7 @@ def test_the_features_are_those_of_the_simulator():
     assert len(simulator.features_of(batch_of([(1, 2)]))) == len(FEATURES)
 
 
-def test_the_simulator_loads_the_file_and_asks_it(plan, tmp_path):
+def test_the_simulator_loads_the_file_and_calls_it(plan, tmp_path):
     file = write_model(plan, tmp_path / "model.pkl")
     loaded = simulator.MLTimePredictor(file, latency_scale=2.0)
     batch = batch_of([(1, 4095)] * 64 + [(512, 1024)])

@@ -54,7 +54,6 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 
 def refused(*arguments: str) -> str:
-    """The one line that a wrong command says."""
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("fastroof: error: ")
@@ -212,7 +211,7 @@ def test_streams_touch_every_byte() -> None:
 # -- reports -------------------------------------------------------------------------------------
 
 
-def test_machine_says_where_and_with_what() -> None:
+def test_machine_has_the_hardware_and_versions() -> None:
     machine = this_machine()
     assert machine.cpu
     assert machine.cores >= 1
@@ -220,10 +219,10 @@ def test_machine_says_where_and_with_what() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ns", "said"), [(0.36, "0.36 ns"), (12.34, "12.3 ns"), (1234.0, "1.23 us"), (2e9, "2.00 s")]
+    ("ns", "message"), [(0.36, "0.36 ns"), (12.34, "12.3 ns"), (1234.0, "1.23 us"), (2e9, "2.00 s")]
 )
-def test_times_in_words(ns: float, said: str) -> None:
-    assert time_of_ns(ns) == said
+def test_times_in_words(ns: float, message: str) -> None:
+    assert time_of_ns(ns) == message
 
 
 def test_rates_and_shares_in_words() -> None:
@@ -232,16 +231,16 @@ def test_rates_and_shares_in_words() -> None:
 
 
 def test_workloads_are_built_one_at_a_time(setup: Setup) -> None:
-    told: list[str] = []
+    lines: list[str] = []
 
     def each() -> Iterator[Workload]:
         for name in ("first", "second"):
-            assert len(told) == (name == "second")
+            assert len(lines) == (name == "second")
             yield Workload(name, "", "call", 1, lambda: None)
 
-    report = run_workloads(setup, each(), 1, progress=told.append)
-    assert told == ["first", "second"]
-    assert [one["name"] for one in report_document(report)["results"]] == told
+    report = run_workloads(setup, each(), 1, progress=lines.append)
+    assert lines == ["first", "second"]
+    assert [one["name"] for one in report_document(report)["results"]] == lines
     with pytest.raises(FastroofError, match="rounds must be a whole number"):
         run_workloads(setup, each(), 0)
 

@@ -1,4 +1,4 @@
-"""``fastroof best --model``: it prints what the library answers; wrong questions say what would do."""
+"""``fastroof best --model``: it prints what the library answers; errors name valid values."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fastroof.cli.best import parse_prices
 from fastroof.cli.best_answer import say
 from fastroof.sweep import deployment_question
 
-ASKED = ("best", "--model", "Qwen/Qwen3-8B", "--gpus", "2", "--isl", "500", "--osl", "50", "--tpot", "20")
+QUESTION = ("best", "--model", "Qwen/Qwen3-8B", "--gpus", "2", "--isl", "500", "--osl", "50", "--tpot", "20")
 # fewer candidates, for what does not depend on how many are compared
-FEWER = (*ASKED, "--max-num-seqs", "64")
+FEWER = (*QUESTION, "--max-num-seqs", "64")
 SPEC = """
 models = ["qwen3-8b"]
 tp = [1, 2]
@@ -50,10 +50,10 @@ def refused(*arguments: str) -> str:
 
 
 def fewer(**changes: Any) -> fastroof.sweep.Recommendation:
-    return asked(max_num_seqs=64, **changes)
+    return recommended(max_num_seqs=64, **changes)
 
 
-def asked(**changes: Any) -> fastroof.sweep.Recommendation:
+def recommended(**changes: Any) -> fastroof.sweep.Recommendation:
     return fastroof.recommend("Qwen/Qwen3-8B", total_gpus=2, isl=500, osl=50, tpot_ms=20, **changes)
 
 
@@ -63,7 +63,7 @@ def command_in(text: str, program: str) -> list[str]:
     return shlex.split(lines.replace(" \\\n", " "))
 
 
-def test_one_line_says_what_the_library_says() -> None:
+def test_one_line_equals_the_answer_of_recommend() -> None:
     truth = fewer(gpu_hour_price={"h100": 2.5})
     found = json.loads(good(*FEWER, "--price", "h100=2.5", "--json"))
     (answer,), (deployment,) = found["answers"], found["deployments"]
@@ -128,7 +128,7 @@ def test_a_specification_and_one_line_print_the_same(tmp_path: Path) -> None:
     spec = tmp_path / "my.toml"
     clients = deployment_question("qwen3-8b", total_gpus=2, isl=500, osl=50).concurrency
     spec.write_text(SPEC % list(clients or ()))
-    one_line, written = good(*ASKED), good("best", str(spec))
+    one_line, written = good(*QUESTION), good("best", str(spec))
     # but for the id that was named, and how many were compared
     assert one_line.rpartition("\n\n")[0] == written.rpartition("\n\n")[0]
     assert "Qwen/Qwen3-8B" in written
@@ -195,14 +195,14 @@ def test_files_are_written_and_named(tmp_path: Path) -> None:
     assert all(name in text for name in names)
     saved = json.loads(good(*FEWER, "--save", str(tmp_path / "out"), "--json"))["saved"]
     assert {Path(path).name for path in saved} == names
-    text = good(*ASKED, "--save", str(tmp_path / "llm-d"), "--manifest", "llm-d")
+    text = good(*QUESTION, "--save", str(tmp_path / "llm-d"), "--manifest", "llm-d")
     assert {"llm-d.yaml", "llm-d-router.yaml"} < {path.name for path in (tmp_path / "llm-d").iterdir()}
     assert "llm-d-router.yaml" in text
 
 
 @pytest.mark.slow
-def test_limits_beyond_reach_say_the_nearest_and_memory_more_gpus() -> None:
-    text = good(*ASKED[:-1], "0.1", "--ttft", "1")
+def test_unreachable_limits_print_the_nearest_and_memory_more_gpus() -> None:
+    text = good(*QUESTION[:-1], "0.1", "--ttft", "1")
     assert "no deployment is within the limits" in text
     assert "nearest: " in text
     assert re.search(r"with (one client|\d+ clients): TPOT", text)
@@ -220,26 +220,26 @@ def test_limits_beyond_reach_say_the_nearest_and_memory_more_gpus() -> None:
     [
         (("best", "--model", "qwen3-8b", "--isl", "5"), "--gpus, --osl are missing"),
         (("best", "--gpus", "8"), "--gpus belongs to --model; name a model with --model"),
-        ((*ASKED, "--manifest", "dynamo"), "--manifest dynamo needs --save DIR"),
+        ((*QUESTION, "--manifest", "dynamo"), "--manifest dynamo needs --save DIR"),
         (("best", "my.toml", "--isl", "5", "--dtype", "fp8"), "my.toml sets that: change it there"),
         (("best", "my.toml", "--model", "qwen3-8b"), "give --model or a specification"),
-        ((*ASKED, "--model", "Qwen/Qwen3-9B"), "did you mean qwen3-"),
-        ((*ASKED, "--gpu", "h101"), "h100"),
-        ((*ASKED, "--engine", "tgi"), "engine: unknown engine 'tgi'; `fastroof engines` lists"),
-        ((*ASKED, "--price", "h100"), "--price takes GPU=PRICE"),
-        ((*ASKED, "--price", "h100=-1"), "--price takes GPU=PRICE"),
-        ((*ASKED, "--price", "h100=nan"), "--price takes GPU=PRICE"),
-        ((*ASKED, "--price", "=3"), "--price takes GPU=PRICE"),
-        ((*ASKED, "--price", "2", "--price", "h100=3"), "got both"),
-        ((*ASKED, "--price", "b200=3"), "missing for h100"),
-        ((*ASKED, "--percentile", "0"), "percentile"),
-        ((*ASKED, "--save", __file__), "test_best.py is not a folder"),
-        ((*ASKED, "--save", f"{__file__}/new"), "test_best.py is not a folder"),
-        ((*ASKED, "--save", "/dev/null/new"), "/dev/null is not a folder"),
-        ((*ASKED, "--save", "new", "--manifest", "helm"), "manifest must be"),
+        ((*QUESTION, "--model", "Qwen/Qwen3-9B"), "did you mean qwen3-"),
+        ((*QUESTION, "--gpu", "h101"), "h100"),
+        ((*QUESTION, "--engine", "tgi"), "engine: unknown engine 'tgi'; `fastroof engines` lists"),
+        ((*QUESTION, "--price", "h100"), "--price takes GPU=PRICE"),
+        ((*QUESTION, "--price", "h100=-1"), "--price takes GPU=PRICE"),
+        ((*QUESTION, "--price", "h100=nan"), "--price takes GPU=PRICE"),
+        ((*QUESTION, "--price", "=3"), "--price takes GPU=PRICE"),
+        ((*QUESTION, "--price", "2", "--price", "h100=3"), "got both"),
+        ((*QUESTION, "--price", "b200=3"), "missing for h100"),
+        ((*QUESTION, "--percentile", "0"), "percentile"),
+        ((*QUESTION, "--save", __file__), "test_best.py is not a folder"),
+        ((*QUESTION, "--save", f"{__file__}/new"), "test_best.py is not a folder"),
+        ((*QUESTION, "--save", "/dev/null/new"), "/dev/null is not a folder"),
+        ((*QUESTION, "--save", "new", "--manifest", "helm"), "manifest must be"),
     ],
 )
-def test_wrong_questions_say_what_would_do(arguments: tuple[str, ...], words: str) -> None:
+def test_wrong_questions_name_valid_values(arguments: tuple[str, ...], words: str) -> None:
     assert words in refused(*arguments)
 
 
@@ -329,7 +329,7 @@ def test_shared_gpus_are_printed_with_commands_and_files(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_rates_beyond_the_gpus_say_how_many_would_do() -> None:
+def test_rates_beyond_the_gpus_print_how_many_suffice() -> None:
     beyond = list(SHARED)
     beyond[beyond.index("20")] = "90"
     text = good(*beyond)
@@ -337,7 +337,7 @@ def test_rates_beyond_the_gpus_say_how_many_would_do() -> None:
     assert "all wanted rates need" in text
     beyond[beyond.index("2")] = "1"
     assert "1 x h100 cannot run all models" in good(*beyond)
-    nothing = good(*ASKED, "--rate", "3", "--ttft", "0.01", "--max-num-seqs", "1")
+    nothing = good(*QUESTION, "--rate", "3", "--ttft", "0.01", "--max-num-seqs", "1")
     assert "2 x h100 cannot run this model\nQwen/Qwen3-8B holds 3 requests/s on no number of GPUs" in nothing
     assert "nearest: " in nothing
 
@@ -355,11 +355,11 @@ def test_a_rate_without_gpus_is_answered_with_the_fewest() -> None:
         "2048",
         "--mean",
     )
-    asked = ("best", "--model", "llama-3.1-8b", *options, "--rate")
-    found = json.loads(good(*asked, "70", "--json"))
+    args = ("best", "--model", "llama-3.1-8b", *options, "--rate")
+    found = json.loads(good(*args, "70", "--json"))
     assert found["total_gpus"] == found["needed_gpus"] == found["shares"][0]["gpus"] > 1
     assert found["scale"] >= 1.0
-    text = good(*asked, "70", "--tpot", "0.1")
+    text = good(*args, "70", "--tpot", "0.1")
     assert text.startswith("llama-3.1-8b holds 70 requests/s on no number of GPUs that was tried\n")
     assert "nearest: " in text
     assert "--model needs --isl, --osl too, as in --rate 20" in refused(
@@ -379,7 +379,7 @@ def test_a_rate_without_gpus_is_answered_with_the_fewest() -> None:
             (*SHARED, "--gpu", "h100", "--gpu", "h200"),
             "--rate shares GPUs of one kind, got --gpu h100 --gpu h200",
         ),
-        ((*ASKED, "--isl", "3"), "--isl was given 2 times: once per --model needs --rate too"),
+        ((*QUESTION, "--isl", "3"), "--isl was given 2 times: once per --model needs --rate too"),
         (("best", "--rate", "3"), "--rate belongs to --model"),
     ],
 )

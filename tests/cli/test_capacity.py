@@ -96,15 +96,15 @@ def test_the_printed_capacity_keeps_the_limits_when_it_is_simulated(seed: str, o
 
 
 def test_a_capacity_names_the_whole_layout() -> None:
-    asked = ("capacity", *MODEL, *DRAWN, "--gpu", "h200", "--dp", "4", "--ttft-p99", "300")
-    assert "llama-3.1-8b, 1 x tp 1, dp 4 on 4 x h200, " in good(*asked)
-    found = json.loads(good(*asked, "--json"))
+    args = ("capacity", *MODEL, *DRAWN, "--gpu", "h200", "--dp", "4", "--ttft-p99", "300")
+    assert "llama-3.1-8b, 1 x tp 1, dp 4 on 4 x h200, " in good(*args)
+    found = json.loads(good(*args, "--json"))
     sizes = {name: found[name] for name in ("tp", "pp", "dp", "ep", "moe_tp", "gpus")}
     assert sizes == {"tp": 1, "pp": 1, "dp": 4, "ep": 1, "moe_tp": 4, "gpus": 4}
 
 
 @pytest.mark.slow
-def test_what_it_says_where_nothing_or_all_is_kept() -> None:
+def test_it_prints_that_no_rate_or_all_rates_keep_the_limits() -> None:
     assert "no rate keeps p99 TTFT" in good("capacity", *MODEL, *DRAWN, "--ttft-p99", "1")
     all_kept = good("capacity", *MODEL, *DRAWN, "--e2e-p99", "1000000")
     assert "beyond, requests arrive faster than they are served" in all_kept
@@ -115,23 +115,23 @@ def test_what_it_says_where_nothing_or_all_is_kept() -> None:
 
 
 def test_the_fewest_replicas_of_a_rate() -> None:
-    asked = ("capacity", *MODEL, *DRAWN, "--ttft-p99", "300", "--fewest", "--rate", "120")
-    found = json.loads(good(*asked, "--json"))
+    args = ("capacity", *MODEL, *DRAWN, "--ttft-p99", "300", "--fewest", "--rate", "120")
+    found = json.loads(good(*args, "--json"))
     few = fewest_replicas(plan(), workload().trace(rate=120.0), ttft_p99_ms=300)
     assert found["replicas"] == few.replicas > 1
     assert found["gpus"] == few.gpus
-    assert f"{few.replicas} replicas, {few.gpus} GPUs; one fewer breaks p99 TTFT" in good(*asked)
+    assert f"{few.replicas} replicas, {few.gpus} GPUs; one fewer breaks p99 TTFT" in good(*args)
 
 
 def test_a_trace_covers_the_period_that_is_given(tmp_path: Path) -> None:
     """Two requests within a millisecond are 1,000 a second, or 2 an hour."""
     trace = tmp_path / "hour.csv"
     trace.write_text("arrival_s,input_tokens,output_tokens\n0,1500,100\n0.001,1500,100\n")
-    asked = ("capacity", *MODEL, "--trace", str(trace), "--ttft-p99", "4000", "--tpot-p99", "100", "--fewest")
-    assert "1,000 requests/s: 39 replicas" in good(*asked)
-    assert "0.0005556 requests/s: 1 replica is enough" in good(*asked, "--period", "3600")
-    assert "0.001111 requests/s: 1 replica" in good(*asked, "--period", "3600", "--rate-scale", "2")
-    assert "period_s must be seconds from 0 to" in refused(*asked, "--period", "-1")
+    args = ("capacity", *MODEL, "--trace", str(trace), "--ttft-p99", "4000", "--tpot-p99", "100", "--fewest")
+    assert "1,000 requests/s: 39 replicas" in good(*args)
+    assert "0.0005556 requests/s: 1 replica is enough" in good(*args, "--period", "3600")
+    assert "0.001111 requests/s: 1 replica" in good(*args, "--period", "3600", "--rate-scale", "2")
+    assert "period_s must be seconds from 0 to" in refused(*args, "--period", "-1")
     assert "--period replays a trace, --rate draws requests" in refused(
         "capacity", *MODEL, "--rate", "1", "--period", "60", "--ttft-p99", "300", "--fewest"
     )
@@ -141,27 +141,27 @@ def test_a_trace_covers_the_period_that_is_given(tmp_path: Path) -> None:
 def test_the_fewest_replicas_of_a_burst(tmp_path: Path) -> None:
     trace = tmp_path / "burst.csv"
     trace.write_text("arrival_s,input_tokens,output_tokens\n0,100,10\n0,200,5\n")
-    asked = ("capacity", *MODEL, "--trace", str(trace), "--ttft-p99", "300", "--fewest")
-    assert "engine vllm >=0.33 (not validated beyond 0.28), all at once: 1 replica is enough" in good(*asked)
-    assert json.loads(good(*asked, "--json"))["requests_per_s"] is None
-    assert "all arrive at once" in refused(*asked[:-1])
+    args = ("capacity", *MODEL, "--trace", str(trace), "--ttft-p99", "300", "--fewest")
+    assert "engine vllm >=0.33 (not validated beyond 0.28), all at once: 1 replica is enough" in good(*args)
+    assert json.loads(good(*args, "--json"))["requests_per_s"] is None
+    assert "all arrive at once" in refused(*args[:-1])
 
 
 @pytest.mark.slow
 def test_a_specification_is_swept_and_goes_on(tmp_path: Path) -> None:
     spec, output = tmp_path / "my.toml", tmp_path / "rows.parquet"
     spec.write_text(SPEC)
-    said = good("capacity", str(spec), "-o", str(output), "--resume")
+    out = good("capacity", str(spec), "-o", str(output), "--resume")
     rows = pq.read_table(output).to_pylist()
     assert len(rows) == 2
-    assert f"{rows[0]['requests_per_s_per_gpu']:,.4g}" in said
+    assert f"{rows[0]['requests_per_s_per_gpu']:,.4g}" in out
     tighter = json.loads(good("capacity", str(spec), "-o", str(output), "--ttft-p99", "60", "--json"))
     assert tighter["best"][0]["requests_per_s_per_gpu"] < rows[0]["requests_per_s_per_gpu"]
     assert tighter["candidates"] == 2
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((*MODEL,), "a capacity needs a limit"),
         ((*MODEL, "--slo", "ttft=500"), "--slo needs limits in ms like ttft_p90=300"),
@@ -184,8 +184,8 @@ def test_a_specification_is_swept_and_goes_on(tmp_path: Path) -> None:
         (("my.toml", "--no-steady"), "--steady goes with a model"),
     ],
 )
-def test_what_cannot_be_is_said(arguments: tuple[str, ...], said: str) -> None:
-    assert said in refused("capacity", *arguments)
+def test_impossible_questions_are_refused(arguments: tuple[str, ...], message: str) -> None:
+    assert message in refused("capacity", *arguments)
 
 
 def test_a_specification_of_another_sweep_is_refused(tmp_path: Path) -> None:
@@ -195,74 +195,74 @@ def test_a_specification_of_another_sweep_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_best_shows_the_percentile_beside_the_closed_form(tmp_path: Path) -> None:
+def test_best_shows_the_percentile_next_to_the_closed_form(tmp_path: Path) -> None:
     spec = tmp_path / "my.toml"
     spec.write_text(
         'models = ["llama-3.1-8b"]\ntp = [1, 2]\nisl = 500\nosl = 30\nconcurrency = [8, 64]\n'
         "[constraints]\nttft_ms = 300\n"
     )
-    asked = ("best", str(spec), "--percentile", "99", "--requests", "200", "--threads", "1")
+    args = ("best", str(spec), "--percentile", "99", "--requests", "200", "--threads", "1")
     (answer,) = best_deployments(spec, percentile=99, requests=200).answers
     first = answer.choices[0].percentile
     assert first is not None
-    printed = good(*asked)
+    printed = good(*args)
     assert "limits are on p99" in printed
     assert f"{first.requests_per_s:,.4g}" in printed
-    found = json.loads(good(*asked, "--json"))
+    found = json.loads(good(*args, "--json"))
     assert found["answers"][0]["choices"][0]["percentile"] == first._asdict()
 
 
 @pytest.mark.slow
-def test_a_log_of_ones_own_is_served_and_what_is_left_out_said_once(tmp_path: Path) -> None:
+def test_a_custom_log_is_served_and_left_out_rows_are_reported_once(tmp_path: Path) -> None:
     log, copy = tmp_path / "log.csv", tmp_path / "copy.jsonl"
     rows = "".join(
         f"2026-01-01 00:00:{n:02};{100 + n};{'' if n % 5 > 3 else 9};{'ab'[n % 2]};{200 + n % 5 // 4 * 300}\n"
         for n in range(40)
     )
     log.write_text(f"begun;in;out;model;status\n{rows}")
-    asked = ("--trace", str(log), "--columns", "arrival=begun,input=in,output=out", "--where", "model=a")
+    args = ("--trace", str(log), "--columns", "arrival=begun,input=in,output=out", "--where", "model=a")
     requests = fastroof.load_trace(
         log, columns={"arrival": "begun", "input": "in", "output": "out"}, where="model=a"
     )
     assert (len(requests), requests.left_out) == (16, {"not model=a": 20, "status 500": 4})
-    printed = good("capacity", *MODEL, *asked, "--ttft-p99", "300")
+    printed = good("capacity", *MODEL, *args, "--ttft-p99", "300")
     assert (
         printed.count("left out: 20 rows (not model=a)")
         == printed.count("left out: 4 rows (status 500)")
         == 1
     )
-    found = json.loads(good("capacity", *MODEL, *asked, "--ttft-p99", "300", "--json"))
+    found = json.loads(good("capacity", *MODEL, *args, "--ttft-p99", "300", "--json"))
     # the 16 requests are repeated
     assert (found["left_out"], found["counted"] % 16) == (requests.left_out, 0)
     assert found["requests"] > found["counted"] >= 20_000
     assert found["requests_per_s"] == fastroof.capacity(plan(), requests, ttft_p99_ms=300).requests_per_s
-    simulated = json.loads(good("simulate", "--model", MODEL[0], *asked, "--json"))
+    simulated = json.loads(good("simulate", "--model", MODEL[0], *args, "--json"))
     assert simulated["trace"]["left_out"] == requests.left_out
     # the same requests as another simulator's file
-    printed = good("export", "trace", *asked, "--format", "llmservingsim", "-o", str(copy))
+    printed = good("export", "trace", *args, "--format", "llmservingsim", "-o", str(copy))
     assert printed.count("left out") == 2
     assert f"wrote {copy}: 16 requests of log" in printed.replace("\n", " ")
     again = json.loads(good("simulate", "--model", MODEL[0], "--trace", str(copy), "--json"))
     assert again["ttft_ms"] == simulated["ttft_ms"]
     assert "has no column 'inn'; did you mean 'in'?" in refused(
-        "capacity", *MODEL, *asked[:3], "input=inn", "--ttft-p99", "300"
+        "capacity", *MODEL, *args[:3], "input=inn", "--ttft-p99", "300"
     )
     assert "t.csv: llmservingsim traces are .jsonl files" in refused(
-        "export", "trace", *asked, "--format", "llmservingsim", "-o", "t.csv"
+        "export", "trace", *args, "--format", "llmservingsim", "-o", "t.csv"
     )
 
 
 def test_the_fewest_replicas_by_the_hour_are_the_library_s() -> None:
     day = ("--hourly", "10:0:60", *DRAWN[2:])
-    asked = ("capacity", *MODEL, *day, "--ttft-p99", "300", "--fewest", "--by-hour")
-    found = json.loads(good(*asked, "--json"))
+    args = ("capacity", *MODEL, *day, "--ttft-p99", "300", "--fewest", "--by-hour")
+    found = json.loads(good(*args, "--json"))
     load = fastroof.Workload(hourly=(10, 0, 60), input_tokens=600, output_tokens=40, seed=4)
     expected = fewest_by_hour(plan(), load, ttft_p99_ms=300)
     assert expected.document().items() <= found.items()
-    out = good(*asked)
+    out = good(*args)
     assert f"{expected.gpu_hours:g} GPU hours ({expected.gpu_hours_at_peak:g} with" in out
     assert re.search(r"1 +0 +0 +-", out)
-    assert "--by-hour goes with --fewest" in refused(*asked[:-2], "--by-hour")
+    assert "--by-hour goes with --fewest" in refused(*args[:-2], "--by-hour")
 
 
 AGENTS = (
@@ -272,11 +272,11 @@ AGENTS = (
 
 
 def test_a_capacity_of_sessions_is_in_sessions() -> None:
-    asked = ("capacity", *MODEL, *AGENTS, "--ttft-p99", "200", "--no-steady")
-    found = json.loads(good(*asked, "--json"))
+    args = ("capacity", *MODEL, *AGENTS, "--ttft-p99", "200", "--no-steady")
+    found = json.loads(good(*args, "--json"))
     assert found["sessions_per_s"] * found["requests_per_session"] == pytest.approx(found["requests_per_s"])
     assert all(key in good("capacity", "--help") for key in found)
-    printed = good(*asked)
+    printed = good(*args)
     assert (
         f"{found['sessions_per_s']:,.4g} sessions/s, {found['open_sessions']:,.4g} open at once, " in printed
     )

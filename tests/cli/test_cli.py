@@ -59,7 +59,6 @@ def parsed(*arguments: str) -> Any:
 
 
 def refused(*arguments: str) -> str:
-    """The one line that a wrong command says."""
     code, out, err = run(*arguments)
     assert code == 2
     assert out == ""
@@ -105,7 +104,7 @@ def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", [(), ("lookup",), ("tables", "import"), ("plot",)])
-def test_a_group_alone_says_its_help(group: tuple[str, ...]) -> None:
+def test_a_group_alone_prints_its_help(group: tuple[str, ...]) -> None:
     assert good(*group) == good(*group, "--help")
 
 
@@ -165,13 +164,13 @@ def test_version() -> None:
 # -- step ----------------------------------------------------------------------------------------
 
 
-def test_requests_are_read_as_design_says() -> None:
+def test_requests_are_parsed() -> None:
     assert parse_requests(["64x4096"], []) == [Requests(64, 1, 4095)]
     assert parse_requests([], ["2048@1024", "4x2048@0"]) == [Requests(1, 2048, 1024), Requests(4, 2048, 0)]
 
 
 @pytest.mark.parametrize(
-    ("decode", "prefill", "said"),
+    ("decode", "prefill", "message"),
     [
         (["64"], [], "--decode 64 is not BATCHxKV_LEN"),
         (["64x-1"], [], "not BATCHxKV_LEN"),
@@ -184,8 +183,8 @@ def test_requests_are_read_as_design_says() -> None:
         ([], [], "nothing to time"),
     ],
 )
-def test_wrong_requests_are_refused(decode: list[str], prefill: list[str], said: str) -> None:
-    with pytest.raises(BatchError, match=said):
+def test_wrong_requests_are_refused(decode: list[str], prefill: list[str], message: str) -> None:
+    with pytest.raises(BatchError, match=message):
         parse_requests(decode, prefill)
 
 
@@ -274,12 +273,12 @@ def test_step_that_does_not_fit_warns() -> None:
 
 def test_tree_of_several_gpus_needs_to_know_which(shared: Path) -> None:
     folder = str(shared / "reference" / "infersim_bench_data")
-    said = refused("step", "--model", "llama-2-7b", "--decode", "8x4096", "--tables", folder)
-    assert "h20, h800" in said
+    text = refused("step", "--model", "llama-2-7b", "--decode", "8x4096", "--tables", folder)
+    assert "h20, h800" in text
 
 
 @pytest.mark.slow
-def test_tables_say_which_gpu(tmp_path: Path) -> None:
+def test_tables_print_the_gpu(tmp_path: Path) -> None:
     shutil.copytree(H100, tmp_path / "mine")
     for provenance in (tmp_path / "mine").glob("*/provenance.toml"):
         provenance.write_text(provenance.read_text().replace('gpu = "h100"', 'gpu = "h200"', 1))
@@ -294,12 +293,12 @@ def test_tables_say_which_gpu(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_tables_of_another_gpu_are_refused(tmp_path: Path) -> None:
     shutil.copytree(H100, tmp_path / "h100")
-    said = refused(
+    text = refused(
         "step", "--model", "llama-3.1-8b", "--decode", "8x1024", "--gpu", "a100", "--tables",
         str(tmp_path / "h100"),
     )  # fmt: skip
-    assert "h100" in said
-    assert "a100" in said
+    assert "h100" in text
+    assert "a100" in text
 
 
 @pytest.mark.slow
@@ -360,12 +359,12 @@ def test_lookup_of_communication_has_no_mfu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("m", "said"),
+    ("m", "message"),
     [("1e3", "--m needs a whole number"), ("0", "m must be at least 1"), ("-4", "m must be at least 1"),
      ("1,,2", "--m needs"), ("1,2,3,4", "do not broadcast"), ("999999999999999999", "m must be at most")],
 )  # fmt: skip
-def test_wrong_sizes_are_refused_by_name(m: str, said: str) -> None:
-    assert said in refused("lookup", "gemm", "--m", m, "--n", "4096,8192", "--k", "4096")
+def test_wrong_sizes_are_refused_by_name(m: str, message: str) -> None:
+    assert message in refused("lookup", "gemm", "--m", m, "--n", "4096,8192", "--k", "4096")
 
 
 def test_sizes_are_ascii_digits() -> None:
@@ -375,8 +374,8 @@ def test_sizes_are_ascii_digits() -> None:
 
 @pytest.mark.slow
 def test_images_of_a_prompt_are_tokens_and_an_encoder() -> None:
-    asked = ("step", "--model", "qwen3-vl-8b", "--prefill", "2x100@0")
-    found = parsed(*asked, "--image", "1024x768", "--image", "640x640", "--explain")
+    args = ("step", "--model", "qwen3-vl-8b", "--prefill", "2x100@0")
+    found = parsed(*args, "--image", "1024x768", "--image", "640x640", "--explain")
     # 64 x 48 patches and 40 x 40, four of which are a token
     assert (found["images"], found["image_tokens"]) == ([[1024, 768], [640, 640]], 768 + 400)
     assert found["requests"] == [{"count": 2, "new_tokens": 1268, "context_len": 0}]
@@ -386,12 +385,12 @@ def test_images_of_a_prompt_are_tokens_and_an_encoder() -> None:
     assert found["latency_us"] == of_text["latency_us"] + encoder_us
     assert found["components_us"]["vision_encoder"] == encoder_us
     assert sum(one["total_us"] for one in found["operators"]) == pytest.approx(found["latency_us"])
-    text = good(*asked, "--image", "1024x768")
+    text = good(*args, "--image", "1024x768")
     assert "in each prompt 768 tokens of images of 1024 x 768" in text
     assert "vision encoder" in text
     explained = good("step", "--help")
     assert all(key in explained for key in (*found, *found["components_us"]))
-    assert "--image 640 is not WIDTHxHEIGHT" in refused(*asked, "--image", "640")
+    assert "--image 640 is not WIDTHxHEIGHT" in refused(*args, "--image", "640")
     assert "images are part of a prompt" in refused(
         "step", "--model", "qwen3-vl-8b", "--decode", "1x9", "--image", "64x64"
     )
@@ -399,29 +398,29 @@ def test_images_of_a_prompt_are_tokens_and_an_encoder() -> None:
 
 @pytest.mark.slow
 def test_images_of_clients_are_tokens_and_an_encoder() -> None:
-    asked = ("serving", "--model", "qwen3-vl-8b", "--osl", "16", "--concurrency", "1", "--isl")
-    found = parsed(*asked, "100", "--images", "2", "--image-size", "640x640")
+    args = ("serving", "--model", "qwen3-vl-8b", "--osl", "16", "--concurrency", "1", "--isl")
+    found = parsed(*args, "100", "--images", "2", "--image-size", "640x640")
     assert (found["images"], found["image_size"], found["image_tokens"]) == (2, [640, 640], 800)
-    (row,), (of_text,) = found["rows"], parsed(*asked, "900")["rows"]
+    (row,), (of_text,) = found["rows"], parsed(*args, "900")["rows"]
     assert row["isl"] == 100
     plan = compile_plan("qwen3-vl-8b", "h100", load_tables("h100"), engine="kernels")
     encoder_ms = plan.encode([(640, 640)] * 2).latency_us / 1e3
     assert row["ttft_ms"] == pytest.approx(of_text["ttft_ms"] + encoder_ms)
     assert "2 images of 640 x 640 a prompt: 800 tokens" in good(
-        *asked, "100", "--images", "2", "--image-size", "640x640"
+        *args, "100", "--images", "2", "--image-size", "640x640"
     )
     assert "does not apply to --disaggregated" in refused(
-        *asked, "100", "--images", "1", "--disaggregated", "1:1"
+        *args, "100", "--images", "1", "--disaggregated", "1:1"
     )
-    assert "--image-size big is not" in refused(*asked, "100", "--images", "1", "--image-size", "big")
+    assert "--image-size big is not" in refused(*args, "100", "--images", "1", "--image-size", "big")
 
 
 def test_options_of_other_questions_are_refused_and_workers_named() -> None:
-    asked = ("serving", "--model", "qwen3-30b-a3b", "--isl", "100", "--osl", "16", "--concurrency", "4")
-    assert "--prefill-tp needs --disaggregated" in refused(*asked, "--prefill-tp", "2")
-    assert "--link-gb-per-s needs --disaggregated" in refused(*asked, "--link-gb-per-s", "50")
-    assert "--image-size needs --images" in refused(*asked, "--image-size", "640x640")
-    apart = (*asked, "--dp", "2", "--ep", "2", "--disaggregated", "2:1")
+    args = ("serving", "--model", "qwen3-30b-a3b", "--isl", "100", "--osl", "16", "--concurrency", "4")
+    assert "--prefill-tp needs --disaggregated" in refused(*args, "--prefill-tp", "2")
+    assert "--link-gb-per-s needs --disaggregated" in refused(*args, "--link-gb-per-s", "50")
+    assert "--image-size needs --images" in refused(*args, "--image-size", "640x640")
+    apart = (*args, "--dp", "2", "--ep", "2", "--disaggregated", "2:1")
     assert "must be" in refused(*apart, "--prefill-tp", "0")
     workers = "6 x NVIDIA H100 SXM (2 x tp 1, dp 2, ep 2 that prefill, 1 x tp 1, dp 2, ep 2 that decode)"
     assert workers in good(*apart)
@@ -447,15 +446,15 @@ def test_models_and_gpus() -> None:
 
 
 def test_what_plans_of_models_are_made_of() -> None:
-    asked = ("models", "--support", "--model", "llama-3.1-70b", "--gpu", "h100", "--engine", "vllm")
-    rows = parsed(*asked, "--dtype", "auto")
+    args = ("models", "--support", "--model", "llama-3.1-70b", "--gpu", "h100", "--engine", "vllm")
+    rows = parsed(*args, "--dtype", "auto")
     assert [(row["tp"], row["status"]) for row in rows] == [
         (1, "refused"), (2, "measured"), (4, "measured"), (8, "measured"),
     ]  # fmt: skip
     names = ("model", "gpu", "engine", "dtype", "tp", "pp", "dp", "ep", "moe_tp", "status", "why")
     assert tuple(rows[0]) == names
-    assert "no room for KV cache" in good(*asked, "--dtype", "bf16")
-    matrix = good(*asked, "--model", "qwen3-8b", "--dtype", "bf16")
+    assert "no room for KV cache" in good(*args, "--dtype", "bf16")
+    matrix = good(*args, "--model", "qwen3-8b", "--dtype", "bf16")
     assert "3/0/0/1" in matrix
     assert "Of 8 in all: 7 measured, 0 borrowed, 0 modelled, 1 refused." in matrix
 
@@ -491,8 +490,8 @@ def test_the_support_of_all_models_is_a_summary(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 @pytest.mark.release
 def test_the_roster_counts_what_plans_cover() -> None:
-    asked = ("models", "--roster", "--gpu", "h100", "--engine", "vllm", "--model", "openai/gpt-oss-120b")
-    code, out, err = run(*asked, "--model", "Qwen/Qwen3-32B", "--json")
+    args = ("models", "--roster", "--gpu", "h100", "--engine", "vllm", "--model", "openai/gpt-oss-120b")
+    code, out, err = run(*args, "--model", "Qwen/Qwen3-32B", "--json")
     assert (code, err.splitlines()[-1].split(",")[0]) == (0, "plans: 2 of 2 combinations")
     found = json.loads(out)
     assert found["configs_loaded"] <= found["configs"]
@@ -501,10 +500,10 @@ def test_the_roster_counts_what_plans_cover() -> None:
     ]  # fmt: skip
     explained = good("models", "--help")
     assert all(key in explained for key in (*found, *found["combinations"][0]))
-    code, out, _ = run(*asked)
+    code, out, _ = run(*args)
     assert code == 0
     assert "1 of 1 combinations that pass there have a plan" in out
-    code, out, _ = run(*asked, "--failed")
+    code, out, _ = run(*args, "--failed")
     assert (code, out.splitlines()[-1]) == (0, "No combination is left to plan.")
     assert "the support matrix has none" in refused("models", "--roster", "--engine", "ollama")
     for wrong in (("--failed",), ("--roster", "--support"), ("--roster", "--dtype", "fp8")):
@@ -568,7 +567,7 @@ def test_an_operator_may_have_a_source_of_its_own() -> None:
         assert "is neither a source nor OPERATOR=SOURCE,..." in err
 
 
-def test_tables_list_says_which_source_serves(tmp_path: Path) -> None:
+def test_tables_list_marks_the_source_that_serves(tmp_path: Path) -> None:
     root = own_source(tmp_path, "z_second", [10.0, 20.0])
     own_source(tmp_path, "a_first", [30.0, 40.0])
     found = {
@@ -637,7 +636,7 @@ def test_validate_passes_the_shipped_tables() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("checked_once")
-def test_validate_sums_warnings_up_and_lists_them_when_asked() -> None:
+def test_validate_sums_warnings_up_and_lists_them_on_request() -> None:
     source = ("tables", "validate", "h100", "--source", "aiconfigurator-vllm-0.25.0")
     (_, short, _), (_, every, _) = run(*source), run(*source, "--all")
     counts = re.search(r": 0 errors, (\d+) warnings, (\d+) notes$", every.splitlines()[-1])
@@ -664,7 +663,7 @@ def test_validate_names_isolated_spikes_and_what_lookups_answer_instead() -> Non
     (one,) = (row for row in found if (row["batch_size"], row["kv_len"]) == (16, 16384))
     assert one["latency_us"] == pytest.approx(1425.0, abs=0.1)
     assert one["served_us"] == pytest.approx(74.5, abs=0.1)
-    assert [round(beside["latency_us"], 1) for beside in one["neighbours"]] == [48.1, 127.3]
+    assert [round(near["latency_us"], 1) for near in one["neighbours"]] == [48.1, 127.3]
     assert 0.075 < one["served_relative_error"] < 0.15
     lines = [line for line in good(*source, "--all").splitlines() if "mla_decode.parquet: spike: " in line]
     assert len(lines) == len(found)
@@ -776,13 +775,13 @@ def test_import_aiconfigurator(tmp_path: Path) -> None:
     good(*arguments, "--version", "0.25.0", "--overwrite")
 
 
-def test_import_without_the_package_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_without_the_package_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastroof.load.aiconfigurator.MODULES", ("no_such_package",))
-    said = refused(
+    text = refused(
         "tables", "import", "aiconfigurator", "--system", "h100_sxm", "--backend", "vllm", "--version",
         "0.24.0", "-o", str(tmp_path),
     )  # fmt: skip
-    assert "pip install" in said
+    assert "pip install" in text
 
 
 # -- sweep ---------------------------------------------------------------------------------------
@@ -826,9 +825,9 @@ def test_sweep_refuses_a_wrong_file(tmp_path: Path) -> None:
     spec = tmp_path / "my.toml"
     spec.write_text("models = [")
     assert "my.toml" in refused("sweep", str(spec), "-o", str(tmp_path / "out.parquet"))
-    told = refused("sweep", "--isl", "100", "-o", str(tmp_path / "out.parquet"))
-    assert "sweep spec: models: missing, need" in told
-    assert "; osl: missing, need" in told
+    text = refused("sweep", "--isl", "100", "-o", str(tmp_path / "out.parquet"))
+    assert "sweep spec: models: missing, need" in text
+    assert "; osl: missing, need" in text
     assert "absent.toml" in refused("sweep", str(tmp_path / "absent.toml"))
     assert "threads" in refused("sweep", "-o", str(tmp_path / "out.parquet"), "--threads", "0")
     assert list(tmp_path.iterdir()) == [spec]
@@ -838,7 +837,7 @@ def test_sweep_refuses_a_wrong_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("frobnicate",), "no such command 'frobnicate'"),
         (("step", "--frob"), "no such option: --frob"),
@@ -855,8 +854,8 @@ def test_sweep_refuses_a_wrong_file(tmp_path: Path) -> None:
         (("lookup", "gemm", "--gpu", "l40s", "--m", "1", "--n", "2", "--k", "3"), "l40s has no measured"),
     ],
 )  # fmt: skip
-def test_errors_are_one_line(arguments: tuple[str, ...], said: str) -> None:
-    assert said in refused(*arguments)
+def test_errors_are_one_line(arguments: tuple[str, ...], message: str) -> None:
+    assert message in refused(*arguments)
 
 
 @pytest.mark.slow
@@ -928,7 +927,7 @@ def test_broken_pipe_is_quiet() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["fastroof", "kernels_bench"])
-def test_a_closed_stream_is_no_traceback(module: str, tmp_path: Path) -> None:
+def test_a_closed_stream_prints_no_traceback(module: str, tmp_path: Path) -> None:
     commands = [["gpus"], ["models", "--json"]] if module == "fastroof" else [["--version"], ["--help"]]
     for command in commands:
         words = shlex.join([sys.executable, "-m", module, *command])
@@ -994,7 +993,7 @@ def test_amounts_in_words() -> None:
     ]  # fmt: skip
 
 
-def test_a_step_says_how_much_windowed_layers_keep() -> None:
+def test_a_step_prints_how_much_windowed_layers_keep() -> None:
     tables = fastroof.load_tables("h100")
     plan = fastroof.compile_plan("gemma-3-12b", "h100", tables, engine=DEFAULT_ENGINE)
     held = 40 * plan.memory.held_tokens(8192)

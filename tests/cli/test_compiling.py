@@ -55,7 +55,7 @@ def loops(folder: Path) -> set[Path]:
     return set(folder.rglob("*.loop"))
 
 
-# CI asks the same of its wheel: benchmarks/first_run.py --check
+# CI checks the same of its wheel: benchmarks/first_run.py --check
 @pytest.mark.release
 def test_after_it_commands_compile_nothing(tmp_path: Path) -> None:
     """In the folder of this run of tests, which has most loops already; other tests write there meanwhile."""
@@ -112,9 +112,9 @@ def shown(tmp_path: Path, *, terminal: bool, **changed: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_terminal_is_told_what_takes_long(tmp_path: Path) -> None:
-    said = shown(tmp_path, terminal=True, CI="")
-    assert "compiling loops for this machine once" in said
+def test_a_terminal_shows_what_takes_long(tmp_path: Path) -> None:
+    out = shown(tmp_path, terminal=True, CI="")
+    assert "compiling loops for this machine once" in out
     assert shown(tmp_path, terminal=True, CI="") == ""
 
 

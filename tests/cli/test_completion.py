@@ -1,4 +1,4 @@
-"""What shells are offered, asked as typer's scripts ask: by the environment, without arguments."""
+"""Completions for shells, as typer's scripts request them: by the environment, without arguments."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_it_says_what_is_here(cache: Path) -> None:
+def test_it_prints_what_is_installed(cache: Path) -> None:
     (cache / "plans").mkdir()
     (cache / "plans" / f"{'0' * 32}.plan").write_bytes(b"x" * 1000)
     code, answer = answered()

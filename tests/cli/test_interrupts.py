@@ -122,7 +122,7 @@ fastroof.config.gpu_names = write
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["sweep", "capacity"])
-def test_a_sweep_still_says_how_to_go_on(command: str, tmp_path: Path) -> None:
+def test_a_sweep_still_prints_how_to_go_on(command: str, tmp_path: Path) -> None:
     spec = {
         "sweep": 'models = ["llama-3.1-8b"]\nisl = 9\nosl = 9\nconcurrency = [1]\n',
         "capacity": 'models = ["llama-3.1-8b"]\n[slo]\nttft_p99_ms = 9\n'

@@ -30,9 +30,9 @@ def test_a_step_names_its_adapters_and_their_source() -> None:
     assert "lora" not in plain
     assert adapted["lora"].startswith("16:4")
     assert adapted["latency_us"] > plain["latency_us"]
-    said = good(*STEP, "--lora", "16:4")
-    assert "LoRA" in said
-    assert "modelled" in said
+    out = good(*STEP, "--lora", "16:4")
+    assert "LoRA" in out
+    assert "modelled" in out
 
 
 def on_one_line(command: str) -> str:
@@ -47,13 +47,13 @@ def on_one_line(command: str) -> str:
     ],
 )
 def test_commands_start_the_engine_with_them(engine: str, flags: str) -> None:
-    said = good("fit", *LLAMA, "--engine", engine, "--lora", "16:4", "--max-model-len", "2048")
-    assert "LoRA adapters" in said
-    assert flags in on_one_line(said)
+    out = good("fit", *LLAMA, "--engine", engine, "--lora", "16:4", "--max-model-len", "2048")
+    assert "LoRA adapters" in out
+    assert flags in on_one_line(out)
 
 
 def test_the_best_deployment_starts_with_them() -> None:
-    asked = (
+    args = (
         "best",
         "--model",
         "llama-3.1-8b",
@@ -66,20 +66,20 @@ def test_the_best_deployment_starts_with_them() -> None:
         "--osl",
         "50",
     )
-    said = good(*asked, "--tpot", "30", "--max-num-seqs", "64", "--mean", "--lora", "16:4")
-    assert "--enable-lora --max-lora-rank 16 --max-loras 4" in on_one_line(said)
-    assert "lora from gemm" in said
+    out = good(*args, "--tpot", "30", "--max-num-seqs", "64", "--mean", "--lora", "16:4")
+    assert "--enable-lora --max-lora-rank 16 --max-loras 4" in on_one_line(out)
+    assert "lora from gemm" in out
 
 
-def test_a_simulation_says_what_it_leaves_out(tmp_path: Path) -> None:
+def test_a_simulation_prints_what_it_leaves_out(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     lines = [f"{index / 10},500,20" for index in range(40)]
     trace.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *lines]))
-    asked = ("simulate", *LLAMA, "--engine", "vllm", "--trace", str(trace))
-    said = good(*asked, "--lora", "16:4")
-    assert "not simulated" in said
-    assert "LoRA" in said
-    slow, fast = (json.loads(good(*asked, *more, "--json")) for more in (("--lora", "16:4"), ()))
+    args = ("simulate", *LLAMA, "--engine", "vllm", "--trace", str(trace))
+    out = good(*args, "--lora", "16:4")
+    assert "not simulated" in out
+    assert "LoRA" in out
+    slow, fast = (json.loads(good(*args, *more, "--json")) for more in (("--lora", "16:4"), ()))
     assert slow["lora"].startswith("16:4")
     assert "lora" not in fast
     assert slow["duration_s"] > fast["duration_s"]

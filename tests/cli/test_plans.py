@@ -33,7 +33,7 @@ def test_plans_are_named_after_what_they_are():
     assert plans["llama-3.1-8b-tp2-bf16-kv-fp8"].kv_dtype == "fp8"
 
 
-def test_plans_of_large_expert_parallelism_say_so():
+def test_plans_of_large_expert_parallelism_are_marked():
     sent = "qwen3-235b-a22b,dp=16,ep=16,exchange=alltoall,dtype=fp8_block,max_tokens=64"
     plans = named_plans(
         [sent, f"{sent},eplb=yes,num_slots=160", f"{sent},two_batch_overlap=yes,wide_experts=no"]
@@ -59,13 +59,13 @@ def test_plans_of_large_expert_parallelism_say_so():
         (["llama-3.1-8b,tp=3"], "3"),
     ],
 )
-def test_plans_that_are_written_otherwise(texts, message):
+def test_malformed_plans_are_refused(texts, message):
     with pytest.raises(PlanError, match=message):
         named_plans(texts)
 
 
 @pytest.mark.slow
-def test_export_c_says_what_it_wrote(tmp_path):
+def test_export_c_prints_what_it_wrote(tmp_path):
     done = fastroof("export", "c", "llama-3.1-8b", "-o", tmp_path / "step", "--no-shared")
     assert (done.returncode, done.stderr) == (0, "")
     for path in (tmp_path / "step").iterdir():

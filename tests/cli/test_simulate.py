@@ -52,8 +52,8 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_autoscaled_runs_say_what_they_hold_and_what_fixed_fleets_would(trace: str) -> None:
-    asked = (*VLLM, "--trace", trace, "--slo", "ttft=300", "--router", "least_outstanding")
+def test_autoscaled_runs_print_their_gpus_and_those_of_fixed_fleets(trace: str) -> None:
+    args = (*VLLM, "--trace", trace, "--slo", "ttft=300", "--router", "least_outstanding")
     scale = (
         "--autoscale",
         "concurrency:4",
@@ -64,7 +64,7 @@ def test_autoscaled_runs_say_what_they_hold_and_what_fixed_fleets_would(trace: s
         "--scale-down-delay",
         "5",
     )
-    found = parsed(*asked, *scale)
+    found = parsed(*args, *scale)
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="vllm")
     rule = Autoscaler("concurrency", 4, max_replicas=3, startup_s=1, scale_down_delay_s=5)
     sim = fastroof.simulate(plan, fastroof.load_trace(trace), autoscale=rule, routing="least_outstanding")
@@ -72,7 +72,7 @@ def test_autoscaled_runs_say_what_they_hold_and_what_fixed_fleets_would(trace: s
     assert answers.items() <= found.items()
     per_gpu = found["output_tokens_per_s"] / answers["autoscaling"]["replicas"]["mean"]
     assert found["output_tokens_per_s_per_gpu"] == pytest.approx(per_gpu, rel=1e-12)
-    code, out, _ = run(*asked, *scale)
+    code, out, _ = run(*args, *scale)
     assert code == 0
     for words in ("on up to 3 x", "GPU hours", "fixed at the peak", "fewest fixed", "started"):
         assert words in out
@@ -119,8 +119,8 @@ def test_the_words_are_those_answers_too(trace: str) -> None:
     assert [shown[side] for side in ("faster", "slower")] == [f"{value:,.1f}" for value in (low, high)]
     assert "one standard error of TPOT" in lines["faster,"]
     assert f"{answers['goodput']['requests_per_s']:,.4g} requests/s" in lines["goodput"]
-    said = [line.removeprefix("fastroof: warning: ") for line in err.splitlines()]
-    assert said == answers["warnings"]
+    found = [line.removeprefix("fastroof: warning: ") for line in err.splitlines()]
+    assert found == answers["warnings"]
 
 
 def test_engine_means_the_runtimes_own(trace: str) -> None:
@@ -171,7 +171,7 @@ def test_requests_and_page_are_written(trace: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--rate", "5"), "give one of them"),
         (("--router", "by_name"), "routing must be one of"),
@@ -188,8 +188,8 @@ def test_requests_and_page_are_written(trace: str, tmp_path: Path) -> None:
         (("--order", "alphabetical"), "order must be one of"),
     ],
 )
-def test_command_errors(trace: str, arguments: tuple[str, ...], said: str) -> None:
-    assert said in refused(*VLLM, "--trace", trace, *arguments)
+def test_command_errors(trace: str, arguments: tuple[str, ...], message: str) -> None:
+    assert message in refused(*VLLM, "--trace", trace, *arguments)
 
 
 def test_requests_that_are_too_long_may_be_rejected(trace: str) -> None:

@@ -318,7 +318,7 @@ def test_a_profiler_reports() -> None:
     assert "function calls" in done.stdout
 
 
-def test_a_reader_that_has_left_is_no_traceback() -> None:
+def test_a_reader_that_has_left_causes_no_traceback() -> None:
     for words in ("gpus", "models"):
         with subprocess.Popen(
             [sys.executable, "-m", "fastroof", words],

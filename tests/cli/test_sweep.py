@@ -101,7 +101,7 @@ def test_a_repeated_option_is_a_list(tmp_path: Path) -> None:
     assert (spec.concurrency, spec.dtype) == ((1, 2, 3), ("bf16", "fp8"))
 
 
-def test_quiet_says_nothing(tmp_path: Path) -> None:
+def test_quiet_prints_nothing(tmp_path: Path) -> None:
     result = run(*FLAGS, "-k", "5", "--quiet", "-o", tmp_path / "r.jsonl")
     assert (result.stdout, result.stderr) == ("", "")
     assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 2 * 5
@@ -173,13 +173,13 @@ def test_what_cannot_be_is_printed_by_reason(tmp_path: Path) -> None:
         *("--request-rate", "1,1e6", "--gpu-hour-price", "2", "--engine", "vllm,trtllm-1.0"),
         *("--prefix-hit", "0,0.5", "-o", tmp_path / "r.parquet"),
     )
-    said = (
+    found = (
         "the model does not divide by tp",
         "beyond the model's context",
         "cannot be reached",
         "requests/s",
     )
-    for words in (*said, "cost of 1M tokens", "left out, the model does not divide by tp: qwen2.5-7b"):
+    for words in (*found, "cost of 1M tokens", "left out, the model does not divide by tp: qwen2.5-7b"):
         assert words in result.stdout
     result = run(*FLAGS, "--tpot-ms", "0.01", "--isl", "10,20", "-o", tmp_path / "r.parquet")
     assert "No deployment is within the limits" in result.stdout
@@ -193,7 +193,7 @@ def test_many_groups_are_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "and 1 more groups" in run(*FLAGS, "-o", tmp_path / "r.parquet").stdout
 
 
-def test_a_log_says_the_rate_and_what_is_left(
+def test_a_log_has_the_rate_and_what_is_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter([0.0, 1.0, 10.0, 11.0, 20.0, 30.0])
@@ -208,14 +208,14 @@ def test_a_log_says_the_rate_and_what_is_left(
     ]
 
 
-def test_what_is_left_is_told_by_what_comes_after_the_start() -> None:
+def test_the_remaining_time_ignores_the_start() -> None:
     """A run of 23 s whose first of 41 pieces takes 13: by the mean it would open at minutes."""
     pace = progress.Pace()
     ends = [13.0 + 0.25 * piece for piece in range(41)]
-    told = [pace.left_s(done, 41, now) for done, now in enumerate(ends, start=1)]
-    assert told[:2] == [None, None]
-    assert told[-1] is None
-    for left_s, now in zip(told[2:-1], ends[2:-1], strict=True):
+    found = [pace.left_s(done, 41, now) for done, now in enumerate(ends, start=1)]
+    assert found[:2] == [None, None]
+    assert found[-1] is None
+    for left_s, now in zip(found[2:-1], ends[2:-1], strict=True):
         assert left_s == pytest.approx(ends[-1] - now)
     # the pace of now, not of the beginning; a pause counts
     slow = progress.Pace()
@@ -228,7 +228,7 @@ def test_what_is_left_is_told_by_what_comes_after_the_start() -> None:
     assert last is not None
     assert paused is not None
     assert paused > 2 * last
-    # however often it is told
+    # however often it is updated
     long = progress.Pace()
     assert [long.left_s(done, 10_000, done / 10) for done in range(1, 5001)][-1] == pytest.approx(
         500, rel=0.01

@@ -23,7 +23,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def done(*arguments: str) -> str:
-    """Output of a command that succeeds; on stderr it may say that it converts."""
+    """Output of a command that succeeds; on stderr it may report a conversion."""
     code, out, err = run(*arguments)
     assert code == 0, err
     assert all(line.startswith("converting the tables of b300: ") for line in err.splitlines()), err
@@ -70,8 +70,8 @@ def test_every_command_with_a_gpu_takes_a_system(command: tuple[str, ...]) -> No
 
 
 def test_import_by_name_and_by_the_old_options(root: Path, tmp_path: Path) -> None:
-    said = done("tables", "import", "aiconfigurator", "b300_sxm")
-    assert f"wrote {root / 'b300'}" in said
+    out = done("tables", "import", "aiconfigurator", "b300_sxm")
+    assert f"wrote {root / 'b300'}" in out
     assert len(made(root)) == 4
     other = ("tables", "import", "aiconfigurator", "--gpu", "b300", "-o", str(tmp_path / "mine"))
     done(*other)
@@ -90,7 +90,7 @@ def test_import_by_name_and_by_the_old_options(root: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((), "name one GPU; the package has tables of a100, b200"),
         (("b300", "--gpu", "h100"), "name one GPU"),
@@ -102,13 +102,13 @@ def test_import_by_name_and_by_the_old_options(root: Path, tmp_path: Path) -> No
         (("b300", "--backend", "tgi"), "no table of tgi"),
     ],
 )
-def test_imports_that_cannot_be(root: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_imports_that_cannot_be(root: Path, arguments: tuple[str, ...], message: str) -> None:
     import re
 
-    assert re.search(said, refused("tables", "import", "aiconfigurator", *arguments))
+    assert re.search(message, refused("tables", "import", "aiconfigurator", *arguments))
 
 
-def test_list_imports_nothing_and_says_what_could_be(root: Path) -> None:
+def test_list_imports_nothing_and_prints_what_could_be(root: Path) -> None:
     assert "imported on first use: a100, b300" in done("tables")
     assert refused("tables", "list", "b300") == (
         "b300 has no measured tables yet: run fastroof tables import aiconfigurator b300 to get them"
@@ -182,7 +182,7 @@ def test_what_a_campaign_lacks_is_listed(root: Path, tmp_path: Path) -> None:
     assert listed["aiconfigurator-nccl-2.27.3"] == listed["aiconfigurator-sglang-0.5.14"] == {}
 
 
-def test_another_version_serves_when_it_is_asked_for(root: Path, tmp_path: Path) -> None:
+def test_another_version_serves_on_request(root: Path, tmp_path: Path) -> None:
     package(tmp_path / "site", "b300_sxm", **{"gemm/vllm/0.19.0/gemm_perf": [GEMM_ROW | {"latency": 0.007}]})
     done("tables", "import", "aiconfigurator", "--system", "b300", "--backend", "vllm", "--version", "0.19.0")
     newest = parsed(*GEMM[:-1], "--gpu", "b300")["rows"][0]["latency_us"]

@@ -25,7 +25,7 @@ from fastroof.cli.output import FittedTable, fit, fold, pieces, print_table
 CHECKOUT = Path(__file__).resolve().parents[2]
 WIDTHS = (60, 80, 120, 200)
 STEP = ("step", "--model", "llama-3.1-8b", "--decode", "64x4096", "--prefill", "2048@0")
-ASKED = ("--model", "llama-3.1-8b", "--isl", "1000", "--osl", "100", "--ttft", "500", "--tpot", "50")
+ARGUMENTS = ("--model", "llama-3.1-8b", "--isl", "1000", "--osl", "100", "--ttft", "500", "--tpot", "50")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "gpus": ("gpus",),
     "models": ("models",),
@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "step": STEP,
     "step --explain": (*STEP, "--explain"),
     "compare": ("compare", "--model", "llama-3.1-8b", "--decode", "64x4096", "--prefill", "2048"),
-    "best": ("best", *ASKED, "--gpu", "h100", "--gpus", "2"),
+    "best": ("best", *ARGUMENTS, "--gpu", "h100", "--gpus", "2"),
     "fit": ("fit", "--model", "llama-3.1-8b", "--tpot", "10"),
     "serving": ("serving", "--model", "llama-3.1-8b", "--isl", "1000", "--osl", "100", "--concurrency", "8"),
     "tables list": ("tables", "list"),
@@ -160,7 +160,7 @@ def in_terminal(width: int, *words: str, **changed: str) -> str:
     return read.decode().replace("\r\n", "\n")
 
 
-def test_the_width_is_that_of_columns_then_of_the_terminal_and_80_where_it_says_nothing() -> None:
+def test_the_width_is_that_of_columns_then_of_the_terminal_then_80() -> None:
     def widest(width: int, **changed: str) -> int:
         return max(map(len, in_terminal(width, "gpus", **changed).splitlines()))
 
@@ -170,7 +170,7 @@ def test_the_width_is_that_of_columns_then_of_the_terminal_and_80_where_it_says_
     assert widest(0) <= 80
 
 
-def test_lines_of_a_pipe_are_whole_whatever_columns_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_a_pipe_are_never_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     out = CliRunner().invoke(app, ["gpus"], prog_name="fastroof").stdout
     assert max(map(len, out.splitlines())) > 150

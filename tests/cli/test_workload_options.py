@@ -14,8 +14,8 @@ from fastroof.cli.workload_options import WORKLOAD, workload_requests, workload_
 from fastroof.command_group import GroupValues, taking
 
 
-def asked(*words: str) -> Trace | Workload:
-    """What a command with all of the options is asked for by these words."""
+def parsed(*words: str) -> Trace | Workload:
+    """Parse these words as a command with all of the options."""
     app, answers = typer.Typer(), []
 
     @app.command()
@@ -31,18 +31,18 @@ def asked(*words: str) -> Trace | Workload:
 
 
 def drawn(*words: str) -> Workload:
-    answer = asked(*words)
+    answer = parsed(*words)
     assert isinstance(answer, Workload)
     return answer
 
 
 def replayed(*words: str) -> Trace:
-    answer = asked(*words)
+    answer = parsed(*words)
     assert isinstance(answer, Trace)
     return answer
 
 
-def test_nothing_asked_is_the_example() -> None:
+def test_without_options_it_is_the_example() -> None:
     assert replayed().name == "example"
     # a router may draw
     assert replayed("--seed", "3").name == "example"
@@ -78,9 +78,7 @@ LOG = (
 )
 
 
-def test_a_log_of_ones_own_is_read_as_the_options_say(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_custom_log_is_read_by_the_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "log.csv")
     Path(path).write_text(LOG)
     columns = ("--columns", "arrival=begun_at,input=In,output=out")
@@ -92,11 +90,11 @@ def test_a_log_of_ones_own_is_read_as_the_options_say(
     assert (only.input_tokens.tolist(), only.left_out) == ([20], {"not model=b": 1, "Out missing": 1})
     # lengths that are drawn from a file are read in the same way, and rows of one file go together
     file = f"file:{path}"
-    asked_lengths = workload_requests(
+    drawn_lengths = workload_requests(
         clients=3, num_requests=50, input=file, output=file, columns="input=In,output=Out", where=[]
     )
-    assert isinstance(asked_lengths, Workload)
-    lengths = asked_lengths.trace()
+    assert isinstance(drawn_lengths, Workload)
+    lengths = drawn_lengths.trace()
     assert set(zip(lengths.input_tokens.tolist(), lengths.output_tokens.tolist(), strict=True)) == {
         (10, 1), (20, 2),
     }  # fmt: skip
@@ -109,7 +107,7 @@ def test_a_log_of_ones_own_is_read_as_the_options_say(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--trace", "example", "--rate", "5"), "--trace replays a trace, --rate draws requests"),
         (("--limit", "5", "--input", "5"), "--limit replays a trace, --input draws requests"),
@@ -128,9 +126,9 @@ def test_a_log_of_ones_own_is_read_as_the_options_say(
         (("--input", "file:nowhere.csv"), "nowhere.csv cannot be read"),
     ],
 )
-def test_what_does_not_go_together_is_refused(words: tuple[str, ...], said: str) -> None:
-    with pytest.raises(TraceError, match=said):
-        asked(*words)
+def test_what_does_not_go_together_is_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        parsed(*words)
 
 
 def test_drawn_requests_need_a_rate_to_be_a_trace() -> None:

@@ -122,7 +122,7 @@ def test_roofline_v1_is_compared_only_with_its_calibration(h100: fastroof.Tables
 
 
 @pytest.mark.slow
-def test_methods_that_cannot_represent_a_model_say_why(h100: fastroof.Tables, tmp_path: Path) -> None:
+def test_methods_that_cannot_represent_a_model_have_a_reason(h100: fastroof.Tables, tmp_path: Path) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4100,
         "intermediate_size": 8192, "num_hidden_layers": 2, "num_attention_heads": 32,
@@ -201,8 +201,8 @@ def test_windows_are_refused_with_the_way_out(h100: fastroof.Tables) -> None:
 
 @pytest.mark.slow
 def test_the_command_prints_the_numbers_of_the_library(h100: fastroof.Tables) -> None:
-    asked = ("--model", "llama-2-7b", "--decode", "1x1024,32x4096", "--prefill", "2048")
-    code, out, err = run(*asked, "--json")
+    args = ("--model", "llama-2-7b", "--decode", "1x1024,32x4096", "--prefill", "2048")
+    code, out, err = run(*args, "--json")
     assert (code, err) == (0, "")
     document = json.loads(out)
     found = compare("llama-2-7b", "h100", decode=[(1, 1024), (32, 4096)], prefill=[2048], tables=h100)
@@ -210,7 +210,7 @@ def test_the_command_prints_the_numbers_of_the_library(h100: fastroof.Tables) ->
         for time in step.times:
             assert written["methods"][time.method]["total_us"] == time.total_us
             assert written["methods"][time.method]["components_us"] == time.components_us
-    code, text, err = run(*asked)
+    code, text, err = run(*args)
     assert (code, err) == (0, "")
     for word in ("roofline V2", "InferSim", "datasheet", "perLayerOverhead 100", "LM head", "total"):
         assert word in text

@@ -106,7 +106,7 @@ def test_components_add_up(compared: tuple[Comparison, Case]) -> None:
 
 
 @pytest.mark.slow
-def test_layouts_that_infersim_cannot_have_say_so(h100: fastroof.Tables) -> None:
+def test_layouts_that_infersim_cannot_have_are_refused(h100: fastroof.Tables) -> None:
     for layout, words in (
         ({"tp": 4, "ep": 4}, "ep 1 with moe_tp 4, not ep 4 with moe_tp 1"),
         ({"dp": 4, "ep": 2}, "ep 4 with moe_tp 1, not ep 2 with moe_tp 2"),
@@ -117,7 +117,7 @@ def test_layouts_that_infersim_cannot_have_say_so(h100: fastroof.Tables) -> None
 
 
 @pytest.mark.slow
-def test_formats_that_infersim_has_not_say_so(h100: fastroof.Tables) -> None:
+def test_formats_that_infersim_lacks_are_refused(h100: fastroof.Tables) -> None:
     found = compare(SMALL, "h100", decode=[(32, 4096)], tables=h100, dtype="int8_wo", allow_modelled=True)
     assert "its GEMMs are all bf16 or all fp8" in found.steps[0].time("infersim").why_not
     assert found.steps[0].time("fastroof").total_us > 0.0
@@ -126,9 +126,9 @@ def test_formats_that_infersim_has_not_say_so(h100: fastroof.Tables) -> None:
 @pytest.mark.slow
 def test_formats_are_the_checkpoints(h100: fastroof.Tables) -> None:
     found = compare("qwen3-30b-a3b-fp8", "h100", decode=[(32, 4096)], tables=h100)
-    asked = compare(SMALL, "h100", decode=[(32, 4096)], tables=h100, dtype="fp8_block")
-    assert found.dtype == asked.dtype == "fp8_block"
-    for own, other in zip(found.steps[0].times, asked.steps[0].times, strict=True):
+    wanted = compare(SMALL, "h100", decode=[(32, 4096)], tables=h100, dtype="fp8_block")
+    assert found.dtype == wanted.dtype == "fp8_block"
+    for own, other in zip(found.steps[0].times, wanted.steps[0].times, strict=True):
         assert own == other or own.why_not == other.why_not != ""
 
 
@@ -283,8 +283,8 @@ def test_its_column_is_what_infersim_answered(row: dict[str, str], shared: Path)
 
 @pytest.mark.slow
 def test_the_command_prints_the_numbers_of_the_library(h100: fastroof.Tables) -> None:
-    asked = ("compare", "--model", "qwen3-30b-a3b", "--dp", "8", "--ep", "8", "--decode", "32x4096")
-    done = CliRunner().invoke(app, [*asked, "--json"], prog_name="fastroof")
+    args = ("compare", "--model", "qwen3-30b-a3b", "--dp", "8", "--ep", "8", "--decode", "32x4096")
+    done = CliRunner().invoke(app, [*args, "--json"], prog_name="fastroof")
     assert (done.exit_code, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     assert [document[name] for name in ("tp", "dp", "ep", "moe_tp", "dtype")] == [1, 8, 8, 1, "bf16"]
@@ -294,7 +294,7 @@ def test_the_command_prints_the_numbers_of_the_library(h100: fastroof.Tables) ->
         assert written["why_not"] == (time.why_not or None)
         if not time.why_not:
             assert (written["total_us"], written["components_us"]) == (time.total_us, time.components_us)
-    text = CliRunner().invoke(app, asked, prog_name="fastroof").stdout
+    text = CliRunner().invoke(app, args, prog_name="fastroof").stdout
     assert "qwen3-30b-a3b on 8 x h100 (tp 1, dp 8, ep 8), bf16" in text
     assert "roofline V2 has no answer: rooflines V1 and V2 have no experts" in text
     assert f"{step.time('infersim').components_us['experts'] / 1e3:,.3f}" in text

@@ -100,7 +100,7 @@ def test_golden_gemm_mfu(golden: Golden) -> None:
 
 
 def test_golden_nearest_attention(shared: Path) -> None:
-    """A probe per head shape and phase says which table its program had taken."""
+    """A probe per head shape and phase shows which table its program had taken."""
     tables = v2.load(shared / "reference" / "h100_roofline_v2")
     with (shared / "golden" / "roofline_v2" / "attn_nearest.csv").open(newline="") as file:
         rows = list(csv.reader(file))[1:]
@@ -141,7 +141,7 @@ def test_golden_step_times(golden: Golden) -> None:
         assert [reference.step(*step)[0] for step in steps] == us.tolist()
 
 
-# Against the naive port, on tables and steps that nobody measured
+# Against the naive port, on made tables and steps
 
 MFUS = st.sampled_from([0.0, 0.00005, 0.0001, 0.001, 0.012, 0.25, 0.731]) | st.integers(0, 999).map(
     lambda thousandths: thousandths / 1000
@@ -221,7 +221,7 @@ def test_steps_are_the_naive_ones(tree: Any, steps: Any, tp: int) -> None:
         assert (us[i], *(seconds[i] for seconds in parts.values())) == model.step(*step)
 
 
-# What must hold whatever the golden files say
+# What must hold without the golden files
 
 
 SMALL_GRID = {"batch_size": [1], "kv_len": [8], "mfu": [0.1]}
@@ -282,7 +282,7 @@ def half_of_2e_4() -> v2.RooflineV2Tables:
 
 
 @pytest.mark.loops
-def test_an_mfu_of_1e_4_is_no_hole() -> None:
+def test_an_mfu_of_1e_4_counts_as_measured() -> None:
     tables = half_of_2e_4()
     assert v2.gemm_mfu(tables, 101, 64, 64) == v2.decode_mfu(tables, SHAPE, 1, 101, 1) == 1e-4
     assert v2.gemm_mfu(tables, 100, 64, 64) == v2.decode_mfu(tables, SHAPE, 1, 100, 1) == 2e-4
@@ -290,7 +290,7 @@ def test_an_mfu_of_1e_4_is_no_hole() -> None:
 
 @pytest.mark.slow
 @pytest.mark.loops
-def test_an_mfu_of_1e_4_is_no_hole_in_a_step() -> None:
+def test_an_mfu_of_1e_4_counts_as_measured_in_a_step() -> None:
     tables = half_of_2e_4()
     mfu = {progress: _attention_mfu(tables, progress) for progress in (100, 101)}
     assert mfu == pytest.approx({100: 2e-4, 101: 1e-4}, rel=1e-9)
@@ -572,7 +572,7 @@ def test_load_finds_the_tree_and_keeps_its_order(tmp_path: Path, sample: Golden)
         v2.load(root, gpu="a100")
 
 
-def test_load_says_what_is_missing(tmp_path: Path) -> None:
+def test_load_names_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(
         MissingTableError, match="no/such/tree: folder does not exist; need a bench_data tree"
     ):

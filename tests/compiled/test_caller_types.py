@@ -78,7 +78,7 @@ def test_what_loops_cannot_read_does_not_compile(plan, caller):
     sizes = np.array([1, 1, 1])
     array = "it must be a contiguous one-dimensional array of integers"
     square = np.ones((3, 2), int)
-    for said, call in (
+    for message, call in (
         (f"new_tokens of a step is array(int64, 2d, C); {array}", lambda: timed(data, square, sizes)),
         (f"context_len of a step is array(float64, 1d, C); {array}", lambda: timed(data, sizes, sizes / 1)),
         (f"context_len of a step is array(bool, 1d, C); {array}", lambda: timed(data, sizes, sizes > 0)),
@@ -89,4 +89,4 @@ def test_what_loops_cannot_read_does_not_compile(plan, caller):
     ):  # fmt: skip
         with pytest.raises(TypeError) as error:
             call()
-        assert said in str(error.value)
+        assert message in str(error.value)

@@ -59,7 +59,7 @@ def test_sizes_that_no_step_has_are_nan(plan):
 
 
 @pytest.mark.slow
-def test_numba_step_inside_a_loop_of_ones_own(plan):
+def test_numba_step_inside_a_custom_loop(plan):
     numba = pytest.importorskip("numba")
     step_us, data = fastroof.numba_step(plan)
     decode_us, same = fastroof.numba_decode(plan)

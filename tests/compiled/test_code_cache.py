@@ -1,4 +1,4 @@
-"""Where compiled loops are kept: honoured, shared with nobody else, never needed, never believed blindly."""
+"""The cache of compiled loops: its place, its owner, its absence, and damaged files."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_code_is_kept_by_cpu_and_found_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_folder_that_cannot_be_made_is_gone_without(nowhere, tmp_path):
+def test_without_a_writable_folder_loops_still_run(nowhere, tmp_path):
     home = tmp_path / "home"
     places = {"FASTROOF_CACHE_DIR": str(nowhere), "XDG_CACHE_HOME": str(home), "HOME": str(home)}
     assert run(**places)[:2] == ["1", "0"]
@@ -177,8 +177,8 @@ def test_what_others_may_have_written_is_not_loaded(fresh, tmp_path):
     assert hits(fresh(tmp_path)) == 1
     mine = file.stat()
     assert trusted_folders.is_ours(mine)
-    nobody, owner_at = 65_534, 4
-    assert not trusted_folders.is_ours(os.stat_result([*mine[:owner_at], nobody, *mine[owner_at + 1 :]]))
+    other_user, owner_at = 65_534, 4
+    assert not trusted_folders.is_ours(os.stat_result([*mine[:owner_at], other_user, *mine[owner_at + 1 :]]))
 
 
 @pytest.mark.loops
@@ -206,7 +206,7 @@ def test_a_folder_swapped_for_links_is_not_loaded_from(fresh, tmp_path):
 
 
 @pytest.mark.loops
-def test_code_is_kept_where_it_will_be_believed(fresh, tmp_path, caplog):
+def test_code_is_cached_in_a_trusted_folder(fresh, tmp_path, caplog):
     shared, mine = tmp_path / "shared" / "loops", tmp_path / "mine"
     shared.mkdir(parents=True)
     shared.chmod(0o777)
@@ -353,7 +353,7 @@ def test_the_folders_are_the_one_given_and_the_users(monkeypatch, tmp_path):
 
 
 @pytest.mark.loops
-def test_code_made_beforehand_is_read_and_what_it_lacks_is_kept_elsewhere(fresh, tmp_path):
+def test_read_only_code_is_used_and_missing_code_is_cached_in_the_home(fresh, tmp_path):
     image, home = tmp_path / "image", tmp_path / "home"
     assert hits(fresh(image, home)) == 0
     assert (len(files(image)), len(files(home))) == (1, 0)
@@ -368,7 +368,7 @@ def test_code_made_beforehand_is_read_and_what_it_lacks_is_kept_elsewhere(fresh,
 
 
 @pytest.mark.loops
-def test_nobody_else_may_write_what_is_kept(fresh, tmp_path):
+def test_other_users_cannot_write_cached_files(fresh, tmp_path):
     umask = os.umask(0)
     try:
         hits(fresh(tmp_path / "shared" / "loops"))
@@ -384,7 +384,7 @@ def test_nobody_else_may_write_what_is_kept(fresh, tmp_path):
 
 
 @pytest.mark.loops
-def test_versions_that_nobody_used_for_a_month_are_removed_and_nothing_else(fresh, tmp_path):
+def test_only_versions_unused_for_a_month_are_removed(fresh, tmp_path):
     names = ("loops-0123456789abcdef", "loops-0123456789abcde0", "loops-fedcba9876543210", "loops-drums")
     old, noted, recent, music = (tmp_path / name for name in names)
     for folder in (old, noted, recent, music):

@@ -83,7 +83,7 @@ def test_the_turn_of_a_killed_process_ends_with_it(holder: Any, tmp_path: Path) 
 
 @forks
 @pytest.mark.loops
-def test_nobody_waits_for_ever(holder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_ends(holder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_turns, "LONGEST_S", 0.1)
     turn = Turn((tmp_path,), "loop")
     assert turn.waited
@@ -92,7 +92,7 @@ def test_nobody_waits_for_ever(holder: Any, tmp_path: Path, monkeypatch: pytest.
     assert len(locks(tmp_path)) == 1
 
 
-def test_without_a_folder_to_write_to_nobody_waits(tmp_path: Path) -> None:
+def test_without_a_folder_to_write_to_no_process_waits(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     for folders in ((), (file,), (file / "below", tmp_path / "none")):

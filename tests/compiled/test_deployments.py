@@ -1,4 +1,4 @@
-"""Loops of deployments called directly: what there should be most of."""
+"""Loops of deployments called directly: metrics to maximize."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ NEXT = f"{CHECKED[1][0]}.{CHECKED[1][1] + 1}.0"
 
 @pytest.fixture
 def fresh_folder(tmp_path, monkeypatch, caplog):
-    """Where no loop of this version has been compiled, and nothing has been reported."""
+    """A cache folder without loops of this version, with nothing reported yet."""
     monkeypatch.setenv("FASTROOF_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     code_cache.say_once.cache_clear()

@@ -1,4 +1,4 @@
-"""What loops say to LLVM, compiled by itself: marks of loads and stores, elements, eight lines at once."""
+"""Intrinsics for LLVM, each compiled by itself: marks of loads and stores, elements, eight lines at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_module_has_one_scope_of_tables_and_one_of_outputs():
 
 
 class Context:
-    """As much of a target as code of ours asks for: an array is the address of its first element."""
+    """As much of a target as our code needs: an array is the address of its first element."""
 
     def make_array(self, array_type: Any) -> Any:
         return lambda context, builder, array: SimpleNamespace(data=array)

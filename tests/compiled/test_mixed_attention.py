@@ -134,7 +134,7 @@ SMALL = {"max_tokens": 512, "max_seqs": 16}
 
 
 @pytest.mark.parametrize("name", list(LAYERS))
-def test_a_chunk_beside_decodes_saves_the_shorter_launch_of_every_layer(name):
+def test_a_chunk_with_decodes_saves_the_shorter_launch_of_every_layer(name):
     alone, plan = PLANS[name][0], ONE_CALL[name][0]
     launch_us = 24 * min(min(DECODE.values()), min(PREFILL.values()))
     assert plan.arena[steps.SHARED_LAUNCH_US] == pytest.approx(launch_us, rel=0.01)
@@ -248,7 +248,6 @@ def test_an_estimate_has_it_in_mixed_steps_alone(name):
 
 
 def mean_attention_us(plan, decodes: float, isl: float, osl: float) -> float:
-    """Decode attention of a mean step of decodes alone, us."""
     parts = steps.open_plan(plan.arena)
     one = verification.one_token(parts)
     return mean_steps.mean_decode_attention_us(plan.arena, parts, one, decodes, isl, osl)

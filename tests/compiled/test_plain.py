@@ -1,4 +1,4 @@
-"""Loops as Python, where a process asks for it before it imports one."""
+"""Loops as Python, if a process requests it before it imports one."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def code_of(content):
 
 
 def with_crc(content):
-    """The bytes with the CRC that fits them, as somebody would make who is up to no good."""
+    """The bytes with the CRC that fits them, as an attacker would make them."""
     crc = zlib.crc32(content[plan_files.CRC_FROM :])
     return content[:12] + crc.to_bytes(4, "little") + content[plan_files.CRC_FROM :]
 
@@ -330,8 +330,8 @@ def test_an_arena_that_a_loop_would_read_beyond_does_not_fit(plan):
     assert not plan_files.arena_fits(short)
 
 
-def test_decode_steps_with_tokens_of_their_own_are_where_the_arena_says(h100):
-    """Prompts that several GPUs share: what a token costs in steps of decodes is another section."""
+def test_decode_steps_with_own_tokens_are_at_the_arenas_offset(h100):
+    """Prompts that several GPUs share: the cost of a token in a decode step is another section."""
     plan = compile_plan("llama-3.1-8b", "h100", h100, cp=2, max_tokens=64, max_seqs=8, engine="kernels")
     arena = plan.arena
     assert arena[steps.DECODE_TOKENS_AT] != arena[steps.TOKENS_AT]
@@ -345,7 +345,7 @@ def test_decode_steps_with_tokens_of_their_own_are_where_the_arena_says(h100):
 @settings(max_examples=300)
 @given(st.data())
 def test_what_fits_is_timed_within_the_arena(plan, data):
-    """Whatever else an arena holds, what passes the check times every step; bounds are checked in one run."""
+    """An arena that passes the check times every step; bounds are checked in one run."""
     arena, blocks_at = plan.arena.copy(), int(plan.arena[steps.DECODE_AT])
     values = st.sampled_from([0.0, 1.0, 2.0, 7.0, 63.0, -3.0, 1e9]) | st.floats(-1e6, 1e6)
     for _ in range(data.draw(st.integers(1, 4))):

@@ -205,7 +205,7 @@ def test_estimates_keep_to_what_an_engine_can_do(
         assert got[serving_options.PREFILL_TOKENS] <= budget * (1 + 1e-12)
         assert got[serving_options.TTFT_US] >= PROFILE.costs.prefill_floor_layer_us * plan.model.num_layers
         if osl > 1 and not rounds:
-            # steps of prompts alone bring nobody a token
+            # steps of prompts alone bring no decoding request a token
             alone = (1 - got[serving_options.MIXED_SHARE]) * got[serving_options.DECODE_STEP_US]
             mean = alone + got[serving_options.MIXED_SHARE] * got[serving_options.MIXED_STEP_US]
             assert got[serving_options.TPOT_US] == pytest.approx(

@@ -20,7 +20,7 @@ DECODE = st.tuples(st.just(1), st.integers(1, 6000) | st.just(MAX_KV_LEN - 1))
 CHUNK = st.tuples(st.integers(1, 60), st.integers(0, 90)) | st.tuples(
     st.integers(2, 60), st.just(MAX_KV_LEN - 60)
 )
-# steps of decodes, of decodes and some chunks, and of chunks: of more requests than a tile has
+# decodes, decodes with some chunks, and chunks: of more requests than a tile has
 STEP = st.lists(DECODE, min_size=1, max_size=150) | st.lists(CHUNK, min_size=1, max_size=150)
 MIXED = st.tuples(STEP, STEP).map(lambda parts: parts[0][:60] + parts[1][:60])
 WINDOW = st.integers(1, 200) | st.sampled_from([4096, MAX_KV_LEN])

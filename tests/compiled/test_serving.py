@@ -137,7 +137,7 @@ def test_prompts_every_few_steps_are_the_closed_form(plan, interval, met):
         assert got[serving_options.MIXED_SHARE] == pytest.approx(expected.mixed_share, rel=1e-9)
 
 
-def test_a_budget_beyond_the_plan_is_no_matter_where_no_step_fills_it(plan):
+def test_an_unfilled_budget_may_exceed_the_plan(plan):
     assert plan.max_tokens < 4096
     for isl, clients in ((100, 1), (100, 4), (1000, 1)):
         code, needed, got = one(plan, (isl, 20, clients, 4096))
@@ -147,7 +147,7 @@ def test_a_budget_beyond_the_plan_is_no_matter_where_no_step_fills_it(plan):
 
 
 @pytest.mark.parametrize(("new", "budget"), [(100.0, 512.0), (900.0, 512.0), (900.0, 100.0)])
-def test_each_chunk_after_a_cached_prefix_is_beside_the_longer_decodes(plan, new, budget):
+def test_each_chunk_after_a_cached_prefix_runs_with_the_longer_decodes(plan, new, budget):
     cached, clients = 2000.0, 6.0
 
     def estimated(isl):

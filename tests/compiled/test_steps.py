@@ -130,7 +130,7 @@ def test_ragged_loops_survive_any_requests_and_offsets(arena, requests, offsets)
         assert not fits
 
 
-def test_each_code_says_what_it_met(plan):
+def test_each_error_has_its_code(plan):
     arena = plan.arena
 
     def ragged(new, context, offsets=None):

@@ -242,7 +242,7 @@ def test_sizes_that_cannot_be_timed_are_named(
         (([1], [[4]]), r"kv_len must be one-dimensional.*\(1, 1\)"),
     ],
 )
-def test_what_is_no_axis_is_refused(plans: list[Any], sizes: Any, message: str) -> None:
+def test_invalid_axes_are_refused(plans: list[Any], sizes: Any, message: str) -> None:
     for call in (decode_times_us, best_batches):
         with pytest.raises(BatchError, match=message):
             call(plans, *sizes)

@@ -1,4 +1,4 @@
-"""A folder of code is opened only where nobody but this user and root can have put anything."""
+"""A folder of code is opened only if this user and root alone could write to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastroof.compiled.trusted_files import open_trusted
 
 pytestmark = pytest.mark.loops
 
-NOBODY = 65_534
+OTHER_USER = 65_534
 DAY_S = 86_400.0
 
 
@@ -78,15 +78,15 @@ def test_no_folder_above_may_be_writable_by_others(chain: Path, depth: int, mode
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
 @pytest.mark.parametrize("depth", [0, 1])
 def test_no_folder_above_may_be_another_users(chain: Path, depth: int) -> None:
-    os.chown([chain, *chain.parents][depth], NOBODY, NOBODY)
+    os.chown([chain, *chain.parents][depth], OTHER_USER, OTHER_USER)
     assert not is_opened(chain)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has folders of root's that all may write to")
 def test_a_user_may_pass_through_roots_folders(chain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chain.parent.chmod(0o1777)
-    os.chown(chain, NOBODY, NOBODY)
-    monkeypatch.setattr(trusted_folders.os, "geteuid", lambda: NOBODY)
+    os.chown(chain, OTHER_USER, OTHER_USER)
+    monkeypatch.setattr(trusted_folders.os, "geteuid", lambda: OTHER_USER)
     assert is_opened(chain)
     chain.parent.chmod(0o777)
     assert not is_opened(chain)
@@ -127,7 +127,7 @@ def test_the_own_group_is_the_users_namesake_without_members(monkeypatch: pytest
     assert trusted_folders._own_group() is None
 
 
-def test_links_are_followed_only_where_nobody_else_can_have_made_them(chain: Path, tmp_path: Path) -> None:
+def test_links_that_other_users_may_have_made_are_not_followed(chain: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for target in (elsewhere, Path("../../elsewhere")):
@@ -142,7 +142,7 @@ def test_links_are_followed_only_where_nobody_else_can_have_made_them(chain: Pat
         chain.parent.chmod(0o1777)
         assert is_opened(chain)
         if os.geteuid() == 0:
-            os.chown(chain, NOBODY, NOBODY, follow_symlinks=False)
+            os.chown(chain, OTHER_USER, OTHER_USER, follow_symlinks=False)
             assert not is_opened(chain)
         chain.parent.chmod(0o755)
         chain.unlink()

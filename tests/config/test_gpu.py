@@ -1,4 +1,4 @@
-"""GPU facts: the shipped gpu.toml files, how a GPU is named, and what a wrong gpu.toml is told."""
+"""GPU facts: the shipped gpu.toml files, how a GPU is named, and errors of a wrong gpu.toml."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_the_contents_of_a_shipped_file_give_the_shipped_gpu() -> None:
         assert load_gpu(tomllib.load(file)) == load_gpu("h100")
 
 
-def test_what_lies_beyond_the_link(tmp_path: Path) -> None:
+def test_linked_gpus_and_links_between_nodes(tmp_path: Path) -> None:
     plain = load_gpu(write(tmp_path / "a", VALID))
     assert (plain.linked_gpus, plain.inter_node_bytes_per_s) == (8, 0.0)
     beyond = "nvlink_gb_per_s = 450\nlinked_gpus = 72\ninter_node_gb_per_s = 50.5"
@@ -292,7 +292,7 @@ def test_optional_keys(tmp_path: Path) -> None:
         (VALID, "peak_tflops = 3", "peak_tflops must be a table, got 3"),
     ],
 )
-def test_a_wrong_file_is_told_which_key(tmp_path: Path, old: str, new: str, complaint: str) -> None:
+def test_an_error_names_the_wrong_key(tmp_path: Path, old: str, new: str, complaint: str) -> None:
     assert old in VALID
     path = write(tmp_path / "card", VALID.replace(old, new))
     with pytest.raises(GpuError, match=complaint) as error:
@@ -300,7 +300,7 @@ def test_a_wrong_file_is_told_which_key(tmp_path: Path, old: str, new: str, comp
     assert str(error.value).startswith(str(path))
 
 
-def test_missing_files_and_bytes_that_are_no_text(tmp_path: Path) -> None:
+def test_missing_files_and_binary_files(tmp_path: Path) -> None:
     with pytest.raises(GpuError, match=r"does not exist; give a gpu\.toml"):
         load_gpu(tmp_path / "nothing")
     with pytest.raises(GpuError, match="does not exist"):
@@ -415,7 +415,7 @@ def test_a_folder_that_is_called_like_another_card_is_read(
     assert load_gpu("./h100").title == "Test card"
 
 
-def test_everything_wrong_with_a_file_is_told_at_once(tmp_path: Path) -> None:
+def test_all_errors_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     text = VALID.replace("num_sms = 100", "num_sms = 1.5").replace("hbm_gib = 80", "hbm_gb = 80")
     path = write(tmp_path / "card", text.replace('title = "Test card"', "").replace("fp8 = 201", "fp8 = -1"))
     with pytest.raises(GpuError) as error:
@@ -435,7 +435,7 @@ def test_a_name_may_be_that_of_a_file_in_the_working_folder(
     (tmp_path / "h100_nvx.toml").write_text(f'name = "mine"\n{VALID}')
     with pytest.warns(UserWarning, match=f"no GPU is called h100_nvx: it is read from {tmp_path}/"):
         assert load_gpu("h100_nvx").name == "mine"
-    # said once, and a path needs no saying
+    # reported once, and not for a path
     assert load_gpu("h100_nvx") == load_gpu("./h100_nvx.toml") == load_gpu("h100_nvx.toml")
     (tmp_path / "h200.toml").write_text(f'name = "mine"\n{VALID}')
     with pytest.warns(UserWarning, match=r"h200 is the NVIDIA H200 SXM; .*not read \(give ./h200.toml to"):

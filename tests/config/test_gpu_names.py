@@ -95,7 +95,7 @@ def test_a_typing_error_is_not_another_accelerator() -> None:
             load_gpu(name)
 
 
-def test_every_folder_is_named_as_its_file_says_and_no_spelling_is_taken_twice() -> None:
+def test_every_folder_has_the_name_in_its_file_and_spellings_are_unique() -> None:
     assert {"h100", "a100", "h200", "b200", "l40s", "gb200", "h20", "h800"} <= set(gpu_names())
     assert gpu_names() == sorted(gpu_names())
     taken: dict[str, str] = {}
@@ -146,7 +146,7 @@ def test_a_card_of_the_same_die_is_another_card(name: str) -> None:
         load_gpu(name)
 
 
-def test_a_name_that_only_begins_like_a_card_is_no_variant_of_it() -> None:
+def test_a_name_that_only_begins_like_a_card_is_not_its_variant() -> None:
     with pytest.raises(GpuError, match="did you mean l4, l40, ") as error:
         load_gpu("l41_pcie")
     assert "for another card" not in str(error.value)
@@ -167,6 +167,6 @@ def test_odd_names_are_gpu_errors(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 100, b"h100", ["h100"]])
-def test_what_is_no_name_is_a_gpu_error(value: Any) -> None:
+def test_invalid_names_raise_a_gpu_error(value: Any) -> None:
     with pytest.raises(GpuError, match="a name, a path or a mapping, got"):
         load_gpu(value)

@@ -1,4 +1,4 @@
-"""Where the user's tables lie, with platformdirs and where it is not installed, as on a GPU host."""
+"""The folder of the user's tables, with and without platformdirs, as on a GPU host."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_folder_is_the_same_without_platformdirs(
     assert user_tables_root() == expected
 
 
-def test_elsewhere_it_is_one_line(monkeypatch: pytest.MonkeyPatch, absent: None) -> None:
+def test_without_platformdirs_the_error_is_one_line(monkeypatch: pytest.MonkeyPatch, absent: None) -> None:
     monkeypatch.delenv("FASTROOF_TABLES", raising=False)
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(TableError, match=r"platformdirs is not installed: .* or set FASTROOF_TABLES"):

@@ -1,4 +1,4 @@
-"""Recipes: what a public benchmark's scripts say of its runs."""
+"""Recipes: the settings of a public benchmark's runs, from its scripts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_every_engine_has_recipes_with_their_source():
             assert re.fullmatch("[0-9a-f]{40}", recipe.commit)
             assert recipe.file.split()[0].endswith((".sh", ".yaml"))
             assert recipe.versions or recipe.builds
-            # what no script says is said to be chosen, and why
+            # values from no script are marked as chosen, with the reason
             assert {name for name in ("accepted", "accepted_dp") if getattr(recipe, name)} <= {
                 *recipe.by_rows
             }
@@ -44,7 +44,7 @@ def test_every_engine_has_recipes_with_their_source():
         (("trtllm", "1.1.0rc2.post2", "h200", "deepseek-r1", "fp8_block"), "fp8", (1, 8, 8), (1, 8, 8)),
     ],
 )
-def test_a_run_is_found_by_its_version_and_says_what_ran(run, kv_dtype, labelled, ran):
+def test_a_run_is_found_by_its_version(run, kv_dtype, labelled, ran):
     recipe = recipe_for(*run)
     assert recipe is not None
     assert recipe.kv_dtype == kv_dtype
@@ -52,7 +52,7 @@ def test_a_run_is_found_by_its_version_and_says_what_ran(run, kv_dtype, labelled
     assert recipe.layout(*ran) == ran
 
 
-def test_days_tell_runs_of_one_version_apart():
+def test_days_distinguish_runs_of_one_version():
     run = ("vllm", "0.19.0", "b200", "minimax-m2.5", "fp8_block")
     early, late = (recipe_for(*run, measured_on=day) for day in ("2026-04-03", "2026-04-22"))
     assert early is not None
@@ -79,7 +79,7 @@ def test_drafts_are_known_where_an_image_ran_with_them():
     assert recipe_for("trtllm", "1.2.0rc6.post3", "b200", "deepseek-v3", "nvfp4", speculative=False) is None
 
 
-def test_the_size_of_a_layout_tells_recipes_apart():
+def test_the_size_of_a_layout_distinguishes_recipes():
     run = ("sglang", "0.5.9", "b200", "deepseek-v3", "fp8_block")
     found = {tp: recipe_for(*run, layout=(tp, 1, 1)) for tp in (4, 8)}
     assert {tp: recipe and recipe.max_num_batched_tokens for tp, recipe in found.items()} == {
@@ -102,7 +102,7 @@ def test_layouts_can_go_by_prompts_outputs_and_clients():
     assert recipe.layout(4, 1, 1) == (4, 1, 1)
 
 
-def test_a_label_can_tell_drafts():
+def test_a_layout_can_decide_whether_drafts_ran():
     run = ("sglang", "0.5.9", "b200", "qwen3.5-397b-a17b", "fp8_block")
     found = {layout: recipe_for(*run, layout=layout) for layout in ((4, 1, 1), (4, 1, 4), (8, 1, 1))}
     assert [recipe and recipe.speculative for recipe in found.values()] == [True, False, False]
@@ -126,7 +126,7 @@ def test_a_label_can_tell_drafts():
         ({"dp_from": {"4x1024x1024": "most"}}, "dp_from must be a table of clients"),
     ],
 )
-def test_what_no_recipe_says_is_refused(keys, words):
+def test_invalid_recipes_are_refused(keys, words):
     with pytest.raises(PlanError, match=words):
         Recipe(**FILE, **keys)
 
@@ -187,11 +187,11 @@ def test_recipes_of_vllm_0_10_on_b200_fuse_their_all_reduces() -> None:
     assert "trtllm" in sources.pop()
 
 
-def test_prompts_wait_where_a_script_says_so() -> None:
+def test_prompts_wait_if_a_script_makes_them() -> None:
     trtllm = recipe_for("trtllm", "1.1.0rc2.post2", "b200", "llama-3.1-70b", "nvfp4")
     assert trtllm is not None
-    asked = ((1024, 1024, 4, 8), (1024, 1024, 8, 8), (1024, 8192, 4, 8))
-    assert [trtllm.steps_to_wait(*one) for one in asked] == [20, 0, 0]
+    wanted = ((1024, 1024, 4, 8), (1024, 1024, 8, 8), (1024, 8192, 4, 8))
+    assert [trtllm.steps_to_wait(*one) for one in wanted] == [20, 0, 0]
     sglang = recipe_for("sglang", "0.5.9", "b200", "deepseek-v3", "fp8_block", layout=(8, 1, 1))
     assert sglang is not None
     assert [sglang.steps_to_wait(8192, 1024, 8, clients) for clients in (4, 15, 16, 512)] == [10, 10, 30, 30]

@@ -46,7 +46,7 @@ def test_arguments_of_each_setting_are_those_of_the_release(engine: str, release
         check(command, record_of(engine, release, " ".join(command.program)))
 
 
-def test_a_record_says_where_it_was_read() -> None:
+def test_a_record_names_where_it_was_read() -> None:
     for engine in (*MODULES, "dynamo"):
         assert all(one.read_in and one.options for one in recorded(engine))
         releases = [one.release for one in recorded(engine)]
@@ -74,7 +74,7 @@ def test_choices_and_defaults_are_recorded() -> None:
                 assert len(with_choices) > 15, (one.release, with_choices)
 
 
-def test_every_serving_engine_has_commands_and_what_is_none_has_not() -> None:
+def test_every_serving_engine_has_commands_and_others_have_none() -> None:
     assert set(MODULES) == set(serving_engines())
     assert engine_commands("") is None
     vllm_now, vllm_before = (load_engine(name) for name in ("vllm", "vllm-0.12"))
@@ -118,12 +118,12 @@ def test_names_of_profiles_are_ranges_and_no_versions() -> None:
     assert version_named("vllm-0.12.0") == "0.12.0"
 
 
-def asked(**changes: Any) -> LaunchSettings:
+def launch_settings(**changes: Any) -> LaunchSettings:
     return LaunchSettings(**{**vars(ONE), **changes})
 
 
 def test_ranks_and_stages_count_as_each_engine_counts_them() -> None:
-    ranks = asked(tp=1, dp=8, ep=8, has_experts=True)
+    ranks = launch_settings(tp=1, dp=8, ep=8, has_experts=True)
     vllms, sglangs, trtllms = (options_of(server(engine, ranks)) for engine in ("vllm", "sglang", "trtllm"))
     # vLLM: tp of a rank, limits of a rank
     assert (vllms["--tensor-parallel-size"], vllms["--data-parallel-size"], vllms["--max-num-seqs"]) == (
@@ -143,7 +143,7 @@ def test_ranks_and_stages_count_as_each_engine_counts_them() -> None:
         str(8 * 1024),
     )
     assert sglangs["--max-prefill-tokens"] == "2048"
-    # TensorRT-LLM: tp of all GPUs, the YAML says that ranks attend for themselves
+    # TensorRT-LLM: tp of all GPUs, the YAML makes ranks attend for themselves
     assert (trtllms["--tp_size"], trtllms["--ep_size"], trtllms["--max_batch_size"]) == ("8", "8", "1024")
     config = server("trtllm", ranks).config
     assert config["enable_attention_dp"] is True
@@ -152,14 +152,14 @@ def test_ranks_and_stages_count_as_each_engine_counts_them() -> None:
         steps = load_engine(name).data_parallel.balance_steps
         balance = server("trtllm", replace(ranks, balance_steps=steps)).config["attention_dp_config"]
         assert balance == {"enable_balance": True, "batching_wait_iters": 0, "timeout_iters": steps}
-    stages = asked(tp=4, pp=2)
+    stages = launch_settings(tp=4, pp=2)
     assert options_of(server("vllm", stages))["--max-num-seqs"] == "2048"
     assert options_of(server("sglang", stages))["--max-running-requests"] == "2048"
     assert options_of(server("trtllm", stages))["--max_batch_size"] == "1024"
 
 
 def test_ranks_of_a_dense_model_are_copies() -> None:
-    copies = asked(tp=2, dp=4)
+    copies = launch_settings(tp=2, dp=4)
     found = options_of(server("sglang", copies))
     assert (found["--tp-size"], found["--dp-size"]) == ("2", "4")
     assert "--enable-dp-attention" not in found
@@ -170,24 +170,24 @@ def test_ranks_of_a_dense_model_are_copies() -> None:
     assert command.unsaid == ("4 copies behind one port: start it 4 times",)
 
 
-def test_formats_are_the_checkpoints_or_said() -> None:
+def test_formats_are_the_checkpoints_or_options() -> None:
     for engine in ("vllm", "sglang"):
-        own = server(engine, asked(dtype="nvfp4", checkpoint_dtype="nvfp4"))
+        own = server(engine, launch_settings(dtype="nvfp4", checkpoint_dtype="nvfp4"))
         assert "--quantization" not in options_of(own)
         assert own.unsaid == ()
-        online = server(engine, asked(dtype="fp8"))
+        online = server(engine, launch_settings(dtype="fp8"))
         assert options_of(online)["--quantization"] == "fp8"
         assert online.unsaid == ()
-        impossible = server(engine, asked(dtype="nvfp4"))
+        impossible = server(engine, launch_settings(dtype="nvfp4"))
         assert "--quantization" not in options_of(impossible)
         assert "nvfp4 weights" in impossible.unsaid[0]
-    assert "fp8 weights" in server("trtllm", asked(dtype="fp8")).unsaid[0]
-    # a checkpoint that asks for an fp8 cache, and a deployment that does not
-    other = asked(checkpoint_kv_dtype="fp8")
+    assert "fp8 weights" in server("trtllm", launch_settings(dtype="fp8")).unsaid[0]
+    # a checkpoint with an fp8 cache, and a deployment without
+    other = launch_settings(checkpoint_kv_dtype="fp8")
     assert options_of(server("vllm", other))["--kv-cache-dtype"] == "bfloat16"
     assert options_of(server("sglang", other))["--kv-cache-dtype"] == "bf16"
     assert "KV cache" in server("trtllm", other).unsaid[0]
-    smaller = asked(kv_dtype="fp8")
+    smaller = launch_settings(kv_dtype="fp8")
     assert options_of(server("vllm", smaller))["--kv-cache-dtype"] == "fp8"
     assert options_of(server("sglang", smaller))["--kv-cache-dtype"] == "fp8_e4m3"
     assert server("trtllm", smaller).config["kv_cache_config"]["dtype"] == "fp8"
@@ -209,22 +209,22 @@ def test_a_benchmark_sends_whole_prompts_and_enough_of_them(
         assert found["--num-prompts"] == str(prompts)
 
 
-def test_drafts_are_given_or_said() -> None:
-    by_itself = asked(num_draft_tokens=3, draft="mtp")
+def test_drafts_are_arguments_or_unsaid_limits() -> None:
+    by_itself = launch_settings(num_draft_tokens=3, draft="mtp")
     assert json.loads(options_of(server("vllm", by_itself))["--speculative-config"]) == {
         "method": "mtp", "num_speculative_tokens": 3,
     }  # fmt: skip
     found = options_of(server("sglang", by_itself))
     assert (found["--speculative-num-steps"], found["--speculative-num-draft-tokens"]) == ("3", "4")
     for engine, draft in itertools.product(MODULES, ("mtp", "small")):
-        command = server(engine, asked(num_draft_tokens=3, draft=draft))
-        said = any("specul" in option for option in options_of(command))
-        assert said != any("3 draft tokens" in text for text in command.unsaid), (engine, draft)
+        command = server(engine, launch_settings(num_draft_tokens=3, draft=draft))
+        is_option = any("specul" in option for option in options_of(command))
+        assert is_option != any("3 draft tokens" in text for text in command.unsaid), (engine, draft)
 
 
 @pytest.mark.parametrize(("running", "graph"), [(1, 8), (40, 64), (64, 64), (700, 1024), (5000, 1024)])
 def test_cuda_graphs_hold_what_runs(running: int, graph: int) -> None:
-    config = server("trtllm", asked(running=running)).config
+    config = server("trtllm", launch_settings(running=running)).config
     assert config["cuda_graph_config"]["max_batch_size"] == graph
 
 
@@ -233,9 +233,9 @@ def test_cuda_graphs_hold_what_runs(running: int, graph: int) -> None:
     st.integers(20, 120),
 )
 @settings(max_examples=60, deadline=None)
-def test_a_shell_takes_a_command_as_it_is_meant(model: str, width: int) -> None:
+def test_a_shell_splits_a_command_into_its_words(model: str, width: int) -> None:
     for engine in MODULES:
-        command = server(engine, asked(model=model))
+        command = server(engine, launch_settings(model=model))
         path = "a folder/engine.yaml"
         text = command.shell(path, width=width)
         assert shlex.split(text.replace(" \\\n", " ")) == command.words(path)
@@ -244,5 +244,5 @@ def test_a_shell_takes_a_command_as_it_is_meant(model: str, width: int) -> None:
 
 
 def test_scripts_put_their_own_variables_in() -> None:
-    text = server("vllm", asked()).shell(raw={"--port": '"$port"'})
+    text = server("vllm", launch_settings()).shell(raw={"--port": '"$port"'})
     assert text.endswith('--port "$port"')

@@ -1,4 +1,4 @@
-"""Which layouts of experts engines accept, and what they say of others."""
+"""Which layouts of experts engines accept, and how they refuse others."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def test_engines_accept_what_they_run():
         assert refused(engine, tp=2, dp=4, ep=8) == ""
 
 
-def test_what_they_refuse_names_what_would_do():
+def test_refusals_name_valid_layouts():
     assert "ep must be 1 or 8 with tp 8 x dp 1, got 4" in refused("vllm", tp=8, ep=4)
     for engine in ("trtllm-1.0", "trtllm-1.1"):
         assert "tp 8 with dp 1, or tp 1 with dp 8" in refused(engine, tp=2, dp=4, ep=8)
 
 
-def test_every_serving_engine_says_where_its_rules_are_from():
+def test_every_serving_engine_names_the_source_of_its_rules():
     for engine in engine_names():
         profile = load_engine(engine)
         assert bool(profile.layout.source) == bool(profile.engine)

@@ -31,8 +31,8 @@ def test_a_file_has_figures(tmp_path):
     again.write_text(profile_text(profile), "utf-8")
     assert dataclasses.replace(load_engine(again), name="mine") == profile
     hash(profile)
-    asked = (("h100", 128, "bf16", 0.13), ("h100", 64, "bf16", 1.0), ("b200", 128, "fp8", 1.0))
-    for gpu, head_dim, kv_dtype, ns in asked:
+    wanted = (("h100", 128, "bf16", 0.13), ("h100", 64, "bf16", 1.0), ("b200", 128, "fp8", 1.0))
+    for gpu, head_dim, kv_dtype, ns in wanted:
         assert profile.kernels.mixed_attention_ns(gpu, head_dim, kv_dtype) == ns
     assert KernelChoices(mixed_attention=(FIGURE,)).mixed_attention_ns("b200", 128, "bf16") == 0.0
     assert load_engine("kernels").kernels.mixed_attention == ()
@@ -60,7 +60,7 @@ def test_a_file_has_figures(tmp_path):
         ({"ns": 0.1, "rate": 2}, "unknown key 'rate'; valid: ns"),
     ],
 )
-def test_what_is_no_figure_is_refused(keys, words):
+def test_invalid_figures_are_refused(keys, words):
     with pytest.raises(PlanError, match=words):
         load_engine({"name": "mine", "kernels": {"mixed_attention": [keys]}})
 

@@ -32,17 +32,17 @@ def test_sglang_pads_to_the_next_captured_number_from_0_5_10_on():
 
 
 @pytest.mark.parametrize("engine", ["sglang", "sglang-0.5.3"])
-def test_before_and_of_an_unknown_version_nothing_is_known_to_be_captured(engine):
+def test_prefill_graphs_need_a_known_version(engine):
     assert not [one for one in load_engine(engine).kernels.prefill_graphs if not one.versions]
 
 
 @pytest.mark.parametrize("version", ["0.5.4", "0.5.9", "0.5.6.post2"])
-def test_before_0_5_10_graphs_are_captured_if_asked_for(version):
+def test_before_0_5_10_graphs_are_captured_on_request(version):
     engine = load_engine(f"sglang-{version}")
     (graphs,) = engine.kernels.prefill_graphs
     assert graphs.is_eager("LlamaForCausalLM", "h100", has_encoder=False)
-    (asked,) = engine.started_with({"graphs"}).kernels.prefill_graphs
-    assert not asked.is_eager("LlamaForCausalLM", "h100", has_encoder=False)
+    (wanted,) = engine.started_with({"graphs"}).kernels.prefill_graphs
+    assert not wanted.is_eager("LlamaForCausalLM", "h100", has_encoder=False)
     assert engine.started_with({"no_graphs", "speculation"}).kernels.prefill_graphs == ()
 
 
@@ -155,7 +155,7 @@ def test_a_file_has_captured_numbers(tmp_path):
         (5, "kernels.prefill_graphs 1: must be a table, got 5"),
     ],
 )
-def test_what_is_no_number_of_tokens_is_refused(keys, words):
+def test_invalid_numbers_of_tokens_are_refused(keys, words):
     with pytest.raises(PlanError, match=words):
         load_engine({"name": "mine", "kernels": {"prefill_graphs": [keys]}})
     with pytest.raises(PlanError, match="prefill_graphs must be a list"):

@@ -145,7 +145,7 @@ def test_a_profile_is_a_file_too(tmp_path):
         ("step_us = ", "the engine profile .* is not TOML"),
     ],
 )
-def test_a_profile_that_is_none_is_refused(tmp_path, content, words):
+def test_an_invalid_profile_is_refused(tmp_path, content, words):
     path = tmp_path / "mine.toml"
     path.write_text(content, "utf-8")
     with pytest.raises(PlanError, match=words):
@@ -222,7 +222,7 @@ def test_a_range_holds_versions_as_packages_order_them(versions, inside, outside
         ("kernels", "", ""),
     ],
 )  # fmt: skip
-def test_a_profile_says_where_its_rules_and_its_evidence_end(engine, versions, beyond):
+def test_a_profile_has_the_versions_of_its_rules_and_evidence(engine, versions, beyond):
     profile = load_engine(engine)
     assert profile.rule_versions == versions
     assert profile.facts == {
@@ -465,7 +465,7 @@ def test_a_plan_refuses_tables_that_measured_another_kernel(h100):
         compile_plans([{"model": "llama-3.1-8b", "dtype": "fp8", "engine": engine}], "h100", h100)
 
 
-def test_a_kernel_that_is_not_required_stands_where_it_is_at_hand(h100):
+def test_an_optional_kernel_is_used_if_available(h100):
     served = h100.sources["gemm"]
     for source in ("nowhere", served):
         kernels = KernelChoices(operators=(OperatorKernel("gemm", source=source, required=False),))
@@ -488,15 +488,15 @@ def test_kernels_of_an_architecture_are_for_its_models_alone(h100):
 
 
 def test_shared_experts_can_go_by_the_kernels_of_routed_ones(h100):
-    def beside(shared_experts: str, of_kernel: str) -> bool:
+    def overlaps(shared_experts: str, of_kernel: str) -> bool:
         kernels = KernelChoices(
             shared_experts=shared_experts, operators=(OperatorKernel("moe", shared_experts=of_kernel),)
         )
         plan = compile_plan("deepseek-v3", "h100", h100, tp=8, engine=EngineProfile("mine", kernels=kernels))
         return bool(plan.execution.shared_beside)
 
-    assert [beside("apart", ""), beside("beside", "")] == [False, True]
-    assert [beside("apart", "beside"), beside("beside", "apart")] == [True, False]
+    assert [overlaps("apart", ""), overlaps("beside", "")] == [False, True]
+    assert [overlaps("apart", "beside"), overlaps("beside", "apart")] == [True, False]
     with pytest.raises(PlanError, match="shared_experts must be one of apart, beside, got 'inside'"):
         OperatorKernel("moe", shared_experts="inside")
     with pytest.raises(PlanError, match="required must be true or false"):
@@ -606,7 +606,7 @@ def test_static_scales_take_off_what_finding_them_takes(h100):
     )
 
 
-def test_scales_are_those_of_the_rows_and_held_outside(h100):
+def test_scales_are_those_of_the_rows_and_constant_outside(h100):
     columns = h100.measured.tables["elementwise"].columns
     rows = np.flatnonzero(columns["kind"] == "fp8_scale")[::97]
     for row in rows:

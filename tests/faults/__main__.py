@@ -30,14 +30,14 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="file for counts")
     parser.add_argument("--list", action="store_true", help="list the operations")
     parser.add_argument("--kills", type=int, help="number of processes to kill instead")
-    asked = parser.parse_args()
+    args = parser.parse_args()
 
     from tests.faults.shim import Shim, command_with_faults
 
-    if asked.kills is not None:
+    if args.kills is not None:
         from tests.faults.kills import run_kills
 
-        return run_kills(asked.kills, asked.seed)
+        return run_kills(args.kills, args.seed)
     try:
         shim = Shim()
     except RuntimeError:
@@ -54,11 +54,11 @@ def main() -> int:
 
     known = {operation.name: operation for operation in OPERATIONS}
     wrong_ones = {operation.name: operation for operation in PLANTED.values()}
-    names = asked.operation or list(known)
+    names = args.operation or list(known)
     known |= wrong_ones
     if unknown := [name for name in names if name not in known]:
         parser.error(f"unknown operation {', '.join(unknown)}; see --list")
-    if asked.list:
+    if args.list:
         print("\n".join(known))
         return 0
     rows = []
@@ -69,7 +69,7 @@ def main() -> int:
         for number, name in enumerate(names):
             (work := Path(folder, str(number))).mkdir()
             began_s = time.monotonic()
-            tried = try_faults(known[name], inputs, work, shim, asked.most, asked.cases, asked.seed)
+            tried = try_faults(known[name], inputs, work, shim, args.most, args.cases, args.seed)
             for kind, counts in tried:
                 outcomes = ", ".join(f"{number} {word}" for word, number in sorted(counts.outcomes.items()))
                 print(f"{name}: {kind}: {counts.tried}: {outcomes}; {len(counts.wrong)} wrong", flush=True)
@@ -77,8 +77,8 @@ def main() -> int:
                     print(f"    {place}: {why}", flush=True)
                 rows.append({"operation": name, "fault": kind, **vars(counts)})
             print(f"{name}: {time.monotonic() - began_s:.1f} s", flush=True)
-            if asked.json:
-                asked.json.write_text(json.dumps(rows, indent=1))
+            if args.json:
+                args.json.write_text(json.dumps(rows, indent=1))
     wrong = sum(len(row["wrong"]) for row in rows)
     print(f"{sum(row['tried'] for row in rows):,} faults in {len(names)} operations, {wrong} wrong")
     return int(wrong > 0)

@@ -102,14 +102,14 @@ def _one_turn(bench: Bench, takes_s: float, of: KillCounts, most: int, moments: 
         there = contents(bench.folder)
         if ended.code >= 0:
             if ended.code or there != new:
-                of.wrong.append(f"not killed, it ends with {ended.code}: {ended.said.strip()[-300:]}")
+                of.wrong.append(f"not killed, it ends with {ended.code}: {ended.output.strip()[-300:]}")
             break
         killed += 1
         of.kills += 1
         of.had_begun += there != old and there != new
         of.had_ended += there == new
-        for path, said in there.items():
-            if path in old.keys() | new.keys() and said not in (old.get(path), new.get(path)):
+        for path, message in there.items():
+            if path in old.keys() | new.keys() and message not in (old.get(path), new.get(path)):
                 of.wrong.append(f"killed, {path} is neither old nor new")
         if there == new and not bench.operation.replaces:
             break
@@ -118,7 +118,7 @@ def _one_turn(bench: Bench, takes_s: float, of: KillCounts, most: int, moments: 
     if contents(bench.folder) != new or bench.operation.replaces:
         ended = bench.run(None, again=True)
         if ended.code:
-            of.wrong.append(f"continued, it fails: {ended.said.strip()[-300:]}")
+            of.wrong.append(f"continued, it fails: {ended.output.strip()[-300:]}")
             return
     if contents(bench.folder) != new:
         of.wrong.append(f"continued, it ends otherwise, begun from {start}")

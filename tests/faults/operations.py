@@ -1,7 +1,7 @@
-"""All that writes: each as an operation that makes the same files again and again.
+"""Everything that writes files, as operations that make the same files again.
 
 An operation has a folder of its own. It writes what it is asked for in two versions, so that what was there
-before can be told from what comes.
+before can be distinguished from what comes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Operation:
         Whether it begins with what a killed run has left.
     always_succeeds : bool
         Whether it does its work without its files: a cache.
-    says_what_is_missing : bool
+    reports_missing : bool
         Whether it goes on without a table that there is no memory to read: a report with a warning, a profile
         with the reason in its evidence.
     """
@@ -61,7 +61,7 @@ class Operation:
     needs_old: bool = False
     interrupted: bool = False
     always_succeeds: bool = False
-    says_what_is_missing: bool = False
+    reports_missing: bool = False
 
 
 STEPS: Final[dict[str, Any]] = {
@@ -331,11 +331,11 @@ OPERATIONS: Final = (
     Operation("tables flag", _flag, needs_old=True),
     Operation("simulate --requests --report", _simulate, together=False),
     Operation("simulate --requests CSV", _simulate_csv),
-    Operation("report", _report, says_what_is_missing=True),
+    Operation("report", _report, reports_missing=True),
     Operation("validate --csv", _validate),
     Operation("plot, PNG", _picture(".png")),
     Operation("plot, SVG", _picture(".svg")),
-    Operation("calibrate", _calibrate, says_what_is_missing=True),
+    Operation("calibrate", _calibrate, reports_missing=True),
     Operation(
         "compiled loops",
         _loops,

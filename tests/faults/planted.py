@@ -42,8 +42,8 @@ def _stuck(folder: Path, inputs: Path, version: int, again: bool) -> None:
 PLANTED = {
     "is half": Operation("writes in place", _in_place),
     "leaves a.part": Operation("leaves its half", _left),
-    "says it succeeded and is not new": Operation("says nothing", _silent),
+    "reports success and is not new": Operation("silent", _silent),
     "to new": Operation("writes one after the other", _apart),
     "repeated it fails": Operation("leaves its lock", _stuck, leaves="lock"),
 }
-"""By what is said of them."""
+"""By the finding that they cause."""

@@ -36,15 +36,15 @@ class Fault:
     how: How
     least_bytes: int = 0
     largest_bytes: int = 0
-    """What a file may hold, of which the system itself says when it is too much; 0 is no limit."""
+    """The most bytes that the system lets a file hold; 0 is no limit."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: its exit code, or minus the signal; what it said; and what it met."""
+    """How a process ended: its exit code, or minus the signal; its output; and the faults that it met."""
 
     code: int
-    said: str
+    output: str
     counts: Mapping[str, int] = field(default_factory=dict)
     met: int = 0
     where: str = ""
@@ -110,7 +110,7 @@ class Bench:
 
     def _warm(self, folder: Path) -> None:
         """Run it here, so that what it imports and compiles is there in every process that is forked."""
-        said, errors, nowhere = os.dup(1), os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        found, errors, nowhere = os.dup(1), os.dup(2), os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
         try:
@@ -119,12 +119,12 @@ class Bench:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            os.dup2(said, 1)
+            os.dup2(found, 1)
             os.dup2(errors, 2)
             # those of the parent may be files, which can be sought in
             sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
             sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-            for file in (said, errors, nowhere):
+            for file in (found, errors, nowhere):
                 os.close(file)
 
     def _done(self, version: int, again: bool = False) -> None:
@@ -156,17 +156,17 @@ class Bench:
                 time.sleep(kill_after_s)
                 os.kill(child, signal.SIGKILL)
             with open(reads, errors="replace") as errors:
-                said = errors.read()
+                found = errors.read()
             _, status = os.waitpid(child, 0)
             code = os.waitstatus_to_exitcode(status)
             with contextlib.suppress(OSError, ValueError):
-                return Ended(code, said, *json.loads((Path(apart) / "met").read_text()))
-            return Ended(code, said)
+                return Ended(code, found, *json.loads((Path(apart) / "met").read_text()))
+            return Ended(code, found)
 
     def _run_and_exit(self, apart: Path, errors: int, fault: Fault | None, version: int, again: bool) -> None:
         code = 70
         try:
-            # no files: a limit of files is not one of what is said
+            # no files: a limit of files does not limit the output
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             os.dup2(errors, 2)
             # those of the parent may be files, which can be sought in
@@ -223,20 +223,20 @@ class Bench:
             repeated = self.run(None, again=True)
             _, new = self.trees[start]
             if repeated.code:
-                wrong = f"repeated it fails: {repeated.said.strip()[-300:]}"
+                wrong = f"repeated it fails: {repeated.output.strip()[-300:]}"
             elif (after := self._contents()) != new:
                 wrong = f"repeated it leads to something else: {_difference(after, new)}"
         return Verdict(outcome, ended, wrong)
 
     def _contents(self) -> Tree:
         stays = re.compile(self.operation.stays or "-")
-        return {name: said for name, said in contents(self.folder).items() if not stays.fullmatch(name)}
+        return {name: message for name, message in contents(self.folder).items() if not stays.fullmatch(name)}
 
     def _judged(self, start: str, there: Tree, ended: Ended, fault: Fault) -> tuple[str, str]:
         operation, (old, new) = self.operation, self.trees[start]
         is_killed = fault.how is How.KILL or ended.code in (-signal.SIGABRT, -signal.SIGSEGV)
         own = old.keys() | new.keys()
-        kept = {name: said for name, said in there.items() if name in own}
+        kept = {name: message for name, message in there.items() if name in own}
         # who is gone, may remove nothing or has no memory for it cannot tidy: the next one does
         cannot_tidy = is_killed or fault.kinds in (("alloc",), WRITING) or "unlink" in fault.kinds
 
@@ -245,19 +245,19 @@ class Bench:
 
         if kept != new:
             is_more = [n for n in kept.keys() - old if may_stay(n) or (cannot_tidy and _is_empty(n, kept))]
-            kept = {name: said for name, said in kept.items() if name not in is_more}
+            kept = {name: message for name, message in kept.items() if name not in is_more}
         outcome = "new" if kept == new else "old" if kept == old else "mixed"
         if ended.code not in (0, 2) and not is_killed:
-            return outcome, f"ends with {ended.code}: {ended.said.strip()[-600:]}"
-        if ended.code == 2 and not _is_one_line(ended.said):
-            return outcome, f"says {ended.said.strip()[-600:]!r}"
+            return outcome, f"ends with {ended.code}: {ended.output.strip()[-600:]}"
+        if ended.code == 2 and not _is_one_line(ended.output):
+            return outcome, f"prints {ended.output.strip()[-600:]!r}"
         if ended.code == 0 and ended.met == 0 and outcome != "new" and not operation.always_succeeds:
             return outcome, f"ends well and is not new: {_difference(kept, new)}"
-        is_less = operation.says_what_is_missing and fault.kinds == ("alloc",)
+        is_less = operation.reports_missing and fault.kinds == ("alloc",)
         if ended.code == 0 and outcome == "mixed" and is_less:
             return "less", ""
         if ended.code == 0 and outcome != "new" and not operation.always_succeeds:
-            return outcome, f"says it succeeded and is not new: {_difference(kept, new)}"
+            return outcome, f"reports success and is not new: {_difference(kept, new)}"
         if outcome == "mixed" and ((operation.together and not is_killed) or not _is_either(kept, old, new)):
             return outcome, f"is half: {_difference(kept, old)}; to new: {_difference(kept, new)}"
         left = [name for name in there.keys() - own if not may_stay(name)]
@@ -287,10 +287,10 @@ def _is_either(kept: Tree, old: Tree, new: Tree) -> bool:
     return all(kept.get(name) in (old.get(name), new.get(name)) for name in old.keys() | new.keys())
 
 
-def _is_one_line(said: str) -> bool:
-    # Arrow itself says on standard error what a file that is given up could not write; progress has lines
+def _is_one_line(message: str) -> bool:
+    # Arrow itself prints on standard error what it could not write to a file; progress has lines
     others = ("fastroof: warning: ", "/arrow/cpp/", "predicting ")
-    lines = [line for line in said.splitlines() if not line.startswith(others)]
+    lines = [line for line in message.splitlines() if not line.startswith(others)]
     return len(lines) == 1 and lines[0].startswith("fastroof: error: ")
 
 

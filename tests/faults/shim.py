@@ -100,7 +100,6 @@ class Shim:
         self._library.faults_arm(os.fsencode(folder), bits, number, error, how, least_bytes)
 
     def disarm(self) -> None:
-        """Let all calls through."""
         self._library.faults_disarm()
 
     @property

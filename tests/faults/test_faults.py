@@ -46,8 +46,8 @@ def faults(folder: Path, *words: str) -> tuple[int, str, list[dict[str, Any]]]:
 @pytest.mark.slow
 def test_what_a_fault_leaves_is_old_or_new(tmp_path: Path) -> None:
     words = [word for name in SOME for word in ("--operation", name)]
-    code, said, rows = faults(tmp_path, *words, "--most", "3", "--cases", "5", "--seed", "21")
-    assert code == 0, said
+    code, text, rows = faults(tmp_path, *words, "--most", "3", "--cases", "5", "--seed", "21")
+    assert code == 0, text
     assert {row["operation"] for row in rows} == set(SOME)
     assert sum(row["tried"] for row in rows) > 20
     # what never leads to both tries nothing
@@ -59,9 +59,9 @@ def test_what_is_wrong_is_found(tmp_path: Path) -> None:
     words = [word for one in PLANTED.values() for word in ("--operation", one.name)]
     code, _, rows = faults(tmp_path, *words, "--most", "4")
     assert code == 1
-    for said, operation in PLANTED.items():
+    for message, operation in PLANTED.items():
         why = [why for row in rows if row["operation"] == operation.name for why in row["wrong"].values()]
-        assert any(said in one for one in why), operation.name
+        assert any(message in one for one in why), operation.name
 
 
 @pytest.mark.slow

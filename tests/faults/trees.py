@@ -31,11 +31,11 @@ def contents(folder: Path) -> Tree:
             found[f"{path.relative_to(folder)}/"] = os.readlink(path) if path.is_symlink() else "folder"
         for name in names:
             path = Path(above, name)
-            found[str(path.relative_to(folder))] = os.readlink(path) if path.is_symlink() else _said(path)
+            found[str(path.relative_to(folder))] = os.readlink(path) if path.is_symlink() else _content(path)
     return found
 
 
-def _said(path: Path) -> str:
+def _content(path: Path) -> str:
     data = path.read_bytes()
     if path.suffix == ".parquet" and data[:4] == data[-4:] == b"PAR1" and len(data) > 12:
         file = pq.ParquetFile(path, page_checksum_verification=True)
@@ -48,7 +48,7 @@ def _said(path: Path) -> str:
 
 
 def is_hidden_half(name: str) -> bool:
-    """Whether a name below a folder is, or lies in, what somebody was writing when the process was killed."""
+    """Whether a name below a folder is, or lies in, what was being written when the process was killed."""
     return any(is_unfinished(Path(part)) for part in name.rstrip("/").split("/"))
 
 

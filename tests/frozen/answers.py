@@ -1,4 +1,4 @@
-"""Answers with the words that say what each is an answer to, and their files."""
+"""Answers with their questions, and their files."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Answer(NamedTuple):
 
 
 class Answers:
-    """Answers of one group, in the order in which they were asked for.
+    """Answers of one group, in the order of their computation.
 
     Parameters
     ----------
@@ -78,20 +78,17 @@ class Answers:
         self.listed: list[Answer] = []
 
     def numbers(self, case: str, quantity: str, arguments: Iterable[Any], values: Any) -> None:
-        """Keep numbers, one for each argument."""
         flat = np.asarray(values, np.float64).reshape(-1).tolist()
         for argument, value in zip(arguments, flat, strict=True):
-            # a stated error is made with exponentials and logarithms, whatever is made beside it
+            # a stated error is made with exponentials and logarithms, whatever is made next to it
             is_error = any(name.endswith("relative_error") for name in (quantity, str(argument)))
             is_exact = self.is_exact and not is_error
             self.listed.append(Answer(case, quantity, str(argument), value, None, is_exact))
 
     def number(self, case: str, quantity: str, value: Any) -> None:
-        """Keep one number."""
         self.numbers(case, quantity, [""], [value])
 
     def text(self, case: str, quantity: str, text: str, argument: Any = "") -> None:
-        """Keep a text."""
         self.listed.append(Answer(case, quantity, str(argument), None, text, self.is_exact))
 
     def many(self, case: str, quantity: str, values: Any) -> None:
@@ -144,10 +141,10 @@ class Answers:
         else:
             self.text(case, quantity, str(value), argument)
 
-    def refusal(self, case: str, ask: Callable[[], Any]) -> None:
+    def refusal(self, case: str, call: Callable[[], Any]) -> None:
         """Keep the type of the error that a question is answered with, or that there is none."""
         try:
-            ask()
+            call()
         except FastroofError as error:
             self.text(case, "error", type(error).__name__)
         else:
@@ -155,7 +152,7 @@ class Answers:
 
 
 class Difference(NamedTuple):
-    """An answer that is not the recorded one; None where there is none."""
+    """An answer that is not the recorded one; None if it is missing."""
 
     recorded: Answer | None
     current: Answer | None
@@ -171,7 +168,7 @@ class Difference(NamedTuple):
         return abs(after / before - 1.0)
 
     @property
-    def asked(self) -> tuple[str, str, str]:
+    def key(self) -> tuple[str, str, str]:
         """What the answers are to."""
         one = self.recorded or self.current
         assert one is not None
@@ -179,15 +176,14 @@ class Difference(NamedTuple):
 
     @property
     def quantity(self) -> str:
-        """The quantity that was asked for."""
-        return self.asked[1]
+        return self.key[1]
 
     def __str__(self) -> str:
         shown = [
             "nothing" if a is None else a.text if a.value is None else f"{a.value!r}"
             for a in (self.recorded, self.current)
         ]
-        return f"{', '.join(filter(None, self.asked))}: {shown[0]} was recorded, now it is {shown[1]}"
+        return f"{', '.join(filter(None, self.key))}: {shown[0]} was recorded, now it is {shown[1]}"
 
 
 def differences(recorded: list[Answer], current: list[Answer]) -> list[Difference]:

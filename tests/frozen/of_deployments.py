@@ -1,4 +1,4 @@
-"""What is asked of deployments: the best ones, the largest rates within limits, and whether engines start."""
+"""Answers about deployments: the best ones, the largest rates within limits, and whether engines start."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def capacities(named: str) -> Answers:
 
 
 WORDS: Final = ("version", "reason", "remedy", "source", "engine_title", "unsaid")
-"""What an answer is said with."""
+"""How sure an answer is."""
 
 ENGINES: Final = ("vllm", "vllm-0.12.0", "vllm-0.24.0", "sglang", "trtllm-1.0", "trtllm-1.1")
 FITS: Final[dict[str, list[tuple[str, str, dict[str, Any]]]]] = {

@@ -20,7 +20,6 @@ __all__ = ["dynamo", "llm_d", "llmservingsim", "refusals", "results"]
 
 
 def dynamo() -> Answers:
-    """Profiles for Dynamo's mocker."""
     answers = Answers()
     tables = product.h100_tables()
     for model, given in H100_PLANS[:4]:
@@ -69,7 +68,6 @@ def _files(answers: Answers, case: str, folder: Path) -> None:
 
 
 def llmservingsim() -> Answers:
-    """Profiles for LLMServingSim."""
     answers = Answers()
     tables = product.h100_tables()
     limits = {"max_tokens": 1024, "max_seqs": 64}
@@ -88,22 +86,22 @@ def llmservingsim() -> Answers:
 
 
 def results() -> Answers:
-    """Arrow tables of steps, plan files' descriptions and what plans say of themselves."""
+    """Arrow tables of steps, plan files' descriptions and those of plans."""
     answers = Answers()
     tables = product.h100_tables()
     for model, given in H100_PLANS:
         for case, plan in compiled(answers, tables, model, "h100", **given):
             described = {name: value for name, value in plan.describe().items() if name != "version"}
             answers.text(case, "describe", json.dumps(described))
-            # a plan file's description follows its arena; the facts beside it have tests of their own
+            # a plan file's description follows its arena; its other facts have tests of their own
             octets = product.plan_bytes(plan, "name")
             arena_floats, text_bytes = struct.unpack_from("<QQ", octets, 24)
-            said = json.loads(octets[64 + 8 * arena_floats :][: text_bytes - 1])
+            facts = json.loads(octets[64 + 8 * arena_floats :][: text_bytes - 1])
             left_out = ("version", "layout", "memory", "stages")
-            answers.text(case, "plan file", json.dumps({k: v for k, v in said.items() if k not in left_out}))
+            answers.text(case, "plan file", json.dumps({k: v for k, v in facts.items() if k not in left_out}))
             table = product.step_table(plan, NAMED_STEPS, plan.run(NAMED_STEPS))
-            said = {k.decode(): v.decode() for k, v in table.schema.metadata.items() if b"version" not in k}
-            answers.text(case, "metadata", json.dumps(said))
+            facts = {k.decode(): v.decode() for k, v in table.schema.metadata.items() if b"version" not in k}
+            answers.text(case, "metadata", json.dumps(facts))
             for column in table.column_names:
                 answers.text(
                     case,
@@ -191,6 +189,6 @@ def _questions() -> dict[str, Callable[[], Any]]:
 def refusals() -> Answers:
     """The type of the error that each of many wrong questions is answered with."""
     answers = Answers()
-    for question, ask in _questions().items():
-        answers.refusal(question, ask)
+    for question, call in _questions().items():
+        answers.refusal(question, call)
     return answers

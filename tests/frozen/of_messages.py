@@ -140,10 +140,10 @@ def messages(plan: str) -> Answers:
     What simulations sum up need only be close.
     """
     answers = Answers()
-    asked = OF_ONE_PLAN
+    wanted = OF_ONE_PLAN
     if plan != ANY:
-        asked = {name: {"id": name, "plan": plan, **message} for name, message in OF_EVERY_PLAN.items()}
-    for name, reply in zip(asked, product.answered(plans(), list(asked.values())), strict=True):
-        answers.is_exact = plan != "experts" and "simulate" not in asked[name]
+        wanted = {name: {"id": name, "plan": plan, **message} for name, message in OF_EVERY_PLAN.items()}
+    for name, reply in zip(wanted, product.answered(plans(), list(wanted.values())), strict=True):
+        answers.is_exact = plan != "experts" and "simulate" not in wanted[name]
         answers.document(f"{plan}: {name}", reply, without=LEFT_OUT)
     return answers

@@ -93,12 +93,12 @@ def compiled(
     yield case, plan
 
 
-BESIDE_TOKENS: Final = ("window", "window_kv_bytes_per_token", "state_bytes_per_sequence")
+NOT_PER_TOKEN: Final = ("window", "window_kv_bytes_per_token", "state_bytes_per_sequence")
 """What memory has of layers that dense models have none of."""
 
 
 def times(answers: Answers, case: str, plan: product.StepPlan) -> None:
-    """Keep what a plan says of steps of every kind, and its memory."""
+    """Record a plan's times of steps of every kind, and its memory."""
     decodes = [d for d in DECODES if d[0] <= plan.max_seqs]
     batches, lengths = np.array(decodes).T
     named = [f"batch {b}, kv {kv}" for b, kv in decodes]
@@ -123,7 +123,7 @@ def times(answers: Answers, case: str, plan: product.StepPlan) -> None:
     answers.number(case, "scalar", plan.scalar(13, 1300))
     answers.number(case, "step_scalar", plan.step_scalar([300, 1, 1], [0, 50, 9000]))
     fields = product.memory_fields(plan)
-    answers.record(case, fields, without=(*BESIDE_TOKENS, "context_bytes", "adapter_bytes"))
+    answers.record(case, fields, without=(*NOT_PER_TOKEN, "context_bytes", "adapter_bytes"))
 
 
 def preset_plans(model: str) -> Answers:
@@ -165,7 +165,7 @@ def kinds_plans() -> Answers:
     for model, gpu, options in KINDS:
         for case, plan in compiled(answers, tables[gpu], model, gpu, **options):
             times(answers, case, plan)
-            answers.record(case, {name: getattr(plan.memory, name) for name in BESIDE_TOKENS})
+            answers.record(case, {name: getattr(plan.memory, name) for name in NOT_PER_TOKEN})
     return answers
 
 
@@ -195,7 +195,7 @@ OPTIONS: Final[tuple[dict[str, Any], ...]] = (
     {"max_tokens": 4096, "max_seqs": 128},
     {"max_tokens": 20_000, "max_seqs": 2000, "runtime": "vllm"},
 )
-# Heads that nobody measured, so that attention is borrowed; an odd vocabulary and biases.
+# Unmeasured heads, so that attention is borrowed; an odd vocabulary and biases.
 MADE_UP: Final = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -268,7 +268,6 @@ _NOT_RECORDED = ("name", "role", "dtype")
 
 
 def explanations() -> Answers:
-    """Steps broken down by operator."""
     answers = Answers()
     tables = product.h100_tables()
     for model, given in H100_PLANS:

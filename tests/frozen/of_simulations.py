@@ -339,7 +339,6 @@ def _plan(**given: Any) -> product.StepPlan:
 
 
 def _simulated(served: Served, trace: product.Trace) -> Any:
-    """Serve one workload."""
     options, plan = dict(served.options), _plan(**served.plan)
     if served.prefill is not None:
         link = product.Link(**options.pop("link", {}))

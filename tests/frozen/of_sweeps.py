@@ -47,7 +47,6 @@ STEPS: Final = {
 
 
 def steps() -> Answers:
-    """Sweeps over decode steps."""
     answers = Answers()
     _swept(answers, "best", STEPS)
     every = {
@@ -122,7 +121,6 @@ def disaggregated_deployments() -> Answers:
 
 
 def grids_of_steps() -> Answers:
-    """Grids of many plans in arrays."""
     answers = Answers()
     tables = product.h100_tables()
     plans = [

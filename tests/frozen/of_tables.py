@@ -113,7 +113,7 @@ def _moes() -> list[tuple[str, Sizes]]:
     ]  # fmt: skip
 
 
-ASKED: Final = {
+QUERIES: Final = {
     "gemm": _gemms,
     "attention_decode": _decodes,
     "attention_prefill": _prefills,
@@ -127,7 +127,7 @@ def lookups(operator: str) -> Answers:
     # work of experts goes through powers of their distribution
     answers = Answers(is_exact=operator != "moe")
     tables = product.h100_tables()
-    for (named, sizes), method in itertools.product(ASKED[operator](), METHODS):
+    for (named, sizes), method in itertools.product(QUERIES[operator](), METHODS):
         case = f"{operator}, {named}, {method}"
         try:
             found = tables.lookup(operator, method=method, **sizes)
@@ -143,8 +143,8 @@ def lookup_errors() -> Answers:
     """Standard errors of lookups: they go through NumPy's logarithms and square roots."""
     answers = Answers(is_exact=False)
     tables = product.h100_tables()
-    for operator, asked in ASKED.items():
-        for named, sizes in asked()[::3]:
+    for operator, wanted in QUERIES.items():
+        for named, sizes in wanted()[::3]:
             try:
                 found = tables.lookup(operator, with_error=True, **sizes)
             except product.FastroofError:

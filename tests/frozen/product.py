@@ -1,4 +1,4 @@
-"""Everything of the product that frozen answers are asked of: the one place that a renamed name touches."""
+"""All of the product that frozen answers use: the one place that a renamed name touches."""
 
 from __future__ import annotations
 
@@ -129,7 +129,6 @@ def _renamed(options: Mapping[str, Any], names: Mapping[str, str] = {}) -> dict[
 
 
 def compile_plan(*given: Any, **options: Any) -> StepPlan:
-    """A plan of the record."""
     return fastroof.compile_plan(*given, **_renamed(options))
 
 
@@ -142,14 +141,12 @@ def memory_fields(plan: StepPlan) -> dict[str, Any]:
 
 
 def run_sweep(spec: Any, *given: Any, **options: Any) -> Any:
-    """A sweep of the record."""
     return fastroof.run_sweep(
         _renamed(spec, _SWEPT) if isinstance(spec, Mapping) else spec, *given, **options
     )
 
 
 def compile_together(requests: Sequence[Mapping[str, Any]], gpu: str, tables: Tables) -> list[StepPlan]:
-    """Plans compiled by one call."""
     return list(compile_plans([{"engine": "kernels", **_renamed(one)} for one in requests], gpu, tables))
 
 

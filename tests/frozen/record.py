@@ -2,10 +2,10 @@
 
 ``tests/frozen/recorded`` holds a file a group, of some 230,000 answers in all: latencies, components,
 origins, memory, errors, energy, lookups, estimates, sweeps' rows, exports, simulations, the best deployments,
-capacities, starts of engines, replies of the server. ``test_frozen.py`` asks the same questions again and
+capacities, starts of engines, replies of the server. ``test_frozen.py`` computes the same answers again and
 compares to the last bit; only what goes through transcendental functions of NumPy or through BLAS and LAPACK
 (errors, percentiles, experts, fits by least squares, energy, summaries of runs) may differ by 1e-12 of
-itself, since its last bit depends on the processor. Where more numbers are asked for than need to be read,
+itself, since its last bit depends on the processor. Where more numbers are computed than need to be read,
 their hash is kept, or two sums of them.
 
 To see what differs from the record::
@@ -13,7 +13,7 @@ To see what differs from the record::
     python -m tests.frozen.record --compare [GROUP ...]
 
 To record an intended change, name the groups that it changes, and no others; what it prints of the
-differences belongs into the commit, which says why they are right::
+differences belongs into the commit, which explains why they are right::
 
     python -m tests.frozen.record GROUP ...
 
@@ -68,7 +68,7 @@ PARTS: Final[dict[str, dict[str, Callable[[], Answers]]]] = {
     "energy": {case: partial(of_plans.energy, case) for case in of_plans.POWERED},
     "messages": {plan: partial(of_messages.messages, plan) for plan in of_messages.SERVED},
 }
-"""Groups whose parts are asked one by one: the cases of each begin with its name and a colon."""
+"""Groups whose parts are computed one by one: the cases of each begin with its name and a colon."""
 
 
 GROUPS: Final[dict[str, Callable[[], Answers]]] = {
@@ -78,7 +78,7 @@ GROUPS: Final[dict[str, Callable[[], Answers]]] = {
     "plans-options": of_plans.options,
     "plans-errors": of_plans.errors,
     "plans-explained": of_plans.explanations,
-    **{f"lookups-{operator}": partial(of_tables.lookups, operator) for operator in of_tables.ASKED},
+    **{f"lookups-{operator}": partial(of_tables.lookups, operator) for operator in of_tables.QUERIES},
     "lookups-errors": of_tables.lookup_errors,
     "lookups-holdout": of_tables.holdout,
     "measuring-grids": of_tables.grids,
@@ -97,13 +97,12 @@ GROUPS: Final[dict[str, Callable[[], Answers]]] = {
     "results": of_exports.results,
     "refusals": of_exports.refusals,
 }
-"""Groups that are asked at once."""
+"""Groups that are computed at once."""
 
 
-def asked(group: str) -> list[Answer]:
-    """Answers of a group, with all of its parts."""
+def group_answers(group: str) -> list[Answer]:
     parts = PARTS[group].values() if group in PARTS else [GROUPS[group]]
-    return [answer for ask in parts for answer in ask().listed]
+    return [answer for call in parts for answer in call().listed]
 
 
 def summary(group: str, found: list[Difference], shown: int = 8) -> str:
@@ -132,7 +131,7 @@ def main() -> None:
     if not given.groups and not given.compare and not given.all:
         parser.error("name the groups to record, or --all, or --compare")
     for group in given.groups or names:
-        current = asked(group)
+        current = group_answers(group)
         is_new = not (FOLDER / f"{group}.parquet").exists()
         print(summary(group, differences([] if is_new else read_answers(group), current)), flush=True)
         if not given.compare:

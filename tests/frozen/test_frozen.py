@@ -1,4 +1,4 @@
-"""Answers are those on record, to the last bit but for what ``tests.frozen.record`` says."""
+"""Answers are those on record, to the last bit but for the exceptions in ``tests.frozen.record``."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ OTHER_PARTS = [(group, part) for group in PARTS if "simulations" not in group fo
 
 
 def compare(recorded: list[Answer], current: Answers, group: str) -> None:
-    """Compare answers with their record."""
     found = differences(recorded, current.listed)
     assert not found, summary(group, found) + (
-        "\nwhere the change is meant: python -m tests.frozen.record " + group + ", and the commit says why"
+        "\nif it is meant: python -m tests.frozen.record " + group + ", and explain it in the commit"
     )
 
 
@@ -90,7 +89,7 @@ def test_a_last_bit_is_a_difference():
     assert not differences(changed(0, value=float("nan")), changed(0, value=float("nan")))
 
 
-def test_many_numbers_are_held_together():
+def test_many_numbers_are_compared_as_one_answer():
     values = np.geomspace(1.0, 1e6, 90).reshape(3, 30)
     swapped = values[::-1]
     one_off = np.where(values == values[1, 7], 1.00001 * values, values)

@@ -28,35 +28,35 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="file for counts and failures")
     parser.add_argument("--guided", action="store_true", help="coverage-guided, with atheris; one target")
     parser.add_argument("--list", action="store_true", help="list the targets")
-    asked = parser.parse_args()
+    args = parser.parse_args()
 
-    if asked.guided:
+    if args.guided:
         from tests.fuzz.guided import run_guided
 
-        return run_guided(asked.target, asked.minutes or 1.0, asked.keep)
+        return run_guided(args.target, args.minutes or 1.0, args.keep)
 
     from tests.fuzz.running import Counts, run_target, table
     from tests.fuzz.targets import target_classes
 
     known = target_classes()
-    names = asked.target or list(known)
+    names = args.target or list(known)
     if unknown := [name for name in names if name not in known]:
         parser.error(f"unknown target {', '.join(unknown)}; see --list")
-    if asked.list:
+    if args.list:
         print("\n".join(known))
         return 0
-    if asked.case is not None:
-        return _one_case(known[names[0]], asked.case)
+    if args.case is not None:
+        return _one_case(known[names[0]], args.case)
     from tests.fuzz.made_plans import warm
 
     warm()
     counts = {}
-    left_s = 60.0 * (asked.minutes if asked.minutes is not None else 10.0)
+    left_s = 60.0 * (args.minutes if args.minutes is not None else 10.0)
     for place, name in enumerate(names):
         began_s = time.monotonic()
-        seconds = None if asked.cases is not None else left_s / (len(names) - place)
+        seconds = None if args.cases is not None else left_s / (len(names) - place)
         try:
-            one = run_target(known[name], asked.first, asked.cases, seconds, asked.keep)
+            one = run_target(known[name], args.first, args.cases, seconds, args.keep)
         except RuntimeError as error:
             # the others go on
             one = Counts(cases=1, failed=1, failures={"no case": [1, [], str(error)]})
@@ -65,10 +65,10 @@ def main() -> int:
         print(f"{name}: {one.cases:,} cases in {one.seconds:.0f} s, {one.failed} failures", flush=True)
         for where, (number, seeds, why) in one.failures.items():
             print(f"    {number} x {where}: seeds {seeds}: {why}", flush=True)
-        if asked.json:
+        if args.json:
             import json
 
-            asked.json.write_text(json.dumps({key: vars(value) for key, value in counts.items()}, indent=1))
+            args.json.write_text(json.dumps({key: vars(value) for key, value in counts.items()}, indent=1))
     print(table(counts))
     return int(any(one.failed for one in counts.values()))
 

@@ -98,7 +98,6 @@ def parquet_bytes(table: pa.Table, random: Random) -> bytes:
 
 
 def csv_bytes(table: pa.Table) -> bytes:
-    """Write a table as CSV."""
     file = io.BytesIO()
     pa.csv.write_csv(table, file)
     return file.getvalue()

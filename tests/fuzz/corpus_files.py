@@ -21,13 +21,12 @@ def corpus_cases(target: str) -> dict[str, bytes]:
 
 
 def read_case(path: Path) -> bytes:
-    """Read one case."""
     content = path.read_bytes()
     return gzip.decompress(content) if path.suffix == ".gz" else content
 
 
 def keep_case(target: str, name: str, case: bytes, folder: Path = CORPUS) -> Path:
-    """Write a case to the corpus, or beside it."""
+    """Write a case to the corpus, or next to it."""
     path = folder / target / name
     path.parent.mkdir(parents=True, exist_ok=True)
     if len(case) > LONG_BYTES:

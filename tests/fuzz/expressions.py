@@ -35,7 +35,7 @@ class OddInt(int):
 
 
 class NoSequence:
-    """What looks like a sequence of three and is none."""
+    """What looks like a sequence of three and has no items."""
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeError("no array")
@@ -153,7 +153,7 @@ def evaluated(text: str, names: dict[str, Any]) -> Any:
     Raises
     ------
     SkippedError
-        If Python or NumPy cannot make these arguments, which says nothing of the product.
+        If Python or NumPy cannot make these arguments, which is no fault of the product.
     """
     try:
         return eval(text, names)

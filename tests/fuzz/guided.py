@@ -47,8 +47,8 @@ def run_guided(names: Sequence[str] | None, minutes: float, kept: Path | None) -
             _fuzz(names[0], minutes, place, kept)
             os._exit(0)
         _, status = os.waitpid(pid, 0)
-        said = place / "counts.json"
-        counts = json.loads(said.read_text()) if said.exists() else {"failures": {}}
+        found = place / "counts.json"
+        counts = json.loads(found.read_text()) if found.exists() else {"failures": {}}
         print(json.dumps(counts, indent=1))
         if status:
             print(f"the process ended with {os.waitstatus_to_exitcode(status)}", file=sys.stderr)
@@ -105,7 +105,7 @@ def _fuzz(name: str, minutes: float, place: Path, kept: Path | None) -> None:
         if is_new or done % 100 == 0:
             (place / "counts.json").write_text(json.dumps({**counts, "failures": failures}))
 
-    # what takes long is the judge's to say
+    # the judge decides what takes too long
     limits = {"max_total_time": round(60 * minutes), "max_len": LONGEST_BYTES, "timeout": 3600}
     others = {"rss_limit_mb": 0, "verbosity": 0, "artifact_prefix": f"{place}/"}
     words = [f"-{limit}={value}" for limit, value in {**limits, **others}.items()]

@@ -33,12 +33,10 @@ class _TooLongError(BaseException):
 
 
 def case_of(target: Target, seed: int) -> bytes:
-    """Return the target's case for a seed."""
     return target.case(Random(seed << 32 | crc32(target.name.encode())))
 
 
 def judge(target: Target, case: bytes) -> Verdict:
-    """Run a case and return its verdict."""
     was = signal.signal(signal.SIGPROF, _too_long)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began_s = time.process_time()

@@ -12,13 +12,11 @@ __all__ = ["h100", "plan_of", "warm"]
 
 @cache
 def h100() -> fastroof.Tables:
-    """Return the H100's shipped tables."""
     return fastroof.load_tables("h100")
 
 
 @cache
 def plan_of(model: str = "llama-3.1-8b", **options: Any) -> fastroof.StepPlan:
-    """Compile a plan of a model on the H100."""
     return fastroof.compile_plan(model, "h100", h100(), **{"engine": "kernels", **options})
 
 

@@ -86,7 +86,7 @@ class Crashing(Planted):
             os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def test_the_judge_tells_faults_from_refusals() -> None:
+def test_the_judge_distinguishes_faults_from_refusals() -> None:
     with warnings.catch_warnings():
         warnings_are_errors()
         kinds = [judge(Planted(), str(number).encode()).kind for number in range(8)]
@@ -152,7 +152,7 @@ def test_targets_of_bytes_take_any_bytes(target: Target) -> None:
             assert judge(target, random.randbytes(size)).kind != FAILED
 
 
-def test_without_atheris_one_line_says_what_to_install(
+def test_without_atheris_one_line_names_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "atheris", None)
@@ -169,6 +169,6 @@ def test_mutators_change_what_they_are_given() -> None:
         assert tree == {"a": 1, "b": {"c": [1, 2.5, "x"]}}
 
 
-def test_every_operator_that_answers_lookups_is_asked() -> None:
-    asked = {name for name, _ in lookups.ASKED} | kernel_lookups.ASKED.keys()
-    assert asked == {name for name, operator in OPERATORS.items() if operator.answers_lookups}
+def test_every_operator_that_answers_lookups_is_covered() -> None:
+    wanted = {name for name, _ in lookups.QUERIES} | kernel_lookups.QUERIES.keys()
+    assert wanted == {name for name, operator in OPERATORS.items() if operator.answers_lookups}

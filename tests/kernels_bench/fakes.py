@@ -1,4 +1,4 @@
-"""Stand-ins for a device: a clock, an NVML, a timer and providers that do what they are told."""
+"""Stand-ins for a device: a clock, an NVML, a timer and scripted providers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class FakePrepared:
 
 
 class FakeProvider:
-    """Takes what it is told to take, fails where it is told to fail."""
+    """Takes the given points, and fails at given ones."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class FakeNvml:
 
     def __init__(self, silent: Sequence[str] = (), **answers: Any) -> None:
         self.silent = set(silent)
-        self.asked: list[str] = []
+        self.calls: list[str] = []
         self.answers = {
             "nvmlInit": None,
             "nvmlDeviceGetHandleByIndex": "handle",
@@ -173,13 +173,13 @@ class FakeNvml:
         if name not in self.answers:
             raise AttributeError(name)
 
-        def ask(*arguments: Any) -> Any:
-            self.asked.append(name)
+        def answer(*arguments: Any) -> Any:
+            self.calls.append(name)
             if name in self.silent:
                 raise NVMLError(name)
             return self.answers[name]
 
-        return ask
+        return answer
 
 
 def run(

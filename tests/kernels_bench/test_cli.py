@@ -105,7 +105,7 @@ def test_a_run_on_the_cpu_loads_and_every_lookup_comes_back_exactly(measured: Pa
 
 
 @pytest.mark.slow
-def test_nobody_can_mistake_it_for_a_gpu(measured: Path) -> None:
+def test_cpu_measurements_are_not_mistaken_for_a_gpu(measured: Path) -> None:
     provenance = tomllib.loads((measured / "kernels_bench" / "provenance.toml").read_text())
     assert provenance["gpu"] == "cpu"
     (run,) = provenance["runs"].values()
@@ -185,7 +185,7 @@ def test_a_killed_smoke_test_has_shown_what_it_measured(
     assert all(re.fullmatch(r"cpu .* 12\.50 us .*  fake \w+  .* ok", line) for line in lines)
 
 
-def test_providers_says_which_work_and_why_the_others_do_not() -> None:
+def test_providers_prints_which_work_and_why_the_others_do_not() -> None:
     listed = {p["name"]: p for p in json.loads(command("providers", "--json").stdout)}
     assert listed["cpu"]["works"]
     assert listed["cpu"]["versions"]["numpy"] == np.__version__
@@ -359,7 +359,7 @@ def test_one_card_is_not_called_by_the_name_of_another(tmp_path: Path) -> None:
     assert measured_gpu("h100", {}, on_cpu=False).name == "h100"
 
 
-def test_a_card_of_ones_own_takes_its_facts_along(tmp_path: Path) -> None:
+def test_a_custom_card_takes_its_facts_along(tmp_path: Path) -> None:
     own = tmp_path / "mine" / "gpu.toml"
     own.parent.mkdir()
     own.write_text((CHECKOUT / "bench_data" / "h200" / "gpu.toml").read_text().replace('name = "h200"\n', ""))

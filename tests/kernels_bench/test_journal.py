@@ -85,7 +85,7 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["[1]", '{"type": "other"}', "3", "{}"])
-def test_other_json_is_no_record(tmp_path: Path, line: str) -> None:
+def test_other_json_is_not_a_record(tmp_path: Path, line: str) -> None:
     (tmp_path / "j").write_text(line + "\n")
     with pytest.raises(MeasureError, match="not a record of a run"):
         read_journal(tmp_path / "j")
@@ -148,7 +148,7 @@ def test_an_interrupted_append_leaves_no_half_line(tmp_path: Path, monkeypatch: 
     assert keys(path) == ["a", "b"]
 
 
-def test_the_disk_is_asked_about_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_disk_is_checked_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, synced = [0.0], []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(now[0]))
     with Journal(tmp_path / "j", lambda: now[0]) as journal:

@@ -23,7 +23,7 @@ def test_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         program, *words = shlex.split(line)
         assert program == "kernels-bench"
         done = CliRunner().invoke(app, words)
-        # A busy host may be told that its medians are in doubt, which is an answer too.
+        # On a busy host the command may report doubtful medians, which is an answer too.
         assert done.exit_code == 0 or (words[0] == "validate" and done.exit_code == 1), done.output
 
 

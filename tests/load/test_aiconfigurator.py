@@ -35,7 +35,7 @@ SHIPPED_PACKAGE = "aisimulate-0.13.0.dev202610270000000085"
 def imported(
     root: Path, operator: str, **files: list[dict[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Columns of one operator as lists, and what its provenance says."""
+    """Columns of one operator as lists, and its provenance."""
     table = import_aiconfigurator("h100_sxm", "vllm", "0.24.0", package(root, **files)).tables[operator]
     return {n: v.tolist() for n, v in table.columns.items()}, table.provenance["operators"][operator]
 
@@ -217,13 +217,13 @@ def test_oneccl_is_a_library_like_nccl(tmp_path: Path) -> None:
 
 def test_only_vllms_scales_are_a_difference_of_kernels(tmp_path: Path) -> None:
     place = "quantize/vllm/0.24.0/computescale_perf"
-    for kernel, said in (
+    for kernel, message in (
         ("dynamic_minus_static", "a difference of two kernels"),
         ("torch_ops", "finding the scales"),
     ):
         rows = [QUANTISE | {"kernel_source": kernel, "latency": 0.001}]
         _, found = imported(tmp_path / kernel, "elementwise", quantise=[QUANTISE], **{place: rows})
-        assert found["note"].startswith(f"fp8_scale is computescale_perf, {said}")
+        assert found["note"].startswith(f"fp8_scale is computescale_perf, {message}")
 
 
 def test_quantising_is_the_streaming_kernel(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_kernel_far_below_the_memory_bandwidth_gives_no_copy_bandwidth(tmp_pat
     assert "not bound by memory" in found["note"]
 
 
-def test_fp8_gemm_says_that_it_quantises_its_input(tmp_path: Path) -> None:
+def test_fp8_gemm_records_that_it_quantises_its_input(tmp_path: Path) -> None:
     stream = QUANTISE | {"m": 40_000, "k": 20_000, "latency": 0.8}
     gemms = [GEMM | {"gemm_dtype": "fp8", "m": 2, "k": 4096, "latency": us} for us in (0.0021, 0.0019)]
     _, found = imported(tmp_path, "gemm", gemm=gemms, quantise=[QUANTISE, stream])
@@ -275,7 +275,7 @@ def test_sizes_that_no_call_can_have_are_left_out(tmp_path: Path) -> None:
     assert left_out(found) == {"num_gpus below 2": 1}
 
 
-def test_a_dtype_that_computes_in_another_is_left_out_whole(tmp_path: Path) -> None:
+def test_all_rows_of_a_dtype_that_computes_in_another_are_left_out(tmp_path: Path) -> None:
     # as SGLang 0.5.6's int8_wo on H100, which runs int8 against int8: up to 1.19 of the bf16 peak
     shape = {"gemm_dtype": "int8_wo", "m": 4096, "n": 4096, "k": 4096}
     broken = [GEMM | shape | {"latency": us} for us in (0.1, 0.11, 0.12, 0.13, 0.3)]
@@ -362,7 +362,7 @@ def test_lists_what_can_be_imported(tmp_path: Path) -> None:
     assert available(root) == [("h100_sxm", "vllm", "0.24.0"), ("l40s", "vllm", "0.24.0")]
 
 
-def test_refuses_what_is_not_there(tmp_path: Path) -> None:
+def test_refuses_missing_files(tmp_path: Path) -> None:
     root = package(tmp_path, allreduce=[ALLREDUCE])
     with pytest.raises(TableError, match="no package has tables of l4; they have tables of a100, b200"):
         import_aiconfigurator("l4", "vllm", "0.24.0", root)
@@ -375,7 +375,7 @@ def test_refuses_what_is_not_there(tmp_path: Path) -> None:
     assert available(tmp_path) == available(root), "the folder of an unpacked wheel"
 
 
-def test_an_absent_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_package_names_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aiconfigurator, "MODULES", ("no_such_package_as_this",))
     with pytest.raises(TableError, match=r"is installed: run pip install .fastroof\[tables\]"):
         installed_root()
@@ -431,7 +431,7 @@ def test_what_ships_is_within_16_mb() -> None:
     assert sum(path.stat().st_size for path in SHIPPED.parents[1].rglob("*") if path.is_file()) < 16_000_000
 
 
-def test_the_shipped_tables_are_what_bench_data_readme_says() -> None:
+def test_the_shipped_tables_match_the_bench_data_readme() -> None:
     tables = load_sources(SHIPPED).tables
     rows = {operator: table.num_rows for operator, table in tables.items()}
     readme = (SHIPPED.parents[1] / "README.md").read_text(encoding="utf-8")
@@ -451,7 +451,7 @@ def test_the_shipped_tables_are_what_bench_data_readme_says() -> None:
 
 
 @pytest.mark.slow
-def test_the_shipped_all_reduce_of_trtllm_is_what_bench_data_readme_says() -> None:
+def test_the_shipped_all_reduce_of_trtllm_matches_the_bench_data_readme() -> None:
     folder = SHIPPED.parent
     of_vllm = load_sources(folder).tables["allreduce"]
     assert (of_vllm.source, of_vllm.num_rows) == (SHIPPED.name, 390)

@@ -1,4 +1,4 @@
-"""Tables by the name of a GPU: once, whole, by one process of many, and what is said where there are none."""
+"""Tables by the name of a GPU: written once, atomically, by one of many processes, and errors."""
 
 from __future__ import annotations
 
@@ -122,9 +122,7 @@ def test_gpus_over_pcie_are_those_of_their_files() -> None:
     assert over_pcie == set(PCIE_LINKED)
 
 
-def test_families_that_no_kernel_took_are_flagged_beside_the_other_engines(
-    root: Path, tmp_path: Path
-) -> None:
+def test_impossibly_fast_families_are_flagged_against_the_other_engines(root: Path, tmp_path: Path) -> None:
     grid = [
         GEMM | {"m": m, "n": n, "latency": 0.01 * m} for m in range(1, 11) for n in (8, 16, 24, 32, 40, 48)
     ]
@@ -212,19 +210,19 @@ def test_a_source_that_the_package_no_longer_has_goes_and_the_users_own_stay(
 
 
 def test_progress_counts_every_file(root: Path) -> None:
-    told: list[tuple[int, int, str]] = []
-    ensure_imported("b300", progress=lambda *step: told.append(step))
-    done, total, names = zip(*told, strict=True)
+    found: list[tuple[int, int, str]] = []
+    ensure_imported("b300", progress=lambda *step: found.append(step))
+    done, total, names = zip(*found, strict=True)
     assert sorted(done) == list(range(total[0] + 1))
-    assert set(total) == {len(told) - 1}
-    assert told[-1] == (total[0], total[0], "")
+    assert set(total) == {len(found) - 1}
+    assert found[-1] == (total[0], total[0], "")
     assert "b300_sxm/moe/sglang/0.5.10/moe_perf.parquet" in names
-    told.clear()
-    ensure_imported("b300", progress=lambda *step: told.append(step))
-    assert told == []
+    found.clear()
+    ensure_imported("b300", progress=lambda *step: found.append(step))
+    assert found == []
 
 
-def test_nothing_is_written_to_a_stderr_that_is_no_terminal(
+def test_nothing_is_written_to_a_stderr_without_a_terminal(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ensure_imported("b300")
@@ -239,7 +237,7 @@ def test_nothing_is_written_to_a_stderr_that_is_no_terminal(
 # -- what is not there ---------------------------------------------------------------------------
 
 
-def test_never_converts_nothing_and_says_how_to(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_never_converts_nothing_and_prints_the_command(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTROOF_TABLES_IMPORT", "never")
     assert ensure_imported("b300") is None
     with pytest.raises(TableError, match="run fastroof tables import aiconfigurator b300 to get them"):
@@ -252,7 +250,7 @@ def test_never_converts_nothing_and_says_how_to(root: Path, monkeypatch: pytest.
         ensure_imported("b300")
 
 
-def test_without_the_package_one_line_says_what_to_install(
+def test_without_the_package_one_line_names_what_to_install(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fastroof.load.aiconfigurator.MODULES", ("no_such_package_as_this",))
@@ -267,7 +265,7 @@ def test_without_the_package_one_line_says_what_to_install(
     assert not root.exists()
 
 
-def test_a_card_that_nobody_measured(root: Path) -> None:
+def test_an_unmeasured_card(root: Path) -> None:
     assert ensure_imported("mi300x") is None
     assert "no public package has any" in missing_tables("mi300x")
     with pytest.raises(
@@ -351,7 +349,7 @@ fastroof.load_tables("b300")
 
 
 @pytest.mark.slow
-def test_what_a_killed_process_leaves_blocks_nobody(root: Path) -> None:
+def test_leftovers_of_a_killed_process_block_no_other(root: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", KILLED], check=False, env={**os.environ}, cwd=Path.cwd())
     assert ended.returncode == -signal.SIGKILL
     left = [path.name for path in root.iterdir()]

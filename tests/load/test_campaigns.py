@@ -34,7 +34,7 @@ def kinds(*tables: MeasuredTable) -> dict[tuple[str, str], float]:
     return {(f.kernels, f.length): f.scale for f in compare_sources("gemm", "h100", tables)}
 
 
-def test_kernels_of_one_library_are_told_by_their_names() -> None:
+def test_kernels_of_one_library_are_recognised_by_name() -> None:
     sglang = table(1.3, kernel="sglang_deepgemm_gemm_nt_f8f8bf16", engine="sglang", seed=1)
     found = kinds(table(kernel="DeepGemmFp8BlockScaledMMKernel"), sglang)
     assert set(found) == {
@@ -79,13 +79,13 @@ def test_points_of_two_kernels_are_paired_with_their_own_alone() -> None:
     assert (len(points["same"].a_us), len(points["any"].a_us)) == (20, len(SIZES))
 
 
-def test_a_copy_is_no_second_campaign() -> None:
+def test_a_copy_does_not_count_as_a_second_campaign() -> None:
     a = table()
     copy = MeasuredTable("gemm", dict(a.columns), "copy", provenance={"framework": "sglang"})
     assert kinds(a, copy) == {}
 
 
-def test_unsound_families_say_nothing() -> None:
+def test_unsound_families_are_not_compared() -> None:
     launched = table(1.0, engine="sglang", seed=4)
     launched.columns["latency_us"][:] = np.maximum(launched.columns["latency_us"], 80.0)
     assert kinds(table(), launched) == {}

@@ -59,7 +59,7 @@ def silent_flips(folder: Path, operator: str, count: int, seed: int) -> tuple[in
             assert f"{operator}.parquet" in str(found)
             refused += 1
         else:
-            # a label that nobody needs may be lost with its column's name
+            # an unneeded label may be lost with its column's name
             is_whole = truth.keys() - found.keys() <= {"kernel"}
             silent += not is_whole or any(
                 not np.array_equal(values, truth[name]) for name, values in found.items()
@@ -79,10 +79,10 @@ def test_without_digests_the_pages_checksums_find_it(tmp_path: Path, operator: s
     folder = source_of(tmp_path / "source", (operator,), with_digests=False)
     silent, refused = silent_flips(folder, operator, 60, seed=len(operator))
     assert silent == 0
-    assert refused > 30  # what is left is the writer's name, statistics, sizes that nobody reads
+    assert refused > 30  # what is left is the writer's name, statistics, sizes that are not read
 
 
-def test_a_table_changed_on_purpose_says_what_to_do(tmp_path: Path) -> None:
+def test_a_table_changed_on_purpose_names_the_fix(tmp_path: Path) -> None:
     folder = source_of(tmp_path / "source", ("kda",), with_digests=True)
     path = folder / "kda.parquet"
     table = pq.read_table(path)
@@ -136,7 +136,7 @@ def test_what_is_written_is_checked_when_it_is_read(tmp_path: Path, format: Form
         '[files."gemm.parquet"]\nsha256 = "ab"\nrows_sha256 = "cd"',
     ],
 )
-def test_digests_that_are_none_are_refused(tmp_path: Path, files: str) -> None:
+def test_invalid_digests_are_refused(tmp_path: Path, files: str) -> None:
     folder = source_of(tmp_path / "source", ("kda",), with_digests=False)
     (folder / "provenance.toml").write_text(f'gpu = "h100"\n{files}\n')
     with pytest.raises(TableError, match=r"provenance\.toml: .* need sha256 and rows_sha256"):

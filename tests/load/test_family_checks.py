@@ -29,7 +29,7 @@ SIZES = [
 
 
 def gemms(dtype: str, us: Any = None) -> dict[str, Any]:
-    """A family of GEMMs that takes 2 us and what its bytes and FLOPs take, or what ``us(m, n, k)`` says."""
+    """A family of GEMMs that takes 2 us and the time of its bytes and FLOPs, or ``us(m, n, k)``."""
     m, n, k = np.array(SIZES).T
     latency_us = 2.0 + (m * k + n * k) / 1e6 + m * n * k / 4e8
     if us is not None:
@@ -65,15 +65,15 @@ def test_a_floor_far_above_the_other_families_is_the_host() -> None:
     assert "never below 50 us, where other families of the table start at 2" in family.reason
     # alone it has nothing to be seen by, but another source's rows of the same family
     assert found(table(gemms("fp8_block", launched))) == []
-    beside = table(gemms("fp8_block"), source="other")
-    assert found(table(gemms("fp8_block", launched)), beside) == [("fp8_block", "launched", False)]
+    near = table(gemms("fp8_block"), source="other")
+    assert found(table(gemms("fp8_block", launched)), near) == [("fp8_block", "launched", False)]
 
 
 def test_a_floor_of_a_few_times_another_is_what_quantising_costs() -> None:
     assert found(table(gemms("bf16"), gemms("fp8", lambda m, n, k, us: 0.6 * us + 10.0))) == []
 
 
-def test_narrower_weights_that_are_faster_nowhere_are_no_kernel_to_run() -> None:
+def test_narrower_weights_that_are_never_faster_are_not_chosen() -> None:
     slow = gemms("fp8", lambda m, n, k, us: 1.6 * us)
     assert found(table(gemms("bf16"), slow)) == [("fp8", "narrower_slower", False)]
     # slower when small and faster when large is a kernel
@@ -114,7 +114,7 @@ def test_rows_that_grow_when_the_work_falls_are_flagged_by_size() -> None:
     assert family.keys["m"] == (4, 16)
 
 
-def test_one_bad_row_is_no_family() -> None:
+def test_one_bad_row_does_not_condemn_a_family() -> None:
     def one(m: Any, n: Any, k: Any, us: Any) -> Any:
         return np.where((m == 4) & (n == 512) & (k == 512), 90.0, us)
 
@@ -181,32 +181,32 @@ def folder_of(tmp_path: Path, name: str, *parts: dict[str, Any]) -> Path:
     return write_source(tmp_path / "h100" / name, {"gemm": columns}, {"gpu": "h100"})
 
 
-def test_a_source_is_flagged_beside_its_siblings_and_validation_then_only_notes_it(tmp_path: Path) -> None:
+def test_a_source_is_flagged_against_its_siblings_and_validation_then_only_notes_it(tmp_path: Path) -> None:
     folders = [
         folder_of(tmp_path, "one", gemms("fp8_block", launched)),
         folder_of(tmp_path, "other", gemms("fp8_block")),
     ]
     one, other = (load_measured(folder) for folder in folders)
-    beside = siblings_of(one, (one, other))
-    assert [t.source for t in beside["gemm"]] == ["other"]
+    near = siblings_of(one, (one, other))
+    assert [t.source for t in near["gemm"]] == ["other"]
     gpu = load_gpu("h100")
-    (before,) = [f for r in validate(one, gpu, beside) for f in r.findings if f.kind == "unsound"]
+    (before,) = [f for r in validate(one, gpu, near) for f in r.findings if f.kind == "unsound"]
     assert before.severity == "warning"
     assert "not flagged in provenance.toml" in before.message
     text = (folders[0] / "provenance.toml").read_bytes()
-    flag_source(one, beside, dry_run=True)
+    flag_source(one, near, dry_run=True)
     assert (folders[0] / "provenance.toml").read_bytes() == text
-    flagged = flag_source(one, beside)
+    flagged = flag_source(one, near)
     written = tomllib.loads((folders[0] / "provenance.toml").read_text())
     assert written == flagged
     # the hashes of its files stay
     assert written["files"] == tomllib.loads(text.decode())["files"]
     again = load_measured(folders[0])
-    (after,) = [f for r in validate(again, gpu, beside) for f in r.findings if f.kind == "unsound"]
+    (after,) = [f for r in validate(again, gpu, near) for f in r.findings if f.kind == "unsound"]
     assert after.severity == "note"
 
 
-def test_tables_that_are_no_source_cannot_be_flagged() -> None:
+def test_tables_without_a_source_cannot_be_flagged() -> None:
     made = MeasuredTables("h100", {"gemm": table(gemms("bf16"))}, Path("nowhere"))
     with pytest.raises(TableError, match="is not a single source"):
         flag_source(made, {})

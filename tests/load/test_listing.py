@@ -56,7 +56,7 @@ def test_of_one_name_in_two_folders_the_first_serves(tmp_path: Path) -> None:
     assert found == [("shipped", 756, True), ("own", 756, False)]
 
 
-def test_a_file_that_is_no_table(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_table(tmp_path: Path) -> None:
     columns = (
         load_sources(table_folders("h100")[0] / "aiconfigurator-vllm-0.25.0").tables["collective"].columns
     )

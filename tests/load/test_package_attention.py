@@ -69,7 +69,7 @@ def test_lengths_of_vllms_sparse_decodes_are_powers_of_two_or_those_of_one_forma
     assert shared[0] < 0.6 * own[0]
 
 
-def test_every_file_is_read_or_said_not_to_be():
+def test_every_file_is_read_or_listed_as_not_read():
     try:
         data = installed_root() / "systems" / "data"
     except TableError as error:
@@ -88,7 +88,7 @@ def test_longest_decodes_of_sglang_fill_the_models_positions():
     assert longest == {"deepseek-v3.2": 163_840, "glm-5": 202_752}
 
 
-def test_tp_is_no_key_so_points_stand_there_twice():
+def test_points_are_duplicated_because_tp_is_not_a_key():
     tables = imported("sglang", "generation_mla_perf")
     found = tables.tables["mla_decode"].provenance["operators"]["mla_decode"]
     assert (found["rows"], found["points"]) == (5792, 2896)

@@ -47,7 +47,6 @@ def halved(gpu: GpuSpec) -> GpuSpec:
 
 @functools.cache
 def some_gemms() -> MeasuredTables:
-    """Every 211th GEMM of the H100."""
     tables = fastroof.load_tables("h100")
     return tables.some_rows("gemm", np.arange(0, tables.table("gemm").num_rows, 211)).measured
 
@@ -132,11 +131,11 @@ def test_own_rows_come_before_scaled_ones(tmp_path: Path) -> None:
     assert set(chosen.measured.tables) == {"gemm"}
 
 
-def test_plans_say_that_they_are_modelled_and_how_sure_they_are() -> None:
+def test_plans_are_marked_as_modelled_with_their_error() -> None:
     own = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
-    with pytest.warns(UserWarning, match="on h100_nvl comes from kernels of h100, .*error 15%") as said:
+    with pytest.warns(UserWarning, match="on h100_nvl comes from kernels of h100, .*error 15%") as warned:
         plan = fastroof.compile_plan("llama-3.1-8b", "h100_nvl", engine="kernels")
-    assert len(said) == 1
+    assert len(warned) == 1
     operators = plan.explain([(1, 99)] * 8 + [(100, 0)]).operators
     assert {part.origin for part in operators} == {4}
     assert all(part.source.endswith(" of h100, scaled") for part in operators if part.name != "runtime")

@@ -1,4 +1,4 @@
-"""soundness.py: which kernels and rows a provenance calls wrong, how far off, and what it may not say."""
+"""soundness.py: which kernels and rows a provenance calls wrong, how far off, and malformed entries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def provenance_with(*entries: dict[str, Any]) -> dict[str, Any]:
     return {"gpu": "h100", "operators": {"gemm": {"unsound": list(entries)}}}
 
 
-def test_a_kernel_of_a_family_that_is_not_served_says_why() -> None:
+def test_a_kernel_of_an_unserved_family_has_a_reason() -> None:
     provenance = provenance_with(FALLS, FLAT)
     assert unsound(provenance, "gemm", {"dtype": "fp8_block"}) == "never below 55 us"
     assert unsound(provenance, "gemm", {"dtype": "bf16"}) is None  # some of its rows are wrong, it is served
@@ -41,7 +41,7 @@ def test_a_kernel_of_a_family_that_is_not_served_says_why() -> None:
     assert unsound(provenance, "moe", {"dtype": "fp8_block"}) is None
 
 
-def test_a_kernel_is_told_by_its_sizes_too() -> None:
+def test_a_kernel_is_identified_by_its_sizes_too() -> None:
     family = {
         "keys": {"dtype": ["fp8"], "moe_tp": [2, 4]},
         "test": "versions",
@@ -49,8 +49,8 @@ def test_a_kernel_is_told_by_its_sizes_too() -> None:
         "ratio": 6.0,
     }
     provenance = {"operators": {"moe": {"unsound": [family]}}}
-    asked = [unsound(provenance, "moe", {"dtype": "fp8", "moe_tp": tp}) for tp in (1, 2, 3, 4, 8)]
-    assert asked == [None, "6 times", "6 times", "6 times", None]
+    wanted = [unsound(provenance, "moe", {"dtype": "fp8", "moe_tp": tp}) for tp in (1, 2, 3, 4, 8)]
+    assert wanted == [None, "6 times", "6 times", "6 times", None]
 
 
 def test_the_error_is_that_of_the_worst_family_that_a_point_is_in() -> None:
@@ -81,7 +81,7 @@ def test_rows_of_families() -> None:
     assert found.tolist() == [True, False, True, False, False]
 
 
-def test_an_entry_is_written_as_it_was_read(tmp_path: Path) -> None:
+def test_an_entry_survives_writing_and_reading(tmp_path: Path) -> None:
     families = unsound_families(provenance_with(FLAT, FALLS), "gemm")
     (tmp_path / "provenance.toml").write_text(toml_text(provenance_with(*(f.as_dict() for f in families))))
     (source,) = list_sources(tmp_path)
@@ -89,7 +89,7 @@ def test_an_entry_is_written_as_it_was_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "says"),
+    ("entry", "message"),
     [
         ({"keys": {"dtype": "fp8"}}, "dtype must be a list of names, got 'fp8'"),
         ({"keys": {"dtype": []}}, "must be a list of names"),
@@ -108,14 +108,14 @@ def test_an_entry_is_written_as_it_was_read(tmp_path: Path) -> None:
         ({"kyes": {}}, "unknown key 'kyes'; did you mean keys"),
     ],
 )
-def test_a_malformed_entry_is_refused(entry: dict[str, Any], says: str) -> None:
-    with pytest.raises(TableError, match=says) as error:
+def test_a_malformed_entry_is_refused(entry: dict[str, Any], message: str) -> None:
+    with pytest.raises(TableError, match=message) as error:
         unsound(provenance_with(FALLS, FLAT | entry), "gemm", {"dtype": "bf16"})
     assert "operators.gemm.unsound, entry 2" in str(error.value)
 
 
 @pytest.mark.parametrize("entries", [7, ["flat"]])
-def test_what_is_no_list_of_tables_is_refused_when_a_source_is_read(tmp_path: Path, entries: Any) -> None:
+def test_invalid_lists_of_tables_are_refused_when_a_source_is_read(tmp_path: Path, entries: Any) -> None:
     (tmp_path / "provenance.toml").write_text(
         toml_text({"gpu": "h100", "operators": {"gemm": {"unsound": entries}}})
     )

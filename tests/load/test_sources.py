@@ -31,7 +31,6 @@ GEMM = OPERATORS["gemm"]
 
 
 def gemm_rows(rows: int = 4, **changes: Any) -> dict[str, Any]:
-    """A valid GEMM table, m = 1 .. rows."""
     table: dict[str, Any] = {
         "dtype": np.full(rows, "bf16", object),
         "m": np.arange(1, rows + 1),
@@ -170,7 +169,7 @@ def test_empty_lines_do_not_shift_the_line_number(tmp_path: Path) -> None:
     assert "row 2 (line 7), column latency_us: found 'oops'" in refusal(path)
 
 
-def test_refuses_files_that_are_no_tables(tmp_path: Path) -> None:
+def test_refuses_files_other_than_tables(tmp_path: Path) -> None:
     assert "no such file" in refusal(tmp_path / "gemm.csv")
     for name in ("gemm.csv", "gemm.parquet"):
         (tmp_path / name).touch()
@@ -240,7 +239,7 @@ def test_dictionary_encoded_and_narrow_parquet_columns(tmp_path: Path) -> None:
     ]
 
 
-def test_words_of_a_dictionary_are_trimmed_and_none_is_missing(tmp_path: Path) -> None:
+def test_words_of_a_dictionary_are_trimmed_and_must_be_present(tmp_path: Path) -> None:
     rows = {name: pa.array(list(values)) for name, values in gemm_rows(3).items()}
     path = tmp_path / "gemm.parquet"
 
@@ -285,7 +284,7 @@ def decode_rows(**changes: Any) -> dict[str, Any]:
     return {name: np.asarray(v) for name, v in (table | changes).items()}
 
 
-def test_what_kernels_bench_measured_comes_first_unless_it_says_otherwise(gpu_folder: Path) -> None:
+def test_kernels_bench_tables_come_first_by_default(gpu_folder: Path) -> None:
     both = {"gemm": gemm_rows(2)}
     source(gpu_folder / "a_shipped", both)
     source(gpu_folder / "b_own", both, tool="kernels_bench 0.1.0")
@@ -421,7 +420,7 @@ def test_a_folder_without_a_slash_is_loaded_unless_a_gpu_has_that_name(
         load_tables("card.toml")
 
 
-def test_of_several_gpus_the_one_that_is_meant_by_any_of_its_names(tmp_path: Path) -> None:
+def test_one_of_several_gpus_is_chosen_by_any_of_its_names(tmp_path: Path) -> None:
     for gpu in ("h100", "h200"):
         source(tmp_path / gpu / "mine", {"gemm": gemm_rows()}, gpu=gpu)
         shutil.copy(SHIPPED_H100.parent / gpu / "gpu.toml", tmp_path / gpu)
@@ -461,7 +460,7 @@ def test_arguments_of_the_wrong_kind_are_refused(arguments: Any, options: Any, w
         load_tables(*arguments, **options)
 
 
-def test_what_is_not_read_is_said(gpu_folder: Path) -> None:
+def test_ignored_files_are_listed(gpu_folder: Path) -> None:
     folder = source(gpu_folder / "a", {"gemm": gemm_rows()})
     (gpu_folder / "serving").mkdir()
     (gpu_folder / "drafts").mkdir()
@@ -556,7 +555,7 @@ def module_rows(**changes: Any) -> dict[str, Any]:
 def test_refuses_what_attention_cannot_compute_in(tmp_path: Path) -> None:
     rows = module_rows()
     assert load_sources(source(tmp_path / "a", {"mla_module_prefill": rows})).gpu == "h100"
-    # an fp8 cache has a peak of its own, which is none of what attention computes in
+    # an fp8 cache has a peak of its own, which is not one that attention computes in
     for name, word, message in (
         ("b", "combine", "row 1, column attn_dtype: unknown 'combine'; use one of bf16"),
         ("c", "nvfp4", "row 1: NVIDIA H100 SXM has no units for attn_dtype 'nvfp4'"),
@@ -699,7 +698,7 @@ def test_an_existing_source_is_replaced_only_on_request(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_folder_that_is_no_source_is_never_replaced(tmp_path: Path) -> None:
+def test_a_folder_without_a_source_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "thesis.tex").touch()
     with pytest.raises(TableError, match="is not a source and is not replaced"):
@@ -785,7 +784,7 @@ def test_toml_round_trips(values: dict[str, Any]) -> None:
     assert tomllib.loads(toml_text(values)) == values
 
 
-def test_listing_a_source_tells_what_it_holds(tmp_path: Path) -> None:
+def test_listing_a_source_names_its_contents(tmp_path: Path) -> None:
     (listed,) = list_sources(source(tmp_path / "a", {"gemm": gemm_rows()}, rank=7))
     assert (listed.name, listed.gpu, listed.rank("gemm"), list(listed.files)) == ("a", "h100", 7, ["gemm"])
 

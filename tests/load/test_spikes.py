@@ -94,7 +94,7 @@ def test_spikes_are_those_of_the_naive_search_in_any_order_of_rows(seed, missing
 
 @st.composite
 def grids(draw):
-    """Full grids (m, n, k) whose cells are to be filled."""
+    """Full grids (m, n, k) with cells to fill."""
     return tuple(sorted(draw(st.sets(st.integers(1, 4096), min_size=1, max_size=6))) for _ in range(3))
 
 
@@ -109,7 +109,7 @@ def test_no_row_of_a_table_that_grows_is_a_spike(axes, seed):
     assert not len(table("gemm", rows).spikes.row)
 
 
-def test_first_rows_of_padded_tiles_are_no_spikes():
+def test_first_rows_of_padded_tiles_are_not_spikes():
     """1.9 times the row before, which is the last of a full tile, and slower than the last of its own."""
     m = [128, 129, 256, 257, 512, 513, 768]
     us = [10.0, 15.0, 15.0, 28.5, 22.8, 35.0, 33.0]
@@ -175,7 +175,7 @@ def test_codes_of_very_many_values_do_not_overflow():
     assert not len(find_spikes(made.schema, columns, {(i,): np.array([i]) for i in range(100_000)}).row)
 
 
-def test_an_empty_table_has_none():
+def test_an_empty_table_has_no_spikes():
     made = MeasuredTable(
         "allreduce", {c.name: np.empty(0, KINDS[c.kind]) for c in OPERATORS["allreduce"].required}, "made"
     )

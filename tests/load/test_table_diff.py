@@ -58,13 +58,13 @@ def test_the_command_sums_up_by_gpu(tmp_path: Path) -> None:
         write_source(tmp_path / "old" / gpu / "a", {"gemm": gemms(*grid("fp8", 1.0))}, {"gpu": gpu})
         write_source(tmp_path / "new" / gpu / "a", {"gemm": gemms(*grid("fp8", factor))}, {"gpu": gpu})
     sets = [f"{tmp_path}/{which}/{{gpu}}" for which in ("old", "new")]
-    asked = ["tables", "diff", *sets, "--gpu", "h100"]
-    told = json.loads(CliRunner().invoke(app, [*asked, "--gpu", "h200", "--json"]).stdout)
-    assert [(one["gpu"], one["operator"], one["family"], one["size"], one["points"]) for one in told] == [
+    args = ["tables", "diff", *sets, "--gpu", "h100"]
+    out = json.loads(CliRunner().invoke(app, [*args, "--gpu", "h200", "--json"]).stdout)
+    assert [(one["gpu"], one["operator"], one["family"], one["size"], one["points"]) for one in out] == [
         (gpu, "gemm", "fp8", "small", 18) for gpu in ("h100", "h200")
     ]
-    assert [one["median"] for one in told] == pytest.approx([0.5, 2.0])
-    line = CliRunner().invoke(app, asked).stdout.splitlines()[-1]
+    assert [one["median"] for one in out] == pytest.approx([0.5, 2.0])
+    line = CliRunner().invoke(app, args).stdout.splitlines()[-1]
     assert line.split() == ["gemm", "fp8", "small", "0.50", "(0.50", "to", "0.50)"]
 
 
@@ -83,7 +83,7 @@ def test_a_point_counts_once_with_its_median() -> None:
 
 
 @given(st.lists(st.integers(1, 2**40), min_size=1))
-def test_a_band_holds_the_sizes_that_it_says(sizes: list[int]) -> None:
+def test_a_band_holds_the_sizes_in_its_name(sizes: list[int]) -> None:
     for size, band in zip(sizes, bands(np.array(sizes, np.float64)).tolist(), strict=True):
         least, _, most = band_text(band).partition(" to ")
         assert int(least) <= size <= int(most or least)
@@ -162,7 +162,7 @@ def test_a_family_is_flagged_whichever_is_slower(factor: float, flagged: bool) -
     assert family.is_flagged is flagged
 
 
-def test_without_common_points_there_is_no_ratio() -> None:
+def test_without_common_points_the_ratio_is_missing() -> None:
     one, other = tables_of(gemms(*grid("bf16", 1.0))), tables_of(gemms(*grid("bf16", 1.0, k=32)))
     (family,) = diff_tables(one, other).families
     assert (family.points, family.only_a, family.only_b, family.median, family.rms) == (0, 18, 18, None, None)

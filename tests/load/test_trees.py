@@ -180,7 +180,7 @@ def test_sources_are_named_after_the_tree(infersim: Path, roofline_v2: Path) -> 
     assert load_tree(roofline_v2 / "bench_data").content_hash == tables.content_hash
 
 
-def test_tree_of_several_gpus_asks_which(infersim: Path) -> None:
+def test_tree_of_several_gpus_needs_a_choice(infersim: Path) -> None:
     with pytest.raises(TableError, match=r"h20, h800.*gpu="):
         load_tree(infersim)
     with pytest.raises(TableError, match=r"'b200'.*h20, h800"):
@@ -430,14 +430,14 @@ def test_exact_causal_flops_show_at_short_sequences(tmp_path: Path) -> None:
     assert only_finding(load_tree(tmp_path)).label == "bf16 peak of h100; exact causal FLOPs"
 
 
-def test_peak_that_nobody_has(tmp_path: Path) -> None:
+def test_unknown_peak(tmp_path: Path) -> None:
     prefill_tree(tmp_path, prefill_rows(lambda s: 4 * 32 * 128 * s * s / 2, 444e12))
     finding = only_finding(load_tree(tmp_path))
     assert not finding.agrees
     assert finding.label.startswith("444 TFLOP/s, no known peak")
 
 
-def test_decode_rows_that_round_to_zero_still_tell_the_peak(tmp_path: Path) -> None:
+def test_decode_rows_that_round_to_zero_still_give_the_peak(tmp_path: Path) -> None:
     """No row alone is sharp: 0.001 may be 50 % off; together they are."""
     rows = []
     for batch, kv, us in ((1, 1024, 22.0), (1, 8192, 24.0), (16, 4096, 110.0), (64, 8192, 690.0)):

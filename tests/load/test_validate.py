@@ -368,7 +368,7 @@ def test_duplicates_in_one_file_and_over_files() -> None:
     assert finding(near, "duplicate").severity == "note"
 
 
-def test_other_kernels_are_no_duplicates() -> None:
+def test_other_kernels_are_not_duplicates() -> None:
     rows = decode(1, 1024, [10.0, 20.0], kv_dtype=["bf16", "fp8"])
     assert kinds(report("attention_decode", rows)) == set()
 
@@ -530,7 +530,7 @@ def test_mfu_column_that_counts_the_whole_square() -> None:
     assert "not halved" in other.message
 
 
-def test_zero_mfu_columns_say_nothing() -> None:
+def test_zero_mfu_columns_are_ignored() -> None:
     assert kinds(report("attention_decode", decode(1, [256, 512], [22.0, 22.5], mfu=0.0))) == set()
 
 

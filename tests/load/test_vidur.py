@@ -117,7 +117,7 @@ def test_gemms_are_a_gpus_share_of_the_whole_models_and_medians_of_milliseconds_
 
 
 @pytest.mark.parametrize("ms", [1.7e308, 1e200, 1.1e6, -1.0, float("inf"), float("nan")])
-def test_times_that_no_table_may_hold_are_refused_where_they_stand(profiling, tmp_path, ms):
+def test_invalid_times_are_refused_with_row_and_column(profiling, tmp_path, ms):
     write(profiling / MODEL / "mlp.csv", mlp(), mlp(tp=4, mlp_up_proj=ms))
     with pytest.raises(TableError, match=r"mlp.csv, row 2, column time_stats.mlp_up_proj.median: found"):
         imported(profiling, tmp_path)
@@ -178,7 +178,7 @@ def test_what_took_no_time_and_what_cannot_be_divided_is_left_out_and_counted(pr
     assert about["left_out"]["took no time that the profiler resolves, or was not timed"] == 2
 
 
-def test_provenance_says_program_model_files_and_rank(profiling, tmp_path):
+def test_provenance_has_program_model_files_and_rank(profiling, tmp_path):
     source = list_sources(convert_vidur(profiling, tmp_path / "out"))[0]
     assert source.name == source.provenance["program"] == "vidur"
     assert source.provenance["models"] == ["meta-llama/Meta-Llama-3-8B"]
@@ -225,7 +225,7 @@ def test_one_gpu_and_one_topology_at_a_time(profiling, tmp_path):
         convert_vidur(profiling, tmp_path / "both", gpu="b200")
 
 
-def test_a_gpu_without_a_datasheet_is_said(profiling, tmp_path):
+def test_a_gpu_without_a_datasheet_is_reported(profiling, tmp_path):
     (profiling / "compute/a100").rename(profiling / "compute/a41")
     (profiling / "network/a100_dgx").rename(profiling / "network/a41_dgx")
     with pytest.raises(GpuError, match="a41"):

@@ -1,4 +1,4 @@
-"""Architecture names of vLLM: the record, what a wheel says, and which of them families read."""
+"""Architecture names of vLLM: the record, those of a wheel, and which of them families read."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def by_name(registry: Registry) -> dict[str, tuple[str, str]]:
     return {one.name: (one.status, one.why) for one in registry.architectures()}
 
 
-def test_a_wheel_says_what_it_registers(tmp_path: Path) -> None:
+def test_a_wheel_lists_what_it_registers(tmp_path: Path) -> None:
     registry = read_registry(wheel(tmp_path))
     assert registry.release == "0.99.1"
     assert registry.removed == {"BambaForCausalLM": "0.23.0"}
@@ -107,7 +107,7 @@ def test_a_wheel_says_what_it_registers(tmp_path: Path) -> None:
     assert found["GlmForCausalLM"] == ("missing", "no family reads its config.json (by Transformers)")
 
 
-def test_a_folder_says_what_its_wheel_does(tmp_path: Path) -> None:
+def test_a_folder_lists_what_its_wheel_registers(tmp_path: Path) -> None:
     path = wheel(tmp_path)
     with zipfile.ZipFile(path) as made:
         made.extractall(tmp_path / "unpacked")
@@ -156,13 +156,13 @@ BROKEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_is_no_registry_is_named(what: str, tmp_path: Path) -> None:
+def test_invalid_registries_are_named(what: str, tmp_path: Path) -> None:
     text, complaint = BROKEN[what]
     with pytest.raises(ModelError, match=complaint):
         read_registry(wheel(tmp_path, **{"vllm/model_executor/models/registry.py": text}))
 
 
-def test_what_is_no_wheel_is_named(tmp_path: Path) -> None:
+def test_invalid_wheels_are_named(tmp_path: Path) -> None:
     other = tmp_path / "other.whl"
     other.write_bytes(b"PK\x03\x04 not a wheel")
     with pytest.raises(ModelError, match="cannot be read as a wheel"):

@@ -51,7 +51,7 @@ def test_stored_elements_are_those_of_the_published_checkpoints_index():
     assert stored / 1e9 == pytest.approx(862, abs=1)
 
 
-def test_a_million_tokens_of_pro_take_what_vllm_says():
+def test_a_million_tokens_of_pro_take_vllms_own_figure():
     """9.62 GiB a sequence in bf16, entries, indexer and windows: vLLM's own figure for 61 layers."""
     entries = MILLION * PRO.sum_layers(lambda kind: kind.kv_bytes_per_token(Layout(), "bf16"))
     windows = 61 * 128 * 1024
@@ -135,7 +135,7 @@ def test_mixing_weights_are_counted():
     assert kind.num_parameters(4096) - plain.num_parameters(4096) == 2 * (24 * 4 * 4096 + 27)
 
 
-def test_widths_that_nobody_measured_are_refused():
+def test_unmeasured_widths_are_refused():
     with pytest.raises(ModelError, match="topk 256"):
         load_model(flash(index_topk=256))
     with pytest.raises(ModelError, match="compress_ratio of 8 has no operator: 0, 4, 128"):
@@ -143,9 +143,9 @@ def test_widths_that_nobody_measured_are_refused():
 
 
 def test_experts_in_a_format_of_their_own():
-    """Beside quantization_config: fp4 is MXFP4, fp8 and nothing what that says, and another is refused."""
-    for said, stored in (("fp4", "mxfp4"), ("fp8", "fp8_block"), (None, "fp8_block")):
-        model = load_model(flash(expert_dtype=said))
+    """With quantization_config: fp4 is MXFP4, fp8 and nothing its own format, and another is refused."""
+    for message, stored in (("fp4", "mxfp4"), ("fp8", "fp8_block"), (None, "fp8_block")):
+        model = load_model(flash(expert_dtype=message))
         assert {dict(kind.formats)["experts"] for kind in model.kinds} == {stored}
         assert {dict(kind.formats)["shared_down"] for kind in model.kinds} == {"fp8_block"}
     with pytest.raises(UnsupportedModelError, match="expert_dtype 'fp6'"):

@@ -1,4 +1,4 @@
-"""The longest context that a config.json asks for, and the warning of commands beyond it."""
+"""The longest context of a config.json, and the warning of commands beyond it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_scaling_stretches_the_positions(scaling: dict[str, Any], tokens: int) -
 
 
 @pytest.mark.parametrize("factor", ["4", True, 0, -1.0, float("nan"), float("inf")])
-def test_a_factor_that_is_none_is_refused(factor: Any) -> None:
+def test_an_invalid_factor_is_refused(factor: Any) -> None:
     with pytest.raises(ModelError, match="rope_scaling: field factor must be a number above 0"):
         load_model({**QWEN, "rope_scaling": {"rope_type": "yarn", "factor": factor}})
     with pytest.raises(ModelError, match="field rope_scaling must be an object"):
@@ -88,14 +88,14 @@ def test_commands_warn_in_one_line_beyond_the_context(
     command: tuple[str, ...], beyond: str, within: str
 ) -> None:
     first, *rest = command
-    asked = (first, "--model", "llama-2-7b", "--json", *rest)
-    code, err = words(*asked, beyond)
+    wanted = (first, "--model", "llama-2-7b", "--json", *rest)
+    code, err = words(*wanted, beyond)
     assert code == 0
     assert err == (
         "fastroof: warning: a request of 4,097 tokens is longer than the context of llama-2-7b, 4,096 "
         "(max_position_embeddings, with rope scaling): engines refuse it\n"
     )
-    assert words(*asked, within) == (0, "")
+    assert words(*wanted, within) == (0, "")
 
 
 @pytest.mark.slow

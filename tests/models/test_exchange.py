@@ -133,15 +133,15 @@ def test_all_to_all_where_groups_outnumber_a_tokens_experts():
     assert {type(call) for call in sent(Layout(16, ep=16), TRTLLM)} == {AllReduce}
 
 
-def test_shared_experts_beside_are_told_apart_by_the_kind_of_steps():
+def test_overlapped_shared_experts_depend_on_the_kind_of_steps():
     """Decodes take the longest of both paths, with their own kernels; prefill takes one after the other."""
     mlp = RoutedExperts(128, 8, 1536, shared_intermediate=1536)
     for rules, libraries in ((VLLM._replace(alltoall="always"), ("ll", "ht")), (VLLM, ())):
         how = Execution(exchange=rules, shared_beside=True)
         calls = LayerKind(ATTENTION, mlp).calls(HIDDEN, Layout(1, dp=8, ep=8), how)
-        (beside,) = (call for call in calls if isinstance(call, Parallel))
-        routed, shared = beside.paths
-        assert {call.steps for path in beside.paths for call in path} == {"decode_only"}
+        (parallel,) = (call for call in calls if isinstance(call, Parallel))
+        routed, shared = parallel.paths
+        assert {call.steps for path in parallel.paths for call in path} == {"decode_only"}
         assert len(shared) == 3
         assert "experts" in [call.role for call in routed]
         assert tuple(c.library for c in routed if isinstance(c, Dispatch)) == libraries[:1]

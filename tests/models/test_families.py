@@ -278,7 +278,7 @@ CASES: dict[str, Case] = {
 }
 
 
-# Families whose models have one matrix for embedding and head unless their file says otherwise.
+# Families whose models have one matrix for embedding and head unless their file overrides it.
 TIED = ("cohere", "ernie4_5", "gemma", "lfm2", "smollm3")
 
 
@@ -384,14 +384,14 @@ def test_layers_without_position_have_neither_rotation_nor_norm() -> None:
     assert [kind.attention.is_chunked for kind in model.kinds] == [True, True, False]  # type: ignore[attr-defined]
 
 
-def test_a_chunk_that_covers_the_longest_context_is_none() -> None:
+def test_a_chunk_that_covers_the_longest_context_is_ignored() -> None:
     model = load_model(config("llama4_text", num_local_experts=4, max_position_embeddings=8192))
     assert model.window is None
     assert [(kind.name, kind.attention.is_chunked) for kind in model.kinds] == [("moe", False)] * 2  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("length", "window"), [(None, None), (16, 16), (4095, 4095), (4096, None)])
-def test_a_searched_window_that_covers_the_longest_context_is_none(
+def test_a_searched_window_that_covers_the_longest_context_is_ignored(
     length: int | None, window: int | None
 ) -> None:
     attention = {"n_heads_in_group": 4, "window_length": length}
@@ -431,12 +431,12 @@ def test_keys_that_are_the_values_are_cached_twice_and_projected_once() -> None:
     assert len(named(calls_of(model, "dense windowed", 1), "v rmsnorm")) == 1
 
 
-def test_experts_beside_an_mlp_are_summed_up_apart() -> None:
+def test_experts_parallel_to_an_mlp_are_summed_up_apart() -> None:
     model = load_model(CASES["gemma4 with experts"][0])
     for tp, reduced in ((1, 0), (2, 2)):
-        for beside in (False, True):
-            every = calls_of(model, "moe", tp, shared_beside=beside)
-            # what runs beside in steps of decodes runs one after the other in those with prefill
+        for overlaps in (False, True):
+            every = calls_of(model, "moe", tp, shared_beside=overlaps)
+            # calls that overlap in decode steps run one after the other in those with prefill
             calls = [call for call in every if getattr(call, "steps", "all") != "with_prefill"]
             assert sum(role(call) == "mlp_allreduce" for call in calls) == reduced
             norms = [call for call in calls if role(call) == "mlp_norm"]

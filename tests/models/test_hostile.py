@@ -1,4 +1,4 @@
-"""Hostile files: whatever a place of one becomes, a model loads and answers, or a ModelError says why."""
+"""Hostile files: whatever a place of one becomes, a model loads and answers, or raises a ModelError."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def changed(name: str, place: Place, how: Any) -> dict[str, Any]:
 
 
 def answers(file: dict[str, Any]) -> None:
-    """Load a file, and ask what loads for all that a plan asks of it."""
+    """Load a file, and read all that a plan reads of it."""
     try:
         model = load_model(file)
     except ModelError:

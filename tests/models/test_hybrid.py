@@ -177,7 +177,7 @@ def mixers(model: ModelSpec) -> int:
     )
 
 
-def test_granite_rotates_only_if_it_says_so() -> None:
+def test_granite_rotates_only_if_its_config_does() -> None:
     file = CASES["granitemoehybrid"][0]
     for given, has_rope in (("nope", False), ("rope", True), (None, False)):
         model = load_model({**file, "position_embedding_type": given})

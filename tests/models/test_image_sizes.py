@@ -47,7 +47,7 @@ LLAMA = Tiles(336)
         (KIMI, 1, 1, 14, 2, 1, 4, 1),
         # 285 x 285 patches are 81,225: scale sqrt(16384 / 81225) = 0.449, 1796 pixels, padded to 1820
         (KIMI, 4000, 4000, 14, 2, 1, 130 * 130, 65 * 65),
-        # 1000 patches in a row are shrunk to 512, 140 pixels beside them to 71, padded to 84
+        # 1000 patches in a row are shrunk to 512, 140 pixels in a column to 71, padded to 84
         (KIMI, 14000, 140, 14, 2, 1, 512 * 6, 256 * 3),
         # as many of 48 pixels as 280 tokens allow: 22 x 12, 16 x 16, one row
         (GEMMA, 1920, 1080, 16, 3, 1, 9 * 264, 22 * 12),
@@ -56,7 +56,7 @@ LLAMA = Tiles(336)
         (FilledTokens(70), 10000, 50, 16, 3, 1, 9 * 70, 70),
         (FilledTokens(70), 50, 10000, 16, 3, 1, 9 * 70, 70),
         (OneSize(896), 1920, 1080, 14, 4, 1, 4096, 256),
-        # 6 x 4 tiles would enlarge by 1.05, of more than 16: 5 x 3 shrinks by 0.875; and the whole beside it
+        # 6 x 4 tiles would enlarge by 1.05, of more than 16: 5 x 3 shrinks by 0.875; plus the whole image
         (LLAMA, 1920, 1080, 14, 2, 16, 576, 16 * 144),
         (LLAMA, 336, 336, 14, 2, 1, 576, 144),
         (LLAMA, 300, 200, 14, 2, 1, 576, 144),
@@ -136,7 +136,7 @@ def test_presets_know_their_images(name: str, tokens: int) -> None:
     assert vision.pieces(1920, 1080).tokens == tokens
 
 
-def test_what_is_no_image_or_not_known_is_said() -> None:
+def test_invalid_and_unknown_images_are_refused() -> None:
     known = encoder({"model_type": "kimi_k25", "vision_config": KIMI_K25})
     for wrong in ((0, 10), (10, -1), (1.5, 10), (True, 1)):
         with pytest.raises(ModelError, match="an image must be"):

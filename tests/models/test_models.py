@@ -142,7 +142,7 @@ def test_an_unknown_model_suggests_the_closest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ("qwen3-5b", "did you mean qwen3-.*or give the path of a config.json"),
         ("qwen3-235b", "did you mean qwen3-235b-a22b, qwen3-235b-a22b-"),
@@ -155,7 +155,7 @@ def test_an_unknown_model_suggests_the_closest() -> None:
         ("Qwen/Qwen3.5-28B", "did you mean qwen3.5-27b, "),
         # layers of Llama, whatever they were trained on
         ("deepseek-ai/DeepSeek-R1-Distill-Llama-9B", "did you mean deepseek-r1-distill-llama-8b, "),
-        # an id of the hub says where its file is
+        # the error of a hub id has the address of its file
         (
             "nobody/Nothing-1B",
             r"or save https://huggingface.co/nobody/Nothing-1B/resolve/main/config.json as "
@@ -163,8 +163,8 @@ def test_an_unknown_model_suggests_the_closest() -> None:
         ),
     ],
 )
-def test_an_unknown_model_of_a_known_family_is_told_what_is_missing(given: str, said: str) -> None:
-    with pytest.raises(ModelError, match=said):
+def test_an_unknown_model_of_a_known_family_names_what_is_missing(given: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
         load_model(given)
 
 
@@ -223,7 +223,7 @@ def test_odd_names_are_model_errors(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 7, b"llama", ["llama-2-7b"]])
-def test_what_is_no_name_is_a_model_error(value: Any) -> None:
+def test_invalid_names_raise_a_model_error(value: Any) -> None:
     with pytest.raises(ModelError, match="a name, a path or a mapping, got"):
         load_model(value)
 
@@ -334,7 +334,7 @@ def test_what_a_plan_cannot_represent_is_named(config: dict[str, Any], reason: s
         load_model(config)
 
 
-def test_zero_experts_are_none() -> None:
+def test_zero_experts_make_a_dense_model() -> None:
     assert load_model(llama(num_experts=0, num_local_experts=None)) == load_model(llama())
 
 
@@ -408,7 +408,7 @@ def test_a_malformed_field_is_named(config: dict[str, Any], complaint: str) -> N
         (b"null", "must hold a JSON object, got NoneType"),
     ],
 )
-def test_a_file_that_is_no_config(content: bytes, complaint: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_config(content: bytes, complaint: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=complaint) as error:
@@ -498,7 +498,7 @@ def test_shared_config_equals_its_preset(name: str) -> None:
     preset, config = load_model(LOADED[name]), shared_configs()[name]
     if name == "qwen3-235B-A22B":  # that of July 2025, whose context is longer
         preset = replace(preset, max_position=262144)
-    if name == "glm-5.2-fp8":  # without the fields that say which layers share an index
+    if name == "glm-5.2-fp8":  # without the fields of layers that share an index
         preset = replace(preset, max_position=1048576)
     assert load_model(config, name=preset.name) == preset
 

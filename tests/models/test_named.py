@@ -77,7 +77,7 @@ def test_names_of_public_threads(hf_id: str, preset: str, dtype: str) -> None:
         ("Qwen/Qwen3.8-Flash-Next", r"blocks of keys that an indexer picks \(QSA\)", "qwen3.8-27b"),
     ],
 )
-def test_a_known_model_that_is_not_supported_says_why_and_what_is(
+def test_an_unsupported_known_model_names_the_reason_and_alternatives(
     hf_id: str, why: str, supported: str
 ) -> None:
     for name in (hf_id, hf_id.rpartition("/")[2].upper()):

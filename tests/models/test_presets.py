@@ -53,15 +53,15 @@ PUBLISHED = {
     ),
     "gemma-2-9b": Published("9.24", None, kv((42, 8, 512)), INDEX),
     "gemma-2-27b": Published("27.23", None, kv((46, 16, 256)), INDEX),
-    "gemma-3-12b": Published("12.19", None, kv((48, 8, 512)), INDEX, beside=0.42),
-    "gemma-3-27b": Published("27.43", None, kv((62, 16, 256)), INDEX, beside=0.42),
+    "gemma-3-12b": Published("12.19", None, kv((48, 8, 512)), INDEX, extra=0.42),
+    "gemma-3-27b": Published("27.43", None, kv((62, 16, 256)), INDEX, extra=0.42),
     "gemma-4-26b-a4b": Published("25.2", "3.8", kv((25, 8, 512), (5, 2, 1024)), CARD),
     "gemma-4-31b": Published("30.7", None, kv((50, 16, 512), (10, 4, 1024)), CARD),
     "glm-5": Published("744", "40", dsa(78), CARD),
     "glm-5.2": Published("744", "40", dsa(21, 57), "the model card of GLM-5"),
     # the index counts the layer that predicts a further token and the encoder too
-    "glm-5.3-flash-bf16": Published("321.3", "18", 11 * (512 * 2 + 132 // 4), INDEX, beside=7.98),
-    "glm-5.3-flash": Published("321.3", "18", 11 * (512 * 2 + 132 // 4), INDEX, beside=7.98),
+    "glm-5.3-flash-bf16": Published("321.3", "18", 11 * (512 * 2 + 132 // 4), INDEX, extra=7.98),
+    "glm-5.3-flash": Published("321.3", "18", 11 * (512 * 2 + 132 // 4), INDEX, extra=7.98),
     "gpt-oss-20b": Published("20.91", "3.61", kv((24, 8, 128)), "model card, arXiv 2508.10925, table 1"),
     "gpt-oss-120b": Published("116.83", "5.13", kv((36, 8, 128)), "model card, arXiv 2508.10925, table 1"),
     "kimi-k2": Published("1000", "32", kv((61, 1, 576)), CARD, rounded=50.0),
@@ -81,16 +81,16 @@ PUBLISHED = {
     "llama-3.1-8b": Published("8.030", None, kv((32, 8, 256)), INDEX),
     "llama-3.1-70b": Published("70.554", None, kv((80, 8, 256)), INDEX),
     "llama-3.1-405b": Published("405.853", None, kv((126, 8, 256)), INDEX),
-    "llama-4-scout": Published("109", "17", kv((48, 8, 256)), CARD, beside=0.87),
-    "llama-4-maverick": Published("400", "17", kv((48, 8, 256)), CARD, beside=0.87),
-    # the card says 7 B; the page's 7.83 B holds a layer for multi-token prediction, 0.21 B of weights
-    "mimo-7b": Published("7.83", None, kv((36, 8, 256)), INDEX, beside=0.21),
+    "llama-4-scout": Published("109", "17", kv((48, 8, 256)), CARD, extra=0.87),
+    "llama-4-maverick": Published("400", "17", kv((48, 8, 256)), CARD, extra=0.87),
+    # the card has 7 B; the page's 7.83 B holds a layer for multi-token prediction, 0.21 B of weights
+    "mimo-7b": Published("7.83", None, kv((36, 8, 256)), INDEX, extra=0.21),
     "mimo-v2-flash": Published("309", "15", kv((9, 4, 320), (39, 8, 320)), "arXiv 2601.02780, abstract"),
     "minimax-m2.5": Published("229", "9.8", kv((62, 8, 256)), INDEX + "; active: the series' report"),
     "minimax-m2.7": Published("229", "9.8", kv((62, 8, 256)), INDEX + "; active: the series' report"),
     # the card counts the encoder: 32 layers of 1280 are 0.63 B
-    "minimax-m3": Published("428", "23", kv((60, 4, 256)) + 57 * 128 * 2, CARD, beside=0.63),
-    "mistral-small-3.1-24b": Published("24", None, kv((40, 8, 256)), CARD, beside=0.44),
+    "minimax-m3": Published("428", "23", kv((60, 4, 256)) + 57 * 128 * 2, CARD, extra=0.63),
+    "mistral-small-3.1-24b": Published("24", None, kv((40, 8, 256)), CARD, extra=0.44),
     "mistral-7b": Published("7.248", None, kv((32, 8, 256)), INDEX),
     "mistral-7b-v0.1": Published("7.24", None, kv((32, 8, 256)), INDEX),
     "mistral-nemo": Published("12.248", None, kv((40, 8, 256)), INDEX),
@@ -246,7 +246,7 @@ QUANTISED = {
 }
 
 # Formats of other modules than most of a preset's weights are in.
-BESIDE = {
+ALSO_STORED = {
     "deepseek-v4-flash-nvfp4": {"fp8_block"},
     "deepseek-v4-pro-nvfp4": {"fp8_block"},
     "minimax-m3-nvfp4": {"mxfp8"},
@@ -272,7 +272,7 @@ def test_every_preset_is_held_to_what_is_published() -> None:
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_weights_are_those_published(name: str) -> None:
     model, published = load_model(name), PUBLISHED[name]
-    found, figure = model.num_parameters / 1e9 + published.beside, float(published.billions)
+    found, figure = model.num_parameters / 1e9 + published.extra, float(published.billions)
     least = max(0.5 * digit(published.billions), published.rounded)
     assert abs(found - figure) <= max(0.005 * figure, least)
     assert (model.active_parameters == model.num_parameters) == (published.active is None)
@@ -309,7 +309,7 @@ def test_a_quantised_preset_has_the_layers_of_its_own(name: str) -> None:
 
     assert parts(model) == parts(plain)
     for kind in model.kinds:
-        assert {stored for _, stored in kind.formats} <= {dtype} | BESIDE.get(name, set())
+        assert {stored for _, stored in kind.formats} <= {dtype} | ALSO_STORED.get(name, set())
         assert kind.formats or not kind.mlp.has_experts
 
 
@@ -358,7 +358,7 @@ def test_presets_are_the_published_files(package: str) -> None:
     for preset, ids in PRESETS.items():
         for hf_id in set(ids) & set(files) - EXTRAPOLATED:
             ours, theirs = load_model(preset), load_model(files[hf_id], name=preset)
-            # some files do not say what unquantised weights are in
+            # some files lack the format of unquantised weights
             differ = {"torch_dtype"} | set(SHORTENED.get(preset, ()))
             found = {f.name for f in fields(ours) if getattr(ours, f.name) != getattr(theirs, f.name)}
             assert found <= differ, hf_id

@@ -32,7 +32,7 @@ def test_another_format_is_another_checkpoint_of_the_same_sizes() -> None:
         assert load_model(found.name).checkpoint.dtype == dtype
 
 
-def test_where_none_is_published_the_named_one_stays() -> None:
+def test_without_a_published_checkpoint_the_named_one_stays() -> None:
     found = published_checkpoint("meta-llama/Llama-3.1-8B-Instruct", "nvfp4")
     assert found == ("meta-llama/Llama-3.1-8B-Instruct", "bf16", "bf16", True)
     # DeepSeek-V3.1 has its sizes, and other weights
@@ -40,7 +40,7 @@ def test_where_none_is_published_the_named_one_stays() -> None:
     assert published_checkpoint("deepseek-r1", "nvfp4").name == "deepseek-ai/DeepSeek-R1"
 
 
-def test_a_model_of_ones_own_is_its_folder(tmp_path: Path) -> None:
+def test_a_custom_model_is_its_folder(tmp_path: Path) -> None:
     config = {
         "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
         "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "head_dim": 64,

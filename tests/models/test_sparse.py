@@ -233,12 +233,12 @@ def test_widths_that_were_not_measured_are_refused_where_the_file_is_read() -> N
         m3(moe_layer_freq=None)
 
 
-def test_sparse_attention_may_be_off_where_its_file_says_so() -> None:
-    said: Config = M3["sparse_attention_config"]
-    unsaid = {name: value for name, value in said.items() if name != "use_sparse_attention"}
+def test_sparse_attention_may_be_off_in_its_file() -> None:
+    config: Config = M3["sparse_attention_config"]
+    unsaid = {name: value for name, value in config.items() if name != "use_sparse_attention"}
     assert m3(sparse_attention_config=unsaid) == m3()
     assert kinds(m3()) == [("dense full", 1), ("moe sparse", 2)]
-    model = m3(sparse_attention_config=said | {"use_sparse_attention": False})
+    model = m3(sparse_attention_config=config | {"use_sparse_attention": False})
     assert kinds(model) == [("dense full", 1), ("moe full", 2)]
     assert all(isinstance(kind.attention, GroupedQueryAttention) for kind in model.kinds)
 

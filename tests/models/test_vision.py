@@ -31,7 +31,7 @@ VISION: dict[str, Any] = {
 
 
 def encoder(wrapper: dict[str, Any], vision: dict[str, Any], text: str = "llama") -> VisionEncoder:
-    """Of a small wrapper."""
+    """The image encoder of a small wrapper model."""
     model = load_model(
         {
             "architectures": ["AnyForConditionalGeneration"],
@@ -82,14 +82,14 @@ def test_patches_have_one_side(given: Any, patch_size: int | None) -> None:
             found.calls(1)
 
 
-def test_more_heads_than_elements_are_no_heads() -> None:
+def test_more_heads_than_elements_are_refused() -> None:
     assert encoder({"model_type": "llava"}, {"num_attention_heads": 64}).head_dim == 1
     found = encoder({"model_type": "llava"}, {"num_attention_heads": 65})
     with pytest.raises(ModelError, match="vision_config does not define head_dim"):
         found.calls(1)
 
 
-def test_pixtral_has_a_gate_and_clip_none() -> None:
+def test_pixtral_has_a_gate_and_clip_does_not() -> None:
     widths = {}
     for model_type in ("pixtral", "clip_vision_model"):
         layer = encoder({"model_type": "llava"}, {"model_type": model_type}).calls(1).layer

@@ -131,7 +131,7 @@ def test_a_windowed_prefix_costs_the_pairs_within_the_window(q_len: int, prefix:
     assert got.latency_us <= far * (1 + 1e-12)
 
 
-def test_a_window_is_0_unless_it_is_asked_for():
+def test_a_window_is_0_by_default():
     sizes = {**SHAPE, "batch_size": [1, 4, 32], "kv_len": 512}
     full, windowed_us = (
         TABLES.lookup("attention_decode", **sizes, **more).latency_us for more in ({}, {"window": WINDOW})
@@ -160,7 +160,7 @@ def test_windows_are_not_borrowed_from_each_other():
 def test_decodes_of_a_window_that_was_not_measured_are_full_attention_up_to_it(batch, kv_len, window):
     sizes = {**SHAPE, "batch_size": batch}
     got = TABLES.lookup("attention_decode", **sizes, kv_len=kv_len, window=window)
-    # the next simple number: 513 is none
+    # the next simple number: 513 is not one
     end = {513: 544, 5000: 5120}.get(window, window)
     full = TABLES.lookup("attention_decode", **sizes, kv_len=min(kv_len, end))
     np.testing.assert_allclose(got.latency_us, full.latency_us, rtol=1e-12)

@@ -67,7 +67,7 @@ def test_no_call_becomes_faster(h100: fastroof.Tables) -> None:
     assert (cold.flags >= warm.flags).all()
 
 
-def test_a_profile_says_on_which_gpus(h100: fastroof.Tables) -> None:
+def test_a_profile_lists_its_gpus(h100: fastroof.Tables) -> None:
     kernels = load_engine("kernels")
     cold = replace(kernels, kernels=replace(kernels.kernels, cold_decode=("h100",)))
     elsewhere = replace(kernels, kernels=replace(kernels.kernels, cold_decode=("h200",)))
@@ -90,7 +90,7 @@ def test_a_profile_says_on_which_gpus(h100: fastroof.Tables) -> None:
 
 
 @pytest.mark.parametrize("given", ["h100", 5, [1], [["h100"]]])
-def test_what_is_no_list_of_gpus_is_refused(given: object) -> None:
+def test_invalid_lists_of_gpus_are_refused(given: object) -> None:
     with pytest.raises(PlanError, match="cold_decode"):
         KernelChoices(cold_decode=given)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="cold_decode"):

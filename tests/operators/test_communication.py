@@ -36,7 +36,7 @@ def test_collectives_are_looked_up_by_what_each_gpu_contributes():
 
 
 def test_an_all_gather_and_a_reduce_scatter_are_the_halves_of_an_all_reduce():
-    """Of one tensor: each GPU contributes a share of what is gathered, and all of what is scattered."""
+    """For one tensor each GPU contributes a share of a gather, and all of a scatter."""
     whole, gpus = 2**20, 8
     halves = (
         collective_wire_bytes("all_gather", whole / gpus, gpus),

@@ -26,7 +26,7 @@ MSA = {n: v for n, v in ROW.items() if n != "compress_ratio"} | {
 
 
 @pytest.mark.parametrize("operator", ["csa_decode", "hca_decode"])
-def test_decodes_count_the_cached_tokens_beside_the_new_one(operator: str):
+def test_decodes_count_cached_tokens_and_the_new_one(operator: str):
     ratio = {"csa_decode": 4, "hca_decode": 128}[operator]
     rows = [ROW | {"step": s, "compress_ratio": ratio} for s in (1, 4, 1048575)]
     found = converted(operator, f"dsv4_{operator[:3]}_generation_module_perf", rows)
@@ -78,7 +78,7 @@ def test_scores_and_kernels_of_a_top_k_are_alternatives_with_keys_of_their_own()
     assert set(found["model"]) == {"glm-5"}
 
 
-def test_what_picks_nothing_took_no_time_and_is_no_row():
+def test_calls_that_pick_nothing_make_no_row():
     rows = [TOPK, TOPK | {"step": 100, "latency": 0.0}]
     found = converted("sparse_part", "dsv4_csa_topk_calib_perf", rows)
     assert left_out(found) == {"nothing to pick, so nothing ran": 1}
@@ -108,7 +108,7 @@ def rows_of(operator: str, **columns):
 
 
 def csa_weights() -> tuple[int, int]:
-    """Of DeepSeek-V4-Flash's block and of its indexer: 16 heads in two groups of the output."""
+    """Weights of DeepSeek-V4-Flash's block and its indexer: 16 heads in two groups of the output."""
     compressors = 4096 * 2 * 2 * 512
     own = 4096 * (1024 + 512) + 1024 * 16 * 512 + 16 * 512 * 1024 + 2 * 1024 * 4096 + compressors
     return own, 1024 * 64 * 128 + 4096 * (64 + 2 * 2 * 128)

@@ -94,7 +94,7 @@ def test_a_plan_reads_its_rows_as_lookups_do(h100):
 def test_without_tables_streams_cost_their_bytes(h100, stage):
     nodes = HYPER_CONNECTIONS.datasheet_nodes(replace(CALL, stage=stage), H100)
     assert set(nodes.flag) == {4}
-    # one token tells the launch
+    # one token shows the launch
     for tokens in (1, 1024, 16384):
         measured = float(
             h100.lookup("hyper_connections", stage=stage, hidden=7168, num_tokens=tokens).latency_us

@@ -121,7 +121,7 @@ def test_decodes_read_and_write_their_state_and_drafts_write_it_each():
 # -- rows of the package ---------------------------------------------------------------------------
 
 
-def test_parts_of_a_point_are_all_kept_and_d_model_is_no_key():
+def test_parts_of_a_point_are_all_kept_without_d_model_as_key():
     found = converted(
         GDN,
         "gdn_perf",

@@ -137,7 +137,7 @@ def test_more_bytes_and_more_nodes_are_never_faster(h100, name, num_gpus, rows):
     assert spread[rows] >= 0.9 * near[rows]
 
 
-def test_errors_grow_with_what_is_not_measured(h100):
+def test_errors_grow_with_unmeasured_parts(h100):
     rows = np.array([16.0, 1024.0])
     variances = [ALLREDUCE.row_variance(allreduce(n, 8192), h100, rows) for n in (8, 5, 16)]
     assert np.all(variances[1] >= BORROWED_GROUP**2)

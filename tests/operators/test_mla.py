@@ -33,7 +33,7 @@ BMM = {
 # rows of the package
 
 
-def test_kernels_count_the_cached_tokens_beside_the_new_one():
+def test_kernels_count_cached_tokens_and_the_new_one():
     rows = converted("mla_decode", "generation_mla_perf", [KERNEL | {"step": s} for s in (1, 3, 7, 1023)])
     assert rows.columns["kv_len"].tolist() == [2, 4, 8, 1024]
     assert rows.columns["num_q_heads"].tolist() == [16] * 4

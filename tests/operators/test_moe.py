@@ -99,7 +99,7 @@ def test_a_token_of_more_experts_than_there_are_is_refused(h100, name):
         h100.lookup(name, **{**words, "dtype": "bf16"} if "dtype" in words else words, **sizes)
 
 
-def test_a_shape_of_one_is_no_shape_of_the_other():
+def test_shapes_of_one_kind_are_refused_for_the_other():
     tables = handmade_tables(moe_nongated=ROWS)
     with pytest.raises(MissingTableError):
         tables.lookup("moe", num_tokens=1, **SHAPE)
@@ -131,7 +131,7 @@ def test_the_kernel_that_the_engine_runs_stays_not_the_fastest():
     }
 
 
-def test_points_that_differ_in_one_key_are_no_alternatives():
+def test_points_that_differ_in_one_key_are_not_alternatives():
     columns = raw(
         kernel_source=["moe_torch_flow_cutlass", "moe_torch_flow_min_latency"] * 2,
         moe_ep_size=[2, 1, 4, 4],
@@ -188,7 +188,7 @@ def files_of_the_package() -> Iterator[tuple[str, Path]]:
     ("gpu_name", "path"),
     [pytest.param(*place, id="-".join(place[1].parts[-5:-1])) for place in files_of_the_package()],
 )
-def test_the_memory_tells_which_shapes_of_the_package_have_no_gate(gpu_name: str, path: Path):
+def test_memory_bandwidth_shows_which_package_shapes_have_no_gate(gpu_name: str, path: Path):
     """With three GEMMs an expert the weights of those without a gate come faster than the memory is."""
     (file,) = MOE.package_files
     columns = read_columns(path, file.columns, file.optional)
@@ -205,7 +205,7 @@ def test_the_memory_tells_which_shapes_of_the_package_have_no_gate(gpu_name: str
     large = (all_gemms > 8 * max(gpu.l2_bytes, 50e6)) & (touched >= 0.9 * c["num_experts"] / c["moe_ep"])
     nongated = is_nongated(columns)
     assert (share[large & ~nongated] < 1.0).all()
-    # FlashInfer's CUTLASS kernels of Hopper are too slow to tell: a third of the bandwidth
+    # FlashInfer's CUTLASS kernels of Hopper are too slow to show it: a third of the bandwidth
     slow = np.char.find(columns["kernel_source"].astype(str), "flashinfer_cutlass") >= 0
     shapes = {
         (h, i)

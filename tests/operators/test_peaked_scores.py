@@ -40,7 +40,7 @@ def test_rows_that_pick_lose_the_difference_of_both_top_ks():
 
 
 def test_beyond_a_row_the_corrected_block_is_held():
-    """Of batch 512 no row picks: nothing may be taken from what is held from there."""
+    """No row of batch 512 picks: no correction is extrapolated from it."""
     rows = [(*KEY, 256, 2048, 211.0), (*KEY, 256, 4096, 380.0), (*KEY, 512, 2048, 379.0)]
     parts = [top_k("flat", 256, 4096, 160.0), top_k("top_last", 256, 4096, 3.8)]
     packed = table(rows, parts)

@@ -29,7 +29,7 @@ def test_operators_packing_and_loading_do_not_load_numba():
     assert set(done.stdout.split()).isdisjoint({"numba", "llvmlite", "torch", "pydantic"})
 
 
-def test_names_and_ranks_are_distinct():
+def test_names_and_ranks_are_distinguishable():
     assert all(name == operator.name for name, operator in OPERATORS.items())
     ranks = [operator.rank for operator in OPERATORS.values()]
     assert ranks == sorted(set(ranks))
@@ -59,7 +59,7 @@ def ones(operator: Operator) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda o: o.name)
-def test_every_operator_says_the_work_of_its_rows(operator: Operator):
+def test_every_operator_has_the_work_of_its_rows(operator: Operator):
     rows = ones(operator)
     work = operator.work(rows, H100)
     assert (work.moved_bytes > 0).all()

@@ -40,7 +40,7 @@ def test_a_few_other_steps_do_not_change_what_steps_are():
     assert found.columns["kv_len"].tolist() == steps
 
 
-def test_vllm_says_which_layers_skip_the_indexer_in_op_name():
+def test_vllm_names_layers_that_skip_the_indexer_in_op_name():
     shared = "glm-5-shared-index"
     rows = [ROW | {"kernel_source": "FLASHMLA_SPARSE", "model": "zai-org/GLM-5.2"}] * 3
     names = ["dsa_context_module", "dsa_context_module_skip_indexer", "dsa_context_module"]
@@ -105,7 +105,7 @@ def test_layers_without_an_indexer_are_rows_of_their_own():
     assert found == ["deepseek-v3.2"] * 2 + [shared] * 2 + ["glm-5", "glm-5", shared, "glm-5"]
 
 
-def test_a_checkpoint_s_format_is_no_part_of_its_model():
+def test_a_checkpoint_s_format_does_not_change_its_model():
     models = ["zai-org/GLM-5", "zai-org/GLM-5-FP8"]
     rows = [
         ROW | {"model": m, "gemm_type": g} for m, g in zip(models, ("bfloat16", "fp8_block"), strict=True)

@@ -59,17 +59,17 @@ def test_no_part_is_below_the_roofline_or_below_nothing() -> None:
     assert fitted_price(table(LONG, free), PrefixUs(), WINDOW) == pytest.approx(free, rel=1e-6, abs=1e-9)
 
 
-def test_short_prefixes_do_not_tell_what_grows_without_end() -> None:
+def test_short_prefixes_do_not_fit_unbounded_growth() -> None:
     assert fitted_price(table((0, 8, WINDOW)), PrefixUs(), WINDOW) is None
     assert fitted_price(table((0,)), PrefixUs(), WINDOW) is None
     assert fitted_price(table(LONG), PrefixUs(), 0) is None
 
 
-def test_prompts_tell_how_many_times_the_roofline_s_price_they_pay() -> None:
+def test_prompts_give_the_ratio_to_the_roofline_s_price() -> None:
     roofline = PrefixUs(1e-3, 7e-3, 2e-3, 5e-3)
     paying = table(LONG, roofline.times(3.0, 1.5))
     assert measured_price(paying, roofline, WINDOW) == pytest.approx((3.0, 1.5), rel=1e-6)
-    # never less than the roofline says, of either part
+    # never less than the roofline, for either part
     for far, near in ((0.5, 0.25), (3.0, 0.5)):
         less = table(LONG, roofline.times(far, near))
         assert measured_price(less, roofline, WINDOW) == pytest.approx((max(far, 1.0), 1.0), rel=1e-6)
@@ -107,7 +107,7 @@ def test_measured_prompts_pay_about_the_price(sglang: Any, model: str) -> None:
     assert np.median(errors(price)) < min(0.2, float(np.median(by_ratio)))
 
 
-def test_a_donor_gives_its_price_by_what_the_roofline_says_of_both(sglang: Any) -> None:
+def test_a_donor_s_price_is_scaled_by_the_roofline(sglang: Any) -> None:
     operator: Any = OPERATORS["dsa_prefill"]
     # its fp8_block rows are flagged as launched by the host, so they are no donors
     measured, wanted = (("bf16", "bf16", "bf16", "glm-5", heads) for heads in (16, 20))

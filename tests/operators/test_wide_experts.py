@@ -140,7 +140,7 @@ def test_a_plan_reads_the_phase_or_the_one_kernel_of_both():
 
 
 def test_another_split_is_borrowed_at_equal_tokens_an_expert():
-    """Of two splits equally near the geometric mean of latency / B times its own B."""
+    """Two equally near splits give the geometric mean of latency / B, times its own B."""
     tables = handmade_tables(moe_wide=rows_of(16) + rows_of(64, times=2))
     found, origin = at(tables, CALL, 128)
 
@@ -175,7 +175,7 @@ def test_another_split_is_borrowed_at_equal_tokens_an_expert():
     ],
 )
 def test_what_borrowing_adds_is_that_of_its_kind(change: dict[str, int], error: float, tokens: float):
-    """In squares, on what the donor's curve has at as many tokens an expert."""
+    """The variance of borrowing is added to that of the donor's curve at as many tokens an expert."""
     tables = handmade_tables(moe_wide=rows_of(32))
     own = MOE_WIDE.row_variance(CALL, tables, np.array([tokens]))
     borrowed = MOE_WIDE.row_variance(replace(CALL, **change), tables, np.array([128.0]))

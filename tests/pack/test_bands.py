@@ -38,7 +38,7 @@ def in_words(bands: Bands) -> naive.Bands:
 
 @pytest.mark.slow
 @given(made=curves())
-def test_nodes_of_bands_say_what_the_rule_in_words_says(made):
+def test_nodes_of_bands_equal_the_naive_rule(made):
     bands, curve = made
     m, us = np.array(list(curve)), np.array(list(curve.values()))
     axis, values, is_measured = with_band_nodes(bands, m, us[:, None])

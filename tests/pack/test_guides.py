@@ -286,9 +286,9 @@ def test_shapes_of_any_order_broadcast_across_chunks(small, monkeypatch):
 
 def test_a_wrong_size_beyond_the_first_chunk_is_found(small):
     m = np.ones(3 * sizes.CHUNK, np.int64)
-    for wrong, says in ((0, "at least 1, got 0"), (2**28 + 1, "at most"), (2**62, "at most")):
+    for wrong, message in ((0, "at least 1, got 0"), (2**28 + 1, "at most"), (2**62, "at most")):
         m[-1] = wrong
-        with pytest.raises(LookupInputError, match=rf"\bm\b.*{says}"):
+        with pytest.raises(LookupInputError, match=rf"\bm\b.*{message}"):
             small.lookup("gemm", m=m, n=64, k=64)
     halves = np.ones(2 * sizes.CHUNK)
     for wrong in (1.5, np.nan, np.inf):

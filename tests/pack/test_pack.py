@@ -62,20 +62,20 @@ def test_small_grids_are_looked_up_as_the_naive_ones(name, is_decode):
     operator = "attention_decode" if is_decode else "attention_prefill"
     tables = handmade_tables(**{operator: attention_rows(points, is_decode=is_decode)})
     table = naive_attention(tables, points, is_decode=is_decode)
-    ask = decode if is_decode else prefill
+    call = decode if is_decode else prefill
     nodes = [1, 2, 3, 4, 8, 11, 64, 100, 512, 4000], [1, 30, 64, 100, 512, 2000, 4096, 9000, 65536, 10**6]
     batch, length = (a.ravel() for a in np.meshgrid(*nodes))
-    got = ask(tables, batch, length)
+    got = call(tables, batch, length)
     for i, (b, x) in enumerate(zip(batch.tolist(), length.tolist(), strict=True)):
         expected, origin = table.latency(float(b), float(x))
         assert got.latency_us[i] == pytest.approx(expected, rel=1e-12), (b, x)
         assert got.origin[i] == origin, (b, x)
     for method in ("linear_mfu", "nearest", "floor"):
         b, x = np.array(list(points)).T
-        back = ask(tables, b, x, method=method)
+        back = call(tables, b, x, method=method)
         assert back.latency_us.tolist() == list(points.values())
         assert not back.origin.any()
-        assert np.isfinite(ask(tables, batch, length, method=method).latency_us).all()
+        assert np.isfinite(call(tables, batch, length, method=method).latency_us).all()
 
 
 SEQUENCE_US = (2 * 2 * 32 * 128 / 3.35e12) * 1e6
@@ -172,8 +172,8 @@ def test_prefill_beyond_the_table_keeps_its_distance_to_the_roofline():
     bound = naive_attention(tables, ONE_BATCH, is_decode=False).bound
     got = prefill(tables, np.array([4, 4, 8, 1]), np.array([8192, 32, 4096, 4096]))
     edges = [(4, 4096), (4, 64), (4, 4096), (4, 4096)]
-    asked = [(4, 8192), (4, 32), (8, 4096), (1, 4096)]
-    expected = [ONE_BATCH[e] * bound(*a) / bound(*e) for e, a in zip(edges, asked, strict=True)]
+    wanted = [(4, 8192), (4, 32), (8, 4096), (1, 4096)]
+    expected = [ONE_BATCH[e] * bound(*a) / bound(*e) for e, a in zip(edges, wanted, strict=True)]
     np.testing.assert_allclose(got.latency_us, expected, rtol=1e-12)
     assert got.origin.tolist() == [2, 2, 2, 2]
 
@@ -226,10 +226,10 @@ def test_of_duplicates_the_median_counts():
 def test_a_table_of_one_gemm_serves_every_size():
     tables = handmade_tables(gemm=gemm_rows({(16, 128, 512): 6.0}))
     bound = naive.gemm_bound(tables.gpu, "bf16", 6.0)
-    asked = [(16, 128, 512), (1, 128, 512), (16, 1, 512), (16, 128, 1), (9999, 9999, 9999), (1, 1, 1)]
-    m, n, k = np.array(asked).T
+    wanted = [(16, 128, 512), (1, 128, 512), (16, 1, 512), (16, 128, 1), (9999, 9999, 9999), (1, 1, 1)]
+    m, n, k = np.array(wanted).T
     got = tables.lookup("gemm", m=m, n=n, k=k)
-    expected = [6.0 * bound(*a) / bound(*asked[0]) for a in asked]
+    expected = [6.0 * bound(*a) / bound(*wanted[0]) for a in wanted]
     np.testing.assert_allclose(got.latency_us, expected, rtol=1e-12)
     assert got.origin.tolist() == [0, 2, 2, 2, 2, 2]
 
@@ -270,7 +270,7 @@ def test_the_one_missing_gemm_is_a_hole(source):
     assert float(hole.latency_us) == pytest.approx(held, rel=1e-12)
 
 
-def test_allreduce_is_the_graphs_unless_eager_is_asked_for(h100):
+def test_allreduce_is_the_graphs_by_default(h100):
     sizes = {"num_gpus": 2, "message_bytes": 256}
     default = h100.lookup("allreduce", **sizes)
     graph, eager = (h100.lookup("allreduce", **sizes, mode=mode) for mode in ("graph", "eager"))

@@ -106,7 +106,7 @@ def test_beyond_a_row_the_latency_over_the_roofline_is_held():
 
 
 def test_half_way_between_two_nodes_the_smaller_one_is_nearest():
-    """In octaves: 8 is as far from 4 as from 16, and 9 is not."""
+    """Distances are octaves: 8 is as far from 4 as from 16, and 9 is not."""
     points = {(1.0, 4.0, 0.0): 10.0, (1.0, 16.0, 0.0): 100.0}
     table = packed(points)
     for q_len, node in ((7, 4), (8, 4), (9, 16)):

@@ -9,5 +9,4 @@ import fastroof
 
 @pytest.fixture(scope="session")
 def h100() -> fastroof.Tables:
-    """The H100 tables of one engine."""
     return fastroof.load_tables("h100", source="aiconfigurator-vllm-0.25.0")

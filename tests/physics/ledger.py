@@ -35,7 +35,7 @@ CAUSES = {
     "large GEMMs": "the MFU falls as the GEMM grows past its best size",
     "L2 cache": "about as many bytes as the L2 cache holds: how many stay in it varies",
     "extrapolated": "beyond the measured range, where the datasheet's roofline is part of what is added",
-    "other work": "the row did less than its keys say",
+    "other work": "the row did less than its keys imply",
     "outlier": "one point off its neighbours on every axis; flagged in provenance.toml",
 }
 WORST_WITHIN = 6e-4
@@ -119,7 +119,6 @@ class Entry:
 
 
 def load_entries(path: Path = LEDGER) -> list[Entry]:
-    """Read the list."""
     listed = tomllib.loads(path.read_text("utf-8"))["violations"]
     return [Entry(**{"where": {}, **entry}) for entry in listed]
 
@@ -160,18 +159,18 @@ def settled(found: Found, entries: Iterable[Entry]) -> tuple[list[tuple[Entry, A
 def complaints(found: Found, entries: Iterable[Entry]) -> list[str]:
     """Say where a check and the list disagree: what is new, worse, or no longer so."""
     taken, new = settled(found, entries)
-    said = []
+    got = []
     if len(new):
         worst = new[np.argsort(found.ratio[new])[:5]]
-        said.append(f"{len(new)} violations are in no entry: " + "; ".join(found.case(row) for row in worst))
+        got.append(f"{len(new)} violations are in no entry: " + "; ".join(found.case(row) for row in worst))
     for entry, rows in taken:
         label = f"{entry.check} {dict(entry.where)}"
         if not len(rows):
-            said.append(f"{label}: listed {entry.count}, but none occurs any more")
+            got.append(f"{label}: listed {entry.count}, but none occurs any more")
             continue
         worst_row = rows[np.argmin(found.ratio[rows])]
         if len(rows) != entry.count:
-            said.append(f"{label}: listed {entry.count}, found {len(rows)}")
+            got.append(f"{label}: listed {entry.count}, found {len(rows)}")
         if abs(found.ratio[worst_row] - entry.worst) > WORST_WITHIN:
-            said.append(f"{label}: worst listed {entry.worst}, found {found.case(int(worst_row))}")
-    return said
+            got.append(f"{label}: worst listed {entry.worst}, found {found.case(int(worst_row))}")
+    return got

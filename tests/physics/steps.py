@@ -214,12 +214,10 @@ def tp_no_better_than_its_gpus(cases: list[Case], _: float) -> Found:
 
 
 def fp8_weights_no_slower(cases: list[Case], _: float) -> Found:
-    """Check fp8 linear layers against bf16."""
     return _pairs(cases, "dtype", "bf16", "fp8 weights no slower", FP8_LIMIT, lambda us, base, _: base / us)
 
 
 def fp8_kv_no_slower(cases: list[Case], _: float) -> Found:
-    """Check an fp8 KV cache against bf16."""
     return _pairs(cases, "kv_dtype", "bf16", "fp8 KV no slower", FP8_LIMIT, lambda us, base, _: base / us)
 
 

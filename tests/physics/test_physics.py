@@ -168,10 +168,10 @@ def test_a_listed_violation_passes_and_an_earlier_entry_takes_it_first():
     }.values(),
 )
 def test_a_list_that_is_not_true_fails(entries, message):
-    (said,) = complaints(found_of(0.5, 0.6), entries)
-    assert message in said
+    (found,) = complaints(found_of(0.5, 0.6), entries)
+    assert message in found
 
 
-def test_a_ratio_that_is_no_number_is_an_error():
+def test_a_ratio_of_nan_is_an_error():
     with pytest.raises(ValueError, match="made: a ratio is not a number"):
         found_of(0.5, float("nan"))

@@ -45,8 +45,8 @@ class Shell(NamedTuple):
             **changed,
         }
         every = ["step", "--decode", "64x4096", "--json", *words]
-        ask = ("-c", program, json.dumps(every)) if program else ("-m", "fastroof", *every)
-        command = [sys.executable, *ask]
+        call = ("-c", program, json.dumps(every)) if program else ("-m", "fastroof", *every)
+        command = [sys.executable, *call]
         done = subprocess.run(
             command, cwd=self.folder / at, env={**os.environ, **settings},
             capture_output=True, text=True, check=False, timeout=300,
@@ -54,7 +54,7 @@ class Shell(NamedTuple):
         return done.stdout or done.stderr
 
     def answers(self, *words: str, **settings: str) -> tuple[str, str]:
-        """Of a process that may take a cached plan, and of one that compiles."""
+        """Answers of a process that may take a cached plan, and of one that compiles."""
         return self.run(*words, **settings), self.run(*words, keep="never", **settings)
 
     def num_cached(self) -> int:
@@ -304,13 +304,13 @@ QUESTIONS: dict[str, Callable[[Shell], Sequence[str]]] = {
 
 
 class Read(NamedTuple):
-    """What a process looked at, and what the plan that it cached says of that."""
+    """What a process looked at, and what the plan that it cached recorded of that."""
 
     shell: Shell
     looked: dict[str, list[str]]
     entries: list[list[Any]]
 
-    def asked(self, *kinds: str) -> set[str]:
+    def recorded(self, *kinds: str) -> set[str]:
         return {
             os.path.join(self.shell.folder, question[1])
             for question, _, _ in self.entries
@@ -329,7 +329,7 @@ def read(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def is_input(path: str, shell: Shell) -> bool:
-    """Whether a path is none of Python's, the cache's or the package's own."""
+    """Whether a path belongs neither to Python, the cache nor the package."""
     inside = [str(bench_data_root()), str(shell.folder)]
     outside = [str(shell.folder / "cache"), str(shell.folder / "looked.json")]
     return any(path.startswith(f"{place}/") for place in inside) and not path.startswith(tuple(outside))
@@ -347,7 +347,7 @@ def is_matched(path: str, patterns: set[tuple[str, str]]) -> bool:
 
 @pytest.mark.slow
 def test_everything_that_a_plan_looks_at_is_on_record(read: Read) -> None:
-    opened, listed, asked = (
+    opened, listed, args = (
         {path for path in read.looked[kind] if is_input(path, read.shell)}
         for kind in ("open", "list", "status")
     )
@@ -357,12 +357,12 @@ def test_everything_that_a_plan_looks_at_is_on_record(read: Read) -> None:
         if question[0] == "matches"
     }
     assert opened
-    assert opened == {path for path in read.asked("content") if path in opened}
-    assert [path for path in listed - read.asked("names_in") if not is_matched(path, patterns)] == []
-    known = read.asked()
+    assert opened == {path for path in read.recorded("content") if path in opened}
+    assert [path for path in listed - read.recorded("names_in") if not is_matched(path, patterns)] == []
+    known = read.recorded()
     ends = {answer for (kind, *_), answer, _ in read.entries if kind == "resolved"}
-    above = ends | {str(folder) for path in read.asked("resolved") | ends for folder in Path(path).parents}
-    assert [path for path in asked - known - above if not is_matched(path, patterns)] == []
+    above = ends | {str(folder) for path in read.recorded("resolved") | ends for folder in Path(path).parents}
+    assert [path for path in args - known - above if not is_matched(path, patterns)] == []
 
 
 def test_whatever_of_it_changes_is_noticed(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,7 +421,7 @@ def put(path: Path, *, is_folder: bool = False) -> Iterator[None]:
 
 @contextmanager
 def moved(path: Path) -> Iterator[None]:
-    """Nothing where something is."""
+    """A missing file in place of an existing one."""
     aside = path.parent.parent / "aside"
     path.rename(aside)
     try:

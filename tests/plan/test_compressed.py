@@ -113,7 +113,7 @@ def test_rows_of_a_source_without_a_top_k_stay_as_they_are(h100: Tables) -> None
         fastroof.compile_plan(flash({4: 1}), "h100", without, **{"engine": "kernels", **LIMITS})
 
 
-def test_a_window_alone_is_borrowed_and_says_so(tables: Tables) -> None:
+def test_a_window_alone_is_borrowed_and_marked(tables: Tables) -> None:
     alone = fastroof.compile_plan(flash({0: 1}), "h100", tables, **{"engine": "kernels", **LIMITS})
     heavy = fastroof.compile_plan(flash({128: 1}), "h100", tables, **{"engine": "kernels", **LIMITS})
     one = fastroof.StepBatch.from_requests([[(1, 2047)] * 8])

@@ -129,6 +129,6 @@ def test_stages_and_sets_of_plans(h100):
         ("nemotron-h-56b", {}, "state passes from one part of a prompt to the next"),
     ],
 )
-def test_what_is_not_shared(h100, model, options, message):
+def test_unsupported_context_parallelism_is_refused(h100, model, options, message):
     with pytest.raises(PlanError, match=message):
         compile_plan(model, "h100", h100, cp=4, **{"engine": "kernels", **options, **LIMITS})

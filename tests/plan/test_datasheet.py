@@ -19,7 +19,7 @@ def plan():
         return compile_plan("llama-3.1-8b", "h100", None, engine="kernels")
 
 
-def test_a_plan_without_tables_warns_and_says_modelled(plan):
+def test_a_plan_without_tables_warns_and_is_marked_modelled(plan):
     assert plan.tables_hash == ""
     times = plan.run(StepBatch.from_requests([[(1, 9)], [(9, 0)], [(9, 9), (1, 9)]]))
     assert times.origin.tolist() == [4, 4, 4]
@@ -95,8 +95,8 @@ def test_the_same_step_is_the_same_bits_here_too(plan):
 
 
 @pytest.mark.filterwarnings("ignore:no measured tables")
-def test_four_of_five_decode_steps_are_as_far_off_as_it_says(h100):
-    """Of plans from the tables: within 1.28 of its standard errors, as of a normal distribution."""
+def test_four_of_five_decode_steps_are_within_the_stated_error(h100):
+    """Plans from the tables are within 1.28 standard errors, as in a normal distribution."""
     batch, kv_len = np.array([1, 4, 16, 64])[:, None], 2 ** np.arange(7, 15)
     inside = []
     for name, dtype, tp in itertools.product(("llama-3.1-8b", "llama-3.1-70b"), ("bf16", "fp8"), (1, 4)):

@@ -93,7 +93,7 @@ def test_the_rule_of_every_engine_is_the_naive_one(engine, model, options):
     assert 0 <= left < found.part_bytes * unit + 1
 
 
-def test_kernels_alone_and_a_profile_that_says_nothing_keep_the_datasheets_rule(h100):
+def test_kernels_alone_and_a_bare_profile_use_the_datasheets_rule(h100):
     kernels = compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
     own = compile_plan("llama-3.1-8b", "h100", h100, engine={"name": "mine", "costs": {"step_us": 1}})
     assert kernels.memory == own.memory
@@ -147,7 +147,7 @@ def test_more_of_memory_is_more_room(h100, fraction, engine):
 
 
 @pytest.mark.parametrize("fraction", [0, -0.1, 1.01, math.nan, math.inf, "0.9", True, [0.9]])
-def test_a_fraction_that_is_none_is_refused(h100, fraction):
+def test_an_invalid_fraction_is_refused(h100, fraction):
     with pytest.raises(PlanError, match="memory_fraction must be a number above 0 and at most 1"):
         compile_plan("llama-3.1-8b", "h100", h100, engine="vllm", memory_fraction=fraction)
 

@@ -113,7 +113,7 @@ def test_a_rank_waits_for_nothing_where_all_have_as_many(plans: list[Any], numbe
 
 
 @pytest.mark.parametrize("number", range(len(LAYOUTS)))
-def test_a_part_of_the_step_is_no_more_than_the_step(plans: list[Any], number: int) -> None:
+def test_a_part_of_the_step_is_at_most_the_step(plans: list[Any], number: int) -> None:
     arena, dp = plans[number].arena, plans[number].layout.dp
     for slot, is_decode in ((steps.TOKENS_AT, False), (steps.DECODE_TOKENS_AT, True)):
         for own in (1, 8, 256, 2048):
@@ -125,7 +125,7 @@ def test_plans_without_experts_of_all_ranks_have_no_such_part(tables: Any) -> No
     for layout in (
         {"model": "qwen3-30b-a3b", "engine": "vllm"},
         {"model": "llama-3.1-8b", "dp": 4, "engine": "vllm"},
-        # the user's own imbalance says what experts see
+        # the user's own imbalance decides what experts see
         {"model": "qwen3-30b-a3b", "dp": 4, "ep": 4, "dp_imbalance": 1.5, "engine": "vllm"},
     ):
         plan = fastroof.compile_plan(
@@ -206,7 +206,7 @@ def test_engines_and_versions_differ(tables: Any) -> None:
     }
 
 
-def test_every_serving_engine_says_where_its_rules_are_from() -> None:
+def test_every_serving_engine_names_the_source_of_its_rules() -> None:
     for name in ("vllm", "vllm-0.12", "sglang", "trtllm-1.0", "trtllm-1.1"):
         assert load_engine(name).data_parallel.source, name
 

@@ -53,7 +53,7 @@ def test_streams_are_what_norms_and_activations_move(h100: Tables) -> None:
 
 
 @pytest.mark.loops
-def test_measured_attention_is_told_apart_and_more_patches_take_longer(h100: Tables) -> None:
+def test_measured_attention_is_marked_and_more_patches_take_longer(h100: Tables) -> None:
     times = [image_us("qwen3-vl-8b", h100, patches) for patches in (256, 1024, 4000, 4096)]
     origins = [next(part.origin for part in time.parts if part.name == "attention") for time in times]
     assert origins == [0, 0, 1, 0]
@@ -70,7 +70,7 @@ def test_text_models_get_pooled_tokens(h100: Tables) -> None:
 
 
 @pytest.mark.loops
-def test_heads_that_no_table_has_are_said(h100: Tables) -> None:
+def test_unmeasured_heads_are_reported(h100: Tables) -> None:
     with pytest.raises(MissingTableError, match="head_dim 88"):
         image_us("llama-4-scout", h100, 576)
 
@@ -89,7 +89,7 @@ def test_gpus_share_heads_and_widths_and_sum_twice_a_layer(h100: Tables) -> None
 
 
 @pytest.mark.loops
-def test_what_cannot_be_encoded_is_said(h100: Tables) -> None:
+def test_images_that_cannot_be_encoded_are_refused(h100: Tables) -> None:
     with pytest.raises(ModelError, match=r"llama-3\.1-8b has no vision encoder"):
         image_us("llama-3.1-8b", h100, 1024)
     with pytest.raises(ModelError, match="16 heads and MLPs of 4304 does not divide by tp=32"):

@@ -78,7 +78,7 @@ def test_4_bit_experts_run_as_the_engine_measured_them(b200: Tables, engine: str
     assert formats_of(plan)["experts"] == kernel
 
 
-def test_a_profile_may_say_what_kernels_compute_in(b200: Tables) -> None:
+def test_a_profile_may_set_the_kernels_compute_format(b200: Tables) -> None:
     vllm = load_engine("vllm")
     (named,) = (kernel for kernel in vllm.kernels.operators if kernel.format == "mxfp4")
     flagged = fastroof.compile_plan("gpt-oss-120b", "b200", b200, engine=vllm)
@@ -103,11 +103,9 @@ def test_4_bit_weights_compute_in_bf16_without_units_for_them(h100: Tables) -> N
     ("dtype", "kernel"),
     [("int8", "int8"), ("w4afp8", "w4afp8")],
 )
-def test_a_format_without_rows_names_what_there_is_and_what_would_do(
-    h100: Tables, dtype: str, kernel: str
-) -> None:
-    said = f"h100 has no gemm table of dtype {kernel}; measured: bf16, fp8, fp8_block.*; allow_modelled=True"
-    with pytest.raises(MissingTableError, match=said):
+def test_a_format_without_rows_names_valid_formats(h100: Tables, dtype: str, kernel: str) -> None:
+    found = f"h100 has no gemm table of dtype {kernel}; measured: bf16, fp8, fp8_block.*; allow_modelled=True"
+    with pytest.raises(MissingTableError, match=found):
         fastroof.compile_plan("llama-3.1-8b", "h100", h100, dtype=dtype, engine="kernels")
     modelled = fastroof.compile_plan(
         "llama-3.1-8b", "h100", h100, dtype=dtype, allow_modelled=True, engine="kernels"
@@ -126,7 +124,7 @@ def test_weights_alone_in_4_bits_read_inputs_in_bf16(h100: Tables) -> None:
     assert down.moved_bytes == pytest.approx(32 * (n * k / 2 + 8 * k * 2 + 8 * n * 2))
 
 
-def test_attention_that_nothing_measured_stands_for_is_modelled_and_says_so(h100: Tables) -> None:
+def test_attention_without_measurements_is_modelled_and_marked(h100: Tables) -> None:
     spec = load_model("llama-3.1-8b")
     group = spec.layers[0]
     odd = replace(group.kind, attention=replace(group.kind.attention, head_dim=24))  # type: ignore[type-var]
@@ -196,7 +194,7 @@ def test_a_gpu_without_units_for_a_format_computes_in_bf16(dtype: str, kernel: s
 
 @pytest.mark.filterwarnings("ignore:no measured tables of")
 def test_formats_change_bytes_and_never_the_work() -> None:
-    """In the datasheet model, where nothing but work, bytes and peaks counts."""
+    """The datasheet model depends on work, bytes and peaks alone."""
     smaller = ("bf16", "fp8", "nvfp4")
     plans = {
         dtype: fastroof.compile_plan("qwen3-30b-a3b", "b200", None, dtype=dtype, engine="kernels")

@@ -154,7 +154,7 @@ def test_memory_is_summed_over_kinds(two):
     assert TWO.num_layers == 32
 
 
-def test_explain_tells_kinds_apart(two):
+def test_explain_lists_kinds_separately(two):
     operators = two.explain([(1, 100), (30, 0)]).operators
     for role in ("qkv", "o", "decode_attention", "prefill_attention"):
         parts = [o for o in operators if o.role == role]
@@ -165,7 +165,7 @@ def test_explain_tells_kinds_apart(two):
     assert [o.calls for o in operators if o.role == "lm_head"] == [1]
 
 
-def test_programs_that_know_one_kind_say_so(two):
+def test_programs_for_one_kind_refuse_several(two):
     with pytest.raises(ModelError, match=r"several kinds \(20 kind 0, 12 kind 1\)"):
         TWO.only_kind  # noqa: B018
     with pytest.raises(ModelError, match="several kinds"):

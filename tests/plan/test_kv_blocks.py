@@ -126,10 +126,10 @@ def test_the_most_requests_leave_room_for_the_longest() -> None:
         assert (not refusals(plan, StartQuestion(32_768, seqs))) is starts
 
 
-def test_an_engine_starts_if_all_that_it_asks_for_is_free() -> None:
+def test_an_engine_starts_if_all_memory_that_it_requests_is_free() -> None:
     plan = plan_of("llama-3.1-8b", "h100", "vllm")
-    asked = plan.memory.requested_bytes
-    for free, codes in ((asked, []), (asked - 1, ["A"])):
+    requested = plan.memory.requested_bytes
+    for free, codes in ((requested, []), (requested - 1, ["A"])):
         assert [one.code for one in refusals(plan, StartQuestion(free_bytes=free))] == codes
 
 
@@ -218,9 +218,9 @@ def test_no_stage_of_a_pipeline_has_states_for_fewer_requests(model: str, pp: in
     plan = plan_of(model, "h200", "vllm", pp=pp)
     memory = plan.memory
     for stage in (one.memory for one in plan.stages):
-        room, own = (one.blocks * one.block_bytes for one in (stage, memory))
+        room, own = (one.parts * one.part_bytes for one in (stage, memory))
         assert room // max(stage.state_bytes_per_sequence, 1) >= own // memory.state_bytes_per_sequence
-        assert stage.blocks // max(stage.state_blocks, 1) >= memory.blocks // memory.state_blocks
+        assert stage.parts // max(stage.state_parts, 1) >= memory.parts // memory.state_parts
 
 
 def test_sglang_runs_48_requests_with_draft_tokens() -> None:

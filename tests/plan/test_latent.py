@@ -124,7 +124,7 @@ def test_heads_are_those_of_one_gpu(h100: Any, name: str, tp: int, heads: int) -
     assert sum(p.total_us for p in parts) == pytest.approx(LAYERS * float(own), rel=1e-9)
 
 
-def test_a_point_that_stands_twice_is_one(h100: Any) -> None:
+def test_a_point_measured_twice_takes_the_median(h100: Any) -> None:
     (table,) = (t for t in h100.candidates("mla_decode") if t.engine == "sglang")
     c = table.columns
     rows = (
@@ -188,7 +188,7 @@ def test_more_gpus_are_faster_but_not_in_proportion(h100: Any) -> None:
 # Which way, and what stands for what was not measured
 
 
-def test_sound_blocks_are_taken_whole_where_the_profile_says_so(h100: Any) -> None:
+def test_sound_blocks_are_used_if_the_profile_enables_them(h100: Any) -> None:
     def blocks(engine: str, tables: Any = h100, **given: Any) -> tuple[str, ...]:
         own = options(engine, **given)
         return whole_blocks(own, tables.in_order(kernel_order(tables.gpu, own)))
@@ -222,7 +222,7 @@ def with_time_of_the_host(h100: Any, source: Any = None) -> Any:
     return fastroof.Tables(replace(measured, tables=tables, others=others), h100.gpu)
 
 
-def test_vllms_block_is_its_own_and_one_with_time_of_the_host_says_that_it_is_borrowed(h100: Any) -> None:
+def test_vllms_block_is_its_own_and_one_with_host_time_is_marked_borrowed(h100: Any) -> None:
     def block(tables: Any, engine: str, **given: Any) -> Any:
         plan = compile_on(tables, engine, **given)
         parts = plan.explain([(1, 1023)] * 16).operators

@@ -30,7 +30,7 @@ MODEL = load_model("qwen3-235b-a22b")
     ],
 )
 def test_a_step_is_the_sum_of_its_kernels(h100, layout, options):
-    """Of shapes that were measured: what is borrowed has tests of its own."""
+    """Shapes are measured ones: borrowing has tests of its own."""
     plan = compile_plan(
         MODEL, "h100", h100, dtype="bf16", **{"engine": "kernels", **layout, **options}, **LIMITS
     )
@@ -169,7 +169,7 @@ def test_what_engines_do_not_run(h100):
     compile_plan("llama-3.1-8b", "h100", h100, engine="trtllm", tp=2, dp=4, **LIMITS)
 
 
-def test_shared_experts_beside_all_to_all(h100):
+def test_shared_experts_overlap_all_to_all(h100):
     """Each kind of steps takes the longer of its own two paths."""
     mlp = RoutedExperts(128, 8, 1536, shared_intermediate=65536)
     kind = LayerKind(GroupedQueryAttention(64, 4, 128), mlp, "shared")
@@ -182,7 +182,7 @@ def test_shared_experts_beside_all_to_all(h100):
         assert sum(o.total_us for o in explained.operators) == pytest.approx(explained.total_us, rel=1e-12)
 
 
-def test_a_plan_says_how_it_is_split(h100):
+def test_a_plan_has_its_split(h100):
     plan = compile_plan(
         MODEL, "h100", h100, dp=4, pp=2, ep=4, dp_imbalance=1.5, **{"engine": "kernels", **LIMITS}
     )

@@ -258,7 +258,7 @@ def test_kimi_delta_attentions_calls(gate_rank: int | None) -> None:
     assert weights == projections + others
 
 
-def test_heads_are_split_whole() -> None:
+def test_heads_must_divide_by_the_split() -> None:
     assert delta_of(load_model(QWEN)).obstacles(Layout(16)) == []
     assert KimiDeltaAttention(24, 128, 24, 128).obstacles(Layout(16)) == [
         "24 heads of keys of linear attention do not divide by 16",

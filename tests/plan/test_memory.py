@@ -274,7 +274,7 @@ def test_a_model_of_states_alone_runs_in_every_engine(h100, engine):
     assert fit == states == memory.most_running(states)
 
 
-def test_no_stage_holds_fewer_than_the_plan_says(h100):
+def test_no_stage_holds_fewer_than_the_plan(h100):
     model = stateful(6, 18)
     plan = compile_plan(model, "h100", h100, pp=8, max_tokens=64, max_seqs=8, engine="kernels")
     stages = [

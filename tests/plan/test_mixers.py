@@ -232,7 +232,7 @@ def test_a_donor_takes_no_longer_than_rows_found_too_slow(
     assert set(origin) == {3}
 
 
-def test_what_nothing_stands_for_is_refused_or_modelled(h100: Any) -> None:
+def test_kernels_without_a_donor_are_refused_or_modelled(h100: Any) -> None:
     unknown = GDN._replace(key=("generation", "all", 4, 4, 96, 16, 128))
     spec = model(MixerCall(1, unknown, GDN_PROMPT, "bf16"))
     with pytest.raises(MissingTableError, match="allow_modelled=True"):

@@ -52,7 +52,7 @@ def test_a_step_is_its_pattern_letter_by_letter(
     assert found == pytest.approx(nemotron.step_us(h200, config, batch, new, context), rel=1e-9)
 
 
-def test_the_recurrence_is_modelled_and_says_so(nano: Any) -> None:
+def test_the_recurrence_is_modelled_and_marked(nano: Any) -> None:
     for requests in ([(1, 1023)] * 16, [(2048, 0)]):
         explained = nano.explain(requests)
         parts = {part.name: part for part in explained.operators}
@@ -269,12 +269,12 @@ def test_experts_of_a_latent_width() -> None:
     assert idle == 490 * 2 * 1024 * 2688
 
 
-def test_latent_experts_beside_shared_ones_and_all_to_all() -> None:
+def test_latent_experts_overlap_shared_ones_and_all_to_all() -> None:
     experts = RoutedExperts(512, 22, 2688, 5376, is_gated=False, latent=1024)
-    (beside,) = (
+    (parallel,) = (
         c for c in experts.calls(4096, Layout(4), Execution(shared_beside=True)) if isinstance(c, Parallel)
     )
-    routed, shared = beside.paths
+    routed, shared = parallel.paths
     assert [c.role for c in routed] == ["router", "experts_down", "experts", "experts_up"]
     assert [c.role for c in shared] == ["shared_gate_up", "shared_activation", "shared_down"]
     rules = ExchangeRules(alltoall="always", libraries=("deepep_ll", "deepep_ll"))

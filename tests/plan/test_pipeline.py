@@ -63,9 +63,9 @@ def test_stages_add_up_to_the_plan(h100, name, pp):
         assert explained.origin == ORIGIN_MODELLED
         assert whole - sent.total_us == pytest.approx(float(alone.step_us(batch)[0]), rel=1e-12)
         for stage, us in zip(plan.stages, parts, strict=True):
-            told = stage.explain(requests)
-            assert told.total_us == us
-            assert sum(part.total_us for part in told.operators) == pytest.approx(us, rel=1e-12)
+            found = stage.explain(requests)
+            assert found.total_us == us
+            assert sum(part.total_us for part in found.operators) == pytest.approx(us, rel=1e-12)
     roles = [{part.role for part in stage.explain(STEPS[0]).operators} for stage in plan.stages]
     assert [("embedding" in r, "lm_head" in r, "stage_send" in r) for r in roles] == [
         (number == 0, number == pp - 1, number < pp - 1) for number in range(pp)
@@ -201,7 +201,7 @@ def test_the_pace_is_that_of_the_slowest_stage(h100, name, pp):
 @pytest.mark.loops
 @pytest.mark.parametrize(("name", "pp"), [("gemma-3-27b", 4), ("gpt-oss-20b", 5), ("qwen3-8b", 4)])
 def test_the_pace_holds_for_windows_prefixes_and_mixed_steps(h100, name, pp):
-    """Of equal and unequal lengths, within and beyond the window, decodes and chunks alone and together."""
+    """Lengths are equal and unequal, within and beyond the window, of decodes, chunks and both."""
     mixed = {"kernels": {"mixed_attention": [{"gpu": "h100", "ns": 5.0}]}}
     plan = compile_plan(
         name, "h100", h100, pp=pp, dtype="bf16", allow_modelled=True, engine={**KERNELS, **mixed}, **LIMITS
@@ -234,7 +234,7 @@ def test_estimates_keep_the_pace_of_the_slowest_stage(h100):
 
 
 def test_estimates_of_ranks_with_uneven_loads(h100):
-    """The most loaded of eight has twice the mean: half as many as loaded as it would do the same work."""
+    """The most loaded of eight has twice the mean: half as many with its load do the same work."""
     even, uneven = (
         compile_plan(
             "llama-3.1-8b",

@@ -69,7 +69,7 @@ def test_a_method_is_checked_without_tables_too():
         compile_plan("llama-3.1-8b", "h100", None, method="cubic", engine="kernels")
 
 
-def test_what_are_no_tables_is_refused():
+def test_invalid_tables_are_refused():
     with pytest.raises(FastroofError, match="load_tables"):
         compile_plan("llama-3.1-8b", "h100", 8, engine="kernels")
 
@@ -105,7 +105,7 @@ def _few_tables():
 
 
 @pytest.mark.parametrize("missing", ["gemm", "attention_decode", "attention_prefill"])
-def test_tables_that_lack_an_operator_say_which(missing):
+def test_a_missing_operator_is_named(missing):
     rest = {name: rows for name, rows in _few_tables().items() if name != missing}
     with pytest.raises(MissingTableError, match=missing):
         compile_plan("llama-3.1-8b", "h100", handmade_tables(**rest), max_tokens=64, engine="kernels")
@@ -119,7 +119,7 @@ def test_tables_without_allreduce_serve_one_gpu():
     assert plan.explain([(1, 63)]).origin < 4
 
 
-def test_norms_without_a_streaming_table_are_modelled_and_say_so():
+def test_norms_without_a_streaming_table_are_modelled_and_marked():
     rows = _few_tables()
     del rows["elementwise"]
     explained = compile_plan(
@@ -170,8 +170,8 @@ def test_a_plan_has_what_is_alike_once(plan, h100):
         block = plan.arena[int(plan.arena[slot]) :]
         assert travels.count(block[cells_of(block)].tobytes()) == 1
     assert plan.arena[steps.DECODE_TOKENS_AT] == plan.arena[steps.TOKENS_AT]
-    beside = EngineProfile("shares beside", kernels=KernelChoices(shared_experts="beside"))
-    apart = compile_plan("qwen3-next-80b-a3b", "h100", h100, max_tokens=64, max_seqs=8, engine=beside)
+    overlapping = EngineProfile("shares beside", kernels=KernelChoices(shared_experts="beside"))
+    apart = compile_plan("qwen3-next-80b-a3b", "h100", h100, max_tokens=64, max_seqs=8, engine=overlapping)
     assert apart.arena[steps.DECODE_TOKENS_AT] != apart.arena[steps.TOKENS_AT]
 
 
@@ -200,7 +200,7 @@ def test_a_pickled_plan_cannot_be_written_either(plan):
     assert not pickle.loads(pickle.dumps(plan)).arena.flags.writeable
 
 
-def test_a_plan_says_what_it_is_and_what_it_came_from(plan, h100):
+def test_a_plan_has_its_description_and_provenance(plan, h100):
     text = repr(plan)
     for part in ("llama-3.1-8b", "1 x h100", "bf16", "kernels", "512 tokens"):
         assert part in text
@@ -270,7 +270,7 @@ def test_work_grows_with_tokens_within_the_explanation(plan):
 
 @pytest.mark.parametrize("batch", [1, 8, 256])
 def test_errors_of_decodes_do_not_depend_on_how_an_engine_counts_its_costs(h100, batch):
-    """As much for each sequence, or all of it for the step: the same step of the same kernels."""
+    """Costs per sequence or per step make the same step of the same kernels."""
     vllm = load_engine("vllm")
     errors, steps_us = [], []
     for costs in (StepCosts(sequence_us=20.0), StepCosts(step_us=20.0 * batch)):

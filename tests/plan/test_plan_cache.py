@@ -267,7 +267,7 @@ def test_a_plan_is_made_once(cache: Path, dense: fastroof.StepPlan) -> None:
     answers = [plan_cache.cached_plan("one", make) for _ in range(2)]
     assert len(made) == 1
     assert answers[0].arena.tobytes() == answers[1].arena.tobytes()
-    # a file with the right digest and other contents: of a version that forgot to say so
+    # a file with the right digest and other contents: of a version that forgot its own number
     plan_cache.store_plan("one", b"what is this")
     plan_cache.cached_plan("one", make)
     plan_cache.cached_plan("one", make)
@@ -422,7 +422,7 @@ def test_code_that_has_just_changed_may_not_be_what_runs(
     assert identity() is None
 
 
-def test_what_cannot_be_said_cheaply_is_not_cached(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_without_cheap_keys_are_not_cached(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert identity() is not None
     assert identity(routing=b"bytes") is None
     with monkeypatch.context() as few:

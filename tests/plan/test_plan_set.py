@@ -24,7 +24,7 @@ from fastroof.plan.options import PlanOptions
 from tests.reference.shards import changed
 
 
-def test_a_set_is_a_sequence_of_the_plans_that_were_asked_for(h100):
+def test_a_set_is_a_sequence_of_the_requested_plans(h100):
     llama = load_model("llama-3.1-8b")
     requests = [
         {"model": changed(llama, num_layers=layers, name=f"llama {layers}"), "tp": tp, "max_tokens": 300}

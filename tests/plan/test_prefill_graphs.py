@@ -91,7 +91,7 @@ def test_an_allreduce_is_counted_once(cp):
     ],
     ids=["stages", "context parallelism", "ranks", "all-to-all", "vision encoder"],
 )
-def test_what_is_not_captured_is_not_padded(model, options):
+def test_uncaptured_sizes_are_not_padded(model, options):
     captured, eager = (compiled(engine, model, **options) for engine in (CAPTURED, EAGER))
     tokens = np.array([1, 5, 257, 300, 513, 1025, 5000])
     np.testing.assert_array_equal(captured.prefill_us(tokens), eager.prefill_us(tokens))
@@ -118,8 +118,8 @@ def test_without_graphs_a_step_takes_the_host_its_kernels(plans):
     kernels = plain.model.num_layers * (2 + 2 + 1 + 1 + 2 + 4 * 2) + 3
     assert plain.prefill_us(5) == pytest.approx(kernels * launch_us, rel=1e-12)
     assert plain.prefill_us(8192) > kernels * launch_us > padded.prefill_us(5)
-    asked = compiled(load_engine(EAGER).started_with({"graphs"}), tp=2, dtype="fp8")
-    assert asked.prefill_us(5) == padded.prefill_us(5)
+    wanted = compiled(load_engine(EAGER).started_with({"graphs"}), tp=2, dtype="fp8")
+    assert wanted.prefill_us(5) == padded.prefill_us(5)
 
 
 def test_experts_of_one_group_are_padded_too():

@@ -120,7 +120,7 @@ def test_nothing_is_borrowed_between_groups_of_other_sizes(tables: Tables) -> No
 
 
 def test_without_tables_sending_hides_behind_computing_or_it_behind_sending() -> None:
-    """Of few experts to a token computing is less than 8 GPUs take to send: each token to about 3 of them."""
+    """With few experts a token, computing takes less than sending: each token to about 3 of 8 GPUs."""
     gpu = load_gpu("h100")
     call = Experts(
         "experts",

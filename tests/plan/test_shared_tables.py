@@ -1,4 +1,4 @@
-"""Plans that share tables: what is cached with the tables is told apart by everything that it depends on."""
+"""Plans that share tables: keys of cached answers hold everything that these depend on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def choosing(**choices: Any) -> EngineProfile:
 )
 def test_a_plan_is_the_same_whatever_was_compiled_before(one: dict[str, Any], other: dict[str, Any]) -> None:
     def compiled(tables: Tables, options: dict[str, Any]) -> bytes:
-        asked = {
+        question = {
             "model": "llama-3.1-8b",
             "max_tokens": 512,
             "max_seqs": 64,
@@ -40,7 +40,7 @@ def test_a_plan_is_the_same_whatever_was_compiled_before(one: dict[str, Any], ot
             **options,
         }
         return compile_plan(
-            asked.pop("model"), "h100", tables, **{"engine": "kernels", **asked}
+            question.pop("model"), "h100", tables, **{"engine": "kernels", **question}
         ).arena.tobytes()
 
     alone = [compiled(load_tables("h100"), options) for options in (one, other)]

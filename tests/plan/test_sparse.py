@@ -145,7 +145,7 @@ def test_decodes_are_slower_the_more_and_the_longer_they_are(h100: Any) -> None:
 
 
 @pytest.mark.parametrize("operator", ["dsa_decode", "dsa_prefill"])
-def test_holes_of_a_ragged_table_are_no_cheap_calls(h100: Any, operator: str) -> None:
+def test_holes_of_a_ragged_table_do_not_make_cheap_calls(h100: Any, operator: str) -> None:
     # on the union grid of all sizes, filled holes were 8 us of calls of 70
     tables = fastroof.load_tables("h100", source="aiconfigurator-sglang-0.5.14")
     own: Any = OPERATORS[operator]

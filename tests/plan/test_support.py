@@ -41,7 +41,7 @@ def test_weights_that_do_not_fit_are_refused(rows):
     assert "weights take 141 of a GPU's 86 GB" in row.why
 
 
-def test_a_split_that_the_model_refuses_says_why(rows):
+def test_a_split_that_the_model_refuses_has_a_reason(rows):
     row = one(rows, model="qwen2.5-7b", gpu="h100", engine="vllm", dtype="bf16", tp=8)
     assert row.status == "refused"
     assert "28 query heads do not divide by 8" in row.why
@@ -82,7 +82,7 @@ def test_modelled_means_that_a_table_is_missing():
         compile_plan(model, "h100", load_tables("h100"), dtype="int8", engine="vllm")
 
 
-def test_dense_models_are_asked_for_no_experts():
+def test_dense_models_have_no_expert_parallelism():
     assert all(layout.ep == 1 for layout in default_layouts(load_model("llama-3.1-8b")))
 
 

@@ -57,7 +57,7 @@ def test_a_step_is_its_phases(h100, shared):
 
 
 @pytest.mark.loops
-def test_its_parts_add_up_and_say_that_they_are_modelled(h100):
+def test_its_parts_add_up_and_are_marked_as_modelled(h100):
     plain, split = pair(h100)
     for requests in ([(1, 99)] * 33, [(64, 0)] * 4 + [(1, 99)] * 8):
         explained = split.explain(requests)
@@ -88,7 +88,7 @@ def test_a_kernel_is_as_measured_as_both_its_halves(h100, larger, smaller):
     assert origins(split, larger + smaller).tolist() == np.maximum(one, other).tolist()
 
 
-def test_one_token_is_no_two_batches_and_few_are_slower(h100):
+def test_one_token_is_not_split_and_few_are_slower(h100):
     plain, split = pair(h100)
     assert split.decode_us(1, 100) == plain.decode_us(1, 100)
     assert split.decode_us(2, 100) > plain.decode_us(2, 100)
@@ -108,13 +108,13 @@ def test_over_nodes_large_batches_gain(h100):
     assert gain[0] < 1.0 < gain[1]
 
 
-def test_an_engine_says_from_how_many_tokens_on(h100):
+def test_an_engine_sets_the_threshold_in_tokens(h100):
     plain, split = pair(h100, engine="vllm")
     assert [split.decode_us(size, 100) == plain.decode_us(size, 100) for size in (31, 32)] == [True, False]
     assert [split.prefill_us(size) == plain.prefill_us(size) for size in (511, 512)] == [True, False]
 
 
-def test_layers_that_send_nothing_stay_whole(h100):
+def test_layers_that_send_nothing_are_not_split(h100):
     attention = GroupedQueryAttention(64, 4, 128)
     dense = LayerKind(attention, GatedMlp(8192), "dense")
     experts = LayerKind(attention, RoutedExperts(128, 8, 1536), "experts")

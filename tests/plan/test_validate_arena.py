@@ -37,7 +37,7 @@ NO_TIMES = (np.nan, np.inf, -np.inf, 1e308, -1e308)
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("time_us", NO_TIMES)
 @pytest.mark.parametrize("slot", [*ROWS, *BLOCKS, *NUMBERS])
-def test_a_number_that_is_no_time_is_refused_by_its_part(slot, time_us, name):
+def test_an_invalid_time_is_refused_with_its_part(slot, time_us, name):
     arena = PLANS[name].arena.copy()
     validate_arena(arena, "it")
     start, words = int(arena[slot]), "finite"
@@ -72,8 +72,8 @@ def test_corrections_may_be_below_0_and_what_runs_takes_a_time():
         validate_arena(arena, "it")
 
 
-def test_the_number_that_is_no_time_is_the_one_that_is_named():
-    """Beside times that may be: a stage without the LM head has nothing for a sequence."""
+def test_the_invalid_time_is_the_one_that_is_named():
+    """Valid times stay unnamed: a stage without the LM head has nothing for a sequence."""
     arena = PLANS["llama-3.1-8b"].arena.copy()
     sequences = arena[int(arena[steps.LOGITS_AT]) :][: PLANS["llama-3.1-8b"].max_seqs + 1]
     sequences[:] = 0.0

@@ -134,14 +134,14 @@ def test_a_verification_is_the_sum_of_its_operators(plans, name):
         ((1, 2**40, 2), BatchError, "kv_len must be at most"),
     ],
 )
-def test_what_is_wrong_is_said(plan, sizes, error, message):
+def test_wrong_arguments_are_refused(plan, sizes, error, message):
     with pytest.raises(error, match=message):
         plan.verify_us(*sizes)
     with pytest.raises(error, match=message.replace("position 0", "position 1")):
         plan.verify_us(*(np.array([5, size]) for size in sizes))
 
 
-def test_a_plan_from_elsewhere_verifies_too(plan):
+def test_an_unpickled_plan_verifies_too(plan):
     before = plan.verify_us(8, 4096, 3)
     there = pickle.loads(pickle.dumps(plan))
     assert "verification_arena" not in there.__dict__

@@ -117,7 +117,7 @@ def test_what_was_measured_is_not_modelled_and_nothing_has_a_sibling_without_row
         ("trtllm", "vllm", "bf16"),
     ],
 )
-def test_weight_only_kernels_of_another_program_stand_behind_the_engines_bf16(
+def test_the_engines_bf16_precedes_weight_only_kernels_of_another_program(
     engine: str, other: str, sibling: str
 ) -> None:
     tables = together(
@@ -128,7 +128,7 @@ def test_weight_only_kernels_of_another_program_stand_behind_the_engines_bf16(
     assert found.call.dtype == sibling
 
 
-def test_rows_that_a_check_found_wrong_stand_for_nothing() -> None:
+def test_rows_that_a_check_found_wrong_are_not_donors() -> None:
     tables = a_table("bf16", "int8_wo")
     whole = tables.measured.tables["gemm"]
     family = {"keys": {"dtype": ["int8_wo"]}, "test": "launched", "reason": "flat", "ratio": 3.0}

@@ -61,20 +61,20 @@ def test_the_rest_of_a_step_stays_as_it_is(h100):
 
 
 def test_more_than_a_node_of_groups_runs_the_engines_own_wide_kernels(h100):
-    asked = {
+    question = {
         "node": {**NODE, "exchange": "alltoall"},
         "wide": WIDE,
         "gathered": {**WIDE, "exchange": "gather"},
-        "told": {**WIDE, "wide_experts": False},
+        "off": {**WIDE, "wide_experts": False},
         "sglang": {**WIDE, "engine": "sglang"},
     }
     plans = {
         name: compile_plan(MODEL, "h100", h100, **{"engine": "kernels", **options})
-        for name, options in asked.items()
+        for name, options in question.items()
     }
     assert {name for name, plan in plans.items() if plan.execution.wide_experts} == {"wide"}
     assert plans["wide"].describe()["experts"] == "wide"
-    assert "experts" not in plans["told"].describe()
+    assert "experts" not in plans["off"].describe()
     # a shape that was not measured stays with the kernels of a node
     assert not compile_plan(
         "qwen3-235b-a22b", "h100", h100, dtype="fp8_block", **{"engine": "kernels", **WIDE}
@@ -102,8 +102,8 @@ def test_copies_of_experts_take_memory(h100):
     assert more.describe()["num_slots"] == 288
 
 
-def test_plans_of_one_set_are_told_apart(h100):
-    requests = [{"model": MODEL, **WIDE, "eplb": is_asked} for is_asked in (False, True)]
+def test_plans_of_one_set_have_distinct_names(h100):
+    requests = [{"model": MODEL, **WIDE, "eplb": is_on} for is_on in (False, True)]
     plans = compile_plans(requests, "h100", h100)
     alone = [compile_plan(gpu="h100", tables=h100, **request) for request in requests]
     assert [plan.decode_us(8, 99) for plan in plans] == [plan.decode_us(8, 99) for plan in alone]

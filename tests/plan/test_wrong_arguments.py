@@ -91,8 +91,8 @@ def test_a_wrong_argument_is_refused_or_harmless(entry):
     assert refused > 10
 
 
-def test_messages_say_which_plan_and_what_would_do():
-    for requests, said in (
+def test_messages_name_the_plan_and_valid_values():
+    for requests, message in (
         (5, "requests must be an iterable of mappings, got 5"),
         (OPTIONS, "got one dict"),
         ([OPTIONS, 5], "plan 1 must be a mapping of arguments, got 5"),
@@ -101,7 +101,7 @@ def test_messages_say_which_plan_and_what_would_do():
     ):
         with pytest.raises(PlanError) as caught:
             fastroof.compile_plans(requests, "h100", TABLES)
-        assert said in str(caught.value)
+        assert message in str(caught.value)
     with pytest.raises(SweepError, match="tpot_ms must be above 0, got 'fast'"):
         best_batches(PLAN, [1], [100], tpot_ms="fast")
     with pytest.raises(PlanError, match="curves must be a CurveSource"):

@@ -171,7 +171,7 @@ class Fleet:
 
 
 def drawn_route(drawn: Sequence[Sequence[int]], below: int) -> Route:
-    """Of two that were drawn below a number, spread over those that serve, the one with fewer requests."""
+    """The one with fewer requests of two drawn numbers, spread over serving replicas."""
 
     def route(index: int, request: Request, engines: Sequence[Engine]) -> int:
         two = [one * len(engines) // below for one in drawn[index]]

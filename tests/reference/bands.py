@@ -51,7 +51,7 @@ def row_steps(points: Mapping[Gemm, float]) -> dict[int, float]:
 
 
 def curve_of(points: Mapping[Gemm, float], m: float) -> Mapping[Gemm, float]:
-    """The points that tell the latency at m: its own residue's, where multiples of 4 are faster."""
+    """The points that give the latency at m: its own residue's, where multiples of 4 are faster."""
     step = row_steps(points)
     inner = [row for row in step if row % 64]
     if len(inner) < 3 or statistics.median(step[row] for row in inner) < 1.05:

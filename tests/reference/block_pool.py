@@ -30,7 +30,7 @@ class Pool:
 
     @property
     def free(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks that no request holds."""
         return self.num_blocks - self.made + len(self.blank) + len(self.queue)
 
     def find(self, keys: Sequence[Hashable]) -> list[int]:
@@ -102,7 +102,6 @@ class PooledScheduler(Scheduler):
         """The pool counts by itself."""
 
     def key(self, request: Request, place: int) -> Hashable:
-        """Key of a request's block."""
         size, trace, index = self.settings.block_size, self.trace, request.index
         if trace.hash_ids is not None:
             if (place + 1) * size > request.prompt:
@@ -189,7 +188,7 @@ class PooledScheduler(Scheduler):
 
 
 def leading_hits(trace: Any, num_blocks: int, block_size: int) -> tuple[int, int]:
-    """Tokens found and tokens asked for, one request served after the other, by the least recently used."""
+    """Tokens found and tokens looked up, one request served after the other, by the least recently used."""
     cache: OrderedDict[Hashable, None] = OrderedDict()
     per_id = trace.hash_block_size // block_size
     found = 0

@@ -42,14 +42,14 @@ def installed() -> str | None:
 
 
 class Browser:
-    """One page in a headless Chromium; what it complains about and asks the network for is kept.
+    """One page in a headless Chromium; its complaints and network requests are recorded.
 
     Attributes
     ----------
     complaints : list of str
         Errors and warnings of the console, and exceptions.
     requests : list of str
-        Addresses that the page asked for.
+        Addresses that the page requested.
     """
 
     def __init__(self, program: str, folder: Path) -> None:
@@ -114,13 +114,11 @@ class Browser:
         self.settle()
 
     def run(self, script: str) -> Any:
-        """Evaluate an expression on the page."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def settle(self) -> None:
-        """Let the page draw."""
         self.run("new Promise(done => setTimeout(() => requestAnimationFrame(() => done(1)), 120))")
 
     def click(self, selector: str, *, at: int = 0) -> None:
@@ -138,7 +136,6 @@ class Browser:
         self.settle()
 
     def press(self, key: str, code: str, number: int, text: str = "") -> None:
-        """Press and release one key."""
         for kind in ("keyDown", "keyUp"):
             given = {"text": text} if text and kind == "keyDown" else {}
             self.call(
@@ -169,7 +166,7 @@ class Browser:
     def _next(self, timeout_s: float) -> dict[str, Any]:
         while b"\0" not in self._received:
             ready, _, _ = select.select([self._in], [], [], timeout_s)
-            assert ready, f"the browser says nothing for {timeout_s:g} s"
+            assert ready, f"the browser is silent for {timeout_s:g} s"
             more = os.read(self._in, 1 << 20)
             assert more, "the browser has gone"
             self._received += more

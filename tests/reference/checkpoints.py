@@ -1,4 +1,4 @@
-"""Small checkpoints of a family, written out tensor by tensor, and what publishers say of whole ones."""
+"""Small checkpoints of a family, written out tensor by tensor, and publishers' figures of whole ones."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ INDEX = "weights in the checkpoint's index, as the model's page shows them"
 
 
 class Published(NamedTuple):
-    """What a model's publisher says of it.
+    """A publisher's figures of its model.
 
     ``billions`` of weights and, of models with experts, ``active`` ones, with the digits that are published;
     ``kv_bytes`` of a token in bf16, over all layers, from the heads and layers that the publisher names;
-    ``source`` of the weights; ``beside``, the billions of them that are no part of the text model;
+    ``source`` of the weights; ``extra``, the billions of them that are no part of the text model;
     ``rounded``, the billions that a figure of trillions may be off.
     """
 
@@ -75,7 +75,7 @@ class Published(NamedTuple):
     active: str | None
     kv_bytes: int
     source: str
-    beside: float = 0.0
+    extra: float = 0.0
     rounded: float = 0.0
 
 

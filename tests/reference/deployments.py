@@ -36,7 +36,7 @@ def layouts_of(total: int, tp: int, mode: str) -> list[tuple[int, int, int]]:
 
 
 def candidates(spec: Any, tables: Any) -> list[dict[str, Any]]:
-    """Estimate all that a spec with total_gpus and concurrency asks for; ``reason`` says what failed."""
+    """Estimate all points of a spec with total_gpus and concurrency; ``reason`` is why one failed."""
     found = []
     for model, mode, tp, dtype in itertools.product(spec.models, spec.mode, spec.tp, _dtypes(spec)):
         for total in spec.total_gpus:
@@ -62,7 +62,6 @@ def candidates(spec: Any, tables: Any) -> list[dict[str, Any]]:
 
 
 def one(spec: Any, tables: Any, row: dict[str, Any]) -> dict[str, Any]:
-    """Estimate one candidate."""
     model = load_model(row["model"])
     try:
         shard(model, row["tp"])

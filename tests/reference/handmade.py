@@ -58,6 +58,6 @@ def attention_rows(
 
 
 def grids_with_rows(tables: Tables, grids: Iterable[HoldoutGrid]) -> list[HoldoutGrid]:
-    """Those of some grids that the tables have rows of."""
+    """The given grids that the tables have rows of."""
     measured = tables.measured.tables
     return [g for g in grids if g.operator in measured and taking_part(measured[g.operator], g.only).any()]

@@ -122,7 +122,7 @@ def gdn_latency_us(tree: Tree, device: str, phase: str, layer: tuple[int, ...], 
 
 
 def evaluate(tree: Tree, config: Mapping[str, Any], scenario: Mapping[str, Any]) -> dict[str, Any]:
-    """All columns of one scenario; a phase that raises keeps what it had, and says why."""
+    """All columns of one scenario; a phase that raises keeps what it had, and the reason."""
     tree.printed = []
     p = _sizes_and_rates(config, SimpleNamespace(**scenario))
     out: dict[str, Any] = _memory_and_flops(p)

@@ -111,7 +111,7 @@ class TieredScheduler(PooledScheduler):
         """Blocks that they wait for."""
         self.arrives_with: dict[int, Request] = {}
         self.fetched_by = 0.0
-        self.asked: list[Tier] = []
+        self.sources: list[Tier] = []
         """Where those blocks are that the request looked at last would fetch."""
         self.keys: list[Hashable] = []
         """Of its blocks that the GPU or tiers have."""
@@ -126,7 +126,7 @@ class TieredScheduler(PooledScheduler):
 
     def cached(self, request: Request) -> int:
         own = super().cached(request)
-        self.asked, self.keys = [], []
+        self.sources, self.keys = [], []
         if request.cached:
             return own
         size = self.settings.block_size
@@ -139,13 +139,13 @@ class TieredScheduler(PooledScheduler):
                 break
             self.keys.append(keys[place])
             if place < most:
-                self.asked.append(there[0])
+                self.sources.append(there[0])
         return min(len(self.keys), most) * size
 
     def _fetch(self, request: Request) -> tuple[float, float]:
-        """Fetch what was asked for; returns when all is there, and when what does not come by layer is."""
+        """Fetch from the tiers; return when all is there, and when blocks that do not come by layer are."""
         all_us = before_us = 0.0
-        counts = [self.asked.count(tier) for tier in self.tiers]
+        counts = [self.sources.count(tier) for tier in self.tiers]
         for tier, count in zip(self.tiers, counts, strict=True):
             if count:
                 end_us = tier.fetch(count, self.now_us)
@@ -218,7 +218,7 @@ class TieredScheduler(PooledScheduler):
             if new > budget and not settings.chunked_prefill:
                 return
             new = min(new, budget)
-            tokens, in_all = self._tokens_asked(request, context + new)
+            tokens, in_all = self._tokens_needed(request, context + new)
             if is_fetched:
                 self._end_wait()
                 own = self.tables[request.index]
@@ -236,7 +236,7 @@ class TieredScheduler(PooledScheduler):
                 kept = self.blocks_of(tokens)
                 self.pool.give_back(table[kept:])
                 del table[kept:]
-            elif any(tier.tier.fetch == "wait" for tier in self.asked) or self.arriving & {*self.found}:
+            elif any(tier.tier.fetch == "wait" for tier in self.sources) or self.arriving & {*self.found}:
                 # it takes the blocks of its whole prompt meanwhile
                 more = request.output if settings.reserve_output else request.sent
                 if not self._begin_fetch(request, request.prompt + more, context):
@@ -246,9 +246,9 @@ class TieredScheduler(PooledScheduler):
                 return
             else:
                 is_first = request.index not in self.first_found
-                asked = bool(self.asked) or len(self.keys) > len(self.found)
+                wanted = bool(self.sources) or len(self.keys) > len(self.found)
                 self._take_fetched(request, tokens)
-                if asked:
+                if wanted:
                     all_us, before_us = self._fetch(request)
                     self.step_all_us = max(self.step_all_us, all_us)
                     self.step_before_us = max(self.step_before_us, before_us)

@@ -31,23 +31,19 @@ class Step:
         return self.launch_us + self.tokens * 2 * elements / self.bytes_per_us
 
     def gemm(self, n: int, k: int, rows: int | None = None) -> float:
-        """A projection."""
         m = self.tokens if rows is None else rows
         return float(self.tables.lookup("gemm", m=m, n=n, k=k, dtype="bf16").latency_us)
 
     def delta(self, operator: str, k_heads: int, k_dim: int, v_heads: int, v_dim: int) -> float:
-        """Parts of a delta rule, added up."""
         names = {"num_k_heads": k_heads, "head_k_dim": k_dim, "num_v_heads": v_heads, "head_v_dim": v_dim}
         sizes = {"phase": self.phase, "batch_size": self.batch, "q_len": self.new, **names}
         parts = DELTA_PARTS[operator, self.phase]
         return sum(float(self.tables.lookup(operator, part=part, **sizes).latency_us) for part in parts)
 
     def mlp(self, hidden: int, width: int) -> float:
-        """Gate and up, SiLU, down."""
         return self.gemm(2 * width, hidden) + self.stream(3 * width) + self.gemm(hidden, width)
 
     def around(self, hidden: int, vocab: int) -> float:
-        """Embedding, last norm and LM head."""
         head = self.gemm(-(-vocab // 64) * 64, hidden, rows=self.batch)
         return self.stream(2 * hidden) + self.stream(4 * hidden) + head
 

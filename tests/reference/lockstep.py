@@ -20,7 +20,7 @@ class Others(NamedTuple):
     decode_tokens: float
     prompt_us: float
     full_tokens: float = 0.0
-    """Of ranks with one client more than others, where there are some, in a step of decodes of full_us."""
+    """Share of ranks with one client more than others, if any, in a decode step of full_us."""
     full_us: float = 0.0
 
 

@@ -34,7 +34,7 @@ def copy(m: int) -> Point:
 
 
 def row(point: Point, latency_us: float, **changes: Any) -> dict[str, Any]:
-    """A row line; quartiles lie 1 % around the median unless told otherwise."""
+    """A row line; by default quartiles lie 1 % around the median."""
     return {
         "type": "row",
         "key": point.key,

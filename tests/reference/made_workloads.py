@@ -33,7 +33,6 @@ def a_trace(
     cached_tokens: Sequence[int] | None = None,
     **more: Any,
 ) -> Trace:
-    """Return a trace of lists."""
     cached = [0] * len(arrival_s) if cached_tokens is None else cached_tokens
     return Trace(
         arrival_s=np.array(arrival_s, np.float64),

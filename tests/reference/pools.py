@@ -183,7 +183,7 @@ class NaivePools:
             else Request(one.index, one.prompt + 1, one.output - 1, one.prompt)
             for one in self.requests
         ]
-        self.fills, self.says = (
+        self.fills, self.decoders = (
             [
                 PoolEngine(pool.settings, pool.step_us, pool.ranks, pool.rules, pool.trace)
                 for _ in range(pool.replicas)
@@ -193,7 +193,7 @@ class NaivePools:
         if self.link.reserves:
             for engine in self.fills:
                 engine.schedulers = [self._keeper() for _ in engine.schedulers]
-            for engine in self.says:
+            for engine in self.decoders:
                 engine.schedulers = [TakesReserved(self.decode.settings)]
         self.prefill_replica, self.replica = [-1] * count, [-1] * count
         self.home: list[Any] = [None] * count
@@ -216,18 +216,17 @@ class NaivePools:
         return own
 
     def run(self) -> None:
-        """Serve all requests."""
         for _ in range(self.clients):
             self._send_next(0.0)
         while True:
             fill = min(self.fills, key=lambda engine: engine.next_us)
-            say = min(self.says, key=lambda engine: engine.next_us)
+            decoder = min(self.decoders, key=lambda engine: engine.next_us)
             events: list[tuple[float, Callable[[], None]]] = [
                 (self.coming[0].arrival_us if self.coming else math.inf, self._route),
                 (fill.next_us, lambda fill=fill: self._fill(fill)),
                 (self.ready_us[self.beginning[0]] if self.beginning else math.inf, self._begin),
                 (self.there_us[self.ending[0]] if self.ending else math.inf, self._hand_over),
-                (say.next_us, lambda say=say: self._say(say)),
+                (decoder.next_us, lambda decoder=decoder: self._finish_event(decoder)),
             ]
             self.now_us, event = min(events, key=lambda one: one[0])
             if self.now_us == math.inf:
@@ -239,7 +238,6 @@ class NaivePools:
             self.coming.append(send(self.unsent.popleft(), at_us, self.timeout_us))
 
     def _end(self, request: Request, status: int) -> None:
-        """End a request for its client."""
         request.status = status
         if self.clients:
             self._send_next(self.now_us + self.think_us)
@@ -292,11 +290,11 @@ class NaivePools:
                 batch.append(self.beginning.pop(0))
             self._send_layers(batch)
         elif self.link.reserves:
-            to = self.decode.route(self.handed, self.decodes[at], self.says)
+            to = self.decode.route(self.handed, self.decodes[at], self.decoders)
             self.handed += 1
             self.replica[at] = to
-            self.says[to].wanting.append(self.decodes[at])
-            self._grant(self.says[to])
+            self.decoders[to].wanting.append(self.decodes[at])
+            self._grant(self.decoders[to])
         else:
             self._send(at, self.ready_us[at])
 
@@ -380,7 +378,7 @@ class NaivePools:
         at = self.ending.pop(0)
         request = self.decodes[at]
         if self.link.reserves:
-            engine = self.says[self.replica[at]]
+            engine = self.decoders[self.replica[at]]
             engine.on_the_way -= 1
         if request.deadline_us <= self.now_us:
             self._give_up(at)
@@ -390,27 +388,27 @@ class NaivePools:
                 if engine.queue:
                     self._grant(engine)
                 else:
-                    self._wake(engine, self._take_said)
+                    self._wake(engine, self._end_finished)
                     self._grant(engine)
             return
         request.arrival_us = self.now_us
         if not self.link.reserves:
-            self.replica[at] = self.decode.route(self.handed, request, self.says)
+            self.replica[at] = self.decode.route(self.handed, request, self.decoders)
             self.handed += 1
-        self.says[self.replica[at]].push(request)
+        self.decoders[self.replica[at]].push(request)
         self._let_go(at)
 
-    def _take_said(self, engine: Engine) -> None:
+    def _end_finished(self, engine: Engine) -> None:
         """End requests that ended in a decode engine's event."""
         for ended in sorted(engine.ended, key=lambda one: one.index):
             self._end(self.requests[ended.index], ended.status)
         engine.ended = []
 
-    def _say(self, engine: Any) -> None:
+    def _finish_event(self, engine: Any) -> None:
         engine.complete()
-        self._take_said(engine)
+        self._end_finished(engine)
         engine.drop()
-        self._take_said(engine)
+        self._end_finished(engine)
         self._schedule(engine)
         if self.link.reserves:
             self._grant(engine)

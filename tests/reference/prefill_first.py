@@ -28,12 +28,12 @@ class Request:
     osl: int
     sent_us: float
     computed: int = 0
-    said: int = 0
+    produced: int = 0
     first_us: float = 0.0
 
 
 class Seen(NamedTuple):
-    """Means over all requests of a run but the first and last of each client, where asked for."""
+    """Means over all requests of a run but the first and last of each client, on request."""
 
     ttft_us: float
     tpot_us: float
@@ -63,7 +63,7 @@ def simulate(
     A step is prompts alone while any wait: as many as ``budget`` tokens hold, the last of them in part. Only
     when none waits do all that run decode once. Lengths are drawn evenly, the shortest ``length_spread``
     below the longest, around the means that are given. A client's next request comes at any time up to
-    ``think_us`` after its last token. What has come is looked at every ``looks`` steps of decodes, after
+    ``think_us`` after its last token. Arrivals are read every ``looks`` decode steps, after
     prompts, and where nothing runs. Of each client ``counted`` requests make the means.
     """
     rng = np.random.default_rng(seed)
@@ -116,19 +116,19 @@ def simulate(
             for request in begun:
                 if request.computed == request.isl:
                     waiting.remove(request)
-                    request.said, request.first_us = 1, now
+                    request.produced, request.first_us = 1, now
                     if sent[request.client] - 1 in of_client:
                         groups[group] = groups.get(group, 0) + 1
-                    if request.said == request.osl:
+                    if request.produced == request.osl:
                         finish(request)
         elif running:
             # a request that was cut waits, so that all that run are done with their prompts
-            now += decode_us(len(running), round(float(np.mean([r.isl + r.said for r in running]))))
+            now += decode_us(len(running), round(float(np.mean([r.isl + r.produced for r in running]))))
             group += 1
             unseen_steps += 1
             for request in tuple(running):
-                request.said += 1
-                if request.said == request.osl:
+                request.produced += 1
+                if request.produced == request.osl:
                     finish(request)
         else:
             now = min(r.sent_us for r in coming)
@@ -140,7 +140,7 @@ def simulate(
 
 
 class ClosedForm(NamedTuple):
-    """What the closed form says, us."""
+    """Times of the closed form, us."""
 
     ttft_us: float
     tpot_us: float
@@ -217,7 +217,7 @@ def closed_form(
         if isl <= room:
             return step_us(isl)
         full = math.ceil(isl / room) - 1
-        # the plain steps say nothing but for the last; the draft goes on after each of them
+        # the plain steps produce no token but for the last; the draft goes on after each of them
         total = sum(
             mean_step_us(
                 plan, 0.0, isl, osl, [(1, room, i * room + cached)], room, 0.0, verified, hidden_us=hidden
@@ -275,7 +275,7 @@ def closed_form(
             before = joins * (in_all - short)
             missed = (1 - joins) * (looks + 1) / 2
         else:
-            # a step made ahead is of prompts where somebody ended a step before and the engine looked then
+            # a step made ahead is of prompts if a request ended a step before and the engine looked then
             of_prompts = steps_met * (1 - math.exp(-fit * same)) / looks
             missed = (looks - 1) / 2 + steps_met - of_prompts
             before = of_prompts * in_all

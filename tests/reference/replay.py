@@ -315,7 +315,7 @@ def _check(requests: Sequence[TimedRequest], schedule: Schedule) -> None:
             )
         if not 0 <= cached < prompt:
             raise BatchError(
-                f"request {index} has {cached} cached tokens; of {prompt} at least one is to be computed"
+                f"request {index} has {cached} cached tokens; of {prompt} at least one must be computed"
             )
         needed = schedule.blocks_of(prompt + output)
         if schedule.num_blocks is not None and needed > schedule.num_blocks:

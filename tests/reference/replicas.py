@@ -36,13 +36,13 @@ WAITING_WEIGHT = 4
 
 @dataclass
 class Ranks:
-    """How ranks step: ``together`` says what a step of all takes, us, of the steps of each.
+    """How ranks step: ``together`` returns the time of a step of all ranks, us, from the step of each.
 
-    ``said`` is an engine's data_parallel; ``experts_us`` the time of what follows the tokens of all ranks, of
-    how many these are, and whether the step is one of decodes alone.
+    ``settings`` is an engine's data_parallel; ``experts_us`` returns the time of parts that depend on
+    the tokens of all ranks, from that number and whether the step has decodes alone.
     """
 
-    said: Any
+    settings: Any
     step_us: StepUs
     experts_us: Callable[[float, bool], float]
     floor_us: float = 0.0
@@ -51,7 +51,7 @@ class Ranks:
 
     @classmethod
     def of_plan(cls, plan: Any) -> Ranks | None:
-        """Those of a plan; None where its ranks are engines by themselves."""
+        """The rules of a plan; None if its ranks are separate engines."""
         if not rank_rules(plan).in_lockstep:
             return None
         header = [int(plan.arena[slot]) for slot in (steps.EXPERT_AT, steps.DECODE_EXPERT_AT)]
@@ -77,10 +77,10 @@ class Ranks:
     ) -> None:
         """Note the time of each rank's own step, us, where experts compute what all ranks have."""
         dp = len(made)
-        tokens = [sum(step.new_tokens) if step.requests else self.said.idle_tokens for step in made]
+        tokens = [sum(step.new_tokens) if step.requests else self.settings.idle_tokens for step in made]
         fullest = max(sum(step.new_tokens) for step in made)
         is_decode = all(is_of_decodes(step) for step in made)
-        seen = self.seen(sum(tokens), fullest, dp, self.said.decode_tokens if is_decode else None)
+        seen = self.seen(sum(tokens), fullest, dp, self.settings.decode_tokens if is_decode else None)
         for rank, step in enumerate(made):
             if not step.requests:
                 continue
@@ -96,11 +96,11 @@ class Ranks:
 
     def seen(self, total: int, fullest: int, dp: int, decode_tokens: str | None) -> int:
         """Tokens that experts compute."""
-        rule = decode_tokens or self.said.prompt_tokens
+        rule = decode_tokens or self.settings.prompt_tokens
         is_padded = {
             "sum": False,
             "fullest": True,
-            "graphs": fullest <= self.said.graph_tokens,
+            "graphs": fullest <= self.settings.graph_tokens,
             "half_full": 2 * total >= dp * fullest,
         }[rule]
         return dp * fullest if is_padded else total
@@ -169,7 +169,6 @@ class Engine:
 
     @property
     def blocks(self) -> int:
-        """Blocks that requests hold."""
         return sum(self.settings.num_gpu_blocks - rank.free for rank in self.schedulers)
 
     def push(self, request: Request) -> None:
@@ -220,9 +219,8 @@ class Engine:
                     self._leave(rank, request, FINISHED)
 
     def arrive(self) -> None:
-        """Let requests in that have arrived."""
         while self.sent and self.sent[0].arrival_us <= self.now_us:
-            rule = self.rules.said.assignment if self.rules else "least_load"
+            rule = self.rules.settings.assignment if self.rules else "least_load"
             has = [
                 (len(rank.waiting) + len(rank.fetching), len(rank.running), rank.blocks)
                 for rank in self.schedulers
@@ -287,7 +285,7 @@ class Engine:
 
     def _prompts_begin(self) -> bool:
         """Whether waiting prompts may begin: all ranks have one, one has no decodes, or time is up."""
-        wait = self.rules.said.balance_steps if self.rules else 0
+        wait = self.rules.settings.balance_steps if self.rules else 0
         if not wait:
             return True
         if not all(rank.has_prompt for rank in self.schedulers):
@@ -388,7 +386,7 @@ def blocks_to_come(request: Request, engine: Any) -> int:
 
 
 def drawn_route(drawn: Sequence[Sequence[int]]) -> Route:
-    """Of two that were drawn, the one with fewer requests."""
+    """The one with fewer requests of two drawn replicas."""
 
     def route(index: int, request: Request, engines: Sequence[Engine]) -> int:
         return min(drawn[index], key=lambda at: engines[at].waiting + engines[at].running)
@@ -436,7 +434,6 @@ class Served(NamedTuple):
 
 
 def requests_of(trace: Any, settings: Any) -> list[Request]:
-    """Requests of a trace with given arrivals."""
     requests = linked_requests(trace)
     for request, arrival_s in zip(requests, trace.arrival_s, strict=True):
         request.arrival_us = float(arrival_s) * US_PER_S

@@ -53,7 +53,7 @@ class Request:
 
     @property
     def whole(self) -> int:
-        """Tokens that are to be in the KV cache before the next one can be said."""
+        """Tokens that must be in the KV cache before the next one can be produced."""
         return self.prompt + self.sent
 
     @property
@@ -115,7 +115,6 @@ class Scheduler:
         """Whether requests waited after the last step that prompts were free to join."""
 
     def arrive(self, request: Request) -> None:
-        """Let a request wait."""
         request.came = self.came
         self.came += 1
         self.waiting.append(request)
@@ -167,7 +166,7 @@ class Scheduler:
         new = request.whole - context
         if new > budget and not settings.chunked_prefill:
             return False
-        return max(map(self.needs, self._tokens_asked(request, context + min(new, budget)))) <= self.free
+        return max(map(self.needs, self._tokens_needed(request, context + min(new, budget)))) <= self.free
 
     @property
     def idle_until_us(self) -> float:
@@ -186,7 +185,7 @@ class Scheduler:
         """Free blocks that so many tokens take of the request that was looked at last."""
         return self.blocks_of(tokens)
 
-    def _tokens_asked(self, request: Request, upto: int) -> tuple[int, int]:
+    def _tokens_needed(self, request: Request, upto: int) -> tuple[int, int]:
         """Tokens that a request takes blocks of when it begins, and of which it wants to see room."""
         tokens = request.prompt + request.output if self.settings.reserve_output else upto
         return tokens, max(tokens, request.whole) if self.settings.admit_whole_prompt else tokens
@@ -252,7 +251,7 @@ class Scheduler:
         return budget, preempted
 
     def _admit(self, step: Step, budget: int, *, only_single: bool = False) -> None:
-        """Admit those that wait, first come, first served: nobody is skipped.
+        """Admit those that wait, first come, first served: none is skipped.
 
         With ``only_single`` only those with one token to compute, and none beside a prompt that was cut.
         """
@@ -269,7 +268,7 @@ class Scheduler:
             if new > budget and not settings.chunked_prefill:
                 return
             new = min(new, budget)
-            tokens, in_all = self._tokens_asked(request, context + new)
+            tokens, in_all = self._tokens_needed(request, context + new)
             # an engine may want room for all of a prompt, though it takes blocks chunk by chunk
             if self.needs(in_all) > self.free or not self._take_blocks(request, tokens):
                 return
@@ -292,7 +291,6 @@ class Scheduler:
 
     @property
     def blocks(self) -> int:
-        """Blocks that requests hold."""
         held: int = self.settings.num_gpu_blocks - self.free
         return held
 
@@ -443,7 +441,7 @@ def serve(
         give_up(before_us)
         for request in step.with_token:
             if request.status is not None or now_us > request.deadline_us:
-                # nobody is there to see it
+                # its client is gone
                 continue
             request.seen += 1
             if request.seen == 1:
@@ -458,7 +456,6 @@ def serve(
 
 
 def requests_of(trace: Any) -> list[Request]:
-    """Requests of a trace, with their parents."""
     sizes = zip(trace.input_tokens, trace.output_tokens, trace.cached_tokens, strict=True)
     requests = [Request(index, *map(int, each)) for index, each in enumerate(sizes)]
     if trace.parents is not None:

@@ -76,8 +76,8 @@ def simulate_closed_loop(
     A step holds every decode, then chunks of running prompts, then waiting prompts, oldest first, within the
     token budget and the KV cache, which a request reserves in full, or takes token by token (the newest is
     then thrown out when it is full). Clients start at any time of a cycle and take up to ``think_us``, by
-    default a step, so that requests come at any time of a step. A decode verifies ``tokens`` and says one or
-    more of them, ``accepted`` in the mean; ``prefix_hit`` of a prompt need not be computed. Beside decodes,
+    default a step, so that requests come at any time of a step. A decode verifies ``tokens`` and produces
+    ``accepted`` of them on average; ``prefix_hit`` of a prompt need not be computed. With decodes,
     waiting prompts are held back for ``wait_steps`` from the first on, or until they fill nine tenths of a
     step.
     """
@@ -95,8 +95,7 @@ def simulate_closed_loop(
         made.computed = min(round(prefix_hit * made.isl), made.isl - 1)
         return made
 
-    def said() -> int:
-        """Tokens that a step says of a request."""
+    def step_tokens() -> int:
         if tokens == 1:
             return 1
         return int(accepted) + int(rng.random() < accepted - int(accepted))
@@ -118,7 +117,7 @@ def simulate_closed_loop(
             and len(running) > 1
         ):
             thrown = running.pop()
-            # what it has said is prefilled again with its prompt
+            # its output is prefilled again with its prompt
             thrown.again, thrown.computed = thrown.tokens_out, 0
             waiting.insert(0, thrown)
             decoding = [r for r in running if not r.prompt_left]
@@ -161,7 +160,7 @@ def simulate_closed_loop(
         for r, q in chunks:
             more = 1
             if not r.prompt_left:
-                more = q = min(said(), r.osl - r.tokens_out)
+                more = q = min(step_tokens(), r.osl - r.tokens_out)
             r.computed += q
             if r.prompt_left:
                 continue
@@ -217,7 +216,7 @@ def row(plan: Any, at: int, last: int, x: float) -> float:
 
 
 class Verified(NamedTuple):
-    """How a request decodes: tokens of a step, those it keeps in the mean, and what drafts the others."""
+    """How a request decodes: tokens of a step, mean accepted tokens, and what drafts the others."""
 
     tokens: int = 1
     accepted: float = 1.0
@@ -286,7 +285,7 @@ def draft_us(
     chunks: list[tuple[float, float, float]],
     prompts: float,
 ) -> float:
-    """What drafting takes beside a step: one that reads the step's tokens, then steps of decodes alone."""
+    """Time of drafting per step: a draft step that reads the step's tokens, then decode steps."""
     if verified.draft is None:
         return 0.0
     at = isl + (verified.tokens - 1) / 2 - (verified.accepted - 1) / 2
@@ -304,7 +303,7 @@ def draft_us(
 
 
 class ClosedForm(NamedTuple):
-    """What the closed form says, us."""
+    """Times of the closed form, us."""
 
     ttft_us: float
     tpot_us: float
@@ -347,18 +346,18 @@ def closed_form(
     steps_met = None if steps_met is not None and steps_met < 0 else steps_met
     met = 1.0 + ahead if steps_met is None else steps_met
     q = verified.tokens
-    says = max((osl - 1) / verified.accepted, min(osl - 1, 1))
+    turns = max((osl - 1) / verified.accepted, min(osl - 1, 1))
     fit = min(concurrency, max_kv_tokens / (isl + osl_reserved * osl))
     fit = min(fit, 1 + (budget - 1) / q if is_chunked else 1 + (budget - isl) / q)
     room_at_first = room = budget - (fit - 1) * q if is_chunked else (budget - (fit - 1) * q) // isl * isl
     prompt_steps = max(1.0, isl / room)
-    arrivals = (fit - 1) / (says + met + prompt_steps)
+    arrivals = (fit - 1) / (turns + met + prompt_steps)
     held = held_steps = 0.0
     if wait_steps and fit > 1 and osl > 1:
         for _ in range(3):
             held = min(arrivals * wait_steps, max(room / isl - 1, 0))
             held_steps = held / arrivals * (1 + held / 2) / (1 + held)
-            arrivals = (fit - 1) / (says + met + prompt_steps + held_steps)
+            arrivals = (fit - 1) / (turns + met + prompt_steps + held_steps)
     pauses = interval > 1 and fit > 1 and osl > 1 and fit >= concurrency
     share_held = 0.0
     if pauses:
@@ -366,21 +365,21 @@ def closed_form(
             apart = interval + math.exp(-arrivals * interval) / (1 - math.exp(-arrivals))
             share_held, held = interval / apart, arrivals * apart - 1
             held_steps = share_held * (interval - 1) / 2
-            arrivals = (fit - 1) / (says + met + prompt_steps + held_steps)
-    own_decode = min(says, 1)
+            arrivals = (fit - 1) / (turns + met + prompt_steps + held_steps)
+    own_decode = min(turns, 1)
     in_lockstep = rules is not None and bool(rules.in_lockstep) and not is_balanced
     others_count = min(max(clients_of_all, 1), rules.ranks) - 1 if in_lockstep else 0
-    cycle, work = says + met + prompt_steps + held_steps, (fit - 1) * isl / room
+    cycle, work = turns + met + prompt_steps + held_steps, (fit - 1) * isl / room
     queue_steps = (math.sqrt((cycle - work) ** 2 + 2 * isl / room * work) - (cycle - work)) / 2
     is_bound = arrivals * isl >= room
     if is_bound:
-        room = budget * isl / (says * q + isl) if is_chunked else max(budget // (says * q + isl), 1) * isl
+        room = budget * isl / (turns * q + isl) if is_chunked else max(budget // (turns * q + isl), 1) * isl
         room = min(room, budget - own_decode * q) if is_chunked else room
         arrivals, prompt_steps = room / isl, max(1.0, isl / room)
-        decodes = min(max(arrivals * says, own_decode), fit)
-        running, mixed, prefill = min(fit, arrivals * (says + prompt_steps)), 1.0, room
+        decodes = min(max(arrivals * turns, own_decode), fit)
+        running, mixed, prefill = min(fit, arrivals * (turns + prompt_steps)), 1.0, room
     else:
-        running, decodes = fit, own_decode + (fit - 1) * says / (says + met + prompt_steps + held_steps)
+        running, decodes = fit, own_decode + (fit - 1) * turns / (turns + met + prompt_steps + held_steps)
         busy = arrivals * prompt_steps / (1 + held) if held else 1 - math.exp(-arrivals * prompt_steps)
         mixed = max(busy, arrivals * isl / room)
         mixed = float(arrivals > 0) if osl == 1 else mixed
@@ -411,14 +410,14 @@ def closed_form(
         share = each * prompt_steps / (1 + held) if held else share
         share = 1.0 if is_bound else min(max(share, each * isl / room), 1.0)
         theirs = min(each * isl / share, room)
-        beside_theirs = decodes if is_bound else (fit - 1) * says / cycle
-        prompts_us = prompts(beside_theirs, theirs, room)
-        decoding = max((fit * says / cycle - share * beside_theirs) / (1 - share), 0) if share < 1 else 0
-        decoding = beside_theirs if share == 1 else decoding
-        others = Others(others_count, share, theirs + beside_theirs * q, decoding * q, prompts_us)
+        with_theirs = decodes if is_bound else (fit - 1) * turns / cycle
+        prompts_us = prompts(with_theirs, theirs, room)
+        decoding = max((fit * turns / cycle - share * with_theirs) / (1 - share), 0) if share < 1 else 0
+        decoding = with_theirs if share == 1 else decoding
+        others = Others(others_count, share, theirs + with_theirs * q, decoding * q, prompts_us)
         more = math.ceil(concurrency - 1e-9) - concurrency
         if more > 0 and fit >= concurrency and not is_bound and osl > 1:
-            full = decodes + more * says / cycle
+            full = decodes + more * turns / cycle
             others = others._replace(full_tokens=full * q, full_us=step(full, 0.0, [], full))
         ranks = math.ceil(others_count - 1e-9)
         none = (1 - share * others_count / ranks) ** ranks if ranks else 1.0
@@ -455,25 +454,25 @@ def closed_form(
         elif held and not is_bound:
             wait += busy * held_steps * mean
             come += held
-    beside = max(decodes - own_decode, 0.0)
+    rest_decodes = max(decodes - own_decode, 0.0)
     full = math.ceil(isl / room) - 1
-    # a prompt's first chunks say nothing, yet the draft is taken to go on after each of them
-    own = sum(step(beside, room, [(1, room, i * room)], beside, 1.0) for i in range(full))
+    # a prompt's first chunks produce no token, yet the draft is taken to go on after each of them
+    own = sum(step(rest_decodes, room, [(1, room, i * room)], rest_decodes, 1.0) for i in range(full))
     if in_lockstep and full:
-        own = full * together_us(plan, rules, others, own / full, room + beside * q, False)
+        own = full * together_us(plan, rules, others, own / full, room + rest_decodes * q, False)
     rest = isl - full * room
     more = min(come * isl, room - rest)
     chunk = min(isl, room)
     last = [(1, rest, full * room), (more / chunk, chunk, (isl - chunk) / 2)]
-    last_us = step(beside, rest + more, last, beside + 1 + more / isl, 1.0)
+    last_us = step(rest_decodes, rest + more, last, rest_decodes + 1 + more / isl, 1.0)
     if in_lockstep:
-        last_us = together_us(plan, rules, others, last_us, rest + more + beside * q, False)
+        last_us = together_us(plan, rules, others, last_us, rest + more + rest_decodes * q, False)
     own += last_us
     steady = ttft = wait + queue + own
     if is_bound:
-        ttft = max(steady, concurrency / arrivals * mixed_us - says * mean)
+        ttft = max(steady, concurrency / arrivals * mixed_us - turns * mean)
     elif concurrency > fit:
-        ttft += (concurrency / fit - 1) * (steady + says * mean)
+        ttft += (concurrency / fit - 1) * (steady + turns * mean)
     if rounds is not None:
         a_step = max(1, room_at_first // isl)
         if fit < a_step:
@@ -482,7 +481,7 @@ def closed_form(
             burst = prompts((fit - 1) / 2 * min(osl - 1, 1), min(a_step * isl, room_at_first), room_at_first)
             burst *= max(1.0, isl / room_at_first) * (fit / a_step + 1) / 2
         ttft += (burst - steady) / rounds
-    tpot = mean * says / (osl - 1) if osl > 1 else math.nan
+    tpot = mean * turns / (osl - 1) if osl > 1 else math.nan
     if in_lockstep:
         mixed_us = (mean - (1 - any_prompts) * alone_us) / any_prompts if any_prompts else 0.0
     return ClosedForm(ttft, tpot, alone_us, mixed_us, any_prompts, running)

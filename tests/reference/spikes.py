@@ -18,8 +18,8 @@ def neighbours(points: Mapping[Point, float], at: Point, column: int) -> tuple[P
 def kernel_neighbours(points: Mapping[Point, float], at: Point, column: int, keys: int) -> list[Point | None]:
     """The same sizes in the kernels at the next smaller and larger value of one key."""
     kernels = {p[:keys]: 0.0 for p in points}
-    beside = neighbours(kernels, at[:keys], column)
-    found = [None if kernel is None else (*kernel, *at[keys:]) for kernel in beside]
+    near = neighbours(kernels, at[:keys], column)
+    found = [None if kernel is None else (*kernel, *at[keys:]) for kernel in near]
     return [p if p in points else None for p in found]
 
 
@@ -40,13 +40,13 @@ def spikes(points: Mapping[Point, float], keys: int) -> dict[Point, tuple[int, H
             own = ratio(points, at, axis)
             if own is None or own < 3.0 or own <= best:
                 continue
-            beside: list[Point | None] = []
+            near: list[Point | None] = []
             for column in range(len(at)):
                 if column < keys:
-                    beside += kernel_neighbours(points, at, column, keys)
+                    near += kernel_neighbours(points, at, column, keys)
                 elif column != axis:
-                    beside += neighbours(points, at, column)
-            known = [r for p in beside if p is not None and (r := ratio(points, p, axis)) is not None]
+                    near += neighbours(points, at, column)
+            known = [r for p in near if p is not None and (r := ratio(points, p, axis)) is not None]
             if len(known) >= 3 and max(known) < 1.5:
                 best = own
                 found[at] = (axis - keys, *neighbours(points, at, axis))

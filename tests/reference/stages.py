@@ -76,7 +76,6 @@ class Stages:
                 self.coming.append(send(request, request.arrival_us, self.timeout_us))
 
     def serve(self) -> list[Request]:
-        """Serve all requests, and return them."""
         for _ in range(self.trace.clients or 0):
             self._send_next(0.0)
         while self.in_flight or self.coming:

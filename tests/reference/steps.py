@@ -94,13 +94,11 @@ def attention_us(plan: Any, tables: Any, operator: str, **sizes: int) -> float:
 
 
 def decode_us(plan: Any, tables: Any, batch_size: int, kv_len: int) -> float:
-    """Time of a step of equal decodes, us."""
     attention = attention_us(plan, tables, "attention_decode", batch_size=batch_size, kv_len=kv_len)
     return rows_us(plan, tables, batch_size, batch_size) + attention
 
 
 def prefill_us(plan: Any, tables: Any, new_tokens: int, context_len: int, batch_size: int) -> float:
-    """Time of a step of equal chunks, us."""
     if new_tokens == 1 and context_len > 0:
         return decode_us(plan, tables, batch_size, context_len + 1)
     sizes = {"batch_size": batch_size, "q_len": new_tokens, "kv_len": new_tokens + context_len}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Best(NamedTuple):
-    """Best step of one length; batch_size 0 and step_us None where there is none."""
+    """Best step of one length; batch_size 0 and step_us None if there is none."""
 
     kv_len: int
     batch_size: int

@@ -44,7 +44,7 @@ def _blend(local: list[float], whole: float) -> float:
 
 
 def mean_square(errors: Mapping[Sizes, float]) -> float:
-    """Over a whole table; 0 where there are none."""
+    """Over a whole table; 0 if it has none."""
     return sum(e * e for e in errors.values()) / len(errors) if errors else 0.0
 
 

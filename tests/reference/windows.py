@@ -44,7 +44,6 @@ def sums(requests: Sequence[Request], window: int) -> Sums:
 
 
 def attention_us(plan: Any, tables: Any, requests: Sequence[Request], number: int) -> float:
-    """Attention of all layers of one kind, us."""
     call = plan.attention[number].call
     heads, window = heads_of(call), call.window
     decodes = [r for r in requests if is_decode(r)]
@@ -89,5 +88,4 @@ def node_us(tables: Any, operator: str, heads: Any, batch: float, x: float) -> f
 
 
 def attention_of_step_us(plan: Any, tables: Any, requests: Sequence[Request]) -> float:
-    """Attention of all layers of a step, us."""
     return sum(attention_us(plan, tables, requests, i) for i in range(len(plan.attention)))

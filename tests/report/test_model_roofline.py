@@ -99,7 +99,7 @@ def test_batches_are_labelled_where_no_line_is(plans: list[fastroof.StepPlan]) -
             assert not box.count_contains(steps), line.get_label()
 
 
-def test_what_cannot_be_drawn_is_said(plans: list[fastroof.StepPlan], h100: fastroof.Tables) -> None:
+def test_impossible_plots_are_refused(plans: list[fastroof.StepPlan], h100: fastroof.Tables) -> None:
     with pytest.raises(FastroofError, match="1 to 6 plans, got 0"):
         draw_model_roofline([])
     with pytest.raises(FastroofError, match="1 to 6 plans, got 8"):
@@ -114,7 +114,7 @@ def test_what_cannot_be_drawn_is_said(plans: list[fastroof.StepPlan], h100: fast
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--tp", "2"), "--tp needs --model"),
         (("--tp", "2", "--batch", "4"), "--tp, --batch need --model"),
@@ -125,11 +125,11 @@ def test_what_cannot_be_drawn_is_said(plans: list[fastroof.StepPlan], h100: fast
         (("--model", "llama-3.1-8b", "--kv-len", "1"), "kv_len >= 2"),
     ],
 )
-def test_command_refuses(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_command_refuses(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     file = tmp_path / "a.svg"
     done = CliRunner().invoke(app, ["plot", "roofline", "-o", str(file), *arguments])
     assert done.exit_code == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not file.exists()
 

@@ -1,4 +1,4 @@
-"""Pictures: what is on them, that the files are what they say, and that they are the same each time."""
+"""Plots: their content, their file formats, and that they are the same each time."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_step_of_a_model_that_does_not_fit(h100: fastroof.Tables) -> None:
 # -- files ---------------------------------------------------------------------------------------
 
 
-def test_files_are_what_their_names_say(plan: fastroof.StepPlan, tmp_path: Path) -> None:
+def test_files_have_the_format_of_their_suffix(plan: fastroof.StepPlan, tmp_path: Path) -> None:
     figure = draw_step(plan)
     png, svg = save_figure(figure, tmp_path / "a.png"), save_figure(figure, tmp_path / "a.svg")
     assert png.read_bytes().startswith(PNG)
@@ -351,7 +351,7 @@ def test_plot_commands(tmp_path: Path, arguments: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("roofline", "-o", "a.pdf"), "must end in .png or .svg"),
         (("mfu", "--gpu", "l4", "-o", "a.png"), "l4 has no measured tables"),
@@ -364,16 +364,16 @@ def test_plot_commands(tmp_path: Path, arguments: tuple[str, ...]) -> None:
         (("roofline",), "missing option"),
     ],
 )
-def test_plot_errors(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_plot_errors(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     done = CliRunner().invoke(app, ["plot", *arguments])
     assert done.exit_code == 2
     assert done.stderr.startswith("fastroof: error: ")
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.slow
-def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path) -> None:
+def test_without_matplotlib_the_error_names_what_to_install(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['matplotlib'] = None; from fastroof.cli import app; "
         f"app(['plot', 'step', '-o', {str(tmp_path / 'a.png')!r}])"

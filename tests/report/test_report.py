@@ -1,4 +1,4 @@
-"""The report: which rows it holds, what its page says, and what the page does in a browser."""
+"""The report: its rows, the text of its page, and what the page does in a browser."""
 
 from __future__ import annotations
 
@@ -68,7 +68,6 @@ def stepped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def embedded(page: Path) -> Any:
-    """The data on a page."""
     found = re.search(
         r'<script type="application/json" id="results">(.*?)</script>', page.read_text(), re.DOTALL
     )
@@ -203,13 +202,13 @@ def test_wrong_files_are_refused(tmp_path: Path, deployed: Path) -> None:
 
 def test_wrong_outputs_are_refused(tmp_path: Path, deployed: Path) -> None:
     (tmp_path / "folder.html").mkdir()
-    for output, said in (
+    for output, message in (
         (tmp_path / "a.pdf", r"must end in \.html"),
         (tmp_path / "folder.html", "is a folder"),
         (tmp_path / "absent" / "a.html", "does not exist"),
         (Path("/proc/a.html"), "cannot be written"),
     ):
-        with pytest.raises(FastroofError, match=said):
+        with pytest.raises(FastroofError, match=message):
             write_report(deployed, output)
     with pytest.raises(FastroofError, match="max_rows"):
         write_report(deployed, tmp_path / "a.html", max_rows=0)
@@ -266,7 +265,7 @@ def test_larger_batches_have_larger_plans(stepped: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tables_that_have_changed_since_a_sweep_are_told(stepped: Path) -> None:
+def test_tables_that_have_changed_since_a_sweep_are_reported(stepped: Path) -> None:
     results = read_results(stepped)
     row = pq.read_table(stepped).to_pylist()[0]
     there = results.metadata["fastroof.sources_hash"]
@@ -305,7 +304,7 @@ def test_steps_of_a_row(rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_rows_that_cannot_be_broken_down_are_said(
+def test_rows_that_cannot_be_broken_down_are_reported(
     tmp_path: Path, h100: fastroof.Tables, rows: list[dict[str, Any]]
 ) -> None:
     gone = [{**row, "model": "gone-7b"} if row["tp"] == 2 else row for row in rows]
@@ -379,9 +378,7 @@ def test_texts_cannot_leave_their_place(
     assert rounded(1234567.0) == 1234570
 
 
-def test_page_is_written_whole_or_not_at_all(
-    deployed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_page_is_written_atomically(deployed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "r.html"
     page.write_text("before")
 
@@ -412,7 +409,7 @@ def test_report_command(stepped: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("report", "absent.parquet"), "absent.parquet does not exist"),
         (("report", "absent.parquet", "-o", "a.pdf"), "must end in .html"),
@@ -420,11 +417,11 @@ def test_report_command(stepped: Path, tmp_path: Path) -> None:
         (("plot", "curves", "absent.parquet", "-o", "a.pdf"), "must end in .png or .svg"),
     ],
 )
-def test_command_errors(arguments: tuple[str, ...], said: str) -> None:
+def test_command_errors(arguments: tuple[str, ...], message: str) -> None:
     done = CliRunner().invoke(app, list(arguments))
     assert done.exit_code == 2
     assert done.stderr.startswith("fastroof: error: ")
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -442,13 +439,13 @@ def test_the_report_needs_no_extra(deployed: Path, tmp_path: Path) -> None:
 
 def test_plotly_is_the_file_that_its_provenance_names(deployed: Path, tmp_path: Path) -> None:
     folder = CHECKOUT / "fastroof/report/html/plotly"
-    told = tomllib.loads((folder / "provenance.toml").read_text())
+    facts = tomllib.loads((folder / "provenance.toml").read_text())
     held = {path.name: path for path in folder.iterdir() if path.name != "provenance.toml"}
     sums = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in held.items()}
-    assert sums == told["files"]
+    assert sums == facts["files"]
     program, licence = (held[name].read_text() for name in ("plotly-basic.min.js", "LICENSE"))
-    assert program.startswith(f"/**\n* plotly.js (basic - minified) v{told['package_version']}\n")
-    assert told["copyright"] in licence
+    assert program.startswith(f"/**\n* plotly.js (basic - minified) v{facts['package_version']}\n")
+    assert facts["copyright"] in licence
     page = write_report(deployed, tmp_path / "r.html", max_rows=1)
     text = page.path.read_text()
     assert licence in text
@@ -497,7 +494,6 @@ def drawn(page: Browser, chart: str = "pareto") -> list[dict[str, Any]]:
 
 
 def choose(page: Browser, select: str, value: str) -> None:
-    """Choose an option."""
     page.run(
         f"(() => {{ const s = document.getElementById('{select}'); s.value = '{value}';"
         "s.dispatchEvent(new Event('change')); })()"
@@ -506,7 +502,6 @@ def choose(page: Browser, select: str, value: str) -> None:
 
 
 def cells(page: Browser, name: str) -> list[str]:
-    """A column of the table, as it is shown."""
     at = f"[...document.querySelectorAll('#rows th')].findIndex(th => th.dataset.name === {name!r})"
     found: list[str] = page.run(
         f"[...document.querySelectorAll('#rows tbody tr')].map(tr => tr.cells[{at}].textContent)"
@@ -753,7 +748,7 @@ def test_axes_are_logarithmic_where_a_linear_one_flattens_a_model(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1300])
-def test_roofs_names_lie_free(page: Browser, width: int) -> None:
+def test_labels_of_roofs_do_not_overlap(page: Browser, width: int) -> None:
     page.call(
         "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
     )

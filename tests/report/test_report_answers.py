@@ -1,4 +1,4 @@
-"""What the report's page says in words, and what leaves it: verdicts, links, CSV, the clipboard."""
+"""Texts of the report's page and what leaves it: verdicts, links, CSV, the clipboard."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def hash_of(page: Browser) -> str:
 
 
 def shown(page: Browser) -> list[Any]:
-    """All that the form, the table and the selection say."""
+    """The state of the form, the table and the selection."""
     script = (
         "[[...document.querySelectorAll('#filters input, #filters select, #colour, #axes')]"
         ".map(e => e.type === 'checkbox' ? e.checked : e.value),"
@@ -79,7 +79,6 @@ def shown(page: Browser) -> list[Any]:
 
 
 def saved(page: Browser, folder: Path) -> list[dict[str, str]]:
-    """Rows of the CSV that the button saves."""
     page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
     page.click("#csv")
     deadline = time.monotonic() + 60.0
@@ -97,7 +96,7 @@ def saved(page: Browser, folder: Path) -> list[dict[str, str]]:
 
 def test_the_verdict_is_the_best_row_of_each_model(page: Browser, rows: list[dict[str, Any]]) -> None:
     # with spaces that do not break before units
-    said = page.run(
+    found = page.run(
         "[...document.querySelectorAll('#verdict p')].map(p => p.textContent.replaceAll('\\u00a0', ' '))"
     )
     own = [r for r in rows if (r["isl"], r["osl"]) == (1024, 128) and r["exceeds"] is None]
@@ -105,9 +104,9 @@ def test_the_verdict_is_the_best_row_of_each_model(page: Browser, rows: list[dic
         model: max((r for r in own if r["model"] == model), key=lambda r: r["tokens_per_s_per_gpu"])
         for model in ("llama-3.1-8b", "qwen3-8b")
     }
-    assert len(said) == 2
+    assert len(found) == 2
     for words, (model, row) in zip(
-        said, sorted(best.items(), key=lambda pair: -pair[1]["tokens_per_s_per_gpu"]), strict=True
+        found, sorted(best.items(), key=lambda pair: -pair[1]["tokens_per_s_per_gpu"]), strict=True
     ):
         assert words.startswith(f"{model} (isl 1,024, osl 128): run tp {row['tp']} on {row['tp']} x h100")
         assert f"{row['dtype']} weights, with {row['concurrency']} clients" in words
@@ -115,7 +114,7 @@ def test_the_verdict_is_the_best_row_of_each_model(page: Browser, rows: list[dic
         left = {name: 1 - row[name] / limit for name, limit in LIMITS.items()}
         nearest = min(left, key=lambda name: left[name])
         assert f"Nearest limit: {nearest.removesuffix('_ms').upper()} {row[nearest]:.4g} ms of" in words
-        # all rows are here, so the next kind can be told, and whether it is a tie
+        # all rows are here, so the next kind and ties are known
         others = [r for r in own if r["model"] == model and kind(r) != kind(row)]
         other = max(others, key=lambda r: r["tokens_per_s_per_gpu"])
         behind = 1 - other["tokens_per_s_per_gpu"] / row["tokens_per_s_per_gpu"]
@@ -145,7 +144,7 @@ def test_the_verdict_follows_the_filters(page: Browser) -> None:
     assert "remove a filter" in text(page, "#verdict p")
 
 
-def test_nothing_within_the_limits_says_which_are_exceeded(
+def test_nothing_within_the_limits_prints_the_exceeded_ones(
     browser: Browser, rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     slow = [{**row, "exceeds": "tpot" if row["tp"] == 1 else "ttft"} for row in rows]
@@ -173,7 +172,7 @@ def test_a_sweep_that_kept_fronts_names_their_other_end(
     assert f"Fastest for a user: tp {fast['tp']} on {fast['tp']} x h100, {fast['dtype']}" in words
 
 
-def test_objective_of_the_sweep_says_what_is_best(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_the_objective_of_the_sweep_decides_the_best(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     for objective, column in (
         ("cost", "cost_per_million_tokens"),
         ("goodput", "tokens_per_s"),
@@ -184,7 +183,7 @@ def test_objective_of_the_sweep_says_what_is_best(rows: list[dict[str, Any]], tm
         assert (facts["best"], facts["is_complete"]) == (column, True)
 
 
-def test_best_kept_says_that_rows_are_neighbours(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_best_kept_prints_that_rows_are_neighbours(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     for keep, are_neighbours in (("best", True), ("pareto", False)):
         path = write_deployments(tmp_path / "r.parquet", rows[:3], "", keep=keep, k=5)
         notes = write_report(path, tmp_path / "r.html").notes
@@ -192,7 +191,7 @@ def test_best_kept_says_that_rows_are_neighbours(rows: list[dict[str, Any]], tmp
 
 
 def test_the_selected_row_has_words_units_and_limits(page: Browser, rows: list[dict[str, Any]]) -> None:
-    told = dict(
+    found = dict(
         page.run(
             "[...document.querySelectorAll('#selected [data-name]')]"
             ".map(e => [e.dataset.name, e.textContent.replaceAll('\\u00a0', ' ')])"
@@ -202,14 +201,14 @@ def test_the_selected_row_has_words_units_and_limits(page: Browser, rows: list[d
         (r for r in rows if r["isl"] == 1024 and r["exceeds"] is None),
         key=lambda r: r["tokens_per_s_per_gpu"],
     )
-    assert told["ttft_ms"].startswith(
+    assert found["ttft_ms"].startswith(
         f"time to first token (TTFT){best['ttft_ms']:.4g} ms (at most 2,000 ms: "
     )
-    assert told["isl"] == "prompt (isl)1,024 tokens"
-    assert told["concurrency"] == f"concurrent clients{best['concurrency']} clients"
-    assert told["relative_error"] == "standard error of a step4 %"
-    assert told["weight_bytes"].endswith(" GB")
-    assert "prefill_workers" not in told
+    assert found["isl"] == "prompt (isl)1,024 tokens"
+    assert found["concurrency"] == f"concurrent clients{best['concurrency']} clients"
+    assert found["relative_error"] == "standard error of a step4 %"
+    assert found["weight_bytes"].endswith(" GB")
+    assert "prefill_workers" not in found
 
 
 # -- the address ---------------------------------------------------------------------------------
@@ -258,15 +257,15 @@ def test_filters_go_round_by_the_address(page: Browser, page_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_an_address_of_what_is_not_here_is_said(page: Browser) -> None:
+def test_unknown_parts_of_an_address_are_reported(page: Browser) -> None:
     start = shown(page)
     page.run("location.hash = 'tp=3&gpu=h300&sort=nothing&row=1000000&colour=none&strange=1'")
     page.settle()
-    said = text(page, "#unknown")
+    out = text(page, "#unknown")
     for word in ("tp 3", "a column nothing", "row 1000000", "which this page does not have"):
-        assert word in said
+        assert word in out
     assert shown(page) == start
-    # the skip link's place is none of filters
+    # the skip link's place is not a filter
     page.run("location.hash = 'tp=2'")
     page.settle()
     assert page.run("document.getElementById('unknown').hidden")
@@ -316,9 +315,9 @@ def test_copying_rows_and_the_selected_one(page: Browser, rows: list[dict[str, A
     page.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
     page.click("#copy-selected")
     assert text(page, "#copied") == "copied"
-    told = page.run("navigator.clipboard.readText()")
-    assert told.startswith("llama-3.1-8b, qwen3-8b on h100, row ")
-    assert "\n  time to first token (TTFT): " in told
+    copied = page.run("navigator.clipboard.readText()")
+    assert copied.startswith("llama-3.1-8b, qwen3-8b on h100, row ")
+    assert "\n  time to first token (TTFT): " in copied
     page.click("#copy-rows")
     lines = list(csv.DictReader(io.StringIO(page.run("navigator.clipboard.readText()")), delimiter="\t"))
     own = [r for r in rows if (r["isl"], r["osl"]) == (1024, 128) and r["exceeds"] is None]
@@ -329,7 +328,7 @@ def test_copying_rows_and_the_selected_one(page: Browser, rows: list[dict[str, A
     page.click("#copy-selected")
     assert text(page, "#copied") == "copied"
     page.run("delete navigator.clipboard")
-    assert page.run("navigator.clipboard.readText()") == told
+    assert page.run("navigator.clipboard.readText()") == copied
 
 
 # -- on a phone, and by keyboard -----------------------------------------------------------------

@@ -146,7 +146,7 @@ def test_leading_steps_add_up(results: Results) -> None:
 
 
 def boxes(figure: Any) -> dict[str, Any]:
-    """Where titles, legends, axes with their labels, and ticks of the first axis are, pixels."""
+    """Boxes of titles, legends, axes with labels, and ticks of the first axis, pixels."""
     figure.draw_without_rendering()
     found = {f"text {text.get_text()}": text.get_window_extent() for text in figure.texts}
     for i, part in enumerate((figure, *figure.subfigs)):
@@ -202,7 +202,7 @@ def test_ticks_of_neighbouring_loads_do_not_overlap(rows: list[dict[str, Any]], 
                 assert not a.overlaps(b)
 
 
-def test_what_cannot_be_drawn_is_said(results: Results, rows: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_impossible_plots_are_refused(results: Results, rows: list[dict[str, Any]], tmp_path: Path) -> None:
     with pytest.raises(FastroofError, match="cannot colour by 'ttft_ms'"):
         draw_pareto(results, colour_by="ttft_ms")
     with pytest.raises(FastroofError, match="no column kv_len"):
@@ -256,12 +256,12 @@ def test_plot_commands(deployed: Path, tmp_path: Path, arguments: tuple[str, ...
 
 
 @pytest.mark.parametrize(
-    ("where", "said"),
+    ("where", "message"),
     [("isl", "not COLUMN=VALUE"), ("colour=3", "the columns are"), ("isl=3", "valid: 1024, 4000")],
 )
-def test_plot_command_refuses(deployed: Path, tmp_path: Path, where: str, said: str) -> None:
+def test_plot_command_refuses(deployed: Path, tmp_path: Path, where: str, message: str) -> None:
     arguments = ["plot", "pareto", str(deployed), "-o", str(tmp_path / "a.png"), "--where", where]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +21,7 @@ from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation
 from fastroof.simulation.trace import Trace
 from tests.reference.browser import Browser, installed
+from tests.report.test_report import embedded
 
 HOSTILE = "</script><script>document.title='owned'</script><!-- <b>&amp;\u2028$title"
 LIMITS = {"ttft_ms": 500.0, "tpot_ms": 50.0}
@@ -45,14 +44,6 @@ def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
 def sim(plan: fastroof.StepPlan) -> Simulation:
     """A run near saturation, of so many requests that percentiles of stretches are drawn."""
     return made(plan, 3000, 36.0)
-
-
-def embedded(page: Path) -> Any:
-    found = re.search(
-        r'<script type="application/json" id="results">(.*?)</script>', page.read_text(), re.DOTALL
-    )
-    assert found is not None
-    return json.loads(found[1])
 
 
 def test_page_holds_the_answers(sim: Simulation, tmp_path: Path) -> None:
@@ -139,8 +130,8 @@ def test_times_by_arrival_are_percentiles_of_stretches(sim: Simulation) -> None:
 
 
 def test_wrong_places_and_limits_are_refused(sim: Simulation, tmp_path: Path) -> None:
-    for name, said in (("a.pdf", r"must end in \.html"), ("absent/a.html", "does not exist")):
-        with pytest.raises(FastroofError, match=said):
+    for name, message in (("a.pdf", r"must end in \.html"), ("absent/a.html", "does not exist")):
+        with pytest.raises(FastroofError, match=message):
             write_simulation_report(sim, tmp_path / name)
     with pytest.raises(BatchError, match="must be milliseconds above 0"):
         write_simulation_report(sim, tmp_path / "a.html", limits={"ttft_ms": -1.0})

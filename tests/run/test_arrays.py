@@ -220,7 +220,7 @@ def test_buffers_of_one_step_are_let_go(plan):
         (np.array([1, 1]), [1, "x"]),
     ],
 )
-def test_one_step_that_is_none_is_refused_as_in_a_batch(plan, new, context):
+def test_one_invalid_step_is_refused_as_in_a_batch(plan, new, context):
     with pytest.raises(FastroofError):
         plan.step_scalar(new, context)
 

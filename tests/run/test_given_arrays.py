@@ -109,7 +109,7 @@ TAKEN |= {("max_tokens", "nothing")}
 
 @pytest.mark.parametrize("what", NO_NUMBERS)
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_what_is_no_number_is_refused_wherever_numbers_come_in(entry, what):
+def test_everything_but_numbers_is_refused_as_input(entry, what):
     if (entry, what) in TAKEN:
         ENTRIES[entry](NO_NUMBERS[what])
         return
@@ -214,7 +214,7 @@ def test_numbers_of_every_kind_are_taken_as_they_are():
     given = np.arange(6, dtype=">i2")[::2]
     assert number_array(given) is given
     assert number_array(memoryview(given)).tolist() == given.tolist()
-    assert number_array(memoryview(bytes(16)).cast("q")).tolist() == [0, 0]  # they were said to be integers
+    assert number_array(memoryview(bytes(16)).cast("q")).tolist() == [0, 0]  # they were declared as integers
     assert number_array([]).shape == (0,)
     assert number_array([4, 0.5]).dtype == np.float64
     endless: list = []
@@ -222,7 +222,7 @@ def test_numbers_of_every_kind_are_taken_as_they_are():
     assert number_array(endless) is None
 
 
-def test_a_list_that_shrinks_while_it_is_read_is_no_harm():
+def test_a_list_that_shrinks_while_it_is_read_does_no_harm():
     sizes: list = []
 
     class Shrinking:

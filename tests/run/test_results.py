@@ -29,14 +29,14 @@ def test_a_row_a_step_with_every_part(plan):
     assert table["origin"].to_pylist() == [ORIGINS[i] for i in times.origin]
 
 
-def test_errors_are_a_column_where_they_were_asked_for(plan):
+def test_errors_are_a_column_on_request(plan):
     batch = StepBatch.from_requests([[(512, 0), (1, 4000)], [(1, 9)] * 3])
     table = step_table(plan, batch, plan.run(batch, with_error=True))
     assert table.column_names == [*(c.name for c in STEP_COLUMNS), "relative_error"]
     assert table["relative_error"].to_pylist() == plan.step_error(batch).tolist()
 
 
-def test_a_file_says_what_it_was_made_from(plan, h100, tmp_path):
+def test_a_file_has_its_provenance(plan, h100, tmp_path):
     batch = StepBatch.from_requests([[(1, 9)]])
     pq.write_table(step_table(plan, batch, plan.run(batch)), tmp_path / "steps.parquet")
     schema = pq.read_schema(tmp_path / "steps.parquet")

@@ -1,4 +1,4 @@
-"""Batches and the arguments of steps: what is refused, and what the message says would do."""
+"""Batches and the arguments of steps: what is refused, and valid values in the message."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ ENTRIES = {
 @pytest.mark.loops
 @pytest.mark.parametrize(("entry", "name"), ENTRIES)
 @pytest.mark.parametrize("bad", NOT_SIZES, ids=repr)
-def test_what_is_not_a_size_is_refused(plan, entry, name, bad):
+def test_invalid_sizes_are_refused(plan, entry, name, bad):
     if name == "context_len" and isinstance(bad, int | list) and np.asarray(bad).dtype.kind == "i":
         bad = {0: -5, 2**63 - 1: 2**62}.get(bad, bad) if isinstance(bad, int) else [3, -1]
     with pytest.raises((BatchError, PlanRangeError)) as error:
         getattr(plan, entry)(**ENTRIES[entry, name], **{name: bad})
-    said = str(error.value)
+    text = str(error.value)
     near = {"batch_size": "sequences", "new_tokens": "tokens", "context_len": "kv_len"}
-    assert name in said or near.get(name, name) in said
+    assert name in text or near.get(name, name) in text
 
 
 @pytest.mark.loops
@@ -71,7 +71,7 @@ def test_more_new_tokens_than_any_plan_are_refused(plan, new):
 
 
 @pytest.mark.loops
-def test_a_step_beyond_the_plan_says_what_to_pass(plan):
+def test_a_step_beyond_the_plan_names_what_to_pass(plan):
     cases = [
         (lambda: plan.decode_us(65, 100), r"65 sequences.*up to 64.*max_seqs=65"),
         (lambda: plan.decode_us([1, 2, 99], 100), r"position 2.*max_seqs=99"),
@@ -93,7 +93,7 @@ def test_a_step_beyond_the_plan_says_what_to_pass(plan):
     assert plan.prefill_us(512) > 0
 
 
-def test_what_a_range_error_says_to_pass_does(h100):
+def test_values_named_by_a_range_error_work(h100):
     plan = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=513, max_seqs=65, engine="kernels")
     assert plan.prefill_us(513) > 0
     assert plan.decode_us(65, 100) > 0
@@ -212,7 +212,7 @@ def test_a_malformed_batch_is_refused(case):
     ],
     ids=repr,
 )  # fmt: skip
-def test_what_is_not_a_pair_is_refused(steps):
+def test_invalid_pairs_are_refused(steps):
     with pytest.raises(BatchError):
         StepBatch.from_requests(steps)
 
@@ -224,7 +224,7 @@ def test_threads_of_any_integer_type(plan, kind):
 
 
 @pytest.mark.parametrize("steps", [5, [5], None], ids=repr)
-def test_what_is_not_a_list_of_steps_is_refused(plan, steps):
+def test_invalid_lists_of_steps_are_refused(plan, steps):
     with pytest.raises(BatchError):
         StepBatch.from_requests(steps)
     with pytest.raises(BatchError):
@@ -249,7 +249,7 @@ def test_a_bad_request_is_found(plan, request_, message):
 
 
 @pytest.mark.parametrize("what", [None, [[(1, 1)]], ([1], [1], [0, 1])], ids=repr)
-def test_what_is_not_a_batch_is_refused(plan, what):
+def test_invalid_batches_are_refused(plan, what):
     for call in (plan.run, plan.step_us):
         with pytest.raises(BatchError, match="StepBatch"):
             call(what)

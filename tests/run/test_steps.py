@@ -97,7 +97,7 @@ def test_a_prefix_costs_a_plan_what_it_costs_a_lookup(mfu_plan, h100):
     assert mfu_plan.prefill_us(128, 8192, 1) == pytest.approx(expected, rel=1e-12)
 
 
-def test_beside_holes_a_plan_picks_the_measured_point_that_a_lookup_picks(mfu_plan, h100):
+def test_next_to_holes_a_plan_picks_the_measured_point_of_a_lookup(mfu_plan, h100):
     # with "nearest" a plan picks once for a hole's whole box, a lookup for the point itself
     rtol = 0.05 if mfu_plan.method == "nearest" else 1e-12
     batch, kv_len = np.meshgrid([70, 100, 200, 300, 500, 700, 1000], [3000, 6000, 12_000, 30_000, 100_000])

@@ -77,7 +77,6 @@ def every_call_at_once(plan):
 
 @pytest.fixture(scope="module")
 def alone(plan):
-    """The answers of one thread."""
     return every_call(plan, 1)
 
 

@@ -42,7 +42,7 @@ def test_the_curve_of_a_model_is_that_of_any_of_its_formats():
         accepted_auto("glm-5", 1, None)
 
 
-def test_the_source_says_what_was_measured():
+def test_the_source_names_what_was_measured():
     assert accepted_auto("glm-5.2", 3, "mtp")[1] == (
         "glm-5.2-fp8 with MTP, SPEED-Bench coding, thinking on, by InferenceX"
     )
@@ -66,19 +66,19 @@ def test_every_model_with_a_curve_has_an_answer_or_one_line(model, draft):
 
 
 def test_auto_is_the_number_that_was_measured(plan):
-    asked = SpeculativeDecoding(3, "auto", draft="mtp")
+    wanted = SpeculativeDecoding(3, "auto", draft="mtp")
     given = SpeculativeDecoding(3, 2.83, draft="mtp")
-    assert pickle.loads(pickle.dumps(asked)) == asked
-    found = estimate(plan, 1024, 256, [1, 16], speculation=asked)
+    assert pickle.loads(pickle.dumps(wanted)) == wanted
+    found = estimate(plan, 1024, 256, [1, 16], speculation=wanted)
     same = estimate(plan, 1024, 256, [1, 16], speculation=given)
     assert found.tpot_ms.tolist() == same.tpot_ms.tolist()
-    said = found.made_from["fastroof.speculative_decoding"]
-    assert said.startswith("3 draft tokens by mtp, 2.83 tokens accepted a step (minimax-m3 with EAGLE-3")
-    assert asked.for_model("minimax-m3").for_model("any") == asked.for_model("minimax-m3-nvfp4")
+    got = found.made_from["fastroof.speculative_decoding"]
+    assert got.startswith("3 draft tokens by mtp, 2.83 tokens accepted a step (minimax-m3 with EAGLE-3")
+    assert wanted.for_model("minimax-m3").for_model("any") == wanted.for_model("minimax-m3-nvfp4")
     assert SpeculativeDecoding(0, "auto").for_model("any").acceptance_length == 1.0
     assert given.for_model("any") is given
     with pytest.raises(BatchError, match=r"for_model\(name\)"):
-        _ = asked.acceptance_length
+        _ = wanted.acceptance_length
 
 
 def test_a_draft_model_has_no_measured_length(plan):
@@ -120,11 +120,11 @@ def test_commands_name_the_source():
 
 
 def test_a_sweep_takes_auto_per_model():
-    asked = {"num_draft_tokens": 3, "accepted": "auto", "draft": "mtp"}
+    options = {"num_draft_tokens": 3, "accepted": "auto", "draft": "mtp"}
     spec = load_spec(
         {
             "models": ["minimax-m3-nvfp4", "glm-5.2-fp8"], "gpus": "b200", "tp": [8], "mode": "aggregated",
-            "isl": 1024, "osl": 128, "concurrency": [8], "replicas": [1], "speculation": asked,
+            "isl": 1024, "osl": 128, "concurrency": [8], "replicas": [1], "speculation": options,
         }
     )  # fmt: skip
     sources = spec.accepted_sources()

@@ -37,7 +37,7 @@ KINDS = (
 """One model for each way to keep tokens and states."""
 
 
-def ask(*arguments: str) -> tuple[int, str, str]:
+def run_fit(*arguments: str) -> tuple[int, str, str]:
     done = CliRunner().invoke(app, ["fit", *arguments], prog_name="fastroof")
     return done.exit_code, done.stdout, done.stderr
 
@@ -169,39 +169,39 @@ def test_invalid_questions_are_one_line(options, words):
 
 
 @pytest.mark.parametrize(("model", "gpu", "options"), QUESTIONS)
-def test_the_command_says_what_python_says(model, gpu, options):
+def test_the_command_prints_the_answers_of_python(model, gpu, options):
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    code, out, _ = ask("--model", model, "--gpu", gpu, *words, "--json")
+    code, out, _ = run_fit("--model", model, "--gpu", gpu, *words, "--json")
     assert code == 0
     expected = fastroof.fit(model, gpu, **options).document()
     assert json.loads(out) == json.loads(json.dumps(expected))
 
 
 def test_text_names_reasons_memory_and_changes():
-    code, out, _ = ask("--model", "llama-3.1-70b", "--tp", "2")
+    code, out, _ = run_fit("--model", "llama-3.1-70b", "--tp", "2")
     assert code == 0
     assert "starts: no" in out
     assert "one request of 131,072 tokens needs" in out
     assert "any of these makes it start" in out
     assert "--tp 4" in out
-    code, out, _ = ask("--model", "llama-3.1-8b", "--max-num-seqs", "64")
+    code, out, _ = run_fit("--model", "llama-3.1-8b", "--max-num-seqs", "64")
     assert code == 0
     assert "starts: yes" in out
     assert "vllm serve meta-llama/" in out
-    code, out, err = ask("--model", "llama-3.1-8b", "--max-num-seqs", "none")
+    code, out, err = run_fit("--model", "llama-3.1-8b", "--max-num-seqs", "none")
     assert code == 2
     assert out == ""
     assert err.count("\n") == 1
 
 
 def test_vllm_refuses_more_requests_than_tokens_in_a_step() -> None:
-    asked = {"max_num_seqs": 1024, "max_num_batched_tokens": 512}
-    found = fastroof.fit("llama-3.1-8b", "h100", **asked)
+    options = {"max_num_seqs": 1024, "max_num_batched_tokens": 512}
+    found = fastroof.fit("llama-3.1-8b", "h100", **options)
     assert [one.code for one in found.refusals] == ["F"]
     assert next(dict(one.settings) for one in found.changes) == {"max_num_seqs": 512}
     assert found.largest_max_num_seqs == 512
     assert fastroof.fit("llama-3.1-8b", "h100", max_num_batched_tokens=512).starts
-    assert fastroof.fit("llama-3.1-8b", "h100", engine="sglang", **asked).starts
+    assert fastroof.fit("llama-3.1-8b", "h100", engine="sglang", **options).starts
 
 
 @pytest.mark.parametrize(

@@ -81,12 +81,12 @@ def test_answers_are_the_largest_within_memory_and_time(
         model, gpu, **{name: value for name, value in options.items() if name not in limits}
     )
     few = [1, 8, found.max_num_seqs]
-    asked = fastroof.fit(model, gpu, tpot_ms=tpot_ms, kv_len=[1, 777], batch_size=few, **options)
-    assert [one.given for one in asked.largest] == ["kv_len"] * 2 + ["batch_size"] * 3
+    few_sizes = fastroof.fit(model, gpu, tpot_ms=tpot_ms, kv_len=[1, 777], batch_size=few, **options)
+    assert [one.given for one in few_sizes.largest] == ["kv_len"] * 2 + ["batch_size"] * 3
     assert [one.given for one in found.largest][-2:] == ["kv_len", "batch_size"]
     assert found.largest[-2].kv_len == found.max_model_len
-    assert found.largest[-1] == asked.largest[-1]
-    for one in (*found.largest, *asked.largest):
+    assert found.largest[-1] == few_sizes.largest[-1]
+    for one in (*found.largest, *few_sizes.largest):
         check(one, found, plan)
     assert dataclasses.replace(found, tpot_ms=None, largest=()) == fastroof.fit(model, gpu, **options)
 
@@ -176,8 +176,8 @@ def command(*arguments: str) -> tuple[int, str, str]:
 
 
 def test_the_command_prints_the_same_sizes() -> None:
-    asked = ("fit", "--model", "llama-3.1-8b", "--tpot", "10", "--kv-len", "1024,131072", "--batch-size", "3")
-    code, out, err = command(*asked, "--json")
+    args = ("fit", "--model", "llama-3.1-8b", "--tpot", "10", "--kv-len", "1024,131072", "--batch-size", "3")
+    code, out, err = command(*args, "--json")
     assert (code, err) == (0, "")
     found = fastroof.fit("llama-3.1-8b", "h100", tpot_ms=10, kv_len=[1024, 131_072], batch_size=3)
     document = json.loads(out)
@@ -185,7 +185,7 @@ def test_the_command_prints_the_same_sizes() -> None:
     explained = command("fit", "--help")[1]
     for key in ("tpot_ms", "largest", *document["largest"][0]):
         assert key in explained
-    lines = command(*asked)[1].splitlines()
+    lines = command(*args)[1].splitlines()
     printed = lines[lines.index("decode steps within 10 ms:") + 3 :]
     assert printed[0].split()[:4] == ["largest", "batch", f"{found.largest[0].batch_size:,}", "1,024"]
     assert printed[1].split() == ["largest", "batch", "none", "131,072", "--tpot"]
@@ -200,7 +200,7 @@ def test_options_of_times_need_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "now"),
+    ("former", "now"),
     [
         (
             "--model qwen3-8b --kv-len 1024,4096 --tpot-ms 10",
@@ -213,8 +213,8 @@ def test_options_of_times_need_one() -> None:
         ),
     ],
 )
-def test_size_prints_the_command_that_replaced_it(asked: str, now: str) -> None:
-    assert command("size", *asked.split()) == (
+def test_size_prints_the_command_that_replaced_it(former: str, now: str) -> None:
+    assert command("size", *former.split()) == (
         2,
         "",
         f"fastroof: error: `fastroof size` is now `fastroof {now}`\n",

@@ -56,7 +56,7 @@ def test_workers_of_ranks_are_as_many_workers(tables):
 @pytest.mark.parametrize(
     "split", [{"tp": 2, "ep": 2}, {"tp": 1, "dp": 4, "ep": 4}, {"tp": 4, "ep": 1}, {"tp": 2, "pp": 5}]
 )
-def test_best_is_what_estimate_says(tables, split):
+def test_best_equals_estimate(tables, split):
     sweep = {name: [size] for name, size in split.items()}
     spec = {
         "models": ["qwen3-30b-a3b"], "gpus": ["h100"], **sweep, "engine": ["kernels"], **LOAD,

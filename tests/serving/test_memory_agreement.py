@@ -1,4 +1,4 @@
-"""One answer of memory: every command that asks the same question reserves the same for a request."""
+"""One answer of memory: all commands reserve the same for a request."""
 
 from __future__ import annotations
 
@@ -133,11 +133,11 @@ def test_fewer_tokens_in_a_step_than_requests_by_default(engine: str, seqs: int)
 
     SGLang's decode steps hold no prompts, so the tokens of a step limit prompts alone.
     """
-    asked = ("--model", "llama-3.1-8b", "--engine", engine, "--max-num-batched-tokens", "256")
-    fits = document("fit", *asked)
-    served = document("serving", *asked, "--isl", "100", "--osl", "20", "--concurrency", "300")
-    (largest,) = document("fit", *asked, "--tpot", "inf", "--kv-len", "100")["largest"]
-    settings = document("simulate", *asked, "--rate", "1", "--input", "200")["settings"]
+    args = ("--model", "llama-3.1-8b", "--engine", engine, "--max-num-batched-tokens", "256")
+    fits = document("fit", *args)
+    served = document("serving", *args, "--isl", "100", "--osl", "20", "--concurrency", "300")
+    (largest,) = document("fit", *args, "--tpot", "inf", "--kv-len", "100")["largest"]
+    settings = document("simulate", *args, "--rate", "1", "--input", "200")["settings"]
     assert fits["max_num_seqs"] == served["max_num_seqs"] == settings["max_num_seqs"] == seqs
     assert largest["batch_size"] == seqs
     assert settings["num_gpu_blocks"] == fits["memory"]["blocks"]
@@ -153,17 +153,17 @@ def test_requests_beyond_the_tokens_of_a_step_have_the_room_of_those_tokens(
     Also if it is above the engine's own.
     """
     limits = {"max_num_batched_tokens": tokens, "max_num_seqs": 6000}
-    asked = ["--model", "llama-3.1-8b", "--engine", "sglang"]
-    asked += [f"--{name.replace('_', '-')}={value}" for name, value in limits.items()]
-    room = document("fit", *asked)["memory"]["blocks"]
+    args = ["--model", "llama-3.1-8b", "--engine", "sglang"]
+    args += [f"--{name.replace('_', '-')}={value}" for name, value in limits.items()]
+    room = document("fit", *args)["memory"]["blocks"]
     for question in ("--kv-len=1000", "--batch-size=6000"):
-        (row,) = document("fit", *asked, question, "--tpot", "inf")["largest"]
+        (row,) = document("fit", *args, question, "--tpot", "inf")["largest"]
         assert row["batch_size"] * row["kv_len"] / row["kv_share"] == pytest.approx(room)
-    served = document("serving", *asked, "--isl", "100", "--osl", "20", "--concurrency", "300")
+    served = document("serving", *args, "--isl", "100", "--osl", "20", "--concurrency", "300")
     assert served["max_kv_tokens"] == room
-    assert document("simulate", *asked, "--rate=1", "--input=200")["settings"]["num_gpu_blocks"] == room
+    assert document("simulate", *args, "--rate=1", "--input=200")["settings"]["num_gpu_blocks"] == room
     load = ("--isl", "1000", "--osl", "100", "--tpot", "100", "--gpus", "1", "--mode", "aggregated")
-    best = document("best", *asked, *load, "--dtype", "bf16", "--mean")["answers"][0]["choices"]
+    best = document("best", *args, *load, "--dtype", "bf16", "--mean")["answers"][0]["choices"]
     assert {choice["row"]["max_kv_tokens"] for choice in best} == {room}
     sweep = {
         "models": ["llama-3.1-8b"], "tp": [1], "engine": ["sglang"], "slo": {"ttft_p99_ms": 3000},
@@ -178,8 +178,8 @@ def test_a_plan_of_larger_steps_has_the_room_of_its_engines_steps(engine: str) -
     sizes: dict[str, Any] = {"gpu": "h100", "engine": engine, "max_seqs": 2048}
     exact = compile_plan("llama-3.1-8b", **sizes, max_tokens=2048)
     larger = compile_plan("llama-3.1-8b", **sizes, max_tokens=8192)
-    asked: dict[str, Any] = {"max_num_batched_tokens": 2048, "max_num_seqs": 1024}
-    assert EngineSettings.of_plan(exact, **asked) == EngineSettings.of_plan(larger, **asked)
+    options: dict[str, Any] = {"max_num_batched_tokens": 2048, "max_num_seqs": 1024}
+    assert EngineSettings.of_plan(exact, **options) == EngineSettings.of_plan(larger, **options)
     # more clients than the KV cache holds
     seen = [estimate(plan, 8000, 100, 200, 2048).tpot_ms for plan in (exact, larger)]
     assert seen[0] == seen[1]
@@ -187,10 +187,10 @@ def test_a_plan_of_larger_steps_has_the_room_of_its_engines_steps(engine: str) -
     assert apart[0].ttft_ms == apart[1].ttft_ms
 
 
-def test_limits_are_those_of_the_order_asked_for() -> None:
+def test_limits_are_those_of_the_given_order() -> None:
     """vLLM's limits in steps of prompts alone, as a what-if: decodes take no room from prompts."""
-    asked = ("--model", "llama-3.1-8b", "--order", "prefill_first", "--max-num-batched-tokens", "256")
-    served = document("serving", *asked, "--isl", "100", "--osl", "20", "--concurrency", "600")
+    args = ("--model", "llama-3.1-8b", "--order", "prefill_first", "--max-num-batched-tokens", "256")
+    served = document("serving", *args, "--isl", "100", "--osl", "20", "--concurrency", "600")
     settings = EngineSettings.of_plan(
         compile_plan("llama-3.1-8b", "h100"), order="prefill_first", max_num_batched_tokens=256
     )

@@ -1,4 +1,4 @@
-"""Engines that run prompts first: estimates against a simulation, and how a profile or a caller says so."""
+"""Engines that run prompts first: estimates against a simulation, and how profiles or callers select it."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ TTFT_TOLERANCE = {"equal": 0.1, "bench": 0.2, "steady": 0.15}
     [(bench, *sizes) for bench in BENCHES for sizes in SIZES if bench != "steady" or sizes[1] < 512],
 )
 def test_estimates_are_near_a_simulation(plan, simulated, bench, isl, osl, clients, arrivals):
-    run, asked = BENCHES[bench]
+    run, wanted = BENCHES[bench]
     seen = simulated(isl, osl, clients, arrivals, **run)
     got = estimate(
-        plan, isl, osl, clients, max_kv_tokens=2e6, arrivals=arrivals, async_scheduling=False, **asked
+        plan, isl, osl, clients, max_kv_tokens=2e6, arrivals=arrivals, async_scheduling=False, **wanted
     )
     assert got.tpot_ms * 1e3 == pytest.approx(seen.tpot_us, rel=0.06)
     assert got.ttft_ms * 1e3 == pytest.approx(seen.ttft_us, rel=TTFT_TOLERANCE[bench])
@@ -108,7 +108,7 @@ def test_decodes_leave_the_budget_to_prompts(plan):
     assert estimate(plan, 64, 500, 300, max_batched_tokens=128, order="mixed").effective_concurrency < 130
 
 
-def test_a_spread_that_is_none_and_an_order_that_there_is_not_are_refused(plan):
+def test_an_invalid_spread_and_an_unknown_order_are_refused(plan):
     for spread in (-0.1, float("nan"), "wide"):
         with pytest.raises(BatchError, match="length_spread must be a number of at least 0"):
             estimate(plan, 64, 64, 1, length_spread=spread)

@@ -140,7 +140,7 @@ def test_dense_ranks_are_replicas_but_in_old_vllm(tables):
 
 
 def test_estimates_of_ranks_are_near_a_simulation(tables):
-    """A small part of what ``python -m benchmarks.accuracy simulated-loops`` asks."""
+    """A small part of ``python -m benchmarks.accuracy simulated-loops``."""
     found = simulated_loops.sample(tables, (1, 2, 4, 8), 64)
     balanced = [one for one in found if one.question.engine.startswith("trtllm") and one.question.ranks > 1]
     others = [one for one in found if one not in balanced]

@@ -13,9 +13,9 @@ from fastroof.serving import estimate
 @pytest.mark.parametrize(
     ("layout", "rooms"), [({}, 1), ({"pp": 2}, 1), ({"dp": 2}, 2), ({"dp": 2, "pp": 2}, 2)]
 )
-def test_as_many_requests_run_as_the_rooms_of_all_ranks_hold(layout: dict[str, Any], rooms: int) -> None:
+def test_as_many_requests_run_as_all_ranks_hold(layout: dict[str, Any], rooms: int) -> None:
     tables = load_tables("h100")
     plan = compile_plan("llama-3.1-8b", "h100", tables, engine="vllm", max_seqs=1024, **layout)
-    # requests of 1000 tokens that grow by 200 hold 1100 in the mean, of 22,000 tokens' room a GPU
+    # requests of 1000 tokens that grow by 200 hold 1100 on average, of 22,000 tokens' room a GPU
     found = estimate(plan, isl=1000, osl=200, concurrency=500, max_kv_tokens=22_000, max_seqs=1024)
     assert found.effective_concurrency == pytest.approx(20 * rooms)

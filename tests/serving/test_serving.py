@@ -64,7 +64,7 @@ FULL = [
 
 
 def compared(plan, isl, osl, clients, options, arrivals="random"):
-    """Estimates over what the simulation says: TTFT, TPOT and throughput."""
+    """Estimates over the simulation: TTFT, TPOT and throughput."""
     chosen = {"max_kv_tokens": 460_000, "kv_reservation": "full", "arrivals": arrivals, **options}
     got = estimate(plan, isl, osl, clients, async_scheduling=False, **chosen)
     seen = simulate_closed_loop(
@@ -206,7 +206,7 @@ def test_an_estimate_knows_the_error_of_its_decode_steps(plan):
         *(int(np.rint(n)) for n in (apart.decodes, apart.kv_len))
     )
     assert estimate(plan, 1000, 200, 64).relative_error is None
-    # one token: no step of decodes
+    # one token: no decode step
     assert np.isnan(estimate(plan, 1000, 1, 4, with_error=True).relative_error)
 
 
@@ -226,8 +226,8 @@ def test_shapes_and_kinds(plan):
     assert (shape, isl.tolist(), osl.tolist()) == ((2, 2), [1, 1, 2, 2], [3, 4, 3, 4])
 
 
-def test_columns_say_which_values_may_be_0(plan):
-    """A number is above 0 unless its column says that it may be 0; where it says so, it is 0 for somebody."""
+def test_columns_mark_values_that_may_be_0(plan):
+    """A number is above 0 unless its column allows 0; if it does, some scenario has 0."""
     scenarios = ((1024, 2, 1), (1024, 128, [1, 64]), (8192, 2, 1000))
     by_kind = {
         ServingEstimate: [estimate(plan, *one, with_energy=True) for one in (*scenarios, (8192, 1, 4))],
@@ -300,7 +300,7 @@ def test_more_prompts_than_the_budget_fill_every_step(plan):
     got = estimate(plan, 4096, 8, [100, 200], max_kv_tokens=1e7)
     np.testing.assert_array_equal(got.mixed_share, 1.0)
     np.testing.assert_allclose(got.prefill_tokens + got.decodes, 8192, rtol=1e-12)
-    # nobody is served faster by asking more
+    # more tokens are never served faster
     assert got.tokens_per_s_per_gpu[0] == pytest.approx(got.tokens_per_s_per_gpu[1])
     assert got.wait_ms[1] > got.wait_ms[0] > 0
     per_step = got.prompts * 8 / got.mixed_step_us * 1e6
@@ -426,7 +426,7 @@ def test_workers_that_match(plan):
         ),
     ],
 )
-def test_what_is_wrong_is_said(plan, sizes, options, error, message):
+def test_wrong_arguments_are_refused(plan, sizes, options, error, message):
     with pytest.raises(error, match=message):
         estimate(plan, *sizes, **options)
 
@@ -447,7 +447,7 @@ def test_what_is_wrong_is_said(plan, sizes, options, error, message):
         ((8, 600, 9000), {"max_seqs": 9000}, PlanRangeError, "sequences, the decode plan times up to 1024"),
     ],
 )
-def test_what_is_wrong_with_disaggregated_serving_is_said(plan, sizes, options, error, message):
+def test_invalid_disaggregated_serving_is_refused(plan, sizes, options, error, message):
     with pytest.raises(error, match=message):
         estimate_disaggregated(plan, plan, *sizes, **options)
 

@@ -76,7 +76,7 @@ def test_estimates_are_near_a_simulation(plan, isl, osl, clients, drafts, accept
 
 @settings(max_examples=60)
 @given(**LENGTHS)
-def test_no_draft_tokens_are_no_speculation(plan, isl, osl, clients):
+def test_zero_draft_tokens_turn_speculation_off(plan, isl, osl, clients):
     plain = estimate(plan, isl, osl, clients)
     none = estimate(plan, isl, osl, clients, speculation=SpeculativeDecoding(0, 1.0, draft="mtp"))
     np.testing.assert_equal(fields(none), fields(plain))
@@ -114,7 +114,7 @@ def test_what_is_accepted_is_gained(plan, isl, osl, clients, drafts):
     assert (np.diff(rates) > (0.0 if clients == 1 else -0.04 * rates[:-1])).all()
     assert rates[-1] > rates[0]
     for one in found:
-        # Little's law, and what is said is what is asked
+        # Little's law, and tokens produced are those requested
         assert one.tokens_per_s_per_gpu == pytest.approx(clients * osl / one.request_latency_ms * 1e3)
         assert one.request_latency_ms == pytest.approx(one.ttft_ms + one.tpot_ms * (osl - 1))
 
@@ -216,7 +216,7 @@ def test_apart_decode_workers_verify(large, draft):
 
 @settings(max_examples=40)
 @given(**LENGTHS)
-def test_no_hit_is_no_prefix(plan, isl, osl, clients):
+def test_a_hit_rate_of_zero_equals_no_prefix(plan, isl, osl, clients):
     plain = fields(estimate(plan, isl, osl, clients))
     np.testing.assert_equal(fields(estimate(plan, isl, osl, clients, prefix_hit=0.0)), plain)
     np.testing.assert_equal(fields(estimate(plan, isl, osl, clients, prefix_len=0)), plain)
@@ -277,10 +277,8 @@ SERVING = ("serving", "--model", "llama-3.1-70b", "--tp", "8", "--isl", "2048", 
 
 @pytest.mark.slow
 def test_the_command_gives_the_same_numbers(h100):
-    asked = ("--concurrency", "1,16", "--num-draft-tokens", "2", "--accepted", "0.75,0.5")
-    code, out, err = command(
-        *SERVING, *asked, "--draft", "llama-3.1-8b,tp=4", "--prefix-hit", "0.5", "--json"
-    )
+    args = ("--concurrency", "1,16", "--num-draft-tokens", "2", "--accepted", "0.75,0.5")
+    code, out, err = command(*SERVING, *args, "--draft", "llama-3.1-8b,tp=4", "--prefix-hit", "0.5", "--json")
     assert (code, err) == (0, "")
     document = json.loads(out)
     found = {key: document[key] for key in ("num_draft_tokens", "accepted", "draft", "prefix_hit")}
@@ -295,7 +293,7 @@ def test_the_command_gives_the_same_numbers(h100):
     expected = estimate(plan, 2048, 64, [1, 16], speculation=speculation, prefix_hit=0.5)
     assert [row["tpot_ms"] for row in document["rows"]] == expected.tpot_ms.tolist()
     assert [row["ttft_ms"] for row in document["rows"]] == expected.ttft_ms.tolist()
-    words = command(*SERVING, *asked, "--draft", "mtp", "--disaggregated", "1:1")[1]
+    words = command(*SERVING, *args, "--draft", "mtp", "--disaggregated", "1:1")[1]
     assert "2 draft tokens (mtp), 2.25 tokens a step" in words.replace("\n", " ")
     plain = json.loads(command(*SERVING, "--concurrency", "1", "--json")[1])
     assert not {"num_draft_tokens", "prefix_hit"} & set(plain)

@@ -1,4 +1,4 @@
-"""What estimates say of their own errors: the profile's, on runs that no fit has seen."""
+"""Stated errors of estimates: the profile's, on runs that no fit has seen."""
 
 import dataclasses
 from statistics import NormalDist
@@ -21,7 +21,7 @@ def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
     return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine=engine)
 
 
-def test_errors_are_the_profiles_where_they_are_asked_for(plan: fastroof.StepPlan) -> None:
+def test_errors_are_the_profiles_on_request(plan: fastroof.StepPlan) -> None:
     seen = estimate(plan, 1024, 128, [1, 16, 20000], with_error=True)
     assert seen.tpot_relative_error.tolist() == [0.08] * 3
     assert seen.wait_ms[2] > 0.0
@@ -52,7 +52,7 @@ def test_steps_of_short_kernels_are_known_less_well() -> None:
     )
 
 
-def test_a_profile_without_errors_knows_none(h100: fastroof.Tables) -> None:
+def test_a_profile_without_errors_states_none(h100: fastroof.Tables) -> None:
     engine = dataclasses.replace(load_engine("vllm"), errors=ServingErrors())
     seen = estimate(
         fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine=engine), 1024, 128, 8, with_error=True
@@ -72,7 +72,7 @@ def test_an_interval_holds_its_share_of_normal_errors(plan: fastroof.StepPlan, s
     assert np.sqrt(low * high) == pytest.approx(seen.ttft_ms)
 
 
-def test_what_is_no_interval_is_said(plan: fastroof.StepPlan) -> None:
+def test_invalid_intervals_are_refused(plan: fastroof.StepPlan) -> None:
     seen = estimate(plan, 1024, 128, 16, with_error=True)
     with pytest.raises(BatchError, match="quantity must be one of tpot, ttft, got 'itl'"):
         seen.interval_ms("itl")
@@ -82,6 +82,6 @@ def test_what_is_no_interval_is_said(plan: fastroof.StepPlan) -> None:
 
 
 @pytest.mark.parametrize("value", [-0.1, float("nan"), "0.1", True, None])
-def test_what_is_no_error_is_refused(value: object) -> None:
+def test_invalid_errors_are_refused(value: object) -> None:
     with pytest.raises(PlanError, match=r"tpot of \[errors\] must be a number of at least 0"):
         load_engine({"name": "mine", "errors": {"tpot": value}})

@@ -23,7 +23,7 @@ def plan(h100: Tables) -> StepPlan:
 
 @pytest.mark.parametrize("budget", [512, 2048, 8192])
 def test_one_client_waits_for_its_encoder(plan: StepPlan, budget: int) -> None:
-    """However its prompt is cut, and for no more; its decodes are those of a prompt of text as long."""
+    """It waits once, however its prompt is cut; decodes are those of a text prompt as long."""
     encoded = plan.encode(IMAGES)
     of_text = estimate(plan, 300 + encoded.tokens, 64, 1, budget)
     found = estimate_with_images(plan, 300, 64, 1, images=IMAGES, max_batched_tokens=budget)
@@ -65,7 +65,7 @@ def test_steps_with_prompts_take_longer_by_their_tokens(plan: StepPlan) -> None:
     assert longer.decode_us(64, 1000) == plan.decode_us(64, 1000)
 
 
-def test_what_has_no_images_is_said(plan: StepPlan, h100: Tables) -> None:
+def test_models_without_images_are_refused(plan: StepPlan, h100: Tables) -> None:
     with pytest.raises(PlanError, match="images require pp 1"):
         estimate_with_images(
             compile_plan("qwen3-vl-8b", "h100", h100, pp=2, engine="kernels"), 100, 8, 1, images=[(640, 480)]

@@ -68,12 +68,12 @@ def naively(
         drawn = np.random.default_rng(seed).integers(0, below, (2, len(trace)), np.int32)
         route = naive.drawn_route(drawn.T.tolist(), below)
     window_us = int(rule.scale_down_delay_s / rule.interval_s) * rule.interval_s * US_PER_S * (1 + 1e-9)
-    said = naive.Rule(
+    expected = naive.Rule(
         rule.metric, rule.target, rule.low, rule.tolerance, rule.min_replicas, first, rule.max_replicas,
         rule.interval_s * US_PER_S, rule.startup_s * US_PER_S, window_us,
     )  # fmt: skip
     start_us = min(request.arrival_us for request in requests)
-    fleet = naive.Fleet(said, start_us, make, route, plan.profile.data_parallel.assignment)
+    fleet = naive.Fleet(expected, start_us, make, route, plan.profile.data_parallel.assignment)
     if trace.is_closed or trace.has_parents:
         think_us = trace.think_s * US_PER_S
         timeout_us = own.timeout_s * US_PER_S
@@ -222,7 +222,7 @@ def test_gpu_hours_are_the_replicas_over_time(day: AutoscaledSimulation) -> None
     assert 0 < answers["busy"] <= 1
 
 
-def test_it_costs_less_than_a_fleet_at_the_peak_and_limits_say_whether_it_serves(
+def test_it_costs_less_than_a_fleet_at_the_peak_and_limits_show_whether_it_serves(
     day: AutoscaledSimulation,
 ) -> None:
     limits = {"ttft_ms": 1000.0, "tpot_ms": 40.0}
@@ -340,7 +340,7 @@ def test_replicas_that_still_start_are_stopped_first() -> None:
         ({"low": 3}, "low must be a number from 0 to 2"),
     ],
 )
-def test_wrong_rules_say_what_is_valid(given: dict[str, Any], words: str) -> None:
+def test_wrong_rules_name_valid_values(given: dict[str, Any], words: str) -> None:
     with pytest.raises(SimulationError, match=words):
         Autoscaler(**{"metric": "queue", "target": 2, "max_replicas": 4, "startup_s": 10, **given})
 
@@ -381,7 +381,7 @@ def test_runs_that_last_for_too_many_checks_are_refused(trace: Trace, time_scale
         fastroof.simulate(plan, trace, **sizes, time_scale=time_scale)
 
 
-def test_wrong_runs_say_what_is_valid() -> None:
+def test_wrong_runs_name_valid_values() -> None:
     plan = test_replicas.a_plan()
     rule: Any = Autoscaler("queue", 2, max_replicas=4, startup_s=10)
     trace = Trace([0.0, 1.0], [100, 100], [5, 5])

@@ -125,7 +125,7 @@ def test_looser_limits_serve_no_less_and_the_tightest_binds(plan: StepPlan, load
     assert (one.requests_per_s, one.limit) == (both.requests_per_s, both.limit) == (rates[1], "tpot_p99_ms")
 
 
-def test_where_no_rate_keeps_the_limits_it_is_0_and_says_which(plan: StepPlan, load: Workload) -> None:
+def test_if_no_rate_keeps_the_limits_it_is_0_and_names_the_limit(plan: StepPlan, load: Workload) -> None:
     none = as_given(plan, load, ttft_p99_ms=1.0, e2e_p50_ms=1e9)
     assert (none.requests_per_s, none.low, none.limit, none.at_capacity) == (0.0, 0.0, "ttft_p99_ms", {})
     assert none.requests_per_s_per_gpu == 0.0
@@ -202,12 +202,11 @@ def test_clients_that_give_up_count_as_served_in_no_time(plan: StepPlan, load: W
 def test_it_is_the_same_however_often_and_wherever_it_is_searched(
     plan: StepPlan, load: Workload, most: Capacity
 ) -> None:
-    """Whatever the rate that the workload was given."""
     again = as_given(plan, replace(load, rate=7.3), **LIMITS)
     assert again.document() == most.document()
 
 
-def test_draws_say_how_much_is_chance(plan: StepPlan, load: Workload, most: Capacity) -> None:
+def test_draws_estimate_the_sampling_error(plan: StepPlan, load: Workload, most: Capacity) -> None:
     drawn = as_given(plan, load, **LIMITS, draws=4)
     assert (drawn.requests_per_s, drawn.low, drawn.high) == (most.requests_per_s, most.low, most.high)
     assert drawn.sampling_error is not None
@@ -255,7 +254,7 @@ def queue(trace: Trace, service_s: float) -> Outcomes:
 
 
 @pytest.mark.parametrize("load", [0.5, 0.8])
-def test_of_one_server_the_capacity_is_what_theory_says(load: float) -> None:
+def test_the_capacity_of_one_server_equals_theory(load: float) -> None:
     """M/D/1: the mean wait is known, and with it the rate at which a limit on it would bind.
 
     Percentiles of a wait have no short form, but they scale: a server four times as fast serves four times as
@@ -277,7 +276,7 @@ def test_of_one_server_the_capacity_is_what_theory_says(load: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({}, "a capacity needs a limit, like ttft_p99_ms"),
         ({"ttft_p99": 500}, "unknown limit 'ttft_p99'"),
@@ -304,13 +303,15 @@ def test_of_one_server_the_capacity_is_what_theory_says(load: float) -> None:
         ({"ttft_p99_ms": 500, "timeout_s": -3}, "timeout_s"),
     ],
 )
-def test_what_cannot_be_is_said(plan: StepPlan, load: Workload, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(FastroofError, match=said):
+def test_impossible_questions_are_refused(
+    plan: StepPlan, load: Workload, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(FastroofError, match=message):
         as_given(plan, load, **options)
 
 
 @pytest.mark.parametrize(
-    ("requests", "said"),
+    ("requests", "message"),
     [
         (Trace([0.0, 0.0], [8, 8], [4, 4]), "has no rate to scale"),
         (Trace([1.0], [8], [4]), "has no rate to scale"),
@@ -318,8 +319,8 @@ def test_what_cannot_be_is_said(plan: StepPlan, load: Workload, options: dict[st
         ([1, 2], "a Trace or a Workload, got list"),
     ],
 )
-def test_requests_without_a_rate_are_refused(plan: StepPlan, requests: Any, said: str) -> None:
-    with pytest.raises(FastroofError, match=said):
+def test_requests_without_a_rate_are_refused(plan: StepPlan, requests: Any, message: str) -> None:
+    with pytest.raises(FastroofError, match=message):
         as_given(plan, requests, ttft_p99_ms=500)
 
 
@@ -328,7 +329,7 @@ def test_a_trace_has_one_draw(plan: StepPlan, load: Workload) -> None:
         as_given(plan, load.trace(), ttft_p99_ms=500, draws=2)
 
 
-def test_replicas_serve_as_many_times_as_many_where_requests_are_dealt_out_in_turn(
+def test_capacity_grows_with_replicas_under_round_robin(
     plan: StepPlan, load: Workload, most: Capacity
 ) -> None:
     two = as_given(plan, load, **LIMITS, replicas=2, with_range=False)
@@ -359,7 +360,7 @@ def test_the_fewest_replicas_keep_the_limits_and_one_fewer_does_not(plan: StepPl
     assert serves[0] < 120.0 <= serves[1] * 1.01
 
 
-def test_where_one_replica_will_do_or_none_will_it_says_so(plan: StepPlan, load: Workload) -> None:
+def test_one_replica_or_none_may_suffice(plan: StepPlan, load: Workload) -> None:
     one = fewest_replicas(plan, load.trace(rate=2.0), **LIMITS)
     assert (one.replicas, one.limit) == (1, "none")
     assert one.at_replicas["tpot_p99_ms"] <= 30.0

@@ -1,4 +1,4 @@
-"""Pools that prefill and decode apart: equal to naive pools, and near what the closed form says of them."""
+"""Pools that prefill and decode apart: equal to naive pools, and near the closed form."""
 
 from __future__ import annotations
 
@@ -154,40 +154,40 @@ def test_transfers_send_what_a_sequence_keeps_over_the_gpus_of_the_smaller_engin
 
 
 @pytest.mark.parametrize(("isl", "osl", "tp"), [(1000, 100, 1), (3000, 300, 2)])
-def test_at_light_load_the_closed_form_says_the_same(isl: int, osl: int, tp: int) -> None:
+def test_at_light_load_the_closed_form_agrees(isl: int, osl: int, tp: int) -> None:
     plan = a_plan(tp)
-    said = estimate_disaggregated(
+    estimated = estimate_disaggregated(
         plan, plan, isl, osl, 1, link_bytes_per_s=50e9, max_batched_tokens=4096, chunked_prefill=True
     )
     trace = Trace(np.arange(20) * 100.0, np.full(20, isl), np.full(20, osl))
     seen = run_pools(one_pool(plan), one_pool(plan), trace, Link(50e9)).outcomes
     ttft_ms = (seen.first_us - seen.arrival_us) / 1e3
     tpot_ms = (seen.last_us - seen.first_us) / (osl - 1) / 1e3
-    assert ttft_ms == pytest.approx(said.ttft_ms, rel=1e-6)
+    assert ttft_ms == pytest.approx(estimated.ttft_ms, rel=1e-6)
     # the closed form times the mean step at the mean length
-    assert tpot_ms == pytest.approx(said.tpot_ms, rel=2e-3)
+    assert tpot_ms == pytest.approx(estimated.tpot_ms, rel=2e-3)
 
 
 def test_under_load_the_closed_form_is_near() -> None:
-    """As many clients as the closed form has, at the rate that it says, in an open loop."""
+    """As many clients as the closed form has, at its rate, in an open loop."""
     plan = a_plan()
     isl, osl, clients = 1000, 200, 24
-    said = estimate_disaggregated(
+    estimated = estimate_disaggregated(
         plan, plan, isl, osl, clients, link_bytes_per_s=50e9, max_batched_tokens=4096, chunked_prefill=True
     )
-    assert said.prefill_load < 0.7
-    rate = clients / (said.request_latency_ms / 1e3)
+    assert estimated.prefill_load < 0.7
+    rate = clients / (estimated.request_latency_ms / 1e3)
     rng = np.random.default_rng(0)
     trace = Trace(np.cumsum(rng.exponential(1.0 / rate, 2000)), np.full(2000, isl), np.full(2000, osl))
     seen = run_pools(one_pool(plan), one_pool(plan), trace, Link(50e9)).outcomes
     tpot_ms = (seen.last_us - seen.first_us) / (osl - 1) / 1e3
-    assert tpot_ms[200:].mean() == pytest.approx(said.tpot_ms, rel=0.05)
+    assert tpot_ms[200:].mean() == pytest.approx(estimated.tpot_ms, rel=0.05)
 
 
 @pytest.mark.parametrize(("isl", "osl", "clients"), [(1000, 200, 24), (2000, 400, 8), (500, 100, 64)])
 def test_closed_loops_are_near_the_closed_form(isl: int, osl: int, clients: int) -> None:
     plan = a_plan()
-    said = estimate_disaggregated(
+    estimated = estimate_disaggregated(
         plan, plan, isl, osl, clients, link_bytes_per_s=50e9, max_batched_tokens=4096, chunked_prefill=True
     )
     count = 60 * clients
@@ -196,8 +196,8 @@ def test_closed_loops_are_near_the_closed_form(isl: int, osl: int, clients: int)
     later = slice(20 * clients, 50 * clients)
     e2e_ms = (seen.last_us - seen.arrival_us)[later].mean() / 1e3
     tpot_ms = (seen.last_us - seen.first_us)[later].mean() / (osl - 1) / 1e3
-    assert tpot_ms == pytest.approx(said.tpot_ms, rel=0.02)
-    assert e2e_ms == pytest.approx(said.request_latency_ms, rel=0.03)
+    assert tpot_ms == pytest.approx(estimated.tpot_ms, rel=0.02)
+    assert e2e_ms == pytest.approx(estimated.request_latency_ms, rel=0.03)
 
 
 def test_a_pool_of_each_leaves_decodes_undisturbed() -> None:
@@ -230,7 +230,7 @@ def test_only_first_tokens_need_no_decode_engine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "message"),
     [
         ({"link": Link(0.0)}, "above 0"),
         ({"link": Link(math.nan)}, "above 0"),
@@ -240,10 +240,10 @@ def test_only_first_tokens_need_no_decode_engine() -> None:
         ({"decode": Pool(a_plan(), EngineSettings(64, 8, 60), 0)}, "replicas"),
     ],
 )
-def test_what_does_not_go_together(changed: dict[str, Any], says: str) -> None:
+def test_what_does_not_go_together(changed: dict[str, Any], message: str) -> None:
     pool = Pool(a_plan(), EngineSettings(64, 8, 60))
     given: dict[str, Any] = {"prefill": pool, "decode": pool, "trace": Trace([0.0], [10], [2])}
-    with pytest.raises(SimulationError, match=says):
+    with pytest.raises(SimulationError, match=message):
         run_pools(**(given | changed))
 
 

@@ -38,7 +38,7 @@ def sim(plan: StepPlan, trace: Trace) -> DisaggregatedSimulation:
     return simulate_disaggregated(plan, plan, trace, 2, 1, link=Link(50e9))
 
 
-def test_a_row_says_who_served_it_and_when(sim: DisaggregatedSimulation, trace: Trace) -> None:
+def test_a_row_has_its_workers_and_times(sim: DisaggregatedSimulation, trace: Trace) -> None:
     table = sim.requests
     rows = table.to_pylist()
     assert [row["input_tokens"] for row in rows] == trace.in_file_order(trace.input_tokens).tolist()
@@ -103,7 +103,7 @@ def test_prompts_reach_prefill_engines_as_any_engines(dp: int, trace: Trace) -> 
 
 
 def test_a_decode_engine_alone_has_no_prompts_between_its_tokens(plan: StepPlan, trace: Trace) -> None:
-    """Gaps between tokens are steps of decodes: no gap is as long as a prompt's step."""
+    """Gaps between tokens are decode steps: no gap is as long as a prompt's step."""
     sim = simulate_disaggregated(plan, plan, trace)
     longest_ms = sim.summary()["itl_ms"]["p99"]
     assert longest_ms < 2.0 * float(plan.decode_us(32, 3000)) / 1e3
@@ -119,7 +119,7 @@ def test_pools_may_be_of_different_gpus_and_settings(plan: StepPlan, trace: Trac
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
         ({"prefill": {"num_gpu_blocks": 10}}, "request 0 of trace"),
         ({"decode": {"blocks": 10}}, "no setting blocks"),
@@ -129,8 +129,8 @@ def test_pools_may_be_of_different_gpus_and_settings(plan: StepPlan, trace: Trac
         ({"link": Link(-1.0)}, "above 0"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(plan: StepPlan, given: dict[str, Any], says: str) -> None:
-    with pytest.raises(SimulationError, match=says):
+def test_what_cannot_be_is_refused_by_name(plan: StepPlan, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SimulationError, match=message):
         simulate_disaggregated(plan, plan, Trace([0.0], [1000], [10]), **given)
 
 

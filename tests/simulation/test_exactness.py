@@ -126,7 +126,7 @@ def test_any_workload_is_served_to_the_bit(plans, seed, kind):
 
 @pytest.mark.slow
 @pytest.mark.release
-def test_the_whole_proof(plans):
+def test_thousands_of_workloads_equal_the_naive_engine(plans):
     """Thousands of workloads, and preemptions by the hundred thousand."""
     # most of them lack blocks nearly all the time
     works = (made_workload(Random(1000 + i), "scarce" if i % 8 else None) for i in range(WORKLOADS))
@@ -137,7 +137,7 @@ def test_the_whole_proof(plans):
 
 
 def with_pauses(work, seed):
-    """A workload whose prompts wait for steps of decodes or, prompts first, also for free slots."""
+    """A workload whose prompts wait for decode steps or, prompts first, also for free slots."""
     random = Random(seed)
     pauses = {"prefill_schedule_interval": random.choice([2, 3, 5, 17])}
     if work.settings.order == "prefill_first":
@@ -186,7 +186,7 @@ def assert_equal(one, other):
     assert one.counters == other.counters
 
 
-def test_twice_and_beside_others_the_bits_are_the_same(plans):
+def test_repeated_and_concurrent_runs_have_the_same_bits(plans):
     works = [made_workload(Random(seed)) for seed in SOME]
 
     def run(work):
@@ -285,7 +285,7 @@ def test_twice_as_slow_with_twice_as_much_time_is_twice_as_late(plans):
         np.testing.assert_array_equal(two.gaps[128:], one.gaps[:-128])
 
 
-def test_blocks_and_places_that_nobody_needs_change_nothing(plans):
+def test_unneeded_blocks_and_places_change_nothing(plans):
     for seed in SOME:
         work = made_workload(Random(seed), "usual")
         trace, block_size = work.trace, work.settings.block_size
@@ -333,7 +333,7 @@ def test_an_asynchronous_engine_is_one_whose_clients_take_a_moment(plans, order)
     np.testing.assert_array_equal(late.arrival_us[12:] + 1.0, slow.arrival_us[12:])
 
 
-def test_a_trace_in_which_nobody_fits_has_no_steps(plans):
+def test_a_trace_in_which_no_request_fits_has_no_steps(plans):
     got = run_engine(plans["whole"], a_trace([0, 1], [90, 90], [9, 9]), an_engine(num_gpu_blocks=2))
     assert (got.status == REJECTED).all()
     assert got.counters["steps"] == 0

@@ -22,6 +22,7 @@ from tests.reference.kv_tiers import Tier, TieredScheduler, made_tiers
 from tests.reference.made_prefixes import made_prefixes
 from tests.reference.scheduler import REJECTED, serve
 from tests.simulation import test_replicas
+from tests.simulation.test_prefix_cache import can_run
 from tests.simulation.test_prefix_replicas import naively
 
 
@@ -76,16 +77,6 @@ def as_naive(plan, work, given):
     return got
 
 
-def can_run(work):
-    """Whether any of a workload's requests has room."""
-    settings, trace = work.settings, work.trace
-    tokens = trace.input_tokens + trace.output_tokens
-    fits = -(-tokens // settings.block_size) <= settings.num_gpu_blocks
-    if not settings.chunked_prefill:
-        fits &= tokens - 1 <= settings.max_num_batched_tokens
-    return fits.any()
-
-
 def made(plan, seed, most=25):
     """A workload and tiers, drawn by a seed; the tiers None if nothing of it has room."""
     random = Random(seed)
@@ -118,7 +109,7 @@ def test_a_thousand_workloads_are_those_of_the_naive_engine(plan):
             waits += got.tiers.wait_us > 0.0
             timed_out += int((got.status == 1).sum())
             preempted += int(got.preemptions.sum())
-    # so that it says something
+    # so that the comparison is not empty
     assert fetched > 3000
     assert evicted > 10_000
     assert waits > 100
@@ -383,7 +374,7 @@ def test_each_gpu_has_its_own_link_to_its_host(h100, layout):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ("hots", "unknown KV tier 'hots'; .*host:200GB:50GB/s"),
         ("vllm-offloading", r"needs a size \(200GB\)"),
@@ -404,13 +395,13 @@ def test_each_gpu_has_its_own_link_to_its_host(h100, layout):
         ([None], "or a KvTier, got None"),
     ],
 )
-def test_what_is_no_tier_is_refused(plan, given, said):
-    with pytest.raises(SimulationError, match=said):
+def test_invalid_tiers_are_refused(plan, given, message):
+    with pytest.raises(SimulationError, match=message):
         fastroof.simulate(plan, talk(), **FOUR, kv_tiers=given)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ({"capacity_bytes": -1}, "capacity_bytes of KV tier host"),
         ({"capacity_bytes": math.nan}, "capacity_bytes"),
@@ -422,8 +413,8 @@ def test_what_is_no_tier_is_refused(plan, given, said):
         ({"writes": "write_back", "stores_answers": False}, "leave stores_answers on"),
     ],
 )
-def test_what_is_no_attribute_of_a_tier_is_refused(words, said):
-    with pytest.raises(SimulationError, match=said):
+def test_invalid_attributes_of_a_tier_are_refused(words, message):
+    with pytest.raises(SimulationError, match=message):
         KvTier(**{"name": "host", "capacity_bytes": 1e9, "bytes_per_s": 1e9, **words})
 
 
@@ -432,11 +423,11 @@ def test_tiers_need_a_simulated_prefix_cache(plan):
         fastroof.simulate(plan, Trace([0.0], [8], [2]), **FOUR, kv_tiers="host:1GB:1GB/s")
 
 
-def test_what_is_not_simulated_with_tiers_says_so(plan, h100):
+def test_unsupported_options_with_tiers_are_refused(plan, h100):
     stages = fastroof.compile_plan("llama-3.1-8b", "h100", h100, pp=2, max_tokens=2048, max_seqs=256)
     rule = fastroof.simulation.Autoscaler("concurrency", 32, max_replicas=2, startup_s=1)
-    for served, more, said in ((stages, {}, "pp=2"), (plan, {"autoscale": rule}, "autoscale")):
-        with pytest.raises(SimulationError, match=f"kv_tiers with {said} are not simulated"):
+    for served, more, message in ((stages, {}, "pp=2"), (plan, {"autoscale": rule}, "autoscale")):
+        with pytest.raises(SimulationError, match=f"kv_tiers with {message} are not simulated"):
             fastroof.simulate(served, talk(), **FOUR, kv_tiers="host:1GB:1GB/s", **more)
 
 

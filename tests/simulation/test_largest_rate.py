@@ -23,7 +23,7 @@ def waits(service_s: float, rate: float) -> float:
     st.floats(0.05, 20.0),
     st.sampled_from([0.3, 0.1, 0.01, 1e-6]),
 )
-def test_the_largest_rate_of_a_queue_is_what_its_formula_says(
+def test_the_largest_rate_of_a_queue_equals_its_formula(
     service_s: float, services: float, off: float, tolerance: float
 ) -> None:
     """Wherever the search begins: wait <= W at load <= 2 W / (s + 2 W)."""

@@ -43,7 +43,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     return written
 
 
-def told(path: Path, **options: Any) -> str:
+def refusal(path: Path, **options: Any) -> str:
     with pytest.raises(TraceError) as error:
         load_trace(path, **options)
     assert "\n" not in str(error.value)
@@ -56,7 +56,7 @@ def test_a_gateways_log(write: Callable[..., Path]) -> None:
     np.testing.assert_allclose(trace.arrival_s, [0, 2.016, 3604.0], rtol=1e-12)
     assert trace.left_out == {"HTTP Status 499": 1, "Completion Tokens 0": 1}
     assert load_trace(write(LOG.replace("201", "503"))).left_out["HTTP Status 503"] == 1
-    # without a status the empty output tells the same
+    # without a status the empty output shows the same
     bare = "\n".join(line.rpartition(";")[0] for line in LOG.splitlines())
     assert load_trace(write(bare)).left_out == {"Completion Tokens 0": 1, "Completion Tokens missing": 1}
     only = load_trace(write(LOG), where="Model=m1")
@@ -72,8 +72,8 @@ def test_separators_and_own_names(write: Callable[..., Path], separator: str) ->
     rows = [("Begun at", "In", "Out", "What"), ("0.5", "10", "1", "a"), ("2.5", "20", "2", "b")]
     path = write("\n".join(separator.join(row) for row in rows))
     columns = "arrival_s=begun_at,input=In,output=out"
-    for asked in (columns, dict(pair.split("=") for pair in columns.split(","))):
-        trace = load_trace(path, columns=asked)
+    for wanted in (columns, dict(pair.split("=") for pair in columns.split(","))):
+        trace = load_trace(path, columns=wanted)
         assert (trace.arrival_s.tolist(), trace.output_tokens.tolist()) == ([0.0, 2.0], [1, 2])
     assert load_trace(path, columns=columns, where="what!=a").input_tokens.tolist() == [20]
     assert load_trace(path, columns=columns.replace("_s=", "_ms=")).duration_s == 0.002
@@ -86,8 +86,8 @@ def test_the_usual_name_of_arrivals_goes_before_others_of_a_log(write: Callable[
     both = "\n".join([head, row.format(1), row.format(2)])
     assert load_trace(write(both)).duration_s == 86400
     assert load_trace(write(both), columns="arrival=started_at").duration_s == 0
-    said = told(write(both.replace("time", "note")))
-    assert "columns 'created_at' and 'started_at' all have arrivals: keep one, or name it (columns or" in said
+    text = refusal(write(both.replace("time", "note")))
+    assert "columns 'created_at' and 'started_at' all have arrivals: keep one, or name it (columns or" in text
 
 
 def test_own_names_in_json_lines_and_tables(write: Callable[..., Path]) -> None:
@@ -129,9 +129,9 @@ def test_decimal_commas_that_cannot_be_of_thousands(
 @pytest.mark.parametrize("written", ["1,234", "12,345", "1,234.5", "1,234,567"])
 def test_a_comma_of_decimals_or_thousands_is_refused(write: Callable[..., Path], written: str) -> None:
     for row, name in ((f"{written};20;2", "arrival_s"), (f"2;20;{written}", "osl")):
-        said = told(write(f"arrival_s;isl;osl\n1;10;1\n{row}\n"))
+        text = refusal(write(f"arrival_s;isl;osl\n1;10;1\n{row}\n"))
         assert (
-            f"line 3: {name} '{written}' has a comma of decimals or thousands: write a point or none" in said
+            f"line 3: {name} '{written}' has a comma of decimals or thousands: write a point or none" in text
         )
 
 
@@ -150,18 +150,20 @@ def test_time_zones_and_clock_changes(write: Callable[..., Path]) -> None:
         load_trace(plain)
     zoned = write("time,isl,osl\n" + "".join(f"{one.isoformat(' ')},10,1\n" for one in local))
     assert load_trace(zoned).arrival_s.tolist() == trace.arrival_s.tolist()
-    # rows in another order do not tell which hour they are of
+    # rows in another order do not show their hour
     order = list(local)
     random.Random(3).shuffle(order)
     path = write("time,isl,osl\n" + "".join(f"{one:%Y-%m-%d %H:%M:%S},10,1\n" for one in order))
-    assert "is twice in Europe/Berlin, as clocks go back" in told(path, time_zone="Europe/Berlin")
+    assert "is twice in Europe/Berlin, as clocks go back" in refusal(path, time_zone="Europe/Berlin")
     gap = write("time,isl,osl\n2025-03-30 01:59:00,10,1\n2025-03-30 02:30:00,10,1\n")
-    assert "line 3: time '2025-03-30 02:30:00'" not in told(gap, time_zone="Europe/Berlin")
-    assert "is no time in Europe/Berlin, as clocks go forward" in told(gap, time_zone="Europe/Berlin")
+    assert "line 3: time '2025-03-30 02:30:00'" not in refusal(gap, time_zone="Europe/Berlin")
+    assert "is no time in Europe/Berlin, as clocks go forward" in refusal(gap, time_zone="Europe/Berlin")
     for zone in ("Mars/Olympus", 5):
-        assert "time_zone must be a name such as Europe/Berlin" in told(zoned, time_zone=zone)
+        assert "time_zone must be a name such as Europe/Berlin" in refusal(zoned, time_zone=zone)
     numbers = write("arrival_s,isl,osl\n1,10,1\n")
-    assert "time_zone is for dates and times, and arrival_s holds numbers" in told(numbers, time_zone="UTC")
+    assert "time_zone is for dates and times, and arrival_s holds numbers" in refusal(
+        numbers, time_zone="UTC"
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         # a pair out of order is no clock change
@@ -184,19 +186,19 @@ def test_blocks_of_bailian_and_of_other_sizes(write: Callable[..., Path]) -> Non
     assert trace.duration_s == pytest.approx(1.386)
     assert (trace.hash_block_size, trace.name) == (16, "a")
     assert fastroof.simulation.hit_rate(trace) == 32 / 88
-    # the same ids under Mooncake's names, and of other sizes: the number of ids tells
+    # the same ids under Mooncake's names, and of other sizes: the number of ids gives the size
     other = [{k: v for k, v in row.items() if k in ("timestamp", "input_length", "output_length", "hash_ids")}
              for row in BAILIAN]  # fmt: skip
     assert load_trace(lines(*other)).hash_block_size == 16
     assert load_trace(lines(*(row | {"input_length": 100} for row in BAILIAN)), format="mooncake",
                       hash_block_size=48).hash_block_size == 48  # fmt: skip
     one = BAILIAN[0] | {"input_length": 17, "hash_ids": [1]}
-    said = told(lines(one))
-    assert "hash_ids are not of 16 tokens each; they could be of 32 or 64" in said
-    assert "give hash_block_size (--hash-block-size)" in said
+    text = refusal(lines(one))
+    assert "hash_ids are not of 16 tokens each; they could be of 32 or 64" in text
+    assert "give hash_block_size (--hash-block-size)" in text
     assert load_trace(lines(one), hash_block_size=64).hash_block_size == 64
     uneven = BAILIAN[1] | {"hash_ids": [5, 6]}
-    assert "line 2: hash_ids has 2 ids, and a prompt of 48 tokens has 3 blocks of 16" in told(
+    assert "line 2: hash_ids has 2 ids, and a prompt of 48 tokens has 3 blocks of 16" in refusal(
         lines(BAILIAN[0], uneven)
     )
 
@@ -251,7 +253,7 @@ def test_a_trace_comes_back_from_every_simulators_file(tmp_path_factory: Any, ro
             assert (back.cached_tokens == trace.cached_tokens).all()
 
 
-def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
+def test_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     trace = Trace([0.0], [1], [1])
     for path, format, words in (
         ("a.csv", "vidur", "format must be one of plain, mooncake, llmservingsim, got 'vidur'"),
@@ -266,24 +268,24 @@ def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
 
 
 def test_errors_name_every_accepted_name(write: Callable[..., Path]) -> None:
-    said = told(write("a;b\n1;2\n"))
-    assert all(name in said for name in PLAIN.arrivals)
-    assert "its columns are 'a', 'b': name one (columns or --columns arrival=COLUMN)" in said
-    said = told(write("arrival_s;b\n1;2\n"))
-    assert all(name in said for name in PLAIN.input_tokens)
-    assert "--columns input=COLUMN" in said
-    assert ", ".join(FORMATS) in told(write("a\n1\n"), format="csv")
+    text = refusal(write("a;b\n1;2\n"))
+    assert all(name in text for name in PLAIN.arrivals)
+    assert "its columns are 'a', 'b': name one (columns or --columns arrival=COLUMN)" in text
+    text = refusal(write("arrival_s;b\n1;2\n"))
+    assert all(name in text for name in PLAIN.input_tokens)
+    assert "--columns input=COLUMN" in text
+    assert ", ".join(FORMATS) in refusal(write("a\n1\n"), format="csv")
     path = write(LOG)
     for columns in ("arrival", "when=Started At", "input=", {"input": 5}, 7, ["input"]):
-        said = told(path, columns=columns)
-        assert said.startswith("columns must be ROLE=COLUMN such as arrival=started_at,input=prompt_tokens,")
-        assert "arrival_s, arrival_ms, arrival_us or arrival_ns if it is a number), input, output, " in said
-    assert "has no column 'prompt_token'; did you mean 'Prompt Tokens'? its columns are 'Requ" in told(
+        text = refusal(path, columns=columns)
+        assert text.startswith("columns must be ROLE=COLUMN such as arrival=started_at,input=prompt_tokens,")
+        assert "arrival_s, arrival_ms, arrival_us or arrival_ns if it is a number), input, output, " in text
+    assert "has no column 'prompt_token'; did you mean 'Prompt Tokens'? its columns are 'Requ" in refusal(
         path, columns="input=prompt_token"
     )
-    assert "columns name arrival twice: a and b" in told(path, columns="arrival=a,arrival_ms=b")
-    said = told(write("stamp,isl,osl\n1,10,1\n"), columns="arrival=stamp")
-    assert "columns or --columns arrival_s=stamp, or arrival_ms, arrival_us, arrival_ns" in said
+    assert "columns name arrival twice: a and b" in refusal(path, columns="arrival=a,arrival_ms=b")
+    text = refusal(write("stamp,isl,osl\n1,10,1\n"), columns="arrival=stamp")
+    assert "columns or --columns arrival_s=stamp, or arrival_ms, arrival_us, arrival_ns" in text
     path = write(LOG)
     for where, words in (
         ("model", "where must be COLUMN=VALUE, or with !=, <, <=, > or >="),
@@ -293,7 +295,7 @@ def test_errors_name_every_accepted_name(write: Callable[..., Path]) -> None:
         ("model<3", "model<3 compares numbers"),
         ("prompt tokens<x", "compares numbers"),
     ):
-        assert words in told(path, where=where)
+        assert words in refusal(path, where=where)
 
 
 def test_the_log_of_the_samples_agrees_with_pythons_own_reading(shared: Path) -> None:
@@ -406,11 +408,11 @@ def test_mutated_logs_are_read_alike_or_refused_by_name(write: Callable[..., Pat
         for _ in range(generator.randint(0, 3)):
             at = generator.randrange(len(text))
             text = text[:at] + generator.choice(bits) + text[at + generator.randint(0, 3) :]
-        path, asked = write(text), generator.choice(options)
+        path, wanted = write(text), generator.choice(options)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                trace = load_trace(path, **asked)
+                trace = load_trace(path, **wanted)
             except FastroofError as error:
                 unnamed += str(path) not in str(error)
                 refused += 1
@@ -418,7 +420,7 @@ def test_mutated_logs_are_read_alike_or_refused_by_name(write: Callable[..., Pat
         answered += 1
         assert trace.arrival_s[0] == 0
         assert min(trace.input_tokens.min(), trace.output_tokens.min()) >= 1
-        assert load_trace(path, **asked).arrival_s.tolist() == trace.arrival_s.tolist()
+        assert load_trace(path, **wanted).arrival_s.tolist() == trace.arrival_s.tolist()
         rows = sum(bool(line.strip()) for line in text.splitlines()) - ("chat_id" not in text)
         assert len(trace) + sum(trace.left_out.values()) <= max(rows, 1)
     assert unnamed == 0

@@ -38,7 +38,7 @@ def test_what_never_came_is_beyond_all_others() -> None:
     assert percentile(values[3:], 50) == math.inf
 
 
-def test_of_nothing_there_is_no_percentile() -> None:
+def test_an_empty_array_has_no_percentile() -> None:
     nothing = np.array([])
     assert math.isnan(percentile(nothing, 50))
     assert all(map(math.isnan, spread(nothing).values()))

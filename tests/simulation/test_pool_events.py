@@ -91,7 +91,6 @@ def naive_pool(pool: Pool, trace: Trace, sent: int, seed: int) -> NaivePool:
 
 
 def naively(prefill: Pool, decode: Pool, trace: Trace, link: Link, seed: int) -> NaivePools:
-    """Serve a trace with naive pools."""
     requests = requests_of(trace)
     for request, arrival_s in zip(requests, trace.arrival_s, strict=True):
         request.arrival_us = float(arrival_s) * US_PER_S
@@ -348,7 +347,7 @@ SMALL = EngineSettings(64, 8, 60)
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
         ({"link": Link(back_pressure=True, by_layer=True)}, "exclude each other"),
         ({"link": Link(back_pressure="yes")}, "back_pressure"),
@@ -360,8 +359,8 @@ SMALL = EngineSettings(64, 8, 60)
         ({"prefill": Pool(a_plan(), replace(SMALL, timeout_s=1.0))}, "the same in both pools"),
     ],
 )
-def test_what_does_not_go_together(given: dict[str, Any], says: str) -> None:
+def test_what_does_not_go_together(given: dict[str, Any], message: str) -> None:
     pool = Pool(a_plan(), SMALL)
-    asked: dict[str, Any] = {"prefill": pool, "decode": pool, "trace": Trace([0.0], [10], [2])}
-    with pytest.raises(SimulationError, match=says):
-        run_pools(**(asked | given))
+    options: dict[str, Any] = {"prefill": pool, "decode": pool, "trace": Trace([0.0], [10], [2])}
+    with pytest.raises(SimulationError, match=message):
+        run_pools(**(options | given))

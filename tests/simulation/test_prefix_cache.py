@@ -54,7 +54,7 @@ def assert_as_naive(plan, work):
     found = [scheduler.first_found.get(request.index, -1) for request in naive.requests]
     assert got.cached_tokens.tolist() == found
     assert got.gaps.sum() == len(naive.gaps_us)
-    # a token that somebody got is a request's first one, or comes after a gap; steps made it, and those that
+    # a token that a client got is a request's first one, or comes after a gap; steps made it, and those that
     # were for requests taken away meanwhile
     tokens, made = np.isfinite(got.first_us).sum() + len(naive.gaps_us), got.series[:, -1].sum()
     assert made >= tokens
@@ -64,7 +64,7 @@ def assert_as_naive(plan, work):
     assert counters["evictions"] == scheduler.pool.evictions
     assert counters["found_tokens"] == sum(tokens for tokens in found if tokens > 0)
     assert counters["found_again_tokens"] == scheduler.found_again_tokens
-    # nobody holds a block any more
+    # no request holds a block any more
     assert naive.free_blocks == work.settings.num_gpu_blocks
     return got
 
@@ -184,7 +184,7 @@ def test_thousands_of_workloads_are_those_of_the_naive_engine(plans):
             got = assert_as_naive(plans[random.choice(sorted(PLANS))], work)
             counts = {name: count + got.counters[name] for name, count in counts.items()}
             timed_out += int((got.status == 1).sum())
-    # so that it says something
+    # so that the comparison is not empty
     assert counts["preemptions"] > 2500
     assert counts["evictions"] > 200_000
     assert counts["found_tokens"] > 30_000
@@ -214,7 +214,7 @@ def shared(inputs, ids, outputs=None, arrivals=None, **more):
 def test_whole_blocks_are_found_and_never_the_last_token(plans):
     trace = shared([10, 10, 8, 9, 7], [[1, 2, 3], [1, 2, 3], [1, 2], [1, 2, 4], [1, 5]])
     got = run_lru(plans["whole"], trace, FOUR)
-    # of 8 tokens the last block is computed again: its last token says what comes next
+    # of 8 tokens the last block is computed again: its last token gives the next one
     assert got.cached_tokens.tolist() == [0, 8, 4, 8, 4]
     assert got.counters["looked_up_tokens"] == 44
     assert got.counters["found_tokens"] == 24
@@ -240,8 +240,8 @@ def test_the_tail_of_what_was_used_first_goes_first(plans):
     assert run_lru(plans["whole"], again, few).cached_tokens.tolist() == [0, 0, 0, 12, 8]
 
 
-def test_a_preempted_request_finds_its_own_blocks_and_what_it_has_said(plans):
-    # each has 2 blocks, the 5th goes to the first: the second gives 8 tokens back, one of which it has said.
+def test_a_preempted_request_finds_its_own_blocks_and_output(plans):
+    # each has 2 blocks, the 5th goes to the first: the second gives 8 tokens back, one of which it has sent.
     # Before it comes back the first takes another block: the one that was given back first, its second
     trace = Trace([0.0, 0.0], [7, 7], [9, 9])
     settings = replace(FOUR, num_gpu_blocks=5)
@@ -291,7 +291,7 @@ def test_more_blocks_than_all_take_change_nothing(plans, seed):
         got, other = (run_lru(plans["whole"], work.trace, engine) for engine in (many, most))
         np.testing.assert_array_equal(got.last_us, other.last_us)
         assert got.counters["evictions"] == other.counters["evictions"] == 0
-        # and it is as good as any cache: nothing goes, and nobody is preempted
+        # and it is as good as any cache: nothing is evicted, and no request preempted
         assert got.counters["found_again_tokens"] == 0
 
 
@@ -322,8 +322,8 @@ def shared_logs():
 
 
 @pytest.mark.loops
-def test_a_loop_says_that_it_is_stuck(plans):
-    """Requests without room are left out before; here the first has none, and nobody runs who could end."""
+def test_a_stuck_loop_returns_an_error(plans):
+    """Requests without room are left out before; here the first has none, and no request is running."""
     trace, settings = Trace([0.0], [9], [2]), replace(FOUR, num_gpu_blocks=2)
     requests = arrays_of(trace, cached_block=4)
     state, _, served, record = new_arrays(settings, requests, 2)
@@ -349,26 +349,26 @@ def test_a_run_answers_what_its_cache_found(plans):
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"prefix_cache": "mru"}, "prefix_cache must be one of auto, given, lru"),
         ({"routing": "prefix_aware", "replicas": 2}, "needs a simulated prefix cache"),
     ],
 )
-def test_a_cache_that_is_none_is_refused(plans, more, said):
-    with pytest.raises(SimulationError, match=said):
+def test_an_invalid_cache_is_refused(plans, more, message):
+    with pytest.raises(SimulationError, match=message):
         fastroof.simulate(plans["whole"], Trace([0.0], [8], [2]), **more)
 
 
 @pytest.mark.parametrize(
-    ("settings", "more", "said"),
+    ("settings", "more", "message"),
     [
         ({}, {"cached_tokens": [4, 0]}, "hash_ids, by which blocks are found"),
     ],
 )
-def test_what_cannot_be_simulated_says_so(plans, settings, more, said):
+def test_unsupported_simulations_are_refused(plans, settings, more, message):
     trace = replace(shared([10, 10], [[1, 2, 3], [1, 2, 3]]), order=None, **more)
-    with pytest.raises(SimulationError, match=said):
+    with pytest.raises(SimulationError, match=message):
         run_lru(plans["whole"], trace, replace(FOUR, **settings))
 
 

@@ -176,15 +176,15 @@ def test_conversations_find_more_where_their_prefixes_are(plan):
 
 
 @pytest.mark.parametrize(
-    ("replicas", "routing", "more", "said"),
+    ("replicas", "routing", "more", "message"),
     [
         (0, "round_robin", {}, "replicas"),
         (2, "nearest", {}, "routing must be one of round_robin, least_outstanding"),
     ],
 )
-def test_what_is_no_fleet_says_so(plan, replicas, routing, more, said):
+def test_invalid_fleets_are_refused(plan, replicas, routing, more, message):
     trace = Trace([0.0, 0.0], [8, 8], [2, 2], **more)
-    with pytest.raises(SimulationError, match=re.escape(said)):
+    with pytest.raises(SimulationError, match=re.escape(message)):
         run_fleet(plan, trace, EngineSettings(64, 8, 100), replicas, routing)
 
 

@@ -28,8 +28,8 @@ def test_all_sizes_at_once_are_each_size_by_itself(seed):
     blocks = np.array([1, 2, 3, 5, 8, 13, 40, 100, 1000])
     rates = hit_rate(trace, blocks, block_size=size)
     for num_blocks, rate in zip(blocks.tolist(), rates.tolist(), strict=True):
-        found, asked = leading_hits(trace, num_blocks, size)
-        assert rate == found / asked
+        found, wanted = leading_hits(trace, num_blocks, size)
+        assert rate == found / wanted
     assert hit_rate(trace, block_size=size) == rates[-1]
     assert (np.diff(rates) >= 0).all()
 
@@ -53,7 +53,7 @@ def test_a_real_trace_finds_what_its_prefixes_share(shared):
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "more", "said"),
+    ("num_blocks", "more", "message"),
     [
         (0, {}, "num_blocks must be whole numbers of at least 1, got 0"),
         (2.5, {}, "num_blocks must be whole numbers"),
@@ -61,9 +61,9 @@ def test_a_real_trace_finds_what_its_prefixes_share(shared):
         (1, {"block_size": 0}, "block_size"),
     ],
 )
-def test_sizes_that_are_none_are_refused(num_blocks, more, said):
+def test_invalid_sizes_are_refused(num_blocks, more, message):
     trace = Trace([0.0], [8], [1], hash_ids=[1, 2], hash_offsets=[0, 2], hash_block_size=4)
-    with pytest.raises(TraceError, match=re.escape(said)):
+    with pytest.raises(TraceError, match=re.escape(message)):
         hit_rate(trace, num_blocks, **more)
 
 

@@ -1,4 +1,4 @@
-"""Engines whose prompts wait for steps or slots: by hand, where it is asked, and what is refused."""
+"""Engines whose prompts wait for steps or slots: by hand, by option, and what is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastroof.serving import estimate
 from fastroof.simulation.engine import run_engine
 from fastroof.simulation.settings import EngineSettings
 from fastroof.sweep.kinds import load_spec
-from tests.engines.test_launch import asked, options_of
+from tests.engines.test_launch import launch_settings, options_of
 from tests.reference.made_workloads import a_trace, an_engine
 from tests.reference.scheduler import serve
 
@@ -62,7 +62,7 @@ def test_a_cut_prompt_waits_too_and_none_without_decodes():
 def test_requests_that_found_no_room_end_the_pause():
     trace = a_trace([0, 50e-6, 50e-6], [4, 12, 12], [9, 2, 2])
     steps = held(trace, prefill_schedule_interval=3, max_num_batched_tokens=16)
-    # 12 and 3 of 12 tokens beside a decode: nobody waits; with no room for a third, the rest goes on at once
+    # 12 and 3 of 12 tokens with a decode: none waits; with no room for a third, the rest goes on at once
     assert [(step.get(1, 0), step.get(2, 0)) for step in steps[3:5]] == [(12, 3), (1, 0)]
     steps = held(trace, prefill_schedule_interval=3, max_num_batched_tokens=13)
     assert [(step.get(1, 0), step.get(2, 0)) for step in steps[3:5]] == [(12, 0), (1, 11)]
@@ -114,15 +114,15 @@ def test_fewer_steps_with_prompts_keep_a_limit_on_gaps_at_a_higher_rate(plans):
     assert spaced > 1.2 * plain
 
 
-def test_a_profile_says_it_for_every_command(plans, h100):
+def test_a_profile_sets_it_for_every_command(plans, h100):
     vllm = load_engine("vllm")
     own = vllm.scheduling.__class__(**{**vars(vllm.scheduling), "prefill_schedule_interval": 6})
     profile = vllm.__class__(**{**vars(vllm), "scheduling": own})
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine=profile)
     assert EngineSettings.of_plan(plan).prefill_schedule_interval == 6
     trace = fastroof.Workload(**LOAD).trace()
-    asked_for = fastroof.simulate(plans["vllm"], trace, prefill_schedule_interval=6)
-    assert fastroof.simulate(plan, trace).summary(with_range=False) == asked_for.summary(with_range=False)
+    set_by_hand = fastroof.simulate(plans["vllm"], trace, prefill_schedule_interval=6)
+    assert fastroof.simulate(plan, trace).summary(with_range=False) == set_by_hand.summary(with_range=False)
     given = estimate(plans["vllm"], 500, 200, 16, prefill_schedule_interval=6)
     assert estimate(plan, 500, 200, 16).ttft_ms == given.ttft_ms
 
@@ -134,12 +134,14 @@ def test_start_commands_have_the_options():
     ):
         commands = engine_commands(engine)
         assert commands is not None
-        found = options_of(commands.server(asked(pauses=pauses)))
+        found = options_of(commands.server(launch_settings(pauses=pauses)))
         assert {name: found[f"--{name.replace('_', '-')}"] for name in pauses} == {
             name: str(value) for name, value in pauses.items()
         }
         assert not {
-            word for word in options_of(commands.server(asked())) if "interval" in word or "slots" in word
+            word
+            for word in options_of(commands.server(launch_settings()))
+            if "interval" in word or "slots" in word
         }
 
 

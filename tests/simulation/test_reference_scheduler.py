@@ -31,7 +31,7 @@ def held(seen):
     return [{r.index: n for r, n in zip(s.requests, s.new_tokens, strict=True)} for s in seen.steps]
 
 
-def test_a_prompt_is_cut_where_the_budget_ends_and_goes_on_beside_decodes():
+def test_a_prompt_is_cut_at_the_budget_and_goes_on_with_decodes():
     seen = served(a_trace([0, 0], [10, 20], [2, 3]), max_num_batched_tokens=16, max_num_seqs=4)
     assert held(seen) == [{0: 10, 1: 6}, {0: 1, 1: 14}, {1: 1}, {1: 1}]
     assert [step.context_len for step in seen.steps] == [[0, 0], [10, 6], [20], [21]]
@@ -110,7 +110,7 @@ def test_a_token_after_the_time_is_not_seen_and_others_have_the_room():
     assert np.isnan(times(seen, "first_us")).all()
     assert held(seen) == [{0: 1000}]
     late = served(trace, timeout_s=500e-6, max_num_seqs=1, async_scheduling=True)
-    # its next token was scheduled, and is computed for nobody
+    # its next token was scheduled, and its client is gone
     assert held(late) == [{0: 1000}, {0: 1}]
     third = served(a_trace([0, 800e-6], [1000, 10], [9, 1]), timeout_s=500e-6, max_num_seqs=1)
     assert times(third, "last_us")[1] == 1210.0

@@ -42,10 +42,10 @@ US_PER_S = 1e6
 def a_plan(dp: int = 1, rules: str = "", model: str = "llama-3.1-8b") -> StepPlan:
     """A plan whose engine has these rules of ranks, ``key=value key=value``."""
     tables = fastroof.load_tables("h100")
-    said: dict[str, Any] = dict(pair.split("=") for pair in rules.split())
-    said |= {key: int(value) for key, value in said.items() if value.isdigit()}
-    costs = {"step_us": 100.0, "prefill_floor_layer_us": float(said.pop("floor_us", 0))}
-    hides_host = bool(said.pop("hides_host", 0))
+    found: dict[str, Any] = dict(pair.split("=") for pair in rules.split())
+    found |= {key: int(value) for key, value in found.items() if value.isdigit()}
+    costs = {"step_us": 100.0, "prefill_floor_layer_us": float(found.pop("floor_us", 0))}
+    hides_host = bool(found.pop("hides_host", 0))
     return fastroof.compile_plan(
         model,
         "h100",
@@ -57,7 +57,7 @@ def a_plan(dp: int = 1, rules: str = "", model: str = "llama-3.1-8b") -> StepPla
         engine={
             "name": "ranks",
             "costs": costs,
-            "data_parallel": said,
+            "data_parallel": found,
             "scheduling": {"order": "prefill_first", "async_scheduling": True} if hides_host else {},
         },
     )
@@ -123,7 +123,7 @@ def assert_equal(outcomes: Outcomes, served: Served) -> None:
 
 
 def with_pauses(settings: EngineSettings, rng: np.random.Generator) -> EngineSettings:
-    """An engine whose prompts wait for steps of decodes or, prompts first, also for free slots."""
+    """An engine whose prompts wait for decode steps or, prompts first, also for free slots."""
     if settings.order == "mixed":
         return replace(settings, prefill_schedule_interval=int(rng.choice([2, 3, 7])))
     steps, slots = int(rng.choice([0, 2, 6])), int(rng.choice([0, 3, 8]))
@@ -212,7 +212,7 @@ def test_ranks_that_share_experts_serve_as_naive_ones_do(rules: str, clients: bo
         padded = a_plan(dp, f"{rules} prompt_tokens=fullest decode_tokens=fullest", MOE[0])
         other = run_replicas(padded, trace, settings, replicas, "least_load", seed=seed)
         differ += not np.array_equal(other.last_us, outcomes.last_us, equal_nan=True)
-    # padding says nothing of the one that pads already
+    # padding does not change one that pads already
     assert (differ > 1) == (rules != RULES[1])
 
 
@@ -220,7 +220,7 @@ def test_ranks_that_share_experts_serve_as_naive_ones_do(rules: str, clients: bo
 @pytest.mark.parametrize(
     "settings", [EngineSettings(512, 12, 1000), EngineSettings(120, 32, 1000, chunked_prefill=False)]
 )
-def test_ranks_without_a_place_or_tokens_for_a_prompt_wait_for_none(settings: EngineSettings) -> None:
+def test_ranks_without_a_place_or_tokens_for_a_prompt_do_not_wait(settings: EngineSettings) -> None:
     trace = Trace([0.0] * 24 + [0.05] * 4, [4] * 24 + [110] * 4, [100] * 24 + [5] * 4)
     plan = a_plan(2, "balance_steps=10", MOE[0])
     assert_equal(run_replicas(plan, trace, settings), naively(plan, trace, settings, 1, "least_load"))
@@ -257,7 +257,7 @@ def test_prompts_wait_for_those_of_other_ranks() -> None:
 
 
 @pytest.mark.parametrize(("model", "engines"), [("llama-3.1-8b", 3), (MOE[0], 1)])
-def test_the_share_in_which_steps_run_is_no_more_than_all(model: str, engines: int) -> None:
+def test_steps_run_for_at_most_all_of_the_time(model: str, engines: int) -> None:
     """Ranks by themselves have clocks of their own; those in lockstep one."""
     ranks = 3 if engines == 3 else 4
     plan = a_plan(ranks, model=model)
@@ -271,7 +271,7 @@ def test_the_share_in_which_steps_run_is_no_more_than_all(model: str, engines: i
     assert running < 8.0 + 1e-9
 
 
-def test_ranks_of_a_dense_model_wait_for_nobody() -> None:
+def test_ranks_of_a_dense_model_do_not_wait() -> None:
     """Each is an engine by itself: replicas behind a router that looks at the load when a request comes."""
     rng = np.random.default_rng(6)
     for _ in range(5):
@@ -315,7 +315,7 @@ def test_ranks_of_one_are_the_single_engine(clients: bool) -> None:
 def test_a_request_without_room_stops_the_loops(
     ranks: int, in_lockstep: int, arrivals_s: list[float]
 ) -> None:
-    """The wrapper rejects it beforehand; the loops say so, and do not hang."""
+    """The wrapper rejects it beforehand; the loops return an error, and do not hang."""
     settings = EngineSettings(64, 8, 20)
     rules = ONE_RANK._replace(ranks=ranks, in_lockstep=in_lockstep)
     for clients in (None, 2):
@@ -458,7 +458,7 @@ def test_what_can_never_run_is_sent_nowhere() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
         ({"replicas": 0}, "replicas"),
         ({"replicas": 2.5}, "replicas"),
@@ -466,7 +466,7 @@ def test_what_can_never_run_is_sent_nowhere() -> None:
         ({"replicas": 2, "threads": 0}, "threads"),
     ],
 )
-def test_no_such_replicas(given: dict[str, Any], says: str) -> None:
+def test_no_such_replicas(given: dict[str, Any], message: str) -> None:
     trace = Trace([0.0], [100], [5])
-    with pytest.raises(SimulationError, match=says):
+    with pytest.raises(SimulationError, match=message):
         run_replicas(a_plan(), trace, EngineSettings(512, 8, 100), **given)

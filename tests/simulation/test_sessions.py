@@ -306,7 +306,7 @@ def test_agents_are_joined_by_the_call_after_them(write):
     assert table["delay_s"][:4] == [0.0, 0.5, 1.0, 1.25]
     assert table["session"] == [0] * 4 + [1] * 4
     assert trace.hash_block_size == 64
-    # ids are a session's own, and the partial block without an id is found by nobody
+    # ids are a session's own, and the partial block without an id is never found
     assert table["hash_ids"][3][:2] == table["hash_ids"][0][:2]
     assert not set(table["hash_ids"][0]) & set(table["hash_ids"][4])
     assert len(table["hash_ids"][2]) == 2
@@ -488,7 +488,7 @@ def test_pools_serve_sessions_and_find_their_prompts_again(plans):
     assert (starts_us[turn == 1] == trace.arrival_s[turn == 1] * 1e6).all()
 
 
-def test_what_cannot_have_sessions_says_so(plans):
+def test_loads_without_sessions_are_refused(plans):
     plain = fastroof.simulate(plans["whole"], a_trace([0.0], [10], [2]), max_num_batched_tokens=2048)
     with pytest.raises(SimulationError, match="has no sessions"):
         _ = plain.sessions

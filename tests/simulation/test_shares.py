@@ -92,7 +92,7 @@ def test_a_router_counts_what_an_engine_rejects() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_in_turn_is_in_the_order_of_sending_everywhere(seed: int) -> None:
+def test_round_robin_follows_the_order_of_sending_everywhere(seed: int) -> None:
     """A long prompt takes longer to reach the scheduler than a short one that was sent after it."""
     made = open_workload(Random(seed))
     plan, count = a_plan(1, True), len(made.trace)

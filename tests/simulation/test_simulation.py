@@ -116,14 +116,14 @@ def test_requests_are_written_as_they_are(calm: Simulation, tmp_path: Path, name
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
-def test_requests_have_no_place_elsewhere(calm: Simulation, tmp_path: Path) -> None:
+def test_requests_are_written_only_to_valid_paths(calm: Simulation, tmp_path: Path) -> None:
     with pytest.raises(FastroofError, match=r"must end in \.parquet or \.csv"):
         calm.write_requests(tmp_path / "a.txt")
     with pytest.raises(FastroofError, match="does not exist"):
         calm.write_requests(tmp_path / "b" / "a.csv")
 
 
-def test_a_part_of_a_run_is_no_answer(calm: Simulation) -> None:
+def test_a_part_of_a_run_is_refused(calm: Simulation) -> None:
     last_us = calm.outcomes.last_us.copy()
     last_us[[3, 5]] = np.nan
     with pytest.raises(SimulationError, match="2 of 400 requests were unfinished"):
@@ -133,7 +133,7 @@ def test_a_part_of_a_run_is_no_answer(calm: Simulation) -> None:
 # -- the summary ---------------------------------------------------------------------------------
 
 
-def test_summary_is_what_the_requests_say(calm: Simulation) -> None:
+def test_summary_equals_the_requests(calm: Simulation) -> None:
     answers, rows = calm.summary(), calm.requests
     for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
         values = rows[name].drop_null().to_numpy()
@@ -161,13 +161,13 @@ def test_summary_is_what_the_requests_say(calm: Simulation) -> None:
     for name, most in (("running", 64), ("waiting", 400), ("kv_use", 1)):
         assert 0 <= answers[name]["mean"] <= answers[name]["peak"] <= most
     assert 0 < answers["busy"] <= 1
-    # in the mean as many run as a request's time in the engine makes, by Little's law, from its first step on
+    # on average as many run as a request's time in the engine makes, by Little's law, from its first step on
     running = (rows["e2e_ms"].to_numpy() / 1e3).sum() / duration_s
     assert answers["running"]["mean"] <= running
     assert answers["running"]["mean"] == pytest.approx(running, rel=0.1)
 
 
-def test_little_is_said_of_a_calm_load(calm: Simulation) -> None:
+def test_a_calm_load_has_no_warnings(calm: Simulation) -> None:
     assert calm.outcomes.counters["peak_waiting"] >= 2
     answers = calm.summary()
     assert answers["warnings"] == []
@@ -255,7 +255,7 @@ def test_goodput_counts_requests_one_by_one(crowded: Simulation) -> None:
 @pytest.mark.parametrize(
     "limits", [{}, {"ttft_ms": 0}, {"tpot_ms": -1.0}, {"e2e_ms": math.nan}, {"ttft_ms": "1"}]
 )
-def test_limits_that_are_none(calm: Simulation, limits: dict[str, Any]) -> None:
+def test_invalid_limits_are_refused(calm: Simulation, limits: dict[str, Any]) -> None:
     with pytest.raises(BatchError, match=r"must be milliseconds above 0|needs a limit"):
         calm.goodput(**limits)
 
@@ -291,7 +291,7 @@ def test_series_add_up_to_the_whole(which: str, request: pytest.FixtureRequest) 
 # -- queues, and the error of a step -------------------------------------------------------------
 
 
-def test_a_load_that_is_not_served_is_said(crowded: Simulation, calm: Simulation) -> None:
+def test_an_unserved_load_is_reported(crowded: Simulation, calm: Simulation) -> None:
     growth = queue_growth(crowded.trace, crowded.outcomes)
     assert growth is not None
     assert growth.is_growing
@@ -306,7 +306,7 @@ def test_a_load_that_is_not_served_is_said(crowded: Simulation, calm: Simulation
     assert not quiet.is_growing
 
 
-def test_queues_at_random_are_no_growth(plan: fastroof.StepPlan) -> None:
+def test_random_queues_do_not_count_as_growth(plan: fastroof.StepPlan) -> None:
     found = [
         queue_growth(sim.trace, sim.outcomes)
         for sim in (simulated(plan, made_trace(300, 12.0, seed)) for seed in range(12))
@@ -314,7 +314,7 @@ def test_queues_at_random_are_no_growth(plan: fastroof.StepPlan) -> None:
     assert not any(growth is None or growth.is_growing for growth in found)
 
 
-def test_there_is_no_growth_without_time(plan: fastroof.StepPlan) -> None:
+def test_growth_needs_time(plan: fastroof.StepPlan) -> None:
     at_once = simulated(plan, Trace([0.0, 0.0], [10, 20], [3, 3]))
     assert queue_growth(at_once.trace, at_once.outcomes) is None
     assert math.isnan(at_once.summary()["arrivals_per_s"])
@@ -344,10 +344,10 @@ def test_an_answer_near_saturation_has_its_range(crowded: Simulation, calm: Simu
     # twice what is served: the queue grows, and its length more than steps change
     assert answers["range"]["amplification"] > 1.5
     assert any(words.startswith("near saturation") for words in answers["warnings"])
-    asked = calm.summary(with_range=True)["range"]
-    assert not asked["near_saturation"]
+    wanted = calm.summary(with_range=True)["range"]
+    assert not wanted["near_saturation"]
     # without queues, times change as steps do
-    assert asked["amplification"] == pytest.approx(1.0, abs=0.7)
+    assert wanted["amplification"] == pytest.approx(1.0, abs=0.7)
     bursts = simulated(crowded.plan, made_trace(2000, 30.0))
     found = bursts.summary()["range"]
     assert found["near_saturation"]
@@ -375,7 +375,7 @@ def test_a_verdict_that_the_error_of_a_step_decides_is_open(calm: Simulation) ->
     assert "range" not in calm.summary(tpot_ms=(low + p99) / 2, with_range=False)
 
 
-def test_a_run_of_another_kind_is_repeated_as_it_was(calm: Simulation) -> None:
+def test_a_run_of_another_kind_is_repeated_unchanged(calm: Simulation) -> None:
     scales = []
 
     def rerun(time_scale: float) -> Outcomes:
@@ -403,7 +403,7 @@ def test_where_the_error_of_a_step_is_from(h100: fastroof.Tables, plan: fastroof
     assert step_error(alone, 1e9, 1e4).is_known
 
 
-def test_an_error_that_is_not_known_is_said(h100: fastroof.Tables) -> None:
+def test_an_unknown_error_is_reported(h100: fastroof.Tables) -> None:
     plan = pickle.loads(pickle.dumps(fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")))
     sim = simulated(plan, made_trace(400, 200.0))
     found = sim.range(ttft_ms=1.0)

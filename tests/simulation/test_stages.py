@@ -1,4 +1,4 @@
-"""Engines with pipeline stages: equal to naive ones, and near what the closed form says of them."""
+"""Engines with pipeline stages: equal to naive ones, and near the closed form."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_batches_do_not_take_each_others_blocks_forever() -> None:
     assert prove(work, 4)["preemptions"] > 0
 
 
-def test_preempted_requests_that_gave_up_hold_nobody_back() -> None:
+def test_preempted_requests_that_gave_up_do_not_block_others() -> None:
     """Others start with room for a chunk in the very step after that."""
     seen = Counter[str]()
     for seed in range(300, 450):
@@ -171,7 +171,7 @@ def test_as_many_batches_as_stages_are_in_flight() -> None:
 def test_closed_loops_are_near_the_closed_form(pp: int, isl: int, osl: int, clients: int) -> None:
     """Clients whose prompts fill a step each spread over the batches, as the closed form has them."""
     plan = a_plan(pp)
-    said = estimate(plan, isl, osl, clients, isl, max_kv_tokens=1.6e6)
+    estimated = estimate(plan, isl, osl, clients, isl, max_kv_tokens=1.6e6)
     count = 60 * clients
     trace = Trace([0.0] * count, [isl] * count, [osl] * count, clients=clients)
     settings = EngineSettings(isl, 1024, 100_000)
@@ -179,9 +179,9 @@ def test_closed_loops_are_near_the_closed_form(pp: int, isl: int, osl: int, clie
     later = slice(20 * clients, 50 * clients)
     tpot_ms = (got.last_us - got.first_us)[later].mean() / (osl - 1) / 1e3
     e2e_ms = (got.last_us - got.arrival_us)[later].mean() / 1e3
-    assert tpot_ms == pytest.approx(said.tpot_ms, rel=0.02)
-    assert tpot_ms == pytest.approx(said.tpot_ms, rel=0.02)
-    assert e2e_ms == pytest.approx(said.request_latency_ms, rel=0.03)
+    assert tpot_ms == pytest.approx(estimated.tpot_ms, rel=0.02)
+    assert tpot_ms == pytest.approx(estimated.tpot_ms, rel=0.02)
+    assert e2e_ms == pytest.approx(estimated.request_latency_ms, rel=0.03)
 
 
 def test_sglangs_batches_have_their_share_of_the_slots() -> None:
@@ -202,16 +202,16 @@ def test_simulate_takes_a_plan_with_stages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
         ({"replicas": 2}, "2 replicas of 2 pipeline stages are not simulated"),
         ({"prefill_schedule_interval": 4}, "not simulated with pipeline stages"),
         ({"prefix_cache": "lru"}, "not supported with pipeline stages"),
     ],
 )
-def test_what_stages_do_not_go_with(given: dict[str, Any], says: str) -> None:
+def test_what_stages_do_not_go_with(given: dict[str, Any], message: str) -> None:
     trace = Trace([0.0], [100], [2], hash_ids=[1], hash_offsets=[0, 1], hash_block_size=512)
-    with pytest.raises(SimulationError, match=says):
+    with pytest.raises(SimulationError, match=message):
         fastroof.simulate(a_plan(2, max_tokens=8192), trace, **({"prefix_cache": "given"} | given))
 
 

@@ -51,17 +51,17 @@ def plans(h100: fastroof.Tables) -> dict[int, fastroof.StepPlan]:
 
 @pytest.mark.loops
 @pytest.mark.parametrize(("ranks", "names"), [((1,), tuple(LOOPS)), ((2, 3), RANKED)])
-def test_every_loop_ends_when_it_is_told_to(plans, monkeypatch, ranks, names) -> None:
+def test_every_loop_ends_on_request(plans, monkeypatch, ranks, names) -> None:
     for number, name in itertools.product(ranks, names):
         plan, (trace, options) = plans[number], LOOPS[name]
         whole = fastroof.simulate(plan, trace, **OPTIONS, **options).summary()
         stop = Stop()
         with stop.watched(), monkeypatch.context() as patched:
             assert fastroof.simulate(plan, trace, **OPTIONS, **options).summary() == whole
-            stop.set("nobody waits")
+            stop.set("a client left")
             # so that the loop begins
             patched.setattr(engine, "stop_flag", lambda: np.ones(1, np.int64))
-            with pytest.raises(StoppedError, match="nobody waits"):
+            with pytest.raises(StoppedError, match="a client left"):
                 fastroof.simulate(plan, trace, **OPTIONS, **options)
 
 
@@ -83,8 +83,8 @@ def test_runs_of_the_range_are_ended_too(plans) -> None:
     sim = fastroof.simulate(plans[1], OPEN, **OPTIONS)
     stop = Stop()
     with stop.watched():
-        stop.set("nobody waits")
-        with pytest.raises(StoppedError, match="nobody waits"):
+        stop.set("a client left")
+        with pytest.raises(StoppedError, match="a client left"):
             sim.range()
     assert sim.range()["relative_error"] > 0.0
 
@@ -116,9 +116,7 @@ def test_a_time_limit_sets_the_flag_of_a_loop() -> None:
     routing=st.sampled_from(["round_robin", "least_kv"]),
     clients=st.sampled_from([None, 1, 3]),
 )
-def test_no_simulation_takes_more_steps_than_were_said(
-    plans, sizes, replicas, budget, routing, clients
-) -> None:
+def test_no_simulation_exceeds_its_step_limit(plans, sizes, replicas, budget, routing, clients) -> None:
     prompts, outputs = zip(*sizes, strict=True)
     trace = Trace(np.linspace(0.0, 0.1, len(sizes)), prompts, outputs, clients=clients)
     settings = EngineSettings.of_plan(plans[1], max_num_batched_tokens=budget, max_num_seqs=16)

@@ -63,7 +63,7 @@ def test_a_table_comes_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"arrival_s": [0, np.nan, 1, 2]}, "row 1: arrival_s must be seconds from 0 to 1e+10, got nan"),
         ({"arrival_s": [0, 0, -1.0, 2]}, "row 2: arrival_s"),
@@ -91,8 +91,8 @@ def test_a_table_comes_back() -> None:
         ({**HASHES, "hash_offsets": [0, 1, 4, 5]}, "hash_offsets must be 5 numbers"),
     ],
 )  # fmt: skip
-def test_what_is_no_request_is_refused_by_row(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(TraceError, match=re.escape(said)):
+def test_invalid_requests_are_refused_by_row(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(TraceError, match=re.escape(message)):
         Trace(**{**GOOD, **changes})
 
 

@@ -1,4 +1,4 @@
-"""Traces come out of every file that there is as their makers wrote them, and wrong ones say where."""
+"""Traces of every format are read as written, and errors name the place."""
 
 from __future__ import annotations
 
@@ -133,12 +133,12 @@ def test_a_format_is_forced(write: Callable[..., Path]) -> None:
     path = write("timestamp,input_length,output_length\n1000,10,1\n3000,20,0\n")
     assert load_trace(path).arrival_s.tolist() == [0]
     assert load_trace(path, format="mooncake").left_out == {"output_length 0": 1}
-    for format, said in (
+    for format, message in (
         ("plain", "must be a date and time, got '1000'"),
         ("burst", "format must be one of azure"),
         ("burstgpt", "no column of prompts' tokens"),
     ):
-        with pytest.raises(TraceError, match=said):
+        with pytest.raises(TraceError, match=message):
             load_trace(path, format=format)
 
 
@@ -183,7 +183,7 @@ def test_a_trace_comes_back_from_every_file(tmp_path_factory: Any, drawn: Any) -
             assert (back.hash_offsets == trace.hash_offsets).all()
 
 
-def test_a_closed_loops_table_says_so() -> None:
+def test_a_closed_loops_table_is_marked() -> None:
     back = load_trace(fastroof.Workload(clients=3, think_s=0.25, requests=5).trace().table())
     assert (back.clients, back.think_s, len(back)) == (3, 0.25, 5)
 
@@ -236,7 +236,7 @@ def test_real_traces(shared: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("", "is empty"),
         ("\n\n", "has no header"),
@@ -294,9 +294,9 @@ def test_real_traces(shared: Path) -> None:
         ("ARROW1\0\0", "is not a complete Arrow file"),
     ],
 )  # fmt: skip
-def test_a_wrong_file_says_where(write: Callable[..., Path], content: str, said: str) -> None:
+def test_errors_name_the_wrong_line(write: Callable[..., Path], content: str, message: str) -> None:
     path = write(content.encode("latin-1"), "wrong.txt")
-    with pytest.raises(TraceError, match=re.escape(said)) as raised:
+    with pytest.raises(TraceError, match=re.escape(message)) as raised:
         load_trace(path)
     assert str(path) in str(raised.value)
     assert len(str(raised.value)) < 600
@@ -329,9 +329,7 @@ os._exit(0)  # as commands do: threads of Arrow end badly without memory
         ("jsonl.gz", 80, r"(\(.*\))?"),
     ],
 )
-def test_a_trace_beyond_memory_is_said_to_be_that(
-    tmp_path: Path, kind: str, room_mib: int, words: str
-) -> None:
+def test_a_trace_beyond_memory_is_refused(tmp_path: Path, kind: str, room_mib: int, words: str) -> None:
     path = tmp_path / f"a.{kind}"
     large = pa.table({name: np.ones(4 * 10**6, int) for name in ROWS[:3]})
     if kind == "parquet":
@@ -359,7 +357,7 @@ def test_a_compressed_file_is_not_unpacked_beyond_memory(
         load_trace(path)
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
+def test_invalid_paths_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_bytes(b"\x1f\x8b not gzip")
     for path in (tmp_path, tmp_path / "none.csv", tmp_path / "a.csv.gz", tmp_path / ("x" * 300)):
         with pytest.raises(TraceError, match="trace "):
@@ -370,7 +368,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"input_tokens": [1]}, "have one length|one length, got"),
         ({"input_tokens": [[1, 2], [3, 4]]}, "input_tokens must be a number, got list"),
@@ -397,9 +395,9 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         ({"arrival_s": np.array([-(2**62), 2**62], "datetime64[s]")}, "row 1: arrival_s is over"),
     ],
 )
-def test_wrong_arrays_say_which_row(given: dict[str, Any], said: str) -> None:
+def test_wrong_arrays_name_the_row(given: dict[str, Any], message: str) -> None:
     good: dict[str, Any] = {"arrival_s": [0, 1], "input_tokens": [5, 6], "output_tokens": [1, 2]}
-    with pytest.raises(TraceError, match=said):
+    with pytest.raises(TraceError, match=message):
         load_trace({**good, **given})
 
 

@@ -108,17 +108,17 @@ def running_at(log: Log, simulation: fastroof.Simulation) -> Floats:
 def test_percentiles_are_near(log: Log) -> None:
     model = log.path.name.removesuffix("_requests.csv")
     errors = errors_of(log, simulated(log.path))
-    said = ", ".join(f"{name} p{p} {error:+.1%}" for (name, p), error in errors.items())
-    print(f"\n{model}: {said}")
+    found = ", ".join(f"{name} p{p} {error:+.1%}" for (name, p), error in errors.items())
+    print(f"\n{model}: {found}")
     for (name, _), error in errors.items():
-        assert abs(error) <= LIMITS[model][name], said
+        assert abs(error) <= LIMITS[model][name], found
 
 
 def test_as_many_requests_run_at_each_second(log: Log) -> None:
     running = running_at(log, simulated(log.path))
     off = np.abs(running - log.running)
     most = log.running.max()
-    print(f"\nrunning: {off.mean():.1f} of {most:.0f} off in the mean, {off.max():.0f} at most")
+    print(f"\nrunning: off by mean {off.mean():.1f}, max {off.max():.0f}, of {most:.0f}")
     assert off.mean() <= LIMITS[log.path.stem.removesuffix("_requests")]["running"] * most
     assert running.max() == most
 

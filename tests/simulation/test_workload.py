@@ -1,4 +1,4 @@
-"""Workloads draw what they say, the same for a seed, and differ by the rate alone where the rate differs."""
+"""Workloads draw from their distributions, the same for a seed; another rate changes nothing else."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_rates_differ_by_the_rate_alone(arrivals: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("arrivals", ARRIVALS)
-def test_the_mean_rate_is_what_was_asked_for(arrivals: dict[str, Any]) -> None:
+def test_the_mean_rate_is_the_given_one(arrivals: dict[str, Any]) -> None:
     trace = Workload(rate=8, requests=MANY, **arrivals).trace()
     # the mean of n gaps is within 5 standard errors
     variation = 0.0 if arrivals.get("arrivals") == "constant" else arrivals.get("burstiness", 1.0) ** -0.5
@@ -142,7 +142,7 @@ def test_one_request_is_a_workload() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"rate": 0}, "rate must be requests/s above 0"),
         ({"rate": float("nan")}, "rate must be"),
@@ -186,12 +186,12 @@ def test_one_request_is_a_workload() -> None:
         ({"cached_tokens": None}, "cached_tokens must be"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(TraceError, match=said):
+def test_what_cannot_be_drawn_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(TraceError, match=message):
         Workload(**given)
 
 
-def test_a_workload_without_a_rate_says_so() -> None:
+def test_a_workload_without_a_rate_is_refused() -> None:
     with pytest.raises(TraceError, match="a workload needs a rate"):
         Workload().trace()
     assert Workload().requests_per_s is None
@@ -237,7 +237,7 @@ def test_odd_arguments_are_drawn_from_or_refused() -> None:
 
 
 @pytest.mark.parametrize("ramp", [(5e-324, 5e-324), (1e308, 1e308), (0, 1e-320), (1, 1e10)])
-def test_ramps_whose_means_are_no_numbers_are_refused(ramp: tuple[float, ...]) -> None:
+def test_ramps_without_a_finite_mean_are_refused(ramp: tuple[float, ...]) -> None:
     with pytest.raises(TraceError, match="ramp must be two or more rates"):
         Workload(ramp=ramp)
 
@@ -284,7 +284,7 @@ def test_hours_have_the_rates_that_are_given(tmp_path: Path) -> None:
         ({"hourly": (1e9,) * 24}, "requests must be"),
     ],
 )
-def test_wrong_hours_say_what_is_valid(given: dict[str, Any], words: str) -> None:
+def test_wrong_hours_name_valid_values(given: dict[str, Any], words: str) -> None:
     with pytest.raises(TraceError, match=words):
         Workload(**given)
 

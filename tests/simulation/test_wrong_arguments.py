@@ -45,20 +45,20 @@ def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("given", NO_PLANS, ids=lambda given: type(given).__name__)
-def test_what_is_no_plan_is_refused(call: str, given: Any) -> None:
+def test_invalid_plans_are_refused(call: str, given: Any) -> None:
     with pytest.raises(FastroofError, match=r"plan must be a StepPlan \(see compile_plan\), got "):
         CALLS[call](given)
 
 
 @pytest.mark.parametrize("given", NO_PLANS, ids=lambda given: type(given).__name__)
-def test_what_are_no_requests_is_refused(plan: fastroof.StepPlan, given: Any) -> None:
+def test_invalid_requests_are_refused(plan: fastroof.StepPlan, given: Any) -> None:
     for search in SEARCHES:
         with pytest.raises(FastroofError, match="requests must be a Trace or a Workload"):
             search(plan, given, ttft_p99_ms=500)
 
 
 @pytest.mark.parametrize("given", NO_WORDS, ids=lambda given: type(given).__name__)
-def test_what_is_none_of_some_words_is_refused(plan: fastroof.StepPlan, given: Any) -> None:
+def test_unknown_choices_are_refused(plan: fastroof.StepPlan, given: Any) -> None:
     for name in ("order", "routing", "prefix_cache", "on_too_long"):
         with pytest.raises(FastroofError, match=f"{name} must be one of"):
             fastroof.simulate(plan, FEW.trace(), num_gpu_blocks=2000, **{name: given})
@@ -75,7 +75,7 @@ def test_what_is_none_of_some_words_is_refused(plan: fastroof.StepPlan, given: A
 
 
 @pytest.mark.parametrize("given", [np.array([1, 2]), "no", 3, None], ids=lambda given: type(given).__name__)
-def test_what_is_no_flag_and_no_number_is_refused(plan: fastroof.StepPlan, given: Any) -> None:
+def test_invalid_flags_and_numbers_are_refused(plan: fastroof.StepPlan, given: Any) -> None:
     if given is not None:
         with pytest.raises(FastroofError, match="reserve_output must be "):
             fastroof.simulate(plan, FEW.trace(), num_gpu_blocks=2000, reserve_output=given)
@@ -98,7 +98,7 @@ def test_several_timeouts_are_refused(plan: fastroof.StepPlan) -> None:
 
 
 @pytest.mark.parametrize("given", NO_TIERS, ids=lambda given: type(given).__name__)
-def test_what_are_no_tiers_is_refused(plan: fastroof.StepPlan, given: Any) -> None:
+def test_invalid_tiers_are_refused(plan: fastroof.StepPlan, given: Any) -> None:
     with pytest.raises(FastroofError, match="kv_tiers must be text or a list of KvTier, got "):
         fastroof.simulate(plan, FEW.trace(), **SIZES, kv_tiers=given)
     for search in SEARCHES:
@@ -107,7 +107,7 @@ def test_what_are_no_tiers_is_refused(plan: fastroof.StepPlan, given: Any) -> No
 
 
 @pytest.mark.parametrize("given", NO_SEEDS, ids=repr)
-def test_what_is_no_seed_is_refused(plan: fastroof.StepPlan, given: Any) -> None:
+def test_invalid_seeds_are_refused(plan: fastroof.StepPlan, given: Any) -> None:
     for more in ({}, {"replicas": 2}, {"autoscale": Autoscaler("queue", 1, 2, 0)}):
         with pytest.raises(FastroofError, match="seed must be a whole number from 0 to "):
             fastroof.simulate(plan, FEW.trace(), **SIZES, seed=given, **more)
@@ -116,7 +116,7 @@ def test_what_is_no_seed_is_refused(plan: fastroof.StepPlan, given: Any) -> None
 @pytest.mark.parametrize(
     "given", [None, 0, "1", memoryview(b"ab"), np.array([1, 2])], ids=lambda given: type(given).__name__
 )
-def test_what_is_no_factor_on_times_is_refused(plan: fastroof.StepPlan, given: Any) -> None:
+def test_invalid_factors_on_times_are_refused(plan: fastroof.StepPlan, given: Any) -> None:
     for more in ({}, {"autoscale": Autoscaler("queue", 1, 2, 0)}):
         with pytest.raises(FastroofError, match="time_scale must be a number from "):
             fastroof.simulate(plan, FEW.trace(), **SIZES, time_scale=given, **more)
@@ -159,7 +159,7 @@ def test_engines_that_take_too_much_memory_are_refused(
         )
 
 
-def test_messages_say_what_takes_the_memory(plan: fastroof.StepPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_name_users_of_memory(plan: fastroof.StepPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "MOST_STATE_BYTES", 2**20)
     monkeypatch.setattr(engine, "usable_memory_bytes", lambda: 0)
     talk = Workload(rate=50, requests=2000, turns=4, input_tokens=100, output_tokens=9)

@@ -1,4 +1,4 @@
-"""Whatever decides the answers of a sweep is in its identity: else `--resume` would mix two sweeps."""
+"""The identity of a sweep holds all that decides its answers: else `--resume` would mix two sweeps."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def values_of(value: Any) -> Any:
 
 
 def test_a_packed_kernel_depends_on_nothing_else(h100: Any) -> None:
-    """Of columns that need not be there only ``packed_words`` decide what is packed."""
+    """``packed_words`` are the only optional columns that decide what is packed."""
     for name, table in h100.measured.tables.items():
         operator = table.schema
         if not operator.answers_lookups:

@@ -137,7 +137,7 @@ def test_a_folder_or_pipe_within_is_refused_and_not_waited_for(output: Path, way
             run_sweep(SPEC, output, **options)
 
 
-def test_a_folder_of_others_is_not_used(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_another_user_is_not_used(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside = parts_folder(output)
     before = tree(inside)
     inside.chmod(0o775)
@@ -152,7 +152,7 @@ def test_a_folder_of_others_is_not_used(output: Path, monkeypatch: pytest.Monkey
     assert tree(inside) == before
 
 
-def test_nobody_else_may_write_to_the_folder_whatever_the_mask(tmp_path: Path) -> None:
+def test_only_the_owner_may_write_to_the_folder_whatever_the_mask(tmp_path: Path) -> None:
     mask = os.umask(0)
     try:
         stop(tmp_path / "r.parquet")

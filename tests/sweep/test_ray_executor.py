@@ -67,7 +67,7 @@ class _Lost(Exception):
 
 
 class _Ray(ModuleType):
-    """A connected Ray of one processor, which gives the first tasks up as often as it is told to."""
+    """A connected Ray of one processor, which gives up the first tasks a given number of times."""
 
     def __init__(self, losses: int) -> None:
         super().__init__("ray")
@@ -124,11 +124,11 @@ def test_a_task_that_ray_gives_up_is_handed_in_three_times_again(monkeypatch: py
     ray = _Ray(4)
     with pytest.raises(SweepError, match="Ray lost the units 0 to 0 repeatedly"):
         results(ray)
-    # and nothing more is handed in that nobody waits for
+    # and no more unneeded tasks are handed in
     assert ray.submitted == len(listed) + 3
 
 
-def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_it_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SweepError, match=r"fastroof\[ray\]"):
         run_sweep({**SPEC, "isl": 1000}, tmp_path / "r.parquet", "ray")

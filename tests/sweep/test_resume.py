@@ -94,7 +94,7 @@ def write_toml(spec: dict[str, Any], path: Path) -> None:
 
 
 def stopped_after(spec: Any, output: Path, count: int, error: type[BaseException], **options: Any) -> int:
-    """Run a sweep that is stopped after some units, and say how many were evaluated."""
+    """Run a sweep that is stopped after some units, and return how many were evaluated."""
     evaluated = 0
     kind = type(sweep_of(load_spec(spec)))
     evaluate = kind.evaluate
@@ -126,9 +126,7 @@ def whole(tmp_path: Path) -> Callable[[Any], tuple[Any, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("pareto", marks=pytest.mark.release), "steps"])
-def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(
-    tmp_path: Path, whole: Any, name: str
-) -> None:
+def test_killed_at_random_moments_it_gives_the_same_result(tmp_path: Path, whole: Any, name: str) -> None:
     spec = SPECS[name]
     write_toml(spec, tmp_path / "spec.toml")
     folder = parts_folder(tmp_path / "r.parquet")
@@ -232,14 +230,14 @@ def test_another_version_or_other_tables_are_refused(tmp_path: Path) -> None:
     output = tmp_path / "r.parquet"
     stopped_after(STEPS, output, 3, KeyboardInterrupt)
     manifest = parts_folder(output) / "manifest.json"
-    for key, said in [
+    for key, message in [
         ("fastroof.version", "fastroof's version: other there"),
         ("fastroof.tables_hash", "the tables' hash: other there"),
         ("fastroof.inputs_hash", "hash of the models, GPUs, engines and requests: other there"),
     ]:
         before = manifest.read_text()
         manifest.write_text(json.dumps({**json.loads(before), key: "other"}))
-        with pytest.raises(SweepError, match=said):
+        with pytest.raises(SweepError, match=message):
             run_sweep(STEPS, output, resume=True)
         manifest.write_text(before)
 
@@ -306,7 +304,7 @@ def test_a_full_disk_ends_in_words_and_can_be_resumed(tmp_path: Path, whole: Any
     assert pq.read_table(output).equals(whole(STEPS)[1])
 
 
-def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -321,17 +319,17 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
-def test_ctrl_c_says_how_to_go_on(tmp_path: Path, whole: Any) -> None:
+def test_ctrl_c_prints_how_to_go_on(tmp_path: Path, whole: Any) -> None:
     write_toml(STEPS, tmp_path / "spec.toml")
     running = child(tmp_path)
     folder = parts_folder(tmp_path / "r.parquet")
     while not list(folder.glob("*.arrow")) and running.poll() is None:
         time.sleep(0.005)
     running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=60)
+    _, out = running.communicate(timeout=60)
     assert running.returncode == 130
-    assert "interrupted; what is done is kept in .r.parquet.parts. To continue: fastroof sweep " in said
-    assert said.rstrip().endswith("-o r.parquet --resume")
+    assert "interrupted; what is done is kept in .r.parquet.parts. To continue: fastroof sweep " in out
+    assert out.rstrip().endswith("-o r.parquet --resume")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".r.parquet.parts", "spec.toml"]
     again = child(tmp_path, "--resume")
     assert again.communicate(timeout=60)[1] == ""
@@ -362,9 +360,7 @@ def test_a_stopped_sweep_over_other_results_is_continued_and_replaces_them(
     assert pq.read_table(output).equals(whole(STEPS)[1])
 
 
-def test_a_sweep_that_was_stopped_before_it_had_done_anything_is_begun_again(
-    tmp_path: Path, whole: Any
-) -> None:
+def test_a_sweep_stopped_before_its_first_result_begins_again(tmp_path: Path, whole: Any) -> None:
     output = tmp_path / "r.parquet"
     run_sweep({**STEPS, "tp": 1}, output)
     folder = parts_folder(output)

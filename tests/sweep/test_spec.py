@@ -1,4 +1,4 @@
-"""A sweep's spec: what it expands to, and how everything wrong with one is said at once."""
+"""A sweep's spec: what it expands to, and all errors reported at once."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_wrong_values_are_named(changes: dict[Any, Any], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_everything_wrong_is_said_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     answer = refused(models=["llama-9", "llama-3.1-8b", "gpt-5"], tp=3, kv_len=[], tensor=1, keep="x")
     assert re.findall(r"(?:^sweep spec: |; )(keep|kv_len|models|tensor|tp): ", answer) == [
         "keep", "kv_len", "models", "tensor", "tp",
@@ -223,7 +223,7 @@ def test_constants_are_the_plans() -> None:
     assert StepSpec.model_fields["method"].annotation.__args__ == operator.METHODS  # type: ignore[union-attr]
 
 
-def test_a_file_is_read_and_its_relative_paths_lie_beside_it(tmp_path: Path) -> None:
+def test_a_file_is_read_and_paths_are_relative_to_it(tmp_path: Path) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -265,7 +265,7 @@ def test_a_wrong_file_is_named(tmp_path: Path, content: bytes, message: str) -> 
     assert "my.toml" in str(caught.value)
 
 
-def test_an_option_is_not_said_to_be_on_a_line_of_the_file(tmp_path: Path) -> None:
+def test_an_error_of_an_option_names_no_line_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
     path.write_text('models = ["llama-3.1-8b"]\nbatch_size = 1\nkv_len = "x"\ntp = 3')
     with pytest.raises(SweepError, match=r"my.toml, line 3: kv_len: got 'x'.*; line 4: tp: got 3"):
@@ -328,7 +328,7 @@ def test_rows_of_a_sweep_name_the_format_that_auto_stands_for(tmp_path: Path) ->
     assert rows[0] == rows[1]
 
 
-def test_kernels_that_nobody_measured_are_skipped_or_modelled(tmp_path: Path) -> None:
+def test_unmeasured_kernels_are_skipped_or_modelled(tmp_path: Path) -> None:
     spec = {"models": ["llama-3.1-8b"], "dtype": "int8", "batch_size": [1, 8], "kv_len": [1024]}
     with pytest.raises(SweepError, match="no gemm table of dtype int8; measured: bf16, fp8, fp8_block"):
         run_sweep(spec, tmp_path / "measured.jsonl")

@@ -1,4 +1,4 @@
-"""Sweeps: equal to the naive one, whole files or none, nothing left out in silence."""
+"""Sweeps: equal to the naive one, atomic files, and left-out points reported."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_origins_are_those_of_the_run_steps(tmp_path: Path, h100: Tables) -> Non
 
 
 @pytest.mark.loops
-def test_loops_say_when_a_plan_is_too_small(h100: Tables) -> None:
+def test_loops_report_a_plan_that_is_too_small(h100: Tables) -> None:
     plan = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=8, max_seqs=8, engine="kernels")
     with pytest.raises(PlanRangeError, match="max_tokens=65, max_seqs=65"):
         best_batches(plan, BATCHES, 4096)
@@ -169,11 +169,11 @@ def test_the_summary_has_the_best_step_of_each_plan_at_the_nearest_length(tmp_pa
     assert [(b.model, b.kv_len) for b in summary.best] == [("llama-3.1-8b", 4096), ("llama-2-7b", 4096)]
     for best in summary.best:
         row = rows[best.model, best.kv_len]
-        told = {name: value for name, value in vars(best).items() if name != "standing"}
-        assert {name: row[name] for name in told} == told
+        fields = {name: value for name, value in vars(best).items() if name != "standing"}
+        assert {name: row[name] for name in fields} == fields
 
 
-def test_a_plan_without_a_feasible_batch_says_why(tmp_path: Path) -> None:
+def test_a_plan_without_a_feasible_batch_has_a_reason(tmp_path: Path) -> None:
     summary = run_sweep({**SPEC, "tpot_ms": 0.5}, tmp_path / "r.parquet")
     assert all(r["limited_by"] == "tpot" and r["batch_size"] == 0 for r in rows_of(tmp_path / "r.parquet"))
     assert all(
@@ -185,7 +185,7 @@ def test_a_plan_without_a_feasible_batch_says_why(tmp_path: Path) -> None:
     assert sum(summary.infeasible.values()) == summary.evaluations
 
 
-def test_what_is_not_evaluated_is_named(tmp_path: Path) -> None:
+def test_skipped_points_are_named(tmp_path: Path) -> None:
     spec = {
         **SPEC,
         "models": ["qwen2.5-7b", "llama-3.1-70b", "yi-34b"],
@@ -254,7 +254,7 @@ def test_missing_tables_are_named_and_an_error_where_nothing_is_left(
     assert [p.name for p in tmp_path.iterdir()] == ["r.parquet"]
 
 
-def test_the_datasheet_model_is_asked_for_by_name(tmp_path: Path) -> None:
+def test_the_datasheet_model_is_chosen_by_name(tmp_path: Path) -> None:
     with pytest.raises(fastroof.TableError, match="a100"):
         run_sweep({**SPEC, "gpu": "a100"}, tmp_path / "r.parquet")
     with pytest.warns(UserWarning, match="no measured tables of a100"):
@@ -264,7 +264,7 @@ def test_the_datasheet_model_is_asked_for_by_name(tmp_path: Path) -> None:
     assert (metadata[b"fastroof.gpu"], metadata[b"fastroof.tables_hash"]) == (b"a100", b"")
 
 
-def test_the_file_says_what_made_it(tmp_path: Path, h100: Tables) -> None:
+def test_the_file_has_its_provenance(tmp_path: Path, h100: Tables) -> None:
     run_sweep({**SPEC, "gpu": "H100-SXM"}, tmp_path / "r.parquet")
     schema = pq.read_schema(tmp_path / "r.parquet")
     assert schema.metadata[b"fastroof.version"].decode() == fastroof.__version__
@@ -408,7 +408,7 @@ def test_an_output_that_cannot_be_is_refused_before_the_work(tmp_path: Path, nam
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_is_no_output(tmp_path: Path) -> None:
+def test_a_folder_is_refused_as_output(tmp_path: Path) -> None:
     (tmp_path / "r.parquet").mkdir()
     with pytest.raises(SweepError, match="is a folder, need a file's name"):
         run_sweep(SPEC, tmp_path / "r.parquet")
@@ -478,7 +478,7 @@ def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any], mess
 
 
 @pytest.mark.parametrize("output", [None, 3, b"r.parquet", "", ["r.parquet"]])
-def test_what_is_no_path_is_refused(output: Any) -> None:
+def test_invalid_paths_are_refused(output: Any) -> None:
     with pytest.raises(SweepError, match="output must be a path"):
         run_sweep(SPEC, output)
 

@@ -85,9 +85,9 @@ def test_kernels_that_tables_lack_are_reported(judged: tuple[fastroof.Tables, Me
     columns = {name: np.concatenate([values, values[:3]]) for name, values in table.columns.items()}
     columns["dtype"][-3:] = "int8"
     more = replace(campaign, tables={"gemm": replace(table, columns=columns)})
-    said: list[str] = []
-    assert run_against(tables, more, progress=said.append) == run_against(tables, campaign)
-    assert [words for words in said if "left out" in words] == [
+    lines: list[str] = []
+    assert run_against(tables, more, progress=lines.append) == run_against(tables, campaign)
+    assert [words for words in lines if "left out" in words] == [
         "gemm, int8: 3 points left out: the tables have no such kernel"
     ]
 

@@ -167,9 +167,9 @@ def test_the_nearest_measured_shape_is_the_donor():
 
 @pytest.mark.parametrize("operator", ["attention_decode", "attention_prefill"])
 def test_another_kv_dtype_or_a_distant_head_dim_is_not_borrowed(h100, operator):
-    ask = decode if operator == "attention_decode" else prefill
+    call = decode if operator == "attention_decode" else prefill
     with pytest.raises(MissingTableError, match=r"(?s)int3.*measured: .*head_dim 128 with fp8 KV"):
-        ask(h100, 8, 8, 1, 128, kv_dtype="int3")
+        call(h100, 8, 8, 1, 128, kv_dtype="int3")
     sizes = {"num_q_heads": 32, "num_kv_heads": 8, "head_dim": 24, "batch_size": 1, "kv_len": 64}
     if operator == "attention_prefill":
         sizes["q_len"] = 64
@@ -243,9 +243,9 @@ def test_any_head_shape_has_a_finite_positive_latency(h100, operator, data):
     nkv = data.draw(st.integers(1, 128))
     nh = nkv * data.draw(st.integers(1, 64))
     batch, x = data.draw(st.integers(1, 2**24)), data.draw(st.integers(1, 2**28))
-    ask = decode if operator == "attention_decode" else prefill
+    call = decode if operator == "attention_decode" else prefill
     for method in METHODS:
-        got = ask(h100, nh, nkv, batch, x, method=method)
+        got = call(h100, nh, nkv, batch, x, method=method)
         assert np.isfinite(got.latency_us)
         assert got.latency_us > 0
         assert got.origin >= 3 or measured(h100, operator, nh, nkv)

@@ -111,9 +111,9 @@ def test_whole_kernels_are_left_out_once_each_and_borrowed_from_the_others():
     (row,) = run_holdout(tables, grids=(grid,))
     borrowed = [
         handmade_tables(moe=kernel(there, us)).lookup(
-            "moe", num_tokens=64, hidden=2048, intermediate=asked, topk=8, num_experts=128
+            "moe", num_tokens=64, hidden=2048, intermediate=wanted, topk=8, num_experts=128
         )
-        for there, us, asked in ((1536, 170.0, 768), (768, 90.0, 1536))
+        for there, us, wanted in ((1536, 170.0, 768), (768, 90.0, 1536))
     ]
     errors = [float(one.latency_us) / us - 1.0 for one, us in zip(borrowed, (90.0, 170.0), strict=True)]
     assert (row.method, row.region, row.points) == ("roofline", "outside", 2)
@@ -131,7 +131,7 @@ def test_errors_are_those_worked_out_by_hand():
     assert row.bias == pytest.approx(-0.2)
 
 
-def test_a_point_beside_a_hole_counts_as_outside():
+def test_a_point_next_to_a_hole_counts_as_outside():
     kept = {(1, 128): 9.0, (1, 512): 10.0, (4, 128): 11.0, (2, 256): 12.0}
     tables = handmade_tables(attention_decode=attention_rows(kept))
     grid = HoldoutGrid("attention_decode", "hand", {"batch_size": (1, 4), "kv_len": (128, 512)}, {})
@@ -157,7 +157,7 @@ def test_what_a_thin_grid_keeps_was_measured(h100, grid):
         assert set(values) <= set(table.columns[name][rows].tolist()), name
 
 
-def test_only_what_is_asked_for_is_judged(h100):
+def test_only_the_given_tables_are_judged(h100):
     lines: list[str] = []
     report = run_holdout(h100, operators=["allreduce"], methods=["floor"], progress=lines.append)
     assert {(r.operator, r.method) for r in report} == {("allreduce", "floor")}

@@ -1,4 +1,4 @@
-"""Several sources of one GPU: which of them serves a kernel, and what is said of it."""
+"""Several sources of one GPU: which of them serves a kernel, and how it is reported."""
 
 import pickle
 from dataclasses import replace
@@ -37,7 +37,7 @@ def write(folder: Path, name: str, rows: dict, **provenance: object) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three engines' GEMMs, and one's own of one dtype."""
+    """GEMMs of three engines, one with a dtype of its own."""
     flat = {"keys": {"dtype": ["fp8_block"]}, "test": "flat", "reason": "55 us at every m", "ratio": 5.0}
     unsound = {"gemm": {"unsound": [flat]}}
     write(tmp_path, "a-vllm", gemms(1.0, "bf16", "fp8", "fp8_block"), framework="vllm", operators=unsound)
@@ -77,7 +77,7 @@ def test_rows_that_a_test_found_wrong_are_served_where_nothing_else_is(folder):
     assert at_one(in_order(folder, "vllm"), "fp8_block") == (20.0, ORIGIN_BORROWED)
 
 
-def test_a_source_that_was_asked_for_stays_whatever_the_engine(folder):
+def test_a_given_source_stays_whatever_the_engine(folder):
     for choice in ("a-vllm", {"gemm": "a-vllm"}):
         tables = fastroof.load_tables(folder, source=choice).in_order(KernelOrder(("trtllm",)))
         assert tables.sources == {"gemm": "a-vllm"}
@@ -86,7 +86,7 @@ def test_a_source_that_was_asked_for_stays_whatever_the_engine(folder):
         at_one(fastroof.load_tables(folder, source={"gemm": "c-trtllm"}), "fp8")
 
 
-def test_ones_own_measurements_come_first_for_every_engine(folder):
+def test_custom_measurements_come_first_for_every_engine(folder):
     write(folder.parent, "mine", gemms(0.5, "bf16"), rank=50)
     for engines in ((), ("vllm",), ("trtllm", "vllm")):
         tables = fastroof.load_tables(folder).in_order(KernelOrder(engines))
@@ -106,7 +106,7 @@ def test_an_operator_may_be_read_from_another_engine_by_choice(folder):
         assert at_one(in_order(folder, "trtllm", gemm=named), "bf16") == (20.0, ORIGIN_MEASURED)
 
 
-def test_the_release_that_is_asked_for_precedes_the_engines_other_versions(folder):
+def test_the_given_release_precedes_the_engines_other_versions(folder):
     for name, version, times in (("d-vllm", "0.31.0", 4.0), ("e-vllm", "0.3.0", 5.0)):
         write(
             folder.parent, name, gemms(times, "bf16"), framework="vllm", framework_version=version, rank=299
@@ -180,7 +180,7 @@ def test_the_hash_is_that_of_the_rows_whether_they_are_read_or_not(folder):
     assert read.content_hash == lazily.content_hash
     other = write(folder.parent, "a-vllm-2", gemms(1.5, "bf16", "fp8", "fp8_block"))
     path.write_bytes((other / "gemm.parquet").read_bytes())
-    with pytest.raises(TableError, match="SHA-256"):  # not what provenance.toml says it is
+    with pytest.raises(TableError, match="SHA-256"):  # not the one in provenance.toml
         load_sources(folder, "a-vllm", when_needed=True).content_hash  # noqa: B018
     (path.parent / "provenance.toml").write_bytes((other / "provenance.toml").read_bytes())
     assert load_sources(folder, "a-vllm", when_needed=True).content_hash == load_sources(other).content_hash
@@ -199,7 +199,7 @@ def test_a_source_may_be_the_path_of_a_folder(folder, tmp_path):
 # -- plans ----------------------------------------------------------------------------------------
 
 
-def test_a_plan_reads_its_engines_kernels_and_says_which():
+def test_a_plan_reads_its_engines_kernels_and_names_them():
     h100 = fastroof.load_tables("h100")
     own_sum = "aiconfigurator-trtllm-1.3.0rc20"
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, engine="trtllm-1.0")
@@ -300,7 +300,7 @@ def test_a_borrowed_lookup_reads_no_other_source():
     assert not any("_columns" in vars(table.columns) for table in others)
 
 
-def test_a_missing_table_says_who_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_table_names_who_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from fastroof.load import by_name
 
     monkeypatch.setattr(by_name, "_installed", lambda: None)

@@ -49,7 +49,7 @@ def gemm_points(h100):
 
 @pytest.fixture(scope="module")
 def banded_points(h100, gemm_points):
-    """Those that tell a GEMM at m: with the points that bands along m add, and which these are."""
+    """Points that give a GEMM at m: with those that bands along m add, and which these are."""
     found = {
         (dtype, residue): naive.gemm_with_bands(bands.curve_of(gemm_points(dtype), residue))
         for dtype in ("bf16", "fp8", "fp8_block")
@@ -340,7 +340,7 @@ def test_every_measured_row_comes_back_exactly(h100, operator, method):
 
 @functools.cache
 def measured_rows(tables, operator):
-    """Of each key a query for its rows, their latencies, and which rows are spikes."""
+    """For each key a query for its rows, their latencies, and which rows are spikes."""
     measured = tables.table(operator)
     axes, found = [a.name for a in measured.schema.axes], []
     for key, rows in tables.groups(operator).items():

@@ -87,7 +87,7 @@ def test_a_module_far_above_its_parts_is_the_host(factor: float, is_found: bool)
         assert family.excess_us == pytest.approx(0.6 * 59.0, rel=0.15)
 
 
-def test_without_parts_nothing_is_said() -> None:
+def test_without_parts_nothing_is_flagged() -> None:
     whole = tables_of(3.0)
     few = {name: table for name, table in whole.measured.tables.items() if name != "mla_bmm"}
     alone = fastroof.Tables(replace(whole.measured, tables=few), whole.gpu)

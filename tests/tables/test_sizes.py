@@ -43,7 +43,7 @@ METHODS = ("roofline", "linear_mfu", "nearest", "floor")
     ],
     ids=repr,
 )  # fmt: skip
-def test_what_is_not_a_size_is_refused_by_name(h100, operator, name, bad):
+def test_invalid_sizes_are_refused_by_name(h100, operator, name, bad):
     with pytest.raises(LookupInputError, match=rf"\b{name}\b") as error:
         h100.lookup(operator, **{**QUERIES[operator], name: bad})
     assert isinstance(error.value, FastroofError)
@@ -80,7 +80,7 @@ def test_every_integer_type_is_the_same_size(h100, operator, kind):
 
 @pytest.mark.parametrize("operator", QUERIES)
 @pytest.mark.parametrize("method", METHODS)
-def test_no_points_are_no_error(h100, operator, method):
+def test_empty_lookups_are_valid(h100, operator, method):
     query = QUERIES[operator]
     for name in query:
         for empty in ([], np.zeros(0, np.int32), np.zeros((3, 0), np.int64)):
@@ -103,13 +103,13 @@ def test_nested_lists_of_unequal_lengths_are_refused_by_name(h100):
 
 @pytest.mark.parametrize(("operator", "name"), TEXTS)
 @pytest.mark.parametrize("bad", [None, 16, ["bf16"], np.array(["bf16"]), b"bf16"], ids=repr)
-def test_what_is_not_a_name_is_refused(h100, operator, name, bad):
+def test_invalid_names_are_refused(h100, operator, name, bad):
     with pytest.raises(LookupInputError, match=rf"\b{name}\b"):
         h100.lookup(operator, **QUERIES[operator], **{name: bad})
 
 
 @pytest.mark.parametrize(("operator", "name"), TEXTS)
-def test_an_unmeasured_name_says_which_are_near(h100, operator, name):
+def test_an_unmeasured_name_has_suggestions(h100, operator, name):
     with pytest.raises(MissingTableError, match=r"(?s)int3.*measured"):
         h100.lookup(operator, **QUERIES[operator], **{name: "int3"})
 
@@ -128,12 +128,12 @@ def test_experts_of_an_unmeasured_shape_are_borrowed(h100):
     assert set(np.ravel(borrowed.origin).tolist()) == {ORIGIN_BORROWED}
 
 
-def test_an_allreduce_of_one_gpu_is_none(h100):
+def test_an_allreduce_of_one_gpu_is_refused(h100):
     with pytest.raises(LookupInputError, match="num_gpus"):
         h100.lookup("allreduce", num_gpus=1, message_bytes=4096)
 
 
-def test_an_operator_without_a_table_says_what_there_is(h100):
+def test_an_operator_without_a_table_names_available_ones(h100):
     for operator in ("elementwise", "conv", ""):
         with pytest.raises(
             LookupInputError,
@@ -180,6 +180,6 @@ def test_the_largest_allowed_sizes_have_finite_answers(h100, method):
 
 
 @pytest.mark.parametrize("operator", [["gemm"], {"gemm": 1}], ids=repr)
-def test_an_operator_that_is_no_name_is_refused(h100, operator):
+def test_an_invalid_operator_name_is_refused(h100, operator):
     with pytest.raises(LookupInputError, match="operator"):
         h100.lookup(operator, m=1, n=1, k=1)

@@ -42,8 +42,8 @@ def test_a_tables_own_word_on_its_campaign_counts(h100: fastroof.Tables) -> None
     here = with_about(h100, "gemm", campaign={"scale": 0.0, "common": 0.0})
     local = run_lookup(h100, "gemm", "roofline", True, GEMM, of_source=False).relative_error
     np.testing.assert_allclose(here.lookup("gemm", **GEMM, with_error=True).relative_error, local)
-    told = with_about(h100, "gemm", campaign={"scale": 0.5, "common": 0.3})
-    assert source_error(told, "gemm", ("bf16",)).campaign.long == (pytest.approx(0.4), 0.3)
+    fields = with_about(h100, "gemm", campaign={"scale": 0.5, "common": 0.3})
+    assert source_error(fields, "gemm", ("bf16",)).campaign.long == (pytest.approx(0.4), 0.3)
 
 
 @pytest.mark.parametrize(

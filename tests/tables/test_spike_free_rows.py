@@ -1,4 +1,4 @@
-"""Isolated spikes are served from their neighbours: the value, the origin and the error say so."""
+"""Isolated spikes are served from their neighbours: the value, the origin and the error show it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLOW = 30.0
 
 @dataclass(frozen=True)
 class Made:
-    """A smooth table of several kernels, and the point of one of them that is to be slow.
+    """A smooth table of several kernels, and the point of one of them to slow down.
 
     ``along`` is where its neighbours are lowest, so that they make its latency.
     """
@@ -49,7 +49,7 @@ class Made:
         return handmade_tables(**{self.operator: rows})
 
     def point(self, **other: Any) -> dict[str, Any]:
-        """Lookup arguments of the slow point, or of one beside it."""
+        """Lookup arguments of the slow point, or of one next to it."""
         sizes = self.slow | other
         sizes |= {"kv_len": sizes["q_len"]} if "q_len" in sizes else {}
         return {n: sizes[n] for n in OPERATORS[self.operator].arguments}
@@ -167,10 +167,10 @@ def test_its_cells_are_served_from_them_too_and_no_other_row_changes(made):
         assert float(got.latency_us) == pytest.approx(float(near.latency_us), rel=0.1)
         assert int(got.origin) == 1
         assert float(got.relative_error) >= SPIKE
-        beside = tables.lookup(made.operator, with_error=True, **made.point(**{made.along: end}))
+        other = tables.lookup(made.operator, with_error=True, **made.point(**{made.along: end}))
         measured = smooth.lookup(made.operator, with_error=True, **made.point(**{made.along: end}))
-        assert (float(beside.latency_us), int(beside.origin)) == (float(measured.latency_us), 0)
-        assert float(beside.relative_error) < SPIKE
+        assert (float(other.latency_us), int(other.origin)) == (float(measured.latency_us), 0)
+        assert float(other.relative_error) < SPIKE
     rows = tables.spike_free_rows(tables.table(made.operator))
     assert rows.origin.sum() == 1
     as_measured = rows.latency_us == tables.table(made.operator).columns["latency_us"]
@@ -179,11 +179,11 @@ def test_its_cells_are_served_from_them_too_and_no_other_row_changes(made):
 
 @cases
 def test_the_order_of_rows_does_not_matter(made):
-    asked = [made.point(), *(made.point(**{made.along: x}) for x in sides(made))]
-    first = [made.tables().lookup(made.operator, with_error=True, **one) for one in asked]
+    wanted = [made.point(), *(made.point(**{made.along: x}) for x in sides(made))]
+    first = [made.tables().lookup(made.operator, with_error=True, **one) for one in wanted]
     for seed in range(3):
         tables = made.tables(seed=seed)
-        for one, expected in zip(asked, first, strict=True):
+        for one, expected in zip(wanted, first, strict=True):
             got = tables.lookup(made.operator, with_error=True, **one)
             assert float(got.latency_us) == float(expected.latency_us)
             assert int(got.origin) == int(expected.origin)

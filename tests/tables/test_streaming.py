@@ -30,11 +30,11 @@ def test_copies_give_the_bandwidth_and_an_empty_launch_no_floor():
     assert without_copies.bytes_per_s == pytest.approx(LARGE / 500e-6)
 
 
-def test_calls_that_fit_the_l2_tell_no_bandwidth():
+def test_calls_that_fit_the_l2_give_no_bandwidth():
     assert ELEMENTWISE.streaming(handmade_tables(elementwise=[("copy", 1, 64, 256, 2.0)])) is None
     assert ELEMENTWISE.streaming(handmade_tables(gemm=[("bf16", 1, 64, 64, 2.0)])) is None
 
 
-def test_kernels_that_the_memory_does_not_bound_tell_nothing_of_it():
+def test_kernels_not_bound_by_memory_give_no_bandwidth():
     slow = [("fp8_quantise", 2**20, 256, LARGE, 5000.0), ("fp8_quantise", 1, 64, 256, 2.0)]
     assert ELEMENTWISE.streaming(handmade_tables(elementwise=slow)) is None

@@ -49,14 +49,14 @@ def test_a_row_a_source_and_operator(h100: fastroof.Tables) -> None:
     assert own.same_points == own.any_points == min(own.rows, 4000)
 
 
-def test_the_wider_another_campaign_is_off_the_fewer_are_held(h100: fastroof.Tables) -> None:
+def test_a_noisier_campaign_has_fewer_points_within_intervals(h100: fastroof.Tables) -> None:
     shares = [
         run_survey(two_sources(h100, noise), operators=["gemm"])[0].same_80 for noise in (0.05, 0.15, 0.4)
     ]
     assert shares[0] > shares[1] > shares[2]  # type: ignore[operator]
 
 
-def test_a_copy_is_held_against_nothing(h100: fastroof.Tables) -> None:
+def test_a_copy_is_not_compared(h100: fastroof.Tables) -> None:
     for row in run_survey(two_sources(h100, 0.0), operators=["gemm"]):
         assert (row.same_80, row.any_80, row.any_points) == (None, None, 0)
 

@@ -1,4 +1,4 @@
-"""Errors of lookups and steps: that they cover what they claim, and cost nothing where nobody asks."""
+"""Errors of lookups and steps: that they cover what they claim, and cost nothing by default."""
 
 from __future__ import annotations
 
@@ -320,7 +320,7 @@ def test_intervals_of_borrowed_kernels_cover_80_percent_of_those_that_were_left_
         print(f"{operator}, {grid}: {row.level_80:.3f} of {row.points} points")
         assert row.region == "outside"
         if (operator, grid) == ("moe_nongated", "another layer"):
-            # two and three layers that have little in common: what is left tells too little of the others
+            # two and three layers that have little in common: the remaining ones predict the others too badly
             assert row.level_80 > 0.4
             continue
         assert 0.70 <= row.level_80 <= 0.92, (operator, grid)
@@ -387,22 +387,22 @@ def test_a_step_has_the_errors_of_its_operators_in_squares_and_what_they_share_i
     for operator in plan.explain([(1, 4095)] * 64).operators:
         if operator.name == "decode attention":
             sizes = {"batch_size": 64, "kv_len": 4096}
-            asked = ("attention_decode", {"num_q_heads": 16, "num_kv_heads": 4, "head_dim": 128, **sizes})
+            args = ("attention_decode", {"num_q_heads": 16, "num_kv_heads": 4, "head_dim": 128, **sizes})
             key = ("bf16", 16, 4, 128, 0)
         else:
             curve = next(c for c in plan.row_curves if c.operator.name == operator.name)
             if hasattr(curve.operator, "n"):
                 sizes = {"m": 64, "n": curve.operator.n, "k": curve.operator.k}
-                asked, key = ("gemm", sizes), ("bf16",)
+                args, key = ("gemm", sizes), ("bf16",)
             elif hasattr(curve.operator, "num_gpus"):
                 sizes = {"message_bytes": 64 * int(curve.operator.row_bytes)}
-                asked, key = ("allreduce", {"num_gpus": 2, **sizes}), ("bf16", 2, "graph")
+                args, key = ("allreduce", {"num_gpus": 2, **sizes}), ("bf16", 2, "graph")
             else:
                 streaming += operator.total_us
                 continue
-        found = local_lookup(h100, asked[0], **asked[1])
+        found = local_lookup(h100, args[0], **args[1])
         at = {name: np.array([float(size)]) for name, size in sizes.items()}
-        spread, common = source_error(h100, asked[0], key).parts(at, np.ravel(found.latency_us))
+        spread, common = source_error(h100, args[0], key).parts(at, np.ravel(found.latency_us))
         squares += operator.total_us**2 * (float(found.relative_error) ** 2 + float(spread[0]) ** 2)
         shared += operator.total_us * float(common[0])
     # rmsnorm, rope and the others share their two constants: their errors are one
@@ -420,13 +420,13 @@ def test_decodes_have_the_same_error_in_every_entry_point(plan):
     assert plan.decode_error(batch[:, None], kv).shape == (4, 4)
 
 
-def test_a_run_says_its_error_only_when_asked(plan):
+def test_a_run_has_its_error_only_on_request(plan):
     steps = StepBatch.from_requests([[(2048, 1024), (1, 99)], [], [(1, 5)]])
-    plain, asked = plan.run(steps), plan.run(steps, with_error=True)
+    plain, wanted = plan.run(steps), plan.run(steps, with_error=True)
     assert plain.relative_error is None
-    assert asked.relative_error.tolist() == plan.step_error(steps).tolist()
-    assert asked.relative_error[1] == 0.0
-    assert (asked.latency_us == plain.latency_us).all()
+    assert wanted.relative_error.tolist() == plan.step_error(steps).tolist()
+    assert wanted.relative_error[1] == 0.0
+    assert (wanted.latency_us == plain.latency_us).all()
 
 
 def test_a_profile_leaves_its_residual_on_top(h100):
@@ -456,7 +456,7 @@ def test_the_datasheet_model_has_one_error():
     assert other.decode_error(64, 4096) == pytest.approx(0.45)
 
 
-def test_tables_without_streaming_kernels_and_curves_of_another_kind_say_so(h100):
+def test_tables_without_streaming_kernels_and_other_curves_are_reported(h100):
     from dataclasses import replace
 
     measured = {name: table for name, table in h100.measured.tables.items() if name != "elementwise"}
@@ -468,7 +468,7 @@ def test_tables_without_streaming_kernels_and_curves_of_another_kind_say_so(h100
         )
 
 
-def test_errors_that_were_asked_for_travel_with_a_plan_and_others_stay_behind(h100):
+def test_requested_errors_travel_with_a_plan_and_others_stay_behind(h100):
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
     with pytest.raises(PlanError, match="unpickled"):
         pickle.loads(pickle.dumps(plan)).decode_error(8, 1024)
@@ -481,7 +481,7 @@ def test_errors_that_were_asked_for_travel_with_a_plan_and_others_stay_behind(h1
 # that it costs nothing unasked
 
 
-def test_nothing_is_worked_out_unless_asked():
+def test_errors_are_computed_only_on_request():
     tables = fastroof.load_tables("h100")
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", tables, engine="kernels")
     steps = step_of((512, 0), (1, 99))
@@ -513,14 +513,14 @@ SPEC = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", ["best", "all"])
-def test_rows_of_a_sweep_have_the_errors_of_their_steps_when_asked(tmp_path, h100, keep):
+def test_rows_of_a_sweep_have_the_errors_of_their_steps_on_request(tmp_path, h100, keep):
     spec = {**SPEC, "keep": keep, "tpot_ms": 3.0}
     fastroof.run_sweep({**spec, "with_error": True}, tmp_path / "asked.parquet")
     fastroof.run_sweep(spec, tmp_path / "plain.parquet")
-    asked, plain = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("asked", "plain"))
+    wanted, plain = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("asked", "plain"))
     assert plain["relative_error"].null_count == plain.num_rows
-    assert plain.drop_columns("relative_error").equals(asked.drop_columns("relative_error"))
-    rows = asked.to_pylist()
+    assert plain.drop_columns("relative_error").equals(wanted.drop_columns("relative_error"))
+    rows = wanted.to_pylist()
     assert any(row["batch_size"] == 0 for row in rows) == (keep == "best")
     for row in rows[:: len(rows) // 15 or 1]:
         if not row["batch_size"]:
@@ -540,7 +540,7 @@ def test_rows_of_a_sweep_have_the_errors_of_their_steps_when_asked(tmp_path, h10
 
 
 @pytest.mark.slow
-def test_a_summary_marks_what_errors_cannot_tell_from_the_best(tmp_path):
+def test_a_summary_marks_rows_within_the_error_of_the_best(tmp_path):
     summary = fastroof.run_sweep({**SPEC, "with_error": True}, tmp_path / "r.parquet")
     (best,) = (step for step in summary.best if step.standing == "best")
     for step in summary.best:
@@ -562,7 +562,7 @@ def test_each_model_has_its_own_best(tmp_path):
     assert {step.model for step in summary.best if step.standing == "best"} == set(two["models"])
 
 
-def test_a_sweep_by_another_method_has_no_errors_to_ask_for(tmp_path):
+def test_a_sweep_by_another_method_has_no_errors(tmp_path):
     with pytest.raises(FastroofError, match="with_error needs method"):
         fastroof.run_sweep({**SPEC, "method": "floor", "with_error": True}, tmp_path / "r.parquet")
 
@@ -606,12 +606,13 @@ def test_coverage_prints_a_table_and_draws_a_picture(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [(["--coverage", "--method", "floor"], "roofline"), (["-o", "x.png"], "--coverage")]
+    ("options", "message"),
+    [(["--coverage", "--method", "floor"], "roofline"), (["-o", "x.png"], "--coverage")],
 )
-def test_options_of_coverage_that_do_not_go_together_are_refused(options, said):
+def test_options_of_coverage_that_do_not_go_together_are_refused(options, message):
     refused = CliRunner().invoke(app, ["tables", "holdout", *options])
     assert refused.exit_code != 0
-    assert said in refused.output + (refused.stderr or "")
+    assert message in refused.output + (refused.stderr or "")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What tables with bands along m say of their own interpolation."""
+"""Stated interpolation errors of tables with bands along m."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def grid_of(curves):
     return measured_grid((m, n, k), us, lambda m, n, k: 1.0 + m + 0.0 * n * k)
 
 
-def test_a_row_left_out_is_told_by_the_bands_of_the_others(curves):
+def test_a_left_out_row_is_predicted_by_the_bands_of_the_others(curves):
     grid = grid_of(curves)
     errors = band_errors(grid, BANDS)
     in_words = naive.Bands([64, 128], 256)

@@ -115,8 +115,8 @@ def test_the_nearest_figure_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(campaign, "figures", known)
 
-    def spread(*asked: object) -> float:
-        return campaign_error(*asked).long.spread  # type: ignore[arg-type]
+    def spread(*wanted: object) -> float:
+        return campaign_error(*wanted).long.spread  # type: ignore[arg-type]
 
     assert spread("gemm", "bf16", "h100") == 0.1
     assert spread("gemm", "bf16", "l4") == 0.2

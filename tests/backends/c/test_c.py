@@ -181,17 +181,17 @@ def test_sizes_that_cannot_be_timed_have_a_code(both):
     assert c_plan.one("fastroof_step_us", None, None, 0) == 0.0
 
 
-def test_a_plan_says_what_it_is(both):
+def test_a_plan_describes_itself(both):
     plan, c_plan = both
-    said = json.loads(c_plan.library.fastroof_describe(c_plan.plan))
-    assert (said["model"], said["tp"], said["engine"]) == (plan.model.name, plan.tp, plan.engine)
-    assert said["tables_hash"] == plan.tables_hash
+    facts = json.loads(c_plan.library.fastroof_describe(c_plan.plan))
+    assert (facts["model"], facts["tp"], facts["engine"]) == (plan.model.name, plan.tp, plan.engine)
+    assert facts["tables_hash"] == plan.tables_hash
     assert c_plan.library.fastroof_max_tokens(c_plan.plan) == plan.max_tokens
     assert c_plan.library.fastroof_max_seqs(c_plan.plan) == plan.max_seqs
 
 
 @pytest.mark.slow
-def test_files_that_are_no_plans_have_a_code(library, exported, tmp_path):
+def test_invalid_plan_files_return_a_code(library, exported, tmp_path):
     whole = exported.plans["bf16"].read_bytes()
     flipped = whole[:1000] + bytes([whole[1000] ^ 16]) + whole[1001:]
     newer = whole[:8] + b"\x09" + whole[9:]
@@ -218,7 +218,7 @@ def test_files_that_are_no_plans_have_a_code(library, exported, tmp_path):
     library.fastroof_close(None)
 
 
-def test_bytes_that_somebody_else_mapped(library, exported, plans):
+def test_bytes_mapped_by_the_caller(library, exported, plans):
     content = np.fromfile(exported.plans["fp8"], np.uint8)
     plan, us = PLAN(), ctypes.c_double()
     assert library.fastroof_open_bytes(content.ctypes.data, len(content), ctypes.byref(plan)) == 0
@@ -239,7 +239,7 @@ print(*(library.fastroof_open(path.encode(), ctypes.byref(plan)) for path in sys
 """
 
 
-def test_what_is_no_plain_file_is_refused_and_not_waited_for(loaded, tmp_path):
+def test_irregular_files_are_refused_without_waiting(loaded, tmp_path):
     pipe, socket_file = tmp_path / "pipe", tmp_path / "socket"
     os.mkfifo(pipe)
     with socket.socket(socket.AF_UNIX) as listening:
@@ -316,8 +316,8 @@ def test_the_object_is_for_the_cpu_that_was_named(exported, tmp_path):
 def test_python_reads_plan_files(plans, tmp_path):
     path = tmp_path / "some.plan"
     write_plan_file(plans["fp8"], path)
-    arena, said = read_plan_file(path)
-    assert said["name"] == "some"
+    arena, description = read_plan_file(path)
+    assert description["name"] == "some"
     assert arena.tobytes() == plans["fp8"].arena.tobytes()
     step_us, _ = fastroof.numba_step(plans["fp8"])
     new, context = np.array([1, 1, 512]), np.array([99, 1500, 0])

@@ -57,26 +57,26 @@ def go(tmp_path_factory):
         "GOTOOLCHAIN": "local",
         "CGO_ENABLED": "1",
     }
-    return lambda folder, *words, **more: said([program, *words], cwd=folder, env={**env, **more})
+    return lambda folder, *words, **more: output_of([program, *words], cwd=folder, env={**env, **more})
 
 
-def said(words, **options):
+def output_of(words, **options):
     done = subprocess.run(
         [str(word) for word in words], capture_output=True, text=True, check=False, **options
     )
-    assert done.returncode == 0, f"{words} said {done.stdout}{done.stderr}"
+    assert done.returncode == 0, f"{words} printed {done.stdout}{done.stderr}"
     assert done.stderr == ""
     return done.stdout
 
 
 @pytest.fixture(scope="module", params=["c", "c++", "go", "rust"])
 def program(request, exported, tmp_path_factory):
-    """The example in each language, built without a warning as its first line says."""
+    """The example in each language, built without a warning by its first line."""
     folder = exported
     made = tmp_path_factory.mktemp("built") / "example"
     warnings = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
     if request.param == "c":
-        said(
+        output_of(
             [
                 find_compiler("cc", "gcc"),
                 "-O2",
@@ -91,7 +91,9 @@ def program(request, exported, tmp_path_factory):
         )
     elif request.param == "c++":
         compiler = [find_compiler("c++", "g++"), "-O2", "-std=c++11", *warnings]
-        said([*compiler, "-x", "c++", "example.c", "-x", "none", "fastroof_step.o", "-o", made], cwd=folder)
+        output_of(
+            [*compiler, "-x", "c++", "example.c", "-x", "none", "fastroof_step.o", "-o", made], cwd=folder
+        )
     elif request.param == "go":
         go = request.getfixturevalue("go")
         go(folder / "go", "vet", "./...")
@@ -106,7 +108,7 @@ def program(request, exported, tmp_path_factory):
             "-C",
             "link-arg=fastroof_step.o",
         ]
-        said([*rustc, "-o", made], cwd=folder)
+        output_of([*rustc, "-o", made], cwd=folder)
     return made
 
 
@@ -132,7 +134,7 @@ def lines_of(name, plan):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_prints_the_bits_of_python(program, exported, plans, name):
-    *lines, cost = said([program, exported / f"{name}.plan"]).splitlines()
+    *lines, cost = output_of([program, exported / f"{name}.plan"]).splitlines()
     assert lines == lines_of(name, plans[name])
     assert re.fullmatch(r"a call: \d+\.\d ns", cost)
 
@@ -143,7 +145,7 @@ def test_an_example_without_a_plan_prints_its_usage(program):
 
 
 @pytest.mark.parametrize(("file", "code"), [("nowhere.plan", 10), ("example.c", 11)])
-def test_an_example_says_what_is_wrong_with_a_file(program, exported, file, code):
+def test_an_example_reports_a_wrong_file(program, exported, file, code):
     words = {10: "the plan file cannot be opened or mapped", 11: "not a plan file"}[code]
     done = subprocess.run([program, exported / file], capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -153,7 +155,7 @@ def test_an_example_says_what_is_wrong_with_a_file(program, exported, file, code
 
 @pytest.fixture(scope="module")
 def blis(exported, go, tmp_path_factory):
-    """A stand-in of BLIS with the exported latency model where its first lines say, built."""
+    """A stand-in of BLIS with the exported latency model at the place in its first lines, built."""
     tree = tmp_path_factory.mktemp("blis") / "tree"
     shutil.copytree(BLIS, tree)
     for name in ("blis/blis.go", "fastroof_step.h", "fastroof_step.o"):
@@ -164,10 +166,10 @@ def blis(exported, go, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_blis_steps_take_what_python_says(blis, exported, plans, name):
+def test_blis_steps_take_as_long_as_in_python(blis, exported, plans, name):
     plan = plans[name]
     steps, chunks, mixed = 0, 0, 0
-    for line in said([blis / "blis", exported / f"{name}.plan"]).splitlines():
+    for line in output_of([blis / "blis", exported / f"{name}.plan"]).splitlines():
         us, *requests = line.split()
         new, context = zip(*(map(int, request.split("@")) for request in requests), strict=True)
         assert int(us) == max(1, round(plan.step_scalar(list(new), list(context)))), line
@@ -191,7 +193,7 @@ def test_blis_without_a_plan(blis):
 
 
 def test_what_a_call_of_blis_costs(blis, exported):
-    lines = said([blis / "blis", "-time", exported / "llama-3.1-8b.plan"]).splitlines()
+    lines = output_of([blis / "blis", "-time", exported / "llama-3.1-8b.plan"]).splitlines()
     cost = re.compile(r"(constant|fastroof), (\d+ requests|event loop): (\d+\.\d) ns a (call|step of \d+)")
     costs = [re.fullmatch(cost, line).groups() for line in lines]
     assert [(model, work) for model, work, _, _ in costs] == [
@@ -218,7 +220,7 @@ def test_decodes_that_verify_draft_tokens_in_blis(blis, exported, plans, go):
 
 
 @pytest.mark.parametrize("form", ["own_five", "own", "override", "field"])
-def test_blis_takes_the_model_as_its_first_lines_say(form, exported, go, tmp_path):
+def test_blis_takes_the_model_by_its_first_lines(form, exported, go, tmp_path):
     tree = tmp_path / "tree"
     shutil.copytree(FORMS / form, tree)
     place = tree / "sim" / "fastroof"

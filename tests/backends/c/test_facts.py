@@ -1,4 +1,4 @@
-"""What a plan file says beside steps, in C: memory, transfers, stages, verification; Python's answers."""
+"""Facts of plan files in C are those of Python: memory, transfers, stages, verification."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def both(request, plans, exported, library):
     library.fastroof_close(there)
 
 
-def asked(function, *sizes, count=1, kind=np.float64):
+def returned(function, *sizes, count=1, kind=np.float64):
     """What a function writes into ``count`` numbers after its sizes; its code where it is not 0."""
     out = np.zeros(count, kind)
     code = function(*sizes, *(out[i:].ctypes.data for i in range(count)))
@@ -109,10 +109,10 @@ def test_memory_and_kv_cache_are_the_plans(both, library):
     plan, there = both
     assert memory_of(library, there) == memory_words(plan)
     for kv_len in (0, 1, 1023, 1024, 1025, 99_999, 2**28):
-        bytes_of = asked(library.fastroof_kv_bytes, there, kv_len, count=2, kind=np.int64)
+        bytes_of = returned(library.fastroof_kv_bytes, there, kv_len, count=2, kind=np.int64)
         assert bytes_of == [plan.memory.kv_bytes(kv_len), whole_kv_bytes(plan).kv_bytes(kv_len)]
     for kv_len in (-1, 2**28 + 1):
-        assert asked(library.fastroof_kv_bytes, there, kv_len, count=2, kind=np.int64) == CODE_SIZES
+        assert returned(library.fastroof_kv_bytes, there, kv_len, count=2, kind=np.int64) == CODE_SIZES
     layout = np.zeros(6, np.int64)
     assert library.fastroof_layout(there, layout.ctypes.data) == 0
     assert layout.tolist() == [getattr(plan.layout, n) for n in ("tp", "pp", "dp", "ep", "moe_tp", "cp")]
@@ -120,27 +120,27 @@ def test_memory_and_kv_cache_are_the_plans(both, library):
 
 def test_a_description_has_memory_layout_and_stages(both, library):
     plan, there = both
-    said = json.loads(library.fastroof_describe(there))
-    assert {key: said[key] for key in ("memory", "layout", "stages")} == plan_facts(plan)
+    facts = json.loads(library.fastroof_describe(there))
+    assert {key: facts[key] for key in ("memory", "layout", "stages")} == plan_facts(plan)
 
 
-def test_a_transfer_takes_what_a_simulation_says(both, plans, library, exported):
+def test_a_transfer_takes_as_long_as_in_a_simulation(both, plans, library, exported):
     plan, there = both
     transfer = library.fastroof_kv_transfer_us
     for kv_len in (0, 1, 777, 50_000):
         for rate, latency_us in ((0.0, 0.0), (50e9, 12.5), (12.5e9, 3.0)):
             us = takes_us(plan, plan, [kv_len], Link(rate or None, latency_us))[0]
-            assert asked(transfer, there, there, kv_len, rate, latency_us) == [us]
+            assert returned(transfer, there, there, kv_len, rate, latency_us) == [us]
     for sizes in ((-1, 0.0, 0.0), (5, -1.0, 0.0), (5, np.nan, 0.0), (5, 1.0, -1.0), (5, 1.0, np.inf)):
-        assert asked(transfer, there, there, *sizes) == CODE_SIZES
+        assert returned(transfer, there, there, *sizes) == CODE_SIZES
     other = "latent" if plan is plans["dense"] else "dense"
     unlike = opened(library, exported.plans[other])
-    assert asked(transfer, there, unlike, 5, 0.0, 0.0) == CODE_UNLIKE
+    assert returned(transfer, there, unlike, 5, 0.0, 0.0) == CODE_UNLIKE
     library.fastroof_close(unlike)
 
 
 def batch_of(random, plan, steps):
-    """Steps of decodes and of chunks, as arrays."""
+    """Decode steps and chunks, as arrays."""
     requests = []
     for _ in range(steps):
         decodes = [(1, int(context)) for context in random.integers(1, 6000, random.integers(0, 20))]
@@ -162,18 +162,18 @@ def test_stages_are_plans_and_micro_batches_follow_each_other(both, library):
         assert library.fastroof_stage(own, 0) == own
         for batch_size, kv_len in ((1, 1), (64, 4000), (256, 99)):
             us = stage.decode_us(batch_size, kv_len)
-            assert asked(library.fastroof_decode_us, own, batch_size, kv_len) == [us]
+            assert returned(library.fastroof_decode_us, own, batch_size, kv_len) == [us]
             us = stage.verify_us(2, kv_len + 5, 4)
-            assert asked(library.fastroof_verify_us, own, 2, kv_len + 5, 4) == [us]
+            assert returned(library.fastroof_verify_us, own, 2, kv_len + 5, 4) == [us]
     for number in (-1, len(plan.stages), 2**40):
         assert library.fastroof_stage(there, number) is None
     for steps in (0, 1, 3, 40):
         batch, (new, context, offsets) = batch_of(random, plan, steps)
         words = (new.ctypes.data, context.ctypes.data, len(new), offsets.ctypes.data, steps)
-        us = asked(library.fastroof_pipeline_us, there, *words, count=2)
+        us = returned(library.fastroof_pipeline_us, there, *words, count=2)
         assert us == [plan.pipeline_us(batch), plan.cycle_us(batch)]
     new[0] = 0
-    assert asked(library.fastroof_pipeline_us, there, *words, count=2) == CODE_SIZES
+    assert returned(library.fastroof_pipeline_us, there, *words, count=2) == CODE_SIZES
 
 
 def test_verification_has_the_bits_of_python(both, library):
@@ -184,9 +184,9 @@ def test_verification_has_the_bits_of_python(both, library):
         batch_size = int(random.integers(1, 1 + min(plan.max_seqs, plan.max_tokens // tokens)))
         kv_len = tokens + int(2 ** random.uniform(0, 18))
         us = plan.verify_us(batch_size, kv_len, tokens)
-        assert asked(library.fastroof_verify_us, there, batch_size, kv_len, tokens) == [us]
+        assert returned(library.fastroof_verify_us, there, batch_size, kv_len, tokens) == [us]
     for sizes in ((0, 5, 1), (1, 3, 4), (1, 2**29, 2), (plan.max_seqs + 1, 9, 1), (1024, 9000, 2**40)):
-        assert asked(library.fastroof_verify_us, there, *sizes) == CODE_SIZES
+        assert returned(library.fastroof_verify_us, there, *sizes) == CODE_SIZES
 
 
 def test_a_file_of_version_1_times_steps_and_has_nothing_else(plans, exported, library):
@@ -194,12 +194,12 @@ def test_a_file_of_version_1_times_steps_and_has_nothing_else(plans, exported, l
     content = np.frombuffer(older(exported.plans["stages"].read_bytes()), np.uint8).copy()
     there = PLAN()
     assert library.fastroof_open_bytes(content.ctypes.data, len(content), ctypes.byref(there)) == 0
-    assert asked(library.fastroof_decode_us, there, 8, 1000) == [plan.decode_us(8, 1000)]
-    assert asked(library.fastroof_verify_us, there, 1, 9, 2) == CODE_ABSENT
-    assert asked(library.fastroof_memory, there) == CODE_ABSENT
-    assert asked(library.fastroof_layout, there) == CODE_ABSENT
-    assert asked(library.fastroof_kv_bytes, there, 5, count=2, kind=np.int64) == CODE_ABSENT
-    assert asked(library.fastroof_kv_transfer_us, there, there, 5, 0.0, 0.0) == CODE_ABSENT
+    assert returned(library.fastroof_decode_us, there, 8, 1000) == [plan.decode_us(8, 1000)]
+    assert returned(library.fastroof_verify_us, there, 1, 9, 2) == CODE_ABSENT
+    assert returned(library.fastroof_memory, there) == CODE_ABSENT
+    assert returned(library.fastroof_layout, there) == CODE_ABSENT
+    assert returned(library.fastroof_kv_bytes, there, 5, count=2, kind=np.int64) == CODE_ABSENT
+    assert returned(library.fastroof_kv_transfer_us, there, there, 5, 0.0, 0.0) == CODE_ABSENT
     assert library.fastroof_num_stages(there) == 1
     assert library.fastroof_stage(there, 0) == there.value
     wrong = content.copy()

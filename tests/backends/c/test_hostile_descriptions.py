@@ -34,11 +34,11 @@ def with_text(text: bytes) -> bytes:
     return first_version(PLAN.arena, text)
 
 
-SAID = description(PLAN, "small")
+FACTS = description(PLAN, "small")
 
 
-def said(**changed: object) -> bytes:
-    return json.dumps({**SAID, **changed}).encode()
+def described(**changed: object) -> bytes:
+    return json.dumps({**FACTS, **changed}).encode()
 
 
 KINDS = {"a list": [1], "true": True, "a fraction": 0.5, "below 0": -1, "null": None}
@@ -52,16 +52,16 @@ WRONG = {
     "null": b"null",
     "an empty object": b"{}",
     "lists in lists": b"[" * 100_000 + b"]" * 100_000,
-    "an integer of 5,000 digits": said(tp=0).replace(b'"tp": 0', b'"tp": ' + b"9" * 5000),
-    "an integer of 4,000 digits": said(tp=10**4000),
-    "NaN": said(dp=float("nan")),
-    "infinity": said(dp=float("inf")),
-    **{f"{name} is {what}": said(**{name: kind}) for name in SAID for what, kind in KINDS.items()},
-    "another max_tokens": said(max_tokens=65),
-    "memory of texts": said(memory={"window": "0"}),
-    "memory below 0": said(memory={"window": -1}),
-    "stages without memory": said(stages=[{"stage": 0, "layers": 32}]),
-    "a stage that is none": said(stages=[0]),
+    "an integer of 5,000 digits": described(tp=0).replace(b'"tp": 0', b'"tp": ' + b"9" * 5000),
+    "an integer of 4,000 digits": described(tp=10**4000),
+    "NaN": described(dp=float("nan")),
+    "infinity": described(dp=float("inf")),
+    **{f"{name} is {what}": described(**{name: kind}) for name in FACTS for what, kind in KINDS.items()},
+    "another max_tokens": described(max_tokens=65),
+    "memory of texts": described(memory={"window": "0"}),
+    "memory below 0": described(memory={"window": -1}),
+    "stages without memory": described(stages=[{"stage": 0, "layers": 32}]),
+    "an invalid stage": described(stages=[0]),
 }
 
 
@@ -75,9 +75,9 @@ def test_a_wrong_description_with_a_right_crc_is_refused(what, tmp_path):
 
 def test_files_of_both_versions_are_read(tmp_path):
     path = tmp_path / "small.frplan"
-    for content in (with_text(json.dumps(SAID).encode()), plan_bytes(PLAN, "small")):
+    for content in (with_text(json.dumps(FACTS).encode()), plan_bytes(PLAN, "small")):
         path.write_bytes(content)
-        assert read_plan_file(path).description == SAID
+        assert read_plan_file(path).description == FACTS
         assert np.array_equal(read_plan_file(path).arena, PLAN.arena)
 
 
@@ -89,7 +89,7 @@ def test_files_of_both_versions_are_read(tmp_path):
         for us in (1e308, 1e61, -1e308, -1.0)
     ],
 )
-def test_times_that_are_none_are_refused_though_the_crc_is_right(slot, time_us, tmp_path):
+def test_invalid_times_are_refused_with_a_valid_crc(slot, time_us, tmp_path):
     arena = PLAN.arena.copy()
     if slot in (steps.DECODE_AT, steps.PREFILL_AT):
         block = arena[int(arena[slot]) :]
@@ -97,6 +97,6 @@ def test_times_that_are_none_are_refused_though_the_crc_is_right(slot, time_us, 
     else:
         arena[int(arena[slot]) + 5] = time_us
     path = tmp_path / "small.frplan"
-    path.write_bytes(first_version(arena, json.dumps(SAID).encode()))
+    path.write_bytes(first_version(arena, json.dumps(FACTS).encode()))
     with pytest.raises(BackendError, match=r"small\.frplan: .* takes"):
         read_plan_file(path)

@@ -39,7 +39,7 @@ def folder(exported):
     return place
 
 
-def said(*words, **options):
+def output_of(*words, **options):
     done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False, **options)
     assert (done.returncode, done.stderr) == (0, ""), words
     return done.stdout
@@ -60,8 +60,8 @@ def bits_of(printed):
 def static_lines(folder, tmp_path_factory):
     compiler = find_compiler("cc")
     made = tmp_path_factory.mktemp("static") / "example"
-    said(compiler, "-O2", "example.c", "fastroof_step.o", "-o", made, cwd=folder)
-    return bits_of(said(made, folder / "small.plan"))
+    output_of(compiler, "-O2", "example.c", "fastroof_step.o", "-o", made, cwd=folder)
+    return bits_of(output_of(made, folder / "small.plan"))
 
 
 def test_the_header_declares_what_the_code_has():
@@ -70,7 +70,7 @@ def test_the_header_declares_what_the_code_has():
     assert int(re.search(r"#define FASTROOF_ABI (\d+)", text)[1]) == ABI_VERSION
 
 
-def test_the_library_says_its_interface(loaded):
+def test_the_library_returns_its_abi_version(loaded):
     assert loaded.fastroof_abi_version() == ABI_VERSION
 
 
@@ -78,8 +78,8 @@ def test_the_library_has_a_soname_and_versioned_symbols_alone(folder):
     needed("readelf", "nm")
     path = folder / "libfastroof_step.so"
     assert (path.is_symlink(), path.resolve().name) == (True, "libfastroof_step.so.1")
-    assert "Library soname: [libfastroof_step.so.1]" in said("readelf", "-d", path)
-    shown = [line.split()[-1] for line in said("nm", "-D", "--defined-only", path).splitlines()]
+    assert "Library soname: [libfastroof_step.so.1]" in output_of("readelf", "-d", path)
+    shown = [line.split()[-1] for line in output_of("nm", "-D", "--defined-only", path).splitlines()]
     assert set(shown) == {"FASTROOF_1", *(f"{name}@@FASTROOF_1" for name in FUNCTIONS)}
 
 
@@ -89,14 +89,14 @@ def test_a_program_links_by_pkg_config_wherever_the_folder_is(folder, static_lin
     moved = tmp_path / "moved"
     shutil.copytree(folder, moved, symlinks=True)
     found = {"PKG_CONFIG_PATH": str(moved), "PATH": "/usr/bin:/bin", "LC_ALL": "C"}
-    flags = said("pkg-config", "--cflags", "--libs", "fastroof_step", env=found).split()
+    flags = output_of("pkg-config", "--cflags", "--libs", "fastroof_step", env=found).split()
     assert f"-I{moved}" in flags
-    assert said("pkg-config", "--modversion", "fastroof_step", env=found).strip() == fastroof.__version__
+    assert output_of("pkg-config", "--modversion", "fastroof_step", env=found).strip() == fastroof.__version__
     made = tmp_path / "example"
-    said(compiler, "-O2", moved / "example.c", *flags, f"-Wl,-rpath,{moved}", "-o", made)
-    assert "Shared library: [libfastroof_step.so.1]" in said("readelf", "-d", made)
-    assert "(FASTROOF_1)" in said("nm", "-D", made) or "@FASTROOF_1" in said("nm", "-D", made)
-    assert bits_of(said(made, moved / "small.plan")) == static_lines
+    output_of(compiler, "-O2", moved / "example.c", *flags, f"-Wl,-rpath,{moved}", "-o", made)
+    assert "Shared library: [libfastroof_step.so.1]" in output_of("readelf", "-d", made)
+    assert "(FASTROOF_1)" in output_of("nm", "-D", made) or "@FASTROOF_1" in output_of("nm", "-D", made)
+    assert bits_of(output_of(made, moved / "small.plan")) == static_lines
 
 
 def test_a_plan_that_the_library_opened_has_the_bits_of_python(loaded, exported, plans):
@@ -130,17 +130,17 @@ def test_an_aarch64_program_prints_the_same_bits(plans, static_lines, tmp_path):
     needed(qemu)
     find_compiler(gcc)
     export_c(plans, tmp_path, target="aarch64-linux-gnu", shared=True)
-    library_root = Path(said(gcc, "-print-sysroot").strip() or "/")
+    library_root = Path(output_of(gcc, "-print-sysroot").strip() or "/")
     if not (library_root / "lib" / "ld-linux-aarch64.so.1").exists():
         library_root = Path("/usr/aarch64-linux-gnu")
     # emulated: a million calls would take long
     source = tmp_path / "example.c"
     source.write_text(source.read_text().replace("CALLS = 1000000", "CALLS = 1000"))
-    said(gcc, "-O2", source, tmp_path / "fastroof_step.o", "-static", "-o", tmp_path / "static")
-    said(gcc, "-O2", source, f"-L{tmp_path}", "-lfastroof_step", "-o", tmp_path / "shared")
+    output_of(gcc, "-O2", source, tmp_path / "fastroof_step.o", "-static", "-o", tmp_path / "static")
+    output_of(gcc, "-O2", source, f"-L{tmp_path}", "-lfastroof_step", "-o", tmp_path / "shared")
     run = [qemu, "-L", library_root, "-E", f"LD_LIBRARY_PATH={tmp_path}"]
     for made in ("static", "shared"):
-        lines = bits_of(said(*run, tmp_path / made, tmp_path / "small.plan"))
+        lines = bits_of(output_of(*run, tmp_path / made, tmp_path / "small.plan"))
         assert lines[:-1] == static_lines[:-1]
         call = np.arange(1000)
         us = np.cumsum(plans["small"].decode_us(1 + call % 256, 1 + call % 8191))[-1]

@@ -20,7 +20,7 @@ from tests.reference.compilers import find_compiler
 
 I64, PTR = ctypes.c_int64, ctypes.c_void_p
 BEYOND = 4096
-"""Bytes before and after the memory, which nobody may write."""
+"""Bytes before and after the memory, which must not be written."""
 
 
 class Engine(ctypes.Structure):
@@ -263,7 +263,7 @@ def plain_engine(**changes):
         {"time_scale": math.inf},
     ],
 )
-def test_an_engine_that_is_none_has_a_code(library, opened, changes):
+def test_an_invalid_engine_returns_a_code(library, opened, changes):
     engine, trace = plain_engine(**changes), made_trace(1, 5)
     assert library.fastroof_simulate_bytes(ctypes.byref(engine), 5, 300) == -1
     assert in_c(library, opened["dense"], engine, trace, memory_bytes=2**20)[0] == c_simulation.CODE_ENGINE
@@ -293,7 +293,7 @@ def test_an_engine_larger_than_the_plan_has_a_code(library, opened, plans):
         ("arrival_s", 1e-9),
     ],
 )
-def test_a_request_that_is_none_has_a_code(library, opened, name, value):
+def test_an_invalid_request_returns_a_code(library, opened, name, value):
     trace = made_trace(1, 5)
     # the arrays behind the trace, as a C program might give them
     getattr(trace, name).flags.writeable = True
@@ -361,12 +361,12 @@ def test_the_example_prints_the_bits_of_python(exported, plans, tmp_path):
     )  # fmt: skip
     expected = run_engine(plans["dense"], trace, settings)
     ttft_ms = (expected.first_us - expected.arrival_us) / 1e3
-    said = {
+    found = {
         "TTFT of the last": ttft_ms[-1],
         "TTFT, 99 of 100": np.sort(ttft_ms)[-1 - count // 100],
         "the end": expected.counters["end_us"] / 1e3,
     }
-    assert lines == [f"{name}: {ms:.3f} ms, bits {struct.pack('>d', ms).hex()}" for name, ms in said.items()]
+    assert lines == [f"{name}: {ms:.3f} ms, bits {struct.pack('>d', ms).hex()}" for name, ms in found.items()]
     assert steps == f"{expected.counters['steps']} steps, 0 preemptions"
     assert re.fullmatch(r"a step: \d+\.\d ns", cost)
     failed = subprocess.run([program, exported.plans["dense"], "10"], capture_output=True, text=True)

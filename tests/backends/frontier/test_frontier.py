@@ -1,6 +1,6 @@
-"""Frontier: registered without a patch, asked by its stage schedulers, equal to the plan.
+"""Frontier: registered without a patch, called by its stage schedulers, equal to the plan.
 
-Against a stand-in of its tree, frontier_tree; what it follows and leaves out is said there.
+Against a stand-in of its tree, frontier_tree; what it follows and leaves out is listed there.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def run(module, *path):
 
 
 @pytest.mark.slow
-def test_it_runs_in_place_of_frontiers_main_and_says_what_it_needs():
+def test_it_replaces_frontiers_main_and_names_what_it_needs():
     done = run("fastroof.backends.frontier", TREE)
     assert (done.stdout, done.returncode) == ("FastroofExecutionTimePredictor\n", 0)
     assert "needs Frontier's source tree" in run("fastroof.backends.frontier").stderr

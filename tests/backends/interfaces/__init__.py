@@ -1,6 +1,6 @@
 """Recorded signatures of the programs that adapters serve, and what holds stand-ins to them.
 
-``PROGRAM.toml`` beside this file says what a program's source declares, in a named release or commit: its
+``PROGRAM.toml`` next to this file lists what a program's source declares, in a named release or commit: its
 facts, not its code. A line is ``name(parameters)`` of a function, method or class, ``name`` of a field, a key
 of a configuration, or ``file: column``.
 """

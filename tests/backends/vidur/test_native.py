@@ -72,8 +72,8 @@ def batch(requests: list[tuple[int, int, bool]], groups: bool) -> Any:
     return Batch(0, made, new_tokens, kv_tokens, active, [0] * len(requests) if groups else None)
 
 
-class Asked(NamedTuple):
-    """One question of a simulation, by what Vidur's requests say of themselves."""
+class StepCall(NamedTuple):
+    """One call for a step time, with the tokens in Vidur's requests."""
 
     new_tokens: list[int]
     context_len: list[int]
@@ -82,13 +82,13 @@ class Asked(NamedTuple):
 
 def simulate(
     vidur: Any, plan: StepPlan, folder: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str
-) -> list[Asked]:
+) -> list[StepCall]:
     """Run Vidur's simulator, and return every step time it asked for."""
     from vidur.simulator import Simulator
 
     from fastroof.backends.vidur.native import FastroofPredictor, FastroofPredictorConfig
 
-    asked = []
+    calls = []
     answer = FastroofPredictor.get_execution_time
 
     def watched(self: Any, batch: Any, pipeline_stage: int) -> Any:
@@ -100,7 +100,7 @@ def simulate(
             kv if request is None else request.num_processed_tokens - request.is_prefill_complete
             for request, kv in zip(batch.requests, batch.num_kv_tokens, strict=True)
         ]
-        asked.append(Asked(list(batch.num_q_tokens), context_len, step.total_time))
+        calls.append(StepCall(list(batch.num_q_tokens), context_len, step.total_time))
         return step
 
     monkeypatch.setattr(FastroofPredictor, "get_execution_time", watched)
@@ -124,7 +124,7 @@ def simulate(
         ),
     )
     Simulator(config).run()
-    return asked
+    return calls
 
 
 def test_the_package_loads_no_client() -> None:
@@ -133,7 +133,7 @@ def test_the_package_loads_no_client() -> None:
     assert done.stdout.strip() == "False", done.stderr
 
 
-def test_without_vidur_the_error_says_what_to_install() -> None:
+def test_without_vidur_the_error_names_what_to_install() -> None:
     code = "import sys; sys.modules['vidur'] = None; import fastroof.backends.vidur.native"
     done = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True)
     assert "ImportError: fastroof.backends.vidur.native needs" in done.stderr
@@ -141,18 +141,18 @@ def test_without_vidur_the_error_says_what_to_install() -> None:
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_every_step_of_a_simulation_takes_what_the_plan_says(
+def test_every_step_of_a_simulation_takes_the_plans_time(
     vidur: Any, plan: StepPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str
 ) -> None:
-    asked = simulate(vidur, plan, tmp_path, monkeypatch, scheduler)
-    assert len(asked) > 200
-    for step in asked:
+    wanted = simulate(vidur, plan, tmp_path, monkeypatch, scheduler)
+    assert len(wanted) > 200
+    for step in wanted:
         us = plan.step_scalar(step.new_tokens, step.context_len)
         assert step.total_s == us / 1e3 * 1e-3
         assert step.total_s == pytest.approx(us * 1e-6, rel=2**-51, abs=0)
-    kinds = {(max(step.new_tokens) > 1, min(step.new_tokens) == 1) for step in asked}
+    kinds = {(max(step.new_tokens) > 1, min(step.new_tokens) == 1) for step in wanted}
     assert {(True, False), (False, True)} <= kinds
-    assert len({len(step.new_tokens) for step in asked}) > 5
+    assert len({len(step.new_tokens) for step in wanted}) > 5
 
 
 def test_the_orca_scheduler_is_refused(
@@ -169,10 +169,10 @@ def test_both_countings_of_kv_tokens_are_one_step(
     from vidur.entities import KVParallelBatch
 
     requests = [(512, 0, False), (100, 512, False), (1, 0, False), (1, 700, True), (1, 2, True)]
-    asked = batch(requests, groups)
+    wanted = batch(requests, groups)
     if groups:
-        asked = KVParallelBatch(0, {0: asked})
-    step = predictor(vidur, plan, tmp_path).get_execution_time(asked, 0)
+        wanted = KVParallelBatch(0, {0: wanted})
+    step = predictor(vidur, plan, tmp_path).get_execution_time(wanted, 0)
     assert step.total_time == plan.step_scalar([512, 100, 1, 1, 1], [0, 512, 0, 699, 1]) / 1e3 * 1e-3
     decodes = batch([(1, 700, True), (1, 2, True)], groups)
     step = predictor(vidur, plan, tmp_path).get_execution_time(decodes, 0)
@@ -199,12 +199,12 @@ def test_by_operator_the_terms_are_a_layer_of_the_plan(
     from fastroof.backends.vidur import native
 
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=tp, dtype="fp8", engine=engine)
-    asked = batch([(512, 100, False), (1, 700, True)], False)
-    step = predictor(vidur, plan, tmp_path, by_operator=True).get_execution_time(asked, 0)
-    told = plan.explain([(512, 100), (1, 699)])
-    assert step.total_time == pytest.approx(told.total_us * 1e-6, rel=1e-15, abs=0)
+    wanted = batch([(512, 100, False), (1, 700, True)], False)
+    step = predictor(vidur, plan, tmp_path, by_operator=True).get_execution_time(wanted, 0)
+    explained = plan.explain([(512, 100), (1, 699)])
+    assert step.total_time == pytest.approx(explained.total_us * 1e-6, rel=1e-15, abs=0)
     once = ("embedding", "final_norm", "lm_head")
-    operators_us = {operator.role: operator.total_us for operator in told.operators}
+    operators_us = {operator.role: operator.total_us for operator in explained.operators}
     assert {n.removesuffix("_quantise") for n in operators_us} <= {*native._TERM_OF, *once, "runtime"}
     qkv_us = sum(us for name, us in operators_us.items() if name in ("qkv", "qkv_quantise"))
     assert step.attention_layer_pre_proj_execution_time == pytest.approx(qkv_us / 32 / 1e3)
@@ -294,7 +294,7 @@ def test_vidurs_command_line_simulates_one_request_step_by_step(
     assert float(row["request_e2e_time"]) == pytest.approx((chunks_us + decodes_us) * 1e-6, rel=1e-12)
 
 
-def test_config_json_says_what_was_simulated(vidur: Any, plan: StepPlan, tmp_path: Path) -> None:
+def test_config_json_has_what_was_simulated(vidur: Any, plan: StepPlan, tmp_path: Path) -> None:
     from fastroof.backends.vidur.native import FastroofPredictorConfig
 
     vidur.SimulationConfig(
@@ -302,10 +302,10 @@ def test_config_json_says_what_was_simulated(vidur: Any, plan: StepPlan, tmp_pat
         metrics_config=vidur.MetricsConfig(output_dir=str(tmp_path)),
     )
     (written,) = tmp_path.glob("*/config.json")
-    said = json.loads(written.read_text("utf-8"))["execution_time_predictor_config"]
-    assert said["name"] == "dummy"
-    assert (said["model"], said["gpu"], said["engine"]) == ("llama-3.1-8b", plan.gpu.name, "vllm")
-    assert said["tables"] == plan.tables_hash
+    facts = json.loads(written.read_text("utf-8"))["execution_time_predictor_config"]
+    assert facts["name"] == "dummy"
+    assert (facts["model"], facts["gpu"], facts["engine"]) == ("llama-3.1-8b", plan.gpu.name, "vllm")
+    assert facts["tables"] == plan.tables_hash
 
 
 def test_example_runs(vidur: Any) -> None:

@@ -1,6 +1,6 @@
 """The same trace in the real Vidur 0.0.26 and in fastroof's engine: every request, at three rates.
 
-Needs an environment with vidur==0.0.26, as test_native.py says; without it these tests skip.
+Needs an environment with vidur==0.0.26, as test_native.py does; without it these tests skip.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def test_other_engines_too(trace_run: Any, plan: StepPlan, tmp_path: Path, engin
 
 
 def test_few_blocks_hold_requests_back_in_both(trace_run: Any, plan: StepPlan, tmp_path: Path) -> None:
-    """Outputs within the last block of their prompts: requests wait for blocks, and nobody is preempted."""
+    """Outputs within the last block of their prompts: requests wait for blocks, and none is preempted."""
     count = 200
     trace = Trace(np.arange(count) * 0.02, np.full(count, 1020), np.full(count, 5))
     engine = {"num_gpu_blocks": 130}

@@ -1,6 +1,6 @@
-"""Vidur's source tree: registered without a patch, asked by its schedulers, equal to the plan.
+"""Vidur's source tree: registered without a patch, called by its schedulers, equal to the plan.
 
-Against a stand-in of the tree, tests/backends/vidur/vidur_tree; what it follows and leaves out is said there.
+Against a stand-in of the tree, tests/backends/vidur/vidur_tree; it lists what it leaves out.
 """
 
 from __future__ import annotations
@@ -280,16 +280,16 @@ def test_the_example_runs():
 
 
 @pytest.mark.slow
-def test_without_a_tree_it_says_what_it_needs(tmp_path):
+def test_without_a_tree_it_names_what_it_needs(tmp_path):
     (tmp_path / "vidur").mkdir()
     (tmp_path / "vidur" / "__init__.py").touch()
     native = tmp_path / "native"
     (native / "vidur" / "_native").mkdir(parents=True)
     (native / "vidur" / "__init__.py").touch()
-    for folder, said in ((tmp_path, "No module named 'vidur.types'"), (native, "has a native core")):
+    for folder, message in ((tmp_path, "No module named 'vidur.types'"), (native, "has a native core")):
         done = run("fastroof.backends.vidur.tree", tree=folder)
         assert done.returncode == 1
-        assert said in done.stderr
+        assert message in done.stderr
         assert "needs Vidur's source tree" in done.stderr
 
 
@@ -310,7 +310,7 @@ def test_a_simulation_times_every_batch_as_the_plan_does(vidur, monkeypatch, num
     simulator = vidur.simulator.Simulator(config, requests)
     plan = simulator._predictor.plan
     in_cache = dict.fromkeys((request.id for request in requests), 0)
-    ask = simulator._predictor.get_execution_time
+    call = simulator._predictor.get_execution_time
 
     def watched(batch, stage):
         # counts what is in each request's KV cache by itself, from what went through the model
@@ -320,7 +320,7 @@ def test_a_simulation_times_every_batch_as_the_plan_does(vidur, monkeypatch, num
         step = [(tokens, in_cache[r.id]) for r, tokens in zip(batch.requests, batch.num_tokens, strict=True)]
         for request, tokens in zip(batch.requests, batch.num_tokens, strict=True):
             in_cache[request.id] += tokens
-        found = ask(batch, stage)
+        found = call(batch, stage)
         assert found.total_time == plan.step_us(fastroof.StepBatch.from_requests([step]))[0] / 1e6
         return found
 
@@ -345,7 +345,7 @@ def test_the_stand_in_has_the_recorded_signatures(vidur):
         )
         == []
     )
-    asked, made = base.signatures
-    assert python_differences(base._replace(signatures=(asked,)), {"BaseExecutionTimePredictor": ours}) == []
+    wanted, made = base.signatures
+    assert python_differences(base._replace(signatures=(wanted,)), {"BaseExecutionTimePredictor": ours}) == []
     given = made[made.index("(") + 1 : -1].split(", ")
     inspect.signature(ours).bind(**dict.fromkeys(given))

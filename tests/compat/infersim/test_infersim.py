@@ -83,7 +83,7 @@ def test_files_that_infersim_never_opens_are_left_alone():
 
 
 @pytest.mark.parametrize(
-    ("path", "line", "said"),
+    ("path", "line", "message"),
     [
         ("gemm/h20/data.csv", "1,8,x,9,0.5", "line 3"),
         ("gemm/h20/data.csv", "1,8,8,9", "line 3"),
@@ -94,8 +94,8 @@ def test_files_that_infersim_never_opens_are_left_alone():
         ("gdn/decode/h20/4-1-1-1-1.csv", "1,1,1,1,1,1,1,1", "latencies"),
     ],
 )
-def test_a_line_that_cannot_be_read_is_named(path, line, said):
-    with pytest.raises(TableError, match=said) as error:
+def test_a_line_that_cannot_be_read_is_named(path, line, message):
+    with pytest.raises(TableError, match=message) as error:
         infersim.read_files({path: f"header\n\n{line}"}, root="here")
     assert f"here/{path}" in str(error.value)
 
@@ -155,7 +155,7 @@ def test_a_measured_gemm_comes_back_rounded(tables):
 
 
 @pytest.mark.parametrize(
-    ("lookup", "default", "said"),
+    ("lookup", "default", "message"),
     [
         (lambda t, s: infersim.gemm_mfu(t, "h20", 15, 512, 4096, strict=s), 0.6, "m=15 for k=512, n=4096"),
         (lambda t, s: infersim.gemm_mfu(t, "h20", 16, 99_999, 1, strict=s), 0.6, "k=99999"),
@@ -198,9 +198,9 @@ def test_a_measured_gemm_comes_back_rounded(tables):
         ),
     ],
 )  # fmt: skip
-def test_strict_names_what_is_missing_where_the_default_answers(tables, lookup, default, said):
+def test_strict_names_what_is_missing_where_the_default_answers(tables, lookup, default, message):
     assert lookup(tables, False) == default
-    with pytest.raises(MissingTableError, match=said):
+    with pytest.raises(MissingTableError, match=message):
         lookup(tables, True)
 
 
@@ -217,7 +217,7 @@ def test_no_default_for_a_gated_delta_net(tables):
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "said"),
+    ("call", "error", "message"),
     [
         (lambda t: infersim.gemm_mfu(t, "h20", 0, 8, 8), LookupInputError, "m must hold integers of 1"),
         (lambda t: infersim.gemm_mfu(t, "h20", 1.5, 8, 8), LookupInputError, "m must hold integers"),
@@ -280,8 +280,8 @@ def test_no_default_for_a_gated_delta_net(tables):
         ),
     ],
 )
-def test_wrong_arguments(tables, call, error, said):
-    with pytest.raises(error, match=said) as raised:
+def test_wrong_arguments(tables, call, error, message):
+    with pytest.raises(error, match=message) as raised:
         call(tables)
     assert isinstance(raised.value, FastroofError)
 
@@ -365,7 +365,7 @@ def test_any_scenario_is_as_the_reference_has_it(tables, config, scenario):
             assert row[column.name] == expected.get(column.name), column.name
 
 
-def test_columns_say_their_units(tables):
+def test_columns_have_units(tables):
     schema = infersim.evaluate(tables, DENSE, SCENARIO).schema
     for column in RESULT_COLUMNS:
         assert schema.field(column.name).metadata[b"unit"].decode() == column.unit
@@ -461,7 +461,7 @@ def test_experts_of_another_name_are_a_dense_model():
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({}, "num_attention_heads is missing"),
         ({**DENSE, "hidden_size": -1}, "hidden_size"),
@@ -473,13 +473,13 @@ def test_experts_of_another_name_are_a_dense_model():
         ({"model_type": "qwen3_5", "text_config": None}, "text_config"),
     ],
 )
-def test_wrong_configs(tables, config, said):
-    with pytest.raises(ModelError, match=said):
+def test_wrong_configs(tables, config, message):
+    with pytest.raises(ModelError, match=message):
         infersim.evaluate(tables, config, SCENARIO)
 
 
 @pytest.mark.parametrize(
-    ("scenarios", "said"),
+    ("scenarios", "message"),
     [
         (3, "mapping of columns"),
         ({"device": "H20", "tp": 1}, "unknown tp; missing world_size, tp_size"),
@@ -498,13 +498,13 @@ def test_wrong_configs(tables, config, said):
         ({**SCENARIO, "decode_bs": ["eight"]}, "decode_bs must hold numbers"),
     ],
 )
-def test_wrong_scenarios(tables, scenarios, said):
-    with pytest.raises(BatchError, match=said):
+def test_wrong_scenarios(tables, scenarios, message):
+    with pytest.raises(BatchError, match=message):
         infersim.evaluate(tables, DENSE, scenarios)
 
 
 def test_columns_of_any_make(tables):
-    """Chunked, dictionary and NumPy columns say the same as lists."""
+    """Chunked, dictionary and NumPy columns equal lists."""
     chunked = pa.chunked_array([[16], [64]])
     columns = {
         "decode_bs": chunked,

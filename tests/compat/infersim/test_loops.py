@@ -156,13 +156,13 @@ INT = st.integers(-(2**62), 2**62)
 @given(
     starts=st.lists(INT, min_size=4, max_size=4),
     key=st.lists(st.integers(0, 2), min_size=9, max_size=9),
-    asked=st.lists(INT | st.integers(0, 2), min_size=3, max_size=3),
+    query=st.lists(INT | st.integers(0, 2), min_size=3, max_size=3),
     at=st.integers(0, 9),
 )
-def test_the_loops_answer_with_a_row_of_the_table_or_a_code(starts, key, asked, at):
-    """Whatever the blocks say, no row outside the table is read or answered."""
+def test_the_loops_answer_with_a_row_of_the_table_or_a_code(starts, key, query, at):
+    """Whatever the blocks hold, no row outside the table is read or answered."""
     axes = np.array([[4, 2, 9]])
-    arguments = (np.array(key).reshape(3, 3), np.array(starts), axes, np.array([asked]).T, np.array([[at]]))
+    arguments = (np.array(key).reshape(3, 3), np.array(starts), axes, np.array([query]).T, np.array([[at]]))
     for loop in (loops.nearest_row, loops.floor_row, loops.ceiling_shape_row):
         row = np.full(1, 99)
         loop(*arguments, row)
@@ -177,8 +177,8 @@ def test_equal_neighbours_share_their_search():
     assert infersim.gemm_mfu(tables, "h20", m, k, 4).tolist() == singles == [0.08, 0.04, 0.08, 0.16]
 
 
-def test_a_key_is_looked_for_anew_where_its_first_number_alone_differs():
-    """Even where that number, of the query before, is what the others are."""
+def test_a_key_is_searched_again_if_its_first_number_differs():
+    """Even if that number of the query before equals the others."""
     keys = np.array([[4, 4, 4], [7, 4, 4]])
     row = np.full(3, 99)
     query = np.array([[4, 7, 4], [4, 4, 4], [4, 4, 4]])

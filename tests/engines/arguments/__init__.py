@@ -41,7 +41,6 @@ class Recorded(NamedTuple):
     is_deprecated: bool = False
 
     def find(self, spelling: str) -> Option | None:
-        """Return the option of a spelling."""
         by_name = self.options.get(spelling)
         return by_name or next((one for one in self.options.values() if spelling in one.also), None)
 

@@ -73,12 +73,12 @@ def forwards() -> Iterator[Command]:
 @cache
 def commands(engine: str, release: str, *, all_together: bool = False) -> tuple[Command, ...]:
     """Return fastroof's commands of a release: servers, or workers of Dynamo, and benchmarks."""
-    asked = tuple(some_settings(all_together=all_together))
+    wanted = tuple(some_settings(all_together=all_together))
     if engine == "dynamo":
         workers = [dynamo_engine(name) for name in MODULES]
-        return tuple(known.worker(one) for known in workers if known is not None for one in asked)
+        return tuple(known.worker(one) for known in workers if known is not None for one in wanted)
     module = MODULES[engine]
-    servers = tuple(module.server(one, release) for one in asked)
+    servers = tuple(module.server(one, release) for one in wanted)
     steps = forwards() if engine == "vllm" and Version(release) >= Version(FIRST_RELEASE) else ()
     return (*servers, *(module.benchmark(one, release) for one in loads()), *steps)
 

@@ -22,8 +22,6 @@ class UnknownValue(Exception):
 
 
 class Field(NamedTuple):
-    """A field of a class."""
-
     annotation: ast.expr | None
     default: ast.expr | None
     text: str = ""
@@ -147,20 +145,16 @@ class Source:
 
 
 def called(node: ast.Call) -> str:
-    """Return the name of what is called."""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
 def keywords_of(node: ast.Call) -> dict[str, ast.expr]:
-    """Return the keyword arguments of a call."""
     return {one.arg: one.value for one in node.keywords if one.arg}
 
 
 def is_literal(node: ast.AST) -> bool:
-    """Return whether it is a ``Literal[..]``."""
     return isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal"
 
 
 def flat(values: Iterable[Any]) -> list[Any]:
-    """Return the values of nested lists."""
     return [one for value in values for one in (flat(value) if isinstance(value, list) else [value])]

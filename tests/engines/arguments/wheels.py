@@ -103,7 +103,6 @@ def package_of(path: Path) -> Package:
 
 
 def read_wheel(path: Path) -> list[Recorded]:
-    """Return the records of a wheel's commands."""
     package = package_of(path)
     patterns = [*package.definitions, *(one for command in package.commands for one in command.files)]
     with zipfile.ZipFile(path) as wheel:

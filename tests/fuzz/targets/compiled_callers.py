@@ -28,7 +28,7 @@ PAGE = mmap.PAGESIZE
 
 
 class Guarded:
-    """Memory that ends where nobody may read: who reads beyond an array there ends the process."""
+    """Memory that ends at an unreadable page: a read beyond an array there ends the process."""
 
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, 2 * PAGE)
@@ -70,8 +70,8 @@ class Callers(Target):
             "second": self.guards[1].at_the_end,
         }
 
-    def told(self, call: Any, data: Any, given: tuple[Any, ...]) -> float:
-        """Return what the compiled caller says; FastroofError for what does not compile."""
+    def called(self, call: Any, data: Any, given: tuple[Any, ...]) -> float:
+        """Return the answer of the compiled caller; FastroofError for what does not compile."""
         try:
             kinds = tuple(numba.typeof(one) for one in given)
         except (ValueError, TypeError, OverflowError, numba.core.errors.NumbaError) as error:
@@ -104,13 +104,13 @@ def caller_of(function: Any) -> Any:
 
 
 def same(found: float, plan: fastroof.StepPlan, method: str, *sizes: Any) -> None:
-    """Raise Wrong if a plan says another time, or one where it was NaN, or none where it was not."""
+    """Raise Wrong if a plan returns another time, or one where it was NaN, or none where it was not."""
     try:
         expected = getattr(plan, method)(*sizes)
     except BatchError:
         expected = math.nan
     if not (found == expected or (math.isnan(found) and math.isnan(expected))):
-        raise Wrong(f"the compiled caller says {found!r}, plan.{method} {expected!r}")
+        raise Wrong(f"the compiled caller returns {found!r}, plan.{method} {expected!r}")
 
 
 class Steps(Callers):
@@ -177,7 +177,7 @@ class Steps(Callers):
         plan = self.plans[name]
         native = all(kind is None or kind.isnative for kind in kinds)
         try:
-            found = self.told(self.timed, plan.arena, tuple(given))
+            found = self.called(self.timed, plan.arena, tuple(given))
         except FastroofError:
             plain = all(
                 isinstance(one, np.ndarray)
@@ -242,7 +242,7 @@ class Decodes(Callers):
             if len(kinds) > 1 or kinds.pop() not in INTEGERS:
                 raise SkippedError  # another caller to compile
         plan = self.plans[name]
-        found = self.told(self.timed, plan.arena, tuple(given))
+        found = self.called(self.timed, plan.arena, tuple(given))
         if not all(integers):
             raise Wrong(f"what is no integer is timed: {found}")
         same(found, plan, "decode_us", *map(int, given))
@@ -278,13 +278,13 @@ class CompiledCallers(Target):
             raise SkippedError
         if given[0] == "decode":
             decode_us, data = fastroof.numba_decode(given[1])
-            answer, asked = decode_us(data, *given[2:]), lambda: self.plan.decode_us(*given[2:])
+            answer, wanted = decode_us(data, *given[2:]), lambda: self.plan.decode_us(*given[2:])
         else:
             step_us, data = fastroof.numba_step(given[1])
             arrays = [np.array(one, np.int64) for one in given[2:]]
-            answer, asked = step_us(data, *arrays), lambda: self.plan.step_scalar(*arrays)
+            answer, wanted = step_us(data, *arrays), lambda: self.plan.step_scalar(*arrays)
         try:
-            known = asked()
+            known = wanted()
         except FastroofError:
             if not np.isnan(answer):
                 raise Wrong(f"{answer} us of what a plan refuses") from None

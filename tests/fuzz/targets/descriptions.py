@@ -1,4 +1,4 @@
-"""Descriptions in TOML: GPUs, engines, what a source says of itself, and families known to be unsound."""
+"""Descriptions in TOML: GPUs, engines, provenance of a source, and families known to be unsound."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 def checked_tables(tables: Any) -> None:
     """Raise Wrong for a kernel that takes no time, or more than there is."""
     if not tables.tables:
-        raise Wrong("nothing was read, and nothing said")
+        raise Wrong("nothing was read, and nothing reported")
     for table in tables.tables.values():
         all_finite(table.columns)
         if not (table.columns["latency_us"] > 0.0).all():

@@ -143,7 +143,7 @@ class KeptPlans(Target):
         if times != self.times[name]:
             raise Wrong(f"{name} is timed as another plan")
         if kept.to_bytes() != plan_cache._split(self.files[name][2 * DIGEST :])[1]:
-            raise Wrong(f"{name} says what it did not say")
+            raise Wrong(f"{name} returns what it did not return")
         if made:
             raise FastroofError("made anew: nothing was believed that is not what was kept")
 
@@ -158,7 +158,7 @@ class KeptPlans(Target):
 
 
 def _replace(file: Path, what: str) -> None:
-    """Do to a file, or put in its place, what somebody else may."""
+    """Do to a file, or put in its place, what another program may."""
     other = file.parent.parent / "other"
     match what:
         case "link":

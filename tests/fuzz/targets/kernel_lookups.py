@@ -24,7 +24,7 @@ from tests.fuzz.expressions import (
 )
 from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
 
-__all__ = ["ASKED", "MADE", "TARGETS", "shipped"]
+__all__ = ["MADE", "QUERIES", "TARGETS", "shipped"]
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 MIXER = {"batch_size": 32, "phase": "generation", "part": "convolution", "conv_width": 4, "q_len": 1}
@@ -34,7 +34,7 @@ PROMPTS = {"q_len": 1024, "kv_len": 1024, "batch_size": 8}
 DECODES = {"batch_size": 32, "kv_len": 256}
 EXPERTS = {"hidden": 7168, "intermediate": 2048, "topk": 8, "num_experts": 256, "num_tokens": 256}
 
-ASKED: dict[str, tuple[dict[str, Any], ...]] = {
+QUERIES: dict[str, tuple[dict[str, Any], ...]] = {
     "encoder_attention": ({"num_q_heads": 12, "num_kv_heads": 12, "head_dim": 64, "kv_len": 12544},),
     "allreduce": (
         {"num_gpus": 2, "message_bytes": 524288, "dtype": "fp16", "mode": "nccl"},
@@ -135,23 +135,23 @@ class KernelLookups(Target):
         self.made = fastroof.load_tables(
             write_source(folder / "made", columns, {"gpu": "h100"}, compression_level=1)
         )
-        self.calls = [(operator, asked) for operator, several in ASKED.items() for asked in several]
+        self.calls = [(operator, wanted) for operator, several in QUERIES.items() for wanted in several]
 
     def examples(self) -> list[bytes]:
-        return [call_text(operator, _words(asked)) for operator, asked in self.calls]
+        return [call_text(operator, _words(wanted)) for operator, wanted in self.calls]
 
     def case(self, random: Random) -> bytes:
-        operator, asked = random.choice(self.calls)
-        words = _words(asked)
+        operator, wanted = random.choice(self.calls)
+        words = _words(wanted)
         schema = OPERATORS[operator]
         for _ in range(random.choice((1, 1, 2, 3))):
             # another key is mostly no kernel that was measured
             key = random.choice(schema.axis_names if random.random() < 0.75 else schema.arguments)
             what = random.random()
-            if isinstance(asked.get(key, schema.defaults.get(key)), str):
+            if isinstance(wanted.get(key, schema.defaults.get(key)), str):
                 words[key] = repr(random.choice(WORDS)) if what < 0.9 else odd(random)
                 continue
-            most = 3 * int(asked.get(key, 9))
+            most = 3 * int(wanted.get(key, 9))
             if what < 0.4:
                 words[key] = integer(random, most)
             elif what < 0.7:
@@ -179,8 +179,8 @@ class KernelLookups(Target):
         found = tables.lookup(*given, **options)
         mfus = found.mfu[~np.isnan(found.mfu)]  # links have none
         all_finite([found.latency_us, mfus, found.relative_error])
-        asked = {key: value for key, value in options.items() if key not in ("method", "with_error")}
-        given_sizes = {key: np.asarray(value) for key, value in asked.items() if not isinstance(value, str)}
+        wanted = {key: value for key, value in options.items() if key not in ("method", "with_error")}
+        given_sizes = {key: np.asarray(value) for key, value in wanted.items() if not isinstance(value, str)}
         shape = np.broadcast_shapes(*(value.shape for value in given_sizes.values()))
         if found.latency_us.shape != shape or (found.latency_us <= 0.0).any() or (found.origin > 4).any():
             raise Wrong(f"{found!r:.100} of shape {shape}")
@@ -210,8 +210,8 @@ def _column(values: list[Any]) -> Any:
     return np.array(values, object if isinstance(values[0], str) else None)
 
 
-def _words(asked: dict[str, Any]) -> dict[str, str]:
-    return {key: repr(value) for key, value in asked.items()}
+def _words(options: dict[str, Any]) -> dict[str, str]:
+    return {key: repr(value) for key, value in options.items()}
 
 
 TARGETS = [KernelLookups]

@@ -15,7 +15,7 @@ from tests.fuzz.target import Target, Wrong, all_finite
 
 __all__ = ["TARGETS"]
 
-ASKED: tuple[tuple[str, dict[str, Any]], ...] = (
+QUERIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gemm", {"m": 64, "n": 4096, "k": 4096}),
     (
         "attention_prefill",
@@ -63,11 +63,11 @@ class Lookups(Target):
         self.tables = h100()
 
     def case(self, random: Random) -> bytes:
-        operator, asked = random.choice(ASKED)
-        words = {key: str(value) for key, value in asked.items()}
+        operator, wanted = random.choice(QUERIES)
+        words = {key: str(value) for key, value in wanted.items()}
         for _ in range(random.choice((1, 1, 2, 3))):
             key = random.choice(list(words))
-            what, most = random.random(), 5 * asked.get(key, 9)
+            what, most = random.random(), 5 * wanted.get(key, 9)
             if what < 0.6:
                 words[key] = sizes(random, most)
             else:

@@ -71,7 +71,6 @@ class ModelSpecs(GpuSpecs):
         self.fields = [field.name for field in dataclasses.fields(self.given) if field.init]
 
     def use(self, made: Any) -> None:
-        """Compile a plan of it."""
         _timed(fastroof.compile_plan(made, "h100", h100(), max_tokens=64, max_seqs=8, engine="kernels"))
 
 

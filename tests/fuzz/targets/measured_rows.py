@@ -112,12 +112,12 @@ class MeasuredRows(Target):
         points = list(zip(*(measured[size].tolist() for size in sizes), strict=True))
         for row in {0, len(points) - 1}:
             point = dict(zip(sizes, points[row], strict=True))
-            asked = {key: value for key, value in point.items() if key in operator.arguments}
+            wanted = {key: value for key, value in point.items() if key in operator.arguments}
             try:
-                found = [tables.lookup(name, method=method, **asked) for method in METHODS]
+                found = [tables.lookup(name, method=method, **wanted) for method in METHODS]
             except LookupInputError:
                 continue
-            error = tables.lookup(name, with_error=True, **asked).relative_error
+            error = tables.lookup(name, with_error=True, **wanted).relative_error
             all_finite([error, *(one.latency_us for one in found)])
             for one in found:
                 if not one.latency_us > 0.0 or (
@@ -125,7 +125,7 @@ class MeasuredRows(Target):
                     and points.count(points[row]) == 1
                     and one.latency_us != measured["latency_us"][row]
                 ):
-                    raise Wrong(f"{asked} took {measured['latency_us'][row]} us, and is {one}")  # fmt: skip
+                    raise Wrong(f"{wanted} took {measured['latency_us'][row]} us, and is {one}")  # fmt: skip
 
 
 def _some_rows(name: str) -> dict[str, list[Any]]:

@@ -85,11 +85,11 @@ class TableFiles(Target):
             known = {key: value for key, value in measured.columns.items() if key in operator.arguments}
             for row in (0, -1):
                 sizes = {key: value[row] for key, value in known.items()}
-                asked = {key: value if isinstance(value, str) else int(value) for key, value in sizes.items()}
-                found = tables.lookup(name, **asked)
-                all_finite(found.latency_us, f"lookup of {asked}")
+                query = {key: value if isinstance(value, str) else int(value) for key, value in sizes.items()}
+                found = tables.lookup(name, **query)
+                all_finite(found.latency_us, f"lookup of {query}")
                 if (found.latency_us <= 0.0).any():
-                    raise Wrong(f"{asked} takes {found.latency_us} us")
+                    raise Wrong(f"{query} takes {found.latency_us} us")
         finally:
             path.unlink()
 

@@ -33,7 +33,7 @@ POINTS = [
     (gemm(64), 33.5), (gemm(4096), 120.25), (gemm(4096, dtype="fp8"), 231.0), (decode(16, 4096), 142.75),
     (prefill(2048), 1234.5), (copy(8192), 120.0),
 ]  # fmt: skip
-ASKED = {"grid": "cpu", "gpu": None, "providers": ["cpu"], "only": [], "seed": 0, "budget_s": None}
+REQUEST = {"grid": "cpu", "gpu": None, "providers": ["cpu"], "only": [], "seed": 0, "budget_s": None}
 
 
 class Journals(Target):
@@ -50,10 +50,10 @@ class Journals(Target):
         self.journal = self.runs / "journal-r.jsonl"
         made = folder / "journal-made.jsonl"
         lines = [*POINTS, skip(gemm(8), "oom", "needs 90 GB"), skip(gemm(9), "error", "lost")]
-        write_journal(made, lines, first=start(request=ASKED))
+        write_journal(made, lines, first=start(request=REQUEST))
         resumed = folder / "journal-resumed.jsonl"
-        run(resumed, gemms(3), start={"request": ASKED, "versions": {"torch": "2.11"}})
-        run(resumed, gemms(5), start={"request": ASKED, "versions": {"torch": "2.12"}})
+        run(resumed, gemms(3), start={"request": REQUEST, "versions": {"torch": "2.11"}})
+        run(resumed, gemms(5), start={"request": REQUEST, "versions": {"torch": "2.12"}})
         self.texts = [made.read_bytes(), resumed.read_bytes()]
 
     def examples(self) -> list[bytes]:
@@ -73,7 +73,7 @@ class Journals(Target):
 
     def check(self, case: bytes) -> None:
         refusal = None
-        for read in (self.tables, self.table_set, self.asked, self.resumed):
+        for read in (self.tables, self.table_set, self.request, self.resumed):
             shutil.rmtree(self.runs, ignore_errors=True)
             self.runs.mkdir()
             self.journal.write_bytes(case)
@@ -96,7 +96,7 @@ class Journals(Target):
         all_finite(validate_tables(tables, gpu_of(tables)).as_dict())
         all_finite(diff_tables(tables, tables).as_dict())
 
-    def asked(self) -> None:
+    def request(self) -> None:
         hash(request_of(self.journal))
 
     def resumed(self) -> None:

@@ -19,7 +19,7 @@ __all__ = ["TARGETS"]
 
 
 def answers(file: Any) -> None:
-    """Load a model, and ask what loads for all that a plan asks of it."""
+    """Load a model, and read all that a plan reads of it."""
     model = load_model(file)
     if not 0 < model.active_parameters <= model.num_parameters:
         raise Wrong(f"{model.active_parameters} of {model.num_parameters} parameters are active")

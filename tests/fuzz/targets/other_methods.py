@@ -69,20 +69,20 @@ class OtherLookups(Target):
 
     def examples(self) -> list[bytes]:
         return [
-            call_text(name, {key: repr(value) for key, value in asked.items()})
-            for name, asked in LOOKUPS.items()
+            call_text(name, {key: repr(value) for key, value in wanted.items()})
+            for name, wanted in LOOKUPS.items()
         ]
 
     def case(self, random: Random) -> bytes:
-        name, asked = random.choice(list(LOOKUPS.items()))
-        words = {key: repr(value) for key, value in asked.items()}
+        name, wanted = random.choice(list(LOOKUPS.items()))
+        words = {key: repr(value) for key, value in wanted.items()}
         for _ in range(random.choice((1, 1, 2))):
-            key = random.choice(list(asked))
-            if isinstance(asked[key], str | bool):
+            key = random.choice(list(wanted))
+            if isinstance(wanted[key], str | bool):
                 known = ("'h20'", "'x'", "['h20', 'h800']", "True", "[0, 1]", "'64-8-128'", "['32-8-128']")
                 words[key] = random.choice(known) if random.random() < 0.7 else odd(random)
             else:
-                words[key] = sizes(random, 3 * asked[key]) if random.random() < 0.9 else odd(random)
+                words[key] = sizes(random, 3 * wanted[key]) if random.random() < 0.9 else odd(random)
         if random.random() < 0.03:
             del words[random.choice(list(words))]
         return call_text(name, words)
@@ -274,7 +274,7 @@ class Comparisons(Calls):
                 raise Wrong(f"{step} takes no time")
             for time in step.times[1:]:
                 if not time.why_not and not 0.0 < time.total_us < 1e15:
-                    raise Wrong(f"{time.method} says {time.total_us} us")
+                    raise Wrong(f"{time.method} returns {time.total_us} us")
 
 
 def _mutated(given: dict[str, Any], random: Random, share: float = 1.0) -> str:

@@ -67,8 +67,8 @@ class Pages(Target):
     def examples(self) -> list[bytes]:
         views = [SMALL, {**SMALL, "rate": None, "clients": 4}, {**SESSIONS, "kv_tiers": "host:1GB:1GB/s"}]
         views += [{**SMALL, "fleet": fleet} for fleet in FLEETS[:7]]
-        asked = [("simulation", view) for view in views] + [(name, SMALL) for name in QUESTIONS]
-        return [f"{name}\n{json.dumps(view)}".encode() for name, view in asked]
+        wanted = [("simulation", view) for view in views] + [(name, SMALL) for name in QUESTIONS]
+        return [f"{name}\n{json.dumps(view)}".encode() for name, view in wanted]
 
     def case(self, random: Random) -> bytes:
         question = random.choice(("simulation",) * 12 + tuple(QUESTIONS))

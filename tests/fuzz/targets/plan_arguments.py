@@ -21,7 +21,7 @@ MAX_TOKENS, MAX_SEQS, MAX_KV = 2048, 64, 100_000
 
 
 def whole_numbers(value: Any) -> Any:
-    """Return what an argument says in int64, or raise Wrong if it says no integers."""
+    """Return an argument in int64, or raise Wrong if it has no integers."""
     if isinstance(value, bool | np.bool_):
         raise Wrong(f"{value!r} was taken for an integer")
     if isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any():
@@ -88,7 +88,7 @@ class Scalar(PlanCalls):
         all_finite(answer)
         arrays = [whole_numbers(value) for value in given]
         if not np.all(answer == self.plan.decode_us(*arrays)) or np.any(np.asarray(answer) <= 0.0):
-            raise Wrong(f"{answer!r:.80} is not what decode_us says")
+            raise Wrong(f"{answer!r:.80} is not what decode_us returns")
 
 
 class EqualSteps(PlanCalls):
@@ -171,7 +171,7 @@ class StepScalar(PlanCalls):
         new, context = (whole_numbers(value) for value in given)
         batch = fastroof.StepBatch(new.reshape(-1), context.reshape(-1), np.array([0, new.size]))
         if answer != self.plan.step_us(batch)[0]:
-            raise Wrong(f"{answer!r} is not what step_us says")
+            raise Wrong(f"{answer!r} is not what step_us returns")
 
 
 class Batches(PlanCalls):
@@ -243,7 +243,7 @@ class Batches(PlanCalls):
         for step, (start, end) in enumerate(pairwise(batch.offsets[:4].tolist())):
             new, context = batch.new_tokens[start:end].tolist(), batch.context_len[start:end].tolist()
             if new and plan.explain(zip(new, context, strict=True)).total_us != step_us[step]:
-                raise Wrong("explain says something else")
+                raise Wrong("explain returns something else")
 
 
 class Others(PlanCalls):

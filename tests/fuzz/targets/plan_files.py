@@ -87,7 +87,6 @@ class PlanFiles(Target):
         return "\n".join(lines).encode()
 
     def content(self, case: bytes) -> bytes:
-        """Return the file that a case says."""
         first, *edits = case.decode().split("\n")
         name, _, crc = first.partition(" ")
         content = bytearray(self.files[name])

@@ -1,4 +1,4 @@
-"""Plan files with wrong bytes through the C library: what the loop says in Python, bit by bit."""
+"""Plan files with wrong bytes through the C library: what the loop returns in Python, bit by bit."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class PlanFilesInC(PlanFiles):
         plan = POINTER()
         code = self.library.fastroof_open(os.fsencode(self.path), ctypes.byref(plan))
         if code != expected or (plan.value is None) != (code != 0):
-            raise Wrong(f"fastroof_open says {code}, the loop in Python {expected}")
+            raise Wrong(f"fastroof_open returns {code}, the loop in Python {expected}")
         try:
             if code == 0:
                 self.timed(plan, arena)
@@ -108,7 +108,7 @@ class PlanFilesInC(PlanFiles):
         plan = POINTER()
         code = self.library.fastroof_open(os.fsencode(path), ctypes.byref(plan))  # type: ignore[union-attr]
         if code not in (loops.CODE_IO, loops.CODE_FOREIGN) or plan.value is not None:
-            raise Wrong(f"fastroof_open of {path} says {code}")
+            raise Wrong(f"fastroof_open of {path} returns {code}")
         try:
             read_plan_file(path)
         except (BackendError, OSError) as error:
@@ -116,7 +116,6 @@ class PlanFilesInC(PlanFiles):
         raise Wrong(f"{path} is read")
 
     def timed(self, plan: Any, arena: Any) -> None:
-        """Compare steps of every kind."""
         sizes = [(*size,) for size in SIZES]
         for batch_size, kv_len in (*sizes, (0, 1), (5, 1), (1, 2**63 - 1), (-(2**63), 5)):
             self.one("decode_us", equal_decodes_us(arena, batch_size, kv_len), plan, batch_size, kv_len)
@@ -132,12 +131,12 @@ class PlanFilesInC(PlanFiles):
         code = getattr(self.library, f"fastroof_{name}")(*given, ctypes.byref(us))
         if math.isnan(expected):
             if code != CODE_SIZES:
-                raise Wrong(f"fastroof_{name} says {code} of what cannot be timed")
+                raise Wrong(f"fastroof_{name} returns {code} for what cannot be timed")
         elif code or us.value != expected:
-            raise Wrong(f"fastroof_{name} says {code}, {us.value!r}, the loop in Python {expected!r}")
+            raise Wrong(f"fastroof_{name} returns {code}, {us.value!r}, the loop in Python {expected!r}")
 
     def facts(self, plan: Any) -> None:
-        """Ask for all else that a file says; stages are plans, within the file."""
+        """Read all other facts of a file; stages are plans, within the file."""
         library: Any = self.library
         held = np.full(32, 7, np.int64)
         for function in (library.fastroof_memory, library.fastroof_layout):

@@ -136,12 +136,12 @@ class Streams(Served):
         )
 
     def check(self, case: bytes) -> None:
-        with tempfile.TemporaryFile() as sent, tempfile.TemporaryFile() as said:
+        with tempfile.TemporaryFile() as sent, tempfile.TemporaryFile() as found:
             sent.write(case)
             sent.seek(0)
-            serve_pipe(self.served, sent.fileno(), said.fileno())
-            said.seek(0)
-            lines = said.read().splitlines()
+            serve_pipe(self.served, sent.fileno(), found.fileno())
+            found.seek(0)
+            lines = found.read().splitlines()
         if len(lines) != sum(bool(line.strip()) for line in case.split(b"\n")):
             raise Wrong(f"{len(lines)} replies")
         for line in lines:

@@ -370,7 +370,7 @@ class Estimates(Calls):
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
-        # for steps as large as they are unless max_batched_tokens says otherwise
+        # for steps as large as they are unless max_batched_tokens limits them
         self.names["plan"] = plan_of(max_tokens=8192, max_seqs=256)
 
     def examples(self) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Specs of sweeps of every kind, sweeps of what they say, arguments of a run, and parts that it left."""
+"""Specs of sweeps of every kind, sweeps of them, arguments of a run, and parts that it left."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _toml(spec: dict[str, Any]) -> bytes:
 
 
 class Sweeps(SpecTrees):
-    """Sweeps of specs that are small: what a spec says is evaluated, and its file read back."""
+    """Sweeps of small specs: each is evaluated, and its file read back."""
 
     name = "sweep.run"
     is_one_line = False  # a line for each problem

@@ -218,11 +218,11 @@ class TraceFields(Target):
     def check(self, case: bytes) -> None:
         text, _, call = case.decode().partition("\n")
         given, options = evaluated(text, NAMES)
-        asked = evaluated(call, NAMES) if call else None
+        wanted = evaluated(call, NAMES) if call else None
         trace = fastroof.Trace(*given, **options)
         answers(trace)
-        if asked is not None:
-            answers(getattr(trace, asked[0])(asked[1]))
+        if wanted is not None:
+            answers(getattr(trace, wanted[0])(wanted[1]))
 
 
 TARGETS = [TraceFiles, TraceTables, TraceArrays, TraceFields]

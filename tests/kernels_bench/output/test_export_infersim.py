@@ -193,7 +193,7 @@ def test_fp8_gemms_are_written_against_the_fp8_peak(tmp_path: Path) -> None:
     assert loaded.tables["gemm"].columns["mfu"][0] == pytest.approx(2 * 4096**3 / (100e-6 * 1979e12))
 
 
-def test_which_gemms_must_be_said_where_it_is_open(tmp_path: Path) -> None:
+def test_an_ambiguous_gemm_dtype_must_be_given(tmp_path: Path) -> None:
     rows = [(gemm(4, dtype="fp8"), 20.0), (gemm(4, dtype="fp8_block"), 21.0)]
     with pytest.raises(MeasureError, match="--gemm-dtype fp8"):
         exported(tmp_path, rows)
@@ -206,7 +206,7 @@ def test_rows_that_infersim_would_divide_by_zero_for_are_counted(tmp_path: Path)
     assert export.rounds_to_zero == 1
 
 
-def test_the_tree_of_one_gpu_is_replaced_only_when_told(tmp_path: Path) -> None:
+def test_the_tree_of_one_gpu_is_replaced_only_on_request(tmp_path: Path) -> None:
     _, root = exported(tmp_path, [(gemm(64), 20.0), (decode(1, 64), 9.0)])
     other = root / "gemm" / "h20"
     other.mkdir()
@@ -220,7 +220,7 @@ def test_the_tree_of_one_gpu_is_replaced_only_when_told(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["j.jsonl", "tree"]
 
 
-def test_nothing_to_export_says_why(tmp_path: Path) -> None:
+def test_nothing_to_export_raises_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(MeasureError, match="1 rows: InferSim has no file for elementwise"):
         exported(tmp_path, [row(copy(64), 3.0)])
     assert not (tmp_path / "tree").exists()
@@ -228,8 +228,8 @@ def test_nothing_to_export_says_why(tmp_path: Path) -> None:
 
 def test_whose_rows_they_are_goes_with_them(tmp_path: Path) -> None:
     export_infersim(load_table_set("h100"), tmp_path / "tree")
-    said = tomllib.loads((tmp_path / "tree" / "provenance-h100.toml").read_text())
-    source = said["sources"]["aiconfigurator-vllm-0.25.0"]
+    facts = tomllib.loads((tmp_path / "tree" / "provenance-h100.toml").read_text())
+    source = facts["sources"]["aiconfigurator-vllm-0.25.0"]
     assert source["licence"] == "Apache-2.0"
     assert source["url"] == "https://github.com/ai-dynamo/aisimulate"
 

@@ -113,13 +113,13 @@ def test_what_was_written_loads_again(tmp_path: Path) -> None:
     folder = write_merged(merged, tmp_path / "h100" / "kernels_bench", rank=5)
     columns = load_measured(folder).tables["gemm"].columns
     assert columns["latency_us"].tolist() == [51.5, 60.5]
-    said = tomllib.loads((folder / "provenance.toml").read_text())
-    assert (said["gpu"], said["rank"], said["rows"]) == ("h100", 5, 2)
-    spread = said["operators"]["gemm"]["run_spread"]
+    facts = tomllib.loads((folder / "provenance.toml").read_text())
+    assert (facts["gpu"], facts["rank"], facts["rows"]) == ("h100", 5, 2)
+    spread = facts["operators"]["gemm"]["run_spread"]
     assert spread["max"] == 3.0 / 51.5
     assert spread["worst"] == gemm(1).key
-    assert [run["runs"][f"run-{i}"]["seed"] for i, run in enumerate(said["merged_from"])] == [0, 0]
-    assert {s["run"] for s in said["sentinels"]} == {"run-0", "run-1"}
+    assert [run["runs"][f"run-{i}"]["seed"] for i, run in enumerate(facts["merged_from"])] == [0, 0]
+    assert {s["run"] for s in facts["sentinels"]} == {"run-0", "run-1"}
     with pytest.raises(TableError, match="overwrite"):
         write_merged(merged, folder)
 
@@ -195,7 +195,7 @@ def test_kernels_of_one_provider_are_all_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_one_run_lacks_is_left_out_and_said(tmp_path: Path) -> None:
+def test_columns_that_one_run_lacks_are_left_out_and_reported(tmp_path: Path) -> None:
     [run] = runs_of(tmp_path, {64: 50.0})
     merged = merge_runs([run, "h100:aiconfigurator-vllm-0.25.0"])
     assert "p25_us" not in merged.tables["gemm"]

@@ -52,7 +52,7 @@ POINTS = [
 
 
 def rows(scale: float = 1.0) -> list[Any]:
-    """As long as such points are estimated to take."""
+    """Rows that take as long as estimated."""
     return [row(p, scale * one.latency_us) for p, one in zip(POINTS, estimate_all(POINTS, H100), strict=True)]
 
 

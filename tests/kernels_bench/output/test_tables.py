@@ -1,4 +1,4 @@
-"""Journals become tables that fastroof loads, bit by bit, with the provenance beside them."""
+"""Journals become tables that fastroof loads, bit by bit, with their provenance."""
 
 from __future__ import annotations
 
@@ -97,24 +97,24 @@ def test_provenance_holds_what_the_start_line_holds(tmp_path: Path) -> None:
     lines[0]["remeasured"] = True
     journal = write_journal(tmp_path / "journal-a.jsonl", lines)
     folder = write_tables([journal], tmp_path / "h100" / "kernels_bench", rank=7).folder
-    said = tomllib.loads((folder / "provenance.toml").read_text())
-    assert (said["gpu"], said["rank"], said["rows"], said["measured_again"]) == ("h100", 7, 3, 1)
+    facts = tomllib.loads((folder / "provenance.toml").read_text())
+    assert (facts["gpu"], facts["rank"], facts["rows"], facts["measured_again"]) == ("h100", 7, 3, 1)
     expected = {k: v for k, v in start().items() if k != "type"}
     del expected["facts"]["cap"], expected["request"]["grid"]  # TOML has no null
-    run = said["runs"]["run-a"]
+    run = facts["runs"]["run-a"]
     assert {name: run[name] for name in expected} == expected
     assert run["finished"]
     assert run["end"]["reason"] == "complete"
-    assert said["skips"] == {"oom": {"needs 90 GB": 2}}
-    assert said["operators"]["gemm"] == {
+    assert facts["skips"] == {"oom": {"needs 90 GB": 2}}
+    assert facts["operators"]["gemm"] == {
         "rows": 3,
         "skipped": 1,
         "providers": ["torch"],
         "kernels": ["F.linear"],
     }
-    assert said["device"]["sm_clock_mhz"] == {"min": 1701.0, "median": 1702.0, "max": 1703.0}
-    assert said["device"]["throttled_rows"] == {"gpu_idle": 2, "sw_power_cap": 1}
-    [repeat] = said["sentinels"]
+    assert facts["device"]["sm_clock_mhz"] == {"min": 1701.0, "median": 1702.0, "max": 1703.0}
+    assert facts["device"]["throttled_rows"] == {"gpu_idle": 2, "sw_power_cap": 1}
+    [repeat] = facts["sentinels"]
     assert (repeat["run"], repeat["rounds"], repeat["key"]) == ("run-a", 6, gemm(4096).key)
     assert (repeat["min_us"], repeat["max_us"]) == (200.0, 200.2)
 
@@ -156,7 +156,7 @@ def test_a_resumed_run_is_listed_with_each_of_its_starts(tmp_path: Path) -> None
     assert runs["run-a#2"]["driver"] == "new"
 
 
-def test_a_torn_last_line_is_no_row(journal: Path, tmp_path: Path) -> None:
+def test_a_torn_last_line_is_ignored(journal: Path, tmp_path: Path) -> None:
     with journal.open("a") as file:
         file.write(json.dumps(row(gemm(2), 51.0))[:-5])
     assert write_tables([journal], tmp_path / "h100" / "k").rows["gemm"] == 2
@@ -198,9 +198,9 @@ def test_a_row_above_the_peak_is_left_out_and_listed(tmp_path: Path) -> None:
     assert list(written.left_out) == [gemm(8192, 8192, 8192).key]
     assert written.rows == {"gemm": 199}
     assert load_measured(written.folder).tables["gemm"].num_rows == 199
-    said = tomllib.loads((written.folder / "provenance.toml").read_text())
+    facts = tomllib.loads((written.folder / "provenance.toml").read_text())
     # 2 * 8192**3 FLOPs in 1 ms over 989.5 TFLOP/s.
-    assert said["left_out"][gemm(8192, 8192, 8192).key].startswith("MFU 1.111")
+    assert facts["left_out"][gemm(8192, 8192, 8192).key].startswith("MFU 1.111")
 
 
 def test_many_rows_above_the_peak_are_refused(tmp_path: Path) -> None:
@@ -231,15 +231,15 @@ def test_a_folder_of_another_gpu_is_refused(journal: Path, tmp_path: Path) -> No
     folder = write_tables([other], tmp_path / "x" / "kernels_bench").folder
     with pytest.raises(MeasureError, match="holds tables of h200, but h100 was measured"):
         write_tables([journal], folder, overwrite=True)
-    beside = tmp_path / "y"
-    beside.mkdir()
+    sibling = tmp_path / "y"
+    sibling.mkdir()
     facts = (Path(__file__).parents[3] / "bench_data" / "h200" / "gpu.toml").read_text()
-    (beside / "gpu.toml").write_text(facts)
+    (sibling / "gpu.toml").write_text(facts)
     with pytest.raises(MeasureError, match=r"gpu\.toml of h200, but h100"):
-        write_tables([journal], beside / "kernels_bench")
+        write_tables([journal], sibling / "kernels_bench")
 
 
-def test_tables_are_replaced_only_when_told(journal: Path, tmp_path: Path) -> None:
+def test_tables_are_replaced_only_on_request(journal: Path, tmp_path: Path) -> None:
     folder = write_tables([journal], tmp_path / "h100" / "k").folder
     before = (folder / "gemm.csv").read_bytes()
     other = write_journal(tmp_path / "b.jsonl", [(gemm(3), 50.0)])
@@ -256,7 +256,7 @@ def test_the_folder_of_the_journals_is_never_replaced(journal: Path) -> None:
     assert journal.is_file()
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(
+def test_a_full_disk_is_reported_and_leaves_nothing(
     journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -288,7 +288,7 @@ def test_a_row_that_does_not_fit_is_named(change: dict[str, object], words: str,
         tables_from_journals([journal])
 
 
-def test_no_row_says_why(tmp_path: Path) -> None:
+def test_a_journal_without_rows_is_refused_with_the_reason(tmp_path: Path) -> None:
     empty = write_journal(tmp_path / "a.jsonl", [], ended=False)
     with pytest.raises(MeasureError, match="before its first point"):
         tables_from_journals([empty])
@@ -354,7 +354,7 @@ def test_drift_and_spread_of_sentinels() -> None:
     assert len(repeatability("a", [*steady_sentinels(), sentinel(copy(1), 0, 1.0)])) == 2
 
 
-def test_the_command_writes_and_says_what(journal: Path, tmp_path: Path) -> None:
+def test_the_command_writes_and_prints_what_it_wrote(journal: Path, tmp_path: Path) -> None:
     out = tmp_path / "h100" / "kernels_bench"
     result = CliRunner().invoke(app, ["tables", str(journal.parent), "-o", str(out), "--json"])
     assert result.exit_code == 0, result.output

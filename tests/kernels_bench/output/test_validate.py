@@ -42,7 +42,7 @@ def found(validation: Validation, kind: str) -> Finding | None:
     return next((f for f in every if f.kind == kind), None)
 
 
-def test_a_clean_run_has_nothing_to_say(tmp_path: Path) -> None:
+def test_a_clean_run_has_no_findings(tmp_path: Path) -> None:
     validation = checked(tmp_path, CLEAN)
     assert [f for r in validation.reports for f in r.findings] == []
     assert validation.findings == ()
@@ -128,7 +128,7 @@ def test_every_json_value_is_plain(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_shipped_tables_are_no_errors() -> None:
+def test_shipped_tables_have_no_errors() -> None:
     tables = load_table_set("h100")
     validation = validate_tables(tables, H100)
     assert validation.severity != "error"
@@ -168,7 +168,7 @@ def test_sentinels_are_printed(tmp_path: Path) -> None:
     assert [(one["run"], one["rounds"]) for one in document["sentinels"]] == [("run-a", 6)]
 
 
-def test_a_merged_set_speaks_for_all_its_runs(tmp_path: Path) -> None:
+def test_a_merged_set_has_the_findings_of_all_its_runs(tmp_path: Path) -> None:
     from kernels_bench.output.merge import merge_runs, write_merged
 
     drifting = [sentinel(gemm(4096), i, 200.0 + 4 * i) for i in range(10)]

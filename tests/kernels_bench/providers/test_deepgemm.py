@@ -49,7 +49,7 @@ def test_aligned_scales_are_the_same_numbers():
     check_layout(tma_aligned(scale), 6, 640)
 
 
-def test_it_is_asked_for_by_name_and_for_blocks_alone():
+def test_it_runs_only_by_name_and_for_blocks():
     provider = DeepgemmProvider(HOST)
     for odd in ({"dtype": "fp8"}, {"n": 192}, {"k": 64}):
         values = {"dtype": "fp8_block", "m": 8, "n": 256, "k": 256, **odd}

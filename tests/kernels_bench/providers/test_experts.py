@@ -67,8 +67,8 @@ class TestSets:
 @pytest.mark.parametrize("dtype", ["bf16", "fp8", "fp8_block"])
 @pytest.mark.parametrize("gate_first", [True, False])
 def test_the_reference_is_a_loop_over_tokens_and_experts(dtype, gate_first):
-    asked = point(5, dtype=dtype, moe_ep=2)
-    sets = ExpertSets.make(asked, HOST, 3, 10**9, is_gate_first=gate_first)
+    wanted = point(5, dtype=dtype, moe_ep=2)
+    sets = ExpertSets.make(wanted, HOST, 3, 10**9, is_gate_first=gate_first)
     calls = sets.calls("none", lambda index: sets.x[index], 0)
     weights = sets.weights_of(1)
     gate_up, down = (
@@ -175,31 +175,31 @@ POINTS = [
 ]
 
 
-@pytest.mark.parametrize("asked", POINTS, ids=lambda p: p.key[:70])
-def test_vllms_calls_bind_to_its_source_and_give_the_reference(asked):
+@pytest.mark.parametrize("wanted", POINTS, ids=lambda p: p.key[:70])
+def test_vllms_calls_bind_to_its_source_and_give_the_reference(wanted):
     provider = VllmProvider(HOST, stand_in())
-    assert provider.refuses(asked) is None
-    prepared = provider.prepare(asked, 2, 10**9)
-    check = check_result(asked, prepared)
+    assert provider.refuses(wanted) is None
+    prepared = provider.prepare(wanted, 2, 10**9)
+    check = check_result(wanted, prepared)
     assert check.passed
-    if asked.values["dtype"] == "bf16":
+    if wanted.values["dtype"] == "bf16":
         assert "bf16" in prepared.kernel
     else:
         # both operands of two GEMMs are rounded, and those of the reference are the rounded weights
-        assert 1e-2 < check.error < 0.7 * error_bound(asked)
+        assert 1e-2 < check.error < 0.7 * error_bound(wanted)
         assert "fp8" in prepared.kernel
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "fp8_block"])
 def test_weights_that_are_drawn_in_parts_are_whole(dtype, monkeypatch):
     monkeypatch.setattr(drawn, "DRAWN_AT_ONCE", 3 * 256 * 256)  # three of eight experts at once
-    asked = point(9, dtype=dtype)
-    assert check_result(asked, VllmProvider(HOST, stand_in()).prepare(asked, 2, 10**9)).passed
+    wanted = point(9, dtype=dtype)
+    assert check_result(wanted, VllmProvider(HOST, stand_in()).prepare(wanted, 2, 10**9)).passed
 
 
 @pytest.mark.parametrize("wrong", ["experts", "shares", "scale", "gate"])
 def test_what_a_wrong_call_would_compute_fails_the_check(wrong):
-    asked = point(17, dtype="fp8_block")
+    wanted = point(17, dtype="fp8_block")
     real = stand_in()
 
     def mistaken(x, w1, w2, shares, experts, **options):
@@ -213,8 +213,8 @@ def test_what_a_wrong_call_would_compute_fails_the_check(wrong):
             options["quant_config"]["w1_scale"] = options["quant_config"]["w1_scale"].roll(1, dims=2)
         return real.fused_experts(x, w1, w2, shares, experts, **options)
 
-    prepared = prepare_vllm_experts(asked, VllmExperts(mistaken, real.fp8_config), HOST, 0, 10**9)
-    assert not check_result(asked, prepared).passed
+    prepared = prepare_vllm_experts(wanted, VllmExperts(mistaken, real.fp8_config), HOST, 0, 10**9)
+    assert not check_result(wanted, prepared).passed
 
 
 def _rolled(weight):

@@ -394,10 +394,10 @@ class TestInstalled:
         assert "dtype_q_bf16_dtype_kv_e4m3" in modules.prefill("fa2", "fp8", 128)
         assert "dtype_kv_e4m3" in modules.decode("fp8", 128)
         for windowed in (False, True):
-            says = f"use_swa_{windowed}_"
-            assert says in modules.prefill("fa2", "bf16", 128, windowed)
-            assert says in modules.decode("bf16", 128, windowed)
-        latent = modules.mla("fa3", 512, 64)  # since 0.7 the name says which layout of the plan it reads
+            found = f"use_swa_{windowed}_"
+            assert found in modules.prefill("fa2", "bf16", 128, windowed)
+            assert found in modules.decode("bf16", 128, windowed)
+        latent = modules.mla("fa3", 512, 64)  # since 0.7 the name has the layout of the plan that it reads
         assert "head_dim_ckv_512_head_dim_kpe_64_profiler_False" in latent
         assert latent.endswith("_sm90")
 

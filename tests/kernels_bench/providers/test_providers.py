@@ -89,7 +89,7 @@ def test_order_of_all_providers_is_that_of_their_names():
     assert [p.name for p in all_providers()] == ["vllm", "flashinfer", "torch"]
 
 
-def test_availability_says_why_and_never_raises():
+def test_availability_has_a_reason_and_never_raises():
     for provider in all_providers():
         answer = provider.availability()
         assert answer.works or answer.reason
@@ -179,7 +179,7 @@ class TestLibraries:
         assert vllm_ops.find_library("fa3") == file
         assert vllm_ops.find_library("ops") is None
 
-    def test_missing_and_broken_ones_say_so(self, tmp_path, monkeypatch):
+    def test_missing_and_broken_providers_are_reported(self, tmp_path, monkeypatch):
         pytest.importorskip("torch", reason="libraries are loaded with torch")
         if os.environ.get(vllm_ops.LIBRARIES_VARIABLE):
             pytest.skip("the libraries are here")
@@ -188,7 +188,7 @@ class TestLibraries:
         monkeypatch.setattr(vllm_ops, "_is_registered", lambda torch, name: False)
         reasons = vllm_ops.load_libraries()
         assert vllm_ops.LIBRARIES_VARIABLE in reasons["fa3"]
-        # dlopen's words: torch's own say only that the file could not be loaded
+        # dlopen's words: torch's own report only that the file could not be loaded
         assert re.search(r"does not load: .*(file too short|invalid ELF header)", reasons["ops"])
 
     @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def command(*arguments: str | Path) -> Result:
 
 
 class FakeRanks:
-    """Ranks of one world: rank r takes 1 + r / 10 of what it is told."""
+    """Ranks of one world: rank r takes 1 + r / 10 of the given time."""
 
     def __init__(self, num_gpus: int, fakes: FakeWorlds) -> None:
         self.ready = Ready(KERNEL, "GPU", "2.27.5")
@@ -118,7 +118,7 @@ def test_a_grid_may_give_its_own(tmp_path: Path) -> None:
     assert {p.key for p in load_grid(grid).points()} == {p.key for p in allreduce_points([2, 4, 8])}
 
 
-def test_worlds_are_those_that_are_here_and_asked_for() -> None:
+def test_worlds_are_those_requested_and_available() -> None:
     assert usable_worlds((), 8) == [2, 4, 8]
     assert usable_worlds((), 3) == [2]
     assert usable_worlds((3, 2, 3), 4) == [2, 3]
@@ -238,16 +238,16 @@ def test_one_rank_out_of_memory_skips_the_point_on_all(tmp_path: Path) -> None:
 
 
 def test_a_wrong_sum_stops_its_family_and_gives_no_row(tmp_path: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     worlds = FakeWorlds(
         lambda num_gpus, order: (
             Answer(error=0.5) if (num_gpus, order.mode) == (2, "graph") else Answer(STEADY, 100)
         )
     )
-    report = measure(tmp_path / "j", worlds, say=said.append)
+    report = measure(tmp_path / "j", worlds, say=lines.append)
     assert (report.measured, report.skipped) == (66, {"reference": 22})
     assert sum((n, order.mode) == (2, "graph") for n, order in worlds.orders) == 1
-    (sentence,) = said
+    (sentence,) = lines
     assert "relative error 0.5 against float64" in sentence
     infinite = FakeWorlds(lambda *_: Answer(error=float("inf")))
     assert measure(tmp_path / "k", infinite).measured == 0
@@ -412,7 +412,7 @@ def test_run_with_four_gpus_measures_all_reduce_at_its_end(
     assert len(gpu_run.opened) == 2
 
 
-def test_run_with_one_gpu_says_in_one_line_that_it_is_left_out(
+def test_run_with_one_gpu_prints_one_line_that_it_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu_run: FakeWorlds
 ) -> None:
     monkeypatch.setattr("kernels_bench.run.allreduce_points.visible_gpus", lambda: 1)
@@ -537,7 +537,7 @@ def test_over_gloo_end_to_end(tmp_path: Path) -> None:
 @pytest.mark.release
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_collectives_over_gloo_end_to_end(tmp_path: Path) -> None:
-    """Two real ranks, what each is left with checked, tables that load, and all-reduces beside them."""
+    """Two real ranks: the result of each is checked, tables load, and all-reduces are measured too."""
     folder = tmp_path / "out"
     result = command("collectives", "-o", folder, "--backend", "gloo", "--deadline", "300")
     assert result.exit_code == 0, result.output
@@ -602,7 +602,7 @@ def misplaced(rank: int, world: World, pipe: Connection) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 @pytest.mark.parametrize("num_gpus", [pytest.param(2, marks=pytest.mark.release), 3])
-def test_each_collective_sends_what_its_message_says_and_a_misplaced_part_is_caught(num_gpus: int) -> None:
+def test_each_collective_sends_its_message_and_a_misplaced_part_is_caught(num_gpus: int) -> None:
     for target, is_right in ((sends_recorded, True), (misplaced, False)):
         ranks = SpawnedRanks(num_gpus, "gloo", 120.0, target)
         try:
@@ -640,7 +640,7 @@ def test_sums_agree_with_float64_and_a_wrong_one_is_caught() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-def test_one_rank_without_room_holds_up_nobody() -> None:
+def test_one_rank_without_room_does_not_block_the_others() -> None:
     ranks = SpawnedRanks(2, "gloo", 120.0)
     try:
         none = ranks.time(Order("bf16", "eager", 4096, 5, 4096), 60.0)

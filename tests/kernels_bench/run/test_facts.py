@@ -1,4 +1,4 @@
-"""What a start line says of the software: the commit, with git and where no .git travels."""
+"""Facts of the software in a start line: the commit, with git and where no .git travels."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_git_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("given", ["main", "0123", COMMIT.upper(), "-dirty", f"{COMMIT} {COMMIT}"])
-def test_what_is_not_a_commit_is_refused(copied: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+def test_invalid_commits_are_refused(copied: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     monkeypatch.setenv("KERNELS_BENCH_COMMIT", given)
     with pytest.raises(MeasureError, match=r"KERNELS_BENCH_COMMIT is .* is not a commit: give 7 to 64"):
         facts.checkout_commit()

@@ -1,4 +1,4 @@
-"""Monitors read what the device says, bear what it does not say, and change nothing."""
+"""Monitors read what the device reports, accept missing readings, and change nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_nvml_state_and_facts_in_our_units() -> None:
     }
 
 
-def test_what_a_card_does_not_say_is_nan_or_absent() -> None:
+def test_unreported_readings_are_nan_or_absent() -> None:
     silent = ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetVbiosVersion", "nvmlDeviceGetMemoryInfo")
     monitor = NvmlMonitor(FakeNvml(silent))
     assert math.isnan(monitor.read().power_w)
@@ -53,7 +53,7 @@ def test_what_a_card_does_not_say_is_nan_or_absent() -> None:
     assert {"vbios", "memory_bytes"}.isdisjoint(monitor.facts())
 
 
-def test_older_drivers_call_the_reasons_otherwise() -> None:
+def test_older_drivers_have_other_names_for_the_reasons() -> None:
     nvml = FakeNvml(nvmlDeviceGetCurrentClocksThrottleReasons=8)
     del nvml.answers["nvmlDeviceGetCurrentClocksEventReasons"]
     assert NvmlMonitor(nvml).read().throttle_reasons == 8
@@ -62,7 +62,7 @@ def test_older_drivers_call_the_reasons_otherwise() -> None:
 def test_a_device_is_found_by_index_or_uuid() -> None:
     nvml = FakeNvml()
     NvmlMonitor(nvml, "GPU-1")
-    assert nvml.asked == ["nvmlInit", "nvmlDeviceGetHandleByUUID"]
+    assert nvml.calls == ["nvmlInit", "nvmlDeviceGetHandleByUUID"]
 
 
 @pytest.mark.parametrize(("value", "device"), [("2,0", "2"), ("GPU-abc", "GPU-abc"), ("", "0"), (" 1 ", "1")])
@@ -85,7 +85,7 @@ def smi(tmp_path: Path, state: str) -> Path:
     return program
 
 
-def test_nvidia_smi_is_asked_now_and_then(tmp_path: Path) -> None:
+def test_nvidia_smi_is_queried_periodically(tmp_path: Path) -> None:
     now = [0.0]
     program = smi(tmp_path, "1755, 612.34, 61, 0x0000000000000004")
     monitor = SmiMonitor("3", str(program), lambda: now[0])
@@ -94,9 +94,9 @@ def test_nvidia_smi_is_asked_now_and_then(tmp_path: Path) -> None:
     assert math.isnan(monitor.read().sm_clock_mhz), "an old state was given as this point's"
     now[0] = 2.5
     assert monitor.read().sm_clock_mhz == 1755.0
-    asked = (tmp_path / "log").read_text().splitlines()
-    assert len(asked) == 3
-    assert all(line.startswith("-i 3 ") and "--query-gpu=" in line for line in asked)
+    wanted = (tmp_path / "log").read_text().splitlines()
+    assert len(wanted) == 3
+    assert all(line.startswith("-i 3 ") and "--query-gpu=" in line for line in wanted)
     facts = monitor.facts()
     assert facts["gpu_name"] == "NVIDIA H100 80GB HBM3"
     assert facts["power_limit_w"] == 700.0
@@ -125,7 +125,7 @@ def test_the_best_monitor_that_works_is_opened(tmp_path: Path, monkeypatch: pyte
     assert isinstance(open_monitor(), SmiMonitor)
 
 
-def test_a_host_says_that_it_is_no_gpu() -> None:
+def test_a_host_reports_that_it_has_no_gpu() -> None:
     facts = HostMonitor().facts()
     assert facts["device"] == "cpu"
     assert str(facts["gpu_name"]).startswith("no GPU: ")

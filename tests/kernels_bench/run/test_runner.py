@@ -97,9 +97,9 @@ def test_sentinels_at_the_start_every_so_often_and_at_the_end(
     journal: Path, count: int, every: int, rounds: int
 ) -> None:
     report = run(journal, gemms(count), sentinels=(SENTINEL,), sentinel_every=every)
-    told = kinds(journal)
-    assert told[:2] == ["start", "sentinel"]
-    assert told[-2:] == ["sentinel", "end"]
+    found = kinds(journal)
+    assert found[:2] == ["start", "sentinel"]
+    assert found[-2:] == ["sentinel", "end"]
     sentinels = of_type(read_journal(journal), "sentinel")
     assert [s["round"] for s in sentinels] == list(range(rounds))
     assert report.sentinels[0].rounds == rounds
@@ -145,13 +145,13 @@ def test_without_a_monitor_no_clock_is_suspicious(journal: Path) -> None:
     assert report.remeasured == 0
 
 
-def test_a_sentinel_nobody_takes_is_left_out_with_a_word(journal: Path) -> None:
-    said: list[str] = []
+def test_an_unsupported_sentinel_is_left_out_and_reported(journal: Path) -> None:
+    lines: list[str] = []
     provider = FakeProvider(takes=lambda p: p.key != SENTINEL.key)
-    report = run(journal, gemms(3), [provider], sentinels=(SENTINEL,), say=said.append)
+    report = run(journal, gemms(3), [provider], sentinels=(SENTINEL,), say=lines.append)
     assert report.measured == 3
-    assert [s for s in said if "sentinel left out" in s] == said
-    assert len(said) == 1
+    assert [s for s in lines if "sentinel left out" in s] == lines
+    assert len(lines) == 1
 
 
 # -- the reference check -----------------------------------------------------------------------------
@@ -168,19 +168,19 @@ def test_a_family_is_checked_once_before_it_is_timed(journal: Path) -> None:
 
 
 def test_a_wrong_kernel_stops_its_family_and_no_other(journal: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     points = [*gemms(3), *(gemm(m, dtype="fp8") for m in (1, 2, 3))]
     provider = FakeProvider(error_of=lambda _: 0.03)  # above what bf16 may have, below what fp8 may
     timer = FakeTimer()
-    report = run(journal, points, [provider], timer=timer, say=said.append)
+    report = run(journal, points, [provider], timer=timer, say=lines.append)
     assert (report.measured, dict(report.skipped)) == (3, {"reference": 3})
     rows, skips = (of_type(read_journal(journal), kind) for kind in ("row", "skip"))
     assert {r["values"]["dtype"] for r in rows} == {"fp8"}
     assert {(s["values"]["dtype"], s["kind"]) for s in skips} == {("bf16", "reference")}
     assert "relative error 0.03" in skips[0]["reason"]
     assert not any('"bf16"' in key for key in timer.keys), "a wrong kernel was timed"
-    assert len(said) == 1
-    assert "reference check failed" in said[0]
+    assert len(lines) == 1
+    assert "reference check failed" in lines[0]
 
 
 def test_nan_never_passes(journal: Path) -> None:
@@ -202,15 +202,15 @@ def test_the_first_provider_that_takes_a_point_measures_it(journal: Path) -> Non
     assert dict(report.skipped) == {"unsupported": 1}
 
 
-def test_out_of_memory_skips_the_point_and_says_so(journal: Path) -> None:
-    said: list[str] = []
+def test_out_of_memory_skips_the_point_and_reports_it(journal: Path) -> None:
+    lines: list[str] = []
     too_large = gemm(10**6, 10**5, 10**5)
     provider = FakeProvider(fails=lambda p: MemoryError("no 9 GB\nadvice") if p == too_large else None)
-    report = run(journal, [*gemms(3), too_large], [provider], say=said.append)
+    report = run(journal, [*gemms(3), too_large], [provider], say=lines.append)
     assert (report.measured, dict(report.skipped), report.left) == (3, {"oom": 1}, 0)
     (skip,) = of_type(read_journal(journal), "skip")
     assert (skip["kind"], skip["reason"]) == ("oom", "no 9 GB")
-    assert said == [f"out of memory, skipped: {too_large.key}"]
+    assert lines == [f"out of memory, skipped: {too_large.key}"]
 
 
 def test_memory_errors_never_stop_a_provider(journal: Path) -> None:
@@ -219,7 +219,7 @@ def test_memory_errors_never_stop_a_provider(journal: Path) -> None:
     assert (report.reason, report.measured, dict(report.skipped)) == ("complete", 2, {"oom": 28})
 
 
-def test_an_error_in_one_point_goes_on(journal: Path) -> None:
+def test_a_run_goes_on_after_an_error_in_one_point(journal: Path) -> None:
     bad = {3, 7}
     provider = FakeProvider(fails=lambda p: RuntimeError("boom") if p.values["m"] in bad else None)
     report = run(journal, gemms(20), [provider])
@@ -228,14 +228,14 @@ def test_an_error_in_one_point_goes_on(journal: Path) -> None:
 
 
 def test_ten_failures_in_a_row_hand_over_to_the_next_provider(journal: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     broken = FakeProvider("broken", fails=lambda _: RuntimeError("no such symbol"))
-    report = run(journal, gemms(25), [broken, FakeProvider("works")], say=said.append)
+    report = run(journal, gemms(25), [broken, FakeProvider("works")], say=lines.append)
     rows = of_type(read_journal(journal), "row")
     assert (report.reason, report.measured, report.left) == ("complete", 25, 0)
     assert {r["provider"] for r in rows} == {"works"}
     assert len(broken.max_bytes) == 10
-    assert any("broken failed 10 times in a row and is not used any more" in s for s in said)
+    assert any("broken failed 10 times in a row and is not used any more" in s for s in lines)
 
 
 def test_failures_that_are_not_in_a_row_do_not_stop_a_provider(journal: Path) -> None:
@@ -262,16 +262,16 @@ def test_no_provider_left_leaves_points_for_a_resumed_run(journal: Path) -> None
 
 
 def test_a_lost_device_stops_at_once_and_is_resumed(journal: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     culprit = measuring_order(gemms(12), 0)[4]
     bad = FakeProvider(
         fails=lambda p: (
             RuntimeError("CUDA error: an illegal memory access was encountered") if p == culprit else None
         )
     )
-    first = run(journal, gemms(12), [bad], say=said.append)
+    first = run(journal, gemms(12), [bad], say=lines.append)
     assert (first.reason, first.measured, first.left) == ("device lost", 4, 7)
-    assert "the device is lost" in said[-1]
+    assert "the device is lost" in lines[-1]
     second = run(journal, gemms(12), [bad])
     assert (second.reason, second.measured) == ("device lost", 0), "an error is tried once more"
     third = run(journal, gemms(12), [bad])
@@ -411,7 +411,7 @@ def test_ctrl_c_ends_the_journal_properly(journal: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "name"), [("h200", "NVIDIA H100 80GB HBM3"), ("h100", "NVIDIA H200")], ids=["asked", "driver"]
+    ("gpu", "name"), [("h200", "NVIDIA H100 80GB HBM3"), ("h100", "NVIDIA H200")], ids=["given", "driver"]
 )
 def test_a_journal_of_another_gpu_is_refused(journal: Path, gpu: str, name: str) -> None:
     run(journal, gemms(3))
@@ -421,11 +421,11 @@ def test_a_journal_of_another_gpu_is_refused(journal: Path, gpu: str, name: str)
     assert journal.read_bytes() == before
 
 
-def test_changed_versions_are_said(journal: Path) -> None:
-    said: list[str] = []
+def test_changed_versions_are_reported(journal: Path) -> None:
+    lines: list[str] = []
     run(journal, gemms(2), start={"versions": {"torch": "2.11"}})
-    run(journal, gemms(3), start={"versions": {"torch": "2.12"}}, say=said.append)
-    assert any("torch 2.11 -> 2.12" in s for s in said)
+    run(journal, gemms(3), start={"versions": {"torch": "2.12"}}, say=lines.append)
+    assert any("torch 2.11 -> 2.12" in s for s in lines)
 
 
 def test_a_full_disk_stops_the_run_with_the_journal_intact(

@@ -1,4 +1,4 @@
-"""How many calls and replays, what they say, and when a point is measured again."""
+"""How many calls and replays, their statistics, and when a point is measured again."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_out_of_memory_in_a_graph_is_a_memory_error() -> None:
         graph_timer(cuda).time(GraphKernel(cuda, 1))  # type: ignore[arg-type]
 
 
-def test_graph_timer_without_cuda_says_what_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graph_timer_without_cuda_names_the_alternative(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MeasureError, match=r"torch cannot be imported.*--providers cpu"):
         GraphTimer()

@@ -322,7 +322,7 @@ def session(folder, worker, *names, **options):
 
 
 class TestSession:
-    def test_every_model_once_and_then_none(self, tmp_path):
+    def test_models_are_measured_once(self, tmp_path):
         names = ("llama-3.1-8b", "qwen3-14b-fp8")
         report = session(tmp_path, FakeWorker(), *names)
         assert (report.measured, report.present, report.problems) == (6, 0, [])
@@ -359,7 +359,7 @@ class TestSession:
         assert shares[1] == pytest.approx(150, abs=1)  # the first one took none of its time
         assert shares[2] == pytest.approx(300, abs=2)
 
-    def test_no_model_is_begun_late(self, tmp_path):
+    def test_no_model_begins_too_close_to_the_deadline(self, tmp_path):
         worker = FakeWorker()
         report = session(tmp_path, worker, deadline_s=50.0)
         assert not worker.tasks

@@ -66,7 +66,7 @@ def test_the_two_kinds_of_fp8_are_two_plans(h100: Tables) -> None:
     assert tensor.decode_us(32, 1024) != block.decode_us(32, 1024)
 
 
-def test_another_format_may_be_asked_for_by_name() -> None:
+def test_another_format_is_chosen_by_name() -> None:
     named = fastroof.compile_plan(llama(QUANTISATIONS["fp8"]), "b200", None, dtype="bf16", engine="kernels")
     assert named.decode_us(8, 512) == fastroof.compile_plan(LLAMA, "b200", None, engine="kernels").decode_us(
         8, 512
@@ -105,10 +105,10 @@ def test_a_cache_in_fp8_is_the_plans() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "nvidia--Llama_"])
-def test_the_file_that_modelopt_writes_beside_a_config_is_read(tmp_path: Path, prefix: str) -> None:
+def test_the_file_that_modelopt_writes_next_to_a_config_is_read(tmp_path: Path, prefix: str) -> None:
     (tmp_path / f"{prefix}config.json").write_text(json.dumps(LLAMA))
-    beside = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
-    (tmp_path / f"{prefix}hf_quant_config.json").write_text(json.dumps(beside))
+    quantisation = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    (tmp_path / f"{prefix}hf_quant_config.json").write_text(json.dumps(quantisation))
     assert load_model(tmp_path / f"{prefix}config.json").checkpoint.dtype == "fp8"
     (tmp_path / f"{prefix}hf_quant_config.json").write_text("{}")
     with pytest.raises(ModelError, match=r"hf_quant_config.json: field quantization must be an object"):
@@ -116,7 +116,7 @@ def test_the_file_that_modelopt_writes_beside_a_config_is_read(tmp_path: Path, p
 
 
 @pytest.mark.parametrize("held", [{}, [], "fp8", 4])
-def test_what_says_nothing_is_refused(held: Any) -> None:
+def test_empty_quantisation_configs_are_refused(held: Any) -> None:
     with pytest.raises(ModelError, match="quantization_config"):
         load_model(LLAMA | {"quantization_config": held})
 

@@ -83,7 +83,7 @@ def test_a_method_puts_all_modules_but_the_head_into_its_format(method):
     ]
 
 
-def test_the_two_kinds_of_fp8_are_told_apart_by_the_size_of_blocks_alone():
+def test_the_two_kinds_of_fp8_differ_by_block_size_alone():
     base = {"quant_method": "fp8", "activation_scheme": "dynamic"}
     tensor = quantised(model(DENSE), base).checkpoint
     block = quantised(model(DENSE), base | {"weight_block_size": [128, 128]}).checkpoint
@@ -134,7 +134,7 @@ def test_expressions_and_globs_exclude_modules():
 
 
 @pytest.mark.parametrize("stack", ["model.", "model.language_model.", "language_model.model.", ""])
-def test_a_wrapped_model_says_the_same_of_its_modules(stack):
+def test_a_wrapped_model_quantises_the_same_modules(stack):
     config = {"quant_algo": "FP8", "exclude_modules": [f"{stack}layers.1.self_attn*", f"{stack}layers.1.mlp"]}
     made = quantised(model(DENSE, DENSE), config)
     assert [len(kind.formats) for kind in made.kinds] == [4, 0]
@@ -252,7 +252,7 @@ def test_a_family_may_have_names_of_its_own():
         ({"quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"}, "kv_dtype="),
     ],
 )
-def test_what_no_kernel_was_measured_for_is_refused_by_the_field_that_says_so(config, what):
+def test_unmeasured_formats_are_refused_with_the_field(config, what):
     with pytest.raises(ModelError, match=what) as refused:
         quantised(model(DENSE, EXPERTS), config)
     assert str(refused.value).startswith("model config: quantization_config")

@@ -20,6 +20,6 @@ def naively_named(pattern: str, name: str) -> bool:
 @given(st.lists(NAMES, max_size=4), st.lists(NAMES, min_size=1, max_size=3), st.integers(0, 11))
 def test_literal_names_stand_between_dots_anywhere(patterns: list[str], names: list[str], layer: int) -> None:
     listed = ModulePatterns([f"model.{pattern}" for pattern in patterns], "config.json")
-    for asked in (names, list(layer_module_names(layer, names)), names):
-        expected = any(naively_named(pattern, name) for pattern in patterns for name in asked)
-        assert listed.name_any(asked) == expected
+    for wanted in (names, list(layer_module_names(layer, names)), names):
+        expected = any(naively_named(pattern, name) for pattern in patterns for name in wanted)
+        assert listed.name_any(wanted) == expected

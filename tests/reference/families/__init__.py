@@ -1,6 +1,6 @@
 """What is known of a family: ``CASES`` of small files, and ``PUBLISHED`` sizes of its presets; a module each.
 
-Nothing else has to be told of a new module: tests/models reads them all.
+A new module needs no registration: tests/models reads them all.
 """
 
 from __future__ import annotations
@@ -25,5 +25,5 @@ def cases() -> dict[str, Case]:
 
 
 def published() -> dict[str, Published]:
-    """What publishers say of presets, by their names."""
+    """Publishers' figures of presets, by their names."""
     return _every("PUBLISHED")

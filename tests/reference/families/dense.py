@@ -74,8 +74,8 @@ PUBLISHED = {
     # 8.49 cut to one decimal
     "ministral-3-8b": Published("8.4", None, kv((34, 8, 256)), f"{CARD}, of the language model", rounded=0.1),
     "olmoe-1b-7b": Published("6.92", "1.3", kv((16, 16, 256)), f"{INDEX}; active: {CARD}"),
-    "qwen2.5-vl-32b": Published("33.5", None, kv((64, 8, 256)), INDEX, beside=0.69),
-    "qwen2.5-vl-72b": Published("73.4", None, kv((80, 8, 256)), INDEX, beside=0.70),
-    "qwen2.5-vl-7b": Published("8.29", None, kv((28, 4, 256)), INDEX, beside=0.68),
+    "qwen2.5-vl-32b": Published("33.5", None, kv((64, 8, 256)), INDEX, extra=0.69),
+    "qwen2.5-vl-72b": Published("73.4", None, kv((80, 8, 256)), INDEX, extra=0.70),
+    "qwen2.5-vl-7b": Published("8.29", None, kv((28, 4, 256)), INDEX, extra=0.68),
     "seed-oss-36b": Published("36.2", None, kv((64, 8, 256)), INDEX),
 }

@@ -23,5 +23,5 @@ CASES: dict[str, Case] = {
     ),
 }
 
-# the name says 30 B with the encoder: 50 layers of 1536, 1.85 B
-PUBLISHED = {"muse-glimmer-30b": Published("30", None, kv((52, 2, 256)), "the model's name", beside=1.85)}
+# the name has 30 B with the encoder: 50 layers of 1536, 1.85 B
+PUBLISHED = {"muse-glimmer-30b": Published("30", None, kv((52, 2, 256)), "the model's name", extra=1.85)}

@@ -49,7 +49,7 @@ CASES["exaone_moe"] = (
         num_experts_per_tok=2,
         moe_intermediate_size=32,
     ),
-    # the last layer is full, whatever the pattern says
+    # the last layer is full, whatever the pattern
     [("dense windowed", 1), ("moe windowed", 1), ("moe full", 2)],
     4 * (ATTENTION + QK_NORMS) + DENSE + 3 * (moe(4, 32, 32) + [(4,)]),
 )

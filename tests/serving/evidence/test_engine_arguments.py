@@ -79,8 +79,7 @@ def test_ranks_are_given_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_every_spelling_of_an_option_is_known_or_none_is(engine: str) -> None:
-    """Of every release that is recorded."""
+def test_all_or_no_spellings_of_an_option_are_known(engine: str) -> None:
     flags = ENGINE_FLAGS[engine]
     for record in recorded(engine):
         if record.command not in ("vllm serve", "sglang serve"):
@@ -96,21 +95,21 @@ def test_fastroofs_own_commands_are_read_back(
     tmp_path: Path, engine: str, split: tuple[int, int, int, int]
 ) -> None:
     tp, pp, dp, ep = (1, 1, 8, 8) if engine == "trtllm" and split[2] > 1 else split
-    asked = dataclasses.replace(
+    wanted = dataclasses.replace(
         ONE, model="deepseek-ai/DeepSeek-R1", tp=tp, pp=pp, dp=dp, ep=ep, has_experts=True,
         dtype="fp8_block", checkpoint_dtype="fp8_block",
     )  # fmt: skip
     worker = dynamo_engine(engine)
     assert worker is not None
-    commands = {release: MODULES[engine].server(asked, release) for release in MODULES[engine].RELEASES}
-    for release, command in {**commands, "": worker.worker(asked)}.items():
+    commands = {release: MODULES[engine].server(wanted, release) for release in MODULES[engine].RELEASES}
+    for release, command in {**commands, "": worker.worker(wanted)}.items():
         (tmp_path / "engine.yaml").write_text(json.dumps(command.config))
         text = command.shell("engine.yaml" if command.config else "")
         back = started(tmp_path, text, version=release or None)
         assert back.engine == engine
         assert back.layout == Layout(tp, pp=pp, dp=dp, ep=ep), (release, text)
         limits = back.profile.scheduling
-        assert limits.max_num_batched_tokens == asked.max_batched_tokens
+        assert limits.max_num_batched_tokens == wanted.max_batched_tokens
         assert not any("unknown flags" in one for one in back.warnings)
 
 
@@ -200,7 +199,7 @@ def test_files_that_start_vllm_agree_with_its_command(
         assert "it is vllm, the only one with these flags" in started(tmp_path, content, name).warnings[0]
 
 
-def test_an_engine_that_several_flags_could_be_of_is_asked_for(tmp_path: Path) -> None:
+def test_an_ambiguous_engine_must_be_given(tmp_path: Path) -> None:
     with pytest.raises(
         TableError, match="does not name the engine; add it to the file or give --engine vllm"
     ):
@@ -287,7 +286,7 @@ def test_options_name_drafts_that_no_flag_names(tmp_path: Path) -> None:
     assert started(tmp_path, f"vllm serve {LLAMA}", num_draft_tokens=3, accepted="0.8,0.5,0.2").accepted == (
         0.8, 0.5, 0.2,
     )  # fmt: skip
-    # what flags cannot say, an option does
+    # an option sets what flags cannot
     unknown = f"vllm serve {LLAMA} --spec-method medusa --spec-tokens 3"
     with pytest.raises(TableError, match="drafts by medusa are not modelled; give --draft"):
         started(tmp_path, unknown)
@@ -350,7 +349,7 @@ def test_a_speculative_run_is_never_taken_for_a_plain_one(tmp_path: Path, engine
         ("--no-enable-chunked-prefill false", True, 64),
     ],
 )
-def test_a_switch_may_be_told_whether_it_is_on(tmp_path: Path, words: str, chunks: bool, seqs: int) -> None:
+def test_a_switch_may_have_a_value(tmp_path: Path, words: str, chunks: bool, seqs: int) -> None:
     engine = started(tmp_path, f"vllm serve {LLAMA} {words} --max-num-seqs {seqs}", version="0.15.1")
     schedule = engine.profile.scheduling
     assert (schedule.chunked_prefill, schedule.max_num_seqs) == (chunks, seqs)
@@ -363,7 +362,7 @@ def test_a_word_after_a_switch_is_not_its_value(tmp_path: Path) -> None:
     assert engine.profile.scheduling.chunked_prefill
 
 
-def test_a_dtype_of_ones_own(tmp_path: Path) -> None:
+def test_a_custom_dtype(tmp_path: Path) -> None:
     command = f"vllm serve {LLAMA}"
     assert started(tmp_path, command, dtype="auto").dtype == "bf16"
     assert started(tmp_path, command, dtype="fp8").dtype == "fp8"
@@ -379,7 +378,7 @@ def test_a_refusal_of_a_long_value_is_short(tmp_path: Path) -> None:
     assert len(str(error.value).replace(str(tmp_path), "")) < 400
 
 
-def test_runs_without_a_version_are_taken_as_the_newest_and_it_says_so(tmp_path: Path) -> None:
+def test_runs_without_a_version_are_taken_as_the_newest_with_a_warning(tmp_path: Path) -> None:
     engine = started(tmp_path, f"vllm serve {LLAMA}")
     assert (engine.version, engine.profile.name) == ("", "vllm")
     (words,) = engine.warnings
@@ -422,7 +421,7 @@ def test_flags_of_sglang_decide_what_its_host_launches(
     assert profile.scheduling.async_scheduling
 
 
-def test_flags_of_sglang_that_say_half_of_what_runs_are_named_too(tmp_path: Path) -> None:
+def test_partly_modelled_flags_of_sglang_are_named_too(tmp_path: Path) -> None:
     engine = started(tmp_path, f"{SGLANG} --disable-cuda-graph --disable-overlap-schedule", version="0.5.14")
     (words,) = engine.warnings
     assert words.endswith("not modelled: --disable-cuda-graph")
@@ -465,7 +464,7 @@ def test_flags_that_are_not_represented_are_named(tmp_path: Path) -> None:
         ("", {}, "no engine command"),
     ],
 )
-def test_what_contradicts_or_is_missing_is_said(
+def test_contradictory_and_missing_values_are_refused(
     tmp_path: Path, command: str, given: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(FastroofError) as error:

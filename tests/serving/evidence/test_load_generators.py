@@ -157,7 +157,7 @@ def test_a_closed_loop_of_vllm(tmp_path: Path) -> None:
     assert math.isnan(run.length_spread)
 
 
-def test_details_stand_for_a_mean_that_was_not_asked_for(tmp_path: Path) -> None:
+def test_details_replace_a_missing_mean(tmp_path: Path) -> None:
     result = vllm(output_lens=[3, 1, 5], itls=[[0.01, 0.03], [], [0.02] * 4], input_lens=[900, 1000, 1100])
     del result["mean_tpot_ms"]
     result |= {"completed": 160, "mean_ttft_ms": 100.0, "total_output_tokens": 160 * 51, "duration": 11.0}
@@ -174,7 +174,7 @@ def test_results_that_were_appended(tmp_path: Path) -> None:
         read_runs([written(tmp_path, lines[:-20])])
 
 
-def test_medians_alone_are_no_means(tmp_path: Path) -> None:
+def test_medians_alone_are_not_read_as_means(tmp_path: Path) -> None:
     line: dict[str, Any] = dict.fromkeys(FIRST_SGLANG_KEYS, 1.0)
     line |= {"backend": "sglang", "dataset_name": "random", "completed": 100, "total_input_tokens": 1e5}
     (run,) = read_runs([written(tmp_path, line, "a.jsonl")]).runs
@@ -240,7 +240,7 @@ def test_inferencex_has_the_same_run_in_seconds(tmp_path: Path) -> None:
         assert reason in run.refused, changed
 
 
-def test_a_file_says_that_its_run_had_drafts(tmp_path: Path) -> None:
+def test_a_file_shows_that_its_run_used_drafts(tmp_path: Path) -> None:
     result = vllm(mean_e2el_ms=1100.0)
     for document, accepted, words in (
         (result, math.nan, ""),
@@ -274,12 +274,12 @@ def test_a_file_says_that_its_run_had_drafts(tmp_path: Path) -> None:
         ({"request_rate": 100.0, "duration": 1.5, "max_concurrency": None}, "less than the time of two"),
     ],
 )
-def test_what_is_no_steady_state_says_why(tmp_path: Path, changed: dict[str, Any], reason: str) -> None:
+def test_unsteady_runs_have_a_reason(tmp_path: Path, changed: dict[str, Any], reason: str) -> None:
     (run,) = read_runs([written(tmp_path, vllm(**changed))]).runs
     assert reason in run.refused
 
 
-def test_what_is_not_such_a_file_says_what_would_do(tmp_path: Path) -> None:
+def test_other_files_are_refused_with_valid_formats(tmp_path: Path) -> None:
     for content, words in (
         ("", "empty"),
         ("[1]", "found a list"),
@@ -311,7 +311,6 @@ def test_other_files_of_a_folder_are_named(tmp_path: Path) -> None:
 
 
 def _mutated(value: Any, generator: random.Random) -> Any:
-    """Change one place of a document."""
     if isinstance(value, dict) and value and generator.random() < 0.9:
         key = generator.choice(list(value))
         changed = dict(value)

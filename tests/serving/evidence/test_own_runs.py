@@ -1,4 +1,4 @@
-"""Runs of one's own engine: few of them fit few costs, and errors are those of runs unseen."""
+"""Runs of your own engine: few of them fit few costs, and errors are those of unseen runs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_few_runs_fit_few_costs() -> None:
 
 
 def test_three_noisy_runs_are_no_worse_than_the_better_of_no_fit() -> None:
-    """Where the packaged costs hold, a fit of three runs must not throw them away for noise."""
+    """If the packaged costs hold, a fit of three runs must not discard them for noise."""
     fitted_errors: list[float] = []
     packaged_errors: list[float] = []
     for seed in range(20):
@@ -147,7 +147,7 @@ def test_a_cluster_of_known_costs_comes_back(tmp_path: Path) -> None:
     assert load_engine(path).costs == fitted.profile.costs
 
 
-def test_what_cannot_be_fitted_is_said(tmp_path: Path) -> None:
+def test_runs_that_cannot_be_fitted_are_refused(tmp_path: Path) -> None:
     recorded_cluster(tmp_path, StepCosts())
     tables = fastroof.load_tables("h100")
     with pytest.raises(TableError, match="no engine arguments"):
@@ -177,8 +177,8 @@ def test_the_commands_take_them(tmp_path: Path) -> None:
     assert "--frobnicate" in made.stderr
     assert "a step and a sequence" in made.stdout
     assert load_engine(place).costs.step_us == 300.0
-    said = json.loads(runner.invoke(app, ["calibrate", *given, "--json"]).stdout)
-    assert set(said) >= {"profile", "chosen", "chosen_by", "errors", "curve", "runs", "suspects", "warnings"}
+    out = json.loads(runner.invoke(app, ["calibrate", *given, "--json"]).stdout)
+    assert set(out) >= {"profile", "chosen", "chosen_by", "errors", "curve", "runs", "suspects", "warnings"}
     judged = runner.invoke(app, ["validate", *given, "--engine", place, "--json"])
     groups = {group["quantity"]: group["mape"] for group in json.loads(judged.stdout)["groups"]}
     assert groups["tpot"] < 1e-3

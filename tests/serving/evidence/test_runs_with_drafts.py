@@ -34,7 +34,7 @@ def tables() -> Tables:
 
 
 def cluster(
-    folder: Path, plan: StepPlan, speculation: SpeculativeDecoding, *, says_accepted: bool = True
+    folder: Path, plan: StepPlan, speculation: SpeculativeDecoding, *, has_accepted: bool = True
 ) -> None:
     """Write what vllm bench serve would have written of an engine that is exactly a plan."""
     for clients in (1, 4, 16, 64):
@@ -48,7 +48,7 @@ def cluster(
                 "total_output_tokens": requests * osl, "request_throughput": 1.0,
                 "mean_ttft_ms": seen.ttft_ms, "mean_tpot_ms": seen.tpot_ms,
             }  # fmt: skip
-            if says_accepted:
+            if has_accepted:
                 result["spec_decode_acceptance_length"] = speculation.acceptance_length
             (folder / f"c{clients}-{isl}-{osl}.json").write_text(json.dumps(result))
 
@@ -134,7 +134,7 @@ def test_costs_come_back_from_runs_with_drafts(tmp_path: Path, tables: Tables) -
     assert "3 draft tokens by mtp, 2.4 tokens accepted a step" in shown.output
 
 
-def test_what_is_unknown_of_drafts_is_said(tmp_path: Path, tables: Tables, engine: StepPlan) -> None:
+def test_unknown_facts_of_drafts_are_reported(tmp_path: Path, tables: Tables, engine: StepPlan) -> None:
     cluster(tmp_path, engine, SpeculativeDecoding(3, 2.4))
     plain = read(tmp_path, f"vllm serve {LLAMA}")
     assert all(
@@ -151,7 +151,7 @@ def test_what_is_unknown_of_drafts_is_said(tmp_path: Path, tables: Tables, engin
     other = read(tmp_path, f"vllm serve {LLAMA}", num_draft_tokens=3, accepted="1.5")
     assert {row.speculation for row in other.rows} == {SpeculativeDecoding(3, 1.5)}
 
-    cluster(tmp_path, engine, SpeculativeDecoding(3, 2.4), says_accepted=False)
+    cluster(tmp_path, engine, SpeculativeDecoding(3, 2.4), has_accepted=False)
     unknown = read(tmp_path, NGRAM)
     assert all("neither its file nor --accepted has the mean tokens" in row.left_out for row in unknown.rows)
     given = read(tmp_path, NGRAM, accepted="0.7,0.4,0.3")
@@ -161,7 +161,7 @@ def test_what_is_unknown_of_drafts_is_said(tmp_path: Path, tables: Tables, engin
 
 
 def test_auto_is_what_was_measured_for_the_model(tmp_path: Path, engine: StepPlan) -> None:
-    cluster(tmp_path, engine, SpeculativeDecoding(3, 2.4), says_accepted=False)
+    cluster(tmp_path, engine, SpeculativeDecoding(3, 2.4), has_accepted=False)
     own = read(tmp_path, MTP.replace(LLAMA, "zai-org/GLM-5.2-FP8"), accepted="auto")
     known = {row.speculation for row in own.rows}
     assert known == {SpeculativeDecoding(3, 2.99, "mtp", accepted_from=next(iter(known)).accepted_from)}
@@ -169,7 +169,7 @@ def test_auto_is_what_was_measured_for_the_model(tmp_path: Path, engine: StepPla
 
 
 def test_commands_take_drafts_of_runs(tmp_path: Path, engine: StepPlan) -> None:
-    cluster(tmp_path, engine, SpeculativeDecoding(3, 2.4, "mtp"), says_accepted=False)
+    cluster(tmp_path, engine, SpeculativeDecoding(3, 2.4, "mtp"), has_accepted=False)
     (tmp_path / "engine_args.txt").write_text(f"vllm serve {LLAMA}")
     words = ["validate", "--runs", str(tmp_path), "--gpu", "h100", "--engine-version", VERSION, "--json"]
     drafts = ["--num-draft-tokens", "3", "--accepted", "2.4", "--draft", "mtp"]

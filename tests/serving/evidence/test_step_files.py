@@ -91,8 +91,8 @@ def written(folder: Path, cases: Any, command: str = COMMAND) -> Path:
 
 
 def read(path: Path, **given: Any) -> OwnRuns:
-    asked = {"gpu": "h100", "version": VLLM, **given}
-    return read_own_runs((), path.with_suffix(".sh"), asked, steps=path)
+    options = {"gpu": "h100", "version": VLLM, **given}
+    return read_own_runs((), path.with_suffix(".sh"), options, steps=path)
 
 
 def test_forwards_are_compared_without_the_lm_head(tmp_path: Path, tables: Tables, kernels: StepPlan) -> None:
@@ -278,8 +278,8 @@ def test_what_the_command_writes_is_read_with_it(tmp_path: Path, kernels: StepPl
     ]
     path = written(tmp_path, [case("step", DECODES, forward_us(kernels, DECODES))])
     path.with_suffix(".sh").write_text(runner.invoke(app, words).stdout)
-    asked = ["validate", "--steps", str(path), "--engine-args", str(path.with_suffix(".sh")), "--gpu", "h100"]
-    shown = runner.invoke(app, [*asked, "--engine-version", VLLM, "--json"])
+    args = ["validate", "--steps", str(path), "--engine-args", str(path.with_suffix(".sh")), "--gpu", "h100"]
+    shown = runner.invoke(app, [*args, "--engine-version", VLLM, "--json"])
     assert shown.exit_code == 0, shown.output
     document = json.loads(shown.stdout)
     assert [(group["quantity"], round(group["mape"], 9)) for group in document["groups"]] == [("decode", 0.0)]
@@ -288,7 +288,7 @@ def test_what_the_command_writes_is_read_with_it(tmp_path: Path, kernels: StepPl
 
 # -- forward-pass tables ----------------------------------------------------------------------------
 
-# the columns of schema 7 that say what was run, collector/fpm_forward/database.py of aisimulate
+# the columns of schema 7 with what was run, collector/fpm_forward/database.py of aisimulate
 DEPLOYMENT: dict[str, Any] = {
     "cell_id": "fpm-1", "model_path": LLAMA, "system": "h100_sxm", "backend": "vllm",
     "backend_version": "0.12.0", "runtime_backend_version": "0.12.0", "weight_quantization": "bfloat16",
@@ -447,7 +447,6 @@ def test_kernels_alone_fit_nothing(tmp_path: Path, tables: Tables, engine: StepP
 
 
 def mutated(value: Any, generator: random.Random) -> Any:
-    """Change one place of a document."""
     odd = [None, -1, 0, 1e300, float("nan"), "x", [], {}, True, 2**70, "\u0000"]
     if isinstance(value, dict) and value and generator.random() < 0.9:
         key = generator.choice(list(value))

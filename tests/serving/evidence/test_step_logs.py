@@ -174,9 +174,7 @@ def test_a_log_without_a_column_or_neighbours_is_refused(tmp_path: Path, plan: S
 
 
 @pytest.mark.parametrize("workload", ["general", "codegen"])
-def test_a_short_prompt_beside_decodes_costs_what_one_attention_call_says(
-    tables: Tables, workload: str
-) -> None:
+def test_a_short_prompt_with_decodes_costs_one_attention_call(tables: Tables, workload: str) -> None:
     """Prompts whose prefix is cached: two calls of attention make steps with them too slow, and only them."""
     kernels = engine_of_version("vllm", "0.15.1").kernels_alone()
     two_calls = replace(kernels, kernels=replace(kernels.kernels, one_attention_call=()))
@@ -191,7 +189,7 @@ def test_a_short_prompt_beside_decodes_costs_what_one_attention_call_says(
     assert abs(more(kernels)) < more(two_calls)
 
 
-def test_shipped_steps_are_told_apart_and_near(tables: Tables) -> None:
+def test_shipped_steps_are_classified_and_near(tables: Tables) -> None:
     folder = bench_data_root() / "h100/serving/step_logs"
     assert sorted(path.suffix for path in folder.iterdir()) == [".parquet", ".toml"]
     groups = step_errors([s for s in shipped_steps("h100") if s.dataset.startswith("vllm-0.15")], tables)

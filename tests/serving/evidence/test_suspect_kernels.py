@@ -70,7 +70,7 @@ def test_a_multiplier_comes_back(simulated: Simulated) -> None:
     assert "times its table" in str(found)
 
 
-def test_what_constants_explain_is_no_kernel(simulated: Simulated) -> None:
+def test_constants_are_not_blamed_on_a_kernel(simulated: Simulated) -> None:
     times, operators = simulated
     exact = predicted_us(times, {"step_us": 2000.0, "sequence_us": 60.0})
     assert suspect_kernels(times._replace(measured_us=exact), operators) == ()

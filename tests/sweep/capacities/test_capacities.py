@@ -159,7 +159,7 @@ def test_a_trace_that_changed_is_another_sweep(tmp_path: Path) -> None:
     assert summary.rows == 2
 
 
-def test_a_trace_is_read_as_the_workload_says(tmp_path: Path) -> None:
+def test_a_trace_is_read_by_the_workload(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("Begun;In;Out;Model\n2025-10-26 02:59:00;10;1;a\n2025-10-26 02:01:00;20;2;b\n")
     workload = {"trace": str(path), "columns": {"arrival": "begun", "input": "in", "output": "out"}}
@@ -193,13 +193,13 @@ def test_deployments_without_a_plan_or_room_are_counted_with_the_reason(tmp_path
     assert summary.rows == summary.candidates - 3
 
 
-def test_nothing_to_evaluate_says_why(tmp_path: Path) -> None:
+def test_nothing_to_evaluate_has_a_reason(tmp_path: Path) -> None:
     with pytest.raises(SweepError, match="no room"):
         run_sweep(SPEC | {"models": ["llama-3.1-405b"], "tp": 1}, tmp_path / "rows.parquet")
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"slo": {}}, "slo: a capacity needs a limit"),
         ({"slo": {"ttft_p99": 3}}, "slo: unknown limit 'ttft_p99'"),
@@ -230,8 +230,8 @@ def test_nothing_to_evaluate_says_why(tmp_path: Path) -> None:
         ({"replicas": EVERY_SIZE, "max_num_seqs": EVERY_SIZE}, "deployments are too many"),
     ],
 )  # fmt: skip
-def test_a_wrong_spec_says_which_key_and_what_would_do(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(SweepError, match=said):
+def test_a_wrong_spec_is_refused_with_the_key_and_valid_values(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SweepError, match=message):
         load_spec(SPEC | changes)
 
 
@@ -286,7 +286,7 @@ def test_on_ray_the_rows_are_the_same(whole: Any, tmp_path: Path) -> None:
     assert summary.best == whole[0].best
 
 
-def test_the_schema_says_units_and_limits(whole: Any) -> None:
+def test_the_schema_has_units_and_limits(whole: Any) -> None:
     schema = pq.read_schema(whole[2])
     assert schema.field("tpot_p90_ms").metadata[b"unit"] == b"ms"
     assert b"at most 25" in schema.field("tpot_p90_ms").metadata[b"meaning"]

@@ -1,4 +1,4 @@
-"""A row of a deployment sweep says what an estimate of the same question says, whatever the engine."""
+"""A row of a deployment sweep equals an estimate of the same question, whatever the engine."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def some_spec(seed: int, engine: str, folder: Path, model: str) -> dict[str, Any
 def plan_of(
     row: dict[str, Any], engine: EngineProfile, tables: Tables, max_seqs: int, model: str
 ) -> StepPlan:
-    """Compile the plan of a row's deployment: its steps leave as much memory as the sweep says."""
+    """Compile the plan of a row's deployment: its steps leave as much memory as in the sweep."""
     budget = row["max_num_batched_tokens"]
     return compile_plan(
         model, "h100", tables, tp=row["tp"], dtype=row["dtype"], kv_dtype=row["kv_dtype"],
@@ -80,7 +80,7 @@ def plan_of(
 
 
 def estimated(plan: StepPlan, row: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """Ask what a row says, by the columns that say it."""
+    """Estimate the answer of a row by its columns."""
     lengths = (row["isl"], row["osl"])
     options["max_batched_tokens"] = row["max_num_batched_tokens"]
     if row["mode"] == "disaggregated":
@@ -103,12 +103,12 @@ def estimated(plan: StepPlan, row: dict[str, Any], **options: Any) -> dict[str, 
     }
 
 
-def refused_for(plan: StepPlan, asked: dict[str, Any], max_seqs: int) -> str:
+def refused_for(plan: StepPlan, options: dict[str, Any], max_seqs: int) -> str:
     """Why there is no estimate of what a sweep left out."""
-    if asked["isl"] + asked["osl"] > plan.model.max_position:
+    if options["isl"] + options["osl"] > plan.model.max_position:
         return "context"
     with pytest.raises((BatchError, PlanRangeError)) as refused:
-        estimated(plan, asked, max_seqs=max_seqs)
+        estimated(plan, options, max_seqs=max_seqs)
     return "whole_prompt" if "chunked_prefill=True" in str(refused.value) else "memory"
 
 
@@ -146,16 +146,16 @@ def test_a_row_is_the_estimate_of_its_question(
             {**fixed, "max_num_batched_tokens": budget}, profile, h100, spec.max_num_seqs[0], model
         )
         for layout, *sizes in itertools.product(layouts, spec.isl, spec.osl, spec.concurrency):
-            asked = dict(zip(KEYS, (*layout, *sizes, budget), strict=True)) | fixed
+            options = dict(zip(KEYS, (*layout, *sizes, budget), strict=True)) | fixed
             row = rows.pop((*layout, *sizes, budget), None)
             if row is None:
-                left_out[refused_for(plan, asked, spec.max_num_seqs[0])] += 1
+                left_out[refused_for(plan, options, spec.max_num_seqs[0])] += 1
                 continue
             room = plan.memory_of(max_tokens=budget, max_seqs=spec.max_num_seqs[0])
             assert row["max_kv_tokens"] == room.max_kv_tokens
-            for name, value in estimated(plan, asked, max_seqs=spec.max_num_seqs[0]).items():
+            for name, value in estimated(plan, options, max_seqs=spec.max_num_seqs[0]).items():
                 expected = value if name in EXACT else pytest.approx(value, rel=1e-12)
-                assert row[name] == expected, (name, asked)
+                assert row[name] == expected, (name, options)
     assert found
     assert not rows
     assert summary.infeasible == dict(left_out)
@@ -165,7 +165,7 @@ def test_a_row_is_the_estimate_of_its_question(
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["vllm", pytest.param("trtllm", marks=pytest.mark.release)])
 @pytest.mark.parametrize(
-    "asked",
+    "question",
     [
         {"num_draft_tokens": 3, "accepted": 2.2},
         {"num_draft_tokens": 2, "accepted": [0.75, 0.5], "draft": "mtp"},
@@ -179,11 +179,11 @@ def test_a_row_is_the_estimate_of_its_question(
     ],
 )
 def test_a_row_speculates_as_its_estimate(
-    tmp_path: Path, h100: Tables, engine: str, asked: dict[str, Any]
+    tmp_path: Path, h100: Tables, engine: str, question: dict[str, Any]
 ) -> None:
     sizes = {"isl": [200, 3000], "osl": [2, 400], "concurrency": [1, 24, 900], "max_num_batched_tokens": 8192}
     spec = {"models": "llama-3.1-70b", "tp": 4, "engine": engine, "max_num_seqs": 300, "keep": "all", **sizes}
-    spec["speculation"] = asked
+    spec["speculation"] = question
     whole = {"prefill_workers": 2, "decode_workers": 2, "mode": "disaggregated"}
     for more in ({"prefix_hit": [0.0, 0.6], "replicas": 2}, whole):
         run_sweep({**spec, **more}, tmp_path / "r.parquet")
@@ -192,14 +192,14 @@ def test_a_row_speculates_as_its_estimate(
         plan = compile_plan(
             "llama-3.1-70b", "h100", h100, tp=4, engine=engine, max_tokens=8200, max_seqs=8500
         )
-        draft = asked.get("draft")
+        draft = question.get("draft")
         if draft == "llama-3.1-8b":
             draft = compile_plan(
                 draft, "h100", h100, tp=2, dtype="fp8", engine=engine, max_tokens=8200, max_seqs=8500
             )
-        accepted = asked["accepted"]
+        accepted = question["accepted"]
         speculation = SpeculativeDecoding(
-            asked["num_draft_tokens"], tuple(accepted) if isinstance(accepted, list) else accepted, draft
+            question["num_draft_tokens"], tuple(accepted) if isinstance(accepted, list) else accepted, draft
         )
         # memory is that of steps of the budget
         room = speculated(plan, speculation).memory(max_tokens=8192, max_seqs=300)
@@ -212,9 +212,9 @@ def test_a_row_speculates_as_its_estimate(
                     if name != "kv_share":
                         assert row[name] == pytest.approx(value, rel=1e-12), (name, row)
             assert row["max_kv_tokens"] == room.max_kv_tokens
-            assert row["num_draft_tokens"] == asked["num_draft_tokens"]
+            assert row["num_draft_tokens"] == question["num_draft_tokens"]
             assert row["accepted"] == speculation.acceptance_length
-            assert row["draft"] == asked.get("draft", "none")
+            assert row["draft"] == question.get("draft", "none")
             assert (row["origin"], row["relative_error"]) == ("modelled", None)
             if (row["concurrency"], row["osl"]) == (1.0, 400):
                 # weights of the model and of its draft
@@ -230,13 +230,13 @@ def test_a_row_speculates_as_its_estimate(
     draft=st.sampled_from(["none", "mtp"]),
     hit=st.sampled_from([0.0, 0.5, 0.9]),
 )
-def test_the_best_is_as_good_as_its_estimate_says(
+def test_the_best_is_as_good_as_its_estimate(
     h100: Tables, sizes: tuple[int, int], drafts: int, share: float, draft: str, hit: float
 ) -> None:
     accepted = 1.0 + share * drafts
-    asked = {"num_draft_tokens": drafts, "accepted": accepted, "draft": draft}
+    options = {"num_draft_tokens": drafts, "accepted": accepted, "draft": draft}
     spec = {"models": "llama-3.1-8b", "tp": [1, 2], "isl": sizes[0], "osl": sizes[1], "max_num_seqs": 256}
-    spec |= {"concurrency": [1, 16, 200], "speculation": asked, "prefix_hit": hit, "engine": "vllm"}
+    spec |= {"concurrency": [1, 16, 200], "speculation": options, "prefix_hit": hit, "engine": "vllm"}
     row = best_deployments(spec, runners_up=0, percentile=None).answers[0].choices[0].row
     plan = plan_of(row, load_engine("vllm"), h100, 256, row["model"])
     speculation = SpeculativeDecoding(drafts, accepted, None if draft == "none" else draft)
@@ -248,7 +248,7 @@ def test_the_best_is_as_good_as_its_estimate_says(
 def test_an_engine_that_cuts_no_prompts_is_estimated_as_validation_judges_it(
     h100: Tables, tmp_path: Path
 ) -> None:
-    """A sweep said 379 and 159 ms here, by cut prompts; 1,930 and 128.7 are what whole ones take."""
+    """A sweep had 379 and 159 ms here, of cut prompts; whole ones take 1,930 and 128.7."""
     engine = "trtllm-1.0"
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 5000, "osl": 50, "concurrency": 64, "engine": engine}
     spec["client_overhead_ms"] = 0

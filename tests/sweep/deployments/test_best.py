@@ -1,4 +1,4 @@
-"""The deployment to run: against a sweep of everything, its reasons, and what is said where there is none."""
+"""The deployment to run: against a sweep of everything, its reasons, and answers without one."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_equals_are_ordered_by_gpus_then_latency() -> None:
         assert latency == sorted(latency)
         assert not answer.choices[-1].is_tie
         assert answer.choices[-1].behind == pytest.approx(1.0)
-        # the load is what was asked about, not what was chosen
+        # the load is the given one, not the chosen one
         assert not any(choice.at_edge for choice in answer.choices)
 
 
@@ -164,7 +164,7 @@ def test_it_shows_progress() -> None:
     assert seen == sorted(seen)
 
 
-def test_wrong_questions_say_what_would_do() -> None:
+def test_wrong_questions_name_valid_values() -> None:
     steps = {"models": "llama-3.1-8b", "batch_size": 1, "kv_len": 9}
     with pytest.raises(SweepError, match="the spec is not a deployment spec"):
         by_means(steps)
@@ -243,7 +243,7 @@ def test_it_prints_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_says_what_does_as_well(tmp_path: Path) -> None:
+def test_it_prints_equivalent_runners_up(tmp_path: Path) -> None:
     spec = toml(tmp_path, "total_gpus = 2")
     text = Path(spec).read_text().replace("concurrency = [1, 4]", "request_rate = 0.5")
     Path(spec).write_text(text)
@@ -275,7 +275,7 @@ def test_the_best_is_in_the_formats_of_its_checkpoint_and_names_them(
 
 
 def test_nearest_is_what_is_least_over_its_worst_limit() -> None:
-    """Not what is least over its limits in the mean: one limit far beyond reach is no near miss."""
+    """Not the least mean excess over the limits: one limit far beyond reach is not a near miss."""
     spec = load_spec(
         {"models": ["llama-3.1-8b"], "isl": 9, "osl": 9, "concurrency": 1,
          "constraints": {"ttft_ms": 100.0, "tpot_ms": 10.0}}

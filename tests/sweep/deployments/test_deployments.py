@@ -384,7 +384,7 @@ def test_each_candidate_has_the_first_reason_that_rules_it_out(tmp_path: Path) -
 
 
 @pytest.mark.loops
-def test_a_small_share_of_the_cache_can_be_asked_for(tmp_path: Path) -> None:
+def test_a_small_share_of_the_cache_can_be_given(tmp_path: Path) -> None:
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 4000, "osl": 100, "concurrency": [1, 100]}
     summary, found = swept(tmp_path, {**spec, "constraints": {"kv_share": 0.5}})
     assert summary.infeasible == {"kv_share": 1}
@@ -466,7 +466,7 @@ def test_the_bound_is_that_of_the_operators(tmp_path: Path, h100: Tables) -> Non
     assert {row["engine"] for row in hosted} == {"slow"}
 
 
-def test_what_is_found_in_the_prefix_cache_is_no_part_of_the_bound(tmp_path: Path, h100: Tables) -> None:
+def test_tokens_found_in_the_prefix_cache_do_not_count_in_the_bound(tmp_path: Path, h100: Tables) -> None:
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 8000, "osl": 1, "keep": "all", "concurrency": 1,
             "engine": "kernels", "prefix_hit": [0.0, 0.5, 0.995]}  # fmt: skip
     found = swept(tmp_path, spec)[1]
@@ -516,7 +516,7 @@ def test_prompts_that_run_ahead_are_steps_of_their_own(tmp_path: Path, h100: Tab
 
 
 @pytest.mark.slow
-def test_decodes_that_wait_for_the_cache_beside_prompts_bind_by_memory(tmp_path: Path) -> None:
+def test_decodes_that_share_the_cache_with_prompts_bind_by_memory(tmp_path: Path) -> None:
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 2000, "osl": 20, "keep": "all", "concurrency": 64}
     bound = {}
     for ns in (0.001, 2.0):
@@ -539,7 +539,7 @@ def test_errors_are_those_of_the_step_of_decodes(tmp_path: Path, h100: Tables) -
     assert [row["relative_error"] for row in nearest] == [None, None]
 
 
-def test_the_file_says_what_made_it_and_every_column_is_documented(tmp_path: Path, h100: Tables) -> None:
+def test_the_file_has_provenance_and_documented_columns(tmp_path: Path, h100: Tables) -> None:
     summary, _ = swept(tmp_path, SMALL)
     schema = pq.read_schema(summary.output)
     metadata = pq.read_metadata(summary.output).metadata
@@ -562,7 +562,7 @@ def test_several_gpus_have_tables_of_their_own(tmp_path: Path) -> None:
     assert {row["origin"] for row in found} == {"modelled"}
 
 
-def test_nothing_to_evaluate_is_an_error_that_says_why(tmp_path: Path) -> None:
+def test_nothing_to_evaluate_is_an_error_with_a_reason(tmp_path: Path) -> None:
     spec = {"models": "qwen2.5-7b", "tp": 8, "isl": 10, "osl": 10, "concurrency": 1}
     with pytest.raises(SweepError, match=r"nothing to evaluate: tp: qwen2\.5-7b cannot run with tp=8"):
         run_sweep(spec, tmp_path / "r.parquet")

@@ -134,7 +134,7 @@ def test_the_order_is_that_of_the_percentile_and_the_place_that_of_the_closed_fo
     assert all(choice.percentile is None for choice in before)
 
 
-def test_a_rate_that_is_asked_for_is_kept_by_those_in_front() -> None:
+def test_the_first_choices_keep_the_given_rate() -> None:
     spec = {key: value for key, value in SPEC.items() if key != "concurrency"} | {"request_rate": 60.0}
     choices = best_deployments(spec, percentile=99, requests=200).answers[0].choices
     keeps = [choice.percentile.requests_per_s >= 60.0 for choice in choices if choice.percentile]
@@ -152,7 +152,7 @@ def test_a_rate_that_is_asked_for_is_kept_by_those_in_front() -> None:
 
 
 @pytest.mark.slow
-def test_workers_apart_serve_what_their_simulation_says() -> None:
+def test_disaggregated_workers_serve_what_their_simulation_does() -> None:
     spec = SPEC | {"mode": ["disaggregated"], "prefix_hit": 0.0, "tp": [1], "link_bytes_per_s": 50e9}
     del spec["replicas"]
     (choice,) = best_deployments(spec, requests=400).answers[0].choices
@@ -183,11 +183,11 @@ def test_workers_apart_serve_what_their_simulation_says() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_not_simulated_comes_last_and_says_why() -> None:
+def test_choices_that_are_not_simulated_come_last_with_a_reason() -> None:
     spec = SPEC | {"pp": [1, 2], "prefix_hit": 0.0, "tp": [1]}
     choices = best_deployments(spec, requests=100).answers[0].choices
-    said = [(choice.row["pp"], choice.percentile.why_not) for choice in choices if choice.percentile]
-    assert said == [(1, ""), (2, "pipeline stages are simulated in one engine without ranks only")]
+    reasons = [(choice.row["pp"], choice.percentile.why_not) for choice in choices if choice.percentile]
+    assert reasons == [(1, ""), (2, "pipeline stages are simulated in one engine without ranks only")]
     (answer,) = best_deployments(spec | {"pp": [2]}, requests=100).answers
     assert (answer.limits_on, answer.why_mean) == (
         "mean",
@@ -242,7 +242,7 @@ def found_and_best(
         max_num_batched_tokens=budgets, max_num_seqs=seqs,
     ).answers.answers[0]  # fmt: skip
     mine = answer.choices[0].percentile.requests_per_s if answer.choices else 0.0  # type: ignore[union-attr]
-    asked = Workload(rate=1.0, requests=requests, input_tokens=isl, output_tokens=osl)
+    wanted = Workload(rate=1.0, requests=requests, input_tokens=isl, output_tokens=osl)
     layouts = [{"tp": 1}, {"tp": 2}] + [{"tp": 1, "dp": 2}, {"tp": 1, "dp": 2, "ep": 2}] * (model[0] == "q")
     best = 0.0
     for layout, budget, most in itertools.product(layouts, budgets, seqs):
@@ -253,7 +253,7 @@ def found_and_best(
             continue
         copies = 2 // plan.layout.world_size
         rate = capacity(
-            plan, asked, replicas=copies, with_range=False, max_num_batched_tokens=budget,
+            plan, wanted, replicas=copies, with_range=False, max_num_batched_tokens=budget,
             max_num_seqs=most, **limits,
         ).requests_per_s  # fmt: skip
         best = max(best, rate)
@@ -281,7 +281,7 @@ def test_nothing_that_was_left_out_serves_more(
     """The search moves along settings and stops early: every layout with every setting serves no more."""
     budgets, seqs = [1024, 4096], [16, 64, 256]
     mine, best = found_and_best(model, ttft_ms, tpot_ms, lengths, 2000, budgets, seqs)
-    # settings that are no more than 2 % better are not told apart
+    # settings that are no more than 2 % better count as equal
     assert mine >= best * 0.96
 
 
@@ -391,7 +391,7 @@ def test_a_percentile_is_a_share_of_a_hundred(percentile: Any) -> None:
         ),
     ],
 )
-def test_what_has_no_percentile_is_answered_by_means_and_says_so(changes: dict[str, Any], why: str) -> None:
+def test_answers_without_percentiles_use_means_and_are_marked(changes: dict[str, Any], why: str) -> None:
     spec = SPEC | {"tp": [1]} | changes
     if "constraints" in changes:
         spec["constraints"] = changes["constraints"]

@@ -88,7 +88,7 @@ def test_parts_come_to_the_same_as_the_whole(points: Any, cut: int, k: int) -> N
         assert kept(np.array(parts, np.int64)) == kept(every)
 
 
-def test_a_full_front_says_where_it_stopped_and_is_left_as_it_was() -> None:
+def test_a_full_front_returns_where_it_stopped_and_stays_unchanged() -> None:
     groups = np.zeros(3, np.int64)
     x, y = np.array([3.0, 2.0, 1.0]), np.array([1.0, 2.0, 3.0])
     found = fronts(1, 2)

@@ -1,4 +1,4 @@
-"""A deployment sweep's spec: what it expands to, its layouts, and how everything wrong is said at once."""
+"""A deployment sweep's spec: what it expands to, its layouts, and all errors reported at once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_defaults_and_json() -> None:
     assert load_spec({**SMALL, "k": 3}, {"k": 2, "osl": 7}) == loaded(k=2, osl=7)
 
 
-def test_what_is_kept_follows_from_what_is_asked_for() -> None:
+def test_the_objective_decides_the_default_of_keep() -> None:
     priced = {"objective": "cost", "gpu_hour_price": 2.5}
     for changes, keep in (
         ({}, "pareto"),
@@ -148,7 +148,7 @@ def test_all_rows_may_be_one_group() -> None:
     assert loaded(per=[]).per == ()
 
 
-def test_what_nobody_keeps_is_looked_for_under_loads_that_double() -> None:
+def test_the_nearest_is_searched_under_doubling_loads() -> None:
     spec = loaded(concurrency={"start": 3, "stop": 100, "step": 1}, constraints={"tpot_ms": 1})
     few = nearest_spec(spec, "llama-3.1-8b", {})
     assert few is not None
@@ -158,7 +158,7 @@ def test_what_nobody_keeps_is_looked_for_under_loads_that_double() -> None:
     assert many.concurrency == tuple(2**power for power in range(8))
 
 
-def test_everything_wrong_is_said_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     answer = refused(models=["nobody", "llama-3.1-8b", "nothing"], gpus=["h101", "zz"], osl=0, tp=3)
     assert answer.startswith("sweep spec: ")
     assert "\n" not in answer
@@ -257,7 +257,7 @@ def test_no_geometric_range_starts_at_zero() -> None:
         expand_reals({"start": 0, "stop": 1, "factor": 2}, 0, 1)
 
 
-def test_paths_lie_beside_the_file(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text(
         'models = ["llama-3.1-8b"]\nisl = 10\nosl = 10\nrequest_rate = 1\ntables = "./mine"\n'
         "[constraints]\nttft_ms = 5\n"
@@ -268,16 +268,16 @@ def test_paths_lie_beside_the_file(tmp_path: Path) -> None:
     assert spec.constraints.ttft_ms == 5
 
 
-def test_layouts_that_are_meant_take_the_place_of_every_product() -> None:
+def test_listed_layouts_replace_the_product_of_axes() -> None:
     split = [{"tp": 8}, {"tp": 8, "ep": 8}, {"dp": 8, "ep": 8}, {"tp": 8}, {"tp": 8, "pp": 2}]
     spec = loaded(split=split, routing=["balanced"])
-    said = [(tp, other.pp, other.dp, other.ep) for tp, other in spec.splits]
-    assert said == [(8, 1, 1, 1), (8, 1, 1, 8), (1, 1, 8, 8), (8, 2, 1, 1)]
+    found = [(tp, other.pp, other.dp, other.ep) for tp, other in spec.splits]
+    assert found == [(8, 1, 1, 1), (8, 1, 1, 8), (1, 1, 8, 8), (8, 2, 1, 1)]
     again = load_spec(spec, {"keep": "all"})
     assert isinstance(again, DeploymentSpec)
     assert again.splits == spec.splits
     assert len(spec.layouts_by_split) == 4
-    # what a product of axes says, a list says too
+    # a list gives the same as a product of axes
     product = loaded(tp=[4, 8], ep=[1, 4])
     listed = loaded(split=[{"tp": tp, "ep": ep} for tp in (4, 8) for ep in (1, 4)])
     assert listed.splits == product.splits
@@ -298,5 +298,5 @@ def test_wrong_layouts_are_named(split: Any, message: str) -> None:
     assert message in refused(split=split)
 
 
-def test_layouts_are_said_once() -> None:
+def test_layouts_are_given_only_once() -> None:
     assert "split: sets dp itself; give only one of them" in refused(split=[{"tp": 8}], dp=[2])

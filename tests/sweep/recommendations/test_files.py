@@ -66,11 +66,11 @@ def renamed(found: Recommendation, name: str) -> Recommendation:
 
 
 def ran(script: Path, program: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
-    """Run a script with a stand-in for its program, which says how it was called."""
+    """Run a script with a stand-in for its program, which records how it was called."""
     tools = script.parent / "tools"
     tools.mkdir(exist_ok=True)
-    said = script.parent / "said.json"
-    text = f"import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], open({str(said)!r}, 'w'))"
+    calls = script.parent / "called.json"
+    text = f"import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], open({str(calls)!r}, 'w'))"
     stand_in = tools / program
     stand_in.write_text(f'#!/bin/sh\nexec "$REAL_PYTHON" -c {shlex.quote(text)} "$@"\n')
     stand_in.chmod(0o755)
@@ -78,12 +78,12 @@ def ran(script: Path, program: str, *arguments: str) -> tuple[list[str], dict[st
 
     environment = {"PATH": f"{tools}:{os.environ['PATH']}", "REAL_PYTHON": sys.executable}
     subprocess.run([script, *arguments], check=True, env=environment, cwd=script.parent)
-    called, seen = json.loads(said.read_text())
+    called, seen = json.loads(calls.read_text())
     return called, seen
 
 
 @pytest.mark.slow
-def test_the_scripts_start_and_measure_what_was_meant(found: Recommendation, tmp_path: Path) -> None:
+def test_the_scripts_start_and_measure_the_recommendation(found: Recommendation, tmp_path: Path) -> None:
     deployment = only(found)
     written = found.save(tmp_path / "out")
     assert all(path.is_file() for path in written)
@@ -142,7 +142,7 @@ def objects_of(text: str) -> dict[str, dict[str, Any]]:
 
 
 def check_manifest(deployment: Deployment, text: str) -> None:
-    """What Kubernetes asks of these objects, and that they belong together."""
+    """What Kubernetes requires of these objects, and that they belong together."""
     objects = objects_of(text)
     command = deployment.servers["server"]
     assert set(objects) == {"Deployment", "Service"} | ({"ConfigMap"} if command.config else set())
@@ -174,7 +174,7 @@ def check_manifest(deployment: Deployment, text: str) -> None:
         assert yaml.safe_load(objects["ConfigMap"]["data"]["engine.yaml"]) == command.config
 
 
-def test_the_manifest_is_whole(found: Recommendation, tmp_path: Path) -> None:
+def test_the_manifest_is_complete(found: Recommendation, tmp_path: Path) -> None:
     found.save(tmp_path)
     check_manifest(only(found), (tmp_path / "kubernetes.yaml").read_text())
 
@@ -199,7 +199,7 @@ def test_several_have_a_folder_each(tmp_path: Path) -> None:
     )
 
 
-def test_a_place_that_cannot_be_written_is_said(found: Recommendation, tmp_path: Path) -> None:
+def test_an_unwritable_place_is_reported(found: Recommendation, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SweepError, match="cannot be written"):
         found.save(tmp_path / "file" / "below")

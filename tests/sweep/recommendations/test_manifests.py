@@ -51,8 +51,8 @@ def only(found: Recommendation) -> Deployment:
 
 def changed(found: Recommendation, settings: dict[str, Any], **changes: Any) -> Deployment:
     deployment = only(found)
-    asked = {role: dataclasses.replace(one, **settings) for role, one in deployment.settings.items()}
-    return dataclasses.replace(deployment, settings=asked, **changes)
+    wanted = {role: dataclasses.replace(one, **settings) for role, one in deployment.settings.items()}
+    return dataclasses.replace(deployment, settings=wanted, **changes)
 
 
 def documents(text: str) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ def replicas_of(deployment: Deployment) -> dict[str, int]:
 
 
 def check_dynamo(deployment: Deployment, text: str) -> list[dict[str, Any]]:
-    """What Dynamo's operator asks; return the workers."""
+    """Check what Dynamo's operator requires; return the workers."""
     facts = FIELDS["dynamo"]
     *maps, graph = documents(text)
     configs = {one["metadata"]["name"]: one["data"] for one in maps}
@@ -112,7 +112,7 @@ def check_dynamo(deployment: Deployment, text: str) -> list[dict[str, Any]]:
     return workers
 
 
-def test_dynamo_runs_what_was_meant(found: Recommendation) -> None:
+def test_dynamo_runs_the_recommendation(found: Recommendation) -> None:
     deployment = only(found)
     (text,) = dynamo_files(deployment).values()
     workers = check_dynamo(deployment, text)
@@ -163,7 +163,7 @@ def test_a_pod_of_kubernetes_has_the_gpus_of_one_copy(found: Recommendation) -> 
 
 
 @pytest.mark.parametrize("stages", [2, 3])
-def test_dynamo_is_told_of_nodes(found: Recommendation, stages: int) -> None:
+def test_dynamo_manifests_have_the_number_of_nodes(found: Recommendation, stages: int) -> None:
     gpus = {2: 16, 3: 12}[stages]
     wide = changed(found, {"tp": gpus // stages, "pp": stages}, gpus_each=gpus)
     (text,) = dynamo_files(wide).values()
@@ -171,7 +171,7 @@ def test_dynamo_is_told_of_nodes(found: Recommendation, stages: int) -> None:
 
 
 def test_its_workers_are_read_back(found: Recommendation, tmp_path: Path) -> None:
-    """By the reader of users' runs, whose layout and limits agree."""
+    """The reader of users' runs finds the same layout and limits."""
     deployment = only(found)
     if "server" not in deployment.settings:
         pytest.skip("one engine a file")
@@ -250,7 +250,7 @@ def check_llm_d(deployment: Deployment, files: dict[str, str]) -> None:
         assert f"{profile['name']}-filter" in named
 
 
-def test_llm_d_runs_what_was_meant(found: Recommendation) -> None:
+def test_llm_d_runs_the_recommendation(found: Recommendation) -> None:
     deployment = only(found)
     assert deployment.engine is not None
     if deployment.profile.engine == "trtllm" and "server" not in deployment.settings:
@@ -264,8 +264,8 @@ def test_llm_d_runs_what_was_meant(found: Recommendation) -> None:
     servers = [one for one in documents(files["llm-d.yaml"]) if one["kind"] == "Deployment"]
     for server, (role, settings) in zip(servers, deployment.settings.items(), strict=True):
         (container,) = server["spec"]["template"]["spec"]["containers"]
-        asked = dataclasses.replace(settings, port=8200 if role == "decode" else 8000)
-        command = deployment.engine.server(asked)
+        wanted = dataclasses.replace(settings, port=8200 if role == "decode" else 8000)
+        command = deployment.engine.server(wanted)
         words = command.words("/etc/fastroof/engine.yaml" if command.config else "")
         assert container["command"][: len(words)] == words
         extra = container["command"][len(words) :]

@@ -1,4 +1,4 @@
-"""What to run: the one question asked in two ways, its numbers, and what is said where nothing does."""
+"""What to run: the one question in two ways, its numbers, and answers if nothing fits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_one_line_and_a_spec_of_the_same_deployments_agree(found: Recommenda
 
 
 @pytest.mark.slow
-def test_experts_are_asked_the_same_as_a_spec_with_every_size(found: Recommendation) -> None:
+def test_experts_equal_a_spec_with_every_size(found: Recommendation) -> None:
     mine = by_means("qwen3-30b-a3b", **QUESTION, runners_up=99).answers.answers[0]
     spec = written_spec(
         models=["qwen3-30b-a3b"], gpus=["h100"], dp=[1, 2, 4], ep=[1, 2, 4],
@@ -117,9 +117,9 @@ def test_the_command_is_of_the_deployment(found: Recommendation) -> None:
     assert values["--max-num-seqs"] == str(row["max_num_seqs"])
     assert values["--gpu-memory-utilization"] == "0.92"
     assert 1200 <= int(values["--max-model-len"]) <= load_model("qwen3-32b").max_position
-    asked = dict(itertools.pairwise(deployment.benchmark.words()))
-    assert (asked["--random-input-len"], asked["--random-output-len"]) == ("1000", "200")
-    assert int(asked["--max-concurrency"]) == round(row["concurrency"] / row["replicas"])
+    options = dict(itertools.pairwise(deployment.benchmark.words()))
+    assert (options["--random-input-len"], options["--random-output-len"]) == ("1000", "200")
+    assert int(options["--max-concurrency"]) == round(row["concurrency"] / row["replicas"])
     assert "arguments are those of vLLM 0.33.0" in deployment.notes
     assert "vLLM, profile vllm >=0.33 (not validated beyond 0.28), from" in deployment.notes[0]
 
@@ -151,7 +151,7 @@ def test_limits_that_nothing_keeps_have_a_nearest() -> None:
 
 
 @pytest.mark.slow
-def test_specs_say_the_nearest_of_each_load() -> None:
+def test_specs_give_the_nearest_of_each_load() -> None:
     spec = written_spec(isl=[500, 2000], constraints={"tpot_ms": 1}, gpus=["h100"], gpu_hour_price=2.0)
     answers = best_by_means(spec).answers
     assert [answer.group["isl"] for answer in answers] == [500, 2000]
@@ -162,7 +162,7 @@ def test_specs_say_the_nearest_of_each_load() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_does_not_fit_says_on_how_many_gpus_it_would() -> None:
+def test_a_model_that_does_not_fit_names_the_gpus_that_it_needs() -> None:
     found = by_means("llama-3.1-70b", "h100", **QUESTION | {"total_gpus": 1})
     answer = found.answers.answers[0]
     assert (answer.choices, answer.nearest, found.deployments) == ((), None, (None,))
@@ -220,20 +220,20 @@ def test_layouts_fill_the_gpus() -> None:
 
 def test_ways_to_deploy_are_those_that_are_possible_and_known() -> None:
     both = ("aggregated", "disaggregated")
-    ask = functools.partial(deployment_question, "llama-3.1-8b")
-    assert ask(**QUESTION).mode == both
-    assert ask(**QUESTION).link_bytes_per_s is None
-    assert ask(**QUESTION | {"total_gpus": 1}).mode == both[:1]
-    assert ask(**QUESTION | {"osl": 1}).mode == both[:1]
-    assert ask(**QUESTION, prefix_hit=0.5).mode == both[:1]
-    assert ask(**QUESTION, mode="disaggregated").mode == both[1:]
+    call = functools.partial(deployment_question, "llama-3.1-8b")
+    assert call(**QUESTION).mode == both
+    assert call(**QUESTION).link_bytes_per_s is None
+    assert call(**QUESTION | {"total_gpus": 1}).mode == both[:1]
+    assert call(**QUESTION | {"osl": 1}).mode == both[:1]
+    assert call(**QUESTION, prefix_hit=0.5).mode == both[:1]
+    assert call(**QUESTION, mode="disaggregated").mode == both[1:]
     # workers of several nodes send over the network
-    wide = ask(**QUESTION | {"total_gpus": 16})
+    wide = call(**QUESTION | {"total_gpus": 16})
     assert wide.mode == both
     assert wide.link_bytes_per_s == fastroof.load_gpu("h100").inter_node_bytes_per_s
-    assert ask(**QUESTION | {"total_gpus": 16}, mode="aggregated").link_bytes_per_s is None
+    assert call(**QUESTION | {"total_gpus": 16}, mode="aggregated").link_bytes_per_s is None
     with pytest.raises(SweepError, match="most_gpus_each must be a whole number from 1"):
-        ask(**QUESTION, most_gpus_each=0)
+        call(**QUESTION, most_gpus_each=0)
 
 
 @pytest.mark.slow
@@ -349,9 +349,7 @@ def test_unknown_options_are_errors() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_starts_threads_that_nobody_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_threads_start_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any) -> None:
         raise AssertionError("a thread")
 
@@ -384,12 +382,12 @@ def test_the_default_engine_is_that_of_sweeps() -> None:
         ({"objective": "speed"}, SweepError, "tokens_per_s_per_gpu"),
     ],
 )
-def test_wrong_questions_say_what_would_do(
+def test_wrong_questions_name_valid_values(
     changes: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    asked = {"model": "llama-3.1-8b", "gpu": "h100", **QUESTION, **changes}
+    options = {"model": "llama-3.1-8b", "gpu": "h100", **QUESTION, **changes}
     with pytest.raises(error, match=words):
-        by_means(**asked)
+        by_means(**options)
 
 
 @pytest.mark.slow
@@ -423,7 +421,7 @@ def test_a_spec_with_workers_apart_has_a_command_of_each(tmp_path: Path) -> None
     assert names == {"deployments.parquet", "deployments.csv", "start-prefill.sh", "start-decode.sh"}
 
 
-def test_a_runtime_that_is_no_engine_has_no_command() -> None:
+def test_a_runtime_without_an_engine_has_no_command() -> None:
     found = by_means("llama-3.1-8b", **QUESTION, engine="kernels")
     deployment = found.deployments[0]
     assert deployment is not None
@@ -431,7 +429,7 @@ def test_a_runtime_that_is_no_engine_has_no_command() -> None:
     assert "is not a server" in deployment.notes[0]
 
 
-def test_a_gpu_that_runs_another_ones_kernels_says_so() -> None:
+def test_a_gpu_that_runs_another_ones_kernels_is_marked() -> None:
     with pytest.warns(UserWarning, match="comes from kernels of h100"):
         found = by_means("qwen3-8b", "h100_nvl", **{**QUESTION, "total_gpus": 1})
     deployment = found.deployments[0]
@@ -439,7 +437,7 @@ def test_a_gpu_that_runs_another_ones_kernels_says_so() -> None:
     assert "modelled from kernels of h100, scaled (standard error 15%): all kernels" in deployment.notes
 
 
-def test_a_gpu_without_tables_is_answered_from_its_datasheet_and_says_so() -> None:
+def test_a_gpu_without_tables_uses_its_datasheet_and_is_marked() -> None:
     question = {**QUESTION, "total_gpus": 2}
     with pytest.raises(fastroof.TableError, match="no measured tables"):
         by_means("qwen3-8b", "mi300x", **question)
@@ -452,7 +450,7 @@ def test_a_gpu_without_tables_is_answered_from_its_datasheet_and_says_so() -> No
 
 
 @pytest.mark.slow
-def test_a_model_of_ones_own_is_served_and_measured_by_its_folder(tmp_path: Path) -> None:
+def test_a_custom_model_is_served_and_measured_by_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "my model"
     folder.mkdir()
     config = {

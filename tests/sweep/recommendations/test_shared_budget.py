@@ -49,9 +49,9 @@ def of_copies(held: dict[int, float]) -> Callable[[int], float]:
     )
 
 
-def counted(rate_of: Callable[[int], float], asked: list[int]) -> Callable[[int], float]:
+def counted(rate_of: Callable[[int], float], requested: list[int]) -> Callable[[int], float]:
     def rate(gpus: int) -> float:
-        asked.append(gpus)
+        requested.append(gpus)
         return rate_of(gpus)
 
     return rate
@@ -72,16 +72,16 @@ def test_no_split_is_better(held: tuple[list[float], ...]) -> None:
 def test_where_copies_add_up_few_questions_find_the_best_of_all_numbers(
     given: list[tuple[dict[int, float], float]], total: int
 ) -> None:
-    asked: list[list[int]] = [[] for _ in given]
+    logs: list[list[int]] = [[] for _ in given]
     models = [
-        HeldRates(counted(of_copies(held), log), want) for (held, want), log in zip(given, asked, strict=True)
+        HeldRates(counted(of_copies(held), log), want) for (held, want), log in zip(given, logs, strict=True)
     ]
     scale, split = split_gpus(models, total)
     ratios = [[0.0, *(of_copies(held)(gpus) / want for gpus in range(1, total + 1))] for held, want in given]
     truth, fewest = best_split(ratios, total)
     assert scale == pytest.approx(truth, rel=1e-12)
     assert sum(split) <= total
-    for log, gpus in zip(asked, split, strict=True):
+    for log, gpus in zip(logs, split, strict=True):
         assert len(log) == len(set(log))
         assert not scale or gpus in log
     if scale:
@@ -90,7 +90,7 @@ def test_where_copies_add_up_few_questions_find_the_best_of_all_numbers(
 
 
 @given(st.lists(st.lists(rates, min_size=24, max_size=24), min_size=2, max_size=2), st.integers(2, 24))
-def test_any_rates_give_a_split_that_was_asked_for(held: list[list[float]], total: int) -> None:
+def test_any_rates_give_a_split_that_was_evaluated(held: list[list[float]], total: int) -> None:
     models = [HeldRates(lambda gpus, each=each: each[gpus - 1], 1.0) for each in held]  # type: ignore[misc]
     scale, split = split_gpus(models, total)
     ratios = [[0.0, *each[:total]] for each in held]
@@ -114,13 +114,13 @@ def test_the_fewest_gpus_may_be_more_than_there_are(held: dict[int, float], want
     assert all(rate_of(gpus) / want < 1.0 + 1e-12 for gpus in range(1, min(found, 1000)))
 
 
-def test_rates_that_fall_short_of_copies_are_asked_until_one_suffices() -> None:
-    asked: list[int] = []
-    found = fewest_gpus(HeldRates(counted(lambda gpus: gpus**0.9, asked), 100.0), 4)
+def test_rates_below_linear_are_evaluated_until_one_suffices() -> None:
+    calls: list[int] = []
+    found = fewest_gpus(HeldRates(counted(lambda gpus: gpus**0.9, calls), 100.0), 4)
     assert found is not None
     assert found**0.9 >= 100.0
     assert found <= 2 * 100 ** (1 / 0.9)
-    assert len(asked) < 40
+    assert len(calls) < 40
     assert fewest_gpus(HeldRates(lambda gpus: min(gpus, 8.0), 9.0), 4) is None
 
 
@@ -149,7 +149,7 @@ def test_shares_are_the_answers_for_one_model(found: SharedBudget) -> None:
     assert found.gpus_left == 3 - sum(split)
 
 
-def test_a_file_says_the_same_as_python(found: SharedBudget, tmp_path: Path) -> None:
+def test_a_file_gives_the_answer_of_python(found: SharedBudget, tmp_path: Path) -> None:
     path = tmp_path / "shared.toml"
     path.write_text(
         "total_gpus = 3\nosl = 50\nmax_num_batched_tokens = 2048\nmax_num_seqs = 64\n"
@@ -196,7 +196,7 @@ def test_gpus_that_do_not_suffice_name_what_would() -> None:
 
 @pytest.mark.slow
 @pytest.mark.release
-def test_a_model_that_no_number_of_gpus_serves_says_why() -> None:
+def test_a_model_that_no_number_of_gpus_serves_has_a_reason() -> None:
     traffic = [
         {"model": "llama-3.1-8b", "requests_per_s": 1, "tpot_ms": 0.1, "max_num_seqs": 1},
         {"model": "qwen3-8b", "requests_per_s": 1},
@@ -208,7 +208,7 @@ def test_a_model_that_no_number_of_gpus_serves_says_why() -> None:
     assert failing.recommendation is not None
     assert failing.recommendation.answers.answers[0].nearest is not None
     assert (fine.recommendation, fine.needed_gpus) == (None, 1)
-    # more models than GPUs: each would do on one
+    # more models than GPUs: one GPU suffices for each
     three = {"total_gpus": 1, "isl": 100, "osl": 5, **SMALL, "traffic": [traffic[1], traffic[1]]}
     assert recommend_shared(three).needed_gpus == 2
 
@@ -234,7 +234,7 @@ def test_without_a_number_each_model_gets_the_fewest_gpus(mode: str) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_number_a_limit_that_nothing_keeps_says_why() -> None:
+def test_a_limit_that_nothing_keeps_has_no_number_of_gpus() -> None:
     traffic = [CHAT, {**CHAT, "tpot_ms": 0.1, "max_num_seqs": 1}]
     none = recommend_shared({"isl": 100, "osl": 5, **SMALL, "traffic": traffic}, percentile=None)
     assert (none.total_gpus, none.scale, none.needed_gpus) == (0, 0.0, None)

@@ -1,4 +1,4 @@
-"""Stand-in, see the package: says what would simulate."""
+"""Stand-in, see the package: prints what would simulate."""
 
 from .execution_time_predictor import ExecutionTimePredictorRegistry
 from .types import ExecutionTimePredictorType

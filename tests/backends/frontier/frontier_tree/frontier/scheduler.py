@@ -1,4 +1,4 @@
-"""Stand-in, see the package: how a stage's scheduler asks its predictor, and a loop over one cluster."""
+"""Stand-in, see the package: how a stage's scheduler calls its predictor, and a loop over one cluster."""
 
 from .types import ClusterType
 

@@ -17,7 +17,7 @@ def get_all_subclasses(cls):
 
 @dataclass
 class BasePolyConfig:
-    """A config of which the command line chooses the subclass, by what its get_type() says."""
+    """A config of which the command line chooses the subclass by its get_type()."""
 
 
 @dataclass
