@@ -18,7 +18,7 @@ from fastroof.bench import Baseline
 from fastroof.compiled.callers import sums_step_us
 from fastroof.simulation.engine import Outcomes, run_engine
 from fastroof.simulation.settings import EngineSettings
-from fastroof.simulation.trace import Trace
+from fastroof.traces.trace import Trace
 from tests.reference.replay import Schedule, TimedRequest, replay
 
 __all__ = [
@@ -170,7 +170,7 @@ def mocker(plan: fastroof.StepPlan, trace: Trace, settings: EngineSettings, fold
     """Offline replay of Dynamo's mocker; ImportError where it is not installed. Its steps are not ours."""
     replayed: Callable[..., Any] = import_module("dynamo._core").run_mocker_trace_replay
     from fastroof.backends.dynamo import write_dynamo_profile
-    from fastroof.backends.dynamo_example import engine as mocker_engine
+    from tests.examples.dynamo import engine as mocker_engine
 
     path = folder / "profile.npz"
     write_dynamo_profile(plan, path, prompt_len=int(trace.input_tokens.mean()))

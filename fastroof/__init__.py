@@ -177,8 +177,9 @@ else:
     }
 
     _PACKAGES = (
-        "backends", "bench", "compat", "config", "engines", "load", "models", "operators", "plan", "report",
-        "run", "serving", "simulation", "sweep", "tables", "uncertainty",
+        "backends", "bench", "compat", "config", "engines", "evidence", "judging", "load", "memory", "models",
+        "operators", "plan", "report", "run", "serving", "simulation", "sweep", "tables", "traces",
+        "uncertainty",
     )  # fmt: skip
 
     def __getattr__(name):

@@ -84,7 +84,7 @@ def h100() -> Tables:
     return fastroof.load_tables("h100")
 
 
-SHARING = ("accuracy", "backends", "cli", "report", "serving", "simulation", "sweep")
+SHARING = ("accuracy", "backends", "cli", "evidence", "report", "serving", "simulation", "sweep")
 """Folders of tests that look at answers, not at how tables are read."""
 
 

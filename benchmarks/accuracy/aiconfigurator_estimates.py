@@ -26,7 +26,7 @@ from fastroof.models.named import PRESETS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fastroof.serving.evidence.rows import ServingRow
+    from fastroof.evidence.rows import ServingRow
 
 AICONFIGURATOR: Final = "aiconfigurator-core"
 SDK: Final = "aiconfigurator_core.sdk"

@@ -24,10 +24,10 @@ from benchmarks.accuracy.whole_sample import measured_gpus, tables_by_gpu
 from fastroof.arrays import Floats
 from fastroof.engines import EngineProfile
 from fastroof.errors import FastroofError, TableError
-from fastroof.serving.evidence.prediction_errors import PredictedTime
-from fastroof.serving.evidence.predictions import Plans, predict_row
-from fastroof.serving.evidence.rows import ServedModel
-from fastroof.serving.evidence.validation import (
+from fastroof.evidence.prediction_errors import PredictedTime
+from fastroof.evidence.predictions import Plans, predict_row
+from fastroof.evidence.rows import ServedModel
+from fastroof.evidence.validation import (
     INDEPENDENT,
     Skipped,
     is_queueing,

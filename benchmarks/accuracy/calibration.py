@@ -33,10 +33,10 @@ from fastroof.engines import CostForm, EngineProfile, LayerCost, StepCosts, engi
 from fastroof.engines.profile import layers_of
 from fastroof.engines.values import UNKNOWN_VERSION
 from fastroof.errors import FastroofError, TableError
+from fastroof.evidence.kernel_times import OWN_LAYERS, KernelTimes
+from fastroof.evidence.own_fit import FittedCost
+from fastroof.evidence.rows import ServingRow
 from fastroof.models import load_model
-from fastroof.serving.evidence.kernel_times import OWN_LAYERS, KernelTimes
-from fastroof.serving.evidence.own_fit import FittedCost
-from fastroof.serving.evidence.rows import ServingRow
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof.arrays import Bools, Floats
-from fastroof.serving.evidence.kernel_times import (
+from fastroof.evidence.kernel_times import (
     FLOOR,
     OWN_LAYERS,
     Columns,

@@ -18,7 +18,7 @@ from fastroof.cli.gpu_tables import tables_of
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import console, print_facts, print_json, print_table
 from fastroof.errors import FastroofError
-from fastroof.serving.evidence.profile_file import check_profile_path, write_profile
+from fastroof.evidence.profile_file import check_profile_path, write_profile
 from fastroof.tables import Tables
 
 DEFAULT_ENGINE: Final = "vllm"

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from benchmarks.accuracy.fit import fit_costs
 from benchmarks.accuracy.fitted_rows import FEWEST_ROWS, FittedRows
 from fastroof.arrays import Bools, Floats
-from fastroof.serving.evidence.own_fit import FittedCost
+from fastroof.evidence.own_fit import FittedCost
 
 Split = Literal["model", "gpu", "version", "bench"]
 SPLITS: Final[tuple[Split, ...]] = ("model", "gpu", "version", "bench")

@@ -16,8 +16,8 @@ import numpy as np
 from benchmarks.accuracy.sample_cleaning import INFERENCEMAX
 from fastroof.arrays import Floats
 from fastroof.engines import FrontEnd
-from fastroof.serving.evidence.predictions import front_end_ms
-from fastroof.serving.evidence.rows import CLIENT, ServingRow
+from fastroof.evidence.predictions import front_end_ms
+from fastroof.evidence.rows import CLIENT, ServingRow
 
 ROUNDS: Final = 30
 """Iterations of reweighted least squares."""

@@ -12,7 +12,7 @@ from benchmarks.accuracy.validation import predict_gpu
 from benchmarks.accuracy.whole_sample import measured_gpus
 from fastroof.engines import FrontEnd
 from fastroof.errors import FastroofError
-from fastroof.serving.evidence.rows import ServingRow
+from fastroof.evidence.rows import ServingRow
 from fastroof.tables import load_tables
 
 

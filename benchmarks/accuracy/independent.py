@@ -15,10 +15,10 @@ from fastroof.arrays import Bools
 from fastroof.engines import EngineProfile
 from fastroof.engines.values import holds_for
 from fastroof.errors import FastroofError, TableError
+from fastroof.evidence.prediction_errors import PredictedTime
+from fastroof.evidence.rows import LARGEST_STEP, ServedModel
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.serving.estimate import estimate
-from fastroof.serving.evidence.prediction_errors import PredictedTime
-from fastroof.serving.evidence.rows import LARGEST_STEP, ServedModel
 from fastroof.simulation.engine import too_long
 from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.requests import RequestTimes

@@ -35,10 +35,10 @@ from fastroof.cli.validate import (
     write_extras,
 )
 from fastroof.errors import FastroofError, MissingTableError
+from fastroof.evidence.measured_steps import read_steps
+from fastroof.evidence.prediction_errors import ErrorGroup, Validation
 from fastroof.load.by_name import missing_tables
 from fastroof.report import check_picture, save_figure
-from fastroof.serving.evidence.measured_steps import read_steps
-from fastroof.serving.evidence.prediction_errors import ErrorGroup, Validation
 
 PEERS: Final = ("aiconfigurator",)
 ALL: Final = "all"

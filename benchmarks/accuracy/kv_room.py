@@ -18,11 +18,11 @@ from fastroof.config.paths import bench_data_root
 from fastroof.engines import EngineProfile, KvMemory, engine_of_version
 from fastroof.engines.values import holds_for
 from fastroof.errors import FastroofError
+from fastroof.memory.kv_room import VISIBLE_SHARE
+from fastroof.memory.plan_memory import MemoryUse, PlanMemory, plan_memory
+from fastroof.memory.room_errors import MOST, RoomErrors, errors_path, errors_text
 from fastroof.models import load_model
 from fastroof.plan import StepPlan, compile_plan
-from fastroof.plan.kv_room import VISIBLE_SHARE
-from fastroof.plan.memory import MemoryUse, PlanMemory, plan_memory
-from fastroof.plan.room_errors import MOST, RoomErrors, errors_path, errors_text
 from fastroof.units import GIB
 
 FILE: Final = "kv_room.csv"

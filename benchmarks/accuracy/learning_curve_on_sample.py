@@ -14,9 +14,9 @@ import numpy as np
 from benchmarks.accuracy.run_kinds import speculative_runs
 from benchmarks.accuracy.silicon_sample import read_silicon_sample
 from fastroof.errors import FastroofError
-from fastroof.serving.evidence.few_runs import SIZES, Costs, learning_curve
-from fastroof.serving.evidence.kernel_times import COSTS, KernelTimes, kernel_times, predicted_us
-from fastroof.serving.evidence.rows import ServingRow
+from fastroof.evidence.few_runs import SIZES, Costs, learning_curve
+from fastroof.evidence.kernel_times import COSTS, KernelTimes, kernel_times, predicted_us
+from fastroof.evidence.rows import ServingRow
 from fastroof.tables import Tables, load_tables
 from fastroof.units import US_PER_MS
 

@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats
-from fastroof.serving.evidence.engine_arguments import read_engine_arguments
-from fastroof.serving.evidence.kernel_times import KernelTimes, kernel_times
-from fastroof.serving.evidence.own_runs import OwnRow
-from fastroof.serving.evidence.suspect_kernels import (
+from fastroof.evidence.engine_arguments import read_engine_arguments
+from fastroof.evidence.kernel_times import KernelTimes, kernel_times
+from fastroof.evidence.own_runs import OwnRow
+from fastroof.evidence.suspect_kernels import (
     OperatorTimes,
     added_by,
     operator_times,

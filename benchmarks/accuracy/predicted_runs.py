@@ -19,10 +19,10 @@ from benchmarks.accuracy.run_kinds import (
 )
 from fastroof.engines import EngineProfile, FrontEnd
 from fastroof.errors import FastroofError
-from fastroof.serving.evidence.prediction_errors import PredictedTime
-from fastroof.serving.evidence.predictions import Plans, RowPrediction, front_end_ms, predict_row
-from fastroof.serving.evidence.rows import ServingRow
-from fastroof.serving.evidence.validation import (
+from fastroof.evidence.prediction_errors import PredictedTime
+from fastroof.evidence.predictions import Plans, RowPrediction, front_end_ms, predict_row
+from fastroof.evidence.rows import ServingRow
+from fastroof.evidence.validation import (
     FULL_KV,
     SPECULATIVE,
     Skipped,

@@ -17,13 +17,13 @@ from fastroof.columns import Column
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import EngineProfile, engine_of_version
 from fastroof.errors import TableError, TraceError
+from fastroof.evidence.rows import ENGINE_CLOCK, ServedModel
 from fastroof.load.sources import SERVING_FOLDER
 from fastroof.parquet import PARQUET_ERRORS, read_parquet
 from fastroof.plan import StepPlan
-from fastroof.serving.evidence.rows import ENGINE_CLOCK, ServedModel
 from fastroof.simulation import Trace
 from fastroof.simulation.settings import EngineSettings, running_tokens
-from fastroof.simulation.trace import Sizes
+from fastroof.traces.trace import Sizes
 from fastroof.units import MS_PER_S
 
 THROUGHPUT_FOLDER: Final = "throughput"

@@ -17,7 +17,7 @@ from benchmarks.accuracy.rows import shipped_rows
 from fastroof.atomic_files import write_whole
 from fastroof.config import gpu_names
 from fastroof.engines import EngineProfile, engine_names, load_engine
-from fastroof.serving.evidence.profile_file import profile_text
+from fastroof.evidence.profile_file import profile_text
 from fastroof.tables import load_tables
 
 PROFILES: Final = Path(str(resources.files("fastroof.engines") / "profiles"))

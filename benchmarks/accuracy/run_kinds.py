@@ -20,14 +20,14 @@ from fastroof.acceptance import MTP
 from fastroof.documents import parse_table
 from fastroof.engines import Recipe, recipe_for
 from fastroof.errors import TableError
-from fastroof.plan import StepPlan
-from fastroof.serving.evidence.rows import ServedModel, ServingRow
-from fastroof.serving.evidence.validation import (
+from fastroof.evidence.rows import ServedModel, ServingRow
+from fastroof.evidence.validation import (
     FULL_KV_LOAD,
     INDEPENDENT,
     SPECULATIVE,
     faster_than_kernels,
 )
+from fastroof.plan import StepPlan
 from fastroof.serving.speculation import SpeculativeDecoding
 
 BY_RECIPE: Final = "the public benchmark's recipe of it drafts by the model's own draft layer"

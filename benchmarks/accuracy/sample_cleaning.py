@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from fastroof.engines import recipe_for, serving_engines
-from fastroof.serving.evidence.rows import ServingRow
+from fastroof.evidence.rows import ServingRow
 
 DYNAMO, INFERENCEMAX = "dynamo", "inferencemax"
 BENCH_ROUNDS: Final = 10.0

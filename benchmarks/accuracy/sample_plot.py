@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from benchmarks.accuracy.whole_sample import SampleValidation
-    from fastroof.serving.evidence.prediction_errors import PredictedTime
+    from fastroof.evidence.prediction_errors import PredictedTime
 
 BANDS: Final = ((0.25, "#eef2f6"), (0.10, "#d9e3ec"))
 """Bands around the diagonal and their fills, the widest first."""

@@ -31,10 +31,10 @@ from benchmarks.accuracy.sample_cleaning import KV_DTYPE_FROM, RULES, clean_samp
 from fastroof.atomic_files import write_whole
 from fastroof.documents import read_toml
 from fastroof.errors import TableError
+from fastroof.evidence.rows import LeftOut, ServingRow
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
 from fastroof.load.sources import SERVING_FOLDER
 from fastroof.load.write import toml_text
-from fastroof.serving.evidence.rows import LeftOut, ServingRow
 
 SAMPLE_FILE: Final = "systems/silicon_sample.csv"
 SOURCE: Final = "silicon_sample"

@@ -19,9 +19,9 @@ from benchmarks.accuracy.rows import shipped_rows
 from benchmarks.accuracy.run_kinds import DEFECTIVE, JUDGED
 from benchmarks.accuracy.whole_sample import measured_gpus
 from fastroof.errors import FastroofError
+from fastroof.evidence.predictions import Plans
+from fastroof.evidence.rows import ServingRow
 from fastroof.plan import StepPlan
-from fastroof.serving.evidence.predictions import Plans
-from fastroof.serving.evidence.rows import ServingRow
 from fastroof.simulation import Workload
 from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.requests import RequestTimes

@@ -16,11 +16,11 @@ from fastroof.cli.output import console, print_json, print_table
 from fastroof.cli.validate import Profile
 from fastroof.engines import load_engine
 from fastroof.errors import MissingTableError, TableError
+from fastroof.evidence.measured_steps import MeasuredStep
+from fastroof.evidence.predictions import Plans
+from fastroof.evidence.validation import step_profile
 from fastroof.load.by_name import missing_tables
 from fastroof.run.batch import StepBatch
-from fastroof.serving.evidence.measured_steps import MeasuredStep
-from fastroof.serving.evidence.predictions import Plans
-from fastroof.serving.evidence.validation import step_profile
 from fastroof.tables import Tables
 from fastroof.uncertainty.leave_one_out import NORMAL_80
 

@@ -21,10 +21,10 @@ from benchmarks.accuracy.predicted_runs import (
 from fastroof._version import __version__
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import TableError
-from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
-from fastroof.serving.evidence.predictions import Plans
-from fastroof.serving.evidence.rows import LeftOut
-from fastroof.serving.evidence.validation import Skipped, counted, is_taken, predicted_steps
+from fastroof.evidence.prediction_errors import PredictedTime, Validation
+from fastroof.evidence.predictions import Plans
+from fastroof.evidence.rows import LeftOut
+from fastroof.evidence.validation import Skipped, counted, is_taken, predicted_steps
 from fastroof.tables import Tables
 
 

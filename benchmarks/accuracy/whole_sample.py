@@ -21,9 +21,9 @@ from fastroof._version import __version__
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import EngineProfile
 from fastroof.errors import FastroofError, TableError
+from fastroof.evidence.prediction_errors import PredictedTime, Validation, mean_errors
+from fastroof.evidence.validation import INDEPENDENT
 from fastroof.load.sources import SERVING_FOLDER
-from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation, mean_errors
-from fastroof.serving.evidence.validation import INDEPENDENT
 from fastroof.tables import Tables, load_tables
 
 

@@ -15,9 +15,9 @@ import numpy as np
 
 import fastroof
 from fastroof.backends.dynamo import BLOCK_TOKENS, MAX_BATCH_SIZE, decodes_beside, write_dynamo_profile
-from fastroof.backends.dynamo_example import engine
 from fastroof.simulation.engine import run_engine
 from fastroof.simulation.settings import EngineSettings
+from tests.examples.dynamo import engine
 
 INPUT, OUTPUT, REQUESTS = 1024, 128, 1000
 RATES_PER_S: Final = (5.0, 10.0, 20.0, 30.0)

@@ -72,7 +72,7 @@ with tempfile.TemporaryDirectory() as folder:
     else:
         from vidur.simulator import Simulator
 
-        from fastroof.backends.vidur.native_example import simulation
+        from tests.examples.vidur_native import simulation
 
         Simulator(simulation(fastroof.compile_plan("llama-3.1-8b", "h100"), folder)).run()
         print_exact("Vidur", metadata.version("vidur"), found, expected, "batches")

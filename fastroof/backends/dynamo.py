@@ -22,7 +22,7 @@ from fastroof.errors import BackendError, PlanRangeError
 from fastroof.run import StepBatch
 from fastroof.simulation.engine import run_engine
 from fastroof.simulation.settings import EngineSettings
-from fastroof.simulation.trace import Trace
+from fastroof.traces.trace import Trace
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:

@@ -97,8 +97,8 @@ def calibrate(
 
     Prints the costs that the engine adds to its kernels, their intervals, and errors on unseen runs.
     """
-    from fastroof.serving.evidence.own_fit import RESAMPLES, fit_own_runs
-    from fastroof.serving.evidence.profile_file import check_profile_path, write_profile
+    from fastroof.evidence.own_fit import RESAMPLES, fit_own_runs
+    from fastroof.evidence.profile_file import check_profile_path, write_profile
 
     if output is not None:
         check_profile_path(output)

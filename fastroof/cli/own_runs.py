@@ -14,9 +14,9 @@ import typer
 from fastroof.cli.output import console, counted, print_facts, print_table
 
 if TYPE_CHECKING:
-    from fastroof.serving.evidence.measured_steps import MeasuredStep
-    from fastroof.serving.evidence.own_fit import OwnFit
-    from fastroof.serving.evidence.own_runs import OwnRow, OwnRuns
+    from fastroof.evidence.measured_steps import MeasuredStep
+    from fastroof.evidence.own_fit import OwnFit
+    from fastroof.evidence.own_runs import OwnRow, OwnRuns
 
 MOST_NAMED: Final = 20
 """Runs or steps that are left out for one reason are named up to this number, and counted above it."""
@@ -74,7 +74,7 @@ def own_runs_of(
     warn: bool = True,
 ) -> OwnRuns:
     """Read runs and steps, and print warnings to stderr."""
-    from fastroof.serving.evidence.own_runs import read_own_runs
+    from fastroof.evidence.own_runs import read_own_runs
 
     own = read_own_runs(runs, engine_args, given, engine=engine, steps=steps)
     if warn:
@@ -216,7 +216,7 @@ def _timed_facts(fitted: OwnFit) -> list[tuple[str, str]]:
 
 def _suspects(fitted: OwnFit) -> str:
     """Return which kernels look wrong, in words."""
-    from fastroof.serving.evidence.suspect_kernels import LEAST_RUNS
+    from fastroof.evidence.suspect_kernels import LEAST_RUNS
 
     if fitted.suspects:
         return "\n".join(map(str, fitted.suspects))

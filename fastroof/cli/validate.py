@@ -33,8 +33,8 @@ from fastroof.command_group import GroupValues, taking, warn
 from fastroof.errors import FastroofError, MissingTableError
 
 if TYPE_CHECKING:
-    from fastroof.serving.evidence.measured_steps import MeasuredStep
-    from fastroof.serving.evidence.prediction_errors import ErrorGroup, PredictedTime, Validation
+    from fastroof.evidence.measured_steps import MeasuredStep
+    from fastroof.evidence.prediction_errors import ErrorGroup, PredictedTime, Validation
 
 EPILOG: Final = """\b
 Examples:
@@ -115,8 +115,8 @@ def validate(
     Compares TTFT and TPOT of your own runs (--runs), and times of whole steps (--steps), with predictions.
     """
     from fastroof.engines import load_engine
+    from fastroof.evidence.validation import other_versions, validate_own
     from fastroof.load.by_name import missing_tables
-    from fastroof.serving.evidence.validation import other_versions, validate_own
 
     if plot is not None:
         from fastroof.report import check_picture
@@ -155,7 +155,7 @@ def validate(
 
 def compared(steps: Sequence[MeasuredStep]) -> dict[str, str]:
     """Return what is compared of each source of steps."""
-    from fastroof.serving.evidence.measured_steps import TIMED_WORDS
+    from fastroof.evidence.measured_steps import TIMED_WORDS
 
     return {step.dataset: TIMED_WORDS[step.timed] for step in steps}
 

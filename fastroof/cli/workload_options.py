@@ -182,7 +182,7 @@ def workload_requests(**options: Any) -> Trace | Workload:
 
 def _read_lengths(fields: dict[str, Any], reading: dict[str, Any]) -> dict[str, Trace]:
     """Return the lengths that are drawn from files, each read once and as the options say."""
-    from fastroof.simulation.trace_files import load_lengths
+    from fastroof.traces.trace_files import load_lengths
 
     names = {
         name: fields[name].removeprefix("file:")

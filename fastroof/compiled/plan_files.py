@@ -155,7 +155,7 @@ def verification_fits(words: Words, floats: Floats, facts_at: int) -> bool:
 
 @jit_inline
 def held_bytes(kv_bytes: int, window_kv_bytes: int, window: int, state_bytes: int, kv_len: int) -> int:
-    """Return KV cache and state of a sequence, bytes, as :meth:`fastroof.plan.memory.PlanMemory.kv_bytes`."""
+    """Return KV cache and state of a sequence, bytes, as :meth:`fastroof.memory.PlanMemory.kv_bytes`."""
     return kv_len * kv_bytes - max(kv_len - window, 0) * window_kv_bytes + state_bytes
 
 

@@ -12,11 +12,11 @@ from fastroof.caching import lazy_property
 from fastroof.checks import is_number, shown, whole_number
 from fastroof.columns import MODELLED_FROM
 from fastroof.errors import PlanError
+from fastroof.memory.plan_memory import NO_DRAFTS, Drafts, MemoryUse, PlanMemory, most_that_start, plan_memory
 from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
 from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.calls import AttentionCall
 from fastroof.plan.attention import heads_of
-from fastroof.plan.memory import NO_DRAFTS, Drafts, MemoryUse, PlanMemory, most_that_start, plan_memory
 from fastroof.plan.options import EXCHANGES
 from fastroof.plan.plan_data import PlanData
 from fastroof.units import GB

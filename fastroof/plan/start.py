@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from fastroof.errors import FastroofError, ModelError, PlanError
+from fastroof.memory.plan_memory import NO_DRAFTS, Drafts, MemoryUse, PlanMemory, most_that_start, plan_memory
 from fastroof.models.layout import TP_SIZES, Layout
-from fastroof.plan.memory import NO_DRAFTS, Drafts, MemoryUse, PlanMemory, most_that_start, plan_memory
 from fastroof.units import GIB
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.errors import FastroofError
+from fastroof.judging.coverage import LEVELS, CoverageRow
 from fastroof.report.front import in_turns, rows_where, setting_words, swept_words
 from fastroof.report.plots import (
     FAINT,
@@ -24,13 +25,12 @@ from fastroof.report.plots import (
     write_titles,
 )
 from fastroof.report.results_file import RateColumns, Results
-from fastroof.tables.coverage import LEVELS, CoverageRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
+    from fastroof.evidence.prediction_errors import PredictedTime, Validation
 
 
 TARGET_COVERAGE: Final = (0.75, 0.85)

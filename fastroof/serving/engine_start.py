@@ -16,14 +16,14 @@ from fastroof.engines.launch.commands import engine_commands
 from fastroof.engines.launch.settings import LaunchSettings, served_name
 from fastroof.engines.load import version_named
 from fastroof.errors import BatchError, ModelError, PlanError
+from fastroof.memory.plan_memory import NO_DRAFTS, PlanMemory, most_that_start
+from fastroof.memory.room_errors import room_errors_of
 from fastroof.models import ModelSpec, load_model
 from fastroof.models.layout import TP_SIZES
 from fastroof.models.load import published_checkpoint
 from fastroof.models.lora import lora_settings
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.curves import DatasheetCurves
-from fastroof.plan.memory import NO_DRAFTS, PlanMemory, most_that_start
-from fastroof.plan.room_errors import room_errors_of
 from fastroof.plan.start import StartQuestion, cache_line_tokens, refusals
 from fastroof.serving.fit_answer import Change, Fit
 from fastroof.serving.largest_sizes import LargestSize, Limits, checked_tpot_ms, largest_sizes

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from fastroof._version import __version__
 from fastroof.engines.launch.commands import EngineCommands
 from fastroof.engines.launch.settings import Command
-from fastroof.plan.memory import PlanMemory
-from fastroof.plan.room_errors import RoomErrors
+from fastroof.memory.plan_memory import PlanMemory
+from fastroof.memory.room_errors import RoomErrors
 from fastroof.plan.start import Refusal
 from fastroof.serving.largest_sizes import LargestSize
 from fastroof.units import GIB

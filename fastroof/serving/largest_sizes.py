@@ -10,8 +10,8 @@ import numpy as np
 
 from fastroof.checks import is_number, shown
 from fastroof.errors import BatchError
+from fastroof.memory.plan_memory import PlanMemory
 from fastroof.plan import StepPlan
-from fastroof.plan.memory import PlanMemory
 from fastroof.run.batch import int_array
 from fastroof.units import US_PER_MS, US_PER_S
 

@@ -10,11 +10,11 @@ from fastroof.acceptance import AUTO, MTP, acceptance_length, check_accepted
 from fastroof.arrays import Floats
 from fastroof.checks import check_flag, shown
 from fastroof.errors import BatchError, PlanError, PlanRangeError
+from fastroof.memory.plan_memory import NO_DRAFTS, Drafts, PlanMemory, window_kv_bytes
 from fastroof.models import Layout
 from fastroof.models.mtp import mtp_model
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.arena import verification_arena
-from fastroof.plan.memory import NO_DRAFTS, Drafts, PlanMemory, window_kv_bytes
 from fastroof.serving.acceptance_curves import accepted_auto
 
 if TYPE_CHECKING:

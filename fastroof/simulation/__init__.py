@@ -33,28 +33,28 @@ if TYPE_CHECKING:
     from fastroof.simulation.pools import Link
     from fastroof.simulation.settings import EngineSettings
     from fastroof.simulation.simulation import Simulation
-    from fastroof.simulation.trace import Trace
-    from fastroof.simulation.trace_columns import hit_rate
-    from fastroof.simulation.trace_files import load_trace
-    from fastroof.simulation.trace_writing import write_trace
-    from fastroof.simulation.workload import Workload
+    from fastroof.traces.trace import Trace
+    from fastroof.traces.trace_columns import hit_rate
+    from fastroof.traces.trace_files import load_trace
+    from fastroof.traces.trace_writing import write_trace
+    from fastroof.traces.workload import Workload
 else:
     # Hidden from type checkers, for which a module with __getattr__ has every name.
     _MODULE_OF = {
-        "AutoscaledSimulation": "autoscaled_simulation",
-        "Autoscaler": "autoscaling",
-        "DisaggregatedSimulation": "disaggregated",
-        "EngineSettings": "settings",
-        "KvTier": "kv_tiers",
-        "Link": "pools",
-        "Simulation": "simulation",
-        "Trace": "trace",
-        "Workload": "workload",
-        "hit_rate": "trace_columns",
-        "load_trace": "trace_files",
-        "simulate": "deployment",
-        "simulate_disaggregated": "disaggregated",
-        "write_trace": "trace_writing",
+        "AutoscaledSimulation": "simulation.autoscaled_simulation",
+        "Autoscaler": "simulation.autoscaling",
+        "DisaggregatedSimulation": "simulation.disaggregated",
+        "EngineSettings": "simulation.settings",
+        "KvTier": "simulation.kv_tiers",
+        "Link": "simulation.pools",
+        "Simulation": "simulation.simulation",
+        "Trace": "traces.trace",
+        "Workload": "traces.workload",
+        "hit_rate": "traces.trace_columns",
+        "load_trace": "traces.trace_files",
+        "simulate": "simulation.deployment",
+        "simulate_disaggregated": "simulation.disaggregated",
+        "write_trace": "traces.trace_writing",
     }
 
     def __getattr__(name):
@@ -63,7 +63,7 @@ else:
             raise AttributeError(f"module 'fastroof.simulation' has no attribute {name!r}")
         from importlib import import_module
 
-        value = getattr(import_module(f"fastroof.simulation.{module}"), name)
+        value = getattr(import_module(f"fastroof.{module}"), name)
         globals()[name] = value
         return value
 

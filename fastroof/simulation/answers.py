@@ -18,7 +18,7 @@ from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.simulation.engine import Outcomes
-    from fastroof.simulation.trace import Trace
+    from fastroof.traces.trace import Trace
 
 
 TIMES: Final = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")

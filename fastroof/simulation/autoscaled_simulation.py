@@ -20,7 +20,7 @@ from fastroof.simulation.requests import RequestTimes, checked_limits
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation
 from fastroof.simulation.step_range import limits_kept
-from fastroof.simulation.trace import Trace
+from fastroof.traces.trace import Trace
 from fastroof.units import SECONDS_PER_HOUR, US_PER_S
 
 if TYPE_CHECKING:

@@ -26,7 +26,6 @@ from fastroof.simulation.engine import (
     with_rejected,
 )
 from fastroof.simulation.front_end import run_behind, turns_of
-from fastroof.simulation.prompt_tree import GIVEN, LRU
 from fastroof.simulation.replicas import (
     MOST_REPLICAS,
     POOLED_ROUTINGS,
@@ -36,7 +35,8 @@ from fastroof.simulation.replicas import (
     new_fleet,
 )
 from fastroof.simulation.settings import EngineSettings
-from fastroof.simulation.trace import Trace
+from fastroof.traces.prompt_tree import GIVEN, LRU
+from fastroof.traces.trace import Trace
 from fastroof.units import US_PER_S
 
 if TYPE_CHECKING:

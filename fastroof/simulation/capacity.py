@@ -26,19 +26,19 @@ from fastroof.simulation.capacity_search import (
 )
 from fastroof.simulation.engine import refuse_too_long
 from fastroof.simulation.kv_tiers import tiers_below
-from fastroof.simulation.prompt_tree import source_of_hits
 from fastroof.simulation.replicas import MOST_REPLICAS, POOLED_ROUTINGS
 from fastroof.simulation.session_runs import requests_per_session
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.steady import Run
 from fastroof.simulation.step_range import StepError, step_error
-from fastroof.simulation.trace import Trace
+from fastroof.traces.prompt_tree import source_of_hits
+from fastroof.traces.trace import Trace
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from fastroof.plan import StepPlan
-    from fastroof.simulation.workload import Workload
+    from fastroof.traces.workload import Workload
 
 MOST_TOLERANCE: Final = 0.5
 MOST_DRAWS: Final = 1000

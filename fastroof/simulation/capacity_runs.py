@@ -10,7 +10,6 @@ from fastroof.checks import shown
 from fastroof.errors import SimulationError, TraceError
 from fastroof.simulation.capacity_search import CapacitySearch, FoundRate, Simulate
 from fastroof.simulation.kv_tiers import NO_TIERS, Tiers
-from fastroof.simulation.prompt_tree import GIVEN
 from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.steady import (
@@ -21,8 +20,9 @@ from fastroof.simulation.steady import (
     more_requests,
     steady_run,
 )
-from fastroof.simulation.trace import Trace
-from fastroof.simulation.workload import Workload
+from fastroof.traces.prompt_tree import GIVEN
+from fastroof.traces.trace import Trace
+from fastroof.traces.workload import Workload
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan

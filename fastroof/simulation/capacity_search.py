@@ -18,7 +18,7 @@ from fastroof.simulation.answers import FIRST_GAP_EXPONENT
 from fastroof.simulation.requests import RequestTimes, checked_ms, gap_values_us
 from fastroof.simulation.session_runs import in_rows_of, requests_per_session, session_starts, sped_up
 from fastroof.simulation.steady import PIECES, Run, error_of_mean
-from fastroof.simulation.trace import Trace
+from fastroof.traces.trace import Trace
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:

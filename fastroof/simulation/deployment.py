@@ -10,12 +10,12 @@ from fastroof.errors import SimulationError
 from fastroof.plan.compile import check_plan
 from fastroof.simulation.engine import check_time_scale, refuse_too_long
 from fastroof.simulation.kv_tiers import tiers_below
-from fastroof.simulation.prompt_tree import source_of_hits
 from fastroof.simulation.replicas import MOST_REPLICAS, POOLED_ROUTINGS, run_replicas
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.simulation import Simulation
-from fastroof.simulation.trace import Trace
-from fastroof.simulation.trace_files import load_trace
+from fastroof.traces.prompt_tree import source_of_hits
+from fastroof.traces.trace import Trace
+from fastroof.traces.trace_files import load_trace
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan

@@ -15,13 +15,13 @@ from fastroof.errors import SimulationError
 from fastroof.simulation.engine import Outcomes, check_time_scale
 from fastroof.simulation.pool_runs import PooledOutcomes, run_pools
 from fastroof.simulation.pools import Link, Pool, pools_too_long
-from fastroof.simulation.prompt_tree import source_of_hits
 from fastroof.simulation.replicas import MOST_REPLICAS, POOLED_ROUTINGS, ROUTINGS, engines_of
 from fastroof.simulation.requests import request_table
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.simulation import Simulation
-from fastroof.simulation.trace import Trace
-from fastroof.simulation.trace_files import load_trace
+from fastroof.traces.prompt_tree import source_of_hits
+from fastroof.traces.trace import Trace
+from fastroof.traces.trace_files import load_trace
 from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:

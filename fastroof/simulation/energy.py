@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fastroof.simulation.requests import RequestTimes
     from fastroof.simulation.settings import EngineSettings
     from fastroof.simulation.step_range import StepError
-    from fastroof.simulation.trace import Trace
+    from fastroof.traces.trace import Trace
 
 
 class SimulatedRun(Protocol):

@@ -60,11 +60,11 @@ from fastroof.compiled.simulation.state import (
 from fastroof.compiled.simulation.tiers import NUM_TIER_SCALARS
 from fastroof.errors import SimulationError, StoppedError
 from fastroof.simulation.kv_tiers import NO_TIERS, Tiers, TierUse, use_of, with_all_requests
-from fastroof.simulation.prompt_tree import GIVEN, LRU, has_identities, prompt_tree
 from fastroof.simulation.settings import EngineSettings
-from fastroof.simulation.trace import Trace
-from fastroof.simulation.trace_sessions import descendants, links_of, of_rows
 from fastroof.stopping import check_stopped, stop_flag
+from fastroof.traces.prompt_tree import GIVEN, LRU, has_identities, prompt_tree
+from fastroof.traces.trace import Trace
+from fastroof.traces.trace_sessions import descendants, links_of, of_rows
 from fastroof.units import GIB, US_PER_S
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def new_state(
             "cells": f"a simulated prefix cache for {count:,} requests",
         }
         cause = causes.get(
-            max(each, key=lambda name: each[name]), f"{sizes['fresh'][0][0]:,} running requests"
+            max(each, key=lambda name: each[name]), f"{sizes['fresh'][0][-1]:,} running requests"
         )
         raise SimulationError(
             f"{engines or 1:,} engines with {cause} take {needed / GIB:,.1f} GiB to simulate, more than "

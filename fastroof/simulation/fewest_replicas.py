@@ -14,14 +14,14 @@ from fastroof.simulation.capacity_runs import deployment_runner, enough_of_sessi
 from fastroof.simulation.capacity_search import Limits, Measurement, parsed_limits
 from fastroof.simulation.engine import refuse_too_long
 from fastroof.simulation.kv_tiers import tiers_below
-from fastroof.simulation.prompt_tree import source_of_hits
 from fastroof.simulation.replicas import MOST_REPLICAS, POOLED_ROUTINGS
 from fastroof.simulation.session_runs import requests_per_session
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.steady import LEAST_REQUESTS, Run, affordable_requests
-from fastroof.simulation.trace import Trace
-from fastroof.simulation.workload import DEFAULT_REQUESTS, Workload
-from fastroof.simulation.workload_rates import MOST_HOURS
+from fastroof.traces.prompt_tree import source_of_hits
+from fastroof.traces.trace import Trace
+from fastroof.traces.workload import DEFAULT_REQUESTS, Workload
+from fastroof.traces.workload_rates import MOST_HOURS
 from fastroof.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:

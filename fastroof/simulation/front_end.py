@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fastroof.engines import FrontEnd
     from fastroof.simulation.engine import Outcomes
     from fastroof.simulation.settings import EngineSettings
-    from fastroof.simulation.trace import Trace
+    from fastroof.traces.trace import Trace
 
 T = TypeVar("T")
 

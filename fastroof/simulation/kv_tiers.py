@@ -18,7 +18,7 @@ from fastroof.compiled.simulation import tiers as loops
 from fastroof.compiled.simulation.state import NUM_COLUMNS, NUM_SCALARS, STEP_WAIT_US, WAIT_US
 from fastroof.documents import parse_toml
 from fastroof.errors import SimulationError
-from fastroof.simulation.prompt_tree import GIVEN
+from fastroof.traces.prompt_tree import GIVEN
 from fastroof.units import GB, GIB, US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:

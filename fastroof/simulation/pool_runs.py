@@ -45,7 +45,6 @@ from fastroof.simulation.pools import (
     prefilled_trace,
     sent_in_us,
 )
-from fastroof.simulation.prompt_tree import GIVEN, LRU
 from fastroof.simulation.replicas import (
     POOLED_ROUTINGS,
     ROUTINGS,
@@ -55,8 +54,9 @@ from fastroof.simulation.replicas import (
     run_schedulers,
 )
 from fastroof.simulation.settings import EngineSettings
-from fastroof.simulation.trace import Trace
-from fastroof.simulation.trace_checks import ids_at
+from fastroof.traces.prompt_tree import GIVEN, LRU
+from fastroof.traces.trace import Trace
+from fastroof.traces.trace_checks import ids_at
 from fastroof.units import US_PER_S
 
 

@@ -11,14 +11,14 @@ import numpy as np
 from fastroof.arrays import Bools, Floats
 from fastroof.checks import is_number, one_of, shown, true_or_false, whole_number
 from fastroof.errors import SimulationError
+from fastroof.memory.plan_memory import PlanMemory, window_kv_bytes
 from fastroof.models import Layout
 from fastroof.plan.calls import rank_rules
-from fastroof.plan.memory import PlanMemory, window_kv_bytes
 from fastroof.simulation.engine import too_long
-from fastroof.simulation.prompt_tree import GIVEN
 from fastroof.simulation.replicas import MOST_REPLICAS
 from fastroof.simulation.settings import EngineSettings
-from fastroof.simulation.trace import Trace
+from fastroof.traces.prompt_tree import GIVEN
+from fastroof.traces.trace import Trace
 from fastroof.units import US_PER_S
 
 if TYPE_CHECKING:

@@ -44,10 +44,10 @@ from fastroof.simulation.engine import (
 )
 from fastroof.simulation.front_end import run_behind, turns_of
 from fastroof.simulation.kv_tiers import NO_TIERS, Tiers, TierUse, all_of, use_of
-from fastroof.simulation.prompt_tree import GIVEN, LRU
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.stages import check_stages, run_stages
-from fastroof.simulation.trace import Trace
+from fastroof.traces.prompt_tree import GIVEN, LRU
+from fastroof.traces.trace import Trace
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan

@@ -23,7 +23,7 @@ from fastroof.units import US_PER_MS, US_PER_S
 if TYPE_CHECKING:
     from fastroof.simulation.engine import Outcomes
     from fastroof.simulation.settings import EngineSettings
-    from fastroof.simulation.trace import Trace
+    from fastroof.traces.trace import Trace
 
 
 PERCENTILES: Final = (50, 90, 95, 99)

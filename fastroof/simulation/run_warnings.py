@@ -13,7 +13,7 @@ from fastroof.units import US_PER_S
 if TYPE_CHECKING:
     from fastroof.simulation.engine import Outcomes
     from fastroof.simulation.requests import RequestTimes
-    from fastroof.simulation.trace import Trace
+    from fastroof.traces.trace import Trace
 
 FEW_REQUESTS: Final = 200
 """Of fewer requests, less than two are beyond the 99th percentile."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fastroof.simulation.engine import Outcomes
-    from fastroof.simulation.trace import Trace
+    from fastroof.traces.trace import Trace
 
 MOST_TURNS: Final = 32
 """Turns with results of their own; the last has those of all later ones."""

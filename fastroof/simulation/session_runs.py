@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
-from fastroof.simulation.trace import Trace
-from fastroof.simulation.trace_checks import ids_at
-from fastroof.simulation.trace_sessions import only_follow, places_of
+from fastroof.traces.trace import Trace
+from fastroof.traces.trace_checks import ids_at
+from fastroof.traces.trace_sessions import only_follow, places_of
 
 if TYPE_CHECKING:
     from fastroof.simulation.engine import Outcomes

@@ -15,9 +15,9 @@ from fastroof.engines.scheduling import PAUSES, STEP_ORDERS
 from fastroof.errors import SimulationError
 
 if TYPE_CHECKING:
+    from fastroof.memory.plan_memory import PlanMemory
     from fastroof.plan import StepPlan
-    from fastroof.plan.memory import PlanMemory
-    from fastroof.simulation.trace import Trace
+    from fastroof.traces.trace import Trace
 
 MOST_BLOCKS: Final = 2**40
 """Maximum number of KV blocks."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fastroof.simulation.engine import Outcomes
     from fastroof.simulation.settings import EngineSettings
     from fastroof.simulation.step_range import StepError
-    from fastroof.simulation.trace import Trace
+    from fastroof.traces.trace import Trace
 
 
 SHORT_QUEUE: Final = 2

@@ -22,9 +22,9 @@ from fastroof.simulation.engine import (
     too_long,
     with_rejected,
 )
-from fastroof.simulation.prompt_tree import LRU
 from fastroof.simulation.settings import EngineSettings
-from fastroof.simulation.trace import Trace
+from fastroof.traces.prompt_tree import LRU
+from fastroof.traces.trace import Trace
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.simulation.session_runs import ids_of_laps, mean_rate, repeated_sessions, session_starts
-from fastroof.simulation.trace import Trace
-from fastroof.simulation.workload import Workload
+from fastroof.traces.trace import Trace
+from fastroof.traces.workload import Workload
 
 if TYPE_CHECKING:
     from fastroof.arrays import Floats, Longs

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from fastroof.simulation.capacity_search import CapacitySearch, Measurement, Simulate
     from fastroof.simulation.settings import EngineSettings
     from fastroof.simulation.steady import Run
-    from fastroof.simulation.trace import Trace
-    from fastroof.simulation.workload import Workload
     from fastroof.sweep.kind import GpuTables
+    from fastroof.traces.trace import Trace
+    from fastroof.traces.workload import Workload
 
 
 LIMITED: Final = {"ttft_ms": "ttft", "tpot_ms": "tpot", "itl_ms": "itl", "request_latency_ms": "e2e"}
@@ -86,7 +86,7 @@ def limit_name(constraint: str, percentile: float) -> str:
 
 def request_workload(row: Mapping[str, Any], requests: int, seed: int) -> Workload:
     """Return a Poisson workload in which all requests have a row's lengths."""
-    from fastroof.simulation.workload import Workload
+    from fastroof.traces.workload import Workload
 
     isl = int(row["isl"])
     cached = min(round(isl * row["prefix_hit"]), isl - 1)

@@ -10,14 +10,14 @@ import numpy as np
 
 from fastroof.arrays import Array
 from fastroof.config.gpu import GpuSpec
-from fastroof.load import MeasuredTable, MeasuredTables
-from fastroof.load.grid_checks import (
+from fastroof.judging.grid_checks import (
     SEVERITIES,
     Finding,
     Severity,
     example,
 )
-from fastroof.load.validate import FileReport, validate, worst
+from fastroof.judging.validate import FileReport, validate, worst
+from fastroof.load import MeasuredTable, MeasuredTables
 from kernels_bench.output.provenance import HARMLESS_THROTTLES, refuse_odd_provenance
 from kernels_bench.output.table_sets import row_keys
 from kernels_bench.protocol import Point

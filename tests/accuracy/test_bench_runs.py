@@ -25,8 +25,8 @@ from benchmarks.accuracy.run_kinds import ADMISSION_LIMITED, HOST_BOUND, KINDS, 
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import engine_names, load_engine
 from fastroof.errors import TableError
+from fastroof.evidence.validation import INDEPENDENT
 from fastroof.plan import StepPlan
-from fastroof.serving.evidence.validation import INDEPENDENT
 
 FILE = bench_data_root() / BENCH_RUNS_FILE
 

@@ -24,7 +24,7 @@ from benchmarks.accuracy.benches import (
 )
 from benchmarks.accuracy.run_kinds import JUDGED
 from fastroof.errors import TableError
-from fastroof.serving.evidence.validation import INDEPENDENT
+from fastroof.evidence.validation import INDEPENDENT
 
 
 def drawn(

@@ -33,10 +33,10 @@ from fastroof.engines import EngineProfile, StepCosts, engine_names, load_engine
 from fastroof.engines.front_end import NO_FRONT_END
 from fastroof.engines.values import holds_for
 from fastroof.errors import TableError
+from fastroof.evidence.kernel_times import KernelTimes, kernel_times, plan_of_row, predicted_us
+from fastroof.evidence.profile_file import profile_text, write_profile
+from fastroof.evidence.rows import LARGEST_STEP
 from fastroof.serving import estimate
-from fastroof.serving.evidence.kernel_times import KernelTimes, kernel_times, plan_of_row, predicted_us
-from fastroof.serving.evidence.profile_file import profile_text, write_profile
-from fastroof.serving.evidence.rows import LARGEST_STEP
 
 HOST = ("step_us", "sequence_us")
 FLOOR = ("step_us", "prefill_floor_layer_us")

@@ -11,8 +11,8 @@ import pytest
 from benchmarks.accuracy.front_end import PromptTime, TtftErrors, fitted, fitted_without, residual
 from benchmarks.accuracy.rows import shipped_rows
 from fastroof.engines import FrontEnd
-from fastroof.serving.evidence.predictions import front_end_ms
-from fastroof.serving.evidence.rows import ENGINE_CLOCK, ServingRow
+from fastroof.evidence.predictions import front_end_ms
+from fastroof.evidence.rows import ENGINE_CLOCK, ServingRow
 
 KNOWN = FrontEnd(request_ms=20.0, token_us=11.0, server_ms=7.0)
 

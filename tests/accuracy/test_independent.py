@@ -44,10 +44,10 @@ from fastroof.cli import app
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import engine_names, load_engine
 from fastroof.errors import TableError
+from fastroof.evidence.prediction_errors import PredictedTime
+from fastroof.evidence.rows import ServedModel
 from fastroof.plan import StepPlan
 from fastroof.serving import estimate
-from fastroof.serving.evidence.prediction_errors import PredictedTime
-from fastroof.serving.evidence.rows import ServedModel
 from fastroof.simulation.engine import run_engine
 from fastroof.simulation.requests import RequestTimes
 

@@ -23,7 +23,7 @@ from fastroof import fit
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import KvMemory, load_engine
 from fastroof.errors import FastroofError
-from fastroof.plan.room_errors import MOST, errors_path, errors_text, recorded_errors, room_errors_of
+from fastroof.memory.room_errors import MOST, errors_path, errors_text, recorded_errors, room_errors_of
 from fastroof.units import GIB
 
 

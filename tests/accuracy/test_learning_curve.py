@@ -10,7 +10,7 @@ import pytest
 import fastroof
 from benchmarks.accuracy import learning_curve_on_sample as on_sample
 from benchmarks.accuracy.rows import shipped_rows
-from fastroof.serving.evidence.kernel_times import kernel_times, predicted_us
+from fastroof.evidence.kernel_times import kernel_times, predicted_us
 
 
 def test_a_group_of_the_sample_stands_for_a_users_cluster(

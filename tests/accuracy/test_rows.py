@@ -34,9 +34,9 @@ from benchmarks.accuracy.silicon_sample import (
 from fastroof.columns import MEASURED_STEP_COLUMNS
 from fastroof.engines import engine_of_version
 from fastroof.errors import FastroofError, TableError
+from fastroof.evidence.measured_steps import MeasuredStep, read_steps
+from fastroof.evidence.rows import LeftOut, ServingRow
 from fastroof.load.aiconfigurator import installed_root
-from fastroof.serving.evidence.measured_steps import MeasuredStep, read_steps
-from fastroof.serving.evidence.rows import LeftOut, ServingRow
 from tests.reference.sample_cells import sample_file
 
 CHECKOUT = Path(__file__).resolve().parents[2]

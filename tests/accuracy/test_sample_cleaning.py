@@ -14,9 +14,9 @@ from benchmarks.accuracy.sample_cleaning import KV_DTYPE_FROM, RULES, CleanedSam
 from benchmarks.accuracy.silicon_sample import SAMPLE_FILE, SAMPLE_GPUS, read_silicon_sample
 from fastroof.engines import serving_engines
 from fastroof.errors import FastroofError
+from fastroof.evidence.rows import ServingRow
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
 from fastroof.models import load_model
-from fastroof.serving.evidence.rows import ServingRow
 from tests.reference.sample_cells import CELL, DATED, sample_file
 
 FP8 = {"precision": "fp8", "gemm_quant_mode": "fp8"}

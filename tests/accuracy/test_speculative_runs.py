@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.accuracy.rows import shipped_rows
 from benchmarks.accuracy.run_kinds import ACCEPTED, accepted_without, drafts_of, speculative_runs
-from fastroof.serving.evidence.rows import ServingRow
-from fastroof.serving.evidence.validation import FASTEST, series_of
+from fastroof.evidence.rows import ServingRow
+from fastroof.evidence.validation import FASTEST, series_of
 
 
 @pytest.fixture(scope="module")

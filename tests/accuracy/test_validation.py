@@ -26,12 +26,12 @@ from benchmarks.accuracy.validation import run_validation
 from fastroof.cli import app
 from fastroof.engines import EngineProfile, StepCosts
 from fastroof.errors import FastroofError, TableError
+from fastroof.evidence.measured_steps import MeasuredStep
+from fastroof.evidence.prediction_errors import GROUPINGS, ErrorGroup, PredictedTime, Validation
+from fastroof.evidence.predictions import Plans, front_end_ms, predict_row
+from fastroof.evidence.rows import LARGEST_STEP, ServingRow
+from fastroof.evidence.validation import FULL_KV_LOAD
 from fastroof.serving import estimate
-from fastroof.serving.evidence.measured_steps import MeasuredStep
-from fastroof.serving.evidence.prediction_errors import GROUPINGS, ErrorGroup, PredictedTime, Validation
-from fastroof.serving.evidence.predictions import Plans, front_end_ms, predict_row
-from fastroof.serving.evidence.rows import LARGEST_STEP, ServingRow
-from fastroof.serving.evidence.validation import FULL_KV_LOAD
 
 VLLM_QWEN, VLLM_70B = "vllm-0.12.0-qwen3-32b-bf16", "vllm-llama-3.1-70b-fp8"
 TRT_QWEN, TRT_8B = "trtllm-1.0.0rc3-qwen3-32b-fp8", "trtllm-1.0.0rc3-llama-3.1-8b-bf16"

@@ -43,9 +43,9 @@ from benchmarks.accuracy.whole_sample import (
 )
 from fastroof.cli import app
 from fastroof.errors import FastroofError, MissingTableError, TableError
-from fastroof.serving.evidence.predictions import Plans
-from fastroof.serving.evidence.rows import ServingRow
-from fastroof.serving.evidence.validation import FASTEST, INDEPENDENT, SPECULATIVE, Skipped
+from fastroof.evidence.predictions import Plans
+from fastroof.evidence.rows import ServingRow
+from fastroof.evidence.validation import FASTEST, INDEPENDENT, SPECULATIVE, Skipped
 
 
 def few_rows(gpu: str) -> Measured:

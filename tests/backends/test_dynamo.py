@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from benchmarks.upstream.dynamo import replay_errors
 from fastroof import BackendError, PlanRangeError, StepBatch, StepPlan, Tables, compile_plan
-from fastroof.backends import dynamo_example
 from fastroof.backends.dynamo import (
     LEAST_DECODE_MS,
     MAX_BATCH_SIZE,
@@ -22,6 +21,7 @@ from fastroof.backends.dynamo import (
     write_dynamo_profile,
 )
 from fastroof.cli import app
+from tests.examples import dynamo as dynamo_example
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -12,13 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 import fastroof
-from fastroof.backends import llm_d_example
 from fastroof.backends.llm_d import Latencies, export_llm_d, fit_llm_d, llm_d_yaml, simulated_ms
 from fastroof.cli import app
 from fastroof.errors import BackendError
 from fastroof.serving import estimate
 from tests.backends.interfaces import recorded
 from tests.backends.llm_d_simulator import LATENCIES, SETTINGS, Simulator, duration_ns
+from tests.examples import llm_d as llm_d_example
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,12 @@ import yaml
 from typer.testing import CliRunner
 
 import fastroof
-from fastroof.backends import llmservingsim_example
 from fastroof.backends.llmservingsim import LAYERS, export_llmservingsim, left_out
 from fastroof.cli import app
 from fastroof.errors import BackendError
 from tests.backends.interfaces import recorded
 from tests.backends.llmservingsim_reader import COLUMNS, HEAD, POST_ATTENTION, PRE_ATTENTION, PROLOGUE, Bundle
+from tests.examples import llmservingsim as llmservingsim_example
 
 Step = list[tuple[int, int]]
 

@@ -235,7 +235,7 @@ def test_sums_that_no_step_has_are_not_timed(plan):
 
 @pytest.mark.slow
 def test_the_example_runs():
-    command = [sys.executable, "-m", "fastroof.backends.sglang_example"]
+    command = [sys.executable, "-m", "tests.examples.sglang"]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.startswith("llama-3.1-8b on one h100, 32 prompts")
     assert "simulated in" in done.stdout

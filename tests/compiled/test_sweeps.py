@@ -105,7 +105,7 @@ def test_best_batches_are_the_naive_ones(
 ) -> None:
     batches = sorted(batch_size)
     with pytest.MonkeyPatch.context() as patch:
-        memory = plans[0].memory._replace(max_kv_tokens=room, blocks=room)
+        memory = plans[0].memory._replace(max_kv_tokens=room, parts=room)
         patch.setattr(type(plans[0]), "memory", memory)
         limit_ms, limit = limits(limit)
         best = best_batches(plans, batches, kv_len, tpot_ms=limit_ms)

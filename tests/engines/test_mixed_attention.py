@@ -9,7 +9,7 @@ import pytest
 from fastroof.config import gpu_names, load_gpu
 from fastroof.engines import EngineProfile, KernelChoices, MixedAttention, load_engine
 from fastroof.errors import PlanError
-from fastroof.serving.evidence.profile_file import profile_text
+from fastroof.evidence.profile_file import profile_text
 
 FIGURE = MixedAttention(
     0.13, (0.1, 0.19), gpu="h100", head_dim=128, kv_dtype="bf16", reason="r", evidence="e"

@@ -9,7 +9,7 @@ import pytest
 from fastroof.engines import PrefillGraphs, load_engine
 from fastroof.engines.values import MOST
 from fastroof.errors import PlanError
-from fastroof.serving.evidence.profile_file import profile_text
+from fastroof.evidence.profile_file import profile_text
 
 SIZES = (
     *range(4, 33, 4),

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from fastroof.config.gpu import load_gpu
 from fastroof.errors import TableError
+from fastroof.judging.validate import validate
 from fastroof.load import MeasuredTable, MeasuredTables, load_measured
 from fastroof.load.families import _beyond_larger
 from fastroof.load.family_checks import find_unsound, flag_source, flag_unsound, siblings_of
 from fastroof.load.unsound import UnsoundFamily, unsound, unsound_error
-from fastroof.load.validate import validate
 from fastroof.load.write import write_source
 
 SIZES = [

@@ -14,10 +14,10 @@ from fastroof.config import GpuSpec
 from fastroof.engines import EngineProfile, KvMemory, load_engine
 from fastroof.engines.memory import StaticReserve
 from fastroof.errors import PlanError
+from fastroof.memory.kv_room import VISIBLE_SHARE
+from fastroof.memory.plan_memory import MemoryUse, plan_memory
 from fastroof.models import Layout
 from fastroof.models.execution import Execution
-from fastroof.plan.kv_room import VISIBLE_SHARE
-from fastroof.plan.memory import MemoryUse, plan_memory
 from fastroof.serving import estimate, estimate_disaggregated
 from fastroof.units import GIB, MIB
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import FastroofError
+from fastroof.memory.kv_room import VISIBLE_SHARE
+from fastroof.memory.plan_memory import PlanMemory
 from fastroof.models import load_model
 from fastroof.plan import StepPlan, compile_plan
-from fastroof.plan.kv_room import VISIBLE_SHARE
-from fastroof.plan.memory import PlanMemory
 from fastroof.plan.start import StartQuestion, cache_line_tokens, refusals, seqs_that_start
 from fastroof.serving.speculation import SpeculativeDecoding, speculated
 from fastroof.simulation import EngineSettings

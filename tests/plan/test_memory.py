@@ -16,12 +16,12 @@ from fastroof.compiled import serving
 from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.compiled.serving_options import longest_held
 from fastroof.errors import BatchError
+from fastroof.memory.plan_memory import MemoryUse, PlanMemory, plan_memory
 from fastroof.models import LayerGroup, LayerKind, Layout
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.execution import Execution
 from fastroof.models.mlp import GatedMlp
 from fastroof.models.spec import stages_of
-from fastroof.plan.memory import MemoryUse, PlanMemory, plan_memory
 from fastroof.serving import estimate, estimate_disaggregated
 from fastroof.sweep import best_batches
 from fastroof.units import GIB

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastroof.simulation.settings import EngineSettings
-from fastroof.simulation.trace import Trace
+from fastroof.traces.trace import Trace
 from tests.reference.made_sessions import made_sessions
 
 

@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 
-from fastroof.simulation.trace import Trace
+from fastroof.traces.trace import Trace
 
 
 def made_sessions(random: Random, trace: Trace) -> Trace:

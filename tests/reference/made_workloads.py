@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastroof.simulation.settings import EngineSettings
-from fastroof.simulation.trace import Trace
+from fastroof.traces.trace import Trace
 
 PLANS = {"whole": "llama-3.1-8b", "windowed": "gpt-oss-20b"}
 """Models of the plans that time steps: layers that attend to all, and some that attend to a window."""

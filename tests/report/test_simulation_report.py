@@ -19,7 +19,7 @@ from fastroof.simulation.disaggregated import simulate_disaggregated
 from fastroof.simulation.engine import run_engine
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation
-from fastroof.simulation.trace import Trace
+from fastroof.traces.trace import Trace
 from tests.reference.browser import Browser, installed
 from tests.report.test_report import embedded
 

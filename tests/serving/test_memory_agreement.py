@@ -13,16 +13,16 @@ import pytest
 from typer.testing import CliRunner
 
 from fastroof.cli import app
+from fastroof.memory.plan_memory import PlanMemory
 from fastroof.plan import StepPlan, compile_plan
-from fastroof.plan.memory import PlanMemory
 from fastroof.serving import estimate, estimate_disaggregated
 from fastroof.serving.speculation import speculated
 from fastroof.simulation import simulate
 from fastroof.simulation.settings import EngineSettings, running_tokens
-from fastroof.simulation.trace import Trace
 from fastroof.sweep import run_sweep
 from fastroof.sweep.deployments.evaluate import candidate_axes, candidate_options
 from fastroof.sweep.deployments.spec import DeploymentSpec
+from fastroof.traces.trace import Trace
 
 LENGTH = 6000
 PROMPT, OUTPUT = 2000, 8000

@@ -19,8 +19,8 @@ from fastroof.plan import StepPlan
 from fastroof.simulation import pool_runs
 from fastroof.simulation.pool_runs import PooledOutcomes, run_pools
 from fastroof.simulation.pools import Link, Pool, takes_us
-from fastroof.simulation.prompt_tree import LRU
 from fastroof.simulation.settings import EngineSettings
+from fastroof.traces.prompt_tree import LRU
 from tests.reference.made_prefixes import made_prefixes
 from tests.reference.made_sessions import made_sessions
 from tests.reference.pools import NaiveLink, NaivePool, NaivePools

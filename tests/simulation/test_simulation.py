@@ -21,7 +21,7 @@ from fastroof.simulation.run_warnings import queue_growth
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation
 from fastroof.simulation.step_range import step_error
-from fastroof.simulation.trace import Trace
+from fastroof.traces.trace import Trace
 
 
 @pytest.fixture(scope="module")

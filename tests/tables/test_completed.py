@@ -12,9 +12,9 @@ import pytest
 
 import fastroof
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
+from fastroof.judging.coverage import run_survey
 from fastroof.load.write import write_source
 from fastroof.operators.gemm import GEMM
-from fastroof.tables.coverage import run_survey
 from fastroof.tables.kernel_order import KernelOrder
 from tests.reference.completed import naive_ratio
 

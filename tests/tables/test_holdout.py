@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fastroof import LookupInputError
+from fastroof.judging.coverage import run_coverage
 from fastroof.operators.operator import HoldoutGrid
-from fastroof.tables.coverage import run_coverage
 from fastroof.tables.holdout import GRIDS, run_holdout, taking_part
 from tests.reference.handmade import attention_rows, gemm_rows, grids_with_rows, handmade_tables
 

@@ -21,10 +21,10 @@ from fastroof.cli import app
 from fastroof.config.gpu import DATASHEET_ERROR
 from fastroof.engines import EngineProfile, StepCosts, load_engine
 from fastroof.errors import FastroofError, LookupInputError, PlanError
+from fastroof.judging.coverage import COVERAGE_GRIDS, LEVELS, run_coverage
 from fastroof.operators.attention_grids import BORROWED
 from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.operators.gemm import GEMM
-from fastroof.tables.coverage import COVERAGE_GRIDS, LEVELS, run_coverage
 from fastroof.tables.lookup import Lookup, run_lookup
 from fastroof.tables.source_errors import source_error
 from fastroof.uncertainty.leave_one_out import (

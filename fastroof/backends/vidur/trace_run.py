@@ -1,6 +1,6 @@
 """A trace through Vidur's own simulator with a plan's step times, to be held against fastroof's.
 
-Written for the package vidur 0.0.26; :mod:`fastroof.backends.vidur.trace_example` shows it. Its Sarathi
+Written for the package vidur 0.0.26; :mod:`tests.examples.vidur_trace` shows it. Its Sarathi
 scheduler is the one that schedules as vLLM does: decodes first, then the prompt that is cut, then new ones,
 up to ``chunk_size`` tokens a step. With ``watermark_blocks_fraction`` 0 it admits whatever has room.
 

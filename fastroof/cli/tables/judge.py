@@ -16,9 +16,9 @@ from fastroof.errors import LookupInputError, TableError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fastroof.judging.coverage import SurveyRow
     from fastroof.load.compare import Comparison
     from fastroof.tables import Tables
-    from fastroof.tables.coverage import SurveyRow
     from fastroof.uncertainty.campaign import CampaignFigure
 
 
@@ -159,8 +159,8 @@ def holdout(
     if not as_json:
         options["progress"] = lambda words: typer.echo(f"holding out: {words}", err=True)
     if against is not None:
+        from fastroof.judging.coverage import judged_by
         from fastroof.load import load_measured
-        from fastroof.tables.coverage import judged_by
 
         options["campaign"] = load_measured(against)
         tables = judged_by(tables, options["campaign"])
@@ -193,7 +193,7 @@ def holdout(
 
 
 def _coverage(tables: Tables, options: dict[str, Any], output: Path | None, *, as_json: bool) -> None:
-    from fastroof.tables.coverage import run_coverage, run_coverage_against
+    from fastroof.judging.coverage import run_coverage, run_coverage_against
 
     rows = (run_coverage_against if "campaign" in options else run_coverage)(tables, **options)
     if as_json:
@@ -363,7 +363,7 @@ def survey(
     as_json: Json = False,
 ) -> None:
     """Judge every source of some GPUs, by hold-out and other campaigns."""
-    from fastroof.tables.coverage import run_survey
+    from fastroof.judging.coverage import run_survey
 
     rows: list[SurveyRow] = []
     for name in where:
@@ -461,8 +461,8 @@ def _flagged(where: str, *, dry_run: bool) -> list[dict[str, Any]]:
 def _write_modules(where: list[str], file: Path) -> None:
     """Write the list that ships, fastroof/load/known_unsound.toml."""
     from fastroof.atomic_files import write_whole
+    from fastroof.judging.module_check import KERNELS, MODULE, kernel_families, module_families
     from fastroof.load.write import toml_text
-    from fastroof.tables.module_check import KERNELS, MODULE, kernel_families, module_families
 
     rows = []
     for name in where:

@@ -18,9 +18,9 @@ from fastroof.errors import TableError
 from fastroof.units import TB
 
 if TYPE_CHECKING:
+    from fastroof.judging.grid_checks import Finding
+    from fastroof.judging.validate import FileReport
     from fastroof.load import MeasuredTables
-    from fastroof.load.grid_checks import Finding
-    from fastroof.load.validate import FileReport
     from fastroof.tables import Tables
 
 EXIT_WRONG_TABLES: Final = 1
@@ -47,7 +47,7 @@ class _Checked(NamedTuple):
 
     @property
     def severity(self) -> str:
-        from fastroof.load.validate import worst
+        from fastroof.judging.validate import worst
 
         return "error" if self.refused else worst(report for _, report in self.reports)
 
@@ -81,9 +81,9 @@ def validate(
 
 
 def _check(where: str, gpu: str | None, source: str | None) -> _Checked:
+    from fastroof.judging.validate import validate
     from fastroof.load.family_checks import siblings_of
     from fastroof.load.listing import table_sets
-    from fastroof.load.validate import validate
     from fastroof.tables import Tables
 
     beside: dict[str, list[MeasuredTables]] = {}

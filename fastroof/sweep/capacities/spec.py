@@ -20,8 +20,8 @@ from fastroof.sweep.units import ENGINE, GPU, KERNELS, MODEL, SPLIT, WEIGHT_BYTE
 
 if TYPE_CHECKING:
     from fastroof.simulation.capacity_search import Limits
-    from fastroof.simulation.trace import Trace
-    from fastroof.simulation.workload import Workload
+    from fastroof.traces.trace import Trace
+    from fastroof.traces.workload import Workload
 
 
 _TRACE_KEYS: Final = (
@@ -44,7 +44,7 @@ def requests_of(table: Mapping[str, Any]) -> Trace | Workload:
         or_trace = "" if "trace" in table else "; or trace, the path of a file"
         raise SweepError(f"unknown key: {', '.join(map(str, unknown))}; the keys are {both}{or_trace}")
     if "trace" in table:
-        from fastroof.simulation.trace_files import load_trace
+        from fastroof.traces.trace_files import load_trace
 
         options = {key: value for key, value in table.items() if key != "trace"}
         trace: Trace = load_trace(table["trace"], **options)
@@ -54,7 +54,7 @@ def requests_of(table: Mapping[str, Any]) -> Trace | Workload:
                 "capacity of each deployment with `fastroof capacity`"
             )
         return trace
-    from fastroof.simulation.workload import Workload
+    from fastroof.traces.workload import Workload
 
     fields = dict(table)
     if isinstance(fields.get("ramp"), list):

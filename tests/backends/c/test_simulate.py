@@ -15,7 +15,7 @@ import fastroof
 from fastroof.compiled import c_simulation
 from fastroof.simulation.engine import run_engine
 from fastroof.simulation.settings import EngineSettings
-from fastroof.simulation.trace import Trace
+from fastroof.traces.trace import Trace
 from tests.reference.compilers import find_compiler
 
 I64, PTR = ctypes.c_int64, ctypes.c_void_p

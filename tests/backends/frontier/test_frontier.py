@@ -214,6 +214,6 @@ def test_it_replaces_frontiers_main_and_names_what_it_needs():
 
 @pytest.mark.slow
 def test_the_example_runs():
-    done = run("fastroof.backends.frontier_example", TREE)
+    done = run("tests.examples.frontier", TREE)
     assert done.stderr == ""
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["constant", "fastroof"] * 2

@@ -309,7 +309,7 @@ def test_config_json_has_what_was_simulated(vidur: Any, plan: StepPlan, tmp_path
 
 
 def test_example_runs(vidur: Any) -> None:
-    module = "fastroof.backends.vidur.native_example"
+    module = "tests.examples.vidur_native"
     done = subprocess.run([sys.executable, "-m", module], cwd=CHECKOUT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("300 requests: median TTFT ")

@@ -19,7 +19,7 @@ from fastroof import StepPlan, Tables
 from fastroof.errors import BackendError
 from fastroof.simulation.engine import run_engine
 from fastroof.simulation.settings import EngineSettings
-from fastroof.simulation.trace import Trace
+from fastroof.traces.trace import Trace
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 RTOL = 1e-9
@@ -115,7 +115,7 @@ def test_what_vidur_cannot_hold_is_refused(trace_run: Any, plan: StepPlan, tmp_p
 
 
 def test_the_example_runs(trace_run: Any) -> None:
-    command = [sys.executable, "-m", "fastroof.backends.vidur.trace_example"]
+    command = [sys.executable, "-m", "tests.examples.vidur_trace"]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "steps: Vidur" in done.stdout

@@ -33,7 +33,7 @@ MODEL = "meta-llama/Meta-Llama-3-8B"
 @pytest.fixture
 def vidur(monkeypatch):
     """The stand-in as `vidur`, and the adapter imported on top of it; both gone afterwards."""
-    ours = ("fastroof.backends.vidur.tree", "fastroof.backends.vidur.tree_example")
+    ours = ("fastroof.backends.vidur.tree", "tests.examples.vidur_tree")
 
     def forget():
         for name in list(sys.modules):
@@ -273,7 +273,7 @@ def test_vidurs_own_command_line_simulates_with_it():
 
 @pytest.mark.slow
 def test_the_example_runs():
-    done = run("fastroof.backends.vidur.tree_example")
+    done = run("tests.examples.vidur_tree")
     assert done.stderr == ""
     lines = done.stdout.splitlines()
     assert [line.split(":")[0] for line in lines] == ["constant", "fastroof"] * 2

@@ -15,25 +15,25 @@ import pyarrow.parquet
 
 from benchmarks.accuracy.rows import read_rows
 from fastroof.compat import infersim, roofline_v2
+from fastroof.evidence.engine_arguments import read_engine_arguments
+from fastroof.evidence.load_generators import read_runs
+from fastroof.evidence.step_files import read_own_steps
+from fastroof.evidence.step_logs import COLUMNS as LOG_COLUMNS
 from fastroof.load.aiconfigurator import import_aiconfigurator
 from fastroof.load.llmservingsim import convert_llmservingsim
 from fastroof.load.sources import load_sources
 from fastroof.load.steps_file import read_step_rows
 from fastroof.load.trees import load_tree
 from fastroof.load.vidur import convert_vidur
-from fastroof.serving.evidence.engine_arguments import read_engine_arguments
-from fastroof.serving.evidence.load_generators import read_runs
-from fastroof.serving.evidence.step_files import read_own_steps
-from fastroof.serving.evidence.step_logs import COLUMNS as LOG_COLUMNS
+from tests.evidence import test_step_files as of_steps
+from tests.evidence.test_engine_arguments import COMPOSE, KUBERNETES, LOG
+from tests.evidence.test_load_generators import RECORDED, vllm
 from tests.fuzz.arrow_mutators import mutated_table, parquet_bytes
 from tests.fuzz.mutators import mutated_bytes, mutated_text, mutated_tree
 from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
 from tests.load import test_llmservingsim as of_llmservingsim
 from tests.load import test_vidur as of_vidur
 from tests.reference.packages import ALLREDUCE, ATTENTION, GEMM, MOE, NCCL, QUANTISE, package
-from tests.serving.evidence import test_step_files as of_steps
-from tests.serving.evidence.test_engine_arguments import COMPOSE, KUBERNETES, LOG
-from tests.serving.evidence.test_load_generators import RECORDED, vllm
 
 __all__ = ["TARGETS"]
 

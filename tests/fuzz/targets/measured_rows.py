@@ -13,7 +13,7 @@ import pyarrow.parquet
 
 import fastroof
 from fastroof.errors import LookupInputError
-from fastroof.load.validate import validate
+from fastroof.judging.validate import validate
 from fastroof.operators.operator import METHODS
 from fastroof.operators.registry import OPERATORS
 from tests.fuzz.target import SkippedError, Target, Wrong, all_finite

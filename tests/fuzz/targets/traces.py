@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 import fastroof
-from fastroof.simulation.trace_files import load_lengths
+from fastroof.traces.trace_files import load_lengths
 from tests.fuzz.arrow_mutators import mutated_table, parquet_bytes, stream_bytes
 from tests.fuzz.expressions import NAMES, evaluated, integer, integer_array, odd
 from tests.fuzz.mutators import mutated_bytes, mutated_text
 from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
-from tests.simulation.test_own_traces import BAILIAN, LOG
 from tests.simulation.test_sessions import PLAIN as LINKED
 from tests.simulation.test_sessions import TURNS, an_agent
-from tests.simulation.test_trace_files import AZURE_2023, AZURE_2024, BURSTGPT, BURSTGPT_3, MOONCAKE, PLAIN
+from tests.traces.test_own_traces import BAILIAN, LOG
+from tests.traces.test_trace_files import AZURE_2023, AZURE_2024, BURSTGPT, BURSTGPT_3, MOONCAKE, PLAIN
 
 __all__ = ["TARGETS"]
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fastroof.config.gpu import load_gpu
-from fastroof.load.grid_checks import Finding
+from fastroof.judging.grid_checks import Finding
 from kernels_bench.cli import app
 from kernels_bench.output.table_sets import load_table_set
 from kernels_bench.output.tables import write_tables

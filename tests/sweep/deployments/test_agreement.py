@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from fastroof import SpeculativeDecoding, StepPlan, Tables, compile_plan
 from fastroof.engines import EngineProfile, KvMemory, Scheduling, load_engine
 from fastroof.errors import BatchError, PlanRangeError
+from fastroof.evidence.profile_file import write_profile
 from fastroof.serving import estimate, estimate_disaggregated
-from fastroof.serving.evidence.profile_file import write_profile
 from fastroof.serving.speculation import speculated
 from fastroof.sweep import best_deployments, load_spec, run_sweep
 

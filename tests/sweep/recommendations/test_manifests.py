@@ -14,8 +14,8 @@ import yaml
 from fastroof import SweepError
 from fastroof.engines.launch import Command
 from fastroof.engines.launch.platforms import DYNAMO_RELEASE, LLM_D_RELEASE, dynamo_engine
+from fastroof.evidence.engine_arguments import read_engine_arguments
 from fastroof.models.load import Published
-from fastroof.serving.evidence.engine_arguments import read_engine_arguments
 from fastroof.sweep import recommend, save_recommendation
 from fastroof.sweep.recommendations import Deployment, Recommendation
 from fastroof.sweep.recommendations.manifests import (

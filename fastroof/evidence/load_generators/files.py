@@ -1,0 +1,130 @@
+"""Reading files and folders of load generators, each with the reader of the program that wrote it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from fastroof.errors import TableError
+from fastroof.evidence.load_generators import (
+    aiperf,
+    guidellm,
+    inference_perf,
+    inferencex,
+    sglang_bench,
+    vllm_bench,
+)
+from fastroof.evidence.load_generators.documents import Document, documents_of
+from fastroof.evidence.load_generators.figures import Figures, GeneratorRun, run_of
+
+
+class _Reader(Protocol):
+    NAME: str
+
+    @staticmethod
+    def is_written_by(document: Document) -> bool: ...
+
+    @staticmethod
+    def figures_of(where: str, document: Document, name: str) -> list[Figures]: ...
+
+
+_READERS: Final[tuple[_Reader, ...]] = (
+    sglang_bench,
+    vllm_bench,
+    inference_perf,
+    guidellm,
+    aiperf,
+    inferencex,
+)  # type: ignore[assignment]
+
+GENERATORS: Final = tuple(reader.NAME for reader in _READERS)
+"""Load generators whose files are supported."""
+
+SUFFIXES: Final = (".json", ".jsonl")
+
+
+class FoundRuns(NamedTuple):
+    """Runs of files, and files in folders that contain no run."""
+
+    runs: tuple[GeneratorRun, ...]
+    others: tuple[str, ...] = ()
+
+
+def read_runs(paths: Sequence[str | Path]) -> FoundRuns:
+    """Read the results of load generators.
+
+    Parameters
+    ----------
+    paths : sequence of str or Path
+        Files, and folders, of which every .json and .jsonl is read.
+
+    Returns
+    -------
+    FoundRuns
+        Each run once, even if its file is given twice.
+
+    Raises
+    ------
+    TableError
+        If a path does not exist, a given file is from an unknown generator, is truncated or contradicts
+        its keys, or there is no run.
+    """
+    runs: list[GeneratorRun] = []
+    others: list[str] = []
+    for path, was_given in _files(paths):
+        documents = documents_of(path)
+        readers = [_reader(document) for document in documents]
+        if not all(readers):
+            if was_given or any(readers):
+                place = "" if len(documents) == 1 else f", line {readers.index(None) + 1}"
+                raise TableError(f"{path}{place}: no result of {', '.join(GENERATORS)}: {_keys(documents)}")
+            others.append(str(path))
+            continue
+        for line, (document, reader) in enumerate(zip(documents, readers, strict=True), start=1):
+            assert reader is not None
+            several = len(documents) > 1
+            where = f"{path}, line {line}" if several else str(path)
+            name = f"{path.name} {line}" if several else path.name
+            try:
+                runs += [
+                    replace(run_of(figures), path=str(path))
+                    for figures in reader.figures_of(where, document, name)
+                ]
+            except (ZeroDivisionError, OverflowError) as error:
+                raise TableError(f"{where}: invalid figures: {error}") from None
+    if not runs:
+        raise TableError(f"no run of {', '.join(GENERATORS)} in {', '.join(map(str, paths)) or 'nothing'}")
+    return FoundRuns(tuple(runs), tuple(others))
+
+
+def _reader(document: Document) -> _Reader | None:
+    return next((reader for reader in _READERS if reader.is_written_by(document)), None)
+
+
+def _keys(documents: Sequence[Document]) -> str:
+    keys = list(documents[0])[:6]
+    listed = ", ".join(key[:40] for key in keys)
+    return f"it begins with {listed}" if keys else "it is empty"
+
+
+def _files(paths: Iterable[str | Path]) -> list[tuple[Path, bool]]:
+    """Return the files without duplicates, each with whether it was given explicitly."""
+    listed: dict[Path, bool] = {}
+    for given in paths:
+        path = Path(given)
+        try:
+            is_folder, is_file = os.path.isdir(path), os.path.isfile(path)
+        except ValueError:
+            is_folder = is_file = False
+        if is_folder:
+            for one in sorted(path.rglob("*")):
+                if one.suffix in SUFFIXES and one.is_file() and not one.name.startswith(("engine_args", ".")):
+                    listed.setdefault(one, False)
+        elif is_file:
+            listed[path] = True
+        else:
+            raise TableError(f"{path} does not exist; give files of load generators, or folders of them")
+    return list(listed.items())

@@ -1,0 +1,126 @@
+"""Errors of predictions, row by row and by group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from fastroof.errors import TableError
+from fastroof.evidence.rows import LeftOut
+
+GROUPINGS: Final = (
+    "model", "tp", "engine", "engine_version", "dtype", "isl", "osl", "concurrency", "profile",
+    "bench",
+)  # fmt: skip
+"""Fields that errors can be grouped by, within a data set and quantity."""
+
+
+class PredictedTime(NamedTuple):
+    """A measured time and its prediction."""
+
+    dataset: str
+    row: str
+    quantity: str
+    engine: str
+    engine_version: str
+    model: str
+    dtype: str
+    kv_dtype: str
+    profile: str
+    tp: int
+    isl: float
+    osl: float
+    concurrency: float
+    fitted: bool
+    measured_ms: float
+    predicted_ms: float
+    aic_ms: float
+    gpu: str = ""
+    architecture: str = ""
+    kind: str = "judged"
+    layout: str = ""
+    bench: str = ""
+    clock: str = "client"
+
+    @property
+    def error(self) -> float:
+        """Signed error, as a share of the measured time."""
+        return self.predicted_ms / self.measured_ms - 1.0
+
+    @property
+    def aic_error(self) -> float:
+        """Signed error of aiconfigurator-core."""
+        return self.aic_ms / self.measured_ms - 1.0
+
+
+class ErrorGroup(NamedTuple):
+    """Errors of a group of rows, as shares of the measured times."""
+
+    dataset: str
+    quantity: str
+    values: dict[str, Any]
+    fitted: bool
+    rows: int
+    mape: float
+    median: float
+    p90: float
+    bias: float
+    aic_rows: int
+    aic_mape: float
+    aic_bias: float
+    kind: str = "judged"
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Predictions compared with measurements."""
+
+    gpu: str
+    tables_hash: str
+    version: str
+    engine: str
+    rows: tuple[PredictedTime, ...]
+    left_out: tuple[LeftOut, ...]
+    unseen: bool = False
+
+    def errors(self, by: Sequence[str] = ()) -> tuple[ErrorGroup, ...]:
+        """Summarise errors by data set, quantity and kind of run."""
+        unknown = [name for name in by if name not in GROUPINGS]
+        if unknown:
+            raise TableError(f"errors can be grouped by {', '.join(GROUPINGS)}, got {', '.join(unknown)}")
+        order = {name: i for i, name in enumerate(dict.fromkeys(row.dataset for row in self.rows))}
+        groups: dict[tuple[Any, ...], list[PredictedTime]] = {}
+        for row in self.rows:
+            key = (order[row.dataset], row.quantity, row.kind, *(getattr(row, name) for name in by))
+            groups.setdefault(key, []).append(row)
+        quantities = {name: i for i, name in enumerate(dict.fromkeys(row.quantity for row in self.rows))}
+        keys = sorted(groups, key=lambda key: (quantities[key[1]], key[0], *key[2:]))
+        return tuple(_group(groups[key], dict(zip(by, key[3:], strict=True))) for key in keys)
+
+
+def _group(rows: list[PredictedTime], values: dict[str, Any]) -> ErrorGroup:
+    first = rows[0]
+    aic_errors = np.array([row.aic_error for row in rows if not math.isnan(row.aic_ms)])
+    return ErrorGroup(
+        first.dataset,
+        first.quantity,
+        values,
+        any(row.fitted for row in rows),
+        *mean_errors(rows),
+        len(aic_errors),
+        float(np.abs(aic_errors).mean()) if len(aic_errors) else math.nan,
+        float(aic_errors.mean()) if len(aic_errors) else math.nan,
+        first.kind,
+    )
+
+
+def mean_errors(rows: Sequence[PredictedTime]) -> tuple[int, float, float, float, float]:
+    """Return rows, MAPE, median, p90 and bias, as shares of the measured times."""
+    errors = np.array([row.error for row in rows])
+    size = np.abs(errors)
+    mape, median, p90 = float(size.mean()), float(np.median(size)), float(np.quantile(size, 0.9))
+    return len(rows), mape, median, p90, float(errors.mean())

@@ -1,0 +1,228 @@
+"""Predictions of measured rows with the profile of their engine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from fastroof.caching import BoundedCache
+from fastroof.engines import EngineProfile, FrontEnd
+from fastroof.errors import BatchError
+from fastroof.evidence.measured_steps import MeasuredStep
+from fastroof.evidence.rows import LARGEST_STEP, ServingRow
+from fastroof.models.layout import Layout
+from fastroof.plan import StepPlan, compile_plan
+from fastroof.run import StepBatch
+from fastroof.serving.disaggregated import estimate_disaggregated
+from fastroof.serving.estimate import estimate
+from fastroof.serving.speculation import SpeculativeDecoding, mtp_draft
+from fastroof.tables import Tables
+from fastroof.units import US_PER_MS
+
+PLANS_BYTES: Final = 2**29
+"""Size of a cache of plans."""
+
+LM_HEAD: Final = "lm_head"
+"""Role of the operator that is not in a forward."""
+
+
+class Plans:
+    """Plans from one set of tables, each distinct plan compiled once."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self._plans: BoundedCache[StepPlan] = BoundedCache(PLANS_BYTES)
+
+    def get(self, row: ServingRow | MeasuredStep, profile: EngineProfile) -> StepPlan:
+        """Return the plan of a row."""
+        if isinstance(row, MeasuredStep):
+            most = max(LARGEST_STEP, sum(row.new_tokens))
+            return self._get(row, row.layout, row.plan_dtype or row.dtype, profile, most)
+        profile = row.on_its_clock(profile)
+        exchange = row.exchange or None
+        return self._get(row, row.layout, row.plan_dtype, profile, row.plan_tokens, exchange)
+
+    def get_prefill(self, row: ServingRow, profile: EngineProfile) -> StepPlan | None:
+        """Return the plan of a row's prefill workers; None if one engine does both."""
+        if not row.is_disaggregated:
+            return None
+        layout = Layout(row.prefill_tp, row.pp, row.prefill_dp, row.prefill_ep)
+        return self._get(row, layout, row.plan_dtype, row.on_its_clock(profile), row.plan_tokens)
+
+    def speculation(self, row: ServingRow, plan: StepPlan) -> SpeculativeDecoding | None:
+        """Return the speculative decoding of a row, with its draft model's plan if it has one."""
+        if row.speculation is None or not row.draft_model:
+            return row.speculation
+        return replace(row.speculation, draft=self._draft(row, plan))
+
+    def drafter(self, step: MeasuredStep, plan: StepPlan) -> StepPlan | None:
+        """Return the layer that drafts for a plan, if a step's drafting was timed."""
+        if not step.drafted:
+            return None
+        return self._plans.get_or_raise(plan, lambda: mtp_draft(plan), _bytes_of)
+
+    def _draft(self, row: ServingRow, plan: StepPlan) -> StepPlan:
+        """Return the plan of a row's draft model: its kernels, for steps of the target's sizes."""
+        engine = plan.profile.kernels_alone()
+        key = (row.draft_model, row.draft_tp, row.kv_dtype, engine, plan.max_tokens, plan.max_seqs)
+
+        def compiled() -> StepPlan:
+            return compile_plan(
+                row.draft_model,
+                self.tables.gpu,
+                self.tables,
+                tp=row.draft_tp,
+                kv_dtype=row.kv_dtype,
+                engine=engine,
+                max_tokens=plan.max_tokens,
+                max_seqs=plan.max_seqs,
+                allow_modelled=True,
+            )
+
+        return self._plans.get_or_raise(key, compiled, _bytes_of)
+
+    def _get(
+        self,
+        row: ServingRow | MeasuredStep,
+        layout: Layout,
+        dtype: str,
+        profile: EngineProfile,
+        max_tokens: int,
+        exchange: str | None = None,
+    ) -> StepPlan:
+        key = (row.model, layout, dtype, row.kv_dtype, profile, max_tokens, exchange)
+
+        def compiled() -> StepPlan:
+            return compile_plan(
+                row.model,
+                self.tables.gpu,
+                self.tables,
+                dtype=dtype,
+                kv_dtype=row.kv_dtype,
+                engine=profile,
+                max_tokens=max_tokens,
+                allow_modelled=True,
+                tp=layout.tp,
+                pp=layout.pp,
+                dp=layout.dp,
+                ep=layout.ep,
+                exchange=exchange,
+            )
+
+        return self._plans.get_or_raise(key, compiled, _bytes_of)
+
+
+def _bytes_of(plan: StepPlan) -> int:
+    return sum(each.arena.nbytes for each in (plan, *plan.stage_plans))
+
+
+class RowPrediction(NamedTuple):
+    """What a row's clients should have seen."""
+
+    ttft_ms: float
+    tpot_ms: float
+    kv_load: float
+
+
+def predict_row(
+    row: ServingRow,
+    plan: StepPlan,
+    prefill_plan: StepPlan | None = None,
+    speculation: SpeculativeDecoding | None = None,
+) -> RowPrediction:
+    """Predict one row."""
+    if prefill_plan is not None:
+        return _disaggregated(row, plan, prefill_plan, speculation)
+    predicted = estimate(
+        plan,
+        row.mean_isl,
+        row.mean_osl,
+        row.concurrency,
+        **row.schedule,
+        requests_per_client=None if math.isnan(row.requests_per_client) else row.requests_per_client,
+        speculation=speculation,
+    )
+    ttft_ms = predicted.ttft_ms
+    if row.prefix_tokens > 0:
+        if not row.is_single:
+            raise BatchError("a prefix cache with more than one client is not modelled")
+        new_tokens, context_len = round(row.mean_isl - row.prefix_tokens), round(row.prefix_tokens)
+        batch = StepBatch.from_requests([[(new_tokens, context_len)]])
+        ttft_ms = float(plan.step_us(batch)[0]) / US_PER_MS + front_end_ms(plan.profile.front_end, row)
+    return RowPrediction(ttft_ms, predicted.tpot_ms, _kv_load(row, plan, row.concurrency))
+
+
+def front_end_ms(front_end: FrontEnd, row: ServingRow) -> float:
+    """Return the mean time that a front end adds to a run's TTFT, ms, below the API server's limit."""
+    together = 0.0
+    if not (math.isnan(row.requests_per_client) or row.is_disaggregated):
+        # the first requests of a rank's clients share its API server
+        together = max(row.concurrency / row.dp - 1.0, 0.0) / row.requests_per_client
+    server_ms = front_end.server_ms * (1.0 + together)
+    return front_end.request_ms + server_ms + front_end.token_us * row.mean_isl / US_PER_MS
+
+
+def _kv_load(row: ServingRow, plan: StepPlan, requests: float) -> float:
+    """Return the KV cache that requests of an engine need, relative to that of all its ranks."""
+    length = row.mean_isl + row.engine_profile.memory.osl_reserved * row.mean_osl
+    memory = plan.memory_of(max_tokens=row.schedule["max_batched_tokens"], max_seqs=row.max_seqs)
+    return requests * memory.held_tokens(length) / (memory.max_kv_tokens * row.dp)
+
+
+def _disaggregated(
+    row: ServingRow, plan: StepPlan, prefill_plan: StepPlan, speculation: SpeculativeDecoding | None
+) -> RowPrediction:
+    """Predict a row with separate prefill workers; these run whole prompts."""
+    predicted = estimate_disaggregated(
+        prefill_plan,
+        plan,
+        row.mean_isl,
+        row.mean_osl,
+        row.concurrency,
+        row.prefill_workers,
+        row.decode_workers,
+        row.schedule["max_batched_tokens"],
+        speculation=speculation,
+    )
+    return RowPrediction(predicted.ttft_ms, predicted.tpot_ms, predicted.kv_load)
+
+
+def predict_step_ms(step: MeasuredStep, plan: StepPlan, draft: StepPlan | None = None) -> float:
+    """Predict one whole step, ms: what was timed of it, with the passes of its drafter."""
+    batch = StepBatch.from_requests([step.requests])
+    drafting_us = 0.0 if draft is None else _drafting_us(step, batch, draft)
+    if step.num_draft_tokens:
+        total_us, head_us = _verified_us(step, plan)
+    elif step.timed == "forward":
+        times = plan.run(batch)
+        total_us, head_us = float(times.latency_us[0]), float(times.components.logits_us[0])
+    else:
+        return (
+            float(plan.step_us(StepBatch.from_requests([step.requests, *step.timed_together])).mean())
+            / US_PER_MS
+        )
+    return (total_us - (head_us if step.timed == "forward" else 0.0) + drafting_us) / US_PER_MS
+
+
+def _verified_us(step: MeasuredStep, plan: StepPlan) -> tuple[float, float]:
+    """Time a step that verifies drafts, at its mean context, and its LM head."""
+    tokens = 1 + step.num_draft_tokens
+    verified = plan.explain_verification(len(step.new_tokens), step.mean_kv, tokens)
+    head_us = sum(part.total_us for part in verified.operators if part.role == LM_HEAD)
+    return verified.total_us, head_us
+
+
+def _drafting_us(step: MeasuredStep, batch: StepBatch, draft: StepPlan) -> float:
+    """Time a drafter: a pass over the step's tokens, then one token per request and further draft token.
+
+    Each pass ends in the LM head of one row per request, from which the drafts are taken.
+    """
+    requests = len(step.new_tokens)
+    if step.num_draft_tokens:
+        first_us, head_us = _verified_us(step, draft)
+        one = StepBatch.from_requests([[(1, step.mean_kv)] * requests])
+        first_us += float(draft.run(one).components.logits_us[0]) - head_us
+    else:
+        first_us = float(draft.step_us(batch)[0])
+    return first_us + (step.drafted - 1) * draft.decode_us(requests, step.mean_kv + 1)

@@ -1,0 +1,294 @@
+"""Comparing predictions with a user's own runs and measured steps."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from fastroof._version import __version__
+from fastroof.engines import EngineProfile, load_engine, serving_engines
+from fastroof.engines.values import holds_for, is_version
+from fastroof.errors import FastroofError, TableError
+from fastroof.evidence.measured_steps import STEPS_DATASET, MeasuredStep
+from fastroof.evidence.prediction_errors import PredictedTime, Validation
+from fastroof.evidence.predictions import Plans, RowPrediction, predict_row, predict_step_ms
+from fastroof.evidence.rows import ENGINE_CLOCK, LeftOut, ServingRow
+from fastroof.tables import Tables
+from fastroof.units import US_PER_MS
+
+SPECULATIVE, INDEPENDENT = "speculative", "independent"
+"""Kinds of a user's own runs: faster than plain steps allow, and all others."""
+
+FULL_KV_LOAD: Final = 0.9
+"""KV load from which TTFT is mostly waiting: such runs are evaluated by their TPOT only."""
+
+FULL_KV: Final = "the KV cache is full, so that requests wait"
+
+FASTEST: Final = 0.7
+"""A run below this share of its kernels' time cannot have run plain steps."""
+
+MOST_RUNS: Final = 0.5
+"""Share of a series below :data:`FASTEST` from which the whole series counts as speculative."""
+
+Skipped = Counter[tuple[str, ...]]
+
+
+def validate_own(
+    rows: Sequence[ServingRow],
+    steps: Sequence[MeasuredStep],
+    tables: Tables,
+    *,
+    engine: str | Path | EngineProfile = "auto",
+    progress: Callable[[str], None] | None = None,
+) -> Validation:
+    """Compare predictions of a user's own runs and steps with the measured times.
+
+    Parameters
+    ----------
+    rows : sequence of ServingRow
+        Runs, as ``read_own_runs`` returns them.
+    steps : sequence of MeasuredStep
+        Whole steps, as ``read_own_runs`` returns them; what was timed decides what is compared.
+    tables : Tables
+        Measured kernels of one GPU.
+    engine : str, Path or EngineProfile
+        ``auto`` predicts each run with the profile of its engine and version; otherwise one profile for all.
+    progress : callable, optional
+        Called with a line of text about the progress.
+
+    Returns
+    -------
+    Validation
+        Runs of other GPUs, and those that cannot be predicted, are counted in ``left_out``.
+
+    Raises
+    ------
+    FastroofError
+        If there are neither runs nor steps, or the profile is unknown.
+    """
+    if not rows and not steps:
+        raise TableError("there are neither runs nor steps to validate")
+    one = None if engine == "auto" else load_engine(engine)
+    if progress is not None:
+        progress(f"predicting {len(rows) + len(steps)} rows")
+    skipped = Skipped()
+    here = [row for row in rows if is_taken(row, tables.gpu.name, skipped)]
+    plans = Plans(tables)
+    of_steps = tuple(predicted_steps(steps, plans, skipped, one))
+    fast = faster_than_kernels(here, [kernels_ms(row, plans) for row in here])
+    tpot: list[PredictedTime] = []
+    ttft: list[PredictedTime] = []
+    for row, reason in zip(here, fast, strict=True):
+        profile = one or row.engine_profile
+        kind = SPECULATIVE if reason else INDEPENDENT
+        try:
+            plan = plans.get(row, profile)
+            drafts = plans.speculation(row, plan)
+            predicted = predict_row(row, plan, plans.get_prefill(row, profile), drafts)
+        except FastroofError as error:
+            skipped[row.dataset, str(error)] += 1
+            continue
+        tpot.append(tpot_of(row, profile, predicted, kind))
+        if is_queueing(predicted):
+            skipped[row.dataset, FULL_KV, "ttft"] += 1
+        elif not math.isnan(row.ttft_ms):
+            ttft.append(ttft_of(row, profile, predicted.ttft_ms, kind))
+    return Validation(
+        tables.gpu.name,
+        tables.content_hash,
+        __version__,
+        engine if isinstance(engine, str) else load_engine(engine).name,
+        (*tpot, *ttft, *of_steps),
+        counted(skipped),
+    )
+
+
+def other_versions(rows: Sequence[ServingRow], given: EngineProfile | str) -> list[str]:
+    """Return warnings about runs of other engines or versions than the profile that all are judged by."""
+    if given == "auto":
+        return []
+    profile = load_engine(given)
+    is_newest = isinstance(given, str) and given in serving_engines()
+    found: dict[str, int] = {}
+    for row in rows:
+        is_of_range = profile.engine in ("", row.engine) and not (
+            is_version(row.engine_version) and not holds_for(profile.versions, row.engine_version)
+        )
+        if not is_of_range or (is_newest and is_version(row.engine_version)):
+            name = f"{row.engine} {row.engine_version}".rstrip()
+            found[name] = found.get(name, 0) + 1
+    return [
+        f"{count} of {len(rows)} runs are of {name}, judged by {profile.title}"
+        f"{', the newest' if is_newest else ''}: auto takes the profile of each run's version"
+        for name, count in found.items()
+    ]
+
+
+def is_taken(row: ServingRow, gpu: str, skipped: Skipped) -> bool:
+    """Return whether a run is evaluated on a GPU; otherwise count it."""
+    reason = row.left_out
+    if row.gpu != gpu:
+        reason = f"measured on {row.gpu}, the tables are of {gpu}"
+    if reason:
+        skipped[row.dataset, reason] += 1
+    return not reason
+
+
+def counted(skipped: Skipped) -> tuple[LeftOut, ...]:
+    """Return what was not evaluated, by reason."""
+    return tuple(LeftOut(key[0], key[1], rows, *key[2:]) for key, rows in skipped.items())
+
+
+def kernels_ms(row: ServingRow, plans: Plans) -> float:
+    """Return the TPOT of kernels only, ms; nan without a plan."""
+    kernels = row.engine_profile.kernels_alone()
+    try:
+        plan = plans.get(row, kernels)
+        drafts = plans.speculation(row, plan)
+        return predict_row(row, plan, plans.get_prefill(row, kernels), drafts).tpot_ms
+    except FastroofError:
+        return math.nan
+
+
+def faster_than_kernels(rows: Sequence[ServingRow], kernels_ms: Sequence[float]) -> list[str]:
+    """Return why each run must have drafted tokens, judged by time only; empty for plain runs."""
+    fast = np.array([row.tpot_ms for row in rows]) / np.array(kernels_ms, np.float64) < FASTEST
+    series: dict[tuple[object, ...], list[int]] = {}
+    for i, row in enumerate(rows):
+        series.setdefault(series_of(row), []).append(i)
+    reasons = [""] * len(rows)
+    for places in series.values():
+        mostly = float(np.mean(fast[places])) >= MOST_RUNS
+        for i in places:
+            if fast[i]:
+                reasons[i] = f"it took less than {FASTEST:g} of what its own kernels take"
+            elif mostly:
+                reasons[i] = f"most of its series took less than {FASTEST:g} of what their kernels take"
+    return reasons
+
+
+def series_of(row: ServingRow) -> tuple[object, ...]:
+    """Return the common properties of one launch's runs under one load, without their number of clients."""
+    return (
+        row.dataset, row.gpu, row.tp, row.dp, row.ep, row.prefill_workers, row.prefill_tp, row.prefill_dp,
+        row.decode_workers, row.isl, row.osl, row.measured_on,
+    )  # fmt: skip
+
+
+def is_queueing(predicted: RowPrediction) -> bool:
+    """Return whether TTFT is mostly waiting, so that it is not evaluated."""
+    return predicted.kv_load >= FULL_KV_LOAD
+
+
+def tpot_of(
+    row: ServingRow, profile: EngineProfile, predicted: RowPrediction, kind: str, fitted: bool = False
+) -> PredictedTime:
+    """Compare the TPOT of a run with its prediction."""
+    quantity = "decode" if row.is_single else "tpot"
+    return _time(row, profile, quantity, kind, fitted, row.tpot_ms, predicted.tpot_ms, row.aic_tpot_ms)
+
+
+def ttft_of(row: ServingRow, profile: EngineProfile, predicted_ms: float, kind: str) -> PredictedTime:
+    """Compare the TTFT of a run with its prediction."""
+    return _time(row, profile, "ttft", kind, False, row.ttft_ms, predicted_ms, row.aic_ttft_ms)
+
+
+def _time(
+    row: ServingRow,
+    profile: EngineProfile,
+    quantity: str,
+    kind: str,
+    fitted: bool,
+    measured_ms: float,
+    predicted_ms: float,
+    aic_ms: float,
+) -> PredictedTime:
+    return PredictedTime(
+        row.dataset,
+        row.row,
+        quantity,
+        row.engine,
+        row.engine_version,
+        row.model,
+        row.dtype,
+        row.kv_dtype,
+        profile.name,
+        row.tp,
+        row.isl,
+        row.osl,
+        row.concurrency,
+        fitted,
+        measured_ms,
+        predicted_ms,
+        aic_ms,
+        row.gpu,
+        row.whole_model,
+        kind,
+        str(row.layout),
+        row.bench_label,
+        row.clock,
+    )
+
+
+def predicted_steps(
+    steps: Sequence[MeasuredStep],
+    plans: Plans,
+    skipped: Skipped,
+    one: EngineProfile | None = None,
+) -> Iterator[PredictedTime]:
+    """Predict whole steps, and count those without a prediction.
+
+    Kernels and forwards are predicted without an engine's costs; steps of an engine with ``one`` profile, or
+    that of its version.
+    """
+    for step in steps:
+        profile = step_profile(step, one)
+        try:
+            if step.gpu != plans.tables.gpu.name:
+                raise TableError(f"measured on {step.gpu}, the tables are of {plans.tables.gpu.name}")
+            if step.left_out:
+                raise TableError(step.left_out)
+            plan = plans.get(step, profile)
+            predicted_ms = predict_step_ms(step, plan, plans.drafter(step, plan))
+        except FastroofError as error:
+            skipped[step.dataset, str(error)] += 1
+            continue
+        yield PredictedTime(
+            step.dataset,
+            step.name,
+            step.phase,
+            step.engine,
+            step.engine_version,
+            step.model,
+            step.dtype,
+            step.kv_dtype,
+            profile.name,
+            step.tp,
+            float(sum(step.new_tokens)),
+            0.0,
+            float(len(step.new_tokens)),
+            False,
+            step.latency_us / US_PER_MS,
+            predicted_ms,
+            math.nan,
+            step.gpu,
+            step.model,
+            INDEPENDENT,
+            "" if step.dataset == STEPS_DATASET else str(step.layout),
+            step.dataset,
+            ENGINE_CLOCK,
+        )
+
+
+def step_profile(step: MeasuredStep, one: EngineProfile | None = None) -> EngineProfile:
+    """Return the profile that predicts a step."""
+    if step.timed == "engine":
+        profile = one or step.profile
+        assert profile is not None
+        return profile
+    return load_engine("kernels") if step.profile is None else step.profile.kernels_alone()

@@ -1,8 +1,0 @@
-"""Readers of load generators' results: vLLM's and SGLang's benchmarks, aiperf, guidellm, ..."""
-
-from __future__ import annotations
-
-from fastroof.serving.evidence.load_generators.figures import GeneratorRun
-from fastroof.serving.evidence.load_generators.files import GENERATORS, FoundRuns, read_runs
-
-__all__ = ["GENERATORS", "FoundRuns", "GeneratorRun", "read_runs"]

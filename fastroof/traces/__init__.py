@@ -1,0 +1,1 @@
+"""Traces and drawn workloads: requests with their arrival times, lengths and sessions."""

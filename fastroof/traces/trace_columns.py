@@ -1,0 +1,429 @@
+"""Convert a trace's columns to arrays, with errors that name the row; find equal prompts."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, NoReturn, overload
+
+import numpy as np
+
+from fastroof.arrays import Array, Bools, Floats, Ints, Longs
+from fastroof.checks import one_line, shown, whole_number
+from fastroof.compiled.simulation.stack_distances import BlockIds
+from fastroof.errors import TraceError
+from fastroof.traces.trace import MOST_SECONDS, MOST_TOKENS, Trace
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+_NO_VALUE: Final = r"^\s*(|nan|null|none|na|n/a)\s*$"
+_ZERO: Final = r"^\s*[+-]?0+([.,]0*)?\s*$"
+_NUMBER: Final = re.compile(
+    r"[+-]?([0-9]*[.,]?[0-9]+|[0-9]+\.)([eE][+-]?[0-9]+)?|[+-]?(nan|inf(inity)?)", re.I
+)
+_DECIMAL_COMMA: Final = "^[+-]?(0|[0-9]{4,})?,[0-9]+$|^[+-]?[0-9]+,([0-9]{1,2}|[0-9]{4,})$"
+"""A number whose comma cannot be one of thousands."""
+
+_TIME_SPELLINGS: Final = (
+    (r"([:T ][0-9]{2}:?[0-9]{2}:?[0-9]{2}),([0-9]+)", r"\1.\2"),
+    (r"\s+([+-][0-9]{2}:?[0-9]{2})(\s+[A-Z]{2,5})?$", r"\1"),
+    (r"\s*(UTC|GMT)$", "Z"),
+)
+_A_TIME: Final = "2026-05-01 13:00:00"
+_CLOCK_CHANGE_S: Final = (1800.0, 3600.0)
+"""Seconds by which a busy log goes back where clocks do."""
+
+
+@dataclass(frozen=True)
+class RawColumns:
+    """Columns as read from a file, and labels of its rows."""
+
+    what: str
+    columns: dict[str, pa.ChunkedArray]
+    row_label: Callable[[int], str]
+    is_text: bool = False
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return len(next(iter(self.columns.values())))
+
+    def rows(self, rows: Bools) -> RawColumns:
+        """Return some of the rows, with their labels."""
+        import pyarrow as pa
+
+        places, mask = np.flatnonzero(rows), pa.array(rows)
+        try:
+            columns = {name: column.filter(mask) for name, column in self.columns.items()}
+        except pa.ArrowException as error:
+            raise TraceError(
+                f"{self.what}: a column's type cannot be read ({one_line(error, 100)})"
+            ) from None
+        return replace(self, columns=columns, row_label=lambda row: self.row_label(int(places[row])))
+
+    def decoded(self, name: str) -> pa.ChunkedArray:
+        """Return a column without dictionary encoding."""
+        import pyarrow as pa
+
+        column = self.columns[name]
+        if not pa.types.is_dictionary(column.type):
+            return column
+        try:
+            return column.cast(column.type.value_type)
+        except pa.ArrowException:
+            raise TraceError(f"{self.what}: {name} cannot be read from {column.type}") from None
+
+    def missing(self, name: str) -> Bools:
+        """Return which rows have no value: null, not a number, or an empty text."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        column = self.decoded(name)
+        if _is_string(column.type):
+            column = pc.if_else(pc.match_substring_regex(column, _NO_VALUE, ignore_case=True), None, column)
+        # NaN of integers is an error of Arrow's
+        has_nan = pa.types.is_floating(column.type)
+        missing: Bools = pc.is_null(column, nan_is_null=has_nan).to_numpy()
+        return missing
+
+    def zeros(self, name: str) -> Bools:
+        """Return which rows have the number 0."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        column, types = self.decoded(name), pa.types
+        if _is_string(column.type):
+            found = pc.match_substring_regex(column, _ZERO)
+        elif types.is_floating(column.type):
+            # there is no comparison of half floats
+            found = pc.equal(column.cast(pa.float64()), 0.0)
+        elif types.is_integer(column.type):
+            found = pc.equal(column, pa.scalar(0, column.type))
+        else:
+            return np.zeros(len(column), bool)
+        zeros: Bools = pc.fill_null(found, False).to_numpy()
+        return zeros
+
+    def refuse(self, row: int, reason: str) -> NoReturn:
+        """Raise an error for a row."""
+        raise TraceError(f"{self.what}, {self.row_label(row)}: {reason}")
+
+    def refuse_where(self, wrong: Bools, reason: Callable[[int], str]) -> None:
+        """Raise an error for the first invalid row, if any."""
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            self.refuse(row, reason(row))
+
+    def seconds(self, name: str, per_s: float | None, time_zone: str | None = None) -> Floats:
+        """Return arrivals in seconds after the earliest."""
+        import pyarrow as pa
+
+        cells = column = self._complete(name)
+        if _is_string(column.type):
+            column = self._read_times(name, column)
+        if pa.types.is_date(column.type):
+            column = column.cast(pa.timestamp("s" if pa.types.is_date32(column.type) else "ms"))
+        if time_zone is not None and not pa.types.is_timestamp(column.type):
+            raise TraceError(f"{self.what}: time_zone is for dates and times, and {name} holds numbers")
+        if pa.types.is_timestamp(column.type):
+            column = self._zoned(name, column, time_zone)
+            per_s = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[column.type.unit]
+            column = column.cast(pa.int64())
+        else:
+            if per_s is None:
+                self.refuse(
+                    0,
+                    f"{name} must be a date and time, got {_shown(cells[0])}; numbers need their unit: "
+                    f"columns or --columns arrival_s={name}, or arrival_ms, arrival_us, arrival_ns",
+                )
+            numbers = self._numbers(name, column)
+            self.refuse_where(
+                ~((numbers >= 0) & (numbers < np.inf)),
+                lambda row: f"{name} must be a number of at least 0, got {numbers[row]}",
+            )
+            return self._since_first(name, numbers, per_s)
+        return self._since_first(name, _flat(column), per_s)
+
+    def _since_first(self, name: str, values: Array, per_s: float) -> Floats:
+        earliest, latest = values.min(), values.max()
+        # Python integers: their difference may be beyond int64
+        if (latest.item() - earliest.item()) / per_s > MOST_SECONDS:
+            self.refuse(int(np.argmax(values)), f"{name} is over {MOST_SECONDS:g} s after the first arrival")
+        since: Floats = (values - earliest) / per_s
+        return since
+
+    def tokens(self, name: str) -> Longs:
+        """Return whole numbers, which may be stored as floats."""
+        import pyarrow as pa
+
+        column = self._complete(name)
+        if self.is_text and not pa.types.is_integer(column.type):
+            column = self._cast_text(name, self._decimals(name, column), pa.float64(), "a whole number")
+        return self._numbers(name, column, are_whole=True)
+
+    def blocks(self, name: str) -> tuple[Longs, Longs]:
+        """Return the ids of all requests' blocks, and where each request's start."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        column = self._complete(name)
+        types = pa.types
+        is_list = types.is_list(column.type) or types.is_large_list(column.type)
+        if not is_list or not (
+            types.is_integer(column.type.value_type) or types.is_null(column.type.value_type)
+        ):
+            self.refuse(0, f"{name} must be a list of whole numbers, got {column.type} {_shown(column[0])}")
+        counts = _flat(pc.list_value_length(column).cast(pa.int64()))
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        ids = pc.list_flatten(column)
+
+        def row_of(place: int) -> int:
+            return int(np.searchsorted(offsets, place, "right")) - 1
+
+        if ids.null_count:
+            self.refuse(row_of(int(np.argmax(ids.is_null().to_numpy()))), f"{name} has an id that is missing")
+        return self._numbers(name, ids, row_of=row_of), offsets
+
+    def _complete(self, name: str) -> pa.ChunkedArray:
+        """Return a column, or raise an error for its first null."""
+        column = self.decoded(name)
+        if column.null_count:
+            self.refuse(int(np.argmax(column.is_null().to_numpy())), f"{name} is missing")
+        return column
+
+    def _numbers(
+        self,
+        name: str,
+        column: pa.ChunkedArray,
+        *,
+        are_whole: bool = False,
+        row_of: Callable[[int], int] = int,
+    ) -> Array:
+        """Return int64 if the numbers are stored as integers or must be whole, else float64."""
+        import pyarrow as pa
+
+        is_integer = pa.types.is_integer(column.type) or pa.types.is_null(column.type)
+        if not is_integer and not pa.types.is_floating(column.type):
+            self.refuse(0, f"{name} must be a number, got {column.type} {_shown(column[0])}")
+        to = pa.int64() if is_integer or are_whole else pa.float64()
+        try:
+            return _flat(column.cast(to))
+        except pa.ArrowInvalid:
+            place = _first_failing(column, lambda part: part.cast(to))
+            self.refuse(
+                row_of(place), f"{name} must be a whole number below 2^63, got {_shown(column[place])}"
+            )
+
+    def _read_times(self, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Parse text as numbers or as dates and times, whichever the first row is."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        column = pc.utf8_trim_whitespace(column)
+        if re.fullmatch(_NUMBER, column[0].as_py()):
+            return self._cast_text(name, self._decimals(name, column), pa.float64(), "a number")
+        # with or without a time zone, as in the first row
+        zoned, plain = pa.timestamp("ns", "UTC"), pa.timestamp("ns")
+        for kind in (zoned, plain):
+            with suppress(pa.ArrowInvalid):
+                return column.cast(kind)
+        # ISO 8601 has a decimal comma too; Arrow has neither it, nor a space before the zone, nor its name
+        for pattern, instead in _TIME_SPELLINGS:
+            column = pc.replace_substring_regex(column, pattern, instead)
+        try:
+            column.slice(0, 1).cast(zoned)
+        except pa.ArrowInvalid:
+            return self._cast_text(name, column, plain, f"a date and time without a zone such as {_A_TIME}")
+        return self._cast_text(name, column, zoned, f"a date and time with a zone such as {_A_TIME}+02:00")
+
+    def _decimals(self, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Return numbers with a decimal point instead of a comma, which must not be a thousands separator."""
+        import pyarrow.compute as pc
+
+        has_comma = pc.match_substring(column, ",")
+        if not pc.any(has_comma).as_py():
+            return column
+        if not pc.any(pc.match_substring_regex(column, _DECIMAL_COMMA)).as_py():
+            row = int(np.argmax(has_comma.to_numpy()))
+            self.refuse(
+                row,
+                f"{name} {_shown(column[row])} has a comma of decimals or thousands: write a point or none",
+            )
+        return pc.replace_substring_regex(column, "^([+-]?[0-9]*),([0-9]+)$", r"\1.\2")
+
+    def _zoned(self, name: str, column: pa.ChunkedArray, time_zone: str | None) -> pa.ChunkedArray:
+        """Return dates and times by UTC, if they have no zone and one is given."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if time_zone is not None:
+            try:
+                pc.assume_timezone(pa.array([0]).cast(pa.timestamp("s")), time_zone)
+            except (pa.ArrowException, TypeError):
+                known = "a name such as Europe/Berlin"
+                raise TraceError(f"time_zone must be {known}, got {shown(time_zone)}") from None
+        if column.type.tz is not None:
+            return column
+        local = _flat(column.cast(pa.int64()))
+        back = np.flatnonzero(np.diff(local) < 0)
+        if time_zone is None:
+            per_s = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[column.type.unit]
+            gap_s = (local[back[0]] - local[back[0] + 1]) / per_s if len(back) == 1 else 0.0
+            if _CLOCK_CHANGE_S[0] <= gap_s <= _CLOCK_CHANGE_S[1]:
+                warnings.warn(
+                    f"{self.what}, {self.row_label(int(back[0]) + 1)}: {name} goes back by {gap_s / 60:.3g} "
+                    "minutes, as if clocks changed; if they did, name the zone (time_zone or --time-zone)",
+                    UserWarning,
+                    stacklevel=5,
+                )
+            return column
+        try:
+            early, late = (
+                pc.assume_timezone(column, time_zone, ambiguous=which) for which in ("earliest", "latest")
+            )
+        except pa.ArrowInvalid:
+            row = _first_failing(
+                column, lambda part: pc.assume_timezone(part, time_zone, ambiguous="earliest")
+            )
+            self.refuse(row, f"{name} {_shown(column[row])} is no time in {time_zone}, as clocks go forward")
+        both = _flat(early.cast(pa.int64())), _flat(late.cast(pa.int64()))
+        if (both[0] == both[1]).all():
+            return early
+        # in a log, the clock went back where times do; before that the first reading holds
+        is_late = np.arange(len(local)) > (back[0] if len(back) else -1)
+        chosen = np.where(is_late, both[1], both[0])
+        if len(back) != 1 or (np.diff(chosen) < 0).any():
+            row = int(np.argmax(both[0] != both[1]))
+            self.refuse(
+                row,
+                f"{name} {_shown(column[row])} is twice in {time_zone}, as clocks go back, and the rows are "
+                "not in the order of time: write times with their offset from UTC",
+            )
+        return pa.chunked_array([pa.array(chosen).cast(early.type)])
+
+    def _cast_text(self, name: str, column: pa.ChunkedArray, to: pa.DataType, needed: str) -> pa.ChunkedArray:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        try:
+            return pc.utf8_trim_whitespace(column).cast(to)
+        except pa.ArrowInvalid:
+            row = _first_failing(pc.utf8_trim_whitespace(column), lambda part: part.cast(to))
+            self.refuse(row, f"{name} must be {needed}, got {_shown(column[row])}")
+
+
+def _flat(column: pa.ChunkedArray) -> Array:
+    """Convert a column without nulls to NumPy."""
+    parts = [np.from_dlpack(chunk) for chunk in column.chunks if len(chunk)]
+    return np.concatenate(parts) if parts else np.zeros(0, column.type.to_pandas_dtype())
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _first_failing(column: pa.ChunkedArray, convert: Callable[[Any], Any]) -> int:
+    """Find, by bisection, the first row that cannot be converted; 0 if none can be told."""
+    import pyarrow as pa
+
+    good, bad = 0, len(column)  # rows before `good` can be converted; one before `bad` cannot
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        try:
+            convert(column.slice(good, middle - good))
+            good = middle
+        except pa.ArrowInvalid:
+            bad = middle
+    return good
+
+
+def _shown(scalar: Any) -> str:
+    """Return a value's text, shortened."""
+    shown = f"{scalar.as_py()!r}"
+    return shown if len(shown) <= 40 else f"{shown[:37]}..."
+
+
+def block_ids(trace: Trace, block_size: int) -> tuple[BlockIds, int]:
+    """Number the blocks of a trace's prompts so that equal blocks have equal numbers."""
+    assert trace.hash_ids is not None
+    assert trace.hash_offsets is not None
+    if trace.hash_block_size % block_size:
+        raise TraceError(
+            f"trace {shown(trace.name)} has an id for every {trace.hash_block_size} tokens of a prompt; "
+            f"block_size must divide that, got {block_size}"
+        )
+    per_id = trace.hash_block_size // block_size
+    unique_ids, numbers = np.unique(trace.hash_ids, return_inverse=True)
+    return BlockIds(numbers.astype(np.int32), trace.hash_offsets[:-1], per_id), len(unique_ids) * per_id
+
+
+@overload
+def hit_rate(trace: Trace, num_blocks: int | None = None, *, block_size: int | None = None) -> float: ...
+@overload
+def hit_rate(trace: Trace, num_blocks: Ints, *, block_size: int | None = None) -> Floats: ...
+def hit_rate(trace: Trace, num_blocks: Any = None, *, block_size: int | None = None) -> float | Floats:
+    """Compute the hit rate of an ideal prefix cache on a trace, by the cache's size.
+
+    Parameters
+    ----------
+    trace : Trace
+        With hash_ids, which identify equal prompts.
+    num_blocks : int or array of int, optional
+        Blocks of the cache, at least 1; by default unlimited.
+    block_size : int, optional
+        Tokens per block, a divisor of the trace's ``hash_block_size``, which is the default. Smaller blocks
+        find more of the ends of prompts.
+
+    Returns
+    -------
+    float or ndarray of float64
+        Tokens found divided by tokens of all prompts, for each number of blocks.
+
+    Raises
+    ------
+    TraceError
+        If the trace has no hash_ids, or a size is invalid.
+
+    Notes
+    -----
+    Requests are served one after the other in order of arrival, and the least recently used blocks are
+    evicted, a prompt's tail before its head; only full blocks are found, and never a prompt's last token.
+    This bounds what an engine finds: there, running requests hold blocks and outputs take some. All sizes are
+    computed in one pass over stack distances (``fastroof.compiled.simulation.stack_distances``).
+
+    Examples
+    --------
+    Two prompts that share their first block of two:
+
+    >>> import numpy as np
+    >>> from fastroof.simulation import Trace, hit_rate
+    >>> trace = Trace([0.0, 1.0], [1024, 1024], [1, 1], hash_ids=[7, 8, 7, 9], hash_offsets=[0, 2, 4],
+    ...               hash_block_size=512)
+    >>> hit_rate(trace), hit_rate(trace, np.array([1, 2])).tolist()
+    (0.25, [0.25, 0.25])
+    """
+    from fastroof.compiled.simulation.stack_distances import stack_distances
+
+    if trace.hash_ids is None:
+        raise TraceError(f"trace {shown(trace.name)} has no hash_ids, which identify equal prompts")
+    size = trace.hash_block_size
+    if block_size is not None:
+        size = whole_number("block_size", block_size, 1, MOST_TOKENS, TraceError)
+    prompts, num_keys = block_ids(trace, size)
+    sizes = np.asarray(num_keys if num_blocks is None else num_blocks)
+    if sizes.dtype.kind not in "iu" or (sizes < 1).any():
+        raise TraceError(f"num_blocks must be whole numbers of at least 1, got {shown(num_blocks)}")
+    all_blocks = int((trace.input_tokens.astype(np.int64) // size).sum())
+    hits = np.zeros(num_keys, np.int64)
+    used = np.zeros(num_keys, np.int64)
+    stack_distances(prompts, trace.input_tokens, size, used, np.zeros(all_blocks + 1, np.int32), hits)
+    found = np.concatenate([[0], np.cumsum(hits)])[np.minimum(sizes, num_keys)]
+    rates = found * size / trace.input_tokens.sum(dtype=np.int64)
+    return float(rates) if np.ndim(rates) == 0 else np.asarray(rates, np.float64)
