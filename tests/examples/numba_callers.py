@@ -9,7 +9,7 @@ Here that is the order in which waiting requests are admitted. What to take over
 * What a step holds is written into two arrays that are made before the loop, and their first places are
   handed on: a step allocates nothing.
 * A step that the plan cannot time (beyond its ``max_tokens`` or ``max_seqs``) is NaN. Nothing is raised, so
-  the loop looks, and says so by what it returns.
+  the loop checks, and returns what it finds.
 * The clock is a float64 of microseconds, a sum of steps: the same steps in the same order have the same bits.
 """
 

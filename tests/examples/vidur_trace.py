@@ -15,7 +15,7 @@ from fastroof.simulation import Workload
 
 
 def main() -> None:
-    """Print what both say, how far they are apart, and how long each took."""
+    """Print the answers of both, how far they are apart, and how long each took."""
     plan = fastroof.compile_plan("llama-3.1-8b", "h100")
     prompt, output = "lognormal:1024:0.8", "lognormal:200:0.8"
     trace = Workload(rate=15, requests=300, input_tokens=prompt, output_tokens=output, seed=1).trace()
