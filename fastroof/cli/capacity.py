@@ -11,6 +11,7 @@ import typer
 from fastroof._version import __version__
 from fastroof.checks import shown
 from fastroof.cli.capacity_tables import print_capacity, print_fewest, print_hours
+from fastroof.cli.fleet_options import ROUTER
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import (
     ENGINE_FACTS,
@@ -27,7 +28,6 @@ from fastroof.cli.output import print_json
 from fastroof.cli.workload_options import WORKLOAD, print_left_out, workload_requests
 from fastroof.command_group import GroupValues, options_given, taking
 from fastroof.errors import SimulationError
-from fastroof.simulation.fleet_options import ROUTER
 
 EPILOG: Final = (
     """\b

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from fastroof.cli.fleet_options import FLEET
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import (
     ENGINE_FACTS,
@@ -22,7 +23,7 @@ from fastroof.cli.output import console, percent, print_facts, print_json, print
 from fastroof.cli.workload_options import WORKLOAD, print_left_out, workload_trace
 from fastroof.command_group import GroupValues, taking, warn
 from fastroof.errors import SimulationError
-from fastroof.simulation.fleet_options import FLEET, Fleet
+from fastroof.simulation.fleet import Fleet
 from fastroof.units import GB, US_PER_S
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from fastroof.errors import SimulationError
 from fastroof.report.html.simulation_page import run_figures, series_values
 from fastroof.simulation import Workload
 from fastroof.simulation.deployment import simulation_document
-from fastroof.simulation.fleet_options import Fleet
+from fastroof.simulation.fleet import Fleet
 from fastroof.simulation.replicas import ranks_of
 from fastroof.simulation.settings import EngineSettings, simulated_steps
 from fastroof.ui.answers import check_steps

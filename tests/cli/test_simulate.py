@@ -14,10 +14,12 @@ from typer.testing import CliRunner
 
 import fastroof
 from fastroof.cli import app
+from fastroof.cli.fleet_options import FLEET
 from fastroof.cli.option_groups import number_or_engine
 from fastroof.cli.options import parse_limits
 from fastroof.errors import BatchError, SimulationError
-from fastroof.simulation import Autoscaler
+from fastroof.simulation import Autoscaler, Link
+from fastroof.simulation.fleet import Fleet
 
 NO_NUMBER = re.compile(r"\b(nan|inf)\b")
 VLLM = ("simulate", "--model", "llama-3.1-8b", "--engine", "vllm")
@@ -296,3 +298,13 @@ def test_pools_are_those_of_the_library(trace: str, h100: fastroof.Tables) -> No
 )
 def test_pools_that_cannot_be_are_refused(trace: str, options: tuple[str, ...], words: str) -> None:
     assert words in refused(*VLLM, "--trace", trace, *options)
+
+
+def test_the_page_reads_the_engines_of_the_command() -> None:
+    assert Fleet.read("").options == {name: default for name, (_, default) in FLEET.items()}
+    pools = "--prefill-replicas 2 --decode-replicas 1 --kv-at-once --no-back-pressure --kv-bandwidth 50"
+    assert Fleet.read(pools).link == Link(50e9)
+    scaled = "--autoscale queue:2 --max-replicas 4 --startup 30 --min-replicas 2"
+    assert Fleet.read(scaled).autoscale == Autoscaler.parsed(
+        "queue:2", max_replicas=4, startup_s=30.0, min_replicas=2
+    )

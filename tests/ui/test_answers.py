@@ -432,10 +432,10 @@ def test_simulated_traffic_is_what_its_command_prints(store: PlanStore, name: st
         ({"fleet": "--report /tmp/page.html"}, "no such option: --report"),
         ({"fleet": "--requests all.csv"}, "no such option: --requests"),
         ({"fleet": "--hourly file:day.txt"}, "no such option: --hourly"),
-        ({"fleet": "mine.csv"}, r"unexpected extra argument\(s\) \(mine.csv\)"),
+        ({"fleet": "mine.csv"}, "unexpected argument 'mine.csv'"),
         ({"fleet": "--help"}, "no such option: --help"),
         ({"fleet": "--replicas '"}, "no closing quotation"),
-        ({"fleet": "--replicas many"}, "invalid value for '--replicas'"),
+        ({"fleet": "--replicas many"}, "argument --replicas: invalid count value: 'many'"),
     ],
 )
 def test_traffic_that_cannot_be_is_one_line(store: PlanStore, given: dict[str, Any], words: str) -> None:

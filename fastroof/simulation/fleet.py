@@ -1,0 +1,195 @@
+"""Engines as options of the command line and the local page describe them: replicas, pools, autoscaling."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from fastroof.checks import shown
+from fastroof.errors import SimulationError
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+    from fastroof.simulation import Autoscaler, Link, Simulation, Trace
+
+
+def count(text: str) -> int:
+    """Return a number of engines; its name is in the parser's error."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+_POOLS: Final[dict[str, Callable[[str], Any]]] = {
+    "prefill_replicas": count, "decode_replicas": count, "prefill_tp": int, "kv_bandwidth": float,
+    "kv_latency": float, "first_token": str, "back_pressure": bool, "kv_by_layer": bool,
+}  # fmt: skip
+_AUTOSCALE: Final[dict[str, Callable[[str], Any]]] = {
+    "autoscale": str, "min_replicas": count, "max_replicas": count, "startup": float,
+    "scale_interval": float, "scale_down_delay": float,
+}  # fmt: skip
+_OPTIONS: Final[dict[str, tuple[Callable[[str], Any], Any]]] = {
+    "replicas": (count, 1),
+    "router": (str, "round_robin"),
+    "prefix_cache": (str, "auto"),
+    "kv_tiers": (str, None),
+    **{name: (kind, None) for name, kind in (_AUTOSCALE | _POOLS).items()},
+}
+"""Each option with its type and default, as :mod:`fastroof.cli.fleet_options` has them with their help."""
+
+
+class Fleet(NamedTuple):
+    """The engines that options of the command line describe."""
+
+    options: Mapping[str, Any]
+    link: Link | None
+    autoscale: Autoscaler | None
+
+    @classmethod
+    def of_options(cls, options: Mapping[str, Any]) -> Fleet:
+        """Return the engines, or refuse options that exclude each other."""
+        link = _link(options["replicas"], **{name: options[name] for name in _POOLS})
+        autoscale = _autoscaler({name: options[name] for name in _AUTOSCALE})
+        if link is not None and autoscale is not None:
+            raise SimulationError("--autoscale starts and stops whole engines: leave out --prefill-replicas")
+        if link is not None and options["kv_tiers"] is not None:
+            raise SimulationError("kv_tiers of pools of engines are not simulated; leave out one of them")
+        return cls(options, link, autoscale)
+
+    @classmethod
+    def read(cls, text: str, **options: Any) -> Fleet:
+        """Read the options as on a command line, except those that are given."""
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+        for name, (kind, default) in _OPTIONS.items():
+            flag = f"--{name.replace('_', '-')}"
+            if name not in options and kind is bool:
+                parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default)
+            elif name not in options:
+                parser.add_argument(flag, type=kind, default=default)
+        parser.add_argument("--kv-at-once", dest="kv_by_layer", action="store_false", default=None)
+        try:
+            values, unread = parser.parse_known_args(shlex.split(text))
+            if unread:
+                is_option = unread[0].startswith("-")
+                raise ValueError(
+                    f"no such option: {unread[0]}" if is_option else f"unexpected argument {shown(unread[0])}"
+                )
+        except (ValueError, argparse.ArgumentError) as error:
+            raise SimulationError(
+                f"{str(error)[:1].lower()}{str(error)[1:]}, in {shown(text)}; valid: --replicas, --router, "
+                "--autoscale, --prefill-replicas and the others of fastroof simulate"
+            ) from None
+        return cls.of_options({**vars(values), **options})
+
+    def simulate(
+        self,
+        plan: StepPlan,
+        prefill_plan: StepPlan,
+        trace: Trace,
+        settings: Mapping[str, Any],
+        *,
+        seed: int = 0,
+        on_too_long: str = "error",
+    ) -> Simulation:
+        """Serve a trace; pools compute prompts with ``prefill_plan``."""
+        options, router = self.options, self.options["router"]
+        if self.link is None:
+            from fastroof.simulation import simulate
+
+            return simulate(
+                plan,
+                trace,
+                **settings,
+                replicas=options["replicas"],
+                routing=router,
+                prefix_cache=options["prefix_cache"],
+                kv_tiers=options["kv_tiers"],
+                seed=seed,
+                on_too_long=on_too_long,
+                autoscale=self.autoscale,
+            )
+        from fastroof.simulation import simulate_disaggregated
+
+        return simulate_disaggregated(
+            prefill_plan,
+            plan,
+            trace,
+            options["prefill_replicas"],
+            options["decode_replicas"],
+            link=self.link,
+            prefill=settings,
+            decode=settings,
+            prefill_routing=router,
+            decode_routing="least_kv" if router == "prefix_aware" else router,
+            prefix_cache=options["prefix_cache"],
+            on_too_long=on_too_long,
+        )
+
+
+def _link(
+    replicas: int,
+    *,
+    prefill_replicas: int | None,
+    decode_replicas: int | None,
+    prefill_tp: int | None,
+    kv_bandwidth: float | None,
+    kv_latency: float | None,
+    first_token: str | None,
+    back_pressure: bool | None,
+    kv_by_layer: bool | None,
+) -> Link | None:
+    """Return the link between pools of engines, None without pools."""
+    from fastroof.simulation import Link
+    from fastroof.units import GB
+
+    options: dict[str, Any] = {
+        "--prefill-tp": prefill_tp,
+        "--kv-bandwidth": kv_bandwidth,
+        "--kv-latency": kv_latency,
+        "--first-token": first_token,
+        "--back-pressure": back_pressure,
+        "--kv-by-layer": kv_by_layer,
+    }
+    if prefill_replicas is None and decode_replicas is None:
+        alone = [name for name, value in options.items() if value is not None]
+        if alone:
+            raise SimulationError(f"{alone[0]} needs --prefill-replicas and --decode-replicas")
+        return None
+    if None in (prefill_replicas, decode_replicas):
+        raise SimulationError("--prefill-replicas and --decode-replicas go together: give both")
+    if replicas != 1:
+        raise SimulationError(
+            f"--replicas {replicas} are engines that prefill and decode; leave it out with "
+            "--prefill-replicas and --decode-replicas"
+        )
+    link = Link(
+        None if kv_bandwidth is None else kv_bandwidth * GB,
+        kv_latency or 0.0,
+        back_pressure=bool(back_pressure),
+        by_layer=bool(kv_by_layer),
+    )
+    return link if first_token is None else link._replace(first_token=first_token)
+
+
+_AUTOSCALER_FIELDS: Final = {
+    "startup": "startup_s", "scale_interval": "interval_s", "scale_down_delay": "scale_down_delay_s"
+}  # fmt: skip
+
+
+def _autoscaler(given: Mapping[str, Any]) -> Autoscaler | None:
+    """Return the rule that options of AUTOSCALE describe, None without --autoscale."""
+    options = {name: value for name, value in given.items() if value is not None}
+    text = options.pop("autoscale", None)
+    if text is None:
+        if options:
+            raise SimulationError(f"--{next(iter(options)).replace('_', '-')} needs --autoscale")
+        return None
+    for name in ("max_replicas", "startup"):
+        if name not in options:
+            raise SimulationError(f"--autoscale {text} needs --{name.replace('_', '-')}")
+    from fastroof.simulation import Autoscaler
+
+    fields = {_AUTOSCALER_FIELDS.get(name, name): value for name, value in options.items()}
+    return Autoscaler.parsed(text, **fields)
