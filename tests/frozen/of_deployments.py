@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from typing import Any, Final
 
@@ -142,7 +143,10 @@ def best(group: str, named: str) -> Answers:
     question = BEST[group][named]
     answers = Answers(is_exact=question.get("percentile", 0) is None and group != "means-of-experts")
     try:
-        _recommended(answers, named, product.recommend(**question))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the datasheet model warns of itself
+            found = product.recommend(**question)
+        _recommended(answers, named, found)
     except product.FastroofError as error:
         answers.text(f"{named}: no answer", "error", type(error).__name__)
     return answers
