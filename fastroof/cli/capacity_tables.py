@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.cli.output import console, duration, percent, print_table
+from fastroof.cli.output import console, counted, duration, percent, print_table
 
 if TYPE_CHECKING:
     from fastroof import StepPlan
@@ -165,7 +165,7 @@ def print_fewest(plan: StepPlan, few: FewestReplicas) -> None:
     if not few.replicas:
         out.print(f"{name}: {max(few.seen)} replicas do not keep {limit}", soft_wrap=True)
     elif few.limit == "none":
-        out.print(f"{name}: 1 replica is enough, {few.gpus} GPUs", soft_wrap=True)
+        out.print(f"{name}: 1 replica is enough, {counted(few.gpus, 'GPU')}", soft_wrap=True)
     else:
         out.print(
             f"{name}: {few.replicas} replicas, {few.gpus} GPUs; one fewer breaks {limit}", soft_wrap=True
@@ -187,7 +187,7 @@ def print_hours(plan: StepPlan, hourly: HourlyReplicas) -> None:
     out = console()
     name = f"{plan.model.name}, {plan.layout} on {plan.gpu.name}, engine {plan.profile.title}"
     if hourly.peak:
-        words = f"up to {hourly.peak} replicas, {hourly.gpu_hours:,.4g} GPU hours"
+        words = f"up to {counted(hourly.peak, 'replica')}, {hourly.gpu_hours:,.4g} GPU hours"
         words += f" ({hourly.gpu_hours_at_peak:,.4g} with {hourly.peak} at all hours)"
     else:
         words = "some hours need more replicas than were tried"

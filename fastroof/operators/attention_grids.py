@@ -343,7 +343,7 @@ class AttentionOperator(AttentionRows):
         return tables.cached(("attention grids", self.name, shape), grid)
 
     def _made_grid(self, tables: RowSource, target: HeadShape, shapes: Sequence[HeadShape]) -> AttentionGrid:
-        """Grid from measured shapes: a window of full attention, a head_dim of another, heads of others."""
+        """Make a grid from measured ones: of full attention, of another head_dim, or of other heads."""
         kinds, whole = {shape.kind for shape in shapes}, target._replace(window=0)
         width = nearest_width(target, shapes) if self.any_width and whole.kind not in kinds else 0
         if target.kind not in kinds and (width or whole.kind in kinds):

@@ -122,18 +122,18 @@ class ServedPlans:
             {"number": number, "name": name, **plan.describe(), **plan_facts(plan)}
             for number, (name, plan) in enumerate(self.by_name.items())
         ]
-        limits = {name: value for name, value in vars(self.limits).items() if name not in _NOT_A_MESSAGES}
+        limits = {name: value for name, value in vars(self.limits).items() if name not in _SERVER_LIMITS}
         return {"fastroof": __version__, "protocol": PROTOCOL, "plans": plans, "limits": limits}
 
 
-_NOT_A_MESSAGES: Final = ("max_plans", "max_calls")
+_SERVER_LIMITS: Final = ("max_plans", "max_calls")
 
 
 def _explain(served: ServedPlans, message: messages.Explain) -> dict[str, Any]:
     plan, asked = served.plan(message.plan), message.explain
     if isinstance(asked, VerifyStep):
         if message.errors:
-            raise BackendError("standard errors of steps that verify drafts are not known: leave it away")
+            raise BackendError("standard errors of steps that verify drafts are not known: leave them out")
         explained = plan.explain_verification(asked.batch_size, asked.kv_len, asked.tokens)
     else:
         explained = plan.explain(asked, with_error=message.errors)
