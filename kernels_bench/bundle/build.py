@@ -51,7 +51,7 @@ SITE_ARCHIVE: Final = "site.tar.xz"
 PACKAGES_ARCHIVE: Final = "packages.tar.xz"
 SCRIPTS: Final = ("env.sh", "measure_kernels.sh", "measure_steps.sh")
 MARK_FILE: Final = "versions.txt"
-_SUFFIXES: Final = (".py", ".json", ".toml", ".sh", ".yaml", ".typed")
+_SUFFIXES: Final = (".py", ".csv", ".json", ".toml", ".sh", ".yaml", ".typed")
 _SITECUSTOMIZE: Final = b"""\
 \"\"\"Installs stand-ins in every Python process: vLLM inspects a model in a separate process.\"\"\"
 

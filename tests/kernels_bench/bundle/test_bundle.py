@@ -139,6 +139,15 @@ def bundle(small, wheels, tmp_path):
     return tmp_path / ".gpu"
 
 
+def test_every_kind_of_data_file_travels():
+    carried = {Path(name).suffix for name, _, _ in module._own_files()}
+    root = Path(module.__file__).resolve().parents[2]
+    files = [path for folder in ("fastroof", "kernels_bench") for path in (root / folder).rglob("*")]
+    pages = ("assets", "plotly", "c", "bench_data", "__pycache__")
+    read = {path.suffix for path in files if path.is_file() and not set(pages) & set(path.parts)}
+    assert read - carried <= {".md", ".ipynb", ".svg"}
+
+
 class TestBuilding:
     def test_what_it_holds(self, whole_bundle):
         names = {

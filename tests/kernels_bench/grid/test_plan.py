@@ -489,4 +489,4 @@ def test_a_bad_grid_ends_with_exit_2_and_one_line(tmp_path: Path) -> None:
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("kernels-bench: error: ")
-    assert "unknown key kk" in line
+    assert "unknown key 'kk'" in line
