@@ -174,17 +174,6 @@ class _Grid(NamedTuple):
     flags: Floats
 
 
-def scaled_block(block: Floats, num_layers: float) -> Floats:
-    """Scale a block of one call to all layers, or to a share; cells are latencies, or work / latency."""
-    scaled = block.copy()
-    cells = scaled[grids.cells_of(scaled)]
-    if block[grids.FORM] == FORM_LATENCY:
-        cells *= num_layers
-    else:
-        cells /= num_layers
-    return scaled
-
-
 def sum_blocks(blocks: Sequence[Floats], like: Floats | None = None) -> Floats:
     """Add up blocks of the same form."""
     if len(blocks) == 1 and like is None:

@@ -6,7 +6,6 @@ heads are such grids; latent, sparse and linear attention have other tables, sam
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,8 @@ import numpy as np
 
 from fastroof.arrays import Flags, Floats
 from fastroof.columns import ORIGIN_MODELLED
+from fastroof.compiled.grids import FORM, cells_of
+from fastroof.compiled.layout import FORM_LATENCY
 from fastroof.config import GpuSpec
 from fastroof.errors import GpuError, LookupInputError
 from fastroof.operators.attention import ATTENTION, ATTENTION_PREFILL
@@ -74,77 +75,74 @@ class QueryBound(NamedTuple):
     window: float
 
 
-class StepAttention(ABC):
-    """One phase of a layer's attention; a key of cached blocks."""
+@dataclass(frozen=True)
+class StepAttention:
+    """One phase of a layer's attention, a key of cached blocks; this one runs nothing."""
 
     is_decode: bool
 
     @property
-    @abstractmethod
     def operator(self) -> str:
-        """Name of the operator whose tables have it."""
+        """Name of the operator whose tables have it; empty if it runs nothing."""
+        return ""
 
     @property
-    @abstractmethod
     def window(self) -> int:
         """Tokens beyond which a query costs no more; 0 if its cost always grows."""
+        return 0
 
     @property
     def is_modelled_unasked(self) -> bool:
         """Whether the datasheet model may replace a kernel without ``allow_modelled``."""
         return False
 
-    @abstractmethod
-    def check(self, tables: Tables) -> None:
-        """Raise MissingTableError if it was not measured and nothing measured can replace it."""
+    def donors(self, tables: Tables) -> tuple[Key, ...]:
+        """Table keys of the kernels that provide its times; MissingTableError if nothing measured can."""
+        return ()
 
-    @abstractmethod
+    def sources(self, tables: Tables) -> tuple[str, ...]:
+        """Sources of its kernels, or of those that replace it."""
+        return tuple(tables.source_of(self.operator, key) for key in self.donors(tables))
+
     def block(self, tables: Tables, method: str) -> Floats:
         """Grid block of one layer, as :func:`fastroof.compiled.grids.grid_value` reads it."""
+        return constant_block(0.0)
 
     def block_from_memory(self, tables: Tables) -> Floats:
         """The same with a KV cache that is never in L2; unchanged for anything but grouped-head decodes."""
         return self.block(tables, "roofline")
 
-    @abstractmethod
     def datasheet_block(self, gpu: GpuSpec) -> Floats:
         """The same from the datasheet model."""
-
-    @abstractmethod
-    def sources(self, tables: Tables) -> tuple[str, ...]:
-        """Sources of its kernels, or of those that replace it."""
+        return constant_block(0.0)
 
     def modelled_from(self, tables: Tables) -> tuple[str, ...]:
         """What it is modelled from, with the error; empty if it is not."""
         return ()
 
-    @abstractmethod
     def prefix_us(self, tables: Tables) -> PrefixUs:
         """Time per pair and token of a prefix, in one layer's prefill."""
+        return NO_PREFIX
 
-    @abstractmethod
     def datasheet_prefix_us(self, gpu: GpuSpec) -> PrefixUs:
         """The same from the datasheet model."""
+        return NO_PREFIX
 
-    @abstractmethod
-    def donor(self, tables: Tables) -> Key:
-        """Table key of the first kernel that provides its times."""
-
-    @abstractmethod
     def variance(self, tables: Tables) -> Variance:
         """Error of its lookups, without prefixes."""
+        return lambda batch, length: np.zeros(np.shape(batch))
 
-    @abstractmethod
     def work(self, gpu: GpuSpec, new: Any, kv_len: Any) -> AttentionWork:
         """Work of one call over some requests, per request or in total."""
+        return AttentionWork(np.asarray(0.0), np.asarray(0.0), 1.0)
 
-    @abstractmethod
     def work_at(self, gpu: GpuSpec, batch: Floats, length: Floats) -> AttentionWork:
         """Work of equal requests without a prefix, at grid points."""
+        return AttentionWork(np.zeros(len(batch)), np.zeros(len(batch)), 1.0)
 
-    @abstractmethod
     def query_bound(self, gpu: GpuSpec) -> QueryBound:
         """Roofline terms of several queries per sequence."""
+        return QueryBound(0.0, 0.0, 0.0, NO_WINDOW)
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,6 @@ class GroupedHeads(StepAttention):
     """Attention of grouped heads."""
 
     heads: HeadShape
-    is_decode: bool
 
     @property
     def operator(self) -> str:
@@ -168,9 +165,9 @@ class GroupedHeads(StepAttention):
     def _tables_of(self) -> PlannedAttention:
         return ATTENTION[self.operator]
 
-    def check(self, tables: Tables) -> None:
-        """Raise MissingTableError if it was not measured and nothing measured can replace it."""
-        self._tables_of.grid(tables, self.heads)
+    def donors(self, tables: Tables) -> tuple[Key, ...]:
+        """The head shape, or its donors."""
+        return tuple(tuple(donor) for donor in self._tables_of.grid(tables, self.heads).donors)
 
     def block(self, tables: Tables, method: str) -> Floats:
         """Grid block of one layer; borrowed nodes are flagged."""
@@ -185,11 +182,6 @@ class GroupedHeads(StepAttention):
     def datasheet_block(self, gpu: GpuSpec) -> Floats:
         """The same from the datasheet model."""
         return self._tables_of.datasheet_block(self.heads, gpu)
-
-    def sources(self, tables: Tables) -> tuple[str, ...]:
-        """Sources of the head shape, or of its donors."""
-        donors = self._tables_of.grid(tables, self.heads).donors
-        return tuple(tables.source_of(self.operator, tuple(one)) for one in donors)
 
     def modelled_from(self, tables: Tables) -> tuple[str, ...]:
         """The head_dim of its donors and the error, if it differs from its own."""
@@ -211,10 +203,6 @@ class GroupedHeads(StepAttention):
     def _priced(self, prices: tuple[float, float]) -> PrefixUs:
         return PrefixUs(0.0, 0.0, *prices) if self.heads.window else PrefixUs(*prices)
 
-    def donor(self, tables: Tables) -> Key:
-        """Key of the head shape, or of its first donor."""
-        return tuple(self._tables_of.grid(tables, self.heads).donors[0])
-
     def variance(self, tables: Tables) -> Variance:
         """Local errors of its tables, and of borrowing."""
         return partial(attention_variance, self._tables_of.local_errors(tables, self.heads))
@@ -224,19 +212,17 @@ class GroupedHeads(StepAttention):
 
     def work(self, gpu: GpuSpec, new: Any, kv_len: Any) -> AttentionWork:
         """Work of one call over some requests, per request."""
-        nh, nkv, dh = self._sizes()
-        width, window = DTYPE_BYTES[self.heads.kv_dtype], self.heads.window
-        flops = attention_flops_within(nh, dh, new, kv_len, 1, window)
-        moved = attention_bytes_within(nh, nkv, dh, new, kv_len, 1, window, width)
-        return AttentionWork(flops, moved, gpu.peak("bf16"))
+        return self._work(gpu, new, kv_len, 1)
 
     def work_at(self, gpu: GpuSpec, batch: Floats, length: Floats) -> AttentionWork:
         """Work of equal requests without a prefix."""
+        return self._work(gpu, 1.0 if self.is_decode else length, length, batch)
+
+    def _work(self, gpu: GpuSpec, q_len: Any, kv_len: Any, batch: Any) -> AttentionWork:
         nh, nkv, dh = self._sizes()
         width, window = DTYPE_BYTES[self.heads.kv_dtype], self.heads.window
-        q_len: Any = 1.0 if self.is_decode else length
-        flops = attention_flops_within(nh, dh, q_len, length, batch, window)
-        moved = attention_bytes_within(nh, nkv, dh, q_len, length, batch, window, width)
+        flops = attention_flops_within(nh, dh, q_len, kv_len, batch, window)
+        moved = attention_bytes_within(nh, nkv, dh, q_len, kv_len, batch, window, width)
         return AttentionWork(flops, moved, gpu.peak("bf16"))
 
     def query_bound(self, gpu: GpuSpec) -> QueryBound:
@@ -253,7 +239,6 @@ class Mixer(StepAttention):
     """A kernel of an operator whose tables are not grids: latent, sparse or linear attention."""
 
     kernel: MixerKernel
-    is_decode: bool
     window: int = 0
 
     @property
@@ -270,9 +255,9 @@ class Mixer(StepAttention):
         """Whether the datasheet model may replace a kernel without ``allow_modelled``."""
         return self._own.is_modelled_unasked(self.kernel.key)
 
-    def check(self, tables: Tables) -> None:
-        """Raise MissingTableError if it was not measured and nothing measured can replace it."""
-        self._own.step_kernels(tables, self.kernel.key)
+    def donors(self, tables: Tables) -> tuple[Key, ...]:
+        """Its kernels, or their donors."""
+        return tuple(one.key for one in self._own.step_kernels(tables, self.kernel.key))
 
     def block(self, tables: Tables, method: str) -> Floats:
         """Grid block of one layer, sampled at the measured sizes."""
@@ -298,8 +283,8 @@ class Mixer(StepAttention):
         """Batch sizes and lengths at which any of its kernels was measured, and its window."""
         batches: list[Any] = []
         lengths: list[Any] = [[float(self.window)]] if self.window else []
-        for one in self._own.step_kernels(tables, self.kernel.key):
-            rows = tables.rows(self._own, one.key)
+        for key in self.donors(tables):
+            rows = tables.rows(self._own, key)
             batches.append(rows["batch_size"])
             lengths.append(self._own.step_lengths(self.is_decode, rows))
         batch, length = (np.unique(np.concatenate(v)).astype(np.float64) for v in (batches, lengths))
@@ -333,11 +318,6 @@ class Mixer(StepAttention):
         lengths = np.union1d(LENGTHS, [float(self.window)] if self.window else [])
         return sampled_block(latency, work_us, np.array([1.0]), lengths)
 
-    def sources(self, tables: Tables) -> tuple[str, ...]:
-        """Sources of its kernels."""
-        kernels = self._own.step_kernels(tables, self.kernel.key)
-        return tuple(tables.source_of(self.operator, one.key) for one in kernels)
-
     def prefix_us(self, tables: Tables) -> PrefixUs:
         """Time per pair and token of a prefix, from its operator."""
         return self._own.prefix_us(tables, self.kernel.key, self.window)
@@ -346,10 +326,6 @@ class Mixer(StepAttention):
         """Time per pair and token of a prefix, from B at an efficiency."""
         prices = self._own.prefix_prices(self.kernel.key, gpu, self.window)
         return prices.times(1.0 / self._own.datasheet_of(self.kernel.key).efficiency)
-
-    def donor(self, tables: Tables) -> Key:
-        """Table key of the first kernel that provides its times."""
-        return self._own.step_kernels(tables, self.kernel.key)[0].key
 
     def variance(self, tables: Tables) -> Variance:
         """The largest local error of its kernels, and of borrowing."""
@@ -404,59 +380,6 @@ class Mixer(StepAttention):
         return QueryBound(pair_us, query_us, kv_us, float(self.window or NO_WINDOW))
 
 
-@dataclass(frozen=True)
-class NoMixer(StepAttention):
-    """A phase that runs nothing: no time, no error, no work."""
-
-    is_decode: bool
-    operator = ""
-    window = 0
-
-    def check(self, tables: Tables) -> None:
-        """Never missing."""
-
-    def block(self, tables: Tables, method: str) -> Floats:
-        """No time."""
-        return constant_block(0.0)
-
-    def datasheet_block(self, gpu: GpuSpec) -> Floats:
-        """No time."""
-        return constant_block(0.0)
-
-    def sources(self, tables: Tables) -> tuple[str, ...]:
-        """None."""
-        return ()
-
-    def prefix_us(self, tables: Tables) -> PrefixUs:
-        """Nothing."""
-        return NO_PREFIX
-
-    def datasheet_prefix_us(self, gpu: GpuSpec) -> PrefixUs:
-        """Nothing."""
-        return NO_PREFIX
-
-    def donor(self, tables: Tables) -> Key:
-        """None."""
-        return ()
-
-    def variance(self, tables: Tables) -> Variance:
-        """No time has no error."""
-        return _no_variance
-
-    def work(self, gpu: GpuSpec, new: Any, kv_len: Any) -> AttentionWork:
-        """None."""
-        return AttentionWork(np.asarray(0.0), np.asarray(0.0), 1.0)
-
-    def work_at(self, gpu: GpuSpec, batch: Floats, length: Floats) -> AttentionWork:
-        """None."""
-        nothing = np.zeros(len(batch))
-        return AttentionWork(nothing, nothing, 1.0)
-
-    def query_bound(self, gpu: GpuSpec) -> QueryBound:
-        """Nothing."""
-        return QueryBound(0.0, 0.0, 0.0, NO_WINDOW)
-
-
 class MixerErrors(NamedTuple):
     """Errors of a mixer's lookups: a :data:`Variance`."""
 
@@ -472,17 +395,23 @@ class MixerErrors(NamedTuple):
         return np.asarray(np.max(variances, axis=0) + self.borrowed)
 
 
-def _no_variance(batch: Floats, length: Floats) -> Floats:
-    return np.zeros(np.shape(batch))
+def scaled_block(block: Floats, num_layers: float) -> Floats:
+    """Scale a block of one call to all layers, or to a share; cells are latencies, or work / latency."""
+    scaled = block.copy()
+    cells = scaled[cells_of(scaled)]
+    if block[FORM] == FORM_LATENCY:
+        cells *= num_layers
+    else:
+        cells /= num_layers
+    return scaled
 
 
 def step_attention(call: AttentionCall | MixerCall, is_decode: bool) -> StepAttention:
     """Return one phase of a call."""
     if isinstance(call, AttentionCall):
-        heads = (call.kv_dtype, call.num_q_heads, call.num_kv_heads, call.head_dim, call.window)
-        return GroupedHeads(HeadShape(*heads), is_decode)
+        return GroupedHeads(is_decode, heads_of(call))
     kernel = call.decode if is_decode else call.prefill
-    return NoMixer(is_decode) if kernel is None else Mixer(kernel, is_decode, call.window)
+    return StepAttention(is_decode) if kernel is None else Mixer(is_decode, kernel, call.window)
 
 
 def heads_of(call: AttentionCall) -> HeadShape:

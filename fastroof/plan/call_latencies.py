@@ -19,10 +19,8 @@ from fastroof.models.execution import Execution
 from fastroof.models.latent import LatentAttention
 from fastroof.models.sparse import SparseLatentAttention
 from fastroof.models.spec import StepCalls, step_calls
-from fastroof.operators.attention_work import PrefixUs
 from fastroof.operators.calls import AttentionCall, Call, MixerCall, Parallel
-from fastroof.plan.arena import scaled_block
-from fastroof.plan.attention import step_attention
+from fastroof.plan.attention import scaled_block, step_attention
 from fastroof.plan.calls import (
     ONCE,
     Floors,
@@ -39,23 +37,12 @@ from fastroof.plan.calls import (
     shared_prefix,
 )
 from fastroof.plan.curves import CurveSource
-
-
-class LayerAttention(NamedTuple):
-    """Attention of one layer of a kind; ``before`` is the row call that follows it in a step."""
-
-    kind: int
-    call: AttentionCall | MixerCall
-    before: int
-    decode_block: Floats
-    prefill_block: Floats
-    prefix_us: PrefixUs
-    sources: tuple[str, str]
+from fastroof.plan.plan_data import PlanAttention
 
 
 def call_latencies(
     model: ModelSpec, layout: Layout, execution: Execution, curves: CurveSource, row_limit: int
-) -> tuple[list[RowCall], list[LayerAttention]]:
+) -> tuple[list[RowCall], list[PlanAttention]]:
     """Look up a step's calls over rows, and its attention."""
     if layout.cp > 1:
         return _in_shared_prompts(model, layout, execution, curves, row_limit)
@@ -69,18 +56,18 @@ def _every_call(
     curves: CurveSource,
     row_limit: int,
     whole: Layout | None = None,
-) -> tuple[list[RowCall], list[LayerAttention]]:
+) -> tuple[list[RowCall], list[PlanAttention]]:
     """The same without context parallelism; ``whole`` is the layout whose GPUs share prompts, if any."""
     ranks = Ranks.of(layout, execution)
     rows: list[RowCall] = []
-    attention: list[LayerAttention] = []
+    attention: list[PlanAttention] = []
     for kind, call in _in_order(model, step_calls(model, layout, execution)):
         if isinstance(call, AttentionCall | MixerCall):
             for gather in kv_gather(model.kinds[kind], whole) if whole else ():
                 rows += row_calls(curves, gather, kind, ranks, row_limit)
             decodes, prompts = (step_attention(call, is_decode) for is_decode in (True, False))
             attention.append(
-                LayerAttention(
+                PlanAttention(
                     kind,
                     call,
                     len(rows),
@@ -99,7 +86,7 @@ def _every_call(
 
 def _in_shared_prompts(
     model: ModelSpec, layout: Layout, execution: Execution, curves: CurveSource, row_limit: int
-) -> tuple[list[RowCall], list[LayerAttention]]:
+) -> tuple[list[RowCall], list[PlanAttention]]:
     """The same with context parallelism."""
     ranks, cp = Ranks.of(layout, execution), layout.cp
     calls, attention = _every_call(model, layout, execution, curves, row_limit)
@@ -124,15 +111,15 @@ def _in_shared_prompts(
     ]
 
 
-def _cuts(rows: Sequence[RowCall], attention: Sequence[LayerAttention]) -> list[tuple[int, bool]]:
+def _cuts(rows: Sequence[RowCall], attention: Sequence[PlanAttention]) -> list[tuple[int, bool]]:
     """Places of attention, and of the first calls of each kind of layers."""
     starts = [place for place in range(1, len(rows)) if rows[place].kind != rows[place - 1].kind]
     return sorted([*((place, False) for place in starts), *((part.before, True) for part in attention)])
 
 
 def _in_two_batches(
-    rows: Sequence[RowCall], attention: Sequence[LayerAttention], starts: tuple[int, ...], ranks: Ranks
-) -> tuple[list[RowCall], list[LayerAttention]]:
+    rows: Sequence[RowCall], attention: Sequence[PlanAttention], starts: tuple[int, ...], ranks: Ranks
+) -> tuple[list[RowCall], list[PlanAttention]]:
     """Calls of every kind as two halves of a batch run them."""
     result: list[RowCall] = []
     places = [0]
@@ -192,8 +179,8 @@ class PaddedSteps(NamedTuple):
         return int(self.tokens[-1])
 
     def calls(
-        self, rows: Sequence[RowCall], attention: Sequence[LayerAttention], ranks: Ranks
-    ) -> tuple[list[RowCall], list[LayerAttention]]:
+        self, rows: Sequence[RowCall], attention: Sequence[PlanAttention], ranks: Ranks
+    ) -> tuple[list[RowCall], list[PlanAttention]]:
         """Return a step's calls, split into decode-only and padded prefill ones; attention is not padded."""
         calls: list[RowCall] = []
         places = [0]

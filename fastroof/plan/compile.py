@@ -27,17 +27,11 @@ from fastroof.operators.calls import Role
 from fastroof.plan.arena import (
     block_launch_us,
     mixed_kv_us,
-    scaled_block,
     shared_launch_us,
     sum_blocks,
     validate_arena,
 )
-from fastroof.plan.call_latencies import (
-    LayerAttention,
-    call_latencies,
-    captured_prompts,
-    padded_steps,
-)
+from fastroof.plan.call_latencies import call_latencies, captured_prompts, padded_steps
 from fastroof.plan.calls import ONCE, Ranks, RowCall, RowSums, origins_of, sums_of
 from fastroof.plan.curves import CurveSource, RowCurve, curves_of, num_allreduces
 from fastroof.plan.execution import (
@@ -68,7 +62,7 @@ class PlanRecipe:
     tables_hash: str
     method: str
     calls: tuple[RowCall, ...]
-    attention: tuple[LayerAttention, ...]
+    attention: tuple[PlanAttention, ...]
     error_source: ErrorSource
     prefill_graphs: PrefillGraphs | None = None
 
@@ -91,7 +85,7 @@ class PlanRecipe:
         """Compile the plan of a model, or of a pipeline stage, from its row of :meth:`row_sums`."""
         counts = [*(group.count for group in model.layers), 1]  # ONCE is the last
         row_curves = tuple(call.curve.in_layers(counts[call.kind]) for call in self.calls)
-        attention = tuple(_all_layers(part, counts[part.kind]) for part in self.attention)
+        attention = tuple(part.in_layers(counts[part.kind]) for part in self.attention)
         options = self.options
         return StepPlan(
             model=model,
@@ -108,7 +102,9 @@ class PlanRecipe:
             arena=self._arena(model, attention, sums.of_plan(row), row_curves),
             row_curves=row_curves,
             # blocks of a single kind are those of the arena
-            attention=attention if len(attention) > 1 else tuple(part.without_blocks() for part in attention),
+            attention=attention
+            if len(attention) > 1
+            else tuple(part._replace(decode_block=None, prefill_block=None) for part in attention),
             error_source=self.error_source,
             stage=stage,
             stage_plans=self._stage_plans(model) if options.pp > 1 and stage is None else (),
@@ -239,17 +235,6 @@ def _runs_in(role: Role, stage: Stage) -> bool:
     return not stage.is_last if role == "stage_send" else stage.is_last
 
 
-def _all_layers(part: LayerAttention, count: int) -> PlanAttention:
-    return PlanAttention(
-        replace(part.call, times=part.call.times * count),
-        part.before,
-        scaled_block(part.decode_block, part.call.times * count),
-        scaled_block(part.prefill_block, part.call.times * count),
-        part.prefix_us.times(count),
-        part.sources,
-    )
-
-
 def plan_recipe(
     model: ModelSpec, gpu: GpuSpec, options: PlanOptions, curves: CurveSource, tables_hash: str
 ) -> PlanRecipe:
@@ -295,7 +280,7 @@ def plan_recipe(
     )
 
 
-def _check_windows(model: ModelSpec, attention: Sequence[LayerAttention]) -> None:
+def _check_windows(model: ModelSpec, attention: Sequence[PlanAttention]) -> None:
     """Refuse attention with several caps: windows, or the tokens that indexers select."""
     windows = sorted({part.call.window for part in attention} - {0})
     if len(windows) > 1:

@@ -356,7 +356,7 @@ class TableCurves:
 
         def is_modelled() -> bool:
             try:
-                attention.check(self.tables)
+                attention.donors(self.tables)
             except MissingTableError as error:
                 if not attention.is_modelled_unasked:
                     self._check_modelled(error)

@@ -21,7 +21,6 @@ from fastroof.operators.registry import OPERATORS
 from fastroof.plan.arena import WindowPoints, attention_times, window_points
 from fastroof.plan.calls import Ranks
 from fastroof.plan.curves import per_row, row_cost, row_values
-from fastroof.plan.description import DescribedPlan
 from fastroof.plan.plan_data import PlanData
 from fastroof.run.batch import StepBatch, StepTimes
 from fastroof.units import UJ_PER_J, US_PER_S
@@ -162,7 +161,7 @@ def energy_error(time_error: Any, shape: tuple[int, ...] = ()) -> Any:
     return np.hypot(POWER_ERROR, np.nan_to_num(0.0 if time_error is None else time_error)) + np.zeros(shape)
 
 
-class PlanWithEnergy(DescribedPlan):
+class PlanWithEnergy(PlanData):
     """Energy of a plan's steps."""
 
     if TYPE_CHECKING:

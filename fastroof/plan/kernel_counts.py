@@ -6,10 +6,11 @@ A call of a plan is one kernel, except for those below. Their numbers are those 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from fastroof.operators.calls import AttentionCall, Elementwise, Experts, Gemm, MixerCall, RowOperator
 from fastroof.plan.curves import RowCurve
+from fastroof.plan.plan_data import PlanAttention
 
 QUANTISED: Final = ("fp8", "fp8_block", "nvfp4")
 """Formats of GEMMs whose input is quantised by a kernel before it."""
@@ -36,15 +37,7 @@ BLOCK_KERNELS: Final = (20, 24)
 """Attention that is measured as one block, from its first projection to its last."""
 
 
-class LayerAttention(Protocol):
-    """Attention of some layers."""
-
-    @property
-    def call(self) -> AttentionCall | MixerCall:
-        """The call, ``times`` per step."""
-
-
-def num_pauses(curves: Iterable[RowCurve], attention: Sequence[LayerAttention]) -> float:
+def num_pauses(curves: Iterable[RowCurve], attention: Sequence[PlanAttention]) -> float:
     """Number of kernels of a decode step that tables time without the pause before them.
 
     Runs of latent attention over all tokens are not slower than the sum of their kernels' rows.
@@ -55,7 +48,7 @@ def num_pauses(curves: Iterable[RowCurve], attention: Sequence[LayerAttention]) 
     return num_kernels(curves, attention, has_prefill=False)
 
 
-def num_kernels(curves: Iterable[RowCurve], attention: Iterable[LayerAttention], has_prefill: bool) -> float:
+def num_kernels(curves: Iterable[RowCurve], attention: Iterable[PlanAttention], has_prefill: bool) -> float:
     """Number of kernels of a decode step, or of one with prefill."""
     other_kind = "decode_only" if has_prefill else "with_prefill"
     calls = [curve.operator for curve in curves if curve.operator.steps != other_kind]

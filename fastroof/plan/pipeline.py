@@ -18,7 +18,8 @@ import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.compiled import steps
-from fastroof.plan.arena import BLOCKS, scaled_block
+from fastroof.plan.arena import BLOCKS
+from fastroof.plan.attention import scaled_block
 from fastroof.plan.plan_data import PlanData
 from fastroof.run.batch import StepBatch
 from fastroof.run.evaluate import step_us
@@ -80,20 +81,11 @@ _CONSTANTS: Final = (
 def at_the_pace_of(plan: PlanT, slowest: PlanT) -> PlanT:
     """Return a plan of equal stages: its slowest one, as often as it has stages."""
     times = len(plan.stage_plans)
-    attention = (
-        part._replace(
-            call=replace(part.call, times=part.call.times * times),
-            decode_block=None if part.decode_block is None else scaled_block(part.decode_block, times),
-            prefill_block=None if part.prefill_block is None else scaled_block(part.prefill_block, times),
-            prefix_us=part.prefix_us.times(times),
-        )
-        for part in slowest.attention
-    )
     return replace(
         plan,
         arena=_scaled_arena(slowest.arena, times),
         row_curves=tuple(curve.in_layers(times) for curve in slowest.row_curves),
-        attention=tuple(attention),
+        attention=tuple(part.in_layers(times) for part in slowest.attention),
     )
 
 

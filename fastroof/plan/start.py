@@ -12,7 +12,7 @@ from fastroof.models.layout import TP_SIZES, Layout
 from fastroof.units import GIB
 
 if TYPE_CHECKING:
-    from fastroof.plan.description import DescribedPlan
+    from fastroof.plan.plan_data import PlanData
 
 HIGH_FRACTION: Final = 0.95
 """A share of the GPU's memory that users set, to name one that makes room."""
@@ -61,7 +61,7 @@ class StartQuestion:
     drafts: Drafts = NO_DRAFTS
     free_bytes: int | None = None
 
-    def memory(self, plan: DescribedPlan, max_seqs: int | None = None) -> PlanMemory:
+    def memory(self, plan: PlanData, max_seqs: int | None = None) -> PlanMemory:
         """Return the memory with these arguments, of some number of requests."""
         seqs = max_seqs or self.max_seqs or plan.profile.scheduling.max_num_seqs
         return plan.memory_of(
@@ -73,7 +73,7 @@ class StartQuestion:
         )
 
 
-def refusals(plan: DescribedPlan, question: StartQuestion = StartQuestion()) -> tuple[Refusal, ...]:
+def refusals(plan: PlanData, question: StartQuestion = StartQuestion()) -> tuple[Refusal, ...]:
     """Return why a plan's engine does not start with some arguments; empty if it does.
 
     Parameters
@@ -196,7 +196,7 @@ def refusals(plan: DescribedPlan, question: StartQuestion = StartQuestion()) -> 
     return tuple(found)
 
 
-def seqs_that_start(plan: DescribedPlan, question: StartQuestion = StartQuestion()) -> int:
+def seqs_that_start(plan: PlanData, question: StartQuestion = StartQuestion()) -> int:
     """Return the most requests (``max_num_seqs``) with which an engine starts; 0 if it does with none.
 
     Parameters
@@ -214,7 +214,7 @@ def seqs_that_start(plan: DescribedPlan, question: StartQuestion = StartQuestion
     return most_that_start(memory, plan.profile.scheduling.max_num_seqs, context)
 
 
-def cache_line_tokens(plan: DescribedPlan, memory: PlanMemory, max_model_len: int | None = None) -> int:
+def cache_line_tokens(plan: PlanData, memory: PlanMemory, max_model_len: int | None = None) -> int:
     """Return the tokens of KV cache that the engine's version prints.
 
     Parameters
@@ -242,7 +242,7 @@ def cache_line_tokens(plan: DescribedPlan, memory: PlanMemory, max_model_len: in
     return memory.parts // memory.groups * min(sizes)
 
 
-def no_room(plan: DescribedPlan, memory: PlanMemory) -> str:
+def no_room(plan: PlanData, memory: PlanMemory) -> str:
     """Return why there is no room for KV cache."""
     uses = {
         "weights": memory.weight_bytes,
@@ -258,7 +258,7 @@ def no_room(plan: DescribedPlan, memory: PlanMemory) -> str:
     )
 
 
-def what_makes_room(plan: DescribedPlan, max_seqs: int, kv_len: int = 1) -> str:
+def what_makes_room(plan: PlanData, max_seqs: int, kv_len: int = 1) -> str:
     """Return which single settings make room for a request of ``kv_len`` tokens, as a text."""
     found = []
     rules = plan.profile.memory
@@ -281,7 +281,7 @@ def what_makes_room(plan: DescribedPlan, max_seqs: int, kv_len: int = 1) -> str:
     return " or ".join(found) or "more GPUs, or a smaller dtype or kv_dtype"
 
 
-def _has_room(plan: DescribedPlan, tp: int, max_seqs: int, fits: Callable[[PlanMemory], bool]) -> bool:
+def _has_room(plan: PlanData, tp: int, max_seqs: int, fits: Callable[[PlanMemory], bool]) -> bool:
     """Whether a plan's model has room with another tp."""
     try:
         ep = 1 if plan.layout.ep == 1 else tp * plan.layout.dp
@@ -295,7 +295,7 @@ def _has_room(plan: DescribedPlan, tp: int, max_seqs: int, fits: Callable[[PlanM
 
 
 def check_room(
-    plan: DescribedPlan, memory: PlanMemory, max_seqs: float | None, error: type[FastroofError]
+    plan: PlanData, memory: PlanMemory, max_seqs: float | None, error: type[FastroofError]
 ) -> None:
     """Raise if an engine has no room for KV cache, with the settings that make some."""
     if memory.parts < 1:

@@ -98,8 +98,8 @@ def step_errors(plan: PlanData, *, of_decodes: bool = False) -> StepErrors | Non
 def _attention_local(attention: StepAttention, tables: Tables) -> tuple[Variance, SourceError]:
     """Local errors of some attention, and of its source; the datasheet model's if it was not measured."""
     try:
-        donor = attention.donor(tables)
-        source = source_error(tables, attention.operator, donor) if donor else NO_SOURCE
+        donors = attention.donors(tables)
+        source = source_error(tables, attention.operator, donors[0]) if donors else NO_SOURCE
         return attention.variance(tables), source
     except MissingTableError:
         return functools.partial(

@@ -30,7 +30,7 @@ from fastroof.evidence.profile_file import write_profile
 from fastroof.models import load_model
 from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.operators.gemm import LARGEST_SMOOTHED_M, median_of_three
-from fastroof.plan.description import kernel_sources
+from fastroof.plan.plan_data import kernel_sources
 from fastroof.units import GIB
 
 STEPS = StepBatch.from_requests([[(1, 4095)] * 8, [(512, 0), (1, 99)], [(300, 40)], [], [(1, 0)]])

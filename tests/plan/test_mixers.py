@@ -90,7 +90,7 @@ def test_a_block_is_the_lookups_of_its_table(h100: Any, kernel: Any, is_decode: 
     phases = (kernel, None) if is_decode else (None, kernel)
     phase = step_attention(MixerCall(1, *phases, "bf16", window=window), is_decode)
     block = phase.block(h100, "roofline")
-    rows = h100.rows(operator, phase.donor(h100))
+    rows = h100.rows(operator, phase.donors(h100)[0])
     length = "kv_len" if is_decode and "kv_len" in rows else "q_len"
     plain = rows["kv_len"] == rows["q_len"] if not is_decode and "kv_len" in rows else rows[length] > 0
     batch, x = rows["batch_size"][plain], rows[length][plain]
