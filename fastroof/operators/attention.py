@@ -46,10 +46,10 @@ from fastroof.operators.external_rows import (
     Raw,
     TreeFile,
     dtype_names,
-    measured_us,
+    others,
+    package_rows,
     size_columns,
     text_columns,
-    unknown_dtypes,
 )
 from fastroof.operators.operator import (
     Answers,
@@ -88,34 +88,26 @@ _PACKAGE_OPTIONAL: Final = (*size_columns("window_size", minimum=0), *RUN)
 
 
 def _package_rows(raw: Raw) -> ExternalRows:
-    dtype = dtype_names(raw["kv_cache_dtype"])
-    window = raw.get("window_size", np.zeros_like(raw["batch_size"]))
-    attn_dtype = dtype_names(raw["attn_dtype"])
-    columns = {
-        "kv_dtype": dtype,
-        "num_q_heads": raw["num_heads"],
-        "num_kv_heads": raw["num_key_value_heads"],
-        "head_dim": raw["head_dim"],
-        "window": window,
-        "batch_size": raw["batch_size"],
-        "kv_len": raw["isl"] + raw["step"],
-        **measured_us(raw),
-    }
-    out = unknown_dtypes(dtype)
     # The schema's attention computes in bf16 for every KV dtype.
-    out |= {f"computes in {d}": attn_dtype == d for d in sorted(set(attn_dtype)) if d != "bf16"}
-    out |= {"beam search": raw["beam_width"] > 1}
-    return ExternalRows(columns, out)
+    out = others("computes in", dtype_names(raw["attn_dtype"]), ("bf16",))
+    return package_rows(
+        raw,
+        "head_dim",
+        "batch_size",
+        kv_dtype="kv_cache_dtype",
+        num_q_heads="num_heads",
+        num_kv_heads="num_key_value_heads",
+        window=raw.get("window_size", np.zeros_like(raw["batch_size"])),
+        kv_len=raw["isl"] + raw["step"],
+    ).without(out | {"beam search": raw["beam_width"] > 1})
 
 
 def _package_prefill(raw: Raw) -> ExternalRows:
-    rows = _package_rows(raw)
-    return ExternalRows(rows.columns | {"q_len": raw["isl"]}, rows.left_out)
+    return _package_rows(raw).with_columns(q_len=raw["isl"])
 
 
 def _package_decode(raw: Raw) -> ExternalRows:
-    rows = _package_rows(raw)
-    return ExternalRows(rows.columns, rows.left_out | {"more than one new token": raw["isl"] > 1})
+    return _package_rows(raw).without({"more than one new token": raw["isl"] > 1})
 
 
 def _tree_heads(heads: Heads, rows: int) -> dict[str, Array]:
@@ -353,18 +345,10 @@ ATTENTION: Final[Mapping[str, PlannedAttention]] = {o.name: o for o in (ATTENTIO
 
 
 def _package_encoder(raw: Raw) -> ExternalRows:
-    dtype = dtype_names(raw["attn_dtype"])
-    columns = {
-        "kv_dtype": dtype,
-        "num_q_heads": raw["num_heads"],
-        "num_kv_heads": raw["num_heads"],
-        "head_dim": raw["head_dim"],
-        "window": np.zeros_like(raw["num_heads"]),
-        "batch_size": raw["batch_size"],
-        "kv_len": raw["isl"],
-        **measured_us(raw),
-    }
-    return ExternalRows(columns, {f"computes in {d}": dtype == d for d in sorted(set(dtype)) if d != "bf16"})
+    sizes = {"num_q_heads": "num_heads", "num_kv_heads": "num_heads", "kv_len": "isl"}
+    window = np.zeros_like(raw["num_heads"])
+    rows = package_rows(raw, "head_dim", "batch_size", kv_dtype="attn_dtype", window=window, **sizes)
+    return ExternalRows(rows.columns, others("computes in", rows.columns["kv_dtype"], ("bf16",)))
 
 
 class EncoderAttention(AttentionOperator):
@@ -391,7 +375,6 @@ class EncoderAttention(AttentionOperator):
                 *MEASURED,
             ),
             _package_encoder,
-            RUN,
         ),
     )
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from fastroof.arrays import Array, Floats
+from fastroof.arrays import Array, Bools, Floats
 from fastroof.columns import DTYPE, ORIGIN_MODELLED, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError
@@ -21,11 +22,12 @@ from fastroof.operators.external_rows import (
     ExternalRows,
     PackageFile,
     Raw,
+    constant_text,
     dtype_names,
-    measured_us,
+    others,
+    package_rows,
     size_columns,
     text_columns,
-    unknown_dtypes,
 )
 from fastroof.operators.links import (
     OVER_NODES,
@@ -64,51 +66,47 @@ def allreduce_wire_bytes(message_bytes: Real, num_gpus: Real) -> Floats:
     return 2.0 * (g - 1.0) / g * as_floats(message_bytes)
 
 
-def _message_bytes(raw: Raw, dtype: Array) -> Array:
-    """Bytes of the package's messages, whose sizes count elements."""
-    size = np.array([DTYPE_BYTES.get(d, 0) for d in dtype])
+def _message_bytes(raw: Raw, dtype: str) -> Array:
+    """Bytes of the package's messages, whose sizes count elements of a column's dtypes."""
+    size = np.array([DTYPE_BYTES.get(d, 0) for d in dtype_names(raw[dtype])])
     return np.asarray(raw["message_size"] * size, np.int64)
 
 
+def _rows(
+    raw: Raw, dtype: str, message_bytes: Array, left_out: Mapping[str, Bools], **kind: Array
+) -> ExternalRows:
+    return package_rows(raw, "num_gpus", dtype=dtype, message_bytes=message_bytes, **kind).without(left_out)
+
+
 def _custom_allreduce(raw: Raw) -> ExternalRows:
-    dtype = dtype_names(raw["allreduce_dtype"])
     # TensorRT-LLM's rows have no mode; they start at 2.6 to 5 us over NVLink, where eager launches take 20
-    launch = raw.get("backend", np.full(len(dtype), "trtllm_graph", object))
+    launch = raw.get("backend", np.full(len(raw["num_gpus"]), "trtllm_graph", object))
     mode = np.array([word.rpartition("_")[2] for word in launch], object)
-    out = unknown_dtypes(dtype)
-    out |= {f"launched as {m}": mode == m for m in sorted(set(mode)) if m not in ("graph", "eager")}
-    columns = {"dtype": dtype, "num_gpus": raw["num_gpus"], "mode": mode}
-    columns |= {"message_bytes": _message_bytes(raw, dtype), **measured_us(raw)}
-    return ExternalRows(columns, out)
+    out = others("launched as", mode, ("graph", "eager"))
+    return _rows(raw, "allreduce_dtype", _message_bytes(raw, "allreduce_dtype"), out, mode=mode)
 
 
 def _library_allreduce(raw: Raw, mode: str) -> ExternalRows:
-    dtype, collective = dtype_names(raw["nccl_dtype"]), raw["op_name"]
-    columns = {"dtype": dtype, "num_gpus": raw["num_gpus"], **measured_us(raw)}
-    columns |= {"mode": np.full(len(dtype), mode, object), "message_bytes": _message_bytes(raw, dtype)}
-    return ExternalRows(columns, unknown_dtypes(dtype) | {"other collectives": collective != "all_reduce"})
-
-
-def _nccl_allreduce(raw: Raw) -> ExternalRows:
-    return _library_allreduce(raw, "nccl")
-
-
-def _oneccl_allreduce(raw: Raw) -> ExternalRows:
-    return _library_allreduce(raw, "oneccl")
+    out = {"other collectives": raw["op_name"] != "all_reduce"}
+    modes = constant_text(mode, len(raw["num_gpus"]))
+    return _rows(raw, "nccl_dtype", _message_bytes(raw, "nccl_dtype"), out, mode=modes)
 
 
 def _library_collective(raw: Raw) -> ExternalRows:
-    dtype, collective = dtype_names(raw["nccl_dtype"]), raw["op_name"]
-    size = _message_bytes(raw, dtype)
+    collective, size = raw["op_name"], _message_bytes(raw, "nccl_dtype")
     # the library's size of an all-gather is the result's; each GPU contributes its share
     share = np.where(collective == "all_gather", size // raw["num_gpus"], size)
-    columns = {"dtype": dtype, "num_gpus": raw["num_gpus"], **measured_us(raw)}
-    columns |= {"collective": collective, "message_bytes": share}
-    uneven = {"message that the GPUs cannot share": share * raw["num_gpus"] < size}
-    return ExternalRows(columns, unknown_dtypes(dtype) | uneven | {"all_reduce": collective == "all_reduce"})
+    out = {"message that the GPUs cannot share": share * raw["num_gpus"] < size}
+    out |= {"all_reduce": collective == "all_reduce"}
+    return _rows(raw, "nccl_dtype", share, out, collective=collective)
 
 
-_NCCL_COLUMNS: Final = (*_PACKAGE_COLUMNS, *text_columns("nccl_dtype", "op_name"))
+def _library_files(converts: Mapping[str, Callable[[Raw], ExternalRows]]) -> tuple[PackageFile, ...]:
+    columns = (*_PACKAGE_COLUMNS, *text_columns("nccl_dtype", "op_name"))
+    return tuple(
+        PackageFile("comm", f"{library}_perf", columns, convert, backend=library)
+        for library, convert in converts.items()
+    )
 
 
 class GroupOperator(LinkOperator):
@@ -213,8 +211,7 @@ class AllReduceOperator(GroupOperator):
             _custom_allreduce,
             (*text_columns("backend"), *RUN),
         ),
-        PackageFile("comm", "nccl_perf", _NCCL_COLUMNS, _nccl_allreduce, RUN, backend="nccl"),
-        PackageFile("comm", "oneccl_perf", _NCCL_COLUMNS, _oneccl_allreduce, RUN, backend="oneccl"),
+        *_library_files({name: partial(_library_allreduce, mode=name) for name in ("nccl", "oneccl")}),
     )
 
     def moved_bytes(self, columns: Columns) -> Floats:
@@ -278,10 +275,7 @@ class CollectiveOperator(GroupOperator):
     # the package has none in bf16; sums and copies of 2 bytes per element take the same time
     defaults: ClassVar[Mapping[str, Any]] = {"dtype": "fp16"}
     holdouts = (HoldoutGrid("collective", "every second", {}, {"dtype": "fp16"}),)
-    package_files = (
-        PackageFile("comm", "nccl_perf", _NCCL_COLUMNS, _library_collective, RUN, backend="nccl"),
-        PackageFile("comm", "oneccl_perf", _NCCL_COLUMNS, _library_collective, RUN, backend="oneccl"),
-    )
+    package_files = _library_files(dict.fromkeys(("nccl", "oneccl"), _library_collective))
 
     def moved_bytes(self, columns: Columns) -> Floats:
         """Bytes each GPU sends."""

@@ -32,6 +32,7 @@ from fastroof.operators.external_rows import (
     ExternalRows,
     PackageFile,
     Raw,
+    others,
     size_columns,
     text_columns,
 )
@@ -130,11 +131,9 @@ _COLUMNS: Final = (
 
 def _package_rows(raw: Raw, ratio: int) -> ExternalRows:
     model = model_names(raw["model"])
-    rows = module_rows(raw, model)
-    out = dict(rows.left_out)
-    out |= {f"model {m}": model == m for m in sorted(set(model)) if m not in COMPRESSED_SHAPES}
+    out = others("model", model, COMPRESSED_SHAPES)
     out |= {f"not compressed {ratio} to 1": raw["compress_ratio"] != ratio}
-    return ExternalRows(rows.columns, out)
+    return module_rows(raw, model).without(out)
 
 
 FLAT: Final = "flat"

@@ -14,11 +14,12 @@ from fastroof.errors import MissingTableError
 from fastroof.operators.calls import Elementwise
 from fastroof.operators.external_rows import (
     MEASURED,
-    RUN,
     ExternalRows,
     PackageFile,
     Raw,
-    measured_us,
+    constant_text,
+    others,
+    package_rows,
     size_columns,
     text_columns,
 )
@@ -51,10 +52,8 @@ class Streaming(NamedTuple):
 
 
 def _quantising(raw: Raw, kind: str, io_bytes: Array, what: str) -> ExternalRows:
-    m, k, dtype = raw["m"], raw["k"], raw["quant_dtype"]
-    columns = {"kind": np.full(len(m), kind, object), "m": m, "width": k, "io_bytes": io_bytes}
-    out = {f"{what} {d}": dtype == d for d in sorted(set(dtype)) if d != "fp8"}
-    return ExternalRows(columns | measured_us(raw), out)
+    kinds, out = constant_text(kind, len(raw["m"])), others(what, raw["quant_dtype"], ("fp8",))
+    return package_rows(raw, "m", kind=kinds, width="k", io_bytes=io_bytes).without(out)
 
 
 def _scale_matrix(raw: Raw) -> ExternalRows:
@@ -66,9 +65,7 @@ def _compute_scale(raw: Raw) -> ExternalRows:
     # time of finding the scales, in addition to quantising with known ones: a float32 per row
     rows = _quantising(raw, "fp8_scale", 4 * raw["m"], "scales of")
     # no difference: both kernels were equally fast
-    return ExternalRows(
-        rows.columns, rows.left_out | {"no difference": raw["latency"] < MEASURED_US[0] / US_PER_MS}
-    )
+    return rows.without({"no difference": raw["latency"] < MEASURED_US[0] / US_PER_MS})
 
 
 _DIFFERENCE: Final = Column("latency", "float", "ms", "difference of two measured latencies", 0)
@@ -95,14 +92,12 @@ class ElementwiseOperator(PerRowOperator):
             "scale_matrix_perf",
             (*text_columns("quant_dtype"), *size_columns("m", "k"), *MEASURED),
             _scale_matrix,
-            RUN,
         ),
         PackageFile(
             "quantize",
             "computescale_perf",
             (*text_columns("quant_dtype", "kernel_source"), *size_columns("m", "k"), _DIFFERENCE),
             _compute_scale,
-            RUN,
         ),
     )
 

@@ -21,16 +21,14 @@ from fastroof.operators.borrowing import DISPATCH, nearest
 from fastroof.operators.calls import Dispatch, Experts
 from fastroof.operators.external_rows import (
     LATENCY_MS,
-    RUN,
     ExternalRows,
     PackageFile,
     Raw,
     constant_text,
-    dtype_names,
-    measured_us,
+    others,
+    package_rows,
     size_columns,
     text_columns,
-    unknown_dtypes,
 )
 from fastroof.operators.links import OVER_NODES, Far, LinkDonor, LinkOperator, Placement, placed
 from fastroof.operators.moe import EXPERT_KEYS, MOE, MoeOperator
@@ -61,7 +59,7 @@ from fastroof.operators.operator import (
     measured_keys,
 )
 from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
-from fastroof.operators.wide_experts import EXPERT_COLUMNS, GLOBAL_TOKENS, PHASE, GlobalExperts
+from fastroof.operators.wide_experts import EXPERT_COLUMNS, GLOBAL_TOKENS, PHASE, GlobalExperts, expert_rows
 from fastroof.uncertainty.leave_one_out import relative_variance
 from fastroof.units import DTYPE_BYTES, US_PER_S
 
@@ -75,6 +73,8 @@ LOW_LATENCY_OVER_NODES: Final = 0.1
 OTHER_NODES: Final = 0.4
 """Relative standard error of high-throughput kernels from another number of nodes (20 to 41 % measured)."""
 
+_PHASES: Final = ("dispatch", "combine")
+
 DEFAULT_SMS: Final = 20
 """SMs that DeepEP uses by default (Buffer.num_sms in its source)."""
 
@@ -86,89 +86,70 @@ def _gpus_of_nodes(raw: Raw) -> Array:
 
 
 def _moe_a2a(raw: Raw) -> ExternalRows:
-    columns = {
-        "library": raw["comm_backend"],
-        "comm_dtype": dtype_names(raw["comm_dtype"]),
-        "num_gpus": raw["ep_size"],
-        "num_nodes": raw["node_num"],
+    return package_rows(
+        raw,
+        *("phase", "topk", "num_experts", "sms", "num_tokens"),
+        library="comm_backend",
+        comm_dtype="comm_dtype",
+        hidden="hidden_size",
+        num_gpus="ep_size",
+        num_nodes="node_num",
         # microseconds, unlike the latency of every other file
-        "latency_us": raw["latency"],
-        "kernel": raw["kernel_source"],
-        **{name: raw[name] for name in ("phase", "hidden_size", "topk", "num_experts", "sms", "num_tokens")},
-    }
-    columns["hidden"] = columns.pop("hidden_size")
-    return ExternalRows(columns, {})
+        latency_us="latency",
+    )
 
 
-def _deepep_phase(raw: Raw, library: str, phase: str, latency_us: Array, sms: Array) -> dict[str, Array]:
-    rows = len(latency_us)
-    return {
-        "library": constant_text(library, rows),
-        "phase": constant_text(phase, rows),
-        "comm_dtype": constant_text(DEFAULT_DTYPE, rows),
-        "hidden": raw["hidden_size"],
-        "topk": raw["num_topk"],
-        "num_experts": raw["num_experts"],
-        "num_gpus": _gpus_of_nodes(raw),
-        "num_nodes": raw["node_num"],
-        "sms": sms,
-        "num_tokens": raw["num_token"],
-        "latency_us": latency_us,
-        "kernel": raw["kernel_source"],
-    }
-
-
-def _both_phases(dispatch: dict[str, Array], combine: dict[str, Array]) -> ExternalRows:
-    return ExternalRows({n: np.concatenate([dispatch[n], combine[n]]) for n in dispatch}, {})
+def _deepep(raw: Raw, library: str, phases: Mapping[str, tuple[Array, Array]]) -> ExternalRows:
+    """Rows of both phases, given their latency and SMs."""
+    rows = len(raw["num_token"])
+    of_phases = [
+        package_rows(
+            raw,
+            "num_experts",
+            library=constant_text(library, rows),
+            phase=constant_text(phase, rows),
+            comm_dtype=constant_text(DEFAULT_DTYPE, rows),
+            hidden="hidden_size",
+            topk="num_topk",
+            num_gpus=_gpus_of_nodes(raw),
+            num_nodes="node_num",
+            sms=sms,
+            num_tokens="num_token",
+            latency_us=latency_us,
+        ).columns
+        for phase, (latency_us, sms) in phases.items()
+    ]
+    return ExternalRows({name: np.concatenate([c[name] for c in of_phases]) for name in of_phases[0]}, {})
 
 
 def _deepep_low_latency(raw: Raw) -> ExternalRows:
-    phases = (
-        _deepep_phase(raw, "deepep_ll", phase, raw[f"{phase}_avg_t_us"], np.zeros_like(raw["num_token"]))
-        for phase in ("dispatch", "combine")
-    )
-    return _both_phases(*phases)
+    sms = np.zeros_like(raw["num_token"])
+    return _deepep(raw, "deepep_ll", {name: (raw[f"{name}_avg_t_us"], sms) for name in _PHASES})
 
 
 def _deepep_normal(raw: Raw) -> ExternalRows:
     # GPUs first exchange the sizes (notify), which is part of the call
-    phases = (
-        _deepep_phase(
-            raw,
-            "deepep_normal",
-            phase,
-            raw[f"{phase}_transmit_us"] + raw[f"{phase}_notify_us"],
-            raw[f"{phase}_sms"],
-        )
-        for phase in ("dispatch", "combine")
-    )
-    return _both_phases(*phases)
+    us = {name: raw[f"{name}_transmit_us"] + raw[f"{name}_notify_us"] for name in _PHASES}
+    return _deepep(raw, "deepep_normal", {name: (us[name], raw[f"{name}_sms"]) for name in _PHASES})
 
 
 _TRTLLM_LIBRARIES: Final = {"NVLinkOneSided": "nvlink_one_sided", "NVLinkTwoSided": "nvlink_two_sided"}
 
 
 def _trtllm_alltoall(raw: Raw) -> ExternalRows:
-    kernel, rows = raw["kernel_source"], len(raw["kernel_source"])
-    gpus = raw["moe_ep_size"]
-    columns = {
-        "library": np.array([_TRTLLM_LIBRARIES.get(word, word) for word in kernel], object),
-        "phase": np.array([word.removeprefix("alltoall_") for word in raw["op_name"]], object),
-        "comm_dtype": dtype_names(raw["moe_dtype"]),
-        "hidden": raw["hidden_size"],
-        "topk": raw["topk"],
-        "num_experts": raw["num_experts"],
-        "num_gpus": gpus,
+    kernel = raw["kernel_source"]
+    return package_rows(
+        raw,
+        *("topk", "num_experts", "num_tokens"),
+        library=np.array([_TRTLLM_LIBRARIES.get(word, word) for word in kernel], object),
+        phase=np.array([word.removeprefix("alltoall_") for word in raw["op_name"]], object),
+        comm_dtype="moe_dtype",
+        hidden="hidden_size",
+        num_gpus="moe_ep_size",
         # trays of four GPUs; all 72 share the same switches
-        "num_nodes": -(-gpus // GPUS_PER_TRAY),
-        "sms": np.zeros(rows, np.int64),
-        "num_tokens": raw["num_tokens"],
-        **measured_us(raw),
-    }
-    uneven = {
-        f"routed by {d}": raw["distribution"] == d for d in sorted(set(raw["distribution"]) - {"balanced"})
-    }
-    return ExternalRows(columns, uneven)
+        num_nodes=-(-raw["moe_ep_size"] // GPUS_PER_TRAY),
+        sms=np.zeros(len(kernel), np.int64),
+    ).without(others("routed by", raw["distribution"], ("balanced",)))
 
 
 _LATENCY_US: Final = Column("latency", "float", "us", "measured latency")
@@ -221,7 +202,6 @@ class ExpertDispatch(LinkOperator):
                 _LATENCY_US,
             ),
             _moe_a2a,
-            RUN,
         ),
         PackageFile(
             "comm",
@@ -232,7 +212,6 @@ class ExpertDispatch(LinkOperator):
                 *_times_us("dispatch_avg_t_us", "combine_avg_t_us"),
             ),
             _deepep_low_latency,
-            RUN,
         ),
         PackageFile(
             "comm",
@@ -244,7 +223,6 @@ class ExpertDispatch(LinkOperator):
                 *_times_us("dispatch_notify_us", "combine_notify_us", minimum=0),
             ),
             _deepep_normal,
-            RUN,
         ),
         PackageFile(
             "comm",
@@ -255,7 +233,6 @@ class ExpertDispatch(LinkOperator):
                 LATENCY_MS,
             ),
             _trtllm_alltoall,
-            RUN,
         ),
     )
 
@@ -370,22 +347,9 @@ _, _HIDDEN, _INTERMEDIATE, _TOPK, _NUM_EXPERTS, _, _MOE_EP, _DISTRIBUTION = EXPE
 
 
 def _megamoe_rows(raw: Raw) -> ExternalRows:
-    dtype = dtype_names(raw["moe_dtype"])
-    columns = {
-        "dtype": dtype,
-        "hidden": raw["hidden_size"],
-        "intermediate": raw["inter_size"],
-        "moe_ep": raw["moe_ep_size"],
-        # num_tokens of the file are one GPU's
-        "num_tokens": raw["global_num_tokens"],
-        **{name: raw[name] for name in ("topk", "num_experts", "phase", "distribution")},
-        **measured_us(raw),
-    }
-    other = {
-        "experts that are split": raw["moe_tp_size"] > 1,
-        "shared experts in the kernel": raw["num_fused_shared_experts"] > 0,
-    }
-    return ExternalRows(columns, unknown_dtypes(dtype) | other)
+    # num_tokens of the file are one GPU's
+    rows = expert_rows(raw, phase="phase", num_tokens="global_num_tokens")
+    return rows.without({"shared experts in the kernel": raw["num_fused_shared_experts"] > 0})
 
 
 class MegaMoe(GlobalExperts, PerRowOperator):
@@ -411,7 +375,6 @@ class MegaMoe(GlobalExperts, PerRowOperator):
                 *size_columns("num_fused_shared_experts", minimum=0),
             ),
             _megamoe_rows,
-            RUN,
         ),
     )
 

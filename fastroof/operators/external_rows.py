@@ -6,7 +6,7 @@ Each operator declares its files and converts their columns; :mod:`fastroof.load
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,36 +30,13 @@ class ExternalRows:
     columns: dict[str, Array]
     left_out: dict[str, Bools]
 
+    def with_columns(self, **columns: Array) -> ExternalRows:
+        """Return the rows with more columns."""
+        return ExternalRows(self.columns | columns, self.left_out)
 
-@dataclass(frozen=True)
-class PackageFile:
-    """A file of aisimulate that holds rows of an operator; ``backend`` if all engines share it."""
-
-    folder: str
-    file: str
-    columns: tuple[Column, ...]
-    convert: Callable[[Raw], ExternalRows]
-    optional: tuple[Column, ...] = ()
-    backend: str | None = None
-
-
-@dataclass(frozen=True)
-class TreeFile:
-    """A CSV file of an InferSim or roofline V2 tree that holds rows of an operator.
-
-    ``order`` lists the columns of a file without a header. ``named_by_heads``: one file per head shape
-    instead of ``data.csv``. ``draws_tokens``: a row ran a random number of tokens around the given one.
-    """
-
-    kind: str
-    phase: str
-    required: tuple[Column, ...]
-    optional: tuple[Column, ...]
-    order: tuple[str, ...]
-    convert: Callable[[Raw, Heads], dict[str, Array]]
-    computes_in_any_dtype: bool = False
-    named_by_heads: bool = True
-    draws_tokens: bool = False
+    def without(self, reasons: Mapping[str, Bools]) -> ExternalRows:
+        """Return the rows with more of them left out, by reason."""
+        return ExternalRows(self.columns, {**self.left_out, **reasons})
 
 
 def size_columns(*names: str, minimum: int = 1) -> tuple[Column, ...]:
@@ -88,9 +65,35 @@ MFU: Final = Column("mfu", "float", "", "the file's own MFU", 0)
 """Optional column of tree files."""
 
 
-def measured_us(raw: Raw) -> dict[str, Array]:
-    """Latency and kernel of the package's rows."""
-    return {"latency_us": raw["latency"] * US_PER_MS, "kernel": raw["kernel_source"]}
+@dataclass(frozen=True)
+class PackageFile:
+    """A file of aisimulate that holds rows of an operator; ``backend`` if all engines share it."""
+
+    folder: str
+    file: str
+    columns: tuple[Column, ...]
+    convert: Callable[[Raw], ExternalRows]
+    optional: tuple[Column, ...] = RUN
+    backend: str | None = None
+
+
+@dataclass(frozen=True)
+class TreeFile:
+    """A CSV file of an InferSim or roofline V2 tree that holds rows of an operator.
+
+    ``order`` lists the columns of a file without a header. ``named_by_heads``: one file per head shape
+    instead of ``data.csv``. ``draws_tokens``: a row ran a random number of tokens around the given one.
+    """
+
+    kind: str
+    phase: str
+    required: tuple[Column, ...]
+    optional: tuple[Column, ...]
+    order: tuple[str, ...]
+    convert: Callable[[Raw, Heads], dict[str, Array]]
+    computes_in_any_dtype: bool = False
+    named_by_heads: bool = True
+    draws_tokens: bool = False
 
 
 def dtype_names(words: Array) -> Array:
@@ -102,9 +105,28 @@ def dtype_names(words: Array) -> Array:
     return renamed
 
 
-def unknown_dtypes(dtypes: Array) -> dict[str, Bools]:
-    """Rows of unknown dtypes, by reason."""
-    return {f"dtype {d}": dtypes == d for d in sorted(set(dtypes)) if d not in DTYPE_BYTES}
+def others(what: str, words: Array, known: Container[str]) -> dict[str, Bools]:
+    """Rows whose word is not among the known ones, by reason."""
+    return {f"{what} {word}": words == word for word in sorted(set(words)) if word not in known}
+
+
+def package_rows(raw: Raw, *same: str, **columns: str | Array) -> ExternalRows:
+    """Rows of the package as columns: of the ``same`` name, of another name (a text), or made (an array).
+
+    Latency and kernel are added, dtypes renamed, and rows of unknown dtypes left out.
+    """
+    made = {name: raw[name] for name in same}
+    for name, value in columns.items():
+        if not isinstance(value, str):
+            made[name] = value
+        else:
+            made[name] = dtype_names(raw[value]) if name.endswith("dtype") else raw[value]
+    if "latency_us" not in made:
+        made["latency_us"] = raw["latency"] * US_PER_MS
+    unknown: dict[str, Bools] = {}
+    for name in ("dtype", "kv_dtype"):
+        unknown |= others("dtype", made[name], DTYPE_BYTES) if name in made else {}
+    return ExternalRows(made | {"kernel": raw["kernel_source"]}, unknown)
 
 
 def version_order(version: str) -> tuple[int, ...]:

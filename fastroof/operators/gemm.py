@@ -15,17 +15,14 @@ from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.operators.external_rows import (
     MEASURED,
     MFU,
-    RUN,
     ExternalRows,
     Heads,
     PackageFile,
     Raw,
     TreeFile,
-    dtype_names,
-    measured_us,
+    package_rows,
     size_columns,
     text_columns,
-    unknown_dtypes,
 )
 from fastroof.operators.operator import (
     Answers,
@@ -121,9 +118,7 @@ def _of_all_rows(find: Callable[[Floats, Floats, Floats, Floats], T], *columns: 
 
 
 def _package_rows(raw: Raw) -> ExternalRows:
-    dtype = dtype_names(raw["gemm_dtype"])
-    columns = {"dtype": dtype, "m": raw["m"], "n": raw["n"], "k": raw["k"], **measured_us(raw)}
-    return ExternalRows(columns, unknown_dtypes(dtype))
+    return package_rows(raw, "m", "n", "k", dtype="gemm_dtype")
 
 
 def _tree_columns(read: Raw, _: Heads) -> dict[str, Array]:
@@ -171,7 +166,6 @@ class GemmOperator(PerRowOperator):
             "gemm_perf",
             (*text_columns("gemm_dtype"), *size_columns("m", "n", "k"), *MEASURED),
             _package_rows,
-            RUN,
         ),
     )
     tree_files = (

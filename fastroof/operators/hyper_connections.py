@@ -17,11 +17,12 @@ from fastroof.config.gpu import GpuSpec
 from fastroof.operators.calls import HyperConnection
 from fastroof.operators.external_rows import (
     MEASURED,
-    RUN,
     ExternalRows,
     PackageFile,
     Raw,
-    measured_us,
+    constant_text,
+    others,
+    package_rows,
     size_columns,
     text_columns,
 )
@@ -62,20 +63,17 @@ def hyper_connection_bytes(stage: str, num_tokens: Real, hidden: Real, streams: 
 
 
 def _package_rows(raw: Raw) -> ExternalRows:
-    rows = len(raw["num_tokens"])
-    columns = {
-        "dtype": np.full(rows, "bf16", object),
-        "stage": raw["op_name"],
-        "hidden": raw["hidden_size"],
-        "streams": raw["hc_mult"],
-        "sinkhorn_iterations": raw["sinkhorn_iters"],
+    return package_rows(
+        raw,
+        "num_tokens",
+        dtype=constant_text("bf16", len(raw["num_tokens"])),
+        stage="op_name",
+        hidden="hidden_size",
+        streams="hc_mult",
+        sinkhorn_iterations="sinkhorn_iters",
         # one latency covers all sites of a layer (attention and MLP)
-        "sites": raw["num_sites"],
-        "num_tokens": raw["num_tokens"],
-        **measured_us(raw),
-    }
-    stages = sorted(set(raw["op_name"]) - {"pre", "post"})
-    return ExternalRows(columns, {f"stage {stage}": raw["op_name"] == stage for stage in stages})
+        sites="num_sites",
+    ).without(others("stage", raw["op_name"], ("pre", "post")))
 
 
 class HyperConnections(SizedOperator, PerRowOperator):
@@ -120,7 +118,6 @@ class HyperConnections(SizedOperator, PerRowOperator):
                 *MEASURED,
             ),
             _package_rows,
-            RUN,
         ),
     )
 

@@ -23,7 +23,7 @@ from fastroof.operators.external_rows import (
     ExternalRows,
     PackageFile,
     Raw,
-    measured_us,
+    package_rows,
     size_columns,
     text_columns,
     version_order,
@@ -83,6 +83,12 @@ PACKAGE_COLUMNS: Final = (
     *size_columns("batch_size", "seq_len", "d_conv"),
     *MEASURED,
 )
+
+
+def _state_rows(raw: Raw, **sizes: str) -> ExternalRows:
+    part = parts_of_rows(raw["kernel_source"])
+    named = {"conv_width": "d_conv", "q_len": "seq_len", **sizes}
+    return package_rows(raw, "phase", "batch_size", part=part, **named)
 
 
 class StateOperator(RaggedOperator):
@@ -266,16 +272,9 @@ def _convolves_keys_alone(raw: Raw) -> Bools:
 
 def _delta_rows(raw: Raw) -> ExternalRows:
     # models of equal heads were measured separately; d_model does not matter to these kernels
-    columns = {
-        "phase": raw["phase"],
-        "part": parts_of_rows(raw["kernel_source"]),
-        "conv_width": raw["d_conv"],
-        "q_len": raw["seq_len"],
-        **{name: raw[name] for name in ("batch_size", *_DELTA_SIZES)},
-        **measured_us(raw),
-    }
-    narrow = (columns["part"] == CONVOLUTION) & _convolves_keys_alone(raw)
-    return ExternalRows(columns, {"convolution over the keys alone, not over queries and values too": narrow})
+    rows = _state_rows(raw, **{name: name for name in _DELTA_SIZES})
+    narrow = (rows.columns["part"] == CONVOLUTION) & _convolves_keys_alone(raw)
+    return rows.without({"convolution over the keys alone, not over queries and values too": narrow})
 
 
 class DeltaRule(StateOperator):
@@ -384,16 +383,7 @@ _MAMBA2_SIZES: Final = {
 
 
 def _mamba2_rows(raw: Raw) -> ExternalRows:
-    columns = {
-        "phase": raw["phase"],
-        "part": parts_of_rows(raw["kernel_source"]),
-        "conv_width": raw["d_conv"],
-        "batch_size": raw["batch_size"],
-        "q_len": raw["seq_len"],
-        **{name: raw[theirs] for name, theirs in _MAMBA2_SIZES.items()},
-        **measured_us(raw),
-    }
-    return ExternalRows(columns, {})
+    return _state_rows(raw, **_MAMBA2_SIZES)
 
 
 class Mamba2(StateOperator):

@@ -26,17 +26,16 @@ from fastroof.operators.attention_work import (
 from fastroof.operators.external_rows import (
     MEASURED,
     MFU,
-    RUN,
     ExternalRows,
     Heads,
     PackageFile,
     Raw,
     TreeFile,
     dtype_names,
-    measured_us,
+    others,
+    package_rows,
     size_columns,
     text_columns,
-    unknown_dtypes,
 )
 from fastroof.operators.operator import (
     Columns,
@@ -76,7 +75,7 @@ def model_names(words: Array) -> Array:
 
 def unknown_models(models: Array) -> dict[str, Bools]:
     """Rows of models with unknown widths, by reason."""
-    return {f"model {m}": models == m for m in sorted(set(models)) if m not in LATENT_SHAPES}
+    return others("model", models, LATENT_SHAPES)
 
 
 def check_model(model: str, known: Iterable[str] = LATENT_SHAPES) -> None:
@@ -175,28 +174,18 @@ Convert = Callable[[Raw], ExternalRows]
 
 
 def module_rows(
-    raw: Raw, model: Array, dtype: Array | None = None, attn_dtype: Array | None = None
+    raw: Raw, model: Array, dtype: str | Array = "gemm_type", attn_dtype: str | Array = "mla_dtype"
 ) -> ExternalRows:
     """Keys, batch and latency of the package's rows of blocks, without their lengths."""
-    columns = {
-        "dtype": dtype_names(raw["gemm_type"]) if dtype is None else dtype,
-        "kv_dtype": dtype_names(raw["kv_cache_dtype"]),
-        "attn_dtype": dtype_names(raw["mla_dtype"]) if attn_dtype is None else attn_dtype,
-        "model": model,
-        "num_heads": raw["num_heads"],
-        "batch_size": raw["batch_size"],
-        **measured_us(raw),
-    }
-    return ExternalRows(columns, unknown_dtypes(columns["dtype"]) | unknown_dtypes(columns["kv_dtype"]))
+    dtypes = {"dtype": dtype, "kv_dtype": "kv_cache_dtype", "attn_dtype": attn_dtype}
+    return package_rows(raw, "num_heads", "batch_size", model=model, **dtypes)
 
 
 def prompts(convert: Convert) -> Convert:
     """Add q_len and kv_len to converted rows of prompts."""
 
     def converted(raw: Raw) -> ExternalRows:
-        rows = convert(raw)
-        sizes = {"q_len": raw["isl"], "kv_len": raw["isl"] + raw["step"]}
-        return ExternalRows(rows.columns | sizes, rows.left_out)
+        return convert(raw).with_columns(q_len=raw["isl"], kv_len=raw["isl"] + raw["step"])
 
     return converted
 
@@ -205,8 +194,7 @@ def decodes(convert: Convert) -> Convert:
     """Add kv_len to converted rows of decode."""
 
     def converted(raw: Raw) -> ExternalRows:
-        rows = convert(raw)
-        return ExternalRows(rows.columns | {"kv_len": generation_kv_len(raw)}, rows.left_out)
+        return convert(raw).with_columns(kv_len=generation_kv_len(raw))
 
     return converted
 
@@ -253,28 +241,18 @@ def _decode_from_tree(read: Raw, heads: Heads) -> dict[str, Array]:
 
 def _package_rows(raw: Raw, widths: tuple[str, ...]) -> ExternalRows:
     # num_heads is per GPU; the same kernel is repeated for each tp_size, which is not a key
-    rows = len(raw["num_heads"])
-    kv_dtype, dtype = dtype_names(raw["kv_cache_dtype"]), dtype_names(raw["mla_dtype"])
-    columns = {
-        "kv_dtype": kv_dtype,
-        "num_q_heads": raw["num_heads"],
-        **{name: np.full(rows, _DEEPSEEK[name], np.int64) for name in widths},
-        "batch_size": raw["batch_size"],
-        **measured_us(raw),
-    }
-    computes = {f"computes in {d}": dtype == d for d in sorted(set(dtype)) if d != "bf16"}
-    return ExternalRows(columns, unknown_dtypes(kv_dtype) | computes)
+    computes = others("computes in", dtype_names(raw["mla_dtype"]), ("bf16",))
+    sizes = {name: np.full(len(raw["num_heads"]), _DEEPSEEK[name], np.int64) for name in widths}
+    keys = {"kv_dtype": "kv_cache_dtype", "num_q_heads": "num_heads"}
+    return package_rows(raw, "batch_size", **keys, **sizes).without(computes)
 
 
 def _package_prefill(raw: Raw) -> ExternalRows:
-    rows = _package_rows(raw, ("nope_dim", "rope_dim"))
-    sizes = {"dtype": dtype_names(raw["mla_dtype"]), "q_len": raw["isl"], "kv_len": raw["isl"] + raw["step"]}
-    return ExternalRows(rows.columns | sizes, rows.left_out)
+    return _package_rows(raw, ("nope_dim", "rope_dim")).with_columns(dtype=dtype_names(raw["mla_dtype"]))
 
 
 def _package_decode(raw: Raw) -> ExternalRows:
-    rows = _package_rows(raw, ("kv_lora_rank", "rope_dim"))
-    return ExternalRows(rows.columns | {"kv_len": generation_kv_len(raw)}, rows.left_out)
+    return _package_rows(raw, ("kv_lora_rank", "rope_dim"))
 
 
 class MlaPrefill(RaggedPrefill):
@@ -295,7 +273,7 @@ class MlaPrefill(RaggedPrefill):
         "batch_size": 1, "dtype": "bf16", "kv_dtype": "bf16", "nope_dim": 128, "rope_dim": 64,
     }  # fmt: skip
     package_files = (
-        PackageFile("mla", "context_mla_perf", (*MODULE_COLUMNS, *MEASURED), _package_prefill, RUN),
+        PackageFile("mla", "context_mla_perf", (*MODULE_COLUMNS, *MEASURED), prompts(_package_prefill)),
     )
     tree_files = (
         TreeFile(
@@ -349,7 +327,7 @@ class MlaDecode(RaggedOperator):
     axes = DECODE_AXES
     defaults: ClassVar[Mapping[str, Any]] = {"kv_dtype": "bf16", "kv_lora_rank": 512, "rope_dim": 64}
     package_files = (
-        PackageFile("mla", "generation_mla_perf", (*MODULE_COLUMNS, *MEASURED), _package_decode, RUN),
+        PackageFile("mla", "generation_mla_perf", (*MODULE_COLUMNS, *MEASURED), decodes(_package_decode)),
     )
     tree_files = (
         TreeFile(

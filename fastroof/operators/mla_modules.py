@@ -24,10 +24,10 @@ from fastroof.operators.external_rows import (
     PackageFile,
     Raw,
     dtype_names,
-    measured_us,
+    others,
+    package_rows,
     size_columns,
     text_columns,
-    unknown_dtypes,
 )
 from fastroof.operators.mla import (
     MODULE_COLUMNS,
@@ -73,8 +73,7 @@ def _package_rows(raw: Raw) -> ExternalRows:
     model = raw.get("model", np.full(rows, "deepseek-ai/DeepSeek-V3", object))
     attn_dtype = np.where(is_format, "bf16", mla_dtype).astype(object)
     names = model_names(model)
-    made = module_rows(raw, names, dtype, attn_dtype)
-    return ExternalRows(made.columns, made.left_out | unknown_models(names))
+    return module_rows(raw, names, dtype, attn_dtype).without(unknown_models(names))
 
 
 _DEFAULTS: Final = {"dtype": "bf16", "kv_dtype": "bf16", "attn_dtype": "bf16", "model": "deepseek-v3"}
@@ -151,17 +150,10 @@ tables of three engines (H100, H200, B200), 80 % of |errors| are within 9 to 20 
 
 
 def _package_bmm(raw: Raw) -> ExternalRows:
-    dtype, op_name = dtype_names(raw["bmm_dtype"]), raw["op_name"]
-    columns = {
-        "dtype": dtype,
-        # a decode step runs one of each part
-        "part": np.array([_PARTS.get(word, word) for word in op_name], object),
-        "num_heads": raw["num_heads"],
-        "num_tokens": raw["num_tokens"],
-        **measured_us(raw),
-    }
-    other = {f"op_name {o}": op_name == o for o in sorted(set(op_name)) if o not in _PARTS}
-    return ExternalRows(columns, unknown_dtypes(dtype) | other)
+    # a decode step runs one of each part
+    part = np.array([_PARTS.get(word, word) for word in raw["op_name"]], object)
+    rows = package_rows(raw, "num_heads", "num_tokens", dtype="bmm_dtype", part=part)
+    return rows.without(others("op_name", raw["op_name"], _PARTS))
 
 
 class MlaBmm(RaggedOperator, PerRowOperator):
@@ -182,7 +174,6 @@ class MlaBmm(RaggedOperator, PerRowOperator):
             "mla_bmm_perf",
             (*size_columns("num_tokens", "num_heads"), *text_columns("bmm_dtype", "op_name"), *MEASURED),
             _package_bmm,
-            RUN,
         ),
     )
 

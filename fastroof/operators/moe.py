@@ -7,6 +7,7 @@ the same keys, since engines run different kernels for them and the shape does n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -27,8 +28,8 @@ from fastroof.operators.borrowing import (
     nearest_routing,
 )
 from fastroof.operators.calls import Experts
-from fastroof.operators.external_rows import RUN, PackageFile, TreeFile
-from fastroof.operators.moe_rows import GROUPED_GEMM_FILES, PACKAGE_COLUMNS, gated_rows, nongated_rows
+from fastroof.operators.external_rows import PackageFile, TreeFile
+from fastroof.operators.moe_rows import GROUPED_GEMM_FILES, PACKAGE_COLUMNS, moe_rows
 from fastroof.operators.moe_work import (
     EVENLY_ROUTED,
     GATED_GEMMS,
@@ -120,7 +121,7 @@ class MoeOperator(SizedOperator, PerRowOperator):
     # 0.38 for those rows; 0.39 to 0.48 for three engines on H100 and B200, up to 0.9 for 4-bit weights in
     # bf16
     datasheet_error = 0.48
-    package_files = (PackageFile("moe", "moe_perf", PACKAGE_COLUMNS, gated_rows, RUN),)
+    package_files = (PackageFile("moe", "moe_perf", PACKAGE_COLUMNS, partial(moe_rows, has_gate=True)),)
     tree_files: ClassVar[tuple[TreeFile, ...]] = GROUPED_GEMM_FILES
 
     def flops(self, columns: Columns) -> Floats:
@@ -398,7 +399,7 @@ class NongatedMoeOperator(MoeOperator):
         HoldoutGrid("moe_nongated", "bf16", {}, {"dtype": "bf16"}),
         *_borrowing_grids("moe_nongated"),
     )
-    package_files = (PackageFile("moe", "moe_perf", PACKAGE_COLUMNS, nongated_rows, RUN),)
+    package_files = (PackageFile("moe", "moe_perf", PACKAGE_COLUMNS, partial(moe_rows, has_gate=False)),)
     tree_files = ()
 
     # -- borrowing from experts with a gate -----------------------------------------------------------------

@@ -16,11 +16,9 @@ from fastroof.operators.external_rows import (
     Heads,
     Raw,
     TreeFile,
-    dtype_names,
-    measured_us,
+    package_rows,
     size_columns,
     text_columns,
-    unknown_dtypes,
 )
 
 NONGATED_SHAPES: Final = ((2688, 1856), (1024, 2688), (4096, 2688), (2048, 5120), (8192, 5120))
@@ -76,31 +74,20 @@ def not_run_by_the_engine(raw: Raw) -> dict[str, Bools]:
     return {few: ~quick & small & has_quick[code], many: quick & ~small & has_other[code]}
 
 
-def expert_shape(raw: Raw) -> dict[str, Array]:
-    """Keys and tokens of the package's MoE rows; sizes are those of the model, not of a shard."""
-    same = ("num_tokens", "topk", "num_experts", "distribution")
-    other = {"hidden": "hidden_size", "intermediate": "inter_size"}
-    other |= {"moe_tp": "moe_tp_size", "moe_ep": "moe_ep_size"}
-    columns = {"dtype": dtype_names(raw["moe_dtype"]), **{name: raw[name] for name in same}}
-    return columns | {name: raw[theirs] for name, theirs in other.items()}
-
-
-def _package_rows(raw: Raw, has_gate: bool) -> ExternalRows:
-    columns = expert_shape(raw)
+def moe_rows(raw: Raw, has_gate: bool) -> ExternalRows:
+    """Rows of experts with a gate (three GEMMs) or without; sizes are those of the model, not of a shard."""
     nongated = is_nongated(raw)
     out = {"experts without a gate": nongated} if has_gate else {"experts with a gate": ~nongated}
-    out |= unknown_dtypes(columns["dtype"]) | not_run_by_the_engine(raw)
-    return ExternalRows(columns | measured_us(raw), out)
-
-
-def gated_rows(raw: Raw) -> ExternalRows:
-    """Rows of experts with a gate (three GEMMs)."""
-    return _package_rows(raw, has_gate=True)
-
-
-def nongated_rows(raw: Raw) -> ExternalRows:
-    """Rows of experts without a gate (two GEMMs)."""
-    return _package_rows(raw, has_gate=False)
+    rows = package_rows(
+        raw,
+        *("num_tokens", "topk", "num_experts", "distribution"),
+        dtype="moe_dtype",
+        hidden="hidden_size",
+        intermediate="inter_size",
+        moe_tp="moe_tp_size",
+        moe_ep="moe_ep_size",
+    )
+    return ExternalRows(rows.columns, out | rows.left_out | not_run_by_the_engine(raw))
 
 
 PACKAGE_COLUMNS: Final = (

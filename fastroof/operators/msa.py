@@ -16,10 +16,10 @@ from fastroof.arrays import Array, Floats
 from fastroof.operators.attention_work import DECODE_AXES, PrefixUs
 from fastroof.operators.external_rows import (
     MEASURED,
-    RUN,
     ExternalRows,
     PackageFile,
     Raw,
+    others,
     text_columns,
 )
 from fastroof.operators.mla import (
@@ -49,9 +49,7 @@ _DEFAULTS: Final = {"dtype": "bf16", "kv_dtype": "bf16", "attn_dtype": "bf16", "
 
 def _package_rows(raw: Raw) -> ExternalRows:
     model = np.array([_NAMES.get(word, word) for word in raw["model"]], object)
-    rows = module_rows(raw, model)
-    others = {f"model {m}": model == m for m in sorted(set(model)) if m != _MODEL}
-    return ExternalRows(rows.columns, rows.left_out | others)
+    return module_rows(raw, model).without(others("model", model, (_MODEL,)))
 
 
 def _kv_heads(columns: Columns) -> Array:
@@ -95,7 +93,7 @@ class MsaPrefill(_Msa, RaggedPrefill):
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"msa_prefill": DatasheetClass(21.0, 0.29)}
     summary = "An MSA block (MiniMax-M3) over prompts."
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
-    package_files = (PackageFile("msa", "msa_context_module_perf", _COLUMNS, prompts(_package_rows), RUN),)
+    package_files = (PackageFile("msa", "msa_context_module_perf", _COLUMNS, prompts(_package_rows)),)
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
         """Projections, scores of all tokens, and attention to the picked ones."""
@@ -129,7 +127,7 @@ class MsaDecode(_Msa):
     summary = "An MSA block, one new token per sequence."
     axes = DECODE_AXES
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
-    package_files = (PackageFile("msa", "msa_generation_module_perf", _COLUMNS, decodes(_package_rows), RUN),)
+    package_files = (PackageFile("msa", "msa_generation_module_perf", _COLUMNS, decodes(_package_rows)),)
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
         """Projections, scores of all tokens, and attention to the picked ones."""

@@ -26,10 +26,10 @@ from fastroof.operators.external_rows import (
     Raw,
     constant_text,
     dtype_names,
-    measured_us,
+    others,
+    package_rows,
     size_columns,
     text_columns,
-    unknown_dtypes,
 )
 from fastroof.operators.mla import (
     MODULE_COLUMNS,
@@ -165,8 +165,7 @@ def _shares_an_index(raw: Raw) -> Array:
 def _package_rows(raw: Raw) -> ExternalRows:
     model = model_names(raw["model"])
     model = np.where(_shares_an_index(raw), model + _SHARED, model)
-    rows = module_rows(raw, model)
-    return ExternalRows(rows.columns, rows.left_out | unknown_models(model))
+    return module_rows(raw, model).without(unknown_models(model))
 
 
 _GLM_5_3: Final = "glm-5.3-flash"
@@ -194,25 +193,24 @@ def _glm_5_3_file(phase: str) -> PackageFile:
         # x is new tokens after a prefix, in decode the cached ones
         kv_len = raw["prefix"] + raw["x"]
         sizes = {"q_len": raw["x"], "kv_len": kv_len} if phase == "context" else {"kv_len": kv_len + 1}
-        dtype, kv_dtype = dtype_names(of("projection_quant_mode")), dtype_names(of("kv_cache_dtype"))
-        columns = {
-            "dtype": dtype,
-            "kv_dtype": kv_dtype,
-            "attn_dtype": constant_text("bf16", len(index)),
-            "model": constant_text(_GLM_5_3, len(index)),
-            "num_heads": of("num_heads").astype(np.int64),
-            "batch_size": raw["batch_size"],
+        rows = package_rows(
+            raw,
+            "batch_size",
+            dtype=dtype_names(of("projection_quant_mode")),
+            kv_dtype=dtype_names(of("kv_cache_dtype")),
+            attn_dtype=constant_text("bf16", len(index)),
+            model=constant_text(_GLM_5_3, len(index)),
+            num_heads=of("num_heads").astype(np.int64),
             **sizes,
-            **measured_us(raw),
-        }
+        )
         other = {
             "of the other phase": is_prompt != (phase == "context"),
             "not a block of attention": (raw["component"] != "attention")
             | (of("layer_kind") != "sparse_mla"),
         }
-        return ExternalRows(columns, other | unknown_dtypes(dtype) | unknown_dtypes(kv_dtype))
+        return ExternalRows(rows.columns, other | rows.left_out)
 
-    return PackageFile("glm53_attention", "glm53_attention_module_perf", _GLM_5_3_COLUMNS, convert)
+    return PackageFile("glm53_attention", "glm53_attention_module_perf", _GLM_5_3_COLUMNS, convert, ())
 
 
 def _indexer(columns: Columns, shape: LatentShape, tokens: Floats, pairs: Floats) -> list[WorkPart]:
@@ -374,20 +372,18 @@ def _part_rows(part: str) -> Any:
         modes = raw.get("score_mode", np.full(rows, _NO_SCORES, object)).astype(str)
         version, _, scores = np.char.rpartition(np.char.replace(modes, "top_last", "top-last"), "_").T
         named = np.where(version == "", part, np.char.add(f"{part}_", version))
-        columns = {
-            "part": named.astype(object),
-            "model": model,
-            "scores": np.char.replace(scores, "top-last", "top_last").astype(object),
-            "compress_ratio": raw["compress_ratio"],
-            "num_heads": raw.get("local_num_heads", raw["num_heads"]),
-            "batch_size": raw["batch_size"],
-            "q_len": raw["isl"],
-            "kv_len": raw["isl"] + raw["step"],
-            **measured_us(raw),
-        }
-        known = {*COMPRESSED_SHAPES, *LATENT_SHAPES}
-        out = {f"model {m}": model == m for m in sorted(set(model)) if m not in known}
-        return ExternalRows(columns, out | {"nothing to pick, so nothing ran": raw["latency"] <= 0.0})
+        out = others("model", model, {*COMPRESSED_SHAPES, *LATENT_SHAPES})
+        return package_rows(
+            raw,
+            "compress_ratio",
+            "batch_size",
+            part=named.astype(object),
+            model=model,
+            scores=np.char.replace(scores, "top-last", "top_last").astype(object),
+            num_heads=raw.get("local_num_heads", raw["num_heads"]),
+            q_len="isl",
+            kv_len=raw["isl"] + raw["step"],
+        ).without(out | {"nothing to pick, so nothing ran": raw["latency"] <= 0.0})
 
     return convert
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -21,16 +22,13 @@ from fastroof.operators.borrowing import WIDE_EXPERTS, Donor, borrowed_points, n
 from fastroof.operators.calls import Experts
 from fastroof.operators.external_rows import (
     MEASURED,
-    RUN,
     ExternalRows,
     PackageFile,
     Raw,
     constant_text,
-    dtype_names,
-    measured_us,
+    package_rows,
     size_columns,
     text_columns,
-    unknown_dtypes,
 )
 from fastroof.operators.moe import EXPERT_KEYS, MOE, MoeOperator
 from fastroof.operators.moe_work import (
@@ -183,33 +181,24 @@ PHASE: Final = Column("phase", "text", "", "context or generation; any if the en
 _TOKENS: Final = Column("num_tokens", "int", "tokens", "tokens of all GPUs that share the experts")
 
 
-def _experts(raw: Raw, phase: str, num_slots: Array) -> ExternalRows:
-    dtype = dtype_names(raw["moe_dtype"])
-    columns = {
-        "dtype": dtype,
-        "hidden": raw["hidden_size"],
-        "intermediate": raw["inter_size"],
-        "moe_ep": raw["moe_ep_size"],
-        "num_slots": num_slots,
-        "phase": constant_text(phase, len(dtype)),
-        **{name: raw[name] for name in ("topk", "num_experts", "distribution", "num_tokens")},
-        **measured_us(raw),
-    }
-    split = {"experts that are split": raw["moe_tp_size"] > 1}
-    return ExternalRows(columns, unknown_dtypes(dtype) | split)
+def expert_rows(raw: Raw, **columns: str | Array) -> ExternalRows:
+    """Rows of whole experts on many GPUs."""
+    return package_rows(
+        raw,
+        *("topk", "num_experts", "distribution"),
+        dtype="moe_dtype",
+        hidden="hidden_size",
+        intermediate="inter_size",
+        moe_ep="moe_ep_size",
+        **columns,
+    ).without({"experts that are split": raw["moe_tp_size"] > 1})
 
 
-def _context_rows(raw: Raw) -> ExternalRows:
-    return _experts(raw, "context", raw["num_experts"])
-
-
-def _generation_rows(raw: Raw) -> ExternalRows:
-    return _experts(raw, "generation", raw["num_experts"])
-
-
-def _trtllm_rows(raw: Raw) -> ExternalRows:
+def _wide_rows(raw: Raw, phase: str) -> ExternalRows:
     # dp_num_tokens is a GPU's share of num_tokens, rank0_num_tokens what routing sent to rank 0
-    return _experts(raw, "any", raw["num_slots"])
+    slots = "num_slots" if "num_slots" in raw else "num_experts"
+    phases = constant_text(phase, len(raw["topk"]))
+    return expert_rows(raw, phase=phases, num_slots=slots, num_tokens="num_tokens")
 
 
 EXPERT_COLUMNS: Final = (
@@ -218,6 +207,16 @@ EXPERT_COLUMNS: Final = (
     *size_columns("num_tokens"),
     *MEASURED,
 )
+
+
+def _files_of_phases(
+    operator: str, columns: tuple[Column, ...], convert: Callable[..., ExternalRows]
+) -> tuple[PackageFile, ...]:
+    """Files of prompts and of decodes."""
+    return tuple(
+        PackageFile(operator, f"wideep_{phase}_{operator}_perf", columns, partial(convert, phase=phase))
+        for phase in ("context", "generation")
+    )
 
 
 class GlobalExperts(SizedOperator):
@@ -309,10 +308,12 @@ class WideMoe(GlobalExperts, PerRowOperator):
     defaults: ClassVar[Mapping[str, Any]] = {"phase": "generation", "dtype": "fp8_block"}
     datasheet_error = MoeOperator.datasheet_error
     package_files = (
-        PackageFile("moe", "wideep_context_moe_perf", EXPERT_COLUMNS, _context_rows, RUN),
-        PackageFile("moe", "wideep_generation_moe_perf", EXPERT_COLUMNS, _generation_rows, RUN),
+        *_files_of_phases("moe", EXPERT_COLUMNS, _wide_rows),
         PackageFile(
-            "moe", "wideep_moe_perf", (*EXPERT_COLUMNS, *size_columns("num_slots")), _trtllm_rows, RUN
+            "moe",
+            "wideep_moe_perf",
+            (*EXPERT_COLUMNS, *size_columns("num_slots")),
+            partial(_wide_rows, phase=ANY_PHASE),
         ),
     )
 
@@ -394,25 +395,15 @@ class WideMoe(GlobalExperts, PerRowOperator):
 
 
 def _mlp(raw: Raw, phase: str) -> ExternalRows:
-    dtype = dtype_names(raw["quant_type"])
-    columns = {
-        "dtype": dtype,
-        "hidden": raw["hidden_size"],
-        "intermediate": raw["intermediate_size"],
-        "phase": constant_text(phase, len(dtype)),
-        "num_tokens": raw["num_token"],
-        "latency_us": raw["avg_ms"] * US_PER_MS,
-        "kernel": raw["kernel_source"],
-    }
-    return ExternalRows(columns, unknown_dtypes(dtype))
-
-
-def _context_mlp(raw: Raw) -> ExternalRows:
-    return _mlp(raw, "context")
-
-
-def _generation_mlp(raw: Raw) -> ExternalRows:
-    return _mlp(raw, "generation")
+    return package_rows(
+        raw,
+        dtype="quant_type",
+        hidden="hidden_size",
+        intermediate="intermediate_size",
+        phase=constant_text(phase, len(raw["num_token"])),
+        num_tokens="num_token",
+        latency_us=raw["avg_ms"] * US_PER_MS,
+    )
 
 
 _MLP_COLUMNS: Final = (
@@ -437,10 +428,7 @@ class Mlp(SizedOperator):
     axes = (Column("num_tokens", "int", "tokens", "tokens of one GPU"),)
     defaults: ClassVar[Mapping[str, Any]] = {"phase": "generation", "dtype": "fp8_block"}
     is_linear = True
-    package_files = (
-        PackageFile("mlp", "wideep_context_mlp_perf", _MLP_COLUMNS, _context_mlp, RUN),
-        PackageFile("mlp", "wideep_generation_mlp_perf", _MLP_COLUMNS, _generation_mlp, RUN),
-    )
+    package_files = _files_of_phases("mlp", _MLP_COLUMNS, _mlp)
 
     def flops(self, columns: Columns) -> Floats:
         """FLOPs of three GEMMs, as one expert for every token."""
