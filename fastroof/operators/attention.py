@@ -378,11 +378,6 @@ class EncoderAttention(AttentionOperator):
         ),
     )
 
-    @property
-    def datasheet(self) -> DatasheetClass:
-        """Launch floor and efficiency of the datasheet model."""
-        return self.datasheets[self.name]
-
     def flops(self, columns: Columns) -> Floats:
         """``4 nh dh S^2`` per sequence: the full square."""
         tokens, batch = as_floats(columns["kv_len"]), columns["batch_size"]

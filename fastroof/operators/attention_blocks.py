@@ -13,7 +13,7 @@ from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.config.gpu import GpuSpec
 from fastroof.operators.attention_grids import AttentionOperator
 from fastroof.operators.attention_work import HeadShape, grid_from_memory
-from fastroof.operators.operator import DatasheetClass, RowSource
+from fastroof.operators.operator import RowSource
 from fastroof.pack import SIZE_LIMIT, PackedGrid
 from fastroof.pack.keys import key_start_above
 from fastroof.units import US_PER_S
@@ -25,11 +25,6 @@ class PlannedAttention(AttentionOperator):
     rate_form: ClassVar[int]
     any_width = True
     completed_within = ("kv_dtype", "head_dim", "window")
-
-    @property
-    def datasheet(self) -> DatasheetClass:
-        """Launch floor and efficiency of the datasheet model."""
-        return self.datasheets[self.name]
 
     @abstractmethod
     def sequence_bytes(self, shape: HeadShape) -> tuple[float, float]:

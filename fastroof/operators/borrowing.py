@@ -162,7 +162,7 @@ def borrowed_points(
     tokens = np.unique(np.concatenate(nodes))
     log_us, log_launch_us = np.zeros(len(tokens)), 0.0
     for donor, curve, o, u in zip(donors, curves, over, under, strict=True):
-        launch_us = float(curve.curve.value[1:-1].min())
+        launch_us = curve.launch_us
         theirs = tokens * u / o
         latency_us, flag = np.empty(len(tokens)), np.empty(len(tokens), np.uint8)
         curve_latency_us(curve.curve, curve.coordinate(theirs), latency_us, flag)

@@ -46,6 +46,7 @@ from fastroof.operators.operator import (
     Real,
     RowSource,
     as_floats,
+    every_second,
     measured_keys,
 )
 from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
@@ -197,10 +198,7 @@ class AllReduceOperator(GroupOperator):
     defaults: ClassVar[Mapping[str, Any]] = {"dtype": "bf16", "mode": "graph"}
     bandwidth_slack = IN_SWITCH_REDUCTION
     faster_than_ring = True
-    holdouts = (
-        HoldoutGrid("allreduce", "every second (graph)", {}, {"mode": "graph"}),
-        HoldoutGrid("allreduce", "every second (eager)", {}, {"mode": "eager"}),
-    )
+    holdouts = every_second("allreduce", "mode", "graph", "eager")
     # Over vLLM 0.24.0's H100 all-reduces of 16 MiB and more over 4 GPUs.
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"allreduce": DatasheetClass(4.5, 0.72)}
     package_files = (
@@ -217,16 +215,6 @@ class AllReduceOperator(GroupOperator):
     def moved_bytes(self, columns: Columns) -> Floats:
         """Bytes each GPU sends in a ring."""
         return allreduce_wire_bytes(columns["message_bytes"], columns["num_gpus"])
-
-    def roofline(self, key: Key, gpu: GpuSpec, launch_us: float) -> Callable[[Any], Floats]:
-        """Launch plus the ring's bytes over the link."""
-        _, num_gpus, _ = key
-        link = gpu.nvlink_bytes_per_s / US_PER_S
-
-        def bound_us(message_bytes: Any) -> Floats:
-            return launch_us + allreduce_wire_bytes(message_bytes, num_gpus) / link
-
-        return bound_us
 
     def check_key(self, key: Key) -> None:
         """Reject a group of one GPU."""
@@ -285,16 +273,6 @@ class CollectiveOperator(GroupOperator):
         )
         return np.where(columns["collective"].astype(str) == "all_gather", gather, other)
 
-    def roofline(self, key: Key, gpu: GpuSpec, launch_us: float) -> Callable[[Any], Floats]:
-        """Launch plus the bytes over the link."""
-        _, collective, num_gpus = key
-        link = gpu.nvlink_bytes_per_s / US_PER_S
-
-        def bound_us(message_bytes: Any) -> Floats:
-            return launch_us + collective_wire_bytes(collective, message_bytes, num_gpus) / link
-
-        return bound_us
-
     def check_key(self, key: Key) -> None:
         """Reject a group of one GPU."""
         if key[2] == 1:
@@ -326,9 +304,10 @@ class CollectiveOperator(GroupOperator):
             return Far(1, call.row_bytes * (call.num_gpus - where.near) / call.num_gpus)
         return Far(1, call.row_bytes / where.near * (where.domains - 1) / where.domains)
 
-    def row_datasheet(self, call: Collective) -> DatasheetClass:
+    @property
+    def datasheet(self) -> DatasheetClass:
         """Class of all-reduces, which use the same link."""
-        return ALLREDUCE.datasheets["allreduce"]
+        return ALLREDUCE.datasheet
 
 
 ALLREDUCE: Final = AllReduceOperator()
@@ -355,7 +334,7 @@ class SendReceiveOperator(PerRowOperator):
     axes = (Column("message_bytes", "int", "B", "bytes sent"),)
     over_link = True
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {
-        "send_receive": DatasheetClass(ALLREDUCE.datasheets["allreduce"].launch_us, 1.0)
+        "send_receive": DatasheetClass(ALLREDUCE.datasheet.launch_us, 1.0)
     }
 
     def moved_bytes(self, columns: Columns) -> Floats:
@@ -385,15 +364,11 @@ class SendReceiveOperator(PerRowOperator):
         """Variance of everything modelled across nodes."""
         return np.full(len(rows), OVER_NODES**2)
 
-    def row_datasheet(self, call: SendReceive) -> DatasheetClass:
-        """Launch floor and efficiency of the only class."""
-        return self.datasheets[self.name]
-
     def datasheet_nodes(self, call: SendReceive, gpu: GpuSpec) -> RowNodes:
         """A straight line: the mean over boundaries within nodes and across them."""
         axis = np.array([0.0, SIZE_LIMIT])
         sent = axis * call.row_bytes
-        near_us = self.row_datasheet(call).launch_us + sent / gpu.nvlink_bytes_per_s * US_PER_S
+        near_us = self.datasheet.launch_us + sent / gpu.nvlink_bytes_per_s * US_PER_S
         boundaries = call.stages - 1
         far = boundaries_between_nodes(call.stages, call.stage_gpus, gpu.linked_gpus)
         far_us = inter_node_us(sent, 1, gpu) if far else 0.0

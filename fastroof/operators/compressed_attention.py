@@ -16,7 +16,7 @@ Layers with a window only (two of Flash's) have no rows: they borrow from HCA, u
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -28,7 +28,6 @@ from fastroof.config.gpu import GpuSpec
 from fastroof.operators.attention_work import DECODE_AXES, NO_PREFIX, PrefixUs, measured_price
 from fastroof.operators.external_rows import (
     MEASURED,
-    RUN,
     ExternalRows,
     PackageFile,
     Raw,
@@ -39,6 +38,7 @@ from fastroof.operators.external_rows import (
 from fastroof.operators.mla import (
     MODULE_COLUMNS,
     AttentionModule,
+    Convert,
     causal_pairs,
     check_model,
     decodes,
@@ -134,6 +134,11 @@ def _package_rows(raw: Raw, ratio: int) -> ExternalRows:
     out = others("model", model, COMPRESSED_SHAPES)
     out |= {f"not compressed {ratio} to 1": raw["compress_ratio"] != ratio}
     return module_rows(raw, model).without(out)
+
+
+def _file(name: str, with_lengths: Callable[[Convert], Convert], ratio: int) -> tuple[PackageFile]:
+    convert = with_lengths(partial(_package_rows, ratio=ratio))
+    return (PackageFile("sparse_attention", name, _COLUMNS, convert),)
 
 
 FLAT: Final = "flat"
@@ -314,15 +319,7 @@ class CsaPrefill(_CompressedPrefill):
     ratio = CSA
     summary = "A CSA block (DeepSeek-V4) over prompts."
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
-    package_files = (
-        PackageFile(
-            "sparse_attention",
-            "dsv4_csa_context_module_perf",
-            _COLUMNS,
-            prompts(partial(_package_rows, ratio=CSA)),
-            RUN,
-        ),
-    )
+    package_files = _file("dsv4_csa_context_module_perf", prompts, CSA)
 
 
 class CsaDecode(_CompressedDecode):
@@ -334,15 +331,7 @@ class CsaDecode(_CompressedDecode):
     ratio = CSA
     summary = "A CSA block, one new token per sequence."
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
-    package_files = (
-        PackageFile(
-            "sparse_attention",
-            "dsv4_csa_generation_module_perf",
-            _COLUMNS,
-            decodes(partial(_package_rows, ratio=CSA)),
-            RUN,
-        ),
-    )
+    package_files = _file("dsv4_csa_generation_module_perf", decodes, CSA)
 
 
 class HcaPrefill(_CompressedPrefill):
@@ -354,15 +343,7 @@ class HcaPrefill(_CompressedPrefill):
     ratio = HCA
     summary = "An HCA block (DeepSeek-V4) over prompts."
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
-    package_files = (
-        PackageFile(
-            "sparse_attention",
-            "dsv4_hca_context_module_perf",
-            _COLUMNS,
-            prompts(partial(_package_rows, ratio=HCA)),
-            RUN,
-        ),
-    )
+    package_files = _file("dsv4_hca_context_module_perf", prompts, HCA)
 
 
 class HcaDecode(_CompressedDecode):
@@ -374,15 +355,7 @@ class HcaDecode(_CompressedDecode):
     ratio = HCA
     summary = "An HCA block, one new token per sequence."
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
-    package_files = (
-        PackageFile(
-            "sparse_attention",
-            "dsv4_hca_generation_module_perf",
-            _COLUMNS,
-            decodes(partial(_package_rows, ratio=HCA)),
-            RUN,
-        ),
-    )
+    package_files = _file("dsv4_hca_generation_module_perf", decodes, HCA)
 
 
 OPERATORS: Final = (CsaPrefill(), CsaDecode(), HcaPrefill(), HcaDecode())

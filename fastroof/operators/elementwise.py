@@ -209,10 +209,6 @@ class ElementwiseOperator(PerRowOperator):
     def row_variance(self, call: Elementwise, tables: RowSource, rows: Floats) -> None:
         """None: all streaming kernels share one line and its error."""
 
-    def row_datasheet(self, call: Elementwise) -> DatasheetClass:
-        """Launch floor and efficiency of the only class."""
-        return self.datasheets[self.name]
-
 
 def _streaming_rates(columns: Columns, gpu: GpuSpec) -> Streaming | None:
     """Rates of one source's kernels; None if they are not bound by memory or too small."""

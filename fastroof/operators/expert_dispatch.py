@@ -7,7 +7,7 @@ kernels, TensorRT-LLM's over NVLink). Tokens are those of one GPU, unlike in :mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
@@ -16,7 +16,7 @@ import numpy as np
 from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, Column
 from fastroof.config.gpu import GpuSpec
-from fastroof.errors import LookupInputError, PlanError
+from fastroof.errors import LookupInputError
 from fastroof.operators.borrowing import DISPATCH, nearest
 from fastroof.operators.calls import Dispatch, Experts
 from fastroof.operators.external_rows import (
@@ -31,7 +31,7 @@ from fastroof.operators.external_rows import (
     text_columns,
 )
 from fastroof.operators.links import OVER_NODES, Far, LinkDonor, LinkOperator, Placement, placed
-from fastroof.operators.moe import EXPERT_KEYS, MOE, MoeOperator
+from fastroof.operators.moe import EXPERT_KEYS
 from fastroof.operators.moe_work import (
     DEFAULT_DTYPE,
     HIGH_THROUGHPUT,
@@ -43,24 +43,19 @@ from fastroof.operators.moe_work import (
     crossing_bytes,
     dispatch_wire_bytes,
     element_bytes_of,
-    nodes_of_experts,
-    row_bytes_of,
     sent_bytes,
-    tokens_to_reach_all,
 )
 from fastroof.operators.operator import (
     Columns,
     DatasheetClass,
-    HoldoutGrid,
     Key,
     RowSource,
-    SourceTable,
     by_word,
+    every_second,
     measured_keys,
 )
-from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
+from fastroof.operators.row_operator import RowCost, RowNodes
 from fastroof.operators.wide_experts import EXPERT_COLUMNS, GLOBAL_TOKENS, PHASE, GlobalExperts, expert_rows
-from fastroof.uncertainty.leave_one_out import relative_variance
 from fastroof.units import DTYPE_BYTES, US_PER_S
 
 GPUS_PER_NODE: Final = 8
@@ -187,10 +182,7 @@ class ExpertDispatch(LinkOperator):
     defaults: ClassVar[Mapping[str, Any]] = {"comm_dtype": DEFAULT_DTYPE, "num_nodes": 1, "sms": 0}
     # SGLang's H100 rows of DeepEP: the smallest, and those of the high-throughput kernels beyond 500 us.
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"expert_dispatch": DatasheetClass(9.2, 0.34)}
-    holdouts = (
-        HoldoutGrid("expert_dispatch", "every second (dispatch)", {}, {"phase": "dispatch"}),
-        HoldoutGrid("expert_dispatch", "every second (combine)", {}, {"phase": "combine"}),
-    )
+    holdouts = every_second("expert_dispatch", "phase", "dispatch", "combine")
     package_files = (
         PackageFile(
             "comm",
@@ -245,17 +237,6 @@ class ExpertDispatch(LinkOperator):
         row = columns["hidden"] * element
         row = np.where(is_prepare, INDEX_BYTES * columns["topk"], row)
         return dispatch_wire_bytes(columns["num_tokens"], row, columns["topk"], columns["num_gpus"])
-
-    def roofline(self, key: Key, gpu: GpuSpec, launch_us: float) -> Callable[[Any], Floats]:
-        """Launch plus the bytes that a GPU sends over the link."""
-        library, phase, comm_dtype, hidden, topk, _, num_gpus, _, _ = key
-        row = row_bytes_of(library, phase, comm_dtype, hidden, topk)
-        link = gpu.nvlink_bytes_per_s / US_PER_S
-
-        def bound_us(num_tokens: Any) -> Floats:
-            return launch_us + dispatch_wire_bytes(num_tokens, row, topk, num_gpus) / link
-
-        return bound_us
 
     def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
         """Note the units of the files."""
@@ -352,7 +333,7 @@ def _megamoe_rows(raw: Raw) -> ExternalRows:
     return rows.without({"shared experts in the kernel": raw["num_fused_shared_experts"] > 0})
 
 
-class MegaMoe(GlobalExperts, PerRowOperator):
+class MegaMoe(GlobalExperts):
     """DeepGEMM's MegaMoE: dispatch, experts and combine in one kernel."""
 
     name = "megamoe"
@@ -378,52 +359,19 @@ class MegaMoe(GlobalExperts, PerRowOperator):
         ),
     )
 
-    datasheet_error = MoeOperator.datasheet_error
-
     # -- in plans ----------------------------------------------------------------------------------
-
-    def row_cost(self, call: Experts) -> RowCost:
-        """FLOPs and bytes of the experts."""
-        return MOE.row_cost(call)
-
-    def row_work(self, call: Experts, rows: Floats) -> tuple[Floats, Floats]:
-        """FLOPs and bytes of the experts that the tokens are expected to reach."""
-        return MOE.row_work(call, rows)
 
     def row_key(self, call: Experts) -> Key:
         """Key of the kernel."""
         layer = (call.hidden, call.intermediate, call.topk, call.num_experts)
         return (call.dtype, *layer, call.moe_ep, call.phase, call.distribution)
 
-    def serving(self, call: Experts, tables: RowSource) -> SourceTable:
-        """Table of the kernel itself; nothing is borrowed, since the number of GPUs matters."""
-        return tables.serving(self.name, self.row_key(call))
-
-    def row_nodes(self, call: Experts, tables: RowSource, options: CurveOptions, max_rows: int) -> RowNodes:
-        """Curve of the kernel, with a node at every number of tokens until they reach all experts."""
-        if options.method != "roofline":
-            raise PlanError(f"megamoe supports method='roofline' only, got {options.method!r}")
-        packed = self.packed(tables, self.row_key(call))
-        return nodes_of_experts(packed, tokens_to_reach_all(call.topk, call.num_experts))
-
-    def table_points(self, call: Experts, tables: RowSource, rows: Floats) -> tuple[Key, list[Floats]]:
-        """Kernel and tokens."""
-        return self.row_key(call), [rows]
-
-    def row_variance(self, call: Experts, tables: RowSource, rows: Floats) -> Floats:
-        """Variance of the kernel's curve."""
-        return relative_variance(self.local_errors(tables, self.row_key(call)), [rows])
-
-    def row_datasheet(self, call: Experts) -> DatasheetClass:
-        """Launch floor and efficiency of experts."""
-        return MOE.row_datasheet(call)
-
     def datasheet_nodes(self, call: Experts, gpu: GpuSpec) -> RowNodes:
         """Time of the experts or the link, whichever is longer, since the kernel overlaps them."""
-        made = MOE.datasheet_nodes(replace(call, phase=""), gpu)
+        made = super().datasheet_nodes(call, gpu)
         row_bytes = call.hidden * (DTYPE_BYTES["fp8"] + DTYPE_BYTES["bf16"])
         sent = dispatch_wire_bytes(made.axis / call.moe_ep, row_bytes, call.topk, call.moe_ep)
-        link = EXPERT_DISPATCH.datasheets[EXPERT_DISPATCH.name]
+        link = EXPERT_DISPATCH.datasheet
         sending_us = link.launch_us + sent / gpu.nvlink_bytes_per_s / link.efficiency * US_PER_S
         return made._replace(value=np.maximum(made.value, sending_us))
 

@@ -34,7 +34,6 @@ from fastroof.operators.operator import (
     RowSource,
     SourceTable,
     as_floats,
-    dtype_peaks,
     element_bytes,
     input_bytes,
     is_measured,
@@ -189,11 +188,6 @@ class GemmOperator(PerRowOperator):
         """Weights and inputs in the row's dtype, output in bf16."""
         sizes = (columns["m"], columns["n"], columns["k"])
         return gemm_bytes(*sizes, element_bytes(columns["dtype"]), input_bytes(columns["dtype"]))
-
-    def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
-        """Peak of the row's dtype."""
-        peak = dtype_peaks(columns["dtype"], gpu)
-        return peak, peak
 
     def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
         """Note that an fp8 row includes quantising its bf16 input, with the evidence."""

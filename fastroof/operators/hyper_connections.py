@@ -29,17 +29,13 @@ from fastroof.operators.external_rows import (
 from fastroof.operators.operator import (
     Columns,
     DatasheetClass,
-    HoldoutGrid,
     Key,
     Real,
-    RowSource,
-    SourceTable,
     as_floats,
-    dtype_peaks,
+    every_second,
 )
-from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes, SizedOperator
-from fastroof.uncertainty.leave_one_out import relative_variance
-from fastroof.units import ACTIVATION_BYTES, US_PER_S
+from fastroof.operators.row_operator import KernelOperator, RowCost
+from fastroof.units import ACTIVATION_BYTES
 
 WEIGHT_BYTES: Final = 4
 """Bytes per mixing weight: float32."""
@@ -76,7 +72,7 @@ def _package_rows(raw: Raw) -> ExternalRows:
     ).without(others("stage", raw["op_name"], ("pre", "post")))
 
 
-class HyperConnections(SizedOperator, PerRowOperator):
+class HyperConnections(KernelOperator):
     """Mixing of residual streams around the sublayers of one layer; B is linear in the tokens."""
 
     name = "hyper_connections"
@@ -104,10 +100,7 @@ class HyperConnections(SizedOperator, PerRowOperator):
         "hyper_connections_pre": DatasheetClass(17.5, 0.47),
         "hyper_connections_post": DatasheetClass(6.1, 0.87),
     }
-    holdouts = (
-        HoldoutGrid("hyper_connections", "every second (pre)", {}, {"stage": "pre"}),
-        HoldoutGrid("hyper_connections", "every second (post)", {}, {"stage": "post"}),
-    )
+    holdouts = every_second("hyper_connections", "stage", "pre", "post")
     package_files = (
         PackageFile(
             "mhc",
@@ -135,31 +128,9 @@ class HyperConnections(SizedOperator, PerRowOperator):
         """Bytes of all sites."""
         return self._of_both(hyper_connection_bytes, columns)
 
-    def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
-        """Peak of the row's dtype."""
-        peak = dtype_peaks(columns["dtype"], gpu)
-        return peak, peak
-
-    def roofline(self, key: Key, gpu: GpuSpec, launch_us: float) -> Callable[[Any], Floats]:
-        """Launch, FLOPs and bytes."""
-        dtype, stage, hidden, streams, _, sites = key
-
-        def bound_us(tokens: Any) -> Floats:
-            shape = (stage, tokens, hidden, streams, sites)
-            seconds = hyper_connection_flops(*shape) / gpu.peak(dtype)
-            seconds = seconds + hyper_connection_bytes(*shape) / gpu.hbm_bytes_per_s
-            return launch_us + seconds * US_PER_S
-
-        return bound_us
-
     def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
         """Note what one latency covers."""
         return {"note": "a latency is that of all sites of one layer, measured one after the other"}
-
-    def flops_per_unit(self, key: Key) -> float:
-        """FLOPs of one token."""
-        _, stage, hidden, streams, _, sites = key
-        return float(hyper_connection_flops(stage, 1, hidden, streams, sites))
 
     # -- in plans ----------------------------------------------------------------------------------
 
@@ -175,32 +146,6 @@ class HyperConnections(SizedOperator, PerRowOperator):
         return (
             call.dtype, call.stage, call.hidden, call.streams, call.sinkhorn_iterations, call.sites,
         )  # fmt: skip
-
-    def serving(self, call: HyperConnection, tables: RowSource) -> SourceTable:
-        """Table of the kernel."""
-        return tables.serving(self.name, self.row_key(call))
-
-    def row_nodes(
-        self, call: HyperConnection, tables: RowSource, options: CurveOptions, max_rows: int
-    ) -> RowNodes:
-        """Curve of the kernel."""
-        key = self.row_key(call)
-        curve = self.packed(tables, key).curve
-        launch_us = float(curve.value[1:-1].min())
-        if options.method == "roofline":
-            return RowNodes(curve.axis, curve.value, curve.flag, launch_us)
-        tokens = np.arange(1.0, max_rows + 1.0)
-        return self.every_row_nodes(tables, options.method, key, [tokens], launch_us)
-
-    def table_points(
-        self, call: HyperConnection, tables: RowSource, rows: Floats
-    ) -> tuple[Key, list[Floats]]:
-        """Kernel and tokens."""
-        return self.row_key(call), [rows]
-
-    def row_variance(self, call: HyperConnection, tables: RowSource, rows: Floats) -> Floats:
-        """Variance of the kernel's curve."""
-        return relative_variance(self.local_errors(tables, self.row_key(call)), [rows])
 
     def row_datasheet(self, call: HyperConnection) -> DatasheetClass:
         """Class of the stage."""

@@ -32,9 +32,9 @@ from fastroof.operators.operator import (
     Answers,
     Columns,
     DatasheetClass,
-    HoldoutGrid,
     Key,
     RowSource,
+    every_second,
     is_measured,
     sizes_as_floats,
 )
@@ -327,10 +327,7 @@ class Gdn(DeltaRule):
     defaults: ClassVar[Mapping[str, Any]] = {
         **StateOperator.defaults, "head_k_dim": 128, "head_v_dim": 128,
     }  # fmt: skip
-    holdouts = (
-        HoldoutGrid("gdn", "every second (context)", {}, {"phase": "context"}),
-        HoldoutGrid("gdn", "every second (generation)", {}, {"phase": "generation"}),
-    )
+    holdouts = every_second("gdn", "phase", "context", "generation")
     package_files = (
         PackageFile(
             "linear_attention",
@@ -356,11 +353,7 @@ class Kda(DeltaRule):
     state_bytes = 4
     gate_per_channel = True
     defaults = Gdn.defaults
-    holdouts = (
-        HoldoutGrid("kda", "every second (context)", {}, {"phase": "context"}),
-        HoldoutGrid("kda", "every second (generation)", {}, {"phase": "generation"}),
-        HoldoutGrid("kda", "every second (verify)", {}, {"phase": "verify"}),
-    )
+    holdouts = every_second("kda", "phase", "context", "generation", "verify")
     package_files = (
         PackageFile("kda", "kda_perf", (*PACKAGE_COLUMNS, *size_columns(*_DELTA_SIZES)), _delta_rows, RUN),
     )
@@ -411,11 +404,7 @@ class Mamba2(StateOperator):
         Column("chunk_size", "int", "", "tokens per chunk of prefill"),
     )
     defaults: ClassVar[Mapping[str, Any]] = {**StateOperator.defaults, "chunk_size": 128}
-    holdouts = (
-        HoldoutGrid("mamba2", "every second (context)", {}, {"phase": "context"}),
-        HoldoutGrid("mamba2", "every second (generation)", {}, {"phase": "generation"}),
-    )
-    coverages = (HoldoutGrid("mamba2", "all", {}, {}),)
+    holdouts = every_second("mamba2", "phase", "context", "generation")
     package_files = (
         PackageFile(
             "linear_attention",

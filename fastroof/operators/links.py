@@ -18,7 +18,7 @@ from fastroof.arrays import Floats
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import PlanError
-from fastroof.operators.operator import DatasheetClass, Key, RowSource, SourceTable
+from fastroof.operators.operator import Key, RowSource, SourceTable
 from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowNodes, SizedOperator
 from fastroof.pack import SIZE_LIMIT
 from fastroof.uncertainty.leave_one_out import relative_variance
@@ -105,10 +105,6 @@ class LinkOperator(SizedOperator, PerRowOperator):
         """Placement of a call's GPUs."""
         return placed(call.num_gpus, 1, gpu)
 
-    def row_datasheet(self, call: Any) -> DatasheetClass:
-        """Launch floor and efficiency of the only class."""
-        return self.datasheets[self.name]
-
     def serving(self, call: Any, tables: RowSource) -> SourceTable | None:
         """Table of the donor; None if every GPU is in another domain."""
         found = self.donor(call, tables)
@@ -125,8 +121,8 @@ class LinkOperator(SizedOperator, PerRowOperator):
         if found is None:
             return self._over_domains(call, None, tables.gpu)
         there = found.others or tables
-        curve = self.packed(there, found.key).curve
-        launch_us = float(curve.value[1:-1].min())
+        packed = self.packed(there, found.key)
+        curve, launch_us = packed.curve, packed.launch_us
         if options.method == "roofline":
             made = RowNodes(curve.axis / found.row_size, curve.value, curve.flag, launch_us)
         else:

@@ -165,7 +165,7 @@ class AdapterGemmOperator(PerRowOperator):
         dense_us = np.interp(rows, _ROWS, np.maximum.accumulate(usual_us))
         others = np.maximum(self._matrices(call, rows) - 1.0, 0.0) * matrix_bytes
         added = picks * (self._row_bytes(call) - _dense_row_bytes(call))
-        launch_us = ELEMENTWISE.datasheets["elementwise"].launch_us if call.part == "lookup" else 0.0
+        launch_us = ELEMENTWISE.datasheet.launch_us if call.part == "lookup" else 0.0
         us = launch_us + dense_us + (others + np.maximum(added, 0.0)) / bytes_per_us
         axis = np.r_[0.0, rows, SIZE_LIMIT]
         slope = (us[-1] - us[-2]) / (rows[-1] - rows[-2])
@@ -178,10 +178,6 @@ class AdapterGemmOperator(PerRowOperator):
     def shared_error(self, tables: RowSource) -> float:
         """Error of every call."""
         return ERROR
-
-    def row_datasheet(self, call: AdapterGemm) -> DatasheetClass:
-        """Launch floor and efficiency of GEMMs."""
-        return self.datasheets[self.name]
 
 
 def _shapes(call: AdapterGemm) -> list[tuple[float, float]]:

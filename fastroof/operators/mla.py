@@ -204,6 +204,15 @@ class AttentionModule(RaggedOperator):
 
     keys = MODULE_KEYS
 
+    def sizes(self, columns: Columns) -> tuple[Floats, Floats, Floats]:
+        """Batch, new tokens and tokens of each row's sequences; a decode has one new token."""
+        batch, kv_len = (np.asarray(columns[name], np.float64) for name in ("batch_size", "kv_len"))
+        return batch, np.asarray(columns.get("q_len", 1.0), np.float64), kv_len
+
+    def pairs(self, q_len: Floats, kv_len: Floats, most: Real = np.inf) -> Floats:
+        """(query, token) pairs of a sequence, at most ``most`` per query."""
+        return causal_pairs(q_len, kv_len, most) if "q_len" in self.axis_names else attended(kv_len, most)
+
     def fastest_dtype(self, columns: Columns) -> Array:
         """Some kernels compute attention in the KV cache's dtype."""
         return columns["kv_dtype"]

@@ -79,7 +79,14 @@ def _package_rows(raw: Raw) -> ExternalRows:
 _DEFAULTS: Final = {"dtype": "bf16", "kv_dtype": "bf16", "attn_dtype": "bf16", "model": "deepseek-v3"}
 
 
-class MlaModulePrefill(LatentModule, RaggedPrefill):
+class _MlaModule(LatentModule):
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """Weights, tokens in and out, and the cache."""
+        batch, q_len, kv_len = self.sizes(columns)
+        return module_bytes(columns, batch * q_len, batch * kv_len)
+
+
+class MlaModulePrefill(_MlaModule, RaggedPrefill):
     """An MLA block over prompts: keys and values are expanded for every head."""
 
     name = "mla_module_prefill"
@@ -101,13 +108,8 @@ class MlaModulePrefill(LatentModule, RaggedPrefill):
         own = projections(columns, shape, batch * q_len, batch * kv_len)
         return [*own, WorkPart(np.asarray(attention), columns["attn_dtype"])]
 
-    def moved_bytes(self, columns: Columns) -> Floats:
-        """Weights, tokens in and out, and the cache."""
-        batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        return module_bytes(columns, batch * q_len, batch * kv_len)
 
-
-class MlaModuleDecode(LatentModule):
+class MlaModuleDecode(_MlaModule):
     """An MLA block over one new token per sequence: absorbed."""
 
     name = "mla_module_decode"
@@ -128,11 +130,6 @@ class MlaModuleDecode(LatentModule):
         widths = 2.0 * shape.kv_lora_rank + shape.rope_dim
         attention = 2.0 * columns["num_heads"] * widths * batch * kv_len
         return [*projections(columns, shape, batch), WorkPart(np.asarray(attention), columns["attn_dtype"])]
-
-    def moved_bytes(self, columns: Columns) -> Floats:
-        """Weights, tokens in and out, and the cache."""
-        batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        return module_bytes(columns, batch, batch * kv_len)
 
 
 _PARTS: Final = {"mla_gen_pre": "pre", "mla_gen_post": "post"}
@@ -253,10 +250,6 @@ class MlaBmm(RaggedOperator, PerRowOperator):
         # rows + 1 as in RaggedOperator, whose sizes may be 0
         own = relative_variance(self.local_errors(tables, key), [rows + 1.0])
         return own + (BORROWED**2 if key[2] != call.num_heads else 0.0)
-
-    def row_datasheet(self, call: LatentProduct) -> DatasheetClass:
-        """Class of vLLM's bf16 products on the H100."""
-        return self.datasheets["mla_bmm"]
 
 
 OPERATORS: Final = (

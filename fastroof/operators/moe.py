@@ -49,18 +49,15 @@ from fastroof.operators.operator import (
     Key,
     RowSource,
     SourceTable,
-    dtype_peaks,
     element_bytes,
     is_measured,
     measured_keys,
 )
 from fastroof.operators.row_operator import (
-    CurveOptions,
+    KernelOperator,
     PackedSizes,
-    PerRowOperator,
     RowCost,
     RowNodes,
-    SizedOperator,
 )
 from fastroof.pack import SIZE_LIMIT
 from fastroof.uncertainty.leave_one_out import relative_variance
@@ -94,7 +91,7 @@ def _shape(c: Columns) -> tuple[Array, Array, Array, Array, Array, Array]:
     return (c["hidden"], c["intermediate"], c["topk"], c["num_experts"], c["moe_tp"], c["moe_ep"])
 
 
-class MoeOperator(SizedOperator, PerRowOperator):
+class MoeOperator(KernelOperator):
     """Routed experts of ``gemms`` GEMMs each; B grows with the experts that tokens are expected to reach."""
 
     gemms: ClassVar[int] = GATED_GEMMS
@@ -145,11 +142,6 @@ class MoeOperator(SizedOperator, PerRowOperator):
         shape = _shape(columns)
         one_token = moe_bytes(1, *shape, element_bytes(columns["dtype"]), self.gemms)
         return one_token + moe_bytes(columns["num_tokens"], *shape, 0) - moe_bytes(1, *shape, 0)
-
-    def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
-        """Peak of the row's dtype."""
-        peak = dtype_peaks(columns["dtype"], gpu)
-        return peak, peak
 
     def roofline(self, key: Key, gpu: GpuSpec, launch_us: float) -> Callable[[Any], Floats]:
         """Launch, FLOPs at the dtype's peak, weights of the touched experts and tokens."""
@@ -331,19 +323,9 @@ class MoeOperator(SizedOperator, PerRowOperator):
         """Table of the layer's shape or its nearest donor."""
         return tables.serving(self.name, self.source_key(tables, self.row_key(call)))
 
-    def row_nodes(self, call: Experts, tables: RowSource, options: CurveOptions, max_rows: int) -> RowNodes:
-        """Nodes of the layer's shape, see :func:`nodes_of_experts`."""
-        key = self.row_key(call)
-        packed = self.packed(tables, key)
-        launch_us = float(packed.curve.value[1:-1].min())
-        if options.method != "roofline":
-            tokens = np.arange(1.0, max_rows + 1.0)
-            return self.every_row_nodes(tables, options.method, key, [tokens], launch_us)
+    def roofline_nodes(self, call: Experts, packed: PackedSizes) -> RowNodes:
+        """A node at every number of tokens until they reach all experts, see :func:`nodes_of_experts`."""
         return nodes_of_experts(packed, tokens_to_reach_all(call.topk, call.num_experts))
-
-    def table_points(self, call: Experts, tables: RowSource, rows: Floats) -> tuple[Key, list[Floats]] | None:
-        """The layer's shape and tokens."""
-        return self.row_key(call), [rows]
 
     def row_variance(self, call: Experts, tables: RowSource, rows: Floats) -> Floats:
         """Variance of the shape's curve."""

@@ -110,7 +110,7 @@ def nodes_of_experts(packed: PackedSizes, all_reached: int) -> RowNodes:
     """Nodes of a curve: at every number of tokens until all experts are reached, where B becomes linear."""
     from fastroof.compiled.guides import curve_latency_us
 
-    launch_us = float(packed.curve.value[1:-1].min())
+    launch_us = packed.launch_us
     dense = min(all_reached, DENSE_ROWS)
     octaves = np.log2(min(all_reached, SIZE_LIMIT / 2.0) / dense)
     close = np.rint(dense * 2.0 ** (np.arange(1.0, octaves * NODES_AN_OCTAVE + 1.0) / NODES_AN_OCTAVE))

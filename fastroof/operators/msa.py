@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from fastroof.arrays import Array, Floats
-from fastroof.operators.attention_work import DECODE_AXES, PrefixUs
+from fastroof.operators.attention_work import DECODE_AXES
 from fastroof.operators.external_rows import (
     MEASURED,
     ExternalRows,
@@ -25,16 +25,14 @@ from fastroof.operators.external_rows import (
 from fastroof.operators.mla import (
     MODULE_COLUMNS,
     AttentionModule,
-    attended,
-    causal_pairs,
     check_model,
     decodes,
     module_rows,
     prompts,
 )
-from fastroof.operators.operator import Columns, DatasheetClass, Key, RowSource, element_bytes
-from fastroof.operators.ragged import RaggedPrefill, WorkPart
-from fastroof.operators.sparse_attention import sparse_prefix_us
+from fastroof.operators.operator import Columns, DatasheetClass, Key, element_bytes
+from fastroof.operators.ragged import WorkPart
+from fastroof.operators.sparse_attention import SparsePrefill
 from fastroof.units import ACTIVATION_BYTES
 
 _MODEL: Final = "minimax-m3"
@@ -84,8 +82,26 @@ class _Msa(AttentionModule):
         """Reject models with unknown widths."""
         check_model(key[3], [_MODEL])
 
+    def parts(self, columns: Columns) -> Sequence[WorkPart]:
+        """Projections, scores of all tokens, and attention to the picked ones."""
+        batch, q_len, kv_len = self.sizes(columns)
+        scored, picked = (batch * self.pairs(q_len, kv_len, most) for most in (np.inf, _PICKED))
+        return _work(columns, batch * q_len, scored, picked)
 
-class MsaPrefill(_Msa, RaggedPrefill):
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """Weights, tokens in and out, the indexer's keys, and cached tokens that all queries may pick."""
+        return self._moved(columns, self.sizes(columns)[1])
+
+    def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
+        """Bytes if all queries of a sequence pick the same blocks."""
+        return self._moved(columns, np.asarray(1.0))
+
+    def _moved(self, columns: Columns, picking: Floats) -> Floats:
+        batch, q_len, kv_len = self.sizes(columns)
+        return _bytes(columns, batch * q_len, batch * kv_len, batch * np.minimum(kv_len, picking * _PICKED))
+
+
+class MsaPrefill(_Msa, SparsePrefill):
     """An MSA block over prompts or chunks."""
 
     name = "msa_prefill"
@@ -94,28 +110,6 @@ class MsaPrefill(_Msa, RaggedPrefill):
     summary = "An MSA block (MiniMax-M3) over prompts."
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
     package_files = (PackageFile("msa", "msa_context_module_perf", _COLUMNS, prompts(_package_rows)),)
-
-    def parts(self, columns: Columns) -> Sequence[WorkPart]:
-        """Projections, scores of all tokens, and attention to the picked ones."""
-        batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        scored, picked = (batch * causal_pairs(q_len, kv_len, most) for most in (np.inf, _PICKED))
-        return _work(columns, batch * q_len, scored, picked)
-
-    def prefix_us(self, tables: RowSource, key: Key, window: int) -> PrefixUs:
-        """Price of a prefix, fitted if long prefixes were measured."""
-        return sparse_prefix_us(self, tables, key, window)
-
-    def moved_bytes(self, columns: Columns) -> Floats:
-        """Weights, tokens in and out, the indexer's keys, and cached tokens that all queries may pick."""
-        return self._moved(columns, np.asarray(columns["q_len"], np.float64))
-
-    def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
-        """Bytes if all queries of a sequence pick the same blocks."""
-        return self._moved(columns, np.asarray(1.0))
-
-    def _moved(self, columns: Columns, picking: Floats) -> Floats:
-        batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        return _bytes(columns, batch * q_len, batch * kv_len, batch * np.minimum(kv_len, picking * _PICKED))
 
 
 class MsaDecode(_Msa):
@@ -128,16 +122,6 @@ class MsaDecode(_Msa):
     axes = DECODE_AXES
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
     package_files = (PackageFile("msa", "msa_generation_module_perf", _COLUMNS, decodes(_package_rows)),)
-
-    def parts(self, columns: Columns) -> Sequence[WorkPart]:
-        """Projections, scores of all tokens, and attention to the picked ones."""
-        batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        return _work(columns, batch, batch * kv_len, batch * attended(kv_len, _PICKED))
-
-    def moved_bytes(self, columns: Columns) -> Floats:
-        """Weights, tokens in and out, the indexer's keys and the picked blocks."""
-        batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        return _bytes(columns, batch, batch * kv_len, batch * attended(kv_len, _PICKED))
 
 
 OPERATORS: Final = (MsaPrefill(), MsaDecode())

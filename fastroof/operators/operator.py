@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeVar
 import numpy as np
 
 from fastroof.arrays import Array, Bools, Flags, Floats, Longs
-from fastroof.columns import LATENCY, Column
+from fastroof.columns import DTYPE, LATENCY, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import GpuError, LookupInputError
 from fastroof.operators.external_rows import PackageFile, TreeFile
@@ -62,6 +62,11 @@ class HoldoutGrid:
     kept: Mapping[str, tuple[int, ...]]
     only: Mapping[str, Any]
     kernels: tuple[str, ...] = ()
+
+
+def every_second(operator: str, column: str, *words: str) -> tuple[HoldoutGrid, ...]:
+    """Hold-outs of every second value, one for each word of a key column."""
+    return tuple(HoldoutGrid(operator, f"every second ({word})", {}, {column: word}) for word in words)
 
 
 @dataclass(frozen=True)
@@ -220,6 +225,11 @@ class Operator(ABC):
         return (*(n for n in names if n not in self.defaults), *(n for n in names if n in self.defaults))
 
     @property
+    def datasheet(self) -> DatasheetClass:
+        """Launch floor and efficiency of the datasheet model, for the class of the operator's name."""
+        return self.datasheets[self.name]
+
+    @property
     def axis_names(self) -> tuple[str, ...]:
         """Names of the sizes that lookups interpolate along."""
         return tuple(c.name for c in self.axes)
@@ -240,8 +250,11 @@ class Operator(ABC):
 
     def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
         """Peak of every row's dtype, and the peak that no kernel of the row can exceed, FLOP/s."""
-        none = np.full(len(columns["latency_us"]), np.nan)
-        return none, none
+        if self.over_link or DTYPE not in self.keys:
+            peak: Floats = np.full(len(columns["latency_us"]), np.nan)
+        else:
+            peak = dtype_peaks(columns["dtype"], gpu)
+        return peak, peak
 
     def flops_and_peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats, Floats]:
         """FLOPs and both peaks of every row."""

@@ -236,18 +236,13 @@ class RaggedOperator(Operator):
     borrowable_sizes: ClassVar[frozenset[str]] = frozenset({"num_heads", "num_q_heads"})
     """Sizes of a key in which a donor may differ."""
 
-    @property
-    def datasheet_class(self) -> DatasheetClass:
-        """Launch floor and efficiency of the datasheet model: least latency, median B / latency above 200 us.
+    def datasheet_of(self, key: Key) -> DatasheetClass:
+        """Launch floor and efficiency of one kernel: least latency, median B / latency above 200 us.
 
         From H100 rows of the engine with the least latency (TensorRT-LLM for latent attention, SGLang for
         sparse attention with an indexer, vLLM otherwise).
         """
-        return self.datasheets[self.name]
-
-    def datasheet_of(self, key: Key) -> DatasheetClass:
-        """Launch floor and efficiency of the datasheet model for one kernel."""
-        return self.datasheet_class
+        return self.datasheet
 
     def is_modelled_unasked(self, key: Key) -> bool:
         """Whether the datasheet model serves a kernel even without ``allow_modelled``, as no table has it."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Flags, Floats
+from fastroof.arrays import Array, Flags, Floats
 from fastroof.columns import ORIGIN, ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED, ORIGIN_MODELLED
 from fastroof.config.gpu import GpuSpec
 from fastroof.operators.operator import (
@@ -110,9 +110,9 @@ class PerRowOperator(Operator):
         """Relative standard error that all calls of the operator share; None if unknown."""
         return None
 
-    @abstractmethod
     def row_datasheet(self, call: Any) -> DatasheetClass:
         """Launch floor and efficiency that the datasheet model assumes for a call."""
+        return self.datasheet
 
     def datasheet_nodes(self, call: Any, gpu: GpuSpec) -> RowNodes:
         """Latency against rows from the datasheet: launch floor plus the larger of two straight lines."""
@@ -146,6 +146,11 @@ class PackedSizes(NamedTuple):
     sizes: Floats
     coordinate: Callable[[Floats], Floats]
 
+    @property
+    def launch_us(self) -> float:
+        """The smallest latency."""
+        return float(self.curve.value[1:-1].min())
+
 
 def _itself(sizes: Floats) -> Floats:
     return sizes
@@ -157,12 +162,36 @@ class SizedOperator(Operator):
     is_linear: ClassVar[bool] = False
 
     def roofline(self, key: Key, gpu: GpuSpec, launch_us: float) -> Callable[[Any], Floats]:
-        """B at sizes, us; ``launch_us`` is the smallest latency of the kernel."""
-        raise self._no_lookups()
+        """B at sizes, us: bytes over the link, or FLOPs and bytes, after the least latency ``launch_us``."""
+        link, peak = gpu.nvlink_bytes_per_s / US_PER_S, math.nan if self.over_link else gpu.peak(key[0])
+
+        def bound_us(sizes: Any) -> Floats:
+            columns = self._key_columns(key, sizes)
+            moved = self.expected_bytes(columns)
+            if self.over_link:
+                us = launch_us + moved / link
+            else:
+                seconds = self.flops(columns) / peak + moved / gpu.hbm_bytes_per_s
+                us = launch_us + seconds * US_PER_S
+            return np.asarray(us).reshape(np.shape(sizes))
+
+        return bound_us
+
+    def expected_bytes(self, columns: Columns) -> Floats:
+        """Bytes of the roofline, which interpolates between sizes."""
+        return self.moved_bytes(columns)
 
     def flops_per_unit(self, key: Key) -> float:
         """FLOPs per unit of the size; NaN if the operator only moves bytes."""
-        return math.nan
+        return math.nan if self.over_link else float(self.flops(self._key_columns(key, 1))[0])
+
+    def _key_columns(self, key: Key, sizes: Any) -> dict[str, Array]:
+        """Columns of calls of one kernel."""
+        sizes = np.atleast_1d(np.asarray(sizes, np.float64))
+        named = {column.name: value for column, value in zip(self.keys, key, strict=True)}
+        kinds = {name: object if isinstance(value, str) else np.float64 for name, value in named.items()}
+        arrays = {name: np.full(len(sizes), value, kinds[name]) for name, value in named.items()}
+        return {**arrays, self.axes[0].name: sizes}
 
     def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> PackedSizes:
         """Pack the curve of one kernel; latency / B is constant beyond its ends."""
@@ -223,6 +252,38 @@ class SizedOperator(Operator):
     def relative_error(self, tables: RowSource, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
         """Relative standard error of lookups of one kernel."""
         return np.sqrt(relative_variance(self.local_errors(tables, key), sizes))
+
+
+class KernelOperator(SizedOperator, PerRowOperator):
+    """Calls of one measured kernel, whose key is :meth:`row_key` and whose size is the number of rows."""
+
+    def serving(self, call: Any, tables: RowSource) -> SourceTable:
+        """Table of the kernel."""
+        return tables.serving(self.name, self.row_key(call))
+
+    def row_nodes(self, call: Any, tables: RowSource, options: CurveOptions, max_rows: int) -> RowNodes:
+        """Curve of the kernel."""
+        packed = self.call_curve(call, tables)
+        if options.method == "roofline":
+            return self.roofline_nodes(call, packed)
+        rows = np.arange(1.0, max_rows + 1.0)
+        return self.every_row_nodes(tables, options.method, self.row_key(call), [rows], packed.launch_us)
+
+    def call_curve(self, call: Any, tables: RowSource) -> PackedSizes:
+        """Curve of a call's kernel."""
+        return self.packed(tables, self.row_key(call))
+
+    def roofline_nodes(self, call: Any, packed: PackedSizes) -> RowNodes:
+        """Nodes of a call by the roofline method: those of its kernel's curve."""
+        return RowNodes(packed.curve.axis, packed.curve.value, packed.curve.flag, packed.launch_us)
+
+    def table_points(self, call: Any, tables: RowSource, rows: Floats) -> tuple[Key, list[Floats]] | None:
+        """Kernel and rows."""
+        return self.row_key(call), [rows]
+
+    def row_variance(self, call: Any, tables: RowSource, rows: Floats) -> Floats:
+        """Variance of the kernel's curve."""
+        return relative_variance(self.local_errors(tables, self.row_key(call)), [rows])
 
 
 def _keep_rate(packed: PackedSizes, method: str, sizes: Floats, out: Floats, origin: Flags) -> None:

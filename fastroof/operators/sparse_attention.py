@@ -35,7 +35,6 @@ from fastroof.operators.mla import (
     MODULE_COLUMNS,
     NUM_HEADS,
     LatentModule,
-    attended,
     causal_pairs,
     decodes,
     model_names,
@@ -74,19 +73,22 @@ NEGLIGIBLE: Final = 0.02
 """Share of a latency below which errors have equal weight."""
 
 
-def sparse_prefix_us(operator: RaggedPrefill, tables: RowSource, key: Key, window: int) -> PrefixUs:
-    """Price of a prefix: fitted if prompts after long prefixes were measured, else B times latency / B."""
-    donor = operator.step_kernels(tables, key)[0].key
-    own, donor_prices = (operator.prefix_prices(one, tables.gpu, window) for one in (key, donor))
-    fitted = tables.cached(
-        ("fitted prefix", operator.name, donor, window),
-        lambda: fitted_price(tables.packed(operator, donor), donor_prices, window),
-    )
-    if fitted is None:
-        return own.times(operator.prefix_ratio(tables, key))
-    return PrefixUs(
-        *(us * (a / b if b > 0.0 else 1.0) for us, a, b in zip(fitted, own, donor_prices, strict=True))
-    )
+class SparsePrefill(RaggedPrefill):
+    """Prompts whose queries attend to some of the tokens."""
+
+    def prefix_us(self, tables: RowSource, key: Key, window: int) -> PrefixUs:
+        """Price of a prefix: fitted if long prefixes were measured, else B times latency / B."""
+        donor = self.step_kernels(tables, key)[0].key
+        own, donor_prices = (self.prefix_prices(one, tables.gpu, window) for one in (key, donor))
+        fitted = tables.cached(
+            ("fitted prefix", self.name, donor, window),
+            lambda: fitted_price(tables.packed(self, donor), donor_prices, window),
+        )
+        if fitted is None:
+            return own.times(self.prefix_ratio(tables, key))
+        return PrefixUs(
+            *(us * (a / b if b > 0.0 else 1.0) for us, a, b in zip(fitted, own, donor_prices, strict=True))
+        )
 
 
 def fitted_price(table: RaggedTable, least: PrefixUs, window: int) -> PrefixUs | None:
@@ -245,16 +247,44 @@ def _expanded_flops(columns: Columns, shape: LatentShape, pairs: Floats) -> Floa
     return np.asarray(2.0 * columns["num_heads"] * widths * pairs)
 
 
-def _is_dense(columns: Columns) -> Array:
-    """Rows that run dense attention, by their coordinates or kernel name."""
-    if SEGMENT in columns:
-        return columns[SEGMENT]
-    if "kernel" in columns:
-        return by_word(columns["kernel"], lambda kernel: float("_dense_" in kernel)) > 0.0
-    return np.asarray(False)
+class _Dsa(LatentModule):
+    """Base of prefill and decode."""
+
+    def is_dense(self, columns: Columns) -> Array:
+        """Rows that run dense attention."""
+        return np.asarray(False)
+
+    def parts(self, columns: Columns) -> Sequence[WorkPart]:
+        """Projections, the indexer, and absorbed attention to the picked tokens; or dense attention."""
+        batch, q_len, kv_len = self.sizes(columns)
+        tokens = batch * q_len
+        shape, is_dense = shapes_of(columns["model"]), self.is_dense(columns)
+        all_pairs = batch * self.pairs(q_len, kv_len)
+        picked = batch * self.pairs(q_len, kv_len, shape.topk)
+        scored = np.where(is_dense, 0.0, all_pairs)
+        latent, expanded = _latent_flops(columns, shape, picked), _expanded_flops(columns, shape, all_pairs)
+        return [
+            *projections(columns, shape, tokens, np.where(is_dense, batch * kv_len, 0.0)),
+            *_indexer(columns, shape, tokens, scored),
+            WorkPart(np.where(is_dense, expanded, latent), columns["attn_dtype"]),
+        ]
+
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """Weights, tokens in and out, cached tokens that all queries may pick, the indexer's keys once."""
+        return self._bytes(columns, self.sizes(columns)[1])
+
+    def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
+        """Bytes if all queries of a sequence pick the same tokens."""
+        return self._bytes(columns, np.asarray(1.0))
+
+    def _bytes(self, columns: Columns, picking: Floats) -> Floats:
+        batch, q_len, kv_len = self.sizes(columns)
+        read = np.minimum(kv_len, picking * shapes_of(columns["model"]).topk)
+        own = module_bytes(columns, batch * q_len, batch * read)
+        return own + _indexer_bytes(columns, batch * kv_len)
 
 
-class DsaPrefill(LatentModule, RaggedPrefill):
+class DsaPrefill(_Dsa, SparsePrefill):
     """A DSA block over prompts or chunks."""
 
     name = "dsa_prefill"
@@ -268,6 +298,14 @@ class DsaPrefill(LatentModule, RaggedPrefill):
         _glm_5_3_file("context"),
     )
 
+    def is_dense(self, columns: Columns) -> Array:
+        """Rows that run dense attention, by their coordinates or kernel name."""
+        if SEGMENT in columns:
+            return columns[SEGMENT]
+        if "kernel" in columns:
+            return by_word(columns["kernel"], lambda kernel: float("_dense_" in kernel)) > 0.0
+        return np.asarray(False)
+
     def segment(self, key: Key, rows: Columns) -> Segment | None:
         """Sequences that run dense attention, if kernel names separate them."""
         topk = LATENT_SHAPES[key[3]].topk
@@ -280,41 +318,8 @@ class DsaPrefill(LatentModule, RaggedPrefill):
         kernels = rows.get("kernel", np.full(len(dense), ""))
         return None if set(kernels[dense]) & set(kernels[~dense]) else is_dense
 
-    def parts(self, columns: Columns) -> Sequence[WorkPart]:
-        """Projections, the indexer, and absorbed attention to the picked tokens; or dense attention."""
-        batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        tokens = batch * q_len
-        shape, is_dense = shapes_of(columns["model"]), _is_dense(columns)
-        all_pairs = batch * causal_pairs(q_len, kv_len)
-        picked = batch * causal_pairs(q_len, kv_len, shape.topk)
-        scored = np.where(is_dense, 0.0, all_pairs)
-        latent, expanded = _latent_flops(columns, shape, picked), _expanded_flops(columns, shape, all_pairs)
-        return [
-            *projections(columns, shape, tokens, np.where(is_dense, batch * kv_len, 0.0)),
-            *_indexer(columns, shape, tokens, scored),
-            WorkPart(np.where(is_dense, expanded, latent), columns["attn_dtype"]),
-        ]
 
-    def prefix_us(self, tables: RowSource, key: Key, window: int) -> PrefixUs:
-        """Price of a prefix, fitted if long prefixes were measured."""
-        return sparse_prefix_us(self, tables, key, window)
-
-    def moved_bytes(self, columns: Columns) -> Floats:
-        """Weights, tokens in and out, cached tokens that all queries may pick, the indexer's keys once."""
-        return self._bytes(columns, np.asarray(columns["q_len"], np.float64))
-
-    def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
-        """Bytes if all queries of a sequence pick the same tokens."""
-        return self._bytes(columns, np.asarray(1.0))
-
-    def _bytes(self, columns: Columns, picking: Floats) -> Floats:
-        batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        read = np.minimum(kv_len, picking * shapes_of(columns["model"]).topk)
-        own = module_bytes(columns, batch * q_len, batch * read)
-        return own + _indexer_bytes(columns, batch * kv_len)
-
-
-class DsaDecode(LatentModule):
+class DsaDecode(_Dsa):
     """A DSA block over one new token per sequence."""
 
     name = "dsa_decode"
@@ -329,23 +334,6 @@ class DsaDecode(LatentModule):
         ),
         _glm_5_3_file("generation"),
     )
-
-    def parts(self, columns: Columns) -> Sequence[WorkPart]:
-        """Projections, the indexer, and absorbed attention to the picked tokens."""
-        batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        shape = shapes_of(columns["model"])
-        picked = batch * attended(kv_len, shape.topk)
-        return [
-            *projections(columns, shape, batch),
-            *_indexer(columns, shape, batch, batch * kv_len),
-            WorkPart(_latent_flops(columns, shape, picked), columns["attn_dtype"]),
-        ]
-
-    def moved_bytes(self, columns: Columns) -> Floats:
-        """Weights, tokens in and out, the picked tokens and the indexer's keys."""
-        batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        own = module_bytes(columns, batch, batch * attended(kv_len, shapes_of(columns["model"]).topk))
-        return own + _indexer_bytes(columns, batch * kv_len)
 
 
 MQA_LOGITS: Final = "mqa_logits"

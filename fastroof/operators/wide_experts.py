@@ -36,8 +36,6 @@ from fastroof.operators.moe_work import (
     check_routed,
     moe_bytes,
     moe_flops,
-    nodes_of_experts,
-    tokens_to_reach_all,
 )
 from fastroof.operators.operator import (
     Columns,
@@ -45,20 +43,19 @@ from fastroof.operators.operator import (
     Key,
     RowSource,
     SourceTable,
-    dtype_peaks,
     element_bytes,
     measured_keys,
 )
 from fastroof.operators.row_operator import (
     CurveOptions,
+    KernelOperator,
     PackedSizes,
-    PerRowOperator,
     RowCost,
     RowNodes,
     SizedOperator,
 )
 from fastroof.uncertainty.leave_one_out import relative_variance
-from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S
+from fastroof.units import US_PER_MS
 
 ANY_PHASE: Final = "any"
 """Phase of an engine with one kernel for prefill and decode."""
@@ -219,10 +216,11 @@ def _files_of_phases(
     )
 
 
-class GlobalExperts(SizedOperator):
+class GlobalExperts(KernelOperator):
     """Gated experts of many GPUs, by the tokens of all of them."""
 
     axes = (_TOKENS,)
+    datasheet_error = MoeOperator.datasheet_error
 
     @staticmethod
     def _slots(columns: Columns) -> Array:
@@ -237,7 +235,11 @@ class GlobalExperts(SizedOperator):
     def moved_bytes(self, columns: Columns) -> Floats:
         """Bytes with the experts that even routing is expected to reach; the fewest for uneven routing."""
         even = np.isin(columns["distribution"].astype(str), EVENLY_ROUTED)
-        return np.where(even, self._bytes(columns, columns["num_tokens"]), self._bytes(columns, 1))
+        return np.where(even, self.expected_bytes(columns), self._bytes(columns, 1))
+
+    def expected_bytes(self, columns: Columns) -> Floats:
+        """Bytes with the experts that even routing is expected to reach."""
+        return self._bytes(columns, columns["num_tokens"])
 
     def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
         """Bytes with the experts of one token."""
@@ -254,11 +256,6 @@ class GlobalExperts(SizedOperator):
             + tokens
         )
 
-    def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
-        """Peak of the row's dtype."""
-        peak = dtype_peaks(columns["dtype"], gpu)
-        return peak, peak
-
     def check_key(self, key: Key) -> None:
         """Reject topk above the number of experts, and fewer slots than experts."""
         named = {c.name: int(value) for c, value in zip(self.keys, key, strict=True) if c.kind == "int"}
@@ -269,34 +266,43 @@ class GlobalExperts(SizedOperator):
                 f"num_slots must be at least num_experts ({named['num_experts']}), got {slots}"
             )
 
-    def _key_columns(self, key: Key, tokens: Any) -> dict[str, Array]:
-        named = {c.name: value for c, value in zip(self.keys, key, strict=True)}
-        tokens = np.atleast_1d(np.asarray(tokens, np.float64))
-        kinds = {name: object if isinstance(value, str) else np.float64 for name, value in named.items()}
-        arrays = {name: np.full(len(tokens), value, kinds[name]) for name, value in named.items()}
-        return {**arrays, "num_tokens": tokens}
+    # -- in plans ----------------------------------------------------------------------------------
 
-    def roofline(self, key: Key, gpu: GpuSpec, launch_us: float) -> Callable[[Any], Floats]:
-        """Launch, FLOPs at the dtype's peak, weights of the touched experts and tokens."""
-        peak = gpu.peak(key[0])
+    def as_moe(self, call: Experts) -> Experts:
+        """The call as a kernel of :data:`MOE` with as many experts as there are slots."""
+        return replace(call, phase="")
 
-        def bound_us(tokens: Any) -> Floats:
-            columns = self._key_columns(key, tokens)
-            moved = self._bytes(columns, columns["num_tokens"])
-            seconds = self.flops(columns) / peak + moved / gpu.hbm_bytes_per_s
-            return (launch_us + seconds * US_PER_S).reshape(np.shape(tokens))
+    def row_cost(self, call: Experts) -> RowCost:
+        """FLOPs and bytes per token, and the weights of all slots, which many tokens reach."""
+        return MOE.row_cost(self.as_moe(call))
 
-        return bound_us
+    def row_work(self, call: Experts, rows: Floats) -> tuple[Floats, Floats]:
+        """FLOPs, and the bytes of the slots that the tokens are expected to reach."""
+        return MOE.row_work(self.as_moe(call), rows)
 
-    def flops_per_unit(self, key: Key) -> float:
-        """FLOPs of one token on one GPU."""
-        return float(self.flops(self._key_columns(key, 1))[0])
+    def row_nodes(self, call: Experts, tables: RowSource, options: CurveOptions, max_rows: int) -> RowNodes:
+        """Nodes of the kernel's curve."""
+        if options.method != "roofline":
+            raise PlanError(f"{self.name} supports method='roofline' only, got {options.method!r}")
+        return super().row_nodes(call, tables, options, max_rows)
+
+    def roofline_nodes(self, call: Experts, packed: PackedSizes) -> RowNodes:
+        """A node at every number of tokens until they reach all slots."""
+        return MOE.roofline_nodes(self.as_moe(call), packed)
+
+    def row_datasheet(self, call: Experts) -> DatasheetClass:
+        """Launch floor and efficiency of experts."""
+        return MOE.row_datasheet(call)
+
+    def datasheet_nodes(self, call: Experts, gpu: GpuSpec) -> RowNodes:
+        """Nodes of as many experts as there are slots."""
+        return MOE.datasheet_nodes(self.as_moe(call), gpu)
 
 
 GLOBAL_TOKENS: Final = "num_tokens are those of all GPUs that share the experts"
 
 
-class WideMoe(GlobalExperts, PerRowOperator):
+class WideMoe(GlobalExperts):
     """Experts of wide expert parallelism: computation of the most loaded GPU."""
 
     name = "moe_wide"
@@ -306,7 +312,6 @@ class WideMoe(GlobalExperts, PerRowOperator):
         DTYPE, _HIDDEN, _INTERMEDIATE, _TOPK, _NUM_EXPERTS, _SLOTS, _MOE_EP, PHASE, _DISTRIBUTION,
     )  # fmt: skip
     defaults: ClassVar[Mapping[str, Any]] = {"phase": "generation", "dtype": "fp8_block"}
-    datasheet_error = MoeOperator.datasheet_error
     package_files = (
         *_files_of_phases("moe", EXPERT_COLUMNS, _wide_rows),
         PackageFile(
@@ -327,13 +332,9 @@ class WideMoe(GlobalExperts, PerRowOperator):
 
     # -- in plans ----------------------------------------------------------------------------------
 
-    def row_cost(self, call: Experts) -> RowCost:
-        """FLOPs and bytes per token, and the weights of all slots, which many tokens reach."""
-        return MOE.row_cost(replace(call, num_experts=call.num_slots))
-
-    def row_work(self, call: Experts, rows: Floats) -> tuple[Floats, Floats]:
-        """FLOPs, and the bytes of the slots that the tokens are expected to reach."""
-        return MOE.row_work(replace(call, num_experts=call.num_slots), rows)
+    def as_moe(self, call: Experts) -> Experts:
+        """The call with as many experts as there are slots."""
+        return replace(call, phase="", num_experts=call.num_slots)
 
     def row_key(self, call: Experts) -> WideKey:
         """Key of the kernel."""
@@ -355,7 +356,7 @@ class WideMoe(GlobalExperts, PerRowOperator):
         """Table of the kernel or the nearest one."""
         return self._donors(call, tables).table
 
-    def _packed(self, call: Experts, tables: RowSource) -> PackedSizes:
+    def call_curve(self, call: Experts, tables: RowSource) -> PackedSizes:
         """Curve of the kernel, or made from its donors."""
         found, target = self._donors(call, tables), self.row_key(call)
         if found.is_own:
@@ -366,12 +367,6 @@ class WideMoe(GlobalExperts, PerRowOperator):
             lambda key: self.packed(tables, key),
             lambda key, launch_us: self.roofline(key, tables.gpu, launch_us),
         ).packed()
-
-    def row_nodes(self, call: Experts, tables: RowSource, options: CurveOptions, max_rows: int) -> RowNodes:
-        """Nodes of the kernel, see :func:`nodes_of_experts`."""
-        if options.method != "roofline":
-            raise PlanError(f"moe_wide supports method='roofline' only, got {options.method!r}")
-        return nodes_of_experts(self._packed(call, tables), tokens_to_reach_all(call.topk, call.num_slots))
 
     def table_points(self, call: Experts, tables: RowSource, rows: Floats) -> tuple[Key, list[Floats]]:
         """The nearest kernel and tokens."""
@@ -384,14 +379,6 @@ class WideMoe(GlobalExperts, PerRowOperator):
         theirs = rows * (target.topk * near.num_slots / (target.num_slots * near.topk))
         variance = relative_variance(self.local_errors(tables, near), [theirs])
         return variance + found.error**2
-
-    def row_datasheet(self, call: Experts) -> DatasheetClass:
-        """Launch floor and efficiency of experts."""
-        return MOE.row_datasheet(call)
-
-    def datasheet_nodes(self, call: Experts, gpu: GpuSpec) -> RowNodes:
-        """Nodes of as many experts as there are slots."""
-        return MOE.datasheet_nodes(replace(call, num_experts=call.num_slots, phase=""), gpu)
 
 
 def _mlp(raw: Raw, phase: str) -> ExternalRows:
@@ -439,28 +426,6 @@ class Mlp(SizedOperator):
         c = columns
         shape = (c["hidden"], c["intermediate"], 1, 1, 1, 1)
         return moe_bytes(c["num_tokens"], *shape, element_bytes(c["dtype"]))
-
-    def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
-        """Peak of the row's dtype."""
-        peak = dtype_peaks(columns["dtype"], gpu)
-        return peak, peak
-
-    def roofline(self, key: Key, gpu: GpuSpec, launch_us: float) -> Callable[[Any], Floats]:
-        """Launch, FLOPs at the dtype's peak, weights and tokens."""
-        dtype, hidden, intermediate, _ = key
-
-        def bound_us(tokens: Any) -> Floats:
-            moved = moe_bytes(tokens, hidden, intermediate, 1, 1, 1, 1, DTYPE_BYTES[dtype])
-            seconds = (
-                moe_flops(tokens, hidden, intermediate, 1) / gpu.peak(dtype) + moved / gpu.hbm_bytes_per_s
-            )
-            return launch_us + seconds * US_PER_S
-
-        return bound_us
-
-    def flops_per_unit(self, key: Key) -> float:
-        """FLOPs of one token."""
-        return float(moe_flops(1, key[1], key[2], 1))
 
 
 MOE_WIDE: Final = WideMoe()
