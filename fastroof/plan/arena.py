@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Bools, Flags, Floats, Ints
+from fastroof.arrays import Bools, Flags, Floats, Ints, Longs
 from fastroof.columns import ORIGIN_INTERPOLATED, ORIGIN_MODELLED
 from fastroof.compiled import decode_lines as line_loops
 from fastroof.compiled import grids, steps
@@ -26,6 +26,7 @@ from fastroof.operators.calls import AttentionCall, MixerCall
 from fastroof.pack.keys import axis_guide, key_columns
 from fastroof.plan.curves import row_values
 from fastroof.plan.plan_data import PlanData
+from fastroof.run.batch import StepBatch
 from fastroof.units import NS_PER_US
 
 
@@ -68,6 +69,46 @@ def window_points(
     short_of_window = np.where(long, window - attended / new, 1.0)
     q_len = np.where(long, 0.5 * window * (window - 1.0) / short_of_window, q_len)
     return WindowPoints(np.where(is_other, new / q_len, batch), np.where(is_other, q_len, x), is_other)
+
+
+class AttentionMeans(NamedTuple):
+    """Where attention of steps' decodes or prompts is looked up: by the means of each step that has some."""
+
+    is_busy: Bools
+    batch: Floats
+    x: Floats
+    within: WindowPoints | None
+
+
+def per_step(batch: StepBatch, of_requests: Any) -> Longs:
+    """Sum integers of requests over each step of a batch."""
+    running = np.r_[0, np.cumsum(of_requests)]
+    return np.asarray(running[batch.offsets[1:]] - running[batch.offsets[:-1]])
+
+
+def are_decodes(batch: StepBatch) -> Bools:
+    """Mark the requests that decode: one new token after a context."""
+    return np.asarray((batch.new_tokens == 1) & (batch.context_len > 0))
+
+
+def attention_means(plan: PlanData, batch: StepBatch, is_decode: bool) -> AttentionMeans:
+    """Find where attention of the decodes or prompts of ragged steps is looked up."""
+    new, context = batch.new_tokens.astype(np.int64), batch.context_len.astype(np.int64)
+    chosen = are_decodes(batch) == is_decode
+    tokens = per_step(batch, chosen * new)
+    busy, window = tokens > 0, int(plan.arena[steps.WINDOW])
+    size = new_sum = tokens[busy].astype(np.float64)
+    if is_decode:
+        x = per_step(batch, chosen * (context + 1))[busy] / new_sum
+        seen = np.minimum(context + 1, window)
+    else:
+        x = 2.0 * per_step(batch, chosen * (new * (new + 1) // 2))[busy] / new_sum - 1.0
+        size, seen = new_sum / x, pairs_within(new, window)
+    within = None
+    if window:
+        attended = per_step(batch, chosen * seen)[busy]
+        within = window_points(window, is_decode, size, x, new_sum, attended)
+    return AttentionMeans(busy, size, x, within)
 
 
 def attention_times(

@@ -26,7 +26,6 @@ from fastroof.plan.calls import (
     Floors,
     Ranks,
     RowCall,
-    every_row,
     in_decodes,
     in_prompts,
     in_two_batches,
@@ -190,12 +189,10 @@ class PaddedSteps(NamedTuple):
                 calls.append(call)
             else:
                 if operator.steps == "all":
-                    curve = replace(call.curve, operator=replace(operator, steps="decode_only"))
-                    calls.append(call._replace(curve=curve))
-                latency_us, origin = call.latency_us[self.tokens], call.origin[self.tokens]
-                curve = replace(call.curve, operator=replace(operator, steps="with_prefill"))
-                curve = every_row(curve, latency_us, origin, ranks)
-                calls.append(RowCall(call.kind, curve, latency_us, origin))
+                    calls.append(call.as_run(steps="decode_only"))
+                at = self.tokens
+                padded = call.as_run(steps="with_prefill").timed(call.latency_us[at], call.origin[at], ranks)
+                calls.append(padded)
             places.append(len(calls))
         return calls, [part._replace(before=places[part.before]) for part in attention]
 

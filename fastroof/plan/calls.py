@@ -64,6 +64,18 @@ class RowCall(NamedTuple):
             return call.rows == section
         return call.steps in ("all", "with_prefill" if section == "tokens" else "decode_only")
 
+    def as_run(self, **changes: Any) -> RowCall:
+        """Return the call with other fields of its operator, such as the steps that it runs in."""
+        return self._replace(curve=replace(self.curve, operator=replace(self.curve.operator, **changes)))
+
+    def timed(self, latency_us: Floats, origin: Flags, ranks: Ranks) -> RowCall:
+        """Return the call with other times at every number of rows, each a node of its curve."""
+        rows = ranks.rows(self.curve.operator, len(latency_us) - 1)
+        at = np.r_[1, 1 : len(latency_us), len(latency_us) - 1]
+        axis = np.r_[0.0, rows[1:], SIZE_LIMIT]
+        curve = replace(self.curve, axis=axis, value=latency_us[at], flag=origin[at])
+        return self._replace(curve=curve, latency_us=latency_us, origin=origin)
+
 
 class RowSums(NamedTuple):
     """Summed times of calls over rows, us: one row per plan."""
@@ -154,18 +166,8 @@ def _longest_path(paths: Sequence[Sequence[RowCall]], ranks: Ranks) -> tuple[Row
     for number, path in enumerate(paths):
         for part in path:
             latency_us = np.where(longest == number, part.latency_us, 0.0)
-            curve = every_row(part.curve, latency_us, part.origin, ranks)
-            calls.append(part._replace(curve=curve, latency_us=latency_us, is_of_all_ranks=is_of_all))
+            calls.append(part.timed(latency_us, part.origin, ranks)._replace(is_of_all_ranks=is_of_all))
     return tuple(calls)
-
-
-def every_row(curve: RowCurve, latency_us: Floats, origin: Flags, ranks: Ranks) -> RowCurve:
-    """Return a curve with a node at every number of rows of a step."""
-    axis = np.r_[0.0, ranks.rows(curve.operator, len(latency_us) - 1)[1:], SIZE_LIMIT]
-    nodes = np.r_[1, 1 : len(latency_us), len(latency_us) - 1]
-    return RowCurve(
-        curve.operator, axis, latency_us[nodes], origin[nodes], curve.launch_us, curve.source, curve.share
-    )
 
 
 def plain_sum_rows(values: Floats, times: Floats, sums: Floats) -> None:
@@ -292,10 +294,9 @@ def _in_section(
         if not runs:
             parts.append(())
             continue
-        operator = replace(call.curve.operator, steps=steps)
         split_us = sum(call.latency_us[half] for half in halves)
         origin = np.maximum(call.origin[halves[0]], call.origin[halves[1]])
-        part = _part(call)
+        part, name = _part(call), call.curve.operator.name
         if part in in_parallel_us:
             seen = sum(
                 np.maximum(total_us - covered, 0.0)
@@ -304,35 +305,13 @@ def _in_section(
                 for total_us, covered, half in zip(us[part], in_parallel_us[part], halves, strict=True)
             )
             split_us, origin = seen, np.full_like(origin, ORIGIN_MODELLED)
-            operator = replace(operator, name=f"{operator.name}, not overlapped")
+            name = f"{name}, not overlapped"
         latency_us = np.where(is_split, split_us, call.latency_us)
-        parts.append((_call(call, operator, latency_us, np.where(is_split, origin, call.origin), ranks),))
-    return [*parts, (_other_half(calls[0], floor_us, is_split, steps, ranks),)]
-
-
-def _other_half(
-    like: RowCall,
-    floor_us: float,
-    is_split: Bools,
-    steps: Literal["decode_only", "with_prefill"],
-    ranks: Ranks,
-) -> RowCall:
-    """The floor of attention, added again where a batch is split."""
-    role: Role = "decode_attention" if steps == "decode_only" else "prefill_attention"
-    operator = Elementwise(role, OTHER_HALF, 1, 0.0, steps=steps)
-    latency_us = np.where(is_split, floor_us, 0.0)
-    origin = np.where(is_split, ORIGIN_MODELLED, 0).astype(np.uint8)
-    curve = RowCurve(operator, like.curve.axis, like.curve.value, like.curve.flag, floor_us)
-    return _call(RowCall(like.kind, curve, latency_us, origin), operator, latency_us, origin, ranks)
-
-
-def _call(like: RowCall, operator: object, latency_us: Floats, origin: Flags, ranks: Ranks) -> RowCall:
-    curve = replace(like.curve, operator=operator)  # type: ignore[arg-type]
-    return like._replace(
-        curve=every_row(curve, latency_us, origin.astype(np.uint8), ranks),
-        latency_us=latency_us,
-        origin=origin,
-    )
+        origin = np.where(is_split, origin, call.origin).astype(np.uint8)
+        parts.append((call.as_run(steps=steps, name=name).timed(latency_us, origin, ranks),))
+    role: Role = "decode_attention" if is_decode else "prefill_attention"
+    again = Elementwise(role, OTHER_HALF, 1, 0.0, steps=steps)
+    return [*parts, (_floor_call(calls[0].kind, again, floor_us, floor_us, is_split, ranks),)]
 
 
 def kv_gather(kind: LayerKind, layout: Layout) -> list[Collective]:
@@ -358,11 +337,8 @@ def in_decodes(calls: Sequence[RowCall]) -> list[tuple[RowCall, ...]]:
         operator = call.curve.operator
         if operator.rows == "sequences":
             parts.append((call,))
-        elif operator.steps == "with_prefill":
-            parts.append(())
         else:
-            curve = replace(call.curve, operator=replace(operator, steps="decode_only"))
-            parts.append((call._replace(curve=curve),))
+            parts.append(() if operator.steps == "with_prefill" else (call.as_run(steps="decode_only"),))
     return parts
 
 
@@ -378,20 +354,25 @@ def in_prompts(
             parts.append(())
             continue
         per_rank = 1.0 if operator.rows == "expert_tokens" else 1.0 / layout.cp
-        curve = replace(call.curve, operator=replace(operator, steps="with_prefill"), share=per_rank)
-        latency_us, origin = call.latency_us[share], call.origin[share]
-        curve = every_row(curve, latency_us, origin, ranks)
-        parts.append((call._replace(curve=curve, latency_us=latency_us, origin=origin),))
+        shared = call.as_run(steps="with_prefill").timed(call.latency_us[share], call.origin[share], ranks)
+        parts.append((shared._replace(curve=replace(shared.curve, share=per_rank)),))
     return parts
 
 
 def launches(kind: int, floor_us: float, layout: Layout, ranks: Ranks, limit: int) -> RowCall:
     """Return the attention launch that sharing divides too: it stays as long as on one GPU."""
     operator = Elementwise("prefill_attention", "attention launch, not shared", 1, 0.0, steps="with_prefill")
-    latency_us = np.full(limit + 1, floor_us * (1.0 - 1.0 / layout.cp))
-    origin = np.full(limit + 1, ORIGIN_MODELLED, np.uint8)
+    again_us = floor_us * (1.0 - 1.0 / layout.cp)
+    return _floor_call(kind, operator, again_us, floor_us, np.full(limit + 1, True), ranks)
+
+
+def _floor_call(
+    kind: int, operator: RowOperator, again_us: float, floor_us: float, runs: Bools, ranks: Ranks
+) -> RowCall:
+    """A floor of ``floor_us`` that is paid again, at some numbers of rows."""
+    latency_us, origin = np.where(runs, again_us, 0.0), np.where(runs, ORIGIN_MODELLED, 0).astype(np.uint8)
     curve = RowCurve(operator, latency_us, latency_us, origin, floor_us)
-    return RowCall(kind, every_row(curve, latency_us, origin, ranks), latency_us, origin)
+    return RowCall(kind, curve, latency_us, origin).timed(latency_us, origin, ranks)
 
 
 def interleaved(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -50,6 +50,15 @@ from fastroof.plan.plan_data import ErrorSource, PlanAttention
 from fastroof.plan.step_plan import StepPlan
 from fastroof.tables import Tables
 from fastroof.tables.table_set import chosen_tables
+
+_SHARED_SECTIONS: Final = {
+    steps.DECODE_TOKENS_AT: steps.TOKENS_AT,
+    steps.DECODE_TOKENS_ORIGIN_AT: steps.TOKENS_ORIGIN_AT,
+    steps.DECODE_EXPERT_AT: steps.EXPERT_AT,
+    steps.WINDOW_DECODE_AT: steps.DECODE_AT,
+    steps.WINDOW_PREFILL_AT: steps.PREFILL_AT,
+}
+"""Sections that an arena has only if they differ from another one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,16 +193,11 @@ class PlanRecipe:
         header = np.zeros(steps.HEADER_SIZE)
         starts = steps.HEADER_SIZE + np.cumsum([0, *(len(section) for section in sections.values())])
         header[[*sections, steps.ARENA_SIZE]] = starts
-        if steps.DECODE_TOKENS_AT not in sections:
-            header[steps.DECODE_TOKENS_AT] = header[steps.TOKENS_AT]
-            header[steps.DECODE_TOKENS_ORIGIN_AT] = header[steps.TOKENS_ORIGIN_AT]
+        for slot, other in _SHARED_SECTIONS.items():
+            if slot not in sections:
+                header[slot] = header[other]
         if steps.EXPERT_AT in sections:
             header[steps.RANKS] = options.dp
-            if steps.DECODE_EXPERT_AT not in sections:
-                header[steps.DECODE_EXPERT_AT] = header[steps.EXPERT_AT]
-        if steps.WINDOW_DECODE_AT not in sections:
-            header[steps.WINDOW_DECODE_AT] = header[steps.DECODE_AT]
-            header[steps.WINDOW_PREFILL_AT] = header[steps.PREFILL_AT]
         # a kind's prefix has full and windowed parts
         pair_us, token_us, window_pair_us, window_token_us = (
             sum(prices) for prices in zip(*(part.prefix_us for part in attention), strict=True)

@@ -15,10 +15,9 @@ from fastroof.columns import Column
 from fastroof.compiled import steps
 from fastroof.config import GpuSpec
 from fastroof.errors import FastroofError, PlanError
-from fastroof.operators.attention_work import pairs_within
 from fastroof.operators.power import GAP, MEASURED_ON, draw_of
 from fastroof.operators.registry import OPERATORS
-from fastroof.plan.arena import WindowPoints, attention_times, window_points
+from fastroof.plan.arena import WindowPoints, are_decodes, attention_means, attention_times, per_step
 from fastroof.plan.calls import Ranks
 from fastroof.plan.curves import per_row, row_cost, row_values
 from fastroof.plan.plan_data import PlanData
@@ -280,34 +279,13 @@ def with_host(gpu: GpuSpec, kernels: Parts, step_us: Floats) -> Floats:
 
 def step_joules(plan: PlanWithEnergy, batch: StepBatch, times: StepTimes) -> tuple[Floats, Longs]:
     """Energy of the GPUs that run each step, J, and its new tokens."""
-    new, context = batch.new_tokens.astype(np.int64), batch.context_len.astype(np.int64)
-    decode = (new == 1) & (context > 0)
-    prompt = ~decode
-
-    def summed(values: Any) -> Longs:
-        running = np.r_[0, np.cumsum(values)]
-        return np.asarray(running[batch.offsets[1:]] - running[batch.offsets[:-1]])
-
-    tokens, rows, us = summed(new), plan.row_energy, times.components
-    decodes, prompts = summed(decode), summed(prompt * new)
-    uj = np.where(prompts > 0, rows.tokens_uj[tokens], rows.decode_tokens_uj[tokens])
+    tokens, rows, us = per_step(batch, batch.new_tokens), plan.row_energy, times.components
+    has_prompts = per_step(batch, ~are_decodes(batch)) > 0
+    uj = np.where(has_prompts, rows.tokens_uj[tokens], rows.decode_tokens_uj[tokens])
     uj = uj + rows.logits_uj[np.diff(batch.offsets)]
-    window = int(plan.arena[steps.WINDOW])
-    busy, within = decodes > 0, None
-    size, kv_len = decodes[busy].astype(np.float64), summed(decode * (context + 1))[busy] / decodes[busy]
-    if window:
-        attended = summed(decode * np.minimum(context + 1, window))[busy]
-        within = window_points(window, True, size, kv_len, size, attended)
-    uj[busy] += us.decode_attention_us[busy] * attention_parts(plan, True, size, kv_len, within).watts
-    busy, within = prompts > 0, None
-    size = prompts[busy].astype(np.float64)
-    q_len = 2.0 * summed(prompt * (new * (new + 1) // 2))[busy] / size - 1.0
-    if window:
-        attended = summed(prompt * pairs_within(new, window))[busy]
-        within = window_points(window, False, size / q_len, q_len, size, attended)
-    uj[busy] += (
-        us.prefill_attention_us[busy] * attention_parts(plan, False, size / q_len, q_len, within).watts
-    )
+    for is_decode, attention_us in ((True, us.decode_attention_us), (False, us.prefill_attention_us)):
+        busy, size, x, within = attention_means(plan, batch, is_decode)
+        uj[busy] += attention_us[busy] * attention_parts(plan, is_decode, size, x, within).watts
     kernels = Parts(uj, times.latency_us - us.runtime_us)
     return with_host(plan.gpu, kernels, times.latency_us) / UJ_PER_J * gpus_of_a_batch(plan), tokens
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from fastroof.checks import shown
 from fastroof.config import GpuSpec
@@ -74,6 +74,11 @@ def check_kernels(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> 
             )
 
 
+def _refuse(model: ModelSpec, how: str, reasons: Sequence[str]) -> None:
+    if reasons:
+        raise PlanError(f"{model.name} does not run {how}: {'; '.join(reasons)}")
+
+
 def check_engine_layout(
     model: ModelSpec, layout: Layout, engine: EngineProfile, exchange: str | None, gpu: GpuSpec
 ) -> None:
@@ -95,8 +100,7 @@ def check_engine_layout(
             reasons.append(f"{engine.name} sends tokens between dp ranks only: use tp 1, dp {ranks}")
         if exchange == "alltoall" and not engine.layout.decode_library:
             reasons.append(f"{engine.name} has no all-to-all library")
-    if reasons:
-        raise PlanError(f"{model.name} does not run with {layout}: {'; '.join(reasons)}")
+    _refuse(model, f"with {layout}", reasons)
 
 
 def check_expert_blocks(model: ModelSpec, layout: Layout, execution: Execution) -> None:
@@ -142,10 +146,7 @@ def check_wide_experts(model: ModelSpec, layout: Layout, options: PlanOptions) -
                 f"num_slots must be a multiple of ep {layout.ep} and at least the {least} experts, "
                 f"got {options.num_slots}"
             )
-    if reasons:
-        raise PlanError(
-            f"{model.name} does not run with {' and '.join(used)} in {layout}: {'; '.join(reasons)}"
-        )
+    _refuse(model, f"with {' and '.join(used)} in {layout}", reasons)
 
 
 def check_two_batches(
@@ -165,8 +166,7 @@ def check_two_batches(
         )
     elif any(experts_send(layout, execution.exchange, topk) for topk in topks):
         reasons.append("its experts' kernel sends the tokens itself: use exchange='alltoall'")
-    if reasons:
-        raise PlanError(f"{model.name} does not run in two batches in {layout}: {'; '.join(reasons)}")
+    _refuse(model, f"in two batches in {layout}", reasons)
 
 
 def check_context_parallel(
@@ -182,8 +182,7 @@ def check_context_parallel(
         reasons.append("its state passes from one part of a prompt to the next, so parts cannot run at once")
     if overlaps:
         reasons.append("it cannot be combined with two batches: use two_batch_overlap=False")
-    if reasons:
-        raise PlanError(f"{model.name} does not run with cp {layout.cp}: {'; '.join(reasons)}")
+    _refuse(model, f"with cp {layout.cp}", reasons)
 
 
 def check_adapters(model: ModelSpec, layout: Layout, execution: Execution, options: PlanOptions) -> None:
@@ -211,8 +210,7 @@ def check_adapters(model: ModelSpec, layout: Layout, execution: Execution, optio
         reasons.append(
             "adapters of experts need the tokens of all ranks: use exchange='gather' or modules attention"
         )
-    if reasons:
-        raise PlanError(f"{model.name} does not run with lora in {layout}: {'; '.join(reasons)}")
+    _refuse(model, f"with lora in {layout}", reasons)
 
 
 def _passes_state(kind: LayerKind) -> bool:
@@ -341,39 +339,32 @@ def shares_experts_beside(gpu: GpuSpec, options: PlanOptions) -> bool:
     return (chosen or options.engine.kernels.shared_experts) == "beside"
 
 
-class WideExperts(NamedTuple):
-    """The fields of an execution about wide expert parallelism."""
-
-    is_wide: bool
-    num_slots: int
-    routing: str
-
-
-def wide_experts(
-    model: ModelSpec, layout: Layout, options: PlanOptions, execution: Execution, tables: Tables | None
-) -> WideExperts:
-    """Return which kernels a plan's experts run, and over how many slots."""
-    layers = [kind for kind in model.kinds if isinstance(kind.mlp, RoutedExperts)]
+def _with_experts(
+    model: ModelSpec, options: PlanOptions, execution: Execution, tables: Tables | None
+) -> Execution:
+    """Return an execution with the kernels of its experts: wide ones or not, and over how many slots."""
+    layout, tried = options.layout, execution._replace(wide_experts=True)
     check_wide_experts(model, layout, options)
-    routing = execution.routing + (BALANCED if options.eplb else "")
-    slots = options.num_slots or 0
+    execution = execution._replace(
+        num_slots=options.num_slots or 0, routing=execution.routing + (BALANCED if options.eplb else "")
+    )
     if options.eplb or options.wide_experts is not None:
-        return WideExperts(options.eplb or bool(options.wide_experts), slots, routing)
+        return execution._replace(wide_experts=options.eplb or bool(options.wide_experts))
     if layout.ep <= options.engine.layout.wide_experts_over or tables is None:
-        return WideExperts(False, slots, routing)
-    tried = execution._replace(wide_experts=True)
+        return execution
+    layers = [kind for kind in model.kinds if isinstance(kind.mlp, RoutedExperts)]
     for kind in layers:
         mlp = kind.mlp
         if not isinstance(mlp, RoutedExperts) or not sends_to_experts(layout, execution.exchange, mlp.topk):
-            return WideExperts(False, slots, routing)
+            return execution
         calls = [
             call
             for call in mlp.calls(model.hidden, layout, kind.run_as(tried))
             if isinstance(call, Experts) and call.operator == MOE_WIDE.name
         ]
         if not calls or not all(MOE_WIDE.is_measured(call, tables) for call in calls):
-            return WideExperts(False, slots, routing)
-    return WideExperts(bool(layers), slots, routing)
+            return execution
+    return execution._replace(wide_experts=bool(layers))
 
 
 def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) -> Execution:
@@ -399,8 +390,7 @@ def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) ->
         whole_blocks=whole_blocks(options, tables),
         dp_imbalance=float(options.dp_imbalance),
     )
-    wide = wide_experts(model, options.layout, options, execution, tables)
-    execution = execution._replace(wide_experts=wide.is_wide, num_slots=wide.num_slots, routing=wide.routing)
+    execution = _with_experts(model, options, execution, tables)
     if isinstance(options.lora, Lora):
         adapters = Adapters.of(options.lora, options.engine.lora, model.architecture)
         execution = execution._replace(adapters=adapters)

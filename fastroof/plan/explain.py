@@ -25,14 +25,15 @@ from fastroof.errors import BatchError, MissingTableError, PlanError
 from fastroof.models import ModelSpec, load_model
 from fastroof.models.vision import ImagePieces, VisionEncoder
 from fastroof.operators.attention import ENCODER_ATTENTION
-from fastroof.operators.attention_work import HeadShape, pairs_within
+from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.calls import Role, RowOperator
 from fastroof.plan.arena import (
     AttentionTimes,
+    are_decodes,
+    attention_means,
     attention_times,
     kinds_beside_decodes,
     kinds_beside_prefill,
-    window_points,
 )
 from fastroof.plan.calls import Ranks
 from fastroof.plan.curves import DATASHEET_SOURCE, CurveSource, RowCurve, TableCurves, per_row, row_cost
@@ -153,27 +154,20 @@ def bound_of(gpu: GpuSpec, launch_us: float, compute_s: float, moved_bytes: floa
 
 
 def _attention_parts(
-    plan: PlanData, new: Ints, context: Ints, times: StepTimes, is_decode: bool, is_mixed: bool
+    plan: PlanData, batch: StepBatch, times: StepTimes, is_decode: bool
 ) -> list[OperatorTime]:
     """Attention of a step's decodes, or of its other requests, by kind of layers."""
-    if is_decode:
-        batch = float(len(new))
-        x = float((context + 1).sum()) / batch
-        all_us = float(times.components.decode_attention_us[0])
-    else:
-        x = 2.0 * float((new * (new + 1) // 2).sum()) / float(new.sum()) - 1.0
-        batch = float(new.sum()) / x
-        all_us = float(times.components.prefill_attention_us[0])
-    within = None
-    window = int(plan.arena[steps.WINDOW])
-    if window:
-        attended = np.minimum(context + 1, window) if is_decode else pairs_within(new, window)
-        within = window_points(window, is_decode, [batch], [x], [new.sum()], [attended.sum()])
-    kinds = [attention_times(plan, i, is_decode, [batch], [x], within) for i in range(len(plan.attention))]
-    if is_mixed:
+    decodes = are_decodes(batch)
+    chosen = decodes if is_decode else ~decodes
+    new, context = batch.new_tokens[chosen], batch.context_len[chosen]
+    _, size, x, within = attention_means(plan, batch, is_decode)
+    kinds = [attention_times(plan, i, is_decode, size, x, within) for i in range(len(plan.attention))]
+    if not chosen.all():
         kinds = (
             kinds_beside_prefill(plan, context + 1, kinds) if is_decode else kinds_beside_decodes(plan, kinds)
         )
+    parts = times.components
+    all_us = float((parts.decode_attention_us if is_decode else parts.prefill_attention_us)[0])
     return [
         _attention_time(plan, number, new, context, is_decode, kind, all_us)
         for number, kind in enumerate(kinds)
@@ -219,17 +213,14 @@ def _attention_time(
 
 def explain_step(plan: PlanData, batch: StepBatch, times: StepTimes) -> Explanation:
     """Break the one step of a batch down by operator."""
-    new, context = batch.new_tokens, batch.context_len
+    new = batch.new_tokens
     error = None if times.relative_error is None else float(times.relative_error[0])
     if not len(new):
         return Explanation((), 0.0, 0, error, times.made_from)
-    decode = (new == 1) & (context > 0)
+    decode = are_decodes(batch)
     rows = Ranks.of(plan.layout, plan.execution).of_step(int(new.sum()), len(new))
-    attention: list[list[OperatorTime]] = []
-    for chosen, is_decode in ((decode, True), (~decode, False)):
-        if chosen.any():
-            is_mixed = not chosen.all()
-            attention.append(_attention_parts(plan, new[chosen], context[chosen], times, is_decode, is_mixed))
+    phases = [is_decode for is_decode in (True, False) if (decode == is_decode).any()]
+    attention = [_attention_parts(plan, batch, times, is_decode) for is_decode in phases]
     kinds = list(zip(*attention, strict=True))
     left_out = "with_prefill" if decode.all() else "decode_only"
     operators: list[OperatorTime] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -88,112 +88,100 @@ def refusals(plan: PlanData, question: StartQuestion = StartQuestion()) -> tuple
     tuple of Refusal
         In the order in which the engine finds them. One that is a warning does not keep it from starting.
     """
+    return tuple(_refusals(plan, question))
+
+
+def _refusals(plan: PlanData, question: StartQuestion) -> Iterator[Refusal]:
     memory = question.memory(plan)
     seqs = question.max_seqs or plan.profile.scheduling.max_num_seqs
     context = question.max_model_len or plan.model.max_position
     rule = plan.profile.memory.of_model(plan.model.architecture, is_dense=plan.model.is_dense)
     tokens = question.max_tokens or seqs
-    found = []
     if rule.room == "all" and seqs > tokens:
         # vLLM checks it with its arguments (vllm/config/scheduler.py)
-        found.append(
-            Refusal(
-                "F",
-                f"max_num_seqs {seqs:,} is above max_num_batched_tokens {tokens:,}",
-                seqs,
-                tokens,
-                "requests",
-                f"max_num_seqs={tokens}",
-            )
+        yield Refusal(
+            "F",
+            f"max_num_seqs {seqs:,} is above max_num_batched_tokens {tokens:,}",
+            seqs,
+            tokens,
+            "requests",
+            f"max_num_seqs={tokens}",
         )
     if question.free_bytes is not None and question.free_bytes < memory.requested_bytes:
         share = question.free_bytes / memory.total_bytes
-        found.append(
-            Refusal(
-                "A",
-                f"{question.free_bytes / GIB:.2f} of {memory.total_bytes / GIB:.2f} GiB are free, and the "
-                f"engine asks for {memory.requested_bytes / GIB:.2f} GiB",
-                memory.requested_bytes,
-                question.free_bytes,
-                "bytes",
-                f"memory_fraction={int(share * 100) / 100:g}, or end the other processes",
-            )
+        yield Refusal(
+            "A",
+            f"{question.free_bytes / GIB:.2f} of {memory.total_bytes / GIB:.2f} GiB are free, and the "
+            f"engine asks for {memory.requested_bytes / GIB:.2f} GiB",
+            memory.requested_bytes,
+            question.free_bytes,
+            "bytes",
+            f"memory_fraction={int(share * 100) / 100:g}, or end the other processes",
         )
     if memory.parts < 1:
-        found.append(
-            Refusal(
-                "B",
-                no_room(plan, memory),
-                memory.missing_bytes,
-                0,
-                "bytes",
-                what_makes_room(plan, seqs),
-            )
+        yield Refusal(
+            "B",
+            no_room(plan, memory),
+            memory.missing_bytes,
+            0,
+            "bytes",
+            what_makes_room(plan, seqs),
         )
-        return tuple(found)
+        return
     needed = memory.reserved_parts(context)
     if needed > memory.parts and rule.room != "datasheet":
         longest = memory.largest_context()
         # vLLM refuses to start; SGLang and TensorRT-LLM lower the length
         is_lowered = rule.room != "all" and longest > 0
-        found.append(
-            Refusal(
-                "C",
-                f"one request of {context:,} tokens needs {needed * memory.part_bytes / GIB:.2f} GiB of KV "
-                f"cache, and {memory.kv_cache_bytes / GIB:.2f} GiB are left"
-                + f": requests of more than {longest:,} tokens are refused"
-                * is_lowered,
-                needed * memory.part_bytes,
-                memory.parts * memory.part_bytes,
-                "bytes",
-                f"max_model_len={longest}" if longest else "",
-                is_lowered,
-            )
+        yield Refusal(
+            "C",
+            f"one request of {context:,} tokens needs {needed * memory.part_bytes / GIB:.2f} GiB of KV "
+            f"cache, and {memory.kv_cache_bytes / GIB:.2f} GiB are left"
+            + f": requests of more than {longest:,} tokens are refused"
+            * is_lowered,
+            needed * memory.part_bytes,
+            memory.parts * memory.part_bytes,
+            "bytes",
+            f"max_model_len={longest}" if longest else "",
+            is_lowered,
         )
     if rule.states_limit_seqs and memory.state_parts and seqs > memory.parts:
         most = seqs_that_start(plan, question)
-        found.append(
-            Refusal(
-                "D",
-                f"max_num_seqs {seqs:,} is above the {memory.parts:,} blocks, and each request that decodes "
-                "needs one for its states",
-                seqs,
-                memory.parts,
-                "requests",
-                f"max_num_seqs={most}" if most else "",
-            )
+        yield Refusal(
+            "D",
+            f"max_num_seqs {seqs:,} is above the {memory.parts:,} blocks, and each request that decodes "
+            "needs one for its states",
+            seqs,
+            memory.parts,
+            "requests",
+            f"max_num_seqs={most}" if most else "",
         )
     held = memory.weight_bytes + memory.adapter_bytes
     used = held + memory.context_bytes + memory.kv_cache_bytes
     if rule.cache_gib and used > memory.total_bytes:
         most_gib = (memory.total_bytes - used + memory.kv_cache_bytes - memory.activation_bytes) / GIB
-        found.append(
-            Refusal(
-                "E",
-                f"{rule.cache_gib:g} GiB of KV cache do not fit next to "
-                f"{(used - memory.kv_cache_bytes) / GIB:.2f} GiB of weights and contexts in "
-                f"{memory.total_bytes / GIB:.2f} GiB",
-                used,
-                memory.total_bytes,
-                "bytes",
-                f"at most {most_gib:.1f} GiB of KV cache" if most_gib > 0 else "",
-            )
+        yield Refusal(
+            "E",
+            f"{rule.cache_gib:g} GiB of KV cache do not fit next to "
+            f"{(used - memory.kv_cache_bytes) / GIB:.2f} GiB of weights and contexts in "
+            f"{memory.total_bytes / GIB:.2f} GiB",
+            used,
+            memory.total_bytes,
+            "bytes",
+            f"at most {most_gib:.1f} GiB of KV cache" if most_gib > 0 else "",
         )
     after, spare = memory.graphs_high_bytes - memory.graphs_bytes, memory.total_bytes - memory.requested_bytes
     if rule.room == "all" and after > spare:
-        found.append(
-            Refusal(
-                "E",
-                f"CUDA graphs may take {after / GIB:.2f} GiB more than the engine counts, and "
-                f"{spare / GIB:.2f} GiB are left outside its share",
-                after,
-                spare,
-                "bytes",
-                "a smaller memory_fraction",
-                is_warning=True,
-            )
+        yield Refusal(
+            "E",
+            f"CUDA graphs may take {after / GIB:.2f} GiB more than the engine counts, and "
+            f"{spare / GIB:.2f} GiB are left outside its share",
+            after,
+            spare,
+            "bytes",
+            "a smaller memory_fraction",
+            is_warning=True,
         )
-    return tuple(found)
 
 
 def seqs_that_start(plan: PlanData, question: StartQuestion = StartQuestion()) -> int:

@@ -13,10 +13,10 @@ from fastroof.compiled import steps
 from fastroof.engines.profile import UNSEEN_LAYERS_ERROR
 from fastroof.errors import MissingTableError, PlanError
 from fastroof.operators.attention_grids import AttentionErrors, attention_variance
-from fastroof.operators.attention_work import pairs_within, prefix_within
+from fastroof.operators.attention_work import prefix_within
 from fastroof.operators.calls import RowOperator
 from fastroof.operators.row_operator import PerRowOperator
-from fastroof.plan.arena import WindowPoints, attention_times, window_points
+from fastroof.plan.arena import WindowPoints, are_decodes, attention_means, attention_times, per_step
 from fastroof.plan.attention import StepAttention, Variance
 from fastroof.plan.calls import Ranks
 from fastroof.plan.curves import per_row, row_values
@@ -163,40 +163,25 @@ def batch_error(plan: PlanData, errors: StepErrors | None, batch: StepBatch, tim
         kernels_us = times.latency_us - components.runtime_us
         return _relative(plan, _datasheet_errors(plan, kernels_us), times.latency_us)
     new, context = batch.new_tokens.astype(np.int64), batch.context_len.astype(np.int64)
-    decode = (new == 1) & (context > 0)
-    prefill = ~decode
-
-    def summed(values: Any) -> Longs:
-        running = np.r_[0, np.cumsum(values)]
-        return np.asarray(running[batch.offsets[1:]] - running[batch.offsets[:-1]])
-
-    tokens, prefills = summed(new), (summed(prefill) > 0)
+    prompt = ~are_decodes(batch)
+    tokens, has_prompts = per_step(batch, new), per_step(batch, prompt) > 0
     parts = zip(errors.tokens.at(tokens), errors.decode_tokens.at(tokens), strict=True)
-    total = RowErrors(*(np.where(prefills, one, other) for one, other in parts))
+    total = RowErrors(*(np.where(has_prompts, one, other) for one, other in parts))
     total = total.plus(errors.logits.at(np.diff(batch.offsets)))
-    decodes, kv_sum = summed(decode), summed(decode * (context + 1))
-    busy = decodes > 0
-    bs, mean_kv = decodes[busy].astype(np.float64), kv_sum[busy] / decodes[busy]
+    busy, bs, mean_kv, within = attention_means(plan, batch, True)
     attention_us = components.decode_attention_us[busy]
-    window = int(plan.arena[steps.WINDOW])
-    within = None
-    if window:
-        attended = summed(decode * np.minimum(context + 1, window))[busy]
-        within = window_points(window, True, bs, mean_kv, bs, attended)
     _add(total, busy, _attention_errors(plan, errors, True, bs, mean_kv, attention_us, within))
-    new_sum = summed(prefill * new)
-    busy = new_sum > 0
-    prompts = new_sum[busy].astype(np.float64)
-    q_len = 2.0 * summed(prefill * (new * (new + 1) // 2))[busy] / prompts - 1.0
-    prefix_us = plan.arena[steps.PREFIX_PAIR_US] * summed(prefill * new * context)[busy]
-    prefix_us += plan.arena[steps.PREFIX_TOKEN_US] * summed(prefill * context)[busy]
+    busy, bs, q_len, within = attention_means(plan, batch, False)
+    prefix_us = plan.arena[steps.PREFIX_PAIR_US] * per_step(batch, prompt * new * context)[busy]
+    prefix_us += plan.arena[steps.PREFIX_TOKEN_US] * per_step(batch, prompt * context)[busy]
+    window = int(plan.arena[steps.WINDOW])
     if window:
-        pairs, read = (summed(prefill * sizes)[busy] for sizes in prefix_within(new, new + context, window))
+        pairs, read = (
+            per_step(batch, prompt * sizes)[busy] for sizes in prefix_within(new, new + context, window)
+        )
         prefix_us += plan.arena[steps.WINDOW_PAIR_US] * pairs + plan.arena[steps.WINDOW_TOKEN_US] * read
-        attended = summed(prefill * pairs_within(new, window))[busy]
-        within = window_points(window, False, prompts / q_len, q_len, prompts, attended)
     own_us = components.prefill_attention_us[busy] - prefix_us
-    _add(total, busy, _attention_errors(plan, errors, False, prompts / q_len, q_len, own_us, within))
+    _add(total, busy, _attention_errors(plan, errors, False, bs, q_len, own_us, within))
     total.local_us2[busy] += (PREFIX * prefix_us) ** 2
     return _relative(plan, total, times.latency_us)
 
