@@ -8,7 +8,7 @@ from typing import Final
 from fastroof.checks import one_of, whole_number
 from fastroof.engines.values import (
     MOST,
-    check_names,
+    check_fields,
     check_range,
     check_text,
     holds_for,
@@ -48,9 +48,8 @@ class GraphTokens:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        object.__setattr__(self, "gpus", check_names("gpus", self.gpus))
+        check_fields(self)
         whole_number("tokens", self.tokens, most=MOST, error=PlanError)
-        check_text("versions", self.versions)
         check_range(self.versions)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fastroof.checks import is_number, shown
-from fastroof.engines.values import check_number, check_text
+from fastroof.engines.values import check_fields
 from fastroof.errors import PlanError
 from fastroof.units import US_PER_MS
 
@@ -45,10 +45,7 @@ class FrontEnd:
 
     def __post_init__(self) -> None:
         """Reject invalid times."""
-        for name in ("request_ms", "token_us", "server_ms", "residual"):
-            object.__setattr__(self, name, check_number(name, getattr(self, name)))
-        for name in ("source", "evidence"):
-            check_text(name, getattr(self, name))
+        check_fields(self)
 
     @property
     def adds_nothing(self) -> bool:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from fastroof.checks import is_number, one_of, true_or_false, whole_number
+from fastroof.checks import is_number, one_of, whole_number
 from fastroof.engines.prefill_graphs import PrefillGraphs
 from fastroof.engines.values import (
     MOST,
-    check_names,
-    check_number,
+    check_fields,
     check_range,
-    check_text,
     holds_for,
     includes_newest,
     is_version,
@@ -58,10 +56,8 @@ class MixedAttention:
         """Reject invalid times and empty names."""
         if not is_number(self.ns) or not self.ns > 0:
             raise PlanError(f"ns of mixed_attention must be a number above 0, got {self.ns!r}")
-        object.__setattr__(self, "ns", check_number("ns of mixed_attention", self.ns))
+        check_fields(self, " of mixed_attention")
         object.__setattr__(self, "interval_ns", _interval(self.interval_ns, self.ns))
-        for name in ("gpu", "kv_dtype", "reason", "evidence"):
-            check_text(f"{name} of mixed_attention", getattr(self, name))
         if not isinstance(self.head_dim, int) or isinstance(self.head_dim, bool) or self.head_dim < 0:
             raise PlanError(
                 f"head_dim of mixed_attention must be a whole number of at least 0, got {self.head_dim!r}"
@@ -85,10 +81,15 @@ def _interval(given: Any, ns: float) -> tuple[float, ...]:
 
 
 GEMM_SMOOTHINGS: Final = ("none", "median3")
-FP8_SCALES: Final = ("dynamic", "static")
 SHARED_EXPERTS: Final = ("apart", "beside")
-LATENT_ATTENTION: Final = ("whole", "parts")
-MARLIN: Final = ("none", "except_mxfp4", "all")
+_CHOICES: Final = {
+    "gemm_smoothing": GEMM_SMOOTHINGS,
+    "fp8_scales": ("dynamic", "static"),
+    "shared_experts": SHARED_EXPERTS,
+    "latent_attention": ("whole", "parts"),
+    "marlin": ("none", "except_mxfp4", "all"),
+}
+"""Fields of :class:`KernelChoices` with a few valid values."""
 LAYOUT_KEYS: Final = ("tp", "pp", "dp", "moe_tp", "ep")
 
 
@@ -146,12 +147,9 @@ class OperatorKernel:
 
     def __post_init__(self) -> None:
         """Reject incomplete kernels."""
-        for key in fields(self):
-            if key.name not in ("layout", "required"):
-                check_text(key.name, getattr(self, key.name))
+        check_fields(self)
         if not self.operator:
             raise PlanError("a kernel needs the name of its operator")
-        true_or_false("required", self.required, PlanError)
         if self.shared_experts:
             one_of("shared_experts", self.shared_experts, SHARED_EXPERTS, PlanError)
         check_range(self.versions)
@@ -211,9 +209,8 @@ class ExpertRows:
 
     def __post_init__(self) -> None:
         """Reject an invalid rule."""
-        check_text("kernel of expert_rows", self.kernel)
+        check_fields(self, " of expert_rows")
         check_range(self.versions)
-        true_or_false("has_gate of expert_rows", self.has_gate, PlanError)
         for name in ("hidden", "most_tokens"):
             whole_number(f"{name} of expert_rows", getattr(self, name), least=0, most=MOST, error=PlanError)
 
@@ -282,24 +279,11 @@ class KernelChoices:
 
     def __post_init__(self) -> None:
         """Reject invalid choices."""
-        object.__setattr__(self, "engines", check_names("engines", self.engines))
-        one_of("gemm_smoothing", self.gemm_smoothing, GEMM_SMOOTHINGS, PlanError)
-        one_of("fp8_scales", self.fp8_scales, FP8_SCALES, PlanError)
-        one_of("shared_experts", self.shared_experts, SHARED_EXPERTS, PlanError)
-        one_of("latent_attention", self.latent_attention, LATENT_ATTENTION, PlanError)
-        one_of("marlin", self.marlin, MARLIN, PlanError)
-        true_or_false("fp8_weight_only", self.fp8_weight_only, PlanError)
-        object.__setattr__(self, "operators", tuple(self.operators))
-        object.__setattr__(self, "mixed_attention", tuple(self.mixed_attention))
-        object.__setattr__(self, "prefill_graphs", tuple(self.prefill_graphs))
-        object.__setattr__(self, "expert_rows", tuple(self.expert_rows))
-        for name in ("cold_decode", "one_attention_call"):
-            gpus = getattr(self, name)
-            if not isinstance(gpus, list | tuple):
-                raise PlanError(f"{name} must be a list of GPUs, got {gpus!r}")
-            for gpu in gpus:
-                check_text(f"a GPU of {name}", gpu)
-            object.__setattr__(self, name, tuple(gpus))
+        check_fields(self, but=_CHOICES)
+        for name, choices in _CHOICES.items():
+            one_of(name, getattr(self, name), choices, PlanError)
+        for name in ("operators", "mixed_attention", "prefill_graphs", "expert_rows"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def mixed_attention_ns(self, gpu: str, head_dim: int, kv_dtype: str) -> float:
         """Return the minimum decode attention with prefill, ns per query head, KV token and layer; or 0."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from fastroof.checks import is_number, is_whole_number, one_of, true_or_false
-from fastroof.engines.values import check_names, check_text
+from fastroof.checks import is_number, is_whole_number, one_of
+from fastroof.engines.values import check_fields
 from fastroof.errors import PlanError
 
 EP_SIZES: Final = ("any", "one_or_all")
@@ -60,23 +60,15 @@ class LayoutRules:
             "token_shares": TOKEN_SHARES,
             "attention_sum": ATTENTION_SUMS,
         }
-        for key in fields(self):
-            value: Any = getattr(self, key.name)
-            if key.name in allowed:
-                one_of(key.name, value, allowed[key.name], PlanError)
-            elif key.name == "wide_experts_over":
-                if not is_whole_number(value):
-                    raise PlanError(f"wide_experts_over must be a whole number of at least 1, got {value!r}")
-            elif key.name == "two_batches_from":
-                object.__setattr__(self, key.name, _two_tokens(value))
-            elif key.name == "gathered_bytes":
-                object.__setattr__(self, key.name, _element_bytes(value))
-            elif isinstance(key.default, bool):
-                true_or_false(key.name, value, PlanError)
-            elif isinstance(key.default, str):
-                check_text(key.name, value)
-            else:
-                object.__setattr__(self, key.name, check_names(key.name, value))
+        check_fields(self, but=allowed)
+        for name, choices in allowed.items():
+            one_of(name, getattr(self, name), choices, PlanError)
+        if not is_whole_number(self.wide_experts_over):
+            raise PlanError(
+                f"wide_experts_over must be a whole number of at least 1, got {self.wide_experts_over!r}"
+            )
+        object.__setattr__(self, "two_batches_from", _two_tokens(self.two_batches_from))
+        object.__setattr__(self, "gathered_bytes", _element_bytes(self.gathered_bytes))
 
     def obstacles(self, engine: str, sizes: Mapping[str, int]) -> list[str]:
         """Return why an engine cannot run a mixture of experts with these sizes, each with a valid value."""

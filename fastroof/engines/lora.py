@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from fastroof.checks import is_whole_number, true_or_false, whole_number
-from fastroof.engines.values import MOST, check_names, check_text
+from fastroof.checks import is_whole_number, whole_number
+from fastroof.engines.values import MOST, check_fields
 from fastroof.errors import PlanError
 
 ANY_MODEL: Final = "any"
@@ -53,11 +53,7 @@ class LoraRules:
             raise PlanError(f"ranks must be whole numbers of at least 1, got {ranks!r}")
         object.__setattr__(self, "ranks", tuple(sorted(ranks)))
         whole_number("max_loras", self.max_loras, most=MOST, error=PlanError)
-        for name in ("fills", "gates", "splits_head"):
-            true_or_false(name, getattr(self, name), PlanError)
-        for name in ("embeddings", "refused"):
-            object.__setattr__(self, name, check_names(name, getattr(self, name)))
-        check_text("source", self.source)
+        check_fields(self)
 
     def adapts_embeddings(self, architecture: str) -> bool:
         """Return whether a model's embedding and LM head have adapters if all layers do."""

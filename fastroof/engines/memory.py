@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
-from fastroof.checks import is_number, is_whole_number, one_of, shown, true_or_false, whole_number
+from fastroof.checks import is_number, is_whole_number, one_of, shown, whole_number
 from fastroof.documents import Table
 from fastroof.engines.values import (
-    check_names,
+    check_fields,
     check_number,
     check_range,
     check_text,
@@ -38,19 +38,6 @@ LEAST_FRACTION: Final = 1e-3
 KV_CACHES: Final = ("bytes", "groups", "pools")
 """How an engine divides the KV cache: by bytes, blocks of groups of layers, or pools of tokens and states."""
 
-_AMOUNTS: Final = (
-    "cache_gib",
-    "context_gib",
-    "group_gib",
-    "slow_group_gib",
-    "activation",
-    "sample_bytes",
-    "decoder_bytes",
-    "other_share",
-    "state_pool",
-    "window_pool",
-    "small_gib",
-)
 _COUNTS: Final = ("small_seqs", "block_tokens", "state_slots", "cached_state_slots", "step_batches")
 
 
@@ -87,12 +74,9 @@ class StaticReserve:
 
     def __post_init__(self) -> None:
         """Reject an invalid reserve."""
-        for key in fields(self):
-            if isinstance(key.default, float):
-                object.__setattr__(self, key.name, check_number(key.name, getattr(self, key.name)))
+        check_fields(self)
         for name in ("least_tokens", "large_graph"):
             whole_number(name, getattr(self, name), most=MOST_SEQS, error=PlanError)
-        check_text("source", self.source)
         sizes = self.prefill_sizes
         if not isinstance(sizes, list | tuple) or not all(
             isinstance(row, list | tuple) and len(row) == 2 and all(is_whole_number(one) for one in row)
@@ -178,11 +162,7 @@ class GraphEstimate:
 
     def __post_init__(self) -> None:
         """Reject an invalid estimate."""
-        for name in ("gib", "low_gib", "high_gib", "expert_low_gib", "expert_high_gib"):
-            object.__setattr__(self, name, check_number(name, getattr(self, name)))
-        formats = check_names("expert_formats", self.expert_formats)
-        object.__setattr__(self, "expert_formats", formats)
-        check_text("variable", self.variable)
+        check_fields(self)
 
     def amounts_gib(self, expert_format: str) -> tuple[float, float, float]:
         """Return what is taken off, and the range, of a mixture of experts in some format; empty for none."""
@@ -206,9 +186,7 @@ class RunnerMemory:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        object.__setattr__(self, "architectures", check_names("architectures", self.architectures))
-        object.__setattr__(self, "sample_bytes", check_number("sample_bytes", self.sample_bytes))
-        true_or_false("dense", self.dense, PlanError)
+        check_fields(self)
         if self.graphs is not None:
             object.__setattr__(self, "graphs", _table("graphs", GraphEstimate, self.graphs))
 
@@ -407,21 +385,12 @@ class KvMemory:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check_text("logged", self.logged)
+        check_fields(self, but=("kv_reservation", "kv_cache", "room", "fraction"))
         check_range(f">={self.logged}" if self.logged else "")
         one_of("kv_reservation", self.kv_reservation, tuple(KV_RESERVATIONS), PlanError)
         one_of("kv_cache", self.kv_cache, KV_CACHES, PlanError)
-        check_text("source", self.source)
-        for name in ("draft_slots", "states_limit_seqs", "prints_requests"):
-            true_or_false(name, getattr(self, name), PlanError)
         one_of("room", self.room, tuple(ROOMS), PlanError)
-        for name in _AMOUNTS:
-            object.__setattr__(self, name, check_number(name, getattr(self, name)))
-        gpus = self.small_gpus
-        object.__setattr__(self, "small_gpus", check_names("small_gpus", gpus))
         object.__setattr__(self, "token_tiers", _tiers(self.token_tiers))
-        others = check_names("other_share_gpus", self.other_share_gpus)
-        object.__setattr__(self, "other_share_gpus", others)
         if self.expert_group_gib is not None:
             check_number("expert_group_gib", self.expert_group_gib)
         for name in _COUNTS:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from fastroof.checks import one_of, true_or_false, whole_number
+from fastroof.checks import one_of, whole_number
 from fastroof.engines.values import (
     MOST,
-    check_names,
+    check_fields,
     check_range,
-    check_text,
     holds_for,
 )
 from fastroof.errors import PlanError
@@ -63,17 +62,13 @@ class PrefillGraphs:
 
     def __post_init__(self) -> None:
         """Reject invalid multiples."""
-        for key in ("versions", "reason"):
-            check_text(f"{key} of prefill_graphs", getattr(self, key))
+        check_fields(self, " of prefill_graphs")
         check_range(self.versions)
         object.__setattr__(self, "multiples", _multiples(self.multiples))
-        for key in ("eager", "encoders", "not_with"):
-            object.__setattr__(self, key, check_names(f"{key} of prefill_graphs", getattr(self, key)))
         for name in self.not_with:
             one_of("not_with of prefill_graphs", name, WITHOUT, PlanError)
         for key in ("latent_tokens", "sparse_tokens"):
             whole_number(key, getattr(self, key), 0, MOST, PlanError)
-        true_or_false("is_optional", self.is_optional, PlanError)
         object.__setattr__(self, "eager_on", tuple(_pair(one) for one in _listed(self.eager_on)))
 
     def padded(self, tokens: int) -> int:

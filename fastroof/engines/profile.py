@@ -21,10 +21,10 @@ from fastroof.engines.values import (
     NEWEST,
     NO_ERRORS,
     ServingErrors,
+    check_fields,
     check_names,
     check_number,
     check_range,
-    check_text,
     holds_for,
     includes_newest,
     is_beyond,
@@ -81,11 +81,9 @@ class LayerCost:
 
     def __post_init__(self) -> None:
         """Reject an invalid cost."""
-        for key in ("architecture", "versions", "evidence"):
-            check_text(key, getattr(self, key))
+        check_fields(self)
         if not self.architecture:
             raise PlanError("a cost of layers needs its architecture")
-        object.__setattr__(self, "layer_us", check_number("layer_us", self.layer_us))
         check_range(self.versions)
 
 
@@ -145,9 +143,7 @@ class StepCosts:
 
     def __post_init__(self) -> None:
         """Reject invalid costs, also in profiles built by hand."""
-        for cost in fields(self):
-            if cost.name != "layers":
-                object.__setattr__(self, cost.name, check_number(cost.name, getattr(self, cost.name)))
+        check_fields(self)
         object.__setattr__(self, "layers", tuple(self.layers))
 
     def of_step_us(self, architecture: str, layers: float, allreduces: float, kernels: float = 0.0) -> float:
@@ -224,8 +220,7 @@ class NotFitted:
 
     def __post_init__(self) -> None:
         """Reject conditions that match no runs."""
-        for key in fields(self):
-            check_text(key.name, getattr(self, key.name))
+        check_fields(self)
         if not self.reason:
             raise PlanError("runs that are not fitted need a reason")
         check_range(self.versions)
@@ -343,8 +338,7 @@ class EngineProfile:
 
     def __post_init__(self) -> None:
         """Reject invalid names and ranges; the parts check themselves."""
-        for key in ("name", "engine", "versions", "validated", "version", "rules"):
-            check_text(key, getattr(self, key))
+        check_fields(self)
         check_range(self.versions)
         check_range(self.rules)
         for version in filter(None, (self.validated, self.version)):

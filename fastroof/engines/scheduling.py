@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from fastroof.checks import is_whole_number, one_of, true_or_false, whole_number
-from fastroof.engines.values import MOST, check_range, check_text
+from fastroof.checks import is_whole_number, one_of, whole_number
+from fastroof.engines.values import MOST, check_fields, check_range
 from fastroof.errors import PlanError
 
 STEP_ORDERS: Final = ("mixed", "prefill_first")
@@ -45,8 +45,8 @@ class PromptPause:
     def __post_init__(self) -> None:
         """Reject an invalid option."""
         one_of("option", self.option, tuple(PAUSES), PlanError)
+        check_fields(self)
         for versions in (self.versions, self.alone):
-            check_text("versions", versions)
             check_range(versions)
 
 
@@ -132,8 +132,7 @@ class Scheduling:
             whole_number(name, getattr(self, name), off, MOST, PlanError)
         object.__setattr__(self, "pauses", tuple(self.pauses))
         one_of("order", self.order, STEP_ORDERS, PlanError)
-        for name in ("chunked_prefill", "async_scheduling", "by_card"):
-            true_or_false(name, getattr(self, name), PlanError)
+        check_fields(self)
         whole_number("max_num_batched_tokens", self.max_num_batched_tokens, most=MOST, error=PlanError)
         whole_number("max_num_seqs", self.max_num_seqs, most=MOST, error=PlanError)
 

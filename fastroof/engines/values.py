@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from fastroof.checks import is_number, shown
+from fastroof.checks import is_number, shown, true_or_false
 from fastroof.errors import PlanError
 
 MOST: Final = 2**20
@@ -45,6 +45,23 @@ def check_text(name: str, value: Any) -> None:
         raise PlanError(f"{name} must be text, got {shown(value)}")
 
 
+def check_fields(part: Any, of: str = "", *, but: Collection[str] = ()) -> None:
+    """Check numbers, texts, booleans and lists of names of a part of a profile, by their declared types."""
+    for key in fields(part):
+        value, name = getattr(part, key.name), f"{key.name}{of}"
+        if key.name in but:
+            continue
+        if key.type == "float":
+            value = check_number(name, value)
+        elif key.type == "bool":
+            true_or_false(name, value, PlanError)
+        elif key.type == "str":
+            check_text(name, value)
+        elif key.type == "tuple[str, ...]":
+            value = check_names(name, value)
+        object.__setattr__(part, key.name, value)
+
+
 @dataclass(frozen=True)
 class ServingErrors:
     """Errors of an engine's estimates on measured serving runs.
@@ -71,9 +88,7 @@ class ServingErrors:
 
     def __post_init__(self) -> None:
         """Reject an invalid error."""
-        for error in fields(self):
-            value = check_number(f"{error.name} of [errors]", getattr(self, error.name))
-            object.__setattr__(self, error.name, value)
+        check_fields(self, " of [errors]")
 
 
 NO_ERRORS: Final = ServingErrors()
