@@ -34,10 +34,12 @@ class Attention(Protocol):
         """Return the calls of one layer on one GPU, in execution order."""
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
-        """Return the KV-cache bytes per token of one layer on one GPU."""
+        """Return the KV-cache bytes per token of one layer on one GPU; 0.0 without a cache."""
+        return 0.0
 
     def state_bytes(self, layout: Layout) -> float:
         """Return the fixed state bytes per sequence of one layer on one GPU; 0.0 without a state."""
+        return 0.0
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
         """Return the linear weights of one layer on one GPU, by the role of their call."""
@@ -74,7 +76,7 @@ def head_obstacles(q_heads: int, kv_heads: int, tp: int) -> list[str]:
 
 @dataclass(frozen=True)
 @checked_fields
-class GroupedQueryAttention:
+class GroupedQueryAttention(Attention):
     """Softmax attention whose query heads share KV heads; one KV head per query head is MHA."""
 
     num_q_heads: int
@@ -176,10 +178,6 @@ class GroupedQueryAttention:
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
         """Return the KV-cache bytes per token of one layer on one GPU: keys and values."""
         return self._kv_elements(layout) * DTYPE_BYTES[kv_dtype]
-
-    def state_bytes(self, layout: Layout) -> float:
-        """Return the fixed state bytes per sequence of one layer on one GPU: 0."""
-        return 0.0
 
     def _kv_elements(self, layout: Layout) -> int:
         """Return the number of key and value elements of a token on one GPU."""

@@ -116,25 +116,9 @@ class DenseModel:
         attention, mlp = kind.attention, kind.mlp
         if not isinstance(attention, GroupedQueryAttention) or not isinstance(mlp, GatedMlp):
             raise ModelError(f"{model.name} is not a dense transformer: its layers are {kind.name}")
-        sizes = cls(
-            name=model.name,
-            architecture=model.architecture,
-            num_layers=model.num_layers,
-            hidden=model.hidden,
-            intermediate=mlp.intermediate,
-            num_q_heads=attention.num_q_heads,
-            num_kv_heads=attention.num_kv_heads,
-            head_dim=attention.head_dim,
-            vocab=model.vocab,
-            tie_embeddings=model.tie_embeddings,
-            qkv_bias=attention.qkv_bias,
-            o_bias=attention.o_bias,
-            mlp_bias=mlp.bias,
-            qk_norm=attention.qk_norm,
-            sliding_window=attention.window,
-            max_position=model.max_position,
-            torch_dtype=model.torch_dtype,
-        )
+        parts, names = (model, attention, mlp), [field.name for field in fields(cls)]
+        same = {name: getattr(part, name) for part in parts for name in names if hasattr(part, name)}
+        sizes = cls(**same, mlp_bias=mlp.bias, sliding_window=attention.window)
         plain = sizes.spec().only_kind
         for part, layer_part in ((attention, plain.attention), (mlp, plain.mlp)):
             more = [f.name for f in fields(part) if getattr(part, f.name) != getattr(layer_part, f.name)]
@@ -143,20 +127,6 @@ class DenseModel:
                     f"{model.name} is not a plain transformer: its layers have {', '.join(more)}"
                 )
         return sizes
-
-    @property
-    def group_size(self) -> int:
-        """Number of query heads that share one KV head."""
-        return self.num_q_heads // self.num_kv_heads
-
-    @property
-    def num_parameters(self) -> int:
-        """As :attr:`ModelSpec.num_parameters`."""
-        return self.spec().num_parameters
-
-    def padded_vocab(self, tp: int) -> int:
-        """As :meth:`ModelSpec.padded_vocab`."""
-        return self.spec().padded_vocab(tp)
 
     def spec(self) -> ModelSpec:
         """Return the model as plans take it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastroof.models.attention import GroupedQueryAttention
+from fastroof.models.attention import Attention, GroupedQueryAttention
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
 from fastroof.models.hf import checked_fields
@@ -70,7 +70,7 @@ class AttentionAndMamba:
 
 @dataclass(frozen=True)
 @checked_fields
-class ShortConvolution:
+class ShortConvolution(Attention):
     """A gated causal convolution over a few tokens between two projections (LFM2); timed by its bytes."""
 
     width: int
@@ -109,10 +109,6 @@ class ShortConvolution:
         calls.append(Elementwise("state_gate", name, 1, 2.0 * row_bytes, steps="with_prefill"))
         calls += linear_calls("state_out", "state_out_quantise", hidden, width, execution)
         return (*calls, *after_attention(hidden, layout, execution))
-
-    def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
-        """Return the KV-cache bytes per token of one layer on one GPU: 0."""
-        return 0.0
 
     def state_bytes(self, layout: Layout) -> float:
         """Return the state bytes per sequence of one layer on one GPU: the last inputs of the convolution."""

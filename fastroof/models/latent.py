@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from fastroof.models.attention import Attention
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
 from fastroof.models.hf import checked_fields
 from fastroof.models.layout import Layout, check_sizes, linear_calls
-from fastroof.operators.calls import (
-    Call,
-    Elementwise,
-    Gemm,
-    LatentProduct,
-    MixerCall,
-    MixerKernel,
-    Role,
-)
+from fastroof.operators.calls import Call, Elementwise, Gemm, LatentProduct, MixerCall, MixerKernel, Role
 from fastroof.operators.widths import LatentShape, shape_name
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
 
@@ -28,7 +21,7 @@ PROJECTIONS: tuple[Role, ...] = ("q_down", "q_up", "kv_up", "o")
 
 @dataclass(frozen=True)
 @checked_fields
-class LatentAttention:
+class LatentAttention(Attention):
     """Softmax attention that caches one latent vector per token, from which all heads expand."""
 
     num_heads: int
@@ -138,10 +131,6 @@ class LatentAttention:
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
         """Return the KV-cache bytes per token of one layer; every GPU of tp stores the whole vector."""
         return self.latent_dim * DTYPE_BYTES[kv_dtype]
-
-    def state_bytes(self, layout: Layout) -> float:
-        """Return the fixed state bytes per sequence of one layer on one GPU: 0."""
-        return 0.0
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
         """Return the linear weights of one layer on one GPU, by the role of their call."""

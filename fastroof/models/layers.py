@@ -184,19 +184,11 @@ class _Skipped:
 
 @dataclass(frozen=True)
 @checked_fields
-class NoAttention(_Skipped):
+class NoAttention(_Skipped, Attention):
     """A layer without attention, which caches nothing."""
 
     window = None
     heads_text = ""
-
-    def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
-        """Return the KV-cache bytes per token of one layer on one GPU: 0."""
-        return 0.0
-
-    def state_bytes(self, layout: Layout) -> float:
-        """Return the fixed state bytes per sequence of one layer on one GPU: 0."""
-        return 0.0
 
 
 @dataclass(frozen=True)

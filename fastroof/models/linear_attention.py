@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
 
 from fastroof.errors import ModelError
+from fastroof.models.attention import Attention
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
 from fastroof.models.hf import checked_fields
@@ -37,7 +38,7 @@ def _check_state_dtype(dtype: str) -> None:
 
 @dataclass(frozen=True)
 @checked_fields
-class Mamba2:
+class Mamba2(Attention):
     """Mamba-2: state space duality (arXiv:2405.21060) between two projections, with a gated norm."""
 
     num_heads: int
@@ -102,10 +103,6 @@ class Mamba2:
         sizes = (shard.num_heads, self.head_dim, self.state_dim, shard.num_groups, self.chunk_size)
         return MixerKernel(_OPERATOR, (phase, part, self.conv_width, *sizes))
 
-    def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
-        """Return the KV-cache bytes per token of one layer on one GPU: 0."""
-        return 0.0
-
     def state_bytes(self, layout: Layout) -> float:
         """Return the state bytes per sequence of one layer on one GPU: convolution taps and head states."""
         shard = self.shard(layout)
@@ -143,7 +140,7 @@ class DeltaShard(NamedTuple):
 
 @dataclass(frozen=True)
 @checked_fields
-class DeltaRule(ABC):
+class DeltaRule(Attention, ABC):
     """A short causal convolution and a delta-rule recurrence between two projections."""
 
     num_k_heads: int
@@ -218,10 +215,6 @@ class DeltaRule(ABC):
         calls.append(Elementwise("state_gate", "gated rmsnorm", 1, row_bytes))
         calls += linear_calls("state_out", "state_out_quantise", hidden, shard.values, execution)
         return (*calls, *after_attention(hidden, layout, execution))
-
-    def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
-        """Return the KV-cache bytes per token of one layer on one GPU: 0."""
-        return 0.0
 
     def state_bytes(self, layout: Layout) -> float:
         """Return the state bytes per sequence of one layer on one GPU: convolution taps and head states."""

@@ -25,14 +25,7 @@ from fastroof.models.hf import (
     unread_parts,
 )
 from fastroof.models.layers import LayerGroup, LayerKind
-from fastroof.models.named import (
-    HF_ID,
-    PRESETS,
-    preset_config,
-    preset_named,
-    unknown_name,
-    unsupported_id,
-)
+from fastroof.models.named import HF_ID, PRESETS, preset_config, preset_named, unknown_name, unsupported_id
 from fastroof.models.quantisation import quantisation_of, quantised, read_hf_quant
 from fastroof.models.spec import ModelSpec
 from fastroof.models.vision import vision_encoder

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastroof.errors import ModelError
-from fastroof.models.attention import check_kv_heads, head_obstacles
+from fastroof.models.attention import Attention, check_kv_heads, head_obstacles
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
 from fastroof.models.hf import checked_fields
@@ -65,7 +65,7 @@ def _block_dtype(weights: Mapping[str, int], execution: Execution) -> str:
 
 @dataclass(frozen=True)
 @checked_fields
-class SparseLatentAttention:
+class SparseLatentAttention(Attention):
     """Latent attention to the tokens that an indexer picks (DSA), by one key per ``index_pool`` tokens."""
 
     num_heads: int
@@ -136,10 +136,6 @@ class SparseLatentAttention:
         scales = INDEX_SCALE_BYTES * -(-self.index_dim // INDEX_GROUP)
         return latent + (self.index_dim * DTYPE_BYTES[INDEX_DTYPE] + scales) / self.index_pool
 
-    def state_bytes(self, layout: Layout) -> float:
-        """Return the fixed state bytes per sequence of one layer on one GPU: 0."""
-        return 0.0
-
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
         """Return the linear weights of one layer on one GPU, by the role of their call."""
         heads, latent = self.num_heads // layout.tp, self.kv_lora_rank
@@ -169,7 +165,7 @@ class SparseLatentAttention:
 
 @dataclass(frozen=True)
 @checked_fields
-class BlockSparseAttention:
+class BlockSparseAttention(Attention):
     """Grouped-query attention to the blocks of tokens that an indexer picks (MSA), of MiniMax-M3."""
 
     num_q_heads: int
@@ -215,10 +211,6 @@ class BlockSparseAttention:
         """Return the KV-cache bytes per token of one layer on one GPU: keys, values and the indexer key."""
         keys_and_values = 2 * self._kv_heads(layout) * self.head_dim * DTYPE_BYTES[kv_dtype]
         return keys_and_values + self.index_dim * ACTIVATION_BYTES
-
-    def state_bytes(self, layout: Layout) -> float:
-        """Return the fixed state bytes per sequence of one layer on one GPU: 0."""
-        return 0.0
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
         """Return the linear weights of one layer on one GPU, by the role of their call."""

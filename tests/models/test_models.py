@@ -261,7 +261,6 @@ def test_file_folder_and_mapping_load_alike(tmp_path: Path) -> None:
         max_position=8192,
         torch_dtype="bfloat16",
     )
-    assert DenseModel.of(model).group_size == 4
 
 
 def test_family_defaults() -> None:

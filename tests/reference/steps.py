@@ -48,7 +48,7 @@ def operators(
         ("stream", layers, "tokens", (3 * 2 * wide,)),  # silu(gate) * up
         ("gemm", layers, "tokens", (hidden, wide)),
         ("stream", 1, "tokens", (4 * 2 * hidden,)),
-        ("logits", 1, "sequences", (model.padded_vocab(tp) // tp, hidden)),
+        ("logits", 1, "sequences", (model.spec().padded_vocab(tp) // tp, hidden)),
     ]
     if model.qk_norm:
         found.append(("stream", layers, "tokens", (2 * 2 * (nh + nkv) * dh,)))

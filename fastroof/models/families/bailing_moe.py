@@ -7,18 +7,15 @@ from typing import Final
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.families.deepseek import first_dense
-from fastroof.models.families.family import Family, head_dim, kv_heads, layer_kinds
+from fastroof.models.families.family import Family, head_sizes, layer_kinds
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 
 
 def _layers(fields: Fields) -> list[LayerKind]:
-    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     bias = fields.flag("use_bias", default=False)
     attention = GroupedQueryAttention(
-        num_q_heads,
-        kv_heads(fields, num_q_heads),
-        head_dim(fields, hidden, num_q_heads),
+        *head_sizes(fields),
         qkv_bias=bias or fields.flag("use_qkv_bias", default=False),
         o_bias=bias,
         qk_norm=fields.flag("use_qk_norm", default=False),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fastroof.models.attention import GroupedQueryAttention
-from fastroof.models.families.family import Family, head_dim, kv_heads
+from fastroof.models.families.family import Family, head_sizes
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.linear_attention import Mamba2
@@ -38,11 +38,8 @@ def mamba_2(fields: Fields, inner: int | None = None, *, norm: bool = True) -> M
 
 
 def _layers(fields: Fields) -> list[LayerKind]:
-    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     mamba = mamba_2(fields)
-    attention = GroupedQueryAttention(
-        num_q_heads, kv_heads(fields, num_q_heads), head_dim(fields, hidden, num_q_heads)
-    )
+    attention = GroupedQueryAttention(*head_sizes(fields))
     mlp = GatedMlp(fields.size("intermediate_size"))
     attends = set(fields.numbers("attn_layer_indices") or ())
     return [

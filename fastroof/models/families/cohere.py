@@ -6,7 +6,7 @@ from typing import Final
 
 from fastroof.errors import UnsupportedModelError
 from fastroof.models.attention import GroupedQueryAttention
-from fastroof.models.families.family import FULL, WINDOWED, Family, head_dim, kv_heads, layer_kinds
+from fastroof.models.families.family import FULL, WINDOWED, Family, head_sizes, layer_kinds
 from fastroof.models.families.family import layer_windows as windows_of
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
@@ -21,15 +21,14 @@ def _layers(fields: Fields, windows: list[int | None], *, full_has_rope: bool) -
         raise UnsupportedModelError(
             f"{fields.where}: use_qk_norm true has a norm with weights of each head, which no plan has yet"
         )
-    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-    num_kv_heads = kv_heads(fields, num_q_heads, missing_means_all=True)
-    width, bias = head_dim(fields, hidden, num_q_heads), fields.flag("attention_bias", default=False)
+    heads = head_sizes(fields, missing_means_all=True)
+    bias = fields.flag("attention_bias", default=False)
     mlp = GatedMlp(fields.size("intermediate_size"), parallel=True)
     return layer_kinds(
         (
             GroupedQueryAttention(
-                num_q_heads, num_kv_heads, width, bias, bias, window=window,
-                rope=full_has_rope or window is not None, sums_over_gpus=False,
+                *heads, bias, bias, window=window, sums_over_gpus=False,
+                rope=full_has_rope or window is not None,
             ),
             mlp,
         )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from fastroof.models.attention import GroupedQueryAttention
-from fastroof.models.families.family import Family, head_dim, kv_heads, layer_kinds, layer_windows
+from fastroof.models.families.family import Family, head_sizes, layer_kinds, layer_windows
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
@@ -48,14 +48,10 @@ def _layers(
     missing_means_all: bool = False,
     post_norm: bool = False,
 ) -> list[LayerKind]:
-    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-    num_kv_heads = kv_heads(fields, num_q_heads, missing_means_all=missing_means_all)
-    width = head_dim(fields, hidden, num_q_heads, missing_head_dim)
+    heads = head_sizes(fields, missing_head_dim=missing_head_dim, missing_means_all=missing_means_all)
     mlp = GatedMlp(fields.size("intermediate_size"), mlp_bias, post_norm)
     attention = {
-        window: GroupedQueryAttention(
-            num_q_heads, num_kv_heads, width, qkv_bias, o_bias, qk_norm, window, post_norm=post_norm
-        )
+        window: GroupedQueryAttention(*heads, qkv_bias, o_bias, qk_norm, window, post_norm=post_norm)
         for window in dict.fromkeys(windows)
     }
     return layer_kinds((attention[window], mlp) for window in windows)

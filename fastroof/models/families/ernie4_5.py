@@ -6,7 +6,7 @@ from typing import Final
 
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
-from fastroof.models.families.family import Family, head_dim, kv_heads, layer_kinds
+from fastroof.models.families.family import Family, head_sizes, layer_kinds
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp, Mlp
@@ -15,10 +15,8 @@ _TO_THE_END: Final = -1
 
 
 def _attention(fields: Fields) -> GroupedQueryAttention:
-    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     bias = fields.flag("use_bias", default=False)
-    num_kv_heads = kv_heads(fields, num_q_heads, missing_means_all=True)
-    return GroupedQueryAttention(num_q_heads, num_kv_heads, head_dim(fields, hidden, num_q_heads), bias, bias)
+    return GroupedQueryAttention(*head_sizes(fields, missing_means_all=True), bias, bias)
 
 
 def _dense(fields: Fields) -> list[LayerKind]:

@@ -6,7 +6,7 @@ from typing import Final
 
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.families.bamba import MAMBA_MODULES, mamba_2
-from fastroof.models.families.family import Family, head_dim, kv_heads
+from fastroof.models.families.family import Family, head_sizes
 from fastroof.models.hf import Fields
 from fastroof.models.hybrid import AttentionAndMamba
 from fastroof.models.layers import LayerKind
@@ -14,14 +14,11 @@ from fastroof.models.mlp import GatedMlp
 
 
 def _layers(fields: Fields) -> list[LayerKind]:
-    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     # without mamba_d_ssm a Mamba layer is mamba_expand times as wide as the model
     width = fields.optional_size("mamba_d_ssm")
     mamba = mamba_2(fields, width, norm=fields.flag("mamba_rms_norm", default=False))
     bias = fields.flag("attention_bias", default=False)
-    attention = GroupedQueryAttention(
-        num_q_heads, kv_heads(fields, num_q_heads), head_dim(fields, hidden, num_q_heads), bias, bias
-    )
+    attention = GroupedQueryAttention(*head_sizes(fields), bias, bias)
     mlp = GatedMlp(fields.size("intermediate_size"), fields.flag("mlp_bias", default=False))
     return [LayerKind(AttentionAndMamba(attention, mamba), mlp, "attention and mamba")] * fields.num_layers
 

@@ -78,6 +78,15 @@ def head_dim(fields: Fields, hidden: int, num_q_heads: int, missing: int | None 
     return hidden // num_q_heads
 
 
+def head_sizes(
+    fields: Fields, *, missing_head_dim: int | None = None, missing_means_all: bool = False
+) -> tuple[int, int, int]:
+    """Return query heads, KV heads and the head width of a layer, by the names in Llama's files."""
+    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    num_kv_heads = kv_heads(fields, num_q_heads, missing_means_all=missing_means_all)
+    return num_q_heads, num_kv_heads, head_dim(fields, hidden, num_q_heads, missing_head_dim)
+
+
 def layer_windows(
     fields: Fields, num_layers: int, window: int | None, full_layers: int = 0
 ) -> list[int | None]:

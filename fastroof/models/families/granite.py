@@ -7,7 +7,7 @@ from typing import Final
 from fastroof.models.attention import Attention, GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.families.bamba import MAMBA_MODULES, mamba_2
-from fastroof.models.families.family import Family, head_dim, kv_heads, layer_kinds
+from fastroof.models.families.family import Family, head_sizes, layer_kinds
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp, Mlp
@@ -24,11 +24,8 @@ _EXPERTS: Final = {
 
 
 def _attention(fields: Fields, *, rope: bool) -> GroupedQueryAttention:
-    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     bias = fields.flag("attention_bias", default=False)
-    num_kv_heads = kv_heads(fields, num_q_heads, missing_means_all=True)
-    width = head_dim(fields, hidden, num_q_heads)
-    return GroupedQueryAttention(num_q_heads, num_kv_heads, width, bias, bias, rope=rope)
+    return GroupedQueryAttention(*head_sizes(fields, missing_means_all=True), bias, bias, rope=rope)
 
 
 def _experts(fields: Fields) -> RoutedExperts:

@@ -6,7 +6,7 @@ from typing import Final
 
 from fastroof.models.attention import Attention, GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
-from fastroof.models.families.family import FULL, Family, head_dim, kv_heads
+from fastroof.models.families.family import FULL, Family, head_sizes
 from fastroof.models.hf import Fields
 from fastroof.models.hybrid import ShortConvolution
 from fastroof.models.layers import LayerKind
@@ -19,12 +19,9 @@ _MULTIPLE: Final = 256
 
 
 def _mixers(fields: Fields) -> list[Attention]:
-    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-    attention = GroupedQueryAttention(
-        num_q_heads, kv_heads(fields, num_q_heads), head_dim(fields, hidden, num_q_heads), qk_norm=True
-    )
+    attention = GroupedQueryAttention(*head_sizes(fields), qk_norm=True)
     bias = fields.flag("conv_bias", default=False)
-    convolution = ShortConvolution(hidden, fields.size_or("conv_L_cache", _TAPS), bias)
+    convolution = ShortConvolution(fields.size("hidden_size"), fields.size_or("conv_L_cache", _TAPS), bias)
     return [attention if kind == FULL else convolution for kind in _kinds(fields)]
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
-from fastroof.models.families.family import Family, head_dim, kv_heads, layer_kinds
+from fastroof.models.families.family import Family, head_sizes, layer_kinds
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
@@ -25,13 +25,10 @@ _DEFAULTS: Final[dict[str, Any]] = {
 
 def _layers(fields: Fields) -> list[LayerKind]:
     num_layers = fields.num_layers
-    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     chunk, max_position = fields.optional_size("attention_chunk_size"), fields.size("max_position_embeddings")
     bias = fields.flag("attention_bias", default=False)
     full = GroupedQueryAttention(
-        num_q_heads,
-        kv_heads(fields, num_q_heads),
-        head_dim(fields, hidden, num_q_heads),
+        *head_sizes(fields),
         bias,
         bias,
         rope=False,

@@ -7,7 +7,7 @@ from typing import Final
 from fastroof.errors import UnsupportedModelError
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
-from fastroof.models.families.family import Family, head_dim, kv_heads, layer_kinds
+from fastroof.models.families.family import Family, head_sizes, layer_kinds
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 
@@ -22,11 +22,8 @@ def _layers(fields: Fields) -> list[LayerKind]:
         raise UnsupportedModelError(
             f"{fields.where}: attn_type_list has 0: it needs a linear attention operator"
         )
-    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     attention = GroupedQueryAttention(
-        num_q_heads,
-        kv_heads(fields, num_q_heads),
-        head_dim(fields, hidden, num_q_heads),
+        *head_sizes(fields),
         qk_norm=fields.flag("use_qk_norm", default=True),
         qk_norm_spans_heads=fields.config.get("qk_norm_type", _OVER_ALL_HEADS) == _OVER_ALL_HEADS,
     )

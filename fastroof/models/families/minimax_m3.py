@@ -11,7 +11,7 @@ from typing import Final
 from fastroof.errors import UnsupportedModelError
 from fastroof.models.attention import Attention, GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
-from fastroof.models.families.family import Family, head_dim, kv_heads
+from fastroof.models.families.family import Family, head_sizes
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
@@ -54,12 +54,7 @@ def _sparse(fields: Fields, heads: tuple[int, int, int]) -> tuple[Attention | No
 
 
 def _layers(fields: Fields) -> list[LayerKind]:
-    num_layers, num_q_heads = fields.num_layers, fields.size("num_attention_heads")
-    heads = (
-        num_q_heads,
-        kv_heads(fields, num_q_heads),
-        head_dim(fields, fields.size("hidden_size"), num_q_heads),
-    )
+    num_layers, heads = fields.num_layers, head_sizes(fields)
     full = GroupedQueryAttention(*heads, qk_norm=fields.flag("use_qk_norm", default=True))
     sparse, is_sparse = _sparse(fields, heads)
     experts = RoutedExperts(

@@ -6,7 +6,7 @@ from typing import Final
 
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
-from fastroof.models.families.family import Family, head_dim, kv_heads, layer_kinds, layer_windows
+from fastroof.models.families.family import Family, head_sizes, layer_kinds, layer_windows
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 
@@ -20,8 +20,7 @@ there are of a newer version, and 15 to 20 % too fast with skewed routing too.
 
 
 def _layers(fields: Fields) -> list[LayerKind]:
-    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-    num_kv_heads, width = kv_heads(fields, num_q_heads), head_dim(fields, hidden, num_q_heads)
+    heads = head_sizes(fields)
     experts = RoutedExperts(
         fields.size("num_local_experts", "num_experts"),
         fields.size("num_experts_per_tok"),
@@ -29,25 +28,13 @@ def _layers(fields: Fields) -> list[LayerKind]:
         routing=BALANCED,
     )
     windows = layer_windows(fields, fields.num_layers, fields.optional_size("sliding_window"))
-    return layer_kinds(
-        (GroupedQueryAttention(num_q_heads, num_kv_heads, width, window=window), experts)
-        for window in windows
-    )
+    return layer_kinds((GroupedQueryAttention(*heads, window=window), experts) for window in windows)
 
 
 def _olmoe(fields: Fields) -> list[LayerKind]:
-    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-    num_kv_heads = kv_heads(fields, num_q_heads, missing_means_all=True)
+    heads = head_sizes(fields, missing_means_all=True)
     bias = fields.flag("attention_bias", default=False)
-    attention = GroupedQueryAttention(
-        num_q_heads,
-        num_kv_heads,
-        head_dim(fields, hidden, num_q_heads),
-        bias,
-        bias,
-        qk_norm=True,
-        qk_norm_spans_heads=True,
-    )
+    attention = GroupedQueryAttention(*heads, bias, bias, qk_norm=True, qk_norm_spans_heads=True)
     experts = RoutedExperts(
         fields.size("num_experts"), fields.size("num_experts_per_tok"), fields.size("intermediate_size")
     )

@@ -9,21 +9,20 @@ from __future__ import annotations
 from typing import Final
 
 from fastroof.models.attention import GroupedQueryAttention
-from fastroof.models.families.family import Family, head_dim, kv_heads, layer_kinds, layer_windows
+from fastroof.models.families.family import Family, head_sizes, layer_kinds, layer_windows
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
 
 
 def _layers(fields: Fields) -> list[LayerKind]:
-    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-    num_kv_heads, width = kv_heads(fields, num_q_heads), head_dim(fields, hidden, num_q_heads)
+    heads = head_sizes(fields)
     mlp = GatedMlp(fields.size("intermediate_size"), post_norm=True)
     windows = layer_windows(fields, fields.num_layers, fields.optional_size("sliding_window"))
     return layer_kinds(
         (
             GroupedQueryAttention(
-                num_q_heads, num_kv_heads, width, qk_norm=True, window=window, qk_norm_weights=False,
+                *heads, qk_norm=True, window=window, qk_norm_weights=False,
                 rope=window is not None, output_gate=True, post_norm=True,
             ),
             mlp,

@@ -12,7 +12,7 @@ from typing import Final
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.families.deepseek import first_dense
-from fastroof.models.families.family import FULL, WINDOWED, Family, head_dim, kv_heads, layer_kinds
+from fastroof.models.families.family import FULL, WINDOWED, Family, head_sizes, layer_kinds
 from fastroof.models.families.family import layer_windows as windows_of
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
@@ -31,13 +31,12 @@ def _layers(
     full_has_rope: bool,
     mlps: Sequence[Mlp] | None = None,
 ) -> list[LayerKind]:
-    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-    num_kv_heads = kv_heads(fields, num_q_heads, missing_means_all=True)
-    width, bias = head_dim(fields, hidden, num_q_heads), fields.flag("attention_bias", default=False)
+    heads = head_sizes(fields, missing_means_all=True)
+    bias = fields.flag("attention_bias", default=False)
     mlps = mlps or [GatedMlp(fields.size("intermediate_size"))] * len(windows)
     attention = {
         window: GroupedQueryAttention(
-            num_q_heads, num_kv_heads, width, bias, bias, True, window,
+            *heads, bias, bias, True, window,
             qk_norm_spans_heads=qk_norm_spans_heads, rope=full_has_rope or window is not None,
         )
         for window in dict.fromkeys(windows)

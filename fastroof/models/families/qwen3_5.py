@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from fastroof.models.attention import Attention, GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
-from fastroof.models.families.family import FULL, Family, head_dim, kv_heads
+from fastroof.models.families.family import FULL, Family, head_sizes
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.linear_attention import GatedDeltaNet
@@ -54,12 +54,9 @@ def _linear(fields: Fields) -> GatedDeltaNet:
 
 
 def _full(fields: Fields) -> Attention:
-    num_q_heads = fields.size("num_attention_heads")
     bias = fields.flag("attention_bias", default=False)
     return GroupedQueryAttention(
-        num_q_heads,
-        kv_heads(fields, num_q_heads),
-        head_dim(fields, fields.size("hidden_size"), num_q_heads),
+        *head_sizes(fields),
         bias,
         bias,
         qk_norm=True,

@@ -7,7 +7,7 @@ from typing import Final
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.families.dense import QWEN3_HEAD_DIM, qwen_windows
-from fastroof.models.families.family import Family, head_dim, kv_heads, layer_kinds
+from fastroof.models.families.family import Family, head_sizes, layer_kinds
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp, Mlp
@@ -29,25 +29,23 @@ def _mlps(fields: Fields, shared_intermediate: int) -> list[Mlp]:
 
 
 def _qwen2(fields: Fields) -> list[LayerKind]:
-    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-    num_kv_heads, width = kv_heads(fields, num_q_heads), head_dim(fields, hidden, num_q_heads)
+    heads = head_sizes(fields)
     bias = fields.flag("qkv_bias", default=True)
     mlps = _mlps(fields, fields.size("shared_expert_intermediate_size"))
     windows = qwen_windows(fields, len(mlps))
     return layer_kinds(
-        (GroupedQueryAttention(num_q_heads, num_kv_heads, width, bias, window=window), mlp)
+        (GroupedQueryAttention(*heads, bias, window=window), mlp)
         for window, mlp in zip(windows, mlps, strict=True)
     )
 
 
 def _qwen3(fields: Fields) -> list[LayerKind]:
-    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-    num_kv_heads, width = kv_heads(fields, num_q_heads), head_dim(fields, hidden, num_q_heads, QWEN3_HEAD_DIM)
+    heads = head_sizes(fields, missing_head_dim=QWEN3_HEAD_DIM)
     bias = fields.flag("attention_bias", default=False)
     mlps = _mlps(fields, 0)
     windows = qwen_windows(fields, len(mlps))
     return layer_kinds(
-        (GroupedQueryAttention(num_q_heads, num_kv_heads, width, bias, bias, True, window), mlp)
+        (GroupedQueryAttention(*heads, bias, bias, True, window), mlp)
         for window, mlp in zip(windows, mlps, strict=True)
     )
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
-from fastroof.models.families.family import WINDOWED, Family, head_dim, kv_heads, layer_kinds, layer_windows
+from fastroof.models.families.family import WINDOWED, Family, head_sizes, layer_kinds, layer_windows
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
@@ -23,13 +23,8 @@ def _layers(fields: Fields) -> list[LayerKind]:
     fields = fields.with_defaults(
         {ours: fields.config[own] for own, ours in _SAME.items() if fields.has(own)}
     )
-    num_layers, num_q_heads = fields.num_layers, fields.size("num_attention_heads")
-    hidden, other = fields.size("hidden_size"), fields.part("attention_other_setting")
-    full = {
-        "num_q_heads": num_q_heads,
-        "num_kv_heads": kv_heads(fields, num_q_heads),
-        "head_dim": head_dim(fields, hidden, num_q_heads),
-    }
+    num_layers, other = fields.num_layers, fields.part("attention_other_setting")
+    full = dict(zip(("num_q_heads", "num_kv_heads", "head_dim"), head_sizes(fields), strict=True))
     windowed = full if other is None else _other(other, full)
     gate = fields.flag("use_head_wise_attn_gate", default=False)
     shared_fields = {"qk_norm": True, "head_gate": gate}
