@@ -15,32 +15,20 @@ RING_BYTES: Final = 236.0
 
 
 class KvBlocks(NamedTuple):
-    """A block, and the parts of a block and of a request."""
+    """A block, and the parts of a block and of a request; fields as of a plan's memory."""
 
     part_bytes: int = 1
-    """Bytes of one part on one GPU; every size below is a whole number of parts."""
     block_tokens: int = 1
-    """Tokens of one block of layers that keep all tokens."""
     full_parts: int = 0
-    """Parts that ``block_tokens`` tokens take in those layers."""
     window_parts: int = 0
-    """Parts that ``window_block_tokens`` tokens take in windowed layers."""
     window_block_tokens: int = 1
-    """Tokens of one block of windowed layers."""
     window_tokens: int = 0
-    """Tokens that a running request keeps in them at most."""
     reserved_tokens: int = 0
-    """The same before it starts: with the tokens of steps in flight, whose parts it frees again."""
     state_parts: int = 0
-    """Parts of its recurrent states."""
     spare_parts: int = 0
-    """Parts of a window that need not be aligned."""
     groups: int = 1
-    """Groups of layers that share the parts."""
     ring_parts: int = 0
-    """Parts of each token of steps in flight in windows and compressors of DeepSeek-V4."""
     parts_per_block: int = 0
-    """Parts of one of the engine's blocks; 0 if its layers do not share blocks, or these are unknown."""
 
 
 class HeldLayers(NamedTuple):

@@ -37,7 +37,7 @@ class LeftForKv(NamedTuple):
     left_bytes: int
     forward_bytes: int
     sampler_bytes: int
-    run_bytes: int
+    activation_bytes: int
     context_bytes: int
     graphs_bytes: int
     reserve_bytes: int

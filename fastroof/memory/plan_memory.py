@@ -423,25 +423,21 @@ def _gpu_memory(
     )
     left = left_for_kv(rule, gpu, layout, held, use.max_tokens)
     estimate = rule.graphs or GraphEstimate()
+    _, low_gib, high_gib = estimate.amounts_gib(expert_format)
+    uses = left._asdict()
+    left_bytes = uses.pop("left_bytes")
     memory = PlanMemory(
-        held_bytes,
-        model.kv_bytes_per_token(layout, execution.kv_dtype),
-        left.run_bytes,
-        left.reserve_bytes,
-        0,
-        model.window or 0,
-        window_kv_bytes(model, layout, execution.kv_dtype),
-        model.state_bytes(layout),
-        left.context_bytes,
-        left.total_bytes,
-        left.requested_bytes,
-        left.forward_bytes,
-        left.sampler_bytes,
-        left.graphs_bytes,
-        *(round(gib * GIB) for gib in estimate.amounts_gib(expert_format)[1:]),
-    )._replace(adapter_bytes=adapters)
-    cache_keys = ((model, layout, execution.kv_dtype), *use.drafts.models)
-    return _with_blocks(memory, left.left_bytes, cache_keys, rule, use, model.max_position, layout.dp)
+        weight_bytes=held_bytes,
+        kv_bytes_per_token=0,
+        max_kv_tokens=0,
+        window=model.window or 0,
+        graphs_low_bytes=round(low_gib * GIB),
+        graphs_high_bytes=round(high_gib * GIB),
+        adapter_bytes=adapters,
+        **uses,
+    )
+    models = ((model, layout, execution.kv_dtype), *use.drafts.models)
+    return _with_blocks(memory, left_bytes, models, rule, use, model.max_position)
 
 
 def _with_blocks(
@@ -451,18 +447,18 @@ def _with_blocks(
     rule: KvMemory,
     use: MemoryUse,
     context: int,
-    ranks: int,
 ) -> PlanMemory:
-    """Divide what is left into blocks."""
-    drafted = use.drafts.models
-    kv = [model.kv_bytes_per_token(layout, kv_dtype) for model, layout, kv_dtype in drafted]
-    # a separate window counts as no window
-    within = [window_kv_bytes(*of) for of in drafted if (of[0].window or 0) == memory.window]
-    states = [model.state_bytes(layout) for model, layout, _ in drafted]
+    """Divide what is left into blocks of a model, the first, and its drafts."""
+    ranks = models[0][1].dp
     memory = memory._replace(
-        kv_bytes_per_token=memory.kv_bytes_per_token + sum(kv),
-        window_kv_bytes_per_token=memory.window_kv_bytes_per_token + sum(within),
-        state_bytes_per_sequence=memory.state_bytes_per_sequence + sum(states),
+        kv_bytes_per_token=sum(
+            model.kv_bytes_per_token(layout, kv_dtype) for model, layout, kv_dtype in models
+        ),
+        # a draft's other window counts as no window
+        window_kv_bytes_per_token=sum(
+            window_kv_bytes(*of) for of in models if (of[0].window or 0) == memory.window
+        ),
+        state_bytes_per_sequence=sum(model.state_bytes(layout) for model, layout, _ in models),
     )
     drafts = use.drafts.tokens
     slots = rule.cached_state_slots if use.prefix_caching or drafts else rule.state_slots
