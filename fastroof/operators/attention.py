@@ -50,6 +50,7 @@ from fastroof.operators.external_rows import (
     package_rows,
     size_columns,
     text_columns,
+    tree_attention,
 )
 from fastroof.operators.operator import (
     Answers,
@@ -110,20 +111,8 @@ def _package_decode(raw: Raw) -> ExternalRows:
     return _package_rows(raw).without({"more than one new token": raw["isl"] > 1})
 
 
-def _tree_heads(heads: Heads, rows: int) -> dict[str, Array]:
-    sizes = zip(("num_q_heads", "num_kv_heads", "head_dim", "window"), (*heads, 0), strict=True)
-    return {name: np.full(rows, size, np.int64) for name, size in sizes}
-
-
-def _tree_prefill(read: Raw, heads: Heads) -> dict[str, Array]:
-    rows = len(read["latency_us"])
-    sizes = {"q_len": read["seq_len"], "kv_len": read["seq_len"], "batch_size": np.ones(rows, np.int64)}
-    return {**_tree_heads(heads, rows), **sizes, "kv_dtype": read["dtype"]}
-
-
-def _tree_decode(read: Raw, heads: Heads) -> dict[str, Array]:
-    named = {name: read[name] for name in ("kv_dtype", "batch_size", "kv_len")}
-    return _tree_heads(heads, len(read["latency_us"])) | named
+def _tree_rows(read: Raw, heads: Heads) -> dict[str, Array]:
+    return tree_attention(read, heads, ("num_q_heads", "num_kv_heads", "head_dim"), window=0)
 
 
 # -- operators -------------------------------------------------------------------------------------
@@ -169,7 +158,7 @@ class AttentionPrefill(PlannedAttention):
             (DTYPE, SEQ_LEN, LATENCY),
             (MFU,),
             ("dtype", "seq_len", "latency_us", "mfu"),
-            _tree_prefill,
+            _tree_rows,
         ),
     )
 
@@ -293,7 +282,7 @@ class AttentionDecode(PlannedAttention):
             (DTYPE, KV_DTYPE, *axes, LATENCY),
             (MFU,),
             ("dtype", "kv_dtype", "batch_size", "kv_len", "latency_us", "mfu"),
-            _tree_decode,
+            _tree_rows,
         ),
     )
 

@@ -24,7 +24,6 @@ import numpy as np
 
 from fastroof.arrays import Array, Floats
 from fastroof.columns import ORIGIN
-from fastroof.config.gpu import GpuSpec
 from fastroof.operators.attention_work import DECODE_AXES, NO_PREFIX, PrefixUs, measured_price
 from fastroof.operators.external_rows import (
     MEASURED,
@@ -114,9 +113,6 @@ def block_bytes(columns: Columns, ratio: int, tokens: Floats, scored: Floats, re
     kv = read * ENTRY * element_bytes(columns["kv_dtype"]) + scored * INDEX_DIM
     return np.asarray(weights + kv + 2.0 * ACTIVATION_BYTES * tokens * width_of(columns["model"], "hidden"))
 
-
-_PRICED: Final = 256.0
-"""New tokens of the prompts that price a prefix."""
 
 # -- rows of the package ---------------------------------------------------------------------------
 
@@ -232,6 +228,8 @@ class _Compressed(AttentionModule):
 
 class _CompressedPrefill(_Compressed, RaggedPrefill):
     picks_by = "topk_v1"
+    # every prompt fills the window
+    priced_at = (256.0, float(WINDOW))
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
         """Projections, CSA's indexer, attention to entries and to the window."""
@@ -244,23 +242,6 @@ class _CompressedPrefill(_Compressed, RaggedPrefill):
     def moved_bytes(self, columns: Columns) -> Floats:
         """Weights, tokens in and out, and the part of the cache that all queries may pick."""
         return self._moved(columns, np.asarray(columns["q_len"], np.float64))
-
-    def prefix_prices(self, key: Key, gpu: GpuSpec, window: int) -> PrefixUs:
-        """Growth of B with a prefix beyond the window, which every prompt fills."""
-        work_us = self.work_us(key, gpu)
-
-        def prices(prefix: float) -> tuple[float, float]:
-            """Growth of B per pair and per token, from prompts of two lengths."""
-            q_len, before = _PRICED * np.array([1.0, 1.0, 2.0, 2.0]), np.array([0.0, 1.0, 0.0, 1.0]) + prefix
-            us = work_us(np.ones(4), q_len, before)
-            one, two = float(us[1] - us[0]), float(us[3] - us[2])
-            return max(two - one, 0.0) / _PRICED, max(2.0 * one - two, 0.0)
-
-        near = prices(float(WINDOW))
-        if not window:
-            return PrefixUs(*near)
-        far = prices(4.0 * window)
-        return PrefixUs(*far, max(near[0] - far[0], 0.0), max(near[1] - far[1], 0.0))
 
     def prefix_us(self, tables: RowSource, key: Key, window: int) -> PrefixUs:
         """Roofline of a prefix, times latency / B of measured prompts with a prefix."""

@@ -129,6 +129,17 @@ def package_rows(raw: Raw, *same: str, **columns: str | Array) -> ExternalRows:
     return ExternalRows(made | {"kernel": raw["kernel_source"]}, unknown)
 
 
+def tree_attention(read: Raw, heads: Heads, names: tuple[str, ...], **sizes: int) -> dict[str, Array]:
+    """Columns of a tree's attention file, whose name holds the sizes ``names``: of one prompt, or decodes."""
+    rows = len(read["latency_us"])
+    named = {**dict(zip(names, heads, strict=True)), **sizes}
+    columns = {name: np.full(rows, size, np.int64) for name, size in named.items()}
+    if "seq_len" not in read:
+        return columns | {name: read[name] for name in ("kv_dtype", "batch_size", "kv_len")}
+    columns |= {"batch_size": np.ones(rows, np.int64), "q_len": read["seq_len"], "kv_len": read["seq_len"]}
+    return columns | {"kv_dtype": read["dtype"]}
+
+
 def version_order(version: str) -> tuple[int, ...]:
     """Return the numbers in a version, for comparison."""
     return tuple(int(number) for number in re.findall(r"\d+", version))

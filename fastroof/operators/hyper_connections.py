@@ -26,14 +26,7 @@ from fastroof.operators.external_rows import (
     size_columns,
     text_columns,
 )
-from fastroof.operators.operator import (
-    Columns,
-    DatasheetClass,
-    Key,
-    Real,
-    as_floats,
-    every_second,
-)
+from fastroof.operators.operator import Columns, DatasheetClass, Key, Real, as_floats, every_second
 from fastroof.operators.row_operator import KernelOperator, RowCost
 from fastroof.units import ACTIVATION_BYTES
 

@@ -17,14 +17,7 @@ from fastroof.config.gpu import GpuSpec
 from fastroof.operators.calls import AdapterGemm
 from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.operators.gemm import GEMM
-from fastroof.operators.operator import (
-    Columns,
-    DatasheetClass,
-    Key,
-    RowSource,
-    as_floats,
-    is_measured,
-)
+from fastroof.operators.operator import Columns, DatasheetClass, Key, RowSource, as_floats, is_measured
 from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.pack import SIZE_LIMIT
 from fastroof.units import ACTIVATION_BYTES, US_PER_S

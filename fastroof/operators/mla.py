@@ -36,15 +36,9 @@ from fastroof.operators.external_rows import (
     package_rows,
     size_columns,
     text_columns,
+    tree_attention,
 )
-from fastroof.operators.operator import (
-    Columns,
-    DatasheetClass,
-    Key,
-    Real,
-    as_floats,
-    element_bytes,
-)
+from fastroof.operators.operator import Columns, DatasheetClass, Key, Real, as_floats, element_bytes
 from fastroof.operators.ragged import RaggedOperator, RaggedPrefill, WorkPart
 from fastroof.operators.widths import LATENT_SHAPES, LatentShape
 from fastroof.units import ACTIVATION_BYTES
@@ -232,20 +226,13 @@ _DEEPSEEK: Final = {"kv_lora_rank": 512, "nope_dim": 128, "rope_dim": 64}
 """Widths of all models in the package's kernel files: DeepSeek-V3's."""
 
 
-def _sizes(names: tuple[str, ...], heads: Heads, rows: int) -> dict[str, Array]:
-    return {name: np.full(rows, size, np.int64) for name, size in zip(names, heads, strict=True)}
-
-
 def _prefill_from_tree(read: Raw, heads: Heads) -> dict[str, Array]:
-    rows = len(read["latency_us"])
-    sizes = _sizes(("num_q_heads", "nope_dim", "rope_dim"), heads, rows)
-    prompt = {"batch_size": np.ones(rows, np.int64), "q_len": read["seq_len"], "kv_len": read["seq_len"]}
-    return {**sizes, **prompt, "dtype": read["dtype"], "kv_dtype": read["dtype"]}
+    columns = tree_attention(read, heads, ("num_q_heads", "nope_dim", "rope_dim"))
+    return columns | {"dtype": read["dtype"]}
 
 
 def _decode_from_tree(read: Raw, heads: Heads) -> dict[str, Array]:
-    sizes = _sizes(("num_q_heads", "kv_lora_rank", "rope_dim"), heads, len(read["latency_us"]))
-    return sizes | {name: read[name] for name in ("kv_dtype", "batch_size", "kv_len")}
+    return tree_attention(read, heads, ("num_q_heads", "kv_lora_rank", "rope_dim"))
 
 
 def _package_rows(raw: Raw, widths: tuple[str, ...]) -> ExternalRows:

@@ -53,12 +53,7 @@ from fastroof.operators.operator import (
     is_measured,
     measured_keys,
 )
-from fastroof.operators.row_operator import (
-    KernelOperator,
-    PackedSizes,
-    RowCost,
-    RowNodes,
-)
+from fastroof.operators.row_operator import KernelOperator, PackedSizes, RowCost, RowNodes
 from fastroof.pack import SIZE_LIMIT
 from fastroof.uncertainty.leave_one_out import relative_variance
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, US_PER_S

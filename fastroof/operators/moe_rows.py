@@ -13,7 +13,6 @@ from fastroof.errors import TableError
 from fastroof.operators.external_rows import (
     MEASURED,
     ExternalRows,
-    Heads,
     Raw,
     TreeFile,
     package_rows,
@@ -133,14 +132,6 @@ def _tree_rows(read: Raw, tokens: str) -> dict[str, Array]:
     }
 
 
-def _decode(read: Raw, _: Heads) -> dict[str, Array]:
-    return _tree_rows(read, "batch_size_per_gpu")
-
-
-def _prefill(read: Raw, _: Heads) -> dict[str, Array]:
-    return _tree_rows(read, "seq_len_per_gpu")
-
-
 _TIMES: Final = ("up_proj_us", "up_mfu", "down_proj_us", "down_mfu")
 _TIMED: Final = tuple(
     Column(name, "float", "us" if name.endswith("us") else "", "of one projection", 0) for name in _TIMES
@@ -154,7 +145,7 @@ def _file(phase: str, tokens: str) -> TreeFile:
         (*size_columns(*_LAYER, tokens), *_TIMED[::2]),
         _TIMED[1::2],
         (*_LAYER, tokens, "tokens_per_expert", *_TIMES),
-        _decode if phase == "decode" else _prefill,
+        lambda read, _: _tree_rows(read, tokens),
         computes_in_any_dtype=True,
         named_by_heads=False,
         draws_tokens=True,

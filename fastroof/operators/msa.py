@@ -14,22 +14,8 @@ import numpy as np
 
 from fastroof.arrays import Array, Floats
 from fastroof.operators.attention_work import DECODE_AXES
-from fastroof.operators.external_rows import (
-    MEASURED,
-    ExternalRows,
-    PackageFile,
-    Raw,
-    others,
-    text_columns,
-)
-from fastroof.operators.mla import (
-    MODULE_COLUMNS,
-    AttentionModule,
-    check_model,
-    decodes,
-    module_rows,
-    prompts,
-)
+from fastroof.operators.external_rows import MEASURED, ExternalRows, PackageFile, Raw, others, text_columns
+from fastroof.operators.mla import MODULE_COLUMNS, AttentionModule, check_model, decodes, module_rows, prompts
 from fastroof.operators.operator import Columns, DatasheetClass, Key, element_bytes
 from fastroof.operators.ragged import WorkPart
 from fastroof.operators.sparse_attention import SparsePrefill

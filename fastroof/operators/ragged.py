@@ -358,6 +358,8 @@ class RaggedPrefill(RaggedOperator):
 
     axes = PREFILL_AXES
     about: ClassVar[str] = PREFILL_ABOUT
+    priced_at: ClassVar[tuple[float, float]] = (1.0, 0.0)
+    """New tokens of the shorter prompt that prices a prefix, and the shortest prefix."""
 
     def coordinates(self, sizes: Mapping[str, Any]) -> tuple[Any, ...]:
         """Batch, new tokens, prefix."""
@@ -388,20 +390,20 @@ class RaggedPrefill(RaggedOperator):
 
     def prefix_prices(self, key: Key, gpu: GpuSpec, window: int) -> PrefixUs:
         """Growth of B with a prefix, per pair and per token: without bound, and within the window."""
-        work_us = self.work_us(key, gpu)
+        work_us, (tokens, shortest) = self.work_us(key, gpu), self.priced_at
 
         def prices(prefix: float) -> tuple[float, float]:
-            """Growth of B per pair and per token at a prefix, from one and two new tokens."""
-            q_len, before = np.array([1.0, 1.0, 2.0, 2.0]), np.array([0.0, 1.0, 0.0, 1.0]) + prefix
+            """Growth of B per pair and per token at a prefix, from prompts of two lengths."""
+            q_len, before = tokens * np.array([1.0, 1.0, 2.0, 2.0]), np.array([0.0, 1.0, 0.0, 1.0]) + prefix
             us = work_us(np.ones(4), q_len, before)
             one, two = float(us[1] - us[0]), float(us[3] - us[2])
-            return max(two - one, 0.0), max(2.0 * one - two, 0.0)
+            return max(two - one, 0.0) / tokens, max(2.0 * one - two, 0.0)
 
-        pair_us, token_us = prices(0.0)
+        near = prices(shortest)
         if not window:
-            return PrefixUs(pair_us, token_us)
+            return PrefixUs(*near)
         far = prices(4.0 * window)
-        return PrefixUs(*far, max(pair_us - far[0], 0.0), max(token_us - far[1], 0.0))
+        return PrefixUs(*far, max(near[0] - far[0], 0.0), max(near[1] - far[1], 0.0))
 
     def prefix_ratio(self, tables: RowSource, key: Key) -> float:
         """Latency / B of the longest measured prompt without a prefix, at its smallest batch."""

@@ -45,14 +45,7 @@ from fastroof.operators.mla import (
     shapes_of,
     unknown_models,
 )
-from fastroof.operators.operator import (
-    Columns,
-    DatasheetClass,
-    Key,
-    RowSource,
-    by_word,
-    element_bytes,
-)
+from fastroof.operators.operator import Columns, DatasheetClass, Key, RowSource, by_word, element_bytes
 from fastroof.operators.ragged import SEGMENT, RaggedPrefill, WorkPart
 from fastroof.operators.widths import (
     COMPRESSED_SHAPES,

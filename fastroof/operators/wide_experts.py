@@ -31,12 +31,7 @@ from fastroof.operators.external_rows import (
     text_columns,
 )
 from fastroof.operators.moe import EXPERT_KEYS, MOE, MoeOperator
-from fastroof.operators.moe_work import (
-    EVENLY_ROUTED,
-    check_routed,
-    moe_bytes,
-    moe_flops,
-)
+from fastroof.operators.moe_work import EVENLY_ROUTED, check_routed, moe_bytes, moe_flops
 from fastroof.operators.operator import (
     Columns,
     DatasheetClass,

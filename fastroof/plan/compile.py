@@ -24,13 +24,7 @@ from fastroof.models.execution import AUTO, Execution
 from fastroof.models.lora import Lora
 from fastroof.models.spec import Stage, stages_of
 from fastroof.operators.calls import Role
-from fastroof.plan.arena import (
-    block_launch_us,
-    mixed_kv_us,
-    shared_launch_us,
-    sum_blocks,
-    validate_arena,
-)
+from fastroof.plan.arena import block_launch_us, mixed_kv_us, shared_launch_us, sum_blocks, validate_arena
 from fastroof.plan.call_latencies import call_latencies, captured_prompts, padded_steps
 from fastroof.plan.calls import ONCE, Ranks, RowCall, RowSums, origins_of, sums_of
 from fastroof.plan.curves import CurveSource, RowCurve, curves_of, num_allreduces
