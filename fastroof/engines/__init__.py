@@ -13,13 +13,7 @@ from fastroof.engines.kernel_choices import ExpertRows, KernelChoices, MixedAtte
 from fastroof.engines.load import engine_names, engine_of_version, load_engine, serving_engines
 from fastroof.engines.memory import KV_RESERVATIONS, KvMemory
 from fastroof.engines.prefill_graphs import PrefillGraphs
-from fastroof.engines.profile import (
-    CostForm,
-    EngineProfile,
-    LayerCost,
-    NotFitted,
-    StepCosts,
-)
+from fastroof.engines.profile import CostForm, EngineProfile, LayerCost, NotFitted, StepCosts
 from fastroof.engines.scheduling import STEP_ORDERS, Scheduling
 from fastroof.engines.values import ServingErrors
 

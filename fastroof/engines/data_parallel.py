@@ -6,14 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fastroof.checks import one_of, whole_number
-from fastroof.engines.values import (
-    MOST,
-    check_fields,
-    check_range,
-    check_text,
-    holds_for,
-    includes_newest,
-)
+from fastroof.engines.values import MOST, check_fields, check_range, check_text, includes_newest, of_version
 from fastroof.errors import PlanError
 
 LOCKSTEPS: Final = ("experts", "all")
@@ -104,11 +97,7 @@ class DataParallel:
 
     def at(self, version: str) -> DataParallel:
         """Return the rules of one of the engine's versions; those of all versions if it is empty."""
-        kept = tuple(
-            replace(one, versions="")
-            for one in self.graphs
-            if not one.versions or (version and holds_for(one.versions, version))
-        )
+        kept = of_version(self.graphs, version)
         return self if kept == self.graphs else replace(self, graphs=kept)
 
     def largest_graph(self, gpu: str) -> int:

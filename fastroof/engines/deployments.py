@@ -15,20 +15,18 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any, Final
 
-from fastroof.checks import is_number, is_whole_number
+from fastroof.checks import is_whole_number
 from fastroof.documents import parse_table
-from fastroof.engines.values import check_names, check_range, holds_for, is_version
+from fastroof.engines.values import check_fields, check_range, holds_for, is_version
 from fastroof.errors import PlanError
 
 _FOLDER: Final = "recipes"
 _KV_DTYPES: Final = ("", "bf16", "fp8")
 _SPLITS: Final = {"attention": ("", "tp"), "experts": ("", "tp", "ep")}
-_LISTS: Final = ("measured", "builds", "gpus", "models", "formats", "by_rows")
 _COUNTS: Final = (
     "min_tp", "num_draft_tokens", "num_draft_tokens_dp", "max_num_batched_tokens", "max_num_seqs",
     "requests_per_client", "stream_interval", "wait_below_tp",
 )  # fmt: skip
-_NUMBERS: Final = ("accepted", "accepted_dp", "batched_tokens_per_isl", "memory_fraction")
 
 
 @dataclass(frozen=True)
@@ -141,8 +139,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Reject invalid recipes."""
-        for name in _LISTS:
-            object.__setattr__(self, name, check_names(name, getattr(self, name)))
+        check_fields(self, but=("kv_dtype", *_SPLITS))
         if len(self.measured) not in (0, 2):
             raise PlanError(f"measured must be a first and a last day, got {list(self.measured)!r}")
         for name, allowed in (("kv_dtype", _KV_DTYPES), *_SPLITS.items()):
@@ -161,10 +158,6 @@ class Recipe:
             value = getattr(self, name)
             if value != 0 and not is_whole_number(value):
                 raise PlanError(f"{name} must be a whole number of at least 1, got {value!r}")
-        for name in _NUMBERS:
-            value = getattr(self, name)
-            if not is_number(value) or value < 0:
-                raise PlanError(f"{name} must be a number of at least 0, got {value!r}")
         object.__setattr__(self, "labelled", tuple(self.labelled))
         if len(self.labelled) not in (0, 3) or not all(map(is_whole_number, self.labelled)):
             raise PlanError(f"labelled must be tp, dp and ep, got {list(self.labelled)!r}")

@@ -16,6 +16,7 @@ from fastroof.engines.values import (
     holds_for,
     includes_newest,
     is_version,
+    of_version,
 )
 from fastroof.errors import PlanError
 
@@ -175,12 +176,6 @@ class OperatorKernel:
             and all(layout.get(name, 1) == size for name, size in self.layout)
         )
 
-    def of_version(self, version: str) -> OperatorKernel | None:
-        """Return the kernel as of an engine version; None outside its range."""
-        if not self.versions:
-            return self
-        return replace(self, versions="") if holds_for(self.versions, version) else None
-
 
 @dataclass(frozen=True)
 class ExpertRows:
@@ -297,19 +292,10 @@ class KernelChoices:
         known = [k for k in self.operators if k.is_for(operator, gpu, dtype, layout, architecture)]
         return next((k for k in known if k.versions), known[0] if known else None)
 
-    def of_version(self, version: str) -> KernelChoices:
-        """Return the choices of one engine version: those with a matching range first."""
-        ranged = [(k.versions != "", k.of_version(version)) for k in self.operators]
-        retained = [k for is_ranged, k in sorted(ranged, key=lambda one: not one[0]) if k is not None]
-        graphs = [one for one in (g.of_version(version) for g in self.prefill_graphs) if one is not None]
-        if retained == list(self.operators) and graphs == list(self.prefill_graphs):
-            return self
-        return replace(self, operators=tuple(retained), prefill_graphs=tuple(graphs))
-
-    def of_all_versions(self) -> KernelChoices:
-        """Return the choices that do not depend on the version."""
-        operators = tuple(k for k in self.operators if not k.versions)
-        graphs = tuple(one for one in self.prefill_graphs if not one.versions)
+    def at(self, version: str) -> KernelChoices:
+        """Return the choices of a version, those with a matching range first; of all if it is empty."""
+        ranged_first = sorted(self.operators, key=lambda kernel: not kernel.versions)
+        operators, graphs = of_version(ranged_first, version), of_version(self.prefill_graphs, version)
         if (operators, graphs) == (self.operators, self.prefill_graphs):
             return self
         return replace(self, operators=operators, prefill_graphs=graphs)

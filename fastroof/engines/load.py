@@ -18,13 +18,7 @@ from fastroof.engines.layout_rules import LayoutRules
 from fastroof.engines.lora import LoraRules
 from fastroof.engines.memory import KvMemory
 from fastroof.engines.prefill_graphs import PrefillGraphs
-from fastroof.engines.profile import (
-    CostForm,
-    EngineProfile,
-    LayerCost,
-    NotFitted,
-    StepCosts,
-)
+from fastroof.engines.profile import CostForm, EngineProfile, LayerCost, NotFitted, StepCosts
 from fastroof.engines.scheduling import PromptPause, Scheduling
 from fastroof.engines.values import ServingErrors, holds_for, is_version
 from fastroof.errors import PlanError

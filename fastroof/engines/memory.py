@@ -8,13 +8,7 @@ from typing import Any, Final
 
 from fastroof.checks import is_number, is_whole_number, one_of, shown, whole_number
 from fastroof.documents import Table
-from fastroof.engines.values import (
-    check_fields,
-    check_number,
-    check_range,
-    check_text,
-    holds_for,
-)
+from fastroof.engines.values import check_fields, check_number, check_range, check_text, holds_for
 from fastroof.errors import PlanError
 from fastroof.units import GB, GIB, MIB
 

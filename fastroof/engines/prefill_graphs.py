@@ -6,12 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from fastroof.checks import one_of, whole_number
-from fastroof.engines.values import (
-    MOST,
-    check_fields,
-    check_range,
-    holds_for,
-)
+from fastroof.engines.values import MOST, check_fields, check_range
 from fastroof.errors import PlanError
 
 WITHOUT: Final = ("dp", "alltoall", "speculation", "disaggregation", "lora", "offload")
@@ -102,12 +97,6 @@ class PrefillGraphs:
         cut = next(((tokens // by * by, by) for most, by in self.multiples if most > tokens), (0, 1))
         pairs = (*kept, cut) if cut[0] > last else tuple(kept)
         return replace(self, multiples=pairs) if pairs else None
-
-    def of_version(self, version: str) -> PrefillGraphs | None:
-        """Return the graphs as of an engine version; None outside its range."""
-        if not self.versions:
-            return self
-        return replace(self, versions="") if holds_for(self.versions, version) else None
 
 
 def _listed(given: Any) -> tuple[Any, ...]:

@@ -9,10 +9,7 @@ from typing import Any, Final, Protocol
 from fastroof.checks import one_of
 from fastroof.engines.data_parallel import ONE_SUM, DataParallel
 from fastroof.engines.front_end import NO_FRONT_END, FrontEnd
-from fastroof.engines.kernel_choices import (
-    ANY_KERNELS,
-    KernelChoices,
-)
+from fastroof.engines.kernel_choices import ANY_KERNELS, KernelChoices
 from fastroof.engines.layout_rules import ANY_LAYOUT, LayoutRules
 from fastroof.engines.lora import ANY_LORA, LoraRules
 from fastroof.engines.memory import DATASHEET_MEMORY, KvMemory
@@ -29,6 +26,7 @@ from fastroof.engines.values import (
     includes_newest,
     is_beyond,
     is_version,
+    of_version,
     range_around,
     range_edges,
 )
@@ -421,20 +419,14 @@ class EngineProfile:
         """
         if not version:
             return self
-        is_known = is_version(version)
-        layers = tuple(
-            replace(one, versions="")
-            for one in self.costs.layers
-            if not one.versions or (is_known and holds_for(one.versions, version))
-        )
-        kernels = self.kernels.of_version(version) if is_known else self.kernels.of_all_versions()
-        memory = self.memory.at(version) if is_known else self.memory
-        ranks = self.data_parallel.at(version if is_known else "")
+        known = version if is_version(version) else ""
+        layers, kernels = of_version(self.costs.layers, known), self.kernels.at(known)
+        memory = self.memory.at(known) if known else self.memory
+        ranks = self.data_parallel.at(known)
         is_same = layers == self.costs.layers and kernels is self.kernels and memory is self.memory
-        if is_same and ranks is self.data_parallel and not (is_known and self.engine):
+        if is_same and ranks is self.data_parallel and not (known and self.engine):
             return self
-        rules = range_around(self.rule_ranges, version) if is_known else ""
-        known = version if is_known else ""
+        rules = range_around(self.rule_ranges, known) if known else ""
         costs = replace(self.costs, layers=layers)
         return replace(
             self, costs=costs, kernels=kernels, memory=memory, data_parallel=ranks, version=known, rules=rules

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from fastroof.checks import is_number, shown, true_or_false
@@ -140,6 +140,15 @@ def holds_for(versions: str, version: str) -> bool:
     """Return whether a range includes a version."""
     key = _key(version)
     return not versions or all(_COMPARED[sign](key, bound) for sign, bound in _bounds(versions))
+
+
+def of_version(parts: Iterable[Any], version: str) -> tuple[Any, ...]:
+    """Return the parts of a profile that hold in a version, without their ranges; without one, in all."""
+    return tuple(
+        replace(one, versions="") if one.versions else one
+        for one in parts
+        if not one.versions or (version and holds_for(one.versions, version))
+    )
 
 
 def range_edges(ranges: Iterable[str]) -> list[str]:
