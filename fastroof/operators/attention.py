@@ -65,15 +65,21 @@ from fastroof.pack.grids import BatchBound
 from fastroof.uncertainty.leave_one_out import PREFIX
 from fastroof.units import DTYPE_BYTES, US_PER_S
 
-_FULL_HEAD_DIM_128: Final = {"head_dim": 128, "window": 0}
-
-
-def _windows(operator: str) -> tuple[HoldoutGrid, ...]:
-    """Hold-outs of the windows of published models."""
-    return tuple(HoldoutGrid(operator, f"window {w}", {}, {"head_dim": d, "window": w}) for w, d in _WINDOWS)
-
-
 _WINDOWS: Final = ((128, 64), (1024, 256), (8192, 128))
+"""Windows of published models, and their head_dim."""
+
+Grids = tuple[HoldoutGrid, ...]
+
+
+def _judged(operator: str, kept: Mapping[str, tuple[int, ...]], **only: int) -> tuple[Grids, Grids]:
+    """Hold-outs and coverages: full attention of head_dim 128, also on a coarse grid, and windows."""
+    full = {"head_dim": 128, "window": 0}
+    windows = [HoldoutGrid(operator, f"window {w}", {}, {"head_dim": d, "window": w}) for w, d in _WINDOWS]
+    coarse = HoldoutGrid(operator, "coarse", kept, full | only)
+    return (
+        (coarse, HoldoutGrid(operator, "every second", {}, full), *windows),
+        (HoldoutGrid(operator, "head_dim 128", {}, full), *windows),
+    )
 
 
 # -- rows of external programs ---------------------------------------------------------------------
@@ -132,20 +138,7 @@ class AttentionPrefill(PlannedAttention):
     length_axis = "q_len"
     rate_form = FORM_PREFILL_RATE
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"attention_prefill": DatasheetClass(11.0, 0.50)}
-    holdouts = (
-        HoldoutGrid(
-            "attention_prefill",
-            "coarse",
-            {"q_len": (1024, 4096, 8192, 16384)},
-            {**_FULL_HEAD_DIM_128, "batch_size": 1},
-        ),
-        HoldoutGrid("attention_prefill", "every second", {}, _FULL_HEAD_DIM_128),
-        *_windows("attention_prefill"),
-    )
-    coverages = (
-        HoldoutGrid("attention_prefill", "head_dim 128", {}, _FULL_HEAD_DIM_128),
-        *_windows("attention_prefill"),
-    )
+    holdouts, coverages = _judged(name, {"q_len": (1024, 4096, 8192, 16384)}, batch_size=1)
     package_files = (
         PackageFile(
             "attention", "context_attention_perf", _PACKAGE_COLUMNS, _package_prefill, _PACKAGE_OPTIONAL
@@ -253,22 +246,12 @@ class AttentionDecode(PlannedAttention):
     length_axis = "kv_len"
     rate_form = FORM_DECODE_RATE
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"attention_decode": DatasheetClass(11.0, 0.87)}
-    holdouts = (
-        HoldoutGrid(
-            "attention_decode",
-            "coarse",
-            {
-                "batch_size": (1, 16, 32, 64, 128, 256, 512),
-                "kv_len": (1024, 4096, 8192, 16384, 32768, 65536, 131072),
-            },
-            _FULL_HEAD_DIM_128,
-        ),
-        HoldoutGrid("attention_decode", "every second", {}, _FULL_HEAD_DIM_128),
-        *_windows("attention_decode"),
-    )
-    coverages = (
-        HoldoutGrid("attention_decode", "head_dim 128", {}, _FULL_HEAD_DIM_128),
-        *_windows("attention_decode"),
+    holdouts, coverages = _judged(
+        name,
+        {
+            "batch_size": (1, 16, 32, 64, 128, 256, 512),
+            "kv_len": (1024, 4096, 8192, 16384, 32768, 65536, 131072),
+        },
     )
     package_files = (
         PackageFile(

@@ -73,12 +73,19 @@ EXPERT_KEYS: Final = (
 )
 
 
-def _borrowing_grids(operator: str) -> tuple[HoldoutGrid, ...]:
-    """Hold-outs of whole kernels: other splits of the layer remain, or only other layers."""
+Grids = tuple[HoldoutGrid, ...]
+
+
+def _judged(operator: str) -> tuple[Grids, Grids]:
+    """Hold-outs and coverages: also of whole kernels, where other splits or only other layers remain."""
     layer, routing = ("hidden", "intermediate", "topk", "num_experts"), {"distribution": "power_law_1.2"}
-    return (
+    borrowed = (
         HoldoutGrid(operator, "another split", {}, routing, (*layer, "moe_tp", "moe_ep")),
         HoldoutGrid(operator, "another layer", {}, routing, layer),
+    )
+    return (
+        (HoldoutGrid(operator, "every second", {}, {}), *borrowed),
+        (HoldoutGrid(operator, "bf16", {}, {"dtype": "bf16"}), *borrowed),
     )
 
 
@@ -101,8 +108,7 @@ class MoeOperator(KernelOperator):
         "distribution": "balanced",
         "dtype": "bf16",
     }
-    holdouts = (HoldoutGrid("moe", "every second", {}, {}), *_borrowing_grids("moe"))
-    coverages = (HoldoutGrid("moe", "bf16", {}, {"dtype": "bf16"}), *_borrowing_grids("moe"))
+    holdouts, coverages = _judged(name)
     # vLLM 0.24.0 on H100, bf16 and fp8_block, power_law_1.2, moe_tp up to 8 and ep up to 16: weights move at
     # 0.7 of the bandwidth; GEMMs of few rows per expert, with one rank loaded most, compute at 0.2 of the
     # peak
@@ -371,11 +377,7 @@ class NongatedMoeOperator(MoeOperator):
     rank = 51
     summary = "Routed experts without a gate."
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {}
-    holdouts = (HoldoutGrid("moe_nongated", "every second", {}, {}), *_borrowing_grids("moe_nongated"))
-    coverages = (
-        HoldoutGrid("moe_nongated", "bf16", {}, {"dtype": "bf16"}),
-        *_borrowing_grids("moe_nongated"),
-    )
+    holdouts, coverages = _judged(name)
     package_files = (PackageFile("moe", "moe_perf", PACKAGE_COLUMNS, partial(moe_rows, has_gate=False)),)
     tree_files = ()
 
