@@ -111,11 +111,6 @@ class GroupedQueryAttention(Attention):
         return self.head_dim if self.v_head_dim is None else self.v_head_dim
 
     @property
-    def group_size(self) -> int:
-        """Number of query heads that share one KV head."""
-        return self.num_q_heads // self.num_kv_heads
-
-    @property
     def heads_text(self) -> str:
         """Return the heads as model lists show them."""
         return f"{self.num_q_heads}-{self.num_kv_heads}-{self.head_dim}"

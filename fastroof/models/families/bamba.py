@@ -1,4 +1,4 @@
-"""Bamba: Mamba-2 instead of attention in most layers, an MLP in every layer."""
+"""Mamba-2 in most layers instead of attention (Bamba), or in all next to it (Falcon-H1), and MLPs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.families.family import Family, head_sizes
 from fastroof.models.hf import Fields
+from fastroof.models.hybrid import AttentionAndMamba
 from fastroof.models.layers import LayerKind
 from fastroof.models.linear_attention import Mamba2
 from fastroof.models.mlp import GatedMlp
@@ -37,7 +38,7 @@ def mamba_2(fields: Fields, inner: int | None = None, *, norm: bool = True) -> M
     )
 
 
-def _layers(fields: Fields) -> list[LayerKind]:
+def _bamba(fields: Fields) -> list[LayerKind]:
     mamba = mamba_2(fields)
     attention = GroupedQueryAttention(*head_sizes(fields))
     mlp = GatedMlp(fields.size("intermediate_size"))
@@ -48,12 +49,32 @@ def _layers(fields: Fields) -> list[LayerKind]:
     ]
 
 
+def _falcon_h1(fields: Fields) -> list[LayerKind]:
+    # without mamba_d_ssm a Mamba layer is mamba_expand times as wide as the model
+    width = fields.optional_size("mamba_d_ssm")
+    mamba = mamba_2(fields, width, norm=fields.flag("mamba_rms_norm", default=False))
+    bias = fields.flag("attention_bias", default=False)
+    attention = GroupedQueryAttention(*head_sizes(fields), bias, bias)
+    mlp = GatedMlp(fields.size("intermediate_size"), fields.flag("mlp_bias", default=False))
+    return [LayerKind(AttentionAndMamba(attention, mamba), mlp, "attention and mamba")] * fields.num_layers
+
+
 FAMILIES: Final = (
     Family(
         "bamba",
         {"bamba": ("BambaForCausalLM",)},
-        _layers,
+        _bamba,
         defaults={"max_position_embeddings": 262144},
         module_names=MAMBA_MODULES,
+    ),
+    Family(
+        "falcon-h1",
+        {"falcon_h1": ("FalconH1ForCausalLM",)},
+        _falcon_h1,
+        module_names={
+            **MAMBA_MODULES,
+            "gate_up": ("feed_forward.gate_proj", "feed_forward.up_proj"),
+            "down": ("feed_forward.down_proj",),
+        },
     ),
 )

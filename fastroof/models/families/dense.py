@@ -1,4 +1,4 @@
-"""Llama, Mistral, Ministral, Qwen 2 and 3, Seed-OSS, MiMo-7B, GLM-4: attention and a gated MLP."""
+"""Llama, Mistral, Ministral, Phi, Qwen 2 and 3, Seed-OSS, MiMo-7B, GLM-4: attention and a gated MLP."""
 
 from __future__ import annotations
 
@@ -78,6 +78,11 @@ def _ministral3(fields: Fields) -> list[LayerKind]:
     return _layers(fields, windows, qkv_bias=False, o_bias=False, missing_head_dim=_MINISTRAL_HEAD_DIM)
 
 
+def _phi3(fields: Fields) -> list[LayerKind]:
+    windows = layer_windows(fields, fields.num_layers, fields.optional_size("sliding_window"))
+    return _layers(fields, windows, qkv_bias=False, o_bias=False, missing_means_all=True)
+
+
 def _seed_oss(fields: Fields) -> list[LayerKind]:
     return _layers(
         fields,
@@ -149,6 +154,7 @@ FAMILIES: Final = (
         {"ministral3": ("Ministral3ForCausalLM",)},
         _ministral3,
     ),
+    Family("phi3", {"phi3": ("Phi3ForCausalLM",)}, _phi3),
     Family("smollm3", {"smollm3": ("SmolLM3ForCausalLM",)}, _smollm3, tie_embeddings=True),
     Family("glm4", {"glm4": ("Glm4ForCausalLM",), "glm4v_text": ("Glm4vTextModel",)}, _glm4),
     Family(
