@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.conftest import Timed
 from benchmarks.step_costs import WAYS, MissingProgramError, Way, Workloads, lines
-from fastroof.bench import Setup
+from fastroof.bench.workload import Setup
 
 
 @pytest.fixture(scope="module")

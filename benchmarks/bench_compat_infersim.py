@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.conftest import Timed
-from fastroof.bench import Baseline, Workload
+from fastroof.bench.workload import Baseline, Workload
 from fastroof.compat import infersim
 from tests.reference import infersim as reference
 

@@ -20,7 +20,7 @@ import pytest
 import fastroof
 from benchmarks import simulated
 from benchmarks.conftest import Timed
-from fastroof.bench import Baseline, Setup, Workload
+from fastroof.bench.workload import Baseline, Setup, Workload
 
 PER_S = 15.0
 TRACES = Path(__file__).parents[2] / "shared" / "reference" / "traces"

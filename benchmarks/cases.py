@@ -17,10 +17,9 @@ from benchmarks.baselines import (
     python_decode_us,
     scipy_interpolator,
 )
-from fastroof.bench import WORKLOADS, Baseline, Setup, Workload
 from fastroof.bench.lookups import lookup_points
-from fastroof.bench.workload import decode_sizes, ragged_decodes
-from fastroof.bench.workloads import homogeneous_decode, ragged, sweep_plans
+from fastroof.bench.workload import Baseline, Setup, Workload, decode_sizes, ragged_decodes
+from fastroof.bench.workloads import WORKLOADS, homogeneous_decode, ragged, sweep_plans
 from fastroof.models import LayerGroup
 from fastroof.operators.gemm import gemm_bytes, gemm_flops
 from fastroof.plan import compile_plan

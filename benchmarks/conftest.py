@@ -11,9 +11,17 @@ from typing import Any
 import pytest
 
 import fastroof
-from fastroof.bench import Measured, Setup, Workload, new_setup
-from fastroof.bench.report import result_document
-from fastroof.bench.timing import NS_PER_S, check_agreement, rate_of, seconds_of, share_of, time_of_ns
+from fastroof.bench.timing import (
+    NS_PER_S,
+    Measured,
+    check_agreement,
+    rate_of,
+    result_document,
+    seconds_of,
+    share_of,
+    time_of_ns,
+)
+from fastroof.bench.workload import Setup, Workload, new_setup
 from tests.selection import pytest_xdist_auto_num_workers  # noqa: F401
 
 # what ships is timed, whatever the machine has besides

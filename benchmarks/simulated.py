@@ -14,7 +14,7 @@ import numba
 import numpy as np
 
 import fastroof
-from fastroof.bench import Baseline
+from fastroof.bench.workload import Baseline
 from fastroof.compiled.callers import sums_step_us
 from fastroof.simulation.engine import Outcomes, run_engine
 from fastroof.simulation.settings import EngineSettings

@@ -30,8 +30,8 @@ from fastroof.backends.c import export_c
 from fastroof.backends.dynamo import write_dynamo_profile
 from fastroof.backends.serve.client import PlanClient
 from fastroof.backends.sglang import StepTimePredictor
-from fastroof.bench import Baseline, Setup, Workload, measure
-from fastroof.bench.timing import NS_PER_S, time_of_ns
+from fastroof.bench.timing import NS_PER_S, measure, time_of_ns
+from fastroof.bench.workload import Baseline, Setup, Workload
 
 REQUESTS: Final = 32
 BULK_STEPS: Final = 100_000
@@ -402,10 +402,7 @@ def on_a_pipe(setup: Setup, stack: ExitStack) -> Workloads:
             "pipe", lambda step: query({"requests": [step]})[0], requests, batched_us(setup, steps)
         ),
         "bulk": once(
-            "pipe",
-            lambda: query(lists),
-            setup.plan.decode_us(*sizes),
-            lambda: setup.plan.decode_us(*sizes),
+            "pipe", lambda: query(lists), setup.plan.decode_us(*sizes), lambda: setup.plan.decode_us(*sizes)
         ),
     }
 

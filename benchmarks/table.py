@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import fastroof
 from benchmarks import cases
-from fastroof.bench import WORKLOADS, Measured, Setup, Workload, measure, new_setup, this_machine
-from fastroof.bench.timing import Machine, share_of, time_of_ns
+from fastroof.bench.timing import Machine, Measured, measure, share_of, this_machine, time_of_ns
+from fastroof.bench.workload import Setup, Workload, new_setup
+from fastroof.bench.workloads import WORKLOADS
 from fastroof.units import GB
 
 ABSENT = "not installed"
@@ -81,12 +82,7 @@ ROWS = (
         "memory, which all cores share",
         partial(cases.in_threads, name="decode"),
     ),
-    Row(
-        "sweep-best-threads",
-        ">= 3 x one thread",
-        "starting threads, uneven rows",
-        cases.sweep_in_threads,
-    ),
+    Row("sweep-best-threads", ">= 3 x one thread", "starting threads, uneven rows", cases.sweep_in_threads),
     Row("command", "< 1.0 s", "importing numba, loading tables and loops", WORKLOADS["command"]),
     Row("import", "< 60 ms", "Python's imports", WORKLOADS["import"]),
     Row("aiconfigurator-steps", "-", "that engine takes one step a call", cases.aiconfigurator_steps),

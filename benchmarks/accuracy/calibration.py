@@ -181,10 +181,7 @@ def calibrate(
 
 
 def _timed(
-    rows: Sequence[ServingRow],
-    tables: Mapping[str, Tables],
-    bare: EngineProfile,
-    not_fitted: Counter[str],
+    rows: Sequence[ServingRow], tables: Mapping[str, Tables], bare: EngineProfile, not_fitted: Counter[str]
 ) -> tuple[tuple[ServingRow, ...], KernelTimes]:
     """Time rows, except those without a plan and those that speculate."""
     assert bare.fit is not None

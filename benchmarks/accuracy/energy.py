@@ -17,7 +17,7 @@ import typer
 from fastroof import StepPlan, compile_plan
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.cli.options import Json
-from fastroof.cli.output import console, print_json, print_table
+from fastroof.cli.output import print_json, print_line, print_table
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import FastroofError, TableError
 from fastroof.load.families import codes_of
@@ -382,7 +382,7 @@ def main(
     if gap is not None:
         names = ", ".join(dict.fromkeys(run.model for run in choosing))
         words = f"gap: {gap:.3f} by {len(choosing)} runs of {names} (shipped: {GAP:g})"
-        console().print(f"\n{words}; the other models judge:\n", soft_wrap=True)
+        print_line(f"\n{words}; the other models judge:\n")
         _print_runs(judged)
 
 

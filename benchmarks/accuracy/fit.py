@@ -17,14 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof.arrays import Bools, Floats
-from fastroof.evidence.kernel_times import (
-    FLOOR,
-    OWN_LAYERS,
-    Columns,
-    KernelTimes,
-    columns_of,
-    mean_us,
-)
+from fastroof.evidence.kernel_times import FLOOR, OWN_LAYERS, Columns, KernelTimes, columns_of, mean_us
 
 MOST_ITERATIONS: Final = 60
 MOST_HALVINGS: Final = 30

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -11,12 +12,13 @@ from typing import Annotated, Any, Final
 import typer
 
 from benchmarks.accuracy.calibration import RESAMPLES, Calibration, calibrate
+from benchmarks.accuracy.fit_errors import DatasetErrors
 from benchmarks.accuracy.rows import read_rows, shipped_rows
 from fastroof import gpu_names
 from fastroof.cli.calibrate import Bootstrap, FitSource, FitTables, Output
 from fastroof.cli.gpu_tables import tables_of
 from fastroof.cli.options import GPU_NAMES, Json
-from fastroof.cli.output import console, print_facts, print_json, print_table
+from fastroof.cli.output import print_facts, print_json, print_line, print_records, print_table
 from fastroof.errors import FastroofError
 from fastroof.evidence.profile_file import check_profile_path, write_profile
 from fastroof.tables import Tables
@@ -48,8 +50,7 @@ without_bench (name: costs), output (the profile written, or null).
 
 def main(
     engine: Annotated[
-        str | None,
-        typer.Option(help="Profile whose rows to fit, such as vllm-0.12.  [default: vllm]"),
+        str | None, typer.Option(help="Profile whose rows to fit, such as vllm-0.12.  [default: vllm]")
     ] = None,
     dataset: Annotated[
         list[str] | None, typer.Option(help="Fit only this data set; repeatable.  [default: all]")
@@ -131,18 +132,17 @@ def _document(fitted: Calibration, output: Path | None) -> dict[str, Any]:
 
 def _print(fitted: Calibration) -> None:
     profile, kernels = fitted.profile, fitted.profile.kernels
-    print_facts(
-        [
-            ("profile", profile.name),
-            ("engine", fitted.engine),
-            ("kernels", f"gemm_smoothing {kernels.gemm_smoothing}, fp8_scales {kernels.fp8_scales}"),
-            ("costs", ", ".join(profile.fit.costs if profile.fit else ()) or "none"),
-            ("residual", _residual(profile.costs.residual)),
-            *((f"not fitted, {rows}", why) for why, rows in profile.evidence["not_fitted"].items()),
-        ]
-    )
-    out = console()
-    out.print()
+    facts = {
+        "profile": profile.name,
+        "engine": fitted.engine,
+        "kernels": f"gemm_smoothing {kernels.gemm_smoothing}, fp8_scales {kernels.fp8_scales}",
+        "costs": ", ".join(profile.fit.costs if profile.fit else ()) or "none",
+        "residual": _residual(profile.costs.residual),
+    }
+    print_facts(facts)
+    for why, rows in profile.evidence["not_fitted"].items():
+        print_line(f"not fitted, {rows}: {why}")
+    print_line()
     ranges = {
         cost.name: sorted(getattr(other.costs, cost.name, 0.0) for other in fitted.without.values())
         for cost in fitted.costs
@@ -155,43 +155,23 @@ def _print(fitted: Calibration) -> None:
         ],
         left=("cost",),
     )
-    out.print()
-    columns = (
-        "data set",
-        "rows",
-        "gpu",
-        "tp",
-        "kernels",
-        "fitted",
-        "unseen model",
-        "gpu",
-        "version",
-        "bench",
-    )
-    print_table(
-        columns,
-        [
-            (
-                one.dataset,
-                str(one.rows),
-                " ".join(one.gpus),
-                " ".join(map(str, one.tps)),
-                _error(one.kernels_mape, one.kernels_bias),
-                _error(one.fitted_mape, one.fitted_bias),
-                _error(one.unseen_mape, one.unseen_bias),
-                _error(one.unseen_gpu_mape, one.unseen_gpu_bias),
-                _error(one.unseen_version_mape, one.unseen_version_bias),
-                _error(one.unseen_bench_mape, one.unseen_bench_bias),
-            )
-            for one in fitted.datasets
-        ],
-        left=("data set", "gpu", "tp"),
-    )
-    out.print("MAPE and (bias) of the time per output token", soft_wrap=True)
+    print_line()
+    columns: dict[str, Callable[[DatasetErrors], str]] = {
+        "data set": lambda one: one.dataset,
+        "rows": lambda one: str(one.rows),
+        "gpu": lambda one: " ".join(one.gpus),
+        "tp": lambda one: " ".join(map(str, one.tps)),
+        "kernels": lambda one: _error(one.kernels_mape, one.kernels_bias),
+        "fitted": lambda one: _error(one.fitted_mape, one.fitted_bias),
+        "unseen model": lambda one: _error(one.unseen_mape, one.unseen_bias),
+        "unseen gpu": lambda one: _error(one.unseen_gpu_mape, one.unseen_gpu_bias),
+        "version": lambda one: _error(one.unseen_version_mape, one.unseen_version_bias),
+        "bench": lambda one: _error(one.unseen_bench_mape, one.unseen_bench_bias),
+    }
+    print_records(fitted.datasets, columns, left=("data set", "gpu", "tp"))
+    print_line("MAPE and (bias) of the time per output token")
     for what, errors in fitted.profile.evidence["errors"].items():
-        out.print(
-            f"{what.replace('_', ' ')}: {errors['mape']:.1%} over {errors['rows']:.0f} rows", soft_wrap=True
-        )
+        print_line(f"{what.replace('_', ' ')}: {errors['mape']:.1%} over {errors['rows']:.0f} rows")
 
 
 def _residual(residual: float) -> str:

@@ -18,13 +18,7 @@ from fastroof.arrays import Bools, Floats, Longs
 from fastroof.engines import EngineProfile, recipe_for
 from fastroof.engines.values import holds_for, is_version
 from fastroof.errors import FastroofError, TableError
-from fastroof.evidence.kernel_times import (
-    NUM_COLUMNS,
-    KernelTimes,
-    alike_rows,
-    predicted_us,
-    times_of_plan,
-)
+from fastroof.evidence.kernel_times import NUM_COLUMNS, KernelTimes, alike_rows, predicted_us, times_of_plan
 from fastroof.evidence.rows import ServingRow
 from fastroof.tables import Tables
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -19,9 +19,9 @@ from benchmarks.accuracy.whole_sample import (
     report_document,
     validate_gpus,
 )
-from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.gpu_tables import measured_tables
 from fastroof.cli.options import Gpu, Json, Source, TablesPath
-from fastroof.cli.output import console, counted, print_json, print_table
+from fastroof.cli.output import counted, print_json, print_line, print_table
 from fastroof.cli.validate import (
     By,
     CsvPath,
@@ -34,10 +34,9 @@ from fastroof.cli.validate import (
     write_csv,
     write_extras,
 )
-from fastroof.errors import FastroofError, MissingTableError
+from fastroof.errors import FastroofError
 from fastroof.evidence.measured_steps import read_steps
 from fastroof.evidence.prediction_errors import ErrorGroup, Validation
-from fastroof.load.by_name import missing_tables
 from fastroof.report import check_picture, save_figure
 
 PEERS: Final = ("aiconfigurator",)
@@ -75,8 +74,7 @@ def main(
         list[str] | None, typer.Option(help="Judge only this data set; repeatable.  [default: all]")
     ] = None,
     rows: Annotated[
-        Path | None,
-        typer.Option(help="CSV of your own measured rows; columns: benchmarks/accuracy/rows.py."),
+        Path | None, typer.Option(help="CSV of your own measured rows; columns: benchmarks/accuracy/rows.py.")
     ] = None,
     steps: Annotated[
         Path | None, typer.Option(help="steps.csv of `kernels-bench steps`, alone or with --rows.")
@@ -90,12 +88,10 @@ def main(
         bool, typer.Option("--leave-one-gpu-out", help="Likewise for GPUs; needs --gpu all.")
     ] = False,
     leave_one_version_out: Annotated[
-        bool,
-        typer.Option("--leave-one-version-out", help="Likewise for engine versions; needs --gpu all."),
+        bool, typer.Option("--leave-one-version-out", help="Likewise for engine versions; needs --gpu all.")
     ] = False,
     leave_one_bench_out: Annotated[
-        bool,
-        typer.Option("--leave-one-bench-out", help="Likewise for benchmarks; needs --gpu all."),
+        bool, typer.Option("--leave-one-bench-out", help="Likewise for benchmarks; needs --gpu all.")
     ] = False,
     min_rows: Annotated[int, typer.Option(help="With --gpu all: minimum rows of a group.", min=1)] = 1,
     markdown: Annotated[
@@ -143,9 +139,7 @@ def main(
             f"need --gpu all, "
             f"got --gpu {gpu or 'of this machine'}"
         )
-    spec, measured_kernels = gpu_and_tables(gpu, tables, source)
-    if measured_kernels is None:
-        raise MissingTableError(missing_tables(spec.name))
+    _, measured_kernels = measured_tables(gpu, tables, source)
     report = run_validation(
         _rows(rows, steps, dataset),
         measured_kernels,
@@ -157,7 +151,7 @@ def main(
     groups = report.errors(columns_of(by))
     write_extras(report, csv_path, plot)
     if as_json:
-        print_json(_document(report, groups))
+        print_json(document(report, groups) | {"leave_one_model_out": report.unseen})
     else:
         _print(report, groups)
 
@@ -209,16 +203,9 @@ def _rows(rows: Path | None, steps: Path | None, datasets: list[str] | None) -> 
     return given if datasets is None else given.pick(datasets)
 
 
-def _document(report: Validation, groups: Sequence[ErrorGroup]) -> dict[str, Any]:
-    return document(report, groups) | {
-        "leave_one_model_out": report.unseen,
-    }
-
-
 def _print(report: Validation, groups: Sequence[ErrorGroup]) -> None:
-    out = console()
     how = "constants fitted without each row's model" if report.unseen else f"engine {report.engine}"
-    out.print(f"{report.gpu}, {counted(len(report.rows), 'prediction')}, {how}\n", soft_wrap=True)
+    print_line(f"{report.gpu}, {counted(len(report.rows), 'prediction')}, {how}\n")
     print_groups(groups)
     print_left_out(report)
 
@@ -235,24 +222,22 @@ _TITLES: Final = {
 
 def print_report(report: SampleValidation, min_rows: int) -> None:
     """Print the groups of each quantity (worst first), totals, and rows that were not judged."""
-    out = console()
-    out.print(
+    print_line(
         f"{report.represented} of {counted(report.runs, 'distinct run')} on "
-        f"{counted(len(report.gpus), 'GPU')}, {_how(report)}",
-        soft_wrap=True,
+        f"{counted(len(report.gpus), 'GPU')}, {_how(report)}"
     )
     for quantity, groups in _by_quantity(report.groups(min_rows)).items():
-        out.print(f"\n{_TITLES.get(quantity, quantity)}\n", soft_wrap=True)
+        print_line(f"\n{_TITLES.get(quantity, quantity)}\n")
         print_table(COLUMNS, [_cells(group) for group in groups], left=COLUMNS[:6])
-    out.print("")
+    print_line("")
     for total in report.totals():
         for line in _total_lines(total):
-            out.print(line, soft_wrap=True)
+            print_line(line)
     for gpu, why in report.absent.items():
-        out.print(f"\n{gpu} is left out: {why}", soft_wrap=True)
-    out.print(f"\nnot judged: {counted(sum(report.left_out.values()), 'row')}", soft_wrap=True)
+        print_line(f"\n{gpu} is left out: {why}")
+    print_line(f"\nnot judged: {counted(sum(report.left_out.values()), 'row')}")
     for reason, rows in report.left_out.items():
-        out.print(f"  {rows:>4}  {reason}", soft_wrap=True)
+        print_line(f"  {rows:>4}  {reason}")
 
 
 def markdown_groups(report: SampleValidation, min_rows: int) -> str:

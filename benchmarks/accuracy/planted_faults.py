@@ -17,12 +17,7 @@ from fastroof.arrays import Floats
 from fastroof.evidence.engine_arguments import read_engine_arguments
 from fastroof.evidence.kernel_times import KernelTimes, kernel_times
 from fastroof.evidence.own_runs import OwnRow
-from fastroof.evidence.suspect_kernels import (
-    OperatorTimes,
-    added_by,
-    operator_times,
-    suspect_kernels,
-)
+from fastroof.evidence.suspect_kernels import OperatorTimes, added_by, operator_times, suspect_kernels
 from fastroof.tables import Tables, load_tables
 
 OUTCOMES: Final = ("named", "among those named", "nothing named", "another named")

@@ -119,9 +119,7 @@ def prompt_times(runs: Sequence[PredictedRun]) -> list[PromptTime]:
     """Return the judged runs whose TTFT is not mostly waiting, by the engine's clock."""
     return [
         PromptTime(
-            run.row,
-            run.profile.name,
-            run.prediction.ttft_ms - front_end_ms(run.profile.front_end, run.row),
+            run.row, run.profile.name, run.prediction.ttft_ms - front_end_ms(run.profile.front_end, run.row)
         )
         for run in runs
         if run.kind == JUDGED and not is_queueing(run.prediction) and not math.isnan(run.row.ttft_ms)

@@ -24,7 +24,7 @@ from benchmarks.accuracy.support_matrix import (
     read_support_matrix,
 )
 from fastroof.cli.options import GPU_NAMES, Json
-from fastroof.cli.output import console, print_json, print_table, shown_progress
+from fastroof.cli.output import print_json, print_line, print_table, shown_progress
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import FastroofError, PlanError
@@ -272,8 +272,7 @@ def print_roster(
         }
         print_json(document)
         return
-    out = console()
-    out.print(f"{package}: {loaded} of {len(published)} config.json files load.\n")
+    print_line(f"{package}: {loaded} of {len(published)} config.json files load.\n")
     _print_failures(published)
     _print(summarise(rows), failed)
 
@@ -312,13 +311,12 @@ def _print_failures(published: dict[str, Any]) -> None:
         columns = ("does not load because", "configs", "models")
         table = [(why, str(len(names)), _names_words(names)) for why, names in named.items()]
         print_table(columns, table, left=("does not load because", "models"))
-        console().print()
+        print_line()
 
 
 def _print(summary: RosterSummary, failed: bool) -> None:
-    out = console()
     if not summary.whole.total:
-        out.print("No combination is left to plan.")
+        print_line("No combination is left to plan.")
         return
     gpus, engines = ({place[i]: None for place in summary.cells} for i in (0, 1))
     table = [
@@ -331,25 +329,24 @@ def _print(summary: RosterSummary, failed: bool) -> None:
     ]
     print_table(("gpu", *engines, "together"), table, left=("gpu",))
     whole = summary.whole
-    out.print(
+    print_line(
         f"\n{whole.covered:,} of {whole.total:,} combinations "
         f"{'without data there' if failed else 'that pass there'} have a plan from measured "
         f"kernels: {whole.measured:,} of measured ones alone, {whole.borrowed:,} with some borrowed, "
         f"{whole.streams_modelled:,} where norms and the like are modelled, {whole.modelled:,} where "
-        f"others are. {whole.on_request:,} more have one with --allow-modelled.",
-        soft_wrap=True,
+        f"others are. {whole.on_request:,} more have one with --allow-modelled."
     )
     _print_uncovered(summary.uncovered)
     for words, operators in (("borrowed", summary.borrowed), ("modelled", summary.modelled)):
         if operators:
-            out.print()
+            print_line()
             print_table((words, "combinations"), [(n, f"{c:,}") for n, c in operators.items()], left=(words,))
 
 
 def _print_uncovered(uncovered: dict[str, list[RosterRow]]) -> None:
     if not uncovered:
         return
-    console().print()
+    print_line()
     columns = ("not covered because", "combinations", "on request", "models")
     table = [
         (

@@ -157,11 +157,7 @@ def dataset_names(rows: Iterable[ServingRow]) -> tuple[str, ...]:
 
 
 def read_records(
-    path: str | Path,
-    columns: Sequence[Column],
-    defaults: Mapping[str, Any],
-    what: str,
-    one: str = "",
+    path: str | Path, columns: Sequence[Column], defaults: Mapping[str, Any], what: str, one: str = ""
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Read a CSV row by row, each cell by its column's kind."""
     path = Path(path)

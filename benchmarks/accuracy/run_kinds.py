@@ -21,12 +21,7 @@ from fastroof.documents import parse_table
 from fastroof.engines import Recipe, recipe_for
 from fastroof.errors import TableError
 from fastroof.evidence.rows import ServedModel, ServingRow
-from fastroof.evidence.validation import (
-    FULL_KV_LOAD,
-    INDEPENDENT,
-    SPECULATIVE,
-    faster_than_kernels,
-)
+from fastroof.evidence.validation import FULL_KV_LOAD, INDEPENDENT, SPECULATIVE, faster_than_kernels
 from fastroof.plan import StepPlan
 from fastroof.serving.speculation import SpeculativeDecoding
 

@@ -48,11 +48,7 @@ RULES: Final = (
         "batch_size is what a rank has of it; the client's concurrency is in silicon_data_source or the id",
         "concurrency of all clients; ranks, or replicas of a dense model, where batch_size is a part of it",
     ),
-    Rule(
-        "ranks",
-        "moe_tp x ep is more than tp, and no attention_dp is written",
-        "dp = moe_tp x ep / tp",
-    ),
+    Rule("ranks", "moe_tp x ep is more than tp, and no attention_dp is written", "dp = moe_tp x ep / tp"),
     Rule(
         "format",
         "gpt-oss is nvfp4 or fp8; DeepSeek, MiniMax, Qwen3.5, GLM-5 and Qwen3-235B-FP8 are fp8",

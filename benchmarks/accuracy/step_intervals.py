@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from benchmarks.accuracy.rows import shipped_steps
 from fastroof.arrays import Floats
-from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.gpu_tables import measured_tables
 from fastroof.cli.options import Gpu, Json, Source, TablesPath
-from fastroof.cli.output import console, print_json, print_table
+from fastroof.cli.output import print_json, print_line, print_records
 from fastroof.cli.validate import Profile
 from fastroof.engines import load_engine
-from fastroof.errors import MissingTableError, TableError
+from fastroof.errors import TableError
 from fastroof.evidence.measured_steps import MeasuredStep
 from fastroof.evidence.predictions import Plans
 from fastroof.evidence.validation import step_profile
-from fastroof.load.by_name import missing_tables
 from fastroof.run.batch import StepBatch
 from fastroof.tables import Tables
 from fastroof.uncertainty.leave_one_out import NORMAL_80
@@ -93,29 +92,20 @@ def main(
     source: Source = None,
 ) -> None:
     """Judge measured engine steps, and how often their 80 % intervals hold."""
-    spec, measured_kernels = gpu_and_tables(gpu, tables, source)
-    if measured_kernels is None:
-        raise MissingTableError(missing_tables(spec.name))
+    spec, measured_kernels = measured_tables(gpu, tables, source)
     groups = step_errors(shipped_steps(spec.name), measured_kernels, engine)
     if as_json:
         document = {"gpu": spec.name, "tables_hash": measured_kernels.content_hash}
         print_json(document | {"groups": [group._asdict() for group in groups]})
         return
-    console().print(f"{spec.name}, engine {engine}\n", soft_wrap=True)
-    columns = ("data set", "steps", "number", "MAPE", "median", "bias", "in 80 %")
-    print_table(
-        columns,
-        [
-            (
-                group.dataset,
-                group.phase,
-                f"{group.steps:,}",
-                f"{group.mape:.1%}",
-                f"{group.median:.1%}",
-                f"{group.bias:+.1%}",
-                f"{group.held:.1%}",
-            )
-            for group in groups
-        ],
-        left=columns[:2],
-    )
+    print_line(f"{spec.name}, engine {engine}\n")
+    columns: dict[str, Callable[[StepErrors], str]] = {
+        "data set": lambda group: group.dataset,
+        "steps": lambda group: group.phase,
+        "number": lambda group: f"{group.steps:,}",
+        "MAPE": lambda group: f"{group.mape:.1%}",
+        "median": lambda group: f"{group.median:.1%}",
+        "bias": lambda group: f"{group.bias:+.1%}",
+        "in 80 %": lambda group: f"{group.held:.1%}",
+    }
+    print_records(groups, columns, left=("data set", "steps"))

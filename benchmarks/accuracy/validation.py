@@ -75,12 +75,7 @@ class GpuPredictions(NamedTuple):
     skipped: Skipped
     left_out: tuple[LeftOut, ...]
 
-    def judged(
-        self,
-        runs: Sequence[PredictedRun],
-        engine: str,
-        unseen: bool,
-    ) -> Validation:
+    def judged(self, runs: Sequence[PredictedRun], engine: str, unseen: bool) -> Validation:
         """Compare predictions of the runs with measurements."""
         skipped = self.skipped.copy()
         of_runs = judged_times(runs, unseen, skipped)
@@ -106,11 +101,7 @@ def predict_gpu(evidence: Measured, tables: Tables, profile_of: ProfileOf) -> Gp
 
 
 def judge_independent(
-    evidence: Measured,
-    tables: Tables,
-    engine: str | Path | EngineProfile,
-    unseen: bool,
-    skipped: Skipped,
+    evidence: Measured, tables: Tables, engine: str | Path | EngineProfile, unseen: bool, skipped: Skipped
 ) -> tuple[PredictedTime, ...]:
     """Validate independent rows, unless profiles were fitted without a model."""
     if unseen:

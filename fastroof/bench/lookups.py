@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
-from fastroof.bench.workload import Baseline, Setup, Workload
+from fastroof.bench.workload import Baseline, Setup, Workload, stream_lookups
 from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.operator import METHODS
 from fastroof.operators.registry import OPERATORS
@@ -30,13 +30,6 @@ def lookup_points(tables: Tables, operator: str, count: int, heads: HeadShape | 
     Uniform sizes would nearly all lie between the two largest measured ones. The kernel is that of
     ``heads`` if it was measured; otherwise the one with most measured points, preferably without a
     window, in bf16 and in CUDA graphs.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> points = lookup_points(fastroof.load_tables("h100"), "gemm", 4)
-    >>> sorted(points), len(points["m"])
-    (['dtype', 'k', 'm', 'n'], 4)
     """
     table = tables.table(operator)
     groups = tables.groups(operator)
@@ -70,22 +63,7 @@ def _log_uniform(rng: np.random.Generator, low: int, high: int, count: int) -> L
 
 
 def lookup_workloads(setup: Setup, sources: dict[str, Tables]) -> Iterator[Workload]:
-    """Yield one workload per source, operator and method.
-
-    Parameters
-    ----------
-    setup : Setup
-        The setup, for its sizes.
-    sources : dict of str to Tables
-        Tables by source name.
-
-    Yields
-    ------
-    Workload
-        Named ``<operator> <method>``, or ``<source> <operator> <method>`` if there are several sources.
-    """
-    from fastroof.bench.workload import stream_lookups
-
+    """Yield one workload per operator and method, of each source: named by it if there are several."""
     count = setup.size(1_000_000, 2_000)
     for source, tables in sources.items():
         prefix = f"{source} " if len(sources) > 1 else ""

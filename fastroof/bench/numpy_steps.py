@@ -56,15 +56,7 @@ class NodeGrid(NamedTuple):
 
 
 class NumpySteps:
-    """A plan's step times in NumPy.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        The timed plan; its head shape must have been measured.
-    tables : Tables
-        The tables it was compiled from.
-    """
+    """A plan's step times in NumPy, from the tables it was compiled from; its head shape was measured."""
 
     def __init__(self, plan: StepPlan, tables: Tables) -> None:
         self.layers = plan.model.num_layers

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.bench.report import BenchReport
-from fastroof.bench.timing import share_of, time_of_ns
+from fastroof.bench.timing import BenchReport, share_of, time_of_ns
 from fastroof.errors import FastroofError
 from fastroof.report.plots import COLOURS, INK, QUIET, new_figure, style, write_titles
 
@@ -23,23 +22,7 @@ ROW_IN: Final = 0.36
 
 
 def draw_bench(report: BenchReport) -> Figure:
-    """Plot each workload's and its baselines' time per unit on one logarithmic axis.
-
-    Parameters
-    ----------
-    report : BenchReport
-        Report of :func:`fastroof.bench.run_workloads`.
-
-    Returns
-    -------
-    Figure
-        For :func:`fastroof.report.save_figure`.
-
-    Raises
-    ------
-    FastroofError
-        If matplotlib is not installed, or nothing was measured.
-    """
+    """Plot each workload's and its baselines' time per unit on one logarithmic axis."""
     results = report.results
     if not results:
         raise FastroofError("no workload was measured; nothing to plot")

@@ -1,4 +1,4 @@
-"""Timing a workload and its baselines in alternation, the machine, and formatting of times and rates."""
+"""Timing workloads and baselines by turns, the machine, formatting of times and rates, and the report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 import platform
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -14,8 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof._version import __version__
-from fastroof.bench.workload import Baseline, Workload
+from fastroof.bench.workload import Baseline, Setup, Workload
 from fastroof.caching import usable_processors
+from fastroof.checks import whole_number
 from fastroof.errors import FastroofError
 
 NS_PER_S: Final = 1e9
@@ -23,18 +25,10 @@ NS_PER_S: Final = 1e9
 
 @dataclass(frozen=True)
 class Measured:
-    """Times of a workload and its baselines.
+    """Times of a workload and its baselines: medians over rounds, without the first call.
 
-    Attributes
-    ----------
-    workload : Workload
-        The timed workload.
-    first_s : float
-        The first call, which compiles the loops or loads them from their cache, s.
-    rounds_s : tuple of float
-        Times of the later calls, s.
-    baseline_ns : dict of str to float
-        Median time per unit of each baseline, ns.
+    The first call compiles the loops or loads them from their cache. ``baseline_ns`` is the median time per
+    unit of each baseline.
     """
 
     workload: Workload
@@ -64,13 +58,7 @@ class Measured:
 
 
 def check_agreement(workload: Workload, answers: Any) -> None:
-    """Check that a workload's answers agree with its baselines'.
-
-    Raises
-    ------
-    FastroofError
-        If they differ by more than the baseline's rtol.
-    """
+    """Raise FastroofError if a workload's answers differ from a baseline's by more than its rtol."""
     for baseline in workload.baselines:
         if baseline.rtol is None:
             continue
@@ -91,25 +79,7 @@ def check_agreement(workload: Workload, answers: Any) -> None:
 
 
 def measure(workload: Workload, rounds: int) -> Measured:
-    """Time a workload and its baselines.
-
-    Parameters
-    ----------
-    workload : Workload
-        The workload.
-    rounds : int
-        Number of timed runs of each after a first, untimed one.
-
-    Returns
-    -------
-    Measured
-        Medians over the rounds; the first call is separate.
-
-    Raises
-    ------
-    FastroofError
-        If a baseline's answers differ from fastroof's.
-    """
+    """Time a workload and its baselines by turns, after a first run of each that is not counted."""
     first_s, answers = seconds_of(workload)
     check_agreement(workload, answers)
     del answers
@@ -140,19 +110,7 @@ VECTORS: Final = ("avx512f", "avx2", "avx")
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that times come from.
-
-    Attributes
-    ----------
-    cpu : str
-        Name of the processor reported by the system.
-    cores : int
-        Processors available to this process.
-    load_average : float
-        Mean number of runnable processes over the last minute; nan if the system does not report it.
-    versions : dict of str to str
-        Versions of fastroof, numba, numpy and python.
-    """
+    """The machine that times come from; its load average is nan if the system reports none."""
 
     cpu: str
     cores: int
@@ -187,39 +145,94 @@ _RATES: Final = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def time_of_ns(ns: float) -> str:
-    """Format a time in the most readable unit.
-
-    Examples
-    --------
-    >>> time_of_ns(1.934), time_of_ns(310_000_000.0)
-    ('1.93 ns', '310 ms')
-    """
+    """Format a time in the most readable unit."""
     factor, unit = next(((f, u) for f, u in _TIMES if ns >= f), _TIMES[-1])
     return f"{_three_digits(ns / factor)} {unit}"
 
 
 def rate_of(units_per_s: float) -> str:
-    """Format a rate in units per second: ``517 M/s``.
-
-    Examples
-    --------
-    >>> rate_of(517e6), rate_of(1.25)
-    ('517 M/s', '1.25 /s')
-    """
+    """Format a rate in units per second: ``517 M/s``."""
     factor, prefix = next(((f, p) for f, p in _RATES if units_per_s >= f), _RATES[-1])
     return f"{_three_digits(units_per_s / factor)} {prefix}/s"
 
 
 def share_of(share: float) -> str:
-    """Format a share as a percentage.
-
-    Examples
-    --------
-    >>> share_of(0.612), share_of(0.0134)
-    ('61 %', '1.3 %')
-    """
+    """Format a share as a percentage."""
     return f"{share * 100.0:.0f} %" if share >= 0.0995 else f"{share * 100.0:.2g} %"
 
 
 def _three_digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """Measured workloads in the order they ran, and the machine before the first of them."""
+
+    machine: Machine
+    load_average_after: float
+    settings: dict[str, Any]
+    results: tuple[Measured, ...]
+
+
+def run_workloads(
+    setup: Setup,
+    workloads: Iterable[Workload],
+    rounds: int,
+    *,
+    progress: Callable[[str], None] = lambda name: None,
+) -> BenchReport:
+    """Time workloads one after the other, each built when the arrays of the previous one are released."""
+    whole_number("rounds", rounds)
+    machine = this_machine()
+    results = []
+    for workload in workloads:
+        progress(workload.name)
+        measured = measure(workload, rounds)
+        results.append(replace(measured, workload=replace(workload, run=_done, baselines=())))
+        del workload, measured
+    settings = {
+        "model": setup.model.name,
+        "gpu": setup.gpu.name,
+        "threads": setup.threads,
+        "rounds": rounds,
+        "quick": setup.quick,
+    }
+    return BenchReport(machine, this_machine().load_average, settings, tuple(results))
+
+
+def _done() -> None:
+    """Replace the function of a workload that has run."""
+
+
+def report_document(report: BenchReport) -> dict[str, Any]:
+    """Return the report as the JSON document described by ``fastroof bench --help``."""
+    return {
+        "machine": {
+            "cpu": report.machine.cpu,
+            "cores": report.machine.cores,
+            "load_average_before": report.machine.load_average,
+            "load_average_after": report.load_average_after,
+        },
+        "versions": report.machine.versions,
+        "settings": report.settings,
+        "results": [result_document(one) for one in report.results],
+    }
+
+
+def result_document(one: Measured) -> dict[str, Any]:
+    """Return a measured workload in the form of the JSON document."""
+    return {
+        "name": one.workload.name,
+        "title": one.workload.title,
+        "unit": one.workload.unit,
+        "count": one.workload.count,
+        "first_call_s": one.first_s,
+        "rounds_s": list(one.rounds_s),
+        "ns_per_unit": one.ns_per_unit,
+        "units_per_s": one.units_per_s,
+        "bytes_per_unit": one.workload.bytes_per_unit,
+        "bytes_per_s": one.bytes_per_s,
+        "baseline_ns_per_unit": one.baseline_ns,
+        "times_as_fast_as": one.ratios,
+    }

@@ -24,20 +24,10 @@ AGREEMENT: Final = 1e-9
 
 @dataclass(frozen=True)
 class Baseline:
-    """Another implementation of the same units, timed in the same rounds.
+    """Another implementation of a workload's first ``count`` units, timed in the same rounds.
 
-    Attributes
-    ----------
-    name : str
-        Name such as ``"NumPy"``; ``"stream"`` is the loop that only moves the workload's bytes.
-    run : callable
-        Processes the workload's first ``count`` units and returns their answers.
-    count : int
-        Units per call.
-    rtol : float or None
-        Maximum relative difference from fastroof's answers; None if it returns no comparable answers.
-    reports_seconds : bool
-        Whether ``run`` returns the seconds that the units took, which are less than its total time.
+    ``"stream"`` is the loop that only moves the workload's bytes. Without an rtol the answers of ``run`` are
+    not compared with fastroof's.
     """
 
     name: str
@@ -45,30 +35,15 @@ class Baseline:
     count: int
     rtol: float | None = AGREEMENT
     reports_seconds: bool = False
+    """Whether ``run`` returns the seconds that the units took, which are less than its total time."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A task whose speed is measured.
+    """A task whose speed is measured: ``count`` units (steps, requests, lookups, plans, calls) a run.
 
-    Attributes
-    ----------
-    name : str
-        Name on the command line.
-    title : str
-        Description with sizes.
-    unit : str
-        Unit of count, in the singular: step, request, lookup, plan, call.
-    count : int
-        Units per call.
-    run : callable
-        Processes the units and returns their answers in order.
-    bytes_per_unit : float
-        Bytes of the caller's arrays that a unit reads and writes; 0 for workloads without streams.
-    baselines : tuple of Baseline
-        Baselines to compare with.
-    reports_seconds : bool
-        As for :class:`Baseline`.
+    ``run`` returns the answers of the units in order. ``bytes_per_unit`` are those of the caller's arrays
+    that a unit reads and writes; 0 for workloads without streams.
     """
 
     name: str
@@ -83,18 +58,9 @@ class Workload:
 
 @dataclass(frozen=True)
 class Setup:
-    """The inputs that workloads are built from.
+    """The plan that workloads time, and its inputs; baselines run on one thread.
 
-    Attributes
-    ----------
-    model, gpu, tables, plan
-        The timed plan and its inputs.
-    threads : int
-        Threads of fastroof's own calls; baselines run on one.
-    quick : bool
-        Whether sizes are small, so that everything runs once within seconds: for tests, not for results.
-    folder : str or None
-        Folder of the tables, if not the one shipped for that GPU.
+    ``quick`` is for small sizes, so that everything runs once within seconds: for tests, not for results.
     """
 
     model: ModelSpec
@@ -103,53 +69,18 @@ class Setup:
     plan: StepPlan
     threads: int
     quick: bool
-    folder: str | None = None
 
     def size(self, full: int, quick: int) -> int:
         """Return the number of units for full or quick sizes."""
         return quick if self.quick else full
 
 
-def new_setup(
-    model: Any,
-    gpu: Any,
-    tables: Tables,
-    *,
-    threads: int = 1,
-    quick: bool = False,
-    folder: str | None = None,
-) -> Setup:
-    """Compile the plan that workloads time.
-
-    Parameters
-    ----------
-    model, gpu : str, Path, mapping or spec
-        As in :func:`fastroof.compile_plan`.
-    tables : Tables
-        Measured tables of that GPU.
-    threads : int
-        Threads of fastroof's own calls.
-    quick : bool
-        Whether to use small sizes.
-    folder : str, optional
-        Folder of the tables, if not the one shipped for that GPU.
-
-    Returns
-    -------
-    Setup
-        The setup for all workloads.
-
-    Raises
-    ------
-    FastroofError
-        If threads is not a whole number of at least 1, or the plan cannot be compiled.
-    """
+def new_setup(model: Any, gpu: Any, tables: Tables, *, threads: int = 1, quick: bool = False) -> Setup:
+    """Compile the plan that workloads time, from what :func:`fastroof.compile_plan` takes."""
     whole_number("threads", threads)
     model = model if isinstance(model, ModelSpec) else load_model(model)
     gpu = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
-    return Setup(
-        model, gpu, tables, compile_plan(model, gpu, tables, engine="kernels"), threads, quick, folder
-    )
+    return Setup(model, gpu, tables, compile_plan(model, gpu, tables, engine="kernels"), threads, quick)
 
 
 MAX_BATCH: Final = 512

@@ -25,6 +25,10 @@ from fastroof.bench.workload import (
     decode_sizes,
     mixed_batch,
     ragged_decodes,
+    stream_decodes,
+    stream_out,
+    stream_prefills,
+    stream_requests,
     sweep_axes,
 )
 from fastroof.errors import FastroofError, PlanError
@@ -92,14 +96,12 @@ def sweep_plans(setup: Setup) -> list[StepPlan]:
 
 def sweep_written(setup: Setup) -> Workload:
     """Build every step of 100 plans x 128 lengths x 256 batch sizes, written to memory."""
-    from fastroof.bench.workload import stream_out
-
     plans, (batch, kv_len) = sweep_plans(setup), sweep_axes(setup)
     out = np.empty((len(plans), len(kv_len), len(batch)))
     streamed = np.empty(out.size)
-    few = [plan for plan in plans[:NUMPY_PLANS] if NumpySteps.serves(plan, setup.tables)]
     baselines = [Baseline("stream", partial(stream_out, 1.0, streamed), out.size, None)]
-    if len(few) == len(plans[:NUMPY_PLANS]):
+    few = plans[:NUMPY_PLANS]
+    if all(NumpySteps.serves(plan, setup.tables) for plan in few):
         numpy = [NumpySteps(plan, setup.tables) for plan in few]
         written = np.empty((len(few), *out.shape[1:]))
 
@@ -120,15 +122,16 @@ def sweep_written(setup: Setup) -> Workload:
 def sweep_best(setup: Setup) -> Workload:
     """Build the same grid, of which only the best batch of each plan and length is stored."""
     plans, (batch, kv_len) = sweep_plans(setup), sweep_axes(setup)
+    points = len(batch) * len(kv_len)
     baselines = []
     few = [plan for plan in plans[:NUMPY_PLANS] if NumpySteps.serves(plan, setup.tables)]
     if few:
         numpy = [NumpySteps(plan, setup.tables) for plan in few]
-        count = len(few) * len(batch) * len(kv_len)
-        baselines.append(Baseline("NumPy", partial(numpy_best, few, numpy, batch, kv_len), count, None))
+        compared = partial(numpy_best, few, numpy, batch, kv_len)
+        baselines.append(Baseline("NumPy", compared, len(few) * points, None))
     title = f"{len(plans)} plans x {len(batch)} batches x {len(kv_len)} kv, best batch kept"
     return Workload(
-        "sweep-best", title, "step", len(plans) * len(batch) * len(kv_len),
+        "sweep-best", title, "step", len(plans) * points,
         lambda: best_batches(plans, batch, kv_len, threads=setup.threads), 0.0, tuple(baselines),
     )  # fmt: skip
 
@@ -193,17 +196,20 @@ NUMPY_STEPS: Final = 500_000
 NUMPY_RAGGED_STEPS: Final = 2_000
 
 
+def _baselines(
+    setup: Setup, stream: Callable[[], Any], count: int, numpy: Callable[[NumpySteps], Any], few: int
+) -> tuple[Baseline, ...]:
+    """Return the stream loop, and NumPy on the first units where it serves the plan."""
+    baselines = (Baseline("stream", stream, count, None),)
+    if not NumpySteps.serves(setup.plan, setup.tables):
+        return baselines
+    return (*baselines, Baseline("NumPy", partial(numpy, NumpySteps(setup.plan, setup.tables)), few))
+
+
 def homogeneous_decode(setup: Setup, count: int, dtype: Any = np.int32, name: str = "decode") -> Workload:
     """Build ``plan.decode_us`` over arrays of steps."""
-    from fastroof.bench.workload import stream_decodes
-
     batch, kv_len = decode_sizes(setup, count, dtype)
-    out, streamed = np.empty(count), np.empty(count)
-    baselines = [Baseline("stream", partial(stream_decodes, batch, kv_len, streamed), count, None)]
-    if NumpySteps.serves(setup.plan, setup.tables):
-        few = min(count, NUMPY_STEPS)
-        numpy = NumpySteps(setup.plan, setup.tables)
-        baselines.append(Baseline("NumPy", lambda: numpy.decode_us(batch[:few], kv_len[:few]), few))
+    out, few = np.empty(count), min(count, NUMPY_STEPS)
     return Workload(
         name,
         f"{count:,} decode steps, {np.dtype(dtype).name} in, float64 out",
@@ -211,22 +217,21 @@ def homogeneous_decode(setup: Setup, count: int, dtype: Any = np.int32, name: st
         count,
         lambda: setup.plan.decode_us(batch, kv_len, out=out, threads=setup.threads),
         2 * batch.itemsize + FLOAT_BYTES,
-        tuple(baselines),
+        _baselines(
+            setup,
+            partial(stream_decodes, batch, kv_len, np.empty(count)),
+            count,
+            lambda numpy: numpy.decode_us(batch[:few], kv_len[:few]),
+            few,
+        ),
     )
 
 
 def prefill(setup: Setup) -> Workload:
     """Build ``plan.prefill_us`` over arrays of steps."""
-    from fastroof.bench.workload import stream_prefills
-
     count = setup.size(2_000_000, 10_000)
     sizes = chunk_sizes(count)
-    out, streamed = np.empty(count), np.empty(count)
-    baselines = [Baseline("stream", partial(stream_prefills, *sizes, streamed), count, None)]
-    if NumpySteps.serves(setup.plan, setup.tables):
-        few = [size[: min(count, NUMPY_STEPS)] for size in sizes]
-        numpy = NumpySteps(setup.plan, setup.tables)
-        baselines.append(Baseline("NumPy", lambda: numpy.prefill_us(*few), len(few[0])))
+    out, few = np.empty(count), min(count, NUMPY_STEPS)
     return Workload(
         "prefill",
         f"{count:,} prefill steps of 1 to 4 equal chunks, int32 in, float64 out",
@@ -234,24 +239,23 @@ def prefill(setup: Setup) -> Workload:
         count,
         lambda: setup.plan.prefill_us(*sizes, out=out, threads=setup.threads),
         3 * sizes[0].itemsize + FLOAT_BYTES,
-        tuple(baselines),
+        _baselines(
+            setup,
+            partial(stream_prefills, *sizes, np.empty(count)),
+            count,
+            lambda numpy: numpy.prefill_us(*(size[:few] for size in sizes)),
+            few,
+        ),
     )
 
 
 def ragged(setup: Setup, batch: StepBatch, name: str, title: str) -> Workload:
     """Build ``plan.step_us`` over a ragged batch; the unit is a request."""
-    from fastroof.bench.workload import stream_requests
-
     steps, requests = batch.num_steps, len(batch.new_tokens)
-    streamed = np.empty(steps)
-    arrays = batch.new_tokens, batch.context_len, batch.offsets
-    baselines = [Baseline("stream", partial(stream_requests, *arrays, streamed), requests, None)]
-    if NumpySteps.serves(setup.plan, setup.tables):
-        numpy = NumpySteps(setup.plan, setup.tables)
-        few = batch.offsets[: min(steps, NUMPY_RAGGED_STEPS) + 1]
-        part = StepBatch(batch.new_tokens[: few[-1]], batch.context_len[: few[-1]], few)
-        baselines.append(Baseline("NumPy", lambda: numpy.step_us(part), int(few[-1])))
+    few = batch.offsets[: min(steps, NUMPY_RAGGED_STEPS) + 1]
+    part = StepBatch(batch.new_tokens[: few[-1]], batch.context_len[: few[-1]], few)
     moved = requests * 2 * batch.new_tokens.itemsize + steps * (batch.offsets.itemsize + FLOAT_BYTES)
+    arrays = batch.new_tokens, batch.context_len, batch.offsets, np.empty(steps)
     return Workload(
         name,
         f"{steps:,} {title} steps of about {requests / steps:.0f} requests, {batch.new_tokens.dtype.name} in",
@@ -259,75 +263,58 @@ def ragged(setup: Setup, batch: StepBatch, name: str, title: str) -> Workload:
         requests,
         lambda: setup.plan.step_us(batch, threads=setup.threads),
         moved / requests,
-        tuple(baselines),
+        _baselines(
+            setup,
+            partial(stream_requests, *arrays),
+            requests,
+            lambda numpy: numpy.step_us(part),
+            int(few[-1]),
+        ),
     )
 
 
-def _ragged_steps(setup: Setup) -> int:
-    return setup.size(100_000, 1_000)
-
-
-def _calls(setup: Setup, name: str, title: str, call: Callable[[], Any]) -> Workload:
+def _calls(name: str, title: str, unit: str, count: int, call: Callable[[], Any]) -> Workload:
     """Build consecutive calls, as a Python loop makes them."""
-    count = setup.size(20_000, 200)
 
     def run() -> None:
         for _ in repeat(None, count):
             call()
 
-    return Workload(name, title, "call", count, run)
+    return Workload(name, title, unit, count, run)
 
 
-def _decode_calls(setup: Setup, name: str, title: str, call: Callable[[int, int], Any]) -> Workload:
+def _scalar(setup: Setup, name: str, call: str) -> Workload:
     """Build calls of two ints without a wrapper, whose call would take longer than some of them."""
-    count = setup.size(1_000_000, 1_000)
+    count, predict = setup.size(1_000_000, 1_000), getattr(setup.plan, call)
 
     def run() -> None:
         for _ in repeat(None, count):
-            call(64, 4096)
+            predict(64, 4096)
 
-    return Workload(name, title, "call", count, run)
-
-
-def scalar(setup: Setup) -> Workload:
-    """Build ``plan.decode_us`` of two ints."""
-    return _decode_calls(setup, "scalar", "plan.decode_us(64, 4096)", setup.plan.decode_us)
-
-
-def scalar_callable(setup: Setup) -> Workload:
-    """Build calls of ``plan.scalar``."""
-    return _decode_calls(setup, "scalar-callable", "plan.scalar(64, 4096)", setup.plan.scalar)
+    return Workload(name, f"plan.{call}(64, 4096)", "call", count, run)
 
 
 def one_row(setup: Setup) -> Workload:
     """Build ``plan.decode_us`` of arrays with one step."""
-    decode_us = setup.plan.decode_us
-    batch, kv_len, out = np.array([64], np.int32), np.array([4096], np.int32), np.empty(1)
-    return _calls(
-        setup, "one-row", "plan.decode_us of arrays of one step", lambda: decode_us(batch, kv_len, out=out)
-    )
+    sizes, out = (np.array([64], np.int32), np.array([4096], np.int32)), np.empty(1)
+    call = partial(setup.plan.decode_us, *sizes, out=out)
+    return _calls("one-row", "plan.decode_us of arrays of one step", "call", setup.size(20_000, 200), call)
 
 
 def one_step(setup: Setup) -> Workload:
     """Build ``plan.step_us`` of one ragged step."""
     batch = ragged_decodes(1)
-    step_us = setup.plan.step_us
     title = f"plan.step_us of one step of {len(batch.new_tokens)} requests"
-    return _calls(setup, "one-step", title, lambda: step_us(batch))
+    return _calls("one-step", title, "call", setup.size(20_000, 200), partial(setup.plan.step_us, batch))
 
 
 def one_plan(setup: Setup) -> Workload:
     """Build one plan from cached curves."""
-    count = setup.size(50, 2)
-    curves = TableCurves(setup.tables)
-
-    def run() -> None:
-        for _ in repeat(None, count):
-            compile_plan(
-                setup.model, setup.gpu, setup.tables, max_tokens=8192, engine="kernels", curves=curves
-            )
-
-    return Workload("plan", "one plan up to 8192 tokens, curves cached", "plan", count, run)
+    call = partial(
+        compile_plan, setup.model, setup.gpu, setup.tables,
+        max_tokens=8192, engine="kernels", curves=TableCurves(setup.tables),
+    )  # fmt: skip
+    return _calls("plan", "one plan up to 8192 tokens, curves cached", "plan", setup.size(50, 2), call)
 
 
 def pack(setup: Setup) -> Workload:
@@ -348,13 +335,15 @@ WORKLOADS: Final[dict[str, Callable[[Setup], Workload]]] = {
     "decode": lambda setup: homogeneous_decode(setup, setup.size(10_000_000, 20_000)),
     "prefill": prefill,
     "ragged-decode": lambda setup: ragged(
-        setup, ragged_decodes(_ragged_steps(setup)), "ragged-decode", "decode"
+        setup, ragged_decodes(setup.size(100_000, 1_000)), "ragged-decode", "decode"
     ),
-    "ragged-mixed": lambda setup: ragged(setup, mixed_batch(_ragged_steps(setup)), "ragged-mixed", "mixed"),
+    "ragged-mixed": lambda setup: ragged(
+        setup, mixed_batch(setup.size(100_000, 1_000)), "ragged-mixed", "mixed"
+    ),
     "sweep": sweep_written,
     "sweep-best": sweep_best,
-    "scalar": scalar,
-    "scalar-callable": scalar_callable,
+    "scalar": lambda setup: _scalar(setup, "scalar", "decode_us"),
+    "scalar-callable": lambda setup: _scalar(setup, "scalar-callable", "scalar"),
     "one-row": one_row,
     "one-step": one_step,
     "plan": one_plan,

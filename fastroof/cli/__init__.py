@@ -67,11 +67,13 @@ PURPOSE: Final = "How long one LLM inference step takes on a GPU, from measured 
 
 def app_of(commands: Iterable[str]) -> typer.Typer:
     """Return the command line with some of its commands."""
-    made = new_app(
-        "fastroof", "How long one LLM inference step takes on a GPU, from measured kernels.", EPILOG
-    )
+    made = new_app("fastroof", PURPOSE, EPILOG)
     for command in commands:
-        import_module(f"{__name__}.{command}").register(made)
+        module: Any = import_module(f"{__name__}.{command}")
+        if hasattr(module, "register"):
+            module.register(made)
+        else:
+            made.command(command, epilog=module.EPILOG)(getattr(module, command))
     return made
 
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Final
-
-import typer
+from typing import TYPE_CHECKING, Final
 
 from fastroof.cli.options import Json
-from fastroof.cli.output import console, print_json, print_table
+from fastroof.cli.output import print_json, print_line, print_records
+
+if TYPE_CHECKING:
+    from fastroof.backends.releases import Program
 
 EPILOG: Final = """\b
 JSON: a list with one object per adapter: name, adapter, repository, licence, interface, checked (ISO date),
 distribution, ran, signatures, followed, note, installed (empty if not).
 """
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("backends", epilog=EPILOG)(backends)
 
 
 def backends(as_json: Json = False) -> None:
@@ -34,33 +31,21 @@ def backends(as_json: Json = False) -> None:
             ]
         )
         return
-    columns = (
-        "program",
-        "adapter",
-        "run for real",
-        "held to signatures",
-        "written after",
-        "checked",
-        "installed here",
-    )
-    rows = [
-        (
-            one.name,
-            one.adapter,
-            ", ".join(one.ran) or "none",
-            ", ".join(one.signatures),
-            ", ".join(one.followed),
-            one.checked.isoformat(),
-            _installed_words(one.installed(), one.ran),
-        )
-        for one in known
-    ]
-    print_table(columns, rows, left=columns)
+    columns: dict[str, Callable[[Program], str]] = {
+        "program": lambda one: one.name,
+        "adapter": lambda one: one.adapter,
+        "run for real": lambda one: ", ".join(one.ran) or "none",
+        "held to signatures": lambda one: ", ".join(one.signatures),
+        "written after": lambda one: ", ".join(one.followed),
+        "checked": lambda one: one.checked.isoformat(),
+        "installed here": lambda one: _installed_words(one.installed(), one.ran),
+    }
+    print_records(known, columns, left=tuple(columns))
     notes = [f"{one.name}: {one.note}" for one in known if one.note]
     if notes:
-        console().print()
+        print_line()
         for note in notes:
-            console().print(note, highlight=False)
+            print_line(note)
 
 
 def _installed_words(version: str, ran: tuple[str, ...]) -> str:

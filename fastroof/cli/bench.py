@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.gpu_tables import measured_tables
 from fastroof.cli.options import GPU_NAMES, Json, Model, TablesPath
-from fastroof.cli.output import console, print_facts, print_json, print_table
+from fastroof.cli.output import print_facts, print_json, print_line, print_records
 from fastroof.defaults import DEFAULT_GPU
-from fastroof.errors import FastroofError, MissingTableError
+from fastroof.errors import FastroofError
 from fastroof.units import GB, MS_PER_S
 
 if TYPE_CHECKING:
     from fastroof import Tables
-    from fastroof.bench import BenchReport, Setup, Workload
+    from fastroof.bench.timing import BenchReport, Measured
+    from fastroof.bench.workload import Setup, Workload
 
 LOOKUP: Final = "lookup"
 NAMES: Final = (
@@ -57,15 +59,9 @@ first_call_s, rounds_s, ns_per_unit, units_per_s, bytes_per_unit, bytes_per_s, b
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("bench", epilog=EPILOG)(bench)
-
-
 def bench(
     workload: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="WORKLOAD", help="What to time.  [default: all but lookup]"),
+        list[str] | None, typer.Argument(metavar="WORKLOAD", help="What to time.  [default: all but lookup]")
     ] = None,
     model: Model = "llama-3.1-8b",
     gpu: Annotated[
@@ -83,17 +79,15 @@ def bench(
 ) -> None:
     """Time fastroof on this machine."""
     names = _chosen(workload or list(NAMES))
-    from fastroof.bench import new_setup, report_document, run_workloads
-    from fastroof.load.by_name import missing_tables
+    from fastroof.bench.timing import report_document, run_workloads
+    from fastroof.bench.workload import new_setup
 
     if plot_path is not None:
         from fastroof.report import check_picture
 
         check_picture(plot_path)
-    spec, measured = gpu_and_tables(gpu, tables, None)
-    if measured is None:
-        raise MissingTableError(missing_tables(spec.name))
-    setup = new_setup(model, spec, measured, threads=threads, quick=quick, folder=tables)
+    spec, measured = measured_tables(gpu, tables, None)
+    setup = new_setup(model, spec, measured, threads=threads, quick=quick)
     where = tables or gpu or DEFAULT_GPU
     report = run_workloads(setup, _workloads(names, setup, where), repeat, progress=_say)
     _say("")
@@ -119,7 +113,8 @@ def _chosen(names: list[str]) -> list[str]:
 
 
 def _workloads(names: list[str], setup: Setup, where: str) -> Iterator[Workload]:
-    from fastroof.bench import WORKLOADS, lookup_workloads
+    from fastroof.bench.lookups import lookup_workloads
+    from fastroof.bench.workloads import WORKLOADS
 
     for name in names:
         if name == LOOKUP:
@@ -144,37 +139,37 @@ def _say(name: str) -> None:
 
 
 def _print(report: BenchReport) -> None:
-    from fastroof.bench.timing import rate_of, share_of, time_of_ns
+    from fastroof.bench.timing import rate_of, time_of_ns
 
     machine, settings = report.machine, report.settings
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     sizes = " (quick: sizes too small for figures)" if settings["quick"] else ""
-    print_facts(
-        [
-            ("machine", f"{machine.cpu}, {machine.cores} cores"),
-            ("load", f"{machine.load_average:.2f} before, {report.load_average_after:.2f} after"),
-            ("versions", versions),
-            ("plan", f"{settings['model']} on {settings['gpu']}, threads {settings['threads']}"),
-            ("rounds", f"{settings['rounds']}, medians{sizes}"),
-        ]
-    )
-    console().print()
+    facts = {
+        "machine": f"{machine.cpu}, {machine.cores} cores",
+        "load": f"{machine.load_average:.2f} before, {report.load_average_after:.2f} after",
+        "versions": ", ".join(f"{name} {version}" for name, version in machine.versions.items()),
+        "plan": f"{settings['model']} on {settings['gpu']}, threads {settings['threads']}",
+        "rounds": f"{settings['rounds']}, medians{sizes}",
+    }
+    print_facts(facts)
+    print_line()
     baselines = list(dict.fromkeys(name for one in report.results for name in one.baseline_ns))
-    titles = ["of stream" if name == "stream" else f"x {name}" for name in baselines]
     streams = any(one.workload.bytes_per_unit for one in report.results)
-    columns = ["workload", "what", "time a unit", "units/s", *(["GB/s"] * streams), *titles, "first call ms"]
-    rows = []
-    for one in report.results:
-        row = [
-            one.workload.name,
-            one.workload.title,
-            f"{time_of_ns(one.ns_per_unit)} a {one.workload.unit}",
-            rate_of(one.units_per_s),
-        ]
-        if streams:
-            row.append(f"{one.bytes_per_s / GB:.2f}" if one.workload.bytes_per_unit else "")
-        for name in baselines:
-            ratio = one.ratios.get(name)
-            row.append("" if ratio is None else share_of(ratio) if name == "stream" else f"{ratio:,.3g}")
-        rows.append([*row, f"{one.first_s * MS_PER_S:,.0f}"])
-    print_table(columns, rows, left=("workload", "what"))
+    columns: dict[str, Callable[[Measured], str]] = {
+        "workload": lambda one: one.workload.name,
+        "what": lambda one: one.workload.title,
+        "time a unit": lambda one: f"{time_of_ns(one.ns_per_unit)} a {one.workload.unit}",
+        "units/s": lambda one: rate_of(one.units_per_s),
+    }
+    if streams:
+        columns["GB/s"] = lambda one: f"{one.bytes_per_s / GB:.2f}" if one.workload.bytes_per_unit else ""
+    for name in baselines:
+        columns["of stream" if name == "stream" else f"x {name}"] = partial(_ratio_words, name)
+    columns["first call ms"] = lambda one: f"{one.first_s * MS_PER_S:,.0f}"
+    print_records(report.results, columns, left=("workload", "what"))
+
+
+def _ratio_words(baseline: str, one: Measured) -> str:
+    from fastroof.bench.timing import share_of
+
+    ratio = one.ratios.get(baseline)
+    return "" if ratio is None else share_of(ratio) if baseline == "stream" else f"{ratio:,.3g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -9,24 +10,15 @@ import typer
 
 from fastroof.caching import share_heaps, usable_processors
 from fastroof.cli.best_answer import deployment_document, print_answer, print_how_to_run, print_saved, say
-from fastroof.cli.option_groups import ENGINE, ENGINE_FACTS, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
-from fastroof.cli.options import GPU_NAMES, Json
+from fastroof.cli.option_groups import ENGINE_FACTS
+from fastroof.cli.options import GPU_NAMES, Json, option
 from fastroof.cli.output import duration, print_json, shown_progress
-from fastroof.cli.shared_budget import (
-    TRAFFIC,
-    one_for_all,
-    print_shares,
-    shared_document,
-    shared_question,
-)
+from fastroof.cli.shared_budget import one_for_all, print_shares, shared_document, shared_question
 from fastroof.command_group import Group, GroupValues, taking
 from fastroof.errors import SweepError
 
 if TYPE_CHECKING:
     from fastroof.sweep import Recommendation
-
-
-_KUBERNETES: Final = "kubernetes"
 
 
 def parse_prices(given: list[str]) -> float | dict[str, float] | None:
@@ -113,131 +105,98 @@ _QUESTION: Final = "The question"
 _FEW_SKIPPED: Final = 2
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("best", epilog=EPILOG)(best)
-
-
-def _option(
-    kind: Any, metavar: str, help_text: str, *names: str, default: Any = None, **options: Any
-) -> tuple[Any, Any]:
-    option = typer.Option(
-        *names, metavar=metavar or None, rich_help_panel=_QUESTION, help=help_text, **options
-    )
-    return Annotated[kind, option], default
-
+_option: Final = partial(option, rich_help_panel=_QUESTION)
 
 QUESTION: Final[Group] = {
     "gpu": _option(
-        list[str] | None,
-        "GPU",
+        list[str],
         "GPU (see fastroof gpus) or path of a gpu.toml; repeatable.  [default: h100]",
+        "GPU",
         *GPU_NAMES,
     ),
     "total_gpus": _option(
-        int | None,
-        "",
+        int,
         "Number of GPUs to fill.  [default: with --rate as few as suffice]",
+        None,
         "--gpus",
         "--total-gpus",
         min=1,
     ),
-    "isl": _option(list[int] | None, "TOKENS", "Prompt length.", "--isl", min=1),
-    "osl": _option(list[int] | None, "TOKENS", "Output length.", "--osl", min=1),
+    "isl": _option(list[int], "Prompt length.", "TOKENS", min=1),
+    "osl": _option(list[int], "Output length.", "TOKENS", min=1),
     "requests_per_s": _option(
-        list[float] | None,
-        "PER_S",
+        list[float],
         "Wanted requests per second, once for all models or once per --model: the models share the GPUs.",
+        "PER_S",
         "--rate",
         "--request-rate",
     ),
-    "ttft_ms": _option(list[float] | None, "MS", "Maximum time to first token.", "--ttft", "--ttft-ms"),
-    "tpot_ms": _option(list[float] | None, "MS", "Maximum time per output token.", "--tpot", "--tpot-ms"),
-    "itl_ms": _option(list[float] | None, "MS", "Maximum time between two tokens.", "--itl", "--itl-ms"),
+    "ttft_ms": _option(list[float], "Maximum time to first token.", "MS", "--ttft", "--ttft-ms"),
+    "tpot_ms": _option(list[float], "Maximum time per output token.", "MS", "--tpot", "--tpot-ms"),
+    "itl_ms": _option(list[float], "Maximum time between two tokens.", "MS", "--itl", "--itl-ms"),
     "request_latency_ms": _option(
-        list[float] | None, "MS", "Maximum time of a request.", "--request-latency", "--request-latency-ms"
+        list[float], "Maximum time of a request.", "MS", "--request-latency", "--request-latency-ms"
     ),
     "dtype": _option(
-        list[str] | None,
-        "DTYPE",
-        "Format of weights, as in fastroof step; repeatable.  [default: the checkpoint's]",
-        "--dtype",
+        list[str], "Format of weights, as in fastroof step; repeatable.  [default: the checkpoint's]", "DTYPE"
     ),
     "kv_dtype": _option(
-        list[str] | None,
-        "DTYPE",
-        "Format of the KV cache: bf16, fp8; repeatable.  [default: the checkpoint's]",
-        "--kv-dtype",
+        list[str], "Format of the KV cache: bf16, fp8; repeatable.  [default: the checkpoint's]", "DTYPE"
     ),
     "engine": _option(
-        list[str] | None,
-        "ENGINE",
+        list[str],
         "Serving engine (see fastroof engines) or .toml file; repeatable.  [default: vllm]",
-        *ENGINE,
+        "ENGINE",
     ),
     "max_num_batched_tokens": _option(
-        list[int] | None,
-        "TOKENS",
+        list[int],
         "Maximum number of tokens in a step; repeatable.  "
         "[default: the engines' own and smaller powers of two from 1024]",
-        *MAX_NUM_BATCHED_TOKENS,
+        "TOKENS",
         min=1,
     ),
     "max_num_seqs": _option(
-        list[int] | None,
-        "REQUESTS",
+        list[int],
         "Maximum number of concurrent sequences; repeatable.  "
         "[default: the engines' own and smaller ones from 16]",
-        *MAX_NUM_SEQS,
+        "REQUESTS",
         min=1,
     ),
     "mode": _option(
-        list[str] | None,
-        "MODE",
+        list[str],
         "aggregated, or disaggregated: separate workers prefill and decode; repeatable.  [default: both]",
-        "--mode",
+        "MODE",
     ),
     "most_gpus_each": _option(
-        int | None,
-        "GPUS",
-        "Maximum GPUs of a copy; 8 leaves out layouts across nodes.  [default: no limit]",
-        "--most-gpus-each",
-        min=1,
+        int, "Maximum GPUs of a copy; 8 leaves out layouts across nodes.  [default: no limit]", "GPUS", min=1
     ),
-    "prefix_hit": _option(
-        list[float] | None, "SHARE", "Share of a prompt in the prefix cache.  [default: 0]", "--prefix-hit"
-    ),
+    "prefix_hit": _option(list[float], "Share of a prompt in the prefix cache.  [default: 0]", "SHARE"),
     "client_overhead_ms": _option(
-        float | None,
-        "MS",
+        float,
         "Time of a request outside the engine, in TTFT; 0 is the engine's own view.  "
         "[default: HTTP and tokenizer of the engine's profile]",
+        "MS",
         "--client-overhead",
     ),
     "lora": _option(
-        str | None,
-        "RANK[:ADAPTERS[:MODULES]]",
+        str,
         "LoRA adapters of all requests, as in `fastroof step` (modelled).  [default: none]",
-        "--lora",
+        "RANK[:ADAPTERS[:MODULES]]",
     ),
     "objective": _option(
-        str | None,
-        "METRIC",
+        str,
         "Metric to optimize: tokens_per_s_per_gpu, tokens_per_s_per_user, goodput, cost "
         "or energy (joules per output token).  "
         "[default: cost with --price, else tokens_per_s_per_gpu]",
-        "--objective",
+        "METRIC",
     ),
     "tables": _option(
-        str | None,
-        "PATH",
-        "Measured tables: a folder, or datasheet for none.  [default: each GPU's own]",
-        "--tables",
+        str, "Measured tables: a folder, or datasheet for none.  [default: each GPU's own]", "PATH"
     ),
     "allow_modelled": _option(
         bool,
-        "",
         "Use the datasheet model for kernels that were not measured.",
+        None,
         "--allow-modelled",
         default=False,
     ),
@@ -310,8 +269,9 @@ def best(
         raise typer.BadParameter("give --mean or --percentile, got both")
     if manifest is not None and save is None:
         raise typer.BadParameter(f"--manifest {manifest} needs --save DIR")
+    platform = manifest or "kubernetes"
     if save is not None:
-        check_place(save, manifest or _KUBERNETES)
+        check_place(save, platform)
     of = None if mean else PERCENTILE if percentile is None else percentile
     options: dict[str, Any] = {
         "gpu_hour_price": parse_prices(price or []), "runners_up": runners_up, "percentile": of,
@@ -320,7 +280,7 @@ def best(
     share_heaps(1)
     shared = shared_question(spec, model, given)
     if shared is not None:
-        _answer_shared(shared, options, save, manifest or _KUBERNETES, as_json=as_json)
+        _answer_shared(shared, options, save, platform, as_json=as_json)
         return
     given = one_for_all(given)
     with shown_progress("best", "candidates", quiet=as_json) as shown:
@@ -330,7 +290,7 @@ def best(
             found = recommend_for_spec(spec, **options, progress=shown)
         else:
             found = _of_example(options | {"progress": shown})
-    written = [] if save is None else found.save(save, manifest or _KUBERNETES)
+    written = [] if save is None else found.save(save, platform)
     if as_json:
         print_json(
             {
@@ -385,14 +345,13 @@ def _answer_shared(
         print_saved(written)
 
 
-_NEEDED: Final = {"total_gpus": "--gpus", "isl": "--isl", "osl": "--osl"}
-_OPTIONS: Final = {
-    **_NEEDED, **TRAFFIC, "gpu": "--gpu", "dtype": "--dtype", "kv_dtype": "--kv-dtype",
-    "engine": "--engine", "max_num_batched_tokens": "--max-num-batched-tokens",
-    "max_num_seqs": "--max-num-seqs", "mode": "--mode", "most_gpus_each": "--most-gpus-each",
-    "client_overhead_ms": "--client-overhead", "lora": "--lora",
-    "objective": "--objective", "tables": "--tables", "allow_modelled": "--allow-modelled",
-}  # fmt: skip
+_NEEDED: Final = ("total_gpus", "isl", "osl")
+
+
+def _flag(name: str) -> str:
+    """Return the shortest name of an option of QUESTION."""
+    names = QUESTION[name][0].__metadata__[0].param_decls
+    return min(names, key=len) if names else f"--{name.replace('_', '-')}"
 
 
 def _check_question(spec: Path | None, model: list[str] | None, given: dict[str, Any]) -> None:
@@ -402,16 +361,16 @@ def _check_question(spec: Path | None, model: list[str] | None, given: dict[str,
     if model:
         # with rates the fewest GPUs are the answer
         is_free = "total_gpus" not in given and "requests_per_s" in given
-        needed = {name: option for name, option in _NEEDED.items() if name != "total_gpus" or not is_free}
-        missing = [option for name, option in needed.items() if name not in given]
+        needed = _NEEDED[is_free:]
+        missing = [_flag(name) for name in needed if name not in given]
         if missing:
             example = "--rate 20" if is_free else "--gpus 8"
             raise SweepError(
-                f"--model needs {', '.join(needed.values())} too, as in {example} --isl 4000 --osl 500; "
+                f"--model needs {', '.join(map(_flag, needed))} too, as in {example} --isl 4000 --osl 500; "
                 f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
             )
     elif given:
-        options = ", ".join(_OPTIONS[name] for name in given)
+        options = ", ".join(map(_flag, given))
         what = f"{spec} sets that: change it there" if spec else "name a model with --model"
         raise SweepError(f"{options} {'belongs' if len(given) == 1 else 'belong'} to --model; {what}")
 

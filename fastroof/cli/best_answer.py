@@ -7,7 +7,15 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.cli.output import UNLIMITED_WIDTH, console, counted, percent, print_table
+from fastroof.cli.output import (
+    UNLIMITED_WIDTH,
+    console,
+    counted,
+    limit_words,
+    percent,
+    print_line,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +65,6 @@ def print_answer(
     """Print what to run for one model and load; ``engines`` are their titles by name."""
     from fastroof.models.layout import copies_words
 
-    out = console()
     group = dict(answer.group)
     loads = ", ".join(f"{name} {value:,g}" for name, value in group.items() if name != "model")
     title = f"{group['model']}{' at ' if loads else ''}{loads}"
@@ -73,7 +80,7 @@ def print_answer(
     )
     for line in _why(answer, objective):
         say(line, 2)
-    out.print()
+    print_line()
     limits = sorted(margin.name for margin in first.margins)
     same = {
         name: len({choice.row[column] for choice in answer.choices}) == 1 for name, column in _FACTS.items()
@@ -98,7 +105,7 @@ def print_answer(
             say(f"{copies_words(choice.row)} not simulated: {choice.percentile.why_not}")
     for line in _family_words(answer):
         say(line)
-    out.print()
+    print_line()
 
 
 _FAMILIES: Final = {
@@ -181,22 +188,16 @@ def _print_none(
             f"{would_fit['weight_bytes'] / 1e9:,.3g} GB of weights on a GPU",
             2,
         )
-    console().print()
+    print_line()
 
 
 def _percentile_cells(choice: Choice) -> list[str]:
     """Return the simulated capacity of a choice at the percentile, and its rank by the closed form."""
-    from fastroof.cli.capacity_tables import limit_words
-
     most = choice.percentile
     if most is None or most.why_not:
         return ["-", "-", "not simulated", "" if most is None else f"{most.place}."]
-    return [
-        f"{most.requests_per_s:,.4g}",
-        f"{most.low:,.4g} to {most.high:,.4g}",
-        limit_words(most.limit),
-        f"{most.place}.",
-    ]
+    rates = f"{most.requests_per_s:,.4g}", f"{most.low:,.4g} to {most.high:,.4g}"
+    return [*rates, limit_words(most.limit), f"{most.place}."]
 
 
 def _drafts_words(row: dict[str, Any]) -> str:
@@ -308,7 +309,7 @@ def print_how_to_run(deployment: Deployment) -> None:
         _print_command(deployment.benchmark)
     for note in deployment.notes:
         say(note)
-    console().print()
+    print_line()
 
 
 def _copies_words(deployment: Deployment, role: str) -> str:
@@ -325,11 +326,10 @@ def _print_command(command: Command) -> None:
 
 
 def _print_indented(text: str) -> None:
-    out = console()
-    out.print()
+    print_line()
     for line in text.splitlines():
-        out.print(f"{_INDENT}{line}", soft_wrap=True)
-    out.print()
+        print_line(f"{_INDENT}{line}")
+    print_line()
 
 
 def print_saved(written: list[Path]) -> None:

@@ -14,7 +14,6 @@ from fastroof.cli.named_plans import DRAFTS
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import print_json
 from fastroof.cli.own_runs import (
-    WITH_DATA,
     EngineArgs,
     EngineVersion,
     OwnModel,
@@ -25,7 +24,6 @@ from fastroof.cli.own_runs import (
     print_own_fit,
 )
 from fastroof.command_group import GroupValues, taking
-from fastroof.errors import FastroofError
 
 EPILOG: Final = """\b
 Examples:
@@ -67,8 +65,6 @@ class CalibrateCommand(CheckoutCommand):
     """Fit the shipped rows if no runs are given."""
 
     elsewhere = "fit"
-    data = ("--runs", "--steps")
-    with_data = WITH_DATA
 
 
 def register(app: typer.Typer) -> None:
@@ -102,8 +98,6 @@ def calibrate(
 
     if output is not None:
         check_profile_path(output)
-    if not runs and steps is None:
-        raise FastroofError(f"{' '.join(CalibrateCommand.with_data)} go with --runs or --steps")
     settings = {"engine": engine, "version": engine_version, "model": model, "gpu": gpu, **drafts}
     own = own_runs_of(runs or (), engine_args, settings, steps=steps, warn=not as_json)
     loaded = tables_of(tables, own.gpu or gpu, source)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof._version import __version__
 from fastroof.checks import shown
-from fastroof.cli.capacity_tables import print_capacity, print_fewest, print_hours
 from fastroof.cli.fleet_options import ROUTER
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import (
@@ -24,10 +24,26 @@ from fastroof.cli.option_groups import (
     simulated_plan,
 )
 from fastroof.cli.options import Json
-from fastroof.cli.output import print_json
+from fastroof.cli.output import (
+    counted,
+    limit_words,
+    percent,
+    plan_facts,
+    print_json,
+    print_line,
+    print_table,
+    range_words,
+    shown_progress,
+)
 from fastroof.cli.workload_options import WORKLOAD, print_left_out, workload_requests
 from fastroof.command_group import GroupValues, options_given, taking
 from fastroof.errors import SimulationError
+
+if TYPE_CHECKING:
+    from fastroof import StepPlan
+    from fastroof.simulation.capacity import Capacity
+    from fastroof.simulation.capacity_search import Limits
+    from fastroof.simulation.fewest_replicas import FewestReplicas, HourlyReplicas
 
 EPILOG: Final = (
     """\b
@@ -68,11 +84,6 @@ _OF_SPECIFICATION: Final = frozenset({"results", *EXECUTION})
 _OF_BOTH: Final = frozenset({"what", "ttft_p99", "tpot_p99", "e2e_p99", "slo", "threads", "as_json"})
 _SHORT: Final = re.compile(r"([a-z0-9]+_p[0-9_]+)(?:_ms)?[=:]([0-9]*\.?[0-9]+)")
 Most = float | None
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("capacity", epilog=EPILOG)(capacity)
 
 
 def _limit(option: str, what: str) -> Any:
@@ -135,8 +146,7 @@ def capacity(
         ),
     ] = False,
     by_hour: Annotated[
-        bool,
-        typer.Option("--by-hour", help="With --fewest: for each hour of the trace, or of --hourly."),
+        bool, typer.Option("--by-hour", help="With --fewest: for each hour of the trace, or of --hourly.")
     ] = False,
     given: GroupValues,
     tolerance: Annotated[
@@ -177,46 +187,28 @@ def capacity(
     settings = engine_settings(given)
     settings |= {"routing": routed.pop("router"), **routed, "threads": workers}
     served = simulated_plan(what, *gpu_and_tables(**measured), settings, plan)
-    facts = {
-        "version": __version__, "model": served.model.name, "gpu": served.gpu.name, "tp": served.tp,
-        "pp": served.layout.pp, "dp": served.layout.dp, "ep": served.layout.ep,
-        "moe_tp": served.layout.moe_tp, "dtype": served.dtype, "kv_dtype": served.kv_dtype,
-        **served.lora_facts, **served.profile.facts, "tables_hash": served.tables_hash,
-        "left_out": getattr(requests, "left_out", {}),
-    }  # fmt: skip
-    if by_hour:
-        if not fewest:
-            raise SimulationError("--by-hour goes with --fewest: the fewest replicas of each hour")
-        from fastroof.simulation.fewest_replicas import fewest_by_hour
-
-        hourly = fewest_by_hour(served, requests, steady=steady, **settings, **limits)
-        if as_json:
-            print_json({**facts, **hourly.document()})
-        else:
-            print_hours(served, hourly)
-            print_left_out(requests)
-        return
+    options = {**settings, **limits, "steady": steady}
+    found: Any
+    show: Callable[[StepPlan, Any], None]
+    if by_hour and not fewest:
+        raise SimulationError("--by-hour goes with --fewest: the fewest replicas of each hour")
     if fewest:
-        from fastroof.simulation.fewest_replicas import fewest_replicas
+        from fastroof.simulation.fewest_replicas import fewest_by_hour, fewest_replicas
 
-        few = fewest_replicas(served, requests, steady=steady, **settings, **limits)
-        if as_json:
-            print_json({**facts, **few.document()})
-        else:
-            print_fewest(served, few)
-            print_left_out(requests)
-        return
-    from fastroof import capacity as largest_rate
-
-    most = largest_rate(
-        served, requests, replicas=replicas, tolerance=tolerance, draws=draws, steady=steady, **settings,
-        **limits,
-    )  # fmt: skip
-    if as_json:
-        print_json({**facts, **most.document()})
+        find, show = (fewest_by_hour, _print_hours) if by_hour else (fewest_replicas, _print_fewest)
+        found = find(served, requests, **options)
     else:
-        print_capacity(served, most)
-        print_left_out(requests)
+        from fastroof import capacity as largest_rate
+
+        options |= {"replicas": replicas, "tolerance": tolerance, "draws": draws}
+        found, show = largest_rate(served, requests, **options), _print_capacity
+    if as_json:
+        left_out = getattr(requests, "left_out", {})
+        facts = {**plan_facts(served), "tables_hash": served.tables_hash, "left_out": left_out}
+        print_json({**facts, **found.document()})
+        return
+    show(served, found)
+    print_left_out(requests)
 
 
 def _refuse_ignored(what: str, given: dict[str, str]) -> None:
@@ -244,15 +236,10 @@ def _limits(given: dict[str, float | None], more: str | None) -> dict[str, Any]:
 
 
 def _of_specification(
-    path: Path,
-    limits: dict[str, Any],
-    given: Path | None,
-    run: dict[str, Any],
-    as_json: bool,
+    path: Path, limits: dict[str, Any], given: Path | None, run: dict[str, Any], as_json: bool
 ) -> None:
     """Find the capacities of all deployments of a specification."""
     from fastroof import SweepError, run_sweep
-    from fastroof.cli.output import shown_progress
     from fastroof.cli.sweep import print_summary, resumable, say_where
     from fastroof.sweep import CapacitySpec, load_spec
 
@@ -265,3 +252,114 @@ def _of_specification(
     with resumable(results), shown_progress("capacity", "deployments", quiet=as_json) as shown:
         summary = run_sweep(spec, results, **run, progress=shown)
     print_summary(summary, as_json=as_json, quiet=False)
+
+
+def _print_capacity(plan: StepPlan, most: Capacity) -> None:
+    """Print the capacity of one deployment and its other rates."""
+    gpus = f"{most.replicas} x {plan.layout} on {most.gpus} x {plan.gpu.name}"
+    print_line(
+        f"{plan.model.name}, {gpus}, {plan.dtype} weights, engine {plan.profile.title}: {_most_words(most)}"
+    )
+    if most.relative_error is not None:
+        print_line(
+            f"  {range_words(vars(most))} with steps one standard error off, {percent(most.relative_error)} "
+            f"({most.basis})"
+        )
+    else:
+        print_line(f"  steps' error is {most.basis}")
+    if most.sampling_error is not None:
+        print_line(f"  by chance ±{percent(most.sampling_error)}, one standard error")
+    print_line()
+    rates = sorted(most.seen)
+    at = rates.index(most.requests_per_s) if most.requests_per_s in most.seen else 0
+    shown = sorted({*rates[max(at - 2, 0) : at + 3], rates[-1]})
+    each = most.requests_per_session
+    rows = [
+        [
+            *([] if each is None else ["all at once" if rate == math.inf else f"{rate / each:,.4g}"]),
+            "all at once" if rate == math.inf else f"{rate:,.4g}",
+            "yes" if most.limits.holds(most.seen[rate]) else "no",
+            f"{most.seen[rate].served_per_s:,.4g}",
+            *(f"{value:,.4g}" for value in most.seen[rate].values_ms),
+            *([percent(most.seen[rate].goodput)] if most.limits.of_request else []),
+        ]
+        for rate in shown
+    ]
+    goodput = ["within limits"] if most.limits.of_request else []
+    of_sessions = [] if each is None else ["sessions/s"]
+    print_table(
+        [*of_sessions, "requests/s", "kept", "served/s", *_limit_columns(most.limits), *goodput], rows
+    )
+    counted = "" if most.counted == most.requests else f"; {most.counted:,} count, without ramp and drain"
+    print_line(f"\n{most.simulations} simulations of up to {most.requests:,} requests{counted}")
+
+
+def _most_words(most: Capacity) -> str:
+    """Return the answer in a sentence."""
+    limit = limit_words(most.limit)
+    if most.requests_per_s == 0.0:
+        return f"no rate keeps {limit}"
+    rate = f"{most.requests_per_s:,.4g} requests/s ({most.requests_per_s_per_gpu:,.4g} a GPU)"
+    what = "requests"
+    if most.sessions_per_s is not None:
+        what = "sessions"
+        rate = f"{most.sessions_per_s:,.4g} sessions/s, {most.open_sessions:,.4g} open at once, {rate}"
+    if most.limit == "none":
+        return f"{rate}, its maximum throughput: even all {what} at once keep the limits"
+    if most.limit == "throughput":
+        return f"{rate}; beyond, requests arrive faster than they are served"
+    return f"{rate}; beyond, {limit} breaks first"
+
+
+def _print_fewest(plan: StepPlan, few: FewestReplicas) -> None:
+    """Print the fewest replicas that keep the limits."""
+    rate = "all at once" if math.isinf(few.requests_per_s) else f"{few.requests_per_s:,.4g} requests/s"
+    if few.sessions_per_s is not None and math.isfinite(few.sessions_per_s):
+        rate = f"{few.sessions_per_s:,.4g} sessions/s, {rate}"
+    name = f"{_deployment_words(plan)}, {rate}"
+    limit = limit_words(few.limit)
+    if not few.replicas:
+        print_line(f"{name}: {max(few.seen)} replicas do not keep {limit}")
+    elif few.limit == "none":
+        print_line(f"{name}: 1 replica is enough, {counted(few.gpus, 'GPU')}")
+    else:
+        print_line(f"{name}: {few.replicas} replicas, {few.gpus} GPUs; one fewer breaks {limit}")
+    print_line()
+    rows = [
+        [
+            f"{count:,}",
+            "yes" if few.limits.holds(seen) else "no",
+            *(f"{value:,.4g}" for value in seen.values_ms),
+        ]
+        for count, seen in few.seen.items()
+    ]
+    print_table(["replicas", "kept", *_limit_columns(few.limits)], rows)
+
+
+def _print_hours(plan: StepPlan, hourly: HourlyReplicas) -> None:
+    """Print the fewest replicas of each hour."""
+    if hourly.peak:
+        words = f"up to {counted(hourly.peak, 'replica')}, {hourly.gpu_hours:,.4g} GPU hours"
+        words += f" ({hourly.gpu_hours_at_peak:,.4g} with {hourly.peak} at all hours)"
+    else:
+        words = "some hours need more replicas than were tried"
+    print_line(f"{_deployment_words(plan)}: {words}")
+    print_line()
+    limits = next(each.limits for each in hourly.hours if each is not None)
+    rows = []
+    for hour, (each, rate) in enumerate(zip(hourly.hours, hourly.rates_per_s, strict=True)):
+        if each is None:
+            rows.append([f"{hour}", "0", "0", *("-" for _ in limits.percentiles)])
+            continue
+        values = [f"{value:,.4g}" for value in each.at_replicas.values()] or ["-"] * len(limits.percentiles)
+        count = f"{each.replicas:,}" if each.replicas else f"over {max(each.seen):,}"
+        rows.append([f"{hour}", f"{rate:,.4g}", count, *values])
+    print_table(["hour", "requests/s", "replicas", *_limit_columns(limits)], rows)
+
+
+def _deployment_words(plan: StepPlan) -> str:
+    return f"{plan.model.name}, {plan.layout} on {plan.gpu.name}, engine {plan.profile.title}"
+
+
+def _limit_columns(limits: Limits) -> list[str]:
+    return [f"{limit_words(limit.name)} ms" for limit in limits.percentiles]

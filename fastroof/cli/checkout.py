@@ -12,21 +12,24 @@ import fastroof
 from fastroof.errors import FastroofError
 
 PACKAGE: Final = "benchmarks.accuracy"
+DATA: Final = ("--runs", "--steps")
+WITH_DATA: Final = (
+    "--engine-args", "--engine-version", "--model", "--num-draft-tokens", "--accepted", "--draft",
+)  # fmt: skip
+"""Options of the user's data, and those that need it."""
 
 
 class CheckoutCommand(TyperCommand):
     """A command on the user's data; without any, it passes its arguments to benchmarks.accuracy."""
 
     elsewhere: ClassVar[str]
-    data: ClassVar[tuple[str, ...]]
-    with_data: ClassVar[tuple[str, ...]]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse arguments about the user's data; pass on all others."""
         given = {word.partition("=")[0] for word in args}
-        is_own = not given.isdisjoint((*self.data, *self.with_data)) and "--rows" not in given
+        is_own = not given.isdisjoint((*DATA, *WITH_DATA)) and "--rows" not in given
         if not is_own and given.isdisjoint(("-h", "--help")) and not ctx.resilient_parsing:
-            request = f"{ctx.command_path} without {' or '.join(self.data)}"
+            request = f"{ctx.command_path} without {' or '.join(DATA)}"
             checkout_module("__main__", request, self.elsewhere).run([self.elsewhere, *args])
             ctx.exit()
         rest: list[str] = super().parse_args(ctx, args)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.gpu_tables import measured_tables
 from fastroof.cli.option_groups import TABLES, plan_options
 from fastroof.cli.options import Json, Model
-from fastroof.cli.output import console, counted, print_json, print_table
+from fastroof.cli.output import counted, print_json, print_line, print_table, split_words
 from fastroof.cli.workload_options import parse_steps
 from fastroof.command_group import GroupValues, taking
-from fastroof.errors import MissingTableError, PlanError
+from fastroof.errors import PlanError
 from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:
@@ -54,11 +55,6 @@ answer, else null)}, differences [method, component, us, cause]]. Methods: fastr
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("compare", epilog=EPILOG)(compare)
-
-
 @taking(
     plan=plan_options(only=("tp", "dp", "ep", "moe_tp", "dtype", "routing", "allow_modelled")),
     measured=TABLES,
@@ -93,12 +89,9 @@ def compare(
 ) -> None:
     """Compare fastroof with other methods, component by component."""
     from fastroof.compat.compare import compare as compare_methods
-    from fastroof.load.by_name import missing_tables
 
     decodes, prefills = parse_steps(decode or (), prefill or ())
-    spec, tables = gpu_and_tables(**measured)
-    if tables is None:
-        raise MissingTableError(missing_tables(spec.name))
+    spec, tables = measured_tables(**measured)
     comparison = compare_methods(
         model,
         spec,
@@ -140,50 +133,34 @@ def _document(comparison: Comparison) -> dict[str, Any]:
         "engine": comparison.engine,
         "constants": comparison.constants,
         "trees": comparison.trees,
-        "steps": [
-            {
-                "phase": compared.step.phase,
-                "batch_size": compared.step.batch_size,
-                "tokens": compared.step.tokens,
-                "methods": {
-                    time.method: {
-                        "total_us": time.total_us,
-                        "components_us": None if time.why_not else dict(time.components_us),
-                        "why_not": time.why_not or None,
-                    }
-                    for time in compared.times
-                },
-                "differences": [
-                    {
-                        "method": d.method,
-                        "component": d.component,
-                        "us": d.us,
-                        "cause": d.cause,
-                    }
-                    for d in compared.differences
-                ],
-            }
-            for compared in comparison.steps
-        ],
+        "steps": [_step_document(compared) for compared in comparison.steps],
     }
 
 
+def _step_document(compared: ComparedStep) -> dict[str, Any]:
+    methods = {
+        time.method: {
+            "total_us": time.total_us,
+            "components_us": None if time.why_not else dict(time.components_us),
+            "why_not": time.why_not or None,
+        }
+        for time in compared.times
+    }
+    differences = [asdict(one) for one in compared.differences]
+    return {**asdict(compared.step), "methods": methods, "differences": differences}
+
+
 def _print(comparison: Comparison) -> None:
-    out = console()
     layout = comparison.layout
-    gpus = layout.world_size
-    split = "" if gpus == layout.tp == layout.moe_tp else f" ({layout})"
-    where = f"{gpus} x {comparison.gpu}{split}"
-    out.print(
-        f"{comparison.model} on {where}, {comparison.dtype}, engine {comparison.engine}", soft_wrap=True
-    )
+    where = f"{layout.world_size} x {comparison.gpu}{split_words(layout)}"
+    print_line(f"{comparison.model} on {where}, {comparison.dtype}, engine {comparison.engine}")
     for method, constants in comparison.constants.items():
         if method == "datasheet":  # two a class of kernels: in --json
             continue
         listed = ", ".join(f"{name} {value:g}" for name, value in constants.items())
-        out.print(f"{TITLES[method]}: tables: {comparison.trees[method]}; {listed}", soft_wrap=True)
+        print_line(f"{TITLES[method]}: tables: {comparison.trees[method]}; {listed}")
     for compared in comparison.steps:
-        out.print(f"\n{_words(compared.step)}, ms\n", soft_wrap=True)
+        print_line(f"\n{_words(compared.step)}, ms\n")
         _print_step(compared)
 
 
@@ -195,7 +172,6 @@ def _words(step: Step) -> str:
 
 def _print_step(compared: ComparedStep) -> None:
     timed = [time for time in compared.times if not time.why_not]
-    out = console()
     rows = [
         (words, *(f"{time.components_us[name] / US_PER_MS:,.3f}" for time in timed))
         for name, words in PARTS.items()
@@ -207,10 +183,10 @@ def _print_step(compared: ComparedStep) -> None:
     print_table(("component", *(TITLES[time.method] for time in timed)), rows, left=("component",))
     for time in compared.times:
         if time.why_not:
-            out.print(f"{TITLES[time.method]} has no answer: {time.why_not}", soft_wrap=True)
+            print_line(f"{TITLES[time.method]} has no answer: {time.why_not}")
     method = ""
     for d in compared.differences:
         if d.method != method:
-            out.print(f"\n{TITLES[d.method]} differs by more than 10 % in", soft_wrap=True)
+            print_line(f"\n{TITLES[d.method]} differs by more than 10 % in")
             method = d.method
-        out.print(f"  {PARTS[d.component]}: {d.us / US_PER_MS:+,.3f} ms  {d.cause}", soft_wrap=True)
+        print_line(f"  {PARTS[d.component]}: {d.us / US_PER_MS:+,.3f} ms  {d.cause}")

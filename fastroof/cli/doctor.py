@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ import typer
 
 from fastroof._version import __version__
 from fastroof.cli.options import Json
-from fastroof.cli.output import console, print_facts, print_json, print_table
+from fastroof.cli.output import print_facts, print_json, print_line, print_records, print_table
 
 EPILOG: Final = """\b
 JSON: one object: versions, processor (name, processors, usable), tables ({gpu: [source]}), caches (list of
@@ -26,15 +27,13 @@ PACKAGES: Final = ("numba", "llvmlite", "numpy", "pyarrow", "pydantic", "rich", 
 _REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+).*;.*extra\s*==\s*['\"]([^'\"]+)['\"]")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("doctor", epilog=EPILOG)(doctor)
-
-
 def doctor(as_json: Json = False) -> None:
     """Check this installation: versions, tables, caches, extras."""
+    from fastroof.caching import usable_processors
+    from fastroof.compiled.trusted_files import cache_roots
+
     tables, problems = _tables()
-    caches = [_cache(root) for root in _cache_roots()]
+    caches = [_cache(root) for root in cache_roots()]
     problems += [
         f"what is kept in {cache['folder']} is not used: {cache['why_not']}; take the right to write from "
         "others there, or let FASTROOF_CACHE_DIR name a folder of your own"
@@ -49,7 +48,11 @@ def doctor(as_json: Json = False) -> None:
             problems.append(f"{package} is not installed: pip install {package}")
     answer: dict[str, Any] = {
         "versions": versions,
-        "processor": _processor(),
+        "processor": {
+            "name": platform.processor() or platform.machine(),
+            "processors": os.cpu_count(),
+            "usable": usable_processors(),
+        },
         "tables": tables,
         "caches": caches,
         "compiled_loops": _compiled_loops(),
@@ -76,16 +79,6 @@ def _installed(package: str) -> str | None:
         return None
 
 
-def _processor() -> dict[str, Any]:
-    from fastroof.caching import usable_processors
-
-    return {
-        "name": platform.processor() or platform.machine(),
-        "processors": os.cpu_count(),
-        "usable": usable_processors(),
-    }
-
-
 def _tables() -> tuple[dict[str, list[str]], list[str]]:
     """Sources by GPU, of which nothing is read, and what is wrong with their folders."""
     from fastroof import gpu_names
@@ -104,12 +97,6 @@ def _tables() -> tuple[dict[str, list[str]], list[str]]:
                 if not has_tables and not has_imported(file):
                     problems.append(f"{file.parent} has no tables: import them again, or remove the folder")
     return found, problems
-
-
-def _cache_roots() -> tuple[Path, ...]:
-    from fastroof.compiled.trusted_files import cache_roots
-
-    return cache_roots()
 
 
 def _compiled_loops() -> dict[str, Any]:
@@ -163,49 +150,42 @@ def _extras() -> dict[str, dict[str, str | None]]:
 
 
 def _print(answer: dict[str, Any]) -> None:
-    out = console()
-    processor = answer["processor"]
-    facts = list(answer["versions"].items())
-    facts.append(
-        ("processor", f"{processor['name']}, {processor['usable']} of {processor['processors']} may be used")
-    )
-    loops = answer["compiled_loops"]
-    facts.append(
-        (
-            "compiled loops",
-            f"compiled at first use: {loops['why_not']}"
-            if loops["why_not"]
-            else f"{loops['number']} of the wheel, for {loops['level']}",
-        )
-    )
+    processor, loops = answer["processor"], answer["compiled_loops"]
+    facts = {
+        **answer["versions"],
+        "processor": f"{processor['name']}, {processor['usable']} of {processor['processors']} may be used",
+        "compiled loops": f"compiled at first use: {loops['why_not']}"
+        if loops["why_not"]
+        else f"{loops['number']} of the wheel, for {loops['level']}",
+    }
     print_facts(facts)
-    out.print()
+    print_line()
     print_table(
         ("gpu", "sources"),
         [(gpu, ", ".join(sources)) for gpu, sources in answer["tables"].items()],
         left=("gpu", "sources"),
     )
-    out.print()
-    rows = [
-        (
-            cache["folder"], f"{cache['bytes'] / 2**20:,.1f}", str(cache["loops"]), str(cache["plans"]),
-            "yes" if cache["trusted"] else f"no: {cache['why_not']}",
-        )
-        for cache in answer["caches"]
-    ]  # fmt: skip
-    print_table(("cache", "MiB", "loops", "plans", "trusted"), rows, left=("cache", "trusted"))
-    out.print()
+    print_line()
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "cache": lambda cache: cache["folder"],
+        "MiB": lambda cache: f"{cache['bytes'] / 2**20:,.1f}",
+        "loops": lambda cache: str(cache["loops"]),
+        "plans": lambda cache: str(cache["plans"]),
+        "trusted": lambda cache: "yes" if cache["trusted"] else f"no: {cache['why_not']}",
+    }
+    print_records(answer["caches"], columns, left=("cache", "trusted"))
+    print_line()
     print_table(
         ("extra", "missing", "to install it"),
         [_extra_cells(extra, packages) for extra, packages in answer["extras"].items()],
         left=("extra", "missing", "to install it"),
     )
     if answer["environment"]:
-        out.print()
-        print_facts(list(answer["environment"].items()))
-    out.print()
+        print_line()
+        print_facts(answer["environment"])
+    print_line()
     for problem in answer["problems"] or ["nothing is broken"]:
-        out.print(problem, soft_wrap=True)
+        print_line(problem)
 
 
 def _extra_cells(extra: str, packages: dict[str, str | None]) -> tuple[str, str, str]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
-import typer
-
 from fastroof.cli.options import Json
-from fastroof.cli.output import console, percent, print_json, print_table
+from fastroof.cli.output import percent, print_json, print_line, print_records, print_table
 
 if TYPE_CHECKING:
     from fastroof.engines import EngineProfile, KvMemory, MixedAttention, OperatorKernel
+    from fastroof.engines.scheduling import Scheduling
 
 _COSTS: Final = {
     "step_us": "step",
@@ -27,6 +27,7 @@ _COSTS: Final = {
 }
 
 _ORDERS: Final = {"mixed": "", "prefill_first": ", first"}
+_KV_CACHE: Final = {"mean": "as it grows", "full": "whole output"}
 
 EPILOG: Final = """\b
 JSON: a list with one object per profile: name, engine, versions, validated (newest version of measured
@@ -51,11 +52,6 @@ null, evidence.
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("engines", epilog=EPILOG)(engines)
-
-
 def engines(as_json: Json = False) -> None:
     """List the engines known by name, and what they add to kernels."""
     from fastroof.engines import engine_names, load_engine
@@ -64,35 +60,35 @@ def engines(as_json: Json = False) -> None:
     if as_json:
         print_json([asdict(profile) for profile in profiles])
         return
-    columns = (
-        "engine",
-        "versions",
-        "newest rules",
-        "validated",
-        "unexplained",
-        "prompts",
-        "tokens a step",
-        "requests",
-        "KV cache",
-        "of memory",
-    )
-    print_table(
+    columns: dict[str, Callable[[EngineProfile], str]] = {
+        "engine": lambda one: one.name,
+        "versions": lambda one: one.versions if one.engine else "",
+        "newest rules": lambda one: one.rule_versions,
+        "validated": lambda one: f"to {one.validated}" if one.validated else "",
+        "unexplained": lambda one: percent(one.costs.residual or None),
+        "prompts": lambda one: _prompt_words(one.scheduling),
+        "tokens a step": lambda one: f"{one.scheduling.max_num_batched_tokens:,}",
+        "requests": lambda one: f"{one.scheduling.max_num_seqs:,}",
+        "KV cache": lambda one: _KV_CACHE[one.memory.kv_reservation],
+        "of memory": lambda one: _room_words(one.memory),
+    }
+    print_records(
+        profiles,
         columns,
-        [_cells(profile) for profile in profiles],
         left=("engine", "versions", "newest rules", "validated"),
         least=("KV cache", "requests", "of memory"),
     )
-    console().print()
+    print_line()
     adds = [(profile.name, us, per) for profile in profiles for us, per in _costs(profile)]
     print_table(("engine", "adds us", "per"), adds, left=("engine", "per"))
     known = [(profile.name, kernel) for profile in profiles for kernel in profile.kernels.operators]
     if known:
-        console().print()
+        print_line()
         parts = ("engine", "operator", "where", "source", "version", "dtype", "kernel")
         print_table(parts, [_kernel_cells(name, kernel) for name, kernel in known], left=parts)
     figures = [(profile.name, one) for profile in profiles for one in profile.kernels.mixed_attention]
     if figures:
-        console().print()
+        print_line()
         named = ("engine", "decode attention with prefill", "ns per query head and KV token", "within")
         print_table(named, [_mixed_cells(name, one) for name, one in figures], left=named[:2])
 
@@ -112,20 +108,8 @@ def _costs(profile: EngineProfile) -> list[tuple[str, str]]:
     return adds or [("nothing", "")]
 
 
-def _cells(profile: EngineProfile) -> tuple[str, ...]:
-    scheduling = profile.scheduling
-    return (
-        profile.name,
-        profile.versions if profile.engine else "",
-        profile.rule_versions,
-        f"to {profile.validated}" if profile.validated else "",
-        percent(profile.costs.residual or None),
-        ("in chunks" if scheduling.chunked_prefill else "whole") + _ORDERS[scheduling.order],
-        f"{scheduling.max_num_batched_tokens:,}",
-        f"{scheduling.max_num_seqs:,}",
-        {"mean": "as it grows", "full": "whole output"}[profile.memory.kv_reservation],
-        _room_words(profile.memory),
-    )
+def _prompt_words(scheduling: Scheduling) -> str:
+    return ("in chunks" if scheduling.chunked_prefill else "whole") + _ORDERS[scheduling.order]
 
 
 def _mixed_cells(name: str, figure: MixedAttention) -> tuple[str, ...]:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import LIMITS, OUTSIDE_STEPS, TABLES, number_or_engine, plan_options
-from fastroof.cli.options import Json, Model
-from fastroof.cli.output import console, percent, print_facts, print_json, print_table
+from fastroof.cli.options import Json, Model, option
+from fastroof.cli.output import percent, print_facts, print_json, print_line, print_records, print_table
 from fastroof.cli.workload_options import parse_sizes
-from fastroof.command_group import GroupValues, taking
+from fastroof.command_group import Group, GroupValues, taking
 from fastroof.errors import BatchError
 
 if TYPE_CHECKING:
     from fastroof.serving import Fit
+    from fastroof.serving.largest_sizes import LargestSize
 
 _LIMITED_BY: Final = {
     "memory": "memory",
@@ -61,7 +63,18 @@ def register(app: typer.Typer) -> None:
     app.command("size", hidden=True, context_settings=anything)(size)
 
 
-@taking(plan=plan_options(without=OUTSIDE_STEPS), limits=LIMITS, measured=TABLES)
+ROOM: Final[Group] = {
+    "free_gib": option(float, "Free memory of a GPU at the start.  [default: all]", "GIB"),
+    "prefix_caching": option(
+        bool, "Cache states of recurrent layers for prefixes.", None, "--prefix-caching", default=False
+    ),
+    "num_draft_tokens": option(int, "Draft tokens per request and step.", "TOKENS", default=0, min=0),
+    "draft": option(str, "Draft: mtp, the model's own layer.  [default: takes no memory]", "mtp"),
+}
+"""What takes memory besides the plan, as arguments of :func:`fastroof.fit`."""
+
+
+@taking(plan=plan_options(without=OUTSIDE_STEPS), limits=LIMITS, measured=TABLES, room=ROOM)
 def fit(
     *,
     model: Model,
@@ -90,19 +103,7 @@ def fit(
             help="Batches to find the longest context of, with --tpot; a list.  [default: --max-num-seqs]",
         ),
     ] = None,
-    free_gib: Annotated[
-        float | None, typer.Option(metavar="GIB", help="Free memory of a GPU at the start.  [default: all]")
-    ] = None,
-    prefix_caching: Annotated[
-        bool, typer.Option("--prefix-caching", help="Cache states of recurrent layers for prefixes.")
-    ] = False,
-    num_draft_tokens: Annotated[
-        int, typer.Option(min=0, metavar="TOKENS", help="Draft tokens per request and step.")
-    ] = 0,
-    draft: Annotated[
-        str | None,
-        typer.Option(metavar="mtp", help="Draft: mtp, the model's own layer.  [default: takes no memory]"),
-    ] = None,
+    room: GroupValues,
     as_json: Json = False,
 ) -> None:
     """Tell whether an engine starts, and with which limits."""
@@ -125,17 +126,7 @@ def fit(
         for name, text in sizes.items():
             given[name] = None if text is None else parse_sizes(f"--{name.replace('_', '-')}", text)
         gpu, given["tables"] = gpu_and_tables(**measured)
-    answer = fastroof.fit(
-        model,
-        gpu,
-        max_model_len=max_model_len,
-        free_gib=free_gib,
-        prefix_caching=prefix_caching,
-        num_draft_tokens=num_draft_tokens,
-        draft=draft,
-        **given,
-        **plan,
-    )
+    answer = fastroof.fit(model, gpu, max_model_len=max_model_len, **room, **given, **plan)
     if as_json:
         print_json(answer.document())
         return
@@ -143,59 +134,55 @@ def fit(
 
 
 def _print(answer: Fit) -> None:
-    out = console()
-
-    def line(text: str) -> None:
-        out.print(text, soft_wrap=True, highlight=False)
-
     sizes = {"tp": answer.tp, "pp": answer.pp, "dp": answer.dp, "ep": answer.ep}
     layout = " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1 or name == "tp")
     gpus = answer.tp * answer.pp * answer.dp
-    line(
+    print_line(
         f"{answer.model} on {gpus} x {answer.gpu}, {layout}, {answer.dtype} weights, {answer.kv_dtype} KV "
         f"cache, {answer.engine_title}\n"
     )
-    line("starts: yes" if answer.starts else "starts: no")
+    print_line("starts: yes" if answer.starts else "starts: no")
     for one in answer.refusals:
-        line(f"  {'note: ' if one.is_warning else ''}{one.reason}")
-    line("")
+        print_line(f"  {'note: ' if one.is_warning else ''}{one.reason}")
+    print_line()
     print_table(("memory of a GPU", "GiB", ""), answer.memory_rows(), left=("memory of a GPU", ""))
-    line("")
-    print_facts(answer.facts())
+    print_line()
+    print_facts(dict(answer.facts()))
     if answer.changes:
-        line("\nany of these makes it start:")
+        print_line("\nany of these makes it start:")
         rows = [
             (one.options(), f"{one.max_model_len:,}", f"{one.concurrency:,.1f}") for one in answer.changes
         ]
         print_table(("option", "longest max-model-len", "requests at once"), rows, left=("option",))
     elif answer.starts and answer.command is not None and answer.commands is not None:
         known = "" if answer.commands.is_of_profile else ", the closest release whose arguments were read"
-        line(f"\nstart ({answer.commands.title} {answer.commands.release}{known}):")
+        print_line(f"\nstart ({answer.commands.title} {answer.commands.release}{known}):")
         for text in answer.command.shell().splitlines():
-            line(f"  {text}")
+            print_line(f"  {text}")
         for name, value in answer.command.config.items():
-            line(f"  {answer.command.config_option}: {name} = {value}")
+            print_line(f"  {answer.command.config_option}: {name} = {value}")
         for text in answer.command.unsaid:
-            line(f"  not in the command: {text}")
+            print_line(f"  not in the command: {text}")
     if answer.tpot_ms is not None and answer.starts:
-        line(f"\ndecode steps within {answer.tpot_ms:g} ms:")
+        print_line(f"\ndecode steps within {answer.tpot_ms:g} ms:")
         _print_largest(answer)
     if answer.source:
-        line(f"\nmemory rules: {answer.source}")
+        print_line(f"\nmemory rules: {answer.source}")
 
 
 def _print_largest(answer: Fit) -> None:
-    rows = []
-    for one in answer.largest:
-        cells = [f"{number:,}" if number else "none" for number in (one.batch_size, one.kv_len)]
-        if one.step_ms is None or one.tokens_per_s_per_gpu is None or one.kv_share is None:
-            cells += ["", "", ""]
-        else:
-            cells += [f"{one.step_ms:,.2f}", f"{one.tokens_per_s_per_gpu:,.0f}", percent(one.kv_share)]
-        what = "largest batch" if one.given == "kv_len" else "longest context"
-        rows.append((what, *cells, _LIMITED_BY[one.limited_by]))
-    columns = ("", "batch size", "kv_len", "step ms", "tokens/s a GPU", "KV cache", "limited by")
-    print_table(columns, rows, left=("", "limited by"))
+    columns: dict[str, Callable[[LargestSize], str]] = {
+        "": lambda one: "largest batch" if one.given == "kv_len" else "longest context",
+        "batch size": lambda one: f"{one.batch_size:,}" if one.batch_size else "none",
+        "kv_len": lambda one: f"{one.kv_len:,}" if one.kv_len else "none",
+        "step ms": lambda one: "" if one.step_ms is None else f"{one.step_ms:,.2f}",
+        "tokens/s a GPU": lambda one: (
+            "" if one.tokens_per_s_per_gpu is None else f"{one.tokens_per_s_per_gpu:,.0f}"
+        ),
+        "KV cache": lambda one: percent(one.kv_share),
+        "limited by": lambda one: _LIMITED_BY[one.limited_by],
+    }
+    print_records(answer.largest, columns, left=("", "limited by"))
 
 
 def size(context: typer.Context) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fastroof.cli.output import Progress, shown_progress
 from fastroof.defaults import DATASHEET, DEFAULT_GPU, MEASURED
-from fastroof.errors import TableError
+from fastroof.errors import MissingTableError, TableError
 
 if TYPE_CHECKING:
     from fastroof import GpuSpec, Tables
@@ -27,6 +27,16 @@ def gpu_and_tables(gpu: str | None, tables: str | None, source: str | None) -> t
         return (loaded.gpu if gpu is None else spec), loaded
     with import_progress(spec.name) as progress:
         return spec, load_gpu_tables(gpu or DEFAULT_GPU, source=parse_source(source), progress=progress)
+
+
+def measured_tables(gpu: str | None, tables: str | None, source: str | None) -> tuple[GpuSpec, Tables]:
+    """Return the same, or raise MissingTableError if nothing was measured on the GPU."""
+    from fastroof.load.by_name import missing_tables
+
+    spec, measured = gpu_and_tables(gpu, tables, source)
+    if measured is None:
+        raise MissingTableError(missing_tables(spec.name))
+    return spec, measured
 
 
 def tables_of(name: str | None, gpu: str | None = None, source: str | None = None) -> Tables:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import typer
-
 from fastroof.cli.options import Json
-from fastroof.cli.output import print_json, print_table
+from fastroof.cli.output import print_json, print_records
 from fastroof.units import GB, GIB, TB, TFLOP
 
 if TYPE_CHECKING:
@@ -23,11 +23,6 @@ whose kernels are used, scaled), modelled_error (relative standard error of mode
 the model's own), tdp_w and idle_w (power limit, and power with a model loaded and nothing running; 0:
 unknown), has_tables, tables (source names).
 """
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("gpus", epilog=EPILOG)(gpus)
 
 
 def gpus(as_json: Json = False) -> None:
@@ -56,24 +51,17 @@ def gpus(as_json: Json = False) -> None:
         return
     known = ("bf16", "fp8", "fp4", "int8")
     dtypes = [dtype for dtype in known if any(dtype in s.peak_flops_per_s for s in specs)]
-    columns = (
-        "gpu", "name", *(f"{dtype} TFLOP/s" for dtype in dtypes), "HBM TB/s", "HBM GiB",
-        "link GB/s", "tables",
-    )  # fmt: skip
-    rows = [
-        (
-            spec.name,
-            spec.title,
-            *(_peak(spec, dtype) for dtype in dtypes),
-            f"{spec.hbm_bytes_per_s / TB:.4g}",
-            f"{spec.hbm_bytes / GIB:.4g}",
-            f"{spec.nvlink_bytes_per_s / GB:.4g}",
-            _tables(sources[spec.name], spec, can_import(spec.name)),
-        )
-        for spec in specs
-    ]
-    print_table(
-        columns, rows, left=("gpu", "name", "tables"), least=("name", "int8 TFLOP/s", "link GB/s", "tables")
+    columns: dict[str, Callable[[GpuSpec], str]] = {
+        "gpu": lambda spec: spec.name,
+        "name": lambda spec: spec.title,
+        **{f"{dtype} TFLOP/s": partial(_peak, dtype) for dtype in dtypes},
+        "HBM TB/s": lambda spec: f"{spec.hbm_bytes_per_s / TB:.4g}",
+        "HBM GiB": lambda spec: f"{spec.hbm_bytes / GIB:.4g}",
+        "link GB/s": lambda spec: f"{spec.nvlink_bytes_per_s / GB:.4g}",
+        "tables": lambda spec: _tables(sources[spec.name], spec, can_import(spec.name)),
+    }
+    print_records(
+        specs, columns, left=("gpu", "name", "tables"), least=("name", "int8 TFLOP/s", "link GB/s", "tables")
     )
 
 
@@ -85,7 +73,7 @@ def _tables(sources: list[str], spec: GpuSpec, can_import: bool) -> str:
     return "none yet: fastroof tables import" if can_import else "none: datasheet model"
 
 
-def _peak(spec: GpuSpec, dtype: str) -> str:
+def _peak(dtype: str, spec: GpuSpec) -> str:
     used = spec.half_dtype if dtype == "bf16" else dtype
     flops_per_s = spec.peak_flops_per_s.get(used)
     text = "-" if flops_per_s is None else f"{flops_per_s / TFLOP:,.5g}"

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
 from fastroof.cli.completion import fast_arguments, run_few_loops_plain
-from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.gpu_tables import measured_tables
 from fastroof.cli.option_groups import TABLES
-from fastroof.cli.options import Json
+from fastroof.cli.options import Json, option
 from fastroof.cli.output import percent, print_json, print_table
 from fastroof.cli.workload_options import parse_sizes
 from fastroof.columns import ORIGINS
-from fastroof.command_group import help_if_alone
-from fastroof.errors import MissingTableError
+from fastroof.command_group import Group, GroupValues, help_if_alone, taking
 
 if TYPE_CHECKING:
     from fastroof.columns import Column
@@ -44,14 +42,6 @@ Method = Annotated[
     ),
 ]
 WithError = Annotated[bool, typer.Option("--with-error", help="Also print one standard error.")]
-
-_SHARED: Final[dict[str, tuple[Any, Any]]] = {
-    "method": (Method, "roofline"),
-    **TABLES,
-    "with_error": (WithError, False),
-    "as_json": (Json, False),
-}
-"""Options of every command: type and default."""
 
 
 class OperatorCommands(TyperGroup):
@@ -92,82 +82,67 @@ def _help(operator: Operator) -> str:
     return f"{operator.summary}\n\n{operator.about}" if operator.about else operator.summary
 
 
-def _command(operator: Operator) -> Any:
-    """Return a function whose parameters are the operator's arguments, for typer to read."""
+def _command(operator: Operator) -> Callable[..., None]:
+    """Return the command of an operator, whose options are the arguments of its lookups."""
 
-    def command(**options: Any) -> None:
-        _look_up(operator, options)
+    @taking(given=_arguments(operator), measured=TABLES)
+    def command(
+        *,
+        given: GroupValues,
+        method: Method = "roofline",
+        measured: GroupValues,
+        with_error: WithError = False,
+        as_json: Json = False,
+    ) -> None:
+        _look_up(operator, given, measured, method, with_error=with_error, as_json=as_json)
 
-    parameters = [*_arguments(operator), *((name, *option) for name, option in _SHARED.items())]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    empty = inspect.Parameter.empty
-    signature = inspect.Signature(
-        [
-            inspect.Parameter(name, keyword, default=empty if default is ... else default, annotation=kind)
-            for name, kind, default in parameters
-        ]
-    )
-    described: Any = command
-    described.__signature__ = signature
-    described.__annotations__ = {name: kind for name, kind, _ in parameters}
     return command
 
 
-def _arguments(operator: Operator) -> Iterator[tuple[str, Any, Any]]:
-    """Name, type and default of each argument of an operator's lookups; ... if required."""
+def _arguments(operator: Operator) -> Group:
+    """Type and default of each argument of an operator's lookups; ... if required."""
     columns: dict[str, Column] = {c.name: c for c in (*operator.keys, *operator.axes)}
+    group: dict[str, tuple[Any, Any]] = {}
     for name in operator.arguments:
-        column = columns[name]
+        column, default = columns[name], operator.defaults.get(name, ...)
         sentence = f"{column.meaning[:1].upper()}{column.meaning[1:]}."
         if column.kind == "text":
-            yield name, Annotated[str, typer.Option(help=sentence)], operator.defaults.get(name, ...)
-        elif name in operator.defaults:
-            option = typer.Option(metavar="SIZES", help=sentence)
-            yield name, Annotated[str, option], str(operator.defaults[name])
+            group[name] = option(str, sentence, default=default)
+        elif default is not ...:
+            group[name] = option(str, sentence, "SIZES", default=str(default))
         else:
-            yield name, Annotated[str, typer.Option(metavar="SIZES", help=sentence, show_default=False)], ...
+            group[name] = option(str, sentence, "SIZES", default=default, show_default=False)
+    return group
 
 
-def _look_up(operator: Operator, options: dict[str, Any]) -> None:
+def _look_up(
+    operator: Operator,
+    options: GroupValues,
+    measured: GroupValues,
+    method: str,
+    *,
+    with_error: bool,
+    as_json: bool,
+) -> None:
     """Look up kernels and print the answer."""
     import numpy as np
 
-    method, as_json, with_error = (options.pop(name) for name in ("method", "as_json", "with_error"))
-    gpu, path, source = options.pop("gpu"), options.pop("tables"), options.pop("source")
-    words = tuple(key.name for key in operator.keys if key.kind == "text")
+    texts = tuple(key.name for key in operator.keys if key.kind == "text")
     given = {
-        name: value if name in words else parse_sizes(f"--{name.replace('_', '-')}", value)
+        name: value if name in texts else parse_sizes(f"--{name.replace('_', '-')}", value)
         for name, value in options.items()
     }
     if max((len(sizes) for sizes in given.values() if isinstance(sizes, list)), default=1) <= MOST_PLAIN:
         run_few_loops_plain()
-    spec, tables = gpu_and_tables(gpu, path, source)
-    if tables is None:
-        from fastroof.load.by_name import missing_tables
-
-        raise MissingTableError(missing_tables(spec.name))
+    _, tables = measured_tables(**measured)
     answer = tables.lookup(operator.name, method=method, with_error=with_error, **given)
-    errors = None if answer.relative_error is None else answer.relative_error.ravel().tolist()
-    shown = {
-        name: np.broadcast_to(np.asarray(value), answer.latency_us.shape).ravel().tolist()
-        for name, value in given.items()
-    }
-    answers = zip(
-        answer.latency_us.ravel().tolist(),
-        answer.mfu.ravel().tolist(),
-        answer.origin.ravel().tolist(),
-        strict=True,
-    )
-    rows = [
-        {
-            **{name: values[i] for name, values in shown.items()},
-            "latency_us": latency_us,
-            "mfu": mfu,
-            "origin": ORIGINS[origin],
-            **({} if errors is None else {"relative_error": errors[i]}),
-        }
-        for i, (latency_us, mfu, origin) in enumerate(answers)
-    ]
+    columns: dict[str, Any] = {**given, "latency_us": answer.latency_us, "mfu": answer.mfu}
+    columns["origin"] = np.take(ORIGINS, answer.origin)
+    if answer.relative_error is not None:
+        columns["relative_error"] = answer.relative_error
+    shape = answer.latency_us.shape
+    lists = [np.broadcast_to(values, shape).ravel().tolist() for values in columns.values()]
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True)]
     if as_json:
         print_json(
             {
@@ -179,24 +154,11 @@ def _look_up(operator: Operator, options: dict[str, Any]) -> None:
             }
         )
         return
-    text = [
-        tuple(
-            f"{value:,.3f}"
-            if name == "latency_us"
-            else percent(value) or "-"
-            if name == "mfu"
-            else f"+- {percent(value)}"
-            if name == "relative_error"
-            else str(value)
-            for name, value in row.items()
-        )
-        for row in rows
-    ]
-    print_table(
-        tuple(
-            {"latency_us": "latency us", "mfu": "MFU", "relative_error": "error"}.get(name, name)
-            for name in rows[0]
-        ),
-        text,
-        left=("origin", *words),
-    )
+    words_of: dict[str, tuple[str, Callable[[float], str]]] = {
+        "latency_us": ("latency us", lambda us: f"{us:,.3f}"),
+        "mfu": ("MFU", lambda mfu: percent(mfu) or "-"),
+        "relative_error": ("error", lambda error: f"+- {percent(error)}"),
+    }
+    shown = {name: words_of.get(name, (name, str)) for name in columns}
+    text = [[words(row[name]) for name, (_, words) in shown.items()] for row in rows]
+    print_table([head for head, _ in shown.values()], text, left=("origin", *texts))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -12,7 +12,7 @@ import typer
 
 from fastroof.cli.checkout import checkout_module
 from fastroof.cli.options import GPU_NAMES, Json
-from fastroof.cli.output import console, print_json, print_table
+from fastroof.cli.output import print_json, print_line, print_records, print_table
 from fastroof.errors import PlanError
 
 if TYPE_CHECKING:
@@ -65,32 +65,24 @@ def _print_summary(rows: Sequence[Support], models: int) -> None:
         counts.setdefault((row.gpu, row.engine), Counter())[row.status] += 1
     table = [(*place, *(str(counted[name]) for name in STATUSES)) for place, counted in counts.items()]
     print_table(("gpu", "engine", *STATUSES), table, left=("gpu", "engine"))
-    console().print(
+    print_line(
         f"\n{models} models, each by its best layout on up to 8 GPUs in its checkpoint's format (or "
-        "--dtype). --model NAME lists the layouts of one with reasons, --full all models and formats.",
-        soft_wrap=True,
+        "--dtype). --model NAME lists the layouts of one with reasons, --full all models and formats."
     )
 
 
 def _print_layouts(rows: Sequence[Support]) -> None:
     from fastroof.models.layout import split_words
 
-    columns = ("gpu", "engine", "format", "layout", "status", "why")
-    print_table(
-        columns,
-        [
-            (
-                row.gpu,
-                row.engine,
-                row.dtype,
-                split_words({"tp": row.tp, "pp": row.pp, "dp": row.dp, "ep": row.ep}),
-                row.status,
-                row.why,
-            )
-            for row in rows
-        ],
-        left=columns,
-    )
+    columns: dict[str, Callable[[Support], str]] = {
+        "gpu": lambda row: row.gpu,
+        "engine": lambda row: row.engine,
+        "format": lambda row: row.dtype,
+        "layout": lambda row: split_words({size: getattr(row, size) for size in ("tp", "pp", "dp", "ep")}),
+        "status": lambda row: row.status,
+        "why": lambda row: row.why,
+    }
+    print_records(rows, columns, left=tuple(columns))
 
 
 def _print_matrix(rows: Sequence[Support]) -> None:
@@ -113,18 +105,12 @@ def _print_matrix(rows: Sequence[Support]) -> None:
     print_table(columns, table, left=("model", "format"))
     total = Counter(row.status for row in rows)
     words = ", ".join(f"{total[name]:,} {name}" for name in STATUSES)
-    console().print(f"Layouts that are {'/'.join(STATUSES)}. Of {len(rows):,} in all: {words}.")
+    print_line(f"Layouts that are {'/'.join(STATUSES)}. Of {len(rows):,} in all: {words}.")
 
 
 def print_architectures(registry: Path | None, *, as_json: bool) -> None:
     """Print which of the names that vLLM registers are read, and why the others are not."""
-    from fastroof.models.architectures import (
-        DRAFT,
-        POOLING,
-        STATUSES,
-        read_registry,
-        shipped_registry,
-    )
+    from fastroof.models.architectures import DRAFT, POOLING, STATUSES, read_registry, shipped_registry
 
     found = shipped_registry() if registry is None else read_registry(registry)
     names = found.architectures()
@@ -137,17 +123,15 @@ def print_architectures(registry: Path | None, *, as_json: bool) -> None:
     shown = [tuple(one) for one in names if one.status not in grouped]
     print_table(columns, shown, left=columns, least=("why", "task"))
     counts = Counter(one.status for one in names)
-    out = console()
-    out.print()
+    print_line()
     for status in grouped:
         (why,) = {one.why for one in names if one.status == status}
         tasks = ", ".join(dict.fromkeys(one.task for one in names if one.status == status))
-        out.print(f"{counts[status]} names of {tasks}: {why}.", soft_wrap=True)
+        print_line(f"{counts[status]} names of {tasks}: {why}.")
     words = ", ".join(f"{counts[status]} {status}" for status in STATUSES)
-    out.print(
+    print_line(
         f"vLLM {found.release} registers {len(names)} names: {words}. "
-        f"{len(found.removed)} that earlier releases had are removed.",
-        soft_wrap=True,
+        f"{len(found.removed)} that earlier releases had are removed."
     )
 
 
@@ -175,11 +159,6 @@ works. A cell is covered/all (measured, borrowed, only norms and the like modell
 LISTED_KINDS: Final = 2
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("models", epilog=EPILOG)(models)
-
-
 def models(
     support: Annotated[
         bool, typer.Option("--support", help="Print what is measured, borrowed, modelled or refused.")
@@ -188,8 +167,7 @@ def models(
         bool, typer.Option("--full", help="With --support: every model and format, not a summary.")
     ] = False,
     roster: Annotated[
-        bool,
-        typer.Option("--roster", help="Count what plans cover of aiconfigurator-core's support matrix."),
+        bool, typer.Option("--roster", help="Count what plans cover of aiconfigurator-core's support matrix.")
     ] = False,
     failed: Annotated[
         bool, typer.Option("--failed", help="With --roster: list what that matrix has no data for.")
@@ -253,12 +231,25 @@ def models(
     if as_json:
         print_json([_as_json(spec) for spec in specs])
         return
-    columns = (
-        "model", "parameters", "active", "format", "layers", "hidden", "heads", "window",
-        "MLP width, experts", "vocabulary", "max context",
-    )  # fmt: skip
+    columns: dict[str, Callable[[ModelSpec], str]] = {
+        "model": lambda spec: spec.name,
+        "parameters": lambda spec: f"{spec.num_parameters / 1e9:.1f} B",
+        "active": lambda spec: f"{spec.active_parameters / 1e9:.1f} B",
+        "format": lambda spec: spec.checkpoint.dtype,
+        "layers": _layers,
+        "hidden": lambda spec: str(spec.hidden),
+        "heads": lambda spec: _distinct(a.heads_text for a in _attentions(spec) if a.heads_text),
+        "window": lambda spec: (
+            _distinct(str(a.window) for a in _attentions(spec) if a.window is not None) or "-"
+        ),
+        "MLP width, experts": lambda spec: _distinct(
+            _width(kind.mlp) for kind in spec.kinds if hasattr(kind.mlp, "intermediate")
+        ),
+        "vocabulary": lambda spec: f"{spec.vocab:,}",
+        "max context": lambda spec: f"{spec.max_position:,}",
+    }
     least = ("vocabulary", "hidden", "window", "MLP width, experts", "heads", "layers", "active")
-    print_table(columns, [_row(spec) for spec in specs], left=("model", "format", "layers"), least=least)
+    print_records(specs, columns, left=("model", "format", "layers"), least=least)
 
 
 def _as_json(spec: ModelSpec) -> dict[str, Any]:
@@ -282,21 +273,8 @@ def _as_json(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _row(spec: ModelSpec) -> tuple[str, ...]:
-    attentions = [kind.attention for kind in spec.kinds]
-    return (
-        spec.name,
-        f"{spec.num_parameters / 1e9:.1f} B",
-        f"{spec.active_parameters / 1e9:.1f} B",
-        spec.checkpoint.dtype,
-        _layers(spec),
-        str(spec.hidden),
-        _distinct(a.heads_text for a in attentions if a.heads_text),
-        _distinct(str(a.window) for a in attentions if a.window is not None) or "-",
-        _distinct(_width(kind.mlp) for kind in spec.kinds if hasattr(kind.mlp, "intermediate")),
-        f"{spec.vocab:,}",
-        f"{spec.max_position:,}",
-    )
+def _attentions(spec: ModelSpec) -> list[Any]:
+    return [kind.attention for kind in spec.kinds]
 
 
 def _layers(spec: ModelSpec) -> str:

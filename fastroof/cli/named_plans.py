@@ -11,7 +11,7 @@ import typer
 from fastroof.acceptance import MTP, parse_accepted
 from fastroof.checks import unknown_word
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.options import GPU_NAMES
+from fastroof.cli.options import GPU_NAMES, Source, TablesPath, option
 from fastroof.command_group import Group, GroupValues
 from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.errors import BatchError, PlanError
@@ -34,6 +34,9 @@ GpuOption = Annotated[
     str | None,
     typer.Option(*GPU_NAMES, help="GPU of plans without gpu=, or path of a gpu.toml.  [default: h100]"),
 ]
+
+PLAN_TABLES: Final[Group] = {"gpu": (GpuOption, None), "tables": (TablesPath, None), "source": (Source, None)}
+"""The GPU and tables of named plans, as arguments of :func:`named_plans`."""
 
 _NAMES: Final = {"max_num_batched_tokens": "max_tokens", "max_num_seqs": "max_seqs"}
 """Keys whose names differ from the options of a plan."""
@@ -132,42 +135,22 @@ def _name_of(plan: StepPlan) -> str:
 
 
 DRAFTS: Final[Group] = {
-    "num_draft_tokens": (
-        Annotated[
-            int | None, typer.Option(min=1, metavar="TOKENS", help="Draft tokens per request and step.")
-        ],
-        None,
+    "num_draft_tokens": option(int, "Draft tokens per request and step.", "TOKENS", min=1),
+    "accepted": option(
+        str,
+        "Mean tokens that a step produces per request, rates by position (0.8,0.5), or auto: as measured for "
+        "the model.",
+        "TOKENS",
     ),
-    "accepted": (
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="TOKENS",
-                help="Mean tokens that a step produces per request, rates by position (0.8,0.5), or auto: as "
-                "measured for the model.",
-            ),
-        ],
-        None,
-    ),
-    "draft": (
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="PLAN",
-                help="Draft model: mtp, or MODEL[,tp=1,dtype=bf16].  [default: drafts take no time]",
-            ),
-        ],
-        None,
+    "draft": option(
+        str, "Draft model: mtp, or MODEL[,tp=1,dtype=bf16].  [default: drafts take no time]", "PLAN"
     ),
 }
 """Speculative decoding."""
 
 SPECULATION: Final[Group] = {
     **DRAFTS,
-    "prefix_hit": (
-        Annotated[float | None, typer.Option(metavar="SHARE", help="Share of a prompt in the prefix cache.")],
-        None,
-    ),
+    "prefix_hit": option(float, "Share of a prompt in the prefix cache.", "SHARE"),
 }
 """Speculative decoding and prefix cache."""
 

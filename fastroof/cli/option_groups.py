@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-import typer
+from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.checks import shown
-from fastroof.cli.options import Gpu, Source, TablesPath
+from fastroof.cli.options import Gpu, Source, TablesPath, option
 from fastroof.command_group import Group, GroupValues
 from fastroof.errors import SimulationError, SweepError
 from fastroof.plan.options import OPTIONS
@@ -22,27 +20,14 @@ if TYPE_CHECKING:
     from fastroof.engines.scheduling import Scheduling, StepLimits
     from fastroof.plan import StepPlan
 
-_TYPES: Final[dict[str, Any]] = {
-    "int": int,
-    "int | None": int | None,
-    "float": float,
-    "float | None": float | None,
-    "str": str,
-    "str | None": str | None,
-    "bool": bool,
-    "bool | None": bool | None,
-    "Lora | str | int | None": str | None,
-}
+_TYPES: Final[dict[str, Any]] = {"int": int, "float": float, "bool": bool}
+"""Types of options that are not text."""
+
 _ELSEWHERE: Final = ("max_tokens", "max_seqs")
 """Sizes of a plan, which every command sets itself."""
 
 OUTSIDE_STEPS: Final = ("client_overhead_ms",)
 """Options of a plan that times of steps do not depend on."""
-
-ENGINE: Final = ("--engine",)
-MAX_NUM_BATCHED_TOKENS: Final = ("--max-num-batched-tokens",)
-MAX_NUM_SEQS: Final = ("--max-num-seqs",)
-
 
 _WHOLE: Final = re.compile(r"[0-9]{1,9}")
 
@@ -59,10 +44,10 @@ def plan_options(*, without: Collection[str] = (), only: Collection[str] = ()) -
         # a flag that is off by default needs no word to turn it off
         flag = (f"--{name.replace('_', '-')}",) if field.default is False else ()
         own = field.metadata["flag"]
-        names = ENGINE if name == "engine" else (own,) if own else flag
-        option = typer.Option(*names, metavar=field.metadata["metavar"] or None, help=field.metadata["help"])
-        kind = _TYPES.get(str(field.type), str)
-        group[name] = (Annotated[kind, option], field.default)
+        names = (own,) if own else flag
+        kind = _TYPES.get(str(field.type).removesuffix(" | None"), str)
+        about = field.metadata
+        group[name] = option(kind, about["help"], about["metavar"] or None, *names, default=field.default)
     return group
 
 
@@ -70,14 +55,15 @@ TABLES: Final[Group] = {"gpu": (Gpu, None), "tables": (TablesPath, None), "sourc
 """The GPU and its measured tables, as arguments of :func:`fastroof.cli.gpu_tables.gpu_and_tables`."""
 
 
-def _size(names: Collection[str], metavar: str, what: str) -> tuple[Any, str]:
-    help_text = f"Maximum number of {what}; {ENGINE_OWN} is the engine's own."
-    return Annotated[str, typer.Option(*names, metavar=metavar, help=help_text)], ENGINE_OWN
-
+_OWN: Final = f"; {ENGINE_OWN} is the engine's own."
 
 LIMITS: Final[Group] = {
-    "max_num_batched_tokens": _size(MAX_NUM_BATCHED_TOKENS, "TOKENS", "tokens in a step"),
-    "max_num_seqs": _size(MAX_NUM_SEQS, "REQUESTS", "concurrent sequences"),
+    "max_num_batched_tokens": option(
+        str, f"Maximum number of tokens in a step{_OWN}", "TOKENS", default=ENGINE_OWN
+    ),
+    "max_num_seqs": option(
+        str, f"Maximum number of concurrent sequences{_OWN}", "REQUESTS", default=ENGINE_OWN
+    ),
 }
 """The largest step that an engine schedules."""
 
@@ -89,107 +75,54 @@ measured runs if the engine is newer, else null).
 """The end of the help of commands that print an engine's profile as JSON."""
 
 SCHEDULING: Final[Group] = {
-    "order": (
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="NAME",
-                help="Order of prompts: mixed (with decodes) or prefill_first (in steps before them).  "
-                "[default: the engine's own]",
-            ),
-        ],
-        None,
+    "order": option(
+        str,
+        "Order of prompts: mixed (with decodes) or prefill_first (in steps before them).  "
+        "[default: the engine's own]",
+        "NAME",
     ),
-    "chunked_prefill": (
-        Annotated[
-            bool | None,
-            typer.Option(
-                "--chunked-prefill/--no-chunked-prefill",
-                help="Split prompts that do not fit into a step.  [default: the engine's own]",
-            ),
-        ],
+    "chunked_prefill": option(
+        bool,
+        "Split prompts that do not fit into a step.  [default: the engine's own]",
         None,
+        "--chunked-prefill/--no-chunked-prefill",
     ),
-    "prefill_schedule_interval": (
-        Annotated[
-            int | None,
-            typer.Option(
-                min=1,
-                metavar="STEPS",
-                help="Compute prompts once every so many steps while requests decode (vLLM).  [default: 1]",
-            ),
-        ],
-        None,
+    "prefill_schedule_interval": option(
+        int,
+        "Compute prompts once every so many steps while requests decode (vLLM).  [default: 1]",
+        "STEPS",
+        min=1,
     ),
 }
 """How an engine fills its steps."""
 
 ENGINE_SETTINGS: Final[Group] = {
     **LIMITS,
-    "num_gpu_blocks": (
-        Annotated[
-            int | None,
-            typer.Option(
-                min=1, metavar="BLOCKS", help="Number of KV cache blocks.  [default: as many as fit]"
-            ),
-        ],
+    "num_gpu_blocks": option(int, "Number of KV cache blocks.  [default: as many as fit]", "BLOCKS", min=1),
+    "block_size": option(str, f"Tokens per block{_OWN}", "TOKENS", default=ENGINE_OWN),
+    "async_scheduling": option(
+        bool,
+        "Schedule a step while the previous one runs.  [default: the engine's own]",
         None,
-    ),
-    "block_size": (
-        Annotated[
-            str,
-            typer.Option(metavar="TOKENS", help=f"Tokens per block; {ENGINE_OWN} is the engine's own."),
-        ],
-        ENGINE_OWN,
-    ),
-    "async_scheduling": (
-        Annotated[
-            bool | None,
-            typer.Option(
-                "--async-scheduling/--no-async-scheduling",
-                help="Schedule a step while the previous one runs.  [default: the engine's own]",
-            ),
-        ],
-        None,
+        "--async-scheduling/--no-async-scheduling",
     ),
     **SCHEDULING,
-    "reserve_output": (
-        Annotated[
-            bool | None,
-            typer.Option(
-                "--reserve-output/--no-reserve-output",
-                help="Start a request only if its whole output fits.  [default: the engine's own]",
-            ),
-        ],
+    "reserve_output": option(
+        bool,
+        "Start a request only if its whole output fits.  [default: the engine's own]",
         None,
+        "--reserve-output/--no-reserve-output",
     ),
-    "prefill_decode_interval": (
-        Annotated[
-            int | None,
-            typer.Option(
-                min=0, metavar="STEPS", help="Decode steps after one with prompts (SGLang).  [default: 0]"
-            ),
-        ],
-        None,
+    "prefill_decode_interval": option(
+        int, "Decode steps after one with prompts (SGLang).  [default: 0]", "STEPS", min=0
     ),
-    "min_free_slots_delay": (
-        Annotated[
-            int | None,
-            typer.Option(
-                min=0,
-                metavar="REQUESTS",
-                help="Start prompts once so many of --max-num-seqs are free (SGLang).  [default: 0]",
-            ),
-        ],
-        None,
+    "min_free_slots_delay": option(
+        int,
+        "Start prompts once so many of --max-num-seqs are free (SGLang).  [default: 0]",
+        "REQUESTS",
+        min=0,
     ),
-    "timeout": (
-        Annotated[
-            float | None,
-            typer.Option(metavar="S", help="Seconds after which a client gives up.  [default: never]"),
-        ],
-        None,
-    ),
+    "timeout": option(float, "Seconds after which a client gives up.  [default: never]", "S"),
 }
 """Settings of a simulated engine."""
 
@@ -234,19 +167,10 @@ def number_or_engine(option: str, text: str) -> int | None:
 
 
 EXECUTION: Final[Group] = {
-    "executor": (
-        Annotated[str, typer.Option(metavar="local|ray", help="Where a sweep runs.")],
-        "local",
-    ),
-    "address": (
-        Annotated[
-            str | None,
-            typer.Option(metavar="HOST:PORT", help="Ray cluster to use, or auto.  [default: start one here]"),
-        ],
-        None,
-    ),
-    "resume": (Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")], False),
-    "restart": (Annotated[bool, typer.Option("--restart", help="Discard an interrupted run.")], False),
+    "executor": option(str, "Where a sweep runs.", "local|ray", default="local"),
+    "address": option(str, "Ray cluster to use, or auto.  [default: start one here]", "HOST:PORT"),
+    "resume": option(bool, "Continue an interrupted run.", None, "--resume", default=False),
+    "restart": option(bool, "Discard an interrupted run.", None, "--restart", default=False),
 }
 """How a sweep runs, as arguments of :func:`fastroof.run_sweep`."""
 

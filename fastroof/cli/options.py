@@ -39,6 +39,15 @@ Source = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+
+def option(
+    kind: Any, help_text: str, metavar: str | None = None, *names: str, default: Any = None, **settings: Any
+) -> tuple[Any, Any]:
+    """Return an option of a group: its type, which takes None where that is its default, and default."""
+    kind = kind | None if default is None else kind
+    return Annotated[kind, typer.Option(*names, metavar=metavar, help=help_text, **settings)], default
+
+
 _LIMIT: Final = re.compile(r"([a-z0-9_]+)[=:]([0-9]*\.?[0-9]+)")
 _LIMIT_NAMES: Final = {
     "ttft": "ttft_ms",

@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -20,6 +20,9 @@ from fastroof.units import GB, MS_PER_S, US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from fastroof import StepPlan
+    from fastroof.models import Layout
 
 
 UNLIMITED_WIDTH: Final = 10_000
@@ -91,6 +94,11 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, int) else str(value)
 
 
+def print_line(text: str = "") -> None:
+    """Print a line, which a terminal wraps."""
+    console().print(text, soft_wrap=True)
+
+
 def print_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str]],
@@ -102,8 +110,6 @@ def print_table(
     """Print a table; numbers to the right, the columns named in ``left`` to the left."""
     from rich import box
     from rich.table import Table
-
-    # SELF
 
     out = console()
     if width is not None:
@@ -131,12 +137,44 @@ def print_table(
         out.print(line)
 
 
-def print_facts(facts: Sequence[tuple[str, str]]) -> None:
+def print_records(
+    records: Iterable[Any],
+    columns: Mapping[str, Callable[[Any], str]],
+    *,
+    left: Sequence[str] = (),
+    least: Sequence[str] = (),
+) -> None:
+    """Print a table of records: what makes a cell of one, by the head of its column."""
+    rows = [[cell(record) for cell in columns.values()] for record in records]
+    print_table(list(columns), rows, left=left, least=least)
+
+
+def print_facts(facts: Mapping[str, str]) -> None:
     """Print names and values, one pair a line."""
-    wide = max(len(name) for name, _ in facts)
-    out = console()
-    for name, value in facts:
-        out.print(f"{name:<{wide}}  {value}", soft_wrap=True)
+    wide = max(map(len, facts))
+    for name, value in facts.items():
+        print_line(f"{name:<{wide}}  {value}")
+
+
+def split_words(layout: Layout) -> str:
+    """Return a layout in brackets, to follow its GPUs; empty if it is tensor parallelism alone."""
+    return "" if layout.world_size == layout.tp == layout.moe_tp else f" ({layout})"
+
+
+def plan_words(plan: StepPlan, where: str) -> str:
+    """Return the model, GPUs, formats and engine of a plan in words."""
+    formats = f"{plan.dtype} weights, {plan.kv_dtype} KV cache{plan.lora_text}"
+    return f"{plan.model.name} on {where}, {formats}, engine {plan.profile.title}"
+
+
+def plan_facts(plan: StepPlan, **workers: int) -> dict[str, Any]:
+    """Return the model, GPU, layout, formats and engine of a plan for JSON."""
+    layout = plan.layout
+    return {
+        "version": plan.version, "model": plan.model.name, "gpu": plan.gpu.name, "tp": plan.tp,
+        "pp": layout.pp, "dp": layout.dp, "ep": layout.ep, "moe_tp": layout.moe_tp, **workers,
+        "dtype": plan.dtype, "kv_dtype": plan.kv_dtype, **plan.lora_facts, **plan.profile.facts,
+    }  # fmt: skip
 
 
 def percent(share: float | None) -> str:
@@ -175,6 +213,24 @@ def scaled(value: float, unit: str) -> str:
             digits = ".3g" if value < 1e3 * factor else ",.0f"
             return f"{value / factor:{digits}} {prefix}{unit}"
     return f"{value:.0f} {unit}" if value else ""
+
+
+_TIMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
+
+
+def limit_words(name: str) -> str:
+    """Write a limit's name: ``p99 TTFT`` for ``ttft_p99_ms``."""
+    what, _, rest = name.partition("_p")
+    if what not in _TIMES or not rest.endswith("_ms"):
+        return name
+    return f"p{rest.removesuffix('_ms').replace('_', '.')} {_TIMES[what]}"
+
+
+def range_words(row: Mapping[str, Any]) -> str:
+    """Format how an error of the steps changes a rate."""
+    if row["relative_error"] is None:
+        return "unknown"
+    return f"{row['low']:,.4g} to {row['high']:,.4g}"
 
 
 # Between the parts of a name, but not within a date, a version (never between two digits) or 4.5e-20.
@@ -381,17 +437,7 @@ Progress = Callable[[int, int], None]
 
 @contextmanager
 def shown_progress(what: str, noun: str, *, quiet: bool) -> Iterator[Progress]:
-    """Show progress: call the yielded function with the amounts done and in all.
-
-    Parameters
-    ----------
-    what : str
-        What is running.
-    noun : str
-        What is counted, in the plural.
-    quiet : bool
-        Whether nothing is shown.
-    """
+    """Show the progress of ``what``: call the yielded function with the nouns done and in all."""
     if quiet:
         yield lambda done, total: None
         return

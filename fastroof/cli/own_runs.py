@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.output import console, counted, print_facts, print_table
+from fastroof.cli.checkout import DATA, WITH_DATA
+from fastroof.cli.output import counted, print_facts, print_line, print_records, print_table
+from fastroof.errors import FastroofError
 
 if TYPE_CHECKING:
     from fastroof.evidence.measured_steps import MeasuredStep
-    from fastroof.evidence.own_fit import OwnFit
+    from fastroof.evidence.own_fit import FittedCost, OwnFit
     from fastroof.evidence.own_runs import OwnRow, OwnRuns
 
 MOST_NAMED: Final = 20
 """Runs or steps that are left out for one reason are named up to this number, and counted above it."""
-
-WITH_DATA: Final = (
-    "--engine-args", "--engine-version", "--model", "--num-draft-tokens", "--accepted", "--draft",
-)  # fmt: skip
-"""Options of commands on the user's data that need that data."""
 
 Runs = Annotated[
     list[Path] | None,
@@ -73,19 +70,15 @@ def own_runs_of(
     steps: Path | None = None,
     warn: bool = True,
 ) -> OwnRuns:
-    """Read runs and steps, and print warnings to stderr."""
+    """Read runs and steps, and print to stderr what is ignored and assumed."""
     from fastroof.evidence.own_runs import read_own_runs
 
+    if not runs and steps is None:
+        raise FastroofError(f"{' '.join(WITH_DATA)} go with {' or '.join(DATA)}")
     own = read_own_runs(runs, engine_args, given, engine=engine, steps=steps)
-    if warn:
-        print_warnings(own)
-    return own
-
-
-def print_warnings(own: OwnRuns) -> None:
-    """Print to stderr what is ignored and assumed."""
-    for words in own.warnings:
+    for words in own.warnings if warn else ():
         typer.echo(f"note: {words}", err=True)
+    return own
 
 
 def own_document(fitted: OwnFit, own: OwnRuns, output: Path | None) -> dict[str, Any]:
@@ -136,33 +129,29 @@ def print_own_fit(fitted: OwnFit, own: OwnRuns) -> None:
     taken = " and ".join([runs] * bool(fitted.rows) + [steps] * bool(fitted.steps))
     what = "run" if fitted.rows else "step"
     errors_of = "TPOT, mean error" if fitted.rows else "step time, mean error"
-    print_facts(
-        [
-            ("profile", fitted.profile.name),
-            ("engine", f"{first.engine}{version} on {first.gpu}: {models}"),
-            (f"{what}s", f"{taken} fitted, {len(fitted.left_out)} left out"),
-            *_drafts_facts(fitted),
-            *_timed_facts(fitted),
-            ("chosen", f"{fitted.fit.candidate.name}, by leaving each {what} out"),
-        ]
-    )
-    out = console()
+    facts = {
+        "profile": fitted.profile.name,
+        "engine": f"{first.engine}{version} on {first.gpu}: {models}",
+        f"{what}s": f"{taken} fitted, {len(fitted.left_out)} left out",
+    }
+    drafts = dict.fromkeys(str(row.speculation) for row in fitted.rows if row.speculation is not None)
+    if drafts:
+        facts["drafts"] = "; ".join(drafts)
+    if fitted.steps and fitted.steps[0].timed != "engine":
+        facts["without"] = "LM head, sampler and host: serving takes longer than this profile predicts"
+    print_facts(facts | {"chosen": f"{fitted.fit.candidate.name}, by leaving each {what} out"})
     if fitted.costs:
-        out.print()
-        print_table(
-            ("cost", "us", "95 % interval", "packaged"),
-            [
-                (
-                    cost.name,
-                    f"{cost.us:.3g}",
-                    "-" if math.isnan(cost.low_us) else f"{cost.low_us:.3g} to {cost.high_us:.3g}",
-                    f"{fitted.packaged.get(cost.name, 0.0):.3g}",
-                )
-                for cost in fitted.costs
-            ],
-            left=("cost",),
-        )
-    out.print()
+        print_line()
+        columns: dict[str, Callable[[FittedCost], str]] = {
+            "cost": lambda cost: cost.name,
+            "us": lambda cost: f"{cost.us:.3g}",
+            "95 % interval": lambda cost: (
+                "-" if math.isnan(cost.low_us) else f"{cost.low_us:.3g} to {cost.high_us:.3g}"
+            ),
+            "packaged": lambda cost: f"{fitted.packaged.get(cost.name, 0.0):.3g}",
+        }
+        print_records(fitted.costs, columns, left=("cost",))
+    print_line()
     print_table(
         (errors_of, ""),
         [
@@ -174,7 +163,7 @@ def print_own_fit(fitted: OwnFit, own: OwnRuns) -> None:
         left=(errors_of,),
     )
     if fitted.curve:
-        out.print()
+        print_line()
         print_table(
             (f"{what}s fitted", f"error on {what}s left out", "of 8 in 10 subsets"),
             [
@@ -186,32 +175,19 @@ def print_own_fit(fitted: OwnFit, own: OwnRuns) -> None:
                 for point in fitted.curve
             ],
         )
-        out.print(_more(fitted, what), soft_wrap=True)
+        print_line(_more(fitted, what))
     if fitted.rows:
-        out.print(f"\n{_suspects(fitted)}", soft_wrap=True)
+        print_line(f"\n{_suspects(fitted)}")
     if fitted.left_out:
-        out.print(f"\nnot fitted: {counted(len(fitted.left_out), what)}", soft_wrap=True)
+        print_line(f"\nnot fitted: {counted(len(fitted.left_out), what)}")
         by_reason = Counter(fitted.left_out.values())
         for run, reason in fitted.left_out.items():
             alike = by_reason.pop(reason, 0)
             if alike > MOST_NAMED:
-                out.print(f"  {alike} {what}s: {reason}", soft_wrap=True)
+                print_line(f"  {alike} {what}s: {reason}")
             elif alike:
                 by_reason[reason] = alike
-                out.print(f"  {run}: {reason}", soft_wrap=True)
-
-
-def _drafts_facts(fitted: OwnFit) -> list[tuple[str, str]]:
-    """Return the drafts of runs that decoded speculatively."""
-    drafts = dict.fromkeys(str(row.speculation) for row in fitted.rows if row.speculation is not None)
-    return [("drafts", "; ".join(drafts))] if drafts else []
-
-
-def _timed_facts(fitted: OwnFit) -> list[tuple[str, str]]:
-    """Return what was timed of steps, as far as a profile of it is not an engine's."""
-    if not fitted.steps or fitted.steps[0].timed == "engine":
-        return []
-    return [("without", "LM head, sampler and host: serving takes longer than this profile predicts")]
+                print_line(f"  {run}: {reason}")
 
 
 def _suspects(fitted: OwnFit) -> str:

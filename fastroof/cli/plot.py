@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 
-from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.gpu_tables import gpu_and_tables, measured_tables
 from fastroof.cli.option_groups import OUTSIDE_STEPS, TABLES, plan_options
 from fastroof.cli.options import Model
 from fastroof.command_group import GroupValues, help_if_alone, options_given, taking, warn
-from fastroof.errors import FastroofError, MissingTableError
+from fastroof.errors import FastroofError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -140,21 +140,13 @@ def step(
 
 
 @taking(plan=plan_options(only=("tp", "dtype", "kv_dtype", "method")), measured=TABLES)
-def mfu(
-    *,
-    output: Output,
-    model: Model = DEFAULT_MODEL,
-    plan: GroupValues,
-    measured: GroupValues,
-) -> None:
+def mfu(*, output: Output, model: Model = DEFAULT_MODEL, plan: GroupValues, measured: GroupValues) -> None:
     """Plot the MFU of one model's kernels against their sizes."""
     from fastroof import load_model
-    from fastroof.load.by_name import missing_tables
-    from fastroof.report import draw_mfu
+    from fastroof.report import check_picture, draw_mfu
 
-    spec, tables = gpu_and_tables_to_draw(output, **measured)
-    if tables is None:
-        raise MissingTableError(missing_tables(spec.name))
+    check_picture(output)
+    _, tables = measured_tables(**measured)
     save(draw_mfu(load_model(model), tables, **plan), output)
 
 

@@ -20,11 +20,6 @@ charts: fastroof plot pareto, curves and leading-steps.
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("report", epilog=EPILOG)(report)
-
-
 def report(
     results: Annotated[
         Path, typer.Argument(metavar="RESULTS.parquet", help="Results of fastroof sweep.", show_default=False)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from fastroof.cli.named_plans import PLANS_HELP, GpuOption, PlansArgument, named_plans, plans_words
-from fastroof.cli.options import Source, TablesPath
+from fastroof.cli.named_plans import PLAN_TABLES, PLANS_HELP, PlansArgument, named_plans, plans_words
+from fastroof.cli.options import option
 from fastroof.cli.output import counted
+from fastroof.command_group import Group, GroupValues, taking
 from fastroof.errors import BackendError
 
 if TYPE_CHECKING:
@@ -40,12 +41,22 @@ SIGTERM stops a server once what it has read is answered; --stdio also stops at 
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("serve", epilog=EPILOG)(serve)
+LIMITS: Final[Group] = {
+    "max_steps": option(int, "Maximum steps of a message.  [default: 4194304]", min=1),
+    "max_requests": option(int, "Maximum requests of a message's steps.  [default: 16777216]", min=1),
+    "max_message_bytes": option(
+        int, "Maximum bytes of a message.  [default: 268435456, JSON 8388608]", min=1
+    ),
+    "max_calls": option(int, "Maximum concurrent calls.  [default: 32]", min=1),
+    "max_call_s": option(int, "Maximum seconds of a call.  [default: 60]", min=1),
+    "max_simulated_steps": option(int, "Maximum steps of a simulation.  [default: 268435456]", min=1),
+}
+"""Fields of :class:`fastroof.backends.serve.limits.ServeLimits`."""
 
 
+@taking(measured=PLAN_TABLES, given=LIMITS)
 def serve(
+    *,
     plans: PlansArgument,
     stdio: Annotated[bool, typer.Option("--stdio", help="Answer lines of JSON on standard input.")] = False,
     http: Annotated[
@@ -55,33 +66,10 @@ def serve(
         ),
     ] = None,
     token_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Require the token in this file of HTTP clients."),
+        Path | None, typer.Option(metavar="FILE", help="Require the token in this file of HTTP clients.")
     ] = None,
-    gpu: GpuOption = None,
-    tables: TablesPath = None,
-    source: Source = None,
-    max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Maximum steps of a message.  [default: 4194304]")
-    ] = None,
-    max_requests: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum requests of a message's steps.  [default: 16777216]"),
-    ] = None,
-    max_message_bytes: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum bytes of a message.  [default: 268435456, JSON 8388608]"),
-    ] = None,
-    max_calls: Annotated[
-        int | None, typer.Option(min=1, help="Maximum concurrent calls.  [default: 32]")
-    ] = None,
-    max_call_s: Annotated[
-        int | None, typer.Option(min=1, help="Maximum seconds of a call.  [default: 60]")
-    ] = None,
-    max_simulated_steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum steps of a simulation.  [default: 268435456]"),
-    ] = None,
+    measured: GroupValues,
+    given: GroupValues,
 ) -> None:
     """Serve step times to other processes, over HTTP or a pipe.
 
@@ -89,14 +77,6 @@ def serve(
     to many clients (--http), which takes a token to listen beyond this machine. An invalid message gets an
     error and stops nothing. No message names a file.
     """
-    given = {
-        "max_steps": max_steps,
-        "max_requests": max_requests,
-        "max_message_bytes": max_message_bytes,
-        "max_calls": max_calls,
-        "max_call_s": max_call_s,
-        "max_simulated_steps": max_simulated_steps,
-    }
     if stdio == (http is not None):
         raise BackendError("fastroof serve needs either --stdio or --http HOST:PORT")
     from fastroof.backends.serve.limits import ServeLimits
@@ -105,11 +85,11 @@ def serve(
     if stdio:
         if token_file:
             raise BackendError("--token-file goes with --http: a pipe needs none")
-        _serve_stdio(plans, gpu, tables, source, limits)
+        _serve_stdio(plans, measured, limits)
         return
     host, port = _address(http or "")
     token = None if token_file is None else _token(token_file)
-    named = named_plans(plans, gpu, tables, source)
+    named = named_plans(plans, **measured)
     from fastroof.backends.serve.http_server import serve_http
 
     def ready(port: int) -> None:
@@ -119,13 +99,11 @@ def serve(
     serve_http(named, host, port, token=token, limits=limits, ready=ready)
 
 
-def _serve_stdio(
-    plans: list[str], gpu: str | None, tables: str | None, source: str | None, limits: ServeLimits
-) -> None:
+def _serve_stdio(plans: list[str], measured: GroupValues, limits: ServeLimits) -> None:
     from fastroof.backends.serve.stdio import protocol_output, serve_stdio
 
     with protocol_output() as output_fd:
-        named = named_plans(plans, gpu, tables, source)
+        named = named_plans(plans, **measured)
         if sys.stdin.isatty():
             example = '{"batch_size": 64, "kv_len": 4096}'
             typer.echo(f"a line of JSON is a request, such as {example}; Ctrl-D ends", err=True)

@@ -9,16 +9,17 @@ import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.named_plans import SPECULATION, asked_speculation, drafts_said, drafts_words
-from fastroof.cli.option_groups import (
-    ENGINE_FACTS,
-    LIMITS,
-    SCHEDULING,
-    TABLES,
-    plan_options,
-    step_limits,
-)
+from fastroof.cli.option_groups import ENGINE_FACTS, LIMITS, SCHEDULING, TABLES, plan_options, step_limits
 from fastroof.cli.options import Json, Model, warn_beyond_context
-from fastroof.cli.output import console, percent, print_json, print_table
+from fastroof.cli.output import (
+    percent,
+    plan_facts,
+    plan_words,
+    print_json,
+    print_line,
+    print_table,
+    split_words,
+)
 from fastroof.cli.workload_options import parse_images, parse_sizes
 from fastroof.command_group import GroupValues, taking
 from fastroof.errors import BatchError
@@ -57,11 +58,6 @@ fields of DisaggregatedEstimate.
 """
     + ENGINE_FACTS
 )
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("serving", epilog=EPILOG)(serving)
 
 
 @taking(plan=plan_options(), limits=LIMITS, scheduling=SCHEDULING, speculative=SPECULATION, measured=TABLES)
@@ -228,19 +224,7 @@ def serving(
     if as_json:
         print_json(
             {
-                "version": served.version,
-                "model": served.model.name,
-                "gpu": served.gpu.name,
-                "tp": served.tp,
-                "pp": served.layout.pp,
-                "dp": served.layout.dp,
-                "ep": served.layout.ep,
-                "moe_tp": served.layout.moe_tp,
-                **workers,
-                "dtype": served.dtype,
-                "kv_dtype": served.kv_dtype,
-                **served.lora_facts,
-                **served.profile.facts,
+                **plan_facts(served, **workers),
                 "max_num_batched_tokens": budget,
                 "max_num_seqs": int(memory.most_running(seqs)),
                 "max_kv_tokens": memory.max_kv_tokens,
@@ -266,15 +250,8 @@ def _apart_words(workers: dict[str, int], layouts: tuple[Layout, ...], plan: Ste
 def _print(plan: StepPlan, apart: str, rows: list[dict[str, Any]], options: dict[str, Any]) -> None:
     from fastroof.plan.energy import basis_of
 
-    out = console()
-    gpus = plan.layout.world_size
-    split = "" if gpus == plan.tp == plan.layout.moe_tp else f" ({plan.layout})"
-    where = apart or f"{gpus} x {plan.gpu.title}{split}"
-    out.print(
-        f"{plan.model.name} on {where}, {plan.dtype} weights, {plan.kv_dtype} KV cache"
-        f"{plan.lora_text}, engine {plan.profile.title}" + _drafts_text(options) + "\n",
-        soft_wrap=True,
-    )
+    where = apart or f"{plan.layout.world_size} x {plan.gpu.title}{split_words(plan.layout)}"
+    print_line(f"{plan_words(plan, where)}{_drafts_text(options)}\n")
     common = ("isl", "osl", "clients", "TTFT ms", "TPOT ms", "request ms", "tokens/s a GPU")
     more = ("prefill load", "KV load", "decodes", "wait ms") if apart else (
         "running", "decode ms", "mixed ms", "mixed steps", "wait ms"
@@ -284,7 +261,7 @@ def _print(plan: StepPlan, apart: str, rows: list[dict[str, Any]], options: dict
     print_table((*common, *more, *joules), [_cells(row, is_apart=bool(apart)) for row in rows])
     if has_joules:
         error = max(row["joules_relative_error"] for row in rows)
-        out.print(f"\nJ a token: power {basis_of(plan.gpu)}, ±{percent(error)} for it alone", soft_wrap=True)
+        print_line(f"\nJ a token: power {basis_of(plan.gpu)}, ±{percent(error)} for it alone")
 
 
 def _drafts_text(options: dict[str, Any]) -> str:

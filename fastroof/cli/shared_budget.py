@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.cli.best_answer import say
-from fastroof.cli.output import console, counted, print_table
+from fastroof.cli.output import counted, print_line, print_table
 from fastroof.errors import SweepError
 
 if TYPE_CHECKING:
@@ -97,11 +97,11 @@ def print_shares(found: SharedBudget) -> None:
     """Print how many GPUs each model gets, and what it holds on them."""
     for line in _summary(found):
         say(line)
-    console().print()
+    print_line()
     if found.scale:
         columns = ["model", "isl", "osl", "GPUs", "layout", "wanted requests/s", "held", "ratio", "needs"]
         print_table(columns, [_cells(share) for share in found.shares], left=["model", "layout"])
-        console().print()
+        print_line()
 
 
 def _summary(found: SharedBudget) -> list[str]:

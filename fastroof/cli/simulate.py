@@ -19,7 +19,16 @@ from fastroof.cli.option_groups import (
     simulated_plan,
 )
 from fastroof.cli.options import Json, Model, parse_limits, warn_beyond_context
-from fastroof.cli.output import console, percent, print_facts, print_json, print_table, time_words
+from fastroof.cli.output import (
+    percent,
+    plan_words,
+    print_facts,
+    print_json,
+    print_line,
+    print_table,
+    split_words,
+    time_words,
+)
 from fastroof.cli.workload_options import WORKLOAD, print_left_out, workload_trace
 from fastroof.command_group import GroupValues, taking, warn
 from fastroof.errors import SimulationError
@@ -40,39 +49,28 @@ _TIMES: Final = {
 _SHOWN_TURNS: Final = 8
 _LIMITS: Final = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 _ENDS: Final = {"timed_out": "timed out", "rejected": "rejected"}
-_STEPS: Final = {
-    "decode_steps": "decodes",
-    "mixed_steps": "decodes and prompts",
-    "prefill_steps": "prompts",
-}
+_STEPS: Final = {"decode_steps": "decodes", "mixed_steps": "decodes and prompts", "prefill_steps": "prompts"}
 
 
 def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
     """Print a run's answers for people."""
-    out, plan, trace = console(), sim.plan, sim.trace
-    gpus = sim.gpus
-    layout = plan.layout
-    split = "" if layout.world_size == plan.tp == layout.moe_tp else f" ({layout})"
-    out.print(
-        f"{plan.model.name} on {'up to ' * ('autoscaling' in answers)}{gpus} x {plan.gpu.title}{split}, "
-        f"{plan.dtype} weights, {plan.kv_dtype} KV cache{plan.lora_text}, engine {plan.profile.title}",
-        soft_wrap=True,
-    )
+    plan, trace = sim.plan, sim.trace
+    at_most = "up to " * ("autoscaling" in answers)
+    print_line(plan_words(plan, f"{at_most}{sim.gpus} x {plan.gpu.title}{split_words(plan.layout)}"))
     rate = answers["arrivals_per_s"]
     arrivals = "all at once" if math.isnan(rate) else f"{rate:,.4g} requests/s"
     sent = f"{trace.clients:,} clients" if trace.is_closed else arrivals
-    out.print(
+    print_line(
         f"{len(trace):,} requests of {trace.name}, {sent}, {trace.input_tokens.mean():,.0f} tokens a prompt "
-        f"and {trace.output_tokens.mean():,.0f} an answer on average",
-        soft_wrap=True,
+        f"and {trace.output_tokens.mean():,.0f} an answer on average"
     )
     print_left_out(trace)
     if plan.execution.adapters is not None:
         most = plan.execution.adapters.active
-        out.print(
+        print_line(
             f"every request has a LoRA adapter, and steps up to {most}; which has which is not simulated"
         )
-    out.print()
+    print_line()
     found = answers.get("range")
     pairs = None if found is None or found["relative_error"] is None else found
     keys = list(answers["ttft_ms"])
@@ -87,10 +85,10 @@ def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
                 for place, which in enumerate(("faster", "slower"))
             ]
     print_table(("ms", *keys), rows, left=("ms",))
-    out.print()
+    print_line()
     if "sessions" in answers:
         _print_turns(answers["sessions"]["by_turn"])
-        out.print()
+        print_line()
     print_facts(_facts(sim, answers, pairs))
 
 
@@ -116,130 +114,103 @@ def _ms(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000.0 else f"{value:,.2f}" if value < 100.0 else f"{value:,.1f}"
 
 
-def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | None) -> list[tuple[str, str]]:
+def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | None) -> dict[str, str]:
     from fastroof.simulation.deployment import mean_gpus
 
     gpus = mean_gpus(sim, answers)
     tokens = answers["output_tokens_per_s"]
     per_gpu = f" ({tokens / gpus:,.0f} a GPU)" if gpus > 1 else ""
-    others = [f"{answers[name]:,} {words}" for name, words in _ENDS.items() if answers[name]]
-    facts = [
-        (
-            "finished",
-            ", ".join(
-                [f"{answers['finished']:,} in {time_words(answers['duration_s'] * US_PER_S)}", *others]
-            ),
-        ),
-    ]
+    ended = [f"{answers['finished']:,} in {time_words(answers['duration_s'] * US_PER_S)}"]
+    ended += [f"{answers[name]:,} {words}" for name, words in _ENDS.items() if answers[name]]
+    facts = {"finished": ", ".join(ended)}
     if not answers["steps"]:
         # a run of no duration has no rates, shares or means
-        return [*facts, ("steps", "none: no request ran")]
-    facts += [
-        (
-            "throughput",
-            f"{answers['requests_per_s']:,.4g} requests/s, {tokens:,.0f} output tokens/s{per_gpu}",
-        ),
-    ]
-    drawn = answers.get("energy")
-    if drawn is not None:
-        facts.append(
-            (
-                "energy",
-                f"{drawn['joules_per_token']:,.4g} J a token ±{percent(drawn['relative_error'])}, "
-                f"{drawn['watts_per_gpu']:,.0f} W a GPU, {percent(drawn['idle_joules'] / drawn['joules'])} "
-                f"of {drawn['joules']:,.4g} J idle; power {drawn['basis']}",
-            )
+        return facts | {"steps": "none: no request ran"}
+    facts["throughput"] = (
+        f"{answers['requests_per_s']:,.4g} requests/s, {tokens:,.0f} output tokens/s{per_gpu}"
+    )
+    if drawn := answers.get("energy"):
+        facts["energy"] = (
+            f"{drawn['joules_per_token']:,.4g} J a token ±{percent(drawn['relative_error'])}, "
+            f"{drawn['watts_per_gpu']:,.0f} W a GPU, {percent(drawn['idle_joules'] / drawn['joules'])} "
+            f"of {drawn['joules']:,.4g} J idle; power {drawn['basis']}"
         )
-    goodput = answers.get("goodput")
-    if goodput is not None:
+    if goodput := answers.get("goodput"):
         limits = ", ".join(f"{_LIMITS[name]} {limit:g} ms" for name, limit in goodput["limits"].items())
         rate, share = f"{goodput['requests_per_s']:,.4g} requests/s", percent(goodput["share"])
-        facts.append(("goodput", f"{rate}, {share} of all, within {limits}"))
+        facts["goodput"] = f"{rate}, {share} of all, within {limits}"
         flips = () if pairs is None else pairs["flips"]
         verdicts = {
             name: "open" if name in flips else "kept" if is_kept else "broken"
             for name, is_kept in goodput["p99_within"].items()
         }
-        words = ", ".join(f"{_LIMITS[name]} {verdict}" for name, verdict in verdicts.items())
-        facts.append(("limits at p99", words))
+        facts["limits at p99"] = ", ".join(f"{_LIMITS[name]} {verdict}" for name, verdict in verdicts.items())
     if "autoscaling" in answers:
-        facts += _scaling_facts(answers["autoscaling"])
-    use = {name: answers[name] for name in ("running", "waiting", "kv_use")}
-    facts += [
-        ("running", f"{use['running']['mean']:,.1f} mean, {use['running']['peak']:,.0f} max"),
-        ("waiting", f"{use['waiting']['mean']:,.1f} mean, {use['waiting']['peak']:,.0f} max"),
-        (
-            "KV cache",
-            f"{percent(use['kv_use']['mean'])} mean, {percent(use['kv_use']['peak'])} max of "
-            f"{sim.outcomes.counters['num_gpu_blocks']:,} blocks of {sim.settings.block_size}",
-        ),
-        ("steps", f"{answers['steps']:,}: {_steps(answers)}; {percent(answers['busy'])} of the time"),
-        ("preemptions", f"{answers['preemptions']:,}"),
-    ]
-    sessions = answers.get("sessions")
-    if sessions is not None:
-        facts.append(
-            (
-                "sessions",
-                f"{sessions['finished']:,} of {sessions['sessions']:,} finished, "
-                f"{sessions['requests_each']:,.3g} requests each",
-            )
+        facts |= _scaling_facts(answers["autoscaling"])
+    for name in ("running", "waiting"):
+        facts[name] = f"{answers[name]['mean']:,.1f} mean, {answers[name]['peak']:,.0f} max"
+    use = answers["kv_use"]
+    facts["KV cache"] = (
+        f"{percent(use['mean'])} mean, {percent(use['peak'])} max of "
+        f"{sim.outcomes.counters['num_gpu_blocks']:,} blocks of {sim.settings.block_size}"
+    )
+    facts["steps"] = f"{answers['steps']:,}: {_steps(answers)}; {percent(answers['busy'])} of the time"
+    facts["preemptions"] = f"{answers['preemptions']:,}"
+    if sessions := answers.get("sessions"):
+        facts["sessions"] = (
+            f"{sessions['finished']:,} of {sessions['sessions']:,} finished, "
+            f"{sessions['requests_each']:,.3g} requests each"
         )
-    cache = answers.get("prefix_cache")
-    if cache is not None:
+    if cache := answers.get("prefix_cache"):
         again = f", {cache['found_again_tokens']:,} tokens after preemptions"
         evictions = f"{cache['evictions']:,} evictions"
-        facts.append(("prefix cache", f"{percent(cache['hit_rate'])} of prompts{again}; {evictions}"))
+        facts["prefix cache"] = f"{percent(cache['hit_rate'])} of prompts{again}; {evictions}"
     if "kv_tiers" in answers:
-        facts += _tier_facts(answers["kv_tiers"])
+        facts |= _tier_facts(answers["kv_tiers"])
     if "pools" in answers:
-        pools = (
+        facts["pools"] = ", ".join(
             f"{pool['replicas']} x tp {pool['tp']} {name} ({percent(pool['busy'])} busy)"
             for name, pool in answers["pools"].items()
         )
         sent = answers["transfer_ms"]
-        facts.append(("pools", ", ".join(pools)))
-        facts.append(("transfers", f"{_ms(sent['mean'])} ms mean, {_ms(sent['p99'])} at p99"))
+        facts["transfers"] = f"{_ms(sent['mean'])} ms mean, {_ms(sent['p99'])} at p99"
     if pairs is not None:
         error = percent(pairs["relative_error"])
-        facts.append(("faster, slower", f"on steps {error} off: one standard error {pairs['basis']}"))
+        facts["faster, slower"] = f"on steps {error} off: one standard error {pairs['basis']}"
     elif "range" in answers:
-        facts.append(("step error", answers["range"]["basis"]))
+        facts["step error"] = answers["range"]["basis"]
     return facts
 
 
-def _tier_facts(tiers: dict[str, Any]) -> list[tuple[str, str]]:
+def _tier_facts(tiers: dict[str, Any]) -> dict[str, str]:
     """Return where prompts were found, what the tiers sent and got, and how long was waited."""
     shares = {"the GPU": tiers["gpu_hit_rate"]} | {one["name"]: one["hit_rate"] for one in tiers["tiers"]}
-    facts = [("found in", ", ".join(f"{name} {percent(share)}" for name, share in shares.items()))]
+    facts = {"found in": ", ".join(f"{name} {percent(share)}" for name, share in shares.items())}
     for one in tiers["tiers"]:
         sizes = {key: f"{one[f'{key}_bytes'] / GB:,.4g} GB" for key in ("fetched", "written", "peak")}
         words = f"{sizes['fetched']} fetched, {sizes['written']} stored, peak {sizes['peak']}"
-        facts.append((f"KV tier {one['name']}", words))
+        facts[f"KV tier {one['name']}"] = words
     waits = f"{tiers['request_wait_s']:,.4g} s of requests, {tiers['step_wait_s']:,.4g} s of steps"
-    return [*facts, ("waits for tiers", waits)]
+    return facts | {"waits for tiers": waits}
 
 
-def _scaling_facts(scaling: dict[str, Any]) -> list[tuple[str, str]]:
+def _scaling_facts(scaling: dict[str, Any]) -> dict[str, str]:
     """Return the replicas over the run and their GPU hours, compared with fixed fleets."""
     count = scaling["replicas"]
     changes = f"{scaling['started']:,} started, {scaling['stopped']:,} stopped"
-    facts = [
-        ("replicas", f"{count['mean']:,.2f} mean, {count['min']:,} to {count['max']:,}; {changes}"),
-        ("GPU hours", f"{scaling['gpu_hours']:,.4g}"),
-    ]
+    facts = {
+        "replicas": f"{count['mean']:,.2f} mean, {count['min']:,} to {count['max']:,}; {changes}",
+        "GPU hours": f"{scaling['gpu_hours']:,.4g}",
+    }
     for name, fleet in scaling.get("fixed", {}).items():
         words = "fixed at the peak" if name == "at_peak" else "fewest fixed"
         if fleet is None:
-            facts.append((words, f"more than {scaling['max_replicas']:,} replicas for the limits at p99"))
+            facts[words] = f"more than {scaling['max_replicas']:,} replicas for the limits at p99"
             continue
         kept = "kept" if all(fleet["p99_within"].values()) else "broken"
-        facts.append(
-            (
-                words,
-                f"{fleet['replicas']:,} replicas, {fleet['gpu_hours']:,.4g} GPU hours, "
-                f"{percent(fleet['share'])} within the limits; at p99 {kept}",
-            )
+        facts[words] = (
+            f"{fleet['replicas']:,} replicas, {fleet['gpu_hours']:,.4g} GPU hours, "
+            f"{percent(fleet['share'])} within the limits; at p99 {kept}"
         )
     return facts
 
@@ -293,11 +264,6 @@ tp, replicas, steps, busy], and settings of a decode engine.
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("simulate", epilog=EPILOG)(simulate)
-
-
 @taking(
     workload=WORKLOAD,
     plan=plan_options(without=("cp",)),
@@ -328,8 +294,7 @@ def simulate(
         ),
     ] = None,
     energy: Annotated[
-        bool,
-        typer.Option("--energy", help="Estimate joules of all GPUs, and per output token."),
+        bool, typer.Option("--energy", help="Estimate joules of all GPUs, and per output token.")
     ] = False,
     requests: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one row per request: .parquet or .csv.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -14,10 +14,11 @@ from fastroof.cli.option_groups import ENGINE_FACTS, OUTSIDE_STEPS, TABLES, plan
 from fastroof.cli.options import Json, Model, warn_beyond_context
 from fastroof.cli.output import (
     ORIGIN_WORDS,
-    console,
     percent,
     print_facts,
     print_json,
+    print_line,
+    print_records,
     print_table,
     scaled,
     time_words,
@@ -33,7 +34,7 @@ from fastroof.units import GIB, MIB, TB, US_PER_S
 if TYPE_CHECKING:
     from fastroof import StepPlan
     from fastroof.config import GpuSpec
-    from fastroof.plan.explain import Explanation
+    from fastroof.plan.explain import Explanation, OperatorTime
     from fastroof.plan.plan_cache import CachedPlan
 
 MOST_PLAIN: Final = 16384
@@ -77,11 +78,6 @@ that do not apply are null.
 """
     + ENGINE_FACTS
 )
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("step", epilog=EPILOG)(step)
 
 
 @taking(plan=plan_options(without=OUTSIDE_STEPS), measured=TABLES)
@@ -226,12 +222,7 @@ def step(
 def _measuring(model: str, gpu: GpuSpec, plan: GroupValues, requests: Sequence[Requests]) -> str:
     """Return the script that measures a step, or a grid of steps, with vLLM, and how to compare it."""
     from fastroof import load_model
-    from fastroof.engines.launch.vllm_forward import (
-        FIRST_RELEASE,
-        ForwardModel,
-        forward_command,
-        step_grid,
-    )
+    from fastroof.engines.launch.vllm_forward import FIRST_RELEASE, ForwardModel, forward_command, step_grid
     from fastroof.models.load import published_checkpoint
     from fastroof.plan.options import PlanOptions
 
@@ -302,10 +293,7 @@ def _document(
         "tables_hash": plan.tables_hash,
         "kernels": plan.kernels,
         "requests": [asdict(r) for r in requests],
-        "tokens": facts["tokens"],
-        "sequences": facts["sequences"],
-        "latency_us": facts["latency_us"],
-        "relative_error": facts["relative_error"],
+        **{name: facts[name] for name in ("tokens", "sequences", "latency_us", "relative_error")},
         "tokens_per_s": facts["tokens_per_s"],
         "tokens_per_s_per_gpu": facts["tokens_per_s"] / plan.world_size,
         "origin": facts["origin"],
@@ -386,69 +374,50 @@ def _print(
     per_gpu = f" ({facts['tokens_per_s'] / gpus:,.0f} a GPU)" if gpus > 1 else ""
     layout = plan.layout
     split = "" if gpus == layout["tp"] == layout["moe_tp"] else f" ({plan.layout_text})"
-    out = console()
-    out.print(
+    print_line(
         f"{plan.model} on {gpus} x {plan.gpu_title}{split}, {plan.dtype} weights, {plan.kv_dtype} KV cache, "
-        f"engine {plan.engine_title}",
-        soft_wrap=True,
+        f"engine {plan.engine_title}"
     )
     pictures = ""
     if "images" in facts:
         sizes = ", ".join(f"{width} x {height}" for width, height in facts["images"])
         pictures = f"; in each prompt {facts['image_tokens']:,} tokens of images of {sizes}"
-    out.print(f"one step of {', '.join(r.words for r in requests)}{pictures}\n", soft_wrap=True)
+    print_line(f"one step of {', '.join(r.words for r in requests)}{pictures}\n")
     error = facts["relative_error"]
     spread = "" if error is None else f" ±{percent(error)}"
-    print_facts(
-        [
-            ("step time", f"{time_words(total_us)}{spread}"),
-            ("tokens/s", f"{facts['tokens_per_s']:,.0f}{per_gpu}"),
-            ("origin", ORIGIN_WORDS[facts["origin"]]),
-            *([("energy", energy_words(facts["energy"]))] if "energy" in facts else []),
-            ("kernels", plan.kernels),
-            *([("checkpoint", _checkpoint_words(plan))] if plan.checkpoint_method else []),
-            *([("LoRA", f"{plan.lora} (rank:adapters:modules), all requests")] if plan.lora else []),
-            ("KV cache", _kv_words(plan, requests, facts["kv_tokens"])),
-            *([] if explanation is None else [("memory of a GPU", _memory_words(plan))]),
-        ]
-    )
-    out.print()
+    words = {
+        "step time": f"{time_words(total_us)}{spread}",
+        "tokens/s": f"{facts['tokens_per_s']:,.0f}{per_gpu}",
+        "origin": ORIGIN_WORDS[facts["origin"]],
+        "energy": energy_words(facts["energy"]) if "energy" in facts else "",
+        "kernels": plan.kernels,
+        "checkpoint": _checkpoint_words(plan) if plan.checkpoint_method else "",
+        "LoRA": f"{plan.lora} (rank:adapters:modules), all requests" if plan.lora else "",
+        "KV cache": _kv_words(plan, requests, facts["kv_tokens"]),
+        "memory of a GPU": "" if explanation is None else _memory_words(plan),
+    }
+    print_facts({name: value for name, value in words.items() if value})
+    print_line()
     if explanation is None:
         rows = [(PARTS[name], f"{us:,.1f}", percent(us / total_us)) for name, us in components.items() if us]
         print_table(("part", "us", "share"), rows, left=("part",))
         return
-    columns = (
-        "operator",
-        "calls",
-        "us",
-        "share",
-        "FLOPs",
-        "bytes",
-        "MFU",
-        "TB/s",
-        "bound",
-        "origin",
-        "dtype",
-    )
-    rows_by_operator = [
-        (
-            o.name,
-            str(o.calls),
-            f"{o.total_us:,.1f}",
-            percent(o.total_us / total_us),
-            scaled(o.flops, "FLOP"),
-            scaled(o.moved_bytes, "B"),
-            percent(o.mfu),
-            f"{o.moved_bytes / o.total_us * US_PER_S / TB:.2f}" if o.moved_bytes else "",
-            o.bound,
-            ORIGINS[o.origin],
-            o.dtype,
-        )
-        for o in explanation.operators
-    ]
-    print_table(
-        columns,
-        rows_by_operator,
+    operators: dict[str, Callable[[OperatorTime], str]] = {
+        "operator": lambda o: o.name,
+        "calls": lambda o: str(o.calls),
+        "us": lambda o: f"{o.total_us:,.1f}",
+        "share": lambda o: percent(o.total_us / total_us),
+        "FLOPs": lambda o: scaled(o.flops, "FLOP"),
+        "bytes": lambda o: scaled(o.moved_bytes, "B"),
+        "MFU": lambda o: percent(o.mfu),
+        "TB/s": lambda o: f"{o.moved_bytes / o.total_us * US_PER_S / TB:.2f}" if o.moved_bytes else "",
+        "bound": lambda o: o.bound,
+        "origin": lambda o: ORIGINS[o.origin],
+        "dtype": lambda o: o.dtype,
+    }
+    print_records(
+        explanation.operators,
+        operators,
         left=("operator", "bound", "origin", "dtype"),
         least=("dtype", "bytes", "FLOPs", "TB/s", "calls", "bound"),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.caching import share_heaps, usable_processors
-from fastroof.cli.capacity_tables import print_capacities
-from fastroof.cli.option_groups import ENGINE, EXECUTION, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, check_engine
-from fastroof.cli.output import console, duration, percent, print_json, print_table, shown_progress
+from fastroof.cli.option_groups import EXECUTION, check_engine
+from fastroof.cli.output import (
+    duration,
+    limit_words,
+    percent,
+    print_json,
+    print_line,
+    print_records,
+    print_table,
+    range_words,
+    shown_progress,
+)
 from fastroof.command_group import GroupValues, taking
 from fastroof.documents import parse_toml
 from fastroof.errors import FastroofError
@@ -24,6 +33,8 @@ from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:
     from fastroof.sweep import BestStep, CapacitySummary, DeploymentSummary, StepSummary
+
+    AnySummary = StepSummary | DeploymentSummary | CapacitySummary
 
 
 EPILOG: Final = """\b
@@ -63,11 +74,6 @@ _NESTED: Final = ("ttft_ms", "tpot_ms", "itl_ms", "request_latency_ms")
 Text = list[str] | None
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("sweep", epilog=EPILOG)(sweep)
-
-
 def _key(help_text: str, *names: str) -> Any:
     return typer.Option(*names, metavar="VALUE", rich_help_panel=_KEYS, help=help_text)
 
@@ -82,11 +88,7 @@ def sweep(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Results: .parquet, .csv or .jsonl.  [default: results.parquet]",
-        ),
+        typer.Option("--output", "-o", help="Results: .parquet, .csv or .jsonl.  [default: results.parquet]"),
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Number of threads.  [default: all processors]")] = None,
     run: GroupValues,
@@ -110,15 +112,13 @@ def sweep(
     total_gpus: Annotated[Text, _key("GPUs of the whole deployment.")] = None,
     dtype: Annotated[Text, _key("auto (the checkpoint's), bf16, fp8, fp8_block, nvfp4, ...")] = None,
     kv_dtype: Annotated[Text, _key("auto (the checkpoint's), bf16, fp8.")] = None,
-    engine: Annotated[Text, _key("Serving engines (see fastroof engines), or .toml files.", *ENGINE)] = None,
+    engine: Annotated[Text, _key("Serving engines (see fastroof engines), or .toml files.")] = None,
     isl: Annotated[Text, _key("Prompt length in tokens.")] = None,
     osl: Annotated[Text, _key("Output length in tokens.")] = None,
     concurrency: Annotated[Text, _key("Number of clients; or --request-rate.")] = None,
     request_rate: Annotated[Text, _key("Requests per second.")] = None,
-    max_num_batched_tokens: Annotated[
-        Text, _key("Maximum number of tokens in a step.", *MAX_NUM_BATCHED_TOKENS)
-    ] = None,
-    max_num_seqs: Annotated[Text, _key("Maximum number of concurrent sequences.", *MAX_NUM_SEQS)] = None,
+    max_num_batched_tokens: Annotated[Text, _key("Maximum number of tokens in a step.")] = None,
+    max_num_seqs: Annotated[Text, _key("Maximum number of concurrent sequences.")] = None,
     prefix_hit: Annotated[Text, _key("Share of a prompt in the prefix cache.")] = None,
     client_overhead_ms: Annotated[
         Text, _key("Time of a request outside the engine, ms.", "--client-overhead")
@@ -230,9 +230,7 @@ MOST_GROUPS: Final = 40
 """Groups whose best deployment is printed; all are in the file."""
 
 
-def print_summary(
-    summary: StepSummary | DeploymentSummary | CapacitySummary, *, as_json: bool, quiet: bool
-) -> None:
+def print_summary(summary: AnySummary, *, as_json: bool, quiet: bool) -> None:
     """Print the summary of a sweep: as text, as JSON, or not at all."""
     if as_json:
         print_json(summary.document())
@@ -242,128 +240,109 @@ def print_summary(
 
 def _print_steps(summary: StepSummary) -> None:
     """Print the best step of each plan, and the counts."""
-    out = console()
-    kv_dtypes = {best.kv_dtype for best in summary.best}
-    kv_lens = {best.kv_len for best in summary.best}
-    columns = [
-        "model",
-        "tp",
-        "dtype",
-        "batch",
-        "ms a step",
-        "tokens/s",
-        "tokens/s a GPU",
-        "limited by",
-        "origin",
-    ]
-    if len(kv_dtypes) > 1:
-        columns.insert(3, "kv dtype")
-    for size in ("ep", "dp", "pp"):
-        if any(getattr(best, size) > 1 for best in summary.best):
-            columns.insert(2, size)
-    if len(kv_lens) > 1:
-        columns.insert(columns.index("batch"), "kv_len")
-    if any(best.relative_error is not None for best in summary.best):
-        columns.insert(columns.index("tokens/s"), "error")
-        columns.insert(columns.index("limited by"), "standing")
-    at = f" at kv_len {min(kv_lens):,}" if len(kv_lens) == 1 else ""
-    out.print(f"Best throughput{at} within the limits, engine {summary.engine}:\n", soft_wrap=True)
-    rows = [[_step_cell(best, name) for name in columns] for best in summary.best]
-    print_table(columns, rows, left=("model", "dtype", "kv dtype", "standing", "limited by", "origin"))
-    out.print()
-    _print_skipped(summary.skipped)
-    beyond = ", ".join(f"{count:,} beyond {limit}" for limit, count in summary.infeasible.items() if count)
-    out.print(
-        f"{summary.evaluations:,} steps timed for {summary.plans} plans in {duration(summary.evaluate_s)}: "
-        f"{summary.evaluations_per_s / 1e6:.1f} million a second" + (f" ({beyond})" if beyond else ""),
-        soft_wrap=True,
-    )
-    out.print(
-        f"{summary.rows:,} rows in {summary.output}; {duration(summary.total_s)} in all", soft_wrap=True
-    )
-
-
-def _print_skipped(skipped: dict[str, tuple[str, ...]]) -> None:
     from fastroof.sweep.deployments.kind import INFEASIBLE
 
-    for reason, names in skipped.items():
-        console().print(f"left out, {INFEASIBLE.get(reason, reason)}: {', '.join(names)}", soft_wrap=True)
+    every = summary.best
+    kv_lens = {best.kv_len for best in every}
+    has_errors = any(best.relative_error is not None for best in every)
+    is_shown = {
+        **{size: any(getattr(best, size) > 1 for best in every) for size in ("pp", "dp", "ep")},
+        "kv dtype": len({best.kv_dtype for best in every}) > 1,
+        "kv_len": len(kv_lens) > 1,
+        "error": has_errors,
+        "standing": has_errors,
+    }
+    at = f" at kv_len {min(kv_lens):,}" if len(kv_lens) == 1 else ""
+    print_line(f"Best throughput{at} within the limits, engine {summary.engine}:\n")
+    columns = {head: cell for head, cell in _STEP.items() if is_shown.get(head, True)}
+    print_records(every, columns, left=("model", "dtype", "kv dtype", "standing", "limited by", "origin"))
+    print_line()
+    _print_skipped(summary, INFEASIBLE)
+    beyond = ", ".join(f"{count:,} beyond {limit}" for limit, count in summary.infeasible.items() if count)
+    print_line(
+        f"{summary.evaluations:,} steps timed for {summary.plans} plans in {duration(summary.evaluate_s)}: "
+        f"{summary.evaluations_per_s / 1e6:.1f} million a second" + (f" ({beyond})" if beyond else "")
+    )
+    print_line(f"{summary.rows:,} rows in {summary.output}; {duration(summary.total_s)} in all")
 
 
-def _step_cell(best: BestStep, column: str) -> str:
-    if column == "batch":
-        return f"{best.batch_size:,}" if best.batch_size else "-"
-    if column == "ms a step":
-        return "-" if best.step_us is None else f"{best.step_us / US_PER_MS:.2f}"
-    if column == "tokens/s":
-        return "-" if best.tokens_per_s is None else f"{best.tokens_per_s:,.0f}"
-    if column == "tokens/s a GPU":
-        return "-" if best.tokens_per_s_per_gpu is None else f"{best.tokens_per_s_per_gpu:,.0f}"
-    if column == "error":
-        return "-" if best.relative_error is None else f"+- {percent(best.relative_error)}"
-    if column == "standing":
-        return best.standing or ""
-    if column == "kv_len":
-        return f"{best.kv_len:,}"
-    return str(getattr(best, column.replace(" ", "_")) or "-")
+def _attribute(name: str, spec: str = "") -> Callable[[Any], str]:
+    """Return the function that makes a cell of an attribute; "-" if it is missing."""
+    return lambda one: f"{value:{spec}}" if (value := getattr(one, name)) else "-"
+
+
+_STEP: Final[dict[str, Callable[[BestStep], str]]] = {
+    "model": _attribute("model"),
+    "tp": _attribute("tp"),
+    "pp": _attribute("pp"),
+    "dp": _attribute("dp"),
+    "ep": _attribute("ep"),
+    "dtype": _attribute("dtype"),
+    "kv dtype": _attribute("kv_dtype"),
+    "kv_len": _attribute("kv_len", ","),
+    "batch": _attribute("batch_size", ","),
+    "ms a step": lambda best: "-" if best.step_us is None else f"{best.step_us / US_PER_MS:.2f}",
+    "error": lambda best: "-" if best.relative_error is None else f"+- {percent(best.relative_error)}",
+    "tokens/s": _attribute("tokens_per_s", ",.0f"),
+    "tokens/s a GPU": _attribute("tokens_per_s_per_gpu", ",.0f"),
+    "standing": lambda best: best.standing or "",
+    "limited by": _attribute("limited_by"),
+    "origin": _attribute("origin"),
+}
 
 
 def _print_deployments(summary: DeploymentSummary) -> None:
     """Print the best deployment of each group, and the counts."""
     from fastroof.sweep.deployments.kind import INFEASIBLE
 
-    out = console()
     best = summary.best[:MOST_GROUPS]
-    names = ["model", "GPUs", "layout", "dtype", "clients", "TTFT ms", "TPOT ms", "tokens/s a GPU"]
-    names += ["tokens/s a user", "bound by"]
-    extra = {"kv_dtype": "kv dtype", "engine": "engine", "max_num_batched_tokens": "token budget",
-             "prefix_hit": "prefix hit"}  # fmt: skip
-    varied = {column: name for column, name in extra.items() if len({row[column] for row in best}) > 1}
-    names[4:4] = list(varied.values())
-    if len({(row["isl"], row["osl"]) for row in best}) > 1:
-        names[1:1] = ["isl", "osl"]
-    if any(row["request_rate_per_s"] is not None for row in best):
-        names.insert(names.index("clients"), "requests/s")
-    if any(row["cost_per_million_tokens"] is not None for row in best):
-        names.insert(names.index("bound by"), "cost of 1M tokens")
+
+    def varies(*columns: str) -> bool:
+        return len({tuple(row[column] for column in columns) for row in best}) > 1
+
+    is_shown = {
+        **{head: varies("isl", "osl") for head in ("isl", "osl")},
+        **{head: varies(_DEPLOYMENT[head]) for head in ("kv dtype", "engine", "token budget", "prefix hit")},
+        "requests/s": any(row["request_rate_per_s"] is not None for row in best),
+        "cost of 1M tokens": any(row["cost_per_million_tokens"] is not None for row in best),
+    }
     if best:
-        at = ""
-        if "isl" not in names:
-            at = f" at isl {best[0]['isl']:,}, osl {best[0]['osl']:,}"
-        engine = "" if "engine" in varied else f", engine {best[0]['engine']}"
-        out.print(f"Best deployments{at} within the limits{engine}:\n", soft_wrap=True)
-        rows = [[_deployment_cell(row, name, varied) for name in names] for row in best]
-        print_table(names, rows, left=("model", "GPUs", "layout", "dtype", "kv dtype", "engine", "bound by"))
-        if len(summary.best) > len(best):
-            out.print(f"and {len(summary.best) - len(best):,} more groups", soft_wrap=True)
+        at = "" if is_shown["isl"] else f" at isl {best[0]['isl']:,}, osl {best[0]['osl']:,}"
+        engine = "" if is_shown["engine"] else f", engine {best[0]['engine']}"
+        print_line(f"Best deployments{at} within the limits{engine}:\n")
+        heads = [head for head in _DEPLOYMENT if is_shown.get(head, True)]
+        rows = [[_deployment_cell(row, head) for head in heads] for row in best]
+        print_table(heads, rows, left=("model", "GPUs", "layout", "dtype", "kv dtype", "engine", "bound by"))
     else:
-        out.print("No deployment is within the limits.", soft_wrap=True)
-    out.print()
-    _print_skipped(summary.skipped)
-    out.print(
+        print_line("No deployment is within the limits.")
+    _print_counts(
+        summary,
+        INFEASIBLE,
         f"{summary.candidates:,} deployments estimated in {duration(summary.total_s)}: "
         f"{summary.feasible:,} are possible and within the limits",
-        soft_wrap=True,
+        "{:>13,} are not: ",
     )
-    for reason, count in sorted(summary.infeasible.items(), key=lambda pair: -pair[1]):
-        out.print(f"  {count:>13,} are not: {INFEASIBLE[reason]}", soft_wrap=True)
-    out.print(f"{summary.rows:,} rows in {summary.output}", soft_wrap=True)
 
 
-def _deployment_cell(row: dict[str, Any], name: str, varied: dict[str, str]) -> str:
-    if name == "GPUs":
+_DEPLOYMENT: Final = {
+    "model": "model", "isl": "isl", "osl": "osl", "GPUs": "gpu", "layout": "tp", "dtype": "dtype",
+    "kv dtype": "kv_dtype", "engine": "engine", "token budget": "max_num_batched_tokens",
+    "prefix hit": "prefix_hit", "requests/s": "requests_per_s", "clients": "concurrency",
+    "TTFT ms": "ttft_ms", "TPOT ms": "tpot_ms", "tokens/s a GPU": "tokens_per_s_per_gpu",
+    "tokens/s a user": "tokens_per_s_per_user", "cost of 1M tokens": "cost_per_million_tokens",
+    "bound by": "bound",
+}  # fmt: skip
+"""Columns of results by their heads."""
+
+
+def _deployment_cell(row: dict[str, Any], head: str) -> str:
+    if head == "GPUs":
         return f"{row['total_gpus']} x {row['gpu']}"
-    if name == "layout":
+    if head == "layout":
         from fastroof.models.layout import copies_words
 
         return copies_words(row)
-    columns = {
-        "isl": "isl", "osl": "osl", "clients": "concurrency", "TTFT ms": "ttft_ms", "TPOT ms": "tpot_ms",
-        "tokens/s a GPU": "tokens_per_s_per_gpu", "tokens/s a user": "tokens_per_s_per_user",
-        "bound by": "bound", "requests/s": "requests_per_s", "cost of 1M tokens": "cost_per_million_tokens",
-        **{shown: column for column, shown in varied.items()},
-    }  # fmt: skip
-    value = row[columns.get(name, name)]
+    value = row[_DEPLOYMENT[head]]
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -371,10 +350,70 @@ def _deployment_cell(row: dict[str, Any], name: str, varied: dict[str, str]) -> 
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def _print_capacities(summary: CapacitySummary) -> None:
+    """Print the best deployment of each group, and the counts."""
+    from fastroof.models.layout import split_words
+    from fastroof.sweep.capacities.kind import LOST
+
+    best = summary.best[:MOST_GROUPS]
+    if best:
+        print_line("Most requests per second and GPU within the limits:\n")
+        columns: dict[str, Callable[[dict[str, Any]], str]] = {
+            "model": lambda row: row["model"],
+            "GPUs": lambda row: f"{row['total_gpus']} x {row['gpu']}",
+            "layout": lambda row: f"{row['replicas']} x {split_words(row)}",
+            "dtype": lambda row: row["dtype"],
+            "engine": lambda row: row["engine"],
+            "tokens a step": lambda row: f"{row['max_num_batched_tokens']:,}",
+            "max requests": lambda row: f"{row['max_num_seqs']:,}",
+            "requests/s a GPU": lambda row: f"{row['requests_per_s_per_gpu']:,.4g}",
+            "requests/s": lambda row: f"{row['requests_per_s']:,.4g}",
+            "one error": range_words,
+            "limited by": lambda row: limit_words(row["limit"]),
+        }
+        print_records(best, columns, left=("model", "GPUs", "layout", "dtype", "engine", "limited by"))
+        sampled = [row["sampling_error"] for row in best if row["sampling_error"] is not None]
+        if sampled:
+            print_line(f"\nby chance up to ±{percent(max(sampled))}, one standard error")
+    else:
+        print_line("No deployment keeps the limits at any rate.")
+    _print_counts(
+        summary,
+        LOST,
+        f"capacities of {summary.candidates:,} deployments in {duration(summary.total_s)}: "
+        f"{summary.feasible:,} keep the limits",
+        "{:>9,} do not: ",
+        between="; ",
+    )
+
+
+def _print_counts(
+    summary: DeploymentSummary | CapacitySummary,
+    reasons: Mapping[str, str],
+    counts: str,
+    lost: str,
+    between: str = ", ",
+) -> None:
+    """Print how many groups, deployments and rows there are, and what was left out."""
+    if len(summary.best) > MOST_GROUPS:
+        print_line(f"and {len(summary.best) - MOST_GROUPS:,} more groups")
+    print_line()
+    _print_skipped(summary, reasons, between)
+    print_line(counts)
+    for reason, count in sorted(summary.infeasible.items(), key=lambda pair: -pair[1]):
+        print_line(f"  {lost.format(count)}{reasons[reason]}")
+    print_line(f"{summary.rows:,} rows in {summary.output}")
+
+
+def _print_skipped(summary: AnySummary, reasons: Mapping[str, str], between: str = ", ") -> None:
+    for reason, names in summary.skipped.items():
+        print_line(f"left out, {reasons.get(reason, reason)}: {between.join(names)}")
+
+
 _PRINTED: Final[dict[str, Callable[[Any], None]]] = {
     "steps": _print_steps,
     "deployments": _print_deployments,
-    "capacities": print_capacities,
+    "capacities": _print_capacities,
 }
 """What prints a summary, by its kind of sweep."""
 

@@ -19,11 +19,6 @@ on the same --port. Ctrl-C stops the server.
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("ui", epilog=EPILOG)(ui)
-
-
 def ui(
     model: Annotated[
         str | None,

@@ -8,29 +8,20 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from fastroof.cli.checkout import CheckoutCommand
-from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.gpu_tables import measured_tables
 from fastroof.cli.named_plans import DRAFTS
-from fastroof.cli.option_groups import ENGINE
 from fastroof.cli.options import Gpu, Json, Source, TablesPath
-from fastroof.cli.output import console, counted, print_json, print_table
-from fastroof.cli.own_runs import (
-    WITH_DATA,
-    EngineArgs,
-    EngineVersion,
-    OwnModel,
-    Runs,
-    Steps,
-    own_runs_of,
-)
+from fastroof.cli.output import counted, print_json, print_line, print_records
+from fastroof.cli.own_runs import EngineArgs, EngineVersion, OwnModel, Runs, Steps, own_runs_of
 from fastroof.command_group import GroupValues, taking, warn
-from fastroof.errors import FastroofError, MissingTableError
 
 if TYPE_CHECKING:
     from fastroof.evidence.measured_steps import MeasuredStep
@@ -65,9 +56,8 @@ quantity: empty if it is the whole row], compared (what was timed of the steps o
 Profile = Annotated[
     str,
     typer.Option(
-        *ENGINE,
         help="Profile to judge, or .toml file, and the engine of runs whose arguments name none; auto: the "
-        "profile of each run's engine.",
+        "profile of each run's engine."
     ),
 ]
 By = Annotated[
@@ -83,8 +73,6 @@ class ValidateCommand(CheckoutCommand):
     """Judge the shipped profiles if no data is given."""
 
     elsewhere = "judge"
-    data = ("--runs", "--steps")
-    with_data = WITH_DATA
 
 
 def register(app: typer.Typer) -> None:
@@ -116,21 +104,16 @@ def validate(
     """
     from fastroof.engines import load_engine
     from fastroof.evidence.validation import other_versions, validate_own
-    from fastroof.load.by_name import missing_tables
 
     if plot is not None:
         from fastroof.report import check_picture
 
         check_picture(plot)
-    if not runs and steps is None:
-        raise FastroofError(f"{' '.join(ValidateCommand.with_data)} go with --runs or --steps")
     settings = {"gpu": gpu, "version": engine_version, "model": model, **drafts}
     judged = "" if engine == "auto" else load_engine(engine).engine
     own = own_runs_of(runs or (), engine_args, settings, engine=judged, steps=steps, warn=not as_json)
     gpu = (own.gpu or None) if runs or gpu is None else gpu
-    spec, measured_kernels = gpu_and_tables(gpu, tables, source)
-    if measured_kernels is None:
-        raise MissingTableError(missing_tables(spec.name))
+    _, measured_kernels = measured_tables(gpu, tables, source)
     for words in other_versions(own.rows, engine):
         warn(words)
     report = validate_own(
@@ -146,10 +129,10 @@ def validate(
         print_json(document(report, groups) | {"compared": compared(own.steps)})
     else:
         count = counted(len(report.rows), "prediction")
-        console().print(f"{report.gpu}, {count}, engine {report.engine}\n", soft_wrap=True)
+        print_line(f"{report.gpu}, {count}, engine {report.engine}\n")
         print_groups(groups)
         for dataset, words in compared(own.steps).items():
-            console().print(f"\n{dataset}: {words}", soft_wrap=True)
+            print_line(f"\n{dataset}: {words}")
         print_left_out(report)
 
 
@@ -213,41 +196,25 @@ def _cell(value: Any) -> Any:
 def print_groups(groups: Sequence[ErrorGroup]) -> None:
     """Print errors by group as a table."""
     if not groups:
-        console().print("nothing could be judged")
+        print_line("nothing could be judged")
         return
-    by = list(groups[0].values)
-    columns = (
-        "quantity",
-        "data set",
-        *by,
-        "kind",
-        "rows",
-        "MAPE",
-        "median",
-        "p90",
-        "bias",
-        "aic",
-        "its bias",
-        "fitted",
-    )
-    text = [
-        (
-            group.quantity,
-            group.dataset,
-            *(_words(value) for value in group.values.values()),
-            group.kind,
-            f"{group.rows}",
-            *(f"{share:.1%}" for share in (group.mape, group.median, group.p90)),
-            f"{group.bias:+.1%}",
-            _peer(group, f"{group.aic_mape:.1%}"),
-            f"{group.aic_bias:+.1%}" if group.aic_rows else "",
-            "yes" if group.fitted else "no",
-        )
-        for group in groups
-    ]
-    print_table(
+    columns: dict[str, Callable[[ErrorGroup], str]] = {
+        "quantity": lambda group: group.quantity,
+        "data set": lambda group: group.dataset,
+        **{name: partial(_value_words, name) for name in groups[0].values},
+        "kind": lambda group: group.kind,
+        "rows": lambda group: f"{group.rows}",
+        "MAPE": lambda group: f"{group.mape:.1%}",
+        "median": lambda group: f"{group.median:.1%}",
+        "p90": lambda group: f"{group.p90:.1%}",
+        "bias": lambda group: f"{group.bias:+.1%}",
+        "aic": lambda group: _peer(group, f"{group.aic_mape:.1%}"),
+        "its bias": lambda group: f"{group.aic_bias:+.1%}" if group.aic_rows else "",
+        "fitted": lambda group: "yes" if group.fitted else "no",
+    }
+    print_records(
+        groups,
         columns,
-        text,
         left=("quantity", "data set", "model", "engine", "kind", "fitted"),
         least=("fitted", "its bias", "aic", "p90", "median"),
     )
@@ -255,17 +222,17 @@ def print_groups(groups: Sequence[ErrorGroup]) -> None:
 
 def print_left_out(report: Validation) -> None:
     """Print the rows that were not judged, by reason."""
-    out = console()
     if report.left_out:
         whole = sum(entry.rows for entry in report.left_out if not entry.quantity)
         part = ", and a part of others" if any(entry.quantity for entry in report.left_out) else ""
-        out.print(f"\nnot judged: {counted(whole, 'row')}{part}", soft_wrap=True)
+        print_line(f"\nnot judged: {counted(whole, 'row')}{part}")
     for entry in report.left_out:
         part = f"{entry.quantity} of " if entry.quantity else ""
-        out.print(f"  {entry.rows:>4}  {part}{entry.source}: {entry.reason}", soft_wrap=True)
+        print_line(f"  {entry.rows:>4}  {part}{entry.source}: {entry.reason}")
 
 
-def _words(value: Any) -> str:
+def _value_words(name: str, group: ErrorGroup) -> str:
+    value = group.values[name]
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

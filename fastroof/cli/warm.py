@@ -52,11 +52,6 @@ GROUPS: Final = (
 """Questions whose loops are compiled: each group in one process after another, groups at the same time."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("warm", epilog=EPILOG)(warm)
-
-
 def warm(
     jobs: Annotated[
         int | None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.checks import shown
-from fastroof.cli.output import console, counted
+from fastroof.cli.output import counted, print_line
 from fastroof.command_group import Group, warn
 from fastroof.errors import BackendError, BatchError, LookupInputError, TraceError
 
@@ -214,7 +214,7 @@ def workload_trace(**options: Any) -> Trace:
 def print_left_out(requests: Trace | Workload) -> None:
     """Print how many rows of a trace's file are not served, by reason."""
     for reason, rows in getattr(requests, "left_out", {}).items():
-        console().print(f"left out: {counted(rows, 'row')} ({reason})", soft_wrap=True)
+        print_line(f"left out: {counted(rows, 'row')} ({reason})")
 
 
 def _parse_think(text: str) -> float:

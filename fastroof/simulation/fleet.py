@@ -30,14 +30,14 @@ _AUTOSCALE: Final[dict[str, Callable[[str], Any]]] = {
     "autoscale": str, "min_replicas": count, "max_replicas": count, "startup": float,
     "scale_interval": float, "scale_down_delay": float,
 }  # fmt: skip
-_OPTIONS: Final[dict[str, tuple[Callable[[str], Any], Any]]] = {
+OPTIONS: Final[dict[str, tuple[Callable[[str], Any], Any]]] = {
     "replicas": (count, 1),
     "router": (str, "round_robin"),
     "prefix_cache": (str, "auto"),
     "kv_tiers": (str, None),
     **{name: (kind, None) for name, kind in (_AUTOSCALE | _POOLS).items()},
 }
-"""Each option with its type and default, as :mod:`fastroof.cli.fleet_options` has them with their help."""
+"""Each option with its type and default; :mod:`fastroof.cli.fleet_options` adds their help."""
 
 
 class Fleet(NamedTuple):
@@ -50,7 +50,7 @@ class Fleet(NamedTuple):
     @classmethod
     def of_options(cls, options: Mapping[str, Any]) -> Fleet:
         """Return the engines, or refuse options that exclude each other."""
-        link = _link(options["replicas"], **{name: options[name] for name in _POOLS})
+        link = _link(options["replicas"], {name: options[name] for name in _POOLS})
         autoscale = _autoscaler({name: options[name] for name in _AUTOSCALE})
         if link is not None and autoscale is not None:
             raise SimulationError("--autoscale starts and stops whole engines: leave out --prefill-replicas")
@@ -62,7 +62,7 @@ class Fleet(NamedTuple):
     def read(cls, text: str, **options: Any) -> Fleet:
         """Read the options as on a command line, except those that are given."""
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-        for name, (kind, default) in _OPTIONS.items():
+        for name, (kind, default) in OPTIONS.items():
             flag = f"--{name.replace('_', '-')}"
             if name not in options and kind is bool:
                 parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default)
@@ -128,47 +128,30 @@ class Fleet(NamedTuple):
         )
 
 
-def _link(
-    replicas: int,
-    *,
-    prefill_replicas: int | None,
-    decode_replicas: int | None,
-    prefill_tp: int | None,
-    kv_bandwidth: float | None,
-    kv_latency: float | None,
-    first_token: str | None,
-    back_pressure: bool | None,
-    kv_by_layer: bool | None,
-) -> Link | None:
-    """Return the link between pools of engines, None without pools."""
+def _link(replicas: int, given: Mapping[str, Any]) -> Link | None:
+    """Return the link that options of pools of engines describe, None without pools."""
     from fastroof.simulation import Link
     from fastroof.units import GB
 
-    options: dict[str, Any] = {
-        "--prefill-tp": prefill_tp,
-        "--kv-bandwidth": kv_bandwidth,
-        "--kv-latency": kv_latency,
-        "--first-token": first_token,
-        "--back-pressure": back_pressure,
-        "--kv-by-layer": kv_by_layer,
-    }
-    if prefill_replicas is None and decode_replicas is None:
-        alone = [name for name, value in options.items() if value is not None]
+    pools = given["prefill_replicas"], given["decode_replicas"]
+    if pools == (None, None):
+        alone = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]
         if alone:
             raise SimulationError(f"{alone[0]} needs --prefill-replicas and --decode-replicas")
         return None
-    if None in (prefill_replicas, decode_replicas):
+    if None in pools:
         raise SimulationError("--prefill-replicas and --decode-replicas go together: give both")
     if replicas != 1:
         raise SimulationError(
             f"--replicas {replicas} are engines that prefill and decode; leave it out with "
             "--prefill-replicas and --decode-replicas"
         )
+    bandwidth, first_token = given["kv_bandwidth"], given["first_token"]
     link = Link(
-        None if kv_bandwidth is None else kv_bandwidth * GB,
-        kv_latency or 0.0,
-        back_pressure=bool(back_pressure),
-        by_layer=bool(kv_by_layer),
+        None if bandwidth is None else bandwidth * GB,
+        given["kv_latency"] or 0.0,
+        back_pressure=bool(given["back_pressure"]),
+        by_layer=bool(given["kv_by_layer"]),
     )
     return link if first_token is None else link._replace(first_token=first_token)
 

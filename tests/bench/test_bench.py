@@ -14,26 +14,21 @@ import pytest
 from typer.testing import CliRunner
 
 import fastroof
-from fastroof.bench import WORKLOADS, Baseline, Setup, Workload, lookup_workloads, measure, new_setup
-from fastroof.bench.lookups import LOOKUP_OPERATORS, lookup_points
+from fastroof.bench import timing, workload
+from fastroof.bench.lookups import LOOKUP_OPERATORS, lookup_points, lookup_workloads
 from fastroof.bench.numpy_steps import NumpySteps, searched
 from fastroof.bench.plot import draw_bench
-from fastroof.bench.report import report_document, run_workloads
-from fastroof.bench.timing import check_agreement, rate_of, seconds_of, share_of, this_machine, time_of_ns
+from fastroof.bench.timing import check_agreement, measure, report_document, run_workloads, seconds_of
 from fastroof.bench.workload import (
     AGREEMENT,
-    chunk_sizes,
-    decode_sizes,
+    Baseline,
+    Setup,
+    Workload,
     mixed_batch,
+    new_setup,
     ragged_decodes,
-    stream_decodes,
-    stream_lookups,
-    stream_out,
-    stream_prefills,
-    stream_requests,
-    sweep_axes,
 )
-from fastroof.bench.workloads import homogeneous_decode, import_seconds, sweep_best
+from fastroof.bench.workloads import WORKLOADS, homogeneous_decode, import_seconds, sweep_best
 from fastroof.cli import app
 from fastroof.cli.bench import NAMES
 from fastroof.config.paths import bench_data_root
@@ -136,13 +131,13 @@ def test_threads_are_whole_numbers(h100: fastroof.Tables, threads: Any) -> None:
 
 
 def test_sizes_are_within_the_plan(setup: Setup) -> None:
-    batch, kv_len = decode_sizes(setup, 1000)
+    batch, kv_len = workload.decode_sizes(setup, 1000)
     assert (batch.dtype, kv_len.dtype) == (np.int32, np.int32)
     assert (batch.min() >= 1, batch.max() <= 512, kv_len.min() >= 2, kv_len.max() <= 65_536) == (True,) * 4
-    new, context, chunks = chunk_sizes(1000)
+    new, context, chunks = workload.chunk_sizes(1000)
     assert (new * chunks).max() <= setup.plan.max_tokens
     assert context.min() >= 0
-    batch, kv_len = sweep_axes(setup)
+    batch, kv_len = workload.sweep_axes(setup)
     assert (len(batch), len(kv_len)) == (32, 16)
 
 
@@ -156,13 +151,8 @@ def test_mixed_steps_hold_chunks_and_decodes() -> None:
 
 def test_searched_is_linear_between_its_nodes() -> None:
     axis, value = np.array([1.0, 2.0, 4.0]), np.array([10.0, 20.0, 60.0])
-    assert searched(axis, value, np.array([1.0, 1.5, 2.0, 3.0, 4.0])).tolist() == [
-        10.0,
-        15.0,
-        20.0,
-        40.0,
-        60.0,
-    ]
+    found = searched(axis, value, np.array([1.0, 1.5, 2.0, 3.0, 4.0]))
+    assert found.tolist() == [10.0, 15.0, 20.0, 40.0, 60.0]
 
 
 @pytest.mark.parametrize("operator", LOOKUP_OPERATORS)
@@ -194,16 +184,16 @@ def test_every_operator_and_method_is_looked_up(setup: Setup, h100: fastroof.Tab
 def test_streams_touch_every_byte() -> None:
     a, b = np.arange(1, 6, dtype=np.int32), np.arange(10, 15, dtype=np.int32)
     out = np.empty(5)
-    stream_decodes(a, b, out)
+    workload.stream_decodes(a, b, out)
     assert out.tolist() == (a + b).tolist()
-    stream_prefills(a, b, b, out)
+    workload.stream_prefills(a, b, b, out)
     assert out.tolist() == (a + 2 * b).tolist()
-    stream_out(7.0, out)
+    workload.stream_out(7.0, out)
     assert out.tolist() == [7.0] * 5
     steps, mfu, origin = np.empty(2), np.empty(5), np.empty(5, np.uint8)
-    stream_requests(a, b, np.array([0, 2, 5]), steps)
+    workload.stream_requests(a, b, np.array([0, 2, 5]), steps)
     assert steps.tolist() == [(a + b)[:2].sum(), (a + b)[2:].sum()]
-    stream_lookups(a, a, b, out, mfu, origin)
+    workload.stream_lookups(a, a, b, out, mfu, origin)
     assert out.tolist() == mfu.tolist() == (2 * a + b).tolist()
     assert origin.tolist() == [1] * 5
 
@@ -212,7 +202,7 @@ def test_streams_touch_every_byte() -> None:
 
 
 def test_machine_has_the_hardware_and_versions() -> None:
-    machine = this_machine()
+    machine = timing.this_machine()
     assert machine.cpu
     assert machine.cores >= 1
     assert set(machine.versions) == {"fastroof", "numba", "numpy", "python"}
@@ -222,12 +212,12 @@ def test_machine_has_the_hardware_and_versions() -> None:
     ("ns", "message"), [(0.36, "0.36 ns"), (12.34, "12.3 ns"), (1234.0, "1.23 us"), (2e9, "2.00 s")]
 )
 def test_times_in_words(ns: float, message: str) -> None:
-    assert time_of_ns(ns) == message
+    assert timing.time_of_ns(ns) == message
 
 
 def test_rates_and_shares_in_words() -> None:
-    assert [rate_of(r) for r in (0.5, 999.0, 2.5e9)] == ["0.50 /s", "999 /s", "2.50 G/s"]
-    assert [share_of(s) for s in (1.2, 0.0995, 0.004)] == ["120 %", "10 %", "0.4 %"]
+    assert [timing.rate_of(r) for r in (0.5, 999.0, 2.5e9)] == ["0.50 /s", "999 /s", "2.50 G/s"]
+    assert [timing.share_of(s) for s in (1.2, 0.0995, 0.004)] == ["120 %", "10 %", "0.4 %"]
 
 
 def test_workloads_are_built_one_at_a_time(setup: Setup) -> None:
@@ -250,7 +240,7 @@ def test_a_report_that_fails_prints_none_of_it(monkeypatch: pytest.MonkeyPatch) 
         raise FastroofError("the first workload fails")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fastroof.bench.run_workloads", fails)
+        patched.setattr("fastroof.bench.timing.run_workloads", fails)
         assert "the first workload fails" in refused("scalar", "--quick", "--json")
 
 

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import typer
 
-from fastroof.cli.export import c, npz, simulators
+from fastroof.cli.export.c import EPILOG as C
+from fastroof.cli.export.c import c
+from fastroof.cli.export.npz import EPILOG as NPZ
+from fastroof.cli.export.npz import npz
+from fastroof.cli.export.simulators import LLM_D, LLMSERVINGSIM, TRACE, llm_d, llmservingsim, trace
 from fastroof.command_group import help_if_alone
-
-group = typer.Typer(help="Write plans and times as files that other programs read.", rich_markup_mode=None)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    group = typer.Typer(
+        help="Write plans and times as files that other programs read.", rich_markup_mode=None
+    )
     group.callback(invoke_without_command=True)(help_if_alone)
-    for command in (c, npz, simulators):
-        command.register(group)
+    commands = (
+        (c, C), (npz, NPZ), (llmservingsim, LLMSERVINGSIM), (llm_d, LLM_D), (trace, TRACE)
+    )  # fmt: skip
+    for command, epilog in commands:
+        group.command(command.__name__.replace("_", "-"), epilog=epilog)(command)
     app.add_typer(group, name="export")

@@ -7,10 +7,9 @@ from typing import Annotated, Final
 
 import typer
 
-from fastroof.cli.named_plans import PLANS_HELP, GpuOption, PlansArgument, named_plans, plans_words
-from fastroof.cli.options import Source, TablesPath
-from fastroof.cli.output import console
-from fastroof.command_group import warn
+from fastroof.cli.named_plans import PLAN_TABLES, PLANS_HELP, PlansArgument, named_plans, plans_words
+from fastroof.cli.output import print_line
+from fastroof.command_group import GroupValues, taking, warn
 
 EPILOG: Final = f"""\b
 Examples:
@@ -24,12 +23,9 @@ Go and Rust, LICENSE; with --shared, or if a C compiler is found, libfastroof_st
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("c", epilog=EPILOG)(c)
-
-
+@taking(measured=PLAN_TABLES)
 def c(
+    *,
     plans: PlansArgument,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to.")],
     cpu: Annotated[
@@ -48,9 +44,7 @@ def c(
             show_default=False,
         ),
     ] = None,
-    gpu: GpuOption = None,
-    tables: TablesPath = None,
-    source: Source = None,
+    measured: GroupValues,
 ) -> None:
     """Write plans for C, Go, Rust: plan files, a header, an object file.
 
@@ -58,11 +52,10 @@ def c(
     """
     from fastroof.backends.c import export_c
 
-    named = named_plans(plans, gpu, tables, source)
+    named = named_plans(plans, **measured)
     done = export_c(named, output, cpu=cpu, target=target, shared=shared)
-    out = console()
-    out.print(f"wrote {plans_words(named)}", soft_wrap=True, highlight=False)
+    print_line(f"wrote {plans_words(named)}")
     for path in (*done.plans.values(), *done.files):
-        out.print(f"{path}  {path.stat().st_size:,} bytes", soft_wrap=True, highlight=False)
+        print_line(f"{path}  {path.stat().st_size:,} bytes")
     if done.without:
         warn(done.without)

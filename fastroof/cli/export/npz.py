@@ -7,11 +7,11 @@ from typing import Annotated, Final
 
 import typer
 
-from fastroof.cli.named_plans import PLANS_HELP, GpuOption, named_plans, plans_words
-from fastroof.cli.options import Source, TablesPath
+from fastroof.cli.named_plans import PLAN_TABLES, PLANS_HELP, named_plans, plans_words
+from fastroof.cli.options import option
 from fastroof.cli.output import percent
 from fastroof.cli.workload_options import parse_beside
-from fastroof.command_group import warn
+from fastroof.command_group import Group, GroupValues, taking, warn
 from fastroof.errors import BackendError
 
 EPILOG: Final = f"""\b
@@ -29,12 +29,26 @@ and --rate finds by simulation which decodes run.
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("npz", epilog=EPILOG)(npz)
+SIZES: Final[Group] = {
+    "prompt_len": option(int, "Tokens of a prompt.  [default: all new tokens of a step]", min=1),
+    "max_isl": option(int, "Maximum new tokens in a step.  [default: the plan's max_tokens]", min=2),
+    "max_context": option(
+        int, "Maximum tokens that a decode attends to.  [default: the model's positions]", min=2
+    ),
+    "max_kv_tokens": option(
+        int, "Maximum tokens that all decodes of a step attend to.  [default: any batch's]", min=2
+    ),
+    "max_batch_size": option(
+        int, "Maximum decodes in a step, the mocker's max_num_seqs.  [default: 256]", min=1
+    ),
+    "points": option(int, "Grid points for each doubling of tokens.  [default: 24]", min=1),
+}
+"""Sizes of a profile, as arguments of :func:`fastroof.backends.dynamo.write_dynamo_profile`."""
 
 
+@taking(sizes=SIZES, measured=PLAN_TABLES)
 def npz(
+    *,
     plan: Annotated[
         str,
         typer.Argument(
@@ -42,32 +56,7 @@ def npz(
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write (.npz).", show_default=False)],
-    prompt_len: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a prompt.  [default: all new tokens of a step]")
-    ] = None,
-    max_isl: Annotated[
-        int | None,
-        typer.Option(min=2, help="Maximum new tokens in a step.  [default: the plan's max_tokens]"),
-    ] = None,
-    max_context: Annotated[
-        int | None,
-        typer.Option(
-            min=2, help="Maximum tokens that a decode attends to.  [default: the model's positions]"
-        ),
-    ] = None,
-    max_kv_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=2, help="Maximum tokens that all decodes of a step attend to.  [default: any batch's]"
-        ),
-    ] = None,
-    max_batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum decodes in a step, the mocker's max_num_seqs.  [default: 256]"),
-    ] = None,
-    points: Annotated[
-        int | None, typer.Option(min=1, help="Grid points for each doubling of tokens.  [default: 24]")
-    ] = None,
+    sizes: GroupValues,
     beside: Annotated[
         str | None,
         typer.Option(
@@ -80,15 +69,14 @@ def npz(
         typer.Option(metavar="REQUESTS/S", help="Write prefill as what it adds to the decodes at this rate."),
     ] = None,
     output_len: Annotated[int | None, typer.Option(min=1, help="Tokens of an output, for --rate.")] = None,
-    gpu: GpuOption = None,
-    tables: TablesPath = None,
-    source: Source = None,
+    measured: GroupValues,
 ) -> None:
     """Write a plan as the NPZ profile that Dynamo's mocker reads."""
     from fastroof.backends import dynamo
 
-    [(name, compiled)] = named_plans([plan], gpu, tables, source).items()
-    batch = dynamo.MAX_BATCH_SIZE if max_batch_size is None else max_batch_size
+    [(name, compiled)] = named_plans([plan], **measured).items()
+    sizes = {"max_batch_size": dynamo.MAX_BATCH_SIZE} | {k: v for k, v in sizes.items() if v is not None}
+    batch, prompt_len = sizes["max_batch_size"], sizes.get("prompt_len")
     running = None if beside is None else parse_beside(beside)
     if rate is not None or output_len is not None:
         if rate is None or output_len is None or prompt_len is None or running is not None:
@@ -96,17 +84,7 @@ def npz(
         lengths = {"prompt_len": prompt_len, "output_len": output_len}
         running = dynamo.decodes_beside(compiled, rate_per_s=rate, **lengths, max_batch_size=batch)
         typer.echo(f"at {rate:g} requests/s {running[0]} decodes of {running[1]} tokens run next to prompts")
-    profile = dynamo.write_dynamo_profile(
-        compiled,
-        output,
-        prompt_len=prompt_len,
-        max_isl=max_isl,
-        max_context=max_context,
-        max_kv_tokens=max_kv_tokens,
-        max_batch_size=batch,
-        points=dynamo.POINTS if points is None else points,
-        beside=running,
-    )
+    profile = dynamo.write_dynamo_profile(compiled, output, **sizes, beside=running)
     tokens, active, context = (
         profile[key] for key in ("prefill_isl", "decode_active_kv_tokens", "decode_context_length")
     )

@@ -7,9 +7,8 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from fastroof.cli.named_plans import PLANS_HELP, GpuOption, PlansArgument, named_plans, plans_words
-from fastroof.cli.options import Source, TablesPath
-from fastroof.cli.output import console, counted
+from fastroof.cli.named_plans import PLAN_TABLES, PLANS_HELP, PlansArgument, named_plans, plans_words
+from fastroof.cli.output import counted, print_line
 from fastroof.cli.workload_options import WORKLOAD, parse_sizes, print_left_out, workload_trace
 from fastroof.command_group import GroupValues, taking
 from fastroof.units import GB
@@ -50,18 +49,12 @@ The requests are those that `fastroof simulate` serves with the same options, in
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command("llmservingsim", epilog=LLMSERVINGSIM)(llmservingsim)
-    app.command("llm-d", epilog=LLM_D)(llm_d)
-    app.command("trace", epilog=TRACE)(trace)
-
-
+@taking(measured=PLAN_TABLES)
 def llmservingsim(
+    *,
     plans: PlansArgument,
     output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="DIR", help="The simulator's profiler/perf."),
+        Path, typer.Option("--output", "-o", metavar="DIR", help="The simulator's profiler/perf.")
     ],
     hardware: Annotated[
         str | None, typer.Option(help="Name of the GPU in cluster configurations.  [default: H100]")
@@ -75,9 +68,7 @@ def llmservingsim(
     profile: Annotated[
         Literal["v1.1", "bundle"], typer.Option("--format", help="Format of the simulator's version.")
     ] = "v1.1",
-    gpu: GpuOption = None,
-    tables: TablesPath = None,
-    source: Source = None,
+    measured: GroupValues,
 ) -> None:
     """Write the layers of a plan as CSV files that LLMServingSim simulates a GPU from.
 
@@ -86,7 +77,7 @@ def llmservingsim(
     """
     from fastroof.backends.llmservingsim import export_llmservingsim, left_out
 
-    named = named_plans(plans, gpu, tables, source)
+    named = named_plans(plans, **measured)
     compiled = list(named.values())
     bundle = export_llmservingsim(
         compiled,
@@ -96,13 +87,14 @@ def llmservingsim(
         variant=variant,
         release="1.1" if profile == "v1.1" else "unreleased",
     )
-    out = console()
-    out.print(f"wrote {bundle.folder}: {counted(bundle.rows, 'row')} of {plans_words(named)}", soft_wrap=True)
+    print_line(f"wrote {bundle.folder}: {counted(bundle.rows, 'row')} of {plans_words(named)}")
     for words in dict.fromkeys(words for plan in compiled for words in left_out(plan)):
-        out.print(f"left out: {words}", soft_wrap=True)
+        print_line(f"left out: {words}")
 
 
+@taking(measured=PLAN_TABLES)
 def llm_d(
+    *,
     plan: Annotated[
         str, typer.Argument(metavar="PLAN", help="MODEL[,KEY=VALUE...], such as llama-3.1-70b,tp=4.")
     ],
@@ -131,9 +123,7 @@ def llm_d(
             "since; older releases read 0).",
         ),
     ] = True,
-    gpu: GpuOption = None,
-    tables: TablesPath = None,
-    source: Source = None,
+    measured: GroupValues,
 ) -> None:
     """Write a configuration of llm-d-inference-sim that is as fast as a plan.
 
@@ -142,7 +132,7 @@ def llm_d(
     """
     from fastroof.backends.llm_d import export_llm_d, fit_llm_d, fit_words
 
-    (compiled,) = named_plans([plan], gpu, tables, source).values()
+    (compiled,) = named_plans([plan], **measured).values()
     fit = fit_llm_d(
         compiled,
         concurrency=parse_sizes("--concurrency", concurrency),
@@ -152,10 +142,9 @@ def llm_d(
     )
     link = None if link_gb_per_s is None else link_gb_per_s * GB
     export_llm_d(compiled, output, fit, model=model_name, link_bytes_per_s=link, is_flat=flat)
-    out = console()
     for line in fit_words(compiled, fit):
-        out.print(line, soft_wrap=True)
-    out.print(f"wrote {output}", soft_wrap=True)
+        print_line(line)
+    print_line(f"wrote {output}")
 
 
 @taking(workload=WORKLOAD)
@@ -175,8 +164,7 @@ def trace(
 
     trace = workload_trace(**workload)
     without = write_trace(trace, file, format)
-    echo = console().print
-    echo(f"wrote {file}: {counted(len(trace), 'request')} of {trace.name}", soft_wrap=True)
+    print_line(f"wrote {file}: {counted(len(trace), 'request')} of {trace.name}")
     print_left_out(trace)
     if without:
-        echo(f"without {' and '.join(without)}, for which {format} has no place", soft_wrap=True)
+        print_line(f"without {' and '.join(without)}, for which {format} has no place")

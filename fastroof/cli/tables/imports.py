@@ -9,9 +9,10 @@ from typing import Annotated, Final, Literal
 import typer
 
 from fastroof.cli.gpu_tables import import_progress
-from fastroof.cli.options import GPU_NAMES
+from fastroof.cli.options import GPU_NAMES, option
 from fastroof.cli.output import print_table
 from fastroof.cli.tables.list import print_missing
+from fastroof.command_group import Group, GroupValues, taking
 from fastroof.errors import TableError
 
 AICONFIGURATOR_EPILOG: Final = """\b
@@ -71,7 +72,18 @@ def aiconfigurator(
                 raise TableError(f"{option} goes with --backend: without one all there is is converted")
         folder = _import_all(SYSTEMS[chosen], output, root)
     else:
-        folder = _import_one(chosen, backend, version, output, root, chosen_format, overwrite)
+        from fastroof.config.paths import user_tables_root
+        from fastroof.load.aiconfigurator import convert_aiconfigurator, data_folder
+        from fastroof.load.package_import import ENGINES, LAST_RANK, current_version
+
+        in_use = current_version(data_folder(root), chosen, backend)
+        version = in_use if version is None else version
+        place = user_tables_root() if output is None else output
+        # registered next to the GPU's own tables, it serves what they lack, and lookups that name it
+        rank = None if output is not None else ENGINES.get(backend) if version == in_use else LAST_RANK
+        folder = convert_aiconfigurator(
+            chosen, backend, version, place, root, chosen_format, overwrite, rank=rank
+        )
     _print(folder, root)
 
 
@@ -84,37 +96,6 @@ def _import_all(gpu: str, output: Path | None, root: Path | None) -> Path:
         folder = ensure_imported(gpu, progress=progress, always=True, root=output, package=root)
     assert folder is not None
     return folder
-
-
-def _import_one(
-    system: str,
-    backend: str,
-    version: str | None,
-    output: Path | None,
-    root: Path | None,
-    table_format: str,
-    overwrite: bool,
-) -> Path:
-    from fastroof.config.paths import user_tables_root
-    from fastroof.load.aiconfigurator import convert_aiconfigurator, data_folder
-    from fastroof.load.package_import import ENGINES, LAST_RANK, current_version
-
-    in_use = current_version(data_folder(root), system, backend)
-    if version is None:
-        version = in_use
-    place = user_tables_root() if output is None else output
-    # registered next to the GPU's own tables, it serves what they lack, and lookups that name it
-    rank = None if output is not None else ENGINES.get(backend) if version == in_use else LAST_RANK
-    return convert_aiconfigurator(
-        system,
-        backend,
-        version,
-        place,
-        root,
-        "csv" if table_format == "csv" else "parquet",
-        overwrite,
-        rank=rank,
-    )
 
 
 def _print(folder: Path, package: Path | None) -> None:
@@ -130,16 +111,20 @@ def _print(folder: Path, package: Path | None) -> None:
     typer.echo(f"wrote {folder}")
 
 
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", help="Folder to write <gpu>/<program>/ to. [default: the user's tables]"),
-]
-ProfiledGpu = Annotated[
-    str | None, typer.Option(*GPU_NAMES, help="GPU, if the folder has several or names none.")
-]
-Dtype = Annotated[str, typer.Option(help="dtype of rows measured in float16: bf16 or fp16.")]
-TableFormat = Annotated[str, typer.Option("--format", help="parquet or csv.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing source.")]
+PLACE: Final[Group] = {
+    "output": option(
+        Path, "Folder to write <gpu>/<program>/ to. [default: the user's tables]", None, "--output", "-o"
+    ),
+    "gpu": option(str, "GPU, if the folder has several or names none.", None, *GPU_NAMES),
+}
+"""Where tables of a program's profiles go."""
+
+ROWS: Final[Group] = {
+    "dtype": option(str, "dtype of rows measured in float16: bf16 or fp16.", default="bf16"),
+    "format": option(str, "parquet or csv.", default="parquet"),
+    "overwrite": option(bool, "Replace an existing source.", None, "--overwrite", default=False),
+}
+"""How they are written."""
 
 
 def table_format(word: str) -> Literal["parquet", "csv"]:
@@ -174,36 +159,27 @@ Example:
 """
 
 
+@taking(place=PLACE, rows=ROWS)
 def llmservingsim(
+    *,
     folder: Annotated[
         Path,
         typer.Argument(
             metavar="DIR", help="LLMServingSim's profiler/perf (or perf_models), or a folder below it."
         ),
     ],
-    output: Output = None,
-    gpu: ProfiledGpu = None,
+    place: GroupValues,
     model: Annotated[
         str | None,
         typer.Option(help="Preset or config.json of the profiled model, if the folders name no preset."),
     ] = None,
-    dtype: Dtype = "bf16",
-    written: TableFormat = "parquet",
-    overwrite: Overwrite = False,
+    rows: GroupValues,
 ) -> None:
     """Convert profiles that LLMServingSim measured."""
     from fastroof.load.llmservingsim import convert_llmservingsim
 
-    source = convert_llmservingsim(
-        folder,
-        output,
-        gpu=gpu,
-        model=model,
-        dtype=dtype,
-        format=table_format(written),
-        overwrite=overwrite,
-    )
-    print_source(source)
+    table_format(rows["format"])
+    print_source(convert_llmservingsim(folder, **place, model=model, **rows))
 
 
 VIDUR_EPILOG: Final = """\b
@@ -213,29 +189,20 @@ Example:
 """
 
 
+@taking(place=PLACE, rows=ROWS)
 def vidur(
+    *,
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Vidur's data/profiling, or a folder below it.")
     ],
-    output: Output = None,
-    gpu: ProfiledGpu = None,
+    place: GroupValues,
     topology: Annotated[
         str | None, typer.Option(help="Folder below network whose all-reduces to convert: a100_dgx.")
     ] = None,
-    dtype: Dtype = "bf16",
-    written: TableFormat = "parquet",
-    overwrite: Overwrite = False,
+    rows: GroupValues,
 ) -> None:
     """Convert profiles that Vidur measured."""
     from fastroof.load.vidur import convert_vidur
 
-    source = convert_vidur(
-        folder,
-        output,
-        gpu=gpu,
-        topology=topology,
-        dtype=dtype,
-        format=table_format(written),
-        overwrite=overwrite,
-    )
-    print_source(source)
+    table_format(rows["format"])
+    print_source(convert_vidur(folder, **place, topology=topology, **rows))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -10,15 +13,16 @@ import typer
 
 from fastroof.cli.gpu_tables import import_progress, tables_of
 from fastroof.cli.options import GPU_NAMES, Json
-from fastroof.cli.output import console, percent, print_json, print_table
+from fastroof.cli.output import percent, print_json, print_line, print_records, print_table
 from fastroof.errors import LookupInputError, TableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fastroof.judging.coverage import SurveyRow
+    from fastroof.judging.coverage import CoverageRow, SurveyRow
     from fastroof.load.compare import Comparison
     from fastroof.tables import Tables
+    from fastroof.tables.holdout import HoldoutRow
     from fastroof.uncertainty.campaign import CampaignFigure
 
 
@@ -68,12 +72,14 @@ def campaigns(
     if as_json:
         print_json(document)
         return
-    text = [
-        (*one[:5], percent(one.scale), percent(one.common), f"{one.pairs}", f"{one.points:,}")
-        for one in figures
-    ]
-    columns = ("operator", "family", "gpu", "kernels", "length", "error", "common", "pairs", "points")
-    print_table(columns, text, left=columns[:5])
+    columns: dict[str, Callable[[CampaignFigure], str]] = {
+        **{name: attrgetter(name) for name in ("operator", "family", "gpu", "kernels", "length")},
+        "error": lambda one: percent(one.scale),
+        "common": lambda one: percent(one.common),
+        "pairs": lambda one: f"{one.pairs}",
+        "points": lambda one: f"{one.points:,}",
+    }
+    print_records(figures, columns, left=("operator", "family", "gpu", "kernels", "length"))
 
 
 def _pairs(words: list[str]) -> list[CampaignFigure]:
@@ -176,20 +182,14 @@ def holdout(
     if as_json:
         print_json([row._asdict() for row in rows])
         return
-    errors = ("mape", "median", "p90", "p99", "bias")
-    text = [
-        (
-            row.operator,
-            row.grid,
-            row.method,
-            row.region,
-            f"{row.points:,}",
-            *(f"{getattr(row, name) * 100.0:.1f} %" for name in errors),
-        )
-        for row in rows
-    ]
-    columns = ("operator", "grid", "method", "region", "points", "MAPE", "median", "p90", "p99", "bias")
-    print_table(columns, text, left=("operator", "grid", "method", "region"))
+    left = ("operator", "grid", "method", "region")
+    columns: dict[str, Callable[[HoldoutRow], str]] = {
+        **{name: attrgetter(name) for name in left},
+        "points": lambda row: f"{row.points:,}",
+        "MAPE": lambda row: _share(row.mape),
+        **{name: partial(_share_of, name) for name in ("median", "p90", "p99", "bias")},
+    }
+    print_records(rows, columns, left=left)
 
 
 def _coverage(tables: Tables, options: dict[str, Any], output: Path | None, *, as_json: bool) -> None:
@@ -199,24 +199,16 @@ def _coverage(tables: Tables, options: dict[str, Any], output: Path | None, *, a
     if as_json:
         print_json([row._asdict() for row in rows])
     else:
-        text = [
-            (
-                row.operator,
-                row.grid,
-                row.region,
-                f"{row.points:,}",
-                *(f"{s * 100.0:.0f} %" for s in (row.level_50, row.level_80, row.level_90, row.level_95)),
-                f"{row.lowest_80 * 100.0:.0f} to {row.highest_80 * 100.0:.0f}",
-                " ".join(f"{s * 100.0:.0f}" for s in row.quartiles_80),
-                f"{row.median_error * 100.0:.1f} %",
-            )
-            for row in rows
-        ]
-        columns = (
-            "operator", "grid", "region", "points", "50 %", "80 %", "90 %", "95 %", "80 %, draws",
-            "80 %, quartiles", "error",
-        )  # fmt: skip
-        print_table(columns, text, left=("operator", "grid", "region", "80 %, draws", "80 %, quartiles"))
+        columns: dict[str, Callable[[CoverageRow], str]] = {
+            **{name: attrgetter(name) for name in ("operator", "grid", "region")},
+            "points": lambda row: f"{row.points:,}",
+            **{f"{level} %": partial(_share_of, f"level_{level}", digits=0) for level in (50, 80, 90, 95)},
+            "80 %, draws": lambda row: f"{row.lowest_80 * 100.0:.0f} to {row.highest_80 * 100.0:.0f}",
+            "80 %, quartiles": lambda row: " ".join(f"{s * 100.0:.0f}" for s in row.quartiles_80),
+            "error": lambda row: _share(row.median_error),
+        }
+        left = ("operator", "grid", "region", "80 %, draws", "80 %, quartiles")
+        print_records(rows, columns, left=left)
     if output is not None:
         from fastroof.report import save_figure
         from fastroof.report.serving import draw_coverage
@@ -289,11 +281,11 @@ def diff(
     if as_json:
         print_json(difference.as_dict())
         return
-    console().print(f"A: {difference.a}\nB: {difference.b}", soft_wrap=True)
+    print_line(f"A: {difference.a}\nB: {difference.b}")
     print_table(_HEADS, [_row(d) for d in difference.families], left=("operator", "family"))
     shown = [d for d in difference.regions if regions or d.is_flagged]
     if shown:
-        console().print()
+        print_line()
         regional = ("operator", "family", "region", "common", *_HEADS[5:])
         rows = [(*_row(d)[:2], _words(d.region), *_row(d)[2:3], *_row(d)[5:]) for d in shown]
         print_table(regional, rows, left=regional[:3])
@@ -301,7 +293,7 @@ def diff(
         f"{sum(d.is_flagged for d in part)} of {len(part)}"
         for part in (difference.families, difference.regions)
     )
-    console().print(f"flagged: {families} families, {in_regions} regions", soft_wrap=True)
+    print_line(f"flagged: {families} families, {in_regions} regions")
 
 
 _HEADS: Final = (
@@ -381,23 +373,19 @@ def survey(
 
 
 def _cells(row: SurveyRow) -> tuple[str, ...]:
-    def share(value: float | None, digits: int) -> str:
-        return "" if value is None else f"{value * 100.0:.{digits}f} %"
-
     return (
-        row.gpu,
-        row.engine,
-        row.source,
-        row.operator,
-        f"{row.rows:,}",
-        share(row.mape_inside, 1),
-        share(row.mape_outside, 1),
-        share(row.same_80, 0),
-        f"{row.same_points:,}",
-        share(row.any_80, 0),
-        f"{row.any_points:,}",
-        f"{row.unsound:,}",
-    )
+        row.gpu, row.engine, row.source, row.operator, f"{row.rows:,}", _share(row.mape_inside),
+        _share(row.mape_outside), _share(row.same_80, 0), f"{row.same_points:,}", _share(row.any_80, 0),
+        f"{row.any_points:,}", f"{row.unsound:,}",
+    )  # fmt: skip
+
+
+def _share(value: float | None, digits: int = 1) -> str:
+    return "" if value is None else f"{value * 100.0:.{digits}f} %"
+
+
+def _share_of(name: str, row: Any, digits: int = 1) -> str:
+    return _share(getattr(row, name), digits)
 
 
 FLAG_EPILOG: Final = """\b
@@ -411,8 +399,7 @@ JSON: a list with one object per family: source, operator, keys, test, reason, r
 
 def flag(
     where: Annotated[
-        list[str],
-        typer.Argument(metavar="GPU|PATH...", help="GPUs or folders whose sources to flag."),
+        list[str], typer.Argument(metavar="GPU|PATH...", help="GPUs or folders whose sources to flag.")
     ],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be flagged; write nothing.")

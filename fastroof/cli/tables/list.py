@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 
 from fastroof.cli.gpu_tables import tables_of
 from fastroof.cli.options import GPU_NAMES, Json
-from fastroof.cli.output import console, print_json, print_table
+from fastroof.cli.output import print_json, print_line, print_records, print_table
 from fastroof.errors import TableError
 
 if TYPE_CHECKING:
@@ -64,30 +65,25 @@ def list_tables(where: Where = None, gpu: Gpu = None, as_json: Json = False) -> 
     unmeasured = [load_gpu(name) for name in without if not can_import(name)]
     donors = [f"{gpu.name} ({gpu.kernels_of})" for gpu in unmeasured if gpu.kernels_of]
     modelled = [gpu.name for gpu in unmeasured if not gpu.kernels_of]
-    out = console()
-    out.print(f"\nimported and custom tables are in {user_tables_root()}", soft_wrap=True)
+    print_line(f"\nimported and custom tables are in {user_tables_root()}")
     if importable:
-        out.print(f"imported on first use: {', '.join(importable)}", soft_wrap=True)
+        print_line(f"imported on first use: {', '.join(importable)}")
     if donors:
-        out.print(f"kernels of another card, scaled: {', '.join(donors)}", soft_wrap=True)
+        print_line(f"kernels of another card, scaled: {', '.join(donors)}")
     if modelled:
-        out.print(f"datasheet model only: {', '.join(modelled)}", soft_wrap=True)
+        print_line(f"datasheet model only: {', '.join(modelled)}")
 
 
 def _print_sources(sources: list[dict[str, Any]]) -> None:
-    columns = ("gpu", "source", "kind", "operators", "rows", "serves")
-    rows = [
-        (
-            source["gpu"],
-            source["source"],
-            source["kind"],
-            str(len(source["operators"])),
-            f"{sum(one['rows'] for one in source['operators']):,}",
-            _listed([one["operator"] for one in source["operators"] if one["serves"]]),
-        )
-        for source in sources
-    ]
-    print_table(columns, rows, left=("gpu", "source", "kind", "serves"))
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "gpu": lambda one: one["gpu"],
+        "source": lambda one: one["source"],
+        "kind": lambda one: one["kind"],
+        "operators": lambda one: str(len(one["operators"])),
+        "rows": lambda one: f"{sum(table['rows'] for table in one['operators']):,}",
+        "serves": lambda one: _listed([table["operator"] for table in one["operators"] if table["serves"]]),
+    }
+    print_records(sources, columns, left=("gpu", "source", "kind", "serves"))
 
 
 def _listed(operators: list[str], shown: int = 3) -> str:
@@ -97,21 +93,17 @@ def _listed(operators: list[str], shown: int = 3) -> str:
 
 
 def _print_operators(sources: list[dict[str, Any]]) -> None:
-    rows = [
-        (
-            source["gpu"],
-            source["source"],
-            source["kind"] or "-",
-            one["operator"],
-            f"{one['rows']:,}",
-            "-" if one["rank"] is None else str(one["rank"]),
-            "yes" if one["serves"] else "no",
-        )
-        for source in sources
-        for one in source["operators"]
-    ]
-    columns = ("gpu", "source", "kind", "operator", "rows", "rank", "serves")
-    print_table(columns, rows, left=("gpu", "source", "kind", "operator", "serves"))
+    tables = [source | table for source in sources for table in source["operators"]]
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "gpu": lambda one: one["gpu"],
+        "source": lambda one: one["source"],
+        "kind": lambda one: one["kind"] or "-",
+        "operator": lambda one: one["operator"],
+        "rows": lambda one: f"{one['rows']:,}",
+        "rank": lambda one: "-" if one["rank"] is None else str(one["rank"]),
+        "serves": lambda one: "yes" if one["serves"] else "no",
+    }
+    print_records(tables, columns, left=("gpu", "source", "kind", "operator", "serves"))
 
 
 def print_missing(sources: list[dict[str, Any]], package: Path | None = None) -> None:
@@ -204,11 +196,9 @@ def show(
             }
         )
         return
-    out = console()
-    out.print(
+    print_line(
         f"{operator} of {tables.gpu.title}: {table.num_rows:,} rows of {len(table.groups()):,} kernels, "
-        f"{latency_us.min():.3g} to {latency_us.max():.6g} us; source {table.source}\n",
-        soft_wrap=True,
+        f"{latency_us.min():.3g} to {latency_us.max():.6g} us; source {table.source}\n"
     )
     rows = [
         (c.name, kind, c.unit, str(len(values[c.name])), _some_values(values[c.name]), c.meaning)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 
 from fastroof.cli.gpu_tables import import_progress
 from fastroof.cli.options import GPU_NAMES, Json
-from fastroof.cli.output import console, counted, percent, print_json, print_table
+from fastroof.cli.output import counted, percent, print_json, print_line, print_records
 from fastroof.cli.tables.list import Where
 from fastroof.defaults import DEFAULT_GPU
 from fastroof.errors import TableError
@@ -140,33 +141,29 @@ def _with_served(report: FileReport, tables: Tables) -> FileReport:
 
 
 def _print(checked: _Checked, every: bool) -> None:
-    out = console()
     if checked.reports:
-        columns = ("gpu", "source", "file", "operator", "rows", "sizes", "MFU", "max TB/s", "of", "worst")
-        rows = [
-            (
-                gpu,
-                report.source,
-                report.file,
-                report.operator,
-                f"{report.rows:,}",
-                " x ".join(f"{axis.count} {axis.name}" for axis in report.axes),
-                "-" if report.mfu_max is None else f"{percent(report.mfu_min)} to {percent(report.mfu_max)}",
-                _tb_per_s(report.bandwidth_max_bytes_per_s),
-                _tb_per_s(report.bandwidth_limit_bytes_per_s),
-                report.severity if report.findings else "-",
-            )
-            for gpu, report in checked.reports
-        ]
-        print_table(columns, rows, left=("gpu", "source", "file", "operator", "sizes", "worst"))
-        out.print()
+        columns: dict[str, Callable[[tuple[str, FileReport]], str]] = {
+            "gpu": lambda one: one[0],
+            "source": lambda one: one[1].source,
+            "file": lambda one: one[1].file,
+            "operator": lambda one: one[1].operator,
+            "rows": lambda one: f"{one[1].rows:,}",
+            "sizes": lambda one: " x ".join(f"{axis.count} {axis.name}" for axis in one[1].axes),
+            "MFU": lambda one: _mfu_words(one[1]),
+            "max TB/s": lambda one: _tb_per_s(one[1].bandwidth_max_bytes_per_s),
+            "of": lambda one: _tb_per_s(one[1].bandwidth_limit_bytes_per_s),
+            "worst": lambda one: one[1].severity if one[1].findings else "-",
+        }
+        left = ("gpu", "source", "file", "operator", "sizes", "worst")
+        print_records(checked.reports, columns, left=left)
+        print_line()
     lines = _finding_lines(checked, every)
     # each source of a folder lists its unread files
     lines += dict.fromkeys(f"not read: {e['folder']}: {e['file']}: {e['reason']}" for e in checked.ignored)
     for line in lines:
-        out.print(line, soft_wrap=True)
+        print_line(line)
     for entry in checked.refused:
-        out.print(f"error: refused: {entry['error']}", soft_wrap=True)
+        print_line(f"error: refused: {entry['error']}")
     counts = {
         severity: sum(f.severity == severity for _, report in checked.reports for f in report.findings)
         for severity in ("error", "warning", "note")
@@ -174,9 +171,9 @@ def _print(checked: _Checked, every: bool) -> None:
     counts["error"] += len(checked.refused)
     rows_read = sum(report.rows for _, report in checked.reports)
     counts_text = ", ".join(counted(count, name) for name, count in counts.items())
-    out.print(f"{counted(len(checked.reports), 'file')}, {rows_read:,} rows: {counts_text}", soft_wrap=True)
+    print_line(f"{counted(len(checked.reports), 'file')}, {rows_read:,} rows: {counts_text}")
     if not every and sum(counts.values()) > len(lines):
-        out.print("--all lists every finding", soft_wrap=True)
+        print_line("--all lists every finding")
 
 
 def _finding_lines(checked: _Checked, every: bool) -> list[str]:
@@ -199,6 +196,10 @@ def _finding_lines(checked: _Checked, every: bool) -> list[str]:
                 f"{severity}: {kind}: {total:,} in {len(found):,} findings, most in {place}: {message}"
             )
     return lines
+
+
+def _mfu_words(report: FileReport) -> str:
+    return "-" if report.mfu_max is None else f"{percent(report.mfu_min)} to {percent(report.mfu_max)}"
 
 
 def _tb_per_s(bytes_per_s: float | None) -> str:
