@@ -11,7 +11,7 @@ import typer
 from fastroof.cli.checkout import CheckoutCommand
 from fastroof.cli.gpu_tables import tables_of
 from fastroof.cli.named_plans import DRAFTS
-from fastroof.cli.options import GPU_NAMES, Json
+from fastroof.cli.options import FolderGpu, Json
 from fastroof.cli.output import print_json
 from fastroof.cli.own_runs import (
     EngineArgs,
@@ -82,7 +82,7 @@ def calibrate(
     engine_version: EngineVersion = None,
     model: OwnModel = None,
     drafts: GroupValues,
-    gpu: Annotated[str | None, typer.Option(*GPU_NAMES, help="GPU, or one of the GPUs of a folder.")] = None,
+    gpu: FolderGpu = None,
     tables: FitTables = None,
     source: FitSource = None,
     output: Output = None,

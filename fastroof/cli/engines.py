@@ -81,11 +81,19 @@ def engines(as_json: Json = False) -> None:
     print_line()
     adds = [(profile.name, us, per) for profile in profiles for us, per in _costs(profile)]
     print_table(("engine", "adds us", "per"), adds, left=("engine", "per"))
-    known = [(profile.name, kernel) for profile in profiles for kernel in profile.kernels.operators]
-    if known:
+    kernels = [(profile.name, kernel) for profile in profiles for kernel in profile.kernels.operators]
+    if kernels:
         print_line()
-        parts = ("engine", "operator", "where", "source", "version", "dtype", "kernel")
-        print_table(parts, [_kernel_cells(name, kernel) for name, kernel in known], left=parts)
+        parts: dict[str, Callable[[tuple[str, OperatorKernel]], str]] = {
+            "engine": lambda one: one[0],
+            "operator": lambda one: one[1].operator,
+            "where": lambda one: _where_words(one[1]),
+            "source": lambda one: _source_words(one[1]),
+            "version": lambda one: one[1].version,
+            "dtype": lambda one: one[1].dtype,
+            "kernel": lambda one: one[1].kernel,
+        }
+        print_records(kernels, parts, left=tuple(parts))
     figures = [(profile.name, one) for profile in profiles for one in profile.kernels.mixed_attention]
     if figures:
         print_line()
@@ -124,16 +132,11 @@ def _room_words(memory: KvMemory) -> str:
     return f"{memory.fraction:g}{of}" if memory.fraction else f"a formula{of}"
 
 
-def _kernel_cells(name: str, kernel: OperatorKernel) -> tuple[str, ...]:
+def _where_words(kernel: OperatorKernel) -> str:
     layout = [f"{size} {value}" for size, value in kernel.layout]
     parts = (kernel.versions, kernel.gpu, kernel.architecture, kernel.format, *layout)
-    where = ", ".join(filter(None, parts)) or "everywhere"
-    return (
-        name,
-        kernel.operator,
-        where,
-        kernel.source or kernel.engine or (f"{kernel.faster} where faster" if kernel.faster else ""),
-        kernel.version,
-        kernel.dtype,
-        kernel.kernel,
-    )
+    return ", ".join(filter(None, parts)) or "everywhere"
+
+
+def _source_words(kernel: OperatorKernel) -> str:
+    return kernel.source or kernel.engine or (f"{kernel.faster} where faster" if kernel.faster else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -23,6 +24,7 @@ Gpu = Annotated[
         *GPU_NAMES, metavar="GPU", help="GPU (see fastroof gpus) or path of a gpu.toml.  [default: h100]"
     ),
 ]
+FolderGpu = Annotated[str | None, typer.Option(*GPU_NAMES, help="GPU, or one of the GPUs of a folder.")]
 TablesPath = Annotated[
     str | None,
     typer.Option(
@@ -36,6 +38,9 @@ Source = Annotated[
         metavar="NAME",
         help="Source of the tables, or OPERATOR=SOURCE,... for some operators.  [default: the best-ranked]",
     ),
+]
+Results = Annotated[
+    Path, typer.Argument(metavar="RESULTS.parquet", help="Results of fastroof sweep.", show_default=False)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -10,7 +10,7 @@ import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables, measured_tables
 from fastroof.cli.option_groups import OUTSIDE_STEPS, TABLES, plan_options
-from fastroof.cli.options import Model
+from fastroof.cli.options import Model, Results
 from fastroof.command_group import GroupValues, help_if_alone, options_given, taking, warn
 from fastroof.errors import FastroofError
 
@@ -74,9 +74,6 @@ def rows_to_draw(
 DEFAULT_MODEL: Final = "llama-3.1-8b"
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="File to write: .png or .svg.")]
-Results = Annotated[
-    Path, typer.Argument(metavar="RESULTS.parquet", help="Results of fastroof sweep.", show_default=False)
-]
 Where = Annotated[
     list[str] | None,
     typer.Option(

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
+from fastroof.cli.options import Results
 from fastroof.command_group import warn
 from fastroof.units import GB
 
@@ -21,9 +22,7 @@ charts: fastroof plot pareto, curves and leading-steps.
 
 
 def report(
-    results: Annotated[
-        Path, typer.Argument(metavar="RESULTS.parquet", help="Results of fastroof sweep.", show_default=False)
-    ],
+    results: Results,
     output: Annotated[Path, typer.Option("--output", "-o", help="Page to write: .html.")] = Path(
         "report.html"
     ),

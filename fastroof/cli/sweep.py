@@ -14,6 +14,7 @@ import typer
 
 from fastroof.caching import share_heaps, usable_processors
 from fastroof.cli.option_groups import EXECUTION, check_engine
+from fastroof.cli.options import option
 from fastroof.cli.output import (
     duration,
     limit_words,
@@ -25,7 +26,7 @@ from fastroof.cli.output import (
     range_words,
     shown_progress,
 )
-from fastroof.command_group import GroupValues, taking
+from fastroof.command_group import Group, GroupValues, taking
 from fastroof.documents import parse_toml
 from fastroof.errors import FastroofError
 from fastroof.interrupts import BeforeTheEnd
@@ -71,17 +72,51 @@ DEFAULT_OUTPUT: Final = Path("results.parquet")
 _KEYS: Final = "Keys of the specification"
 _NESTED: Final = ("ttft_ms", "tpot_ms", "itl_ms", "request_latency_ms")
 
-Text = list[str] | None
+
+def _key(help_text: str, *names: str) -> tuple[Any, Any]:
+    return option(list[str], help_text, "VALUE", *names, rich_help_panel=_KEYS)
 
 
-def _key(help_text: str, *names: str) -> Any:
-    return typer.Option(*names, metavar="VALUE", rich_help_panel=_KEYS, help=help_text)
+KEYS: Final[Group] = {
+    "models": _key("Presets, or config.json files."),
+    "gpus": _key("Names of GPUs, or gpu.toml files."),
+    "mode": _key("aggregated or disaggregated."),
+    "tp": _key("GPUs that share each layer."),
+    "pp": _key("Pipeline stages."),
+    "dp": _key("Ranks of attention data parallelism."),
+    "ep": _key("Number of GPU groups that the experts are spread over."),
+    "routing": _key("Distribution of tokens over experts: auto, balanced, power_law_1.01, power_law_1.2."),
+    "replicas": _key("Number of replicas; or --total-gpus."),
+    "total_gpus": _key("GPUs of the whole deployment."),
+    "dtype": _key("auto (the checkpoint's), bf16, fp8, fp8_block, nvfp4, ..."),
+    "kv_dtype": _key("auto (the checkpoint's), bf16, fp8."),
+    "engine": _key("Serving engines (see fastroof engines), or .toml files."),
+    "isl": _key("Prompt length in tokens."),
+    "osl": _key("Output length in tokens."),
+    "concurrency": _key("Number of clients; or --request-rate."),
+    "request_rate": _key("Requests per second."),
+    "max_num_batched_tokens": _key("Maximum number of tokens in a step."),
+    "max_num_seqs": _key("Maximum number of concurrent sequences."),
+    "prefix_hit": _key("Share of a prompt in the prefix cache."),
+    "client_overhead_ms": _key("Time of a request outside the engine, ms.", "--client-overhead"),
+    "lora": _key("LoRA adapters: RANK[:ADAPTERS[:MODULES]]."),
+    "speculation": _key("{num_draft_tokens = 3, accepted = 2.2, draft = 'mtp'}"),
+    "ttft_ms": _key("Maximum mean time to first token, ms."),
+    "tpot_ms": _key("Maximum mean time per output token, ms."),
+    "itl_ms": _key("Maximum mean time between two tokens, ms."),
+    "request_latency_ms": _key("Maximum mean time of a request, ms."),
+    "objective": _key("Metric to maximize."),
+    "gpu_hour_price": _key("Price per GPU hour."),
+    "keep": _key("Rows to keep: pareto, best or all."),
+    "k": _key("Number of best rows per group.", "-k"),
+    "per": _key("Columns that make a group."),
+}
+"""Keys of a specification that have an option; --set takes any."""
 
 
-@taking(run=EXECUTION)
+@taking(run=EXECUTION, keys=KEYS)
 def sweep(
     *,
-    context: typer.Context,
     spec: Annotated[
         Path | None,
         typer.Argument(metavar="[SPEC.toml]", help="Specification to sweep. [default: the packaged sweep]"),
@@ -98,45 +133,7 @@ def sweep(
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of specifications.")
     ] = False,
-    models: Annotated[Text, _key("Presets, or config.json files.")] = None,
-    gpus: Annotated[Text, _key("Names of GPUs, or gpu.toml files.")] = None,
-    mode: Annotated[Text, _key("aggregated or disaggregated.")] = None,
-    tp: Annotated[Text, _key("GPUs that share each layer.")] = None,
-    pp: Annotated[Text, _key("Pipeline stages.")] = None,
-    dp: Annotated[Text, _key("Ranks of attention data parallelism.")] = None,
-    ep: Annotated[Text, _key("Number of GPU groups that the experts are spread over.")] = None,
-    routing: Annotated[
-        Text, _key("Distribution of tokens over experts: auto, balanced, power_law_1.01, power_law_1.2.")
-    ] = None,
-    replicas: Annotated[Text, _key("Number of replicas; or --total-gpus.")] = None,
-    total_gpus: Annotated[Text, _key("GPUs of the whole deployment.")] = None,
-    dtype: Annotated[Text, _key("auto (the checkpoint's), bf16, fp8, fp8_block, nvfp4, ...")] = None,
-    kv_dtype: Annotated[Text, _key("auto (the checkpoint's), bf16, fp8.")] = None,
-    engine: Annotated[Text, _key("Serving engines (see fastroof engines), or .toml files.")] = None,
-    isl: Annotated[Text, _key("Prompt length in tokens.")] = None,
-    osl: Annotated[Text, _key("Output length in tokens.")] = None,
-    concurrency: Annotated[Text, _key("Number of clients; or --request-rate.")] = None,
-    request_rate: Annotated[Text, _key("Requests per second.")] = None,
-    max_num_batched_tokens: Annotated[Text, _key("Maximum number of tokens in a step.")] = None,
-    max_num_seqs: Annotated[Text, _key("Maximum number of concurrent sequences.")] = None,
-    prefix_hit: Annotated[Text, _key("Share of a prompt in the prefix cache.")] = None,
-    client_overhead_ms: Annotated[
-        Text, _key("Time of a request outside the engine, ms.", "--client-overhead")
-    ] = None,
-    lora: Annotated[Text, _key("LoRA adapters: RANK[:ADAPTERS[:MODULES]].")] = None,
-    speculation: Annotated[Text, _key("{num_draft_tokens = 3, accepted = 2.2, draft = 'mtp'}")] = None,
-    ttft_ms: Annotated[Text, _key("Maximum mean time to first token, ms.")] = None,
-    tpot_ms: Annotated[Text, _key("Maximum mean time per output token, ms.")] = None,
-    itl_ms: Annotated[Text, _key("Maximum mean time between two tokens, ms.")] = None,
-    request_latency_ms: Annotated[Text, _key("Maximum mean time of a request, ms.")] = None,
-    objective: Annotated[Text, _key("Metric to maximize.")] = None,
-    gpu_hour_price: Annotated[Text, _key("Price per GPU hour.")] = None,
-    keep: Annotated[Text, _key("Rows to keep: pareto, best or all.")] = None,
-    k: Annotated[
-        Text,
-        typer.Option("-k", metavar="VALUE", rich_help_panel=_KEYS, help="Number of best rows per group."),
-    ] = None,
-    per: Annotated[Text, _key("Columns that make a group.")] = None,
+    keys: GroupValues,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", rich_help_panel=_KEYS, help="Any other key, in TOML."),
@@ -149,9 +146,9 @@ def sweep(
     from fastroof import run_sweep
     from fastroof.sweep import DeploymentSpec, load_spec
 
-    for name in engine or ():
+    for name in keys["engine"] or ():
         check_engine(name)
-    changes = _changes(context, settings or [])
+    changes = _changes(keys, settings or [])
     # keys alone are a specification; a file's keys can be changed
     loaded = load_spec(changes) if spec is None and changes else load_spec(spec, changes)
     if isinstance(loaded, DeploymentSpec):
@@ -173,13 +170,12 @@ def sweep(
     print_summary(summary, as_json=as_json, quiet=quiet)
 
 
-def _changes(context: typer.Context, settings: list[str]) -> dict[str, Any]:
+def _changes(given: GroupValues, settings: list[str]) -> dict[str, Any]:
     """Return the specification's keys that were given as options."""
     from fastroof.sweep import DeploymentSpec
 
-    given = {key: value for key, value in context.params.items() if value}
-    keys = (*DeploymentSpec.model_fields, *_NESTED)
-    texts: dict[str, list[str]] = {key: list(given[key]) for key in keys if key in given}
+    known = (*DeploymentSpec.model_fields, *_NESTED)
+    texts: dict[str, list[str]] = {key: list(given[key]) for key in known if given.get(key)}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:

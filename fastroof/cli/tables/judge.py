@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.gpu_tables import import_progress, tables_of
-from fastroof.cli.options import GPU_NAMES, Json
+from fastroof.cli.options import FolderGpu, Json
 from fastroof.cli.output import percent, print_json, print_line, print_records, print_table
 from fastroof.errors import LookupInputError, TableError
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from fastroof.tables.holdout import HoldoutRow
     from fastroof.uncertainty.campaign import CampaignFigure
 
+
+Judged = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="Operator to judge; repeatable.  [default: all]")
+]
 
 CAMPAIGNS_EPILOG: Final = """\b
 error: relative standard error with which 80 % intervals around one source hold the other's values. common:
@@ -125,13 +129,11 @@ def holdout(
     where: Annotated[
         str | None, typer.Argument(metavar="[GPU|PATH]", help="A GPU's name or a folder of measured tables.")
     ] = None,
-    gpu: Annotated[str | None, typer.Option(*GPU_NAMES, help="GPU, or one of the GPUs of a folder.")] = None,
+    gpu: FolderGpu = None,
     source: Annotated[
         str | None, typer.Option(metavar="NAME", help="Source to judge.  [default: all]")
     ] = None,
-    operator: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Operator to judge; repeatable.  [default: all]")
-    ] = None,
+    operator: Judged = None,
     method: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Method to judge; repeatable.  [default: all]")
     ] = None,
@@ -348,9 +350,7 @@ HEADS: Final = (
 
 def survey(
     where: Annotated[list[str], typer.Argument(metavar="GPU|PATH...", help="GPUs or folders.")],
-    operator: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Operator to judge; repeatable.  [default: all]")
-    ] = None,
+    operator: Judged = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a table for a README.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.gpu_tables import tables_of
-from fastroof.cli.options import GPU_NAMES, Json
+from fastroof.cli.options import FolderGpu, Json
 from fastroof.cli.output import print_json, print_line, print_records, print_table
 from fastroof.errors import TableError
 
@@ -24,8 +24,6 @@ Where = Annotated[
     str | None,
     typer.Argument(metavar="[GPU|PATH]", help="GPU, or folder of measured tables.  [default: all GPUs]"),
 ]
-
-Gpu = Annotated[str | None, typer.Option(*GPU_NAMES, help="GPU, or one of the GPUs of a folder.")]
 
 
 LIST_EPILOG: Final = """\b
@@ -42,7 +40,7 @@ def list_or_command(context: typer.Context) -> None:
         list_tables()
 
 
-def list_tables(where: Where = None, gpu: Gpu = None, as_json: Json = False) -> None:
+def list_tables(where: Where = None, gpu: FolderGpu = None, as_json: Json = False) -> None:
     """List sources, or the operators, rows and ranks of one GPU."""
     from fastroof import gpu_names, load_gpu
     from fastroof.config.paths import user_tables_root
@@ -170,7 +168,7 @@ def show(
         str, typer.Argument(help="gemm, attention_prefill, attention_decode, moe, allreduce, ...")
     ],
     where: Where = None,
-    gpu: Gpu = None,
+    gpu: FolderGpu = None,
     source: Annotated[
         str | None, typer.Option(metavar="NAME", help="Source.  [default: the one that serves]")
     ] = None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from fastroof.cli.gpu_tables import import_progress
-from fastroof.cli.options import GPU_NAMES, Json
+from fastroof.cli.options import FolderGpu, Json
 from fastroof.cli.output import counted, percent, print_json, print_line, print_records
 from fastroof.cli.tables.list import Where
 from fastroof.defaults import DEFAULT_GPU
@@ -55,7 +55,7 @@ class _Checked(NamedTuple):
 
 def validate(
     where: Where = None,
-    gpu: Annotated[str | None, typer.Option(*GPU_NAMES, help="GPU, or one of the GPUs of a folder.")] = None,
+    gpu: FolderGpu = None,
     source: Annotated[
         str | None, typer.Option(metavar="NAME", help="Source to check.  [default: all]")
     ] = None,
