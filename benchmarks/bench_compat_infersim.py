@@ -77,57 +77,41 @@ def _compare(
     timed(Workload("infersim", title, "row", rows, lambda: np.atleast_2d(mine()).T, baselines=baselines))
 
 
-def test_attn_decode_mfu(timed: Timed, tables: Any, tree: Any) -> None:
-    batch, kv_len = _sizes(512, 131_072)
-    heads = {"num_heads": 16, "num_kv_heads": 2, "head_dim": 256}
+DECODES = {
+    "mha": ("H20", {"num_heads": 16, "num_kv_heads": 2, "head_dim": 256}),
+    "mla": ("H800", {"num_heads": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64}),
+}
+PREFILLS = {
+    "mha": ("H20", {"num_heads": 16, "num_kv_heads": 2, "head_dim": 256}),
+    "mla": ("H800", {"num_heads": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}),
+}
+"""A device and head shape of each kind of attention."""
+
+
+@pytest.mark.parametrize("kind", DECODES)
+def test_attn_decode_mfu(timed: Timed, tables: Any, tree: Any, kind: str) -> None:
+    (device, heads), (batch, kv_len) = DECODES[kind], _sizes(512, 131_072)
 
     def plain(i: int) -> float:
         query = int(batch[i]), int(kv_len[i]), False
-        return reference.attn_decode_mfu(tree, "H20", "mha", (16, 2, 256), *query)
+        return reference.attn_decode_mfu(tree, device, kind, tuple(heads.values()), *query)
 
     _compare(
         timed,
         tree,
-        lambda: infersim.attn_decode_mfu(tables, "H20", **heads, batch_size=batch, kv_len=kv_len),
+        lambda: infersim.attn_decode_mfu(tables, device, **heads, batch_size=batch, kv_len=kv_len),
         plain,
     )
 
 
-def test_attn_decode_mfu_mla(timed: Timed, tables: Any, tree: Any) -> None:
-    batch, kv_len = _sizes(512, 131_072)
-    heads = {"num_heads": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
-
-    def plain(i: int) -> float:
-        query = int(batch[i]), int(kv_len[i]), False
-        return reference.attn_decode_mfu(tree, "H800", "mla", (128, 512, 64), *query)
-
+@pytest.mark.parametrize("kind", PREFILLS)
+def test_attn_prefill_mfu(timed: Timed, tables: Any, tree: Any, kind: str) -> None:
+    (device, heads), (seq_len,) = PREFILLS[kind], _sizes(65_536)
     _compare(
         timed,
         tree,
-        lambda: infersim.attn_decode_mfu(tables, "H800", **heads, batch_size=batch, kv_len=kv_len),
-        plain,
-    )
-
-
-def test_attn_prefill_mfu(timed: Timed, tables: Any, tree: Any) -> None:
-    (seq_len,) = _sizes(65_536)
-    heads = {"num_heads": 16, "num_kv_heads": 2, "head_dim": 256}
-    _compare(
-        timed,
-        tree,
-        lambda: infersim.attn_prefill_mfu(tables, "H20", **heads, seq_len=seq_len),
-        lambda i: reference.attn_prefill_mfu(tree, "H20", "mha", (16, 2, 256), int(seq_len[i])),
-    )
-
-
-def test_attn_prefill_mfu_mla(timed: Timed, tables: Any, tree: Any) -> None:
-    (seq_len,) = _sizes(65_536)
-    heads = {"num_heads": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
-    _compare(
-        timed,
-        tree,
-        lambda: infersim.attn_prefill_mfu(tables, "H800", **heads, seq_len=seq_len),
-        lambda i: reference.attn_prefill_mfu(tree, "H800", "mla", (128, 128, 64), int(seq_len[i])),
+        lambda: infersim.attn_prefill_mfu(tables, device, **heads, seq_len=seq_len),
+        lambda i: reference.attn_prefill_mfu(tree, device, kind, tuple(heads.values()), int(seq_len[i])),
     )
 
 

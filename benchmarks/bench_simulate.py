@@ -46,9 +46,10 @@ def engine_work(
     )  # fmt: skip
 
 
-def by_request(work: Workload, trace: Any, steps: int) -> Workload:
-    """The same work, counted in requests."""
-    return replace(work, unit="request", count=work.count // steps * len(trace))
+def counted_in(work: Workload, unit: str, plan: Any, trace: Any, settings: Any, each: int) -> Workload:
+    """The same work, counted in so many units a run."""
+    steps = int(simulated.served(plan, trace, settings).counters["steps"])
+    return replace(work, unit=unit, count=work.count // steps * each)
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +107,7 @@ def test_requests_a_second(timed: Timed, setup: Setup, plan: fastroof.StepPlan) 
     count = setup.size(10_000, 100)
     trace, settings = simulated.poisson_trace(count, PER_S), simulated.engine(plan)
     work = engine_work("requests", f"{count:,} requests at {PER_S:g}/s", plan, trace, settings)
-    steps = int(simulated.served(plan, trace, settings).counters["steps"])
-    timed(by_request(work, trace, steps))
+    timed(counted_in(work, "request", plan, trace, settings, len(trace)))
 
 
 def test_answers_cost(timed: Timed, setup: Setup, plan: fastroof.StepPlan) -> None:
@@ -119,8 +119,7 @@ def test_answers_cost(timed: Timed, setup: Setup, plan: fastroof.StepPlan) -> No
     def summed_up() -> Any:
         return fastroof.simulate(plan, trace, async_scheduling=False, **simulated.LIMITS).summary()
 
-    steps = int(simulated.served(plan, trace, settings).counters["steps"])
-    alone = by_request(alone, trace, steps)
+    alone = counted_in(alone, "request", plan, trace, settings, len(trace))
     baseline = Baseline("the engine alone", alone.run, alone.count, None, reports_seconds=True)
     work = replace(alone, name="summary", count=count, baselines=(baseline,))
     timed(replace(work, run=lambda: simulated.cpu_s(summed_up)))
@@ -149,8 +148,8 @@ def test_mocker(timed: Timed, setup: Setup, plan: fastroof.StepPlan, tmp_path: P
         theirs = simulated.mocker(plan, trace, settings, tmp_path)
     except ImportError:
         pytest.skip("needs ai-dynamo-runtime==1.6.1")
-    steps = int(simulated.served(plan, trace, settings).counters["steps"])
-    timed(replace(by_request(work, trace, steps), baselines=(theirs,)))
+    work = counted_in(work, "request", plan, trace, settings, len(trace))
+    timed(replace(work, baselines=(theirs,)))
 
 
 @pytest.mark.parametrize("file", ["azure_2023_conv.csv", "azure_2023_code.csv"])
@@ -163,16 +162,15 @@ def test_real_traces(timed: Timed, setup: Setup, plan: fastroof.StepPlan, file: 
     if setup.size(1, 0) == 0:
         trace = trace.limited(100)
     work = engine_work(path.stem, f"{path.stem}, {len(trace):,} requests", plan, trace, settings)
-    steps = int(simulated.served(plan, trace, settings).counters["steps"])
-    timed(replace(work, unit="trace", count=work.count // steps))
+    timed(counted_in(work, "trace", plan, trace, settings, 1))
 
 
 def test_capacities(timed: Timed, setup: Setup, plan: fastroof.StepPlan) -> None:
     """The largest rate within two percentiles, of ten thousand requests each, against one simulation."""
     count, requests = setup.size(10, 2), setup.size(10_000, 100)
     settings = simulated.engine(plan)
-    once = engine_work("once", "", plan, simulated.poisson_trace(requests, 20.0), settings)
-    steps = int(simulated.served(plan, simulated.poisson_trace(requests, 20.0), settings).counters["steps"])
+    trace = simulated.poisson_trace(requests, 20.0)
+    once = counted_in(engine_work("once", "", plan, trace, settings), "run", plan, trace, settings, 1)
 
     def search() -> None:
         for seed in range(count):
@@ -190,7 +188,7 @@ def test_capacities(timed: Timed, setup: Setup, plan: fastroof.StepPlan) -> None
                 with_range=False,
             )
 
-    one = Baseline("one simulation", once.run, once.count // steps, None, reports_seconds=True)
+    one = Baseline("one simulation", once.run, once.count, None, reports_seconds=True)
     title = f"{count} capacities of {requests:,} requests"
     timed(
         Workload(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import warnings
@@ -14,6 +13,7 @@ from unittest.mock import patch
 import numpy as np
 import typer
 
+from benchmarks.accuracy.fit import non_negative_least_squares
 from fastroof import StepPlan, compile_plan
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.cli.options import Json
@@ -142,19 +142,11 @@ def _terms(operator: Operator, columns: Columns, watts: Floats, gpu: GpuSpec) ->
 
 
 def fitted(rows: Sequence[PowerRows], gpu: GpuSpec) -> Draw:
-    """Fit shares of at least 0 by least squares: the best of all subsets of the four."""
-    left = np.concatenate([one.terms * np.sqrt(one.weight)[:, None] for one in rows])
-    share = np.concatenate([_share(one.watts, gpu) * np.sqrt(one.weight) for one in rows])
-    squares, products = left.T @ left, left.T @ share
-    best, least = np.zeros(4), np.inf
-    for subset in itertools.chain.from_iterable(itertools.combinations(range(4), n) for n in range(1, 5)):
-        at = list(subset)
-        shares = np.zeros(4)
-        shares[at] = np.linalg.lstsq(squares[np.ix_(at, at)], products[at], rcond=None)[0]
-        loss = float(shares @ squares @ shares - 2.0 * shares @ products)
-        if (shares >= 0.0).all() and loss < least:
-            best, least = shares, loss
-    return Draw(*(round(float(share), 3) for share in best))
+    """Fit shares of at least 0 by least squares."""
+    root = np.concatenate([np.sqrt(one.weight) for one in rows])
+    terms = np.concatenate([one.terms for one in rows]) * root[:, None]
+    share = np.concatenate([_share(one.watts, gpu) for one in rows]) * root
+    return Draw(*(round(float(share), 3) for share in non_negative_least_squares(terms, share)))
 
 
 def _share(watts: Floats, gpu: GpuSpec) -> Floats:

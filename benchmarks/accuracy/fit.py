@@ -125,17 +125,23 @@ def _newton_costs(times: KernelTimes, weights: Floats, columns: Columns, costs: 
     slopes = _slopes(times, columns, costs)
     predicted = mean_us(times, columns, costs)
     root = np.sqrt(weights)
-    # a cost without effect on any row stays unchanged
-    moving = slopes.any(axis=0)
     fixed = predicted - slopes @ costs
-    matrix = slopes[:, moving] * (root / times.measured_us)[:, None]
-    best = costs.copy()
-    best[moving] = _non_negative_least_squares(matrix, (1.0 - fixed / times.measured_us) * root)
-    return best
+    matrix = slopes * (root / times.measured_us)[:, None]
+    best = non_negative_least_squares(matrix, (1.0 - fixed / times.measured_us) * root)
+    # a cost without effect on any row stays unchanged
+    return np.where(slopes.any(axis=0), best, costs)
 
 
-def _non_negative_least_squares(matrix: Floats, target: Floats) -> Floats:
-    """Solve non-negative least squares by Lawson and Hanson's active sets, on unit columns."""
+def non_negative_least_squares(matrix: Floats, target: Floats) -> Floats:
+    """Solve non-negative least squares by Lawson and Hanson's active sets; 0 for columns of zeros."""
+    moving = matrix.any(axis=0)
+    found = np.zeros(matrix.shape[1])
+    if moving.any():
+        found[moving] = _of_unit_columns(matrix[:, moving], target)
+    return found
+
+
+def _of_unit_columns(matrix: Floats, target: Floats) -> Floats:
     length = np.linalg.norm(matrix, axis=0)
     unit = matrix / length
     gram, pull = unit.T @ unit, unit.T @ target

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from itertools import combinations
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from benchmarks.accuracy.fit import non_negative_least_squares
 from benchmarks.accuracy.sample_cleaning import INFERENCEMAX
 from fastroof.arrays import Floats
 from fastroof.engines import FrontEnd
@@ -101,29 +101,11 @@ def _non_negative(missing: Floats, slopes: Floats, shares: Floats) -> Floats:
     weights = shares
     sizes = np.zeros(slopes.shape[1])
     for _ in range(ROUNDS):
-        sizes = _least_squares(missing, slopes, weights)
+        root = np.sqrt(weights)
+        sizes = non_negative_least_squares(slopes * root[:, None], missing * root)
         off = np.abs(missing - slopes @ sizes)
         weights = shares / np.maximum(off, NEAR)
     return sizes
-
-
-def _least_squares(missing: Floats, slopes: Floats, weights: Floats) -> Floats:
-    """Return non-negative least squares by trying every set of positive sizes."""
-    weighted = slopes * weights[:, None]
-    gram, target = weighted.T @ slopes, weighted.T @ missing
-    count = len(target)
-    best, least = np.zeros(count), 0.0
-    for size in range(1, count + 1):
-        for chosen in combinations(range(count), size):
-            part = list(chosen)
-            solution = np.linalg.lstsq(gram[np.ix_(part, part)], target[part], rcond=None)[0]
-            if (solution < 0.0).any():
-                continue
-            loss = float(solution @ gram[np.ix_(part, part)] @ solution - 2.0 * solution @ target[part])
-            if loss < least:
-                best, least = np.zeros(count), loss
-                best[part] = solution
-    return best
 
 
 class TtftErrors(NamedTuple):
