@@ -13,7 +13,7 @@ from fastroof.cli.best_answer import deployment_document, print_answer, print_ho
 from fastroof.cli.option_groups import ENGINE_FACTS
 from fastroof.cli.options import GPU_NAMES, Json, option
 from fastroof.cli.output import duration, print_json, shown_progress
-from fastroof.cli.shared_budget import one_for_all, print_shares, shared_document, shared_question
+from fastroof.cli.shared_budget import TRAFFIC, one_for_all, print_shares, shared_document, shared_question
 from fastroof.command_group import Group, GroupValues, taking
 from fastroof.errors import SweepError
 
@@ -348,10 +348,11 @@ def _answer_shared(
 _NEEDED: Final = ("total_gpus", "isl", "osl")
 
 
+_FLAGS: Final = {**TRAFFIC, "total_gpus": "--gpus", "client_overhead_ms": "--client-overhead"}
+
+
 def _flag(name: str) -> str:
-    """Return the shortest name of an option of QUESTION."""
-    names = QUESTION[name][0].__metadata__[0].param_decls
-    return min(names, key=len) if names else f"--{name.replace('_', '-')}"
+    return _FLAGS.get(name, f"--{name.replace('_', '-')}")
 
 
 def _check_question(spec: Path | None, model: list[str] | None, given: dict[str, Any]) -> None:
