@@ -10,8 +10,8 @@ import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables, measured_tables
 from fastroof.cli.option_groups import OUTSIDE_STEPS, TABLES, plan_options
-from fastroof.cli.options import Model, Results
-from fastroof.command_group import GroupValues, help_if_alone, options_given, taking, warn
+from fastroof.cli.options import Model, Results, option
+from fastroof.command_group import Group, GroupValues, help_if_alone, options_given, taking, warn
 from fastroof.errors import FastroofError
 
 if TYPE_CHECKING:
@@ -165,7 +165,16 @@ def pareto(
 _OF_A_MODEL: Final = ("--tp", "--batch", "--kv-len", "--prompt", "--kv-dtype", "--engine", "--method")
 
 
-@taking(plan=plan_options(only=("kv_dtype", "engine", "method")), measured=TABLES)
+STEPS: Final[Group] = {
+    "tp": option(str, "Up to six tp sizes, with --model.", "SIZES", default="1"),
+    "batch": option(str, "Decodes of a step, with --model.", "SIZES", default="1,4,16,64,256"),
+    "kv_len": option(int, "Tokens that each decode attends to, with --model.", "TOKENS", default=4096),
+    "prompt": option(int, "Tokens of the prefill, with --model.", "TOKENS", default=8192, min=1),
+}
+"""The steps of a model on its roofline."""
+
+
+@taking(steps=STEPS, plan=plan_options(only=("kv_dtype", "engine", "method")), measured=TABLES)
 def roofline(
     *,
     context: typer.Context,
@@ -182,16 +191,7 @@ def roofline(
         str | None,
         typer.Option(help="Model whose steps to show, one line per tp, instead of measured kernels."),
     ] = None,
-    tp: Annotated[str, typer.Option(metavar="SIZES", help="Up to six tp sizes, with --model.")] = "1",
-    batch: Annotated[
-        str, typer.Option(metavar="SIZES", help="Decodes of a step, with --model.")
-    ] = "1,4,16,64,256",
-    kv_len: Annotated[
-        int, typer.Option(metavar="TOKENS", help="Tokens that each decode attends to, with --model.")
-    ] = 4096,
-    prompt: Annotated[
-        int, typer.Option(min=1, metavar="TOKENS", help="Tokens of the prefill, with --model.")
-    ] = 8192,
+    steps: GroupValues,
     plan: GroupValues,
     measured: GroupValues,
 ) -> None:
@@ -207,20 +207,20 @@ def roofline(
     spec, tables = gpu_and_tables_to_draw(output, **measured)
     if model is not None:
         options = {**plan, "dtype": dtype[0] if dtype else "auto"}
-        save(_model_figure(model, spec, tables, tp, batch, kv_len, prompt, options), output)
+        save(_model_figure(model, spec, tables, steps, options), output)
         return
     if tables is None:
         warn(f"{spec.name} has no measured tables; the plot shows its roofline without kernels")
     save(draw_roofline(spec, tables, dtypes=tuple(dict.fromkeys(dtype or ("bf16",)))), output)
 
 
-def _sizes(option: str, text: str, most: int) -> list[int]:
+def _sizes(name: str, text: str, most: int) -> list[int]:
     from fastroof.cli.workload_options import parse_sizes
 
-    found = parse_sizes(option, text)
+    found = parse_sizes(name, text)
     sizes = sorted({found} if isinstance(found, int) else set(found))
     if sizes[0] < 1 or len(sizes) > most:
-        raise FastroofError(f"{option} needs 1 to {most} sizes of at least 1, got {text}")
+        raise FastroofError(f"{name} needs 1 to {most} sizes of at least 1, got {text}")
     return sizes
 
 
@@ -231,39 +231,19 @@ def _source_words(tables: Tables) -> str:
 
 
 def _model_figure(
-    model: str,
-    gpu: GpuSpec,
-    measured: Tables | None,
-    tp: str,
-    batch: str,
-    kv_len: int,
-    prompt: int,
-    options: dict[str, Any],
+    model: str, gpu: GpuSpec, measured: Tables | None, steps: GroupValues, options: dict[str, Any]
 ) -> Figure:
     """Compile a plan for each tp, and draw their steps."""
     from fastroof import compile_plan
     from fastroof.report import draw_model_roofline
 
-    layouts, batches = _sizes("--tp", tp, 6), _sizes("--batch", batch, 12)
-    plans = [
-        compile_plan(
-            model,
-            gpu,
-            measured,
-            tp=size,
-            max_tokens=max(8192, prompt, batches[-1]),
-            max_seqs=max(512, batches[-1]),
-            **options,
-        )
-        for size in layouts
-    ]
-    return draw_model_roofline(
-        plans,
-        batch_sizes=batches,
-        kv_len=kv_len,
-        prompt=prompt,
-        source="" if measured is None else _source_words(measured),
-    )
+    layouts, batches = _sizes("--tp", steps["tp"], 6), _sizes("--batch", steps["batch"], 12)
+    sizes = {"kv_len": steps["kv_len"], "prompt": steps["prompt"]}
+    options["max_tokens"] = max(8192, sizes["prompt"], batches[-1])
+    options["max_seqs"] = max(512, batches[-1])
+    plans = [compile_plan(model, gpu, measured, tp=size, **options) for size in layouts]
+    source = "" if measured is None else _source_words(measured)
+    return draw_model_roofline(plans, batch_sizes=batches, **sizes, source=source)
 
 
 def leading_steps(results: Results, output: Output, where: Where = None) -> None:

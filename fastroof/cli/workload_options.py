@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-import typer
+from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.checks import shown
+from fastroof.cli.options import option
 from fastroof.cli.output import counted, print_line
 from fastroof.command_group import Group, warn
 from fastroof.errors import BackendError, BatchError, LookupInputError, TraceError
@@ -18,37 +17,33 @@ if TYPE_CHECKING:
     from fastroof import Trace, Workload
 
 
-def _option(kind: Any, help_text: str, metavar: str | None = None, *names: str) -> tuple[Any, None]:
-    return Annotated[kind | None, typer.Option(*names, metavar=metavar, help=help_text)], None
-
-
 REPLAYED: Final = {
-    "trace": _option(
+    "trace": option(
         str,
         "Requests to replay: a trace of Azure, Qwen-Bailian, Mooncake, BurstGPT, LLMServingSim or "
         "splitwise-sim, or arrival_s, input_tokens and output_tokens in CSV, JSON lines or Parquet.  "
         "[default: example, 600 requests of a service]",
         "FILE",
     ),
-    "trace_format": _option(
+    "trace_format": option(
         str,
         "Format of the trace: azure, bailian, mooncake, burstgpt, llmservingsim, splitwise or plain.  "
         "[default: by its columns]",
         "FORMAT",
     ),
-    "time_zone": _option(str, "Time zone of the trace's dates without one, such as Europe/Berlin.", "ZONE"),
-    "hash_block_size": _option(
+    "time_zone": option(str, "Time zone of the trace's dates without one, such as Europe/Berlin.", "ZONE"),
+    "hash_block_size": option(
         int,
         "Tokens per block of the trace's hash_ids.  [default: the format's, or what fits their number]",
         "TOKENS",
     ),
-    "rate_scale": _option(
+    "rate_scale": option(
         float, "Factor by which the trace's requests arrive faster.  [default: 1]", "FACTOR"
     ),
-    "limit": _option(int, "Number of requests to take from the trace.  [default: all]", "REQUESTS"),
+    "limit": option(int, "Number of requests to take from the trace.  [default: all]", "REQUESTS"),
 }
 READ: Final = {
-    "columns": _option(
+    "columns": option(
         str,
         "Columns of the trace by role: arrival=started_at,input=prompt_tokens,output=completion_tokens. Also "
         "cached, hash_ids, status, session, parent, id and delay_s, and arrival_s, arrival_ms, arrival_us or "
@@ -56,7 +51,7 @@ READ: Final = {
         "[default: by the format]",
         "ROLE=COLUMN,...",
     ),
-    "where": _option(
+    "where": option(
         list[str],
         "Condition on the trace's rows: COLUMN=VALUE, or with !=, <, <=, > or >=; repeatable.",
         "CONDITION",
@@ -65,54 +60,54 @@ READ: Final = {
 """How files are read, to replay them or to draw lengths from them."""
 
 DRAWN: Final = {
-    "rate": _option(float, "Mean rate of drawn requests, per second.", "PER_S"),
-    "arrivals": _option(
+    "rate": option(float, "Mean rate of drawn requests, per second.", "PER_S"),
+    "arrivals": option(
         str,
         "Arrivals of drawn requests: poisson, gamma, constant, ramp, hourly or closed.  [default: by "
         "--burstiness, --ramp, --hourly or --clients, else poisson]",
         "NAME",
     ),
-    "burstiness": _option(
+    "burstiness": option(
         float, "Shape of gamma-distributed gaps, as in vLLM's load generator: 1 is Poisson.", "SHAPE"
     ),
-    "ramp": _option(str, "Rates per second from the start to the end of the run: 2:20, 2:20:2.", "RATES"),
-    "hourly": _option(
+    "ramp": option(str, "Rates per second from the start to the end of the run: 2:20, 2:20:2.", "RATES"),
+    "hourly": option(
         str,
         "Rates per second in each hour of the run: 2:2:8:20, or file:PATH with one a line; they give the "
         "number of requests, and --rate scales their mean.",
         "RATES",
     ),
-    "clients": _option(
+    "clients": option(
         int, "Number of clients of a closed loop, each of which waits for its last answer.", "CLIENTS"
     ),
-    "think": _option(
+    "think": option(
         str,
         "Seconds from an answer to the client's next request, or to the next of --turns: a number, "
         "exponential:MEAN, lognormal:MEAN:SIGMA or uniform:MIN:MAX.  [default: 0]",
         "S",
     ),
-    "turns": _option(
+    "turns": option(
         str, "Turns of a session, a number or as --input; --rate is of sessions then.  [default: 1]", "TURNS"
     ),
-    "calls": _option(str, "Calls of an agent in each turn, as --turns.  [default: 1]", "CALLS"),
-    "tool": _option(str, "Seconds of tools between two calls of a turn, as --think.  [default: 0]", "S"),
-    "growth": _option(
+    "calls": option(str, "Calls of an agent in each turn, as --turns.  [default: 1]", "CALLS"),
+    "tool": option(str, "Seconds of tools between two calls of a turn, as --think.  [default: 0]", "S"),
+    "growth": option(
         str, "New prompt tokens of a session's later requests, as --input.  [default: as --input]", "TOKENS"
     ),
-    "system_prompt": _option(int, "Tokens at the start of all sessions' prompts.  [default: 0]", "TOKENS"),
-    "num_requests": _option(
+    "system_prompt": option(int, "Tokens at the start of all sessions' prompts.  [default: 0]", "TOKENS"),
+    "num_requests": option(
         int, "Number of requests to draw; capacity draws more (--steady).  [default: 1000]", "REQUESTS"
     ),
-    "input": _option(
+    "input": option(
         str,
         "Prompt length: 1024, lognormal:MEAN:SIGMA[:MAX], uniform:MIN:MAX, or file:TRACE to draw from a "
         "trace.  [default: 1024]",
         "TOKENS",
     ),
-    "output": _option(
+    "output": option(
         str, "Output length, as --input; lengths of one trace are drawn together.  [default: 128]", "TOKENS"
     ),
-    "cached": _option(
+    "cached": option(
         str,
         "Prompt tokens in the prefix cache, as --input, share:0.5 or history, all before a turn's new ones.  "
         "[default: 0; of sessions history]",
@@ -123,7 +118,7 @@ WORKLOAD: Final[Group] = {
     **REPLAYED,
     **READ,
     **DRAWN,
-    "seed": _option(int, "Seed of drawn requests and of random routers.  [default: 0]", "SEED"),
+    "seed": option(int, "Seed of drawn requests and of random routers.  [default: 0]", "SEED"),
 }
 """The requests to serve: a trace to replay, or what to draw."""
 
@@ -315,13 +310,13 @@ def parse_beside(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def parse_images(option: str, texts: Sequence[str]) -> list[tuple[int, int]]:
+def parse_images(name: str, texts: Sequence[str]) -> list[tuple[int, int]]:
     """Read images as ``1024x768``: width and height in pixels."""
     images = []
     for text in texts:
         match = _IMAGE.fullmatch(text)
         if match is None:
-            raise BatchError(f"{option} {text} is not WIDTHxHEIGHT in pixels: 1024x768")
+            raise BatchError(f"{name} {text} is not WIDTHxHEIGHT in pixels: 1024x768")
         images.append((int(match[1]), int(match[2])))
     return images
 
