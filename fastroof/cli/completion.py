@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -51,53 +52,26 @@ def _offered(values: Callable[[], Sequence[str]], context: Any, incomplete: str)
     return [Offer(value) for value in values() if value.startswith(incomplete)]
 
 
-def _models() -> Sequence[str]:
-    from fastroof.models import model_names
-
-    return model_names()
-
-
-def _gpus() -> Sequence[str]:
-    from fastroof.config.gpu import gpu_names
-
-    return gpu_names()
-
-
 def _engines() -> Sequence[str]:
     from fastroof.engines import engine_names, serving_engines
 
     return tuple(sorted({*engine_names(), *serving_engines()}))
 
 
-def _dtypes() -> Sequence[str]:
-    from fastroof.models.execution import AUTO, DTYPES
-
-    return AUTO, *DTYPES
-
-
-def _kv_dtypes() -> Sequence[str]:
-    from fastroof.models.execution import AUTO, KV_DTYPES
-
-    return AUTO, *KV_DTYPES
-
-
-def _shells() -> Sequence[str]:
-    return SHELLS
-
-
-def _executors() -> Sequence[str]:
-    return "local", "ray"
+def _formats(name: str) -> Sequence[str]:
+    execution = import_module("fastroof.models.execution")
+    return execution.AUTO, *getattr(execution, name)
 
 
 _VALUES: Final[dict[str, Callable[[], Sequence[str]]]] = {
-    "--model": _models,
-    "--gpu": _gpus,
+    "--model": lambda: import_module("fastroof.models").model_names(),
+    "--gpu": lambda: import_module("fastroof.config.gpu").gpu_names(),
     "--engine": _engines,
-    "--executor": _executors,
-    "--dtype": _dtypes,
-    "--kv-dtype": _kv_dtypes,
-    "--install-completion": _shells,
-    "--show-completion": _shells,
+    "--executor": lambda: ("local", "ray"),
+    "--dtype": lambda: _formats("DTYPES"),
+    "--kv-dtype": lambda: _formats("KV_DTYPES"),
+    "--install-completion": lambda: SHELLS,
+    "--show-completion": lambda: SHELLS,
 }
 """Values by option, looked up only when an option's value is completed."""
 

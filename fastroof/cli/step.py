@@ -221,7 +221,9 @@ def step(
 
 def _measuring(model: str, gpu: GpuSpec, plan: GroupValues, requests: Sequence[Requests]) -> str:
     """Return the script that measures a step, or a grid of steps, with vLLM, and how to compare it."""
-    from fastroof import load_model
+    import warnings
+
+    from fastroof import compile_plan, load_model
     from fastroof.engines.launch.vllm_forward import FIRST_RELEASE, ForwardModel, forward_command, step_grid
     from fastroof.models.load import published_checkpoint
     from fastroof.plan.options import PlanOptions
@@ -236,7 +238,11 @@ def _measuring(model: str, gpu: GpuSpec, plan: GroupValues, requests: Sequence[R
     steps = {"step": [(r.new_tokens, r.context_len) for r in requests for _ in range(r.count)]}
     words = f"one step of {', '.join(r.words for r in requests)}"
     if not requests:
-        room = _kv_tokens(model, gpu, plan)
+        with warnings.catch_warnings():
+            # nothing is timed
+            warnings.simplefilter("ignore")
+            unmeasured = compile_plan(model, gpu, "datasheet", **{**plan, "method": "roofline"})
+        room = unmeasured.memory.max_kv_tokens
         steps = step_grid(room, loaded.max_position)
         words = f"{len(steps)} steps that fit {room:,} tokens of KV cache"
         if not steps:
@@ -258,18 +264,6 @@ def _measuring(model: str, gpu: GpuSpec, plan: GroupValues, requests: Sequence[R
         command.shell(),
     ]
     return "\n".join(lines)
-
-
-def _kv_tokens(model: str, gpu: GpuSpec, plan: GroupValues) -> int:
-    """Return the tokens of KV cache that a plan has room for, without its kernels."""
-    import warnings
-
-    from fastroof import compile_plan
-
-    with warnings.catch_warnings():
-        # nothing is timed
-        warnings.simplefilter("ignore")
-        return compile_plan(model, gpu, "datasheet", **{**plan, "method": "roofline"}).memory.max_kv_tokens
 
 
 def _document(
