@@ -61,21 +61,13 @@ class Calibration:
     profile: EngineProfile
     costs: tuple[FittedCost, ...]
     datasets: tuple[DatasetErrors, ...]
-    without: Mapping[str, EngineProfile]
-    without_gpu: Mapping[str, EngineProfile]
-    without_version: Mapping[str, EngineProfile]
-    without_bench: Mapping[str, EngineProfile]
+    without: Mapping[Split, Mapping[str, EngineProfile]]
     fitted_rows: tuple[ServingRow, ...]
     unseen: Mapping[Split, Floats]
 
     def profile_without(self, row: ServingRow, split: Split = "model") -> EngineProfile | None:
         """Return the profile fitted without a row's model, GPU, version or bench; None without others."""
-        by_name = {
-            "model": self.without,
-            "gpu": self.without_gpu,
-            "version": self.without_version,
-            "bench": self.without_bench,
-        }[split]
+        by_name = self.without[split]
         if not by_name:
             return None
         name = {
@@ -159,7 +151,7 @@ def calibrate(
     # for an 80 % interval: the worst of unseen models, GPUs and benches
     p80 = max(summary[f"unseen_{split}"].get("p80", 0.0) for split in ("model", "gpu", "bench"))
     residual = _digits(p80 / NORMAL_P80, 2)
-    profiles = {
+    profiles: dict[Split, dict[str, EngineProfile]] = {
         split: {left_out: _profile(bare, one) for left_out, one in of_split.items()}
         for split, of_split in fits.items()
     }
@@ -171,10 +163,7 @@ def calibrate(
         replace(profile, evidence=evidence),
         costs,
         errors,
-        profiles["model"],
-        profiles["gpu"],
-        profiles["version"],
-        profiles["bench"],
+        profiles,
         kept,
         unseen,
     )

@@ -118,13 +118,10 @@ def _document(fitted: Calibration, output: Path | None) -> dict[str, Any]:
         "costs": [cost._asdict() for cost in fitted.costs],
         "datasets": [one._asdict() for one in fitted.datasets],
         **{
-            name: {left_out: asdict(other.costs) for left_out, other in profiles.items()}
-            for name, profiles in (
-                ("without", fitted.without),
-                ("without_gpu", fitted.without_gpu),
-                ("without_version", fitted.without_version),
-                ("without_bench", fitted.without_bench),
-            )
+            "without" if split == "model" else f"without_{split}": {
+                left_out: asdict(other.costs) for left_out, other in profiles.items()
+            }
+            for split, profiles in fitted.without.items()
         },
         "output": None if output is None else str(output),
     }
@@ -144,7 +141,7 @@ def _print(fitted: Calibration) -> None:
         print_line(f"not fitted, {rows}: {why}")
     print_line()
     ranges = {
-        cost.name: sorted(getattr(other.costs, cost.name, 0.0) for other in fitted.without.values())
+        cost.name: sorted(getattr(other.costs, cost.name, 0.0) for other in fitted.without["model"].values())
         for cost in fitted.costs
     }
     print_table(

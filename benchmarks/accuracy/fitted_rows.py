@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ import numpy.typing as npt
 
 from benchmarks.accuracy.fit import equal_weights, fit_costs
 from benchmarks.accuracy.rows import dataset_names
-from benchmarks.accuracy.run_kinds import defect_of
+from benchmarks.accuracy.run_kinds import WAITING, defect_of, is_waiting
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.engines import EngineProfile, recipe_for
 from fastroof.engines.values import holds_for, is_version
@@ -21,16 +20,6 @@ from fastroof.errors import FastroofError, TableError
 from fastroof.evidence.kernel_times import NUM_COLUMNS, KernelTimes, alike_rows, predicted_us, times_of_plan
 from fastroof.evidence.rows import ServingRow
 from fastroof.tables import Tables
-
-ADMISSION_SHARE: Final = 0.35
-"""TTFT share of a request's time from which a run is admission-limited."""
-
-
-def is_limited_by_admission(row: ServingRow) -> bool:
-    """Return whether a run is admission-limited, so that its TPOT does not show its steps."""
-    if math.isnan(row.ttft_ms):
-        return False
-    return row.ttft_ms > ADMISSION_SHARE * (row.ttft_ms + row.tpot_ms * (row.mean_osl - 1.0))
 
 
 def is_of(row: ServingRow, versions: str) -> bool:
@@ -84,8 +73,8 @@ def _not_fitted(row: ServingRow, base: EngineProfile) -> str:
         return "prompts run on other engines"
     if row.pp > 1:
         return "pipeline stages"
-    if is_limited_by_admission(row):
-        return f"TTFT above {ADMISSION_SHARE:.0%} of a request's time: it waited to be admitted"
+    if is_waiting(row):
+        return f"TTFT above {WAITING:.0%} of a request's time: it waited to be admitted"
     recipe = recipe_for(
         row.engine, row.engine_version, row.gpu, row.model, row.dtype, measured_on=row.measured_on
     )

@@ -170,7 +170,7 @@ def kind_of(row: ServingRow, speculates: str) -> tuple[str, str]:
     if not row.architecture:
         return INDEPENDENT, "its source is no sample that constants are fitted to"
     is_in_order = row.schedule.get("order") != "prefill_first"
-    if is_in_order and _is_waiting(row.ttft_ms, row.tpot_ms, row.mean_osl):
+    if is_in_order and is_waiting(row):
         return ADMISSION_LIMITED, f"its requests wait for more than {WAITING:.0%} of their time"
     return JUDGED, ""
 
@@ -182,10 +182,11 @@ def kind_of_independent(row: ServedModel, plan: StepPlan) -> str:
     if row.is_host_bound:
         return HOST_BOUND
     # all requests of a burst wait by its protocol, and for KV cache if the running ones fill it
-    is_waiting = row.protocol != BURST and _is_waiting(row.ttft_ms, row.tpot_ms, row.mean_osl)
+    waits = row.protocol != BURST and is_waiting(row)
     is_full = row.kv_load(plan) >= FULL_KV_LOAD
-    return ADMISSION_LIMITED if is_waiting or is_full else INDEPENDENT
+    return ADMISSION_LIMITED if waits or is_full else INDEPENDENT
 
 
-def _is_waiting(ttft_ms: float, tpot_ms: float, mean_osl: float) -> bool:
-    return ttft_ms > WAITING * (ttft_ms + tpot_ms * (mean_osl - 1.0))
+def is_waiting(row: ServingRow | BenchRun) -> bool:
+    """Return whether a run is admission-limited, so that its TPOT does not show its steps."""
+    return row.ttft_ms > WAITING * (row.ttft_ms + row.tpot_ms * (row.mean_osl - 1.0))

@@ -23,10 +23,11 @@ from benchmarks.accuracy.fit_errors import (
     split_errors,
     unseen_errors,
 )
-from benchmarks.accuracy.fitted_rows import FittedRows, RowLabels, is_limited_by_admission
+from benchmarks.accuracy.fitted_rows import FittedRows, RowLabels
 from benchmarks.accuracy.measured import measured_on
 from benchmarks.accuracy.refit import PROFILES, with_fit
 from benchmarks.accuracy.rows import shipped_rows, write_rows
+from benchmarks.accuracy.run_kinds import is_waiting
 from benchmarks.accuracy.whole_sample import measured_gpus
 from fastroof.cli import app
 from fastroof.engines import EngineProfile, StepCosts, engine_names, load_engine
@@ -360,12 +361,12 @@ def test_errors_of_the_old_groups_stay_small(vllm):
 @pytest.mark.slow
 def test_a_row_finds_the_profile_that_has_not_seen_it(vllm, rows):
     row = next(row for row in rows if row.dataset == "vllm-0.12.0-qwen3-32b-bf16")
-    without = vllm.without["qwen3-32b"].at("0.12.0")
+    without = vllm.without["model"]["qwen3-32b"].at("0.12.0")
     assert without.costs != vllm.profile.costs
     assert vllm.profile_without(row) == without
     other = replace(row, model="qwen3-8b", architecture="")
     assert vllm.profile_without(other) == vllm.profile.at("0.12.0")
-    assert vllm.profile_without(row, "version") == vllm.without_version["0.12.0"].at("0.12.0")
+    assert vllm.profile_without(row, "version") == vllm.without["version"]["0.12.0"].at("0.12.0")
     # one GPU: no other
     assert vllm.profile_without(row, "gpu") is None
     at = [i for i, fitted in enumerate(vllm.fitted_rows) if fitted.dataset == row.dataset]
@@ -386,9 +387,9 @@ def vllm_tables():
 def test_runs_that_waited_to_be_admitted_are_not_fitted(rows):
     waited = next(row for row in rows if row.engine == "vllm" and not row.left_out)
     waited = replace(waited, ttft_ms=10.0, tpot_ms=1.0, osl=11.0, length_factor=1.0)
-    assert is_limited_by_admission(waited)
-    assert not is_limited_by_admission(replace(waited, ttft_ms=5.0))
-    assert not is_limited_by_admission(replace(waited, ttft_ms=math.nan))
+    assert is_waiting(waited)
+    assert not is_waiting(replace(waited, ttft_ms=5.0))
+    assert not is_waiting(replace(waited, ttft_ms=math.nan))
 
 
 @pytest.mark.slow
