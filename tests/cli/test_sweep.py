@@ -54,7 +54,7 @@ def test_flags_change_a_file(tmp_path: Path) -> None:
         "--isl",
         "[10, 20]",
         "--set",
-        "max_seqs=7",
+        "max_num_seqs=7",
         "--keep",
         "all",
         "-k",
