@@ -22,14 +22,13 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Final, Optional  # noqa: F401  Frontier evaluates inherited annotations in this module
 
-from fastroof.backends.vidur.terms import TERM_OF
+from fastroof.backends.vidur.terms import NO_TERMS, TERM_OF, LazyTerms, PlanOptions, option, register
 from fastroof.config import load_gpu
-from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.errors import BackendError
 from fastroof.models import load_model
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.tables import load_tables
-from fastroof.units import US_PER_MS, US_PER_S
+from fastroof.units import US_PER_MS
 
 try:
     _types: Any = import_module("frontier.types")
@@ -47,57 +46,20 @@ except (ImportError, AttributeError) as error:
     ) from error
 
 
-_ZERO_TERMS: Final = dict.fromkeys(
-    (
-        *TERM_OF.values(),
-        "add_time",  # part of the fused norms
-        "pipeline_parallel_communication_time",
-        "expert_parallel_communication_time",
-        "moe_gating_time",
-        "moe_shuffling_time",
-        "schedule_time",
-        "sampler_e2e_time",
-        "prepare_inputs_e2e_time",
-        "process_model_outputs_time",
-        "ray_comm_time",
-    ),
-    0.0,
+_NO_TERMS: Final = NO_TERMS | dict.fromkeys(
+    ("expert_parallel_communication_time", "moe_gating_time", "moe_shuffling_time"), 0.0
 )
 
 
-def _option(default: Any, help_text: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": help_text})
-
-
 @dataclasses.dataclass
-class FastroofExecutionTimePredictorConfig(_config.BaseExecutionTimePredictorConfig):  # type: ignore[misc]
+class FastroofExecutionTimePredictorConfig(PlanOptions, _config.BaseExecutionTimePredictorConfig):  # type: ignore[misc]
     """Options of the predictor: ``--fastroof_execution_time_predictor_config_<name>`` on the command line.
 
-    Attributes
-    ----------
-    enable_dummy_mode : bool
-        Frontier's own: true, so that separate clusters train no models in addition to this predictor.
-    model : str
-        A preset of fastroof or the path of a config.json; empty for the replica's model by its name.
-    gpu : str
-        A GPU of fastroof or the path of a gpu.toml; empty for the replica's device.
-    tables : str
-        Folder of measured tables instead of the shipped, empty for those.
-    dtype, kv_dtype, engine : str
-        As :func:`fastroof.compile_plan` takes them.
-    max_tokens, max_seqs : int
-        The largest batch to time.
+    ``enable_dummy_mode`` is Frontier's own: true, so that separate clusters train no models in addition to
+    this predictor.
     """
 
-    enable_dummy_mode: bool = _option(True, "Train no models; left true.")
-    model: str = _option("", "Preset or config.json, instead of the replica's model.")
-    gpu: str = _option("", "GPU of fastroof, instead of the replica's device.")
-    tables: str = _option("", "Folder of measured tables.")
-    dtype: str = _option("auto", "Linear layers: auto (the checkpoint's), bf16, fp8, fp8_block, ...")
-    kv_dtype: str = _option("auto", "KV cache: auto (the checkpoint's), bf16 or fp8.")
-    engine: str = _option(DEFAULT_ENGINE, "What an engine adds to its kernels.")
-    max_tokens: int = _option(8192, "Most tokens of a batch.")
-    max_seqs: int = _option(1024, "Most requests of a batch.")
+    enable_dummy_mode: bool = option(True, "Train no models; left true.")
 
     @staticmethod
     def get_type() -> Any:
@@ -105,7 +67,7 @@ class FastroofExecutionTimePredictorConfig(_config.BaseExecutionTimePredictorCon
         return _DUMMY
 
 
-class StepExecutionTime(_entities.ExecutionTime):  # type: ignore[misc]
+class StepExecutionTime(LazyTerms, _entities.ExecutionTime):  # type: ignore[misc]
     """A step as Frontier's ExecutionTime: the total at once, the terms when one of them is first read.
 
     ``total_time`` is the plan's step in seconds, rounded once, and so are ``model_time`` and
@@ -121,31 +83,21 @@ class StepExecutionTime(_entities.ExecutionTime):  # type: ignore[misc]
         self._total_us = plan.step_scalar(new_tokens, context_len)
 
     @property
-    def total_time(self) -> float:
-        """The whole step, s."""
-        return self._total_us / US_PER_S
-
-    @property
     def model_time(self) -> float:
         """The whole step, s."""
-        return self._total_us / US_PER_S
+        return self.total_time
 
     @property
     def diagnostic_total_time(self) -> float:
         """The whole step, s: Frontier's own would count ``sampler_e2e_time`` twice."""
-        return self._total_us / US_PER_S
+        return self.total_time
 
-    def __getattr__(self, name: str) -> Any:
-        # Reached for what is not there yet: a term, as Frontier's own class keeps it.
-        if name.startswith("__") or "_is_moe" in self.__dict__ or "_total_us" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        of_itself, layers = self._id, self._plan.model.num_layers
+    def _set_terms(self) -> None:
+        layers = self._plan.model.num_layers
         super().__init__(layers, is_moe=False, **self._terms_ms(layers))
-        self._id = of_itself
-        return getattr(self, name)
 
     def _terms_ms(self, layers: int) -> dict[str, float]:
-        terms = dict(_ZERO_TERMS)
+        terms = dict(_NO_TERMS)
         in_layers_us = 0.0
         requests = zip(self._new_tokens, self._context_len, strict=True)
         for operator in self._plan.explain(requests).operators:
@@ -205,11 +157,7 @@ class FastroofExecutionTimePredictor:
             gpu,
             load_tables(predictor_config.tables or gpu.name, gpu=gpu.name),
             tp=replica_config.attn_tensor_parallel_size,
-            engine=predictor_config.engine,
-            **{
-                name: getattr(predictor_config, name)
-                for name in ("dtype", "kv_dtype", "max_tokens", "max_seqs")
-            },
+            **predictor_config.compile_options(),
         )
         layers, wanted = self.plan.model.num_layers, replica_config.model_config.num_layers
         if layers != wanted:
@@ -279,13 +227,7 @@ def _refuse_cluster(cluster_type: Any) -> None:
 
 
 def _register() -> None:
-    _Registry.register(_DUMMY, FastroofExecutionTimePredictor)
-    # A key that is taken keeps its class, silently.
-    if _Registry.get_class(_DUMMY) is not FastroofExecutionTimePredictor:
-        raise BackendError(
-            f"this Frontier has a predictor of its own for DUMMY, {_Registry.get_class(_DUMMY).__name__}: "
-            "ExecutionTimePredictorRegistry.unregister(ExecutionTimePredictorType.DUMMY) makes room"
-        )
+    register(_Registry, _DUMMY, FastroofExecutionTimePredictor, "Frontier")
 
 
 _register()

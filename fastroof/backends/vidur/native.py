@@ -26,15 +26,15 @@ Names and units are those of the package vidur 0.0.26: terms of an ExecutionTime
 
 # No `from __future__ import annotations`: Vidur's command line reads the types of a config's fields.
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
+from importlib import import_module
 from typing import Any, Final
 
 from fastroof.backends.plan_facts import check_dense
 from fastroof.backends.releases import warn_of_release
-from fastroof.backends.vidur.terms import TERM_OF
+from fastroof.backends.vidur.terms import COMPILE_OPTIONS, TERM_OF, PlanOptions, option, register
 from fastroof.config import load_gpu
-from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.errors import BackendError
 from fastroof.models import DenseModel
 from fastroof.plan import StepPlan, compile_plan
@@ -83,12 +83,8 @@ _SAME_SIZE: Final = {
 }
 
 
-def _option(default: Any, words: str) -> Any:
-    return field(default=default, metadata={"help": words})
-
-
 @dataclass
-class FastroofPredictorConfig(BaseExecutionTimePredictorConfig):  # type: ignore[misc]
+class FastroofPredictorConfig(PlanOptions, BaseExecutionTimePredictorConfig):  # type: ignore[misc]
     """What a simulation asks for, to have its step times from fastroof.
 
     :meth:`of` takes a plan that is there; without it one is compiled from the fields, for the replica's
@@ -100,12 +96,11 @@ class FastroofPredictorConfig(BaseExecutionTimePredictorConfig):  # type: ignore
 
     Attributes
     ----------
-    model, gpu, dtype, kv_dtype, engine : str
+    model, gpu : str
         As for :func:`fastroof.compile_plan`.
-    tables, source : str
-        Folder of measured tables, and which source of them; empty for those that ship.
-    max_tokens, max_seqs : int
-        The largest step; no less than what the scheduler puts into one.
+    source : str
+        Which source of the tables; empty for those that ship. ``max_tokens`` and ``max_seqs`` must be no less
+        than what the scheduler puts into a step.
     by_operator : bool
         Whether each step is broken down into Vidur's terms, for ``store_operation_metrics``; a call
         then takes some 150 us instead of 2 to 4.
@@ -114,16 +109,10 @@ class FastroofPredictorConfig(BaseExecutionTimePredictorConfig):  # type: ignore
     # Vidur writes all that is in __dict__ to config.json, which a plan would not fit into.
     __slots__ = ("_plan",)
 
-    model: str = _option("llama-3.1-8b", "Preset, or path of a config.json.")
-    gpu: str = _option("h100", "GPU, or path of a gpu.toml.")
-    dtype: str = _option("auto", "Linear layers: auto (the checkpoint's), bf16, fp8, fp8_block, ...")
-    kv_dtype: str = _option("auto", "KV cache: auto (the checkpoint's), bf16 or fp8.")
-    engine: str = _option(DEFAULT_ENGINE, "What the engine adds: kernels, vllm, trtllm or a .toml file.")
-    tables: str = _option("", "Folder of measured tables instead of the shipped ones.")
-    source: str = _option("", "Only this source of the tables.")
-    max_tokens: int = _option(8192, "Largest step, tokens.")
-    max_seqs: int = _option(1024, "Largest step, requests.")
-    by_operator: bool = _option(False, "Break steps down for the operation metrics; slower.")
+    model: str = option("llama-3.1-8b", "Preset, or path of a config.json.")
+    gpu: str = option("h100", "GPU, or path of a gpu.toml.")
+    source: str = option("", "Only this source of the tables.")
+    by_operator: bool = option(False, "Break steps down for the operation metrics; slower.")
 
     @staticmethod
     def get_type() -> Any:
@@ -150,12 +139,8 @@ class FastroofPredictorConfig(BaseExecutionTimePredictorConfig):  # type: ignore
         config = cls(
             model=plan.model.name,
             gpu=plan.gpu.name,
-            dtype=plan.dtype,
-            kv_dtype=plan.kv_dtype,
-            engine=plan.engine,
             tables=plan.tables_hash or "datasheet",
-            max_tokens=plan.max_tokens,
-            max_seqs=plan.max_seqs,
+            **{name: getattr(plan, name) for name in COMPILE_OPTIONS},
             **fields,
         )
         config._plan = plan
@@ -167,17 +152,8 @@ class FastroofPredictorConfig(BaseExecutionTimePredictorConfig):  # type: ignore
         if given is not None:
             return given
         gpu = load_gpu(self.gpu)
-        return compile_plan(
-            self.model,
-            gpu,
-            load_tables(self.tables or gpu.name, gpu=gpu.name, source=self.source or None),
-            tp=tp,
-            dtype=self.dtype,
-            kv_dtype=self.kv_dtype,
-            engine=self.engine,
-            max_tokens=self.max_tokens,
-            max_seqs=self.max_seqs,
-        )
+        tables = load_tables(self.tables or gpu.name, gpu=gpu.name, source=self.source or None)
+        return compile_plan(self.model, gpu, tables, tp=tp, **self.compile_options())
 
 
 class FastroofPredictor:
@@ -291,11 +267,11 @@ def _context_len(batch: Any, new_tokens: list[int]) -> list[int]:
 
 
 def _check_replica(plan: StepPlan, replica: Any) -> None:
-    for option in ("num_pipeline_stages", "kv_parallel_size"):
-        if getattr(replica, option) != 1:
+    for name in ("num_pipeline_stages", "kv_parallel_size"):
+        if (size := getattr(replica, name)) != 1:
             raise BackendError(
-                f"{option} is {getattr(replica, option)}: fastroof times tensor parallelism, and has no "
-                f"measured transfers between stages or groups; set --replica_config_{option} 1"
+                f"{name} is {size}: fastroof times tensor parallelism, and has no measured transfers between "
+                f"stages or groups; set --replica_config_{name} 1"
             )
     if plan.tp != replica.tensor_parallel_size:
         raise BackendError(
@@ -316,21 +292,9 @@ def _check_replica(plan: StepPlan, replica: Any) -> None:
         )
 
 
-def main() -> None:
-    """Run ``vidur.main`` with fastroof among its predictors."""
-    from vidur.main import main as simulate
-
-    simulate()
-
-
 # Registered only for isinstance: a step is one call here, not Vidur's fifteen for its parts.
 BaseExecutionTimePredictor.register(FastroofPredictor)
-ExecutionTimePredictorRegistry.register(ExecutionTimePredictorType.DUMMY, FastroofPredictor)
-if ExecutionTimePredictorRegistry.get_class(ExecutionTimePredictorType.DUMMY) is not FastroofPredictor:
-    raise BackendError(
-        "Vidur's dummy predictor is taken, and its registry keeps the first: before this import, "
-        "ExecutionTimePredictorRegistry.unregister(ExecutionTimePredictorType.DUMMY)"
-    )
+register(ExecutionTimePredictorRegistry, ExecutionTimePredictorType.DUMMY, FastroofPredictor, "Vidur")
 
 if __name__ == "__main__":
-    main()
+    import_module("vidur.main").main()

@@ -1,10 +1,13 @@
-"""The terms of Vidur's ExecutionTime, which both of its interfaces name alike."""
+"""What Vidur's interfaces, and Frontier's that grew from them, share: terms, options, a step of a plan."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: the simulators make options of the annotations, as types.
+import dataclasses
+from typing import Any, Final
 
-from typing import Final
-
+from fastroof.defaults import DEFAULT_ENGINE
+from fastroof.errors import BackendError
 from fastroof.operators.calls import Role
+from fastroof.units import US_PER_S
 
 TERM_OF: Final[dict[Role, str]] = {
     "attention_norm": "attn_norm_time",
@@ -65,3 +68,96 @@ TERM_OF: Final[dict[Role, str]] = {
     "kv_gather": "tensor_parallel_communication_time",
 }
 """Vidur's term of each call of a plan, by its role, that runs in every layer."""
+
+NO_TERMS: Final = dict.fromkeys(
+    (
+        *TERM_OF.values(),
+        "add_time",  # part of the fused norms
+        "pipeline_parallel_communication_time",
+        "schedule_time",
+        "sampler_e2e_time",
+        "prepare_inputs_e2e_time",
+        "process_model_outputs_time",
+        "ray_comm_time",
+    ),
+    0.0,
+)
+"""Every term of a source tree's ExecutionTime."""
+
+
+def option(default: Any, help_text: str) -> Any:
+    """Return a field that is an option of a simulator's command line."""
+    return dataclasses.field(default=default, metadata={"help": help_text})
+
+
+COMPILE_OPTIONS: Final = ("dtype", "kv_dtype", "engine", "max_tokens", "max_seqs")
+"""Options that are arguments of :func:`fastroof.compile_plan` and attributes of its plans."""
+
+
+@dataclasses.dataclass
+class PlanOptions:
+    """Options of a predictor that compiles a plan for a simulated replica.
+
+    Attributes
+    ----------
+    model : str
+        A preset of fastroof or the path of a config.json; empty for the replica's model.
+    gpu : str
+        A GPU of fastroof or the path of a gpu.toml; empty for the replica's device.
+    tables : str
+        Folder of measured tables instead of the shipped, empty for those.
+    dtype, kv_dtype, engine : str
+        As :func:`fastroof.compile_plan` takes them.
+    max_tokens, max_seqs : int
+        The largest batch to time.
+    """
+
+    model: str = option("", "Preset or config.json, instead of the replica's model.")
+    gpu: str = option("", "GPU of fastroof, instead of the replica's device.")
+    tables: str = option("", "Folder of measured tables.")
+    dtype: str = option("auto", "Linear layers: auto (the checkpoint's), bf16, fp8, fp8_block, ...")
+    kv_dtype: str = option("auto", "KV cache: auto (the checkpoint's), bf16 or fp8.")
+    engine: str = option(DEFAULT_ENGINE, "What an engine adds to its kernels.")
+    max_tokens: int = option(8192, "Most tokens of a batch.")
+    max_seqs: int = option(1024, "Most requests of a batch.")
+
+    def compile_options(self) -> dict[str, Any]:
+        """Return the arguments of :func:`fastroof.compile_plan` that are options as they stand."""
+        return {name: getattr(self, name) for name in COMPILE_OPTIONS}
+
+
+class LazyTerms:
+    """A step whose total is known at once, and whose terms are computed when one of them is first read."""
+
+    _id: int
+    _total_us: float
+    _has_terms = False
+
+    @property
+    def total_time(self) -> float:
+        """The whole step, s."""
+        return self._total_us / US_PER_S
+
+    def _set_terms(self) -> None:
+        """Have the simulator's own class keep the terms."""
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        # reached for what is not there yet
+        if name.startswith("__") or self._has_terms or "_total_us" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        self._has_terms = True
+        of_itself = self._id
+        self._set_terms()
+        self._id = of_itself
+        return getattr(self, name)
+
+
+def register(registry: Any, kind: Any, predictor: type, program: str) -> None:
+    """Register a predictor for ``DUMMY``; a key that is taken keeps its class, silently."""
+    registry.register(kind, predictor)
+    if registry.get_class(kind) is not predictor:
+        raise BackendError(
+            f"this {program} has a predictor of its own for DUMMY, {registry.get_class(kind).__name__}: "
+            "ExecutionTimePredictorRegistry.unregister(ExecutionTimePredictorType.DUMMY) makes room"
+        )

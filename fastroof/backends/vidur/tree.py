@@ -19,9 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from fastroof.backends.vidur.terms import TERM_OF
+from fastroof.backends.vidur.terms import NO_TERMS, TERM_OF, LazyTerms, PlanOptions, option, register
 from fastroof.config import load_gpu
-from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.errors import BackendError, UnsupportedModelError
 from fastroof.models import DenseModel, ModelSpec, load_model
 from fastroof.plan import StepPlan, compile_plan
@@ -46,54 +45,22 @@ except (ImportError, AttributeError) as error:
     ) from error
 
 
-_ZERO_TERMS: Final = dict.fromkeys(
-    (
-        *TERM_OF.values(),
-        "add_time",  # part of the fused norms
-        "pipeline_parallel_communication_time",
-        "schedule_time",
-        "sampler_e2e_time",
-        "prepare_inputs_e2e_time",
-        "process_model_outputs_time",
-        "ray_comm_time",
-    ),
-    0.0,
-)
-
-
-def _option(default: Any, help_text: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": help_text})
-
-
 @dataclasses.dataclass
-class FastroofExecutionTimePredictorConfig(_config.BaseExecutionTimePredictorConfig):  # type: ignore[misc]
+class FastroofExecutionTimePredictorConfig(PlanOptions, _config.BaseExecutionTimePredictorConfig):  # type: ignore[misc]
     """Options of the predictor: ``--fastroof_execution_time_predictor_config_<name>`` on the command line.
 
     Attributes
     ----------
-    model : str
-        A preset of fastroof or the path of a config.json; empty for the sizes of the replica's model.
-    gpu : str
-        A GPU of fastroof or the path of a gpu.toml; empty for the replica's device.
     tables, source : str
         Folder of measured tables instead of the shipped, and which source of them; empty for the defaults.
         ``datasheet`` times a GPU of which nothing was measured by rooflines of its peaks.
-    dtype, kv_dtype, engine, method : str
-        As :func:`fastroof.compile_plan` takes them.
-    max_tokens, max_seqs : int
-        The largest batch to time.
+    method : str
+        As :func:`fastroof.compile_plan` takes it.
     """
 
-    model: str = _option("", "Preset or config.json, instead of the replica's model.")
-    gpu: str = _option("", "GPU of fastroof, instead of the replica's device.")
-    tables: str = _option("", "Folder of measured tables, or datasheet.")
-    source: str = _option("", "Which source of the tables.")
-    dtype: str = _option("auto", "Linear layers: auto (the checkpoint's), bf16, fp8, fp8_block, ...")
-    kv_dtype: str = _option("auto", "KV cache: auto (the checkpoint's), bf16 or fp8.")
-    engine: str = _option(DEFAULT_ENGINE, "What an engine adds to its kernels.")
-    method: str = _option("roofline", "How tables are looked up.")
-    max_tokens: int = _option(8192, "Most tokens of a batch.")
-    max_seqs: int = _option(1024, "Most requests of a batch.")
+    tables: str = option("", "Folder of measured tables, or datasheet.")
+    source: str = option("", "Which source of the tables.")
+    method: str = option("roofline", "How tables are looked up.")
 
     @staticmethod
     def get_type() -> Any:
@@ -101,7 +68,7 @@ class FastroofExecutionTimePredictorConfig(_config.BaseExecutionTimePredictorCon
         return _DUMMY
 
 
-class StepExecutionTime(_entities.ExecutionTime):  # type: ignore[misc]
+class StepExecutionTime(LazyTerms, _entities.ExecutionTime):  # type: ignore[misc]
     """A step as Vidur's ExecutionTime: the total at once, the terms when one of them is first read.
 
     ``total_time`` is the plan's step in seconds, rounded once. Vidur's formulas hold over the terms (ms):
@@ -122,11 +89,6 @@ class StepExecutionTime(_entities.ExecutionTime):  # type: ignore[misc]
         self._total_us = predictor.step_us(new_tokens, context_len)
 
     @property
-    def total_time(self) -> float:
-        """The whole step, s."""
-        return self._total_us / US_PER_S
-
-    @property
     def model_time(self) -> float:
         """The layers, s."""
         predictor = self._predictor
@@ -135,17 +97,9 @@ class StepExecutionTime(_entities.ExecutionTime):  # type: ignore[misc]
             kernels_us = predictor.kernels_us(self._new_tokens, self._context_len)
         return (kernels_us - predictor.outside_layers_us(self._new_tokens)) / US_PER_S
 
-    def __getattr__(self, name: str) -> Any:
-        # Reached for what is not there yet: a term, as Vidur's own class keeps it.
-        if name.startswith("__") or "_schedule_time" in self.__dict__ or "_total_us" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        of_itself = self._id
-        super().__init__(
-            self._predictor.num_layers,
-            **self._predictor.terms_ms(self._new_tokens, self._context_len, self._total_us),
-        )
-        self._id = of_itself
-        return getattr(self, name)
+    def _set_terms(self) -> None:
+        terms = self._predictor.terms_ms(self._new_tokens, self._context_len, self._total_us)
+        super().__init__(self._predictor.num_layers, **terms)
 
 
 # Vidur asks for nothing but get_execution_time. Its base class wants a method for each term, and forks
@@ -252,7 +206,7 @@ class FastroofExecutionTimePredictor:
     ) -> dict[str, float]:
         """Break a batch down into Vidur's terms: ms, of a layer or of the step as Vidur has it."""
         step = self.kernels.explain(zip(new_tokens, context_len, strict=True))
-        terms = dict(_ZERO_TERMS)
+        terms = dict(NO_TERMS)
         layer_ms = 1.0 / (US_PER_MS * self.num_layers)
         for operator in step.operators:
             term = TERM_OF.get(operator.role)
@@ -271,15 +225,8 @@ def _compile(config: Any, replica: Any, **changed: Any) -> StepPlan:
     if config.tables != "datasheet":
         tables = load_tables(config.tables or gpu.name, gpu=gpu.name, source=config.source or None)
     model = load_model(config.model) if config.model else _model_of(replica)
-    options = {
-        "dtype": config.dtype,
-        "kv_dtype": config.kv_dtype,
-        "engine": config.engine,
-        "method": config.method,
-        "max_tokens": config.max_tokens,
-        "max_seqs": config.max_seqs,
-    }
-    return compile_plan(model, gpu, tables, tp=replica.tensor_parallel_size, **{**options, **changed})
+    options = {**config.compile_options(), "method": config.method, **changed}
+    return compile_plan(model, gpu, tables, tp=replica.tensor_parallel_size, **options)
 
 
 def _model_of(replica: Any) -> ModelSpec:
@@ -320,13 +267,7 @@ def _once_a_step_us(plan: StepPlan, rows: str, most: int) -> list[float]:
 
 
 def _register() -> None:
-    _Registry.register(_DUMMY, FastroofExecutionTimePredictor)
-    # A key that is taken keeps its class, silently.
-    if _Registry.get_class(_DUMMY) is not FastroofExecutionTimePredictor:
-        raise BackendError(
-            f"this Vidur has a predictor of its own for DUMMY, {_Registry.get_class(_DUMMY).__name__}: "
-            "ExecutionTimePredictorRegistry.unregister(ExecutionTimePredictorType.DUMMY) makes room"
-        )
+    register(_Registry, _DUMMY, FastroofExecutionTimePredictor, "Vidur")
 
 
 _register()
