@@ -193,7 +193,7 @@ def write_times(latency_us: Floats, relative_error: Floats | None = None) -> byt
     return write_stream(pa.record_batch(columns, schema=_TIMES_AND_ERRORS))
 
 
-def read_times(body: bytes | memoryview) -> list[Floats]:
+def read_times(body: bytes) -> list[Floats]:
     """Read the columns of a reply."""
     table = pa.ipc.open_stream(body).read_all().combine_chunks()
     return [column.to_numpy() for column in table.columns]

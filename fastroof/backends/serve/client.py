@@ -297,7 +297,7 @@ class PlanClient:
                 row[steps] = column
         return found
 
-    def _post(self, path: str, kind: str, body: bytes, before: int = 0) -> bytes | memoryview:
+    def _post(self, path: str, kind: str, body: bytes, before: int = 0) -> bytes:
         """Send a request and return the body of its reply; raise what the server answers otherwise."""
         if self._process != os.getpid():
             # a fork shares the parent's connection, and its lock as a call of another thread left it
@@ -327,20 +327,10 @@ class PlanClient:
             raise refused(f"{answer.get('message')}{counted}")
         return reply
 
-    def _exchange(self, path: str, kind: str, body: bytes) -> tuple[int, bytes | memoryview]:
+    def _exchange(self, path: str, kind: str, body: bytes) -> tuple[int, bytes]:
         self._connection.request("POST", path, body, {"Content-Type": kind, **self._headers})
         response = self._connection.getresponse()
-        length = response.length
-        if length is None:
-            return response.status, response.read()
-        reply = np.empty(length, np.uint8).data
-        at = 0
-        while at < length:
-            count = response.readinto(reply[at:])
-            if not count:
-                raise http.client.IncompleteRead(bytes(reply[:at]), length - at)
-            at += count
-        return response.status, reply
+        return response.status, response.read()
 
 
 def _connection(
@@ -376,16 +366,14 @@ def _narrow(array: Ints) -> Ints:
     return array.astype(np.int32 if fits else np.int64)
 
 
-def _refusal(status: int, reply: bytes | memoryview) -> dict[str, Any]:
+def _refusal(status: int, reply: bytes) -> dict[str, Any]:
     """Return the error of a reply, which may be a proxy's."""
     with contextlib.suppress(BackendError):
         if isinstance(answer := _parsed(reply), dict) and "message" in answer:
             return answer
-    return {
-        "message": f"the server, or a proxy before it, answered {status}: {shown(bytes(reply[:80]), 100)}"
-    }
+    return {"message": f"the server, or a proxy before it, answered {status}: {shown(reply[:80], 100)}"}
 
 
-def _parsed(reply: bytes | memoryview) -> dict[str, Any]:
-    parsed: dict[str, Any] = parse_json(bytes(reply), "a reply", BackendError, most_bytes=len(reply))
+def _parsed(reply: bytes) -> dict[str, Any]:
+    parsed: dict[str, Any] = parse_json(reply, "a reply", BackendError, most_bytes=len(reply))
     return parsed
