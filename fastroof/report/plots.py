@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 from fastroof._version import __version__
 from fastroof.atomic_files import check_file_place, whole_file
 from fastroof.errors import FastroofError
-from fastroof.operators.calls import RowOperator
 from fastroof.plan.curves import Component, component_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
+
+    from fastroof.plan import StepPlan
+    from fastroof.plan.explain import OperatorTime
 
 
 SUFFIXES: Final = (".png", ".svg")
@@ -291,16 +293,29 @@ _WORDS: Final[dict[Component, str]] = {
     "communication": "communication",
     "lm_head": "LM head",
 }
-ROW_COMPONENTS: Final = {
+GROUPS: Final = {
     "linear layers": COLOURS["blue"],
     "experts": COLOURS["orange"],
+    "decode attention": COLOURS["vermilion"],
+    "prefill attention": COLOURS["yellow"],
     "norms, rope, activation": COLOURS["green"],
     "communication": COLOURS["purple"],
     "LM head": COLOURS["sky"],
+    "runtime": QUIET,
 }
-"""Components of operators over tokens or sequences, and their colours."""
+"""Groups of a step's operators in drawing order, and their colours."""
 
 
-def component_words(call: RowOperator) -> str:
-    """Return the component of a call: a key of :data:`ROW_COMPONENTS`."""
-    return _WORDS[component_of(call)]
+def groups_of(plan: StepPlan) -> dict[str, str]:
+    """Return the group, a key of :data:`GROUPS`, of each role of a plan's operators."""
+    others = ("decode_attention", "prefill_attention", "runtime")
+    of_rows = {curve.operator.role: _WORDS[component_of(curve.operator)] for curve in plan.row_curves}
+    return {role: role.replace("_", " ") for role in others} | of_rows
+
+
+def grouped_us(plan: StepPlan, operators: Iterable[OperatorTime]) -> dict[str, float]:
+    """Return the time of a step's operators by group, also of groups that it has none of."""
+    group_of, groups = groups_of(plan), dict.fromkeys(GROUPS, 0.0)
+    for part in operators:
+        groups[group_of[part.role]] += part.total_us
+    return groups

@@ -10,11 +10,10 @@ import numpy as np
 from fastroof.arrays import Floats, Longs
 from fastroof.errors import FastroofError
 from fastroof.report.plots import (
-    COLOURS,
+    GROUPS,
     INK,
     QUIET,
-    ROW_COMPONENTS,
-    component_words,
+    grouped_us,
     label_line_ends,
     new_figure,
     size_words,
@@ -30,14 +29,6 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
 Against = Literal["batch_size", "kv_len"]
-
-_ORDER: Final = (
-    "linear layers", "experts", "decode attention", "norms, rope, activation", "communication", "LM head",
-    "runtime",
-)  # fmt: skip
-_OTHERS: Final = {"decode attention": COLOURS["vermilion"], "runtime": QUIET}
-GROUPS: Final = {name: {**ROW_COMPONENTS, **_OTHERS}[name] for name in _ORDER}
-"""Components from the bottom of the stack to its top."""
 
 POINTS_PER_DOUBLING: Final = 8
 BEYOND_MEMORY: Final = 1.3
@@ -58,12 +49,10 @@ class StepStack(NamedTuple):
 
 def step_stack(plan: StepPlan, batch_size: Longs, kv_len: Longs) -> StepStack:
     """Break decode steps down into the plotted components."""
-    group_of = {curve.operator.role: component_words(curve.operator) for curve in plan.row_curves}
-    group_of["runtime"] = "runtime"
     parts = {name: np.zeros(len(batch_size)) for name in GROUPS}
     for i, (batch, kv) in enumerate(zip(batch_size.tolist(), kv_len.tolist(), strict=True)):
-        for part in plan.explain([(1, kv - 1)] * batch).operators:
-            parts[group_of.get(part.role, "decode attention")][i] += part.total_us
+        for name, us in grouped_us(plan, plan.explain([(1, kv - 1)] * batch).operators).items():
+            parts[name][i] = us
     return StepStack(batch_size, kv_len, {name: us for name, us in parts.items() if us.any()})
 
 

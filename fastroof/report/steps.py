@@ -18,10 +18,10 @@ from fastroof.models.execution import AUTO, ROUTINGS
 from fastroof.models.layout import split_words
 from fastroof.report.front import in_turns, rows_where, swept_words
 from fastroof.report.plots import (
-    COLOURS,
+    GROUPS,
     INK,
     LINE_LOOKS,
-    component_words,
+    grouped_us,
     legends_below,
     new_figure,
     style,
@@ -29,7 +29,6 @@ from fastroof.report.plots import (
 )
 from fastroof.report.results_file import RateColumns, Results
 from fastroof.report.rooflines import draw_roofs
-from fastroof.report.step_plot import GROUPS as STEP_COLOURS
 from fastroof.units import MS_PER_S, TFLOP, US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
@@ -40,18 +39,6 @@ if TYPE_CHECKING:
     from fastroof.plan.explain import OperatorTime
     from fastroof.tables import Tables
 
-
-GROUPS: Final = (
-    "linear layers",
-    "experts",
-    "decode attention",
-    "prefill attention",
-    "norms, rope, activation",
-    "communication",
-    "LM head",
-    "runtime",
-)
-"""Groups of a step's operators, in drawing order."""
 
 _NEARLY_WHOLE: Final = 0.03
 """Prompts per step within this distance of an integer are rounded to it."""
@@ -180,13 +167,9 @@ class StepSource:
 
     def _explained(self, plan: StepPlan, step: _Requests) -> LeadingStep:
         explanation = plan.explain(step.requests)
-        components = {curve.operator.role: component_words(curve.operator) for curve in plan.row_curves}
-        groups = dict.fromkeys(GROUPS, 0.0)
-        for part in explanation.operators:
-            groups[components.get(part.role, part.role.replace("_", " "))] += part.total_us
         # the page lists the engine's overheads by their group
         operators = tuple(part for part in explanation.operators if part.role != "runtime")
-        present = {name: us for name, us in groups.items() if us > 0}
+        present = {name: us for name, us in grouped_us(plan, explanation.operators).items() if us > 0}
         return LeadingStep(step.name, step.what, explanation.total_us, present, operators)
 
 
@@ -278,7 +261,6 @@ def achieved(part: OperatorTime) -> tuple[float, float] | None:
 
 
 _MOST_ROWS: Final = len(LINE_LOOKS)
-_GROUP_COLOURS: Final = STEP_COLOURS | {"prefill attention": COLOURS["yellow"]}
 
 
 def draw_leading_steps(results: Results, **required: Any) -> Figure:
@@ -341,9 +323,7 @@ def _draw_bars(axes: Axes, leading: list[tuple[dict[str, Any], LeadingStep]]) ->
     at = np.arange(len(leading))
     for name in names:
         wide = np.array([step.groups_us.get(name, 0.0) for _, step in leading]) / US_PER_MS
-        axes.barh(
-            at, wide, left=start, height=0.62, color=_GROUP_COLOURS[name], edgecolor="white", label=name
-        )
+        axes.barh(at, wide, left=start, height=0.62, color=GROUPS[name], edgecolor="white", label=name)
         start += wide
     axes.set_yticks(at, [_words(row) for row, _ in leading])
     axes.invert_yaxis()

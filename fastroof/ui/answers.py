@@ -13,8 +13,8 @@ from fastroof.columns import ORIGINS
 from fastroof.errors import FastroofError, SimulationError
 from fastroof.models.layout import ALL_TP_SIZES, Layout
 from fastroof.report.front import pareto_front
-from fastroof.report.plots import component_words
-from fastroof.report.steps import GROUPS, achieved
+from fastroof.report.plots import grouped_us, groups_of
+from fastroof.report.steps import achieved
 from fastroof.run import StepBatch
 from fastroof.serving import ServingEstimate, estimate, fit
 from fastroof.simulation import Workload
@@ -160,18 +160,15 @@ def _plan_facts(plan: StepPlan) -> dict[str, Any]:
 
 
 def _step(plan: StepPlan, view: View, every: list[tuple[int, int]], explained: Explanation) -> dict[str, Any]:
-    components = {curve.operator.role: component_words(curve.operator) for curve in plan.row_curves}
-    groups = dict.fromkeys(GROUPS, 0.0)
+    group_of, groups = groups_of(plan), grouped_us(plan, explained.operators)
     operators = []
     for part in explained.operators:
-        group = components.get(part.role, part.role.replace("_", " "))
-        groups[group] = groups.get(group, 0.0) + part.total_us
         place = achieved(part)
         operators.append(
             {
                 **part._asdict(),
                 "origin": ORIGINS[part.origin],
-                "group": group,
+                "group": group_of[part.role],
                 "flops_per_byte": None if place is None else place[0],
                 "flops_per_s": None if place is None else place[1],
                 "bytes_per_s": part.moved_bytes / part.total_us * US_PER_S if part.total_us else None,

@@ -13,8 +13,9 @@ from fastroof.columns import ORIGINS
 from fastroof.errors import FastroofError
 from fastroof.report.front import ChosenRows, choose_rows
 from fastroof.report.html.document import checked_page_path, write_page
+from fastroof.report.plots import GROUPS
 from fastroof.report.results_file import RateColumns, Results, read_results
-from fastroof.report.steps import GROUPS, LeadingStep, StepSource
+from fastroof.report.steps import LeadingStep, StepSource
 from fastroof.units import MS_PER_S
 
 DIGITS: Final = 6
@@ -69,7 +70,7 @@ def chart_facts(results: Results) -> dict[str, Any]:
         "workload": workload,
         "chosen": {name: rounded(value) for name, value in results.start_workload().items()},
         "limits": _limits(spec),
-        "groups": GROUPS,
+        "groups": list(GROUPS),
     }
 
 
