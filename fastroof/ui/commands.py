@@ -11,7 +11,7 @@ from fastroof.columns import ORIGINS
 from fastroof.engines import engine_names
 from fastroof.load.by_name import can_import, has_tables, table_folders
 from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES
-from fastroof.report.steps import GROUPS
+from fastroof.report.plots import GROUPS
 
 if TYPE_CHECKING:
     from fastroof.ui.plans import PlanStore
@@ -86,9 +86,13 @@ def step_command(store: PlanStore, view: View) -> str:
 def fit_command(store: PlanStore, view: View) -> str:
     """Return the command that tells whether the engine starts."""
     words = [word for word in _options(store, view) if word != "--allow-modelled"]
-    if view.max_num_batched_tokens is not None:
-        words += ["--max-num-batched-tokens", str(view.max_num_batched_tokens)]
-    return shlex.join(["fastroof", "fit", "--model", store.written_model(view.model), *words])
+    return shlex.join(["fastroof", "fit", "--model", store.written_model(view.model), *words, *_budget(view)])
+
+
+def _budget(view: View) -> list[str]:
+    """Return the option of the engine's maximum tokens per step, if one is set."""
+    most = view.max_num_batched_tokens
+    return [] if most is None else ["--max-num-batched-tokens", str(most)]
 
 
 def _overhead(view: View) -> list[str]:
@@ -101,9 +105,7 @@ def serving_command(store: PlanStore, view: View, clients: int, split: dict[str,
     """Return the command that estimates a number of clients, for the view's layout or another."""
     words = ["fastroof", "serving", "--model", store.written_model(view.model), *_options(store, view, split)]
     words += [*_overhead(view), "--isl", str(view.isl), "--osl", str(view.osl)]
-    words += ["--concurrency", str(clients)]
-    if view.max_num_batched_tokens is not None:
-        words += ["--max-num-batched-tokens", str(view.max_num_batched_tokens)]
+    words += ["--concurrency", str(clients), *_budget(view)]
     # other layouts are compared without it
     return shlex.join([*words, *["--energy"] * (split is None and has_power(store, view))])
 
@@ -116,26 +118,27 @@ def lengths_written(view: View) -> tuple[int | str, int | str]:
     return f"lognormal:{view.isl}:{sigma}", f"lognormal:{view.osl}:{sigma}"
 
 
+def request_limits(view: View) -> dict[str, float]:
+    """Return the limits of each request, as arguments of :meth:`fastroof.Simulation.summary`."""
+    limits = {"ttft_ms": view.ttft_ms, "tpot_ms": view.tpot_ms}
+    return {name: float(ms) for name, ms in limits.items() if ms is not None}
+
+
 def capacity_limits(view: View) -> dict[str, float]:
     """Return the limits of a capacity, as arguments of :func:`fastroof.capacity`."""
-    limits = {"ttft": view.ttft_ms, "tpot": view.tpot_ms}
-    return {f"{name}_p{view.percentile}_ms": float(ms) for name, ms in limits.items() if ms is not None}
+    return {name.replace("_ms", f"_p{view.percentile}_ms"): ms for name, ms in request_limits(view).items()}
+
+
+def _limits_written(limits: Mapping[str, float]) -> str:
+    return ",".join(f"{name.removesuffix('_ms')}={number_written(ms)}" for name, ms in limits.items())
 
 
 def capacity_command(store: PlanStore, view: View) -> str:
     """Return the command that finds the capacity."""
     words = ["fastroof", "capacity", store.written_model(view.model), *_options(store, view)]
-    words += _overhead(view)
-    limits = {"ttft": view.ttft_ms, "tpot": view.tpot_ms}
-    written = [
-        f"{name}_p{view.percentile}={number_written(ms)}" for name, ms in limits.items() if ms is not None
-    ]
-    words += ["--slo", ",".join(written)]
     prompts, outputs = lengths_written(view)
-    words += ["--input", str(prompts), "--output", str(outputs)]
-    if view.max_num_batched_tokens is not None:
-        words += ["--max-num-batched-tokens", str(view.max_num_batched_tokens)]
-    return shlex.join(words)
+    words += [*_overhead(view), "--slo", _limits_written(capacity_limits(view))]
+    return shlex.join([*words, "--input", str(prompts), "--output", str(outputs), *_budget(view)])
 
 
 def simulation_command(store: PlanStore, view: View, *, with_energy: bool) -> str:
@@ -154,10 +157,7 @@ def simulation_command(store: PlanStore, view: View, *, with_energy: bool) -> st
         "think": view.think_s or None,
         "kv_tiers": view.kv_tiers,
         "max_num_batched_tokens": view.max_num_batched_tokens,
-        "slo": ",".join(
-            f"{name.removesuffix('_ms')}={number_written(ms)}" for name, ms in request_limits(view).items()
-        )
-        or None,
+        "slo": _limits_written(request_limits(view)) or None,
     }
     for name, value in given.items():
         if value is not None:
@@ -166,12 +166,6 @@ def simulation_command(store: PlanStore, view: View, *, with_energy: bool) -> st
     if not view.prefix_cache:
         words += ["--prefix-cache", "given", "--cached", "0"]
     return shlex.join([*words, *shlex.split(view.fleet or ""), *["--energy"] * with_energy])
-
-
-def request_limits(view: View) -> dict[str, float]:
-    """Return the limits of each request, as arguments of :meth:`fastroof.Simulation.summary`."""
-    limits = {"ttft_ms": view.ttft_ms, "tpot_ms": view.tpot_ms}
-    return {name: float(ms) for name, ms in limits.items() if ms is not None}
 
 
 def step_python(store: PlanStore, view: View, clients: int) -> str:

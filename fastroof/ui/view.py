@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
@@ -42,13 +43,23 @@ SIZES: Final[dict[str, tuple[int, int]]] = {
 }
 """Valid ranges of whole numbers: larger ones would make the page too slow."""
 
-_OPTIONAL: Final = ("kv_len", "chunk", "max_num_batched_tokens", "clients", "growth")
-_LIMITS: Final = ("ttft_ms", "tpot_ms")
-_LEAST_MS, _MOST_MS = 1e-3, 1e9
-_MOST_SPREAD: Final = 2.0
-_MOST_RATE: Final = 1e6
-_MOST_THINK_S: Final = 1e6
+_MS: Final = (1e-3, 1e9, "a number of ms from 0.001 to 1e+09, or null for none")
+_NUMBERS: Final[dict[str, tuple[float, float, str]]] = {
+    "ttft_ms": _MS,
+    "tpot_ms": _MS,
+    "spread": (0.0, 2.0, "a number from 0 to 2"),
+    "rate": (math.ulp(0.0), 1e6, "requests/s above 0 up to 1e+06, or null for clients"),
+    "think_s": (0.0, 1e6, "seconds from 0 to 1e+06"),
+}
+"""Least and most of other numbers, and these in words."""
+
+_OR_NULL: Final = (
+    "kv_len", "chunk", "max_num_batched_tokens", "clients", "growth", "ttft_ms", "tpot_ms", "rate",
+)  # fmt: skip
 _MOST_LETTERS: Final = 256
+_PLAN_OPTIONS: Final = (
+    "tp", "pp", "dp", "ep", "dtype", "kv_dtype", "engine", "allow_modelled", "client_overhead_ms", "lora",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,7 +118,7 @@ class View:
             check_flag(name, getattr(self, name), BatchError)
         for name, (least, most) in SIZES.items():
             value = getattr(self, name)
-            if value is not None or name not in _OPTIONAL:
+            if value is not None or name not in _OR_NULL:
                 whole_number(name, value, least, most, BatchError)
         if self.client_overhead_ms is not None:
             given_front_end("client_overhead_ms", self.client_overhead_ms)
@@ -118,24 +129,10 @@ class View:
                 )
             # a page names no files
             Lora.of(self.lora, reads_files=False)
-        for name in _LIMITS:
+        for name, (low, high, words) in _NUMBERS.items():
             value = getattr(self, name)
-            if value is not None and not (is_number(value) and _LEAST_MS <= value <= _MOST_MS):
-                raise BatchError(
-                    f"{name} must be a number of ms from {_LEAST_MS:g} to {_MOST_MS:g}, or null for none, "
-                    f"got {shown(value)}"
-                )
-        if not is_number(self.spread) or not 0.0 <= self.spread <= _MOST_SPREAD:
-            raise BatchError(f"spread must be a number from 0 to {_MOST_SPREAD:g}, got {shown(self.spread)}")
-        if self.rate is not None and not (is_number(self.rate) and 0.0 < self.rate <= _MOST_RATE):
-            raise BatchError(
-                f"rate must be requests/s above 0 up to {_MOST_RATE:g}, or null for clients, "
-                f"got {shown(self.rate)}"
-            )
-        if not is_number(self.think_s) or not 0.0 <= self.think_s <= _MOST_THINK_S:
-            raise BatchError(
-                f"think_s must be seconds from 0 to {_MOST_THINK_S:g}, got {shown(self.think_s)}"
-            )
+            if not (value is None and name in _OR_NULL) and not (is_number(value) and low <= value <= high):
+                raise BatchError(f"{name} must be {words}, got {shown(value)}")
         for name in ("kv_tiers", "fleet"):
             text = getattr(self, name)
             if text is not None and not (isinstance(text, str) and len(text) <= _MOST_LETTERS):
@@ -228,16 +225,4 @@ class View:
     @property
     def plan_options(self) -> dict[str, Any]:
         """Return the arguments of :func:`fastroof.compile_plan` other than sizes."""
-        names = (
-            "tp",
-            "pp",
-            "dp",
-            "ep",
-            "dtype",
-            "kv_dtype",
-            "engine",
-            "allow_modelled",
-            "client_overhead_ms",
-            "lora",
-        )
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _PLAN_OPTIONS}
