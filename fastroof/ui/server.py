@@ -27,8 +27,9 @@ try:
         Refused,
         check_host,
         content_type,
+        fixed,
         guarded,
-        refusal,
+        not_routed,
     )
     from fastroof.backends.serve.http_listener import HttpListener, serve_until_stopped
 except ModuleNotFoundError as error:
@@ -147,7 +148,7 @@ TYPES: Final = {
 
 
 def page_files() -> dict[str, bytes]:
-    """Return the page's files by their path in ``assets``."""
+    """Return the page's files by their path in ``assets``; ``shared`` are those of reports too."""
     found: dict[str, bytes] = {}
 
     def read(folder: Any, path: str) -> None:
@@ -158,6 +159,7 @@ def page_files() -> dict[str, bytes]:
                 found[path + each.name] = each.read_bytes()
 
     read(resources.files("fastroof.ui") / "assets", "")
+    read(resources.files("fastroof.report.html") / "assets" / "shared", "shared/")
     return found
 
 
@@ -171,47 +173,40 @@ class PageApp:
     def __init__(self, store: PlanStore, start: View) -> None:
         self._store = store
         self._files = page_files()
-        self._choices = write_reply(choices(store, start))
-        self._quick, self._long = Semaphore(QUICK), Semaphore(LONG)
+        page, offered = self._files["index.html"], write_reply(choices(store, start))
+        quick, long = Semaphore(QUICK), Semaphore(LONG)
+        questions = {
+            "step": (step_answer, quick),
+            "start": (start_answer, quick),
+            "layouts": (layouts_answer, long),
+            "deployment": (deployment_answer, long),
+            "capacity": (capacity_answer, long),
+            "simulation": (simulation_answer, long),
+        }
+        asked = [f"/ask/{name}" for name in questions]
+        served = f"; valid: GET /, /choices, /assets/; POST {', '.join(asked)}"
         self.calls = Calls(MOST_CALLS, MOST_CALL_S, MOST_BODIES_BYTES, "questions")
         self.asgi = Starlette(
             routes=[
-                Route("/", self._guarded(self._page)),
+                Route("/", self._guarded(fixed(page, TYPES[".html"]))),
                 Route("/assets/{path:path}", self._guarded(self._file)),
-                Route("/choices", self._guarded(self._show_choices)),
-                Route("/ask/step", self._question(step_answer, self._quick), methods=["POST"]),
-                Route("/ask/start", self._question(start_answer, self._quick), methods=["POST"]),
-                Route("/ask/layouts", self._question(layouts_answer, self._long), methods=["POST"]),
-                Route("/ask/deployment", self._question(deployment_answer, self._long), methods=["POST"]),
-                Route("/ask/capacity", self._question(capacity_answer, self._long), methods=["POST"]),
-                Route("/ask/simulation", self._question(simulation_answer, self._long), methods=["POST"]),
+                Route("/choices", self._guarded(fixed(offered, JSON_TYPE))),
+                *(
+                    Route(path, self._question(*how), methods=["POST"])
+                    for path, how in zip(asked, questions.values(), strict=True)
+                ),
             ],
-            exception_handlers={HTTPException: self._not_routed},
+            exception_handlers={HTTPException: not_routed(served, headers=HEADERS)},
         )
 
     def _guarded(self, endpoint: Endpoint) -> Endpoint:
         return guarded(endpoint, _check_origin, headers=HEADERS)
-
-    async def _not_routed(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        what = f"{request.method} {shown(request.url.path, 80)}"
-        message = (
-            f"{what} is not served; valid: GET /, /choices, /assets/; "
-            "POST /ask/step, /ask/start, /ask/layouts, /ask/deployment, /ask/capacity, /ask/simulation"
-        )
-        return refusal(error.status_code, message, {**dict(error.headers or {}), **HEADERS})
-
-    async def _page(self, request: Request) -> Response:
-        return Response(self._files["index.html"], media_type=TYPES[".html"])
 
     async def _file(self, request: Request) -> Response:
         path = request.path_params["path"]
         if path not in self._files:
             raise Refused(404, f"the page has no file {shown(path)}")
         return Response(self._files[path], headers={"Content-Type": TYPES[_suffix(path)]})
-
-    async def _show_choices(self, request: Request) -> Response:
-        return Response(self._choices, media_type=JSON_TYPE)
 
     def _question(self, answer: Callable[[PlanStore, View], dict[str, Any]], turns: Semaphore) -> Endpoint:
         def answered(body: bytes) -> bytes:

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,11 @@ from fastroof.report.html import page as charts
 from fastroof.report.html import write_report
 from fastroof.report.html.document import embedded_json
 from fastroof.report.html.page import packed_columns, rounded
+from fastroof.report.plots import GROUPS
 from fastroof.report.results_file import read_results
-from fastroof.report.steps import GROUPS, StepSource, steps_of_row
-from tests.reference.browser import Browser, installed
-from tests.reference.made_results import CONCURRENCY, LIMITS, deployments, write_deployments
+from fastroof.report.steps import StepSource, steps_of_row
+from tests.reference.browser import Browser
+from tests.reference.made_results import CONCURRENCY, LIMITS, write_deployments
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NONE = "\u2013"
@@ -46,18 +46,6 @@ STEP_SPEC = {
     "kv_len": [1024, 4096],
     "tpot_ms": 20.0,
 }
-
-
-@pytest.fixture(scope="module")
-def rows(h100: fastroof.Tables) -> list[dict[str, Any]]:
-    return list(deployments(h100))
-
-
-@pytest.fixture(scope="module")
-def deployed(
-    h100: fastroof.Tables, rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    return write_deployments(tmp_path_factory.mktemp("report") / "results.parquet", rows, h100.content_hash)
 
 
 @pytest.fixture(scope="module")
@@ -355,7 +343,7 @@ def test_page_needs_nothing_else(deployed: Path, tmp_path: Path) -> None:
     own = page.partition("<script>/*\nMIT License")[0] + page.rpartition("</script>\n<script>")[2]
     assert "http:" not in own
     assert "https:" not in own
-    assert re.findall(r'(?:src|href)="([^"]*)"', own) == ["data:,", "#verdict-section"]
+    assert re.findall(r'(?:src|href)="([^"]*)"', own) == ["data:,", "#answers"]
     assert "default-src 'none'" in own
     ids = re.findall(r' id="([^"]+)"', own)
     assert len(ids) == len(set(ids))
@@ -455,15 +443,6 @@ def test_plotly_is_the_file_that_its_provenance_names(deployed: Path, tmp_path: 
 
 
 # -- the page in a browser -----------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = installed()
-    if program is None:
-        pytest.skip("no Chromium: install one, or name it in FASTROOF_CHROMIUM")
-    with Browser(program, tmp_path_factory.mktemp("browser")) as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -621,7 +600,7 @@ def test_selecting_a_row_shows_its_steps(page: Browser, rows: list[dict[str, Any
     x, y, row = page.run(
         "(() => { const c = document.getElementById('pareto'), l = c._fullLayout;"
         "c.scrollIntoView({block: 'center'});"
-        "const t = c.data.find(t => t.name === 'model qwen3-8b'), i = 1, b = c.getBoundingClientRect();"
+        "const t = c.data.find(t => t.name === 'model qwen3-8b'), i = 2, b = c.getBoundingClientRect();"
         "return [b.x + l.xaxis._offset + l.xaxis.d2p(t.x[i]), b.y + l.yaxis._offset + l.yaxis.d2p(t.y[i]),"
         "t.customdata[i]]; })()"
     )

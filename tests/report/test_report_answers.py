@@ -16,15 +16,10 @@ from fastroof.columns import guarded
 from fastroof.report.html import write_report
 from fastroof.report.html.page import chart_facts, rounded
 from fastroof.report.results_file import read_results
-from tests.reference.browser import Browser, installed
-from tests.reference.made_results import LIMITS, deployments, write_deployments
+from tests.reference.browser import Browser
+from tests.reference.made_results import LIMITS, write_deployments
 
 HOSTILE = ("=1+1", "'=x", "-2", "@a", "\tb", '"quoted", with a comma', "two\nlines", "'tis", "plain")
-
-
-@pytest.fixture(scope="module")
-def rows(h100: fastroof.Tables) -> list[dict[str, Any]]:
-    return list(deployments(h100))
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +29,6 @@ def page_path(
     folder = tmp_path_factory.mktemp("answers")
     results = write_deployments(folder / "r.parquet", rows, h100.content_hash, keep="all")
     return write_report(results, folder / "r.html").path
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = installed()
-    if program is None:
-        pytest.skip("no Chromium: install one, or name it in FASTROOF_CHROMIUM")
-    with Browser(program, tmp_path_factory.mktemp("browser")) as browser:
-        yield browser
 
 
 @pytest.fixture
@@ -270,7 +256,7 @@ def test_unknown_parts_of_an_address_are_reported(page: Browser) -> None:
     page.settle()
     assert page.run("document.getElementById('unknown').hidden")
     kept = shown(page)
-    page.run("location.hash = 'verdict-section'")
+    page.run("location.hash = 'answers'")
     page.settle()
     assert shown(page) == kept != start
 

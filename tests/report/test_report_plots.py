@@ -16,21 +16,9 @@ from fastroof.errors import FastroofError
 from fastroof.report import draw_leading_steps, draw_pareto, draw_serving_curves, read_results, save_figure
 from fastroof.report.front import pareto_front, rows_where, swept_words
 from fastroof.report.results_file import Results
-from tests.reference.made_results import CONCURRENCY, deployments, write_deployments
+from tests.reference.made_results import CONCURRENCY, write_deployments
 
 pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install fastroof[report]")
-
-
-@pytest.fixture(scope="module")
-def rows(h100: fastroof.Tables) -> list[dict[str, Any]]:
-    return list(deployments(h100))
-
-
-@pytest.fixture(scope="module")
-def deployed(
-    h100: fastroof.Tables, rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    return write_deployments(tmp_path_factory.mktemp("plots") / "results.parquet", rows, h100.content_hash)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from fastroof.simulation.engine import run_engine
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation
 from fastroof.traces.trace import Trace
-from tests.reference.browser import Browser, installed
+from tests.reference.browser import Browser
 from tests.report.test_report import embedded
 
 HOSTILE = "</script><script>document.title='owned'</script><!-- <b>&amp;\u2028$title"
@@ -152,7 +151,7 @@ def test_page_needs_nothing_else(sim: Simulation, tmp_path: Path) -> None:
     own = page.partition("<script>/*\nMIT License")[0] + page.rpartition("</script>\n<script>")[2]
     assert "http:" not in own
     assert "https:" not in own
-    assert re.findall(r'(?:src|href)="([^"]*)"', own) == ["data:,", "#percentiles-section"]
+    assert re.findall(r'(?:src|href)="([^"]*)"', own) == ["data:,", "#answers"]
     ids = re.findall(r' id="([^"]+)"', own)
     assert len(ids) == len(set(ids))
     used = set(re.findall(r'byId\("([^"]+)"\)|draw\("([^"]+)"', own))
@@ -162,15 +161,6 @@ def test_page_needs_nothing_else(sim: Simulation, tmp_path: Path) -> None:
 # -- the page in a browser -----------------------------------------------------------------------
 
 CHARTS = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "requests", "use", "tokens", "by-arrival")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = installed()
-    if program is None:
-        pytest.skip("no Chromium: install one, or name it in FASTROOF_CHROMIUM")
-    with Browser(program, tmp_path_factory.mktemp("browser")) as browser:
-        yield browser
 
 
 def test_page_in_a_browser(browser: Browser, sim: Simulation, tmp_path: Path) -> None:
@@ -230,7 +220,7 @@ def test_page_fits_its_window(browser: Browser, sim: Simulation, tmp_path: Path,
     )
     browser.open(write_simulation_report(sim, tmp_path / "r.html"))
     assert browser.run("document.documentElement.scrollWidth") <= width
-    scroll = "document.querySelector('#percentiles-section .scroll')"
+    scroll = "document.querySelector('#answers .scroll')"
     assert browser.run(f"{scroll}.scrollWidth <= {scroll}.clientWidth")
     for chart in CHARTS:
         right = browser.run(f"document.getElementById('{chart}').getBoundingClientRect().right")

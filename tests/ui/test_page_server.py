@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import json
 import os
+import posixpath
 import random
 import re
 import signal
@@ -41,6 +42,7 @@ from fastroof.ui.simulation import simulation_answer
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 ASSETS = CHECKOUT / "fastroof/ui/assets"
+SHARED = CHECKOUT / "fastroof/report/html/assets/shared"
 JSON = {"Content-Type": "application/json"}
 SMALL = View(model="llama-3.1-8b", tp=1, isl=512, osl=64, batch=8)
 UPLOT = {
@@ -274,8 +276,13 @@ def test_a_question_ends_at_its_time_limit(monkeypatch) -> None:
 # -- files -----------------------------------------------------------------------------------------
 
 
+def files_of_the_page() -> dict[str, Path]:
+    own = {path.relative_to(ASSETS).as_posix(): path for path in ASSETS.rglob("*") if path.is_file()}
+    return own | {f"shared/{path.name}": path for path in SHARED.iterdir()}
+
+
 def test_all_files_are_served_as_they_are(page: PageServer) -> None:
-    files = {path.relative_to(ASSETS).as_posix(): path for path in ASSETS.rglob("*") if path.is_file()}
+    files = files_of_the_page()
     for name, path in files.items():
         reply = ask(page, "GET", f"/assets/{name}")
         assert (reply.status, reply.body) == (200, path.read_bytes()) or path.suffix == ".toml"
@@ -292,20 +299,21 @@ def test_all_files_are_served_as_they_are(page: PageServer) -> None:
 
 
 def test_what_the_page_names_is_there_and_nothing_lies_about() -> None:
-    index = (ASSETS / "index.html").read_text()
+    files = files_of_the_page()
+    index = files["index.html"].read_text()
     named = {place.removeprefix("assets/") for place in re.findall(r'(?:src|href)="([^"#]+)"', index)}
     seen: set[str] = set()
     waiting = set(named)
     while waiting:
         name = waiting.pop()
         seen.add(name)
-        text = (ASSETS / name).read_text()
+        text = files[name].read_text()
         if name.endswith(".js") and "vendored" not in name:
-            imported = set(re.findall(r'from "\./([\w.]+)"', text))
+            folder = name.rpartition("/")[0]
+            imported = {posixpath.join(folder, one) for one in re.findall(r'from "\./([\w./]+)"', text)}
             waiting |= imported - seen
             assert not re.findall(r"https?://|innerHTML|eval\(|setAttribute\(\"style", text), name
-    there = {path.relative_to(ASSETS).as_posix() for path in ASSETS.rglob("*") if path.is_file()}
-    assert there - seen == {"index.html", "vendored/provenance.toml", "vendored/uPlot.LICENSE.txt"}
+    assert files.keys() - seen == {"index.html", "vendored/provenance.toml", "vendored/uPlot.LICENSE.txt"}
     # a strict policy would not run them
     assert not re.findall(r"\son\w+=|style=|<style|<script(?![^>]*src)", index)
 

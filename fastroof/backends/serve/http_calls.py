@@ -13,11 +13,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from fastroof.backends.serve.answers import as_refusal, error_reply, write_reply
 from fastroof.backends.serve.limits import call_stop
+from fastroof.checks import shown
 from fastroof.errors import BackendError, FastroofError, StoppedError
 
 JSON_TYPE: Final = "application/json"
@@ -74,6 +76,31 @@ def guarded(
             response = refusal(status_of(error), as_refusal(error))
         response.headers.update(headers or {})
         return response
+
+    return answered
+
+
+def fixed(content: bytes, media_type: str) -> Endpoint:
+    """Return an endpoint that answers every request with the same content."""
+
+    async def answered(request: Request) -> Response:
+        return Response(content, media_type=media_type)
+
+    return answered
+
+
+def not_routed(
+    served: str,
+    turned_away: Callable[[int], None] = lambda status: None,
+    headers: dict[str, str] | None = None,
+) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """Return the handler of requests that no route takes, whose error says what is ``served``."""
+
+    async def answered(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        turned_away(error.status_code)
+        words = f"{request.method} {shown(request.url.path, 80)} is not served{served}"
+        return refusal(error.status_code, words, {**(error.headers or {}), **(headers or {})})
 
     return answered
 
@@ -210,21 +237,14 @@ def _in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
 
-    def finish(value: T | None, error: BaseException | None) -> None:
-        if result.done():
-            return
-        if error is None:
-            result.set_result(value)  # type: ignore[arg-type]
-        else:
-            result.set_exception(error)
-
     def work() -> None:
+        finish: Callable[[Any], None] = result.set_result
         try:
-            value, error = function(), None
-        except BaseException as raised:
-            value, error = None, raised
+            outcome: Any = function()
+        except BaseException as error:
+            finish, outcome = result.set_exception, error
         with suppress(RuntimeError):  # the loop has closed
-            loop.call_soon_threadsafe(finish, value, error)
+            loop.call_soon_threadsafe(lambda: None if result.done() else finish(outcome))
 
     threading.Thread(target=work, name="fastroof-http", daemon=True).start()
     return result

@@ -53,8 +53,9 @@ try:
         Refused,
         check_host,
         content_type,
+        fixed,
         guarded,
-        refusal,
+        not_routed,
         status_of,
     )
     from fastroof.backends.serve.http_listener import DRAIN_S, HttpListener, serve_until_stopped
@@ -172,23 +173,24 @@ class PlanApp:
         self._limits = limits = served.limits
         self._token = None if token is None else f"Bearer {token}".encode()
         self._hosts = hosts
-        self._openapi = json.dumps(openapi_document(token is not None)).encode()
         most_bytes = max(limits.max_message_bytes, limits.max_calls * limits.json_bytes)
         self._calls = Calls(limits.max_calls, limits.max_call_s, most_bytes)
         self._metrics = ServeMetrics(served.by_name, self._calls)
+        openapi = json.dumps(openapi_document(token is not None)).encode()
         posts = {"/message": self._message, "/steps": self._steps}
         gets = {
             "/describe": self._describe,
             "/metrics": self._show_metrics,
-            "/openapi.json": self._show_openapi,
+            "/openapi.json": fixed(openapi, JSON_TYPE),
         }
+        served_words = ": POST /message, /steps; GET /describe, /healthz, /metrics, /openapi.json"
         self.asgi = Starlette(
             routes=[
                 *(Route(path, self._guarded(endpoint), methods=["POST"]) for path, endpoint in posts.items()),
                 *(Route(path, self._guarded(endpoint)) for path, endpoint in gets.items()),
                 Route("/healthz", self._health),
             ],
-            exception_handlers={HTTPException: self._not_routed},
+            exception_handlers={HTTPException: not_routed(served_words, self._metrics.turn_away)},
         )
 
     def _guarded(self, endpoint: Endpoint) -> Endpoint:
@@ -206,15 +208,6 @@ class PlanApp:
                 "the token is missing or wrong: send `Authorization: Bearer TOKEN`",
                 **{"WWW-Authenticate": "Bearer"},
             )
-
-    async def _not_routed(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        self._metrics.turn_away(error.status_code)
-        what = f"{request.method} {shown(request.url.path, 80)}"
-        words = (
-            f"{what} is not served: POST /message, /steps; GET /describe, /healthz, /metrics, /openapi.json"
-        )
-        return refusal(error.status_code, words, dict(error.headers or {}))
 
     async def _message(self, request: Request) -> Response:
         kind = content_type(request)
@@ -285,9 +278,6 @@ class PlanApp:
 
     async def _show_metrics(self, request: Request) -> Response:
         return Response(self._metrics.text(), media_type=METRICS_TYPE)
-
-    async def _show_openapi(self, request: Request) -> Response:
-        return Response(self._openapi, media_type=JSON_TYPE)
 
     async def _health(self, request: Request) -> Response:
         calls = self._calls

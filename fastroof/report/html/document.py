@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -46,26 +47,32 @@ def embedded_json(document: Any) -> str:
 
 def write_page(
     output: Path,
-    template: str,
+    body: str,
     *,
     heading: str,
     subtitle: str,
-    styles: Sequence[str],
     scripts: Sequence[str],
+    styles: Sequence[str] = (),
     document: Any,
 ) -> int:
-    """Fill a template, write the page atomically, and return its size in bytes."""
-    page = Template(_asset(template)).substitute(
+    """Fill the frame of all pages, write the page atomically, and return its size in bytes."""
+    page = Template(_asset("frame.html")).substitute(
         title=html.escape(heading),
         subtitle=html.escape(subtitle),
-        css="\n".join(_asset(name) for name in styles),
+        css="\n".join(map(_asset, ("shared/base.css", "report.css", *styles))),
+        body=_asset(body),
         data=embedded_json(document),
         plotly_js=plotly_js(),
-        script="\n".join(_asset(name) for name in scripts),
+        script="\n".join(map(_script, ("shared/elements.js", "shared/look.js", "page.js", *scripts))),
     )
     content = page.encode("utf-8", "replace")
     write_output(output, content, "output")
     return len(content)
+
+
+def _script(name: str) -> str:
+    """Return a script as a part of the page's only one, which needs neither imports nor exports."""
+    return re.sub(r"^(import .*;\n|export )", "", _asset(name), flags=re.MULTILINE)
 
 
 def _asset(name: str) -> str:

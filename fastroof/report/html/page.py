@@ -153,22 +153,9 @@ MAX_ROWS: Final = 20_000
 
 _MOST_ROWS: Final = 200_000
 _SCRIPTS: Final = (
-    "page.js",
-    "data.js",
-    "names.js",
-    "filters.js",
-    "look.js",
-    "hover.js",
-    "pareto.js",
-    "curves.js",
-    "step.js",
-    "table.js",
-    "selected.js",
-    "verdict.js",
-    "exports.js",
-    "address.js",
-    "start.js",
-)
+    "data.js", "names.js", "filters.js", "look.js", "hover.js", "pareto.js", "curves.js", "step.js",
+    "table.js", "selected.js", "verdict.js", "exports.js", "address.js", "start.js",
+)  # fmt: skip
 
 
 class ReportFile(NamedTuple):
@@ -258,7 +245,6 @@ def write_report(
         "report.html",
         heading=heading,
         subtitle=_subtitle(swept),
-        styles=("report.css",),
         scripts=_SCRIPTS,
         document=document,
     )

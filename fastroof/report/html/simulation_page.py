@@ -116,7 +116,7 @@ def _short(values: Floats) -> list[Any]:
     return [rounded(float(value)) for value in values if not math.isnan(value)]
 
 
-_SCRIPTS: Final = ("page.js", "look.js", "percentiles.js", "over_time.js", "distributions.js", "run.js")
+_SCRIPTS: Final = ("look.js", "percentiles.js", "over_time.js", "distributions.js", "run.js")
 
 _MANY_SECONDS: Final = 1e4
 _TIMES: Final = {
@@ -169,12 +169,12 @@ def write_simulation_report(
     fastroof.errors.FastroofError: output report.pdf must end in .html
     """
     output = checked_page_path(output)
-    limits = checked_limits(limits or {})
-    answers = sim.summary(**_given(limits)) if answers is None else answers
+    given: dict[str, Any] = checked_limits(limits or {})
+    answers = sim.summary(**given) if answers is None else answers
     found = answers.get("range")
     has_range = found is not None and found["relative_error"] is not None
     document = {
-        "facts": {"limits": limits},
+        "facts": {"limits": given},
         "figures": [[name, words] for name, words in run_figures(answers).items()],
         "percentiles": [
             {
@@ -201,15 +201,11 @@ def write_simulation_report(
         "simulation.html",
         heading=title or _title(sim),
         subtitle=_subtitle(sim),
-        styles=("report.css", "simulation.css"),
+        styles=("simulation.css",),
         scripts=_SCRIPTS,
         document=document,
     )
     return output
-
-
-def _given(limits: Mapping[str, float]) -> dict[str, Any]:
-    return dict(limits)
 
 
 def _up_to(sim: Simulation) -> str:

@@ -1,7 +1,9 @@
 // The capacity: the highest rate within limits on percentiles, and the percentiles over the rate.
 
-import { Chart, clipped, groupName, ink, legend, line, text } from "./chart.js";
-import { byId, limit, make, number, percent, showCommand } from "./words.js";
+import { groupName, ink, legend } from "./shared/look.js";
+import { Chart, clipped, line, text } from "./chart.js";
+import { byId, make } from "./shared/elements.js";
+import { limit, number, percent, showCommand } from "./words.js";
 import { showCapacityTile } from "./headline.js";
 
 const MOST = 2;

@@ -1,18 +1,8 @@
 // Shared by all charts: uPlot on a card, axes in the page's colours, tooltips.
 
-import { byId, short } from "./words.js";
-
-// Cached: reading a style while a chart is drawn makes the browser recompute the layout of a changed page.
-const inks = new Map();
-
-export function ink(name) {
-  if (!inks.has(name)) inks.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
-  return inks.get(name);
-}
-
-export const forgetInks = () => inks.clear();
-export const groupName = (i) => `--g${i % 8}`;
-export const groupColour = (i) => ink(groupName(i));
+import { byId } from "./shared/elements.js";
+import { ink } from "./shared/look.js";
+import { short } from "./words.js";
 
 // A colour of the page blended with its card's colour by a share; both are #rrggbb.
 export function faint(name, share = 0.42) {
@@ -203,14 +193,4 @@ export function labelBoxes(points, taken, frame, gap = 3) {
 export function textWidth(ctx, words) {
   ctx.font = FONT.replace("12px", `${12 * devicePixelRatio}px`);
   return ctx.measureText(words).width;
-}
-
-// items: a text, and the name of a colour, which follows the theme.
-export function legend(id, items) {
-  byId(id).replaceChildren(...items.map(([words, colour]) => {
-    const item = document.createElement("li");
-    item.textContent = words;
-    item.style.setProperty("--swatch", `var(${colour})`);
-    return item;
-  }));
 }

@@ -1,6 +1,6 @@
 // The controls: filled with the server's choices, and synchronized with the state.
 
-import { byId, make } from "./words.js";
+import { byId, make } from "./shared/elements.js";
 import { OPTIONAL, TEXTS, change, current } from "./state.js";
 
 const POWERS = [1, 2, 4, 8, 16, 32, 64];
@@ -13,19 +13,11 @@ const form = () => byId("controls");
 const control = (name) => form().elements[name];
 
 function fill(name, values, words = String) {
-  control(name).replaceChildren(...values.map((value) => {
-    const option = make("option", words(value));
-    option.value = value;
-    return option;
-  }));
+  control(name).replaceChildren(...values.map((value) => make("option", words(value), { value })));
 }
 
 export function fillControls(offered) {
-  byId("models").replaceChildren(...offered.models.map((name) => {
-    const option = make("option");
-    option.value = name;
-    return option;
-  }));
+  byId("models").replaceChildren(...offered.models.map((value) => make("option", null, { value })));
   const known = Object.fromEntries(offered.gpus.map((gpu) => [gpu.name, gpu]));
   const words = {
     measured: "", scaled: " (kernels of another card)", importable: " (tables to import)",

@@ -1,7 +1,9 @@
 // The step's time over its batch or prompt: by part, with its standard error and the memory limit.
 
-import { Chart, clipped, dot, faint, groupName, ink, legend, line, pixels, text } from "./chart.js";
-import { byId, count, error, number, time } from "./words.js";
+import { groupName, ink, legend } from "./shared/look.js";
+import { Chart, clipped, dot, faint, line, pixels, text } from "./chart.js";
+import { byId } from "./shared/elements.js";
+import { count, error, number, time } from "./words.js";
 import { pinned } from "./pin.js";
 import { change } from "./state.js";
 

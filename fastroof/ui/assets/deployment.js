@@ -1,6 +1,7 @@
 // What to run on all GPUs within the limits, as `fastroof best` recommends; asked for by a button.
 
-import { byId, count, make, number, percent, showCommand } from "./words.js";
+import { byId, make } from "./shared/elements.js";
+import { count, number, percent, showCommand } from "./words.js";
 
 const TIMES = { ttft_ms: "TTFT", tpot_ms: "TPOT" };
 const FAMILIES = {

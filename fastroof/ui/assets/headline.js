@@ -1,7 +1,8 @@
 // The summary: step, latency, throughput, memory and capacity, each with its error, origin and limit.
 
 import { offPin } from "./pin.js";
-import { byId, count, error, gib, limit, make, number, originChip, percent, time } from "./words.js";
+import { byId, make } from "./shared/elements.js";
+import { count, error, gib, limit, number, originChip, percent, time } from "./words.js";
 
 const LIMIT = { ttft: "ttft_ms", tpot: "tpot_ms" };
 

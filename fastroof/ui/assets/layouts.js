@@ -1,7 +1,9 @@
 // Comparison of layouts: throughput per GPU against time per token over clients, and the limits.
 
-import { Chart, clipped, dot, groupName, ink, legend, line, nearest, pixels, text } from "./chart.js";
-import { byId, count, error, limit, make, number, percent, showCommand } from "./words.js";
+import { groupName, ink, legend } from "./shared/look.js";
+import { Chart, clipped, dot, line, nearest, pixels, text } from "./chart.js";
+import { byId, make } from "./shared/elements.js";
+import { count, error, limit, number, percent, showCommand } from "./words.js";
 import { change } from "./state.js";
 
 const COLOURED = 8;

@@ -1,7 +1,8 @@
 // The step by operator: a bar of groups, and a table of all operators.
 
-import { groupName, legend } from "./chart.js";
-import { byId, fillRows, isUnsure, make, percent, scaled, showCommand, time } from "./words.js";
+import { groupName, legend } from "./shared/look.js";
+import { byId, make } from "./shared/elements.js";
+import { fillRows, isUnsure, percent, scaled, showCommand, time } from "./words.js";
 
 let last = null;
 

@@ -1,6 +1,7 @@
 // The page: changes of the controls send quick questions immediately, and slow ones once the controls rest.
 
-import { byId, copies, make, showCommand } from "./words.js";
+import { byId, make } from "./shared/elements.js";
+import { copies, showCommand } from "./words.js";
 import { address, current, onChange, openState, reset, sizesOf } from "./state.js";
 import { fillControls, showControls, showPlaceholders } from "./controls.js";
 import { questioner } from "./ask.js";
@@ -13,9 +14,8 @@ import { redrawCapacity, showCapacity, showNoCapacity } from "./capacity.js";
 import { showNoStart, showStart } from "./start.js";
 import { showDeployment, showNoDeployment } from "./deployment.js";
 import { redrawSimulation, showNoSimulation, showSimulation } from "./simulation.js";
-import { forgetInks } from "./chart.js";
 import { pinAnswer, pinned } from "./pin.js";
-import { listenToTheme } from "./theme.js";
+import { listenToTheme } from "./shared/look.js";
 
 const RESTS_MS = 120;
 const PLAN = ["model", "gpu", "tp", "pp", "dp", "ep", "dtype", "kv_dtype", "engine", "allow_modelled", "client_overhead_ms", "lora", "isl", "osl", "max_num_batched_tokens", "ttft_ms", "tpot_ms"];
@@ -165,7 +165,6 @@ async function begin() {
     askWhatChanged(view);
   });
   listenToTheme(() => {
-    forgetInks();
     for (const redraw of [redrawCurve, redrawRoofline, redrawLayouts, redrawCapacity, redrawSimulation]) redraw();
   });
   byId("order").addEventListener("change", redrawOperators);

@@ -1,6 +1,6 @@
 // A pinned view to compare with the next ones: its curve, and the differences of its times.
 
-import { byId } from "./words.js";
+import { byId } from "./shared/elements.js";
 import { sentence } from "./headline.js";
 
 let pin = null;

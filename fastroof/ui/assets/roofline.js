@@ -1,7 +1,9 @@
 // The step's operators on the GPU's roofline.
 
-import { Chart, clipped, dot, groupColour, ink, labelBoxes, line, nearest, pixels, text, textWidth } from "./chart.js";
-import { byId, number, percent, scaled, time } from "./words.js";
+import { groupColour, ink } from "./shared/look.js";
+import { Chart, clipped, dot, labelBoxes, line, nearest, pixels, text, textWidth } from "./chart.js";
+import { byId } from "./shared/elements.js";
+import { number, percent, scaled, time } from "./words.js";
 
 let roofs = [];
 let points = [];

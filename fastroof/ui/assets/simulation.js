@@ -1,7 +1,9 @@
 // Simulated traffic, as `fastroof simulate` serves it; asked for by a button.
 
-import { Chart, groupName, ink, legend } from "./chart.js";
-import { byId, count, error, fillRows, limit, make, number, percent, showCommand } from "./words.js";
+import { groupName, ink, legend } from "./shared/look.js";
+import { Chart } from "./chart.js";
+import { byId, make } from "./shared/elements.js";
+import { count, error, fillRows, limit, number, percent, showCommand } from "./words.js";
 
 const TIMES = { ttft_ms: "TTFT", tpot_ms: "TPOT", itl_ms: "ITL", e2e_ms: "E2E", session_e2e_ms: "session", transfer_ms: "KV transfer" };
 const KEYS = ["mean", "p50", "p90", "p95", "p99"];
@@ -78,11 +80,7 @@ export function showSimulation(answer) {
   const select = byId("simulation-series");
   const before = [...select.options].some(({ value }) => value === "replicas") || !scaling ? select.value : "replicas";
   const offered = Object.keys(SERIES).filter((name) => SERIES[name][2].every((column) => series[column]));
-  select.replaceChildren(...offered.map((name) => {
-    const option = make("option", CHOICES[name]);
-    option.value = name;
-    return option;
-  }));
+  select.replaceChildren(...offered.map((value) => make("option", CHOICES[value], { value })));
   select.value = offered.includes(before) ? before : "requests";
   select.onchange = drawSeries;
   byId("simulation-over-time").hidden = false;

@@ -1,6 +1,7 @@
 // Whether the engine starts: a GPU's memory by use, limits, changes that make it start, and its command.
 
-import { byId, count, fillRows, make, number, showCommand } from "./words.js";
+import { byId, make } from "./shared/elements.js";
+import { count, fillRows, number, showCommand } from "./words.js";
 
 const WIDTHS = ["text", "", "text"];
 const PLAIN = () => {};

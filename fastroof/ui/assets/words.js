@@ -1,13 +1,6 @@
-// Formatting of numbers with units and significant digits, and helpers for elements.
+// Formatting of numbers with units and significant digits, and parts of elements.
 
-export const byId = (id) => document.getElementById(id);
-
-export function make(tag, text, className) {
-  const element = document.createElement(tag);
-  if (text !== undefined) element.textContent = text;
-  if (className) element.className = className;
-  return element;
-}
+import { byId, make } from "./shared/elements.js";
 
 export function count(value) {
   return Math.round(value).toLocaleString("en-US");
@@ -97,8 +90,7 @@ export function fillRows(body, rows, dress) {
 export function showCommand(id, text) {
   const place = byId(id);
   if (!place.firstChild) {
-    const button = make("button", "Copy");
-    button.type = "button";
+    const button = make("button", "Copy", { type: "button" });
     place.append(make("code"), button);
     copies(button, () => place.firstChild.textContent);
   }

@@ -64,7 +64,7 @@ function drawCurves() {
       showlegend: false, margin: { l: 62, r: isNarrow() ? 8 : 40, t: 14, b: 48 }, shapes,
     });
   });
-  byId("curves-legend").replaceChildren(...names.map((name, i) => legendItem(name, colourAt(i))));
+  legend("curves-legend", names.map((name, i) => [name, colourName(i)]));
   const heading = `${facts.curves.map(title).join(" and ")} over ${title(facts.load)}`;
   byId("curves-heading").textContent = heading[0].toUpperCase() + heading.slice(1);
   const most = count > curves.length

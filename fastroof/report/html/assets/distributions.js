@@ -37,5 +37,5 @@ function drawDistributions() {
 function buildLegend() {
   const drawn = RUNS.filter(([run]) => run in report.distributions.ttft_ms);
   if (drawn.length < 2) return;
-  byId("distributions-legend").replaceChildren(...drawn.map(([, words, place]) => legendItem(words, colourAt(place))));
+  legend("distributions-legend", drawn.map(([, words, place]) => [words, colourName(place)]));
 }

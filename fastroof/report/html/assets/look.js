@@ -1,23 +1,11 @@
-// Shared by all charts: colours in light and dark themes, layout, drawing.
+// Shared by all charts: colours of lines, layout, drawing.
 
-const PALETTES = {
-  light: ["#0072B2", "#D55E00", "#009E73", "#B4508C", "#56B4E9", "#C98A00", "#6A4FB3", "#444B55"],
-  dark: ["#5BB5F0", "#FF8A45", "#2BC79B", "#E79BC8", "#A6D9F7", "#F0C04A", "#B7A2F5", "#C4CAD4"],
-};
+// Neighbouring lines differ most in this order of the groups' colours.
+const ORDER = [0, 2, 4, 3, 6, 1, 5, 7];
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "star", "triangle-down", "hexagon"];
-const prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
 
-function isDark() {
-  const chosen = document.documentElement.dataset.theme;
-  return chosen ? chosen === "dark" : prefersDark.matches;
-}
-
-function colourAt(i) {
-  const palette = PALETTES[isDark() ? "dark" : "light"];
-  return palette[i % palette.length];
-}
-
-const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const colourName = (i) => groupName(ORDER[i % 8]);
+const colourAt = (i) => ink(colourName(i));
 
 // Ticks have whole numbers: 2,000 instead of 2k, and on a logarithmic axis 20 instead of 2.
 function axis(title, more) {
@@ -76,21 +64,4 @@ function limitLine(name, along, largest, unit = 1) {
   const place = along === "x"
     ? { x0: at, x1: at, y0: 0, y1: 1, yref: "paper" } : { y0: at, y1: at, x0: 0, x1: 1, xref: "paper" };
   return [{ type: "line", line, ...place }];
-}
-
-function legendItem(name, colour) {
-  const item = make("li", name);
-  item.style.setProperty("--swatch", colour);
-  return item;
-}
-
-function setTheme(theme) {
-  if (theme === "auto") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = theme;
-  drawAll();
-}
-
-function listenToTheme() {
-  byId("theme").addEventListener("change", (event) => setTheme(event.target.value));
-  prefersDark.addEventListener("change", drawAll);
 }

@@ -2,7 +2,6 @@
 
 const report = JSON.parse(document.getElementById("results").textContent);
 const facts = report.facts;
-const byId = (id) => document.getElementById(id);
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
@@ -29,13 +28,6 @@ function write(found, column) {
 // Escape text for Plotly, which interprets some tags.
 function plain(text) {
   return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-}
-
-function make(tag, text, attributes) {
-  const element = document.createElement(tag);
-  if (text !== undefined && text !== null) element.textContent = text;
-  for (const [name, given] of Object.entries(attributes || {})) element.setAttribute(name, given);
-  return element;
 }
 
 function compare(a, b) {

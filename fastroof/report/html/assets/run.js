@@ -1,7 +1,6 @@
 // Builds the page of a simulated run.
 
 function drawAll() {
-  buildLegend();
   drawDistributions();
   drawOverTime();
 }
@@ -16,8 +15,9 @@ function start() {
     : `Means over ${whole.format(stretches.length)} intervals of ${write(stretches[1] - stretches[0])} s.`;
   buildPercentiles();
   buildFigures();
+  buildLegend();
   byId("tail").addEventListener("change", drawDistributions);
-  listenToTheme();
+  listenToTheme(drawAll);
   drawAll();
 }
 

@@ -56,7 +56,7 @@ function start() {
   buildTable();
   colour.addEventListener("change", () => { state.colour = colour.value; drawPareto(); writeAddress(); });
   byId("axes").addEventListener("change", () => { drawPareto(); writeAddress(); });
-  listenToTheme();
+  listenToTheme(drawAll);
   const filter = () => { applyFilters(); writeAddress(); };
   byId("filters").addEventListener("input", filter);
   byId("filters").addEventListener("submit", (event) => event.preventDefault());

@@ -1,7 +1,7 @@
 // The steps of the selected row: time by group of operators, and the operators on the roofline.
 
 const OPERATOR_COLUMNS = ["operator", "calls", "us", "share (%)", "TFLOP", "GB", "MFU (%)", "bound by", "origin"];
-const groupColour = (name) => colourAt(facts.groups.indexOf(name));
+const nameOfColour = (group) => groupName(facts.groups.indexOf(group));
 
 function stepsOf(row) {
   return row === null ? [] : report.steps[row] || [];
@@ -13,7 +13,7 @@ function drawStep() {
   const names = steps.map((step) => plain(step.name));
   const traces = present.map((name) => ({
     type: "bar", orientation: "h", name, y: names, x: steps.map((step) => (step.groups[name] || 0) / 1e3),
-    marker: { color: groupColour(name), line: { color: ink("--card"), width: 1 } },
+    marker: { color: ink(nameOfColour(name)), line: { color: ink("--card"), width: 1 } },
     hovertext: steps.map((step) => {
       const us = step.groups[name] || 0;
       return `<b>${name}</b><br>${short.format(us / 1e3)} ms, ${short.format(100 * us / step.total_us)} % of the ${plain(step.name)}`;
@@ -29,7 +29,7 @@ function drawStep() {
     barmode: "stack", uniformtext: { minsize: 10, mode: "hide" }, xaxis: axis("ms", { rangemode: "tozero" }), yaxis: axis("", { autorange: "reversed", ticks: "" }),
     showlegend: false, margin: { l: 62, r: isNarrow() ? 8 : 44, t: 10, b: 48 },
   });
-  byId("step-legend").replaceChildren(...present.map((name) => legendItem(name, groupColour(name))));
+  legend("step-legend", present.map((name) => [name, nameOfColour(name)]));
   const all = Object.keys(report.steps).length;
   byId("step-words").textContent = steps.length
     ? steps.map((step) => `${step.name}: ${step.what}, ${short.format(step.total_us / 1e3)} ms`).join("; ") + "."
