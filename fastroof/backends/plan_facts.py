@@ -10,29 +10,11 @@ from fastroof.errors import BackendError
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-_DENSE_ROLES = frozenset(
-    [
-        "embedding",
-        "attention_norm",
-        "qkv_quantise",
-        "qkv",
-        "qk_norm",
-        "rope",
-        "kv_write",
-        "o_quantise",
-        "o",
-        "attention_allreduce",
-        "mlp_norm",
-        "gate_up_quantise",
-        "gate_up",
-        "activation",
-        "down_quantise",
-        "down",
-        "mlp_allreduce",
-        "final_norm",
-        "lm_head",
-    ]
-)
+_DENSE_ROLES = (
+    "embedding", "attention_norm", "qkv_quantise", "qkv", "qk_norm", "rope", "kv_write", "o_quantise", "o",
+    "attention_allreduce", "mlp_norm", "gate_up_quantise", "gate_up", "activation", "down_quantise", "down",
+    "mlp_allreduce", "final_norm", "lm_head",
+)  # fmt: skip
 INSTEAD = "export c, serve, Dynamo's profile and plan.scalar take any plan"
 
 
