@@ -7,6 +7,7 @@ from asyncio import Semaphore
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import resources
+from pathlib import PurePath
 from threading import Thread
 from typing import Any, Final
 
@@ -149,22 +150,15 @@ TYPES: Final = {
 
 def page_files() -> dict[str, bytes]:
     """Return the page's files by their path in ``assets``; ``shared`` are those of reports too."""
-    found: dict[str, bytes] = {}
-
-    def read(folder: Any, path: str) -> None:
-        for each in sorted(folder.iterdir(), key=lambda entry: str(entry.name)):
-            if each.is_dir():
-                read(each, f"{path}{each.name}/")
-            elif _suffix(each.name) in TYPES:
-                found[path + each.name] = each.read_bytes()
-
-    read(resources.files("fastroof.ui") / "assets", "")
-    read(resources.files("fastroof.report.html") / "assets" / "shared", "shared/")
-    return found
-
-
-def _suffix(name: str) -> str:
-    return f".{name.rpartition('.')[2]}"
+    assets = resources.files("fastroof.ui") / "assets"
+    shared = resources.files("fastroof.report.html").joinpath("assets", "shared")
+    folders = {"": assets, "vendored/": assets / "vendored", "shared/": shared}
+    return {
+        path + file.name: file.read_bytes()
+        for path, folder in folders.items()
+        for file in folder.iterdir()
+        if PurePath(file.name).suffix in TYPES
+    }
 
 
 class PageApp:
@@ -206,7 +200,7 @@ class PageApp:
         path = request.path_params["path"]
         if path not in self._files:
             raise Refused(404, f"the page has no file {shown(path)}")
-        return Response(self._files[path], headers={"Content-Type": TYPES[_suffix(path)]})
+        return Response(self._files[path], headers={"Content-Type": TYPES[PurePath(path).suffix]})
 
     def _question(self, answer: Callable[[PlanStore, View], dict[str, Any]], turns: Semaphore) -> Endpoint:
         def answered(body: bytes) -> bytes:
