@@ -16,10 +16,8 @@ from fastroof.checks import is_number, is_whole_number, shown
 from fastroof.documents import read_json
 from fastroof.errors import TableError
 from fastroof.evidence.engine_arguments import EngineArguments
-from fastroof.evidence.measured_steps import MeasuredStep, phase_of
+from fastroof.evidence.measured_steps import MeasuredStep, phase_of, step_of_engine
 from fastroof.load.steps_file import MAX_REQUESTS
-from fastroof.models import load_model
-from fastroof.models.execution import AUTO
 
 FORWARD_DATASET: Final = "vllm bench forward"
 CASE_KEYS: Final = ("case", "requests", "ranks")
@@ -32,21 +30,11 @@ MOST_SPREAD_PERCENT: Final = 0.5
 _FIELDS: Final = ("query_len", "kv_len", "num_draft_tokens")
 
 
-def is_forward_bench(document: Any) -> bool:
-    """Return whether ``vllm bench forward`` wrote the document."""
-    return (
-        isinstance(document, list)
-        and bool(document)
-        and all(
-            isinstance(case, Mapping) and {"case", "requests", "ranks"} <= case.keys() for case in document
-        )
-    )
-
-
 def read_cases(path: Path) -> list[Mapping[str, Any]]:
     """Read the cases of a file."""
     document = read_json(path, TableError)
-    if not is_forward_bench(document):
+    is_list = isinstance(document, list) and bool(document)
+    if not is_list or not all(isinstance(one, Mapping) and one.keys() >= set(CASE_KEYS) for one in document):
         raise TableError(
             f"{path}: not written by `vllm bench forward --output-json`: a list of {', '.join(CASE_KEYS)}"
         )
@@ -69,11 +57,10 @@ def steps_of(path: Path, cases: Sequence[Mapping[str, Any]], engine: EngineArgum
             f"{path}: {gpus} GPUs ran its cases, and the arguments lay the model out on "
             f"{engine.layout.world_size} ({engine.layout})"
         )
-    is_own_dtype = load_model(engine.model).checkpoint.formats[0] == engine.dtype
-    return [_step(path, case, engine, AUTO if is_own_dtype else engine.dtype) for case in cases]
+    return [_step(path, case, engine) for case in cases]
 
 
-def _step(path: Path, case: Mapping[str, Any], engine: EngineArguments, plan_dtype: str) -> MeasuredStep:
+def _step(path: Path, case: Mapping[str, Any], engine: EngineArguments) -> MeasuredStep:
     where = f"{path}, case {str(case['case'])[:60]!r}"
     requests = case["requests"]
     if not isinstance(requests, list) or not 1 <= len(requests) <= MAX_REQUESTS:
@@ -85,12 +72,10 @@ def _step(path: Path, case: Mapping[str, Any], engine: EngineArguments, plan_dty
     new = tuple(query for query, _, _ in sizes)
     context = tuple(kv - query for query, kv, _ in sizes)
     drafts = max(draft for _, _, draft in sizes)
-    layout = engine.layout
-    return MeasuredStep(
-        engine.model, engine.gpu, layout.tp, engine.dtype, engine.kv_dtype, phase_of(new, context, drafts),
-        new, context, float(us), layout.pp, layout.dp, layout.ep, drafts, "forward", FORWARD_DATASET,
-        engine.engine, engine.version, engine.profile, plan_dtype,
-        _why_not(case["ranks"], sizes, engine), _drafted(case["ranks"], engine),
+    return step_of_engine(
+        engine, new, context, phase=phase_of(new, context, drafts), latency_us=float(us),
+        num_draft_tokens=drafts, timed="forward", dataset=FORWARD_DATASET,
+        left_out=_why_not(case["ranks"], sizes, engine), drafted=_drafted(case["ranks"], engine),
     )  # fmt: skip
 
 

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from fastroof.columns import MEASURED_STEP_COLUMNS
 from fastroof.engines import EngineProfile, engine_of_version
 from fastroof.errors import TableError
+from fastroof.evidence.engine_arguments import EngineArguments
 from fastroof.load.steps_file import PHASES, parse_runs, read_step_rows
 from fastroof.models import load_model
 from fastroof.models.execution import AUTO
 from fastroof.models.layout import Layout
+from fastroof.parquet import PARQUET_ERRORS, fault_of, open_parquet
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 STEPS_DATASET: Final = "steps"
 ENGINE_STEPS_DATASET: Final = "engine steps"
@@ -134,6 +139,43 @@ def phase_of(new_tokens: tuple[int, ...], context_len: tuple[int, ...], num_draf
     return "prefill" if len(set(zip(new_tokens, context_len, strict=True))) == 1 else "unequal"
 
 
+def plan_dtype_of(model: str, dtype: str) -> str:
+    """Return the ``dtype`` option of a plan: ``auto`` if the checkpoint defines each layer's format."""
+    return AUTO if load_model(model).checkpoint.formats[0] == dtype else dtype
+
+
+def step_of_engine(
+    engine: EngineArguments, new_tokens: tuple[int, ...], context_len: tuple[int, ...], **more: Any
+) -> MeasuredStep:
+    """Return a step of a file that does not name its engine, by the engine's arguments."""
+    layout = engine.layout
+    return MeasuredStep(
+        engine.model, engine.gpu, layout.tp, engine.dtype, engine.kv_dtype,
+        new_tokens=new_tokens, context_len=context_len, pp=layout.pp, dp=layout.dp, ep=layout.ep,
+        engine=engine.engine, engine_version=engine.version, profile=engine.profile,
+        plan_dtype=plan_dtype_of(engine.model, engine.dtype), **more,
+    )  # fmt: skip
+
+
+def read_step_columns(
+    path: Path, what: str, needed: Sequence[str], optional: Sequence[str], most_rows: int
+) -> pa.Table:
+    """Read columns of a Parquet file, after a check of its columns and its number of rows."""
+    try:
+        with open_parquet(path) as file:
+            names = file.schema_arrow.names
+            missing = [name for name in needed if name not in names]
+            if missing:
+                raise TableError(f"{path} is not {what}: it has no column {', '.join(missing)}")
+            if not 1 <= file.metadata.num_rows <= most_rows:
+                raise TableError(f"{path} has {file.metadata.num_rows:,} rows, need 1 to {most_rows:,}")
+            return file.read([name for name in (*needed, *optional) if name in names])
+    except TableError:
+        raise
+    except PARQUET_ERRORS as error:
+        raise TableError(f"{path}: {fault_of(error)}") from None
+
+
 def _step(where: str, row: Mapping[str, Any]) -> MeasuredStep:
     if row["phase"] not in PHASES:
         raise TableError(f"{where}: phase must be one of {', '.join(PHASES)}, found {row['phase']!r}")
@@ -154,7 +196,6 @@ def _step(where: str, row: Mapping[str, Any]) -> MeasuredStep:
     if found is None:
         return MeasuredStep(**cells)
     engine, version = found.groups()
-    is_own_dtype = load_model(row["model"]).checkpoint.formats[0] == row["dtype"]
     return MeasuredStep(
         **cells,
         timed="engine",
@@ -162,5 +203,5 @@ def _step(where: str, row: Mapping[str, Any]) -> MeasuredStep:
         engine=engine,
         engine_version=version,
         profile=engine_of_version(engine, version),
-        plan_dtype=AUTO if is_own_dtype else row["dtype"],
+        plan_dtype=plan_dtype_of(row["model"], row["dtype"]),
     )

@@ -18,11 +18,10 @@ from fastroof.checks import is_number, is_whole_number, shown
 from fastroof.documents import read_json
 from fastroof.engines import EngineProfile, engine_of_version, serving_engines
 from fastroof.errors import FastroofError, TableError
-from fastroof.evidence.measured_steps import MeasuredStep, Timed, phase_of
+from fastroof.evidence.measured_steps import MeasuredStep, Timed, phase_of, read_step_columns
 from fastroof.load.aiconfigurator import SYSTEMS
 from fastroof.models import load_model
 from fastroof.models.execution import AUTO, DTYPES
-from fastroof.parquet import PARQUET_ERRORS, fault_of, open_parquet
 from fastroof.units import US_PER_MS
 
 PASS_DATASET: Final = "forward-pass table"
@@ -48,22 +47,8 @@ _DTYPES: Final = {"bfloat16": "bf16", "fp8_static": "fp8", "fp8_ootb": "fp8"}
 def read_pass_table(path: Path) -> list[MeasuredStep]:
     """Read the steps of a table, and verify it against its record if that lies next to it."""
     _verify(path)
-    try:
-        with open_parquet(path) as file:
-            missing = [name for name in NEEDED if name not in file.schema_arrow.names]
-            if missing:
-                raise TableError(
-                    f"{path} is not a table of forward passes: it has no column {', '.join(missing)}"
-                )
-            if not 1 <= file.metadata.num_rows <= MOST_ROWS:
-                raise TableError(f"{path} has {file.metadata.num_rows:,} rows, need 1 to {MOST_ROWS:,}")
-            columns = [name for name in (*NEEDED, *FURTHER) if name in file.schema_arrow.names]
-            rows = file.read(columns).to_pylist()
-    except TableError:
-        raise
-    except PARQUET_ERRORS as error:
-        raise TableError(f"{path}: {fault_of(error)}") from None
-    return list(_steps(path, rows))
+    table = read_step_columns(path, "a table of forward passes", NEEDED, FURTHER, MOST_ROWS)
+    return list(_steps(path, table.to_pylist()))
 
 
 def _verify(path: Path) -> None:

@@ -8,8 +8,7 @@ from typing import Any, Final, NamedTuple
 from fastroof.engines import EngineProfile, Recipe, engine_of_version, recipe_for
 from fastroof.engines.front_end import NO_FRONT_END
 from fastroof.engines.values import UNKNOWN_VERSION
-from fastroof.models import load_model
-from fastroof.models.execution import AUTO
+from fastroof.evidence.measured_steps import plan_dtype_of
 from fastroof.models.layout import Layout
 from fastroof.serving.speculation import SpeculativeDecoding
 
@@ -54,7 +53,7 @@ class ServedModel:
     @property
     def plan_dtype(self) -> str:
         """The ``dtype`` option of its plan: ``auto`` if the checkpoint defines each layer's format."""
-        return AUTO if load_model(self.model).checkpoint.formats[0] == self.dtype else self.dtype
+        return plan_dtype_of(self.model, self.dtype)
 
     @property
     def engine_profile(self) -> EngineProfile:

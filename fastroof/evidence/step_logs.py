@@ -24,10 +24,14 @@ from typing import Any, Final, NamedTuple
 from fastroof.checks import is_whole_number, shown
 from fastroof.errors import TableError
 from fastroof.evidence.engine_arguments import EngineArguments
-from fastroof.evidence.measured_steps import MeasuredStep, Requests, phase_of
-from fastroof.models import load_model
-from fastroof.models.execution import AUTO
-from fastroof.parquet import PARQUET_ERRORS, fault_of, open_parquet
+from fastroof.evidence.measured_steps import (
+    MeasuredStep,
+    Requests,
+    phase_of,
+    read_step_columns,
+    step_of_engine,
+)
+from fastroof.parquet import PARQUET_ERRORS, open_parquet
 
 LOG_DATASET: Final = "step log"
 WINDOW_STEPS: Final = 60
@@ -104,30 +108,27 @@ def read_step_log(path: Path, engine: EngineArguments, dataset: str = LOG_DATASE
             f"{path}: its steps are read as those of vLLM with asynchronous scheduling, 0.14 or newer; the "
             f"engine is {engine.profile.title}"
         )
-    is_own_dtype = load_model(engine.model).checkpoint.formats[0] == engine.dtype
     found = []
     for workload, rows in _logs(path):
         timed = [*_single_steps(rows), *_pairs(rows), *_windows(rows)]
         if not timed:
             raise TableError(f"{path}: no two rows {workload} are of steps that follow each other")
         name = f"{dataset} {workload}".rstrip()
-        found += [
-            _measured(engine, AUTO if is_own_dtype else engine.dtype, name, phase, batches, us)
-            for phase, batches, us in timed
-        ]
+        for phase, (first, *further), us in timed:
+            new, context = (tuple(sizes) for sizes in zip(*first, strict=True))
+            found.append(
+                step_of_engine(
+                    engine,
+                    new,
+                    context,
+                    phase=phase or phase_of(new, context),
+                    latency_us=us,
+                    timed="engine",
+                    dataset=name,
+                    timed_together=tuple(further),
+                )  # fmt: skip
+            )
     return found
-
-
-def _measured(
-    engine: EngineArguments, plan_dtype: str, dataset: str, phase: str, batches: Sequence[Requests], us: float
-) -> MeasuredStep:
-    new, context = (tuple(sizes) for sizes in zip(*batches[0], strict=True))
-    layout = engine.layout
-    return MeasuredStep(
-        engine.model, engine.gpu, layout.tp, engine.dtype, engine.kv_dtype,
-        phase or phase_of(new, context), new, context, us, layout.pp, layout.dp, layout.ep, 0, "engine",
-        dataset, engine.engine, engine.version, engine.profile, plan_dtype, timed_together=tuple(batches[1:]),
-    )  # fmt: skip
 
 
 _Timed = tuple[str, tuple[Requests, ...], float]
@@ -169,20 +170,7 @@ def _mean_us(first: LoggedStep, last: LoggedStep) -> float:
 
 def _logs(path: Path) -> Iterator[tuple[str, list[LoggedStep]]]:
     """Return each workload and its rows, by step."""
-    try:
-        with open_parquet(path) as file:
-            names = file.schema_arrow.names
-            missing = [name for name in COLUMNS if name not in names]
-            if missing:
-                raise TableError(f"{path} is not a step log: it has no column {', '.join(missing)}")
-            if not 1 <= file.metadata.num_rows <= MOST_ROWS:
-                raise TableError(f"{path} has {file.metadata.num_rows:,} rows, need 1 to {MOST_ROWS:,}")
-            columns = [*COLUMNS, *([WORKLOAD] if WORKLOAD in names else [])]
-            table = file.read(columns).to_pydict()
-    except TableError:
-        raise
-    except PARQUET_ERRORS as error:
-        raise TableError(f"{path}: {fault_of(error)}") from None
+    table = read_step_columns(path, "a step log", COLUMNS, (WORKLOAD,), MOST_ROWS).to_pydict()
     workloads = table.get(WORKLOAD) or [""] * len(table[COLUMNS[0]])
     logs: dict[str, list[LoggedStep]] = {}
     for number, (workload, *values) in enumerate(

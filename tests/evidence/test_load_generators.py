@@ -12,7 +12,7 @@ import pytest
 
 from fastroof.errors import FastroofError, TableError
 from fastroof.evidence.load_generators import GENERATORS, read_runs
-from fastroof.evidence.load_generators.figures import Figures, run_of
+from fastroof.evidence.load_generators.runs import GeneratorRun, with_concurrency
 
 RECORDED = Path(__file__).parent / "recorded_runs"
 
@@ -400,8 +400,8 @@ def test_littles_law_names_the_clients_of_the_same_tpot(rate_per_s: float) -> No
         at += generator.expovariate(rate_per_s) * 1e3
         arrivals.append(at)
     tpot_ms, latency_ms = _simulated_ms(arrivals, tokens, requests)
-    run = run_of(
-        Figures(
+    run = with_concurrency(
+        GeneratorRun(
             "f",
             "f",
             "vllm",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastroof.evidence.load_generators.figures import GeneratorRun
 from fastroof.evidence.load_generators.files import GENERATORS, FoundRuns, read_runs
+from fastroof.evidence.load_generators.runs import GeneratorRun
 
 __all__ = ["GENERATORS", "FoundRuns", "GeneratorRun", "read_runs"]

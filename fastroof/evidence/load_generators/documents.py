@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from fastroof.checks import is_number
+from fastroof.checks import is_number, shown
 from fastroof.documents import parse_json, read_text
 from fastroof.errors import FastroofError, TableError
 
@@ -26,29 +26,27 @@ def documents_of(path: Path) -> list[Document]:
     if not content.strip():
         raise TableError(f"{path}: empty; expected results of a load generator")
     try:
-        return [_object(path, parse_json(content, str(path), _NotJson, most_bytes=MOST_BYTES))]
-    except _NotJson as whole:
+        return [_document(path, str(path), content)]
+    except _NotJson:
         lines = [line for line in content.splitlines() if line.strip()]
-        if len(lines) < 2 or not _is_object(lines[0]):
-            raise TableError(f"{whole}; was the run cut off?") from None
-    return [_line(path, number_, line) for number_, line in enumerate(lines, start=1)]
+        if len(lines) < 2 or not _is_object(path, lines[0]):
+            raise
+    return [_document(path, f"{path}, line {number_}", line) for number_, line in enumerate(lines, start=1)]
 
 
-def _is_object(line: str) -> bool:
+def _is_object(path: Path, line: str) -> bool:
     try:
-        return isinstance(parse_json(line, "a line"), dict)
+        _document(path, "", line)
     except FastroofError:
         return False
+    return True
 
 
-def _line(path: Path, line: int, content: str) -> Document:
+def _document(path: Path, where: str, content: str) -> Document:
     try:
-        return _object(path, parse_json(content, f"{path}, line {line}", _NotJson, most_bytes=MOST_BYTES))
+        value = parse_json(content, where, _NotJson, most_bytes=MOST_BYTES)
     except _NotJson as error:
-        raise TableError(f"{error}; was the run cut off?") from None
-
-
-def _object(path: Path, value: Any) -> Document:
+        raise _NotJson(f"{error}; was the run cut off?") from None
     if not isinstance(value, dict):
         raise TableError(f"{path}: a run must be a JSON object, found a {type(value).__name__}")
     return value
@@ -71,13 +69,8 @@ def number(where: str, document: Document, key: str) -> float:
     if isinstance(value, float) and not math.isfinite(value):
         return value
     if not is_number(value):
-        raise TableError(f"{where}: {key} must be a number, got {_short(value)}")
+        raise TableError(f"{where}: {key} must be a number, got {shown(value)}")
     return float(value)
-
-
-def _short(value: Any) -> str:
-    text = repr(value) if not isinstance(value, int) else f"a number of {len(hex(value))} digits"
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def numbers(where: str, document: Document, key: str) -> list[float]:
@@ -96,15 +89,19 @@ def text(document: Document, *keys: str) -> str:
     return next((value for value in found if isinstance(value, str)), "")
 
 
+def ratio(value: float, by: float) -> float:
+    """Return a quotient; nan unless the divisor is above 0."""
+    return value / by if by > 0.0 else math.nan
+
+
 def spread_of(values: Sequence[float]) -> float:
     """Return the range of lengths over their mean; nan without lengths."""
-    mean = mean_of(values)
-    return (max(values) - min(values)) / mean if mean > 0.0 else math.nan
+    return ratio(max(values) - min(values), mean_of(values)) if values else math.nan
 
 
 def spread_of_std(mean: float, std: float) -> float:
     """Return the range over the mean of a uniform distribution with this standard deviation."""
-    return std * math.sqrt(12.0) / mean if mean > 0.0 else math.nan
+    return ratio(std * math.sqrt(12.0), mean)
 
 
 def mean_of(values: Iterable[float]) -> float:

@@ -6,41 +6,14 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from fastroof.errors import TableError
-from fastroof.evidence.load_generators import (
-    aiperf,
-    guidellm,
-    inference_perf,
-    inferencex,
-    sglang_bench,
-    vllm_bench,
-)
 from fastroof.evidence.load_generators.documents import Document, documents_of
-from fastroof.evidence.load_generators.figures import Figures, GeneratorRun, run_of
+from fastroof.evidence.load_generators.formats import FORMATS, Format
+from fastroof.evidence.load_generators.runs import GeneratorRun, with_concurrency
 
-
-class _Reader(Protocol):
-    NAME: str
-
-    @staticmethod
-    def is_written_by(document: Document) -> bool: ...
-
-    @staticmethod
-    def figures_of(where: str, document: Document, name: str) -> list[Figures]: ...
-
-
-_READERS: Final[tuple[_Reader, ...]] = (
-    sglang_bench,
-    vllm_bench,
-    inference_perf,
-    guidellm,
-    aiperf,
-    inferencex,
-)  # type: ignore[assignment]
-
-GENERATORS: Final = tuple(reader.NAME for reader in _READERS)
+GENERATORS: Final = tuple(one.name for one in FORMATS)
 """Load generators whose files are supported."""
 
 SUFFIXES: Final = (".json", ".jsonl")
@@ -76,32 +49,30 @@ def read_runs(paths: Sequence[str | Path]) -> FoundRuns:
     others: list[str] = []
     for path, was_given in _files(paths):
         documents = documents_of(path)
-        readers = [_reader(document) for document in documents]
-        if not all(readers):
-            if was_given or any(readers):
-                place = "" if len(documents) == 1 else f", line {readers.index(None) + 1}"
+        formats = [_format(document) for document in documents]
+        if None in formats:
+            if was_given or any(formats):
+                place = "" if len(documents) == 1 else f", line {formats.index(None) + 1}"
                 raise TableError(f"{path}{place}: no result of {', '.join(GENERATORS)}: {_keys(documents)}")
             others.append(str(path))
             continue
-        for line, (document, reader) in enumerate(zip(documents, readers, strict=True), start=1):
-            assert reader is not None
+        for line, (document, one) in enumerate(zip(documents, formats, strict=True), start=1):
+            assert one is not None
             several = len(documents) > 1
             where = f"{path}, line {line}" if several else str(path)
             name = f"{path.name} {line}" if several else path.name
             try:
-                runs += [
-                    replace(run_of(figures), path=str(path))
-                    for figures in reader.figures_of(where, document, name)
-                ]
+                found = [with_concurrency(run) for run in one.read(where, document, name)]
             except (ZeroDivisionError, OverflowError) as error:
                 raise TableError(f"{where}: invalid figures: {error}") from None
+            runs += [replace(run, path=str(path)) for run in found]
     if not runs:
         raise TableError(f"no run of {', '.join(GENERATORS)} in {', '.join(map(str, paths)) or 'nothing'}")
     return FoundRuns(tuple(runs), tuple(others))
 
 
-def _reader(document: Document) -> _Reader | None:
-    return next((reader for reader in _READERS if reader.is_written_by(document)), None)
+def _format(document: Document) -> Format | None:
+    return next((one for one in FORMATS if one.is_written_by(document)), None)
 
 
 def _keys(documents: Sequence[Document]) -> str:

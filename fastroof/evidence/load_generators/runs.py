@@ -1,0 +1,212 @@
+"""A run by the figures of a load generator's file, and whether it is a steady state that a fit can use.
+
+Every format is reduced to the same figures; only this module decides what becomes of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from fastroof.units import MS_PER_S
+
+MOST_FAILED: Final = 0.05
+"""Share of failed requests above which the others do not represent the intended load."""
+
+LEAST_ROUNDS: Final = 2.0
+"""Minimum requests per client; with fewer, start and end (not all clients busy) are most of the run."""
+
+ADDS_UP: Final = 0.2
+"""Tolerance between TTFT + TPOT (OSL - 1) and a request's latency: lengths vary, token counts may not."""
+
+KEEPS_UP: Final = 0.9
+"""Share of the requested rate below which requests pile up, so that there is no steady state."""
+
+NEVER_SENT: Final = 0.6
+"""Share of the rate below which requests were not sent or answered, though TTFT shows no waiting.
+
+A few long answers also make a run end later, but not by this much."""
+
+MOST_WAITING: Final = 0.25
+"""Share of its latency that a request waits for its first token if requests pile up."""
+
+LEAST_BUSY: Final = 0.5
+"""Mean share of busy clients, by Little's law, below which the clients do not represent the load."""
+
+POISSON: Final = "poisson"
+CONSTANT: Final = "constant"
+
+
+@dataclass(frozen=True)
+class GeneratorRun:
+    """One run for a fit: clients with one request in flight each, or the reason why it is left out.
+
+    What a file does not have is nan or an empty text.
+
+    Attributes
+    ----------
+    file, name, generator, model : str
+        The run's place, its name, the program that wrote it, and the model's name there.
+    requests, failed : float
+        Requests that were answered, and that failed.
+    isl, osl : float
+        Mean tokens of a prompt and of an output.
+    ttft_ms, tpot_ms, latency_ms : float
+        Means over requests, ms.
+    has_medians : bool
+        Whether the file has medians of the time per output token.
+    clients, rate_per_s, arrivals, duration_s
+        What limited the requests, how they arrived, and how long the run took.
+    accepted : float
+        Mean tokens per request and step of speculative decoding.
+    drafts : str
+        Words of the file that say that it decoded speculatively.
+    length_spread : float
+        Range of the prompts' lengths over their mean, as if it were uniform.
+    refused : str
+        Why no fit should use it and what to change; empty if it is usable.
+    concurrency, concurrency_from : float, str
+        Requests in flight when a request arrives, itself included, and how that is known.
+    requests_per_client : float
+        nan if the load was a rate instead of clients.
+    path : str
+        The file.
+    """
+
+    file: str
+    name: str
+    generator: str
+    model: str = ""
+    requests: float = math.nan
+    failed: float = 0.0
+    isl: float = math.nan
+    osl: float = math.nan
+    ttft_ms: float = math.nan
+    tpot_ms: float = math.nan
+    latency_ms: float = math.nan
+    has_medians: bool = False
+    clients: float = math.nan
+    rate_per_s: float = math.nan
+    arrivals: str = ""
+    duration_s: float = math.nan
+    accepted: float = math.nan
+    drafts: str = ""
+    length_spread: float = math.nan
+    refused: str = ""
+    concurrency: float = math.nan
+    concurrency_from: str = ""
+    requests_per_client: float = math.nan
+    path: str = ""
+
+
+class _InFlight(NamedTuple):
+    """Requests in flight and how that is known, or why a run is not in a steady state."""
+
+    refused: str = ""
+    concurrency: float = math.nan
+    concurrency_from: str = ""
+    requests_per_client: float = math.nan
+
+
+def with_concurrency(run: GeneratorRun) -> GeneratorRun:
+    """Return a run with its requests in flight, or with the reason why no fit should use it."""
+    refused = run.refused or _refusal(run)
+    in_flight = _InFlight(refused) if refused else _in_flight(run)
+    drafts = run.drafts or ("" if math.isnan(run.accepted) else f"{run.accepted:.3g} tokens a step")
+    return replace(run, drafts=drafts, **in_flight._asdict())
+
+
+def _refusal(run: GeneratorRun) -> str:
+    """Return why the means are invalid; empty if they are valid."""
+    if math.isnan(run.tpot_ms):
+        if run.has_medians:
+            return "it has medians and percentiles of the time per output token, but a fit needs the mean"
+        return "it has no time per output token: requests must be streamed, with outputs of several tokens"
+    if not run.requests >= 1:
+        return "no request was answered"
+    sent = run.requests + run.failed
+    if run.failed > MOST_FAILED * sent:
+        return f"{run.failed:g} of {sent:g} requests failed, more than {MOST_FAILED:.0%}"
+    if not (1.0 <= run.isl < math.inf and 1.0 < run.osl < math.inf):
+        return (
+            f"mean lengths must be known, at least 1 token in and above 1 out; "
+            f"got {run.isl:g} in and {run.osl:g} out"
+        )
+    if not 0.0 < run.tpot_ms < math.inf:
+        return f"the time per output token must be above 0 ms, got {run.tpot_ms:g}"
+    latency_ms, by_tokens_ms = run.latency_ms, _by_tokens_ms(run)
+    if latency_ms <= 0.0:
+        return f"the latency of a request must be above 0 ms, got {latency_ms:g}"
+    if abs(by_tokens_ms / latency_ms - 1.0) > ADDS_UP:
+        return (
+            f"its means are inconsistent: a request took {latency_ms:.4g} ms, TTFT + TPOT x (OSL - 1) is "
+            f"{by_tokens_ms:.4g}: tokens of one answer were counted in two ways, or lengths vary too much"
+        )
+    return ""
+
+
+def _by_tokens_ms(run: GeneratorRun) -> float:
+    return run.ttft_ms + run.tpot_ms * (run.osl - 1.0)
+
+
+def _in_flight(run: GeneratorRun) -> _InFlight:
+    latency_s = (_by_tokens_ms(run) if math.isnan(run.latency_ms) else run.latency_ms) / MS_PER_S
+    if math.isfinite(run.rate_per_s) and run.rate_per_s > 0.0:
+        return _open(run, latency_s)
+    clients = run.clients
+    if not clients >= 1.0:
+        return _InFlight(
+            "neither a number of clients nor a rate limited its requests: all were sent together, which is "
+            "not a steady state; limit them (--max-concurrency or --concurrency)"
+        )
+    rounds = run.requests / clients
+    refused = ""
+    if rounds < LEAST_ROUNDS:
+        refused = (
+            f"{run.requests:g} requests for {clients:g} clients: with fewer than {LEAST_ROUNDS:g} each "
+            f"they are never in a steady state; send {5 * clients:g} or more"
+        )
+    elif (busy := run.requests * latency_s / run.duration_s) < LEAST_BUSY * clients:
+        refused = (
+            f"a mean of {busy:.3g} of {clients:g} clients were busy: the generator did not keep up, or "
+            "waited between requests"
+        )
+    elif busy > clients * (1.0 + ADDS_UP):
+        refused = (
+            f"its figures are inconsistent: {clients:g} clients cannot have {busy:.3g} requests in flight"
+        )
+    if refused:
+        return _InFlight(refused, requests_per_client=rounds)
+    return _InFlight("", clients, "clients of a closed loop", rounds)
+
+
+def _open(run: GeneratorRun, latency_s: float) -> _InFlight:
+    rate = run.rate_per_s
+    if not run.ttft_ms > 0.0 and math.isnan(run.latency_ms):
+        return _InFlight("a rate without TTFT or latency does not determine the load")
+    sending_s = run.duration_s - latency_s
+    if not sending_s > latency_s:
+        return _InFlight(
+            f"it lasted {run.duration_s:.4g} s, a request {latency_s:.4g} s: in less than the time "
+            "of two requests, start and end are most of the run; send more"
+        )
+    # the last answer comes one latency after the last request; by chance a few more or fewer arrive
+    sent = run.requests / sending_s
+    chance = 2.0 / math.sqrt(run.requests) if run.arrivals == POISSON else 0.0
+    waits = not run.ttft_ms < MOST_WAITING * latency_s * MS_PER_S
+    if sent < ((KEEPS_UP if waits else NEVER_SENT) - chance) * rate:
+        return _InFlight(
+            f"{rate:.4g} requests/s were requested and {sent:.4g} answered: they pile up, so that "
+            "there is no steady state; send fewer, or limit them"
+        )
+    rate = min(rate, sent) if chance else rate
+    met = rate * latency_s
+    source = f"Little's law, {rate:.4g}/s x {latency_s:.4g} s"
+    if run.arrivals == POISSON:
+        met, source = met + 1.0, f"{source}, and the request itself: arrivals are Poisson"
+    elif not run.arrivals:
+        source = f"{source}, arrivals assumed to be evenly spaced"
+    if run.clients >= 1.0:
+        met = min(met, run.clients)
+    return _InFlight("", max(met, 1.0), source)
