@@ -16,8 +16,9 @@ from fastroof.engines import EngineProfile
 from fastroof.engines.values import holds_for
 from fastroof.errors import FastroofError, TableError
 from fastroof.evidence.prediction_errors import PredictedTime
+from fastroof.evidence.predictions import Plans
 from fastroof.evidence.rows import LARGEST_STEP, ServedModel
-from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan import StepPlan
 from fastroof.serving.estimate import estimate
 from fastroof.simulation.engine import too_long
 from fastroof.simulation.replicas import run_replicas
@@ -126,12 +127,12 @@ def judge(
     skipped: Counter[tuple[str, ...]],
 ) -> Iterator[PredictedTime]:
     """Predict rows and compare them with their measurements."""
-    plans: dict[tuple[Any, ...], StepPlan | FastroofError] = {}
+    plans = Plans(tables)
     for row in rows:
         try:
             _refuse(row, tables)
             profile = row.on_its_clock(profile_of(row))
-            plan = _plan(row, tables, profile, plans)
+            plan = _plan(row, profile, plans)
             times = list(_judged(row, profile, plan))
         except FastroofError as error:
             skipped[row.dataset, str(error)] += 1
@@ -159,41 +160,14 @@ def _refuse(row: ServedModel, tables: Tables) -> None:
         raise TableError(f"measured on {row.gpu}, the tables are of {tables.gpu.name}")
 
 
-def _plan(
-    row: ServedModel,
-    tables: Tables,
-    profile: EngineProfile,
-    plans: dict[tuple[Any, ...], StepPlan | FastroofError],
-) -> StepPlan:
+def _plan(row: ServedModel, profile: EngineProfile, plans: Plans) -> StepPlan:
     # limits of a bench's run are those of its card, which its memory depends on
     limits: dict[str, Any] = {"max_tokens": LARGEST_STEP}
     if isinstance(row, BenchRun):
         fraction = None if math.isnan(row.memory_fraction) else row.memory_fraction
         limits = {"max_tokens": row.max_num_batched_tokens or None, "memory_fraction": fraction}
-    key = (row.model, row.layout, row.plan_dtype, row.kv_dtype, profile, *limits.values())
-    if key not in plans:
-        try:
-            plans[key] = compile_plan(
-                row.model,
-                tables.gpu,
-                tables,
-                tp=row.tp,
-                pp=row.pp,
-                dp=row.dp,
-                ep=row.ep,
-                dtype=row.plan_dtype,
-                kv_dtype=row.kv_dtype,
-                engine=profile,
-                max_seqs=SEQUENCES,
-                allow_modelled=True,
-                **limits,
-            )
-        except FastroofError as error:
-            plans[key] = error
-    plan = plans[key]
-    if isinstance(plan, FastroofError):
-        raise plan
-    return plan
+    formats = {"dtype": row.plan_dtype, "kv_dtype": row.kv_dtype}
+    return plans.compiled(row.model, profile, row.layout, max_seqs=SEQUENCES, **formats, **limits)
 
 
 def _throughput(row: ThroughputRow, profile: EngineProfile, tokens_per_s: float) -> PredictedTime:

@@ -28,8 +28,8 @@ class EngineFlags(NamedTuple):
     switches: Mapping[str, tuple[str, str]]
     silent: frozenset[str]
     not_modelled: frozenset[str]
-    silent_families: tuple[str, ...] = ()
-    families_not_modelled: tuple[str, ...] = ()
+    silent_families: frozenset[str] = frozenset()
+    families_not_modelled: frozenset[str] = frozenset()
 
     def knows(self, flag: str) -> bool:
         """Whether the engine has a flag."""
@@ -44,11 +44,11 @@ class EngineFlags(NamedTuple):
 
     def is_silent(self, name: str) -> bool:
         """Whether a flag has no effect on steps."""
-        return name in self.silent or name.startswith(self.silent_families)
+        return name in self.silent or name.startswith(tuple(self.silent_families))
 
     def is_not_modelled(self, name: str) -> bool:
         """Whether a flag may have an effect that is not modelled."""
-        is_of_family = name.startswith(self.families_not_modelled) and name not in self.silent
+        is_of_family = name.startswith(tuple(self.families_not_modelled)) and name not in self.silent
         return name in self.not_modelled or is_of_family
 
 
@@ -70,12 +70,13 @@ def is_speculative(name: str) -> bool:
     return name.startswith(("speculative", "spec_")) or name in ("sc", "num_speculative_tokens")
 
 
+def _settings(**flags: str) -> dict[str, str]:
+    """Return the setting of each flag, from the flags of each setting."""
+    return {flag: setting for setting, names in flags.items() for flag in names.split()}
+
+
 def _flags(names: str) -> frozenset[str]:
     return frozenset(names.split())
-
-
-def _families(names: str) -> tuple[str, ...]:
-    return tuple(names.split())
 
 
 _SERVER: Final = _flags(
@@ -87,23 +88,18 @@ _SERVER: Final = _flags(
 
 ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
     "vllm": EngineFlags(
-        settings={
-            "model": "model",
-            "model_tag": "model",
-            "tensor_parallel_size": "tp",
-            "tp": "tp",
-            "pipeline_parallel_size": "pp",
-            "pp": "pp",
-            "data_parallel_size": "dp",
-            "dp": "dp",
-            "dtype": "activations",
-            "quantization": "quantization",
-            "q": "quantization",
-            "kv_cache_dtype": "kv_dtype",
-            "max_num_batched_tokens": "max_num_batched_tokens",
-            "max_num_seqs": "max_num_seqs",
-            "prefill_schedule_interval": "prefill_schedule_interval",
-        },
+        settings=_settings(
+            model="model model_tag",
+            tp="tensor_parallel_size tp",
+            pp="pipeline_parallel_size pp",
+            dp="data_parallel_size dp",
+            activations="dtype",
+            quantization="quantization q",
+            kv_dtype="kv_cache_dtype",
+            max_num_batched_tokens="max_num_batched_tokens",
+            max_num_seqs="max_num_seqs",
+            prefill_schedule_interval="prefill_schedule_interval",
+        ),
         switches={
             "enable_expert_parallel": ("expert_parallel", "true"),
             "ep": ("expert_parallel", "true"),
@@ -133,46 +129,36 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
             "performance_mode max_num_active_seqs max_num_scheduled_tokens long_prefill_token_threshold "
             "num_gpu_blocks_override ubatch_size quantization_config swa_bounded_replay disaggregation_mode"
         ),
-        silent_families=_families(
+        silent_families=_flags(
             "allow dp_supervisor_ fingerprint_ h11_ jit_monitor_ log_ logging_ otlp_ ssl_ tool_ "
             "trust_request_ response_ return_ sse_ media_io_ watchdog_"
         ),
-        families_not_modelled=_families(
+        families_not_modelled=_flags(
             "cp_kv_ cpu_offload_ cudagraph_ dbo_ dcp_ ec_ elastic_ep engram_ eplb_ gdn_ kda_ "
             "kv_cache_dtype_ kv_offloading_ mamba_ mm_ moe_ offload_ sparse_"
         ),
     ),
     "sglang": EngineFlags(
-        settings={
-            "model_path": "model",
-            "model": "model",
-            "tp": "tp",
-            "tp_size": "tp",
-            "tensor_parallel_size": "tp",
-            "pp": "pp",
-            "pp_size": "pp",
-            "pipeline_parallel_size": "pp",
-            "dp": "dp",
-            "dp_size": "dp",
-            "data_parallel_size": "dp",
-            "ep": "ep",
-            "ep_size": "ep",
-            "expert_parallel_size": "ep",
-            "dtype": "activations",
-            "quantization": "quantization",
-            "kv_cache_dtype": "kv_dtype",
-            "chunked_prefill_size": "max_num_batched_tokens",
-            "max_running_requests": "max_num_seqs",
-            "attn_dp_size": "attention_dp",
-            "attention_data_parallel_size": "attention_dp",
-            "prefill_decode_interval": "prefill_decode_interval",
-            "min_free_slots_delay": "min_free_slots_delay",
-            "cuda_graph_backend_prefill": "prefill_graphs",
-            "moe_a2a_backend": "a2a_backend",
-            "disaggregation_mode": "role",
-            "lora_paths": "lora_paths",
-            "cpu_offload_gb": "cpu_offload_gb",
-        },
+        settings=_settings(
+            model="model_path model",
+            tp="tp tp_size tensor_parallel_size",
+            pp="pp pp_size pipeline_parallel_size",
+            dp="dp dp_size data_parallel_size",
+            ep="ep ep_size expert_parallel_size",
+            activations="dtype",
+            quantization="quantization",
+            kv_dtype="kv_cache_dtype",
+            max_num_batched_tokens="chunked_prefill_size",
+            max_num_seqs="max_running_requests",
+            attention_dp="attn_dp_size attention_data_parallel_size",
+            prefill_decode_interval="prefill_decode_interval",
+            min_free_slots_delay="min_free_slots_delay",
+            prefill_graphs="cuda_graph_backend_prefill",
+            a2a_backend="moe_a2a_backend",
+            role="disaggregation_mode",
+            lora_paths="lora_paths",
+            cpu_offload_gb="cpu_offload_gb",
+        ),
         switches={
             "enable_dp_attention": ("dp_attention", "true"),
             "disable_overlap_schedule": ("async_scheduling", "false"),
@@ -206,11 +192,11 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
             "enable_single_batch_overlap enable_symm_mem enable_mscclpp enable_nvidia_megakernel "
             "disable_shared_experts_fusion swa_full_tokens_ratio context_bucket"
         ),
-        silent_families=_families(
+        silent_families=_flags(
             "abort_ bucket_ gc_ grpc_ smg_ log_ otlp_ ssl_ tokenizer_ tool_ trust_ warmups watchdog_ "
             "weight_loader_ weight_version"
         ),
-        families_not_modelled=_families(
+        families_not_modelled=_flags(
             "bf16_gemm_ cuda_graph_ dcp_ deepep_ disaggregation_ dllm_ dsa_ dsv4_ dwdp_ elastic_ep_ "
             "enable_flashinfer_ ep_ eplb_ flashinfer_ fp4_gemm_ fp8_gemm_ hicache_ kt_ linear_attn_ "
             "lora_ mamba_ max_lora mm_ moe_ offload_ paged_experts_ pdmux_ triton_attention_ "
@@ -218,22 +204,17 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
         ),
     ),
     "trtllm": EngineFlags(
-        settings={
-            "model": "model",
-            "tensor_parallel_size": "tp",
-            "tp_size": "tp",
-            "pipeline_parallel_size": "pp",
-            "pp_size": "pp",
-            "moe_expert_parallel_size": "ep",
-            "expert_parallel_size": "ep",
-            "ep_size": "ep",
-            "max_num_tokens": "max_num_batched_tokens",
-            "max_batch_size": "max_num_seqs",
-            "kv_cache_config_dtype": "kv_dtype",
-            "kv_cache_dtype": "kv_dtype",
-            "enable_attention_dp": "dp_attention",
-            "enable_chunked_prefill": "chunked_prefill",
-        },
+        settings=_settings(
+            model="model",
+            tp="tensor_parallel_size tp_size",
+            pp="pipeline_parallel_size pp_size",
+            ep="moe_expert_parallel_size expert_parallel_size ep_size",
+            max_num_batched_tokens="max_num_tokens",
+            max_num_seqs="max_batch_size",
+            kv_dtype="kv_cache_config_dtype kv_cache_dtype",
+            dp_attention="enable_attention_dp",
+            chunked_prefill="enable_chunked_prefill",
+        ),
         switches={
             "enable_chunked_prefill": ("chunked_prefill", "true"),
             "enable_attention_dp": ("dp_attention", "true"),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -76,6 +75,24 @@ def candidates_of(runs: int) -> tuple[Candidate, ...]:
     return tuple(c for c in CANDIDATES if RUNS_A_COST * len(c.fitted) <= runs)
 
 
+def relative_errors(times: KernelTimes, costs: Costs) -> Floats:
+    """Return the signed errors of predictions with some costs, as shares of the measured times."""
+    errors: Floats = predicted_us(times, costs) / times.measured_us - 1.0
+    return errors
+
+
+def mape(times: KernelTimes, costs: Costs) -> float:
+    """Return the mean absolute error of predictions with some costs, a share."""
+    return float(np.abs(relative_errors(times, costs)).mean())
+
+
+def _off_left_out(
+    times: KernelTimes, packaged: Costs, candidate: Candidate, runs: Longs, left: Longs
+) -> Floats:
+    """Return the errors of runs that were left out of a fit of the others."""
+    return relative_errors(times, fit_candidate(times, packaged, candidate, np.setdiff1d(runs, left)))[left]
+
+
 def fit_few_runs(times: KernelTimes, packaged: Costs, *, is_nested: bool = True) -> FewRunsFit:
     """Fit an engine's costs, selecting how much to fit by leave-one-run-out."""
     runs = len(times.measured_us)
@@ -85,9 +102,8 @@ def fit_few_runs(times: KernelTimes, packaged: Costs, *, is_nested: bool = True)
     if is_nested and runs > 1:
         off = []
         for left in _left_out(everything):
-            held_out = np.setdiff1d(everything, left)
-            chosen, _ = _choose(times, packaged, held_out)
-            off += np.abs(_errors(times, fit_candidate(times, packaged, chosen, held_out))[left]).tolist()
+            chosen, _ = _choose(times, packaged, np.setdiff1d(everything, left))
+            off += np.abs(_off_left_out(times, packaged, chosen, everything, left)).tolist()
         left_out = float(np.mean(off))
     return FewRunsFit(best, fit_candidate(times, packaged, best, everything), left_out, errors)
 
@@ -98,16 +114,9 @@ def _choose(times: KernelTimes, packaged: Costs, runs: Longs) -> tuple[Candidate
     errors = {}
     # a cost is fitted only if enough runs remain without the one left out
     for candidate in candidates_of(len(runs)):
-        if candidate.fitted:
-            off = [
-                error
-                for left in _left_out(runs)
-                for error in _errors(
-                    times, fit_candidate(times, packaged, candidate, np.setdiff1d(runs, left))
-                )[left]
-            ]
-        else:
-            off = _errors(times, fit_candidate(times, packaged, candidate, runs))[runs].tolist()
+        # what nothing is fitted to is the same without any run
+        parts = _left_out(runs) if candidate.fitted else [runs]
+        off = [error for left in parts for error in _off_left_out(times, packaged, candidate, runs, left)]
         errors[candidate.name] = float(np.abs(off).mean()) if len(off) else math.inf
         if errors[candidate.name] < least * (1.0 - CLEARLY):
             found, least = candidate, errors[candidate.name]
@@ -117,10 +126,6 @@ def _choose(times: KernelTimes, packaged: Costs, runs: Longs) -> tuple[Candidate
 def _left_out(runs: Longs) -> list[Longs]:
     """Return the runs to leave out together: one by one, or every twentieth of many."""
     return [runs[i::MOST_LEFT_OUT] for i in range(min(len(runs), MOST_LEFT_OUT))]
-
-
-def _errors(times: KernelTimes, costs: Costs) -> Floats:
-    return predicted_us(times, costs) / times.measured_us - 1.0
 
 
 def fit_candidate(times: KernelTimes, packaged: Costs, candidate: Candidate, runs: Longs) -> Costs:
@@ -156,7 +161,7 @@ def _least_squares(times: KernelTimes, fixed: Costs, free: tuple[str, ...]) -> d
             axis=1,
         )
         target = times.measured_us - predicted + slopes @ np.array(list(costs.values()))
-        solved = _non_negative(slopes / times.measured_us[:, None], target / times.measured_us)
+        solved = least_squares(slopes / times.measured_us[:, None], target / times.measured_us).tolist()
         moved = max(abs(us - before) for us, before in zip(solved, costs.values(), strict=True))
         costs = dict(zip(free, solved, strict=True))
         if moved < 1e-3 * DIFFERENCE_US:
@@ -164,19 +169,18 @@ def _least_squares(times: KernelTimes, fixed: Costs, free: tuple[str, ...]) -> d
     return costs
 
 
-def _non_negative(matrix: Floats, target: Floats) -> list[float]:
-    """Solve least squares with nonnegative unknowns by trying every active set."""
+def least_squares(matrix: Floats, target: Floats, free: int = 0) -> Floats:
+    """Solve least squares with the unknowns after the first ``free`` >= 0, by trying every active set."""
     unknowns = matrix.shape[1]
-    best, least = np.zeros(unknowns), float(target @ target)
-    for size in range(1, unknowns + 1):
-        for chosen in combinations(range(unknowns), size):
-            part = matrix[:, chosen]
-            solution = np.linalg.lstsq(part, target, rcond=None)[0]
-            off = part @ solution - target
-            if (solution >= 0.0).all() and float(off @ off) < least * (1.0 - CLEARLY):
-                best, least = np.zeros(unknowns), float(off @ off)
-                best[list(chosen)] = solution
-    return [float(us) for us in best]
+    best, least = np.zeros(unknowns), math.inf
+    for which in range(2 ** (unknowns - free)):
+        chosen = [i for i in range(unknowns) if i < free or which >> (i - free) & 1]
+        solution = np.linalg.lstsq(matrix[:, chosen], target, rcond=None)[0] if chosen else np.zeros(0)
+        off = matrix[:, chosen] @ solution - target
+        if (solution[free:] >= 0.0).all() and float(off @ off) < least * (1.0 - CLEARLY):
+            best, least = np.zeros(unknowns), float(off @ off)
+            best[chosen] = solution
+    return best
 
 
 SIZES: Final = (3, 5, 10, 20)
@@ -210,7 +214,7 @@ def learning_curve(
             chosen[generator.choice(everything, size, replace=False)] = True
             costs = fit_few_runs(times.pick(chosen), packaged, is_nested=False).costs
             left = times.pick(~chosen)
-            errors.append(float(np.abs(predicted_us(left, costs) / left.measured_us - 1.0).mean()))
+            errors.append(mape(left, costs))
         low, high = np.percentile(errors, (10.0, 90.0))
         points.append(CurvePoint(size, draws, float(np.mean(errors)), float(low), float(high)))
     if everything > 1:

@@ -14,7 +14,6 @@ from fastroof.engines.values import UNKNOWN_VERSION
 from fastroof.evidence.measured_steps import MeasuredStep
 from fastroof.evidence.predictions import Plans, predict_step_ms
 from fastroof.evidence.rows import ServingRow
-from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.curves import num_allreduces
 from fastroof.plan.kernel_counts import num_pauses
 from fastroof.serving.estimate import estimate
@@ -82,41 +81,38 @@ def predicted_us(times: KernelTimes, costs: Mapping[str, float]) -> Floats:
 
 def columns_of(times: KernelTimes, names: Sequence[str]) -> Columns:
     """Return the factors of each cost."""
-    shape = (len(times.measured_us), len(names))
-    columns = Columns(*(np.zeros(shape) for _ in Columns._fields))
+    columns = Columns(*(np.zeros((len(times.measured_us), len(names))) for _ in Columns._fields))
     for i, name in enumerate(names):
-        if name == FLOOR:
-            columns.mixed_floor[:, i] = times.num_layers
-            continue
-        mixed = _counted_by(times, name)
-        columns.mixed[:, i] = mixed
-        if name == "sequence_us":
-            columns.decode[:, i] = times.decode_sequences
-        elif name == "logit_ps":
-            columns.decode[:, i] = times.decode_sequences * times.vocab / PS_PER_US
-        elif name not in ("prefill_us", "prefill_layer_us"):
-            columns.decode[:, i] = mixed
+        for column, factor in zip(columns, _factors(times, name), strict=True):
+            column[:, i] = factor
     return columns
 
 
-def _counted_by(times: KernelTimes, name: str) -> Floats:
-    """Return the factor of a cost in a step that prefills."""
+Factor = Floats | float
+
+
+def _factors(times: KernelTimes, name: str) -> tuple[Factor, Factor, Factor]:
+    """Return a cost's factors in a decode step and in a step that prefills, and its floor's in the latter."""
     if name.startswith(OWN_LAYERS):
         assert times.own_layers is not None
-        layer_counts: Floats = times.own_layers[:, int(name.partition(".")[2])]
-        return layer_counts
-    if name == "sequence_us":
-        return times.mixed_sequences
+        own = times.own_layers[:, int(name.partition(".")[2])]
+        return own, own, 0.0
     if name == "logit_ps":
-        logits_per_ps: Floats = times.mixed_sequences * times.vocab / PS_PER_US
-        return logits_per_ps
-    if name == "allreduce_us":
-        return times.num_allreduces
-    if name == "kernel_us":
-        return times.num_kernels
-    if name in ("layer_us", "prefill_layer_us"):
-        return times.num_layers
-    return np.ones(len(times.measured_us))
+        decodes, mixed = (
+            n * times.vocab / PS_PER_US for n in (times.decode_sequences, times.mixed_sequences)
+        )
+        return decodes, mixed, 0.0
+    factors: dict[str, tuple[Factor, Factor, Factor]] = {
+        "step_us": (1.0, 1.0, 0.0),
+        "sequence_us": (times.decode_sequences, times.mixed_sequences, 0.0),
+        "allreduce_us": (times.num_allreduces, times.num_allreduces, 0.0),
+        "layer_us": (times.num_layers, times.num_layers, 0.0),
+        "kernel_us": (times.num_kernels, times.num_kernels, 0.0),
+        "prefill_us": (0.0, 1.0, 0.0),
+        "prefill_layer_us": (0.0, times.num_layers, 0.0),
+        FLOOR: (0.0, 0.0, times.num_layers),
+    }
+    return factors[name]
 
 
 def mean_us(times: KernelTimes, columns: Columns, costs: Floats) -> Floats:
@@ -125,26 +121,6 @@ def mean_us(times: KernelTimes, columns: Columns, costs: Floats) -> Floats:
     mixed_us = np.maximum(times.mixed_us + columns.mixed @ costs, columns.mixed_floor @ costs)
     both_us: Floats = times.decode_steps * decode_us + times.mixed_steps * mixed_us
     return both_us
-
-
-def plan_of_row(row: ServingRow, tables: Tables, profile: EngineProfile) -> StepPlan:
-    """Compile the plan of a row."""
-    layout = row.layout
-    return compile_plan(
-        row.model,
-        tables.gpu,
-        tables,
-        tp=layout.tp,
-        pp=layout.pp,
-        dp=layout.dp,
-        ep=layout.ep,
-        dtype=row.plan_dtype,
-        kv_dtype=row.kv_dtype,
-        engine=profile,
-        exchange=row.exchange or None,
-        max_tokens=row.plan_tokens,
-        allow_modelled=True,
-    )
 
 
 def kernel_times(
@@ -178,7 +154,8 @@ def times_of_plan(
 ) -> KernelTimes:
     """Return the kernel times of the rows of one plan."""
     started = rows[0].started(profile.at(rows[0].engine_version or UNKNOWN_VERSION))
-    plan = plan_of_row(rows[0], tables, started.unfitted())
+    plans = Plans(tables)
+    plan = plans.get(rows[0], started.unfitted())
     rounds = rows[0].requests_per_client
     predicted = estimate(
         plan,
@@ -188,7 +165,7 @@ def times_of_plan(
         **rows[0].schedule,
         requests_per_client=None if math.isnan(rounds) else rounds,
         arrivals=arrivals,
-        speculation=Plans(tables).speculation(rows[0], plan),
+        speculation=plans.speculation(rows[0], plan),
     )
     share = predicted.mixed_share
     is_apart = rows[0].schedule.get("order") == "prefill_first"

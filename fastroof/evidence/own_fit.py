@@ -21,13 +21,13 @@ from fastroof.evidence.few_runs import (
     fit_candidate,
     fit_few_runs,
     learning_curve,
+    mape,
 )
 from fastroof.evidence.kernel_times import (
     COSTS,
     KernelTimes,
     joined,
     kernel_times,
-    predicted_us,
     step_times,
 )
 from fastroof.evidence.measured_steps import MeasuredStep
@@ -166,8 +166,8 @@ def fit_own_runs(
             for cost in costs
             if not math.isnan(cost.low_us)
         },
-        "kernels_mape": _rounded(_mape(times, {})),
-        "packaged_mape": _rounded(_mape(times, packaged)),
+        "kernels_mape": _rounded(mape(times, {})),
+        "packaged_mape": _rounded(mape(times, packaged)),
     }
     if not math.isnan(fit.left_out_mape):
         evidence["left_out_mape"] = _rounded(fit.left_out_mape)
@@ -181,9 +181,9 @@ def fit_own_runs(
         packaged,
         fit,
         costs,
-        _mape(times, {}),
-        _mape(times, packaged),
-        _mape(times, fit.costs),
+        mape(times, {}),
+        mape(times, packaged),
+        mape(times, fit.costs),
         curve,
         _suspects(rows, times, tables),
     )
@@ -285,10 +285,6 @@ def _costs(base: EngineProfile, fit: FewRunsFit, residual: float) -> StepCosts:
 
 def _rounded(value: float, digits: int = DIGITS) -> float:
     return float(f"{value:.{digits}g}")
-
-
-def _mape(times: KernelTimes, costs: Costs) -> float:
-    return float(np.abs(predicted_us(times, costs) / times.measured_us - 1.0).mean())
 
 
 def _intervals(

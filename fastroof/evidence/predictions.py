@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fastroof.caching import BoundedCache
 from fastroof.engines import EngineProfile, FrontEnd
@@ -37,24 +37,32 @@ class Plans:
     def get(self, row: ServingRow | MeasuredStep, profile: EngineProfile) -> StepPlan:
         """Return the plan of a row."""
         if isinstance(row, MeasuredStep):
-            most = max(LARGEST_STEP, sum(row.new_tokens))
-            return self._get(row, row.layout, row.plan_dtype or row.dtype, profile, most)
-        profile = row.on_its_clock(profile)
-        exchange = row.exchange or None
-        return self._get(row, row.layout, row.plan_dtype, profile, row.plan_tokens, exchange)
+            dtype, most = row.plan_dtype or row.dtype, max(LARGEST_STEP, sum(row.new_tokens))
+            return self.compiled(
+                row.model, profile, row.layout, dtype=dtype, kv_dtype=row.kv_dtype, max_tokens=most
+            )
+        return self._of_row(row, row.layout, profile, exchange=row.exchange or None)
 
     def get_prefill(self, row: ServingRow, profile: EngineProfile) -> StepPlan | None:
         """Return the plan of a row's prefill workers; None if one engine does both."""
         if not row.is_disaggregated:
             return None
         layout = Layout(row.prefill_tp, row.pp, row.prefill_dp, row.prefill_ep)
-        return self._get(row, layout, row.plan_dtype, row.on_its_clock(profile), row.plan_tokens)
+        return self._of_row(row, layout, profile)
+
+    def _of_row(self, row: ServingRow, layout: Layout, profile: EngineProfile, **more: Any) -> StepPlan:
+        options = {"dtype": row.plan_dtype, "kv_dtype": row.kv_dtype, "max_tokens": row.plan_tokens, **more}
+        return self.compiled(row.model, row.on_its_clock(profile), layout, **options)
 
     def speculation(self, row: ServingRow, plan: StepPlan) -> SpeculativeDecoding | None:
         """Return the speculative decoding of a row, with its draft model's plan if it has one."""
         if row.speculation is None or not row.draft_model:
             return row.speculation
-        return replace(row.speculation, draft=self._draft(row, plan))
+        # its kernels, for steps of the target's sizes
+        engine = plan.profile.kernels_alone()
+        sizes = {"kv_dtype": row.kv_dtype, "max_tokens": plan.max_tokens, "max_seqs": plan.max_seqs}
+        draft = self.compiled(row.draft_model, engine, Layout(row.draft_tp), **sizes)
+        return replace(row.speculation, draft=draft)
 
     def drafter(self, step: MeasuredStep, plan: StepPlan) -> StepPlan | None:
         """Return the layer that drafts for a plan, if a step's drafting was timed."""
@@ -62,55 +70,17 @@ class Plans:
             return None
         return self._plans.get_or_raise(plan, lambda: mtp_draft(plan), _bytes_of)
 
-    def _draft(self, row: ServingRow, plan: StepPlan) -> StepPlan:
-        """Return the plan of a row's draft model: its kernels, for steps of the target's sizes."""
-        engine = plan.profile.kernels_alone()
-        key = (row.draft_model, row.draft_tp, row.kv_dtype, engine, plan.max_tokens, plan.max_seqs)
+    def compiled(self, model: str, profile: EngineProfile, layout: Layout, **options: Any) -> StepPlan:
+        """Return the plan of a model, with further options of ``compile_plan``."""
 
-        def compiled() -> StepPlan:
+        def plan() -> StepPlan:
             return compile_plan(
-                row.draft_model,
-                self.tables.gpu,
-                self.tables,
-                tp=row.draft_tp,
-                kv_dtype=row.kv_dtype,
-                engine=engine,
-                max_tokens=plan.max_tokens,
-                max_seqs=plan.max_seqs,
-                allow_modelled=True,
-            )
+                model, self.tables.gpu, self.tables,
+                tp=layout.tp, pp=layout.pp, dp=layout.dp, ep=layout.ep,
+                engine=profile, allow_modelled=True, **options,
+            )  # fmt: skip
 
-        return self._plans.get_or_raise(key, compiled, _bytes_of)
-
-    def _get(
-        self,
-        row: ServingRow | MeasuredStep,
-        layout: Layout,
-        dtype: str,
-        profile: EngineProfile,
-        max_tokens: int,
-        exchange: str | None = None,
-    ) -> StepPlan:
-        key = (row.model, layout, dtype, row.kv_dtype, profile, max_tokens, exchange)
-
-        def compiled() -> StepPlan:
-            return compile_plan(
-                row.model,
-                self.tables.gpu,
-                self.tables,
-                dtype=dtype,
-                kv_dtype=row.kv_dtype,
-                engine=profile,
-                max_tokens=max_tokens,
-                allow_modelled=True,
-                tp=layout.tp,
-                pp=layout.pp,
-                dp=layout.dp,
-                ep=layout.ep,
-                exchange=exchange,
-            )
-
-        return self._plans.get_or_raise(key, compiled, _bytes_of)
+        return self._plans.get_or_raise((model, profile, layout, *options.items()), plan, _bytes_of)
 
 
 def _bytes_of(plan: StepPlan) -> int:

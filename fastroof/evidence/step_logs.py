@@ -116,18 +116,11 @@ def read_step_log(path: Path, engine: EngineArguments, dataset: str = LOG_DATASE
         name = f"{dataset} {workload}".rstrip()
         for phase, (first, *further), us in timed:
             new, context = (tuple(sizes) for sizes in zip(*first, strict=True))
-            found.append(
-                step_of_engine(
-                    engine,
-                    new,
-                    context,
-                    phase=phase or phase_of(new, context),
-                    latency_us=us,
-                    timed="engine",
-                    dataset=name,
-                    timed_together=tuple(further),
-                )  # fmt: skip
-            )
+            step = step_of_engine(
+                engine, new, context, phase=phase or phase_of(new, context), latency_us=us,
+                timed="engine", dataset=name, timed_together=tuple(further),
+            )  # fmt: skip
+            found.append(step)
     return found
 
 

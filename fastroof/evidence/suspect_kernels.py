@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats
+from fastroof.evidence.few_runs import least_squares
 from fastroof.evidence.kernel_times import KernelTimes, predicted_us
 from fastroof.evidence.predictions import Plans
 from fastroof.evidence.rows import ServingRow
@@ -209,33 +210,17 @@ class _Fit(NamedTuple):
 def _left_out(design: Floats, target_us: Floats, measured_us: Floats, free: int) -> _Fit:
     """Fit relative errors with all runs and without each; unknowns after the first ``free`` are >= 0."""
     matrix, target = design / measured_us[:, None], target_us / measured_us
-    fit = _bounded(matrix, target, free)
+    fit = least_squares(matrix, target, free)
     runs = len(target)
     each, errors = np.empty(runs), np.empty(runs)
     for i in range(runs):
         without = np.arange(runs) != i
-        solved = _bounded(matrix[without], target[without], free)
+        solved = least_squares(matrix[without], target[without], free)
         each[i] = solved[0]
         errors[i] = abs(float(matrix[i] @ solved) - target[i])
     off = matrix @ fit - target
     # for runs without any error the ratio of two sums of squares is only rounding
     return _Fit(float(fit[0]), each, errors, max(float(off @ off), NO_ERROR))
-
-
-def _bounded(matrix: Floats, target: Floats, free: int) -> Floats:
-    """Solve least squares with the unknowns after the first ``free`` >= 0, by trying every active set."""
-    unknowns = matrix.shape[1]
-    best, least = np.zeros(unknowns), math.inf
-    for which in range(2 ** (unknowns - free)):
-        chosen = [i for i in range(unknowns) if i < free or which >> (i - free) & 1]
-        solution = np.linalg.lstsq(matrix[:, chosen], target, rcond=None)[0] if chosen else np.zeros(0)
-        if (solution[free:] < 0.0).any():
-            continue
-        off = matrix[:, chosen] @ solution - target
-        if float(off @ off) < least:
-            best, least = np.zeros(unknowns), float(off @ off)
-            best[chosen] = solution
-    return best
 
 
 def _interval(value: float, each: Floats, quantile: float) -> tuple[float, float]:

@@ -34,7 +34,8 @@ from fastroof.engines import EngineProfile, StepCosts, engine_names, load_engine
 from fastroof.engines.front_end import NO_FRONT_END
 from fastroof.engines.values import holds_for
 from fastroof.errors import TableError
-from fastroof.evidence.kernel_times import KernelTimes, kernel_times, plan_of_row, predicted_us
+from fastroof.evidence.kernel_times import KernelTimes, kernel_times, predicted_us
+from fastroof.evidence.predictions import Plans
 from fastroof.evidence.profile_file import profile_text, write_profile
 from fastroof.evidence.rows import LARGEST_STEP
 from fastroof.serving import estimate
@@ -408,8 +409,9 @@ def test_the_fit_predicts_the_estimates(rows, h100, engine):
     of_engine = [row for row in rows if row.engine_profile.name == engine and not row.left_out]
     chosen = [row for row in of_engine if not row.is_disaggregated][::19]
     fitted = predicted_us(kernel_times(chosen, h100, profile), costs)
+    plans = Plans(h100)
     for row, us in zip(chosen, fitted, strict=True):
-        plan = plan_of_row(row, h100, profile.at(row.engine_version or "unknown"))
+        plan = plans.get(row, profile.at(row.engine_version or "unknown"))
         found = estimate(plan, row.mean_isl, row.mean_osl, row.concurrency, arrivals="random", **row.schedule)
         # where prompts run first, a longer step has a little more of them behind it
         within = 3e-3 if engine == "sglang" else 1e-12
