@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from fastroof.simulation.pools import Link
     from fastroof.simulation.settings import EngineSettings
     from fastroof.simulation.simulation import Simulation
+    from fastroof.traces.prompt_tree import hit_rate
     from fastroof.traces.trace import Trace
-    from fastroof.traces.trace_columns import hit_rate
     from fastroof.traces.trace_files import load_trace
     from fastroof.traces.trace_writing import write_trace
     from fastroof.traces.workload import Workload
@@ -50,7 +50,7 @@ else:
         "Simulation": "simulation.simulation",
         "Trace": "traces.trace",
         "Workload": "traces.workload",
-        "hit_rate": "traces.trace_columns",
+        "hit_rate": "traces.prompt_tree",
         "load_trace": "traces.trace_files",
         "simulate": "simulation.deployment",
         "simulate_disaggregated": "simulation.disaggregated",

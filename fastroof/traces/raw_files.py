@@ -8,38 +8,43 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import csv as arrow_csv
 
 from fastroof.caching import usable_memory_bytes
 from fastroof.checks import is_number, is_whole_number, one_line, shown
 from fastroof.documents import parse_json
 from fastroof.errors import TraceError
 from fastroof.given_arrays import is_masked
+from fastroof.parquet import open_parquet, whole_table
 from fastroof.traces import trace_agentx
 from fastroof.traces.trace import HASH_IDS, MOST_SECONDS
 from fastroof.traces.trace_agentx import MARK, agent_rows
-from fastroof.traces.trace_columns import RawColumns
+from fastroof.traces.trace_columns import RawColumns, first_failing
 from fastroof.traces.trace_formats import SESSION_NAMES, NamedColumns, Reading, named_columns
 from fastroof.units import GIB
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+
+@contextmanager
+def _refusing(message: str) -> Iterator[None]:
+    """Turn Arrow's errors into a TraceError, except those of memory."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except (pa.ArrowException, TypeError, ValueError, OverflowError, OSError) as error:
+        raise TraceError(f"{message} ({one_line(error)})") from None
 
 
 def raw_table(source: Any) -> pa.Table:
     """Convert an Arrow source to a table."""
-    import pyarrow as pa
-
-    try:
+    with _refusing("the table cannot be read"):
         return pa.table(source)
-    except MemoryError:
-        raise
-    except (pa.ArrowException, TypeError, ValueError, OSError) as error:
-        raise TraceError(f"the table cannot be read ({one_line(error)})") from None
 
 
 def raw_arrays(
@@ -65,23 +70,17 @@ def raw_arrays(
 
 def arrow_column(what: str, name: str, values: Any) -> pa.ChunkedArray:
     """Return values as one column of Arrow."""
-    import pyarrow as pa
-
     if isinstance(values, bytes | bytearray | memoryview) or is_masked(type(values)):
         raise TraceError(f"{what}: {name} must be a column of numbers, got {type(values).__name__}")
     if isinstance(values, list | tuple) and np.bool_ in set(map(type, values)):
         raise TraceError(f"{what}: {name} must be a column of numbers, got bools")
-    try:
+    with _refusing(f"{what}: {name} must be a column of numbers"):
         # Arrow infers a common type of integers and floats only for lists
         if isinstance(values, np.ndarray) and not values.dtype.isnative:
             # Arrow does not read the other byte order
             values = values.astype(values.dtype.newbyteorder("="))
         array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
         return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
-    except MemoryError:
-        raise
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise TraceError(f"{what}: {name} must be a column of numbers ({one_line(error)})") from None
 
 
 def table_metadata(table: pa.Table) -> dict[str, Any]:
@@ -129,8 +128,6 @@ _PART: Final = 2**26
 
 def raw_file(path: Path, reading: Reading) -> Found:
     """Read a file's columns."""
-    import pyarrow as pa
-
     what = f"trace {path}"
     # os.path.isdir returns False where Path.is_dir raises: for names that are too long
     if os.path.isdir(path):
@@ -174,26 +171,15 @@ def _read_all(stream: Any) -> bytes:
 
 def _table(what: str, content: bytes, *, is_parquet: bool) -> pa.Table:
     """Read a binary table with all of its columns."""
-    import pyarrow as pa
-
-    try:
-        if not is_parquet:
-            table = pa.ipc.open_file(pa.BufferReader(content)).read_all()
-            table.validate(full=True)
-            return table
-        from fastroof.parquet import open_parquet, whole_table
-
-        return whole_table(open_parquet(content))
-    except MemoryError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
-        kind = "Parquet" if is_parquet else "Arrow"
-        raise TraceError(f"{what} is not a complete {kind} file ({one_line(error)})") from None
+    with _refusing(f"{what} is not a complete {'Parquet' if is_parquet else 'Arrow'} file"):
+        if is_parquet:
+            return whole_table(open_parquet(content))
+        table = pa.ipc.open_file(pa.BufferReader(content)).read_all()
+        table.validate(full=True)
+        return table
 
 
 def _csv(what: str, content: bytes, reading: Reading) -> tuple[RawColumns, NamedColumns]:
-    import pyarrow as pa
-
     columns, delimiter = _csv_columns(what, content, reading)
     if columns.hash_ids:
         raise TraceError(
@@ -229,9 +215,6 @@ def _csv(what: str, content: bytes, reading: Reading) -> tuple[RawColumns, Named
 def _parse_csv(
     content: bytes, columns: NamedColumns, delimiter: str, types: dict[str, Any], *, use_threads: bool = True
 ) -> pa.Table:
-    import pyarrow as pa
-    from pyarrow import csv as arrow_csv
-
     needed = columns.needed
     return arrow_csv.read_csv(
         pa.BufferReader(content),
@@ -289,11 +272,16 @@ def _json_lines(what: str, content: bytes, reading: Reading) -> tuple[RawColumns
 
     arrays = {}
     for name, column in values.items():
+
+        def convert(_: int, stop: int, name: str = name, column: list[Any] = column) -> Any:
+            return arrow_column(what, name, column[:stop])
+
         try:
-            arrays[name] = arrow_column(what, name, column)
+            arrays[name] = convert(0, len(column))
         except TraceError:
-            row_index, found = _odd_one(what, name, column)
-            raise TraceError(f"{what}, {row_label(row_index)}: {name} cannot be {shown(found)}") from None
+            # the first value that does not fit in a column with those before it
+            odd = first_failing(len(column), convert)
+            raise TraceError(f"{what}, {row_label(odd)}: {name} cannot be {shown(column[odd])}") from None
     return RawColumns(what, arrays, row_label), columns
 
 
@@ -329,19 +317,6 @@ def _refuse_repeated(place: str, line: bytes) -> None:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise TraceError(f"{place}: {shown(twice)} is repeated")
-
-
-def _odd_one(what: str, name: str, column: list[Any]) -> tuple[int, Any]:
-    """Find, by bisection, the first value that does not fit in a column with those before it."""
-    good, bad = 0, len(column)
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        try:
-            arrow_column(what, name, column[:middle])
-            good = middle
-        except TraceError:
-            bad = middle
-    return good, column[good]
 
 
 def _lines(content: bytes) -> Iterator[tuple[int, bytes]]:

@@ -1,4 +1,4 @@
-"""Convert a trace's columns to arrays, with errors that name the row; find equal prompts."""
+"""Convert a trace's columns to arrays, with errors that name the row."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NoReturn, overload
+from typing import Any, Final, NoReturn
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from fastroof.arrays import Array, Bools, Floats, Ints, Longs
-from fastroof.checks import one_line, shown, whole_number
-from fastroof.compiled.simulation.stack_distances import BlockIds
+from fastroof.arrays import Array, Bools, Floats, Longs
+from fastroof.checks import one_line, shown
 from fastroof.errors import TraceError
-from fastroof.traces.trace import MOST_SECONDS, MOST_TOKENS, Trace
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
+from fastroof.traces.trace import MOST_SECONDS
+from fastroof.traces.trace_formats import UNITS
 
 _NO_VALUE: Final = r"^\s*(|nan|null|none|na|n/a)\s*$"
 _ZERO: Final = r"^\s*[+-]?0+([.,]0*)?\s*$"
@@ -55,8 +53,6 @@ class RawColumns:
 
     def rows(self, rows: Bools) -> RawColumns:
         """Return some of the rows, with their labels."""
-        import pyarrow as pa
-
         places, mask = np.flatnonzero(rows), pa.array(rows)
         try:
             columns = {name: column.filter(mask) for name, column in self.columns.items()}
@@ -68,8 +64,6 @@ class RawColumns:
 
     def decoded(self, name: str) -> pa.ChunkedArray:
         """Return a column without dictionary encoding."""
-        import pyarrow as pa
-
         column = self.columns[name]
         if not pa.types.is_dictionary(column.type):
             return column
@@ -80,9 +74,6 @@ class RawColumns:
 
     def missing(self, name: str) -> Bools:
         """Return which rows have no value: null, not a number, or an empty text."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         column = self.decoded(name)
         if _is_string(column.type):
             column = pc.if_else(pc.match_substring_regex(column, _NO_VALUE, ignore_case=True), None, column)
@@ -93,9 +84,6 @@ class RawColumns:
 
     def zeros(self, name: str) -> Bools:
         """Return which rows have the number 0."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         column, types = self.decoded(name), pa.types
         if _is_string(column.type):
             found = pc.match_substring_regex(column, _ZERO)
@@ -121,8 +109,6 @@ class RawColumns:
 
     def seconds(self, name: str, per_s: float | None, time_zone: str | None = None) -> Floats:
         """Return arrivals in seconds after the earliest."""
-        import pyarrow as pa
-
         cells = column = self._complete(name)
         if _is_string(column.type):
             column = self._read_times(name, column)
@@ -132,22 +118,19 @@ class RawColumns:
             raise TraceError(f"{self.what}: time_zone is for dates and times, and {name} holds numbers")
         if pa.types.is_timestamp(column.type):
             column = self._zoned(name, column, time_zone)
-            per_s = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[column.type.unit]
-            column = column.cast(pa.int64())
-        else:
-            if per_s is None:
-                self.refuse(
-                    0,
-                    f"{name} must be a date and time, got {_shown(cells[0])}; numbers need their unit: "
-                    f"columns or --columns arrival_s={name}, or arrival_ms, arrival_us, arrival_ns",
-                )
-            numbers = self._numbers(name, column)
-            self.refuse_where(
-                ~((numbers >= 0) & (numbers < np.inf)),
-                lambda row: f"{name} must be a number of at least 0, got {numbers[row]}",
+            return self._since_first(name, _flat(column.cast(pa.int64())), UNITS[column.type.unit])
+        if per_s is None:
+            self.refuse(
+                0,
+                f"{name} must be a date and time, got {_shown(cells[0])}; numbers need their unit: "
+                f"columns or --columns arrival_s={name}, or arrival_ms, arrival_us, arrival_ns",
             )
-            return self._since_first(name, numbers, per_s)
-        return self._since_first(name, _flat(column), per_s)
+        numbers = self._numbers(name, column)
+        self.refuse_where(
+            ~((numbers >= 0) & (numbers < np.inf)),
+            lambda row: f"{name} must be a number of at least 0, got {numbers[row]}",
+        )
+        return self._since_first(name, numbers, per_s)
 
     def _since_first(self, name: str, values: Array, per_s: float) -> Floats:
         earliest, latest = values.min(), values.max()
@@ -159,8 +142,6 @@ class RawColumns:
 
     def tokens(self, name: str) -> Longs:
         """Return whole numbers, which may be stored as floats."""
-        import pyarrow as pa
-
         column = self._complete(name)
         if self.is_text and not pa.types.is_integer(column.type):
             column = self._cast_text(name, self._decimals(name, column), pa.float64(), "a whole number")
@@ -168,9 +149,6 @@ class RawColumns:
 
     def blocks(self, name: str) -> tuple[Longs, Longs]:
         """Return the ids of all requests' blocks, and where each request's start."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         column = self._complete(name)
         types = pa.types
         is_list = types.is_list(column.type) or types.is_large_list(column.type)
@@ -205,8 +183,6 @@ class RawColumns:
         row_of: Callable[[int], int] = int,
     ) -> Array:
         """Return int64 if the numbers are stored as integers or must be whole, else float64."""
-        import pyarrow as pa
-
         is_integer = pa.types.is_integer(column.type) or pa.types.is_null(column.type)
         if not is_integer and not pa.types.is_floating(column.type):
             self.refuse(0, f"{name} must be a number, got {column.type} {_shown(column[0])}")
@@ -214,16 +190,13 @@ class RawColumns:
         try:
             return _flat(column.cast(to))
         except pa.ArrowInvalid:
-            place = _first_failing(column, lambda part: part.cast(to))
+            place = _failing(column, lambda part: part.cast(to))
             self.refuse(
                 row_of(place), f"{name} must be a whole number below 2^63, got {_shown(column[place])}"
             )
 
     def _read_times(self, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         """Parse text as numbers or as dates and times, whichever the first row is."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         column = pc.utf8_trim_whitespace(column)
         if re.fullmatch(_NUMBER, column[0].as_py()):
             return self._cast_text(name, self._decimals(name, column), pa.float64(), "a number")
@@ -243,8 +216,6 @@ class RawColumns:
 
     def _decimals(self, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         """Return numbers with a decimal point instead of a comma, which must not be a thousands separator."""
-        import pyarrow.compute as pc
-
         has_comma = pc.match_substring(column, ",")
         if not pc.any(has_comma).as_py():
             return column
@@ -258,9 +229,6 @@ class RawColumns:
 
     def _zoned(self, name: str, column: pa.ChunkedArray, time_zone: str | None) -> pa.ChunkedArray:
         """Return dates and times by UTC, if they have no zone and one is given."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         if time_zone is not None:
             try:
                 pc.assume_timezone(pa.array([0]).cast(pa.timestamp("s")), time_zone)
@@ -272,7 +240,7 @@ class RawColumns:
         local = _flat(column.cast(pa.int64()))
         back = np.flatnonzero(np.diff(local) < 0)
         if time_zone is None:
-            per_s = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[column.type.unit]
+            per_s = UNITS[column.type.unit]
             gap_s = (local[back[0]] - local[back[0] + 1]) / per_s if len(back) == 1 else 0.0
             if _CLOCK_CHANGE_S[0] <= gap_s <= _CLOCK_CHANGE_S[1]:
                 warnings.warn(
@@ -287,9 +255,7 @@ class RawColumns:
                 pc.assume_timezone(column, time_zone, ambiguous=which) for which in ("earliest", "latest")
             )
         except pa.ArrowInvalid:
-            row = _first_failing(
-                column, lambda part: pc.assume_timezone(part, time_zone, ambiguous="earliest")
-            )
+            row = _failing(column, lambda part: pc.assume_timezone(part, time_zone, ambiguous="earliest"))
             self.refuse(row, f"{name} {_shown(column[row])} is no time in {time_zone}, as clocks go forward")
         both = _flat(early.cast(pa.int64())), _flat(late.cast(pa.int64()))
         if (both[0] == both[1]).all():
@@ -307,13 +273,11 @@ class RawColumns:
         return pa.chunked_array([pa.array(chosen).cast(early.type)])
 
     def _cast_text(self, name: str, column: pa.ChunkedArray, to: pa.DataType, needed: str) -> pa.ChunkedArray:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
+        trimmed = pc.utf8_trim_whitespace(column)
         try:
-            return pc.utf8_trim_whitespace(column).cast(to)
+            return trimmed.cast(to)
         except pa.ArrowInvalid:
-            row = _first_failing(pc.utf8_trim_whitespace(column), lambda part: part.cast(to))
+            row = _failing(trimmed, lambda part: part.cast(to))
             self.refuse(row, f"{name} must be {needed}, got {_shown(column[row])}")
 
 
@@ -324,106 +288,27 @@ def _flat(column: pa.ChunkedArray) -> Array:
 
 
 def _is_string(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _first_failing(column: pa.ChunkedArray, convert: Callable[[Any], Any]) -> int:
-    """Find, by bisection, the first row that cannot be converted; 0 if none can be told."""
-    import pyarrow as pa
-
-    good, bad = 0, len(column)  # rows before `good` can be converted; one before `bad` cannot
+def first_failing(count: int, convert: Callable[[int, int], Any]) -> int:
+    """Find by bisection the first row that ``convert``, given rows from start to stop, fails on."""
+    good, bad = 0, count  # rows before `good` can be converted; one before `bad` cannot
     while bad - good > 1:
         middle = (good + bad) // 2
         try:
-            convert(column.slice(good, middle - good))
+            convert(good, middle)
             good = middle
-        except pa.ArrowInvalid:
+        except (pa.ArrowInvalid, TraceError):
             bad = middle
     return good
+
+
+def _failing(column: pa.ChunkedArray, convert: Callable[[Any], Any]) -> int:
+    return first_failing(len(column), lambda start, stop: convert(column.slice(start, stop - start)))
 
 
 def _shown(scalar: Any) -> str:
     """Return a value's text, shortened."""
     shown = f"{scalar.as_py()!r}"
     return shown if len(shown) <= 40 else f"{shown[:37]}..."
-
-
-def block_ids(trace: Trace, block_size: int) -> tuple[BlockIds, int]:
-    """Number the blocks of a trace's prompts so that equal blocks have equal numbers."""
-    assert trace.hash_ids is not None
-    assert trace.hash_offsets is not None
-    if trace.hash_block_size % block_size:
-        raise TraceError(
-            f"trace {shown(trace.name)} has an id for every {trace.hash_block_size} tokens of a prompt; "
-            f"block_size must divide that, got {block_size}"
-        )
-    per_id = trace.hash_block_size // block_size
-    unique_ids, numbers = np.unique(trace.hash_ids, return_inverse=True)
-    return BlockIds(numbers.astype(np.int32), trace.hash_offsets[:-1], per_id), len(unique_ids) * per_id
-
-
-@overload
-def hit_rate(trace: Trace, num_blocks: int | None = None, *, block_size: int | None = None) -> float: ...
-@overload
-def hit_rate(trace: Trace, num_blocks: Ints, *, block_size: int | None = None) -> Floats: ...
-def hit_rate(trace: Trace, num_blocks: Any = None, *, block_size: int | None = None) -> float | Floats:
-    """Compute the hit rate of an ideal prefix cache on a trace, by the cache's size.
-
-    Parameters
-    ----------
-    trace : Trace
-        With hash_ids, which identify equal prompts.
-    num_blocks : int or array of int, optional
-        Blocks of the cache, at least 1; by default unlimited.
-    block_size : int, optional
-        Tokens per block, a divisor of the trace's ``hash_block_size``, which is the default. Smaller blocks
-        find more of the ends of prompts.
-
-    Returns
-    -------
-    float or ndarray of float64
-        Tokens found divided by tokens of all prompts, for each number of blocks.
-
-    Raises
-    ------
-    TraceError
-        If the trace has no hash_ids, or a size is invalid.
-
-    Notes
-    -----
-    Requests are served one after the other in order of arrival, and the least recently used blocks are
-    evicted, a prompt's tail before its head; only full blocks are found, and never a prompt's last token.
-    This bounds what an engine finds: there, running requests hold blocks and outputs take some. All sizes are
-    computed in one pass over stack distances (``fastroof.compiled.simulation.stack_distances``).
-
-    Examples
-    --------
-    Two prompts that share their first block of two:
-
-    >>> import numpy as np
-    >>> from fastroof.simulation import Trace, hit_rate
-    >>> trace = Trace([0.0, 1.0], [1024, 1024], [1, 1], hash_ids=[7, 8, 7, 9], hash_offsets=[0, 2, 4],
-    ...               hash_block_size=512)
-    >>> hit_rate(trace), hit_rate(trace, np.array([1, 2])).tolist()
-    (0.25, [0.25, 0.25])
-    """
-    from fastroof.compiled.simulation.stack_distances import stack_distances
-
-    if trace.hash_ids is None:
-        raise TraceError(f"trace {shown(trace.name)} has no hash_ids, which identify equal prompts")
-    size = trace.hash_block_size
-    if block_size is not None:
-        size = whole_number("block_size", block_size, 1, MOST_TOKENS, TraceError)
-    prompts, num_keys = block_ids(trace, size)
-    sizes = np.asarray(num_keys if num_blocks is None else num_blocks)
-    if sizes.dtype.kind not in "iu" or (sizes < 1).any():
-        raise TraceError(f"num_blocks must be whole numbers of at least 1, got {shown(num_blocks)}")
-    all_blocks = int((trace.input_tokens.astype(np.int64) // size).sum())
-    hits = np.zeros(num_keys, np.int64)
-    used = np.zeros(num_keys, np.int64)
-    stack_distances(prompts, trace.input_tokens, size, used, np.zeros(all_blocks + 1, np.int32), hits)
-    found = np.concatenate([[0], np.cumsum(hits)])[np.minimum(sizes, num_keys)]
-    rates = found * size / trace.input_tokens.sum(dtype=np.int64)
-    return float(rates) if np.ndim(rates) == 0 else np.asarray(rates, np.float64)

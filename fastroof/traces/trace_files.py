@@ -9,20 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
-from fastroof.arrays import Floats, Longs
-from fastroof.checks import is_number, shown, whole_number
+from fastroof.checks import is_number, whole_number
 from fastroof.errors import TraceError
-from fastroof.traces.raw_files import raw_arrays, raw_file, raw_table, table_metadata
-from fastroof.traces.trace import MOST_TOKENS, Trace
-from fastroof.traces.trace_columns import RawColumns
+from fastroof.traces.trace import Trace
 from fastroof.traces.trace_formats import NamedColumns, Reading, own_columns
-from fastroof.traces.trace_links import grown_prompts, linked_rows, read_links
-from fastroof.traces.trace_rows import Condition, parse_conditions, rows_where, without_failed
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from fastroof.traces.trace_columns import RawColumns
 
 EXAMPLE: Final = "example"
 """The built-in trace: the first 600 requests of Azure's conversations of 2023 (see example/README.md)."""
@@ -102,13 +97,16 @@ def load_trace(
     if isinstance(source, Trace):
         trace = source
     else:
+        # imported here: Arrow takes longer to import than a drawn workload to simulate
+        from fastroof.traces.trace_rows import checked_trace, parse_conditions
+
         with _within_memory(source):
             conditions = parse_conditions(where)
             reading = Reading(format, own_columns(columns), tuple(one.column for one in conditions))
             raw, named, facts = _raw(source, reading)
             if hash_block_size is not None and named.hash_ids:
                 facts["hash_block_size"] = whole_number("hash_block_size", hash_block_size, error=TraceError)
-            trace = _checked_trace(raw, named, facts, conditions, time_zone)
+            trace = checked_trace(raw, named, facts, conditions, time_zone)
     if limit is not None:
         trace = trace.limited(limit)
     if period_s is not None:
@@ -123,12 +121,14 @@ def load_lengths(
     where: str | Sequence[str] | Mapping[str, object] | None = None,
 ) -> Trace:
     """Load the lengths of requests from a trace, or from a table without arrivals, which are then 0."""
+    from fastroof.traces.trace_rows import checked_trace, parse_conditions
+
     with _within_memory(source):
         conditions = parse_conditions(where)
         others = tuple(one.column for one in conditions)
         raw, named, facts = _raw(source, Reading(None, own_columns(columns), others, needs_arrival=False))
         alone = named._replace(hash_ids="", session="", parent="")
-        return _checked_trace(raw, alone, {"name": facts["name"]}, conditions, None)
+        return checked_trace(raw, alone, {"name": facts["name"]}, conditions, None)
 
 
 @contextmanager
@@ -146,6 +146,8 @@ def _within_memory(source: Any) -> Iterator[None]:
 
 def _raw(source: Any, reading: Reading) -> tuple[RawColumns, NamedColumns, dict[str, Any]]:
     """Return the raw columns, their roles, and the source's metadata."""
+    from fastroof.traces.raw_files import raw_arrays, raw_file, raw_table, table_metadata
+
     if isinstance(source, str | os.PathLike):
         is_example = source == EXAMPLE
         path = _EXAMPLE_FILE if is_example else Path(source)
@@ -162,114 +164,3 @@ def _raw(source: Any, reading: Reading) -> tuple[RawColumns, NamedColumns, dict[
         "a trace must be a path, an Arrow table or a mapping of names to arrays (for a Workload, its "
         f"trace()), got {type(source).__name__}"
     )
-
-
-def _checked_trace(
-    raw: RawColumns,
-    columns: NamedColumns,
-    facts: dict[str, Any],
-    conditions: tuple[Condition, ...],
-    time_zone: str | None,
-) -> Trace:
-    """Check the rows, with errors that name them, and make the trace."""
-    if not raw.count:
-        raise TraceError(f"{raw.what} has no requests")
-    raw, links = read_links(raw, columns)
-    raw, others = rows_where(raw, columns, conditions)
-    raw, failed = without_failed(raw, columns)
-    left_out = others | failed
-    if not raw.count:
-        why = "".join(f", {rows} left out with {reason}" for reason, rows in left_out.items())
-        raise TraceError(f"{raw.what} has no requests{why}")
-    sizes = {role: raw.tokens(getattr(columns, role)) for role in ("input_tokens", "output_tokens")}
-    arrival_s: Floats = np.zeros(raw.count)
-    rows: dict[str, Any] = {}
-    if links is not None:
-        rows = linked_rows(raw, links)
-        if links.grows:
-            # ids of a turn's own tokens do not tell what its whole prompt shares
-            columns = columns._replace(hash_ids="")
-            lengths = sizes["input_tokens"], sizes["output_tokens"]
-            sizes["input_tokens"] = grown_prompts(raw, columns.input_tokens, *lengths, rows)
-            rows["history_tokens"] = sizes["input_tokens"] - lengths[0]
-    if columns.arrival:
-        arrival_s = _arrivals(raw, columns, time_zone, rows.get("parent_offsets"))
-    if columns.cached_tokens:
-        sizes["cached_tokens"] = raw.tokens(columns.cached_tokens)
-    for role, tokens in sizes.items():
-        name, least = getattr(columns, role), 0 if role == "cached_tokens" else 1
-        raw.refuse_where(
-            (tokens < least) | (tokens > MOST_TOKENS),
-            lambda row, name=name, least=least, tokens=tokens: (  # type: ignore[misc]
-                f"{name} must be tokens from {least} to {MOST_TOKENS:,}, got {tokens[row]}"
-            ),
-        )
-    if "cached_tokens" in sizes:
-        cached, prompts = sizes["cached_tokens"], sizes["input_tokens"]
-        raw.refuse_where(
-            cached >= prompts,
-            lambda row: (
-                f"{columns.cached_tokens} {cached[row]} must be less than the prompt's {prompts[row]}, "
-                "as the last is always computed"
-            ),
-        )
-    if columns.history_tokens:
-        rows["history_tokens"] = raw.tokens(columns.history_tokens)
-    block_size = facts.pop("hash_block_size", None)
-    if columns.hash_ids:
-        rows |= _checked_blocks(raw, columns, sizes["input_tokens"], block_size)
-    rows |= {"arrival_s": arrival_s - arrival_s.min()} | sizes
-    try:
-        return Trace(**rows, **facts, left_out=left_out)
-    except TraceError as error:
-        # links of rows that cannot be told from one row alone
-        raise TraceError(str(error).replace(f"trace {shown(facts['name'])}", raw.what, 1)) from None
-
-
-def _arrivals(
-    raw: RawColumns, columns: NamedColumns, time_zone: str | None, parent_offsets: Longs | None
-) -> Floats:
-    """Return arrivals in seconds after the earliest; 0 where a request with parents has none."""
-    if parent_offsets is None:
-        return raw.seconds(columns.arrival, columns.per_s, time_zone)
-    blank = raw.missing(columns.arrival) & (np.diff(parent_offsets) > 0)
-    if not blank.any():
-        return raw.seconds(columns.arrival, columns.per_s, time_zone)
-    arrival_s: Floats = np.zeros(raw.count)
-    if not blank.all():
-        arrival_s[~blank] = raw.rows(~blank).seconds(columns.arrival, columns.per_s, time_zone)
-    return arrival_s
-
-
-def _checked_blocks(
-    raw: RawColumns, columns: NamedColumns, prompts: Longs, block_size: int | None
-) -> dict[str, Any]:
-    """Return the ids of blocks; their size is the format's, or the one that fits the numbers of ids."""
-    ids, offsets = raw.blocks(columns.hash_ids)
-    counts = np.diff(offsets)
-    usual = columns.format.hash_block_size
-    size = usual if block_size is None else block_size
-    wrong = counts != -(-prompts // size)
-    if block_size is None and wrong.any():
-        fitting = _fitting_blocks(prompts, counts)
-        if len(fitting) > 1:
-            raise TraceError(
-                f"{raw.what}: {columns.hash_ids} are not of {usual} tokens each; they could be of "
-                f"{' or '.join(map(str, fitting))}: give hash_block_size (--hash-block-size)"
-            )
-        if fitting:
-            size, wrong = fitting[0], np.zeros(len(counts), bool)
-    raw.refuse_where(
-        wrong,
-        lambda row: (
-            f"{columns.hash_ids} has {counts[row]} ids, and a prompt of {prompts[row]} tokens has "
-            f"{-(-prompts[row] // size)} blocks of {size}"
-        ),
-    )
-    return {"hash_ids": ids, "hash_offsets": offsets, "hash_block_size": size}
-
-
-def _fitting_blocks(prompts: Longs, counts: Longs) -> list[int]:
-    """Return the powers of two that are sizes of blocks with which all prompts have their numbers of ids."""
-    sizes = 2 ** np.arange(MOST_TOKENS.bit_length(), dtype=np.int64)
-    return [int(size) for size in sizes if (counts == -(-prompts // size)).all()]

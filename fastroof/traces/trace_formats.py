@@ -59,29 +59,18 @@ AZURE: Final = TraceFormat("azure", {"timestamp": None}, ("contexttokens",), ("g
 """Azure LLM inference traces of 2023 and 2024 (github.com/Azure/AzurePublicDataset)."""
 
 BAILIAN: Final = TraceFormat(
-    "bailian",
-    {"timestamp": 1.0},
-    ("input_length",),
-    ("output_length",),
+    "bailian", {"timestamp": 1.0}, ("input_length",), ("output_length",),
     hash_ids=(HASH_IDS,),
-    parent=("parent_chat_id",),
-    request_id=("chat_id",),
-    has_orphans=True,
-    marks=("chat_id", "turn"),
-    hash_block_size=16,
-)
+    parent=("parent_chat_id",), request_id=("chat_id",), has_orphans=True,
+    marks=("chat_id", "turn"), hash_block_size=16,
+)  # fmt: skip
 """Qwen-Bailian (github.com/alibaba-edu/qwen-bailian-usagetraces-anon): seconds, blocks of 16 tokens."""
 
 MOONCAKE: Final = TraceFormat(
-    "mooncake",
-    {"timestamp": MS_PER_S},
-    ("input_length",),
-    ("output_length",),
+    "mooncake", {"timestamp": MS_PER_S}, ("input_length",), ("output_length",),
     hash_ids=(HASH_IDS,),
-    session=("session_id",),
-    delays={"delay": MS_PER_S},
-    grows=True,
-)
+    session=("session_id",), delays={"delay": MS_PER_S}, grows=True,
+)  # fmt: skip
 """Mooncake (github.com/kvcache-ai/Mooncake, FAST25-release/traces): milliseconds, blocks of 512 tokens.
 
 aiperf (github.com/ai-dynamo/aiperf) adds session_id and delay: turns of a session follow each other, and a
@@ -99,52 +88,23 @@ LLMSERVINGSIM: Final = TraceFormat(
 SPLITWISE: Final = TraceFormat("splitwise", {"arrival_timestamp": 1.0}, ("prompt_size",), ("token_size",))
 """Requests of splitwise-sim (github.com/Mutinifni/splitwise-sim), CSV: seconds."""
 
+LESS_USUAL: Final = ("started_at", "start_time", "created_at", "received_at", "request_time")
+"""Names of arrivals that count if there is no other: logs have them next to the arrival, too."""
+
 PLAIN: Final = TraceFormat(
     "plain",
-    {
-        "arrival_s": 1.0,
-        "arrival_time_s": 1.0,
-        "timestamp_s": 1.0,
-        "arrived_at": 1.0,
-        "arrival_ms": MS_PER_S,
-        "arrival_time_ms": MS_PER_S,
-        "timestamp_ms": MS_PER_S,
-        "arrival_us": US_PER_S,
-        "arrival_time_us": US_PER_S,
-        "timestamp_us": US_PER_S,
-        "arrival_ns": NS_PER_S,
-        "timestamp_ns": NS_PER_S,
-        "arrival": None,
-        "arrival_time": None,
-        "timestamp": None,
-        "datetime": None,
-        "time": None,
-        "started_at": None,
-        "start_time": None,
-        "created_at": None,
-        "received_at": None,
-        "request_time": None,
-    },
+    dict.fromkeys(("arrival_s", "arrival_time_s", "timestamp_s", "arrived_at"), 1.0)
+    | dict.fromkeys(("arrival_ms", "arrival_time_ms", "timestamp_ms"), MS_PER_S)
+    | dict.fromkeys(("arrival_us", "arrival_time_us", "timestamp_us"), US_PER_S)
+    | dict.fromkeys(("arrival_ns", "timestamp_ns"), NS_PER_S)
+    | dict.fromkeys(("arrival", "arrival_time", "timestamp", "datetime", "time", *LESS_USUAL)),
     (
-        "input_tokens",
-        "input_length",
-        "input_len",
-        "prompt_tokens",
-        "prompt_len",
-        "num_prompt_tokens",
-        "num_prefill_tokens",
-        "context_tokens",
-        "isl",
+        "input_tokens", "input_length", "input_len", "prompt_tokens", "prompt_len", "num_prompt_tokens",
+        "num_prefill_tokens", "context_tokens", "isl",
     ),
     (
-        "output_tokens",
-        "output_length",
-        "output_len",
-        "completion_tokens",
-        "generated_tokens",
-        "num_output_tokens",
-        "num_decode_tokens",
-        "osl",
+        "output_tokens", "output_length", "output_len", "completion_tokens", "generated_tokens",
+        "num_output_tokens", "num_decode_tokens", "osl",
     ),
     ("cached_tokens", "num_cached_tokens", "cached_prompt_tokens", "cache_read_input_tokens"),
     (HASH_IDS,),
@@ -155,11 +115,8 @@ PLAIN: Final = TraceFormat(
     request_id=("request_id", "id"),
     delays={"delay_s": 1.0, "delay_ms": MS_PER_S, "delay_us": US_PER_S},
     leaves_out_empty=False,
-)
+)  # fmt: skip
 """Any other table: the columns of :data:`TRACE_COLUMNS`, or common other names."""
-
-LESS_USUAL: Final = ("started_at", "start_time", "created_at", "received_at", "request_time")
-"""Names of arrivals that count if there is no other: logs have them next to the arrival, too."""
 
 FORMATS: Final = {
     one.name: one for one in (AZURE, BAILIAN, MOONCAKE, BURSTGPT, LLMSERVINGSIM, SPLITWISE, PLAIN)
@@ -235,14 +192,8 @@ class NamedColumns(NamedTuple):
     def needed(self) -> list[str]:
         """All columns to read."""
         roles = (self.arrival, self.input_tokens, self.output_tokens, self.cached_tokens, self.hash_ids)
-        links = (
-            self.session,
-            self.parent,
-            self.request_id,
-            self.delay,
-            self.context_mode,
-            self.history_tokens,
-        )
+        times = (self.delay, self.context_mode, self.history_tokens)
+        links = (self.session, self.parent, self.request_id, *times)
         return list(dict.fromkeys(name for name in (*roles, self.status, *self.others, *links) if name))
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from fastroof.arrays import Floats, Longs
 from fastroof.errors import TraceError
 from fastroof.traces.trace import MOST_SECONDS, MOST_TOKENS
 from fastroof.traces.trace_columns import RawColumns
 from fastroof.traces.trace_formats import NamedColumns
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 ROW: Final = "\0row"
 """Column of the rows' places in the file, which stays with them when others are left out."""
@@ -35,8 +34,6 @@ class FileLinks(NamedTuple):
 
 def read_links(raw: RawColumns, columns: NamedColumns) -> tuple[RawColumns, FileLinks | None]:
     """Return the links of a file, if its columns have any, and its columns with the rows' places."""
-    import pyarrow as pa
-
     if not columns.has_links:
         return raw, None
     delay_s = np.zeros(raw.count)
@@ -55,9 +52,6 @@ def read_links(raw: RawColumns, columns: NamedColumns) -> tuple[RawColumns, File
 
 def _delays(raw: RawColumns, columns: NamedColumns) -> Floats:
     """Return the delays of all rows, s; 0 without one."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     name = columns.delay
     missing = raw.missing(name)
     try:
@@ -74,8 +68,6 @@ def _delays(raw: RawColumns, columns: NamedColumns) -> Floats:
 
 def _texts(raw: RawColumns, name: str) -> list[Any]:
     """Return a column's values as texts, lists of them where it holds lists, None where it holds none."""
-    import pyarrow as pa
-
     column = raw.decoded(name)
     if not (_is_text_or_number(column.type) or _is_list(column.type)):
         raise TraceError(f"{raw.what}: {name} must be numbers or texts, got {column.type}")
@@ -89,24 +81,11 @@ def _texts(raw: RawColumns, name: str) -> list[Any]:
 
 
 def _is_text_or_number(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    types = pa.types
-    return any(
-        test(kind)
-        for test in (
-            types.is_integer,
-            types.is_floating,
-            types.is_string,
-            types.is_large_string,
-            types.is_null,
-        )
-    )
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(is_text or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind))
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     return bool(is_list and _is_text_or_number(kind.value_type))
 

@@ -1,21 +1,22 @@
-"""Which rows of a trace's file are requests to serve: conditions on columns, and failed requests."""
+"""Which rows of a trace's file are requests to serve, by conditions and statuses, and the trace they make."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from fastroof.arrays import Bools
+from fastroof.arrays import Bools, Floats, Longs
 from fastroof.checks import MOST_SUGGESTED, one_line, shown
 from fastroof.errors import TraceError
+from fastroof.traces.trace import MOST_TOKENS, Trace
 from fastroof.traces.trace_columns import RawColumns
 from fastroof.traces.trace_formats import NamedColumns
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from fastroof.traces.trace_links import grown_prompts, linked_rows, read_links
 
 COMPARISONS: Final = {
     "=": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal",
@@ -29,16 +30,8 @@ LEAST_HTTP_STATUS: Final = 100
 LEAST_HTTP_ERROR: Final = 400
 MOST_HTTP_STATUS: Final = 599
 FAILURES: Final = (
-    "false",
-    "error",
-    "failed",
-    "failure",
-    "timeout",
-    "cancelled",
-    "canceled",
-    "aborted",
-    "rejected",
-)
+    "false", "error", "failed", "failure", "timeout", "cancelled", "canceled", "aborted", "rejected",
+)  # fmt: skip
 """Words of a column of statuses that tell a failed request, in lower case."""
 
 _MOST_STATUSES: Final = 20
@@ -92,9 +85,6 @@ def rows_where(
 
 def _keeps(raw: RawColumns, name: str, condition: Condition) -> Bools:
     """Return which rows keep a condition; a missing value only differs."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     column = raw.decoded(name)
     is_text = condition.comparison in ("=", "!=") and not pa.types.is_floating(column.type)
     try:
@@ -123,9 +113,6 @@ def _keeps(raw: RawColumns, name: str, condition: Condition) -> Bools:
 
 def _values(column: pa.ChunkedArray) -> str:
     """Return the values of a column in words, the most frequent first."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     try:
         counts = pc.value_counts(column).to_pylist()
     except (pa.ArrowException, ValueError):  # times in ns have no Python value without pandas
@@ -155,9 +142,6 @@ def without_failed(raw: RawColumns, columns: NamedColumns) -> tuple[RawColumns, 
 
 def _without_errors(raw: RawColumns, name: str) -> tuple[RawColumns, dict[str, int]]:
     """Return the rows whose status is not that of a failure, by HTTP codes, truth or words."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     try:
         texts = pc.utf8_lower(pc.utf8_trim_whitespace(raw.decoded(name).cast(pa.string())))
     except pa.ArrowException:
@@ -179,3 +163,114 @@ def _without_errors(raw: RawColumns, name: str) -> tuple[RawColumns, dict[str, i
         left_out[f"{name} {status}"] = int(np.count_nonzero(wrong))
         selected &= ~wrong
     return (raw.rows(selected) if failed else raw), left_out
+
+
+def checked_trace(
+    raw: RawColumns,
+    columns: NamedColumns,
+    facts: dict[str, Any],
+    conditions: tuple[Condition, ...],
+    time_zone: str | None,
+) -> Trace:
+    """Check the rows, with errors that name them, and make the trace."""
+    if not raw.count:
+        raise TraceError(f"{raw.what} has no requests")
+    raw, links = read_links(raw, columns)
+    raw, others = rows_where(raw, columns, conditions)
+    raw, failed = without_failed(raw, columns)
+    left_out = others | failed
+    if not raw.count:
+        why = "".join(f", {rows} left out with {reason}" for reason, rows in left_out.items())
+        raise TraceError(f"{raw.what} has no requests{why}")
+    sizes = {role: raw.tokens(getattr(columns, role)) for role in ("input_tokens", "output_tokens")}
+    arrival_s: Floats = np.zeros(raw.count)
+    rows: dict[str, Any] = {}
+    if links is not None:
+        rows = linked_rows(raw, links)
+        if links.grows:
+            # ids of a turn's own tokens do not tell what its whole prompt shares
+            columns = columns._replace(hash_ids="")
+            lengths = sizes["input_tokens"], sizes["output_tokens"]
+            sizes["input_tokens"] = grown_prompts(raw, columns.input_tokens, *lengths, rows)
+            rows["history_tokens"] = sizes["input_tokens"] - lengths[0]
+    if columns.arrival:
+        arrival_s = _arrivals(raw, columns, time_zone, rows.get("parent_offsets"))
+    if columns.cached_tokens:
+        sizes["cached_tokens"] = raw.tokens(columns.cached_tokens)
+    for role, tokens in sizes.items():
+        name, least = getattr(columns, role), 0 if role == "cached_tokens" else 1
+        raw.refuse_where(
+            (tokens < least) | (tokens > MOST_TOKENS),
+            lambda row, name=name, least=least, tokens=tokens: (  # type: ignore[misc]
+                f"{name} must be tokens from {least} to {MOST_TOKENS:,}, got {tokens[row]}"
+            ),
+        )
+    if "cached_tokens" in sizes:
+        cached, prompts = sizes["cached_tokens"], sizes["input_tokens"]
+        raw.refuse_where(
+            cached >= prompts,
+            lambda row: (
+                f"{columns.cached_tokens} {cached[row]} must be less than the prompt's {prompts[row]}, "
+                "as the last is always computed"
+            ),
+        )
+    if columns.history_tokens:
+        rows["history_tokens"] = raw.tokens(columns.history_tokens)
+    block_size = facts.pop("hash_block_size", None)
+    if columns.hash_ids:
+        rows |= _checked_blocks(raw, columns, sizes["input_tokens"], block_size)
+    rows |= {"arrival_s": arrival_s - arrival_s.min()} | sizes
+    try:
+        return Trace(**rows, **facts, left_out=left_out)
+    except TraceError as error:
+        # links of rows that cannot be told from one row alone
+        raise TraceError(str(error).replace(f"trace {shown(facts['name'])}", raw.what, 1)) from None
+
+
+def _arrivals(
+    raw: RawColumns, columns: NamedColumns, time_zone: str | None, parent_offsets: Longs | None
+) -> Floats:
+    """Return arrivals in seconds after the earliest; 0 where a request with parents has none."""
+    if parent_offsets is None:
+        return raw.seconds(columns.arrival, columns.per_s, time_zone)
+    blank = raw.missing(columns.arrival) & (np.diff(parent_offsets) > 0)
+    if not blank.any():
+        return raw.seconds(columns.arrival, columns.per_s, time_zone)
+    arrival_s: Floats = np.zeros(raw.count)
+    if not blank.all():
+        arrival_s[~blank] = raw.rows(~blank).seconds(columns.arrival, columns.per_s, time_zone)
+    return arrival_s
+
+
+def _checked_blocks(
+    raw: RawColumns, columns: NamedColumns, prompts: Longs, block_size: int | None
+) -> dict[str, Any]:
+    """Return the ids of blocks; their size is the format's, or the one that fits the numbers of ids."""
+    ids, offsets = raw.blocks(columns.hash_ids)
+    counts = np.diff(offsets)
+    usual = columns.format.hash_block_size
+    size = usual if block_size is None else block_size
+    wrong = counts != -(-prompts // size)
+    if block_size is None and wrong.any():
+        fitting = _fitting_blocks(prompts, counts)
+        if len(fitting) > 1:
+            raise TraceError(
+                f"{raw.what}: {columns.hash_ids} are not of {usual} tokens each; they could be of "
+                f"{' or '.join(map(str, fitting))}: give hash_block_size (--hash-block-size)"
+            )
+        if fitting:
+            size, wrong = fitting[0], np.zeros(len(counts), bool)
+    raw.refuse_where(
+        wrong,
+        lambda row: (
+            f"{columns.hash_ids} has {counts[row]} ids, and a prompt of {prompts[row]} tokens has "
+            f"{-(-prompts[row] // size)} blocks of {size}"
+        ),
+    )
+    return {"hash_ids": ids, "hash_offsets": offsets, "hash_block_size": size}
+
+
+def _fitting_blocks(prompts: Longs, counts: Longs) -> list[int]:
+    """Return the powers of two that are sizes of blocks with which all prompts have their numbers of ids."""
+    sizes = 2 ** np.arange(MOST_TOKENS.bit_length(), dtype=np.int64)
+    return [int(size) for size in sizes if (counts == -(-prompts // size)).all()]

@@ -21,7 +21,7 @@ LENGTH_FORMS: Final = (
     "a number (8), lognormal:MEAN:SIGMA[:MOST] (sigma of the logarithm; cut to MOST), "
     "uniform:LEAST:MOST (both included) or file:PATH (drawn from a trace)"
 )
-_NUMBER: Final = r"([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,2})?)"
+NUMBER: Final = r"([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,2})?)"
 _WHOLE: Final = r"([0-9]{1,12})"
 
 
@@ -134,7 +134,7 @@ def _parse_text(name: str, text: str, least: int) -> Lengths:
     if match := re.fullmatch(_WHOLE, text):
         length: Lengths = FixedLength(int(match[1]))
         sizes = [int(match[1])]
-    elif match := re.fullmatch(f"lognormal:{_NUMBER}:{_NUMBER}(?::{_WHOLE})?", text):
+    elif match := re.fullmatch(f"lognormal:{NUMBER}:{NUMBER}(?::{_WHOLE})?", text):
         most = int(match[3]) if match[3] else MOST_TOKENS
         length = LognormalLength(float(match[1]), float(match[2]), most)
         sizes = [most]

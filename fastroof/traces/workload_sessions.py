@@ -14,8 +14,7 @@ from fastroof.arrays import Floats, Longs
 from fastroof.checks import is_number, shown
 from fastroof.errors import TraceError
 from fastroof.traces.trace import MOST_SECONDS, MOST_TOKENS, Sizes
-
-_NUMBER: Final = r"([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,2})?)"
+from fastroof.traces.workload_lengths import NUMBER
 
 DELAY_FORMS: Final = "seconds (2.5), exponential:MEAN, lognormal:MEAN:SIGMA or uniform:LEAST:MOST"
 
@@ -48,12 +47,12 @@ def parse_delay(name: str, value: Any) -> Delay:
     if isinstance(value, Delay):
         return value
     text = value.strip() if isinstance(value, str) else ""
-    if is_number(value) or re.fullmatch(_NUMBER, text):
+    if is_number(value) or re.fullmatch(NUMBER, text):
         seconds = float(value)
         found: Delay | None = Delay("uniform", seconds, seconds)
-    elif match := re.fullmatch(f"exponential:{_NUMBER}", text):
+    elif match := re.fullmatch(f"exponential:{NUMBER}", text):
         found = Delay("exponential", float(match[1]))
-    elif match := re.fullmatch(f"(lognormal|uniform):{_NUMBER}:{_NUMBER}", text):
+    elif match := re.fullmatch(f"(lognormal|uniform):{NUMBER}:{NUMBER}", text):
         found = Delay(match[1], float(match[2]), float(match[3]))
     else:
         found = None
