@@ -32,17 +32,26 @@ models/llama.py of the same at 4a23e9f137dd83f91f5d2d449dd47ca51dd336c4.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Array, Bools, Floats
+from fastroof.arrays import Array, Floats
 from fastroof.columns import Column
 from fastroof.config.gpu import load_gpu
 from fastroof.errors import GpuError, ModelError, TableError
-from fastroof.load.profiles import Profile, gemm_rows, median_us, profile_folder, rope_rows, silu_rows
+from fastroof.load.profiles import (
+    EMBEDDING,
+    Profile,
+    gemm_rows,
+    median_us,
+    profile_folder,
+    rope_rows,
+    rows_of,
+    silu_rows,
+)
 from fastroof.load.rows import read_columns
 from fastroof.load.vidur import ATTENTION_COLUMNS, attention_rows
 from fastroof.load.write import Format
@@ -204,25 +213,24 @@ def _add(profile: Profile, path: Path, where: _Where, model: DenseModel, dtype: 
 
 
 def _times(path: Path, column: str, unit_us: float) -> Floats:
-    stats = median_us(path, [column], unit_us)
-    if column not in stats:
-        raise TableError(f"{path} has no column {column}")
-    return stats[column]
+    return median_us(path, [column], unit_us, is_needed=True)[column]
 
 
 def _by_layer(
     profile: Profile,
     path: Path,
     layers: Array,
-    add: Mapping[str, Callable[[Bools], tuple[str, ExternalRows]]],
+    made: Mapping[str, tuple[str, ExternalRows]],
     others: Mapping[str, str],
 ) -> None:
-    """Convert the rows of each layer, and count the others by reason."""
+    """Add the rows of each layer, and count the others by reason."""
     for layer in sorted(set(layers)):
         rows = layers == layer
-        if layer in add:
-            operator, rows_made = add[layer](rows)
-            profile.add(path, operator, rows_made)
+        if layer in made:
+            operator, every = made[layer]
+            both = (every.columns, every.left_out)
+            parts: Any = [{name: values[rows] for name, values in one.items()} for one in both]
+            profile.add(path, operator, ExternalRows(*parts))
         else:
             profile.leave_out(path, others.get(layer, f"layer {layer}"), int(rows.sum()))
 
@@ -234,30 +242,21 @@ def _add_dense(
     count = "tokens" if path.name == DENSE else "sequences"
     raw = read_columns(path, (*text_columns("layer"), *size_columns(count)))
     us, m = _times(path, _TIME, 1.0), raw[count]
-    gemms = {
-        "qkv_proj": (shard.qkv_out, model.hidden),
-        "o_proj": (model.hidden, shard.o_in),
-        "gate_up_proj": (2 * shard.intermediate, model.hidden),
-        "down_proj": (model.hidden, shard.intermediate),
-        "lm_head": (vocab_rows, model.hidden),
-    }
-
-    def gemm(layer: str) -> Callable[[Bools], tuple[str, ExternalRows]]:
-        n, k = gemms[layer]
-        name = "bf16" if layer == "lm_head" and dtype == "fp8" else dtype
-        return lambda rows: ("gemm", gemm_rows(m[rows], n, k, us[rows], name))
-
+    head_dtype = "bf16" if dtype == "fp8" else dtype
     heads_width = (shard.num_q_heads + shard.num_kv_heads) * model.head_dim
-    add: dict[str, Callable[[Bools], tuple[str, ExternalRows]]] = {layer: gemm(layer) for layer in gemms}
-    add["act_fn"] = lambda rows: ("elementwise", silu_rows(m[rows], shard.intermediate, us[rows]))
-    add["rotary_emb"] = lambda rows: ("elementwise", rope_rows(m[rows], heads_width, us[rows]))
+    made = {
+        "qkv_proj": ("gemm", gemm_rows(m, shard.qkv_out, model.hidden, us, dtype)),
+        "o_proj": ("gemm", gemm_rows(m, model.hidden, shard.o_in, us, dtype)),
+        "gate_up_proj": ("gemm", gemm_rows(m, 2 * shard.intermediate, model.hidden, us, dtype)),
+        "down_proj": ("gemm", gemm_rows(m, model.hidden, shard.intermediate, us, dtype)),
+        "lm_head": ("gemm", gemm_rows(m, vocab_rows, model.hidden, us, head_dtype)),
+        "act_fn": ("elementwise", silu_rows(m, shard.intermediate, us)),
+        "rotary_emb": ("elementwise", rope_rows(m, heads_width, us)),
+    }
     norm = "norms: unknown whether the kernel also adds the residual"
     roles = dict.fromkeys(("layernorm", "final_layernorm", "qk_norm"), norm)
-    roles |= {
-        "embedding": "embedding: a gather, no elementwise kernel",
-        "sampler": "sampler: no such operator",
-    }
-    _by_layer(profile, path, raw["layer"], add, roles)
+    roles |= {"embedding": EMBEDDING, "sampler": "sampler: no such operator"}
+    _by_layer(profile, path, raw["layer"], made, roles)
 
 
 def _add_attention(profile: Profile, path: Path, shard: DenseShard, head_dim: int, kv_dtype: str) -> None:
@@ -278,25 +277,17 @@ def _add_attention(profile: Profile, path: Path, shard: DenseShard, head_dim: in
     }
     is_prefill = chunk > 0
     for operator, rows in (("attention_prefill", is_prefill), ("attention_decode", ~is_prefill)):
-        count = int(rows.sum())
-        columns: dict[str, Array] = {
-            "kv_dtype": np.full(count, kv_dtype, object),
-            "num_q_heads": np.full(count, shard.num_q_heads),
-            "num_kv_heads": np.full(count, shard.num_kv_heads),
-            "head_dim": np.full(count, head_dim),
-            "window": np.zeros(count, np.int64),
-            "latency_us": us[rows],
-            "kernel": np.full(count, "attention", object),
-        }
+        sizes: dict[str, Any] = {"batch_size": batch[rows], "kv_len": raw["kv_decode"][rows] + 1}
         out = {reason: mask[rows] for reason, mask in shared.items()}
         if operator == "attention_prefill":
             tokens = np.where(is_size, context, 0.0).astype(np.int64)
-            columns |= {"batch_size": np.ones(count, np.int64), "q_len": chunk[rows]}
-            columns["kv_len"] = (tokens + chunk)[rows]
+            sizes = {"batch_size": 1, "q_len": chunk[rows], "kv_len": (tokens + chunk)[rows]}
             out["fractional context length"] = ~is_size[rows]
-        else:
-            columns |= {"batch_size": batch[rows], "kv_len": raw["kv_decode"][rows] + 1}
-        profile.add(path, operator, ExternalRows(columns, out))
+        made = rows_of(
+            us[rows], out, kv_dtype=kv_dtype, num_q_heads=shard.num_q_heads, num_kv_heads=shard.num_kv_heads,
+            head_dim=head_dim, window=0, kernel="attention", **sizes,
+        )  # fmt: skip
+        profile.add(path, operator, made)
 
 
 def _add_layers(profile: Profile, path: Path, model: DenseModel, tp: int, dtype: str) -> None:
@@ -320,18 +311,11 @@ def _add_layers(profile: Profile, path: Path, model: DenseModel, tp: int, dtype:
         "gate_proj": (width, hidden), "up_proj": (width, hidden), "down_proj": (hidden, width),
         "lm_head": (model.vocab // tp, hidden),
     }  # fmt: skip
-
-    def gemm(layer: str) -> Callable[[Bools], tuple[str, ExternalRows]]:
-        n, k = gemms[layer]
-        return lambda rows: ("gemm", gemm_rows(m[rows], n, k, us[rows], dtype))
-
+    made = {layer: ("gemm", gemm_rows(m, n, k, us, dtype)) for layer, (n, k) in gemms.items()}
     several = "several kernels of PyTorch, where engines run one"
     roles = dict.fromkeys(("input_layernorm", "post_layernorm", "final_layernorm", "rope", "act_fn"), several)
-    roles |= {
-        "embedding": "embedding: a gather, no elementwise kernel",
-        "attn": "attention outside attention.csv",
-    }
-    _by_layer(profile, path, raw["layer_name"], {layer: gemm(layer) for layer in gemms}, roles)
+    roles |= {"embedding": EMBEDDING, "attn": "attention outside attention.csv"}
+    _by_layer(profile, path, raw["layer_name"], made, roles)
 
 
 def _add_v0_attention(profile: Profile, path: Path, model: DenseModel, tp: int, dtype: str) -> None:

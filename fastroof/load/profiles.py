@@ -41,6 +41,10 @@ FEW: Final = 1e-3
 NO_TIME: Final = "took no time that the profiler resolves, or was not timed"
 
 
+UNSPLIT: Final = "fewer heads or columns than GPUs"
+EMBEDDING: Final = "embedding: a gather, no elementwise kernel"
+
+
 def profile_folder(folder: str | Path, needed: str, dtype: str) -> Path:
     """Check a folder of profiles and the dtype under which its float16 rows are stored."""
     root = Path(folder)
@@ -161,8 +165,10 @@ def _of_kernels_with_plain_rows(operator: str, columns: Mapping[str, Array]) -> 
 # -- cells -----------------------------------------------------------------------------------------
 
 
-def median_us(path: Path, names: Sequence[str], us: float = US_PER_MS) -> dict[str, Floats]:
-    """Times of a CSV file in us, of the columns that it has."""
+def median_us(
+    path: Path, names: Sequence[str], us: float = US_PER_MS, *, is_needed: bool = False
+) -> dict[str, Floats]:
+    """Times of a CSV file in us, of the columns that it has, or an error if it lacks one that is needed."""
     try:
         table = pacsv.read_csv(
             path,
@@ -179,6 +185,8 @@ def median_us(path: Path, names: Sequence[str], us: float = US_PER_MS) -> dict[s
     for name in names:
         cells = table.column(name).combine_chunks()
         if cells.null_count == len(cells):
+            if is_needed:
+                raise TableError(f"{path} has no column {name}")
             continue
         is_known = ~np.asarray(cells.is_null())
         values = np.asarray(cells.fill_null(0.0), np.float64)
@@ -204,27 +212,30 @@ def booleans(path: Path, column: str, cells: Array, meanings: Mapping[str, bool]
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def _constant(word: Any, rows: int) -> Array:
-    return np.full(rows, word, object if isinstance(word, str) else np.int64)
+def rows_of(latency_us: Floats, left_out: Mapping[str, Bools], **columns: Any) -> ExternalRows:
+    """Rows by their columns, of which a text or a number holds for all rows."""
+    count = len(latency_us)
+    arrays = {
+        name: np.full(count, value, object)
+        if isinstance(value, str)
+        else np.broadcast_to(np.asarray(value), count).copy()
+        for name, value in columns.items()
+    }
+    return ExternalRows({**arrays, "latency_us": latency_us}, dict(left_out))
 
 
 def gemm_rows(m: Array, n: Any, k: Any, latency_us: Floats, dtype: str) -> ExternalRows:
     """GEMMs by their sizes on one GPU; sizes below 1 are layers that cannot be split."""
-    count = len(latency_us)
-    n, k = (np.broadcast_to(np.asarray(size, np.int64), count).copy() for size in (n, k))
-    out = {"fewer heads or columns than GPUs": (n < 1) | (k < 1)}
-    columns = {"m": m, "n": n, "k": k, "dtype": _constant(dtype, count), "kernel": _constant("linear", count)}
-    return ExternalRows({**columns, "latency_us": latency_us}, out)
+    unsplit = np.broadcast_to((np.asarray(n) < 1) | (np.asarray(k) < 1), len(m))
+    return rows_of(latency_us, {UNSPLIT: unsplit}, m=m, n=n, k=k, dtype=dtype, kernel="linear")
 
 
 def streaming_rows(kind: str, m: Array, width: Any, passes: int, latency_us: Floats) -> ExternalRows:
     """Elementwise kernels that move ``passes`` times ``m`` rows of ``width`` two-byte elements."""
-    count = len(latency_us)
-    width = np.broadcast_to(np.asarray(width, np.int64), count).copy()
-    io_bytes = passes * ACTIVATION_BYTES * m * width
-    columns = {"kind": _constant(kind, count), "m": m, "width": width, "io_bytes": io_bytes}
-    out = {"fewer heads or columns than GPUs": width < 1}
-    return ExternalRows({**columns, "latency_us": latency_us, "kernel": _constant(kind, count)}, out)
+    io_bytes, unsplit = passes * ACTIVATION_BYTES * m * width, np.broadcast_to(np.asarray(width) < 1, len(m))
+    return rows_of(
+        latency_us, {UNSPLIT: unsplit}, kind=kind, m=m, width=width, io_bytes=io_bytes, kernel=kind
+    )
 
 
 def silu_rows(m: Array, intermediate: Any, latency_us: Floats) -> ExternalRows:

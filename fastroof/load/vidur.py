@@ -29,17 +29,19 @@ from typing import Final
 
 import numpy as np
 
-from fastroof.arrays import Array, Floats
+from fastroof.arrays import Array
 from fastroof.columns import Column
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import GpuError, TableError
 from fastroof.load.profiles import (
+    EMBEDDING,
     Profile,
     booleans,
     gemm_rows,
     median_us,
     profile_folder,
     rope_rows,
+    rows_of,
     silu_rows,
     streaming_rows,
 )
@@ -200,7 +202,7 @@ def _add_mlp(profile: Profile, path: Path, dtype: str) -> None:
     for rows in streaming:
         profile.add(path, "elementwise", rows)
     if "emb" in us:
-        profile.leave_out(path, "embedding: a gather, no elementwise kernel", len(m))
+        profile.leave_out(path, EMBEDDING, len(m))
 
 
 def _share(size: Array, tp: Array) -> Array:
@@ -221,6 +223,7 @@ def attention_rows(profile: Profile, path: Path, raw: dict[str, Array], kv_len: 
     tp = raw["num_tensor_parallel_workers"]
     q_heads, kv_heads = (_share(raw[name], tp) for name in ("n_q_head", "n_kv_head"))
     is_prefill = booleans(path, "is_prefill", raw["is_prefill"], BOOLEANS)
+    kernels = np.array([word.rpartition(".")[2].lower() for word in raw["attention_backend"]], object)
     stats = median_us(path, ["time_stats.attn_prefill.median", "time_stats.attn_decode.median"])
     for operator, name, rows in (
         ("attention_prefill", "time_stats.attn_prefill.median", is_prefill),
@@ -228,50 +231,34 @@ def attention_rows(profile: Profile, path: Path, raw: dict[str, Array], kv_len: 
     ):
         if name not in stats or not rows.any():
             continue
-        count = int(rows.sum())
+        chunk, heads, kv = (each[rows] for each in (raw["prefill_chunk_size"], q_heads, kv_len))
+        kv_heads_here = kv_heads[rows]
         columns = {
-            "kv_dtype": np.full(count, dtype, object),
-            "num_q_heads": q_heads[rows],
-            "num_kv_heads": kv_heads[rows],
+            "num_q_heads": heads,
+            "num_kv_heads": kv_heads_here,
             "head_dim": (raw["n_embd"] // raw["n_q_head"])[rows],
-            "window": np.zeros(count, np.int64),
             "batch_size": raw["batch_size"][rows],
-            "kv_len": kv_len[rows],
-            "latency_us": stats[name][rows],
-            "kernel": np.array(
-                [word.rpartition(".")[2].lower() for word in raw["attention_backend"]], object
-            )[rows],
+            "kv_len": kv,
+            "kernel": kernels[rows],
         }
-        chunk = raw["prefill_chunk_size"][rows]
-        out = {"fewer heads than GPUs": (columns["num_q_heads"] < 1) | (columns["num_kv_heads"] < 1)}
+        out = {"fewer heads than GPUs": (heads < 1) | (kv_heads_here < 1)}
         if operator == "attention_prefill":
             columns["q_len"] = chunk
-            out |= {
-                "prompt without tokens": chunk < 1,
-                "kv_len below q_len": kv_len[rows] < chunk,
-            }
-        out |= {"kv_len below 1": columns["kv_len"] < 1}
-        profile.add(path, operator, ExternalRows(columns, out))
+            out |= {"prompt without tokens": chunk < 1, "kv_len below q_len": kv < chunk}
+        out |= {"kv_len below 1": kv < 1}
+        profile.add(path, operator, rows_of(stats[name][rows], out, kv_dtype=dtype, window=0, **columns))
 
 
 def _add_allreduce(profile: Profile, path: Path, dtype: str) -> None:
     raw = read_columns(path, _NETWORK_COLUMNS)
     name = "time_stats.all_reduce.median"
-    stats: dict[str, Floats] = median_us(path, [name])
-    if name not in stats:
-        raise TableError(f"{path} has no column {name}")
-    count = len(raw["size"])
-    columns = {
-        "dtype": np.full(count, dtype, object),
-        "num_gpus": raw["num_workers"],
-        "mode": np.full(count, "nccl", object),
-        "message_bytes": raw["size"],
-        "latency_us": stats[name],
-        "kernel": np.full(count, "nccl", object),
-    }
+    stats = median_us(path, [name], is_needed=True)
     out = {
         "another collective": raw["collective"] != "all_reduce",
         "one GPU": raw["num_workers"] < 2,
         "across nodes": raw["devices_per_node"] < raw["num_workers"],
     }
-    profile.add(path, "allreduce", ExternalRows(columns, out))
+    sizes = {"num_gpus": raw["num_workers"], "message_bytes": raw["size"]}
+    profile.add(
+        path, "allreduce", rows_of(stats[name], out, dtype=dtype, mode="nccl", kernel="nccl", **sizes)
+    )
