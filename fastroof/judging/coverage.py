@@ -272,7 +272,7 @@ def _judge_source(
     for other, keep in zip(candidates, sound, strict=True):
         if other is table:
             continue
-        pair = (_some(table, sound[number]), _some(other, keep))
+        pair = (table.some(sound[number]), other.some(keep))
         if not all(one.num_rows for one in pair):
             continue
         for _, points in same_kernels(*pair):
@@ -304,11 +304,6 @@ def _alone(tables: Tables, table: MeasuredTable) -> Tables:
     """Tables of one source of one operator only."""
     measured: MeasuredTables = replace(tables.measured, tables={table.operator: table}, others={})
     return Tables(measured, tables.gpu)
-
-
-def _some(table: MeasuredTable, keep: Bools) -> MeasuredTable:
-    columns = {name: values[keep] for name, values in table.columns.items()}
-    return replace(table, columns=columns, written=None)
 
 
 def _holdout(alone: Tables, operator: str) -> tuple[dict[str, float], int]:

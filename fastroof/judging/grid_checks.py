@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import numpy as np
 
 from fastroof.arrays import Array, Bools, Floats, Longs
+from fastroof.load.families import codes_of, group_medians, split_rows
 from fastroof.operators.registry import OPERATORS
 
 Severity = Literal["note", "warning", "error"]
@@ -54,14 +55,13 @@ class Grid:
 
     def kernels(self) -> Iterator[Longs]:
         """Yield the rows of each kernel in the file's order."""
-        order = np.argsort(self.kernel, kind="stable")
-        yield from np.split(order, np.flatnonzero(np.diff(self.kernel[order])) + 1)
+        yield from split_rows(self.kernel)
 
 
 def grid_of(operator: str, columns: Columns) -> Grid:
     """Points of one file's rows."""
     schema = OPERATORS[operator]
-    kernel = _codes([columns[c.name] for c in schema.keys], len(columns["latency_us"]))
+    kernel = codes_of(columns[c.name] for c in schema.keys)
     return Grid(operator, columns, kernel, schema.independent_axes(columns))
 
 
@@ -82,7 +82,7 @@ def duplicates(operator: str, columns: Columns, file: Longs, files: int) -> dict
     """Find points measured more than once over all files of a table."""
     latency = columns["latency_us"]
     schema = OPERATORS[operator]
-    cell = _codes([columns[c.name] for c in (*schema.keys, *schema.axes)], len(latency))
+    cell = codes_of(columns[c.name] for c in (*schema.keys, *schema.axes))
     order = np.lexsort((latency, cell))
     starts = _starts(cell[order])
     counts = np.diff(np.r_[starts, len(order)])
@@ -151,7 +151,7 @@ def _jumps(grid: Grid, cold: Bools) -> list[Finding]:
     sizes = {name: values[rows] for name, values in grid.axes.items()}
     falls: list[tuple[float, str, int, int]] = []
     for name in sizes:
-        fixed = _codes([grid.kernel[rows], *(v for n, v in sizes.items() if n != name)], len(rows))
+        fixed = codes_of([grid.kernel[rows], *(v for n, v in sizes.items() if n != name)])
         order = np.lexsort((sizes[name], fixed))
         here, later = order[:-1], order[1:]
         fall = 1.0 - latency[later] / latency[here]
@@ -239,26 +239,12 @@ def _axis_names(grid: Grid) -> tuple[str, ...]:
 
 def _median_points(grid: Grid) -> tuple[Longs, Floats]:
     """One row of each distinct point, and the median latency of the point."""
-    cell = _codes([grid.kernel, *grid.axes.values()], len(grid.kernel))
-    order = np.lexsort((grid.latency_us, cell))
-    starts = _starts(cell[order])
-    counts = np.diff(np.r_[starts, len(order)])
-    ordered = grid.latency_us[order]
-    median = (ordered[starts + (counts - 1) // 2] + ordered[starts + counts // 2]) / 2.0
-    return np.minimum.reduceat(order, starts), median
+    cell = codes_of([grid.kernel, *grid.axes.values()])
+    return np.unique(cell, return_index=True)[1], group_medians(cell, grid.latency_us)
 
 
 def _starts(ordered: Array) -> Longs:
     return np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-
-
-def _codes(columns: Iterable[Array], rows: int) -> Longs:
-    """Code of each combination of values, dense from 0, without overflow."""
-    codes = np.zeros(rows, np.int64)
-    for column in columns:
-        distinct, code = np.unique(column, return_inverse=True)
-        _, codes = np.unique(codes * len(distinct) + code, return_inverse=True)
-    return codes
 
 
 def _plain(value: Any) -> Any:

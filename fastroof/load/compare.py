@@ -72,7 +72,7 @@ def compare_sources(operator: str, gpu: str, tables: Sequence[MeasuredTable]) ->
     """Compare every two sources of an operator at their sound rows."""
     sound = [(one, sound_rows(one, [t for t in tables if t is not one])) for one in tables]
     for (one, is_sound), (other, is_sound_there) in itertools.combinations(sound, 2):
-        a, b = _some(one, is_sound), _some(other, is_sound_there)
+        a, b = one.some(is_sound), other.some(is_sound_there)
         if not a.num_rows or not b.num_rows:
             continue
         for family, points in same_kernels(a, b):
@@ -149,12 +149,6 @@ def sound_rows(table: MeasuredTable, siblings: Sequence[MeasuredTable]) -> Bools
         if not family.serves:
             keep &= ~family.holds(table.columns)
     return keep
-
-
-def _some(table: MeasuredTable, keep: Bools) -> MeasuredTable:
-    return MeasuredTable(
-        table.operator, _rows(table.columns, keep), table.source, provenance=table.provenance
-    )
 
 
 def _rows(columns: Columns, keep: Bools) -> dict[str, Array]:

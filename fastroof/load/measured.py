@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Array, Longs
+from fastroof.arrays import Array, Bools, Longs
 from fastroof.caching import lazy_property
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.file_access import file_sha256
@@ -142,6 +142,11 @@ class MeasuredTable:
     def renamed(self, source: str) -> MeasuredTable:
         """Return the table under another source name."""
         return replace(self, source=source)
+
+    def some(self, rows: Bools | Longs) -> MeasuredTable:
+        """Return the table with some of its rows, which no file has."""
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        return replace(self, columns=columns, written=None)
 
     def groups(self) -> dict[tuple[Any, ...], Longs]:
         """Row indices by key: the values of ``schema.keys``, in the schema's order."""

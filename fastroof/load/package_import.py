@@ -86,28 +86,25 @@ def package_sources(data: Path, system: str, shipped: Collection[ShippedFile] = 
     folder = data / system
     engines = [engine for engine in ENGINES if any(folder.glob(f"*/{engine}/*/*.parquet"))]
     libraries = sorted({file.backend for _, file in PACKAGE_FILES if file.backend is not None})
+    owners = [(engine, engine, current_version(data, system, engine), ENGINES[engine]) for engine in engines]
+    pairs = data.parent / f"{system}.yaml"
+    owners += [(library, "", paired_version(pairs, library), LIBRARY_RANK) for library in libraries]
     current: list[PackageSource] = []
     sources: list[PackageSource] = []
-    for engine in engines:
-        version = current_version(data, system, engine)
-        files = [(operator, file) for operator, file in PACKAGE_FILES if file.backend is None]
-        found = [(operator, file, find_place(folder, file, engine, version)) for operator, file in files]
-        places = [PackagePlace(operator, file, place) for operator, file, place in found if place is not None]
-        current.append(_source(engine, engine, version, ENGINES[engine], places))
-        claimed = {(place.operator, place.place.path) for place in places}
-        sources += _other_versions(folder, engine, engine, claimed)
-    for library in libraries:
-        claimed = set()
-        version = paired_version(data.parent / f"{system}.yaml", library)
-        places = []
-        for operator, file in PACKAGE_FILES:
-            place = find_place(folder, file, library, version) if file.backend == library else None
-            if place is not None and place.path.parents[1].name == library:
-                places.append(PackagePlace(operator, file, place))
-                claimed.add((operator, place.path))
+    for owner, engine, version, rank in owners:
+        backend = None if engine else owner
+        places = [
+            PackagePlace(operator, file, place)
+            for operator, file in PACKAGE_FILES
+            if file.backend == backend
+            and (place := find_place(folder, file, owner, version)) is not None
+            and place.path.parents[1].name == owner
+        ]
         if places:
-            current.append(_source(library, "", places[0].place.version, LIBRARY_RANK, places))
-            sources += _other_versions(folder, library, "", claimed)
+            version = version if engine else places[0].place.version
+            current.append(_source(owner, engine, version, rank, places))
+            claimed = {(place.operator, place.place.path) for place in places}
+            sources += _other_versions(folder, owner, engine, claimed)
     ranked = [one._replace(rank=OTHERS_RANK + i) for i, one in enumerate(sources)]
     return list(_without(data, [*current, *ranked], shipped))
 

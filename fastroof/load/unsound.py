@@ -79,18 +79,6 @@ def unsound(provenance: Mapping[str, Any], operator: str, key: Mapping[str, Any]
     return None
 
 
-def unsound_error(
-    provenance: Mapping[str, Any],
-    operator: str,
-    key: Mapping[str, Any],
-    sizes: Mapping[str, Floats],
-    latency_us: Floats,
-) -> Floats:
-    """Relative error of lookups from the unsound families that they use."""
-    families = (f for f in unsound_families(provenance, operator) if f.holds_key(key))
-    return families_error(families, sizes, latency_us)
-
-
 def families_error(
     families: Iterable[UnsoundFamily], sizes: Mapping[str, Floats], latency_us: Floats
 ) -> Floats:
@@ -101,14 +89,6 @@ def families_error(
         inside = UnsoundFamily(keys, "", "").holds({**sizes, "latency_us": latency_us})
         worst = np.maximum(worst, np.where(inside, family.error(latency_us), 0.0))
     return worst
-
-
-def unsound_rows(provenance: Mapping[str, Any], operator: str, columns: Mapping[str, Array]) -> Bools:
-    """Rows of a table in one of its unsound families."""
-    inside = np.zeros(len(columns["latency_us"]), np.bool_)
-    for family in unsound_families(provenance, operator):
-        inside |= family.holds(columns)
-    return inside
 
 
 def unsound_families(provenance: Mapping[str, Any], operator: str) -> tuple[UnsoundFamily, ...]:

@@ -287,8 +287,7 @@ class Tables:
             Indices of the rows, or a mask.
         """
         table = self.table(operator)
-        columns = {name: values[rows] for name, values in table.columns.items()}
-        changed = replace(table, columns=columns, written=None)
+        changed = table.some(rows)
         return Tables(replace(self.measured, tables={operator: changed}, others={}), self.gpu)
 
     def packed(self, operator: Packer[T], key: Key, variant: str = "", source: str = "") -> T:

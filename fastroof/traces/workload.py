@@ -147,15 +147,16 @@ class Workload:
         if not isinstance(self.arrivals, str) or self.arrivals not in ("", *ARRIVALS):
             raise TraceError(f"arrivals must be one of {', '.join(ARRIVALS)}, got {shown(self.arrivals)}")
         arrivals = self.arrivals or self._meant_arrivals()
-        object.__setattr__(self, "arrivals", arrivals)
-        for name in ("turns", "calls"):
-            object.__setattr__(self, name, parse_lengths(name, getattr(self, name)))
+        self._set(arrivals=arrivals)
+        for name in ("turns", "calls", "growth_tokens"):
+            if (length := getattr(self, name)) is not None:
+                self._set(**{name: parse_lengths(name, length)})
         whole_number("system_tokens", self.system_tokens, 0, MOST_TOKENS, TraceError)
-        object.__setattr__(self, "tool_s", parse_delay("tool_s", self.tool_s))
-        if self.growth_tokens is not None:
-            object.__setattr__(self, "growth_tokens", parse_lengths("growth_tokens", self.growth_tokens))
+        self._set(tool_s=parse_delay("tool_s", self.tool_s))
         if self.has_sessions:
-            self._check_sessions()
+            if self.clients is not None:
+                raise TraceError("sessions come at a rate: give turns and calls, or clients")
+            self._set(think_s=parse_delay("think_s", self.think_s))
         elif isinstance(self.think_s, str) and arrivals != "closed":
             raise TraceError(_THINKS.format(arrivals=arrivals))
         elif not _are_seconds(self.think_s):
@@ -164,14 +165,14 @@ class Workload:
             raise TraceError("growth_tokens, system_tokens and tool_s go with several turns or calls")
         self._check_together()
         # fractions are numbers, too, but numpy makes arrays of objects of them
-        object.__setattr__(self, "burstiness", float(self.burstiness))
+        self._set(burstiness=float(self.burstiness))
         if not self.has_sessions:
             think_s: Any = self.think_s
-            object.__setattr__(self, "think_s", float(think_s))
+            self._set(think_s=float(think_s))
         if self.rate is not None:
-            object.__setattr__(self, "rate", _checked_rate(self.rate))
+            self._set(rate=_checked_rate(self.rate))
         if self.ramp is not None:
-            object.__setattr__(self, "ramp", checked_ramp(self.ramp))
+            self._set(ramp=checked_ramp(self.ramp))
         if self.hourly is not None:
             self._set_hourly()
         if self.clients is not None:
@@ -179,10 +180,12 @@ class Workload:
         whole_number("requests", self.requests, 1, MOST_REQUESTS, TraceError)
         _checked_seed(self.seed)
         for name in ("input_tokens", "output_tokens"):
-            object.__setattr__(self, name, parse_lengths(name, getattr(self, name)))
+            self._set(**{name: parse_lengths(name, getattr(self, name))})
         if not self.keeps_history:
-            cached = 0 if self._is_auto else self.cached_tokens
-            object.__setattr__(self, "cached_tokens", parse_cached(cached))
+            self._set(cached_tokens=parse_cached(0 if self._is_auto else self.cached_tokens))
+
+    def _set(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
 
     @property
     def has_sessions(self) -> bool:
@@ -200,19 +203,10 @@ class Workload:
     def _is_auto(self) -> bool:
         return isinstance(self.cached_tokens, str) and self.cached_tokens == "auto"
 
-    def _check_sessions(self) -> None:
-        if self.clients is not None:
-            raise TraceError("sessions come at a rate: give turns and calls, or clients")
-        object.__setattr__(self, "think_s", parse_delay("think_s", self.think_s))
-
     def _meant_arrivals(self) -> str:
-        if self.clients is not None:
-            return "closed"
-        if self.ramp is not None:
-            return "ramp"
-        if self.hourly is not None:
-            return "hourly"
-        return "poisson" if self.burstiness == 1.0 else "gamma"
+        given = {"closed": self.clients, "ramp": self.ramp, "hourly": self.hourly}
+        usual = "poisson" if self.burstiness == 1.0 else "gamma"
+        return next((name for name, value in given.items() if value is not None), usual)
 
     def _check_together(self) -> None:
         arrivals = self.arrivals
@@ -244,8 +238,7 @@ class Workload:
             raise TraceError(
                 f"hourly gives {requests:,} requests, got requests {shown(self.requests)}; rate scales them"
             )
-        object.__setattr__(self, "hourly", hourly)
-        object.__setattr__(self, "requests", requests)
+        self._set(hourly=hourly, requests=requests)
 
     @property
     def has_one_rate(self) -> bool:
