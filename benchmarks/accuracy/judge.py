@@ -35,8 +35,8 @@ from fastroof.cli.validate import (
     write_extras,
 )
 from fastroof.errors import FastroofError
-from fastroof.evidence.measured_steps import read_steps
 from fastroof.evidence.prediction_errors import ErrorGroup, Validation
+from fastroof.evidence.steps.measured_steps import read_steps
 from fastroof.report import check_picture, save_figure
 
 PEERS: Final = ("aiconfigurator",)

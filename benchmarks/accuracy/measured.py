@@ -13,8 +13,8 @@ from benchmarks.accuracy.silicon_sample import read_silicon_sample
 from fastroof.config.paths import bench_data_root
 from fastroof.documents import read_toml
 from fastroof.errors import TableError
-from fastroof.evidence.measured_steps import MeasuredStep
 from fastroof.evidence.rows import LeftOut, ServedModel, ServingRow
+from fastroof.evidence.steps.measured_steps import MeasuredStep
 from fastroof.load.aiconfigurator import MODULES
 from fastroof.load.sources import SERVING_FOLDER
 

@@ -21,8 +21,8 @@ from fastroof.atomic_files import write_whole
 from fastroof.config import load_gpu
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import load_engine
-from fastroof.evidence.measured_steps import ENGINE_STEPS_DATASET, MeasuredStep
 from fastroof.evidence.predictions import Plans
+from fastroof.evidence.steps.measured_steps import ENGINE_STEPS_DATASET, MeasuredStep
 from fastroof.evidence.validation import Skipped, predicted_steps
 from fastroof.judging.coverage import judged_by, run_coverage_against
 from fastroof.load import MeasuredTables, load_measured

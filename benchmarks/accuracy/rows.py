@@ -16,9 +16,9 @@ from fastroof.documents import read_toml
 from fastroof.engines import serving_engines
 from fastroof.errors import TableError
 from fastroof.evidence.engine_arguments import read_engine_arguments
-from fastroof.evidence.measured_steps import MeasuredStep, read_steps
 from fastroof.evidence.rows import CLIENT, CLOCKS, ServedModel, ServingRow
-from fastroof.evidence.step_logs import read_step_log
+from fastroof.evidence.steps.measured_steps import MeasuredStep, read_steps
+from fastroof.evidence.steps.step_logs import read_step_log
 from fastroof.load.sources import SERVING_FOLDER
 from fastroof.load.steps_file import STEPS_FILE
 

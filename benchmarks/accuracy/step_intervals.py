@@ -16,8 +16,8 @@ from fastroof.cli.output import print_json, print_line, print_records
 from fastroof.cli.validate import Profile
 from fastroof.engines import load_engine
 from fastroof.errors import TableError
-from fastroof.evidence.measured_steps import MeasuredStep
 from fastroof.evidence.predictions import Plans
+from fastroof.evidence.steps.measured_steps import MeasuredStep
 from fastroof.evidence.validation import step_profile
 from fastroof.run.batch import StepBatch
 from fastroof.tables import Tables

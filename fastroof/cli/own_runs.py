@@ -16,9 +16,9 @@ from fastroof.cli.output import counted, print_facts, print_line, print_records,
 from fastroof.errors import FastroofError
 
 if TYPE_CHECKING:
-    from fastroof.evidence.measured_steps import MeasuredStep
     from fastroof.evidence.own_fit import FittedCost, OwnFit
     from fastroof.evidence.own_runs import OwnRow, OwnRuns
+    from fastroof.evidence.steps.measured_steps import MeasuredStep
 
 MOST_NAMED: Final = 20
 """Runs or steps that are left out for one reason are named up to this number, and counted above it."""

@@ -24,8 +24,8 @@ from fastroof.cli.own_runs import EngineArgs, EngineVersion, OwnModel, Runs, Ste
 from fastroof.command_group import GroupValues, taking, warn
 
 if TYPE_CHECKING:
-    from fastroof.evidence.measured_steps import MeasuredStep
     from fastroof.evidence.prediction_errors import ErrorGroup, PredictedTime, Validation
+    from fastroof.evidence.steps.measured_steps import MeasuredStep
 
 EPILOG: Final = """\b
 Examples:
@@ -138,7 +138,7 @@ def validate(
 
 def compared(steps: Sequence[MeasuredStep]) -> dict[str, str]:
     """Return what is compared of each source of steps."""
-    from fastroof.evidence.measured_steps import TIMED_WORDS
+    from fastroof.evidence.steps.measured_steps import TIMED_WORDS
 
     return {step.dataset: TIMED_WORDS[step.timed] for step in steps}
 

@@ -11,9 +11,9 @@ import numpy as np
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.engines import EngineProfile
 from fastroof.engines.values import UNKNOWN_VERSION
-from fastroof.evidence.measured_steps import MeasuredStep
 from fastroof.evidence.predictions import Plans, predict_step_ms
 from fastroof.evidence.rows import ServingRow
+from fastroof.evidence.steps.measured_steps import MeasuredStep
 from fastroof.plan.curves import num_allreduces
 from fastroof.plan.kernel_counts import num_pauses
 from fastroof.serving.estimate import estimate

@@ -30,8 +30,8 @@ from fastroof.evidence.kernel_times import (
     kernel_times,
     step_times,
 )
-from fastroof.evidence.measured_steps import MeasuredStep
 from fastroof.evidence.own_runs import OwnRow, OwnRuns
+from fastroof.evidence.steps.measured_steps import MeasuredStep
 from fastroof.evidence.suspect_kernels import SuspectKernel, operator_times, suspect_kernels
 from fastroof.tables import Tables
 
@@ -75,8 +75,6 @@ class OwnFit:
         The selected candidate, and the errors by which it was selected.
     costs : tuple of FittedCost
         Each cost with its 95 % interval; nan if it was not fitted, or with fewer than 3 runs.
-    kernels_mape, packaged_mape, fitted_mape : float
-        Errors of these runs with kernels only, with the packaged profile, and in sample, fractions.
     curve : tuple of CurvePoint
         Errors on unseen runs after fits of fewer runs.
     suspects : tuple of SuspectKernel
@@ -91,11 +89,23 @@ class OwnFit:
     packaged: Costs
     fit: FewRunsFit
     costs: tuple[FittedCost, ...]
-    kernels_mape: float
-    packaged_mape: float
-    fitted_mape: float
     curve: tuple[CurvePoint, ...]
     suspects: tuple[SuspectKernel, ...]
+
+    @property
+    def kernels_mape(self) -> float:
+        """Error of these runs with kernels only, a fraction."""
+        return mape(self.times, {})
+
+    @property
+    def packaged_mape(self) -> float:
+        """Error of these runs with the packaged profile."""
+        return mape(self.times, self.packaged)
+
+    @property
+    def fitted_mape(self) -> float:
+        """Error in sample."""
+        return mape(self.times, self.fit.costs)
 
 
 def fit_own_runs(
@@ -172,42 +182,23 @@ def fit_own_runs(
     if not math.isnan(fit.left_out_mape):
         evidence["left_out_mape"] = _rounded(fit.left_out_mape)
     profile = replace(base, name=name or base.name, costs=_costs(base, fit, residual), evidence=evidence)
-    return OwnFit(
-        profile,
-        rows,
-        steps,
-        left_out,
-        times,
-        packaged,
-        fit,
-        costs,
-        mape(times, {}),
-        mape(times, packaged),
-        mape(times, fit.costs),
-        curve,
-        _suspects(rows, times, tables),
-    )
+    suspects = _suspects(rows, times, tables)
+    return OwnFit(profile, rows, steps, left_out, times, packaged, fit, costs, curve, suspects)
 
 
 def _taken(measured: OwnRuns) -> tuple[tuple[OwnRow, ...], tuple[MeasuredStep, ...], dict[str, str]]:
     """Return the runs and steps that a fit may use, and why others are left out."""
     left_out = {row.row: row.left_out for row in measured.rows if row.left_out}
-    left_out |= {step.name: step.left_out for step in measured.steps if step.left_out}
-    left_out |= {
-        step.name: "all kernels of a step, and nothing of an engine: use fastroof validate"
-        for step in measured.steps
-        if step.timed == "kernels"
-    }
-    left_out |= {
-        step.name: "several steps timed together: use fastroof validate"
-        for step in measured.steps
-        if step.timed_together
-    }
-    steps = tuple(
-        step
-        for step in measured.steps
-        if not step.left_out and step.timed != "kernels" and not step.timed_together
-    )
+    steps: tuple[MeasuredStep, ...] = ()
+    for step in measured.steps:
+        if step.timed_together:
+            left_out[step.name] = "several steps timed together: use fastroof validate"
+        elif step.timed == "kernels":
+            left_out[step.name] = "all kernels of a step, and nothing of an engine: use fastroof validate"
+        elif step.left_out:
+            left_out[step.name] = step.left_out
+        else:
+            steps += (step,)
     if measured.taken and any(step.timed == "forward" for step in steps):
         raise TableError(
             "forwards have no sampler and no host, which runs have: fit --steps and --runs apart, or give "

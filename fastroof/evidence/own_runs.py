@@ -13,10 +13,10 @@ from fastroof.engines import EngineProfile
 from fastroof.errors import BatchError, TableError
 from fastroof.evidence.engine_arguments import EngineArguments, read_engine_arguments
 from fastroof.evidence.load_generators import FoundRuns, GeneratorRun, read_runs
-from fastroof.evidence.measured_steps import MeasuredStep
 from fastroof.evidence.rows import ServingRow
 from fastroof.evidence.speculative_flags import NO_DRAFT
-from fastroof.evidence.step_files import OwnSteps, read_own_steps
+from fastroof.evidence.steps.measured_steps import MeasuredStep
+from fastroof.evidence.steps.step_files import OwnSteps, read_own_steps
 from fastroof.models import load_model
 from fastroof.serving.speculation import SpeculativeDecoding
 

@@ -9,8 +9,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from fastroof.engines import EngineProfile
 from fastroof.errors import TableError
-from fastroof.evidence.rows import LeftOut
+from fastroof.evidence.rows import LeftOut, ServedModel
+from fastroof.evidence.steps.measured_steps import MeasuredStep
 
 GROUPINGS: Final = (
     "model", "tp", "engine", "engine_version", "dtype", "isl", "osl", "concurrency", "profile",
@@ -55,6 +57,15 @@ class PredictedTime(NamedTuple):
     def aic_error(self) -> float:
         """Signed error of aiconfigurator-core."""
         return self.aic_ms / self.measured_ms - 1.0
+
+
+SHARED: Final = ("dataset", "engine", "engine_version", "model", "dtype", "kv_dtype", "tp", "gpu")
+"""Fields that runs and steps have under the names of a predicted time."""
+
+
+def predicted_time(of: ServedModel | MeasuredStep, profile: EngineProfile, **more: Any) -> PredictedTime:
+    """Return a time of a run or step with the fields that it has."""
+    return PredictedTime(**{name: getattr(of, name) for name in SHARED}, profile=profile.name, **more)
 
 
 class ErrorGroup(NamedTuple):

@@ -9,13 +9,14 @@ from typing import Any, Final, NamedTuple
 from fastroof.caching import BoundedCache
 from fastroof.engines import EngineProfile, FrontEnd
 from fastroof.errors import BatchError
-from fastroof.evidence.measured_steps import MeasuredStep
 from fastroof.evidence.rows import LARGEST_STEP, ServingRow
+from fastroof.evidence.steps.measured_steps import MeasuredStep
 from fastroof.models.layout import Layout
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.run import StepBatch
 from fastroof.serving.disaggregated import estimate_disaggregated
 from fastroof.serving.estimate import estimate
+from fastroof.serving.serving_estimate import ServingEstimate
 from fastroof.serving.speculation import SpeculativeDecoding, mtp_draft
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
@@ -64,6 +65,11 @@ class Plans:
         draft = self.compiled(row.draft_model, engine, Layout(row.draft_tp), **sizes)
         return replace(row.speculation, draft=draft)
 
+    def predict(self, row: ServingRow, profile: EngineProfile) -> RowPrediction:
+        """Predict a row with its drafts."""
+        plan = self.get(row, profile)
+        return predict_row(row, plan, self.get_prefill(row, profile), self.speculation(row, plan))
+
     def drafter(self, step: MeasuredStep, plan: StepPlan) -> StepPlan | None:
         """Return the layer that drafts for a plan, if a step's drafting was timed."""
         if not step.drafted:
@@ -95,6 +101,17 @@ class RowPrediction(NamedTuple):
     kv_load: float
 
 
+def estimate_row(
+    row: ServingRow, plan: StepPlan, speculation: SpeculativeDecoding | None = None
+) -> ServingEstimate:
+    """Return the mean steps of a row's engine and what its clients see."""
+    rounds = None if math.isnan(row.requests_per_client) else row.requests_per_client
+    return estimate(
+        plan, row.mean_isl, row.mean_osl, row.concurrency,
+        **row.schedule, requests_per_client=rounds, speculation=speculation,
+    )  # fmt: skip
+
+
 def predict_row(
     row: ServingRow,
     plan: StepPlan,
@@ -104,15 +121,7 @@ def predict_row(
     """Predict one row."""
     if prefill_plan is not None:
         return _disaggregated(row, plan, prefill_plan, speculation)
-    predicted = estimate(
-        plan,
-        row.mean_isl,
-        row.mean_osl,
-        row.concurrency,
-        **row.schedule,
-        requests_per_client=None if math.isnan(row.requests_per_client) else row.requests_per_client,
-        speculation=speculation,
-    )
+    predicted = estimate_row(row, plan, speculation)
     ttft_ms = predicted.ttft_ms
     if row.prefix_tokens > 0:
         if not row.is_single:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fastroof.atomic_files import check_file_place, write_output
 from fastroof.engines import (
@@ -22,92 +23,68 @@ from fastroof.engines.scheduling import PAUSES
 from fastroof.errors import TableError
 from fastroof.load.write import toml_text
 
+_DEFAULTS: Final = {
+    name: {field.name: field.default for field in fields(made)}
+    for name, made in (
+        ("prefill_graphs", PrefillGraphs), ("expert_rows", ExpertRows), ("operators", OperatorKernel),
+    )
+}  # fmt: skip
+"""Values that rows of kernels need not write; of others these are empty ones."""
+
+_NAMED: Final = ("layout", "gathered_bytes")
+"""Pairs that are written as a table."""
+
+_ROWS: Final = ("layers", "left_out", "graphs", "pauses")
+"""Lists of tables, which are written without what is empty."""
+
 
 def profile_text(profile: EngineProfile) -> str:
     """Return a profile as the TOML that :func:`fastroof.engines.load_engine` reads."""
     content = {key: value for key, value in asdict(profile).items() if value not in ("", None, {})}
-    for names in ("engines", "cold_decode", "one_attention_call"):
-        if not content["kernels"][names]:
-            del content["kernels"][names]
-    default_memory = asdict(KvMemory())
-    content["memory"]["by_version"] = [
-        {"versions": versions, **dict(values)} for versions, values in content["memory"]["by_version"]
-    ]
-    content["memory"] = {
-        key: _named(value)
-        for key, value in content["memory"].items()
-        if key == "kv_reservation" or value not in (default_memory[key], [])
-    }
-    for name, made in (("prefill_graphs", PrefillGraphs), ("expert_rows", ExpertRows)):
-        plain = {key.name: key.default for key in fields(made)}
-        if rows := content["kernels"].pop(name):
-            content["kernels"][name] = [
-                {key: _named(value) for key, value in one.items() if value != plain[key]} for one in rows
-            ]
-    figures = content["kernels"].pop("mixed_attention")
-    if figures:
-        content["kernels"]["mixed_attention"] = [
-            {key: list(value) if isinstance(value, tuple) else value for key, value in one.items() if value}
-            for one in figures
-        ]
-    layers = content["costs"].pop("layers")
-    content["costs"] = {cost: us for cost, us in content["costs"].items() if us}
-    if layers:
-        content["costs"]["layers"] = [{key: value for key, value in one.items() if value} for one in layers]
-    for part in ("front_end", "errors"):
-        content[part] = {name: value for name, value in content[part].items() if value}
-        if not content[part]:
-            del content[part]
-    operators = content["kernels"].pop("operators")
-    defaults = {"operator": "", **{key.name: key.default for key in fields(OperatorKernel)[1:]}}
-    if operators:
-        content["kernels"]["operators"] = [
-            {
-                key: dict(value) if key == "layout" else value
-                for key, value in one.items()
-                if value != defaults[key]
-            }
-            for one in operators
-        ]
-    plain = asdict(ANY_LAYOUT)
-    fit = content.get("fit")
-    if fit is not None:
-        for key in ("layers", "chosen_on"):
-            fit[key] = [list(row) for row in fit[key]]
-        fit["left_out"] = [{key: value for key, value in one.items() if value} for one in fit["left_out"]]
-        content["fit"] = {key: value for key, value in fit.items() if key == "costs" or value}
-    layout = {key: value for key, value in content.pop("layout").items() if value != plain[key]}
-    if "gathered_bytes" in layout:
-        layout["gathered_bytes"] = dict(layout["gathered_bytes"])
-    if layout:
-        content["layout"] = layout
-    ranks, default_ranks = content.pop("data_parallel"), asdict(ONE_SUM)
-    if ranks != default_ranks:
-        changed = {key: value for key, value in ranks.items() if value != default_ranks[key]}
-        content["data_parallel"] = changed | _tables(changed, "graphs")
-    default_schedule = asdict(Scheduling())
-    schedule = {
-        key: value
-        for key, value in content["scheduling"].items()
-        if key not in ("by_card", "pauses", *PAUSES) or value != default_schedule[key]
-    }
-    content["scheduling"] = schedule | _tables(schedule, "pauses")
+    kernels, memory = content["kernels"], content["memory"]
+    for name in ("engines", "cold_decode", "one_attention_call"):
+        if not kernels[name]:
+            del kernels[name]
+    memory["by_version"] = [{"versions": versions, **dict(rest)} for versions, rest in memory["by_version"]]
+    content["memory"] = _written(memory, asdict(KvMemory()) | {"by_version": []}, "kv_reservation")
+    for name in ("prefill_graphs", "expert_rows", "mixed_attention", "operators"):
+        if rows := kernels.pop(name):
+            kernels[name] = [_written(one, _DEFAULTS.get(name)) for one in rows]
+    for part in ("costs", "front_end", "errors"):
+        content[part] = _written(content[part])
+    if "fit" in content:
+        content["fit"] = _written(content["fit"], None, "costs")
+    for part, plain in (("layout", ANY_LAYOUT), ("data_parallel", ONE_SUM)):
+        content[part] = _written(content[part], asdict(plain))
+    usual = asdict(Scheduling())
+    rare = {key: usual[key] for key in ("by_card", "pauses", *PAUSES)}
+    content["scheduling"] = _written(content["scheduling"], rare)
+    optional = ("front_end", "errors", "layout", "data_parallel")
+    content = {name: part for name, part in content.items() if part or name not in optional}
     order = [field.name for field in fields(profile)]
     return toml_text(dict(sorted(content.items(), key=lambda part: order.index(part[0]))))
 
 
-def _tables(part: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return a part's list of tables, if it has one, without what is empty."""
-    rows = part.get(key, ())
-    tables = [{name: _named(value) for name, value in row.items() if value} for row in rows]
-    return {key: tables} if tables else {}
+def _written(
+    part: Mapping[str, Any], defaults: Mapping[str, Any] | None = None, *always: str
+) -> dict[str, Any]:
+    """Return what differs from the defaults, or what is not empty."""
+    return {
+        key: _toml(key, value)
+        for key, value in part.items()
+        if key in always or (value if defaults is None else key not in defaults or value != defaults[key])
+    }
 
 
-def _named(value: Any) -> Any:
+def _toml(key: str, value: Any) -> Any:
     """Return a value without the parts that are None, which TOML does not have."""
+    if key in _NAMED:
+        return dict(value)
     if isinstance(value, dict):
-        return {key: _named(one) for key, one in value.items() if one is not None}
-    return [_named(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: _toml(name, one) for name, one in value.items() if one is not None}
+    if isinstance(value, list | tuple):
+        return [_written(one) if key in _ROWS and isinstance(one, dict) else _toml("", one) for one in value]
+    return value
 
 
 def check_profile_path(path: str | Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from fastroof.engines import EngineProfile, Recipe, engine_of_version, recipe_for
 from fastroof.engines.front_end import NO_FRONT_END
 from fastroof.engines.values import UNKNOWN_VERSION
-from fastroof.evidence.measured_steps import plan_dtype_of
+from fastroof.evidence.steps.measured_steps import plan_dtype_of
 from fastroof.models.layout import Layout
 from fastroof.serving.speculation import SpeculativeDecoding
 

@@ -18,11 +18,10 @@ import numpy as np
 from fastroof.arrays import Floats
 from fastroof.evidence.few_runs import least_squares
 from fastroof.evidence.kernel_times import KernelTimes, predicted_us
-from fastroof.evidence.predictions import Plans
+from fastroof.evidence.predictions import Plans, estimate_row
 from fastroof.evidence.rows import ServingRow
 from fastroof.plan import StepPlan
 from fastroof.plan.explain import OperatorTime
-from fastroof.serving.estimate import estimate
 from fastroof.serving.serving_estimate import ServingEstimate
 from fastroof.tables import Tables
 
@@ -86,16 +85,7 @@ def operator_times(rows: Sequence[ServingRow], tables: Tables) -> OperatorTimes:
     by_row: list[dict[str, float]] = []
     for row in rows:
         plan = plans.get(row, row.engine_profile.kernels_alone())
-        rounds = None if math.isnan(row.requests_per_client) else row.requests_per_client
-        estimated = estimate(
-            plan,
-            row.mean_isl,
-            row.mean_osl,
-            row.concurrency,
-            **row.schedule,
-            requests_per_client=rounds,
-        )
-        by_row.append(_of_row(plan, row, estimated))
+        by_row.append(_of_row(plan, row, estimate_row(row, plan)))
     kinds = tuple(sorted({kind for times in by_row for kind in times}))
     return OperatorTimes(kinds, np.array([[times.get(kind, 0.0) for kind in kinds] for times in by_row]))
 

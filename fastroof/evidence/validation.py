@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,10 +14,10 @@ from fastroof._version import __version__
 from fastroof.engines import EngineProfile, load_engine, serving_engines
 from fastroof.engines.values import holds_for, is_version
 from fastroof.errors import FastroofError, TableError
-from fastroof.evidence.measured_steps import STEPS_DATASET, MeasuredStep
-from fastroof.evidence.prediction_errors import PredictedTime, Validation
-from fastroof.evidence.predictions import Plans, RowPrediction, predict_row, predict_step_ms
+from fastroof.evidence.prediction_errors import PredictedTime, Validation, predicted_time
+from fastroof.evidence.predictions import Plans, RowPrediction, predict_step_ms
 from fastroof.evidence.rows import ENGINE_CLOCK, LeftOut, ServingRow
+from fastroof.evidence.steps.measured_steps import STEPS_DATASET, MeasuredStep
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
 
@@ -87,9 +87,7 @@ def validate_own(
         profile = one or row.engine_profile
         kind = SPECULATIVE if reason else INDEPENDENT
         try:
-            plan = plans.get(row, profile)
-            drafts = plans.speculation(row, plan)
-            predicted = predict_row(row, plan, plans.get_prefill(row, profile), drafts)
+            predicted = plans.predict(row, profile)
         except FastroofError as error:
             skipped[row.dataset, str(error)] += 1
             continue
@@ -146,11 +144,8 @@ def counted(skipped: Skipped) -> tuple[LeftOut, ...]:
 
 def kernels_ms(row: ServingRow, plans: Plans) -> float:
     """Return the TPOT of kernels only, ms; nan without a plan."""
-    kernels = row.engine_profile.kernels_alone()
     try:
-        plan = plans.get(row, kernels)
-        drafts = plans.speculation(row, plan)
-        return predict_row(row, plan, plans.get_prefill(row, kernels), drafts).tpot_ms
+        return plans.predict(row, row.engine_profile.kernels_alone()).tpot_ms
     except FastroofError:
         return math.nan
 
@@ -189,50 +184,22 @@ def tpot_of(
     row: ServingRow, profile: EngineProfile, predicted: RowPrediction, kind: str, fitted: bool = False
 ) -> PredictedTime:
     """Compare the TPOT of a run with its prediction."""
-    quantity = "decode" if row.is_single else "tpot"
-    return _time(row, profile, quantity, kind, fitted, row.tpot_ms, predicted.tpot_ms, row.aic_tpot_ms)
+    quantity, measured_ms = "decode" if row.is_single else "tpot", row.tpot_ms
+    times = {"measured_ms": measured_ms, "predicted_ms": predicted.tpot_ms, "aic_ms": row.aic_tpot_ms}
+    return _time(row, profile, quantity=quantity, kind=kind, fitted=fitted, **times)
 
 
 def ttft_of(row: ServingRow, profile: EngineProfile, predicted_ms: float, kind: str) -> PredictedTime:
     """Compare the TTFT of a run with its prediction."""
-    return _time(row, profile, "ttft", kind, False, row.ttft_ms, predicted_ms, row.aic_ttft_ms)
+    times = {"measured_ms": row.ttft_ms, "predicted_ms": predicted_ms, "aic_ms": row.aic_ttft_ms}
+    return _time(row, profile, quantity="ttft", kind=kind, fitted=False, **times)
 
 
-def _time(
-    row: ServingRow,
-    profile: EngineProfile,
-    quantity: str,
-    kind: str,
-    fitted: bool,
-    measured_ms: float,
-    predicted_ms: float,
-    aic_ms: float,
-) -> PredictedTime:
-    return PredictedTime(
-        row.dataset,
-        row.row,
-        quantity,
-        row.engine,
-        row.engine_version,
-        row.model,
-        row.dtype,
-        row.kv_dtype,
-        profile.name,
-        row.tp,
-        row.isl,
-        row.osl,
-        row.concurrency,
-        fitted,
-        measured_ms,
-        predicted_ms,
-        aic_ms,
-        row.gpu,
-        row.whole_model,
-        kind,
-        str(row.layout),
-        row.bench_label,
-        row.clock,
-    )
+def _time(row: ServingRow, profile: EngineProfile, **more: Any) -> PredictedTime:
+    return predicted_time(
+        row, profile, row=row.row, isl=row.isl, osl=row.osl, concurrency=row.concurrency,
+        architecture=row.whole_model, layout=str(row.layout), bench=row.bench_label, clock=row.clock, **more,
+    )  # fmt: skip
 
 
 def predicted_steps(
@@ -258,31 +225,13 @@ def predicted_steps(
         except FastroofError as error:
             skipped[step.dataset, str(error)] += 1
             continue
-        yield PredictedTime(
-            step.dataset,
-            step.name,
-            step.phase,
-            step.engine,
-            step.engine_version,
-            step.model,
-            step.dtype,
-            step.kv_dtype,
-            profile.name,
-            step.tp,
-            float(sum(step.new_tokens)),
-            0.0,
-            float(len(step.new_tokens)),
-            False,
-            step.latency_us / US_PER_MS,
-            predicted_ms,
-            math.nan,
-            step.gpu,
-            step.model,
-            INDEPENDENT,
-            "" if step.dataset == STEPS_DATASET else str(step.layout),
-            step.dataset,
-            ENGINE_CLOCK,
-        )
+        layout = "" if step.dataset == STEPS_DATASET else str(step.layout)
+        yield predicted_time(
+            step, profile, row=step.name, quantity=step.phase, isl=float(sum(step.new_tokens)), osl=0.0,
+            concurrency=float(len(step.new_tokens)), fitted=False, measured_ms=step.latency_us / US_PER_MS,
+            predicted_ms=predicted_ms, aic_ms=math.nan, architecture=step.model, kind=INDEPENDENT,
+            layout=layout, bench=step.dataset, clock=ENGINE_CLOCK,
+        )  # fmt: skip
 
 
 def step_profile(step: MeasuredStep, one: EngineProfile | None = None) -> EngineProfile:

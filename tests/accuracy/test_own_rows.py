@@ -11,7 +11,7 @@ import fastroof
 from benchmarks.accuracy import own_rows
 from benchmarks.accuracy.own_rows import PREFIX, README, main, own_campaigns, step_lines, with_lines
 from fastroof.engines import engine_of_version
-from fastroof.evidence.measured_steps import MeasuredStep
+from fastroof.evidence.steps.measured_steps import MeasuredStep
 from fastroof.load import MeasuredTables
 from fastroof.load.write import write_source
 

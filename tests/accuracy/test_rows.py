@@ -34,8 +34,8 @@ from benchmarks.accuracy.silicon_sample import (
 from fastroof.columns import MEASURED_STEP_COLUMNS
 from fastroof.engines import engine_of_version
 from fastroof.errors import FastroofError, TableError
-from fastroof.evidence.measured_steps import MeasuredStep, read_steps
 from fastroof.evidence.rows import LeftOut, ServingRow
+from fastroof.evidence.steps.measured_steps import MeasuredStep, read_steps
 from fastroof.load.aiconfigurator import installed_root
 from tests.reference.sample_cells import sample_file
 

@@ -26,10 +26,10 @@ from benchmarks.accuracy.validation import run_validation
 from fastroof.cli import app
 from fastroof.engines import EngineProfile, StepCosts
 from fastroof.errors import FastroofError, TableError
-from fastroof.evidence.measured_steps import MeasuredStep
 from fastroof.evidence.prediction_errors import GROUPINGS, ErrorGroup, PredictedTime, Validation
 from fastroof.evidence.predictions import Plans, front_end_ms, predict_row
 from fastroof.evidence.rows import LARGEST_STEP, ServingRow
+from fastroof.evidence.steps.measured_steps import MeasuredStep
 from fastroof.evidence.validation import FULL_KV_LOAD
 from fastroof.serving import estimate
 

@@ -22,10 +22,10 @@ from fastroof.cli import app
 from fastroof.engines import StepCosts, engine_of_version
 from fastroof.engines.launch.vllm_forward import case_text
 from fastroof.errors import FastroofError, TableError
-from fastroof.evidence.forward_bench import read_cases
-from fastroof.evidence.measured_steps import phase_of
 from fastroof.evidence.own_fit import fit_own_runs
 from fastroof.evidence.own_runs import OwnRuns, read_own_runs
+from fastroof.evidence.steps.forward_bench import read_cases
+from fastroof.evidence.steps.measured_steps import phase_of
 from fastroof.evidence.validation import validate_own
 from fastroof.serving.speculation import mtp_draft
 

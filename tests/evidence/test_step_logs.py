@@ -21,7 +21,7 @@ from fastroof.engines import EngineProfile, engine_of_version
 from fastroof.errors import FastroofError
 from fastroof.evidence.own_fit import fit_own_runs
 from fastroof.evidence.own_runs import OwnRuns, read_own_runs
-from fastroof.evidence.step_logs import COLUMNS, WINDOW_PHASE
+from fastroof.evidence.steps.step_logs import COLUMNS, WINDOW_PHASE
 from fastroof.evidence.validation import validate_own
 
 BLOCKS = 41

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fastroof.errors import GpuError, ModelError, TableError
-from fastroof.load.llmservingsim import convert_llmservingsim
+from fastroof.load.simulator_profiles.llmservingsim import convert_llmservingsim
 from fastroof.load.sources import list_sources, load_sources
 
 MODEL = "meta-llama/Llama-3.1-8B"

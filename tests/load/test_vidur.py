@@ -18,8 +18,8 @@ import pytest
 
 import fastroof
 from fastroof.errors import FastroofError, GpuError, TableError
+from fastroof.load.simulator_profiles.vidur import convert_vidur
 from fastroof.load.sources import list_sources, load_sources
-from fastroof.load.vidur import convert_vidur
 
 STATISTICS = ("min", "max", "mean", "median", "std")
 MLP_OPERATIONS = (

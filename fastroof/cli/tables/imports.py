@@ -176,7 +176,7 @@ def llmservingsim(
     rows: GroupValues,
 ) -> None:
     """Convert profiles that LLMServingSim measured."""
-    from fastroof.load.llmservingsim import convert_llmservingsim
+    from fastroof.load.simulator_profiles.llmservingsim import convert_llmservingsim
 
     table_format(rows["format"])
     print_source(convert_llmservingsim(folder, **place, model=model, **rows))
@@ -202,7 +202,7 @@ def vidur(
     rows: GroupValues,
 ) -> None:
     """Convert profiles that Vidur measured."""
-    from fastroof.load.vidur import convert_vidur
+    from fastroof.load.simulator_profiles.vidur import convert_vidur
 
     table_format(rows["format"])
     print_source(convert_vidur(folder, **place, topology=topology, **rows))

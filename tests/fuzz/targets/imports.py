@@ -17,14 +17,14 @@ from benchmarks.accuracy.rows import read_rows
 from fastroof.compat import infersim, roofline_v2
 from fastroof.evidence.engine_arguments import read_engine_arguments
 from fastroof.evidence.load_generators import read_runs
-from fastroof.evidence.step_files import read_own_steps
-from fastroof.evidence.step_logs import COLUMNS as LOG_COLUMNS
+from fastroof.evidence.steps.step_files import read_own_steps
+from fastroof.evidence.steps.step_logs import COLUMNS as LOG_COLUMNS
 from fastroof.load.aiconfigurator import import_aiconfigurator
-from fastroof.load.llmservingsim import convert_llmservingsim
+from fastroof.load.simulator_profiles.llmservingsim import convert_llmservingsim
+from fastroof.load.simulator_profiles.vidur import convert_vidur
 from fastroof.load.sources import load_sources
 from fastroof.load.steps_file import read_step_rows
 from fastroof.load.trees import load_tree
-from fastroof.load.vidur import convert_vidur
 from tests.evidence import test_step_files as of_steps
 from tests.evidence.test_engine_arguments import COMPOSE, KUBERNETES, LOG
 from tests.evidence.test_load_generators import RECORDED, vllm

@@ -18,7 +18,7 @@ from fastroof.checks import is_number, is_whole_number, shown
 from fastroof.documents import read_json
 from fastroof.engines import EngineProfile, engine_of_version, serving_engines
 from fastroof.errors import FastroofError, TableError
-from fastroof.evidence.measured_steps import MeasuredStep, Timed, phase_of, read_step_columns
+from fastroof.evidence.steps.measured_steps import MeasuredStep, Timed, phase_of, read_step_columns
 from fastroof.load.aiconfigurator import SYSTEMS
 from fastroof.models import load_model
 from fastroof.models.execution import AUTO, DTYPES

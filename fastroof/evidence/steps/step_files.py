@@ -8,10 +8,10 @@ from typing import Any, Final, NamedTuple
 
 from fastroof.errors import TableError
 from fastroof.evidence.engine_arguments import EngineArguments, read_engine_arguments
-from fastroof.evidence.forward_bench import notes_of, ranks_of, read_cases, steps_of
-from fastroof.evidence.measured_steps import MeasuredStep, read_steps
-from fastroof.evidence.pass_tables import read_pass_table
-from fastroof.evidence.step_logs import is_step_log, read_step_log
+from fastroof.evidence.steps.forward_bench import notes_of, ranks_of, read_cases, steps_of
+from fastroof.evidence.steps.measured_steps import MeasuredStep, read_steps
+from fastroof.evidence.steps.pass_tables import read_pass_table
+from fastroof.evidence.steps.step_logs import is_step_log, read_step_log
 from fastroof.models import load_model
 
 STEP_FILES: Final = (

@@ -16,7 +16,7 @@ from fastroof.checks import is_number, is_whole_number, shown
 from fastroof.documents import read_json
 from fastroof.errors import TableError
 from fastroof.evidence.engine_arguments import EngineArguments
-from fastroof.evidence.measured_steps import MeasuredStep, phase_of, step_of_engine
+from fastroof.evidence.steps.measured_steps import MeasuredStep, phase_of, step_of_engine
 from fastroof.load.steps_file import MAX_REQUESTS
 
 FORWARD_DATASET: Final = "vllm bench forward"

@@ -42,7 +42,8 @@ from fastroof.arrays import Array, Floats
 from fastroof.columns import Column
 from fastroof.config.gpu import load_gpu
 from fastroof.errors import GpuError, ModelError, TableError
-from fastroof.load.profiles import (
+from fastroof.load.rows import read_columns
+from fastroof.load.simulator_profiles import (
     EMBEDDING,
     Profile,
     gemm_rows,
@@ -52,8 +53,7 @@ from fastroof.load.profiles import (
     rows_of,
     silu_rows,
 )
-from fastroof.load.rows import read_columns
-from fastroof.load.vidur import ATTENTION_COLUMNS, attention_rows
+from fastroof.load.simulator_profiles.vidur import ATTENTION_COLUMNS, attention_rows
 from fastroof.load.write import Format
 from fastroof.models.dense import DenseModel, DenseShard, split
 from fastroof.models.load import load_model

@@ -1,7 +1,7 @@
 """Convert profiles measured by simulators into sources in fastroof's own schema.
 
 Common to them: CSV files below a folder per GPU, a layer or operation per column or row, and float16 by
-default. :mod:`fastroof.load.vidur` and :mod:`fastroof.load.llmservingsim` define the columns.
+default. ``vidur`` and ``llmservingsim`` define the columns.
 """
 
 from __future__ import annotations

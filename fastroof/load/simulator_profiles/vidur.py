@@ -33,7 +33,8 @@ from fastroof.arrays import Array
 from fastroof.columns import Column
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import GpuError, TableError
-from fastroof.load.profiles import (
+from fastroof.load.rows import read_columns
+from fastroof.load.simulator_profiles import (
     EMBEDDING,
     Profile,
     booleans,
@@ -45,7 +46,6 @@ from fastroof.load.profiles import (
     silu_rows,
     streaming_rows,
 )
-from fastroof.load.rows import read_columns
 from fastroof.load.write import Format
 from fastroof.operators.external_rows import ExternalRows, size_columns, text_columns
 

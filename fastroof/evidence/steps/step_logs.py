@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from fastroof.checks import is_whole_number, shown
 from fastroof.errors import TableError
 from fastroof.evidence.engine_arguments import EngineArguments
-from fastroof.evidence.measured_steps import (
+from fastroof.evidence.steps.measured_steps import (
     MeasuredStep,
     Requests,
     phase_of,

@@ -1,0 +1,1 @@
+"""Files of whole steps: kernels-bench, `vllm bench forward`, forward passes and step logs."""
