@@ -43,26 +43,11 @@ MOST_GPUS: Final = 1024
 
 @dataclass(frozen=True)
 class EngineArguments:
-    """The start arguments of one engine.
+    """The start arguments of one engine; its version is empty if unknown.
 
-    Attributes
-    ----------
-    gpu, engine, version : str
-        GPU, engine, and its version, which is empty if unknown.
-    checkpoint, model : str
-        The given checkpoint, and its name or path for :func:`fastroof.load_model`.
-    dtype, kv_dtype, kv_dtype_from : str
-        Formats of linear layers and KV cache, and where the latter is from.
-    layout : Layout
-        Layout on its GPUs.
-    profile : EngineProfile
-        The packaged profile of its version, with the given schedule.
-    warnings : tuple of str
-        Messages about arguments that are not represented.
-    drafts : DraftFlags, optional
-        Speculative decoding; None without.
-    accepted : float, tuple of float or str
-        Its acceptance length: as :class:`fastroof.SpeculativeDecoding` takes it; empty if not given.
+    ``model`` is the name or path for :func:`fastroof.load_model` of the given ``checkpoint``; ``profile`` is
+    that of the version, with the given schedule. ``accepted`` is an acceptance length as
+    :class:`fastroof.SpeculativeDecoding` takes it.
     """
 
     gpu: str
@@ -83,34 +68,14 @@ class EngineArguments:
 def read_engine_arguments(
     path: str | Path | None = None, given: Mapping[str, Any] | None = None, *, engine: str = ""
 ) -> EngineArguments:
-    """Read an engine's start arguments.
+    """Read an engine's start arguments; warnings name flags that are unknown, or known but not modelled.
 
-    Parameters
-    ----------
-    path : str or Path, optional
-        A .json, .toml or .yaml file with the engine's flags or fastroof's names, such as
-        vLLM's ``--config``, or a container of Docker Compose or Kubernetes; or any other file with the
-        command line (``vllm serve ..``, ``sglang serve ..``, ``trtllm-serve ..``,
-        ``python -m dynamo.vllm ..``) or the line of vLLM's log with its non-default args. Files that
-        ``--config`` and ``--extra_llm_api_options`` name are read too.
-    given : mapping, optional
-        Values by fastroof's names (``SETTINGS`` of engine_flags.py) in addition to the file's; values set in
-        both must agree, except for the model, which may have two names.
-    engine : str, optional
-        The engine, if neither the file nor ``given`` names it. By default the only one with all of the flags.
-
-    Returns
-    -------
-    EngineArguments
-        With warnings for flags that are unknown, or known but not modelled.
-
-    Raises
-    ------
-    TableError
-        If the file cannot be read, two values contradict each other, a value is invalid, drafts cannot be
-        timed, or the GPU, engine or model is missing.
-    FastroofError
-        If the model or the layout is invalid.
+    The file is a .json, .toml or .yaml with the engine's flags or fastroof's names, such as vLLM's
+    ``--config``, or a container of Docker Compose or Kubernetes; or any other file with the command line
+    (``vllm serve ..``, ``sglang serve ..``, ``trtllm-serve ..``, ``python -m dynamo.vllm ..``) or the line of
+    vLLM's log with its non-default args. Files that ``--config`` and ``--extra_llm_api_options`` name are
+    read too. Values that ``given`` (names of ``SETTINGS``) and the file both set must agree, except for the
+    model, which may have two names. Without an ``engine`` it is the only one with all of the flags.
 
     Examples
     --------

@@ -57,28 +57,9 @@ class FittedCost(NamedTuple):
 class OwnFit:
     """A profile fitted to a user's own cluster, and its errors.
 
-    Attributes
-    ----------
-    profile : EngineProfile
-        The packaged profile with the fitted costs, the engine's own schedule, and evidence.
-    rows : tuple of OwnRow
-        The runs that were fitted.
-    steps : tuple of MeasuredStep
-        The whole steps that were fitted.
-    left_out : mapping of str to str
-        Why each other run or step was left out, by its name.
-    times : KernelTimes
-        Their kernels.
-    packaged : mapping of str to float
-        Costs of the packaged profile, us.
-    fit : FewRunsFit
-        The selected candidate, and the errors by which it was selected.
-    costs : tuple of FittedCost
-        Each cost with its 95 % interval; nan if it was not fitted, or with fewer than 3 runs.
-    curve : tuple of CurvePoint
-        Errors on unseen runs after fits of fewer runs.
-    suspects : tuple of SuspectKernel
-        Kinds of kernels that look wrong in these runs, if engine costs cannot explain them.
+    ``left_out`` tells why other runs or steps were left out, by their names; ``packaged`` are the costs of
+    the packaged profile, us. Intervals of ``costs`` are nan if a cost was not fitted, or with fewer than 3
+    runs. ``suspects`` are kinds of kernels that look wrong, if engine costs cannot explain them.
     """
 
     profile: EngineProfile
@@ -111,36 +92,12 @@ class OwnFit:
 def fit_own_runs(
     measured: OwnRuns, tables: Tables, *, resamples: int = RESAMPLES, name: str = "", command: str = ""
 ) -> OwnFit:
-    """Fit the costs of a user's own engine.
+    """Fit the costs of a user's own engine to runs and steps of it, of any models and layouts.
 
-    Parameters
-    ----------
-    own : OwnRuns
-        Runs and steps of one engine and version, of any models and layouts. Steps of an engine count as runs;
-        forwards, which no host slows down, are fitted alone.
-    tables : Tables
-        Measured kernels of their GPU.
-    resamples : int
-        Number of bootstrap resamples of the runs; 0 for no intervals.
-    name, command : str
-        Name of the profile, and the command named in its evidence.
-
-    Returns
-    -------
-    OwnFit
-        The profile, and its errors on unseen runs.
-
-    Raises
-    ------
-    TableError
-        If no run can be used, the runs are of another GPU than the tables, or of several engines.
-    FastroofError
-        If none of them has a plan.
-
-    Notes
-    -----
-    Intervals are from resampled runs with the same candidate: runs of one layout share errors that the
-    intervals do not include. Leave-one-run-out errors hold for similar runs, not for other models or layouts.
+    Steps of an engine count as runs; forwards, which no host slows down, are fitted alone. Intervals are from
+    ``resamples`` of the runs with the same candidate: runs of one layout share errors that they do not
+    include. Leave-one-run-out errors hold for similar runs, not for other models or layouts. ``command`` is
+    named in the profile's evidence.
     """
     rows, steps, left_out = _taken(measured)
     if not rows and not steps:

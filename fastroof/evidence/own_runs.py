@@ -38,19 +38,7 @@ class OwnRow(ServingRow):
 
 @dataclass(frozen=True)
 class OwnRuns:
-    """A user's own runs and whole steps, as rows.
-
-    Attributes
-    ----------
-    rows : tuple of OwnRow
-        All runs; ``left_out`` has the reason if no fit should use one.
-    engines : tuple of EngineArguments
-        The engines that they ran on.
-    warnings : tuple of str
-        Messages about content of the files that is not represented, and about assumptions.
-    steps : tuple of MeasuredStep
-        Whole steps; ``left_out`` has the reason if one cannot be compared.
-    """
+    """A user's own runs and whole steps; ``left_out`` of one has the reason if no fit should use it."""
 
     rows: tuple[OwnRow, ...]
     engines: tuple[EngineArguments, ...]
@@ -80,30 +68,8 @@ def read_own_runs(
 ) -> OwnRuns:
     """Read runs of load generators and whole steps, with the arguments of their engine.
 
-    Parameters
-    ----------
-    runs : sequence of str or Path
-        Files of load generators, and folders of them.
-    engine_args : str or Path, optional
-        The engine's arguments. By default, each run's folder is searched for ``engine_args.txt`` (.json,
-        .toml, .yaml), so that runs of several engines need a folder each.
-    given : mapping, optional
-        Settings of the engine in addition to the file's: see ``read_engine_arguments``.
-    engine : str, optional
-        The engine, if nothing else names it.
-    steps : str or Path, optional
-        Whole steps: a steps.csv of kernels-bench, a .json of ``vllm bench forward``, or a .parquet of
-        aisimulate's forward passes.
-
-    Returns
-    -------
-    OwnRuns
-        One row per run.
-
-    Raises
-    ------
-    FastroofError
-        If a file cannot be read, is from an unknown generator, or contradicts another.
+    By default, each run's folder is searched for ``engine_args.txt`` (.json, .toml, .yaml), so that runs of
+    several engines need a folder each. ``given`` has further settings: see ``read_engine_arguments``.
     """
     given = {name: value for name, value in (given or {}).items() if value is not None}
     steps_read = OwnSteps(()) if steps is None else read_own_steps(steps, engine_args, given)

@@ -48,28 +48,8 @@ def validate_own(
 ) -> Validation:
     """Compare predictions of a user's own runs and steps with the measured times.
 
-    Parameters
-    ----------
-    rows : sequence of ServingRow
-        Runs, as ``read_own_runs`` returns them.
-    steps : sequence of MeasuredStep
-        Whole steps, as ``read_own_runs`` returns them; what was timed decides what is compared.
-    tables : Tables
-        Measured kernels of one GPU.
-    engine : str, Path or EngineProfile
-        ``auto`` predicts each run with the profile of its engine and version; otherwise one profile for all.
-    progress : callable, optional
-        Called with a line of text about the progress.
-
-    Returns
-    -------
-    Validation
-        Runs of other GPUs, and those that cannot be predicted, are counted in ``left_out``.
-
-    Raises
-    ------
-    FastroofError
-        If there are neither runs nor steps, or the profile is unknown.
+    What was timed of a step decides what is compared. ``auto`` predicts each run with the profile of its
+    engine and version. Runs of other GPUs, and those that cannot be predicted, are counted in ``left_out``.
     """
     if not rows and not steps:
         raise TableError("there are neither runs nor steps to validate")

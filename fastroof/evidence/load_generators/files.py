@@ -27,23 +27,9 @@ class FoundRuns(NamedTuple):
 
 
 def read_runs(paths: Sequence[str | Path]) -> FoundRuns:
-    """Read the results of load generators.
+    """Read the results of load generators, each run once, even if its file is given twice.
 
-    Parameters
-    ----------
-    paths : sequence of str or Path
-        Files, and folders, of which every .json and .jsonl is read.
-
-    Returns
-    -------
-    FoundRuns
-        Each run once, even if its file is given twice.
-
-    Raises
-    ------
-    TableError
-        If a path does not exist, a given file is from an unknown generator, is truncated or contradicts
-        its keys, or there is no run.
+    Of a folder, every .json and .jsonl is read.
     """
     runs: list[GeneratorRun] = []
     others: list[str] = []

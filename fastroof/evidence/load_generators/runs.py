@@ -40,38 +40,12 @@ CONSTANT: Final = "constant"
 
 @dataclass(frozen=True)
 class GeneratorRun:
-    """One run for a fit: clients with one request in flight each, or the reason why it is left out.
+    """One run for a fit: clients with one request in flight each, or in ``refused`` why it is left out.
 
-    What a file does not have is nan or an empty text.
-
-    Attributes
-    ----------
-    file, name, generator, model : str
-        The run's place, its name, the program that wrote it, and the model's name there.
-    requests, failed : float
-        Requests that were answered, and that failed.
-    isl, osl : float
-        Mean tokens of a prompt and of an output.
-    ttft_ms, tpot_ms, latency_ms : float
-        Means over requests, ms.
-    has_medians : bool
-        Whether the file has medians of the time per output token.
-    clients, rate_per_s, arrivals, duration_s
-        What limited the requests, how they arrived, and how long the run took.
-    accepted : float
-        Mean tokens per request and step of speculative decoding.
-    drafts : str
-        Words of the file that say that it decoded speculatively.
-    length_spread : float
-        Range of the prompts' lengths over their mean, as if it were uniform.
-    refused : str
-        Why no fit should use it and what to change; empty if it is usable.
-    concurrency, concurrency_from : float, str
-        Requests in flight when a request arrives, itself included, and how that is known.
-    requests_per_client : float
-        nan if the load was a rate instead of clients.
-    path : str
-        The file.
+    What a file does not have is nan or an empty text. Times are means over requests; ``length_spread`` is the
+    range of the prompts' lengths over their mean, as if it were uniform. ``concurrency`` are the requests in
+    flight when one arrives, itself included, ``concurrency_from`` how that is known. ``accepted`` are mean
+    tokens per request and step of speculative decoding, ``drafts`` words of the file that tell of it.
     """
 
     file: str
