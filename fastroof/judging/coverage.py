@@ -21,6 +21,7 @@ from fastroof.tables.holdout import (
     alike_kernels,
     campaign_points,
     lookup_arguments,
+    requested_lookups,
     run_holdout,
     taking_part,
     thinned_axes,
@@ -247,19 +248,16 @@ def run_survey(
     progress: Callable[[str], None] | None = None,
 ) -> list[SurveyRow]:
     """Judge every source of a GPU alone and against the others (shipped campaign figures are in sample)."""
-    able = [name for name, operator in OPERATORS.items() if operator.answers_lookups]
-    requested = able if operators is None else list(operators)
-    for name in sorted(set(requested) - set(able)):
-        raise LookupInputError(unknown_operator(name, able))
     rows = []
-    for name in (name for name in able if name in requested and name in tables.measured.tables):
+    for name in requested_lookups(operators, tables.measured.tables):
         candidates = tables.measured.candidates(name)
         sound = [sound_rows(one, [t for t in candidates if t is not one]) for one in candidates]
         for number, table in enumerate(candidates):
             if progress is not None:
                 progress(f"{tables.gpu.name} {table.source} {name}")
             rows.append(_judge_source(tables, table, candidates, sound, number))
-    return sorted(rows, key=lambda row: (row.source, able.index(row.operator)))
+    order = list(OPERATORS)
+    return sorted(rows, key=lambda row: (row.source, order.index(row.operator)))
 
 
 def _judge_source(

@@ -42,31 +42,7 @@ def load_measured(
 ) -> MeasuredTables:
     """Load measured rows by GPU name or from a folder of any layout that is known.
 
-    Parameters
-    ----------
-    name : str or Path
-        A GPU's name, ``GPU/SOURCE``, ``package:GPU/BACKEND/VERSION`` of an installed package, or a folder:
-        one GPU's, one source's, several GPUs', or a tree as InferSim or roofline V2 lay it out.
-    gpu : str, optional
-        Which GPU, if the folder holds several; it must match if there is only one.
-    source : str or mapping of str to str, optional
-        Take only this source; or of the operators named their sources, and of the others the
-        best-ranked ones, as in ``{"allreduce": "aiconfigurator-trtllm-1.3.0rc20"}``.
-    progress : callable, optional
-        Called with files done, files in all and a file's name while tables of a package are converted.
-
-    Returns
-    -------
-    MeasuredTables
-        One table per operator.
-
-    Raises
-    ------
-    TableError
-        If a file is malformed or must not be used, the source does not exist, or the tables are another GPU's
-        than the requested one.
-    GpuError
-        If the name is neither a known GPU nor a folder.
+    The arguments, and what is raised, are those of :func:`fastroof.load_tables`.
     """
     _check_types(name, gpu, source)
     measured = _load(name, gpu, source, progress)

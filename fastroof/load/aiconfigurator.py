@@ -188,23 +188,6 @@ def read_places(
     return MeasuredTables(gpu.name, tables, data, ignored=absent)
 
 
-def convert_aiconfigurator(
-    system: str,
-    backend: str,
-    version: str,
-    bench_data: Path,
-    root: Path | None = None,
-    format: Format = "parquet",
-    overwrite: bool = False,
-    files: Collection[str] | None = None,
-    rank: int | None = None,
-    codec: Codec = "zstd",
-) -> Path:
-    """Import and write ``<bench_data>/<gpu>/aiconfigurator-<backend>-<version>/``."""
-    imported = import_aiconfigurator(system, backend, version, root, files)
-    return write_imported(imported, bench_data, format, overwrite, rank, codec)
-
-
 def write_imported(
     imported: MeasuredTables,
     bench_data: Path,
@@ -213,7 +196,7 @@ def write_imported(
     rank: int | None = None,
     codec: Codec = "zstd",
 ) -> Path:
-    """Write imported tables as one source, with the flags that were set by hand in the replaced one."""
+    """Write ``<bench_data>/<gpu>/<source>/``, with the flags set by hand in the source that it replaces."""
     table = next(iter(imported.tables.values()))
     columns = {name: t.columns for name, t in imported.tables.items()}
     folder = Path(bench_data) / imported.gpu / table.source
@@ -255,7 +238,7 @@ def _selected_files(files: Collection[str] | None) -> tuple[tuple[str, PackageFi
     if files is None:
         return PACKAGE_FILES
     known = list(dict.fromkeys(file.file for _, file in PACKAGE_FILES))
-    names = {files} if isinstance(files, str) else set(files)
+    names = set(files)
     unknown = sorted(names - set(known))
     if unknown:
         raise TableError(f"unknown file {', '.join(unknown)}; use one of {', '.join(known)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -141,6 +141,15 @@ class Lookups(NamedTuple):
     relative_error: Floats
 
 
+def requested_lookups(operators: Iterable[str] | None, have: Collection[str]) -> list[str]:
+    """Requested operators that answer lookups and are there, in the registry's order."""
+    able = [name for name, operator in OPERATORS.items() if operator.answers_lookups]
+    requested = set(able if operators is None else operators)
+    for name in sorted(requested.difference(able)):
+        raise LookupInputError(unknown_operator(name, able))
+    return [name for name in able if name in requested and name in have]
+
+
 def campaign_points(
     tables: ThinnableTables,
     campaign: MeasuredTables,
@@ -151,12 +160,7 @@ def campaign_points(
     progress: Callable[[str], None] | None = None,
 ) -> Iterator[CampaignPoints]:
     """Look up each family of a campaign's kernels; those that the tables lack are left out and reported."""
-    able = [name for name, operator in OPERATORS.items() if operator.answers_lookups]
-    requested = able if operators is None else set(operators)
-    for name in sorted(set(requested) - set(able)):
-        raise LookupInputError(unknown_operator(name, able))
-    both = campaign.tables.keys() & tables.measured.tables.keys()
-    for name in (name for name in able if name in requested and name in both):
+    for name in requested_lookups(operators, campaign.tables.keys() & tables.measured.tables.keys()):
         table = campaign.tables[name]
         kernel = codes_of(table.columns[c.name] for c in table.schema.keys)
         for words, rows in families_of(name, table.columns):

@@ -463,33 +463,28 @@ class Trace:
         if self.period_s is not None:
             made_from["period_s"] = repr(self.period_s)
         schema = arrow_schema(TRACE_COLUMNS, made_from)
-        columns = [
-            pa.array(self.in_file_order(getattr(self, column.name)), type_.type)
-            for column, type_ in zip(TRACE_COLUMNS, schema, strict=True)
-        ]
+        columns: dict[str, Any] = {
+            field.name: pa.array(self.in_file_order(getattr(self, field.name)), field.type)
+            for field in schema
+        }
+
+        def lists(offsets: Longs, values: Longs) -> pa.Array:
+            in_order = pa.LargeListArray.from_arrays(offsets, values)
+            return in_order.take(pa.array(self.in_file_order(np.arange(len(self)))))
+
         if self.hash_ids is not None and self.hash_offsets is not None:
-            lists = pa.LargeListArray.from_arrays(self.hash_offsets, self.hash_ids)
-            columns.append(lists.take(pa.array(self.in_file_order(np.arange(len(self))))))
-            block_size = {"hash_block_size": str(self.hash_block_size)}
-            schema = schema.append(pa.field(HASH_IDS, lists.type, metadata=block_size))
-        for name, column in self._link_columns().items():
-            columns.append(column)
-            schema = schema.append(pa.field(name, column.type))
-        return pa.table(columns, schema=schema)
-
-    def _link_columns(self) -> dict[str, Any]:
-        """Return the columns of sessions, in the file's order; parents are its rows."""
-        import pyarrow as pa
-
-        columns: dict[str, Any] = {}
+            columns[HASH_IDS] = lists(self.hash_offsets, self.hash_ids)
         for name in ("session", "history_tokens"):
             if getattr(self, name) is not None:
                 columns[name] = pa.array(self.in_file_order(getattr(self, name)))
         if self.parents is not None and self.parent_offsets is not None and self.delay_s is not None:
-            lists = pa.LargeListArray.from_arrays(self.parent_offsets, self.order[self.parents])
-            columns["parent"] = lists.take(pa.array(self.in_file_order(np.arange(len(self)))))
+            # parents are rows of the file
+            columns["parent"] = lists(self.parent_offsets, self.order[self.parents])
             columns["delay_s"] = pa.array(self.in_file_order(self.delay_s))
-        return columns
+        facts = {HASH_IDS: {"hash_block_size": str(self.hash_block_size)}}
+        for name in list(columns)[len(schema) :]:
+            schema = schema.append(pa.field(name, columns[name].type, metadata=facts.get(name)))
+        return pa.table(columns, schema=schema)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Export the table as an Arrow stream: the PyCapsule interface."""

@@ -17,9 +17,9 @@ from fastroof.load import aiconfigurator
 from fastroof.load.aiconfigurator import (
     SYSTEMS,
     available,
-    convert_aiconfigurator,
     import_aiconfigurator,
     installed_root,
+    write_imported,
 )
 from fastroof.load.shipped import SHIPPED as SHIPPED_SOURCES
 from fastroof.load.shipped import convert_shipped
@@ -313,13 +313,13 @@ def test_provenance_names_source_licence_and_files(tmp_path: Path) -> None:
 def test_what_is_converted_is_what_was_imported(tmp_path: Path) -> None:
     root = package(tmp_path, generation=[ATTENTION], moe=[MOE], nccl=[NCCL], quantise=[QUANTISE])
     tables = import_aiconfigurator("h100_sxm", "vllm", "0.24.0", root)
-    folder = convert_aiconfigurator("h100_sxm", "vllm", "0.24.0", tmp_path / "bench", root)
+    folder = write_imported(tables, tmp_path / "bench")
     assert folder == tmp_path / "bench" / "h100" / "aiconfigurator-vllm-0.24.0"
     read = load_sources(folder)
     assert read.content_hash == tables.content_hash
     assert read.tables["gemm"].provenance == tables.tables["gemm"].provenance
     with pytest.raises(TableError, match="exists; pass overwrite=True"):
-        convert_aiconfigurator("h100_sxm", "vllm", "0.24.0", tmp_path / "bench", root)
+        write_imported(tables, tmp_path / "bench")
 
 
 def test_only_the_files_that_are_named_are_read(tmp_path: Path) -> None:
@@ -328,9 +328,7 @@ def test_only_the_files_that_are_named_are_read(tmp_path: Path) -> None:
     tables = import_aiconfigurator(*run, root, files=["custom_allreduce_perf"])
     assert (list(tables.tables), tables.ignored) == (["allreduce"], {})
     assert tables.tables["allreduce"].columns["mode"].tolist() == ["graph"]
-    folder = convert_aiconfigurator(
-        *run, tmp_path / "bench", root, files="custom_allreduce_perf", rank=200, overwrite=True
-    )
+    folder = write_imported(tables, tmp_path / "bench", rank=200, overwrite=True)
     assert [(s.rank("allreduce"), list(s.files)) for s in list_sources(folder)] == [(200, ["allreduce"])]
     with pytest.raises(TableError, match="unknown file gemm; use one of gemm_perf, context_"):
         import_aiconfigurator(*run, root, files=["gemm", "gemm_perf"])

@@ -73,7 +73,7 @@ def aiconfigurator(
         folder = _import_all(SYSTEMS[chosen], output, root)
     else:
         from fastroof.config.paths import user_tables_root
-        from fastroof.load.aiconfigurator import convert_aiconfigurator, data_folder
+        from fastroof.load.aiconfigurator import data_folder, import_aiconfigurator, write_imported
         from fastroof.load.package_import import ENGINES, LAST_RANK, current_version
 
         in_use = current_version(data_folder(root), chosen, backend)
@@ -81,9 +81,8 @@ def aiconfigurator(
         place = user_tables_root() if output is None else output
         # registered next to the GPU's own tables, it serves what they lack, and lookups that name it
         rank = None if output is not None else ENGINES.get(backend) if version == in_use else LAST_RANK
-        folder = convert_aiconfigurator(
-            chosen, backend, version, place, root, chosen_format, overwrite, rank=rank
-        )
+        imported = import_aiconfigurator(chosen, backend, version, root)
+        folder = write_imported(imported, place, chosen_format, overwrite, rank)
     _print(folder, root)
 
 
