@@ -14,13 +14,7 @@ from fastroof.engines.scheduling import PAUSES
 from fastroof.errors import ModelError, TableError
 from fastroof.evidence.engine_files import engine_by_flags, settings_of_file
 from fastroof.evidence.engine_flags import ENGINE_FLAGS, SETTINGS, names_of, spelled
-from fastroof.evidence.speculative_flags import (
-    NO_DRAFT,
-    DraftFlags,
-    draft_flags,
-    parse_draft,
-    split_drafts,
-)
+from fastroof.evidence.speculative_flags import NO_DRAFT, DraftFlags, draft_flags, parse_draft, split_drafts
 from fastroof.models import Layout, load_model
 from fastroof.models.execution import DTYPES
 

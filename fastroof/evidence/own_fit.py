@@ -23,13 +23,7 @@ from fastroof.evidence.few_runs import (
     learning_curve,
     mape,
 )
-from fastroof.evidence.kernel_times import (
-    COSTS,
-    KernelTimes,
-    joined,
-    kernel_times,
-    step_times,
-)
+from fastroof.evidence.kernel_times import COSTS, KernelTimes, joined, kernel_times, step_times
 from fastroof.evidence.own_runs import OwnRow, OwnRuns
 from fastroof.evidence.steps.measured_steps import MeasuredStep
 from fastroof.evidence.suspect_kernels import SuspectKernel, operator_times, suspect_kernels

@@ -9,14 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastroof.atomic_files import check_file_place, write_output
-from fastroof.engines import (
-    EngineProfile,
-    ExpertRows,
-    KvMemory,
-    OperatorKernel,
-    PrefillGraphs,
-    Scheduling,
-)
+from fastroof.engines import EngineProfile, ExpertRows, KvMemory, OperatorKernel, PrefillGraphs, Scheduling
 from fastroof.engines.data_parallel import ONE_SUM
 from fastroof.engines.layout_rules import ANY_LAYOUT
 from fastroof.engines.scheduling import PAUSES

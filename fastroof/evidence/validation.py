@@ -183,10 +183,7 @@ def _time(row: ServingRow, profile: EngineProfile, **more: Any) -> PredictedTime
 
 
 def predicted_steps(
-    steps: Sequence[MeasuredStep],
-    plans: Plans,
-    skipped: Skipped,
-    one: EngineProfile | None = None,
+    steps: Sequence[MeasuredStep], plans: Plans, skipped: Skipped, one: EngineProfile | None = None
 ) -> Iterator[PredictedTime]:
     """Predict whole steps, and count those without a prediction.
 

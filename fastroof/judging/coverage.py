@@ -108,11 +108,7 @@ def _draw(tables: Tables, grid: HoldoutGrid, rng: np.random.Generator) -> _Hidde
             continue  # no donor is left
         off = np.abs(np.log(lookup.latency_us / table.columns["latency_us"][rows]))
         parts.append(
-            (
-                off / lookup.relative_error,
-                lookup.relative_error,
-                lookup.origin <= ORIGIN_INTERPOLATED,
-            )
+            (off / lookup.relative_error, lookup.relative_error, lookup.origin <= ORIGIN_INTERPOLATED)
         )
     if not parts:
         return None
@@ -242,10 +238,7 @@ class SurveyRow(NamedTuple):
 
 
 def run_survey(
-    tables: Tables,
-    *,
-    operators: Iterable[str] | None = None,
-    progress: Callable[[str], None] | None = None,
+    tables: Tables, *, operators: Iterable[str] | None = None, progress: Callable[[str], None] | None = None
 ) -> list[SurveyRow]:
     """Judge every source of a GPU alone and against the others (shipped campaign figures are in sample)."""
     rows = []

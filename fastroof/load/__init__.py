@@ -11,13 +11,7 @@ from fastroof.checks import shown
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import GpuError, TableError
 from fastroof.file_access import is_file, matches
-from fastroof.load.by_name import (
-    PACKAGE_PREFIX,
-    convert_table,
-    find_tables,
-    find_tables_of,
-    missing_tables,
-)
+from fastroof.load.by_name import PACKAGE_PREFIX, convert_table, find_tables, find_tables_of, missing_tables
 from fastroof.load.measured import MeasuredTable, MeasuredTables, PeakFinding, Progress, SourceChoice
 from fastroof.load.scaled import with_scaled
 from fastroof.load.sources import load_sources
@@ -34,11 +28,7 @@ __all__ = [
 
 
 def load_measured(
-    name: str | Path,
-    *,
-    gpu: str | None = None,
-    source: SourceChoice = None,
-    progress: Progress | None = None,
+    name: str | Path, *, gpu: str | None = None, source: SourceChoice = None, progress: Progress | None = None
 ) -> MeasuredTables:
     """Load measured rows by GPU name or from a folder of any layout that is known.
 

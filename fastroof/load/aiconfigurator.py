@@ -95,11 +95,7 @@ def available(root: Path | None = None) -> list[tuple[str, str, str]]:
 
 
 def import_aiconfigurator(
-    system: str,
-    backend: str,
-    version: str,
-    root: Path | None = None,
-    files: Collection[str] | None = None,
+    system: str, backend: str, version: str, root: Path | None = None, files: Collection[str] | None = None
 ) -> MeasuredTables:
     """Read the tables of one system, serving framework and version."""
     data = data_folder(root)

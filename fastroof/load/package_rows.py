@@ -71,7 +71,7 @@ its GEMMs of one row take 24 us or more, of SGLang 0.5.14 3 us."""
 
 NOT_READ: Final = {
     "dsv41_module_perf": "launched from the host without CUDA graphs: blocks of DeepSeek-V4.1-Flash take 0.8 "
-    "to 3 ms at any number of tokens from 1 to 1,025",
+    "to 3 ms at any number of tokens from 1 to 1,025"
 }
 """Files of the package that no operator reads, and why."""
 

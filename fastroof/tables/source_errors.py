@@ -76,10 +76,7 @@ def source_error(tables: OrderedTables, operator: str, key: Key) -> SourceError:
         if isinstance(table, CompletedTable):
             scaled = table.error(measured)
         return SourceError(
-            campaign,
-            floor_us,
-            tuple(family for family in families if family.holds_key(words)),
-            scaled,
+            campaign, floor_us, tuple(family for family in families if family.holds_key(words)), scaled
         )
 
     return tables.cached(("source error", operator, key), build)

@@ -405,11 +405,7 @@ class Tables:
 
 
 def load_tables(
-    name: str | Path,
-    *,
-    gpu: str | None = None,
-    source: SourceChoice = None,
-    progress: Progress | None = None,
+    name: str | Path, *, gpu: str | None = None, source: SourceChoice = None, progress: Progress | None = None
 ) -> Tables:
     """Load the measured tables of a GPU.
 

@@ -48,10 +48,7 @@ def raw_table(source: Any) -> pa.Table:
 
 
 def raw_arrays(
-    source: Mapping[str, Any] | pa.Table,
-    reading: Reading,
-    *,
-    what: str = "the arrays",
+    source: Mapping[str, Any] | pa.Table, reading: Reading, *, what: str = "the arrays"
 ) -> tuple[RawColumns, NamedColumns]:
     """Return the columns of arrays or of a table, and their roles."""
     if isinstance(source, Mapping):
