@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from fastroof.columns import MEASURED_STEP_COLUMNS
 from fastroof.engines import EngineProfile, engine_of_version
@@ -19,9 +19,6 @@ from fastroof.models import load_model
 from fastroof.models.execution import AUTO
 from fastroof.models.layout import Layout
 from fastroof.parquet import PARQUET_ERRORS, fault_of, open_parquet
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 STEPS_DATASET: Final = "steps"
 ENGINE_STEPS_DATASET: Final = "engine steps"
@@ -159,8 +156,8 @@ def step_of_engine(
 
 def read_step_columns(
     path: Path, what: str, needed: Sequence[str], optional: Sequence[str], most_rows: int
-) -> pa.Table:
-    """Read columns of a Parquet file, after a check of its columns and its number of rows."""
+) -> dict[str, list[Any]]:
+    """Read the values of columns of a Parquet file, after a check of its columns and its number of rows."""
     try:
         with open_parquet(path) as file:
             names = file.schema_arrow.names
@@ -169,7 +166,9 @@ def read_step_columns(
                 raise TableError(f"{path} is not {what}: it has no column {', '.join(missing)}")
             if not 1 <= file.metadata.num_rows <= most_rows:
                 raise TableError(f"{path} has {file.metadata.num_rows:,} rows, need 1 to {most_rows:,}")
-            return file.read([name for name in (*needed, *optional) if name in names])
+            table = file.read([name for name in (*needed, *optional) if name in names])
+            # texts are decoded here, which fails in a damaged file
+            return table.to_pydict()  # type: ignore[no-any-return]
     except TableError:
         raise
     except PARQUET_ERRORS as error:

@@ -47,8 +47,9 @@ _DTYPES: Final = {"bfloat16": "bf16", "fp8_static": "fp8", "fp8_ootb": "fp8"}
 def read_pass_table(path: Path) -> list[MeasuredStep]:
     """Read the steps of a table, and verify it against its record if that lies next to it."""
     _verify(path)
-    table = read_step_columns(path, "a table of forward passes", NEEDED, FURTHER, MOST_ROWS)
-    return list(_steps(path, table.to_pylist()))
+    columns = read_step_columns(path, "a table of forward passes", NEEDED, FURTHER, MOST_ROWS)
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return list(_steps(path, rows))
 
 
 def _verify(path: Path) -> None:

@@ -163,7 +163,7 @@ def _mean_us(first: LoggedStep, last: LoggedStep) -> float:
 
 def _logs(path: Path) -> Iterator[tuple[str, list[LoggedStep]]]:
     """Return each workload and its rows, by step."""
-    table = read_step_columns(path, "a step log", COLUMNS, (WORKLOAD,), MOST_ROWS).to_pydict()
+    table = read_step_columns(path, "a step log", COLUMNS, (WORKLOAD,), MOST_ROWS)
     workloads = table.get(WORKLOAD) or [""] * len(table[COLUMNS[0]])
     logs: dict[str, list[LoggedStep]] = {}
     for number, (workload, *values) in enumerate(
