@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.accuracy.rows import read_rows, shipped_rows, write_rows
 from fastroof.columns import guarded, guarded_columns, unguarded
-from fastroof.sweep.result_file import ResultFile
+from fastroof.sweep.results import ResultFile
 
 FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", '=HYPERLINK("http://x","y")', "'=1"]
 TEXTS = st.one_of(st.text("=+-@'\t\r\nab", max_size=5), st.text(max_size=5))

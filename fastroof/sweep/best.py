@@ -236,7 +236,7 @@ def _evaluated(
 
     from fastroof.arrow import arrow_schema
     from fastroof.models import load_model
-    from fastroof.sweep.collect import local_results
+    from fastroof.sweep.executors import local_results
 
     names = {model: load_model(model).name for model in spec.models}
     counts: dict[str, Counter[str]] = {name: Counter() for name in names.values()}

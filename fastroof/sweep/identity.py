@@ -97,8 +97,3 @@ def _spec_of(text: Any) -> dict[str, Any] | None:
 def _short(value: Any) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-_FORMATS: Final = (".parquet", ".csv", ".jsonl")
-ROWS_A_GROUP: Final = 2**15
-"""Rows per row group: up to 15 MB held in memory."""

@@ -325,7 +325,7 @@ def _at_load(
     tables_by_gpu: Mapping[str, GpuTables],
 ) -> dict[str, Any]:
     """Return the closed form's row at the spec's rate, or with some clients, for what is not simulated."""
-    from fastroof.sweep.collect import local_results
+    from fastroof.sweep.executors import local_results
     from fastroof.sweep.kinds import load_spec
 
     key = plan_key(spec, row)

@@ -106,10 +106,10 @@ def run_sweep(
     # imported after the spec is checked: an invalid one fails fast
     from fastroof.arrow import arrow_schema
     from fastroof.sweep.checkpoint import Checkpoint
-    from fastroof.sweep.collect import Collected, local_results
+    from fastroof.sweep.executors import local_results, ray_results
     from fastroof.sweep.identity import file_metadata
     from fastroof.sweep.kind import load_tables_by_gpu
-    from fastroof.sweep.result_file import ResultFile
+    from fastroof.sweep.results import Collected, ResultFile
 
     tables_by_gpu = load_tables_by_gpu(sweep)
     units = sweep.units()
@@ -118,8 +118,6 @@ def run_sweep(
 
     def evaluate(part: Sequence[WorkUnit]) -> Generator[UnitResult, None, None]:
         if executor == "ray":
-            from fastroof.sweep.ray_executor import ray_results
-
             return ray_results(sweep, part, tables_by_gpu, address=address, processors=threads)
         return local_results(sweep, part, tables_by_gpu, threads)
 

@@ -16,14 +16,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from fastroof import SweepError
 from fastroof.sweep import checkpoint, load_spec, run_sweep, work_units
-from fastroof.sweep.checkpoint import Checkpoint, PartsFolder, parts_folder
+from fastroof.sweep.checkpoint import Checkpoint, parts_folder
 from fastroof.sweep.kinds import sweep_of
-from fastroof.sweep.packed_results import outcomes_from_json, outcomes_to_json
+from fastroof.sweep.packed_results import packed_results, unpacked_results
 from fastroof.sweep.steps import spec as step_units
 from fastroof.sweep.units import UnitResult
 
@@ -305,10 +306,10 @@ def test_a_full_disk_ends_in_words_and_can_be_resumed(tmp_path: Path, whole: Any
 
 
 def test_an_unwritable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(PartsFolder, "write_sealed", full)
+    monkeypatch.setattr(checkpoint, "write_whole", full)
     with pytest.raises(SweepError, match=r"cannot be written \(No space left.*continue with --resume"):
         run_sweep(STEPS, tmp_path / "r.parquet")
     assert not list(parts_folder(tmp_path / "r.parquet").glob("0*"))
@@ -340,11 +341,14 @@ def test_ctrl_c_prints_how_to_go_on(tmp_path: Path, whole: Any) -> None:
 def test_outcomes_are_read_back(whole: Any) -> None:
     summary, _ = whole({**STEPS, "keep": "best"})
     listed = work_units(load_spec(STEPS))[:2]
+    rows = pa.RecordBatch.from_pydict({"kv_len": [1, 2]})
     results = [
-        UnitResult(None, {"evaluated": 3, "tpot": 1}, (("tp", "no"),), (asdict(summary.best[0]),), 0.1),
-        UnitResult(None, {"evaluated": 5}, (), ({"group": ["llama", 500, 0.1], "counts": [1, 2]},), 1 / 3),
+        UnitResult(rows, {"evaluated": 3, "tpot": 1}, (("tp", "no"),), (asdict(summary.best[0]),), 0.1),
+        UnitResult(
+            rows[:0], {"evaluated": 5}, (), ({"group": ["llama", 500, 0.1], "counts": [1, 2]},), 1 / 3
+        ),
     ]
-    found = outcomes_from_json(outcomes_to_json(listed, results), None)
+    found = unpacked_results(packed_results(sweep_of(load_spec(STEPS)), listed, results))
     assert list(found) == [unit.number for unit in listed]
     assert list(found.values()) == results
 

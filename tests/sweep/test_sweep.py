@@ -20,10 +20,10 @@ from fastroof import StepBatch, SweepError, Tables, compile_plan
 from fastroof.arrow import arrow_schema
 from fastroof.columns import ORIGINS
 from fastroof.errors import PlanRangeError
-from fastroof.sweep import LIMITS, best_batches, load_spec, result_file, run_sweep, work_units
+from fastroof.sweep import LIMITS, best_batches, load_spec, results, run_sweep, work_units
 from fastroof.sweep.kind import load_tables_by_gpu
 from fastroof.sweep.kinds import sweep_of
-from fastroof.sweep.result_file import ResultFile
+from fastroof.sweep.results import ResultFile
 from fastroof.sweep.steps import COLUMNS
 from fastroof.sweep.steps import spec as units
 from fastroof.sweep.steps.spec import BestStep, step_columns, with_standings
@@ -150,7 +150,7 @@ def test_any_thread_count_gives_the_same_rows(
     summaries = [run_sweep(spec, tmp_path / f"{n}.parquet", threads=n) for n in (1, 2, 5)]
     # parts of plans make no difference either
     monkeypatch.setattr(units, "ROWS_A_UNIT", 2)
-    monkeypatch.setattr(result_file, "ROWS_A_GROUP", 2)
+    monkeypatch.setattr(results, "ROWS_A_GROUP", 2)
     summaries.append(run_sweep(spec, tmp_path / "parts.parquet", threads=2))
     assert pq.ParquetFile(tmp_path / "parts.parquet").num_row_groups > 6
     tables = [pq.read_table(summary.output) for summary in summaries]

@@ -153,7 +153,7 @@ def test_threads_and_the_size_of_units_make_no_difference(
     assert pq.read_table(again.output).equals(whole, check_metadata=True)
     monkeypatch.setattr(units, "CANDIDATES_A_UNIT", 5)
     monkeypatch.setattr(units, "KEPT_A_UNIT", 5)
-    monkeypatch.setattr("fastroof.sweep.collect.HELD_ROWS", 3)
+    monkeypatch.setattr("fastroof.sweep.results.HELD_ROWS", 3)
     assert len(work_units(load_spec(spec))) > 20
     pieces, _ = swept(tmp_path, spec, threads=2)
     assert pq.read_table(pieces.output).equals(whole, check_metadata=True)

@@ -1,4 +1,4 @@
-"""The Ray executor: runs units of a sweep as tasks of a cluster, and yields results in order."""
+"""Executors: threads of this process, or tasks of a Ray cluster, which yield results of units in order."""
 
 from __future__ import annotations
 
@@ -7,16 +7,45 @@ import os
 import socket
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 from fastroof.errors import SweepError
 from fastroof.sweep.kind import GpuTables, SweepKind
-from fastroof.sweep.packed_results import PackedResults, packed_results, unpacked_results
+from fastroof.sweep.packed_results import packed_results, unpacked_results
 from fastroof.sweep.units import UnitResult, WorkUnit
+
+UNITS_AHEAD: Final = 2
+"""Units per thread that are submitted ahead, which bounds the finished results in memory."""
+
+
+def local_results(
+    sweep: SweepKind,
+    units: Sequence[WorkUnit],
+    tables_by_gpu: Mapping[str, GpuTables],
+    threads: int = 1,
+) -> Generator[UnitResult, None, None]:
+    """Evaluate units in threads of this process, and yield their results in order."""
+    if threads == 1:
+        for unit in units:
+            yield sweep.evaluate(unit, tables_by_gpu)
+        return
+    waiting: deque[Future[UnitResult]] = deque()
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for unit in units:
+            if len(waiting) == UNITS_AHEAD * threads:
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(sweep.evaluate, unit, tables_by_gpu))
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
 
 TASK_EVALUATIONS: Final = 10**7
 """Minimum work of a task, in step evaluations: Ray's overhead is about a millisecond per task."""
-AHEAD: Final = 4
+TASKS_AHEAD: Final = 4
 """Tasks per processor that are submitted ahead, so that a retried task does not stall the others."""
 TASK_RETRIES: Final = 10
 """Ray's own retries of a task whose worker or node was lost."""
@@ -42,7 +71,7 @@ def task_units(
 
 def evaluate_task(
     sweep: SweepKind, units: Sequence[WorkUnit], tables_by_gpu: Mapping[str, GpuTables]
-) -> PackedResults:
+) -> bytes:
     """Evaluate units in a worker, and drop rows that cannot be in the results."""
     results = [sweep.evaluate(unit, tables_by_gpu) for unit in units]
     return packed_results(sweep, units, results)
@@ -77,7 +106,7 @@ def ray_results(
             part, reference = waiting.popleft()
             for again in range(ROUNDS + 1):
                 try:
-                    return unpacked_results(part, ray.get(reference))
+                    return list(unpacked_results(ray.get(reference)).values())
                 except ray.exceptions.RayTaskError as error:
                     # an error of the work itself would occur again
                     raise error.cause from None
@@ -91,7 +120,7 @@ def ray_results(
 
         try:
             for part in task_units(sweep, units, task_evaluations):
-                if len(waiting) >= AHEAD * _processors(ray):
+                if len(waiting) >= TASKS_AHEAD * _processors(ray):
                     yield from next_results()
                 waiting.append((part, submitted(part)))
             while waiting:

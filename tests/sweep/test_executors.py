@@ -15,10 +15,10 @@ import pytest
 
 from fastroof import SweepError, compile_plan
 from fastroof.sweep import load_spec, run_sweep
+from fastroof.sweep.executors import evaluate_task, ray_results, task_units
 from fastroof.sweep.kind import load_tables_by_gpu
 from fastroof.sweep.kinds import sweep_of
 from fastroof.sweep.packed_results import unpacked_results
-from fastroof.sweep.ray_executor import evaluate_task, ray_results, task_units
 
 SPEC: dict[str, Any] = {
     "models": ["llama-3.1-8b", "qwen3-8b"],
@@ -53,7 +53,7 @@ def test_what_travels_to_workers_pickles() -> None:
     listed = sweep.units()
     there = pickle.loads(pickle.dumps((sweep, listed, tables_by_gpu)))
     expected = [sweep.evaluate(unit, tables_by_gpu) for unit in listed]
-    found = unpacked_results(listed, pickle.loads(pickle.dumps(evaluate_task(*there))))
+    found = unpacked_results(pickle.loads(pickle.dumps(evaluate_task(*there)))).values()
     for here, distant in zip(expected, found, strict=True):
         assert here.rows.equals(distant.rows)
         assert here.counts == distant.counts
