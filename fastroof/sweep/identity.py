@@ -12,7 +12,7 @@ from fastroof.documents import parse_json
 from fastroof.engines import load_engine
 from fastroof.errors import SweepError
 from fastroof.models import load_model
-from fastroof.sweep.kind import GpuTables, SweepKind, sources_hash, tables_hash
+from fastroof.sweep.kind import GpuTables, SweepKind
 
 IDENTITY_KEYS: Final = (
     "fastroof.version",
@@ -36,10 +36,12 @@ _SHOWN: Final = 60
 
 def file_metadata(sweep: SweepKind, tables_by_gpu: Mapping[str, GpuTables]) -> dict[str, str]:
     """Return the metadata of a results file: version, spec, and hashes of all inputs."""
+    tables = [each.tables for each in tables_by_gpu.values()]
     return {
         "fastroof.version": __version__,
-        "fastroof.tables_hash": tables_hash(tables_by_gpu),
-        "fastroof.sources_hash": sources_hash(tables_by_gpu),
+        "fastroof.tables_hash": " ".join("" if each is None else each.content_hash for each in tables),
+        # also of the sources that only some kernels or engines use
+        "fastroof.sources_hash": " ".join("" if each is None else each.sources_hash for each in tables),
         "fastroof.inputs_hash": inputs_hash(sweep),
         "fastroof.gpu": " ".join(load_gpu(gpu).name for gpu in tables_by_gpu),
         "fastroof.kind": sweep.name,

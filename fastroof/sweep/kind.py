@@ -1,15 +1,15 @@
-"""The protocol that each kind of sweep implements, and the tables and totals they share."""
+"""The base of all kinds of sweep, and the tables and totals they share."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from fastroof.columns import Column
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import TableError
-from fastroof.sweep.spec import DATASHEET, SweepSpec
+from fastroof.sweep.spec import DATASHEET
 from fastroof.sweep.units import UnitResult, WorkUnit
 
 if TYPE_CHECKING:
@@ -52,64 +52,63 @@ def load_tables_by_gpu(sweep: SweepKind) -> dict[str, GpuTables]:
     return tables_by_gpu
 
 
-def tables_hash(tables_by_gpu: Mapping[str, GpuTables]) -> str:
-    """Return the hashes of each GPU's tables, joined by spaces."""
-    return " ".join(
-        "" if each.tables is None else each.tables.content_hash for each in tables_by_gpu.values()
-    )
-
-
-def sources_hash(tables_by_gpu: Mapping[str, GpuTables]) -> str:
-    """Return the hashes of all latency sources, including those used by only some kernels or engines."""
-    return " ".join(
-        "" if each.tables is None else each.tables.sources_hash for each in tables_by_gpu.values()
-    )
-
-
 class SweepTotals(NamedTuple):
-    """Totals over all units of a sweep, for its summary."""
+    """Totals over all units of a sweep; ``fields`` are those of every summary, by name."""
 
     evaluated: int
-    infeasible: dict[str, int]
-    skipped: dict[str, tuple[str, ...]]
     for_summary: list[dict[str, Any]]
     best_rows: list[dict[str, Any]]
-    num_rows: int
-    evaluate_s: float
-    total_s: float
-    output: Path
+    fields: dict[str, Any]
 
 
-class SweepKind(Protocol):
-    """A kind of sweep: its spec, and how to evaluate it. Small and picklable."""
+class SweepKind(ABC):
+    """A kind of sweep: its spec, and how to evaluate it. Small and picklable.
+
+    Attributes
+    ----------
+    steps_per_evaluation : int
+        Work of an evaluation, in steps.
+    has_final_rows : bool
+        Whether the rows of units are final; else those of all units are reduced together.
+    lost_whole : mapping of str to str
+        Reasons for which all candidates may be lost; the text describes those without a message.
+    """
+
+    spec: Any
+    name: ClassVar[str]
+    steps_per_evaluation: ClassVar[int]
+    lost_whole: ClassVar[Mapping[str, str]] = {}
 
     @property
-    def name(self) -> str: ...  # noqa: D102 - attributes, which the docstring of the class explains
-    @property
-    def spec(self) -> SweepSpec: ...  # noqa: D102
-    @property
-    def columns(self) -> tuple[Column, ...]: ...  # noqa: D102
-    @property
-    def steps_per_evaluation(self) -> int: ...  # noqa: D102
-    @property
-    def has_final_rows(self) -> bool: ...  # noqa: D102
-    @property
-    def lost_whole(self) -> Mapping[str, str]: ...  # noqa: D102
+    def has_final_rows(self) -> bool:
+        """Return whether the rows of units are final."""
+        return True
 
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[Column, ...]:
+        """Return the columns of the results."""
+
+    @abstractmethod
     def units(self) -> list[WorkUnit]:
         """Cut the sweep into units, deterministically and in the order of the rows."""
 
+    @abstractmethod
     def evaluate(self, unit: WorkUnit, tables_by_gpu: Mapping[str, GpuTables]) -> UnitResult:
         """Evaluate one unit; the result does not depend on other units or on where it runs."""
 
     def reduced(self, rows: pa.Table) -> pa.Table:
         """Drop rows that cannot be in the results, given rows of some units in order; keep the order."""
+        return rows
 
     def ordered(self, rows: pa.Table) -> pa.Table:
         """Sort the remaining rows of all units into the order of the results."""
+        return rows
 
     def best_rows(self, rows: pa.Table) -> pa.Table:
         """Return the rows that the summary names; may be applied to parts and then to their results."""
+        return rows.slice(0, 0)
 
+    @abstractmethod
     def summary(self, totals: SweepTotals) -> Any:
         """Return the sweep's summary."""

@@ -45,7 +45,23 @@ def rows_as_html(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], c
 
 @dataclass(frozen=True)
 class SweepSummary(ArrowRows):
-    """Base of sweep summaries: the best results, one row each, and counts; fields as in its subclasses."""
+    """The best results of a sweep, one row each, and counts.
+
+    Attributes
+    ----------
+    rows : int
+        Rows written.
+    infeasible : dict of str to int
+        Numbers of infeasible evaluations or candidates, by the first reason found.
+    skipped : dict of str to tuple of str
+        Names of skipped plans or models, or messages about them, by reason.
+    evaluate_s : float
+        Seconds spent evaluating, excluding loading, compiling plans and writing; summed over threads.
+    total_s : float
+        Seconds of the whole call.
+    output : Path
+        Path of the results.
+    """
 
     kind: ClassVar[str]
 
@@ -56,19 +72,6 @@ class SweepSummary(ArrowRows):
     evaluate_s: float
     total_s: float
     output: Path
-
-    @classmethod
-    def of(cls, totals: SweepTotals, **more: Any) -> Self:
-        """Return the summary of a sweep's totals."""
-        return cls(
-            rows=totals.num_rows,
-            infeasible=totals.infeasible,
-            skipped=totals.skipped,
-            evaluate_s=totals.evaluate_s,
-            total_s=totals.total_s,
-            output=totals.output,
-            **more,
-        )
 
     @abstractmethod
     def best_columns(self) -> tuple[Column, ...]:
@@ -91,17 +94,28 @@ class SweepSummary(ArrowRows):
 
 @dataclass(frozen=True)
 class CandidateSummary(SweepSummary):
-    """Base of summaries that count candidates and keep the best rows."""
+    """Counts of a sweep over candidates, and the best of each group.
 
+    Attributes
+    ----------
+    best : tuple of dict
+        The best row of each group of the spec's ``per``: values by column name.
+    candidates : int
+        Number of all candidates, including infeasible ones.
+    feasible : int
+        Number of candidates that are possible and within all limits.
+    """
+
+    best: tuple[dict[str, Any], ...]
     candidates: int
     feasible: int
 
     @classmethod
     def of(cls, totals: SweepTotals, **more: Any) -> Self:
         """Return the summary of a sweep's totals."""
-        lost = sum(totals.infeasible.values())
-        counts = {"candidates": totals.evaluated, "feasible": totals.evaluated - lost}
-        return super().of(totals, best=tuple(totals.best_rows), **counts, **more)
+        feasible = totals.evaluated - sum(totals.fields["infeasible"].values())
+        best = tuple(totals.best_rows)
+        return cls(best=best, candidates=totals.evaluated, feasible=feasible, **totals.fields, **more)
 
     def best_rows(self) -> list[dict[str, Any]]:
         """Return the best deployments as values by column name."""

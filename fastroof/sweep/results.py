@@ -180,17 +180,17 @@ class Collected:
     def totals(self, total_s: float) -> SweepTotals:
         """Return the inputs of the sweep's summary."""
         infeasible = dict(self.counts)
-        return SweepTotals(
-            evaluated=infeasible.pop("evaluated", 0),
-            infeasible=infeasible,
-            skipped={reason: tuple(names) for reason, names in self.skipped.items()},
-            for_summary=self.for_summary,
-            best_rows=[] if self._best is None else self._best.to_pylist(),
-            num_rows=self.results.num_rows,
-            evaluate_s=self.evaluate_s,
-            total_s=total_s,
-            output=self.results.path,
-        )
+        evaluated = infeasible.pop("evaluated", 0)
+        fields = {
+            "infeasible": infeasible,
+            "skipped": {reason: tuple(names) for reason, names in self.skipped.items()},
+            "rows": self.results.num_rows,
+            "evaluate_s": self.evaluate_s,
+            "total_s": total_s,
+            "output": self.results.path,
+        }
+        best = [] if self._best is None else self._best.to_pylist()
+        return SweepTotals(evaluated, self.for_summary, best, fields)
 
     def _write(self, rows: pa.Table) -> None:
         """Write rows, and remember the best of all written rows."""

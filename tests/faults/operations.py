@@ -74,7 +74,7 @@ DEPLOYMENTS: Final[dict[str, Any]] = {
 CAPACITIES: Final[dict[str, Any]] = {
     "models": ["llama-3.1-8b"],
     "tp": [1, 2],
-    "max_seqs": [16, 128],
+    "max_num_seqs": [16, 128],
     "workload": {"requests": 40, "input_tokens": "lognormal:600:0.5", "output_tokens": 10, "seed": 2},
     "slo": {"ttft_p99_ms": 300, "tpot_p90_ms": 25},
 }

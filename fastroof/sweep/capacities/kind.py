@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from fastroof.columns import Column
 from fastroof.models import load_model
 from fastroof.sweep.capacities.spec import COLUMNS, CapacitySpec, capacity_columns
-from fastroof.sweep.kind import SweepTotals
+from fastroof.sweep.kind import GpuTables, SweepKind, SweepTotals
 from fastroof.sweep.result_rows import CandidateSummary
 from fastroof.sweep.units import PlanKey, UnitResult, WorkUnit, numbered_units, plan_units
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from fastroof.sweep.kind import GpuTables
 
 
 MODE: Final = "capacity"
@@ -49,28 +47,10 @@ LOST: Final = {
 
 @dataclass(frozen=True)
 class CapacitySummary(CandidateSummary):
-    """Counts of a sweep over capacities, and the best deployment of each group.
+    """Counts of a sweep over capacities, and of each group the deployment with the most requests/s per GPU.
 
-    Attributes
-    ----------
-    best : tuple of dict
-        For each group of the spec's ``per``, the row with the most requests/s per GPU: values by column name.
-    candidates : int
-        Number of all deployments, including infeasible ones.
-    feasible : int
-        Number of deployments within the limits at some rate.
-    rows : int
-        Rows written.
-    infeasible : dict of str to int
-        Numbers of infeasible deployments by a key of :data:`LOST`.
-    skipped : dict of str to tuple of str
-        Skipped plans and deployments: error messages by such a key.
-    evaluate_s : float
-        Seconds spent simulating, excluding loading, compiling plans and writing; summed over threads.
-    total_s : float
-        Seconds of the whole call.
-    output : Path
-        Path of the results.
+    A deployment is feasible if some rate is within the limits. ``infeasible`` and ``skipped`` are by a key
+    of :data:`LOST`.
     """
 
     kind: ClassVar[str] = "capacities"
@@ -88,8 +68,8 @@ class CapacitySummary(CandidateSummary):
 
 
 @dataclass(frozen=True)
-class CapacitySweep:
-    """A sweep over capacities, by the protocol :class:`fastroof.sweep.kind.SweepKind`.
+class CapacitySweep(SweepKind):
+    """A sweep over capacities.
 
     An evaluation is one deployment: a search by about ten simulations of all requests.
     """

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from fastroof.columns import Column
 from fastroof.models import load_model
 from fastroof.sweep.deployments.spec import DeploymentSpec, columns_of
-from fastroof.sweep.kind import SweepTotals
+from fastroof.sweep.kind import GpuTables, SweepKind, SweepTotals
 from fastroof.sweep.result_rows import CandidateSummary
 from fastroof.sweep.units import PlanKey, UnitResult, WorkUnit, numbered_units, plan_units
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from fastroof.sweep.kind import GpuTables
 
 
 CANDIDATES_A_UNIT: Final = 2**18
@@ -65,30 +63,13 @@ INFEASIBLE: Final = {
 class DeploymentSummary(CandidateSummary):
     """Counts of a sweep over deployments, and the best deployment of each group.
 
+    ``infeasible`` is by a key of :data:`INFEASIBLE`.
+
     Attributes
     ----------
-    best : tuple of dict
-        For each group of the spec's ``per``, the row with the best objective within the limits: values by
-        the names of :data:`fastroof.sweep.deployments.COLUMNS`.
-    candidates : int
-        Number of all candidates, including infeasible ones.
-    feasible : int
-        Number of candidates that are possible and within all limits.
-    rows : int
-        Rows written.
-    infeasible : dict of str to int
-        Numbers of infeasible candidates by the first reason found: a key of :data:`INFEASIBLE`.
-    skipped : dict of str to tuple of str
-        Plans that could not be compiled: error messages by reason.
     histograms : dict of tuple to list of int
         If the spec enables them: for each group's values of the spec's ``per``, the number of feasible
         candidates with an objective from 2**(-20 + i/4) up to 2**(-20 + (i + 1)/4), for i from 0 to 239.
-    evaluate_s : float
-        Seconds spent estimating, excluding loading, compiling plans and writing; summed over threads.
-    total_s : float
-        Seconds of the whole call.
-    output : Path
-        Path of the results.
     """
 
     kind: ClassVar[str] = "deployments"
@@ -115,8 +96,8 @@ _NO_LAYOUT: Final = "no number of total_gpus divides by tp into the workers that
 
 
 @dataclass(frozen=True)
-class DeploymentSweep:
-    """A sweep over deployments, by the protocol :class:`fastroof.sweep.kind.SweepKind`.
+class DeploymentSweep(SweepKind):
+    """A sweep over deployments.
 
     An evaluation is one candidate: a layout of a model on GPUs under one load. The best of a group may be in
     any unit, so rows are reduced across units.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +16,7 @@ from fastroof.compiled.steps import decode_origins
 from fastroof.models import load_model
 from fastroof.plan import StepPlan
 from fastroof.sweep.kind import GpuTables
-from fastroof.sweep.steps.plan_batches import LIMITS, all_rows_us, best_rows
+from fastroof.sweep.steps.plan_batches import LIMITS, BestBatches, all_rows_us, best_rows
 from fastroof.sweep.steps.spec import BestStep, StepSpec, step_columns
 from fastroof.sweep.unit_plans import Lost, named_column, plan_columns, unit_plan
 from fastroof.sweep.units import UnitResult, WorkUnit
@@ -59,8 +58,7 @@ def evaluate_steps(spec: StepSpec, unit: WorkUnit, tables: GpuTables) -> UnitRes
     batch, counts = rows.evaluate(plan, lengths[unit.start : unit.stop])
     best: tuple[dict[str, Any], ...] = ()
     if unit.is_last:
-        step = rows.best_step(plan, int(lengths[np.argmin(np.abs(lengths - spec.report_kv_len))]))
-        best = (asdict(step),)
+        best = (rows.best_step(plan, lengths[[np.argmin(np.abs(lengths - spec.report_kv_len))]]),)
     evaluate_s = time.perf_counter() - began - rows.errors_s
     return UnitResult(batch, counts, tuple(skipped), best, evaluate_s)
 
@@ -96,13 +94,11 @@ class _StepRows:
         evaluated = len(kv_len) * len(self.batch_size)
         return rows, {"evaluated": evaluated, "memory": over_memory, "tpot": over_tpot}
 
-    def best_step(self, plan: StepPlan, kv_len: int) -> BestStep:
-        """Return the best step at one length, for the summary."""
-        best = best_rows([plan], [np.array([kv_len])], self.batch_size, self.limit_us, 1)
-        origin = _origins(plan, np.array([kv_len]), best.batch_size)[0]
-        error = float(self._errors(plan, np.array([kv_len]), best.batch_size)[0])
-        batch, step_us = int(best.batch_size[0]), float(best.step_us[0])
-        return _best_step(plan, kv_len, batch, step_us, LIMITS[best.limited_by[0]], ORIGINS[origin], error)
+    def best_step(self, plan: StepPlan, kv_len: Longs) -> dict[str, Any]:
+        """Return the best step at one length as fields of :class:`BestStep`, for the summary."""
+        columns = {**plan_columns(plan), **self._best_columns(plan, kv_len)[0]}
+        values = {name: columns[name] for name in BestStep.__dataclass_fields__ if name in columns}
+        return {name: of[0].as_py() if isinstance(of, pa.Array) else of for name, of in values.items()}
 
     def _errors(self, plan: StepPlan, kv_len: Longs, batch_size: Longs) -> Floats:
         """Return the relative standard error of each row's step; NaN if unknown or not requested."""
@@ -114,10 +110,14 @@ class _StepRows:
             self.errors_s += time.perf_counter() - began
         return error
 
-    def _best(self, plan: StepPlan, kv_len: Longs) -> tuple[pa.RecordBatch, int, int]:
+    def _best_columns(self, plan: StepPlan, kv_len: Longs) -> tuple[dict[str, pa.Array], BestBatches]:
         best = best_rows([plan], [kv_len], self.batch_size, self.limit_us, 1)
         columns = self._columns(plan, kv_len, best.batch_size, best.step_us)
         columns["limited_by"] = named_column(best.limited_by, LIMITS)
+        return columns, best
+
+    def _best(self, plan: StepPlan, kv_len: Longs) -> tuple[pa.RecordBatch, int, int]:
+        columns, best = self._best_columns(plan, kv_len)
         return self._rows(plan, columns), int(best.over_memory.sum()), int(best.over_tpot.sum())
 
     def _all(self, plan: StepPlan, kv_len: Longs) -> tuple[pa.RecordBatch, int, int]:
@@ -170,33 +170,3 @@ def _tokens_per_s(plan: StepPlan, kv_len: Any, batch_size: Any, step_us: Any) ->
     if plan.layout.pp > 1:
         step_us = plan.bottleneck.decode_us(np.maximum(batch_size, 1), kv_len)
     return batch_size * plan.batches_in_flight / step_us * US_PER_S
-
-
-def _best_step(
-    plan: StepPlan,
-    kv_len: int,
-    batch_size: int,
-    step_us: float,
-    limited_by: str,
-    origin: str,
-    relative_error: float,
-) -> BestStep:
-    is_any = batch_size > 0
-    rate = _tokens_per_s(plan, kv_len, batch_size, step_us)
-    return BestStep(
-        model=plan.model.name,
-        tp=plan.tp,
-        pp=plan.layout.pp,
-        dp=plan.layout.dp,
-        ep=plan.layout.ep,
-        dtype=plan.dtype,
-        kv_dtype=plan.kv_dtype,
-        kv_len=kv_len,
-        batch_size=batch_size,
-        step_us=step_us if is_any else None,
-        tokens_per_s=rate if is_any else None,
-        tokens_per_s_per_gpu=rate / plan.layout.world_size if is_any else None,
-        limited_by=limited_by,
-        origin=origin if is_any else None,
-        relative_error=None if math.isnan(relative_error) else relative_error,
-    )

@@ -250,18 +250,6 @@ class StepSummary(SweepSummary):
         Number of evaluated plans.
     evaluations : int
         Number of evaluated steps, including those beyond memory.
-    rows : int
-        Rows written.
-    infeasible : dict of str to int
-        Number of evaluations beyond ``memory``, and number of the others beyond the ``tpot`` limit.
-    skipped : dict of str to tuple of str
-        Names of skipped plans or models, by reason.
-    evaluate_s : float
-        Seconds spent evaluating steps, excluding loading, compiling and writing; summed over threads.
-    total_s : float
-        Seconds of the whole call.
-    output : Path
-        Path of the results.
     """
 
     kind: ClassVar[str] = "steps"
