@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastroof.arrow import pandas_frame, polars_frame
 from fastroof.sweep.deployments import DeploymentSpec
-from fastroof.sweep.deployments.spec import columns_of
+from fastroof.sweep.deployments.columns import columns_of
 from fastroof.sweep.percentile_capacity import PercentileCapacity
 from fastroof.sweep.result_rows import CHOICE_PLACE, rows_as_html, rows_as_table
 
@@ -126,12 +126,12 @@ class Answers(NamedTuple):
         ]
 
 
-def margins_of(spec: DeploymentSpec, row: Mapping[str, Any]) -> tuple[Margin, ...]:
-    """Return how far a row is from each limit, the nearest first."""
+def margins_of(spec: DeploymentSpec, values: Mapping[str, Any]) -> tuple[Margin, ...]:
+    """Return how far values, as those of a row, are from each limit, the nearest first."""
     margins = [
-        Margin(name, row[name], limit, 1.0 - row[name] / limit)
+        Margin(name, values[name], limit, 1.0 - values[name] / limit)
         for name, limit in spec.constraints.model_dump().items()
         # an output of one token has no time per token
-        if limit is not None and row[name] is not None
+        if limit is not None and values[name] is not None
     ]
     return tuple(sorted(margins, key=lambda margin: margin.left))

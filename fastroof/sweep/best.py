@@ -8,22 +8,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
+from typing import Any, Final, NamedTuple, TypedDict
 
 from fastroof.checks import check_progress, whole_number
 from fastroof.errors import SweepError
 from fastroof.sweep.answers import Answer, Answers, Choice, Nearest, margins_of
 from fastroof.sweep.deployments import DeploymentSpec, DeploymentSweep
-from fastroof.sweep.deployments.objectives import MINIMIZED, OBJECTIVE_COLUMNS
-from fastroof.sweep.kinds import load_spec
+from fastroof.sweep.deployments.columns import MINIMIZED, OBJECTIVE_COLUMNS
+from fastroof.sweep.kind import GpuTables, load_tables_by_gpu
+from fastroof.sweep.kinds import load_deployment_spec
 from fastroof.sweep.percentile_answer import by_percentile, compared_of, why_mean_of
 from fastroof.sweep.percentile_capacity import LEAST_REQUESTS
 from fastroof.sweep.percentile_search import PercentileSearch
 from fastroof.sweep.units import PlanKey
-
-if TYPE_CHECKING:
-    from fastroof.sweep.kind import GpuTables
-
 
 MOST_ROWS: Final = 200_000
 FEW_LOADS: Final = 8
@@ -37,13 +34,8 @@ def nearest_spec(spec: DeploymentSpec, model: str, group: Mapping[str, Any]) -> 
     load = "concurrency" if spec.request_rate is None else "request_rate"
     if load not in changes:
         changes[load] = _few(getattr(spec, load))
-    narrowed = load_spec(spec, {**changes, "objective": spec.objective, "keep": "best"})
-    assert isinstance(narrowed, DeploymentSpec)
-    if narrowed.num_candidates > MOST_ROWS:
-        return None
-    narrowed = load_spec(spec, changes)
-    assert isinstance(narrowed, DeploymentSpec)
-    return narrowed
+    narrowed = load_deployment_spec(spec, {**changes, "objective": spec.objective, "keep": "best"})
+    return load_deployment_spec(spec, changes) if narrowed.num_candidates <= MOST_ROWS else None
 
 
 def _few(values: Sequence[float]) -> list[float]:
@@ -55,9 +47,7 @@ def _few(values: Sequence[float]) -> list[float]:
     return few
 
 
-def nearest_to_limits(
-    spec: DeploymentSpec, rows_of: Callable[[DeploymentSpec], Sequence[dict[str, Any]]]
-) -> Nearest | None:
+def nearest_to_limits(spec: DeploymentSpec, rows: Sequence[dict[str, Any]]) -> Nearest | None:
     """Find the row whose worst excess over a limit is smallest."""
     limits = {name: limit for name, limit in spec.constraints.model_dump().items() if limit is not None}
 
@@ -65,7 +55,7 @@ def nearest_to_limits(
         shares = {name: row[name] / limit for name, limit in limits.items() if row[name] is not None}
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
-    found = [(excess(row), row) for row in rows_of(spec)]
+    found = [(excess(row), row) for row in rows]
     if not found:
         return None
     exceeds, row = min(found, key=lambda pair: max(pair[0].values(), default=0.0))
@@ -109,6 +99,7 @@ def best_deployments(
     seed: int = 0,
     threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
+    tables_by_gpu: Mapping[str, GpuTables] | None = None,
 ) -> Answers:
     """Find the best deployment of each model, and the next best ones of other kinds.
 
@@ -133,6 +124,8 @@ def best_deployments(
         Threads to share the work over; any number gives the same answers.
     progress : callable, optional
         Called with the number of candidates done and the total.
+    tables_by_gpu : mapping, optional
+        Loaded tables by the names of GPUs in the spec (default: they are loaded).
 
     Returns
     -------
@@ -160,30 +153,7 @@ def best_deployments(
     >>> answer.limits_on, answer.choices[0].percentile.limit
     ('p99', 'tpot_p99_ms')
     """
-    from fastroof.sweep.kind import load_tables_by_gpu
-
-    loaded = load_spec(spec)
-    if not isinstance(loaded, DeploymentSpec):
-        raise SweepError("the spec is not a deployment spec, which has isl, osl and concurrency")
-    options = RankingOptions(
-        runners_up=runners_up, percentile=percentile, requests=requests, seed=seed, threads=threads,
-        progress=progress,
-    )  # fmt: skip
-    return best_of(loaded, load_tables_by_gpu(DeploymentSweep(loaded)), **options)
-
-
-def best_of(
-    loaded: DeploymentSpec,
-    tables_by_gpu: Mapping[str, GpuTables],
-    *,
-    runners_up: int = 3,
-    percentile: float | None = PERCENTILE,
-    requests: int | None = None,
-    seed: int = 0,
-    threads: int = 1,
-    progress: Callable[[int, int], None] | None = None,
-) -> Answers:
-    """Find the best deployments with tables that are loaded already."""
+    loaded = load_deployment_spec(spec)
     started = time.perf_counter()
     for name, value, least in (
         ("runners_up", runners_up, 0),
@@ -194,8 +164,9 @@ def best_of(
     check_progress(progress, "the number of candidates done and the total", SweepError)
     loads = tuple(name for name in loaded.load_axes if name in loaded.per)
     changes = {"keep": "best", "k": 1, "histogram": False, "per": ["model", *CHOICE_COLUMNS, *loads]}
-    narrowed = load_spec(loaded, changes)
-    assert isinstance(narrowed, DeploymentSpec)
+    narrowed = load_deployment_spec(loaded, changes)
+    if tables_by_gpu is None:
+        tables_by_gpu = load_tables_by_gpu(DeploymentSweep(loaded))
     why_mean = "" if percentile is None else why_mean_of(loaded, percentile)
     search = None
     if percentile is not None and not why_mean:
@@ -275,10 +246,8 @@ def _nearest(
     narrowed = nearest_spec(spec, model, group)
     if narrowed is None:
         return None
-    return nearest_to_limits(
-        narrowed,
-        lambda requested: next(iter(_evaluated(requested, tables_by_gpu, threads, None)[0].values())).rows,
-    )
+    (evaluated,) = _evaluated(narrowed, tables_by_gpu, threads, None)[0].values()
+    return nearest_to_limits(narrowed, evaluated.rows)
 
 
 def _skipped_text(plan: PlanKey, why: str) -> str:

@@ -80,6 +80,16 @@ def load_spec(
     return validated(StepSpec, top, changes or ())
 
 
+def load_deployment_spec(
+    spec: Spec | Mapping[str, Any] | str | Path, changes: Mapping[str, Any] | None = None
+) -> DeploymentSpec:
+    """Load a spec as :func:`load_spec` does; reject one that is not of deployments."""
+    loaded = load_spec(spec, changes)
+    if not isinstance(loaded, DeploymentSpec):
+        raise SweepError("the spec is not a deployment spec, which has isl, osl and concurrency")
+    return loaded
+
+
 def sweep_of(spec: Spec) -> StepSweep | DeploymentSweep | CapacitySweep:
     """Return the sweep of a spec, which implements :class:`fastroof.sweep.kind.SweepKind`."""
     if isinstance(spec, CapacitySpec):

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastroof.sweep.answers import Answer, Choice, Comparison, Margin, Nearest, margins_of
 from fastroof.sweep.deployments import DeploymentSpec
-from fastroof.sweep.deployments.objectives import MINIMIZED
+from fastroof.sweep.deployments.columns import MINIMIZED
 from fastroof.sweep.percentile_capacity import (
     LIMITED,
     PercentileCapacity,
@@ -87,19 +87,11 @@ def _percentile_margins(
     search: PercentileSearch, row: Mapping[str, Any], most: PercentileCapacity
 ) -> tuple[Margin, ...]:
     """Return how far the percentiles are from their limits, and the row from the others."""
-    margins = []
-    for name, limit in search.spec.constraints.model_dump().items():
-        if limit is None:
-            continue
-        value = (
-            row[name]
-            if name in ("kv_share", "total_gpus")
-            else most.values_ms.get(limit_name(name, search.percentile), math.nan)
-        )
-        # an output of one token has no time per token
-        if not math.isnan(value):
-            margins.append(Margin(name, value, limit, 1.0 - value / limit))
-    return tuple(sorted(margins, key=lambda margin: margin.left))
+    values = {"kv_share": row["kv_share"], "total_gpus": row["total_gpus"]}
+    for name in LIMITED:
+        value = most.values_ms.get(limit_name(name, search.percentile), math.nan)
+        values[name] = None if math.isnan(value) else value
+    return margins_of(search.spec, values)
 
 
 def compared_of(spec: DeploymentSpec, objective: str, choices: Sequence[Choice]) -> tuple[Comparison, ...]:

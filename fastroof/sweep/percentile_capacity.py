@@ -119,7 +119,7 @@ class SimulatedKind:
         from fastroof.sweep.unit_plans import Lost, unit_plan
 
         self.spec, self.row, self.limits = spec, row, limits
-        self.key = plan_key(spec, row)
+        self.key = spec.plan_key(row)
         self.tables = tables_by_gpu[self.key.gpu]
         budget, seqs = spec.max_num_batched_tokens[-1], spec.max_num_seqs[-1]
         plan = unit_plan(
@@ -268,28 +268,6 @@ class SimulatedKind:
 def _at_rate(run: Run, per_s: float) -> Trace:
     """Return the requests of a run at a rate, as a capacity counts it."""
     return run.trace.rate_scaled(per_s / run.per_s)
-
-
-def plan_key(spec: DeploymentSpec, row: Mapping[str, Any]) -> Any:
-    """Return the plan of a row, by the names in its spec."""
-    from fastroof.config import load_gpu
-    from fastroof.engines import load_engine
-    from fastroof.models import load_model
-    from fastroof.models.execution import AUTO
-    from fastroof.sweep.units import NO_ROUTING, PlanKey
-
-    return PlanKey(
-        next(name for name in spec.models if load_model(name).name == row["model"]),
-        next(name for name in spec.gpus if load_gpu(name).name == row["gpu"]),
-        row["tp"],
-        row["dtype"],
-        row["kv_dtype"],
-        next(name for name in spec.engine if load_engine(name).name == row["engine"]),
-        row["pp"],
-        row["dp"],
-        row["ep"],
-        AUTO if row["routing"] == NO_ROUTING else row["routing"],
-    )
 
 
 def weights(spec: DeploymentSpec, rows: Sequence[Mapping[str, Any]]) -> list[float]:

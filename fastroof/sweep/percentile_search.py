@@ -21,7 +21,6 @@ from fastroof.sweep.percentile_capacity import (
     Setting,
     SimulatedKind,
     percentile_limits,
-    plan_key,
     ranked_anew,
     weights,
     why_not_simulated,
@@ -326,9 +325,9 @@ def _at_load(
 ) -> dict[str, Any]:
     """Return the closed form's row at the spec's rate, or with some clients, for what is not simulated."""
     from fastroof.sweep.executors import local_results
-    from fastroof.sweep.kinds import load_spec
+    from fastroof.sweep.kinds import load_deployment_spec
 
-    key = plan_key(spec, row)
+    key = spec.plan_key(row)
     split = {name: row[name] for name in ("tp", "pp", "dp", "ep")}
     row = {**row, **_workers(row, setting)}
     copies = {name: [int(row[name])] if row[name] else None for name in _COPIES}
@@ -342,9 +341,7 @@ def _at_load(
         "max_num_batched_tokens": [setting.max_num_batched_tokens], "max_num_seqs": [setting.max_num_seqs],
         "prefix_hit": [row["prefix_hit"]], "keep": "all", "histogram": False,
     }  # fmt: skip
-    narrowed = load_spec(spec, changes)
-    assert isinstance(narrowed, DeploymentSpec)
-    sweep = DeploymentSweep(narrowed)
+    sweep = DeploymentSweep(load_deployment_spec(spec, changes))
     (result,) = local_results(sweep, sweep.units(), tables_by_gpu)
     rows: list[dict[str, Any]] = result.rows.to_pylist()
     limits = {name: getattr(setting, name) for name in ("max_num_batched_tokens", "max_num_seqs")}

@@ -22,7 +22,7 @@ from fastroof.plan.calls import rank_rules
 from fastroof.serving.estimate import LENGTH_SPREAD
 from fastroof.serving.scenarios import steps_met
 from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, speculated
-from fastroof.sweep.deployments.objectives import OBJECTIVES
+from fastroof.sweep.deployments.columns import OBJECTIVES
 from fastroof.sweep.deployments.reductions import reduced_rows
 from fastroof.sweep.deployments.rows import candidate_rows, no_rows
 from fastroof.sweep.deployments.spec import DeploymentSpec

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from fastroof.columns import Column
 from fastroof.models import load_model
-from fastroof.sweep.deployments.spec import DeploymentSpec, columns_of
+from fastroof.sweep.deployments.columns import columns_of
+from fastroof.sweep.deployments.spec import DeploymentSpec
 from fastroof.sweep.kind import GpuTables, SweepKind, SweepTotals
 from fastroof.sweep.result_rows import CandidateSummary
 from fastroof.sweep.units import PlanKey, UnitResult, WorkUnit, numbered_units, plan_units

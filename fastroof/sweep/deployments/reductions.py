@@ -11,7 +11,7 @@ from fastroof.compiled.deployments import BestTable, Fronts, reduce_best, reduce
 from fastroof.engines import load_engine
 from fastroof.models import load_model
 from fastroof.models.execution import DTYPES, KV_DTYPES
-from fastroof.sweep.deployments.objectives import MINIMIZED, OBJECTIVE_COLUMNS
+from fastroof.sweep.deployments.columns import MINIMIZED, OBJECTIVE_COLUMNS
 from fastroof.sweep.deployments.spec import DeploymentSpec
 
 

@@ -1,4 +1,4 @@
-"""Spec and columns of a sweep over deployments: models, GPUs, layouts and load."""
+"""Spec of a sweep over deployments: models, GPUs, layouts and load."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from pydantic import (
 
 from fastroof.acceptance import AUTO
 from fastroof.checks import is_number, shown
-from fastroof.columns import DTYPE, KV_DTYPE, Column
 from fastroof.config import load_gpu
 from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import load_engine
 from fastroof.engines.front_end import MOST_OVERHEAD_MS
 from fastroof.errors import PlanError
 from fastroof.models import load_model
+from fastroof.models.execution import AUTO as ANY_ROUTING
 from fastroof.models.layout import ALL_TP_SIZES
 from fastroof.models.lora import Lora
 from fastroof.ranges import expand_reals, expand_sizes
+from fastroof.sweep.deployments.columns import OBJECTIVES, RATES, energy_problems
 from fastroof.sweep.deployments.nested_tables import Constraints, Speculation, SplitChoice
-from fastroof.sweep.deployments.objectives import JOULES, OBJECTIVES, RATES, energy_problems
 from fastroof.sweep.spec import (
     COUNTS,
     MAX_ROWS,
@@ -41,7 +41,7 @@ from fastroof.sweep.spec import (
     count_problem,
     listed,
 )
-from fastroof.sweep.units import ENGINE, GPU, KERNELS, MODEL, SPLIT, WEIGHT_BYTES, Split
+from fastroof.sweep.units import NO_ROUTING, PlanKey, Split
 
 
 class Layout(NamedTuple):
@@ -412,84 +412,18 @@ class DeploymentSpec(CandidateSpec):
             sources[model] = f"{length:g} tokens a step ({source})"
         return sources
 
+    def plan_key(self, row: Mapping[str, Any]) -> PlanKey:
+        """Return the plan of a row, by the names in this spec, which may be paths."""
+        return PlanKey(
+            next(name for name in self.models if load_model(name).name == row["model"]),
+            next(name for name in self.gpus if load_gpu(name).name == row["gpu"]),
+            row["tp"], row["dtype"], row["kv_dtype"],
+            next(name for name in self.engine if load_engine(name).name == row["engine"]),
+            row["pp"], row["dp"], row["ep"],
+            ANY_ROUTING if row["routing"] == NO_ROUTING else row["routing"],
+        )  # fmt: skip
+
     def price(self, gpu: str) -> float | None:
         """Return the price per hour of a GPU, given by its name in results."""
         prices = self.gpu_hour_price
         return prices.get(gpu) if isinstance(prices, dict) else prices
-
-
-COLUMNS: Final = (
-    MODEL,
-    GPU,
-    Column("mode", "text", "", "aggregated: replicas prefill and decode; disaggregated: separate workers"),
-    Column("tp", "int", "GPUs", "tensor-parallel size of a replica or worker"),
-    *SPLIT,
-    Column("replicas", "int", "", "replicas that share the load evenly; 0 if disaggregated", 0),
-    Column("total_gpus", "int", "GPUs", "GPUs of the whole deployment"),
-    DTYPE,
-    KV_DTYPE,
-    ENGINE,
-    KERNELS,
-    Column("isl", "int", "tokens", "tokens per prompt"),
-    Column("osl", "int", "tokens", "tokens per output"),
-    Column(
-        "concurrency",
-        "float",
-        "",
-        "clients of the whole deployment; if a rate was given, those that produce it",
-    ),
-    Column("request_rate_per_s", "float", "1/s", "requested rate; empty if concurrency was requested"),
-    Column("max_num_batched_tokens", "int", "tokens", "max tokens per step"),
-    Column("max_num_seqs", "int", "", "max concurrent requests per replica or worker"),
-    Column("prefix_hit", "float", "", "share of a prompt found in the prefix cache", 0),
-    Column(
-        "num_draft_tokens", "int", "tokens", "draft tokens per request and step; 0 without speculation", 0
-    ),
-    Column("accepted", "float", "tokens", "mean tokens accepted per request and step"),
-    Column("draft", "text", "", "drafter: a model, mtp, or none (no cost); empty without speculation"),
-    Column("prefill_workers", "int", "", "workers that only prefill; 0 if aggregated", 0),
-    Column("decode_workers", "int", "", "workers that only decode; 0 if aggregated", 0),
-    Column("ttft_ms", "float", "ms", "mean time to first token"),
-    Column("tpot_ms", "float", "ms", "mean time per output token after the first; empty if osl is 1"),
-    Column("itl_ms", "float", "ms", "mean inter-token latency; equals tpot_ms"),
-    Column("request_latency_ms", "float", "ms", "ttft_ms + tpot_ms * (osl - 1)"),
-    Column("tokens_per_s", "float", "tokens/s", "output rate of the whole deployment"),
-    Column("tokens_per_s_per_gpu", "float", "tokens/s", "tokens_per_s / total_gpus"),
-    Column(
-        "tokens_per_s_per_user", "float", "tokens/s", "output rate per client after the first token: 1 / tpot"
-    ),
-    Column("requests_per_s", "float", "1/s", "request rate of the whole deployment"),
-    Column("cost_per_million_tokens", "float", "", "price per million output tokens; empty without a price"),
-    Column("effective_concurrency", "float", "", "mean number of running requests", 0),
-    Column("decode_step_ms", "float", "ms", "mean decode-only step; 0 if there is none", 0),
-    Column("mixed_step_ms", "float", "ms", "mean mixed step (decodes and prompts); 0 if there is none", 0),
-    Column("mixed_share", "float", "", "share of mixed steps among the steps of a decoding request", 0),
-    Column("wait_ms", "float", "ms", "part of ttft_ms spent waiting for KV room or for a prefill worker", 0),
-    Column("kv_share", "float", "", "share of the KV cache in use, on a replica or decode worker", 0),
-    WEIGHT_BYTES,
-    Column("max_kv_tokens", "int", "tokens", "KV tokens that fit next to the weights of a replica or worker"),
-    Column(
-        "bound",
-        "text",
-        "",
-        "what bounds most of the mean step's time: compute, memory, launch, communication or host",
-    ),
-    Column(
-        "relative_error",
-        "float",
-        "",
-        "standard error / decode_step_ms (80 % are within 1.28 standard errors); empty if "
-        "unknown, as with draft tokens",
-        0,
-    ),
-    Column(
-        "exceeds", "text", "", "first limit exceeded: ttft, tpot, request_latency, kv_share or total_gpus"
-    ),
-    Column("origin", "text", "", "origin of the mean steps' times: measured to modelled"),
-)
-"""Columns of the results: one row per deployment and load."""
-
-
-def columns_of(objective: str) -> tuple[Column, ...]:
-    """Return the columns of a sweep's results: of the objective ``energy``, or its column, also joules."""
-    return (*COLUMNS, JOULES) if objective in ("energy", JOULES.name) else COLUMNS

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fastroof.columns import MODELLED_FROM, ORIGIN_MODELLED
-from fastroof.config import load_gpu
+from fastroof.config import GpuSpec, load_gpu
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.engines.launch import (
     BenchmarkLoad,
@@ -22,14 +22,12 @@ from fastroof.engines.launch import (
 )
 from fastroof.engines.load import version_named
 from fastroof.models import TP_SIZES, load_model
-from fastroof.models.execution import AUTO
 from fastroof.models.load import Published, published_checkpoint
 from fastroof.models.lora import lora_settings
 from fastroof.sweep.answers import Choice
 from fastroof.sweep.deployments import DeploymentSpec
 from fastroof.sweep.deployments.kind import DeploymentSweep
 from fastroof.sweep.kind import GpuTables, load_tables_by_gpu
-from fastroof.sweep.units import NO_ROUTING, PlanKey
 
 ROOM_TRUSTED: Final = 0.9
 """Maximum share of the estimated KV cache for the longest sequence: an engine with less KV cache than its
@@ -126,12 +124,11 @@ def deployment_of(
     ['vllm', 'serve', 'meta-llama/Llama-3.1-8B', '--tensor-parallel-size', '2']
     """
     row = choice.row
-    model = next(name for name in spec.models if load_model(name).name == row["model"])
-    checkpoint = published_checkpoint(model, row["dtype"])
-    # loaded by the name in the spec, which may include a version
-    engine_name = next(name for name in spec.engine if load_engine(name).name == row["engine"])
-    profile = load_engine(engine_name)
-    engine = engine_commands(profile.engine, profile.versions, version_named(engine_name))
+    key = spec.plan_key(row)
+    checkpoint = published_checkpoint(key.model, row["dtype"])
+    profile = load_engine(key.engine)
+    # the name in the spec may include a version
+    engine = engine_commands(profile.engine, profile.versions, version_named(key.engine))
     gpus_each = row["tp"] * row["pp"] * row["dp"]
     roles = {"server": ""} if row["replicas"] else {"prefill": "prefill", "decode": "decode"}
     settings: dict[str, LaunchSettings] = {}
@@ -144,7 +141,7 @@ def deployment_of(
     rate = row["requests_per_s"] / copies if is_by_rate else 0.0
     if engine is not None:
         settings = {
-            name: _settings(spec, row, model, checkpoint, profile, role) for name, role in roles.items()
+            name: _settings(spec, row, key.model, checkpoint, profile, role) for name, role in roles.items()
         }
         servers = {name: engine.server(one) for name, one in settings.items()}
         if copies:
@@ -158,8 +155,8 @@ def deployment_of(
     if row["origin"] == "modelled":
         if tables_by_gpu is None:
             tables_by_gpu = load_tables_by_gpu(DeploymentSweep(spec))
-        facts += _modelled_kernels(spec, row, profile, tables_by_gpu)
-    notes = facts + _assumptions(spec, row, engine, gpus_each)
+        facts += _modelled_kernels(spec, row, tables_by_gpu)
+    notes = facts + _assumptions(load_gpu(key.gpu), row, engine, gpus_each)
     unsaid = dict.fromkeys(
         text for command in (*servers.values(), benchmark) if command is not None for text in command.unsaid
     )
@@ -230,7 +227,7 @@ def _facts(
 
 
 def _assumptions(
-    spec: DeploymentSpec, row: dict[str, Any], engine: EngineCommands | None, gpus_each: int
+    gpu: GpuSpec, row: dict[str, Any], engine: EngineCommands | None, gpus_each: int
 ) -> list[str]:
     """Return what the commands assume."""
     if engine is None:
@@ -238,8 +235,6 @@ def _assumptions(
     notes = [f"arguments are those of {engine.title} {engine.release}"]
     if not engine.is_of_profile:
         notes[0] += ", the closest release that was read: check them against your version"
-    # loaded by the name in the spec, which may be a path
-    gpu = next(gpu for gpu in map(load_gpu, spec.gpus) if gpu.name == row["gpu"])
     node = min(gpu.linked_gpus, TP_SIZES[-1])
     if gpus_each > node:
         notes.append(
@@ -255,24 +250,20 @@ def _assumptions(
 
 
 def _modelled_kernels(
-    spec: DeploymentSpec, row: dict[str, Any], profile: EngineProfile, by_gpu: Mapping[str, GpuTables]
+    spec: DeploymentSpec, row: dict[str, Any], by_gpu: Mapping[str, GpuTables]
 ) -> list[str]:
     """Return what replaces the kernels of a deployment's decode and prefill steps that were not measured."""
     from fastroof.load.scaled import scaled_error
     from fastroof.sweep.unit_plans import Lost, unit_plan
 
-    model = next(name for name in spec.models if load_model(name).name == row["model"])
-    gpu, tables = next((name, each) for name, each in by_gpu.items() if each.gpu.name == row["gpu"])
-    engine = next(name for name in spec.engine if load_engine(name).name == profile.name)
-    routing = AUTO if row["routing"] == NO_ROUTING else row["routing"]
-    sizes = row["tp"], row["dtype"], row["kv_dtype"], engine, row["pp"], row["dp"], row["ep"], routing
+    key = spec.plan_key(row)
+    tables = by_gpu[key.gpu]
     batches = row["dp"] * row["pp"] * max(row["replicas"] or row["decode_workers"], 1)
     prompt = max(min(row["isl"], row["max_num_batched_tokens"]), 1)
     running = max(min(math.ceil(row["effective_concurrency"] / batches), row["max_num_batched_tokens"]), 1)
     with warnings.catch_warnings():
         # of modelled kernels, which is what the answer is about
         warnings.simplefilter("ignore", UserWarning)
-        key = PlanKey(model, gpu, *sizes)
         plan = unit_plan(spec, key, tables, max_tokens=max(prompt, running), max_seqs=running)
     if isinstance(plan, Lost):
         return []

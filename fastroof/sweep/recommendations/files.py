@@ -69,7 +69,7 @@ def _write_rows(rows: list[dict[str, Any]], place: Path) -> list[Path]:
     from fastroof.arrow import arrow_schema
     from fastroof.columns import guarded_columns
     from fastroof.parquet import write_parquet
-    from fastroof.sweep.deployments.spec import columns_of
+    from fastroof.sweep.deployments.columns import columns_of
 
     columns = columns_of("energy" if "joules_per_token" in rows[0] else "") if rows else columns_of("")
     table = pa.Table.from_pylist(rows, schema=arrow_schema(columns, {"fastroof_version": __version__}))

@@ -15,10 +15,10 @@ from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import SweepError
 from fastroof.models import TP_SIZES, load_model
 from fastroof.sweep.answers import Answer, Answers
-from fastroof.sweep.best import RankingOptions, best_deployments, best_of
+from fastroof.sweep.best import RankingOptions, best_deployments
 from fastroof.sweep.deployments import DeploymentSpec, DeploymentSweep
 from fastroof.sweep.kind import load_tables_by_gpu
-from fastroof.sweep.kinds import load_spec
+from fastroof.sweep.kinds import load_deployment_spec
 from fastroof.sweep.recommendations.candidates import (
     BUDGETS,
     LEAST_SEQS,
@@ -142,8 +142,7 @@ def deployment_question(
         "max_num_seqs": LEAST_SEQS,
         **chosen,
     }
-    spec = load_spec(values)
-    assert isinstance(spec, DeploymentSpec)
+    spec = load_deployment_spec(values)
     engines = [load_engine(name).on(each) for name in spec.engine for each in gpus]
     changes: dict[str, Any] = {}
     if "max_num_seqs" not in chosen:
@@ -151,9 +150,7 @@ def deployment_question(
     changes["concurrency"] = clients_to_try(total_gpus, max(changes.get("max_num_seqs", spec.max_num_seqs)))
     if "max_num_batched_tokens" not in chosen:
         changes["max_num_batched_tokens"] = budgets_to_try(engines, spec.isl[0])
-    spec = load_spec(values | changes)
-    assert isinstance(spec, DeploymentSpec)
-    return spec
+    return load_deployment_spec(values | changes)
 
 
 MOST_GPUS_TRIED: Final = 64
@@ -350,10 +347,8 @@ def recommend_for_spec(
     SweepError
         If the spec is invalid or not a deployment spec.
     """
-    loaded = load_spec(spec, None if gpu_hour_price is None else {"gpu_hour_price": gpu_hour_price})
-    if not isinstance(loaded, DeploymentSpec):
-        raise SweepError("the spec is not a deployment spec, which has isl, osl and concurrency")
-    return _recommended([loaded], ranking)
+    changes = None if gpu_hour_price is None else {"gpu_hour_price": gpu_hour_price}
+    return _recommended([load_deployment_spec(spec, changes)], ranking)
 
 
 def _recommended(specs: Sequence[DeploymentSpec], ranking: Mapping[str, Any]) -> Recommendation:
@@ -374,7 +369,7 @@ def _recommended(specs: Sequence[DeploymentSpec], ranking: Mapping[str, Any]) ->
                 progress(before + of_spec, total)
 
         tables_by_gpu = load_tables_by_gpu(DeploymentSweep(spec))
-        found = best_of(spec, tables_by_gpu, **{**ranking, "progress": report})
+        found = best_deployments(spec, tables_by_gpu=tables_by_gpu, **{**ranking, "progress": report})
         for answer in found.answers:
             answers.append(answer)
             choices = answer.choices
@@ -397,8 +392,7 @@ def _on_other_gpus(
     gpus = 2 * (total_gpus & -total_gpus)
     while gpus <= MOST_GPUS_TRIED:
         spec = deployment_question(model, total_gpus=gpus, **{**question, **dict.fromkeys(_LIMITS)})
-        few = load_spec(spec, {"concurrency": 1, "objective": "tokens_per_s_per_gpu"})
-        assert isinstance(few, DeploymentSpec)
+        few = load_deployment_spec(spec, {"concurrency": 1, "objective": "tokens_per_s_per_gpu"})
         choices = best_deployments(few, runners_up=0, threads=threads).answers[0].choices
         if choices:
             return choices[0].row

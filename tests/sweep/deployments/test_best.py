@@ -283,7 +283,7 @@ def test_nearest_is_what_is_least_over_its_worst_limit() -> None:
     assert isinstance(spec, DeploymentSpec)
     rows: list[dict[str, Any]] = [{"ttft_ms": 400.0, "tpot_ms": 1.0}, {"ttft_ms": 210.0, "tpot_ms": 25.0}]
     for given in (rows, rows[::-1]):
-        nearest = nearest_to_limits(spec, lambda _, given=given: given)  # type: ignore[misc]
+        nearest = nearest_to_limits(spec, given)
         assert nearest is not None
         assert nearest.row == rows[1]
         assert list(nearest.exceeds.items()) == [("tpot_ms", 2.5), ("ttft_ms", 2.1)]
