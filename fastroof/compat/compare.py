@@ -57,21 +57,19 @@ def compare(
     *,
     decode: Iterable[tuple[int, int]] = (),
     prefill: Iterable[int] = (),
-    tp: int = 1,
-    dp: int = 1,
-    ep: int = 1,
-    moe_tp: int | None = None,
-    dtype: str = "auto",
-    routing: str | None = None,
-    allow_modelled: bool = False,
     tables: Tables | None = None,
     roofline_v2_root: str | Path | None = None,
     infersim_root: str | Path | None = None,
     roofline_v1: Calibration | None = None,
+    **plan_options: Any,
 ) -> Comparison:
-    """Time steps with every method, by component, with the causes of their differences."""
+    """Time steps with every method, by component, with the causes of their differences.
+
+    ``plan_options`` are the layout, dtype, routing and allow_modelled of :func:`fastroof.compile_plan`.
+    """
     steps = _steps(decode, prefill)
-    for name, root in (("roofline_v2_root", roofline_v2_root), ("infersim_root", infersim_root)):
+    roots = {"roofline_v2_root": roofline_v2_root, "infersim_root": infersim_root}
+    for name, root in roots.items():
         if not isinstance(root, str | Path | None):
             raise TableError(f"{name} must be the path of a tree, got {shown(root)}")
     if not isinstance(roofline_v1, Calibration | None):
@@ -80,22 +78,7 @@ def compare(
     spec = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
     if tables is None:
         tables = load_tables(spec.name if isinstance(gpu, GpuSpec | Mapping) else gpu)
-    case = compare_case(
-        model,
-        spec,
-        tables,
-        steps,
-        tp=tp,
-        dp=dp,
-        ep=ep,
-        moe_tp=moe_tp,
-        dtype=dtype,
-        routing=routing,
-        allow_modelled=allow_modelled,
-        roofline_v2_root=roofline_v2_root,
-        infersim_root=infersim_root,
-        roofline_v1=roofline_v1,
-    )
+    case = compare_case(model, spec, tables, steps, roofline_v1=roofline_v1, **roots, **plan_options)
     constants = {
         "fastroof": {"bf16 TFLOP/s": spec.peak("bf16") / TFLOP}
         | ({"fp8 TFLOP/s": spec.peak("fp8") / TFLOP} if is_fp8(case.dtype) else {})
@@ -132,7 +115,7 @@ def compare_case(
     roofline_v2_root: str | Path | None = None,
     infersim_root: str | Path | None = None,
     roofline_v1: Calibration | None = None,
-    **options: Any,
+    **plan_options: Any,
 ) -> Case:
     """Return the plans, trees and configs with which all methods time steps; arguments as in compare."""
     if model.window is not None:
@@ -143,13 +126,14 @@ def compare_case(
     sizes = ComparedModel.of(model)
     max_tokens = max(MIN_MAX_TOKENS, *(step.new_tokens for step in steps))
     max_seqs = max(MIN_MAX_SEQS, *(step.batch_size for step in steps))
-    options |= {"engine": "kernels", "kv_dtype": "bf16", "max_tokens": max_tokens, "max_seqs": max_seqs}
-    plan = compile_plan(model, gpu, tables, **options)
+    fixed: dict[str, Any] = {"engine": "kernels", "kv_dtype": "bf16"}
+    fixed |= {"max_tokens": max_tokens, "max_seqs": max_seqs}
+    plan = compile_plan(model, gpu, tables, **fixed, **plan_options)
     dtype = gemm_dtype(plan)
     with warnings.catch_warnings():
         # labelled separately, so that it is not confused with the measured one
         warnings.simplefilter("ignore", UserWarning)
-        datasheet = compile_plan(model, gpu, None, **options)
+        datasheet = compile_plan(model, gpu, None, **fixed, **plan_options)
     why_not = {
         "roofline_v1": roofline_v1_obstacle(sizes, dtype),
         "roofline_v2": roofline_v2_obstacle(sizes, dtype),

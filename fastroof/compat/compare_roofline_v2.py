@@ -51,8 +51,8 @@ def roofline_v1_time(case: Case, step: Step) -> MethodTime:
 
 def roofline_v2_time(case: Case, step: Step) -> MethodTime:
     """Return the time of a step by component; the total is :func:`fastroof.compat.roofline_v2.step_us`'s."""
-    total, seconds = roofline_v2.step_us(
-        _tree(case), case.model_config, case.hardware, case.plan.tp, [_step(step)], components=True
+    total, seconds = roofline_v2.step_parts(
+        _tree(case), case.model_config, case.hardware, case.plan.tp, [_step(step)]
     )
     linear_us = _linear_us(case, step)
     compute_s, memory_s = (float(seconds[f"{step.phase}_{kind}_s"][0]) for kind in ("compute", "memory"))

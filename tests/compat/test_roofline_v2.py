@@ -131,7 +131,7 @@ def test_golden_step_times(golden: Golden) -> None:
     for (model, hw, tp), rows in groups.items():
         config, hardware = configs["models"][model]["config"], configs["hardware"][hw]
         steps = [_parsed(row) for row in rows]
-        us, parts = v2.step_us(golden.tables, config, hardware, tp, steps, components=True)
+        us, parts = v2.step_parts(golden.tables, config, hardware, tp, steps)
         assert us.tolist() == [float(row["step_us_float"]) for row in rows]
         assert np.floor(us + 0.5).astype(int).tolist() == [int(row["step_us_int"]) for row in rows]
         assert tuple(parts) == COMPONENTS
@@ -215,7 +215,7 @@ def test_lookups_are_the_naive_ones(tree: Any, sizes: Any, tp: int) -> None:
 @given(tree=trees(), steps=st.lists(STEP, max_size=4), tp=st.integers(1, 9))
 def test_steps_are_the_naive_ones(tree: Any, steps: Any, tp: int) -> None:
     mine, reference = _both(tree)
-    us, parts = v2.step_us(mine, MODEL, HARDWARE, tp, steps, components=True)
+    us, parts = v2.step_parts(mine, MODEL, HARDWARE, tp, steps)
     model = naive.Model(reference, MODEL, HARDWARE, tp)
     for i, step in enumerate(steps):
         assert (us[i], *(seconds[i] for seconds in parts.values())) == model.step(*step)
@@ -332,12 +332,12 @@ def test_a_measured_point_comes_back(sample: Golden) -> None:
 
 @given(steps=st.lists(STEP, max_size=6), tp=st.sampled_from([1, 2, 4, 8]))
 def test_a_batch_is_its_steps_and_a_step_its_longest_component(tables: Any, steps: Any, tp: int) -> None:
-    us, parts = v2.step_us(tables, MODEL, HARDWARE, tp, steps, components=True)
+    us, parts = v2.step_parts(tables, MODEL, HARDWARE, tp, steps)
     alone = [float(v2.step_us(tables, MODEL, HARDWARE, tp, [step])[0]) for step in steps]
     assert us.tolist() == alone
     longest = np.max(list(parts.values()), axis=0)
     assert us == pytest.approx(longest * 1e6 + 3200 / tp, rel=1e-14)
-    free, _ = v2.step_us(tables, MODEL, HARDWARE | {"perLayerOverhead": 0}, tp, steps, components=True)
+    free, _ = v2.step_parts(tables, MODEL, HARDWARE | {"perLayerOverhead": 0}, tp, steps)
     assert free == pytest.approx(np.maximum(us - 3200 / tp, 1.0), rel=1e-9)
     for i, (prefill, decode) in enumerate(steps):
         assert (parts["prefill_compute_s"][i] > 0) == (parts["prefill_memory_s"][i] > 0) == bool(prefill)
@@ -352,7 +352,7 @@ def test_the_order_of_requests_changes_nothing_but_rounding(tables: Any, steps: 
 
 
 def _parts(tables: v2.RooflineV2Tables, step: Any, model: Any = MODEL, tp: int = 1) -> dict[str, float]:
-    _, parts = v2.step_us(tables, model, HARDWARE, tp, [step], components=True)
+    _, parts = v2.step_parts(tables, model, HARDWARE, tp, [step])
     return {name: float(seconds[0]) for name, seconds in parts.items()}
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from fastroof.arrays import Array, Bools, Longs, Reals
 from fastroof.columns import Column
-from fastroof.compat.infersim import layers, tree
+from fastroof.compat.infersim import layers
 from fastroof.compat.infersim.layers import Placed, model_sizes, place, state_bytes
 from fastroof.compat.infersim.lookups import device_numbers
 from fastroof.compat.infersim.model import (
@@ -23,7 +23,7 @@ from fastroof.compat.infersim.model import (
     read_model,
 )
 from fastroof.compat.infersim.scenarios import LABELS, SCENARIO_COLUMNS, read_scenarios
-from fastroof.compat.infersim.tree import InfersimTables, file_path
+from fastroof.compat.infersim.tree import InfersimTables, file_path, gdn_us_of
 from fastroof.compiled.compat_infersim import EMPTY_BLOCK, NO_KEY
 from fastroof.units import GIB, MS_PER_S, US_PER_S
 
@@ -72,8 +72,8 @@ def prefill(p: Placed, scenarios: dict[str, Array], kv_token_bytes: Reals) -> Ph
     model, gdn = p.model, p.model.gdn
     isl, tokens = scenarios["isl"], scenarios["max_prefill_tokens"]
     kind = "mla/prefill" if model.mla else "mha/prefill"
-    row = tree.attn_prefill_rows(p.tables, kind, p.device, phase.heads, isl)
-    mfu = tree.prefill_mfu_of(p.tables.blocks[kind], row, p.default_mfu)
+    row = p.tables.rows(kind, (p.device, *phase.heads), (isl,))
+    mfu = p.tables.mfu(kind, row, p.default_mfu)
     # the order of InferSim's operations, here and below: another order differs in the last bit
     core_s = (
         isl
@@ -118,9 +118,9 @@ def decode(
     phase = Phase("d", _file_heads(p, decode=True), np.ones(len(p.tp), np.bool_))
     model, gdn = p.model, p.model.gdn
     kind = "mla/decode" if model.mla else "mha/decode"
-    row = tree.attn_decode_rows(p.tables, kind, p.device, phase.heads, scenarios["fp8_kv"], batch, kv_len)
+    row = p.tables.rows(kind, (p.device, *phase.heads, scenarios["fp8_kv"]), (batch, kv_len))
     phase.fail(row == EMPTY_BLOCK, NO_KV_DTYPE)
-    mfu = tree.mfu_of(p.tables.blocks[kind], row, p.default_mfu)
+    mfu = p.tables.mfu(kind, row, p.default_mfu)
     core_s = (
         batch
         * (layers.decode_flops(p, model.mla, model.num_heads, kv_len) / GFLOP)
@@ -189,12 +189,12 @@ def _linear(
     layer = (gdn.conv_kernel, gdn.num_key_heads, gdn.key_head_dim, gdn.num_value_heads, gdn.value_head_dim)
     kind = f"gdn/{word}"
     of_each = tuple(np.broadcast_to(size, queried.shape) for size in layer)
-    row = tree.gdn_rows(p.tables, kind, p.device, of_each, queried)
+    row = p.tables.rows(kind, (p.device, *of_each), (queried,))
     paths = [
         f"AssertionError: Error: bench_data/{file_path(kind, d, layer)} not exist." for d in p.tables.devices
     ]
     phase.fail(row < 0, np.array(paths, object)[p.device])
-    core_us = tree.gdn_us_of(p.tables.blocks[kind], row, queried)
+    core_us = gdn_us_of(p.tables.blocks[kind], row, queried)
     states_s = state_bytes(gdn) * requests / gdn.num_layers / GIB / p.memory_gb_per_s
     core_s = np.maximum(core_us / US_PER_S, states_s)
     projections = layers.linear_projections_s(p, gdn, tokens)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastroof.arrays import Array, Bools, Longs, Reals
-from fastroof.compat.infersim import tree
 from fastroof.compat.infersim.model import (
     ACTIVATIONS_GIB,
     GFLOP,
@@ -92,8 +91,8 @@ def place(tables: InfersimTables, model: InfersimModel, device: Longs, scenarios
 def gemm_s(p: Placed, m: Longs, k: Longs | int, n: Longs | int) -> Projected:
     """Return the time of one GEMM, s."""
     k_of_each, n_of_each = np.broadcast_to(k, m.shape), np.broadcast_to(n, m.shape)
-    row = tree.gemm_rows(p.tables, p.device, m, k_of_each, n_of_each)
-    mfu = tree.mfu_of(p.tables.blocks["gemm"], row, p.default_mfu)
+    row = p.tables.rows("gemm", (p.device, k_of_each, n_of_each), (m,))
+    mfu = p.tables.mfu("gemm", row, p.default_mfu)
     flops = 2.0 * m * k_of_each * n_of_each
     return Projected(flops / GFLOP / (p.gemm_gflops_per_s * mfu), row < 0, mfu == 0)
 
@@ -142,11 +141,11 @@ def decode_flops(p: Placed, mla: LatentAttention | None, heads: Longs | int, kv_
 
 def experts_mfu(p: Placed, phase: str, m: Longs, local_gpus: Longs) -> tuple[Reals, Longs]:
     """Return the MFU of the routed experts, or of the dense layer's GEMM, and its row."""
-    model, blocks = p.model, p.tables.blocks
+    model = p.model
     if not model.moe:
-        n = 2 * model.intermediate // p.world
-        row = tree.gemm_rows(p.tables, p.device, m, np.broadcast_to(model.hidden, m.shape), n)
-        return tree.mfu_of(blocks["gemm"], row, p.default_mfu), row
+        key = p.device, np.broadcast_to(model.hidden, m.shape), 2 * model.intermediate // p.world
+        row = p.tables.rows("gemm", key, (m,))
+        return p.tables.mfu("gemm", row, p.default_mfu), row
     kind = f"grouped_gemm/{phase}"
     layer = (
         model.num_experts,
@@ -157,8 +156,8 @@ def experts_mfu(p: Placed, phase: str, m: Longs, local_gpus: Longs) -> tuple[Rea
         p.intermediate,
     )
     of_each = tuple(np.broadcast_to(size, m.shape) for size in layer)
-    row = tree.grouped_gemm_rows(p.tables, kind, p.device, of_each, m)
-    up, down = (tree.mfu_of(blocks[kind], row, p.default_mfu, projection) for projection in (0, 1))
+    row = p.tables.rows(kind, (p.device, *of_each), (m,))
+    up, down = (p.tables.mfu(kind, row, p.default_mfu, projection) for projection in (0, 1))
     return np.maximum(up, down), row
 
 

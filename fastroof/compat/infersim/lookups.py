@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from fastroof.arrays import Array, Longs, Reals
 from fastroof.checks import check_flag, shown
-from fastroof.compat.infersim import tree
-from fastroof.compat.infersim.tree import KV_DTYPES, LARGEST, InfersimTables, file_path
+from fastroof.compat.infersim.tree import KV_DTYPES, LARGEST, InfersimTables, file_path, gdn_us_of
 from fastroof.compiled.compat_infersim import EMPTY_BLOCK, NO_KEY
 from fastroof.errors import GpuError, LookupInputError, MissingTableError
 from fastroof.given_arrays import common_shape, is_masked, number_array, refused
@@ -107,10 +106,15 @@ def device_numbers(tables: InfersimTables, device: str | npt.ArrayLike) -> Longs
     return of_each.reshape(names.shape)
 
 
-def attention_kind(
-    mha: Mapping[str, Sizes | None], mla: Mapping[str, Sizes | None]
-) -> tuple[bool, dict[str, Sizes]]:
-    """Return whether the heads are MLA's, and the two arguments that determine it."""
+def _attention(
+    tables: InfersimTables,
+    device: str | npt.ArrayLike,
+    phase: str,
+    mha: Mapping[str, Sizes | None],
+    mla: Mapping[str, Sizes | None],
+    **sizes: Sizes,
+) -> tuple[str, Query, tuple[Longs, Longs, Longs]]:
+    """Return the kind of file, the query, and the heads in the file's name: MLA's widths are not divided."""
     given = [{name: value for name, value in pair.items() if value is not None} for pair in (mha, mla)]
     if sorted(map(len, given)) != [0, 2]:
         names = [name for pair in given for name in pair]
@@ -118,7 +122,12 @@ def attention_kind(
             f"give {' and '.join(mha)} for MHA and GQA, or {' and '.join(mla)} for MLA; "
             f"got {', '.join(names) or 'neither'}"
         )
-    return bool(given[1]), given[0] or given[1]
+    kind, pair = ("mla", given[1]) if given[1] else ("mha", given[0])
+    query = Query(tables, device, num_heads=sizes.pop("num_heads"), **pair, **sizes)
+    q = query.sizes
+    middle, last = (q[name] for name in pair)
+    heads = q["num_heads"] // q["tp_size"], middle if given[1] else middle // q["tp_size"], last
+    return f"{kind}/{phase}", query, heads
 
 
 def checked_phase(phase: str) -> str:
@@ -218,25 +227,20 @@ def attn_decode_mfu(
     >>> attn_decode_mfu(tables, "H20", **heads, batch_size=[1, 9], kv_len=999)
     array([0.01, 0.01])
     """
-    mla, pair = attention_kind(
-        {"num_kv_heads": num_kv_heads, "head_dim": head_dim},
-        {"kv_lora_rank": kv_lora_rank, "qk_rope_head_dim": qk_rope_head_dim},
-    )
-    query = Query(
+    kind, query, heads = _attention(
         tables,
         device,
+        "decode",
+        {"num_kv_heads": num_kv_heads, "head_dim": head_dim},
+        {"kv_lora_rank": kv_lora_rank, "qk_rope_head_dim": qk_rope_head_dim},
         num_heads=num_heads,
-        **pair,
         tp_size=tp_size,
         batch_size=batch_size,
         kv_len=kv_len,
         fp8_kv=fp8_kv,
     )
-    kind = "mla/decode" if mla else "mha/decode"
     q = query.sizes
-    middle, last = (q[name] for name in pair)
-    heads = tree.shared_heads(mla, q["num_heads"], middle, last, q["tp_size"])
-    row = tree.attn_decode_rows(tables, kind, query.device, heads, q["fp8_kv"], q["batch_size"], q["kv_len"])
+    row = tables.rows(kind, (query.device, *heads, q["fp8_kv"]), (q["batch_size"], q["kv_len"]))
     empty = row == EMPTY_BLOCK
     if empty.any():
         i = int(empty.argmax())
@@ -244,7 +248,7 @@ def attn_decode_mfu(
             f"{query.path(kind, heads, i)} has no rows of kv_dtype {KV_DTYPES[q['fp8_kv'][i]]}"
         )
     query.refuse_fallbacks(strict, row, kind, heads, ())
-    return query.shaped(tree.mfu_of(tables.blocks[kind], row, query.default_mfu))
+    return query.shaped(tables.mfu(kind, row, query.default_mfu))
 
 
 def attn_prefill_mfu(
@@ -287,18 +291,19 @@ def attn_prefill_mfu(
     GpuError
         If the device has no constants.
     """
-    mla, pair = attention_kind(
+    kind, query, heads = _attention(
+        tables,
+        device,
+        "prefill",
         {"num_kv_heads": num_kv_heads, "head_dim": head_dim},
         {"qk_nope_head_dim": qk_nope_head_dim, "qk_rope_head_dim": qk_rope_head_dim},
+        num_heads=num_heads,
+        tp_size=tp_size,
+        seq_len=seq_len,
     )
-    query = Query(tables, device, num_heads=num_heads, **pair, tp_size=tp_size, seq_len=seq_len)
-    kind = "mla/prefill" if mla else "mha/prefill"
-    q = query.sizes
-    middle, last = (q[name] for name in pair)
-    heads = tree.shared_heads(mla, q["num_heads"], middle, last, q["tp_size"])
-    row = tree.attn_prefill_rows(tables, kind, query.device, heads, q["seq_len"])
+    row = tables.rows(kind, (query.device, *heads), (query.sizes["seq_len"],))
     query.refuse_fallbacks(strict, row, kind, heads, ("seq_len",))
-    return query.shaped(tree.prefill_mfu_of(tables.blocks[kind], row, query.default_mfu))
+    return query.shaped(tables.mfu(kind, row, query.default_mfu))
 
 
 def gemm_mfu(
@@ -342,9 +347,9 @@ def gemm_mfu(
     """
     query = Query(tables, device, m=m, k=k, n=n)
     q = query.sizes
-    row = tree.gemm_rows(tables, query.device, q["m"], q["k"], q["n"])
+    row = tables.rows("gemm", (query.device, q["k"], q["n"]), (q["m"],))
     query.refuse_fallbacks(strict, row, "gemm", (), ("k", "n", "m"))
-    return query.shaped(tree.mfu_of(tables.blocks["gemm"], row, query.default_mfu))
+    return query.shaped(tables.mfu("gemm", row, query.default_mfu))
 
 
 def grouped_gemm_mfu(
@@ -419,10 +424,9 @@ def grouped_gemm_mfu(
         q["num_experts"], q["num_gpus"], local_experts, q["topk"], q["hidden"],
         q["intermediate"] // q["tp_size"],
     )  # fmt: skip
-    row = tree.grouped_gemm_rows(tables, kind, query.device, layer, q["tokens_per_gpu"])
+    row = tables.rows(kind, (query.device, *layer), (q["tokens_per_gpu"],))
     query.refuse_fallbacks(strict, row, kind, (), tuple(q))
-    blocks = tables.blocks[kind]
-    up, down = (tree.mfu_of(blocks, row, query.default_mfu, projection) for projection in (0, 1))
+    up, down = (tables.mfu(kind, row, query.default_mfu, projection) for projection in (0, 1))
     return query.shaped(up), query.shaped(down)
 
 
@@ -479,6 +483,6 @@ def gdn_latency_us(
         tokens=tokens,
     )
     *layer, of_each = query.sizes.values()
-    row = tree.gdn_rows(tables, kind, query.device, tuple(layer), of_each)
+    row = tables.rows(kind, (query.device, *layer), (of_each,))
     query.refuse_fallbacks(True, row, kind, tuple(layer), (), has_default=False)
-    return query.shaped(tree.gdn_us_of(tables.blocks[kind], row, of_each))
+    return query.shaped(gdn_us_of(tables.blocks[kind], row, of_each))

@@ -59,13 +59,26 @@ class InfersimTables:
         """Names of the devices, in the order of their numbers in the keys."""
         return tuple(self.gpus)
 
+    def rows(self, kind: str, key: tuple[Longs, ...], at: tuple[Longs, ...]) -> Longs:
+        """Return the rows of queries by key and position; negative if InferSim finds none."""
+        blocks = self.blocks[kind]
+        row = np.empty(len(at[0]), np.int64)
+        _KINDS[kind].loop(blocks.keys, blocks.starts, blocks.axes, np.stack(key), np.stack(at), row)
+        return row
+
+    def mfu(self, kind: str, row: Longs, default_mfu: Reals | float, column: int = 0) -> Reals:
+        """Return the MFUs of rows; the default if there is none, or another without a file of the heads."""
+        if kind.endswith("a/prefill"):
+            default_mfu = np.where(row == loops.NO_KEY, MISSING_PREFILL_MFU, default_mfu)
+        return _taken(self.blocks[kind], row, column, default_mfu)
+
     def hardware(self, constant: str) -> Floats:
         """Return one constant of every device, such as ``default_mfu``."""
         return np.array([getattr(gpu, constant) for gpu in self.gpus.values()], np.float64)
 
 
 class _Kind(NamedTuple):
-    """One kind of file: number of sizes in its name, and how a line is read."""
+    """One kind of file: number of sizes in its name, how a line is read, and which row answers a query."""
 
     sizes_in_name: int
     key_width: int
@@ -73,6 +86,7 @@ class _Kind(NamedTuple):
     num_values: int
     row: Callable[[Sequence[str]], tuple[Key, Row] | None]
     """Return (rest of the key, (axes, values)) of a line's cells; None for a line that no lookup reads."""
+    loop: Callable[[Longs, Longs, Longs, Longs, Longs, Longs], None]
 
 
 def _mfu(cell: str) -> float:
@@ -108,15 +122,15 @@ def _gdn_row(cells: Sequence[str]) -> tuple[Key, Row]:
 
 
 _KINDS: Final[Mapping[str, _Kind]] = {
-    "mha/decode": _Kind(3, 5, 2, 1, _decode_row),
-    "mla/decode": _Kind(3, 5, 2, 1, _decode_row),
-    "mha/prefill": _Kind(3, 4, 1, 1, _prefill_row),
-    "mla/prefill": _Kind(3, 4, 1, 1, _prefill_row),
-    "gemm": _Kind(0, 3, 1, 1, _gemm_row),
-    "grouped_gemm/decode": _Kind(0, 7, 1, 2, _grouped_row),
-    "grouped_gemm/prefill": _Kind(0, 7, 1, 2, _grouped_row),
-    "gdn/decode": _Kind(5, 6, 1, GDN_COLUMNS, _gdn_row),
-    "gdn/prefill": _Kind(5, 6, 1, GDN_COLUMNS, _gdn_row),
+    "mha/decode": _Kind(3, 5, 2, 1, _decode_row, loops.nearest_row),
+    "mla/decode": _Kind(3, 5, 2, 1, _decode_row, loops.nearest_row),
+    "mha/prefill": _Kind(3, 4, 1, 1, _prefill_row, loops.floor_row),
+    "mla/prefill": _Kind(3, 4, 1, 1, _prefill_row, loops.floor_row),
+    "gemm": _Kind(0, 3, 1, 1, _gemm_row, loops.ceiling_shape_row),
+    "grouped_gemm/decode": _Kind(0, 7, 1, 2, _grouped_row, loops.nearest_row),
+    "grouped_gemm/prefill": _Kind(0, 7, 1, 2, _grouped_row, loops.floor_row),
+    "gdn/decode": _Kind(5, 6, 1, GDN_COLUMNS, _gdn_row, loops.nearest_row),
+    "gdn/prefill": _Kind(5, 6, 1, GDN_COLUMNS, _gdn_row, loops.nearest_row),
 }
 
 
@@ -266,74 +280,13 @@ def _blocks(by_key: Mapping[Key, Sequence[Row]], kind: _Kind) -> Blocks:
     )
 
 
-def attn_decode_rows(
-    tables: InfersimTables,
-    kind: str,
-    device: Longs,
-    heads: tuple[Longs, ...],
-    fp8: Longs,
-    batch: Longs,
-    kv: Longs,
-) -> Longs:
-    """Return the rows of decode attention; EMPTY_BLOCK if the file has no row of the KV dtype."""
-    return _rows(loops.nearest_row, tables.blocks[kind], (device, *heads, fp8), (batch, kv))
-
-
-def attn_prefill_rows(
-    tables: InfersimTables, kind: str, device: Longs, heads: tuple[Longs, ...], seq_len: Longs
-) -> Longs:
-    """Return the rows of prefill attention."""
-    return _rows(loops.floor_row, tables.blocks[kind], (device, *heads), (seq_len,))
-
-
-def gemm_rows(tables: InfersimTables, device: Longs, m: Longs, k: Longs, n: Longs) -> Longs:
-    """Return the rows of GEMMs."""
-    return _rows(loops.ceiling_shape_row, tables.blocks["gemm"], (device, k, n), (m,))
-
-
-def grouped_gemm_rows(
-    tables: InfersimTables, kind: str, device: Longs, layer: tuple[Longs, ...], tokens: Longs
-) -> Longs:
-    """Return the rows of grouped GEMMs, by the six columns that identify a layer."""
-    loop = loops.nearest_row if kind.endswith("decode") else loops.floor_row
-    return _rows(loop, tables.blocks[kind], (device, *layer), (tokens,))
-
-
-def gdn_rows(
-    tables: InfersimTables, kind: str, device: Longs, layer: tuple[Longs, ...], tokens: Longs
-) -> Longs:
-    """Return the rows of gated delta nets."""
-    return _rows(loops.nearest_row, tables.blocks[kind], (device, *layer), (tokens,))
-
-
-def mfu_of(blocks: Blocks, row: Longs, default_mfu: Reals | float, column: int = 0) -> Reals:
-    """Return the MFUs of rows; the default if there is none."""
-    return _taken(blocks, row, column, default_mfu)
-
-
-def prefill_mfu_of(blocks: Blocks, row: Longs, default_mfu: Reals | float) -> Reals:
-    """Return the MFUs of prefill attention, for which a missing file has a separate default."""
-    return _taken(blocks, row, 0, np.where(row == loops.NO_KEY, MISSING_PREFILL_MFU, default_mfu))
-
-
 def gdn_us_of(blocks: Blocks, row: Longs, tokens: Longs) -> Reals:
-    """Return the latencies of rows scaled to the tokens, us; NaN if there is no row."""
+    """Return the latencies of gated delta nets scaled to the tokens, us; NaN if there is no row."""
     scale = _taken(blocks, row, None, np.nan) / tokens
     total = np.zeros(len(row))
     for kernel in range(len(blocks.values)):
         total += _taken(blocks, row, kernel, np.nan) / scale
     return total
-
-
-def _rows(
-    loop: Callable[[Longs, Longs, Longs, Longs, Longs, Longs], None],
-    blocks: Blocks,
-    key: tuple[Longs, ...],
-    at: tuple[Longs, ...],
-) -> Longs:
-    row = np.empty(len(at[0]), np.int64)
-    loop(blocks.keys, blocks.starts, blocks.axes, np.stack(key), np.stack(at), row)
-    return row
 
 
 def _taken(blocks: Blocks, row: Longs, column: int | None, default: Any) -> Reals:
@@ -343,10 +296,3 @@ def _taken(blocks: Blocks, row: Longs, column: int | None, default: Any) -> Real
         return np.broadcast_to(np.asarray(default, np.float64), row.shape).copy()
     taken: Reals = np.where(row >= 0, values[np.maximum(row, 0)], default)
     return taken
-
-
-def shared_heads(
-    mla: bool, num_heads: Longs, middle: Longs, last: Longs, tp: Longs
-) -> tuple[Longs, Longs, Longs]:
-    """Return the heads in the name of a GPU's file: the latent widths of MLA are not divided."""
-    return num_heads // tp, (middle if mla else middle // tp), last

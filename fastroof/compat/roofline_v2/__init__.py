@@ -20,7 +20,7 @@ Examples
 [90880.0, 15354.0]
 """
 
-from fastroof.compat.roofline_v2.steps import StepRequests, step_us
+from fastroof.compat.roofline_v2.steps import StepRequests, step_parts, step_us
 from fastroof.compat.roofline_v2.tables import (
     RooflineV2Tables,
     decode_mfu,
@@ -39,6 +39,7 @@ __all__ = [
     "load",
     "nearest_attention",
     "prefill_mfu",
+    "step_parts",
     "step_us",
     "tables_of",
 ]

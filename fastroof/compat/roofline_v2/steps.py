@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, overload
+from typing import Any, Final
 
 import numpy as np
 
@@ -267,36 +267,13 @@ Steps = StepRequests | Iterable[tuple[Sequence[tuple[int, int]], Sequence[int]]]
 """Steps of a step function: CSR arrays, or one (prefill requests, decode requests) per step."""
 
 
-@overload
 def step_us(
     tables: RooflineV2Tables,
     model_config: Mapping[str, Any],
     hardware: Mapping[str, Any],
     tp: int,
     steps: Steps,
-    components: Literal[False] = False,
-) -> Floats: ...
-
-
-@overload
-def step_us(
-    tables: RooflineV2Tables,
-    model_config: Mapping[str, Any],
-    hardware: Mapping[str, Any],
-    tp: int,
-    steps: Steps,
-    components: Literal[True],
-) -> tuple[Floats, dict[str, Floats]]: ...
-
-
-def step_us(
-    tables: RooflineV2Tables,
-    model_config: Mapping[str, Any],
-    hardware: Mapping[str, Any],
-    tp: int,
-    steps: Steps,
-    components: bool = False,
-) -> Floats | tuple[Floats, dict[str, Floats]]:
+) -> Floats:
     """Return step times as of roofline V2, before it rounds to whole microseconds.
 
     Parameters
@@ -315,16 +292,11 @@ def step_us(
     steps : StepRequests, or iterable of (prefill requests, decode requests)
         Prefill requests are (progress, new_tokens), decode requests are progress; both in tokens. Lists are
         converted request by request; :class:`StepRequests` need no conversion.
-    components : bool
-        Also return the component seconds.
 
     Returns
     -------
     ndarray of float64, shape (steps,)
         Microseconds, at least 1.
-    dict of str to ndarray
-        With ``components=True``: seconds of ``prefill_compute_s``, ``prefill_memory_s``,
-        ``decode_compute_s`` and ``decode_memory_s``.
 
     Raises
     ------
@@ -339,6 +311,17 @@ def step_us(
     -----
     A step is its longest component of four plus the overhead, ``perLayerOverhead * layers / tp``.
     """
+    return step_parts(tables, model_config, hardware, tp, steps)[0]
+
+
+def step_parts(
+    tables: RooflineV2Tables,
+    model_config: Mapping[str, Any],
+    hardware: Mapping[str, Any],
+    tp: int,
+    steps: Steps,
+) -> tuple[Floats, dict[str, Floats]]:
+    """Return the times of :func:`step_us`, and the seconds of each of :data:`COMPONENTS`."""
     sizes, gpu = ModelSizes.from_config(model_config), Hardware.from_config(hardware)
     with np.errstate(over="ignore", invalid="ignore"):
         constants = _constants(tables, sizes, gpu, checked_tp(tp))
@@ -360,7 +343,7 @@ def step_us(
     refuse_infinite(*seconds, out)
     out *= US_PER_S
     np.maximum(out, FLOOR_US, out=out)
-    return (out, dict(zip(COMPONENTS, seconds, strict=True))) if components else out
+    return out, dict(zip(COMPONENTS, seconds, strict=True))
 
 
 def _constants(tables: RooflineV2Tables, model: ModelSizes, hardware: Hardware, tp: int) -> Floats:

@@ -176,7 +176,7 @@ class OtherSteps(Target):
         elif fitted:
             found = roofline_v1.step_us(model, hardware, fitted[0], tp, steps)
         else:
-            found, parts = roofline_v2.step_us(self.tables, model, hardware, tp, steps, components=True)
+            found, parts = roofline_v2.step_parts(self.tables, model, hardware, tp, steps)
             all_finite(parts)
         all_finite(found)
         if (found < 0.0).any():
