@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from fastroof.checks import shown, whole_number
 from fastroof.compat import infersim, roofline_v2
-from fastroof.compat.compare_causes import differences
 from fastroof.compat.compare_infersim import constants_of, hf_config, infersim_time
 from fastroof.compat.compare_roofline_v2 import (
     infersim_tree,
@@ -27,17 +26,16 @@ from fastroof.compat.compare_steps import (
     Comparison,
     MethodTime,
     Step,
+    differences,
     gemm_dtype,
-    infersim_obstacle,
     is_fp8,
     modelled_components,
+    obstacles,
     plan_time,
-    roofline_v1_obstacle,
-    roofline_v2_obstacle,
 )
 from fastroof.compat.roofline_v1 import Calibration
 from fastroof.config import GpuSpec, load_gpu
-from fastroof.errors import BatchError, FastroofError, MissingTableError, ModelError, PlanError, TableError
+from fastroof.errors import BatchError, FastroofError, MissingTableError, PlanError, TableError
 from fastroof.models import ModelSpec, load_model
 from fastroof.plan import compile_plan
 from fastroof.plan.curves import CLASSES
@@ -118,11 +116,6 @@ def compare_case(
     **plan_options: Any,
 ) -> Case:
     """Return the plans, trees and configs with which all methods time steps; arguments as in compare."""
-    if model.window is not None:
-        raise ModelError(
-            f"{model.name} attends within a window of {model.window} tokens, but the compared methods "
-            "support full attention only; use compare(model.with_full_attention(), ...)"
-        )
     sizes = ComparedModel.of(model)
     max_tokens = max(MIN_MAX_TOKENS, *(step.new_tokens for step in steps))
     max_seqs = max(MIN_MAX_SEQS, *(step.batch_size for step in steps))
@@ -134,18 +127,13 @@ def compare_case(
         # labelled separately, so that it is not confused with the measured one
         warnings.simplefilter("ignore", UserWarning)
         datasheet = compile_plan(model, gpu, None, **fixed, **plan_options)
-    why_not = {
-        "roofline_v1": roofline_v1_obstacle(sizes, dtype),
-        "roofline_v2": roofline_v2_obstacle(sizes, dtype),
-        "infersim": infersim_obstacle(sizes, plan.layout, dtype),
-    }
+    why_not = obstacles(sizes, plan.layout, dtype)
     infersim_tables = _infersim_tables(
         tables, gpu, infersim_root, sizes, dtype if dtype in INFERSIM_DTYPES else "bf16"
     )
     return Case(
         plan=plan,
         datasheet=datasheet,
-        tables=tables,
         model=sizes,
         dtype=dtype,
         infersim=infersim_tables,

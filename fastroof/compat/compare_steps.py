@@ -1,9 +1,9 @@
-"""Data of a comparison: steps, each method's time by component, and reasons."""
+"""Data of a comparison: steps, each method's time by component, and the known causes of differences."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from fastroof.compat.infersim import InfersimTables
@@ -19,7 +19,6 @@ from fastroof.operators.calls import Experts, Gemm
 from fastroof.plan import StepPlan
 from fastroof.plan.curves import DATASHEET_SOURCE, component_of
 from fastroof.run import StepBatch
-from fastroof.tables import Tables
 from fastroof.units import DTYPE_BYTES
 
 LAYER_GEMMS: Final = ("qkv", "o", "gate_up", "down", "experts", "shared_gate_up", "shared_down")
@@ -41,19 +40,19 @@ class ComparedModel(NamedTuple):
     @classmethod
     def of(cls, model: ModelSpec) -> ComparedModel:
         """Return a model's sizes."""
+        if model.window is not None:
+            raise ModelError(
+                f"{model.name} attends within a window of {model.window} tokens, but the compared methods "
+                "support full attention only; use compare(model.with_full_attention(), ...)"
+            )
         kind = model.only_kind
         attention, mlp = kind.attention, kind.mlp
-        is_known = isinstance(attention, GroupedQueryAttention) and isinstance(mlp, GatedMlp | RoutedExperts)
-        if not is_known or attention.window is not None:
+        if not (isinstance(attention, GroupedQueryAttention) and isinstance(mlp, GatedMlp | RoutedExperts)):
             raise ModelError(
-                f"{model.name} cannot be compared: its layers are {kind.name}"
-                + (f" within {attention.window} tokens" if attention.window else "")
-                + "; all methods support only grouped-query attention over all tokens, with a gated "
-                "MLP or with experts; model.with_full_attention() removes windows, and "
+                f"{model.name} cannot be compared: its layers are {kind.name}; all methods support only "
+                "grouped-query attention over all tokens, with a gated MLP or with experts; "
                 "fastroof.compat.infersim supports MLA"
             )
-        assert isinstance(attention, GroupedQueryAttention)
-        assert isinstance(mlp, GatedMlp | RoutedExperts)
         return cls(
             model.num_layers,
             model.hidden,
@@ -77,39 +76,25 @@ def infersim_world(model: ComparedModel, layout: Layout) -> int:
     return layout.tp * layout.dp if model.experts else layout.tp
 
 
-def infersim_obstacle(model: ComparedModel, layout: Layout, dtype: str) -> str:
-    """Return why InferSim cannot represent a case; empty if it can."""
+def obstacles(model: ComparedModel, layout: Layout, dtype: str) -> dict[str, str]:
+    """Return why a method cannot represent a case, by method; empty if it can."""
+    roofline = ""
+    if model.experts:
+        roofline = NO_EXPERTS
+    elif dtype != "bf16":
+        roofline = f"GEMMs and attention share one peak and one weight size: bf16, not {dtype}"
+    no_tables = "; and V2's tables have no MFUs of experts" if model.experts else ""
+    infersim = ""
     if dtype not in INFERSIM_DTYPES:
-        return f"its GEMMs are all bf16 or all fp8, not {dtype}"
-    experts = model.experts
-    if experts is None:
-        return ""
-    if not experts.is_gated:
-        return "its experts have three projections, these two"
-    if (layout.ep, layout.moe_tp) != (layout.dp, layout.tp):
-        return (
+        infersim = f"its GEMMs are all bf16 or all fp8, not {dtype}"
+    elif model.experts and not model.experts.is_gated:
+        infersim = "its experts have three projections, these two"
+    elif model.experts and (layout.ep, layout.moe_tp) != (layout.dp, layout.tp):
+        infersim = (
             f"it splits experts like attention: each over tp GPUs, and groups over the dp ranks; here "
             f"that is ep {layout.dp} with moe_tp {layout.tp}, not ep {layout.ep} with moe_tp {layout.moe_tp}"
         )
-    return ""
-
-
-def roofline_v2_obstacle(model: ComparedModel, dtype: str) -> str:
-    """Return why roofline V2 cannot represent a case; empty if it can."""
-    if model.experts:
-        return f"{NO_EXPERTS}; and V2's tables have no MFUs of experts"
-    return _bf16_only(dtype)
-
-
-def roofline_v1_obstacle(model: ComparedModel, dtype: str) -> str:
-    """Return why roofline V1 cannot represent a case; empty if it can."""
-    return NO_EXPERTS if model.experts else _bf16_only(dtype)
-
-
-def _bf16_only(dtype: str) -> str:
-    if dtype == "bf16":
-        return ""
-    return f"GEMMs and attention share one peak and one weight size: bf16, not {dtype}"
+    return {"roofline_v1": roofline, "roofline_v2": roofline + no_tables, "infersim": infersim}
 
 
 def is_fp8(dtype: str) -> bool:
@@ -122,6 +107,46 @@ COMPONENTS: Final = (
 )  # fmt: skip
 """Parts of a step. ``experts`` are routed and shared experts with their router; ``memory`` is the time of
 roofline V2's bytes of the whole step beyond its FLOPs."""
+
+REPORTED_FROM: Final = 0.1
+"""Differences from this share of fastroof's time on are reported."""
+
+_NO_LM_HEAD: Final = "no LM head"
+_NO_NORMS: Final = "no norms, rotary embedding, KV write or activation"
+_CLASS: Final = "one efficiency and launch time for every kernel of a class"
+
+CAUSES: Final = {
+    "roofline_v1": {
+        "linear": "one fitted MFU for every GEMM of a phase",
+        "attention": "a fixed share of the peak, without measured kernels",
+        "communication": "no all-reduce",
+        "lm_head": _NO_LM_HEAD,
+        "elementwise": _NO_NORMS,
+        "memory": "the bytes of the whole step, at a fixed share of the bandwidth",
+    },
+    "roofline_v2": {
+        "linear": "unfused, unsplit GEMMs over tp, at interpolated MFUs, with a floor of their bytes",
+        "attention": "interpolated MFUs of the nearest measured heads; a prefill's square / 1.8",
+        "communication": "no all-reduce",
+        "lm_head": _NO_LM_HEAD,
+        "elementwise": _NO_NORMS,
+        "memory": "the bytes of the whole step, if they take longer than its FLOPs",
+        "overhead": "100 us a layer over tp; the engine `kernels` has none",
+    },
+    "infersim": {
+        "linear": "MFUs of the row below to 3 decimals, or a default; 1,024 GFLOP/s in a TFLOP/s",
+        "experts": "even routing at one row's MFU, or a default; all of a GPU's experts are read; no router",
+        "attention": "MFUs of one row to 3 decimals, or a default, with a floor of its KV; causal work / 1.8",
+        "communication": "bytes at the link's rate without launches; one all-reduce a layer, and an exchange",
+        "lm_head": _NO_LM_HEAD,
+        "elementwise": _NO_NORMS,
+        "overhead": "5 ms a decode step and 30 ms a prefill; the engine `kernels` has none",
+    },
+    "datasheet": dict.fromkeys(
+        ("linear", "experts", "attention", "communication", "lm_head", "elementwise"), _CLASS
+    ),
+}  # fmt: skip
+"""The cause of each method's difference, by component."""
 
 METHODS: Final = ("fastroof", "roofline_v1", "roofline_v2", "infersim", "datasheet")
 """The methods in display order; roofline V1 only with its calibration."""
@@ -159,6 +184,16 @@ class Difference:
     component: str
     us: float
     cause: str
+
+
+def differences(own: MethodTime, other: MethodTime) -> list[Difference]:
+    """Return the components in which a method differs from fastroof by more than 10 %."""
+    apart_us = {name: other.components_us[name] - own.components_us[name] for name in COMPONENTS}
+    return [
+        Difference(other.method, name, us, CAUSES[other.method].get(name, "unexplained"))
+        for name, us in apart_us.items()
+        if abs(us) > REPORTED_FROM * own.components_us[name]
+    ]
 
 
 @dataclass(frozen=True)
@@ -199,7 +234,6 @@ class Case:
 
     plan: StepPlan
     datasheet: StepPlan
-    tables: Tables
     model: ComparedModel
     dtype: str
     infersim: InfersimTables
@@ -207,8 +241,8 @@ class Case:
     model_config: Mapping[str, Any]
     hardware: Mapping[str, Any]
     hf_config: Mapping[str, Any]
-    why_not: Mapping[str, str] = field(default_factory=dict)
-    roofline_v1: Calibration | None = None
+    why_not: Mapping[str, str]
+    roofline_v1: Calibration | None
 
     @property
     def layout(self) -> Layout:

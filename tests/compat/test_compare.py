@@ -16,14 +16,16 @@ from fastroof.cli import app
 from fastroof.cli.compare import EPILOG
 from fastroof.compat import infersim, roofline_v1, roofline_v2
 from fastroof.compat.compare import compare, compare_case
-from fastroof.compat.compare_causes import CAUSES, REPORTED_FROM, differences
 from fastroof.compat.compare_infersim import constants_of
 from fastroof.compat.compare_steps import (
+    CAUSES,
     COMPONENTS,
     METHODS,
+    REPORTED_FROM,
     Comparison,
     MethodTime,
     Step,
+    differences,
     requests_of,
 )
 from fastroof.errors import BatchError, MissingTableError, ModelError, PlanError
