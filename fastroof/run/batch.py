@@ -44,6 +44,20 @@ def int_vector(name: str, value: Any) -> Ints:
     return array
 
 
+def check_offsets(name: str, offsets: Ints, num_requests: int) -> None:
+    """Refuse starts of steps that do not rise from 0 to the number of requests."""
+    if not len(offsets) or offsets[0] != 0 or offsets[-1] != num_requests:
+        # only the ends: there may be millions
+        ends = f"{offsets[0]} and {offsets[-1]}" if len(offsets) else "none"
+        raise BatchError(f"{name} must start at 0 and end at the {num_requests} requests, got {ends}")
+    falls = np.flatnonzero(np.diff(offsets) < 0)
+    if len(falls):
+        at = int(falls[0])
+        raise BatchError(
+            f"{name} must not decrease: {offsets[at]} is followed by {offsets[at + 1]} at step {at}"
+        )
+
+
 def _found(value: Any) -> str:
     """The type and value given instead of integers."""
     if is_masked(type(value)):
@@ -153,18 +167,7 @@ class StepBatch:
             raise BatchError(
                 f"new_tokens has {len(self.new_tokens)} requests, context_len {len(self.context_len)}"
             )
-        offsets = self.offsets
-        if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(self.new_tokens):
-            # only the ends: there may be millions
-            ends = f"{offsets[0]} and {offsets[-1]}" if len(offsets) else "none"
-            raise BatchError(
-                f"offsets must start at 0 and end at the {len(self.new_tokens)} requests, got {ends}"
-            )
-        if (np.diff(offsets) < 0).any():
-            at = int(np.flatnonzero(np.diff(offsets) < 0)[0])
-            raise BatchError(
-                f"offsets must not decrease: {offsets[at]} is followed by {offsets[at + 1]} at step {at}"
-            )
+        check_offsets("offsets", self.offsets, len(self.new_tokens))
 
     @classmethod
     def from_requests(cls, requests: Iterable[Iterable[tuple[int, int]]]) -> StepBatch:

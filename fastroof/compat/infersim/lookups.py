@@ -284,12 +284,8 @@ def attn_prefill_mfu(
 
     Raises
     ------
-    MissingTableError
-        If strict and InferSim would fall back.
-    LookupInputError
-        If an argument is not a positive integer, or the heads of neither kind of attention are given.
-    GpuError
-        If the device has no constants.
+    MissingTableError, LookupInputError, GpuError
+        As in :func:`attn_decode_mfu`.
     """
     kind, query, heads = _attention(
         tables,
@@ -331,12 +327,8 @@ def gemm_mfu(
 
     Raises
     ------
-    MissingTableError
-        If strict and InferSim would fall back.
-    LookupInputError
-        If an argument is not a positive integer.
-    GpuError
-        If the device has no constants.
+    MissingTableError, LookupInputError, GpuError
+        As in :func:`attn_decode_mfu`.
 
     Examples
     --------
@@ -393,12 +385,8 @@ def grouped_gemm_mfu(
 
     Raises
     ------
-    MissingTableError
-        If strict and InferSim would fall back.
-    LookupInputError
-        If a size is not a positive integer, ``tp_size`` is over ``num_gpus``, or the phase is neither.
-    GpuError
-        If the device has no constants.
+    MissingTableError, LookupInputError, GpuError
+        As in :func:`attn_decode_mfu`; also if ``tp_size`` is over ``num_gpus``, or the phase is neither.
     """
     kind = f"grouped_gemm/{checked_phase(phase)}"
     query = Query(
@@ -464,12 +452,8 @@ def gdn_latency_us(
 
     Raises
     ------
-    MissingTableError
-        If the layer has no file (InferSim raises too).
-    LookupInputError
-        If a size is not a positive integer, or the phase is neither.
-    GpuError
-        If the device has no constants.
+    MissingTableError, LookupInputError, GpuError
+        As in :func:`grouped_gemm_mfu`, always strict: InferSim raises too.
     """
     kind = f"gdn/{checked_phase(phase)}"
     query = Query(

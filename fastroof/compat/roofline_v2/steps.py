@@ -13,7 +13,7 @@ from fastroof.checks import is_number, is_whole_number, shown, whole_number
 from fastroof.compat.roofline_v2.tables import RooflineV2Tables, decode_at, nearest_attention, prefill_mfu
 from fastroof.compiled import compat_roofline_v2 as loops
 from fastroof.errors import BatchError, FastroofError, GpuError, ModelError, PlanError
-from fastroof.run.batch import int_vector
+from fastroof.run.batch import check_offsets, int_vector
 from fastroof.units import TB, TFLOP, US_PER_S
 
 LARGEST: Final = 2**31
@@ -208,8 +208,8 @@ class StepRequests:
                 f"prefill_progress has {len(self.prefill_progress)} requests, "
                 f"prefill_new_tokens {len(self.prefill_new_tokens)}"
             )
-        _check_offsets("prefill", self.prefill_offsets, len(self.prefill_progress))
-        _check_offsets("decode", self.decode_offsets, len(self.decode_progress))
+        check_offsets("prefill_offsets", self.prefill_offsets, len(self.prefill_progress))
+        check_offsets("decode_offsets", self.decode_offsets, len(self.decode_progress))
         if len(self.prefill_offsets) != len(self.decode_offsets):
             raise BatchError(
                 f"prefill_offsets have {len(self.prefill_offsets) - 1} steps, "
@@ -384,20 +384,6 @@ def _constants(tables: RooflineV2Tables, model: ModelSizes, hardware: Hardware, 
 def _integers(name: str, value: Any) -> Longs:
     """Return a one-dimensional int64 array, or raise an error that names the argument."""
     return np.ascontiguousarray(int_vector(name, value), np.int64)
-
-
-def _check_offsets(kind: str, offsets: Longs, num_requests: int) -> None:
-    if not len(offsets) or offsets[0] != 0 or offsets[-1] != num_requests:
-        raise BatchError(
-            f"{kind}_offsets must start at 0 and end at the {num_requests} requests, "
-            f"got {shown(offsets.tolist())}"
-        )
-    falls = np.flatnonzero(offsets[1:] < offsets[:-1])
-    if len(falls):
-        at = int(falls[0])
-        raise BatchError(
-            f"{kind}_offsets must not decrease: {offsets[at]} is followed by {offsets[at + 1]} at step {at}"
-        )
 
 
 def refuse_requests(batch: StepRequests) -> None:
