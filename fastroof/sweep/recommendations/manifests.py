@@ -47,54 +47,65 @@ def kubernetes_manifest(deployment: Deployment) -> str:
     name = label_name(deployment.checkpoint.name)
     command = deployment.servers["server"]
     labels = {"app": name}
-    volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
-    mounts = [{"name": "shm", "mountPath": "/dev/shm"}]
-    documents: list[dict[str, Any]] = []
-    if command.config:
-        documents.append(_config_map(name, labels, command))
-        volumes.append({"name": "config", "configMap": {"name": name}})
-        mounts.append({"name": "config", "mountPath": CONFIG_FOLDER})
-    words = command.words(f"{CONFIG_FOLDER}/{CONFIG_NAME}")
     container = {
         "name": "server",
         "image": deployment.engine.image,
-        "command": [*words, "--host", _ANY_ADDRESS],
+        "command": [*command.words(f"{CONFIG_FOLDER}/{CONFIG_NAME}"), "--host", _ANY_ADDRESS],
         "ports": [{"name": "http", "containerPort": PORT}],
-        "env": [
-            {
-                "name": "HF_TOKEN",
-                "valueFrom": {"secretKeyRef": {"name": "hf-token", "key": "token", "optional": True}},
-            }
-        ],
+        "env": [_secret("hf-token", "token")],
+    }
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"selector": labels, "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]},
+    }
+    config = [_config_map(name, labels, command)] if command.config else []
+    return yaml_text(*config, _pods(deployment, "server", command, name, labels, container), service)
+
+
+def _secret(name: str, key: str) -> dict[str, Any]:
+    """Return the variable of the token for models that need one."""
+    secret = {"name": name, "key": key, "optional": True}
+    return {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}}
+
+
+def _pods(
+    deployment: Deployment,
+    role: str,
+    command: Command,
+    name: str,
+    labels: Mapping[str, str],
+    container: Mapping[str, Any],
+    sidecar: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the object of the pods of a role, whose container gets GPUs, probes and volumes."""
+    assert deployment.engine is not None
+    volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    mounts = [{"name": "shm", "mountPath": "/dev/shm"}]
+    if command.config:
+        volumes.append({"name": "config", "configMap": {"name": name}})
+        mounts.append({"name": "config", "mountPath": CONFIG_FOLDER})
+    server = {
+        **container,
         "resources": {"limits": {"nvidia.com/gpu": deployment.gpus_each}},
         "startupProbe": _probe(deployment.engine.health, period=10, failures=START_MINUTES * 6),
         "readinessProbe": _probe(deployment.engine.health, period=10, failures=3),
         "volumeMounts": mounts,
     }
-    documents.append(
-        {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": {"name": name, "labels": labels},
-            "spec": {
-                "replicas": deployment.copies,
-                "selector": {"matchLabels": labels},
-                "template": {
-                    "metadata": {"labels": labels},
-                    "spec": {"containers": [container], "volumes": volumes},
-                },
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "replicas": _replicas(deployment, role),
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {**(sidecar or {}), "containers": [server], "volumes": volumes},
             },
-        }
-    )
-    documents.append(
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": name, "labels": labels},
-            "spec": {"selector": labels, "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]},
-        }
-    )
-    return yaml_text(*documents)
+        },
+    }
 
 
 def _probe(path: str, period: int, failures: int) -> dict[str, Any]:
@@ -288,45 +299,21 @@ def _llm_d_server(
     assert deployment.engine is not None
     labels = {**_llm_d_labels(label_name(deployment.checkpoint.name)), "llm-d.ai/role": _LLM_D_ROLES[role]}
     words = [*command.words(f"{CONFIG_FOLDER}/{CONFIG_NAME}"), "--host", _ANY_ADDRESS]
-    secret = {"name": "llm-d-hf-token", "key": "HF_TOKEN", "optional": True}
-    env: list[dict[str, Any]] = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}}]
+    env = [_secret("llm-d-hf-token", "HF_TOKEN")]
     if role != "server":
         words += [word for argument in known.transfer for word in argument]
         if known.address_variable:
             address = {"fieldRef": {"fieldPath": "status.podIP"}}
             env.append({"name": known.address_variable, "valueFrom": address})
-    volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
-    mounts = [{"name": "shm", "mountPath": "/dev/shm"}]
-    if command.config:
-        volumes.append({"name": "config", "configMap": {"name": name}})
-        mounts.append({"name": "config", "mountPath": CONFIG_FOLDER})
-    health = deployment.engine.health
-    port = _SIDECAR_TO if role == "decode" else PORT
-    server = {
+    container = {
         "name": "modelserver",
         "image": deployment.engine.image,
         "command": words,
-        "ports": [{"name": "http", "containerPort": port}],
+        "ports": [{"name": "http", "containerPort": _SIDECAR_TO if role == "decode" else PORT}],
         "env": env,
-        "resources": {"limits": {"nvidia.com/gpu": deployment.gpus_each}},
-        "startupProbe": _probe(health, period=10, failures=START_MINUTES * 6),
-        "readinessProbe": _probe(health, period=10, failures=3),
-        "volumeMounts": mounts,
     }
     sidecar = {"initContainers": [_llm_d_sidecar(known)]} if role == "decode" else {}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {
-            "replicas": _replicas(deployment, role),
-            "selector": {"matchLabels": labels},
-            "template": {
-                "metadata": {"labels": labels},
-                "spec": {**sidecar, "containers": [server], "volumes": volumes},
-            },
-        },
-    }
+    return _pods(deployment, role, command, name, labels, container, sidecar)
 
 
 def _llm_d_sidecar(known: LlmDEngine) -> dict[str, Any]:
