@@ -19,7 +19,6 @@ from fastroof.sweep.recommendations import (
     recommend,
     recommend_for_spec,
     recommend_shared,
-    save_recommendation,
 )
 from fastroof.sweep.run import run_sweep
 from fastroof.sweep.steps import BestStep, StepSpec, StepSummary
@@ -55,6 +54,5 @@ __all__ = [
     "recommend_for_spec",
     "recommend_shared",
     "run_sweep",
-    "save_recommendation",
     "work_units",
 ]

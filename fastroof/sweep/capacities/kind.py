@@ -1,13 +1,17 @@
-"""Sweeps over capacities: units, reduction of rows, and summary."""
+"""Sweeps over capacities: units, their evaluation, reduction of rows, and summary."""
 
 from __future__ import annotations
 
 import itertools
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from fastroof.columns import Column
+from fastroof.engines import load_engine
+from fastroof.errors import SimulationError
 from fastroof.models import load_model
 from fastroof.sweep.capacities.spec import COLUMNS, CapacitySpec, capacity_columns
 from fastroof.sweep.kind import GpuTables, SweepKind, SweepTotals
@@ -16,6 +20,11 @@ from fastroof.sweep.units import PlanKey, UnitResult, WorkUnit, numbered_units, 
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from fastroof.plan import StepPlan
+    from fastroof.sweep.unit_plans import Lost
+
+# Cutting a sweep into units needs neither numba nor pyarrow: these are imported when it runs.
 
 
 MODE: Final = "capacity"
@@ -103,9 +112,7 @@ class CapacitySweep(SweepKind):
 
     def evaluate(self, unit: WorkUnit, tables_by_gpu: Mapping[str, GpuTables]) -> UnitResult:
         """Find a unit's capacities."""
-        from fastroof.sweep.capacities.evaluate import evaluate_capacities
-
-        return evaluate_capacities(self.spec, unit, tables_by_gpu[unit.plan.gpu])
+        return _evaluated(self.spec, unit, tables_by_gpu[unit.plan.gpu])
 
     def reduced(self, rows: pa.Table) -> pa.Table:
         """Drop rows that others of their group beat; keep the order."""
@@ -141,3 +148,72 @@ def _taken(rows: pa.Table, indices: list[int]) -> pa.Table:
     import numpy as np
 
     return rows.take(np.array(indices, np.int64))
+
+
+def _evaluated(spec: CapacitySpec, unit: WorkUnit, tables: GpuTables) -> UnitResult:
+    """Find the capacities of a unit's deployments."""
+    import pyarrow as pa
+
+    from fastroof.arrow import arrow_schema
+    from fastroof.sweep.unit_plans import Lost, unit_plan
+
+    key = unit.plan
+    counts: Counter[str] = Counter(evaluated=unit.size)
+    counts["layout"] = unit.size - (unit.stop - unit.start)
+    skipped: dict[tuple[str, str], None] = {}  # a dict as an ordered set
+    deployments = spec.deployments(key.tp * key.pp * key.dp)[unit.start : unit.stop]
+    engine = load_engine(key.engine).on(tables.gpu).scheduling
+    plans: dict[tuple[int, int], StepPlan | Lost] = {}
+    rows = []
+    evaluate_s = 0.0
+    for replicas, given_tokens, given_seqs in deployments:
+        budget, seqs, _ = engine.step_limits(given_tokens, given_seqs)
+        if (budget, seqs) not in plans:
+            plans[budget, seqs] = unit_plan(spec, key, tables, **engine.plan_sizes(budget, seqs))
+        plan = plans[budget, seqs]
+        began = time.perf_counter()
+        row = plan if isinstance(plan, Lost) else _row(spec, plan, replicas, budget, seqs)
+        evaluate_s += time.perf_counter() - began
+        if isinstance(row, Lost):
+            counts[row.reason] += 1
+            skipped[row.reason, row.message] = None
+            continue
+        counts["limits"] += row["requests_per_s"] == 0.0
+        rows.append(row)
+    batch = pa.RecordBatch.from_pylist(rows, schema=arrow_schema(capacity_columns(spec), {}))
+    present = {name: count for name, count in counts.items() if count or name == "evaluated"}
+    return UnitResult(batch, present, tuple(skipped), (), evaluate_s)
+
+
+def _row(spec: CapacitySpec, plan: StepPlan, replicas: int, budget: int, seqs: int) -> dict[str, Any] | Lost:
+    """Find the capacity of one deployment, as a row."""
+    from fastroof.simulation.capacity import capacity
+    from fastroof.sweep.unit_plans import Lost, plan_columns
+
+    options: dict[str, Any] = {
+        "max_num_batched_tokens": budget, "max_num_seqs": seqs, "block_size": None, **spec.slo
+    }  # fmt: skip
+    try:
+        most = capacity(
+            plan, spec.requests, replicas=replicas, routing=spec.router, tolerance=spec.tolerance,
+            draws=spec.draws, steady=spec.steady, **options,
+        )  # fmt: skip
+    except SimulationError as error:
+        return Lost("engine", f"{plan.model.name} on {plan.gpu.name} tp={plan.tp} {plan.dtype}: {error}")
+    return {
+        **plan_columns(plan),
+        "max_kv_tokens": plan.memory_of(max_tokens=budget, max_seqs=seqs).max_kv_tokens,
+        "replicas": replicas,
+        "total_gpus": most.gpus,
+        "max_num_batched_tokens": budget,
+        "max_num_seqs": seqs,
+        "requests_per_s_per_gpu": most.requests_per_s_per_gpu,
+        "requests_per_s": most.requests_per_s,
+        "limit": most.limit,
+        "low": most.low,
+        "high": most.high,
+        "relative_error": most.relative_error,
+        "sampling_error": most.sampling_error,
+        "simulations": most.simulations,
+        **most.at_capacity,
+    }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from fastroof.acceptance import MTP
-from fastroof.arrays import Floats, Longs
+from fastroof.arrays import Flags, Floats, Longs
 from fastroof.compiled import closed_loops
 from fastroof.compiled import deployments as loops
 from fastroof.compiled.closed_loops import DeploymentOptions
@@ -168,24 +168,25 @@ def evaluate_deployments(spec: DeploymentSpec, unit: WorkUnit, tables: GpuTables
     if impossible:
         counts["layout"] = impossible
     axes = candidate_axes(spec, target, unit.mode)
-    options = candidate_options(spec, target, unit.mode)
-    scratch = closed_loops.new_scratch()
+    candidates = _Candidates(
+        target.arena, axes, candidate_options(spec, target, unit.mode), closed_loops.new_scratch()
+    )
     # joules are not an answer of the loops: all rows are made, then reduced
     is_each_made = spec.keep == "all" or spec.objective == "energy"
     is_reduced = not is_each_made or spec.histogram
-    _compile_loops(target.arena, axes, options, scratch, is_reduced)
+    # compilation is not part of the evaluation time
+    candidates.estimated(np.empty(0, np.int64))
+    if is_reduced:
+        candidates.reduced(0, 0, _reduction(1, 1, False, False))
     began = time.perf_counter()
     histograms: tuple[dict[str, Any], ...] = ()
-    if not is_reduced:
-        numbers = np.arange(unit.start, unit.stop)
-    else:
-        reduction = _empty_reduction(spec, unit, plan)
-        by_code, reduction = _reduced(target.arena, axes, options, unit, scratch, reduction)
+    numbers = np.arange(unit.start, unit.stop)
+    if is_reduced:
+        empty = _empty_reduction(spec, unit, plan)
+        by_code, reduction = candidates.reduced(unit.start, unit.stop, empty)
         histograms = _histograms(spec, unit, plan, reduction)
-        numbers = np.arange(unit.start, unit.stop) if is_each_made else _selected_numbers(reduction)
-    answers = np.empty((closed_loops.ANSWERS, len(numbers)))
-    codes, origins = np.empty(len(numbers), np.uint8), np.empty(len(numbers), np.uint8)
-    loops.evaluate_candidates(target.arena, axes, options, numbers, scratch, answers, codes, origins)
+        numbers = numbers if is_each_made else _selected_numbers(reduction)
+    answers, codes, origins = candidates.estimated(numbers)
     if is_each_made:
         by_code = np.bincount(codes, minlength=closed_loops.CODES)
         valid = codes == closed_loops.FEASIBLE
@@ -208,22 +209,29 @@ def _no_rows(spec: DeploymentSpec, unit: WorkUnit, why: Lost) -> UnitResult:
     return UnitResult(no_rows(spec), counts, skipped)
 
 
-def _compile_loops(
-    arena: Floats,
-    axes: loops.Axes,
-    options: closed_loops.DeploymentOptions,
-    scratch: closed_loops.Scratch,
-    is_reduced: bool,
-) -> None:
-    """Compile the loops on empty input, so that compilation is not part of the evaluation time."""
-    nothing = np.empty(0, np.uint8)
-    loops.evaluate_candidates(
-        arena, axes, options, np.empty(0, np.int64), scratch, np.empty((closed_loops.ANSWERS, 0)),
-        nothing, nothing.copy(),
-    )  # fmt: skip
-    if is_reduced:
+class _Candidates(NamedTuple):
+    """A plan's candidates as the loops read them."""
+
+    arena: Floats
+    axes: Axes
+    options: DeploymentOptions
+    scratch: closed_loops.Scratch
+
+    def estimated(self, numbers: Longs) -> tuple[Floats, Flags, Flags]:
+        """Estimate candidates by their numbers; return answers, codes and origins."""
+        answers = np.empty((closed_loops.ANSWERS, len(numbers)))
+        codes, origins = np.empty(len(numbers), np.uint8), np.empty(len(numbers), np.uint8)
+        loops.evaluate_candidates(*self[:3], numbers, self.scratch, answers, codes, origins)
+        return answers, codes, origins
+
+    def reduced(self, start: int, stop: int, into: loops.Reduction) -> tuple[Longs, loops.Reduction]:
+        """Reduce candidates and count them by code; full fronts are enlarged."""
         counts = np.zeros(closed_loops.CODES, np.int64)
-        loops.reduce_candidates(arena, axes, options, 0, 0, scratch, _reduction(1, 1, False, False), counts)
+        while True:
+            start = loops.reduce_candidates(*self[:3], start, stop, self.scratch, into, counts)
+            if start == stop:
+                return counts, into
+            into = into._replace(fronts=grown(into.fronts))
 
 
 def _reduction(groups: int, k: int, is_pareto: bool, has_histogram: bool) -> loops.Reduction:
@@ -267,24 +275,6 @@ def _layout_keys(spec: DeploymentSpec, unit: WorkUnit, plan: StepPlan) -> list[t
         )
         for layout in spec.layouts(unit.mode, gpus_each)
     ]
-
-
-def _reduced(
-    arena: Floats,
-    axes: loops.Axes,
-    options: closed_loops.DeploymentOptions,
-    unit: WorkUnit,
-    scratch: closed_loops.Scratch,
-    reduction: loops.Reduction,
-) -> tuple[Longs, loops.Reduction]:
-    """Reduce the unit's candidates and count them by code; full fronts are enlarged."""
-    counts = np.zeros(closed_loops.CODES, np.int64)
-    start = unit.start
-    while True:
-        start = loops.reduce_candidates(arena, axes, options, start, unit.stop, scratch, reduction, counts)
-        if start == unit.stop:
-            return counts, reduction
-        reduction = reduction._replace(fronts=grown(reduction.fronts))
 
 
 def grown(fronts: Fronts) -> Fronts:

@@ -9,7 +9,6 @@ from fastroof.sweep.recommendations.recommend import (
     deployment_question,
     recommend,
     recommend_for_spec,
-    save_recommendation,
 )
 from fastroof.sweep.recommendations.shared_budget import GpuShare, SharedBudget, recommend_shared
 from fastroof.sweep.recommendations.traffic import Traffic, is_shared_spec
@@ -28,5 +27,4 @@ __all__ = [
     "recommend",
     "recommend_for_spec",
     "recommend_shared",
-    "save_recommendation",
 ]

@@ -31,6 +31,7 @@ from fastroof.sweep.recommendations.candidates import (
     seqs_to_try,
 )
 from fastroof.sweep.recommendations.deployment import Deployment, deployment_of
+from fastroof.sweep.recommendations.files import save_deployments
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -208,8 +209,32 @@ class Recommendation(ArrowRows):
         return self.answers._repr_html_()
 
     def save(self, folder: str | Path, manifest: str = "kubernetes") -> list[Path]:
-        """Write scripts, manifests and rows to a folder; see :func:`fastroof.sweep.save_recommendation`."""
-        return save_recommendation(self, folder, manifest)
+        """Write the files to run the recommended deployments, and the rows of the ranked ones.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Output folder. Existing files of the same name are replaced, others stay. Several models or loads
+            get a folder each.
+        manifest : str
+            Platform to write a manifest for: ``kubernetes``; ``dynamo``, a DynamoGraphDeployment; or
+            ``llm-d``, Deployments and the values of its router's Helm chart.
+
+        Returns
+        -------
+        list of Path
+            The written files: for each deployment a script that starts a replica and one that measures it,
+            the engine's YAML if it reads one, the manifest (for Kubernetes alone if a replica fits on a node
+            and does not only prefill or decode), and the rows as Parquet and CSV.
+
+        Raises
+        ------
+        SweepError
+            If a file cannot be written, or the platform cannot run a deployment. Writes are atomic.
+        """
+        rows = [choice.row for answer in self.answers.answers for choice in answer.choices]
+        deployments = [one for one in self.deployments if one is not None]
+        return save_deployments(rows, deployments, folder, manifest)
 
 
 def recommend(
@@ -398,37 +423,3 @@ def _on_other_gpus(
             return choices[0].row
         gpus *= 2
     return None
-
-
-def save_recommendation(
-    recommendation: Recommendation, folder: str | Path, manifest: str = "kubernetes"
-) -> list[Path]:
-    """Write the files to run a recommendation, and the ranked deployments.
-
-    Parameters
-    ----------
-    recommendation : Recommendation
-        Recommendation to write; with several models or loads, each gets its own folder.
-    folder : str or Path
-        Output folder. Existing files of the same name are replaced, others stay.
-    manifest : str
-        Platform to write a manifest for: ``kubernetes``; ``dynamo``, a DynamoGraphDeployment; or ``llm-d``,
-        Deployments and the values of its router's Helm chart.
-
-    Returns
-    -------
-    list of Path
-        The written files: for each deployment a script that starts a replica and one that measures it, the
-        engine's YAML if it reads one, the manifest (for Kubernetes alone if a replica fits on a node and
-        does not only prefill or decode), and the recommended deployments and runners-up as Parquet and CSV.
-
-    Raises
-    ------
-    SweepError
-        If a file cannot be written, or the platform cannot run a deployment. Writes are atomic.
-    """
-    from fastroof.sweep.recommendations.files import save_deployments
-
-    rows = [choice.row for answer in recommendation.answers.answers for choice in answer.choices]
-    deployments = [one for one in recommendation.deployments if one is not None]
-    return save_deployments(rows, deployments, folder, manifest)

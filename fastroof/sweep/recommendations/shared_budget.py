@@ -154,7 +154,7 @@ class SharedBudget(ArrowRows):
         ]
 
     def save(self, folder: str | Path, manifest: str = "kubernetes") -> list[Path]:
-        """Write the files of :func:`fastroof.sweep.save_recommendation`, one folder per model."""
+        """Write the files of :meth:`Recommendation.save`, one folder per model."""
         found = [share.recommendation for share in self.shares if share.gpus and share.recommendation]
         rows = [choice.row for one in found for answer in one.answers.answers for choice in answer.choices]
         run = [deployment for one in found for deployment in one.deployments if deployment is not None]

@@ -1,4 +1,4 @@
-"""Spec, columns and summary of a sweep over decode steps."""
+"""Spec, units, columns and summary of a sweep over decode steps."""
 
 from __future__ import annotations
 

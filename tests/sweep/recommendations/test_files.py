@@ -24,7 +24,6 @@ from fastroof.models.load import Published
 from fastroof.sweep import Recommendation, recommend
 from fastroof.sweep.recommendations import Deployment
 from fastroof.sweep.recommendations.manifests import label_name
-from fastroof.sweep.recommendations.recommend import save_recommendation
 
 HOSTILE = (
     "org/a b", 'org/"; rm -rf ~; "', "org/$(touch owned)", "org/`touch owned`", "org/x\n- injected: true",
@@ -183,7 +182,7 @@ def test_the_manifest_is_complete(found: Recommendation, tmp_path: Path) -> None
 def test_nothing_in_a_models_name_is_run_or_read(found: Recommendation, name: str, tmp_path: Path) -> None:
     hostile = renamed(found, name)
     place = tmp_path / "out"
-    save_recommendation(hostile, place)
+    hostile.save(place)
     check_manifest(only(hostile), (place / "kubernetes.yaml").read_text("utf-8"))
     called, _ = ran(place / "start.sh", only(hostile).servers["server"].program[0])
     assert name in called

@@ -16,7 +16,7 @@ from fastroof.engines.launch import Command
 from fastroof.engines.launch.platforms import DYNAMO_RELEASE, LLM_D_RELEASE, dynamo_engine
 from fastroof.evidence.engine_arguments import read_engine_arguments
 from fastroof.models.load import Published
-from fastroof.sweep import recommend, save_recommendation
+from fastroof.sweep import recommend
 from fastroof.sweep.recommendations import Deployment, Recommendation
 from fastroof.sweep.recommendations.manifests import (
     dynamo_files,
@@ -304,5 +304,5 @@ def test_what_a_platform_cannot_run_writes_nothing(found: Recommendation, tmp_pa
     alone = dataclasses.replace(found, deployments=(nothing,))
     for platform in ("dynamo", "llm-d"):
         with pytest.raises(SweepError, match="use sglang, trtllm, vllm"):
-            save_recommendation(alone, place, platform)
+            alone.save(place, platform)
     assert not place.exists()
