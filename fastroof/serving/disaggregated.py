@@ -319,30 +319,27 @@ def estimate_disaggregated(
     if code:
         _refuse(workers, options, dict(zip(inputs, arrays, strict=True)), code, position, needed)
     tpot_ms = out[loops.TPOT_US] / US_PER_MS
-    rows = [
-        out[loops.TTFT_US] / US_PER_MS,
-        tpot_ms,
-        tpot_ms.copy(),
-        out[loops.REQUEST_US] / US_PER_MS,
-        out[loops.TOKENS_PER_US] * US_PER_S / gpus,
-        out[loops.WAIT_US] / US_PER_MS,
-        out[loops.PREFILL_US] / US_PER_MS,
-        out[loops.TRANSFER_US] / US_PER_MS,
-        out[loops.PREFILL_BATCH],
-        out[loops.PREFILL_LOAD],
-        out[loops.LINK_LOAD],
-        out[loops.KV_LOAD],
-        out[loops.DECODES],
-        out[loops.DECODE_STEP_US],
-        out[loops.KV_LEN],
-    ]
+    rows = {
+        "ttft_ms": out[loops.TTFT_US] / US_PER_MS,
+        "tpot_ms": tpot_ms,
+        "itl_ms": tpot_ms.copy(),
+        "request_latency_ms": out[loops.REQUEST_US] / US_PER_MS,
+        "tokens_per_s_per_gpu": out[loops.TOKENS_PER_US] * US_PER_S / gpus,
+        "wait_ms": out[loops.WAIT_US] / US_PER_MS,
+        "prefill_ms": out[loops.PREFILL_US] / US_PER_MS,
+        "transfer_ms": out[loops.TRANSFER_US] / US_PER_MS,
+        "prefill_batch": out[loops.PREFILL_BATCH],
+        "prefill_load": out[loops.PREFILL_LOAD],
+        "link_load": out[loops.LINK_LOAD],
+        "kv_load": out[loops.KV_LOAD],
+        "decodes": out[loops.DECODES],
+        "decode_step_us": out[loops.DECODE_STEP_US],
+        "kv_len": out[loops.KV_LEN],
+    }
     if with_error:
-        sizes = (out[loops.DECODES], out[loops.KV_LEN], out[loops.DECODE_STEP_US])
-        rows.append(decode_errors(decode_plan, *sizes))
-    # the last row exists only with with_error
-    names = [column.name for column in DisaggregatedEstimate.arrow_columns]
-    values = dict(zip(names, field_values(rows, shape), strict=False))
-    return DisaggregatedEstimate(**values, made_from=made_from(decode_plan, speculation))
+        sizes = (rows[name] for name in ("decodes", "kv_len", "decode_step_us"))
+        rows["relative_error"] = decode_errors(decode_plan, *sizes)
+    return DisaggregatedEstimate(**field_values(rows, shape), made_from=made_from(decode_plan, speculation))
 
 
 def _refuse(

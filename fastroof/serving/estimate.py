@@ -9,24 +9,8 @@ import numpy as np
 from fastroof.arrays import Floats
 from fastroof.checks import shown
 from fastroof.compiled import serving
-from fastroof.compiled.serving_options import (
-    DECODE_STEP_US,
-    DECODES,
-    EFFECTIVE_CONCURRENCY,
-    ESTIMATE_ROWS,
-    KV_LEN,
-    MIXED_SHARE,
-    MIXED_STEP_US,
-    PREFILL_TOKENS,
-    PROMPTS,
-    REQUEST_US,
-    TOKENS_PER_US,
-    TPOT_US,
-    TTFT_US,
-    WAIT_US,
-    FrontEndTimes,
-    ServingOptions,
-)
+from fastroof.compiled import serving_options as loops
+from fastroof.compiled.serving_options import FrontEndTimes, ServingOptions
 from fastroof.errors import BatchError, PlanRangeError
 from fastroof.plan.calls import rank_rules
 from fastroof.plan.compile import check_plan
@@ -225,7 +209,7 @@ def estimate(
         batches=float(flight),
         pause_steps=interval - 1.0,
     )
-    out = np.empty((ESTIMATE_ROWS, len(arrays[0])))
+    out = np.empty((loops.ESTIMATE_ROWS, len(arrays[0])))
     lengths, outputs, clients, budgets = arrays[:4]
     busy: Any = 1.0
     if flight > 1:
@@ -239,44 +223,49 @@ def estimate(
         raise_scenario(plan, scenarios, code, position, needed, room, asked_seqs=engine.asked_seqs)
     rows = _rows(plan, out, flight, busy)
     if with_error:
-        rows += _error_rows(plan, out)
-    # the last rows exist only with with_error
-    names = [column.name for column in ServingEstimate.arrow_columns]
-    values = dict(zip(names, field_values(rows, shape), strict=False))
+        rows |= _errors(plan, out)
     if with_energy:
         load = MeanLoad(
-            out[DECODES], out[PREFILL_TOKENS], out[KV_LEN], lengths, new, outputs, budgets, clients,
-            out[REQUEST_US], rows[names.index("tokens_per_s_per_gpu")],
+            rows["decodes"], rows["prefill_tokens"], rows["kv_len"], lengths, new, outputs, budgets, clients,
+            out[loops.REQUEST_US], rows["tokens_per_s_per_gpu"],
         )  # fmt: skip
-        joules = joules_per_token(plan, load, engine.is_prefill_first, spread == 0.0)
-        values["joules_per_token"] = field_values([joules], shape)[0]
+        rows["joules_per_token"] = joules_per_token(plan, load, engine.is_prefill_first, spread == 0.0)
+    values = field_values(rows, shape)
+    if with_energy:
         values["joules_relative_error"] = energy_error(values.get("tpot_relative_error"), shape)
     return ServingEstimate(**values, made_from=made_from(plan, speculation))
 
 
-def _rows(plan: StepPlan, out: Floats, flight: float, busy: Any) -> list[Floats]:
+def _rows(plan: StepPlan, out: Floats, flight: float, busy: Any) -> dict[str, Floats]:
     """Return the columns of an estimate from the rows of the loop's answer."""
-    tpot_ms = out[TPOT_US] / US_PER_MS
-    return [
-        out[TTFT_US] / US_PER_MS,
-        tpot_ms,
-        tpot_ms.copy(),
-        out[REQUEST_US] / US_PER_MS,
-        out[TOKENS_PER_US] * (US_PER_S * flight / plan.layout.world_size) * busy,
-        out[WAIT_US] / US_PER_MS,
-        out[EFFECTIVE_CONCURRENCY] * flight * busy,
-        *(out[row] for row in (DECODE_STEP_US, MIXED_STEP_US, MIXED_SHARE)),
-        *(out[row] for row in (DECODES, PREFILL_TOKENS, PROMPTS, KV_LEN)),
-    ]
+    tpot_ms = out[loops.TPOT_US] / US_PER_MS
+    per_gpu = US_PER_S * flight / plan.layout.world_size
+    return {
+        "ttft_ms": out[loops.TTFT_US] / US_PER_MS,
+        "tpot_ms": tpot_ms,
+        "itl_ms": tpot_ms.copy(),
+        "request_latency_ms": out[loops.REQUEST_US] / US_PER_MS,
+        "tokens_per_s_per_gpu": out[loops.TOKENS_PER_US] * per_gpu * busy,
+        "wait_ms": out[loops.WAIT_US] / US_PER_MS,
+        "effective_concurrency": out[loops.EFFECTIVE_CONCURRENCY] * flight * busy,
+        "decode_step_us": out[loops.DECODE_STEP_US],
+        "mixed_step_us": out[loops.MIXED_STEP_US],
+        "mixed_share": out[loops.MIXED_SHARE],
+        "decodes": out[loops.DECODES],
+        "prefill_tokens": out[loops.PREFILL_TOKENS],
+        "prompts": out[loops.PROMPTS],
+        "kv_len": out[loops.KV_LEN],
+    }
 
 
-def _error_rows(plan: StepPlan, out: Floats) -> list[Floats]:
+def _errors(plan: StepPlan, out: Floats) -> dict[str, Floats]:
     """Return the errors of decode steps and, if the profile states them, of TPOT and TTFT."""
-    decode = decode_errors(plan, out[DECODES], out[KV_LEN], out[DECODE_STEP_US])
+    decode = decode_errors(plan, out[loops.DECODES], out[loops.KV_LEN], out[loops.DECODE_STEP_US])
     known = plan.profile.errors
     if not (known.tpot or known.ttft):
-        return [decode]
+        return {"relative_error": decode}
     # a step of several stages is a part of the time between tokens
-    tpot = stated_error(plan, np.maximum(out[DECODE_STEP_US], out[TPOT_US]))
+    tpot = stated_error(plan, np.maximum(out[loops.DECODE_STEP_US], out[loops.TPOT_US]))
     tpot = np.fmax(tpot, decode) if plan.is_beyond_evidence else tpot
-    return [decode, tpot, np.where(out[WAIT_US] > 0.0, np.nan, known.ttft or np.nan)]
+    ttft = np.where(out[loops.WAIT_US] > 0.0, np.nan, known.ttft or np.nan)
+    return {"relative_error": decode, "tpot_relative_error": tpot, "ttft_relative_error": ttft}

@@ -89,8 +89,7 @@ def estimate_with_images(
         for name, values in found.columns().items():
             if values is not None:
                 rows.setdefault(name, np.empty(len(lengths)))[of_length] = values
-    fields = dict(zip(rows, field_values(list(rows.values()), shape), strict=True))
-    return ServingEstimate(**fields, made_from=found.made_from)
+    return ServingEstimate(**field_values(rows, shape), made_from=found.made_from)
 
 
 def plan_that_encodes(plan: StepPlan, encoder_us_per_token: float) -> StepPlan:

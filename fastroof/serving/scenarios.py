@@ -95,9 +95,9 @@ def check_budgets(budgets: Floats, tokens: int) -> None:
         )
 
 
-def field_values(rows: list[Floats], shape: tuple[int, ...]) -> list[Any]:
-    """Return rows of answers as arrays of the scenarios' shape; floats for scalars."""
-    return [row.reshape(shape) if shape else float(row[0]) for row in rows]
+def field_values(rows: Mapping[str, Floats], shape: tuple[int, ...]) -> dict[str, Any]:
+    """Return answers by name as arrays of the scenarios' shape; floats for scalars."""
+    return {name: row.reshape(shape) if shape else float(row[0]) for name, row in rows.items()}
 
 
 def decode_errors(plan: StepPlan, decodes: Floats, kv_len: Floats, step_us: Floats) -> Floats:
