@@ -31,17 +31,12 @@ def _first(wrong: Any) -> int:
     return int(np.flatnonzero(wrong)[0])
 
 
-def _refuse_tokens(plan: PlanArena, tokens: int, where: str) -> None:
+def _refuse(plan: PlanArena, limit: str, count: int, where: str) -> None:
+    """Raise for a step beyond a limit of the plan, max_tokens or max_seqs."""
+    what = "tokens" if limit == "max_tokens" else "sequences"
     raise PlanRangeError(
-        f"{where} has {tokens} tokens, the plan times up to {plan.max_tokens}: "
-        f"use compile_plan(..., max_tokens={tokens}) or more"
-    )
-
-
-def _refuse_seqs(plan: PlanArena, seqs: int, where: str) -> None:
-    raise PlanRangeError(
-        f"{where} has {seqs} sequences, the plan times up to {plan.max_seqs}: "
-        f"use compile_plan(..., max_seqs={seqs}) or more"
+        f"{where} has {count} {what}, the plan times up to {getattr(plan, limit)}: "
+        f"use compile_plan(..., {limit}={count}) or more"
     )
 
 
@@ -70,11 +65,11 @@ def raise_sizes(plan: PlanArena, sizes: dict[str, Ints], before: int) -> None:
         raise BatchError(f"{what} must be at most {limit}, got {kv_len} at position {before + i}")
     if (seqs > plan.max_seqs).any():
         i = _first(seqs > plan.max_seqs)
-        _refuse_seqs(plan, int(seqs[i]), f"the step at position {before + i}")
+        _refuse(plan, "max_seqs", int(seqs[i]), f"the step at position {before + i}")
     tokens = seqs * np.minimum(new, limit)
     if (tokens > plan.max_tokens).any():
         i = _first(tokens > plan.max_tokens)
-        _refuse_tokens(plan, int(tokens[i]), f"the step at position {before + i}")
+        _refuse(plan, "max_tokens", int(tokens[i]), f"the step at position {before + i}")
 
 
 def raise_requests(plan: PlanArena, batch: StepBatch) -> None:
@@ -99,11 +94,11 @@ def raise_requests(plan: PlanArena, batch: StepBatch) -> None:
     seqs = np.diff(batch.offsets)
     if (seqs > plan.max_seqs).any():
         i = _first(seqs > plan.max_seqs)
-        _refuse_seqs(plan, int(seqs[i]), f"step {i}")
+        _refuse(plan, "max_seqs", int(seqs[i]), f"step {i}")
     running = np.r_[0, np.cumsum(new)]
     tokens = running[batch.offsets[1:]] - running[batch.offsets[:-1]]
     i = _first(tokens > plan.max_tokens)
-    _refuse_tokens(plan, int(tokens[i]), f"step {i}")
+    _refuse(plan, "max_tokens", int(tokens[i]), f"step {i}")
 
 
 Loop = Callable[..., int]

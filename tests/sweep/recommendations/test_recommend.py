@@ -15,14 +15,7 @@ from fastroof import ModelError, SweepError
 from fastroof.engines import load_engine
 from fastroof.models import load_model
 from fastroof.serving import estimate
-from fastroof.sweep import (
-    Recommendation,
-    best_deployments,
-    deployment_question,
-    executors,
-    load_spec,
-    recommend,
-)
+from fastroof.sweep import Recommendation, best_deployments, deployment_question, load_spec, recommend
 from fastroof.sweep.recommendations import layouts_to_try
 
 QUESTION: dict[str, Any] = {"total_gpus": 4, "isl": 1000, "osl": 200, "ttft_ms": 300, "tpot_ms": 15}
@@ -359,7 +352,7 @@ def test_no_threads_start_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def refuse(*arguments: Any) -> None:
         raise AssertionError("a thread")
 
-    monkeypatch.setattr(executors, "ThreadPoolExecutor", refuse)
+    monkeypatch.setattr("fastroof.sweep.executors.ThreadPoolExecutor", refuse)
     small = {"models": ["llama-3.1-8b"], "tp": 1, "isl": 100, "osl": 10, "concurrency": 1}
     found = fastroof.sweep.recommend_for_spec(small, percentile=None).answers
     assert found.answers == best_by_means(small).answers
