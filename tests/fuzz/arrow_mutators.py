@@ -12,8 +12,6 @@ import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet
 
-__all__ = ["csv_bytes", "mutated_table", "parquet_bytes", "stream_bytes"]
-
 NUMBERS: tuple[Any, ...] = (
     None, 0, -1, 1, 2, 2**31, 2**53 + 1, 2**63 - 1, 0.5, -0.0, 1e-320, 1e300, 1e308, -1e308, float("nan"),
     float("inf"),

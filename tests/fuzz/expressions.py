@@ -16,19 +16,6 @@ import pyarrow as pa
 
 from tests.fuzz.target import SkippedError
 
-__all__ = [
-    "NAMES",
-    "OddInt",
-    "call_text",
-    "captured",
-    "evaluated",
-    "integer",
-    "integer_array",
-    "odd",
-    "sizes",
-    "skip_many_points",
-]
-
 
 class OddInt(int):
     """An int of another class."""

@@ -6,6 +6,9 @@ import resource
 import signal
 import time
 import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import NamedTuple
 from zlib import crc32
@@ -13,19 +16,18 @@ from zlib import crc32
 from fastroof.errors import FastroofError
 from tests.fuzz.target import SkippedError, Target
 
-__all__ = ["ANSWERED", "FAILED", "REFUSED", "SKIPPED", "Verdict", "case_of", "judge"]
-
 ANSWERED, REFUSED, FAILED, SKIPPED = "answered", "refused", "failed", "skipped"
 MOST_GROWTH_KIB = 2**20
 """Maximum growth of the process's peak memory by one case, KiB."""
 
 
 class Verdict(NamedTuple):
-    """A case's outcome; for failures the message, and the place by which they are grouped."""
+    """A case's outcome; of failures the message, the place that groups them, and what was raised."""
 
     kind: str
     why: str = ""
     place: str = ""
+    error: BaseException | None = None
 
 
 class _TooLongError(BaseException):
@@ -34,6 +36,15 @@ class _TooLongError(BaseException):
 
 def case_of(target: Target, seed: int) -> bytes:
     return target.case(Random(seed << 32 | crc32(target.name.encode())))
+
+
+@contextmanager
+def warnings_are_errors() -> Iterator[None]:
+    """Make every warning a failure, except the datasheet model's own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "no measured tables of|what was not|.* has no bf16")
+        yield
 
 
 def judge(target: Target, case: bytes) -> Verdict:
@@ -51,17 +62,17 @@ def judge(target: Target, case: bytes) -> Verdict:
     except FastroofError as error:
         kind = REFUSED
         if not str(error).strip():
-            return Verdict(FAILED, f"{type(error).__name__} without a word", _place(error))
+            return Verdict(FAILED, f"{type(error).__name__} without a word", _place(error), error)
         if target.is_one_line and "\n" in str(error):
-            return Verdict(FAILED, f"several lines: {str(error)!r:.300}", f"lines of {_place(error)}")
+            return Verdict(FAILED, f"several lines: {str(error)!r:.300}", f"lines of {_place(error)}", error)
     except SkippedError:
         return Verdict(SKIPPED)
     except KeyboardInterrupt:
         raise
     except _TooLongError as error:
-        return Verdict(FAILED, f"takes over {3.0 * target.limit_s:g} s", _place(error))
+        return Verdict(FAILED, f"takes over {3.0 * target.limit_s:g} s", _place(error), error)
     except BaseException as error:
-        return Verdict(FAILED, f"{type(error).__name__}: {error!s:.300}", _place(error))
+        return Verdict(FAILED, f"{type(error).__name__}: {error!s:.300}", _place(error), error)
     finally:
         signal.signal(signal.SIGPROF, was)
     took_s = time.process_time() - began_s

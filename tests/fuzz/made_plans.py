@@ -1,4 +1,4 @@
-"""Tables and plans that several targets need, made once a process; ``warm`` makes them before it forks."""
+"""Tables and plans that several targets need, made once a process."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from functools import cache
 from typing import Any
 
 import fastroof
-
-__all__ = ["h100", "plan_of", "warm"]
 
 
 @cache
@@ -18,10 +16,3 @@ def h100() -> fastroof.Tables:
 @cache
 def plan_of(model: str = "llama-3.1-8b", **options: Any) -> fastroof.StepPlan:
     return fastroof.compile_plan(model, "h100", h100(), **{"engine": "kernels", **options})
-
-
-def warm() -> None:
-    """Import, load and compile what most targets need, so that their processes begin with it."""
-    plan = plan_of(max_tokens=2048, max_seqs=64)
-    plan.decode_us(1, 100)
-    plan.scalar(1, 100)

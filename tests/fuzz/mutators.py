@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
-__all__ = ["HOSTILE_WORDS", "VALUES", "mutated_bytes", "mutated_text", "mutated_tree", "places"]
-
 NUMBERS: tuple[Any, ...] = (
     0, -1, 1, 2, 3, 7, 64, 1000, 2**24, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**18,
     10**400, -(2**63), 0.5, 1.5, -0.0, 1e-308, 5e-324, 1e15, 1e300, 1e308, -1e308, float("nan"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-__all__ = ["SkippedError", "Target", "Wrong", "all_finite"]
+from tests.fuzz.mutators import mutated_text
+
+CORPUS = Path(__file__).parent / "corpus"
 
 
 class Wrong(AssertionError):
@@ -74,6 +77,41 @@ class Target(ABC):
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
         """Release what ``prepare`` made."""
+
+    def corpus(self) -> dict[str, bytes]:
+        """Return the cases that failed once by the names of their files; long ones are compressed."""
+        paths = sorted((CORPUS / self.name).glob("*"))
+        contents = {path.name: path.read_bytes() for path in paths}
+        return {
+            name: gzip.decompress(content) if name.endswith(".gz") else content
+            for name, content in contents.items()
+        }
+
+
+class TextFiles(Target):
+    """Files of one kind: values replaced, lines removed, repeated, and borrowed from others."""
+
+    is_bytes = True
+    texts: list[bytes]
+    """Files to mutate, the first two of them valid."""
+
+    def prepare(self, folder: Path) -> None:
+        super().prepare(folder)
+        self.path = folder / f"case{self.suffix}"
+
+    def examples(self) -> list[bytes]:
+        return self.texts[:2]
+
+    def case(self, random: Random) -> bytes:
+        return mutated_text(random.choice(self.texts), random, self.texts)
+
+    def check(self, case: bytes) -> None:
+        self.path.write_bytes(case)
+        self.read()
+
+    @abstractmethod
+    def read(self) -> None:
+        """Read the file, and check what was read."""
 
 
 def all_finite(value: Any, where: str = "the answer") -> None:

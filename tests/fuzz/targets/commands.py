@@ -15,8 +15,6 @@ from fastroof.errors import FastroofError
 from tests.fuzz.mutators import HOSTILE_WORDS
 from tests.fuzz.target import SkippedError, Target, Wrong
 
-__all__ = ["TARGETS"]
-
 LINES = (
     "step --model llama-3.1-8b --decode 64x4096 --prefill 2048@0 --explain --engine kernels",
     "step --model llama-3.1-8b --decode 1x9 --decode 2x99 --tp 2 --dtype fp8 --json --engine sglang",

@@ -18,8 +18,6 @@ from tests.fuzz.made_plans import plan_of
 from tests.fuzz.target import SkippedError, Target, Wrong
 from tests.reference.layouts import LAYOUTS
 
-__all__ = ["TARGETS"]
-
 DTYPES = ("int64", "int64", "int64", "int32", "int32", "uint64")
 OTHER_DTYPES = ("bool", "float64", "float32", "complex128", "object", "M8[s]", "m8[s]", "U3", "S2")
 INTEGERS = (np.int64, np.int32, np.uint64)

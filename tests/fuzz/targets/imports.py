@@ -35,8 +35,6 @@ from tests.load import test_llmservingsim as of_llmservingsim
 from tests.load import test_vidur as of_vidur
 from tests.reference.packages import ALLREDUCE, ATTENTION, GEMM, MOE, NCCL, QUANTISE, package
 
-__all__ = ["TARGETS"]
-
 CHECKOUT = Path(__file__).resolve().parents[3]
 
 

@@ -19,8 +19,6 @@ from tests.fuzz.made_plans import plan_of
 from tests.fuzz.mutators import mutated_bytes, mutated_text
 from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
 
-__all__ = ["TARGETS"]
-
 DIGEST = hashlib.sha256().digest_size
 SIZE = struct.Struct("<Q")
 SIZES = struct.Struct("<QQ")

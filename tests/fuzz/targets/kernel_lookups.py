@@ -24,8 +24,6 @@ from tests.fuzz.expressions import (
 )
 from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
 
-__all__ = ["MADE", "QUERIES", "TARGETS", "shipped"]
-
 CHECKOUT = Path(__file__).resolve().parents[3]
 MIXER = {"batch_size": 32, "phase": "generation", "part": "convolution", "conv_width": 4, "q_len": 1}
 BLOCK = {"num_heads": 8, "dtype": "bf16", "kv_dtype": "fp8", "attn_dtype": "bf16"}

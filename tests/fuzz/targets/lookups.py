@@ -13,8 +13,6 @@ from tests.fuzz.expressions import NAMES, evaluated, integer_array, odd, sizes
 from tests.fuzz.made_plans import h100
 from tests.fuzz.target import Target, Wrong, all_finite
 
-__all__ = ["TARGETS"]
-
 QUERIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gemm", {"m": 64, "n": 4096, "k": 4096}),
     (

@@ -14,8 +14,6 @@ from tests.fuzz.made_plans import h100
 from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
 from tests.fuzz.targets.simulations import REALS
 
-__all__ = ["TARGETS"]
-
 
 class GpuSpecs(Target):
     """``f(peak_flops_per_s={'bf16': nan})``: fields of the H100 that are others."""

@@ -19,8 +19,6 @@ from fastroof.operators.registry import OPERATORS
 from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
 from tests.fuzz.targets.kernel_lookups import MADE, WORDS, shipped
 
-__all__ = ["TARGETS"]
-
 MOST_ROWS = 12
 ROWS: dict[str, dict[str, list[Any]]] = {
     **MADE,

@@ -15,8 +15,6 @@ from tests.fuzz.arrow_mutators import csv_bytes, mutated_table, parquet_bytes
 from tests.fuzz.mutators import mutated_bytes, mutated_text
 from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
 
-__all__ = ["TARGETS"]
-
 SHIPPED = Path(__file__).resolve().parents[3] / "bench_data" / "h100"
 SOURCE = "aiconfigurator-sglang-0.5.14"
 NAMES = (

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 from random import Random
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,13 +22,11 @@ from kernels_bench.output.table_sets import gpu_of, load_table_set
 from kernels_bench.output.tables import write_tables
 from kernels_bench.output.validate import validate_tables
 from kernels_bench.run.request import request_of
-from tests.fuzz.mutators import mutated_text, mutated_tree
-from tests.fuzz.target import Target, Wrong, all_finite
+from tests.fuzz.mutators import mutated_tree
+from tests.fuzz.target import TextFiles, Wrong, all_finite
 from tests.fuzz.targets.imports import FolderFiles, checked_tables
 from tests.kernels_bench.fakes import gemms, run
 from tests.reference.made_journals import copy, decode, gemm, prefill, skip, start, write_journal
-
-__all__ = ["TARGETS"]
 
 POINTS = [
     (gemm(64), 33.5), (gemm(4096), 120.25), (gemm(4096, dtype="fp8"), 231.0), (decode(16, 4096), 142.75),
@@ -36,18 +35,18 @@ POINTS = [
 REQUEST = {"grid": "cpu", "gpu": None, "providers": ["cpu"], "only": [], "seed": 0, "budget_s": None}
 
 
-class Journals(Target):
+class Journals(TextFiles):
     """Journals of kernels: resumed, made tables of, and loaded as a set."""
 
     name = "bench.journal"
     suffix = ".jsonl"
     ci_cases = 100
-    is_bytes = True
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
         self.runs = folder / "run"
-        self.journal = self.runs / "journal-r.jsonl"
+        self.runs.mkdir()
+        self.path = self.runs / "journal-r.jsonl"
         made = folder / "journal-made.jsonl"
         lines = [*POINTS, skip(gemm(8), "oom", "needs 90 GB"), skip(gemm(9), "error", "lost")]
         write_journal(made, lines, first=start(request=REQUEST))
@@ -56,14 +55,10 @@ class Journals(Target):
         run(resumed, gemms(5), start={"request": REQUEST, "versions": {"torch": "2.12"}})
         self.texts = [made.read_bytes(), resumed.read_bytes()]
 
-    def examples(self) -> list[bytes]:
-        return self.texts
-
     def case(self, random: Random) -> bytes:
-        text = random.choice(self.texts)
         if random.random() < 0.4:
-            return mutated_text(text, random, self.texts)
-        lines = text.splitlines()
+            return super().case(random)
+        lines = random.choice(self.texts).splitlines()
         others = [json.loads(line) for line in lines]
         for _ in range(random.choice((1, 1, 2))):
             at = random.randrange(len(lines))
@@ -71,12 +66,12 @@ class Journals(Target):
             lines[at] = json.dumps(mutated).encode(errors="surrogatepass")
         return b"\n".join(lines) + b"\n"
 
-    def check(self, case: bytes) -> None:
-        refusal = None
+    def read(self) -> None:
+        content, refusal = self.path.read_bytes(), None
         for read in (self.tables, self.table_set, self.request, self.resumed):
-            shutil.rmtree(self.runs, ignore_errors=True)
+            shutil.rmtree(self.runs)
             self.runs.mkdir()
-            self.journal.write_bytes(case)
+            self.path.write_bytes(content)
             try:
                 read()
             except FastroofError as error:
@@ -85,7 +80,7 @@ class Journals(Target):
             raise refusal
 
     def tables(self) -> None:
-        written = write_tables([self.journal], self.runs / "kernels_bench")
+        written = write_tables([self.path], self.runs / "kernels_bench")
         loaded = load_table_set(str(written.folder))
         checked_tables(loaded)
         all_finite(validate_tables(loaded, gpu_of(loaded)).as_dict())
@@ -97,41 +92,32 @@ class Journals(Target):
         all_finite(diff_tables(tables, tables).as_dict())
 
     def request(self) -> None:
-        hash(request_of(self.journal))
+        hash(request_of(self.path))
 
     def resumed(self) -> None:
-        before = self.journal.read_bytes()
-        report = run(self.journal, gemms(4), start={"versions": {"torch": "2.13"}})
+        before = self.path.read_bytes()
+        report = run(self.path, gemms(4), start={"versions": {"torch": "2.13"}})
         all_finite([[vars(one) for one in report.sentinels], report.elapsed_s])
         whole = before[: before.rfind(b"\n") + 1]
-        if not self.journal.read_bytes().startswith(whole):
+        if not self.path.read_bytes().startswith(whole):
             raise Wrong("a resumed run changes what was measured before")
         if report.left or report.before + report.measured + sum(report.skipped.values()) != 4:
             raise Wrong(f"a resumed run ends with {report}")
 
 
-class Grids(Target):
+class Grids(TextFiles):
     """Grids of points to measure."""
 
     name = "bench.grid"
     suffix = ".toml"
     ci_cases = 60
-    is_bytes = True
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
         self.texts = [(GRIDS / f"{name}.toml").read_bytes() for name in ("cpu", "smoke")]
-        self.path = folder / "mine.toml"
         self.gpu = fastroof.load_gpu("h100")
 
-    def examples(self) -> list[bytes]:
-        return self.texts
-
-    def case(self, random: Random) -> bytes:
-        return mutated_text(random.choice(self.texts), random, self.texts)
-
-    def check(self, case: bytes) -> None:
-        self.path.write_bytes(case)
+    def read(self) -> None:
         grid = load_grid(self.path)
         grid.sentinels()
         points = grid.points()[:2000]
@@ -147,26 +133,15 @@ llama-3.1-8b,h100,1,bf16,bf16,mixed,1;64,500;0,2,65,7000.5,6990.0,7010.0,6980.0,
 """
 
 
-class StepFiles(Target):
+class StepFiles(TextFiles):
     """steps.csv of measured whole steps."""
 
     name = "bench.steps"
     suffix = ".csv"
     ci_cases = 150
-    is_bytes = True
+    texts: ClassVar[list[bytes]] = [STEPS]
 
-    def prepare(self, folder: Path) -> None:
-        super().prepare(folder)
-        self.path = folder / "steps.csv"
-
-    def examples(self) -> list[bytes]:
-        return [STEPS]
-
-    def case(self, random: Random) -> bytes:
-        return mutated_text(STEPS, random)
-
-    def check(self, case: bytes) -> None:
-        self.path.write_bytes(case)
+    def read(self) -> None:
         rows = read_step_rows(self.path)
         all_finite(rows)
         for row in rows:

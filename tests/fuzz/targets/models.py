@@ -11,11 +11,9 @@ from typing import Any
 from fastroof.models import Layout, load_model
 from fastroof.models.execution import Execution
 from fastroof.models.named import PRESETS, preset_config
-from tests.fuzz.mutators import mutated_text, mutated_tree
-from tests.fuzz.target import Target, Wrong
+from tests.fuzz.mutators import mutated_tree
+from tests.fuzz.target import Target, TextFiles, Wrong
 from tests.models.test_families import CASES
-
-__all__ = ["TARGETS"]
 
 
 def answers(file: Any) -> None:
@@ -34,6 +32,10 @@ def answers(file: Any) -> None:
     hash(model)
 
 
+def valid_files() -> list[Any]:
+    return [*(copy.deepcopy(file) for file, _, _ in CASES.values()), *map(preset_config, PRESETS)]
+
+
 class Configs(Target):
     """Mappings, as ``load_model`` takes them, written as JSON."""
 
@@ -43,10 +45,7 @@ class Configs(Target):
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
-        self.files = [
-            *(copy.deepcopy(file) for file, _, _ in CASES.values()),
-            *(preset_config(name) for name in PRESETS),
-        ]
+        self.files = valid_files()
 
     def case(self, random: Random) -> bytes:
         config = mutated_tree(random.choice(self.files), random, self.files)
@@ -58,23 +57,18 @@ class Configs(Target):
         answers(json.loads(case))
 
 
-class ConfigFiles(Configs):
+class ConfigFiles(TextFiles):
     """Files, which may be no JSON."""
 
     name = "model.file"
+    suffix = ".json"
     ci_cases = 400
-    is_bytes = True
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
-        self.texts = [json.dumps(file, indent=1).encode() for file in self.files]
-        self.path = folder / "config.json"
+        self.texts = [json.dumps(file, indent=1).encode() for file in valid_files()]
 
-    def case(self, random: Random) -> bytes:
-        return mutated_text(random.choice(self.texts), random, self.texts)
-
-    def check(self, case: bytes) -> None:
-        self.path.write_bytes(case)
+    def read(self) -> None:
         answers(self.path)
 
 

@@ -28,8 +28,6 @@ from tests.fuzz.targets.plan_arguments import whole_numbers
 from tests.fuzz.targets.simulations import REALS, Calls
 from tests.reference.roofline_v2 import write_tree
 
-__all__ = ["TARGETS"]
-
 SAMPLE = Path(__file__).resolve().parents[2] / "golden_sample" / "roofline_v2"
 FILES = {
     "gemm/h20/data.csv": "m,k,n,latency_us,mfu\n16,4096,6144,60.5,0.09\n64,4096,6144,70.5,0.309\n",

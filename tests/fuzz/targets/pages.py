@@ -19,8 +19,6 @@ from tests.fuzz.mutators import HOSTILE_WORDS, VALUES, mutated_text, mutated_tre
 from tests.fuzz.target import SkippedError, Target, Wrong
 from tests.fuzz.targets.simulations import SIMULATE
 
-__all__ = ["TARGETS"]
-
 QUESTIONS = {
     "simulation": simulation_answer, "step": step_answer, "start": start_answer, "capacity": capacity_answer,
     "deployment": deployment_answer, "layouts": layouts_answer,

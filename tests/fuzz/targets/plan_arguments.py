@@ -15,8 +15,6 @@ from tests.fuzz.expressions import NAMES, evaluated, integer, integer_array, odd
 from tests.fuzz.made_plans import plan_of
 from tests.fuzz.target import Target, Wrong, all_finite
 
-__all__ = ["TARGETS"]
-
 MAX_TOKENS, MAX_SEQS, MAX_KV = 2048, 64, 100_000
 
 

@@ -19,8 +19,6 @@ from tests.fuzz.made_plans import plan_of
 from tests.fuzz.mutators import mutated_text
 from tests.fuzz.target import Target, Wrong, all_finite
 
-__all__ = ["TARGETS"]
-
 NUMBERS = (-1.0, 0.0, 1.0, 2.0, 5e8, 1e18, 1e308, 5e-324, float("nan"), float("inf"), 0.5, 31.0)
 WORDS = (-1, 0, 1, 2, 31, 33, 2**20, 2**33, 2**62, -(2**63))
 EIGHT = struct.Struct("<q")

@@ -22,8 +22,6 @@ from tests.fuzz.target import Target, Wrong
 from tests.fuzz.targets.plan_files import SIZES, PlanFiles
 from tests.reference.compilers import links_a_library
 
-__all__ = ["TARGETS"]
-
 PLACES = ("pipe", "folder", "empty", "nowhere", "link to nowhere", "a" * 300, "/dev/null", "/dev/zero")
 I64, POINTER = ctypes.c_int64, ctypes.c_void_p
 TAKES = {

@@ -16,8 +16,6 @@ from tests.fuzz.targets.lookups import PLAN_OPTIONS
 from tests.fuzz.targets.plan_arguments import whole_numbers
 from tests.fuzz.targets.simulations import REALS
 
-__all__ = ["TARGETS"]
-
 MODELS = ("'llama-3.1-8b'",) * 4 + ("'qwen3-30b-a3b'", "'gemma-3-12b'")
 FEW = {
     "tp": ("1", "2", "3", "0"), "dtype": ("'bf16'", "'fp8'", "'x'"), "kv_dtype": ("'bf16'", "'fp8'"),

@@ -17,8 +17,6 @@ from tests.fuzz.mutators import mutated_tree
 from tests.fuzz.target import SkippedError, Target, Wrong
 from tests.fuzz.targets.simulations import FLAGS, Calls
 
-__all__ = ["TARGETS"]
-
 LIMITS = ("ttft_ms", "tpot_ms", "itl_ms", "request_latency_ms")
 MOST_GPUS = 16
 MOST_SEQS = 64

@@ -22,8 +22,6 @@ from tests.fuzz.made_plans import plan_of
 from tests.fuzz.mutators import mutated_bytes, mutated_text, mutated_tree
 from tests.fuzz.target import Target, Wrong, all_finite
 
-__all__ = ["TARGETS"]
-
 FEW = ServeLimits(
     max_steps=1000,
     max_requests=5000,

@@ -19,8 +19,6 @@ from tests.fuzz.expressions import NAMES, evaluated, integer, integer_array, odd
 from tests.fuzz.made_plans import plan_of
 from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
 
-__all__ = ["TARGETS"]
-
 REALS = (
     "0", "1", "2", "0.5", "1.5", "20", "100", "1e3", "1e6", "1e9", "1e15", "1e300", "1e308", "5e-324", "1e-9",
     "-1", "-0.5", "nan", "inf", "-inf", "np.float32(3)", "np.float64(0.1)", "np.int8(3)", "10**30",

@@ -18,9 +18,7 @@ from fastroof.sweep.steps import StepSweep
 from fastroof.sweep.steps import spec as step_units
 from tests.fuzz.expressions import NAMES, evaluated, odd
 from tests.fuzz.mutators import mutated_bytes, mutated_text, mutated_tree
-from tests.fuzz.target import SkippedError, Target, Wrong
-
-__all__ = ["TARGETS"]
+from tests.fuzz.target import SkippedError, Target, TextFiles, Wrong
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 STEPS: dict[str, Any] = {
@@ -66,18 +64,16 @@ class SpecTrees(Target):
             raise Wrong("the same spec is another")
 
 
-class SpecFiles(Target):
+class SpecFiles(TextFiles):
     """Specs as files."""
 
     name = "sweep.toml"
     is_one_line = False  # a line for each problem
     suffix = ".toml"
-    is_bytes = True
     ci_cases = 500
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
-        self.path = folder / "spec.toml"
         shipped = CHECKOUT / "fastroof" / "sweep"
         self.texts = [
             (shipped / "deployments" / "example.toml").read_bytes(),
@@ -85,14 +81,7 @@ class SpecFiles(Target):
             *(_toml(spec) for spec in SPECS),
         ]
 
-    def examples(self) -> list[bytes]:
-        return self.texts
-
-    def case(self, random: Random) -> bytes:
-        return mutated_text(random.choice(self.texts), random, self.texts)
-
-    def check(self, case: bytes) -> None:
-        self.path.write_bytes(case)
+    def read(self) -> None:
         load_spec(self.path)
 
 
