@@ -55,6 +55,8 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 # No deadline: the first example of a compiled loop pays for its compilation.
 settings.register_profile("quick", deadline=None, max_examples=40)
 settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True, print_blob=True)
+# for loops that run without being compiled, which takes ten times as long
+settings.register_profile("interpreted", settings.get_profile("ci"), max_examples=20)
 settings.load_profile("ci" if os.environ.get("CI") else "quick")
 
 
@@ -84,18 +86,18 @@ def h100() -> Tables:
     return fastroof.load_tables("h100")
 
 
-SHARING = ("accuracy", "backends", "cli", "evidence", "report", "serving", "simulation", "sweep")
+SHARING = ("accuracy", "backends", "cli", "evidence", "frozen", "report", "serving", "simulation", "sweep")
 """Folders of tests that look at answers, not at how tables are read."""
 
 
 @functools.cache
-def _own_tables(load: Any) -> Any:
-    return load("h100")
+def _own_tables(load: Any, gpu: str) -> Any:
+    return load(gpu)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _tables_are_read_once(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Give all that loads the H100's own tables one set of them, instead of reading them anew."""
+    """Give all that loads the H100's or H200's own tables one set of them, instead of reading them anew."""
     if request.path.relative_to(CHECKOUT).parts[1] not in SHARING:
         yield
         return
@@ -106,8 +108,9 @@ def _tables_are_read_once(request: pytest.FixtureRequest) -> Iterator[None]:
     before = [os.environ.get(name) for name in environment]
 
     def shared(gpu: Any, *, source: Any = None, **options: Any) -> Tables | None:
-        is_own = gpu == "h100" and source is None and before == [os.environ.get(name) for name in environment]
-        return _own_tables(load) if is_own else load(gpu, source=source, **options)
+        is_own = gpu in ("h100", "h200") and source is None
+        is_own = is_own and before == [os.environ.get(name) for name in environment]
+        return _own_tables(load, gpu) if is_own else load(gpu, source=source, **options)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(table_set, "load_gpu_tables", shared)

@@ -16,8 +16,6 @@ import pyarrow.parquet as pq
 
 from tests.frozen.product import FastroofError
 
-__all__ = ["FOLDER", "Answers", "Difference", "differences", "read_answers", "write_answers"]
-
 FOLDER: Final = Path(__file__).with_name("recorded")
 CLOSE: Final = 1e-12
 """Relative difference of answers that go through transcendental functions of NumPy or LAPACK, whose last bit
@@ -195,6 +193,11 @@ def differences(recorded: list[Answer], current: list[Answer]) -> list[Differenc
     found = [Difference(answer, now.pop(answer.key, None)) for answer in recorded]
     found += [Difference(None, answer) for answer in now.values()]
     return [d for d in found if d.recorded is None or d.current is None or not d.recorded.agrees(d.current)]
+
+
+def recorded_cases(group: str) -> set[str]:
+    """Read the cases of a group's record."""
+    return set(pq.read_table(FOLDER / f"{group}.parquet", columns=["case"])["case"].unique().to_pylist())
 
 
 def read_answers(group: str, part: str = "") -> list[Answer]:

@@ -11,18 +11,6 @@ import numpy as np
 from tests.frozen import product
 from tests.frozen.answers import Answers
 
-__all__ = [
-    "BEST",
-    "CAPACITIES",
-    "FITS",
-    "RATES",
-    "best",
-    "best_at_rates",
-    "capacities",
-    "fits",
-    "shared_gpus",
-]
-
 LLAMA: Final = {"model": "llama-3.1-8b", "total_gpus": 1, "isl": 1000, "osl": 100}
 TWO: Final = {**LLAMA, "total_gpus": 2, "ttft_ms": 300, "tpot_ms": 15}
 LARGE: Final = {"model": "llama-3.1-70b", "total_gpus": 8, "isl": 2000, "osl": 300, "max_num_seqs": 256}

@@ -16,8 +16,6 @@ from tests.frozen import product
 from tests.frozen.answers import Answers
 from tests.frozen.of_plans import H100_PLANS, NAMED_STEPS, compiled
 
-__all__ = ["dynamo", "llm_d", "llmservingsim", "refusals", "results"]
-
 
 def dynamo() -> Answers:
     answers = Answers()

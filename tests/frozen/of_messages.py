@@ -8,8 +8,6 @@ from typing import Any, Final
 from tests.frozen import product
 from tests.frozen.answers import Answers
 
-__all__ = ["SERVED", "messages"]
-
 ANY: Final = "any"
 SERVED: Final = ("small", "wide", "staged", "fp8", "experts", ANY)
 """Plans, and messages to one of them or none."""

@@ -14,19 +14,6 @@ import numpy as np
 from tests.frozen import product
 from tests.frozen.answers import Answers
 
-__all__ = [
-    "H100_PLANS",
-    "POWERED",
-    "compiled",
-    "datasheet_plans",
-    "energy",
-    "errors",
-    "explanations",
-    "kinds_plans",
-    "options",
-    "preset_plans",
-]
-
 RUNTIMES: Final = ("kernels", "vllm", "trtllm")
 DTYPES: Final = ("bf16", "fp8", "fp8_block")
 KV_DTYPES: Final = ("bf16", "fp8")

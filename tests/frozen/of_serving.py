@@ -11,8 +11,6 @@ from tests.frozen import product
 from tests.frozen.answers import Answers
 from tests.frozen.of_plans import compiled
 
-__all__ = ["disaggregated", "estimates", "estimates_by_default", "measured_rows"]
-
 PLANS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("llama-3.1-8b", {"runtime": "vllm"}),
     ("llama-3.1-8b", {"runtime": "kernels", "tp": 2, "kv_dtype": "fp8"}),

@@ -11,8 +11,6 @@ import numpy as np
 from tests.frozen import product
 from tests.frozen.answers import Answers
 
-__all__ = ["DEPLOYMENTS", "simulations"]
-
 CHAT: Final = {"input_tokens": "lognormal:1200:0.8", "output_tokens": "lognormal:150:0.7"}
 DRAWN: Final[dict[str, dict[str, Any]]] = {
     "constant": {"rate": 8, "arrivals": "constant", "requests": 60, "input_tokens": 1000},

@@ -12,8 +12,6 @@ import pyarrow.parquet as pq
 from tests.frozen import product
 from tests.frozen.answers import Answers
 
-__all__ = ["deployments", "deployments_of_trtllm", "disaggregated_deployments", "grids_of_steps", "steps"]
-
 
 def _swept(answers: Answers, name: str, spec: dict[str, Any]) -> None:
     """Run a sweep, and keep its rows, schema and counts."""

@@ -11,8 +11,6 @@ import numpy as np
 from tests.frozen import product
 from tests.frozen.answers import Answers
 
-__all__ = ["grids", "holdout", "lookup_errors", "lookups"]
-
 METHODS: Final = ("roofline", "linear_mfu", "nearest", "floor")
 Sizes = dict[str, Any]
 

@@ -45,8 +45,6 @@ from tests.frozen import (
 )
 from tests.frozen.answers import FOLDER, Answer, Answers, Difference, differences, read_answers, write_answers
 
-__all__ = ["GROUPS", "PARTS", "summary"]
-
 DRIVERS: Final = ("plain", "replicas", "ranks", "stages", "pools", "autoscaled", "tiers")
 PARTS: Final[dict[str, dict[str, Callable[[], Answers]]]] = {
     **{

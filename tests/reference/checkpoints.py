@@ -4,26 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = [
-    "ATTENTION",
-    "CARD",
-    "DENSE",
-    "INDEX",
-    "KV",
-    "QK_NORMS",
-    "SIZES",
-    "Case",
-    "Config",
-    "H",
-    "Published",
-    "Q",
-    "Shapes",
-    "V",
-    "config",
-    "kv",
-    "moe",
-]
-
 Config = dict[str, Any]
 Shapes = list[tuple[int, ...]]
 Case = tuple[Config, list[tuple[str, int]], Shapes]

@@ -9,8 +9,6 @@ from typing import Any
 
 from tests.reference import steps
 
-__all__ = ["block_us", "step_us", "window_share"]
-
 HIDDEN, HEADS, WIDTH, Q_LORA, GROUPS, O_LORA = 4096, 64, 512, 1024, 8, 1024
 EXPERT, VOCAB = 2048, 129280
 KEY = {

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["prompts_us"]
-
 
 def prompts_us(
     whole: Any,

@@ -7,8 +7,6 @@ from typing import Any
 
 from tests.reference.lookups import curve, points_of
 
-__all__ = ["borrowed_us", "bound", "donors"]
-
 Key = tuple[Any, ...]
 WIDTH = {"bf16": 2, "fp8": 1, "fp8_block": 1, "int4_wo": 0.5, "w4a16_mxfp4": 17 / 32, "nvfp4": 9 / 16}
 

@@ -21,8 +21,6 @@ from fastroof.operators.calls import (
 from fastroof.operators.registry import OPERATORS
 from tests.reference import steps
 
-__all__ = ["step_us"]
-
 Request = tuple[int, int]
 
 

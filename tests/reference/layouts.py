@@ -7,8 +7,6 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["LAYOUTS", "READ_IN_PLACE"]
-
 Values = np.ndarray[Any, np.dtype[Any]]
 
 

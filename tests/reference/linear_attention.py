@@ -6,8 +6,6 @@ from typing import Any
 
 from tests.reference import steps
 
-__all__ = ["DELTA_PARTS", "kimi_delta_us", "qwen_us"]
-
 DELTA_PARTS = {
     ("gdn", "generation"): ("convolution", "recurrence"),
     ("gdn", "context"): ("convolution", "recurrence"),

@@ -6,8 +6,6 @@ from typing import Any
 
 from tests.reference import steps
 
-__all__ = ["convolution_channels", "recurrence_us", "step_us"]
-
 LAUNCH_US = {"generation": 3.3, "context": 21.0}
 EFFICIENCY = {"generation": 0.9, "context": 0.42}
 

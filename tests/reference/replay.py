@@ -17,8 +17,6 @@ from fastroof.arrays import Floats
 from fastroof.errors import BatchError
 from fastroof.units import US_PER_S
 
-__all__ = ["WAITING_WEIGHT", "ReplayedTimes", "Schedule", "TimedRequest", "replay"]
-
 WAITING_WEIGHT: Final = 4
 """Running requests that a waiting one counts as, where a new one goes to the rank with the least load."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from fastroof.models import DenseModel, Layout, ModelSpec
 from fastroof.models.dense import DenseShard, split
 
-__all__ = ["changed", "shard"]
-
 
 def shard(model: ModelSpec, tp: int) -> DenseShard:
     """Split a model as a plan would, or raise what a plan would."""

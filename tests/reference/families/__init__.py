@@ -11,8 +11,6 @@ from typing import Any
 
 from tests.reference.checkpoints import Case, Published
 
-__all__ = ["cases", "published"]
-
 
 def _every(name: str) -> dict[str, Any]:
     modules = (importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__))

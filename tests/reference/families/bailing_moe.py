@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from tests.reference.checkpoints import ATTENTION, DENSE, KV, QK_NORMS, Case, Q, config, moe
 
-__all__ = ["CASES"]
-
 CASES: dict[str, Case] = {
     "bailing_moe_v2": (
         config(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.reference.checkpoints import ATTENTION, CARD, DENSE, Case, H, Published, Shapes, config, kv
 
-__all__ = ["CASES", "PUBLISHED"]
-
 # z, x, B, C and time steps; convolution; A, D and the bias of time steps; gated norm; projection; norm
 MAMBA: Shapes = [(2 * 128 + 2 * 32 + 8, H), (192, 4), (192,), (8,), (8,), (8,), (128,), (H, 128), (H,)]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.reference.checkpoints import ATTENTION, CARD, DENSE, INDEX, Case, Published, Shapes, config, kv
 
-__all__ = ["CASES", "PUBLISHED"]
-
 # the last tensor of DENSE is a norm
 MLP: Shapes = DENSE[:-1]
 

@@ -19,8 +19,6 @@ from tests.reference.checkpoints import (
     moe,
 )
 
-__all__ = ["CASES", "PUBLISHED"]
-
 BIASES = [(Q,), (KV,), (KV,)]
 
 CASES: dict[str, Case] = {

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from tests.reference.checkpoints import ATTENTION, CARD, DENSE, INDEX, Case, Published, config, kv, moe
 
-__all__ = ["CASES", "PUBLISHED"]
-
 CASES: dict[str, Case] = {
     "ernie4_5": (config("ernie4_5"), [("dense", 4)], 4 * (ATTENTION + DENSE)),
     "ernie4_5_moe": (

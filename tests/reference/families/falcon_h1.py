@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.reference.checkpoints import ATTENTION, DENSE, INDEX, Case, H, Published, Shapes, config, kv
 
-__all__ = ["CASES", "PUBLISHED"]
-
 # z, x, B, C and time steps; convolution; A, D and the bias of time steps; projection
 MAMBA: Shapes = [(2 * 128 + 2 * 2 * 32 + 8, H), (256, 4), (256,), (8,), (8,), (8,), (H, 128)]
 

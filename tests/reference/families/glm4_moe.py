@@ -19,8 +19,6 @@ from tests.reference.checkpoints import (
     moe,
 )
 
-__all__ = ["CASES", "PUBLISHED"]
-
 CASES: dict[str, Case] = {
     "glm4_moe": (
         config(

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from tests.reference.checkpoints import DENSE, Case, H, Shapes, config, moe
 
-__all__ = ["CASES"]
-
 # 2 heads of 16: queries, keys and values; steps; decays and gate by 16; three convolutions over 4 tokens;
 # a scale per head and a bias per channel of decays; norm of a head; output; norm
 DELTA: Shapes = [

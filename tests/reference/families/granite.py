@@ -5,8 +5,6 @@ from __future__ import annotations
 from tests.reference.checkpoints import ATTENTION, CARD, DENSE, INDEX, Case, H, Published, config, kv, moe
 from tests.reference.families.bamba import MAMBA
 
-__all__ = ["CASES", "PUBLISHED"]
-
 SIZES = {"mamba_n_heads": 8, "mamba_d_head": "auto", "mamba_d_state": 32, "mamba_expand": 2}
 LAYERS = ["mamba", "mamba", "attention", "mamba"]
 SHARED = [(48, H), (48, H), (H, 48), (H,)]

@@ -18,8 +18,6 @@ from tests.reference.checkpoints import (
     moe,
 )
 
-__all__ = ["CASES", "PUBLISHED"]
-
 CONVOLUTION: Shapes = [(3 * H, H), (H, 3), (H, H), (H,)]
 
 CASES: dict[str, Case] = {

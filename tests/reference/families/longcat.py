@@ -4,7 +4,5 @@ from __future__ import annotations
 
 from tests.reference.checkpoints import CARD, Published, kv
 
-__all__ = ["PUBLISHED"]
-
 # of the experts that return their input, a third of 12 picks
 PUBLISHED = {"longcat-flash": Published("560", "27", kv((56, 1, 576)), f"{CARD}; active: on average")}

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from tests.reference.checkpoints import ATTENTION, DENSE, Case, H, Published, Q, config, kv
 
-__all__ = ["CASES", "PUBLISHED"]
-
 CASES: dict[str, Case] = {
     "muse_glimmer": (
         {

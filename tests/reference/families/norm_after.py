@@ -19,8 +19,6 @@ from tests.reference.checkpoints import (
     moe,
 )
 
-__all__ = ["CASES", "PUBLISHED"]
-
 CASES: dict[str, Case] = {
     "olmo2": (config("olmo2"), [("dense", 4)], 4 * (ATTENTION + [(Q,), (KV,)] + DENSE)),
     "olmo3": (
