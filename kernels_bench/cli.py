@@ -5,12 +5,23 @@ Commands import what they need when they run, so that ``kernels-bench --help`` n
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
+import typer
+
 from fastroof.command_group import new_app
-from kernels_bench import commands
+from kernels_bench.commands.allreduce import allreduce, collectives
+from kernels_bench.commands.bundle import bundle
+from kernels_bench.commands.export import infersim
+from kernels_bench.commands.merge import merge
+from kernels_bench.commands.plan import plan
+from kernels_bench.commands.providers import providers
+from kernels_bench.commands.run import resume, run
+from kernels_bench.commands.smoke import smoke
+from kernels_bench.commands.steps import steps
+from kernels_bench.commands.tables import tables
+from kernels_bench.commands.validate import validate
 
 EPILOG: Final = """\b
 Examples:
@@ -27,23 +38,28 @@ code 2; 130 is interrupted; other codes are in each command's --help.
 
 app = new_app("kernels-bench", "Measure kernels on a GPU and write the tables that fastroof reads.", EPILOG)
 
-COMMANDS: Final = (
-    "providers",
-    "smoke",
-    "plan",
-    "run",
-    "allreduce",
-    "steps",
-    "bundle",
-    "tables",
-    "merge",
-    "validate",
-    "export",
-)
-"""Modules of :mod:`kernels_bench.commands`, in the order of a first use and of ``--help``."""
+COMMANDS: Final[dict[Callable[..., None], str]] = {
+    providers: "List the providers, and why some do not work here.",
+    smoke: "Try every provider on one point of each operator; save nothing.",
+    plan: "Show the points, seconds and memory of a grid.",
+    run: "Measure the points of a grid, and write tables.",
+    resume: "Continue a run that stopped early.",
+    allreduce: "Measure all-reduce over several GPUs of this host.",
+    collectives: "Measure all-gather, reduce-scatter and all-to-all.",
+    steps: "Measure whole steps of vLLM.",
+    bundle: "Pack what a borrowed host without network needs to measure.",
+    tables: "Turn the journals of a run into tables.",
+    merge: "Merge several runs of one GPU into one table set.",
+    validate: "Check tables before they are used.",
+}
+"""What each does, in the order of a first use and of ``--help``."""
 
-for _name in COMMANDS:
-    importlib.import_module(f"{commands.__name__}.{_name}").register(app)
+for _command, _short_help in COMMANDS.items():
+    app.command(short_help=_short_help)(_command)
+_export = typer.Typer(help="Write measured tables in the format of another program.", no_args_is_help=True)
+_export.callback()(lambda: None)
+_export.command()(infersim)
+app.add_typer(_export, name="export")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import typer
+
+from fastroof.errors import MeasureError
+from kernels_bench.journal import finite
 
 EXIT_INTERRUPTED: Final = 130
 EXIT_UNFINISHED: Final = 1
@@ -43,17 +45,20 @@ SET_WORDS: Final = (
 """What :func:`kernels_bench.output.table_sets.load_table_set` takes, in the words of a help text."""
 
 
+def listed(given: str) -> tuple[str, ...]:
+    """Return the words of a comma-separated option."""
+    return tuple(word.strip() for word in given.split(",") if word.strip())
+
+
+def check_deadline(deadline_s: float | None) -> None:
+    """Raise a MeasureError unless a deadline is above zero, or not given."""
+    if deadline_s is not None and not deadline_s > 0:
+        raise MeasureError(f"a deadline is a number of seconds above zero, got {deadline_s:g}")
+
+
 def print_json(document: Any) -> None:
     """Print one JSON document, with null for NaN and infinities."""
-    typer.echo(json.dumps(_finite(document), indent=2, allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    typer.echo(json.dumps(finite(document), indent=2, allow_nan=False))
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> None:

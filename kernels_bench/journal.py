@@ -129,7 +129,7 @@ class Journal:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one record as one line."""
-        line = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        line = json.dumps(finite(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
         try:
             os.ftruncate(self._file, self._end)  # what an interrupted append left
             os.lseek(self._file, self._end, os.SEEK_SET)
@@ -233,11 +233,12 @@ def _wrong(record: Mapping[str, Any], line: bytes) -> str | None:
     return None
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return what JSON can hold: null for NaN and infinities."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(k): _finite(v) for k, v in value.items()}
+        return {str(k): finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
+        return [finite(v) for v in value]
     return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -123,8 +123,5 @@ class Monitor(Protocol):
         """GPU name, driver, power cap, memory: what provenance holds."""
 
 
-class Clock(Protocol):
-    """Where the time of day comes from, so that tests can bring their own."""
-
-    def seconds(self) -> float:
-        """Seconds on a clock that only rises."""
+Clock = Callable[[], float]
+"""Seconds on a clock that only rises, as ``time.monotonic``; tests bring their own."""

@@ -1,1 +1,1 @@
-"""The commands of ``kernels-bench``, a file each, named like it; every one has ``register(app)``."""
+"""The commands of ``kernels-bench``, a module each; :mod:`kernels_bench.cli` lists them."""

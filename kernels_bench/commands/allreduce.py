@@ -5,24 +5,25 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from fastroof.errors import MeasureError
-from kernels_bench.command_options import EXIT_INTERRUPTED, DeadlineOfPart, HostGpu, PointsSeed
+from kernels_bench.command_options import (
+    EXIT_INTERRUPTED,
+    DeadlineOfPart,
+    HostGpu,
+    PointsSeed,
+    check_deadline,
+    listed,
+)
 
 if TYPE_CHECKING:
     from fastroof.config.gpu import GpuSpec
-    from kernels_bench.run.run_options import RunReport
 
 GLOO_RANKS: Final = 2
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("allreduce", short_help="Measure all-reduce over several GPUs of this host.")(allreduce)
-    app.command("collectives", short_help="Measure all-gather, reduce-scatter and all-to-all.")(collectives)
 
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for the journal and the tables.")]
@@ -46,7 +47,7 @@ def collectives(
     or all-reduces: its journal is gone on with, and points that it has are not measured again. Exit codes:
     0 done or at the deadline, 2 an error, 130 interrupted.
     """
-    _command("collective", "collectives", output, gpus, backend, gpu, deadline, seed)
+    _measure("collective", "collectives", output, gpus, backend, gpu, deadline, seed)
 
 
 def allreduce(
@@ -63,36 +64,60 @@ def allreduce(
     its journal is gone on with, and points that it has are not measured again. Exit codes: 0 done or at
     the deadline, 2 an error, 130 interrupted.
     """
-    _command("allreduce", "all-reduces", output, gpus, backend, gpu, deadline, seed)
+    _measure("allreduce", "all-reduces", output, gpus, backend, gpu, deadline, seed)
 
 
-def _command(
+def _measure(
     operator: str,
     words: str,
     output: Path,
     gpus: str,
     backend: str,
-    gpu: str | None,
-    deadline: float | None,
+    given: str | None,
+    deadline_s: float | None,
     seed: int,
 ) -> None:
-    from kernels_bench.commands.run import Reporter, terminable
-    from kernels_bench.run.allreduce_points import MODES
+    from kernels_bench.commands.run import Reporter, print_report, terminable
+    from kernels_bench.journal import find_journals
+    from kernels_bench.run.allreduce import measure_allreduce
+    from kernels_bench.run.allreduce_points import MODES, points_by_ranks
+    from kernels_bench.run.card import measured_gpu, refuse_other_gpu, write_gpu_file
+    from kernels_bench.run.monitor import HostMonitor, open_monitor
+    from kernels_bench.run.run_options import RunOptions
+    from kernels_bench.run.session import TABLES_RESERVE_S, usable_bytes, write_tables_of
 
-    if deadline is not None and not deadline > 0:
-        raise MeasureError(f"a deadline is a number of seconds above zero, got {deadline:g}")
+    began_s = monotonic()
+    check_deadline(deadline_s)
     if backend not in MODES:
         raise MeasureError(f"unknown backend {backend!r}; there are {', '.join(MODES)}")
     with terminable(), Reporter() as reporter:
         worlds = _worlds(gpus, backend)
-        report, journal = _measure(operator, output, worlds, backend, gpu, deadline, seed, reporter)
-    skipped = ", ".join(f"{count} {kind}" for kind, count in sorted(report.skipped.items()) if count)
-    typer.echo(
-        f"{report.reason}: {report.measured:,} {words} measured in {report.elapsed_s:.1f} s "
-        f"({report.remeasured} of them twice), {report.before:,} before, "
-        f"skipped {skipped or 'none'}, {report.left:,} left"
-    )
-    typer.echo(f"journal {journal}; tables {output}: fastroof.load_tables({str(output)!r})")
+        on_cpu = backend == "gloo"
+        _need_torch()
+        monitor = HostMonitor() if on_cpu else open_monitor()
+        card = measured_gpu(given, monitor.facts(), on_cpu)
+        refuse_other_gpu(output, card)
+        journal, run_id = _journal(output, card)
+        points = points_by_ranks(operator, worlds, backend)
+        write_gpu_file(output, card, given)
+        reporter.start(points, card.title)
+        options = RunOptions(
+            gpu=card.name,
+            run_id=run_id,
+            seed=seed,
+            deadline_s=None if deadline_s is None else deadline_s - (monotonic() - began_s),
+            reserve_s=TABLES_RESERVE_S if deadline_s is not None else 0.0,
+            max_bytes=usable_bytes(on_cpu),
+            start=_start_facts(on_cpu),
+            on_progress=reporter.progress,
+            say=reporter.say,
+        )
+        try:
+            report = measure_allreduce(points, backend, monitor, monotonic, journal, options)
+        finally:
+            if journal.is_file():
+                write_tables_of(find_journals(output), output, reporter.say)
+    print_report(report, words, journal, output)
     if report.left:
         typer.echo(f"the same command again measures what is left in {output}")
     if report.reason == "interrupted":
@@ -102,62 +127,13 @@ def _command(
 def _worlds(given: str, backend: str) -> list[int]:
     from kernels_bench.run.allreduce_points import usable_worlds, visible_gpus
 
-    words = [word.strip() for word in given.split(",") if word.strip()]
-    if bad := [word for word in words if not word.isdecimal()]:
+    if bad := [word for word in listed(given) if not word.isdecimal()]:
         raise MeasureError(f"--gpus {bad[0]!r} is not a number of GPUs; use numbers such as 2,4,8")
-    wanted = [int(word) for word in words]
+    wanted = [int(word) for word in listed(given)]
     if backend == "gloo":
         # Ranks on a CPU are as many as one asks for.
         return usable_worlds(wanted or [GLOO_RANKS], max(wanted, default=GLOO_RANKS))
     return usable_worlds(wanted, visible_gpus())
-
-
-def _measure(
-    operator: str,
-    output: Path,
-    worlds: list[int],
-    backend: str,
-    given: str | None,
-    deadline_s: float | None,
-    seed: int,
-    reporter: Any,
-) -> tuple[RunReport, Path]:
-    from kernels_bench.journal import find_journals
-    from kernels_bench.run.allreduce import measure_allreduce
-    from kernels_bench.run.allreduce_points import points_by_ranks
-    from kernels_bench.run.card import measured_gpu, refuse_other_gpu, write_gpu_file
-    from kernels_bench.run.monitor import HostMonitor, open_monitor
-    from kernels_bench.run.run_options import RunOptions
-    from kernels_bench.run.session import TABLES_RESERVE_S, MonotonicClock, usable_bytes, write_tables_of
-
-    clock = MonotonicClock()
-    began_s = clock.seconds()
-    on_cpu = backend == "gloo"
-    _need_torch()
-    monitor = HostMonitor() if on_cpu else open_monitor()
-    card = measured_gpu(given, monitor.facts(), on_cpu)
-    refuse_other_gpu(output, card)
-    journal, run_id = _journal(output, card)
-    points = points_by_ranks(operator, worlds, backend)
-    write_gpu_file(output, card, given)
-    reporter.start(points, card.title)
-    options = RunOptions(
-        gpu=card.name,
-        run_id=run_id,
-        seed=seed,
-        deadline_s=None if deadline_s is None else deadline_s - (clock.seconds() - began_s),
-        reserve_s=TABLES_RESERVE_S if deadline_s is not None else 0.0,
-        max_bytes=usable_bytes(on_cpu),
-        start=_start_facts(on_cpu),
-        on_progress=reporter.progress,
-        say=reporter.say,
-    )
-    try:
-        report = measure_allreduce(points, backend, monitor, clock, journal, options)
-    finally:
-        if journal.is_file():
-            write_tables_of(find_journals(output), output, reporter.say)
-    return report, journal
 
 
 def _need_torch() -> None:

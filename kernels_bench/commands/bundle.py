@@ -10,11 +10,6 @@ import typer
 from fastroof.errors import MeasureError
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("bundle", short_help="Pack what a borrowed host without network needs to measure.")(bundle)
-
-
 def bundle(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the bundle.")] = Path(".gpu"),
     wheels: Annotated[

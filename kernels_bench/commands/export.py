@@ -11,15 +11,7 @@ from kernels_bench.command_options import SET_WORDS, Json, print_json
 from kernels_bench.output.table_sets import load_table_set
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to an application."""
-    export = typer.Typer(help="Write measured tables in the format of another program.", no_args_is_help=True)
-    export.callback()(lambda: None)
-    export.command("infersim")(_export_infersim)
-    app.add_typer(export, name="export")
-
-
-def _export_infersim(
+def infersim(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The tree that is written.")],
     tables: Annotated[str, typer.Option(help=f"What to export: {SET_WORDS}.")] = "h100",
     gemm_dtype: Annotated[

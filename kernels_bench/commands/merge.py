@@ -14,17 +14,13 @@ from kernels_bench.command_options import (
     Output,
     Overwrite,
     Rank,
+    listed,
     print_json,
     print_table,
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to an application."""
-    app.command("merge", short_help="Merge several runs of one GPU into one table set.")(_merge)
-
-
-def _merge(
+def merge(
     runs: Annotated[list[str], typer.Argument(help=f"Two or more of these: {SET_WORDS}.")],
     output: Output,
     prefer: Annotated[
@@ -40,7 +36,7 @@ def _merge(
     """Merge several runs of one GPU: the median of their medians, with how far they are apart."""
     from kernels_bench.output.merge import merge_runs, write_merged
 
-    merged = merge_runs(runs, [word.strip() for word in prefer.split(",") if word.strip()])
+    merged = merge_runs(runs, listed(prefer))
     folder = write_merged(
         merged, output, overwrite=overwrite, rank=rank, engine=engine, file_format=file_format
     )

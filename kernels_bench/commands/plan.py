@@ -67,12 +67,7 @@ def make_plan(grid: Grid, gpu: GpuSpec, budget_s: float | None = None) -> Plan:
     return Plan(grid, gpu, points, estimates, refused, kept, dropped)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to an application."""
-    app.command("plan", short_help="Show the points, seconds and memory of a grid.")(_plan)
-
-
-def _plan(
+def plan(
     grid: Annotated[
         str, typer.Argument(help=f"A grid's TOML file, or one of {', '.join(grid_names())}.")
     ] = DEFAULT_GRID,

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.errors import MeasureError
-from kernels_bench.command_options import EXIT_INTERRUPTED, EXIT_UNFINISHED, HostGpu, PointsSeed
+from kernels_bench.command_options import (
+    EXIT_INTERRUPTED,
+    EXIT_UNFINISHED,
+    HostGpu,
+    PointsSeed,
+    check_deadline,
+    listed,
+)
 
 if TYPE_CHECKING:
     from kernels_bench.protocol import Point
@@ -24,12 +31,6 @@ if TYPE_CHECKING:
 PLAIN_EVERY_S: Final = 10.0
 
 Deadline = Annotated[float | None, typer.Option(help="Maximum seconds, writing the tables included.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command("run", short_help="Measure the points of a grid, and write tables.")(run)
-    app.command("resume", short_help="Continue a run that stopped early.")(resume)
 
 
 def run(
@@ -61,7 +62,7 @@ def run(
     """
     from kernels_bench.run.request import Request
 
-    request = Request(grid, gpu, _names(providers), _names(only), seed, budget)
+    request = Request(grid, gpu, listed(providers), listed(only), seed, budget)
     if resume_from is not None:
         if request != Request() or output is not None:
             raise MeasureError(
@@ -90,10 +91,6 @@ def resume(
     _go_on(journals[-1], deadline)
 
 
-def _names(given: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in given.split(",") if name.strip())
-
-
 def _go_on(journal: Path, deadline_s: float | None) -> None:
     from kernels_bench.run.request import request_of
 
@@ -103,8 +100,7 @@ def _go_on(journal: Path, deadline_s: float | None) -> None:
 def _measure(request: Request, output: Path, journal: Path | None, deadline_s: float | None) -> None:
     from kernels_bench.run.session import run_request
 
-    if deadline_s is not None and not deadline_s > 0:
-        raise MeasureError(f"a deadline is a number of seconds above zero, got {deadline_s:g}")
+    check_deadline(deadline_s)
     with terminable(), Reporter() as reporter:
         report, written = run_request(
             request,
@@ -115,17 +111,20 @@ def _measure(request: Request, output: Path, journal: Path | None, deadline_s: f
             on_progress=reporter.progress,
             say=reporter.say,
         )
-    _print_report(report, written, output)
+    print_report(report, "points", written, output)
+    if report.left:
+        typer.echo(f"kernels-bench resume {output} measures what is left")
     if report.reason == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)
     if report.reason in ("device lost", "no provider"):
         raise typer.Exit(EXIT_UNFINISHED)
 
 
-def _print_report(report: RunReport, journal: Path, output: Path) -> None:
+def print_report(report: RunReport, words: str, journal: Path, output: Path) -> None:
+    """Print what a run did; ``words`` names what it measured."""
     skipped = ", ".join(f"{count} {kind}" for kind, count in sorted(report.skipped.items()) if count)
     typer.echo(
-        f"{report.reason}: {report.measured:,} points measured in {report.elapsed_s:.1f} s "
+        f"{report.reason}: {report.measured:,} {words} measured in {report.elapsed_s:.1f} s "
         f"({report.remeasured} of them twice), {report.before:,} before, "
         f"skipped {skipped or 'none'}, {report.left:,} left"
     )
@@ -135,8 +134,6 @@ def _print_report(report: RunReport, journal: Path, output: Path) -> None:
             f"spread {sentinel.spread:.1%}, drift {sentinel.drift:+.1%}"
         )
     typer.echo(f"journal {journal}; tables {output}: fastroof.load_tables({str(output)!r})")
-    if report.left:
-        typer.echo(f"kernels-bench resume {output} measures what is left")
 
 
 @contextmanager

@@ -5,11 +5,12 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.errors import MeasureError
+from kernels_bench.command_options import check_deadline, listed
 
 if TYPE_CHECKING:
     from kernels_bench.protocol import Monitor, Point, Provider, Timer
@@ -18,11 +19,6 @@ EXIT_FAILED: Final = 1
 DEADLINE_S: Final = 60.0
 
 Record = Mapping[str, Any]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("smoke", short_help="Try every provider on one point of each operator; save nothing.")(smoke)
 
 
 def smoke(
@@ -42,21 +38,18 @@ def smoke(
     from kernels_bench.run.card import CPU
     from kernels_bench.run.monitor import HostMonitor, open_monitor
     from kernels_bench.run.request import choose_providers
-    from kernels_bench.run.session import MonotonicClock
     from kernels_bench.run.timing import CpuTimer, GraphTimer
 
-    if not deadline > 0:
-        raise MeasureError(f"a deadline is a number of seconds above zero, got {deadline:g}")
-    clock = MonotonicClock()
-    started_s = clock.seconds()
-    answers = choose_providers([name.strip() for name in providers.split(",") if name.strip()])
+    check_deadline(deadline)
+    started_s = monotonic()
+    answers = choose_providers(listed(providers))
     on_cpu = answers[0][0].name == CPU
     points = _one_each(load_grid("cpu" if on_cpu else "smoke").points())
     monitor: Monitor = HostMonitor() if on_cpu else open_monitor()
     timer: Timer = CpuTimer() if on_cpu else GraphTimer()
     records: list[Record] = []
     for provider, _ in answers:
-        left_s = deadline - (clock.seconds() - started_s)
+        left_s = deadline - (monotonic() - started_s)
         if left_s <= 0:
             typer.echo(f"{provider.name}: not reached within {deadline:g} s", err=True)
             continue
@@ -65,7 +58,7 @@ def smoke(
     bad = [r for r in records if r["type"] == "skip" and r["kind"] in ("reference", "error")]
     typer.echo(
         f"{len(rows)} points agree, {len(bad)} failed, {len(records) - len(rows) - len(bad)} skipped "
-        f"in {clock.seconds() - started_s:.1f} s"
+        f"in {monotonic() - started_s:.1f} s"
     )
     if bad or not rows:
         raise typer.Exit(EXIT_FAILED)
@@ -87,7 +80,7 @@ def _smoke_one(
     from kernels_bench.journal import read_journal
     from kernels_bench.run.run_options import RunOptions
     from kernels_bench.run.runner import measure
-    from kernels_bench.run.session import MonotonicClock, usable_bytes
+    from kernels_bench.run.session import usable_bytes
 
     mine = [point for point in points if provider.refuses(point) is None]
     if not mine:
@@ -110,7 +103,7 @@ def _smoke_one(
             on_progress=print_new,
             say=lambda sentence: typer.echo(sentence, err=True),
         )
-        report = measure(mine, [provider], timer, monitor, MonotonicClock(), journal, options)
+        report = measure(mine, [provider], timer, monitor, monotonic, journal, options)
     if report.left:
         typer.echo(f"{provider.name}: {report.left} points left: {report.reason}", err=True)
     return printed

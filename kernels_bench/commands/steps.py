@@ -11,13 +11,8 @@ import typer
 from fastroof.checks import shown
 from fastroof.documents import parse_json
 from fastroof.errors import MeasureError
-from kernels_bench.command_options import EXIT_UNFINISHED, DeadlineOfPart, HostGpu
+from kernels_bench.command_options import EXIT_UNFINISHED, DeadlineOfPart, HostGpu, check_deadline, listed
 from kernels_bench.commands.run import terminable
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("steps", short_help="Measure whole steps of vLLM.")(steps)
 
 
 def steps(
@@ -52,12 +47,11 @@ def steps(
     from kernels_bench.vllm_steps.points import TINY, default_points
     from kernels_bench.vllm_steps.session import EngineOptions, measure_engine_steps
 
-    if deadline is not None and not deadline > 0:
-        raise MeasureError(f"a deadline is a number of seconds above zero, got {deadline:g}")
+    check_deadline(deadline)
     arguments = parse_json(engine_args.encode(), "--engine-args", MeasureError)
     if not isinstance(arguments, dict):
         raise MeasureError(f"--engine-args is a JSON object of names and values, got {shown(engine_args)}")
-    loaded = [engine_model(name.strip()) for name in model.split(",") if name.strip()]
+    loaded = [engine_model(name) for name in listed(model)]
     if not loaded:
         raise MeasureError("--model names no model")
     if grid:

@@ -11,12 +11,7 @@ from kernels_bench.command_options import Engine, Format, Json, Output, Overwrit
 from kernels_bench.output.table_sets import journals_of
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to an application."""
-    app.command("tables", short_help="Turn the journals of a run into tables.")(_tables)
-
-
-def _tables(
+def tables(
     journals: Annotated[list[str], typer.Argument(help="Journals, or the folder of a run.")],
     output: Output,
     overwrite: Overwrite = False,

@@ -15,12 +15,7 @@ from kernels_bench.output.validate import Validation, validate_tables
 EXIT_INVALID: Final = 1
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to an application."""
-    app.command("validate", short_help="Check tables before they are used.")(_validate)
-
-
-def _validate(
+def validate(
     where: Annotated[str, typer.Argument(help=f"What to check: {SET_WORDS}.")],
     grid: Annotated[
         str | None, typer.Option(help="Grid whose points should be there: a TOML file or a name.")

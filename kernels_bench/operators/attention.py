@@ -53,7 +53,6 @@ class PrefillAttentionOperator(AttentionOperator):
     """Causal attention of several new tokens a sequence, after a prefix or none."""
 
     name = "attention_prefill"
-    title = "Prefill attention"
     limits: ClassVar[Limits] = {
         **AttentionOperator.limits,
         "max_new_tokens": lambda values: float(values["batch_size"] * values["q_len"]),
@@ -72,7 +71,6 @@ class DecodeAttentionOperator(AttentionOperator):
     """One query a sequence, all sequences of one length."""
 
     name = "attention_decode"
-    title = "Decode attention"
     bandwidth_share = DECODE_BANDWIDTH_SHARE
 
 
@@ -80,7 +78,6 @@ class UnequalDecodeAttentionOperator(DecodeAttentionOperator):
     """One query a sequence, the lengths of the sequences spread about their mean."""
 
     name = "attention_decode_unequal"
-    title = "Decode attention, unequal lengths"
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"spread": SPREADS}
 
     def impossible(self, given: Values) -> str | None:

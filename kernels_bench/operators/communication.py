@@ -15,7 +15,6 @@ class CollectiveOperator(MeasuredOperator):
     """All-gather, reduce-scatter and all-to-all."""
 
     name = "collective"
-    title = "Collectives"
     bandwidth_share = 0.7
     launch_us = 10.0
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -39,7 +38,6 @@ class AllreduceOperator(CollectiveOperator):
     """Sums over all GPUs."""
 
     name = "allreduce"
-    title = "All-reduce"
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"mode": ("graph", "eager", "nccl")}
 
 

@@ -44,7 +44,6 @@ class ElementwiseOperator(MeasuredOperator):
     """Kernels that stream rows: norm, rope, activation, KV write, quantisation, copy; and an empty one."""
 
     name = "elementwise"
-    title = "Elementwise"
     launch_us = 3.0
     shape_columns = ("width",)
     model_shapes: ClassVar[ModelShapes] = {

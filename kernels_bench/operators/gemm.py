@@ -18,7 +18,6 @@ class GemmOperator(MeasuredOperator):
     """GEMMs."""
 
     name = "gemm"
-    title = "GEMM"
     flops_share = 0.606  # of 989.5 TFLOP/s: 600
     launch_us = 4.0
     computes_in_dtype = True

@@ -18,7 +18,6 @@ class MlaPrefillOperator(MeasuredOperator):
     """Causal attention of prompts, before absorption."""
 
     name = "mla_prefill"
-    title = "MLA prefill"
     flops_share = 0.455  # of 989.5 TFLOP/s: 450
     launch_us = 10.0
     computes_in_dtype = True
@@ -33,7 +32,6 @@ class MlaDecodeOperator(MeasuredOperator):
     """Absorbed queries over the latent cache."""
 
     name = "mla_decode"
-    title = "MLA decode"
     flops_share = 0.455
     bandwidth_share = DECODE_BANDWIDTH_SHARE
     launch_us = 10.0

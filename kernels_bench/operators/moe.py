@@ -51,7 +51,6 @@ class MoeOperator(MeasuredOperator):
     """The experts of a MoE layer."""
 
     name = "moe"
-    title = "MoE layer"
     flops_share = 0.404  # of 989.5 TFLOP/s: 400
     launch_us = 25.0
     import_s = VLLM_IMPORT_S

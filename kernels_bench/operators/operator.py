@@ -37,8 +37,6 @@ class MeasuredOperator:
 
     # A key of :data:`fastroof.operators.registry.OPERATORS`.
     name: ClassVar[str]
-    # What a picture calls it.
-    title: ClassVar[str]
     # Shares of a card's peak FLOP/s and bandwidth that its kernels were seen to reach on an H100.
     flops_share: ClassVar[float] = 1.0
     bandwidth_share: ClassVar[float] = STREAMING

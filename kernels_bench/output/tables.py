@@ -119,7 +119,7 @@ def write_tables(
     except OSError as error:
         raise MeasureError(
             f"{folder} cannot be written: {error.strerror or error}; the journals keep every row: "
-            f"make room, then run kernels-bench tables {' '.join(str(j) for j in journals)} -o {folder}"
+            f"make room, then run kernels-bench tables {' '.join(map(str, journals))} -o {folder}"
         ) from error
     rows = {operator: len(columns[LATENCY.name]) for operator, columns in tables.items()}
     return WrittenTables(folder, gpu, rows, len(recorded.skips), left_out)

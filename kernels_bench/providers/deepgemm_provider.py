@@ -46,8 +46,9 @@ class DeepgemmProvider(CudaProvider):
         if not cuda.works:
             return cuda
         if not self.device.is_hopper:
-            has = ".".join(map(str, self.device.capability))
-            return Availability(False, f"DeepGEMM is called as on Hopper, 9.0; this GPU has {has}")
+            return Availability(
+                False, f"DeepGEMM is called as on Hopper, 9.0; this GPU has {self.device.version}"
+            )
         try:
             package = self._package()
         except Exception as error:  # whatever a package raises when it is imported, this host lacks it

@@ -28,6 +28,11 @@ class Device:
     capability: tuple[int, int] = (0, 0)
 
     @property
+    def version(self) -> str:
+        """Its compute capability in words: 9.0."""
+        return ".".join(map(str, self.capability))
+
+    @property
     def is_hopper(self) -> bool:
         """Whether it runs kernels built for sm_90a, which FA3 is."""
         return self.capability == (9, 0)

@@ -122,10 +122,7 @@ def plan_ragged_prefill(
         kv_data_type=sets.k.dtype,
     )
 
-    def launch(index: int) -> None:
-        wrapper.run(sets.q[index], sets.k[index], sets.v[index], out=sets.out[index])
-
-    return launch
+    return lambda i: wrapper.run(sets.q[i], sets.k[i], sets.v[i], out=sets.out[i])
 
 
 def plan_paged_prefill(
@@ -148,11 +145,7 @@ def plan_paged_prefill(
         q_data_type=dtype,
         kv_data_type=dtype,
     )
-
-    def attend(q: Any, k: Any, v: Any, out: Any) -> None:
-        wrapper.run(q, (k, v), out=out)
-
-    return attend
+    return lambda q, k, v, out: wrapper.run(q, (k, v), out=out)
 
 
 def plan_decode(
@@ -182,11 +175,7 @@ def plan_decode(
         kv_data_type=kv_dtype,
         sm_scale=heads.scale,
     )
-
-    def attend(q: Any, k: Any, v: Any, out: Any) -> None:
-        wrapper.run(q, (k, v), out=out)
-
-    return attend
+    return lambda q, k, v, out: wrapper.run(q, (k, v), out=out)
 
 
 def plan_mla(
@@ -217,7 +206,4 @@ def plan_mla(
         torch.bfloat16,
     )
 
-    def attend(q_nope: Any, q_pe: Any, latent_pages: Any, rope_pages: Any, out: Any) -> None:
-        wrapper.run(q_nope, q_pe, latent_pages, rope_pages, out=out)
-
-    return attend
+    return lambda q_nope, q_pe, latent, rope, out: wrapper.run(q_nope, q_pe, latent, rope, out=out)

@@ -32,8 +32,8 @@ def refuses_flashinfer_experts(point: Point, device: Device, modules: Flashinfer
         return reason
     name = EXPERT_MODULES.get(device.capability)
     if name is None:
-        has = ".".join(map(str, device.capability))
-        return f"flashinfer's fused experts are for compute capability 9.0, 10 and 12, this GPU has {has}"
+        wanted = "compute capability 9.0, 10 and 12"
+        return f"flashinfer's fused experts are for {wanted}, this GPU has {device.version}"
     return None if modules.is_built(name) else f"flashinfer's library {name} is not built"
 
 
@@ -86,8 +86,8 @@ def refuses_block_gemm(point: Point, device: Device, modules: FlashinferModules)
         return reason
     name = GEMM_MODULES.get(device.capability[0])
     if name is None:
-        has = ".".join(map(str, device.capability))
-        return f"flashinfer's block-scaled GEMM is for compute capability 10 and 12, this GPU has {has}"
+        wanted = "compute capability 10 and 12"
+        return f"flashinfer's block-scaled GEMM is for {wanted}, this GPU has {device.version}"
     if point.values["m"] % ROWS_ALIGNMENT:
         return f"flashinfer's block-scaled GEMM needs m in multiples of {ROWS_ALIGNMENT}"
     return None if modules.is_built(name) else f"flashinfer's library {name} is not built"
@@ -129,10 +129,6 @@ class FlashinferSmallOps:
         self.kernels = {
             kind: _SMALL_KERNELS[kind] for kind, name in _SMALL_MODULES.items() if modules.is_built(name)
         }
-
-    def rmsnorm(self, out: Any, x: Any, weight: Any) -> None:
-        """Normalise each row."""
-        self._flashinfer.rmsnorm(x, weight, eps=RMS_EPSILON, out=out)
 
     def rmsnorm_residual(self, x: Any, residual: Any, weight: Any) -> None:
         """Add and normalise in place."""

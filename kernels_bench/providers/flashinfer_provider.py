@@ -77,10 +77,10 @@ class FlashinferProvider(CudaProvider):
         cuda = cuda_availability()
         if not cuda.works:
             return cuda
-        capability = self.device.capability
-        if capability < (8, 0):
-            has = ".".join(map(str, capability))
-            return Availability(False, f"flashinfer needs compute capability 8.0, this GPU has {has}")
+        if self.device.capability < (8, 0):
+            return Availability(
+                False, f"flashinfer needs compute capability 8.0, this GPU has {self.device.version}"
+            )
         try:
             package = self._package()
         except Exception as error:  # whatever a package raises when it is imported, this host lacks it

@@ -130,27 +130,6 @@ class PagedBatch:
         table[np.arange(table.shape[1]) < counts[:, None]] = self.pages[: offsets[-1]]
         return table
 
-    @property
-    def positions(self) -> Longs:
-        """Place of each new token in its sequence, shape (tokens,)."""
-        sequence = np.repeat(np.arange(self.num_sequences), self.new_tokens)
-        within = np.arange(self.num_tokens) - self.token_offsets[:-1][sequence]
-        return (self.kv_lens - self.new_tokens)[sequence] + within
-
-    @property
-    def slots(self) -> Longs:
-        """Where each new token's K and V are written: page * page_size + place, shape (tokens,)."""
-        sequence = np.repeat(np.arange(self.num_sequences), self.new_tokens)
-        positions = self.positions
-        page = self.pages[self.page_offsets[:-1][sequence] + positions // self.page_size]
-        slots: Longs = page.astype(np.int64) * self.page_size + positions % self.page_size
-        return slots
-
-    @property
-    def last_tokens(self) -> Longs:
-        """Row of each sequence's last new token, shape (sequences,)."""
-        return self.token_offsets[1:].astype(np.int64) - 1
-
     def pages_of(self, sequence: int) -> npt.NDArray[np.int32]:
         """Pages of one sequence, in order."""
         offsets = self.page_offsets

@@ -9,15 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 
-def linear(x: Any, weight: Any, x_scale: Any = None, weight_scale: Any = None, bias: Any = None) -> Any:
-    """Return ``x @ weight.T + bias``."""
+def linear(x: Any, weight: Any, x_scale: Any = None, weight_scale: Any = None) -> Any:
+    """Return ``x @ weight.T``."""
     x, weight = x.double(), weight.double()
     if x_scale is not None:
         x = x * x_scale.double()
     if weight_scale is not None:
         weight = weight * weight_scale.double()
-    product = x @ weight.T
-    return product if bias is None else product + bias.double()
+    return x @ weight.T
 
 
 def attention_rows(q: Any, k: Any, v: Any, positions: Any, scale: float, window: int = 0) -> Any:

@@ -19,12 +19,6 @@ class SmallOps(Protocol):
     # dtype of the table of cosines and sines that ``rope`` reads.
     cos_sin_dtype: str
 
-    def rmsnorm(self, out: Any, x: Any, weight: Any) -> None:
-        """Normalise each row of ``x`` into ``out``, which is contiguous.
-
-        Both are of shape (tokens, width), or (tokens, heads, width), where tokens of ``x`` may be strided.
-        """
-
     def rmsnorm_residual(self, x: Any, residual: Any, weight: Any) -> None:
         """Add ``x`` to ``residual`` and normalise the sum into ``x``, both in place."""
 
@@ -54,14 +48,10 @@ class TorchSmallOps:
         self.kernels: dict[str, str] = {}
         self.cos_sin_dtype = "fp32"
 
-    def rmsnorm(self, out: Any, x: Any, weight: Any) -> None:
-        """Normalise each row."""
-        out.copy_(self._torch.nn.functional.rms_norm(x, x.shape[-1:], weight, RMS_EPSILON))
-
     def rmsnorm_residual(self, x: Any, residual: Any, weight: Any) -> None:
         """Add and normalise in place."""
         residual.add_(x)
-        self.rmsnorm(x, residual, weight)
+        x.copy_(self._torch.nn.functional.rms_norm(residual, x.shape[-1:], weight, RMS_EPSILON))
 
     def rope(self, positions: Any, q: Any, k: Any, head_dim: int, cos_sin: Any) -> None:
         """Rotate in place."""
@@ -107,10 +97,6 @@ class VllmSmallOps:
             "kv_write": "vllm reshape_and_cache_flash",
             "fp8_quantise": "vllm static_scaled_fp8_quant",
         }
-
-    def rmsnorm(self, out: Any, x: Any, weight: Any) -> None:
-        """Normalise each row."""
-        self._ops.rms_norm(out, x, weight, RMS_EPSILON)
 
     def rmsnorm_residual(self, x: Any, residual: Any, weight: Any) -> None:
         """Add and normalise in place."""

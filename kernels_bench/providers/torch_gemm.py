@@ -42,7 +42,7 @@ def refuses_gemm(point: Point, device: Device) -> str | None:
     if n % FP8_ALIGNMENT or k % FP8_ALIGNMENT:
         return f"fp8 needs n and k in multiples of {FP8_ALIGNMENT}, not {n} and {k}"
     if device.name == "cuda" and device.capability < (8, 9):
-        return f"fp8 needs compute capability 8.9, this GPU has {'.'.join(map(str, device.capability))}"
+        return f"fp8 needs compute capability 8.9, this GPU has {device.version}"
     return None
 
 

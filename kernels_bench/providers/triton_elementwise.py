@@ -22,23 +22,17 @@ def _empty_kernel() -> None:
     pass
 
 
-def _rmsnorm_kernel(
-    out: Any, x: Any, residual: Any, weight: Any, width: Any, heads: Any, stride: Any, epsilon: Any,
-    HAS_RESIDUAL: tl.constexpr, SIZE: tl.constexpr,
-) -> None:  # fmt: skip
-    place = tl.program_id(0).to(tl.int64)
-    row = place * width
-    source = x + place // heads * stride + place % heads * width
+def _rmsnorm_kernel(x: Any, residual: Any, weight: Any, width: Any, epsilon: Any, SIZE: tl.constexpr) -> None:
+    row = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, SIZE)
     inside = column < width
-    total = tl.load(source + column, mask=inside, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        total += tl.load(residual + row + column, mask=inside, other=0.0).to(tl.float32)
-        tl.store(residual + row + column, total.to(residual.dtype.element_ty), mask=inside)
+    total = tl.load(x + row + column, mask=inside, other=0.0).to(tl.float32)
+    total += tl.load(residual + row + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(residual + row + column, total.to(residual.dtype.element_ty), mask=inside)
     mean_square = tl.sum(total * total, axis=0) / width
     scaled = total * (1.0 / tl.sqrt(mean_square + epsilon))
     scaled *= tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row + column, scaled.to(out.dtype.element_ty), mask=inside)
+    tl.store(x + row + column, scaled.to(x.dtype.element_ty), mask=inside)
 
 
 def _rope_kernel(
@@ -126,22 +120,12 @@ class TritonSmallOps:
             "fp8_quantise": "triton fp8_quantise",
         }
 
-    def rmsnorm(self, out: Any, x: Any, weight: Any) -> None:
-        """Normalise each row."""
-        self._norm(out, x, x, weight, has_residual=False)
-
     def rmsnorm_residual(self, x: Any, residual: Any, weight: Any) -> None:
         """Add and normalise in place."""
-        self._norm(x, x, residual, weight, has_residual=True)
-
-    def _norm(self, out: Any, x: Any, residual: Any, weight: Any, *, has_residual: bool) -> None:
-        tokens, *heads, width = x.shape
-        heads_a_token = heads[0] if heads else 1
+        tokens, width = x.shape
         size = triton.next_power_of_2(width)
-        _rmsnorm[(tokens * heads_a_token,)](
-            out, x, residual, weight, width, heads_a_token, x.stride(0), RMS_EPSILON,
-            HAS_RESIDUAL=has_residual, SIZE=size, num_warps=min(16, max(4, size // 512)),
-        )  # fmt: skip
+        warps = min(16, max(4, size // 512))
+        _rmsnorm[(tokens,)](x, residual, weight, width, RMS_EPSILON, SIZE=size, num_warps=warps)
 
     def rope(self, positions: Any, q: Any, k: Any, head_dim: int, cos_sin: Any) -> None:
         """Rotate in place."""

@@ -74,7 +74,7 @@ def refuses_vllm_experts(point: Point, device: Device) -> str | None:
     if reason := refuses_experts(point, EXPERT_DTYPES):
         return reason
     if point.values["dtype"] != "bf16" and device.name == "cuda" and device.capability < (8, 9):
-        return f"fp8 needs compute capability 8.9, this GPU has {'.'.join(map(str, device.capability))}"
+        return f"fp8 needs compute capability 8.9, this GPU has {device.version}"
     return None
 
 

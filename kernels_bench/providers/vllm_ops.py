@@ -50,7 +50,6 @@ SCHEMAS: Final = {
         "Tensor? leftpad_k, int? page_size, int max_seqlen_k_new, bool is_causal, int window_size_left, "
         "int window_size_right, bool has_softcap, int num_splits, bool? pack_gqa, int sm_margin) -> Tensor"
     ),
-    "_C::rms_norm": "rms_norm(Tensor(a!) result, Tensor input, Tensor? weight, float epsilon) -> ()",
     "_C::fused_add_rms_norm": (
         "fused_add_rms_norm(Tensor(a!) input, Tensor(b!) residual, Tensor? weight, float epsilon) -> ()"
     ),

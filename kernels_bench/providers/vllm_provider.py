@@ -63,8 +63,9 @@ class VllmProvider(CudaProvider):
         if self._reasons is None:
             reasons = load_libraries()
             if not reasons["fa3"] and not self.device.is_hopper:
-                capability = ".".join(map(str, self.device.capability))
-                reasons["fa3"] = f"FA3 is for Hopper, compute capability 9.0; this GPU has {capability}"
+                reasons["fa3"] = (
+                    f"FA3 is for Hopper, compute capability 9.0; this GPU has {self.device.version}"
+                )
             self._reasons = reasons
         return self._reasons
 

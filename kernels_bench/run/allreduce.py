@@ -20,7 +20,6 @@ from kernels_bench.run.allreduce_rank import Answer, Order
 from kernels_bench.run.allreduce_ranks import (
     POINT_TIMEOUT_S,
     START_TIMEOUT_S,
-    Ranks,
     RanksTimeoutError,
     SpawnedRanks,
 )
@@ -34,7 +33,7 @@ START_S: Final = 15.0
 POINT_S: Final = 1.0
 DTYPES: Final = ("bf16", "fp16")
 
-OpenRanks = Callable[[int, str, float], Ranks]
+OpenRanks = Callable[[int, str, float], SpawnedRanks]
 
 
 def slowest_rank(answers: Sequence[Answer]) -> Timing:
@@ -77,7 +76,7 @@ def measure_allreduce(
     """Measure every all-reduce and other collective that the journal does not have yet."""
     if other := [p.key for p in points if p.operator not in BY_RANKS]:
         raise MeasureError(f"{other[0]} is not a collective")
-    with Journal(journal, clock.seconds) as book:
+    with Journal(journal, clock) as book:
         return _Run(points, backend, monitor, clock, book, options, open_ranks).go()
 
 
@@ -130,17 +129,17 @@ class _Run(JournaledRun):
 
     def _world(self, num_gpus: int, points: Sequence[Point]) -> bool:
         """Measure the points of one world; whether the deadline left some."""
-        before_s = self.clock.seconds()
+        before_s = self.clock()
         ranks = self.open_ranks(num_gpus, self.backend, min(START_TIMEOUT_S, self._left_s()))
         try:
-            self.start_s = self.clock.seconds() - before_s
+            self.start_s = self.clock() - before_s
             for point in points:
                 if self._left_s() < self.point_s:
                     return True
-                before_s = self.clock.seconds()
+                before_s = self.clock()
                 latency_us = self._point(point, ranks)
                 # The longest so far: a deadline should hold for the largest message too.
-                self.point_s = max(self.point_s, self.clock.seconds() - before_s)
+                self.point_s = max(self.point_s, self.clock() - before_s)
                 tried = self.measured + self.skipped.total()
                 left = len(self.points) - self.before - tried
                 self.tell(point, latency_us, self.elapsed_s() / tried * left)
@@ -148,7 +147,7 @@ class _Run(JournaledRun):
             ranks.close()
         return False
 
-    def _point(self, point: Point, ranks: Ranks) -> float | None:
+    def _point(self, point: Point, ranks: SpawnedRanks) -> float | None:
         """Measure or skip one point; return its latency in us, None where it was skipped."""
         if point.family in self.failed:
             self.skip(point, "reference", self.failed[point.family])
@@ -177,7 +176,9 @@ class _Run(JournaledRun):
         self.remeasured += remeasured
         return timing.latency_us
 
-    def _timed(self, point: Point, ranks: Ranks) -> str | tuple[Timing | None, DeviceState, bool, float]:
+    def _timed(
+        self, point: Point, ranks: SpawnedRanks
+    ) -> str | tuple[Timing | None, DeviceState, bool, float]:
         """Time a point, once more where its replays are far apart; a sentence where memory ran out."""
         v = point.values
         seed = zlib.crc32(point.key.encode()) ^ self.options.seed
@@ -241,6 +242,6 @@ def _elements(values: Mapping[str, Any]) -> int:
     return int(values["message_bytes"] // DTYPE_BYTES[values["dtype"]])
 
 
-def _kernel(point: Point, ranks: Ranks) -> str:
+def _kernel(point: Point, ranks: SpawnedRanks) -> str:
     """A rank's answer about one collective."""
     return ranks.ready.kernel.replace("all_reduce", point.values.get("collective", "all_reduce"))

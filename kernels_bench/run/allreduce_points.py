@@ -24,17 +24,13 @@ def allreduce_points(worlds: Sequence[int], backend: str = "nccl") -> list[Point
     >>> allreduce_points([2], "gloo")[0].values
     {'dtype': 'bf16', 'num_gpus': 2, 'mode': 'eager', 'message_bytes': 256}
     """
-    sizes = MESSAGE_BYTES if backend == "nccl" else PROOF_BYTES
     return [
         Point(
-            ALLREDUCE,
-            {"dtype": "bf16", "num_gpus": num_gpus, "mode": mode, "message_bytes": message_bytes},
-            priority=1,
-            group="all-reduce",
+            ALLREDUCE, {"dtype": "bf16", "num_gpus": n, "mode": mode, "message_bytes": size}, 1, "all-reduce"
         )
-        for num_gpus in worlds
+        for n in worlds
         for mode in MODES[backend]
-        for message_bytes in sizes
+        for size in _sizes(backend)
     ]
 
 
@@ -46,18 +42,18 @@ def collective_points(worlds: Sequence[int], backend: str = "nccl") -> list[Poin
     >>> collective_points([2], "gloo")[-1].values
     {'dtype': 'fp16', 'collective': 'alltoall', 'num_gpus': 2, 'message_bytes': 65536}
     """
-    sizes = MESSAGE_BYTES if backend == "nccl" else PROOF_BYTES
     return [
         Point(
-            COLLECTIVE,
-            {"dtype": "fp16", "collective": name, "num_gpus": num_gpus, "message_bytes": message_bytes},
-            priority=2,
-            group=name,
+            COLLECTIVE, {"dtype": "fp16", "collective": name, "num_gpus": n, "message_bytes": size}, 2, name
         )
-        for num_gpus in worlds
+        for n in worlds
         for name in ("all_gather", "reduce_scatter", "alltoall")
-        for message_bytes in sizes
+        for size in _sizes(backend)
     ]
+
+
+def _sizes(backend: str) -> tuple[int, ...]:
+    return MESSAGE_BYTES if backend == "nccl" else PROOF_BYTES
 
 
 def points_by_ranks(operator: str, worlds: Sequence[int], backend: str = "nccl") -> list[Point]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from fastroof.errors import MeasureError
 from kernels_bench.run.allreduce_rank import Answer, Broken, Order, Ready, World, run_rank
@@ -23,18 +23,6 @@ END_S: Final = 5.0
 
 class RanksTimeoutError(MeasureError):
     """Ranks that have not answered in time."""
-
-
-class Ranks(Protocol):
-    """The ranks of one world."""
-
-    ready: Ready
-
-    def time(self, order: Order, timeout_s: float = POINT_TIMEOUT_S) -> list[Answer]:
-        """Have all ranks time a point; one answer a rank."""
-
-    def close(self) -> None:
-        """End every rank."""
 
 
 class SpawnedRanks:

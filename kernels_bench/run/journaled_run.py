@@ -23,7 +23,7 @@ class JournaledRun:
         self.order = {key: i for i, key in enumerate(self.points)}
         self.before = self.measured = self.remeasured = 0
         self.skipped: Counter[str] = Counter()
-        self.started_s = clock.seconds()
+        self.started_s = clock()
 
     def refuse_other_device(self, facts: Mapping[str, Any]) -> None:
         """Refuse the journal of another GPU."""
@@ -59,7 +59,7 @@ class JournaledRun:
 
     def elapsed_s(self) -> float:
         """Seconds since the run began."""
-        return self.clock.seconds() - self.started_s
+        return self.clock() - self.started_s
 
     def tell(self, point: Point, latency_us: float | None, left_s: float) -> None:
         """Tell whoever watches where the run stands after a point."""

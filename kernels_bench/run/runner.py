@@ -49,7 +49,7 @@ def measure(
     """Measure every point that the journal does not have yet."""
     if not providers:
         raise MeasureError("no provider works here; `kernels-bench providers` lists the reasons")
-    with Journal(journal, clock.seconds) as book:
+    with Journal(journal, clock) as book:
         return _Run(points, providers, timer, monitor, clock, book, options).go()
 
 
@@ -115,9 +115,9 @@ class _Run(JournaledRun):
             if self._is_late(expected_s * max(1.0, self._pace())):
                 self.late = True  # a shorter one may still fit
                 continue
-            before_s = self.clock.seconds()
+            before_s = self.clock()
             latency_us = self._point(point)
-            self.spent_s += self.clock.seconds() - before_s
+            self.spent_s += self.clock() - before_s
             self.expected_s += expected_s
             estimated = self.options.estimate_s is not None
             self.tell(point, latency_us, self.queued_s * self._pace() if estimated else float("nan"))
@@ -290,7 +290,7 @@ class _Run(JournaledRun):
     # -- sentinels, time and words -------------------------------------------------------------------
 
     def _sentinels(self) -> None:
-        clocks, before_s = [], self.clock.seconds()
+        clocks, before_s = [], self.clock()
         for point in self.options.sentinels:
             if point.key in self.dead_sentinels:
                 continue
@@ -310,7 +310,7 @@ class _Run(JournaledRun):
         self.clocks_mhz = clocks
         self.round += 1
         self.since_sentinels = 0
-        self.round_s = self.clock.seconds() - before_s
+        self.round_s = self.clock() - before_s
 
     def _is_late(self, need_s: float) -> bool:
         """Whether something of ``need_s``, the last sentinels and the reserve would pass the deadline."""

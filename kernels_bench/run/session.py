@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.config.gpu import GPU_FILE, GpuSpec
@@ -26,21 +26,12 @@ from kernels_bench.sentinels import sentinel_points
 if TYPE_CHECKING:
     from kernels_bench.grid.grid import Grid
 
-"""Folder of the tables in the output folder, which is laid out as a GPU's in bench_data."""
 TABLES_RESERVE_S: Final = 3.0
 """Kept before a deadline for writing tables."""
 USABLE_MEMORY: Final = 0.85
 HOST_BYTES: Final = GIB
 COLLECTIVES_SHARE: Final = 0.1
 """Of the time until a deadline, reserved for collectives if there are several GPUs."""
-
-
-class MonotonicClock:
-    """The process's own clock."""
-
-    def seconds(self) -> float:
-        """Seconds on a clock that only rises."""
-        return time.monotonic()
 
 
 def run_request(
@@ -54,26 +45,34 @@ def run_request(
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[RunReport, Path]:
     """Measure the requested points and write the tables."""
-    clock = MonotonicClock()
-    started_s = clock.seconds()
-    grid = _load_grid(request.grid)
+    # what only a run needs is imported when one begins
+    from kernels_bench.grid.grid import load_grid
+    from kernels_bench.run.monitor import HostMonitor, open_monitor
+    from kernels_bench.run.runner import measure
+    from kernels_bench.run.timing import CpuTimer, GraphTimer
+
+    clock = monotonic
+    started_s = clock()
+    grid = load_grid(request.grid)
     answers = choose_providers(request.providers)
-    on_cpu = any(provider.name == CPU for provider, _ in answers)
-    monitor = _monitor(on_cpu)
+    providers = [provider for provider, _ in answers]
+    on_cpu = any(provider.name == CPU for provider in providers)
+    monitor: Monitor = HostMonitor() if on_cpu else open_monitor()
     given = request.gpu
     if resume is not None and given is not None and given.endswith(".toml"):
         given = str(folder / GPU_FILE)  # the copy: the path may have been relative
     gpu = measured_gpu(given, monitor.facts(), on_cpu)
     journal, run_id = _journal(folder, gpu, grid, resume)
-    points, taken = _points(grid, request, gpu, [provider for provider, _ in answers], on_cpu, say)
+    points, taken = _points(grid, request, gpu, providers, on_cpu, say)
     points, collectives = _collectives(points, request, on_cpu, say)
     # what is done does not pay for the first calls of this process
     done = set() if resume is None else done_keys(read_journal(resume))
-    timer = _timer(on_cpu)  # before anything is written: without CUDA there is nothing to write
+    # before anything is written: without CUDA there is nothing to write
+    timer: Timer = CpuTimer() if on_cpu else GraphTimer()
     write_gpu_file(folder, gpu, given)
     if on_start is not None:
         on_start(points, gpu.title)
-    spent_s = clock.seconds() - started_s
+    spent_s = clock() - started_s
     left_s = None if deadline_s is None else deadline_s - spent_s
     for_collectives_s = COLLECTIVES_SHARE * left_s if left_s is not None and collectives else 0.0
     options = RunOptions(
@@ -89,10 +88,10 @@ def run_request(
         on_progress=on_progress,
         say=say,
     )
-    report = _measure(points, answers, timer, monitor, clock, journal, options)
+    report = measure(points, providers, timer, monitor, clock, journal, options)
     try:
         if collectives:
-            spent_s = clock.seconds() - started_s
+            spent_s = clock() - started_s
             options = replace(
                 options,
                 deadline_s=None if deadline_s is None else deadline_s - spent_s,
@@ -102,20 +101,6 @@ def run_request(
     finally:
         write_tables_of([journal], folder, say)
     return report, journal
-
-
-def _measure(
-    points: Sequence[Point],
-    answers: Sequence[tuple[Provider, Availability]],
-    timer: Timer,
-    monitor: Monitor,
-    clock: Clock,
-    journal: Path,
-    options: RunOptions,
-) -> RunReport:
-    from kernels_bench.run.runner import measure
-
-    return measure(points, [provider for provider, _ in answers], timer, monitor, clock, journal, options)
 
 
 def _collectives(
@@ -176,24 +161,6 @@ def write_tables_of(journals: Sequence[Path], folder: Path, say: Callable[[str],
     written = write_tables(journals, folder / TABLES_FOLDER, overwrite=True)
     for key, why in written.left_out.items():
         say(f"left out of the tables, too fast to be true: {key}: {why}")
-
-
-def _load_grid(name: str | None) -> Grid:
-    from kernels_bench.grid.grid import load_grid
-
-    return load_grid(name)
-
-
-def _monitor(on_cpu: bool) -> Monitor:
-    from kernels_bench.run.monitor import HostMonitor, open_monitor
-
-    return HostMonitor() if on_cpu else open_monitor()
-
-
-def _timer(on_cpu: bool) -> Timer:
-    from kernels_bench.run.timing import CpuTimer, GraphTimer
-
-    return CpuTimer() if on_cpu else GraphTimer()
 
 
 def _points(

@@ -10,7 +10,7 @@ import importlib
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from kernels_bench.vllm_steps.points import EnginePoint
 
@@ -31,29 +31,6 @@ LEVEL_WORDS: Final = ("", ", no torch.compile", ", eager")
 _FILL_ELEMENTS: Final = 2**26
 _PROMPT_TOKENS: Final = 512
 """Random tokens of a prompt; a longer one repeats them."""
-
-
-class StepEngine(Protocol):
-    """What measuring needs of an engine."""
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What it was configured to, for the journal."""
-
-    def unfit(self, point: EnginePoint) -> str:
-        """Return why a point exceeds a limit of this engine, or an empty string."""
-
-    def add(self, prompt: int, cached: int, max_tokens: int) -> str:
-        """Add a request of ``prompt`` tokens, ``cached`` of them in the cache already; return its name."""
-
-    def step(self) -> Mapping[str, tuple[int, bool]]:
-        """Run one step; by request, the new tokens and whether it finished."""
-
-    def abort(self, names: Sequence[str]) -> None:
-        """Remove requests and let the steps in flight end."""
-
-    def synchronize(self) -> None:
-        """Wait for the device."""
 
 
 class VllmCore:
@@ -159,7 +136,7 @@ class VllmCore:
         return found
 
     def add(self, prompt: int, cached: int, max_tokens: int) -> str:
-        """Add a request; return its name."""
+        """Add a request of ``prompt`` tokens, ``cached`` of them in the cache already; return its name."""
         sampling = importlib.import_module("vllm.sampling_params").SamplingParams
         request_type = importlib.import_module("vllm.v1.request").Request
         self._count += 1

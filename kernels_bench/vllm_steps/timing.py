@@ -11,7 +11,8 @@ from typing import Any, Final
 from fastroof.errors import MeasureError
 from fastroof.units import MS_PER_S, US_PER_S
 from kernels_bench.protocol import Timing
-from kernels_bench.vllm_steps.core import StepEngine
+from kernels_bench.replays import summarise
+from kernels_bench.vllm_steps.core import VllmCore
 from kernels_bench.vllm_steps.points import (
     MIXED_REPEATS,
     PREFILL_REPEATS,
@@ -27,21 +28,13 @@ _LONG_S: Final = 2.0
 """Prefills that took this long together are enough after three."""
 
 
-def time_point(engine: StepEngine, point: EnginePoint) -> Timing:
+def time_point(engine: VllmCore, point: EnginePoint) -> Timing:
     """Time one point, or raise a MeasureError if the engine does not run it as one step."""
     times = {"decode": _decode_us, "prefill": _prefill_us, "mixed": _mixed_us}[point.phase](engine, point)
-    return _timing(times)
+    return summarise(times, calls=1, dropped=0)
 
 
-def _timing(times_us: Sequence[float]) -> Timing:
-    if len(times_us) > 1:
-        p25, median, p75 = statistics.quantiles(times_us, n=4, method="inclusive")
-    else:
-        p25 = median = p75 = times_us[0]
-    return Timing(median, p25, p75, min(times_us), len(times_us))
-
-
-def _next_step(engine: StepEngine) -> dict[str, tuple[int, bool]]:
+def _next_step(engine: VllmCore) -> dict[str, tuple[int, bool]]:
     """Run steps until one returns tokens: with asynchronous scheduling the first returns none."""
     for _ in range(_MAX_EMPTY):
         if got := engine.step():
@@ -49,7 +42,7 @@ def _next_step(engine: StepEngine) -> dict[str, tuple[int, bool]]:
     raise MeasureError("the engine runs steps without tokens")
 
 
-def _run_until(engine: StepEngine, names: Sequence[str], steps: int) -> None:
+def _run_until(engine: VllmCore, names: Sequence[str], steps: int) -> None:
     """Run until all requests have had a token in each of ``steps`` steps."""
     for _ in range(steps + _MAX_EMPTY):
         steps -= set(names) <= engine.step().keys()
@@ -58,12 +51,12 @@ def _run_until(engine: StepEngine, names: Sequence[str], steps: int) -> None:
     raise MeasureError(_LEFT_OUT)
 
 
-def _add_decodes(engine: StepEngine, point: EnginePoint, count: int, steps: int) -> list[str]:
+def _add_decodes(engine: VllmCore, point: EnginePoint, count: int, steps: int) -> list[str]:
     start = point.start_len
     return [engine.add(start, start - 1, WARM_STEPS + steps + 40) for _ in range(count)]
 
 
-def _decode_us(engine: StepEngine, point: EnginePoint) -> list[float]:
+def _decode_us(engine: VllmCore, point: EnginePoint) -> list[float]:
     count = point.sizes[0]
     names = _add_decodes(engine, point, count, TIMED_STEPS)
     times: list[float] = []
@@ -82,7 +75,7 @@ def _decode_us(engine: StepEngine, point: EnginePoint) -> list[float]:
     return times
 
 
-def _prefill_us(engine: StepEngine, point: EnginePoint) -> list[float]:
+def _prefill_us(engine: VllmCore, point: EnginePoint) -> list[float]:
     """Time from a request's being added to its first token, with nothing else to do."""
     new, cached = point.sizes
     times: list[float] = []
@@ -98,7 +91,7 @@ def _prefill_us(engine: StepEngine, point: EnginePoint) -> list[float]:
     return times[1:]
 
 
-def _mixed_us(engine: StepEngine, point: EnginePoint) -> list[float]:
+def _mixed_us(engine: VllmCore, point: EnginePoint) -> list[float]:
     """Time the step that returns the first token of a request that is added while decodes run."""
     new, count, _ = point.sizes
     names = _add_decodes(engine, point, count, MIXED_REPEATS * (STEPS_BETWEEN + 2))
@@ -125,7 +118,7 @@ def _mixed_us(engine: StepEngine, point: EnginePoint) -> list[float]:
     return times[1:]
 
 
-def closed_loop(engine: StepEngine, clients: int, seconds: float, max_tokens: int) -> dict[str, Any]:
+def closed_loop(engine: VllmCore, clients: int, seconds: float, max_tokens: int) -> dict[str, Any]:
     """Run clients with one request each at a time, of chat-like lengths, and return what they saw.
 
     Prompts have 148 tokens in the median, outputs 181, both log-normal, and at most ``max_tokens`` together.

@@ -20,7 +20,7 @@ from fastroof.errors import MeasureError
 from kernels_bench.bundle.stand_ins import replace_broken
 from kernels_bench.journal import Journal
 from kernels_bench.protocol import Monitor
-from kernels_bench.vllm_steps.core import LEVELS, StepEngine, VllmCore
+from kernels_bench.vllm_steps.core import LEVELS, VllmCore
 from kernels_bench.vllm_steps.points import (
     LOOP_CLIENTS,
     TINY,
@@ -107,7 +107,7 @@ class Plan(NamedTuple):
 
 def measure_points(
     task: Task,
-    engine: StepEngine,
+    engine: VllmCore,
     version: str,
     journal: Journal,
     monitor: Monitor,

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from typer.testing import CliRunner, Result
 
+from kernels_bench.cli import app
 from kernels_bench.protocol import Availability, DeviceState, Point, Timing
 from kernels_bench.run.run_options import RunOptions, RunReport
 from kernels_bench.run.runner import measure
@@ -32,7 +34,7 @@ class FakeClock:
     def __init__(self) -> None:
         self.now_s = 100.0
 
-    def seconds(self) -> float:
+    def __call__(self) -> float:
         return self.now_s
 
     def spend(self, seconds: float) -> None:
@@ -203,6 +205,21 @@ def run(
         journal,
         RunOptions(**{"gpu": "h100", "run_id": "r", **options}),
     )
+
+
+def command(*arguments: str | Path) -> Result:
+    """Run the command line in this process."""
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def refused(*arguments: str | Path) -> str:
+    """The one line that a refused command line gives."""
+    result = command(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("kernels-bench: error: ")
+    return line
 
 
 def of_type(records: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:

@@ -13,28 +13,27 @@ import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import requires
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
 
 import fastroof
 from fastroof.config.gpu import load_gpu
 from fastroof.errors import GpuError, MeasureError
-from kernels_bench.cli import app
 from kernels_bench.commands.smoke import smoke
 from kernels_bench.grid.estimate import run_seconds
 from kernels_bench.grid.grid import load_grid
 from kernels_bench.journal import find_journals, read_journal
 from kernels_bench.operators.registry import MEASURED
 from kernels_bench.protocol import Point
-from kernels_bench.run import request, session
+from kernels_bench.run import request, runner, session
 from kernels_bench.run.card import measured_gpu, refuse_other_gpu, write_gpu_file
 from kernels_bench.run.facts import checkout_commit, software_versions, working
-from tests.kernels_bench.fakes import FakeMonitor, FakeProvider, FakeTimer, of_type
+from tests.kernels_bench.fakes import FakeMonitor, FakeProvider, FakeTimer, command, of_type, refused
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 H100 = "NVIDIA H100 80GB HBM3"
@@ -49,20 +48,6 @@ dtype = "bf16"
 shapes = [[32, 32], [32, 64]]
 m = {start = 1, stop = 40, step = 1}
 """
-
-
-def command(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
-def refused(*arguments: str | Path) -> str:
-    """The one line that a refused command line gives."""
-    result = command(*arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("kernels-bench: error: ")
-    return line
 
 
 def python(*arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -104,7 +89,6 @@ def test_a_run_on_the_cpu_loads_and_every_lookup_comes_back_exactly(measured: Pa
     assert sum(t.num_rows for t in tables.measured.tables.values()) == len(rows)
 
 
-@pytest.mark.slow
 def test_cpu_measurements_are_not_mistaken_for_a_gpu(measured: Path) -> None:
     provenance = tomllib.loads((measured / "kernels_bench" / "provenance.toml").read_text())
     assert provenance["gpu"] == "cpu"
@@ -255,16 +239,9 @@ def test_sigterm_writes_the_tables_of_what_was_measured(tmp_path: Path) -> None:
 def test_a_deadline_stops_with_tables_and_resume_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Reading:
-        """A clock that every look at it puts on: half way through however busy the machine is."""
-
-        looked = 0
-
-        def seconds(self) -> float:
-            self.looked += 1
-            return 0.004 * self.looked
-
-    monkeypatch.setattr(session, "MonotonicClock", Reading)
+    # a clock that every look at it puts on: half way through however busy the machine is
+    looks = count(1)
+    monkeypatch.setattr(session, "monotonic", lambda: 0.004 * next(looks))
     grid, folder = tmp_path / "g.toml", tmp_path / "out"
     grid.write_text(GRID)
     result = command("run", grid, "-o", folder, "--providers", "cpu", "--deadline", "3.6")
@@ -301,7 +278,6 @@ def test_no_gpu_here_is_one_line_and_no_folder(tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 def test_a_folder_with_a_run_is_not_started_over(measured: Path) -> None:
     before = sorted(measured.rglob("*"))
     line = refused("run", "cpu", "-o", measured, "--providers", "cpu")
@@ -438,14 +414,14 @@ def test_a_resumed_run_expects_first_calls_again(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr("kernels_bench.run.timing.GraphTimer", lambda: FakeTimer(latency_us=interrupt_fourth))
     expected: list[list[float]] = []
-    measure = session._measure
+    measure = runner.measure
 
     def seen(points: Sequence[Point], *rest: Any) -> Any:
         estimate_s = rest[-1].estimate_s
         expected.append(sorted((estimate_s(point) for point in points), reverse=True))
         return measure(points, *rest)
 
-    monkeypatch.setattr(session, "_measure", seen)
+    monkeypatch.setattr(runner, "measure", seen)
     grid, folder = tmp_path / "g.toml", tmp_path / "out"
     experts = 'name = "experts"\noperator = "moe"\npriority = 1\ndtype = "bf16"\nnum_tokens = 16\n'
     shapes = f"shapes = {[[2048, 256 * n, 8, 64, 1, 1] for n in range(1, 7)]}\n"

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTables, load_measured
-from kernels_bench.cli import app
 from kernels_bench.output.export_infersim import export_infersim
 from kernels_bench.output.table_sets import load_table_set
 from kernels_bench.protocol import Point
+from tests.kernels_bench.fakes import command
 from tests.reference.made_journals import copy, decode, gemm, prefill, row, write_journal
 
 THIRD = 1000 / 3
@@ -129,7 +128,6 @@ def test_headers_and_order_are_infersims(tmp_path: Path, shared: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("gpu", ["h800", "h20"])
 def test_a_published_tree_survives_the_round_trip(gpu: str, tmp_path: Path, shared: Path) -> None:
     published = load_measured(shared / "reference" / "infersim_bench_data", gpu=gpu)
@@ -236,7 +234,7 @@ def test_whose_rows_they_are_goes_with_them(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["export", "infersim", str(tmp_path / "tree"), "--tables", "h100"])
+    result = command("export", "infersim", str(tmp_path / "tree"), "--tables", "h100")
     assert result.exit_code == 0, result.output
     assert "left out 37,518 rows: gemm of fp8," in result.output
     tables = load_measured(tmp_path / "tree")

@@ -13,17 +13,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from fastroof.columns import OPTIONAL_COLUMNS
 from fastroof.config.gpu import load_gpu
 from fastroof.errors import MeasureError, TableError
 from fastroof.load import load_measured
-from kernels_bench.cli import app
 from kernels_bench.output.merge import merge_runs, write_merged
 from kernels_bench.output.table_sets import load_table_set
 from kernels_bench.output.tables import write_tables
 from kernels_bench.output.validate import validate_tables
+from tests.kernels_bench.fakes import command
 from tests.reference.made_journals import decode, gemm, row, start, write_journal
 
 
@@ -224,10 +223,10 @@ def test_a_run_of_another_schema_is_refused(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path) -> None:
     runs = [str(run) for run in runs_of(tmp_path, {1: 50.0}, {1: 53.0})]
     out = tmp_path / "h100" / "kernels_bench"
-    result = CliRunner().invoke(app, ["merge", *runs, "-o", str(out), "--json"])
+    result = command("merge", *runs, "-o", str(out), "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.output)["operators"]["gemm"]["rows_of_several_runs"] == 1
-    shown = CliRunner().invoke(app, ["merge", *runs, "-o", str(out), "--overwrite"])
+    shown = command("merge", *runs, "-o", str(out), "--overwrite")
     assert "5.8%" in shown.output
 
 

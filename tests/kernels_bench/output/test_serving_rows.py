@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import fastroof
 from fastroof.config.gpu import load_gpu
 from fastroof.load.compare import diff_sources, diff_tables
-from kernels_bench.cli import app
 from kernels_bench.grid.estimate import estimate_all
 from kernels_bench.output.export_infersim import export_infersim
 from kernels_bench.output.table_sets import load_table_set
 from kernels_bench.output.tables import write_tables
 from kernels_bench.output.validate import validate_tables
 from kernels_bench.protocol import Point
+from tests.kernels_bench.fakes import command
 from tests.reference.made_journals import decode, gemm, prefill, row, write_journal
 
 H100 = load_gpu("h100")
@@ -122,6 +121,6 @@ def test_what_infersims_files_have_no_room_for_is_counted(folder: Path, tmp_path
 
 
 def test_the_commands_take_them(folder: Path) -> None:
-    result = CliRunner().invoke(app, ["validate", str(folder / "a"), "--json"])
+    result = command("validate", str(folder / "a"), "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["severity"] != "error"

@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from fastroof.errors import MeasureError, TableError
 from fastroof.load import load_measured
 from fastroof.load.families import codes_of, group_medians
-from kernels_bench.cli import app
 from kernels_bench.output.recorded import read_journals
 from kernels_bench.output.table_sets import journals_of, load_table_set
 from kernels_bench.output.tables import tables_from_journals, write_tables
 from kernels_bench.protocol import Point
 from kernels_bench.sentinels import repeatability
+from tests.kernels_bench.fakes import command
 from tests.reference.made_journals import (
     copy,
     decode,
@@ -67,7 +66,7 @@ def test_either_format_has_the_same_rows(journal: Path, tmp_path: Path) -> None:
     loaded = {}
     for name in ("csv", "parquet"):
         words = ["tables", str(journal), "-o", str(tmp_path / "h100" / name), "--format", name]
-        assert CliRunner().invoke(app, words).exit_code == 0
+        assert command(*words).exit_code == 0
         loaded[name] = load_measured(tmp_path / "h100" / name)
         assert all(table.files[0].endswith(name) for table in loaded[name].tables.values())
     assert loaded["csv"].content_hash == loaded["parquet"].content_hash
@@ -356,7 +355,7 @@ def test_drift_and_spread_of_sentinels() -> None:
 
 def test_the_command_writes_and_prints_what_it_wrote(journal: Path, tmp_path: Path) -> None:
     out = tmp_path / "h100" / "kernels_bench"
-    result = CliRunner().invoke(app, ["tables", str(journal.parent), "-o", str(out), "--json"])
+    result = command("tables", str(journal.parent), "-o", str(out), "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.output)
     assert document["rows"]["gemm"] == 2

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from fastroof.config.gpu import load_gpu
 from fastroof.judging.grid_checks import Finding
-from kernels_bench.cli import app
 from kernels_bench.output.table_sets import load_table_set
 from kernels_bench.output.tables import write_tables
 from kernels_bench.output.validate import Validation, validate_tables
 from kernels_bench.protocol import Point
+from tests.kernels_bench.fakes import command
 from tests.reference.made_journals import (
     copy,
     decode,
@@ -143,8 +142,8 @@ def test_shipped_tables_have_no_errors() -> None:
 def test_exit_code_1_on_errors_only(tmp_path: Path) -> None:
     clean = write_journal(tmp_path / "a.jsonl", CLEAN)
     broken = write_journal(tmp_path / "b.jsonl", [row(gemm(1), 50.0, p25_us=51.0)])
-    assert CliRunner().invoke(app, ["validate", str(clean)]).exit_code == 0
-    result = CliRunner().invoke(app, ["validate", str(broken), "--json"])
+    assert command("validate", str(clean)).exit_code == 0
+    result = command("validate", str(broken), "--json")
     assert result.exit_code == 1
     assert json.loads(result.output)["severity"] == "error"
 
@@ -161,10 +160,10 @@ def test_tables_keep_what_the_journal_knew(tmp_path: Path) -> None:
 
 def test_sentinels_are_printed(tmp_path: Path) -> None:
     journal = write_journal(tmp_path / "a.jsonl", CLEAN, sentinels=steady_sentinels())
-    printed = CliRunner().invoke(app, ["validate", str(journal)]).output.splitlines()
+    printed = command("validate", str(journal)).output.splitlines()
     (line,) = (line for line in printed if line.endswith("+0.0%"))
     assert line.split()[:3] == ["gemm", "run-a", "6"]
-    document = json.loads(CliRunner().invoke(app, ["validate", str(journal), "--json"]).output)
+    document = json.loads(command("validate", str(journal), "--json").output)
     assert [(one["run"], one["rounds"]) for one in document["sentinels"]] == [("run-a", 6)]
 
 
@@ -193,7 +192,7 @@ def test_coverage_of_a_grid_file(tmp_path: Path) -> None:
     grid = load_grid("smoke").points()
     measured = [row(point, 1e6) for point in grid[:-1]]
     journal = write_journal(tmp_path / "j.jsonl", measured)
-    result = CliRunner().invoke(app, ["validate", str(journal), "--grid", "smoke", "--json"])
+    result = command("validate", str(journal), "--grid", "smoke", "--json")
     document = json.loads(result.output)
     assert sum(g["points"] for g in document["coverage"]) == len(grid)
     assert sum(g["missing"] for g in document["coverage"]) == 1

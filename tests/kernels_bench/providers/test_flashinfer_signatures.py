@@ -225,7 +225,6 @@ def stand_in(real):
         gemm=types.SimpleNamespace(gemm_fp8_nt_groupwise=op("gemm_fp8_nt_groupwise", block_gemm, "gemm")),
         fused_moe=types.SimpleNamespace(cutlass_fused_moe=op("cutlass_fused_moe", fused_moe, "fused_moe")),
         fused_add_rmsnorm=op("fused_add_rmsnorm", norm),
-        rmsnorm=op("rmsnorm", lambda x, weight, eps, out: TorchSmallOps().rmsnorm(out, x, weight)),
         silu_and_mul=op("silu_and_mul", lambda x, out: TorchSmallOps().silu_and_mul(out, x)),
         apply_rope_with_cos_sin_cache_inplace=op("apply_rope_with_cos_sin_cache_inplace", rope),
     )

@@ -157,10 +157,8 @@ class TestReferences:
         np.testing.assert_allclose(got.numpy(), [[2 / (1 + np.exp(-2)) * 5]])
 
     def test_linear(self):
-        got = references.linear(
-            torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]), bias=torch.tensor([5.0])
-        )
-        assert got.tolist() == [[16.0]]
+        got = references.linear(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]))
+        assert got.tolist() == [[11.0]]
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -308,11 +306,6 @@ for kind in ("rmsnorm_residual", "rope", "silu_and_mul", "kv_write"):
         point = Point("elementwise", {"kind": kind, "m": m, "width": width, "io_bytes": 1})
         check = check_result(point, prepare_small_op(point, ops, CPU_DEVICE, 1, 10**9))
         print(kind, m, width, check.error, check.passed)
-x, w = torch.randn(5, 300), torch.randn(300)
-got, want = torch.empty_like(x), torch.empty_like(x)
-ops.rmsnorm(got, x, w)
-TorchSmallOps().rmsnorm(want, x, w)
-print("rmsnorm", torch.allclose(got, want, atol=1e-5))
 # The interpreter rounds to fp8 wrongly (ties up, subnormals cut), so that only scale and clamp are checked.
 x = 10 * torch.randn(3, 700)
 scaled = torch.empty_like(x)
@@ -330,11 +323,6 @@ for tensor, which in ((mine, ops), (theirs, TorchSmallOps())):
     k, v = (x.unflatten(1, (-1, 64)) for x in (k, v))
     which.kv_write(k, v, *pages.split(64, -1), torch.tensor([5, 0, 3, 2]))
     tensor.pages = pages
-heads = qkv.split((4 * 64, 2 * 64, 2 * 64), dim=1)[1].unflatten(1, (-1, 64))
-got, want, w = torch.empty(4, 2, 64), torch.empty(4, 2, 64), torch.randn(64)
-ops.rmsnorm(got, heads, w)
-TorchSmallOps().rmsnorm(want, heads, w)
-print("heads", torch.allclose(got, want, atol=1e-5))
 print("strided", torch.allclose(mine, theirs, atol=1e-5), torch.allclose(mine.pages, theirs.pages, atol=1e-5))
 """
 
@@ -345,4 +333,4 @@ def test_triton_kernels_in_the_interpreter():
     found = subprocess.run([sys.executable, "-c", TRITON], capture_output=True, text=True, env=environment)
     assert found.returncode == 0, found.stderr[-3000:]
     assert "False" not in found.stdout, found.stdout
-    assert found.stdout.count("True") == 12 + 5
+    assert found.stdout.count("True") == 12 + 3

@@ -101,15 +101,8 @@ def fwd(
     return [torch.zeros(1)]
 
 
-def rms_norm(result, input, weight, epsilon):
-    assert epsilon == RMS_EPSILON
-    # heads of strided rows, as vLLM's models hand them over
-    assert result.is_contiguous()
-    assert input.stride(-1) == 1
-    TorchSmallOps().rmsnorm(result, input, weight)
-
-
 def fused_add_rms_norm(input, residual, weight, epsilon):
+    assert epsilon == RMS_EPSILON
     assert input.is_contiguous()
     assert residual.is_contiguous()
     TorchSmallOps().rmsnorm_residual(input, residual, weight)
@@ -171,7 +164,6 @@ def cutlass_scaled_mm(out, a, b, a_scales, b_scales, bias):
 IMPLEMENTATIONS = {
     "_vllm_fa3_C::fwd": fwd,
     "_vllm_fa3_C::get_scheduler_metadata": metadata,
-    "_C::rms_norm": rms_norm,
     "_C::fused_add_rms_norm": fused_add_rms_norm,
     "_C::rotary_embedding": rotary_embedding,
     "_C::silu_and_mul": lambda result, input: TorchSmallOps().silu_and_mul(result, input),

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 import fastroof
 from fastroof.errors import MeasureError
 from fastroof.operators.registry import OPERATORS
-from kernels_bench.cli import app
 from kernels_bench.grid.grid import load_grid
 from kernels_bench.journal import find_journals, read_journal, starts
 from kernels_bench.protocol import Point
@@ -28,15 +26,19 @@ from kernels_bench.run.allreduce_points import allreduce_points, usable_worlds
 from kernels_bench.run.allreduce_rank import Answer, Broken, Order, Ready, World
 from kernels_bench.run.allreduce_ranks import RanksTimeoutError, SpawnedRanks
 from kernels_bench.run.run_options import RunOptions, RunReport
-from tests.kernels_bench.fakes import FakeClock, FakeMonitor, FakeProvider, FakeTimer, of_type
+from tests.kernels_bench.fakes import (
+    FakeClock,
+    FakeMonitor,
+    FakeProvider,
+    FakeTimer,
+    command,
+    of_type,
+    refused,
+)
 
 KERNEL = "nccl all_reduce 2.27.5"
 STEADY = (9e3, *[500.0] * 20)
 COLLECTIVE = {"dtype": "fp16", "collective": "alltoall"}
-
-
-def command(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
 class FakeRanks:
@@ -383,14 +385,13 @@ def gpu_run(monkeypatch: pytest.MonkeyPatch) -> FakeWorlds:
     real = allreduce.measure_allreduce
 
     def with_fakes(points: Any, backend: Any, monitor: Any, clock: Any, *rest: Any) -> RunReport:
-        worlds.clock.now_s = clock.seconds()
+        worlds.clock.now_s = clock()
         return real(points, backend, monitor, clock, *rest, open_ranks=worlds)
 
     monkeypatch.setattr(allreduce, "measure_allreduce", with_fakes)
     return worlds
 
 
-@pytest.mark.slow
 def test_run_with_four_gpus_measures_all_reduce_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu_run: FakeWorlds
 ) -> None:
@@ -485,22 +486,16 @@ def test_two_parts_are_joined() -> None:
 # -- the command -------------------------------------------------------------------------------------
 
 
-def refused(*arguments: str | Path) -> str:
-    result = command("allreduce", *arguments)
-    assert result.exit_code == 2, result.output
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("kernels-bench: error: ")
-    return line
-
-
 def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernels_bench.run.allreduce_points.visible_gpus", lambda: 1)
     folder = tmp_path / "out"
-    assert "over 8 GPUs: torch sees 1 here" in refused("-o", folder, "--gpus", "2,8")
-    assert "over 2 GPUs: torch sees 1 here" in refused("-o", folder)
-    assert "--gpus 'two' is not a number" in refused("-o", folder, "--gpus", "two")
-    assert "unknown backend 'mpi'; there are nccl, gloo" in refused("-o", folder, "--backend", "mpi")
-    assert "above zero, got -1" in refused("-o", folder, "--deadline", "-1")
+    assert "over 8 GPUs: torch sees 1 here" in refused("allreduce", "-o", folder, "--gpus", "2,8")
+    assert "over 2 GPUs: torch sees 1 here" in refused("allreduce", "-o", folder)
+    assert "--gpus 'two' is not a number" in refused("allreduce", "-o", folder, "--gpus", "two")
+    assert "unknown backend 'mpi'; there are nccl, gloo" in refused(
+        "allreduce", "-o", folder, "--backend", "mpi"
+    )
+    assert "above zero, got -1" in refused("allreduce", "-o", folder, "--deadline", "-1")
     assert not folder.exists()
 
 

@@ -8,6 +8,7 @@ import sys
 import tomllib
 import types
 from dataclasses import astuple
+from itertools import count
 
 import pytest
 from typer.testing import CliRunner
@@ -17,6 +18,7 @@ from fastroof.errors import MeasureError
 from fastroof.load.steps_file import read_step_rows
 from kernels_bench.cli import main
 from kernels_bench.protocol import DeviceState
+from kernels_bench.vllm_steps import timing
 from kernels_bench.vllm_steps.core import _inspect_models_here
 from kernels_bench.vllm_steps.model_folder import engine_model
 from kernels_bench.vllm_steps.points import TIMED_STEPS, EnginePoint, default_points
@@ -140,7 +142,9 @@ class TestTiming:
         with pytest.raises(MeasureError):
             time_point(FakeEngine(most=0), PREFILL)
 
-    def test_closed_loop_keeps_its_clients_busy(self):
+    def test_closed_loop_keeps_its_clients_busy(self, monkeypatch):
+        ticks = count()
+        monkeypatch.setattr(timing, "perf_counter", lambda: 1e-5 * next(ticks))
         engine = FakeEngine()
         seen = closed_loop(engine, 4, 0.05, 400)
         assert all(len(step) == 4 for step in engine.steps[:-1] if step)
