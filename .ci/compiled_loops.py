@@ -1,61 +1,52 @@
 """Compile the loops of a wheel, for the checkout that this file is in: .ci/compiled_loops.py FOLDER [LEVEL].
 
-For each level of x86-64 that this processor runs, or the one named, `fastroof warm` runs twice on an empty
-cache. The second run reads only the loops that Python calls, which are shipped; the others are compiled into
-their callers. With those of x86-64-v3 comes the object file for C, which is for that level by default.
+For each level of x86-64 that this processor runs, or the one named, `fastroof warm` runs on an empty cache.
+The loops that Python calls are shipped; the others are compiled into their callers. With those of x86-64-v3
+comes the object file for C, which is for that level by default.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-RECORD = """
-import os, sys
-
-def record(event, arguments):
-    if event == "open" and str(arguments[0]).endswith(".loop"):
-        with open(os.environ["LOOPS_READ"], "a") as file:
-            file.write(f"{arguments[0]}\\n")
-
-sys.addaudithook(record)
-"""
-"""Run by Python at its start, as the module sitecustomize: records the cached loops that a process reads."""
-
 
 def compiled(level: str, scratch: Path) -> list[Path]:
     """Compile for a level in a folder, and return the files of the loops that Python calls."""
-    scratch.mkdir()
     environment = {
         **os.environ,
-        "PYTHONPATH": f"{scratch}:{ROOT}",
-        "FASTROOF_CACHE_DIR": str(scratch / "cache"),
+        "PYTHONPATH": str(ROOT),
+        "FASTROOF_CACHE_DIR": str(scratch),
+        "XDG_CACHE_HOME": str(scratch / "none"),  # the home's cache may hold some
         "NUMBA_CPU_NAME": level,
         "NUMBA_CPU_FEATURES": "",
-        "LOOPS_READ": str(scratch / "read"),
     }
     questions = [["-m", "fastroof", "warm"]]
     if level == "x86-64-v3":
         questions.append(["-c", "from fastroof.backends.c.objects import object_code; object_code()"])
-    for is_recorded in (False, True):
-        if is_recorded:
-            (scratch / "sitecustomize.py").write_text(RECORD)
-        for question in questions:
-            subprocess.run(
-                [sys.executable, *question], env=environment, check=True, stdout=subprocess.DEVNULL
-            )
-    names = set((scratch / "read").read_text().split())
-    return [path for path in sorted(scratch.glob("cache/*/*.loop")) if path.name in names]
+    for question in questions:
+        subprocess.run([sys.executable, *question], env=environment, check=True, stdout=subprocess.DEVNULL)
+    return [path for path in sorted(scratch.glob("*/*.loop")) if is_called(path)]
+
+
+def is_called(path: Path) -> bool:
+    """Whether a cached file is machine code: what is compiled into its callers is LLVM's IR."""
+    if path.name.startswith("object-"):
+        return True
+    key, _ = pickle.loads(path.read_bytes()[sha256().digest_size :])
+    return bool(key[0] == "code")
 
 
 def main() -> None:
@@ -82,4 +73,5 @@ def main() -> None:
     (folder / BUILT_WITH).write_text(json.dumps(built) + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

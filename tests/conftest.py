@@ -56,7 +56,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 settings.register_profile("quick", deadline=None, max_examples=40)
 settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True, print_blob=True)
 # for loops that run without being compiled, which takes ten times as long
-settings.register_profile("interpreted", settings.get_profile("ci"), max_examples=20)
+settings.register_profile("interpreted", settings.get_profile("ci"), max_examples=12)
 settings.load_profile("ci" if os.environ.get("CI") else "quick")
 
 
