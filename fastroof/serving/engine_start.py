@@ -77,7 +77,8 @@ class _Question:
             by_card=False,
         )
         engine = replace(self.engine, scheduling=scheduling)
-        options = {**self.options, "allow_modelled": True}
+        # the fewest rows: no step is timed
+        options = {"max_tokens": 1, "max_seqs": 1, **self.options, "allow_modelled": True}
         return compile_plan(self.model, gpu, DATASHEET, engine=engine, curves=curves, **options)
 
     def timed_plan(self, tables: Tables | str | Path | None, seqs: int, tokens: int) -> StepPlan:
