@@ -70,6 +70,16 @@ def pytest_collect_file() -> Generator[None, Iterable[pytest.Collector], list[py
     return [collector for collector in collectors if not isinstance(collector, DoctestModule)]
 
 
+@pytest.fixture(params=["fitting", "all"])
+def features(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate with loops of the features that a run needs, then with those of all."""
+    if request.param == "all":
+        if os.environ.get("NUMBA_DISABLE_JIT") == "1":
+            pytest.skip("uncompiled loops have all features")
+        for module in ("engine", "pool_runs"):
+            monkeypatch.setattr(f"fastroof.simulation.{module}.of_one_set", lambda *options: options)
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The reference material, which lies beside the checkout where it is available."""

@@ -47,7 +47,7 @@ GROUPS: Final = (
         "fastroof sweep",
         PAGE,
     ),
-    (PLAN_CALLS,),
+    ("fastroof simulate --model llama-3.1-8b --limit 50 --timeout 60", PLAN_CALLS),
 )
 """Questions whose loops are compiled: each group in one process after another, groups at the same time."""
 

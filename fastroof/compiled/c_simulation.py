@@ -40,14 +40,14 @@ from fastroof.compiled.simulation.state import (
     SERIES_FIELDS,
     STEPS,
     WAITING_PLACE,
-    EngineOptions,
+    CallerOptions,
     EngineState,
     Record,
     Requests,
     Served,
     shift_of,
 )
-from fastroof.compiled.steps import MAX_SEQS, MAX_TOKENS
+from fastroof.compiled.steps import MAX_SEQS, MAX_TOKENS, WINDOW
 
 # fastroof_step.h names the same codes.
 CODE_ENGINE, CODE_REQUEST, CODE_TOO_LONG, CODE_MEMORY = 20, 21, 22, 23
@@ -269,7 +269,7 @@ def _simulate(
         statuses[i] = 0
     # numba takes no condition among more than 15 arguments
     timeout_us = reals[TIMEOUT_US] if reals[TIMEOUT_US] < _LONGEST_US else math.inf
-    options = EngineOptions(
+    options = CallerOptions(
         budget=words[BUDGET],
         max_seqs=words[SEQS],
         block_size=block_size,
@@ -291,6 +291,7 @@ def _simulate(
         stop=scalars[NUM_SCALARS - 1 :],  # which nothing sets
         num_tiers=0,
         tiers=clock[:0],
+        window=int(arena[WINDOW]),
     )
     # a plain trace has neither sessions nor a prefix cache
     none = firsts[:0]

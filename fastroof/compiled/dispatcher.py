@@ -6,23 +6,27 @@ there again. Most functions of this package are only called by compiled ones; fo
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 from llvmlite import binding as llvm
-from numba.core import dispatcher, environment, sigutils
+from numba.core import dispatcher, environment, ir, ir_utils, sigutils, types
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, CompileResult
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.compiler_machinery import FunctionPass, register_pass
 from numba.core.registry import CPUDispatcher
+from numba.core.untyped_passes import IRProcessing
 
 _ENVIRONMENT: Final = "_ZN08NumbaEnv"
 
 # numba has no types for these
 _Library: Any = JITCodeLibrary
 _Pipeline: Any = Compiler
+_Pass: Any = FunctionPass
 _Functions: Any = vars(dispatcher)["_FunctionCompiler"]
 _lookup_environment: Any = environment.lookup_environment
 _normalized: Any = sigutils.normalize_signature
@@ -74,6 +78,43 @@ class _EntryLibrary(_Library):  # type: ignore[misc]
                     self._codegen.set_env(variable.name, known)
 
 
+@register_pass(mutates_CFG=False, analysis_only=False)  # type: ignore[no-untyped-call]
+class _FixedFields(_Pass):  # type: ignore[misc]
+    """Replaces fields that a tuple's class fixes by their values: Numba drops branches on them untyped."""
+
+    _name = "fixed_fields"
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def run_pass(self, state: Any) -> bool:
+        function = state.func_ir
+
+        def fields_of(variable: Any) -> dict[str, Any]:
+            """Return the types of a tuple's fields, and values of those that are fixed."""
+            source = ir_utils.get_definition(function, variable)  # type: ignore[no-untyped-call]
+            of: Any = None
+            if isinstance(source, ir.Arg):
+                of = state.args[source.index]
+            elif isinstance(source, ir.Expr) and source.op == "getattr":
+                of = fields_of(source.value).get(source.attr)
+            elif isinstance(source, ir.Global) and source.value is math:
+                return {"inf": math.inf}
+            if not issubclass(type(of), types.BaseNamedTuple):
+                return {}
+            return dict(zip(of.fields, of, strict=True)) | getattr(of.instance_class, "FIXED", {})
+
+        for block in function.blocks.values():
+            for assign in block.find_insts(ir.Assign):
+                field = assign.value
+                if isinstance(field, ir.Expr) and field.op == "getattr":
+                    fixed = (ir_utils.guard(fields_of, field.value) or {}).get(field.attr)  # type: ignore[no-untyped-call]
+                    if isinstance(fixed, int | float):
+                        assign.value = ir.Const(fixed, field.loc)  # type: ignore[no-untyped-call]
+                        function._definitions[assign.target.name] = [assign.value]
+        return True
+
+
 class _LoopPipeline(_Pipeline):  # type: ignore[misc]
     def __init__(
         self,
@@ -92,6 +133,13 @@ class _LoopPipeline(_Pipeline):  # type: ignore[misc]
             library = _EntryLibrary(targetctx.codegen(), "loop")
             library.enable_object_caching()
         super().__init__(typingctx, targetctx, library, args, return_type, flags, locals)
+
+    def define_pipelines(self) -> Any:
+        pipelines = super().define_pipelines()
+        for one in pipelines:
+            one.add_pass_after(_FixedFields, IRProcessing)
+            one.finalize()
+        return pipelines
 
 
 class _LoopCompiler(_Functions):  # type: ignore[misc]

@@ -12,7 +12,7 @@ from fastroof.arrays import Longs
 from fastroof.checks import is_number, one_of, shown, whole_number
 from fastroof.compiled.simulation import autoscaling as loops
 from fastroof.compiled.simulation.autoscaled_fleet import autoscaled_feedback_run, autoscaled_run
-from fastroof.compiled.simulation.state import FOUND, NUM_CLOCKS, NUM_SCALARS
+from fastroof.compiled.simulation.state import NUM_CLOCKS, NUM_SCALARS
 from fastroof.errors import SimulationError
 from fastroof.plan.calls import rank_rules
 from fastroof.simulation.engine import (
@@ -20,6 +20,7 @@ from fastroof.simulation.engine import (
     new_record,
     new_served,
     options_of,
+    outcomes_of,
     raise_stuck,
     requests_of,
     too_long,
@@ -31,7 +32,6 @@ from fastroof.simulation.replicas import (
     POOLED_ROUTINGS,
     ROUTINGS,
     fleet_counters,
-    fleet_outcomes,
     new_fleet,
 )
 from fastroof.simulation.settings import EngineSettings
@@ -250,7 +250,7 @@ def _run(
     """Serve a trace by the schedulers' own clock."""
     rejected = too_long(trace, settings)
     any_rejected = bool(rejected.any())
-    options = options_of(settings, trace, time_scale, prefix_cache)
+    options = options_of(plan.arena, settings, trace, time_scale, prefix_cache)
     rules, longest = rank_rules(plan), int(trace.output_tokens.max())
     most, lives = autoscaler.max_replicas, FIRST_LIVES + first
     while True:
@@ -277,7 +277,6 @@ def _run(
         )
     raise_stuck(code)
     counters = fleet_counters(fleet.states, prefix_cache)
-    found = requests.rows[:-1, FOUND].copy() if prefix_cache == LRU else None
-    outcomes = fleet_outcomes(requests, served, replica_of, record, counters, found)
+    outcomes = outcomes_of(requests, served, replica_of, record, counters, prefix_cache)
     outcomes = outcomes._replace(lives=scaler.lives[: scaler.counts[loops.LIVES]].copy())
     return with_rejected(outcomes, trace, rejected) if any_rejected else outcomes

@@ -56,8 +56,10 @@ from fastroof.compiled.simulation.state import (
     Record,
     Requests,
     Served,
+    of_one_set,
 )
 from fastroof.compiled.simulation.tiers import NUM_TIER_SCALARS
+from fastroof.compiled.steps import WINDOW
 from fastroof.errors import SimulationError, StoppedError
 from fastroof.simulation.kv_tiers import NO_TIERS, Tiers, TierUse, use_of, with_all_requests
 from fastroof.simulation.settings import EngineSettings
@@ -138,15 +140,16 @@ class Arrays(NamedTuple):
 
 
 def options_of(
+    arena: Floats,
     settings: EngineSettings,
     trace: Trace,
     time_scale: float = 1.0,
     prefix_cache: str = GIVEN,
     tiers: Tiers = NO_TIERS,
 ) -> EngineOptions:
-    """Return settings and a trace's clients as options of the loops."""
+    """Return a plan's window, settings and a trace's clients as options of the loops."""
     check_time_scale(time_scale)
-    return EngineOptions(
+    options = EngineOptions(
         budget=settings.max_num_batched_tokens,
         max_seqs=settings.max_num_seqs,
         block_size=settings.block_size,
@@ -168,7 +171,9 @@ def options_of(
         stop=stop_flag(),
         num_tiers=len(tiers.tiers),
         tiers=tiers.rows,
+        window=int(arena[WINDOW]),
     )
+    return of_one_set(options)[0]
 
 
 def _shift_of(block_size: int) -> int:
@@ -385,24 +390,37 @@ def run_engine(
     arrays = new_arrays(settings, requests, longest)
     state, _, served, record = arrays
     if len(requests.arrival_us):
-        options = options_of(settings, trace, time_scale, prefix_cache, tiers)
+        options = options_of(plan.arena, settings, trace, time_scale, prefix_cache, tiers)
         raise_stuck(engine_run(plan.arena, options, state, requests, served, record, settings.num_gpu_blocks))
-    replica = np.zeros(len(requests.arrival_us), np.int32)
-    outcomes = Outcomes(
+    replica_of = np.zeros(len(requests.arrival_us), np.int32)
+    counters = counters_of(state) | cache_counters(state.scalars, prefix_cache)
+    outcomes = outcomes_of(requests, served, replica_of, record, counters, prefix_cache)
+    outcomes = outcomes._replace(tiers=use_of(tiers, [state], requests))
+    return with_rejected(outcomes, trace, rejected) if any_rejected else outcomes
+
+
+def outcomes_of(
+    requests: Requests,
+    served: Served,
+    replica_of: Ints,
+    record: Record,
+    counters: dict[str, Any],
+    prefix_cache: str = GIVEN,
+) -> Outcomes:
+    """Return what the loops wrote as outcomes, with the tokens found in a prefix cache if there is one."""
+    return Outcomes(
         requests.arrival_us,
         served.first_us,
         served.last_us,
         served.preemptions,
         served.status,
-        replica,
+        replica_of,
         record.gaps,
         record.series,
         float(record.width_us[0]),
-        counters_of(state) | cache_counters(state.scalars, prefix_cache),
+        counters,
         requests.rows[:-1, FOUND].copy() if prefix_cache == LRU else None,
-        use_of(tiers, [state], requests),
     )
-    return with_rejected(outcomes, trace, rejected) if any_rejected else outcomes
 
 
 def requests_of(

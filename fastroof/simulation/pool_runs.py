@@ -14,13 +14,13 @@ from fastroof.compiled.simulation import pools as loops
 from fastroof.compiled.simulation import transfers
 from fastroof.compiled.simulation.state import (
     FINISHED,
-    FOUND,
     NONE,
     NUM_COLUMNS,
     NUM_ROOTS,
     TIMED_OUT,
     Record,
     Requests,
+    of_one_set,
 )
 from fastroof.errors import SimulationError
 from fastroof.plan.calls import rank_rules
@@ -31,6 +31,7 @@ from fastroof.simulation.engine import (
     new_record,
     new_served,
     options_of,
+    outcomes_of,
     raise_stuck,
     requests_of,
     with_rejected,
@@ -294,10 +295,10 @@ def _run_with_feedback(
         think_us=trace.think_s * US_PER_S,
         timeout_us=prefill.settings.timeout_s * US_PER_S,
     )
+    both = of_one_set(*(pool.options for pool in fed))
+    fed = [pool._replace(options=one) for pool, one in zip(fed, both, strict=True)]
     raise_stuck(loops.pools_run(fed[0], fed[1], options, line))
     prefilled, decoded = (_outcomes_of(pool) for pool in fed)
-    if prefill.prefix_cache == LRU:
-        prefilled = prefilled._replace(cached_tokens=prompts.rows[:-1, FOUND].copy())
     return _put_together(trace, rejected, link, continues, line, prefilled, decoded)
 
 
@@ -336,7 +337,7 @@ def _loop_pool(
     one_of("routing", pool.routing, routings, SimulationError)
     rules = rank_rules(pool.plan)
     # clients and sessions are the loop's
-    options = options_of(pool.settings, trace, time_scale, pool.prefix_cache)
+    options = options_of(pool.plan.arena, pool.settings, trace, time_scale, pool.prefix_cache)
     drawn = np.random.default_rng(seed).integers(0, pool.replicas, (2, len(turns)), np.int32)
     longest = int(max(requests.output_tokens.max(), 1))
     fleet = new_fleet(pool.routing, pool.settings, requests, longest, pool.replicas, rules, drawn, turns)
@@ -379,18 +380,8 @@ def _line_of(lasts_us: Floats, continues: Bools, prefill: Pool, decode: loops.Po
 def _outcomes_of(pool: loops.Pool) -> Outcomes:
     """Return what the loop wrote of a pool."""
     source = LRU if pool.options.has_cache else GIVEN
-    return Outcomes(
-        pool.requests.arrival_us,
-        pool.served.first_us,
-        pool.served.last_us,
-        pool.served.preemptions,
-        pool.served.status,
-        pool.replica_of,
-        pool.record.gaps,
-        pool.record.series,
-        float(pool.record.width_us[0]),
-        fleet_counters(pool.fleet.states, source),
-    )
+    counters = fleet_counters(pool.fleet.states, source)
+    return outcomes_of(pool.requests, pool.served, pool.replica_of, pool.record, counters, source)
 
 
 def _put_together(

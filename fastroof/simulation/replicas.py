@@ -17,13 +17,11 @@ from fastroof.compiled.expert_rows import ONE_RANK, RankRules
 from fastroof.compiled.simulation import ranks as rank_loops
 from fastroof.compiled.simulation import replicas as loops
 from fastroof.compiled.simulation.state import (
-    FOUND,
     SERIES_BINS,
     EngineOptions,
     EngineState,
     Record,
     Requests,
-    Served,
 )
 from fastroof.errors import SimulationError
 from fastroof.plan.calls import rank_rules
@@ -36,6 +34,7 @@ from fastroof.simulation.engine import (
     new_arrays,
     new_state,
     options_of,
+    outcomes_of,
     raise_stuck,
     requests_of,
     run_engine,
@@ -145,7 +144,7 @@ def run_schedulers(
     rejected = too_long(trace, settings)
     any_rejected = bool(rejected.any())
     requests = requests_of(trace, settings, ~rejected if any_rejected else None, prefix_cache, tiers)
-    options = options_of(settings, trace, time_scale, prefix_cache, tiers)
+    options = options_of(plan.arena, settings, trace, time_scale, prefix_cache, tiers)
     longest = int(trace.output_tokens.max())
     rules = rank_rules(plan)
 
@@ -181,8 +180,7 @@ def run_schedulers(
         raise_stuck(code)
         counters = fleet_counters(fleet.states, prefix_cache)
         use = use_of(tiers, [fleet.states], requests)
-    found = requests.rows[:-1, FOUND].copy() if prefix_cache == LRU else None
-    outcomes = fleet_outcomes(requests, arrays.served, replica_of, record, counters, found)
+    outcomes = outcomes_of(requests, arrays.served, replica_of, record, counters, prefix_cache)
     outcomes = outcomes._replace(tiers=use)
     return with_rejected(outcomes, trace, rejected) if any_rejected else outcomes
 
@@ -254,22 +252,3 @@ def merged(records: Sequence[Record]) -> Record:
         series += own
     gaps = np.sum([record.gaps for record in records], axis=0)
     return Record(gaps, series, np.array([width_us]))
-
-
-def fleet_outcomes(
-    requests: Requests, served: Served, replica_of: Any, record: Record, counters: dict[str, Any], found: Any
-) -> Outcomes:
-    """Return what the loops wrote as outcomes, with the tokens found in a prefix cache if there is one."""
-    return Outcomes(
-        requests.arrival_us,
-        served.first_us,
-        served.last_us,
-        served.preemptions,
-        served.status,
-        replica_of,
-        record.gaps,
-        record.series,
-        float(record.width_us[0]),
-        counters,
-        found,
-    )

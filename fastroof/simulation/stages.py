@@ -18,6 +18,7 @@ from fastroof.simulation.engine import (
     new_served,
     new_state,
     options_of,
+    outcomes_of,
     raise_stuck,
     too_long,
     with_rejected,
@@ -63,24 +64,14 @@ def run_stages(plan: StepPlan, trace: Trace, settings: EngineSettings, *, time_s
     served, record = new_served(settings, count), new_record()
     pipeline = _pipeline_of(settings, requests, int(trace.output_tokens.max()), pp)
     if count:
-        options = options_of(settings, trace, time_scale)._replace(depth=1)
+        arena = plan.bottleneck.arena
+        options = options_of(arena, settings, trace, time_scale)._replace(depth=1)
         if not pipeline.shares_slots:
             options = options._replace(max_seqs=max(settings.max_num_seqs // pp, 1))
-        arena = plan.bottleneck.arena
         arguments = (pipeline, requests, served, record, settings.num_gpu_blocks)
         raise_stuck(loops.stages_run(arena, options, options._replace(admits_whole=1), *arguments))
-    outcomes = Outcomes(
-        requests.arrival_us,
-        served.first_us,
-        served.last_us,
-        served.preemptions,
-        served.status,
-        np.zeros(count, np.int32),
-        record.gaps,
-        record.series,
-        float(record.width_us[0]),
-        _counters(pipeline),
-    )
+    replica_of = np.zeros(count, np.int32)
+    outcomes = outcomes_of(requests, served, replica_of, record, _counters(pipeline))
     return with_rejected(outcomes, trace, rejected) if rejected.any() else outcomes
 
 

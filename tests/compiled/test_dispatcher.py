@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar, NamedTuple
 
 import numba
 import numpy as np
@@ -110,6 +111,29 @@ def test_ir_is_read_from_the_cache_for_another_loop(tmp_path):
 def test_a_loop_survives_pickling():
     loop = pickle.loads(pickle.dumps(make_loops()[0]))
     assert loop(VALUES, 3.0) == naive(VALUES, 3.0)
+
+
+class Options(NamedTuple):
+    size: int
+    has_more: int
+
+
+class Plain(Options):
+    FIXED: ClassVar = {"has_more": 0}
+
+
+def test_what_a_fixed_field_turns_off_is_not_compiled(tmp_path):
+    def more(options):
+        return options.has_more
+
+    def total(options):
+        return options.size + called(options) if options.has_more > 0 else options.size
+
+    called, loop = jit(more), jit(total)
+    loop._cache = LoopCache(loop.py_func, lambda: (tmp_path,))
+    assert (loop(Plain(3, 0)), called.overloads) == (3, {})
+    assert (loop(Options(3, 0)), loop(Options(3, 2))) == (3, 5)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 # -- other releases of Numba -----------------------------------------------------------------------

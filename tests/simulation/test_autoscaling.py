@@ -26,6 +26,7 @@ from tests.reference.made_prefixes import made_prefixes
 from tests.reference.made_sessions import made_sessions
 from tests.reference.replicas import ROUTES, Engine, Ranks, requests_of
 from tests.simulation import test_replicas
+from tests.simulation.test_exactness import assert_same_requests
 
 US_PER_S = 1e6
 
@@ -107,10 +108,7 @@ def prove(seed: int) -> Any:
     got = run_autoscaled(plan, trace, own, rule, first, routing, seed=seed, prefix_cache=hits)
     requests, replica, fleet = naively(plan, trace, own, rule, first, routing, seed, with_cache)
     assert got.replica.tolist() == replica
-    assert np.array_equal(got.first_us, [one.first_us for one in requests], equal_nan=True)
-    assert np.array_equal(got.last_us, [one.last_us for one in requests], equal_nan=True)
-    assert got.status.tolist() == [one.status for one in requests]
-    assert got.preemptions.tolist() == [one.preemptions for one in requests]
+    assert_same_requests(requests, got)
     assert np.array_equal(got.lives, list(fleet.rows()))
     assert got.counters["end_us"] == max(one.now_us for each in fleet.lives for one in each.engines)
     return got
@@ -118,6 +116,7 @@ def prove(seed: int) -> Any:
 
 @pytest.mark.loops
 @pytest.mark.slow
+@pytest.mark.usefixtures("features")
 def test_a_thousand_workloads_are_served_as_by_a_naive_autoscaler() -> None:
     started = drained = 0
     for seed in range(WORKLOADS):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 import fastroof
@@ -12,6 +11,7 @@ from fastroof.compiled.simulation.state import NONE, shift_of
 from fastroof.simulation import EngineSettings, Trace
 from fastroof.simulation.engine import run_engine
 from tests.reference.scheduler import serve
+from tests.simulation.test_exactness import assert_same_requests
 
 pytestmark = pytest.mark.loops
 
@@ -19,9 +19,7 @@ pytestmark = pytest.mark.loops
 def served(plan, trace, settings):
     """Hold the engine to the naive scheduler; return what it made."""
     naive, got = serve(trace, settings, plan.step_scalar), run_engine(plan, trace, settings)
-    for name in ("first_us", "last_us", "preemptions", "status"):
-        of_naive = np.array([getattr(request, name) for request in naive.requests])
-        np.testing.assert_array_equal(getattr(got, name), of_naive, err_msg=name)
+    assert_same_requests(naive.requests, got)
     assert got.gaps.sum() == len(naive.gaps_us)
     return got
 

@@ -42,19 +42,24 @@ def served(plans, work):
     return naive, run_engine(plan, work.trace, work.settings, time_scale=work.time_scale)
 
 
-def column(naive, name):
-    return np.array([getattr(request, name) for request in naive.requests])
+def column(requests, name):
+    return np.array([getattr(request, name) for request in requests])
 
 
-def assert_same(naive, got):
-    """All times to the last bit, all counts, and all gaps by the bin that they fall into."""
-    status = column(naive, "status")
+def assert_same_requests(requests, got):
+    """What becomes of requests, and all of their times to the last bit."""
+    status = column(requests, "status")
     np.testing.assert_array_equal(got.status, status)
     # one that is refused never arrives
     arrived = status != REJECTED
-    np.testing.assert_array_equal(got.arrival_us[arrived], column(naive, "arrival_us")[arrived])
+    np.testing.assert_array_equal(got.arrival_us[arrived], column(requests, "arrival_us")[arrived])
     for name in ("first_us", "last_us", "preemptions"):
-        np.testing.assert_array_equal(getattr(got, name), column(naive, name), err_msg=name)
+        np.testing.assert_array_equal(getattr(got, name), column(requests, name), err_msg=name)
+
+
+def assert_same(naive, got):
+    """Requests, all counts, and all gaps by the bin that they fall into."""
+    assert_same_requests(naive.requests, got)
     assert gap_counts(got.gaps) == naive_gap_counts(naive)
     assert {name: got.counters[name] for name in naive_counters(naive)} == naive_counters(naive)
 
@@ -83,7 +88,7 @@ def naive_counters(naive):
         "mixed_steps": kinds.count((True, True)),
         "prefill_steps": kinds.count((True, False)),
         "decode_steps": kinds.count((False, True)),
-        "preemptions": sum(column(naive, "preemptions").tolist()),
+        "preemptions": sum(column(naive.requests, "preemptions").tolist()),
         "prefill_tokens": sum(new for is_prompt, new in chunks if is_prompt),
         "decode_tokens": sum(new for is_prompt, new in chunks if not is_prompt),
         "end_us": naive.steps[-1].end_us if naive.steps else 0.0,
@@ -99,12 +104,13 @@ def prove(plans, works):
     for work in works:
         naive, got = served(plans, work)
         assert_same(naive, got)
-        preemptions += int(column(naive, "preemptions").sum())
-        statuses += np.bincount(column(naive, "status"), minlength=3)
+        preemptions += int(column(naive.requests, "preemptions").sum())
+        statuses += np.bincount(column(naive.requests, "status"), minlength=3)
     return preemptions, statuses
 
 
 @pytest.mark.loops
+@pytest.mark.usefixtures("features")
 def test_tiny_workloads_are_served_to_the_bit(plans):
     """Every line of the loops, with the JIT off too."""
     preemptions, statuses = prove(plans, (made_workload(Random(seed), "tiny") for seed in range(220)))
@@ -345,7 +351,7 @@ def test_a_request_without_room_in_an_empty_engine_is_a_code(plans):
     trace, settings = a_trace([0], [20], [5]), an_engine(block_size=4)
     requests = arrays_of(trace)
     state, _, of_each, record = new_arrays(settings, requests, 5)
-    arena, options = plans["whole"].arena, options_of(settings, trace)
+    arena, options = plans["whole"].arena, options_of(plans["whole"].arena, settings, trace)
     code = engine_run(arena, options, state, requests, of_each, record, 2)
     assert code == CODE_STUCK
     with pytest.raises(SimulationError, match="no room in an empty engine; give more num_gpu_blocks"):

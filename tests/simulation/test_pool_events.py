@@ -186,6 +186,7 @@ def waited(pooled: PooledOutcomes, link: Link) -> bool:
 
 
 @pytest.mark.loops
+@pytest.mark.usefixtures("features")
 @pytest.mark.parametrize("workloads", WORKLOADS)
 def test_pools_feed_back_as_naive_ones_do(workloads: int) -> None:
     seen = prove((seed, a_case(seed)) for seed in range(workloads))

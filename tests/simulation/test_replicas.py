@@ -34,6 +34,7 @@ from tests.reference.replicas import (
     run_closed_loop,
     run_engines,
 )
+from tests.simulation import test_exactness
 
 US_PER_S = 1e6
 
@@ -115,11 +116,7 @@ def route_of(routing: str, trace: Trace, replicas: int, seed: int) -> Route:
 
 def assert_equal(outcomes: Outcomes, served: Served) -> None:
     assert outcomes.replica.tolist() == served.replica
-    assert np.array_equal(outcomes.arrival_us, [request.arrival_us for request in served.requests])
-    assert np.array_equal(outcomes.first_us, served.first_us, equal_nan=True)
-    assert np.array_equal(outcomes.last_us, served.last_us, equal_nan=True)
-    assert outcomes.status.tolist() == [request.status for request in served.requests]
-    assert outcomes.preemptions.tolist() == [request.preemptions for request in served.requests]
+    test_exactness.assert_same_requests(served.requests, outcomes)
 
 
 def with_pauses(settings: EngineSettings, rng: np.random.Generator) -> EngineSettings:
@@ -158,6 +155,7 @@ def test_ranks_pause_together_as_naive_ones_do(model: tuple[str, ...], clients: 
 
 
 @pytest.mark.loops
+@pytest.mark.usefixtures("features")
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("clients", [False, True])
 def test_replicas_serve_as_naive_engines_do(routing: str, clients: bool) -> None:
@@ -283,6 +281,14 @@ def test_ranks_of_a_dense_model_do_not_wait() -> None:
         assert apart.counters == alone.counters
 
 
+def run_loop(trace: Trace, settings: EngineSettings, *run: Any) -> int:
+    arena = a_plan().arena
+    options = options_of(arena, settings, trace)
+    if trace.clients is None:
+        return loops.replicas_run(arena, options, *run)
+    return loops.feedback_run(arena, options._replace(clients=0), *run, trace.clients)
+
+
 @pytest.mark.loops
 @pytest.mark.parametrize("clients", [False, True])
 def test_ranks_of_one_are_the_single_engine(clients: bool) -> None:
@@ -294,14 +300,8 @@ def test_ranks_of_one_are_the_single_engine(clients: bool) -> None:
         requests = arrays_of(trace)
         arrays = new_arrays(settings, requests, 30)
         fleet = new_fleet("least_kv", settings, requests, 30)
-        replica_of = np.zeros(len(trace), np.int32)
-        run: Any = (fleet, requests, arrays.served, arrays.record, replica_of)
-        options = options_of(settings, trace)
-        if trace.clients is None:
-            code = loops.replicas_run(a_plan().arena, options, *run)
-        else:
-            code = loops.feedback_run(a_plan().arena, options._replace(clients=0), *run, trace.clients)
-        assert code == 0
+        run: Any = (fleet, requests, arrays.served, arrays.record, np.zeros(len(trace), np.int32))
+        assert run_loop(trace, settings, *run) == 0
         assert np.array_equal(alone.first_us, arrays.served.first_us, equal_nan=True)
         assert np.array_equal(alone.last_us, arrays.served.last_us, equal_nan=True)
         assert np.array_equal(alone.gaps, arrays.record.gaps)
@@ -323,21 +323,7 @@ def test_a_request_without_room_stops_the_loops(
         arrays = new_arrays(settings, arrays_of(trace), 2)
         fleet = new_fleet("round_robin", settings, arrays.requests, 2, 2, rules)
         run: Any = (fleet, arrays.requests, arrays.served, arrays.record, np.zeros(3, np.int32))
-        options = options_of(settings, trace)
-        if clients is None:
-            code = loops.replicas_run(a_plan().arena, options, *run)
-        else:
-            code = loops.feedback_run(a_plan().arena, options._replace(clients=0), *run, clients)
-        assert code == CODE_STUCK
-
-
-def test_a_fleet_of_one_is_the_engine() -> None:
-    trace, settings = a_workload(np.random.default_rng(5))
-    alone = run_engine(a_plan(), trace, settings)
-    for routing in ROUTINGS:
-        one = run_replicas(a_plan(), trace, settings, 1, routing)
-        assert one.counters == alone.counters
-        assert np.array_equal(one.last_us, alone.last_us, equal_nan=True)
+        assert run_loop(trace, settings, *run) == CODE_STUCK
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -379,33 +365,22 @@ def test_more_replicas_than_requests_leave_some_idle() -> None:
 
 
 def test_any_number_of_threads_and_any_order_of_equal_requests_gives_the_same_bits() -> None:
-    rng = np.random.default_rng(8)
-    trace, settings = a_workload(rng)
+    trace, settings = a_workload(np.random.default_rng(8))
     one = run_replicas(a_plan(), trace, settings, 7, threads=1)
     for threads in (2, 5, None):
-        other = run_replicas(a_plan(), trace, settings, 7, threads=threads)
-        assert one.counters == other.counters
-        for name in ("first_us", "last_us", "gaps", "series"):
-            assert np.array_equal(getattr(one, name), getattr(other, name), equal_nan=True), name
+        test_exactness.assert_equal(one, run_replicas(a_plan(), trace, settings, 7, threads=threads))
 
 
 def test_rows_of_a_file_may_be_in_any_order() -> None:
     rng = np.random.default_rng(4)
-    count = 60
-    columns = [
-        np.cumsum(rng.exponential(0.002, count)),
-        rng.integers(1, 60, count),
-        rng.integers(1, 30, count),
-    ]
-    settings = EngineSettings(64, 8, 40, 4)
-    order = rng.permutation(count)
+    columns = [np.cumsum(rng.exponential(0.002, 60)), rng.integers(1, 60, 60), rng.integers(1, 30, 60)]
+    settings, order = EngineSettings(64, 8, 40, 4), rng.permutation(60)
     shuffled = Trace(*(column[order] for column in columns))
     for routing in ROUTINGS:
         one = run_replicas(a_plan(), Trace(*columns), settings, 3, routing)
         other = run_replicas(a_plan(), shuffled, settings, 3, routing)
         for name in ("first_us", "last_us", "replica"):
-            mixed = shuffled.in_file_order(getattr(other, name))
-            assert np.array_equal(getattr(one, name)[order], mixed), (routing, name)
+            assert np.array_equal(getattr(one, name)[order], shuffled.in_file_order(getattr(other, name)))
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)

@@ -25,6 +25,7 @@ from fastroof.simulation.settings import EngineSettings
 from tests.reference.made_sessions import made_sessions
 from tests.reference.made_workloads import PLANS, MadeWorkload, made_workload
 from tests.reference.stages import Stages
+from tests.simulation.test_exactness import assert_same_requests
 
 WORKLOADS = [40, pytest.param(1000, marks=pytest.mark.slow)]
 US_PER_S = 1e6
@@ -76,11 +77,7 @@ def prove(work: MadeWorkload, pp: int) -> Counter[str]:
         return Counter()
     step_us = a_plan(pp, PLANS[work.plan]).bottleneck.step_scalar
     naive = Stages(settings, lambda new, context: step_us(new, context) * work.time_scale, pp, trace)
-    requests = naive.serve()
-    assert got.status.tolist() == [one.status for one in requests]
-    for name in ("arrival_us", "first_us", "last_us"):
-        assert np.array_equal(getattr(got, name), [getattr(one, name) for one in requests], equal_nan=True)
-    assert got.preemptions.tolist() == [one.preemptions for one in requests]
+    assert_same_requests(naive.serve(), got)
     assert got.counters["steps"] == sum(batch.steps for batch in naive.batches)
     preemptions = int(got.preemptions.sum())
     deadlines_us = got.arrival_us + settings.timeout_s * US_PER_S
@@ -106,6 +103,7 @@ def prove(work: MadeWorkload, pp: int) -> Counter[str]:
 
 
 @pytest.mark.loops
+@pytest.mark.usefixtures("features")
 @pytest.mark.parametrize("workloads", WORKLOADS)
 def test_stages_serve_as_naive_ones_do(workloads: int) -> None:
     """Open and closed loops, sessions, time-outs; engines that lack blocks nearly all the time."""

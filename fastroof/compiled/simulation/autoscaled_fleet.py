@@ -221,9 +221,9 @@ def autoscaled_feedback_run(
         there, group = ranks_in(fleet, first), group_of(fleet.groups, first)
         for is_late in range(2):
             if is_late:
-                left = group_time_out(plan, options, there, group, requests, served, now_us)
+                left = group_time_out(options, there, group, requests, served, now_us)
             else:
-                left = group_step_end(plan, options, there, group, requests, served, record, now_us)
+                left = group_step_end(options, there, group, requests, served, record, now_us)
             if clients > 0:
                 released = release_clients(requests, released, left, now_us + options.think_us)
             _route_until(fleet, scaler, options, requests, replica_of, now_us)

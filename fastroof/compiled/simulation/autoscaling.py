@@ -27,6 +27,7 @@ from fastroof.compiled.simulation.replicas import (
     ranks_in,
     restart_fleet,
     running_of,
+    total_of,
 )
 from fastroof.compiled.simulation.state import (
     BUSY_US,
@@ -149,14 +150,7 @@ def wake(scaler: Scaler, now_us: float) -> None:
 @jit_stateful
 def is_empty(fleet: Fleet, replica: int) -> bool:
     """Whether a replica has no request, and no step that runs."""
-    if outstanding_of(fleet, replica) > 0:
-        return False
-    for engine in range(replica * engines_each(fleet), (replica + 1) * engines_each(fleet)):
-        scalars = ranks_in(fleet, engine).scalars
-        for rank in range(scalars.shape[0]):
-            if scalars[rank, IN_FLIGHT] > 0:
-                return False
-    return True
+    return outstanding_of(fleet, replica) + total_of(fleet, replica, IN_FLIGHT) == 0
 
 
 @jit_stateful

@@ -115,9 +115,9 @@ def _is_steady(state: EngineState, options: EngineOptions, served: Served, plan:
         return False
     if plan.decode.form != FORM_LATENCY:
         return False
-    waits = scalars[WAITING] > scalars[FETCHING] or (
-        scalars[FETCHING] > 0 and fetched_us(state, served) <= state.clock[NOW]
-    )
+    waits = scalars[WAITING] > scalars[FETCHING]
+    if options.num_tiers > 0 and scalars[FETCHING] > 0:
+        waits |= fetched_us(state, served) <= state.clock[NOW]
     if waits and scalars[RUNNING] < options.max_seqs:
         return False
     if options.depth == 1:
@@ -164,7 +164,7 @@ def run_decodes(
     # series
     at_zero_us, slope_us, line_end = 0.0, 0.0, 0.0
     gap_key, gaps = 0, 0
-    window, window_sum, below = plan.window, scalars[WINDOW_SUM], scalars[BELOW]
+    window, window_sum, below = options.window, scalars[WINDOW_SUM], scalars[BELOW]
     within = WindowParts(0, 0.0, 0.0, plan.decode, plan.prefill, 0, False, 0.0)
     if window > 0:
         within = open_window(arena, 0)
@@ -400,17 +400,18 @@ def _between_steps(
         take_coming(state, requests, now_us, False)
     see_arrivals(state, requests, now_us)
     if options.timeout_us < math.inf:
-        time_out(state, options, requests, served, plan.window, now_us, False)
+        time_out(state, options, requests, served, now_us, False)
         if options.has_parents > 0:
             take_coming(state, requests, now_us, False)
             see_arrivals(state, requests, now_us)
     horizon_us = next_event_us(state, options, requests, served, until_us)
     run_decodes(arena, plan, options, state, served, record, horizon_us)
     now_us = clock[NOW]
-    holds_prompts = options.pause_steps + options.min_free_slots > 0
     while scalars[IN_FLIGHT] < options.depth:
         was_idle = scalars[IN_FLIGHT] == 0
-        holds = held_prompts(state, options) if holds_prompts else RUN_ALL
+        holds = RUN_ALL
+        if options.pause_steps > 0 or options.min_free_slots > 0:
+            holds = held_prompts(state, options)
         step_us = make_step(arena, plan, options, state, requests, served, holds)
         if step_us == 0.0:
             break
@@ -445,10 +446,10 @@ def advance(
                 if options.has_parents > 0:
                     take_coming(state, requests, now_us, True)
                 see_arrivals(state, requests, now_us)
-                time_out(state, options, requests, served, plan.window, now_us, True)
+                time_out(state, options, requests, served, now_us, True)
             complete_step(state, options, requests, served, record, now_us)
         else:
-            if scalars[FETCHING] > 0:
+            if options.num_tiers > 0 and scalars[FETCHING] > 0:
                 now_us = idle_until_us(state, options, requests, served)
             elif scalars[WAITING] > 0:
                 return CODE_STUCK

@@ -89,7 +89,7 @@ from fastroof.compiled.simulation.transfers import (
     send,
     send_layers,
 )
-from fastroof.compiled.steps import PlanParts, open_plan
+from fastroof.compiled.steps import open_plan
 
 
 class Pool(NamedTuple):
@@ -103,12 +103,6 @@ class Pool(NamedTuple):
     record: Record
     replica_of: Ints
     least_us: Floats
-
-
-@jit_stateful_inline
-def _next_engine(pool: Pool) -> tuple[int, float]:
-    """Return a pool's engine with the next event, and its time."""
-    return next_engine(pool.fleet, pool.options, pool.requests, pool.served)
 
 
 @jit_stateful
@@ -147,7 +141,6 @@ def _prompt_blocks(pool: Pool, request: int) -> int:
 def _drop_due(
     prefill: Pool,
     pool: Pool,
-    plan: PlanParts,
     link: LinkOptions,
     line: Line,
     engine: int,
@@ -178,7 +171,7 @@ def _drop_due(
                     is_new = served.preemptions[request] == 0 and served.place[request] == WAITING_PLACE
                     if options.has_reserved > 0 and is_new:
                         scalars[FREE] += _prompt_blocks(pool, request)
-                    drop_request(state, options, requests, served, plan.window, request, ending_us)
+                    drop_request(state, options, requests, served, request, ending_us)
                     _end_request(prefill, link, line, request, now_us)
                 else:
                     least_us = min(least_us, deadline_us)
@@ -241,18 +234,17 @@ def _take_noted(prefill: Pool, link: LinkOptions, line: Line, noted: int) -> Non
 @jit_stateful
 def _prefill_step_end(prefill: Pool, link: LinkOptions, line: Line, engine: int, now_us: float) -> None:
     """Let a prefill engine go to its next event, which may end a step."""
-    plan = open_plan(prefill.arena)
     options, requests, served, record = prefill.options, prefill.requests, prefill.served, prefill.record
     there, group = ranks_in(prefill.fleet, engine), group_of(prefill.fleet.groups, engine)
     noted = 0
     if group.scalars[GROUP_IN_FLIGHT] > 0:
-        _drop_due(prefill, prefill, plan, link, line, engine, now_us, True)
+        _drop_due(prefill, prefill, link, line, engine, now_us, True)
         noted = _note_prompts(prefill, link, line, engine, now_us)
-    group_step_end(plan, options, there, group, requests, served, record, now_us)
+    group_step_end(options, there, group, requests, served, record, now_us)
     _take_noted(prefill, link, line, noted)
     _route_until(prefill, link, now_us)
     see_sent(there, group, requests, now_us)
-    _drop_due(prefill, prefill, plan, link, line, engine, now_us, False)
+    _drop_due(prefill, prefill, link, line, engine, now_us, False)
     _route_until(prefill, link, now_us)
 
 
@@ -287,12 +279,6 @@ def _give_up(prefill: Pool, decode: Pool, link: LinkOptions, line: Line, request
     return int(_let_go(prefill, link, line, request))
 
 
-@jit_stateful_inline
-def _is_overdue(prefill: Pool, link: LinkOptions, request: int, now_us: float) -> bool:
-    """Whether a request's client has given up."""
-    return bool(prefill.requests.arrival_us[request] + link.timeout_us <= now_us)
-
-
 @jit_stateful
 def _grant(prefill: Pool, decode: Pool, link: LinkOptions, line: Line, engine: int, now_us: float) -> int:
     """Send prompts that want to go to a decode engine, as far as it has room.
@@ -304,7 +290,7 @@ def _grant(prefill: Pool, decode: Pool, link: LinkOptions, line: Line, engine: i
     wanting = line.wanting[:, engine]
     while wanting[FIRST_WANTING] != NONE:
         request = wanting[FIRST_WANTING]
-        is_overdue = _is_overdue(prefill, link, request, now_us)
+        is_overdue = prefill.requests.arrival_us[request] + link.timeout_us <= now_us
         if not is_overdue:
             while scalars[PREEMPTED] != NONE and decode.served.status[scalars[PREEMPTED]] == TIMED_OUT:
                 scalars[PREEMPTED] = decode.served.next_preempted[scalars[PREEMPTED]]
@@ -386,15 +372,14 @@ def _decode_step_end(
     prefill: Pool, decode: Pool, link: LinkOptions, line: Line, engine: int, now_us: float
 ) -> None:
     """Let a decode engine go to its next event, which may end a step."""
-    plan = open_plan(decode.arena)
     options, requests, served, record = decode.options, decode.requests, decode.served, decode.record
     there, group = ranks_in(decode.fleet, engine), group_of(decode.fleet.groups, engine)
     if group.scalars[GROUP_IN_FLIGHT] > 0:
-        _drop_due(prefill, decode, plan, link, line, engine, now_us, True)
+        _drop_due(prefill, decode, link, line, engine, now_us, True)
         _end_decodes(prefill, decode, link, line, engine, now_us)
-    group_step_end(plan, options, there, group, requests, served, record, now_us)
+    group_step_end(options, there, group, requests, served, record, now_us)
     see_sent(there, group, requests, now_us)
-    _drop_due(prefill, decode, plan, link, line, engine, now_us, False)
+    _drop_due(prefill, decode, link, line, engine, now_us, False)
 
 
 @jit_stateful
@@ -406,11 +391,11 @@ def _end_transfer(prefill: Pool, decode: Pool, link: LinkOptions, line: Line) ->
     request = pop_transfer(line, ENDING, line.there_us)
     now_us = line.there_us[request]
     fleet, requests = decode.fleet, decode.requests
-    is_overdue = _is_overdue(prefill, link, request, now_us)
+    deadline_us = prefill.requests.arrival_us[request] + link.timeout_us
     engine = line.engine[request]
     if link.reserves > 0:
         line.wanting[ON_THE_WAY, engine] -= 1
-    if is_overdue:
+    if deadline_us <= now_us:
         idle = int(_give_up(prefill, decode, link, line, request, now_us))
         if link.reserves == 0:
             return idle, NONE
@@ -425,7 +410,6 @@ def _end_transfer(prefill: Pool, decode: Pool, link: LinkOptions, line: Line) ->
         send_to_engine(fleet, requests, engine, request)
     else:
         push_to_group(group_of(fleet.groups, engine), requests, request)
-    deadline_us = prefill.requests.arrival_us[request] + link.timeout_us
     decode.least_us[engine] = min(decode.least_us[engine], deadline_us)
     return int(_let_go(prefill, link, line, request)), NONE
 
@@ -460,10 +444,10 @@ def pools_run(prefill: Pool, decode: Pool, link: LinkOptions, line: Line) -> int
         if prefill.options.stop[0] != 0:
             return CODE_STOPPED
         arrives_us = coming_us(requests)
-        prefill_engine, prefill_us = _next_engine(prefill)
+        prefill_engine, prefill_us = next_engine(prefill.fleet, prefill.options, requests, prefill.served)
         begins_us = next_transfer_us(line, BEGINNING, line.ready_us)
         ends_us = next_transfer_us(line, ENDING, line.there_us)
-        decode_engine, decode_us = _next_engine(decode)
+        decode_engine, decode_us = next_engine(decode.fleet, decode.options, decode.requests, decode.served)
         now_us = min(arrives_us, prefill_us, begins_us, ends_us, decode_us)
         if now_us == math.inf:
             return 0 if line.scalars[ENDED] == len(requests.arrival_us) else CODE_STUCK

@@ -60,9 +60,9 @@ from fastroof.compiled.simulation.state import (
 
 
 @jit_stateful_inline
-def leave_decodes(state: EngineState, slot: int, options: EngineOptions, window: int) -> None:
+def leave_decodes(state: EngineState, slot: int, options: EngineOptions) -> None:
     """Subtract a request from the sums over decodes and from the counts of later steps."""
-    base = state.slots[BASE, slot]
+    base, window = state.slots[BASE, slot], options.window
     kv_len = subtract_decode(state, slot)
     state.due[in_block(-base, options)] -= 1
     if window > 0:
@@ -170,7 +170,6 @@ def preempt_last(
     options: EngineOptions,
     requests: Requests,
     served: Served,
-    window: int,
     partial_need: int,
 ) -> int:
     """Preempt the last admitted request. Returns how many blocks fewer the step needs now."""
@@ -194,7 +193,7 @@ def preempt_last(
             less = 1
         served.sent[request] = requests.output_tokens[request] - (slots[FINISH, slot] - step + 1)
         _save_last_token(state, served, slot)
-        leave_decodes(state, slot, options, window)
+        leave_decodes(state, slot, options)
         unlink_bucket(state, slot)
     free_slot(state, slot)
     scalars[RUNNING] -= 1
@@ -228,7 +227,6 @@ def drop_request(
     options: EngineOptions,
     requests: Requests,
     served: Served,
-    window: int,
     request: int,
     ending_us: float,
 ) -> None:
@@ -261,7 +259,7 @@ def drop_request(
         if slots[FRESH_AT, slot] != NONE:
             _leave_fresh(state, slot)
         if not _is_draining(state, slot):
-            leave_decodes(state, slot, options, window)
+            leave_decodes(state, slot, options)
         if slots[FINISH, slot] != NONE:
             unlink_bucket(state, slot)
     free_slot(state, slot)
@@ -274,7 +272,6 @@ def time_out(
     options: EngineOptions,
     requests: Requests,
     served: Served,
-    window: int,
     now_us: float,
     is_strict: bool,
 ) -> None:
@@ -288,7 +285,7 @@ def time_out(
             return
         scalars[DEADLINE] = requests.next_arrived[request]
         if served.place[request] != DONE_PLACE:
-            drop_request(state, options, requests, served, window, request, ending_us)
+            drop_request(state, options, requests, served, request, ending_us)
             if options.clients > 0:
                 release_next(state, requests, options, now_us)
             if options.has_parents > 0:

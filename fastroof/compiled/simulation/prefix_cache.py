@@ -44,7 +44,7 @@ from fastroof.compiled.simulation.state import (
     EngineState,
     Requests,
 )
-from fastroof.compiled.simulation.tiers import give_up, store_evicted, store_freed, trim
+from fastroof.compiled.simulation.tiers import give_up, link_newest, store_evicted, store_freed, trim, unlink
 
 
 @jit_stateful_inline
@@ -52,12 +52,7 @@ def _queue(scalars: Longs, cells: Ints, segment: int) -> None:
     """Append a segment to the queue, if it has blocks."""
     if cells[segment, CACHED] == 0:
         return
-    end = cells.shape[0] - 1
-    newest = cells[end, OLDER]
-    cells[newest, NEWER] = segment
-    cells[segment, OLDER] = newest
-    cells[segment, NEWER] = end
-    cells[end, OLDER] = segment
+    link_newest(cells, 0, segment)
     scalars[QUEUED] += cells[segment, CACHED]
 
 
@@ -66,9 +61,7 @@ def _unqueue(scalars: Longs, cells: Ints, segment: int) -> int:
     """Take a segment out of the queue. Returns how many blocks it has there."""
     blocks = cells[segment, CACHED]
     if blocks > 0:
-        older, newer = cells[segment, OLDER], cells[segment, NEWER]
-        cells[older, NEWER] = newer
-        cells[newer, OLDER] = older
+        unlink(cells, 0, segment)
         scalars[QUEUED] -= blocks
     return int(blocks)
 

@@ -189,7 +189,6 @@ def see_sent(states: EngineState, group: RankGroup, requests: Requests, now_us: 
 
 @jit_stateful_inline
 def group_step_end(
-    plan: PlanParts,
     options: EngineOptions,
     states: EngineState,
     group: RankGroup,
@@ -214,7 +213,7 @@ def group_step_end(
         state.clock[NOW] = now_us
         before = state.scalars[NUM_FINISHED] + state.scalars[NUM_TIMED_OUT]
         if has_step and options.timeout_us < math.inf:
-            time_out(state, options, requests, served, plan.window, now_us, True)
+            time_out(state, options, requests, served, now_us, True)
         if has_step and group.takes_part[flight, rank]:
             complete_step(state, options, requests, served, record, now_us)
         if has_step:
@@ -226,7 +225,6 @@ def group_step_end(
 
 @jit_stateful_inline
 def group_time_out(
-    plan: PlanParts,
     options: EngineOptions,
     states: EngineState,
     group: RankGroup,
@@ -241,7 +239,7 @@ def group_time_out(
         for rank in range(states.scalars.shape[0]):
             state = engine_of(states, rank)
             before = state.scalars[NUM_TIMED_OUT]
-            time_out(state, options, requests, served, plan.window, now_us, False)
+            time_out(state, options, requests, served, now_us, False)
             left += state.scalars[NUM_TIMED_OUT] - before
     return left
 
@@ -344,7 +342,6 @@ def group_schedule(
     """Schedule steps of all ranks until one runs and, with asynchronous scheduling, a second is ready."""
     scalars, clock = group.scalars, group.clock
     ranks = states.scalars.shape[0]
-    holds_prompts = options.pause_steps + options.min_free_slots > 0
     see_sent(states, group, requests, now_us)
     while scalars[GROUP_IN_FLIGHT] < options.depth:
         flight = (scalars[GROUP_OLDEST] + scalars[GROUP_IN_FLIGHT]) & 1
@@ -354,8 +351,9 @@ def group_schedule(
         has_step = False
         for rank in range(ranks):
             one = engine_of(states, rank)
-            held = _held_prompts(options, one, group) if holds_prompts else holds
-            step_us = make_step(arena, plan, options, one, requests, served, held)
+            if options.pause_steps > 0 or options.min_free_slots > 0:
+                holds = _held_prompts(options, one, group)
+            step_us = make_step(arena, plan, options, one, requests, served, holds)
             group.takes_part[flight, rank] = step_us > 0.0
             has_step |= step_us > 0.0
         if not has_step:
@@ -366,7 +364,7 @@ def group_schedule(
                 if is_over:
                     continue
             break
-        if holds_prompts:
+        if options.pause_steps > 0 or options.min_free_slots > 0:
             _note_pause(options, states, group, flight)
         longest_us = _together_us(arena, plan, options, states, group, flight)
         clock[GROUP_FLIGHT_US + flight] = longest_us
@@ -413,8 +411,8 @@ def advance_ranks(
         now_us = group_next_us(states, options, group, requests, served)
         if now_us >= until_us:
             return 0
-        group_step_end(plan, options, states, group, requests, served, record, now_us)
-        group_time_out(plan, options, states, group, requests, served, now_us)
+        group_step_end(options, states, group, requests, served, record, now_us)
+        group_time_out(options, states, group, requests, served, now_us)
         code = group_schedule(arena, plan, options, states, group, requests, served, record, now_us)
         if code != 0:
             return int(code)

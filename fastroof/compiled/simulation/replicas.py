@@ -100,37 +100,41 @@ def engines_each(fleet: Fleet) -> int:
 
 
 @jit_stateful_inline
+def total_of(fleet: Fleet, replica: int, name: int) -> int:
+    """Sum a scalar over all ranks of a replica."""
+    each = engines_each(fleet) * fleet.groups.takes_part.shape[2]
+    total = 0
+    for rank in range(replica * each, (replica + 1) * each):
+        total += fleet.states.scalars[rank, name]
+    return int(total)
+
+
+@jit_stateful_inline
+def _sent(fleet: Fleet, replica: int) -> int:
+    """Number of requests that a replica was sent."""
+    sent = 0
+    for engine in range(replica * engines_each(fleet), (replica + 1) * engines_each(fleet)):
+        sent += fleet.router.pushed[engine]
+    return int(sent)
+
+
+@jit_stateful_inline
 def outstanding_of(fleet: Fleet, replica: int) -> int:
     """Number of requests that wait or run at a replica."""
-    outstanding = 0
-    for engine in range(replica * engines_each(fleet), (replica + 1) * engines_each(fleet)):
-        outstanding += fleet.router.pushed[engine]
-        scalars = ranks_in(fleet, engine).scalars
-        for rank in range(scalars.shape[0]):
-            outstanding -= scalars[rank, NUM_FINISHED] + scalars[rank, NUM_TIMED_OUT]
-    return int(outstanding)
+    gone = total_of(fleet, replica, NUM_FINISHED) + total_of(fleet, replica, NUM_TIMED_OUT)
+    return _sent(fleet, replica) - gone
 
 
 @jit_stateful_inline
 def running_of(fleet: Fleet, replica: int) -> int:
     """Number of requests that run at a replica."""
-    running = 0
-    for engine in range(replica * engines_each(fleet), (replica + 1) * engines_each(fleet)):
-        scalars = ranks_in(fleet, engine).scalars
-        for rank in range(scalars.shape[0]):
-            running += scalars[rank, RUNNING]
-    return running
+    return total_of(fleet, replica, RUNNING)
 
 
 @jit_stateful_inline
 def held_blocks(fleet: Fleet, replica: int) -> int:
     """Number of KV blocks that requests hold at a replica."""
-    blocks = 0
-    for engine in range(replica * engines_each(fleet), (replica + 1) * engines_each(fleet)):
-        scalars = ranks_in(fleet, engine).scalars
-        for rank in range(scalars.shape[0]):
-            blocks += scalars[rank, NUM_BLOCKS] - scalars[rank, FREE]
-    return blocks
+    return total_of(fleet, replica, NUM_BLOCKS) - total_of(fleet, replica, FREE)
 
 
 class Load(NamedTuple):
@@ -166,15 +170,6 @@ def _blocks_to_come(
             waiting -= scalars[LOOKED_UP_TOKENS] + scalars[GIVEN_UP_TOKENS]
     held = min(found, (tokens - 1) // options.block_size) * options.block_size
     return int(held_blocks(fleet, replica) + blocks_of(waiting + tokens - held, options))
-
-
-@jit_stateful_inline
-def _sent(fleet: Fleet, replica: int) -> int:
-    """Number of requests that a replica was sent."""
-    sent = 0
-    for engine in range(replica * engines_each(fleet), (replica + 1) * engines_each(fleet)):
-        sent += fleet.router.pushed[engine]
-    return int(sent)
 
 
 @jit_stateful_inline
@@ -413,9 +408,9 @@ def feedback_run(
         there, group = ranks_in(fleet, first), group_of(fleet.groups, first)
         for is_late in range(2):
             if is_late:
-                left = group_time_out(plan, options, there, group, requests, served, now_us)
+                left = group_time_out(options, there, group, requests, served, now_us)
             else:
-                left = group_step_end(plan, options, there, group, requests, served, record, now_us)
+                left = group_step_end(options, there, group, requests, served, record, now_us)
             if clients > 0:
                 released = release_clients(requests, released, left, now_us + options.think_us)
             _route_until(fleet, options, requests, replica_of, now_us)

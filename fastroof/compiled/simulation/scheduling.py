@@ -122,12 +122,10 @@ def _take_slot(state: EngineState, options: EngineOptions, served: Served, reque
 
 
 @jit_stateful_inline
-def _count_decode(
-    state: EngineState, slot: int, whole: int, remaining: int, options: EngineOptions, window: int
-) -> None:
+def _count_decode(state: EngineState, slot: int, whole: int, remaining: int, options: EngineOptions) -> None:
     """Let a request with ``whole`` computed tokens decode; count when blocks are due and its window fills."""
     enter_decodes(state, slot, whole, remaining)
-    base = state.slots[BASE, slot]
+    base, window = state.slots[BASE, slot], options.window
     state.due[in_block(-base, options)] += 1
     if window > 0:
         state.scalars[WINDOW_SUM] += min(whole + 1, window)
@@ -139,17 +137,17 @@ def _count_decode(
 
 
 @jit_stateful_inline
-def _advance_decodes(state: EngineState, options: EngineOptions, window: int) -> None:
+def _advance_decodes(state: EngineState, options: EngineOptions) -> None:
     """Advance all decodes by a token: those with their last one leave, the others grow."""
     scalars, step = state.scalars, state.scalars[STEP]
     mask = state.calendar.shape[1] - 1
     slot = state.calendar[FIRST_SLOT, step & mask]
     while slot != NONE:
-        leave_decodes(state, slot, options, window)
+        leave_decodes(state, slot, options)
         slot = state.slots[BUCKET_NEXT, slot]
     scalars[KV_SUM] += scalars[DECODES]
     scalars[STEP] = step + 1
-    if window > 0:
+    if options.window > 0:
         scalars[WINDOW_SUM] += scalars[BELOW]
         scalars[BELOW] -= state.calendar[FILLED, (step + 1) & mask]
         state.calendar[FILLED, (step + 1) & mask] = 0
@@ -161,7 +159,6 @@ def _reserve_blocks(
     options: EngineOptions,
     requests: Requests,
     served: Served,
-    window: int,
     is_held: bool,
 ) -> bool:
     """Allocate the blocks that running requests need in this step; preempt the last admitted if short.
@@ -185,7 +182,7 @@ def _reserve_blocks(
     while need > scalars[FREE]:
         scalars[FREE] -= taken
         need -= taken
-        need -= preempt_last(state, options, requests, served, window, partial_need)
+        need -= preempt_last(state, options, requests, served, partial_need)
         taken = min(need, scalars[FREE])
     scalars[FREE] -= need
     return True
@@ -199,7 +196,6 @@ def _end_prompts(
     flight: int,
     firsts: int,
     options: EngineOptions,
-    window: int,
 ) -> None:
     """Let requests whose prompts a step completes decode from the next step on, if tokens remain."""
     row = FIRST_FIELDS * flight
@@ -209,7 +205,7 @@ def _end_prompts(
         remaining = requests.output_tokens[request] - sent - 1
         if remaining > 0:
             whole = requests.input_tokens[request] + sent
-            _count_decode(state, slot, whole, remaining, options, window)
+            _count_decode(state, slot, whole, remaining, options)
             state.firsts[row + DECODES_NEXT, i] = 1
 
 
@@ -297,13 +293,13 @@ def make_step(
     scalars = state.scalars
     if options.num_tiers > 0:
         next_fetched(state, options, requests, served)
-    window = plan.window
+    window = options.window
     flight = (scalars[OLDEST] + scalars[IN_FLIGHT]) & 1
     decodes_too = options.prefill_first == 0
     is_short = False
     is_held = holds == HOLD_PROMPTS
     if decodes_too and options.reserves_output == 0:
-        is_short = _reserve_blocks(state, options, requests, served, window, is_held)
+        is_short = _reserve_blocks(state, options, requests, served, is_held)
     left = options.budget - (scalars[DECODES] if decodes_too else 0)
     sums = StepSums(0, 0, 0, 0, 0, 0)
     in_window = no_window_sums()
@@ -317,7 +313,7 @@ def make_step(
             more = blocks_of(context + new, options) - blocks_of(context, options)
             if more > scalars[FREE]:
                 # decode steps between its chunks took the blocks; it is the last admitted
-                more = preempt_last(state, options, requests, served, window, 0)
+                more = preempt_last(state, options, requests, served, 0)
                 new, is_short = 0, True
             scalars[FREE] -= more
         if new > 0:
@@ -343,7 +339,7 @@ def make_step(
             break
         is_preempted = request == scalars[PREEMPTED]
         whole = requests.input_tokens[request] + served.sent[request]
-        if is_fetched:
+        if options.num_tiers > 0 and is_fetched:
             found = find_fetched(state, options, requests, request, whole)
         else:
             found = _find_cached(state, options, requests, request, whole)
@@ -358,7 +354,7 @@ def make_step(
             new = left
         held, needed = blocks_needed(requests, options, request, context + new, whole)
         is_waited = False
-        if is_fetched:
+        if options.num_tiers > 0 and is_fetched:
             free_reserved(state, options, requests, served, request, found, whole)
         else:
             if options.num_tiers > 0 and found.reached > 0 and is_waited_for(state, options):
@@ -370,7 +366,7 @@ def make_step(
                 scalars[PREEMPTED] = served.next_preempted[request]
             else:
                 scalars[HEAD] = requests.next_arrived[request]
-        if is_waited:
+        if options.num_tiers > 0 and is_waited:
             start_fetch(state, options, requests, served, request, found, needed)
             continue
         slot = _take_slot(state, options, served, request, held)
@@ -380,7 +376,7 @@ def make_step(
             if not is_fetched:
                 is_first = requests.rows[request, FOUND] < 0
                 hold_cached(state, options, requests, request, found)
-                if found.reached > found.blocks:
+                if options.num_tiers > 0 and found.reached > found.blocks:
                     publish_fetched(state, options, requests, request, found.blocks, found.reached)
                     end_us, before_us = fetch(state, options, requests, request, is_first)
                     fetched_all_us = max(fetched_all_us, end_us)
@@ -397,7 +393,7 @@ def make_step(
     if not decodes_too and chunks == 0:
         decodes_too = True
         if options.reserves_output == 0:
-            _reserve_blocks(state, options, requests, served, window, is_held)
+            _reserve_blocks(state, options, requests, served, is_held)
     if options.pause_steps > 0:
         carries = is_cut or prompt_tokens > chunks or scalars[PARTIAL] != NONE or options.prefill_first == 1
         if carries and chunks > 0:
@@ -426,10 +422,10 @@ def make_step(
     counts = StepCounts(decodes, chunks, firsts, prompt_tokens)
     begins_us = step_begins_us(state)
     step_us = start_step(arena, plan, options, state, flight, counts, step, of_all, in_window)
-    if fetched_all_us > begins_us:
+    if options.num_tiers > 0 and fetched_all_us > begins_us:
         step_us = wait_in_step(state, options, flight, begins_us, fetched_all_us, fetched_before_us)
     if decodes_too:
-        _advance_decodes(state, options, window)
+        _advance_decodes(state, options)
     if firsts > 0:
-        _end_prompts(state, requests, served, flight, firsts, options, window)
+        _end_prompts(state, requests, served, flight, firsts, options)
     return step_us

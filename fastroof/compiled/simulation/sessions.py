@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from fastroof.arrays import Floats, Ints, Longs
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
 from fastroof.compiled.simulation.state import (
     COMING,
@@ -22,10 +23,39 @@ from fastroof.compiled.simulation.state import (
 
 
 @jit_stateful_inline
-def _is_before(requests: Requests, one: int, other: int) -> bool:
+def _is_before(times_us: Floats, one: int, other: int) -> bool:
     """Whether a request comes before another."""
-    one_us, other_us = requests.arrival_us[one], requests.arrival_us[other]
-    return bool(one_us < other_us or (one_us == other_us and one < other))
+    return bool(times_us[one] < times_us[other] or (times_us[one] == times_us[other] and one < other))
+
+
+@jit_stateful
+def push_heap(heap: Ints | Longs, size: int, times_us: Floats, request: int) -> None:
+    """Add a request to a heap of ``size``, by time."""
+    at = size
+    while at > 0:
+        above = (at - 1) >> 1
+        if not _is_before(times_us, request, heap[above]):
+            break
+        heap[at] = heap[above]
+        at = above
+    heap[at] = request
+
+
+@jit_stateful
+def pop_heap(heap: Ints | Longs, size: int, times_us: Floats) -> int:
+    """Take the first request out of a heap, which then has ``size``."""
+    first, moved = heap[0], heap[size]
+    at = 0
+    while 2 * at + 1 < size:
+        below = 2 * at + 1
+        if below + 1 < size and _is_before(times_us, heap[below + 1], heap[below]):
+            below += 1
+        if not _is_before(times_us, heap[below], moved):
+            break
+        heap[at] = heap[below]
+        at = below
+    heap[at] = moved
+    return int(first)
 
 
 @jit_stateful
@@ -33,37 +63,8 @@ def push_coming(requests: Requests, request: int) -> None:
     """Add a request, whose arrival is known, to those to come."""
     rows = requests.rows
     last = rows.shape[0] - 1
-    at = rows[last, IN_HEAP]
-    rows[last, IN_HEAP] = at + 1
-    while at > 0:
-        above = (at - 1) >> 1
-        if not _is_before(requests, request, rows[above, COMING]):
-            break
-        rows[at, COMING] = rows[above, COMING]
-        at = above
-    rows[at, COMING] = request
-
-
-@jit_stateful
-def _pop_heap(requests: Requests) -> int:
-    """Take the first request out of the heap."""
-    rows = requests.rows
-    last = rows.shape[0] - 1
-    first = rows[0, COMING]
-    count = rows[last, IN_HEAP] - 1
-    rows[last, IN_HEAP] = count
-    moved = rows[count, COMING]
-    at = 0
-    while 2 * at + 1 < count:
-        below = 2 * at + 1
-        if below + 1 < count and _is_before(requests, rows[below + 1, COMING], rows[below, COMING]):
-            below += 1
-        if not _is_before(requests, rows[below, COMING], moved):
-            break
-        rows[at, COMING] = rows[below, COMING]
-        at = below
-    rows[at, COMING] = moved
-    return int(first)
+    push_heap(rows[:, COMING], rows[last, IN_HEAP], requests.arrival_us, request)
+    rows[last, IN_HEAP] += 1
 
 
 @jit_stateful_inline
@@ -86,10 +87,11 @@ def pop_coming(requests: Requests) -> int:
     last = rows.shape[0] - 1
     if rows[last, NEXT_ROOT] < rows[last, NUM_ROOTS]:
         root = requests.followers[rows[last, NEXT_ROOT]]
-        if rows[last, IN_HEAP] == 0 or _is_before(requests, root, rows[0, COMING]):
+        if rows[last, IN_HEAP] == 0 or _is_before(requests.arrival_us, root, rows[0, COMING]):
             rows[last, NEXT_ROOT] += 1
             return int(root)
-    return int(_pop_heap(requests))
+    rows[last, IN_HEAP] -= 1
+    return int(pop_heap(rows[:, COMING], rows[last, IN_HEAP], requests.arrival_us))
 
 
 @jit_stateful

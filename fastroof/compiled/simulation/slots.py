@@ -278,7 +278,7 @@ def start_step(
     scalars, decodes, chunks = state.scalars, counts.decodes, counts.chunks
     host_us = _host_us(plan, options, state, flight, sums.new_sum)
     plan = with_floor(plan, 0.0)
-    if plan.window > 0:
+    if options.window > 0:
         step_us = windowed_step_us(arena, plan, open_window(arena, 0), decodes + chunks, sums, in_window)
     else:
         step_us = summed_step_us(arena, plan, decodes + chunks, sums)

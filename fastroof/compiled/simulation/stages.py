@@ -66,9 +66,9 @@ from fastroof.compiled.steps import PlanParts, open_plan
 class Pipeline(NamedTuple):
     """The batches of an engine, each with its own state along the first axis, and what they share.
 
-    ``shared`` are scalars of the engine, by the names of a state's. ``queue`` are batches in flight, a ring,
-    ``free_us[stage]`` when each stage has ended its last one. ``shares_slots`` is 1 if the number of running
-    requests is limited in all, 0 if in each batch.
+    ``shared`` are scalars of the engine, by the names of a state's. ``queue`` are batches in flight, a ring
+    from OLDEST on, ``free_us[stage]`` when each stage has ended its last one. ``shares_slots`` is 1 if the
+    number of running requests is limited in all, 0 if in each batch.
     """
 
     states: EngineState
@@ -124,7 +124,6 @@ def _batch_of(pipeline: Pipeline, served: Served, request: int) -> int:
 @jit_stateful
 def _time_out(
     pipeline: Pipeline,
-    plan: PlanParts,
     options: EngineOptions,
     requests: Requests,
     served: Served,
@@ -142,7 +141,7 @@ def _time_out(
         if served.place[request] != DONE_PLACE:
             state = _enter(pipeline, _batch_of(pipeline, served, request))
             # a preempted request has no token in flight
-            drop_request(state, options, requests, served, plan.window, request, math.nan)
+            drop_request(state, options, requests, served, request, math.nan)
             if options.clients > 0:
                 release_next(state, requests, options, now_us)
             if options.has_parents > 0:
@@ -169,12 +168,10 @@ def _schedule(
     requests: Requests,
     served: Served,
     first: int,
-    oldest: int,
-    in_flight: int,
     now_us: float,
-) -> int:
-    """Send the next steps of idle batches, from ``first`` on, into the stages. Returns how many are there."""
-    count = pipeline.states.scalars.shape[0]
+) -> None:
+    """Send the next steps of idle batches, from ``first`` on, into the stages."""
+    count, shared = pipeline.states.scalars.shape[0], pipeline.shared
     for i in range(count):
         batch = (first + i) % count
         state = _enter(pipeline, batch)
@@ -191,9 +188,8 @@ def _schedule(
             at_us = max(at_us, pipeline.free_us[stage]) + step_us / count
             pipeline.free_us[stage] = at_us
         state.clock[END] = at_us
-        pipeline.queue[(oldest + in_flight) % count] = batch
-        in_flight += 1
-    return in_flight
+        pipeline.queue[(shared[OLDEST] + shared[IN_FLIGHT]) % count] = batch
+        shared[IN_FLIGHT] += 1
 
 
 @jit_stateful_inline
@@ -212,12 +208,10 @@ def _record(pipeline: Pipeline, record: Record, batch: int, now_us: float, end_u
 
 
 @jit_stateful_inline
-def _next_us(
-    pipeline: Pipeline, options: EngineOptions, requests: Requests, oldest: int, in_flight: int, now_us: float
-) -> float:
+def _next_us(pipeline: Pipeline, options: EngineOptions, requests: Requests, now_us: float) -> float:
     """Return when the oldest batch ends or, if the stages are idle, the next request comes; us, or inf."""
-    if in_flight > 0:
-        return float(pipeline.states.clock[pipeline.queue[oldest], END])
+    if pipeline.shared[IN_FLIGHT] > 0:
+        return float(pipeline.states.clock[pipeline.queue[pipeline.shared[OLDEST]], END])
     at_us = math.inf
     if pipeline.shared[ARRIVED] != NONE:
         at_us = requests.arrival_us[pipeline.shared[ARRIVED]]
@@ -250,24 +244,24 @@ def stages_run(
     state = engine_of(states, 0)
     queue_all(state, requests, options)
     _leave(pipeline, state)
-    oldest, in_flight = 0, 0
+    shared[OLDEST], shared[IN_FLIGHT] = 0, 0
     now_us, busy_us = 0.0, 0.0
     while True:
         if options.stop[0] != 0:
             return CODE_STOPPED
-        next_us = _next_us(pipeline, options, requests, oldest, in_flight, now_us)
+        next_us = _next_us(pipeline, options, requests, now_us)
         if next_us == math.inf:
             break
         first = 0
-        if in_flight > 0:
-            first = pipeline.queue[oldest]
+        if shared[IN_FLIGHT] > 0:
+            first = pipeline.queue[shared[OLDEST]]
             _record(pipeline, record, first, now_us, next_us)
             busy_us += next_us - now_us
             now_us = next_us
-            oldest, in_flight = (oldest + 1) % count, in_flight - 1
+            shared[OLDEST], shared[IN_FLIGHT] = (shared[OLDEST] + 1) % count, shared[IN_FLIGHT] - 1
             if options.timeout_us < math.inf:
                 _arrive(pipeline, options, requests, now_us, True)
-                _time_out(pipeline, plan, options, requests, served, now_us, True)
+                _time_out(pipeline, options, requests, served, now_us, True)
             state = _enter(pipeline, first)
             state.clock[NOW] = now_us
             complete_step(state, options, requests, served, record, now_us)
@@ -275,17 +269,14 @@ def stages_run(
         now_us = next_us
         _arrive(pipeline, options, requests, now_us, False)
         if options.timeout_us < math.inf:
-            _time_out(pipeline, plan, options, requests, served, now_us, False)
+            _time_out(pipeline, options, requests, served, now_us, False)
             _arrive(pipeline, options, requests, now_us, False)
         for _ in range(2):
-            in_flight = _schedule(
-                arena, plan, options, whole_options, pipeline, requests, served,
-                first, oldest, in_flight, now_us,
-            )  # fmt: skip
-            if in_flight > 0 or shared[WAITING] == 0:
+            _schedule(arena, plan, options, whole_options, pipeline, requests, served, first, now_us)
+            if shared[IN_FLIGHT] > 0 or shared[WAITING] == 0:
                 break
             # a request that ran alone gave its blocks back, and starts again
-        if in_flight == 0 and shared[WAITING] > 0:
+        if shared[IN_FLIGHT] == 0 and shared[WAITING] > 0:
             return CODE_STUCK
     states.clock[:, BUSY_US] = 0.0
     states.clock[0, BUSY_US] = busy_us

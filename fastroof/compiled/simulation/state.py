@@ -8,7 +8,8 @@ last token comes in a known step, and until then it waits in that step's bucket 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import ClassVar, NamedTuple
 
 from fastroof.arrays import Flags, Floats, Ints, Longs
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
@@ -32,7 +33,8 @@ class EngineOptions(NamedTuple):
 
     ``pause_steps`` is how many steps after one with prompts are of decodes alone, ``min_free_slots`` how many
     slots must be free before prompts start. With ``has_reserved`` requests arrive with the blocks of their
-    prompts taken, and start before preempted ones. ``tiers`` has the columns that ``tiers.py`` names.
+    prompts taken, and start before preempted ones. ``tiers`` has the columns that ``tiers.py`` names,
+    ``window`` is that of the plan's windowed layers, or 0.
     """
 
     budget: int
@@ -56,6 +58,29 @@ class EngineOptions(NamedTuple):
     stop: Longs
     num_tiers: int
     tiers: Floats
+    window: int
+
+
+class CallerOptions(EngineOptions):
+    """What callers in C may ask for: loops are compiled without what is ``FIXED`` (``dispatcher.py``)."""
+
+    __slots__ = ()
+    FIXED: ClassVar = dict.fromkeys(
+        ("has_parents", "has_cache", "has_reserved", "num_tiers", "pause_steps", "min_free_slots"), 0
+    )
+
+
+class PlainOptions(EngineOptions):
+    """The plain set of features, which most runs need: no time-outs, and no windowed layers either."""
+
+    __slots__ = ()
+    FIXED: ClassVar = CallerOptions.FIXED | {"timeout_us": math.inf, "window": 0}
+
+
+def of_one_set(*options: EngineOptions) -> list[EngineOptions]:
+    """Return the options of a loop's engines as the plain set if all keep to it, else as the full one."""
+    is_plain = all(getattr(one, name) == off for one in options for name, off in PlainOptions.FIXED.items())
+    return [(PlainOptions if is_plain else EngineOptions)(*one) for one in options]
 
 
 class Requests(NamedTuple):

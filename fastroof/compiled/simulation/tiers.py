@@ -98,7 +98,8 @@ def _is_back(options: EngineOptions, tier: int) -> bool:
 
 
 @jit_stateful_inline
-def _link_newest(cells: Ints, at: int, segment: int) -> None:
+def link_newest(cells: Ints, at: int, segment: int) -> None:
+    """Append a segment to the queue in the columns from ``at`` on."""
     end = cells.shape[0] - 1
     newest = cells[end, at + OLDER]
     cells[newest, at + NEWER] = segment
@@ -108,7 +109,8 @@ def _link_newest(cells: Ints, at: int, segment: int) -> None:
 
 
 @jit_stateful_inline
-def _unlink(cells: Ints, at: int, segment: int) -> None:
+def unlink(cells: Ints, at: int, segment: int) -> None:
+    """Take a segment out of that queue."""
     older, newer = cells[segment, at + OLDER], cells[segment, at + NEWER]
     cells[older, at + NEWER] = newer
     cells[newer, at + OLDER] = older
@@ -120,10 +122,10 @@ def _store(scalars: Longs, cells: Ints, tier: int, segment: int, low: int, high:
     at = NUM_CELL_COLUMNS * (tier + 1)
     before = cells[segment, at + HIGH] - cells[segment, at + LOW]
     if before > 0:
-        _unlink(cells, at, segment)
+        unlink(cells, at, segment)
         low, high = min(low, cells[segment, at + LOW]), max(high, cells[segment, at + HIGH])
     cells[segment, at + LOW], cells[segment, at + HIGH] = low, high
-    _link_newest(cells, at, segment)
+    link_newest(cells, at, segment)
     more = high - low - before
     scalars[tier_scalar(tier, RESIDENT)] += more
     scalars[tier_scalar(tier, WRITTEN)] += more
@@ -147,7 +149,7 @@ def trim(scalars: Longs, cells: Ints, options: EngineOptions) -> None:
             over -= gone
             cells[segment, at + HIGH] = high - gone
             if high - gone == cells[segment, at + LOW]:
-                _unlink(cells, at, segment)
+                unlink(cells, at, segment)
             if _is_back(options, tier + 1):
                 _store(scalars, cells, tier + 1, segment, high - gone, high)
         most = tier_scalar(tier, MOST_RESIDENT)
@@ -188,7 +190,7 @@ def give_up(scalars: Longs, cells: Ints, options: EngineOptions, segment: int, s
             scalars[tier_scalar(tier, RESIDENT)] -= now_low - low
             cells[segment, at + LOW] = now_low
             if now_low == high:
-                _unlink(cells, at, segment)
+                unlink(cells, at, segment)
 
 
 @jit_stateful_inline

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from fastroof.arrays import Flags, Floats, Ints, Longs
 from fastroof.compiled.jit import jit, jit_stateful, jit_stateful_inline
+from fastroof.compiled.simulation.sessions import pop_heap, push_heap
 from fastroof.compiled.simulation.state import Record, add_gaps
 
 _US_PER_S = 1e6
@@ -60,46 +61,18 @@ BEGINNING, ENDING, HANDED, ENDED, RELEASED = range(5)
 NUM_LINE_SCALARS = 5
 
 
-@jit_stateful_inline
-def _is_before(times_us: Floats, one: int, other: int) -> bool:
-    """Whether a request goes before another."""
-    return bool(times_us[one] < times_us[other] or (times_us[one] == times_us[other] and one < other))
-
-
 @jit_stateful
 def push_transfer(line: Line, which: int, times_us: Floats, request: int) -> None:
     """Add a request to a heap."""
-    heap = line.heaps[which]
-    at = line.scalars[which]
-    line.scalars[which] = at + 1
-    while at > 0:
-        above = (at - 1) >> 1
-        if not _is_before(times_us, request, heap[above]):
-            break
-        heap[at] = heap[above]
-        at = above
-    heap[at] = request
+    push_heap(line.heaps[which], line.scalars[which], times_us, request)
+    line.scalars[which] += 1
 
 
 @jit_stateful
 def pop_transfer(line: Line, which: int, times_us: Floats) -> int:
     """Take the first request out of a heap."""
-    heap = line.heaps[which]
-    first = heap[0]
-    count = line.scalars[which] - 1
-    line.scalars[which] = count
-    moved = heap[count]
-    at = 0
-    while 2 * at + 1 < count:
-        below = 2 * at + 1
-        if below + 1 < count and _is_before(times_us, heap[below + 1], heap[below]):
-            below += 1
-        if not _is_before(times_us, heap[below], moved):
-            break
-        heap[at] = heap[below]
-        at = below
-    heap[at] = moved
-    return int(first)
+    line.scalars[which] -= 1
+    return int(pop_heap(line.heaps[which], line.scalars[which], times_us))
 
 
 @jit_stateful_inline
