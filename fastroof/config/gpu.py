@@ -289,7 +289,8 @@ def load_gpu(name_or_path: str | Path | Mapping[str, Any] | GpuSpec) -> GpuSpec:
     if name_or_path != "" and is_folder(path):
         path = path / GPU_FILE
     if isinstance(name_or_path, Path) or len(path.parts) > 1 or path.suffix == ".toml":
-        raise GpuError(f"{path} does not exist; give a {GPU_FILE}, its folder, or one of {_listed()}")
+        names = ", ".join(gpu_names())
+        raise GpuError(f"{path} does not exist; give a {GPU_FILE}, its folder, or one of {names}")
     raise GpuError(_unknown(name_or_path))
 
 
@@ -334,12 +335,10 @@ def _key(name: str) -> str:
     return re.sub(r"[\s_-]+", "", name.casefold()).removeprefix("nvidia")
 
 
-def _listed() -> str:
-    return ", ".join(gpu_names())
-
-
 def gpu_named(name: str) -> GpuSpec | None:
     """Return the GPU of a name or an alias, never of a file; None if no GPU has that name."""
+    if re.fullmatch("[a-z0-9_]+", name) and is_file(bench_data_root() / name / GPU_FILE):
+        return _shipped(name)
     key = _key(name)
     for folder in gpu_names():
         if _key(folder) == key:
