@@ -150,7 +150,7 @@ def test_a_file_has_captured_numbers(tmp_path):
         ({"multiples": [[4, 4]], "eager_on": 5}, "eager_on of prefill_graphs must be pairs"),
         ({"multiples": [[4, 4]], "not_with": ["tp"]}, "not_with of prefill_graphs must be one of dp"),
         ({"multiples": [[4, 4]], "latent_tokens": -1}, "latent_tokens must be a whole number"),
-        ({"multiples": [[4, 4]], "is_optional": 1}, "is_optional must be"),
+        ({"multiples": [[4, 4]], "is_optional": 1}, "is_optional of prefill_graphs must be"),
         ({"versions": ">=2"}, "kernels.prefill_graphs 1: multiples is missing"),
         (5, "kernels.prefill_graphs 1: must be a table, got 5"),
     ],
