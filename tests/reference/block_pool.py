@@ -174,11 +174,13 @@ class PooledScheduler(Scheduler):
         table += [self.pool.take() for _ in range(more)]
         return True
 
-    def leave(self, request: Request) -> None:
+    def publish(self, request: Request) -> None:
         if request.index in self.tables:
             self._keep(request, self._known(request))
-            self.pool.give_back(self.tables.pop(request.index))
-        (self.running if request in self.running else self.waiting).remove(request)
+
+    def let_go(self, request: Request) -> None:
+        self.publish(request)
+        self.pool.give_back(self.tables.pop(request.index, []))
 
     def _known(self, request: Request) -> int:
         """Tokens that are computed and known: the last of a decode is not if steps are made early."""

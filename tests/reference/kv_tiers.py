@@ -321,14 +321,14 @@ class TieredScheduler(PooledScheduler):
         return self.fetching[0][0] if self.fetching else math.inf
 
     def leave(self, request: Request) -> None:
-        if any(other is request for _, other, _ in self.fetching):
-            # its blocks are free when its wait is over
-            return
-        if request.index in self.tables:
-            self._keep(request, self._known(request))
-            blocks = self.tables.pop(request.index)
-            self.pool.give_back(blocks, request.prompt // self.settings.block_size)
-        (self.running if request in self.running else self.waiting).remove(request)
+        # the blocks of one that waits for others are free when its wait is over
+        if not any(other is request for _, other, _ in self.fetching):
+            super().leave(request)
+
+    def let_go(self, request: Request) -> None:
+        self.publish(request)
+        blocks = self.tables.pop(request.index, [])
+        self.pool.give_back(blocks, request.prompt // self.settings.block_size)
 
 
 def made_tiers(random: Random, block_bytes: int) -> list[KvTier]:

@@ -1,17 +1,16 @@
-"""A serving engine, naively: requests through its scheduler, step by step, each step a walk over its batch.
+"""A scheduler, naively: requests and the steps that are made of them, each step a walk over its batch.
 
-What the compiled loop does in a few sums is written out here, to be read: no calendar, no phases, no lanes.
-Times are us from the trace's start, on one clock that only steps and arrivals move.
+What the compiled loop does in a few sums is written out here, to be read: no calendar, no phases, no slots.
+Times are us from the trace's start. What happens around a scheduler is in ``tests.reference.engines``.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 US_PER_S = 1e6
 FINISHED, TIMED_OUT, REJECTED = range(3)
@@ -50,6 +49,8 @@ class Request:
     parents: list[int] = field(default_factory=list)
     """Requests that have to end before this one starts."""
     delay_us: float = 0.0
+    is_sent_on: bool = False
+    """Whether it keeps its blocks after its end, until they are sent to another engine."""
 
     @property
     def whole(self) -> int:
@@ -64,8 +65,8 @@ class Request:
 
 @dataclass
 class Step:
-    """A step: its requests, which of them compute a prompt (again) and which have a token after it, and when
-    it ran."""
+    """A step: its requests, which of them compute a prompt (again) and which have a token after it, and what
+    it takes."""
 
     requests: list[Request] = field(default_factory=list)
     new_tokens: list[int] = field(default_factory=list)
@@ -73,8 +74,6 @@ class Step:
     is_prompt: list[bool] = field(default_factory=list)
     with_token: list[Request] = field(default_factory=list)
     has_prompt: bool = False
-    start_us: float = math.nan
-    end_us: float = math.nan
     time_us: float = 0.0
     host_us: float = 0.0
 
@@ -82,15 +81,6 @@ class Step:
     def computes_prompts(self) -> bool:
         """Whether it has a chunk that is not like a decode."""
         return any(new > 1 or not past for new, past in zip(self.new_tokens, self.context_len, strict=True))
-
-
-class Served(NamedTuple):
-    """What became of a trace: its requests in its order, the steps, and all gaps between tokens, us."""
-
-    requests: list[Request]
-    steps: list[Step]
-    gaps_us: list[float]
-    free_blocks: int
 
 
 @dataclass
@@ -315,9 +305,19 @@ class Scheduler:
 
     def leave(self, request: Request) -> None:
         """Give a place and blocks back: a request may have lost both while its last token was under way."""
+        if request.is_sent_on and request.seen == request.output and request in self.running:
+            self.publish(request)
+        else:
+            self.let_go(request)
+        (self.running if request in self.running else self.waiting).remove(request)
+
+    def publish(self, request: Request) -> None:
+        """Let others find what a request has computed, which needs a prefix cache."""
+
+    def let_go(self, request: Request) -> None:
+        """Free a request's blocks."""
         self.free += request.blocks
         request.blocks = 0
-        (self.running if request in self.running else self.waiting).remove(request)
 
 
 def never_fits(request: Request, settings: Any) -> bool:
@@ -329,130 +329,6 @@ def never_fits(request: Request, settings: Any) -> bool:
         most = request.prompt + request.output - 1
     too_long = not settings.chunked_prefill and most > settings.max_num_batched_tokens
     return blocks > settings.num_gpu_blocks or too_long
-
-
-def serve(
-    trace: Any,
-    settings: Any,
-    step_us: StepUs,
-    *,
-    time_scale: float = 1.0,
-    scheduler: Scheduler | None = None,
-    host_us: float = 0.0,
-) -> Served:
-    """Serve a trace, ``trace`` and ``settings`` as fastroof.simulation names them, by a scheduler if given.
-
-    At one instant: the step that ends then ends (its tokens are seen, a client of a closed loop that has its
-    last one sends its next request ``think_s`` later), what has arrived until then waits, clients whose time
-    is up are gone, and steps are made until there is one that runs and, with asynchronous scheduling, one
-    more.
-
-    ``step_us`` is what kernels take. A step with prompts takes the host ``host_us`` to launch, from when the
-    step made before it starts, or when the host has launched that if it has prompts itself.
-    """
-    requests = requests_of(trace)
-    timeout_us = settings.timeout_s * US_PER_S
-    engine = Scheduler(settings) if scheduler is None else scheduler
-    # those to come, with their arrivals known, and those that wait for a client of a closed loop
-    coming: deque[Request] = deque()
-    unsent: deque[Request] = deque()
-    for request in requests:
-        if never_fits(request, settings) or any(requests[at].status == REJECTED for at in request.parents):
-            request.status = REJECTED
-        elif request.parents:
-            request.arrival_us = float(trace.arrival_s[request.index]) * US_PER_S
-            continue
-        elif trace.clients is not None:
-            unsent.append(request)
-        if trace.clients is None:
-            send(request, float(trace.arrival_s[request.index]) * US_PER_S, timeout_us)
-            if request.status is None:
-                coming.append(request)
-
-    def send_next(at_us: float) -> None:
-        if unsent:
-            coming.append(send(unsent.popleft(), at_us, timeout_us))
-
-    for _ in range(trace.clients or 0):
-        send_next(0.0)
-
-    steps: list[Step] = []
-    gaps_us: list[float] = []
-    # the step that runs, and the one that was made while it runs
-    queue: deque[Step] = deque()
-    depth = 2 if settings.async_scheduling else 1
-    now_us = 0.0
-
-    def leave(request: Request, status: int) -> None:
-        engine.leave(request)
-        request.status = status
-        if trace.clients is not None:
-            send_next(now_us + trace.think_s * US_PER_S)
-        for child in freed_children(request, requests):
-            send(child, max(child.arrival_us, now_us + child.delay_us), timeout_us)
-            insort(coming, child, key=lambda one: (one.arrival_us, one.index))
-
-    def arrive(until_us: float) -> None:
-        while coming and coming[0].arrival_us <= until_us:
-            engine.arrive(coming.popleft())
-
-    def give_up(until_us: float) -> None:
-        for request in engine.in_order:
-            if request.deadline_us <= until_us:
-                leave(request, TIMED_OUT)
-
-    while coming or engine.waiting or engine.running or engine.fetching or queue:
-        arrive(now_us)
-        give_up(now_us)
-        # clients that take no time to think are back at once
-        arrive(now_us)
-        while len(queue) < depth:
-            engine.now_us = now_us
-            engine.begins_us = now_us + queue[-1].time_us if queue else now_us
-            made = engine.make_step()
-            if not made.requests:
-                break
-            made.time_us = step_us(made.new_tokens, made.context_len) * time_scale
-            if made.computes_prompts:
-                hidden_us = queue[-1].time_us - queue[-1].host_us if queue else 0.0
-                made.host_us = max(host_us * time_scale - hidden_us, 0.0)
-                made.time_us = max(made.time_us, made.host_us)
-            made.time_us = engine.with_fetches(made.time_us)
-            queue.append(made)
-        if not queue:
-            if engine.fetching:
-                arrivals = [request.arrival_us for request in [*coming][:1]]
-                now_us = max(now_us, min([engine.idle_until_us, *arrivals]))
-                continue
-            if engine.waiting:
-                raise RuntimeError(f"{len(engine.waiting)} requests wait for ever")
-            if not coming:
-                break
-            now_us = coming[0].arrival_us
-            continue
-        step = queue.popleft()
-        step.start_us = now_us
-        now_us += step.time_us
-        step.end_us = now_us
-        steps.append(step)
-        # clients whose time was up while the step ran, before those that come or have their last token now
-        before_us = math.nextafter(now_us, -math.inf)
-        arrive(before_us)
-        give_up(before_us)
-        for request in step.with_token:
-            if request.status is not None or now_us > request.deadline_us:
-                # its client is gone
-                continue
-            request.seen += 1
-            if request.seen == 1:
-                request.first_us = now_us
-            else:
-                gaps_us.append(now_us - request.newest_us)
-            request.newest_us = now_us
-            if request.seen == request.output:
-                request.last_us = now_us
-                leave(request, FINISHED)
-    return Served(requests, steps, gaps_us, engine.free)
 
 
 def requests_of(trace: Any) -> list[Request]:

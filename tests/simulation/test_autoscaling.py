@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from random import Random
@@ -21,12 +22,13 @@ from fastroof.simulation import Autoscaler
 from fastroof.simulation.autoscaled_simulation import AutoscaledSimulation
 from fastroof.simulation.autoscaling import METRICS, run_autoscaled
 from fastroof.simulation.replicas import POOLED_ROUTINGS, run_replicas
-from tests.reference import autoscaling as naive
+from tests.reference.block_pool import PooledScheduler
+from tests.reference.fleet import Fleet
 from tests.reference.made_prefixes import made_prefixes
 from tests.reference.made_sessions import made_sessions
-from tests.reference.replicas import ROUTES, Engine, Ranks, requests_of
+from tests.reference.pools import ROUTES, Pool, Rule
+from tests.reference.scheduler import Scheduler
 from tests.simulation import test_replicas
-from tests.simulation.test_exactness import assert_same_requests
 
 US_PER_S = 1e6
 
@@ -52,36 +54,18 @@ def a_rule(rng: np.random.Generator, most: int, least_s: float = 0.0) -> Autosca
 
 def naively(
     plan: Any, trace: Trace, own: Any, rule: Autoscaler, first: int, routing: str, seed: int, with_cache: bool
-) -> Any:
-    """Serve with the naive autoscaler; returns its requests, who served each, and its fleet."""
-    requests = requests_of(trace, own)
-    dp, rules = plan.layout.dp, Ranks.of_plan(plan)
-    apart, ranks = (1, dp) if rules is not None or dp == 1 else (dp, 1)
-
-    def make() -> list[Engine]:
-        return [
-            Engine(own, plan.step_scalar, ranks, rules, trace if with_cache else None) for _ in range(apart)
-        ]
-
-    route = ROUTES.get(routing)
-    if route is None:
-        below = rule.max_replicas if rule.max_replicas == rule.min_replicas else 2**31 - 1
-        drawn = np.random.default_rng(seed).integers(0, below, (2, len(trace)), np.int32)
-        route = naive.drawn_route(drawn.T.tolist(), below)
+) -> Fleet:
+    """Serve with naive replicas that the rule starts and stops."""
+    below = rule.max_replicas if rule.max_replicas == rule.min_replicas else 2**31 - 1
+    drawn = seed, len(trace), below
+    scheduler: Any = functools.partial(PooledScheduler, trace=trace) if with_cache else Scheduler
+    pool = Pool.of_plan(plan, own, routing=routing, drawn=drawn, scheduler=scheduler)
     window_us = int(rule.scale_down_delay_s / rule.interval_s) * rule.interval_s * US_PER_S * (1 + 1e-9)
-    expected = naive.Rule(
+    expected = Rule(
         rule.metric, rule.target, rule.low, rule.tolerance, rule.min_replicas, first, rule.max_replicas,
         rule.interval_s * US_PER_S, rule.startup_s * US_PER_S, window_us,
     )  # fmt: skip
-    start_us = min(request.arrival_us for request in requests)
-    fleet = naive.Fleet(expected, start_us, make, route, plan.profile.data_parallel.assignment)
-    if trace.is_closed or trace.has_parents:
-        think_us = trace.think_s * US_PER_S
-        timeout_us = own.timeout_s * US_PER_S
-        replica = naive.serve_with_feedback(requests, fleet, timeout_us, trace.clients or 0, think_us)
-    else:
-        replica = naive.serve_open_loop(requests, fleet)
-    return requests, replica, fleet
+    return Fleet(trace, pool, expected).run()
 
 
 def prove(seed: int) -> Any:
@@ -106,11 +90,10 @@ def prove(seed: int) -> Any:
     hits = "lru" if with_cache else "given"
     first = int(rng.integers(rule.min_replicas, rule.max_replicas + 1))
     got = run_autoscaled(plan, trace, own, rule, first, routing, seed=seed, prefix_cache=hits)
-    requests, replica, fleet = naively(plan, trace, own, rule, first, routing, seed, with_cache)
-    assert got.replica.tolist() == replica
-    assert_same_requests(requests, got)
-    assert np.array_equal(got.lives, list(fleet.rows()))
-    assert got.counters["end_us"] == max(one.now_us for each in fleet.lives for one in each.engines)
+    fleet = naively(plan, trace, own, rule, first, routing, seed, with_cache)
+    test_replicas.assert_equal(got, fleet)
+    assert np.array_equal(got.lives, fleet.lives)
+    assert got.counters["end_us"] == max(engine.now_us for engine in fleet.engines)
     return got
 
 
@@ -314,9 +297,9 @@ def test_replicas_that_still_start_are_stopped_first() -> None:
     got = run_autoscaled(plan, trace, own, rule)
     assert got.lives is not None
     assert (got.lives[1:, loops.LIFE_STOPPED] < got.lives[1:, loops.LIFE_READY]).all()
-    _, replica, fleet = naively(plan, trace, own, rule, 1, "round_robin", 0, False)
-    assert got.replica.tolist() == replica == [0] * 6
-    assert np.array_equal(got.lives, list(fleet.rows()))
+    fleet = naively(plan, trace, own, rule, 1, "round_robin", 0, False)
+    assert got.replica.tolist() == fleet.replica == [0] * 6
+    assert np.array_equal(got.lives, fleet.lives)
 
 
 # -- what is refused ------------------------------------------------------------------------------

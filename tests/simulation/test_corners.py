@@ -10,7 +10,7 @@ import fastroof
 from fastroof.compiled.simulation.state import NONE, shift_of
 from fastroof.simulation import EngineSettings, Trace
 from fastroof.simulation.engine import run_engine
-from tests.reference.scheduler import serve
+from tests.reference.fleet import serve
 from tests.simulation.test_exactness import assert_same_requests
 
 pytestmark = pytest.mark.loops

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 import fastroof
-from fastroof import StepBatch, Trace
+from fastroof import Trace
 from fastroof.errors import SimulationError
 from fastroof.plan import StepPlan
 from fastroof.serving import estimate_disaggregated
@@ -20,8 +19,7 @@ from fastroof.simulation.pool_runs import PooledOutcomes, run_pools
 from fastroof.simulation.pools import Link, Pool, takes_us
 from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.settings import EngineSettings
-from tests.reference.pools import NaivePool, run_naive_pools
-from tests.reference.replicas import ROUTES, requests_of
+from tests.simulation.test_pool_events import assert_same, naively
 
 US_PER_S = 1e6
 
@@ -32,11 +30,6 @@ def a_plan(tp: int = 1, model: str = "llama-3.1-8b", **given: Any) -> StepPlan:
     return fastroof.compile_plan(
         model, "h100", tables, tp=tp, **({"engine": "kernels", **({"max_tokens": 4096} | given)})
     )
-
-
-def step_us(plan: StepPlan, new_tokens: Sequence[int], context_len: Sequence[int]) -> float:
-    step = [list(zip(new_tokens, context_len, strict=True))]
-    return float(plan.step_us(StepBatch.from_requests(step))[0])
 
 
 def a_workload(rng: np.random.Generator) -> Trace:
@@ -62,28 +55,8 @@ def test_pools_serve_as_naive_ones_do(first_token: str) -> None:
         decode_settings = EngineSettings(64, 6, 30, 4, async_scheduling=bool(rng.random() < 0.5))
         decode = Pool(a_plan(), decode_settings, int(rng.integers(1, 4)), "least_outstanding")
         seen = run_pools(prefill, decode, trace, link)
-
-        naive = [
-            NaivePool(
-                pool.settings, functools.partial(step_us, pool.plan), pool.replicas, ROUTES[pool.routing]
-            )
-            for pool in (prefill, decode)
-        ]
-        prefilled, arrived_us, decoded, who = run_naive_pools(
-            requests_of(trace, prefill.settings),
-            *naive,
-            lambda prompt: float(takes_us(a_plan(2), a_plan(), [prompt], link)[0]),
-        )
-        assert seen.prefill_replica.tolist() == prefilled.replica
-        one_token = trace.output_tokens == 1
-        assert seen.outcomes.last_us[one_token].tolist() == np.array(prefilled.last_us)[one_token].tolist()
-        assert seen.outcomes.last_us[who].tolist() == decoded.last_us
-        assert seen.outcomes.replica[who].tolist() == decoded.replica
-        assert (seen.outcomes.replica[one_token] == -1).all()
-        first_us = np.array(prefilled.first_us)
-        if first_token == "transfer":
-            first_us[who] = arrived_us
-        assert seen.outcomes.first_us.tolist() == first_us.tolist()
+        assert_same(seen, naively(prefill, decode, trace, link))
+        assert (seen.outcomes.replica[trace.output_tokens == 1] == -1).all()
         assert seen.outcomes.gaps.sum() == (trace.output_tokens - 1).sum()
         preempted += seen.outcomes.preemptions.sum()
     assert preempted > 10

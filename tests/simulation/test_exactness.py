@@ -17,8 +17,9 @@ from fastroof.compiled.simulation.engine import engine_run
 from fastroof.compiled.simulation.state import CODE_STUCK
 from fastroof.errors import SimulationError
 from fastroof.simulation.engine import arrays_of, new_arrays, options_of, raise_stuck, run_engine
+from tests.reference.fleet import serve
 from tests.reference.made_workloads import PLANS, a_trace, an_engine, made_workload
-from tests.reference.scheduler import FINISHED, REJECTED, TIMED_OUT, serve
+from tests.reference.scheduler import FINISHED, REJECTED, TIMED_OUT
 
 WORKLOADS, PREEMPTIONS = 2700, 200_000
 """How many workloads the whole proof takes, and how often their requests must have lost their blocks."""
@@ -81,17 +82,18 @@ def naive_gap_counts(naive):
 
 
 def naive_counters(naive):
-    kinds = [(any(step.is_prompt), not all(step.is_prompt)) for step in naive.steps]
-    chunks = [c for step in naive.steps for c in zip(step.is_prompt, step.new_tokens, strict=True)]
+    steps = [step for flight in naive.flights for step in flight.made]
+    kinds = [(any(step.is_prompt), not all(step.is_prompt)) for step in steps]
+    chunks = [c for step in steps for c in zip(step.is_prompt, step.new_tokens, strict=True)]
     return {
-        "steps": len(naive.steps),
+        "steps": len(steps),
         "mixed_steps": kinds.count((True, True)),
         "prefill_steps": kinds.count((True, False)),
         "decode_steps": kinds.count((False, True)),
         "preemptions": sum(column(naive.requests, "preemptions").tolist()),
         "prefill_tokens": sum(new for is_prompt, new in chunks if is_prompt),
         "decode_tokens": sum(new for is_prompt, new in chunks if not is_prompt),
-        "end_us": naive.steps[-1].end_us if naive.steps else 0.0,
+        "end_us": naive.flights[-1].end_us if steps else 0.0,
     }
 
 

@@ -14,7 +14,7 @@ from fastroof.plan import StepPlan
 from fastroof.serving import estimate
 from fastroof.simulation import EngineSettings, Trace, Workload, simulate
 from fastroof.simulation.engine import run_engine
-from tests.reference.scheduler import serve
+from tests.reference.fleet import serve
 
 FLOOR_US = 900.0
 """Of a layer: between the kernels of one prompt and of a full step."""

@@ -18,13 +18,12 @@ from fastroof.simulation.engine import run_engine
 from fastroof.simulation.kv_tiers import KvTier, Tiers, block_bytes, named_tiers, tiers_of
 from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.settings import EngineSettings
+from tests.reference.fleet import serve
 from tests.reference.kv_tiers import Tier, TieredScheduler, made_tiers
 from tests.reference.made_prefixes import made_prefixes
-from tests.reference.scheduler import serve
 from tests.simulation import test_replicas
 from tests.simulation.test_exactness import assert_equal, assert_same_requests
 from tests.simulation.test_prefix_cache import can_run
-from tests.simulation.test_prefix_replicas import naively
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def as_naive(plan, work, given):
     assert_same_requests(naive.requests, got)
     found = [scheduler.first_found.get(request.index, -1) for request in naive.requests]
     assert got.cached_tokens.tolist() == found
-    assert got.counters["steps"] == len(naive.steps)
+    assert got.counters["steps"] == len(naive.flights)
     assert got.counters["evictions"] == scheduler.pool.evictions
     assert got.counters["found_again_tokens"] == scheduler.found_again_tokens
     assert naive.free_blocks == work.settings.num_gpu_blocks
@@ -148,7 +147,7 @@ def test_fleets_find_what_naive_ones_do(routing):
             made.append(TieredScheduler(settings, trace, naive_tiers(shares, size), plan.model.num_layers))
             return made[-1]
 
-        naive = naively(plan, trace, settings, replicas, routing, seed, scheduler)
+        naive = test_replicas.naively(plan, trace, settings, replicas, routing, seed, scheduler=scheduler)
         test_replicas.assert_equal(got, naive)
         first = {index: tokens for rank in made for index, tokens in rank.first_found.items()}
         assert got.cached_tokens.tolist() == [first.get(index, -1) for index in range(len(trace))]

@@ -21,11 +21,11 @@ from fastroof.simulation.pool_runs import PooledOutcomes, run_pools
 from fastroof.simulation.pools import Link, Pool, takes_us
 from fastroof.simulation.settings import EngineSettings
 from fastroof.traces.prompt_tree import LRU
+from tests.reference import fleet, pools
+from tests.reference.block_pool import PooledScheduler
 from tests.reference.made_prefixes import made_prefixes
 from tests.reference.made_sessions import made_sessions
-from tests.reference.pools import NaiveLink, NaivePool, NaivePools
-from tests.reference.replicas import ROUTES, Ranks, drawn_route
-from tests.reference.scheduler import requests_of
+from tests.reference.scheduler import Scheduler
 
 US_PER_S = 1e6
 ROUTINGS = ("round_robin", "least_outstanding", "least_load", "least_kv", "power_of_two")
@@ -79,50 +79,38 @@ def a_pool(rng: np.random.Generator, timeout_s: float, dp: int = 1) -> Pool:
     return Pool(plan, some_settings(rng, timeout_s), int(rng.integers(1, 4)), str(rng.choice(ROUTINGS)))
 
 
-def naive_pool(pool: Pool, trace: Trace, sent: int, seed: int) -> NaivePool:
-    route = ROUTES.get(pool.routing)
-    if route is None:
-        drawn = np.random.default_rng(seed).integers(0, pool.replicas, (2, sent), np.int32)
-        route = drawn_route(drawn.T.tolist())
-    plan = pool.plan
-    cached = trace if pool.prefix_cache == LRU else None
-    own = plan.step_scalar, pool.replicas, route, plan.layout.dp, Ranks.of_plan(plan), cached
-    return NaivePool(pool.settings, *own)
+def naive_pool(pool: Pool, trace: Trace, sent: int, seed: int) -> pools.Pool:
+    scheduler: Any = Scheduler
+    if pool.prefix_cache == LRU:
+        scheduler = functools.partial(PooledScheduler, trace=trace)
+    drawn = seed, sent, pool.replicas
+    return pools.Pool.of_plan(
+        pool.plan, pool.settings, pool.replicas, pool.routing, drawn=drawn, scheduler=scheduler
+    )
 
 
-def naively(prefill: Pool, decode: Pool, trace: Trace, link: Link, seed: int) -> NaivePools:
-    requests = requests_of(trace)
-    for request, arrival_s in zip(requests, trace.arrival_s, strict=True):
-        request.arrival_us = float(arrival_s) * US_PER_S
-        request.deadline_us = request.arrival_us + prefill.settings.timeout_s * US_PER_S
+def naively(prefill: Pool, decode: Pool, trace: Trace, link: Link, seed: int = 0) -> fleet.LinkedFleet:
     handed = int((trace.output_tokens > 1).sum()) if link.first_token != "decode" else len(trace)
     on_wire = link._replace(latency_us=0.0) if link.by_layer else link
-    naive = NaivePools(
-        requests,
-        naive_pool(prefill, trace, len(trace), seed),
-        naive_pool(decode, trace, handed, seed),
-        NaiveLink(
-            lambda prompt: float(takes_us(prefill.plan, decode.plan, [prompt], on_wire)[0]),
-            link.first_token,
-            link.is_shared,
-            link.latency_us,
-            prefill.plan.model.num_layers if link.by_layer else 0,
-            link.back_pressure,
-        ),
-        trace.clients or 0,
-        trace.think_s * US_PER_S,
+    naive = fleet.Link(
+        lambda prompt: float(takes_us(prefill.plan, decode.plan, [prompt], on_wire)[0]),
+        link.first_token,
+        link.is_shared,
+        link.latency_us,
+        prefill.plan.model.num_layers if link.by_layer else 0,
+        link.back_pressure,
     )
-    naive.run()
-    return naive
+    both = naive_pool(prefill, trace, len(trace), seed), naive_pool(decode, trace, handed, seed)
+    return fleet.LinkedFleet(trace, *both, naive).run()
 
 
-def assert_same(seen: PooledOutcomes, naive: NaivePools) -> None:
+def assert_same(seen: PooledOutcomes, naive: fleet.LinkedFleet) -> None:
     """Hold every request to the naive pools."""
     outcomes = seen.outcomes
     assert outcomes.status.tolist() == [one.status for one in naive.requests]
     assert np.array_equal(outcomes.arrival_us, [one.arrival_us for one in naive.requests])
-    assert seen.prefill_replica.tolist() == naive.prefill_replica
-    last_us, first_us, sent_us, preemptions = [], [], [], []
+    assert seen.prefill_replica.tolist() == naive.replica
+    last_us, first_us, sent_us, preemptions, replica = [], [], [], [], []
     for one, prompt, decode in zip(naive.requests, naive.prompts, naive.decodes, strict=True):
         goes_on = naive.goes_on[one.index]
         arrived = goes_on and decode.arrival_us == naive.there_us[one.index]
@@ -138,10 +126,12 @@ def assert_same(seen: PooledOutcomes, naive: NaivePools) -> None:
         )
         sent_us.append(decode.arrival_us - naive.ready_us[one.index] if arrived else math.nan)
         preemptions.append(prompt.preemptions + decode.preemptions)
+        replica.append(naive.decode_replica[one.index] if arrived else -1)
     assert np.array_equal(outcomes.last_us, last_us, equal_nan=True)
     assert np.array_equal(outcomes.first_us, first_us, equal_nan=True)
     assert np.array_equal(seen.transfer_us, sent_us, equal_nan=True)
     assert outcomes.preemptions.tolist() == preemptions
+    assert outcomes.replica.tolist() == replica
 
 
 def a_case(seed: int) -> tuple[Pool, Pool, Trace, Link]:
@@ -216,7 +206,7 @@ def test_prompts_keep_cached_blocks_as_naive_ones_do() -> None:
         naive = naively(prefill, decode, made.trace, link, seed)
         assert_same(pooled, naive)
         found = {}
-        for engine in naive.fills:
+        for engine in naive.engines:
             for rank in engine.schedulers:
                 found |= rank.first_found
         cached = [found.get(at, -1) for at in range(len(made.trace))]

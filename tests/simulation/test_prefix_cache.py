@@ -20,8 +20,9 @@ from fastroof.errors import SimulationError, TraceError
 from fastroof.simulation.engine import arrays_of, new_arrays, options_of, run_engine
 from fastroof.simulation.settings import EngineSettings
 from tests.reference.block_pool import PooledScheduler
+from tests.reference.fleet import serve
 from tests.reference.made_prefixes import MadePrefixes, made_prefixes
-from tests.reference.scheduler import REJECTED, serve
+from tests.reference.scheduler import REJECTED
 from tests.simulation.test_exactness import assert_same_requests
 
 run_lru = partial(run_engine, prefix_cache="lru")
@@ -53,7 +54,7 @@ def assert_as_naive(plan, work):
     tokens, made = np.isfinite(got.first_us).sum() + len(naive.gaps_us), got.series[:, -1].sum()
     assert made >= tokens
     assert made == tokens or got.preemptions.any() or np.isnan(got.last_us[got.status != REJECTED]).any()
-    assert got.counters["steps"] == len(naive.steps)
+    assert got.counters["steps"] == len(naive.flights)
     assert got.counters["evictions"] == scheduler.pool.evictions
     assert got.counters["found_tokens"] == sum(tokens for tokens in found if tokens > 0)
     assert got.counters["found_again_tokens"] == scheduler.found_again_tokens

@@ -19,14 +19,8 @@ from fastroof.simulation import hit_rate, simulate_disaggregated
 from fastroof.simulation.engine import run_engine
 from fastroof.simulation.replicas import POOLED_ROUTINGS, run_replicas
 from fastroof.simulation.settings import EngineSettings
+from tests.reference.block_pool import PooledScheduler
 from tests.reference.made_prefixes import made_prefixes
-from tests.reference.replicas import (
-    Ranks,
-    ranks_apart,
-    requests_of,
-    run_closed_loop,
-    run_engines,
-)
 from tests.simulation import test_replicas
 
 run_lru = partial(run_engine, prefix_cache="lru")
@@ -90,23 +84,6 @@ def test_each_replica_is_an_engine_of_its_requests(plan, seed, routing, replicas
         assert (got.replica == np.arange(len(trace)) % replicas).all()
 
 
-def naively(plan, trace, settings, replicas, routing, seed, scheduler=None):
-    """Serve with naive engines with caches, whose ranks step together or are engines by themselves."""
-    dp, rules = plan.layout.dp, Ranks.of_plan(plan)
-    route, engines, ranks = test_replicas.route_of(routing, trace, replicas, seed), replicas, dp
-    if rules is None:
-        engines, ranks = replicas * dp, 1
-        route = ranks_apart(route, dp, plan.profile.data_parallel.assignment)
-    step_us = partial(test_replicas.step_us, plan)
-    given = requests_of(trace, settings), settings, step_us, engines, route
-    more = {"ranks": ranks, "rules": rules, "trace": trace, "scheduler": scheduler}
-    if trace.clients is None and not trace.has_parents:
-        served = run_engines(*given, **more)
-    else:
-        served = run_closed_loop(*given, trace.clients or 0, trace.think_s * 1e6, **more)
-    return served._replace(replica=[at * ranks // dp for at in served.replica])
-
-
 @pytest.mark.loops
 @pytest.mark.parametrize(
     "routing",
@@ -130,7 +107,8 @@ def test_fleets_find_what_naive_ones_do(routing):
             continue
         plan = test_replicas.a_plan(dp, rng.choice(["", "lockstep=all", "assignment=fewest_tokens"]))
         got = run_fleet(plan, trace, settings, replicas, routing, seed=seed)
-        naive = naively(plan, trace, settings, replicas, routing, seed)
+        scheduler = partial(PooledScheduler, trace=trace)
+        naive = test_replicas.naively(plan, trace, settings, replicas, routing, seed, scheduler=scheduler)
         test_replicas.assert_equal(got, naive)
         ranks = [rank for engine in naive.engines for rank in engine.schedulers]
         first = {index: tokens for rank in ranks for index, tokens in rank.first_found.items()}

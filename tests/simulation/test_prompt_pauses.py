@@ -17,8 +17,8 @@ from fastroof.simulation.engine import run_engine
 from fastroof.simulation.settings import EngineSettings
 from fastroof.sweep.kinds import load_spec
 from tests.engines.test_launch import launch_settings, options_of
+from tests.reference.fleet import serve
 from tests.reference.made_workloads import a_trace, an_engine
-from tests.reference.scheduler import serve
 
 LOAD = {"rate": 12, "requests": 600, "input_tokens": 2000, "output_tokens": 100, "seed": 1}
 
@@ -38,7 +38,11 @@ def step_us(new_tokens, context_len):
 def held(trace, **engine):
     """New tokens of each step, by request."""
     seen = serve(trace, an_engine(**{"max_num_seqs": 4, **engine}), step_us)
-    return [{r.index: n for r, n in zip(s.requests, s.new_tokens, strict=True)} for s in seen.steps]
+    return [
+        {r.index: n for r, n in zip(s.requests, s.new_tokens, strict=True)}
+        for f in seen.flights
+        for s in f.made
+    ]
 
 
 def test_an_interval_counts_from_a_step_with_prompts_to_the_next():

@@ -8,9 +8,10 @@ from random import Random
 import numpy as np
 import pytest
 
+from tests.reference.fleet import serve
 from tests.reference.made_workloads import a_trace, an_engine, made_workload
 from tests.reference.replay import Schedule, TimedRequest, replay
-from tests.reference.scheduler import FINISHED, REJECTED, TIMED_OUT, serve
+from tests.reference.scheduler import FINISHED, REJECTED, TIMED_OUT
 
 
 def step_us(new_tokens, context_len):
@@ -26,15 +27,19 @@ def times(seen, name):
     return [getattr(request, name) for request in seen.requests]
 
 
+def steps_of(seen):
+    return [flight.made[0] for flight in seen.flights]
+
+
 def held(seen):
     """New tokens of each step, by request."""
-    return [{r.index: n for r, n in zip(s.requests, s.new_tokens, strict=True)} for s in seen.steps]
+    return [{r.index: n for r, n in zip(s.requests, s.new_tokens, strict=True)} for s in steps_of(seen)]
 
 
 def test_a_prompt_is_cut_at_the_budget_and_goes_on_with_decodes():
     seen = served(a_trace([0, 0], [10, 20], [2, 3]), max_num_batched_tokens=16, max_num_seqs=4)
     assert held(seen) == [{0: 10, 1: 6}, {0: 1, 1: 14}, {1: 1}, {1: 1}]
-    assert [step.context_len for step in seen.steps] == [[0, 0], [10, 6], [20], [21]]
+    assert [step.context_len for step in steps_of(seen)] == [[0, 0], [10, 6], [20], [21]]
     assert times(seen, "first_us") == [116.0, 231.0]
     assert times(seen, "last_us") == [231.0, 433.0]
     assert seen.gaps_us == [115.0, 101.0, 101.0]
@@ -43,7 +48,7 @@ def test_a_prompt_is_cut_at_the_budget_and_goes_on_with_decodes():
 def test_the_last_that_runs_gives_its_blocks_and_computes_all_again():
     seen = served(a_trace([0, 0], [2, 2], [5, 4]), num_gpu_blocks=8, block_size=1)
     assert held(seen) == [{0: 2, 1: 2}, {0: 1, 1: 1}, {0: 1, 1: 1}, {0: 1}, {0: 1}, {1: 5}]
-    assert seen.steps[-1].context_len == [0]
+    assert steps_of(seen)[-1].context_len == [0]
     assert times(seen, "first_us") == [104.0, 104.0]
     assert times(seen, "last_us") == [510.0, 615.0]
     assert times(seen, "preemptions") == [0, 1]
@@ -73,7 +78,7 @@ def test_asynchronous_scheduling_frees_places_a_step_late():
     late = served(trace, async_scheduling=True, max_num_seqs=1)
     # with its last token under way the first request still has the only place
     assert held(late) == [{0: 10}, {0: 1}, {1: 10}]
-    assert [(step.start_us, step.end_us) for step in late.steps] == [
+    assert [(flight.start_us, flight.end_us) for flight in late.flights] == [
         (0.0, 110.0),
         (110.0, 211.0),
         (211.0, 321.0),
@@ -99,7 +104,7 @@ def test_a_client_gives_up_after_its_time(timeout_us, status, last_us):
     assert seen.requests[0].first_us == 110.0
     np.testing.assert_equal(seen.requests[0].last_us, last_us)
     assert seen.gaps_us == ([101.0] if status == FINISHED else [])
-    assert len(seen.steps) == 2
+    assert len(seen.flights) == 2
 
 
 def test_a_token_after_the_time_is_not_seen_and_others_have_the_room():
@@ -166,10 +171,10 @@ def test_room_for_a_whole_prompt_is_an_option():
 
 def test_a_cached_prefix_is_context_until_a_preemption():
     seen = served(a_trace([0], [20], [2], [15]))
-    assert [(step.new_tokens, step.context_len) for step in seen.steps] == [([5], [15]), ([1], [20])]
+    assert [(step.new_tokens, step.context_len) for step in steps_of(seen)] == [([5], [15]), ([1], [20])]
     full = served(a_trace([0, 0], [2, 2], [5, 4], [0, 1]), num_gpu_blocks=8, block_size=1)
     assert held(full)[0] == {0: 2, 1: 1}
-    assert full.steps[-1].context_len == [0]
+    assert steps_of(full)[-1].context_len == [0]
 
 
 def test_prompts_first_holds_decodes_back():
@@ -225,7 +230,7 @@ def test_it_is_the_replay_of_logs():
             is_asynchronous=engine.async_scheduling,
         )  # fmt: skip
         theirs = replay(requests, lambda ranks: step_us(*ranks[0]), schedule)
-        assert len(mine.steps) == theirs.steps
+        assert len(mine.flights) == theirs.steps
         assert sum(times(mine, "preemptions")) == theirs.preemptions
         np.testing.assert_allclose(times(mine, "first_us"), theirs.first_token_s * 1e6, rtol=1e-9)
         np.testing.assert_allclose(times(mine, "last_us"), theirs.last_token_s * 1e6, rtol=1e-9)

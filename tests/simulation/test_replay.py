@@ -14,8 +14,8 @@ import fastroof
 from fastroof.errors import BatchError
 from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.settings import EngineSettings
+from tests.reference.engines import Ranks
 from tests.reference.replay import RankStep, ReplayedTimes, Schedule, TimedRequest, replay
-from tests.reference.replicas import Ranks
 from tests.reference.scheduler import Step
 
 MS = 1e-3
@@ -231,7 +231,7 @@ def test_the_compiled_engine_serves_as_it_does(
             return float(max(plan.step_scalar(*step) for step in steps if step[0]))
         # what a step's requests are is nothing to its time
         made = [Step(list(step[0]), *map(list, step)) for step in steps]
-        together.note_times(made, None)
+        together.note_times(made)
         return max(step.time_us for step in made)
 
     schedule = Schedule(16, 256, blocks, ranks=ranks, is_asynchronous=asynchronous)

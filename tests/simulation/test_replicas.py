@@ -6,13 +6,14 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
 import fastroof
-from fastroof import StepBatch, Trace
+from fastroof import Trace
 from fastroof.compiled.expert_rows import ONE_RANK
 from fastroof.compiled.simulation import replicas as loops
 from fastroof.compiled.simulation.state import CODE_STUCK
@@ -22,21 +23,14 @@ from fastroof.simulation.engine import Outcomes, arrays_of, new_arrays, options_
 from fastroof.simulation.replicas import ROUTINGS, new_fleet, run_replicas
 from fastroof.simulation.requests import mean_step
 from fastroof.simulation.settings import EngineSettings
+from tests.reference.fleet import Fleet
+from tests.reference.made_sessions import made_sessions
+from tests.reference.pools import Pool
 from tests.reference.replay import RankStep, Schedule, TimedRequest, replay
-from tests.reference.replicas import (
-    ROUTES,
-    Ranks,
-    Route,
-    Served,
-    drawn_route,
-    ranks_apart,
-    requests_of,
-    run_closed_loop,
-    run_engines,
-)
 from tests.simulation import test_exactness
 
 US_PER_S = 1e6
+KINDS = ["open", "closed", "sessions"]
 
 
 @functools.cache
@@ -77,11 +71,6 @@ RULES = [
 """Of ranks that share experts; two let prompts wait for each other, and two launch them kernel by kernel."""
 
 
-def step_us(plan: StepPlan, new_tokens: Sequence[int], context_len: Sequence[int]) -> float:
-    step = [list(zip(new_tokens, context_len, strict=True))]
-    return float(plan.step_us(StepBatch.from_requests(step))[0])
-
-
 def a_workload(rng: np.random.Generator, *, clients: bool = False) -> tuple[Trace, EngineSettings]:
     """A burst of short requests, and an engine that often lacks blocks."""
     count = int(rng.integers(1, 50))
@@ -107,14 +96,7 @@ def a_workload(rng: np.random.Generator, *, clients: bool = False) -> tuple[Trac
     return trace, settings
 
 
-def route_of(routing: str, trace: Trace, replicas: int, seed: int) -> Route:
-    if routing != "power_of_two":
-        return ROUTES[routing]
-    drawn = np.random.default_rng(seed).integers(0, replicas, (2, len(trace)), np.int32)
-    return drawn_route(drawn.T.tolist())
-
-
-def assert_equal(outcomes: Outcomes, served: Served) -> None:
+def assert_equal(outcomes: Outcomes, served: Fleet) -> None:
     assert outcomes.replica.tolist() == served.replica
     test_exactness.assert_same_requests(served.requests, outcomes)
 
@@ -157,12 +139,14 @@ def test_ranks_pause_together_as_naive_ones_do(model: tuple[str, ...], clients: 
 @pytest.mark.loops
 @pytest.mark.usefixtures("features")
 @pytest.mark.parametrize("routing", ROUTINGS)
-@pytest.mark.parametrize("clients", [False, True])
-def test_replicas_serve_as_naive_engines_do(routing: str, clients: bool) -> None:
-    rng = np.random.default_rng([len(routing), clients])
+@pytest.mark.parametrize("kind", KINDS)
+def test_replicas_serve_as_naive_engines_do(routing: str, kind: str) -> None:
+    rng = np.random.default_rng([len(routing), KINDS.index(kind)])
     preemptions = timed_out = 0
     for seed in range(25):
-        trace, settings = a_workload(rng, clients=clients)
+        trace, settings = a_workload(rng, clients=kind == "closed")
+        if kind == "sessions":
+            trace = made_sessions(Random(seed), trace)
         replicas, dp = int(rng.integers(1, 5)), int(rng.choice([1, 1, 2, 3]))
         plan = a_plan(dp, rng.choice(["", "lockstep=all", "assignment=round_robin"]))
         outcomes = run_replicas(plan, trace, settings, replicas, routing, seed=seed, threads=2)
@@ -174,21 +158,17 @@ def test_replicas_serve_as_naive_engines_do(routing: str, clients: bool) -> None
 
 
 def naively(
-    plan: StepPlan, trace: Trace, settings: EngineSettings, replicas: int, routing: str, seed: int = 0
-) -> Served:
+    plan: StepPlan,
+    trace: Trace,
+    settings: EngineSettings,
+    replicas: int,
+    routing: str,
+    seed: int = 0,
+    **given: Any,
+) -> Fleet:
     """Serve with naive engines, whose ranks step together or are engines by themselves."""
-    dp, rules = plan.layout.dp, Ranks.of_plan(plan)
-    route, engines, ranks = route_of(routing, trace, replicas, seed), replicas, dp
-    if rules is None:
-        engines, ranks = replicas * dp, 1
-        route = ranks_apart(route, dp, plan.profile.data_parallel.assignment)
-    given: Any = (requests_of(trace, settings), settings, functools.partial(step_us, plan), engines, route)
-    if trace.clients is None and not trace.has_parents:
-        served = run_engines(*given, ranks=ranks, rules=rules)
-    else:
-        think_us = trace.think_s * US_PER_S
-        served = run_closed_loop(*given, trace.clients or 0, think_us, ranks=ranks, rules=rules)
-    return served._replace(replica=[at * ranks // dp for at in served.replica])
+    given |= {"drawn": (seed, len(trace), replicas), "is_alone": replicas * plan.layout.dp == 1}
+    return Fleet(trace, Pool.of_plan(plan, settings, replicas, routing, **given)).run()
 
 
 @pytest.mark.loops
@@ -333,7 +313,7 @@ def test_ranks_are_those_of_the_replay(asynchronous: bool) -> None:
     plan = a_plan(3, "lockstep=all")
 
     def half_us(new_tokens: Sequence[int], context_len: Sequence[int]) -> float:
-        return round(2.0 * step_us(plan, new_tokens, context_len)) / 2.0
+        return round(2.0 * plan.step_scalar(new_tokens, context_len)) / 2.0
 
     def of_ranks(ranks: Sequence[RankStep]) -> float:
         return max(half_us(*step) for step in ranks if step[0]) * US_PER_S
@@ -344,14 +324,15 @@ def test_ranks_are_those_of_the_replay(asynchronous: bool) -> None:
             settings, order="mixed", reserve_output=False, async_scheduling=asynchronous, timeout_s=math.inf
         )
         schedule = Schedule(8, settings.max_num_batched_tokens, settings.num_gpu_blocks, 4, 3, asynchronous)
-        requests = requests_of(trace, settings)
+        served = Fleet(trace, Pool(settings, half_us, ranks=3))
+        requests = served.requests
         timed = [TimedRequest(one.arrival_us, one.prompt, one.output, one.cached) for one in requests]
         seen = replay(timed, of_ranks, schedule)
-        served = run_engines(requests, settings, half_us, 1, ROUTES["round_robin"], ranks=3)
-        assert seen.first_token_s.tolist() == served.first_us
-        assert seen.last_token_s.tolist() == served.last_us
+        served.run()
+        assert seen.first_token_s.tolist() == [request.first_us for request in requests]
+        assert seen.last_token_s.tolist() == [request.last_us for request in requests]
         assert seen.preemptions == sum(request.preemptions for request in requests)
-        assert seen.steps == served.engines[0].steps
+        assert seen.steps == len(served.flights)
 
 
 def test_more_replicas_than_requests_leave_some_idle() -> None:

@@ -17,13 +17,11 @@ from fastroof import Trace, Workload
 from fastroof.errors import SimulationError, TraceError
 from fastroof.simulation import simulate_disaggregated
 from fastroof.simulation.engine import run_engine
-from fastroof.simulation.replicas import ROUTINGS, run_replicas
 from fastroof.simulation.steady import Run
 from tests.reference.made_sessions import made_sessions
 from tests.reference.made_workloads import PLANS, a_trace, an_engine, made_workload
-from tests.reference.scheduler import REJECTED, serve
-from tests.simulation import test_replicas
-from tests.simulation.test_exactness import assert_equal, assert_same
+from tests.reference.scheduler import REJECTED
+from tests.simulation.test_exactness import assert_equal, prove
 
 SESSIONS = 1000
 """Number of workloads of the proof, of which CI takes a fifth."""
@@ -42,22 +40,10 @@ def a_session_workload(seed, kind=None):
     return work._replace(trace=made_sessions(Random(seed), work.trace))
 
 
-def prove(plans, works):
-    """Hold workloads to the naive scheduler; return how often requests ended in each way."""
-    statuses = np.zeros(3, np.int64)
-    for work in works:
-        plan = plans[work.plan]
-        naive = serve(work.trace, work.settings, plan.step_scalar, time_scale=work.time_scale)
-        got = run_engine(plan, work.trace, work.settings, time_scale=work.time_scale)
-        assert_same(naive, got)
-        statuses += np.bincount(got.status, minlength=3)
-    return statuses
-
-
 @pytest.mark.loops
 def test_small_sessions_are_served_as_by_a_naive_scheduler(plans):
     """Every line of the loops, with the JIT off too."""
-    statuses = prove(plans, (a_session_workload(seed, "tiny") for seed in range(100)))
+    _, statuses = prove(plans, (a_session_workload(seed, "tiny") for seed in range(100)))
     assert (statuses > 10).all()
 
 
@@ -67,7 +53,7 @@ def test_small_sessions_are_served_as_by_a_naive_scheduler(plans):
 )
 def test_sessions_are_served_as_by_a_naive_scheduler(plans, part):
     works = [a_session_workload(seed) for seed in range(part, SESSIONS, 5)]
-    statuses = prove(plans, works)
+    _, statuses = prove(plans, works)
     print(f"{len(works)} workloads, requests finished, timed out, rejected: {statuses.tolist()}")
     assert (statuses > 50).all()
 
@@ -75,30 +61,6 @@ def test_sessions_are_served_as_by_a_naive_scheduler(plans, part):
 @given(seed=st.integers(0, 2**32), kind=st.sampled_from(["tiny", "usual", "scarce"]))
 def test_any_sessions_are_served_to_the_bit(plans, seed, kind):
     prove(plans, [a_session_workload(seed, kind)])
-
-
-@pytest.mark.loops
-@pytest.mark.parametrize(
-    "routing",
-    [
-        ROUTINGS[0],
-        *(pytest.param(routing, marks=pytest.mark.slow) for routing in ROUTINGS[1:]),
-    ],
-)
-def test_replicas_and_ranks_serve_sessions_as_naive_ones_do(routing):
-    rng = np.random.default_rng(len(routing))
-    timed_out = 0
-    for seed in range(25):
-        trace, settings = test_replicas.a_workload(rng)
-        trace = made_sessions(Random(seed), trace)
-        replicas, dp = int(rng.integers(1, 5)), int(rng.choice([1, 1, 2, 3]))
-        plan = test_replicas.a_plan(dp, rng.choice(["", "lockstep=all", "assignment=round_robin"]))
-        outcomes = run_replicas(plan, trace, settings, replicas, routing, seed=seed)
-        if replicas * dp > 1:
-            naive = test_replicas.naively(plan, trace, settings, replicas, routing, seed)
-            test_replicas.assert_equal(outcomes, naive)
-        timed_out += (outcomes.status == 1).sum()
-    assert timed_out > 5
 
 
 # -- what sessions keep to ------------------------------------------------------------------------

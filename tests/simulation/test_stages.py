@@ -22,10 +22,12 @@ from fastroof.simulation import simulate_disaggregated
 from fastroof.simulation.engine import Outcomes
 from fastroof.simulation.replicas import run_schedulers
 from fastroof.simulation.settings import EngineSettings
+from tests.reference.fleet import Fleet, Link, LinkedFleet
 from tests.reference.made_sessions import made_sessions
 from tests.reference.made_workloads import PLANS, MadeWorkload, made_workload
-from tests.reference.stages import Stages
+from tests.reference.pools import Pool, Rule
 from tests.simulation.test_exactness import assert_same_requests
+from tests.simulation.test_prefix_replicas import part_of
 
 WORKLOADS = [40, pytest.param(1000, marks=pytest.mark.slow)]
 US_PER_S = 1e6
@@ -75,10 +77,10 @@ def prove(work: MadeWorkload, pp: int) -> Counter[str]:
     got = served(work, pp)
     if (got.status == 2).any():
         return Counter()
-    step_us = a_plan(pp, PLANS[work.plan]).bottleneck.step_scalar
-    naive = Stages(settings, lambda new, context: step_us(new, context) * work.time_scale, pp, trace)
-    assert_same_requests(naive.serve(), got)
-    assert got.counters["steps"] == sum(batch.steps for batch in naive.batches)
+    plan = a_plan(pp, PLANS[work.plan])
+    naive = Fleet(trace, Pool.of_plan(plan, settings, time_scale=work.time_scale, is_alone=True)).run()
+    assert_same_requests(naive.requests, got)
+    assert got.counters["steps"] == len(naive.flights)
     preemptions = int(got.preemptions.sum())
     deadlines_us = got.arrival_us + settings.timeout_s * US_PER_S
     return Counter(
@@ -116,6 +118,38 @@ def test_stages_serve_as_naive_ones_do(workloads: int) -> None:
     assert seen["timed out"] > workloads
     assert seen["preemptions"] > workloads
     assert all(count >= workloads // 40 for count in seen.values())
+
+
+def test_naive_fleets_of_stages_are_engines_of_stages() -> None:
+    """Replicas of stages, autoscaled ones and pools of them, which simulations refuse, of their parts."""
+    compared = Counter[str]()
+    for seed in range(60):
+        work, pp = drawn(Random(seed))
+        trace, settings = work.trace, work.settings
+        if trace.is_closed or trace.has_parents or (served(work, pp).status == 2).any():
+            continue
+        fixed, scaled, prefill, decode = (
+            Pool.of_plan(a_plan(pp, PLANS[work.plan]), settings, replicas, time_scale=work.time_scale)
+            for replicas in (2, 2, 1, 1)
+        )
+        always_two = Rule("queue", 1.0, None, 0.0, 2, 2, 2, 1e6, 0.0, 0.0)
+        for naive in (Fleet(trace, fixed).run(), Fleet(trace, scaled, always_two).run()):
+            for which in {at % 2 for at in range(len(trace))}:
+                part = part_of(trace, np.arange(len(trace)) % 2 == which)
+                assert_same_requests(naive.requests[which::2], served(work._replace(trace=part), pp))
+                compared["parts"] += 1
+        if settings.timeout_s < math.inf:
+            continue
+        pools = LinkedFleet(trace, prefill, decode, Link(lambda prompt: 100.0 * prompt)).run()
+        prompts = replace(trace, output_tokens=np.ones_like(trace.output_tokens))
+        assert_same_requests(pools.prompts, served(work._replace(trace=prompts), pp))
+        sent = sorted((one for one in pools.decodes if one.output), key=lambda one: one.arrival_us)
+        if sent:
+            columns = [(one.arrival_us / US_PER_S, one.prompt, one.output, one.prompt - 1) for one in sent]
+            got = served(work._replace(trace=Trace(*zip(*columns, strict=True))), pp)
+            assert_same_requests(sent, got)
+            compared["pools"] += 1
+    assert min(compared["parts"] // 4, compared["pools"]) > 3, compared
 
 
 def test_batches_do_not_take_each_others_blocks_forever() -> None:

@@ -1,0 +1,377 @@
+"""Engines, naively: ranks that step together, each with its queue and its KV blocks.
+
+A lane is what runs together on one rank: one for each pipeline stage, else one. Lanes are the schedulers of
+``tests.reference.scheduler``; here is what goes on around them. Times are us.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from fastroof.compiled import steps
+from fastroof.plan.calls import rank_rules
+from tests.reference.scheduler import FINISHED, TIMED_OUT, Request, Scheduler, Step, StepUs
+
+WAITING_WEIGHT = 4
+
+
+@dataclass
+class Ranks:
+    """How ranks step that wait for each other.
+
+    ``settings`` is an engine's data_parallel; ``experts_us`` returns the time of parts that depend on
+    the tokens of all ranks, from that number and whether the step has decodes alone.
+    """
+
+    settings: Any
+    step_us: StepUs
+    experts_us: Callable[[float, bool], float]
+    floor_us: float = 0.0
+    hides_host: bool = False
+    """Whether the host launches a step with prompts, ``floor_us``, while the one made before it runs."""
+
+    @classmethod
+    def of_plan(cls, plan: Any) -> Ranks | None:
+        """The rules of a plan; None if its ranks are separate engines."""
+        if not rank_rules(plan).in_lockstep:
+            return None
+        header = [int(plan.arena[slot]) for slot in (steps.EXPERT_AT, steps.DECODE_EXPERT_AT)]
+        rows = [plan.arena[at : at + plan.max_tokens + 1] for at in header]
+
+        def experts_us(total: float, is_decode: bool) -> float:
+            if not header[0]:
+                return 0.0
+            tokens = min(max(total / plan.layout.dp, 1.0), float(plan.max_tokens))
+            at = min(int(tokens), plan.max_tokens - 1)
+            low, high = rows[is_decode][at : at + 2]
+            return float(low + (high - low) * (tokens - at))
+
+        floor_us = float(plan.arena[steps.PREFILL_FLOOR_US])
+        arena = plan.arena.copy()
+        arena[steps.PREFILL_FLOOR_US] = 0.0
+        kernels = replace(plan, arena=arena)
+        hides_host = plan.profile.scheduling.hides_host
+        return cls(plan.profile.data_parallel, kernels.step_scalar, experts_us, floor_us, hides_host)
+
+    def note_times(
+        self, made: Sequence[Step], before: Sequence[Step] = (), schedulers: Sequence[Scheduler] = ()
+    ) -> None:
+        """Note the time of each rank's own step, us, where experts compute what all ranks have."""
+        dp = len(made)
+        tokens = [sum(step.new_tokens) if step.requests else self.settings.idle_tokens for step in made]
+        fullest = max(sum(step.new_tokens) for step in made)
+        is_decode = all(is_of_decodes(step) for step in made)
+        seen = self.seen(sum(tokens), fullest, dp, self.settings.decode_tokens if is_decode else None)
+        for rank, step in enumerate(made):
+            if not step.requests:
+                continue
+            if not is_of_decodes(step):
+                last = before[rank] if before and self.hides_host else Step()
+                step.host_us = max(self.floor_us - (last.time_us - last.host_us), 0.0)
+            own = self.experts_us(dp * sum(step.new_tokens), is_of_decodes(step))
+            us = max(self.step_us(step.new_tokens, step.context_len), step.host_us)
+            if schedulers:
+                us = schedulers[rank].with_fetches(us)
+            us += self.experts_us(seen, is_decode) - own
+            step.time_us = max(us, step.host_us)
+
+    def seen(self, total: int, fullest: int, dp: int, decode_tokens: str | None) -> int:
+        """Tokens that experts compute."""
+        rule = decode_tokens or self.settings.prompt_tokens
+        is_padded = {
+            "sum": False,
+            "fullest": True,
+            "graphs": fullest <= self.settings.graph_tokens,
+            "half_full": 2 * total >= dp * fullest,
+        }[rule]
+        return dp * fullest if is_padded else total
+
+
+def is_of_decodes(step: Step) -> bool:
+    """Whether all of a step are timed as decodes: one token after others."""
+    return all(n == 1 and c > 0 for n, c in zip(step.new_tokens, step.context_len, strict=True))
+
+
+class Lane(Scheduler):
+    """One of several lanes of a rank, which share its slots, its blocks and those that wait."""
+
+    def __init__(self, settings: Any, waiting: deque[Request], lanes: list[Lane]) -> None:
+        self.own, self.lanes = settings, lanes
+        lanes.append(self)
+        super().__init__(settings, waiting)
+
+    @property
+    def free(self) -> int:
+        return self.lanes[0].room
+
+    @free.setter
+    def free(self, blocks: int) -> None:
+        self.lanes[0].room = blocks
+
+    def make_step(self, **how: Any) -> Step:
+        own = self.own
+        most = own.max_num_seqs - sum(len(one.running) for one in self.lanes if one is not self)
+        if own.order == "prefill_first":
+            most = max(own.max_num_seqs // len(self.lanes), 1)
+        # one that was preempted starts with room for all of it; else lanes may preempt forever
+        whole = own.admit_whole_prompt or any(one.preemptions for one in self.waiting)
+        self.settings = SimpleNamespace(
+            **vars(own) | {"max_num_seqs": most, "admit_whole_prompt": whole},
+        )
+        return super().make_step(**how)
+
+
+class TakesReserved(Scheduler):
+    """A scheduler whose requests arrive with their blocks, and start before preempted ones."""
+
+    def arrive(self, request: Request) -> None:
+        super().arrive(request)
+        self._start_with_new()
+
+    def preempt(self, victim: Request) -> None:
+        super().preempt(victim)
+        self._start_with_new()
+
+    def _start_with_new(self) -> None:
+        self.waiting = deque(sorted(self.waiting, key=lambda one: one.preemptions > 0))
+
+    def cached(self, request: Request) -> int:
+        self.looked_at = request
+        return super().cached(request)
+
+    def needs(self, tokens: int) -> int:
+        return self.blocks_of(tokens) - self.looked_at.blocks
+
+
+class Flight(NamedTuple):
+    """A step of all ranks, of one lane of each, and when it runs."""
+
+    lane: int
+    made: list[Step]
+    start_us: float
+    end_us: float
+
+    @property
+    def time_us(self) -> float:
+        return max(step.time_us for step in self.made if step.requests)
+
+
+class Engine:
+    """One engine of a pool of ``tests.reference.pools``, with what it has been sent.
+
+    ``lanes[lane][rank]`` are schedulers; those of one rank share what waits and what is free.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self.pool, self.settings = pool, pool.settings
+        if pool.stages > 1:
+            # a lane's step is made when the one before it has ended
+            self.settings = replace(pool.settings, async_scheduling=False)
+        self.depth = 2 if self.settings.async_scheduling else 1
+        self.lanes = [*zip(*(pool.make_lanes(self.settings) for _ in range(pool.ranks)), strict=True)]
+        self.sent: deque[Request] = deque()
+        self.wanting: deque[Request] = deque()
+        """Requests that wait for room here before they are sent."""
+        self.on_the_way = 0
+        """Requests that have room, and are being sent."""
+        self.queue: deque[Flight] = deque()
+        self.free_us = [0.0] * pool.stages
+        """When each stage has done what it was given."""
+        self.ended: list[tuple[Request, Any]] = []
+        """Requests that ended in its last event, and their lanes."""
+        self.now_us = self.took_us = 0.0
+        """When its last event was, and how long the step took that ended then."""
+        self.first = 0
+        """The lane whose step is made first."""
+        self.done: list[Flight] = []
+        """What has ended."""
+        self.gaps_us: list[float] = []
+        """All gaps between tokens."""
+        self.given = 0
+        """Requests that its ranks were given."""
+        self.held_steps = 0
+        """Steps that prompts have waited for those of other ranks."""
+        self.in_a_row = 0
+        """Steps since all ranks were idle."""
+        self.free_from = 0
+        """Of those, the number from which prompts may run, in an engine that runs them first."""
+
+    @property
+    def schedulers(self) -> Sequence[Any]:
+        """The first lane of each rank, which has the rank's queue and blocks."""
+        return self.lanes[0]
+
+    @property
+    def waiting(self) -> int:
+        here = sum(not drains(one) for rank in self.schedulers for one in rank.waiting)
+        fetching = sum(one[1].status is None for rank in self.schedulers for one in rank.fetching)
+        return len(self.sent) + here + fetching + len(self.wanting) + self.on_the_way
+
+    @property
+    def running(self) -> int:
+        drain = sum(drains(one) for rank in self.schedulers for one in rank.waiting)
+        return drain + sum(len(lane.running) for ranks in self.lanes for lane in ranks)
+
+    @property
+    def blocks(self) -> int:
+        return sum(rank.blocks for rank in self.schedulers)
+
+    @property
+    def next_us(self) -> float:
+        """When its next event is."""
+        if self.queue:
+            return self.queue[0].end_us
+        times_us = [one.arrival_us for one in [*self.sent][:1]]
+        times_us += [rank.idle_until_us for rank in self.schedulers if rank.fetching]
+        return max(self.now_us, min(times_us)) if times_us else math.inf
+
+    def complete(self) -> None:
+        """Go to the next event, which may end a step."""
+        self.now_us = self.next_us
+        self.first = 0
+        if not self.queue:
+            return
+        if self.pool.is_alone:
+            self.arrive()
+        self._drop(lambda deadline_us: deadline_us < self.now_us)
+        flight = self.queue.popleft()
+        self.first, self.took_us = flight.lane, flight.time_us
+        self.done.append(flight)
+        for lane, step in zip(self.lanes[flight.lane], flight.made, strict=True):
+            for request in step.with_token:
+                if request.status is not None:
+                    continue
+                request.seen += 1
+                if request.seen == 1:
+                    request.first_us = self.now_us
+                else:
+                    self.gaps_us.append(self.now_us - request.newest_us)
+                request.newest_us = self.now_us
+                if request.seen == request.output:
+                    request.last_us = self.now_us
+                    self._leave(lane, request, FINISHED)
+
+    def arrive(self) -> None:
+        while self.sent and self.sent[0].arrival_us <= self.now_us:
+            rule = self.pool.rules.settings.assignment if self.pool.rules else "least_load"
+            has = [
+                (len(lanes[0].waiting) + len(lanes[0].fetching), sum(len(one.running) for one in lanes),
+                 lanes[0].blocks)
+                for lanes in zip(*self.lanes, strict=True)
+            ]  # fmt: skip
+            self.schedulers[assigned(rule, has, self.given)].arrive(self.sent.popleft())
+            self.given += 1
+
+    def drop(self) -> None:
+        """Let requests out that have no time left."""
+        self.arrive()
+        self._drop(lambda deadline_us: deadline_us <= self.now_us)
+
+    def _drop(self, is_over: Callable[[float], bool]) -> None:
+        for lane in [lane for ranks in self.lanes for lane in ranks]:
+            for request in lane.in_order:
+                # one that waits is in all lanes
+                if request.status is None and is_over(request.deadline_us):
+                    self._leave(lane, request, TIMED_OUT)
+
+    def _leave(self, lane: Any, request: Request, status: int) -> None:
+        lane.leave(request)
+        request.status = status
+        self.ended.append((request, lane))
+
+    def schedule(self) -> None:
+        """Make steps until each lane has one and, with asynchronous scheduling, one more."""
+        self.arrive()
+        # again if prompts paused beside no decodes, or the only request that ran gave its blocks back
+        for _ in range(2):
+            for turn in range(len(self.lanes)):
+                lane = (self.first + turn) % len(self.lanes)
+                for _ in range(self.depth - sum(flight.lane == lane for flight in self.queue)):
+                    if not self._make_step(lane):
+                        break
+            if self.queue:
+                return
+
+    def _make_step(self, number: int) -> bool:
+        """Make a step of one lane; returns whether it has any request."""
+        lanes = self.lanes[number]
+        for lane in lanes:
+            lane.now_us = self.now_us
+        begins = self._prompts_begin(lanes)
+        for lane in lanes:
+            lane.begins_us = max(self.now_us, self.free_us[0])
+        made = [lane.make_step(admits=begins, pauses=self._pauses(lane)) for lane in lanes]
+        if not any(step.requests for step in made):
+            if not self.queue:
+                self.in_a_row = self.free_from = 0
+            return False
+        before = self.queue[-1].made if self.queue else [Step()] * len(made)
+        if self.pool.rules is not None:
+            self.pool.rules.note_times(made, before, lanes)
+        else:
+            for lane, step, last in zip(lanes, made, before, strict=True):
+                if step.requests:
+                    self._note_time(lane, step, last)
+        flight = Flight(number, made, max(self.now_us, self.free_us[0]), math.nan)
+        at_us = self.now_us
+        for stage, free_us in enumerate(self.free_us):
+            at_us = self.free_us[stage] = max(at_us, free_us) + flight.time_us / len(self.free_us)
+        self.queue.append(flight._replace(end_us=at_us))
+        self.in_a_row += 1
+        if any(any(step.is_prompt) for step in made):
+            self.free_from = self.in_a_row + self.settings.prefill_decode_interval
+        return True
+
+    def _note_time(self, lane: Scheduler, step: Step, last: Step) -> None:
+        """Note a step's time; one with prompts is launched from when the last one starts, or is launched."""
+        step.time_us = self.pool.step_us(step.new_tokens, step.context_len)
+        if step.computes_prompts:
+            step.host_us = max(self.pool.host_us - (last.time_us - last.host_us), 0.0)
+            step.time_us = max(step.time_us, step.host_us)
+        step.time_us = lane.with_fetches(step.time_us)
+
+    def _pauses(self, lane: Scheduler) -> bool | None:
+        """Whether a rank's prompts wait: all ranks count the same steps; None of an engine by itself."""
+        if len(self.schedulers) == 1:
+            return None
+        if self.settings.order == "prefill_first":
+            return self.in_a_row < self.free_from
+        is_off = self.in_a_row % self.settings.prefill_schedule_interval > 0
+        return is_off and lane.has_decodes and not lane.is_backlogged
+
+    def _prompts_begin(self, lanes: Sequence[Any]) -> bool:
+        """Whether waiting prompts may begin: all ranks have one, one has no decodes, or time is up."""
+        wait = self.pool.rules.settings.balance_steps if self.pool.rules else 0
+        if not wait:
+            return True
+        if not all(lane.has_prompt for lane in lanes):
+            self.held_steps += 1
+            if all(lane.decodes for lane in lanes) and self.held_steps < wait:
+                return False
+        self.held_steps = 0
+        return True
+
+
+def drains(request: Request) -> bool:
+    """Whether its last token is under way, with which it keeps a place though it lost its blocks."""
+    return request.sent == request.output
+
+
+def assigned(rule: str, has: Sequence[tuple[int, int, int]], given: int) -> int:
+    """Which rank gets a request, of the requests that wait and run at each and the blocks that it holds.
+
+    ``given`` are the requests that they were given before.
+    """
+    places = range(len(has))
+    if rule == "round_robin":
+        return given % len(has)
+    if rule == "fewest_tokens":
+        active = [waiting + running for waiting, running, _ in has]
+        share = max(math.ceil((sum(active) + 1) / len(has)), max(active))
+        return min((at for at in places if active[at] < share), key=lambda at: has[at][2], default=0)
+    return min(places, key=lambda at: WAITING_WEIGHT * has[at][0] + has[at][1])
