@@ -21,7 +21,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 QUIET = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
-    "--disable-dev-shm-usage", "--no-default-browser-check", "--hide-scrollbars", "--remote-debugging-pipe",
+    "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe", "--window-size=1280,900",
 )  # fmt: skip
 
 
