@@ -84,54 +84,13 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from fastroof import (
-        backends as backends,
-    )
-    from fastroof import (
-        bench as bench,
-    )
-    from fastroof import (
-        compat as compat,
-    )
-    from fastroof import (
-        config as config,
-    )
-    from fastroof import (
-        engines as engines,
-    )
-    from fastroof import (
-        load as load,
-    )
-    from fastroof import (
-        models as models,
-    )
-    from fastroof import (
-        operators as operators,
-    )
-    from fastroof import (
-        plan as plan,
-    )
-    from fastroof import (
-        report as report,
-    )
-    from fastroof import (
-        run as run,
-    )
-    from fastroof import (
-        serving as serving,
-    )
-    from fastroof import (
-        simulation as simulation,
-    )
-    from fastroof import (
-        sweep as sweep,
-    )
-    from fastroof import (
-        tables as tables,
-    )
-    from fastroof import (
-        uncertainty as uncertainty,
-    )
+    from fastroof import (  # isort: skip
+        backends as backends, bench as bench, compat as compat, config as config,
+        engines as engines, evidence as evidence, judging as judging, load as load,
+        memory as memory, models as models, operators as operators, plan as plan,
+        report as report, run as run, serving as serving, simulation as simulation,
+        sweep as sweep, tables as tables, traces as traces, uncertainty as uncertainty,
+    )  # fmt: skip
     from fastroof.backends.numba_callers import numba_decode, numba_step
     from fastroof.config import GpuSpec, gpu_names, load_gpu
     from fastroof.models import ModelSpec, load_model, model_names
