@@ -229,7 +229,7 @@ def print_report(report: SampleValidation, min_rows: int) -> None:
     for quantity, groups in _by_quantity(report.groups(min_rows)).items():
         print_line(f"\n{_TITLES.get(quantity, quantity)}\n")
         print_table(COLUMNS, [_cells(group) for group in groups], left=COLUMNS[:6])
-    print_line("")
+    print_line()
     for total in report.totals():
         for line in _total_lines(total):
             print_line(line)

@@ -258,7 +258,7 @@ def _cleaned(cell: Mapping[str, str], gpu_of: Mapping[str, str], changed: Counte
         if uncut or (engine == "sglang" and not version and layout["tp"] > 1 and layout["ep"] == 1):
             changed["experts"] += layout["ep"] == 1
             layout["ep"] = layout["tp"]
-    kv_dtype, kv_from = _kv_dtype(engine, gpu, architecture, dtype, measured_on)
+    kv_dtype, kv_from = _kv_dtype(engine, gpu, architecture, dtype)
     rounds = BENCH_ROUNDS
     if is_inferencemax and not is_disaggregated:
         labelled = (layout["tp"], layout["dp"], layout["ep"])
@@ -383,7 +383,7 @@ def _disaggregated(cell: Mapping[str, str]) -> dict[str, Any]:
     return layout
 
 
-def _kv_dtype(engine: str, gpu: str, architecture: str, dtype: str, measured_on: str) -> tuple[str, str]:
+def _kv_dtype(engine: str, gpu: str, architecture: str, dtype: str) -> tuple[str, str]:
     """Return the KV cache's dtype and how it is known."""
     if dtype == "bf16":
         return "bf16", _DEFAULT

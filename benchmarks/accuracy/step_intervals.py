@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from benchmarks.accuracy.rows import shipped_steps
 from fastroof.arrays import Floats
 from fastroof.cli.gpu_tables import measured_tables
 from fastroof.cli.options import Gpu, Json, Source, TablesPath
-from fastroof.cli.output import print_json, print_line, print_records
+from fastroof.cli.output import attribute, print_json, print_line, print_records
 from fastroof.cli.validate import Profile
 from fastroof.engines import load_engine
 from fastroof.errors import TableError
@@ -99,13 +99,12 @@ def main(
         print_json(document | {"groups": [group._asdict() for group in groups]})
         return
     print_line(f"{spec.name}, engine {engine}\n")
-    columns: dict[str, Callable[[StepErrors], str]] = {
-        "data set": lambda group: group.dataset,
-        "steps": lambda group: group.phase,
-        "number": lambda group: f"{group.steps:,}",
-        "MAPE": lambda group: f"{group.mape:.1%}",
-        "median": lambda group: f"{group.median:.1%}",
-        "bias": lambda group: f"{group.bias:+.1%}",
-        "in 80 %": lambda group: f"{group.held:.1%}",
+    columns = {
+        "data set": attribute("dataset"),
+        "steps": attribute("phase"),
+        "number": attribute("steps", ","),
+        **{head: attribute(head.lower(), ".1%") for head in ("MAPE", "median")},
+        "bias": attribute("bias", "+.1%"),
+        "in 80 %": attribute("held", ".1%"),
     }
     print_records(groups, columns, left=("data set", "steps"))

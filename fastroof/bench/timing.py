@@ -1,4 +1,4 @@
-"""Timing workloads and baselines by turns, the machine, formatting of times and rates, and the report."""
+"""Alternate timing of workloads and baselines, the machine, formatting of times and rates, and the report."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def check_agreement(workload: Workload, answers: Any) -> None:
 
 
 def measure(workload: Workload, rounds: int) -> Measured:
-    """Time a workload and its baselines by turns, after a first run of each that is not counted."""
+    """Time a workload and its baselines alternately, after a first run of each that is not counted."""
     first_s, answers = seconds_of(workload)
     check_agreement(workload, answers)
     del answers

@@ -117,6 +117,6 @@ def calibrate(
     if as_json:
         print_json(own_document(fitted, own, output))
         return
-    print_own_fit(fitted, own)
+    print_own_fit(fitted)
     if output is not None:
         typer.echo(f"\nwritten to {output}: --engine {output} uses it")

@@ -290,8 +290,8 @@ def _print_capacity(plan: StepPlan, most: Capacity) -> None:
     print_table(
         [*of_sessions, "requests/s", "kept", "served/s", *_limit_columns(most.limits), *goodput], rows
     )
-    counted = "" if most.counted == most.requests else f"; {most.counted:,} count, without ramp and drain"
-    print_line(f"\n{most.simulations} simulations of up to {most.requests:,} requests{counted}")
+    part = "" if most.counted == most.requests else f"; {most.counted:,} count, without ramp and drain"
+    print_line(f"\n{most.simulations} simulations of up to {most.requests:,} requests{part}")
 
 
 def _most_words(most: Capacity) -> str:

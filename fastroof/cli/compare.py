@@ -10,7 +10,7 @@ import typer
 from fastroof.cli.gpu_tables import measured_tables
 from fastroof.cli.option_groups import TABLES, plan_options
 from fastroof.cli.options import Json, Model
-from fastroof.cli.output import counted, print_json, print_line, print_table, split_words
+from fastroof.cli.output import counted, layout_suffix, print_json, print_line, print_table
 from fastroof.cli.workload_options import parse_steps
 from fastroof.command_group import GroupValues, taking
 from fastroof.errors import PlanError
@@ -152,7 +152,7 @@ def _step_document(compared: ComparedStep) -> dict[str, Any]:
 
 def _print(comparison: Comparison) -> None:
     layout = comparison.layout
-    where = f"{layout.world_size} x {comparison.gpu}{split_words(layout)}"
+    where = f"{layout.world_size} x {comparison.gpu}{layout_suffix(layout)}"
     print_line(f"{comparison.model} on {where}, {comparison.dtype}, engine {comparison.engine}")
     for method, constants in comparison.constants.items():
         if method == "datasheet":  # two a class of kernels: in --json

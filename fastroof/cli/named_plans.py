@@ -97,8 +97,8 @@ def _read(text: str) -> tuple[str, str | None, str | None, dict[str, Any]]:
     return model, options.pop("name", None), options.pop("gpu", None), options
 
 
-def _value(text: str, word: str, option: Field[Any], value: str) -> Any:
-    kind = str(option.type)
+def _value(text: str, word: str, field: Field[Any], value: str) -> Any:
+    kind = str(field.type)
     if kind.startswith("int"):
         if not value.isascii() or not value.isdigit():
             raise PlanError(f"{text!r}: {word} needs a whole number, got {value!r}")

@@ -154,14 +154,14 @@ def step_limits(given: GroupValues, own: Scheduling) -> StepLimits:
     return own.step_limits(*(number_or_engine(f"--{name.replace('_', '-')}", given[name]) for name in LIMITS))
 
 
-def number_or_engine(option: str, text: str) -> int | None:
+def number_or_engine(name: str, text: str) -> int | None:
     """Read a whole number; None for ``engine``, the engine's own default."""
     word = text.strip()
     if word == ENGINE_OWN:
         return None
     if _WHOLE.fullmatch(word) is None or int(word) < 1:
         raise SimulationError(
-            f"{option} needs a whole number of at least 1, or {ENGINE_OWN}, got {shown(text)}"
+            f"{name} needs a whole number of at least 1, or {ENGINE_OWN}, got {shown(text)}"
         )
     return int(word)
 

@@ -144,9 +144,14 @@ def print_records(
     left: Sequence[str] = (),
     least: Sequence[str] = (),
 ) -> None:
-    """Print a table of records: what makes a cell of one, by the head of its column."""
+    """Print a table with a row for each record; each column heading maps to what formats a record's cell."""
     rows = [[cell(record) for cell in columns.values()] for record in records]
     print_table(list(columns), rows, left=left, least=least)
+
+
+def attribute(name: str, spec: str = "") -> Callable[[Any], str]:
+    """Return the function that formats an attribute of a record as a cell; "-" if it is missing."""
+    return lambda record: "-" if (value := getattr(record, name)) in (None, "") else f"{value:{spec}}"
 
 
 def print_facts(facts: Mapping[str, str]) -> None:
@@ -156,7 +161,7 @@ def print_facts(facts: Mapping[str, str]) -> None:
         print_line(f"{name:<{wide}}  {value}")
 
 
-def split_words(layout: Layout) -> str:
+def layout_suffix(layout: Layout) -> str:
     """Return a layout in brackets, to follow its GPUs; empty if it is tensor parallelism alone."""
     return "" if layout.world_size == layout.tp == layout.moe_tp else f" ({layout})"
 

@@ -119,7 +119,7 @@ def own_document(fitted: OwnFit, own: OwnRuns, output: Path | None) -> dict[str,
     }
 
 
-def print_own_fit(fitted: OwnFit, own: OwnRuns) -> None:
+def print_own_fit(fitted: OwnFit) -> None:
     """Print a fit of a user's own runs."""
     every: list[OwnRow | MeasuredStep] = [*fitted.rows, *fitted.steps]
     first = every[0]

@@ -12,13 +12,13 @@ from fastroof.cli.named_plans import SPECULATION, asked_speculation, drafts_said
 from fastroof.cli.option_groups import ENGINE_FACTS, LIMITS, SCHEDULING, TABLES, plan_options, step_limits
 from fastroof.cli.options import Json, Model, warn_beyond_context
 from fastroof.cli.output import (
+    layout_suffix,
     percent,
     plan_facts,
     plan_words,
     print_json,
     print_line,
     print_table,
-    split_words,
 )
 from fastroof.cli.workload_options import parse_images, parse_sizes
 from fastroof.command_group import GroupValues, taking
@@ -250,7 +250,7 @@ def _apart_words(workers: dict[str, int], layouts: tuple[Layout, ...], plan: Ste
 def _print(plan: StepPlan, apart: str, rows: list[dict[str, Any]], options: dict[str, Any]) -> None:
     from fastroof.plan.energy import basis_of
 
-    where = apart or f"{plan.layout.world_size} x {plan.gpu.title}{split_words(plan.layout)}"
+    where = apart or f"{plan.layout.world_size} x {plan.gpu.title}{layout_suffix(plan.layout)}"
     print_line(f"{plan_words(plan, where)}{_drafts_text(options)}\n")
     common = ("isl", "osl", "clients", "TTFT ms", "TPOT ms", "request ms", "tokens/s a GPU")
     more = ("prefill load", "KV load", "decodes", "wait ms") if apart else (

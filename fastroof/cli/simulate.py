@@ -20,13 +20,13 @@ from fastroof.cli.option_groups import (
 )
 from fastroof.cli.options import Json, Model, parse_limits, warn_beyond_context
 from fastroof.cli.output import (
+    layout_suffix,
     percent,
     plan_words,
     print_facts,
     print_json,
     print_line,
     print_table,
-    split_words,
     time_words,
 )
 from fastroof.cli.workload_options import WORKLOAD, print_left_out, workload_trace
@@ -56,7 +56,7 @@ def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
     """Print a run's answers for people."""
     plan, trace = sim.plan, sim.trace
     at_most = "up to " * ("autoscaling" in answers)
-    print_line(plan_words(plan, f"{at_most}{sim.gpus} x {plan.gpu.title}{split_words(plan.layout)}"))
+    print_line(plan_words(plan, f"{at_most}{sim.gpus} x {plan.gpu.title}{layout_suffix(plan.layout)}"))
     rate = answers["arrivals_per_s"]
     arrivals = "all at once" if math.isnan(rate) else f"{rate:,.4g} requests/s"
     sent = f"{trace.clients:,} clients" if trace.is_closed else arrivals

@@ -16,6 +16,7 @@ from fastroof.caching import share_heaps, usable_processors
 from fastroof.cli.option_groups import EXECUTION, check_engine
 from fastroof.cli.options import option
 from fastroof.cli.output import (
+    attribute,
     duration,
     limit_words,
     percent,
@@ -262,28 +263,23 @@ def _print_steps(summary: StepSummary) -> None:
     print_line(f"{summary.rows:,} rows in {summary.output}; {duration(summary.total_s)} in all")
 
 
-def _attribute(name: str, spec: str = "") -> Callable[[Any], str]:
-    """Return the function that makes a cell of an attribute; "-" if it is missing."""
-    return lambda one: f"{value:{spec}}" if (value := getattr(one, name)) else "-"
-
-
 _STEP: Final[dict[str, Callable[[BestStep], str]]] = {
-    "model": _attribute("model"),
-    "tp": _attribute("tp"),
-    "pp": _attribute("pp"),
-    "dp": _attribute("dp"),
-    "ep": _attribute("ep"),
-    "dtype": _attribute("dtype"),
-    "kv dtype": _attribute("kv_dtype"),
-    "kv_len": _attribute("kv_len", ","),
-    "batch": _attribute("batch_size", ","),
+    "model": attribute("model"),
+    "tp": attribute("tp"),
+    "pp": attribute("pp"),
+    "dp": attribute("dp"),
+    "ep": attribute("ep"),
+    "dtype": attribute("dtype"),
+    "kv dtype": attribute("kv_dtype"),
+    "kv_len": attribute("kv_len", ","),
+    "batch": lambda best: f"{best.batch_size:,}" if best.batch_size else "-",
     "ms a step": lambda best: "-" if best.step_us is None else f"{best.step_us / US_PER_MS:.2f}",
     "error": lambda best: "-" if best.relative_error is None else f"+- {percent(best.relative_error)}",
-    "tokens/s": _attribute("tokens_per_s", ",.0f"),
-    "tokens/s a GPU": _attribute("tokens_per_s_per_gpu", ",.0f"),
+    "tokens/s": attribute("tokens_per_s", ",.0f"),
+    "tokens/s a GPU": attribute("tokens_per_s_per_gpu", ",.0f"),
     "standing": lambda best: best.standing or "",
-    "limited by": _attribute("limited_by"),
-    "origin": _attribute("origin"),
+    "limited by": attribute("limited_by"),
+    "origin": attribute("origin"),
 }
 
 

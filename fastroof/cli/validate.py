@@ -19,7 +19,7 @@ from fastroof.cli.checkout import CheckoutCommand
 from fastroof.cli.gpu_tables import measured_tables
 from fastroof.cli.named_plans import DRAFTS
 from fastroof.cli.options import Gpu, Json, Source, TablesPath
-from fastroof.cli.output import counted, print_json, print_line, print_records
+from fastroof.cli.output import attribute, counted, print_json, print_line, print_records
 from fastroof.cli.own_runs import EngineArgs, EngineVersion, OwnModel, Runs, Steps, own_runs_of
 from fastroof.command_group import GroupValues, taking, warn
 
@@ -204,10 +204,8 @@ def print_groups(groups: Sequence[ErrorGroup]) -> None:
         **{name: partial(_value_words, name) for name in groups[0].values},
         "kind": lambda group: group.kind,
         "rows": lambda group: f"{group.rows}",
-        "MAPE": lambda group: f"{group.mape:.1%}",
-        "median": lambda group: f"{group.median:.1%}",
-        "p90": lambda group: f"{group.p90:.1%}",
-        "bias": lambda group: f"{group.bias:+.1%}",
+        **{head: attribute(head.lower(), ".1%") for head in ("MAPE", "median", "p90")},
+        "bias": attribute("bias", "+.1%"),
         "aic": lambda group: _peer(group, f"{group.aic_mape:.1%}"),
         "its bias": lambda group: f"{group.aic_bias:+.1%}" if group.aic_rows else "",
         "fitted": lambda group: "yes" if group.fitted else "no",

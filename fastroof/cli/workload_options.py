@@ -220,12 +220,12 @@ def _parse_think(text: str) -> float:
         raise TraceError(f"--think with --clients needs seconds such as 0.5, got {shown(text)}") from None
 
 
-def _parse_rates(option: str, text: str) -> tuple[float, ...]:
+def _parse_rates(name: str, text: str) -> tuple[float, ...]:
     """Read requests a second with colons between."""
     try:
         return tuple(float(part) for part in text.split(":"))
     except ValueError:
-        raise TraceError(f"{option} needs requests a second such as 2:20, got {shown(text)}") from None
+        raise TraceError(f"{name} needs requests a second such as 2:20, got {shown(text)}") from None
 
 
 MOST_REQUESTS: Final = 2**22
@@ -235,19 +235,19 @@ _IMAGE: Final = re.compile(r"([0-9]{1,6})x([0-9]{1,6})")
 _PREFILL: Final = re.compile(r"(?:([0-9]+)x)?([0-9]+)@([0-9]+)")
 
 
-def parse_sizes(option: str, text: str) -> int | list[int]:
+def parse_sizes(name: str, text: str) -> int | list[int]:
     """Read one whole number or a comma-separated list of them."""
     parts = [part.strip() for part in text.split(",")]
     wrong = [part for part in parts if re.fullmatch(r"[+-]?[0-9]{1,18}", part) is None]
     if wrong:
-        raise LookupInputError(f"{option} needs a whole number or a list such as 64,128, got {wrong[0]!r}")
+        raise LookupInputError(f"{name} needs a whole number or a list such as 64,128, got {wrong[0]!r}")
     sizes = [int(part) for part in parts]
     return sizes if len(sizes) > 1 else sizes[0]
 
 
 @dataclass(frozen=True)
 class Requests:
-    """Return ``count`` equal requests of a step, as (new_tokens, context_len)."""
+    """``count`` requests of a step, all with the same new tokens and context."""
 
     count: int
     new_tokens: int

@@ -67,9 +67,9 @@ def aiconfigurator(
         raise TableError(f"name one GPU; the package has tables of {', '.join(SYSTEMS.values())}")
     chosen = system_of(named[0])
     if backend is None:
-        for option, given in (("--version", version), ("--format", written != "parquet")):
+        for flag, given in (("--version", version), ("--format", written != "parquet")):
             if given:
-                raise TableError(f"{option} goes with --backend: without one all there is is converted")
+                raise TableError(f"{flag} goes with --backend: without one all there is is converted")
         folder = _import_all(SYSTEMS[chosen], output, root)
     else:
         from fastroof.config.paths import user_tables_root
@@ -116,14 +116,14 @@ PLACE: Final[Group] = {
     ),
     "gpu": option(str, "GPU, if the folder has several or names none.", None, *GPU_NAMES),
 }
-"""Where tables of a program's profiles go."""
+"""Where converted tables go, and of which GPU they are."""
 
 ROWS: Final[Group] = {
     "dtype": option(str, "dtype of rows measured in float16: bf16 or fp16.", default="bf16"),
     "format": option(str, "parquet or csv.", default="parquet"),
     "overwrite": option(bool, "Replace an existing source.", None, "--overwrite", default=False),
 }
-"""How they are written."""
+"""How converted tables are written."""
 
 
 def table_format(word: str) -> Literal["parquet", "csv"]:
