@@ -201,10 +201,12 @@ class Checkpoint:
     def _take_folder(self) -> None:
         """Inspect the folder, and decide whether it can be resumed from, cleared or must be rejected."""
         _check_folder(self.folder)
+        is_begun = (self.folder / MANIFEST).exists() or bool(self._parts())
+        if self.resume or self.restart or not is_begun:
+            self._hold_lock()
         manifest = self._manifest()
         differing = [] if manifest is None else differences(manifest, self.identity)
-        is_begun = (self.folder / MANIFEST).exists() or bool(self._parts())
-        if is_begun and not (self.resume or self.restart):
+        if self._lock is None:
             whose = f"another sweep ({_listed(differing)})" if differing else "this sweep"
             ways = "" if differing else "--resume continues it, "
             raise SweepError(f"{self.folder} holds an unfinished run of {whose}: {ways}--restart removes it")
@@ -213,7 +215,6 @@ class Checkpoint:
                 f"{self.folder} holds an unfinished run of another sweep ({_listed(differing)}): resume that "
                 "one, or remove it with --restart"
             )
-        self._hold_lock()
         # without a manifest, it was killed before it was written: the contents are unknown
         self._continues = self.resume and manifest is not None
         if not self._continues:
@@ -290,7 +291,7 @@ class Checkpoint:
     def _hold_lock(self) -> None:
         """Lock out other processes; the lock ends with its process, even if that is killed."""
         path = self.folder / LOCK
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # the previous holder may have removed the file and the folder in between

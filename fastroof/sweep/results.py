@@ -120,7 +120,10 @@ class ResultFile:
     def _drop(self, error: BaseException | None) -> None:
         """Remove an unfinished file."""
         # a writer that failed to close would retry on garbage collection
-        if getattr(self._writer, "is_open", False):
+        if self._writer is not None and self.path.suffix == ".jsonl":
+            with contextlib.suppress(OSError):
+                self._writer.close()
+        elif getattr(self._writer, "is_open", False):
             self._writer.is_open = False
         error = error or SweepError("not finished")
         self._whole.__exit__(type(error), error, error.__traceback__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from fastroof.columns import Column
+from fastroof.columns import DTYPE, KV_DTYPE, Column
 from fastroof.models.execution import AUTO
 
 if TYPE_CHECKING:
@@ -117,6 +117,11 @@ SPLIT: Final = (
     Column("routing", "text", "", "how tokens spread over experts; none for models without experts"),
 )
 """Columns of a layout other than its tensor-parallel size."""
-ENGINE: Final = Column("engine", "text", "", "engine whose overheads are added to the kernels")
-KERNELS: Final = Column("kernels", "text", "", "measured tables of the kernels")
+EXECUTION: Final = (
+    DTYPE,
+    KV_DTYPE,
+    Column("engine", "text", "", "engine whose overheads are added to the kernels"),
+    Column("kernels", "text", "", "measured tables of the kernels"),
+)
+"""Columns of the formats, the engine and the kernels."""
 WEIGHT_BYTES: Final = Column("weight_bytes", "int", "B", "bytes of weights on one GPU")

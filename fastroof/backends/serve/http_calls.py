@@ -94,7 +94,7 @@ def not_routed(
     turned_away: Callable[[int], None] = lambda status: None,
     headers: dict[str, str] | None = None,
 ) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """Return the handler of requests that no route takes, whose error says what is ``served``."""
+    """Return the handler of requests that no route takes, whose error lists what is ``served``."""
 
     async def answered(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

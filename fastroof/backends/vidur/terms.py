@@ -1,4 +1,4 @@
-"""What Vidur's interfaces, and Frontier's that grew from them, share: terms, options, a step of a plan."""
+"""Terms, options and steps that the adapters of Vidur and of Frontier, which grew from it, share."""
 
 # No `from __future__ import annotations`: the simulators make options of the annotations, as types.
 import dataclasses
@@ -82,7 +82,7 @@ NO_TERMS: Final = dict.fromkeys(
     ),
     0.0,
 )
-"""Every term of a source tree's ExecutionTime."""
+"""Every term of a source tree's ExecutionTime, at 0."""
 
 
 def option(default: Any, help_text: str) -> Any:
@@ -122,7 +122,7 @@ class PlanOptions:
     max_seqs: int = option(1024, "Most requests of a batch.")
 
     def compile_options(self) -> dict[str, Any]:
-        """Return the arguments of :func:`fastroof.compile_plan` that are options as they stand."""
+        """Return the arguments of :func:`fastroof.compile_plan` that have the same name here."""
         return {name: getattr(self, name) for name in COMPILE_OPTIONS}
 
 
@@ -139,17 +139,17 @@ class LazyTerms:
         return self._total_us / US_PER_S
 
     def _set_terms(self) -> None:
-        """Have the simulator's own class keep the terms."""
+        """Set the terms by the constructor of the simulator's class."""
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
-        # reached for what is not there yet
+        # called only for attributes that are not set yet
         if name.startswith("__") or self._has_terms or "_total_us" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         self._has_terms = True
-        of_itself = self._id
+        own_id = self._id
         self._set_terms()
-        self._id = of_itself
+        self._id = own_id
         return getattr(self, name)
 
 
@@ -158,6 +158,6 @@ def register(registry: Any, kind: Any, predictor: type, program: str) -> None:
     registry.register(kind, predictor)
     if registry.get_class(kind) is not predictor:
         raise BackendError(
-            f"this {program} has a predictor of its own for DUMMY, {registry.get_class(kind).__name__}: "
-            "ExecutionTimePredictorRegistry.unregister(ExecutionTimePredictorType.DUMMY) makes room"
+            f"this {program} already has a predictor for DUMMY, {registry.get_class(kind).__name__}: "
+            "ExecutionTimePredictorRegistry.unregister(ExecutionTimePredictorType.DUMMY) removes it"
         )

@@ -67,8 +67,8 @@ class InfersimTables:
         return row
 
     def mfu(self, kind: str, row: Longs, default_mfu: Reals | float, column: int = 0) -> Reals:
-        """Return the MFUs of rows; the default if there is none, or another without a file of the heads."""
-        if kind.endswith("a/prefill"):
+        """Return the MFUs of rows, else the default; without a file of a prefill's heads, a separate one."""
+        if kind in ("mha/prefill", "mla/prefill"):
             default_mfu = np.where(row == loops.NO_KEY, MISSING_PREFILL_MFU, default_mfu)
         return _taken(self.blocks[kind], row, column, default_mfu)
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fastroof.checks import shown
-from fastroof.columns import DTYPE, KV_DTYPE, Column
+from fastroof.columns import Column
 from fastroof.errors import SweepError
 from fastroof.ranges import expand_sizes
 from fastroof.sweep.spec import COUNTS, CandidateSpec, Names, Sizes, checked_choices, count_problem
-from fastroof.sweep.units import ENGINE, GPU, KERNELS, MODEL, SPLIT, WEIGHT_BYTES
+from fastroof.sweep.units import EXECUTION, GPU, MODEL, SPLIT, WEIGHT_BYTES
 
 if TYPE_CHECKING:
     from fastroof.simulation.capacity_search import Limits
@@ -233,10 +233,7 @@ COLUMNS: Final = (
     *SPLIT,
     Column("replicas", "int", "", "replicas that share the requests"),
     Column("total_gpus", "int", "GPUs", "GPUs of the whole deployment"),
-    DTYPE,
-    KV_DTYPE,
-    ENGINE,
-    KERNELS,
+    *EXECUTION,
     Column("max_num_batched_tokens", "int", "tokens", "max tokens per step"),
     Column("max_num_seqs", "int", "", "max concurrent requests per replica"),
     Column("requests_per_s_per_gpu", "float", "1/s", "requests_per_s / total_gpus", 0),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fastroof.columns import DTYPE, KV_DTYPE, Column
+from fastroof.columns import Column
 from fastroof.config import load_gpu
-from fastroof.sweep.units import ENGINE, GPU, KERNELS, MODEL, SPLIT, WEIGHT_BYTES
+from fastroof.sweep.units import EXECUTION, GPU, MODEL, SPLIT, WEIGHT_BYTES
 
 RATES: Final = ("tokens_per_s_per_gpu", "tokens_per_s_per_user")
 OBJECTIVES: Final = (*RATES, "cost", "goodput", "energy")
@@ -53,10 +53,7 @@ COLUMNS: Final = (
     *SPLIT,
     Column("replicas", "int", "", "replicas that share the load evenly; 0 if disaggregated", 0),
     Column("total_gpus", "int", "GPUs", "GPUs of the whole deployment"),
-    DTYPE,
-    KV_DTYPE,
-    ENGINE,
-    KERNELS,
+    *EXECUTION,
     Column("isl", "int", "tokens", "tokens per prompt"),
     Column("osl", "int", "tokens", "tokens per output"),
     Column(

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from fastroof.columns import DTYPE, KV_DTYPE, Column
+from fastroof.columns import Column
 from fastroof.config import load_gpu
 from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import engine_names, load_engine
@@ -20,9 +20,8 @@ from fastroof.ranges import expand_sizes
 from fastroof.sweep.result_rows import SweepSummary
 from fastroof.sweep.spec import MAX_ROWS, Sizes, SweepSpec, count_problem
 from fastroof.sweep.units import (
-    ENGINE,
+    EXECUTION,
     GPU,
-    KERNELS,
     MODEL,
     SPLIT,
     WEIGHT_BYTES,
@@ -146,10 +145,7 @@ COLUMNS: Final = (
     GPU,
     Column("tp", "int", "GPUs", "tensor-parallel size"),
     *SPLIT,
-    DTYPE,
-    KV_DTYPE,
-    ENGINE,
-    KERNELS,
+    *EXECUTION,
     Column("kv_len", "int", "tokens", "tokens that each request attends to, including the new one"),
     Column(
         "batch_size",

@@ -187,7 +187,7 @@ def test_frontiers_registry_makes_it_and_its_options_have_types(frontier):
     assert not any(isinstance(kind, str) for kind in types.values())
     registry.unregister(dummy)
     registry.register(dummy, int)
-    with pytest.raises(fastroof.BackendError, match=r"of its own for DUMMY, int.*unregister"):
+    with pytest.raises(fastroof.BackendError, match=r"already has a predictor for DUMMY, int.*unregister"):
         frontier.adapter._register()
     registry.unregister(dummy)
     frontier.adapter._register()
