@@ -229,10 +229,9 @@ def _order(group: RunGroup) -> tuple[object, ...]:
 
 
 def _group(key: _GroupKey, times: Sequence[PredictedTime]) -> RunGroup:
-    both = np.array([(time.error, time.aic_error) for time in times if not math.isnan(time.aic_ms)])
-    own, theirs = np.abs(both).mean(axis=0) if len(both) else (math.nan, math.nan)
-    is_fitted = any(time.fitted for time in times)
-    return RunGroup(*key, *mean_errors(times), len(both), float(theirs), float(own), is_fitted)
+    compared = [abs(time.error) for time in times if not math.isnan(time.aic_ms)]
+    compared_mape = float(np.mean(compared)) if compared else math.nan
+    return RunGroup(*key, *mean_errors(times)[:-1], compared_mape, any(time.fitted for time in times))
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,7 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
             "print_iter_log kv_cache_config_free_gpu_memory_fraction "
             "kv_cache_config_enable_block_reuse extra_llm_api_options extra_engine_args config "
             "cuda_graph_config_max_batch_size cuda_graph_config_enable_padding "
-            "cuda_graph_config_batch_sizes fail_fast_on_attention_window_too_large stream_interval"
+            "cuda_graph_config_batch_sizes fail_fast_on_attention_window_too_large"
         ),
         not_modelled=_flags(
             "moe_config_backend disable_overlap_scheduler context_parallel_size cp_size "

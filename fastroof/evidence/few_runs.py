@@ -8,9 +8,9 @@ selects one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ FITTED: Final = ("step_us", "sequence_us")
 """Costs that a few runs determine; others keep their packaged values."""
 
 REPLACED: Final = (*FITTED, "logit_ps")
-"""Costs that a fit replaces: runs of one model do not tell a sequence from its logits."""
+"""Costs that a fit replaces: runs of one model do not separate a sequence from its logits."""
 
 RUNS_A_COST: Final = 3
 """Minimum number of runs per fitted cost."""
@@ -136,9 +136,7 @@ def fit_candidate(times: KernelTimes, packaged: Costs, candidate: Candidate, run
         return {}
     fixed = {name: us for name, us in packaged.items() if name not in REPLACED}
     # a run drawn twice counts twice
-    columns: list[Any] = [None if column is None else column[runs] for column in times]
-    drawn = KernelTimes(*columns)
-    fitted = _least_squares(drawn, fixed, candidate.fitted)
+    fitted = _least_squares(times.pick(runs), fixed, candidate.fitted)
     share = candidate.share
     return fixed | {
         name: (1.0 - share) * packaged.get(name, 0.0) + share * fitted.get(name, 0.0)
@@ -185,7 +183,6 @@ def least_squares(matrix: Floats, target: Floats, free: int = 0) -> Floats:
 
 SIZES: Final = (3, 5, 10, 20)
 DRAWS: Final = 40
-_SEED: Final = 0
 
 
 class CurvePoint(NamedTuple):
@@ -199,13 +196,13 @@ class CurvePoint(NamedTuple):
 
 
 def learning_curve(
-    times: KernelTimes, packaged: Costs, sizes: Sequence[int] = SIZES, draws: int = DRAWS, seed: int = _SEED
+    times: KernelTimes, packaged: Costs, draws: int = DRAWS, fit: FewRunsFit | None = None
 ) -> tuple[CurvePoint, ...]:
-    """Fit random subsets of runs, and evaluate each on the remaining runs."""
+    """Fit random subsets of runs, and evaluate each on the others; ``fit`` is that of all runs, if known."""
     everything = len(times.measured_us)
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     points = []
-    for size in sizes:
+    for size in SIZES:
         if size >= everything - 1:
             continue
         errors = []
@@ -218,6 +215,6 @@ def learning_curve(
         low, high = np.percentile(errors, (10.0, 90.0))
         points.append(CurvePoint(size, draws, float(np.mean(errors)), float(low), float(high)))
     if everything > 1:
-        left_out = fit_few_runs(times, packaged).left_out_mape
+        left_out = (fit or fit_few_runs(times, packaged)).left_out_mape
         points.append(CurvePoint(everything - 1, 0, left_out, left_out, left_out))
     return tuple(points)

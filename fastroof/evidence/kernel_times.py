@@ -31,7 +31,7 @@ OWN_LAYERS: Final = "own_layers"
 
 FLOOR: Final = "prefill_floor_layer_us"
 NUM_COLUMNS: Final = 11
-"""Relative error of :class:`KernelTimes` before costs are added."""
+"""Number of columns of :class:`KernelTimes` without ``own_layers``, which only some fits have."""
 
 
 class KernelTimes(NamedTuple):

@@ -51,7 +51,7 @@ class FittedCost(NamedTuple):
 class OwnFit:
     """A profile fitted to a user's own cluster, and its errors.
 
-    ``left_out`` tells why other runs or steps were left out, by their names; ``packaged`` are the costs of
+    ``left_out`` has why other runs or steps were left out, by their names; ``packaged`` are the costs of
     the packaged profile, us. Intervals of ``costs`` are nan if a cost was not fitted, or with fewer than 3
     runs. ``suspects`` are kinds of kernels that look wrong, if engine costs cannot explain them.
     """
@@ -110,7 +110,7 @@ def fit_own_runs(
     left_out |= refused
     packaged = _costs_of(base)
     fit = fit_few_runs(times, packaged)
-    curve = learning_curve(times, packaged)
+    curve = learning_curve(times, packaged, fit=fit)
     costs = _intervals(times, packaged, fit, resamples)
     residual = 0.0 if math.isnan(fit.left_out_mape) else _rounded(NORMAL_SE_OF_MAPE * fit.left_out_mape, 2)
     evidence: dict[str, Any] = {

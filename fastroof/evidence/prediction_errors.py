@@ -114,24 +114,17 @@ class Validation:
 
 
 def _group(rows: list[PredictedTime], values: dict[str, Any]) -> ErrorGroup:
-    first = rows[0]
-    aic_errors = np.array([row.aic_error for row in rows if not math.isnan(row.aic_ms)])
-    return ErrorGroup(
-        first.dataset,
-        first.quantity,
-        values,
-        any(row.fitted for row in rows),
-        *mean_errors(rows),
-        len(aic_errors),
-        float(np.abs(aic_errors).mean()) if len(aic_errors) else math.nan,
-        float(aic_errors.mean()) if len(aic_errors) else math.nan,
-        first.kind,
-    )
+    first, is_fitted = rows[0], any(row.fitted for row in rows)
+    return ErrorGroup(first.dataset, first.quantity, values, is_fitted, *mean_errors(rows), first.kind)
 
 
-def mean_errors(rows: Sequence[PredictedTime]) -> tuple[int, float, float, float, float]:
-    """Return rows, MAPE, median, p90 and bias, as shares of the measured times."""
+def mean_errors(rows: Sequence[PredictedTime]) -> tuple[int, float, float, float, float, int, float, float]:
+    """Return rows, MAPE, median, p90 and bias, then aiconfigurator-core's rows, MAPE and bias, as shares."""
     errors = np.array([row.error for row in rows])
+    aic_errors = np.array([row.aic_error for row in rows if not math.isnan(row.aic_ms)])
     size = np.abs(errors)
     mape, median, p90 = float(size.mean()), float(np.median(size)), float(np.quantile(size, 0.9))
-    return len(rows), mape, median, p90, float(errors.mean())
+    aic_mape, aic_bias = (
+        float(values.mean()) if len(values) else math.nan for values in (np.abs(aic_errors), aic_errors)
+    )
+    return len(rows), mape, median, p90, float(errors.mean()), len(aic_errors), aic_mape, aic_bias

@@ -22,7 +22,7 @@ _DEFAULTS: Final = {
         ("prefill_graphs", PrefillGraphs), ("expert_rows", ExpertRows), ("operators", OperatorKernel),
     )
 }  # fmt: skip
-"""Values that rows of kernels need not write; of others these are empty ones."""
+"""Defaults of the rows of kernels, which are not written; other rows leave out what is empty."""
 
 _NAMED: Final = ("layout", "gathered_bytes")
 """Pairs that are written as a table."""

@@ -72,8 +72,7 @@ class SuspectKernel:
         text = (
             f"{self.kind} looks {self.multiplier:.2f} [{self.low:.2f}, {self.high:.2f}] times its table: "
             f"{self.better} of {self.runs} affected runs are predicted better, "
-            f"{self.error_without:.1%} becomes "
-            f"{self.error_with:.1%}"
+            f"{self.error_without:.1%} becomes {self.error_with:.1%}"
         )
         others = ", ".join(self.or_else)
         return f"{text}; these runs do not distinguish it from {others}" if others else text

@@ -80,7 +80,7 @@ def validate_own(
         tables.gpu.name,
         tables.content_hash,
         __version__,
-        engine if isinstance(engine, str) else load_engine(engine).name,
+        str(engine) if one is None or isinstance(engine, str) else one.name,
         (*tpot, *ttft, *of_steps),
         counted(skipped),
     )

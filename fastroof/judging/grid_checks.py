@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from fastroof.arrays import Array, Bools, Floats, Longs
 from fastroof.load.families import codes_of, group_medians, split_rows
+from fastroof.operators.operator import Columns
 from fastroof.operators.registry import OPERATORS
 
 Severity = Literal["note", "warning", "error"]
@@ -28,8 +29,6 @@ class Finding:
     message: str
     worst: Mapping[str, Any] = field(default_factory=dict)
 
-
-Columns = Mapping[str, Array]
 
 NOTED_FALL = 0.10
 """Fall of the latency with growing work from which it is noted; smaller ones are common."""
@@ -53,9 +52,9 @@ class Grid:
         """Measured latency of each row."""
         return self.columns["latency_us"]
 
-    def kernels(self) -> Iterator[Longs]:
-        """Yield the rows of each kernel in the file's order."""
-        yield from split_rows(self.kernel)
+    def kernels(self) -> list[Longs]:
+        """Return the rows of each kernel in the file's order."""
+        return split_rows(self.kernel)
 
 
 def grid_of(operator: str, columns: Columns) -> Grid:

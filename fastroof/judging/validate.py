@@ -15,7 +15,6 @@ from fastroof.arrays import Bools, Floats, Longs
 from fastroof.config.gpu import GpuSpec
 from fastroof.judging.grid_checks import (
     SEVERITIES,
-    Columns,
     Finding,
     Severity,
     duplicates,
@@ -27,7 +26,7 @@ from fastroof.load.family_checks import find_unsound
 from fastroof.load.measured import MeasuredTable, MeasuredTables
 from fastroof.load.trees import fit_peak
 from fastroof.load.unsound import unsound_families
-from fastroof.operators.operator import RowWork
+from fastroof.operators.operator import Columns, RowWork
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import GB, MIB, TFLOP, US_PER_S
 

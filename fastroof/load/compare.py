@@ -14,7 +14,6 @@ from fastroof.arrays import Array, Bools, Longs
 from fastroof.columns import KERNEL, LATENCY
 from fastroof.errors import TableError
 from fastroof.load.families import (
-    Columns,
     PairedPoints,
     band_text,
     bands,
@@ -29,6 +28,7 @@ from fastroof.load.families import (
 from fastroof.load.family_checks import find_unsound
 from fastroof.load.measured import MeasuredTable, MeasuredTables
 from fastroof.load.unsound import UnsoundFamily
+from fastroof.operators.operator import Columns
 from fastroof.operators.registry import OPERATORS
 from fastroof.uncertainty.campaign import LONG, CampaignFigure, common_scale, engine_pair, scale_of
 

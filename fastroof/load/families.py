@@ -14,6 +14,7 @@ from fastroof.errors import FastroofError
 from fastroof.load.measured import MeasuredTable, MeasuredTables
 from fastroof.load.rows import word_codes
 from fastroof.load.unsound import UnsoundFamily
+from fastroof.operators.operator import Columns
 from fastroof.operators.registry import OPERATORS, unknown_operator
 
 BAND_OCTAVES: Final = 3
@@ -147,7 +148,6 @@ def group_medians(codes: Longs, values: Array) -> Floats:
     return np.asarray(np.where(low == high, low, (low + high) / 2.0), np.float64)
 
 
-Columns = Mapping[str, Array]
 Words = Mapping[str, str]
 
 EAGER: Final = "eager"

@@ -18,7 +18,6 @@ from fastroof.documents import read_toml
 from fastroof.errors import TableError
 from fastroof.load.families import (
     EAGER,
-    Columns,
     families_of,
     family_keys,
     find_falls,
@@ -29,6 +28,7 @@ from fastroof.load.measured import MeasuredTable, MeasuredTables
 from fastroof.load.sources import PROVENANCE_FILE
 from fastroof.load.unsound import UnsoundFamily, known_unsound, unsound_families
 from fastroof.load.write import toml_text
+from fastroof.operators.operator import Columns
 from fastroof.operators.registry import OPERATORS
 
 Words = Mapping[str, str]

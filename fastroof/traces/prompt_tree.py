@@ -20,7 +20,7 @@ PREFIX_CACHES: Final = ("auto", GIVEN, LRU)
 
 
 def source_of_hits(trace: Trace, prefix_cache: str, routing: str = "") -> str:
-    """Return where prefix hits come from: a simulated cache if the trace tells which prompts are equal."""
+    """Return where prefix hits come from: a simulated cache if the trace identifies equal prompts."""
     one_of("prefix_cache", prefix_cache, PREFIX_CACHES, SimulationError)
     if prefix_cache == "auto":
         prefix_cache = LRU if has_identities(trace) else GIVEN
@@ -42,7 +42,7 @@ class Tree(NamedTuple):
 
 
 def has_identities(trace: Trace) -> bool:
-    """Whether a trace tells which of its prompts are equal, and not what was cached."""
+    """Whether a trace identifies equal prompts, and does not state what was cached."""
     if trace.hash_ids is not None:
         return not trace.cached_tokens.any()
     return trace.history_tokens is not None

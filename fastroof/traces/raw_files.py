@@ -24,7 +24,7 @@ from fastroof.given_arrays import is_masked
 from fastroof.parquet import open_parquet, whole_table
 from fastroof.traces import trace_agentx
 from fastroof.traces.trace import HASH_IDS, MOST_SECONDS
-from fastroof.traces.trace_agentx import MARK, agent_rows
+from fastroof.traces.trace_agentx import BOM, MARK, agent_rows
 from fastroof.traces.trace_columns import RawColumns, first_failing
 from fastroof.traces.trace_formats import SESSION_NAMES, NamedColumns, Reading, named_columns
 from fastroof.units import GIB
@@ -117,7 +117,6 @@ Found = tuple[RawColumns, NamedColumns, dict[str, Any]]
 
 _PARQUET: Final = b"PAR1"
 _ARROW: Final = b"ARROW1"
-_BOM: Final = b"\xef\xbb\xbf"
 _LONGEST_HEADER: Final = 2**20
 _DELIMITERS: Final = (",", ";", "\t", "|")
 _PART: Final = 2**26
@@ -146,7 +145,7 @@ def raw_file(path: Path, reading: Reading) -> Found:
         table = _table(what, content, is_parquet=start.startswith(_PARQUET))
         raw, columns = raw_arrays(table, reading, what=what)
         return raw, columns, {**table_metadata(table), "name": name}
-    is_json = start.removeprefix(_BOM).lstrip().startswith((b"{", b"["))
+    is_json = start.removeprefix(BOM).lstrip().startswith((b"{", b"["))
     if is_json and MARK in content:
         rows = agent_rows(what, content, reading)
         arrays = {column: arrow_column(what, column, values) for column, values in rows.values.items()}
@@ -225,7 +224,7 @@ def _parse_csv(
 
 def _csv_columns(what: str, content: bytes, reading: Reading) -> tuple[NamedColumns, str]:
     """Return the columns of a header, and the delimiter with which it has all that are needed."""
-    head = content[:_LONGEST_HEADER].removeprefix(_BOM)
+    head = content[:_LONGEST_HEADER].removeprefix(BOM)
     header = next((line for line in head.splitlines() if line.strip()), b"")
     names = {}
     for delimiter in _DELIMITERS:
@@ -251,7 +250,7 @@ def _json_lines(what: str, content: bytes, reading: Reading) -> tuple[RawColumns
         if not line.strip():
             continue
         place = f"{what}, line {number}"
-        row = _json_row(place, line.removeprefix(_BOM) if number == 1 else line)
+        row = _json_row(place, line.removeprefix(BOM) if number == 1 else line)
         if columns is None:
             columns = _json_columns(what, content, row, reading)
             values = {name: [] for name in columns.needed}
@@ -297,7 +296,7 @@ def _json_columns(what: str, content: bytes, first: dict[str, Any], reading: Rea
     keys = dict.fromkeys(first)
     for number, line in _lines(content):
         if line.strip():
-            keys |= dict.fromkeys(_json_row(f"{what}, line {number}", line.removeprefix(_BOM)))
+            keys |= dict.fromkeys(_json_row(f"{what}, line {number}", line.removeprefix(BOM)))
     return named_columns(list(keys), what, reading)
 
 

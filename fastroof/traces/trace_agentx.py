@@ -22,8 +22,10 @@ from fastroof.traces.trace_formats import PLAIN, NamedColumns, Reading
 MARK: Final = b'"hash_id_scope"'
 """What a file of this format holds, and others do not."""
 
+BOM: Final = b"\xef\xbb\xbf"
+
 LEFT_ALONE: Final = "async_launched"
-"""Status of an agent that nobody waits for."""
+"""Status of an agent that no request waits for."""
 
 COLUMNS: Final = NamedColumns(
     PLAIN, "t", 1.0, "in", "out", "", HASH_IDS, session="session", parent="parent", delay="delay_s"
@@ -52,12 +54,13 @@ def agent_rows(what: str, content: bytes, reading: Reading) -> AgentRows:
 
 def _documents(what: str, content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the sessions of a file: one document, a list of them, or one a line."""
-    lines = [line for line in content.removeprefix(b"\xef\xbb\xbf").splitlines() if line.strip()]
+    content = content.removeprefix(BOM)
+    lines = [line for line in content.splitlines() if line.strip()]
     is_by_line = len(lines) > 1 and lines[0].rstrip().endswith(b"}") and lines[0].count(MARK) == 1
     if is_by_line:
         documents = [parse_json(line, f"{what}, line {at}", TraceError) for at, line in enumerate(lines, 1)]
     else:
-        document = parse_json(content.removeprefix(b"\xef\xbb\xbf"), what, TraceError)
+        document = parse_json(content, what, TraceError)
         documents = document if isinstance(document, list) else [document]
     for number, one in enumerate(documents, 1):
         if not isinstance(one, dict) or not isinstance(one.get("requests"), list):
@@ -151,7 +154,7 @@ class _Sessions:
         needed = -(-tokens // self.block_size)
         if len(keys) > needed:
             _refuse_blocks(place, len(keys), tokens, needed)
-        # tokens without an id, such as those of a partial block, are found by nobody
+        # tokens without an id, such as those of a partial block, are in no other prompt
         keys += [(-1 - len(self.labels), at) for at in range(len(keys), needed)]
         return [self.ids.setdefault(key, len(self.ids)) for key in keys]
 

@@ -73,9 +73,7 @@ def are_parents_first(arrays: dict[str, Any]) -> bool:
     """Whether every request comes after its parents."""
     if "parents" not in arrays:
         return True
-    offsets = arrays["parent_offsets"]
-    child = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    return bool((arrays["parents"] < child).all())
+    return bool((arrays["parents"] < trace_sessions.child_of_link(arrays["parent_offsets"])).all())
 
 
 def checked_hashes(

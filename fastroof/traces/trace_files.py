@@ -49,13 +49,12 @@ def load_trace(
         The columns' format: ``"azure"`` (TIMESTAMP, ContextTokens, GeneratedTokens; 2023 and 2024),
         ``"bailian"`` (chat_id, parent_chat_id, turn, timestamp in s, input_length, output_length, hash_ids),
         ``"mooncake"`` (timestamp in ms, input_length, output_length, hash_ids and, of sessions, session_id
-        and delay in ms), ``"burstgpt"`` (Timestamp in s, Request
-        tokens, Response tokens), ``"llmservingsim"`` (arrival_time_ns, input_toks, output_toks),
-        ``"splitwise"`` (arrival_timestamp in s, prompt_size, token_size) or ``"plain"`` (arrival_s,
-        input_tokens, output_tokens and, if known, cached_tokens, hash_ids, status and, of sessions, session,
-        parent, delay_s; or other common names: :mod:`fastroof.traces.trace_formats`). By default detected
-        by the columns. Files of agents (``hash_id_scope``; :mod:`fastroof.traces.trace_agentx`) have
-        names of their own.
+        and delay in ms), ``"burstgpt"`` (Timestamp in s, Request tokens, Response tokens),
+        ``"llmservingsim"`` (arrival_time_ns, input_toks, output_toks), ``"splitwise"`` (arrival_timestamp in
+        s, prompt_size, token_size) or ``"plain"`` (arrival_s, input_tokens, output_tokens and, if known,
+        cached_tokens, hash_ids, status and, of sessions, session, parent, delay_s; or other common names:
+        :mod:`fastroof.traces.trace_formats`). By default detected by the columns. Files of agents
+        (``hash_id_scope``; :mod:`fastroof.traces.trace_agentx`) have fixed names.
     columns : str or mapping of str to str, optional
         Columns by role, instead of the format's: ``"arrival=started_at,input=prompt_tokens"``, or a mapping.
         Roles are arrival, input, output, cached, hash_ids, status, session, parent, id, delay and history;

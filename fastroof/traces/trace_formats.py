@@ -27,7 +27,7 @@ class TraceFormat:
     cached_tokens: tuple[str, ...] = ()
     hash_ids: tuple[str, ...] = ()
     status: tuple[str, ...] = ()
-    """Columns that tell failed requests: HTTP status codes, whether it succeeded, or words."""
+    """Columns that mark failed requests: HTTP status codes, whether it succeeded, or words."""
     history_tokens: tuple[str, ...] = ()
     session: tuple[str, ...] = ()
     parent: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class TraceFormat:
     grows: bool = False
     """Whether prompts of sessions hold the new tokens of a turn alone."""
     marks: tuple[str, ...] = ()
-    """Columns without a role that tell the format from others."""
+    """Columns without a role that distinguish the format from others."""
     hash_block_size: int = 512
     leaves_out_empty: bool = True
     """Whether rows without a prompt are failed requests, too; those without an output are."""
@@ -266,7 +266,7 @@ def named_columns(columns: list[str], what: str, reading: Reading) -> NamedColum
     """Assign roles to columns."""
     own_names = reading.own
     meant = trace_format(reading.format, columns, what)
-    # a wrong name is told before a missing column
+    # a wrong name is reported before a missing column
     by_field = {field: find_column(name, columns, what) for field, name in own_names.names.items()}
     others = tuple(find_column(name, columns, what) for name in reading.others)
 
@@ -295,7 +295,7 @@ def named_columns(columns: list[str], what: str, reading: Reading) -> NamedColum
     session, parent = found("sessions", "session", False), found("parents", "parent", False)
     delay = found("delays", "delay", False)
     if meant is PLAIN and not (parent or delay or "session" in by_field):
-        # a log has sessions that say nothing of what its requests waited for
+        # sessions of a log do not state what its requests waited for
         session = ""
     is_linked = bool(session or parent)
     arrival = found("arrivals", "arrival", reading.needs_arrival and not (is_linked and delay))

@@ -67,7 +67,7 @@ def _delays(raw: RawColumns, columns: NamedColumns) -> Floats:
 
 
 def _texts(raw: RawColumns, name: str) -> list[Any]:
-    """Return a column's values as texts, lists of them where it holds lists, None where it holds none."""
+    """Return a column's values as texts or lists of texts; None for missing values."""
     column = raw.decoded(name)
     if not (_is_text_or_number(column.type) or _is_list(column.type)):
         raise TraceError(f"{raw.what}: {name} must be numbers or texts, got {column.type}")
@@ -147,7 +147,7 @@ def _row(text: str, count: int) -> int | None:
 
 
 def _holds_history(raw: RawColumns, columns: NamedColumns) -> bool:
-    """Whether rows say that their prompts hold the turns before them."""
+    """Whether the file states that prompts include the turns before them."""
     if columns.context_mode not in raw.columns:
         return False
     return "message_array_with_responses" in set(map(str, raw.decoded(columns.context_mode).to_pylist()))

@@ -32,7 +32,7 @@ MOST_HTTP_STATUS: Final = 599
 FAILURES: Final = (
     "false", "error", "failed", "failure", "timeout", "cancelled", "canceled", "aborted", "rejected",
 )  # fmt: skip
-"""Words of a column of statuses that tell a failed request, in lower case."""
+"""Status words that mark a failed request, in lower case."""
 
 _MOST_STATUSES: Final = 20
 
@@ -145,7 +145,7 @@ def _without_errors(raw: RawColumns, name: str) -> tuple[RawColumns, dict[str, i
     try:
         texts = pc.utf8_lower(pc.utf8_trim_whitespace(raw.decoded(name).cast(pa.string())))
     except pa.ArrowException:
-        # lists and the like tell nothing
+        # lists and other types mark no failure
         return raw, {}
     statuses = {text.as_py() for text in pc.unique(texts)} - {None, ""}
     if len(statuses) > _MOST_STATUSES:
@@ -188,7 +188,7 @@ def checked_trace(
     if links is not None:
         rows = linked_rows(raw, links)
         if links.grows:
-            # ids of a turn's own tokens do not tell what its whole prompt shares
+            # ids of a turn's new tokens do not identify what its whole prompt shares
             columns = columns._replace(hash_ids="")
             lengths = sizes["input_tokens"], sizes["output_tokens"]
             sizes["input_tokens"] = grown_prompts(raw, columns.input_tokens, *lengths, rows)
@@ -223,7 +223,7 @@ def checked_trace(
     try:
         return Trace(**rows, **facts, left_out=left_out)
     except TraceError as error:
-        # links of rows that cannot be told from one row alone
+        # links between rows are checked by the trace, whose errors name it instead of the file
         raise TraceError(str(error).replace(f"trace {shown(facts['name'])}", raw.what, 1)) from None
 
 

@@ -10,7 +10,7 @@ from fastroof.arrays import Bools, Floats, Ints, Longs
 from fastroof.errors import TraceError
 
 NO_PARENT: Final = -1
-"""Parent of a request that has none, where each has one at most."""
+"""Parent of a request without one, in arrays with one parent per request."""
 
 
 class Links(NamedTuple):
@@ -22,12 +22,15 @@ class Links(NamedTuple):
     parents_each: Ints
 
 
+def child_of_link(offsets: Longs) -> Longs:
+    """Return the request that each link is of: the one that waits for the parent at the same place."""
+    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+
+
 def children_of(parents: Longs, offsets: Longs) -> tuple[Longs, Longs]:
     """Return the children of all requests, one after the other, and where each request's start."""
-    count = len(offsets) - 1
-    child_of_link = np.repeat(np.arange(count), np.diff(offsets))
-    children = child_of_link[np.argsort(parents, kind="stable")]
-    return children, np.concatenate([[0], np.cumsum(np.bincount(parents, minlength=count))])
+    children = child_of_link(offsets)[np.argsort(parents, kind="stable")]
+    return children, np.concatenate([[0], np.cumsum(np.bincount(parents, minlength=len(offsets) - 1))])
 
 
 def links_of(parents: Longs, offsets: Longs) -> Links:
@@ -58,7 +61,7 @@ def checked_parents(where: str, count: int, parents: Longs, offsets: Longs | Non
         raise TraceError(f"{where}: parent_offsets must be {count + 1} numbers from 0 to {len(parents)}")
     if (np.diff(offsets) < 0).any():
         raise TraceError(f"{where}: parent_offsets must not decrease")
-    child = np.repeat(np.arange(count), np.diff(offsets))
+    child = child_of_link(offsets)
     for wrong, reason in (
         ((parents < 0) | (parents >= count), f"is not a row, 0 to {count - 1}"),
         (parents == child, "is the request itself"),
@@ -105,7 +108,7 @@ def earliest(where: str, arrival_s: Floats, delay_s: Floats, parents: Longs, off
 
 def only_follow(arrival_s: Floats, delay_s: Floats, parents: Longs, offsets: Longs) -> Bools:
     """Return which requests have no arrival but that which follows from parents and delays."""
-    child = np.repeat(np.arange(len(arrival_s)), np.diff(offsets))
+    child = child_of_link(offsets)
     follows_s = np.full(len(arrival_s), -1.0)
     np.maximum.at(follows_s, child, arrival_s[parents] + delay_s[child])
     is_after: Bools = arrival_s <= follows_s
@@ -114,8 +117,7 @@ def only_follow(arrival_s: Floats, delay_s: Floats, parents: Longs, offsets: Lon
 
 def components(parents: Longs, offsets: Longs) -> Longs:
     """Return the first row of the session of each request: all that are linked to it."""
-    label = np.arange(len(offsets) - 1)
-    child = np.repeat(label, np.diff(offsets))
+    label, child = np.arange(len(offsets) - 1), child_of_link(offsets)
     while True:
         one, other = label[child], label[parents]
         if np.array_equal(one, other):
@@ -129,7 +131,7 @@ def components(parents: Longs, offsets: Longs) -> Longs:
 
 def checked_session(where: str, session: Longs, parents: Longs, offsets: Longs) -> None:
     """Raise an error for the first request with a parent in another session."""
-    child = np.repeat(np.arange(len(session)), np.diff(offsets))
+    child = child_of_link(offsets)
     wrong = session[child] != session[parents]
     if wrong.any():
         at = int(np.argmax(wrong))
@@ -140,7 +142,7 @@ def checked_session(where: str, session: Longs, parents: Longs, offsets: Longs) 
 
 
 def reordered(order: Longs, parents: Longs, offsets: Longs) -> dict[str, Any]:
-    """Return links of rows that are taken in another order."""
+    """Return the links of requests in another order."""
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     starts, counts = offsets[:-1][order], np.diff(offsets)[order]
@@ -156,7 +158,7 @@ def of_rows(rows: slice | Longs, parents: Longs, offsets: Longs) -> dict[str, An
     selected = np.zeros(count, bool)
     selected[rows] = True
     place = np.cumsum(selected) - 1
-    child = np.repeat(np.arange(count), np.diff(offsets))
+    child = child_of_link(offsets)
     stays = selected[child] & selected[parents]
     each = np.bincount(child[stays], minlength=count)[selected]
     return {"parents": place[parents[stays]], "parent_offsets": np.concatenate([[0], np.cumsum(each)])}
@@ -165,7 +167,7 @@ def of_rows(rows: slice | Longs, parents: Longs, offsets: Longs) -> dict[str, An
 def descendants(wrong: Any, parents: Longs, offsets: Longs) -> Any:
     """Return which requests are among ``wrong`` or after one of them; parents come before children."""
     wrong = wrong.copy()
-    child = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    child = child_of_link(offsets)
     while True:
         more = child[wrong[parents] & ~wrong[child]]
         if not len(more):

@@ -15,7 +15,7 @@ from fastroof.errors import TraceError
 
 LEAST_RATE: Final = 1e-9
 MOST_RATE: Final = 1e9
-"""Range of a ramp's rates other than 0, 1/s: their sums and halves stay finite and above 0."""
+"""Range of given rates other than 0, 1/s: their sums and halves stay finite and above 0."""
 
 
 def unit_arrivals(arrivals: str, burstiness: float, count: int, generator: np.random.Generator) -> Floats:
@@ -54,17 +54,18 @@ def by_hours(unit: Floats, rates_per_s: tuple[float, ...]) -> Floats:
     part_s = len(unit) / sum(rates_per_s)
     knots = np.concatenate([[0.0], np.cumsum(rates_per_s) * part_s])
     after_s = np.maximum(unit - knots[-1], 0.0) / next(rate for rate in reversed(rates_per_s) if rate)
-    within_s: Floats = np.interp(unit, knots, np.arange(len(rates_per_s) + 1) * part_s)
-    arrivals_s: Floats = within_s + after_s
+    arrivals_s: Floats = np.interp(unit, knots, np.arange(len(rates_per_s) + 1) * part_s) + after_s
     return arrivals_s
+
+
+def _are_rates(values: tuple[Any, ...]) -> bool:
+    return all(is_number(rate) and (rate == 0 or LEAST_RATE <= float(rate) <= MOST_RATE) for rate in values)
 
 
 def checked_ramp(ramp: Any) -> tuple[float, ...]:
     """Return the rates of a ramp."""
     listed = tuple(ramp) if isinstance(ramp, tuple | list) else ()
-    fits = len(listed) > 1 and all(
-        is_number(rate) and (rate == 0 or LEAST_RATE <= float(rate) <= MOST_RATE) for rate in listed
-    )
+    fits = len(listed) > 1 and _are_rates(listed)
     # with two neighbouring zeros no request comes, with 0 at the end none ever again
     if not fits or listed[-1] == 0 or any(a == b == 0 for a, b in pairwise(listed)):
         raise TraceError(
@@ -83,10 +84,7 @@ def checked_hourly(rates: Any) -> tuple[float, ...]:
     """Return rates by the hour, of a list or of a file with one each line."""
     listed = _read_rates(rates.removeprefix("file:")) if isinstance(rates, str) else rates
     listed = tuple(listed) if isinstance(listed, tuple | list | np.ndarray) else ()
-    fits = 0 < len(listed) <= MOST_HOURS and all(
-        is_number(rate) and (rate == 0 or LEAST_RATE <= float(rate) <= MOST_RATE) for rate in listed
-    )
-    if not fits or not any(listed):
+    if not (0 < len(listed) <= MOST_HOURS and _are_rates(listed) and any(listed)):
         raise TraceError(
             f"hourly must be 1 to {MOST_HOURS:,} rates in requests/s, one each hour, not all 0, each 0 or "
             f"from {LEAST_RATE:g} to {MOST_RATE:g}, or file:PATH with them, got {shown(rates)}"

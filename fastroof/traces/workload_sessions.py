@@ -14,6 +14,7 @@ from fastroof.arrays import Floats, Longs
 from fastroof.checks import is_number, shown
 from fastroof.errors import TraceError
 from fastroof.traces.trace import MOST_SECONDS, MOST_TOKENS, Sizes
+from fastroof.traces.trace_sessions import NO_PARENT
 from fastroof.traces.workload_lengths import NUMBER
 
 DELAY_FORMS: Final = "seconds (2.5), exponential:MEAN, lognormal:MEAN:SIGMA or uniform:LEAST:MOST"
@@ -110,7 +111,7 @@ class Turns:
         rows = np.arange(len(self.session))
         delay_s = np.where(self.is_turn, think_s, tool_s)
         return {
-            "parents": np.where(self.is_first, -1, rows - 1),
+            "parents": np.where(self.is_first, NO_PARENT, rows - 1),
             "delay_s": np.where(self.is_first, 0.0, delay_s),
             "session": self.session,
         }

@@ -1,4 +1,4 @@
-"""Formats of load generators: how to tell a program's document, and where it has the figures of a run.
+"""Formats of load generators: how to recognise a program's document, and where it has the figures of a run.
 
 * aiperf: recorded from 0.13.0. The older ``loadgen`` of its input_config and genai-perf 0.0.16 were read in
   the wheels (genai_perf/export_data/json_exporter.py: statistics per metric).

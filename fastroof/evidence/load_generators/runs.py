@@ -45,7 +45,7 @@ class GeneratorRun:
     What a file does not have is nan or an empty text. Times are means over requests; ``length_spread`` is the
     range of the prompts' lengths over their mean, as if it were uniform. ``concurrency`` are the requests in
     flight when one arrives, itself included, ``concurrency_from`` how that is known. ``accepted`` are mean
-    tokens per request and step of speculative decoding, ``drafts`` words of the file that tell of it.
+    tokens per request and step of speculative decoding, ``drafts`` the file's words for it.
     """
 
     file: str

@@ -18,10 +18,15 @@ from fastroof.checks import is_number, is_whole_number, shown
 from fastroof.documents import read_json
 from fastroof.engines import EngineProfile, engine_of_version, serving_engines
 from fastroof.errors import FastroofError, TableError
-from fastroof.evidence.steps.measured_steps import MeasuredStep, Timed, phase_of, read_step_columns
+from fastroof.evidence.steps.measured_steps import (
+    MeasuredStep,
+    Timed,
+    phase_of,
+    plan_dtype_of,
+    read_step_columns,
+)
 from fastroof.load.aiconfigurator import SYSTEMS
-from fastroof.models import load_model
-from fastroof.models.execution import AUTO, DTYPES
+from fastroof.models.execution import DTYPES
 from fastroof.units import US_PER_MS
 
 PASS_DATASET: Final = "forward-pass table"
@@ -109,10 +114,9 @@ def _deployment(
     if dtype not in DTYPES:
         return dtype, dtype, profile, f"GEMMs in {gemm} are not modelled; valid are {', '.join(DTYPES)}"
     try:
-        model_dtype = load_model(model).checkpoint.formats[0]
+        return dtype, plan_dtype_of(model, dtype), profile, ""
     except FastroofError as error:
         return dtype, dtype, profile, str(error)
-    return dtype, AUTO if model_dtype == dtype else dtype, profile, ""
 
 
 def _requests(

@@ -7,7 +7,7 @@ that of steps, but not of the ones that started:
 * With asynchronous scheduling step i + 1 starts when step i - 1 ends, while step i runs. So the time from
   start i to start i + n is that of the steps i - 1 to i + n - 2.
 * A request still counts as prefilling, with one token, in the step after its last chunk: its first token is
-  not known yet. So a row with prompts of one token says that prompts ended in the step before.
+  not known yet. So a row with prompts of one token shows that prompts ended in the step before.
 * A request whose last token is being computed is running, but in no batch.
 
 A log has no lengths of single requests. They are taken as equal, by the used blocks less half a block each;
@@ -32,6 +32,7 @@ from fastroof.evidence.steps.measured_steps import (
     step_of_engine,
 )
 from fastroof.parquet import PARQUET_ERRORS, open_parquet
+from fastroof.units import NS_PER_US
 
 LOG_DATASET: Final = "step log"
 WINDOW_STEPS: Final = 60
@@ -51,7 +52,6 @@ MOST_ROWS: Final = 2**22
 MOST_REQUESTS: Final = 2**16
 LARGEST: Final = 2**30
 MOST_NS: Final = 2**62
-_NS_PER_US: Final = 1000.0
 
 
 class LoggedStep(NamedTuple):
@@ -158,7 +158,7 @@ def _windows(rows: Sequence[LoggedStep]) -> Iterator[_Timed]:
 
 
 def _mean_us(first: LoggedStep, last: LoggedStep) -> float:
-    return (last.start_ns - first.start_ns) / (last.step - first.step) / _NS_PER_US
+    return (last.start_ns - first.start_ns) / (last.step - first.step) / NS_PER_US
 
 
 def _logs(path: Path) -> Iterator[tuple[str, list[LoggedStep]]]:

@@ -21,6 +21,7 @@ from fastroof.columns import MEASURED_US
 from fastroof.config.gpu import GpuSpec
 from fastroof.config.paths import user_tables_root
 from fastroof.errors import TableError
+from fastroof.load.families import codes_of
 from fastroof.load.package_rows import select
 from fastroof.load.write import Format, sort_rows, write_source
 from fastroof.operators.external_rows import ExternalRows
@@ -39,8 +40,6 @@ FEW: Final = 1e-3
 """Share of a file's rows that may exceed the peak: broken measurements, which are left out."""
 
 NO_TIME: Final = "took no time that the profiler resolves, or was not timed"
-
-
 UNSPLIT: Final = "fewer heads or columns than GPUs"
 EMBEDDING: Final = "embedding: a gather, no elementwise kernel"
 
@@ -79,8 +78,7 @@ class Profile:
         self._check_rates(path, operator, rows)
         columns, left_out = select(operator, rows, self.gpu)
         for reason, count in left_out.items():
-            reasons = about.setdefault("left_out", {})
-            reasons[reason] = reasons.get(reason, 0) + count
+            self.leave_out(path, reason, count)
         if len(columns["latency_us"]):
             about[operator] = about.get(operator, 0) + len(columns["latency_us"])
             self.rows.setdefault(operator, []).append(columns)
@@ -155,10 +153,7 @@ class Profile:
 def _of_kernels_with_plain_rows(operator: str, columns: Mapping[str, Array]) -> Bools:
     """Rows of kernels with at least one plain row."""
     schema = OPERATORS[operator]
-    codes = np.zeros(len(columns["latency_us"]), np.int64)
-    for key in schema.keys:
-        _, code = np.unique(columns[key.name], return_inverse=True)
-        _, codes = np.unique(codes * (int(code.max(initial=0)) + 1) + code, return_inverse=True)
+    codes = codes_of(columns[key.name] for key in schema.keys)
     return np.isin(codes, codes[schema.plain_rows(columns)])
 
 

@@ -108,15 +108,14 @@ def convert_llmservingsim(
     found = {path: _where(path) for name in names for path in sorted(root.rglob(name))}
     spec, hardware = _hardware(root, found, gpu)
     profile = Profile(PROGRAM, spec, root)
-    found = {path: where for path, where in found.items() if where is not None and where.hardware == hardware}
-    names_of_models = sorted({where.model for where in found.values() if where is not None})
+    mine = {path: where for path, where in found.items() if where is not None and where.hardware == hardware}
+    names_of_models = sorted({where.model for where in mine.values()})
     if model is not None and len(names_of_models) > 1:
         raise TableError(
             f"{root} has several models ({', '.join(names_of_models)}); model= (--model) needs a single one"
         )
     sizes = {name: _sizes(name if model is None else model, model is not None) for name in names_of_models}
-    for path, where in sorted(found.items()):
-        assert where is not None
+    for path, where in sorted(mine.items()):
         known = sizes[where.model]
         if path.name in OTHERS:
             profile.leave_out(path, OTHERS[path.name])
