@@ -1,4 +1,4 @@
-"""A plan's data: what compiling makes and timing reads, and what it says of itself without timing a step."""
+"""A plan's data: what compiling makes and timing reads, and the facts that need no timed step."""
 
 from __future__ import annotations
 

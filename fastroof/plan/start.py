@@ -125,7 +125,7 @@ def _refusals(plan: PlanData, question: StartQuestion) -> Iterator[Refusal]:
             memory.missing_bytes,
             0,
             "bytes",
-            what_makes_room(plan, seqs),
+            what_makes_room(replace(plan, max_tokens=question.max_tokens or plan.max_tokens), seqs),
         )
         return
     needed = memory.reserved_parts(context)

@@ -103,11 +103,11 @@ def test_limits_above_the_engines_own_take_their_memory():
     sizes = [fastroof.fit("llama-3.1-8b", "h100", max_num_seqs=n).memory.sampler_bytes for n in (1024, 4096)]
     assert sizes[1] == pytest.approx(4 * sizes[0])
     assert fastroof.fit("llama-3.1-8b", "h100").largest_max_num_seqs < 65_536
-    forwards = [
-        fastroof.fit("llama-3.1-8b", "h100", max_num_batched_tokens=n).memory.forward_bytes
-        for n in (8192, 32_768)
-    ]
-    assert forwards[1] == pytest.approx(4 * forwards[0])
+    small, large = (fastroof.fit("llama-3.1-8b", "h100", max_num_batched_tokens=n) for n in (8192, 32_768))
+    assert large.memory.forward_bytes == pytest.approx(4 * small.memory.forward_bytes)
+    for tokens, tp in ((2048, 2), (8192, 4)):  # what makes room is judged with the same limits
+        refused = fastroof.fit("qwen3-32b", "l40s", engine="sglang", max_num_batched_tokens=tokens)
+        assert refused.refusals[0].remedy == f"tp={tp}"
 
 
 def test_default_limits_are_those_of_the_card():
