@@ -273,12 +273,10 @@ def test_it_stops_at_the_first_scenario_that_cannot_be_timed(plan):
 # -- disaggregated -------------------------------------------------------------------------------
 
 
-def apart(
-    plan, sizes, transfer=0.5, kv=1e5, prefill_kv=1e5, max_seqs=math.inf, reserved=0.5, is_chunked=True
-):
+def apart(plan, sizes, transfer=0.5, kv=1e5, prefill_kv=1e5, max_seqs=math.inf, is_chunked=True):
     out = np.full((disaggregated.DISAGGREGATED_ROWS, 1), np.nan)
     scenarios = np.array([[float(x)] for x in sizes])
-    chosen = disaggregated.LinkOptions(prefill_kv, kv, max_seqs, reserved, is_chunked, transfer)
+    chosen = disaggregated.LinkOptions(prefill_kv, kv, max_seqs, 0.5, is_chunked, transfer)
     code, _, needed = disaggregated.disaggregated_estimates(plan.arena, plan.arena, scenarios, chosen, out)
     return code, needed, out[:, 0]
 

@@ -143,9 +143,9 @@ def test_workers_of_both_kinds_draft(plan, draft):
 def test_a_draft_attends_to_what_is_cached(plan, draft, osl):
     arena = verification_arena(plan, 3, 2.0, 2, draft)
 
-    def ttft_us(isl, new):
+    def ttft_us(isl):
         out = np.full((serving_options.ESTIMATE_ROWS, 1), np.nan)
-        sizes = [np.array([x]) for x in (isl, new, osl, 1.0, 512.0)]
+        sizes = [np.array([x]) for x in (isl, 100.0, osl, 1.0, 512.0)]
         assert serving.serving_estimates(arena, *sizes, options(), out)[0] == 0
         return out[serving_options.TTFT_US, 0]
 
@@ -154,7 +154,7 @@ def test_a_draft_attends_to_what_is_cached(plan, draft, osl):
         parts.prefix_pair_us * pairs + parts.prefix_token_us * 200.0
         for parts in (steps.open_plan(plan.arena), steps.open_plan(draft.arena))
     )
-    assert ttft_us(300.0, 100.0) == pytest.approx(ttft_us(100.0, 100.0) + prefix_us, rel=1e-9)
+    assert ttft_us(300.0) == pytest.approx(ttft_us(100.0) + prefix_us, rel=1e-9)
 
 
 @pytest.mark.parametrize(("tokens", "accepted"), [(2, 1.5), (5, 1.0), (5, 5.0), (9, 3.0)])

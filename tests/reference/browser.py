@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import itertools
 import json
@@ -142,26 +141,6 @@ class Browser:
                 "Input.dispatchKeyEvent", type=kind, key=key, code=code, windowsVirtualKeyCode=number, **given
             )
         self.settle()
-
-    def screenshot(self, path: Path, *, width: int = 1400, height: int | None = None) -> Path:
-        """Write the page, or its top, as PNG."""
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
-        )
-        self.settle()
-        if height is None:
-            height = int(self.run("document.documentElement.scrollHeight"))
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
-        self.settle()
-        self.settle()
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
-        return path
 
     def _next(self, timeout_s: float) -> dict[str, Any]:
         while b"\0" not in self._received:

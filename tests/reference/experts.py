@@ -11,14 +11,14 @@ Key = tuple[Any, ...]
 WIDTH = {"bf16": 2, "fp8": 1, "fp8_block": 1, "int4_wo": 0.5, "w4a16_mxfp4": 17 / 32, "nvfp4": 9 / 16}
 
 
-def bound(gpu: Any, key: Key, launch_us: float, gemms: int = 3) -> Any:
-    """B of experts at numbers of tokens, us."""
+def bound(gpu: Any, key: Key, launch_us: float) -> Any:
+    """Lower bound of the latency of gated experts at numbers of tokens, us."""
     dtype, hidden, wide, topk, experts, tp, ep, _ = key
 
     def bound_us(tokens: float) -> float:
         touched = experts / ep * (1 - (1 - topk / experts) ** tokens)
-        moved = touched * gemms * hidden * wide / tp * WIDTH[dtype] + 2 * 2 * tokens * hidden
-        work = 2 * gemms * tokens * topk * hidden * wide / (tp * ep)
+        moved = touched * 3 * hidden * wide / tp * WIDTH[dtype] + 2 * 2 * tokens * hidden
+        work = 2 * 3 * tokens * topk * hidden * wide / (tp * ep)
         return launch_us + 1e6 * (work / gpu.peak(dtype) + moved / gpu.hbm_bytes_per_s)
 
     return bound_us
@@ -41,17 +41,16 @@ def donors(wanted: Key, measured: list[Key]) -> list[tuple[Key, float]]:
     return [(key, share / sum(shares)) for key, share in zip(chosen, shares, strict=True)]
 
 
-def borrowed_us(tables: Any, wanted: Key, tokens: float, operator: str = "moe") -> float:
+def borrowed_us(tables: Any, wanted: Key, tokens: float) -> float:
     """Latency of a shape at a node of one of its donors, us."""
-    gemms = 2 if operator == "moe_nongated" else 3
     log_us = 0.0
-    for key, share in donors(wanted, list(tables.groups(operator))):
-        points = points_of(tables, operator, key)
+    for key, share in donors(wanted, list(tables.groups("moe"))):
+        points = points_of(tables, "moe", key)
         launch_us = min(points.values())
         theirs = tokens * (wanted[3] / wanted[4]) / (key[3] / key[4])
         near = min((node for (node,) in points), key=lambda node: abs(node - theirs))
         theirs = near if math.isclose(near, theirs, rel_tol=1e-12) else theirs
-        own_us, their_us = (bound(tables.gpu, one, launch_us, gemms) for one in (wanted, key))
+        own_us, their_us = (bound(tables.gpu, one, launch_us) for one in (wanted, key))
         us, _ = curve(points, theirs, their_us)
         log_us += share * math.log(us * own_us(tokens) / their_us(theirs))
     return math.exp(log_us)

@@ -87,8 +87,8 @@ def start(gpu: str = "h100", run_id: str = "run-a", **more: Any) -> dict[str, An
     }
 
 
-def steady_sentinels(rounds: int = 6) -> list[dict[str, Any]]:
-    return [sentinel(gemm(4096), i, 200.0 + 0.1 * (i % 3)) for i in range(rounds)]
+def steady_sentinels() -> list[dict[str, Any]]:
+    return [sentinel(gemm(4096), i, 200.0 + 0.1 * (i % 3)) for i in range(6)]
 
 
 def write_journal(

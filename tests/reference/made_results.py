@@ -23,14 +23,14 @@ CONCURRENCY = (1, 2, 4, 8, 16, 32, 64, 128)
 LIMITS = {"ttft_ms": 2000.0, "tpot_ms": 30.0}
 
 
-def deployment(plan: fastroof.StepPlan, isl: int, osl: int, concurrency: int, called: str) -> dict[str, Any]:
+def deployment(plan: fastroof.StepPlan, isl: int, osl: int, concurrency: int) -> dict[str, Any]:
     """One row: one replica that serves so many clients."""
     found = estimate(plan, isl, osl, concurrency).columns()
     step_s = found["request_latency_ms"] / 1e3
     rate = found["tokens_per_s_per_gpu"] * plan.tp
     exceeds = next((name[:-3] for name, most in LIMITS.items() if found[name] > most), None)
     return {
-        "model": called, "gpu": plan.gpu.name, "mode": "aggregated", "tp": plan.tp, "replicas": 1,
+        "model": plan.model.name, "gpu": plan.gpu.name, "mode": "aggregated", "tp": plan.tp, "replicas": 1,
         "total_gpus": plan.tp, "dtype": plan.dtype, "kv_dtype": plan.kv_dtype, "engine": plan.engine,
         "isl": isl, "osl": osl, "concurrency": concurrency, "request_rate_per_s": None,
         "max_num_batched_tokens": 8192, "prefix_hit": 0.0, "prefill_workers": 0, "decode_workers": 0,
@@ -49,22 +49,16 @@ def deployment(plan: fastroof.StepPlan, isl: int, osl: int, concurrency: int, ca
     }  # fmt: skip
 
 
-def deployments(
-    tables: fastroof.Tables,
-    *,
-    models: Sequence[str] = ("llama-3.1-8b", "qwen3-8b"),
-    called: Mapping[str, str] | None = None,
-    workloads: Sequence[tuple[int, int]] = ((1024, 128), (4000, 500)),
-) -> Iterator[dict[str, Any]]:
-    """Rows of a small sweep; ``called`` gives models other names in the results."""
-    for model in models:
+def deployments(tables: fastroof.Tables) -> Iterator[dict[str, Any]]:
+    """Rows of a small sweep."""
+    for model in ("llama-3.1-8b", "qwen3-8b"):
         for tp in (1, 2, 4):
             for dtype in ("bf16", "fp8"):
                 plan = fastroof.compile_plan(model, "h100", tables, tp=tp, dtype=dtype, engine="vllm")
-                for isl, osl in workloads:
+                for isl, osl in ((1024, 128), (4000, 500)):
                     for concurrency in CONCURRENCY:
                         try:
-                            yield deployment(plan, isl, osl, concurrency, (called or {}).get(model, model))
+                            yield deployment(plan, isl, osl, concurrency)
                         except FastroofError:
                             continue
 

@@ -224,13 +224,13 @@ def test_what_is_fetched_was_found_and_no_tier_holds_more_than_it_can(plan, seed
 FOUR = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "num_gpu_blocks": 8, "block_size": 4}
 
 
-def talk(outputs=1):
+def talk():
     """Three prompts, each twice, a second apart."""
     ids = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]] * 2
     return Trace(
         np.arange(6.0),
         [14] * 6,
-        [outputs] * 6,
+        [1] * 6,
         hash_ids=np.concatenate(ids),
         hash_offsets=np.arange(0, 25, 4),
         hash_block_size=4,
