@@ -80,7 +80,7 @@ class _EntryLibrary(_Library):  # type: ignore[misc]
 
 @register_pass(mutates_CFG=False, analysis_only=False)  # type: ignore[no-untyped-call]
 class _FixedFields(_Pass):  # type: ignore[misc]
-    """Replaces fields that a tuple's class fixes by their values: Numba drops branches on them untyped."""
+    """Replaces fields that a tuple's class fixes by their values, so Numba drops branches before it types."""
 
     _name = "fixed_fields"
 
@@ -99,7 +99,7 @@ class _FixedFields(_Pass):  # type: ignore[misc]
             elif isinstance(source, ir.Expr) and source.op == "getattr":
                 of = fields_of(source.value).get(source.attr)
             elif isinstance(source, ir.Global) and source.value is math:
-                return {"inf": math.inf}
+                return {"inf": math.inf}  # which such fields are compared with
             if not issubclass(type(of), types.BaseNamedTuple):
                 return {}
             return dict(zip(of.fields, of, strict=True)) | getattr(of.instance_class, "FIXED", {})

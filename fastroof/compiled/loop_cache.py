@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import pickle
+from collections import namedtuple
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -142,15 +143,17 @@ def check_compiler(options: dict[str, Any]) -> None:
     def doubled(value: float) -> float:
         return value + value
 
-    def increased(value: float) -> Any:
-        return called(value) + 1.0
+    with_fixed_field: Any = type("Options", (namedtuple("Fields", "one"),), {"FIXED": {"one": 1.0}})
+
+    def increased(value: float, options: Any) -> Any:
+        return called(value) + options.one
 
     with TemporaryDirectory() as folder:
         called: Any = LoopDispatcher(doubled, {}, options)
         loop: Any = LoopDispatcher(increased, {}, options)
         for one in (called, loop):
             one._cache = LoopCache(one.py_func, lambda: (Path(folder),))
-        answer = loop(3.0)
+        answer = loop(3.0, with_fixed_field(1.0))
         is_callee = [isinstance(compiled.entry_point, Callee) for compiled in called.overloads.values()]
         if (answer, is_callee, called(3.0)) != (7.0, [True], 6.0):
             raise NotImplementedError("a loop that calls another one compiles to something else")

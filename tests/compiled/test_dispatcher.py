@@ -187,6 +187,7 @@ BREAKS = {
     "a constructor with other arguments": (dispatcher._LoopPipeline, "__init__", lambda self, context: None),
     "a method that is gone": (dispatcher._EntryLibrary, "enable_object_caching", None),
     "a result with other fields": (dispatcher._Result, "_reduce", lambda self: 1 / 0),
+    "a pass over fields that fails": (dispatcher, "ir_utils", None),
     "results that are wrong": (LoopDispatcher, "__call__", lambda self, value: 0.0),
 }
 

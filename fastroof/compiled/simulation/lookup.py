@@ -83,9 +83,7 @@ def find_fetched(
 
 
 @jit_stateful_inline
-def hold_cached(
-    state: EngineState, options: EngineOptions, requests: Requests, request: int, found: Found
-) -> None:
+def hold_cached(state: EngineState, requests: Requests, request: int, found: Found) -> None:
     """Let an admitted request hold its cached blocks, and count what it found."""
     scalars = state.scalars
     hold_chain(state, requests, request, found.blocks)
@@ -111,7 +109,7 @@ def start_fetch(
     state.scalars[FREE] -= held
     requests.rows[request, REACHED] = found.reached
     is_first = requests.rows[request, FOUND] < 0
-    hold_cached(state, options, requests, request, found)
+    hold_cached(state, requests, request, found)
     publish_fetched(state, options, requests, request, found.blocks, found.reached)
     settle(state.scalars, state.cells, options)
     end_us, _ = fetch(state, options, requests, request, is_first)

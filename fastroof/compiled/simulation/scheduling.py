@@ -375,7 +375,7 @@ def make_step(
         if options.has_cache > 0:
             if not is_fetched:
                 is_first = requests.rows[request, FOUND] < 0
-                hold_cached(state, options, requests, request, found)
+                hold_cached(state, requests, request, found)
                 if options.num_tiers > 0 and found.reached > found.blocks:
                     publish_fetched(state, options, requests, request, found.blocks, found.reached)
                     end_us, before_us = fetch(state, options, requests, request, is_first)

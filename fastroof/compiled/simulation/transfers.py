@@ -54,7 +54,6 @@ class Line(NamedTuple):
 
 # rows of wanting
 FIRST_WANTING, LAST_WANTING, ON_THE_WAY = range(3)
-NUM_WANTING = 3
 
 # scalars: sizes of both heaps; requests that decode engines were sent, that ended, that clients sent
 BEGINNING, ENDING, HANDED, ENDED, RELEASED = range(5)
