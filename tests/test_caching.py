@@ -32,8 +32,8 @@ from fastroof.ui.answers import step_answer
 table_set.BOUNDED_CACHE_BYTES = plans.PLANS_BYTES = 2**23
 
 def rss():
-    with open("/proc/self/statm") as said:
-        return int(said.read().split()[1]) * 4096
+    with open("/proc/self/statm") as counts:
+        return int(counts.read().split()[1]) * 4096
 
 store, dice = plans.PlanStore(), random.Random(7)
 for number in range(200):
@@ -136,11 +136,11 @@ def test_threads_that_meet_get_right_values() -> None:
     cache: BoundedCache[str] = BoundedCache(300)
     wrong: list[int] = []
 
-    def ask(seed: int) -> None:
-        asked = np.random.default_rng(seed).integers(0, 9, 20_000).tolist()
-        wrong.extend(i for i in asked if cache.get(i, lambda i=i: str(i), lambda _: 60) != str(i))
+    def look_up(seed: int) -> None:
+        keys = np.random.default_rng(seed).integers(0, 9, 20_000).tolist()
+        wrong.extend(i for i in keys if cache.get(i, lambda i=i: str(i), lambda _: 60) != str(i))
 
-    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)]
+    threads = [threading.Thread(target=look_up, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -151,7 +151,7 @@ def test_threads_that_meet_get_right_values() -> None:
 
 @pytest.mark.parametrize("method", ["roofline", "linear_mfu"])
 def test_values_up_to_a_smaller_number_begin_alike(h100: fastroof.Tables, method: str) -> None:
-    """Whatever was asked for before, they are those of the curve, to the bit."""
+    """Whatever was queried before, they are those of the curve, to the bit."""
     curves = TableCurves(h100, method=method)
     plan = fastroof.compile_plan(
         "qwen3-30b-a3b", "h100", h100, method=method, tp=2, max_tokens=64, engine="kernels"
@@ -208,13 +208,13 @@ class Slow:
 def test_threads_wait_for_the_one_that_makes_a_value(name: str) -> None:
     slow = Slow()
 
-    def ask(_: int) -> int:
+    def get(_: int) -> int:
         found = getattr(slow, name)
         made: int = found() if callable(found) else found
         return made
 
     with ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(ask, range(8))) == {1}
+        assert set(pool.map(get, range(8))) == {1}
     assert len(slow.made) == 1
 
 

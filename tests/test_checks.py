@@ -57,7 +57,7 @@ def test_what_has_several_lines_is_shown_in_one(given):
     assert "\n" not in shown(given)
 
 
-def test_messages_of_others_have_one_line():
+def test_third_party_messages_have_one_line():
     assert one_line(ValueError("no\n  column: 3\n")) == "no column: 3"
     assert len(one_line(ValueError("x" * 500))) == 200
 
@@ -87,14 +87,14 @@ def test_no_check_fails_over_a_value(what):
         whole_number("threads", UNWRITABLE[what], 1, 64)
 
 
-def test_a_duration_is_no_number_though_numpy_calls_it_an_integer():
+def test_a_duration_is_not_a_number_though_numpy_calls_it_an_integer():
     for duration in (np.timedelta64(3), np.timedelta64(3, "s"), np.timedelta64("nat")):
         assert not is_whole_number(duration)
         assert not is_number(duration)
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.longdouble])
-def test_numbers_of_any_width_are_told_without_a_warning(kind):
+def test_numbers_of_any_width_are_distinguished_without_a_warning(kind):
     assert is_number(kind(3))
     assert not is_number(kind("inf"))
     assert not is_number(kind("nan"))
@@ -105,7 +105,7 @@ NO_WORDS = ([], ["ray"], {"ray": 1}, np.array(["ray", "x"]), np.array("ray"), b"
 
 
 @pytest.mark.parametrize("value", NO_WORDS, ids=shown)
-def test_what_is_none_of_some_words_is_refused_whatever_it_is(value):
+def test_anything_but_some_words_is_refused(value):
     assert one_of("engine", "ray", WORDS) == "ray"
     with pytest.raises(fastroof.FastroofError, match="engine must be one of local, ray, got "):
         one_of("engine", value, WORDS)

@@ -223,7 +223,7 @@ def test_the_line_of_a_key_is_found_whatever_is_around_it(path, line):
     assert documents._line_of(ODD, path) == line
 
 
-def test_a_table_says_where_what_is_wrong():
+def test_a_table_names_the_place_of_an_error():
     table = documents.parse_table('m = 0\n[a]\nn = 1.5\nk = "x"\n[[b]]\nc = ["d", 2]', "file", GpuError)
 
     def message(read):

@@ -64,7 +64,6 @@ class Ready:
 
     kernel: str
     device: str
-    version: str
 
 
 @dataclass(frozen=True)
@@ -140,9 +139,9 @@ class _Member:
     def ready(self) -> Ready:
         torch = self.torch
         if not self.on_gpu:
-            return Ready(f"gloo all_reduce (torch {torch.__version__})", "cpu", str(torch.__version__))
+            return Ready(f"gloo all_reduce (torch {torch.__version__})", "cpu")
         version = ".".join(map(str, torch.cuda.nccl.version()))
-        return Ready(f"nccl all_reduce {version}", torch.cuda.get_device_name(self.device), version)
+        return Ready(f"nccl all_reduce {version}", torch.cuda.get_device_name(self.device))
 
     def leave(self) -> None:
         self.dist.destroy_process_group()

@@ -178,9 +178,9 @@ def test_a_combine_over_nvlink_is_bf16_whatever_the_experts_are():
     tables = load_tables("gb200")
     one = replace(CALL, library="nvlink_one_sided", hidden=7168, num_experts=256, num_gpus=16)
     combine = replace(one, phase="combine", role="experts_combine")
-    asked = [at(tables, replace(combine, comm_dtype=dtype), 512) for dtype in ("nvfp4", "bf16", "fp8")]
-    assert [us for us, _ in asked] == [asked[0][0]] * 3
-    assert [origin for _, origin in asked] == [ORIGIN_MEASURED, ORIGIN_BORROWED, ORIGIN_BORROWED]
+    answers = [at(tables, replace(combine, comm_dtype=dtype), 512) for dtype in ("nvfp4", "bf16", "fp8")]
+    assert [us for us, _ in answers] == [answers[0][0]] * 3
+    assert [origin for _, origin in answers] == [ORIGIN_MEASURED, ORIGIN_BORROWED, ORIGIN_BORROWED]
     # dispatch is not: a token in bf16 is 32/9 of one in nvfp4
     sent = [at(tables, replace(one, comm_dtype=dtype), 4096)[0] for dtype in ("nvfp4", "bf16")]
     assert sent[1] > 2.0 * sent[0]

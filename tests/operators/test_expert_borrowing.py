@@ -1,4 +1,4 @@
-"""Experts of shapes that were not measured: who are the donors, at equal work, and what answers say of it."""
+"""Experts of shapes that were not measured: who are the donors, at equal work, and how answers name them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def every_source() -> Tables:
     return load_tables("h100")
 
 
-def asked(key: tuple) -> dict:
+def values_of(key: tuple) -> dict:
     return dict(zip(NAMES, key, strict=True))
 
 
@@ -108,28 +108,28 @@ def test_another_split_of_a_measured_layer_is_borrowed_from_that_layer(h100, dat
     assert 1 <= len(borrowed) <= 2
     assert {one.kernel.layer for one in borrowed} == {measured[1:5]}
     assert sum(one.weight for one in borrowed) == pytest.approx(1.0)
-    answer = h100.lookup("moe", num_tokens=[1, 100, 100_000], **asked(wanted), with_error=True)
+    answer = h100.lookup("moe", num_tokens=[1, 100, 100_000], **values_of(wanted), with_error=True)
     assert answer.origin.tolist() == [3, 3, 3]
     assert (answer.latency_us > 0).all()
     for method in ("linear_mfu", "nearest", "floor"):
-        assert h100.lookup("moe", num_tokens=7, method=method, **asked(wanted)).origin == 3
+        assert h100.lookup("moe", num_tokens=7, method=method, **values_of(wanted)).origin == 3
 
 
 def test_equal_work_takes_over_latency_over_roofline():
-    """One donor with as many tokens an expert, half as wide: what B says, times its latency / B."""
+    """One donor with as many tokens an expert, half as wide: the latency of B, times its own latency / B."""
     donor = kernel(2048, 768, 8, 128)
     tables = handmade_tables(moe=rows(donor))
     wanted = kernel(2048, 1536, 16, 256)
     launch_us = min(us for *_, us in rows(donor))
     ours, theirs = (naive.bound(tables.gpu, key, launch_us) for key in (wanted, donor))
-    answer = tables.lookup("moe", num_tokens=TOKENS, **asked(wanted))
+    answer = tables.lookup("moe", num_tokens=TOKENS, **values_of(wanted))
     expected = [us * ours(m) / theirs(m) for (*_, m, us) in rows(donor)]
     np.testing.assert_allclose(answer.latency_us, expected, rtol=1e-12)
     assert set(answer.origin.tolist()) == {3}
     # half the share of the experts: as many tokens an expert at twice the tokens
     sparser = kernel(2048, 768, 4, 128)
     ours = naive.bound(tables.gpu, sparser, launch_us)
-    answer = tables.lookup("moe", num_tokens=[2 * m for m in TOKENS], **asked(sparser))
+    answer = tables.lookup("moe", num_tokens=[2 * m for m in TOKENS], **values_of(sparser))
     expected = [us * ours(2 * m) / theirs(m) for (*_, m, us) in rows(donor)]
     np.testing.assert_allclose(answer.latency_us, expected, rtol=1e-12)
 
@@ -138,7 +138,9 @@ def test_equal_work_takes_over_latency_over_roofline():
 def test_the_order_of_rows_changes_no_bit(order):
     wanted = (kernel(2048, 768, 8, 128, 2, 4), kernel(3000, 900, 6, 100, 2))
     answers = [
-        handmade_tables(moe=[MADE[i] for i in places]).lookup("moe", num_tokens=[1, 5, 3000], **asked(key))
+        handmade_tables(moe=[MADE[i] for i in places]).lookup(
+            "moe", num_tokens=[1, 5, 3000], **values_of(key)
+        )
         for places in (range(len(MADE)), order)
         for key in wanted
     ]
@@ -149,7 +151,7 @@ def test_the_order_of_rows_changes_no_bit(order):
 def test_a_measured_shape_comes_back_and_is_donor_to_others_alone():
     tables = handmade_tables(moe=MADE)
     for key in (*SPLITS, *OTHERS):
-        answer = tables.lookup("moe", num_tokens=TOKENS, **asked(key))
+        answer = tables.lookup("moe", num_tokens=TOKENS, **values_of(key))
         assert answer.latency_us.tolist() == [us for *_, us in rows(key)]
         assert not answer.origin.any()
         assert MOE.donors(tables, key) == ()
@@ -171,14 +173,14 @@ def test_a_dtype_that_was_not_measured_is_not_borrowed_from_another():
     with pytest.raises(
         MissingTableError, match=r"dtype=fp8_block, and dtypes are not borrowed; measured: bf16"
     ):
-        tables.lookup("moe", num_tokens=1, **asked(kernel(2048, 768, 8, 128, dtype="fp8_block")))
+        tables.lookup("moe", num_tokens=1, **values_of(kernel(2048, 768, 8, 128, dtype="fp8_block")))
 
 
 def test_another_distribution_is_borrowed_where_the_requested_one_is_missing():
     tables = handmade_tables(moe=MADE)
     wanted = kernel(2048, 768, 8, 128, routing="power_law_1.2")
     answer, same = (
-        tables.lookup("moe", num_tokens=64, with_error=True, **asked(key)) for key in (wanted, SPLITS[0])
+        tables.lookup("moe", num_tokens=64, with_error=True, **values_of(key)) for key in (wanted, SPLITS[0])
     )
     assert (int(answer.origin), int(same.origin)) == (3, 0)
     assert float(answer.relative_error) >= 0.23
@@ -264,11 +266,11 @@ def test_unsound_rows_neither_serve_nor_are_donors_where_others_are_sound(every_
 
 def test_the_kernels_of_an_engine_are_donors_before_another_engines_very_shape(every_source):
     wanted = kernel(2048, 768, 8, 128, 2, 4)  # SGLang and TensorRT-LLM measured it, vLLM did not
-    assert every_source.lookup("moe", num_tokens=64, **asked(wanted)).origin == 0
+    assert every_source.lookup("moe", num_tokens=64, **values_of(wanted)).origin == 0
     assert every_source.source_of("moe", wanted) == TRTLLM
     of_vllm = every_source.in_order(KernelOrder(("vllm", "trtllm", "sglang")))
-    answer = of_vllm.lookup("moe", num_tokens=64, **asked(wanted))
-    alone = load_tables("h100", source={"moe": VLLM}).lookup("moe", num_tokens=64, **asked(wanted))
+    answer = of_vllm.lookup("moe", num_tokens=64, **values_of(wanted))
+    alone = load_tables("h100", source={"moe": VLLM}).lookup("moe", num_tokens=64, **values_of(wanted))
     assert answer.origin == 3
     assert answer.latency_us == alone.latency_us
 
@@ -276,7 +278,7 @@ def test_the_kernels_of_an_engine_are_donors_before_another_engines_very_shape(e
 @given(sizes=sizes, dtype=st.sampled_from(["bf16", "fp8_block"]), tokens=st.integers(1, 20_000))
 def test_borrowed_latencies_are_no_less_than_their_flops_and_grow_with_tokens(h100, sizes, dtype, tokens):
     wanted = (dtype, *sizes, "balanced")
-    some, more = h100.lookup("moe", num_tokens=[tokens, 16 * tokens], **asked(wanted)).latency_us
+    some, more = h100.lookup("moe", num_tokens=[tokens, 16 * tokens], **values_of(wanted)).latency_us
     _, hidden, wide, topk, _, tp, ep, _ = wanted
     assert some > 1e6 * 6 * tokens * topk * hidden * wide / (tp * ep) / h100.gpu.peak(dtype)
     # few experts on a GPU: launches and tiles, which measured rows fall by up to a quarter for
@@ -304,7 +306,7 @@ def test_no_borrowed_kernel_is_nearer_to_its_roofline_than_its_donors(h100, size
     assert min(scaled) * (1 - 1e-9) <= packed.curve.value[1 + index] <= max(scaled) * (1 + 1e-9)
 
 
-def test_a_table_of_far_kernels_is_no_donor_before_a_nearer_one():
+def test_a_nearer_table_is_a_donor_before_one_of_far_kernels():
     far, near = kernel(7168, 8192, 1, 16), kernel(2048, 1024, 8, 128)
     wanted = kernel(2048, 1100, 8, 128)
     tables = two_engines(rows(far), rows(near))
@@ -313,8 +315,8 @@ def test_a_table_of_far_kernels_is_no_donor_before_a_nearer_one():
     tables = two_engines(rows(far), [*rows(near), *rows(wanted)])
     of_vllm = tables.in_order(KernelOrder(("vllm", "trtllm")))
     assert MOE.donors(of_vllm, wanted) == ()
-    assert of_vllm.lookup("moe", num_tokens=64, **asked(wanted)).origin == 3
-    assert tables.lookup("moe", num_tokens=64, **asked(wanted)).origin == 0
+    assert of_vllm.lookup("moe", num_tokens=64, **values_of(wanted)).origin == 3
+    assert tables.lookup("moe", num_tokens=64, **values_of(wanted)).origin == 0
 
 
 def two_engines(vllm: list[tuple], trtllm: list[tuple]) -> Tables:
@@ -370,9 +372,9 @@ def test_of_equally_near_kernels_the_same_are_donors_in_any_order_of_rows():
         assert chosen(order) == expected
 
 
-def test_a_table_of_one_layer_says_what_others_say():
+def test_a_table_of_one_layer_answers_as_others_do():
     tables = handmade_tables(moe=rows(SPLITS[0]))
-    answer = tables.lookup("moe", num_tokens=64, with_error=True, **asked(OTHERS[0]))
+    answer = tables.lookup("moe", num_tokens=64, with_error=True, **values_of(OTHERS[0]))
     assert float(answer.relative_error) == pytest.approx(0.29, abs=0.01)
     errors = BorrowingErrors(0.1, (0.2, 0.3, 0.4))
     (far,) = nearest(ExpertShape(*OTHERS[2]), [ExpertShape(*SPLITS[0])], EXPERTS)
@@ -418,7 +420,7 @@ def test_plans_read_the_same_curve_as_lookups(h100, layout, experts):
         for m in tokens
     ]  # fmt: skip
     ranks = plan.layout.dp
-    found = h100.lookup(operator, num_tokens=[m * ranks for m in tokens], **asked(key))
+    found = h100.lookup(operator, num_tokens=[m * ranks for m in tokens], **values_of(key))
     np.testing.assert_allclose([part.total_us / part.calls for part in parts], found.latency_us, rtol=1e-12)
     assert [part.origin for part in parts] == found.origin.tolist()
     assert {part.source for part in parts} == {VLLM}

@@ -1,4 +1,4 @@
-"""What the page is answered: plans' own numbers, to the bit, and those of the commands beside them."""
+"""Answers to the page: plans' own numbers, to the bit, and those of the commands shown with them."""
 
 from __future__ import annotations
 
@@ -91,33 +91,33 @@ def test_a_step_is_what_plans_explain(store: PlanStore, h100: fastroof.Tables, v
     assert (answer["latency_us"], answer["relative_error"]) == (explained.total_us, explained.relative_error)
     assert answer["origin"] == ORIGINS[explained.origin]
     assert len(answer["operators"]) == len(explained.operators)
-    for told, part in zip(answer["operators"], explained.operators, strict=True):
-        assert as_json({name: told[name] for name in part._fields}) == as_json(
+    for shown, part in zip(answer["operators"], explained.operators, strict=True):
+        assert as_json({name: shown[name] for name in part._fields}) == as_json(
             {**part._asdict(), "origin": ORIGINS[part.origin]}
         )
-        if told["flops_per_s"]:
-            assert told["flops_per_s"] == pytest.approx(part.flops / part.total_us * 1e6)
-            assert told["flops_per_byte"] == part.flops / part.moved_bytes
+        if shown["flops_per_s"]:
+            assert shown["flops_per_s"] == pytest.approx(part.flops / part.total_us * 1e6)
+            assert shown["flops_per_byte"] == part.flops / part.moved_bytes
     assert sum(answer["groups_us"].values()) == pytest.approx(explained.total_us, rel=1e-9)
 
 
 @pytest.mark.slow
-def test_a_step_is_what_its_command_says(store: PlanStore, view: View) -> None:
+def test_a_step_is_what_its_command_prints(store: PlanStore, view: View) -> None:
     answer = as_json(step_answer(store, view))
-    told = printed(answer["commands"]["step"])
+    output = printed(answer["commands"]["step"])
     step = answer["step"]
     for name in ("latency_us", "relative_error", "origin", "tokens", "tokens_per_s_per_gpu"):
-        assert told[name] == step[name], name
-    for one, other in zip(told["operators"], step["operators"], strict=True):
+        assert output[name] == step[name], name
+    for one, other in zip(output["operators"], step["operators"], strict=True):
         assert {name: value for name, value in one.items() if name not in ("share", "bytes_per_s")} == {
             name: other[name] for name in one if name not in ("share", "bytes_per_s")
         }
         assert one["bytes_per_s"] == other["bytes_per_s"]
-    assert told["energy"] == step["energy"]
-    assert told.get("lora") == answer["plan"]["lora"] == view.lora
-    assert told["memory_bytes"] == answer["plan"]["memory_bytes"]
-    assert told["max_kv_tokens"] == answer["plan"]["max_kv_tokens"]
-    assert told["tables_hash"] == answer["plan"]["tables_hash"]
+    assert output["energy"] == step["energy"]
+    assert output.get("lora") == answer["plan"]["lora"] == view.lora
+    assert output["memory_bytes"] == answer["plan"]["memory_bytes"]
+    assert output["max_kv_tokens"] == answer["plan"]["max_kv_tokens"]
+    assert output["tables_hash"] == answer["plan"]["tables_hash"]
 
 
 def test_the_curve_is_the_steps_own(store: PlanStore, h100: fastroof.Tables, view: View) -> None:
@@ -125,7 +125,7 @@ def test_the_curve_is_the_steps_own(store: PlanStore, h100: fastroof.Tables, vie
     step = step_answer(store, view)["step"]
     assert curve["at"] in curve["x"]
     assert curve["x"] == sorted(set(curve["x"]))
-    # the point of interest is the step beside it
+    # the point of interest is the step shown next to the curve
     here = curve["x"].index(curve["at"])
     assert curve["latency_us"][here] == step["latency_us"]
     assert curve["relative_error"][here] == pytest.approx(step["relative_error"], rel=1e-12)
@@ -150,7 +150,7 @@ def test_a_curve_ends_soon_after_the_memory(store: PlanStore) -> None:
 
 
 @pytest.mark.slow
-def test_clients_see_what_estimates_say(store: PlanStore, h100: fastroof.Tables, view: View) -> None:
+def test_clients_see_what_estimates_return(store: PlanStore, h100: fastroof.Tables, view: View) -> None:
     answer = step_answer(store, view)["serving"]
     plan = fastroof.compile_plan(
         view.model, "h100", h100, **view.plan_options, **view.serving_sizes(answer["clients"])
@@ -170,7 +170,7 @@ def test_clients_see_what_estimates_say(store: PlanStore, h100: fastroof.Tables,
 
 
 @pytest.mark.slow
-def test_the_python_beside_an_answer_gives_it(
+def test_the_python_of_an_answer_gives_it(
     store: PlanStore, view: View, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer = step_answer(store, view)
@@ -185,7 +185,7 @@ def test_the_python_beside_an_answer_gives_it(
     ]  # fmt: skip
 
 
-def test_what_does_not_fit_is_said_and_the_step_shown(store: PlanStore) -> None:
+def test_what_does_not_fit_is_named_and_the_step_shown(store: PlanStore) -> None:
     answer = step_answer(store, View(model="llama-3.1-70b", tp=1))
     assert "no room" in "".join(answer["notes"]) or "leave no room" in "".join(answer["notes"])
     assert "KV cache" in answer["serving"]["problem"]
@@ -269,16 +269,16 @@ def test_the_best_layout_is_that_of_best(store: PlanStore) -> None:
     ],
     ids=["default", "percentile", "none"],
 )
-def test_what_to_run_is_what_its_command_and_python_say(store: PlanStore, view: View) -> None:
+def test_what_to_run_is_what_its_command_and_python_give(store: PlanStore, view: View) -> None:
     answer = as_json(deployment_answer(store, view))
-    (said,) = printed(answer["command"])["answers"]
+    (output,) = printed(answer["command"])["answers"]
     found = fastroof.recommend(
         view.model, view.gpu, **deployment_question_of(store, view), percentile=float(view.percentile)
     )
     (meant,) = found.answers.answers
-    assert answer["limits_on"] == said["limits_on"] == meant.limits_on == f"p{view.percentile}"
-    assert len(answer["choices"]) == len(said["choices"]) == len(meant.choices)
-    for mine, theirs, choice in zip(answer["choices"], said["choices"], meant.choices, strict=True):
+    assert answer["limits_on"] == output["limits_on"] == meant.limits_on == f"p{view.percentile}"
+    assert len(answer["choices"]) == len(output["choices"]) == len(meant.choices)
+    for mine, theirs, choice in zip(answer["choices"], output["choices"], meant.choices, strict=True):
         assert theirs["row"] == as_json(choice.row)
         assert mine["layout"] == copies_words(choice.row)
         for name in ("concurrency", "requests_per_s", "tokens_per_s_per_gpu", "max_num_seqs"):
@@ -319,14 +319,14 @@ def test_layouts_are_powers_of_two_up_to_the_gpus(store: PlanStore) -> None:
 
 def test_a_start_is_what_its_command_prints(store: PlanStore, view: View) -> None:
     answer = as_json(start_answer(store, view))
-    told = printed(answer["asked"])
+    output = printed(answer["asked"])
     changed = {"changes"}  # shown as options
-    assert {key: value for key, value in told.items() if key not in changed} == {
-        key: answer[key] for key in told if key not in changed
+    assert {key: value for key, value in output.items() if key not in changed} == {
+        key: answer[key] for key in output if key not in changed
     }
-    assert len(answer["changes"]) == len(told["changes"])
-    plan = store.plan(view, {"max_tokens": view.budget, "max_seqs": told["max_num_seqs"]}).plan
-    assert told["memory"]["blocks"] == plan.memory.blocks
+    assert len(answer["changes"]) == len(output["changes"])
+    plan = store.plan(view, {"max_tokens": view.budget, "max_seqs": output["max_num_seqs"]}).plan
+    assert output["memory"]["blocks"] == plan.memory.blocks
 
 
 # -- capacities ------------------------------------------------------------------------------------
@@ -336,12 +336,12 @@ def test_a_start_is_what_its_command_prints(store: PlanStore, view: View) -> Non
 @pytest.mark.parametrize("name", ["decode", "budget", "kernels", "lora"])
 def test_a_capacity_is_what_its_command_finds(store: PlanStore, name: str) -> None:
     answer = as_json(capacity_answer(store, VIEWS[name]))
-    told = printed(answer["command"])
-    assert {key: value for key, value in told.items() if key in answer} == {
-        key: answer[key] for key in told if key in answer
+    output = printed(answer["command"])
+    assert {key: value for key, value in output.items() if key in answer} == {
+        key: answer[key] for key in output if key in answer
     }
-    assert told["requests_per_s"] > 0
-    assert told["requests"] > told["counted"] >= 20_000
+    assert output["requests_per_s"] > 0
+    assert output["requests"] > output["counted"] >= 20_000
 
 
 def test_a_capacity_needs_limits_and_ends(store: PlanStore) -> None:
@@ -388,18 +388,18 @@ OFTEN = ("plain", "sessions", "tiers", "pools", "autoscaling")
 def test_simulated_traffic_is_what_its_command_prints(store: PlanStore, name: str) -> None:
     view = traffic(**TRAFFIC[name])
     answer = as_json(simulation_answer(store, view))
-    told = printed(answer["command"])
-    assert {key: answer.get(key) for key in told} == told
-    assert told["finished"] == view.num_requests
-    assert ("energy" in told) == (name not in ("pools", "stages"))
-    assert ("goodput" in told) == (name != "no_limits")
-    assert ("sessions" in told) == ("turns" in TRAFFIC[name])
-    assert ("prefix_cache" in told) == (name in ("sessions", "tiers"))
+    output = printed(answer["command"])
+    assert {key: answer.get(key) for key in output} == output
+    assert output["finished"] == view.num_requests
+    assert ("energy" in output) == (name not in ("pools", "stages"))
+    assert ("goodput" in output) == (name != "no_limits")
+    assert ("sessions" in output) == ("turns" in TRAFFIC[name])
+    assert ("prefix_cache" in output) == (name in ("sessions", "tiers"))
     for kind, key in (("tiers", "kv_tiers"), ("pools", "pools"), ("autoscaling", "autoscaling")):
-        assert (key in told) == (name == kind)
+        assert (key in output) == (name == kind)
     figures, series = dict(answer["figures"]), answer["series"]
     assert figures["requests finished"] == "300 of 300" or name == "rare_limits"
-    assert ("J a token" in figures) == ("energy" in told)
+    assert ("J a token" in figures) == ("energy" in output)
     assert ("serving" in series) == (name == "autoscaling")
     assert len({len(values) for values in series.values()}) == 1
 
@@ -483,7 +483,7 @@ def test_without_known_power_only_energy_is_missing(store: PlanStore) -> None:
     assert row["tpot_ms"] == answer["serving"]["tpot_ms"]
 
 
-def test_adapters_are_no_files(store: PlanStore, tmp_path: Path) -> None:
+def test_adapters_are_not_files(store: PlanStore, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(
         '{"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"]}'
     )

@@ -1,4 +1,4 @@
-"""The page in a browser: it shows what it was answered, follows its controls, and asks nobody else."""
+"""The page in a browser: it shows the answers it gets, follows its controls, and queries no other server."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def text(browser: Browser, selector: str) -> str:
 
 
 def put(browser: Browser, name: str, value: str) -> None:
-    """Give a control a value, as somebody's hand does."""
+    """Give a control a value, as a user's hand does."""
     before = browser.run(PICTURES)
     browser.run(
         f"(() => {{ const c = document.getElementById('controls').elements[{json.dumps(name)}]; "
@@ -128,17 +128,17 @@ def test_it_shows_what_it_was_answered(opened: Browser, page: PageServer) -> Non
         assert opened.run(f"document.getElementById('{chart}').getAttribute('aria-label').length") > 20
 
 
-def test_nothing_is_asked_of_others(opened: Browser, page: PageServer) -> None:
+def test_no_other_server_is_queried(opened: Browser, page: PageServer) -> None:
     put(opened, "batch", "20")
     opened.run("document.getElementById('theme').dispatchEvent(new Event('change'))")
-    asked = set(opened.requests)
+    requested = set(opened.requests)
     assert {
         f"{page.url}ask/step",
         f"{page.url}ask/start",
         f"{page.url}ask/layouts",
         f"{page.url}ask/capacity",
-    } <= asked
-    assert [address for address in asked if not address.startswith(page.url)] == []
+    } <= requested
+    assert [address for address in requested if not address.startswith(page.url)] == []
     # what is not the page's own does not run, and is not loaded
     blocked = opened.run(
         "new Promise(done => {"
@@ -173,7 +173,7 @@ def test_pictures_follow_the_controls(opened: Browser) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_asked_again_is_what_changed(opened: Browser, page: PageServer) -> None:
+def test_what_is_requested_again_is_what_changed(opened: Browser, page: PageServer) -> None:
     opened.requests.clear()
     put(opened, "batch", "33")
     assert {address.rpartition("/")[2] for address in opened.requests} == {"step"}
@@ -182,7 +182,7 @@ def test_what_is_asked_again_is_what_changed(opened: Browser, page: PageServer) 
 
 
 @pytest.mark.slow
-def test_what_to_run_is_asked_by_a_button_and_is_that_of_the_command(
+def test_what_to_run_is_requested_by_a_button_and_is_that_of_the_command(
     opened: Browser, page: PageServer
 ) -> None:
     put(opened, "gpus", "2")
@@ -238,7 +238,7 @@ def test_traffic_is_simulated_by_a_button(opened: Browser, page: PageServer) -> 
     assert "100\u00a0% within TTFT 1,000 ms and TPOT 30 ms; at p99 TTFT kept, TPOT kept. A session" in words
     assert text(opened, "#simulation-command code") == answer["command"]
     shown = opened.run("[...document.querySelectorAll('#simulation-figures li')].map(i => i.textContent)")
-    assert shown == [f"{name}{said}" for name, said in answer["figures"]]
+    assert shown == [f"{name}{value}" for name, value in answer["figures"]]
     p99 = opened.run("document.querySelector('#simulation-times tbody tr').cells[5].textContent")
     assert float(p99.replace(",", "")) == pytest.approx(answer["ttft_ms"]["p99"], rel=0.006)
     before = drawn(opened, "simulation-chart")
@@ -283,7 +283,7 @@ def test_pools_and_autoscaling_are_simulated(opened: Browser) -> None:
 
 
 @pytest.mark.slow
-def test_a_simulation_ends_when_another_is_asked_for(opened: Browser, page: PageServer) -> None:
+def test_a_simulation_ends_when_another_is_requested(opened: Browser, page: PageServer) -> None:
     put(opened, "num_requests", "131072")
     put(opened, "rate", "5")
     ended, press = page.app.calls.abandoned, "document.getElementById('simulate').click()"
@@ -401,10 +401,10 @@ def test_layouts_and_points_can_be_taken(opened: Browser) -> None:
 def test_an_outdated_answer_is_not_shown(opened: Browser, page: PageServer) -> None:
     opened.run("""(() => {
       const real = window.fetch;
-      window.open_now = 0; window.most_open = 0; window.asked = []; window.seen = [];
+      window.open_now = 0; window.most_open = 0; window.requested = []; window.seen = [];
       window.fetch = async (address, given) => {
         if (!String(address).endsWith('layouts')) return real(address, given);
-        window.asked.push(JSON.parse(given.body).isl);
+        window.requested.push(JSON.parse(given.body).isl);
         window.most_open = Math.max(window.most_open, ++window.open_now);
         const reply = await real(address, given);
         await new Promise(done => setTimeout(done, 700));
@@ -421,9 +421,9 @@ def test_an_outdated_answer_is_not_shown(opened: Browser, page: PageServer) -> N
         )
         time.sleep(0.25)
     settled(opened)
-    asked, seen = opened.run("window.asked"), opened.run("window.seen")
-    assert asked[0] == 600
-    assert asked[-1] == 900
+    requested, seen = opened.run("window.requested"), opened.run("window.seen")
+    assert requested[0] == 600
+    assert requested[-1] == 900
     assert opened.run("window.most_open") == 1
     # those on the way there were overtaken; the last one is shown, and nothing else was
     assert len(seen) == 1
@@ -431,15 +431,15 @@ def test_an_outdated_answer_is_not_shown(opened: Browser, page: PageServer) -> N
 
 
 @pytest.mark.slow
-def test_a_pinned_view_stays_beside_the_next(opened: Browser) -> None:
+def test_a_pinned_view_stays_next_to_the_following_one(opened: Browser) -> None:
     opened.click("#pin")
     assert "llama-3.1-8b on NVIDIA H100 SXM" in text(opened, "#pinned")
     assert text(opened, "#tile-step .quiet").startswith("as pinned, ")
     before = float(text(opened, "#tile-step .big").split()[0])
     put(opened, "dtype", "fp8")
     now = float(text(opened, "#tile-step .big").split()[0])
-    told = text(opened, "#tile-step .quiet").split()[0]
-    assert float(told.replace("\N{MINUS SIGN}", "-")) == pytest.approx((now / before - 1) * 100, abs=0.6)
+    shown = text(opened, "#tile-step .quiet").split()[0]
+    assert float(shown.replace("\N{MINUS SIGN}", "-")) == pytest.approx((now / before - 1) * 100, abs=0.6)
     assert text(opened, "#curve-legend").endswith("pinned")
     compared = drawn(opened, "curve")
     opened.click("#pin")

@@ -68,11 +68,11 @@ class Reply(NamedTuple):
         return json.loads(self.body)
 
 
-def ask(page: PageServer, method: str, path: str, body: Any = None, **headers: str) -> Reply:
+def send(page: PageServer, method: str, path: str, body: Any = None, **headers: str) -> Reply:
     connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
     try:
         connection.request(
-            method, path, body, {name.replace("_", "-"): told for name, told in headers.items()}
+            method, path, body, {name.replace("_", "-"): value for name, value in headers.items()}
         )
         got = connection.getresponse()
         return Reply(got.status, {name.lower(): value for name, value in got.getheaders()}, got.read())
@@ -82,14 +82,14 @@ def ask(page: PageServer, method: str, path: str, body: Any = None, **headers: s
 
 def post(page: PageServer, question: str, document: Any, **headers: str) -> Reply:
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
-    return ask(page, "POST", f"/ask/{question}", body, **{**JSON, **headers})
+    return send(page, "POST", f"/ask/{question}", body, **{**JSON, **headers})
 
 
 # -- answers ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_a_question_gets_what_python_is_told(page: PageServer) -> None:
+def test_a_question_gets_what_python_gets(page: PageServer) -> None:
     for question, answer in (
         ("step", step_answer),
         ("start", answers.start_answer),
@@ -103,8 +103,8 @@ def test_a_question_gets_what_python_is_told(page: PageServer) -> None:
         assert reply.read == json.loads(json.dumps(for_json(answer(page.store, SMALL))))
 
 
-def test_choices_say_what_there_is(page: PageServer) -> None:
-    choices = ask(page, "GET", "/choices").read
+def test_choices_list_what_is_available(page: PageServer) -> None:
+    choices = send(page, "GET", "/choices").read
     assert choices["start"] == SMALL.document()
     assert {"llama-3.1-8b", "qwen3-32b-fp8"} <= set(choices["models"])
     known = {gpu["name"]: gpu["known"] for gpu in choices["gpus"]}
@@ -115,7 +115,7 @@ def test_choices_say_what_there_is(page: PageServer) -> None:
             View.of({name: value})
 
 
-def test_an_error_is_one_line_that_says_what_would_do(page: PageServer) -> None:
+def test_an_error_is_one_line_that_names_valid_values(page: PageServer) -> None:
     reply = post(page, "step", {**SMALL.document(), "tp": 3})
     assert (reply.status, reply.read["error"]) == (400, "PlanError")
     assert "1, 2, 4, 8" in reply.read["message"]
@@ -126,7 +126,7 @@ def test_an_error_is_one_line_that_says_what_would_do(page: PageServer) -> None:
     assert (reply.status, reply.read["error"]) == (400, "SimulationError")
 
 
-def test_a_fault_is_told_and_printed(page, monkeypatch, capsys) -> None:
+def test_a_fault_is_reported_and_printed(page, monkeypatch, capsys) -> None:
     def fails(*_: Any) -> None:
         raise ZeroDivisionError("of the page")
 
@@ -149,7 +149,7 @@ def test_seeded_bytes_are_refused_or_answered(page: PageServer) -> None:
     assert {200, 400} <= statuses
 
 
-# -- who asks --------------------------------------------------------------------------------------
+# -- clients ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -162,40 +162,40 @@ def test_another_hosts_name_is_refused(page: PageServer, host: str) -> None:
         ("POST", "/ask/step"),
         ("GET", "/assets/page.js"),
     ):
-        reply = ask(page, method, path, b"{}" if method == "POST" else None, Host=host, **JSON)
+        reply = send(page, method, path, b"{}" if method == "POST" else None, Host=host, **JSON)
         assert reply.status == 421
         assert "127.0.0.1, ::1, localhost" in reply.read["message"]
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8050", "127.0.0.1", "[::1]:9"])
 def test_this_machines_names_are_answered(page: PageServer, host: str) -> None:
-    assert ask(page, "GET", "/", Host=host).status == 200
+    assert send(page, "GET", "/", Host=host).status == 200
 
 
 def test_other_sites_are_refused(page: PageServer) -> None:
-    # what a browser says of a script of another page
+    # the headers that a browser sends for a script of another page
     for site in ("cross-site", "same-site"):
         reply = post(page, "step", SMALL.document(), Sec_Fetch_Site=site, Sec_Fetch_Mode="cors")
         assert reply.status == 403
-        assert ask(page, "GET", "/choices", Sec_Fetch_Site=site, Sec_Fetch_Mode="no-cors").status == 403
+        assert send(page, "GET", "/choices", Sec_Fetch_Site=site, Sec_Fetch_Mode="no-cors").status == 403
     # a link on another page may lead here
-    assert ask(page, "GET", "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate").status == 200
+    assert send(page, "GET", "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate").status == 200
     assert post(page, "step", SMALL.document(), Sec_Fetch_Site="same-origin").status == 200
-    # before it posts JSON elsewhere a browser asks first; a form's body is none
-    asked = ask(
+    # before it posts JSON elsewhere a browser sends a preflight; a form's body is not JSON
+    preflight = send(
         page, "OPTIONS", "/ask/step", Origin="https://evil.example", Access_Control_Request_Method="POST"
     )
-    assert asked.status == 405
+    assert preflight.status == 405
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
         assert post(page, "step", SMALL.document(), Content_Type=kind).status == 415
 
 
-def test_every_answer_says_what_browsers_may_do_with_it(page: PageServer) -> None:
+def test_every_answer_limits_what_browsers_may_do_with_it(page: PageServer) -> None:
     replies = [
-        ask(page, "GET", "/"), ask(page, "GET", "/choices"), ask(page, "GET", "/assets/page.css"),
-        ask(page, "GET", "/nothing"), ask(page, "PUT", "/"), ask(page, "GET", "/", Host="evil.example"),
+        send(page, "GET", "/"), send(page, "GET", "/choices"), send(page, "GET", "/assets/page.css"),
+        send(page, "GET", "/nothing"), send(page, "PUT", "/"), send(page, "GET", "/", Host="evil.example"),
         post(page, "step", SMALL.document()), post(page, "step", b"nothing"),
-        post(page, "step", b" " * 10_000), ask(page, "GET", "/assets/nothing.js"),
+        post(page, "step", b" " * 10_000), send(page, "GET", "/assets/nothing.js"),
     ]  # fmt: skip
     assert [reply.status for reply in replies] == [200, 200, 200, 404, 405, 421, 200, 400, 413, 404]
     for reply in replies:
@@ -247,7 +247,7 @@ def _ends(page: PageServer) -> None:
 
 
 @pytest.mark.slow
-def test_a_question_that_nobody_waits_for_ends(monkeypatch) -> None:
+def test_a_question_without_a_waiting_client_ends(monkeypatch) -> None:
     monkeypatch.setattr(page_app, "capacity_answer", _long_answer)
     with PageServer(start=SMALL) as page:
         for _ in range(3):  # more than there are threads
@@ -284,9 +284,9 @@ def files_of_the_page() -> dict[str, Path]:
 def test_all_files_are_served_as_they_are(page: PageServer) -> None:
     files = files_of_the_page()
     for name, path in files.items():
-        reply = ask(page, "GET", f"/assets/{name}")
+        reply = send(page, "GET", f"/assets/{name}")
         assert (reply.status, reply.body) == (200, path.read_bytes()) or path.suffix == ".toml"
-    assert ask(page, "GET", "/").body == files["index.html"].read_bytes()
+    assert send(page, "GET", "/").body == files["index.html"].read_bytes()
     for path in (
         "../view.py",
         "..%2fview.py",
@@ -295,7 +295,7 @@ def test_all_files_are_served_as_they_are(page: PageServer) -> None:
         "vendored/provenance.toml",
         "vendored",
     ):
-        assert ask(page, "GET", f"/assets/{path}").status == 404, path
+        assert send(page, "GET", f"/assets/{path}").status == 404, path
 
 
 def test_what_the_page_names_is_there_and_nothing_lies_about() -> None:
@@ -318,12 +318,12 @@ def test_what_the_page_names_is_there_and_nothing_lies_about() -> None:
     assert not re.findall(r"\son\w+=|style=|<style|<script(?![^>]*src)", index)
 
 
-def test_ids_that_scripts_ask_for_are_on_the_page() -> None:
+def test_ids_that_scripts_use_are_on_the_page() -> None:
     index = (ASSETS / "index.html").read_text()
     ids = set(re.findall(r'id="([\w-]+)"', index))
     for script in ASSETS.glob("*.js"):
-        asked = set(re.findall(r'(?:byId|showCommand|legend|Chart)\("([\w-]+)"', script.read_text()))
-        assert asked <= ids, script.name
+        used = set(re.findall(r'(?:byId|showCommand|legend|Chart)\("([\w-]+)"', script.read_text()))
+        assert used <= ids, script.name
     # every control has a label of its own
     for control in re.findall(r"<(?:input|select)[^>]*>", index):
         own = re.search(r'id="([\w-]+)"', control)
@@ -331,21 +331,21 @@ def test_ids_that_scripts_ask_for_are_on_the_page() -> None:
         assert is_labelled or re.search(rf"<label[^>]*>[^<]*{re.escape(control)}", index), control
 
 
-def test_files_of_others_are_as_they_came() -> None:
-    told = tomllib.loads((ASSETS / "vendored/provenance.toml").read_text())
-    assert told["files"] == UPLOT
+def test_third_party_files_are_unchanged() -> None:
+    provenance = tomllib.loads((ASSETS / "vendored/provenance.toml").read_text())
+    assert provenance["files"] == UPLOT
     for name, digest in UPLOT.items():
         assert hashlib.sha256((ASSETS / "vendored" / name).read_bytes()).hexdigest() == digest
-    assert f"v{told['package_version']}" in (ASSETS / "vendored/uPlot.iife.min.js").read_text()[:100]
+    assert f"v{provenance['package_version']}" in (ASSETS / "vendored/uPlot.iife.min.js").read_text()[:100]
     licence = (ASSETS / "vendored/uPlot.LICENSE.txt").read_text()
     assert "MIT License" in licence
-    assert told["copyright"] in licence
+    assert provenance["copyright"] in licence
 
 
 # -- beginning and end -------------------------------------------------------------------------------
 
 
-def test_a_port_that_is_taken_is_said(page: PageServer) -> None:
+def test_a_port_in_use_is_reported(page: PageServer) -> None:
     with pytest.raises(BackendError, match=f"cannot listen on 127.0.0.1:{page.port}: "):
         PageServer(page.port)
 
@@ -395,9 +395,9 @@ def test_ctrl_c_ends_it_cleanly(number: int, tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(CHECKOUT), "BROWSER": f"{browser} %s"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
-        told = process.stdout.readline()
-        found = re.fullmatch(r"(http://127\.0\.0\.1:(\d+)/)  \(Ctrl-C ends it\)\n", told)
-        assert found, told + process.stderr.read()
+        line = process.stdout.readline()
+        found = re.fullmatch(r"(http://127\.0\.0\.1:(\d+)/)  \(Ctrl-C ends it\)\n", line)
+        assert found, line + process.stderr.read()
         # a browser's connection that stays open, and a question that is being answered
         with socket.create_connection(("127.0.0.1", int(found[2]))) as kept:
             kept.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -407,6 +407,6 @@ def test_ctrl_c_ends_it_cleanly(number: int, tmp_path: Path) -> None:
             assert (tmp_path / "shown").read_text().strip() == found[1]
             process.send_signal(number)
             began = time.monotonic()
-            rest, said = process.communicate(timeout=60)
-            assert (process.returncode, rest, said) == (0, "", "")
+            rest, errors = process.communicate(timeout=60)
+            assert (process.returncode, rest, errors) == (0, "", "")
             assert time.monotonic() - began < 30.0

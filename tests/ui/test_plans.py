@@ -36,7 +36,7 @@ OTHERS: dict[str, Any] = {
 SOURCE = "aiconfigurator-vllm-0.25.0"
 
 
-def test_everything_that_a_view_says_of_a_plan_is_asked_of_it() -> None:
+def test_every_option_of_a_plan_in_a_view_reaches_it() -> None:
     shared = {field.name for field in fields(View)} & {*OPTIONS, "engine"}
     assert VIEW.plan_options.keys() == shared == OTHERS.keys()
     for name, other in OTHERS.items():
@@ -46,7 +46,7 @@ def test_everything_that_a_view_says_of_a_plan_is_asked_of_it() -> None:
 
 @pytest.fixture(scope="module")
 def store() -> PlanStore:
-    """One that has been asked for the view itself."""
+    """One that has compiled the view itself."""
     store = PlanStore()
     store.plan(VIEW, SIZES)
     return store

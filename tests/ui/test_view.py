@@ -1,4 +1,4 @@
-"""What the page asks: whatever a document holds, it is a view or an error of the product."""
+"""Questions of the page: whatever a document holds, it is a view or an error of the product."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_the_ends_of_every_size_are_answered_or_refused() -> None:
     assert refused <= {"tp", "pp", "dp", "ep"}
 
 
-def test_a_start_of_ones_own_joins_what_is_listed(tmp_path) -> None:
+def test_a_custom_start_joins_what_is_listed(tmp_path) -> None:
     from importlib import resources
 
     config = json.loads((resources.files("fastroof.models") / "presets/llama-3.1-8b.json").read_text())

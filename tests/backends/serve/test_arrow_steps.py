@@ -94,7 +94,7 @@ def test_a_body_may_lie_anywhere_in_memory(plan: fastroof.StepPlan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "error", "said"),
+    ("batch", "error", "message"),
     [
         (decodes([1, None], [5, 5]), BatchError, "batch_size is null in step 1"),
         (decodes([1, 0], [5, 5]), BatchError, "at least 1, got 0 at position 1"),
@@ -118,16 +118,16 @@ def test_a_body_may_lie_anywhere_in_memory(plan: fastroof.StepPlan) -> None:
     ],
 )
 def test_wrong_steps_are_named_also_in_later_batches(
-    plan: fastroof.StepPlan, batch: Any, error: type[Exception], said: str
+    plan: fastroof.StepPlan, batch: Any, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         times(plan, stream(batch))
-    with pytest.raises(error, match=r"steps are more|" + said):
+    with pytest.raises(error, match=r"steps are more|" + message):
         times(plan, stream(*(batch[row : row + 1] for row in range(batch.num_rows))))
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({"batch_size": [1]}, "the columns must be"),
         ({"batch_size": [1], "kv_len": [1], "more": [1]}, "the columns must be"),
@@ -142,14 +142,14 @@ def test_wrong_steps_are_named_also_in_later_batches(
         ({"new_tokens": [[[1]]], "context_len": [[1]]}, "got list<item: list"),
     ],
 )
-def test_other_columns_are_refused(columns: dict[str, Any], said: str) -> None:
-    with pytest.raises(BackendError, match=said):
+def test_other_columns_are_refused(columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(BackendError, match=message):
         read_steps(stream(pa.record_batch(columns)), LIMITS)
 
 
-def test_what_is_no_stream_is_refused() -> None:
+def test_an_invalid_stream_is_refused() -> None:
     whole = stream(decodes([1, 2], [3, 4]))
-    for body, said in (
+    for body, message in (
         (b"", "empty body"),
         (b"x", "not a valid Arrow IPC stream"),
         (b"{}" * 50, "not a valid Arrow IPC stream"),
@@ -157,7 +157,7 @@ def test_what_is_no_stream_is_refused() -> None:
         (whole[:-20], "not a valid Arrow IPC stream"),
         (struct.pack("<iI", -1, 2**31 - 8), "not a valid Arrow IPC stream"),
     ):
-        with pytest.raises(BackendError, match=said):
+        with pytest.raises(BackendError, match=message):
             read_steps(body, LIMITS)
     schema, messages = decodes([1], [1]).schema, pa.ipc.MessageReader.open_stream(whole)
     first, second = messages.read_next_message(), messages.read_next_message()

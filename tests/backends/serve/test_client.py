@@ -33,7 +33,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 
 from fastroof.backends.serve.http_server import HttpServer
-from tests.backends.serve.test_http import ask, metric
+from tests.backends.serve.test_http import metric, send
 from tests.reference.waiting import until
 
 SMALL = "llama-3.1-8b"
@@ -106,7 +106,7 @@ def test_large_arrays_are_sent_in_parts(plans: Any) -> None:
             client.decode_us(7, kv, SMALL)
 
 
-def test_standard_errors_come_where_they_are_asked_for(client: PlanClient, plans: Any) -> None:
+def test_standard_errors_come_on_request(client: PlanClient, plans: Any) -> None:
     plan = plans["two"]
     found = client.decode_with_errors([[1, 64], [7, 9]], [4096, 99], "two")
     assert np.array_equal(found.latency_us, plan.decode_us([[1, 64], [7, 9]], [4096, 99]))
@@ -129,22 +129,22 @@ def test_steps_with_errors_are_sent_in_parts_that_a_server_takes(plans: Any) -> 
         assert np.array_equal(found.relative_error, plan.decode_error(batches, 100))
         batch = fastroof.StepBatch.from_requests([[(1, 50)] * count for count in (1, 5, 6, 2, 2, 2, 2)])
         assert np.array_equal(client.step_with_errors(batch).latency_us, plan.step_us(batch))
-        reply = ask(server, "POST", "/steps?errors=true", stream(decodes([1] * 6, [9] * 6)), ARROW)
+        reply = send(server, "POST", "/steps?errors=true", stream(decodes([1] * 6, [9] * 6)), ARROW)
         assert (reply.status, "6 steps are more than the 5" in reply.read["message"]) == (400, True)
 
 
-def test_a_client_asks_for_more_than_times(client: PlanClient, plans: Any) -> None:
+def test_a_client_gets_more_than_times(client: PlanClient, plans: Any) -> None:
     assert client.plan_names == list(plans)
     assert client.description["fastroof"] == fastroof.__version__
-    told = client.ask({"plan": "two", "memory": True})
-    assert told["memory"]["max_kv_tokens"] == plans["two"].memory.max_kv_tokens
-    assert "id" not in told
+    reply = client.ask({"plan": "two", "memory": True})
+    assert reply["memory"]["max_kv_tokens"] == plans["two"].memory.max_kv_tokens
+    assert "id" not in reply
     with pytest.raises(BackendError, match="has no key 'forecast'"):
         client.ask({"forecast": 1})
 
 
-def test_the_client_raises_what_the_server_says_and_goes_on(client: PlanClient, plans: Any) -> None:
-    for call, error, said in (
+def test_the_client_raises_the_servers_error_and_goes_on(client: PlanClient, plans: Any) -> None:
+    for call, error, message in (
         (lambda: client.decode_us(1, 1, "nine"), BackendError, r"no plan 'nine' is served; .* 1 two$"),
         (lambda: client.decode_us(1, 1, 7), BackendError, "no plan 7 is served"),
         (lambda: client.decode_us(1, 1), BackendError, "which of 2 plans"),
@@ -154,7 +154,7 @@ def test_the_client_raises_what_the_server_says_and_goes_on(client: PlanClient, 
         (lambda: client.decode_us([1, 2], [1, 2, 3], "two"), BatchError, "do not broadcast"),
         (lambda: client.step_us([[(1, 0)], [(0, 0)]], "two"), BatchError, "in request 0 of step 1"),
     ):
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             call()
         assert client.decode_us(1, 1, "two") == plans["two"].decode_us(1, 1)
 
@@ -169,7 +169,7 @@ def test_a_stream_is_answered_by_one_batch_of_times(server: HttpServer, plans: A
         ("errors=true&plan=1", ["latency_us", "relative_error"]),
     ):
         for body in (stream(batch), stream(batch[:1], batch[1:])):
-            reply = ask(server, "POST", f"/steps?{query}", body, ARROW)
+            reply = send(server, "POST", f"/steps?{query}", body, ARROW)
             assert (reply.status, reply.headers["content-type"]) == (200, ARROW_TYPE)
             table = pa.ipc.open_stream(reply.body).read_all()
             assert table.column_names == columns
@@ -178,7 +178,7 @@ def test_a_stream_is_answered_by_one_batch_of_times(server: HttpServer, plans: A
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "kind", "status", "said"),
+    ("path", "body", "kind", "status", "message"),
     [
         ("/steps", stream(decodes([1], [1])), ARROW_TYPE, 400, "which of 2 plans"),
         ("/steps?plan=nine", stream(decodes([1], [1])), ARROW_TYPE, 400, "no plan 'nine'"),
@@ -201,12 +201,12 @@ def test_a_stream_is_answered_by_one_batch_of_times(server: HttpServer, plans: A
         ("/message", stream(decodes([1], [1])), ARROW_TYPE, 415, "/steps takes"),
     ],
 )
-def test_what_is_refused_says_why(
-    server: HttpServer, path: str, body: bytes, kind: str, status: int, said: str
+def test_a_refusal_has_its_reason(
+    server: HttpServer, path: str, body: bytes, kind: str, status: int, message: str
 ) -> None:
-    reply = ask(server, "POST", path, body, {"Content-Type": kind})
+    reply = send(server, "POST", path, body, {"Content-Type": kind})
     assert (reply.status, reply.headers["content-type"]) == (status, "application/json")
-    assert said in reply.read["message"]
+    assert message in reply.read["message"]
     assert reply.read["id"] is None
 
 
@@ -214,19 +214,21 @@ def test_bodies_are_bounded_before_they_are_read(plans: Any) -> None:
     limits = ServeLimits(max_message_bytes=2**16, max_steps=1000)
     with HttpServer({SMALL: plans[SMALL]}, limits=limits) as server:
         long = stream(decodes([1] * 5000, [1] * 5000))
-        assert ask(server, "POST", "/steps", long, ARROW).status == 413
-        assert ask(server, "POST", "/steps", iter([long[:40_000], long[40_000:]]), ARROW).status == 413
-        reply = ask(server, "POST", "/steps", stream(decodes([1] * 1001, [1] * 1001)), ARROW)
+        assert send(server, "POST", "/steps", long, ARROW).status == 413
+        assert send(server, "POST", "/steps", iter([long[:40_000], long[40_000:]]), ARROW).status == 413
+        reply = send(server, "POST", "/steps", stream(decodes([1] * 1001, [1] * 1001)), ARROW)
         assert (reply.status, "1001 steps are more than the 1000" in reply.read["message"]) == (400, True)
         pieces = stream(decodes([1, 2], [3, 4]))
-        reply = ask(server, "POST", "/steps", iter([pieces[at : at + 1] for at in range(len(pieces))]), ARROW)
+        reply = send(
+            server, "POST", "/steps", iter([pieces[at : at + 1] for at in range(len(pieces))]), ARROW
+        )
         assert reply.status == 200
         assert metric(server, "fastroof_messages_total", form="arrow", outcome="answered") == 1
         assert metric(server, "fastroof_messages_total", form="arrow", outcome="refused") == 1
         assert metric(server, "fastroof_steps_total") == 2
 
 
-def test_a_fault_of_the_server_says_so(plans: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_of_the_server_is_named(plans: Any, capfd: pytest.CaptureFixture[str]) -> None:
     class Broken:
         stages = ()
 
@@ -255,7 +257,7 @@ def test_tokens(plans: Any) -> None:
                 PlanClient(url(server), token=token)
         with PlanClient(url(server), token="open sesame") as client:
             assert client.decode_us(1, 1, "two") == plans["two"].decode_us(1, 1)
-        assert ask(server, "POST", "/steps?plan=0", stream(decodes([1], [1])), ARROW).status == 401
+        assert send(server, "POST", "/steps?plan=0", stream(decodes([1], [1])), ARROW).status == 401
 
 
 def test_a_unix_socket_needs_no_token_and_is_its_users(plans: Any, tmp_path: Path) -> None:
@@ -295,7 +297,7 @@ def test_every_address_is_served_with_a_token(plans: Any) -> None:
 
 
 def test_addresses_and_tokens_that_are_invalid(plans: Any, tmp_path: Path, server: Any) -> None:
-    for given, said in (
+    for given, message in (
         ({"host": ""}, "a host to listen on is needed"),
         ({"host": "no.such.host.invalid"}, "no address belongs to"),
         ({"port": 70000}, "from 0 to 65535"),
@@ -304,15 +306,15 @@ def test_addresses_and_tokens_that_are_invalid(plans: Any, tmp_path: Path, serve
         ({"token": ""}, "not empty"),
         ({"token": "line\nbreak"}, "printable ASCII"),
     ):
-        with pytest.raises(BackendError, match=said):
+        with pytest.raises(BackendError, match=message):
             HttpServer(plans, **given)
     assert is_loopback("localhost")
-    for location, said in (
+    for location, message in (
         ("grpc://127.0.0.1:1", "a URL like"),
         ("http://127.0.0.1:1", "refused"),
         ("http://127.0.0.1:x", "cannot connect"),
     ):
-        with pytest.raises(BackendError, match=said):
+        with pytest.raises(BackendError, match=message):
             PlanClient(location)
     with pytest.raises(BackendError, match="use https"):
         PlanClient("http://192.0.2.1:8080", token="secret")
@@ -351,26 +353,26 @@ def test_calls_share_a_connection_and_a_forked_child_has_its_own(
     read, write = os.pipe()
     with PlanClient(url(server)) as client:
 
-        def asked() -> list[float]:
+        def decode_times() -> list[float]:
             return [client.decode_us(64, 4096 + i, SMALL) for i in range(5)]
 
         with client._lock:  # as if a thread were calling
             child = os.fork()
             if not child:
-                os.write(write, struct.pack("?i", asked() == expected, len(connects)))
+                os.write(write, struct.pack("?i", decode_times() == expected, len(connects)))
                 os._exit(0)
-        assert asked() == expected
+        assert decode_times() == expected
         assert struct.unpack("?i", os.read(read, 8)) == (True, 2)
         assert os.waitpid(child, 0)[1] == 0
-        assert asked() == expected
+        assert decode_times() == expected
     assert connects == [os.getpid()]
     os.close(read)
     os.close(write)
 
 
-def test_what_is_no_reply_is_an_error(plans: Any) -> None:
+def test_an_invalid_reply_is_an_error(plans: Any) -> None:
     """Another program's server, a proxy without its server, or one that hangs up in the middle of a reply."""
-    for said, words in (
+    for raw, words in (
         (b"SSH-2.0\r\n", "the request failed"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", "the request failed"),
         (b"HTTP/1.1 200 OK\r\n\r\nx", "is not JSON"),
@@ -382,13 +384,13 @@ def test_what_is_no_reply_is_an_error(plans: Any) -> None:
     ):
         with socket.create_server(("127.0.0.1", 0)) as listener:
 
-            def reply(listener: socket.socket = listener, said: bytes = said) -> None:
+            def reply(listener: socket.socket = listener, raw: bytes = raw) -> None:
                 for _ in range(2):
                     with suppress(OSError):
                         taken, _ = listener.accept()
                         with taken:
                             taken.recv(4096)
-                            taken.sendall(said)
+                            taken.sendall(raw)
 
             thread = threading.Thread(target=reply, daemon=True)
             thread.start()
@@ -397,7 +399,7 @@ def test_what_is_no_reply_is_an_error(plans: Any) -> None:
 
 
 @pytest.mark.slow
-def test_good_calls_beside_bad_ones(plans: Any) -> None:
+def test_good_calls_among_bad_ones(plans: Any) -> None:
     """12 clients: what some of them do wrong, others do not notice, and nothing is left behind."""
     limits = ServeLimits(max_steps=10_000, max_message_bytes=2**18, max_calls=512)
     plan, stop = plans[SMALL], threading.Event()
@@ -441,7 +443,7 @@ def test_good_calls_beside_bad_ones(plans: Any) -> None:
             stop.set()
             counts = [each.result() for each in working]
         assert min(counts) > 0
-        until(lambda: ask(server, "GET", "/healthz").read["calls"] == 0)
+        until(lambda: send(server, "GET", "/healthz").read["calls"] == 0)
 
 
 def test_more_calls_than_may_run_are_refused(plans: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,7 +469,7 @@ def test_more_calls_than_may_run_are_refused(plans: Any, monkeypatch: pytest.Mon
         ThreadPoolExecutor(1) as pool,
     ):
         waiting = pool.submit(one.decode_us, [1, 2], 3)
-        while not ask(server, "GET", "/healthz").read["calls"]:
+        while not send(server, "GET", "/healthz").read["calls"]:
             time.sleep(0.001)
         with pytest.raises(BackendError, match="1 calls are running, the maximum"):
             two.decode_us(1, 1)

@@ -63,7 +63,7 @@ class Reply(NamedTuple):
         return json.loads(self.body)
 
 
-def ask(server: HttpServer, method: str, path: str, body: Any = None, headers: Any = None) -> Reply:
+def send(server: HttpServer, method: str, path: str, body: Any = None, headers: Any = None) -> Reply:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     try:
         connection.request(method, path, body, headers or {})
@@ -75,11 +75,11 @@ def ask(server: HttpServer, method: str, path: str, body: Any = None, headers: A
 
 def post(server: HttpServer, message: Any, **headers: str) -> Reply:
     body = message if isinstance(message, bytes) else json.dumps(message).encode()
-    return ask(server, "POST", "/message", body, {**JSON, **headers})
+    return send(server, "POST", "/message", body, {**JSON, **headers})
 
 
 def metric(server: HttpServer, name: str, **labels: str) -> float:
-    text = ask(server, "GET", "/metrics").body.decode()
+    text = send(server, "GET", "/metrics").body.decode()
     for family in prometheus.text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name == name and labels.items() <= sample.labels.items():
@@ -102,10 +102,10 @@ def test_lines_are_answered_line_by_line(server, plan):
     served = ServedPlans({"eight": plan})
     expected = b"".join(answer_line(served, line) for line in lines)
     for kind in ("application/jsonl", "application/x-ndjson; charset=utf-8"):
-        reply = ask(server, "POST", "/message", b"\n \n" + b"\n".join(lines), {"Content-Type": kind})
+        reply = send(server, "POST", "/message", b"\n \n" + b"\n".join(lines), {"Content-Type": kind})
         assert (reply.status, reply.headers["content-type"]) == (200, "application/jsonl")
         assert reply.body == expected
-    assert ask(server, "POST", "/message", b"", LINES).body == b""
+    assert send(server, "POST", "/message", b"", LINES).body == b""
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_wrong_message_gets_an_error(server, status, error, body):
     assert reply.read["id"] == ("x" if b'"x"' in body else None)
 
 
-def test_what_is_not_served_is_said(server):
+def test_what_is_not_served_is_refused(server):
     for method, path, status in (
         ("GET", "/nothing", 404),
         ("GET", "/message", 405),
@@ -133,18 +133,18 @@ def test_what_is_not_served_is_said(server):
         ("OPTIONS", "/message", 405),
         ("GET", "/steps", 405),
     ):
-        reply = ask(server, method, path)
+        reply = send(server, method, path)
         assert (reply.status, reply.read["error"]) == (status, "BackendError")
         assert "POST /message" in reply.read["message"]
     # what a page of another origin may send without asking
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
-        reply = ask(server, "POST", "/message", json.dumps(ONE), {"Content-Type": kind})
+        reply = send(server, "POST", "/message", json.dumps(ONE), {"Content-Type": kind})
         assert (reply.status, kind in reply.read["message"]) == (415, True)
     assert post(server, ONE, Host="fastroof.example").status == 421
     assert post(server, ONE, Host="localhost:1").status == 200
 
 
-def test_a_fault_of_the_server_says_so(server, monkeypatch, capfd):
+def test_a_fault_of_the_server_is_named(server, monkeypatch, capfd):
     def fails(*_: object) -> None:
         raise RuntimeError("out of order")
 
@@ -158,17 +158,17 @@ def test_a_fault_of_the_server_says_so(server, monkeypatch, capfd):
 
 
 def test_metrics_count(server, plan):
-    told = "fastroof_messages_total"
+    counter = "fastroof_messages_total"
     names = [
-        (told, {"form": "decode", "outcome": "answered"}),
-        (told, {"form": "none", "outcome": "refused"}),
+        (counter, {"form": "decode", "outcome": "answered"}),
+        (counter, {"form": "none", "outcome": "refused"}),
     ]
     names += [("fastroof_steps_total", {}), ("fastroof_turned_away_total", {"status": "415"})]
-    ask(server, "POST", "/message", b"", {"Content-Type": "text/plain"})
+    send(server, "POST", "/message", b"", {"Content-Type": "text/plain"})
     before = [metric(server, name, **labels) for name, labels in names]
     post(server, {"batch_size": [1, 2, 3], "kv_len": 9})
     post(server, b"{}")
-    ask(server, "POST", "/message", b"", {"Content-Type": "text/plain"})
+    send(server, "POST", "/message", b"", {"Content-Type": "text/plain"})
     after = [metric(server, name, **labels) for name, labels in names]
     assert [now - then for now, then in zip(after, before, strict=True)] == [1, 1, 3, 1]
     assert metric(server, "fastroof_message_seconds_count", form="decode") >= 1
@@ -178,8 +178,9 @@ def test_metrics_count(server, plan):
 
 
 def test_health_and_description(server, plan):
-    assert ask(server, "GET", "/healthz").read == {"status": "ok", "calls": 0, "abandoned": 0, "timed_out": 0}
-    described = ask(server, "GET", "/describe").read
+    health = {"status": "ok", "calls": 0, "abandoned": 0, "timed_out": 0}
+    assert send(server, "GET", "/healthz").read == health
+    described = send(server, "GET", "/describe").read
     assert described == {"id": None, **ServedPlans({"eight": plan}).describe()}
 
 
@@ -195,18 +196,18 @@ def test_the_document_is_open_api(needs_token):
 @pytest.mark.slow
 def test_every_message_and_reply_is_of_the_document(server):
     jsonschema = pytest.importorskip("jsonschema")
-    document = ask(server, "GET", "/openapi.json").read
+    document = send(server, "GET", "/openapi.json").read
     post_of = document["paths"]["/message"]["post"]
-    asked = post_of["requestBody"]["content"]["application/json"]["schema"]
-    names = [kind["$ref"].rpartition("/")[2] for kind in asked["oneOf"]]
+    requested = post_of["requestBody"]["content"]["application/json"]["schema"]
+    names = [kind["$ref"].rpartition("/")[2] for kind in requested["oneOf"]]
     assert names == [kind.__name__ for kind in KINDS]
     answered = post_of["responses"]["200"]["content"]["application/json"]["schema"]
     refused = post_of["responses"]["400"]["content"]["application/json"]["schema"]
-    asked, answered, refused = (
-        jsonschema.Draft202012Validator({**document, **schema}) for schema in (asked, answered, refused)
+    requested, answered, refused = (
+        jsonschema.Draft202012Validator({**document, **schema}) for schema in (requested, answered, refused)
     )
     for message in MESSAGES.values():
-        asked.validate(message)
+        requested.validate(message)
         answered.validate(post(server, message).read)
     refused.validate(post(server, b"{}").read)
     for wrong in (
@@ -217,7 +218,7 @@ def test_every_message_and_reply_is_of_the_document(server):
         {"simulate": {"workload": {"rate": 1, "input_tokens": "file:x"}}},
     ):
         with pytest.raises(jsonschema.ValidationError):
-            asked.validate(wrong)
+            requested.validate(wrong)
     workload = document["components"]["schemas"]["Workload"]["properties"]
     assert workload["hourly"]["description"] == "requests/s in each hour"
 
@@ -239,12 +240,12 @@ class Held:
             return answer(served, document)
 
         monkeypatch.setattr(ServedPlans, "answer", waits)
-        self._thread = threading.Thread(target=self._ask, args=(server,))
+        self._thread = threading.Thread(target=self._post, args=(server,))
         self._thread.start()
-        while not ask(server, "GET", "/healthz").read["calls"]:
+        while not send(server, "GET", "/healthz").read["calls"]:
             time.sleep(0.001)
 
-    def _ask(self, server: HttpServer) -> None:
+    def _post(self, server: HttpServer) -> None:
         with suppress(ConnectionError, http.client.HTTPException):
             self.replies.append(post(server, {"memory": True}))
 
@@ -264,39 +265,39 @@ def test_too_long_a_body_is_refused_before_it_is_read(plan):
     with HttpServer({"eight": plan}, limits=limits) as server:
         assert post(server, b" " * 64 + json.dumps(ONE).encode()).status == 200
         assert post(server, b" " * 101).status == 413
-        assert ask(server, "POST", "/message", iter([b" " * 60] * 2), JSON).status == 413  # in parts
-        assert ask(server, "POST", "/message", b" " * 1001, LINES).status == 413
-        lines = ask(server, "POST", "/message", b"[" * 101 + b"\n" + json.dumps(ONE).encode(), LINES)
+        assert send(server, "POST", "/message", iter([b" " * 60] * 2), JSON).status == 413  # in parts
+        assert send(server, "POST", "/message", b" " * 1001, LINES).status == 413
+        lines = send(server, "POST", "/message", b"[" * 101 + b"\n" + json.dumps(ONE).encode(), LINES)
         first, second = lines.body.splitlines()
         assert "a message of JSON is longer than the 100 bytes of a line" in json.loads(first)["message"]
         assert "latency_us" in json.loads(second)
-        assert ask(server, "GET", "/healthz").read["calls"] == 0
+        assert send(server, "GET", "/healthz").read["calls"] == 0
 
 
 def test_replies_to_lines_have_a_longest(plan):
     limits = ServeLimits(max_message_bytes=200)
     with HttpServer({"eight": plan}, limits=limits) as server:
-        *answered, last = ask(server, "POST", "/message", b'{"memory":true}\n' * 9, LINES).body.splitlines()
+        *answered, last = send(server, "POST", "/message", b'{"memory":true}\n' * 9, LINES).body.splitlines()
     assert 0 < len(answered) < 9
     assert "replies are longer than 200 bytes" in json.loads(last)["message"]
 
 
 def test_bodies_together_have_room(plan):
-    """Three bodies wait for their ends; the fourth does not fit beside them."""
+    """Three bodies wait for their ends; there is no room for a fourth."""
     limits = ServeLimits(max_calls=4, max_message_bytes=4000, max_line_bytes=900)
     head = b"POST /message HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/jsonl\r\n"
     head += b"Content-Length: 3000\r\n\r\n"
     with HttpServer({"eight": plan}, limits=limits) as server, ExitStack() as held:
         client = held.enter_context(socket.create_connection(("127.0.0.1", server.port), 60))
         client.sendall(head + b" " * 2000)
-        until(lambda: ask(server, "GET", "/healthz").read["calls"] == 1)
-        reply = ask(server, "POST", "/message", b" " * 2001, LINES)
+        until(lambda: send(server, "GET", "/healthz").read["calls"] == 1)
+        reply = send(server, "POST", "/message", b" " * 2001, LINES)
         assert (reply.status, reply.headers["retry-after"]) == (503, "1")
         assert "other messages take all memory" in reply.read["message"]
         assert post(server, ONE).status == 200
         client.sendall(b" " * 1000)
         assert client.recv(12) == b"HTTP/1.1 200"
-        assert ask(server, "POST", "/message", b" " * 2001, LINES).status == 200
+        assert send(server, "POST", "/message", b" " * 2001, LINES).status == 200
 
 
 def test_more_calls_than_may_run_are_refused_and_tried_again(plan, monkeypatch):
@@ -327,7 +328,7 @@ def test_messages_with_wrong_bytes_are_answered_or_refused(plan, kind, capfd):
             assert reply.status == 200 or reply.read["message"]
             assert b"the server failed" not in reply.body, body
         assert post(server, {"id": 7, **MESSAGES[kind]}).read["id"] == 7
-        assert ask(server, "GET", "/healthz").read["calls"] == 0
+        assert send(server, "GET", "/healthz").read["calls"] == 0
     assert met[400]
     assert capfd.readouterr().err == ""
 
@@ -335,7 +336,7 @@ def test_messages_with_wrong_bytes_are_answered_or_refused(plan, kind, capfd):
 # Tokens
 
 
-def test_a_token_is_asked_for(plan):
+def test_a_token_is_required(plan):
     with HttpServer({"eight": plan}, token="sesame") as server:
         for given in (
             {},
@@ -346,17 +347,17 @@ def test_a_token_is_asked_for(plan):
             reply = post(server, ONE, **given)
             assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
             for path in ("/describe", "/metrics", "/openapi.json"):
-                assert ask(server, "GET", path, headers=given).status == 401
-        assert ask(server, "GET", "/healthz").status == 200
+                assert send(server, "GET", path, headers=given).status == 401
+        assert send(server, "GET", "/healthz").status == 200
         right = {"Authorization": "Bearer sesame"}
         assert post(server, ONE, Host="fastroof.example", **right).status == 200
-        assert b'turned_away_total{status="401"} 16.0' in ask(server, "GET", "/metrics", headers=right).body
+        assert b'turned_away_total{status="401"} 16.0' in send(server, "GET", "/metrics", headers=right).body
 
 
 # Starting, stopping
 
 
-def test_a_loop_that_dies_before_it_listens_is_said(plan, monkeypatch):
+def test_a_loop_that_dies_before_it_listens_is_reported(plan, monkeypatch):
     """Whatever keeps it from listening, who made the server hears of it, and the port is free again."""
 
     def dies(*given: Any, **more: Any) -> None:
@@ -434,8 +435,8 @@ def test_the_command_serves_until_a_signal(plan, tmp_path):
         [*command, "--http", "127.0.0.1:0", "--token-file", str(token), "--max-steps", "2"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as running:  # fmt: skip
-        said = running.stdout.readline()
-        port = int(said.partition("http://127.0.0.1:")[2].partition(":")[0])
+        line = running.stdout.readline()
+        port = int(line.partition("http://127.0.0.1:")[2].partition(":")[0])
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         for sizes, status in (([64], 200), ([64] * 3, 400)):
             message = json.dumps({"batch_size": sizes, "kv_len": 4096})
@@ -448,7 +449,7 @@ def test_the_command_serves_until_a_signal(plan, tmp_path):
         assert (running.returncode, rest, error) == (0, "", "")
 
 
-def test_without_its_packages_the_command_says_what_to_install(tmp_path):
+def test_without_its_packages_the_command_names_what_to_install(tmp_path):
     script = (
         "import sys; sys.modules['starlette.applications'] = None; sys.argv[1:] = ['serve', 'llama-3.1-8b', "
         "'--http', '127.0.0.1:0']; from fastroof.cli import main; main()"

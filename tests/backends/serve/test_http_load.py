@@ -22,7 +22,7 @@ pytest.importorskip("prometheus_client")
 
 from fastroof.backends.serve import http_calls
 from fastroof.backends.serve.http_server import HttpServer
-from tests.backends.serve.test_http import JSON, LINES, ONE, ask, metric, post
+from tests.backends.serve.test_http import JSON, LINES, ONE, metric, post, send
 from tests.reference.waiting import is_idle, until
 
 OPTIONS = {"max_num_batched_tokens": 1024, "max_num_seqs": 64}
@@ -56,7 +56,7 @@ def server(plan: fastroof.StepPlan) -> Iterator[HttpServer]:
 
 
 def health(server: HttpServer) -> dict[str, Any]:
-    return dict(ask(server, "GET", "/healthz").read)
+    return dict(send(server, "GET", "/healthz").read)
 
 
 def sent_off(server: HttpServer, message: Any, kind: dict[str, str]) -> socket.socket:
@@ -113,7 +113,7 @@ def test_a_stream_of_lines_is_one_call(plan: fastroof.StepPlan) -> None:
     lines = b"\n".join(json.dumps(message).encode() for message in [ONE, *[LONG] * 50, ONE])
     with HttpServer({"eight": plan}, limits=limits) as server:
         spent = time.process_time()
-        first, second = map(json.loads, ask(server, "POST", "/message", lines, LINES).body.splitlines())
+        first, second = map(json.loads, send(server, "POST", "/message", lines, LINES).body.splitlines())
         assert time.process_time() - spent < 30
         assert "latency_us" in first
         assert (second["id"], second["error"]) == (7, "StoppedError")
@@ -172,9 +172,9 @@ def test_a_body_is_part_of_its_calls_time(plan: fastroof.StepPlan) -> None:
         with socket.create_connection(("127.0.0.1", server.port), 60) as client:
             head = b"POST /message HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             client.sendall(head + b"Content-Length: 1000000\r\n\r\n{")
-            said = client.makefile("rb").read()
-        assert said.startswith(b"HTTP/1.1 408")
-        assert b"longer than the 1 s of a call (max_call_s)" in said
+            reply = client.makefile("rb").read()
+        assert reply.startswith(b"HTTP/1.1 408")
+        assert b"longer than the 1 s of a call (max_call_s)" in reply
         assert post(server, ONE).status == 200
         assert health(server) == {"status": "ok", "calls": 0, "abandoned": 0, "timed_out": 1}
 

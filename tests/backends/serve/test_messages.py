@@ -194,7 +194,7 @@ def replaced(tree, where, value):
     return copy
 
 
-# What is asked beside times: the same as Python's
+# Answers other than times: the same as Python's
 
 
 KINDS = {
@@ -208,7 +208,7 @@ KINDS = {
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def asked(request, h100):
+def served_plan(request, h100):
     model, options = KINDS[request.param]
     plan = fastroof.compile_plan(
         model,
@@ -221,34 +221,34 @@ def asked(request, h100):
     )
     served = ServedPlans({"one": plan})
 
-    def ask(**message):
+    def answer(**message):
         return json.loads(json.dumps(served.answer(message), allow_nan=False))
 
-    return plan, ask
+    return plan, answer
 
 
-def test_errors_and_stages_are_pythons(asked):
-    plan, ask = asked
+def test_errors_and_stages_are_pythons(served_plan):
+    plan, answer = served_plan
     requests = [[[100, 0], [1, 4095]], [[1, 100]] * 8]
     batch = fastroof.StepBatch.from_requests(requests)
-    reply = ask(requests=requests, errors=True, stages=True)
+    reply = answer(requests=requests, errors=True, stages=True)
     assert reply["latency_us"] == plan.step_us(batch).tolist()
     assert reply["relative_error"] == plan.step_error(batch).tolist()
     assert reply["stage_us"] == plan.stage_times_us(batch).tolist()
-    reply = ask(batch_size=[8, 1], kv_len=2000, errors=True)
+    reply = answer(batch_size=[8, 1], kv_len=2000, errors=True)
     assert reply["latency_us"] == plan.decode_us([8, 1], 2000).tolist()
     assert reply["relative_error"] == plan.decode_error([8, 1], 2000).tolist()
-    reply = ask(new_tokens=100, context_len=[0, 50], batch_size=2, errors=True)
+    reply = answer(new_tokens=100, context_len=[0, 50], batch_size=2, errors=True)
     chunks = fastroof.StepBatch([100] * 4, [0, 0, 50, 50], [0, 2, 4])
     assert reply["latency_us"] == plan.prefill_us(100, [0, 50], 2).tolist()
     assert reply["relative_error"] == plan.step_error(chunks).tolist()
 
 
-def test_a_step_by_operator_is_pythons(asked):
-    plan, ask = asked
+def test_a_step_by_operator_is_pythons(served_plan):
+    plan, answer = served_plan
     explained, reply = (
         plan.explain([(100, 0), (1, 4095)], with_error=True),
-        ask(explain=[[100, 0], [1, 4095]], errors=True),
+        answer(explain=[[100, 0], [1, 4095]], errors=True),
     )
     assert reply["total_us"] == explained.total_us
     assert reply["relative_error"] == explained.relative_error
@@ -257,31 +257,31 @@ def test_a_step_by_operator_is_pythons(asked):
     ]
 
 
-def test_memory_and_pipelines_are_pythons(asked):
-    plan, ask = asked
-    reply = ask(memory=True)
+def test_memory_and_pipelines_are_pythons(served_plan):
+    plan, answer = served_plan
+    reply = answer(memory=True)
     assert reply["memory"] == plan.memory.facts()
     assert [one["memory"] for one in reply["stages"]] == [one.memory.facts() for one in plan.stages]
-    assert ask(memory=True, max_seqs=4)["memory"] == plan.memory_of(max_seqs=4).facts()
-    [described] = ask(describe=True)["plans"]
+    assert answer(memory=True, max_seqs=4)["memory"] == plan.memory_of(max_seqs=4).facts()
+    [described] = answer(describe=True)["plans"]
     assert described["memory"] == reply["memory"]
     micro = [[[1, 999]] * 4, [[100, 0]]]
-    batch, reply = fastroof.StepBatch.from_requests(micro), ask(pipeline=micro)
+    batch, reply = fastroof.StepBatch.from_requests(micro), answer(pipeline=micro)
     assert reply["pipeline_us"] == plan.pipeline_us(batch)
     assert reply["cycle_us"] == plan.cycle_us(batch)
     assert reply["stage_us"] == plan.stage_times_us(batch).tolist()
 
 
-def test_transfers_are_pythons(asked):
-    plan, ask = asked
+def test_transfers_are_pythons(served_plan):
+    plan, answer = served_plan
     sizes = np.array([1, 1000, 5000])
-    reply = ask(kv_transfer={"prompts": sizes.tolist(), "bytes_per_s": 50e9, "latency_us": 10})
+    reply = answer(kv_transfer={"prompts": sizes.tolist(), "bytes_per_s": 50e9, "latency_us": 10})
     assert reply["transfer_us"] == takes_us(plan, plan, sizes, Link(50e9, 10.0)).tolist()
     assert reply["kv_bytes"] == whole_kv_bytes(plan).kv_bytes(sizes).tolist()
 
 
 @pytest.mark.parametrize(
-    ("message", "says"),
+    ("message", "reason"),
     [
         ({"requests": [[[1, 1]]], "errors": 1}, '"errors" must be a valid boolean, got 1'),
         ({**PROMPTS["verify"], "errors": True}, "has no key 'errors'"),
@@ -300,8 +300,8 @@ def test_transfers_are_pythons(asked):
         ({"simulate": {"workload": {"\udfff": 1}}}, "must be a valid string"),
     ],
 )
-def test_wrong_questions_are_refused(served, message, says):
-    with pytest.raises(FastroofError, match=says):
+def test_wrong_questions_are_refused(served, message, reason):
+    with pytest.raises(FastroofError, match=reason):
         served.answer(message)
 
 
@@ -334,7 +334,7 @@ def test_micro_batches_count_once_a_stage(h100, pp):
 
 
 def test_mutated_messages_are_answered_or_refused(plan):
-    """Members dropped, swapped between messages, replaced by what is none: some of all forms are answered."""
+    """Members dropped, swapped between messages, replaced by junk: some of all forms are answered."""
     rng = np.random.default_rng(20)
     served = ServedPlans({"eight": plan}, ServeLimits(max_simulated_requests=100, max_simulated_steps=50_000))
     junk = [None, True, -1, 0, 1.5, 2**40, 2**70, "x", [], {}, [[]], [[1]], [[[1, 2, 3]]], [[[1, None]]]]

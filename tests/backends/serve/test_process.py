@@ -45,10 +45,10 @@ def serving(*command, greeting=ONE):
 
 
 def rest_of(server):
-    """What a server says until it ends, and its exit code; it must say nothing on standard error."""
-    said, err = server.communicate(timeout=WAIT_S)
+    """Return a server's output until it ends, and its exit code; its standard error must be empty."""
+    output, err = server.communicate(timeout=WAIT_S)
     assert err == b""
-    return said, server.returncode
+    return output, server.returncode
 
 
 def arrived_bytes(stream):
@@ -59,16 +59,16 @@ def arrived_bytes(stream):
 def test_the_end_of_its_input_ends_it(plan):
     with serving() as (server, first):
         server.stdin.write(ONE[:-1])  # the last line may lack its end
-        said, code = rest_of(server)
-    assert (said, code) == (first.strip() + b"\n", 0)
+        output, code = rest_of(server)
+    assert (output, code) == (first.strip() + b"\n", 0)
     assert json.loads(first)["latency_us"] == [plan.decode_us(64, 4096)]
 
 
 @pytest.mark.slow
 def test_a_file_is_answered_as_well(tmp_path, plan):
-    asked, answered = tmp_path / "asked.jsonl", tmp_path / "answered.jsonl"
-    asked.write_bytes(ONE * 3)
-    with asked.open("rb") as source, answered.open("wb") as out:
+    questions, answered = tmp_path / "questions.jsonl", tmp_path / "answered.jsonl"
+    questions.write_bytes(ONE * 3)
+    with questions.open("rb") as source, answered.open("wb") as out:
         done = subprocess.run([*SERVE, "--stdio"], stdin=source, stdout=out, check=True, timeout=WAIT_S)
     assert done.returncode == 0
     lines = [json.loads(line) for line in answered.read_text().splitlines()]
@@ -81,8 +81,8 @@ def test_a_signal_ends_it_after_what_has_arrived(stop):
     with serving() as (server, first):
         server.stdin.write(ONE * 3000)
         server.send_signal(stop)
-        said, code = rest_of(server)
-    assert (said, code) == (first * 3000, 0)
+        output, code = rest_of(server)
+    assert (output, code) == (first * 3000, 0)
 
 
 @pytest.mark.slow
@@ -98,14 +98,14 @@ def test_what_a_signal_cuts_off_gets_an_error():
     with serving() as (server, first):
         server.stdin.write(ONE + ONE[:20])
         server.terminate()
-        said, code = rest_of(server)
-    whole, cut = said.splitlines(keepends=True)
+        output, code = rest_of(server)
+    whole, cut = output.splitlines(keepends=True)
     assert (whole, code) == (first, 0)
     assert "the server was stopped after 20 bytes of a line" in json.loads(cut)["message"]
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_it_though_nobody_reads():
+def test_a_second_signal_ends_it_though_its_output_is_unread():
     with serving() as (server, _):
         long = {"batch_size": [1] * 200_000, "kv_len": 9}
         server.stdin.write(json.dumps(long).encode() + b"\n")
@@ -120,11 +120,11 @@ def test_a_second_signal_ends_it_though_nobody_reads():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asks", [True, False])
-def test_a_closed_output_ends_it_quietly(asks):
+@pytest.mark.parametrize("is_queried", [True, False])
+def test_a_closed_output_ends_it_quietly(is_queried):
     with serving() as (server, _):
         server.stdout.close()
-        if asks:
+        if is_queried:
             server.stdin.write(ONE * 100)
         assert server.wait(WAIT_S) == 0
         assert server.stderr.read() == b""
@@ -152,7 +152,7 @@ print("afterwards")
 
 
 @pytest.mark.slow
-def test_a_plan_that_cannot_be_compiled_is_said_on_standard_error():
+def test_a_plan_that_cannot_be_compiled_is_named_on_standard_error():
     done = subprocess.run(
         [sys.executable, "-m", "fastroof", "serve", "nine", "--stdio"],
         input=ONE,
@@ -188,7 +188,7 @@ def test_what_the_command_refuses(arguments, message):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_http_says_where_it_listens_and_a_signal_ends_it(tmp_path, host):
+def test_http_prints_where_it_listens_and_a_signal_ends_it(tmp_path, host):
     pytest.importorskip("uvicorn")
     token = tmp_path / "token"
     token.write_text("secret\n")

@@ -40,7 +40,7 @@ def served(plan):
     return ServedPlans({"eight": plan}, LIMITS)
 
 
-def asked(served, request):
+def reply_to(served, request):
     (line,) = answer_line(served, json.dumps(request).encode()).splitlines()
     return json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not valid JSON"))
 
@@ -59,24 +59,26 @@ def as_json(value):
 )
 def test_a_workload_has_the_answer_of_python(plan, served, options):
     options = {"max_num_batched_tokens": 1024, "max_num_seqs": 64} | options
-    said = asked(served, {"id": 1, "simulate": {"workload": WORKLOAD, "options": options, "requests": True}})
+    reply = reply_to(
+        served, {"id": 1, "simulate": {"workload": WORKLOAD, "options": options, "requests": True}}
+    )
     expected = fastroof.simulate(plan, Workload(**WORKLOAD).trace(), **options)
-    assert said.keys() == {"id", "summary", "requests"}
-    assert said["summary"] == json.loads(json.dumps(as_json(expected.summary())))
-    assert said["requests"] == as_json(expected.requests.to_pydict())
-    assert len(said["requests"]["ttft_ms"]) == 40
+    assert reply.keys() == {"id", "summary", "requests"}
+    assert reply["summary"] == json.loads(json.dumps(as_json(expected.summary())))
+    assert reply["requests"] == as_json(expected.requests.to_pydict())
+    assert len(reply["requests"]["ttft_ms"]) == 40
 
 
 def test_a_trace_is_answered_in_its_order(plan, served):
     options = {"max_num_batched_tokens": 1024, "max_num_seqs": 64}
-    said = asked(served, {"simulate": {"trace": TRACE, "options": options, "requests": True}})
+    reply = reply_to(served, {"simulate": {"trace": TRACE, "options": options, "requests": True}})
     expected = fastroof.simulate(plan, load_trace(TRACE), **options)
-    assert said["requests"] == as_json(expected.requests.to_pydict())
-    assert said["requests"]["input_tokens"] == TRACE["input_tokens"]
+    assert reply["requests"] == as_json(expected.requests.to_pydict())
+    assert reply["requests"]["input_tokens"] == TRACE["input_tokens"]
     # an output of one token has no time between tokens
-    assert said["requests"]["tpot_ms"][1] is None
-    short = asked(served, {"simulate": {"trace": TRACE, "options": options}})
-    assert short == {"id": None, "summary": said["summary"]}
+    assert reply["requests"]["tpot_ms"][1] is None
+    short = reply_to(served, {"simulate": {"trace": TRACE, "options": options}})
+    assert short == {"id": None, "summary": reply["summary"]}
 
 
 WRONG = {
@@ -115,7 +117,7 @@ WRONG = {
     "too many requests by the hour": ({"workload": {"hourly": [1]}}, "3600 requests are more"),
     "too many clients": ({"workload": {"clients": 2001, "requests": 9}}, "2001 clients are more"),
     "too many requests": ({"workload": {**WORKLOAD, "requests": 2001}}, "more than the 2000"),
-    "too many to be told": ({"workload": {**WORKLOAD, "requests": 51}, "requests": True}, "more than the 50"),
+    "too many to return": ({"workload": {**WORKLOAD, "requests": 51}, "requests": True}, "more than the 50"),
     "too many steps": (
         {"workload": {**WORKLOAD, "requests": 2000, "output_tokens": 101}, "options": OPTIONS_GIVEN},
         "more than the 200000",
@@ -153,10 +155,10 @@ def test_a_wrong_message_is_an_error(plan, served, name):
     message, words = WRONG[name]
     with pytest.raises(FastroofError, match=words):
         served.answer({"simulate": message})
-    said = asked(served, {"id": "x", "simulate": message})
-    assert said.keys() == {"id", "error", "message"}
-    assert issubclass(getattr(fastroof.errors, said["error"]), FastroofError)
-    assert "the server failed" not in said["message"]
+    reply = reply_to(served, {"id": "x", "simulate": message})
+    assert reply.keys() == {"id", "error", "message"}
+    assert issubclass(getattr(fastroof.errors, reply["error"]), FastroofError)
+    assert "the server failed" not in reply["message"]
 
 
 UNBOUNDED = ServeLimits(max_simulated_steps=2**60, max_simulated_bytes=2**40, max_call_s=1)
@@ -170,18 +172,18 @@ def test_a_line_ends_at_the_time_limit(plan):
     served = ServedPlans({"eight": plan}, UNBOUNDED)
     fastroof.simulate(plan, TRACE, **{**OPTIONS_GIVEN, "replicas": 2, "routing": "least_kv"})  # compiled
     spent = time.process_time()
-    said = json.loads(answer_line(served, json.dumps({"id": 7, "simulate": LONG}).encode()))["message"]
-    assert said == "the call took longer than the limit of 1 s (max_call_s): ask for less"
+    reply = json.loads(answer_line(served, json.dumps({"id": 7, "simulate": LONG}).encode()))
+    assert reply["message"] == "the call took longer than the limit of 1 s (max_call_s): ask for less"
     assert time.process_time() - spent < 30
-    assert "latency_us" in asked(served, {"batch_size": 1, "kv_len": 9})
+    assert "latency_us" in reply_to(served, {"batch_size": 1, "kv_len": 9})
     assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
 
 
 def test_simulate_goes_with_nothing_else(served):
-    said = asked(served, {"simulate": {"workload": WORKLOAD}, "batch_size": 1, "kv_len": 1})
-    assert (said["error"], "simulate" in said["message"]) == ("BackendError", True)
-    said = asked(served, {"plan": "nine", "simulate": {"workload": WORKLOAD}})
-    assert "no plan 'nine'" in said["message"]
+    reply = reply_to(served, {"simulate": {"workload": WORKLOAD}, "batch_size": 1, "kv_len": 1})
+    assert (reply["error"], "simulate" in reply["message"]) == ("BackendError", True)
+    reply = reply_to(served, {"plan": "nine", "simulate": {"workload": WORKLOAD}})
+    assert "no plan 'nine'" in reply["message"]
 
 
 def test_what_a_server_takes_is_described(served):
@@ -222,9 +224,9 @@ def test_a_file_that_never_ends_or_never_answers_is_not_opened(served, tmp_path)
     os.mkfifo(fifo)
     for path in (fifo, "/dev/zero", "/etc/hostname"):
         for name in ("hourly", "input_tokens", "output_tokens", "cached_tokens", "growth_tokens", "turns"):
-            said = asked(served, {"simulate": {"workload": {"rate": 1, name: f"file:{path}"}}})
-            assert said["error"] == "BackendError"
-            assert said["message"].startswith(('"simulate.workload.', f'"{name}" must be'))
+            reply = reply_to(served, {"simulate": {"workload": {"rate": 1, name: f"file:{path}"}}})
+            assert reply["error"] == "BackendError"
+            assert reply["message"].startswith(('"simulate.workload.', f'"{name}" must be'))
 
 
 # What a call takes
@@ -290,9 +292,9 @@ def test_over_http(plan):
         HttpServer({"eight": plan}, limits=LIMITS) as server,
         PlanClient(f"http://127.0.0.1:{server.port}") as client,
     ):
-        said = client.ask({"simulate": {"workload": WORKLOAD, "options": options, "requests": True}})
+        reply = client.ask({"simulate": {"workload": WORKLOAD, "options": options, "requests": True}})
         expected = fastroof.simulate(plan, Workload(**WORKLOAD).trace(), **options)
-        assert said["requests"] == as_json(expected.requests.to_pydict())
+        assert reply["requests"] == as_json(expected.requests.to_pydict())
         with pytest.raises(BackendError, match="more than the 2000"):
             client.ask({"simulate": {"workload": {**WORKLOAD, "requests": 10_000}}})
         with pytest.raises(BackendError, match="no plan 'nine'"):

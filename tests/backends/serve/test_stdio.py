@@ -60,10 +60,10 @@ def exchange(served, pieces):
     for thread in threads:
         thread.start()
     with os.fdopen(from_server, "rb") as replies:
-        said = replies.read()
+        output = replies.read()
     for thread in threads:
         thread.join()
-    return said
+    return output
 
 
 def decode_arrays(count, dtype=np.int64, seed=0):
@@ -95,22 +95,22 @@ def expected_us(plans, arrays, which):
     return plan.decode_us(*arrays) if len(arrays) == 2 else plan.step_us(StepBatch(*arrays))
 
 
-def test_description_says_what_is_served(plans, served):
+def test_description_names_what_is_served(plans, served):
     (line,) = exchange(served, [b'{"id": 1, "describe": true}']).splitlines()
-    said = json.loads(line)
-    assert said["id"] == 1
-    assert [plan["name"] for plan in said["plans"]] == list(plans)
-    assert said["fastroof"] == fastroof.__version__
-    assert said["limits"]["max_steps"] == LIMITS.max_steps
-    assert said["protocol"] == 1
+    reply = json.loads(line)
+    assert reply["id"] == 1
+    assert [plan["name"] for plan in reply["plans"]] == list(plans)
+    assert reply["fastroof"] == fastroof.__version__
+    assert reply["limits"]["max_steps"] == LIMITS.max_steps
+    assert reply["protocol"] == 1
 
 
 def test_what_is_too_long_is_not_held(served):
     line = b"[" * 2**20
     tracemalloc.start()
     try:
-        said = exchange(served, [*[line] * 32, b"\n", b'{"describe": true}'])
-        assert len(said.splitlines()) == 2
+        output = exchange(served, [*[line] * 32, b"\n", b'{"describe": true}'])
+        assert len(output.splitlines()) == 2
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -144,9 +144,9 @@ def lines(served, *requests):
 
 
 @given(st.lists(st.tuples(DECODES | RAGGED, WHICH, st.booleans()), max_size=8), st.integers(1, 4096))
-def test_lines_are_the_plans_times_to_the_bit_in_order(plans, served, asked, piece):
+def test_lines_are_the_plans_times_to_the_bit_in_order(plans, served, questions, piece):
     sent = b""
-    for i, (arrays, which, as_pairs) in enumerate(asked):
+    for i, (arrays, which, as_pairs) in enumerate(questions):
         names = ("new_tokens", "context_len", "offsets") if len(arrays) == 3 else ("batch_size", "kv_len")
         request = {"id": i, "plan": which, **{n: a.tolist() for n, a in zip(names, arrays, strict=True)}}
         if len(arrays) == 3 and as_pairs:
@@ -155,7 +155,7 @@ def test_lines_are_the_plans_times_to_the_bit_in_order(plans, served, asked, pie
             request = {"id": i, "plan": which, "requests": steps}
         sent += json.dumps(request).encode() + b"\r\n\n"
     replies = exchange(served, [sent[i : i + piece] for i in range(0, len(sent), piece)]).splitlines()
-    for i, (line, (arrays, which, _)) in enumerate(zip(replies, asked, strict=True)):
+    for i, (line, (arrays, which, _)) in enumerate(zip(replies, questions, strict=True)):
         reply = json.loads(line)
         assert reply.keys() == {"id", "latency_us"}
         assert reply["id"] == i
@@ -253,10 +253,10 @@ ANY_LINE = st.binary(max_size=60).filter(lambda line: b"\n" not in line) | ANY_J
 def test_any_lines_are_answered_one_by_one(plans, served, wrong):
     good = b'{"id": "good", "plan": 0, "batch_size": 64, "kv_len": 4096}'
     replies = lines(served, *[line for each in wrong for line in (each, good)])
-    told = [reply for reply in replies if reply["id"] == "good"]
-    assert len(told) == len(wrong)
+    good = [reply for reply in replies if reply["id"] == "good"]
+    assert len(good) == len(wrong)
     assert len(replies) == len(wrong) + sum(bool(line.strip()) for line in wrong)
-    assert all(reply["latency_us"] == [plans["eight"].decode_us(64, 4096)] for reply in told)
+    assert all(reply["latency_us"] == [plans["eight"].decode_us(64, 4096)] for reply in good)
 
 
 # ---------------------------------------------------------------------------------------------- limits

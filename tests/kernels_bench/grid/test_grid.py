@@ -233,7 +233,7 @@ def test_a_prefix_becomes_a_kv_len(tmp_path: Path) -> None:
     assert [p.values["kv_len"] for p in grid_of(tmp_path, text).points()] == [16, 48]
 
 
-def test_limits_leave_points_out_and_say_how_many(tmp_path: Path) -> None:
+def test_limits_leave_points_out_and_count_them(tmp_path: Path) -> None:
     bounded = grid_of(tmp_path, f"{DECODE}shapes = [[8, 2, 64]]\nmax_kv_bytes = {4 * 64 * 2 * 2 * 64 * 2}")
     inside = [(p.values["batch_size"], p.values["kv_len"]) for p in bounded.points()]
     assert inside == [(1, 64), (1, 128), (4, 64)]

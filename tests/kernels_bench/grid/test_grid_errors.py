@@ -143,7 +143,7 @@ def test_a_bad_model_is_refused(tmp_path: Path, case: str) -> None:
     assert str(path) in str(caught.value)
 
 
-def test_a_grid_that_is_no_grid(tmp_path: Path) -> None:
+def test_an_invalid_grid(tmp_path: Path) -> None:
     with pytest.raises(MeasureError, match="is not TOML"):
         load_grid(write(tmp_path, "title = "))
     with pytest.raises(MeasureError, match=r"has no \[\[group\]\]"):

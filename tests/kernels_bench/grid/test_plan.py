@@ -226,7 +226,7 @@ def test_a_budget_counts_what_compiling_takes() -> None:
     assert len(kept) + len(dropped) == 40
 
 
-def test_a_plan_says_what_compiling_takes(tmp_path: Path) -> None:
+def test_a_plan_has_what_compiling_takes(tmp_path: Path) -> None:
     grid = tmp_path / "g.toml"
     group = '[[group]]\nname = "e"\noperator = "moe"\npriority = 1\ndtype = "bf16"\n'
     layers = "shapes = [[2048, 768, 8, 128, 1, 1], [4096, 1536, 8, 128, 1, 1]]\n"
@@ -337,7 +337,7 @@ def test_a_larger_budget_keeps_what_a_smaller_one_kept(
 
 
 @pytest.mark.parametrize("budget_s", [0, -1, float("nan"), float("inf")])
-def test_a_budget_that_is_no_time(budget_s: float) -> None:
+def test_an_invalid_budget(budget_s: float) -> None:
     with pytest.raises(MeasureError, match="a number of seconds above zero"):
         fit_budget(POINTS, H100, budget_s)
 
@@ -374,7 +374,7 @@ def test_plan_prints_groups_and_totals() -> None:
 
 
 @pytest.mark.slow
-def test_plan_says_what_a_budget_drops() -> None:
+def test_plan_prints_what_a_budget_drops() -> None:
     text = invoke("--budget", "300")
     _, dropped = fitted(300)
     assert f"the budget of 300 s drops {len(dropped):,} points" in text

@@ -45,7 +45,7 @@ class FakeRanks:
     """Ranks of one world: rank r takes 1 + r / 10 of the given time."""
 
     def __init__(self, num_gpus: int, fakes: FakeWorlds) -> None:
-        self.ready = Ready(KERNEL, "GPU", "2.27.5")
+        self.ready = Ready(KERNEL, "GPU")
         self.num_gpus, self.fakes = num_gpus, fakes
         self.closed = False
 
@@ -282,7 +282,7 @@ def test_a_journal_of_another_gpu_is_refused(tmp_path: Path) -> None:
 
 
 def _ready(pipe: Connection, device: str = "GPU") -> Any:
-    pipe.send(Ready("fake", device, "0"))
+    pipe.send(Ready("fake", device))
     return pipe.recv()
 
 
