@@ -16,7 +16,7 @@ import numpy as np
 import fastroof
 from fastroof.bench.workload import Baseline
 from fastroof.compiled.callers import sums_step_us
-from fastroof.simulation.engine import Outcomes, run_engine
+from fastroof.simulation.fleet_run import Outcomes, run_engine
 from fastroof.simulation.settings import EngineSettings
 from fastroof.traces.trace import Trace
 from tests.reference.replay import Schedule, TimedRequest, replay

@@ -76,8 +76,10 @@ def features(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param == "all":
         if os.environ.get("NUMBA_DISABLE_JIT") == "1":
             pytest.skip("uncompiled loops have all features")
-        for module in ("engine", "pool_runs"):
-            monkeypatch.setattr(f"fastroof.simulation.{module}.of_one_set", lambda *options: options)
+        from fastroof.compiled.simulation.records import Features
+
+        every = Features(*[1] * len(Features._fields))
+        monkeypatch.setattr("fastroof.simulation.fleet_arrays.features_of", lambda *_: every)
 
 
 @pytest.fixture(scope="session")

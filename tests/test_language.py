@@ -170,7 +170,7 @@ WORDS = r"told|tells|said|says|asked|asks|lent|lends?|loans?|lenders?|fed_back"
 """Parts of identifiers that name no quantity; other parts of the dialect (seen, kept, whole) may be apt."""
 VAGUE = Table({WORDS: "the name of the quantity"}, "(?:^|_)", "(?:_|$)")
 LEFT = re.compile(
-    r"fastroof/(backends/serve|ui|compiled/simulation)/.* _?asked"
+    r"fastroof/(backends/serve|ui)/.* _?asked"
     r"|.* (asked_seqs|asked_speculation|drafts_said)"
 )
 

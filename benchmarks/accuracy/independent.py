@@ -21,7 +21,7 @@ from fastroof.evidence.rows import LARGEST_STEP, ServedModel
 from fastroof.plan import StepPlan
 from fastroof.serving.estimate import estimate
 from fastroof.simulation.engine import too_long
-from fastroof.simulation.replicas import run_replicas
+from fastroof.simulation.fleet_run import run_replicas
 from fastroof.simulation.requests import RequestTimes
 from fastroof.tables import Tables
 from fastroof.units import MS_PER_S, US_PER_S

@@ -23,7 +23,7 @@ from fastroof.evidence.predictions import Plans
 from fastroof.evidence.rows import ServingRow
 from fastroof.plan import StepPlan
 from fastroof.simulation import Workload
-from fastroof.simulation.replicas import run_replicas
+from fastroof.simulation.fleet_run import run_replicas
 from fastroof.simulation.requests import RequestTimes
 from fastroof.simulation.settings import EngineSettings
 from fastroof.tables import load_tables

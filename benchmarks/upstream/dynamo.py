@@ -15,7 +15,7 @@ import numpy as np
 
 import fastroof
 from fastroof.backends.dynamo import BLOCK_TOKENS, MAX_BATCH_SIZE, decodes_beside, write_dynamo_profile
-from fastroof.simulation.engine import run_engine
+from fastroof.simulation.fleet_run import run_engine
 from fastroof.simulation.settings import EngineSettings
 from tests.examples.dynamo import engine
 

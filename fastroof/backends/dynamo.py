@@ -20,7 +20,7 @@ from fastroof.backends.releases import warn_of_release
 from fastroof.checks import is_number, shown, whole_number
 from fastroof.errors import BackendError, PlanRangeError
 from fastroof.run import StepBatch
-from fastroof.simulation.engine import run_engine
+from fastroof.simulation.fleet_run import run_engine
 from fastroof.simulation.settings import EngineSettings
 from fastroof.traces.trace import Trace
 from fastroof.units import US_PER_MS, US_PER_S

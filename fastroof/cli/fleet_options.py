@@ -30,7 +30,7 @@ _HELP: Final[dict[str, tuple[str | None, ...]]] = {
     "autoscale": (
         "Start and stop replicas to keep a metric at a target per replica: queue:2 (waiting requests), "
         "concurrency:32 (waiting or running), kv:0.7 (share of the KV cache) or rate:5 (requests/s). With "
-        "LOW, one more above TARGET and one fewer below LOW.",
+        "LOW, one more above TARGET and one fewer below LOW. Prefill and decode engines each have the rule.",
         "METRIC:TARGET[:LOW]",
     ),
     "min_replicas": ("Fewest replicas with --autoscale.  [default: 1]",),

@@ -31,7 +31,6 @@ from fastroof.cli.output import (
 )
 from fastroof.cli.workload_options import WORKLOAD, print_left_out, workload_trace
 from fastroof.command_group import GroupValues, taking, warn
-from fastroof.errors import SimulationError
 from fastroof.simulation.fleet import Fleet
 from fastroof.units import GB, US_PER_S
 
@@ -55,7 +54,8 @@ _STEPS: Final = {"decode_steps": "decodes", "mixed_steps": "decodes and prompts"
 def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
     """Print a run's answers for people."""
     plan, trace = sim.plan, sim.trace
-    at_most = "up to " * ("autoscaling" in answers)
+    has_rule = any("autoscaling" in one for one in (answers, *answers.get("pools", {}).values()))
+    at_most = "up to " * has_rule
     print_line(plan_words(plan, f"{at_most}{sim.gpus} x {plan.gpu.title}{layout_suffix(plan.layout)}"))
     rate = answers["arrivals_per_s"]
     arrivals = "all at once" if math.isnan(rate) else f"{rate:,.4g} requests/s"
@@ -172,6 +172,10 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
             f"{pool['replicas']} x tp {pool['tp']} {name} ({percent(pool['busy'])} busy)"
             for name, pool in answers["pools"].items()
         )
+        for name, pool in answers["pools"].items():
+            if "autoscaling" in pool:
+                own = _scaling_facts(pool["autoscaling"])
+                facts[name] = f"{own['replicas']}; {own['GPU hours']} GPU hours"
         sent = answers["transfer_ms"]
         facts["transfers"] = f"{_ms(sent['mean'])} ms mean, {_ms(sent['p99'])} at p99"
     if pairs is not None:
@@ -258,7 +262,7 @@ output_tokens, ttft_ms, e2e_ms]; near saturation or with
 with --autoscale autoscaling [rule and its numbers, replicas (mean, min, max), started, stopped, gpu_hours,
 and with --slo fixed: at_peak and fewest with replicas, gpu_hours, share, p99_within];
 with pools transfer_ms [mean, p50, p90, p95, p99], pools [prefill, decode:
-tp, replicas, steps, busy], and settings of a decode engine.
+tp, replicas, steps, busy, with --autoscale autoscaling], and settings of a decode engine.
 """
     + ENGINE_FACTS
 )
@@ -322,8 +326,6 @@ def simulate(
         checked_page_path(report)
     settings = engine_settings(given)
     fleet = Fleet.of_options(fleet_options)
-    if energy and fleet.link is not None:
-        raise SimulationError("--energy does not support prefill and decode pools; leave out one of them")
     trace = workload_trace(**workload)
     what = (model, *gpu_and_tables(**measured), settings)
     served = first = simulated_plan(*what, plan)

@@ -17,36 +17,11 @@ from fastroof.compiled.c_api import plan_arena
 from fastroof.compiled.intrinsics import pointer_at
 from fastroof.compiled.jit import jit_inline
 from fastroof.compiled.request_sums import MAX_KV_LEN
-from fastroof.compiled.simulation.engine import engine_run
-from fastroof.compiled.simulation.state import (
-    BUSY_US,
-    CACHED_TOKENS,
-    DECODE_TOKENS,
-    FIRST_SIZE,
-    FRESH_SIZE,
-    GAP_BINS,
-    LEAST_FREE,
-    MIXED_STEPS,
-    NOW,
-    NUM_CLOCKS,
-    NUM_FIELDS,
-    NUM_SCALARS,
-    PEAK_RUNNING,
-    PEAK_WAITING,
-    PREEMPTIONS,
-    PREFILL_STEPS,
-    PREFILL_TOKENS,
-    SERIES_BINS,
-    SERIES_FIELDS,
-    STEPS,
-    WAITING_PLACE,
-    CallerOptions,
-    EngineState,
-    Record,
-    Requests,
-    Served,
-    shift_of,
-)
+from fastroof.compiled.simulation import records as R
+from fastroof.compiled.simulation.records import NONE, CallerFeatures, Fleet
+from fastroof.compiled.simulation.run import fleet_run
+from fastroof.compiled.simulation.series import GAP_BINS, SERIES_BINS, SERIES_FIELDS
+from fastroof.compiled.simulation.units import shift_of
 from fastroof.compiled.steps import MAX_SEQS, MAX_TOKENS, WINDOW
 
 # fastroof_step.h names the same codes.
@@ -69,22 +44,6 @@ CODE_ENGINE, CODE_REQUEST, CODE_TOO_LONG, CODE_MEMORY = 20, 21, 22, 23
     TIME_SCALE,
 ) = range(13)
 ENGINE_WORDS: Final = 16
-
-_COUNTED: Final = np.array(
-    [
-        STEPS,
-        MIXED_STEPS,
-        PREFILL_STEPS,
-        PREEMPTIONS,
-        PREFILL_TOKENS,
-        DECODE_TOKENS,
-        CACHED_TOKENS,
-        PEAK_RUNNING,
-        PEAK_WAITING,
-        LEAST_FREE,
-    ]
-)
-"""Scalars of an engine in the order of struct fastroof_served; after them busy_us and end_us."""
 
 SERVED_WORDS: Final = 12
 
@@ -147,19 +106,48 @@ def _simulate_bytes(engine: int, num_requests: int, longest_output: int) -> int:
     )
 
 
+# numba reads a record's type from a global
+_POOL, _REPLICA, _ENGINE, _RANK, _LANE, _LINE = R.POOL, R.REPLICA, R.ENGINE, R.RANK, R.LANE, R.LINE
+_SLOT, _HELD, _FLIGHT, _BATCH, _REQUEST = R.SLOT, R.HELD_SLOT, R.FLIGHT, R.BATCH, R.REQUEST
+_CHAIN, _SEGMENT, _TIER, _STORE = R.CHAIN, R.SEGMENT, R.TIER, R.STORE
+_FOLLOWER, _TRANSFER, _SCALER, _LIFE = R.FOLLOWER, R.TRANSFER, R.SCALER, R.LIFE
+(
+    _BATCH_BYTES,
+    _ENGINE_BYTES,
+    _FLIGHT_BYTES,
+    _HELD_BYTES,
+    _LANE_BYTES,
+    _LINE_BYTES,
+    _POOL_BYTES,
+    _RANK_BYTES,
+    _REPLICA_BYTES,
+    _REQUEST_BYTES,
+    _SLOT_BYTES,
+) = (
+    one.itemsize
+    for one in (_BATCH, _ENGINE, _FLIGHT, _HELD, _LANE, _LINE, _POOL, _RANK, _REPLICA, _REQUEST, _SLOT)
+)
+_WIDTHS: Final = np.array(
+    [
+        sum(one.itemsize for one in (_POOL, _REPLICA, _ENGINE, _RANK, _LANE, _LINE)) + 8 * _PAGE,
+        2 * (_FLIGHT.itemsize + _BATCH.itemsize + _PAGE) + 8 * (GAP_BINS + SERIES_BINS * SERIES_FIELDS + 3),
+        _SLOT.itemsize,
+        _HELD.itemsize,
+        _REQUEST.itemsize,
+    ]
+)
+"""Bytes of what an engine has once, in two parts; of a slot, of a place in a list of slots, of a request."""
+
+
 @jit_inline
 def _memory_bytes(slots: int, block_size: int, num_requests: int, longest_output: int) -> int:
-    at = _PAGE  # the caller's memory may start anywhere
-    at = _after(at, NUM_SCALARS + NUM_CLOCKS, 8)
-    at = _after(at, NUM_FIELDS * slots, 8)
+    at = _PAGE + _WIDTHS[0] + _WIDTHS[1]  # the caller's memory may start anywhere
+    at = _after(at, slots, _WIDTHS[2])
+    at = _after(at, 3 * slots, _WIDTHS[3])
     at = _after(at, 2 * _buckets(longest_output), 4)
     at = _after(at, block_size, 4)
-    at = _after(at, (FIRST_SIZE + FRESH_SIZE) * slots, 4)
-    at = _after(at, num_requests, 8)
-    for _ in range(5):
-        at = _after(at, num_requests, 4)
-    at = _after(at, GAP_BINS, 8)
-    return _after(at, SERIES_BINS * SERIES_FIELDS + 1, 8)
+    at = _after(at, num_requests, _WIDTHS[4])
+    return int(_after(at, num_requests, 8))
 
 
 @jit_inline
@@ -222,101 +210,145 @@ def _simulate(
     if memory == 0 or memory_bytes < _memory_bytes(slots_held, block_size, count, longest):
         return CODE_MEMORY
     at = (memory + _PAGE - 1) // _PAGE * _PAGE
-    scalars = carray(pointer_at(at), (NUM_SCALARS,), np.int64)
-    clock = carray(pointer_at(at + 8 * NUM_SCALARS), (NUM_CLOCKS,), np.float64)
-    at = _after(at, NUM_SCALARS + NUM_CLOCKS, 8)
-    slots = carray(pointer_at(at), (NUM_FIELDS, slots_held), np.int64)
-    at = _after(at, NUM_FIELDS * slots_held, 8)
+    needed = _memory_bytes(slots_held, block_size, count, longest) - _PAGE
+    carray(pointer_at(at), (needed // 8,), np.int64)[:] = 0
+    start = at
+    pools = carray(pointer_at(at), (1,), _POOL)
+    at = _after(at, 1, _POOL_BYTES)
+    replicas = carray(pointer_at(at), (1,), _REPLICA)
+    at = _after(at, 1, _REPLICA_BYTES)
+    engines = carray(pointer_at(at), (1,), _ENGINE)
+    at = _after(at, 1, _ENGINE_BYTES)
+    ranks = carray(pointer_at(at), (1,), _RANK)
+    at = _after(at, 1, _RANK_BYTES)
+    lanes = carray(pointer_at(at), (1,), _LANE)
+    at = _after(at, 1, _LANE_BYTES)
+    line = carray(pointer_at(at), (1,), _LINE)
+    at = _after(at, 1, _LINE_BYTES)
+    flights = carray(pointer_at(at), (2,), _FLIGHT)
+    at = _after(at, 2, _FLIGHT_BYTES)
+    batches = carray(pointer_at(at), (1, 2), _BATCH)
+    at = _after(at, 2, _BATCH_BYTES)
+    gaps = carray(pointer_at(at), (1, GAP_BINS), np.int64)
+    at += 8 * GAP_BINS
+    series = carray(pointer_at(at), (1, SERIES_BINS, SERIES_FIELDS), np.float64)
+    at += 8 * SERIES_BINS * SERIES_FIELDS
+    width_us = carray(pointer_at(at), (1,), np.float64)
+    stop = carray(pointer_at(at + 8), (1,), np.int64)  # which nothing sets
+    parts = carray(pointer_at(at + 16), (1, 2, 1), np.uint8)
+    at = _after(at, 3, 8)
+    slots = carray(pointer_at(at), (slots_held,), _SLOT)
+    at = _after(at, slots_held, _SLOT_BYTES)
+    firsts = carray(pointer_at(at), (2, slots_held), _HELD)
+    fresh = carray(pointer_at(at + 2 * slots_held * _HELD_BYTES), (slots_held,), _HELD)
+    at = _after(at, 3 * slots_held, _HELD_BYTES)
     buckets = _buckets(longest)
-    calendar = carray(pointer_at(at), (2, buckets), np.int32)
+    calendar = carray(pointer_at(at), (buckets,), np.int32)
+    filled = carray(pointer_at(at + 4 * buckets), (buckets,), np.int32)
     at = _after(at, 2 * buckets, 4)
     due = carray(pointer_at(at), (block_size,), np.int32)
     at = _after(at, block_size, 4)
-    firsts = carray(pointer_at(at), (FIRST_SIZE, slots_held), np.int32)
-    fresh = carray(pointer_at(at + 4 * FIRST_SIZE * slots_held), (FRESH_SIZE, slots_held), np.int32)
-    at = _after(at, (FIRST_SIZE + FRESH_SIZE) * slots_held, 4)
-    served_arrivals = carray(pointer_at(at), (count,), np.float64)
-    at = _after(at, count, 8)
-    cached = carray(pointer_at(at), (count,), np.int32)
-    at = _after(at, count, 4)
-    next_arrived = carray(pointer_at(at), (count,), np.int32)
-    at = _after(at, count, 4)
-    sent = carray(pointer_at(at), (count,), np.int32)
-    at = _after(at, count, 4)
-    next_preempted = carray(pointer_at(at), (count,), np.int32)
-    at = _after(at, count, 4)
-    place = carray(pointer_at(at), (count,), np.int32)
-    at = _after(at, count, 4)
-    gaps = carray(pointer_at(at), (GAP_BINS,), np.int64)
-    at = _after(at, GAP_BINS, 8)
-    series = carray(pointer_at(at), (SERIES_BINS, SERIES_FIELDS), np.float64)
-    width_us = carray(pointer_at(at + 8 * SERIES_BINS * SERIES_FIELDS), (1,), np.float64)
+    requests = carray(pointer_at(at), (1, count), _REQUEST)
+    at = _after(at, count, _REQUEST_BYTES)
+    coming = carray(pointer_at(at), (count,), np.int64)
+    for i in range(count):
+        row = requests[0, i]
+        row.arrival_us, row.first_us, row.last_us = arrivals[i], math.nan, math.nan
+        row.input_tokens, row.output_tokens = prompts[i], outputs[i]
+        row.cached_tokens = 0 if cached_tokens == 0 else given[i]
+        row.next_sent, row.next_preempted, row.place, row.engine = NONE, NONE, NONE, NONE
+    pool, engine_row, rank, lane = pools[0], engines[0], ranks[0], lanes[0]
+    pool.budget, pool.max_seqs, pool.num_blocks = words[BUDGET], words[SEQS], words[BLOCKS]
+    pool.block_size, pool.block_shift = block_size, shift_of(block_size)
+    pool.is_chunked, pool.admits_whole = words[IS_CHUNKED], words[ADMITS_WHOLE]
+    pool.reserves_output, pool.prefill_first = words[RESERVES_OUTPUT], words[PREFILL_FIRST]
+    pool.depth, pool.window = 1 + words[IS_ASYNCHRONOUS], int(arena[WINDOW])
+    pool.stages, pool.shares_slots, pool.ranks, pool.engines_each = 1, 1, 1, 1
+    pool.num_engines, pool.num_replicas, pool.arena_size, pool.scaler = 1, 1, len(arena), NONE
+    # numba takes no condition among more than 15 arguments
+    pool.timeout_us = reals[TIMEOUT_US] if reals[TIMEOUT_US] < _LONGEST_US else math.inf
+    pool.time_scale = reals[TIME_SCALE]
+    engine_row.next_us = engine_row.least_us = math.inf
+    engine_row.first_sent = engine_row.last_sent = engine_row.first_wanting = NONE
+    rank.free = rank.num_blocks = rank.least_free = words[BLOCKS]
+    rank.head = rank.tail = rank.arrived = rank.deadline = rank.preempted = rank.first_fetching = NONE
+    lane.last = lane.partial = NONE
+    lane.mask = buckets - 1
+    for slot in range(slots_held):
+        slots[slot].request = NONE
+        slots[slot].order_next = slot + 1 if slot + 1 < slots_held else NONE
+    calendar[:] = NONE
+    width_us[0] = _FIRST_WIDTH_US
+    line[0].timeout_us, line[0].think_us = math.inf, reals[THINK_US]
+    line[0].clients = words[CLIENTS]
+    line[0].is_coupled = 1 if words[CLIENTS] > 0 else 0
+    line[0].num_roots = 0 if words[CLIENTS] > 0 else count
+    # a plain trace has neither sessions nor a prefix cache
+    none = carray(pointer_at(start), (0,), np.int64)
+    few = carray(pointer_at(start), (0, 0), np.int32)
+    fleet = Fleet(
+        CallerFeatures(1, 1, 0, 0, 0, 0, 0, 0, 0, int(arena[WINDOW]), words[PREFILL_FIRST], 0),
+        arena,
+        pools,
+        replicas,
+        engines,
+        ranks,
+        lanes,
+        slots,
+        calendar,
+        filled,
+        due,
+        flights,
+        firsts,
+        fresh,
+        batches,
+        parts,
+        carray(pointer_at(start), (0, 0), np.float64),
+        requests,
+        carray(pointer_at(start), (0,), _CHAIN),
+        carray(pointer_at(start), (0,), _SEGMENT),
+        few,
+        carray(pointer_at(start), (0,), _TIER),
+        carray(pointer_at(start), (0,), _STORE),
+        few,
+        carray(pointer_at(start), (0,), _FOLLOWER),
+        due[:0],
+        carray(pointer_at(start), (0,), _TRANSFER),
+        coming,
+        none,
+        none,
+        none,
+        line,
+        none,
+        few,
+        carray(pointer_at(start), (0,), _SCALER),
+        carray(pointer_at(start), (0,), _LIFE),
+        none,
+        gaps,
+        series,
+        width_us,
+        stop,
+    )
+    if count > 0 and fleet_run(fleet) != 0:
+        return CODE_TOO_LONG
     firsts_us = carray(pointer_at(first_us), (count,), np.float64)
     lasts_us = carray(pointer_at(last_us), (count,), np.float64)
     preempted = carray(pointer_at(preemptions), (count,), np.int32)
     statuses = carray(pointer_at(status), (count,), np.uint8)
-    gaps[:] = 0
-    series[:] = 0.0
-    width_us[0] = _FIRST_WIDTH_US
     for i in range(count):
-        served_arrivals[i] = arrivals[i]
-        cached[i] = 0 if cached_tokens == 0 else given[i]
-        sent[i] = 0
-        place[i] = WAITING_PLACE
-        firsts_us[i] = math.nan
-        lasts_us[i] = math.nan
-        preempted[i] = 0
-        statuses[i] = 0
-    # numba takes no condition among more than 15 arguments
-    timeout_us = reals[TIMEOUT_US] if reals[TIMEOUT_US] < _LONGEST_US else math.inf
-    options = CallerOptions(
-        budget=words[BUDGET],
-        max_seqs=words[SEQS],
-        block_size=block_size,
-        block_shift=shift_of(block_size),
-        is_chunked=words[IS_CHUNKED],
-        admits_whole=words[ADMITS_WHOLE],
-        reserves_output=words[RESERVES_OUTPUT],
-        prefill_first=words[PREFILL_FIRST],
-        pause_steps=0,
-        min_free_slots=0,
-        depth=1 + words[IS_ASYNCHRONOUS],
-        has_parents=0,
-        has_cache=0,
-        has_reserved=0,
-        clients=words[CLIENTS],
-        think_us=reals[THINK_US],
-        timeout_us=timeout_us,
-        time_scale=reals[TIME_SCALE],
-        stop=scalars[NUM_SCALARS - 1 :],  # which nothing sets
-        num_tiers=0,
-        tiers=clock[:0],
-        window=int(arena[WINDOW]),
-    )
-    # a plain trace has neither sessions nor a prefix cache
-    none = firsts[:0]
-    state = EngineState(scalars, clock, slots, calendar, due, firsts, fresh, none)
-    requests = Requests(
-        served_arrivals, prompts, outputs, cached, next_arrived, none, next_arrived[:0], none, clock[:0]
-    )
-    outcome = Served(firsts_us, lasts_us, preempted, statuses, sent, next_preempted, place, clock[:0])
-    code = 0
-    if count > 0:
-        code = engine_run(
-            arena, options, state, requests, outcome, Record(gaps, series, width_us), words[BLOCKS]
-        )
-    if code != 0:
-        return CODE_TOO_LONG
-    if words[CLIENTS] > 0:
-        for i in range(count):
-            arrivals[i] = served_arrivals[i]
+        row = requests[0, i]
+        firsts_us[i], lasts_us[i] = row.first_us, row.last_us
+        preempted[i], statuses[i] = row.preemptions, row.status
+        if words[CLIENTS] > 0:
+            arrivals[i] = row.arrival_us
     if served != 0:
         counts = carray(pointer_at(served), (SERVED_WORDS,), np.int64)
         times = carray(pointer_at(served), (SERVED_WORDS,), np.float64)
-        for i in range(len(_COUNTED)):
-            counts[i] = scalars[_COUNTED[i]] if count > 0 else 0
-        times[len(_COUNTED)] = clock[BUSY_US] if count > 0 else 0.0
-        times[len(_COUNTED) + 1] = clock[NOW] if count > 0 else 0.0
+        counts[0], counts[1], counts[2] = lane.steps, lane.mixed_steps, lane.prefill_steps
+        counts[3], counts[4], counts[5] = rank.preemptions, lane.prefill_tokens, lane.decode_tokens
+        counts[6], counts[7], counts[8] = lane.cached_tokens, rank.peak_running, rank.peak_waiting
+        counts[9] = rank.least_free if count > 0 else 0
+        times[10], times[11] = engine_row.busy_us, engine_row.now_us
     return 0
 
 

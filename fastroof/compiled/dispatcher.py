@@ -69,6 +69,21 @@ class _CalleeLibrary(_Library):  # type: ignore[misc]
 class _EntryLibrary(_Library):  # type: ignore[misc]
     """Machine code of a function that Python calls, with the environments of all its callees."""
 
+    _own: frozenset[str] = frozenset()
+
+    def add_llvm_module(self, ll_module: Any) -> None:
+        """Note what others may call, before callees are linked in."""
+        self._own |= {one.name for one in ll_module.functions if not one.is_declaration}
+        super().add_llvm_module(ll_module)
+
+    def _optimize_final_module(self) -> None:
+        # callees are called from here alone: LLVM drops arguments that they do not use, and inlines single
+        # calls
+        for one in self._final_module.functions:
+            if not one.is_declaration and one.name not in self._own:
+                one.linkage = "internal"
+        super()._optimize_final_module()
+
     def _finalize_specific(self) -> None:
         super()._finalize_specific()
         for variable in self._final_module.global_variables:
@@ -148,6 +163,12 @@ class _LoopCompiler(_Functions):  # type: ignore[misc]
         return flags
 
 
+def _widened(of: Any) -> Any:
+    """Return the type that an argument is passed as."""
+    of = types.unliteral(of)  # type: ignore[no-untyped-call]
+    return types.int64 if of in types.signed_domain else of
+
+
 class Callee:
     """What stands for the machine code of a function that has none, as the key of its IR."""
 
@@ -160,9 +181,10 @@ class LoopDispatcher(_Dispatcher):  # type: ignore[misc]
         self._compiler = _LoopCompiler(function, self.targetdescr, targetoptions, self.locals, _LoopPipeline)
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        """Return the types of a call by a loop that compiles."""
+        """Return the types of a call by a loop that compiles: one version for integers and constants."""
         with _compiling(for_callers=True):
-            return super().get_call_template(args, kws)
+            widened = {name: _widened(of) for name, of in kws.items()}
+            return super().get_call_template(tuple(_widened(of) for of in args), widened)
 
     def _compile_for_args(self, *args: Any, **kws: Any) -> Any:
         # typing a loop may call another one from Python

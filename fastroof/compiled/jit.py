@@ -91,6 +91,15 @@ def _numbas_own(function: F, _: Any, options: dict[str, Any]) -> F:
     return cast("F", numba.jit(**options)(function))
 
 
+def uses_records() -> bool:
+    """Return whether loops run uncompiled, where arrays of records need a type of their own."""
+    if is_plain():
+        return True
+    from numba.core import config
+
+    return bool(config.DISABLE_JIT)  # type: ignore[attr-defined]
+
+
 def _compiled(function: F, options: dict[str, Any]) -> F:
     if is_plain():
         return function

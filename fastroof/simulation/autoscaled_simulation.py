@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Floats
+from fastroof.arrays import Floats, Longs
 from fastroof.arrow import arrow_schema
 from fastroof.caching import lazy_property
 from fastroof.columns import Column
-from fastroof.compiled.simulation.autoscaling import LIFE_DRAINED, LIFE_ORDERED, LIFE_STOPPED
+from fastroof.compiled.simulation.records import Rows
 from fastroof.simulation.answers import duration_us
 from fastroof.simulation.autoscaling import Autoscaler
-from fastroof.simulation.energy import run_energy
+from fastroof.simulation.energy import EnergyPart
+from fastroof.simulation.pools import Pool
 from fastroof.simulation.requests import RequestTimes, checked_limits
-from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation
 from fastroof.simulation.step_range import limits_kept
 from fastroof.traces.trace import Trace
@@ -26,7 +27,6 @@ from fastroof.units import SECONDS_PER_HOUR, US_PER_S
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fastroof.plan import StepPlan
     from fastroof.simulation.engine import Outcomes
 
 
@@ -57,6 +57,63 @@ _MEAN_COLUMNS: Final = tuple(
 )
 
 
+class ReplicaCounts(NamedTuple):
+    """Times of changes, us, and the replicas that start, serve and drain from then on."""
+
+    times_us: Floats
+    starting: Longs
+    serving: Longs
+    draining: Longs
+
+    @classmethod
+    def of_lives(cls, lives: Rows) -> ReplicaCounts:
+        """Return the counts of replicas that an autoscaler started."""
+        starts = np.minimum(np.minimum(lives["ready_us"], lives["drained_us"]), lives["stopped_us"])
+        drains = np.minimum(lives["drained_us"], lives["stopped_us"])
+        edges = np.concatenate([lives["ordered_us"], starts, drains, lives["stopped_us"]])
+        times_us, place = np.unique(edges, return_inverse=True)
+        at = [np.bincount(places, minlength=len(times_us)) for places in place.reshape(4, -1)]
+        return cls(times_us, *(np.cumsum(begin - end) for begin, end in itertools.pairwise(at)))
+
+    @property
+    def held(self) -> Longs:
+        """Replicas on GPUs."""
+        return self.starting + self.serving + self.draining
+
+    def mean_over(self, edges_us: Floats, numbers: Longs) -> Floats:
+        """Return the mean of numbers of replicas between neighbouring times."""
+        upto = np.concatenate([[0.0], np.cumsum(numbers[:-1] * np.diff(self.times_us))])
+        means: Floats = np.diff(np.interp(edges_us, self.times_us, upto)) / np.diff(edges_us)
+        return means
+
+    @property
+    def mean_up(self) -> float:
+        """Mean number of replicas that serve or drain over the run; NaN of a run without a duration."""
+        return self._mean(self.serving + self.draining)
+
+    def _mean(self, numbers: Longs) -> float:
+        edges_us = self.times_us[[0, -1]]
+        return float(self.mean_over(edges_us, numbers)[0]) if edges_us[1] > edges_us[0] else math.nan
+
+    def answers(self, rule: Autoscaler, lives: Rows, gpu_hours: float) -> dict[str, Any]:
+        """Return what a rule did, as results have it."""
+        held = self.held[:-1] if len(self.held) > 1 else self.held
+        return {
+            "rule": rule.text,
+            **{name: value for name, value in vars(rule).items() if name not in ("metric", "target", "low")},
+            "replicas": {"mean": self._mean(self.held), "min": int(held.min()), "max": int(held.max())},
+            "started": int((lives["ordered_us"] > self.times_us[0]).sum()),
+            "stopped": int(np.isfinite(lives["drained_us"]).sum()),
+            "gpu_hours": gpu_hours,
+        }
+
+
+def gpu_hours_of(pool: Pool, lives: Rows) -> float:
+    """GPU hours from the decisions to start replicas until these stop."""
+    held_us = float((lives["stopped_us"] - lives["ordered_us"]).sum())
+    return held_us / US_PER_S / SECONDS_PER_HOUR * int(pool.plan.layout.world_size)
+
+
 class AutoscaledSimulation(Simulation):
     """The results of a simulation whose replicas a rule starts and stops.
 
@@ -65,18 +122,12 @@ class AutoscaledSimulation(Simulation):
 
     Parameters
     ----------
-    plan : StepPlan
-        Timed the steps.
+    pool : Pool
+        The engines, with a rule.
     trace : Trace
         The requests.
-    settings : EngineSettings
-        Settings of the engines.
-    autoscaler : Autoscaler
-        The rule.
     run : callable
-        Simulates the trace with all steps multiplied by a factor.
-    run_fixed : callable
-        Simulates the trace with a fixed number of replicas.
+        Simulates the trace with all steps multiplied by a factor, and with another pool if one is given.
 
     Attributes
     ----------
@@ -84,19 +135,12 @@ class AutoscaledSimulation(Simulation):
         The rule.
     """
 
-    def __init__(
-        self,
-        plan: StepPlan,
-        trace: Trace,
-        settings: EngineSettings,
-        autoscaler: Autoscaler,
-        run: Callable[[float], Outcomes],
-        run_fixed: Callable[[int], Outcomes],
-    ) -> None:
-        self.autoscaler = autoscaler
-        self._run_fixed = run_fixed
+    def __init__(self, pool: Pool, trace: Trace, run: Callable[..., Outcomes]) -> None:
+        assert pool.autoscaler is not None
+        self.autoscaler = pool.autoscaler
+        self._pool, self._run = pool, run
         self._fixed: dict[int, Outcomes] = {}
-        super().__init__(plan, trace, settings, run(1.0), replicas=autoscaler.max_replicas, rerun=run)
+        super().__init__(pool.plan, trace, pool.settings, run(1.0), replicas=pool.most_replicas, rerun=run)
 
     @property
     def made_from(self) -> dict[str, str]:
@@ -105,7 +149,7 @@ class AutoscaledSimulation(Simulation):
         return {**super().made_from, **rule}
 
     @property
-    def _lives(self) -> Floats:
+    def _lives(self) -> Rows:
         lives = self.outcomes.lives
         assert lives is not None
         return lives
@@ -122,47 +166,23 @@ class AutoscaledSimulation(Simulation):
         """
         import pyarrow as pa
 
-        times_us, *numbers = self._numbers
-        values = {"time_s": times_us / US_PER_S}
-        values |= dict(zip(("starting", "serving", "draining"), numbers, strict=True))
         schema = arrow_schema(FLEET_COLUMNS, self.made_from)
-        return pa.table([pa.array(values[name]) for name in schema.names], schema=schema)
+        times_us, *numbers = self._counts
+        return pa.table([pa.array(values) for values in (times_us / US_PER_S, *numbers)], schema=schema)
 
     @lazy_property
-    def _numbers(self) -> tuple[Floats, Any, Any, Any]:
-        """Times of changes, us, and the replicas that start, serve and drain from then on."""
-        _, ordered, ready, drained, stopped = self._lives.T
-        starts = np.minimum(np.minimum(ready, drained), stopped)
-        drains = np.minimum(drained, stopped)
-        edges = np.concatenate([ordered, starts, drains, stopped])
-        times_us, place = np.unique(edges, return_inverse=True)
-        ordered_at, served_at, drains_at, stopped_at = place.reshape(4, -1)
-
-        def changes(begin: Any, end: Any) -> Any:
-            steps = np.bincount(begin, minlength=len(times_us)) - np.bincount(end, minlength=len(times_us))
-            return np.cumsum(steps)
-
-        return (
-            times_us, changes(ordered_at, served_at), changes(served_at, drains_at),
-            changes(drains_at, stopped_at),
-        )  # fmt: skip
-
-    def _mean_over(self, edges_us: Floats, numbers: Any) -> Floats:
-        """Return the mean of numbers of replicas between neighbouring times."""
-        times_us = self._numbers[0]
-        upto = np.concatenate([[0.0], np.cumsum(numbers[:-1] * np.diff(times_us))])
-        means: Floats = np.diff(np.interp(edges_us, times_us, upto)) / np.diff(edges_us)
-        return means
+    def _counts(self) -> ReplicaCounts:
+        return ReplicaCounts.of_lives(self._lives)
 
     @property
     def gpu_hours(self) -> float:
         """GPU hours from the decisions to start replicas until these stop."""
-        held_us = float((self._lives[:, LIFE_STOPPED] - self._lives[:, LIFE_ORDERED]).sum())
-        return held_us / US_PER_S / SECONDS_PER_HOUR * int(self.plan.layout.world_size)
+        return gpu_hours_of(self._pool, self._lives)
 
-    def energy(self) -> dict[str, Any]:  # type: ignore[override]
-        """Return the energy of the run, as :meth:`Simulation.energy`, over the GPUs' hours."""
-        return run_energy(self, self.gpu_hours * SECONDS_PER_HOUR)
+    @property
+    def energy_parts(self) -> list[EnergyPart]:
+        """GPUs by plan, for :meth:`energy`, while the rule holds them."""
+        return [super().energy_parts[0]._replace(gpu_s=self.gpu_hours * SECONDS_PER_HOUR)]
 
     def series(self) -> pa.Table:
         """Return the engines' state over time, all replicas together.
@@ -179,17 +199,16 @@ class AutoscaledSimulation(Simulation):
         starts_us = table["time_s"].to_numpy() * US_PER_S
         end_us = max(float(self.outcomes.counters["end_us"]), np.nextafter(starts_us[-1], math.inf))
         edges_us = np.append(starts_us, end_us)
-        _, starting, serving, draining = self._numbers
-        up = self._mean_over(edges_us, serving + draining)
+        counts = self._counts
+        up = counts.mean_over(edges_us, counts.serving + counts.draining)
         with np.errstate(divide="ignore", invalid="ignore"):
             factor = np.where(up > 0.0, self.replicas / up, 0.0)
         for name in ("kv_use", "busy"):
             field = table.schema.field(name)
             values = table[name].to_numpy() * factor
             table = table.set_column(table.schema.get_field_index(name), field, pa.array(values))
-        numbers = (starting, serving, draining)
-        for field, number in zip(arrow_schema(_MEAN_COLUMNS, {}), numbers, strict=True):
-            table = table.append_column(field, pa.array(self._mean_over(edges_us, number)))
+        for field, number in zip(arrow_schema(_MEAN_COLUMNS, {}), counts[1:], strict=True):
+            table = table.append_column(field, pa.array(counts.mean_over(edges_us, number)))
         return table
 
     def summary(self, **given: Any) -> dict[str, Any]:
@@ -211,25 +230,11 @@ class AutoscaledSimulation(Simulation):
             percentile within all limits, None if not even ``max_replicas`` do.
         """
         answers = super().summary(**given)
-        rule = self.autoscaler
-        times_us, starting, serving, draining = self._numbers
-        edges_us = times_us[[0, -1]]
-        held = starting + serving + draining
-        between = held[:-1] if len(held) > 1 else held
-        is_long = edges_us[1] > edges_us[0]
-        if is_long:
-            up = float(self._mean_over(edges_us, serving + draining)[0])
+        up = self._counts.mean_up
+        if not math.isnan(up):
             answers["busy"] *= self.replicas / up
             answers["kv_use"]["mean"] *= self.replicas / up
-        mean = float(self._mean_over(edges_us, starting + serving + draining)[0]) if is_long else math.nan
-        answers["autoscaling"] = {
-            "rule": rule.text,
-            **{name: value for name, value in vars(rule).items() if name not in ("metric", "target", "low")},
-            "replicas": {"mean": mean, "min": int(between.min()), "max": int(between.max())},
-            "started": int((self._lives[:, LIFE_ORDERED] > edges_us[0]).sum()),
-            "stopped": int(np.isfinite(self._lives[:, LIFE_DRAINED]).sum()),
-            "gpu_hours": self.gpu_hours,
-        }
+        answers["autoscaling"] = self._counts.answers(self.autoscaler, self._lives, self.gpu_hours)
         limits = checked_limits({name: given.get(name) for name in ("ttft_ms", "tpot_ms", "e2e_ms")})
         if limits:
             fewest = self.fewest_fixed(limits)
@@ -243,7 +248,8 @@ class AutoscaledSimulation(Simulation):
     def fixed(self, replicas: int, limits: Mapping[str, float]) -> FixedFleet:
         """Return what a fixed number of replicas does with the same requests."""
         if replicas not in self._fixed:
-            self._fixed[replicas] = self._run_fixed(replicas)
+            fixed = self._pool._replace(replicas=replicas, autoscaler=None)
+            self._fixed[replicas] = self._run(1.0, fixed)
         outcomes = self._fixed[replicas]
         times = RequestTimes.of(self.trace, outcomes)
         hours = duration_us(outcomes) / US_PER_S / SECONDS_PER_HOUR

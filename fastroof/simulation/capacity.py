@@ -26,9 +26,9 @@ from fastroof.simulation.capacity_search import (
 )
 from fastroof.simulation.engine import refuse_too_long
 from fastroof.simulation.kv_tiers import tiers_below
-from fastroof.simulation.replicas import MOST_REPLICAS, POOLED_ROUTINGS
+from fastroof.simulation.pools import POOLED_ROUTINGS, Pool
 from fastroof.simulation.session_runs import requests_per_session
-from fastroof.simulation.settings import EngineSettings, running_tokens
+from fastroof.simulation.settings import MOST_REPLICAS, EngineSettings, running_tokens
 from fastroof.simulation.steady import Run
 from fastroof.simulation.step_range import StepError, step_error
 from fastroof.traces.prompt_tree import source_of_hits
@@ -304,7 +304,7 @@ def capacity(
     refuse_too_long(trace, settings, "leave such requests out")
     hits = source_of_hits(trace, prefix_cache, routing)
     tiers = tiers_below(kv_tiers, plan, settings, hits)
-    simulate = deployment_runner(plan, settings, replicas, routing, threads, hits, tiers)
+    simulate = deployment_runner(Pool(plan, settings, replicas, routing, hits, tiers), threads)
     is_scaled = math.isinf(settings.timeout_s) and not trace.has_parents
 
     def searching(run: Run) -> CapacitySearch:

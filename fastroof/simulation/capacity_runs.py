@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from fastroof.checks import shown
 from fastroof.errors import SimulationError, TraceError
 from fastroof.simulation.capacity_search import CapacitySearch, FoundRate, Simulate
-from fastroof.simulation.kv_tiers import NO_TIERS, Tiers
-from fastroof.simulation.replicas import run_replicas
-from fastroof.simulation.settings import EngineSettings
+from fastroof.simulation.fleet_run import run_pools
+from fastroof.simulation.pools import Pool
 from fastroof.simulation.steady import (
     Run,
     affordable_requests,
@@ -20,12 +19,10 @@ from fastroof.simulation.steady import (
     more_requests,
     steady_run,
 )
-from fastroof.traces.prompt_tree import GIVEN
 from fastroof.traces.trace import Trace
 from fastroof.traces.workload import Workload
 
 if TYPE_CHECKING:
-    from fastroof.plan import StepPlan
     from fastroof.simulation.engine import Outcomes
 
 UNIT_RATE: Final = 1.0
@@ -116,21 +113,13 @@ def enough_of_sessions(run: Run, requests: int, in_system: float, affordable: in
     return wanted
 
 
-def deployment_runner(
-    plan: StepPlan,
-    settings: EngineSettings,
-    replicas: int,
-    routing: str,
-    threads: int,
-    prefix_cache: str = GIVEN,
-    tiers: Tiers = NO_TIERS,
-) -> Simulate:
+def deployment_runner(pool: Pool, threads: int) -> Simulate:
     """Return a function that simulates a trace on a deployment, with time-outs divided by a factor."""
 
     def run(trace: Trace, speedup: float) -> Outcomes:
-        scaled = settings if speedup == 1.0 else replace(settings, timeout_s=settings.timeout_s / speedup)
-        return run_replicas(
-            plan, trace, scaled, replicas, routing, threads=threads, prefix_cache=prefix_cache, tiers=tiers
-        )
+        settings = pool.settings
+        if speedup != 1.0:
+            settings = replace(settings, timeout_s=settings.timeout_s / speedup)
+        return run_pools([pool._replace(settings=settings)], trace, threads=threads)
 
     return run

@@ -12,7 +12,7 @@ import numpy as np
 
 from fastroof.arrays import Floats, Longs
 from fastroof.checks import is_number, shown
-from fastroof.compiled.simulation.state import FINISHED
+from fastroof.compiled.simulation.records import FINISHED
 from fastroof.errors import SimulationError, TraceError
 from fastroof.simulation.answers import FIRST_GAP_EXPONENT
 from fastroof.simulation.requests import RequestTimes, checked_ms, gap_values_us

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.checks import one_of, whole_number
 from fastroof.errors import SimulationError
 from fastroof.plan.compile import check_plan
+from fastroof.simulation.autoscaling import Autoscaler, check_rule
 from fastroof.simulation.engine import check_time_scale, refuse_too_long
+from fastroof.simulation.fleet_run import run_pools
 from fastroof.simulation.kv_tiers import tiers_below
-from fastroof.simulation.replicas import MOST_REPLICAS, POOLED_ROUTINGS, run_replicas
-from fastroof.simulation.settings import EngineSettings, running_tokens
+from fastroof.simulation.pools import POOLED_ROUTINGS, Pool
+from fastroof.simulation.settings import MOST_REPLICAS, EngineSettings, running_tokens
 from fastroof.simulation.simulation import Simulation
 from fastroof.traces.prompt_tree import source_of_hits
 from fastroof.traces.trace import Trace
@@ -19,7 +20,7 @@ from fastroof.traces.trace_files import load_trace
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
-    from fastroof.simulation.autoscaling import Autoscaler
+    from fastroof.simulation.engine import Outcomes
 
 ON_TOO_LONG: Final = ("error", "reject")
 """What happens to a request that can never run."""
@@ -135,6 +136,7 @@ def simulate(
     one_of("on_too_long", on_too_long, ON_TOO_LONG, SimulationError)
     one_of("routing", routing, POOLED_ROUTINGS, SimulationError)
     replicas = whole_number("replicas", replicas, 1, MOST_REPLICAS, SimulationError)
+    check_rule("autoscale", autoscale)
     seed = whole_number("seed", seed, 0, 2**63 - 1, SimulationError)
     check_time_scale(time_scale)
     requests = trace if isinstance(trace, Trace) else load_trace(trace)
@@ -157,44 +159,18 @@ def simulate(
         min_free_slots_delay=min_free_slots_delay,
     )
     tiers = tiers_below(kv_tiers, plan, settings, prefix_cache)
-    if tiers.tiers and autoscale is not None:
-        raise SimulationError("kv_tiers with autoscale are not simulated; leave out one of them")
     if on_too_long == "error":
         refuse_too_long(requests, settings, 'on_too_long="reject"')
-    options: dict[str, Any] = {"seed": seed, "prefix_cache": prefix_cache, "tiers": tiers}
-    run = partial(run_replicas, plan, requests, settings, replicas, routing, **options)
+    pool = Pool(plan, settings, replicas, routing, prefix_cache, tiers, autoscale)
+
+    def run(scale: float, pool: Pool = pool) -> Outcomes:
+        return run_pools([pool], requests, time_scale=scale * time_scale, seed=seed)
+
     if autoscale is not None:
-        return _autoscaled(autoscale, run, time_scale)
-    outcomes = run(time_scale=time_scale)
-    return Simulation(
-        plan,
-        requests,
-        settings,
-        outcomes,
-        replicas=replicas,
-        rerun=lambda scale: run(time_scale=scale * time_scale),
-    )
+        from fastroof.simulation.autoscaled_simulation import AutoscaledSimulation
 
-
-def _autoscaled(rule: Autoscaler, fixed: partial[Any], time_scale: float) -> Simulation:
-    """Run what a fixed fleet of some replicas would, with replicas that a rule starts and stops."""
-    from fastroof.simulation.autoscaled_simulation import AutoscaledSimulation
-    from fastroof.simulation.autoscaling import Autoscaler, run_autoscaled
-
-    if not isinstance(rule, Autoscaler):
-        raise SimulationError(f"autoscale must be an Autoscaler, got {type(rule).__name__}")
-    plan, trace, settings, replicas, routing = fixed.args
-    options = {name: value for name, value in fixed.keywords.items() if name != "tiers"}
-    return AutoscaledSimulation(
-        plan,
-        trace,
-        settings,
-        rule,
-        lambda scale: run_autoscaled(
-            plan, trace, settings, rule, replicas, routing, time_scale=scale * time_scale, **options
-        ),
-        lambda count: run_replicas(plan, trace, settings, count, routing, time_scale=time_scale, **options),
-    )
+        return AutoscaledSimulation(pool, requests, run)
+    return Simulation(plan, requests, settings, run(1.0), replicas=replicas, rerun=run)
 
 
 def simulation_document(sim: Simulation, answers: dict[str, Any]) -> dict[str, Any]:
@@ -231,5 +207,11 @@ def simulation_document(sim: Simulation, answers: dict[str, Any]) -> dict[str, A
 
 def mean_gpus(sim: Simulation, answers: dict[str, Any]) -> float:
     """Return the GPUs of all engines, the mean of those that an autoscaler holds."""
-    held = answers.get("autoscaling", {}).get("replicas", {}).get("mean", sim.replicas)
-    return float(sim.gpus * held / sim.replicas)
+
+    def held(answers: dict[str, Any], replicas: int) -> float:
+        return float(answers.get("autoscaling", {}).get("replicas", {}).get("mean", replicas)) / replicas
+
+    pools = [(getattr(sim, name), of_pool) for name, of_pool in answers.get("pools", {}).items()]
+    if pools:
+        return float(sum(pool.gpus * held(of_pool, pool.most_replicas) for pool, of_pool in pools))
+    return sim.gpus * held(answers, sim.replicas)

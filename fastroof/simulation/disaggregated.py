@@ -11,18 +11,23 @@ from fastroof.arrow import arrow_schema
 from fastroof.caching import lazy_property
 from fastroof.checks import one_of, shown, whole_number
 from fastroof.columns import Column
+from fastroof.compiled.simulation.records import Rows
 from fastroof.errors import SimulationError
+from fastroof.simulation.answers import duration_us
+from fastroof.simulation.autoscaled_simulation import ReplicaCounts, gpu_hours_of
+from fastroof.simulation.autoscaling import Autoscaler, check_rule
+from fastroof.simulation.energy import EnergyPart
 from fastroof.simulation.engine import Outcomes, check_time_scale
-from fastroof.simulation.pool_runs import PooledOutcomes, run_pools
-from fastroof.simulation.pools import Link, Pool, pools_too_long
-from fastroof.simulation.replicas import MOST_REPLICAS, POOLED_ROUTINGS, ROUTINGS, engines_of
-from fastroof.simulation.requests import request_table
-from fastroof.simulation.settings import EngineSettings, running_tokens
+from fastroof.simulation.fleet_run import run_pools
+from fastroof.simulation.kv_tiers import tiers_below
+from fastroof.simulation.pools import POOLED_ROUTINGS, ROUTINGS, Link, Pool, never_run
+from fastroof.simulation.requests import engine_use, request_table, spread
+from fastroof.simulation.settings import MOST_REPLICAS, EngineSettings, running_tokens
 from fastroof.simulation.simulation import Simulation
 from fastroof.traces.prompt_tree import source_of_hits
 from fastroof.traces.trace import Trace
 from fastroof.traces.trace_files import load_trace
-from fastroof.units import US_PER_MS
+from fastroof.units import SECONDS_PER_HOUR, US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,42 +67,60 @@ class DisaggregatedSimulation(Simulation):
         The pools of engines.
     link : Link
         The link between the pools.
-    pooled : PooledOutcomes
-        The outcomes of requests, in all and in each pool.
     """
 
     def __init__(
         self, prefill: Pool, decode: Pool, trace: Trace, link: Link, *, time_scale: float = 1.0
     ) -> None:
         self.prefill, self.decode, self.link = prefill, decode, link
-        self.pooled: PooledOutcomes = run_pools(prefill, decode, trace, link, time_scale=time_scale)
 
-        def rerun(scale: float) -> Outcomes:
-            return run_pools(prefill, decode, trace, link, time_scale=time_scale * scale).outcomes
+        def run(scale: float) -> Outcomes:
+            return run_pools([prefill, decode], trace, link, time_scale=time_scale * scale)
 
         super().__init__(
             decode.plan,
             trace,
             decode.settings,
-            self.pooled.outcomes,
-            replicas=prefill.replicas + decode.replicas,
-            rerun=rerun,
+            run(1.0),
+            replicas=prefill.most_replicas + decode.most_replicas,
+            rerun=run,
         )
 
-    def energy(self) -> dict[str, Any]:  # type: ignore[override]
-        """Refuse: the series and steps are those of two plans."""
-        raise SimulationError("the energy of prefill and decode pools is not estimated; simulate one engine")
+    @property
+    def _each(self) -> tuple[tuple[str, Pool, Outcomes | None], ...]:
+        """Return both pools by name, with what each did."""
+        outcomes = self.outcomes
+        return ("prefill", self.prefill, outcomes.prefill), ("decode", self.decode, outcomes.decode)
+
+    def _lives(self, pool: Pool) -> Rows:
+        """Return the lives of a pool's replicas, which an autoscaler started."""
+        assert self.outcomes.lives is not None
+        return self.outcomes.lives[self.outcomes.lives["pool"] == (pool is self.decode)]
+
+    @property
+    def energy_parts(self) -> list[EnergyPart]:
+        """GPUs by plan, for :meth:`energy`."""
+        over_s = duration_us(self.outcomes) / US_PER_S
+        held_s = [
+            pool.gpus * over_s
+            if pool.autoscaler is None
+            else gpu_hours_of(pool, self._lives(pool)) * SECONDS_PER_HOUR
+            for _, pool, _ in self._each
+        ]
+        return [
+            EnergyPart(pool.plan, pool.settings, outcomes, pool.engines, pool.gpus, gpu_s)
+            for (_, pool, outcomes), gpu_s in zip(self._each, held_s, strict=True)
+        ]
 
     @property
     def engines(self) -> int:
         """Number of engines that step independently, in both pools."""
-        return sum(_engines(pool) for pool in (self.prefill, self.decode))
+        return self.prefill.engines + self.decode.engines
 
     @property
     def gpus(self) -> int:
         """GPUs of all engines, of both pools."""
-        pools = (self.prefill, self.decode)
-        return sum(int(pool.plan.layout.world_size) * pool.replicas for pool in pools)
+        return self.prefill.gpus + self.decode.gpus
 
     @property
     def made_from(self) -> dict[str, str]:
@@ -122,10 +145,13 @@ class DisaggregatedSimulation(Simulation):
         """
         import pyarrow as pa
 
-        table = request_table(self.trace, self.outcomes, self.times, self.made_from)
+        outcomes = self.outcomes
+        assert outcomes.prefill_replica is not None
+        assert outcomes.transfer_us is not None
+        table = request_table(self.trace, outcomes, self.times, self.made_from)
         replica, transfer = arrow_schema(TRANSFER_COLUMNS, {})
-        prefilled = self.trace.in_file_order(self.pooled.prefill_replica)
-        sent_ms = self.trace.in_file_order(self.pooled.transfer_us / US_PER_MS)
+        prefilled = self.trace.in_file_order(outcomes.prefill_replica)
+        sent_ms = self.trace.in_file_order(outcomes.transfer_us / US_PER_MS)
         table = table.append_column(replica, pa.array(prefilled, replica.type, mask=prefilled < 0))
         return table.append_column(transfer, pa.array(sent_ms, transfer.type, from_pandas=True))
 
@@ -142,33 +168,30 @@ class DisaggregatedSimulation(Simulation):
         dict
             As in :meth:`Simulation.summary`, and ``transfer_ms``, ``{mean, p50, p90, p95, p99}`` of requests
             that were handed over; ``pools``: of ``prefill`` and ``decode``, their ``tp``, ``replicas``,
-            ``steps`` and ``busy``, the share of the run in which steps ran, of ranks in lockstep any rank's.
+            ``steps`` and ``busy``, the share of the run in which steps ran, of ranks in lockstep any rank's;
+            with a rule also ``autoscaling``, as :class:`~fastroof.simulation.AutoscaledSimulation` has it,
+            and shares are those of the most replicas.
         """
-        from fastroof.simulation.answers import duration_us
-        from fastroof.simulation.requests import engine_use, spread
-
         answers = super().summary(**given)
-        sent_us = self.pooled.transfer_us
+        sent_us = self.outcomes.transfer_us
+        assert sent_us is not None
         answers["transfer_ms"] = spread(sent_us[np.isfinite(sent_us)] / US_PER_MS)
         over_us = duration_us(self.outcomes)
         answers["pools"] = {
             name: {
                 "tp": pool.plan.tp,
-                "replicas": pool.replicas,
+                "replicas": pool.most_replicas,
                 "steps": outcomes.counters["steps"] if outcomes else 0,
-                "busy": engine_use(outcomes, _engines(pool), over_us)["busy"] if outcomes else 0.0,
+                "busy": engine_use(outcomes, pool.engines, over_us)["busy"] if outcomes else 0.0,
             }
-            for name, pool, outcomes in (
-                ("prefill", self.prefill, self.pooled.prefill),
-                ("decode", self.decode, self.pooled.decode),
-            )
+            for name, pool, outcomes in self._each
         }
+        for name, pool, _ in self._each:
+            if pool.autoscaler is not None:
+                lives = self._lives(pool)
+                counts, hours = ReplicaCounts.of_lives(lives), gpu_hours_of(pool, lives)
+                answers["pools"][name]["autoscaling"] = counts.answers(pool.autoscaler, lives, hours)
         return answers
-
-
-def _engines(pool: Pool) -> int:
-    """Return how many engines of a pool step independently."""
-    return engines_of(pool.plan) * pool.replicas
 
 
 def simulate_disaggregated(
@@ -184,6 +207,9 @@ def simulate_disaggregated(
     prefill_routing: str = "round_robin",
     decode_routing: str = "round_robin",
     prefix_cache: str = "auto",
+    kv_tiers: Any = None,
+    prefill_autoscale: Autoscaler | None = None,
+    decode_autoscale: Autoscaler | None = None,
     timeout_s: float | None = None,
     on_too_long: str = "error",
     time_scale: float = 1.0,
@@ -208,6 +234,10 @@ def simulate_disaggregated(
         As ``routing`` of :func:`fastroof.simulate`; ``prefix_aware`` is for prefill engines.
     prefix_cache : {"auto", "given", "lru"}
         Where hits of prefill engines come from, as in :func:`fastroof.simulate`.
+    kv_tiers : str or sequence of KvTier, optional
+        Tiers below the simulated prefix cache of each prefill engine, likewise.
+    prefill_autoscale, decode_autoscale : Autoscaler, optional
+        Rules that start and stop the engines of each kind; the run begins with those given.
     timeout_s : float, optional
         Seconds after which clients give up an unfinished request, wherever it is (default: never).
     on_too_long : {"error", "reject"}
@@ -259,14 +289,21 @@ def simulate_disaggregated(
     one_of("prefill_routing", prefill_routing, POOLED_ROUTINGS, SimulationError)
     one_of("decode_routing", decode_routing, ROUTINGS, SimulationError)
     check_time_scale(time_scale)
+    for name, rule in (("prefill_autoscale", prefill_autoscale), ("decode_autoscale", decode_autoscale)):
+        check_rule(name, rule)
     requests = trace if isinstance(trace, Trace) else load_trace(trace)
     prefix_cache = source_of_hits(requests, prefix_cache)
     prompts, outputs = (running_tokens(requests, plan) for plan in (prefill_plan, decode_plan))
     both = {"timeout_s": timeout_s}
     first = EngineSettings.of_plan(prefill_plan, kv_len=prompts, **(both | dict(prefill or {})))
     then = EngineSettings.of_plan(decode_plan, kv_len=outputs, **(both | dict(decode or {})))
+    tiers = tiers_below(kv_tiers, prefill_plan, first, prefix_cache)
+    pools = (
+        Pool(prefill_plan, first, prefill_replicas, prefill_routing, prefix_cache, tiers, prefill_autoscale),
+        Pool(decode_plan, then, decode_replicas, decode_routing, autoscaler=decode_autoscale),
+    )
     if on_too_long == "error":
-        beyond = pools_too_long(requests, first, then)
+        beyond = never_run(pools, requests)
         if beyond.any():
             row = int(beyond.argmax())
             prompt, output = int(requests.input_tokens[row]), int(requests.output_tokens[row])
@@ -275,10 +312,4 @@ def simulate_disaggregated(
                 f"can never run in both pools, the first of {int(beyond.sum()):,}; give more num_gpu_blocks, "
                 'GPUs or max_num_batched_tokens, or on_too_long="reject"'
             )
-    return DisaggregatedSimulation(
-        Pool(prefill_plan, first, prefill_replicas, prefill_routing, prefix_cache),
-        Pool(decode_plan, then, decode_replicas, decode_routing),
-        requests,
-        link,
-        time_scale=time_scale,
-    )
+    return DisaggregatedSimulation(*pools, requests, link, time_scale=time_scale)

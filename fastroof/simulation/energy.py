@@ -7,14 +7,13 @@ with the run's mean number of prompt tokens next to the interval's running reque
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from fastroof.errors import SimulationError
 from fastroof.plan.calls import rank_rules
 from fastroof.plan.energy import BusyLoad, basis_of, busy_watts, check_power, energy_error
-from fastroof.simulation.answers import duration_us
 from fastroof.simulation.requests import BLOCKS_US, BUSY_US, RUNNING_US
 from fastroof.units import UJ_PER_J, US_PER_S
 
@@ -27,32 +26,33 @@ if TYPE_CHECKING:
     from fastroof.traces.trace import Trace
 
 
+class EnergyPart(NamedTuple):
+    """GPUs of one plan, what its engines did, and the seconds of all of them, busy and idle."""
+
+    plan: StepPlan
+    settings: EngineSettings
+    outcomes: Outcomes | None
+    engines: int
+    gpus: int
+    gpu_s: float
+
+
 class SimulatedRun(Protocol):
     """What the energy of a run is made of: attributes of :class:`fastroof.Simulation`."""
 
-    plan: StepPlan
     trace: Trace
-    settings: EngineSettings
-    outcomes: Outcomes
-    replicas: int
+
+    @property
+    def energy_parts(self) -> list[EnergyPart]:
+        """Its GPUs by plan."""
 
     @property
     def times(self) -> RequestTimes:
         """Times of its requests."""
 
     @property
-    def engines(self) -> int:
-        """Number of engines that step independently."""
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of all engines."""
-
-    @property
     def step_error(self) -> StepError:
         """Standard error of its steps."""
-
-    def __len__(self) -> int: ...
 
 
 def run_energy(self: SimulatedRun, gpu_s: float | None = None) -> dict[str, Any]:
@@ -61,7 +61,8 @@ def run_energy(self: SimulatedRun, gpu_s: float | None = None) -> dict[str, Any]
     Parameters
     ----------
     gpu_s : float, optional
-        Seconds of all GPUs, busy and idle (default: those of all replicas over the whole duration).
+        Seconds of all GPUs, busy and idle (default: those of all replicas over the whole duration, or while
+        an autoscaler holds them).
 
     Returns
     -------
@@ -76,11 +77,37 @@ def run_energy(self: SimulatedRun, gpu_s: float | None = None) -> dict[str, Any]
     SimulationError
         If the GPU's power is unknown, or the plan has pipeline stages.
     """
-    plan, counters = self.plan, self.outcomes.counters
-    check_power(plan.gpu, SimulationError)
-    if plan.layout.pp > 1:
-        raise SimulationError(f"energy of a run needs pp 1, whose steps are simulated; got {plan.layout}")
-    series = self.outcomes.series[self.outcomes.series[:, BUSY_US] > 0.0]
+    parts = self.energy_parts
+    for part in parts:
+        check_power(part.plan.gpu, SimulationError)
+        if part.plan.layout.pp > 1:
+            raise SimulationError(
+                f"energy of a run needs pp 1, whose GPUs are busy in whole steps; got {part.plan.layout}"
+            )
+    given_s = sum(part.gpu_s for part in parts)
+    whole_s = given_s if gpu_s is None else gpu_s
+    share = whole_s / given_s if gpu_s is not None and given_s > 0.0 else 1.0
+    busy_j = idle_j = 0.0
+    for part in parts:
+        joules, busy_s = (0.0, 0.0) if part.outcomes is None else _busy_of(part, part.outcomes)
+        busy_j += joules
+        idle_j += max(part.gpu_s * share - busy_s, 0.0) * part.plan.gpu.idle_w
+    tokens = int(self.trace.output_tokens[self.times.is_finished].sum())
+    return {
+        "joules": busy_j + idle_j,
+        "busy_joules": busy_j,
+        "idle_joules": idle_j,
+        "joules_per_token": (busy_j + idle_j) / tokens if tokens else math.nan,
+        "watts_per_gpu": (busy_j + idle_j) / whole_s if whole_s > 0.0 else math.nan,
+        "relative_error": float(energy_error(self.step_error.relative)),
+        "basis": max(basis_of(part.plan.gpu) for part in parts),
+    }
+
+
+def _busy_of(part: EnergyPart, outcomes: Outcomes) -> tuple[float, float]:
+    """Return the joules of GPUs while their engines step, and how many seconds of GPUs that is."""
+    plan, counters = part.plan, outcomes.counters
+    series = outcomes.series[outcomes.series[:, BUSY_US] > 0.0]
     together = rank_rules(plan).together
     busy_us = series[:, BUSY_US]
     running = series[:, RUNNING_US] / busy_us / together
@@ -90,23 +117,11 @@ def run_energy(self: SimulatedRun, gpu_s: float | None = None) -> dict[str, Any]
     load = BusyLoad(
         decodes=running,
         beside=running * (mixed / max(prompt_steps, 1)),
-        kv_len=series[:, BLOCKS_US] * self.settings.block_size / np.maximum(series[:, RUNNING_US], 1.0),
+        kv_len=series[:, BLOCKS_US] * part.settings.block_size / np.maximum(series[:, RUNNING_US], 1.0),
         prompt_tokens=alike * (counters["prefill_tokens"] / max(prompt_steps, 1)),
-        new_tokens=alike * (counters["prefill_tokens"] / len(self)),
+        new_tokens=alike * (counters["prefill_tokens"] / len(outcomes.status)),
         prompt_steps_per_us=alike * (prompt_steps / together / max(float(busy_us.sum()), 1.0)),
     )
-    busy_uj = float(busy_us @ busy_watts(plan, load))
-    busy_s = float(busy_us.sum()) / US_PER_S * self.gpus / self.engines
-    whole_s = duration_us(self.outcomes) / US_PER_S * self.gpus if gpu_s is None else gpu_s
-    busy_j = busy_uj / UJ_PER_J * self.gpus / self.engines
-    idle_j = max(whole_s - busy_s, 0.0) * plan.gpu.idle_w
-    tokens = int(self.trace.output_tokens[self.times.is_finished].sum())
-    return {
-        "joules": busy_j + idle_j,
-        "busy_joules": busy_j,
-        "idle_joules": idle_j,
-        "joules_per_token": (busy_j + idle_j) / tokens if tokens else math.nan,
-        "watts_per_gpu": (busy_j + idle_j) / whole_s if whole_s > 0.0 else math.nan,
-        "relative_error": float(energy_error(self.step_error.relative)),
-        "basis": basis_of(plan.gpu),
-    }
+    gpus = part.gpus / part.engines
+    joules = float(busy_us @ busy_watts(plan, load)) / UJ_PER_J
+    return joules * gpus, float(busy_us.sum()) / US_PER_S * gpus

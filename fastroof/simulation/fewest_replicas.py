@@ -14,9 +14,9 @@ from fastroof.simulation.capacity_runs import deployment_runner, enough_of_sessi
 from fastroof.simulation.capacity_search import Limits, Measurement, parsed_limits
 from fastroof.simulation.engine import refuse_too_long
 from fastroof.simulation.kv_tiers import tiers_below
-from fastroof.simulation.replicas import MOST_REPLICAS, POOLED_ROUTINGS
+from fastroof.simulation.pools import POOLED_ROUTINGS, Pool
 from fastroof.simulation.session_runs import requests_per_session
-from fastroof.simulation.settings import EngineSettings, running_tokens
+from fastroof.simulation.settings import MOST_REPLICAS, EngineSettings, running_tokens
 from fastroof.simulation.steady import LEAST_REQUESTS, Run, affordable_requests
 from fastroof.traces.prompt_tree import source_of_hits
 from fastroof.traces.trace import Trace
@@ -97,7 +97,7 @@ def fewest_replicas(
     measured: dict[int, Measurement] = {}
 
     def keeps(replicas: int) -> bool:
-        simulate = deployment_runner(plan, settings, replicas, routing, threads, hits, tiers)
+        simulate = deployment_runner(Pool(plan, settings, replicas, routing, hits, tiers), threads)
         measured[replicas] = limits.measure_run(run, simulate(run.trace, 1.0))
         return limits.holds(measured[replicas])
 

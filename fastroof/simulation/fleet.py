@@ -52,10 +52,6 @@ class Fleet(NamedTuple):
         """Return the engines, or refuse options that exclude each other."""
         link = _link(options["replicas"], {name: options[name] for name in _POOLS})
         autoscale = _autoscaler({name: options[name] for name in _AUTOSCALE})
-        if link is not None and autoscale is not None:
-            raise SimulationError("--autoscale starts and stops whole engines: leave out --prefill-replicas")
-        if link is not None and options["kv_tiers"] is not None:
-            raise SimulationError("kv_tiers of pools of engines are not simulated; leave out one of them")
         return cls(options, link, autoscale)
 
     @classmethod
@@ -124,6 +120,9 @@ class Fleet(NamedTuple):
             prefill_routing=router,
             decode_routing="least_kv" if router == "prefix_aware" else router,
             prefix_cache=options["prefix_cache"],
+            kv_tiers=options["kv_tiers"],
+            prefill_autoscale=self.autoscale,
+            decode_autoscale=self.autoscale,
             on_too_long=on_too_long,
         )
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
 from fastroof.compiled.simulation.api_server import shared_ends
-from fastroof.compiled.simulation.state import FINISHED, TIMED_OUT
+from fastroof.compiled.simulation.records import FINISHED, TIMED_OUT
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from fastroof.simulation.engine import Outcomes
     from fastroof.simulation.settings import EngineSettings
     from fastroof.traces.trace import Trace
-
-T = TypeVar("T")
 
 MOST_ROUNDS: Final = 4
 """Simulations in search of the time in a front end whose API server cannot keep up with a closed loop."""
@@ -71,7 +69,7 @@ class Passage:
         """Return the scheduler's outcomes as clients see them, in the order in which they sent them."""
         if self.arrived is self.sent:
             return outcomes
-        sent = self.in_sent_order(outcomes)
+        sent = outcomes.by_request(lambda values, _: self.arrived.in_file_order(values))
         if self.sent.is_closed:
             arrival_us = outcomes.arrival_us
             is_first = arrival_us == self.first_us
@@ -80,7 +78,9 @@ class Passage:
             sent_us = self.sent.arrival_s * US_PER_S
             if self.follower_us is not None:
                 follows = ~np.isnan(self.follower_us)
-                sent_us[follows] = (self.placed(outcomes.arrival_us) - self.follower_us)[follows]
+                sent_us[follows] = (self.arrived.in_file_order(outcomes.arrival_us) - self.follower_us)[
+                    follows
+                ]
             sent = sent._replace(arrival_us=sent_us)
         status = np.asarray(sent.status)
         late = (status == FINISHED) & (sent.last_us - sent.arrival_us > timeout_s * US_PER_S)
@@ -88,19 +88,6 @@ class Passage:
             status = np.where(late, TIMED_OUT, status).astype(status.dtype)
             sent = sent._replace(status=status, last_us=np.where(late, np.nan, sent.last_us))
         return sent
-
-    def in_sent_order(self, outcomes: Outcomes) -> Outcomes:
-        """Return outcomes in the order in which clients sent the requests."""
-        names = ("first_us", "last_us", "preemptions", "status", "replica", "cached_tokens")
-        tiers = outcomes.tiers
-        if tiers is not None:
-            tiers = tiers._replace(tokens=self.placed(tiers.tokens))
-        placed = {name: self.placed(getattr(outcomes, name)) for name in names}
-        return outcomes._replace(**placed, tiers=tiers)
-
-    def placed(self, values: Any) -> Any:
-        """Reorder values of the scheduler's requests to the order in which clients sent them."""
-        return None if values is None else self.arrived.in_file_order(np.asarray(values))
 
 
 def turns_of(sent: Trace, arrived: Trace) -> Longs:
@@ -143,30 +130,6 @@ def passage(front_end: FrontEnd, trace: Trace, servers: int, least_us: float = 0
     return Passage(trace, replace(trace, **changes), 0.0, front_end.alone_us(0.0), follower_us)
 
 
-def run_passage(
-    front_end: FrontEnd,
-    trace: Trace,
-    settings: EngineSettings,
-    servers: int,
-    run: Callable[[Trace, EngineSettings], T],
-    outcomes_of: Callable[[T], Outcomes],
-) -> tuple[Passage, T]:
-    """Run schedulers behind a front end; return the passage of the last run, and its result."""
-    last = passage(front_end, trace, servers)
-    result = run(last.arrived, last.settings(settings))
-    for _ in range(MOST_ROUNDS if trace.is_closed and front_end.server_ms else 0):
-        # an API server hands on one request each server_ms, whatever the engine could take
-        outcomes = outcomes_of(result)
-        engine_us = float(np.nanmean(outcomes.last_us - outcomes.arrival_us))
-        clients = min(int(trace.clients or 0), len(trace)) / servers
-        least_us = front_end.server_ms * US_PER_MS * clients - engine_us - trace.think_s * US_PER_S
-        if not least_us > last.later_us * (1.0 + CLOSE):
-            break
-        last = passage(front_end, trace, servers, least_us)
-        result = run(last.arrived, last.settings(settings))
-    return last, result
-
-
 def run_behind(
     front_end: FrontEnd,
     trace: Trace,
@@ -175,7 +138,17 @@ def run_behind(
     run: Callable[[Trace, EngineSettings], Outcomes],
 ) -> Outcomes:
     """Run schedulers behind a front end, and return what clients see."""
-    last, outcomes = run_passage(front_end, trace, settings, servers, run, lambda result: result)
+    last = passage(front_end, trace, servers)
+    outcomes = run(last.arrived, last.settings(settings))
+    for _ in range(MOST_ROUNDS if trace.is_closed and front_end.server_ms else 0):
+        # an API server hands on one request each server_ms, whatever the engine could take
+        engine_us = float(np.nanmean(outcomes.last_us - outcomes.arrival_us))
+        clients = min(int(trace.clients or 0), len(trace)) / servers
+        least_us = front_end.server_ms * US_PER_MS * clients - engine_us - trace.think_s * US_PER_S
+        if not least_us > last.later_us * (1.0 + CLOSE):
+            break
+        last = passage(front_end, trace, servers, least_us)
+        outcomes = run(last.arrived, last.settings(settings))
     return last.client_outcomes(outcomes, settings.timeout_s)
 
 

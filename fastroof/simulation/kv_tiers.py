@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
@@ -14,20 +14,23 @@ import numpy as np
 
 from fastroof.arrays import Floats, Ints, Longs
 from fastroof.checks import is_number, one_of, shown, true_or_false, unknown_word
-from fastroof.compiled.simulation import tiers as loops
-from fastroof.compiled.simulation.state import NUM_COLUMNS, NUM_SCALARS, STEP_WAIT_US, WAIT_US
+from fastroof.compiled.simulation import records
+from fastroof.compiled.simulation.records import Fleet
 from fastroof.documents import parse_toml
 from fastroof.errors import SimulationError
 from fastroof.traces.prompt_tree import GIVEN
 from fastroof.units import GB, GIB, US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
-    from fastroof.compiled.simulation.state import EngineState, Requests
     from fastroof.plan import StepPlan
     from fastroof.simulation.settings import EngineSettings
 
-WRITES: Final = {"write_through": loops.WRITE_THROUGH, "write_back": loops.WRITE_BACK}
-FETCHES: Final = {"wait": loops.WAITED_FOR, "before_step": loops.BEFORE_STEP, "by_layer": loops.BY_LAYER}
+WRITES: Final = {"write_through": records.WRITE_THROUGH, "write_back": records.WRITE_BACK}
+FETCHES: Final = {
+    "wait": records.WAITED_FOR,
+    "before_step": records.BEFORE_STEP,
+    "by_layer": records.BY_LAYER,
+}
 
 MOST_TIERS: Final = 4
 """Maximum number of tiers."""
@@ -262,8 +265,6 @@ def tiers_below(given: Any, plan: StepPlan, settings: EngineSettings, prefix_cac
     tiers = Tiers.of_plan(given, plan, settings)
     if tiers.tiers and prefix_cache == GIVEN:
         raise SimulationError('kv_tiers needs a simulated prefix cache: give prefix_cache="lru"')
-    if tiers.tiers and plan.layout.pp > 1:
-        raise SimulationError(f"kv_tiers with pp={plan.layout.pp} are not simulated; leave out one of them")
     return tiers
 
 
@@ -271,7 +272,7 @@ class TierUse(NamedTuple):
     """What a run's tiers did, an element each: of all engines together.
 
     ``tokens[request, tier]`` are those found when it was first admitted. ``peak_blocks`` are the sum of each
-    engine's own.
+    engine's own. Each of ``replicas`` has tiers of its own.
     """
 
     tiers: tuple[KvTier, ...]
@@ -284,21 +285,27 @@ class TierUse(NamedTuple):
     peak_blocks: Longs
     wait_us: float
     step_wait_us: float
+    replicas: int
 
 
-def use_of(tiers: Tiers, states: Iterable[EngineState], requests: Requests) -> TierUse | None:
-    """Return what the tiers of engines did; None without tiers."""
+def use_of(tiers: Tiers, fleet: Fleet, replicas: int) -> TierUse | None:
+    """Return what the tiers of a fleet's first pool did; None without tiers."""
     if not tiers.tiers:
         return None
-    count, each = len(tiers.tiers), list(states)
-    places = NUM_SCALARS + np.arange(count)[:, None] * loops.NUM_TIER_SCALARS
-    names = (loops.FOUND_THERE, loops.FETCHED, loops.WRITTEN, loops.LOST, loops.MOST_RESIDENT)
-    sums = sum(
-        state.scalars[..., places + np.array(names)].reshape(-1, count, len(names)).sum(0) for state in each
+    stores, ranks = fleet.stores.reshape(-1, len(tiers.tiers)), fleet.ranks
+    return TierUse(
+        tiers.tiers,
+        tiers.block_bytes,
+        tokens=fleet.tier_tokens,
+        found_tokens=stores["found_there"].sum(0),
+        fetched_blocks=stores["fetched"].sum(0),
+        written_blocks=stores["written"].sum(0),
+        evicted_blocks=stores["lost"].sum(0),
+        peak_blocks=stores["most_resident"].sum(0),
+        wait_us=float(ranks["wait_us"].sum()),
+        step_wait_us=float(ranks["step_wait_us"].sum()),
+        replicas=replicas,
     )
-    waits = [sum(float(state.clock[..., name].sum()) for state in each) for name in (WAIT_US, STEP_WAIT_US)]
-    tokens = requests.rows[:-1, NUM_COLUMNS : NUM_COLUMNS + count].copy()
-    return TierUse(tiers.tiers, tiers.block_bytes, tokens, *np.asarray(sums).T, *waits)
 
 
 def tier_answers(use: TierUse | None, counters: dict[str, Any]) -> dict[str, Any]:
@@ -333,32 +340,25 @@ def tier_answers(use: TierUse | None, counters: dict[str, Any]) -> dict[str, Any
     }
 
 
-def tier_notes(use: TierUse | None, engines: int, duration_s: float) -> list[str]:
+def tier_notes(use: TierUse | None, duration_s: float) -> list[str]:
     """Return warnings about tiers that get more than their links can carry, which is not simulated."""
-    notes = []
-    for i, tier in enumerate(() if use is None else use.tiers):
-        rate = int(use.written_blocks[i]) * use.block_bytes / duration_s if use and duration_s > 0.0 else 0.0
-        if rate > tier.bytes_per_s * engines:
+    notes: list[str] = []
+    if use is None or duration_s <= 0.0:
+        return notes
+    for i, tier in enumerate(use.tiers):
+        rate = int(use.written_blocks[i]) * use.block_bytes / duration_s
+        carried = tier.bytes_per_s * use.replicas
+        if rate > carried:
             notes.append(
                 f"KV tier {tier.name} gets {rate / GB:,.3g} GB/s to store, more than the "
-                f"{tier.bytes_per_s * engines / GB:,.3g} of its link: it would hold less than simulated"
+                f"{carried / GB:,.3g} of its link: it would hold less than simulated"
             )
     return notes
 
 
-def with_all_requests(use: TierUse, is_served: Any) -> TierUse:
-    """Return the use with rows for rejected requests, too, which found nothing."""
-    tokens = np.zeros((len(is_served), use.tokens.shape[1]), use.tokens.dtype)
-    tokens[is_served] = use.tokens
-    return use._replace(tokens=tokens)
-
-
-def all_of(uses: list[TierUse | None], requests: Requests) -> TierUse | None:
-    """Add the uses of replicas that ran by themselves, and have now filled their rows of requests."""
-    first = uses[0]
-    if first is None:
-        return None
-    used = [one for one in uses if one is not None]
-    names = first._fields[3:]
-    tokens = requests.rows[:-1, NUM_COLUMNS:].copy()
-    return first._replace(tokens=tokens, **{name: sum(getattr(one, name) for one in used) for name in names})
+def added_use(uses: Sequence[TierUse], tokens: Ints) -> TierUse:
+    """Add the uses of replicas that ran by themselves; ``tokens`` are of all of their requests."""
+    names = TierUse._fields[TierUse._fields.index("found_tokens") :]
+    return uses[0]._replace(
+        tokens=tokens, **{name: sum(getattr(one, name) for one in uses) for name in names}
+    )

@@ -1,8 +1,8 @@
-"""Pools of engines that prefill and that decode, and the link between them."""
+"""Pools of engines, and the link between those that prefill and those that decode."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -10,14 +10,17 @@ import numpy as np
 
 from fastroof.arrays import Bools, Floats
 from fastroof.checks import is_number, one_of, shown, true_or_false, whole_number
+from fastroof.compiled.simulation import records
+from fastroof.compiled.simulation.scaling import MOST_CHECKS
 from fastroof.errors import SimulationError
 from fastroof.memory.plan_memory import PlanMemory, window_kv_bytes
 from fastroof.models import Layout
 from fastroof.plan.calls import rank_rules
+from fastroof.simulation.autoscaling import Autoscaler
 from fastroof.simulation.engine import too_long
-from fastroof.simulation.replicas import MOST_REPLICAS
-from fastroof.simulation.settings import EngineSettings
-from fastroof.traces.prompt_tree import GIVEN
+from fastroof.simulation.kv_tiers import NO_TIERS, Tiers
+from fastroof.simulation.settings import MOST_REPLICAS, EngineSettings
+from fastroof.traces.prompt_tree import GIVEN, LRU
 from fastroof.traces.trace import Trace
 from fastroof.units import US_PER_S
 
@@ -29,14 +32,58 @@ FIRST_TOKENS: Final = ("transfer", "prefill", "decode")
 """Who computes a request's first token, and when the client gets it: see :class:`Link`."""
 
 
+ROUTERS: Final = {
+    "round_robin": records.ROUND_ROBIN,
+    "least_outstanding": records.LEAST_OUTSTANDING,
+    "least_load": records.LEAST_LOAD,
+    "least_kv": records.LEAST_KV,
+    "power_of_two": records.POWER_OF_TWO,
+    "prefix_aware": records.PREFIX_AWARE,
+}
+
+POOLED_ROUTINGS: Final = tuple(ROUTERS)
+"""Ways to choose the replica of a request where each has a simulated prefix cache."""
+
+ROUTINGS: Final = tuple(name for name in POOLED_ROUTINGS if name != "prefix_aware")
+"""Ways to choose the replica of a request where prefix hits are given."""
+
+
+def ranks_of(plan: StepPlan) -> int:
+    """Return the number of schedulers of a plan's engine: one a rank and a batch in its pipeline stages."""
+    return int(plan.layout.batches_in_flight)
+
+
+def engines_of(plan: StepPlan) -> int:
+    """Return how many engines of one replica step independently: one, or its ranks if not in lockstep."""
+    rules = rank_rules(plan)
+    return rules.ranks // rules.together
+
+
 class Pool(NamedTuple):
-    """Equal engines behind one router."""
+    """Equal engines behind one router; with an autoscaler it begins with ``replicas``."""
 
     plan: StepPlan
     settings: EngineSettings
     replicas: int = 1
     routing: str = "round_robin"
     prefix_cache: str = GIVEN
+    tiers: Tiers = NO_TIERS
+    autoscaler: Autoscaler | None = None
+
+    @property
+    def most_replicas(self) -> int:
+        """Maximum number of replicas."""
+        return self.replicas if self.autoscaler is None else self.autoscaler.max_replicas
+
+    @property
+    def engines(self) -> int:
+        """Maximum number of engines that step independently."""
+        return engines_of(self.plan) * self.most_replicas
+
+    @property
+    def gpus(self) -> int:
+        """Maximum number of GPUs."""
+        return int(self.plan.layout.world_size) * self.most_replicas
 
 
 class Link(NamedTuple):
@@ -106,8 +153,34 @@ def sent_in_us(prefill: Pool, decode: Pool, prompts: Any, link: Link) -> Floats:
     return lasts_us
 
 
-def check_pools(prefill: Pool, decode: Pool, link: Link) -> None:
-    """Raise an error if the pools or their link are invalid."""
+def check_pool(pool: Pool, trace: Trace) -> None:
+    """Raise an error if a pool cannot serve a trace."""
+    replicas = whole_number("replicas", pool.replicas, most=MOST_REPLICAS, error=SimulationError)
+    one_of(
+        "routing", pool.routing, POOLED_ROUTINGS if pool.prefix_cache == LRU else ROUTINGS, SimulationError
+    )
+    if pool.plan.layout.pp > 1 and (pool.settings.pause_steps or pool.settings.min_free_slots_delay):
+        raise SimulationError(
+            "prefill_schedule_interval, prefill_decode_interval and min_free_slots_delay are not simulated "
+            "with pipeline stages; leave them out, or use pp=1"
+        )
+    rule = pool.autoscaler
+    if rule is None:
+        return
+    if replicas > rule.max_replicas:
+        raise SimulationError(
+            f"replicas {replicas}, with which autoscaling begins, is above max_replicas {rule.max_replicas}"
+        )
+    checks = trace.duration_s / rule.interval_s
+    if checks > MOST_CHECKS:
+        raise SimulationError(
+            f"trace {shown(trace.name)} lasts {trace.duration_s:,.0f} s, {checks:,.0f} checks of interval_s "
+            f"{rule.interval_s:g}; at most {MOST_CHECKS:,}"
+        )
+
+
+def check_link(prefill: Pool, decode: Pool, link: Any) -> None:
+    """Raise an error if the link of two pools is invalid."""
     if not isinstance(link, Link):
         raise SimulationError(f"link must be a Link, got {shown(link)}; use fastroof.simulation.Link")
     one, other = prefill.plan, decode.plan
@@ -123,13 +196,6 @@ def check_pools(prefill: Pool, decode: Pool, link: Link) -> None:
         raise SimulationError(f"latency_us must be microseconds of at least 0, got {shown(link.latency_us)}")
     for name in ("is_shared", "back_pressure", "by_layer"):
         true_or_false(name, getattr(link, name), SimulationError)
-    for pool in (prefill, decode):
-        whole_number("replicas", pool.replicas, most=MOST_REPLICAS, error=SimulationError)
-        if pool.plan.layout.pp > 1:
-            raise SimulationError(
-                f"pools of engines with {pool.plan.layout.pp} pipeline stages are not simulated; compile the "
-                "plan with pp=1"
-            )
     if link.back_pressure and link.by_layer:
         raise SimulationError(
             "back_pressure and by_layer exclude each other: a decode engine is asked for room when a prompt "
@@ -148,19 +214,11 @@ def check_pools(prefill: Pool, decode: Pool, link: Link) -> None:
         )
 
 
-def prefilled_trace(trace: Trace) -> Trace:
-    """Return the trace of prefill engines: the first token of each request."""
-    return replace(trace, output_tokens=np.ones_like(trace.output_tokens))
-
-
-def has_feedback(pool: Pool, trace: Trace, link: Link) -> bool:
-    """Whether what happens in the decode pool changes the prefill pool, or transfers what is prefilled."""
-    is_given_up = pool.settings.timeout_s < math.inf
-    return trace.is_closed or trace.has_parents or is_given_up or link.back_pressure or link.by_layer
-
-
-def pools_too_long(trace: Trace, prefill: EngineSettings, decode: EngineSettings) -> Bools:
+def never_run(pools: Sequence[Pool], trace: Trace) -> Bools:
     """Find requests that can never run in one of the pools."""
-    return too_long(prefilled_trace(trace), prefill) | too_long(
-        replace(trace, cached_tokens=np.maximum(trace.input_tokens - 1, 0)), decode
-    )
+    if len(pools) == 1:
+        return too_long(trace, pools[0].settings)
+    prefill, decode = (pool.settings for pool in pools)
+    prompts = replace(trace, output_tokens=np.ones_like(trace.output_tokens))
+    decodes = replace(trace, cached_tokens=np.maximum(trace.input_tokens - 1, 0))
+    return too_long(prompts, prefill) | too_long(decodes, decode)

@@ -15,7 +15,7 @@ from fastroof.arrow import arrow_schema
 from fastroof.atomic_files import check_file_place, whole_file, write_errors
 from fastroof.checks import is_number, shown
 from fastroof.columns import Column
-from fastroof.compiled.simulation.state import FINISHED
+from fastroof.compiled.simulation.records import FINISHED
 from fastroof.errors import BatchError, FastroofError
 from fastroof.simulation.engine import SERIES, STATUS_NAMES
 from fastroof.units import US_PER_MS, US_PER_S

@@ -28,6 +28,9 @@ MOST_SLOTS: Final = 2**16
 MOST_BLOCK_TOKENS: Final = 2**16
 """Maximum number of tokens per block."""
 
+MOST_REPLICAS: Final = 4096
+"""Maximum number of replicas."""
+
 _FLAGS: Final = ("chunked_prefill", "admit_whole_prompt", "reserve_output", "async_scheduling")
 
 

@@ -16,9 +16,9 @@ from fastroof.caching import lazy_property
 from fastroof.errors import BatchError, SimulationError
 from fastroof.simulation import step_range
 from fastroof.simulation.answers import answers_html, duration_us, run_answers
-from fastroof.simulation.energy import run_energy
+from fastroof.simulation.energy import EnergyPart, run_energy
 from fastroof.simulation.kv_tiers import tier_notes
-from fastroof.simulation.replicas import engines_of
+from fastroof.simulation.pools import engines_of
 from fastroof.simulation.requests import (
     RequestTimes,
     checked_limits,
@@ -73,7 +73,7 @@ class Simulation(ArrowRows):
     Examples
     --------
     >>> import fastroof
-    >>> from fastroof.simulation.engine import run_engine
+    >>> from fastroof.simulation.fleet_run import run_engine
     >>> from fastroof.simulation.settings import EngineSettings
     >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100")
     >>> trace = fastroof.Trace([0.0, 0.1, 0.2], [1000, 2000, 500], [100, 50, 1])
@@ -279,7 +279,7 @@ class Simulation(ArrowRows):
                 answers["range"] = found
         notes = run_warnings(self.trace, self.outcomes, self.times)
         duration_s = answers["duration_s"]
-        notes += tier_notes(self.outcomes.tiers, self.replicas, duration_s)
+        notes += tier_notes(self.outcomes.tiers, duration_s)
         answers["warnings"] = [*notes, *range_warnings(answers.get("range"))]
         return answers
 
@@ -312,6 +312,12 @@ class Simulation(ArrowRows):
         return {**goodput, "p99_within": step_range.limits_kept(self.times, limits)}
 
     energy = run_energy
+
+    @property
+    def energy_parts(self) -> list[EnergyPart]:
+        """GPUs by plan, for :meth:`energy`."""
+        gpu_s = duration_us(self.outcomes) / US_PER_S * self.gpus
+        return [EnergyPart(self.plan, self.settings, self.outcomes, self.engines, self.gpus, gpu_s)]
 
     @lazy_property
     def step_error(self) -> StepError:
@@ -382,6 +388,6 @@ class Simulation(ArrowRows):
         return fast, slow
 
     def _run_engine(self, time_scale: float) -> Outcomes:
-        from fastroof.simulation.engine import run_engine
+        from fastroof.simulation.fleet_run import run_engine
 
         return run_engine(self.plan, self.trace, self.settings, time_scale=time_scale)

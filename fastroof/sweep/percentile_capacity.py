@@ -98,11 +98,7 @@ def request_workload(row: Mapping[str, Any], requests: int, seed: int) -> Worklo
 
 def why_not_simulated(row: Mapping[str, Any]) -> str:
     """Return why simulations do not have a row's deployment; empty if they do."""
-    if row["num_draft_tokens"]:
-        return "draft tokens are not simulated"
-    if row["pp"] > 1 and not (row["mode"] == "aggregated" and row["replicas"] == row["dp"] == 1):
-        return "pipeline stages are simulated in one engine without ranks only"
-    return ""
+    return "draft tokens are not simulated" if row["num_draft_tokens"] else ""
 
 
 class SimulatedKind:
@@ -148,17 +144,16 @@ class SimulatedKind:
     def runner(self, setting: Setting) -> Simulate:
         """Return a function that simulates a trace on the whole deployment."""
         from fastroof.simulation.capacity_runs import deployment_runner
-        from fastroof.simulation.pool_runs import run_pools
+        from fastroof.simulation.fleet_run import run_pools
         from fastroof.simulation.pools import Link, Pool
 
         engine, row = self.engine_settings(setting), self.row
         if row["mode"] == "aggregated":
-            return deployment_runner(self.plan, engine, int(row["replicas"]), "round_robin", 1)
+            return deployment_runner(Pool(self.plan, engine, int(row["replicas"])), 1)
         decodes = int(row["prefill_workers"] + row["decode_workers"]) - setting.prefill_workers
-        prefill = Pool(self.plan, engine, setting.prefill_workers)
-        decode = Pool(self.plan, engine, decodes)
+        pools = [Pool(self.plan, engine, workers) for workers in (setting.prefill_workers, decodes)]
         link = Link(self.spec.link_bytes_per_s)
-        return lambda trace, _: run_pools(prefill, decode, trace, link).outcomes
+        return lambda trace, _: run_pools(pools, trace, link)
 
     def search(self, setting: Setting, requests: int, seed: int, tolerance: float) -> CapacitySearch:
         """Return the search for the largest rate of a draw of requests."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from fastroof.arrays import Floats, Ints, Longs
 from fastroof.checks import one_of, shown, whole_number
-from fastroof.compiled.simulation.state import NUM_SEGMENT_COLUMNS, PARENT, ROOT, START, STOP
+from fastroof.compiled.simulation.records import ROOT, SEGMENT
 from fastroof.errors import SimulationError, TraceError
 from fastroof.traces.trace import MOST_TOKENS, Trace
 
@@ -51,7 +51,7 @@ def has_identities(trace: Trace) -> bool:
 class PromptTree(NamedTuple):
     """The tree of a trace's prompts as the loops read it, and the chain of each."""
 
-    segments: Ints
+    segments: Any
     tail_parent: Ints
     tail_start: Ints
 
@@ -66,8 +66,8 @@ def prompt_tree(trace: Trace, block_size: int) -> PromptTree:
     trees: dict[int, PromptTree] = trace.__dict__.setdefault("_trees", {})
     if block_size not in trees:
         tree = _tree(trace, block_size)
-        segments = np.zeros((len(tree.parent), NUM_SEGMENT_COLUMNS), np.int32)
-        segments[:, PARENT], segments[:, START], segments[:, STOP] = tree.parent, tree.start, tree.stop
+        segments = np.zeros(len(tree.parent), SEGMENT)
+        segments["parent"], segments["start"], segments["stop"] = tree.parent, tree.start, tree.stop
         tails = tree.tail_parent.astype(np.int32), tree.tail_start.astype(np.int32)
         trees[block_size] = PromptTree(segments, *tails)
     return trees[block_size]

@@ -19,7 +19,7 @@ from fastroof.run import StepBatch
 from fastroof.serving import ServingEstimate, estimate, fit
 from fastroof.simulation import Workload
 from fastroof.simulation.capacity import capacity
-from fastroof.simulation.replicas import ranks_of
+from fastroof.simulation.pools import ranks_of
 from fastroof.simulation.settings import EngineSettings, simulated_steps
 from fastroof.stopping import check_stopped
 from fastroof.ui.commands import (

@@ -10,7 +10,7 @@ from fastroof.report.html.simulation_page import run_figures, series_values
 from fastroof.simulation import Workload
 from fastroof.simulation.deployment import simulation_document
 from fastroof.simulation.fleet import Fleet
-from fastroof.simulation.replicas import ranks_of
+from fastroof.simulation.pools import ranks_of
 from fastroof.simulation.settings import EngineSettings, simulated_steps
 from fastroof.ui.answers import check_steps
 from fastroof.ui.commands import has_power, lengths_written, request_limits, simulation_command
@@ -43,7 +43,7 @@ def simulation_answer(store: PlanStore, view: View) -> dict[str, Any]:
     answers = sim.summary(**limits)
     longest = (trace.input_tokens + trace.output_tokens).max()
     too_long = beyond_context(plan.model.name, plan.model.max_position, longest)
-    with_energy = has_power(store, view) and plan.layout.pp == 1 and fleet.link is None
+    with_energy = has_power(store, view) and plan.layout.pp == 1
     if with_energy:
         answers["energy"] = sim.energy()
     return {
@@ -73,8 +73,8 @@ def _workload(view: View) -> Workload:
 def _check_work(plan: StepPlan, trace: Trace, view: View, fleet: Fleet) -> None:
     """Refuse what takes too many steps or engines; an autoscaler looks at all replicas at each check."""
     given, rule = fleet.options, fleet.autoscale
-    pools = (given["prefill_replicas"] or 0) + (given["decode_replicas"] or 0)
-    engines = pools or (given["replicas"] if rule is None else rule.max_replicas)
+    pools = [given[name] for name in ("prefill_replicas", "decode_replicas") if given[name]]
+    engines = sum(most if rule is None else rule.max_replicas for most in pools or [given["replicas"]])
     if engines > MOST_ENGINES:
         raise SimulationError(
             f"{engines:,} replicas, the page's maximum is {MOST_ENGINES}; use the command line"

@@ -48,7 +48,7 @@ from fastroof.evidence.prediction_errors import PredictedTime
 from fastroof.evidence.rows import ServedModel
 from fastroof.plan import StepPlan
 from fastroof.serving import estimate
-from fastroof.simulation.engine import run_engine
+from fastroof.simulation.fleet_run import run_engine
 from fastroof.simulation.requests import RequestTimes
 
 PUBLISHED = "trtllm-0.17-published"

@@ -55,18 +55,8 @@ def test_words() -> None:
             "--energy does not apply to --disaggregated",
         ),
         (
-            (
-                "simulate",
-                *MODEL,
-                "--rate",
-                "4",
-                "--prefill-replicas",
-                "1",
-                "--decode-replicas",
-                "1",
-                "--energy",
-            ),
-            "--energy does not support prefill and decode pools",
+            ("simulate", *MODEL, "--rate", "4", "--pp", "2", "--energy"),
+            "energy of a run needs pp 1",
         ),
     ],
 )

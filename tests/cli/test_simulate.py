@@ -78,13 +78,16 @@ def test_autoscaled_runs_print_their_gpus_and_those_of_fixed_fleets(trace: str) 
     assert code == 0
     for words in ("on up to 3 x", "GPU hours", "fixed at the peak", "fewest fixed", "started"):
         assert words in out
+    code, out, _ = run(*args, *scale, "--prefill-replicas", "1", "--decode-replicas", "1")
+    assert code == 0
+    for words in ("on up to 6 x", "prefill  ", "decode  ", "started"):
+        assert words in out
     for given, words in (
         (("--startup", "5"), "--startup needs --autoscale"),
         (scale[:4], "needs --startup"),
         (("--autoscale", "queue:1", "--startup", "1"), "needs --max-replicas"),
         (("--autoscale", "cpu:1", *scale[2:]), "METRIC:TARGET"),
         ((*scale, "--replicas", "4"), "replicas 4, with which autoscaling begins, is above max_replicas 3"),
-        ((*scale, "--prefill-replicas", "1", "--decode-replicas", "1"), "leave out --prefill-replicas"),
     ):
         assert words in refused(*VLLM, "--trace", trace, *given)
 
@@ -157,7 +160,8 @@ def test_tiers_are_printed_as_the_library_answers(tmp_path: Path, h100: fastroof
     for name in ("host", "disk"):
         assert f"KV tier {name} " in out
         assert f"in KV tier {name}" in page.read_text()
-    assert "not simulated" in refused(*given, "--prefill-replicas", "1", "--decode-replicas", "1")
+    pools = parsed(*given, "--prefill-replicas", "1", "--decode-replicas", "1")
+    assert [tier["name"] for tier in pools["kv_tiers"]["tiers"]] == ["host", "disk"]
     assert "unknown KV tier" in refused(*VLLM, "--trace", str(path), "--kv-tiers", "hots")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import fastroof
 from fastroof import PlanRangeError, StepPlan, Tables
-from fastroof.simulation.engine import run_engine
+from fastroof.simulation.fleet_run import run_engine
 from fastroof.simulation.settings import EngineSettings
 from fastroof.traces.trace import Trace
 from tests.examples import numba_callers as numba_callers_example

@@ -236,8 +236,6 @@ class Engine:
         self.first = 0
         if not self.queue:
             return
-        if self.pool.is_alone:
-            self.arrive()
         self._drop(lambda deadline_us: deadline_us < self.now_us)
         flight = self.queue.popleft()
         self.first, self.took_us = flight.lane, flight.time_us

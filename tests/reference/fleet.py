@@ -106,8 +106,7 @@ class Fleet:
     def events(self) -> list[tuple[float, Callable[[], None]]]:
         """What may happen next and when; of one instant, in this order."""
         arrives_us = self.coming[0].arrival_us if self.coming else math.inf
-        events = [(arrives_us, self._route), self._next_of(self.pool)]
-        return events[::-1] if self.pool.is_alone else events
+        return [(arrives_us, self._route), self._next_of(self.pool)]
 
     def _next_of(self, pool: Pool) -> tuple[float, Callable[[], None]]:
         engine = min(pool.engines, key=lambda one: one.next_us)
@@ -171,7 +170,6 @@ def serve(
         settings,
         lambda new, context: step_us(new, context) * time_scale,
         host_us=host_us * time_scale,
-        is_alone=True,
         scheduler=Scheduler if scheduler is None else lambda _: scheduler,
     )
     return Fleet(trace, pool).run()

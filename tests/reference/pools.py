@@ -121,11 +121,6 @@ class Pool:
     rules: Ranks | None = None
     host_us: float = 0.0
     """What the host takes to launch a step with prompts, if ``step_us`` are those of kernels alone."""
-    is_alone: bool = False
-    """Whether it is one engine without a router, which decides between requests that start at one time.
-
-    Its step ends before others come, and who came and gave up meanwhile is gone before tokens are seen.
-    """
     apart: int = 1
     assignment: str = "least_load"
     scheduler: Callable[[Any], Any] = Scheduler

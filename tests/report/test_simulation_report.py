@@ -15,7 +15,7 @@ from fastroof.report.html import write_simulation_report
 from fastroof.report.html.simulation_page import cumulative, requests_over_time
 from fastroof.simulation import Autoscaler
 from fastroof.simulation.disaggregated import simulate_disaggregated
-from fastroof.simulation.engine import run_engine
+from fastroof.simulation.fleet_run import run_engine
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation
 from fastroof.traces.trace import Trace

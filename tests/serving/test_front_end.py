@@ -254,7 +254,7 @@ def test_requests_that_follow_others_are_sent_when_those_end(
     engine = fastroof.simulate(bare, way.arrived, **given).outcomes
     sim = fastroof.simulate(busy, trace, **given)
     seen = sim.outcomes
-    came_us = way.placed(engine.arrival_us)
+    came_us = way.arrived.in_file_order(engine.arrival_us)
     own_us = 5_000.0 + 6_000.0 + 9.0 * trace.input_tokens
     for row in range(len(trace)):
         sent_us = trace.arrival_s[row] * 1e6
@@ -265,8 +265,8 @@ def test_requests_that_follow_others_are_sent_when_those_end(
         assert came_us[row] >= (sent_us + own_us[row]) * (1.0 - 1e-9)
         assert seen.arrival_us[row] == pytest.approx(sent_us, rel=1e-9)
     # steps are the engine's, in the client's order
-    np.testing.assert_array_equal(seen.last_us, way.placed(engine.last_us))
-    ttft_ms = way.placed(engine.first_us - engine.arrival_us) / 1e3
+    np.testing.assert_array_equal(seen.last_us, way.arrived.in_file_order(engine.last_us))
+    ttft_ms = way.arrived.in_file_order(engine.first_us - engine.arrival_us) / 1e3
     follows = np.diff(trace.parent_offsets) > 0
     assert follows.sum() == 90
     np.testing.assert_allclose(sim.times.ttft_ms[follows], (ttft_ms + own_us / 1e3)[follows], rtol=1e-6)
@@ -288,7 +288,7 @@ def test_pools_are_behind_the_prefill_engines(bare: fastroof.StepPlan, busy: fas
     trace = fastroof.Trace(np.arange(20) * 0.5, np.full(20, 2000), np.full(20, 50))
     engine, seen = (simulate_disaggregated(plan, plan, trace) for plan in (bare, busy))
     np.testing.assert_allclose(seen.times.ttft_ms, engine.times.ttft_ms + 29.0, rtol=1e-6)
-    np.testing.assert_allclose(seen.pooled.transfer_us, engine.pooled.transfer_us, rtol=1e-6)
+    np.testing.assert_allclose(seen.outcomes.transfer_us, engine.outcomes.transfer_us, rtol=1e-6)
 
 
 # -- agreement -------------------------------------------------------------------------------------

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 import fastroof
 from fastroof import Trace, Workload
-from fastroof.compiled.simulation import autoscaling as loops
 from fastroof.engines import FrontEnd, load_engine
 from fastroof.errors import FastroofError, SimulationError
-from fastroof.simulation import Autoscaler
+from fastroof.simulation import Autoscaler, pools, simulate_disaggregated
 from fastroof.simulation.autoscaled_simulation import AutoscaledSimulation
-from fastroof.simulation.autoscaling import METRICS, run_autoscaled
-from fastroof.simulation.replicas import POOLED_ROUTINGS, run_replicas
+from fastroof.simulation.autoscaling import METRICS
+from fastroof.simulation.engine import Outcomes
+from fastroof.simulation.fleet_run import run_pools, run_replicas
+from fastroof.simulation.pools import POOLED_ROUTINGS
 from tests.reference.block_pool import PooledScheduler
 from tests.reference.fleet import Fleet
 from tests.reference.made_prefixes import made_prefixes
@@ -68,6 +69,25 @@ def naively(
     return Fleet(trace, pool, expected).run()
 
 
+def run_autoscaled(
+    plan: Any,
+    trace: Trace,
+    own: Any,
+    rule: Autoscaler,
+    first: int = 1,
+    routing: str = "round_robin",
+    hits: str = "given",
+    seed: int = 0,
+) -> Outcomes:
+    return run_pools([pools.Pool(plan, own, first, routing, hits, autoscaler=rule)], trace, seed=seed)
+
+
+def columns_of(lives: Any) -> Any:
+    """Return lives as the naive autoscaler has them."""
+    names = ("replica", "ordered_us", "ready_us", "drained_us", "stopped_us")
+    return np.column_stack([lives[name] for name in names])
+
+
 def prove(seed: int) -> Any:
     """Compare one random workload with the naive autoscaler; returns the outcomes."""
     rng = np.random.default_rng(seed)
@@ -89,10 +109,10 @@ def prove(seed: int) -> Any:
     routing = str(rng.choice([name for name in POOLED_ROUTINGS if with_cache or name != "prefix_aware"]))
     hits = "lru" if with_cache else "given"
     first = int(rng.integers(rule.min_replicas, rule.max_replicas + 1))
-    got = run_autoscaled(plan, trace, own, rule, first, routing, seed=seed, prefix_cache=hits)
+    got = run_autoscaled(plan, trace, own, rule, first, routing, hits, seed=seed)
     fleet = naively(plan, trace, own, rule, first, routing, seed, with_cache)
     test_replicas.assert_equal(got, fleet)
-    assert np.array_equal(got.lives, fleet.lives)
+    assert np.array_equal(columns_of(got.lives), fleet.lives)
     assert got.counters["end_us"] == max(engine.now_us for engine in fleet.engines)
     return got
 
@@ -104,8 +124,8 @@ def test_a_thousand_workloads_are_served_as_by_a_naive_autoscaler() -> None:
     started = drained = 0
     for seed in range(WORKLOADS):
         lives = prove(seed).lives
-        started += (lives[:, loops.LIFE_READY] > lives[:, loops.LIFE_ORDERED]).sum()
-        drained += np.isfinite(lives[:, loops.LIFE_DRAINED]).sum()
+        started += (lives["ready_us"] > lives["ordered_us"]).sum()
+        drained += np.isfinite(lives["drained_us"]).sum()
     print(f"{started} replicas with a start-up time, {drained} drained")
     assert started > WORKLOADS / 2
     assert drained > WORKLOADS / 4
@@ -158,7 +178,7 @@ def test_replicas_get_requests_between_their_start_and_their_end(seed: int) -> N
     got = run_autoscaled(test_replicas.a_plan(), trace, own, rule, routing="least_load")
     lives = got.lives
     assert lives is not None
-    place, ordered_us, ready_us, drained_us, stopped_us = lives.T
+    place, ordered_us, ready_us, drained_us, stopped_us = columns_of(lives).T
     for arrival_us, replica in zip(got.arrival_us, got.replica, strict=True):
         may = (place == replica) & (ready_us <= arrival_us) & (arrival_us < drained_us)
         assert may.sum() == 1
@@ -283,7 +303,7 @@ def test_rows_for_lives_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     lives = run_autoscaled(plan, trace, own, rule).lives
     assert lives is not None
     assert len(lives) > 10
-    monkeypatch.setattr("fastroof.simulation.autoscaling.FIRST_LIVES", 1)
+    monkeypatch.setattr("fastroof.simulation.fleet_run.FIRST_LIVES", 1)
     assert np.array_equal(run_autoscaled(plan, trace, own, rule).lives, lives)
 
 
@@ -296,10 +316,10 @@ def test_replicas_that_still_start_are_stopped_first() -> None:
     rule = Autoscaler("concurrency", 1, max_replicas=4, startup_s=0.5, interval_s=0.01, scale_down_delay_s=0)
     got = run_autoscaled(plan, trace, own, rule)
     assert got.lives is not None
-    assert (got.lives[1:, loops.LIFE_STOPPED] < got.lives[1:, loops.LIFE_READY]).all()
+    assert (got.lives["stopped_us"][1:] < got.lives["ready_us"][1:]).all()
     fleet = naively(plan, trace, own, rule, 1, "round_robin", 0, False)
     assert got.replica.tolist() == fleet.replica == [0] * 6
-    assert np.array_equal(got.lives, fleet.lives)
+    assert np.array_equal(columns_of(got.lives), fleet.lives)
 
 
 # -- what is refused ------------------------------------------------------------------------------
@@ -344,9 +364,6 @@ def test_any_text_is_a_rule_or_an_error(text: str) -> None:
     assert Autoscaler.parsed(rule.text, max_replicas=2, startup_s=1).metric == rule.metric
 
 
-LRU = {"prefix_cache": "lru"}
-
-
 @pytest.mark.parametrize(
     ("trace", "time_scale"),
     [
@@ -374,21 +391,44 @@ def test_wrong_runs_name_valid_values() -> None:
         ("replicas must be", {"autoscale": rule, "replicas": 0}),
         ("at most 10,000,000", {"autoscale": replace(rule, interval_s=0.001, scale_down_delay_s=0)}),
         ("routing must be one of", {"autoscale": rule, "routing": "random"}),
-        (
-            "kv_tiers with autoscale are not simulated",
-            {"autoscale": rule, "kv_tiers": "host:1GB:50GB/s", **LRU},
-        ),
     ):
         late = replace(trace, arrival_s=[0.0, 1e9]) if "most" in words else trace
         with pytest.raises(SimulationError, match=words):
             fastroof.simulate(plan, late, **small, **options)
 
 
-def test_pipeline_stages_are_refused(h100: fastroof.Tables) -> None:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, pp=2, engine="kernels")
-    rule = Autoscaler("queue", 2, max_replicas=2, startup_s=1)
-    with pytest.raises(SimulationError, match="autoscaling with pp=1, got pp=2"):
-        fastroof.simulate(plan, Trace([0.0], [100], [5]), autoscale=rule)
+@pytest.mark.parametrize("kind", ["open", "closed"])
+def test_pools_with_rules_that_change_nothing_are_fixed_pools(kind: str) -> None:
+    plan = test_replicas.a_plan()
+    count = 60
+    trace = Trace(np.arange(count) * 0.01, [200] * count, [30] * count)
+    if kind == "closed":
+        trace = replace(trace, arrival_s=np.zeros(count), clients=8)
+    rule = Autoscaler("queue", 1, max_replicas=2, min_replicas=2, startup_s=1, interval_s=0.1)
+    sizes = {"max_num_batched_tokens": 512, "max_num_seqs": 8}
+    given: dict[str, Any] = {"prefill": sizes, "decode": sizes}
+    given |= {"prefill_routing": "least_load", "decode_routing": "least_kv"}
+    scaled = simulate_disaggregated(plan, plan, trace, prefill_autoscale=rule, decode_autoscale=rule, **given)
+    fixed = simulate_disaggregated(plan, plan, trace, 2, 2, **given)
+    for name in ("ttft_ms", "e2e_ms", "replica", "prefill_replica"):
+        assert scaled.requests[name] == fixed.requests[name]
+    for pool in scaled.summary()["pools"].values():
+        assert pool["autoscaling"]["replicas"] == {"mean": 2.0, "min": 2, "max": 2}
+
+
+def test_each_pool_has_replicas_by_its_own_rule() -> None:
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
+    trace = Workload(ramp=(2, 40, 2), requests=400, input_tokens=1000, output_tokens=150).trace()
+    sizes: dict[str, Any] = {"startup_s": 1, "interval_s": 0.5, "scale_down_delay_s": 2}
+    rules = [Autoscaler("concurrency", target, max_replicas=4, **sizes) for target in (2, 10)]
+    sim = simulate_disaggregated(plan, plan, trace, prefill_autoscale=rules[0], decode_autoscale=rules[1])
+    done = {name: pool["autoscaling"] for name, pool in sim.summary()["pools"].items()}
+    assert [one["rule"] for one in done.values()] == ["concurrency:2", "concurrency:10"]
+    assert all(one["started"] > 0 for one in done.values())
+    assert all(one["stopped"] > 0 for one in done.values())
+    assert sim.requests["status"].to_pylist() == ["finished"] * 400
+    with pytest.raises(SimulationError, match="decode_autoscale must be an Autoscaler, got str"):
+        simulate_disaggregated(plan, plan, trace, decode_autoscale="queue:2")
 
 
 @pytest.mark.loops

@@ -16,9 +16,9 @@ from fastroof import FastroofError, SimulationError, StepPlan, Trace, Workload
 from fastroof.simulation import steady
 from fastroof.simulation.capacity import Capacity, capacity
 from fastroof.simulation.capacity_search import CapacitySearch, Limits, parsed_limits
-from fastroof.simulation.engine import Outcomes, run_engine
+from fastroof.simulation.engine import Outcomes
 from fastroof.simulation.fewest_replicas import fewest_by_hour, fewest_replicas
-from fastroof.simulation.replicas import run_replicas
+from fastroof.simulation.fleet_run import run_engine, run_replicas
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation
 from fastroof.simulation.steady import steady_run

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 import fastroof
-from fastroof.compiled.simulation.state import NONE, shift_of
 from fastroof.simulation import EngineSettings, Trace
-from fastroof.simulation.engine import run_engine
+from fastroof.simulation.fleet_run import run_engine
 from tests.reference.fleet import serve
 from tests.simulation.test_exactness import assert_same_requests
 
@@ -27,10 +26,6 @@ def served(plan, trace, settings):
 @pytest.fixture(scope="module")
 def plan(h100):
     return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=2048, engine="kernels")
-
-
-def test_shifts_are_logarithms():
-    assert [shift_of(size) for size in (1, 2, 7, 16, 48)] == [0, 1, NONE, 4, NONE]
 
 
 @pytest.mark.slow

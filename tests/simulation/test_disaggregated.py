@@ -15,9 +15,9 @@ from fastroof import Trace
 from fastroof.errors import SimulationError
 from fastroof.plan import StepPlan
 from fastroof.serving import estimate_disaggregated
-from fastroof.simulation.pool_runs import PooledOutcomes, run_pools
+from fastroof.simulation.engine import Outcomes
+from fastroof.simulation.fleet_run import run_pools, run_replicas
 from fastroof.simulation.pools import Link, Pool, takes_us
-from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.settings import EngineSettings
 from tests.simulation.test_pool_events import assert_same, naively
 
@@ -54,11 +54,11 @@ def test_pools_serve_as_naive_ones_do(first_token: str) -> None:
         prefill = Pool(a_plan(2), EngineSettings(64, 8, 60, 4), int(rng.integers(1, 4)), "least_kv")
         decode_settings = EngineSettings(64, 6, 30, 4, async_scheduling=bool(rng.random() < 0.5))
         decode = Pool(a_plan(), decode_settings, int(rng.integers(1, 4)), "least_outstanding")
-        seen = run_pools(prefill, decode, trace, link)
+        seen = run_pools([prefill, decode], trace, link)
         assert_same(seen, naively(prefill, decode, trace, link))
-        assert (seen.outcomes.replica[trace.output_tokens == 1] == -1).all()
-        assert seen.outcomes.gaps.sum() == (trace.output_tokens - 1).sum()
-        preempted += seen.outcomes.preemptions.sum()
+        assert (seen.replica[trace.output_tokens == 1] == -1).all()
+        assert seen.gaps.sum() == (trace.output_tokens - 1).sum()
+        preempted += seen.preemptions.sum()
     assert preempted > 10
 
 
@@ -67,10 +67,10 @@ def one_pool(plan: StepPlan, replicas: int = 1, **given: Any) -> Pool:
                                         "num_gpu_blocks": 20_000} | given), replicas)  # fmt: skip
 
 
-def alone(first_token: str = "transfer", **link: Any) -> PooledOutcomes:
+def alone(first_token: str = "transfer", **link: Any) -> Outcomes:
     trace = Trace([0.0], [2000], [11])
     return run_pools(
-        one_pool(a_plan()), one_pool(a_plan()), trace, Link(50e9, first_token=first_token, **link)
+        [one_pool(a_plan()), one_pool(a_plan())], trace, Link(50e9, first_token=first_token, **link)
     )
 
 
@@ -82,16 +82,16 @@ def test_one_request_by_hand() -> None:
     decodes_us = [plan.decode_us(1, 2000 + made) for made in range(1, 11)]
     seen = alone()
     assert seen.transfer_us[0] == pytest.approx(transfer_us, rel=1e-12)
-    assert seen.outcomes.first_us[0] == pytest.approx(prefill_us + transfer_us, rel=1e-12)
-    assert seen.outcomes.last_us[0] == pytest.approx(prefill_us + transfer_us + sum(decodes_us), rel=1e-12)
+    assert seen.first_us[0] == pytest.approx(prefill_us + transfer_us, rel=1e-12)
+    assert seen.last_us[0] == pytest.approx(prefill_us + transfer_us + sum(decodes_us), rel=1e-12)
     early = alone("prefill")
-    assert early.outcomes.first_us[0] == prefill_us
-    assert early.outcomes.last_us[0] == seen.outcomes.last_us[0]
+    assert early.first_us[0] == prefill_us
+    assert early.last_us[0] == seen.last_us[0]
     # the prompt's last token is computed again, after the 1999 before it
     late = alone("decode")
     first_us = prefill_us + transfer_us + plan.decode_us(1, 2000)
-    assert late.outcomes.first_us[0] == pytest.approx(first_us, rel=1e-12)
-    assert late.outcomes.last_us[0] == pytest.approx(first_us + sum(decodes_us), rel=1e-12)
+    assert late.first_us[0] == pytest.approx(first_us, rel=1e-12)
+    assert late.last_us[0] == pytest.approx(first_us + sum(decodes_us), rel=1e-12)
     slow = alone(latency_us=500.0)
     assert slow.transfer_us[0] == pytest.approx(transfer_us + 500.0, rel=1e-9)
 
@@ -101,10 +101,10 @@ def test_a_link_sends_one_prompt_at_a_time_unless_it_need_not() -> None:
     plan = a_plan()
     lasts_us = float(takes_us(plan, plan, [1000], Link(1e9))[0])
     pools = one_pool(plan, 2), one_pool(plan)
-    shared = run_pools(*pools, trace, Link(1e9)).transfer_us
+    shared = run_pools(pools, trace, Link(1e9)).transfer_us
     # two prefill engines have a link each, and two prompts that are ready at once
     assert np.sort(shared) == pytest.approx([lasts_us, lasts_us, 2 * lasts_us, 2 * lasts_us])
-    apart = run_pools(*pools, trace, Link(1e9, is_shared=False)).transfer_us
+    apart = run_pools(pools, trace, Link(1e9, is_shared=False)).transfer_us
     assert apart == pytest.approx([lasts_us] * 4)
 
 
@@ -133,7 +133,7 @@ def test_at_light_load_the_closed_form_agrees(isl: int, osl: int, tp: int) -> No
         plan, plan, isl, osl, 1, link_bytes_per_s=50e9, max_batched_tokens=4096, chunked_prefill=True
     )
     trace = Trace(np.arange(20) * 100.0, np.full(20, isl), np.full(20, osl))
-    seen = run_pools(one_pool(plan), one_pool(plan), trace, Link(50e9)).outcomes
+    seen = run_pools([one_pool(plan), one_pool(plan)], trace, Link(50e9))
     ttft_ms = (seen.first_us - seen.arrival_us) / 1e3
     tpot_ms = (seen.last_us - seen.first_us) / (osl - 1) / 1e3
     assert ttft_ms == pytest.approx(estimated.ttft_ms, rel=1e-6)
@@ -152,7 +152,7 @@ def test_under_load_the_closed_form_is_near() -> None:
     rate = clients / (estimated.request_latency_ms / 1e3)
     rng = np.random.default_rng(0)
     trace = Trace(np.cumsum(rng.exponential(1.0 / rate, 2000)), np.full(2000, isl), np.full(2000, osl))
-    seen = run_pools(one_pool(plan), one_pool(plan), trace, Link(50e9)).outcomes
+    seen = run_pools([one_pool(plan), one_pool(plan)], trace, Link(50e9))
     tpot_ms = (seen.last_us - seen.first_us) / (osl - 1) / 1e3
     assert tpot_ms[200:].mean() == pytest.approx(estimated.tpot_ms, rel=0.05)
 
@@ -165,7 +165,7 @@ def test_closed_loops_are_near_the_closed_form(isl: int, osl: int, clients: int)
     )
     count = 60 * clients
     trace = Trace([0.0] * count, [isl] * count, [osl] * count, clients=clients)
-    seen = run_pools(one_pool(plan), one_pool(plan), trace, Link(50e9)).outcomes
+    seen = run_pools([one_pool(plan), one_pool(plan)], trace, Link(50e9))
     later = slice(20 * clients, 50 * clients)
     e2e_ms = (seen.last_us - seen.arrival_us)[later].mean() / 1e3
     tpot_ms = (seen.last_us - seen.first_us)[later].mean() / (osl - 1) / 1e3
@@ -178,8 +178,8 @@ def test_a_pool_of_each_leaves_decodes_undisturbed() -> None:
     plan = a_plan()
     trace = Trace([0.0, 0.5], [500, 4000], [200, 2])
     together = run_replicas(plan, trace, one_pool(plan).settings)
-    apart = run_pools(one_pool(plan), one_pool(plan), trace, Link())
-    took_us = [(one.last_us - one.first_us)[0] for one in (together, apart.outcomes)]
+    apart = run_pools([one_pool(plan), one_pool(plan)], trace, Link())
+    took_us = [(one.last_us - one.first_us)[0] for one in (together, apart)]
     assert took_us[0] - took_us[1] > 0.5 * plan.prefill_us(4000)
 
 
@@ -187,19 +187,19 @@ def test_requests_that_fit_neither_pool_are_rejected() -> None:
     trace = Trace([0.0, 0.1, 0.2], [100, 5000, 100], [5, 5, 1])
     small = one_pool(a_plan(), num_gpu_blocks=50)
     for pools in ((small, one_pool(a_plan())), (one_pool(a_plan()), small)):
-        seen = run_pools(*pools, trace)
-        assert seen.outcomes.status.tolist() == [0, 2, 0]
-        assert seen.outcomes.replica.tolist() == [0, -1, -1]
+        seen = run_pools(pools, trace)
+        assert seen.status.tolist() == [0, 2, 0]
+        assert seen.replica.tolist() == [0, -1, -1]
         assert seen.prefill_replica.tolist() == [0, -1, 0]
         assert np.isnan(seen.transfer_us).tolist() == [False, True, True]
     with pytest.raises(SimulationError, match="no request"):
-        run_pools(small, small, Trace([0.0], [5000], [5]))
+        run_pools([small, small], Trace([0.0], [5000], [5]))
 
 
 def test_only_first_tokens_need_no_decode_engine() -> None:
-    seen = run_pools(one_pool(a_plan()), one_pool(a_plan()), Trace([0.0, 0.1], [100, 50], [1, 1]))
+    seen = run_pools([one_pool(a_plan()), one_pool(a_plan())], Trace([0.0, 0.1], [100, 50], [1, 1]))
     assert seen.decode is None
-    assert seen.outcomes.last_us.tolist() == seen.prefill.last_us.tolist()
+    assert seen.last_us.tolist() == seen.prefill.last_us.tolist()
 
 
 @pytest.mark.parametrize(
@@ -215,14 +215,14 @@ def test_only_first_tokens_need_no_decode_engine() -> None:
 )
 def test_what_does_not_go_together(changed: dict[str, Any], message: str) -> None:
     pool = Pool(a_plan(), EngineSettings(64, 8, 60))
-    given: dict[str, Any] = {"prefill": pool, "decode": pool, "trace": Trace([0.0], [10], [2])}
+    given: dict[str, Any] = {"prefill": pool, "decode": pool, "link": Link()} | changed
     with pytest.raises(SimulationError, match=message):
-        run_pools(**(given | changed))
+        run_pools([given["prefill"], given["decode"]], Trace([0.0], [10], [2]), given["link"])
 
 
 def test_scaled_steps_leave_transfers_as_they_are() -> None:
     trace = Trace([0.0], [1000], [20])
     pool = one_pool(a_plan())
-    one, two = (run_pools(pool, pool, trace, Link(1e9), time_scale=scale) for scale in (1.0, 2.0))
+    one, two = (run_pools([pool, pool], trace, Link(1e9), time_scale=scale) for scale in (1.0, 2.0))
     assert two.transfer_us == pytest.approx(one.transfer_us)
     assert two.prefill.last_us == pytest.approx(2.0 * one.prefill.last_us)

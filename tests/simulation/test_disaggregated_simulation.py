@@ -114,7 +114,7 @@ def test_pools_may_be_of_different_gpus_and_settings(plan: StepPlan, trace: Trac
     sim = simulate_disaggregated(
         two, plan, trace, prefill={"max_num_batched_tokens": 2048}, decode={"max_num_seqs": 8}
     )
-    assert sim.outcomes.counters["peak_running"] <= sim.pooled.prefill.counters["peak_running"] + 8
+    assert sim.outcomes.counters["peak_running"] <= sim.outcomes.prefill.counters["peak_running"] + 8
     assert sim.prefill.settings.max_num_batched_tokens == 2048
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fastroof import StepBatch, StepPlan, Workload, compile_plan, simulate
@@ -110,7 +112,7 @@ def test_a_simulation_that_waits_is_idle(plans: dict[str, StepPlan]) -> None:
     assert both["busy_joules"] == pytest.approx(drawn["busy_joules"], rel=0.05)
 
 
-def test_gpus_that_stop_idle_for_their_hours_alone_and_pools_are_refused(plans: dict[str, StepPlan]) -> None:
+def test_gpus_that_stop_idle_for_their_hours_alone(plans: dict[str, StepPlan]) -> None:
     plan = plans["mixed"]
     trace = Workload(rate=2.0, requests=40, input_tokens=500, output_tokens=50).trace()
     sim = simulate(plan, trace, replicas=3)
@@ -119,10 +121,22 @@ def test_gpus_that_stop_idle_for_their_hours_alone_and_pools_are_refused(plans: 
     assert fewer["busy_joules"] == drawn["busy_joules"]
     assert drawn["idle_joules"] - fewer["idle_joules"] == pytest.approx(0.1 * whole_s * plan.gpu.idle_w)
     assert fewer["watts_per_gpu"] * 0.9 * whole_s == pytest.approx(fewer["joules"])
-    pools = simulate_disaggregated(plan, plan, trace, 1, 1)
-    with pytest.raises(SimulationError, match="prefill and decode pools"):
-        pools.energy()
     with pytest.warns(UserWarning, match="no measured tables"):
         unknown = compile_plan("llama-3.1-8b", "l40", tables="datasheet")
     with pytest.raises(SimulationError, match="power of l40 is unknown"):
         simulate(unknown, trace).energy()
+
+
+def test_pools_draw_what_their_engines_do(plans: dict[str, StepPlan]) -> None:
+    plan = plans["mixed"]
+    trace = Workload(rate=2.0, requests=40, input_tokens=500, output_tokens=50).trace()
+    first = replace(trace, output_tokens=np.ones_like(trace.output_tokens))
+    # engines without requests are idle
+    alone, pools = simulate(plan, first), simulate_disaggregated(plan, plan, first)
+    seconds = alone.summary()["duration_s"]
+    drawn = pools.energy()
+    assert drawn["busy_joules"] == pytest.approx(alone.energy()["busy_joules"])
+    assert drawn["idle_joules"] == pytest.approx(alone.energy()["idle_joules"] + seconds * plan.gpu.idle_w)
+    # the parts of engines that do both
+    both, together = simulate_disaggregated(plan, plan, trace).energy(), simulate(plan, trace).energy()
+    assert both["busy_joules"] == pytest.approx(together["busy_joules"], rel=0.15)

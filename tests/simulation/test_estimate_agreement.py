@@ -13,7 +13,7 @@ import pytest
 
 import fastroof
 from fastroof.serving import estimate
-from fastroof.simulation.engine import run_engine
+from fastroof.simulation.fleet_run import run_engine
 from tests.reference.made_workloads import a_trace, an_engine
 
 BUDGET = 8192

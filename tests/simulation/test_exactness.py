@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastroof
-from fastroof.compiled.simulation.engine import engine_run
-from fastroof.compiled.simulation.state import CODE_STUCK
 from fastroof.errors import SimulationError
-from fastroof.simulation.engine import arrays_of, new_arrays, options_of, raise_stuck, run_engine
+from fastroof.simulation.fleet_run import run_engine, served_by
+from fastroof.simulation.pools import Pool
 from tests.reference.fleet import serve
 from tests.reference.made_workloads import PLANS, a_trace, an_engine, made_workload
 from tests.reference.scheduler import FINISHED, REJECTED, TIMED_OUT
@@ -348,13 +347,9 @@ def test_a_trace_in_which_no_request_fits_has_no_steps(plans):
 
 
 @pytest.mark.loops
-def test_a_request_without_room_in_an_empty_engine_is_a_code(plans):
+def test_a_request_without_room_in_an_empty_engine_is_an_error(plans):
     """Such requests are refused before anything runs; the loop does not wait for them either."""
     trace, settings = a_trace([0], [20], [5]), an_engine(block_size=4)
-    requests = arrays_of(trace)
-    state, _, of_each, record = new_arrays(settings, requests, 5)
-    arena, options = plans["whole"].arena, options_of(plans["whole"].arena, settings, trace)
-    code = engine_run(arena, options, state, requests, of_each, record, 2)
-    assert code == CODE_STUCK
+    pool = Pool(plans["whole"], replace(settings, num_gpu_blocks=2))
     with pytest.raises(SimulationError, match="no room in an empty engine; give more num_gpu_blocks"):
-        raise_stuck(code)
+        served_by([pool], trace)

@@ -13,7 +13,7 @@ from fastroof.engines import EngineProfile, Scheduling, StepCosts
 from fastroof.plan import StepPlan
 from fastroof.serving import estimate
 from fastroof.simulation import EngineSettings, Trace, Workload, simulate
-from fastroof.simulation.engine import run_engine
+from fastroof.simulation.fleet_run import run_engine
 from tests.reference.fleet import serve
 
 FLOOR_US = 900.0

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 import fastroof
 from fastroof import Trace
 from fastroof.errors import SimulationError
-from fastroof.simulation.engine import run_engine
+from fastroof.simulation.fleet_run import run_engine, run_replicas
 from fastroof.simulation.kv_tiers import KvTier, Tiers, block_bytes, named_tiers, tiers_of
-from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.settings import EngineSettings
 from tests.reference.fleet import serve
 from tests.reference.kv_tiers import Tier, TieredScheduler, made_tiers
@@ -416,12 +415,23 @@ def test_tiers_need_a_simulated_prefix_cache(plan):
         fastroof.simulate(plan, Trace([0.0], [8], [2]), **FOUR, kv_tiers="host:1GB:1GB/s")
 
 
-def test_unsupported_options_with_tiers_are_refused(plan, h100):
-    stages = fastroof.compile_plan("llama-3.1-8b", "h100", h100, pp=2, max_tokens=2048, max_seqs=256)
-    rule = fastroof.simulation.Autoscaler("concurrency", 32, max_replicas=2, startup_s=1)
-    for served, more, message in ((stages, {}, "pp=2"), (plan, {"autoscale": rule}, "autoscale")):
-        with pytest.raises(SimulationError, match=f"kv_tiers with {message} are not simulated"):
-            fastroof.simulate(served, talk(), **FOUR, kv_tiers="host:1GB:1GB/s", **more)
+def test_prefill_engines_have_tiers(plan):
+    """As an engine that serves the prompts alone."""
+    given = {"prefix_cache": "lru", "kv_tiers": "host:1GB:1GB/s"}
+    trace = replace(talk(), output_tokens=np.full(6, 3, np.int32))
+    pools = fastroof.simulation.simulate_disaggregated(plan, plan, trace, prefill=FOUR, decode=FOUR, **given)
+    alone = fastroof.simulate(plan, talk(), **FOUR, **given)
+    assert pools.summary()["kv_tiers"]["tiers"] == alone.summary()["kv_tiers"]["tiers"]
+    assert pools.summary()["kv_tiers"]["tiers"][0]["found_tokens"] > 0
+
+
+def test_replicas_that_cannot_change_have_tiers_as_fixed_ones(plan):
+    rule = fastroof.simulation.Autoscaler("concurrency", 32, max_replicas=2, min_replicas=2, startup_s=1)
+    given = {**FOUR, "kv_tiers": "host:1GB:1GB/s", "routing": "least_load"}
+    scaled = fastroof.simulate(plan, talk(), **given, autoscale=rule)
+    fixed = fastroof.simulate(plan, talk(), **given, replicas=2)
+    assert scaled.requests.equals(fixed.requests)
+    assert scaled.summary()["kv_tiers"] == fixed.summary()["kv_tiers"]
 
 
 def test_a_tier_that_gets_more_than_its_link_carries_is_a_warning(plan):

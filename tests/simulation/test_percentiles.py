@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastroof.compiled.simulation.state import GAP_BINS, Record, add_gaps
+from fastroof.compiled.simulation.series import GAP_BINS, Record, add_gaps
 from fastroof.simulation.requests import GAP_ERROR, gap_spread, gap_values_us, percentile, spread
 
 TIMES = st.floats(1e-3, 1e9)

@@ -14,11 +14,13 @@ import pytest
 
 import fastroof
 from fastroof import Trace
+from fastroof.compiled.simulation.run import fleet_run
 from fastroof.errors import SimulationError
 from fastroof.plan import StepPlan
-from fastroof.simulation import pool_runs
-from fastroof.simulation.pool_runs import PooledOutcomes, run_pools
-from fastroof.simulation.pools import Link, Pool, takes_us
+from fastroof.simulation.engine import Outcomes
+from fastroof.simulation.fleet_arrays import new_fleet
+from fastroof.simulation.fleet_run import pooled_outcomes, run_pools
+from fastroof.simulation.pools import Link, Pool, sent_in_us, takes_us
 from fastroof.simulation.settings import EngineSettings
 from fastroof.traces.prompt_tree import LRU
 from tests.reference import fleet, pools
@@ -104,11 +106,10 @@ def naively(prefill: Pool, decode: Pool, trace: Trace, link: Link, seed: int = 0
     return fleet.LinkedFleet(trace, *both, naive).run()
 
 
-def assert_same(seen: PooledOutcomes, naive: fleet.LinkedFleet) -> None:
+def assert_same(seen: Outcomes, naive: fleet.LinkedFleet) -> None:
     """Hold every request to the naive pools."""
-    outcomes = seen.outcomes
-    assert outcomes.status.tolist() == [one.status for one in naive.requests]
-    assert np.array_equal(outcomes.arrival_us, [one.arrival_us for one in naive.requests])
+    assert seen.status.tolist() == [one.status for one in naive.requests]
+    assert np.array_equal(seen.arrival_us, [one.arrival_us for one in naive.requests])
     assert seen.prefill_replica.tolist() == naive.replica
     last_us, first_us, sent_us, preemptions, replica = [], [], [], [], []
     for one, prompt, decode in zip(naive.requests, naive.prompts, naive.decodes, strict=True):
@@ -127,11 +128,11 @@ def assert_same(seen: PooledOutcomes, naive: fleet.LinkedFleet) -> None:
         sent_us.append(decode.arrival_us - naive.ready_us[one.index] if arrived else math.nan)
         preemptions.append(prompt.preemptions + decode.preemptions)
         replica.append(naive.decode_replica[one.index] if arrived else -1)
-    assert np.array_equal(outcomes.last_us, last_us, equal_nan=True)
-    assert np.array_equal(outcomes.first_us, first_us, equal_nan=True)
+    assert np.array_equal(seen.last_us, last_us, equal_nan=True)
+    assert np.array_equal(seen.first_us, first_us, equal_nan=True)
     assert np.array_equal(seen.transfer_us, sent_us, equal_nan=True)
-    assert outcomes.preemptions.tolist() == preemptions
-    assert outcomes.replica.tolist() == replica
+    assert seen.preemptions.tolist() == preemptions
+    assert seen.replica.tolist() == replica
 
 
 def a_case(seed: int) -> tuple[Pool, Pool, Trace, Link]:
@@ -159,17 +160,17 @@ def prove(cases: Any) -> Counter[str]:
     """Hold cases to the naive pools; count what happened in them."""
     seen = Counter[str]()
     for seed, (prefill, decode, trace, link) in cases:
-        pooled = run_pools(prefill, decode, trace, link, seed=seed)
+        pooled = run_pools([prefill, decode], trace, link, seed=seed)
         naive = naively(prefill, decode, trace, link, seed)
         assert_same(pooled, naive)
-        seen["timed out"] += int((pooled.outcomes.status == 1).sum())
-        seen["preemptions"] += int(pooled.outcomes.preemptions.sum())
+        seen["timed out"] += int((pooled.status == 1).sum())
+        seen["preemptions"] += int(pooled.preemptions.sum())
         seen["by layer"] += link.by_layer
         seen["waited for room"] += int(link.back_pressure and waited(pooled, link))
     return seen
 
 
-def waited(pooled: PooledOutcomes, link: Link) -> bool:
+def waited(pooled: Outcomes, link: Link) -> bool:
     """Whether a transfer took longer than the longest does alone: it waited for the link, or for room."""
     sent_us = pooled.transfer_us[np.isfinite(pooled.transfer_us)]
     return bool(len(sent_us)) and not link.is_shared and sent_us.max() > 2.0 * sent_us.min() + 100.0
@@ -198,10 +199,10 @@ def test_prompts_keep_cached_blocks_as_naive_ones_do() -> None:
         decode = decode._replace(settings=roomy)
         link = Link(1e8, first_token="decode", back_pressure=bool(rng.random() < 0.8))
         try:
-            pooled = run_pools(prefill, decode, made.trace, link, seed=seed)
+            pooled = run_pools([prefill, decode], made.trace, link, seed=seed)
         except SimulationError:
             continue
-        if (pooled.outcomes.status == 2).any():
+        if (pooled.status == 2).any():
             continue
         naive = naively(prefill, decode, made.trace, link, seed)
         assert_same(pooled, naive)
@@ -210,7 +211,7 @@ def test_prompts_keep_cached_blocks_as_naive_ones_do() -> None:
             for rank in engine.schedulers:
                 found |= rank.first_found
         cached = [found.get(at, -1) for at in range(len(made.trace))]
-        assert pooled.outcomes.cached_tokens.tolist() == cached
+        assert pooled.cached_tokens.tolist() == cached
         seen["found"] += sum(tokens > 0 for tokens in cached)
         seen["held"] += link.back_pressure
     assert seen["found"] > 20
@@ -227,19 +228,21 @@ def test_without_feedback_event_by_event_is_one_pool_after_the_other() -> None:
         ]
         link = link._replace(back_pressure=False, by_layer=False)
         trace = a_trace(rng, "open", seed)
-        options = {"time_scale": float(rng.choice([1.0, 1.1])), "seed": seed}
-        one, other = (
-            run(*endless, trace, np.arange(len(trace)), link, **options)
-            for run in (pool_runs._run_in_turn, pool_runs._run_with_feedback)
-        )
+        takes_us = sent_in_us(*endless, trace.input_tokens, link)
+        scale = float(rng.choice([1.0, 1.1]))
+        both = []
+        for is_coupled in (0, 1):
+            run = new_fleet(endless, trace, link=link, takes_us=takes_us, time_scale=scale, seed=seed)
+            run.line["is_coupled"] = is_coupled
+            assert fleet_run(run) == 0
+            both.append(pooled_outcomes(endless, run, link))
+        one, other = both
         for name in ("arrival_us", "first_us", "last_us", "preemptions", "status", "replica", "gaps"):
-            assert np.array_equal(getattr(one.outcomes, name), getattr(other.outcomes, name)), name
+            assert np.array_equal(getattr(one, name), getattr(other, name)), name
         assert np.array_equal(one.transfer_us, other.transfer_us, equal_nan=True)
         assert np.array_equal(one.prefill_replica, other.prefill_replica)
-        # a request that starts as it arrives waits in one and not in the other
-        counters = [pooled.outcomes.counters | {"peak_waiting": 0} for pooled in (one, other)]
-        assert counters[0] == pytest.approx(counters[1], rel=1e-12)
-        assert one.outcomes.series.sum(0) == pytest.approx(other.outcomes.series.sum(0), rel=1e-9)
+        assert one.counters == pytest.approx(other.counters, rel=1e-12)
+        assert one.series.sum(0) == pytest.approx(other.series.sum(0), rel=1e-9)
 
 
 @pytest.mark.parametrize("timeout_s", [math.inf, 1e6])
@@ -248,7 +251,7 @@ def test_common_starts_of_prompts_are_found_with_and_without_feedback(timeout_s:
     trace = Trace(np.arange(count) / 5, np.full(count, 200), np.full(count, 3))
     shared = replace(trace, history_tokens=np.full(count, 160, np.int32))
     pool = roomy_pool(timeout_s=timeout_s)
-    found = run_pools(pool._replace(prefix_cache=LRU), pool, shared).outcomes.cached_tokens
+    found = run_pools([pool._replace(prefix_cache=LRU), pool], shared).cached_tokens
     assert found is not None
     # the first one finds nothing
     assert found.tolist() == [0] + [160] * (count - 1)
@@ -267,8 +270,8 @@ def test_with_room_back_pressure_changes_nothing() -> None:
     for kind in ("open", "closed", "sessions"):
         trace = a_trace(rng, kind, 1)
         pools = roomy_pool(2), roomy_pool()
-        one, other = (run_pools(*pools, trace, Link(1e9, back_pressure=held)) for held in (False, True))
-        assert one.outcomes.last_us.tolist() == other.outcomes.last_us.tolist()
+        one, other = (run_pools(pools, trace, Link(1e9, back_pressure=held)) for held in (False, True))
+        assert one.last_us.tolist() == other.last_us.tolist()
         assert np.array_equal(one.transfer_us, other.transfer_us, equal_nan=True)
 
 
@@ -276,10 +279,10 @@ def test_a_full_decode_engine_holds_back_prefill_and_needs_no_preemption() -> No
     trace = Trace([0.0] * 12, [100] * 12, [50] * 12)
     prefill = roomy_pool(num_gpu_blocks=14)
     decode = roomy_pool(num_gpu_blocks=20)
-    free, held = (run_pools(prefill, decode, trace, Link(1e9, back_pressure=on)) for on in (False, True))
+    free, held = (run_pools([prefill, decode], trace, Link(1e9, back_pressure=on)) for on in (False, True))
     # two prompts have room in either pool: the others wait before their prefill, not after it
-    assert np.sort(free.outcomes.first_us)[-1] < 0.2 * free.outcomes.last_us.max()
-    assert np.sort(held.outcomes.first_us)[-1] > 0.7 * held.outcomes.last_us.max()
+    assert np.sort(free.first_us)[-1] < 0.2 * free.last_us.max()
+    assert np.sort(held.first_us)[-1] > 0.7 * held.last_us.max()
     assert held.prefill.last_us.max() > 5.0 * free.prefill.last_us.max()
     assert held.prefill.counters["peak_blocks"] == 14
 
@@ -292,7 +295,7 @@ def test_layers_are_sent_while_others_are_computed() -> None:
     prefill_us = float(plan.step_scalar([500], [0]))
     for bytes_per_s in (1e9, 1e10, 1e12):
         link = Link(bytes_per_s, latency_us=7.0, by_layer=True)
-        sent_us = run_pools(roomy_pool(), roomy_pool(), trace, link).transfer_us[0]
+        sent_us = run_pools([roomy_pool(), roomy_pool()], trace, link).transfer_us[0]
         whole_us = float(takes_us(plan, plan, [500], link._replace(latency_us=0.0))[0])
         exposed_us = max(whole_us / layers, whole_us - prefill_us * (layers - 1) / layers)
         assert sent_us == pytest.approx(exposed_us + 7.0, rel=1e-9)
@@ -301,16 +304,16 @@ def test_layers_are_sent_while_others_are_computed() -> None:
 def test_a_chain_of_requests_is_one_client() -> None:
     count = 12
     sizes = [100] * count, [20] * count
-    closed = run_pools(roomy_pool(), roomy_pool(), Trace([0.0] * count, *sizes, clients=1, think_s=0.01))
+    closed = run_pools([roomy_pool(), roomy_pool()], Trace([0.0] * count, *sizes, clients=1, think_s=0.01))
     chain = Trace(
         [0.0] * count,
         *sizes,
         parents=[-1, *range(count - 1)],
         delay_s=[0.0, *[0.01] * (count - 1)],
     )
-    seen = run_pools(roomy_pool(), roomy_pool(), chain)
-    assert seen.outcomes.last_us.tolist() == closed.outcomes.last_us.tolist()
-    arrivals_us, ends_us = closed.outcomes.arrival_us, closed.outcomes.last_us
+    seen = run_pools([roomy_pool(), roomy_pool()], chain)
+    assert seen.last_us.tolist() == closed.last_us.tolist()
+    arrivals_us, ends_us = closed.arrival_us, closed.last_us
     assert arrivals_us[1:] == pytest.approx(ends_us[:-1] + 0.01 * US_PER_S)
 
 
@@ -319,18 +322,18 @@ def test_a_client_gives_up_wherever_its_request_is() -> None:
     trace = Trace([0.0] * 30, [400] * 30, [60] * 30)
     for link in (Link(1e8), Link(1e10), Link(1e8, back_pressure=True)):
         pools = roomy_pool(max_num_seqs=2, timeout_s=0.1), roomy_pool(timeout_s=0.1)
-        seen = run_pools(*pools, trace, link)
-        gave_up = seen.outcomes.status == 1
+        seen = run_pools(pools, trace, link)
+        gave_up = seen.status == 1
         assert gave_up.any()
-        assert np.isnan(seen.outcomes.last_us[gave_up]).all()
-        finished_us = (seen.outcomes.last_us - seen.outcomes.arrival_us)[~gave_up]
+        assert np.isnan(seen.last_us[gave_up]).all()
+        finished_us = (seen.last_us - seen.arrival_us)[~gave_up]
         assert (finished_us <= 0.1 * US_PER_S).all()
 
 
 def test_children_of_a_rejected_request_are_rejected() -> None:
     trace = Trace([0.0] * 4, [100, 5000, 100, 100], [5] * 4, parents=[-1, -1, 0, 1], delay_s=[0.0] * 4)
-    seen = run_pools(roomy_pool(), roomy_pool(num_gpu_blocks=50), trace)
-    assert seen.outcomes.status.tolist() == [0, 2, 0, 2]
+    seen = run_pools([roomy_pool(), roomy_pool(num_gpu_blocks=50)], trace)
+    assert seen.status.tolist() == [0, 2, 0, 2]
     assert seen.prefill_replica.tolist() == [0, -1, 0, -1]
 
 
@@ -352,6 +355,6 @@ SMALL = EngineSettings(64, 8, 60)
 )
 def test_what_does_not_go_together(given: dict[str, Any], message: str) -> None:
     pool = Pool(a_plan(), SMALL)
-    options: dict[str, Any] = {"prefill": pool, "decode": pool, "trace": Trace([0.0], [10], [2])}
+    options: dict[str, Any] = {"prefill": pool, "decode": pool, "link": Link()} | given
     with pytest.raises(SimulationError, match=message):
-        run_pools(**(options | given))
+        run_pools([options["prefill"], options["decode"]], Trace([0.0], [10], [2]), options["link"])

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 import fastroof
 from fastroof import Trace
-from fastroof.compiled.simulation.engine import engine_run
-from fastroof.compiled.simulation.state import CODE_STUCK
 from fastroof.errors import SimulationError, TraceError
-from fastroof.simulation.engine import arrays_of, new_arrays, options_of, run_engine
+from fastroof.simulation.fleet_run import run_engine, served_by
+from fastroof.simulation.pools import Pool
 from fastroof.simulation.settings import EngineSettings
 from tests.reference.block_pool import PooledScheduler
 from tests.reference.fleet import serve
@@ -318,11 +317,8 @@ def shared_logs():
 def test_a_stuck_loop_returns_an_error(plans):
     """Requests without room are left out before; here the first has none, and no request is running."""
     trace, settings = Trace([0.0], [9], [2]), replace(FOUR, num_gpu_blocks=2)
-    requests = arrays_of(trace, cached_block=4)
-    state, _, served, record = new_arrays(settings, requests, 2)
-    arena = plans["whole"].arena
-    options = options_of(arena, settings, trace, prefix_cache="lru")
-    assert engine_run(arena, options, state, requests, served, record, 2) == CODE_STUCK
+    with pytest.raises(SimulationError, match="no room in an empty engine"):
+        served_by([Pool(plans["whole"], settings, prefix_cache="lru")], trace)
 
 
 def test_a_run_answers_what_its_cache_found(plans):

@@ -16,8 +16,8 @@ import fastroof
 from fastroof import Trace
 from fastroof.errors import SimulationError
 from fastroof.simulation import hit_rate, simulate_disaggregated
-from fastroof.simulation.engine import run_engine
-from fastroof.simulation.replicas import POOLED_ROUTINGS, run_replicas
+from fastroof.simulation.fleet_run import run_engine, run_replicas
+from fastroof.simulation.pools import POOLED_ROUTINGS
 from fastroof.simulation.settings import EngineSettings
 from tests.reference.block_pool import PooledScheduler
 from tests.reference.made_prefixes import made_prefixes

@@ -13,7 +13,7 @@ from fastroof.engines import load_engine
 from fastroof.engines.launch import engine_commands
 from fastroof.errors import BatchError, FastroofError, SimulationError
 from fastroof.serving import estimate
-from fastroof.simulation.engine import run_engine
+from fastroof.simulation.fleet_run import run_engine
 from fastroof.simulation.settings import EngineSettings
 from fastroof.sweep.kinds import load_spec
 from tests.engines.test_launch import launch_settings, options_of

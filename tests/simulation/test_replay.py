@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import fastroof
 from fastroof.errors import BatchError
-from fastroof.simulation.replicas import run_replicas
+from fastroof.simulation.fleet_run import run_replicas
 from fastroof.simulation.settings import EngineSettings
 from tests.reference.engines import Ranks
 from tests.reference.replay import RankStep, ReplayedTimes, Schedule, TimedRequest, replay

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,13 +15,15 @@ import pytest
 
 import fastroof
 from fastroof import Trace
-from fastroof.compiled.expert_rows import ONE_RANK
-from fastroof.compiled.simulation import replicas as loops
-from fastroof.compiled.simulation.state import CODE_STUCK
+from fastroof.compiled.simulation.records import CODE_STUCK, Features
+from fastroof.compiled.simulation.run import fleet_run
 from fastroof.errors import SimulationError
 from fastroof.plan import StepPlan
-from fastroof.simulation.engine import Outcomes, arrays_of, new_arrays, options_of, run_engine
-from fastroof.simulation.replicas import ROUTINGS, new_fleet, run_replicas
+from fastroof.simulation import pools
+from fastroof.simulation.engine import Outcomes
+from fastroof.simulation.fleet_arrays import new_fleet
+from fastroof.simulation.fleet_run import run_engine, run_replicas
+from fastroof.simulation.pools import ROUTINGS
 from fastroof.simulation.requests import mean_step
 from fastroof.simulation.settings import EngineSettings
 from tests.reference.fleet import Fleet
@@ -167,7 +170,7 @@ def naively(
     **given: Any,
 ) -> Fleet:
     """Serve with naive engines, whose ranks step together or are engines by themselves."""
-    given |= {"drawn": (seed, len(trace), replicas), "is_alone": replicas * plan.layout.dp == 1}
+    given |= {"drawn": (seed, len(trace), replicas)}
     return Fleet(trace, Pool.of_plan(plan, settings, replicas, routing, **given)).run()
 
 
@@ -261,49 +264,33 @@ def test_ranks_of_a_dense_model_do_not_wait() -> None:
         assert apart.counters == alone.counters
 
 
-def run_loop(trace: Trace, settings: EngineSettings, *run: Any) -> int:
-    arena = a_plan().arena
-    options = options_of(arena, settings, trace)
-    if trace.clients is None:
-        return loops.replicas_run(arena, options, *run)
-    return loops.feedback_run(arena, options._replace(clients=0), *run, trace.clients)
-
-
 @pytest.mark.loops
 @pytest.mark.parametrize("clients", [False, True])
 def test_ranks_of_one_are_the_single_engine(clients: bool) -> None:
-    """A router and ranks around one engine change no bit of it, its gaps or its series."""
+    """Features that a fleet does not need change no bit of it, its gaps or its series."""
     rng = np.random.default_rng(clients)
     for _ in range(20):
         trace, settings = a_workload(rng, clients=clients)
         alone = run_engine(a_plan(), trace, settings)
-        requests = arrays_of(trace)
-        arrays = new_arrays(settings, requests, 30)
-        fleet = new_fleet("least_kv", settings, requests, 30)
-        run: Any = (fleet, requests, arrays.served, arrays.record, np.zeros(len(trace), np.int32))
-        assert run_loop(trace, settings, *run) == 0
-        assert np.array_equal(alone.first_us, arrays.served.first_us, equal_nan=True)
-        assert np.array_equal(alone.last_us, arrays.served.last_us, equal_nan=True)
-        assert np.array_equal(alone.gaps, arrays.record.gaps)
-        assert np.array_equal(alone.series, arrays.record.series)
+        fleet = new_fleet([pools.Pool(a_plan(), settings, routing="least_kv")], trace)
+        fleet = fleet._replace(has=Features(*fleet.has)._replace(ranks=1, timeouts=1, order=1, pauses=1))
+        assert fleet_run(fleet) == 0
+        requests = fleet.requests[0]
+        assert np.array_equal(alone.first_us, requests["first_us"], equal_nan=True)
+        assert np.array_equal(alone.last_us, requests["last_us"], equal_nan=True)
+        assert np.array_equal(alone.gaps, fleet.gaps[0])
+        assert np.array_equal(alone.series, fleet.series[0])
 
 
 @pytest.mark.loops
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("in_lockstep", [0, 1])
+@pytest.mark.parametrize("dp", [1, 2])
 @pytest.mark.parametrize("arrivals_s", [[0.0, 0.0, 0.0], [0.0, 0.0, 9.0]])
-def test_a_request_without_room_stops_the_loops(
-    ranks: int, in_lockstep: int, arrivals_s: list[float]
-) -> None:
-    """The wrapper rejects it beforehand; the loops return an error, and do not hang."""
-    settings = EngineSettings(64, 8, 20)
-    rules = ONE_RANK._replace(ranks=ranks, in_lockstep=in_lockstep)
-    for clients in (None, 2):
+def test_a_request_without_room_stops_the_loop(dp: int, arrivals_s: list[float]) -> None:
+    """It is rejected beforehand; the loop returns an error, and does not hang."""
+    for clients, lockstep in itertools.product((None, 2), ("", "lockstep=all")):
         trace = Trace(arrivals_s, [10, 500, 10], [2, 2, 2], clients=clients)
-        arrays = new_arrays(settings, arrays_of(trace), 2)
-        fleet = new_fleet("round_robin", settings, arrays.requests, 2, 2, rules)
-        run: Any = (fleet, arrays.requests, arrays.served, arrays.record, np.zeros(3, np.int32))
-        assert run_loop(trace, settings, *run) == CODE_STUCK
+        pool = pools.Pool(a_plan(dp, lockstep), EngineSettings(64, 8, 20), 2)
+        assert fleet_run(new_fleet([pool], trace)) == CODE_STUCK
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -16,7 +16,7 @@ import fastroof
 from fastroof import Trace, Workload
 from fastroof.errors import SimulationError, TraceError
 from fastroof.simulation import simulate_disaggregated
-from fastroof.simulation.engine import run_engine
+from fastroof.simulation.fleet_run import run_engine
 from fastroof.simulation.steady import Run
 from tests.reference.made_sessions import made_sessions
 from tests.reference.made_workloads import PLANS, a_trace, an_engine, made_workload

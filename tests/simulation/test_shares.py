@@ -13,9 +13,10 @@ import pytest
 import fastroof
 from fastroof import StepPlan, Trace
 from fastroof.simulation import simulate_disaggregated
-from fastroof.simulation.autoscaling import Autoscaler, run_autoscaled
+from fastroof.simulation.autoscaling import Autoscaler
 from fastroof.simulation.engine import Outcomes
-from fastroof.simulation.replicas import run_replicas
+from fastroof.simulation.fleet_run import run_pools, run_replicas
+from fastroof.simulation.pools import Pool
 from tests.reference.made_workloads import MadeWorkload, made_workload
 
 EACH = 30
@@ -102,7 +103,7 @@ def test_round_robin_follows_the_order_of_sending_everywhere(seed: int) -> None:
     fixed = run_replicas(plan, trace, settings, 3)
     assert (fixed.replica == turns).all()
     rule = Autoscaler("queue", 1, max_replicas=3, min_replicas=3, startup_s=1)
-    scaled = run_autoscaled(plan, trace, settings, rule)
+    scaled = run_pools([Pool(plan, settings, autoscaler=rule)], trace)
     for name in ("first_us", "last_us", "status", "replica"):
         np.testing.assert_array_equal(getattr(scaled, name), getattr(fixed, name), name)
     for timeout_s in (None, 1e6):

@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import fastroof
-from fastroof.compiled.simulation.state import GAP_BINS, SERIES_BINS
+from fastroof.compiled.simulation.series import GAP_BINS, SERIES_BINS
 from fastroof.errors import BatchError, FastroofError, SimulationError
-from fastroof.simulation.engine import SERIES, Outcomes, run_engine
+from fastroof.simulation.engine import SERIES, Outcomes
+from fastroof.simulation.fleet_run import run_engine
 from fastroof.simulation.requests import GAP_ERROR
 from fastroof.simulation.run_warnings import queue_growth
 from fastroof.simulation.settings import EngineSettings

@@ -18,9 +18,9 @@ from fastroof import Trace
 from fastroof.errors import SimulationError
 from fastroof.plan import StepPlan
 from fastroof.serving import estimate
-from fastroof.simulation import simulate_disaggregated
+from fastroof.simulation import Autoscaler, pools
 from fastroof.simulation.engine import Outcomes
-from fastroof.simulation.replicas import run_schedulers
+from fastroof.simulation.fleet_run import run_engine, run_pools, run_replicas
 from fastroof.simulation.settings import EngineSettings
 from tests.reference.fleet import Fleet, Link, LinkedFleet
 from tests.reference.made_sessions import made_sessions
@@ -57,7 +57,7 @@ def drawn(random: Random) -> tuple[MadeWorkload, int]:
 
 def served(work: MadeWorkload, pp: int) -> Outcomes:
     plan = a_plan(pp, PLANS[work.plan])
-    return run_schedulers(plan, work.trace, work.settings, 1, "round_robin", time_scale=work.time_scale)
+    return run_engine(plan, work.trace, work.settings, time_scale=work.time_scale)
 
 
 def giving_up_at_a_step_end(random: Random, work: MadeWorkload, pp: int) -> MadeWorkload:
@@ -78,7 +78,7 @@ def prove(work: MadeWorkload, pp: int) -> Counter[str]:
     if (got.status == 2).any():
         return Counter()
     plan = a_plan(pp, PLANS[work.plan])
-    naive = Fleet(trace, Pool.of_plan(plan, settings, time_scale=work.time_scale, is_alone=True)).run()
+    naive = Fleet(trace, Pool.of_plan(plan, settings, time_scale=work.time_scale)).run()
     assert_same_requests(naive.requests, got)
     assert got.counters["steps"] == len(naive.flights)
     preemptions = int(got.preemptions.sum())
@@ -179,7 +179,7 @@ def test_preempted_requests_that_gave_up_do_not_block_others() -> None:
 def test_one_request_passes_all_stages() -> None:
     """Alone it is as fast as a batch by itself: the other stages wait."""
     plan = a_plan(4)
-    got = run_schedulers(plan, Trace([0.0], [1000], [3]), EngineSettings(2048, 64, 1000), 1, "round_robin")
+    got = run_engine(plan, Trace([0.0], [1000], [3]), EngineSettings(2048, 64, 1000))
     steps_us = [
         plan.bottleneck.step_scalar(*sizes) for sizes in (([1000], [0]), ([1], [1000]), ([1], [1001]))
     ]
@@ -190,9 +190,7 @@ def test_one_request_passes_all_stages() -> None:
 def test_as_many_batches_as_stages_are_in_flight() -> None:
     """Prompts that fill a step each follow each other, a stage apart."""
     plan = a_plan(4)
-    got = run_schedulers(
-        plan, Trace([0.0] * 4, [2048] * 4, [1] * 4), EngineSettings(2048, 64, 1000), 1, "round_robin"
-    )
+    got = run_engine(plan, Trace([0.0] * 4, [2048] * 4, [1] * 4), EngineSettings(2048, 64, 1000))
     step_us = plan.bottleneck.step_scalar([2048], [0])
     assert got.last_us == pytest.approx([step_us * (1.0 + behind / 4.0) for behind in range(4)])
     assert got.counters["busy_us"] == pytest.approx(got.last_us[-1])
@@ -207,7 +205,7 @@ def test_closed_loops_are_near_the_closed_form(pp: int, isl: int, osl: int, clie
     count = 60 * clients
     trace = Trace([0.0] * count, [isl] * count, [osl] * count, clients=clients)
     settings = EngineSettings(isl, 1024, 100_000)
-    got = run_schedulers(plan, trace, settings, 1, "round_robin")
+    got = run_engine(plan, trace, settings)
     later = slice(20 * clients, 50 * clients)
     tpot_ms = (got.last_us - got.first_us)[later].mean() / (osl - 1) / 1e3
     e2e_ms = (got.last_us - got.arrival_us)[later].mean() / 1e3
@@ -219,7 +217,7 @@ def test_closed_loops_are_near_the_closed_form(pp: int, isl: int, osl: int, clie
 def test_sglangs_batches_have_their_share_of_the_slots() -> None:
     settings = EngineSettings(4096, 8, 10_000, order="prefill_first")
     trace = Trace([0.0] * 40, [100] * 40, [20] * 40)
-    got = run_schedulers(a_plan(4), trace, settings, 1, "round_robin")
+    got = run_engine(a_plan(4), trace, settings)
     assert got.counters["peak_running"] == 8
     assert not got.status.any()
 
@@ -233,20 +231,92 @@ def test_simulate_takes_a_plan_with_stages() -> None:
     assert math.isfinite(answers["range"]["e2e_ms"]["mean"][0])
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"replicas": 2}, "2 replicas of 2 pipeline stages are not simulated"),
-        ({"prefill_schedule_interval": 4}, "not simulated with pipeline stages"),
-        ({"prefix_cache": "lru"}, "not supported with pipeline stages"),
-    ],
-)
-def test_what_stages_do_not_go_with(given: dict[str, Any], message: str) -> None:
-    trace = Trace([0.0], [100], [2], hash_ids=[1], hash_offsets=[0, 1], hash_block_size=512)
-    with pytest.raises(SimulationError, match=message):
-        fastroof.simulate(a_plan(2, max_tokens=8192), trace, **({"prefix_cache": "given"} | given))
+def test_prompts_of_stages_do_not_wait_for_steps() -> None:
+    with pytest.raises(SimulationError, match="not simulated with pipeline stages"):
+        fastroof.simulate(a_plan(2, max_tokens=8192), Trace([0.0], [100], [2]), prefill_schedule_interval=4)
 
 
-def test_pools_refuse_stages() -> None:
-    with pytest.raises(SimulationError, match="pools of engines with 2 pipeline stages"):
-        simulate_disaggregated(a_plan(2), a_plan(2), Trace([0.0], [100], [2]))
+# -- what stages go with --------------------------------------------------------------------------
+
+BURST = Trace(np.repeat(np.arange(10) * 0.05, 4), np.arange(40) * 37 % 900 + 1, np.arange(40) * 13 % 50 + 1)
+FEW = EngineSettings(256, 6, 200)
+
+
+def of_rows(rows: Any) -> Trace:
+    return Trace(BURST.arrival_s[rows], BURST.input_tokens[rows], BURST.output_tokens[rows])
+
+
+def test_replicas_of_stages_are_engines_on_their_shares() -> None:
+    plan = a_plan(2)
+    whole = run_replicas(plan, BURST, FEW, 3)
+    rows = np.arange(len(BURST))
+    for replica in range(3):
+        own = rows[replica::3]
+        alone = run_engine(plan, of_rows(own), FEW)
+        assert np.array_equal(whole.last_us[own], alone.last_us)
+        assert np.array_equal(whole.preemptions[own], alone.preemptions)
+
+
+def test_ranks_of_stages_are_replicas_behind_a_router() -> None:
+    """Those of a dense model do not wait for one another."""
+    apart = run_replicas(a_plan(2, dp=2), BURST, FEW)
+    routed = run_replicas(a_plan(2), BURST, FEW, 2, "least_load")
+    assert np.array_equal(apart.last_us, routed.last_us)
+    assert apart.counters == pytest.approx(routed.counters)
+
+
+@pytest.mark.parametrize("stages", [(2, 1), (1, 2), (2, 2)])
+def test_pools_of_stages_prefill_and_then_decode(stages: tuple[int, int]) -> None:
+    prefill, decode = (pools.Pool(a_plan(pp), FEW) for pp in stages)
+    got = run_pools([prefill, decode], BURST, pools.Link(50e9))
+    prompts = run_engine(prefill.plan, replace(BURST, output_tokens=np.ones_like(BURST.output_tokens)), FEW)
+    assert got.prefill is not None
+    assert got.decode is not None
+    assert np.array_equal(got.prefill.last_us, prompts.last_us)
+    goes_on = np.flatnonzero(BURST.output_tokens > 1)
+    handed = Trace(
+        (prompts.last_us + got.transfer_us)[goes_on] / US_PER_S,
+        BURST.input_tokens[goes_on] + 1,
+        BURST.output_tokens[goes_on] - 1,
+        BURST.input_tokens[goes_on],
+    )
+    decoded = run_engine(decode.plan, handed, FEW)
+    assert got.decode.last_us == pytest.approx(decoded.last_us, rel=1e-9)
+
+
+def test_a_scaled_fleet_of_stages_that_cannot_change_is_a_fixed_one() -> None:
+    rule = Autoscaler("queue", 1, max_replicas=2, min_replicas=2, startup_s=1)
+    for trace in (BURST, replace(BURST, arrival_s=np.zeros(40), clients=7)):
+        scaled = run_pools([pools.Pool(a_plan(2), FEW, routing="least_kv", autoscaler=rule)], trace)
+        fixed = run_replicas(a_plan(2), trace, FEW, 2, "least_kv")
+        assert np.array_equal(scaled.last_us, fixed.last_us)
+        assert scaled.counters == pytest.approx(fixed.counters)
+
+
+@pytest.mark.parametrize("tiers", [None, "host:1GB:50GB/s"])
+def test_batches_in_stages_find_the_same_prompts(tiers: str | None) -> None:
+    """Of prompts that follow each other, as one batch finds them; with room in the GPU nothing is fetched."""
+    count = 20
+    arrival_s, ids = np.arange(count) * 1.0, np.arange(2 * count) // 4
+    trace = Trace(
+        arrival_s, [1024] * count, [9] * count,
+        hash_ids=ids, hash_offsets=np.arange(count + 1) * 2, hash_block_size=512,
+    )  # fmt: skip
+    found = [
+        fastroof.simulate(a_plan(pp), trace, kv_tiers=tiers).requests["cached_tokens"].to_pylist()
+        for pp in (1, 2)
+    ]
+    assert found[0] == found[1]
+    assert sum(found[0]) > 0
+
+
+def test_blocks_come_back_from_tiers_of_stages() -> None:
+    count = 30
+    trace = Trace(
+        np.arange(count) * 1.0, [1024] * count, [9] * count,
+        hash_ids=np.arange(count) % 5, hash_offsets=np.arange(count + 1), hash_block_size=1024,
+    )  # fmt: skip
+    given: dict[str, Any] = {"num_gpu_blocks": 70, "block_size": 16, "kv_tiers": "host:100GB:50GB/s"}
+    one, two = (fastroof.simulate(a_plan(pp), trace, **given).summary()["kv_tiers"] for pp in (1, 2))
+    assert two["tiers"][0]["found_tokens"] == one["tiers"][0]["found_tokens"] > 0
+    assert two["tiers"][0]["fetched_bytes"] > 0

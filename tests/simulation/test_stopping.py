@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import fastroof
 from fastroof.errors import StoppedError
-from fastroof.simulation import Autoscaler, Trace, Workload, engine
+from fastroof.simulation import Autoscaler, Trace, Workload, fleet_arrays
 from fastroof.simulation.settings import EngineSettings, simulated_steps
 from fastroof.stopping import Stop, check_stopped, stop_flag
 from tests.reference.waiting import until
@@ -60,7 +60,7 @@ def test_every_loop_ends_on_request(plans, monkeypatch, ranks, names) -> None:
             assert fastroof.simulate(plan, trace, **OPTIONS, **options).summary() == whole
             stop.set("a client left")
             # so that the loop begins
-            patched.setattr(engine, "stop_flag", lambda: np.ones(1, np.int64))
+            patched.setattr(fleet_arrays, "stop_flag", lambda: np.ones(1, np.int64))
             with pytest.raises(StoppedError, match="a client left"):
                 fastroof.simulate(plan, trace, **OPTIONS, **options)
 

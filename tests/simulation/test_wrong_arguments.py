@@ -10,7 +10,7 @@ import pytest
 
 import fastroof
 from fastroof import FastroofError, serving
-from fastroof.simulation import Autoscaler, Workload, engine, simulate_disaggregated
+from fastroof.simulation import Autoscaler, Workload, fleet_arrays, simulate_disaggregated
 from fastroof.simulation.fewest_replicas import fewest_by_hour, fewest_replicas
 
 FEW = Workload(rate=50, requests=5, input_tokens=100, output_tokens=9)
@@ -148,7 +148,7 @@ def test_numbers_of_replicas_may_be_of_few_bits(plan: fastroof.StepPlan) -> None
 def test_engines_that_take_too_much_memory_are_refused(
     plan: fastroof.StepPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "usable_memory_bytes", lambda: 2**35)
+    monkeypatch.setattr(fleet_arrays, "usable_memory_bytes", lambda: 2**35)
     long = fastroof.Trace([0.0], [100], [2**20])
     words = (
         r"4,096 engines with an output of 1,048,576 tokens take 64\.\d GiB to simulate, more than is free; "
@@ -160,8 +160,8 @@ def test_engines_that_take_too_much_memory_are_refused(
 
 
 def test_messages_name_users_of_memory(plan: fastroof.StepPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "MOST_STATE_BYTES", 2**20)
-    monkeypatch.setattr(engine, "usable_memory_bytes", lambda: 0)
+    monkeypatch.setattr(fleet_arrays, "MOST_STATE_BYTES", 2**20)
+    monkeypatch.setattr(fleet_arrays, "usable_memory_bytes", lambda: 0)
     talk = Workload(rate=50, requests=2000, turns=4, input_tokens=100, output_tokens=9)
     many = Workload(rate=50, requests=2000, input_tokens=100, output_tokens=9)
     for load, cause, more in (

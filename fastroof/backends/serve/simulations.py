@@ -195,7 +195,7 @@ def _check_cost(
 ) -> None:
     """Refuse what would take long or much memory."""
     from fastroof.simulation import simulate
-    from fastroof.simulation.replicas import ranks_of
+    from fastroof.simulation.pools import ranks_of
     from fastroof.simulation.settings import EngineSettings, simulated_steps
 
     arguments = signature(simulate).parameters
@@ -229,15 +229,16 @@ def simulated_bytes(
     plan: StepPlan, trace: Trace, settings: EngineSettings, replicas: int, answers_requests: bool
 ) -> int:
     """Return about how much memory a call takes: the engines of all replicas and ranks, and all requests."""
-    from fastroof.compiled.simulation.state import GAP_BINS, SERIES_BINS, SERIES_FIELDS
-    from fastroof.simulation.engine import bytes_of, state_shapes
-    from fastroof.simulation.replicas import ranks_of
+    from fastroof.compiled.simulation.series import GAP_BINS, SERIES_BINS, SERIES_FIELDS
+    from fastroof.simulation.fleet_arrays import state_bytes
+    from fastroof.simulation.pools import Pool
+    from fastroof.traces.prompt_tree import GIVEN, LRU
 
     # sessions have a prefix cache, of at most a segment and a tail for each request
-    cells = 2 * len(trace) + 1 if trace.has_parents else 0
-    state = sum(bytes_of(state_shapes(settings, len(trace), int(trace.output_tokens.max()), cells)).values())
+    pool = Pool(plan, settings, replicas, prefix_cache=LRU if trace.has_parents else GIVEN)
+    state = state_bytes(pool, int(trace.output_tokens.max()), len(trace), len(trace))
     record = 8 * (GAP_BINS + SERIES_BINS * SERIES_FIELDS)
-    # one state more is made with the arrays that all engines share, and two records for all together
-    engines = (replicas * ranks_of(plan) + 1) * state + (replicas + 2) * record
+    # each replica may have a record of its own, and there are two for all together
+    engines = state + (replicas + 2) * record
     each = ANSWERED_BYTES if answers_requests else REQUEST_BYTES
     return _RUNS_AT_ONCE * engines + each * len(trace)

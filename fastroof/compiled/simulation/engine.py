@@ -1,6 +1,23 @@
-"""One engine over time: steps end, requests arrive and time out, steps are scheduled.
+"""One engine over time: a batch leaves its last stage, requests arrive and time out, idle lanes get steps.
 
-Runs of decode steps between two events go through ``run_decodes``, which keeps everything in registers.
+Ranks step together. A step of all ranks takes as long as the longest rank's. Its experts compute the tokens
+of all ranks, or more, depending on the engine's rules (fastroof.compiled.expert_rows); a rank without
+requests waits. A request is assigned to a rank when the engine sees it. Prompts may wait for those of other
+ranks.
+
+With pipeline stages, as many batches are on their way through them. A request stays in the batch that
+admitted it. When a batch leaves the last stage, its tokens are seen, its next step is scheduled, and then
+those of batches without requests; all share the waiting requests and the blocks. Every stage takes an equal
+part of a step's time:
+
+    end[batch, stage] = max(end[batch - 1, stage], end[batch, stage - 1]) + time[batch] / stages
+
+A batch that lacks blocks preempts its own last request, maybe its only one. If that one started again with
+room for a chunk alone, batches could take each other's blocks forever. So nothing starts ahead of preempted
+requests, and these only with room for all of their tokens: until a token comes, few preemptions remain.
+
+At one instant requests are dropped whose deadline has passed, then tokens come, requests that end let others
+come, those whose deadline is now are dropped, and idle lanes get steps.
 """
 
 from __future__ import annotations
@@ -8,472 +25,671 @@ from __future__ import annotations
 import math
 
 from fastroof.arrays import Floats
-from fastroof.compiled.grids import axis_cell, line_at
+from fastroof.compiled.expert_rows import RankRules, seen_tokens, wait_for_others_us
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
-from fastroof.compiled.layout import FORM_LATENCY
-from fastroof.compiled.llvm import table_load
-from fastroof.compiled.simulation.preemption import time_out
-from fastroof.compiled.simulation.prefix_cache import release_chain
-from fastroof.compiled.simulation.scheduling import held_prompts, make_step
-from fastroof.compiled.simulation.sessions import coming_us, end_parent
-from fastroof.compiled.simulation.slots import (
-    begin_us,
-    end_step,
-    free_slot,
-    record_prompt_token,
-    record_step,
-    see_arrivals,
-    take_coming,
-    unlink_order,
-)
-from fastroof.compiled.simulation.state import (
-    ARRIVED,
-    BELOW,
-    BUCKET_NEXT,
-    BUCKET_PREVIOUS,
-    BUSY_US,
+from fastroof.compiled.simulation.decodes import run_decodes
+from fastroof.compiled.simulation.lanes import drop_request, finish, push_request, see_arrivals
+from fastroof.compiled.simulation.prefix_cache import find_blocks, hold_chain
+from fastroof.compiled.simulation.records import (
     CODE_STOPPED,
     CODE_STUCK,
-    DEADLINE,
-    DECODE_TOKENS,
-    DECODES,
-    DECODES_NEXT,
     DONE_PLACE,
-    END,
-    FETCHING,
-    FILLED,
-    FIRST_FIELDS,
-    FIRST_REQUEST,
-    FIRST_SLOT,
-    FIRST_SLOT_OF,
-    FLIGHT_DECODES,
-    FLIGHT_FIRSTS,
-    FLIGHT_STEP,
-    FLIGHT_TOKENS,
-    FLIGHT_US,
-    FREE,
-    FRESH,
-    FRESH_AT,
-    FRESH_REQUEST,
-    FRESH_SLOT,
+    GOES_ON,
     GONE,
-    HELD,
-    HELD_UNTIL,
-    IN_FLIGHT,
-    IS_BACKLOGGED,
-    KV_SUM,
-    LAST,
-    LAST_DECODE_END,
-    LEAST_FREE,
+    HOLD_NEW,
+    HOLD_PROMPTS,
     NONE,
-    NOW,
-    NUM_BLOCKS,
-    NUM_FINISHED,
-    OLDEST,
-    PARTIAL,
-    REQUEST,
     RUN_ALL,
-    RUNNING,
-    STEP,
-    STEPS,
     TIMED_OUT,
-    WAITING,
-    WINDOW_SUM,
-    BinPart,
-    EngineOptions,
-    EngineState,
-    Record,
-    Requests,
-    Served,
-    add_gaps,
-    add_interval,
-    add_part,
-    bin_of,
-    blocks_of,
-    gap_bin,
-    in_block,
-    queue_all,
-    release_next,
-    restart,
+    WAITING_PLACE,
+    Fleet,
+    Parts,
+    Row,
+    Rows,
 )
+from fastroof.compiled.simulation.router import choose_rank, parts_of, route_due
+from fastroof.compiled.simulation.scheduler import (
+    blocks_needed,
+    decodes_run,
+    first_preempted,
+    has_prompt,
+    held_prompts,
+    make_step,
+    slots_hold,
+)
+from fastroof.compiled.simulation.series import Record, add_gaps, add_interval
 from fastroof.compiled.simulation.tiers import fetched_us
-from fastroof.compiled.steps import (
-    PlanParts,
-    WindowParts,
-    decode_rows_us,
-    open_plan,
-    open_window,
-    windowed_decode_step_us,
+from fastroof.compiled.simulation.transfers import (
+    coming_us,
+    end_request,
+    is_coupled,
+    next_transfer_us,
+    push_begin,
+    send,
 )
+from fastroof.compiled.steps import EXPERT_AT, PlanParts, open_plan
 
 
 @jit_stateful_inline
-def _is_steady(state: EngineState, options: EngineOptions, served: Served, plan: PlanParts) -> bool:
-    """Whether every running request decodes, no waiting one can start, and the step in flight is the same."""
-    scalars = state.scalars
-    if scalars[DECODES] == 0 or scalars[PARTIAL] != NONE or scalars[FRESH] > 0:
-        return False
-    if plan.decode.form != FORM_LATENCY:
-        return False
-    waits = scalars[WAITING] > scalars[FETCHING]
-    if options.num_tiers > 0 and scalars[FETCHING] > 0:
-        waits |= fetched_us(state, served) <= state.clock[NOW]
-    if waits and scalars[RUNNING] < options.max_seqs:
-        return False
-    if options.depth == 1:
-        return True
-    flight = scalars[OLDEST]
-    return bool(
-        scalars[IN_FLIGHT] == 1
-        and scalars[FLIGHT_STEP + flight] == scalars[STEP] - 1
-        and scalars[FLIGHT_FIRSTS + flight] == 0
-        and scalars[FLIGHT_TOKENS + flight] == scalars[DECODES]
-        and scalars[FLIGHT_DECODES + flight] == scalars[DECODES]
-        and state.calendar[FIRST_SLOT, (scalars[STEP] - 1) & (state.calendar.shape[1] - 1)] == NONE
-    )
+def _ranks_in(fleet: Fleet, pool: Row) -> int:
+    """Number of ranks of an engine."""
+    return int(pool.ranks) if fleet.has.ranks > 0 else 1
 
 
 @jit_stateful_inline
-def run_decodes(
-    arena: Floats,
-    plan: PlanParts,
-    options: EngineOptions,
-    state: EngineState,
-    served: Served,
-    record: Record,
-    horizon_us: float,
-) -> None:
-    """Run decode steps that end before ``horizon_us`` while nothing arrives."""
-    if not _is_steady(state, options, served, plan):
-        return
-    scalars, clock = state.scalars, state.clock
-    decodes, kv_sum = scalars[DECODES], scalars[KV_SUM]
-    step, free = scalars[STEP], scalars[FREE]
-    now_us, last_us, busy_us = clock[NOW], clock[LAST_DECODE_END], clock[BUSY_US]
-    is_async = options.depth > 1
-    end_us, flight_us = clock[END], clock[FLIGHT_US + scalars[OLDEST]]
-    first_step = step
-    mask = state.calendar.shape[1] - 1
-    phase = in_block(step, options)
-    takes_blocks = options.reserves_output == 0
-    rows_us, batch = decode_rows_us(arena, plan, decodes), float(decodes)
-    row = axis_cell(arena, plan.decode.y, batch)
-    above = batch - table_load(arena, plan.decode.y.nodes_at + row)
-    running, waiting, num_blocks = scalars[RUNNING], scalars[WAITING], scalars[NUM_BLOCKS]
-    # the line segment that the mean kv_len is on, up to the next node; pending additions to a bin of gaps and
-    # series
-    at_zero_us, slope_us, line_end = 0.0, 0.0, 0.0
-    gap_key, gaps = 0, 0
-    window, window_sum, below = options.window, scalars[WINDOW_SUM], scalars[BELOW]
-    within = WindowParts(0, 0.0, 0.0, plan.decode, plan.prefill, 0, False, 0.0)
-    if window > 0:
-        within = open_window(arena, 0)
-    bin_at, bin_end_us = bin_of(record, now_us)
-    part = BinPart(0.0, 0.0, 0)
-    while state.calendar[FIRST_SLOT, step & mask] == NONE:
-        need = state.due[phase] if takes_blocks else 0
-        if need > free:
-            break
-        mean_kv = float(kv_sum) / batch
-        if window > 0:
-            step_us = windowed_decode_step_us(arena, plan, within, rows_us, decodes, mean_kv, window_sum)
-        else:
-            if mean_kv >= line_end:
-                column = axis_cell(arena, plan.decode.x, mean_kv)
-                at_zero_us, slope_us = line_at(arena, plan.decode, row, above, column)
-                line_end = math.inf
-                if column < plan.decode.x.last_cell:
-                    line_end = table_load(arena, plan.decode.x.nodes_at + column + 1)
-            step_us = (rows_us + at_zero_us) + slope_us * mean_kv
-        step_us *= options.time_scale
-        if not is_async:
-            end_us = now_us + step_us
-            flight_us = step_us
-        if end_us >= horizon_us:
-            break
-        free -= need
-        length_us = end_us - now_us
-        blocks_us = length_us * float(num_blocks - free)
-        if end_us < bin_end_us:
-            part = BinPart(part.length_us + length_us, part.blocks_us + blocks_us, part.steps + 1)
-        else:
-            add_part(record, bin_at, part, running, waiting, decodes)
-            part = BinPart(0.0, 0.0, 0)
-            add_interval(record, now_us, end_us, running, waiting, num_blocks - free, (decodes, decodes))
-            bin_at, bin_end_us = bin_of(record, end_us)
-        key = gap_bin(end_us - last_us)
-        if key != gap_key:
-            record.gaps[gap_key] += gaps
-            gap_key, gaps = key, 0
-        gaps += decodes
-        busy_us += flight_us
-        last_us = end_us
-        now_us = end_us
-        if is_async:
-            end_us = now_us + step_us
-            flight_us = step_us
-        kv_sum += decodes
-        step += 1
-        if window > 0:
-            window_sum += below
-            below -= state.calendar[FILLED, step & mask]
-            state.calendar[FILLED, step & mask] = 0
-        phase = phase + 1 if phase + 1 < options.block_size else 0
-    record.gaps[gap_key] += gaps
-    add_part(record, bin_at, part, running, waiting, decodes)
-    if step == first_step:
-        return
-    scalars[KV_SUM], scalars[STEP], scalars[FREE] = kv_sum, step, free
-    scalars[WINDOW_SUM], scalars[BELOW] = window_sum, below
-    clock[NOW], clock[LAST_DECODE_END], clock[BUSY_US] = now_us, last_us, busy_us
-    scalars[STEPS] += step - first_step
-    if options.pause_steps > 0 and (scalars[IS_BACKLOGGED] == 1 or scalars[STEPS] > scalars[HELD_UNTIL]):
-        # prompts were free to join the last of these steps
-        scalars[IS_BACKLOGGED] = options.prefill_first == 0 and waiting > 0
-    scalars[DECODE_TOKENS] += (step - first_step) * decodes
-    scalars[LEAST_FREE] = min(scalars[LEAST_FREE], free)
-    if is_async:
-        clock[END] = end_us
-        clock[FLIGHT_US + scalars[OLDEST]] = flight_us
-        scalars[FLIGHT_STEP + scalars[OLDEST]] = step - 1
+def _lane_at(fleet: Fleet, engine: Row, rank: int, batch: int) -> int:
+    """Return the place of a lane."""
+    return int(fleet.ranks[engine.first_rank + rank].first_lane + batch)
 
 
 @jit_stateful_inline
-def _finish(
-    state: EngineState, options: EngineOptions, requests: Requests, served: Served, slot: int, now_us: float
-) -> None:
-    """End a request that has its last token."""
-    slots = state.slots
-    request = slots[REQUEST, slot]
-    served.last_us[request] = now_us
-    if slots[HELD, slot] != GONE:
-        held = slots[HELD, slot]
-        tokens = requests.input_tokens[request] + requests.output_tokens[request] - 1
-        if not options.reserves_output:
-            held = blocks_of(tokens, options)
-        if options.has_cache > 0:
-            release_chain(state, options, requests, request, held, tokens // options.block_size)
-        else:
-            state.scalars[FREE] += held
-        unlink_order(state, slot, LAST)
-    free_slot(state, slot)
-    state.scalars[RUNNING] -= 1
-    state.scalars[NUM_FINISHED] += 1
-    if options.timeout_us < math.inf:
-        served.place[request] = DONE_PLACE
-    if options.clients > 0:
-        release_next(state, requests, options, now_us)
-    if options.has_parents > 0:
-        end_parent(requests, request, now_us)
+def prompt_blocks(pool: Row, requests: Rows, request: int) -> int:
+    """Count the blocks that a computed prompt holds, with those of its output where these are reserved."""
+    tokens = int(requests[request].input_tokens)
+    return int(blocks_needed(requests[request], pool, False, tokens, tokens)[0])
+
+
+# -- a step ends -------------------------------------------------------------------------------------
+
+
+@jit_stateful_inline
+def _leave(fleet: Fleet, pool: Row, request: int, now_us: float, home: int) -> None:
+    """Let a request that leaves an engine go on: to the next pool, from the rank ``home``, or to its end."""
+    if fleet.has.pools > 0 and pool.has_next > 0:
+        transfer = fleet.transfers[request]
+        if transfer.goes_on > 0:
+            transfer.ready_us, transfer.home = now_us, home
+            line, ready = fleet.line[0], fleet.ready
+            # in order of requests
+            at = line.ready_size
+            line.ready_size += 1
+            while at > 0 and ready[at - 1] > request:
+                ready[at] = ready[at - 1]
+                at -= 1
+            ready[at] = request
+            return
+    end_request(fleet, request, now_us)
 
 
 @jit_stateful_inline
 def _end_decodes(
-    state: EngineState,
-    options: EngineOptions,
-    requests: Requests,
-    served: Served,
+    fleet: Fleet,
+    pool: Row,
+    engine: Row,
+    on: Parts,
+    lane: Row,
+    rank: Row,
+    requests: Rows,
     record: Record,
-    flight: int,
+    flight: Row,
     now_us: float,
 ) -> None:
     """Record a token for every decode of a step; requests in the step's bucket end."""
-    scalars = state.scalars
-    decodes = scalars[FLIGHT_DECODES + flight]
-    for i in range(scalars[FRESH]):
-        # requests that prefilled since the last decode step
-        request, slot = state.fresh[FRESH_REQUEST, i], state.fresh[FRESH_SLOT, i]
-        if slot != NONE:
-            state.slots[FRESH_AT, slot] = NONE
-        decodes -= 1
-        if served.status[request] != TIMED_OUT:
-            add_gaps(record, now_us - served.last_us[request], 1)
-            served.last_us[request] = now_us
-    scalars[FRESH] = 0
+    decodes = flight.decodes
+    if fleet.has.order > 0:
+        for i in range(lane.fresh):
+            # requests that prefilled since the last decode step
+            held = on.fresh[lane.slots_at + i]
+            if held.slot != NONE:
+                on.slots[held.slot].fresh_at = NONE
+            decodes -= 1
+            row = requests[held.request]
+            if row.status != TIMED_OUT:
+                add_gaps(record, now_us - row.last_us, 1)
+                row.last_us = now_us
+        lane.fresh = 0
     if decodes > 0:
-        add_gaps(record, now_us - state.clock[LAST_DECODE_END], decodes)
-    state.clock[LAST_DECODE_END] = now_us
-    place = scalars[FLIGHT_STEP + flight] & (state.calendar.shape[1] - 1)
-    slot = state.calendar[FIRST_SLOT, place]
+        add_gaps(record, now_us - lane.last_decode_us, decodes)
+    lane.last_decode_us = now_us
+    place = lane.calendar_at + (flight.step & lane.mask)
+    slot = int(on.calendar[place])
     if slot != NONE:
-        state.calendar[FIRST_SLOT, place] = NONE
-        if options.has_cache > 0:
+        on.calendar[place] = NONE
+        is_reversed = fleet.has.cache > 0 and pool.has_cache > 0
+        if is_reversed:
             # blocks are freed in the order of entering, which buckets hold reversed
-            while state.slots[BUCKET_NEXT, slot] != NONE:
-                slot = state.slots[BUCKET_NEXT, slot]
-            after_field = BUCKET_PREVIOUS
-        else:
-            after_field = BUCKET_NEXT
+            while on.slots[slot].bucket_next != NONE:
+                slot = int(on.slots[slot].bucket_next)
         while slot != NONE:
-            after = state.slots[after_field, slot]
-            _finish(state, options, requests, served, slot, now_us)
+            own = on.slots[slot]
+            after = int(own.bucket_previous if is_reversed else own.bucket_next)
+            request = int(own.request)
+            finish(on, lane, rank, pool, requests, slot, now_us)
+            _leave(fleet, pool, request, now_us, NONE)
             slot = after
 
 
 @jit_stateful_inline
-def _end_firsts(
-    state: EngineState,
-    options: EngineOptions,
-    requests: Requests,
-    served: Served,
+def _end_step(
+    fleet: Fleet,
+    pool: Row,
+    engine: Row,
+    on: Parts,
+    lane: Row,
+    rank: Row,
+    home: int,
+    requests: Rows,
     record: Record,
-    flight: int,
     now_us: float,
 ) -> None:
-    """Record a token for every prompt that a step completed: its first, or the next after a preemption."""
-    row = FIRST_FIELDS * flight
-    for i in range(state.scalars[FLIGHT_FIRSTS + flight]):
-        request, slot = state.firsts[row + FIRST_REQUEST, i], state.firsts[row + FIRST_SLOT_OF, i]
-        if served.status[request] == TIMED_OUT:
+    """Record the tokens of a lane's oldest step, and end the requests whose last ones they are."""
+    at = lane.oldest
+    flight = on.flights[lane.flights_at + at]
+    if fleet.has.order == 0 or flight.step != NONE:
+        _end_decodes(fleet, pool, engine, on, lane, rank, requests, record, flight, now_us)
+    for i in range(flight.firsts):
+        first = on.firsts[at, lane.slots_at + i]
+        request, slot = int(first.request), int(first.slot)
+        row = requests[request]
+        if fleet.has.timeouts > 0 and row.status == TIMED_OUT:
             continue
-        record_prompt_token(served, record, request, now_us)
-        if slot != NONE and state.firsts[row + DECODES_NEXT, i] == 0:
-            _finish(state, options, requests, served, slot, now_us)
-        elif slot != NONE and options.prefill_first and state.slots[REQUEST, slot] == request:
-            place = state.scalars[FRESH]
-            state.slots[FRESH_AT, slot] = place
-            state.fresh[FRESH_REQUEST, place], state.fresh[FRESH_SLOT, place] = request, slot
-            state.scalars[FRESH] += 1
+        if math.isnan(row.first_us):
+            row.first_us = now_us
+        else:
+            add_gaps(record, now_us - row.last_us, 1)
+        row.last_us = now_us
+        if slot >= 0:
+            # its blocks are gone if it was preempted with its token in flight
+            its_home = NONE if on.slots[slot].held == GONE else home
+            finish(on, lane, rank, pool, requests, slot, now_us)
+            _leave(fleet, pool, request, now_us, its_home)
+        elif fleet.has.order > 0 and slot <= GOES_ON and pool.prefill_first > 0:
+            slot = GOES_ON - slot
+            if on.slots[slot].request == request:
+                on.slots[slot].fresh_at = lane.fresh
+                held = on.fresh[lane.slots_at + lane.fresh]
+                held.request, held.slot = request, slot
+                lane.fresh += 1
+    if fleet.has.stages == 0 or pool.stages == 1:
+        engine.busy_us += flight.us
+    lane.oldest = 1 - at
+    lane.in_flight -= 1
 
 
 @jit_stateful_inline
-def complete_step(
-    state: EngineState,
-    options: EngineOptions,
-    requests: Requests,
-    served: Served,
-    record: Record,
+def _send_ready(fleet: Fleet, pool: Row, on: Parts, requests: Rows, step_us: float, now_us: float) -> None:
+    """Let prompts begin to be sent whose step ends now; with reservations, they take back their blocks."""
+    line = fleet.line[0]
+    for i in range(line.ready_size):
+        request = int(fleet.ready[i])
+        transfer = fleet.transfers[request]
+        transfer.step_us = step_us
+        if line.reserves > 0 and transfer.home != NONE:
+            rank = fleet.ranks[transfer.home]
+            has_cache = fleet.has.cache > 0 and pool.has_cache > 0
+            found = 0
+            if fleet.has.cache > 0 and has_cache:
+                found = find_blocks(fleet.cells, fleet.chains, fleet.segments, rank.cells_at, request)[0]
+            rank.free -= prompt_blocks(pool, requests, request)
+            if fleet.has.cache > 0 and has_cache:
+                hold_chain(on, rank, request, found)
+        if line.reserves > 0 or line.layers > 0 or pool.engines_each > 1:
+            push_begin(fleet, request)
+        else:
+            # its replica sends no other now
+            send(fleet, request, now_us)
+    line.ready_size = 0
+
+
+# -- requests arrive and give up ---------------------------------------------------------------------
+
+
+@jit_stateful_inline
+def _see_sent(fleet: Fleet, pool: Row, engine: Row, requests: Rows, now_us: float) -> None:
+    """Count arrivals as waiting; ranks get them by the engine's rule."""
+    if fleet.has.ranks > 0 and pool.ranks > 1:
+        while engine.first_sent != NONE and requests[engine.first_sent].arrival_us <= now_us:
+            request = engine.first_sent
+            engine.first_sent = requests[request].next_sent
+            engine.sent -= 1
+            place = choose_rank(
+                fleet.ranks, fleet.engines, engine.first_rank, pool.ranks, engine.given, pool.assignment, NONE
+            )
+            engine.given += 1
+            rank = fleet.ranks[engine.first_rank + place]
+            push_request(rank, requests, request)
+            see_arrivals(rank, requests, now_us)
+    else:
+        see_arrivals(fleet.ranks[engine.first_rank], requests, now_us)
+
+
+@jit_stateful
+def _drop(
+    fleet: Fleet,
+    pool: Row,
+    engine: Row,
+    on: Parts,
+    rank: Row,
+    requests: Rows,
+    request: int,
     now_us: float,
+    ending_us: float,
 ) -> None:
-    """End the running step now and start the next one in flight."""
-    scalars = state.scalars
-    flight = scalars[OLDEST]
-    if scalars[FLIGHT_STEP + flight] != NONE:
-        _end_decodes(state, options, requests, served, record, flight, now_us)
-    if scalars[FLIGHT_FIRSTS + flight] > 0:
-        _end_firsts(state, options, requests, served, record, flight, now_us)
-    end_step(state, flight, now_us)
+    """Drop a request of a rank whose deadline has passed."""
+    row = requests[request]
+    batch = 0
+    if fleet.has.stages > 0 and pool.stages > 1:
+        # a preempted request has no token in flight
+        ending_us = math.nan
+        for one in range(pool.stages):
+            if row.place >= fleet.lanes[rank.first_lane + one].slots_at:
+                batch = one
+    if fleet.has.pools > 0 and pool.has_reserved > 0 and row.preemptions == 0 and row.place == WAITING_PLACE:
+        rank.free += prompt_blocks(pool, requests, request)
+    drop_request(on, fleet.lanes[rank.first_lane + batch], rank, pool, requests, request, ending_us)
+    end_request(fleet, request, now_us)
 
 
 @jit_stateful_inline
-def next_event_us(
-    state: EngineState, options: EngineOptions, requests: Requests, served: Served, until_us: float
+def _time_out(
+    fleet: Fleet, pool: Row, engine: Row, on: Parts, requests: Rows, now_us: float, is_strict: bool
+) -> None:
+    """Drop requests whose deadline is before now or, unless ``is_strict``, now."""
+    ending_us = now_us if is_strict else math.nan
+    for place in range(engine.first_rank, engine.first_rank + _ranks_in(fleet, pool)):
+        rank = fleet.ranks[place]
+        while rank.deadline != NONE:
+            request = int(rank.deadline)
+            deadline_us = requests[request].arrival_us + pool.timeout_us
+            if deadline_us > now_us or (is_strict and (deadline_us == now_us or request == rank.arrived)):
+                # what came while the step ran is seen, and dropped, once the step has ended
+                break
+            rank.deadline = requests[request].next_sent
+            if requests[request].place != DONE_PLACE:
+                _drop(fleet, pool, engine, on, rank, requests, request, now_us, ending_us)
+
+
+@jit_stateful
+def _time_out_later(
+    fleet: Fleet, pool: Row, engine: Row, on: Parts, requests: Rows, now_us: float, is_strict: bool
+) -> None:
+    """Do so in a pool after the first.
+
+    There requests are not in order of their deadlines, so all that the engine has are looked at; that is
+    rare, as none comes before ``least_us``.
+    """
+    timeout_us = fleet.line[0].timeout_us
+    ending_us = now_us if is_strict else math.nan
+    least_us = math.inf
+    for place in range(engine.first_rank, engine.first_rank + _ranks_in(fleet, pool)):
+        rank = fleet.ranks[place]
+        see_arrivals(rank, requests, now_us)
+        while rank.deadline != NONE and requests[rank.deadline].place == DONE_PLACE:
+            rank.deadline = requests[rank.deadline].next_sent
+        request = int(rank.deadline)
+        while request != NONE:
+            if requests[request].place != DONE_PLACE:
+                deadline_us = fleet.requests[0, request].arrival_us + timeout_us
+                if deadline_us < now_us or (deadline_us == now_us and not is_strict):
+                    _drop(fleet, pool, engine, on, rank, requests, request, now_us, ending_us)
+                else:
+                    least_us = min(least_us, deadline_us)
+            request = int(requests[request].next_sent)
+    request = int(engine.first_sent)
+    while request != NONE:
+        least_us = min(least_us, fleet.requests[0, request].arrival_us + timeout_us)
+        request = int(requests[request].next_sent)
+    engine.least_us = least_us
+
+
+@jit_stateful_inline
+def _drop_late(
+    fleet: Fleet, pool: Row, engine: Row, on: Parts, requests: Rows, now_us: float, is_strict: bool
+) -> None:
+    """Drop requests whose clients have given up."""
+    if fleet.has.pools > 0 and engine.pool > 0:
+        if engine.least_us <= now_us:
+            _time_out_later(fleet, pool, engine, on, requests, now_us, is_strict)
+    else:
+        _time_out(fleet, pool, engine, on, requests, now_us, is_strict)
+
+
+# -- the next steps ----------------------------------------------------------------------------------
+
+
+@jit_stateful_inline
+def _flight_of(fleet: Fleet, engine: Row, rank: int, batch: int) -> int:
+    """Return the place of a lane's newest step in flight."""
+    lane = fleet.lanes[_lane_at(fleet, engine, rank, batch)]
+    return int(lane.flights_at + ((lane.oldest + lane.in_flight - 1) & 1))
+
+
+@jit_stateful_inline
+def _together_us(
+    fleet: Fleet, arena: Floats, plan: PlanParts, pool: Row, engine: Row, batch: int, parts: Rows
 ) -> float:
-    """Return the time of the next arrival, time-out or end of a fetch, or ``until_us``."""
-    scalars = state.scalars
-    event_us = until_us
-    if scalars[ARRIVED] != NONE:
-        event_us = min(event_us, requests.arrival_us[scalars[ARRIVED]])
-    if options.has_parents > 0:
-        event_us = min(event_us, coming_us(requests))
-    if options.timeout_us < math.inf and scalars[DEADLINE] != NONE:
-        event_us = min(event_us, requests.arrival_us[scalars[DEADLINE]] + options.timeout_us)
-    if options.num_tiers > 0 and fetched_us(state, served) > state.clock[NOW]:
-        event_us = min(event_us, fetched_us(state, served))
-    return event_us
+    """Time a step of all ranks, us: the longest rank's, with experts that compute the tokens of all ranks."""
+    rules = RankRules(
+        pool.ranks,
+        pool.in_lockstep,
+        pool.prompt_padding,
+        pool.decode_padding,
+        pool.graph_tokens,
+        pool.idle_tokens,
+        pool.assignment,
+        pool.balance_steps,
+    )
+    total, fullest, new = 0, 0, 0
+    for r in range(pool.ranks):
+        if parts[r] > 0:
+            flight = fleet.flights[_flight_of(fleet, engine, r, batch)]
+            total += flight.tokens
+            fullest = max(fullest, flight.tokens)
+            new += flight.new
+        else:
+            total += pool.idle_tokens
+    is_decode = new == 0
+    seen = seen_tokens(rules, float(total), float(fullest), is_decode)
+    has_experts = arena[plan.header_at + EXPERT_AT] > 0.0
+    longest_us = 0.0
+    for r in range(pool.ranks):
+        if parts[r] > 0:
+            flight = fleet.flights[_flight_of(fleet, engine, r, batch)]
+            if has_experts:
+                tokens = float(flight.tokens)
+                waits_us = wait_for_others_us(arena, plan, tokens, flight.new == 0, seen, is_decode)
+                flight.us = max(flight.us + waits_us * pool.time_scale, flight.host_us)
+            longest_us = max(longest_us, flight.us)
+    return float(longest_us)
+
+
+@jit_stateful
+def _prompts_begin(fleet: Fleet, pool: Row, engine: Row, on: Parts, requests: Rows, now_us: float) -> bool:
+    """Whether waiting prompts may start now, if they wait for those of other ranks (``balance_steps``)."""
+    all_have, all_decode = True, True
+    for r in range(pool.ranks):
+        rank = fleet.ranks[engine.first_rank + r]
+        lane = fleet.lanes[rank.first_lane]
+        all_have &= has_prompt(on, lane, rank, pool, requests, now_us)
+        all_decode &= lane.decodes > 0
+    if not all_have:
+        engine.held_steps += 1
+        if all_decode and engine.held_steps < pool.balance_steps:
+            return False
+    engine.held_steps = 0
+    return True
 
 
 @jit_stateful_inline
-def idle_until_us(state: EngineState, options: EngineOptions, requests: Requests, served: Served) -> float:
-    """Return when an engine without a step goes on, some of whose requests wait for fetches, us."""
-    now_us = state.clock[NOW]
-    if fetched_us(state, served) <= now_us:
-        return float(now_us)
-    return float(max(now_us, next_event_us(state, options, requests, served, math.inf)))
+def _held_by(pool: Row, engine: Row, lane: Row, rank: Row) -> int:
+    """Return which prompts one of several ranks, which pause together, holds back from the next step."""
+    if pool.prefill_first > 0:
+        if engine.in_a_row < engine.held_until:
+            return HOLD_PROMPTS
+    elif engine.in_a_row % (pool.pause_steps + 1) > 0 and lane.is_backlogged == 0 and decodes_run(lane, rank):
+        return HOLD_PROMPTS
+    return slots_hold(lane, rank, pool)
 
 
 @jit_stateful_inline
-def _between_steps(
+def _note_pause(fleet: Fleet, pool: Row, engine: Row, parts: Rows) -> None:
+    """Count a step, and let prompts of engines that run them first pause after one with prompts."""
+    engine.in_a_row += 1
+    for r in range(pool.ranks):
+        flight = fleet.flights[_flight_of(fleet, engine, r, 0)]
+        if parts[r] > 0 and flight.tokens > flight.decodes:
+            engine.held_until = engine.in_a_row + pool.pause_steps
+
+
+@jit_stateful_inline
+def _make_steps(
+    fleet: Fleet,
     arena: Floats,
     plan: PlanParts,
-    options: EngineOptions,
-    state: EngineState,
-    requests: Requests,
-    served: Served,
-    record: Record,
-    until_us: float,
+    pool: Row,
+    engine: Row,
+    on: Parts,
+    batch: int,
+    parts: Rows,
+    requests: Rows,
+    now_us: float,
+    begins_us: float,
+) -> float:
+    """Schedule a batch's next step on all ranks. Returns its time, us; 0 without requests."""
+    holds_all = RUN_ALL
+    if fleet.has.ranks > 0 and pool.balance_steps > 0:
+        holds_all = RUN_ALL if _prompts_begin(fleet, pool, engine, on, requests, now_us) else HOLD_NEW
+    step_us = 0.0
+    for r in range(_ranks_in(fleet, pool)):
+        rank = fleet.ranks[engine.first_rank + r]
+        lane = fleet.lanes[rank.first_lane + batch]
+        holds = holds_all
+        if fleet.has.pauses > 0 and (pool.pause_steps > 0 or pool.min_free_slots > 0):
+            holds = _held_by(pool, engine, lane, rank) if pool.ranks > 1 else held_prompts(lane, rank, pool)
+        admits_whole = pool.admits_whole > 0
+        if fleet.has.stages > 0 and pool.stages > 1:
+            admits_whole |= first_preempted(on, rank, requests) != NONE
+        own_us = make_step(
+            arena, plan, pool, on, lane, rank, requests, now_us, engine.end_us, begins_us, admits_whole, holds
+        )
+        if fleet.has.ranks > 0 or fleet.has.stages > 0:
+            parts[r] = 1 if own_us > 0.0 else 0
+        step_us = max(step_us, own_us)
+    if fleet.has.ranks > 0 and pool.ranks > 1 and step_us > 0.0:
+        step_us = _together_us(fleet, arena, plan, pool, engine, batch, parts)
+    return float(step_us)
+
+
+@jit_stateful_inline
+def _is_busy(fleet: Fleet, pool: Row, engine: Row, batch: int) -> bool:
+    """Whether a batch has a step in flight."""
+    for r in range(_ranks_in(fleet, pool)):
+        if fleet.lanes[_lane_at(fleet, engine, r, batch)].in_flight > 0:
+            return True
+    return False
+
+
+@jit_stateful_inline
+def _schedule(
+    fleet: Fleet,
+    arena: Floats,
+    plan: PlanParts,
+    pool: Row,
+    index: int,
+    engine: Row,
+    on: Parts,
+    requests: Rows,
+    first: int,
+    now_us: float,
 ) -> None:
-    """Handle everything between two steps: arrivals, time-outs, scheduling."""
-    scalars, clock = state.scalars, state.clock
-    now_us = clock[NOW]
-    if options.has_parents > 0:
-        take_coming(state, requests, now_us, False)
-    see_arrivals(state, requests, now_us)
-    if options.timeout_us < math.inf:
-        time_out(state, options, requests, served, now_us, False)
-        if options.has_parents > 0:
-            take_coming(state, requests, now_us, False)
-            see_arrivals(state, requests, now_us)
-    horizon_us = next_event_us(state, options, requests, served, until_us)
-    run_decodes(arena, plan, options, state, served, record, horizon_us)
-    now_us = clock[NOW]
-    while scalars[IN_FLIGHT] < options.depth:
-        was_idle = scalars[IN_FLIGHT] == 0
-        holds = RUN_ALL
-        if options.pause_steps > 0 or options.min_free_slots > 0:
-            holds = held_prompts(state, options)
-        step_us = make_step(arena, plan, options, state, requests, served, holds)
+    """Give idle lanes their next steps, from batch ``first`` on."""
+    has_stages = fleet.has.stages > 0 and pool.stages > 1
+    most = pool.stages if has_stages else pool.depth
+    ring = fleet.batches.shape[1]
+    i = 0
+    while i < most and engine.in_flight < most:
+        batch = (first + i) % pool.stages if has_stages else 0
+        i += 1
+        if has_stages and _is_busy(fleet, pool, engine, batch):
+            continue
+        at = engine.oldest + engine.in_flight
+        if at >= ring:
+            at -= ring
+        parts = fleet.parts[index, at if fleet.has.ranks > 0 or fleet.has.stages > 0 else 0]
+        begins_us = max(now_us, engine.end_us)
+        if has_stages:
+            begins_us = max(now_us, fleet.stage_free_us[index, 0])
+        step_us = _make_steps(fleet, arena, plan, pool, engine, on, batch, parts, requests, now_us, begins_us)
         if step_us == 0.0:
+            if has_stages:
+                continue
+            if fleet.has.pauses > 0 and pool.ranks > 1 and engine.in_flight == 0:
+                # without a request that decodes, prompts are free at once
+                is_over = engine.in_a_row < engine.held_until
+                engine.in_a_row, engine.held_until = 0, 0
+                if is_over:
+                    i -= 1
+                    continue
             break
-        if was_idle:
-            clock[END] = now_us + step_us
-    record_step(state, record, now_us)
+        if fleet.has.pauses > 0 and pool.ranks > 1:
+            _note_pause(fleet, pool, engine, parts)
+        row = fleet.batches[index, at]
+        row.lane, row.us, row.end_us = batch, step_us, now_us + step_us
+        if has_stages:
+            at_us = now_us
+            for stage in range(pool.stages):
+                at_us = max(at_us, fleet.stage_free_us[index, stage]) + step_us / pool.stages
+                fleet.stage_free_us[index, stage] = at_us
+            row.end_us = at_us
+        if engine.in_flight == 0:
+            engine.end_us = row.end_us
+        engine.in_flight += 1
+
+
+@jit_stateful_inline
+def _note_step(fleet: Fleet, pool: Row, index: int, engine: Row, record: Record, now_us: float) -> None:
+    """Add the time until the oldest batch ends to the series."""
+    running, waiting, blocks, new_tokens, tokens = 0, 0, 0, 0, 0
+    has_parts = fleet.has.ranks > 0 or fleet.has.stages > 0
+    row = fleet.batches[index, engine.oldest]
+    for r in range(_ranks_in(fleet, pool)):
+        rank = fleet.ranks[engine.first_rank + r]
+        lane = fleet.lanes[rank.first_lane + (row.lane if fleet.has.stages > 0 else 0)]
+        running += rank.running
+        waiting += rank.waiting
+        blocks += rank.num_blocks - rank.free
+        if not has_parts or fleet.parts[index, engine.oldest, r] > 0:
+            flight = fleet.flights[lane.flights_at + lane.oldest]
+            new_tokens += flight.tokens
+            tokens += flight.decodes + flight.firsts
+    add_interval(record, now_us, engine.end_us, running, waiting, blocks, (new_tokens, tokens))
+
+
+# -- from event to event -----------------------------------------------------------------------------
+
+
+@jit_stateful_inline
+def _idle_next_us(fleet: Fleet, pool: Row, engine: Row, requests: Rows) -> float:
+    """Return when an engine without a step goes on: its next arrival or end of a fetch, or inf."""
+    request = fleet.ranks[engine.first_rank].arrived
+    if fleet.has.ranks > 0 and pool.ranks > 1:
+        request = engine.first_sent
+    next_us = math.inf if request == NONE else requests[request].arrival_us
+    if fleet.has.tiers > 0 and pool.num_tiers > 0:
+        for place in range(engine.first_rank, engine.first_rank + _ranks_in(fleet, pool)):
+            rank = fleet.ranks[place]
+            if rank.fetching > 0:
+                next_us = min(next_us, fetched_us(rank, fleet.chains))
+                if fleet.has.timeouts > 0 and rank.deadline != NONE:
+                    next_us = min(next_us, requests[rank.deadline].arrival_us + pool.timeout_us)
+    return float(max(engine.now_us, next_us))
+
+
+@jit_stateful_inline
+def _is_stuck(fleet: Fleet, pool: Row, engine: Row) -> bool:
+    """Whether requests wait at an engine without a step, and none of them for a fetch."""
+    waiting, fetching = 0, 0
+    if engine.in_flight == 0:
+        for place in range(engine.first_rank, engine.first_rank + _ranks_in(fleet, pool)):
+            waiting += fleet.ranks[place].waiting
+            fetching += fleet.ranks[place].fetching
+    return bool(waiting > 0 and fetching == 0)
+
+
+@jit_stateful_inline
+def _horizon_us(fleet: Fleet, pool: Row, engine: Row, rank: Row, requests: Rows, until_us: float) -> float:
+    """Return the time of the next arrival, time-out or end of a fetch, or ``until_us``."""
+    horizon_us = until_us
+    if rank.arrived != NONE:
+        horizon_us = min(horizon_us, requests[rank.arrived].arrival_us)
+    if fleet.has.timeouts > 0:
+        if fleet.has.pools > 0 and engine.pool > 0:
+            horizon_us = min(horizon_us, engine.least_us)
+        elif rank.deadline != NONE:
+            horizon_us = min(horizon_us, requests[rank.deadline].arrival_us + pool.timeout_us)
+    if fleet.has.tiers > 0 and pool.num_tiers > 0:
+        fetch_us = fetched_us(rank, fleet.chains)
+        if fetch_us > engine.now_us:
+            horizon_us = min(horizon_us, fetch_us)
+    return float(horizon_us)
+
+
+@jit_stateful_inline
+def _outside_us(fleet: Fleet, until_us: float) -> float:
+    """Return the next time that something outside of engines happens, or ``until_us``."""
+    outside_us = until_us
+    if is_coupled(fleet):
+        outside_us = min(outside_us, coming_us(fleet))
+        if fleet.has.pools > 0:
+            outside_us = min(outside_us, next_transfer_us(fleet))
+    return float(outside_us)
 
 
 @jit_stateful
-def advance(
-    arena: Floats,
-    options: EngineOptions,
-    state: EngineState,
-    requests: Requests,
-    served: Served,
-    record: Record,
-    until_us: float,
-) -> int:
-    """Run an engine until its next event is at or after ``until_us``. Returns a code."""
+def run_engine(fleet: Fleet, index: int, until_us: float) -> int:
+    """Run an engine's next event, and further ones before ``until_us``. Returns a code."""
+    engine = fleet.engines[index]
+    at = engine.pool if fleet.has.pools > 0 else 0
+    pool, requests = fleet.pools[at], fleet.requests[at]
+    arena = fleet.arena[pool.arena_at : pool.arena_at + pool.arena_size]
     plan = open_plan(arena)
-    scalars, clock = state.scalars, state.clock
+    on = parts_of(fleet)
+    record = Record(fleet.gaps[at], fleet.series[at], fleet.width_us[at : at + 1])
+    has_parts = fleet.has.ranks > 0 or fleet.has.stages > 0
+    can_route = (fleet.has.clients > 0 or fleet.has.sessions > 0) and at == 0
     while True:
         # reloaded each time: to the compiler, any store of the loop may change it
-        if options.stop[0] != 0:
+        if fleet.stop[0] != 0:
             return CODE_STOPPED
-        if scalars[IN_FLIGHT] > 0:
-            now_us = clock[END]
-            if now_us >= until_us:
-                return 0
-            clock[NOW] = now_us
-            if options.timeout_us < math.inf:
-                if options.has_parents > 0:
-                    take_coming(state, requests, now_us, True)
-                see_arrivals(state, requests, now_us)
-                time_out(state, options, requests, served, now_us, True)
-            complete_step(state, options, requests, served, record, now_us)
+        first = 0
+        if engine.in_flight > 0:
+            now_us = engine.end_us
+            engine.now_us = now_us
+            row = fleet.batches[index, engine.oldest]
+            step_us = row.us
+            if fleet.has.stages > 0:
+                first = row.lane
+            if fleet.has.timeouts > 0:
+                _drop_late(fleet, pool, engine, on, requests, now_us, True)
+            for r in range(_ranks_in(fleet, pool)):
+                if not has_parts or fleet.parts[index, engine.oldest, r] > 0:
+                    home = engine.first_rank + r
+                    rank = fleet.ranks[home]
+                    lane = fleet.lanes[rank.first_lane + first]
+                    _end_step(fleet, pool, engine, on, lane, rank, home, requests, record, now_us)
+            engine.oldest += 1
+            if engine.oldest == fleet.batches.shape[1]:
+                engine.oldest = 0
+            engine.in_flight -= 1
+            if engine.in_flight > 0:
+                after = fleet.batches[index, engine.oldest]
+                engine.end_us = now_us + after.us
+                if fleet.has.stages > 0 and pool.stages > 1:
+                    engine.end_us = after.end_us
+            if fleet.has.pools > 0 and pool.has_next > 0:
+                _send_ready(fleet, pool, on, requests, step_us, now_us)
         else:
-            if options.num_tiers > 0 and scalars[FETCHING] > 0:
-                now_us = idle_until_us(state, options, requests, served)
-            elif scalars[WAITING] > 0:
+            now_us = engine.next_us
+            engine.now_us = now_us
+        for is_late in range(2 if fleet.has.timeouts > 0 else 1):
+            if fleet.has.timeouts > 0 and is_late == 1:
+                _drop_late(fleet, pool, engine, on, requests, now_us, False)
+            if can_route and route_due(fleet, index, now_us):
+                until_us = now_us
+            _see_sent(fleet, pool, engine, requests, now_us)
+        if not has_parts or pool.ranks * pool.stages == 1:
+            rank = fleet.ranks[engine.first_rank]
+            lane = fleet.lanes[rank.first_lane]
+            horizon_us = _horizon_us(fleet, pool, engine, rank, requests, _outside_us(fleet, until_us))
+            run_decodes(arena, plan, pool, on, engine, lane, rank, record, horizon_us)
+            now_us = engine.now_us
+        tries = 1
+        if (fleet.has.stages > 0 and pool.stages > 1) or (fleet.has.pools > 0 and pool.has_reserved > 0):
+            # what ran alone gave its blocks back, and starts again; others start with what they have
+            tries = 2
+        while True:
+            _schedule(fleet, arena, plan, pool, index, engine, on, requests, first, now_us)
+            tries -= 1
+            if tries == 0 or not _is_stuck(fleet, pool, engine):
+                break
+        if engine.in_flight > 0:
+            if fleet.has.stages > 0 and pool.stages > 1:
+                engine.busy_us += engine.end_us - now_us
+            _note_step(fleet, pool, index, engine, record, now_us)
+            engine.next_us = engine.end_us
+        else:
+            engine.next_us = _idle_next_us(fleet, pool, engine, requests)
+            if _is_stuck(fleet, pool, engine) and not (fleet.has.pools > 0 and fleet.line[0].reserves > 0):
                 return CODE_STUCK
-            else:
-                now_us = begin_us(state, requests)
-                if options.has_parents > 0:
-                    now_us = min(now_us, max(clock[NOW], coming_us(requests)))
-            if now_us >= until_us:
-                return 0
-            clock[NOW] = now_us
-        _between_steps(arena, plan, options, state, requests, served, record, until_us)
-
-
-@jit_stateful
-def engine_run(
-    arena: Floats,
-    options: EngineOptions,
-    state: EngineState,
-    requests: Requests,
-    served: Served,
-    record: Record,
-    num_blocks: int,
-) -> int:
-    """Serve all requests of a trace with one engine. Returns a code."""
-    restart(state, num_blocks)
-    queue_all(state, requests, options)
-    return advance(arena, options, state, requests, served, record, math.inf)
+        if engine.next_us >= _outside_us(fleet, until_us):
+            return 0

@@ -13,26 +13,7 @@ from fastroof.compiled.simulation.prefix_cache import (
     release_chain,
     settle,
 )
-from fastroof.compiled.simulation.state import (
-    FIRST_FETCHING,
-    FOUND,
-    FOUND_AGAIN_TOKENS,
-    FOUND_TOKENS,
-    FREE,
-    LOOKED_UP_TOKENS,
-    NONE,
-    NOW,
-    PREEMPTED,
-    REACHED,
-    SHARED,
-    TAIL_START,
-    TIMED_OUT,
-    WAITING,
-    EngineOptions,
-    EngineState,
-    Requests,
-    Served,
-)
+from fastroof.compiled.simulation.records import NONE, TIMED_OUT, Parts, Row, Rows
 from fastroof.compiled.simulation.tiers import (
     ask_tiers,
     await_fetch,
@@ -56,110 +37,93 @@ class Found(NamedTuple):
 
 
 @jit_stateful_inline
-def find_cached(
-    state: EngineState, options: EngineOptions, requests: Requests, request: int, whole: int
-) -> Found:
+def find_cached(on: Parts, rank: Row, pool: Row, requests: Rows, request: int, whole: int) -> Found:
     """Find what a waiting request need not compute."""
-    context = 0 if request == state.scalars[PREEMPTED] else int(requests.cached_tokens[request])
-    if options.has_cache == 0 or context > 0:
-        return Found(context, 0, 0, 0)
-    settle(state.scalars, state.cells, options)
-    found, in_use = find_blocks(state.cells, requests, request)
-    most = (whole - 1) // options.block_size
-    reached = found
-    if options.num_tiers > 0:
-        reached = ask_tiers(state, options, requests, request, found, most)
-    return Found(min(reached, most) * options.block_size, found, in_use, reached)
+    context = 0 if request == rank.preempted else int(requests[request].cached_tokens)
+    found, in_use, reached = 0, 0, 0
+    if on.has.cache > 0 and pool.has_cache > 0 and context == 0:
+        settle(on, rank, pool)
+        found, in_use = find_blocks(on.cells, on.chains, on.segments, rank.cells_at, request)
+        most = (whole - 1) // pool.block_size
+        reached = found
+        if on.has.tiers > 0 and pool.num_tiers > 0:
+            reached = ask_tiers(on, rank, pool, request, found, most)
+        context = min(reached, most) * pool.block_size
+    return Found(context, found, in_use, reached)
 
 
 @jit_stateful_inline
-def find_fetched(
-    state: EngineState, options: EngineOptions, requests: Requests, request: int, whole: int
-) -> Found:
+def find_fetched(on: Parts, rank: Row, pool: Row, request: int, whole: int) -> Found:
     """Return what a request has whose fetch has ended, with what others have computed of its chain since."""
-    reached = max(requests.rows[request, REACHED], find_blocks(state.cells, requests, request)[0])
-    most = (whole - 1) // options.block_size
-    return Found(min(reached, most) * options.block_size, 0, 0, reached)
+    cached = find_blocks(on.cells, on.chains, on.segments, rank.cells_at, request)[0]
+    reached = max(int(on.chains[request].reached), cached)
+    most = (whole - 1) // pool.block_size
+    return Found(min(reached, most) * pool.block_size, 0, 0, reached)
 
 
 @jit_stateful_inline
-def hold_cached(state: EngineState, requests: Requests, request: int, found: Found) -> None:
+def hold_cached(on: Parts, rank: Row, requests: Rows, request: int, found: Found) -> None:
     """Let an admitted request hold its cached blocks, and count what it found."""
-    scalars = state.scalars
-    hold_chain(state, requests, request, found.blocks)
-    if requests.rows[request, FOUND] < 0:
-        requests.rows[request, FOUND] = found.context
-        scalars[LOOKED_UP_TOKENS] += requests.input_tokens[request]
-        scalars[FOUND_TOKENS] += found.context
+    hold_chain(on, rank, request, found.blocks)
+    chain = on.chains[request]
+    if chain.found < 0:
+        chain.found = found.context
+        rank.looked_up_tokens += requests[request].input_tokens
+        rank.found_tokens += found.context
     else:
-        scalars[FOUND_AGAIN_TOKENS] += found.context
+        rank.found_again_tokens += found.context
 
 
 @jit_stateful_inline
 def start_fetch(
-    state: EngineState,
-    options: EngineOptions,
-    requests: Requests,
-    served: Served,
-    request: int,
-    found: Found,
-    held: int,
+    on: Parts, rank: Row, pool: Row, requests: Rows, request: int, found: Found, held: int, now_us: float
 ) -> None:
     """Let the first waiting request, already off its queue, take its blocks and wait for a fetch."""
-    state.scalars[FREE] -= held
-    requests.rows[request, REACHED] = found.reached
-    is_first = requests.rows[request, FOUND] < 0
-    hold_cached(state, requests, request, found)
-    publish_fetched(state, options, requests, request, found.blocks, found.reached)
-    settle(state.scalars, state.cells, options)
-    end_us, _ = fetch(state, options, requests, request, is_first)
-    await_fetch(state, options, requests, served, request, found.blocks, end_us)
+    rank.free -= held
+    on.chains[request].reached = found.reached
+    is_first = on.chains[request].found < 0
+    hold_cached(on, rank, requests, request, found)
+    publish_fetched(on, rank, pool, request, found.blocks, found.reached)
+    settle(on, rank, pool)
+    end_us, _ = fetch(on, rank, pool, request, is_first, now_us)
+    await_fetch(on, rank, pool, requests, request, found.blocks, end_us, now_us)
 
 
 @jit_stateful_inline
-def next_fetched(state: EngineState, options: EngineOptions, requests: Requests, served: Served) -> int:
+def next_fetched(on: Parts, rank: Row, pool: Row, requests: Rows, now_us: float) -> int:
     """Return the first request whose wait is over, or NONE; those that gave up free their blocks."""
-    while fetched_us(state, served) <= state.clock[NOW]:
-        request = state.scalars[FIRST_FETCHING]
-        if served.status[request] != TIMED_OUT:
-            return int(request)
-        end_wait(state, served)
-        state.scalars[WAITING] -= 1
-        held = reserved_blocks(options, requests, served, request)
-        release_chain(state, options, requests, request, held, requests.rows[request, REACHED])
+    while fetched_us(rank, on.chains) <= now_us:
+        request = int(rank.first_fetching)
+        if requests[request].status != TIMED_OUT:
+            return request
+        end_wait(rank, requests)
+        rank.waiting -= 1
+        held = reserved_blocks(pool, requests, request)
+        release_chain(on, rank, pool, requests, request, held, int(on.chains[request].reached))
     return NONE
 
 
 @jit_stateful_inline
 def free_reserved(
-    state: EngineState,
-    options: EngineOptions,
-    requests: Requests,
-    served: Served,
-    request: int,
-    found: Found,
-    whole: int,
+    on: Parts, rank: Row, pool: Row, requests: Rows, request: int, found: Found, whole: int
 ) -> None:
     """End a request's wait and free the blocks that it reserved, of which it takes those of a chunk again."""
-    scalars, rows = state.scalars, requests.rows
-    settle(scalars, state.cells, options)
-    end_wait(state, served)
-    shared = min(found.reached, rows[request, TAIL_START])
-    scalars[FREE] += reserved_blocks(options, requests, served, request) + shared - rows[request, SHARED]
-    rows[request, SHARED] = shared
-    more = found.context - min(rows[request, REACHED], (whole - 1) // options.block_size) * options.block_size
-    if served.preemptions[request] == 0:
-        rows[request, FOUND] += more
-        scalars[FOUND_TOKENS] += more
+    chain = on.chains[request]
+    settle(on, rank, pool)
+    end_wait(rank, requests)
+    shared = min(found.reached, int(chain.tail_start))
+    rank.free += reserved_blocks(pool, requests, request) + shared - chain.shared
+    chain.shared = shared
+    more = found.context - min(int(chain.reached), (whole - 1) // pool.block_size) * pool.block_size
+    if requests[request].preemptions == 0:
+        chain.found += more
+        rank.found_tokens += more
     else:
-        scalars[FOUND_AGAIN_TOKENS] += more
+        rank.found_again_tokens += more
 
 
 @jit_stateful_inline
-def publish_chunk(
-    state: EngineState, options: EngineOptions, requests: Requests, request: int, context: int, tokens: int
-) -> None:
+def publish_chunk(on: Parts, rank: Row, pool: Row, request: int, context: int, tokens: int) -> None:
     """Let the blocks of a chunk be found, if there is a cache."""
-    if options.has_cache > 0:
-        first, stop = context // options.block_size, tokens // options.block_size
-        publish_blocks(state, options, requests, request, first, stop)
+    if on.has.cache > 0 and pool.has_cache > 0:
+        publish_blocks(on, rank, pool, request, context // pool.block_size, tokens // pool.block_size)

@@ -23,180 +23,188 @@ that are gone may be in a tier (``tiers``).
 
 from __future__ import annotations
 
-from fastroof.arrays import Ints, Longs
+from fastroof.arrays import Ints
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
-from fastroof.compiled.simulation.state import (
+from fastroof.compiled.simulation.records import (
     CACHED,
-    EVICTIONS,
-    FREE,
     HOLDERS,
     NEWER,
     OLDER,
-    PARENT,
-    QUEUED,
     ROOT,
-    SHARED,
-    START,
-    STOP,
-    TAIL_PARENT,
-    TAIL_START,
-    EngineOptions,
-    EngineState,
-    Requests,
+    Parts,
+    Row,
+    Rows,
 )
-from fastroof.compiled.simulation.tiers import give_up, link_newest, store_evicted, store_freed, trim, unlink
+from fastroof.compiled.simulation.tiers import (
+    end_of_queue,
+    give_up,
+    link_newest,
+    store_evicted,
+    store_freed,
+    trim,
+    unlink,
+)
 
 
 @jit_stateful_inline
-def _queue(scalars: Longs, cells: Ints, segment: int) -> None:
+def _queue(cells: Ints, rank: Row, end: int, cell: int) -> None:
     """Append a segment to the queue, if it has blocks."""
-    if cells[segment, CACHED] == 0:
+    if cells[cell, CACHED] == 0:
         return
-    link_newest(cells, 0, segment)
-    scalars[QUEUED] += cells[segment, CACHED]
+    link_newest(cells, end, 0, cell)
+    rank.queued += cells[cell, CACHED]
 
 
 @jit_stateful_inline
-def _unqueue(scalars: Longs, cells: Ints, segment: int) -> int:
+def _unqueue(cells: Ints, rank: Row, cell: int) -> int:
     """Take a segment out of the queue. Returns how many blocks it has there."""
-    blocks = cells[segment, CACHED]
+    blocks = cells[cell, CACHED]
     if blocks > 0:
-        unlink(cells, 0, segment)
-        scalars[QUEUED] -= blocks
+        unlink(cells, 0, cell)
+        rank.queued -= blocks
     return int(blocks)
 
 
 @jit_stateful
-def _evict(scalars: Longs, cells: Ints, options: EngineOptions, blocks: int) -> None:
-    end = cells.shape[0] - 1
-    scalars[EVICTIONS] += blocks
-    scalars[QUEUED] -= blocks
+def _evict(on: Parts, rank: Row, pool: Row, blocks: int) -> None:
+    """Forget so many blocks of the queue, the longest unused first."""
+    cells = on.cells
+    end = end_of_queue(on, rank)
+    rank.evictions += blocks
+    rank.queued -= blocks
     while blocks > 0:
-        segment = cells[end, NEWER]
-        gone = min(cells[segment, CACHED], blocks)
-        cells[segment, CACHED] -= gone
+        cell = int(cells[end, NEWER])
+        gone = min(int(cells[cell, CACHED]), blocks)
+        cells[cell, CACHED] -= gone
         blocks -= gone
-        if options.num_tiers > 0:
-            kept = cells[segment, CACHED]
-            store_evicted(scalars, cells, options, segment, kept, kept + gone)
-        if cells[segment, CACHED] == 0:
-            newer = cells[segment, NEWER]
+        if on.has.tiers > 0 and pool.num_tiers > 0:
+            kept = cells[cell, CACHED]
+            store_evicted(on, rank, pool, cell, kept, kept + gone)
+        if cells[cell, CACHED] == 0:
+            newer = cells[cell, NEWER]
             cells[end, NEWER] = newer
             cells[newer, OLDER] = end
-    if options.num_tiers > 0:
-        trim(scalars, cells, options)
+    if on.has.tiers > 0 and pool.num_tiers > 0:
+        trim(on, rank, pool)
 
 
 @jit_stateful_inline
-def settle(scalars: Longs, cells: Ints, options: EngineOptions) -> None:
+def settle(on: Parts, rank: Row, pool: Row) -> None:
     """Forget the blocks of the queue that were taken since."""
-    beyond = scalars[QUEUED] - scalars[FREE]
+    beyond = rank.queued - rank.free
     if beyond > 0:
-        _evict(scalars, cells, options, beyond)
+        _evict(on, rank, pool, beyond)
 
 
 @jit_stateful
-def find_blocks(cells: Ints, requests: Requests, request: int) -> tuple[int, int]:
+def find_blocks(cells: Ints, chains: Rows, segments: Rows, cells_at: int, request: int) -> tuple[int, int]:
     """Count the leading blocks of a request that are cached, and those of them that others hold."""
-    segments = requests.segments
-    tail = segments.shape[0] + request
-    segment = requests.rows[request, TAIL_PARENT]
+    tail = cells_at + len(segments) + request
+    segment = int(chains[request].tail_parent)
     found = 0
     if cells[tail, CACHED] > 0:
-        found = requests.rows[request, TAIL_START] + cells[tail, CACHED]
+        found = int(chains[request].tail_start + cells[tail, CACHED])
     else:
-        while segment != ROOT and cells[segment, CACHED] == 0:
-            segment = segments[segment, PARENT]
+        while segment != ROOT and cells[cells_at + segment, CACHED] == 0:
+            segment = int(segments[segment].parent)
         if segment != ROOT:
-            found = segments[segment, START] + cells[segment, CACHED]
-    while segment != ROOT and cells[segment, HOLDERS] == 0:
-        segment = segments[segment, PARENT]
+            found = int(segments[segment].start + cells[cells_at + segment, CACHED])
+    while segment != ROOT and cells[cells_at + segment, HOLDERS] == 0:
+        segment = int(segments[segment].parent)
     in_use = 0
     if segment != ROOT:
-        in_use = segments[segment, START] + cells[segment, CACHED]
-    return int(found), int(in_use)
+        in_use = int(segments[segment].start + cells[cells_at + segment, CACHED])
+    return found, in_use
 
 
 @jit_stateful
-def hold_chain(state: EngineState, requests: Requests, request: int, found: int) -> None:
+def hold_chain(on: Parts, rank: Row, request: int, found: int) -> None:
     """Let a request, which took all of its blocks, hold its chain, of which ``found`` are cached."""
-    scalars, cells, segments = state.scalars, state.cells, requests.segments
-    tail = segments.shape[0] + request
-    _unqueue(scalars, cells, tail)
+    cells, segments, chain, first = on.cells, on.segments, on.chains[request], rank.cells_at
+    tail = first + len(segments) + request
+    _unqueue(cells, rank, tail)
     # they are the request's alone now, as those that it takes
     cells[tail, CACHED] = 0
-    shared = min(found, requests.rows[request, TAIL_START])
-    requests.rows[request, SHARED] = shared
-    segment = requests.rows[request, TAIL_PARENT]
+    shared = min(found, int(chain.tail_start))
+    chain.shared = shared
+    segment = int(chain.tail_parent)
     while segment != ROOT:
-        cells[segment, HOLDERS] += 1
-        if cells[segment, HOLDERS] > 1:
+        cells[first + segment, HOLDERS] += 1
+        if cells[first + segment, HOLDERS] > 1:
             break
-        shared -= _unqueue(scalars, cells, segment)
-        segment = segments[segment, PARENT]
+        shared -= _unqueue(cells, rank, first + segment)
+        segment = int(segments[segment].parent)
     # those that others hold are not taken, and those that nobody held are free no more
-    scalars[FREE] += shared
+    rank.free += shared
 
 
 @jit_stateful
-def publish_blocks(
-    state: EngineState, options: EngineOptions, requests: Requests, request: int, first: int, stop: int
-) -> None:
+def publish_blocks(on: Parts, rank: Row, pool: Row, request: int, first: int, stop: int) -> None:
     """Let blocks of a request's chain be found, from ``first`` to ``stop``."""
-    cells, segments = state.cells, requests.segments
-    stop = min(stop, requests.rows[request, TAIL_START])
+    cells, segments, chain = on.cells, on.segments, on.chains[request]
+    stop = min(stop, int(chain.tail_start))
     if stop <= first:
         return
-    segment = requests.rows[request, TAIL_PARENT]
-    while segment != ROOT and segments[segment, STOP] > first:
-        filled = min(stop, segments[segment, STOP]) - segments[segment, START]
-        more = filled - cells[segment, CACHED]
+    segment = int(chain.tail_parent)
+    while segment != ROOT and segments[segment].stop > first:
+        cell = rank.cells_at + segment
+        filled = min(stop, int(segments[segment].stop)) - int(segments[segment].start)
+        more = filled - int(cells[cell, CACHED])
         if more > 0:
-            cells[segment, CACHED] = filled
-            requests.rows[request, SHARED] += more
-            if options.num_tiers > 0:
-                give_up(state.scalars, cells, options, segment, filled)
-        segment = segments[segment, PARENT]
+            cells[cell, CACHED] = filled
+            chain.shared += more
+            if on.has.tiers > 0 and pool.num_tiers > 0:
+                give_up(on, rank, pool, cell, filled)
+        segment = int(segments[segment].parent)
 
 
 @jit_stateful
-def publish_fetched(
-    state: EngineState, options: EngineOptions, requests: Requests, request: int, found: int, reached: int
-) -> None:
+def publish_fetched(on: Parts, rank: Row, pool: Row, request: int, found: int, reached: int) -> None:
     """Let blocks of a request that are fetched, from ``found`` to ``reached``, be found in the GPU."""
-    publish_blocks(state, options, requests, request, found, reached)
-    tail_blocks = reached - requests.rows[request, TAIL_START]
+    publish_blocks(on, rank, pool, request, found, reached)
+    tail_blocks = reached - int(on.chains[request].tail_start)
     if tail_blocks > 0:
-        tail = requests.segments.shape[0] + request
-        give_up(state.scalars, state.cells, options, tail, tail_blocks)
+        give_up(on, rank, pool, rank.cells_at + len(on.segments) + request, tail_blocks)
 
 
 @jit_stateful
 def release_chain(
-    state: EngineState, options: EngineOptions, requests: Requests, request: int, held: int, known: int
+    on: Parts, rank: Row, pool: Row, requests: Rows, request: int, held: int, known: int
 ) -> None:
     """Free the ``held`` blocks of a request, of which ``known`` can be found."""
-    scalars, cells, segments = state.scalars, state.cells, requests.segments
-    settle(scalars, cells, options)
-    tail_start = requests.rows[request, TAIL_START]
-    prompt = requests.input_tokens[request] // options.block_size
-    publish_blocks(state, options, requests, request, 0, known)
-    free = held - requests.rows[request, SHARED]
-    tail = segments.shape[0] + request
+    settle(on, rank, pool)
+    cells, segments, chain, first = on.cells, on.segments, on.chains[request], rank.cells_at
+    end = end_of_queue(on, rank)
+    tail_start = int(chain.tail_start)
+    prompt = int(requests[request].input_tokens) // pool.block_size
+    publish_blocks(on, rank, pool, request, 0, known)
+    free = held - int(chain.shared)
+    tail = first + len(segments) + request
     cells[tail, CACHED] = max(known - tail_start, 0)
-    _queue(scalars, cells, tail)
-    if options.num_tiers > 0:
-        store_freed(scalars, cells, options, tail, tail_start, prompt)
-    segment = requests.rows[request, TAIL_PARENT]
+    _queue(cells, rank, end, tail)
+    if on.has.tiers > 0 and pool.num_tiers > 0:
+        store_freed(on, rank, pool, tail, tail_start, prompt)
+    segment = int(chain.tail_parent)
     while segment != ROOT:
-        cells[segment, HOLDERS] -= 1
-        if cells[segment, HOLDERS] > 0:
+        cell = first + segment
+        cells[cell, HOLDERS] -= 1
+        if cells[cell, HOLDERS] > 0:
             break
-        free += cells[segment, CACHED]
-        _queue(scalars, cells, segment)
-        if options.num_tiers > 0:
-            store_freed(scalars, cells, options, segment, segments[segment, START], prompt)
-        segment = segments[segment, PARENT]
-    if options.num_tiers > 0:
-        trim(scalars, cells, options)
-    scalars[FREE] += free
+        free += int(cells[cell, CACHED])
+        _queue(cells, rank, end, cell)
+        if on.has.tiers > 0 and pool.num_tiers > 0:
+            store_freed(on, rank, pool, cell, int(segments[segment].start), prompt)
+        segment = int(segments[segment].parent)
+    if on.has.tiers > 0 and pool.num_tiers > 0:
+        trim(on, rank, pool)
+    rank.free += free
+
+
+@jit_stateful
+def empty_cache(on: Parts, rank: Row) -> None:
+    """Forget all blocks of a rank without requests."""
+    first, end = rank.cells_at, end_of_queue(on, rank)
+    on.cells[first : end + 1, CACHED] = 0
+    on.cells[end, NEWER] = end
+    on.cells[end, OLDER] = end
+    rank.queued = 0

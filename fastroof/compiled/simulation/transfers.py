@@ -1,153 +1,239 @@
-"""KV caches on their way from prefill engines to decode engines: queues by time, and links."""
+"""Requests between engines: those to come, clients and sessions, and KV caches on their way to the next pool.
+
+A request of a session starts ``delay_us`` after the last of its parents ended, and not before its own
+arrival. Until their arrival is reached such requests, and those that clients sent, are in a heap; others come
+in the order of the trace. Of equal times the first request comes first.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
-from fastroof.arrays import Flags, Floats, Ints, Longs
-from fastroof.compiled.jit import jit, jit_stateful, jit_stateful_inline
-from fastroof.compiled.simulation.sessions import pop_heap, push_heap
-from fastroof.compiled.simulation.state import Record, add_gaps
+from fastroof.arrays import Floats, Ints, Longs
+from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
+from fastroof.compiled.simulation.records import NONE, Fleet, Row, Rows
 
 _US_PER_S = 1e6
 
 
-class LinkOptions(NamedTuple):
-    """How prompts are sent and clients answered; flags are 0 or 1.
-
-    ``layers`` is the number of layers that are sent one by one, 0 if all are sent together.
-    """
-
-    latency_us: float
-    is_shared: int
-    layers: int
-    reserves: int
-    clients: int
-    has_parents: int
-    think_us: float
-    timeout_us: float
-
-
-class Line(NamedTuple):
-    """Requests between the pools, an element each, and engines of the decode pool.
-
-    ``home`` is the rank of the prefill pool that computed a prompt, NONE once its blocks are free, ``engine``
-    the decode engine that it goes to, ``next_wanting`` the next one that wants to be sent there. ``heaps``
-    are requests whose transfers begin, and end, next. ``wanting`` are first and last requests that want to be
-    sent to an engine, and the number on the way to it.
-    """
-
-    takes_us: Floats
-    goes_on: Flags
-    ready_us: Floats
-    step_us: Floats
-    there_us: Floats
-    home: Longs
-    engine: Longs
-    next_wanting: Longs
-    heaps: Longs
-    wanting: Longs
-    free_us: Floats
-    scalars: Longs
-
-
-# rows of wanting
-FIRST_WANTING, LAST_WANTING, ON_THE_WAY = range(3)
-
-# scalars: sizes of both heaps; requests that decode engines were sent, that ended, that clients sent
-BEGINNING, ENDING, HANDED, ENDED, RELEASED = range(5)
-NUM_LINE_SCALARS = 5
+@jit_stateful_inline
+def _is_before(times_us: Floats, one: int, other: int) -> bool:
+    """Whether a request comes before another."""
+    return bool(times_us[one] < times_us[other] or (times_us[one] == times_us[other] and one < other))
 
 
 @jit_stateful
-def push_transfer(line: Line, which: int, times_us: Floats, request: int) -> None:
-    """Add a request to a heap."""
-    push_heap(line.heaps[which], line.scalars[which], times_us, request)
-    line.scalars[which] += 1
+def _push(heap: Longs, size: int, times_us: Floats, request: int) -> None:
+    """Add a request to a heap of ``size``, by time."""
+    at = size
+    while at > 0:
+        above = (at - 1) >> 1
+        if not _is_before(times_us, request, heap[above]):
+            break
+        heap[at] = heap[above]
+        at = above
+    heap[at] = request
 
 
 @jit_stateful
-def pop_transfer(line: Line, which: int, times_us: Floats) -> int:
-    """Take the first request out of a heap."""
-    line.scalars[which] -= 1
-    return int(pop_heap(line.heaps[which], line.scalars[which], times_us))
+def _pop(heap: Longs, size: int, times_us: Floats) -> int:
+    """Take the first request out of a heap, which then has ``size``."""
+    first, moved = heap[0], heap[size]
+    at = 0
+    while 2 * at + 1 < size:
+        below = 2 * at + 1
+        if below + 1 < size and _is_before(times_us, heap[below + 1], heap[below]):
+            below += 1
+        if not _is_before(times_us, heap[below], moved):
+            break
+        heap[at] = heap[below]
+        at = below
+    heap[at] = moved
+    return int(first)
 
 
 @jit_stateful_inline
-def next_transfer_us(line: Line, which: int, times_us: Floats) -> float:
-    """Return the time of the first request in a heap, us, or inf."""
-    return float(times_us[line.heaps[which, 0]]) if line.scalars[which] > 0 else math.inf
+def is_coupled(fleet: Fleet) -> bool:
+    """Whether what engines do feeds back to others."""
+    if fleet.has.clients > 0 or fleet.has.sessions > 0 or fleet.has.pools > 0:
+        return bool(fleet.line[0].is_coupled > 0)
+    return False
+
+
+# -- requests to come --------------------------------------------------------------------------------
+
+
+@jit_stateful_inline
+def _next_root(fleet: Fleet, line: Row) -> int:
+    """Return the next request that waits for no other, or NONE."""
+    if line.next_root >= line.num_roots:
+        return NONE
+    if fleet.has.sessions > 0 and line.sessions > 0:
+        return int(fleet.children[line.next_root])
+    return int(line.next_root)
+
+
+@jit_stateful_inline
+def coming_us(fleet: Fleet) -> float:
+    """Return the next arrival of a request to come, us, or inf."""
+    line = fleet.line[0]
+    at_us = math.inf
+    root = _next_root(fleet, line)
+    if root != NONE:
+        at_us = fleet.requests[0, root].arrival_us
+    if (fleet.has.clients > 0 or fleet.has.sessions > 0) and line.coming_size > 0:
+        at_us = min(at_us, fleet.requests[0, fleet.coming[0]].arrival_us)
+    return float(at_us)
+
+
+@jit_stateful_inline
+def pop_coming(fleet: Fleet) -> int:
+    """Return the next request to come, which there must be, and count it as sent."""
+    line = fleet.line[0]
+    root = _next_root(fleet, line)
+    if fleet.has.clients > 0 or fleet.has.sessions > 0:
+        arrivals_us = fleet.requests[0].arrival_us
+        if root == NONE or (line.coming_size > 0 and not _is_before(arrivals_us, root, fleet.coming[0])):
+            line.coming_size -= 1
+            return int(_pop(fleet.coming, line.coming_size, arrivals_us))
+    line.next_root += 1
+    return root
 
 
 @jit_stateful
-def send(line: Line, link: LinkOptions, replica: int, request: int, at_us: float) -> None:
-    """Begin a transfer at ``at_us``, or when the link is free."""
-    begin_us = max(at_us, line.free_us[replica]) if link.is_shared > 0 else at_us
-    end_us = begin_us + line.takes_us[request]
-    line.free_us[replica] = end_us
-    # as a trace in seconds has it
-    line.there_us[request] = end_us / _US_PER_S * _US_PER_S
-    push_transfer(line, ENDING, line.there_us, request)
+def release_clients(line: Row, coming: Longs, requests: Rows, count: int, at_us: float) -> None:
+    """Let ``count`` clients send their next requests at a time."""
+    for _ in range(count):
+        if line.released < len(requests):
+            requests[line.released].arrival_us = at_us
+            _push(coming, line.coming_size, requests.arrival_us, line.released)
+            line.coming_size += 1
+            line.released += 1
 
 
 @jit_stateful
-def send_layers(line: Line, link: LinkOptions, replica: int, ranks: int, first: int) -> None:
+def _end_parent(
+    line: Row, coming: Longs, requests: Rows, followers: Rows, children: Ints, request: int, now_us: float
+) -> None:
+    """Let requests come whose last parent ended now."""
+    for place in range(followers[request].children_at, followers[request + 1].children_at):
+        child = int(children[place])
+        follower = followers[child]
+        follower.unended -= 1
+        if follower.unended == 0:
+            row = requests[child]
+            row.arrival_us = max(row.arrival_us, now_us + follower.delay_us)
+            _push(coming, line.coming_size, requests.arrival_us, child)
+            line.coming_size += 1
+
+
+@jit_stateful_inline
+def end_request(fleet: Fleet, request: int, now_us: float) -> None:
+    """Let whoever waits for a request's end go on."""
+    line = fleet.line[0]
+    line.ended += 1
+    if fleet.has.clients > 0 and line.clients > 0:
+        release_clients(line, fleet.coming, fleet.requests[0], 1, now_us + line.think_us)
+    if fleet.has.sessions > 0 and line.sessions > 0:
+        requests, followers = fleet.requests[0], fleet.followers
+        _end_parent(line, fleet.coming, requests, followers, fleet.children, request, now_us)
+
+
+# -- transfers ---------------------------------------------------------------------------------------
+
+
+@jit_stateful_inline
+def begin_us(fleet: Fleet) -> float:
+    """Return when the next transfer may begin, us, or inf."""
+    return float(fleet.transfers[fleet.begins[0]].ready_us) if fleet.line[0].begin_size > 0 else math.inf
+
+
+@jit_stateful_inline
+def there_us(fleet: Fleet) -> float:
+    """Return when the next transfer ends, us, or inf."""
+    return float(fleet.transfers[fleet.ends[0]].there_us) if fleet.line[0].end_size > 0 else math.inf
+
+
+@jit_stateful_inline
+def next_transfer_us(fleet: Fleet) -> float:
+    """Return when the next transfer begins or ends, us, or inf."""
+    return min(begin_us(fleet), there_us(fleet))
+
+
+@jit_stateful_inline
+def push_begin(fleet: Fleet, request: int) -> None:
+    """Add a prompt that is ready."""
+    line = fleet.line[0]
+    _push(fleet.begins, line.begin_size, fleet.transfers.ready_us, request)
+    line.begin_size += 1
+
+
+@jit_stateful_inline
+def pop_begin(fleet: Fleet) -> int:
+    """Take the next prompt that is ready."""
+    line = fleet.line[0]
+    line.begin_size -= 1
+    return int(_pop(fleet.begins, line.begin_size, fleet.transfers.ready_us))
+
+
+@jit_stateful_inline
+def pop_there(fleet: Fleet) -> int:
+    """Take the request whose transfer ends next."""
+    line = fleet.line[0]
+    line.end_size -= 1
+    return int(_pop(fleet.ends, line.end_size, fleet.transfers.there_us))
+
+
+@jit_stateful_inline
+def _push_there(fleet: Fleet, request: int, end_us: float) -> None:
+    """Add a transfer that ends at a time, as a trace in seconds has it."""
+    line = fleet.line[0]
+    fleet.transfers[request].there_us = end_us / _US_PER_S * _US_PER_S
+    _push(fleet.ends, line.end_size, fleet.transfers.there_us, request)
+    line.end_size += 1
+
+
+@jit_stateful_inline
+def send(fleet: Fleet, request: int, at_us: float) -> None:
+    """Begin a transfer at ``at_us``, or when the link of its replica is free."""
+    engine = fleet.engines[fleet.requests[0, request].engine]
+    replica = fleet.replicas[engine.replica]
+    sent_us = max(at_us, replica.link_free_us) if fleet.line[0].is_shared > 0 else at_us
+    end_us = sent_us + fleet.transfers[request].takes_us
+    replica.link_free_us = end_us
+    _push_there(fleet, request, end_us)
+
+
+@jit_stateful
+def send_layers(fleet: Fleet, first: int) -> None:
     """Send the prompts of a step layer by layer: one layer of each in turn, once it is computed.
 
-    They are ``first`` and those after it that became ready in the same step, of an engine's ``ranks``.
+    They are ``first`` and those after it that became ready in the same step of an engine.
     """
-    ready_us = line.ready_us[first]
-    # the end of the other heap, which grows by these prompts, holds them meanwhile
-    sent = line.heaps[ENDING]
-    waiting = line.scalars[ENDING]
-    sent[waiting] = first
+    line = fleet.line[0]
+    of_first = fleet.transfers[first]
+    index = int(fleet.requests[0, first].engine)
+    replica = fleet.replicas[fleet.engines[index].replica]
+    ready_us, step_us, layers = of_first.ready_us, of_first.step_us, line.layers
+    fleet.ready[0] = first
     count = 1
-    while line.scalars[BEGINNING] > 0:
-        request = line.heaps[BEGINNING, 0]
-        if line.ready_us[request] != ready_us or line.home[request] // ranks != line.home[first] // ranks:
+    while line.begin_size > 0:
+        request = fleet.begins[0]
+        if fleet.transfers[request].ready_us != ready_us or fleet.requests[0, request].engine != index:
             break
-        sent[waiting + count] = pop_transfer(line, BEGINNING, line.ready_us)
+        fleet.ready[count] = pop_begin(fleet)
         count += 1
-    layers, step_us = link.layers, line.step_us[first]
-    if link.is_shared > 0:
-        sent_us = line.free_us[replica]
-        for layer in range(layers):
-            computed_us = ready_us - step_us * (layers - 1 - layer) / layers
-            for at in range(waiting, waiting + count):
-                request = sent[at]
-                sent_us = max(sent_us, computed_us) + line.takes_us[request] / layers
-                line.there_us[request] = sent_us
-        line.free_us[replica] = sent_us
-    else:
-        for at in range(waiting, waiting + count):
-            request = sent[at]
-            sent_us = 0.0
-            for layer in range(layers):
-                computed_us = ready_us - step_us * (layers - 1 - layer) / layers
-                sent_us = max(sent_us, computed_us) + line.takes_us[request] / layers
-            line.there_us[request] = sent_us
-    for at in range(waiting, waiting + count):
-        request = sent[at]
-        line.there_us[request] = (line.there_us[request] + link.latency_us) / _US_PER_S * _US_PER_S
-        push_transfer(line, ENDING, line.there_us, request)
-
-
-@jit
-def link_ends(
-    ready_us: Floats, takes_us: Floats, link: Ints, order: Longs, free_us: Floats, out: Floats
-) -> None:
-    """Find when each transfer ends, us: a link sends one at a time, in ``order``."""
-    for i in range(len(order)):
-        transfer = order[i]
-        at = link[transfer]
-        begin_us = max(ready_us[transfer], free_us[at])
-        free_us[at] = begin_us + takes_us[transfer]
-        out[transfer] = free_us[at]
-
-
-@jit
-def count_gaps(gaps_us: Floats, record: Record) -> None:
-    """Count gaps between tokens of several lengths."""
-    for i in range(len(gaps_us)):
-        add_gaps(record, gaps_us[i], 1)
+    sent_us = replica.link_free_us
+    for layer in range(layers):
+        computed_us = ready_us - step_us * (layers - 1 - layer) / layers
+        for at in range(count):
+            one = fleet.transfers[fleet.ready[at]]
+            if line.is_shared == 0:
+                # each has a link of its own
+                sent_us = one.there_us if layer > 0 else 0.0
+            sent_us = max(sent_us, computed_us) + one.takes_us / layers
+            one.there_us = sent_us
+    replica.link_free_us = sent_us
+    for at in range(count):
+        request = fleet.ready[at]
+        _push_there(fleet, request, fleet.transfers[request].there_us + line.latency_us)

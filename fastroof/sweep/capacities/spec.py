@@ -84,7 +84,7 @@ GROUP_COLUMNS: Final = (
 """Columns that rows can be grouped by."""
 
 ROUTERS: Final = ("round_robin", "least_outstanding", "least_load", "least_kv", "power_of_two")
-"""Copy of :data:`fastroof.simulation.replicas.ROUTINGS`, whose import needs numba."""
+"""Copy of :data:`fastroof.simulation.pools.ROUTINGS`, whose import needs numba."""
 
 _LARGEST: Final = {
     "max_num_batched_tokens": 2**20,

@@ -18,8 +18,7 @@ from fastroof.backends.serve.messages import MESSAGES as KINDS_OF_MESSAGES
 from fastroof.backends.serve.messages import id_of, kind_of, parse_message
 from fastroof.backends.serve.simulations import Options, Workload
 from fastroof.errors import BackendError, FastroofError
-from fastroof.simulation.pools import Link, takes_us, whole_kv_bytes
-from fastroof.simulation.replicas import POOLED_ROUTINGS
+from fastroof.simulation.pools import POOLED_ROUTINGS, Link, takes_us, whole_kv_bytes
 
 STEPS = {
     "decode": {"batch_size": [64, 1], "kv_len": 4096},

@@ -17,7 +17,7 @@ import pytest
 import fastroof
 from fastroof import StepPlan, Tables
 from fastroof.errors import BackendError
-from fastroof.simulation.engine import run_engine
+from fastroof.simulation.fleet_run import run_engine
 from fastroof.simulation.settings import EngineSettings
 from fastroof.traces.trace import Trace
 

@@ -11,9 +11,9 @@ import numpy as np
 
 import fastroof
 from fastroof import serving
-from fastroof.simulation import Autoscaler, Link, engine, simulate_disaggregated
+from fastroof.simulation import Autoscaler, Link, fleet_arrays, simulate_disaggregated
 from fastroof.simulation.fewest_replicas import fewest_by_hour, fewest_replicas
-from fastroof.simulation.replicas import POOLED_ROUTINGS
+from fastroof.simulation.pools import POOLED_ROUTINGS
 from fastroof.sweep import best_batches, decode_times_us
 from tests.fuzz.expressions import NAMES, evaluated, integer, integer_array, odd, sizes
 from tests.fuzz.made_plans import plan_of
@@ -57,7 +57,7 @@ class Calls(Target):
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
-        self.most_bytes, engine.MOST_STATE_BYTES = engine.MOST_STATE_BYTES, MOST_STATE_BYTES
+        self.most_bytes, fleet_arrays.MOST_STATE_BYTES = fleet_arrays.MOST_STATE_BYTES, MOST_STATE_BYTES
         self.plan = plan_of(max_tokens=8192, max_seqs=1024)
         self.other = plan_of(tp=2, max_tokens=8192, max_seqs=1024)
         self.names = {
@@ -66,7 +66,7 @@ class Calls(Target):
         }  # fmt: skip
 
     def close(self) -> None:
-        engine.MOST_STATE_BYTES = self.most_bytes
+        fleet_arrays.MOST_STATE_BYTES = self.most_bytes
 
     def value(self, name: str, random: Random) -> str:
         what = random.random()

@@ -12,7 +12,7 @@ import pytest
 
 import fastroof
 from fastroof import SweepError, Trace, Workload, capacity, compile_plan, load_tables, run_sweep
-from fastroof.simulation.replicas import ROUTINGS
+from fastroof.simulation.pools import ROUTINGS
 from fastroof.sweep import CapacitySpec, CapacitySummary, checkpoint, load_spec, work_units
 from fastroof.sweep.capacities.spec import ROUTERS
 from fastroof.sweep.checkpoint import parts_folder

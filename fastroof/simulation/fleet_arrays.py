@@ -1,0 +1,456 @@
+"""From pools of plans and settings, a trace, routers, a link and rules to the arrays of the loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from fastroof.arrays import Bools, Floats, Ints, Longs
+from fastroof.caching import usable_memory_bytes
+from fastroof.compiled.jit import uses_records
+from fastroof.compiled.simulation import records as R
+from fastroof.compiled.simulation.records import CallerFeatures, Features, Fleet, PlainFeatures
+from fastroof.compiled.simulation.series import GAP_BINS, SERIES_BINS, SERIES_FIELDS
+from fastroof.compiled.steps import WINDOW
+from fastroof.errors import SimulationError
+from fastroof.plan.calls import rank_rules
+from fastroof.simulation.autoscaling import METRICS
+from fastroof.simulation.engine import check_time_scale
+from fastroof.simulation.pools import ROUTERS, Link, Pool, engines_of
+from fastroof.stopping import stop_flag
+from fastroof.traces.prompt_tree import LRU, has_identities, prompt_tree
+from fastroof.traces.trace import Trace
+from fastroof.traces.trace_sessions import links_of, of_rows
+from fastroof.units import GIB, US_PER_S
+
+FIRST_BIN_US: Final = 1000.0
+"""Initial width of the series' bins, us."""
+
+MOST_STATE_BYTES: Final = 4 * GIB
+"""Memory that the state of all engines simulated together may take; more if it is free."""
+
+FIRST_LIVES: Final = 1024
+"""Replicas that are started before there must be room for more."""
+
+_DRAWN_FROM: Final = 2**31 - 1
+
+
+class Shape(NamedTuple):
+    """How many engines, ranks and lanes a pool has, and the slots, buckets and cells of each."""
+
+    replicas: int
+    engines_each: int
+    ranks: int
+    stages: int
+    slots: int
+    buckets: int
+    cells: int
+
+    @property
+    def engines(self) -> int:
+        """Number of engines."""
+        return self.replicas * self.engines_each
+
+    @classmethod
+    def of_pool(cls, pool: Pool, count: int, longest: int, segments: int) -> Shape:
+        """Return the shape of a pool that serves so many requests, the longest output of which is given."""
+        rules, pp = rank_rules(pool.plan), pool.plan.layout.pp
+        most = pool.settings.max_num_seqs
+        if pp > 1 and pool.settings.order != "mixed":
+            most = max(most // pp, 1)
+        cells = segments + count + 1 if pool.prefix_cache == LRU else 0
+        buckets = 1 << (longest + 4).bit_length()
+        return cls(
+            pool.most_replicas,
+            engines_of(pool.plan),
+            rules.together,
+            pp,
+            max(min(most, count), 1),
+            buckets,
+            cells,
+        )
+
+
+def features_of(pools: Sequence[Pool], trace: Trace) -> Features:
+    """Return what a fleet needs, in the smallest set that has it."""
+    settings = [pool.settings for pool in pools]
+    needs = Features(
+        timeouts=int(any(one.timeout_s < math.inf for one in settings)),
+        clients=int(trace.is_closed),
+        sessions=int(trace.has_parents),
+        ranks=int(any(rank_rules(pool.plan).together > 1 for pool in pools)),
+        stages=int(any(pool.plan.layout.pp > 1 for pool in pools)),
+        pools=int(len(pools) > 1),
+        scaler=int(any(pool.autoscaler is not None for pool in pools)),
+        cache=int(any(pool.prefix_cache == LRU for pool in pools)),
+        tiers=int(any(pool.tiers.tiers for pool in pools)),
+        windows=int(any(_arena(pool)[WINDOW] > 0 for pool in pools)),
+        order=int(any(one.order == "prefill_first" for one in settings)),
+        pauses=int(any(one.pause_steps or one.min_free_slots_delay for one in settings)),
+    )
+    for fewer in (PlainFeatures, CallerFeatures):
+        if not any(getattr(needs, name) for name in fewer.FIXED):
+            return fewer(*needs)
+    return needs
+
+
+def _arena(pool: Pool) -> Floats:
+    return pool.plan.bottleneck.arena if pool.plan.layout.pp > 1 else pool.plan.arena
+
+
+def new_fleet(
+    pools: Sequence[Pool],
+    trace: Trace,
+    served: Bools | None = None,
+    *,
+    link: Link | None = None,
+    takes_us: Floats | None = None,
+    turns: Longs | None = None,
+    time_scale: float = 1.0,
+    seed: int = 0,
+    lives: int = FIRST_LIVES,
+) -> Fleet:
+    """Allocate a fleet that serves a trace, or some of its requests."""
+    check_time_scale(time_scale)
+    which: Any = slice(None) if served is None else served
+    input_tokens, output_tokens = trace.input_tokens[which], trace.output_tokens[which]
+    count = len(input_tokens)
+    tree = prompt_tree(trace, pools[0].settings.block_size) if pools[0].prefix_cache == LRU else None
+    segments = np.zeros(0, R.SEGMENT) if tree is None else tree.segments
+    requests = np.zeros((len(pools), count), R.REQUEST)
+    for name in ("next_sent", "next_preempted", "place", "engine"):
+        requests[name] = R.NONE
+    requests["first_us"] = requests["last_us"] = math.nan
+    own = requests[0]
+    own["arrival_us"] = trace.arrival_s[which] * US_PER_S
+    own["input_tokens"], own["output_tokens"] = input_tokens, output_tokens
+    chains = np.zeros(0, R.CHAIN)
+    if tree is None or not has_identities(trace):
+        own["cached_tokens"] = trace.cached_tokens[which]
+    if tree is not None:
+        chains = np.zeros(count, R.CHAIN)
+        chains["tail_parent"], chains["tail_start"] = tree.tail_parent[which], tree.tail_start[which]
+        chains["found"] = R.NONE
+    transfers = np.zeros(count if len(pools) > 1 else 0, R.TRANSFER)
+    if link is not None:
+        assert takes_us is not None
+        again = link.first_token == "decode"
+        transfers["goes_on"] = (output_tokens > 1) | again
+        transfers["takes_us"] = takes_us
+        transfers["ready_us"] = transfers["there_us"] = math.nan
+        for name in ("home", "engine", "next_wanting"):
+            transfers[name] = R.NONE
+        own["output_tokens"] = 1
+        then = requests[1]
+        then["arrival_us"] = math.inf
+        then["input_tokens"] = input_tokens + (not again)
+        then["output_tokens"] = output_tokens - (not again)
+        then["cached_tokens"] = input_tokens - again
+    longest = [int(requests[at]["output_tokens"].max(initial=1)) for at in range(len(pools))]
+    shapes = [
+        Shape.of_pool(pool, count, most, len(segments)) for pool, most in zip(pools, longest, strict=True)
+    ]
+    _check_memory(pools, shapes, longest, count)
+    parts = _engines_of(pools, shapes, time_scale, link is not None and link.back_pressure)
+    line, followers, children = _line_of(trace, served, count, link)
+    line["is_coupled"] = trace.is_closed or trace.has_parents
+    if link is not None:
+        is_timed = pools[0].settings.timeout_s < math.inf
+        is_scaled = any(pool.autoscaler is not None for pool in pools)
+        line["is_coupled"] |= is_timed or is_scaled or link.back_pressure or link.by_layer
+        line["timeout_us"] = pools[0].settings.timeout_s * US_PER_S
+        line["layers"] = pools[0].plan.model.num_layers if link.by_layer else 0
+    scalers, wanted = _scalers_of(pools, float(own["arrival_us"].min(initial=math.inf)) if count else 0.0)
+    sent = [count, *(int(transfers["goes_on"].sum()) for _ in pools[1:])]
+    parts["pools"]["turns_at"] = np.cumsum([0, *sent[:-1]])
+    drawn = [_drawn(pool, each, seed) for pool, each in zip(pools, sent, strict=True)]
+    turns_of_each = [np.arange(each) for each in sent]
+    if turns is not None:
+        turns_of_each[0] = turns
+    tiers = pools[0].tiers
+    ranks_in_all = len(parts["ranks"])
+    most_slots = sum(shape.slots * shape.stages * shape.ranks * shape.engines for shape in shapes)
+    is_sent = len(pools) > 1
+    fleet = Fleet(
+        has=features_of(pools, trace),
+        **parts,
+        requests=requests,
+        chains=chains,
+        segments=segments,
+        tiers=_tier_rows(tiers),
+        stores=np.zeros(ranks_in_all * len(tiers.tiers), R.STORE),
+        tier_tokens=np.zeros((count if tiers.tiers else 0, len(tiers.tiers)), np.int32),
+        followers=followers,
+        children=children,
+        transfers=transfers,
+        coming=np.zeros(count if trace.is_closed or trace.has_parents else 0, np.int64),
+        begins=np.zeros(count * is_sent, np.int64),
+        ends=np.zeros(count * is_sent, np.int64),
+        ready=np.zeros(most_slots * is_sent, np.int64),
+        line=line,
+        turns=np.concatenate(turns_of_each),
+        drawn=np.concatenate(drawn, axis=1),
+        scalers=scalers,
+        lives=np.zeros(lives + sum(scalers["first"]) if len(scalers) else 0, R.LIFE),
+        wanted=wanted,
+        gaps=np.zeros((len(pools), GAP_BINS), np.int64),
+        series=np.zeros((len(pools), SERIES_BINS, SERIES_FIELDS)),
+        width_us=np.full(len(pools), FIRST_BIN_US),
+        stop=stop_flag(),
+    )
+    return _as_records(fleet) if uses_records() else fleet
+
+
+def _as_records(fleet: Fleet) -> Fleet:
+    """Return the arrays as Python reads records by the names of their fields."""
+    return fleet._replace(
+        **{
+            name: getattr(fleet, name).view(np.recarray)
+            for name in fleet._fields[1:]
+            if getattr(fleet, name).dtype.names
+        }
+    )
+
+
+def _drawn_from(pool: Pool) -> int:
+    """Return what a router's draws are below."""
+    scaler = pool.autoscaler
+    if scaler is None:
+        return pool.replicas
+    return scaler.max_replicas if scaler.max_replicas == scaler.min_replicas else _DRAWN_FROM
+
+
+def _drawn(pool: Pool, count: int, seed: int) -> Ints:
+    """Draw two replicas for each request, if the pool's router looks at them."""
+    if pool.routing != "power_of_two":
+        return np.zeros((2, count), np.int32)
+    return np.random.default_rng(seed).integers(0, _drawn_from(pool), (2, count), np.int32)
+
+
+def _lane_bytes(pool: Pool, shape: Shape, longest: int, count: int) -> dict[str, int]:
+    """Return the bytes of a lane's state, by what takes them."""
+    columns = R.NUM_CELL_COLUMNS * (1 + len(pool.tiers.tiers)) + bool(pool.tiers.tiers)
+    return {
+        f"{shape.slots:,} running requests": shape.slots * (R.SLOT.itemsize + 3 * R.HELD_SLOT.itemsize),
+        f"an output of {longest:,} tokens": shape.buckets * 8,
+        f"block_size {pool.settings.block_size:,}": pool.settings.block_size * 4,
+        f"a simulated prefix cache for {count:,} requests": shape.cells * columns * 4 // shape.stages,
+    }
+
+
+def state_bytes(pool: Pool, longest: int, count: int, segments: int = 0) -> int:
+    """Return how much memory the state of a pool's engines takes, without that of requests."""
+    shape = Shape.of_pool(pool, count, longest, segments)
+    lanes = shape.engines * shape.ranks * shape.stages
+    return lanes * sum(_lane_bytes(pool, shape, longest, count).values())
+
+
+def _check_memory(pools: Sequence[Pool], shapes: Sequence[Shape], longest: Sequence[int], count: int) -> None:
+    """Raise an error if the state of all engines takes more memory than is free."""
+    total = 0
+    worst = (0, "")
+    for pool, shape, most in zip(pools, shapes, longest, strict=True):
+        lanes = shape.stages * shape.ranks * shape.engines
+        each = _lane_bytes(pool, shape, most, count)
+        total += lanes * sum(each.values())
+        worst = max(worst, *((size * lanes, cause) for cause, size in each.items()))
+    if total > MOST_STATE_BYTES and total > usable_memory_bytes():
+        engines = sum(shape.engines * shape.ranks for shape in shapes)
+        raise SimulationError(
+            f"{engines:,} engines with {worst[1]} take {total / GIB:,.1f} GiB to simulate, more than "
+            "is free; give fewer replicas, or less of that"
+        )
+
+
+def _engines_of(
+    pools: Sequence[Pool], shapes: Sequence[Shape], time_scale: float, back_pressure: bool
+) -> dict[str, Any]:
+    """Return the arrays of pools, replicas, engines, ranks and lanes, by the names of a fleet's."""
+    rows = np.zeros(len(pools), R.POOL)
+    engines = np.zeros(sum(shape.engines for shape in shapes), R.ENGINE)
+    replicas = np.zeros(sum(shape.replicas for shape in shapes), R.REPLICA)
+    ranks = np.zeros(sum(shape.engines * shape.ranks for shape in shapes), R.RANK)
+    lanes = np.zeros(sum(shape.engines * shape.ranks * shape.stages for shape in shapes), R.LANE)
+    replica_at = engine_at = rank_at = lane_at = slots_at = calendar_at = due_at = cells_at = 0
+    arena_at = 0
+    num_scalers = 0
+    free_slots, depth = [], 1
+    for at, (pool, shape) in enumerate(zip(pools, shapes, strict=True)):
+        row, arena, settings = rows[at], _arena(pool), pool.settings
+        _set_options(row, pool, shape, time_scale)
+        row["has_reserved"] = back_pressure and at > 0
+        row["has_next"] = at + 1 < len(pools)
+        row["arena_at"], row["arena_size"] = arena_at, len(arena)
+        arena_at += len(arena)
+        row["first_engine"], row["num_engines"] = engine_at, shape.engines
+        row["first_replica"], row["num_replicas"] = replica_at, shape.replicas
+        row["scaler"] = R.NONE
+        if pool.autoscaler is not None:
+            row["scaler"] = num_scalers
+            num_scalers += 1
+        depth = max(depth, int(row["depth"]), shape.stages)
+        replicas[replica_at : replica_at + shape.replicas]["pool"] = at
+        own = engines[engine_at : engine_at + shape.engines]
+        own["pool"] = at
+        own["replica"] = replica_at + np.arange(shape.engines) // shape.engines_each
+        own["first_rank"] = rank_at + np.arange(shape.engines) * shape.ranks
+        num_ranks = shape.engines * shape.ranks
+        of_ranks = ranks[rank_at : rank_at + num_ranks]
+        of_ranks["first_lane"] = lane_at + np.arange(num_ranks) * shape.stages
+        for name in ("free", "num_blocks", "least_free"):
+            of_ranks[name] = settings.num_gpu_blocks
+        of_ranks["cells_at"] = cells_at + np.arange(num_ranks) * shape.cells
+        of_ranks["tiers_at"] = (rank_at + np.arange(num_ranks)) * len(pool.tiers.tiers)
+        num_lanes = num_ranks * shape.stages
+        of_lanes = lanes[lane_at : lane_at + num_lanes]
+        of_lanes["slots_at"] = slots_at + np.arange(num_lanes) * shape.slots
+        of_lanes["calendar_at"] = calendar_at + np.arange(num_lanes) * shape.buckets
+        of_lanes["mask"] = shape.buckets - 1
+        of_lanes["due_at"] = due_at + np.arange(num_lanes) * settings.block_size
+        next_free = slots_at + np.arange(1, num_lanes * shape.slots + 1)
+        next_free[shape.slots - 1 :: shape.slots] = R.NONE
+        free_slots.append(next_free)
+        replica_at, engine_at = replica_at + shape.replicas, engine_at + shape.engines
+        rank_at, lane_at = rank_at + num_ranks, lane_at + num_lanes
+        slots_at, calendar_at = slots_at + num_lanes * shape.slots, calendar_at + num_lanes * shape.buckets
+        due_at, cells_at = due_at + num_lanes * settings.block_size, cells_at + num_ranks * shape.cells
+    for name in ("first_sent", "last_sent", "first_wanting", "last_wanting"):
+        engines[name] = R.NONE
+    engines["next_us"] = engines["least_us"] = math.inf
+    for name in ("head", "tail", "arrived", "deadline", "preempted", "first_fetching", "last_fetching"):
+        ranks[name] = R.NONE
+    lanes["last"] = lanes["partial"] = R.NONE
+    lanes["free_slot"] = lanes["slots_at"]
+    lanes["flights_at"] = 2 * np.arange(len(lanes))
+    slots = np.zeros(slots_at, R.SLOT)
+    slots["request"] = R.NONE
+    slots["order_next"] = np.concatenate(free_slots)
+    shapes_in = shapes[0]
+    most_ranks = max(shape.ranks for shape in shapes)
+    most_stages = max(shape.stages for shape in shapes)
+    num_tiers = len(pools[0].tiers.tiers)
+    cells = np.zeros((cells_at, R.NUM_CELL_COLUMNS * (1 + num_tiers) + (num_tiers > 0)), np.int32)
+    if cells_at:
+        ends = np.arange(1, cells_at // shapes_in.cells + 1) * shapes_in.cells - 1
+        for tier in range(num_tiers + 1):
+            for column in (R.NEWER, R.OLDER):
+                cells[ends, R.NUM_CELL_COLUMNS * tier + column] = ends
+    arenas = [_arena(pool) for pool in pools]
+    return {
+        "arena": arenas[0] if len(arenas) == 1 else np.concatenate(arenas),
+        "pools": rows,
+        "replicas": replicas,
+        "engines": engines,
+        "ranks": ranks,
+        "lanes": lanes,
+        "slots": slots,
+        "calendar": np.full(calendar_at, R.NONE, np.int32),
+        "filled": np.zeros(calendar_at if any(rows["window"] > 0) else 0, np.int32),
+        "due": np.zeros(due_at, np.int32),
+        "flights": np.zeros(2 * len(lanes), R.FLIGHT),
+        "firsts": np.zeros((2, slots_at), R.HELD_SLOT),
+        "fresh": np.zeros(slots_at if any(rows["prefill_first"] > 0) else 0, R.HELD_SLOT),
+        "batches": np.zeros((len(engines), depth), R.BATCH),
+        "parts": np.zeros((len(engines), depth, most_ranks), np.uint8),
+        "stage_free_us": np.zeros((len(engines), most_stages)),
+        "cells": cells,
+    }
+
+
+def _set_options(row: Any, pool: Pool, shape: Shape, time_scale: float) -> None:
+    """Write how a pool's engines schedule steps."""
+    settings, rules = pool.settings, rank_rules(pool.plan)
+    size, is_mixed = settings.block_size, settings.order == "mixed"
+    values = {
+        "budget": settings.max_num_batched_tokens,
+        "max_seqs": settings.max_num_seqs,
+        "block_size": size,
+        "block_shift": size.bit_length() - 1 if size & (size - 1) == 0 else R.NONE,
+        "is_chunked": settings.chunked_prefill,
+        "admits_whole": settings.admit_whole_prompt,
+        "reserves_output": settings.reserve_output,
+        "prefill_first": not is_mixed,
+        "pause_steps": settings.pause_steps,
+        "min_free_slots": min(settings.min_free_slots_delay, settings.max_num_seqs),
+        "depth": 2 if settings.async_scheduling and shape.stages == 1 else 1,
+        "window": int(_arena(pool)[WINDOW]),
+        "stages": shape.stages,
+        # SGLang limits each batch to its share
+        "shares_slots": is_mixed or shape.stages == 1,
+        "ranks": shape.ranks,
+        "in_lockstep": rules.in_lockstep,
+        "assignment": rules.assignment,
+        "balance_steps": rules.balance_steps,
+        "prompt_padding": rules.prompt_padding,
+        "decode_padding": rules.decode_padding,
+        "graph_tokens": rules.graph_tokens,
+        "idle_tokens": rules.idle_tokens,
+        "has_cache": pool.prefix_cache == LRU,
+        "num_tiers": len(pool.tiers.tiers),
+        "rule": ROUTERS[pool.routing],
+        "engines_each": shape.engines_each,
+        "num_blocks": settings.num_gpu_blocks,
+        "timeout_us": settings.timeout_s * US_PER_S,
+        "time_scale": time_scale,
+    }
+    if shape.stages > 1 and not is_mixed:
+        values["max_seqs"] = max(settings.max_num_seqs // shape.stages, 1)
+    for name, value in values.items():
+        row[name] = value
+
+
+def _line_of(trace: Trace, served: Bools | None, count: int, link: Link | None) -> tuple[Any, Any, Any]:
+    """Return what is between engines, and who follows whom in sessions."""
+    line = np.zeros(1, R.LINE)
+    line["think_us"], line["timeout_us"] = trace.think_s * US_PER_S, math.inf
+    followers, children = np.zeros(0, R.FOLLOWER), np.zeros(0, np.int32)
+    if trace.is_closed:
+        line["clients"] = trace.clients
+    elif trace.parents is not None and trace.parent_offsets is not None and trace.delay_s is not None:
+        links = trace.links
+        if served is not None:
+            kept = of_rows(np.flatnonzero(served), trace.parents, trace.parent_offsets)
+            links = links_of(kept["parents"], kept["parent_offsets"])
+        which: Any = slice(None) if served is None else served
+        children = np.concatenate([links.roots, links.children])
+        followers = np.zeros(count + 1, R.FOLLOWER)
+        followers["children_at"] = len(links.roots) + links.child_offsets
+        followers["unended"][:-1] = links.parents_each
+        followers["delay_us"][:-1] = trace.delay_s[which] * US_PER_S
+        line["sessions"], line["num_roots"] = 1, len(links.roots)
+    else:
+        line["num_roots"] = count
+    if link is not None:
+        line["is_shared"], line["reserves"] = link.is_shared, link.back_pressure
+        line["latency_us"] = link.latency_us
+    return line, followers, children
+
+
+def _scalers_of(pools: Sequence[Pool], start_us: float) -> tuple[Any, Longs]:
+    """Return the rules that start and stop replicas, and room for what they wanted at the last checks."""
+    scaled = [pool for pool in pools if pool.autoscaler is not None]
+    scalers = np.zeros(len(scaled), R.SCALER)
+    wanted_at = 0
+    for row, pool in zip(scalers, scaled, strict=True):
+        rule = pool.autoscaler
+        assert rule is not None
+        row["metric"], row["target"] = METRICS.index(rule.metric), rule.target
+        row["low"], row["tolerance"] = -1.0 if rule.low is None else rule.low, rule.tolerance
+        row["least"], row["first"] = rule.min_replicas, max(pool.replicas, rule.min_replicas)
+        row["interval_us"], row["startup_us"] = rule.interval_s * US_PER_S, rule.startup_s * US_PER_S
+        row["start_us"], row["drawn_from"] = start_us, _drawn_from(pool)
+        row["wanted_at"], row["num_wanted"] = wanted_at, rule.lookback + 1
+        wanted_at += rule.lookback + 1
+    return scalers, np.zeros(wanted_at, np.int64)
+
+
+def _tier_rows(tiers: Any) -> Any:
+    """Return tiers as the loop reads them."""
+    rows = np.zeros(len(tiers.tiers), R.TIER)
+    names = ("blocks", "block_us", "latency_us", "writes", "fetches", "is_prompts", "layers")
+    for at, name in enumerate(names):
+        rows[name] = tiers.rows.reshape(-1, len(names))[:, at]
+    return rows
