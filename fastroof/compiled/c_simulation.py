@@ -21,7 +21,6 @@ from fastroof.compiled.simulation import records as R
 from fastroof.compiled.simulation.records import NONE, CallerFeatures, Fleet
 from fastroof.compiled.simulation.run import fleet_run
 from fastroof.compiled.simulation.series import GAP_BINS, SERIES_BINS, SERIES_FIELDS
-from fastroof.compiled.simulation.units import shift_of
 from fastroof.compiled.steps import MAX_SEQS, MAX_TOKENS, WINDOW
 
 # fastroof_step.h names the same codes.
@@ -87,6 +86,17 @@ def _buckets(longest_output: int) -> int:
     while buckets <= longest_output + 4:
         buckets *= 2
     return buckets
+
+
+@jit_inline
+def _shift_of(block_size: int) -> int:
+    """Return the log2 of a block size, NONE if not a power of two."""
+    if block_size & (block_size - 1) != 0:
+        return NONE
+    shift = 0
+    while 1 << shift < block_size:
+        shift += 1
+    return shift
 
 
 @jit_inline
@@ -259,7 +269,7 @@ def _simulate(
         row.next_sent, row.next_preempted, row.place, row.engine = NONE, NONE, NONE, NONE
     pool, engine_row, rank, lane = pools[0], engines[0], ranks[0], lanes[0]
     pool.budget, pool.max_seqs, pool.num_blocks = words[BUDGET], words[SEQS], words[BLOCKS]
-    pool.block_size, pool.block_shift = block_size, shift_of(block_size)
+    pool.block_size, pool.block_shift = block_size, _shift_of(block_size)
     pool.is_chunked, pool.admits_whole = words[IS_CHUNKED], words[ADMITS_WHOLE]
     pool.reserves_output, pool.prefill_first = words[RESERVES_OUTPUT], words[PREFILL_FIRST]
     pool.depth, pool.window = 1 + words[IS_ASYNCHRONOUS], int(arena[WINDOW])

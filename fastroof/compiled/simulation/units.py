@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastroof.compiled.jit import jit_stateful_inline
-from fastroof.compiled.simulation.records import NONE, Row
+from fastroof.compiled.simulation.records import Row
 
 
 @jit_stateful_inline
@@ -20,14 +20,3 @@ def in_block(tokens: int, pool: Row) -> int:
     if pool.block_shift >= 0:
         return int(tokens & (pool.block_size - 1))
     return int(tokens % pool.block_size)
-
-
-@jit_stateful_inline
-def shift_of(block_size: int) -> int:
-    """Return the log2 of a block size, NONE if not a power of two."""
-    if block_size & (block_size - 1) != 0:
-        return NONE
-    shift = 0
-    while 1 << shift < block_size:
-        shift += 1
-    return shift
