@@ -156,8 +156,7 @@ def _memory_bytes(slots: int, block_size: int, num_requests: int, longest_output
     at = _after(at, 3 * slots, _WIDTHS[3])
     at = _after(at, 2 * _buckets(longest_output), 4)
     at = _after(at, block_size, 4)
-    at = _after(at, num_requests, _WIDTHS[4])
-    return int(_after(at, num_requests, 8))
+    return int(_after(at, num_requests, _WIDTHS[4]))
 
 
 @jit_inline
@@ -259,8 +258,6 @@ def _simulate(
     due = carray(pointer_at(at), (block_size,), np.int32)
     at = _after(at, block_size, 4)
     requests = carray(pointer_at(at), (1, count), _REQUEST)
-    at = _after(at, count, _REQUEST_BYTES)
-    coming = carray(pointer_at(at), (count,), np.int64)
     for i in range(count):
         row = requests[0, i]
         row.arrival_us, row.first_us, row.last_us = arrivals[i], math.nan, math.nan
@@ -324,7 +321,7 @@ def _simulate(
         carray(pointer_at(start), (0,), _FOLLOWER),
         due[:0],
         carray(pointer_at(start), (0,), _TRANSFER),
-        coming,
+        none,
         none,
         none,
         none,

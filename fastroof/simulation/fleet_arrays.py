@@ -186,7 +186,7 @@ def new_fleet(
         followers=followers,
         children=children,
         transfers=transfers,
-        coming=np.zeros(count if trace.is_closed or trace.has_parents else 0, np.int64),
+        coming=np.zeros(count if trace.has_parents else 0, np.int64),
         begins=np.zeros(count * is_sent, np.int64),
         ends=np.zeros(count * is_sent, np.int64),
         ready=np.zeros(most_slots * is_sent, np.int64),

@@ -179,7 +179,7 @@ TRANSFER = _record("goes_on home engine next_wanting", "takes_us ready_us step_u
 it goes to, ``next_wanting`` the next that wants to be sent there."""
 
 LINE = _record(
-    "coming_size next_root num_roots sessions released clients ended ready_size begin_size end_size "
+    "coming_size next_root num_roots sessions clients ended ready_size begin_size end_size "
     "is_shared layers reserves num_lives is_coupled",
     "think_us timeout_us latency_us",
 )

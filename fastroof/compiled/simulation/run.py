@@ -206,8 +206,7 @@ def fleet_run(fleet: Fleet) -> int:
     if fleet.has.scaler > 0:
         launch_first(fleet)
     if fleet.has.clients > 0 and line.clients > 0:
-        requests = fleet.requests[0]
-        release_clients(line, fleet.coming, requests, line.clients, requests[0].arrival_us)
+        release_clients(fleet, line.clients, fleet.requests[0, 0].arrival_us)
     elif (
         not coupled
         and fleet.pools[0].scaler == NONE

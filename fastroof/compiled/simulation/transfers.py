@@ -1,8 +1,8 @@
 """Requests between engines: those to come, clients and sessions, and KV caches on their way to the next pool.
 
 A request of a session starts ``delay_us`` after the last of its parents ended, and not before its own
-arrival. Until their arrival is reached such requests, and those that clients sent, are in a heap; others come
-in the order of the trace. Of equal times the first request comes first.
+arrival. Until their arrival is reached such requests are in a heap; others, those of clients too, come in the
+order of the trace. Of equal times the first request comes first.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def coming_us(fleet: Fleet) -> float:
     root = _next_root(fleet, line)
     if root != NONE:
         at_us = fleet.requests[0, root].arrival_us
-    if (fleet.has.clients > 0 or fleet.has.sessions > 0) and line.coming_size > 0:
+    if fleet.has.sessions > 0 and line.coming_size > 0:
         at_us = min(at_us, fleet.requests[0, fleet.coming[0]].arrival_us)
     return float(at_us)
 
@@ -91,7 +91,7 @@ def pop_coming(fleet: Fleet) -> int:
     """Return the next request to come, which there must be, and count it as sent."""
     line = fleet.line[0]
     root = _next_root(fleet, line)
-    if fleet.has.clients > 0 or fleet.has.sessions > 0:
+    if fleet.has.sessions > 0:
         arrivals_us = fleet.requests[0].arrival_us
         if root == NONE or (line.coming_size > 0 and not _is_before(arrivals_us, root, fleet.coming[0])):
             line.coming_size -= 1
@@ -100,15 +100,13 @@ def pop_coming(fleet: Fleet) -> int:
     return root
 
 
-@jit_stateful
-def release_clients(line: Row, coming: Longs, requests: Rows, count: int, at_us: float) -> None:
-    """Let ``count`` clients send their next requests at a time."""
-    for _ in range(count):
-        if line.released < len(requests):
-            requests[line.released].arrival_us = at_us
-            _push(coming, line.coming_size, requests.arrival_us, line.released)
-            line.coming_size += 1
-            line.released += 1
+@jit_stateful_inline
+def release_clients(fleet: Fleet, count: int, at_us: float) -> None:
+    """Let ``count`` clients send their next requests at a time, which is not before that of others."""
+    line, requests = fleet.line[0], fleet.requests[0]
+    for _ in range(min(count, len(requests) - line.num_roots)):
+        requests[line.num_roots].arrival_us = at_us
+        line.num_roots += 1
 
 
 @jit_stateful
@@ -133,7 +131,7 @@ def end_request(fleet: Fleet, request: int, now_us: float) -> None:
     line = fleet.line[0]
     line.ended += 1
     if fleet.has.clients > 0 and line.clients > 0:
-        release_clients(line, fleet.coming, fleet.requests[0], 1, now_us + line.think_us)
+        release_clients(fleet, 1, now_us + line.think_us)
     if fleet.has.sessions > 0 and line.sessions > 0:
         requests, followers = fleet.requests[0], fleet.followers
         _end_parent(line, fleet.coming, requests, followers, fleet.children, request, now_us)
