@@ -38,6 +38,12 @@ FIRST_LIVES: Final = 1024
 _DRAWN_FROM: Final = 2**31 - 1
 
 
+_NEW_REQUEST: Final = np.zeros(1, R.REQUEST)
+for _name in ("next_sent", "next_preempted", "place", "engine"):
+    _NEW_REQUEST[_name] = R.NONE
+_NEW_REQUEST["first_us"] = _NEW_REQUEST["last_us"] = math.nan
+
+
 class Shape(NamedTuple):
     """How many engines, ranks and lanes a pool has, and the slots, buckets and cells of each."""
 
@@ -120,15 +126,12 @@ def new_fleet(
     count = len(input_tokens)
     tree = prompt_tree(trace, pools[0].settings.block_size) if pools[0].prefix_cache == LRU else None
     segments = np.zeros(0, R.SEGMENT) if tree is None else tree.segments
-    requests = np.zeros((len(pools), count), R.REQUEST)
-    for name in ("next_sent", "next_preempted", "place", "engine"):
-        requests[name] = R.NONE
-    requests["first_us"] = requests["last_us"] = math.nan
+    requests = np.repeat(_NEW_REQUEST, len(pools) * count).reshape(len(pools), count)
     own = requests[0]
     own["arrival_us"] = trace.arrival_s[which] * US_PER_S
     own["input_tokens"], own["output_tokens"] = input_tokens, output_tokens
     chains = np.zeros(0, R.CHAIN)
-    if tree is None or not has_identities(trace):
+    if (tree is None or not has_identities(trace)) and trace.cached_tokens.any():
         own["cached_tokens"] = trace.cached_tokens[which]
     if tree is not None:
         chains = np.zeros(count, R.CHAIN)
@@ -149,7 +152,8 @@ def new_fleet(
         then["input_tokens"] = input_tokens + (not again)
         then["output_tokens"] = output_tokens - (not again)
         then["cached_tokens"] = input_tokens - again
-    longest = [int(requests[at]["output_tokens"].max(initial=1)) for at in range(len(pools))]
+    outputs = [output_tokens] if link is None else [requests[at]["output_tokens"] for at in range(len(pools))]
+    longest = [int(each.max(initial=1)) for each in outputs]
     shapes = [
         Shape.of_pool(pool, count, most, len(segments)) for pool, most in zip(pools, longest, strict=True)
     ]
@@ -163,13 +167,14 @@ def new_fleet(
         line["is_coupled"] |= is_timed or is_scaled or link.back_pressure or link.by_layer
         line["timeout_us"] = pools[0].settings.timeout_s * US_PER_S
         line["layers"] = pools[0].plan.model.num_layers if link.by_layer else 0
-    scalers, wanted = _scalers_of(pools, float(own["arrival_us"].min(initial=math.inf)) if count else 0.0)
+    scalers, wanted = _scalers_of(pools, own["arrival_us"])
     sent = [count, *(int(transfers["goes_on"].sum()) for _ in pools[1:])]
     parts["pools"]["turns_at"] = np.cumsum([0, *sent[:-1]])
-    drawn = [_drawn(pool, each, seed) for pool, each in zip(pools, sent, strict=True)]
-    turns_of_each = [np.arange(each) for each in sent]
-    if turns is not None:
-        turns_of_each[0] = turns
+    own_turns = np.arange(count) if turns is None else turns
+    drawn = np.zeros((2, 0), np.int32)
+    if any(pool.routing == "power_of_two" for pool in pools):
+        drawn_each = [_drawn(pool, each, seed) for pool, each in zip(pools, sent, strict=True)]
+        drawn = np.concatenate(drawn_each, axis=1)
     tiers = pools[0].tiers
     ranks_in_all = len(parts["ranks"])
     most_slots = sum(shape.slots * shape.stages * shape.ranks * shape.engines for shape in shapes)
@@ -191,8 +196,8 @@ def new_fleet(
         ends=np.zeros(count * is_sent, np.int64),
         ready=np.zeros(most_slots * is_sent, np.int64),
         line=line,
-        turns=np.concatenate(turns_of_each),
-        drawn=np.concatenate(drawn, axis=1),
+        turns=np.concatenate([own_turns, *map(np.arange, sent[1:])]) if len(pools) > 1 else own_turns,
+        drawn=drawn,
         scalers=scalers,
         lives=np.zeros(lives + sum(scalers["first"]) if len(scalers) else 0, R.LIFE),
         wanted=wanted,
@@ -429,7 +434,7 @@ def _line_of(trace: Trace, served: Bools | None, count: int, link: Link | None) 
     return line, followers, children
 
 
-def _scalers_of(pools: Sequence[Pool], start_us: float) -> tuple[Any, Longs]:
+def _scalers_of(pools: Sequence[Pool], arrival_us: Floats) -> tuple[Any, Longs]:
     """Return the rules that start and stop replicas, and room for what they wanted at the last checks."""
     scaled = [pool for pool in pools if pool.autoscaler is not None]
     scalers = np.zeros(len(scaled), R.SCALER)
@@ -441,7 +446,8 @@ def _scalers_of(pools: Sequence[Pool], start_us: float) -> tuple[Any, Longs]:
         row["low"], row["tolerance"] = -1.0 if rule.low is None else rule.low, rule.tolerance
         row["least"], row["first"] = rule.min_replicas, max(pool.replicas, rule.min_replicas)
         row["interval_us"], row["startup_us"] = rule.interval_s * US_PER_S, rule.startup_s * US_PER_S
-        row["start_us"], row["drawn_from"] = start_us, _drawn_from(pool)
+        row["start_us"] = arrival_us.min() if len(arrival_us) else 0.0
+        row["drawn_from"] = _drawn_from(pool)
         row["wanted_at"], row["num_wanted"] = wanted_at, rule.lookback + 1
         wanted_at += rule.lookback + 1
     return scalers, np.zeros(wanted_at, np.int64)

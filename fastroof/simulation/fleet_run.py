@@ -124,8 +124,10 @@ def run_fleet(
     rejected = never_run(pools, trace)
     if len(pools) > 1 and rejected.all():
         raise SimulationError(f"no request of {trace.name} can run in both pools: give more blocks or GPUs")
-    # a router counts what an engine rejects
-    turns = (np.arange(len(trace)) if turns is None else turns)[~rejected]
+    turns = np.arange(len(trace)) if turns is None else turns
+    if rejected.any():
+        # a router counts what an engine rejects
+        turns = turns[~rejected]
     options: dict[str, Any] = {"time_scale": time_scale, "seed": seed}
     first, has_feedback = pools[0], trace.is_closed or trace.has_parents
     is_split = first.replicas > 1 and first.routing == "round_robin" and first.autoscaler is None
@@ -225,7 +227,8 @@ def outcomes_of(pools: Sequence[Pool], fleet: Fleet, at: int) -> Outcomes:
     """Return what a pool did."""
     pool, row, requests = pools[at], fleet.pools[at], fleet.requests[at]
     has_cache = pool.prefix_cache == LRU
-    replica = fleet.engines["replica"][requests["engine"]] - row["first_replica"]
+    # requests without an engine have engine NONE: the last one of these
+    replica_of = np.append(fleet.engines["replica"] - row["first_replica"], R.NONE).astype(np.int32)
     lives = fleet.lives[: int(fleet.line[0]["num_lives"])]
     return Outcomes(
         arrival_us=requests["arrival_us"].copy(),
@@ -233,7 +236,7 @@ def outcomes_of(pools: Sequence[Pool], fleet: Fleet, at: int) -> Outcomes:
         last_us=requests["last_us"].copy(),
         preemptions=requests["preemptions"].astype(np.int32),
         status=requests["status"].astype(np.uint8),
-        replica=np.where(requests["engine"] == R.NONE, R.NONE, replica).astype(np.int32),
+        replica=replica_of[requests["engine"]],
         gaps=fleet.gaps[at],
         series=fleet.series[at],
         bin_us=float(fleet.width_us[at]),

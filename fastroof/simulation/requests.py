@@ -34,15 +34,27 @@ GAP_ERROR: Final = 2.0 ** -(MANTISSA_BITS + 1)
 """Maximum relative error of a percentile of gaps: half a bin's width over its lower end."""
 
 
+MANY: Final = 50_000
+"""Of more values, a high percentile is looked for among those above a lower percentile of a few."""
+
+FEW_EACH: Final = 64
+
+
 def percentile(values: Floats, percent: float) -> float:
     """Return one percentile of values."""
     if not len(values):
         return math.nan
     place = (len(values) - 1) * (percent / 100.0)
     below = math.floor(place)
-    above = min(below + 1, len(values) - 1)
-    low, high = np.partition(values, (below, above))[[below, above]].tolist()
     share = place - below
+    above = min(below + 1, len(values) - 1)
+    if percent > 90.0 and len(values) > MANY:
+        # 1.4 ms for a million; a partition of all takes 7
+        above_few = values[~(values < percentile(values[::FEW_EACH], 2.0 * percent - 100.0))]
+        left_out = len(values) - len(above_few)
+        if left_out <= below:
+            values, below, above = above_few, below - left_out, above - left_out
+    low, high = np.partition(values, (below, above))[[below, above]].tolist()
     # numpy's sum, to the last bit; inf - inf would be nan
     if share == 0.0 or low == high:
         return float(low)

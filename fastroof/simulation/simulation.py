@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path
@@ -274,9 +274,9 @@ class Simulation(ArrowRows):
             answers["goodput"] = self.goodput(**limits)
         has_queue = answers["waiting"]["peak"] >= SHORT_QUEUE
         if with_range or (with_range is None and (has_queue or limits)):
-            found = self.range(**limits)
+            found = self._effect_of_error(limits)
             if with_range or found["near_saturation"] or found["flips"] or not self.step_error.is_known:
-                answers["range"] = found
+                answers["range"] = found | self._scaled_answers
         notes = run_warnings(self.trace, self.outcomes, self.times)
         duration_s = answers["duration_s"]
         notes += tier_notes(self.outcomes.tiers, duration_s)
@@ -351,6 +351,10 @@ class Simulation(ArrowRows):
             If a limit is not a number above 0.
         """
         limits = checked_limits({"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "e2e_ms": e2e_ms})
+        return self._effect_of_error(limits) | self._scaled_answers
+
+    def _effect_of_error(self, limits: Mapping[str, float]) -> dict[str, Any]:
+        """Return the part of :meth:`range` that says whether the error of steps matters."""
         error = self.step_error
         found: dict[str, Any] = {
             "relative_error": error.relative if error.is_known else None,
@@ -361,31 +365,36 @@ class Simulation(ArrowRows):
         }
         if not error.is_known:
             return found
-        runs = self.scaled_runs
-        fast, slow = (RequestTimes.of(self.trace, run) for run in runs)
+        (_, fast), (slowed, slow) = self.scaled_runs
         amplified = step_range.amplification(fast, slow, error.relative)
         found["amplification"] = None if math.isnan(amplified) else amplified
-        growth = queue_growth(self.trace, runs[1])
+        growth = queue_growth(self.trace, slowed)
         is_growing = growth is not None and growth.is_growing
         found["near_saturation"] = is_growing or amplified > step_range.AMPLIFIED
         found["flips"] = step_range.flipped_limits(fast, slow, limits)
-        answers = (
-            run_answers(self.trace, run, times, self.engines)
-            for run, times in zip(runs, (fast, slow), strict=True)
-        )
-        return found | step_range.paired(*answers)
+        return found
+
+    @property
+    def _scaled_answers(self) -> dict[str, Any]:
+        """The results of both runs of :meth:`range`; none if the error is unknown."""
+        if not self.step_error.is_known:
+            return {}
+        return step_range.paired(*(run_answers(self.trace, *run, self.engines) for run in self.scaled_runs))
 
     @lazy_property
-    def scaled_runs(self) -> tuple[Outcomes, Outcomes]:
+    def scaled_runs(self) -> list[tuple[Outcomes, RequestTimes]]:
         """The same run with steps one standard error faster, and slower; that error must be known."""
         run = self._rerun or self._run_engine
+
+        def timed(scale: float) -> tuple[Outcomes, RequestTimes]:
+            outcomes = run(scale)
+            return outcomes, RequestTimes.of(self.trace, outcomes)
+
         # each thread sees the stop flag of this call
         contexts = copy_context(), copy_context()
         with ThreadPoolExecutor(2) as threads:
-            fast, slow = threads.map(
-                lambda scale, context: context.run(run, scale), self.step_error.time_scales, contexts
-            )
-        return fast, slow
+            scales = self.step_error.time_scales
+            return list(threads.map(lambda scale, context: context.run(timed, scale), scales, contexts))
 
     def _run_engine(self, time_scale: float) -> Outcomes:
         from fastroof.simulation.fleet_run import run_engine

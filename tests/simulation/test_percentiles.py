@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastroof.compiled.simulation.series import GAP_BINS, Record, add_gaps
-from fastroof.simulation.requests import GAP_ERROR, gap_spread, gap_values_us, percentile, spread
+from fastroof.simulation.requests import (
+    FEW_EACH,
+    GAP_ERROR,
+    MANY,
+    gap_spread,
+    gap_values_us,
+    percentile,
+    spread,
+)
 
 TIMES = st.floats(1e-3, 1e9)
 
@@ -18,6 +26,19 @@ TIMES = st.floats(1e-3, 1e9)
 @given(st.lists(TIMES, min_size=1, max_size=60), st.sampled_from([0, 12.5, 50, 90, 95, 99, 99.9, 100]))
 def test_a_percentile_is_numpys_to_the_last_bit(values: list[float], percent: float) -> None:
     array = np.array(values)
+    assert percentile(array, percent) == np.percentile(array, percent)
+
+
+@pytest.mark.parametrize("percent", [90, 90.5, 99, 99.9, 100])
+@pytest.mark.parametrize("kind", ["drawn", "rising", "equal", "high where it looks"])
+def test_a_high_percentile_of_many_is_numpys_too(kind: str, percent: float) -> None:
+    array = np.random.default_rng(1).lognormal(3.0, 1.0, MANY + 9)
+    if kind == "rising":
+        array.sort()
+    elif kind == "equal":
+        array[:] = 7.0
+    elif kind == "high where it looks":
+        array[::FEW_EACH] += 1e6
     assert percentile(array, percent) == np.percentile(array, percent)
 
 
