@@ -1,5 +1,6 @@
 """Functions that only loops call stay LLVM IR; Python may still call them, and the cache returns them."""
 
+import math
 import pickle
 import subprocess
 import sys
@@ -95,6 +96,46 @@ def test_python_gets_machine_code_while_another_thread_compiles_the_caller():
 def test_callees_of_other_numba_code_are_linked():
     _, called, _ = make_loops()
     assert numba.njit(lambda value: called(value, 2.0) + 1.0)(4.0) == 9.0
+
+
+def test_a_callee_has_one_version_for_integers_and_constants():
+    def doubled(value):
+        return 2 * value
+
+    def total(sizes, size):
+        return called(sizes[0]) + called(size) + called(3)
+
+    called, loop = jit(doubled), jit(total)
+    # in 32 bits this would overflow
+    assert loop(np.array([2**30], np.int32), 4) == 2**31 + 14
+    assert list(called.overloads) == [(numba.int64,)]
+
+
+def test_two_loops_may_call_one_that_python_calls_too():
+    loop, called, _ = make_loops()
+    other = jit(lambda values: loop(values, 3.0) + called(values[-1], 2.0))
+    for _ in range(2):
+        assert other(VALUES) == naive(VALUES, 3.0) + 10.0
+        assert loop(VALUES, 3.0) == naive(VALUES, 3.0)
+        assert numba.njit(lambda values: loop(values, 3.0))(VALUES) == naive(VALUES, 3.0)
+
+
+def test_a_large_callee_is_inlined_where_it_is_called_once():
+    def long(value):
+        for _ in range(9):
+            value = math.sin(value) + math.cos(value) + math.tan(value) + math.exp(value)
+            value = math.log(value) + math.sinh(value) + math.cosh(value) + math.tanh(value)
+        return value
+
+    called = jit(long)
+    loop = jit(lambda value: called(value) + 1.0)
+    with np.errstate(all="ignore"):
+        loop(0.5)
+    (entry,), (callee,) = loop.overloads.values(), called.overloads.values()
+    functions = entry.library._final_module.functions
+    defined = {one.name for one in functions if not one.is_declaration}
+    assert {entry.fndesc.llvm_func_name, entry.fndesc.llvm_cpython_wrapper_name} <= defined
+    assert callee.fndesc.llvm_func_name not in defined
 
 
 def test_ir_is_read_from_the_cache_for_another_loop(tmp_path):
