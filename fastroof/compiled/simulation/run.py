@@ -166,7 +166,7 @@ def _end_transfer(fleet: Fleet, now_us: float) -> tuple[int, int, int]:
     """Hand a request whose transfer ends to its decode engine.
 
     Returns what :func:`_let_go` does, the decode engine if it keeps the request's blocks, or NONE, and the
-    request if it is to be routed.
+    request if it must be routed.
     """
     request, line = pop_there(fleet), fleet.line[0]
     transfer = fleet.transfers[request]
