@@ -12,7 +12,7 @@ from fastroof.arrays import Bools, Floats, Ints, Longs
 from fastroof.caching import usable_memory_bytes
 from fastroof.compiled.jit import uses_records
 from fastroof.compiled.simulation import records as R
-from fastroof.compiled.simulation.records import CallerFeatures, Features, Fleet, PlainFeatures
+from fastroof.compiled.simulation.records import CallerFeatures, Features, Fleet, PlainFeatures, Rows
 from fastroof.compiled.simulation.series import GAP_BINS, SERIES_BINS, SERIES_FIELDS
 from fastroof.compiled.steps import WINDOW
 from fastroof.errors import SimulationError
@@ -285,7 +285,7 @@ def _engines_of(
     free_slots, depth = [], 1
     for at, (pool, shape) in enumerate(zip(pools, shapes, strict=True)):
         row, arena, settings = rows[at], _arena(pool), pool.settings
-        _set_options(row, pool, shape, time_scale)
+        _set_options(rows, at, pool, shape, time_scale)
         row["has_reserved"] = back_pressure and at > 0
         row["has_next"] = at + 1 < len(pools)
         row["arena_at"], row["arena_size"] = arena_at, len(arena)
@@ -365,7 +365,7 @@ def _engines_of(
     }
 
 
-def _set_options(row: Any, pool: Pool, shape: Shape, time_scale: float) -> None:
+def _set_options(rows: Rows, at: int, pool: Pool, shape: Shape, time_scale: float) -> None:
     """Write how a pool's engines schedule steps."""
     settings, rules = pool.settings, rank_rules(pool.plan)
     size, is_mixed = settings.block_size, settings.order == "mixed"
@@ -403,8 +403,7 @@ def _set_options(row: Any, pool: Pool, shape: Shape, time_scale: float) -> None:
     }
     if shape.stages > 1 and not is_mixed:
         values["max_seqs"] = max(settings.max_num_seqs // shape.stages, 1)
-    for name, value in values.items():
-        row[name] = value
+    rows[at] = tuple(values.get(name, 0) for name in R.POOL.names or ())
 
 
 def _line_of(trace: Trace, served: Bools | None, count: int, link: Link | None) -> tuple[Any, Any, Any]:
@@ -457,6 +456,6 @@ def _tier_rows(tiers: Any) -> Any:
     """Return tiers as the loop reads them."""
     rows = np.zeros(len(tiers.tiers), R.TIER)
     names = ("blocks", "block_us", "latency_us", "writes", "fetches", "is_prompts", "layers")
-    for at, name in enumerate(names):
+    for at, name in enumerate(names if len(rows) else ()):
         rows[name] = tiers.rows.reshape(-1, len(names))[:, at]
     return rows

@@ -256,18 +256,19 @@ def counters_of(fleet: Fleet, at: int) -> dict[str, Any]:
     first_lane = int(ranks["first_lane"][0])
     lanes = fleet.lanes[first_lane : first_lane + len(ranks) * int(row["stages"])]
     names = ("steps", "mixed_steps", "prefill_steps", "prefill_tokens", "decode_tokens", "cached_tokens")
-    counters: dict[str, Any] = {name: int(lanes[name].sum()) for name in names}
-    counters["preemptions"] = int(ranks["preemptions"].sum())
+    # of one lane a sum in Python takes a fifth of NumPy's
+    counters: dict[str, Any] = {name: sum(lanes[name].tolist()) for name in names}
+    counters["preemptions"] = sum(ranks["preemptions"].tolist())
     running = ranks if row["shares_slots"] else lanes
-    counters["peak_running"] = int(running["peak_running"].sum())
-    counters["peak_waiting"] = int(ranks["peak_waiting"].sum())
-    counters["num_gpu_blocks"] = int(ranks["num_blocks"].sum())
-    counters["peak_blocks"] = int((ranks["num_blocks"] - ranks["least_free"]).sum())
+    counters["peak_running"] = sum(running["peak_running"].tolist())
+    counters["peak_waiting"] = sum(ranks["peak_waiting"].tolist())
+    counters["num_gpu_blocks"] = sum(ranks["num_blocks"].tolist())
+    counters["peak_blocks"] = counters["num_gpu_blocks"] - sum(ranks["least_free"].tolist())
     counters["decode_steps"] = counters["steps"] - counters["mixed_steps"] - counters["prefill_steps"]
     counters["busy_us"] = float(np.add.accumulate(engines["busy_us"])[-1])
     counters["end_us"] = float(engines["now_us"].max())
     if row["has_cache"]:
-        counters |= {name: int(ranks[name].sum()) for name in FOUND_COUNTERS}
+        counters |= {name: sum(ranks[name].tolist()) for name in FOUND_COUNTERS}
     return counters
 
 
