@@ -391,7 +391,7 @@ def test_simulated_traffic_is_what_its_command_prints(store: PlanStore, name: st
     output = printed(answer["command"])
     assert {key: answer.get(key) for key in output} == output
     assert output["finished"] == view.num_requests
-    assert ("energy" in output) == (name not in ("pools", "stages"))
+    assert ("energy" in output) == (name != "stages")
     assert ("goodput" in output) == (name != "no_limits")
     assert ("sessions" in output) == ("turns" in TRAFFIC[name])
     assert ("prefix_cache" in output) == (name in ("sessions", "tiers"))
