@@ -39,6 +39,7 @@ __all__ = [
     "BackendError",
     "BatchError",
     "FastroofError",
+    "Fleet",
     "GpuError",
     "GpuSpec",
     "Lookup",
@@ -50,6 +51,7 @@ __all__ = [
     "ModelSpec",
     "PlanError",
     "PlanRangeError",
+    "Pool",
     "Simulation",
     "SimulationError",
     "SpeculativeDecoding",
@@ -98,17 +100,19 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan, compile_plan, compile_plans
     from fastroof.run import StepBatch, StepTimes
     from fastroof.serving import SpeculativeDecoding, fit
-    from fastroof.simulation import Simulation, Trace, Workload, load_trace, simulate
+    from fastroof.simulation import Fleet, Pool, Simulation, Trace, Workload, load_trace, simulate
     from fastroof.simulation.capacity import capacity
     from fastroof.sweep import recommend, recommend_shared, run_sweep
     from fastroof.tables import Lookup, Tables, load_tables
 else:
     # Hidden from type checkers: they accept any attribute of a module with __getattr__.
     _MODULE_OF = {
+        "Fleet": "simulation",
         "GpuSpec": "config",
         "Lookup": "tables",
         "Lora": "models.lora",
         "ModelSpec": "models",
+        "Pool": "simulation",
         "Simulation": "simulation",
         "SpeculativeDecoding": "serving",
         "StepBatch": "run",

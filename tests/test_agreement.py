@@ -162,7 +162,9 @@ def test_the_command_line_answers_what_python_does(cases: list[Case]) -> None:
             "--num-requests", str(question.clients * REQUESTS_PER_CLIENT),
             "--input", lengths[0], "--output", lengths[1],
         )  # fmt: skip
-        sim = fastroof.simulate(plan, loop.trace(), question.budget, question.max_seqs)
+        sim = fastroof.simulate(
+            plan, loop.trace(), max_num_batched_tokens=question.budget, max_num_seqs=question.max_seqs
+        )
         summary = sim.summary(with_range=False)
         for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "output_tokens_per_s", "steps"):
             assert out[name] == summary[name], (question, name)

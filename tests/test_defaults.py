@@ -146,9 +146,8 @@ LIMITS = ("max_num_batched_tokens", "max_num_seqs", "block_size")
 
 
 def test_the_default_limits_are_the_engines_own_everywhere() -> None:
-    for function in (fastroof.simulate, fastroof.capacity):
-        parameters = inspect.signature(function).parameters
-        assert [parameters[name].default for name in LIMITS] == [None] * len(LIMITS)
+    parameters = inspect.signature(fastroof.Pool).parameters
+    assert [parameters[name].default for name in LIMITS] == [None] * len(LIMITS)
     parameters = inspect.signature(fastroof.serving.estimate).parameters
     assert (parameters["max_batched_tokens"].default, parameters["max_seqs"].default) == (None, None)
     found = {

@@ -18,7 +18,7 @@ from fastroof import StepBatch, StepPlan, Tables
 from fastroof.arrow import MOST_ROWS, cell_text, facts_html, html_table, rows_html
 from fastroof.columns import ORIGINS, Column
 from fastroof.serving import estimate
-from fastroof.simulation import Link, simulate_disaggregated
+from fastroof.simulation import Fleet, Link, Pool, simulate
 
 HOSTILE = "<script>alert('\"&')</script>"
 TAGS = {"table", "caption", "thead", "tbody", "tr", "th", "td", "br", "small"}
@@ -125,7 +125,7 @@ def test_a_simulation_shows_its_summary(plan: StepPlan) -> None:
 
 def test_pools_show_what_is_sent_between_them(plan: StepPlan) -> None:
     trace = fastroof.Trace([0.0, 0.1], [4000, 2000], [100, 50])
-    simulation = simulate_disaggregated(plan, plan, trace, link=Link(50e9))
+    simulation = simulate(Fleet([Pool(plan), Pool(plan)], link=Link(50e9)), trace)
     texts = page_of(simulation._repr_html_()).texts
     place = texts.index("time to send a KV cache")
     assert texts[place + 1] == cell_text(simulation.summary()["transfer_ms"]["mean"])

@@ -120,10 +120,10 @@ def compare(question: Question, plan: StepPlan) -> Compared | None:
     if (of_rank + 1.0) * 1.3 * sum(highest) > plan.memory.max_kv_tokens:
         return None
     trace = loop_of(question).trace()
-    seen = simulate(plan, trace, question.budget, question.max_seqs, block_size=None).requests
+    run = simulate(plan, trace, max_num_batched_tokens=question.budget, max_num_seqs=question.max_seqs)
     later = slice(question.clients * REQUESTS_PER_CLIENT // 3, question.clients * (REQUESTS_PER_CLIENT - 2))
     ttft_ms, tpot_ms, e2e_ms = (
-        float(np.nanmean(seen.column(name).to_numpy()[later])) for name in ("ttft_ms", "tpot_ms", "e2e_ms")
+        float(np.nanmean(run.requests.column(n).to_numpy()[later])) for n in ("ttft_ms", "tpot_ms", "e2e_ms")
     )
     isl, osl = float(trace.input_tokens.mean()), float(trace.output_tokens.mean())
     got = estimate(plan, isl, osl, question.clients, question.budget, max_seqs=min(1024, question.budget))

@@ -185,7 +185,7 @@ def capacity(
         raise SimulationError("--rate needs --fewest: without it the rate is the answer")
     requests = workload_requests(**workload, period=period)
     settings = engine_settings(given)
-    settings |= {"routing": routed.pop("router"), **routed, "threads": workers}
+    settings |= {**routed, "threads": workers}
     served = simulated_plan(what, *gpu_and_tables(**measured), settings, plan)
     options = {**settings, **limits, "steady": steady}
     found: Any

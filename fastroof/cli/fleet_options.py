@@ -1,4 +1,4 @@
-"""Options of replicas, pools, autoscaling and caches: those of fastroof.simulation.fleet with help."""
+"""Options of fleets: those of fastroof.simulation.fleet_options with help."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from fastroof.cli.options import option
 from fastroof.command_group import Group
-from fastroof.simulation.fleet import OPTIONS, count
+from fastroof.simulation.fleet_options import OPTIONS, count
 
 _HELP: Final[dict[str, tuple[str | None, ...]]] = {
     "replicas": ("Number of engines that share the requests; with --autoscale, at the start.",),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+import fastroof
 from fastroof.cli.fleet_options import FLEET
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import (
@@ -31,7 +32,7 @@ from fastroof.cli.output import (
 )
 from fastroof.cli.workload_options import WORKLOAD, print_left_out, workload_trace
 from fastroof.command_group import GroupValues, taking, warn
-from fastroof.simulation.fleet import Fleet
+from fastroof.simulation.fleet_options import fleet_of_options
 from fastroof.units import GB, US_PER_S
 
 if TYPE_CHECKING:
@@ -325,16 +326,13 @@ def simulate(
 
         checked_page_path(report)
     settings = engine_settings(given)
-    fleet = Fleet.of_options(fleet_options)
     trace = workload_trace(**workload)
     what = (model, *gpu_and_tables(**measured), settings)
-    served = first = simulated_plan(*what, plan)
-    if tp := fleet_options["prefill_tp"]:
-        first = simulated_plan(*what, {**plan, "tp": tp})
+    fleet = fleet_of_options(fleet_options, lambda own: simulated_plan(*what, {**plan, **own}), settings)
+    served = fleet.pools[-1].plan.model
     longest = int((trace.input_tokens + trace.output_tokens).max(initial=0))
-    warn_beyond_context(served.model.name, served.model.max_position, longest)
-    seed = workload["seed"] or 0
-    sim = fleet.simulate(served, first, trace, settings, seed=seed, on_too_long=too_long)
+    warn_beyond_context(served.name, served.max_position, longest)
+    sim = fastroof.simulate(fleet, trace, seed=workload["seed"] or 0, on_too_long=too_long)
     answers = sim.summary(**limits, with_range=with_range)
     if energy:
         answers["energy"] = sim.energy()

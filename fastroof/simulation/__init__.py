@@ -8,27 +8,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __all__ = [
-    "AutoscaledSimulation",
     "Autoscaler",
-    "DisaggregatedSimulation",
     "EngineSettings",
+    "Fleet",
     "KvTier",
     "Link",
+    "Pool",
     "Simulation",
     "Trace",
     "Workload",
     "hit_rate",
     "load_trace",
     "simulate",
-    "simulate_disaggregated",
     "write_trace",
 ]
 
 if TYPE_CHECKING:
-    from fastroof.simulation.autoscaled_simulation import AutoscaledSimulation
     from fastroof.simulation.autoscaling import Autoscaler
     from fastroof.simulation.deployment import simulate
-    from fastroof.simulation.disaggregated import DisaggregatedSimulation, simulate_disaggregated
+    from fastroof.simulation.fleet import Fleet, Pool
     from fastroof.simulation.kv_tiers import KvTier
     from fastroof.simulation.pools import Link
     from fastroof.simulation.settings import EngineSettings
@@ -41,19 +39,18 @@ if TYPE_CHECKING:
 else:
     # Hidden from type checkers, for which a module with __getattr__ has every name.
     _MODULE_OF = {
-        "AutoscaledSimulation": "simulation.autoscaled_simulation",
         "Autoscaler": "simulation.autoscaling",
-        "DisaggregatedSimulation": "simulation.disaggregated",
         "EngineSettings": "simulation.settings",
+        "Fleet": "simulation.fleet",
         "KvTier": "simulation.kv_tiers",
         "Link": "simulation.pools",
+        "Pool": "simulation.fleet",
         "Simulation": "simulation.simulation",
         "Trace": "traces.trace",
         "Workload": "traces.workload",
         "hit_rate": "traces.prompt_tree",
         "load_trace": "traces.trace_files",
         "simulate": "simulation.deployment",
-        "simulate_disaggregated": "simulation.disaggregated",
         "write_trace": "traces.trace_writing",
     }
 

@@ -131,9 +131,3 @@ class Autoscaler:
                 f"concurrency:32 or kv:0.9:0.5, got {shown(text)}"
             )
         return cls(metric, values[0], low=values[1] if len(values) == 2 else None, **given)
-
-
-def check_rule(name: str, rule: Any) -> None:
-    """Reject anything but a rule or None."""
-    if rule is not None and not isinstance(rule, Autoscaler):
-        raise SimulationError(f"{name} must be an Autoscaler, got {type(rule).__name__}")

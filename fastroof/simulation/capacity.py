@@ -6,13 +6,12 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.checks import check_flag, is_number, one_of, shown, whole_number
+from fastroof.checks import check_flag, is_number, shown, whole_number
 from fastroof.errors import SimulationError
-from fastroof.plan.compile import check_plan
 from fastroof.simulation.capacity_runs import (
     UNIT_RATE,
     Searched,
-    deployment_runner,
+    fleet_runner,
     given_run,
     longer,
     run_of,
@@ -24,14 +23,11 @@ from fastroof.simulation.capacity_search import (
     Measurement,
     parsed_limits,
 )
-from fastroof.simulation.engine import refuse_too_long
-from fastroof.simulation.kv_tiers import tiers_below
-from fastroof.simulation.pools import POOLED_ROUTINGS, Pool
+from fastroof.simulation.fleet import Fleet, fleet_of
+from fastroof.simulation.pools import refuse_never_run
 from fastroof.simulation.session_runs import requests_per_session
-from fastroof.simulation.settings import MOST_REPLICAS, EngineSettings, running_tokens
 from fastroof.simulation.steady import Run
 from fastroof.simulation.step_range import StepError, step_error
-from fastroof.traces.prompt_tree import source_of_hits
 from fastroof.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -157,48 +153,28 @@ class Capacity:
 
 
 def capacity(
-    plan: StepPlan,
+    fleet: Fleet | StepPlan,
     trace_or_workload: Trace | Workload,
     *,
     goodput: float | None = None,
-    replicas: int = 1,
-    routing: str = "round_robin",
     tolerance: float = 0.01,
     draws: int = 1,
     steady: bool = True,
     with_range: bool = True,
     threads: int = 1,
-    max_num_batched_tokens: int | None = None,
-    max_num_seqs: int | None = None,
-    num_gpu_blocks: int | None = None,
-    block_size: int | None = None,
-    async_scheduling: bool | None = None,
-    order: str | None = None,
-    chunked_prefill: bool | None = None,
-    reserve_output: bool | None = None,
-    timeout_s: float | None = None,
-    prefill_schedule_interval: int | None = None,
-    prefill_decode_interval: int | None = None,
-    min_free_slots_delay: int | None = None,
-    prefix_cache: str = "auto",
-    kv_tiers: Any = None,
-    **limits: Any,
+    **options: Any,
 ) -> Capacity:
-    """Find the largest request rate that a deployment serves within limits on percentiles.
+    """Find the largest request rate that a fleet serves within limits on percentiles.
 
     Parameters
     ----------
-    plan : StepPlan
-        Times the steps.
+    fleet : Fleet or StepPlan
+        The engines: a fleet, or the plan of one pool. Their numbers are fixed.
     trace_or_workload : Trace or Workload
         The requests. Other rates scale the arrivals of the same requests, so that rates and deployments are
         compared on equal draws. With sessions they scale the starts (and recorded arrivals), not the delays.
     goodput : float, optional
         Share of requests that must be within ``ttft_ms``, ``tpot_ms`` and ``e2e_ms``, as far as given.
-    replicas : int, default 1
-        Number of engines that share the requests.
-    routing : str, default "round_robin"
-        How a request's replica is chosen, as in :func:`fastroof.simulate`.
     tolerance : float, default 0.01
         Relative tolerance of the rate, up to 0.5.
     draws : int, default 1
@@ -207,23 +183,15 @@ def capacity(
         Whether more requests of a workload are drawn, or a trace is repeated, until ramp and drain do not
         matter; else percentiles are over the requests given, all of them.
     with_range : bool, default True
-        Whether to search for ``low`` and ``high``.
+        Whether to search for ``low`` and ``high``; of two pools, transfers are as much slower and faster as
+        steps.
     threads : int, default 1
         Threads that run independent replicas.
-    max_num_batched_tokens, max_num_seqs, num_gpu_blocks, block_size, async_scheduling : optional
-        As in :func:`fastroof.simulate`; by default the engine's.
-    order, chunked_prefill, reserve_output, timeout_s : optional
-        Likewise.
-    prefill_schedule_interval, prefill_decode_interval, min_free_slots_delay : optional
-        Likewise.
-    prefix_cache : {"auto", "given", "lru"}
-        Where prefix hits come from, as in :func:`fastroof.simulate`.
-    kv_tiers : str or sequence of KvTier, optional
-        Tiers below a simulated prefix cache, likewise.
-    **limits : float
+    **options
         Limits, ms, named by time and percentile: ``ttft_p99_ms``, ``tpot_p90_ms``, ``itl_p50_ms`` (over all
         gaps between tokens), ``e2e_p99_9_ms``; with ``goodput`` also ``ttft_ms``, ``tpot_ms`` and ``e2e_ms``
-        of each request. The times of an unfinished request count as inf.
+        of each request. The times of an unfinished request count as inf. For a plan also the options of its
+        :class:`~fastroof.simulation.Pool`: ``replicas``, ``router``, settings of the engine.
 
     Returns
     -------
@@ -267,9 +235,7 @@ def capacity(
     >>> most.low <= most.requests_per_s <= most.high, most.limit
     (True, 'tpot_p99_ms')
     """
-    check_plan("plan", plan, SimulationError)
-    replicas = whole_number("replicas", replicas, 1, MOST_REPLICAS, SimulationError)
-    one_of("routing", routing, POOLED_ROUTINGS, SimulationError)
+    whole = fleet_of(fleet, options).without_rules()
     draws = whole_number("draws", draws, 1, MOST_DRAWS, SimulationError)
     check_flag("with_range", with_range, SimulationError)
     if not is_number(tolerance) or not 0 < tolerance <= MOST_TOLERANCE:
@@ -284,28 +250,11 @@ def capacity(
             f"draws needs a workload, whose requests can be drawn again; trace {shown(trace.name)} has one "
             f"draw, got {draws}"
         )
-    parsed = parsed_limits(limits, goodput, math.inf)
-    settings = EngineSettings.of_plan(
-        plan,
-        kv_len=running_tokens(trace, plan, reserve_output),
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-        num_gpu_blocks=num_gpu_blocks,
-        block_size=block_size,
-        async_scheduling=async_scheduling,
-        order=order,
-        chunked_prefill=chunked_prefill,
-        reserve_output=reserve_output,
-        timeout_s=timeout_s,
-        prefill_schedule_interval=prefill_schedule_interval,
-        prefill_decode_interval=prefill_decode_interval,
-        min_free_slots_delay=min_free_slots_delay,
-    )
-    refuse_too_long(trace, settings, "leave such requests out")
-    hits = source_of_hits(trace, prefix_cache, routing)
-    tiers = tiers_below(kv_tiers, plan, settings, hits)
-    simulate = deployment_runner(Pool(plan, settings, replicas, routing, hits, tiers), threads)
-    is_scaled = math.isinf(settings.timeout_s) and not trace.has_parents
+    parsed = parsed_limits(options, goodput, math.inf)
+    pools = whole.serving(trace)
+    refuse_never_run(pools, trace, "leave such requests out")
+    simulate, first = fleet_runner(pools, whole.link, threads), pools[0].settings
+    is_scaled = math.isinf(first.timeout_s) and not trace.has_parents
 
     def searching(run: Run) -> CapacitySearch:
         # beyond the tolerance, chance lets a queue grow
@@ -316,10 +265,10 @@ def capacity(
     tried = [Searched(alone, alone.found())]
     if steady:
         tried += longer(
-            trace_or_workload, tried[0], searching, settings.max_num_batched_tokens, float(tolerance)
+            trace_or_workload, tried[0], searching, first.max_num_batched_tokens, float(tolerance)
         )
     search, found, sampling_error = tried[-1]
-    error = _step_error(plan, search, found)
+    error = _step_error(pools[-1].plan, search, found)
     low, high = found, found
     if with_range and error.is_known:
         faster, slower = error.time_scales
@@ -344,8 +293,8 @@ def capacity(
         basis=error.basis,
         sampling_error=sampling_error if draws == 1 else _of_draws(rates),
         tolerance=float(tolerance),
-        replicas=replicas,
-        gpus=replicas * plan.layout.world_size,
+        replicas=sum(pool.replicas for pool in pools),
+        gpus=sum(pool.gpus for pool in pools),
         requests=len(search.trace),
         counted=search.run.requests,
         simulations=sum(each.simulations for each in searches),

@@ -1,8 +1,8 @@
-"""Runs for a capacity: simulations of a deployment, and how long they must be, by shorter ones."""
+"""Runs for a capacity: simulations of a fleet, and how long they must be, by shorter ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -10,7 +10,7 @@ from fastroof.checks import shown
 from fastroof.errors import SimulationError, TraceError
 from fastroof.simulation.capacity_search import CapacitySearch, FoundRate, Simulate
 from fastroof.simulation.fleet_run import run_pools
-from fastroof.simulation.pools import Pool
+from fastroof.simulation.pools import EnginePool, Link
 from fastroof.simulation.steady import (
     Run,
     affordable_requests,
@@ -113,13 +113,16 @@ def enough_of_sessions(run: Run, requests: int, in_system: float, affordable: in
     return wanted
 
 
-def deployment_runner(pool: Pool, threads: int) -> Simulate:
-    """Return a function that simulates a trace on a deployment, with time-outs divided by a factor."""
+def fleet_runner(pools: Sequence[EnginePool], link: Link | None, threads: int) -> Simulate:
+    """Return a function that simulates a trace on pools, with time-outs divided by a factor."""
 
     def run(trace: Trace, speedup: float) -> Outcomes:
-        settings = pool.settings
+        timed = pools
         if speedup != 1.0:
-            settings = replace(settings, timeout_s=settings.timeout_s / speedup)
-        return run_pools([pool._replace(settings=settings)], trace, threads=threads)
+            timed = [
+                pool._replace(settings=replace(pool.settings, timeout_s=pool.settings.timeout_s / speedup))
+                for pool in pools
+            ]
+        return run_pools(timed, trace, link, threads=threads)
 
     return run

@@ -1,20 +1,17 @@
-"""Simulate a deployment: :func:`simulate`, and its answers as a document."""
+"""Simulate a fleet: :func:`simulate`, and its answers as a document."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.checks import one_of, whole_number
+from fastroof.checks import one_of, unknown_word, whole_number
 from fastroof.errors import SimulationError
-from fastroof.plan.compile import check_plan
-from fastroof.simulation.autoscaling import Autoscaler, check_rule
-from fastroof.simulation.engine import check_time_scale, refuse_too_long
+from fastroof.simulation.engine import check_time_scale
+from fastroof.simulation.fleet import POOL_OPTIONS, Fleet, fleet_of
 from fastroof.simulation.fleet_run import run_pools
-from fastroof.simulation.kv_tiers import tiers_below
-from fastroof.simulation.pools import POOLED_ROUTINGS, Pool
-from fastroof.simulation.settings import MOST_REPLICAS, EngineSettings, running_tokens
+from fastroof.simulation.pools import EnginePool, refuse_never_run
 from fastroof.simulation.simulation import Simulation
-from fastroof.traces.prompt_tree import source_of_hits
 from fastroof.traces.trace import Trace
 from fastroof.traces.trace_files import load_trace
 
@@ -27,90 +24,42 @@ ON_TOO_LONG: Final = ("error", "reject")
 
 
 def simulate(
-    plan: StepPlan,
+    fleet: Fleet | StepPlan,
     trace: Any,
-    max_num_batched_tokens: int | None = None,
-    max_num_seqs: int | None = None,
-    num_gpu_blocks: int | None = None,
-    block_size: int | None = None,
-    replicas: int = 1,
-    async_scheduling: bool | None = None,
     *,
-    order: str | None = None,
-    chunked_prefill: bool | None = None,
-    admit_whole_prompt: bool = True,
-    reserve_output: bool | None = None,
-    timeout_s: float | None = None,
-    prefill_schedule_interval: int | None = None,
-    prefill_decode_interval: int | None = None,
-    min_free_slots_delay: int | None = None,
-    routing: str = "round_robin",
-    prefix_cache: str = "auto",
-    kv_tiers: Any = None,
     seed: int = 0,
     on_too_long: str = "error",
     time_scale: float = 1.0,
-    autoscale: Autoscaler | None = None,
+    **pool: Any,
 ) -> Simulation:
-    """Serve a trace request by request, as a serving engine would.
+    """Serve a trace request by request, as serving engines would.
 
     Parameters
     ----------
-    plan : StepPlan
-        Times the steps; its engine's profile defines how they are scheduled.
+    fleet : Fleet or StepPlan
+        The engines: a fleet, or the plan of one pool.
     trace : Trace or what :func:`fastroof.load_trace` takes
-        The requests.
-    max_num_batched_tokens : int, optional
-        Maximum number of new tokens per step; by default the engine's.
-    max_num_seqs : int, optional
-        Maximum number of running requests; by default the engine's, in mixed steps at most
-        ``max_num_batched_tokens``.
-    num_gpu_blocks : int, optional
-        Blocks of KV cache; by default all that the plan's memory has room for.
-    block_size : int, optional
-        Tokens per block; by default the engine's.
-    replicas : int, default 1
-        Number of engines that share the requests.
-    async_scheduling : bool, optional
-        Whether a step is scheduled while the previous one runs; by default the engine's.
-    order, chunked_prefill, reserve_output : optional
-        As in :class:`EngineSettings`; by default the engine's.
-    admit_whole_prompt : bool, default True
-        Whether a request starts only when its whole prompt has room.
-    timeout_s : float, optional
-        Seconds after which a client gives up; by default never.
-    prefill_schedule_interval, prefill_decode_interval, min_free_slots_delay : int, optional
-        Steps or slots that prompts wait for, as in :class:`EngineSettings`; by default none.
-    routing : str, default "round_robin"
-        How a request's replica is chosen: ``round_robin``, ``least_outstanding``, ``least_load``,
-        ``least_kv``, ``power_of_two`` or, with ``prefix_cache="lru"``, ``prefix_aware``.
-    prefix_cache : {"auto", "given", "lru"}
-        Where prefix hits come from: the trace's ``cached_tokens``, or a simulated cache that evicts the least
-        recently used blocks. It finds prompts by the trace's ``hash_ids``, or else ``history_tokens``, and
-        what preempted requests left. ``auto`` is ``lru`` for traces with one of them, else ``given``.
-    kv_tiers : str or sequence of KvTier, optional
-        Tiers below a simulated prefix cache, each a packaged name (``lmcache-cpu``, ``lmcache-disk``,
-        ``vllm-offloading``, ``sglang-hicache``, ``mooncake-store``) or another, with its size and bandwidth:
-        ``"vllm-offloading:200GB"``, ``"host:200GB:50GB/s,disk:2TB:6GB/s:80us"``. Each replica has its own.
+        The requests: with arrivals, of the clients of a closed loop, or sessions.
     seed : int, default 0
-        Seed of routings that draw.
+        Seed of routers that draw.
     on_too_long : {"error", "reject"}
         What happens to a request that can never run.
     time_scale : float, default 1
-        Factor on the time of every step.
-    autoscale : Autoscaler, optional
-        Rule that starts and stops replicas; the run begins with ``replicas``, at least its ``min_replicas``.
+        Factor on the time of every step, not of transfers.
+    **pool
+        For a plan, the options of its :class:`Pool`: ``replicas``, ``router``, ``prefix_cache``,
+        ``kv_tiers``, ``autoscaler``, and settings of the engine such as ``max_num_seqs``.
 
     Returns
     -------
     Simulation
-        The times of every request, and results derived from them; an
-        :class:`~fastroof.simulation.AutoscaledSimulation` with ``autoscale``.
+        The times of every request, and results derived from them.
 
     Raises
     ------
     SimulationError
-        If a setting is invalid or above the plan's sizes, or a request can never run; the message names it.
+        If a setting is invalid or above the plan's sizes, the plans of two pools do not match, or a request
+        can never run; the message names it.
     TraceError
         If the trace cannot be read.
 
@@ -128,49 +77,25 @@ def simulate(
     >>> import fastroof
     >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> trace = {"arrival_s": [0.0, 0.1], "input_tokens": [1000, 200], "output_tokens": [50, 20]}
-    >>> sim = fastroof.simulate(plan, trace)
-    >>> sim.requests.column("status").to_pylist()
-    ['finished', 'finished']
+    >>> sim = fastroof.simulate(plan, trace, replicas=2)
+    >>> sim.requests.column("replica").to_pylist()
+    [0, 1]
     """
-    check_plan("plan", plan, SimulationError)
+    whole = fleet_of(fleet, pool)
+    if pool:
+        raise SimulationError(unknown_word("option", next(iter(pool)), POOL_OPTIONS, "help(fastroof.Pool)"))
     one_of("on_too_long", on_too_long, ON_TOO_LONG, SimulationError)
-    one_of("routing", routing, POOLED_ROUTINGS, SimulationError)
-    replicas = whole_number("replicas", replicas, 1, MOST_REPLICAS, SimulationError)
-    check_rule("autoscale", autoscale)
     seed = whole_number("seed", seed, 0, 2**63 - 1, SimulationError)
     check_time_scale(time_scale)
     requests = trace if isinstance(trace, Trace) else load_trace(trace)
-    prefix_cache = source_of_hits(requests, prefix_cache, routing)
-    settings = EngineSettings.of_plan(
-        plan,
-        kv_len=running_tokens(requests, plan, reserve_output),
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-        num_gpu_blocks=num_gpu_blocks,
-        block_size=block_size,
-        async_scheduling=async_scheduling,
-        order=order,
-        chunked_prefill=chunked_prefill,
-        admit_whole_prompt=admit_whole_prompt,
-        reserve_output=reserve_output,
-        timeout_s=timeout_s,
-        prefill_schedule_interval=prefill_schedule_interval,
-        prefill_decode_interval=prefill_decode_interval,
-        min_free_slots_delay=min_free_slots_delay,
-    )
-    tiers = tiers_below(kv_tiers, plan, settings, prefix_cache)
+    pools = whole.serving(requests)
     if on_too_long == "error":
-        refuse_too_long(requests, settings, 'on_too_long="reject"')
-    pool = Pool(plan, settings, replicas, routing, prefix_cache, tiers, autoscale)
+        refuse_never_run(pools, requests, 'on_too_long="reject"')
 
-    def run(scale: float, pool: Pool = pool) -> Outcomes:
-        return run_pools([pool], requests, time_scale=scale * time_scale, seed=seed)
+    def run(scale: float, pools: Sequence[EnginePool] = pools) -> Outcomes:
+        return run_pools(pools, requests, whole.link, time_scale=scale * time_scale, seed=seed)
 
-    if autoscale is not None:
-        from fastroof.simulation.autoscaled_simulation import AutoscaledSimulation
-
-        return AutoscaledSimulation(pool, requests, run)
-    return Simulation(plan, requests, settings, run(1.0), replicas=replicas, rerun=run)
+    return Simulation(pools, requests, run(1.0), link=whole.link, rerun=run)
 
 
 def simulation_document(sim: Simulation, answers: dict[str, Any]) -> dict[str, Any]:
@@ -207,11 +132,8 @@ def simulation_document(sim: Simulation, answers: dict[str, Any]) -> dict[str, A
 
 def mean_gpus(sim: Simulation, answers: dict[str, Any]) -> float:
     """Return the GPUs of all engines, the mean of those that an autoscaler holds."""
-
-    def held(answers: dict[str, Any], replicas: int) -> float:
-        return float(answers.get("autoscaling", {}).get("replicas", {}).get("mean", replicas)) / replicas
-
-    pools = [(getattr(sim, name), of_pool) for name, of_pool in answers.get("pools", {}).items()]
-    if pools:
-        return float(sum(pool.gpus * held(of_pool, pool.most_replicas) for pool, of_pool in pools))
-    return sim.gpus * held(answers, sim.replicas)
+    total = 0.0
+    for pool, own in zip(sim.pools, answers.get("pools", {"": answers}).values(), strict=True):
+        held = own["autoscaling"]["replicas"]["mean"] if "autoscaling" in own else pool.most_replicas
+        total += pool.gpus * (held / pool.most_replicas)
+    return total

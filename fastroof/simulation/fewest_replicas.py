@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.checks import check_flag, one_of, shown, whole_number
+from fastroof.checks import check_flag, shown, whole_number
 from fastroof.errors import SimulationError
-from fastroof.plan.compile import check_plan
-from fastroof.simulation.capacity_runs import deployment_runner, enough_of_sessions, given_run, run_of
+from fastroof.simulation.capacity_runs import enough_of_sessions, fleet_runner, given_run, run_of
 from fastroof.simulation.capacity_search import Limits, Measurement, parsed_limits
-from fastroof.simulation.engine import refuse_too_long
-from fastroof.simulation.kv_tiers import tiers_below
-from fastroof.simulation.pools import POOLED_ROUTINGS, Pool
+from fastroof.simulation.fleet import Fleet, fleet_of
+from fastroof.simulation.pools import refuse_never_run
+from fastroof.simulation.scaled_replicas import fewest_that_keep
 from fastroof.simulation.session_runs import requests_per_session
-from fastroof.simulation.settings import MOST_REPLICAS, EngineSettings, running_tokens
+from fastroof.simulation.settings import MOST_REPLICAS
 from fastroof.simulation.steady import LEAST_REQUESTS, Run, affordable_requests
-from fastroof.traces.prompt_tree import source_of_hits
 from fastroof.traces.trace import Trace
 from fastroof.traces.workload import DEFAULT_REQUESTS, Workload
 from fastroof.traces.workload_rates import MOST_HOURS
@@ -63,49 +61,47 @@ class FewestReplicas:
 
 
 def fewest_replicas(
-    plan: StepPlan,
+    fleet: Fleet | StepPlan,
     trace_or_workload: Trace | Workload,
     *,
     goodput: float | None = None,
-    routing: str = "round_robin",
     most: int = 64,
     steady: bool = True,
     threads: int = 1,
-    prefix_cache: str = "auto",
-    kv_tiers: Any = None,
     **options: Any,
 ) -> FewestReplicas:
-    """Find the fewest replicas that serve requests at their own rate within limits on percentiles."""
-    check_plan("plan", plan, SimulationError)
+    """Find the fewest replicas that serve requests at their own rate within limits on percentiles.
+
+    They are the fewest copies of a fleet, or of the pool of a plan; options are those of
+    :func:`fastroof.capacity`.
+    """
+    whole = fleet_of(fleet, options).without_rules()
     most = whole_number("most", most, 1, MOST_REPLICAS, SimulationError)
-    one_of("routing", routing, POOLED_ROUTINGS, SimulationError)
     check_flag("steady", steady, SimulationError)
     run = given_run(trace_or_workload)
     trace, per_s = run.trace, run.per_s
-    chosen = {name: options.pop(name) for name in EngineSettings.__dataclass_fields__ if name in options}
     is_steady = steady and not trace.is_closed and 0.0 < per_s < math.inf
     requests = max(LEAST_REQUESTS, len(trace))
     if is_steady:
         run = run_of(trace_or_workload, requests)
     # closed-loop clients send as fast as they are answered: their queue does not grow
     limits = parsed_limits(options, goodput, math.inf if trace.is_closed else _growth(run))
-    tokens = running_tokens(trace, plan, chosen.get("reserve_output"))
-    settings = EngineSettings.of_plan(plan, kv_len=tokens, **chosen)
-    refuse_too_long(trace, settings, "leave such requests out")
-    hits = source_of_hits(trace, prefix_cache, routing)
-    tiers = tiers_below(kv_tiers, plan, settings, hits)
+    pools = whole.serving(trace)
+    refuse_never_run(pools, trace, "leave such requests out")
+    each = sum(pool.replicas for pool in pools)
     measured: dict[int, Measurement] = {}
 
-    def keeps(replicas: int) -> bool:
-        simulate = deployment_runner(Pool(plan, settings, replicas, routing, hits, tiers), threads)
-        measured[replicas] = limits.measure_run(run, simulate(run.trace, 1.0))
-        return limits.holds(measured[replicas])
+    def keeps(copies: int) -> bool:
+        copied = [pool._replace(replicas=copies * pool.replicas) for pool in pools]
+        outcomes = fleet_runner(copied, whole.link, threads)(run.trace, 1.0)
+        measured[copies] = limits.measure_run(run, outcomes)
+        return limits.holds(measured[copies])
 
     fewest = fewest_that_keep(keeps, most)
     while is_steady and fewest and run.session is not None:
         # with sessions a short run ends while its first ones are open
         in_system, decodes = min(one.in_system for one in measured.values()), measured[fewest].decodes
-        affordable = affordable_requests(run, decodes, settings.max_num_batched_tokens)
+        affordable = affordable_requests(run, decodes, pools[0].settings.max_num_batched_tokens)
         wanted = enough_of_sessions(run, requests, in_system, affordable)
         if wanted == requests:
             break
@@ -113,39 +109,23 @@ def fewest_replicas(
         limits = limits._replace(growth=_growth(run))
         measured.clear()
         fewest = fewest_that_keep(keeps, most)
-    broken = [replicas for replicas, one in measured.items() if not limits.holds(one)]
+    broken = [copies for copies, one in measured.items() if not limits.holds(one)]
     limit = limits.binding(measured[max(broken)]) if broken else "none"
-    each = requests_per_session(trace)
+    of_session = requests_per_session(trace)
     return FewestReplicas(
-        fewest,
-        fewest * plan.layout.world_size,
+        fewest * each,
+        fewest * sum(pool.gpus for pool in pools),
         limit,
         per_s,
-        dict(sorted(measured.items())),
+        {copies * each: measured[copies] for copies in sorted(measured)},
         limits,
-        None if each is None else per_s / each,
+        None if of_session is None else per_s / of_session,
     )
 
 
 def _growth(run: Run) -> float:
     """Return the share of the elapsed time by which queueing may grow in a run."""
     return max(GROWTH, 1.0 / math.sqrt(run.requests))
-
-
-def fewest_that_keep(keeps: Callable[[int], bool], most: int) -> int:
-    """Find the least number up to ``most`` that keeps the limits, by doubling and bisection; 0 if none."""
-    below, number = 0, 1
-    while not keeps(number):
-        if number == most:
-            return 0
-        below, number = number, min(2 * number, most)
-    while number - below > 1:
-        middle = (below + number) // 2
-        if keeps(middle):
-            number = middle
-        else:
-            below = middle
-    return number
 
 
 @dataclass(frozen=True)
@@ -186,7 +166,9 @@ class HourlyReplicas:
         }
 
 
-def fewest_by_hour(plan: StepPlan, trace_or_workload: Trace | Workload, **options: Any) -> HourlyReplicas:
+def fewest_by_hour(
+    fleet: Fleet | StepPlan, trace_or_workload: Trace | Workload, **options: Any
+) -> HourlyReplicas:
     """Find the fewest replicas of each hour, as :func:`fewest_replicas` does for one rate.
 
     An hour of a workload has its rate throughout; that of a trace is its requests, repeated every hour.
@@ -195,13 +177,13 @@ def fewest_by_hour(plan: StepPlan, trace_or_workload: Trace | Workload, **option
         rates = trace_or_workload.hours
         plain: dict[str, Any] = {"hourly": None, "arrivals": "", "requests": DEFAULT_REQUESTS}
         found = {
-            rate: fewest_replicas(plan, replace(trace_or_workload, rate=rate, **plain), **options)
+            rate: fewest_replicas(fleet, replace(trace_or_workload, rate=rate, **plain), **options)
             for rate in set(rates) - {0.0}
         }
         return HourlyReplicas(tuple(found.get(rate) for rate in rates), rates)
     parts = list(_hours_of(trace_or_workload))
     return HourlyReplicas(
-        tuple(None if part is None else fewest_replicas(plan, part, **options) for part in parts),
+        tuple(None if part is None else fewest_replicas(fleet, part, **options) for part in parts),
         tuple(0.0 if part is None else part.requests_per_s for part in parts),
     )
 

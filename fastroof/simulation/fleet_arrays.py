@@ -19,7 +19,7 @@ from fastroof.errors import SimulationError
 from fastroof.plan.calls import rank_rules
 from fastroof.simulation.autoscaling import METRICS
 from fastroof.simulation.engine import check_time_scale
-from fastroof.simulation.pools import ROUTERS, Link, Pool, engines_of
+from fastroof.simulation.pools import ROUTERS, EnginePool, Link, engines_of
 from fastroof.stopping import stop_flag
 from fastroof.traces.prompt_tree import LRU, has_identities, prompt_tree
 from fastroof.traces.trace import Trace
@@ -61,7 +61,7 @@ class Shape(NamedTuple):
         return self.replicas * self.engines_each
 
     @classmethod
-    def of_pool(cls, pool: Pool, count: int, longest: int, segments: int) -> Shape:
+    def of_pool(cls, pool: EnginePool, count: int, longest: int, segments: int) -> Shape:
         """Return the shape of a pool that serves so many requests, the longest output of which is given."""
         rules, pp = rank_rules(pool.plan), pool.plan.layout.pp
         most = pool.settings.max_num_seqs
@@ -80,7 +80,7 @@ class Shape(NamedTuple):
         )
 
 
-def features_of(pools: Sequence[Pool], trace: Trace) -> Features:
+def features_of(pools: Sequence[EnginePool], trace: Trace) -> Features:
     """Return what a fleet needs, in the smallest set that has it."""
     settings = [pool.settings for pool in pools]
     needs = Features(
@@ -103,12 +103,12 @@ def features_of(pools: Sequence[Pool], trace: Trace) -> Features:
     return needs
 
 
-def _arena(pool: Pool) -> Floats:
+def _arena(pool: EnginePool) -> Floats:
     return pool.plan.bottleneck.arena if pool.plan.layout.pp > 1 else pool.plan.arena
 
 
 def new_fleet(
-    pools: Sequence[Pool],
+    pools: Sequence[EnginePool],
     trace: Trace,
     served: Bools | None = None,
     *,
@@ -220,7 +220,7 @@ def _as_records(fleet: Fleet) -> Fleet:
     )
 
 
-def _drawn_from(pool: Pool) -> int:
+def _drawn_from(pool: EnginePool) -> int:
     """Return what a router's draws are below."""
     scaler = pool.autoscaler
     if scaler is None:
@@ -228,14 +228,14 @@ def _drawn_from(pool: Pool) -> int:
     return scaler.max_replicas if scaler.max_replicas == scaler.min_replicas else _DRAWN_FROM
 
 
-def _drawn(pool: Pool, count: int, seed: int) -> Ints:
+def _drawn(pool: EnginePool, count: int, seed: int) -> Ints:
     """Draw two replicas for each request, if the pool's router looks at them."""
-    if pool.routing != "power_of_two":
+    if pool.router != "power_of_two":
         return np.zeros((2, count), np.int32)
     return np.random.default_rng(seed).integers(0, _drawn_from(pool), (2, count), np.int32)
 
 
-def _lane_bytes(pool: Pool, shape: Shape, longest: int, count: int) -> dict[str, int]:
+def _lane_bytes(pool: EnginePool, shape: Shape, longest: int, count: int) -> dict[str, int]:
     """Return the bytes of a lane's state, by what takes them."""
     columns = R.NUM_CELL_COLUMNS * (1 + len(pool.tiers.tiers)) + bool(pool.tiers.tiers)
     return {
@@ -246,14 +246,16 @@ def _lane_bytes(pool: Pool, shape: Shape, longest: int, count: int) -> dict[str,
     }
 
 
-def state_bytes(pool: Pool, longest: int, count: int, segments: int = 0) -> int:
+def state_bytes(pool: EnginePool, longest: int, count: int, segments: int = 0) -> int:
     """Return how much memory the state of a pool's engines takes, without that of requests."""
     shape = Shape.of_pool(pool, count, longest, segments)
     lanes = shape.engines * shape.ranks * shape.stages
     return lanes * sum(_lane_bytes(pool, shape, longest, count).values())
 
 
-def _check_memory(pools: Sequence[Pool], shapes: Sequence[Shape], longest: Sequence[int], count: int) -> None:
+def _check_memory(
+    pools: Sequence[EnginePool], shapes: Sequence[Shape], longest: Sequence[int], count: int
+) -> None:
     """Raise an error if the state of all engines takes more memory than is free."""
     total = 0
     worst = (0, "")
@@ -271,7 +273,7 @@ def _check_memory(pools: Sequence[Pool], shapes: Sequence[Shape], longest: Seque
 
 
 def _engines_of(
-    pools: Sequence[Pool], shapes: Sequence[Shape], time_scale: float, back_pressure: bool
+    pools: Sequence[EnginePool], shapes: Sequence[Shape], time_scale: float, back_pressure: bool
 ) -> dict[str, Any]:
     """Return the arrays of pools, replicas, engines, ranks and lanes, by the names of a fleet's."""
     rows = np.zeros(len(pools), R.POOL)
@@ -365,7 +367,7 @@ def _engines_of(
     }
 
 
-def _set_options(rows: Rows, at: int, pool: Pool, shape: Shape, time_scale: float) -> None:
+def _set_options(rows: Rows, at: int, pool: EnginePool, shape: Shape, time_scale: float) -> None:
     """Write how a pool's engines schedule steps."""
     settings, rules = pool.settings, rank_rules(pool.plan)
     size, is_mixed = settings.block_size, settings.order == "mixed"
@@ -395,7 +397,7 @@ def _set_options(rows: Rows, at: int, pool: Pool, shape: Shape, time_scale: floa
         "idle_tokens": rules.idle_tokens,
         "has_cache": pool.prefix_cache == LRU,
         "num_tiers": len(pool.tiers.tiers),
-        "rule": ROUTERS[pool.routing],
+        "rule": ROUTERS[pool.router],
         "engines_each": shape.engines_each,
         "num_blocks": settings.num_gpu_blocks,
         "timeout_us": settings.timeout_s * US_PER_S,
@@ -433,7 +435,7 @@ def _line_of(trace: Trace, served: Bools | None, count: int, link: Link | None) 
     return line, followers, children
 
 
-def _scalers_of(pools: Sequence[Pool], arrival_us: Floats) -> tuple[Any, Longs]:
+def _scalers_of(pools: Sequence[EnginePool], arrival_us: Floats) -> tuple[Any, Longs]:
     """Return the rules that start and stop replicas, and room for what they wanted at the last checks."""
     scaled = [pool for pool in pools if pool.autoscaler is not None]
     scalers = np.zeros(len(scaled), R.SCALER)

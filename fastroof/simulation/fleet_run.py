@@ -24,7 +24,7 @@ from fastroof.simulation.engine import FOUND_COUNTERS, Outcomes, added_up, with_
 from fastroof.simulation.fleet_arrays import FIRST_LIVES, new_fleet
 from fastroof.simulation.front_end import run_behind, turns_of
 from fastroof.simulation.kv_tiers import NO_TIERS, Tiers, added_use, use_of
-from fastroof.simulation.pools import Link, Pool, check_link, check_pool, never_run, sent_in_us
+from fastroof.simulation.pools import EnginePool, Link, check_link, check_pool, never_run, sent_in_us
 from fastroof.simulation.settings import EngineSettings
 from fastroof.stopping import check_stopped
 from fastroof.traces.prompt_tree import GIVEN, LRU, prompt_tree
@@ -47,7 +47,7 @@ def run_engine(
     tiers: Tiers = NO_TIERS,
 ) -> Outcomes:
     """Serve a trace with one engine, without a front end."""
-    pool = Pool(plan, settings, prefix_cache=prefix_cache, tiers=tiers)
+    pool = EnginePool(plan, settings, prefix_cache=prefix_cache, tiers=tiers)
     return run_fleet([pool], trace, time_scale=time_scale)
 
 
@@ -56,7 +56,7 @@ def run_replicas(
     trace: Trace,
     settings: EngineSettings,
     replicas: int = 1,
-    routing: str = "round_robin",
+    router: str = "round_robin",
     *,
     time_scale: float = 1.0,
     seed: int = 0,
@@ -65,12 +65,12 @@ def run_replicas(
     tiers: Tiers = NO_TIERS,
 ) -> Outcomes:
     """Serve a trace with replicas of an engine, each with its plan's ranks and front end."""
-    pool = Pool(plan, settings, replicas, routing, prefix_cache, tiers)
+    pool = EnginePool(plan, settings, replicas, router, prefix_cache, tiers)
     return run_pools([pool], trace, time_scale=time_scale, seed=seed, threads=threads)
 
 
 def run_pools(
-    pools: Sequence[Pool],
+    pools: Sequence[EnginePool],
     trace: Trace,
     link: Link | None = None,
     *,
@@ -108,7 +108,7 @@ def run_pools(
 
 
 def run_fleet(
-    pools: Sequence[Pool],
+    pools: Sequence[EnginePool],
     trace: Trace,
     *,
     link: Link | None = None,
@@ -130,7 +130,7 @@ def run_fleet(
         turns = turns[~rejected]
     options: dict[str, Any] = {"time_scale": time_scale, "seed": seed}
     first, has_feedback = pools[0], trace.is_closed or trace.has_parents
-    is_split = first.replicas > 1 and first.routing == "round_robin" and first.autoscaler is None
+    is_split = first.replicas > 1 and first.router == "round_robin" and first.autoscaler is None
     if len(pools) == 1 and is_split and not has_feedback:
         outcomes = _shared(first, trace, ~rejected, turns, time_scale, workers)
     else:
@@ -144,7 +144,9 @@ def run_fleet(
     return with_rejected(outcomes, trace, rejected)
 
 
-def served_by(pools: Sequence[Pool], trace: Trace, served: Bools | None = None, **options: Any) -> Fleet:
+def served_by(
+    pools: Sequence[EnginePool], trace: Trace, served: Bools | None = None, **options: Any
+) -> Fleet:
     """Serve a trace, or some of its requests, by the schedulers' clock. Returns all of the run.
 
     Options are those of :func:`fastroof.simulation.fleet_arrays.new_fleet`.
@@ -159,7 +161,7 @@ def served_by(pools: Sequence[Pool], trace: Trace, served: Bools | None = None, 
         lives *= 4
 
 
-def _raise_for(code: int, pools: Sequence[Pool], trace: Trace) -> None:
+def _raise_for(code: int, pools: Sequence[EnginePool], trace: Trace) -> None:
     """Raise the error of the loop's code, if any."""
     if code & R.CODE_STOPPED:
         check_stopped()
@@ -176,14 +178,14 @@ def _raise_for(code: int, pools: Sequence[Pool], trace: Trace) -> None:
         )
 
 
-def _takes_us(pools: Sequence[Pool], trace: Trace, served: Bools, link: Link) -> Floats:
+def _takes_us(pools: Sequence[EnginePool], trace: Trace, served: Bools, link: Link) -> Floats:
     """Return how long each transfer takes, us; layers are sent without the latency, which comes once."""
     on_wire = link._replace(latency_us=0.0) if link.by_layer else link
     return sent_in_us(pools[0], pools[1], trace.input_tokens[served], on_wire)
 
 
 def _shared(
-    pool: Pool, trace: Trace, served: Bools, turns: Longs, time_scale: float, workers: int
+    pool: EnginePool, trace: Trace, served: Bools, turns: Longs, time_scale: float, workers: int
 ) -> Outcomes:
     """Serve requests, whose replicas are known beforehand, with each replica by itself, in threads."""
     rows, replica_of = np.flatnonzero(served), turns % pool.replicas
@@ -223,7 +225,7 @@ def _shared(
 # -- outcomes ----------------------------------------------------------------------------------------
 
 
-def outcomes_of(pools: Sequence[Pool], fleet: Fleet, at: int) -> Outcomes:
+def outcomes_of(pools: Sequence[EnginePool], fleet: Fleet, at: int) -> Outcomes:
     """Return what a pool did."""
     pool, row, requests = pools[at], fleet.pools[at], fleet.requests[at]
     has_cache = pool.prefix_cache == LRU
@@ -286,7 +288,7 @@ def with_records_of(outcomes: Outcomes, each: Sequence[Outcomes]) -> Outcomes:
     return outcomes._replace(gaps=np.sum([one.gaps for one in each], axis=0), series=series, bin_us=width_us)
 
 
-def pooled_outcomes(pools: Sequence[Pool], fleet: Fleet, link: Link) -> Outcomes:
+def pooled_outcomes(pools: Sequence[EnginePool], fleet: Fleet, link: Link) -> Outcomes:
     """Return the outcomes of a prefill and a decode pool together."""
     prefilled, decoded = (outcomes_of(pools, fleet, at) for at in range(2))
     status = np.maximum(prefilled.status, decoded.status)

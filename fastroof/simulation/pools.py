@@ -17,7 +17,7 @@ from fastroof.memory.plan_memory import PlanMemory, window_kv_bytes
 from fastroof.models import Layout
 from fastroof.plan.calls import rank_rules
 from fastroof.simulation.autoscaling import Autoscaler
-from fastroof.simulation.engine import too_long
+from fastroof.simulation.engine import refuse_too_long, too_long
 from fastroof.simulation.kv_tiers import NO_TIERS, Tiers
 from fastroof.simulation.settings import MOST_REPLICAS, EngineSettings
 from fastroof.traces.prompt_tree import GIVEN, LRU
@@ -59,13 +59,13 @@ def engines_of(plan: StepPlan) -> int:
     return rules.ranks // rules.together
 
 
-class Pool(NamedTuple):
-    """Equal engines behind one router; with an autoscaler it begins with ``replicas``."""
+class EnginePool(NamedTuple):
+    """A pool as it is simulated; with an autoscaler it begins with ``replicas``."""
 
     plan: StepPlan
     settings: EngineSettings
     replicas: int = 1
-    routing: str = "round_robin"
+    router: str = "round_robin"
     prefix_cache: str = GIVEN
     tiers: Tiers = NO_TIERS
     autoscaler: Autoscaler | None = None
@@ -141,7 +141,7 @@ def takes_us(prefill: StepPlan, decode: StepPlan, prompts: Any, link: Link) -> F
     return lasts_us
 
 
-def sent_in_us(prefill: Pool, decode: Pool, prompts: Any, link: Link) -> Floats:
+def sent_in_us(prefill: EnginePool, decode: EnginePool, prompts: Any, link: Link) -> Floats:
     """Return :func:`takes_us` of pools; an error if that is longer than numbers are."""
     with np.errstate(over="ignore"):
         lasts_us = takes_us(prefill.plan, decode.plan, prompts, link)
@@ -153,12 +153,10 @@ def sent_in_us(prefill: Pool, decode: Pool, prompts: Any, link: Link) -> Floats:
     return lasts_us
 
 
-def check_pool(pool: Pool, trace: Trace) -> None:
+def check_pool(pool: EnginePool, trace: Trace) -> None:
     """Raise an error if a pool cannot serve a trace."""
     replicas = whole_number("replicas", pool.replicas, most=MOST_REPLICAS, error=SimulationError)
-    one_of(
-        "routing", pool.routing, POOLED_ROUTINGS if pool.prefix_cache == LRU else ROUTINGS, SimulationError
-    )
+    one_of("router", pool.router, POOLED_ROUTINGS if pool.prefix_cache == LRU else ROUTINGS, SimulationError)
     if pool.plan.layout.pp > 1 and (pool.settings.pause_steps or pool.settings.min_free_slots_delay):
         raise SimulationError(
             "prefill_schedule_interval, prefill_decode_interval and min_free_slots_delay are not simulated "
@@ -179,7 +177,7 @@ def check_pool(pool: Pool, trace: Trace) -> None:
         )
 
 
-def check_link(prefill: Pool, decode: Pool, link: Any) -> None:
+def check_link(prefill: EnginePool, decode: EnginePool, link: Any) -> None:
     """Raise an error if the link of two pools is invalid."""
     if not isinstance(link, Link):
         raise SimulationError(f"link must be a Link, got {shown(link)}; use fastroof.simulation.Link")
@@ -214,7 +212,7 @@ def check_link(prefill: Pool, decode: Pool, link: Any) -> None:
         )
 
 
-def never_run(pools: Sequence[Pool], trace: Trace) -> Bools:
+def never_run(pools: Sequence[EnginePool], trace: Trace) -> Bools:
     """Find requests that can never run in one of the pools."""
     if len(pools) == 1:
         return too_long(trace, pools[0].settings)
@@ -222,3 +220,19 @@ def never_run(pools: Sequence[Pool], trace: Trace) -> Bools:
     prompts = replace(trace, output_tokens=np.ones_like(trace.output_tokens))
     decodes = replace(trace, cached_tokens=np.maximum(trace.input_tokens - 1, 0))
     return too_long(prompts, prefill) | too_long(decodes, decode)
+
+
+def refuse_never_run(pools: Sequence[EnginePool], trace: Trace, alternative: str) -> None:
+    """Raise for the first request that can never run; the message ends with an alternative."""
+    if len(pools) == 1:
+        refuse_too_long(trace, pools[0].settings, alternative)
+        return
+    beyond = never_run(pools, trace)
+    if beyond.any():
+        row = int(beyond.argmax())
+        prompt, output = int(trace.input_tokens[row]), int(trace.output_tokens[row])
+        raise SimulationError(
+            f"request {int(trace.order[row])} of {trace.name} ({prompt:,} + {output:,} tokens) "
+            f"can never run in both pools, the first of {int(beyond.sum()):,}; give more num_gpu_blocks, "
+            f"GPUs or max_num_batched_tokens, or {alternative}"
+        )

@@ -281,6 +281,12 @@ TURN_COLUMNS: Final = (
 )
 """Columns of requests in addition, if the trace has sessions."""
 
+TRANSFER_COLUMNS: Final = (
+    Column("prefill_replica", "int", "", "engine that prefilled it, from 0; empty if none did", 0),
+    Column("transfer_ms", "float", "ms", "from the end of its prefill until its KV cache has arrived"),
+)
+"""Columns of requests in addition, with two pools."""
+
 
 def request_table(
     trace: Trace, outcomes: Outcomes, times: RequestTimes, made_from: Mapping[str, str]
@@ -306,16 +312,21 @@ def request_table(
     if trace.has_parents:
         shown = (*shown, *TURN_COLUMNS)
         values |= {"session": trace.session, "turn": trace.turns}
+    masked = {"replica": outcomes.replica}
+    if found is not None:
+        masked["cached_tokens"] = found
+    if outcomes.transfer_us is not None and outcomes.prefill_replica is not None:
+        shown = (*shown, *TRANSFER_COLUMNS)
+        values["transfer_ms"] = outcomes.transfer_us / US_PER_MS
+        masked["prefill_replica"] = outcomes.prefill_replica
     schema = arrow_schema(shown, made_from)
     columns = {
         name: pa.array(trace.in_file_order(value), schema.field(name).type, from_pandas=True)
         for name, value in values.items()
     }
-    replica = trace.in_file_order(outcomes.replica)
-    columns["replica"] = pa.array(replica, schema.field("replica").type, mask=replica < 0)
-    if found is not None:
-        cached = trace.in_file_order(found)
-        columns["cached_tokens"] = pa.array(cached, schema.field("cached_tokens").type, mask=cached < 0)
+    for name, value in masked.items():
+        known = trace.in_file_order(value)
+        columns[name] = pa.array(known, schema.field(name).type, mask=known < 0)
     codes = pa.array(trace.in_file_order(np.asarray(outcomes.status)).astype(np.int8))
     columns["status"] = pa.DictionaryArray.from_arrays(codes, list(STATUS_NAMES)).cast(pa.string())
     return pa.table([columns[field.name] for field in schema], schema=schema)

@@ -269,17 +269,17 @@ Measured: a look 10 to 70 ns, 250 with 4,096 replicas beyond the caches; a step 
 
 
 def simulated_steps(
-    trace: Trace, settings: EngineSettings, replicas: int = 1, routing: str = "round_robin", ranks: int = 1
+    trace: Trace, settings: EngineSettings, replicas: int = 1, router: str = "round_robin", ranks: int = 1
 ) -> int:
     """Return an upper bound of a simulation's steps, with a router's looks counted as steps."""
     chunks = -(-trace.input_tokens.astype(np.int64) // settings.max_num_batched_tokens)
     steps = int(trace.output_tokens.sum(dtype=np.int64)) + int(chunks.sum())
     has_feedback = trace.is_closed or trace.has_parents
-    return routed_steps(steps, len(trace), has_feedback, replicas, routing, ranks)
+    return routed_steps(steps, len(trace), has_feedback, replicas, router, ranks)
 
 
 def routed_steps(
-    steps: int, requests: int, has_feedback: bool, replicas: int, routing: str = "round_robin", ranks: int = 1
+    steps: int, requests: int, has_feedback: bool, replicas: int, router: str = "round_robin", ranks: int = 1
 ) -> int:
     """Return :func:`simulated_steps` from the number of requests and their steps on one engine."""
     if replicas == 1:
@@ -287,6 +287,6 @@ def routed_steps(
     looks = replicas * requests
     if has_feedback:
         steps *= replicas
-    elif routing == "round_robin":
+    elif router == "round_robin":
         return (steps + looks) * ranks
     return (steps + LOOK_STEPS * looks) * ranks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path
@@ -18,7 +18,7 @@ from fastroof.simulation import step_range
 from fastroof.simulation.answers import answers_html, duration_us, run_answers
 from fastroof.simulation.energy import EnergyPart, run_energy
 from fastroof.simulation.kv_tiers import tier_notes
-from fastroof.simulation.pools import engines_of
+from fastroof.simulation.pools import EnginePool, Link, engines_of
 from fastroof.simulation.requests import (
     RequestTimes,
     checked_limits,
@@ -26,18 +26,18 @@ from fastroof.simulation.requests import (
     mean_step,
     request_table,
     series_table,
+    spread,
     write_table,
 )
 from fastroof.simulation.run_warnings import queue_growth, range_warnings, run_warnings
+from fastroof.simulation.scaled_replicas import FixedFleet, PoolRun, ReplicaCounts, fewest_that_keep
 from fastroof.simulation.session_answers import session_table
-from fastroof.units import US_PER_S
+from fastroof.units import SECONDS_PER_HOUR, US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fastroof.plan import StepPlan
     from fastroof.simulation.engine import Outcomes
-    from fastroof.simulation.settings import EngineSettings
     from fastroof.simulation.step_range import StepError
     from fastroof.traces.trace import Trace
 
@@ -47,23 +47,33 @@ SHORT_QUEUE: Final = 2
 
 
 class Simulation(ArrowRows):
-    """The results of a simulation.
+    """The results of a simulation, made by :func:`fastroof.simulate`.
+
+    Of two pools everything is over both; ``replica`` is the decode engine, empty if a request ended with its
+    prefill.
 
     Parameters
     ----------
-    plan : StepPlan
-        Timed the steps.
+    pools : sequence of EnginePool
+        The engines: one pool, or two that prefill and decode.
     trace : Trace
         The requests.
-    settings : EngineSettings
-        Settings of the engines.
     outcomes : Outcomes
         The outcome of each request, in the trace's sorted order.
-    replicas : int, default 1
-        Number of engines.
+    link : Link, optional
+        The link between two pools.
     rerun : callable, optional
-        Simulates the trace again with all steps multiplied by a factor and returns the outcomes; by default
-        with one engine.
+        Simulates the trace again with all steps multiplied by a factor, on other pools if some are given, and
+        returns the outcomes; by default without a front end.
+
+    Attributes
+    ----------
+    plan : StepPlan
+        Plan of the last pool.
+    settings : EngineSettings
+        Its engines' settings.
+    replicas : int
+        Maximum number of replicas of all pools.
 
     Raises
     ------
@@ -73,12 +83,9 @@ class Simulation(ArrowRows):
     Examples
     --------
     >>> import fastroof
-    >>> from fastroof.simulation.fleet_run import run_engine
-    >>> from fastroof.simulation.settings import EngineSettings
     >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100")
     >>> trace = fastroof.Trace([0.0, 0.1, 0.2], [1000, 2000, 500], [100, 50, 1])
-    >>> settings = EngineSettings.of_plan(plan)
-    >>> sim = Simulation(plan, trace, settings, run_engine(plan, trace, settings))
+    >>> sim = fastroof.simulate(plan, trace)
     >>> sim.requests["status"].to_pylist()
     ['finished', 'finished', 'finished']
     >>> sim.summary()["tpot_ms"]["p50"] < 20.0
@@ -87,20 +94,21 @@ class Simulation(ArrowRows):
 
     def __init__(
         self,
-        plan: StepPlan,
+        pools: Sequence[EnginePool],
         trace: Trace,
-        settings: EngineSettings,
         outcomes: Outcomes,
         *,
-        replicas: int = 1,
-        rerun: Callable[[float], Outcomes] | None = None,
+        link: Link | None = None,
+        rerun: Callable[..., Outcomes] | None = None,
     ) -> None:
-        self.plan = plan
+        self.pools = tuple(pools)
+        self.plan, self.settings = self.pools[-1].plan, self.pools[-1].settings
         self.trace = trace
-        self.settings = settings
         self.outcomes = outcomes
-        self.replicas = replicas
-        self._rerun = rerun
+        self.link = link
+        self.replicas = sum(pool.most_replicas for pool in self.pools)
+        self._rerun = rerun or self._run_engines
+        self._fixed: dict[int, Outcomes] = {}
         self.times: Final = RequestTimes.of(trace, outcomes)
         unfinished = int((self.times.is_finished & ~np.isfinite(self.times.e2e_ms)).sum())
         if unfinished:
@@ -123,19 +131,39 @@ class Simulation(ArrowRows):
     @property
     def engines(self) -> int:
         """Number of engines that step independently: replicas, or their ranks if not in lockstep."""
-        return engines_of(self.plan) * self.replicas
+        return sum(pool.engines for pool in self.pools)
 
     @property
     def gpus(self) -> int:
         """GPUs of all engines."""
-        return int(self.plan.layout.world_size) * self.replicas
+        return sum(pool.gpus for pool in self.pools)
 
     @property
     def made_from(self) -> dict[str, str]:
-        """The inputs of the results: plan, trace and settings, by name."""
-        settings = {f"fastroof.{name}": str(value) for name, value in vars(self.settings).items()}
-        facts = {"fastroof.trace": self.trace.name, "fastroof.replicas": str(self.replicas)}
-        return {**self.plan.made_from, **settings, **facts}
+        """The inputs of the results by name: plans, settings, rule and link of the pools, and the trace."""
+        first, last = self.pools[0], self.pools[-1]
+        facts = {**last.plan.made_from, **_named("", vars(self.settings))}
+        facts |= {"fastroof.trace": self.trace.name, "fastroof.replicas": str(self.replicas)}
+        if self.link is None:
+            return facts | _named("autoscale.", vars(last.autoscaler) if last.autoscaler else {})
+        facts |= {f"prefill.{name}": value for name, value in first.plan.made_from.items()}
+        facts |= _named("prefill.", vars(first.settings) | {"replicas": first.replicas})
+        return facts | _named("decode.", {"replicas": last.replicas}) | _named("link.", self.link._asdict())
+
+    @lazy_property
+    def _runs(self) -> list[PoolRun]:
+        return PoolRun.of_pools(self.pools, self.outcomes)
+
+    @lazy_property
+    def _counts(self) -> ReplicaCounts | None:
+        """Replicas over time of a pool by itself that a rule starts and stops."""
+        return self._runs[0].counts if len(self.pools) == 1 else None
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU hours, with an autoscaler from the decisions to start replicas until these stop."""
+        duration_s = duration_us(self.outcomes) / US_PER_S
+        return sum(run.gpu_s(duration_s) for run in self._runs) / SECONDS_PER_HOUR
 
     # -- requests and time -----------------------------------------------------------------------
 
@@ -149,8 +177,9 @@ class Simulation(ArrowRows):
             ``arrival_s``, ``input_tokens``, ``output_tokens``, ``ttft_ms``, ``tpot_ms``, ``e2e_ms`` (null
             without such a time), ``preemptions``, ``replica``, ``status`` (finished, timed_out or rejected);
             ``cached_tokens`` if any are given, or with a simulated prefix cache those found at the first
-            admission, of which ``tokens_from_NAME`` in each KV tier; with sessions ``session`` and ``turn``.
-            Fields have units and meanings as metadata, the table its inputs.
+            admission, of which ``tokens_from_NAME`` in each KV tier; with sessions ``session`` and ``turn``;
+            with two pools ``prefill_replica`` and ``transfer_ms``. Fields have units and meanings as
+            metadata, the table its inputs.
         """
         return request_table(self.trace, self.outcomes, self.times, self.made_from)
 
@@ -215,9 +244,33 @@ class Simulation(ArrowRows):
             At most 512 rows, for intervals of equal length except the last, in which the run ends:
             ``time_s``, the start on the trace's clock; mean ``running`` and ``waiting`` requests; the shares
             ``kv_use`` and ``busy``; ``computed_tokens_per_s`` of prompts and outputs, and
-            ``output_tokens_per_s``. The length is in the metadata, ``fastroof.stretch_s``.
+            ``output_tokens_per_s``. The length is in the metadata, ``fastroof.stretch_s``. With an autoscaler
+            of one pool the shares are of replicas that serve or drain, and mean replicas follow that are
+            ``starting``, ``serving`` and ``draining``.
         """
-        return series_table(self.outcomes, self.engines, self.made_from)
+        table = series_table(self.outcomes, self.engines, self.made_from)
+        if self._counts is None:
+            return table
+        return self._counts.with_counts(table, self.replicas, float(self.outcomes.counters["end_us"]))
+
+    @lazy_property
+    def fleet(self) -> pa.Table:
+        """Replicas over time, a row each time that a number changes.
+
+        Returns
+        -------
+        pyarrow.Table
+            ``time_s`` on the trace's clock, and from then on the replicas that are ``starting``, ``serving``
+            and ``draining``, of all pools with an autoscaler; all 0 at the end of the run.
+
+        Raises
+        ------
+        SimulationError
+            If no pool has an autoscaler.
+        """
+        if self.outcomes.lives is None:
+            raise SimulationError(f"all {self.replicas:,} replicas serve from the start: no autoscaler")
+        return ReplicaCounts.of_lives(self.outcomes.lives).table(self.made_from)
 
     def summary(
         self,
@@ -257,6 +310,16 @@ class Simulation(ArrowRows):
             requests all finished; and ``sessions``: how many, ``finished``, ``requests_each``, and
             ``by_turn`` requests, mean tokens, ``ttft_ms`` and ``e2e_ms`` of each (the 32nd: all later ones).
 
+            With two pools ``transfer_ms`` of requests that were handed over; and ``pools``: of ``prefill``
+            and ``decode``, their ``tp``, ``replicas``, ``steps``, ``busy`` (of ranks in lockstep any rank's)
+            and ``autoscaling``; shares are those of the most replicas. With an autoscaler ``autoscaling``:
+            the ``rule`` and its parameters; ``replicas``, ``{mean, min, max}`` of those on GPUs; how many
+            were ``started`` and ``stopped``; ``gpu_hours``; and with one pool and limits ``fixed``, what
+            other fleets do with the same requests: ``replicas``, ``gpu_hours``, the ``share`` of requests
+            within all limits and ``p99_within``, as ``at_peak`` of the most replicas of this run, and as
+            ``fewest`` of the fewest that keep the 99th percentile within all limits, None if not even
+            ``max_replicas`` do.
+
         Raises
         ------
         BatchError
@@ -281,7 +344,50 @@ class Simulation(ArrowRows):
         duration_s = answers["duration_s"]
         notes += tier_notes(self.outcomes.tiers, duration_s)
         answers["warnings"] = [*notes, *range_warnings(answers.get("range"))]
-        return answers
+        return answers | (self._of_pools() if len(self.pools) > 1 else self._of_rule(answers, limits))
+
+    def _of_pools(self) -> dict[str, Any]:
+        """Return the results of two pools and their transfers."""
+        sent_us = self.outcomes.transfer_us
+        assert sent_us is not None
+        over_us = duration_us(self.outcomes)
+        each = zip(("prefill", "decode"), self._runs, strict=True)
+        return {
+            "transfer_ms": spread(sent_us[np.isfinite(sent_us)] / US_PER_MS),
+            "pools": {name: run.answers(over_us) for name, run in each},
+        }
+
+    def _of_rule(self, answers: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, Any]:
+        """Return what a rule did, and shares of the replicas that were up; empty without a rule."""
+        rule, counts = self.pools[0].autoscaler, self._counts
+        if rule is None or counts is None:
+            return {}
+        found: dict[str, Any] = {}
+        up = counts.mean_up
+        if not math.isnan(up):
+            found["busy"] = answers["busy"] * (self.replicas / up)
+            mean = answers["kv_use"]["mean"] * (self.replicas / up)
+            found["kv_use"] = answers["kv_use"] | {"mean": mean}
+        found |= self._runs[0].scaling()
+        if limits:
+            fewest = fewest_that_keep(lambda count: self.fixed(count, limits).keeps, rule.max_replicas)
+            peak = self.fixed(found["autoscaling"]["replicas"]["max"], limits)
+            found["autoscaling"]["fixed"] = {
+                "at_peak": peak._asdict(),
+                "fewest": self.fixed(fewest, limits)._asdict() if fewest else None,
+            }
+        return found
+
+    def fixed(self, replicas: int, limits: Mapping[str, float]) -> FixedFleet:
+        """Return what a fixed number of replicas of one pool does with the same requests."""
+        pool = self.pools[0]._replace(replicas=replicas, autoscaler=None)
+        if replicas not in self._fixed:
+            self._fixed[replicas] = self._rerun(1.0, [pool])
+        outcomes = self._fixed[replicas]
+        times = RequestTimes.of(self.trace, outcomes)
+        hours = duration_us(outcomes) / US_PER_S / SECONDS_PER_HOUR
+        kept = step_range.limits_kept(times, limits)
+        return FixedFleet(replicas, hours * pool.gpus, float(times.within(limits).mean()), kept)
 
     def goodput(
         self, *, ttft_ms: float | None = None, tpot_ms: float | None = None, e2e_ms: float | None = None
@@ -315,9 +421,15 @@ class Simulation(ArrowRows):
 
     @property
     def energy_parts(self) -> list[EnergyPart]:
-        """GPUs by plan, for :meth:`energy`."""
-        gpu_s = duration_us(self.outcomes) / US_PER_S * self.gpus
-        return [EnergyPart(self.plan, self.settings, self.outcomes, self.engines, self.gpus, gpu_s)]
+        """GPUs by plan, for :meth:`energy`, with an autoscaler while it holds them."""
+        duration_s = duration_us(self.outcomes) / US_PER_S
+        return [
+            EnergyPart(
+                run.pool.plan, run.pool.settings, run.outcomes, run.pool.engines, run.pool.gpus,
+                run.gpu_s(duration_s),
+            )
+            for run in self._runs
+        ]  # fmt: skip
 
     @lazy_property
     def step_error(self) -> StepError:
@@ -384,10 +496,9 @@ class Simulation(ArrowRows):
     @lazy_property
     def scaled_runs(self) -> list[tuple[Outcomes, RequestTimes]]:
         """The same run with steps one standard error faster, and slower; that error must be known."""
-        run = self._rerun or self._run_engine
 
         def timed(scale: float) -> tuple[Outcomes, RequestTimes]:
-            outcomes = run(scale)
+            outcomes = self._rerun(scale)
             return outcomes, RequestTimes.of(self.trace, outcomes)
 
         # each thread sees the stop flag of this call
@@ -396,7 +507,12 @@ class Simulation(ArrowRows):
             scales = self.step_error.time_scales
             return list(threads.map(lambda scale, context: context.run(timed, scale), scales, contexts))
 
-    def _run_engine(self, time_scale: float) -> Outcomes:
-        from fastroof.simulation.fleet_run import run_engine
+    def _run_engines(self, time_scale: float, pools: Sequence[EnginePool] | None = None) -> Outcomes:
+        from fastroof.simulation.fleet_run import run_fleet
 
-        return run_engine(self.plan, self.trace, self.settings, time_scale=time_scale)
+        return run_fleet(pools or self.pools, self.trace, link=self.link, time_scale=time_scale)
+
+
+def _named(prefix: str, values: Mapping[str, Any]) -> dict[str, str]:
+    """Return values as text by the names of a table's metadata."""
+    return {f"fastroof.{prefix}{name}": str(value) for name, value in values.items()}

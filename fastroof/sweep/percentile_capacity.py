@@ -143,17 +143,16 @@ class SimulatedKind:
 
     def runner(self, setting: Setting) -> Simulate:
         """Return a function that simulates a trace on the whole deployment."""
-        from fastroof.simulation.capacity_runs import deployment_runner
-        from fastroof.simulation.fleet_run import run_pools
-        from fastroof.simulation.pools import Link, Pool
+        from fastroof.simulation.capacity_runs import fleet_runner
+        from fastroof.simulation.pools import EnginePool, Link
 
         engine, row = self.engine_settings(setting), self.row
-        if row["mode"] == "aggregated":
-            return deployment_runner(Pool(self.plan, engine, int(row["replicas"])), 1)
-        decodes = int(row["prefill_workers"] + row["decode_workers"]) - setting.prefill_workers
-        pools = [Pool(self.plan, engine, workers) for workers in (setting.prefill_workers, decodes)]
-        link = Link(self.spec.link_bytes_per_s)
-        return lambda trace, _: run_pools(pools, trace, link)
+        replicas, link = [int(row["replicas"])], None
+        if row["mode"] != "aggregated":
+            workers = int(row["prefill_workers"] + row["decode_workers"])
+            replicas = [setting.prefill_workers, workers - setting.prefill_workers]
+            link = Link(self.spec.link_bytes_per_s)
+        return fleet_runner([EnginePool(self.plan, engine, count) for count in replicas], link, 1)
 
     def search(self, setting: Setting, requests: int, seed: int, tolerance: float) -> CapacitySearch:
         """Return the search for the largest rate of a draw of requests."""

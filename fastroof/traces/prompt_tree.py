@@ -19,15 +19,13 @@ PREFIX_CACHES: Final = ("auto", GIVEN, LRU)
 """Sources of prefix hits: given with the trace, or a simulated cache; auto is what the trace has."""
 
 
-def source_of_hits(trace: Trace, prefix_cache: str, routing: str = "") -> str:
+def source_of_hits(trace: Trace, prefix_cache: str, router: str = "") -> str:
     """Return where prefix hits come from: a simulated cache if the trace identifies equal prompts."""
     one_of("prefix_cache", prefix_cache, PREFIX_CACHES, SimulationError)
     if prefix_cache == "auto":
         prefix_cache = LRU if has_identities(trace) else GIVEN
-    if prefix_cache == GIVEN and routing == "prefix_aware":
-        raise SimulationError(
-            'routing="prefix_aware" needs a simulated prefix cache: give prefix_cache="lru"'
-        )
+    if prefix_cache == GIVEN and router == "prefix_aware":
+        raise SimulationError('router="prefix_aware" needs a simulated prefix cache: give prefix_cache="lru"')
     return prefix_cache
 
 

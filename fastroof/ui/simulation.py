@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Any, Final
 from fastroof.checks import beyond_context
 from fastroof.errors import SimulationError
 from fastroof.report.html.simulation_page import run_figures, series_values
-from fastroof.simulation import Workload
+from fastroof.simulation import Workload, simulate
 from fastroof.simulation.deployment import simulation_document
-from fastroof.simulation.fleet import Fleet
+from fastroof.simulation.fleet_options import fleet_of_options, read_options
 from fastroof.simulation.pools import ranks_of
-from fastroof.simulation.settings import EngineSettings, simulated_steps
+from fastroof.simulation.settings import simulated_steps
 from fastroof.ui.answers import check_steps
 from fastroof.ui.commands import has_power, lengths_written, request_limits, simulation_command
 
 if TYPE_CHECKING:
-    from fastroof.plan import StepPlan
-    from fastroof.simulation import Trace
+    from fastroof.simulation import Fleet, Trace
     from fastroof.ui.plans import PlanStore
     from fastroof.ui.view import View
 
@@ -28,19 +27,21 @@ MOST_ENGINES: Final = 64
 def simulation_answer(store: PlanStore, view: View) -> dict[str, Any]:
     """Return the latencies of the view's traffic, the engines' use, and both over time."""
     cache = "auto" if view.prefix_cache else "given"
-    fleet = Fleet.read(view.fleet or "", prefix_cache=cache, kv_tiers=view.kv_tiers)
+    options = read_options(view.fleet or "", prefix_cache=cache, kv_tiers=view.kv_tiers)
     if view.rate is None and view.clients is None:
         raise SimulationError("a simulation needs traffic: set requests/s or clients")
     if view.kv_tiers and not (view.prefix_cache and view.turns > 1):
         raise SimulationError("KV tiers hold what turns share: set several turns, and the prefix cache on")
     trace = _workload(view).trace()
-    plan = prefill = store.plan(view, view.simulated_sizes).plan
-    if tp := fleet.options["prefill_tp"]:
-        prefill = store.plan(view, view.simulated_sizes, {"tp": tp}).plan
-    _check_work(plan, trace, view, fleet)
+    fleet = fleet_of_options(
+        options,
+        lambda own: store.plan(view, view.simulated_sizes, own).plan,
+        {"max_num_batched_tokens": view.max_num_batched_tokens},
+    )
+    _check_work(fleet, trace)
     limits: dict[str, Any] = request_limits(view)
-    sim = fleet.simulate(plan, prefill, trace, {"max_num_batched_tokens": view.max_num_batched_tokens})
-    answers = sim.summary(**limits)
+    sim = simulate(fleet, trace)
+    plan, answers = sim.plan, sim.summary(**limits)
     longest = (trace.input_tokens + trace.output_tokens).max()
     too_long = beyond_context(plan.model.name, plan.model.max_position, longest)
     with_energy = has_power(store, view) and plan.layout.pp == 1
@@ -70,17 +71,16 @@ def _workload(view: View) -> Workload:
     )
 
 
-def _check_work(plan: StepPlan, trace: Trace, view: View, fleet: Fleet) -> None:
+def _check_work(fleet: Fleet, trace: Trace) -> None:
     """Refuse what takes too many steps or engines; an autoscaler looks at all replicas at each check."""
-    given, rule = fleet.options, fleet.autoscale
-    pools = [given[name] for name in ("prefill_replicas", "decode_replicas") if given[name]]
-    engines = sum(most if rule is None else rule.max_replicas for most in pools or [given["replicas"]])
+    pools, rule = fleet.serving(trace), fleet.autoscaler
+    engines = sum(pool.most_replicas for pool in pools)
     if engines > MOST_ENGINES:
         raise SimulationError(
             f"{engines:,} replicas, the page's maximum is {MOST_ENGINES}; use the command line"
         )
-    settings = EngineSettings.of_plan(plan, max_num_batched_tokens=view.max_num_batched_tokens)
-    steps = simulated_steps(trace, settings, engines, given["router"], ranks_of(plan))
+    settings, ranks = pools[-1].settings, ranks_of(pools[-1].plan)
+    steps = simulated_steps(trace, settings, engines, fleet.router, ranks)
     if rule is not None:
         steps += engines * int(trace.duration_s / rule.interval_s)
     check_steps(steps, len(trace))

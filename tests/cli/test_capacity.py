@@ -174,7 +174,7 @@ def test_a_specification_is_swept_and_goes_on(tmp_path: Path) -> None:
         ((*MODEL, "--ttft-p99", "300", "--fewest", "--num-requests", "9"), "a workload needs a rate"),
         (
             (*MODEL, "--ttft-p99", "300", "--router", "mine", *DRAWN, "--replicas", "2"),
-            "routing must be one of",
+            "router must be one of",
         ),
         (("no-such-model", "--ttft-p99", "300"), "no-such-model"),
         (("absent.toml", "--ttft-p99", "300"), "absent.toml"),

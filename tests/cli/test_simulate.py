@@ -19,7 +19,7 @@ from fastroof.cli.option_groups import number_or_engine
 from fastroof.cli.options import parse_limits
 from fastroof.errors import BatchError, SimulationError
 from fastroof.simulation import Autoscaler, Link
-from fastroof.simulation.fleet import Fleet
+from fastroof.simulation.fleet_options import fleet_of_options, read_options
 
 NO_NUMBER = re.compile(r"\b(nan|inf)\b")
 VLLM = ("simulate", "--model", "llama-3.1-8b", "--engine", "vllm")
@@ -69,7 +69,7 @@ def test_autoscaled_runs_print_their_gpus_and_those_of_fixed_fleets(trace: str) 
     found = parsed(*args, *scale)
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="vllm")
     rule = Autoscaler("concurrency", 4, max_replicas=3, startup_s=1, scale_down_delay_s=5)
-    sim = fastroof.simulate(plan, fastroof.load_trace(trace), autoscale=rule, routing="least_outstanding")
+    sim = fastroof.simulate(plan, fastroof.load_trace(trace), autoscaler=rule, router="least_outstanding")
     answers = json.loads(json.dumps(sim.summary(ttft_ms=300)))
     assert answers.items() <= found.items()
     per_gpu = found["output_tokens_per_s"] / answers["autoscaling"]["replicas"]["mean"]
@@ -180,7 +180,7 @@ def test_requests_and_page_are_written(trace: str, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--rate", "5"), "give one of them"),
-        (("--router", "by_name"), "routing must be one of"),
+        (("--router", "by_name"), "router must be one of"),
         (("--slo", "ttft"), "--slo needs milliseconds above 0"),
         (("--slo", "ttft=0"), "--slo needs milliseconds above 0"),
         (("--slo", "ttft=1,ttft=2"), "each at most once"),
@@ -246,7 +246,7 @@ def test_requests_may_be_drawn(h100: fastroof.Tables) -> None:
     found = parsed(*VLLM, *drawn, "--replicas", "2", "--router", "power_of_two")
     workload = fastroof.Workload(rate=5, requests=300, input_tokens="uniform:100:900", seed=3)
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
-    sim = fastroof.simulate(plan, workload.trace(), replicas=2, routing="power_of_two", seed=3)
+    sim = fastroof.simulate(plan, workload.trace(), replicas=2, router="power_of_two", seed=3)
     assert found["ttft_ms"] == sim.summary()["ttft_ms"]
     assert found["output_tokens_per_s_per_gpu"] == pytest.approx(found["output_tokens_per_s"] / 2)
     closed = parsed(*VLLM, "--clients", "8", "--num-requests", "100")
@@ -275,14 +275,14 @@ def test_numbers_and_limits_as_they_are_written() -> None:
 
 
 def test_pools_are_those_of_the_library(trace: str, h100: fastroof.Tables) -> None:
-    from fastroof.simulation import Link, simulate_disaggregated
-
     pools = ("--prefill-replicas", "2", "--decode-replicas", "1", "--kv-bandwidth", "50")
     options = ("--prefill-tp", "2", "--kv-latency", "30", "--first-token", "prefill")
     found = parsed(*VLLM, "--trace", trace, *pools, *options)
     plans = [fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=tp, engine="vllm") for tp in (2, 1)]
     link = Link(50e9, 30.0, first_token="prefill")
-    sim = simulate_disaggregated(*plans, fastroof.load_trace(trace), 2, link=link)
+    prefill, decode = plans
+    fleet = fastroof.Fleet([fastroof.Pool(prefill, 2), fastroof.Pool(decode)], link=link)
+    sim = fastroof.simulate(fleet, fastroof.load_trace(trace))
     assert json.loads(json.dumps(sim.summary())).items() <= found.items()
     assert found["output_tokens_per_s_per_gpu"] == found["output_tokens_per_s"] / 5
     code, out, _ = run(*VLLM, "--trace", trace, *pools)
@@ -304,11 +304,16 @@ def test_pools_that_cannot_be_are_refused(trace: str, options: tuple[str, ...], 
     assert words in refused(*VLLM, "--trace", trace, *options)
 
 
-def test_the_page_reads_the_engines_of_the_command() -> None:
-    assert Fleet.read("").options == {name: default for name, (_, default) in FLEET.items()}
+def test_the_page_reads_the_engines_of_the_command(h100: fastroof.Tables) -> None:
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100)
+
+    def read(text: str) -> fastroof.Fleet:
+        return fleet_of_options(read_options(text), lambda _: plan, {})
+
+    assert read_options("") == {name: default for name, (_, default) in FLEET.items()}
     pools = "--prefill-replicas 2 --decode-replicas 1 --kv-at-once --no-back-pressure --kv-bandwidth 50"
-    assert Fleet.read(pools).link == Link(50e9)
+    assert read(pools).link == Link(50e9)
     scaled = "--autoscale queue:2 --max-replicas 4 --startup 30 --min-replicas 2"
-    assert Fleet.read(scaled).autoscale == Autoscaler.parsed(
+    assert read(scaled).autoscaler == Autoscaler.parsed(
         "queue:2", max_replicas=4, startup_s=30.0, min_replicas=2
     )

@@ -195,7 +195,7 @@ CAPACITIES: Final[dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]
     "routed replicas": (
         PLAN,
         MIXED,
-        {**ALL, "replicas": 3, "routing": "least_outstanding", "ttft_p99_ms": 400},
+        {**ALL, "replicas": 3, "router": "least_outstanding", "ttft_p99_ms": 400},
     ),
     "few blocks": (PLAN, MIXED, {**ALL, "num_gpu_blocks": 1000, "ttft_p99_ms": 2000, "max_num_seqs": 64}),
     "small steps": (

@@ -79,7 +79,7 @@ OF_EVERY_PLAN: Final[dict[str, dict[str, Any]]] = {
     "replicas": {
         "simulate": {
             "workload": {"rate": 40, "burstiness": 2, **CHAT},
-            "options": {"replicas": 3, "routing": "least_outstanding", "seed": 3, "time_scale": 1.1},
+            "options": {"replicas": 3, "router": "least_outstanding", "seed": 3, "time_scale": 1.1},
         }
     },
     "few blocks": {

@@ -149,17 +149,17 @@ DEPLOYMENTS: Final[dict[str, Served]] = {
     "plain-states": Served({"model": "qwen3.5-35b-a3b", "engine": "vllm"}, {"max_num_seqs": 32}),
     # engines behind a router
     "replicas-round-robin": Served(MODEL, {"replicas": 3}),
-    "replicas-least-outstanding": Served(MODEL, {"replicas": 3, "routing": "least_outstanding"}),
-    "replicas-least-load": Served(SGLANG, {"replicas": 4, "routing": "least_load", "timeout_s": 5.0}),
-    "replicas-least-kv": Served(MODEL, {"replicas": 2, "routing": "least_kv", **FEW_BLOCKS}),
-    "replicas-power-of-two": Served(TRTLLM, {"replicas": 4, "routing": "power_of_two", "seed": 7}),
+    "replicas-least-outstanding": Served(MODEL, {"replicas": 3, "router": "least_outstanding"}),
+    "replicas-least-load": Served(SGLANG, {"replicas": 4, "router": "least_load", "timeout_s": 5.0}),
+    "replicas-least-kv": Served(MODEL, {"replicas": 2, "router": "least_kv", **FEW_BLOCKS}),
+    "replicas-power-of-two": Served(TRTLLM, {"replicas": 4, "router": "power_of_two", "seed": 7}),
     "replicas-prefix-aware": Served(
-        MODEL, {"replicas": 3, "routing": "prefix_aware", "prefix_cache": "lru", **FEW_BLOCKS}
+        MODEL, {"replicas": 3, "router": "prefix_aware", "prefix_cache": "lru", **FEW_BLOCKS}
     ),
     # ranks of attention data parallelism
     "ranks-in-lockstep": Served({**EXPERTS, "engine": "sglang", "dp": 2, "ep": 2}, {}),
     "ranks-of-vllm": Served(
-        {**EXPERTS, "engine": "vllm", "dp": 4, "ep": 4}, {"replicas": 2, "routing": "least_load"}
+        {**EXPERTS, "engine": "vllm", "dp": 4, "ep": 4}, {"replicas": 2, "router": "least_load"}
     ),
     "ranks-shared-experts": Served(
         {**SHARED_EXPERTS, "engine": "sglang", "dp": 8, "ep": 8},
@@ -186,8 +186,8 @@ DEPLOYMENTS: Final[dict[str, Served]] = {
         {
             "prefill_replicas": 3,
             "decode_replicas": 2,
-            "prefill_routing": "least_outstanding",
-            "decode_routing": "least_kv",
+            "prefill_router": "least_outstanding",
+            "decode_router": "least_kv",
             "link": {"bytes_per_s": 25e9, "latency_us": 100.0},
             "timeout_s": 6.0,
         },
@@ -197,7 +197,7 @@ DEPLOYMENTS: Final[dict[str, Served]] = {
         MODEL,
         {
             "prefill_replicas": 2,
-            "decode_routing": "power_of_two",
+            "decode_router": "power_of_two",
             "on_too_long": "reject",
             "decode": {"num_gpu_blocks": 2500, "max_num_seqs": 20},
             "prefill": {"max_num_batched_tokens": 2048},
@@ -210,8 +210,8 @@ DEPLOYMENTS: Final[dict[str, Served]] = {
         {
             "prefill_replicas": 2,
             "decode_replicas": 2,
-            "prefill_routing": "least_load",
-            "decode_routing": "least_outstanding",
+            "prefill_router": "least_load",
+            "decode_router": "least_outstanding",
             "link": {"bytes_per_s": 12.5e9, "is_shared": False, "first_token": "prefill", "by_layer": True},
         },
         SGLANG,
@@ -220,7 +220,7 @@ DEPLOYMENTS: Final[dict[str, Served]] = {
         {**MODEL, "kv_dtype": "fp8"},
         {
             "prefill_replicas": 2,
-            "prefill_routing": "prefix_aware",
+            "prefill_router": "prefix_aware",
             "prefix_cache": "lru",
             "prefill": {"num_gpu_blocks": 4500},
             "time_scale": 0.9,
@@ -236,7 +236,7 @@ DEPLOYMENTS: Final[dict[str, Served]] = {
     "autoscaled-queue": Served(
         MODEL,
         {
-            "autoscale": {
+            "autoscaler": {
                 "text": "queue:2",
                 "max_replicas": 4,
                 "startup_s": 1.5,
@@ -249,9 +249,9 @@ DEPLOYMENTS: Final[dict[str, Served]] = {
         MODEL,
         {
             "replicas": 2,
-            "routing": "least_outstanding",
+            "router": "least_outstanding",
             "max_num_seqs": 16,
-            "autoscale": {
+            "autoscaler": {
                 "text": "concurrency:6",
                 "max_replicas": 5,
                 "min_replicas": 2,
@@ -266,9 +266,9 @@ DEPLOYMENTS: Final[dict[str, Served]] = {
         SGLANG,
         {
             "num_gpu_blocks": 60_000,
-            "routing": "least_kv",
+            "router": "least_kv",
             "prefix_cache": "given",
-            "autoscale": {
+            "autoscaler": {
                 "text": "kv:0.2:0.05",
                 "max_replicas": 3,
                 "startup_s": 2.0,
@@ -280,10 +280,10 @@ DEPLOYMENTS: Final[dict[str, Served]] = {
     "autoscaled-rate": Served(
         TRTLLM,
         {
-            "routing": "power_of_two",
+            "router": "power_of_two",
             "timeout_s": 10.0,
             "seed": 3,
-            "autoscale": {"text": "rate:4", "max_replicas": 6, "startup_s": 0.0, "interval_s": 2.0},
+            "autoscaler": {"text": "rate:4", "max_replicas": 6, "startup_s": 0.0, "interval_s": 2.0},
         },
     ),
     # caches below the GPU's
@@ -304,7 +304,7 @@ DEPLOYMENTS: Final[dict[str, Served]] = {
             "prefix_cache": "lru",
             "kv_tiers": "lmcache-cpu:1GB,lmcache-disk:20GB:5GB/s:80us",
             "replicas": 2,
-            "routing": "prefix_aware",
+            "router": "prefix_aware",
         },
     ),
     "tiers-back-and-through": Served(
@@ -340,9 +340,9 @@ def _simulated(served: Served, trace: product.Trace) -> Any:
     options, plan = dict(served.options), _plan(**served.plan)
     if served.prefill is not None:
         link = product.Link(**options.pop("link", {}))
-        return product.simulate_disaggregated(_plan(**served.prefill), plan, trace, link=link, **options)
-    if "autoscale" in options:
-        options["autoscale"] = product.Autoscaler.parsed(**options["autoscale"])
+        return product.simulate_pools((_plan(**served.prefill), plan), trace, link, options)
+    if "autoscaler" in options:
+        options["autoscaler"] = product.Autoscaler.parsed(**options["autoscaler"])
     return product.simulate(plan, trace, **options)
 
 
@@ -374,7 +374,7 @@ def simulations(name: str) -> Answers:
             answers.many(case, "series", _columns(run.series()))
             for table in ("sessions",) if trace.has_parents else ():
                 answers.many(case, table, _columns(getattr(run, table)))
-            if "autoscale" in served.options:
+            if "autoscaler" in served.options:
                 answers.many(case, "fleet", _columns(run.fleet))
             answers.is_exact = False
             summary = run.summary(**LIMITS)

@@ -34,7 +34,7 @@ from fastroof.serving import (
     estimate_disaggregated,
     match_workers,
 )
-from fastroof.simulation import Autoscaler, Link, Trace, Workload, simulate_disaggregated
+from fastroof.simulation import Autoscaler, Fleet, Link, Pool, Trace, Workload
 from fastroof.sweep import best_batches, recommend, recommend_for_spec, recommend_shared
 from fastroof.sweep import decode_times_us as decode_grid_us
 from kernels_bench.grid.grid import grid_names, load_grid
@@ -77,7 +77,7 @@ __all__ = [
     "run_sweep",
     "run_validation",
     "simulate",
-    "simulate_disaggregated",
+    "simulate_pools",
     "step_table",
     "tables_of",
     "write_dynamo_profile",
@@ -126,6 +126,19 @@ def _renamed(options: Mapping[str, Any], names: Mapping[str, str] = {}) -> dict[
     elif isinstance(given.get("engine"), list):
         given["engine"] = ["trtllm-1.0" if one == "trtllm" else one for one in given["engine"]]
     return given
+
+
+def simulate_pools(plans: Sequence[StepPlan], trace: Trace, link: Link, given: Mapping[str, Any]) -> Any:
+    """A simulation of a pool that prefills and one that decodes, whose options the record has together."""
+    pools = []
+    for plan, name in zip(plans, ("prefill", "decode"), strict=True):
+        own = {word: given[key] for word in ("replicas", "router") if (key := f"{name}_{word}") in given}
+        own |= {"timeout_s": given.get("timeout_s"), **given.get(name, {})}
+        if name == "prefill" and "prefix_cache" in given:
+            own["prefix_cache"] = given["prefix_cache"]
+        pools.append(Pool(plan, **own))
+    run = {name: given[name] for name in ("on_too_long", "time_scale") if name in given}
+    return simulate(Fleet(pools, link=link), trace, **run)
 
 
 def compile_plan(*given: Any, **options: Any) -> StepPlan:

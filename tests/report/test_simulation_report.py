@@ -14,8 +14,8 @@ from fastroof.errors import BatchError, FastroofError
 from fastroof.report.html import write_simulation_report
 from fastroof.report.html.simulation_page import cumulative, requests_over_time
 from fastroof.simulation import Autoscaler
-from fastroof.simulation.disaggregated import simulate_disaggregated
 from fastroof.simulation.fleet_run import run_engine
+from fastroof.simulation.pools import EnginePool
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation
 from fastroof.traces.trace import Trace
@@ -31,7 +31,7 @@ def made(plan: fastroof.StepPlan, count: int, rate_per_s: float) -> Simulation:
     arrival_s = np.cumsum(rng.exponential(1.0 / rate_per_s, count))
     trace = Trace(arrival_s, rng.integers(10, 2000, count), rng.integers(1, 200, count), name="made")
     settings = EngineSettings.of_plan(plan, max_num_batched_tokens=2048, max_num_seqs=128)
-    return Simulation(plan, trace, settings, run_engine(plan, trace, settings))
+    return Simulation([EnginePool(plan, settings)], trace, run_engine(plan, trace, settings))
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,8 @@ def test_a_calm_run_has_no_range(plan: fastroof.StepPlan, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_pools_that_prefill_and_decode_apart_have_a_page(plan: fastroof.StepPlan, tmp_path: Path) -> None:
     trace = made(plan, 600, 20.0).trace
-    apart = simulate_disaggregated(plan, plan, trace, 2, 1, decode={"max_num_seqs": 16})
+    pools = [fastroof.Pool(plan, replicas=2), fastroof.Pool(plan, max_num_seqs=16)]
+    apart = fastroof.simulate(fastroof.Fleet(pools), trace)
     page = write_simulation_report(apart, tmp_path / "r.html", limits=LIMITS)
     data = embedded(page)
     rows = {row["name"]: row for row in data["percentiles"]}
@@ -139,7 +140,7 @@ def test_wrong_places_and_limits_are_refused(sim: Simulation, tmp_path: Path) ->
 
 def test_texts_cannot_leave_their_place(sim: Simulation, tmp_path: Path) -> None:
     trace = replace(sim.trace, name=HOSTILE)
-    named = Simulation(sim.plan, trace, sim.settings, sim.outcomes)
+    named = Simulation(sim.pools, trace, sim.outcomes)
     text = write_simulation_report(named, tmp_path / "r.html").read_text()
     assert "document.title='owned'</script>" not in text
     assert text.count("</script>") == 3
@@ -229,7 +230,7 @@ def test_page_fits_its_window(browser: Browser, sim: Simulation, tmp_path: Path,
 
 
 def test_hostile_names_are_shown_as_they_are(browser: Browser, sim: Simulation, tmp_path: Path) -> None:
-    named = Simulation(sim.plan, replace(sim.trace, name=HOSTILE), sim.settings, sim.outcomes)
+    named = Simulation(sim.pools, replace(sim.trace, name=HOSTILE), sim.outcomes)
     browser.open(write_simulation_report(named, tmp_path / "r.html"))
     assert HOSTILE in browser.run("document.querySelector('h1').textContent")
     assert browser.run("document.title") != "owned"
@@ -238,7 +239,7 @@ def test_hostile_names_are_shown_as_they_are(browser: Browser, sim: Simulation, 
 
 def test_autoscaled_replicas_are_drawn_over_time(plan: fastroof.StepPlan, tmp_path: Path) -> None:
     rule = Autoscaler("concurrency", 8, max_replicas=4, startup_s=5, scale_down_delay_s=30)
-    sim = fastroof.simulate(plan, made(plan, 600, 20.0).trace, autoscale=rule)
+    sim = fastroof.simulate(plan, made(plan, 600, 20.0).trace, autoscaler=rule)
     page = write_simulation_report(sim, tmp_path / "r.html", limits=LIMITS)
     data = embedded(page)
     held = [sum(numbers) for numbers in zip(*(data["series"][name] for name in STATES), strict=True)]

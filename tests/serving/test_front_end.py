@@ -22,7 +22,7 @@ from fastroof.compiled.simulation.api_server import shared_ends
 from fastroof.engines import EngineProfile, FrontEnd, engine_names, load_engine
 from fastroof.errors import FastroofError, PlanError, SweepError
 from fastroof.serving import estimate, estimate_disaggregated
-from fastroof.simulation import simulate_disaggregated
+from fastroof.simulation import Fleet, Pool
 from fastroof.simulation.front_end import passage
 from fastroof.sweep import best_deployments, load_spec
 from tests.reference import front_end as naive
@@ -249,7 +249,7 @@ def test_requests_that_follow_others_are_sent_when_those_end(
 ) -> None:
     trace = sessions()
     # in turn requests go to replicas in the order of sending, which the engine alone does not know
-    given: dict[str, Any] = {"prefix_cache": prefix_cache, "replicas": replicas, "routing": "least_load"}
+    given: dict[str, Any] = {"prefix_cache": prefix_cache, "replicas": replicas, "router": "least_load"}
     way = passage(BUSY, trace, replicas)
     engine = fastroof.simulate(bare, way.arrived, **given).outcomes
     sim = fastroof.simulate(busy, trace, **given)
@@ -286,7 +286,7 @@ def test_sessions_without_an_overhead_are_the_engines(bare: fastroof.StepPlan, h
 
 def test_pools_are_behind_the_prefill_engines(bare: fastroof.StepPlan, busy: fastroof.StepPlan) -> None:
     trace = fastroof.Trace(np.arange(20) * 0.5, np.full(20, 2000), np.full(20, 50))
-    engine, seen = (simulate_disaggregated(plan, plan, trace) for plan in (bare, busy))
+    engine, seen = (fastroof.simulate(Fleet([Pool(plan)] * 2), trace) for plan in (bare, busy))
     np.testing.assert_allclose(seen.times.ttft_ms, engine.times.ttft_ms + 29.0, rtol=1e-6)
     np.testing.assert_allclose(seen.outcomes.transfer_us, engine.outcomes.transfer_us, rtol=1e-6)
 

@@ -17,8 +17,7 @@ import fastroof
 from fastroof import Trace, Workload
 from fastroof.engines import FrontEnd, load_engine
 from fastroof.errors import FastroofError, SimulationError
-from fastroof.simulation import Autoscaler, pools, simulate_disaggregated
-from fastroof.simulation.autoscaled_simulation import AutoscaledSimulation
+from fastroof.simulation import Autoscaler, Simulation, pools
 from fastroof.simulation.autoscaling import METRICS
 from fastroof.simulation.engine import Outcomes
 from fastroof.simulation.fleet_run import run_pools, run_replicas
@@ -54,13 +53,13 @@ def a_rule(rng: np.random.Generator, most: int, least_s: float = 0.0) -> Autosca
 
 
 def naively(
-    plan: Any, trace: Trace, own: Any, rule: Autoscaler, first: int, routing: str, seed: int, with_cache: bool
+    plan: Any, trace: Trace, own: Any, rule: Autoscaler, first: int, router: str, seed: int, with_cache: bool
 ) -> Fleet:
     """Serve with naive replicas that the rule starts and stops."""
     below = rule.max_replicas if rule.max_replicas == rule.min_replicas else 2**31 - 1
     drawn = seed, len(trace), below
     scheduler: Any = functools.partial(PooledScheduler, trace=trace) if with_cache else Scheduler
-    pool = Pool.of_plan(plan, own, routing=routing, drawn=drawn, scheduler=scheduler)
+    pool = Pool.of_plan(plan, own, router=router, drawn=drawn, scheduler=scheduler)
     window_us = int(rule.scale_down_delay_s / rule.interval_s) * rule.interval_s * US_PER_S * (1 + 1e-9)
     expected = Rule(
         rule.metric, rule.target, rule.low, rule.tolerance, rule.min_replicas, first, rule.max_replicas,
@@ -75,11 +74,11 @@ def run_autoscaled(
     own: Any,
     rule: Autoscaler,
     first: int = 1,
-    routing: str = "round_robin",
+    router: str = "round_robin",
     hits: str = "given",
     seed: int = 0,
 ) -> Outcomes:
-    return run_pools([pools.Pool(plan, own, first, routing, hits, autoscaler=rule)], trace, seed=seed)
+    return run_pools([pools.EnginePool(plan, own, first, router, hits, autoscaler=rule)], trace, seed=seed)
 
 
 def columns_of(lives: Any) -> Any:
@@ -106,11 +105,11 @@ def prove(seed: int) -> Any:
     )
     delays_s = 0.0 if trace.delay_s is None else float(trace.delay_s.sum())
     rule = a_rule(rng, int(rng.integers(1, 6)), (trace.duration_s + delays_s) / 200.0)
-    routing = str(rng.choice([name for name in POOLED_ROUTINGS if with_cache or name != "prefix_aware"]))
+    router = str(rng.choice([name for name in POOLED_ROUTINGS if with_cache or name != "prefix_aware"]))
     hits = "lru" if with_cache else "given"
     first = int(rng.integers(rule.min_replicas, rule.max_replicas + 1))
-    got = run_autoscaled(plan, trace, own, rule, first, routing, hits, seed=seed)
-    fleet = naively(plan, trace, own, rule, first, routing, seed, with_cache)
+    got = run_autoscaled(plan, trace, own, rule, first, router, hits, seed=seed)
+    fleet = naively(plan, trace, own, rule, first, router, seed, with_cache)
     test_replicas.assert_equal(got, fleet)
     assert np.array_equal(columns_of(got.lives), fleet.lives)
     assert got.counters["end_us"] == max(engine.now_us for engine in fleet.engines)
@@ -150,13 +149,13 @@ def a_trace(seed: int) -> tuple[Trace, Any]:
     return (made_sessions(Random(seed), trace) if seed % 3 == 1 else trace), own
 
 
-@given(seed=st.integers(0, 2**32), replicas=st.integers(2, 4), routing=st.sampled_from(sorted(ROUTES)[:-2]))
-def test_as_few_as_most_replicas_are_a_fixed_fleet(seed: int, replicas: int, routing: str) -> None:
+@given(seed=st.integers(0, 2**32), replicas=st.integers(2, 4), router=st.sampled_from(sorted(ROUTES)[:-2]))
+def test_as_few_as_most_replicas_are_a_fixed_fleet(seed: int, replicas: int, router: str) -> None:
     trace, own = a_trace(seed)
     plan = test_replicas.a_plan(1 + seed % 2)
     rule = Autoscaler("queue", 1, max_replicas=replicas, min_replicas=replicas, startup_s=1, interval_s=0.01)
-    for name in (routing, "power_of_two"):
-        got = run_autoscaled(plan, trace, own, rule, routing=name, seed=seed)
+    for name in (router, "power_of_two"):
+        got = run_autoscaled(plan, trace, own, rule, router=name, seed=seed)
         fixed = run_replicas(plan, trace, own, replicas, name, seed=seed)
         for field in ("arrival_us", "first_us", "last_us", "preemptions", "status", "replica"):
             np.testing.assert_array_equal(getattr(got, field), getattr(fixed, field), err_msg=field)
@@ -175,7 +174,7 @@ def test_replicas_get_requests_between_their_start_and_their_end(seed: int) -> N
     rng = np.random.default_rng(seed)
     trace, own = a_trace(seed)
     rule = a_rule(rng, int(rng.integers(1, 6)))
-    got = run_autoscaled(test_replicas.a_plan(), trace, own, rule, routing="least_load")
+    got = run_autoscaled(test_replicas.a_plan(), trace, own, rule, router="least_load")
     lives = got.lives
     assert lives is not None
     place, ordered_us, ready_us, drained_us, stopped_us = columns_of(lives).T
@@ -191,17 +190,15 @@ def test_replicas_get_requests_between_their_start_and_their_end(seed: int) -> N
 
 
 @pytest.fixture(scope="module")
-def day() -> AutoscaledSimulation:
+def day() -> Simulation:
     """Traffic that rises and falls, two hours of it."""
     plan = fastroof.compile_plan("llama-3.1-8b", "h100")
     load = Workload(ramp=(2, 30, 2, 2, 40, 2), requests=20_000, input_tokens=1000, output_tokens=150, seed=1)
     rule = Autoscaler("concurrency", 20, max_replicas=6, startup_s=60)
-    sim = fastroof.simulate(plan, load.trace(), autoscale=rule, routing="least_outstanding")
-    assert isinstance(sim, AutoscaledSimulation)
-    return sim
+    return fastroof.simulate(plan, load.trace(), autoscaler=rule, router="least_outstanding")
 
 
-def test_gpu_hours_are_the_replicas_over_time(day: AutoscaledSimulation) -> None:
+def test_gpu_hours_are_the_replicas_over_time(day: Simulation) -> None:
     fleet = day.fleet.to_pydict()
     numbers = [np.array(fleet[name]) for name in ("starting", "serving", "draining")]
     held_s = (sum(numbers)[:-1] * np.diff(fleet["time_s"])).sum()
@@ -225,7 +222,7 @@ def test_gpu_hours_are_the_replicas_over_time(day: AutoscaledSimulation) -> None
 
 
 def test_it_costs_less_than_a_fleet_at_the_peak_and_limits_show_whether_it_serves(
-    day: AutoscaledSimulation,
+    day: Simulation,
 ) -> None:
     limits = {"ttft_ms": 1000.0, "tpot_ms": 40.0}
     scaling = day.summary(**limits, with_range=False)["autoscaling"]
@@ -236,7 +233,7 @@ def test_it_costs_less_than_a_fleet_at_the_peak_and_limits_show_whether_it_serve
     one_less = day.fixed(fewest["replicas"] - 1, limits)
     assert not one_less.keeps
     plan, trace = day.plan, day.trace
-    alone = fastroof.simulate(plan, trace, replicas=fewest["replicas"], routing="least_outstanding")
+    alone = fastroof.simulate(plan, trace, replicas=fewest["replicas"], router="least_outstanding")
     assert alone.goodput(**limits)["share"] == fewest["share"]
     hours = alone.summary(with_range=False)["duration_s"] * fewest["replicas"] / 3600
     assert fewest["gpu_hours"] == pytest.approx(hours, rel=1e-12)
@@ -248,7 +245,7 @@ def test_fleets_count_the_gpus_of_a_replica_and_have_the_front_end_of_the_most(h
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, engine=engine)
     trace = Trace(np.zeros(20), [10] * 20, [1] * 20)
     rule = Autoscaler("concurrency", 100, max_replicas=2, startup_s=1)
-    sim = fastroof.simulate(plan, trace, autoscale=rule)
+    sim = fastroof.simulate(plan, trace, autoscaler=rule)
     answers = sim.summary(ttft_ms=1e6, with_range=False)
     peak = answers["autoscaling"]["fixed"]["at_peak"]
     assert peak["replicas"] == 1
@@ -258,11 +255,11 @@ def test_fleets_count_the_gpus_of_a_replica_and_have_the_front_end_of_the_most(h
     assert peak["gpu_hours"] == pytest.approx(2 * alone["duration_s"] / 3600, rel=1e-9)
 
 
-def test_a_longer_start_makes_tokens_slower(day: AutoscaledSimulation) -> None:
-    plan, trace, rule = day.plan, day.trace, day.autoscaler
+def test_a_longer_start_makes_tokens_slower(day: Simulation) -> None:
+    plan, trace, rule = day.plan, day.trace, day.pools[0].autoscaler
     tails_ms = [
         fastroof.simulate(
-            plan, trace, autoscale=replace(rule, startup_s=s), routing="least_outstanding"
+            plan, trace, autoscaler=replace(rule, startup_s=s), router="least_outstanding"
         ).times.percentile("tpot_ms", 99)
         for s in (0, 60, 900)
     ]
@@ -280,11 +277,10 @@ def test_a_new_replica_has_an_empty_cache() -> None:
         hash_ids=[1, 2] * 2 * count, hash_offsets=np.arange(2 * count + 1) * 2, hash_block_size=512,
     )  # fmt: skip
     rule = Autoscaler("concurrency", 4, max_replicas=2, startup_s=0.1, interval_s=0.2, scale_down_delay_s=1)
-    sim = fastroof.simulate(plan, trace, autoscale=rule, routing="round_robin")
+    sim = fastroof.simulate(plan, trace, autoscaler=rule, router="round_robin")
     columns = (sim.requests.column(name).to_numpy() for name in ("cached_tokens", "replica", "arrival_s"))
     cached, replica, at_s = columns
     misses = [at_s[(cached == 0) & (replica == number)] // 1000 for number in (0, 1)]
-    assert isinstance(sim, AutoscaledSimulation)
     assert len(sim.outcomes.lives) == 3
     # replica 0 at the start, 1 when it is started, and again
     assert [len(np.unique(bursts)) for bursts in misses] == [1, 2]
@@ -375,7 +371,7 @@ def test_any_text_is_a_rule_or_an_error(text: str) -> None:
 def test_runs_that_last_for_too_many_checks_are_refused(trace: Trace, time_scale: float) -> None:
     plan = test_replicas.a_plan()
     rule = Autoscaler("queue", 2, max_replicas=1, startup_s=0, interval_s=0.001, scale_down_delay_s=0)
-    sizes: dict[str, Any] = {"max_num_batched_tokens": 512, "max_num_seqs": 8, "autoscale": rule}
+    sizes: dict[str, Any] = {"max_num_batched_tokens": 512, "max_num_seqs": 8, "autoscaler": rule}
     with pytest.raises(SimulationError, match=r"lasts over 10,000,000 checks of interval_s 0\.001; give"):
         fastroof.simulate(plan, trace, **sizes, time_scale=time_scale)
 
@@ -386,11 +382,11 @@ def test_wrong_runs_name_valid_values() -> None:
     trace = Trace([0.0, 1.0], [100, 100], [5, 5])
     small = {"max_num_batched_tokens": 512, "max_num_seqs": 8}
     for words, options in (
-        ("autoscale must be an Autoscaler, got str", {"autoscale": "queue:2"}),
-        ("replicas 5, with which autoscaling begins", {"autoscale": rule, "replicas": 5}),
-        ("replicas must be", {"autoscale": rule, "replicas": 0}),
-        ("at most 10,000,000", {"autoscale": replace(rule, interval_s=0.001, scale_down_delay_s=0)}),
-        ("routing must be one of", {"autoscale": rule, "routing": "random"}),
+        ("autoscaler must be an Autoscaler, got str", {"autoscaler": "queue:2"}),
+        ("replicas 5, with which autoscaling begins", {"autoscaler": rule, "replicas": 5}),
+        ("replicas must be", {"autoscaler": rule, "replicas": 0}),
+        ("at most 10,000,000", {"autoscaler": replace(rule, interval_s=0.001, scale_down_delay_s=0)}),
+        ("router must be one of", {"autoscaler": rule, "router": "random"}),
     ):
         late = replace(trace, arrival_s=[0.0, 1e9]) if "most" in words else trace
         with pytest.raises(SimulationError, match=words):
@@ -406,10 +402,14 @@ def test_pools_with_rules_that_change_nothing_are_fixed_pools(kind: str) -> None
         trace = replace(trace, arrival_s=np.zeros(count), clients=8)
     rule = Autoscaler("queue", 1, max_replicas=2, min_replicas=2, startup_s=1, interval_s=0.1)
     sizes = {"max_num_batched_tokens": 512, "max_num_seqs": 8}
-    given: dict[str, Any] = {"prefill": sizes, "decode": sizes}
-    given |= {"prefill_routing": "least_load", "decode_routing": "least_kv"}
-    scaled = simulate_disaggregated(plan, plan, trace, prefill_autoscale=rule, decode_autoscale=rule, **given)
-    fixed = simulate_disaggregated(plan, plan, trace, 2, 2, **given)
+    names = ("least_load", "least_kv")
+    scaled, fixed = (
+        fastroof.simulate(
+            fastroof.Fleet([fastroof.Pool(plan, count, router=name, **sizes) for name in names], **more),
+            trace,
+        )
+        for count, more in ((1, {"autoscaler": rule}), (2, {}))
+    )
     for name in ("ttft_ms", "e2e_ms", "replica", "prefill_replica"):
         assert scaled.requests[name] == fixed.requests[name]
     for pool in scaled.summary()["pools"].values():
@@ -421,14 +421,15 @@ def test_each_pool_has_replicas_by_its_own_rule() -> None:
     trace = Workload(ramp=(2, 40, 2), requests=400, input_tokens=1000, output_tokens=150).trace()
     sizes: dict[str, Any] = {"startup_s": 1, "interval_s": 0.5, "scale_down_delay_s": 2}
     rules = [Autoscaler("concurrency", target, max_replicas=4, **sizes) for target in (2, 10)]
-    sim = simulate_disaggregated(plan, plan, trace, prefill_autoscale=rules[0], decode_autoscale=rules[1])
+    sim = fastroof.simulate(fastroof.Fleet([fastroof.Pool(plan, autoscaler=rule) for rule in rules]), trace)
     done = {name: pool["autoscaling"] for name, pool in sim.summary()["pools"].items()}
     assert [one["rule"] for one in done.values()] == ["concurrency:2", "concurrency:10"]
     assert all(one["started"] > 0 for one in done.values())
     assert all(one["stopped"] > 0 for one in done.values())
     assert sim.requests["status"].to_pylist() == ["finished"] * 400
-    with pytest.raises(SimulationError, match="decode_autoscale must be an Autoscaler, got str"):
-        simulate_disaggregated(plan, plan, trace, decode_autoscale="queue:2")
+    held_s = [pool["autoscaling"]["gpu_hours"] for pool in sim.summary()["pools"].values()]
+    assert sim.gpu_hours == pytest.approx(sum(held_s))
+    assert sum(sim.fleet[name].to_numpy()[:-1].max() for name in ("starting", "serving", "draining")) > 2
 
 
 @pytest.mark.loops
@@ -438,7 +439,7 @@ def test_rejected_requests_are_in_no_replica() -> None:
     rule = Autoscaler("queue", 2, max_replicas=2, startup_s=1)
     sim = fastroof.simulate(
         plan, trace, max_num_batched_tokens=512, max_num_seqs=8, num_gpu_blocks=100, on_too_long="reject",
-        autoscale=rule,
+        autoscaler=rule,
     )  # fmt: skip
     assert sim.requests["status"].to_pylist() == ["rejected"] * 2
     assert sim.summary(with_range=False)["autoscaling"]["gpu_hours"] == 0.0

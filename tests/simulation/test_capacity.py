@@ -19,6 +19,7 @@ from fastroof.simulation.capacity_search import CapacitySearch, Limits, parsed_l
 from fastroof.simulation.engine import Outcomes
 from fastroof.simulation.fewest_replicas import fewest_by_hour, fewest_replicas
 from fastroof.simulation.fleet_run import run_engine, run_replicas
+from fastroof.simulation.pools import EnginePool
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation
 from fastroof.simulation.steady import steady_run
@@ -62,7 +63,7 @@ def times_ms(plan: StepPlan, trace: Trace, time_scale: float = 1.0, **given: int
 
 def simulated(plan: StepPlan, trace: Trace) -> Simulation:
     settings = EngineSettings.of_plan(plan)
-    return Simulation(plan, trace, settings, run_engine(plan, trace, settings))
+    return Simulation([EnginePool(plan, settings)], trace, run_engine(plan, trace, settings))
 
 
 def p99(values: np.ndarray) -> float:
@@ -337,7 +338,7 @@ def test_capacity_grows_with_replicas_under_round_robin(
     assert two.requests_per_s_per_gpu == two.requests_per_s / 2
     # each has every second arrival, more even than one has: not less
     assert 1.8 * most.requests_per_s < two.requests_per_s < 2.6 * most.requests_per_s
-    least = as_given(plan, load, **LIMITS, replicas=2, routing="least_load", with_range=False)
+    least = as_given(plan, load, **LIMITS, replicas=2, router="least_load", with_range=False)
     assert least.requests_per_s > 1.8 * most.requests_per_s
 
 
@@ -535,7 +536,7 @@ def test_a_capacity_simulates_what_simulate_does(
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", client_overhead_ms=overhead_ms)
     limits, given = {"ttft_p99_ms": 200.0, "e2e_p99_ms": 4000.0}, {"num_gpu_blocks": 800}
     trace = talks()
-    options: dict[str, Any] = {"prefix_cache": prefix_cache, "kv_tiers": tiers, "routing": "least_kv"} | given
+    options: dict[str, Any] = {"prefix_cache": prefix_cache, "kv_tiers": tiers, "router": "least_kv"} | given
     most = as_given(plan, trace, **limits, **options, replicas=2, with_range=False)
     for rate, seen in most.seen.items():
         if rate < math.inf:
@@ -576,7 +577,7 @@ def test_common_starts_of_prompts_stay_common_in_all_repeats(plan: StepPlan) -> 
 def test_a_router_that_knows_the_cache_needs_one(plan: StepPlan, load: Workload) -> None:
     for answer in (capacity, fewest_replicas):
         with pytest.raises(SimulationError, match='give prefix_cache="lru"'):
-            answer(plan, load.trace(), ttft_p99_ms=500, routing="prefix_aware")
+            answer(plan, load.trace(), ttft_p99_ms=500, router="prefix_aware")
         with pytest.raises(SimulationError, match="kv_tiers needs a simulated prefix cache"):
             answer(plan, load.trace(), ttft_p99_ms=500, kv_tiers="host:1GB:50GB/s")
         with pytest.raises(SimulationError, match="prefix_cache must be one of auto, given, lru"):
@@ -643,7 +644,7 @@ def test_a_capacity_of_sessions_simulates_what_simulate_does(
         return
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", client_overhead_ms=overhead_ms)
     limits, given = {"ttft_p99_ms": 200.0, "e2e_p99_ms": 900.0}, {"num_gpu_blocks": 700}
-    options: dict[str, Any] = {"prefix_cache": prefix_cache, "kv_tiers": tiers, "routing": "least_kv"} | given
+    options: dict[str, Any] = {"prefix_cache": prefix_cache, "kv_tiers": tiers, "router": "least_kv"} | given
     most = as_given(plan, trace, **limits, **options, replicas=2, with_range=False)
     assert most.requests_per_session == pytest.approx(len(trace) / len(starts_of(trace)), rel=1e-12)
     assert most.limit in limits

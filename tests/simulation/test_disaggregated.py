@@ -17,7 +17,7 @@ from fastroof.plan import StepPlan
 from fastroof.serving import estimate_disaggregated
 from fastroof.simulation.engine import Outcomes
 from fastroof.simulation.fleet_run import run_pools, run_replicas
-from fastroof.simulation.pools import Link, Pool, takes_us
+from fastroof.simulation.pools import EnginePool, Link, takes_us
 from fastroof.simulation.settings import EngineSettings
 from tests.simulation.test_pool_events import assert_same, naively
 
@@ -51,9 +51,9 @@ def test_pools_serve_as_naive_ones_do(first_token: str) -> None:
     preempted = 0
     for _ in range(20):
         trace = a_workload(rng)
-        prefill = Pool(a_plan(2), EngineSettings(64, 8, 60, 4), int(rng.integers(1, 4)), "least_kv")
+        prefill = EnginePool(a_plan(2), EngineSettings(64, 8, 60, 4), int(rng.integers(1, 4)), "least_kv")
         decode_settings = EngineSettings(64, 6, 30, 4, async_scheduling=bool(rng.random() < 0.5))
-        decode = Pool(a_plan(), decode_settings, int(rng.integers(1, 4)), "least_outstanding")
+        decode = EnginePool(a_plan(), decode_settings, int(rng.integers(1, 4)), "least_outstanding")
         seen = run_pools([prefill, decode], trace, link)
         assert_same(seen, naively(prefill, decode, trace, link))
         assert (seen.replica[trace.output_tokens == 1] == -1).all()
@@ -62,8 +62,8 @@ def test_pools_serve_as_naive_ones_do(first_token: str) -> None:
     assert preempted > 10
 
 
-def one_pool(plan: StepPlan, replicas: int = 1, **given: Any) -> Pool:
-    return Pool(plan, EngineSettings(**{"max_num_batched_tokens": 4096, "max_num_seqs": 256,
+def one_pool(plan: StepPlan, replicas: int = 1, **given: Any) -> EnginePool:
+    return EnginePool(plan, EngineSettings(**{"max_num_batched_tokens": 4096, "max_num_seqs": 256,
                                         "num_gpu_blocks": 20_000} | given), replicas)  # fmt: skip
 
 
@@ -209,12 +209,12 @@ def test_only_first_tokens_need_no_decode_engine() -> None:
         ({"link": Link(math.nan)}, "above 0"),
         ({"link": Link(latency_us=-1.0)}, "latency_us"),
         ({"link": Link(first_token="never")}, "first_token"),
-        ({"decode": Pool(a_plan(1, "gpt-oss-20b"), EngineSettings(64, 8, 60))}, "one model"),
-        ({"decode": Pool(a_plan(), EngineSettings(64, 8, 60), 0)}, "replicas"),
+        ({"decode": EnginePool(a_plan(1, "gpt-oss-20b"), EngineSettings(64, 8, 60))}, "one model"),
+        ({"decode": EnginePool(a_plan(), EngineSettings(64, 8, 60), 0)}, "replicas"),
     ],
 )
 def test_what_does_not_go_together(changed: dict[str, Any], message: str) -> None:
-    pool = Pool(a_plan(), EngineSettings(64, 8, 60))
+    pool = EnginePool(a_plan(), EngineSettings(64, 8, 60))
     given: dict[str, Any] = {"prefill": pool, "decode": pool, "link": Link()} | changed
     with pytest.raises(SimulationError, match=message):
         run_pools([given["prefill"], given["decode"]], Trace([0.0], [10], [2]), given["link"])

@@ -11,7 +11,7 @@ import pytest
 from fastroof import StepBatch, StepPlan, Workload, compile_plan, simulate
 from fastroof.errors import SimulationError
 from fastroof.serving import estimate
-from fastroof.simulation import simulate_disaggregated
+from fastroof.simulation import Fleet, Pool
 from fastroof.units import US_PER_S
 
 ENGINES: dict[str, dict[str, Any]] = {
@@ -132,11 +132,12 @@ def test_pools_draw_what_their_engines_do(plans: dict[str, StepPlan]) -> None:
     trace = Workload(rate=2.0, requests=40, input_tokens=500, output_tokens=50).trace()
     first = replace(trace, output_tokens=np.ones_like(trace.output_tokens))
     # engines without requests are idle
-    alone, pools = simulate(plan, first), simulate_disaggregated(plan, plan, first)
+    apart = Fleet([Pool(plan), Pool(plan)])
+    alone, pools = simulate(plan, first), simulate(apart, first)
     seconds = alone.summary()["duration_s"]
     drawn = pools.energy()
     assert drawn["busy_joules"] == pytest.approx(alone.energy()["busy_joules"])
     assert drawn["idle_joules"] == pytest.approx(alone.energy()["idle_joules"] + seconds * plan.gpu.idle_w)
     # the parts of engines that do both
-    both, together = simulate_disaggregated(plan, plan, trace).energy(), simulate(plan, trace).energy()
+    both, together = simulate(apart, trace).energy(), simulate(plan, trace).energy()
     assert both["busy_joules"] == pytest.approx(together["busy_joules"], rel=0.15)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import fastroof
 from fastroof.errors import SimulationError
 from fastroof.simulation.fleet_run import run_engine, served_by
-from fastroof.simulation.pools import Pool
+from fastroof.simulation.pools import EnginePool
 from tests.reference.fleet import serve
 from tests.reference.made_workloads import PLANS, a_trace, an_engine, made_workload
 from tests.reference.scheduler import FINISHED, REJECTED, TIMED_OUT
@@ -350,6 +350,6 @@ def test_a_trace_in_which_no_request_fits_has_no_steps(plans):
 def test_a_request_without_room_in_an_empty_engine_is_an_error(plans):
     """Such requests are refused before anything runs; the loop does not wait for them either."""
     trace, settings = a_trace([0], [20], [5]), an_engine(block_size=4)
-    pool = Pool(plans["whole"], replace(settings, num_gpu_blocks=2))
+    pool = EnginePool(plans["whole"], replace(settings, num_gpu_blocks=2))
     with pytest.raises(SimulationError, match="no room in an empty engine; give more num_gpu_blocks"):
         served_by([pool], trace)

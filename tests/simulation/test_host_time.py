@@ -91,7 +91,7 @@ def test_an_estimate_is_near_a_simulation(plans, clients, isl, osl):
     host, kernels = plans
     lengths = [f"uniform:{round(mean / 0.9 * 0.8)}:{round(mean / 0.9)}" for mean in (isl, osl)]
     load = Workload(clients=clients, requests=clients * 40, input_tokens=lengths[0], output_tokens=lengths[1])
-    seen = simulate(host, load.trace(), 4096, 64).requests
+    seen = simulate(host, load.trace(), max_num_batched_tokens=4096, max_num_seqs=64).requests
     later = slice(clients * 15, clients * 35)
     tpot_ms = float(np.nanmean(seen.column("tpot_ms").to_numpy()[later]))
     got = estimate(host, isl, osl, clients, 4096)

@@ -110,14 +110,14 @@ def test_a_thousand_workloads_are_those_of_the_naive_engine(plan):
 
 
 @pytest.mark.loops
-@pytest.mark.parametrize("routing", ["round_robin", "least_load", "prefix_aware"])
-def test_fleets_find_what_naive_ones_do(routing):
+@pytest.mark.parametrize("router", ["round_robin", "least_load", "prefix_aware"])
+def test_fleets_find_what_naive_ones_do(router):
     """Replicas and their ranks, open loops, clients and sessions: every time, and every token found."""
     fetched = waits = 0
     for seed in range(120):
         random = Random(seed)
         work = made_prefixes(random, most=25)
-        rng = np.random.default_rng([seed, len(routing)])
+        rng = np.random.default_rng([seed, len(router)])
         trace, settings = work.trace, work.settings
         needed = -(-(trace.input_tokens + trace.output_tokens) // settings.block_size)
         settings = replace(settings, num_gpu_blocks=int(needed.max()), chunked_prefill=True)
@@ -128,7 +128,7 @@ def test_fleets_find_what_naive_ones_do(routing):
         given = made_tiers(random, block_bytes(plan, settings))
         tiers = Tiers.of_plan(given, plan, settings)
         got = run_replicas(
-            plan, trace, settings, replicas, routing, seed=seed, prefix_cache="lru", tiers=tiers
+            plan, trace, settings, replicas, router, seed=seed, prefix_cache="lru", tiers=tiers
         )
         made: list[TieredScheduler] = []
 
@@ -146,7 +146,7 @@ def test_fleets_find_what_naive_ones_do(routing):
             made.append(TieredScheduler(settings, trace, naive_tiers(shares, size), plan.model.num_layers))
             return made[-1]
 
-        naive = test_replicas.naively(plan, trace, settings, replicas, routing, seed, scheduler=scheduler)
+        naive = test_replicas.naively(plan, trace, settings, replicas, router, seed, scheduler=scheduler)
         test_replicas.assert_equal(got, naive)
         first = {index: tokens for rank in made for index, tokens in rank.first_found.items()}
         assert got.cached_tokens.tolist() == [first.get(index, -1) for index in range(len(trace))]
@@ -419,7 +419,8 @@ def test_prefill_engines_have_tiers(plan):
     """As an engine that serves the prompts alone."""
     given = {"prefix_cache": "lru", "kv_tiers": "host:1GB:1GB/s"}
     trace = replace(talk(), output_tokens=np.full(6, 3, np.int32))
-    pools = fastroof.simulation.simulate_disaggregated(plan, plan, trace, prefill=FOUR, decode=FOUR, **given)
+    both = fastroof.Fleet([fastroof.Pool(plan, **FOUR, **given), fastroof.Pool(plan, **FOUR)])
+    pools = fastroof.simulate(both, trace)
     alone = fastroof.simulate(plan, talk(), **FOUR, **given)
     assert pools.summary()["kv_tiers"]["tiers"] == alone.summary()["kv_tiers"]["tiers"]
     assert pools.summary()["kv_tiers"]["tiers"][0]["found_tokens"] > 0
@@ -427,8 +428,8 @@ def test_prefill_engines_have_tiers(plan):
 
 def test_replicas_that_cannot_change_have_tiers_as_fixed_ones(plan):
     rule = fastroof.simulation.Autoscaler("concurrency", 32, max_replicas=2, min_replicas=2, startup_s=1)
-    given = {**FOUR, "kv_tiers": "host:1GB:1GB/s", "routing": "least_load"}
-    scaled = fastroof.simulate(plan, talk(), **given, autoscale=rule)
+    given = {**FOUR, "kv_tiers": "host:1GB:1GB/s", "router": "least_load"}
+    scaled = fastroof.simulate(plan, talk(), **given, autoscaler=rule)
     fixed = fastroof.simulate(plan, talk(), **given, replicas=2)
     assert scaled.requests.equals(fixed.requests)
     assert scaled.summary()["kv_tiers"] == fixed.summary()["kv_tiers"]

@@ -20,7 +20,7 @@ from fastroof.plan import StepPlan
 from fastroof.simulation.engine import Outcomes
 from fastroof.simulation.fleet_arrays import new_fleet
 from fastroof.simulation.fleet_run import pooled_outcomes, run_pools
-from fastroof.simulation.pools import Link, Pool, sent_in_us, takes_us
+from fastroof.simulation.pools import EnginePool, Link, sent_in_us, takes_us
 from fastroof.simulation.settings import EngineSettings
 from fastroof.traces.prompt_tree import LRU
 from tests.reference import fleet, pools
@@ -76,22 +76,24 @@ def a_trace(rng: np.random.Generator, kind: str, seed: int) -> Trace:
     return made_sessions(Random(seed), trace) if kind == "sessions" else trace
 
 
-def a_pool(rng: np.random.Generator, timeout_s: float, dp: int = 1) -> Pool:
+def a_pool(rng: np.random.Generator, timeout_s: float, dp: int = 1) -> EnginePool:
     plan = a_plan(dp, int(rng.choice([1, 2])))
-    return Pool(plan, some_settings(rng, timeout_s), int(rng.integers(1, 4)), str(rng.choice(ROUTINGS)))
+    return EnginePool(plan, some_settings(rng, timeout_s), int(rng.integers(1, 4)), str(rng.choice(ROUTINGS)))
 
 
-def naive_pool(pool: Pool, trace: Trace, sent: int, seed: int) -> pools.Pool:
+def naive_pool(pool: EnginePool, trace: Trace, sent: int, seed: int) -> pools.Pool:
     scheduler: Any = Scheduler
     if pool.prefix_cache == LRU:
         scheduler = functools.partial(PooledScheduler, trace=trace)
     drawn = seed, sent, pool.replicas
     return pools.Pool.of_plan(
-        pool.plan, pool.settings, pool.replicas, pool.routing, drawn=drawn, scheduler=scheduler
+        pool.plan, pool.settings, pool.replicas, pool.router, drawn=drawn, scheduler=scheduler
     )
 
 
-def naively(prefill: Pool, decode: Pool, trace: Trace, link: Link, seed: int = 0) -> fleet.LinkedFleet:
+def naively(
+    prefill: EnginePool, decode: EnginePool, trace: Trace, link: Link, seed: int = 0
+) -> fleet.LinkedFleet:
     handed = int((trace.output_tokens > 1).sum()) if link.first_token != "decode" else len(trace)
     on_wire = link._replace(latency_us=0.0) if link.by_layer else link
     naive = fleet.Link(
@@ -135,7 +137,7 @@ def assert_same(seen: Outcomes, naive: fleet.LinkedFleet) -> None:
     assert seen.replica.tolist() == replica
 
 
-def a_case(seed: int) -> tuple[Pool, Pool, Trace, Link]:
+def a_case(seed: int) -> tuple[EnginePool, EnginePool, Trace, Link]:
     """Draw pools, a trace and a link; a third has back pressure, a third sends layer by layer."""
     rng = np.random.default_rng(seed)
     timeout_s = float(rng.choice([math.inf, 0.01, 0.03, 0.3]))
@@ -192,8 +194,8 @@ def test_prompts_keep_cached_blocks_as_naive_ones_do() -> None:
         rng = np.random.default_rng(seed)
         made = made_prefixes(Random(seed))
         prefill = a_pool(rng, made.settings.timeout_s)
-        routing = str(rng.choice([*ROUTINGS, "prefix_aware"]))
-        prefill = prefill._replace(settings=made.settings, routing=routing, prefix_cache=LRU)
+        router = str(rng.choice([*ROUTINGS, "prefix_aware"]))
+        prefill = prefill._replace(settings=made.settings, router=router, prefix_cache=LRU)
         decode = a_pool(rng, made.settings.timeout_s)
         roomy = replace(decode.settings, num_gpu_blocks=200, max_num_seqs=4)
         decode = decode._replace(settings=roomy)
@@ -260,9 +262,9 @@ def test_common_starts_of_prompts_are_found_with_and_without_feedback(timeout_s:
 # -- what pools keep to ---------------------------------------------------------------------------
 
 
-def roomy_pool(replicas: int = 1, **given: Any) -> Pool:
+def roomy_pool(replicas: int = 1, **given: Any) -> EnginePool:
     settings = {"max_num_batched_tokens": 512, "max_num_seqs": 64, "num_gpu_blocks": 20_000} | given
-    return Pool(a_plan(), EngineSettings(**settings), replicas)
+    return EnginePool(a_plan(), EngineSettings(**settings), replicas)
 
 
 def test_with_room_back_pressure_changes_nothing() -> None:
@@ -347,14 +349,14 @@ SMALL = EngineSettings(64, 8, 60)
         ({"link": Link(back_pressure="yes")}, "back_pressure"),
         ({"link": Link(by_layer=1)}, "by_layer"),
         (
-            {"decode": Pool(a_plan(2), EngineSettings(64, 8, 60)), "link": Link(back_pressure=True)},
+            {"decode": EnginePool(a_plan(2), EngineSettings(64, 8, 60)), "link": Link(back_pressure=True)},
             "lockstep",
         ),
-        ({"prefill": Pool(a_plan(), replace(SMALL, timeout_s=1.0))}, "the same in both pools"),
+        ({"prefill": EnginePool(a_plan(), replace(SMALL, timeout_s=1.0))}, "the same in both pools"),
     ],
 )
 def test_what_does_not_go_together(given: dict[str, Any], message: str) -> None:
-    pool = Pool(a_plan(), SMALL)
+    pool = EnginePool(a_plan(), SMALL)
     options: dict[str, Any] = {"prefill": pool, "decode": pool, "link": Link()} | given
     with pytest.raises(SimulationError, match=message):
         run_pools([options["prefill"], options["decode"]], Trace([0.0], [10], [2]), options["link"])

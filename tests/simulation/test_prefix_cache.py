@@ -16,7 +16,7 @@ import fastroof
 from fastroof import Trace
 from fastroof.errors import SimulationError, TraceError
 from fastroof.simulation.fleet_run import run_engine, served_by
-from fastroof.simulation.pools import Pool
+from fastroof.simulation.pools import EnginePool
 from fastroof.simulation.settings import EngineSettings
 from tests.reference.block_pool import PooledScheduler
 from tests.reference.fleet import serve
@@ -318,7 +318,7 @@ def test_a_stuck_loop_returns_an_error(plans):
     """Requests without room are left out before; here the first has none, and no request is running."""
     trace, settings = Trace([0.0], [9], [2]), replace(FOUR, num_gpu_blocks=2)
     with pytest.raises(SimulationError, match="no room in an empty engine"):
-        served_by([Pool(plans["whole"], settings, prefix_cache="lru")], trace)
+        served_by([EnginePool(plans["whole"], settings, prefix_cache="lru")], trace)
 
 
 def test_a_run_answers_what_its_cache_found(plans):
@@ -342,7 +342,7 @@ def test_a_run_answers_what_its_cache_found(plans):
     ("more", "message"),
     [
         ({"prefix_cache": "mru"}, "prefix_cache must be one of auto, given, lru"),
-        ({"routing": "prefix_aware", "replicas": 2}, "needs a simulated prefix cache"),
+        ({"router": "prefix_aware", "replicas": 2}, "needs a simulated prefix cache"),
     ],
 )
 def test_an_invalid_cache_is_refused(plans, more, message):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import fastroof
 from fastroof import Trace
 from fastroof.errors import SimulationError
-from fastroof.simulation import hit_rate, simulate_disaggregated
+from fastroof.simulation import Fleet, Pool, hit_rate
 from fastroof.simulation.fleet_run import run_engine, run_replicas
 from fastroof.simulation.pools import POOLED_ROUTINGS
 from fastroof.simulation.settings import EngineSettings
@@ -62,10 +62,10 @@ def part_of(trace, which):
 
 
 @pytest.mark.loops
-@given(seed=st.integers(0, 2**32), routing=st.sampled_from(POOLED_ROUTINGS), replicas=st.integers(2, 4))
-def test_each_replica_is_an_engine_of_its_requests(plan, seed, routing, replicas):
+@given(seed=st.integers(0, 2**32), router=st.sampled_from(POOLED_ROUTINGS), replicas=st.integers(2, 4))
+def test_each_replica_is_an_engine_of_its_requests(plan, seed, router, replicas):
     trace, settings = an_open_loop(seed, most=20)
-    got = run_fleet(plan, trace, settings, replicas, routing, seed=seed)
+    got = run_fleet(plan, trace, settings, replicas, router, seed=seed)
     evictions = found_again = 0
     for one in range(replicas):
         which = got.replica == one
@@ -80,24 +80,24 @@ def test_each_replica_is_an_engine_of_its_requests(plan, seed, routing, replicas
     if settings.num_gpu_blocks < 200:
         # else a pool of few requests has fewer
         assert got.counters["evictions"] >= evictions
-    if routing == "round_robin":
+    if router == "round_robin":
         assert (got.replica == np.arange(len(trace)) % replicas).all()
 
 
 @pytest.mark.loops
 @pytest.mark.parametrize(
-    "routing",
+    "router",
     [
         POOLED_ROUTINGS[0],
-        *(pytest.param(routing, marks=pytest.mark.slow) for routing in POOLED_ROUTINGS[1:]),
+        *(pytest.param(router, marks=pytest.mark.slow) for router in POOLED_ROUTINGS[1:]),
     ],
 )
-def test_fleets_find_what_naive_ones_do(routing):
+def test_fleets_find_what_naive_ones_do(router):
     """Replicas and their ranks, open loops, clients and sessions: every time, and every token found."""
     found = evictions = 0
     for seed in range(60):
         work = made_prefixes(Random(seed), most=25)
-        rng = np.random.default_rng([seed, len(routing)])
+        rng = np.random.default_rng([seed, len(router)])
         trace, settings = work.trace, work.settings
         needed = -(-(trace.input_tokens + trace.output_tokens) // settings.block_size)
         blocks = max(settings.num_gpu_blocks, int(needed.max()))
@@ -106,9 +106,9 @@ def test_fleets_find_what_naive_ones_do(routing):
         if replicas * dp == 1:
             continue
         plan = test_replicas.a_plan(dp, rng.choice(["", "lockstep=all", "assignment=fewest_tokens"]))
-        got = run_fleet(plan, trace, settings, replicas, routing, seed=seed)
+        got = run_fleet(plan, trace, settings, replicas, router, seed=seed)
         scheduler = partial(PooledScheduler, trace=trace)
-        naive = test_replicas.naively(plan, trace, settings, replicas, routing, seed, scheduler=scheduler)
+        naive = test_replicas.naively(plan, trace, settings, replicas, router, seed, scheduler=scheduler)
         test_replicas.assert_equal(got, naive)
         ranks = [rank for engine in naive.engines for rank in engine.schedulers]
         first = {index: tokens for rank in ranks for index, tokens in rank.first_found.items()}
@@ -144,8 +144,8 @@ def test_conversations_find_more_where_their_prefixes_are(plan):
     )
     settings = EngineSettings(2048, 64, 3000)
     found = {
-        routing: run_fleet(plan, trace, settings, 4, routing).counters["found_tokens"]
-        for routing in ("round_robin", "least_outstanding", "prefix_aware")
+        router: run_fleet(plan, trace, settings, 4, router).counters["found_tokens"]
+        for router in ("round_robin", "least_outstanding", "prefix_aware")
     }
     # of what one cache without a limit would find
     most = hit_rate(trace, block_size=16) * int(trace.input_tokens.sum())
@@ -154,16 +154,16 @@ def test_conversations_find_more_where_their_prefixes_are(plan):
 
 
 @pytest.mark.parametrize(
-    ("replicas", "routing", "more", "message"),
+    ("replicas", "router", "more", "message"),
     [
         (0, "round_robin", {}, "replicas"),
-        (2, "nearest", {}, "routing must be one of round_robin, least_outstanding"),
+        (2, "nearest", {}, "router must be one of round_robin, least_outstanding"),
     ],
 )
-def test_invalid_fleets_are_refused(plan, replicas, routing, more, message):
+def test_invalid_fleets_are_refused(plan, replicas, router, more, message):
     trace = Trace([0.0, 0.0], [8, 8], [2, 2], **more)
     with pytest.raises(SimulationError, match=re.escape(message)):
-        run_fleet(plan, trace, EngineSettings(64, 8, 100), replicas, routing)
+        run_fleet(plan, trace, EngineSettings(64, 8, 100), replicas, router)
 
 
 def test_requests_without_room_are_sent_nowhere(plan):
@@ -179,11 +179,12 @@ def test_prefill_engines_of_pools_find_prefixes(plan):
     trace, settings = an_open_loop(5, most=40)
     assert trace.hash_ids is not None
     pool = {"num_gpu_blocks": 1000, "block_size": settings.block_size, "max_num_batched_tokens": 256}
-    sim = simulate_disaggregated(plan, plan, trace, 1, 2, prefill=pool, decode=pool)
+    sim = fastroof.simulate(Fleet([Pool(plan, **pool), Pool(plan, 2, **pool)]), trace)
     one = replace(trace, output_tokens=np.ones_like(trace.output_tokens))
     alone = fastroof.simulate(plan, one, **pool)
     assert sim.requests["cached_tokens"].equals(alone.requests["cached_tokens"])
     assert sim.summary()["prefix_cache"] == alone.summary()["prefix_cache"]
     assert sim.summary()["prefix_cache"]["found_tokens"] > 0
-    given = simulate_disaggregated(plan, plan, trace, 1, 2, prefill=pool, decode=pool, prefix_cache="given")
+    pools = [Pool(plan, prefix_cache="given", **pool), Pool(plan, 2, **pool)]
+    given = fastroof.simulate(Fleet(pools), trace)
     assert "prefix_cache" not in given.summary()

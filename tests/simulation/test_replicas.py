@@ -141,10 +141,10 @@ def test_ranks_pause_together_as_naive_ones_do(model: tuple[str, ...], clients: 
 
 @pytest.mark.loops
 @pytest.mark.usefixtures("features")
-@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("router", ROUTINGS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_replicas_serve_as_naive_engines_do(routing: str, kind: str) -> None:
-    rng = np.random.default_rng([len(routing), KINDS.index(kind)])
+def test_replicas_serve_as_naive_engines_do(router: str, kind: str) -> None:
+    rng = np.random.default_rng([len(router), KINDS.index(kind)])
     preemptions = timed_out = 0
     for seed in range(25):
         trace, settings = a_workload(rng, clients=kind == "closed")
@@ -152,8 +152,8 @@ def test_replicas_serve_as_naive_engines_do(routing: str, kind: str) -> None:
             trace = made_sessions(Random(seed), trace)
         replicas, dp = int(rng.integers(1, 5)), int(rng.choice([1, 1, 2, 3]))
         plan = a_plan(dp, rng.choice(["", "lockstep=all", "assignment=round_robin"]))
-        outcomes = run_replicas(plan, trace, settings, replicas, routing, seed=seed, threads=2)
-        assert_equal(outcomes, naively(plan, trace, settings, replicas, routing, seed))
+        outcomes = run_replicas(plan, trace, settings, replicas, router, seed=seed, threads=2)
+        assert_equal(outcomes, naively(plan, trace, settings, replicas, router, seed))
         preemptions += outcomes.preemptions.sum()
         timed_out += (outcomes.status == 1).sum()
     assert preemptions > 10
@@ -165,13 +165,13 @@ def naively(
     trace: Trace,
     settings: EngineSettings,
     replicas: int,
-    routing: str,
+    router: str,
     seed: int = 0,
     **given: Any,
 ) -> Fleet:
     """Serve with naive engines, whose ranks step together or are engines by themselves."""
     given |= {"drawn": (seed, len(trace), replicas)}
-    return Fleet(trace, Pool.of_plan(plan, settings, replicas, routing, **given)).run()
+    return Fleet(trace, Pool.of_plan(plan, settings, replicas, router, **given)).run()
 
 
 @pytest.mark.loops
@@ -272,7 +272,7 @@ def test_ranks_of_one_are_the_single_engine(clients: bool) -> None:
     for _ in range(20):
         trace, settings = a_workload(rng, clients=clients)
         alone = run_engine(a_plan(), trace, settings)
-        fleet = new_fleet([pools.Pool(a_plan(), settings, routing="least_kv")], trace)
+        fleet = new_fleet([pools.EnginePool(a_plan(), settings, router="least_kv")], trace)
         fleet = fleet._replace(has=Features(*fleet.has)._replace(ranks=1, timeouts=1, order=1, pauses=1))
         assert fleet_run(fleet) == 0
         requests = fleet.requests[0]
@@ -289,7 +289,7 @@ def test_a_request_without_room_stops_the_loop(dp: int, arrivals_s: list[float])
     """It is rejected beforehand; the loop returns an error, and does not hang."""
     for clients, lockstep in itertools.product((None, 2), ("", "lockstep=all")):
         trace = Trace(arrivals_s, [10, 500, 10], [2, 2, 2], clients=clients)
-        pool = pools.Pool(a_plan(dp, lockstep), EngineSettings(64, 8, 20), 2)
+        pool = pools.EnginePool(a_plan(dp, lockstep), EngineSettings(64, 8, 20), 2)
         assert fleet_run(new_fleet([pool], trace)) == CODE_STUCK
 
 
@@ -325,8 +325,8 @@ def test_ranks_are_those_of_the_replay(asynchronous: bool) -> None:
 def test_more_replicas_than_requests_leave_some_idle() -> None:
     trace = Trace([0.0, 0.0, 0.0], [100, 100, 100], [5, 5, 5])
     settings = EngineSettings(512, 8, 100)
-    for routing in ("round_robin", "least_outstanding", "least_kv", "least_load"):
-        outcomes = run_replicas(a_plan(), trace, settings, 5, routing)
+    for router in ("round_robin", "least_outstanding", "least_kv", "least_load"):
+        outcomes = run_replicas(a_plan(), trace, settings, 5, router)
         # blocks are taken by the first step, which is later than that all arrive
         assert outcomes.replica.tolist() == [0, 1, 2]
         assert len(set(outcomes.last_us)) == 1
@@ -344,22 +344,22 @@ def test_rows_of_a_file_may_be_in_any_order() -> None:
     columns = [np.cumsum(rng.exponential(0.002, 60)), rng.integers(1, 60, 60), rng.integers(1, 30, 60)]
     settings, order = EngineSettings(64, 8, 40, 4), rng.permutation(60)
     shuffled = Trace(*(column[order] for column in columns))
-    for routing in ROUTINGS:
-        one = run_replicas(a_plan(), Trace(*columns), settings, 3, routing)
-        other = run_replicas(a_plan(), shuffled, settings, 3, routing)
+    for router in ROUTINGS:
+        one = run_replicas(a_plan(), Trace(*columns), settings, 3, router)
+        other = run_replicas(a_plan(), shuffled, settings, 3, router)
         for name in ("first_us", "last_us", "replica"):
             assert np.array_equal(getattr(one, name)[order], shuffled.in_file_order(getattr(other, name)))
 
 
-@pytest.mark.parametrize("routing", ROUTINGS)
-def test_nothing_is_lost_on_the_way(routing: str) -> None:
+@pytest.mark.parametrize("router", ROUTINGS)
+def test_nothing_is_lost_on_the_way(router: str) -> None:
     rng = np.random.default_rng(3)
     count = 300
     trace = Trace(
         np.cumsum(rng.exponential(0.002, count)), rng.integers(1, 400, count), rng.integers(1, 50, count)
     )
     settings = EngineSettings(512, 16, 400)
-    outcomes = run_replicas(a_plan(), trace, settings, 3, routing)
+    outcomes = run_replicas(a_plan(), trace, settings, 3, router)
     assert (outcomes.status == 0).all()
     assert set(outcomes.replica) == {0, 1, 2}
     counters = outcomes.counters
@@ -382,19 +382,19 @@ def test_looking_at_the_load_helps_where_requests_differ() -> None:
     trace = Trace(np.arange(count) * 0.04, np.full(count, 64), np.tile([200, 2], count // 2))
     settings = EngineSettings(512, 16, 2000)
     waited = {
-        routing: float(np.max(outcomes.first_us - outcomes.arrival_us))
-        for routing in ROUTINGS
-        for outcomes in [run_replicas(a_plan(), trace, settings, 2, routing)]
+        router: float(np.max(outcomes.first_us - outcomes.arrival_us))
+        for router in ROUTINGS
+        for outcomes in [run_replicas(a_plan(), trace, settings, 2, router)]
     }
-    for routing in ("least_outstanding", "least_load", "least_kv"):
-        assert waited[routing] < 0.5 * waited["round_robin"]
+    for router in ("least_outstanding", "least_load", "least_kv"):
+        assert waited[router] < 0.5 * waited["round_robin"]
 
 
 def test_what_can_never_run_is_sent_nowhere() -> None:
     trace = Trace([0.0, 0.0, 0.0], [100, 10_000, 100], [5, 5, 5])
     settings = EngineSettings(512, 8, 100)
-    for routing in ROUTINGS:
-        outcomes = run_replicas(a_plan(), trace, settings, 2, routing)
+    for router in ROUTINGS:
+        outcomes = run_replicas(a_plan(), trace, settings, 2, router)
         assert outcomes.status.tolist() == [0, 2, 0]
         assert outcomes.replica[1] == -1
         assert np.isnan(outcomes.first_us[1])
@@ -405,7 +405,7 @@ def test_what_can_never_run_is_sent_nowhere() -> None:
     [
         ({"replicas": 0}, "replicas"),
         ({"replicas": 2.5}, "replicas"),
-        ({"replicas": 2, "routing": "random"}, "round_robin"),
+        ({"replicas": 2, "router": "random"}, "round_robin"),
         ({"replicas": 2, "threads": 0}, "threads"),
     ],
 )

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 import fastroof
 from fastroof import Trace, Workload
 from fastroof.errors import SimulationError, TraceError
-from fastroof.simulation import simulate_disaggregated
 from fastroof.simulation.fleet_run import run_engine
 from fastroof.simulation.steady import Run
 from tests.reference.made_sessions import made_sessions
@@ -440,7 +439,7 @@ def test_pools_serve_sessions_and_find_their_prompts_again(plans):
     """Prefill engines keep prompts, not the answers of decode engines: a single engine finds more."""
     trace = Workload(**DRAWN).trace()
     few = {"max_num_batched_tokens": 2048}
-    pools = simulate_disaggregated(plans["whole"], plans["whole"], trace, 1, 1, prefill=few, decode=few)
+    pools = fastroof.simulate(fastroof.Fleet([fastroof.Pool(plans["whole"], **few)] * 2), trace)
     alone = fastroof.simulate(plans["whole"], trace, **few)
     found, most = (sim.summary() for sim in (pools, alone))
     assert found["sessions"]["finished"] == found["sessions"]["sessions"] == len(pools.sessions)

@@ -12,11 +12,11 @@ import pytest
 
 import fastroof
 from fastroof import StepPlan, Trace
-from fastroof.simulation import simulate_disaggregated
+from fastroof.simulation import Fleet, Pool, simulate
 from fastroof.simulation.autoscaling import Autoscaler
 from fastroof.simulation.engine import Outcomes
 from fastroof.simulation.fleet_run import run_pools, run_replicas
-from fastroof.simulation.pools import Pool
+from fastroof.simulation.pools import EnginePool
 from tests.reference.made_workloads import MadeWorkload, made_workload
 
 EACH = 30
@@ -103,9 +103,10 @@ def test_round_robin_follows_the_order_of_sending_everywhere(seed: int) -> None:
     fixed = run_replicas(plan, trace, settings, 3)
     assert (fixed.replica == turns).all()
     rule = Autoscaler("queue", 1, max_replicas=3, min_replicas=3, startup_s=1)
-    scaled = run_pools([Pool(plan, settings, autoscaler=rule)], trace)
+    scaled = run_pools([EnginePool(plan, settings, autoscaler=rule)], trace)
     for name in ("first_us", "last_us", "status", "replica"):
         np.testing.assert_array_equal(getattr(scaled, name), getattr(fixed, name), name)
     for timeout_s in (None, 1e6):
-        pools = simulate_disaggregated(plan, plan, trace, 3, 1, timeout_s=timeout_s)
+        both = Fleet([Pool(plan, replicas, timeout_s=timeout_s) for replicas in (3, 1)])
+        pools = simulate(both, trace)
         assert (pools.requests["prefill_replica"].to_numpy() == turns).all()

@@ -17,6 +17,7 @@ from fastroof.compiled.simulation.series import GAP_BINS, SERIES_BINS
 from fastroof.errors import BatchError, FastroofError, SimulationError
 from fastroof.simulation.engine import SERIES, Outcomes
 from fastroof.simulation.fleet_run import run_engine
+from fastroof.simulation.pools import EnginePool
 from fastroof.simulation.requests import GAP_ERROR
 from fastroof.simulation.run_warnings import queue_growth
 from fastroof.simulation.settings import EngineSettings
@@ -41,7 +42,7 @@ def made_trace(count: int, rate_per_s: float, seed: int = 1, *, shuffled: bool =
 
 def simulated(plan: fastroof.StepPlan, trace: Trace, **given: Any) -> Simulation:
     settings = EngineSettings.of_plan(plan, max_num_batched_tokens=2048, max_num_seqs=64, **given)
-    return Simulation(plan, trace, settings, run_engine(plan, trace, settings))
+    return Simulation([EnginePool(plan, settings)], trace, run_engine(plan, trace, settings))
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +129,7 @@ def test_a_part_of_a_run_is_refused(calm: Simulation) -> None:
     last_us = calm.outcomes.last_us.copy()
     last_us[[3, 5]] = np.nan
     with pytest.raises(SimulationError, match="2 of 400 requests were unfinished"):
-        Simulation(calm.plan, calm.trace, calm.settings, calm.outcomes._replace(last_us=last_us))
+        Simulation(calm.pools, calm.trace, calm.outcomes._replace(last_us=last_us))
 
 
 # -- the summary ---------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ def test_those_that_did_not_finish_are_in_no_percentile_and_break_all_limits(pla
         [0, 0, 0, 1], [0.1, 0.2, 0.3, nan], [0.1, 1.2, nan, nan],
         status=np.array([0, 0, 1, 2], np.uint8), replica=np.array([0, 0, 0, -1], np.int32),
     )  # fmt: skip
-    sim = Simulation(plan, trace, EngineSettings(64, 8, 100), outcomes)
+    sim = Simulation([EnginePool(plan, EngineSettings(64, 8, 100))], trace, outcomes)
     answers = sim.summary(ttft_ms=150, with_range=False)
     assert answers["ttft_ms"]["mean"] == pytest.approx(150.0)
     assert answers["tpot_ms"]["p99"] == pytest.approx(100.0)
@@ -331,7 +332,7 @@ def test_a_range_is_the_same_on_other_steps(crowded: Simulation) -> None:
     assert "held out of the fit" in found["basis"]
     for place, scale in ((0, math.exp(-error)), (1, math.exp(error))):
         outcomes = run_engine(crowded.plan, crowded.trace, crowded.settings, time_scale=scale)
-        again = Simulation(crowded.plan, crowded.trace, crowded.settings, outcomes).summary(with_range=False)
+        again = Simulation(crowded.pools, crowded.trace, outcomes).summary(with_range=False)
         for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"):
             assert {key: pair[place] for key, pair in found[name].items()} == again[name]
         for name in ("requests_per_s", "output_tokens_per_s", "preemptions", "timed_out"):
@@ -383,7 +384,8 @@ def test_a_run_of_another_kind_is_repeated_unchanged(calm: Simulation) -> None:
         scales.append(time_scale)
         return run_engine(calm.plan, calm.trace, calm.settings, time_scale=time_scale)
 
-    sim = Simulation(calm.plan, calm.trace, calm.settings, calm.outcomes, replicas=2, rerun=rerun)
+    two = [EnginePool(calm.plan, calm.settings, replicas=2)]
+    sim = Simulation(two, calm.trace, calm.outcomes, rerun=rerun)
     assert sim.range()["tpot_ms"] == calm.range()["tpot_ms"]
     assert sorted(scales) == list(calm.step_error.time_scales)
     assert sim.summary()["busy"] == pytest.approx(calm.summary()["busy"] / 2)

@@ -267,7 +267,7 @@ def test_ranks_of_stages_are_replicas_behind_a_router() -> None:
 
 @pytest.mark.parametrize("stages", [(2, 1), (1, 2), (2, 2)])
 def test_pools_of_stages_prefill_and_then_decode(stages: tuple[int, int]) -> None:
-    prefill, decode = (pools.Pool(a_plan(pp), FEW) for pp in stages)
+    prefill, decode = (pools.EnginePool(a_plan(pp), FEW) for pp in stages)
     got = run_pools([prefill, decode], BURST, pools.Link(50e9))
     prompts = run_engine(prefill.plan, replace(BURST, output_tokens=np.ones_like(BURST.output_tokens)), FEW)
     assert got.prefill is not None
@@ -287,7 +287,7 @@ def test_pools_of_stages_prefill_and_then_decode(stages: tuple[int, int]) -> Non
 def test_a_scaled_fleet_of_stages_that_cannot_change_is_a_fixed_one() -> None:
     rule = Autoscaler("queue", 1, max_replicas=2, min_replicas=2, startup_s=1)
     for trace in (BURST, replace(BURST, arrival_s=np.zeros(40), clients=7)):
-        scaled = run_pools([pools.Pool(a_plan(2), FEW, routing="least_kv", autoscaler=rule)], trace)
+        scaled = run_pools([pools.EnginePool(a_plan(2), FEW, router="least_kv", autoscaler=rule)], trace)
         fixed = run_replicas(a_plan(2), trace, FEW, 2, "least_kv")
         assert np.array_equal(scaled.last_us, fixed.last_us)
         assert scaled.counters == pytest.approx(fixed.counters)

@@ -28,12 +28,12 @@ LOOPS: dict[str, tuple[Trace, dict[str, Any]]] = {
     "one engine": (FEW, {}),
     "clients of one engine": (FEW_CLIENTS, {}),
     "replicas that share": (FEW, {"replicas": 3}),
-    "replicas that are routed to": (FEW, {"replicas": 3, "routing": "least_kv"}),
-    "clients of replicas": (FEW_CLIENTS, {"replicas": 3, "routing": "least_load"}),
+    "replicas that are routed to": (FEW, {"replicas": 3, "router": "least_kv"}),
+    "clients of replicas": (FEW_CLIENTS, {"replicas": 3, "router": "least_load"}),
     "a pool": (FEW, {"prefix_cache": "lru"}),
-    "pools": (FEW, {"prefix_cache": "lru", "replicas": 3, "routing": "prefix_aware"}),
-    "autoscaled replicas": (FEW, {"autoscale": AUTOSCALED}),
-    "clients of autoscaled replicas": (FEW_CLIENTS, {"autoscale": AUTOSCALED}),
+    "pools": (FEW, {"prefix_cache": "lru", "replicas": 3, "router": "prefix_aware"}),
+    "autoscaled replicas": (FEW, {"autoscaler": AUTOSCALED}),
+    "clients of autoscaled replicas": (FEW_CLIENTS, {"autoscaler": AUTOSCALED}),
 }
 RANKED = ("one engine", "clients of one engine", "replicas that share", "replicas that are routed to")
 
@@ -68,7 +68,7 @@ def test_every_loop_ends_on_request(plans, monkeypatch, ranks, names) -> None:
 def test_a_loop_that_runs_is_ended_by_another_thread(plans) -> None:
     # minutes, where nothing ends it
     trace = Workload(rate=1e5, requests=2**18, input_tokens=1, output_tokens=2).trace()
-    options = {**OPTIONS, "replicas": 4096, "routing": "least_kv"}
+    options = {**OPTIONS, "replicas": 4096, "router": "least_kv"}
     fastroof.simulate(plans[1], OPEN, **options)
     stop = Stop()
     timer = threading.Timer(0.1, stop.set, ["enough"])
@@ -113,16 +113,16 @@ def test_a_time_limit_sets_the_flag_of_a_loop() -> None:
     sizes=st.lists(st.tuples(st.integers(1, 900), st.integers(1, 40)), min_size=1, max_size=12),
     replicas=st.integers(1, 3),
     budget=st.sampled_from([16, 100, 512]),
-    routing=st.sampled_from(["round_robin", "least_kv"]),
+    router=st.sampled_from(["round_robin", "least_kv"]),
     clients=st.sampled_from([None, 1, 3]),
 )
-def test_no_simulation_exceeds_its_step_limit(plans, sizes, replicas, budget, routing, clients) -> None:
+def test_no_simulation_exceeds_its_step_limit(plans, sizes, replicas, budget, router, clients) -> None:
     prompts, outputs = zip(*sizes, strict=True)
     trace = Trace(np.linspace(0.0, 0.1, len(sizes)), prompts, outputs, clients=clients)
     settings = EngineSettings.of_plan(plans[1], max_num_batched_tokens=budget, max_num_seqs=16)
     options = {"max_num_batched_tokens": budget, "max_num_seqs": 16, "replicas": replicas}
-    sim = fastroof.simulate(plans[1], trace, **options, routing=routing)
-    assert sim.summary()["steps"] <= simulated_steps(trace, settings, replicas, routing)
+    sim = fastroof.simulate(plans[1], trace, **options, router=router)
+    assert sim.summary()["steps"] <= simulated_steps(trace, settings, replicas, router)
     assert sim.summary()["steps"] <= simulated_steps(trace, settings)
 
 

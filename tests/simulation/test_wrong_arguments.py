@@ -10,7 +10,7 @@ import pytest
 
 import fastroof
 from fastroof import FastroofError, serving
-from fastroof.simulation import Autoscaler, Workload, fleet_arrays, simulate_disaggregated
+from fastroof.simulation import Autoscaler, Fleet, Pool, Workload, fleet_arrays
 from fastroof.simulation.fewest_replicas import fewest_by_hour, fewest_replicas
 
 FEW = Workload(rate=50, requests=5, input_tokens=100, output_tokens=9)
@@ -59,16 +59,15 @@ def test_invalid_requests_are_refused(plan: fastroof.StepPlan, given: Any) -> No
 
 @pytest.mark.parametrize("given", NO_WORDS, ids=lambda given: type(given).__name__)
 def test_unknown_choices_are_refused(plan: fastroof.StepPlan, given: Any) -> None:
-    for name in ("order", "routing", "prefix_cache", "on_too_long"):
+    for name in ("order", "router", "prefix_cache", "on_too_long"):
         with pytest.raises(FastroofError, match=f"{name} must be one of"):
             fastroof.simulate(plan, FEW.trace(), num_gpu_blocks=2000, **{name: given})
-    for name in ("order", "routing", "prefix_cache"):
+    for name in ("order", "router", "prefix_cache"):
         for search in SEARCHES:
             with pytest.raises(FastroofError, match=f"{name} must be one of"):
                 search(plan, FEW, **SIZES, ttft_p99_ms=500, **{name: given})
-    for name in ("prefill_routing", "decode_routing", "prefix_cache"):
-        with pytest.raises(FastroofError, match=f"{name} must be one of"):
-            simulate_disaggregated(plan, plan, FEW.trace(), **{name: given})
+    with pytest.raises(FastroofError, match="router must be one of"):
+        Fleet([Pool(plan)], router=given)
     for name in ("order", "kv_reservation"):
         with pytest.raises(FastroofError, match=f"{name} must be one of"):
             serving.estimate(plan, 1000, 100, 16, **{name: given})
@@ -108,7 +107,7 @@ def test_invalid_tiers_are_refused(plan: fastroof.StepPlan, given: Any) -> None:
 
 @pytest.mark.parametrize("given", NO_SEEDS, ids=repr)
 def test_invalid_seeds_are_refused(plan: fastroof.StepPlan, given: Any) -> None:
-    for more in ({}, {"replicas": 2}, {"autoscale": Autoscaler("queue", 1, 2, 0)}):
+    for more in ({}, {"replicas": 2}, {"autoscaler": Autoscaler("queue", 1, 2, 0)}):
         with pytest.raises(FastroofError, match="seed must be a whole number from 0 to "):
             fastroof.simulate(plan, FEW.trace(), **SIZES, seed=given, **more)
 
@@ -117,17 +116,19 @@ def test_invalid_seeds_are_refused(plan: fastroof.StepPlan, given: Any) -> None:
     "given", [None, 0, "1", memoryview(b"ab"), np.array([1, 2])], ids=lambda given: type(given).__name__
 )
 def test_invalid_factors_on_times_are_refused(plan: fastroof.StepPlan, given: Any) -> None:
-    for more in ({}, {"autoscale": Autoscaler("queue", 1, 2, 0)}):
+    for more in ({}, {"autoscaler": Autoscaler("queue", 1, 2, 0)}):
         with pytest.raises(FastroofError, match="time_scale must be a number from "):
             fastroof.simulate(plan, FEW.trace(), **SIZES, time_scale=given, **more)
     with pytest.raises(FastroofError, match="time_scale must be a number from "):
-        simulate_disaggregated(plan, plan, FEW.trace(), time_scale=given)
+        fastroof.simulate(Fleet([Pool(plan), Pool(plan)]), FEW.trace(), time_scale=given)
 
 
-def test_settings_of_pools_have_names(plan: fastroof.StepPlan) -> None:
-    for name in ("prefill", "decode"):
-        with pytest.raises(FastroofError, match=f"{name} must be settings by name, got {{1: 2}}"):
-            simulate_disaggregated(plan, plan, FEW.trace(), **{name: {1: 2}})
+def test_capacities_are_of_fixed_replicas(plan: fastroof.StepPlan) -> None:
+    rule = Autoscaler("queue", 1, 2, 0)
+    for search in SEARCHES:
+        for fleet in (Fleet([Pool(plan, autoscaler=rule)]), Fleet([Pool(plan)], autoscaler=rule)):
+            with pytest.raises(FastroofError, match="a fixed number of replicas; leave autoscaler out"):
+                search(fleet, FEW, ttft_p99_ms=500)
 
 
 def test_rules_are_texts() -> None:
@@ -140,9 +141,9 @@ def test_numbers_of_replicas_may_be_of_few_bits(plan: fastroof.StepPlan) -> None
     few: Any = np.int8(100)
     trace = FEW.trace()
     assert fastroof.simulate(plan, trace, **SIZES, replicas=few).gpus == 100
-    assert simulate_disaggregated(plan, plan, trace, few, few, prefill=SIZES, decode=SIZES).gpus == 200
+    assert fastroof.simulate(Fleet([Pool(plan, few, **SIZES)] * 2), trace).gpus == 200
     rule = Autoscaler("queue", 1, few, 0, min_replicas=few)
-    assert fastroof.simulate(plan, trace, **SIZES, autoscale=rule).summary()["finished"] == 5
+    assert fastroof.simulate(plan, trace, **SIZES, autoscaler=rule).summary()["finished"] == 5
 
 
 def test_engines_that_take_too_much_memory_are_refused(
@@ -154,9 +155,7 @@ def test_engines_that_take_too_much_memory_are_refused(
         r"4,096 engines with an output of 1,048,576 tokens take 64\.\d GiB to simulate, more than is free; "
     )
     with pytest.raises(FastroofError, match=words):
-        fastroof.simulate(
-            plan, long, **SIZES | {"num_gpu_blocks": 2**21}, replicas=4096, routing="least_load"
-        )
+        fastroof.simulate(plan, long, **SIZES | {"num_gpu_blocks": 2**21}, replicas=4096, router="least_load")
 
 
 def test_messages_name_users_of_memory(plan: fastroof.StepPlan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +168,7 @@ def test_messages_name_users_of_memory(plan: fastroof.StepPlan, monkeypatch: pyt
         (many, "block_size 65,536", {"block_size": 65536}),
         (many, "64 running requests", {"replicas": 999}),
     ):
-        options = {**SIZES, "replicas": 99, "routing": "least_kv", **more}
+        options = {**SIZES, "replicas": 99, "router": "least_kv", **more}
         with pytest.raises(FastroofError, match=f"engines with {cause} take "):
             fastroof.simulate(plan, load.trace(), **options)
         with pytest.raises(FastroofError, match=f"engines with {cause} take "):

@@ -236,7 +236,7 @@ def _long_answer(store: Any, view: View) -> dict[str, Any]:
     """Simulate for minutes."""
     plan = store.plan(view, view.simulated_sizes).plan
     trace = Workload(rate=1e5, requests=2**18, input_tokens=1, output_tokens=2).trace()
-    options = {"max_num_batched_tokens": 1024, "max_num_seqs": 16, "routing": "least_kv"}
+    options = {"max_num_batched_tokens": 1024, "max_num_seqs": 16, "router": "least_kv"}
     simulate(plan, trace.limited(10), **options, replicas=2)
     return simulate(plan, trace, **options, replicas=4096).summary()
 

@@ -9,8 +9,6 @@ The answer is ``{"summary": {...}, "requests": {column: [...], ...}}``: ``Simula
 from __future__ import annotations
 
 import re
-from dataclasses import fields
-from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import numpy as np
@@ -134,7 +132,7 @@ class Options(_Given):
     prefill_schedule_interval: int | None = None
     prefill_decode_interval: int | None = None
     min_free_slots_delay: int | None = None
-    routing: Literal[
+    router: Literal[
         "round_robin", "least_outstanding", "least_load", "least_kv", "power_of_two", "prefix_aware"
     ] = "round_robin"
     seed: int = Field(0, ge=0)
@@ -194,15 +192,13 @@ def _check_cost(
     plan: StepPlan, trace: Trace, asked: Simulation, options: dict[str, Any], limits: ServeLimits
 ) -> None:
     """Refuse what would take long or much memory."""
-    from fastroof.simulation import simulate
     from fastroof.simulation.pools import ranks_of
     from fastroof.simulation.settings import EngineSettings, simulated_steps
 
-    arguments = signature(simulate).parameters
-    names = [field.name for field in fields(EngineSettings) if field.name in arguments]
-    settings = EngineSettings.of_plan(plan, **{n: options.get(n, arguments[n].default) for n in names})
+    names = EngineSettings.__dataclass_fields__
+    settings = EngineSettings.of_plan(plan, **{name: options[name] for name in names if name in options})
     replicas = options.get("replicas", 1)
-    steps = simulated_steps(trace, settings, replicas, options.get("routing", "round_robin"), ranks_of(plan))
+    steps = simulated_steps(trace, settings, replicas, options.get("router", "round_robin"), ranks_of(plan))
     if steps > limits.max_simulated_steps:
         on = f" on {replicas} replicas" if replicas > 1 else ""
         raise BackendError(
@@ -231,11 +227,11 @@ def simulated_bytes(
     """Return about how much memory a call takes: the engines of all replicas and ranks, and all requests."""
     from fastroof.compiled.simulation.series import GAP_BINS, SERIES_BINS, SERIES_FIELDS
     from fastroof.simulation.fleet_arrays import state_bytes
-    from fastroof.simulation.pools import Pool
+    from fastroof.simulation.pools import EnginePool
     from fastroof.traces.prompt_tree import GIVEN, LRU
 
     # sessions have a prefix cache, of at most a segment and a tail for each request
-    pool = Pool(plan, settings, replicas, prefix_cache=LRU if trace.has_parents else GIVEN)
+    pool = EnginePool(plan, settings, replicas, prefix_cache=LRU if trace.has_parents else GIVEN)
     state = state_bytes(pool, int(trace.output_tokens.max()), len(trace), len(trace))
     record = 8 * (GAP_BINS + SERIES_BINS * SERIES_FIELDS)
     # each replica may have a record of its own, and there are two for all together

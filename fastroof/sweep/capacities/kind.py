@@ -195,7 +195,7 @@ def _row(spec: CapacitySpec, plan: StepPlan, replicas: int, budget: int, seqs: i
     }  # fmt: skip
     try:
         most = capacity(
-            plan, spec.requests, replicas=replicas, routing=spec.router, tolerance=spec.tolerance,
+            plan, spec.requests, replicas=replicas, router=spec.router, tolerance=spec.tolerance,
             draws=spec.draws, steady=spec.steady, **options,
         )  # fmt: skip
     except SimulationError as error:

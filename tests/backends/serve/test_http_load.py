@@ -34,7 +34,7 @@ def simulating(workload: dict[str, Any], **options: Any) -> dict[str, Any]:
     return {"id": 7, "simulate": {"workload": workload, "options": {**OPTIONS, **options}}}
 
 
-LONG = simulating(MANY, replicas=4096, routing="least_kv")
+LONG = simulating(MANY, replicas=4096, router="least_kv")
 """A message of some 200 bytes whose answer takes minutes."""
 
 UNBOUNDED = ServeLimits(max_simulated_steps=2**60, max_simulated_bytes=2**40, max_call_s=600)
@@ -44,7 +44,7 @@ UNBOUNDED = ServeLimits(max_simulated_steps=2**60, max_simulated_bytes=2**40, ma
 def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm", max_tokens=1024, max_seqs=64)
     # compiled before anything is timed
-    for options in ({}, {"replicas": 2}, {"replicas": 2, "routing": "least_kv"}):
+    for options in ({}, {"replicas": 2}, {"replicas": 2, "router": "least_kv"}):
         fastroof.simulate(plan, fastroof.Workload(**SMALL).trace(), **OPTIONS, **options)
     return plan
 
@@ -75,7 +75,7 @@ def sent_off(server: HttpServer, message: Any, kind: dict[str, str]) -> socket.s
     "message",
     [
         LONG,
-        simulating(MANY, replicas=256, routing="power_of_two"),
+        simulating(MANY, replicas=256, router="power_of_two"),
         simulating({**SMALL, "requests": 2**20, "output_tokens": 300}),
         simulating({**SMALL, "input_tokens": 2**20, "requests": 2**18}, max_num_batched_tokens=64),
         simulating(

@@ -18,6 +18,7 @@ from fastroof.backends.serve.messages import MESSAGES as KINDS_OF_MESSAGES
 from fastroof.backends.serve.messages import id_of, kind_of, parse_message
 from fastroof.backends.serve.simulations import Options, Workload
 from fastroof.errors import BackendError, FastroofError
+from fastroof.simulation.fleet import POOL_OPTIONS
 from fastroof.simulation.pools import POOLED_ROUTINGS, Link, takes_us, whole_kv_bytes
 
 STEPS = {
@@ -144,9 +145,10 @@ def test_a_wrong_key_names_the_valid_ones_the_closest_first(served, message, wor
 
 def test_models_list_arguments_of_the_library_and_none_takes_a_path():
     assert Workload.model_fields.keys() <= inspect.signature(fastroof.Workload).parameters.keys()
-    assert Options.model_fields.keys() <= inspect.signature(fastroof.simulate).parameters.keys()
-    assert not {"kv_tiers", "autoscale", "prefix_cache", "trace"} & Options.model_fields.keys()
-    assert set(get_args(Options.model_fields["routing"].annotation)) == set(POOLED_ROUTINGS)
+    arguments = inspect.signature(fastroof.simulate).parameters.keys() | {*POOL_OPTIONS}
+    assert Options.model_fields.keys() <= arguments
+    assert not {"kv_tiers", "autoscaler", "prefix_cache", "trace"} & Options.model_fields.keys()
+    assert set(get_args(Options.model_fields["router"].annotation)) == set(POOLED_ROUTINGS)
 
 
 PATHS = ["file:/etc/hostname", "/etc/hostname", "file:/dev/zero", "../x", "x.csv"]

@@ -129,7 +129,7 @@ WRONG = {
     ),
     "too many looks": (
         {"workload": {**WORKLOAD, "requests": 400, "output_tokens": 2},
-         "options": {**OPTIONS_GIVEN, "replicas": 64, "routing": "least_kv"}},
+         "options": {**OPTIONS_GIVEN, "replicas": 64, "router": "least_kv"}},
         "400 requests on 64 replicas may take 20[0-9]{4} steps, more than the 200000",
     ),
     "too many replicas": (
@@ -145,7 +145,7 @@ WRONG = {
     "no room": ({"workload": WORKLOAD, "options": {**OPTIONS_GIVEN, "num_gpu_blocks": 2}}, "block"),
     "no time": ({"workload": WORKLOAD, "options": {**OPTIONS_GIVEN, "time_scale": -1.0}}, "time_scale"),
     "a list": ({"workload": WORKLOAD, "options": {**OPTIONS_GIVEN, "timeout_s": [1]}}, "timeout_s"),
-    "no router": ({"workload": WORKLOAD, "options": {**OPTIONS_GIVEN, "routing": "x"}}, "routing"),
+    "no router": ({"workload": WORKLOAD, "options": {**OPTIONS_GIVEN, "router": "x"}}, "router"),
     "an order in a list": ({"workload": WORKLOAD, "options": {**OPTIONS_GIVEN, "order": ["mixed"]}}, "order"),
 }  # fmt: skip
 
@@ -164,13 +164,13 @@ def test_a_wrong_message_is_an_error(plan, served, name):
 UNBOUNDED = ServeLimits(max_simulated_steps=2**60, max_simulated_bytes=2**40, max_call_s=1)
 LONG = {
     "workload": {"rate": 1e5, "requests": 2**20, "input_tokens": 1, "output_tokens": 2},
-    "options": {**OPTIONS_GIVEN, "replicas": 4096, "routing": "least_kv"},
+    "options": {**OPTIONS_GIVEN, "replicas": 4096, "router": "least_kv"},
 }
 
 
 def test_a_line_ends_at_the_time_limit(plan):
     served = ServedPlans({"eight": plan}, UNBOUNDED)
-    fastroof.simulate(plan, TRACE, **{**OPTIONS_GIVEN, "replicas": 2, "routing": "least_kv"})  # compiled
+    fastroof.simulate(plan, TRACE, **{**OPTIONS_GIVEN, "replicas": 2, "router": "least_kv"})  # compiled
     spent = time.process_time()
     reply = json.loads(answer_line(served, json.dumps({"id": 7, "simulate": LONG}).encode()))
     assert reply["message"] == "the call took longer than the limit of 1 s (max_call_s): ask for less"
@@ -249,7 +249,7 @@ FOUR = {"max_num_batched_tokens": 512, "max_num_seqs": 4}
     [
         (QUEUED, FOUR, False),
         (QUEUED, FOUR | {"replicas": 2}, False),
-        (QUEUED, FOUR | {"replicas": 2, "routing": "least_kv"}, True),
+        (QUEUED, FOUR | {"replicas": 2, "router": "least_kv"}, True),
         ({"rate": 300, "requests": 20_000, "input_tokens": 9, "output_tokens": 2}, FOUR, True),
         ({"rate": 300, "requests": 20_000, "input_tokens": 9, "output_tokens": 2, "turns": 4}, FOUR, False),
     ],

@@ -11,7 +11,7 @@ import numpy as np
 
 import fastroof
 from fastroof import serving
-from fastroof.simulation import Autoscaler, Link, fleet_arrays, simulate_disaggregated
+from fastroof.simulation import Autoscaler, Fleet, Link, Pool, fleet_arrays
 from fastroof.simulation.fewest_replicas import fewest_by_hour, fewest_replicas
 from fastroof.simulation.pools import POOLED_ROUTINGS
 from fastroof.sweep import best_batches, decode_times_us
@@ -107,14 +107,14 @@ SIMULATE: dict[str, tuple[str, ...]] = {
     "max_num_batched_tokens": (), "max_num_seqs": (), "num_gpu_blocks": (), "block_size": (), "replicas": (),
     "async_scheduling": FLAGS, "order": ("'mixed'", "'prefill_first'"), "chunked_prefill": FLAGS,
     "admit_whole_prompt": FLAGS, "reserve_output": FLAGS, "timeout_s": (),
-    "routing": tuple(map(repr, POOLED_ROUTINGS)), "prefix_cache": ("'given'", "'lru'", "'auto'"),
+    "router": tuple(map(repr, POOLED_ROUTINGS)), "prefix_cache": ("'given'", "'lru'", "'auto'"),
     "seed": (), "on_too_long": ("'error'", "'reject'"), "time_scale": (),
     "kv_tiers": (
         "'host:1GB:1GB/s'", "'vllm-offloading:1GB'", "'sglang-hicache,mooncake-store:1TB'", "'lmcache-cpu'",
         "'a:9MB:1MB/s:write_back:by_layer,b:inf:inf/s:9ms:prompts'", "'host:0B:1B/s:before_step'", "'host'",
         "'host:1e9B:1GB/s'", "'host:-1GB:1GB/s'", "'host:1GB:inf/s:99999999999999ms'", "','", "()",
     ),
-    "autoscale": (
+    "autoscaler": (
         "Autoscaler('concurrency', 4, max_replicas=3, startup_s=0.1, interval_s=0.5)",
         "Autoscaler.parsed('kv:0.9:0.5', max_replicas=2, startup_s=0)",
         "Autoscaler('rate', 1e-6, 8, 0.01, interval_s=0.5, scale_down_delay_s=0)",
@@ -137,7 +137,7 @@ WORKLOAD: dict[str, tuple[str, ...]] = {
 FEW = "Workload(rate=50, requests=20, input_tokens=100, output_tokens=9)"
 SESSIONS = "Workload(rate=50, requests=20, turns=3, input_tokens=100, output_tokens=9, think_s=0.1)"
 ENGINES = (
-    "", ", replicas=2", ", replicas=2, routing='least_load'", ", order='prefill_first'",
+    "", ", replicas=2", ", replicas=2, router='least_load'", ", order='prefill_first'",
     ", kv_tiers='host:1GB:1GB/s', prefix_cache='lru'",
 )  # fmt: skip
 """Engines that other loops simulate."""
@@ -250,13 +250,13 @@ POOLS: dict[str, tuple[str, ...]] = {
     ),
     "prefill": ("{'num_gpu_blocks': 30}", "{'max_num_seqs': 1, 'num_gpu_blocks': 40}", "{'x': 1}"),
     "decode": ("{'num_gpu_blocks': 30}", "{'timeout_s': 0.05}", "{'reserve_output': True}", "7"),
-    **{name: SIMULATE[name] for name in ("prefix_cache", "on_too_long")},
-    "prefill_routing": SIMULATE["routing"], "decode_routing": SIMULATE["routing"],
+    "on_too_long": SIMULATE["on_too_long"],
+    "prefill_router": SIMULATE["router"], "decode_router": SIMULATE["router"],
 }  # fmt: skip
 
 
 class Pools(Simulations):
-    name = "simulate_disaggregated"
+    name = "fleets"
     known = POOLS
     always: ClassVar[dict[str, str]] = {}
     has_energy = False
@@ -272,13 +272,25 @@ class Pools(Simulations):
         return [random.choice(("plan", "plan", "other")), *super().first(random)]
 
     def simulated(self, *given: Any, **options: Any) -> fastroof.Simulation:
-        return simulate_disaggregated(*given, **options)
+        run = {name: options.pop(name) for name in ("on_too_long", "time_scale") if name in options}
+        pools: list[Any] = []
+        for plan, name in zip(given, ("prefill", "decode"), strict=False):
+            own = options.pop(name, {})
+            if not isinstance(own, dict) or not own.keys() <= Pool.__dataclass_fields__.keys():
+                raise SkippedError  # Python's to refuse
+            named = {word: options.pop(f"{name}_{word}", None) for word in ("replicas", "router")}
+            own = {"timeout_s": options.get("timeout_s")} | own
+            pools.append(
+                Pool(plan, **own, **{word: value for word, value in named.items() if value is not None})
+            )
+        fleet = Fleet(pools, **{name: options[name] for name in ("link",) if name in options})
+        return fastroof.simulate(fleet, *given[2:], **run)
 
 
 CAPACITY: dict[str, tuple[str, ...]] = {
     **{name: SIMULATE[name] for name in ("max_num_batched_tokens", "max_num_seqs", "num_gpu_blocks",
        "block_size", "replicas", "async_scheduling", "order", "chunked_prefill", "reserve_output",
-       "timeout_s", "routing", "prefix_cache", "kv_tiers")},
+       "timeout_s", "router", "prefix_cache", "kv_tiers")},
     "goodput": (), "tolerance": ("0.1", "0.01", "0.5"), "draws": ("1", "2", "0"), "with_range": FLAGS,
     "steady": FLAGS, "threads": ("1", "2", "0"), "ttft_p99_ms": (), "tpot_p99_ms": (), "e2e_p50_ms": (),
     "itl_p90_ms": (), "ttft_p101_ms": (), "ttft_mean_ms": (), "x_p9_ms": (), "ttft_ms": (),

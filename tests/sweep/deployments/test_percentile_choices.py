@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastroof import SweepError, Workload, capacity, compile_plan, load_tables, recommend
-from fastroof.simulation import Link, simulate_disaggregated
+from fastroof.simulation import Fleet, Link, Pool, simulate
 from fastroof.simulation.requests import RequestTimes
 from fastroof.simulation.steady import steady_run
 from fastroof.sweep.answers import Answer, Answers
@@ -165,16 +165,8 @@ def test_disaggregated_workers_serve_what_their_simulation_does() -> None:
     run = steady_run(Workload(rate=1.0, requests=400, input_tokens=700, output_tokens=60), 400)
     engine = {name: row[name] for name in ("max_num_batched_tokens", "max_num_seqs")}
     for per_s, holds in ((most.requests_per_s, True), (1.02 * most.requests_per_s, False)):
-        sim = simulate_disaggregated(
-            plan,
-            plan,
-            run.trace.rate_scaled(per_s),
-            row["prefill_workers"],
-            row["decode_workers"],
-            link=Link(50e9),
-            prefill=engine,
-            decode=engine,
-        )
+        pools = [Pool(plan, row[f"{name}_workers"], **engine) for name in ("prefill", "decode")]
+        sim = simulate(Fleet(pools, link=Link(50e9)), run.trace.rate_scaled(per_s))
         times = RequestTimes.of(sim.trace, sim.outcomes).of_places(run.counted)
         assert (times.percentile("ttft_ms", 99) <= 300 and times.percentile("tpot_ms", 99) <= 25) == holds
         if holds:
