@@ -51,7 +51,6 @@ from fastroof.compiled.simulation.router import choose_rank, parts_of, route_due
 from fastroof.compiled.simulation.scheduler import (
     blocks_needed,
     decodes_run,
-    first_preempted,
     has_prompt,
     held_prompts,
     make_step,
@@ -394,12 +393,14 @@ def _together_us(
 
 
 @jit_stateful
-def _prompts_begin(fleet: Fleet, pool: Row, engine: Row, on: Parts, requests: Rows, now_us: float) -> bool:
+def _prompts_begin(
+    fleet: Fleet, pool: Row, engine: Row, on: Parts, batch: int, requests: Rows, now_us: float
+) -> bool:
     """Whether waiting prompts may start now, if they wait for those of other ranks (``balance_steps``)."""
     all_have, all_decode = True, True
     for r in range(pool.ranks):
         rank = fleet.ranks[engine.first_rank + r]
-        lane = fleet.lanes[rank.first_lane]
+        lane = fleet.lanes[rank.first_lane + batch]
         all_have &= has_prompt(on, lane, rank, pool, requests, now_us)
         all_decode &= lane.decodes > 0
     if not all_have:
@@ -448,7 +449,8 @@ def _make_steps(
     """Schedule a batch's next step on all ranks. Returns its time, us; 0 without requests."""
     holds_all = RUN_ALL
     if fleet.has.ranks > 0 and pool.balance_steps > 0:
-        holds_all = RUN_ALL if _prompts_begin(fleet, pool, engine, on, requests, now_us) else HOLD_NEW
+        begin = _prompts_begin(fleet, pool, engine, on, batch, requests, now_us)
+        holds_all = RUN_ALL if begin else HOLD_NEW
     step_us = 0.0
     for r in range(_ranks_in(fleet, pool)):
         rank = fleet.ranks[engine.first_rank + r]
@@ -456,11 +458,8 @@ def _make_steps(
         holds = holds_all
         if fleet.has.pauses > 0 and (pool.pause_steps > 0 or pool.min_free_slots > 0):
             holds = _held_by(pool, engine, lane, rank) if pool.ranks > 1 else held_prompts(lane, rank, pool)
-        admits_whole = pool.admits_whole > 0
-        if fleet.has.stages > 0 and pool.stages > 1:
-            admits_whole |= first_preempted(on, rank, requests) != NONE
         own_us = make_step(
-            arena, plan, pool, on, lane, rank, requests, now_us, engine.end_us, begins_us, admits_whole, holds
+            arena, plan, pool, on, lane, rank, requests, now_us, engine.end_us, begins_us, holds
         )
         if fleet.has.ranks > 0 or fleet.has.stages > 0:
             parts[r] = 1 if own_us > 0.0 else 0

@@ -109,6 +109,7 @@ def _grant(fleet: Fleet, index: int, now_us: float) -> int:
     """
     pool, engine, line = fleet.pools[1], fleet.engines[index], fleet.line[0]
     rank = fleet.ranks[engine.first_rank]
+    most = pool.max_seqs if pool.shares_slots > 0 else pool.max_seqs * pool.stages
     while engine.first_wanting != NONE:
         request = int(engine.first_wanting)
         is_overdue = fleet.requests[0, request].arrival_us + line.timeout_us <= now_us
@@ -117,7 +118,7 @@ def _grant(fleet: Fleet, index: int, now_us: float) -> int:
             need = prompt_blocks(pool, fleet.requests[1], request)
             if first_preempted(parts_of(fleet), rank, fleet.requests[1]) != NONE:
                 return NONE
-            if taken >= pool.max_seqs or need > rank.free:
+            if taken >= most or need > rank.free:
                 return NONE
             rank.free -= need
             engine.on_the_way += 1

@@ -136,12 +136,28 @@ def _found(on: Parts, rank: Row, pool: Row, requests: Rows, request: int, whole:
 
 
 @jit_stateful_inline
+def _has_slot(on: Parts, lane: Row, rank: Row, pool: Row) -> bool:
+    """Whether one more request may begin in a lane."""
+    if on.has.stages > 0 and pool.shares_slots == 0:
+        return bool(lane.running < pool.max_seqs)
+    return bool(rank.running < pool.max_seqs)
+
+
+@jit_stateful_inline
+def admits_whole_prompts(on: Parts, rank: Row, pool: Row, requests: Rows) -> bool:
+    """Whether requests begin with room for all of their tokens alone: with stages, while one is preempted."""
+    if on.has.stages > 0 and pool.stages > 1 and first_preempted(on, rank, requests) != NONE:
+        return True
+    return bool(pool.admits_whole > 0)
+
+
+@jit_stateful_inline
 def has_prompt(on: Parts, lane: Row, rank: Row, pool: Row, requests: Rows, now_us: float) -> bool:
     """Whether a lane's next step could compute a prompt: a cut one, or the first that waits."""
     if lane.partial != NONE:
         return True
     left = pool.budget - (lane.decodes if pool.prefill_first == 0 else 0)
-    if left <= 0 or rank.running >= pool.max_seqs:
+    if left <= 0 or not _has_slot(on, lane, rank, pool):
         return False
     if on.has.tiers > 0 and pool.num_tiers > 0 and next_fetched(on, rank, pool, requests, now_us) != NONE:
         return True
@@ -154,7 +170,8 @@ def has_prompt(on: Parts, lane: Row, rank: Row, pool: Row, requests: Rows, now_u
     new = whole - found.context
     if new > left and pool.is_chunked == 0:
         return False
-    needed = blocks_needed(row, pool, pool.admits_whole > 0, found.context + min(new, left), whole)[1]
+    admits_whole = admits_whole_prompts(on, rank, pool, requests)
+    needed = blocks_needed(row, pool, admits_whole, found.context + min(new, left), whole)[1]
     return bool(needed - found.in_use <= rank.free)
 
 
@@ -249,7 +266,6 @@ def make_step(
     now_us: float,
     end_us: float,
     begins_us: float,
-    admits_whole: bool,
     holds: int,
 ) -> float:
     """Schedule a lane's next step, after those in flight. Returns its time, us; 0 without requests.
@@ -259,6 +275,7 @@ def make_step(
     has_tiers = on.has.tiers > 0 and pool.num_tiers > 0
     window = pool.window if on.has.windows > 0 else 0
     at = (lane.oldest + lane.in_flight) & 1
+    admits_whole = admits_whole_prompts(on, rank, pool, requests)
     decodes_too = on.has.order == 0 or pool.prefill_first == 0
     is_short = False
     is_held = on.has.pauses > 0 and holds == HOLD_PROMPTS
@@ -293,12 +310,7 @@ def make_step(
             firsts = _note_chunk(on, lane, at, on.slots[slot].request, slot, context + new, whole, firsts)
     is_cut = chunks > 0
     fetched_all_us, fetched_before_us = 0.0, 0.0
-    while left > 0 and not is_short:
-        if on.has.stages > 0 and pool.shares_slots == 0:
-            if lane.running >= pool.max_seqs:
-                break
-        elif rank.running >= pool.max_seqs:
-            break
+    while left > 0 and not is_short and _has_slot(on, lane, rank, pool):
         if (on.has.pauses > 0 or on.has.ranks > 0) and holds == HOLD_NEW:
             break
         request = NONE
