@@ -4,7 +4,8 @@ Every interval the rule looks at the replicas as they are, before anything that 
 replicas that it wants are those that serve or start:
 
 * A replica that is started takes requests from its start-up time on, with an empty prefix cache.
-* A replica that is stopped gets no more requests and drains: it is off once its last request and step ended.
+* A replica that is stopped gets no more requests and drains: it is off once its last request and step ended,
+  and the prompts were sent that it keeps.
   It holds its GPUs until then, so a new one may have to wait for the next interval.
 * Of those to stop, replicas that start go first, the newest of them before older ones.
 
@@ -31,7 +32,7 @@ from fastroof.compiled.simulation.records import (
     Fleet,
     Row,
 )
-from fastroof.compiled.simulation.router import outstanding_of, parts_of, seen_of, wake
+from fastroof.compiled.simulation.router import parts_of, seen_of, wake
 from fastroof.compiled.simulation.tiers import empty_tiers
 
 MOST_CHECKS = 10**7
@@ -85,8 +86,9 @@ def _first_engine(pool: Row, replica: int) -> int:
 
 @jit_stateful_inline
 def _is_empty(fleet: Fleet, pool: Row, replica: int) -> bool:
-    """Whether a replica has no request, and no step that runs."""
-    left = outstanding_of(fleet, pool, replica)
+    """Whether a replica has no request, no step that runs, and holds no blocks."""
+    seen = seen_of(fleet, pool, replica)
+    left = seen.pushed - seen.gone + seen.held
     first = _first_engine(pool, replica)
     for at in range(first, first + pool.engines_each):
         left += fleet.engines[at].in_flight
