@@ -29,7 +29,6 @@ from fastroof.compiled.expert_rows import RankRules, seen_tokens, wait_for_other
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
 from fastroof.compiled.simulation.decodes import run_decodes
 from fastroof.compiled.simulation.lanes import drop_request, finish, push_request, see_arrivals
-from fastroof.compiled.simulation.prefix_cache import find_blocks, hold_chain
 from fastroof.compiled.simulation.records import (
     CODE_STOPPED,
     CODE_STUCK,
@@ -153,7 +152,7 @@ def _end_decodes(
             own = on.slots[slot]
             after = int(own.bucket_previous if is_reversed else own.bucket_next)
             request = int(own.request)
-            finish(on, lane, rank, pool, requests, slot, now_us)
+            finish(on, lane, rank, pool, requests, slot, False, now_us)
             _leave(fleet, pool, request, now_us, NONE)
             slot = after
 
@@ -190,7 +189,10 @@ def _end_step(
         if slot >= 0:
             # its blocks are gone if it was preempted with its token in flight
             its_home = NONE if on.slots[slot].held == GONE else home
-            finish(on, lane, rank, pool, requests, slot, now_us)
+            keeps = False
+            if fleet.has.pools > 0 and pool.has_next > 0:
+                keeps = fleet.line[0].reserves > 0 and fleet.transfers[request].goes_on > 0
+            finish(on, lane, rank, pool, requests, slot, keeps, now_us)
             _leave(fleet, pool, request, now_us, its_home)
         elif fleet.has.order > 0 and slot <= GOES_ON and pool.prefill_first > 0:
             slot = GOES_ON - slot
@@ -206,22 +208,12 @@ def _end_step(
 
 
 @jit_stateful_inline
-def _send_ready(fleet: Fleet, pool: Row, on: Parts, requests: Rows, step_us: float, now_us: float) -> None:
-    """Let prompts begin to be sent whose step ends now; with reservations, they take back their blocks."""
+def _send_ready(fleet: Fleet, pool: Row, step_us: float, now_us: float) -> None:
+    """Let prompts begin to be sent whose step ends now."""
     line = fleet.line[0]
     for i in range(line.ready_size):
         request = int(fleet.ready[i])
-        transfer = fleet.transfers[request]
-        transfer.step_us = step_us
-        if line.reserves > 0 and transfer.home != NONE:
-            rank = fleet.ranks[transfer.home]
-            has_cache = fleet.has.cache > 0 and pool.has_cache > 0
-            found = 0
-            if fleet.has.cache > 0 and has_cache:
-                found = find_blocks(fleet.cells, fleet.chains, fleet.segments, rank.cells_at, request)[0]
-            rank.free -= prompt_blocks(pool, requests, request)
-            if fleet.has.cache > 0 and has_cache:
-                hold_chain(on, rank, request, found)
+        fleet.transfers[request].step_us = step_us
         if line.reserves > 0 or line.layers > 0 or pool.engines_each > 1:
             push_begin(fleet, request)
         else:
@@ -656,7 +648,7 @@ def run_engine(fleet: Fleet, index: int, until_us: float) -> int:
                 if fleet.has.stages > 0 and pool.stages > 1:
                     engine.end_us = after.end_us
             if fleet.has.pools > 0 and pool.has_next > 0:
-                _send_ready(fleet, pool, on, requests, step_us, now_us)
+                _send_ready(fleet, pool, step_us, now_us)
         else:
             now_us = engine.next_us
             engine.now_us = now_us

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
-from fastroof.compiled.simulation.prefix_cache import release_chain
+from fastroof.compiled.simulation.prefix_cache import publish_chunk, release_chain
 from fastroof.compiled.simulation.records import (
     DONE_PLACE,
     FETCHING_PLACE,
@@ -318,8 +318,10 @@ def drop_request(
 
 
 @jit_stateful_inline
-def finish(on: Parts, lane: Row, rank: Row, pool: Row, requests: Rows, slot: int, now_us: float) -> None:
-    """End a request that has its last token."""
+def finish(
+    on: Parts, lane: Row, rank: Row, pool: Row, requests: Rows, slot: int, keeps: bool, now_us: float
+) -> None:
+    """End a request that has its last token; it may keep its blocks."""
     own = on.slots[slot]
     request = own.request
     row = requests[request]
@@ -329,7 +331,9 @@ def finish(on: Parts, lane: Row, rank: Row, pool: Row, requests: Rows, slot: int
         tokens = int(row.input_tokens) + int(row.output_tokens) - 1
         if pool.reserves_output == 0:
             held = blocks_of(tokens, pool)
-        if on.has.cache > 0 and pool.has_cache > 0:
+        if on.has.pools > 0 and keeps:
+            publish_chunk(on, rank, pool, request, 0, tokens)
+        elif on.has.cache > 0 and pool.has_cache > 0:
             release_chain(on, rank, pool, requests, request, held, tokens // pool.block_size)
         else:
             rank.free += held

@@ -8,7 +8,6 @@ from fastroof.compiled.jit import jit_stateful_inline
 from fastroof.compiled.simulation.prefix_cache import (
     find_blocks,
     hold_chain,
-    publish_blocks,
     publish_fetched,
     release_chain,
     settle,
@@ -120,10 +119,3 @@ def free_reserved(
         rank.found_tokens += more
     else:
         rank.found_again_tokens += more
-
-
-@jit_stateful_inline
-def publish_chunk(on: Parts, rank: Row, pool: Row, request: int, context: int, tokens: int) -> None:
-    """Let the blocks of a chunk be found, if there is a cache."""
-    if on.has.cache > 0 and pool.has_cache > 0:
-        publish_blocks(on, rank, pool, request, context // pool.block_size, tokens // pool.block_size)

@@ -158,6 +158,13 @@ def publish_blocks(on: Parts, rank: Row, pool: Row, request: int, first: int, st
         segment = int(segments[segment].parent)
 
 
+@jit_stateful_inline
+def publish_chunk(on: Parts, rank: Row, pool: Row, request: int, context: int, tokens: int) -> None:
+    """Let the blocks of a chunk be found, if there is a cache."""
+    if on.has.cache > 0 and pool.has_cache > 0:
+        publish_blocks(on, rank, pool, request, context // pool.block_size, tokens // pool.block_size)
+
+
 @jit_stateful
 def publish_fetched(on: Parts, rank: Row, pool: Row, request: int, found: int, reached: int) -> None:
     """Let blocks of a request that are fetched, from ``found`` to ``reached``, be found in the GPU."""

@@ -19,10 +19,9 @@ from fastroof.compiled.simulation.lookup import (
     free_reserved,
     hold_cached,
     next_fetched,
-    publish_chunk,
     start_fetch,
 )
-from fastroof.compiled.simulation.prefix_cache import publish_fetched
+from fastroof.compiled.simulation.prefix_cache import publish_chunk, publish_fetched
 from fastroof.compiled.simulation.records import (
     GOES_ON,
     HOLD_NEW,
