@@ -254,11 +254,11 @@ def choose_engine(fleet: Fleet, at: int, request: int) -> int:
 
 
 @jit_stateful_inline
-def count_pushed(fleet: Fleet, at: int, index: int, request: int, count: int) -> None:
-    """Count a request as sent to an engine, or with -1 as taken back."""
+def count_pushed(fleet: Fleet, at: int, index: int, request: int) -> None:
+    """Count a request as sent to an engine."""
     engine = fleet.engines[index]
-    engine.pushed += count
-    engine.pushed_tokens += count * fleet.requests[at, request].input_tokens
+    engine.pushed += 1
+    engine.pushed_tokens += fleet.requests[at, request].input_tokens
 
 
 @jit_stateful_inline
@@ -289,7 +289,7 @@ def send_to_pool(fleet: Fleet, at: int, request: int, now_us: float) -> int:
     if fleet.has.scaler > 0 and fleet.pools[at].scaler != NONE:
         wake(fleet, fleet.pools[at], now_us)
     index = choose_engine(fleet, at, request)
-    count_pushed(fleet, at, index, request, 1)
+    count_pushed(fleet, at, index, request)
     push_to_engine(fleet, at, index, request, now_us)
     return index
 

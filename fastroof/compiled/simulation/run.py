@@ -85,7 +85,8 @@ def _if_idle(fleet: Fleet, index: int, now_us: float) -> int:
 def _give_up(fleet: Fleet, request: int, now_us: float) -> int:
     """End a request between the pools whose client has given up. Returns what :func:`_let_go` does."""
     if fleet.line[0].reserves > 0:
-        count_pushed(fleet, 1, fleet.transfers[request].engine, request, -1)
+        # it has got its turn
+        fleet.ranks[fleet.engines[fleet.transfers[request].engine].first_rank].timed_out += 1
     fleet.requests[1, request].status = TIMED_OUT
     end_request(fleet, request, now_us)
     return int(_let_go(fleet, request, now_us))
@@ -139,7 +140,7 @@ def _want(fleet: Fleet, request: int, now_us: float) -> int:
         wake(fleet, fleet.pools[1], now_us)
     index = choose_engine(fleet, 1, request)
     engine, transfer = fleet.engines[index], fleet.transfers[request]
-    count_pushed(fleet, 1, index, request, 1)
+    count_pushed(fleet, 1, index, request)
     transfer.engine, transfer.next_wanting = index, NONE
     if engine.first_wanting == NONE:
         engine.first_wanting = request
