@@ -172,7 +172,7 @@ def new_fleet(
     parts["pools"]["turns_at"] = np.cumsum([0, *sent[:-1]])
     own_turns = np.arange(count) if turns is None else turns
     drawn = np.zeros((2, 0), np.int32)
-    if any(pool.routing == "power_of_two" for pool in pools):
+    if any(pool.router == "power_of_two" for pool in pools):
         drawn_each = [_drawn(pool, each, seed) for pool, each in zip(pools, sent, strict=True)]
         drawn = np.concatenate(drawn_each, axis=1)
     tiers = pools[0].tiers
