@@ -26,6 +26,9 @@ class Pool:
         self.holders: dict[int, int] = {}
         self.keys: dict[int, Hashable] = {}
         self.block_of: dict[Hashable, int] = {}
+        self.chains: dict[int, tuple[set[Hashable], list[int]]] = {}
+        """Keys that a request computes itself, and blocks with them that others computed meanwhile: it holds
+        these, too."""
         self.evictions = 0
 
     @property
@@ -67,9 +70,14 @@ class Pool:
 
     def keep(self, block: int, key: Hashable) -> None:
         """Have a block found by its key from now on, unless another is."""
-        if block not in self.keys and key not in self.block_of:
-            self.keys[block] = key
-            self.block_of[key] = block
+        if block in self.keys or key in self.block_of:
+            return
+        self.keys[block] = key
+        self.block_of[key] = block
+        for keys, others in self.chains.values():
+            if key in keys:
+                others.append(block)
+                self.holders[block] += 1
 
     def give_back(self, blocks: Sequence[int]) -> None:
         for block in reversed(blocks):
@@ -159,14 +167,21 @@ class PooledScheduler(Scheduler):
         self.first_found.setdefault(request.index, request.computed)
 
     def _keep(self, request: Request, known: int) -> None:
-        table = self.tables[request.index]
-        for place in range(known // self.settings.block_size):
-            self.pool.keep(table[place], self.key(request, place))
+        blocks = self.tables[request.index][: known // self.settings.block_size]
+        for place, block in enumerate(blocks):
+            self._publish(request, place, block)
+
+    def _publish(self, request: Request, place: int, block: int) -> None:
+        key = self.key(request, place)
+        self.pool.chains[request.index][0].discard(key)
+        self.pool.keep(block, key)
 
     def _take_blocks(self, request: Request, tokens: int) -> bool:
         if request.index not in self.tables:
             self.pool.hold(self.found)
             self.tables[request.index] = list(self.found)
+            places = range(len(self.found), request.prompt // self.settings.block_size)
+            self.pool.chains[request.index] = {self.key(request, place) for place in places}, []
         table = self.tables[request.index]
         more = max(self.blocks_of(tokens) - len(table), 0)
         if more > self.pool.free:
@@ -180,7 +195,19 @@ class PooledScheduler(Scheduler):
 
     def let_go(self, request: Request) -> None:
         self.publish(request)
-        self.pool.give_back(self.tables.pop(request.index, []))
+        self.pool.give_back(self._take_from(request))
+
+    def _take_from(self, request: Request) -> list[int]:
+        """Take a request's blocks from it; of those that others computed, too, its own are free."""
+        table = self.tables.pop(request.index, [])
+        places = range(request.prompt // self.settings.block_size)
+        place_of = {self.key(request, place): place for place in places}
+        _, others = self.pool.chains.pop(request.index, (None, []))
+        for place, block in sorted((place_of[self.pool.keys[block]], block) for block in others):
+            if place < len(table):
+                self.pool.give_back([table[place]])
+            table[place : place + 1] = [block]
+        return table
 
     def _known(self, request: Request) -> int:
         """Tokens that are computed and known: the last of a decode is not if steps are made early."""

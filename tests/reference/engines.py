@@ -1,7 +1,6 @@
 """Engines, naively: ranks that step together, each with its queue and its KV blocks.
 
-A lane is what runs together on one rank: one for each pipeline stage, else one. Lanes are the schedulers of
-``tests.reference.scheduler``; here is what goes on around them. Times are us.
+Each has a scheduler of ``tests.reference.scheduler``; here is what goes on around them. Times are us.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from fastroof.compiled import steps
@@ -40,6 +38,7 @@ class Ranks:
         """The rules of a plan; None if its ranks are separate engines."""
         if not rank_rules(plan).in_lockstep:
             return None
+        plan = plan.bottleneck
         header = [int(plan.arena[slot]) for slot in (steps.EXPERT_AT, steps.DECODE_EXPERT_AT)]
         rows = [plan.arena[at : at + plan.max_tokens + 1] for at in header]
 
@@ -97,35 +96,6 @@ def is_of_decodes(step: Step) -> bool:
     return all(n == 1 and c > 0 for n, c in zip(step.new_tokens, step.context_len, strict=True))
 
 
-class Lane(Scheduler):
-    """One of several lanes of a rank, which share its slots, its blocks and those that wait."""
-
-    def __init__(self, settings: Any, waiting: deque[Request], lanes: list[Lane]) -> None:
-        self.own, self.lanes = settings, lanes
-        lanes.append(self)
-        super().__init__(settings, waiting)
-
-    @property
-    def free(self) -> int:
-        return self.lanes[0].room
-
-    @free.setter
-    def free(self, blocks: int) -> None:
-        self.lanes[0].room = blocks
-
-    def make_step(self, **how: Any) -> Step:
-        own = self.own
-        most = own.max_num_seqs - sum(len(one.running) for one in self.lanes if one is not self)
-        if own.order == "prefill_first":
-            most = max(own.max_num_seqs // len(self.lanes), 1)
-        # one that was preempted starts with room for all of it; else lanes may preempt forever
-        whole = own.admit_whole_prompt or any(one.preemptions for one in self.waiting)
-        self.settings = SimpleNamespace(
-            **vars(own) | {"max_num_seqs": most, "admit_whole_prompt": whole},
-        )
-        return super().make_step(**how)
-
-
 class TakesReserved(Scheduler):
     """A scheduler whose requests arrive with their blocks, and start before preempted ones."""
 
@@ -164,7 +134,7 @@ class Flight(NamedTuple):
 class Engine:
     """One engine of a pool of ``tests.reference.pools``, with what it has been sent.
 
-    ``lanes[lane][rank]`` are schedulers; those of one rank share what waits and what is free.
+    Its ranks' schedulers have a lane for each pipeline stage.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -173,7 +143,9 @@ class Engine:
             # a lane's step is made when the one before it has ended
             self.settings = replace(pool.settings, async_scheduling=False)
         self.depth = 2 if self.settings.async_scheduling else 1
-        self.lanes = [*zip(*(pool.make_lanes(self.settings) for _ in range(pool.ranks)), strict=True)]
+        self.schedulers = [pool.scheduler(self.settings) for _ in range(pool.ranks)]
+        for rank in self.schedulers:
+            rank.lanes = [[] for _ in range(pool.stages)]
         self.sent: deque[Request] = deque()
         self.wanting: deque[Request] = deque()
         """Requests that wait for room here before they are sent."""
@@ -183,7 +155,7 @@ class Engine:
         self.free_us = [0.0] * pool.stages
         """When each stage has done what it was given."""
         self.ended: list[tuple[Request, Any]] = []
-        """Requests that ended in its last event, and their lanes."""
+        """Requests that ended in its last event, and their ranks."""
         self.now_us = self.took_us = 0.0
         """When its last event was, and how long the step took that ended then."""
         self.first = 0
@@ -202,11 +174,6 @@ class Engine:
         """Of those, the number from which prompts may run, in an engine that runs them first."""
 
     @property
-    def schedulers(self) -> Sequence[Any]:
-        """The first lane of each rank, which has the rank's queue and blocks."""
-        return self.lanes[0]
-
-    @property
     def waiting(self) -> int:
         here = sum(not drains(one) for rank in self.schedulers for one in rank.waiting)
         fetching = sum(one[1].status is None for rank in self.schedulers for one in rank.fetching)
@@ -215,7 +182,7 @@ class Engine:
     @property
     def running(self) -> int:
         drain = sum(drains(one) for rank in self.schedulers for one in rank.waiting)
-        return drain + sum(len(lane.running) for ranks in self.lanes for lane in ranks)
+        return drain + sum(rank.slots_in_use for rank in self.schedulers)
 
     @property
     def blocks(self) -> int:
@@ -240,7 +207,7 @@ class Engine:
         flight = self.queue.popleft()
         self.first, self.took_us = flight.lane, flight.time_us
         self.done.append(flight)
-        for lane, step in zip(self.lanes[flight.lane], flight.made, strict=True):
+        for rank, step in zip(self.schedulers, flight.made, strict=True):
             for request in step.with_token:
                 if request.status is not None:
                     continue
@@ -252,16 +219,15 @@ class Engine:
                 request.newest_us = self.now_us
                 if request.seen == request.output:
                     request.last_us = self.now_us
-                    self._leave(lane, request, FINISHED)
+                    self._leave(rank, request, FINISHED)
 
     def arrive(self) -> None:
         while self.sent and self.sent[0].arrival_us <= self.now_us:
             rule = self.pool.rules.settings.assignment if self.pool.rules else "least_load"
             has = [
-                (len(lanes[0].waiting) + len(lanes[0].fetching), sum(len(one.running) for one in lanes),
-                 lanes[0].blocks)
-                for lanes in zip(*self.lanes, strict=True)
-            ]  # fmt: skip
+                (len(rank.waiting) + len(rank.fetching), rank.slots_in_use, rank.blocks)
+                for rank in self.schedulers
+            ]
             self.schedulers[assigned(rule, has, self.given)].arrive(self.sent.popleft())
             self.given += 1
 
@@ -271,51 +237,48 @@ class Engine:
         self._drop(lambda deadline_us: deadline_us <= self.now_us)
 
     def _drop(self, is_over: Callable[[float], bool]) -> None:
-        for lane in [lane for ranks in self.lanes for lane in ranks]:
-            for request in lane.in_order:
-                # one that waits is in all lanes
+        for rank in self.schedulers:
+            for request in rank.in_order:
                 if request.status is None and is_over(request.deadline_us):
-                    self._leave(lane, request, TIMED_OUT)
+                    self._leave(rank, request, TIMED_OUT)
 
-    def _leave(self, lane: Any, request: Request, status: int) -> None:
-        lane.leave(request)
+    def _leave(self, rank: Any, request: Request, status: int) -> None:
+        rank.leave(request)
         request.status = status
-        self.ended.append((request, lane))
+        self.ended.append((request, rank))
 
     def schedule(self) -> None:
         """Make steps until each lane has one and, with asynchronous scheduling, one more."""
         self.arrive()
         # again if prompts paused beside no decodes, or the only request that ran gave its blocks back
         for _ in range(2):
-            for turn in range(len(self.lanes)):
-                lane = (self.first + turn) % len(self.lanes)
+            for turn in range(self.pool.stages):
+                lane = (self.first + turn) % self.pool.stages
                 for _ in range(self.depth - sum(flight.lane == lane for flight in self.queue)):
                     if not self._make_step(lane):
                         break
             if self.queue:
                 return
 
-    def _make_step(self, number: int) -> bool:
+    def _make_step(self, lane: int) -> bool:
         """Make a step of one lane; returns whether it has any request."""
-        lanes = self.lanes[number]
-        for lane in lanes:
-            lane.now_us = self.now_us
-        begins = self._prompts_begin(lanes)
-        for lane in lanes:
-            lane.begins_us = max(self.now_us, self.free_us[0])
-        made = [lane.make_step(admits=begins, pauses=self._pauses(lane)) for lane in lanes]
+        ranks = self.schedulers
+        for rank in ranks:
+            rank.turn_to(lane, self.now_us, max(self.now_us, self.free_us[0]))
+        begins = self._prompts_begin()
+        made = [rank.make_step(admits=begins, pauses=self._pauses(rank)) for rank in ranks]
         if not any(step.requests for step in made):
             if not self.queue:
                 self.in_a_row = self.free_from = 0
             return False
-        before = self.queue[-1].made if self.queue else [Step()] * len(made)
+        before = self.queue[-1].made if self.queue and self.depth > 1 else [Step()] * len(made)
         if self.pool.rules is not None:
-            self.pool.rules.note_times(made, before, lanes)
+            self.pool.rules.note_times(made, before, ranks)
         else:
-            for lane, step, last in zip(lanes, made, before, strict=True):
+            for rank, step, last in zip(ranks, made, before, strict=True):
                 if step.requests:
-                    self._note_time(lane, step, last)
-        flight = Flight(number, made, max(self.now_us, self.free_us[0]), math.nan)
+                    self._note_time(rank, step, last)
+        flight = Flight(lane, made, max(self.now_us, self.free_us[0]), math.nan)
         at_us = self.now_us
         for stage, free_us in enumerate(self.free_us):
             at_us = self.free_us[stage] = max(at_us, free_us) + flight.time_us / len(self.free_us)
@@ -325,31 +288,31 @@ class Engine:
             self.free_from = self.in_a_row + self.settings.prefill_decode_interval
         return True
 
-    def _note_time(self, lane: Scheduler, step: Step, last: Step) -> None:
+    def _note_time(self, rank: Scheduler, step: Step, last: Step) -> None:
         """Note a step's time; one with prompts is launched from when the last one starts, or is launched."""
         step.time_us = self.pool.step_us(step.new_tokens, step.context_len)
         if step.computes_prompts:
             step.host_us = max(self.pool.host_us - (last.time_us - last.host_us), 0.0)
             step.time_us = max(step.time_us, step.host_us)
-        step.time_us = lane.with_fetches(step.time_us)
+        step.time_us = rank.with_fetches(step.time_us)
 
-    def _pauses(self, lane: Scheduler) -> bool | None:
+    def _pauses(self, rank: Scheduler) -> bool | None:
         """Whether a rank's prompts wait: all ranks count the same steps; None of an engine by itself."""
         if len(self.schedulers) == 1:
             return None
         if self.settings.order == "prefill_first":
             return self.in_a_row < self.free_from
         is_off = self.in_a_row % self.settings.prefill_schedule_interval > 0
-        return is_off and lane.has_decodes and not lane.is_backlogged
+        return is_off and rank.has_decodes and not rank.is_backlogged
 
-    def _prompts_begin(self, lanes: Sequence[Any]) -> bool:
+    def _prompts_begin(self) -> bool:
         """Whether waiting prompts may begin: all ranks have one, one has no decodes, or time is up."""
         wait = self.pool.rules.settings.balance_steps if self.pool.rules else 0
         if not wait:
             return True
-        if not all(lane.has_prompt for lane in lanes):
+        if not all(rank.has_prompt for rank in self.schedulers):
             self.held_steps += 1
-            if all(lane.decodes for lane in lanes) and self.held_steps < wait:
+            if all(rank.decodes for rank in self.schedulers) and self.held_steps < wait:
                 return False
         self.held_steps = 0
         return True

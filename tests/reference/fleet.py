@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tests.reference.engines import Engine, Flight, TakesReserved, drains
-from tests.reference.pools import Pool, Rule, Scaler
+from tests.reference.pools import Pool, Scaler
 from tests.reference.scheduler import (
     REJECTED,
     TIMED_OUT,
@@ -35,8 +35,9 @@ from tests.reference.scheduler import (
 class Fleet:
     """A pool that serves a trace, and who got each request: an open loop, clients, or sessions."""
 
-    def __init__(self, trace: Any, pool: Pool, rule: Rule | None = None) -> None:
-        self.trace, self.pool = trace, pool
+    def __init__(self, trace: Any, *pools: Pool) -> None:
+        self.trace, self.pools, self.pool = trace, pools, pools[0]
+        pool = pools[0]
         self.timeout_us = pool.settings.timeout_s * US_PER_S
         self.requests = requests_of(trace)
         for request in self.requests:
@@ -45,12 +46,11 @@ class Fleet:
                 request.status = REJECTED
         there = [request for request in self.requests if request.status is None]
         self.now_us = min((request.arrival_us for request in there), default=0.0)
-        self.scaler = None if rule is None else Scaler(rule, pool, self.now_us)
         self.replica = [-1] * len(self.requests)
         self.prompts = self.requests
         """Requests as the pool sees them."""
-        for place in range(pool.replicas if rule is None else rule.first):
-            pool.start(place, self.now_us, self.now_us)
+        for one in pools:
+            one.begin(self.now_us)
         # those to come, with their arrivals known, and those that wait for a client of a closed loop
         is_closed = trace.clients is not None
         self.unsent = deque(there if is_closed else ())
@@ -65,15 +65,20 @@ class Fleet:
             next_us, happen = min(self.events(), key=lambda one: one[0])
             if next_us == math.inf:
                 break
-            if self.scaler is not None and self.scaler.check_us <= next_us:
-                self.scaler.check()
+            check = min(self.scalers, key=lambda one: one.check_us, default=None)
+            if check is not None and check.check_us <= next_us:
+                check.check()
                 continue
             self.now_us = next_us
             happen()
         assert all(request.status is not None for request in self.requests), "some wait for ever"
-        if self.scaler is not None:
-            self.scaler.close()
+        for scaler in self.scalers:
+            scaler.close(max(engine.now_us for engine in self.engines))
         return self
+
+    @property
+    def scalers(self) -> list[Scaler]:
+        return [pool.scaler for pool in self.pools if pool.scaler is not None]
 
     def _never_fits(self, request: Request) -> bool:
         return never_fits(request, self.pool.settings)
@@ -81,7 +86,7 @@ class Fleet:
     @property
     def engines(self) -> list[Engine]:
         """All that ever served."""
-        return [engine for one in self.pool.lives for engine in one.engines]
+        return [engine for pool in self.pools for one in pool.lives for engine in one.engines]
 
     @property
     def flights(self) -> list[Flight]:
@@ -97,10 +102,13 @@ class Fleet:
 
     @property
     def lives(self) -> list[tuple[float, ...]]:
-        """Each time that a replica served: its place, and when it was ordered, ready, drained and stopped."""
+        """Each time that a scaled replica served: its pool and place, and when it was ordered, ready, drained
+        and stopped."""
         return [
-            (one.place, one.ordered_us, one.ready_us, one.drained_us, one.stopped_us)
-            for one in self.pool.lives
+            (at, one.place, one.ordered_us, one.ready_us, one.drained_us, one.stopped_us)
+            for at, pool in enumerate(self.pools)
+            if pool.rule is not None
+            for one in pool.lives
         ]
 
     def events(self) -> list[tuple[float, Callable[[], None]]]:
@@ -132,12 +140,12 @@ class Fleet:
     def _settle(self, engine: Engine) -> None:
         """Let those go on that wait for what ended in an engine."""
         ended, engine.ended = sorted(engine.ended, key=lambda one: one[0].index), []
-        for request, lane in ended:
-            self._ended(engine, request, lane)
+        for request, rank in ended:
+            self._ended(engine, request, rank)
         if engine.pool is self.pool:
             self._route()
 
-    def _ended(self, engine: Engine, request: Request, lane: Any) -> None:
+    def _ended(self, engine: Engine, request: Request, rank: Any) -> None:
         self._end(request, request.status)
 
     def _end(self, request: Request, status: int | None) -> None:
@@ -194,18 +202,16 @@ class LinkedFleet(Fleet):
 
     def __init__(self, trace: Any, prefill: Pool, decode: Pool, link: Link) -> None:
         self.decode, self.link = decode, link
-        super().__init__(trace, prefill)
+        if link.reserves:
+            decode.scheduler = TakesReserved
+        super().__init__(trace, prefill, decode)
         count = len(self.requests)
         self.prompts, self.decodes = ([*each] for each in zip(*map(self._parts, self.requests), strict=True))
         self.goes_on = [one.output > 0 for one in self.decodes]
-        if link.reserves:
-            decode.scheduler = TakesReserved
-        for place in range(decode.replicas):
-            decode.start(place, self.now_us, self.now_us)
         self.decode_replica = [-1] * count
         self.decoder: list[Any] = [None] * count
         self.home: list[Any] = [None] * count
-        """The engine and the lane that computed each prompt."""
+        """The engine and the rank that computed each prompt."""
         self.took_us = [0.0] * count
         """What the step took that computed the end of each prompt."""
         self.ready_us, self.there_us = [math.nan] * count, [math.nan] * count
@@ -242,13 +248,13 @@ class LinkedFleet(Fleet):
         if self.link.reserves and engine.pool is self.decode:
             self._grant(engine)
 
-    def _ended(self, engine: Engine, request: Request, lane: Any) -> None:
+    def _ended(self, engine: Engine, request: Request, rank: Any) -> None:
         at = request.index
         if engine.pool is self.decode or request.status == TIMED_OUT or not self.goes_on[at]:
             self._end(self.requests[at], request.status)
             return
         self.decodes[at].deadline_us = request.deadline_us
-        self.home[at], self.took_us[at] = (engine, lane), engine.took_us
+        self.home[at], self.took_us[at] = (engine, rank), engine.took_us
         self.ready_us[at] = self.now_us
         insort(self.beginning, at, key=lambda one: (self.ready_us[one], one))
 
@@ -313,10 +319,10 @@ class LinkedFleet(Fleet):
                 engine.wanting.popleft()
                 self._give_up(request.index)
                 continue
-            has = len(rank.waiting) + len(rank.running) + len(engine.sent) + engine.on_the_way
+            has = len(rank.waiting) + rank.slots_in_use + len(engine.sent) + engine.on_the_way
             lost = [one for one in rank.waiting if one.preemptions and not drains(one)]
             tokens = request.prompt + (request.output if rank.settings.reserve_output else 0)
-            if lost or has >= rank.settings.max_num_seqs or not rank._take_blocks(request, tokens):
+            if lost or has >= rank.slots or not rank._take_blocks(request, tokens):
                 return
             engine.wanting.popleft()
             engine.on_the_way += 1
@@ -349,8 +355,8 @@ class LinkedFleet(Fleet):
     def _let_go(self, at: int) -> None:
         """Free the blocks of a prompt; an engine that has no step goes on at once."""
         if self.link.reserves:
-            engine, lane = self.home[at]
-            lane.let_go(self.prompts[at])
+            engine, rank = self.home[at]
+            rank.let_go(self.prompts[at])
             if not engine.queue:
                 self._wake(engine)
 

@@ -60,8 +60,6 @@ class TieredPool(Pool):
     def __init__(self, num_blocks: int, tiers: Sequence[Tier]) -> None:
         super().__init__(num_blocks)
         self.tiers = tiers
-        self.waiting: list[tuple[set[Hashable], list[int]]] = []
-        """Keys of the prompt of each that waits, and blocks with them that others compute meanwhile."""
         for tier, below in pairwise(tiers):
             tier.below = below if below.is_back else None
 
@@ -79,10 +77,6 @@ class TieredPool(Pool):
         super().keep(block, key)
         if is_new:
             self.give_up(key)
-            for wanted, held in self.waiting:
-                if key in wanted:
-                    held.append(block)
-                    self.holders[block] += 1
 
     def give_up(self, key: Hashable) -> None:
         for tier in self.tiers:
@@ -122,7 +116,7 @@ class TieredScheduler(PooledScheduler):
     @property
     def in_order(self) -> list[Request]:
         fetching = [request for _, request, _ in self.fetching if request.status is None]
-        return sorted((*self.running, *self.waiting, *fetching), key=lambda request: request.came)
+        return sorted((*super().in_order, *fetching), key=lambda request: request.came)
 
     def cached(self, request: Request) -> int:
         own = super().cached(request)
@@ -169,25 +163,13 @@ class TieredScheduler(PooledScheduler):
         while self.fetching and self.fetching[0][0] <= self.now_us:
             if self.fetching[0][1].status is None:
                 return
-            _, request, reached = self._end_wait()
-            table = self.tables.pop(request.index)
-            shared = self._shared(request, table, reached)
-            self.pool.give_back([*shared, *table[reached:]], request.prompt // self.settings.block_size)
+            request = self._end_wait()
+            self.pool.give_back(self._take_from(request), request.prompt // self.settings.block_size)
 
-    def _end_wait(self) -> tuple[float, Request, int]:
-        ended = self.fetching.pop(0)
-        self.arriving = {block for block in self.arriving if self.arrives_with[block] is not ended[1]}
-        return ended
-
-    def _shared(self, request: Request, table: list[int], reached: int) -> list[int]:
-        """The blocks of a request whose wait is over, with those that others have computed since."""
-        _, held = self.pool.waiting.pop(0)
-        places = {self.pool.keys[block]: block for block in held}
-        shared = table[:reached]
-        while (key := self.key(request, len(shared))) in places:
-            shared.append(places.pop(key))
-        assert not places
-        return shared
+    def _end_wait(self) -> Request:
+        _, request, _ = self.fetching.pop(0)
+        self.arriving = {block for block in self.arriving if self.arrives_with[block] is not request}
+        return request
 
     def make_step(self, **how: Any) -> Step:
         self._end_waits()
@@ -198,13 +180,14 @@ class TieredScheduler(PooledScheduler):
         settings = self.settings
         if only_single and any(request.is_cut for request in self.running):
             return
-        while budget and len(self.running) < settings.max_num_seqs:
+        while budget and self.has_slot:
             self._end_waits()
             is_fetched = bool(self.fetching) and self.fetching[0][0] <= self.now_us
             if is_fetched:
                 _, request, reached = self.fetching[0]
                 first_reached = reached
-                reached += len(self.pool.waiting[0][1])
+                keys, others = self.pool.chains[request.index]
+                reached += len(others)
                 context = min(reached, (request.whole - 1) // settings.block_size) * settings.block_size
             elif self.waiting:
                 request = self.waiting[0]
@@ -221,11 +204,8 @@ class TieredScheduler(PooledScheduler):
             tokens, in_all = self._tokens_needed(request, context + new)
             if is_fetched:
                 self._end_wait()
-                own = self.tables[request.index]
-                self.tables[request.index] = table = [
-                    *self._shared(request, own, first_reached),
-                    *own[first_reached:],
-                ]
+                table = self._take_from(request)
+                self.tables[request.index], self.pool.chains[request.index] = table, (keys, [])
                 most = (request.whole - 1) // settings.block_size
                 more = context - min(first_reached, most) * settings.block_size
                 if request.preemptions:
@@ -274,8 +254,6 @@ class TieredScheduler(PooledScheduler):
         self.fetched_by = max(all_us, self.fetched_by, self.now_us)
         self.wait_us += self.fetched_by - self.now_us
         self.fetching.append((self.fetched_by, request, len(self.keys)))
-        places = range(len(self.keys), request.prompt // self.settings.block_size)
-        self.pool.waiting.append(({self.key(request, place) for place in places}, []))
         return True
 
     def _take_fetched(self, request: Request, tokens: int) -> list[int]:
@@ -285,8 +263,8 @@ class TieredScheduler(PooledScheduler):
             self.pool.give_up(key)
         assert self._take_blocks(request, tokens)
         fetched = self.tables[request.index][there : len(self.keys)]
-        for block, key in zip(fetched, self.keys[there:], strict=True):
-            self.pool.keep(block, key)
+        for place, block in enumerate(fetched, there):
+            self._publish(request, place, block)
         return fetched
 
     def _count_found(self, request: Request) -> None:
@@ -308,7 +286,7 @@ class TieredScheduler(PooledScheduler):
     @property
     def has_prompt(self) -> bool:
         has_room = self.decodes < self.settings.max_num_batched_tokens or self.settings.order != "mixed"
-        has_room &= len(self.running) < self.settings.max_num_seqs
+        has_room &= self.has_slot
         return super().has_prompt or (has_room and self.fetched_us <= self.now_us)
 
     @property
@@ -327,8 +305,7 @@ class TieredScheduler(PooledScheduler):
 
     def let_go(self, request: Request) -> None:
         self.publish(request)
-        blocks = self.tables.pop(request.index, [])
-        self.pool.give_back(blocks, request.prompt // self.settings.block_size)
+        self.pool.give_back(self._take_from(request), request.prompt // self.settings.block_size)
 
 
 def made_tiers(random: Random, block_bytes: int) -> list[KvTier]:

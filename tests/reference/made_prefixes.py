@@ -11,7 +11,7 @@ import numpy as np
 
 from fastroof.simulation.settings import EngineSettings
 from fastroof.traces.trace import Trace
-from tests.reference.made_sessions import made_sessions
+from tests.reference.made_workloads import made_sessions
 
 
 class MadePrefixes(NamedTuple):

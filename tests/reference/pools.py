@@ -6,7 +6,6 @@ The engines are those of ``tests.reference.engines``. Times are us.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.reference.engines import WAITING_WEIGHT, Engine, Lane, Ranks, assigned
+from tests.reference.engines import WAITING_WEIGHT, Engine, Ranks, assigned
 from tests.reference.scheduler import Request, Scheduler, StepUs
 
 
@@ -47,7 +46,7 @@ class Replica:
 
     @property
     def is_empty(self) -> bool:
-        return not any(engine.waiting + engine.running or engine.queue for engine in self.engines)
+        return not any(one.waiting + one.running + one.blocks or one.queue for one in self.engines)
 
     def serves(self, now_us: float) -> bool:
         return self.ready_us <= now_us < self.drained_us
@@ -109,7 +108,7 @@ class Pool:
     """Equal engines behind a router.
 
     ``apart`` are engines of one replica, ``assignment`` how one of them is chosen; ``scheduler`` makes that
-    of each rank from its settings.
+    of each rank from its settings. By a ``rule`` replicas start and stop.
     """
 
     settings: Any
@@ -124,6 +123,8 @@ class Pool:
     apart: int = 1
     assignment: str = "least_load"
     scheduler: Callable[[Any], Any] = Scheduler
+    rule: Rule | None = None
+    scaler: Scaler | None = None
     lives: list[Replica] = field(default_factory=list)
     routed: int = 0
     """Requests that were sent to it since the autoscaler looked."""
@@ -156,15 +157,11 @@ class Pool:
             **given,
         )
 
-    def make_lanes(self, settings: Any) -> list[Any]:
-        """The lanes of a new rank."""
-        if self.stages == 1:
-            return [self.scheduler(settings)]
-        waiting: deque[Request] = deque()
-        lanes: list[Lane] = []
-        for _ in range(self.stages):
-            Lane(settings, waiting, lanes)
-        return [*lanes]
+    def begin(self, now_us: float) -> None:
+        """Let the first replicas serve."""
+        self.scaler = None if self.rule is None else Scaler(self.rule, self, now_us)
+        for place in range(self.replicas if self.rule is None else self.rule.first):
+            self.start(place, now_us, now_us)
 
     def start(self, place: int, ordered_us: float, ready_us: float) -> None:
         engines = [Engine(self) for _ in range(self.apart)]
@@ -273,10 +270,9 @@ class Scaler:
             return current
         return math.ceil(total / rule.target)
 
-    def close(self) -> None:
+    def close(self, end_us: float) -> None:
         """End all lives with the run."""
         self._turn_off()
-        end_us = max(engine.now_us for one in self.pool.lives for engine in one.engines)
         for one in self.pool.lives:
             if one.stopped_us == math.inf:
                 one.stopped_us = max(end_us, one.ordered_us)

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 US_PER_S = 1e6
@@ -85,11 +86,15 @@ class Step:
 
 @dataclass
 class Scheduler:
-    """Who waits, who runs, and what is free; ``settings`` are fastroof.simulation's EngineSettings."""
+    """Who waits, who runs, and what is free; ``settings`` are fastroof.simulation's EngineSettings.
+
+    Of ``lanes``, one for each pipeline stage, else one, the ``lane`` whose turn it is makes a step.
+    """
 
     settings: Any
     waiting: deque[Request] = field(default_factory=deque)
-    running: list[Request] = field(default_factory=list)
+    lanes: list[list[Request]] = field(default_factory=lambda: [[]])
+    lane: int = 0
 
     def __post_init__(self) -> None:
         self.free: int = self.settings.num_gpu_blocks
@@ -103,6 +108,38 @@ class Scheduler:
         """Requests that wait for blocks from tiers of KV cache, which this one does not have."""
         self.is_backlogged = False
         """Whether requests waited after the last step that prompts were free to join."""
+        self.admits_whole: bool = self.settings.admit_whole_prompt
+
+    def turn_to(self, lane: int, now_us: float, begins_us: float) -> None:
+        """Let a lane make the next step, which begins at a time."""
+        self.lane, self.now_us, self.begins_us = lane, now_us, begins_us
+        # one that was preempted starts with room for all of it; else lanes may preempt forever
+        lost = len(self.lanes) > 1 and any(one.preemptions for one in self.waiting)
+        self.admits_whole = self.settings.admit_whole_prompt or lost
+
+    @property
+    def running(self) -> list[Request]:
+        """Requests of the lane whose turn it is, in order of admission."""
+        return self.lanes[self.lane]
+
+    @property
+    def slots_in_use(self) -> int:
+        return sum(map(len, self.lanes))
+
+    @property
+    def slots(self) -> int:
+        """Requests that may run; in engines that run prompts first, each lane has its part."""
+        most: int = self.settings.max_num_seqs
+        if self.settings.order == "prefill_first":
+            return max(most // len(self.lanes), 1) * len(self.lanes)
+        return most
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether one more may begin in this lane."""
+        if self.settings.order == "prefill_first":
+            return len(self.running) < self.slots // len(self.lanes)
+        return self.slots_in_use < self.slots
 
     def arrive(self, request: Request) -> None:
         request.came = self.came
@@ -112,7 +149,7 @@ class Scheduler:
     @property
     def in_order(self) -> list[Request]:
         """All requests in the order in which they came."""
-        return sorted((*self.running, *self.waiting), key=lambda request: request.came)
+        return sorted((*chain(*self.lanes), *self.waiting), key=lambda request: request.came)
 
     @property
     def has_decodes(self) -> bool:
@@ -149,7 +186,7 @@ class Scheduler:
             return True
         settings = self.settings
         budget = settings.max_num_batched_tokens - (self.decodes if settings.order == "mixed" else 0)
-        if not self.waiting or budget <= 0 or len(self.running) >= settings.max_num_seqs:
+        if not self.waiting or budget <= 0 or not self.has_slot:
             return False
         request = self.waiting[0]
         context = self.cached(request)
@@ -178,7 +215,7 @@ class Scheduler:
     def _tokens_needed(self, request: Request, upto: int) -> tuple[int, int]:
         """Tokens that a request takes blocks of when it begins, and of which it wants to see room."""
         tokens = request.prompt + request.output if self.settings.reserve_output else upto
-        return tokens, max(tokens, request.whole) if self.settings.admit_whole_prompt else tokens
+        return tokens, max(tokens, request.whole) if self.admits_whole else tokens
 
     def make_step(self, *, admits: bool = True, pauses: bool | None = None) -> Step:
         """Schedule one step, which is empty where there is nothing to do.
@@ -248,7 +285,7 @@ class Scheduler:
         settings = self.settings
         if only_single and any(request.is_cut for request in self.running):
             return
-        while self.waiting and budget and len(self.running) < settings.max_num_seqs:
+        while self.waiting and budget and self.has_slot:
             request = self.waiting[0]
             context = self.cached(request)
             new = request.whole - context
@@ -305,11 +342,12 @@ class Scheduler:
 
     def leave(self, request: Request) -> None:
         """Give a place and blocks back: a request may have lost both while its last token was under way."""
-        if request.is_sent_on and request.seen == request.output and request in self.running:
+        runs = next((lane for lane in self.lanes if request in lane), None)
+        if request.is_sent_on and request.seen == request.output and runs is not None:
             self.publish(request)
         else:
             self.let_go(request)
-        (self.running if request in self.running else self.waiting).remove(request)
+        (self.waiting if runs is None else runs).remove(request)
 
     def publish(self, request: Request) -> None:
         """Let others find what a request has computed, which needs a prefix cache."""

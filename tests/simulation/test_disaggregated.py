@@ -19,7 +19,6 @@ from fastroof.simulation.engine import Outcomes
 from fastroof.simulation.fleet_run import run_pools, run_replicas
 from fastroof.simulation.pools import EnginePool, Link, takes_us
 from fastroof.simulation.settings import EngineSettings
-from tests.simulation.test_pool_events import assert_same, naively
 
 US_PER_S = 1e6
 
@@ -30,36 +29,6 @@ def a_plan(tp: int = 1, model: str = "llama-3.1-8b", **given: Any) -> StepPlan:
     return fastroof.compile_plan(
         model, "h100", tables, tp=tp, **({"engine": "kernels", **({"max_tokens": 4096} | given)})
     )
-
-
-def a_workload(rng: np.random.Generator) -> Trace:
-    count = int(rng.integers(2, 40))
-    input_tokens = rng.integers(1, 60, count)
-    return Trace(
-        rng.integers(0, 200, count) * 1e-4,
-        input_tokens,
-        rng.integers(1, 20, count),
-        rng.integers(0, input_tokens) * (rng.random(count) < 0.3),
-    )
-
-
-@pytest.mark.loops
-@pytest.mark.parametrize("first_token", ["transfer", "prefill"])
-def test_pools_serve_as_naive_ones_do(first_token: str) -> None:
-    rng = np.random.default_rng(len(first_token))
-    link = Link(1e9, latency_us=20.0, first_token=first_token)
-    preempted = 0
-    for _ in range(20):
-        trace = a_workload(rng)
-        prefill = EnginePool(a_plan(2), EngineSettings(64, 8, 60, 4), int(rng.integers(1, 4)), "least_kv")
-        decode_settings = EngineSettings(64, 6, 30, 4, async_scheduling=bool(rng.random() < 0.5))
-        decode = EnginePool(a_plan(), decode_settings, int(rng.integers(1, 4)), "least_outstanding")
-        seen = run_pools([prefill, decode], trace, link)
-        assert_same(seen, naively(prefill, decode, trace, link))
-        assert (seen.replica[trace.output_tokens == 1] == -1).all()
-        assert seen.gaps.sum() == (trace.output_tokens - 1).sum()
-        preempted += seen.preemptions.sum()
-    assert preempted > 10
 
 
 def one_pool(plan: StepPlan, replicas: int = 1, **given: Any) -> EnginePool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -22,12 +21,14 @@ from fastroof.plan import StepPlan
 from fastroof.simulation import pools
 from fastroof.simulation.engine import Outcomes
 from fastroof.simulation.fleet_arrays import new_fleet
-from fastroof.simulation.fleet_run import run_engine, run_replicas
+from fastroof.simulation.fleet_run import run_replicas
 from fastroof.simulation.pools import ROUTINGS
 from fastroof.simulation.requests import mean_step
 from fastroof.simulation.settings import EngineSettings
+from tests.reference import made_fleets
 from tests.reference.fleet import Fleet
-from tests.reference.made_sessions import made_sessions
+from tests.reference.made_fleets import a_plan, a_workload, made_fleet
+from tests.reference.made_workloads import made_sessions
 from tests.reference.pools import Pool
 from tests.reference.replay import RankStep, Schedule, TimedRequest, replay
 from tests.simulation import test_exactness
@@ -36,32 +37,7 @@ US_PER_S = 1e6
 KINDS = ["open", "closed", "sessions"]
 
 
-@functools.cache
-def a_plan(dp: int = 1, rules: str = "", model: str = "llama-3.1-8b") -> StepPlan:
-    """A plan whose engine has these rules of ranks, ``key=value key=value``."""
-    tables = fastroof.load_tables("h100")
-    found: dict[str, Any] = dict(pair.split("=") for pair in rules.split())
-    found |= {key: int(value) for key, value in found.items() if value.isdigit()}
-    costs = {"step_us": 100.0, "prefill_floor_layer_us": float(found.pop("floor_us", 0))}
-    hides_host = bool(found.pop("hides_host", 0))
-    return fastroof.compile_plan(
-        model,
-        "h100",
-        tables,
-        dp=dp,
-        ep=dp if model in MOE else 1,
-        max_tokens=512,
-        max_seqs=64,
-        engine={
-            "name": "ranks",
-            "costs": costs,
-            "data_parallel": found,
-            "scheduling": {"order": "prefill_first", "async_scheduling": True} if hides_host else {},
-        },
-    )
-
-
-MOE = ("qwen3-30b-a3b",)
+MOE = (made_fleets.MOE,)
 RULES = [
     "",
     "prompt_tokens=fullest decode_tokens=fullest",
@@ -72,31 +48,6 @@ RULES = [
     "decode_tokens=half_full idle_tokens=0 assignment=round_robin floor_us=300 hides_host=1",
 ]
 """Of ranks that share experts; two let prompts wait for each other, and two launch them kernel by kernel."""
-
-
-def a_workload(rng: np.random.Generator, *, clients: bool = False) -> tuple[Trace, EngineSettings]:
-    """A burst of short requests, and an engine that often lacks blocks."""
-    count = int(rng.integers(1, 50))
-    input_tokens = rng.integers(1, 60, count)
-    trace = Trace(
-        rng.integers(0, 200, count) * rng.choice([1e-4, 1e-3]) * (not clients),
-        input_tokens,
-        rng.integers(1, 30, count),
-        rng.integers(0, input_tokens) * (rng.random(count) < 0.3),
-        clients=int(rng.integers(1, 12)) if clients else None,
-        think_s=float(rng.choice([0.0, 0.0005])) if clients else 0.0,
-    )
-    settings = EngineSettings(
-        max_num_batched_tokens=int(rng.integers(8, 64)),
-        max_num_seqs=8,
-        num_gpu_blocks=int(rng.integers(23, 40)),
-        block_size=4,
-        order=str(rng.choice(["mixed", "prefill_first"])),
-        reserve_output=bool(rng.random() < 0.2),
-        async_scheduling=bool(rng.random() < 0.5),
-        timeout_s=float(rng.choice([math.inf, math.inf, 0.03, 0.3])),
-    )
-    return trace, settings
 
 
 def assert_equal(outcomes: Outcomes, served: Fleet) -> None:
@@ -161,17 +112,13 @@ def test_replicas_serve_as_naive_engines_do(router: str, kind: str) -> None:
 
 
 def naively(
-    plan: StepPlan,
-    trace: Trace,
-    settings: EngineSettings,
-    replicas: int,
-    router: str,
-    seed: int = 0,
-    **given: Any,
+    plan: StepPlan, trace: Trace, settings: EngineSettings, replicas: int, router: str, seed: int = 0
 ) -> Fleet:
     """Serve with naive engines, whose ranks step together or are engines by themselves."""
-    given |= {"drawn": (seed, len(trace), replicas)}
-    return Fleet(trace, Pool.of_plan(plan, settings, replicas, router, **given)).run()
+    served: Fleet = made_fleets.naively(
+        [pools.EnginePool(plan, settings, replicas, router)], trace, seed=seed
+    )
+    return served
 
 
 @pytest.mark.loops
@@ -265,21 +212,18 @@ def test_ranks_of_a_dense_model_do_not_wait() -> None:
 
 
 @pytest.mark.loops
-@pytest.mark.parametrize("clients", [False, True])
-def test_ranks_of_one_are_the_single_engine(clients: bool) -> None:
-    """Features that a fleet does not need change no bit of it, its gaps or its series."""
-    rng = np.random.default_rng(clients)
-    for _ in range(20):
-        trace, settings = a_workload(rng, clients=clients)
-        alone = run_engine(a_plan(), trace, settings)
-        fleet = new_fleet([pools.EnginePool(a_plan(), settings, router="least_kv")], trace)
-        fleet = fleet._replace(has=Features(*fleet.has)._replace(ranks=1, timeouts=1, order=1, pauses=1))
-        assert fleet_run(fleet) == 0
-        requests = fleet.requests[0]
-        assert np.array_equal(alone.first_us, requests["first_us"], equal_nan=True)
-        assert np.array_equal(alone.last_us, requests["last_us"], equal_nan=True)
-        assert np.array_equal(alone.gaps, fleet.gaps[0])
-        assert np.array_equal(alone.series, fleet.series[0])
+@pytest.mark.parametrize("features", ["", "cache", "pools", "ranks rules", "stages tiers pools rules"])
+def test_features_that_a_fleet_does_not_need_change_no_bit(
+    features: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [made_fleet(seed, features) for seed in range(15)]
+    fitting = [one.run() for one in made]
+    every = Features(*[1] * len(Features._fields))
+    monkeypatch.setattr(
+        "fastroof.simulation.fleet_run.fleet_run", lambda fleet: fleet_run(fleet._replace(has=every))
+    )
+    for one, alone in zip(made, fitting, strict=True):
+        test_exactness.assert_equal(alone, one.run())
 
 
 @pytest.mark.loops

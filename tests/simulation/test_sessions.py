@@ -17,8 +17,7 @@ from fastroof import Trace, Workload
 from fastroof.errors import SimulationError, TraceError
 from fastroof.simulation.fleet_run import run_engine
 from fastroof.simulation.steady import Run
-from tests.reference.made_sessions import made_sessions
-from tests.reference.made_workloads import PLANS, a_trace, an_engine, made_workload
+from tests.reference.made_workloads import PLANS, a_trace, an_engine, made_sessions, made_workload
 from tests.reference.scheduler import REJECTED
 from tests.simulation.test_exactness import assert_equal, prove
 

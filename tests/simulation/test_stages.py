@@ -8,7 +8,6 @@ import math
 from collections import Counter
 from dataclasses import replace
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,16 +17,14 @@ from fastroof import Trace
 from fastroof.errors import SimulationError
 from fastroof.plan import StepPlan
 from fastroof.serving import estimate
-from fastroof.simulation import Autoscaler, pools
 from fastroof.simulation.engine import Outcomes
-from fastroof.simulation.fleet_run import run_engine, run_pools, run_replicas
+from fastroof.simulation.fleet_run import run_engine
 from fastroof.simulation.settings import EngineSettings
-from tests.reference.fleet import Fleet, Link, LinkedFleet
-from tests.reference.made_sessions import made_sessions
-from tests.reference.made_workloads import PLANS, MadeWorkload, made_workload
-from tests.reference.pools import Pool, Rule
+from tests.reference.fleet import Fleet
+from tests.reference.made_fleets import prove as prove_fleets
+from tests.reference.made_workloads import PLANS, MadeWorkload, made_sessions, made_workload
+from tests.reference.pools import Pool
 from tests.simulation.test_exactness import assert_same_requests
-from tests.simulation.test_prefix_replicas import part_of
 
 WORKLOADS = [40, pytest.param(1000, marks=pytest.mark.slow)]
 US_PER_S = 1e6
@@ -120,38 +117,6 @@ def test_stages_serve_as_naive_ones_do(workloads: int) -> None:
     assert all(count >= workloads // 40 for count in seen.values())
 
 
-def test_naive_fleets_of_stages_are_engines_of_stages() -> None:
-    """Replicas of stages, autoscaled ones and pools of them, which simulations refuse, of their parts."""
-    compared = Counter[str]()
-    for seed in range(60):
-        work, pp = drawn(Random(seed))
-        trace, settings = work.trace, work.settings
-        if trace.is_closed or trace.has_parents or (served(work, pp).status == 2).any():
-            continue
-        fixed, scaled, prefill, decode = (
-            Pool.of_plan(a_plan(pp, PLANS[work.plan]), settings, replicas, time_scale=work.time_scale)
-            for replicas in (2, 2, 1, 1)
-        )
-        always_two = Rule("queue", 1.0, None, 0.0, 2, 2, 2, 1e6, 0.0, 0.0)
-        for naive in (Fleet(trace, fixed).run(), Fleet(trace, scaled, always_two).run()):
-            for which in {at % 2 for at in range(len(trace))}:
-                part = part_of(trace, np.arange(len(trace)) % 2 == which)
-                assert_same_requests(naive.requests[which::2], served(work._replace(trace=part), pp))
-                compared["parts"] += 1
-        if settings.timeout_s < math.inf:
-            continue
-        pools = LinkedFleet(trace, prefill, decode, Link(lambda prompt: 100.0 * prompt)).run()
-        prompts = replace(trace, output_tokens=np.ones_like(trace.output_tokens))
-        assert_same_requests(pools.prompts, served(work._replace(trace=prompts), pp))
-        sent = sorted((one for one in pools.decodes if one.output), key=lambda one: one.arrival_us)
-        if sent:
-            columns = [(one.arrival_us / US_PER_S, one.prompt, one.output, one.prompt - 1) for one in sent]
-            got = served(work._replace(trace=Trace(*zip(*columns, strict=True))), pp)
-            assert_same_requests(sent, got)
-            compared["pools"] += 1
-    assert min(compared["parts"] // 4, compared["pools"]) > 3, compared
-
-
 def test_batches_do_not_take_each_others_blocks_forever() -> None:
     """One that was preempted does not start again with room for a chunk alone."""
     settings = EngineSettings(4, 2, 37, block_size=3, admit_whole_prompt=False)
@@ -238,85 +203,11 @@ def test_prompts_of_stages_do_not_wait_for_steps() -> None:
 
 # -- what stages go with --------------------------------------------------------------------------
 
-BURST = Trace(np.repeat(np.arange(10) * 0.05, 4), np.arange(40) * 37 % 900 + 1, np.arange(40) * 13 % 50 + 1)
-FEW = EngineSettings(256, 6, 200)
 
-
-def of_rows(rows: Any) -> Trace:
-    return Trace(BURST.arrival_s[rows], BURST.input_tokens[rows], BURST.output_tokens[rows])
-
-
-def test_replicas_of_stages_are_engines_on_their_shares() -> None:
-    plan = a_plan(2)
-    whole = run_replicas(plan, BURST, FEW, 3)
-    rows = np.arange(len(BURST))
-    for replica in range(3):
-        own = rows[replica::3]
-        alone = run_engine(plan, of_rows(own), FEW)
-        assert np.array_equal(whole.last_us[own], alone.last_us)
-        assert np.array_equal(whole.preemptions[own], alone.preemptions)
-
-
-def test_ranks_of_stages_are_replicas_behind_a_router() -> None:
-    """Those of a dense model do not wait for one another."""
-    apart = run_replicas(a_plan(2, dp=2), BURST, FEW)
-    routed = run_replicas(a_plan(2), BURST, FEW, 2, "least_load")
-    assert np.array_equal(apart.last_us, routed.last_us)
-    assert apart.counters == pytest.approx(routed.counters)
-
-
-@pytest.mark.parametrize("stages", [(2, 1), (1, 2), (2, 2)])
-def test_pools_of_stages_prefill_and_then_decode(stages: tuple[int, int]) -> None:
-    prefill, decode = (pools.EnginePool(a_plan(pp), FEW) for pp in stages)
-    got = run_pools([prefill, decode], BURST, pools.Link(50e9))
-    prompts = run_engine(prefill.plan, replace(BURST, output_tokens=np.ones_like(BURST.output_tokens)), FEW)
-    assert got.prefill is not None
-    assert got.decode is not None
-    assert np.array_equal(got.prefill.last_us, prompts.last_us)
-    goes_on = np.flatnonzero(BURST.output_tokens > 1)
-    handed = Trace(
-        (prompts.last_us + got.transfer_us)[goes_on] / US_PER_S,
-        BURST.input_tokens[goes_on] + 1,
-        BURST.output_tokens[goes_on] - 1,
-        BURST.input_tokens[goes_on],
-    )
-    decoded = run_engine(decode.plan, handed, FEW)
-    assert got.decode.last_us == pytest.approx(decoded.last_us, rel=1e-9)
-
-
-def test_a_scaled_fleet_of_stages_that_cannot_change_is_a_fixed_one() -> None:
-    rule = Autoscaler("queue", 1, max_replicas=2, min_replicas=2, startup_s=1)
-    for trace in (BURST, replace(BURST, arrival_s=np.zeros(40), clients=7)):
-        scaled = run_pools([pools.EnginePool(a_plan(2), FEW, router="least_kv", autoscaler=rule)], trace)
-        fixed = run_replicas(a_plan(2), trace, FEW, 2, "least_kv")
-        assert np.array_equal(scaled.last_us, fixed.last_us)
-        assert scaled.counters == pytest.approx(fixed.counters)
-
-
-@pytest.mark.parametrize("tiers", [None, "host:1GB:50GB/s"])
-def test_batches_in_stages_find_the_same_prompts(tiers: str | None) -> None:
-    """Of prompts that follow each other, as one batch finds them; with room in the GPU nothing is fetched."""
-    count = 20
-    arrival_s, ids = np.arange(count) * 1.0, np.arange(2 * count) // 4
-    trace = Trace(
-        arrival_s, [1024] * count, [9] * count,
-        hash_ids=ids, hash_offsets=np.arange(count + 1) * 2, hash_block_size=512,
-    )  # fmt: skip
-    found = [
-        fastroof.simulate(a_plan(pp), trace, kv_tiers=tiers).requests["cached_tokens"].to_pylist()
-        for pp in (1, 2)
-    ]
-    assert found[0] == found[1]
-    assert sum(found[0]) > 0
-
-
-def test_blocks_come_back_from_tiers_of_stages() -> None:
-    count = 30
-    trace = Trace(
-        np.arange(count) * 1.0, [1024] * count, [9] * count,
-        hash_ids=np.arange(count) % 5, hash_offsets=np.arange(count + 1), hash_block_size=1024,
-    )  # fmt: skip
-    given: dict[str, Any] = {"num_gpu_blocks": 70, "block_size": 16, "kv_tiers": "host:100GB:50GB/s"}
-    one, two = (fastroof.simulate(a_plan(pp), trace, **given).summary()["kv_tiers"] for pp in (1, 2))
-    assert two["tiers"][0]["found_tokens"] == one["tiers"][0]["found_tokens"] > 0
-    assert two["tiers"][0]["fetched_bytes"] > 0
+@pytest.mark.loops
+@pytest.mark.parametrize(
+    "others", ["", "ranks", "cache", "tiers", "pools", "rules", "ranks pools rules", "tiers pools rules"]
+)
+def test_fleets_of_stages_serve_as_naive_ones_do(others: str) -> None:
+    seen = prove_fleets(f"stages {others}", range(30))
+    assert min(seen.values()) > 2, seen
