@@ -235,7 +235,7 @@ def test_replicas_that_still_start_are_stopped_first() -> None:
     got = run_autoscaled(plan, trace, own, rule)
     assert got.lives is not None
     assert (got.lives["stopped_us"][1:] < got.lives["ready_us"][1:]).all()
-    fleet = naively([pools.Pool(plan, own, autoscaler=rule)], trace)
+    fleet = naively([pools.EnginePool(plan, own, autoscaler=rule)], trace)
     assert got.replica.tolist() == fleet.replica == [0] * 6
     assert np.array_equal(columns_of(got.lives), [one[1:] for one in fleet.lives])
 
