@@ -55,8 +55,7 @@ _STEPS: Final = {"decode_steps": "decodes", "mixed_steps": "decodes and prompts"
 def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
     """Print a run's answers for people."""
     plan, trace = sim.plan, sim.trace
-    has_rule = any("autoscaling" in one for one in (answers, *answers.get("pools", {}).values()))
-    at_most = "up to " * has_rule
+    at_most = "up to " * any("autoscaling" in one for one in (answers, *answers.get("pools", {}).values()))
     print_line(plan_words(plan, f"{at_most}{sim.gpus} x {plan.gpu.title}{layout_suffix(plan.layout)}"))
     rate = answers["arrivals_per_s"]
     arrivals = "all at once" if math.isnan(rate) else f"{rate:,.4g} requests/s"
