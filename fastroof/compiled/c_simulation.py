@@ -286,7 +286,7 @@ def _simulate(
         slots[slot].order_next = slot + 1 if slot + 1 < slots_held else NONE
     calendar[:] = NONE
     width_us[0] = _FIRST_WIDTH_US
-    line[0].timeout_us, line[0].think_us = math.inf, reals[THINK_US]
+    line[0].think_us = reals[THINK_US]
     line[0].clients = words[CLIENTS]
     line[0].is_coupled = 1 if words[CLIENTS] > 0 else 0
     line[0].num_roots = 0 if words[CLIENTS] > 0 else count

@@ -166,7 +166,6 @@ def new_fleet(
         is_timed = pools[0].settings.timeout_s < math.inf
         is_scaled = any(pool.autoscaler is not None for pool in pools)
         line["is_coupled"] |= is_timed or is_scaled or link.back_pressure or link.by_layer
-        line["timeout_us"] = pools[0].settings.timeout_s * US_PER_S
         line["layers"] = pools[0].plan.model.num_layers if link.by_layer else 0
     scalers, wanted = _scalers_of(pools, own["arrival_us"])
     sent = [count, *(int(transfers["goes_on"].sum()) for _ in pools[1:])]
@@ -178,7 +177,6 @@ def new_fleet(
         drawn = np.concatenate(drawn_each, axis=1)
     tiers = pools[0].tiers
     ranks_in_all = len(parts["ranks"])
-    most_slots = sum(shape.slots * shape.stages * shape.ranks * shape.engines for shape in shapes)
     is_sent = len(pools) > 1
     fleet = Fleet(
         has=features_of(pools, trace),
@@ -195,7 +193,7 @@ def new_fleet(
         coming=np.zeros(count if trace.has_parents else 0, np.int64),
         begins=np.zeros(count * is_sent, np.int64),
         ends=np.zeros(count * is_sent, np.int64),
-        ready=np.zeros(most_slots * is_sent, np.int64),
+        ready=np.zeros(len(parts["slots"]) * is_sent, np.int64),
         line=line,
         turns=np.concatenate([own_turns, *map(np.arange, sent[1:])]) if len(pools) > 1 else own_turns,
         drawn=drawn,
@@ -430,7 +428,7 @@ def _set_options(rows: Rows, at: int, pool: EnginePool, shape: Shape, time_scale
 def _line_of(trace: Trace, served: Bools | None, count: int, link: Link | None) -> tuple[Any, Any, Any]:
     """Return what is between engines, and who follows whom in sessions."""
     line = np.zeros(1, R.LINE)
-    line["think_us"], line["timeout_us"] = trace.think_s * US_PER_S, math.inf
+    line["think_us"] = trace.think_s * US_PER_S
     followers, children = np.zeros(0, R.FOLLOWER), np.zeros(0, np.int32)
     if trace.is_closed:
         line["clients"] = trace.clients

@@ -59,6 +59,7 @@ from fastroof.compiled.simulation.series import Record, add_gaps, add_interval
 from fastroof.compiled.simulation.tiers import fetched_us
 from fastroof.compiled.simulation.transfers import (
     coming_us,
+    deadline_us,
     end_request,
     is_coupled,
     next_transfer_us,
@@ -113,7 +114,6 @@ def _leave(fleet: Fleet, pool: Row, request: int, now_us: float, home: int) -> N
 def _end_decodes(
     fleet: Fleet,
     pool: Row,
-    engine: Row,
     on: Parts,
     lane: Row,
     rank: Row,
@@ -174,7 +174,7 @@ def _end_step(
     at = lane.oldest
     flight = on.flights[lane.flights_at + at]
     if fleet.has.order == 0 or flight.step != NONE:
-        _end_decodes(fleet, pool, engine, on, lane, rank, requests, record, flight, now_us)
+        _end_decodes(fleet, pool, on, lane, rank, requests, record, flight, now_us)
     for i in range(flight.firsts):
         first = on.firsts[at, lane.slots_at + i]
         request, slot = int(first.request), int(first.slot)
@@ -248,7 +248,6 @@ def _see_sent(fleet: Fleet, pool: Row, engine: Row, requests: Rows, now_us: floa
 def _drop(
     fleet: Fleet,
     pool: Row,
-    engine: Row,
     on: Parts,
     rank: Row,
     requests: Rows,
@@ -281,13 +280,13 @@ def _time_out(
         rank = fleet.ranks[place]
         while rank.deadline != NONE:
             request = int(rank.deadline)
-            deadline_us = requests[request].arrival_us + pool.timeout_us
-            if deadline_us > now_us or (is_strict and (deadline_us == now_us or request == rank.arrived)):
+            due_us = deadline_us(fleet, request)
+            if due_us > now_us or (is_strict and (due_us == now_us or request == rank.arrived)):
                 # what came while the step ran is seen, and dropped, once the step has ended
                 break
             rank.deadline = requests[request].next_sent
             if requests[request].place != DONE_PLACE:
-                _drop(fleet, pool, engine, on, rank, requests, request, now_us, ending_us)
+                _drop(fleet, pool, on, rank, requests, request, now_us, ending_us)
 
 
 @jit_stateful
@@ -299,7 +298,6 @@ def _time_out_later(
     There requests are not in order of their deadlines, so all that the engine has are looked at; that is
     rare, as none comes before ``least_us``.
     """
-    timeout_us = fleet.line[0].timeout_us
     ending_us = now_us if is_strict else math.nan
     least_us = math.inf
     for place in range(engine.first_rank, engine.first_rank + _ranks_in(fleet, pool)):
@@ -310,15 +308,15 @@ def _time_out_later(
         request = int(rank.deadline)
         while request != NONE:
             if requests[request].place != DONE_PLACE:
-                deadline_us = fleet.requests[0, request].arrival_us + timeout_us
-                if deadline_us < now_us or (deadline_us == now_us and not is_strict):
-                    _drop(fleet, pool, engine, on, rank, requests, request, now_us, ending_us)
+                due_us = deadline_us(fleet, request)
+                if due_us < now_us or (due_us == now_us and not is_strict):
+                    _drop(fleet, pool, on, rank, requests, request, now_us, ending_us)
                 else:
-                    least_us = min(least_us, deadline_us)
+                    least_us = min(least_us, due_us)
             request = int(requests[request].next_sent)
     request = int(engine.first_sent)
     while request != NONE:
-        least_us = min(least_us, fleet.requests[0, request].arrival_us + timeout_us)
+        least_us = min(least_us, deadline_us(fleet, request))
         request = int(requests[request].next_sent)
     engine.least_us = least_us
 
@@ -562,7 +560,7 @@ def _idle_next_us(fleet: Fleet, pool: Row, engine: Row, requests: Rows) -> float
             if rank.fetching > 0:
                 next_us = min(next_us, fetched_us(rank, fleet.chains))
                 if fleet.has.timeouts > 0 and rank.deadline != NONE:
-                    next_us = min(next_us, requests[rank.deadline].arrival_us + pool.timeout_us)
+                    next_us = min(next_us, deadline_us(fleet, rank.deadline))
     return float(max(engine.now_us, next_us))
 
 
@@ -587,7 +585,7 @@ def _horizon_us(fleet: Fleet, pool: Row, engine: Row, rank: Row, requests: Rows,
         if fleet.has.pools > 0 and engine.pool > 0:
             horizon_us = min(horizon_us, engine.least_us)
         elif rank.deadline != NONE:
-            horizon_us = min(horizon_us, requests[rank.deadline].arrival_us + pool.timeout_us)
+            horizon_us = min(horizon_us, deadline_us(fleet, rank.deadline))
     if fleet.has.tiers > 0 and pool.num_tiers > 0:
         fetch_us = fetched_us(rank, fleet.chains)
         if fetch_us > engine.now_us:

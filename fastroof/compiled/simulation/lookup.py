@@ -85,7 +85,7 @@ def start_fetch(
     publish_fetched(on, rank, pool, request, found.blocks, found.reached)
     settle(on, rank, pool)
     end_us, _ = fetch(on, rank, pool, request, is_first, now_us)
-    await_fetch(on, rank, pool, requests, request, found.blocks, end_us, now_us)
+    await_fetch(on, rank, requests, request, found.blocks, end_us, now_us)
 
 
 @jit_stateful_inline

@@ -181,7 +181,7 @@ it goes to, ``next_wanting`` the next that wants to be sent there."""
 LINE = _record(
     "coming_size next_root num_roots sessions clients ended ready_size begin_size end_size "
     "is_shared layers reserves num_lives is_coupled",
-    "think_us timeout_us latency_us",
+    "think_us latency_us",
 )
 """What is between engines: requests to come, clients, prompts that are ready, both heaps of transfers; how
 prompts are sent. ``layers`` are sent one by one, 0 if all are sent together; ``is_coupled`` is 1 if what

@@ -28,7 +28,7 @@ from fastroof.compiled.simulation.records import (
     Row,
     Rows,
 )
-from fastroof.compiled.simulation.transfers import coming_us, pop_coming
+from fastroof.compiled.simulation.transfers import coming_us, deadline_us, pop_coming
 from fastroof.compiled.simulation.units import blocks_of
 
 
@@ -277,8 +277,7 @@ def push_to_engine(fleet: Fleet, at: int, index: int, request: int, now_us: floa
     else:
         push_request(fleet.ranks[engine.first_rank], requests, request)
     if fleet.has.pools > 0 and fleet.has.timeouts > 0:
-        deadline_us = fleet.requests[0, request].arrival_us + fleet.line[0].timeout_us
-        engine.least_us = min(engine.least_us, deadline_us)
+        engine.least_us = min(engine.least_us, deadline_us(fleet, request))
     if engine.in_flight == 0:
         engine.next_us = min(engine.next_us, max(engine.now_us, now_us))
 

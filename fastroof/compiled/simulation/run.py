@@ -40,6 +40,7 @@ from fastroof.compiled.simulation.scheduler import first_preempted
 from fastroof.compiled.simulation.transfers import (
     begin_us,
     coming_us,
+    deadline_us,
     end_request,
     is_coupled,
     pop_begin,
@@ -108,12 +109,12 @@ def _grant(fleet: Fleet, index: int, now_us: float) -> int:
 
     Returns a prefill engine that must go on before the next one is sent, or NONE.
     """
-    pool, engine, line = fleet.pools[1], fleet.engines[index], fleet.line[0]
+    pool, engine = fleet.pools[1], fleet.engines[index]
     rank = fleet.ranks[engine.first_rank]
     most = pool.max_seqs if pool.shares_slots > 0 else pool.max_seqs * pool.stages
     while engine.first_wanting != NONE:
         request = int(engine.first_wanting)
-        is_overdue = fleet.requests[0, request].arrival_us + line.timeout_us <= now_us
+        is_overdue = deadline_us(fleet, request) <= now_us
         if not is_overdue:
             taken = rank.running + rank.waiting + _unseen(fleet, engine) + engine.on_the_way
             need = prompt_blocks(pool, fleet.requests[1], request)
@@ -174,7 +175,7 @@ def _end_transfer(fleet: Fleet, now_us: float) -> tuple[int, int, int]:
     transfer = fleet.transfers[request]
     if line.reserves > 0:
         fleet.engines[transfer.engine].on_the_way -= 1
-    if fleet.has.timeouts > 0 and fleet.requests[0, request].arrival_us + line.timeout_us <= now_us:
+    if fleet.has.timeouts > 0 and deadline_us(fleet, request) <= now_us:
         idle = _give_up(fleet, request, now_us)
         if line.reserves == 0:
             return idle, NONE, NONE

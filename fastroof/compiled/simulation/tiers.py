@@ -241,7 +241,7 @@ def fetch(
 
 @jit_stateful_inline
 def await_fetch(
-    on: Parts, rank: Row, pool: Row, requests: Rows, request: int, found: int, end_us: float, now_us: float
+    on: Parts, rank: Row, requests: Rows, request: int, found: int, end_us: float, now_us: float
 ) -> None:
     """Let a request, off its queue and with its blocks, wait for those after ``found``."""
     cells, segments, chain = on.cells, on.segments, on.chains[request]

@@ -60,6 +60,12 @@ def is_coupled(fleet: Fleet) -> bool:
     return False
 
 
+@jit_stateful_inline
+def deadline_us(fleet: Fleet, request: int) -> float:
+    """Return when a request's client gives up, in whichever pool it is, us."""
+    return float(fleet.requests[0, request].arrival_us + fleet.pools[0].timeout_us)
+
+
 # -- requests to come --------------------------------------------------------------------------------
 
 
