@@ -167,7 +167,7 @@ typedef struct fastroof_served {
 enum { FASTROOF_FINISHED = 0, FASTROOF_TIMED_OUT = 1 };
 
 /* Bytes of memory that fastroof_simulate needs for num_requests, none with more than longest_output tokens;
- * less than 0 where the engine or a size is none. 64 a request, 128 a place of the batch, 8 to 16 a token of the
+ * less than 0 if the engine or a size is invalid. 64 a request, 128 a place of the batch, 8 to 16 a token of the
  * longest output, 4 a token of a block, 69 kB beside. */
 int64_t fastroof_simulate_bytes(const fastroof_engine *engine, int64_t num_requests, int64_t longest_output);
 

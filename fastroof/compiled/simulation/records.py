@@ -3,7 +3,7 @@
 A *pool* is equal replicas behind one router. A *replica* is engines that step independently, mostly one. An
 *engine* is ranks that step together. A *rank* is a queue and KV blocks. A *lane* is what runs together on a
 rank: one for each batch in pipeline stages, else one. Slots, buckets, blocks that fall due and cells are
-ragged: a lane or rank says where its own begin.
+ragged: a lane or rank has the place where its own begin.
 
 A running request has a slot, which is not touched while it decodes: every decode advances by one token per
 step, so all of it follows from the number of the decode step. The request has ``offset + step`` computed
@@ -211,7 +211,7 @@ LOW, HIGH = 0, 1
 class Features(NamedTuple):
     """What a fleet needs, 1 each, or 0: loops are compiled without what a class fixes (``dispatcher.py``).
 
-    Loops test a feature, then what a pool says of it: any larger set answers the same.
+    Loops test a feature, then the option of a pool: any larger set answers the same.
     """
 
     timeouts: int
