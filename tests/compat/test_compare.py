@@ -154,9 +154,9 @@ def test_trees_by_path_are_used(h100: fastroof.Tables, shared: Path) -> None:
     us = roofline_v2.step_us(tables, config.model_config, config.hardware, 1, [([], [4095] * 32)])
     assert found.steps[0].time("roofline_v2").total_us == us[0]
     assert found.trees["roofline_v2"] == str(root)
-    assert "tables" in {
-        d.cause for step in found.steps for d in step.differences if d.method == "roofline_v2"
-    }
+    shipped = compare("llama-2-7b", "h100", decode=[(32, 4096)], prefill=[2048], tables=h100)
+    assert found.steps[0].time("roofline_v2").total_us != shipped.steps[0].time("roofline_v2").total_us
+    assert shipped.trees["roofline_v2"] != str(root)
 
 
 def test_infersim_constants_keep_its_own_and_derate_others() -> None:
