@@ -61,11 +61,10 @@ def settings_of_file(path: Path) -> tuple[str, Pairs]:
 
 def engine_by_flags(pairs: Pairs) -> str:
     """Return the only engine that knows all of the flags; empty if there are several or none."""
-    names = [spelled(flag) for flag, _ in pairs]
     known = [
         engine
         for engine, flags in ENGINE_FLAGS.items()
-        if all(flags.knows(name) or name in ("version", "gpu") for name in names)
+        if all(flags.knows(flag) or spelled(flag) in ("version", "gpu") for flag, _ in pairs)
     ]
     return known[0] if len(known) == 1 else ""
 

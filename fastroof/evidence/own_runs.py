@@ -97,9 +97,9 @@ def read_own_runs(
     unspread = [run.name for run in found.runs if math.isnan(run.length_spread) and not run.refused]
     if unspread:
         warnings.append(f"lengths are assumed to be equal, since the file has no spread: {_few(unspread)}")
-    rates = {run.concurrency_from for run in found.runs if "Little" in run.concurrency_from}
-    if rates:
-        warnings.append(f"requests in flight are from Little's law, not from clients: {len(rates)} runs")
+    by_rate = sum("Little" in run.concurrency_from for run in found.runs)
+    if by_rate:
+        warnings.append(f"requests in flight are from Little's law, not from clients: {by_rate} runs")
     return OwnRuns(tuple(rows), tuple(started), tuple(dict.fromkeys(warnings)), steps_read.steps)
 
 

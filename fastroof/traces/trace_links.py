@@ -118,7 +118,7 @@ def _parents(raw: RawColumns, columns: NamedColumns) -> list[list[int]]:
         for row, one in enumerate(_texts(raw, columns.request_id)):
             if not isinstance(one, str) or one in row_of:
                 shown = "missing" if one is None else f"{one!r} again"
-                raw.refuse(row, f"{columns.request_id} must be a name of its own, is {shown}")
+                raw.refuse(row, f"{columns.request_id} must differ in every row, is {shown}")
             row_of[one] = row
     parents: list[list[int]] = []
     for row, value in enumerate(parent_names):

@@ -211,6 +211,11 @@ def test_an_ambiguous_engine_must_be_given(tmp_path: Path) -> None:
         started(tmp_path, two, "a.yaml")
 
 
+def test_a_dotted_flag_tells_its_engine(tmp_path: Path) -> None:
+    flags = {"model": LLAMA, "version": "0.15.1", "compilation-config": {"mode": 3}}
+    assert started(tmp_path, json.dumps(flags), "engine_args.json").engine == "vllm"
+
+
 def test_a_file_that_a_flag_names_is_read_too(tmp_path: Path) -> None:
     command = f"trtllm-serve {LLAMA} --tp_size 2 --extra_llm_api_options /code/more.yaml"
     with pytest.raises(
