@@ -211,7 +211,7 @@ def test_an_ambiguous_engine_must_be_given(tmp_path: Path) -> None:
         started(tmp_path, two, "a.yaml")
 
 
-def test_a_dotted_flag_tells_its_engine(tmp_path: Path) -> None:
+def test_a_dotted_flag_names_its_engine(tmp_path: Path) -> None:
     flags = {"model": LLAMA, "version": "0.15.1", "compilation-config": {"mode": 3}}
     assert started(tmp_path, json.dumps(flags), "engine_args.json").engine == "vllm"
 
