@@ -2,6 +2,9 @@
 
 The loops count steps and tokens, not joules. Steps with prompts are taken to be spread evenly over busy time,
 with the run's mean number of prompt tokens next to the interval's running requests.
+
+A pipeline stage is busy for an equal part of each step: in all, the sum of step times over the number of
+stages. Otherwise it is idle. An interval's running requests are in batches in proportion to the run's mean.
 """
 
 from __future__ import annotations
@@ -75,15 +78,11 @@ def run_energy(self: SimulatedRun, gpu_s: float | None = None) -> dict[str, Any]
     Raises
     ------
     SimulationError
-        If the GPU's power is unknown, or the plan has pipeline stages.
+        If the GPU's power is unknown.
     """
     parts = self.energy_parts
     for part in parts:
         check_power(part.plan.gpu, SimulationError)
-        if part.plan.layout.pp > 1:
-            raise SimulationError(
-                f"energy of a run needs pp 1, whose GPUs are busy in whole steps; got {part.plan.layout}"
-            )
     given_s = sum(part.gpu_s for part in parts)
     whole_s = given_s if gpu_s is None else gpu_s
     share = whole_s / given_s if gpu_s is not None and given_s > 0.0 else 1.0
@@ -105,12 +104,17 @@ def run_energy(self: SimulatedRun, gpu_s: float | None = None) -> dict[str, Any]
 
 
 def _busy_of(part: EnergyPart, outcomes: Outcomes) -> tuple[float, float]:
-    """Return the joules of GPUs while their engines step, and how many seconds of GPUs that is."""
+    """Return the joules of GPUs while they compute, and how many seconds of GPUs that is."""
     plan, counters = part.plan, outcomes.counters
     series = outcomes.series[outcomes.series[:, BUSY_US] > 0.0]
-    together = rank_rules(plan).together
+    together, pp = rank_rules(plan).together, plan.layout.pp
     busy_us = series[:, BUSY_US]
     running = series[:, RUNNING_US] / busy_us / together
+    if pp > 1:
+        with_decodes = counters["decode_steps"] + counters["mixed_steps"]
+        mean_running = series[:, RUNNING_US].sum() / busy_us.sum() / together
+        running = running * (counters["decode_tokens"] / max(with_decodes, 1) / mean_running)
+        busy_us = busy_us * (counters["busy_us"] / busy_us.sum())
     alike = np.ones(len(series))
     # counters are of all ranks
     mixed, prompt_steps = counters["mixed_steps"], counters["mixed_steps"] + counters["prefill_steps"]
@@ -120,8 +124,8 @@ def _busy_of(part: EnergyPart, outcomes: Outcomes) -> tuple[float, float]:
         kv_len=series[:, BLOCKS_US] * part.settings.block_size / np.maximum(series[:, RUNNING_US], 1.0),
         prompt_tokens=alike * (counters["prefill_tokens"] / max(prompt_steps, 1)),
         new_tokens=alike * (counters["prefill_tokens"] / len(outcomes.status)),
-        prompt_steps_per_us=alike * (prompt_steps / together / max(float(busy_us.sum()), 1.0)),
+        prompt_steps_per_us=alike * (prompt_steps / together / max(pp * float(busy_us.sum()), 1.0)),
     )
     gpus = part.gpus / part.engines
-    joules = float(busy_us @ busy_watts(plan, load)) / UJ_PER_J
+    joules = float(busy_us @ busy_watts(plan.bottleneck, load)) / UJ_PER_J
     return joules * gpus, float(busy_us.sum()) / US_PER_S * gpus

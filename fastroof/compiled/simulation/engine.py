@@ -380,6 +380,8 @@ def run_engine(fleet: Fleet, index: int, until_us: float) -> int:
             step_us = row.us
             if fleet.has.stages > 0:
                 first = row.lane
+                if pool.stages > 1:
+                    engine.busy_us += step_us / pool.stages
             if fleet.has.timeouts > 0:
                 _drop_late(fleet, pool, engine, on, requests, now_us, True)
             for r in range(ranks_in(fleet, pool)):
@@ -424,8 +426,6 @@ def run_engine(fleet: Fleet, index: int, until_us: float) -> int:
             if tries == 0 or not _is_stuck(fleet, pool, engine):
                 break
         if engine.in_flight > 0:
-            if fleet.has.stages > 0 and pool.stages > 1:
-                engine.busy_us += engine.end_us - now_us
             note_step(fleet, pool, index, engine, record, now_us)
             engine.next_us = engine.end_us
         else:

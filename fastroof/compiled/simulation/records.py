@@ -107,10 +107,11 @@ ENGINE = _record(
     "held_steps in_a_row held_until first_wanting last_wanting on_the_way",
     "now_us end_us next_us busy_us least_us",
 )
-"""Ranks that step together. ``sent`` requests are not yet assigned to a rank; ``least_us`` is not after its
-first deadline; ``wanting`` requests want to be sent to it. ``held_steps`` are those that prompts have waited
-for those of other ranks, ``in_a_row`` steps since all ranks were idle, ``held_until`` the number from which
-prompts are free."""
+"""Ranks that step together. ``sent`` requests are not yet assigned to a rank; ``busy_us`` is the sum of its
+ranks' steps, or how long each of its pipeline stages computes; ``least_us`` is not after its first deadline;
+``wanting`` requests want to be sent to it. ``held_steps`` are those that prompts have waited for those of
+other ranks, ``in_a_row`` steps since all ranks were idle, ``held_until`` the number from which prompts are
+free."""
 
 RANK = _record(
     "first_lane head tail arrived deadline preempted waiting running free num_blocks least_free "
