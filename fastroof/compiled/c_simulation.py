@@ -120,6 +120,7 @@ def _simulate_bytes(engine: int, num_requests: int, longest_output: int) -> int:
 _POOL, _REPLICA, _ENGINE, _RANK, _LANE, _LINE = R.POOL, R.REPLICA, R.ENGINE, R.RANK, R.LANE, R.LINE
 _SLOT, _HELD, _FLIGHT, _BATCH, _REQUEST = R.SLOT, R.HELD_SLOT, R.FLIGHT, R.BATCH, R.REQUEST
 _CHAIN, _SEGMENT, _TIER, _STORE = R.CHAIN, R.SEGMENT, R.TIER, R.STORE
+_SERVER, _PASSING = R.SERVER, R.PASSING
 _FOLLOWER, _TRANSFER, _SCALER, _LIFE = R.FOLLOWER, R.TRANSFER, R.SCALER, R.LIFE
 (
     _BATCH_BYTES,
@@ -294,7 +295,7 @@ def _simulate(
     none = carray(pointer_at(start), (0,), np.int64)
     few = carray(pointer_at(start), (0, 0), np.int32)
     fleet = Fleet(
-        CallerFeatures(1, 1, 0, 0, 0, 0, 0, 0, 0, int(arena[WINDOW]), words[PREFILL_FIRST], 0),
+        CallerFeatures(1, 1, 0, 0, 0, 0, 0, 0, 0, int(arena[WINDOW]), words[PREFILL_FIRST], 0, 0),
         arena,
         pools,
         replicas,
@@ -321,6 +322,9 @@ def _simulate(
         carray(pointer_at(start), (0,), _FOLLOWER),
         due[:0],
         carray(pointer_at(start), (0,), _TRANSFER),
+        none,
+        carray(pointer_at(start), (0,), _SERVER),
+        carray(pointer_at(start), (0,), _PASSING),
         none,
         none,
         none,

@@ -16,6 +16,7 @@ from fastroof.compiled.simulation import records as R
 from fastroof.compiled.simulation.records import CallerFeatures, Features, Fleet, PlainFeatures, Rows
 from fastroof.compiled.simulation.series import GAP_BINS, SERIES_BINS, SERIES_FIELDS
 from fastroof.compiled.steps import WINDOW
+from fastroof.engines.front_end import NO_FRONT_END, FrontEnd
 from fastroof.errors import SimulationError
 from fastroof.plan.calls import rank_rules
 from fastroof.simulation.autoscaling import METRICS
@@ -81,7 +82,7 @@ class Shape(NamedTuple):
         )
 
 
-def features_of(pools: Sequence[EnginePool], trace: Trace) -> Features:
+def features_of(pools: Sequence[EnginePool], trace: Trace, front_end: FrontEnd = NO_FRONT_END) -> Features:
     """Return what a fleet needs, in the smallest set that has it."""
     settings = [pool.settings for pool in pools]
     needs = Features(
@@ -97,6 +98,7 @@ def features_of(pools: Sequence[EnginePool], trace: Trace) -> Features:
         windows=int(any(_arena(pool)[WINDOW] > 0 for pool in pools)),
         order=int(any(one.order == "prefill_first" for one in settings)),
         pauses=int(any(one.pause_steps or one.min_free_slots_delay for one in settings)),
+        front=int(not front_end.adds_nothing),
     )
     for fewer in (PlainFeatures, CallerFeatures):
         if not any(getattr(needs, name) for name in fewer.FIXED):
@@ -115,12 +117,12 @@ def new_fleet(
     *,
     link: Link | None = None,
     takes_us: Floats | None = None,
-    turns: Longs | None = None,
+    front_end: FrontEnd = NO_FRONT_END,
     time_scale: float = 1.0,
     seed: int = 0,
     lives: int = FIRST_LIVES,
 ) -> Fleet:
-    """Allocate a fleet that serves a trace, or some of its requests."""
+    """Allocate a fleet that serves a trace, or some of its requests; others only take turns of its router."""
     check_time_scale(time_scale)
     which: Any = slice(None) if served is None else served
     input_tokens, output_tokens = trace.input_tokens[which], trace.output_tokens[which]
@@ -170,16 +172,25 @@ def new_fleet(
     scalers, wanted = _scalers_of(pools, own["arrival_us"])
     sent = [count, *(int(transfers["goes_on"].sum()) for _ in pools[1:])]
     parts["pools"]["turns_at"] = np.cumsum([0, *sent[:-1]])
-    own_turns = np.arange(count) if turns is None else turns
+    own_turns = np.arange(count) if served is None else np.flatnonzero(served)
     drawn = np.zeros((2, 0), np.int32)
     if any(pool.router == "power_of_two" for pool in pools):
         drawn_each = [_drawn(pool, each, seed) for pool, each in zip(pools, sent, strict=True)]
         drawn = np.concatenate(drawn_each, axis=1)
     tiers = pools[0].tiers
+    has_front_end, servers = not front_end.adds_nothing, np.zeros(0, R.SERVER)
+    line["leaves_us"] = math.inf
+    if has_front_end:
+        line["request_us"], line["token_us"], line["server_us"] = front_end.times_us
+        line["servers_each"] = pools[0].plan.layout.dp
+        servers = np.zeros(pools[0].most_replicas * pools[0].plan.layout.dp, R.SERVER)
+        servers["leaves_us"] = math.inf
+        for name in ("first", "last", "waits"):
+            servers[name] = R.NONE
     ranks_in_all = len(parts["ranks"])
     is_sent = len(pools) > 1
     fleet = Fleet(
-        has=features_of(pools, trace),
+        has=features_of(pools, trace, front_end),
         **parts,
         requests=requests,
         chains=chains,
@@ -191,6 +202,9 @@ def new_fleet(
         children=children,
         transfers=transfers,
         coming=np.zeros(count if trace.has_parents else 0, np.int64),
+        servers=servers,
+        passing=np.zeros(count * has_front_end, R.PASSING),
+        passed=np.zeros(count * has_front_end, np.int64),
         begins=np.zeros(count * is_sent, np.int64),
         ends=np.zeros(count * is_sent, np.int64),
         ready=np.zeros(len(parts["slots"]) * is_sent, np.int64),

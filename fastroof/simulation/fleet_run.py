@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,10 +18,10 @@ from fastroof.compiled.simulation.records import Fleet
 from fastroof.compiled.simulation.run import fleet_run
 from fastroof.compiled.simulation.scaling import MOST_CHECKS
 from fastroof.compiled.simulation.series import FIRST_KEY, GAP_BINS, GAP_SHIFT, SERIES_BINS
+from fastroof.engines.front_end import NO_FRONT_END, FrontEnd
 from fastroof.errors import SimulationError, StoppedError
 from fastroof.simulation.engine import FOUND_COUNTERS, Outcomes, added_up, with_rejected
 from fastroof.simulation.fleet_arrays import FIRST_LIVES, new_fleet
-from fastroof.simulation.front_end import run_behind, turns_of
 from fastroof.simulation.kv_tiers import NO_TIERS, Tiers, added_use, use_of
 from fastroof.simulation.pools import EnginePool, Link, check_link, check_pool, never_run, sent_in_us
 from fastroof.simulation.settings import EngineSettings
@@ -82,26 +81,16 @@ def run_pools(
 
     One pool serves requests whole; of two, the first prefills and the second decodes what the link brings.
     """
-    first = pools[0]
     for pool in pools:
         check_pool(pool, trace)
     if len(pools) > 1:
         link = Link() if link is None else link
         check_link(pools[0], pools[1], link)
 
-    def run(arrived: Trace, settings: EngineSettings) -> Outcomes:
-        timed = pools
-        if settings is not first.settings:
-            timed = [
-                pool._replace(settings=replace(pool.settings, timeout_s=settings.timeout_s)) for pool in pools
-            ]
-        turns = turns_of(trace, arrived)
-        return run_fleet(
-            timed, arrived, link=link, time_scale=time_scale, seed=seed, threads=threads, turns=turns
-        )
-
-    servers = first.most_replicas * first.plan.layout.dp
-    return run_behind(first.plan.profile.front_end, trace, first.settings, servers, run)
+    front_end = pools[0].plan.profile.front_end
+    return run_fleet(
+        pools, trace, link=link, time_scale=time_scale, seed=seed, threads=threads, front_end=front_end
+    )
 
 
 # -- by the schedulers' clock ------------------------------------------------------------------------
@@ -115,31 +104,27 @@ def run_fleet(
     time_scale: float = 1.0,
     seed: int = 0,
     threads: int | None = None,
-    turns: Longs | None = None,
+    front_end: FrontEnd = NO_FRONT_END,
 ) -> Outcomes:
-    """Serve a trace by the schedulers' own clock; ``turns`` are those of the first router."""
+    """Serve a trace behind a front end, by default by the schedulers' own clock."""
     workers = whole_number(
         "threads", usable_processors() if threads is None else threads, error=SimulationError
     )
     rejected = never_run(pools, trace)
     if len(pools) > 1 and rejected.all():
         raise SimulationError(f"no request of {trace.name} can run in both pools: give more blocks or GPUs")
-    turns = np.arange(len(trace)) if turns is None else turns
-    if rejected.any():
-        # a router counts what an engine rejects
-        turns = turns[~rejected]
-    options: dict[str, Any] = {"time_scale": time_scale, "seed": seed}
+    options: dict[str, Any] = {"time_scale": time_scale, "seed": seed, "front_end": front_end}
     first, has_feedback = pools[0], trace.is_closed or trace.has_parents
     is_split = first.replicas > 1 and first.router == "round_robin" and first.autoscaler is None
     if len(pools) == 1 and is_split and not has_feedback:
-        outcomes = _shared(first, trace, ~rejected, turns, time_scale, workers)
+        outcomes = _shared(first, trace, ~rejected, options, workers)
     else:
         served = ~rejected if rejected.any() else None
         if link is not None:
             # hits are of prompts
             pools = [first, *(pool._replace(prefix_cache=GIVEN, tiers=NO_TIERS) for pool in pools[1:])]
             options["takes_us"] = _takes_us(pools, trace, ~rejected, link)
-        fleet = served_by(pools, trace, served, link=link, turns=turns, **options)
+        fleet = served_by(pools, trace, served, link=link, **options)
         outcomes = outcomes_of(pools, fleet, 0) if link is None else pooled_outcomes(pools, fleet, link)
     return with_rejected(outcomes, trace, rejected)
 
@@ -185,10 +170,12 @@ def _takes_us(pools: Sequence[EnginePool], trace: Trace, served: Bools, link: Li
 
 
 def _shared(
-    pool: EnginePool, trace: Trace, served: Bools, turns: Longs, time_scale: float, workers: int
+    pool: EnginePool, trace: Trace, served: Bools, options: Mapping[str, Any], workers: int
 ) -> Outcomes:
     """Serve requests, whose replicas are known beforehand, with each replica by itself, in threads."""
-    rows, replica_of = np.flatnonzero(served), turns % pool.replicas
+    # the router counts what an engine rejects
+    rows = np.flatnonzero(served)
+    replica_of = rows % pool.replicas
     alone = [pool._replace(replicas=1)]
     if pool.prefix_cache == LRU:
         # once for all
@@ -197,7 +184,7 @@ def _shared(
     def run(replica: int) -> Outcomes:
         own = np.zeros(len(trace), bool)
         own[rows[replica_of == replica]] = True
-        return outcomes_of(alone, served_by(alone, trace, own, time_scale=time_scale), 0)
+        return outcomes_of(alone, served_by(alone, trace, own, **options), 0)
 
     with ThreadPoolExecutor(min(workers, pool.replicas)) as threads:
         # each thread sees the stop flag of this call
@@ -232,8 +219,10 @@ def outcomes_of(pools: Sequence[EnginePool], fleet: Fleet, at: int) -> Outcomes:
     # requests without an engine have engine NONE: the last one of these
     replica_of = np.append(fleet.engines["replica"] - row["first_replica"], R.NONE).astype(np.int32)
     lives = fleet.lives[: int(fleet.line[0]["num_lives"])]
+    has_front_end = at == 0 and len(fleet.passing) > 0
+    arrival_us = fleet.passing["sent_us"] if has_front_end else requests["arrival_us"]
     return Outcomes(
-        arrival_us=requests["arrival_us"].copy(),
+        arrival_us=arrival_us.copy(),
         first_us=requests["first_us"].copy(),
         last_us=requests["last_us"].copy(),
         preemptions=requests["preemptions"].astype(np.int32),

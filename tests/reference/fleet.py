@@ -2,9 +2,9 @@
 
 The pools are those of ``tests.reference.pools``. Times are us from the trace's start.
 
-At one instant: the autoscaler looks, requests come, engines of the first pool go on, transfers begin,
-transfers end, engines of the second pool go on. Of engines the first goes first, and of requests the first
-in the trace.
+At one instant: the autoscaler looks, the front end goes on, requests come, engines of the first pool go on,
+transfers begin, transfers end, engines of the second pool go on. Of engines the first goes first, and of
+requests the first in the trace.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tests.reference.engines import Engine, Flight, TakesReserved, drains
-from tests.reference.pools import Pool, Scaler
+from tests.reference.front_end import FrontEnd, Times
+from tests.reference.pools import Pool, Replica, Scaler
 from tests.reference.scheduler import (
     REJECTED,
     TIMED_OUT,
@@ -35,8 +36,9 @@ from tests.reference.scheduler import (
 class Fleet:
     """A pool that serves a trace, and who got each request: an open loop, clients, or sessions."""
 
-    def __init__(self, trace: Any, *pools: Pool) -> None:
+    def __init__(self, trace: Any, *pools: Pool, front_end: Times | None = None) -> None:
         self.trace, self.pools, self.pool = trace, pools, pools[0]
+        self.front_end = None if front_end is None else FrontEnd(front_end, self._arrive, self._give_up_there)
         pool = pools[0]
         self.timeout_us = pool.settings.timeout_s * US_PER_S
         self.requests = requests_of(trace)
@@ -44,6 +46,7 @@ class Fleet:
             send(request, float(trace.arrival_s[request.index]) * US_PER_S, self.timeout_us)
             if self._never_fits(request) or any(self.requests[at].status for at in request.parents):
                 request.status = REJECTED
+        self.sent_us = [request.arrival_us for request in self.requests]
         there = [request for request in self.requests if request.status is None]
         self.now_us = min((request.arrival_us for request in there), default=0.0)
         self.replica = [-1] * len(self.requests)
@@ -114,7 +117,10 @@ class Fleet:
     def events(self) -> list[tuple[float, Callable[[], None]]]:
         """What may happen next and when; of one instant, in this order."""
         arrives_us = self.coming[0].arrival_us if self.coming else math.inf
-        return [(arrives_us, self._route), self._next_of(self.pool)]
+        found = [(arrives_us, self._route), self._next_of(self.pool)]
+        if self.front_end is not None:
+            return [(self.front_end.next_us, self.front_end.go_on), *found]
+        return found
 
     def _next_of(self, pool: Pool) -> tuple[float, Callable[[], None]]:
         engine = min(pool.engines, key=lambda one: one.next_us)
@@ -126,8 +132,21 @@ class Fleet:
             given = self.coming.popleft()
             request = self.prompts[given.index]
             request.arrival_us, request.deadline_us = given.arrival_us, given.deadline_us
-            self.replica[given.index], engine = self.pool.chosen(request, given.index, self.now_us)
-            engine.sent.append(request)
+            self.sent_us[given.index] = given.arrival_us
+            replica = self.pool.chosen(request, given.index, self.now_us)
+            if self.front_end is None:
+                self._arrive(request, replica)
+            else:
+                self.front_end.send(request, replica, self.now_us)
+
+    def _arrive(self, request: Request, replica: Replica) -> None:
+        """Hand a request to an engine of its replica."""
+        self.replica[request.index] = replica.place
+        self.pool.engine_of(replica).sent.append(request)
+
+    def _give_up_there(self, request: Request, status: int) -> None:
+        """End a request in the front end, whose client gave up."""
+        self._end(self.requests[request.index], status)
 
     def _go_on(self, engine: Engine) -> None:
         """Let an engine do what it does at its next event."""
@@ -200,11 +219,13 @@ class LinkedFleet(Fleet):
     With reservations a prompt keeps its blocks until it is sent, which waits for room where it decodes.
     """
 
-    def __init__(self, trace: Any, prefill: Pool, decode: Pool, link: Link) -> None:
+    def __init__(
+        self, trace: Any, prefill: Pool, decode: Pool, link: Link, front_end: Times | None = None
+    ) -> None:
         self.decode, self.link = decode, link
         if link.reserves:
             decode.scheduler = TakesReserved
-        super().__init__(trace, prefill, decode)
+        super().__init__(trace, prefill, decode, front_end=front_end)
         count = len(self.requests)
         self.prompts, self.decodes = ([*each] for each in zip(*map(self._parts, self.requests), strict=True))
         self.goes_on = [one.output > 0 for one in self.decodes]
@@ -276,7 +297,7 @@ class LinkedFleet(Fleet):
     def _choose(self, at: int) -> None:
         """Choose where a prompt decodes."""
         chosen = self.decode.chosen(self.decodes[at], self.handed, self.now_us)
-        self.decode_replica[at], self.decoder[at] = chosen
+        self.decode_replica[at], self.decoder[at] = chosen.place, self.decode.engine_of(chosen)
         self.handed += 1
 
     def _is_of_one_step(self, one: int, other: int) -> bool:

@@ -24,6 +24,7 @@ from fastroof.traces.prompt_tree import GIVEN, LRU
 from fastroof.traces.trace import Trace
 from tests.reference import fleet, pools
 from tests.reference.block_pool import PooledScheduler
+from tests.reference.front_end import Times
 from tests.reference.kv_tiers import Tier, TieredScheduler, made_tiers
 from tests.reference.made_prefixes import made_prefixes
 from tests.reference.made_workloads import made_sessions
@@ -41,10 +42,16 @@ SHARED_RULES = (
 )
 
 
+def _pair(text: str) -> list[str]:
+    return text.split("=")
+
+
 @functools.cache
-def a_plan(dp: int = 1, rules: str = "", model: str = "llama-3.1-8b", pp: int = 1) -> StepPlan:
-    """A plan whose engine has these rules of ranks, ``key=value key=value``."""
-    found: dict[str, Any] = dict(pair.split("=") for pair in rules.split())
+def a_plan(
+    dp: int = 1, rules: str = "", model: str = "llama-3.1-8b", pp: int = 1, front_end: str = ""
+) -> StepPlan:
+    """A plan whose engine has these rules of ranks and front end, ``key=value key=value``."""
+    found: dict[str, Any] = dict(map(_pair, rules.split()))
     found |= {key: int(value) for key, value in found.items() if value.isdigit()}
     costs = {"step_us": 100.0, "prefill_floor_layer_us": float(found.pop("floor_us", 0))}
     hides_host = bool(found.pop("hides_host", 0))
@@ -61,6 +68,7 @@ def a_plan(dp: int = 1, rules: str = "", model: str = "llama-3.1-8b", pp: int = 
             "name": "ranks",
             "costs": costs,
             "data_parallel": found,
+            "front_end": {name: float(value) for name, value in map(_pair, front_end.split())},
             "scheduling": {"order": "prefill_first", "async_scheduling": True} if hides_host else {},
         },
     )
@@ -128,9 +136,12 @@ def naive_pool(pool: EnginePool, trace: Trace, sent: int, seed: int) -> pools.Po
 
 def naively(given: Sequence[EnginePool], trace: Trace, link: Link | None = None, seed: int = 0) -> Any:
     """Serve with naive pools."""
-    first = naive_pool(given[0], trace, len(trace), seed)
+    first, plan = naive_pool(given[0], trace, len(trace), seed), given[0].plan
+    front_end = None
+    if not plan.profile.front_end.adds_nothing:
+        front_end = Times(*plan.profile.front_end.times_us, plan.layout.dp)
     if link is None:
-        return fleet.Fleet(trace, first).run()
+        return fleet.Fleet(trace, first, front_end=front_end).run()
     handed = len(trace) if link.first_token == "decode" else int((trace.output_tokens > 1).sum())
     on_wire = link._replace(latency_us=0.0) if link.by_layer else link
     plans = [pool.plan for pool in given]
@@ -143,7 +154,7 @@ def naively(given: Sequence[EnginePool], trace: Trace, link: Link | None = None,
         link.back_pressure,
     )
     then = naive_pool(given[1]._replace(prefix_cache=GIVEN), trace, handed, seed)
-    return fleet.LinkedFleet(trace, first, then, naive).run()
+    return fleet.LinkedFleet(trace, first, then, naive, front_end).run()
 
 
 # -- drawn fleets ---------------------------------------------------------------------------------
@@ -193,8 +204,15 @@ def a_workload(rng: np.random.Generator, *, clients: bool = False) -> tuple[Trac
     return trace, settings
 
 
+def a_front_end(rng: np.random.Generator) -> str:
+    """Times that often queue requests, some of them 0."""
+    sizes = {"request_ms": [0.0, 0.3, 3.0], "token_us": [0.0, 1.0, 30.0], "server_ms": [0.0, 0.1, 1.0]}
+    drawn = {name: float(rng.choice(some)) for name, some in sizes.items()}
+    return " ".join(f"{name}={value}" for name, value in drawn.items())
+
+
 def made_fleet(seed: int, features: str) -> MadeFleet:
-    """Draw a fleet that has these of ``stages ranks cache tiers pools rules``, and replicas."""
+    """Draw a fleet that has these of ``stages ranks cache tiers pools rules front``, and replicas."""
     rng, random = np.random.default_rng(seed), Random(seed)
     has_cache = "cache" in features or "tiers" in features
     if has_cache:
@@ -217,6 +235,7 @@ def made_fleet(seed: int, features: str) -> MadeFleet:
             back_pressure,
             by_layer,
         )
+    front_end = a_front_end(rng) if "front" in features else ""
     model = MOE if "ranks" in features and rng.random() < 0.3 else "llama-3.1-8b"
     made = []
     for at in range(1 + linked):
@@ -238,7 +257,8 @@ def made_fleet(seed: int, features: str) -> MadeFleet:
         pp = 1
         if "stages" in features and (not linked or rng.random() < 0.7):
             pp = int(rng.choice([2, 3, 4]))
-        pool = EnginePool(a_plan(dp, rules, model, pp), settings, int(rng.integers(1, 4)))
+        plan = a_plan(dp, rules, model, pp, "" if at else front_end)
+        pool = EnginePool(plan, settings, int(rng.integers(1, 4)))
         if has_cache and not at:
             pool = pool._replace(prefix_cache=LRU)
             if "tiers" in features:
@@ -315,9 +335,9 @@ def assert_served_alike(made: MadeFleet) -> Counter[str]:
 
 def of_requests(naive: fleet.Fleet) -> dict[str, Any]:
     """What a fleet's requests are expected to be."""
-    names = ("status", "arrival_us", "first_us", "last_us", "preemptions")
+    names = ("status", "first_us", "last_us", "preemptions")
     columns = {name: [getattr(one, name) for one in naive.requests] for name in names}
-    return columns | {"replica": naive.replica}
+    return columns | {"arrival_us": naive.sent_us, "replica": naive.replica}
 
 
 def of_pools(naive: fleet.LinkedFleet) -> dict[str, Any]:

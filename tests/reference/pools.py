@@ -31,10 +31,18 @@ class Replica:
     drained_us: float = math.inf
     stopped_us: float = math.inf
     given: int = 0
+    arrived: int = 0
+    passing: list[Request] = field(default_factory=list)
+    """Requests in its front end."""
+
+    @property
+    def got(self) -> int:
+        """Requests that it was sent, without those whose clients gave up before an engine had them."""
+        return self.arrived + len(self.passing)
 
     @property
     def waiting(self) -> int:
-        return sum(engine.waiting for engine in self.engines)
+        return len(self.passing) + sum(engine.waiting for engine in self.engines)
 
     @property
     def running(self) -> int:
@@ -46,7 +54,8 @@ class Replica:
 
     @property
     def is_empty(self) -> bool:
-        return not any(one.waiting + one.running + one.blocks or one.queue for one in self.engines)
+        has_left = not any(one.waiting + one.running + one.blocks or one.queue for one in self.engines)
+        return has_left and not self.passing
 
     def serves(self, now_us: float) -> bool:
         return self.ready_us <= now_us < self.drained_us
@@ -77,6 +86,7 @@ def blocks_to_come(request: Request, replica: Replica) -> int:
     most = (request.prompt - 1) // size
     held = max(len(rank.pool.find([rank.key(request, place) for place in range(most)])) for rank in ranks)
     waiting = sum(one.prompt for engine in replica.engines for one in engine.sent)
+    waiting += sum(one.prompt for one in replica.passing)
     waiting += sum(one.prompt for rank in ranks for one in rank.waiting if one.index not in rank.first_found)
     return int(replica.blocks + ranks[0].blocks_of(waiting + request.prompt - held * size))
 
@@ -88,7 +98,7 @@ ROUTES: dict[str, Route] = {
     # of equals, where fewest wait, then where fewest run
     "least_kv": _least(lambda _, one: (one.blocks, one.waiting, one.running)),
     # of equals, the one that was sent the fewest requests
-    "prefix_aware": _least(lambda request, one: (blocks_to_come(request, one), one.given)),
+    "prefix_aware": _least(lambda request, one: (blocks_to_come(request, one), one.got)),
 }
 
 
@@ -176,15 +186,19 @@ class Pool:
         replicas = self.of_places(lambda one: one.stopped_us == math.inf)
         return [engine for one in replicas for engine in one.engines]
 
-    def chosen(self, request: Request, turn: int, now_us: float) -> tuple[int, Engine]:
-        """Choose the replica and the engine that get a request."""
+    def chosen(self, request: Request, turn: int, now_us: float) -> Replica:
+        """Choose the replica that gets a request."""
         serving = self.of_places(lambda one: one.serves(now_us))
         replica = serving[self.route(turn, request, serving)]
-        has = [(engine.waiting, engine.running, engine.blocks) for engine in replica.engines]
-        engine = replica.engines[assigned(self.assignment, has, replica.given)]
         replica.given += 1
         self.routed += 1
-        return replica.place, engine
+        return replica
+
+    def engine_of(self, replica: Replica) -> Engine:
+        """Choose the engine of a replica that gets its next request."""
+        has = [(engine.waiting, engine.running, engine.blocks) for engine in replica.engines]
+        replica.arrived += 1
+        return replica.engines[assigned(self.assignment, has, replica.arrived - 1)]
 
 
 class Rule(NamedTuple):

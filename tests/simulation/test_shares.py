@@ -1,4 +1,4 @@
-"""In turn, replica k of R serves requests k, k + R, ... as if it were alone, to the last bit."""
+"""Replica k of R serves its part of the requests as if it were alone, to the last bit."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fastroof.simulation.autoscaling import Autoscaler
 from fastroof.simulation.engine import Outcomes
 from fastroof.simulation.fleet_run import run_pools, run_replicas
 from fastroof.simulation.pools import EnginePool
+from tests.reference.made_fleets import prove
 from tests.reference.made_workloads import MadeWorkload, made_workload
 
 EACH = 30
@@ -84,6 +85,64 @@ def test_a_replica_is_its_share(seeds: range, dp: int, has_front_end: bool, pref
             for k in range(replicas)
         ]
         assert_shares(whole, alone, replicas)
+
+
+ROUTERS = ("round_robin", "least_outstanding", "least_load", "least_kv", "prefix_aware")
+"""Those that give equal replicas one each of equal requests that come together."""
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("dp", [1, 2])
+@pytest.mark.parametrize("timeout_s", [None, 2.5])
+def test_a_replica_is_its_share_behind_every_router(router: str, dp: int, timeout_s: float | None) -> None:
+    """Groups of equal requests come at random times, each of one request for each replica."""
+    plan, groups, replicas = a_plan(dp, True), 60, 3
+    rng = np.random.default_rng(7)
+    prompts, outputs = rng.integers(1, 4000, groups), rng.integers(1, 200, groups)
+    one = Trace(np.cumsum(rng.exponential(0.03, groups)), prompts, outputs)
+    every = Trace(*(np.repeat(values, replicas) for values in (one.arrival_s, prompts, outputs)))
+    options: dict[str, Any] = {"timeout_s": timeout_s}
+    if router == "prefix_aware":
+        options["prefix_cache"] = "lru"
+    alone = simulate(plan, one, **options).outcomes
+    whole = simulate(plan, every, replicas=replicas, router=router, **options).outcomes
+    assert (timeout_s is None) == (not alone.status.any())
+    for k in range(replicas):
+        assert set(whole.replica[k::replicas].tolist()) <= {k, -1}
+        for name in ("arrival_us", "first_us", "last_us", "status", "preemptions"):
+            np.testing.assert_array_equal(getattr(whole, name)[k::replicas], getattr(alone, name), name)
+    assert np.array_equal(whole.gaps, replicas * alone.gaps)
+
+
+@pytest.mark.parametrize("router", ["least_outstanding", "least_load"])
+@pytest.mark.parametrize("think_s", [0.0, 0.005])
+def test_clients_share_replicas(router: str, think_s: float) -> None:
+    """Equal requests of clients, which replicas that end them together get again."""
+    plan, replicas, clients, each = a_plan(1, True), 3, 8, 96
+    one = Trace(np.zeros(each), [500] * each, [40] * each, clients=clients, think_s=think_s)
+    count = replicas * each
+    every = Trace(np.zeros(count), [500] * count, [40] * count, clients=replicas * clients, think_s=think_s)
+    alone = simulate(plan, one).outcomes
+    whole = simulate(plan, every, replicas=replicas, router=router).outcomes
+    for k in range(replicas):
+        own = whole.replica == k
+        assert own.sum() == each
+        for name in ("arrival_us", "first_us", "last_us"):
+            np.testing.assert_array_equal(
+                np.sort(getattr(whole, name)[own]), np.sort(getattr(alone, name)), name
+            )
+
+
+@pytest.mark.parametrize("others", ["", "rules", "ranks", "stages", "tiers", "pools", "pools rules ranks"])
+def test_fleets_behind_front_ends_are_the_naive_ones(others: str) -> None:
+    seen = prove(f"front {others}", range(60))
+    assert seen["timed out"] * seen["closed loops"] * seen["sessions"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("others", ["", "rules", "ranks", "stages", "tiers", "pools", "pools rules ranks"])
+def test_many_fleets_behind_front_ends_are_the_naive_ones(others: str) -> None:
+    prove(f"front {others}", range(60, 400))
 
 
 def test_a_router_counts_what_an_engine_rejects() -> None:

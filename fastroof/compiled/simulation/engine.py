@@ -11,6 +11,7 @@ import math
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
 from fastroof.compiled.simulation.batches import note_step, ranks_in, schedule
 from fastroof.compiled.simulation.decodes import run_decodes
+from fastroof.compiled.simulation.front_end import front_end_us, route_due
 from fastroof.compiled.simulation.lanes import drop_request, finish, push_request, see_arrivals
 from fastroof.compiled.simulation.records import (
     CODE_STOPPED,
@@ -26,7 +27,7 @@ from fastroof.compiled.simulation.records import (
     Row,
     Rows,
 )
-from fastroof.compiled.simulation.router import choose_rank, parts_of, route_due
+from fastroof.compiled.simulation.router import choose_rank, parts_of
 from fastroof.compiled.simulation.scheduler import (
     blocks_needed,
 )
@@ -36,6 +37,7 @@ from fastroof.compiled.simulation.transfers import (
     coming_us,
     deadline_us,
     end_request,
+    has_late_first,
     is_coupled,
     next_transfer_us,
     push_begin,
@@ -256,23 +258,24 @@ def _time_out(
 def _time_out_later(
     fleet: Fleet, pool: Row, engine: Row, on: Parts, requests: Rows, now_us: float, is_strict: bool
 ) -> None:
-    """Do so in a pool after the first.
+    """Do so where requests are not in order of their deadlines.
 
-    There requests are not in order of their deadlines, so all that the engine has are looked at; that is
-    rare, as none comes before ``least_us``.
+    All that the engine has are looked at; that is rare, as no deadline is before ``least_us``.
     """
     ending_us = now_us if is_strict else math.nan
     least_us = math.inf
     for place in range(engine.first_rank, engine.first_rank + ranks_in(fleet, pool)):
         rank = fleet.ranks[place]
-        see_arrivals(rank, requests, now_us)
+        if not is_strict:
+            see_arrivals(rank, requests, now_us)
         while rank.deadline != NONE and requests[rank.deadline].place == DONE_PLACE:
             rank.deadline = requests[rank.deadline].next_sent
-        request = int(rank.deadline)
+        request, is_seen = int(rank.deadline), True
         while request != NONE:
+            is_seen = is_seen and request != rank.arrived
             if requests[request].place != DONE_PLACE:
                 due_us = deadline_us(fleet, request)
-                if due_us < now_us or (due_us == now_us and not is_strict):
+                if is_seen and (due_us < now_us or (due_us == now_us and not is_strict)):
                     _drop(fleet, pool, on, rank, requests, request, now_us, ending_us)
                 else:
                     least_us = min(least_us, due_us)
@@ -289,7 +292,7 @@ def _drop_late(
     fleet: Fleet, pool: Row, engine: Row, on: Parts, requests: Rows, now_us: float, is_strict: bool
 ) -> None:
     """Drop requests whose clients have given up."""
-    if fleet.has.pools > 0 and engine.pool > 0:
+    if has_late_first(fleet, engine.pool):
         if engine.least_us <= now_us:
             _time_out_later(fleet, pool, engine, on, requests, now_us, is_strict)
     else:
@@ -297,6 +300,14 @@ def _drop_late(
 
 
 # -- from event to event -----------------------------------------------------------------------------
+
+
+@jit_stateful_inline
+def _next_deadline_us(fleet: Fleet, engine: Row, rank: Row) -> float:
+    """Return a time that is not after the next deadline of a rank's requests, us, or inf."""
+    if has_late_first(fleet, engine.pool):
+        return float(engine.least_us)
+    return math.inf if rank.deadline == NONE else float(deadline_us(fleet, rank.deadline))
 
 
 @jit_stateful_inline
@@ -311,8 +322,8 @@ def _idle_next_us(fleet: Fleet, pool: Row, engine: Row, requests: Rows) -> float
             rank = fleet.ranks[place]
             if rank.fetching > 0:
                 next_us = min(next_us, fetched_us(rank, fleet.chains))
-                if fleet.has.timeouts > 0 and rank.deadline != NONE:
-                    next_us = min(next_us, deadline_us(fleet, rank.deadline))
+                if fleet.has.timeouts > 0:
+                    next_us = min(next_us, _next_deadline_us(fleet, engine, rank))
     return float(max(engine.now_us, next_us))
 
 
@@ -334,10 +345,7 @@ def _horizon_us(fleet: Fleet, pool: Row, engine: Row, rank: Row, requests: Rows,
     if rank.arrived != NONE:
         horizon_us = min(horizon_us, requests[rank.arrived].arrival_us)
     if fleet.has.timeouts > 0:
-        if fleet.has.pools > 0 and engine.pool > 0:
-            horizon_us = min(horizon_us, engine.least_us)
-        elif rank.deadline != NONE:
-            horizon_us = min(horizon_us, deadline_us(fleet, rank.deadline))
+        horizon_us = min(horizon_us, _next_deadline_us(fleet, engine, rank))
     if fleet.has.tiers > 0 and pool.num_tiers > 0:
         fetch_us = fetched_us(rank, fleet.chains)
         if fetch_us > engine.now_us:
@@ -350,7 +358,7 @@ def _outside_us(fleet: Fleet, until_us: float) -> float:
     """Return the next time that something outside of engines happens, or ``until_us``."""
     outside_us = until_us
     if is_coupled(fleet):
-        outside_us = min(outside_us, coming_us(fleet))
+        outside_us = min(outside_us, coming_us(fleet), front_end_us(fleet))
         if fleet.has.pools > 0:
             outside_us = min(outside_us, next_transfer_us(fleet))
     return float(outside_us)

@@ -100,7 +100,8 @@ prompts taken, and start before preempted ones. ``window`` is that of the plan's
 ``turns_at`` is where the pool's part of ``turns`` and ``drawn`` begins; ``scaler`` its autoscaler, or NONE.
 """
 
-REPLICA = _record("pool status life", "link_free_us")
+REPLICA = _record("pool status life given passing passing_tokens", "link_free_us")
+"""``given`` requests that were sent into its front end, of which ``passing`` are there."""
 
 ENGINE = _record(
     "pool replica first_rank in_flight oldest pushed pushed_tokens given sent first_sent last_sent "
@@ -179,14 +180,23 @@ TRANSFER = _record("goes_on home engine next_wanting", "takes_us ready_us step_u
 """A prompt on its way to the next pool: ``home`` is the rank that holds its blocks, ``engine`` the one that
 it goes to, ``next_wanting`` the next that wants to be sent there."""
 
+SERVER = _record("first last waits count", "now_us got_us leaves_us")
+"""An API server: the requests in it, in order of sending, and the first of them that has not given up. Its
+thread has given ``got_us`` to one that was there all the time; ``leaves_us`` is when the first leaves."""
+
+PASSING = _record("replica", "sent_us received_us due_us")
+"""A request in a front end: when it was sent, ``got_us`` of its server then and, once it has left its server,
+when it reaches its engine or gives up."""
+
 LINE = _record(
-    "coming_size next_root num_roots sessions clients ended ready_size begin_size end_size "
-    "is_shared layers reserves num_lives is_coupled",
-    "think_us latency_us",
+    "coming_size next_root num_roots sessions clients ended ready_size begin_size end_size passing_size "
+    "servers_each is_shared layers reserves num_lives is_coupled",
+    "think_us latency_us request_us token_us server_us leaves_us",
 )
 """What is between engines: requests to come, clients, prompts that are ready, both heaps of transfers; how
-prompts are sent. ``layers`` are sent one by one, 0 if all are sent together; ``is_coupled`` is 1 if what
-engines do feeds back to others."""
+prompts are sent. ``layers`` are sent one by one, 0 if all are sent together; ``servers_each`` are a replica's
+API servers, 0 without a front end, ``leaves_us`` is when the next thing happens in one; ``is_coupled`` is 1
+if what engines do feeds back to others."""
 
 SCALER = _record(
     "metric least most first drawn_from checks starting serving routed wanted_at num_wanted",
@@ -227,6 +237,7 @@ class Features(NamedTuple):
     windows: int
     order: int
     pauses: int
+    front: int
 
 
 class CallerFeatures(Features):
@@ -234,7 +245,7 @@ class CallerFeatures(Features):
 
     __slots__ = ()
     FIXED: ClassVar = dict.fromkeys(
-        ("sessions", "ranks", "stages", "pools", "scaler", "cache", "tiers", "pauses"), 0
+        ("sessions", "ranks", "stages", "pools", "scaler", "cache", "tiers", "pauses", "front"), 0
     )
 
 
@@ -242,7 +253,7 @@ class PlainFeatures(Features):
     """Open loops with replicas of plain engines, which most runs are."""
 
     __slots__ = ()
-    FIXED: ClassVar = dict.fromkeys(Features._fields, 0)
+    FIXED: ClassVar = dict.fromkeys((name for name in Features._fields if name != "front"), 0)
 
 
 class Fleet(NamedTuple):
@@ -252,9 +263,9 @@ class Fleet(NamedTuple):
     decodes whose window fills then. ``firsts[flight, slot]``; ``fresh[slot]`` are requests that prefilled
     since the last decode step, ``batches[engine, step in flight]``, ``parts[engine, step in flight, rank]`` 1
     if the rank has requests in it, ``stage_free_us[engine, stage]``, ``requests[pool, request]``. ``coming``,
-    ``begins`` and ``ends`` are heaps of requests, ``ready`` prompts whose step ends now. ``turns`` and
-    ``drawn`` are, by request, the place among those that clients sent and two random replicas. ``gaps[pool,
-    bin]``, ``series[pool, bin, field]``, ``width_us[pool]``.
+    ``passed``, ``begins`` and ``ends`` are heaps of requests, ``ready`` prompts whose step ends now.
+    ``turns`` and ``drawn`` are, by request, the place among those that clients sent and two random
+    replicas. ``gaps[pool, bin]``, ``series[pool, bin, field]``, ``width_us[pool]``.
     """
 
     has: Features
@@ -285,6 +296,9 @@ class Fleet(NamedTuple):
     children: Ints
     transfers: Rows
     coming: Longs
+    servers: Rows
+    passing: Rows
+    passed: Longs
     begins: Longs
     ends: Longs
     ready: Longs

@@ -1,7 +1,7 @@
 """Which replica, engine and rank get a request.
 
-A router sees every replica as it is when a request comes: everything before that time has happened, and what
-ends or starts at exactly that time has not.
+A router sees every replica as it is when a request is sent: everything before that time has happened, and
+what ends or starts at exactly that time has not. Requests in the front end of a replica wait there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fastroof.compiled.simulation.records import (
     Row,
     Rows,
 )
-from fastroof.compiled.simulation.transfers import coming_us, deadline_us, pop_coming
+from fastroof.compiled.simulation.transfers import deadline_us, has_front_end, has_late_first
 from fastroof.compiled.simulation.units import blocks_of
 
 
@@ -66,6 +66,8 @@ class Seen(NamedTuple):
 def seen_of(fleet: Fleet, pool: Row, replica: int) -> Seen:
     """Return what a router sees of a replica."""
     pushed, gone, running, held = 0, 0, 0, 0
+    if has_front_end(fleet):
+        pushed += fleet.replicas[pool.first_replica + replica].passing
     first = pool.first_engine + replica * pool.engines_each
     for at in range(first, first + pool.engines_each):
         engine = fleet.engines[at]
@@ -107,6 +109,8 @@ def _blocks_to_come(fleet: Fleet, pool: Row, replica: int, request: int) -> int:
     on = parts_of(fleet)
     tokens = int(fleet.requests[0, request].input_tokens)
     waiting, found, held = 0, 0, 0
+    if has_front_end(fleet):
+        waiting += fleet.replicas[pool.first_replica + replica].passing_tokens
     first = pool.first_engine + replica * pool.engines_each
     for at in range(first, first + pool.engines_each):
         engine = fleet.engines[at]
@@ -233,16 +237,23 @@ def _waits_at(ranks: Rows, engines: Rows, first_rank: int, place: int, first_eng
 
 
 @jit_stateful_inline
-def choose_engine(fleet: Fleet, at: int, request: int) -> int:
-    """Choose the engine of a pool that gets a request."""
+def choose_replica(fleet: Fleet, at: int, request: int, now_us: float) -> int:
+    """Choose the replica of a pool that gets a request, which comes now."""
     pool = fleet.pools[at]
     turn = request
     if fleet.has.pools > 0 and at > 0:
         turn = pool.turn
         pool.turn += 1
     if fleet.has.scaler > 0 and pool.scaler != NONE:
+        wake(fleet, pool, now_us)
         fleet.scalers[pool.scaler].routed += 1
-    first = pool.first_engine + _choose_replica(fleet, pool, turn, request) * pool.engines_each
+    return int(pool.first_replica + _choose_replica(fleet, pool, turn, request))
+
+
+@jit_stateful_inline
+def engine_of(fleet: Fleet, pool: Row, replica: int) -> int:
+    """Choose the engine of a replica that gets its next request."""
+    first = pool.first_engine + (replica - pool.first_replica) * pool.engines_each
     if pool.engines_each == 1:
         return int(first)
     given = 0
@@ -251,6 +262,12 @@ def choose_engine(fleet: Fleet, at: int, request: int) -> int:
     first_rank = fleet.engines[first].first_rank
     ranks, engines, each = fleet.ranks, fleet.engines, pool.engines_each
     return int(first + choose_rank(ranks, engines, first_rank, each, given, pool.assignment, first))
+
+
+@jit_stateful_inline
+def choose_engine(fleet: Fleet, at: int, request: int, now_us: float) -> int:
+    """Choose the engine of a pool that gets a request, which comes now."""
+    return int(engine_of(fleet, fleet.pools[at], choose_replica(fleet, at, request, now_us)))
 
 
 @jit_stateful_inline
@@ -276,7 +293,7 @@ def push_to_engine(fleet: Fleet, at: int, index: int, request: int, now_us: floa
         engine.sent += 1
     else:
         push_request(fleet.ranks[engine.first_rank], requests, request)
-    if fleet.has.pools > 0 and fleet.has.timeouts > 0:
+    if fleet.has.timeouts > 0 and has_late_first(fleet, at):
         engine.least_us = min(engine.least_us, deadline_us(fleet, request))
     if engine.in_flight == 0:
         engine.next_us = min(engine.next_us, max(engine.now_us, now_us))
@@ -285,26 +302,10 @@ def push_to_engine(fleet: Fleet, at: int, index: int, request: int, now_us: floa
 @jit_stateful_inline
 def send_to_pool(fleet: Fleet, at: int, request: int, now_us: float) -> int:
     """Send a request, which arrives now, to one of a pool's engines. Returns its number."""
-    if fleet.has.scaler > 0 and fleet.pools[at].scaler != NONE:
-        wake(fleet, fleet.pools[at], now_us)
-    index = choose_engine(fleet, at, request)
+    index = choose_engine(fleet, at, request, now_us)
     count_pushed(fleet, at, index, request)
     push_to_engine(fleet, at, index, request, now_us)
     return index
-
-
-@jit_stateful_inline
-def queue_all(fleet: Fleet) -> None:
-    """Send all requests of an open loop, which come in the order of the trace, to the only engine."""
-    requests, line, engine = fleet.requests[0], fleet.line[0], fleet.engines[0]
-    rank, count = fleet.ranks[engine.first_rank], len(fleet.requests[0])
-    for request in range(count):
-        requests[request].engine = 0
-        requests[request].next_sent = request + 1
-    requests[count - 1].next_sent = NONE
-    rank.head, rank.arrived, rank.deadline, rank.tail = 0, 0, 0, count - 1
-    engine.pushed, engine.next_us = count, requests[0].arrival_us
-    line.next_root = count
 
 
 @jit_stateful
@@ -319,17 +320,3 @@ def wake(fleet: Fleet, pool: Row, now_us: float) -> None:
             one.status = SERVING
             scaler.starting -= 1
             scaler.serving += 1
-
-
-@jit_stateful_inline
-def _route_due(fleet: Fleet, index: int, now_us: float) -> bool:
-    is_elsewhere = False
-    while coming_us(fleet) <= now_us:
-        is_elsewhere |= send_to_pool(fleet, 0, pop_coming(fleet), now_us) != index
-    return is_elsewhere
-
-
-@jit_stateful_inline
-def route_due(fleet: Fleet, index: int, now_us: float) -> bool:
-    """Route requests that come by now. Returns whether another engine got one, which may be next."""
-    return coming_us(fleet) <= now_us and _route_due(fleet, index, now_us)

@@ -1,9 +1,9 @@
 """The loop of a fleet: what comes from outside of engines, and engines up to then.
 
-At one instant: checks of autoscalers, requests come, the first pool's engines in order, transfers begin,
-transfers end, the next pool's engines. What feeds nothing back lets the engines of a pool run ahead up to the
-next thing that looks at them, one pool after the other. With feedback (clients, sessions, time-outs between
-pools, reservations) an engine runs up to the next event of any other.
+At one instant: checks of autoscalers, the front end goes on, requests come, the first pool's engines in
+order, transfers begin, transfers end, the next pool's engines. What feeds nothing back lets the engines of a
+pool run ahead up to the next thing that looks at them, one pool after the other. With feedback (clients,
+sessions, time-outs between pools, reservations) an engine runs up to the next event of any other.
 
 With reservations a prompt keeps its blocks until it is sent, and its transfer begins when its decode engine
 has a slot and blocks for it. Requests wait for that in order of arrival, and while no preempted one waits.
@@ -15,6 +15,7 @@ import math
 
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
 from fastroof.compiled.simulation.engine import prompt_blocks, run_engine
+from fastroof.compiled.simulation.front_end import front_end_us, hand_on, queue_all, send_on
 from fastroof.compiled.simulation.prefix_cache import release_chain
 from fastroof.compiled.simulation.records import (
     CODE_STOPPED,
@@ -31,9 +32,6 @@ from fastroof.compiled.simulation.router import (
     count_pushed,
     parts_of,
     push_to_engine,
-    queue_all,
-    send_to_pool,
-    wake,
 )
 from fastroof.compiled.simulation.scaling import are_empty, check_now, close, launch_first, next_check_us
 from fastroof.compiled.simulation.scheduler import first_preempted
@@ -42,6 +40,7 @@ from fastroof.compiled.simulation.transfers import (
     coming_us,
     deadline_us,
     end_request,
+    has_front_end,
     is_coupled,
     pop_begin,
     pop_coming,
@@ -137,9 +136,7 @@ def _grant(fleet: Fleet, index: int, now_us: float) -> int:
 @jit_stateful
 def _want(fleet: Fleet, request: int, now_us: float) -> int:
     """Let a prompt that is ready want to be sent to a decode engine, which is returned."""
-    if fleet.has.scaler > 0 and fleet.pools[1].scaler != NONE:
-        wake(fleet, fleet.pools[1], now_us)
-    index = choose_engine(fleet, 1, request)
+    index = choose_engine(fleet, 1, request, now_us)
     engine, transfer = fleet.engines[index], fleet.transfers[request]
     count_pushed(fleet, 1, index, request)
     transfer.engine, transfer.next_wanting = index, NONE
@@ -201,8 +198,7 @@ def _is_up(fleet: Fleet, pool: Row, index: int) -> bool:
 def fleet_run(fleet: Fleet) -> int:
     """Serve a trace with a fleet, whose arrays are as new. Returns a code.
 
-    There is one call of :func:`run_engine` and one of :func:`send_to_pool`, so that the compiler inlines
-    them.
+    There is one call of :func:`run_engine` and one of :func:`send_on`, so that the compiler inlines them.
     """
     line, num_pools = fleet.line[0], len(fleet.pools)
     coupled = is_coupled(fleet)
@@ -215,6 +211,7 @@ def fleet_run(fleet: Fleet) -> int:
         and fleet.pools[0].scaler == NONE
         and len(fleet.engines) == 1
         and fleet.pools[0].ranks == 1
+        and not (has_front_end(fleet) and fleet.has.timeouts > 0)
     ):
         queue_all(fleet)
     now_us, until_us, check_us = 0.0, -math.inf, math.inf
@@ -238,11 +235,11 @@ def fleet_run(fleet: Fleet) -> int:
                         next_us, first_us, first = first_us, at_us, one
                     elif at_us < next_us:
                         next_us = at_us
-                arrives_us = coming_us(fleet)
+                arrives_us, passes_us = coming_us(fleet), front_end_us(fleet)
                 begins_us, ends_us = math.inf, math.inf
                 if fleet.has.pools > 0:
                     begins_us, ends_us = begin_us(fleet), there_us(fleet)
-                until_us = min(next_us, arrives_us, begins_us, ends_us)
+                until_us = min(next_us, arrives_us, passes_us, begins_us, ends_us)
                 now_us = min(first_us, until_us)
                 if now_us == math.inf:
                     if fleet.has.scaler > 0:
@@ -258,6 +255,8 @@ def fleet_run(fleet: Fleet) -> int:
                     code = check_now(fleet)
                     if code != 0:
                         return int(code)
+                elif passes_us == now_us:
+                    hand_on(fleet, now_us)
                 elif arrives_us == now_us:
                     request = pop_coming(fleet)
                 elif is_prefill:
@@ -283,9 +282,18 @@ def fleet_run(fleet: Fleet) -> int:
             stop = pool.first_engine + pool.num_engines
             is_scaled = fleet.has.scaler > 0 and pool.scaler != NONE
             if cursor == NONE:
-                now_us = there_us(fleet) if fleet.has.pools > 0 and at > 0 else coming_us(fleet)
                 if fleet.has.scaler > 0 and is_scaled:
                     check_us = next_check_us(fleet)
+                if fleet.has.pools > 0 and at > 0:
+                    now_us = there_us(fleet)
+                else:
+                    now_us = coming_us(fleet)
+                    passes_us = front_end_us(fleet)
+                    while passes_us <= now_us and passes_us < check_us and pool.engines_each == 1:
+                        # where no engine is looked at, the front end runs ahead
+                        hand_on(fleet, passes_us)
+                        passes_us = front_end_us(fleet)
+                    now_us = min(now_us, passes_us)
                 until_us = min(now_us, check_us)
                 cursor = stop
                 if (
@@ -293,6 +301,7 @@ def fleet_run(fleet: Fleet) -> int:
                     or check_us <= now_us
                     or pool.rule != ROUND_ROBIN
                     or pool.engines_each > 1
+                    or (has_front_end(fleet) and fleet.has.timeouts > 0)
                 ):
                     cursor = pool.first_engine
             while cursor < stop and index == NONE:
@@ -312,6 +321,8 @@ def fleet_run(fleet: Fleet) -> int:
                     if fleet.has.pools > 0 and at > 0:
                         request, to = pop_there(fleet), at
                         fleet.requests[at, request].arrival_us = now_us
+                    elif front_end_us(fleet) == now_us:
+                        hand_on(fleet, now_us)
                     else:
                         request = pop_coming(fleet)
                 elif at + 1 == num_pools:
@@ -323,7 +334,7 @@ def fleet_run(fleet: Fleet) -> int:
                         ready = pop_begin(fleet)
                         send(fleet, ready, fleet.transfers[ready].ready_us)
         if request != NONE:
-            send_to_pool(fleet, to, request, now_us)
+            send_on(fleet, to, request, now_us)
         if index != NONE:
             code = run_engine(fleet, index, until_us)
             if code != 0:

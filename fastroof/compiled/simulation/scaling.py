@@ -119,6 +119,7 @@ def _latest_us(fleet: Fleet, pool: Row, replica: int) -> float:
 def _renew(fleet: Fleet, pool: Row, replica: int) -> None:
     """Let the engines of an empty replica forget what they held; their counters go on."""
     first = _first_engine(pool, replica)
+    fleet.replicas[pool.first_replica + replica].given = 0
     for at in range(first, first + pool.engines_each):
         engine = fleet.engines[at]
         engine.pushed, engine.pushed_tokens, engine.given = 0, 0, 0

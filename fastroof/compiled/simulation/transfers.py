@@ -23,7 +23,7 @@ def _is_before(times_us: Floats, one: int, other: int) -> bool:
 
 
 @jit_stateful
-def _push(heap: Longs, size: int, times_us: Floats, request: int) -> None:
+def push(heap: Longs, size: int, times_us: Floats, request: int) -> None:
     """Add a request to a heap of ``size``, by time."""
     at = size
     while at > 0:
@@ -36,7 +36,7 @@ def _push(heap: Longs, size: int, times_us: Floats, request: int) -> None:
 
 
 @jit_stateful
-def _pop(heap: Longs, size: int, times_us: Floats) -> int:
+def pop(heap: Longs, size: int, times_us: Floats) -> int:
     """Take the first request out of a heap, which then has ``size``."""
     first, moved = heap[0], heap[size]
     at = 0
@@ -61,9 +61,30 @@ def is_coupled(fleet: Fleet) -> bool:
 
 
 @jit_stateful_inline
+def has_front_end(fleet: Fleet) -> bool:
+    """Whether requests pass a front end before they reach engines."""
+    return bool(fleet.has.front > 0 and fleet.line[0].servers_each > 0)
+
+
+@jit_stateful_inline
+def in_trace_us(at_us: float) -> float:
+    """Return a time as a trace in seconds has it."""
+    return at_us / _US_PER_S * _US_PER_S
+
+
+@jit_stateful_inline
 def deadline_us(fleet: Fleet, request: int) -> float:
-    """Return when a request's client gives up, in whichever pool it is, us."""
-    return float(fleet.requests[0, request].arrival_us + fleet.pools[0].timeout_us)
+    """Return when a request's client gives up, wherever it is, us."""
+    sent_us = fleet.requests[0, request].arrival_us
+    if has_front_end(fleet):
+        sent_us = fleet.passing[request].sent_us
+    return float(sent_us + fleet.pools[0].timeout_us)
+
+
+@jit_stateful_inline
+def has_late_first(fleet: Fleet, at: int) -> bool:
+    """Whether requests reach engines of a pool in another order than that in which clients give up."""
+    return bool(fleet.has.pools > 0 and at > 0) or has_front_end(fleet)
 
 
 # -- requests to come --------------------------------------------------------------------------------
@@ -101,7 +122,7 @@ def pop_coming(fleet: Fleet) -> int:
         arrivals_us = fleet.requests[0].arrival_us
         if root == NONE or (line.coming_size > 0 and not _is_before(arrivals_us, root, fleet.coming[0])):
             line.coming_size -= 1
-            return int(_pop(fleet.coming, line.coming_size, arrivals_us))
+            return int(pop(fleet.coming, line.coming_size, arrivals_us))
     line.next_root += 1
     return root
 
@@ -127,7 +148,7 @@ def _end_parent(
         if follower.unended == 0:
             row = requests[child]
             row.arrival_us = max(row.arrival_us, now_us + follower.delay_us)
-            _push(coming, line.coming_size, requests.arrival_us, child)
+            push(coming, line.coming_size, requests.arrival_us, child)
             line.coming_size += 1
 
 
@@ -168,7 +189,7 @@ def next_transfer_us(fleet: Fleet) -> float:
 def push_begin(fleet: Fleet, request: int) -> None:
     """Add a prompt that is ready."""
     line = fleet.line[0]
-    _push(fleet.begins, line.begin_size, fleet.transfers.ready_us, request)
+    push(fleet.begins, line.begin_size, fleet.transfers.ready_us, request)
     line.begin_size += 1
 
 
@@ -177,7 +198,7 @@ def pop_begin(fleet: Fleet) -> int:
     """Take the next prompt that is ready."""
     line = fleet.line[0]
     line.begin_size -= 1
-    return int(_pop(fleet.begins, line.begin_size, fleet.transfers.ready_us))
+    return int(pop(fleet.begins, line.begin_size, fleet.transfers.ready_us))
 
 
 @jit_stateful_inline
@@ -185,15 +206,15 @@ def pop_there(fleet: Fleet) -> int:
     """Take the request whose transfer ends next."""
     line = fleet.line[0]
     line.end_size -= 1
-    return int(_pop(fleet.ends, line.end_size, fleet.transfers.there_us))
+    return int(pop(fleet.ends, line.end_size, fleet.transfers.there_us))
 
 
 @jit_stateful_inline
 def _push_there(fleet: Fleet, request: int, end_us: float) -> None:
-    """Add a transfer that ends at a time, as a trace in seconds has it."""
+    """Add a transfer that ends at a time."""
     line = fleet.line[0]
-    fleet.transfers[request].there_us = end_us / _US_PER_S * _US_PER_S
-    _push(fleet.ends, line.end_size, fleet.transfers.there_us, request)
+    fleet.transfers[request].there_us = in_trace_us(end_us)
+    push(fleet.ends, line.end_size, fleet.transfers.there_us, request)
     line.end_size += 1
 
 
