@@ -20,9 +20,10 @@ from fastroof.engines.values import holds_for
 from fastroof.errors import FastroofError
 from fastroof.memory.kv_room import VISIBLE_SHARE
 from fastroof.memory.plan_memory import MemoryUse, PlanMemory, plan_memory
-from fastroof.memory.room_errors import MOST, RoomErrors, errors_path, errors_text
+from fastroof.memory.room_errors import MOST, RoomErrors, errors_path, errors_text, room_kind
 from fastroof.models import load_model
 from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan.start import cache_line_tokens
 from fastroof.units import GIB
 
 FILE: Final = "kv_room.csv"
@@ -86,12 +87,12 @@ class LoggedRoom:
         if self.blocks is not None and memory.block_bytes is not None:
             return self.blocks * memory.block_bytes / GIB
         if self.max_concurrency is not None and self.max_model_len is not None:
-            parts = self.max_concurrency * int(memory.reserved_parts(self.max_model_len))
+            parts = self.max_concurrency * memory.printed_parts(self.max_model_len)
             return parts * memory.part_bytes / GIB
         tokens = self.kv_tokens or 0
         if memory.groups > 1 and self.max_model_len is not None:
             # floor(concurrency x the longest context)
-            parts = tokens / self.max_model_len * int(memory.reserved_parts(self.max_model_len))
+            parts = tokens / self.max_model_len * memory.printed_parts(self.max_model_len)
             return parts * memory.part_bytes / GIB
         return float(tokens * memory.token_bytes / GIB)
 
@@ -123,6 +124,8 @@ def rule_of_row(row: LoggedRoom) -> KvMemory:
         rule = engine_of_version(row.engine, "0.17").memory
     if "ESTIMATE_CUDAGRAPHS=0" in row.assumed:
         rule = replace(rule, graphs=None)
+    if "for Marlin" in row.assumed:
+        rule = rule.without("triton_kernels")
     if "before another rule" in row.assumed:
         rule = replace(rule, other_share=1.0)
     return rule if row.fraction is None else replace(rule, fraction=row.fraction)
@@ -153,7 +156,8 @@ def memory_of_row(row: LoggedRoom, rule: KvMemory | None = None) -> PlanMemory:
     """Return the memory of a logged run's plan."""
     plan = plan_of_row(row)
     seqs = engine_of_version(row.engine, row.version).scheduling.max_num_seqs
-    use = MemoryUse(row.max_num_batched_tokens or STEP_TOKENS, row.max_num_seqs or seqs)
+    tokens = row.max_num_batched_tokens or STEP_TOKENS
+    use = MemoryUse(tokens, row.max_num_seqs or seqs, max_model_len=row.max_model_len)
     rule = rule_of_row(row) if rule is None else rule
     return plan_memory(plan.model, plan.layout, plan.gpu, plan.execution, use, rule=rule)
 
@@ -197,6 +201,13 @@ class RoomError:
     logged_gib: float
     rule_gib: float
     memory: PlanMemory
+    kind: str
+    tokens: int
+
+    @property
+    def off_tokens(self) -> float | None:
+        """The rule's printed tokens relative to the logged ones, less 1; None if the log has none."""
+        return self.tokens / self.row.kv_tokens - 1 if self.row.kv_tokens else None
 
     @property
     def off_gib(self) -> float:
@@ -210,23 +221,35 @@ def room_errors(rows: Iterable[LoggedRoom] | None = None) -> list[RoomError]:
     for row in kv_room_rows() if rows is None else rows:
         if row.half == "none":
             continue
-        memory = memory_of_row(row)
+        plan, memory = plan_of_row(row), memory_of_row(row)
         left = memory.kv_cache_bytes - max(memory.missing_bytes - memory.part_bytes, 0)
-        found.append(RoomError(row, row.room_gib(memory), left / GIB, memory))
+        context = row.max_model_len or plan.model.max_position
+        tokens = cache_line_tokens(rule_of_row(row), memory, context) if memory.parts else 0
+        kind = room_kind(plan.model, plan.dtype)
+        found.append(RoomError(row, row.room_gib(memory), left / GIB, memory, kind, tokens))
     return found
 
 
+NOT_OF_A_RULE: Final = "m4"
+"""Its error is the estimate of graphs, which answers state next to that of the rules."""
+FEW: Final = 5
+"""Starts of a kind from which its errors are recorded apart."""
+
+
 def judged_errors(errors: Iterable[RoomError]) -> list[RoomErrors]:
-    """Return the errors of starts that chose nothing, by engine and range of versions."""
-    groups: dict[str, list[float]] = defaultdict(list)
+    """Return the errors of starts that chose nothing, by engine, range of versions and kind of model."""
+    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
     for error in errors:
-        if error.row.half == "judge":
-            groups[error.row.group].append(abs(error.off_gib))
+        if error.row.half == "judge" and error.row.id != NOT_OF_A_RULE:
+            groups[error.row.group, ""].append(abs(error.off_gib))
+            if error.row.group == f"vllm {RANGES[-1]}":
+                groups[error.row.group, error.kind].append(abs(error.off_gib))
     found = []
-    for group, sizes in sorted(groups.items()):
+    for (group, kind), sizes in sorted(groups.items()):
         engine, _, versions = group.partition(" ")
         most = sorted(sizes)[math.ceil(MOST * len(sizes)) - 1]
-        found.append(RoomErrors(engine, versions, len(sizes), statistics.median(sizes), most))
+        if not kind or len(sizes) >= FEW:
+            found.append(RoomErrors(engine, versions, kind, len(sizes), statistics.median(sizes), most))
     return found
 
 
@@ -237,14 +260,21 @@ def table_lines(errors: list[RoomError]) -> list[str]:
         row = error.row
         groups[row.group, "all", "all"].append(error)
         groups[row.group, "all", row.half].append(error)
+        groups["all", "all", row.half].append(error)
         groups[row.group, row.kind, "all"].append(error)
-    lines = [f"{'engine and version':20} {'kind':24} {'half':6} {'rows':>4} {'median GiB':>10}  worst GiB"]
+    lines = [
+        f"{'engine and version':20} {'kind':24} {'half':6} {'rows':>4} {'median GiB':>10} {'in 1 GiB':>8} "
+        f"{'tokens':>7}  worst GiB"
+    ]
     for (group, kind, half), some in sorted(groups.items()):
         sizes = [abs(error.off_gib) for error in some]
+        near = sum(size <= 1.0 for size in sizes) / len(sizes)
+        tokens = [abs(error.off_tokens) for error in some if error.off_tokens is not None]
+        of_tokens = f"{statistics.median(tokens):7.1%}" if tokens else f"{'':7}"
         worst = max(some, key=lambda error: abs(error.off_gib))
         lines.append(
-            f"{group:20} {kind:24} {half:6} {len(some):4} {statistics.median(sizes):10.2f}  "
-            f"{worst.off_gib:+.2f} {worst.row.id}"
+            f"{group:20} {kind:24} {half:6} {len(some):4} {statistics.median(sizes):10.2f} {near:8.0%} "
+            f"{of_tokens}  {worst.off_gib:+.2f} {worst.row.id}"
         )
     return lines
 

@@ -42,17 +42,21 @@ version that is known; --engine vllm-0.24.0 takes those of another. Sizes are Gi
 
 \b
 JSON: version, model, gpu, engine, versions, engine_title, tp, pp, dp, ep, dtype, kv_dtype, starts,
-max_model_len, max_num_seqs, max_num_batched_tokens, refusals [code (A: other processes hold memory, B: no
-room for KV cache, C: one request of max_model_len does not fit, D: more requests than blocks of states,
-E: may run out of memory later, F: more requests than tokens in a step), reason, needed, available, unit,
-remedy, is_warning], changes [settings, max_model_len, concurrency], memory [fraction, bytes by use,
-blocks, block_bytes, block_tokens (null if the engine's blocks are unknown), ...], cache_line_tokens (what
-the engine prints), concurrency, largest_max_model_len, largest_max_num_seqs, length_of_all, running,
-graphs_variable, source, room_errors [engine, versions, starts, median_gib, most_gib (in nine of ten); null
-if not judged], command [text, release, config, unsaid]; with --tpot tpot_ms and largest [given (kv_len or
-batch_size), batch_size, kv_len (0 if nothing is within the limits), step_ms, tokens_per_s_per_gpu, kv_share
-(of the KV cache), limited_by (memory, tpot, max_num_seqs, max_num_batched_tokens or max_model_len)], empty if
-the engine does not start.
+max_model_len, max_num_seqs, max_num_batched_tokens, refusals in the order of the engine's checks [code (F:
+more requests than tokens in a step, K: no kernel for the model on the card, A: other processes hold memory,
+W, P: no memory for weights, or for the profiling run, B: no room for KV cache, C: one request of
+max_model_len does not fit, D: more requests than blocks of states, E: may run out of memory later), reason,
+needed, available, unit, remedy, is_warning], changes [settings, max_model_len, concurrency], memory
+[fraction, bytes by use, blocks, block_bytes, block_tokens (null if the engine's blocks are unknown), ...],
+cache_line_tokens (what the engine prints), concurrency, largest_max_model_len, largest_max_num_seqs,
+length_of_all, running, graphs_variable, source, confidence (yes, likely, unlikely or no), margin_gib (of
+the check that decides, negative if it fails) and its code deciding_check, error_gib (of the room in nine of
+ten logged starts; null if not judged), graph_range_gib (least and most logged for CUDA graphs), other_rooms
+(bytes of KV cache with other packages installed), room_errors [engine, versions, kind, starts, median_gib,
+most_gib; null if not judged], command [text, release, config, unsaid]; with --tpot tpot_ms and largest
+[given (kv_len or batch_size), batch_size, kv_len (0 if nothing is within the limits), step_ms,
+tokens_per_s_per_gpu, kv_share (of the KV cache), limited_by (memory, tpot, max_num_seqs,
+max_num_batched_tokens or max_model_len)], empty if the engine does not start.
 """
 
 
@@ -66,7 +70,10 @@ def register(app: typer.Typer) -> None:
 ROOM: Final[Group] = {
     "free_gib": option(float, "Free memory of a GPU at the start.  [default: all]", "GIB"),
     "prefix_caching": option(
-        bool, "Cache states of recurrent layers for prefixes.", None, "--prefix-caching", default=False
+        bool,
+        "Cache states of recurrent layers for prefixes.  [default: the engine's own]",
+        None,
+        "--prefix-caching/--no-prefix-caching",
     ),
     "num_draft_tokens": option(int, "Draft tokens per request and step.", "TOKENS", default=0, min=0),
     "draft": option(str, "Draft: mtp, the model's own layer.  [default: takes no memory]", "mtp"),
@@ -141,9 +148,12 @@ def _print(answer: Fit) -> None:
         f"{answer.model} on {gpus} x {answer.gpu}, {layout}, {answer.dtype} weights, {answer.kv_dtype} KV "
         f"cache, {answer.engine_title}\n"
     )
-    print_line("starts: yes" if answer.starts else "starts: no")
+    print_line(f"starts: {'yes' if answer.starts else 'no'}{answer.confidence_words}")
+    is_first = True
     for one in answer.refusals:
-        print_line(f"  {'note: ' if one.is_warning else ''}{one.reason}")
+        word = "note: " if one.is_warning else "" if is_first else "also: "
+        is_first = is_first and one.is_warning
+        print_line(f"  {word}{one.reason}")
     print_line()
     print_table(("memory of a GPU", "GiB", ""), answer.memory_rows(), left=("memory of a GPU", ""))
     print_line()

@@ -142,8 +142,9 @@ def simulated_plan(
     """Compile a plan for the steps that an engine with these settings makes."""
     from fastroof import compile_plan
     from fastroof.engines import load_engine
+    from fastroof.models import load_model
 
-    engine = load_engine(options["engine"]).on(gpu)
+    engine = load_engine(options["engine"]).on(gpu, load_model(model).ranks(options["dp"]))
     own = engine.scheduling.in_order(settings.get("order"))
     tokens, seqs, _ = own.step_limits(*(settings[name] for name in LIMITS))
     return compile_plan(model, gpu, tables, **{**options, **own.plan_sizes(tokens, seqs), "engine": engine})

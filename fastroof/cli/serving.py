@@ -125,6 +125,7 @@ def serving(
 
     from fastroof import compile_plan
     from fastroof.engines import load_engine
+    from fastroof.models import load_model
     from fastroof.serving import estimate, estimate_disaggregated, estimate_with_images
     from fastroof.serving.speculation import speculated
 
@@ -138,7 +139,7 @@ def serving(
     scenarios = dict(zip(("isl", "osl", "concurrency"), (axis.ravel() for axis in mesh), strict=True))
     spec, tables = gpu_and_tables(**measured)
     engine = load_engine(plan["engine"])
-    own = engine.on(spec).scheduling.in_order(scheduling["order"])
+    own = engine.on(spec, load_model(model).ranks(plan["dp"])).scheduling.in_order(scheduling["order"])
     budget, seqs, asked_seqs = step_limits(limits, own)
     schedule: dict[str, Any] = {
         "max_batched_tokens": budget,

@@ -147,11 +147,11 @@ def step(
     sizes = max(num_tokens, LEAST_TOKENS), max(num_seqs, LEAST_SEQS)
 
     def compiled() -> StepPlan:
-        from fastroof import compile_plan
+        from fastroof import compile_plan, load_model
         from fastroof.engines import load_engine
 
         spec, of_gpu = gpu_and_tables(**measured)
-        own = load_engine(plan["engine"]).on(spec).scheduling
+        own = load_engine(plan["engine"]).on(spec, load_model(model).ranks(plan["dp"])).scheduling
         return compile_plan(model, spec, of_gpu, **plan, **default_sizes(own, *sizes))
 
     every = [(r.new_tokens, r.context_len) for r in requests for _ in range(r.count)]

@@ -194,6 +194,27 @@ class GpuSpec:
         """Name of the card whose kernels this one runs: its own, or that of ``kernels_of``."""
         return self.kernels_of or self.name
 
+    @property
+    def generation(self) -> str:
+        """Architecture, by which engines choose kernels: ``sm9`` (Hopper), ``gfx9``; empty if unknown.
+
+        Examples
+        --------
+        >>> load_gpu("h200").generation, load_gpu("rtx_pro_6000").generation, load_gpu("mi355x").generation
+        ('sm9', 'sm12', 'gfx9')
+        """
+        return next((one for one, names in _GENERATIONS.items() if names.fullmatch(self.kernel_name)), "")
+
+
+_GENERATIONS: Final = {
+    "sm7": re.compile(r"v100.*|t4|rtx_20.*"),
+    "sm8": re.compile(r"a\d+.*|l\d+s?|rtx_(30|40|a\d|\d000_ada|4500_ada).*"),
+    "sm9": re.compile(r"(h100|h200|h20|h800|gh200).*"),
+    "sm10": re.compile(r"g?b[23]00"),
+    "sm12": re.compile(r"rtx_(50|pro_).*|gb10"),
+    "gfx9": re.compile(r"mi3.*"),
+}
+"""Names of cards by major compute capability (``sm9``: 9.0), or by AMD's family."""
 
 _HALF: Final = ("bf16", "fp16")
 _UNITS: Final = {*PEAK_DTYPE.values(), *_HALF}

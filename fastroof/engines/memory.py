@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fastroof.checks import is_number, is_whole_number, one_of, shown, whole_number
 from fastroof.documents import Table
-from fastroof.engines.values import check_fields, check_number, check_range, check_text, holds_for
+from fastroof.engines.memory_by_card import (
+    Card,
+    ExpertPadding,
+    GraphKind,
+    SparseCache,
+    SparseWorkspace,
+    StateBuffers,
+)
+from fastroof.engines.values import (
+    check_fields,
+    check_number,
+    check_range,
+    check_text,
+    holds_for,
+    of_version,
+)
 from fastroof.errors import PlanError
 from fastroof.units import GB, GIB, MIB
 
@@ -32,7 +47,9 @@ LEAST_FRACTION: Final = 1e-3
 KV_CACHES: Final = ("bytes", "groups", "pools")
 """How an engine divides the KV cache: by bytes, blocks of groups of layers, or pools of tokens and states."""
 
-_COUNTS: Final = ("small_seqs", "block_tokens", "state_slots", "cached_state_slots", "step_batches")
+_COUNTS: Final = (
+    "small_seqs", "block_tokens", "state_slots", "cached_state_slots", "step_batches", "latent_block_tokens",
+)  # fmt: skip
 
 
 def checked_fraction(name: str, value: Any) -> float:
@@ -132,51 +149,58 @@ class StaticReserve:
         return round(mib * MIB)
 
 
+class ModelKind(NamedTuple):
+    """What of a model decides an engine's memory.
+
+    ``expert_format`` is empty without experts; ``kinds`` may have ``states``, ``sparse`` and ``compressed``.
+    """
+
+    architecture: str = ""
+    expert_format: str = ""
+    kinds: frozenset[str] = frozenset()
+    is_latent: bool = False
+
+
 @dataclass(frozen=True)
 class GraphEstimate:
     """Memory that an engine takes off for CUDA graphs before it reserves KV cache.
 
     Attributes
     ----------
-    gib, low_gib, high_gib : float
-        Taken off, and the least and the most that logs have.
-    expert_formats, expert_low_gib, expert_high_gib : tuple of str, float, float
-        The same of mixtures of experts in some formats, whose estimate does not follow from their sizes.
+    kinds : tuple of GraphKind
+        By kind of model, the first that fits; tables in TOML.
     variable : str
         What switches the estimate off.
     """
 
-    gib: float = 0.0
-    low_gib: float = 0.0
-    high_gib: float = 0.0
-    expert_formats: tuple[str, ...] = ()
-    expert_low_gib: float = 0.0
-    expert_high_gib: float = 0.0
+    kinds: tuple[GraphKind, ...] = ()
     variable: str = ""
 
     def __post_init__(self) -> None:
         """Reject an invalid estimate."""
         check_fields(self)
+        object.__setattr__(self, "kinds", _rows("kinds", GraphKind, self.kinds))
 
-    def amounts_gib(self, expert_format: str) -> tuple[float, float, float]:
-        """Return what is taken off, and the range, of a mixture of experts in some format; empty for none."""
-        if expert_format in self.expert_formats:
-            # no value is known: at least the least that was logged
-            return self.expert_low_gib, self.expert_low_gib, self.expert_high_gib
-        return self.gib, self.low_gib, self.high_gib
+    def of_model(self, card: Card, model: ModelKind) -> GraphKind:
+        """Return what is taken off for a model on a card."""
+        of_card = (one for one in self.kinds if one.holds(card, model.architecture))
+        return next((one for one in of_card if one.is_of(model.expert_format, model.kinds)), GraphKind())
 
 
 @dataclass(frozen=True)
 class RunnerMemory:
     """Sampling and graphs of the runner that an engine takes for some architectures, or for all.
 
-    With ``dense`` also for all models without routed experts and states.
+    With ``dense`` also for all models without routed experts and states. ``later_graphs_gib`` are taken after
+    the KV cache is; with ``graphs_limit_seqs``, requests need blocks of states when graphs are profiled.
     """
 
     architectures: tuple[str, ...] = ()
     sample_bytes: float = 0.0
     graphs: GraphEstimate | None = None
     dense: bool = False
+    later_graphs_gib: float = 0.0
+    graphs_limit_seqs: bool = False
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
@@ -228,11 +252,26 @@ def _table(name: str, made: type, given: Any) -> Any:
     return given if isinstance(given, made) else Table(given, name, PlanError).build(made)
 
 
+def _rows(name: str, made: type, given: Any) -> tuple[Any, ...]:
+    """Return parts of the memory rule from a list of tables."""
+    if not isinstance(given, list | tuple):
+        raise PlanError(f"{name} must be a list of tables, got {shown(given)}")
+    return tuple(_table(name, made, one) for one in given)
+
+
 _TABLES: Final[dict[str, type]] = {
     "graphs": GraphEstimate,
     "running": RunningLimit,
     "reserve": StaticReserve,
 }
+_VERSIONED: Final[dict[str, type]] = {
+    "sparse_caches": SparseCache,
+    "workspaces": SparseWorkspace,
+    "expert_padding": ExpertPadding,
+    "state_buffers": StateBuffers,
+}
+"""Lists whose rows have their own versions."""
+_LISTS: Final[dict[str, type]] = {"runners": RunnerMemory, **_VERSIONED}
 
 
 def _tiers(given: Any) -> tuple[tuple[float, int], ...]:
@@ -296,8 +335,11 @@ class KvMemory:
     activation : float
         Memory of the profiling run's forward pass, in working sets of a step (``activation_bytes`` of the
         datasheet rule).
-    sample_bytes : float
-        Memory of its sampling per request and vocabulary entry; the larger of both counts.
+    compressed_activation : float
+        The same of compressed attention; 0 for no other.
+    sample_bytes, other_sample_bytes : float
+        Memory of its sampling per request and vocabulary entry; the larger of both counts. And that of
+        FlashInfer's sampler, where it may be installed; 0 where not.
     decoder_bytes : float
         Decoder buffers per request and vocabulary entry, next to the profiling run.
     other_share, other_share_gpus : float, tuple of str
@@ -310,6 +352,8 @@ class KvMemory:
         Larger GPUs with the same limit.
     token_tiers : tuple of (float, int)
         The engine's default tokens of a step on GPUs below some GiB, 0 for all others; empty if there is one.
+    ranks_share_tokens : bool
+        Whether ranks of attention that share experts divide the default tokens of a step among them.
     block_tokens : int
         Tokens per block of KV cache.
     kv_cache : str
@@ -330,10 +374,33 @@ class KvMemory:
     prints_requests : bool
         Whether the tokens that it prints of the cache are requests of the longest context times its length,
         not blocks of one group.
+    latent_copies : bool
+        Whether absorbed projections of latent attention have a copy in bf16 next to the weights.
+    latent_block_tokens : int
+        Of whose multiples blocks of latent attention are next to states.
+    pooled_cards : tuple of str
+        Cards, or generations, on which pages hold twice as many tokens of pooled indexer keys.
+    compressed_blocks : str
+        Bytes of a block of DeepSeek-V4: ``layers`` (pages of each kind as if a group had them all), ``pages``
+        (the same of entries, other pages by their number) or ``widest`` (of the widest group).
+    later_graphs_gib, later_states_gib : float
+        What graphs, and prompts of recurrent layers, were logged to take after the KV cache is reserved.
+    graphs_limit_seqs : bool
+        Whether a model of states starts only with as many requests as the largest CUDA graph has.
+    null_block : bool
+        Whether the check of one request leaves a block out.
+    caches_prefixes : bool
+        Whether states are cached with prefixes by default.
+    padding_slots : int
+        States of the pool that no request gets.
+    draft_share : bool
+        Whether draft tokens share the pool of states.
     running : RunningLimit, optional
         Default maximum number of running requests, if the engine derives it; a table in TOML.
     reserve : StaticReserve, optional
         For the static rule; a table in TOML.
+    sparse_caches, workspaces, expert_padding, state_buffers : tuple
+        Rules by version, card and architecture, see :mod:`fastroof.engines.memory_by_card`; tables in TOML.
     by_version : tuple of (str, tuple)
         Values of other versions: a range and its values; tables with ``versions`` in TOML.
     logged : str
@@ -352,7 +419,9 @@ class KvMemory:
     graphs: GraphEstimate | None = None
     expert_group_gib: float | None = None
     activation: float = 1.0
+    compressed_activation: float = 0.0
     sample_bytes: float = 0.0
+    other_sample_bytes: float = 0.0
     decoder_bytes: float = 0.0
     other_share: float = 1.0
     other_share_gpus: tuple[str, ...] = ()
@@ -361,6 +430,7 @@ class KvMemory:
     small_seqs: int = 1
     small_gpus: tuple[str, ...] = ()
     token_tiers: tuple[tuple[float, int], ...] = ()
+    ranks_share_tokens: bool = False
     block_tokens: int = 1
     kv_cache: str = "bytes"
     state_slots: int = 1
@@ -371,19 +441,35 @@ class KvMemory:
     step_batches: int = 1
     states_limit_seqs: bool = False
     prints_requests: bool = False
+    latent_copies: bool = False
+    latent_block_tokens: int = 1
+    pooled_cards: tuple[str, ...] = ()
+    compressed_blocks: str = "widest"
+    later_graphs_gib: float = 0.0
+    later_states_gib: float = 0.0
+    graphs_limit_seqs: bool = False
+    null_block: bool = False
+    caches_prefixes: bool = False
+    padding_slots: int = 0
+    draft_share: bool = False
     running: RunningLimit | None = None
     reserve: StaticReserve | None = None
+    sparse_caches: tuple[SparseCache, ...] = ()
+    workspaces: tuple[SparseWorkspace, ...] = ()
+    expert_padding: tuple[ExpertPadding, ...] = ()
+    state_buffers: tuple[StateBuffers, ...] = ()
     by_version: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
     logged: str = ""
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check_fields(self, but=("kv_reservation", "kv_cache", "room", "fraction"))
+        check_fields(self, but=("kv_reservation", "kv_cache", "room", "fraction", "compressed_blocks"))
         check_range(f">={self.logged}" if self.logged else "")
         one_of("kv_reservation", self.kv_reservation, tuple(KV_RESERVATIONS), PlanError)
         one_of("kv_cache", self.kv_cache, KV_CACHES, PlanError)
         one_of("room", self.room, tuple(ROOMS), PlanError)
+        one_of("compressed_blocks", self.compressed_blocks, ("layers", "pages", "widest"), PlanError)
         object.__setattr__(self, "token_tiers", _tiers(self.token_tiers))
         if self.expert_group_gib is not None:
             check_number("expert_group_gib", self.expert_group_gib)
@@ -392,10 +478,8 @@ class KvMemory:
         for name, made in _TABLES.items():
             given = getattr(self, name)
             object.__setattr__(self, name, None if given is None else _table(name, made, given))
-        if not isinstance(self.runners, list | tuple):
-            raise PlanError(f"runners must be a list of tables, got {shown(self.runners)}")
-        runners = tuple(_table("runners", RunnerMemory, one) for one in self.runners)
-        object.__setattr__(self, "runners", runners)
+        for name, made in _LISTS.items():
+            object.__setattr__(self, name, _rows(name, made, getattr(self, name)))
         object.__setattr__(self, "by_version", _by_version(self.by_version))
         if self.room == "static" and self.fraction == 0 and is_number(self.fraction):
             if self.reserve is None:
@@ -409,20 +493,50 @@ class KvMemory:
         """Mean share of its output for which a request holds KV cache."""
         return KV_RESERVATIONS[self.kv_reservation]
 
+    @property
+    def ranges(self) -> tuple[str, ...]:
+        """Ranges of versions in which its values or rows differ."""
+        rows = (one.versions for name in _VERSIONED for one in getattr(self, name))
+        return (*(versions for versions, _ in self.by_version), *dict.fromkeys(rows))
+
     def at(self, version: str) -> KvMemory:
         """Return the rule of one of the engine's versions."""
+        rows = {name: of_version(getattr(self, name), version) for name in _VERSIONED}
+        changed: dict[str, Any] = {
+            name: found for name, found in rows.items() if found != getattr(self, name)
+        }
         for versions, values in self.by_version:
             if holds_for(versions, version):
-                return replace(self, **dict(values), by_version=())
-        return self
+                return replace(self, **changed | dict(values), by_version=())
+        return replace(self, **changed) if changed else self
 
     def of_model(self, architecture: str, *, is_dense: bool) -> KvMemory:
         """Return the rule with the runner that the engine takes for a model."""
         for runner in self.runners:
             of_all = not runner.architectures and not runner.dense
             if of_all or architecture in runner.architectures or (runner.dense and is_dense):
-                return replace(self, sample_bytes=runner.sample_bytes, graphs=runner.graphs, runners=())
+                return replace(
+                    self,
+                    sample_bytes=runner.sample_bytes,
+                    other_sample_bytes=0.0,
+                    graphs=runner.graphs,
+                    later_graphs_gib=runner.later_graphs_gib,
+                    graphs_limit_seqs=runner.graphs_limit_seqs,
+                    runners=(),
+                )
         return self
+
+    def alternatives(self) -> dict[str, KvMemory]:
+        """Return the rule of an engine with other packages installed, by words that say with which."""
+        packages = dict.fromkeys(one.needs for one in self.expert_padding if one.needs)
+        found = {f"without {package}": self.without(package) for package in packages}
+        if self.other_sample_bytes:
+            found["with FlashInfer's sampler"] = replace(self, sample_bytes=self.other_sample_bytes)
+        return found
+
+    def without(self, package: str) -> KvMemory:
+        """Return the rule of an engine without a package that some kernels need."""
+        return replace(self, expert_padding=tuple(one for one in self.expert_padding if one.needs != package))
 
     def seqs(self, gpu: str, gpu_bytes: int, most: int) -> int:
         """Return the requests that a profiling run samples for, at most the engine's maximum."""

@@ -349,14 +349,14 @@ class EngineProfile:
         """Ranges of versions in which its limits, memory and graphs differ."""
         return (
             self.versions,
-            *(versions for versions, _ in self.memory.by_version),
+            *self.memory.ranges,
             *(one.versions for one in self.kernels.prefill_graphs),
             *(one.versions for one in self.data_parallel.graphs),
         )
 
     @property
     def rule_versions(self) -> str:
-        """Range of versions that have the rules of this profile: ``>=0.29,<0.33``."""
+        """Range of versions that have the rules of this profile: ``>=0.26,<0.28``."""
         if self.rules:
             return self.rules
         if includes_newest(self.versions):
@@ -432,14 +432,19 @@ class EngineProfile:
             self, costs=costs, kernels=kernels, memory=memory, data_parallel=ranks, version=known, rules=rules
         )
 
-    def on(self, gpu: GpuMemory) -> EngineProfile:
-        """Return the engine with the limits that it has by default on a GPU."""
+    def on(self, gpu: GpuMemory, ranks: int = 1) -> EngineProfile:
+        """Return the engine with its default limits on a GPU, those of one rank of attention.
+
+        ``ranks`` are those that share experts: :meth:`fastroof.models.ModelSpec.ranks`.
+        """
         own = self.scheduling
         if not own.by_card:
             return self
         tokens, seqs = self.memory.default_limits(
             gpu.name, gpu.hbm_bytes, own.max_num_batched_tokens, own.max_num_seqs
         )
+        if self.memory.ranks_share_tokens:
+            tokens = max(tokens // max(ranks, 1), 1)
         scheduling = replace(own, max_num_batched_tokens=tokens, max_num_seqs=seqs, by_card=False)
         return replace(self, scheduling=scheduling)
 

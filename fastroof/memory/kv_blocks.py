@@ -4,14 +4,53 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from fastroof.engines import KvMemory
+from fastroof.engines.memory_by_card import Card
+from fastroof.memory.workspaces import CacheFormat, latent_bytes
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.compressed import CompressedAttention
+from fastroof.models.latent import LatentAttention
+from fastroof.models.sparse import SparseLatentAttention
+from fastroof.operators.widths import CSA
 
+SPARSE_BLOCK: Final = 64
+"""Tokens of a page of sparse latent attention."""
+ENTRY_ALIGNMENT: Final = 576
+"""To which vLLM rounds the pages of DeepSeek-V4 up."""
+COMPRESSED_BLOCK: Final = 256
+"""Tokens of a block of DeepSeek-V4's compressed layers."""
+WINDOW_BLOCK: Final = 64
+"""Tokens of a block of its windows."""
+FP8: Final = "fp8"
+"""Format of its cache."""
 RING_BYTES: Final = 236.0
 """Compressor states of DeepSeek-V4 a token and CSA layer in SGLang: what its logged 28.9 kB leave."""
+
+
+class WindowGroups(NamedTuple):
+    """Groups of layers with a window in blocks of a size of their own, any of which is an engine's block.
+
+    Attributes
+    ----------
+    groups, block_tokens, window : int
+        Their number, and the tokens of a block and of a window.
+    share : float
+        Bytes of such a block relative to those of the first group's.
+    """
+
+    groups: int
+    block_tokens: int
+    window: int
+    share: float
+
+    def blocks(self, length: Any, in_flight: int) -> Any:
+        """Return the blocks of a request with the tokens of steps in flight; not aligned to the window."""
+        held = np.minimum(self.window - 1 + in_flight, length)
+        return self.groups * (-(-held // self.block_tokens) + 1)
 
 
 class KvBlocks(NamedTuple):
@@ -27,8 +66,11 @@ class KvBlocks(NamedTuple):
     state_parts: int = 0
     spare_parts: int = 0
     groups: int = 1
-    ring_parts: int = 0
     parts_per_block: int = 0
+    windows: tuple[WindowGroups, ...] = ()
+    in_flight: int = 0
+    checked_bytes: int = 0
+    prints_shares: bool = False
 
 
 class HeldLayers(NamedTuple):
@@ -42,15 +84,30 @@ class HeldLayers(NamedTuple):
     """By the bytes of a state."""
     rings: Counter[tuple[float, float]]
     """Compressed layers, whose state is a window of entries and open ones, by both bytes of a token."""
+    latents: dict[float, tuple[float, int]]
+    """Layers of latent attention: by the bytes of a token those of its vector, and the tokens of a key."""
+    compressed: Counter[CompressedAttention]
+    """Layers of DeepSeek-V4."""
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether layers of latent attention have an indexer, and others nothing but latent attention."""
+        return any(pool for _, pool in self.latents.values())
 
 
-def held_layers(models: tuple[tuple[ModelSpec, Layout, str], ...]) -> HeldLayers:
+def held_layers(models: tuple[tuple[ModelSpec, Layout, CacheFormat], ...]) -> HeldLayers:
     """Count the layers of a model and its draft, each with its layout and KV format."""
-    held = HeldLayers(Counter(), Counter(), Counter(), Counter())
-    for model, layout, kv_dtype in models:
+    held = HeldLayers(Counter(), Counter(), Counter(), Counter(), {}, Counter())
+    for model, layout, stored in models:
         for group in model.layers:
             attention = group.kind.attention
-            token_bytes = attention.kv_bytes_per_token(layout, kv_dtype)
+            kv_dtype = stored.kv_dtype
+            token_bytes = stored.token_bytes(attention, layout)
+            if isinstance(attention, SparseLatentAttention | LatentAttention):
+                pool = attention.index_pool if isinstance(attention, SparseLatentAttention) else 0
+                held.latents[token_bytes] = latent_bytes(attention, kv_dtype), pool
+            if isinstance(attention, CompressedAttention):
+                held.compressed[attention] += group.count
             state_bytes = attention.state_bytes(layout)
             if isinstance(attention, CompressedAttention) and attention.compressor_bytes:
                 open_bytes = float(attention.compressor_bytes)
@@ -65,37 +122,42 @@ def held_layers(models: tuple[tuple[ModelSpec, Layout, str], ...]) -> HeldLayers
     return held
 
 
-def blocks_of_bytes(held: HeldLayers, rule: KvMemory, step_tokens: int = 0) -> KvBlocks:
-    """Return parts of any bytes: every layer takes what it needs of one room.
-
-    ``step_tokens`` are those of steps in flight that admitted requests reserve.
-    """
+def blocks_of_bytes(held: HeldLayers, rule: KvMemory) -> KvBlocks:
+    """Return parts of any bytes: every layer takes what it needs of one room."""
     size = rule.block_tokens
     full = int(sum(one * count for one, count in held.full.items()))
     within = int(sum(one * count for (one, _, _), count in held.windowed.items()))
     state = int(sum(one * count for one, count in held.states.items()))
     unit = math.gcd(full * size, within * size, state) or 1
     window = min((window for _, window, _ in held.windowed), default=0)
-    rings = int(sum(sum(both) * count for both, count in held.rings.items())) if step_tokens else 0
-    unit = math.gcd(unit, rings) if rings else unit
     # layers with other windows have blocks of their own, and those of DeepSeek-V4 are not known
     extra = 0 if held.rings or len(held.windowed) + bool(held.full) > 1 else (full + within) * size // unit
     return KvBlocks(
-        unit, size, full * size // unit, within * size // unit, size, window, window + step_tokens,
-        state // unit, 0, 1, rings // unit, extra,
+        unit, size, full * size // unit, within * size // unit, size, window, window, state // unit,
+        parts_per_block=extra,
     )  # fmt: skip
 
 
-def blocks_of_groups(held: HeldLayers, rule: KvMemory, step_tokens: int, slots: int) -> KvBlocks:
+def blocks_of_groups(held: HeldLayers, rule: KvMemory, card: Card, step_tokens: int, slots: int) -> KvBlocks:
     """Return vLLM's blocks: groups of layers whose pages have one size, any of which takes any block."""
-    size = rule.block_tokens
+    if held.compressed:
+        return blocks_of_compressed(held, rule, step_tokens)
+    size = max(rule.block_tokens, SPARSE_BLOCK * held.is_sparse)
     attention = [(one, count) for one, count in held.full.items()]
     attention += [(one, count) for (one, _, _), count in held.windowed.items()]
     if not attention:
         state_bytes = int(sum(one * count for one, count in held.states.items()))
         return KvBlocks(state_bytes, size, state_parts=slots)
-    page = size * max(one for one, _ in attention)
-    if held.states:
+    page, tails = size * max(one for one, _ in attention), 0
+    if held.states and held.latents and not held.windowed:
+        # blocks are aligned by the bytes of the vector alone, and open keys of a pool have a group
+        widest, (latent, pool) = max(held.latents.items())
+        size = rule.latent_block_tokens
+        if pool > 1 and (card.name in rule.pooled_cards or card.generation in rule.pooled_cards):
+            size *= 2
+        size *= math.ceil(max(held.states) / (size * latent))
+        page, tails = int(size * widest), int(pool > 1)
+    elif held.states:
         state = max(held.states)
         widest = max(held.full or [one for one, _ in attention])
         page = max(size * math.ceil(state / (size * widest)) * widest, page)
@@ -123,12 +185,76 @@ def blocks_of_groups(held: HeldLayers, rule: KvMemory, step_tokens: int, slots: 
         int(page * layers),
         tokens(list(held.full)),
         groups(held.full),
-        state_parts=groups(held.states) * slots,
-        groups=groups(held.full) + groups(held.states) + groups(held.windowed),
+        state_parts=groups(held.states) * slots + tails,
+        groups=tails + groups(held.full) + groups(held.states) + groups(held.windowed),
         parts_per_block=1,
     )
     window_size = tokens([one for one, _, _ in held.windowed])
     return _with_window(block, held, step_tokens, window_size, groups(held.windowed))
+
+
+def blocks_of_compressed(held: HeldLayers, rule: KvMemory, step_tokens: int) -> KvBlocks:
+    """Return vLLM's blocks of DeepSeek-V4.
+
+    Five groups: compressed entries and indexer keys, two of windows, and open entries of both ratios.
+    """
+
+    def page(content: float) -> int:
+        return -(-int(content) // ENTRY_ALIGNMENT) * ENTRY_ALIGNMENT
+
+    by_ratio = {one.ratio: (one, count) for one, count in held.compressed.items()}
+    count = sum(held.compressed.values())
+    kinds = {ratio: number for ratio, (_, number) in by_ratio.items() if ratio}
+    any_one = next(iter(held.compressed))
+    entry, window = any_one.entry_bytes(FP8), any_one.widths.window
+    counts = [*kinds.values(), count]
+    # as many layers to a group as leave the fewest of a group empty
+    size = min(
+        range(max(kinds.values(), default=count), count + 1),
+        key=lambda each: sum(-number % each for number in counts),
+    )
+    entries = {ratio: COMPRESSED_BLOCK // ratio for ratio in kinds}
+    latents = {ratio: page(entries[ratio] * entry) for ratio in kinds}
+    indexers = {CSA: page(entries[CSA] * any_one.index_bytes(FP8))} if CSA in kinds else {}
+    widest = page(WINDOW_BLOCK * entry)
+    # a pipeline stage may have windows alone
+    first = sum(kinds[ratio] * (latents[ratio] + indexers.get(ratio, 0)) for ratio in kinds) or size * widest
+    block = {
+        "layers": size * (sum(latents.values()) + sum(indexers.values())),
+        "pages": size * widest
+        + sum(
+            kinds[ratio] * (indexers.get(ratio, 0) + latents[ratio] * (latents[ratio] < widest))
+            for ratio in kinds
+        ),
+        "widest": max(first, size * widest),
+    }
+    is_padded = rule.compressed_blocks != "widest"
+    windows = [
+        WindowGroups(1, WINDOW_BLOCK, window, min(size, count - start) * widest / first)
+        for start in range(0, count, size)
+    ]
+    for ratio, number in kinds.items():
+        one, _ = by_ratio[ratio]
+        overlap = 2 if ratio == CSA else 1
+        tokens = CSA if ratio == CSA else 2 * CSA
+        index = tokens * one.index_state_bytes
+        state = page(tokens * (one.compressor_bytes - one.index_state_bytes))
+        bytes_each = (widest if is_padded else state) + (page(index) if index else 0)
+        windows.append(WindowGroups(1, tokens, overlap * ratio, number * bytes_each / first))
+    held_when_running = sum(int(one.blocks(one.window, 0)) for one in windows)
+    block_bytes = block[rule.compressed_blocks]
+    return KvBlocks(
+        block_bytes,
+        COMPRESSED_BLOCK,
+        full_parts=1,
+        spare_parts=held_when_running,
+        groups=1 + len(windows),
+        parts_per_block=1,
+        windows=tuple(windows),
+        in_flight=step_tokens,
+        checked_bytes=block["layers"] if is_padded else block_bytes,
+        prints_shares=is_padded,
+    )
 
 
 def _with_window(

@@ -6,6 +6,8 @@ from typing import Final, NamedTuple
 
 from fastroof.config import GpuSpec
 from fastroof.engines import KvMemory
+from fastroof.engines.memory import ModelKind
+from fastroof.engines.memory_by_card import GraphKind
 from fastroof.models import Layout
 from fastroof.units import GIB
 
@@ -23,12 +25,14 @@ class Footprint(NamedTuple):
     weight_bytes: int
     working_bytes: int
     logits: int
-    expert_format: str = ""
-    """Format of a mixture of experts; empty without experts."""
-    is_latent: bool = False
+    kind: ModelKind = ModelKind()
     sends: bool = False
     vision: tuple[int, int] = (0, 0)
     """Layers and width of a vision encoder."""
+    workspace_bytes: int = 0
+    """Buffers that stay next to the weights."""
+    peak_bytes: int = 0
+    """Logits of an indexer next to the working set."""
 
 
 class LeftForKv(NamedTuple):
@@ -43,6 +47,9 @@ class LeftForKv(NamedTuple):
     reserve_bytes: int
     total_bytes: int
     requested_bytes: int
+    workspace_bytes: int = 0
+    graphs_low_bytes: int = 0
+    graphs_high_bytes: int = 0
 
 
 def vision_share(rule: KvMemory, layers: int, hidden: int) -> float:
@@ -57,8 +64,19 @@ def _static_fraction(rule: KvMemory, gpu: GpuSpec, layout: Layout, held: Footpri
     """Return the share of the memory free before loading that weights and KV cache may take."""
     fraction, reserve = rule.fraction, rule.reserve
     if not fraction and reserve is not None:
+        if rule.ranks_share_tokens and layout.dp > 1:
+            # the option is of all ranks
+            tokens = max(
+                tokens, min(tokens * layout.dp, rule.default_limits(gpu.name, gpu.hbm_bytes, 0, 0)[0])
+            )
         reserved = reserve.bytes(
-            gpu.hbm_bytes, tokens, layout.tp, layout.pp, layout.dp, latent=held.is_latent, alltoall=held.sends
+            gpu.hbm_bytes,
+            tokens,
+            layout.tp,
+            layout.pp,
+            layout.dp,
+            latent=held.kind.is_latent,
+            alltoall=held.sends,
         )
         fraction = max(1 - reserved / gpu.hbm_bytes, 0.0) * vision_share(rule, *held.vision)
     return fraction * (rule.other_share if gpu.name in rule.other_share_gpus else 1.0)
@@ -73,19 +91,21 @@ def left_for_kv(rule: KvMemory, gpu: GpuSpec, layout: Layout, held: Footprint, m
         return LeftForKv(left, working, 0, working, 0, 0, reserve, gpu_bytes, usable)
     visible = int(gpu_bytes * VISIBLE_SHARE)
     context = rule.context_bytes(
-        gpu.nvlink_bytes_per_s, layout.world_size, has_experts=bool(held.expert_format)
+        gpu.nvlink_bytes_per_s, layout.world_size, has_experts=bool(held.kind.expert_format)
     )
     if rule.room == "static":
         budget = int((visible - context) * _static_fraction(rule, gpu, layout, held, max_tokens))
         left = round(rule.cache_gib * GIB) if rule.cache_gib else budget - weights
         reserve = gpu_bytes - context - weights - max(left, 0)
         return LeftForKv(left, 0, 0, 0, context, 0, reserve, visible, budget)
-    forward, sampler = round(rule.activation * working), round(rule.sample_bytes * held.logits)
+    is_compressed = rule.compressed_activation and "compressed" in held.kind.kinds
+    activation = rule.compressed_activation if is_compressed else rule.activation
+    forward = round(activation * working) + held.peak_bytes
+    sampler = round(rule.sample_bytes * held.logits)
     run = max(forward, sampler) + round(rule.decoder_bytes * held.logits)
-    graphs = 0
-    if rule.graphs is not None:
-        graphs = round(rule.graphs.amounts_gib(held.expert_format)[0] * GIB)
-    used = weights + run + context + graphs
+    of_graphs = GraphKind() if rule.graphs is None else rule.graphs.of_model(gpu, held.kind)
+    graphs = round(of_graphs.gib * GIB)
+    used = weights + held.workspace_bytes + run + context + graphs
     if rule.room == "all":
         budget = int(visible * rule.fraction)
         left, reserve = budget - used, gpu_bytes - budget
@@ -95,4 +115,8 @@ def left_for_kv(rule: KvMemory, gpu: GpuSpec, layout: Layout, held: Footprint, m
     if rule.cache_gib:
         left = round(rule.cache_gib * GIB)
         reserve = max(gpu_bytes - used - left, 0)
-    return LeftForKv(left, forward, sampler, run, context, graphs, reserve, visible, budget)
+    high = max(of_graphs.high_gib * GIB, of_graphs.high_share * max(left, 0))
+    return LeftForKv(
+        left, forward, sampler, run, context, graphs, reserve, visible, budget, held.workspace_bytes,
+        round(of_graphs.low_gib * GIB), round(high),
+    )  # fmt: skip

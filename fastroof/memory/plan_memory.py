@@ -13,17 +13,32 @@ from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.compiled.serving_options import longest_held
 from fastroof.config import GpuSpec
 from fastroof.engines import KvMemory
-from fastroof.engines.memory import DATASHEET_MEMORY, GraphEstimate
+from fastroof.engines.memory import DATASHEET_MEMORY, ModelKind
+from fastroof.engines.memory_by_card import first_row
 from fastroof.errors import BatchError
-from fastroof.memory.kv_blocks import blocks_of_bytes, blocks_of_groups, blocks_of_pools, held_layers
+from fastroof.memory.kv_blocks import (
+    WindowGroups,
+    blocks_of_bytes,
+    blocks_of_groups,
+    blocks_of_pools,
+    held_layers,
+)
 from fastroof.memory.kv_room import Footprint, left_for_kv
+from fastroof.memory.workspaces import (
+    CacheFormat,
+    cache_format,
+    copied_bytes,
+    model_kv_bytes,
+    padded_bytes,
+    workspace,
+)
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import Execution, weight_bytes
 from fastroof.models.latent import LatentAttention
 from fastroof.models.sparse import SparseLatentAttention
 from fastroof.models.spec import adapter_buffers, stages_of
 from fastroof.run.batch import int_array
-from fastroof.units import ACTIVATION_BYTES, GIB
+from fastroof.units import ACTIVATION_BYTES
 
 
 class Drafts(NamedTuple):
@@ -38,7 +53,7 @@ NO_DRAFTS: Final = Drafts()
 
 _OF_PARTS: Final = (
     "parts", "part_bytes", "parts_per_block", "full_parts", "window_parts", "state_parts", "spare_parts",
-    "ring_parts",
+    "windows", "in_flight", "checked_bytes", "prints_shares", "null_parts",
 )  # fmt: skip
 """Attributes of a memory that count parts, in which no engine prints anything."""
 
@@ -50,8 +65,11 @@ class MemoryUse(NamedTuple):
     max_seqs: int = 1024
     has_max_seqs: bool = True
     """Whether the user set it."""
-    prefix_caching: bool = False
+    prefix_caching: bool | None = None
+    """Whether states are cached with prefixes; None for the engine's default."""
     drafts: Drafts = NO_DRAFTS
+    max_model_len: int | None = None
+    """Tokens of the longest sequence; None for the model's."""
 
 
 class PlanMemory(NamedTuple):
@@ -95,9 +113,9 @@ class PlanMemory(NamedTuple):
         Tokens of a block, and the parts that they take in layers that keep all tokens.
     window_parts, window_block_tokens, window_tokens : int
         The same of windowed layers, and the tokens that a running request keeps in them at most.
-    reserved_tokens, ring_parts : int
+    reserved_tokens : int
         Tokens of windowed layers that an engine reserves for one request before it starts: with the steps in
-        flight, whose parts are free again afterwards. Parts of each such token in layers of DeepSeek-V4.
+        flight, whose parts are free again afterwards.
     state_parts, spare_parts : int
         Parts of a request's states, and of windows that need not be aligned.
     groups : int
@@ -108,6 +126,13 @@ class PlanMemory(NamedTuple):
         Requests that run at once, by the engine's own limits besides its blocks; 0 without one.
     adapter_bytes : int
         Buffers of LoRA adapters, for as many as a GPU holds at their largest rank.
+    workspace_bytes : int
+        Buffer of attention with an indexer, which grows with the longest context.
+    windows, in_flight, checked_bytes, prints_shares : tuple of WindowGroups, int, int, bool
+        Groups of DeepSeek-V4 besides the first, tokens of steps in flight that they reserve, bytes of a block
+        when the engine checks one request, and whether it prints by the groups' widths.
+    null_parts : int
+        Blocks that no request gets.
     """
 
     weight_bytes: int
@@ -140,11 +165,16 @@ class PlanMemory(NamedTuple):
     state_parts: int = 0
     spare_parts: int = 0
     groups: int = 1
-    ring_parts: int = 0
     state_pool_bytes: int = 0
     state_slots: int = 0
     max_running: int = 0
     adapter_bytes: int = 0
+    workspace_bytes: int = 0
+    windows: tuple[WindowGroups, ...] = ()
+    in_flight: int = 0
+    checked_bytes: int = 0
+    prints_shares: bool = False
+    null_parts: int = 0
 
     @classmethod
     def of_sequence(
@@ -174,7 +204,7 @@ class PlanMemory(NamedTuple):
         uses = {
             "weights": self.weight_bytes,
             "adapters": self.adapter_bytes,
-            "workspace": self.activation_bytes,
+            "workspace": self.activation_bytes + self.workspace_bytes,
             "context": self.context_bytes,
             "graphs": self.graphs_bytes,
             "states": self.state_pool_bytes,
@@ -273,30 +303,57 @@ class PlanMemory(NamedTuple):
 
     def parts_per_request(self, kv_len: Any) -> Any:
         """Return the parts that one running request of a length holds, over all groups of layers."""
-        return self._blocks(kv_len, self.window_tokens, 0)
+        return self._blocks(kv_len, self.window_tokens)
 
     def reserved_parts(self, kv_len: Any) -> Any:
         """Return the parts that an engine reserves for one request of a length before it starts."""
-        return self._blocks(kv_len, self.reserved_tokens, self.ring_parts)
+        if self.windows:
+            held = self._reserved_windows(_lengths(kv_len, 1), shares=False)
+            return held if held.ndim else int(held)
+        return self._blocks(kv_len, self.reserved_tokens)
 
-    def _blocks(self, kv_len: Any, window: int, ring_parts: int) -> Any:
+    def _blocks(self, kv_len: Any, window: int) -> Any:
         length = _lengths(kv_len, 1)
         held = self.full_parts * -(-length // self.block_tokens) + self.request_parts
         within = np.minimum(length, window)
-        held = held + self.window_parts * -(-within // self.window_block_tokens) + ring_parts * within
+        held = held + self.window_parts * -(-within // self.window_block_tokens)
         return held if held.ndim else int(held)
+
+    def _reserved_windows(self, length: Longs, *, shares: bool) -> Any:
+        """Return the blocks of a request, or their bytes in blocks of the first group."""
+        held: Any = self.full_parts * -(-length // self.block_tokens)
+        for one in self.windows:
+            held = held + one.blocks(length, self.in_flight) * (one.share if shares else 1)
+        return held
+
+    def printed_parts(self, kv_len: int) -> int:
+        """Return the parts of a request that an engine's printed concurrency counts."""
+        if self.prints_shares:
+            return math.ceil(float(self._reserved_windows(_lengths(kv_len, 1), shares=True)))
+        return max(int(self.reserved_parts(kv_len)), 1)
 
     def max_concurrency(self, kv_len: int) -> float:
         """Return how many requests of a length an engine prints that fit, as it reserves them."""
-        return self.parts / max(int(self.reserved_parts(kv_len)), 1)
+        return self.parts / self.printed_parts(kv_len)
+
+    def needed_bytes(self, kv_len: int) -> int:
+        """Return the bytes of one request of a length that an engine checks before it starts."""
+        return int(self.reserved_parts(kv_len)) * (self.checked_bytes or self.part_bytes)
+
+    @property
+    def offered_bytes(self) -> int:
+        """Bytes with which it compares these."""
+        if self.checked_bytes:
+            return self.kv_cache_bytes
+        return max(self.parts - self.null_parts, 0) * self.part_bytes
+
+    def holds(self, kv_len: int) -> bool:
+        """Return whether an engine starts with requests of a length."""
+        return self.needed_bytes(kv_len) <= self.offered_bytes
 
     def largest_context(self) -> int:
-        """Return the longest length of one request that an engine starts with; 0 if there is none."""
-        low, high = 0, MAX_KV_LEN
-        while low < high:
-            length = (low + high + 1) // 2
-            low, high = (length, high) if self.reserved_parts(length) <= self.parts else (low, length - 1)
-        return low
+        """Return the longest length of one request that this room holds; 0 if there is none."""
+        return _most(self.holds, MAX_KV_LEN)
 
     def largest_length(self, sequences: int = 1) -> int:
         """Return the longest length of which some sequences run at once; 0 if none do."""
@@ -312,6 +369,15 @@ class PlanMemory(NamedTuple):
         if self.max_running:
             fit = np.minimum(fit, self.max_running)
         return fit if np.ndim(fit) else int(fit)
+
+
+def _most(holds: Callable[[int], bool], most: int) -> int:
+    """Return the largest number up to ``most`` for which something holds; 0 if for none."""
+    low, high = 0, most
+    while low < high:
+        number = (low + high + 1) // 2
+        low, high = (number, high) if holds(number) else (low, number - 1)
+    return low
 
 
 def _lengths(kv_len: Any, least: int) -> Longs:
@@ -349,13 +415,25 @@ def most_that_start(memory: Callable[[int], PlanMemory], most: int, kv_len: int 
 
     Each of them needs a block of states, and one request of ``kv_len`` tokens must fit.
     """
-    low, high = 0, most
-    while low < high:
-        seqs = (low + high + 1) // 2
+
+    def starts(seqs: int) -> bool:
         found = memory(seqs)
-        starts = found.parts >= max(found.reserved_parts(kv_len), seqs if found.state_parts else 1)
-        low, high = (seqs, high) if starts else (low, seqs - 1)
-    return low
+        return found.parts >= (seqs if found.state_parts else 1) and found.holds(kv_len)
+
+    return _most(starts, most)
+
+
+def longest_that_starts(memory: Callable[[int], PlanMemory], most: int) -> int:
+    """Return the longest context, up to ``most``, with which an engine starts; 0 if with none.
+
+    The room depends on it: workspaces grow with the longest context.
+    """
+    found = memory(most)
+    if found.holds(most):
+        return most
+    if not found.workspace_bytes:
+        return min(found.largest_context(), most)
+    return _most(lambda length: memory(length).holds(length), most)
 
 
 def _fullest(parts: list[PlanMemory]) -> PlanMemory:
@@ -405,25 +483,45 @@ def _gpu_memory(
     held_bytes = int(linear_bytes) + other * ACTIVATION_BYTES + use.drafts.weight_bytes
     widest = max(kind.activation_width(hidden, layout) for kind in model.kinds)
     activation_bytes = use.max_tokens * (2 * hidden * model.residual_rows + widest) * ACTIVATION_BYTES
+    stored = cache_format(rule, gpu, model.architecture, execution.kv_dtype)
+    sparse = workspace(
+        rule,
+        gpu,
+        model,
+        layout,
+        stored,
+        tokens=use.max_tokens,
+        requests=use.max_seqs * (1 + use.drafts.tokens),
+        length=use.max_model_len or model.max_position,
+    )
     seqs = rule.seqs(gpu.name, gpu.hbm_bytes, use.max_seqs)
     logits = seqs * model.padded_vocab(1) if is_last else 0
     expert_format, tower = execution.dtype if model.has_experts else "", model.vision
     tower_size = (0, 0) if tower is None else tower.size
     if is_first and tower is not None and rule.room != "datasheet":
         held_bytes += tower.weights(layout.tp) * ACTIVATION_BYTES
+    held_bytes += copied_bytes(model, layout) if rule.latent_copies else 0
+    held_bytes += padded_bytes(rule, gpu, model, layout, execution)
     adapters = adapter_buffers(model, layout, execution, is_first=is_first, is_last=is_last)
+    kinds = {"sparse"} if model.has_sparse_attention else set()
+    if model.has_compressed_attention:
+        kinds.add("compressed")
+    elif any(kind.state_bytes(layout) for kind in model.kinds):
+        kinds.add("states")
+    is_latent = any(
+        isinstance(kind.attention, LatentAttention | SparseLatentAttention) for kind in model.kinds
+    )
     held = Footprint(
         held_bytes + adapters,
         activation_bytes,
         logits,
-        expert_format,
-        any(isinstance(kind.attention, LatentAttention | SparseLatentAttention) for kind in model.kinds),
+        ModelKind(model.architecture, expert_format, frozenset(kinds), is_latent),
         execution.exchange.alltoall != "never",
         tower_size,
+        sparse.buffer_bytes,
+        sparse.peak_bytes,
     )
     left = left_for_kv(rule, gpu, layout, held, use.max_tokens)
-    estimate = rule.graphs or GraphEstimate()
-    _, low_gib, high_gib = estimate.amounts_gib(expert_format)
     uses = left._asdict()
     left_bytes = uses.pop("left_bytes")
     memory = PlanMemory(
@@ -431,66 +529,75 @@ def _gpu_memory(
         kv_bytes_per_token=0,
         max_kv_tokens=0,
         window=model.window or 0,
-        graphs_low_bytes=round(low_gib * GIB),
-        graphs_high_bytes=round(high_gib * GIB),
         adapter_bytes=adapters,
         **uses,
     )
-    models = ((model, layout, execution.kv_dtype), *use.drafts.models)
-    return _with_blocks(memory, left_bytes, models, rule, use, model.max_position)
+    drafts = (
+        (one, own, cache_format(rule, gpu, one.architecture, kv_dtype))
+        for one, own, kv_dtype in use.drafts.models
+    )
+    return _with_blocks(memory, left_bytes, ((model, layout, stored), *drafts), gpu, rule, use)
 
 
 def _with_blocks(
     memory: PlanMemory,
     left_bytes: int,
-    models: tuple[tuple[ModelSpec, Layout, str], ...],
+    models: tuple[tuple[ModelSpec, Layout, CacheFormat], ...],
+    gpu: GpuSpec,
     rule: KvMemory,
     use: MemoryUse,
-    context: int,
 ) -> PlanMemory:
     """Divide what is left into blocks of a model, the first, and its drafts."""
-    ranks = models[0][1].dp
+    model, ranks = models[0][0], models[0][1].dp
     memory = memory._replace(
-        kv_bytes_per_token=sum(
-            model.kv_bytes_per_token(layout, kv_dtype) for model, layout, kv_dtype in models
-        ),
+        kv_bytes_per_token=sum(model_kv_bytes(*of) for of in models),
         # a draft's other window counts as no window
         window_kv_bytes_per_token=sum(
-            window_kv_bytes(*of) for of in models if (of[0].window or 0) == memory.window
+            model_kv_bytes(*of, windowed=True) for of in models if (of[0].window or 0) == memory.window
         ),
-        state_bytes_per_sequence=sum(model.state_bytes(layout) for model, layout, _ in models),
+        state_bytes_per_sequence=sum(one.state_bytes(layout) for one, layout, _ in models),
     )
     drafts = use.drafts.tokens
-    slots = rule.cached_state_slots if use.prefix_caching or drafts else rule.state_slots
-    slots += drafts * rule.draft_slots
-    pool, state_slots, limits = 0, 0, []
-    left = max(left_bytes, 0)
     held = held_layers(models)
-    if rule.kv_cache == "groups" and not held.rings:
+    is_cached = use.prefix_caching
+    if is_cached is None:
+        is_cached = rule.caches_prefixes and bool(held.full or held.windowed)
+    slots = rule.cached_state_slots if is_cached or drafts else rule.state_slots
+    buffers = first_row(rule.state_buffers, gpu, model.architecture)
+    if buffers is not None and not drafts:
+        slots = round(buffers.slots)
+    pool, state_slots, missing, limits = 0, 0, 0, []
+    left = max(left_bytes, 0)
+    if rule.kv_cache == "groups":
         tokens = use.max_tokens * rule.step_batches
-        block = blocks_of_groups(held, rule, tokens, slots)
+        block = blocks_of_groups(held, rule, gpu, tokens, slots + drafts * rule.draft_slots)
     elif rule.kv_cache == "pools":
         # compressors of DeepSeek-V4 are in its pools of tokens
         state = 0 if held.rings else int(sum(one * count for one, count in held.states.items()))
         if state and rule.state_pool:
             pool = int(left * rule.state_pool / (1 + rule.state_pool))
-            state_slots = pool // state
-            limits.append(max(state_slots // slots, 1))
+            share = 1 + drafts / slots if rule.draft_share else 1.0
+            state_slots = max(int(pool / (state * share)) - rule.padding_slots, 0)
+            limits.append(state_slots // slots)
+            missing = max(slots - state_slots, 0) * state
         block = blocks_of_pools(held, rule)
     else:
-        in_flight = use.max_tokens * rule.step_batches if rule.kv_cache == "groups" else 0
-        block = blocks_of_bytes(held, rule, in_flight)
+        block = blocks_of_bytes(held, rule)
     parts = (left - pool) // block.part_bytes
     if block.full_parts and rule.kv_cache != "groups":
         # in whole blocks of tokens
         per_block = block.full_parts + block.window_parts
         parts = parts // per_block * per_block
+    if missing:
+        # no request runs
+        parts = 0
     result = memory._replace(
         kv_cache_bytes=left - pool,
-        missing_bytes=max(block.part_bytes - left_bytes, 0) if parts < 1 else 0,
+        missing_bytes=max(block.part_bytes - left_bytes, missing, 0) if parts < 1 else 0,
         parts=parts,
         state_pool_bytes=pool,
         state_slots=state_slots,
+        null_parts=int(rule.null_block),
         **block._asdict(),
     )
     result = result._replace(max_kv_tokens=result.tokens_beside_states(0))
@@ -499,14 +606,5 @@ def _with_blocks(
         if use.has_max_seqs:
             limits.append(max(result.max_kv_tokens // running.tokens_per_seq, 1))
         else:
-            limits.append(running.seqs(result.max_kv_tokens, context, ranks, drafts))
+            limits.append(running.seqs(result.max_kv_tokens, model.max_position, ranks, drafts))
     return result._replace(max_running=min(limits, default=0))
-
-
-def window_kv_bytes(model: ModelSpec, layout: Layout, kv_dtype: str) -> int:
-    """Bytes of ``model.kv_bytes_per_token`` that belong to windowed layers."""
-    return int(
-        model.sum_layers(
-            lambda kind: kind.kv_bytes_per_token(layout, kv_dtype) if kind.attention.window else 0
-        )
-    )

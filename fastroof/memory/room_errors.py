@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import serving_engines
 from fastroof.engines.values import holds_for, includes_newest, is_version
+from fastroof.models import Layout, ModelSpec
 
 ROOM_ERRORS_FILE: Final = "kv_room_errors.csv"
 MOST: Final = 0.9
@@ -26,6 +27,7 @@ class RoomErrors(NamedTuple):
 
     engine: str
     versions: str
+    kind: str
     starts: int
     median_gib: float
     most_gib: float
@@ -33,15 +35,30 @@ class RoomErrors(NamedTuple):
     @property
     def words(self) -> str:
         """Return the errors as a sentence."""
-        title = f"{self.engine} {self.versions}".rstrip()
+        title = " ".join(filter(None, (self.engine, self.versions, self.kind and f"({self.kind})")))
         return (
             f"{self.median_gib:.2g} GiB in the median, {self.most_gib:.2g} in nine of ten, of {self.starts} "
             f"logged starts of {title}"
         )
 
 
-def room_errors_of(engine: object) -> RoomErrors | None:
+STATES, SPARSE, NVFP4, OTHER = "states", "sparse", "nvfp4 mixtures", "others"
+"""Kinds of models, whose errors are apart where enough starts were logged."""
+
+
+def room_kind(model: ModelSpec, dtype: str) -> str:
+    """Return the kind of a model."""
+    if model.has_sparse_attention or model.has_compressed_attention:
+        return SPARSE
+    if any(kind.state_bytes(Layout()) for kind in model.kinds):
+        return STATES
+    return NVFP4 if model.has_experts and dtype == "nvfp4" else OTHER
+
+
+def room_errors_of(engine: object, kind: str = "") -> RoomErrors | None:
     """Return the errors of an engine, given as plans take it; None if no logged start judges its rules.
+
+    Those of a kind of model if there are any, else those of all models.
 
     Profiles and files that a user wrote are not judged, nor are versions without a number.
     """
@@ -50,12 +67,14 @@ def room_errors_of(engine: object) -> RoomErrors | None:
     name, _, version = engine.partition("-")
     if name not in serving_engines() or (version and not is_version(version)):
         return None
-    for one in recorded_errors():
-        if one.engine == name and (
-            holds_for(one.versions, version) if version else includes_newest(one.versions)
-        ):
-            return one
-    return None
+    found = [
+        one
+        for one in recorded_errors()
+        if one.engine == name
+        and one.kind in ("", kind)
+        and (holds_for(one.versions, version) if version else includes_newest(one.versions))
+    ]
+    return max(found, key=lambda one: bool(one.kind), default=None)
 
 
 def errors_path() -> Path:
@@ -71,6 +90,7 @@ def recorded_errors() -> tuple[RoomErrors, ...]:
             RoomErrors(
                 row["engine"],
                 row["versions"],
+                row["kind"],
                 int(row["starts"]),
                 float(row["median_gib"]),
                 float(row["most_gib"]),
@@ -84,5 +104,7 @@ def errors_text(errors: Iterable[RoomErrors]) -> str:
     rows = [",".join(RoomErrors._fields)]
     for one in errors:
         versions = f'"{one.versions}"' if "," in one.versions else one.versions
-        rows.append(f"{one.engine},{versions},{one.starts},{one.median_gib:.2f},{one.most_gib:.2f}")
+        rows.append(
+            f"{one.engine},{versions},{one.kind},{one.starts},{one.median_gib:.2f},{one.most_gib:.2f}"
+        )
     return "\n".join(rows) + "\n"

@@ -171,6 +171,11 @@ class CompressedAttention:
         compressed = self.widths.head_dim + (self.widths.index_dim if self.ratio == CSA else 0)
         return 2 * overlap * compressed * STATE_BYTES
 
+    @property
+    def index_state_bytes(self) -> int:
+        """Return the part of ``compressor_bytes`` that is the indexer's."""
+        return 4 * self.widths.index_dim * STATE_BYTES if self.ratio == CSA else 0
+
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
         """Return the linear weights of one layer on one GPU, by the role of their call."""
         w, tp = self.widths, layout.tp

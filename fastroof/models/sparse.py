@@ -131,10 +131,13 @@ class SparseLatentAttention(Attention):
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
         """Return the KV-cache bytes per token of one layer on every GPU: latent vector and indexer key."""
         latent = (self.kv_lora_rank + self.rope_dim) * DTYPE_BYTES[kv_dtype]
-        if self.shares_index:
-            return latent
+        return latent + (0 if self.shares_index else self.index_bytes / self.index_pool)
+
+    @property
+    def index_bytes(self) -> float:
+        """Return the bytes of an indexer key, in every KV format."""
         scales = INDEX_SCALE_BYTES * -(-self.index_dim // INDEX_GROUP)
-        return latent + (self.index_dim * DTYPE_BYTES[INDEX_DTYPE] + scales) / self.index_pool
+        return self.index_dim * DTYPE_BYTES[INDEX_DTYPE] + scales
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
         """Return the linear weights of one layer on one GPU, by the role of their call."""

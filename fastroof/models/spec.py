@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from fastroof.checks import shown, whole_number
 from fastroof.errors import ModelError, PlanError
 from fastroof.models.attention import Attention
+from fastroof.models.compressed import CompressedAttention
 from fastroof.models.execution import ROUTING, UNQUANTISED, Checkpoint, Execution
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.hf import checked_fields
@@ -16,6 +17,7 @@ from fastroof.models.layers import LayerGroup, LayerKind, NoAttention, NoMlp
 from fastroof.models.layout import ALL_TP_SIZES, SIZES_OF_TP, TP_SIZES, Layout, check_sizes
 from fastroof.models.lora import adapter_bytes
 from fastroof.models.mlp import Mlp
+from fastroof.models.sparse import SparseLatentAttention
 from fastroof.models.vision import VisionEncoder
 from fastroof.operators.calls import Call, Elementwise, Gemm, SendReceive
 from fastroof.units import ACTIVATION_BYTES
@@ -120,6 +122,10 @@ class ModelSpec:
         """Whether any layer has experts."""
         return any(kind.mlp.has_experts for kind in self.kinds)
 
+    def ranks(self, dp: int) -> int:
+        """Return the ranks of attention data parallelism that share experts; 1 if each is a replica."""
+        return dp if self.has_experts else 1
+
     @property
     def routing(self) -> str:
         """How tokens spread over experts if a plan does not say."""
@@ -130,6 +136,16 @@ class ModelSpec:
     def is_dense(self) -> bool:
         """Whether no layer has routed experts or a state."""
         return not self.has_experts and not any(kind.state_bytes(Layout()) for kind in self.kinds)
+
+    @property
+    def has_sparse_attention(self) -> bool:
+        """Whether an indexer picks the tokens of latent attention."""
+        return any(isinstance(kind.attention, SparseLatentAttention) for kind in self.kinds)
+
+    @property
+    def has_compressed_attention(self) -> bool:
+        """Whether layers cache entries of several tokens."""
+        return any(isinstance(kind.attention, CompressedAttention) for kind in self.kinds)
 
     @property
     def encoder(self) -> VisionEncoder:

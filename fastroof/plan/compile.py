@@ -237,7 +237,7 @@ def plan_recipe(
     model: ModelSpec, gpu: GpuSpec, options: PlanOptions, curves: CurveSource, tables_hash: str
 ) -> PlanRecipe:
     """Look up every curve and block of plans of one architecture."""
-    options = options.on(gpu)
+    options = options.on(gpu, model)
     layout = options.layout
     model.check_layout(layout)
     check_engine_layout(model, layout, options.engine, options.exchange, gpu)

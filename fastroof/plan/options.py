@@ -300,9 +300,9 @@ class PlanOptions:
         """Maximum number of sequences in a step."""
         return self.max_seqs or LEAST_SEQS
 
-    def on(self, gpu: GpuSpec) -> PlanOptions:
-        """Return options with the engine's limits on a GPU."""
-        engine = self.engine.on(gpu)
+    def on(self, gpu: GpuSpec, model: ModelSpec) -> PlanOptions:
+        """Return options with the engine's limits for a model on a GPU."""
+        engine = self.engine.on(gpu, model.ranks(self.layout.dp))
         sizes = default_sizes(engine.scheduling)
         sizes_given = {name: value for name in sizes if (value := getattr(self, name)) is not None}
         return replace(self, engine=engine, **sizes | sizes_given)

@@ -33,6 +33,7 @@ from fastroof.config.paths import bench_data_root, is_never, user_tables_root
 from fastroof.documents import parse_json
 from fastroof.errors import FastroofError, PlanError
 from fastroof.file_access import FilesRead, recorded
+from fastroof.memory.kv_blocks import WindowGroups
 from fastroof.memory.plan_memory import PlanMemory
 from fastroof.run.batch import StepBatch, StepTimes
 from fastroof.run.evaluate import round_us, run_batch
@@ -46,6 +47,12 @@ _LAYOUT_SIZES: Final = ("tp", "pp", "cp", "dp", "ep", "moe_tp")
 def _fact(read: Callable[[Any], Any] | None = None) -> Any:
     """A field copied from a StepPlan: by a function of it, by default its attribute of the same name."""
     return field(metadata={"of": read})
+
+
+def _memory(given: dict[str, Any]) -> PlanMemory:
+    """Return the memory of a cached plan, whose tuples JSON holds as lists."""
+    windows = tuple(WindowGroups(*one) for one in given.pop("windows"))
+    return PlanMemory(**given, windows=windows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +132,7 @@ class CachedPlan:
             for arena in arenas:
                 _check_arena(arena)
                 arena.flags.writeable = False
-            facts["memory"] = PlanMemory(**facts["memory"])
+            facts["memory"] = _memory(facts["memory"])
             return cls(**facts, arena=arenas[0], stage_arenas=tuple(arenas[i] for i in stages))
         except (FastroofError, struct.error, KeyError, IndexError, TypeError, ValueError) as error:
             raise ValueError(f"not a cached plan: {error}") from None

@@ -17,6 +17,7 @@ from fastroof.config import GpuSpec
 from fastroof.engines import EngineProfile
 from fastroof.errors import PlanError
 from fastroof.memory.plan_memory import NO_DRAFTS, Drafts, MemoryUse, PlanMemory, most_that_start, plan_memory
+from fastroof.memory.workspaces import CacheFormat, cache_format
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import Execution
 from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
@@ -157,6 +158,11 @@ class PlanData:
             raise PlanError(f"{self.model.name} has no grouped-head attention; use plan.attention instead")
         return heads_of(call)
 
+    @property
+    def cache_format(self) -> CacheFormat:
+        """How its engine stores the KV cache on its GPU."""
+        return cache_format(self.profile.memory, self.gpu, self.model.architecture, self.kv_dtype)
+
     @lazy_property
     def memory(self) -> PlanMemory:
         """Weight bytes, KV bytes per token and the most KV tokens that fit, on one GPU."""
@@ -167,9 +173,10 @@ class PlanData:
         *,
         max_tokens: int | None = None,
         max_seqs: float | None = None,
-        prefix_caching: bool = False,
+        prefix_caching: bool | None = None,
         drafts: Drafts = NO_DRAFTS,
         lowers: bool = True,
+        max_model_len: int | None = None,
     ) -> PlanMemory:
         """Return ``memory`` for other limits than the plan's and its engine's.
 
@@ -181,12 +188,15 @@ class PlanData:
             Maximum number of concurrent sequences, ``inf`` for the engine's own limit, which is the default.
             If each needs a block of states and there are fewer, the engine does not start: the memory is then
             that of the most with which it does, ``max_running``.
-        prefix_caching : bool
-            Whether a hybrid model's states are cached with prefixes, which takes more blocks of a request.
+        prefix_caching : bool, optional
+            Whether a hybrid model's states are cached with prefixes, which takes more blocks of a request
+            (default: the engine's own).
         drafts : Drafts
             Draft model and tokens of speculative decoding.
         lowers : bool
             Whether ``max_seqs`` is lowered until the engine starts.
+        max_model_len : int, optional
+            Tokens of the longest sequence, with which workspaces grow (default: the model's).
 
         Returns
         -------
@@ -207,7 +217,7 @@ class PlanData:
             tokens = whole_number("max_tokens", max_tokens, most=2**31 - 1, error=PlanError)
 
         def memory(seqs: int) -> PlanMemory:
-            use = MemoryUse(tokens, seqs, max_seqs is not None, prefix_caching, drafts)
+            use = MemoryUse(tokens, seqs, max_seqs is not None, prefix_caching, drafts, max_model_len)
             return plan_memory(
                 self.model, self.layout, self.gpu, self.execution, use, stage=self.stage, rule=rule
             )

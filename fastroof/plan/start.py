@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from fastroof.engines import KvMemory
 from fastroof.errors import FastroofError, ModelError, PlanError
-from fastroof.memory.plan_memory import NO_DRAFTS, Drafts, MemoryUse, PlanMemory, most_that_start, plan_memory
+from fastroof.memory.plan_memory import (
+    NO_DRAFTS,
+    Drafts,
+    MemoryUse,
+    PlanMemory,
+    longest_that_starts,
+    most_that_start,
+    plan_memory,
+)
 from fastroof.models.layout import TP_SIZES, Layout
 from fastroof.units import GIB
 
@@ -25,10 +34,11 @@ class Refusal:
     Attributes
     ----------
     code : str
-        A: other processes hold memory that the engine asks for; B: no memory is left for blocks of KV cache;
-        C: one request of the longest context needs more blocks than there are; D: more requests than blocks
-        of states; E: out of memory, or perhaps, after the KV cache is taken; F: more requests than tokens in
-        a step.
+        F: more requests than tokens in a step; K: no kernel for the model on the card; A: other processes
+        hold memory that the engine asks for; W: weights do not fit; P: the profiling run does not fit; B: no
+        memory is left for blocks of KV cache; C: one request of the longest context needs more blocks than
+        there are; D: more requests than blocks of states; E: out of memory, or perhaps, after the KV cache is
+        taken.
     reason : str
         The reason, with its numbers.
     needed, available : float
@@ -57,7 +67,7 @@ class StartQuestion:
     max_model_len: int | None = None
     max_seqs: int | None = None
     max_tokens: int | None = None
-    prefix_caching: bool = False
+    prefix_caching: bool | None = None
     drafts: Drafts = NO_DRAFTS
     free_bytes: int | None = None
 
@@ -70,7 +80,39 @@ class StartQuestion:
             prefix_caching=self.prefix_caching,
             drafts=self.drafts,
             lowers=False,
+            max_model_len=self.max_model_len,
         )
+
+    def length(self, plan: PlanData) -> int:
+        """Return the longest context."""
+        return self.max_model_len or plan.model.max_position
+
+    def longest(self, plan: PlanData) -> int:
+        """Return the longest context of which one request fits; 0 if none does."""
+        return longest_that_starts(
+            lambda length: replace(self, max_model_len=length).memory(plan), plan.model.max_position
+        )
+
+
+class Margin(NamedTuple):
+    """By how much the check that decides is passed, or failed if negative, GiB; and which one it is."""
+
+    gib: float
+    code: str
+
+
+def margin_of(plan: PlanData, question: StartQuestion = StartQuestion()) -> Margin:
+    """Return the smallest margin of the checks of KV cache: B, C and D."""
+    memory, rule = question.memory(plan), plan.profile.memory
+    room = memory.kv_cache_bytes - max(memory.missing_bytes - memory.part_bytes, 0)
+    margins = [Margin(room / GIB, "B")]
+    if memory.parts and rule.room == "all":
+        spare = memory.offered_bytes - memory.needed_bytes(question.length(plan))
+        margins.append(Margin(spare / GIB, "C"))
+        if rule.states_limit_seqs and memory.state_parts:
+            seqs = question.max_seqs or plan.profile.scheduling.max_num_seqs
+            margins.append(Margin((memory.parts - seqs) * memory.part_bytes / GIB, "D"))
+    return min(margins)
 
 
 def refusals(plan: PlanData, question: StartQuestion = StartQuestion()) -> tuple[Refusal, ...]:
@@ -88,25 +130,55 @@ def refusals(plan: PlanData, question: StartQuestion = StartQuestion()) -> tuple
     tuple of Refusal
         In the order in which the engine finds them. One that is a warning does not keep it from starting.
     """
-    return tuple(_refusals(plan, question))
+    return tuple(
+        one if one.remedy or one.is_warning else replace(one, remedy=_remedy(plan, question, one.code))
+        for one in _checks(plan, question)
+    )
 
 
-def _refusals(plan: PlanData, question: StartQuestion) -> Iterator[Refusal]:
+def _starts(plan: PlanData, question: StartQuestion) -> bool:
+    return all(one.is_warning for one in _checks(plan, question))
+
+
+def _remedy(plan: PlanData, question: StartQuestion, code: str) -> str:
+    """Return arguments with which the engine starts; empty if these alone are not enough."""
+    seqs = question.max_seqs or plan.profile.scheduling.max_num_seqs
+    if code in "WPB":
+        return what_makes_room(replace(plan, max_tokens=question.max_tokens or plan.max_tokens), seqs)
+    changes: dict[str, int] = {}
+    if code == "F":
+        changes["max_seqs"] = question.max_tokens or 1
+    elif code == "C":
+        changes["max_model_len"] = question.longest(plan)
+    elif code == "D":
+        changes["max_seqs"] = seqs_that_start(plan, question)
+    if not all(changes.values()):
+        return ""
+    changed: StartQuestion = replace(question, **changes)  # type: ignore[arg-type]
+    if not _starts(plan, changed):
+        most = seqs_that_start(plan, changed)
+        if "max_seqs" in changes or not most:
+            return ""
+        changes["max_seqs"] = most
+    names = {"max_seqs": "max_num_seqs"}
+    return " and ".join(f"{names.get(name, name)}={value}" for name, value in changes.items())
+
+
+def _checks(plan: PlanData, question: StartQuestion) -> Iterator[Refusal]:
+    """Yield what an engine refuses, in the order of its checks; without most remedies."""
     memory = question.memory(plan)
     seqs = question.max_seqs or plan.profile.scheduling.max_num_seqs
-    context = question.max_model_len or plan.model.max_position
+    context = question.length(plan)
     rule = plan.profile.memory.of_model(plan.model.architecture, is_dense=plan.model.is_dense)
     tokens = question.max_tokens or seqs
     if rule.room == "all" and seqs > tokens:
         # vLLM checks it with its arguments (vllm/config/scheduler.py)
-        yield Refusal(
-            "F",
-            f"max_num_seqs {seqs:,} is above max_num_batched_tokens {tokens:,}",
-            seqs,
-            tokens,
-            "requests",
-            f"max_num_seqs={tokens}",
-        )
+        reason = f"max_num_seqs {seqs:,} is above max_num_batched_tokens {tokens:,}"
+        yield Refusal("F", reason, seqs, tokens, "requests")
+    row = plan.cache_format.row
+    if row is not None and not row.has_kernel and plan.model.has_sparse_attention:
+        reason = f"{plan.engine} has no kernel of {plan.model.name}'s sparse attention for {plan.gpu.title}"
+        yield Refusal("K", reason, 1, 0, "kernels")
     if question.free_bytes is not None and question.free_bytes < memory.requested_bytes:
         share = question.free_bytes / memory.total_bytes
         yield Refusal(
@@ -118,35 +190,53 @@ def _refusals(plan: PlanData, question: StartQuestion) -> Iterator[Refusal]:
             "bytes",
             f"memory_fraction={int(share * 100) / 100:g}, or end the other processes",
         )
-    if memory.parts < 1:
+    held = memory.weight_bytes + memory.adapter_bytes
+    if rule.room != "datasheet":
+        loaded = held + memory.workspace_bytes + memory.context_bytes
+        for code, what, used in (
+            ("W", "weights", loaded),
+            ("P", "weights and the profiling run", loaded + memory.activation_bytes),
+        ):
+            if used > memory.total_bytes:
+                reason = (
+                    f"{what} take {used / GIB:.2f} GiB of a GPU, which has {memory.total_bytes / GIB:.2f} GiB"
+                )
+                yield Refusal(code, reason, used, memory.total_bytes, "bytes")
+                break
+    graph = graphs_limit(plan, memory)
+    if graph and seqs > graph:
         yield Refusal(
-            "B",
-            no_room(plan, memory),
-            memory.missing_bytes,
-            0,
-            "bytes",
-            what_makes_room(replace(plan, max_tokens=question.max_tokens or plan.max_tokens), seqs),
+            "D",
+            f"max_num_seqs {seqs:,} is above the {graph:,} blocks with which this version profiles CUDA "
+            "graphs, and it wants one for the states of each request",
+            seqs,
+            graph,
+            "requests",
+            f"max_num_seqs={graph}",
         )
+    if memory.parts < 1:
+        reason = no_room(plan, memory)
+        if memory.state_pool_bytes:
+            reason = f"the pool of states holds {memory.state_slots:,}, fewer than a running request takes"
+        yield Refusal("B", reason, memory.missing_bytes, 0, "bytes")
         return
-    needed = memory.reserved_parts(context)
-    if needed > memory.parts and rule.room != "datasheet":
-        longest = memory.largest_context()
+    if not memory.holds(context) and rule.room != "datasheet":
+        longest = question.longest(plan)
         # vLLM refuses to start; SGLang and TensorRT-LLM lower the length
         is_lowered = rule.room != "all" and longest > 0
         yield Refusal(
             "C",
-            f"one request of {context:,} tokens needs {needed * memory.part_bytes / GIB:.2f} GiB of KV "
+            f"one request of {context:,} tokens needs {memory.needed_bytes(context) / GIB:.2f} GiB of KV "
             f"cache, and {memory.kv_cache_bytes / GIB:.2f} GiB are left"
             + f": requests of more than {longest:,} tokens are refused"
             * is_lowered,
-            needed * memory.part_bytes,
-            memory.parts * memory.part_bytes,
+            memory.needed_bytes(context),
+            memory.offered_bytes,
             "bytes",
-            f"max_model_len={longest}" if longest else "",
-            is_lowered,
+            f"max_model_len={longest}" if is_lowered else "",
+            is_warning=is_lowered,
         )
     if rule.states_limit_seqs and memory.state_parts and seqs > memory.parts:
-        most = seqs_that_start(plan, question)
         yield Refusal(
             "D",
             f"max_num_seqs {seqs:,} is above the {memory.parts:,} blocks, and each request that decodes "
@@ -154,10 +244,13 @@ def _refusals(plan: PlanData, question: StartQuestion) -> Iterator[Refusal]:
             seqs,
             memory.parts,
             "requests",
-            f"max_num_seqs={most}" if most else "",
         )
-    held = memory.weight_bytes + memory.adapter_bytes
-    used = held + memory.context_bytes + memory.kv_cache_bytes
+    yield from _out_of_memory_later(rule, memory, held)
+
+
+def _out_of_memory_later(rule: KvMemory, memory: PlanMemory, held_bytes: int) -> Iterator[Refusal]:
+    """Yield what may fail after the KV cache is reserved."""
+    used = held_bytes + memory.workspace_bytes + memory.context_bytes + memory.kv_cache_bytes
     if rule.cache_gib and used > memory.total_bytes:
         most_gib = (memory.total_bytes - used + memory.kv_cache_bytes - memory.activation_bytes) / GIB
         yield Refusal(
@@ -170,21 +263,37 @@ def _refusals(plan: PlanData, question: StartQuestion) -> Iterator[Refusal]:
             "bytes",
             f"at most {most_gib:.1f} GiB of KV cache" if most_gib > 0 else "",
         )
-    after, spare = memory.graphs_high_bytes - memory.graphs_bytes, memory.total_bytes - memory.requested_bytes
-    if rule.room == "all" and after > spare:
-        yield Refusal(
-            "E",
-            f"CUDA graphs may take {after / GIB:.2f} GiB more than the engine counts, and "
-            f"{spare / GIB:.2f} GiB are left outside its share",
-            after,
-            spare,
-            "bytes",
-            "a smaller memory_fraction",
-            is_warning=True,
-        )
+        return
+    spare = memory.total_bytes - memory.requested_bytes
+    later = {
+        "CUDA graphs, which this version does not count,": rule.later_graphs_gib * GIB,
+        "prompts of recurrent layers": rule.later_states_gib * GIB * bool(memory.state_parts),
+    }
+    for what, after in later.items():
+        if after > spare:
+            yield Refusal(
+                "E",
+                f"{what} took up to {after / GIB:.2f} GiB after the KV cache in logged starts, and "
+                f"{spare / GIB:.2f} GiB are left outside the engine's share",
+                after,
+                spare,
+                "bytes",
+                "a smaller memory_fraction",
+                is_warning=True,
+            )
 
 
-def seqs_that_start(plan: PlanData, question: StartQuestion = StartQuestion()) -> int:
+def graphs_limit(plan: PlanData, memory: PlanMemory) -> int:
+    """Return the most requests with which a version profiles graphs of states; 0 without a limit."""
+    rule = plan.profile.memory.of_model(plan.model.architecture, is_dense=plan.model.is_dense)
+    if not rule.graphs_limit_seqs or not memory.state_parts:
+        return 0
+    return plan.profile.data_parallel.largest_graph(plan.gpu.name)
+
+
+def seqs_that_start(
+    plan: PlanData, question: StartQuestion = StartQuestion(), most: int | None = None
+) -> int:
     """Return the most requests (``max_num_seqs``) with which an engine starts; 0 if it does with none.
 
     Parameters
@@ -193,35 +302,26 @@ def seqs_that_start(plan: PlanData, question: StartQuestion = StartQuestion()) -
         The model on its GPUs.
     question : StartQuestion
         The engine's other arguments.
+    most : int, optional
+        The most to try (default: the engine's own).
     """
-    context = question.max_model_len or 1
+    most = most or plan.profile.scheduling.max_num_seqs
+    graph = graphs_limit(plan, question.memory(plan, 1))
+    # engines that lower a length that does not fit need room for one token
+    context = question.length(plan) if plan.profile.memory.room == "all" else 1
+    return most_that_start(
+        lambda seqs: question.memory(plan, seqs), min(most, graph) if graph else most, context
+    )
 
-    def memory(seqs: int) -> PlanMemory:
-        return question.memory(plan, seqs)
 
-    return most_that_start(memory, plan.profile.scheduling.max_num_seqs, context)
-
-
-def cache_line_tokens(plan: PlanData, memory: PlanMemory, max_model_len: int | None = None) -> int:
-    """Return the tokens of KV cache that the engine's version prints.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        The model on its GPUs.
-    memory : PlanMemory
-        Its memory.
-    max_model_len : int, optional
-        Longest context (default: the model's).
-    """
-    rule = plan.profile.memory
+def cache_line_tokens(rule: KvMemory, memory: PlanMemory, context: int) -> int:
+    """Return the tokens of KV cache that an engine's version prints, by its longest context."""
     if not memory.token_parts:
         return 0
     if rule.kv_cache != "groups":
         return memory.max_kv_tokens
     if rule.prints_requests:
-        context = max_model_len or plan.model.max_position
-        return memory.parts * context // int(memory.reserved_parts(context))
+        return memory.parts * context // memory.printed_parts(context)
     if not memory.parts_per_block:
         return memory.max_kv_tokens
     sizes = [memory.block_tokens] * bool(memory.full_parts) + [memory.window_block_tokens] * bool(
@@ -236,6 +336,7 @@ def no_room(plan: PlanData, memory: PlanMemory) -> str:
         "weights": memory.weight_bytes,
         "LoRA adapters": memory.adapter_bytes,
         "a profiling run": memory.activation_bytes,
+        "workspaces of sparse attention": memory.workspace_bytes,
         "contexts and collectives": memory.context_bytes,
         "CUDA graphs": memory.graphs_bytes,
     }
@@ -252,7 +353,7 @@ def what_makes_room(plan: PlanData, max_seqs: int, kv_len: int = 1) -> str:
     rules = plan.profile.memory
 
     def fits(memory: PlanMemory) -> bool:
-        return bool(memory.parts >= memory.reserved_parts(kv_len))
+        return memory.parts > 0 and memory.holds(kv_len)
 
     seqs = most_that_start(lambda n: plan.memory_of(max_seqs=n, lowers=False), max_seqs, kv_len)
     if 0 < seqs < max_seqs:

@@ -16,15 +16,23 @@ from fastroof.engines.launch.commands import engine_commands
 from fastroof.engines.launch.settings import LaunchSettings, served_name
 from fastroof.engines.load import version_named
 from fastroof.errors import BatchError, ModelError, PlanError
-from fastroof.memory.plan_memory import NO_DRAFTS, PlanMemory, most_that_start
-from fastroof.memory.room_errors import room_errors_of
+from fastroof.memory.plan_memory import NO_DRAFTS, PlanMemory
+from fastroof.memory.room_errors import RoomErrors, room_errors_of, room_kind
 from fastroof.models import ModelSpec, load_model
 from fastroof.models.layout import TP_SIZES
 from fastroof.models.load import published_checkpoint
 from fastroof.models.lora import lora_settings
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.curves import DatasheetCurves
-from fastroof.plan.start import StartQuestion, cache_line_tokens, refusals
+from fastroof.plan.start import (
+    Margin,
+    Refusal,
+    StartQuestion,
+    cache_line_tokens,
+    margin_of,
+    refusals,
+    seqs_that_start,
+)
 from fastroof.serving.fit_answer import Change, Fit
 from fastroof.serving.largest_sizes import LargestSize, Limits, checked_tpot_ms, largest_sizes
 from fastroof.serving.speculation import draft_of, drafts_of
@@ -37,6 +45,10 @@ MOST_SEQS: Final = 65_536
 MOST_TOKENS: Final = 2**20
 """Largest ``max_num_seqs`` and ``max_num_batched_tokens``."""
 
+_TOO_LARGE: Final = 1.02
+"""Weights of more than the card by this do not start, whatever the error of the rules."""
+_FEW_TOKENS: Final = 2048
+"""Tokens of a step to compare with where the KV cache depends on them."""
 _FRACTIONS: Final = (0.92, 0.95, 0.98)
 _LEAST_TOKENS: Final = 512
 _WHOLE_LENGTH: Final = 16
@@ -54,7 +66,7 @@ class _Question:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
-    prefix_caching: bool = False
+    prefix_caching: bool | None = None
     num_draft_tokens: int = 0
     draft: StepPlan | str | None = None
     free_bytes: int | None = None
@@ -83,12 +95,14 @@ class _Question:
 
     def timed_plan(self, tables: Tables | str | Path | None, seqs: int, tokens: int) -> StepPlan:
         """Compile the plan whose steps the engine schedules within its limits."""
-        sizes = self.engine.on(self.spec).scheduling.plan_sizes(tokens, seqs)
+        sizes = self.engine.on(self.spec, self.model.ranks(self.options.get("dp", 1))).scheduling.plan_sizes(
+            tokens, seqs
+        )
         return compile_plan(self.model, self.gpu, tables, engine=self.engine, **{**self.options, **sizes})
 
     def limits(self, plan: StepPlan) -> tuple[int, int, int]:
         """Return the longest length, the requests and the tokens of a step: as asked, or by default."""
-        defaults = self.engine.on(plan.gpu).scheduling
+        defaults = self.engine.on(plan.gpu, plan.model.ranks(plan.layout.dp)).scheduling
         tokens, seqs, _ = defaults.step_limits(self.max_num_batched_tokens, self.max_num_seqs)
         return self.max_model_len or plan.model.max_position, seqs, tokens
 
@@ -117,7 +131,7 @@ def fit(
     max_model_len: int | None = None,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
-    prefix_caching: bool = False,
+    prefix_caching: bool | None = None,
     free_gib: float | None = None,
     num_draft_tokens: int = 0,
     draft: StepPlan | str | None = None,
@@ -140,8 +154,9 @@ def fit(
         Tokens of the longest sequence (default: the model's own).
     max_num_seqs, max_num_batched_tokens : int, optional
         Maximum concurrent requests, and tokens in a step (default: the engine's own).
-    prefix_caching : bool
-        Whether states of recurrent layers are cached for prefixes too, which takes more of them.
+    prefix_caching : bool, optional
+        Whether states of recurrent layers are cached for prefixes too, which takes more of them (default: the
+        engine's own).
     free_gib : float, optional
         GiB that are free on each GPU when the engine starts (default: all).
     num_draft_tokens : int
@@ -216,7 +231,7 @@ def fit(
         prefix_caching, num_draft_tokens, draft, free_bytes, version_named(engine),
     )  # fmt: skip
     model_name = model if isinstance(model, str | Path) else spec.name
-    answer = replace(_answer(arguments, model_name), room_errors=room_errors_of(engine))
+    answer = _answer(arguments, model_name, engine)
     if tpot_ms is None:
         return answer
     limit_ms = checked_tpot_ms(tpot_ms)
@@ -230,7 +245,7 @@ def fit(
     return replace(answer, tpot_ms=limit_ms, largest=largest)
 
 
-def _answer(args: _Question, model: str | Path) -> Fit:
+def _answer(args: _Question, model: str | Path, engine: object) -> Fit:
     plan = args.plan()
     question = args.start(plan)
     found = refusals(plan, question)
@@ -238,17 +253,14 @@ def _answer(args: _Question, model: str | Path) -> Fit:
     memory = question.memory(plan)
     limits = args.limits(plan)
     context, seqs, tokens = limits
-    longest = 0
-    if memory.parts:
-        longest = min(memory.largest_context(), plan.model.max_position)
-    if any(one.code != "C" and not one.is_warning for one in found):
-        # not for want of room for one request
-        longest = 0
+    # 0 if it does not start for other reasons than the room of one request
+    is_for_length = all(one.code == "C" or one.is_warning for one in found)
+    longest = question.longest(plan) if memory.parts and is_for_length else 0
     rule = plan.profile.memory.of_model(plan.model.architecture, is_dense=plan.model.is_dense)
-    # other engines lower a length that does not fit
-    needed = context if rule.room == "all" else 1
-    most = most_that_start(lambda n: question.memory(plan, n), _most_seqs(plan, tokens), needed)
+    most = seqs_that_start(plan, question, _most_seqs(plan, tokens))
     fits = memory.parts > 0
+    rooms = _other_rooms(plan, question, memory)
+    margin, errors = margin_of(plan, question), room_errors_of(engine, room_kind(plan.model, plan.dtype))
     running = int(min(seqs, memory.max_sequences(context))) if fits else 0
     commands = engine_commands(plan.profile.engine, plan.profile.versions, args.version)
     command = None
@@ -274,17 +286,74 @@ def _answer(args: _Question, model: str | Path) -> Fit:
         max_model_len=context,
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
-        cache_line_tokens=cache_line_tokens(plan, memory, context) if fits else 0,
+        cache_line_tokens=cache_line_tokens(rule, memory, context) if fits else 0,
         concurrency=memory.max_concurrency(context) if fits else 0.0,
         largest_max_model_len=longest,
         largest_max_num_seqs=most,
         length_of_all=min(memory.largest_length(seqs), plan.model.max_position) if fits else 0,
         running=running,
-        graphs_variable="" if rule.graphs is None else rule.graphs.variable,
+        graphs_variable=rule.graphs.variable if rule.graphs is not None and memory.graphs_high_bytes else "",
+        room_errors=errors,
+        confidence=_confidence(found, margin, errors, memory, rooms),
+        margin_gib=margin.gib,
+        deciding_check=next((one.code for one in found if not one.is_warning), margin.code),
+        other_rooms=rooms,
+        layout=_layout_words(plan),
+        fewer_tokens=_fewer_tokens(plan, question, context) if fits else None,
         source=rule.source,
         commands=commands,
         command=command,
     )
+
+
+def _confidence(
+    found: tuple[Refusal, ...],
+    margin: Margin,
+    errors: RoomErrors | None,
+    memory: PlanMemory,
+    rooms: Mapping[str, int],
+) -> str:
+    """Return how sure the answer is: yes, likely, unlikely or no."""
+    refused = {one.code: one for one in found if not one.is_warning}
+    weights = refused.get("W")
+    certain = {"F", "K", "A"} & refused.keys() or ("D" in refused and margin.gib >= 0)
+    if certain or (weights is not None and weights.needed > _TOO_LARGE * weights.available):
+        return "no"
+    starts = not refused
+    if errors is None:
+        return "likely" if starts else "unlikely"
+    lower = max([memory.kv_cache_bytes - room for room in rooms.values()], default=0)
+    higher_gib = (max(memory.graphs_high_bytes - memory.graphs_bytes, 0) + max(lower, 0)) / GIB
+    if starts:
+        return "yes" if margin.gib >= errors.most_gib + higher_gib else "likely"
+    return "no" if margin.gib <= -errors.most_gib else "unlikely"
+
+
+def _other_rooms(plan: StepPlan, question: StartQuestion, memory: PlanMemory) -> dict[str, int]:
+    """Return the bytes of KV cache of an engine with other packages installed, where they differ."""
+    found = {}
+    for words, rule in plan.profile.memory.alternatives().items():
+        other = question.memory(replace(plan, profile=replace(plan.profile, memory=rule)))
+        if other.kv_cache_bytes != memory.kv_cache_bytes:
+            found[words] = other.kv_cache_bytes
+    return found
+
+
+def _layout_words(plan: StepPlan) -> str:
+    """Return how a token of sparse attention is stored in a layer, if not in the format's own bytes."""
+    row = plan.cache_format.row
+    if row is None or not row.row_bytes or not plan.model.has_sparse_attention:
+        return ""
+    return f"{row.name}: {row.row_bytes:g} B a token and layer, and {plan.memory.kv_bytes_per_token:,} in all"
+
+
+def _fewer_tokens(plan: StepPlan, question: StartQuestion, context: int) -> tuple[int, int] | None:
+    """Return fewer tokens of a step and what is then printed, where the KV cache depends on them."""
+    memory = question.memory(plan)
+    if not memory.windows or question.max_tokens is None or question.max_tokens <= _FEW_TOKENS:
+        return None
+    fewer = replace(question, max_tokens=_FEW_TOKENS)
+    return _FEW_TOKENS, cache_line_tokens(plan.profile.memory, fewer.memory(plan), context)
 
 
 def _settings(
@@ -323,16 +392,16 @@ def _changes(
     arguments: _Question, plan: StepPlan, question: StartQuestion, limits: tuple[int, int, int]
 ) -> Iterator[Change]:
     """Yield changes with which the engine starts, the cheapest first."""
-    memory, (context, seqs, tokens) = question.memory(plan), limits
+    context, seqs, tokens = limits
     halves = (tokens >> by for by in range(1, tokens.bit_length()))
     wider: dict[str, Iterable[Any]] = {
-        "memory_fraction": (share for share in _FRACTIONS if share > memory.fraction),
+        "memory_fraction": (share for share in _FRACTIONS if share > question.memory(plan).fraction),
         "kv_dtype": ["fp8"] if plan.kv_dtype == "bf16" else [],
         "dtype": ["fp8"] if plan.dtype == "bf16" else [],
         "tp": (size for size in TP_SIZES if size > plan.layout.tp),
     }
     tried: list[Iterable[dict[str, Any]]] = [
-        *([one] for one in _smaller_limits(plan, question, context, min(seqs, _most_seqs(plan, tokens)))),
+        *([one] for one in _smaller_limits(plan, question, min(seqs, _most_seqs(plan, tokens)))),
         ({"max_num_batched_tokens": size} for size in halves if size >= _LEAST_TOKENS),
         *([{name: value} for value in values] for name, values in wider.items()),
     ]
@@ -345,29 +414,26 @@ def _most_seqs(plan: StepPlan, tokens: int) -> int:
     return min(tokens, MOST_SEQS) if plan.profile.memory.room == "all" else MOST_SEQS
 
 
-def _smaller_limits(
-    plan: StepPlan, question: StartQuestion, context: int, seqs: int
-) -> Iterator[dict[str, Any]]:
+def _smaller_limits(plan: StepPlan, question: StartQuestion, seqs: int) -> Iterator[dict[str, Any]]:
     """Yield smaller limits to try: of requests, of their length, and of both if neither alone is enough."""
 
-    def memory(number: int) -> PlanMemory:
-        return question.memory(plan, number)
-
     def longest(number: int) -> int:
-        found = memory(number)
-        return found.largest_context() // _WHOLE_LENGTH * _WHOLE_LENGTH if found.parts else 0
+        return replace(question, max_seqs=number).longest(plan) // _WHOLE_LENGTH * _WHOLE_LENGTH
 
-    most = most_that_start(memory, seqs, context)
+    most = seqs_that_start(plan, question, seqs)
     if most:
         yield {"max_num_seqs": most}
     length = longest(seqs)
-    if _WHOLE_LENGTH <= length < context:
+    if _WHOLE_LENGTH <= length < question.length(plan):
         yield {"max_model_len": length}
-    fewer = most_that_start(memory, seqs)
+    fewer = seqs_that_start(plan, replace(question, max_model_len=1), seqs)
     if not most and length < _WHOLE_LENGTH and fewer:
         # half of what starts at all leaves room for more than a block
         half = 1 << max(fewer.bit_length() - 2, 0)
         yield {"max_num_seqs": half, "max_model_len": longest(half)}
+    elif fewer and fewer < seqs and _WHOLE_LENGTH <= longest(fewer) < question.length(plan):
+        # where each alone leaves another check
+        yield {"max_num_seqs": fewer, "max_model_len": longest(fewer)}
 
 
 def _first_that_starts(args: _Question, tried: Iterable[dict[str, Any]], context: int) -> Iterator[Change]:
@@ -379,8 +445,8 @@ def _first_that_starts(args: _Question, tried: Iterable[dict[str, Any]], context
         started = changed.start_or_none()
         if started is None:
             continue
-        memory = started[1].memory(started[0])
-        longest = min(memory.largest_context(), args.model.max_position)
+        plan, question = started
+        memory, longest = question.memory(plan), question.longest(plan)
         length = min(settings.get("max_model_len", context), longest)
         yield Change(settings, longest, memory.max_concurrency(length))
         return

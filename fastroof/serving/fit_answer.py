@@ -55,7 +55,11 @@ class Fit:
     dtype, kv_dtype : str
         Formats of weights and KV cache.
     starts : bool
-        Whether the engine starts.
+        Whether the engine starts by the rules.
+    confidence : str
+        ``yes`` or ``no`` where the margin exceeds the errors of the rules, else ``likely`` or ``unlikely``.
+    margin_gib, deciding_check : float, str
+        By how much the check that decides is passed, GiB, negative if it fails; and its code.
     refusals : tuple of Refusal
         Why it does not, or what may still fail.
     changes : tuple of Change
@@ -86,6 +90,12 @@ class Fit:
         The command that starts one copy.
     room_errors : RoomErrors or None
         How far the room of KV cache was off in logged starts of the engine's version; None if not judged.
+    fewer_tokens : tuple of int or None
+        Fewer tokens of a step, and the tokens of KV cache that are then printed, if these depend on them.
+    other_rooms : mapping of str to int
+        Bytes of KV cache of an engine with other packages installed, where they differ.
+    layout : str
+        How a token of sparse attention is stored, if not in the format's own bytes.
     tpot_ms : float or None
         The asked time per output token, ms.
     largest : tuple of LargestSize
@@ -120,7 +130,13 @@ class Fit:
     source: str
     commands: EngineCommands | None = field(repr=False)
     command: Command | None = field(repr=False)
+    confidence: str
+    margin_gib: float
+    deciding_check: str
     room_errors: RoomErrors | None = None
+    fewer_tokens: tuple[int, int] | None = None
+    layout: str = ""
+    other_rooms: Mapping[str, int] = field(default_factory=dict)
     tpot_ms: float | None = None
     largest: tuple[LargestSize, ...] = ()
 
@@ -136,6 +152,7 @@ class Fit:
             "length_of_all", "running", "graphs_variable", "source",
         )  # fmt: skip
         unread = ("max_kv_tokens", "window", "window_kv_bytes_per_token", "groups")
+        graphs = [memory.graphs_low_bytes / GIB, memory.graphs_high_bytes / GIB]
         within: dict[str, Any] = {}
         if self.tpot_ms is not None:
             within = {"tpot_ms": self.tpot_ms, "largest": [one._asdict() for one in self.largest]}
@@ -153,10 +170,35 @@ class Fit:
                 **{name: value for name, value in memory.facts().items() if name not in unread},
             },
             **{name: getattr(self, name) for name in answers},
+            "confidence": self.confidence,
+            "margin_gib": self.margin_gib,
+            "error_gib": None if self.room_errors is None else self.room_errors.most_gib,
+            "graph_range_gib": graphs,
+            "deciding_check": self.deciding_check,
+            "other_rooms": dict(self.other_rooms),
             "room_errors": None if self.room_errors is None else self.room_errors._asdict(),
             "command": command,
             **within,
         }
+
+    @property
+    def confidence_words(self) -> str:
+        """Why the answer is not sure, to follow it; empty if it is."""
+        if self.confidence in ("yes", "no"):
+            return ""
+        words = f"{self.confidence}: a margin of {self.margin_gib:.1f} GiB"
+        if self.room_errors is not None:
+            words += (
+                f", and rooms of this engine are off by up to {self.room_errors.most_gib:.1f} in nine of ten"
+            )
+        graphs_gib = (self.memory.graphs_high_bytes - self.memory.graphs_bytes) / GIB
+        if graphs_gib > 1:
+            least = max(self.memory.kv_cache_bytes / GIB - graphs_gib, 0)
+            words += (
+                f"; the engine may take up to {graphs_gib:.1f} more off for graphs, which leaves {least:.1f}"
+            )
+            words += " and it may not start" * (not least)
+        return f" ({words})"
 
     def memory_rows(self) -> list[tuple[str, str, str]]:
         """Return the memory of a GPU as rows of use, GiB and note."""
@@ -167,17 +209,22 @@ class Fit:
             f"forward {memory.forward_bytes / GIB:.2f}, sampler {memory.sampler_bytes / GIB:.2f}: the larger"
         )
         low, high = memory.graphs_low_bytes, memory.graphs_high_bytes
-        graphs = f"logged: {low / GIB:.2f} to {high / GIB:.2f}" if high else ""
+        graphs = f"estimates logged: {low / GIB:.2f} to {high / GIB:.2f}" if high else ""
+        room = ""
+        if high:
+            least, most = (max(memory.kv_cache_bytes + memory.graphs_bytes - size, 0) for size in (high, low))
+            room = f"{least / GIB:.2f} to {most / GIB:.2f} by the estimate of graphs"
         rows = [
             ("total", memory.total_bytes, "as CUDA reports it"),
             ("engine's share", share, f"{memory.fraction:.3g} of it"),
             ("weights", memory.weight_bytes, ""),
             ("LoRA adapters", memory.adapter_bytes, "of all that it holds, at their largest rank"),
+            ("workspace of sparse attention", memory.workspace_bytes, f"of {self.max_model_len:,} tokens"),
             ("profiling run", memory.activation_bytes, run if memory.sampler_bytes else ""),
             ("outside torch", memory.context_bytes, "CUDA context, collectives"),
             ("CUDA graphs", memory.graphs_bytes, graphs),
             ("pool of states", memory.state_pool_bytes, f"{memory.state_slots:,} states"),
-            ("KV cache", memory.kv_cache_bytes, ""),
+            ("KV cache", memory.kv_cache_bytes, room),
         ]
         always = ("weights", "KV cache")
         return [(name, f"{size / GIB:.2f}", note) for name, size, note in rows if size or name in always]
@@ -190,6 +237,13 @@ class Fit:
         cache = f"{self.cache_line_tokens:,} tokens"
         if memory.blocks is not None and memory.block_tokens > 1:
             blocks = f"{memory.blocks:,} blocks of {memory.block_tokens:,} tokens"
+            if memory.windows:
+                fixed = memory.reserved_parts(self.max_model_len) - -(
+                    -self.max_model_len // memory.block_tokens
+                )
+                blocks += (
+                    f" ({memory.groups} groups; {fixed:,} blocks of a request do not depend on its length)"
+                )
             cache = f"{blocks}; the engine prints {cache}"
         if not memory.token_parts:
             cache = "no layer caches tokens"
@@ -208,6 +262,15 @@ class Fit:
             (f"at {length}", f"{self.concurrency:,.2f} requests fit; {longest} with {seqs}"),
             (f"at {seqs}", f"{together}; {most} with {length}"),
         ]
+        if self.fewer_tokens is not None:
+            tokens, cached = self.fewer_tokens
+            fewer = f"max-num-batched-tokens {tokens:,}"
+            facts.append(
+                (f"at {fewer}", f"the engine prints {cached:,} tokens: steps in flight reserve less")
+            )
+        facts += [(words, f"{size / GIB:.2f} GiB of KV cache") for words, size in self.other_rooms.items()]
+        if self.layout:
+            facts.append(("layout", self.layout))
         if self.graphs_variable:
             facts.append(("CUDA graphs", f"{self.graphs_variable} leaves out the engine's estimate"))
         if memory.max_running:

@@ -10,7 +10,8 @@ from fastroof.acceptance import AUTO, MTP, acceptance_length, check_accepted
 from fastroof.arrays import Floats
 from fastroof.checks import check_flag, shown
 from fastroof.errors import BatchError, PlanError, PlanRangeError
-from fastroof.memory.plan_memory import NO_DRAFTS, Drafts, PlanMemory, window_kv_bytes
+from fastroof.memory.plan_memory import NO_DRAFTS, Drafts, PlanMemory
+from fastroof.memory.workspaces import model_kv_bytes
 from fastroof.models import Layout
 from fastroof.models.mtp import mtp_model
 from fastroof.plan import StepPlan, compile_plan
@@ -146,11 +147,14 @@ class SpeculatedPlan(NamedTuple):
     def whole_kv_bytes(self) -> PlanMemory:
         """Return the cache bytes of a sequence over all layers and GPUs, with the draft's; no weights."""
         window = self.plan.memory.window
-        kinds = [(plan.model, plan.kv_dtype, plan.memory.window == window) for plan in self.plans]
-        held = sum(model.kv_bytes_per_token(Layout(), kv_dtype) for model, kv_dtype, _ in kinds)
-        within = [window_kv_bytes(model, Layout(), kv_dtype) for model, kv_dtype, is_same in kinds if is_same]
-        state = sum(model.state_bytes(Layout()) for model, _, _ in kinds)
-        return PlanMemory.of_sequence(held, window, sum(within), state)
+        held = sum(model_kv_bytes(plan.model, Layout(), plan.cache_format) for plan in self.plans)
+        within = sum(
+            model_kv_bytes(plan.model, Layout(), plan.cache_format, windowed=True)
+            for plan in self.plans
+            if plan.memory.window == window
+        )
+        state = sum(plan.model.state_bytes(Layout()) for plan in self.plans)
+        return PlanMemory.of_sequence(held, window, within, state)
 
     @property
     def drafts(self) -> Drafts:
@@ -160,10 +164,14 @@ class SpeculatedPlan(NamedTuple):
         )
 
     def memory(
-        self, *, max_tokens: int | None = None, max_seqs: float | None = None, prefix_caching: bool = False
+        self,
+        *,
+        max_tokens: int | None = None,
+        max_seqs: float | None = None,
+        prefix_caching: bool | None = None,
     ) -> PlanMemory:
         """Return one GPU's memory including the draft, whose weights and cache reduce the capacity."""
-        if max_tokens is None and max_seqs is None and not prefix_caching and self.tokens == 1:
+        if max_tokens is None and max_seqs is None and prefix_caching is None and self.tokens == 1:
             return self.plan.memory
         return self.plan.memory_of(
             max_tokens=max_tokens, max_seqs=max_seqs, prefix_caching=prefix_caching, drafts=self.drafts

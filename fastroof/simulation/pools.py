@@ -13,7 +13,8 @@ from fastroof.checks import is_number, one_of, shown, true_or_false, whole_numbe
 from fastroof.compiled.simulation import records
 from fastroof.compiled.simulation.scaling import MOST_CHECKS
 from fastroof.errors import SimulationError
-from fastroof.memory.plan_memory import PlanMemory, window_kv_bytes
+from fastroof.memory.plan_memory import PlanMemory
+from fastroof.memory.workspaces import model_kv_bytes
 from fastroof.models import Layout
 from fastroof.plan.calls import rank_rules
 from fastroof.simulation.autoscaling import Autoscaler
@@ -123,9 +124,9 @@ def whole_kv_bytes(plan: StepPlan) -> PlanMemory:
     """Return the memory that a sequence takes in all layers on all GPUs; without weights and room."""
     model = plan.model
     return PlanMemory.of_sequence(
-        model.kv_bytes_per_token(Layout(), plan.kv_dtype),
+        model_kv_bytes(model, Layout(), plan.cache_format),
         plan.memory.window,
-        window_kv_bytes(model, Layout(), plan.kv_dtype),
+        model_kv_bytes(model, Layout(), plan.cache_format, windowed=True),
         model.state_bytes(Layout()),
     )
 

@@ -14,6 +14,7 @@ from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import EngineProfile, engine_names, load_engine, serving_engines
 from fastroof.engines.front_end import given_front_end
 from fastroof.errors import BatchError
+from fastroof.models import load_model, model_names
 from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES
 from fastroof.models.lora import Lora
 from fastroof.plan.options import default_sizes
@@ -161,7 +162,8 @@ class View:
         """Return the engine's profile with its limits on the GPU, on a custom card its own."""
         profile = load_engine(self.engine)
         if self.has_known_card:
-            return profile.on(load_gpu(self.gpu))
+            is_known = self.dp > 1 and self.model in model_names()
+            return profile.on(load_gpu(self.gpu), load_model(self.model).ranks(self.dp) if is_known else 1)
         return replace(profile, scheduling=replace(profile.scheduling, by_card=False))
 
     @property

@@ -165,7 +165,7 @@ def test_memory_keeps_vectors_and_index_keys_whole_on_every_gpu(h100: Any) -> No
     model = load_model("glm-5.2-fp8")
     for tp in (4, 8):
         plan = compiled(h100, model, tp=tp, kv_dtype="fp8")
-        assert plan.memory.kv_bytes_per_token == 78 * 576 + 21 * 132
+        assert plan.memory.kv_bytes_per_token == 78 * 656 + 21 * 132
 
 
 def test_mxfp8_runs_on_kernels_of_fp8_block_and_block_sparse_attention_needs_its_tables(h100: Any) -> None:

@@ -189,6 +189,6 @@ def test_what_has_no_closed_form_is_refused(plans, h100, tmp_path):
 def test_of_a_version_without_the_option_it_is_refused(h100):
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm-0.31")
     with pytest.raises(
-        SimulationError, match=r"invalid for vllm >=0.29,<0.33: vllm applies it without ranks"
+        SimulationError, match=r"invalid for vllm >=0.31,<0.32: vllm applies it without ranks"
     ):
         run_engine(plan, a_trace([0], [9], [9]), EngineSettings.of_plan(plan, prefill_schedule_interval=2))

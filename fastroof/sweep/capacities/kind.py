@@ -162,7 +162,8 @@ def _evaluated(spec: CapacitySpec, unit: WorkUnit, tables: GpuTables) -> UnitRes
     counts["layout"] = unit.size - (unit.stop - unit.start)
     skipped: dict[tuple[str, str], None] = {}  # a dict as an ordered set
     deployments = spec.deployments(key.tp * key.pp * key.dp)[unit.start : unit.stop]
-    engine = load_engine(key.engine).on(tables.gpu).scheduling
+    ranks = load_model(key.model).ranks(key.dp)
+    engine = load_engine(key.engine).on(tables.gpu, ranks).scheduling
     plans: dict[tuple[int, int], StepPlan | Lost] = {}
     rows = []
     evaluate_s = 0.0
