@@ -217,6 +217,34 @@ class ExpertRows:
 
 
 @dataclass(frozen=True)
+class FusedNorms:
+    """Norms of queries and keys over all heads that one kernel runs together with their all-reduce.
+
+    Attributes
+    ----------
+    architecture : str
+        Hugging Face class of the models.
+    tokens : int
+        Maximum number of tokens of a step; beyond it each of two kernels takes queries and keys at once.
+    versions : str
+        Range of engine versions; empty for all of them.
+    reason : str
+        Where this was read.
+    """
+
+    architecture: str
+    tokens: int
+    versions: str = ""
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        """Reject an invalid rule."""
+        check_fields(self, " of fused_norms")
+        whole_number("tokens of fused_norms", self.tokens, most=MOST, error=PlanError)
+        check_range(self.versions)
+
+
+@dataclass(frozen=True)
 class KernelChoices:
     """The kernels that an engine runs.
 
@@ -229,6 +257,11 @@ class KernelChoices:
     shared_experts : str
         Whether shared experts have a separate time (apart), or run in parallel with the routed ones in
         decode steps, which then take the longer of both (beside).
+    shared_experts_tokens : int
+        Maximum number of tokens of a step, with or without prefill, in which shared experts run in parallel;
+        0 if all decode steps run them so, and no others.
+    fused_norms : tuple of FusedNorms
+        Models whose norms of queries and keys run inside the all-reduce between them.
     latent_attention : str
         How blocks of latent attention are timed: as measured, including projections, where the tables
         have valid rows (whole), or as separate projections, absorbed products and attention (parts).
@@ -261,6 +294,7 @@ class KernelChoices:
     gemm_smoothing: str = "none"
     fp8_scales: str = "dynamic"
     shared_experts: str = "apart"
+    shared_experts_tokens: int = 0
     latent_attention: str = "parts"
     marlin: str = "none"
     fp8_weight_only: bool = True
@@ -271,13 +305,15 @@ class KernelChoices:
     one_attention_call: tuple[str, ...] = ()
     prefill_graphs: tuple[PrefillGraphs, ...] = ()
     expert_rows: tuple[ExpertRows, ...] = ()
+    fused_norms: tuple[FusedNorms, ...] = ()
 
     def __post_init__(self) -> None:
         """Reject invalid choices."""
         check_fields(self, but=_CHOICES)
+        whole_number("shared_experts_tokens", self.shared_experts_tokens, 0, MOST, PlanError)
         for name, choices in _CHOICES.items():
             one_of(name, getattr(self, name), choices, PlanError)
-        for name in ("operators", "mixed_attention", "prefill_graphs", "expert_rows"):
+        for name in ("operators", "mixed_attention", "prefill_graphs", "expert_rows", "fused_norms"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def mixed_attention_ns(self, gpu: str, head_dim: int, kv_dtype: str) -> float:
@@ -295,10 +331,16 @@ class KernelChoices:
     def at(self, version: str) -> KernelChoices:
         """Return the choices of a version, those with a matching range first; of all if it is empty."""
         ranged_first = sorted(self.operators, key=lambda kernel: not kernel.versions)
-        operators, graphs = of_version(ranged_first, version), of_version(self.prefill_graphs, version)
-        if (operators, graphs) == (self.operators, self.prefill_graphs):
+        ranged = (ranged_first, self.prefill_graphs, self.fused_norms)
+        operators, graphs, norms = (of_version(parts, version) for parts in ranged)
+        if (operators, graphs, norms) == (self.operators, self.prefill_graphs, self.fused_norms):
             return self
-        return replace(self, operators=operators, prefill_graphs=graphs)
+        return replace(self, operators=operators, prefill_graphs=graphs, fused_norms=norms)
+
+    def fused_norm_tokens(self, architecture: str) -> int:
+        """Return the maximum tokens of steps without norms of queries and keys apart; 0 if there are none."""
+        known = (one.tokens for one in self.fused_norms if one.architecture == architecture)
+        return next(known, 0)
 
 
 ANY_KERNELS: Final = KernelChoices()

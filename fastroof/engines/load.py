@@ -13,13 +13,19 @@ from fastroof.checks import one_of, shown, unknown_word
 from fastroof.documents import Table, parse_table, read_table
 from fastroof.engines.data_parallel import DataParallel, GraphTokens
 from fastroof.engines.front_end import FrontEnd
-from fastroof.engines.kernel_choices import ExpertRows, KernelChoices, MixedAttention, OperatorKernel
+from fastroof.engines.kernel_choices import (
+    ExpertRows,
+    FusedNorms,
+    KernelChoices,
+    MixedAttention,
+    OperatorKernel,
+)
 from fastroof.engines.layout_rules import LayoutRules
 from fastroof.engines.lora import LoraRules
 from fastroof.engines.memory import KvMemory
 from fastroof.engines.prefill_graphs import PrefillGraphs
-from fastroof.engines.profile import CostForm, EngineProfile, LayerCost, NotFitted, StepCosts
-from fastroof.engines.scheduling import PromptPause, Scheduling
+from fastroof.engines.profile import CostForm, CostRule, EngineProfile, LayerCost, NotFitted, StepCosts
+from fastroof.engines.scheduling import PromptPause, Scheduling, SerialSteps
 from fastroof.engines.values import ServingErrors, holds_for, is_version
 from fastroof.errors import PlanError
 
@@ -195,13 +201,14 @@ def _are_made(given: Any, row: type) -> bool:
 
 
 _ROWS: Final[dict[type, dict[str, type]]] = {
-    StepCosts: {"layers": LayerCost},
-    Scheduling: {"pauses": PromptPause},
+    StepCosts: {"layers": LayerCost, "rules": CostRule},
+    Scheduling: {"pauses": PromptPause, "serial": SerialSteps},
     KernelChoices: {
         "operators": OperatorKernel,
         "mixed_attention": MixedAttention,
         "prefill_graphs": PrefillGraphs,
         "expert_rows": ExpertRows,
+        "fused_norms": FusedNorms,
     },
     DataParallel: {"graphs": GraphTokens},
     CostForm: {"left_out": NotFitted},

@@ -22,6 +22,7 @@ from fastroof.engines.values import (
     check_names,
     check_number,
     check_range,
+    check_text,
     holds_for,
     includes_newest,
     is_beyond,
@@ -85,6 +86,54 @@ class LayerCost:
         check_range(self.versions)
 
 
+RULED: Final = ("kernel_us", "prefill_floor_layer_us")
+"""Costs that a :class:`CostRule` may set."""
+
+
+@dataclass(frozen=True)
+class CostRule:
+    """A cost of some architectures, GPUs or versions, from other evidence than a profile's fitted runs.
+
+    Attributes
+    ----------
+    cost : str
+        Name of the cost, one of :data:`RULED`. ``prefill_floor_layer_us`` replaces
+        ``prefill_floor_kernel_us`` too.
+    us : float
+        Its value, us.
+    architectures, gpus : tuple of str
+        Hugging Face classes of models, and GPUs; empty for any.
+    versions : str
+        Range of engine versions; empty for all of its profile's.
+    chosen_on : str
+        Bench whose runs chose it; empty for none.
+    evidence : str
+        The runs it was found on.
+    """
+
+    cost: str
+    us: float
+    architectures: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    versions: str = ""
+    chosen_on: str = ""
+    evidence: str = ""
+
+    def __post_init__(self) -> None:
+        """Reject an invalid rule."""
+        one_of("cost", self.cost, RULED, PlanError)
+        check_fields(self, " of rules")
+        check_range(self.versions)
+
+    def is_for(self, architecture: str, gpu: str) -> bool:
+        """Return whether it is the cost of a model on a GPU."""
+        return (
+            includes_newest(self.versions)
+            and architecture in (self.architectures or (architecture,))
+            and gpu in (self.gpus or (gpu,))
+        )
+
+
 def layers_of(architecture: str) -> str:
     """Return the architecture whose layers an engine runs for a model: its own, or one of LAYERS_OF."""
     return LAYERS_OF.get(architecture, architecture)
@@ -117,13 +166,17 @@ class StepCosts:
     layer_us : float
         Time added to every step per layer, us: launching its kernels from the host.
     kernel_us : float
-        Time added to every step per kernel of a decode step, us: the pause between two kernels. Not for
-        latent attention over all tokens, and not if an engine is started with fused kernels.
+        Time added to every step per kernel of a decode step, us: the pause between two kernels. Not if an
+        engine is started with fused kernels.
     prefill_layer_us : float
         Time added to a step that contains prefill per layer, us: the same if only decodes run in CUDA
         graphs.
     residual : float
         Relative standard error on models unseen by the fit; 0 if unknown.
+    layers : tuple of LayerCost
+        Costs of the layers of some architectures.
+    rules : tuple of CostRule
+        Costs of some models, GPUs and versions; the first that applies counts.
     """
 
     step_us: float = 0.0
@@ -138,11 +191,28 @@ class StepCosts:
     prefill_floor_kernel_us: float = 0.0
     residual: float = 0.0
     layers: tuple[LayerCost, ...] = ()
+    rules: tuple[CostRule, ...] = ()
 
     def __post_init__(self) -> None:
         """Reject invalid costs, also in profiles built by hand."""
         check_fields(self)
         object.__setattr__(self, "layers", tuple(self.layers))
+        object.__setattr__(self, "rules", tuple(self.rules))
+
+    def of_plan(self, architecture: str, gpu: str) -> StepCosts:
+        """Return the costs of a model on a GPU, by the rules that apply."""
+        found: dict[str, Any] = {
+            rule.cost: rule.us for rule in reversed(self.rules) if rule.is_for(architecture, gpu)
+        }
+        if "prefill_floor_layer_us" in found:
+            found["prefill_floor_kernel_us"] = 0.0
+        return replace(self, **found, rules=())
+
+    def times(self, share: float, names: Collection[str]) -> StepCosts:
+        """Return the costs with a share of some of them, and of all layers'."""
+        shares: dict[str, Any] = {name: getattr(self, name) * share for name in names}
+        layers = tuple(replace(one, layer_us=one.layer_us * share) for one in self.layers)
+        return replace(self, **shares, layers=layers)
 
     def of_step_us(self, architecture: str, layers: float, allreduces: float, kernels: float = 0.0) -> float:
         """Return the time added to every step of a model, us, without its sequences and prompts.
@@ -192,9 +262,10 @@ class StepCosts:
         return self.prefill_floor_layer_us * layers + self.prefill_floor_kernel_us * kernels
 
 
-STARTS: Final = ("graphs", "no_graphs", "fused")
-"""What an engine's flags may ask for: steps with prefill in CUDA graphs, or never in them, and kernels that
-fuse all-reduces with norms, which also leave no pause between kernels."""
+STARTS: Final = ("graphs", "no_graphs", "fused", "no_prefix_cache", "extra_buffer")
+"""What an engine's flags may ask for: steps with prefill in CUDA graphs, or never in them, kernels that fuse
+all-reduces with norms, which also leave no pause between kernels, and what lets steps of models with
+recurrent states overlap (:class:`fastroof.engines.scheduling.SerialSteps`)."""
 
 
 @dataclass(frozen=True)
@@ -240,6 +311,10 @@ class CostForm:
         Architectures whose layers have a separate cost, and the range of versions; empty for any.
     left_out : tuple of NotFitted
         Runs that are evaluated but not fitted.
+    newest : str
+        Newest version of the fitted runs; empty if unknown.
+    later_share : float
+        Share of each fitted cost that later versions have.
     """
 
     costs: tuple[str, ...]
@@ -247,10 +322,17 @@ class CostForm:
     left_out: tuple[NotFitted, ...] = ()
     given: tuple[str, ...] = ()
     chosen_on: tuple[tuple[str, str, float], ...] = ()
+    newest: str = ""
+    later_share: float = 1.0
 
     def __post_init__(self) -> None:
-        """Reject unknown costs."""
-        known = [cost.name for cost in fields(StepCosts) if cost.name not in ("residual", "layers")]
+        """Reject unknown costs, and a share above 1."""
+        check_text("newest", self.newest)
+        if self.newest:
+            check_range(f">={self.newest}")
+        if check_number("later_share", self.later_share) > 1.0:
+            raise PlanError(f"later_share must be a number from 0 to 1, got {self.later_share!r}")
+        known = [cost.name for cost in fields(StepCosts) if cost.type == "float" and cost.name != "residual"]
         object.__setattr__(self, "given", check_names("given", self.given))
         for name in (*self.costs, *self.given):
             one_of("a cost to fit", name, known, PlanError)
@@ -314,6 +396,8 @@ class EngineProfile:
         The version that it was narrowed to; empty for the newest.
     rules : str
         Range around that version in which its rules do not change; empty for the newest.
+    cost_share : float
+        Share of the fitted costs that this version has: less than 1 if it is later than all fitted runs.
     """
 
     name: str
@@ -333,6 +417,7 @@ class EngineProfile:
     validated: str = ""
     version: str = ""
     rules: str = ""
+    cost_share: float = 1.0
 
     def __post_init__(self) -> None:
         """Reject invalid names and ranges; the parts check themselves."""
@@ -351,7 +436,10 @@ class EngineProfile:
             self.versions,
             *self.memory.ranges,
             *(one.versions for one in self.kernels.prefill_graphs),
+            *(one.versions for one in self.kernels.fused_norms),
             *(one.versions for one in self.data_parallel.graphs),
+            *(one.versions for one in self.costs.rules),
+            *(one.versions for one in self.scheduling.serial),
         )
 
     @property
@@ -374,8 +462,12 @@ class EngineProfile:
     def words(self, validated: str) -> str:
         """Return name, versions and the end of evidence: ``vllm >=0.33 (not validated beyond 0.28)``."""
         beyond = self.beyond(validated)
-        words = f" (not validated beyond {beyond})" if beyond else ""
-        return f"{self.name} {self.rule_versions}".rstrip() + words
+        words = [f"not validated beyond {beyond}"] if beyond else []
+        if self.cost_share < 1.0 and self.fit is not None:
+            share = "half" if self.cost_share == 0.5 else f"{self.cost_share:g}"
+            words.append(f"{share} of the costs of {self.fit.newest}")
+        title = f"{self.name} {self.rule_versions}".rstrip()
+        return f"{title} ({', '.join(words)})" if words else title
 
     @property
     def title(self) -> str:
@@ -418,19 +510,38 @@ class EngineProfile:
         Without a version it is the newest. A build that is not a version has only what all versions have.
         """
         if not version:
-            return self
+            return self._later(NEWEST if includes_newest(self.versions) else "")
         known = version if is_version(version) else ""
         layers, kernels = of_version(self.costs.layers, known), self.kernels.at(known)
+        rules, serial = of_version(self.costs.rules, known), of_version(self.scheduling.serial, known)
         memory = self.memory.at(known) if known else self.memory
         ranks = self.data_parallel.at(known)
-        is_same = layers == self.costs.layers and kernels is self.kernels and memory is self.memory
-        if is_same and ranks is self.data_parallel and not (known and self.engine):
+        costs = replace(self.costs, layers=layers, rules=rules)
+        scheduling = replace(self.scheduling, serial=serial)
+        is_same = (costs, scheduling) == (self.costs, self.scheduling) and kernels is self.kernels
+        is_same = is_same and memory is self.memory and ranks is self.data_parallel
+        if is_same and not (known and self.engine):
             return self
-        rules = range_around(self.rule_ranges, known) if known else ""
-        costs = replace(self.costs, layers=layers)
-        return replace(
-            self, costs=costs, kernels=kernels, memory=memory, data_parallel=ranks, version=known, rules=rules
-        )
+        around = range_around(self.rule_ranges, known) if known else ""
+        found = replace(
+            self, costs=costs, scheduling=scheduling, kernels=kernels, memory=memory, data_parallel=ranks,
+            version=known, rules=around,
+        )  # fmt: skip
+        return found._later(known)
+
+    def _later(self, version: str) -> EngineProfile:
+        """Return the engine with the share of its fitted costs that a version has; once."""
+        fit = self.fit
+        if not version or fit is None or not fit.newest or self.cost_share < 1.0 or fit.later_share == 1.0:
+            return self
+        if not is_beyond(version, fit.newest):
+            return self
+        return replace(self, costs=self.costs.times(fit.later_share, fit.costs), cost_share=fit.later_share)
+
+    def of_plan(self, architecture: str, gpu: str, has_states: bool) -> EngineProfile:
+        """Return the engine as it runs a model on a GPU: its costs, and whether steps overlap."""
+        scheduling = self.scheduling.of_model(architecture, has_states)
+        return replace(self, costs=self.costs.of_plan(architecture, gpu), scheduling=scheduling)
 
     def on(self, gpu: GpuMemory, ranks: int = 1) -> EngineProfile:
         """Return the engine with its default limits on a GPU, those of one rank of attention.
@@ -464,23 +575,31 @@ class EngineProfile:
             graphs = ()
         else:
             graphs = tuple(one for one in graphs if not set(settings) & set(one.not_with))
-        costs = replace(self.costs, kernel_us=0.0) if "fused" in settings else self.costs
-        if graphs == self.kernels.prefill_graphs and costs == self.costs:
+        costs, scheduling = self.costs, self.scheduling.started_with(settings)
+        if "fused" in settings:
+            rules = tuple(rule for rule in costs.rules if rule.cost != "kernel_us")
+            costs = replace(costs, kernel_us=0.0, rules=rules)
+        kernels = replace(self.kernels, prefill_graphs=graphs)
+        if (costs, scheduling, kernels) == (self.costs, self.scheduling, self.kernels):
             return self
-        return replace(self, costs=costs, kernels=replace(self.kernels, prefill_graphs=graphs))
+        return replace(self, costs=costs, scheduling=scheduling, kernels=kernels)
 
     def kernels_alone(self) -> EngineProfile:
         """Return the engine without costs in addition to its kernels."""
-        return replace(self, costs=StepCosts(residual=self.costs.residual))
+        return replace(self, costs=StepCosts(residual=self.costs.residual), cost_share=1.0)
 
     def without_bench(self, bench: str) -> EngineProfile:
         """Return the engine with given costs that no run of a bench chose."""
         chosen = {cost: us for cost, by, us in (self.fit.chosen_on if self.fit else ()) if by == bench}
         # fused kernels have no pauses, whoever chose these
         known: dict[str, Any] = {cost: us for cost, us in chosen.items() if getattr(self.costs, cost)}
-        return replace(self, costs=replace(self.costs, **known)) if known else self
+        rules = tuple(rule for rule in self.costs.rules if rule.chosen_on != bench)
+        if not known and rules == self.costs.rules:
+            return self
+        return replace(self, costs=replace(self.costs, **known, rules=rules))
 
     def unfitted(self) -> EngineProfile:
         """Return the engine with only those costs that no fit of its rows changes."""
         given = {name: getattr(self.costs, name) for name in (self.fit.given if self.fit else ())}
-        return replace(self, costs=StepCosts(residual=self.costs.residual, **given))
+        costs = StepCosts(residual=self.costs.residual, rules=self.costs.rules, **given)
+        return replace(self, costs=costs, cost_share=1.0)

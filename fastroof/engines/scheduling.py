@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from fastroof.checks import is_whole_number, one_of, whole_number
-from fastroof.engines.values import MOST, check_fields, check_range
+from fastroof.engines.values import MOST, check_fields, check_range, includes_newest
 from fastroof.errors import PlanError
 
 STEP_ORDERS: Final = ("mixed", "prefill_first")
@@ -51,6 +52,33 @@ class PromptPause:
 
 
 @dataclass(frozen=True)
+class SerialSteps:
+    """Models with recurrent states whose steps do not overlap with the scheduling of the next.
+
+    Attributes
+    ----------
+    versions : str
+        Range of the engine's versions.
+    but : tuple of str
+        Hugging Face classes of models that overlap all the same.
+    unless : tuple of str
+        Settings of :meth:`EngineProfile.started_with` with which all overlap.
+    reason : str
+        Where this was read.
+    """
+
+    versions: str = ""
+    but: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        """Reject an invalid rule."""
+        check_fields(self, " of serial")
+        check_range(self.versions)
+
+
+@dataclass(frozen=True)
 class Scheduling:
     """How an engine fills a step, by its defaults.
 
@@ -74,6 +102,8 @@ class Scheduling:
         Which of these the engine has, and in which versions; empty for any.
     by_card : bool
         Whether the limits of tokens and requests are those of a GPU's memory, by the rules of ``[memory]``.
+    serial : tuple of SerialSteps
+        Models that run without asynchronous scheduling.
     """
 
     order: str = "mixed"
@@ -86,6 +116,18 @@ class Scheduling:
     min_free_slots_delay: int = 0
     pauses: tuple[PromptPause, ...] = ()
     by_card: bool = False
+    serial: tuple[SerialSteps, ...] = ()
+
+    def of_model(self, architecture: str, has_states: bool) -> Scheduling:
+        """Return the schedule of a model."""
+        is_serial = any(architecture not in one.but and includes_newest(one.versions) for one in self.serial)
+        overlaps = self.async_scheduling and not (has_states and is_serial)
+        return replace(self, async_scheduling=overlaps, serial=()) if self.serial else self
+
+    def started_with(self, settings: Collection[str]) -> Scheduling:
+        """Return the schedule of an engine that settings start."""
+        serial = tuple(one for one in self.serial if not set(settings) & set(one.unless))
+        return self if serial == self.serial else replace(self, serial=serial)
 
     @property
     def pauses_on(self) -> dict[str, int]:
@@ -131,6 +173,7 @@ class Scheduling:
         for name, off in PAUSES.items():
             whole_number(name, getattr(self, name), off, MOST, PlanError)
         object.__setattr__(self, "pauses", tuple(self.pauses))
+        object.__setattr__(self, "serial", tuple(self.serial))
         one_of("order", self.order, STEP_ORDERS, PlanError)
         check_fields(self)
         whole_number("max_num_batched_tokens", self.max_num_batched_tokens, most=MOST, error=PlanError)

@@ -303,8 +303,10 @@ def _layout(where: str, engine: str, found: Mapping[str, str]) -> tuple[Layout, 
 
 
 def _settings(where: str, found: Mapping[str, str], drafts_tokens: bool) -> set[str]:
-    """Return what the arguments say of graphs and fused kernels, for ``EngineProfile.started_with``."""
-    has = {name: bool(_is_on(where, found, name)) for name in ("lora", "offload", "fused")}
+    """Return settings of graphs, fused kernels and caches, for ``EngineProfile.started_with``."""
+    switches = ("lora", "offload", "fused", "no_prefix_cache")
+    has = {name: bool(_is_on(where, found, name)) for name in switches}
+    has["extra_buffer"] = found.get("state_strategy") == "extra_buffer"
     has["lora"] |= "lora_paths" in found
     has["offload"] |= found.get("cpu_offload_gb", "0") != "0"
     has["speculation"] = drafts_tokens or "num_draft_tokens" in found

@@ -158,6 +158,7 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
             role="disaggregation_mode",
             lora_paths="lora_paths",
             cpu_offload_gb="cpu_offload_gb",
+            state_strategy="mamba_scheduler_strategy",
         ),
         switches={
             "enable_dp_attention": ("dp_attention", "true"),
@@ -169,13 +170,14 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
             "enforce_piecewise_cuda_graph": ("prefill_graphs", "tc_piecewise"),
             "enable_breakable_cuda_graph": ("prefill_graphs", "breakable"),
             "enable_flashinfer_allreduce_fusion": ("fused", "true"),
+            "disable_radix_cache": ("no_prefix_cache", "true"),
             "enable_lora": ("lora", "true"),
             "enable_hierarchical_cache": ("offload", "true"),
         },
         silent=_SERVER
         | _flags(
             "context_length mem_fraction_static max_total_tokens max_prefill_tokens cuda_graph_max_bs "
-            "cuda_graph_bs page_size schedule_policy schedule_conservativeness disable_radix_cache "
+            "cuda_graph_bs page_size schedule_policy schedule_conservativeness "
             "dist_init_addr nccl_port nnodes node_rank decode_log_interval watchdog_timeout "
             "enable_p2p_check stream_output base_gpu_id is_embedding moe_dense_tp_size nccl_init_addr "
             "config cuda_graph_max_bs_decode cuda_graph_bs_decode enable_cache_report "

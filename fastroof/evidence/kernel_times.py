@@ -15,7 +15,7 @@ from fastroof.evidence.predictions import Plans, predict_step_ms
 from fastroof.evidence.rows import ServingRow
 from fastroof.evidence.steps.measured_steps import MeasuredStep
 from fastroof.plan.curves import num_allreduces
-from fastroof.plan.kernel_counts import num_pauses
+from fastroof.plan.kernel_counts import num_kernels
 from fastroof.serving.estimate import estimate
 from fastroof.tables import Tables
 from fastroof.units import PS_PER_US, US_PER_MS
@@ -190,7 +190,7 @@ def times_of_plan(
         num_layers=np.full(len(rows), float(plan.model.num_blocks)),
         num_allreduces=np.full(len(rows), float(allreduces)),
         vocab=np.full(len(rows), float(plan.model.vocab)),
-        num_kernels=np.full(len(rows), num_pauses(plan.row_curves, plan.attention)),
+        num_kernels=np.full(len(rows), num_kernels(plan.row_curves, plan.attention, has_prefill=False)),
     )
 
 
@@ -215,7 +215,9 @@ def step_times(steps: Sequence[MeasuredStep], tables: Tables, profile: EnginePro
         num_layers=np.array([float(plan.model.num_blocks) for plan in kernels]),
         num_allreduces=np.array([float(num_allreduces(plan.row_curves)) for plan in kernels]),
         vocab=np.array([float(plan.model.vocab) for plan in kernels]),
-        num_kernels=np.array([num_pauses(plan.row_curves, plan.attention) for plan in kernels]),
+        num_kernels=np.array(
+            [num_kernels(plan.row_curves, plan.attention, has_prefill=False) for plan in kernels]
+        ),
     )
 
 

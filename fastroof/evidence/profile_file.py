@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastroof.atomic_files import check_file_place, write_output
-from fastroof.engines import EngineProfile, ExpertRows, KvMemory, OperatorKernel, PrefillGraphs, Scheduling
+from fastroof.engines import (
+    CostForm,
+    EngineProfile,
+    ExpertRows,
+    KvMemory,
+    OperatorKernel,
+    PrefillGraphs,
+    Scheduling,
+)
 from fastroof.engines.data_parallel import ONE_SUM
 from fastroof.engines.layout_rules import ANY_LAYOUT
 from fastroof.engines.scheduling import PAUSES
@@ -27,30 +35,32 @@ _DEFAULTS: Final = {
 _NAMED: Final = ("layout", "gathered_bytes")
 """Pairs that are written as a table."""
 
-_ROWS: Final = ("layers", "left_out", "graphs", "pauses")
+_ROWS: Final = ("layers", "rules", "left_out", "graphs", "pauses", "serial")
 """Lists of tables, which are written without what is empty."""
 
 
 def profile_text(profile: EngineProfile) -> str:
     """Return a profile as the TOML that :func:`fastroof.engines.load_engine` reads."""
     content = {key: value for key, value in asdict(profile).items() if value not in ("", None, {})}
+    if profile.cost_share == 1.0:
+        del content["cost_share"]
     kernels, memory = content["kernels"], content["memory"]
     for name in ("engines", "cold_decode", "one_attention_call"):
         if not kernels[name]:
             del kernels[name]
     memory["by_version"] = [{"versions": versions, **dict(rest)} for versions, rest in memory["by_version"]]
     content["memory"] = _written(memory, asdict(KvMemory()) | {"by_version": []}, "kv_reservation")
-    for name in ("prefill_graphs", "expert_rows", "mixed_attention", "operators"):
+    for name in ("prefill_graphs", "expert_rows", "mixed_attention", "operators", "fused_norms"):
         if rows := kernels.pop(name):
             kernels[name] = [_written(one, _DEFAULTS.get(name)) for one in rows]
     for part in ("costs", "front_end", "errors"):
         content[part] = _written(content[part])
     if "fit" in content:
-        content["fit"] = _written(content["fit"], None, "costs")
+        content["fit"] = _written(content["fit"], asdict(CostForm(())), "costs")
     for part, plain in (("layout", ANY_LAYOUT), ("data_parallel", ONE_SUM)):
         content[part] = _written(content[part], asdict(plain))
     usual = asdict(Scheduling())
-    rare = {key: usual[key] for key in ("by_card", "pauses", *PAUSES)}
+    rare = {key: usual[key] for key in ("by_card", "pauses", "serial", *PAUSES)}
     content["scheduling"] = _written(content["scheduling"], rare)
     optional = ("front_end", "errors", "layout", "data_parallel")
     content = {name: part for name, part in content.items() if part or name not in optional}

@@ -146,11 +146,12 @@ class ServingRow(ServedModel):
 
     @property
     def started_settings(self) -> frozenset[str]:
-        """Known settings of its engine: recipes of the public benchmark choose fused kernels."""
+        """Known settings of its engine: the public benchmark's recipes fuse kernels and cache no prefixes."""
         has = {
             "speculation": self.speculation is not None,
             "disaggregation": self.is_disaggregated,
             "fused": self._recipe is not None,
+            "no_prefix_cache": self._recipe is not None,
         }
         return frozenset(name for name, is_on in has.items() if is_on)
 

@@ -137,7 +137,7 @@ class GroupedQueryAttention(Attention):
         write_bytes = float(self._kv_elements(layout)) * (ACTIVATION_BYTES + DTYPE_BYTES[kv_dtype])
         calls: list[Call] = [Elementwise("attention_norm", "attention rmsnorm", 1, 4.0 * hidden_bytes)]
         calls += linear_calls("qkv", "qkv_quantise", shard.qkv_out, hidden, execution)
-        calls += self._norms(shard, qk_bytes, layout)
+        calls += self._norms(shard, qk_bytes, layout, execution.fused_norm_tokens)
         if self.rope:
             calls.append(Elementwise("rope", "rope", 1, 2.0 * qk_bytes))
         calls.append(Elementwise("kv_write", "kv write", 1, write_bytes))
@@ -155,14 +155,17 @@ class GroupedQueryAttention(Attention):
             calls.append(Elementwise("attention_norm", "post-attention rmsnorm", 1, 2.0 * hidden_bytes))
         return tuple(calls)
 
-    def _norms(self, shard: AttentionShard, qk_bytes: float, layout: Layout) -> list[RowOperator]:
-        """Return the norms of queries, keys and values."""
+    def _norms(self, shard: AttentionShard, qk_bytes: float, layout: Layout, fused: int) -> list[RowOperator]:
+        """Return the norms of queries, keys and values; ``fused`` is Execution's fused_norm_tokens."""
         calls: list[RowOperator] = []
         if self.qk_norm and self.qk_norm_spans_heads and layout.tp > 1:
-            calls.append(Elementwise("qk_norm", "qk squares", 2, 0.5 * qk_bytes + VARIANCE_BYTES))
-            sums_bytes = 2.0 * VARIANCE_BYTES
+            # fused, one kernel takes both queries and keys
+            at_once, sums_bytes = 2 if fused else 1, 2.0 * VARIANCE_BYTES
+            read_bytes = at_once * (0.5 * qk_bytes + VARIANCE_BYTES)
+            calls.append(Elementwise("qk_norm", "qk squares", 2 // at_once, read_bytes, beyond=fused))
             calls.append(AllReduce("qk_norm_allreduce", "qk norm all-reduce", 1, layout.tp, sums_bytes))
-            calls.append(Elementwise("qk_norm", "qk rmsnorm", 2, qk_bytes))
+            normed_bytes = at_once * qk_bytes
+            calls.append(Elementwise("qk_norm", "qk rmsnorm", 2 // at_once, normed_bytes, beyond=fused))
         elif self.qk_norm:
             calls.append(Elementwise("qk_norm", "qk rmsnorm", 1, 2.0 * qk_bytes))
         if self.v_norm:

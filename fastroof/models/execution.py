@@ -82,6 +82,8 @@ class Execution(NamedTuple):
     scale_bytes: tuple[tuple[str, float], ...] = ()
     routing: str = ROUTING
     shared_beside: bool = False
+    shared_most_tokens: int = 0
+    fused_norm_tokens: int = 0
     exchange: ExchangeRules = ExchangeRules()
     scatters_attention: bool = False
     whole_blocks: tuple[str, ...] = ()

@@ -115,8 +115,9 @@ class RoutedExperts:
             routed = [norm, norm, *routed, *after, norm]
             shared = [*shared, *after_shared(hidden, layout), norm] if shared else []
             after = [Elementwise("mlp_norm", "post-mlp rmsnorm", 1, 3.0 * row_bytes)]
-        if shared and execution.shared_beside:
-            calls += _in_parallel(routed, shared)
+        # a dense MLP next to the experts, as Gemma 4 has, is no shared expert of an engine with a limit
+        if shared and execution.shared_beside and not (self.apart and execution.shared_most_tokens):
+            calls += _in_parallel(routed, shared, execution.shared_most_tokens)
         else:
             calls += [*shared, *routed]
         return (*calls, *after)
@@ -196,11 +197,12 @@ class RoutedExperts:
         return max(rows, layout.dp * width, self.gemms * self.shared_intermediate // layout.tp)
 
 
-def _in_parallel(routed: Sequence[RowOperator], shared: Sequence[RowOperator]) -> list[Call]:
-    """Run both paths in parallel in decode steps only: engines use two streams of a graph."""
+def _in_parallel(routed: Sequence[RowOperator], shared: Sequence[RowOperator], most: int) -> list[Call]:
+    """Run both paths in parallel: in steps of at most ``most`` tokens, or in all decode steps if it is 0."""
 
     def in_steps(path: Sequence[RowOperator], kind: Steps) -> tuple[RowOperator, ...]:
         return tuple(replace(call, steps=kind) for call in path if call.steps in ("all", kind))
 
-    paths = (in_steps(routed, "decode_only"), in_steps(shared, "decode_only"))
-    return [Parallel(paths), *in_steps(shared, "with_prefill"), *in_steps(routed, "with_prefill")]
+    decodes = Parallel((in_steps(routed, "decode_only"), in_steps(shared, "decode_only")), most)
+    prompts = in_steps(routed, "with_prefill"), in_steps(shared, "with_prefill")
+    return [decodes, *([Parallel(prompts, most)] if most else [*prompts[1], *prompts[0]])]

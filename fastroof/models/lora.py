@@ -286,7 +286,7 @@ class Adapters(NamedTuple):
             paths = (
                 tuple(one for part in path for one in self._with(part, widths, mixers)) for path in call.paths
             )
-            return [Parallel(tuple(paths))]  # type: ignore[arg-type]
+            return [replace(call, paths=tuple(paths))]  # type: ignore[arg-type]
         if isinstance(call, AttentionCall | MixerCall) or call.role not in self.roles:
             return [call]
         if isinstance(call, Gemm):

@@ -94,6 +94,8 @@ class RowOperator:
     times: int
     rows: Rows = field(default="tokens", kw_only=True)
     steps: Steps = field(default="all", kw_only=True)
+    beyond: int = field(default=0, kw_only=True)
+    """Number of tokens of a step up to which another call includes this one."""
 
     @property
     def operator(self) -> str:
@@ -252,9 +254,13 @@ class AdapterGemm(RowOperator):
 
 @dataclass(frozen=True)
 class Parallel:
-    """Calls on parallel paths, such as shared and routed experts: the longest path counts."""
+    """Calls on parallel paths, such as shared and routed experts: the longest path counts.
+
+    Steps of more than ``most_tokens`` run them one after another; 0 if none does.
+    """
 
     paths: tuple[tuple[RowOperator, ...], ...]
+    most_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ def _in_order(model: ModelSpec, step: StepCalls) -> Iterator[tuple[int, Call]]:
 
 def _named(call: Call, kind: str) -> Call:
     if isinstance(call, Parallel):
-        return Parallel(tuple(tuple(_named(c, kind) for c in path) for path in call.paths))  # type: ignore[misc]
+        return replace(call, paths=tuple(tuple(_named(c, kind) for c in path) for path in call.paths))  # type: ignore[misc]
     return replace(call, name=f"{call.name} ({kind})")
 
 

@@ -140,9 +140,8 @@ def row_calls(
     if isinstance(call, AttentionCall | MixerCall):
         return ()
     if isinstance(call, Parallel):
-        return _longest_path(
-            [[_row_call(curves, c, kind, ranks, row_limit) for c in path] for path in call.paths], ranks
-        )
+        paths = [[_row_call(curves, c, kind, ranks, row_limit) for c in path] for path in call.paths]
+        return _longest_path(paths, ranks, call.most_tokens or row_limit)
     return (_row_call(curves, call, kind, ranks, row_limit),)
 
 
@@ -154,18 +153,22 @@ def _row_call(curves: CurveSource, call: RowOperator, kind: int, ranks: Ranks, r
         rows = ranks.rows(call, row_limit)
         latency_us, origin = latency_us[rows], origin[rows]
     is_of_all = ranks.dp > 1 and (call.rows == "expert_tokens" or call.role in _OF_ALL_RANKS)
-    return RowCall(kind, curve, latency_us, origin, is_of_all)
+    row_call = RowCall(kind, curve, latency_us, origin, is_of_all)
+    if not call.beyond:
+        return row_call
+    return row_call.timed(np.where(np.arange(row_limit + 1) > call.beyond, latency_us, 0.0), origin, ranks)
 
 
-def _longest_path(paths: Sequence[Sequence[RowCall]], ranks: Ranks) -> tuple[RowCall, ...]:
-    """Calls of parallel paths: at each number of rows, only those of the longest path have a time."""
+def _longest_path(paths: Sequence[Sequence[RowCall]], ranks: Ranks, most: int) -> tuple[RowCall, ...]:
+    """Calls of parallel paths: up to ``most`` tokens, only those of the longest path have a time."""
     path_us = [np.sum([c.curve.operator.times * c.latency_us for c in path], axis=0) for path in paths]
     longest = np.argmax(path_us, axis=0)
+    is_beyond = np.arange(len(longest)) > most
     is_of_all = any(part.is_of_all_ranks for path in paths for part in path)
     calls = []
     for number, path in enumerate(paths):
         for part in path:
-            latency_us = np.where(longest == number, part.latency_us, 0.0)
+            latency_us = np.where((longest == number) | is_beyond, part.latency_us, 0.0)
             calls.append(part.timed(latency_us, part.origin, ranks)._replace(is_of_all_ranks=is_of_all))
     return tuple(calls)
 

@@ -37,8 +37,9 @@ from fastroof.plan.execution import (
     check_tables,
     checked_model,
     execution_of,
+    has_recurrent_states,
 )
-from fastroof.plan.kernel_counts import num_kernels, num_pauses
+from fastroof.plan.kernel_counts import num_kernels
 from fastroof.plan.options import OPTIONS, PlanOptions
 from fastroof.plan.plan_data import ErrorSource, PlanAttention
 from fastroof.plan.step_plan import StepPlan
@@ -158,7 +159,7 @@ class PlanRecipe:
         """Lay out the arena that the step loops read."""
         options, costs = self.options, self.options.engine.costs
         allreduces = num_allreduces(row_curves)
-        pauses = num_pauses(row_curves, attention)
+        pauses = num_kernels(row_curves, attention, has_prefill=False)
         launched = num_kernels(row_curves, attention, has_prefill=True)
         is_captured = self.prefill_graphs is not None
         sections: dict[int, Array] = {
@@ -238,6 +239,8 @@ def plan_recipe(
 ) -> PlanRecipe:
     """Look up every curve and block of plans of one architecture."""
     options = options.on(gpu, model)
+    states = any(map(has_recurrent_states, model.kinds))
+    options = replace(options, engine=options.engine.of_plan(model.architecture, gpu.name, states))
     layout = options.layout
     model.check_layout(layout)
     check_engine_layout(model, layout, options.engine, options.exchange, gpu)

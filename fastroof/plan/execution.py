@@ -178,7 +178,7 @@ def check_context_parallel(
     reasons = []
     if not is_known:
         reasons.append(f"{engine} has no prefill context parallelism: use engine='sglang' or 'vllm'")
-    if any(_passes_state(kind) for kind in model.kinds):
+    if any(has_recurrent_states(kind) for kind in model.kinds):
         reasons.append("its state passes from one part of a prompt to the next, so parts cannot run at once")
     if overlaps:
         reasons.append("it cannot be combined with two batches: use two_batch_overlap=False")
@@ -213,7 +213,7 @@ def check_adapters(model: ModelSpec, layout: Layout, execution: Execution, optio
     _refuse(model, f"with lora in {layout}", reasons)
 
 
-def _passes_state(kind: LayerKind) -> bool:
+def has_recurrent_states(kind: LayerKind) -> bool:
     """Whether a layer's state is recurrent, not just a cache of the last tokens."""
     return bool(kind.attention.state_bytes(Layout())) and getattr(kind.attention, "is_recurrent", True)
 
@@ -333,9 +333,13 @@ def exchange_rules(engine: EngineProfile, gpu: GpuSpec, exchange: str | None) ->
 
 
 def shares_experts_beside(gpu: GpuSpec, options: PlanOptions) -> bool:
-    """Whether shared experts run concurrently with the routed ones in decode steps."""
+    """Whether shared experts run concurrently with the routed ones."""
     kernel = options.kernel("moe", gpu, options.dtype)
     chosen = kernel.shared_experts if kernel is not None else ""
+    # vLLM's runner: not with a load balancer's or a handshake's all-to-all
+    is_apart = options.exchange == "nvlink_two_sided" or (options.eplb and options.exchange == "alltoall")
+    if is_apart and options.engine.kernels.shared_experts_tokens:
+        return False
     return (chosen or options.engine.kernels.shared_experts) == "beside"
 
 
@@ -386,6 +390,8 @@ def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) ->
         scale_bytes=scale_bytes,
         routing=options.routing or model.routing,
         shared_beside=shares_experts_beside(curves.gpu, options),
+        shared_most_tokens=options.engine.kernels.shared_experts_tokens,
+        fused_norm_tokens=options.engine.kernels.fused_norm_tokens(model.architecture),
         exchange=exchange_rules(options.engine, curves.gpu, options.exchange),
         whole_blocks=whole_blocks(options, tables),
         dp_imbalance=float(options.dp_imbalance),

@@ -5,7 +5,7 @@ A call of a plan is one kernel, except for those below. Their numbers are those 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from fastroof.operators.calls import AttentionCall, Elementwise, Experts, Gemm, MixerCall, RowOperator
@@ -24,28 +24,15 @@ ATTENTION_KERNELS: Final = (2, 1)
 MIXER_KERNELS: Final[Mapping[str, tuple[int, int]]] = {
     "mla_decode": (2, 2),
     "mla_prefill": (3, 3),
-    "gdn": (3, 9),
+    # SGLang 0.5.8, layers/attention/fla/chunk.py: 11 Triton kernels, three copies and a mask
+    "gdn": (3, 15),
     "kda": (3, 9),
     "mamba2": (3, 6),
 }
 """Other attention, of decodes and of prompts: with the kernels that arrange its input."""
 
-PAUSES_IN_ROWS: Final = ("mla_decode", "mla_module_decode")
-"""Attention of models whose runs have no pauses between kernels, as far as tables tell."""
-
 BLOCK_KERNELS: Final = (20, 24)
 """Attention that is measured as one block, from its first projection to its last."""
-
-
-def num_pauses(curves: Iterable[RowCurve], attention: Sequence[PlanAttention]) -> float:
-    """Number of kernels of a decode step that tables time without the pause before them.
-
-    Runs of latent attention over all tokens are not slower than the sum of their kernels' rows.
-    """
-    mixers = [part.call.decode for part in attention if isinstance(part.call, MixerCall)]
-    if any(kernel is not None and kernel.operator in PAUSES_IN_ROWS for kernel in mixers):
-        return 0.0
-    return num_kernels(curves, attention, has_prefill=False)
 
 
 def num_kernels(curves: Iterable[RowCurve], attention: Iterable[PlanAttention], has_prefill: bool) -> float:

@@ -228,17 +228,97 @@ def test_a_profile_has_the_versions_of_its_rules_and_evidence(engine, versions, 
     assert profile.facts == {
         "engine": profile.name, "engine_versions": versions, "not_validated_beyond": beyond or None,
     }  # fmt: skip
-    words = f" (not validated beyond {beyond})" if beyond else ""
-    assert profile.title == f"{profile.name} {versions}".rstrip() + words
+    words = [f"not validated beyond {beyond}"] if beyond else []
+    # runs of vLLM up to 0.19 are fitted
+    words += ["half of the costs of 0.19"] if profile.cost_share == 0.5 else []
+    title = f"{profile.name} {versions}".rstrip()
+    assert profile.title == (f"{title} ({', '.join(words)})" if words else title)
 
 
 def test_within_the_range_that_is_printed_the_rules_are_the_same():
     one_of = {}
     for version in (14, 17, 19, 20, 21, 23, 24, 25, 27, 28, 29, 32, 33):
         profile = load_engine(f"vllm-0.{version}")
-        rules = (profile.memory, profile.data_parallel, profile.kernels.prefill_graphs)
+        kernels, costs = profile.kernels, (profile.costs, profile.cost_share)
+        rules = (profile.memory, profile.data_parallel, kernels.prefill_graphs, kernels.fused_norms, costs)
         assert one_of.setdefault(profile.rule_versions, rules) == rules
     assert len(one_of) == 12
+
+
+FITTED = {"costs": ["step_us"], "given": ["kernel_us"], "newest": "1.2", "later_share": 0.25}
+COSTS = {"step_us": 8.0, "kernel_us": 2.0, "layers": [{"architecture": "Some", "layer_us": 4.0}]}
+
+
+def test_versions_later_than_the_fitted_runs_have_a_share_of_the_fitted_costs_once(tmp_path):
+    profile = load_engine({"name": "mine", "engine": "vllm", "costs": COSTS, "fit": FITTED})
+    for version in ("1.0", "1.2", "1.2.7", "nightly"):
+        assert profile.at(version).costs == profile.costs
+    later = profile.at("1.3")
+    assert later.costs == StepCosts(step_us=2.0, kernel_us=2.0, layers=(LayerCost("Some", 1.0),))
+    assert later.title == "mine (0.25 of the costs of 1.2)"
+    # without a version it is the newest; what has its share keeps it, also in a file
+    assert profile.at("").costs == later.costs == later.at("1.4").costs == later.at("").costs
+    assert load_engine(write_profile(later, tmp_path / "later.toml")).at("1.4").costs == later.costs
+    assert later.kernels_alone().title == "mine"
+    assert profile.unfitted().at("1.3").costs == StepCosts(kernel_us=2.0)
+
+
+@pytest.mark.parametrize("share", [1.5, -0.5, "half"])
+def test_a_share_of_later_versions_is_at_most_all(share):
+    with pytest.raises(PlanError, match="later_share must be a number"):
+        load_engine({"name": "mine", "fit": FITTED | {"later_share": share}})
+
+
+def test_vllm_later_than_its_fitted_runs_has_half_of_its_costs():
+    fitted, later, newest = (load_engine(name).costs for name in ("vllm-0.19.1", "vllm-0.20.0", "vllm"))
+    assert 0.0 < later.logit_ps == fitted.logit_ps / 2.0 == newest.logit_ps
+    assert later.allreduce_us == fitted.allreduce_us / 2.0
+
+
+def test_the_first_rule_of_a_cost_that_applies_counts(tmp_path):
+    rules = [
+        {"cost": "kernel_us", "us": 3.0, "gpus": ["b200"], "versions": "<2.0", "chosen_on": "mine"},
+        {"cost": "kernel_us", "us": 1.0, "gpus": ["b200"]},
+        {"cost": "prefill_floor_layer_us", "us": 90.0, "architectures": ["Some"]},
+    ]
+    costs = {"kernel_us": 2.0, "prefill_floor_kernel_us": 5.0, "rules": rules}
+    engine = load_engine({"name": "mine", "engine": "sglang", "costs": costs})
+    old, new = engine.at("1.9"), engine.at("2.0")
+    for gpu, model, of_old, of_new in [
+        ("b200", "Some", (3.0, 90.0, 0.0), (1.0, 90.0, 0.0)),
+        ("h100", "Some", (2.0, 90.0, 0.0), (2.0, 90.0, 0.0)),
+        ("b200", "Other", (3.0, 0.0, 5.0), (1.0, 0.0, 5.0)),
+    ]:
+        for profile, expected in ((old, of_old), (new, of_new), (engine, of_new)):
+            found = profile.of_plan(model, gpu, False).costs
+            names = ("kernel_us", "prefill_floor_layer_us", "prefill_floor_kernel_us")
+            assert tuple(getattr(found, name) for name in names) == expected
+    assert old.without_bench("mine").of_plan("Some", "b200", False).costs.kernel_us == 1.0
+    assert old.started_with({"fused"}).of_plan("Some", "b200", False).costs.kernel_us == 0.0
+    assert load_engine(write_profile(engine, tmp_path / "mine.toml")).costs == engine.costs
+    with pytest.raises(
+        PlanError, match="cost must be one of kernel_us, prefill_floor_layer_us, got 'step_us'"
+    ):
+        load_engine({"name": "mine", "costs": {"rules": [{"cost": "step_us", "us": 1.0}]}})
+
+
+@pytest.mark.parametrize(
+    ("version", "architecture", "settings", "overlaps"),
+    [
+        ("0.5.8", "Qwen3NextForCausalLM", set(), False),
+        ("0.5.8", "KimiLinearForCausalLM", set(), True),
+        ("0.5.10", "KimiLinearForCausalLM", set(), False),
+        ("0.5.10", "Qwen3NextForCausalLM", {"no_prefix_cache"}, True),
+        ("0.5.10", "Qwen3NextForCausalLM", {"extra_buffer"}, True),
+        ("0.5.13", "Qwen3NextForCausalLM", {"fused"}, False),
+        ("0.5.14", "Qwen3NextForCausalLM", set(), True),
+        ("0.5.14", "KimiLinearForCausalLM", set(), False),
+    ],
+)
+def test_steps_of_states_do_not_overlap_in_some_versions_of_sglang(version, architecture, settings, overlaps):
+    engine = load_engine(f"sglang-{version}").started_with(settings)
+    assert engine.of_plan(architecture, "h100", True).scheduling.async_scheduling == overlaps
+    assert engine.of_plan(architecture, "h100", False).scheduling.async_scheduling
 
 
 def rows_by_engine():
@@ -262,11 +342,13 @@ def test_given_costs_are_those_that_a_bench_did_not_choose(tmp_path):
     assert profile.without_bench("gpustack") is profile
     # fused kernels have no pauses, whatever the default of other kernels
     assert profile.started_with({"fused"}).without_bench("sglang-cookbook").costs.kernel_us == 0.0
+    assert not [rule for rule in unseen.costs.rules if rule.chosen_on]
     alone = profile.unfitted().costs
     assert alone == StepCosts(
         kernel_us=profile.costs.kernel_us,
         prefill_floor_kernel_us=profile.costs.prefill_floor_kernel_us,
         residual=profile.costs.residual,
+        rules=profile.costs.rules,
     )
     path = write_profile(dataclasses.replace(profile, version="", rules=""), tmp_path / "sglang.toml")
     assert load_engine(path).fit == profile.fit

@@ -426,6 +426,18 @@ def test_flags_of_sglang_decide_what_its_host_launches(
     assert profile.scheduling.async_scheduling
 
 
+@pytest.mark.parametrize(
+    ("flags", "overlaps"),
+    [("", False), ("--disable-radix-cache", True), ("--mamba-scheduler-strategy extra_buffer", True)],
+)
+def test_flags_of_sglang_decide_whether_steps_of_states_overlap(
+    tmp_path: Path, flags: str, overlaps: bool
+) -> None:
+    profile = started(tmp_path, f"{SGLANG} {flags}", version="0.5.9").profile
+    hybrid = profile.of_plan("Qwen3NextForCausalLM", "h100", has_states=True)
+    assert hybrid.scheduling.async_scheduling == overlaps
+
+
 def test_partly_modelled_flags_of_sglang_are_named_too(tmp_path: Path) -> None:
     engine = started(tmp_path, f"{SGLANG} --disable-cuda-graph --disable-overlap-schedule", version="0.5.14")
     (words,) = engine.warnings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -131,6 +132,21 @@ def test_all_to_all_where_groups_outnumber_a_tokens_experts():
     # sharing experts' weights rules it out, and so does a single rank
     assert {type(call) for call in sent(Layout(1, dp=32, ep=16), TRTLLM)} == {Collective}
     assert {type(call) for call in sent(Layout(16, ep=16), TRTLLM)} == {AllReduce}
+
+
+def test_shared_experts_up_to_a_number_of_tokens_overlap_in_all_steps():
+    mlp = RoutedExperts(128, 8, 1536, shared_intermediate=1536)
+    how = Execution(exchange=VLLM, shared_beside=True, shared_most_tokens=256)
+    calls = LayerKind(ATTENTION, mlp).calls(HIDDEN, Layout(2), how)
+    both = [call for call in calls if isinstance(call, Parallel)]
+    assert [one.most_tokens for one in both] == [256, 256]
+    assert [{call.steps for path in one.paths for call in path} for one in both] == [
+        {"decode_only"}, {"with_prefill"},
+    ]  # fmt: skip
+    # the dense MLP of Gemma 4 is no shared expert
+    dense = dataclasses.replace(mlp, apart=True)
+    calls = LayerKind(ATTENTION, dense).calls(HIDDEN, Layout(2), how)
+    assert not [call for call in calls if isinstance(call, Parallel)]
 
 
 def test_overlapped_shared_experts_depend_on_the_kind_of_steps():

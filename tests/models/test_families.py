@@ -362,6 +362,12 @@ def test_a_norm_over_all_heads_is_an_all_reduce_of_its_sums_where_gpus_share_the
     (reduced,) = (
         call for call in shared if isinstance(call, AllReduce) and role(call) == "qk_norm_allreduce"
     )
+    fused = calls_of(model, "moe", 2, fused_norm_tokens=2048)
+    norms = [call for call in fused if isinstance(call, Elementwise) and role(call) == "qk_norm"]
+    assert [(call.times, call.beyond) for call in norms] == [(1, 2048), (1, 2048)]
+    plain = [call for call in shared if isinstance(call, Elementwise) and role(call) == "qk_norm"]
+    assert [call.row_bytes for call in norms] == [2.0 * call.row_bytes for call in plain]
+    assert reduced in fused
     # a float32 of queries and one of keys
     assert (reduced.num_gpus, reduced.row_bytes, reduced.times) == (2, 8.0, 1)
     assert [call.times for call in shared if role(call) == "qk_norm"] == [2, 2]

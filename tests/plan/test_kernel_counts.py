@@ -6,7 +6,7 @@ import pytest
 
 import fastroof
 from fastroof.engines import EngineProfile, StepCosts, load_engine
-from fastroof.plan.kernel_counts import num_kernels, num_pauses
+from fastroof.plan.kernel_counts import num_kernels
 from fastroof.plan.step_plan import StepPlan
 
 
@@ -39,14 +39,16 @@ def test_kernels_of_a_layer(model, options, decode, prefill):
     plan = compiled(model, **options)
     layers = plan.model.num_layers
     assert counts(plan) == (decode * layers + ONCE, prefill * layers + ONCE)
-    assert num_pauses(plan.row_curves, plan.attention) == counts(plan)[0]
 
 
-def test_latent_attention_is_launched_and_has_no_pauses():
-    plan = compiled("deepseek-v3", tp=8)
+def test_latent_attention_pauses_between_kernels_unless_they_are_fused():
+    engine = EngineProfile("paused", costs=StepCosts(kernel_us=2.0))
+    plain, plan = compiled("deepseek-v3", tp=8), compiled("deepseek-v3", tp=8, engine=engine)
     decode, prefill = counts(plan)
     assert 25 * 61 < decode < prefill < 40 * 61
-    assert num_pauses(plan.row_curves, plan.attention) == 0.0
+    assert plan.decode_us(8, 100) - plain.decode_us(8, 100) == pytest.approx(2.0 * decode, rel=1e-9)
+    fused = compiled("deepseek-v3", tp=8, engine=engine.started_with({"fused"}))
+    assert fused.decode_us(8, 100) == plain.decode_us(8, 100)
 
 
 def test_stages_share_the_kernels_of_a_plan():

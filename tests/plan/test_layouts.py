@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fastroof import StepBatch, compile_plan, load_model, load_tables
@@ -167,6 +169,50 @@ def test_what_engines_do_not_run(h100):
             compile_plan(MODEL, "h100", h100, **{"engine": "kernels", **options, **LIMITS})
     # a dense model has no experts for the rules to hold of
     compile_plan("llama-3.1-8b", "h100", h100, engine="trtllm", tp=2, dp=4, **LIMITS)
+
+
+def test_shared_experts_run_next_to_routed_ones_up_to_256_tokens_of_vllm(h100):
+    """By the calls of a plan without overlap: the longer path of small steps, both of larger ones."""
+    engine = load_engine("vllm-0.19.0")
+    plans = {
+        name: compile_plan(
+            "qwen3-next-80b-a3b", "h100", h100, tp=2,
+            engine=replace(engine, kernels=replace(engine.kernels, shared_experts=name)),
+        )
+        for name in ("beside", "apart")
+    }  # fmt: skip
+
+    def rows_us(plan, tokens, context, roles):
+        step = plan.explain([(tokens, context)])
+        return sum(one.total_us for one in step.operators if one.role in roles)
+
+    routed, shared = (
+        ("router", "experts"),
+        ("shared_gate_up", "shared_activation", "shared_down", "shared_gate"),
+    )
+    for tokens, context in ((1, 1000), (100, 0), (256, 0), (257, 0), (4096, 0)):
+        paths = [rows_us(plans["apart"], tokens, context, roles) for roles in (routed, shared)]
+        expected = max(paths) if tokens <= 256 else sum(paths)
+        assert rows_us(plans["beside"], tokens, context, routed + shared) == pytest.approx(expected)
+
+
+def test_norms_inside_an_all_reduce_take_no_time_up_to_its_limit(h100):
+    engine = load_engine("vllm-0.23.0")
+    unfused = replace(engine, kernels=replace(engine.kernels, fused_norms=()))
+    fused, plain = (
+        compile_plan("minimax-m2.5", "h100", h100, tp=4, engine=one, max_tokens=4096, allow_modelled=True)
+        for one in (engine, unfused)
+    )
+
+    def norms_us(plan, tokens):
+        step = plan.explain([(tokens, 0)])
+        return sum(one.total_us for one in step.operators if one.role == "qk_norm")
+
+    assert norms_us(fused, 1) == norms_us(fused, 2048) == 0.0
+    assert 0.0 < norms_us(fused, 2049) < norms_us(plain, 2049)
+    assert plain.decode_us(8, 4096) - fused.decode_us(8, 4096) == pytest.approx(norms_us(plain, 8), rel=1e-6)
+    older = compile_plan("minimax-m2.5", "h100", h100, tp=4, engine="vllm-0.21", allow_modelled=True)
+    assert norms_us(older, 8) > 0.0
 
 
 def test_shared_experts_overlap_all_to_all(h100):
