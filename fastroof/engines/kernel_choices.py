@@ -194,6 +194,9 @@ class ExpertRows:
     most_tokens : int
         Maximum number of tokens for which the engine runs this kernel, and no other of the same sizes;
         0 if the number does not decide.
+    remote_slots_to_ep : int
+        Maximum ep of rows to use, if a GPU was measured with its tokens' slots on other GPUs too: their
+        tokens then count as many as give each GPU so many slots. 0 if it was not.
     """
 
     kernel: str
@@ -201,12 +204,13 @@ class ExpertRows:
     hidden: int = 0
     has_gate: bool = True
     most_tokens: int = 0
+    remote_slots_to_ep: int = 0
 
     def __post_init__(self) -> None:
         """Reject an invalid rule."""
         check_fields(self, " of expert_rows")
         check_range(self.versions)
-        for name in ("hidden", "most_tokens"):
+        for name in ("hidden", "most_tokens", "remote_slots_to_ep"):
             whole_number(f"{name} of expert_rows", getattr(self, name), least=0, most=MOST, error=PlanError)
 
     def is_for(self, kernel: str, version: str) -> bool:

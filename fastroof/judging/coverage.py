@@ -11,6 +11,7 @@ import numpy as np
 from fastroof.arrays import Bools, Floats
 from fastroof.columns import ORIGIN_INTERPOLATED
 from fastroof.errors import LookupInputError, MissingTableError
+from fastroof.judging.expert_checks import EXPERTS, UnlikeExperts, unlike_experts
 from fastroof.load import MeasuredTable, MeasuredTables
 from fastroof.load.compare import is_copy, same_kernels, sound_rows
 from fastroof.load.families import PairedPoints
@@ -219,7 +220,8 @@ class SurveyRow(NamedTuple):
     """Accuracy of one source's kernels of one operator: hold-out errors, and agreement with other sources.
 
     ``same_80``: share of other sources' values of the same library's kernels within 80 % intervals;
-    ``any_80``: of all kernels, as answers for the other's engine.
+    ``any_80``: of all kernels, as answers for the other's engine. ``unlike``: layers of experts whose splits
+    or engines differ.
     """
 
     gpu: str
@@ -235,6 +237,7 @@ class SurveyRow(NamedTuple):
     any_80: float | None
     any_points: int
     unsound: int
+    unlike: tuple[UnlikeExperts, ...] = ()
 
 
 def run_survey(
@@ -288,6 +291,7 @@ def _judge_source(
         _share(every),
         sum(map(len, every)),
         int((~sound[number]).sum()),
+        unlike_experts(tables, table.operator, table) if table.operator in EXPERTS else (),
     )
 
 

@@ -158,7 +158,8 @@ def read_places(
             if (path, file.columns) not in read:
                 read[path, file.columns] = read_columns(path, file.columns, file.optional, label=name)
             raw = read[path, file.columns]
-            part = Part(place, name, raw, *select(operator, file.convert(raw), gpu))
+            rows = file.convert(raw)
+            part = Part(place, name, raw, *select(operator, rows, gpu), rows.note)
         except _FAULTS as error:
             if not skips_faulty:
                 raise

@@ -125,6 +125,7 @@ class Part:
     raw: Raw
     columns: dict[str, Array]
     left_out: dict[str, int]
+    note: str = ""
 
 
 def select(operator: str, rows: ExternalRows, gpu: GpuSpec) -> tuple[dict[str, Array], dict[str, int]]:
@@ -315,4 +316,6 @@ def _file_provenance(part: Part) -> dict[str, Any]:
         provenance["timing"] = "the package marks it legacy: no record of the collector, clocks or replays"
     if part.left_out:
         provenance["left_out"] = part.left_out
+    if part.note:
+        provenance["note"] = part.note
     return provenance

@@ -11,53 +11,44 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from fastroof.atomic_files import write_whole
-from fastroof.columns import LATENCY
 from fastroof.config.paths import bench_data_root
 from fastroof.documents import read_toml
 from fastroof.errors import TableError
 from fastroof.load.aiconfigurator import SYSTEMS, import_aiconfigurator, write_imported
 from fastroof.load.by_name import planned_import
 from fastroof.load.family_checks import flag_source, siblings_of
-from fastroof.load.measured import MeasuredTables
 from fastroof.load.package_import import LISTED, import_system
-from fastroof.load.package_rows import PACKAGE_FILES, joined
+from fastroof.load.package_rows import PACKAGE_FILES
 from fastroof.load.sources import PROVENANCE_FILE, load_sources
 
 
-class Older(NamedTuple):
-    """Rows of an older version that ship in place of the same points: of these dtypes by operator."""
-
-    version: str
-    dtypes: Mapping[str, Collection[str]]
-    reason: str
-
-
 class ShippedSource(NamedTuple):
-    """One shipped source."""
+    """One shipped source; ``only`` some operators of it, and why they come before another version's."""
 
     system: str
     backend: str
     version: str
     rank: int
-    older: Older | None = None
+    only: Collection[str] = ()
+    reason: str = ""
 
-
-STEADY_ATTENTION: Final = Older(
-    "0.24.0",
-    dict.fromkeys(("attention_prefill", "attention_decode"), ("bf16", "fp8")),
-    "the same kernels, whose short calls jitter in 0.25.0: decodes fall five times as often as a size grows",
-)
 
 SHIPPED: Final = (
-    ShippedSource("h100_sxm", "vllm", "0.25.0", 100, STEADY_ATTENTION),
+    ShippedSource(
+        "h100_sxm",
+        "vllm",
+        "0.24.0",
+        99,
+        ("attention_prefill", "attention_decode"),
+        "kernels of 0.25.0, whose short calls jitter there: decodes fall five times as often as a size grows",
+    ),
+    ShippedSource("h100_sxm", "vllm", "0.25.0", 100),
     ShippedSource("h100_sxm", "sglang", "0.5.14", 120),
     ShippedSource("h100_sxm", "trtllm", "1.3.0rc20", 110),
     ShippedSource("h200_sxm", "vllm", "0.25.0", 100),
@@ -84,44 +75,19 @@ def convert_shipped(
     sources = [source for source in SHIPPED if systems is None or source.system in systems]
     written = []
     for source in sources:
-        system, backend, version, rank, older = source
+        system, backend, version, rank, only, reason = source
         imported = import_aiconfigurator(system, backend, version, root, list(files))
-        if older is not None:
-            before = import_aiconfigurator(system, backend, older.version, root, list(files))
-            imported = with_older_rows(imported, before, older)
+        if only:
+            about = next(iter(imported.tables.values())).provenance
+            operators = {name: {**about["operators"][name], "first": reason} for name in only}
+            about = {**about, "operators": operators}
+            tables = {name: replace(imported.tables[name], provenance=about) for name in only}
+            imported = replace(imported, tables=tables)
         written.append(write_imported(imported, bench_data, overwrite=True, rank=rank, codec="brotli"))
     for folder in written:
         measured = load_sources(folder)
         flag_source(measured, siblings_of(measured, [load_sources(folder.parent)]))
     return written
-
-
-def with_older_rows(imported: MeasuredTables, before: MeasuredTables, older: Older) -> MeasuredTables:
-    """Replace points that an older version measured too by that version's rows."""
-    tables, notes = dict(imported.tables), {}
-    for operator, dtypes in older.dtypes.items():
-        new, old = imported.tables[operator], before.tables[operator]
-        word = next(c.name for c in new.schema.keys if c.name in ("dtype", "kv_dtype"))
-        keys = [c.name for c in (*new.schema.keys, *new.schema.axes)]
-        selected = np.isin(old.columns[word], list(dtypes))
-        points = set(zip(*(old.columns[key][selected].tolist() for key in keys), strict=True))
-        left = [
-            point not in points for point in zip(*(new.columns[key].tolist() for key in keys), strict=True)
-        ]
-        parts = [
-            {name: table.columns[name][rows] for name in new.columns}
-            for table, rows in ((old, selected), (new, np.array(left)))
-        ]
-        columns = joined(operator, parts)
-        tables[operator] = replace(new, columns=columns, files=(*old.files, *new.files))
-        replaced = f"{int(selected.sum())} rows of {', '.join(dtypes)} are of {older.version}: {older.reason}"
-        kernels = sorted({*old.about["kernels"], *new.about["kernels"]})
-        counts = {"rows": len(columns[LATENCY.name]), "points": len(columns[LATENCY.name])}
-        files = {**old.about["files"], **new.about["files"]}
-        notes[operator] = {**new.about, **counts, "kernels": kernels, "older": replaced, "files": files}
-    first = next(iter(tables.values()))
-    about = {**first.provenance, "operators": {**first.provenance["operators"], **notes}}
-    return replace(imported, tables={name: replace(one, provenance=about) for name, one in tables.items()})
 
 
 def list_package(folder: Path, gpus: Collection[str] = tuple(SYSTEMS.values())) -> list[Path]:

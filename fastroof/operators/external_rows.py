@@ -29,6 +29,7 @@ class ExternalRows:
 
     columns: dict[str, Array]
     left_out: dict[str, Bools]
+    note: str = ""
 
     def with_columns(self, **columns: Array) -> ExternalRows:
         """Return the rows with more columns."""

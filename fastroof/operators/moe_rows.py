@@ -19,6 +19,7 @@ from fastroof.operators.external_rows import (
     size_columns,
     text_columns,
 )
+from fastroof.operators.moe_work import EVENLY_ROUTED
 
 NONGATED_SHAPES: Final = ((2688, 1856), (1024, 2688), (4096, 2688), (2048, 5120), (8192, 5120))
 """Hidden and intermediate widths of models without a gate (Nemotron 3 Nano, Super and Ultra).
@@ -73,20 +74,46 @@ def not_run_by_the_engine(raw: Raw) -> dict[str, Bools]:
     return {few: ~quick & small & has_quick[code], many: quick & ~small & has_other[code]}
 
 
+REMOTE_SLOTS: Final = (
+    "tokens of rows with ep are multiplied by ep times the share of tokens with an expert on a GPU: it was "
+    "measured with all slots of those, also of other GPUs' experts"
+)
+
+
+def _tokens_of_all(raw: Raw) -> tuple[Array, Bools, str]:
+    """Tokens by which each GPU has the slots that it was measured with, rows to leave out, and a note."""
+    rules, found = _rule_of_rows(raw)
+    most_ep = np.array([*(rule.remote_slots_to_ep for rule in rules), 0])[found]
+    tokens, ep, topk, experts = (raw[key] for key in ("num_tokens", "moe_ep_size", "topk", "num_experts"))
+    is_remote = (most_ep > 0) & (ep > 1)
+    # even routing gives a token an expert in each of topk equal groups, others any of them
+    none_here = np.ones(len(tokens))
+    for slot in range(int(topk[is_remote].max(initial=0))):
+        left = np.maximum(experts - slot, 1)
+        none_here *= np.where(slot < topk, np.maximum(left - experts // ep, 0) / left, 1.0)
+    is_even = np.isin(raw["distribution"].astype(str), EVENLY_ROUTED)
+    share = np.where(is_even, np.minimum(topk / ep, 1.0), 1.0 - none_here)
+    counted = np.where(is_remote, np.rint(tokens * ep * share), tokens).astype(np.int64)
+    return counted, is_remote & (ep > most_ep), REMOTE_SLOTS if is_remote.any() else ""
+
+
 def moe_rows(raw: Raw, has_gate: bool) -> ExternalRows:
     """Rows of experts with a gate (three GEMMs) or without; sizes are those of the model, not of a shard."""
     nongated = is_nongated(raw)
     out = {"experts without a gate": nongated} if has_gate else {"experts with a gate": ~nongated}
+    tokens, is_beyond, note = _tokens_of_all(raw)
+    out["ep beyond 8 of a GPU that was measured with other GPUs' slots"] = is_beyond
     rows = package_rows(
         raw,
-        *("num_tokens", "topk", "num_experts", "distribution"),
+        *("topk", "num_experts", "distribution"),
+        num_tokens=tokens,
         dtype="moe_dtype",
         hidden="hidden_size",
         intermediate="inter_size",
         moe_tp="moe_tp_size",
         moe_ep="moe_ep_size",
     )
-    return ExternalRows(rows.columns, out | rows.left_out | not_run_by_the_engine(raw))
+    return ExternalRows(rows.columns, out | rows.left_out | not_run_by_the_engine(raw), note)
 
 
 PACKAGE_COLUMNS: Final = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import tomllib
 from collections import Counter
@@ -168,6 +169,32 @@ def test_of_two_kernels_at_one_point_the_faster_stays(tmp_path: Path) -> None:
     assert columns["num_tokens"] == [4, 4, 8]
     assert columns["kernel"] == ["triton", "triton", "min_latency"]
     assert left_out(found) == {"slower of two kernels for the same sizes": 2}
+
+
+def test_sglangs_old_rows_with_ep_count_the_slots_that_a_gpu_was_measured_with(tmp_path: Path) -> None:
+    """Its GPU had all slots of its tokens: in even routing all up to ep = topk, else those by chance."""
+    layer = {"kernel_source": "sglang_fused_moe_triton", "num_tokens": 1024, "topk": 2, "num_experts": 8}
+    found_at = {}
+    for version, spread, ep in itertools.product(
+        ("0.5.10", "0.5.14"), ("balanced", "power_law"), (1, 2, 4, 16)
+    ):
+        row = (
+            MOE
+            | layer
+            | {"version": version, "distribution": spread, "moe_ep_size": ep, "num_experts": 8 * ep}
+        )
+        folder = tmp_path / f"{version}-{spread}-{ep}"
+        columns, about = imported(folder, "moe", moe=[row, row | {"moe_ep_size": 1}])
+        found_at[version, spread, ep] = sorted(columns["num_tokens"])[-1]
+        assert (left_out(about) == {}) == (version == "0.5.14" or ep < 16)
+        (file,) = about["files"].values()
+        assert ("note" in file) == (version == "0.5.10" and ep > 1)
+    assert {ep: found_at["0.5.14", "balanced", ep] for ep in (1, 4, 16)} == dict.fromkeys((1, 4, 16), 1024)
+    # 2 of 8 experts a GPU of 16, 2 of 32 of a GPU of 4: a token has one of its two there
+    assert [found_at["0.5.10", "balanced", ep] for ep in (1, 2, 4)] == [1024, 2048, 2048]
+    by_chance = {ep: 1 - (8 * ep - 8) / (8 * ep) * (8 * ep - 9) / (8 * ep - 1) for ep in (2, 4)}
+    for ep, share in by_chance.items():
+        assert found_at["0.5.10", "power_law", ep] == round(1024 * ep * share)
 
 
 def test_custom_allreduce_counts_elements(tmp_path: Path) -> None:

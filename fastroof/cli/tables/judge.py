@@ -334,17 +334,20 @@ def _words(region: Mapping[str, str]) -> str:
 SURVEY_EPILOG: Final = """\b
 inside, outside: mean absolute error of hidden points, every second value of each axis kept. same 80 %: share
 of other sources' values in its 80 % intervals where both ran one library's kernels; any 80 %: of all common
-points, as answers for the other's engine.
+points, as answers for the other's engine. unlike: layers of experts with even routing that take less than 0.6
+or more than 1.6 times as long with ep as with tp at 4,096 tokens (refused beyond 2.5: the work is equal), or
+more than twice another engine's time at every number of tokens; listed below the table.
 
 \b
 JSON: a list with one object per source and operator: gpu, engine, source, operator, rows, mape_inside,
 mape_outside, hidden, same_80, same_points, any_80, any_points (fractions; null without points), unsound
-(rows of families that tests find unsound).
+(rows of families that tests find unsound), unlike: a list [source, dtype, hidden, intermediate, topk,
+num_experts, moe_tp, moe_ep, against, ratio].
 """
 
 HEADS: Final = (
     "gpu", "engine", "source", "operator", "rows", "inside", "outside", "same 80 %", "points", "any 80 %",
-    "points", "unsound",
+    "points", "unsound", "unlike",
 )  # fmt: skip
 
 
@@ -362,7 +365,7 @@ def survey(
         tables = tables_of(name)
         rows += run_survey(tables, operators=operator, progress=lambda words: typer.echo(words, err=True))
     if as_json:
-        print_json([row._asdict() for row in rows])
+        print_json([{**row._asdict(), "unlike": [one._asdict() for one in row.unlike]} for row in rows])
         return
     text = [_cells(row) for row in rows]
     if markdown:
@@ -370,13 +373,16 @@ def survey(
             typer.echo(f"| {' | '.join(cells)} |")
         return
     print_table(HEADS, text, left=HEADS[:4])
+    for row in rows:
+        for one in row.unlike:
+            print_line(f"{row.gpu} {one.text}")
 
 
 def _cells(row: SurveyRow) -> tuple[str, ...]:
     return (
         row.gpu, row.engine, row.source, row.operator, f"{row.rows:,}", _share(row.mape_inside),
         _share(row.mape_outside), _share(row.same_80, 0), f"{row.same_points:,}", _share(row.any_80, 0),
-        f"{row.any_points:,}", f"{row.unsound:,}",
+        f"{row.any_points:,}", f"{row.unsound:,}", f"{len(row.unlike):,}",
     )  # fmt: skip
 
 
