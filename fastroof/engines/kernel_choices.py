@@ -249,6 +249,34 @@ class FusedNorms:
 
 
 @dataclass(frozen=True)
+class SinkAttention:
+    """Attention of prompts with sinks, in layers without a window, by a kernel that no table has.
+
+    Attributes
+    ----------
+    share : float
+        Its efficiency relative to the measured kernel without sinks.
+    error : float
+        Standard error of ln of its time.
+    gpus : tuple of str
+        GPUs; empty for any.
+    reason : str
+        Which kernel it is, and where the share is from.
+    """
+
+    share: float
+    error: float
+    gpus: tuple[str, ...] = ()
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        """Reject an invalid share."""
+        check_fields(self, " of sink_attention")
+        if not self.share:
+            raise PlanError("share of sink_attention must be above 0, got 0")
+
+
+@dataclass(frozen=True)
 class KernelChoices:
     """The kernels that an engine runs.
 
@@ -266,6 +294,8 @@ class KernelChoices:
         0 if all decode steps run them so, and no others.
     fused_norms : tuple of FusedNorms
         Models whose norms of queries and keys run inside the all-reduce between them.
+    sink_attention : tuple of SinkAttention
+        Kernels of attention with sinks, by GPU; the first that applies counts.
     latent_attention : str
         How blocks of latent attention are timed: as measured, including projections, where the tables
         have valid rows (whole), or as separate projections, absorbed products and attention (parts).
@@ -310,6 +340,7 @@ class KernelChoices:
     prefill_graphs: tuple[PrefillGraphs, ...] = ()
     expert_rows: tuple[ExpertRows, ...] = ()
     fused_norms: tuple[FusedNorms, ...] = ()
+    sink_attention: tuple[SinkAttention, ...] = ()
 
     def __post_init__(self) -> None:
         """Reject invalid choices."""
@@ -317,7 +348,15 @@ class KernelChoices:
         whole_number("shared_experts_tokens", self.shared_experts_tokens, 0, MOST, PlanError)
         for name, choices in _CHOICES.items():
             one_of(name, getattr(self, name), choices, PlanError)
-        for name in ("operators", "mixed_attention", "prefill_graphs", "expert_rows", "fused_norms"):
+        rows = (
+            "operators",
+            "mixed_attention",
+            "prefill_graphs",
+            "expert_rows",
+            "fused_norms",
+            "sink_attention",
+        )
+        for name in rows:
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def mixed_attention_ns(self, gpu: str, head_dim: int, kv_dtype: str) -> float:

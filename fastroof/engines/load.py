@@ -19,6 +19,7 @@ from fastroof.engines.kernel_choices import (
     KernelChoices,
     MixedAttention,
     OperatorKernel,
+    SinkAttention,
 )
 from fastroof.engines.layout_rules import LayoutRules
 from fastroof.engines.lora import LoraRules
@@ -209,6 +210,7 @@ _ROWS: Final[dict[type, dict[str, type]]] = {
         "prefill_graphs": PrefillGraphs,
         "expert_rows": ExpertRows,
         "fused_norms": FusedNorms,
+        "sink_attention": SinkAttention,
     },
     DataParallel: {"graphs": GraphTokens},
     CostForm: {"left_out": NotFitted},

@@ -50,7 +50,7 @@ def profile_text(profile: EngineProfile) -> str:
             del kernels[name]
     memory["by_version"] = [{"versions": versions, **dict(rest)} for versions, rest in memory["by_version"]]
     content["memory"] = _written(memory, asdict(KvMemory()) | {"by_version": []}, "kv_reservation")
-    for name in ("prefill_graphs", "expert_rows", "mixed_attention", "operators", "fused_norms"):
+    for name in (*_DEFAULTS, "mixed_attention", "fused_norms", "sink_attention"):
         if rows := kernels.pop(name):
             kernels[name] = [_written(one, _DEFAULTS.get(name)) for one in rows]
     for part in ("costs", "front_end", "errors"):

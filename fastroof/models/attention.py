@@ -142,7 +142,8 @@ class GroupedQueryAttention(Attention):
             calls.append(Elementwise("rope", "rope", 1, 2.0 * qk_bytes))
         calls.append(Elementwise("kv_write", "kv write", 1, write_bytes))
         heads = (shard.num_q_heads, shard.num_kv_heads, self.head_dim)
-        calls.append(AttentionCall(1, *heads, kv_dtype, window=self.window or 0))
+        prompts = execution.sink_prompts if self.sinks and not self.window else None
+        calls.append(AttentionCall(1, *heads, kv_dtype, window=self.window or 0, prompts=prompts))
         if self.head_gate:
             calls.append(Gemm("attention_gate", "attention gate", 1, shard.num_q_heads, hidden, "bf16"))
             calls.append(Elementwise("attention_gate", "gated attention", 1, 2.0 * out_bytes))

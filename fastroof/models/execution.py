@@ -10,6 +10,7 @@ from fastroof.checks import shown
 from fastroof.errors import ModelError
 from fastroof.models.hf import checked_fields
 from fastroof.models.lora import Adapters
+from fastroof.operators.calls import ModelledPrompts
 from fastroof.units import DTYPE_BYTES
 
 SENDING_EXPERTS: Final = "megamoe"
@@ -84,6 +85,7 @@ class Execution(NamedTuple):
     shared_beside: bool = False
     shared_most_tokens: int = 0
     fused_norm_tokens: int = 0
+    sink_prompts: ModelledPrompts | None = None
     exchange: ExchangeRules = ExchangeRules()
     scatters_attention: bool = False
     whole_blocks: tuple[str, ...] = ()

@@ -297,8 +297,12 @@ class AttentionOperator(AttentionRows):
         return np.sqrt(attention_variance(self.local_errors(tables, HeadShape(*key)), *sizes))
 
     def shapes(self, tables: RowSource) -> list[HeadShape]:
-        """Head shapes of the first source."""
-        return [HeadShape(*key) for key in tables.candidates(self.name)[0].groups()]
+        """Head shapes of the first source, and those that only other versions of its engine measured."""
+        first, *others = tables.candidates(self.name)
+        own = [one for one in others if one.engine and one.engine == first.engine]
+        return [
+            HeadShape(*key) for key in dict.fromkeys(key for one in (first, *own) for key in one.groups())
+        ]
 
     def possible_donors(self, tables: RowSource, target: HeadShape) -> list[HeadShape]:
         """Measured shapes that may serve a target: the first source's, else the target itself, else all.

@@ -263,6 +263,16 @@ class Parallel:
     most_tokens: int = 0
 
 
+class ModelledPrompts(NamedTuple):
+    """Attention of prompts by a kernel that was not measured.
+
+    ``share`` is its efficiency relative to the measured kernel, ``error`` the standard error of its ln.
+    """
+
+    share: float
+    error: float
+
+
 @dataclass(frozen=True)
 class AttentionCall:
     """Grouped-query attention of a layer on one GPU; window 0 is full attention."""
@@ -274,6 +284,7 @@ class AttentionCall:
     kv_dtype: str
     name: str = "attention"
     window: int = 0
+    prompts: ModelledPrompts | None = None
 
 
 class MixerKernel(NamedTuple):

@@ -406,6 +406,13 @@ def scaled_block(block: Floats, num_layers: float) -> Floats:
     return scaled
 
 
+def modelled_block(block: Floats, factor: float) -> Floats:
+    """Return a block of ``factor`` times the latency whose every node is modelled."""
+    modelled = scaled_block(block, factor)
+    modelled[cells_of(block).stop :] = ORIGIN_MODELLED
+    return modelled
+
+
 def step_attention(call: AttentionCall | MixerCall, is_decode: bool) -> StepAttention:
     """Return one phase of a call."""
     if isinstance(call, AttentionCall):

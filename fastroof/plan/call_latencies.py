@@ -20,7 +20,7 @@ from fastroof.models.latent import LatentAttention
 from fastroof.models.sparse import SparseLatentAttention
 from fastroof.models.spec import StepCalls, step_calls
 from fastroof.operators.calls import AttentionCall, Call, MixerCall, Parallel
-from fastroof.plan.attention import scaled_block, step_attention
+from fastroof.plan.attention import modelled_block, scaled_block, step_attention
 from fastroof.plan.calls import (
     ONCE,
     Floors,
@@ -65,14 +65,18 @@ def _every_call(
             for gather in kv_gather(model.kinds[kind], whole) if whole else ():
                 rows += row_calls(curves, gather, kind, ranks, row_limit)
             decodes, prompts = (step_attention(call, is_decode) for is_decode in (True, False))
+            prompt_block, prefix_us = curves.attention_block(prompts), curves.prefix_us(prompts)
+            if isinstance(call, AttentionCall) and call.prompts is not None:
+                prompt_block = modelled_block(prompt_block, 1.0 / call.prompts.share)
+                prefix_us = prefix_us.times(1.0 / call.prompts.share)
             attention.append(
                 PlanAttention(
                     kind,
                     call,
                     len(rows),
                     curves.attention_block(decodes),
-                    curves.attention_block(prompts),
-                    curves.prefix_us(prompts),
+                    prompt_block,
+                    prefix_us,
                     (curves.attention_source(decodes), curves.attention_source(prompts)),
                 )
             )

@@ -17,7 +17,7 @@ from fastroof.models.experts import RoutedExperts
 from fastroof.models.layers import LayerKind
 from fastroof.models.lora import Adapters, Lora
 from fastroof.models.quantisation.scheme import BLOCK
-from fastroof.operators.calls import Experts
+from fastroof.operators.calls import Experts, ModelledPrompts
 from fastroof.operators.gemm import GEMM
 from fastroof.operators.moe import MOE, MOE_NONGATED
 from fastroof.operators.wide_experts import BALANCED, MOE_WIDE
@@ -392,6 +392,14 @@ def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) ->
         shared_beside=shares_experts_beside(curves.gpu, options),
         shared_most_tokens=options.engine.kernels.shared_experts_tokens,
         fused_norm_tokens=options.engine.kernels.fused_norm_tokens(model.architecture),
+        sink_prompts=next(
+            (
+                ModelledPrompts(one.share, one.error)
+                for one in options.engine.kernels.sink_attention
+                if curves.gpu.name in (one.gpus or (curves.gpu.name,))
+            ),
+            None,
+        ),
         exchange=exchange_rules(options.engine, curves.gpu, options.exchange),
         whole_blocks=whole_blocks(options, tables),
         dp_imbalance=float(options.dp_imbalance),

@@ -14,13 +14,13 @@ from fastroof.engines.profile import UNSEEN_LAYERS_ERROR
 from fastroof.errors import MissingTableError, PlanError
 from fastroof.operators.attention_grids import AttentionErrors, attention_variance
 from fastroof.operators.attention_work import prefix_within
-from fastroof.operators.calls import RowOperator
+from fastroof.operators.calls import AttentionCall, ModelledPrompts, RowOperator
 from fastroof.operators.row_operator import PerRowOperator
 from fastroof.plan.arena import WindowPoints, are_decodes, attention_means, attention_times, per_step
 from fastroof.plan.attention import StepAttention, Variance
 from fastroof.plan.calls import Ranks
 from fastroof.plan.curves import per_row, row_values
-from fastroof.plan.plan_data import PlanData
+from fastroof.plan.plan_data import PlanAttention, PlanData
 from fastroof.plan.weight_only import weight_only_sibling
 from fastroof.run.batch import StepBatch, StepTimes, int_array
 from fastroof.tables import Tables
@@ -79,7 +79,7 @@ def step_errors(plan: PlanData, *, of_decodes: bool = False) -> StepErrors | Non
     tokens = decodes if same else _rows_errors(plan, tables, "tokens", "decode_only", plan.max_tokens)
     logits = _rows_errors(plan, tables, "sequences", "", plan.max_seqs)
     decode, prefill = (
-        [_attention_local(part.phase(is_decode), tables) for part in plan.attention]
+        [_attention_local(part, is_decode, tables) for part in plan.attention]
         if is_decode or not of_decodes
         else []
         for is_decode in (True, False)
@@ -95,8 +95,11 @@ def step_errors(plan: PlanData, *, of_decodes: bool = False) -> StepErrors | Non
     )
 
 
-def _attention_local(attention: StepAttention, tables: Tables) -> tuple[Variance, SourceError]:
+def _attention_local(part: PlanAttention, is_decode: bool, tables: Tables) -> tuple[Variance, SourceError]:
     """Local errors of some attention, and of its source; the datasheet model's if it was not measured."""
+    attention, modelled = part.phase(is_decode), modelled_prompts(part)
+    if modelled is not None and not is_decode:
+        return functools.partial(attention_variance, AttentionErrors((), modelled.error**2)), NO_SOURCE
     try:
         donors = attention.donors(tables)
         source = source_error(tables, attention.operator, donors[0]) if donors else NO_SOURCE
@@ -156,6 +159,11 @@ def _rows_errors(plan: PlanData, tables: Tables, rows: str, left_out: str, limit
     return total
 
 
+def modelled_prompts(part: PlanAttention) -> ModelledPrompts | None:
+    """Return the kernel of prompts' attention if it was not measured."""
+    return part.call.prompts if isinstance(part.call, AttentionCall) else None
+
+
 def batch_error(plan: PlanData, errors: StepErrors | None, batch: StepBatch, times: StepTimes) -> Floats:
     """Relative standard error of each step of a batch; 0 for a step without requests."""
     components = times.components
@@ -182,7 +190,8 @@ def batch_error(plan: PlanData, errors: StepErrors | None, batch: StepBatch, tim
         prefix_us += plan.arena[steps.WINDOW_PAIR_US] * pairs + plan.arena[steps.WINDOW_TOKEN_US] * read
     own_us = components.prefill_attention_us[busy] - prefix_us
     _add(total, busy, _attention_errors(plan, errors, False, bs, q_len, own_us, within))
-    total.local_us2[busy] += (PREFIX * prefix_us) ** 2
+    modelled = [one.error for one in map(modelled_prompts, plan.attention) if one is not None]
+    total.local_us2[busy] += (max(PREFIX, *modelled, 0.0) * prefix_us) ** 2
     return _relative(plan, total, times.latency_us)
 
 

@@ -142,7 +142,7 @@ def test_the_fewest_replicas_of_a_burst(tmp_path: Path) -> None:
     trace = tmp_path / "burst.csv"
     trace.write_text("arrival_s,input_tokens,output_tokens\n0,100,10\n0,200,5\n")
     args = ("capacity", *MODEL, "--trace", str(trace), "--ttft-p99", "300", "--fewest")
-    assert "engine vllm >=0.33 (not validated beyond 0.28), all at once: 1 replica is enough" in good(*args)
+    assert "half of the costs of 0.19), all at once: 1 replica is enough" in good(*args)
     assert json.loads(good(*args, "--json"))["requests_per_s"] is None
     assert "all arrive at once" in refused(*args[:-1])
 

@@ -9,6 +9,7 @@ import pytest
 from fastroof import StepBatch, compile_plan, load_model, load_tables
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.engines import load_engine
+from fastroof.engines.kernel_choices import SinkAttention
 from fastroof.errors import PlanError
 from fastroof.models import LayerGroup, LayerKind, Layout
 from fastroof.models.attention import GroupedQueryAttention
@@ -213,6 +214,42 @@ def test_norms_inside_an_all_reduce_take_no_time_up_to_its_limit(h100):
     assert plain.decode_us(8, 4096) - fused.decode_us(8, 4096) == pytest.approx(norms_us(plain, 8), rel=1e-6)
     older = compile_plan("minimax-m2.5", "h100", h100, tp=4, engine="vllm-0.21", allow_modelled=True)
     assert norms_us(older, 8) > 0.0
+
+
+def test_prompts_of_attention_with_sinks_can_be_another_kernel(h100):
+    """Full layers with sinks take 1 / share of the measured kernel, modelled, with the error of the rule."""
+    plain = load_engine("vllm-0.19.0")
+    rule = SinkAttention(share=0.25, error=0.8, gpus=("h100",))
+    sinks = replace(plain, kernels=replace(plain.kernels, sink_attention=(rule,)))
+    elsewhere = replace(
+        plain, kernels=replace(plain.kernels, sink_attention=(replace(rule, gpus=("a100",)),))
+    )
+    step = [(8000, 0)]
+
+    def parts(model, engine, role):
+        plan = compile_plan(model, "h100", h100, engine=engine, allow_modelled=True)
+        return [one for one in plan.explain(step).operators if one.role == role]
+
+    windowed, full = parts("gpt-oss-120b", sinks, "prefill_attention")
+    measured = parts("gpt-oss-120b", plain, "prefill_attention")
+    assert (windowed.total_us, windowed.origin) == (measured[0].total_us, measured[0].origin)
+    assert full.total_us == pytest.approx(4.0 * measured[1].total_us)
+    assert (full.origin, measured[1].origin < ORIGIN_MODELLED) == (ORIGIN_MODELLED, True)
+    assert parts("gpt-oss-120b", elsewhere, "prefill_attention") == measured
+    for model, role in (("gpt-oss-120b", "decode_attention"), ("llama-3.1-8b", "prefill_attention")):
+        assert [one.total_us for one in parts(model, sinks, role)] == [
+            one.total_us for one in parts(model, plain, role)
+        ]
+    plans = [
+        compile_plan("gpt-oss-120b", "h100", h100, engine=engine, allow_modelled=True)
+        for engine in (plain, sinks)
+    ]
+    batch = StepBatch.from_requests([[(4000, 16000)], [(1, 4000)]])
+    small, large = (plan.run(batch, with_error=True) for plan in plans)
+    assert large.relative_error[0] > small.relative_error[0] + 0.1
+    assert large.relative_error[1] == small.relative_error[1]
+    assert large.components.prefill_attention_us[0] > 2.0 * small.components.prefill_attention_us[0]
+    assert list(large.origin) == [ORIGIN_MODELLED, small.origin[1]]
 
 
 def test_shared_experts_overlap_all_to_all(h100):

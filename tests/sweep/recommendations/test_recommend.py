@@ -120,7 +120,10 @@ def test_the_command_is_of_the_deployment(found: Recommendation) -> None:
     assert (options["--random-input-len"], options["--random-output-len"]) == ("1000", "200")
     assert int(options["--max-concurrency"]) == round(row["concurrency"] / row["replicas"])
     assert "arguments are those of vLLM 0.33.0" in deployment.notes
-    assert "vLLM, profile vllm >=0.33 (not validated beyond 0.28), from" in deployment.notes[0]
+    assert (
+        "vLLM, profile vllm >=0.33 (not validated beyond 0.28, half of the costs of 0.19), from"
+        in deployment.notes[0]
+    )
 
 
 def test_a_context_that_has_no_room_is_cut() -> None:
