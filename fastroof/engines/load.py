@@ -26,7 +26,7 @@ from fastroof.engines.lora import LoraRules
 from fastroof.engines.memory import KvMemory
 from fastroof.engines.prefill_graphs import PrefillGraphs
 from fastroof.engines.profile import CostForm, CostRule, EngineProfile, LayerCost, NotFitted, StepCosts
-from fastroof.engines.scheduling import PromptPause, Scheduling, SerialSteps
+from fastroof.engines.scheduling import PromptPause, Scheduling
 from fastroof.engines.values import ServingErrors, holds_for, is_version
 from fastroof.errors import PlanError
 
@@ -203,7 +203,7 @@ def _are_made(given: Any, row: type) -> bool:
 
 _ROWS: Final[dict[type, dict[str, type]]] = {
     StepCosts: {"layers": LayerCost, "rules": CostRule},
-    Scheduling: {"pauses": PromptPause, "serial": SerialSteps},
+    Scheduling: {"pauses": PromptPause},
     KernelChoices: {
         "operators": OperatorKernel,
         "mixed_attention": MixedAttention,

@@ -13,6 +13,7 @@ from fastroof.engines.kernel_choices import ANY_KERNELS, KernelChoices
 from fastroof.engines.layout_rules import ANY_LAYOUT, LayoutRules
 from fastroof.engines.lora import ANY_LORA, LoraRules
 from fastroof.engines.memory import DATASHEET_MEMORY, KvMemory
+from fastroof.engines.memory_by_card import Card, first_row
 from fastroof.engines.scheduling import MIXED_STEPS, PAUSES, Scheduling
 from fastroof.engines.values import (
     NEWEST,
@@ -265,7 +266,7 @@ class StepCosts:
 STARTS: Final = ("graphs", "no_graphs", "fused", "no_prefix_cache", "extra_buffer")
 """What an engine's flags may ask for: steps with prefill in CUDA graphs, or never in them, kernels that fuse
 all-reduces with norms, which also leave no pause between kernels, and what lets steps of models with
-recurrent states overlap (:class:`fastroof.engines.scheduling.SerialSteps`)."""
+recurrent states overlap (:class:`fastroof.engines.scheduling.Scheduling`)."""
 
 
 @dataclass(frozen=True)
@@ -439,7 +440,6 @@ class EngineProfile:
             *(one.versions for one in self.kernels.fused_norms),
             *(one.versions for one in self.data_parallel.graphs),
             *(one.versions for one in self.costs.rules),
-            *(one.versions for one in self.scheduling.serial),
         )
 
     @property
@@ -513,21 +513,17 @@ class EngineProfile:
             return self._later(NEWEST if includes_newest(self.versions) else "")
         known = version if is_version(version) else ""
         layers, kernels = of_version(self.costs.layers, known), self.kernels.at(known)
-        rules, serial = of_version(self.costs.rules, known), of_version(self.scheduling.serial, known)
+        rules = of_version(self.costs.rules, known)
         memory = self.memory.at(known) if known else self.memory
         ranks = self.data_parallel.at(known)
         costs = replace(self.costs, layers=layers, rules=rules)
-        scheduling = replace(self.scheduling, serial=serial)
-        is_same = (costs, scheduling) == (self.costs, self.scheduling) and kernels is self.kernels
+        is_same = costs == self.costs and kernels is self.kernels
         is_same = is_same and memory is self.memory and ranks is self.data_parallel
         if is_same and not (known and self.engine):
             return self
         around = range_around(self.rule_ranges, known) if known else ""
-        found = replace(
-            self, costs=costs, scheduling=scheduling, kernels=kernels, memory=memory, data_parallel=ranks,
-            version=known, rules=around,
-        )  # fmt: skip
-        return found._later(known)
+        parts: dict[str, Any] = {"costs": costs, "kernels": kernels, "memory": memory, "data_parallel": ranks}
+        return replace(self, **parts, version=known, rules=around)._later(known)
 
     def _later(self, version: str) -> EngineProfile:
         """Return the engine with the share of its fitted costs that a version has; once."""
@@ -538,10 +534,12 @@ class EngineProfile:
             return self
         return replace(self, costs=self.costs.times(fit.later_share, fit.costs), cost_share=fit.later_share)
 
-    def of_plan(self, architecture: str, gpu: str, has_states: bool) -> EngineProfile:
+    def of_plan(self, architecture: str, gpu: Card, has_states: bool) -> EngineProfile:
         """Return the engine as it runs a model on a GPU: its costs, and whether steps overlap."""
-        scheduling = self.scheduling.of_model(architecture, has_states)
-        return replace(self, costs=self.costs.of_plan(architecture, gpu), scheduling=scheduling)
+        # with more states, or without prefix cache, recurrent states need no wait
+        waits = has_states and first_row(self.memory.state_buffers, gpu, architecture) is None
+        costs = self.costs.of_plan(architecture, gpu.name)
+        return replace(self, costs=costs, scheduling=self.scheduling.of_model(waits))
 
     def on(self, gpu: GpuMemory, ranks: int = 1) -> EngineProfile:
         """Return the engine with its default limits on a GPU, those of one rank of attention.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from fastroof.checks import is_whole_number, one_of, whole_number
-from fastroof.engines.values import MOST, check_fields, check_range, includes_newest
+from fastroof.engines.values import MOST, check_fields, check_range
 from fastroof.errors import PlanError
 
 STEP_ORDERS: Final = ("mixed", "prefill_first")
@@ -52,33 +52,6 @@ class PromptPause:
 
 
 @dataclass(frozen=True)
-class SerialSteps:
-    """Models with recurrent states whose steps do not overlap with the scheduling of the next.
-
-    Attributes
-    ----------
-    versions : str
-        Range of the engine's versions.
-    but : tuple of str
-        Hugging Face classes of models that overlap all the same.
-    unless : tuple of str
-        Settings of :meth:`EngineProfile.started_with` with which all overlap.
-    reason : str
-        Where this was read.
-    """
-
-    versions: str = ""
-    but: tuple[str, ...] = ()
-    unless: tuple[str, ...] = ()
-    reason: str = ""
-
-    def __post_init__(self) -> None:
-        """Reject an invalid rule."""
-        check_fields(self, " of serial")
-        check_range(self.versions)
-
-
-@dataclass(frozen=True)
 class Scheduling:
     """How an engine fills a step, by its defaults.
 
@@ -102,8 +75,9 @@ class Scheduling:
         Which of these the engine has, and in which versions; empty for any.
     by_card : bool
         Whether the limits of tokens and requests are those of a GPU's memory, by the rules of ``[memory]``.
-    serial : tuple of SerialSteps
-        Models that run without asynchronous scheduling.
+    states_overlap_with : tuple of str
+        Settings of :meth:`EngineProfile.started_with` without which steps of models with recurrent states do
+        not overlap, unless they have a row of ``state_buffers`` in ``[memory]``; empty if they always do.
     """
 
     order: str = "mixed"
@@ -116,18 +90,17 @@ class Scheduling:
     min_free_slots_delay: int = 0
     pauses: tuple[PromptPause, ...] = ()
     by_card: bool = False
-    serial: tuple[SerialSteps, ...] = ()
+    states_overlap_with: tuple[str, ...] = ()
 
-    def of_model(self, architecture: str, has_states: bool) -> Scheduling:
-        """Return the schedule of a model."""
-        is_serial = any(architecture not in one.but and includes_newest(one.versions) for one in self.serial)
-        overlaps = self.async_scheduling and not (has_states and is_serial)
-        return replace(self, async_scheduling=overlaps, serial=()) if self.serial else self
+    def of_model(self, waits: bool) -> Scheduling:
+        """Return the schedule of a model, whose states may have to wait for the step before."""
+        overlaps = self.async_scheduling and not (waits and self.states_overlap_with)
+        return replace(self, async_scheduling=overlaps, states_overlap_with=())
 
     def started_with(self, settings: Collection[str]) -> Scheduling:
         """Return the schedule of an engine that settings start."""
-        serial = tuple(one for one in self.serial if not set(settings) & set(one.unless))
-        return self if serial == self.serial else replace(self, serial=serial)
+        overlaps = not set(settings).isdisjoint(self.states_overlap_with)
+        return replace(self, states_overlap_with=()) if overlaps else self
 
     @property
     def pauses_on(self) -> dict[str, int]:
@@ -173,7 +146,7 @@ class Scheduling:
         for name, off in PAUSES.items():
             whole_number(name, getattr(self, name), off, MOST, PlanError)
         object.__setattr__(self, "pauses", tuple(self.pauses))
-        object.__setattr__(self, "serial", tuple(self.serial))
+        object.__setattr__(self, "states_overlap_with", tuple(self.states_overlap_with))
         one_of("order", self.order, STEP_ORDERS, PlanError)
         check_fields(self)
         whole_number("max_num_batched_tokens", self.max_num_batched_tokens, most=MOST, error=PlanError)

@@ -35,7 +35,7 @@ _DEFAULTS: Final = {
 _NAMED: Final = ("layout", "gathered_bytes")
 """Pairs that are written as a table."""
 
-_ROWS: Final = ("layers", "rules", "left_out", "graphs", "pauses", "serial")
+_ROWS: Final = ("layers", "rules", "left_out", "graphs", "pauses")
 """Lists of tables, which are written without what is empty."""
 
 
@@ -60,7 +60,7 @@ def profile_text(profile: EngineProfile) -> str:
     for part, plain in (("layout", ANY_LAYOUT), ("data_parallel", ONE_SUM)):
         content[part] = _written(content[part], asdict(plain))
     usual = asdict(Scheduling())
-    rare = {key: usual[key] for key in ("by_card", "pauses", "serial", *PAUSES)}
+    rare = {key: usual[key] for key in ("by_card", "pauses", "states_overlap_with", *PAUSES)}
     content["scheduling"] = _written(content["scheduling"], rare)
     optional = ("front_end", "errors", "layout", "data_parallel")
     content = {name: part for name, part in content.items() if part or name not in optional}

@@ -240,7 +240,7 @@ def plan_recipe(
     """Look up every curve and block of plans of one architecture."""
     options = options.on(gpu, model)
     states = any(map(has_recurrent_states, model.kinds))
-    options = replace(options, engine=options.engine.of_plan(model.architecture, gpu.name, states))
+    options = replace(options, engine=options.engine.of_plan(model.architecture, gpu, states))
     layout = options.layout
     model.check_layout(layout)
     check_engine_layout(model, layout, options.engine, options.exchange, gpu)

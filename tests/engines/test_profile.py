@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fastroof import StepBatch, compile_plan, compile_plans
+from fastroof.config.gpu import load_gpu
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import (
     CostForm,
@@ -213,7 +214,7 @@ def test_a_range_holds_versions_as_packages_order_them(versions, inside, outside
     [
         ("vllm", ">=0.33", "0.28"), ("vllm-0.33.1", ">=0.33", "0.28"), ("vllm-0.31", ">=0.31,<0.32", "0.28"),
         ("vllm-0.29.0", ">=0.29,<0.30", "0.28"), ("vllm-0.28.1", ">=0.28,<0.29", ""),
-        ("vllm-0.27", ">=0.25,<0.28", ""), ("vllm-0.24.0", ">=0.24,<0.25", ""),
+        ("vllm-0.27", ">=0.26,<0.28", ""), ("vllm-0.24.0", ">=0.24,<0.25", ""),
         ("vllm-0.21", ">=0.21,<0.23", ""), ("vllm-0.19.1", ">=0.17,<0.20", ""),
         ("vllm-0.14", ">=0.14,<0.17", ""), ("vllm-0.12", ">=0.11,<0.14", ""),
         ("sglang", ">=0.5.23", "0.5.10"), ("sglang-0.5.14", ">=0.5.14,<0.5.15", "0.5.10"),
@@ -290,11 +291,11 @@ def test_the_first_rule_of_a_cost_that_applies_counts(tmp_path):
         ("b200", "Other", (3.0, 0.0, 5.0), (1.0, 0.0, 5.0)),
     ]:
         for profile, expected in ((old, of_old), (new, of_new), (engine, of_new)):
-            found = profile.of_plan(model, gpu, False).costs
+            found = profile.of_plan(model, load_gpu(gpu), False).costs
             names = ("kernel_us", "prefill_floor_layer_us", "prefill_floor_kernel_us")
             assert tuple(getattr(found, name) for name in names) == expected
-    assert old.without_bench("mine").of_plan("Some", "b200", False).costs.kernel_us == 1.0
-    assert old.started_with({"fused"}).of_plan("Some", "b200", False).costs.kernel_us == 0.0
+    assert old.without_bench("mine").of_plan("Some", load_gpu("b200"), False).costs.kernel_us == 1.0
+    assert old.started_with({"fused"}).of_plan("Some", load_gpu("b200"), False).costs.kernel_us == 0.0
     assert load_engine(write_profile(engine, tmp_path / "mine.toml")).costs == engine.costs
     with pytest.raises(
         PlanError, match="cost must be one of kernel_us, prefill_floor_layer_us, got 'step_us'"
@@ -307,7 +308,7 @@ def test_the_first_rule_of_a_cost_that_applies_counts(tmp_path):
     [
         ("0.5.8", "Qwen3NextForCausalLM", set(), False),
         ("0.5.8", "KimiLinearForCausalLM", set(), True),
-        ("0.5.10", "KimiLinearForCausalLM", set(), False),
+        ("0.5.10", "KimiLinearForCausalLM", set(), True),
         ("0.5.10", "Qwen3NextForCausalLM", {"no_prefix_cache"}, True),
         ("0.5.10", "Qwen3NextForCausalLM", {"extra_buffer"}, True),
         ("0.5.13", "Qwen3NextForCausalLM", {"fused"}, False),
@@ -317,8 +318,8 @@ def test_the_first_rule_of_a_cost_that_applies_counts(tmp_path):
 )
 def test_steps_of_states_do_not_overlap_in_some_versions_of_sglang(version, architecture, settings, overlaps):
     engine = load_engine(f"sglang-{version}").started_with(settings)
-    assert engine.of_plan(architecture, "h100", True).scheduling.async_scheduling == overlaps
-    assert engine.of_plan(architecture, "h100", False).scheduling.async_scheduling
+    assert engine.of_plan(architecture, load_gpu("h100"), True).scheduling.async_scheduling == overlaps
+    assert engine.of_plan(architecture, load_gpu("h100"), False).scheduling.async_scheduling
 
 
 def rows_by_engine():
