@@ -23,7 +23,7 @@ from fastroof.errors import TableError
 from fastroof.evidence.rows import ServedModel, ServingRow
 from fastroof.evidence.validation import FULL_KV_LOAD, INDEPENDENT, SPECULATIVE, faster_than_kernels
 from fastroof.plan import StepPlan
-from fastroof.serving.speculation import SpeculativeDecoding
+from fastroof.plan.speculation import SpeculativeDecoding
 
 BY_RECIPE: Final = "the public benchmark's recipe of it drafts by the model's own draft layer"
 BY_LABEL: Final = (

@@ -13,6 +13,7 @@ import typer
 from fastroof.checks import shown
 from fastroof.cli.fleet_options import ROUTER
 from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.named_plans import DRAFTS, drafts_said, speculation_of
 from fastroof.cli.option_groups import (
     ENGINE_FACTS,
     ENGINE_SETTINGS,
@@ -64,9 +65,10 @@ requests (--think, --tool, or the trace's) stay.
 
 \b
 JSON of a model: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, engine, tables_hash,
-left_out (rows of the trace's file by reason), requests_per_s (0 where no rate keeps the limits),
-requests_per_s_per_gpu, limit (what breaks first beyond it; throughput: arrivals are faster than what is
-served; none: no rate breaks one), low, high (with steps one standard error longer and shorter),
+left_out (rows of the trace's file by reason), num_draft_tokens, accepted, draft, accepted_from (these with
+draft tokens), requests_per_s (0 where no rate keeps the limits), requests_per_s_per_gpu, limit (what breaks
+first beyond it; throughput: arrivals are faster than what is served; none: no rate breaks one), low, high
+(with steps one standard error longer and shorter),
 relative_error, basis, sampling_error (relative standard error by chance), tolerance, replicas, gpus,
 requests, counted (without ramp and drain), simulations, at_capacity (percentiles), simulated: one object a
 rate [requests_per_s, holds, served_per_s, growth, goodput, and the percentiles]. Of sessions also
@@ -95,6 +97,7 @@ def _limit(option: str, what: str) -> Any:
     plan=plan_options(without=("cp",)),
     given=ENGINE_SETTINGS,
     routed=ROUTER,
+    speculative=DRAFTS,
     run=EXECUTION,
     measured=TABLES,
 )
@@ -137,6 +140,7 @@ def capacity(
     plan: GroupValues,
     replicas: Annotated[int, typer.Option(min=1, help="Number of engines that share the requests.")] = 1,
     routed: GroupValues,
+    speculative: GroupValues,
     fewest: Annotated[
         bool,
         typer.Option(
@@ -186,7 +190,10 @@ def capacity(
     requests = workload_requests(**workload, period=period)
     settings = engine_settings(given)
     settings |= {**routed, "threads": workers}
-    served = simulated_plan(what, *gpu_and_tables(**measured), settings, plan)
+    served = simulated_plan(
+        what, *gpu_and_tables(**measured), settings, plan, speculative["num_draft_tokens"]
+    )
+    settings["speculation"] = speculation_of(served, speculative, measured, plan["engine"])
     options = {**settings, **limits, "steady": steady}
     found: Any
     show: Callable[[StepPlan, Any], None]
@@ -204,10 +211,13 @@ def capacity(
         found, show = largest_rate(served, requests, **options), _print_capacity
     if as_json:
         left_out = getattr(requests, "left_out", {})
-        facts = {**plan_facts(served), "tables_hash": served.tables_hash, "left_out": left_out}
+        drafts = drafts_said(settings["speculation"])
+        facts = {**plan_facts(served), "tables_hash": served.tables_hash, "left_out": left_out, **drafts}
         print_json({**facts, **found.document()})
         return
     show(served, found)
+    if settings["speculation"] is not None:
+        print_line(str(settings["speculation"]))
     print_left_out(requests)
 
 

@@ -178,16 +178,19 @@ def asked_speculation(
     return SpeculativeDecoding(num_draft_tokens, length, drafter).for_model(model)
 
 
+def speculation_of(
+    plan: StepPlan, given: GroupValues, measured: GroupValues, engine: str
+) -> SpeculativeDecoding | None:
+    """Read the options of speculative decoding of a plan, which a draft's sizes follow."""
+    return asked_speculation(
+        plan.model.name, given, measured, engine, tp=plan.tp, kv_dtype=plan.kv_dtype,
+        max_tokens=plan.max_tokens, max_seqs=plan.max_seqs,
+    )  # fmt: skip
+
+
 def drafts_said(drafts: SpeculativeDecoding | None) -> dict[str, Any]:
     """Return the keys of an answer that say which drafts it assumes; none without drafts."""
-    if drafts is None:
-        return {}
-    facts = {
-        "num_draft_tokens": drafts.num_draft_tokens,
-        "accepted": drafts.acceptance_length,
-        "draft": drafts.draft_name,
-    }
-    return facts | ({"accepted_from": drafts.accepted_from} if drafts.accepted_from else {})
+    return {} if drafts is None else drafts.facts
 
 
 def drafts_words(facts: Mapping[str, Any]) -> str:

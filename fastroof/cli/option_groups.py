@@ -137,7 +137,12 @@ def engine_settings(given: GroupValues) -> dict[str, Any]:
 
 
 def simulated_plan(
-    model: str, gpu: Any, tables: Any, settings: Mapping[str, Any], options: GroupValues
+    model: str,
+    gpu: Any,
+    tables: Any,
+    settings: Mapping[str, Any],
+    options: GroupValues,
+    draft_tokens: int | None = None,
 ) -> StepPlan:
     """Compile a plan for the steps that an engine with these settings makes."""
     from fastroof import compile_plan
@@ -147,7 +152,8 @@ def simulated_plan(
     engine = load_engine(options["engine"]).on(gpu, load_model(model).ranks(options["dp"]))
     own = engine.scheduling.in_order(settings.get("order"))
     tokens, seqs, _ = own.step_limits(*(settings[name] for name in LIMITS))
-    return compile_plan(model, gpu, tables, **{**options, **own.plan_sizes(tokens, seqs), "engine": engine})
+    sizes = own.plan_sizes(tokens, seqs, draft_tokens or 0)
+    return compile_plan(model, gpu, tables, **{**options, **sizes, "engine": engine})
 
 
 def step_limits(given: GroupValues, own: Scheduling) -> StepLimits:

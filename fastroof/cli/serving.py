@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.named_plans import SPECULATION, asked_speculation, drafts_said, drafts_words
+from fastroof.cli.named_plans import SPECULATION, drafts_said, drafts_words, speculation_of
 from fastroof.cli.option_groups import ENGINE_FACTS, LIMITS, SCHEDULING, TABLES, plan_options, step_limits
 from fastroof.cli.options import Json, Model, warn_beyond_context
 from fastroof.cli.output import (
@@ -126,8 +126,8 @@ def serving(
     from fastroof import compile_plan
     from fastroof.engines import load_engine
     from fastroof.models import load_model
+    from fastroof.plan.speculation import speculated
     from fastroof.serving import estimate, estimate_disaggregated, estimate_with_images
-    from fastroof.serving.speculation import speculated
 
     if image_size is not None and not images:
         raise BatchError("--image-size needs --images, the number of images per prompt")
@@ -166,10 +166,7 @@ def serving(
 
     served = plan_on(plan["tp"])
     prefix_hit = speculative.pop("prefix_hit")
-    drafts = asked_speculation(
-        served.model.name, speculative, measured, plan["engine"], tp=served.tp, kv_dtype=served.kv_dtype,
-        max_tokens=served.max_tokens, max_seqs=served.max_seqs,
-    )  # fmt: skip
+    drafts = speculation_of(served, speculative, measured, plan["engine"])
     if disaggregated is not None and prefix_hit is not None:
         raise BatchError("--prefix-hit does not apply to --disaggregated: its workers share no prefix cache")
     if energy and (disaggregated is not None or images):

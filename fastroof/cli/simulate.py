@@ -11,6 +11,7 @@ import typer
 import fastroof
 from fastroof.cli.fleet_options import FLEET
 from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.named_plans import DRAFTS, speculation_of
 from fastroof.cli.option_groups import (
     ENGINE_FACTS,
     ENGINE_SETTINGS,
@@ -36,7 +37,7 @@ from fastroof.simulation.fleet_options import fleet_of_options
 from fastroof.units import GB, US_PER_S
 
 if TYPE_CHECKING:
-    from fastroof import Simulation
+    from fastroof import Simulation, StepPlan
 
 
 _TIMES: Final = {
@@ -65,6 +66,9 @@ def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
         f"and {trace.output_tokens.mean():,.0f} an answer on average"
     )
     print_left_out(trace)
+    drafting = sim.pools[-1].drafting
+    if drafting is not None:
+        print_line(f"{drafting.speculation}; simulated {answers['acceptance_length']:,.3f}")
     if plan.execution.adapters is not None:
         most = plan.execution.adapters.active
         print_line(
@@ -236,6 +240,7 @@ Examples:
       --startup 120 --slo ttft=1000,tpot=50
   fastroof simulate --model llama-3.1-8b --rate 20 --prefill-replicas 2 --decode-replicas 1 --kv-bandwidth 50
   fastroof simulate --model llama-3.1-8b --trace mooncake.jsonl --kv-tiers vllm-offloading:200GB
+  fastroof simulate --model llama-3.1-70b --tp 8 --num-draft-tokens 3 --accepted 0.8,0.5,0.3 --draft mtp
   fastroof simulate --model llama-3.1-8b --rate 0.5 --turns 5 --calls uniform:1:10 --input 4000 --growth 500 \
       --think exponential:20 --tool 1.5 --system-prompt 2000
 
@@ -245,12 +250,14 @@ simulated on steps one standard error faster and slower too.
 
 \b
 JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, lora (if any), engine, replicas,
-tables_hash, trace [name, requests, clients, left_out (rows by reason), input_tokens, output_tokens (means)],
+num_draft_tokens, accepted (given), draft, accepted_from (these with draft tokens), tables_hash,
+trace [name, requests, clients, left_out (rows by reason), input_tokens, output_tokens (means)],
 settings (fields of EngineSettings),
 ttft_ms, tpot_ms, itl_ms, e2e_ms [mean, p50, p90, p95, p99], requests, finished, timed_out, rejected,
 duration_s, arrivals_per_s, requests_per_s, input_tokens_per_s, output_tokens_per_s,
 output_tokens_per_s_per_gpu, steps, mixed_steps, prefill_steps, decode_steps, preemptions, running, waiting,
-kv_use [mean, peak], busy, warnings; with --energy energy [joules, busy_joules, idle_joules,
+kv_use [mean, peak], busy, warnings; with draft tokens acceptance_length (mean tokens that a decode keeps of
+a step); with --energy energy [joules, busy_joules, idle_joules,
 joules_per_token, watts_per_gpu, relative_error, basis]; with --slo goodput [limits, requests, share,
 requests_per_s, p99_within];
 with a simulated prefix cache prefix_cache [hit_rate, looked_up_tokens, found_tokens, found_again_tokens,
@@ -273,6 +280,7 @@ tp, replicas, steps, busy, with --autoscale autoscaling], and settings of a deco
     plan=plan_options(without=("cp",)),
     given=ENGINE_SETTINGS,
     fleet_options=FLEET,
+    speculative=DRAFTS,
     measured=TABLES,
 )
 def simulate(
@@ -282,6 +290,7 @@ def simulate(
     plan: GroupValues,
     given: GroupValues,
     fleet_options: GroupValues,
+    speculative: GroupValues,
     too_long: Annotated[
         str,
         typer.Option(metavar="error|reject", help="What to do with requests that never fit the KV cache."),
@@ -327,7 +336,14 @@ def simulate(
     settings = engine_settings(given)
     trace = workload_trace(**workload)
     what = (model, *gpu_and_tables(**measured), settings)
-    fleet = fleet_of_options(fleet_options, lambda own: simulated_plan(*what, {**plan, **own}), settings)
+
+    def compiled(own: dict[str, Any]) -> StepPlan:
+        return simulated_plan(*what, {**plan, **own}, speculative["num_draft_tokens"])
+
+    drafts: dict[str, Any] = {}
+    if any(value is not None for value in speculative.values()):
+        drafts = {"speculation": speculation_of(compiled({}), speculative, measured, plan["engine"])}
+    fleet = fleet_of_options(fleet_options, compiled, {**settings, **drafts})
     served = fleet.pools[-1].plan.model
     longest = int((trace.input_tokens + trace.output_tokens).max(initial=0))
     warn_beyond_context(served.name, served.max_position, longest)

@@ -122,6 +122,7 @@ _SLOT, _HELD, _FLIGHT, _BATCH, _REQUEST = R.SLOT, R.HELD_SLOT, R.FLIGHT, R.BATCH
 _CHAIN, _SEGMENT, _TIER, _STORE = R.CHAIN, R.SEGMENT, R.TIER, R.STORE
 _SERVER, _PASSING = R.SERVER, R.PASSING
 _FOLLOWER, _TRANSFER, _SCALER, _LIFE = R.FOLLOWER, R.TRANSFER, R.SCALER, R.LIFE
+_DRAFTED = R.DRAFTED
 (
     _BATCH_BYTES,
     _ENGINE_BYTES,
@@ -271,7 +272,7 @@ def _simulate(
     pool.is_chunked, pool.admits_whole = words[IS_CHUNKED], words[ADMITS_WHOLE]
     pool.reserves_output, pool.prefill_first = words[RESERVES_OUTPUT], words[PREFILL_FIRST]
     pool.depth, pool.window = 1 + words[IS_ASYNCHRONOUS], int(arena[WINDOW])
-    pool.stages, pool.shares_slots, pool.ranks, pool.engines_each = 1, 1, 1, 1
+    pool.stages, pool.shares_slots, pool.ranks, pool.engines_each, pool.verified = 1, 1, 1, 1, 1
     pool.num_engines, pool.num_replicas, pool.arena_size, pool.scaler = 1, 1, len(arena), NONE
     # numba takes no condition among more than 15 arguments
     pool.timeout_us = reals[TIMEOUT_US] if reals[TIMEOUT_US] < _LONGEST_US else math.inf
@@ -295,7 +296,7 @@ def _simulate(
     none = carray(pointer_at(start), (0,), np.int64)
     few = carray(pointer_at(start), (0, 0), np.int32)
     fleet = Fleet(
-        CallerFeatures(1, 1, 0, 0, 0, 0, 0, 0, 0, int(arena[WINDOW]), words[PREFILL_FIRST], 0, 0),
+        CallerFeatures(1, 1, 0, 0, 0, 0, 0, 0, 0, int(arena[WINDOW]), words[PREFILL_FIRST], 0, 0, 0),
         arena,
         pools,
         replicas,
@@ -335,6 +336,9 @@ def _simulate(
         carray(pointer_at(start), (0,), _SCALER),
         carray(pointer_at(start), (0,), _LIFE),
         none,
+        carray(pointer_at(start), (0,), _DRAFTED),
+        none,
+        due[:0],
         gaps,
         series,
         width_us,

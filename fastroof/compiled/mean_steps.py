@@ -53,6 +53,14 @@ class Prompt(NamedTuple):
     last_tokens: float
 
 
+class Decodes(NamedTuple):
+    """Decodes of one step: their number and sums of their kv_len, whole and within a window."""
+
+    number: float
+    kv_sum: float
+    seen_sum: float
+
+
 class ChunkSums(NamedTuple):
     """Sums over the chunks of a mean step, as of :class:`fastroof.compiled.request_sums.StepSums`."""
 
@@ -97,14 +105,13 @@ def mean_decode_rows_us(arena: Floats, plan: PlanParts, speculation: Speculation
 
 
 @jit_inline
-def _at_mean_us(arena: Floats, plan: PlanParts, batch: float, kv_len: float, spread: float) -> float:
-    """Time decode attention of requests spread around a mean length, us."""
+def _at_mean_us(arena: Floats, plan: PlanParts, batch: float, kv_len: float, seen: float) -> float:
+    """Time decode attention at a mean length, of which windowed layers see ``seen`` tokens, us."""
     total = grid_value(arena, plan.decode, batch, kv_len)
     if plan.window > 0:
-        window = float(plan.window)
         block = open_window(arena, plan.header_at).decode
-        total += grid_value(arena, block, batch, mean_seen(kv_len, spread, window))
-        total -= grid_value(arena, block, batch, min(kv_len, window))
+        total += grid_value(arena, block, batch, seen)
+        total -= grid_value(arena, block, batch, min(kv_len, float(plan.window)))
     return total
 
 
@@ -134,7 +141,8 @@ def _spread_attention_us(
         middle = start + half
         for at in (middle - GAUSS * half, middle + GAUSS * half):
             factor = queries_factor(arena, speculation, batch, at)
-            total += half * (_at_mean_us(arena, plan, batch, at, others) * factor)
+            seen = mean_seen(at, others, float(plan.window)) if plan.window > 0 else 0.0
+            total += half * (_at_mean_us(arena, plan, batch, at, seen) * factor)
         start = stop
         cell += 1
     return share * (total / spread)
@@ -219,6 +227,32 @@ def _mixed_us(
     rows_us = _rows_us(arena, plan, speculation, plan.tokens_at, tokens, seqs, head_rows)
     prefill_us = beside_decodes_us(plan, prefill_us, decodes)
     return with_prefill_us(plan, rows_us + decode_attention_us, prefill_us)
+
+
+@jit
+def summed_mean_step_us(
+    arena: Floats,
+    plan: PlanParts,
+    speculation: Speculation,
+    decodes: Decodes,
+    chunks: ChunkSums,
+    in_window: WindowSums,
+    seqs: float,
+) -> float:
+    """Time one step from the sums over its decodes and chunks, us."""
+    attention_us = 0.0
+    if decodes.number > 0.0:
+        kv_len = decodes.kv_sum / decodes.number
+        attention_us = _at_mean_us(arena, plan, decodes.number, kv_len, decodes.seen_sum / decodes.number)
+        attention_us *= queries_factor(arena, speculation, decodes.number, kv_len)
+    if chunks.new_tokens == 0.0:
+        return mean_decode_rows_us(arena, plan, speculation, decodes.number) + attention_us
+    if decodes.number > 0.0:
+        least_us = plan.mixed_kv_us * decodes.kv_sum
+        if plan.window > 0:
+            least_us += arena[plan.header_at + MIXED_WINDOW_KV_US] * decodes.seen_sum
+        attention_us = max(attention_us, least_us)
+    return _mixed_us(arena, plan, speculation, attention_us, decodes.number, chunks, in_window, seqs)
 
 
 @jit
@@ -321,6 +355,39 @@ def draft_decode_us(arena: Floats, speculation: Speculation, decodes: float, isl
     draft = open_draft(arena, speculation.draft_at)
     at = _draft_isl(speculation, isl)
     return speculation.draft_steps * mean_decode_step_us(arena, draft, one_token(draft), decodes, at, osl)
+
+
+@jit_inline
+def _alike(draft: PlanParts, decodes: float, kv_len: float) -> Decodes:
+    """Return decodes of one length."""
+    return Decodes(decodes, decodes * kv_len, decodes * min(kv_len, float(draft.window)))
+
+
+@jit
+def drafting_us(
+    arena: Floats,
+    speculation: Speculation,
+    decodes: float,
+    kv_sum: float,
+    chunks: ChunkSums,
+    in_window: WindowSums,
+    seqs: float,
+) -> float:
+    """Time the draft's steps around one step, us; ``kv_sum`` is that of decodes without draft tokens."""
+    draft = open_draft(arena, speculation.draft_at)
+    alone = one_token(draft)
+    # half-way through its steps
+    ahead = 0.5 * (speculation.tokens - 1.0)
+    kv_len = kv_sum / max(decodes, 1.0) + ahead
+    first = _alike(draft, decodes, kv_len)
+    first_us = summed_mean_step_us(arena, draft, alone, first, chunks, in_window, seqs)
+    if chunks.new_tokens == 0.0:
+        return speculation.draft_steps * first_us
+    kv_len = (kv_sum + chunks.new_tokens + chunks.prefix_sum) / seqs + ahead
+    later = _alike(draft, seqs, kv_len)
+    no_chunks = ChunkSums(0.0, 0.0, 0.0, 0.0)
+    later_us = summed_mean_step_us(arena, draft, alone, later, no_chunks, in_window, seqs)
+    return first_us + (speculation.draft_steps - 1.0) * later_us
 
 
 @jit

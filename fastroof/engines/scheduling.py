@@ -131,9 +131,11 @@ class Scheduling:
             return max_num_batched_tokens
         return max(max_num_batched_tokens, decode_tokens)
 
-    def plan_sizes(self, max_num_batched_tokens: int, max_num_seqs: int) -> dict[str, Any]:
+    def plan_sizes(
+        self, max_num_batched_tokens: int, max_num_seqs: int, draft_tokens: int = 0
+    ) -> dict[str, Any]:
         """Return the sizes of a plan that times every step within these limits."""
-        largest = self.largest_step(max_num_batched_tokens, max_num_seqs)
+        largest = self.largest_step(max_num_batched_tokens, max_num_seqs * (1 + draft_tokens))
         return {"max_tokens": largest, "max_seqs": max_num_seqs}
 
     @property

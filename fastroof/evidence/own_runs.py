@@ -18,7 +18,7 @@ from fastroof.evidence.speculative_flags import NO_DRAFT
 from fastroof.evidence.steps.measured_steps import MeasuredStep
 from fastroof.evidence.steps.step_files import OwnSteps, read_own_steps
 from fastroof.models import load_model
-from fastroof.serving.speculation import SpeculativeDecoding
+from fastroof.plan.speculation import SpeculativeDecoding
 
 ARGS_FILES: Final = tuple(f"engine_args{suffix}" for suffix in (".txt", ".json", ".toml", ".yaml", ".yml"))
 """Files with the engine's arguments that are looked for in a run's folder."""

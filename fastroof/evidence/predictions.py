@@ -13,11 +13,11 @@ from fastroof.evidence.rows import LARGEST_STEP, ServingRow
 from fastroof.evidence.steps.measured_steps import MeasuredStep
 from fastroof.models.layout import Layout
 from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan.speculation import SpeculativeDecoding, mtp_draft
 from fastroof.run import StepBatch
 from fastroof.serving.disaggregated import estimate_disaggregated
 from fastroof.serving.estimate import estimate
 from fastroof.serving.serving_estimate import ServingEstimate
-from fastroof.serving.speculation import SpeculativeDecoding, mtp_draft
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
 

@@ -10,7 +10,7 @@ from fastroof.engines.front_end import NO_FRONT_END
 from fastroof.engines.values import UNKNOWN_VERSION
 from fastroof.evidence.steps.measured_steps import plan_dtype_of
 from fastroof.models.layout import Layout
-from fastroof.serving.speculation import SpeculativeDecoding
+from fastroof.plan.speculation import SpeculativeDecoding
 
 CLIENT, ENGINE_CLOCK = "client", "engine"
 CLOCKS: Final = (CLIENT, ENGINE_CLOCK)

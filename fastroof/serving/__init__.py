@@ -1,5 +1,6 @@
 """Serving estimates: TTFT, TPOT and throughput of serving engines in steady state."""
 
+from fastroof.plan.speculation import SpeculativeDecoding, mtp_draft
 from fastroof.serving.disaggregated import (
     DisaggregatedEstimate,
     WorkerMatch,
@@ -12,7 +13,6 @@ from fastroof.serving.fit_answer import Fit
 from fastroof.serving.images import estimate_with_images
 from fastroof.serving.largest_sizes import LargestSize
 from fastroof.serving.serving_estimate import ServingEstimate
-from fastroof.serving.speculation import SpeculativeDecoding, mtp_draft
 
 __all__ = [
     "DisaggregatedEstimate",

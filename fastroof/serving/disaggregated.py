@@ -14,6 +14,13 @@ from fastroof.compiled import disaggregated as loops
 from fastroof.compiled.serving_options import CODE_KV, CODE_SEQS, CODE_SIZES, FrontEndTimes
 from fastroof.errors import BatchError, PlanError, PlanRangeError
 from fastroof.plan.compile import check_plan
+from fastroof.plan.speculation import (
+    SpeculatedPlan,
+    SpeculativeDecoding,
+    check_errors,
+    made_from,
+    speculated,
+)
 from fastroof.serving.scenarios import (
     EngineLimits,
     at_least,
@@ -22,13 +29,6 @@ from fastroof.serving.scenarios import (
     engine_limits,
     field_values,
     raise_scenario,
-)
-from fastroof.serving.speculation import (
-    SpeculatedPlan,
-    SpeculativeDecoding,
-    check_errors,
-    made_from,
-    speculated,
 )
 from fastroof.units import US_PER_MS, US_PER_S
 

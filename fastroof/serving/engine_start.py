@@ -24,6 +24,7 @@ from fastroof.models.load import published_checkpoint
 from fastroof.models.lora import lora_settings
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.curves import DatasheetCurves
+from fastroof.plan.speculation import draft_of, drafts_of
 from fastroof.plan.start import (
     Margin,
     Refusal,
@@ -35,7 +36,6 @@ from fastroof.plan.start import (
 )
 from fastroof.serving.fit_answer import Change, Fit
 from fastroof.serving.largest_sizes import LargestSize, Limits, checked_tpot_ms, largest_sizes
-from fastroof.serving.speculation import draft_of, drafts_of
 from fastroof.units import GIB
 
 if TYPE_CHECKING:

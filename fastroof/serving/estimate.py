@@ -15,6 +15,7 @@ from fastroof.errors import BatchError, PlanRangeError
 from fastroof.plan.calls import rank_rules
 from fastroof.plan.compile import check_plan
 from fastroof.plan.energy import energy_error
+from fastroof.plan.speculation import SpeculativeDecoding, check_errors, made_from, speculated
 from fastroof.plan.start import check_room
 from fastroof.plan.step_error import stated_error
 from fastroof.serving.energy import MeanLoad, check_energy, joules_per_token
@@ -32,7 +33,6 @@ from fastroof.serving.scenarios import (
     steps_met,
 )
 from fastroof.serving.serving_estimate import ServingEstimate
-from fastroof.serving.speculation import SpeculativeDecoding, check_errors, made_from, speculated
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:

@@ -58,10 +58,19 @@ def run_answers(trace: Trace, outcomes: Outcomes, times: RequestTimes, engines: 
         **{name: int(outcomes.counters[name]) for name in STEPS},
         "preemptions": int(outcomes.counters["preemptions"]),
         **engine_use(outcomes, engines, over_us),
+        **_drafts(outcomes.counters),
         **_prefix_cache(outcomes.counters),
         **tier_answers(outcomes.tiers, outcomes.counters),
         **session_results(trace, outcomes, times),
     }
+
+
+def _drafts(counters: dict[str, Any]) -> dict[str, float]:
+    """Return the mean tokens that decodes keep of a step, if they verify draft tokens."""
+    if "kept_drafts" not in counters:
+        return {}
+    decodes = counters["decode_tokens"]
+    return {"acceptance_length": 1.0 + counters["kept_drafts"] / decodes if decodes else math.nan}
 
 
 def _prefix_cache(counters: dict[str, Any]) -> dict[str, Any]:

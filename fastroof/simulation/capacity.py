@@ -24,7 +24,7 @@ from fastroof.simulation.capacity_search import (
     parsed_limits,
 )
 from fastroof.simulation.fleet import Fleet, fleet_of
-from fastroof.simulation.pools import refuse_never_run
+from fastroof.simulation.pools import EnginePool, refuse_never_run
 from fastroof.simulation.session_runs import requests_per_session
 from fastroof.simulation.steady import Run
 from fastroof.simulation.step_range import StepError, step_error
@@ -268,7 +268,7 @@ def capacity(
             trace_or_workload, tried[0], searching, first.max_num_batched_tokens, float(tolerance)
         )
     search, found, sampling_error = tried[-1]
-    error = _step_error(pools[-1].plan, search, found)
+    error = _step_error(pools[-1], search, found)
     low, high = found, found
     if with_range and error.is_known:
         faster, slower = error.time_scales
@@ -304,12 +304,12 @@ def capacity(
     )
 
 
-def _step_error(plan: StepPlan, search: CapacitySearch, found: FoundRate) -> StepError:
+def _step_error(pool: EnginePool, search: CapacitySearch, found: FoundRate) -> StepError:
     """Return the error of steps at capacity."""
     trace, measured = search.trace, search.measured_at(found)
     outputs = trace.output_tokens.astype(float)
     kv_len = float((outputs * (trace.input_tokens + outputs / 2.0)).sum() / outputs.sum())
-    return step_error(plan, measured.decodes, kv_len)
+    return step_error(pool.plan, measured.decodes, kv_len, has_drafts=pool.drafting is not None)
 
 
 def _of_draws(rates: list[float]) -> float | None:

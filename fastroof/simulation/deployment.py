@@ -100,7 +100,7 @@ def simulate(
 
 def simulation_document(sim: Simulation, answers: dict[str, Any]) -> dict[str, Any]:
     """Return a run and its answers as one JSON document."""
-    plan, trace = sim.plan, sim.trace
+    plan, trace, drafting = sim.plan, sim.trace, sim.pools[-1].drafting
     return {
         "version": plan.version,
         "model": plan.model.name,
@@ -115,6 +115,7 @@ def simulation_document(sim: Simulation, answers: dict[str, Any]) -> dict[str, A
         **plan.lora_facts,
         **plan.profile.facts,
         "replicas": sim.replicas,
+        **({} if drafting is None else drafting.speculation.facts),
         "tables_hash": plan.tables_hash,
         "trace": {
             "name": trace.name,

@@ -38,6 +38,7 @@ class EnergyPart(NamedTuple):
     engines: int
     gpus: int
     gpu_s: float
+    has_drafts: bool = False
 
 
 class SimulatedRun(Protocol):
@@ -78,11 +79,13 @@ def run_energy(self: SimulatedRun, gpu_s: float | None = None) -> dict[str, Any]
     Raises
     ------
     SimulationError
-        If the GPU's power is unknown.
+        If the GPU's power is unknown, or draft tokens are verified.
     """
     parts = self.energy_parts
     for part in parts:
         check_power(part.plan.gpu, SimulationError)
+        if part.has_drafts:
+            raise SimulationError("energy of a run needs speculation=None: the power of drafts is unknown")
     given_s = sum(part.gpu_s for part in parts)
     whole_s = given_s if gpu_s is None else gpu_s
     share = whole_s / given_s if gpu_s is not None and given_s > 0.0 else 1.0

@@ -90,10 +90,13 @@ def check_time_scale(time_scale: Any) -> None:
         )
 
 
-def too_long(trace: Trace, settings: EngineSettings) -> Bools:
-    """Find requests that can never run: more tokens than all blocks, or than an unchunked step, hold."""
+def too_long(trace: Trace, settings: EngineSettings, more: int = 0) -> Bools:
+    """Find requests that can never run: more tokens than all blocks, or than an unchunked step, hold.
+
+    Each takes blocks for ``more`` tokens than it has.
+    """
     tokens = trace.input_tokens.astype(np.int64) + trace.output_tokens
-    beyond: Bools = -(-tokens // settings.block_size) > settings.num_gpu_blocks
+    beyond: Bools = -(-(tokens + more) // settings.block_size) > settings.num_gpu_blocks
     if not settings.chunked_prefill:
         # a preempted request recomputes its output so far with its prompt
         needed = trace.input_tokens - trace.cached_tokens if settings.reserve_output else tokens - 1
@@ -104,16 +107,16 @@ def too_long(trace: Trace, settings: EngineSettings) -> Bools:
     return beyond
 
 
-def refuse_too_long(trace: Trace, settings: EngineSettings, alternative: str) -> None:
+def refuse_too_long(trace: Trace, settings: EngineSettings, alternative: str, more: int = 0) -> None:
     """Raise for the first request that can never run; the message ends with an alternative."""
-    beyond = too_long(trace, settings)
+    beyond = too_long(trace, settings, more)
     if not beyond.any():
         return
     i = int(beyond.argmax())
     prompt, output = int(trace.input_tokens[i]), int(trace.output_tokens[i])
-    blocks = -(-(prompt + output) // settings.block_size)
+    blocks = -(-(prompt + output + more) // settings.block_size)
     others_rejected = int(beyond.sum()) - 1
-    more = f", nor can {others_rejected:,} others" if others_rejected else ""
+    others = f", nor can {others_rejected:,} others" if others_rejected else ""
     if blocks > settings.num_gpu_blocks:
         why = f"needs {blocks:,} blocks of {settings.block_size}, there are {settings.num_gpu_blocks:,}"
         help_ = "give more num_gpu_blocks or GPUs"
@@ -122,7 +125,7 @@ def refuse_too_long(trace: Trace, settings: EngineSettings, alternative: str) ->
         help_ = "give more max_num_batched_tokens, or chunked_prefill=True"
     raise SimulationError(
         f"request {int(trace.order[i])} of {trace.name} ({prompt:,} + {output:,} tokens) can never run"
-        f"{more}: it {why}; {help_}, or {alternative}"
+        f"{others}: it {why}; {help_}, or {alternative}"
     )
 
 

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from fastroof.caching import lazy_property
 from fastroof.checks import one_of, shown, whole_number
 from fastroof.errors import SimulationError
 from fastroof.plan.compile import check_plan
 from fastroof.simulation.autoscaling import Autoscaler
+from fastroof.simulation.drafts import Drafting
 from fastroof.simulation.kv_tiers import tiers_below
 from fastroof.simulation.pools import POOLED_ROUTINGS, EnginePool, Link
 from fastroof.simulation.settings import MOST_REPLICAS, EngineSettings, running_tokens
@@ -18,6 +20,7 @@ from fastroof.traces.trace import Trace
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
+    from fastroof.plan.speculation import SpeculativeDecoding
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,19 @@ class Pool:
         Seconds after which a client gives up, wherever the request is; by default never.
     prefill_schedule_interval, prefill_decode_interval, min_free_slots_delay : int, optional
         Steps or slots that prompts wait for, as in :class:`EngineSettings`; by default none.
+    speculation : SpeculativeDecoding, optional
+        Draft tokens that every decode verifies. Steps keep as many as the fleet's ``seed`` draws: by the
+        acceptance rates of positions, or with one rate for all that has the given mean.
+    kept_tokens : int or sequence, optional
+        Tokens that steps keep instead of drawn ones, the one without a draft included: of all steps, or for
+        each request of the trace's file a sequence for its steps after the prompt, which begins again if it
+        is short.
 
     Raises
     ------
     SimulationError
-        If the plan, the replicas, the router, the prefix cache or the autoscaler is invalid. Settings are
-        checked when the pool serves a trace.
+        If the plan, the replicas, the router, the prefix cache or the autoscaler is invalid. Settings and
+        draft tokens are checked when the pool serves a trace.
 
     Examples
     --------
@@ -94,6 +104,8 @@ class Pool:
     prefill_schedule_interval: int | None = None
     prefill_decode_interval: int | None = None
     min_free_slots_delay: int | None = None
+    speculation: SpeculativeDecoding | None = None
+    kept_tokens: Any = None
 
     def __post_init__(self) -> None:
         check_plan("plan", self.plan, SimulationError)
@@ -104,11 +116,17 @@ class Pool:
         one_of("prefix_cache", self.prefix_cache, PREFIX_CACHES, SimulationError)
         _check_rule(self.autoscaler)
 
+    @lazy_property
+    def drafting(self) -> Drafting | None:
+        """The draft tokens as they are simulated."""
+        return Drafting.of_plan(self.plan, self.speculation, self.kept_tokens)
+
     def settings(self, trace: Trace) -> EngineSettings:
         """Return the settings of an engine that serves a trace."""
         given = {name: getattr(self, name) for name in EngineSettings.__dataclass_fields__}
         tokens = running_tokens(trace, self.plan, self.reserve_output)
-        return EngineSettings.of_plan(self.plan, kv_len=tokens, **given)
+        loops = None if self.drafting is None else self.drafting.loops
+        return EngineSettings.of_plan(self.plan, kv_len=tokens, drafts=loops, **given)
 
 
 @dataclass(frozen=True)
@@ -186,13 +204,15 @@ class Fleet:
 
     def _serving(self, trace: Trace, pool: Pool, decodes: bool) -> EnginePool:
         router, rule = pool.router or self.router, pool.autoscaler or self.autoscaler
+        drafting = None if pool.drafting is None else pool.drafting.serving(trace)
         if decodes:
             if router == "prefix_aware" and pool.router is None:
                 router = "least_kv"
-            return EnginePool(pool.plan, pool.settings(trace), pool.replicas, router, autoscaler=rule)
+            decoding = EnginePool(pool.plan, pool.settings(trace), pool.replicas, router, autoscaler=rule)
+            return decoding._replace(drafting=drafting)
         hits, settings = source_of_hits(trace, pool.prefix_cache, router), pool.settings(trace)
         tiers = tiers_below(pool.kv_tiers, pool.plan, settings, hits)
-        return EnginePool(pool.plan, settings, pool.replicas, router, hits, tiers, rule)
+        return EnginePool(pool.plan, settings, pool.replicas, router, hits, tiers, rule, drafting)
 
     def without_rules(self) -> Fleet:
         """Return the fleet, or refuse one that starts and stops replicas."""

@@ -20,6 +20,7 @@ from fastroof.engines.front_end import NO_FRONT_END, FrontEnd
 from fastroof.errors import SimulationError
 from fastroof.plan.calls import rank_rules
 from fastroof.simulation.autoscaling import METRICS
+from fastroof.simulation.drafts import draws
 from fastroof.simulation.engine import check_time_scale
 from fastroof.simulation.pools import ROUTERS, EnginePool, Link, engines_of
 from fastroof.stopping import stop_flag
@@ -95,19 +96,16 @@ def features_of(pools: Sequence[EnginePool], trace: Trace, front_end: FrontEnd =
         scaler=int(any(pool.autoscaler is not None for pool in pools)),
         cache=int(any(pool.prefix_cache == LRU for pool in pools)),
         tiers=int(any(pool.tiers.tiers for pool in pools)),
-        windows=int(any(_arena(pool)[WINDOW] > 0 for pool in pools)),
+        windows=int(any(pool.arena[WINDOW] > 0 for pool in pools)),
         order=int(any(one.order == "prefill_first" for one in settings)),
         pauses=int(any(one.pause_steps or one.min_free_slots_delay for one in settings)),
         front=int(not front_end.adds_nothing),
+        drafts=int(any(pool.drafting is not None for pool in pools)),
     )
     for fewer in (PlainFeatures, CallerFeatures):
         if not any(getattr(needs, name) for name in fewer.FIXED):
             return fewer(*needs)
     return needs
-
-
-def _arena(pool: EnginePool) -> Floats:
-    return pool.plan.bottleneck.arena if pool.plan.layout.pp > 1 else pool.plan.arena
 
 
 def new_fleet(
@@ -214,6 +212,7 @@ def new_fleet(
         scalers=scalers,
         lives=np.zeros(lives + sum(scalers["first"]) if len(scalers) else 0, R.LIFE),
         wanted=wanted,
+        **draws([pool.drafting for pool in pools], own_turns, output_tokens, seed),
         gaps=np.zeros((len(pools), GAP_BINS), np.int64),
         series=np.zeros((len(pools), SERIES_BINS, SERIES_FIELDS)),
         width_us=np.full(len(pools), FIRST_BIN_US),
@@ -313,16 +312,18 @@ def _engines_of(
     ranks = np.zeros(sum(shape.engines * shape.ranks for shape in shapes), R.RANK)
     lanes = np.zeros(sum(shape.engines * shape.ranks * shape.stages for shape in shapes), R.LANE)
     replica_at = engine_at = rank_at = lane_at = slots_at = calendar_at = due_at = cells_at = 0
-    arena_at = 0
+    arena_at = rates_at = 0
     num_scalers = 0
     free_slots, depth = [], 1
     for at, (pool, shape) in enumerate(zip(pools, shapes, strict=True)):
-        row, arena, settings = rows[at], _arena(pool), pool.settings
+        row, arena, settings = rows[at], pool.arena, pool.settings
         _set_options(rows, at, pool, shape, time_scale)
         row["has_reserved"] = back_pressure and at > 0
         row["has_next"] = at + 1 < len(pools)
         row["arena_at"], row["arena_size"] = arena_at, len(arena)
         arena_at += len(arena)
+        row["rates_at"] = rates_at
+        rates_at += len(pool.drafting.rates) if pool.drafting is not None else 0
         row["first_engine"], row["num_engines"] = engine_at, shape.engines
         row["first_replica"], row["num_replicas"] = replica_at, shape.replicas
         row["scaler"] = R.NONE
@@ -376,7 +377,7 @@ def _engines_of(
         for tier in range(num_tiers + 1):
             for column in (R.NEWER, R.OLDER):
                 cells[ends, R.NUM_CELL_COLUMNS * tier + column] = ends
-    arenas = [_arena(pool) for pool in pools]
+    arenas = [pool.arena for pool in pools]
     return {
         "arena": arenas[0] if len(arenas) == 1 else np.concatenate(arenas),
         "pools": rows,
@@ -414,7 +415,7 @@ def _set_options(rows: Rows, at: int, pool: EnginePool, shape: Shape, time_scale
         "pause_steps": settings.pause_steps,
         "min_free_slots": min(settings.min_free_slots_delay, settings.max_num_seqs),
         "depth": 2 if settings.async_scheduling and shape.stages == 1 else 1,
-        "window": int(_arena(pool)[WINDOW]),
+        "window": int(pool.arena[WINDOW]),
         "stages": shape.stages,
         # SGLang limits each batch to its share
         "shares_slots": is_mixed or shape.stages == 1,
@@ -433,7 +434,14 @@ def _set_options(rows: Rows, at: int, pool: EnginePool, shape: Shape, time_scale
         "num_blocks": settings.num_gpu_blocks,
         "timeout_us": settings.timeout_s * US_PER_S,
         "time_scale": time_scale,
+        "verified": 1,
+        "beyond": pool.beyond,
+        "lookahead": pool.lookahead,
     }
+    if pool.drafting is not None:
+        loops = pool.drafting.loops
+        values["verified"] = loops.tokens
+        values["draft_window"] = 0 if loops.draft is None else int(loops.draft.arena[WINDOW])
     if shape.stages > 1 and not is_mixed:
         values["max_seqs"] = max(settings.max_num_seqs // shape.stages, 1)
     rows[at] = tuple(values.get(name, 0) for name in R.POOL.names or ())

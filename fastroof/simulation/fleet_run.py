@@ -258,6 +258,8 @@ def counters_of(fleet: Fleet, at: int) -> dict[str, Any]:
     counters["decode_steps"] = counters["steps"] - counters["mixed_steps"] - counters["prefill_steps"]
     counters["busy_us"] = float(np.add.accumulate(engines["busy_us"])[-1])
     counters["end_us"] = float(engines["now_us"].max())
+    if fleet.has.drafts:
+        counters["kept_drafts"] = sum(lanes["kept_drafts"].tolist())
     if row["has_cache"]:
         counters |= {name: sum(ranks[name].tolist()) for name in FOUND_COUNTERS}
     return counters

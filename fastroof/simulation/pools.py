@@ -14,10 +14,10 @@ from fastroof.compiled.simulation import records
 from fastroof.compiled.simulation.scaling import MOST_CHECKS
 from fastroof.errors import SimulationError
 from fastroof.memory.plan_memory import PlanMemory
-from fastroof.memory.workspaces import model_kv_bytes
-from fastroof.models import Layout
 from fastroof.plan.calls import rank_rules
+from fastroof.plan.speculation import SpeculatedPlan
 from fastroof.simulation.autoscaling import Autoscaler
+from fastroof.simulation.drafts import Drafting
 from fastroof.simulation.engine import refuse_too_long, too_long
 from fastroof.simulation.kv_tiers import NO_TIERS, Tiers
 from fastroof.simulation.settings import MOST_REPLICAS, EngineSettings
@@ -70,6 +70,29 @@ class EnginePool(NamedTuple):
     prefix_cache: str = GIVEN
     tiers: Tiers = NO_TIERS
     autoscaler: Autoscaler | None = None
+    drafting: Drafting | None = None
+
+    @property
+    def arena(self) -> Floats:
+        """What the loops read: of the slowest pipeline stage, with the draft."""
+        if self.drafting is not None:
+            return self.drafting.loops.arena
+        return self.plan.bottleneck.arena if self.plan.layout.pp > 1 else self.plan.arena
+
+    @property
+    def beyond(self) -> int:
+        """Tokens after the next one for which a decode has blocks."""
+        if self.drafting is None:
+            return 0
+        return self.drafting.loops.tokens - 1 + self.lookahead
+
+    @property
+    def lookahead(self) -> int:
+        """Those of them that it does not verify."""
+        settings = self.settings
+        if self.drafting is None:
+            return 0
+        return self.drafting.lookahead(settings.order == "mixed", settings.reserve_output)
 
     @property
     def most_replicas(self) -> int:
@@ -122,22 +145,19 @@ class Link(NamedTuple):
 
 def whole_kv_bytes(plan: StepPlan) -> PlanMemory:
     """Return the memory that a sequence takes in all layers on all GPUs; without weights and room."""
-    model = plan.model
-    return PlanMemory.of_sequence(
-        model_kv_bytes(model, Layout(), plan.cache_format),
-        plan.memory.window,
-        model_kv_bytes(model, Layout(), plan.cache_format, windowed=True),
-        model.state_bytes(Layout()),
-    )
+    return SpeculatedPlan(plan, plan.arena).whole_kv_bytes()
 
 
-def takes_us(prefill: StepPlan, decode: StepPlan, prompts: Any, link: Link) -> Floats:
+def takes_us(
+    prefill: StepPlan, decode: StepPlan, prompts: Any, link: Link, drafting: Drafting | None = None
+) -> Floats:
     """Return the transfer times of prompts' KV caches, us, without waiting for the link."""
     rate = link.bytes_per_s
     if rate is None:
         rate = min(plan.gpu.nvlink_bytes_per_s for plan in (prefill, decode))
     gpus = min(plan.tp * plan.layout.pp for plan in (prefill, decode))
-    sent_bytes = whole_kv_bytes(decode).kv_bytes(prompts)
+    sent = whole_kv_bytes(decode) if drafting is None else drafting.loops.whole_kv_bytes()
+    sent_bytes = sent.kv_bytes(prompts)
     lasts_us: Floats = np.asarray(sent_bytes / (rate * gpus) * US_PER_S + link.latency_us)
     return lasts_us
 
@@ -145,7 +165,7 @@ def takes_us(prefill: StepPlan, decode: StepPlan, prompts: Any, link: Link) -> F
 def sent_in_us(prefill: EnginePool, decode: EnginePool, prompts: Any, link: Link) -> Floats:
     """Return :func:`takes_us` of pools; an error if that is longer than numbers are."""
     with np.errstate(over="ignore"):
-        lasts_us = takes_us(prefill.plan, decode.plan, prompts, link)
+        lasts_us = takes_us(prefill.plan, decode.plan, prompts, link, decode.drafting)
     if not np.isfinite(lasts_us).all():
         raise SimulationError(
             f"a transfer over a link of {shown(link.bytes_per_s)} B/s with a latency of "
@@ -216,17 +236,19 @@ def check_link(prefill: EnginePool, decode: EnginePool, link: Any) -> None:
 def never_run(pools: Sequence[EnginePool], trace: Trace) -> Bools:
     """Find requests that can never run in one of the pools."""
     if len(pools) == 1:
-        return too_long(trace, pools[0].settings)
-    prefill, decode = (pool.settings for pool in pools)
+        return too_long(trace, pools[0].settings, pools[0].beyond)
+    prefill, decode = pools
     prompts = replace(trace, output_tokens=np.ones_like(trace.output_tokens))
     decodes = replace(trace, cached_tokens=np.maximum(trace.input_tokens - 1, 0))
-    return too_long(prompts, prefill) | too_long(decodes, decode)
+    return too_long(prompts, prefill.settings, prefill.beyond) | too_long(
+        decodes, decode.settings, decode.beyond
+    )
 
 
 def refuse_never_run(pools: Sequence[EnginePool], trace: Trace, alternative: str) -> None:
     """Raise for the first request that can never run; the message ends with an alternative."""
     if len(pools) == 1:
-        refuse_too_long(trace, pools[0].settings, alternative)
+        refuse_too_long(trace, pools[0].settings, alternative, pools[0].beyond)
         return
     beyond = never_run(pools, trace)
     if beyond.any():

@@ -17,6 +17,7 @@ from fastroof.errors import SimulationError
 if TYPE_CHECKING:
     from fastroof.memory.plan_memory import PlanMemory
     from fastroof.plan import StepPlan
+    from fastroof.plan.speculation import SpeculatedPlan
     from fastroof.traces.trace import Trace
 
 MOST_BLOCKS: Final = 2**40
@@ -146,7 +147,14 @@ class EngineSettings:
         return max(self.prefill_schedule_interval - 1, self.prefill_decode_interval)
 
     @classmethod
-    def of_plan(cls, plan: StepPlan, *, kv_len: float | None = None, **given: Any) -> EngineSettings:
+    def of_plan(
+        cls,
+        plan: StepPlan,
+        *,
+        kv_len: float | None = None,
+        drafts: SpeculatedPlan | None = None,
+        **given: Any,
+    ) -> EngineSettings:
         """Return settings of a plan's engine, with some given.
 
         Parameters
@@ -155,9 +163,11 @@ class EngineSettings:
             Its engine's profile and memory set the defaults.
         kv_len : float, optional
             Mean tokens of a running request, by which states and windows are set aside (default: 2,176).
+        drafts : SpeculatedPlan, optional
+            The plan with its draft tokens, which take memory and tokens of a step.
         **given
-            Attributes of :class:`EngineSettings`; by default the engine's. Requests of mixed steps are by
-            default at most ``max_num_batched_tokens``.
+            Attributes of :class:`EngineSettings`; by default the engine's. Requests are by default at most as
+            many as a step has tokens for.
 
         Raises
         ------
@@ -172,6 +182,7 @@ class EngineSettings:
         >>> settings.max_num_seqs, settings.max_num_batched_tokens, settings.async_scheduling
         (128, 8192, True)
         """
+        from fastroof.memory.plan_memory import NO_DRAFTS
         from fastroof.plan.calls import rank_rules
         from fastroof.plan.compile import check_plan
         from fastroof.plan.start import check_room
@@ -190,7 +201,8 @@ class EngineSettings:
         seqs: Any = limits.asked_seqs
         most_seqs = int(seqs) if is_whole_number(seqs) else None
         most_tokens = int(tokens) if is_whole_number(tokens, most=plan.max_tokens) else None
-        memory = plan.memory_of(max_tokens=most_tokens, max_seqs=most_seqs)
+        held = NO_DRAFTS if drafts is None else drafts.drafts
+        memory = plan.memory_of(max_tokens=most_tokens, max_seqs=most_seqs, drafts=held)
         settings: dict[str, Any] = {
             "max_num_batched_tokens": limits.tokens,
             "max_num_seqs": limits.seqs,
@@ -209,6 +221,10 @@ class EngineSettings:
             bool(rank_rules(plan).in_lockstep),
             SimulationError,
         )
+        if drafts is not None:
+            chosen = _with_room_for(
+                chosen, plan, drafts.tokens, is_given=given.get("max_num_seqs") is not None
+            )
         for name, limit in (
             ("max_num_batched_tokens", "max_tokens"),
             ("max_num_seqs", "max_seqs"),
@@ -225,6 +241,25 @@ class EngineSettings:
         check_room(plan, memory, most_seqs, SimulationError)
         chosen = replace(chosen, max_num_seqs=int(memory.most_running(chosen.max_num_seqs)))
         return replace(chosen, num_gpu_blocks=_blocks_of(chosen, memory, kv_len))
+
+
+def _with_room_for(
+    settings: EngineSettings, plan: StepPlan, tokens: int, *, is_given: bool
+) -> EngineSettings:
+    """Return settings whose requests may all verify so many tokens in one step."""
+    limit = plan.max_tokens
+    where = f"the plan's max_tokens {limit:,}"
+    if settings.order == "mixed":
+        limit = settings.max_num_batched_tokens
+        where = f"max_num_batched_tokens {limit:,}"
+    if settings.max_num_seqs * tokens <= limit:
+        return settings
+    if is_given or limit < tokens:
+        raise SimulationError(
+            f"max_num_seqs {settings.max_num_seqs:,} x {tokens} tokens that each request verifies are above "
+            f"{where}; use at most {limit // tokens:,} requests, fewer draft tokens or larger steps"
+        )
+    return replace(settings, max_num_seqs=limit // tokens)
 
 
 TYPICAL_TOKENS: Final = 2176

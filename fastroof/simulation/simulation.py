@@ -144,6 +144,8 @@ class Simulation(ArrowRows):
         first, last = self.pools[0], self.pools[-1]
         facts = {**last.plan.made_from, **_named("", vars(self.settings))}
         facts |= {"fastroof.trace": self.trace.name, "fastroof.replicas": str(self.replicas)}
+        if last.drafting is not None:
+            facts["fastroof.speculative_decoding"] = str(last.drafting.speculation)
         if self.link is None:
             return facts | _named("autoscale.", vars(last.autoscaler) if last.autoscaler else {})
         facts |= {f"prefill.{name}": value for name, value in first.plan.made_from.items()}
@@ -301,9 +303,11 @@ class Simulation(ArrowRows):
             ``output_tokens_per_s`` of finished requests; ``arrivals_per_s``; ``steps``, of which
             ``mixed_steps``, ``prefill_steps``, ``decode_steps``; ``preemptions``; ``running``, ``waiting``
             and ``kv_use``, each ``{mean, peak}``, means over the duration; ``busy``, the share of it in which
-            steps ran; ``warnings``, sentences. With a simulated prefix cache ``prefix_cache``: its
-            ``hit_rate``, ``found_tokens`` over ``looked_up_tokens`` of prompts at their first admission;
-            ``found_again_tokens``, after preemptions; ``evictions`` of blocks. With KV tiers ``kv_tiers``:
+            steps ran; ``warnings``, sentences. With draft tokens ``acceptance_length``, the mean tokens that
+            a decode keeps of a step; ``itl_ms`` is then over the times between two steps, whose tokens come
+            together. With a simulated prefix cache ``prefix_cache``: its ``hit_rate``, ``found_tokens`` over
+            ``looked_up_tokens`` of prompts at their first admission; ``found_again_tokens``, after
+            preemptions; ``evictions`` of blocks. With KV tiers ``kv_tiers``:
             shares of prompts found in the GPU and in each of ``tiers``, bytes that it sent, got and lost,
             its peak, and how long requests and steps waited for them. With sessions
             ``session_e2e_ms``, from the first arrival of a session to its last token, over those whose
@@ -426,7 +430,7 @@ class Simulation(ArrowRows):
         return [
             EnergyPart(
                 run.pool.plan, run.pool.settings, run.outcomes, run.pool.engines, run.pool.gpus,
-                run.gpu_s(duration_s),
+                run.gpu_s(duration_s), run.pool.drafting is not None,
             )
             for run in self._runs
         ]  # fmt: skip
@@ -435,7 +439,9 @@ class Simulation(ArrowRows):
     def step_error(self) -> StepError:
         """The standard error that all steps have in common, and its source."""
         ranks = self.plan.layout.dp // engines_of(self.plan)
-        return step_range.step_error(self.plan, *mean_step(self.outcomes, self.settings, ranks))
+        has_drafts = any(pool.drafting is not None for pool in self.pools)
+        of_mean = mean_step(self.outcomes, self.settings, ranks)
+        return step_range.step_error(self.plan, *of_mean, has_drafts=has_drafts)
 
     def range(
         self, *, ttft_ms: float | None = None, tpot_ms: float | None = None, e2e_ms: float | None = None

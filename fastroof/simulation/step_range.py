@@ -37,8 +37,10 @@ class StepError(NamedTuple):
         return math.exp(-self.relative), math.exp(self.relative)
 
 
-def step_error(plan: StepPlan, decodes: float, kv_len: float) -> StepError:
+def step_error(plan: StepPlan, decodes: float, kv_len: float, *, has_drafts: bool = False) -> StepError:
     """Return the error of a simulation's steps."""
+    if has_drafts:
+        return StepError(math.nan, "unknown: steps that verify draft tokens were not measured")
     batch = min(max(round(decodes), 1), plan.max_seqs, plan.max_tokens)
     is_judged = not plan.error_source.is_datasheet and not plan.is_beyond_evidence
     if plan.profile.errors.tpot and is_judged:

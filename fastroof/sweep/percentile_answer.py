@@ -11,6 +11,7 @@ from fastroof.sweep.answers import Answer, Choice, Comparison, Margin, Nearest, 
 from fastroof.sweep.deployments import DeploymentSpec
 from fastroof.sweep.deployments.columns import MINIMIZED
 from fastroof.sweep.percentile_capacity import (
+    DRAFTS_BY_MEANS,
     LIMITED,
     PercentileCapacity,
     limit_name,
@@ -32,7 +33,7 @@ def why_mean_of(spec: DeploymentSpec, percentile: float) -> str:
     if "concurrency" in spec.per:
         return "the number of clients is given"
     if spec.speculation is not None:
-        return "draft tokens are not simulated"
+        return DRAFTS_BY_MEANS
     return ""
 
 

@@ -96,9 +96,12 @@ def request_workload(row: Mapping[str, Any], requests: int, seed: int) -> Worklo
     )  # fmt: skip
 
 
+DRAFTS_BY_MEANS: Final = "draft tokens are counted as means; `fastroof capacity` simulates them"
+
+
 def why_not_simulated(row: Mapping[str, Any]) -> str:
     """Return why simulations do not have a row's deployment; empty if they do."""
-    return "draft tokens are not simulated" if row["num_draft_tokens"] else ""
+    return DRAFTS_BY_MEANS if row["num_draft_tokens"] else ""
 
 
 class SimulatedKind:

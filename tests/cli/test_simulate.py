@@ -317,3 +317,19 @@ def test_the_page_reads_the_engines_of_the_command(h100: fastroof.Tables) -> Non
     assert read(scaled).autoscaler == Autoscaler.parsed(
         "queue:2", max_replicas=4, startup_s=30.0, min_replicas=2
     )
+
+
+def test_draft_tokens_are_those_of_the_library(trace: str, h100: fastroof.Tables) -> None:
+    options = ("--num-draft-tokens", "3", "--accepted", "0.8,0.5,0.3", "--draft", "mtp")
+    found = parsed(*VLLM, "--trace", trace, *options)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
+    drafts = fastroof.SpeculativeDecoding(3, (0.8, 0.5, 0.3), "mtp")
+    sim = fastroof.simulate(plan, fastroof.load_trace(trace), speculation=drafts)
+    assert json.loads(json.dumps(sim.summary())).items() <= found.items()
+    assert (found["num_draft_tokens"], found["accepted"], found["draft"]) == (3, 2.6, "mtp")
+    code, out, _ = run(*VLLM, "--trace", trace, *options)
+    assert code == 0
+    assert f"{drafts}; simulated {found['acceptance_length']:.3f}" in out
+    assert refused(*VLLM, "--trace", trace, "--accepted", "2").startswith(
+        "--accepted needs --num-draft-tokens"
+    )

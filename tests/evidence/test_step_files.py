@@ -27,7 +27,7 @@ from fastroof.evidence.own_runs import OwnRuns, read_own_runs
 from fastroof.evidence.steps.forward_bench import read_cases
 from fastroof.evidence.steps.measured_steps import phase_of
 from fastroof.evidence.validation import validate_own
-from fastroof.serving.speculation import mtp_draft
+from fastroof.plan.speculation import mtp_draft
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 VLLM = "0.33.0"

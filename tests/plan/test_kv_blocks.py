@@ -17,8 +17,8 @@ from fastroof.memory.kv_room import VISIBLE_SHARE
 from fastroof.memory.plan_memory import PlanMemory
 from fastroof.models import load_model
 from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan.speculation import SpeculativeDecoding, speculated
 from fastroof.plan.start import StartQuestion, cache_line_tokens, refusals, seqs_that_start
-from fastroof.serving.speculation import SpeculativeDecoding, speculated
 from fastroof.simulation import EngineSettings
 from fastroof.units import GIB
 

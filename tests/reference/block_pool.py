@@ -152,10 +152,12 @@ class PooledScheduler(Scheduler):
     def needs(self, tokens: int) -> int:
         return self.blocks_of(tokens) - self.pool.in_use(self.found)
 
-    def _run(self, step: Step, request: Request, new: int, *, is_prompt: bool) -> None:
+    def _run(
+        self, step: Step, request: Request, new: int, *, is_prompt: bool, verifies: bool = False
+    ) -> None:
         if request.computed == request.started and is_prompt:
             self._count_found(request)
-        super()._run(step, request, new, is_prompt=is_prompt)
+        super()._run(step, request, new, is_prompt=is_prompt, verifies=verifies)
         request.has_decoded = not is_prompt
         if is_prompt:
             self._keep(request, min(request.computed, request.prompt))
@@ -189,6 +191,12 @@ class PooledScheduler(Scheduler):
         table += [self.pool.take() for _ in range(more)]
         return True
 
+    def trim(self, request: Request) -> None:
+        table = self.tables[request.index]
+        first = self.blocks_of(request.prompt)
+        self.pool.give_back(table[first:])
+        del table[first:]
+
     def publish(self, request: Request) -> None:
         if request.index in self.tables:
             self._keep(request, self._known(request))
@@ -213,7 +221,8 @@ class PooledScheduler(Scheduler):
         """Tokens that are computed and known: the last of a decode is not if steps are made early."""
         if request.seen == request.output:
             return request.prompt + request.output - 1
-        return request.computed - (self.settings.async_scheduling and request.has_decoded)
+        is_unseen = self.settings.async_scheduling and request.has_decoded
+        return request.computed - request.kept * is_unseen
 
 
 def leading_hits(trace: Any, num_blocks: int, block_size: int) -> tuple[int, int]:

@@ -32,6 +32,7 @@ class Ranks:
     floor_us: float = 0.0
     hides_host: bool = False
     """Whether the host launches a step with prompts, ``floor_us``, while the one made before it runs."""
+    drafts: Any = None
 
     @classmethod
     def of_plan(cls, plan: Any) -> Ranks | None:
@@ -73,7 +74,12 @@ class Ranks:
                 last = before[rank] if before and self.hides_host else Step()
                 step.host_us = max(self.floor_us - (last.time_us - last.host_us), 0.0)
             own = self.experts_us(dp * sum(step.new_tokens), is_of_decodes(step))
-            us = max(self.step_us(step.new_tokens, step.context_len), step.host_us)
+            draft_us = 0.0
+            if self.drafts is not None:
+                us, draft_us = self.drafts.times_us(step, 0.0)
+            else:
+                us = self.step_us(step.new_tokens, step.context_len)
+            us = max(us, step.host_us) + draft_us
             if schedulers:
                 us = schedulers[rank].with_fetches(us)
             us += self.experts_us(seen, is_decode) - own
@@ -93,7 +99,7 @@ class Ranks:
 
 def is_of_decodes(step: Step) -> bool:
     """Whether all of a step are timed as decodes: one token after others."""
-    return all(n == 1 and c > 0 for n, c in zip(step.new_tokens, step.context_len, strict=True))
+    return not step.computes_prompts
 
 
 class TakesReserved(Scheduler):
@@ -145,6 +151,7 @@ class Engine:
         self.depth = 2 if self.settings.async_scheduling else 1
         self.schedulers = [pool.scheduler(self.settings) for _ in range(pool.ranks)]
         for rank in self.schedulers:
+            rank.drafts = pool.drafts
             rank.lanes = [[] for _ in range(pool.stages)]
         self.sent: deque[Request] = deque()
         self.wanting: deque[Request] = deque()
@@ -208,11 +215,11 @@ class Engine:
         self.first, self.took_us = flight.lane, flight.time_us
         self.done.append(flight)
         for rank, step in zip(self.schedulers, flight.made, strict=True):
-            for request in step.with_token:
+            for request, tokens in zip(step.with_token, step.tokens, strict=True):
                 if request.status is not None:
                     continue
-                request.seen += 1
-                if request.seen == 1:
+                request.seen += tokens
+                if math.isnan(request.first_us):
                     request.first_us = self.now_us
                 else:
                     self.gaps_us.append(self.now_us - request.newest_us)
@@ -290,10 +297,15 @@ class Engine:
 
     def _note_time(self, rank: Scheduler, step: Step, last: Step) -> None:
         """Note a step's time; one with prompts is launched from when the last one starts, or is launched."""
-        step.time_us = self.pool.step_us(step.new_tokens, step.context_len)
+        draft_us = 0.0
+        if self.pool.drafts is not None:
+            step.time_us, draft_us = self.pool.drafts.times_us(step)
+        else:
+            step.time_us = self.pool.step_us(step.new_tokens, step.context_len)
         if step.computes_prompts:
             step.host_us = max(self.pool.host_us - (last.time_us - last.host_us), 0.0)
             step.time_us = max(step.time_us, step.host_us)
+        step.time_us += draft_us
         step.time_us = rank.with_fetches(step.time_us)
 
     def _pauses(self, rank: Scheduler) -> bool | None:

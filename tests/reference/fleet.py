@@ -84,7 +84,7 @@ class Fleet:
         return [pool.scaler for pool in self.pools if pool.scaler is not None]
 
     def _never_fits(self, request: Request) -> bool:
-        return never_fits(request, self.pool.settings)
+        return never_fits(request, self.pool.settings, self.pool.beyond)
 
     @property
     def engines(self) -> list[Engine]:
@@ -255,8 +255,8 @@ class LinkedFleet(Fleet):
 
     def _never_fits(self, request: Request) -> bool:
         prompt, decode = self._parts(request)
-        decodes = decode.output > 0 and never_fits(decode, self.decode.settings)
-        return never_fits(prompt, self.pool.settings) or decodes
+        decodes = decode.output > 0 and never_fits(decode, self.decode.settings, self.decode.beyond)
+        return never_fits(prompt, self.pool.settings, self.pool.beyond) or decodes
 
     def events(self) -> list[tuple[float, Callable[[], None]]]:
         begins_us = self.ready_us[self.beginning[0]] if self.beginning else math.inf
@@ -342,7 +342,9 @@ class LinkedFleet(Fleet):
                 continue
             has = len(rank.waiting) + rank.slots_in_use + len(engine.sent) + engine.on_the_way
             lost = [one for one in rank.waiting if one.preemptions and not drains(one)]
-            tokens = request.prompt + (request.output if rank.settings.reserve_output else 0)
+            tokens = request.prompt
+            if rank.settings.reserve_output:
+                tokens += request.output + self.decode.beyond
             if lost or has >= rank.slots or not rank._take_blocks(request, tokens):
                 return
             engine.wanting.popleft()

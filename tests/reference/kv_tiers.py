@@ -218,7 +218,7 @@ class TieredScheduler(PooledScheduler):
                 del table[kept:]
             elif any(tier.tier.fetch == "wait" for tier in self.sources) or self.arriving & {*self.found}:
                 # it takes the blocks of its whole prompt meanwhile
-                more = request.output if settings.reserve_output else request.sent
+                more = request.output + self.verified - 1 if settings.reserve_output else request.sent
                 if not self._begin_fetch(request, request.prompt + more, context):
                     return
                 continue
@@ -285,7 +285,8 @@ class TieredScheduler(PooledScheduler):
 
     @property
     def has_prompt(self) -> bool:
-        has_room = self.decodes < self.settings.max_num_batched_tokens or self.settings.order != "mixed"
+        decode_tokens = self.decodes * self.verified
+        has_room = decode_tokens < self.settings.max_num_batched_tokens or self.settings.order != "mixed"
         has_room &= self.has_slot
         return super().has_prompt or (has_room and self.fetched_us <= self.now_us)
 

@@ -15,6 +15,7 @@ import numpy as np
 import fastroof
 from fastroof.plan import StepPlan
 from fastroof.simulation.autoscaling import METRICS, Autoscaler
+from fastroof.simulation.drafts import Drafting
 from fastroof.simulation.engine import Outcomes
 from fastroof.simulation.fleet_run import run_pools
 from fastroof.simulation.kv_tiers import Tiers, block_bytes
@@ -24,6 +25,7 @@ from fastroof.traces.prompt_tree import GIVEN, LRU
 from fastroof.traces.trace import Trace
 from tests.reference import fleet, pools
 from tests.reference.block_pool import PooledScheduler
+from tests.reference.drafts import Drafts
 from tests.reference.front_end import Times
 from tests.reference.kv_tiers import Tier, TieredScheduler, made_tiers
 from tests.reference.made_prefixes import made_prefixes
@@ -33,6 +35,7 @@ from tests.reference.scheduler import Scheduler
 US_PER_S = 1e6
 MOE = "qwen3-30b-a3b"
 """A model whose ranks share experts."""
+WINDOWED = "gpt-oss-20b"
 
 RULES = ("", "assignment=round_robin", "lockstep=all", "lockstep=all assignment=fewest_tokens")
 SHARED_RULES = (
@@ -131,7 +134,20 @@ def naive_pool(pool: EnginePool, trace: Trace, sent: int, seed: int) -> pools.Po
         drawn=(seed, sent, below),
         scheduler=scheduler,
         rule=None if rule is None else naive_rule(rule, max(pool.replicas, rule.min_replicas)),
+        drafts=naive_drafts(pool, trace, seed),
     )
+
+
+def naive_drafts(pool: EnginePool, trace: Trace, seed: int) -> Drafts | None:
+    """The draft tokens of a pool."""
+    drafting = pool.drafting
+    if drafting is None:
+        return None
+    settings, tokens = pool.settings, drafting.loops.tokens
+    is_vllm = settings.order == "mixed" and not settings.reserve_output
+    lookahead = tokens - 1 if is_vllm and drafting.loops.draft is not None else 0
+    outputs = trace.output_tokens.tolist()
+    return Drafts(drafting.loops.arena, tokens, lookahead, drafting.rates, seed, outputs, drafting.kept)
 
 
 def naively(given: Sequence[EnginePool], trace: Trace, link: Link | None = None, seed: int = 0) -> Any:
@@ -146,7 +162,7 @@ def naively(given: Sequence[EnginePool], trace: Trace, link: Link | None = None,
     on_wire = link._replace(latency_us=0.0) if link.by_layer else link
     plans = [pool.plan for pool in given]
     naive = fleet.Link(
-        lambda prompt: float(takes_us(*plans, [prompt], on_wire)[0]),
+        lambda prompt: float(takes_us(*plans, [prompt], on_wire, given[1].drafting)[0]),
         link.first_token,
         link.is_shared,
         link.latency_us,
@@ -211,8 +227,36 @@ def a_front_end(rng: np.random.Generator) -> str:
     return " ".join(f"{name}={value}" for name, value in drawn.items())
 
 
+@functools.cache
+def a_drafting(plan: StepPlan, tokens: int, draft: str | None) -> Drafting:
+    drafting = Drafting.of_plan(plan, fastroof.SpeculativeDecoding(tokens, 1.0 + 0.5 * tokens, draft))
+    assert drafting is not None
+    return drafting
+
+
+def with_drafts(rng: np.random.Generator, pool: EnginePool, trace: Trace) -> EnginePool:
+    """Give a pool draft tokens, and each of its steps and its cache room for one that verifies them."""
+    tokens = int(rng.integers(1, 5))
+    drafting = a_drafting(pool.plan, tokens, "mtp" if rng.random() < 0.5 else None)
+    if rng.random() < 0.5:
+        rates = np.sort(rng.random(tokens))[::-1] * rng.choice([0.0, 1.0, 1.0])
+        drafting = drafting._replace(rates=tuple(rates.tolist()))
+    elif rng.random() < 0.4:
+        few = [tuple(rng.integers(1, tokens + 2, rng.integers(1, 5)).tolist()) for _ in range(len(trace))]
+        drafting = drafting._replace(
+            kept=int(rng.integers(1, tokens + 2)) if rng.random() < 0.3 else tuple(few)
+        )
+    settings = pool.settings
+    least = settings.max_num_seqs * (1 + tokens)
+    settings = replace(settings, max_num_batched_tokens=max(settings.max_num_batched_tokens, least))
+    pool = pool._replace(drafting=drafting, settings=settings)
+    whole = trace.input_tokens + trace.output_tokens + pool.beyond
+    blocks = max(settings.num_gpu_blocks, int((-(-whole // settings.block_size)).max()))
+    return pool._replace(settings=replace(settings, num_gpu_blocks=blocks))
+
+
 def made_fleet(seed: int, features: str) -> MadeFleet:
-    """Draw a fleet that has these of ``stages ranks cache tiers pools rules front``, and replicas."""
+    """Draw a fleet that has these of ``stages ranks cache tiers pools rules front drafts``, and replicas."""
     rng, random = np.random.default_rng(seed), Random(seed)
     has_cache = "cache" in features or "tiers" in features
     if has_cache:
@@ -237,6 +281,8 @@ def made_fleet(seed: int, features: str) -> MadeFleet:
         )
     front_end = a_front_end(rng) if "front" in features else ""
     model = MOE if "ranks" in features and rng.random() < 0.3 else "llama-3.1-8b"
+    if "drafts" in features and "ranks" not in features and rng.random() < 0.3:
+        model = WINDOWED
     made = []
     for at in range(1 + linked):
         if at:
@@ -264,6 +310,8 @@ def made_fleet(seed: int, features: str) -> MadeFleet:
             if "tiers" in features:
                 given = made_tiers(random, block_bytes(pool.plan, settings))
                 pool = pool._replace(tiers=Tiers.of_plan(given, pool.plan, settings))
+        if "drafts" in features and (not linked or rng.random() < 0.8):
+            pool = with_drafts(rng, pool, trace)
         routings = POOLED_ROUTINGS if has_cache and not at else ROUTINGS
         pool = pool._replace(router=str(rng.choice(routings)))
         if "rules" in features and (not linked or rng.random() < 0.8):
@@ -296,7 +344,7 @@ def assert_served_alike(made: MadeFleet) -> Counter[str]:
     assert got.counters["steps"] == len(flights)
     if made.link is None:
         assert got.gaps.sum() == len(naive.gaps_us)
-    elif not got.status.any():
+    elif not got.status.any() and all(pool.drafting is None for pool in made.pools):
         assert got.gaps.sum() == (made.trace.output_tokens - 1).sum()
     assert got.counters["end_us"] == max(engine.now_us for engine in naive.engines)
     seen = Counter(
@@ -304,6 +352,7 @@ def assert_served_alike(made: MadeFleet) -> Counter[str]:
             "workloads": 1,
             "preemptions": int(got.preemptions.sum()),
             "timed out": int((got.status == 1).sum()),
+            "drafts": sum(sum(step.tokens) - len(step.tokens) for step in flights),
             "closed loops": made.trace.is_closed,
             "sessions": made.trace.has_parents,
         }

@@ -130,6 +130,8 @@ class Pool:
     rules: Ranks | None = None
     host_us: float = 0.0
     """What the host takes to launch a step with prompts, if ``step_us`` are those of kernels alone."""
+    drafts: Any = None
+    """The draft tokens of ``tests.reference.drafts``."""
     apart: int = 1
     assignment: str = "least_load"
     scheduler: Callable[[Any], Any] = Scheduler
@@ -138,6 +140,15 @@ class Pool:
     lives: list[Replica] = field(default_factory=list)
     routed: int = 0
     """Requests that were sent to it since the autoscaler looked."""
+
+    def __post_init__(self) -> None:
+        if self.rules is not None:
+            self.rules.drafts = self.drafts
+
+    @property
+    def beyond(self) -> int:
+        """Tokens beyond the next one for which a decode takes blocks."""
+        return self.drafts.tokens - 1 + self.drafts.lookahead if self.drafts else 0
 
     @classmethod
     def of_plan(

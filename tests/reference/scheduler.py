@@ -34,6 +34,8 @@ class Request:
     computed: int = 0
     started: int = 0
     """What was computed when it was admitted last."""
+    kept: int = 1
+    """Tokens that its last step gives it."""
     has_decoded: bool = False
     """Whether it has decoded since its prompt was computed."""
     came: int = 0
@@ -73,7 +75,10 @@ class Step:
     new_tokens: list[int] = field(default_factory=list)
     context_len: list[int] = field(default_factory=list)
     is_prompt: list[bool] = field(default_factory=list)
+    verifies: list[bool] = field(default_factory=list)
     with_token: list[Request] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    """How many tokens each of these gets."""
     has_prompt: bool = False
     time_us: float = 0.0
     host_us: float = 0.0
@@ -81,7 +86,8 @@ class Step:
     @property
     def computes_prompts(self) -> bool:
         """Whether it has a chunk that is not like a decode."""
-        return any(new > 1 or not past for new, past in zip(self.new_tokens, self.context_len, strict=True))
+        every = zip(self.new_tokens, self.context_len, self.verifies, strict=True)
+        return any(not verifies and (new > 1 or not past) for new, past, verifies in every)
 
 
 @dataclass
@@ -95,6 +101,8 @@ class Scheduler:
     waiting: deque[Request] = field(default_factory=deque)
     lanes: list[list[Request]] = field(default_factory=lambda: [[]])
     lane: int = 0
+    drafts: Any = None
+    """The draft tokens of ``tests.reference.drafts``."""
 
     def __post_init__(self) -> None:
         self.free: int = self.settings.num_gpu_blocks
@@ -180,12 +188,24 @@ class Scheduler:
         return sum(request.to_compute > 0 and not request.is_cut for request in self.running)
 
     @property
+    def verified(self) -> int:
+        """Tokens that a decode computes."""
+        return self.drafts.tokens if self.drafts else 1
+
+    @property
+    def lookahead(self) -> int:
+        """Tokens more for which those that run take blocks."""
+        return self.drafts.lookahead if self.drafts else 0
+
+    @property
     def has_prompt(self) -> bool:
         """Whether the next step could compute a prompt: one that was cut, or the first that waits."""
         if any(request.is_cut for request in self.running):
             return True
         settings = self.settings
-        budget = settings.max_num_batched_tokens - (self.decodes if settings.order == "mixed" else 0)
+        budget = settings.max_num_batched_tokens
+        if settings.order == "mixed":
+            budget -= self.decodes * self.verified
         if not self.waiting or budget <= 0 or not self.has_slot:
             return False
         request = self.waiting[0]
@@ -214,7 +234,9 @@ class Scheduler:
 
     def _tokens_needed(self, request: Request, upto: int) -> tuple[int, int]:
         """Tokens that a request takes blocks of when it begins, and of which it wants to see room."""
-        tokens = request.prompt + request.output if self.settings.reserve_output else upto
+        tokens = upto
+        if self.settings.reserve_output:
+            tokens = request.prompt + request.output + self.verified - 1
         return tokens, max(tokens, request.whole) if self.admits_whole else tokens
 
     def make_step(self, *, admits: bool = True, pauses: bool | None = None) -> Step:
@@ -240,7 +262,7 @@ class Scheduler:
             if admits and not preempted:
                 self._admit(step, left)
         if not step.requests:
-            self._run_running(step, len(self.running), no_cut=True)
+            self._run_running(step, len(self.running) * self.verified, no_cut=True)
         self._count(step)
         return step
 
@@ -264,9 +286,13 @@ class Scheduler:
             request = self.running[place]
             place += 1
             new = min(request.to_compute, budget)
+            verifies = self.drafts is not None and new > 0 and not request.is_cut
+            if verifies:
+                new = self.verified
+                assert new <= budget
             if not new or (only_cut and not request.is_cut) or (no_cut and request.is_cut):
                 continue
-            while not self._take_blocks(request, request.computed + new):
+            while not self._take_blocks(request, request.computed + new + self.lookahead):
                 victim = self.running[-1]
                 self.preempt(victim)
                 preempted = True
@@ -274,7 +300,7 @@ class Scheduler:
                     return budget, preempted
             budget -= new
             step.has_prompt |= request.is_cut
-            self._run(step, request, new, is_prompt=request.is_cut)
+            self._run(step, request, new, is_prompt=request.is_cut, verifies=verifies)
         return budget, preempted
 
     def _admit(self, step: Step, budget: int, *, only_single: bool = False) -> None:
@@ -305,16 +331,21 @@ class Scheduler:
             step.has_prompt |= is_prompt
             self._run(step, request, new, is_prompt=True)
 
-    def _run(self, step: Step, request: Request, new: int, *, is_prompt: bool) -> None:
+    def _run(
+        self, step: Step, request: Request, new: int, *, is_prompt: bool, verifies: bool = False
+    ) -> None:
         step.requests.append(request)
         step.new_tokens.append(new)
         step.context_len.append(request.computed)
         step.is_prompt.append(is_prompt)
-        request.computed += new
+        step.verifies.append(verifies)
+        request.kept = self.drafts.kept(request.index, request.output - request.sent) if verifies else 1
+        request.computed += request.kept if verifies else new
         request.is_cut = request.computed < request.whole
         if not request.is_cut:
-            request.sent += 1
+            request.sent += request.kept
             step.with_token.append(request)
+            step.tokens.append(request.kept)
 
     @property
     def blocks(self) -> int:
@@ -345,9 +376,17 @@ class Scheduler:
         runs = next((lane for lane in self.lanes if request in lane), None)
         if request.is_sent_on and request.seen == request.output and runs is not None:
             self.publish(request)
+            if self.drafts and not self.settings.reserve_output:
+                self.trim(request)
         else:
             self.let_go(request)
         (self.waiting if runs is None else runs).remove(request)
+
+    def trim(self, request: Request) -> None:
+        """Free the blocks of a request beyond its prompt's."""
+        more = request.blocks - self.blocks_of(request.prompt)
+        request.blocks -= more
+        self.free += more
 
     def publish(self, request: Request) -> None:
         """Let others find what a request has computed, which needs a prefix cache."""
@@ -358,9 +397,9 @@ class Scheduler:
         request.blocks = 0
 
 
-def never_fits(request: Request, settings: Any) -> bool:
-    """Whether a request could never run to its end, even alone."""
-    blocks = -(-(request.prompt + request.output) // settings.block_size)
+def never_fits(request: Request, settings: Any, beyond: int = 0) -> bool:
+    """Whether a request could never run to its end, even alone; it takes blocks for tokens beyond its own."""
+    blocks = -(-(request.prompt + request.output + beyond) // settings.block_size)
     most = request.prompt - request.cached
     if not settings.reserve_output:
         # preempted with its last token before it, it computes all of this at once

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from fastroof import SpeculativeDecoding, compile_plan
 from fastroof.cli import app
 from fastroof.errors import BatchError, FastroofError
+from fastroof.plan.acceptance_curves import ONE_LAYER, acceptance_curves, accepted_auto
 from fastroof.serving import estimate
-from fastroof.serving.acceptance_curves import ONE_LAYER, acceptance_curves, accepted_auto
 from fastroof.sweep import load_spec
 
 MODELS = sorted({curve.model for curve in acceptance_curves()})

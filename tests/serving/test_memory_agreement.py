@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from fastroof.cli import app
 from fastroof.memory.plan_memory import PlanMemory
 from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan.speculation import speculated
 from fastroof.serving import estimate, estimate_disaggregated
-from fastroof.serving.speculation import speculated
 from fastroof.simulation import simulate
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.sweep import run_sweep

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fastroof import compile_plan, load_tables
+from fastroof.plan.speculation import speculated
 from fastroof.serving import SpeculativeDecoding, mtp_draft
-from fastroof.serving.speculation import speculated
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from fastroof.cli import app
 from fastroof.engines import EngineProfile, StepCosts
 from fastroof.errors import BatchError, FastroofError, PlanError, PlanRangeError
 from fastroof.plan.arena import verification_arena
+from fastroof.plan.speculation import speculated
 from fastroof.serving import estimate, estimate_disaggregated, match_workers, mtp_draft
-from fastroof.serving.speculation import speculated
 from tests.reference.serving import simulate_closed_loop
 
 

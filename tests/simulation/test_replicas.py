@@ -212,7 +212,10 @@ def test_ranks_of_a_dense_model_do_not_wait() -> None:
 
 
 @pytest.mark.loops
-@pytest.mark.parametrize("features", ["", "cache", "pools", "ranks rules", "stages tiers pools rules"])
+@pytest.mark.parametrize(
+    "features",
+    ["", "cache", "pools", "ranks rules", "stages tiers pools rules", "drafts", "drafts pools ranks"],
+)
 def test_features_that_a_fleet_does_not_need_change_no_bit(
     features: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

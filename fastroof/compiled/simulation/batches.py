@@ -136,7 +136,7 @@ def _note_pause(fleet: Fleet, pool: Row, engine: Row, parts: Rows) -> None:
     engine.in_a_row += 1
     for r in range(pool.ranks):
         flight = fleet.flights[_flight_of(fleet, engine, r, 0)]
-        if parts[r] > 0 and flight.tokens > flight.decodes:
+        if parts[r] > 0 and flight.tokens > flight.decodes * pool.verified:
             engine.held_until = engine.in_a_row + pool.pause_steps
 
 
@@ -259,4 +259,6 @@ def note_step(fleet: Fleet, pool: Row, index: int, engine: Row, record: Record, 
             flight = fleet.flights[lane.flights_at + lane.oldest]
             new_tokens += flight.tokens
             tokens += flight.decodes + flight.firsts
+            if fleet.has.drafts > 0:
+                tokens += flight.more
     add_interval(record, now_us, engine.end_us, running, waiting, blocks, (new_tokens, tokens))

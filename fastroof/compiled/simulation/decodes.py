@@ -27,6 +27,8 @@ def _is_steady(on: Parts, engine: Row, lane: Row, rank: Row, pool: Row, plan: Pl
     """Whether every running request decodes, no waiting one can start, and the step in flight is the same."""
     if lane.decodes == 0 or lane.partial != NONE or (on.has.order > 0 and lane.fresh > 0):
         return False
+    if on.has.drafts > 0 and pool.verified > 1:
+        return False
     if plan.decode.form != FORM_LATENCY:
         return False
     waits = rank.waiting > 0

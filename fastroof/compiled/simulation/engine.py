@@ -428,6 +428,9 @@ def run_engine(fleet: Fleet, index: int, until_us: float) -> int:
         if (fleet.has.stages > 0 and pool.stages > 1) or (fleet.has.pools > 0 and pool.has_reserved > 0):
             # what ran alone gave its blocks back, and starts again; others start with what they have
             tries = 2
+        if fleet.has.drafts > 0 and pool.verified > 1:
+            # a prompt that had room may lack blocks for draft tokens
+            tries = 2
         while True:
             schedule(fleet, arena, plan, pool, index, engine, on, requests, first, now_us)
             tries -= 1

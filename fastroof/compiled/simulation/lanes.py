@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
-from fastroof.compiled.simulation.prefix_cache import publish_chunk, release_chain
+from fastroof.compiled.simulation.drafts import decode_need, tokens_seen
+from fastroof.compiled.simulation.prefix_cache import publish_chunk, release_chain, settle
 from fastroof.compiled.simulation.records import (
     DONE_PLACE,
     FETCHING_PLACE,
@@ -79,6 +80,8 @@ def take_slot(on: Parts, lane: Row, rank: Row, requests: Rows, request: int, hel
     own = on.slots[slot]
     lane.free_slot = own.order_next
     own.request, own.held, own.finish = request, held, NONE
+    if on.has.drafts > 0:
+        own.kept = 1
     if on.has.order > 0:
         own.fresh_at = NONE
     own.order_next, own.order_previous = NONE, lane.last
@@ -102,6 +105,13 @@ def enter_decodes(on: Parts, lane: Row, pool: Row, slot: int, whole: int, remain
     step = lane.step
     finish = step + remaining - 1
     own.offset, own.finish, own.entered = whole - step, finish, step
+    if on.has.drafts > 0 and pool.verified > 1:
+        lane.decodes += 1
+        lane.kv_sum += whole + 1
+        on.due[lane.due_at] += decode_need(pool, own, whole)
+        if pool.window > 0:
+            lane.window_sum += tokens_seen(pool, whole)
+        return
     place = lane.calendar_at + (finish & lane.mask)
     first = on.calendar[place]
     own.bucket_next, own.bucket_previous = first, NONE
@@ -128,6 +138,10 @@ def leave_decodes(on: Parts, lane: Row, pool: Row, slot: int) -> None:
     kv_len = own.offset + lane.step + 1
     lane.decodes -= 1
     lane.kv_sum -= kv_len
+    if on.has.drafts > 0 and pool.verified > 1:
+        if pool.window > 0:
+            lane.window_sum -= tokens_seen(pool, kv_len - 1)
+        return
     on.due[lane.due_at + in_block(-own.offset, pool)] -= 1
     if on.has.windows > 0 and pool.window > 0:
         window = pool.window
@@ -156,7 +170,7 @@ def unlink_bucket(on: Parts, lane: Row, slot: int) -> None:
 def _held_blocks(on: Parts, lane: Row, pool: Row, requests: Rows, slot: int) -> int:
     """Count the blocks that a running request holds."""
     own = on.slots[slot]
-    if pool.reserves_output > 0:
+    if pool.reserves_output > 0 or (on.has.drafts > 0 and pool.verified > 1):
         return int(own.held)
     if slot == lane.partial:
         return blocks_of(lane.partial_computed, pool)
@@ -174,6 +188,8 @@ def _known_tokens(on: Parts, lane: Row, pool: Row, requests: Rows, slot: int) ->
     if slot == lane.partial:
         return int(lane.partial_computed)
     behind = pool.depth - 1
+    if on.has.drafts > 0 and pool.verified > 1:
+        behind *= own.kept
     if own.finish >= lane.step:
         if own.entered == lane.step:
             behind = 0
@@ -228,6 +244,14 @@ def _save_last_token(on: Parts, lane: Row, requests: Rows, slot: int, end_us: fl
     # else its prompt's own step makes that token, and saves the time when it ends
 
 
+@jit_stateful_inline
+def _forget_need(on: Parts, lane: Row, pool: Row, slot: int) -> int:
+    """Take what a decode that verifies drafts lacks off the lane's need. Returns it."""
+    need = decode_need(pool, on.slots[slot], on.slots[slot].offset + lane.step)
+    on.due[lane.due_at] -= need
+    return need
+
+
 @jit_stateful
 def preempt_last(
     on: Parts, lane: Row, rank: Row, pool: Row, requests: Rows, end_us: float, partial_need: int
@@ -249,12 +273,15 @@ def preempt_last(
         own.held = GONE
         return 0
     else:
-        if in_block(own.offset + lane.step, pool) == 0:
+        if on.has.drafts > 0 and pool.verified > 1:
+            less = _forget_need(on, lane, pool, slot)
+        elif in_block(own.offset + lane.step, pool) == 0:
             less = 1
         row.sent = row.output_tokens - (own.finish - lane.step + 1)
         _save_last_token(on, lane, requests, slot, end_us)
         leave_decodes(on, lane, pool, slot)
-        unlink_bucket(on, lane, slot)
+        if on.has.drafts == 0 or pool.verified == 1:
+            unlink_bucket(on, lane, slot)
     free_slot(on, lane, rank, slot)
     row.next_preempted = rank.preempted
     rank.preempted = request
@@ -312,7 +339,9 @@ def drop_request(
             _leave_fresh(on, lane, slot)
         if own.finish >= lane.step:
             leave_decodes(on, lane, pool, slot)
-        if own.finish != NONE:
+            if on.has.drafts > 0 and pool.verified > 1:
+                _forget_need(on, lane, pool, slot)
+        if own.finish != NONE and (on.has.drafts == 0 or pool.verified == 1 or own.finish < lane.step):
             unlink_bucket(on, lane, slot)
     free_slot(on, lane, rank, slot)
 
@@ -329,10 +358,15 @@ def finish(
     if own.held != GONE:
         held = own.held
         tokens = int(row.input_tokens) + int(row.output_tokens) - 1
-        if pool.reserves_output == 0:
+        if pool.reserves_output == 0 and (on.has.drafts == 0 or pool.verified == 1):
             held = blocks_of(tokens, pool)
         if on.has.pools > 0 and keeps:
             publish_chunk(on, rank, pool, request, 0, tokens)
+            if on.has.drafts > 0 and pool.verified > 1 and pool.reserves_output == 0:
+                # it keeps those of its prompt alone
+                if on.has.cache > 0 and pool.has_cache > 0:
+                    settle(on, rank, pool)
+                rank.free += held - blocks_of(tokens, pool)
         elif on.has.cache > 0 and pool.has_cache > 0:
             release_chain(on, rank, pool, requests, request, held, tokens // pool.block_size)
         else:

@@ -9,7 +9,7 @@ A running request has a slot, which is not touched while it decodes: every decod
 step, so all of it follows from the number of the decode step. The request has ``offset + step`` computed
 tokens. It needs a block in the steps with one remainder by the block size, and ``due`` counts requests by
 remainder. Its last token comes in a known step, and until then it waits in that step's bucket of the
-calendar.
+calendar. With draft tokens decodes advance by several (``drafts``).
 
 Numba takes records as arguments and returns none: write ``lane = fleet.lanes[i]`` where the array is at hand.
 A function that is not inlined and takes a :class:`Fleet` costs 30 to 40 ns a call.
@@ -88,7 +88,8 @@ POOL = _record(
     "pause_steps min_free_slots has_reserved depth window stages shares_slots ranks in_lockstep "
     "assignment balance_steps prompt_padding decode_padding graph_tokens idle_tokens has_next has_cache "
     "num_tiers arena_at arena_size rule turn turns_at first_engine num_engines engines_each first_replica "
-    "num_replicas num_blocks scaler",
+    "num_replicas num_blocks scaler verified lookahead beyond draft_window "
+    "rates_at",
     "timeout_us time_scale",
 )
 """Equal replicas: how their engines schedule steps, with flags of 0 or 1, and how requests get to them.
@@ -98,6 +99,8 @@ slots must be free before prompts start. With ``has_reserved`` requests arrive w
 prompts taken, and start before preempted ones. ``window`` is that of the plan's windowed layers, or 0.
 ``shares_slots`` is 1 if the requests of all pipeline batches are limited together, 0 if those of each are.
 ``turns_at`` is where the pool's part of ``turns`` and ``drawn`` begins; ``scaler`` its autoscaler, or NONE.
+With draft tokens a decode verifies ``verified`` tokens, the last chunks of a prompt take blocks for
+``lookahead`` more tokens, and decodes for ``beyond`` more than one; ``verified`` is 1 without.
 """
 
 REPLICA = _record("pool status life given passing passing_tokens", "link_free_us")
@@ -128,7 +131,8 @@ last found in the GPU are on their way."""
 LANE = _record(
     "step decodes kv_sum below window_sum free_slot last partial partial_computed partial_whole fresh "
     "running in_flight oldest steps mixed_steps prefill_steps prefill_tokens decode_tokens cached_tokens "
-    "peak_running held_until is_backlogged slots_at calendar_at mask due_at flights_at",
+    "peak_running held_until is_backlogged slots_at calendar_at mask due_at flights_at "
+    "kept_drafts",
     "last_decode_us",
 )
 """Requests that run together: ``step`` is the next decode step, ``kv_sum`` the sum of its kv_len. ``below``
@@ -137,13 +141,21 @@ wait until ``held_until`` steps were made; ``is_backlogged`` is 1 if requests wa
 prompts were free to join."""
 
 SLOT = _record(
-    "request offset finish entered bucket_next bucket_previous order_next order_previous held fresh_at"
+    "request offset finish entered bucket_next bucket_previous order_next order_previous held fresh_at kept"
 )
-"""``finish`` is the decode step with the last token, NONE if the prompt's step makes it."""
+"""``finish`` is the decode step with the last token, NONE if the prompt's step makes it.
 
-FLIGHT = _record("step decodes firsts tokens new", "us host_us")
+With draft tokens ``kept`` are the tokens that its last step keeps. A step that keeps several moves ``offset``
+ahead and ``finish`` back; ``held`` counts its blocks, and it is in no bucket before its last step.
+"""
+
+FLIGHT = _record("step decodes firsts tokens new more", "us host_us")
 """One of a lane's two steps in flight: its decode step, or NONE; decodes that get a token; prompts that end
-in it; tokens, and prompt tokens without chunks that are timed as decodes; ``host_us`` is its minimum time."""
+in it; tokens, and prompt tokens without chunks that are timed as decodes; draft tokens that are kept;
+``host_us`` is its minimum time."""
+
+DRAFTED = _record("key kept_end")
+"""Which draft tokens of a request are kept: drawn with its key, or given up to a place in ``kept``."""
 
 HELD_SLOT = _record("request slot")
 """A request and its slot, of prompts that a step completes or that ended since the last decode step."""
@@ -238,6 +250,7 @@ class Features(NamedTuple):
     order: int
     pauses: int
     front: int
+    drafts: int
 
 
 class CallerFeatures(Features):
@@ -245,7 +258,7 @@ class CallerFeatures(Features):
 
     __slots__ = ()
     FIXED: ClassVar = dict.fromkeys(
-        ("sessions", "ranks", "stages", "pools", "scaler", "cache", "tiers", "pauses", "front"), 0
+        ("sessions", "ranks", "stages", "pools", "scaler", "cache", "tiers", "pauses", "front", "drafts"), 0
     )
 
 
@@ -265,7 +278,9 @@ class Fleet(NamedTuple):
     if the rank has requests in it, ``stage_free_us[engine, stage]``, ``requests[pool, request]``. ``coming``,
     ``passed``, ``begins`` and ``ends`` are heaps of requests, ``ready`` prompts whose step ends now.
     ``turns`` and ``drawn`` are, by request, the place among those that clients sent and two random
-    replicas. ``gaps[pool, bin]``, ``series[pool, bin, field]``, ``width_us[pool]``.
+    replicas. ``rates`` are acceptance rates by position times 2^32, from a pool's ``rates_at`` on, ``kept``
+    the tokens that a step keeps, where they are given, by what remains of an output. ``gaps[pool, bin]``,
+    ``series[pool, bin, field]``, ``width_us[pool]``.
     """
 
     has: Features
@@ -308,6 +323,9 @@ class Fleet(NamedTuple):
     scalers: Rows
     lives: Rows
     wanted: Longs
+    drafted: Rows
+    rates: Longs
+    kept: Ints
     gaps: Longs
     series: Floats
     width_us: Floats
@@ -331,3 +349,6 @@ class Parts(NamedTuple):
     tiers: Rows
     stores: Rows
     tier_tokens: Ints
+    drafted: Rows
+    rates: Longs
+    kept: Ints

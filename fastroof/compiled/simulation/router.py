@@ -50,6 +50,9 @@ def parts_of(fleet: Fleet) -> Parts:
         fleet.tiers,
         fleet.stores,
         fleet.tier_tokens,
+        fleet.drafted,
+        fleet.rates,
+        fleet.kept,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from fastroof.arrays import Floats
 from fastroof.compiled.jit import jit_stateful_inline
 from fastroof.compiled.request_sums import StepSums, WindowSums, no_window_sums, with_request
+from fastroof.compiled.simulation.drafts import drafted_step_us, fitting_need, keep_drafts
 from fastroof.compiled.simulation.lanes import enter_decodes, leave_decodes, preempt_last, take_slot
 from fastroof.compiled.simulation.lookup import (
     Found,
@@ -85,6 +86,24 @@ def _next_waiting(on: Parts, rank: Row, pool: Row, requests: Rows, now_us: float
 
 
 @jit_stateful_inline
+def _chunk_need(on: Parts, lane: Row, pool: Row, computed: int, new: int) -> int:
+    """Count the blocks that the cut prompt lacks for ``new`` more tokens."""
+    if on.has.drafts > 0 and pool.verified > 1:
+        if new <= 0:
+            return 0
+        return int(blocks_of(computed + new + pool.lookahead, pool) - on.slots[lane.partial].held)
+    return blocks_of(computed + new, pool) - blocks_of(computed, pool)
+
+
+@jit_stateful_inline
+def _first_taken(on: Parts, lane: Row, rank: Row, pool: Row, need: int) -> int:
+    """Count the free blocks that decodes take before one is short; each takes all that it lacks, or none."""
+    if on.has.drafts > 0 and pool.verified > 1:
+        return fitting_need(on, lane, pool, need, rank.free)
+    return int(min(need, rank.free))
+
+
+@jit_stateful_inline
 def _reserve_blocks(
     on: Parts, lane: Row, rank: Row, pool: Row, requests: Rows, end_us: float, is_held: bool
 ) -> bool:
@@ -92,24 +111,29 @@ def _reserve_blocks(
 
     A cut prompt needs none if it ``is_held``.
     """
-    need = int(on.due[lane.due_at + in_block(lane.step, pool)])
+    decode_tokens = lane.decodes
+    if on.has.drafts > 0 and pool.verified > 1:
+        need = int(on.due[lane.due_at])
+        decode_tokens *= pool.verified
+    else:
+        need = int(on.due[lane.due_at + in_block(lane.step, pool)])
     partial_need = 0
     if lane.partial != NONE and not is_held:
         computed = lane.partial_computed
-        new = min(lane.partial_whole - computed, pool.budget - lane.decodes)
-        partial_need = blocks_of(computed + new, pool) - blocks_of(computed, pool)
+        new = min(lane.partial_whole - computed, pool.budget - decode_tokens)
+        partial_need = _chunk_need(on, lane, pool, computed, new)
         need += partial_need
     if need <= rank.free:
         rank.free -= need
         return False
     # decodes take what is free before the next request is preempted, so that a prefix cache forgets those
     # blocks first; a cut prompt takes its blocks last, and is preempted first
-    taken = min(need - partial_need, rank.free)
+    taken = _first_taken(on, lane, rank, pool, need - partial_need)
     while need > rank.free:
         rank.free -= taken
         need -= taken
         need -= preempt_last(on, lane, rank, pool, requests, end_us, partial_need)
-        taken = min(need, rank.free)
+        taken = _first_taken(on, lane, rank, pool, need)
     rank.free -= need
     return True
 
@@ -118,7 +142,7 @@ def _reserve_blocks(
 def blocks_needed(row: Row, pool: Row, admits_whole: bool, tokens: int, whole: int) -> tuple[int, int]:
     """Count the blocks a request takes if it starts with ``tokens`` of ``whole``, and those it needs free."""
     if pool.reserves_output > 0:
-        held = blocks_of(int(row.input_tokens) + int(row.output_tokens), pool)
+        held = blocks_of(int(row.input_tokens) + int(row.output_tokens) + pool.beyond, pool)
         return held, held
     held = blocks_of(tokens, pool)
     return held, blocks_of(whole, pool) if admits_whole else held
@@ -155,7 +179,10 @@ def has_prompt(on: Parts, lane: Row, rank: Row, pool: Row, requests: Rows, now_u
     """Whether a lane's next step could compute a prompt: a cut one, or the first that waits."""
     if lane.partial != NONE:
         return True
-    left = pool.budget - (lane.decodes if pool.prefill_first == 0 else 0)
+    decode_tokens = lane.decodes
+    if on.has.drafts > 0 and pool.verified > 1:
+        decode_tokens *= pool.verified
+    left = pool.budget - (decode_tokens if pool.prefill_first == 0 else 0)
     if left <= 0 or not _has_slot(on, lane, rank, pool):
         return False
     if on.has.tiers > 0 and pool.num_tiers > 0 and next_fetched(on, rank, pool, requests, now_us) != NONE:
@@ -211,15 +238,17 @@ def _note_chunk(
 
 
 @jit_stateful_inline
-def _advance_decodes(on: Parts, lane: Row, pool: Row) -> None:
-    """Advance all decodes by a token: those with their last one leave, the others grow."""
+def _advance_decodes(on: Parts, lane: Row, pool: Row, flight: Row) -> None:
+    """Advance all decodes by a token, or those they keep: those with their last one leave, others grow."""
+    if on.has.drafts > 0 and pool.verified > 1:
+        flight.more = keep_drafts(on, lane, pool)
     slot = int(on.calendar[lane.calendar_at + (lane.step & lane.mask)])
     while slot != NONE:
         leave_decodes(on, lane, pool, slot)
         slot = int(on.slots[slot].bucket_next)
     lane.kv_sum += lane.decodes
     lane.step += 1
-    if on.has.windows > 0 and pool.window > 0:
+    if on.has.windows > 0 and pool.window > 0 and (on.has.drafts == 0 or pool.verified == 1):
         filled = lane.calendar_at + (lane.step & lane.mask)
         lane.window_sum += lane.below
         lane.below -= on.filled[filled]
@@ -282,9 +311,12 @@ def make_step(
         next_fetched(on, rank, pool, requests, now_us)
     if decodes_too and pool.reserves_output == 0:
         is_short = _reserve_blocks(on, lane, rank, pool, requests, end_us, is_held)
-    left = pool.budget - (lane.decodes if decodes_too else 0)
+    verified = 1
+    if on.has.drafts > 0:
+        verified = pool.verified
+    left = pool.budget - (lane.decodes * verified if decodes_too else 0)
     sums = StepSums(0, 0, 0, 0, 0, 0)
-    in_window = no_window_sums()
+    in_window, in_draft = no_window_sums(), no_window_sums()
     chunks, firsts, prompt_tokens = 0, 0, 0
     slot = lane.partial
     if slot != NONE and not is_held:
@@ -292,7 +324,7 @@ def make_step(
         context, whole = lane.partial_computed, lane.partial_whole
         new = min(whole - context, left)
         if on.has.order > 0 and not decodes_too and pool.reserves_output == 0:
-            more = blocks_of(context + new, pool) - blocks_of(context, pool)
+            more = _chunk_need(on, lane, pool, context, new)
             if more > rank.free:
                 # decode steps between its chunks took the blocks; it is the last admitted
                 more = preempt_last(on, lane, rank, pool, requests, end_us, 0)
@@ -304,6 +336,11 @@ def make_step(
             sums = with_chunk(sums, new, context)
             if on.has.windows > 0 and window > 0:
                 in_window = with_request(in_window, new, context, window)
+            if on.has.drafts > 0 and verified > 1:
+                if pool.draft_window > 0:
+                    in_draft = with_request(in_draft, new, context, pool.draft_window)
+                if pool.reserves_output == 0:
+                    on.slots[slot].held = blocks_of(context + new + pool.lookahead, pool)
             lane.partial = NONE
             publish_chunk(on, rank, pool, on.slots[slot].request, context, context + new)
             firsts = _note_chunk(on, lane, at, on.slots[slot].request, slot, context + new, whole, firsts)
@@ -374,6 +411,8 @@ def make_step(
         sums = with_chunk(sums, new, context)
         if on.has.windows > 0 and window > 0:
             in_window = with_request(in_window, new, context, window)
+        if on.has.drafts > 0 and verified > 1 and pool.draft_window > 0:
+            in_draft = with_request(in_draft, new, context, pool.draft_window)
         firsts = _note_chunk(on, lane, at, request, slot, context + new, whole, firsts)
     if on.has.order > 0 and not decodes_too and chunks == 0:
         decodes_too = True
@@ -397,7 +436,15 @@ def make_step(
         sums.prefix_sum,
     )
     host_us = _host_us(plan, on, lane, pool, at, sums.new_sum)
-    if on.has.windows > 0 and window > 0:
+    draft_us = 0.0
+    if on.has.drafts > 0 and verified > 1:
+        seen_sum = in_window.kv_sum + (lane.window_sum if decodes_too else 0)
+        in_window = WindowSums(seen_sum, in_window.causal_pairs, in_window.prefix_pairs, in_window.prefix_sum)
+        kv_sum = lane.kv_sum if decodes_too else 0
+        step_us, draft_us = drafted_step_us(
+            arena, with_floor(plan, 0.0), pool, decodes, kv_sum, chunks, sums, in_window, in_draft
+        )
+    elif on.has.windows > 0 and window > 0:
         of_windows = WindowSums(
             in_window.kv_sum + (lane.window_sum if decodes_too else 0),
             in_window.causal_pairs,
@@ -409,6 +456,8 @@ def make_step(
     else:
         step_us = summed_step_us(arena, with_floor(plan, 0.0), decodes + chunks, of_all)
     step_us = max(step_us * pool.time_scale, host_us)
+    if on.has.drafts > 0 and verified > 1:
+        step_us += draft_us * pool.time_scale
     if on.has.tiers > 0 and has_tiers and fetched_all_us > begins_us:
         layers = on.tiers[0].layers
         longer_us = waited_us(step_us, layers, begins_us, fetched_all_us, fetched_before_us)
@@ -417,7 +466,9 @@ def make_step(
     flight = on.flights[lane.flights_at + at]
     flight.step = lane.step if decodes_too else NONE
     flight.decodes, flight.firsts = decodes, firsts
-    flight.tokens, flight.new = decodes + prompt_tokens, sums.new_sum
+    if on.has.drafts > 0:
+        flight.more = 0
+    flight.tokens, flight.new = decodes * verified + prompt_tokens, sums.new_sum
     flight.us, flight.host_us = step_us, host_us
     lane.in_flight += 1
     lane.steps += 1
@@ -430,7 +481,7 @@ def make_step(
         lane.peak_running = max(lane.peak_running, lane.running)
     rank.least_free = min(rank.least_free, rank.free)
     if decodes_too:
-        _advance_decodes(on, lane, pool)
+        _advance_decodes(on, lane, pool, flight)
     if firsts > 0:
         _end_prompts(on, lane, pool, requests, at, firsts)
     return float(step_us)

@@ -283,7 +283,7 @@ def end_wait(rank: Row, requests: Rows) -> None:
 def reserved_blocks(pool: Row, requests: Rows, request: int) -> int:
     """Count the blocks that a request holds while it waits for a fetch."""
     row = requests[request]
-    more = int(row.output_tokens) if pool.reserves_output > 0 else int(row.sent)
+    more = int(row.output_tokens) + pool.beyond if pool.reserves_output > 0 else int(row.sent)
     return blocks_of(int(row.input_tokens) + more, pool)
 
 

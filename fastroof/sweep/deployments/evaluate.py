@@ -19,9 +19,9 @@ from fastroof.compiled.serving_options import FrontEndTimes
 from fastroof.errors import BatchError, MissingTableError, PlanError
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.calls import rank_rules
+from fastroof.plan.speculation import SpeculatedPlan, SpeculativeDecoding, speculated
 from fastroof.serving.estimate import LENGTH_SPREAD
 from fastroof.serving.scenarios import steps_met
-from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, speculated
 from fastroof.sweep.deployments.columns import OBJECTIVES
 from fastroof.sweep.deployments.reductions import reduced_rows
 from fastroof.sweep.deployments.rows import candidate_rows, no_rows

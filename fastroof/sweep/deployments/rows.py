@@ -19,8 +19,8 @@ from fastroof.plan import StepPlan
 from fastroof.plan.arena import attention_times
 from fastroof.plan.calls import Ranks
 from fastroof.plan.curves import RowCurve, per_row, row_cost, row_values
+from fastroof.plan.speculation import SpeculatedPlan
 from fastroof.serving.energy import MeanLoad, joules_per_token
-from fastroof.serving.speculation import SpeculatedPlan
 from fastroof.sweep.deployments.columns import columns_of
 from fastroof.sweep.deployments.spec import DeploymentSpec
 from fastroof.sweep.unit_plans import named_column, plan_columns

@@ -400,7 +400,7 @@ class DeploymentSpec(CandidateSpec):
     def accepted_sources(self) -> dict[str, str]:
         """Return what an acceptance length of ``auto`` was measured on, by model; empty if it is given."""
         # fastroof.serving imports loops
-        from fastroof.serving.acceptance_curves import accepted_auto
+        from fastroof.plan.acceptance_curves import accepted_auto
 
         speculation = self.speculation
         if speculation is None or speculation.accepted != AUTO:

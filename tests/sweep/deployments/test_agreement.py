@@ -18,8 +18,8 @@ from fastroof import SpeculativeDecoding, StepPlan, Tables, compile_plan
 from fastroof.engines import EngineProfile, KvMemory, Scheduling, load_engine
 from fastroof.errors import BatchError, PlanRangeError
 from fastroof.evidence.profile_file import write_profile
+from fastroof.plan.speculation import speculated
 from fastroof.serving import estimate, estimate_disaggregated
-from fastroof.serving.speculation import speculated
 from fastroof.sweep import best_deployments, load_spec, run_sweep
 
 TIMES = ("ttft_ms", "tpot_ms", "itl_ms", "request_latency_ms", "wait_ms")

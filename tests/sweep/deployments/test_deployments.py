@@ -19,8 +19,8 @@ from fastroof import SpeculativeDecoding, SweepError, Tables, compile_plan
 from fastroof.columns import ORIGINS
 from fastroof.compiled import closed_loops
 from fastroof.compiled import deployments as loops
+from fastroof.plan.speculation import speculated
 from fastroof.serving import estimate
-from fastroof.serving.speculation import speculated
 from fastroof.sweep import DeploymentSummary, load_spec, run_sweep, work_units
 from fastroof.sweep.deployments import COLUMNS, evaluate, rows
 from fastroof.sweep.deployments import evaluate as plans

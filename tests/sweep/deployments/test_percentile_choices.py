@@ -375,7 +375,7 @@ def test_a_percentile_is_a_share_of_a_hundred(percentile: Any) -> None:
         ({"per": ["model", "concurrency"]}, "the number of clients is given"),
         (
             {"prefix_hit": 0.0, "speculation": {"num_draft_tokens": 2, "accepted": 1.5}},
-            "draft tokens are not simulated",
+            "draft tokens are counted as means; `fastroof capacity` simulates them",
         ),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastroof.acceptance import AUTO, MTP, acceptance_length, check_accepted
 from fastroof.arrays import Floats
@@ -14,9 +14,10 @@ from fastroof.memory.plan_memory import NO_DRAFTS, Drafts, PlanMemory
 from fastroof.memory.workspaces import model_kv_bytes
 from fastroof.models import Layout
 from fastroof.models.mtp import mtp_model
-from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan.acceptance_curves import accepted_auto
 from fastroof.plan.arena import verification_arena
-from fastroof.serving.acceptance_curves import accepted_auto
+from fastroof.plan.compile import compile_plan
+from fastroof.plan.step_plan import StepPlan
 
 if TYPE_CHECKING:
     from fastroof.tables import Tables
@@ -119,6 +120,16 @@ class SpeculativeDecoding:
     def draft_name(self) -> str:
         """Name of the draft: a model's name, ``mtp`` or ``none``."""
         return self.draft.model.name if isinstance(self.draft, StepPlan) else self.draft or "none"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Its numbers and draft by the names of options, in answers as JSON."""
+        facts = {
+            "num_draft_tokens": self.num_draft_tokens,
+            "accepted": self.acceptance_length,
+            "draft": self.draft_name,
+        }
+        return facts | ({"accepted_from": self.accepted_from} if self.accepted_from else {})
 
     def __str__(self) -> str:
         drafted = "" if self.draft is None else f" by {self.draft_name}"
