@@ -7,10 +7,12 @@ empty for any. The first row whose conditions hold counts.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol, TypeVar
 
+from fastroof.checks import one_of, shown
 from fastroof.engines.values import check_fields, check_range, includes_newest
+from fastroof.errors import PlanError
 
 
 class Card(Protocol):
@@ -37,6 +39,11 @@ class CardRule:
         """Reject invalid values."""
         check_fields(self)
         check_range(self.versions)
+        for key in fields(self):
+            # multiples and numbers of states are divided by
+            value = getattr(self, key.name)
+            if key.type == "float" and key.default and value < 1:
+                raise PlanError(f"{key.name} must be at least 1, got {shown(value)}")
 
     def holds(self, card: Card, architecture: str) -> bool:
         """Return whether the row counts for a model on a card, in the version of its rule."""
@@ -115,6 +122,11 @@ class SparseWorkspace(CardRule):
     logits_mib: float = 0.0
     pooled_logits: float = 0.0
     decode_rows: str = ""
+
+    def __post_init__(self) -> None:
+        """Reject invalid values."""
+        super().__post_init__()
+        one_of("decode_rows", self.decode_rows, ("", "tokens", "requests"), PlanError)
 
     def contexts(self, length: int) -> float:
         """Return how many longest contexts a gather holds."""

@@ -308,7 +308,10 @@ class PlanMemory(NamedTuple):
     def reserved_parts(self, kv_len: Any) -> Any:
         """Return the parts that an engine reserves for one request of a length before it starts."""
         if self.windows:
-            held = self._reserved_windows(_lengths(kv_len, 1), shares=False)
+            # loops count whole windows, of shorter requests too
+            held = np.maximum(
+                self._reserved_windows(_lengths(kv_len, 1), shares=False), self.parts_per_request(kv_len)
+            )
             return held if held.ndim else int(held)
         return self._blocks(kv_len, self.reserved_tokens)
 

@@ -105,6 +105,9 @@ def margin_of(plan: PlanData, question: StartQuestion = StartQuestion()) -> Marg
     """Return the smallest margin of the checks of KV cache: B, C and D."""
     memory, rule = question.memory(plan), plan.profile.memory
     room = memory.kv_cache_bytes - max(memory.missing_bytes - memory.part_bytes, 0)
+    if memory.state_slots and memory.missing_bytes:
+        # of states
+        room = -memory.missing_bytes
     margins = [Margin(room / GIB, "B")]
     if memory.parts and rule.room == "all":
         spare = memory.offered_bytes - memory.needed_bytes(question.length(plan))

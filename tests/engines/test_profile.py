@@ -703,3 +703,22 @@ def test_scales_are_those_of_the_rows_and_constant_outside(h100):
         ELEMENTWISE.fp8_scale_us(h100, [0, 1], 4096).tolist() == [ELEMENTWISE.fp8_scale_us(h100, 1, 4096)] * 2
     )
     assert ELEMENTWISE.fp8_scale_us(h100, 10**9, 10**9) == ELEMENTWISE.fp8_scale_us(h100, 32768, 65536)
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ({"expert_padding": [{"formats": ["mxfp4"], "hidden": 0}]}, "hidden must be at least 1"),
+        ({"state_buffers": [{"slots": 0.5}]}, "slots must be at least 1"),
+        ({"workspaces": [{"decode_rows": "all"}]}, "decode_rows must be"),
+        ({"sparse_caches": [{"row_bytes": "many"}]}, "row_bytes must be a number"),
+        ({"sparse_caches": "fp8"}, "sparse_caches must be a list"),
+        ({"workspaces": [{"versions": "new"}]}, "versions must be bounds"),
+        ({"graphs": {"kinds": [{"gib": -1}]}}, "gib must be a number"),
+        ({"graphs": {"kinds": 3}}, "kinds must be a list"),
+        ({"expert_padding": [{"width": 3}]}, "width"),
+    ],
+)
+def test_invalid_rows_of_cards_are_refused(rows, problem):
+    with pytest.raises(PlanError, match=problem):
+        load_engine({"name": "mine", "memory": {"room": "all", **rows}})
