@@ -192,6 +192,19 @@ def test_a_latent_hybrid_prints_the_logged_tokens(gpu, kv_dtype, gib, blocks, of
         assert cache_line_tokens(plan.profile.memory, memory, 1_048_576) == printed
 
 
+@pytest.mark.parametrize(
+    ("dtype", "blocks", "printed"), [("fp8_block", 491, 377_456), ("nvfp4", 580, 445_875)]
+)
+def test_a_hybrid_with_prefix_caching_prints_the_logged_tokens(dtype, blocks, printed):
+    """Qwen3.8-27B on two RTX 5090, vLLM 0.26.1rc1 (vllm-project/recipes#810): two states a request."""
+    plan = plan_of("qwen3.5-27b", "rtx_5090", "vllm-0.26.1rc1", tp=2, dtype=dtype)
+    memory = memory_of(plan, 2048, 262_144)._replace(parts=blocks)
+    assert memory.reserved_parts(262_144) == 341
+    assert cache_line_tokens(plan.profile.memory, memory, 262_144) == printed
+    older = plan_of("qwen3.5-27b", "rtx_5090", "vllm-0.26.0", tp=2, dtype=dtype)
+    assert memory_of(older, 2048).reserved_parts(262_144) == 338
+
+
 def test_sglang_runs_as_many_as_it_logged():
     """124 states of 0.14452 GiB in 18.11 GiB, capped to 24 running (0.5.18, Qwen3.8-27B on an H100)."""
     plan = plan_of("qwen3.8-27b-fp8", "h100", "sglang-0.5.18", memory_fraction=0.85)
