@@ -119,7 +119,8 @@ def rule_of_row(row: LoggedRoom) -> KvMemory:
     """Return the memory rule of a row's version, with the log's limits on any GPU."""
     rule = replace(engine_of_version(row.engine, row.version).memory, small_gib=0.0, small_gpus=())
     if "V2 runner" in row.assumed and rule.runners:
-        rule = replace(rule, runners=(replace(rule.runners[0], architectures=(), dense=False),))
+        runner = replace(rule.runners[0], architectures=(), dense=False)
+        rule = replace(rule, runners=(runner,), run_extras=())
     if "TensorRT engine" in row.assumed:
         rule = engine_of_version(row.engine, "0.17").memory
     if "ESTIMATE_CUDAGRAPHS=0" in row.assumed:

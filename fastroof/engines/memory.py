@@ -12,6 +12,7 @@ from fastroof.engines.memory_by_card import (
     Card,
     ExpertPadding,
     GraphKind,
+    RunExtra,
     SparseCache,
     SparseWorkspace,
     StateBuffers,
@@ -269,6 +270,7 @@ _VERSIONED: Final[dict[str, type]] = {
     "workspaces": SparseWorkspace,
     "expert_padding": ExpertPadding,
     "state_buffers": StateBuffers,
+    "run_extras": RunExtra,
 }
 """Lists whose rows have their own versions."""
 _LISTS: Final[dict[str, type]] = {"runners": RunnerMemory, **_VERSIONED}
@@ -399,7 +401,7 @@ class KvMemory:
         Default maximum number of running requests, if the engine derives it; a table in TOML.
     reserve : StaticReserve, optional
         For the static rule; a table in TOML.
-    sparse_caches, workspaces, expert_padding, state_buffers : tuple
+    sparse_caches, workspaces, expert_padding, state_buffers, run_extras : tuple
         Rules by version, card and architecture, see :mod:`fastroof.engines.memory_by_card`; tables in TOML.
     by_version : tuple of (str, tuple)
         Values of other versions: a range and its values; tables with ``versions`` in TOML.
@@ -458,6 +460,7 @@ class KvMemory:
     workspaces: tuple[SparseWorkspace, ...] = ()
     expert_padding: tuple[ExpertPadding, ...] = ()
     state_buffers: tuple[StateBuffers, ...] = ()
+    run_extras: tuple[RunExtra, ...] = ()
     by_version: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
     logged: str = ""
     source: str = field(default="", compare=False)

@@ -167,6 +167,13 @@ class StateBuffers(CardRule):
 
 
 @dataclass(frozen=True)
+class RunExtra(CardRule):
+    """GiB that logs of some models have in the profiling run next to its forward pass and sampling."""
+
+    gib: float = 0.0
+
+
+@dataclass(frozen=True)
 class GraphKind(CardRule):
     """What an engine takes off for CUDA graphs of one kind of models.
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from fastroof.config import GpuSpec
 from fastroof.engines import KvMemory
 from fastroof.engines.memory import ModelKind
-from fastroof.engines.memory_by_card import GraphKind
+from fastroof.engines.memory_by_card import GraphKind, first_row
 from fastroof.models import Layout
 from fastroof.units import GIB
 
@@ -102,7 +102,9 @@ def left_for_kv(rule: KvMemory, gpu: GpuSpec, layout: Layout, held: Footprint, m
     activation = rule.compressed_activation if is_compressed else rule.activation
     forward = round(activation * working) + held.peak_bytes
     sampler = round(rule.sample_bytes * held.logits)
+    extra = first_row(rule.run_extras, gpu, held.kind.architecture)
     run = max(forward, sampler) + round(rule.decoder_bytes * held.logits)
+    run += 0 if extra is None else round(extra.gib * GIB)
     of_graphs = GraphKind() if rule.graphs is None else rule.graphs.of_model(gpu, held.kind)
     graphs = round(of_graphs.gib * GIB)
     used = weights + held.workspace_bytes + run + context + graphs
