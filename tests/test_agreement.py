@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +18,13 @@ from typer.testing import CliRunner
 import fastroof
 from benchmarks.accuracy.agreement import answered
 from benchmarks.accuracy.simulated_loops import REQUESTS_PER_CLIENT, Compared, Question, loop_of
+from fastroof import serving
 from fastroof.cli import app
 from fastroof.engines import engine_names, load_engine
-from fastroof.serving import estimate
 from fastroof.sweep import best_deployments
+
+# without the start of a run
+estimate = partial(serving.estimate, requests_per_client="steady")
 
 SAMPLE, EVERY = 40, 500
 PRINTED = 8
@@ -145,6 +149,8 @@ def test_the_command_line_answers_what_python_does(cases: list[Case]) -> None:
             str(question.osl),
             "--concurrency",
             str(question.clients),
+            "--requests-per-client",
+            "steady",
         )
         (row,) = printed("serving", "--model", question.model, *options(question), *load)["rows"]
         got = estimate(

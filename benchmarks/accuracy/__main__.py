@@ -32,6 +32,7 @@ MODULES: Final = {
     "agreement": "agreement",
     "simulated-loops": "simulated_loops",
     "simulated-ranks": "simulated_ranks",
+    "whole-runs": "whole_runs",
 }
 """Modules by command; each has a ``main`` with the command's options."""
 

@@ -16,6 +16,7 @@ import typer
 from fastroof.errors import FastroofError
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.serving.estimate import estimate
+from fastroof.serving.scenarios import STEADY
 from fastroof.simulation import Workload, simulate
 from fastroof.tables import Tables
 from fastroof.units import MS_PER_S
@@ -91,7 +92,7 @@ def plan_of(
         plans[key] = compile_plan(
             question.model, tables.gpu, tables, tp=question.tp, dp=question.ranks, ep=question.ep,
             engine=question.engine, dtype=question.dtype, kv_dtype=question.kv_dtype,
-            max_tokens=LARGEST_STEP, max_seqs=1024, client_overhead_ms=overhead_ms,
+            max_tokens=LARGEST_STEP, max_seqs=1024, front_end=overhead_ms,
         )  # fmt: skip
     return plans[key]
 
@@ -126,7 +127,10 @@ def compare(question: Question, plan: StepPlan) -> Compared | None:
         float(np.nanmean(run.requests.column(n).to_numpy()[later])) for n in ("ttft_ms", "tpot_ms", "e2e_ms")
     )
     isl, osl = float(trace.input_tokens.mean()), float(trace.output_tokens.mean())
-    got = estimate(plan, isl, osl, question.clients, question.budget, max_seqs=min(1024, question.budget))
+    got = estimate(
+        plan, isl, osl, question.clients, question.budget, max_seqs=question.max_seqs,
+        requests_per_client=STEADY,
+    )  # fmt: skip
     tokens_per_s = question.clients * osl / e2e_ms * MS_PER_S / plan.layout.world_size
     return Compared(
         question, got.tpot_ms / tpot_ms - 1.0, got.ttft_ms / ttft_ms - 1.0,

@@ -171,12 +171,10 @@ QUESTION: Final[Group] = {
         int, "Maximum GPUs of a copy; 8 leaves out layouts across nodes.  [default: no limit]", "GPUS", min=1
     ),
     "prefix_hit": _option(list[float], "Share of a prompt in the prefix cache.  [default: 0]", "SHARE"),
-    "client_overhead_ms": _option(
-        float,
-        "Time of a request outside the engine, in TTFT; 0 is the engine's own view.  "
-        "[default: HTTP and tokenizer of the engine's profile]",
-        "MS",
-        "--client-overhead",
+    "front_end": _option(
+        str,
+        "Front end, in TTFT: plain, dynamo, none or milliseconds a request.  [default: the engine's own]",
+        "NAME|MS",
     ),
     "lora": _option(
         str,
@@ -348,7 +346,7 @@ def _answer_shared(
 _NEEDED: Final = ("total_gpus", "isl", "osl")
 
 
-_FLAGS: Final = {**TRAFFIC, "total_gpus": "--gpus", "client_overhead_ms": "--client-overhead"}
+_FLAGS: Final = {**TRAFFIC, "total_gpus": "--gpus"}
 
 
 def _flag(name: str) -> str:

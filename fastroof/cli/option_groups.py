@@ -26,7 +26,7 @@ _TYPES: Final[dict[str, Any]] = {"int": int, "float": float, "bool": bool}
 _ELSEWHERE: Final = ("max_tokens", "max_seqs")
 """Sizes of a plan, which every command sets itself."""
 
-OUTSIDE_STEPS: Final = ("client_overhead_ms",)
+OUTSIDE_STEPS: Final = ("front_end",)
 """Options of a plan that times of steps do not depend on."""
 
 _WHOLE: Final = re.compile(r"[0-9]{1,9}")

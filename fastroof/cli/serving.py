@@ -23,6 +23,7 @@ from fastroof.cli.output import (
 from fastroof.cli.workload_options import parse_images, parse_sizes
 from fastroof.command_group import GroupValues, taking
 from fastroof.errors import BatchError
+from fastroof.traces.workload import REQUESTS_PER_CLIENT
 from fastroof.units import GB, US_PER_MS
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ workers that prefill and Y that decode, each on --tp GPUs (--prefill-tp for thos
 \b
 JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, lora (if any), engine,
 max_num_batched_tokens, max_kv_tokens, tables_hash, num_draft_tokens, accepted (mean tokens of a step),
+requests_per_client, length_spread, front_end (its times in words),
 draft, accepted_from (what --accepted auto was measured on), prefix_hit, images, image_size, image_tokens
 (of a prompt, besides isl; these only if given), rows: one object per scenario [isl, osl, concurrency and
 the fields of fastroof.serving.ServingEstimate, with --energy also joules_per_token and
@@ -89,13 +91,13 @@ def serving(
         ),
     ] = None,
     requests_per_client: Annotated[
-        float | None,
+        str,
         typer.Option(
-            metavar="REQUESTS",
-            help="Requests per client of a benchmark that starts all clients together.  "
-            "[default: steady state]",
+            metavar="REQUESTS|steady",
+            help="Requests of each client after a start of all together, which means count; 1 is a burst, "
+            "steady leaves the start out.",
         ),
-    ] = None,
+    ] = str(REQUESTS_PER_CLIENT),
     speculative: GroupValues,
     images: Annotated[
         int, typer.Option(min=0, help="Number of images per prompt, in addition to --isl tokens of text.")
@@ -128,6 +130,7 @@ def serving(
     from fastroof.models import load_model
     from fastroof.plan.speculation import speculated
     from fastroof.serving import estimate, estimate_disaggregated, estimate_with_images
+    from fastroof.serving.estimate import LENGTH_SPREAD
 
     if image_size is not None and not images:
         raise BatchError("--image-size needs --images, the number of images per prompt")
@@ -183,9 +186,12 @@ def serving(
     if prefix_hit is not None:
         options["prefix_hit"] = prefix_hit
     workers: dict[str, int] = {}
+    run: dict[str, Any] = {}
     layouts: tuple[Layout, ...] = ()
     if disaggregated is None:
-        schedule |= {"requests_per_client": requests_per_client, "prefix_hit": prefix_hit, **ahead}
+        rounds = given_requests(requests_per_client)
+        run = {"requests_per_client": rounds, "length_spread": ahead.get("length_spread", LENGTH_SPREAD)}
+        schedule |= {"prefix_hit": prefix_hit, **ahead, **run}
         if images:
             every = parse_images("--image-size", [image_size or IMAGE_SIZE]) * images
             options |= {"images": images, "image_size": every[0], "image_tokens": served.encode(every).tokens}
@@ -227,12 +233,14 @@ def serving(
                 "max_num_seqs": int(memory.most_running(seqs)),
                 "max_kv_tokens": memory.max_kv_tokens,
                 "tables_hash": served.tables_hash,
+                **run,
+                "front_end": served.profile.front_end.words(),
                 **options,
                 "rows": rows,
             }
         )
     else:
-        _print(served, _apart_words(workers, layouts, served), rows, options)
+        _print(served, _apart_words(workers, layouts, served), rows, options, run)
 
 
 def _apart_words(workers: dict[str, int], layouts: tuple[Layout, ...], plan: StepPlan) -> str:
@@ -245,11 +253,22 @@ def _apart_words(workers: dict[str, int], layouts: tuple[Layout, ...], plan: Ste
     return f"{gpus} x {plan.gpu.title} ({prefill} that prefill, {decode} that decode)"
 
 
-def _print(plan: StepPlan, apart: str, rows: list[dict[str, Any]], options: dict[str, Any]) -> None:
+def given_requests(text: str) -> float | str:
+    """Read the requests of each client: a number, or steady."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _print(
+    plan: StepPlan, apart: str, rows: list[dict[str, Any]], options: dict[str, Any], run: dict[str, Any]
+) -> None:
     from fastroof.plan.energy import basis_of
 
     where = apart or f"{plan.layout.world_size} x {plan.gpu.title}{layout_suffix(plan.layout)}"
-    print_line(f"{plan_words(plan, where)}{_drafts_text(options)}\n")
+    print_line(f"{plan_words(plan, where)}{_drafts_text(options)}")
+    print_line(f"{_run_words(run)}front end: {plan.profile.front_end.words()}\n")
     common = ("isl", "osl", "clients", "TTFT ms", "TPOT ms", "request ms", "tokens/s a GPU")
     more = ("prefill load", "KV load", "decodes", "wait ms") if apart else (
         "running", "decode ms", "mixed ms", "mixed steps", "wait ms"
@@ -260,6 +279,18 @@ def _print(plan: StepPlan, apart: str, rows: list[dict[str, Any]], options: dict
     if has_joules:
         error = max(row["joules_relative_error"] for row in rows)
         print_line(f"\nJ a token: power {basis_of(plan.gpu)}, ±{percent(error)} for it alone")
+
+
+def _run_words(run: dict[str, Any]) -> str:
+    if not run:
+        return ""
+    rounds = run["requests_per_client"]
+    from fastroof.serving.scenarios import STEADY
+
+    start = "without the start" if rounds == STEADY else f"{rounds:g} requests a client, started together"
+    spread = run["length_spread"]
+    lengths = f"outputs differ by {percent(spread)}" if spread else "equal lengths"
+    return f"{start}, {lengths}; "
 
 
 def _drafts_text(options: dict[str, Any]) -> str:

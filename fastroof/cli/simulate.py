@@ -60,7 +60,10 @@ def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
     print_line(plan_words(plan, f"{at_most}{sim.gpus} x {plan.gpu.title}{layout_suffix(plan.layout)}"))
     rate = answers["arrivals_per_s"]
     arrivals = "all at once" if math.isnan(rate) else f"{rate:,.4g} requests/s"
-    sent = f"{trace.clients:,} clients" if trace.is_closed else arrivals
+    sent = arrivals
+    if trace.is_closed:
+        each = len(trace) / (trace.clients or 1)
+        sent = f"{trace.clients:,} clients of {each:,.3g} requests each, all started together"
     print_line(
         f"{len(trace):,} requests of {trace.name}, {sent}, {trace.input_tokens.mean():,.0f} tokens a prompt "
         f"and {trace.output_tokens.mean():,.0f} an answer on average"

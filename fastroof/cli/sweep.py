@@ -99,7 +99,7 @@ KEYS: Final[Group] = {
     "max_num_batched_tokens": _key("Maximum number of tokens in a step."),
     "max_num_seqs": _key("Maximum number of concurrent sequences."),
     "prefix_hit": _key("Share of a prompt in the prefix cache."),
-    "client_overhead_ms": _key("Time of a request outside the engine, ms.", "--client-overhead"),
+    "front_end": _key("Front end: plain, dynamo, none or milliseconds."),
     "lora": _key("LoRA adapters: RANK[:ADAPTERS[:MODULES]]."),
     "speculation": _key("{num_draft_tokens = 3, accepted = 2.2, draft = 'mtp'}"),
     "ttft_ms": _key("Maximum mean time to first token, ms."),

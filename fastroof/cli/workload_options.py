@@ -96,7 +96,9 @@ DRAWN: Final = {
     ),
     "system_prompt": option(int, "Tokens at the start of all sessions' prompts.  [default: 0]", "TOKENS"),
     "num_requests": option(
-        int, "Number of requests to draw; capacity draws more (--steady).  [default: 1000]", "REQUESTS"
+        int,
+        "Number of requests to draw; capacity draws more (--steady).  [default: 1000, or 10 a client]",
+        "REQUESTS",
     ),
     "input": option(
         str,

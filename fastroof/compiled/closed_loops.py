@@ -172,6 +172,7 @@ def _aggregated(
         options.rules,
         options.batches,
         0.0,
+        True,
     )
     code, _, _ = serving_estimates(
         arena, given[0], given[1], given[2], given[3], given[4], serving_options, scratch.aggregated

@@ -12,6 +12,7 @@ import math
 from typing import Any, NamedTuple
 
 from fastroof.arrays import Floats
+from fastroof.compiled.closed_runs import Clients, burst_of, burst_share, places_of, start_us, train_of
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.lockstep import NO_OTHERS, OtherRanks, others_idle, together_us, waits_for_others
 from fastroof.compiled.mean_steps import (
@@ -86,6 +87,14 @@ def _queue_steps(others: float, cycle_steps: float, own_steps: float) -> float:
     return 0.5 * (math.sqrt(spare * spare + 2.0 * own_steps * work) - spare)
 
 
+@jit_inline
+def most_places(isl: float, osl: float, budget: float, options: ServingOptions, tokens: float) -> float:
+    """Return the number of requests, ``tokens`` a step each, that can run at once."""
+    a_request = held_room(isl + options.osl_reserved * osl, options)
+    most = most_admitted(isl, budget, options.is_chunked, tokens, False)
+    return float(min(options.max_kv_tokens / a_request, options.max_seqs, most))
+
+
 @jit
 def _steady_state(
     isl: float,
@@ -97,9 +106,7 @@ def _steady_state(
 ) -> SteadyState:
     """Compose the mean steps of a closed loop."""
     tokens = speculation.tokens
-    a_request = held_room(isl + options.osl_reserved * osl, options)
-    most = most_admitted(isl, budget, options.is_chunked, tokens, False)
-    admitted = min(concurrency, options.max_kv_tokens / a_request, options.max_seqs, most)
+    admitted = min(concurrency, most_places(isl, osl, budget, options, tokens))
     room = budget - (admitted - 1.0) * tokens
     if not options.is_chunked:
         room = max(math.floor(room / isl), 1.0) * isl
@@ -234,54 +241,20 @@ def _other_ranks(
 
 
 @jit
-def _burst_us(
-    arena: Floats,
-    plan: PlanParts,
-    speculation: Speculation,
-    isl: float,
-    osl: float,
-    budget: float,
-    state: SteadyState,
-    is_chunked: bool,
-) -> tuple[float, float]:
-    """Return the mean time to first token if all requests come at once, us, and the tokens of a step."""
-    room = budget - (state.admitted - 1.0) * speculation.tokens
-    if not is_chunked:
-        room = max(math.floor(room / isl), 1.0) * isl
-    a_step = max(1.0, math.floor(room / isl))
-    groups = state.admitted / a_step
-    if groups < 1.0:
-        new_tokens = state.admitted * isl
-        draft_us = 0.0
-        if speculation.draft_at > 0:
-            draft_us = draft_mixed_us(arena, speculation, 0.0, new_tokens, isl, osl, room)
-        step_us = mean_mixed_step_us(arena, plan, speculation, 0.0, 0.0, new_tokens, isl, room)
-        return step_us + draft_us, new_tokens
-    decodes = 0.5 * (state.admitted - 1.0) * min(osl - 1.0, 1.0)
-    new_tokens = min(a_step * isl, room)
-    attention_us = mean_decode_attention_us(arena, plan, speculation, decodes, isl, osl)
-    attention_us = mixed_decode_attention_us(arena, plan, speculation, attention_us, decodes, isl, osl)
-    step_us = mean_mixed_step_us(arena, plan, speculation, attention_us, decodes, new_tokens, isl, room)
-    if speculation.draft_at > 0:
-        step_us += draft_mixed_us(arena, speculation, decodes, new_tokens, isl, osl, room)
-    tokens = new_tokens + decodes * speculation.tokens
-    return step_us * max(1.0, isl / room) * 0.5 * (groups + 1.0), tokens
-
-
-@jit
 def mixed_scenario(
     arena: Floats,
     plan: PlanParts,
     speculation: Speculation,
     isl: float,
     osl: float,
-    concurrency: float,
+    loop: Clients,
     with_requests: float,
     budget: float,
     options: ServingOptions,
     out: Any,
 ) -> tuple[int, float]:
     """Estimate one scenario into its column of the answer. Returns a code, and what it needed."""
+    concurrency = loop.inside
     state = _steady_state(isl, osl, concurrency, budget, options, speculation)
     gaps = osl - 1.0
     output_steps = decode_steps(osl, speculation.accepted)
@@ -379,6 +352,18 @@ def mixed_scenario(
     if speculation.draft_at > 0:
         ttft_us += draft_prompt_us(arena, speculation, isl, osl, state.room, others, decoding)
 
+    most = most_places(isl, osl, budget, options, speculation.tokens)
+    places = places_of(loop.every, most)
+    prefill_tokens = state.prefill_tokens
+    place_us = ttft_us + output_steps * step_us
+    if state.is_bound:
+        place_us = max(place_us, state.admitted / state.arrivals * mixed_us)
+    elif loop.every <= most:
+        train = train_of(arena, plan, speculation, isl, osl, budget, loop, decode_us, options)
+        if train.step_us > 0.0:
+            ttft_us, mixed_us, prefill_tokens = train.ttft_us, train.step_us, train.tokens
+            share = min(train.others / gaps, 1.0)
+            step_us = decode_us + share * (mixed_us - decode_us)
     # Little's law: clients in all over requests a second is the time from one request to the next
     steady_us = ttft_us
     if state.is_bound:
@@ -387,26 +372,40 @@ def mixed_scenario(
         ttft_us += (concurrency / state.admitted - 1.0) * (ttft_us + output_steps * step_us)
     not_fitting_us = ttft_us - steady_us
     tokens = max(own.tokens, state.decodes * speculation.tokens + state.prefill_tokens)
-    if options.requests_per_client > 0.0:
-        burst_us, burst_tokens = _burst_us(
-            arena, plan, speculation, isl, osl, budget, state, options.is_chunked
+    if in_lockstep:
+        mixed_us = (step_us - (1.0 - share) * alone_us) / share if share > 0.0 else 0.0
+    rounds = options.requests_per_client
+    if rounds > 0.0:
+        burst = burst_of(
+            arena, plan, speculation, isl, osl, budget, min(loop.every, most), options.is_chunked
         )
-        ttft_us += (burst_us - steady_us) / options.requests_per_client
-        tokens = max(tokens, burst_tokens)
+        first_us = start_us(burst.ttft_us, place_us, loop.every, places, options.length_spread)
+        not_fitting_us += (first_us - burst.ttft_us - not_fitting_us) / rounds
+        ttft_us += (first_us - ttft_us) / rounds
+        tokens = max(tokens, burst.tokens)
+        if gaps > 0.0:
+            # the first request of a client misses the prompts before its own, the last those after it
+            of_burst = places / (loop.every * rounds)
+            seen = of_burst * burst_share(burst, output_steps)
+            share *= 1.0 - of_burst
+            mixed_us = seen * burst.step_us + share * mixed_us
+            share += seen
+            mixed_us = mixed_us / share if share > 0.0 else 0.0
+            step_us = alone_us + share * (mixed_us - alone_us)
 
     request_us = ttft_us + output_steps * step_us
     out[TTFT_US] = ttft_us
     out[TPOT_US] = step_us * (output_steps / gaps) if gaps > 0.0 else math.nan
     out[REQUEST_US] = request_us
     out[TOKENS_PER_US] = concurrency * osl / request_us
+    if not state.is_bound and loop.every > places:
+        # places are never empty, however few requests wait for them at the start
+        out[TOKENS_PER_US] = min(out[TOKENS_PER_US], state.admitted * osl / place_us)
     out[WAIT_US] = not_fitting_us
-    if in_lockstep:
-        mixed_us = (step_us - (1.0 - share) * alone_us) / share if share > 0.0 else 0.0
     out[DECODE_STEP_US] = alone_us
     out[MIXED_STEP_US] = mixed_us
     out[EFFECTIVE_CONCURRENCY] = state.running
     out[MIXED_SHARE] = share
-    prefill_tokens = state.prefill_tokens
     if in_lockstep and prefill_tokens <= 0.0 and share > 0.0:
         # a rank with one client, which waits only for prompts of other ranks
         prefill_tokens = min(isl, state.room)

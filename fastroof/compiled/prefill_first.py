@@ -14,6 +14,7 @@ import math
 from typing import Any, NamedTuple
 
 from fastroof.arrays import Floats
+from fastroof.compiled.closed_runs import places_of, start_us
 from fastroof.compiled.expert_rows import ONE_RANK, RankRules
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.lockstep import NO_OTHERS, OtherRanks, together_us, waits_for_others
@@ -361,6 +362,7 @@ def prefill_first_scenario(
     plan: PlanParts,
     speculation: Speculation,
     sizes: PromptSizes,
+    every: float,
     with_requests: float,
     options: ServingOptions,
     out: Any,
@@ -370,7 +372,8 @@ def prefill_first_scenario(
     held = held_tokens(
         new + options.osl_reserved * osl, options.window, options.window_share, options.state_tokens
     )
-    clients = min(sizes.concurrency, options.max_kv_tokens / held, options.max_seqs)
+    most = min(options.max_kv_tokens / held, options.max_seqs)
+    clients = min(sizes.concurrency, most)
     room = sizes.budget
     if not options.is_chunked:
         room = max(math.floor(room / new), 1.0) * new
@@ -405,18 +408,23 @@ def prefill_first_scenario(
     step_us = decode_us + after_us / steps if gaps > 0.0 else 0.0
 
     steady_us = ttft_us
+    place_us = ttft_us + steps * step_us
     if sizes.concurrency > clients:
-        ttft_us += (sizes.concurrency / clients - 1.0) * (ttft_us + steps * step_us)
+        ttft_us += (sizes.concurrency / clients - 1.0) * place_us
     not_fitting_us = ttft_us - steady_us
+    places = places_of(every, most)
     if options.requests_per_client > 0.0:
         first_us, first_after_us = ttft_us, after_us
         if gaps > 0.0:
-            decoding = Decoding(clients, steps, decode_us, 1.0, 1.0, options.steps_met)
+            decoding = Decoding(min(every, most), steps, decode_us, 1.0, 1.0, options.steps_met)
             first = _shared(arena, plan, speculation, sizes, prompts, decoding, lockstep)
             first_us, first_after_us = first.ttft_us, first.after_us
         else:
-            first_us = _row_us(arena, plan, speculation, sizes, prompts, clients, lockstep)[1]
-        ttft_us += (first_us - steady_us) / options.requests_per_client
+            first_us = _row_us(arena, plan, speculation, sizes, prompts, min(every, most), lockstep)[1]
+        fitting_us = first_us
+        first_us = start_us(fitting_us, place_us, every, places, options.length_spread)
+        not_fitting_us += (first_us - fitting_us - not_fitting_us) / options.requests_per_client
+        ttft_us += (first_us - ttft_us) / options.requests_per_client
         after_us += (first_after_us - after_us) / options.requests_per_client
         step_us = decode_us + after_us / steps if gaps > 0.0 else 0.0
 
@@ -435,6 +443,9 @@ def prefill_first_scenario(
     out[TPOT_US] = step_us * (steps / gaps) if gaps > 0.0 else math.nan
     out[REQUEST_US] = request_us
     out[TOKENS_PER_US] = sizes.concurrency * osl / request_us
+    if every > places:
+        # places are never empty, however few requests wait for them at the start
+        out[TOKENS_PER_US] = min(out[TOKENS_PER_US], clients * osl / place_us)
     out[WAIT_US] = not_fitting_us
     out[DECODE_STEP_US] = decode_us
     out[MIXED_STEP_US] = mixed_us

@@ -8,6 +8,7 @@ outside the engine is added to both.
 from __future__ import annotations
 
 from fastroof.arrays import Floats
+from fastroof.compiled.closed_runs import Clients
 from fastroof.compiled.jit import jit
 from fastroof.compiled.lockstep import others_with_requests, rules_of_load
 from fastroof.compiled.mixed_steps import add_prefix, mixed_scenario
@@ -20,6 +21,7 @@ from fastroof.compiled.serving_options import (
     NOTICED,
     REQUEST_US,
     TOKENS_PER_US,
+    TPOT_US,
     TTFT_US,
     ServingOptions,
     front_end_us,
@@ -53,7 +55,7 @@ def _engine_scenario(
     plan: PlanParts,
     speculation: Speculation,
     sizes: PromptSizes,
-    concurrency: float,
+    loop: Clients,
     options: ServingOptions,
     out: Floats,
 ) -> tuple[int, float]:
@@ -66,7 +68,7 @@ def _engine_scenario(
         held = held_room(isl + output, options)
         new_held = held_room(new + output, options)
         room = max(room * (new_held / held), new + osl + options.state_tokens)
-    rules = rules_of_load(concurrency, options.rules)
+    rules = rules_of_load(loop.inside, options.rules)
     chosen = ServingOptions(
         room,
         options.max_seqs,
@@ -84,17 +86,20 @@ def _engine_scenario(
         rules,
         options.batches,
         options.pause_steps,
+        options.is_closed,
     )
-    with_requests = others_with_requests(concurrency * options.batches, rules)
-    clients = max(concurrency, 1.0)
+    with_requests = others_with_requests(loop.inside * options.batches, rules)
+    clients = Clients(max(loop.inside, 1.0), max(loop.every, 1.0), loop.outside_us)
     if options.is_prefill_first:
-        given = PromptSizes(isl, new, osl, clients, budget)
-        return prefill_first_scenario(arena, plan, speculation, given, with_requests, chosen, out)
+        given = PromptSizes(isl, new, osl, clients.inside, budget)
+        return prefill_first_scenario(
+            arena, plan, speculation, given, clients.every, with_requests, chosen, out
+        )
     code, needed = mixed_scenario(
         arena, plan, speculation, new, osl, clients, with_requests, budget, chosen, out
     )
     if code == 0 and new < isl:
-        add_prefix(arena, plan, speculation, isl, new, osl, clients, budget, chosen, out)
+        add_prefix(arena, plan, speculation, isl, new, osl, clients.inside, budget, chosen, out)
     return code, needed
 
 
@@ -108,6 +113,18 @@ def _add_front_end(out: Floats, front_us: float, burst_us: float) -> None:
 
 
 @jit
+def _add_drain(out: Floats, clients: float, osl: float, options: ServingOptions) -> None:
+    """Count the end of a run in its throughput: the longest outputs end last, next to fewer and fewer."""
+    rounds, spread = options.requests_per_client, options.length_spread
+    if rounds <= 0.0 or spread <= 0.0 or osl <= 1.0:
+        return
+    # the expected longest of so many outputs
+    more = osl * (0.5 * spread / (1.0 - 0.5 * spread)) * (clients - 1.0) / (clients + 1.0)
+    tokens = rounds * clients * osl
+    out[TOKENS_PER_US] = tokens / (tokens / out[TOKENS_PER_US] + more * out[TPOT_US])
+
+
+@jit
 def _scenario(
     arena: Floats,
     plan: PlanParts,
@@ -117,8 +134,12 @@ def _scenario(
     out: Floats,
 ) -> tuple[int, float]:
     """Estimate what clients see: the engine with those of them who are in it, and the front end."""
-    code, needed = _engine_scenario(arena, plan, speculation, sizes, sizes.concurrency, options, out)
     front_end = options.front_end
+    every = sizes.concurrency
+    alone_us = front_end_us(front_end, sizes.isl, 0.0, 0.0)
+    code, needed = _engine_scenario(
+        arena, plan, speculation, sizes, Clients(every, every, alone_us), options, out
+    )
     if code != 0 or max(front_end.request_us, front_end.token_us, front_end.server_us) <= 0.0:
         return code, needed
     clients = max(sizes.concurrency, 1.0)
@@ -128,7 +149,9 @@ def _scenario(
     outside = front_us / (out[REQUEST_US] + front_us)
     if clients > 1.0 and outside > NOTICED:
         inside = max(clients * (1.0 - outside), 1.0)
-        code, needed = _engine_scenario(arena, plan, speculation, sizes, inside, options, out)
+        code, needed = _engine_scenario(
+            arena, plan, speculation, sizes, Clients(inside, every, front_us), options, out
+        )
         # all clients send requests at the rate of those in the engine
         out[TOKENS_PER_US] *= clients / inside
         front_us = front_end_us(front_end, sizes.isl, served, out[REQUEST_US])
@@ -159,6 +182,7 @@ def serving_estimates(
         code, needed = _refused(sizes.isl, sizes.new, sizes.osl, sizes.concurrency, sizes.budget, options)
         if code == 0:
             code, needed = _scenario(arena, plan, speculation, sizes, options, out[:, i])
+            _add_drain(out[:, i], max(sizes.concurrency, 1.0), sizes.osl, options)
         if code != 0:
             return code, i, needed
     return 0, 0, 0.0

@@ -82,6 +82,12 @@ def steps_waited(steps_met: float) -> float:
     return 1.0 + steps_ahead(steps_met) if steps_met < 0.0 else steps_met
 
 
+@jit_inline
+def async_steps(steps_met: float) -> float:
+    """Return the steps that an asynchronous scheduler has made ahead."""
+    return steps_ahead(steps_met) if steps_met < 0.0 else steps_met
+
+
 class FrontEndTimes(NamedTuple):
     """Time of a request outside the engine, of a prompt token, and of a request on the API server, us."""
 
@@ -121,6 +127,7 @@ class ServingOptions(NamedTuple):
     rules: RankRules = ONE_RANK
     batches: float = 1.0
     pause_steps: float = 0.0
+    is_closed: bool = True
 
 
 @jit

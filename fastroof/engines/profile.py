@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 from fastroof.checks import one_of
 from fastroof.engines.data_parallel import ONE_SUM, DataParallel
-from fastroof.engines.front_end import NO_FRONT_END, FrontEnd
+from fastroof.engines.front_end import NO_FRONT_END, FrontEnd, front_end_of
 from fastroof.engines.kernel_choices import ANY_KERNELS, KernelChoices
 from fastroof.engines.layout_rules import ANY_LAYOUT, LayoutRules
 from fastroof.engines.lora import ANY_LORA, LoraRules
@@ -581,6 +581,10 @@ class EngineProfile:
         if (costs, scheduling, kernels) == (self.costs, self.scheduling, self.kernels):
             return self
         return replace(self, costs=costs, scheduling=scheduling, kernels=kernels)
+
+    def behind(self, front_end: str | float) -> EngineProfile:
+        """Return the engine behind a front end: plain, dynamo, none, or milliseconds a request."""
+        return replace(self, front_end=front_end_of(front_end, self.front_end, self.name))
 
     def kernels_alone(self) -> EngineProfile:
         """Return the engine without costs in addition to its kernels."""

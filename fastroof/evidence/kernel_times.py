@@ -17,6 +17,7 @@ from fastroof.evidence.steps.measured_steps import MeasuredStep
 from fastroof.plan.curves import num_allreduces
 from fastroof.plan.kernel_counts import num_kernels
 from fastroof.serving.estimate import estimate
+from fastroof.serving.scenarios import STEADY
 from fastroof.tables import Tables
 from fastroof.units import PS_PER_US, US_PER_MS
 
@@ -123,13 +124,11 @@ def mean_us(times: KernelTimes, columns: Columns, costs: Floats) -> Floats:
     return both_us
 
 
-def kernel_times(
-    rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile, arrivals: str = "random"
-) -> KernelTimes:
+def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile) -> KernelTimes:
     """Time the kernels of the two mean steps of each row."""
     columns = np.empty((NUM_COLUMNS, len(rows)))
     for places in alike_rows(rows):
-        columns[:, places] = times_of_plan([rows[i] for i in places], tables, profile, arrivals)[:NUM_COLUMNS]
+        columns[:, places] = times_of_plan([rows[i] for i in places], tables, profile)[:NUM_COLUMNS]
     return KernelTimes(*columns)
 
 
@@ -149,9 +148,7 @@ def alike_rows(rows: Sequence[ServingRow]) -> list[list[int]]:
     return list(alike.values())
 
 
-def times_of_plan(
-    rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile, arrivals: str = "random"
-) -> KernelTimes:
+def times_of_plan(rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile) -> KernelTimes:
     """Return the kernel times of the rows of one plan."""
     started = rows[0].started(profile.at(rows[0].engine_version or UNKNOWN_VERSION))
     plans = Plans(tables)
@@ -163,8 +160,7 @@ def times_of_plan(
         [row.mean_osl for row in rows],
         [row.concurrency for row in rows],
         **rows[0].schedule,
-        requests_per_client=None if math.isnan(rounds) else rounds,
-        arrivals=arrivals,
+        requests_per_client=STEADY if math.isnan(rounds) else rounds,
         speculation=plans.speculation(rows[0], plan),
     )
     share = predicted.mixed_share

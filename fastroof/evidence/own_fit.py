@@ -29,9 +29,6 @@ from fastroof.evidence.steps.measured_steps import MeasuredStep
 from fastroof.evidence.suspect_kernels import SuspectKernel, operator_times, suspect_kernels
 from fastroof.tables import Tables
 
-_ARRIVALS: Final = "closed"
-"""Length spread of load generators' clients, for predicting their runs."""
-
 RESAMPLES: Final = 400
 INTERVAL: Final = 95.0
 DIGITS: Final = 3
@@ -204,7 +201,7 @@ def _times(
     rows: Sequence[OwnRow], steps: Sequence[MeasuredStep], tables: Tables, base: EngineProfile
 ) -> KernelTimes:
     """Return the kernels of runs, then those of steps."""
-    parts = [kernel_times(rows, tables, base, _ARRIVALS)] if rows else []
+    parts = [kernel_times(rows, tables, base)] if rows else []
     return joined([*parts, step_times(steps, tables, base)]) if steps else parts[0]
 
 

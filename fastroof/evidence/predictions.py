@@ -17,6 +17,7 @@ from fastroof.plan.speculation import SpeculativeDecoding, mtp_draft
 from fastroof.run import StepBatch
 from fastroof.serving.disaggregated import estimate_disaggregated
 from fastroof.serving.estimate import estimate
+from fastroof.serving.scenarios import STEADY
 from fastroof.serving.serving_estimate import ServingEstimate
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
@@ -105,7 +106,7 @@ def estimate_row(
     row: ServingRow, plan: StepPlan, speculation: SpeculativeDecoding | None = None
 ) -> ServingEstimate:
     """Return the mean steps of a row's engine and what its clients see."""
-    rounds = None if math.isnan(row.requests_per_client) else row.requests_per_client
+    rounds = STEADY if math.isnan(row.requests_per_client) else row.requests_per_client
     return estimate(
         plan, row.mean_isl, row.mean_osl, row.concurrency,
         **row.schedule, requests_per_client=rounds, speculation=speculation,

@@ -19,6 +19,7 @@ from fastroof.engines import (
     Scheduling,
 )
 from fastroof.engines.data_parallel import ONE_SUM
+from fastroof.engines.front_end import NO_FRONT_END
 from fastroof.engines.layout_rules import ANY_LAYOUT
 from fastroof.engines.scheduling import PAUSES
 from fastroof.errors import TableError
@@ -53,11 +54,11 @@ def profile_text(profile: EngineProfile) -> str:
     for name in (*_DEFAULTS, "mixed_attention", "fused_norms", "sink_attention"):
         if rows := kernels.pop(name):
             kernels[name] = [_written(one, _DEFAULTS.get(name)) for one in rows]
-    for part in ("costs", "front_end", "errors"):
+    for part in ("costs", "errors"):
         content[part] = _written(content[part])
     if "fit" in content:
         content["fit"] = _written(content["fit"], asdict(CostForm(())), "costs")
-    for part, plain in (("layout", ANY_LAYOUT), ("data_parallel", ONE_SUM)):
+    for part, plain in (("front_end", NO_FRONT_END), ("layout", ANY_LAYOUT), ("data_parallel", ONE_SUM)):
         content[part] = _written(content[part], asdict(plain))
     usual = asdict(Scheduling())
     rare = {key: usual[key] for key in ("by_card", "pauses", "states_overlap_with", *PAUSES)}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from fastroof.engines import EngineProfile, Recipe, engine_of_version, recipe_for
-from fastroof.engines.front_end import NO_FRONT_END
+from fastroof.engines.front_end import NAMES, NO_FRONT_END
 from fastroof.engines.values import UNKNOWN_VERSION
 from fastroof.evidence.steps.measured_steps import plan_dtype_of
 from fastroof.models.layout import Layout
@@ -101,9 +101,17 @@ class ServingRow(ServedModel):
     exchange: str = ""
     max_num_batched_tokens: int = 0
     max_num_seqs: int = 0
+    order: str = ""
+    settings_from: str = ""
     speculation: SpeculativeDecoding | None = None
     draft_model: str = ""
     draft_tp: int = 1
+
+    def on_its_clock(self, profile: EngineProfile) -> EngineProfile:
+        """Return a profile behind the front end of the row's bench, if it is a named one."""
+        profile = super().on_its_clock(profile)
+        named = self.frontend if self.clock == CLIENT and self.frontend in NAMES else ""
+        return profile.behind(named) if named else profile
 
     @property
     def is_disaggregated(self) -> bool:
@@ -129,7 +137,7 @@ class ServingRow(ServedModel):
             "chunked_prefill": engine.scheduling.chunked_prefill,
             "kv_reservation": engine.memory.kv_reservation,
             "max_seqs": self.max_seqs,
-            "order": engine.scheduling.order,
+            "order": self.order or engine.scheduling.order,
             "length_spread": self.length_spread,
             "wait_steps": self.wait_steps,
         }

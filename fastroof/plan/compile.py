@@ -319,7 +319,7 @@ def compile_plan(
     cp: int = 1,
     memory_fraction: float | None = None,
     kv_cache_gib: float | None = None,
-    client_overhead_ms: float | None = None,
+    front_end: str | float | None = None,
     lora: Lora | str | int | None = None,
     curves: CurveSource | None = None,
 ) -> StepPlan:
@@ -401,10 +401,10 @@ def compile_plan(
     kv_cache_gib : float, optional
         Memory of the KV cache on each GPU, GiB, as vLLM's ``--kv-cache-memory-bytes`` sets it, whatever else
         the engine would leave (default: what it leaves).
-    client_overhead_ms : float, optional
-        Time of a request outside the engine, ms, in TTFT and E2E of estimates and simulations; 0 is the
-        engine's own view (default: ``plan.profile.front_end``, the HTTP server and tokenizer of the
-        engine's profile). Times of steps do not change.
+    front_end : str or float, optional
+        What requests pass outside the engine, in TTFT and E2E of estimates and simulations: ``"plain"``, the
+        HTTP server and tokenizer of the engine; ``"dynamo"``, Dynamo's; ``"none"``; or
+        a request's milliseconds (default: ``plan.profile.front_end``). Times of steps do not change.
     lora : Lora, str or int, optional
         LoRA adapters of all requests (modelled): a :class:`fastroof.Lora`, a rank, or the text of its option,
         as ``"16:4"`` for four adapters of rank 16. They take memory, and kernels next to each layer (default:

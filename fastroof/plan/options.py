@@ -107,10 +107,10 @@ def _fraction(name: str, value: Any) -> float:
     return checked_fraction(name, value)
 
 
-def _front_end(name: str, value: Any) -> Any:
-    from fastroof.engines.front_end import given_front_end
+def _front_end(name: str, value: Any) -> str | float:
+    from fastroof.engines.front_end import front_end_given
 
-    return given_front_end(name, value)
+    return front_end_given(name, value)
 
 
 def _lora(name: str, value: Any) -> Any:
@@ -230,13 +230,12 @@ class PlanOptions:
         "GIB",
         _optional(_gib),
     )
-    client_overhead_ms: float | None = _option(
+    front_end: str | float | None = _option(
         None,
-        "Time of a request outside the engine, in TTFT and E2E; 0 is the engine's own view (default: HTTP "
-        "and tokenizer of the engine's profile).",
-        "MS",
+        "What requests pass outside the engine, in TTFT and E2E: plain (HTTP server and tokenizer of the "
+        "engine), dynamo, none (the engine's clock) or milliseconds a request (default: the engine's own).",
+        "NAME|MS",
         _optional(_front_end),
-        "--client-overhead",
     )
     lora: Lora | str | int | None = _option(  # noqa: RUF009 -- frozen
         None,
@@ -285,9 +284,8 @@ class PlanOptions:
         if values["lora"] is not None:
             values["lora"] = values["lora"].in_engine(engine.lora, engine.name)
             engine = engine.started_with({"lora"})
-        front_end = values.pop("client_overhead_ms")
-        if front_end is not None:
-            engine = replace(engine, front_end=front_end)
+        if values["front_end"] is not None:
+            engine = engine.behind(values["front_end"])
         return replace(self, **values | {"engine": engine, "release": release})
 
     @property

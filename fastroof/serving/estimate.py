@@ -30,6 +30,7 @@ from fastroof.serving.scenarios import (
     new_tokens,
     prefix_options,
     raise_scenario,
+    run_requests,
     steps_met,
 )
 from fastroof.serving.serving_estimate import ServingEstimate
@@ -59,7 +60,7 @@ def estimate(
     prefill_schedule_interval: int | None = None,
     arrivals: str = "closed",
     async_scheduling: bool | None = None,
-    requests_per_client: float | None = None,
+    requests_per_client: float | str | None = None,
     speculation: SpeculativeDecoding | None = None,
     prefix_hit: Any = None,
     prefix_len: Any = None,
@@ -109,9 +110,9 @@ def estimate(
     async_scheduling : bool, optional
         Whether a step is scheduled while the previous one runs, so that requests that arrive at a step's end
         wait for one more step. Default: the engine's own.
-    requests_per_client : number, optional
-        Length of a benchmark that starts all clients together: its mean time to first token counts the
-        start as one of this many requests. By default only the steady state.
+    requests_per_client : number or "steady", optional
+        Length of a run that starts all clients together: 1 is a burst. Means count the start as one of so
+        many requests; ``"steady"`` leaves it out. Default: 10, or steady with ``arrivals="random"``.
     speculation : SpeculativeDecoding, optional
         Draft tokens that requests verify in a step, and how many of them are accepted.
     prefix_hit, prefix_len : number or array_like, optional
@@ -193,9 +194,7 @@ def estimate(
         max_seqs=float(memory.most_running(engine.max_seqs)),
         osl_reserved=engine.osl_reserved,
         is_chunked=engine.is_chunked,
-        requests_per_client=(
-            0.0 if requests_per_client is None else at_least("requests_per_client", requests_per_client, 1)
-        ),
+        requests_per_client=run_requests(requests_per_client, arrivals),
         front_end=FrontEndTimes(*plan.profile.front_end.times_us),
         window=float(memory.window_tokens),
         window_share=memory.window_share,
@@ -208,6 +207,7 @@ def estimate(
         rules=rank_rules(plan),
         batches=float(flight),
         pause_steps=interval - 1.0,
+        is_closed=arrivals == "closed",
     )
     out = np.empty((loops.ESTIMATE_ROWS, len(arrays[0])))
     lengths, outputs, clients, budgets = arrays[:4]
@@ -223,7 +223,7 @@ def estimate(
         raise_scenario(plan, scenarios, code, position, needed, room, asked_seqs=engine.asked_seqs)
     rows = _rows(plan, out, flight, busy)
     if with_error:
-        rows |= _errors(plan, out)
+        rows |= _errors(plan, out, options.requests_per_client == 1.0)
     if with_energy:
         load = MeanLoad(
             rows["decodes"], rows["prefill_tokens"], rows["kv_len"], lengths, new, outputs, budgets, clients,
@@ -258,7 +258,7 @@ def _rows(plan: StepPlan, out: Floats, flight: float, busy: Any) -> dict[str, Fl
     }
 
 
-def _errors(plan: StepPlan, out: Floats) -> dict[str, Floats]:
+def _errors(plan: StepPlan, out: Floats, is_burst: bool) -> dict[str, Floats]:
     """Return the errors of decode steps and, if the profile states them, of TPOT and TTFT."""
     decode = decode_errors(plan, out[loops.DECODES], out[loops.KV_LEN], out[loops.DECODE_STEP_US])
     known = plan.profile.errors
@@ -267,5 +267,9 @@ def _errors(plan: StepPlan, out: Floats) -> dict[str, Floats]:
     # a step of several stages is a part of the time between tokens
     tpot = stated_error(plan, np.maximum(out[loops.DECODE_STEP_US], out[loops.TPOT_US]))
     tpot = np.fmax(tpot, decode) if plan.is_beyond_evidence else tpot
-    ttft = np.where(out[loops.WAIT_US] > 0.0, np.nan, known.ttft or np.nan)
+    waits = out[loops.WAIT_US] > 0.0
+    of_run = (known.burst_tpot, known.burst_ttft) if is_burst else (0.0, known.ttft)
+    tpot = np.fmax(tpot, np.where(waits, known.waiting_tpot, of_run[0]))
+    ttft = np.where(waits, known.waiting_ttft, of_run[1])
+    ttft[ttft == 0.0] = np.nan
     return {"relative_error": decode, "tpot_relative_error": tpot, "ttft_relative_error": ttft}

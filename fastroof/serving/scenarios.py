@@ -18,12 +18,17 @@ from fastroof.errors import BatchError, PlanRangeError
 from fastroof.given_arrays import common_shape, number_array, refused
 from fastroof.plan.calls import rank_rules
 from fastroof.plan.start import what_makes_room
+from fastroof.traces.workload import REQUESTS_PER_CLIENT
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
 ARRIVALS: Final = ("closed", "random")
 """When requests arrive: as the last answer of their client ends, or at random moments of a step."""
+
+
+STEADY: Final = "steady"
+"""A closed loop without its start."""
 
 
 class EngineLimits(NamedTuple):
@@ -173,6 +178,17 @@ def checked_interval(
     if why and interval > 1:
         raise BatchError(f"{name} {interval} {why}; simulate a trace instead, or leave it at 1")
     return interval
+
+
+def run_requests(value: float | str | None, arrivals: str = "closed") -> float:
+    """Return the requests of each client of a run, as the loops read them: 0 without a start."""
+    usual = REQUESTS_PER_CLIENT if arrivals == "closed" else STEADY
+    requests = usual if value is None else value
+    if requests != STEADY and not (is_number(requests) and 1.0 <= float(requests) < math.inf):
+        raise BatchError(
+            f"requests_per_client must be a number of at least 1, or {STEADY}, got {shown(requests)}"
+        )
+    return 0.0 if requests == STEADY else float(requests)
 
 
 def steps_met(engine: EngineProfile, arrivals: str, async_scheduling: bool | None = None) -> float:

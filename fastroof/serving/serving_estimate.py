@@ -23,7 +23,7 @@ class ServingEstimate(ArrowResult):
     ----------
     ttft_ms : float or ndarray of float64
         Mean time to first token, ms: from sending a request to its first token, with the front end of the
-        plan's engine (``client_overhead_ms`` of :func:`fastroof.compile_plan`).
+        plan's engine (``front_end`` of :func:`fastroof.compile_plan`).
     tpot_ms, itl_ms : float or ndarray of float64
         Mean time per output token after the first, ms, and mean time between two tokens: both are equal,
         since all outputs have the same length. nan if osl is 1. The underlying gaps are of two kinds,
@@ -55,8 +55,8 @@ class ServingEstimate(ArrowResult):
         One standard error relative to ``decode_step_us``, nan if that is 0; None if not requested.
     tpot_relative_error, ttft_relative_error : float or ndarray of float64, or None
         One standard error relative to ``tpot_ms`` and ``ttft_ms`` (in ln), from the engine's profile:
-        runs of models, GPUs and versions that no fit has seen, larger where steps are of short kernels;
-        that of ``ttft_ms`` is nan if requests wait. None if not requested or not in the profile.
+        runs of models, GPUs, versions and benches that no fit has seen, by protocol: larger for bursts,
+        requests that wait, and steps of short kernels. None if not requested or not in the profile.
     joules_per_token, joules_relative_error : float or ndarray of float64, or None
         Joules of all GPUs per output token, idle time included, and one standard error relative to it;
         None if not requested.

@@ -38,6 +38,8 @@ ARRIVALS: Final = ("poisson", "gamma", "constant", "ramp", "hourly", "closed")
 """Kinds of arrivals."""
 
 DEFAULT_REQUESTS: Final = 1000
+REQUESTS_PER_CLIENT: Final = 10
+"""Requests of each client of a closed loop, as in public benchmarks."""
 MOST_REQUESTS: Final = 10**8
 """Maximum number of requests of a workload."""
 
@@ -78,8 +80,8 @@ class Workload:
         Seconds from the end of an answer to the client's next request, in a closed loop, or to the next turn
         of a session. For sessions also ``"exponential:MEAN"``, ``"lognormal:MEAN:SIGMA"`` or
         ``"uniform:LEAST:MOST"``.
-    requests : int, default 1000
-        Number of requests; the last session is cut.
+    requests : int, optional
+        Number of requests (default: 1000, of a closed loop 10 a client); the last session is cut.
     turns, calls : int or str, default 1
         Turns of a session, and calls of an agent in each: numbers or distributions, as of tokens. With more
         than one, each request starts after the one before it, and its prompt is that one's prompt and answer
@@ -128,7 +130,7 @@ class Workload:
     hourly: tuple[float, ...] | str | None = None
     clients: int | None = None
     think_s: float | str | Delay = 0.0
-    requests: int = DEFAULT_REQUESTS
+    requests: int = None  # type: ignore[assignment]
     input_tokens: int | str | Trace | Lengths = 1024
     output_tokens: int | str | Trace | Lengths = 128
     cached_tokens: int | str | Trace | Lengths | CachedShare = "auto"
@@ -177,6 +179,9 @@ class Workload:
             self._set_hourly()
         if self.clients is not None:
             whole_number("clients", self.clients, 1, MOST_REQUESTS, TraceError)
+        if self.requests is None:
+            requests = DEFAULT_REQUESTS if self.clients is None else self.clients * REQUESTS_PER_CLIENT
+            self._set(requests=min(requests, MOST_REQUESTS))
         whole_number("requests", self.requests, 1, MOST_REQUESTS, TraceError)
         _checked_seed(self.seed)
         for name in ("input_tokens", "output_tokens"):
@@ -234,7 +239,7 @@ class Workload:
         hourly = checked_hourly(self.hourly)
         mean = math.fsum(hourly) / len(hourly) if self.rate is None else self.rate
         requests = max(round(mean * len(hourly) * SECONDS_PER_HOUR), 1)
-        if self.requests not in (DEFAULT_REQUESTS, requests):
+        if self.requests not in (None, DEFAULT_REQUESTS, requests):
             raise TraceError(
                 f"hourly gives {requests:,} requests, got requests {shown(self.requests)}; rate scales them"
             )

@@ -72,7 +72,7 @@ def check_steps(steps: int, requests: int) -> None:
         )
 
 
-OUTSIDE_MEMORY: Final = ("allow_modelled", "client_overhead_ms")
+OUTSIDE_MEMORY: Final = ("allow_modelled", "front_end")
 """Options of a plan that its memory does not depend on."""
 
 

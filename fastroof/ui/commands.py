@@ -97,8 +97,10 @@ def _budget(view: View) -> list[str]:
 
 def _overhead(view: View) -> list[str]:
     """Return the option of a time outside the engine, which steps do not have."""
-    given = view.client_overhead_ms
-    return [] if given is None else ["--client-overhead", number_written(given)]
+    given = view.front_end
+    if given is None:
+        return []
+    return ["--front-end", given if isinstance(given, str) else number_written(given)]
 
 
 def serving_command(store: PlanStore, view: View, clients: int, split: dict[str, int] | None = None) -> str:
@@ -171,7 +173,7 @@ def simulation_command(store: PlanStore, view: View, *, with_energy: bool) -> st
 def step_python(store: PlanStore, view: View, clients: int) -> str:
     """Return Python code that computes the step and its clients."""
     own = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "dtype": "auto", "kv_dtype": "auto", "allow_modelled": False}
-    own |= {"max_tokens": None, "max_seqs": None, "client_overhead_ms": None, "lora": None}
+    own |= {"max_tokens": None, "max_seqs": None, "front_end": None, "lora": None}
     model, gpu = store.written_model(view.model), store.written_gpu(view.gpu)
     where = store.measured(view.gpu).where
 

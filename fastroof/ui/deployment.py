@@ -27,7 +27,7 @@ def deployment_question_of(store: PlanStore, view: View) -> dict[str, Any]:
         "tpot_ms": view.tpot_ms,
         "engine": view.engine,
         "max_num_batched_tokens": view.max_num_batched_tokens,
-        "client_overhead_ms": view.client_overhead_ms,
+        "front_end": view.front_end,
         "lora": view.lora,
     }
     for name in ("dtype", "kv_dtype"):
@@ -43,7 +43,6 @@ def deployment_question_of(store: PlanStore, view: View) -> dict[str, Any]:
 def deployment_command(store: PlanStore, view: View) -> str:
     """Return the command that gives the answer."""
     names = {"total_gpus": "gpus", "ttft_ms": "ttft", "tpot_ms": "tpot"}
-    names["client_overhead_ms"] = "client_overhead"
     words = ["fastroof", "best", "--model", store.written_model(view.model)]
     words += ["--gpu", store.written_gpu(view.gpu)]
     for name, value in deployment_question_of(store, view).items():

@@ -12,7 +12,7 @@ from fastroof.checks import check_flag, is_number, shown, whole_number
 from fastroof.config import gpu_names, load_gpu
 from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import EngineProfile, engine_names, load_engine, serving_engines
-from fastroof.engines.front_end import given_front_end
+from fastroof.engines.front_end import front_end_given
 from fastroof.errors import BatchError
 from fastroof.models import load_model, model_names
 from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES
@@ -59,7 +59,7 @@ _OR_NULL: Final = (
 )  # fmt: skip
 _MOST_LETTERS: Final = 256
 _PLAN_OPTIONS: Final = (
-    "tp", "pp", "dp", "ep", "dtype", "kv_dtype", "engine", "allow_modelled", "client_overhead_ms", "lora",
+    "tp", "pp", "dp", "ep", "dtype", "kv_dtype", "engine", "allow_modelled", "front_end", "lora",
 )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ class View:
     kv_dtype: str = AUTO
     engine: str = DEFAULT_ENGINE
     allow_modelled: bool = False
-    client_overhead_ms: float | None = None
+    front_end: str | float | None = None
     lora: str | None = None
     isl: int = 4000
     osl: int = 500
@@ -121,8 +121,8 @@ class View:
             value = getattr(self, name)
             if value is not None or name not in _OR_NULL:
                 whole_number(name, value, least, most, BatchError)
-        if self.client_overhead_ms is not None:
-            given_front_end("client_overhead_ms", self.client_overhead_ms)
+        if self.front_end is not None:
+            front_end_given("front_end", self.front_end)
         if self.lora is not None:
             if not isinstance(self.lora, str):
                 raise BatchError(

@@ -293,7 +293,7 @@ def test_the_longest_sequences_that_fit(
 @pytest.mark.parametrize("engine", ["kernels", "vllm"])
 def test_one_client_sees_its_own_steps(engine):
     plan = compile_plan(
-        model(12, 12), "h100", TABLES, max_tokens=512, max_seqs=16, engine=engine, client_overhead_ms=0
+        model(12, 12), "h100", TABLES, max_tokens=512, max_seqs=16, engine=engine, front_end=0
     )
     for isl, osl in ((20, 300), (100, 40), (400, 30)):
         got = estimate(plan, isl, osl, 1, max_batched_tokens=512)

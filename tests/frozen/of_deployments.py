@@ -43,7 +43,7 @@ BEST: Final[dict[str, dict[str, dict[str, Any]]]] = {
         "energy": {**LLAMA, **MEANS, **ONE_MODE, "objective": "energy", "max_num_seqs": 64},
         "prefixes": {**LLAMA, **MEANS, **ONE_MODE, "prefix_hit": 0.5, "ttft_ms": 150},
         "adapters": {**LLAMA, **MEANS, **ONE_MODE, "lora": "16:4", "tpot_ms": 15},
-        "no front end": {**LLAMA, **MEANS, **ONE_MODE, "client_overhead_ms": 0.0, "ttft_ms": 60},
+        "no front end": {**LLAMA, **MEANS, **ONE_MODE, "front_end": 0.0, "ttft_ms": 60},
         "from the datasheet": {**LLAMA, **MEANS, **ONE_MODE, "gpu": "l40s", "tables": "datasheet"},
     },
     "means-of-layouts": {

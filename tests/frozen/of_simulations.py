@@ -128,7 +128,7 @@ DEPLOYMENTS: Final[dict[str, Served]] = {
         {**MODEL, "engine": "kernels", "kv_dtype": "fp8"},
         {"chunked_prefill": False, "reserve_output": True, "on_too_long": "reject", "time_scale": 1.25},
     ),
-    "plain-lora": Served({**MODEL, "lora": "16:4", "client_overhead_ms": 0.0}, {}),
+    "plain-lora": Served({**MODEL, "lora": "16:4", "front_end": 0.0}, {}),
     "plain-found-prefixes": Served(MODEL, {**FEW_BLOCKS, "prefix_cache": "lru", "async_scheduling": False}),
     "plain-given-prefixes": Served({**MODEL, "dtype": "fp8"}, {"prefix_cache": "given", "timeout_s": 3.0}),
     "plain-sglang": Served(SGLANG, {}),

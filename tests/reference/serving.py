@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -313,6 +314,52 @@ class ClosedForm(NamedTuple):
     running: float
 
 
+def start(first_us: float, place_us: float, clients: float, places: float, spread: float) -> float:
+    """Mean TTFT of clients that start together, client by client; the last may be a part of one."""
+    if clients <= places:
+        return first_us
+    shares = [1.0] * math.floor(clients) + [clients % 1] * (clients % 1 > 0)
+    waves = [share * (i // places) for i, share in enumerate(shares)]
+    equal = first_us + place_us * sum(waves) / clients
+    # places become free evenly: those behind wait for half of them on average
+    behind = (clients - places) / clients
+    mean_wait = (clients - places) / 2 * place_us / places
+    even = first_us + behind * (first_us + mean_wait)
+    return equal + min(spread / 0.4, 1) * (even - equal)
+
+
+def train(
+    clients: float,
+    isl: float,
+    osl: float,
+    room: float,
+    decode_us: float,
+    ahead: float,
+    outside_us: float,
+    prompts: Callable[[float, float, float], float],
+) -> tuple[float, float, float] | None:
+    """Groups of equal requests one by one: TTFT in the engine, a step of prompts, its share; None: no train.
+
+    The first groups queue while their prompts are on the way; each later one finds as many in the queue.
+    """
+    groups = clients if isl > room else max(1.0, clients * isl / room)
+    if groups >= 0.7 * osl:
+        return None
+    missed = ahead + math.ceil(outside_us / decode_us - 1e-9)
+    queued = min(groups, 1 + missed)
+    step_us = prompts(clients - queued * clients / groups, min(clients * isl, room), room)
+    each = max(1.0, isl / room)
+    if groups == 1:
+        return step_us, step_us, 0.0
+    total = 0.0
+    for j in range(1, math.floor(queued) + 1):
+        total += max(outside_us, missed * decode_us) + j * step_us * each - (j - 1) * decode_us
+    total += (groups - math.floor(queued)) * queued * step_us * each
+    decoding = groups - queued + queued * (queued - 1) / (2 * groups)
+    ttft_us = max(total / groups - outside_us, step_us * each)
+    return ttft_us, step_us, min(decoding * each / (osl - 1), 1.0)
+
+
 def closed_form(
     plan: Any,
     isl: float,
@@ -324,6 +371,8 @@ def closed_form(
     osl_reserved: float = 0.5,
     max_kv_tokens: float = math.inf,
     rounds: float | None = None,
+    spread: float = 0.2,
+    outside_us: float = 0.0,
     wait_steps: float = 0.0,
     interval: float = 1.0,
     steps_met: float | None = None,
@@ -336,7 +385,7 @@ def closed_form(
     step runs, of which it waits for the rest, and for as many steps more as that is below -1. A client that
     sends its next request as its last answer ends meets steps as they start, long and short ones alike: all
     of the next one where an asynchronous scheduler has made it by then (1), none otherwise (0). Ranks step
-    together by ``rules``; clients are those of each.
+    together by ``rules``; clients are those of each. A run of ``rounds`` requests a client counts its start.
     """
     clients_of_all = concurrency * rules.ranks if rules else 1.0
     # prompts do not wait for those of other ranks while a rank has no request to decode
@@ -347,8 +396,9 @@ def closed_form(
     met = 1.0 + ahead if steps_met is None else steps_met
     q = verified.tokens
     turns = max((osl - 1) / verified.accepted, min(osl - 1, 1))
-    fit = min(concurrency, max_kv_tokens / (isl + osl_reserved * osl))
-    fit = min(fit, 1 + (budget - 1) / q if is_chunked else 1 + (budget - isl) / q)
+    most = max_kv_tokens / (isl + osl_reserved * osl)
+    most = min(most, 1 + (budget - 1) / q if is_chunked else 1 + (budget - isl) / q)
+    fit = min(concurrency, most)
     room_at_first = room = budget - (fit - 1) * q if is_chunked else (budget - (fit - 1) * q) // isl * isl
     prompt_steps = max(1.0, isl / room)
     arrivals = (fit - 1) / (turns + met + prompt_steps)
@@ -468,20 +518,41 @@ def closed_form(
     if in_lockstep:
         last_us = together_us(plan, rules, others, last_us, rest + more + rest_decodes * q, False)
     own += last_us
+    one_place = wait + queue + own + turns * mean
     steady = ttft = wait + queue + own
+    if is_bound:
+        one_place = max(one_place, fit / arrivals * mixed_us)
+    is_plain = q == 1 and not wait_steps and interval <= 1 and not in_lockstep
+    if concurrency == fit > 1 and not is_bound and spread == 0 and osl > 1 and is_plain:
+        came = met if steps_met is not None else ahead
+        seen = train(fit, isl, osl, room_at_first, decode_us, came, outside_us, prompts)
+        if seen is not None:
+            steady, mixed_us, any_prompts = seen
+            ttft, mean = steady, (1 - any_prompts) * decode_us + any_prompts * mixed_us
     if is_bound:
         ttft = max(steady, concurrency / arrivals * mixed_us - turns * mean)
     elif concurrency > fit:
         ttft += (concurrency / fit - 1) * (steady + turns * mean)
-    if rounds is not None:
-        a_step = max(1, room_at_first // isl)
-        if fit < a_step:
-            burst = step(0.0, fit * isl, [(fit, isl, 0.0)], fit, fit)
-        else:
-            burst = prompts((fit - 1) / 2 * min(osl - 1, 1), min(a_step * isl, room_at_first), room_at_first)
-            burst *= max(1.0, isl / room_at_first) * (fit / a_step + 1) / 2
-        ttft += (burst - steady) / rounds
-    tpot = mean * turns / (osl - 1) if osl > 1 else math.nan
     if in_lockstep:
         mixed_us = (mean - (1 - any_prompts) * alone_us) / any_prompts if any_prompts else 0.0
+    if rounds is not None:
+        a_step, each = max(1, room_at_first // isl), max(1.0, isl / room_at_first)
+        if fit < a_step:
+            one_us = burst = step(0.0, fit * isl, [(fit, isl, 0.0)], fit, fit)
+            of_others = 0.0
+        else:
+            one_us = prompts((fit - 1) / 2 * min(osl - 1, 1), min(a_step * isl, room_at_first), room_at_first)
+            burst = one_us * each * (fit / a_step + 1) / 2
+            of_others = (fit / a_step - 1) * each
+        places = concurrency if concurrency <= most else max(math.floor(most + 1e-9), 1)
+        ttft = (start(burst, one_place, concurrency, places, spread) + (rounds - 1) * ttft) / rounds
+        if osl > 1:
+            # prompts after a request's own: half of those of a burst, or all that it has steps for
+            after = of_others / 2 if of_others <= turns else turns - turns**2 / (2 * of_others)
+            of_burst = places / concurrency / rounds
+            in_burst, in_steady = of_burst * after / turns, (1 - of_burst) * any_prompts
+            any_prompts = in_burst + in_steady
+            mixed_us = (in_burst * one_us + in_steady * mixed_us) / any_prompts if any_prompts else 0.0
+            mean = (1 - any_prompts) * alone_us + any_prompts * mixed_us
+    tpot = mean * turns / (osl - 1) if osl > 1 else math.nan
     return ClosedForm(ttft, tpot, alone_us, mixed_us, any_prompts, running)

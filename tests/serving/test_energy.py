@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastroof import StepBatch, StepPlan, compile_plan
+from fastroof import StepBatch, StepPlan, compile_plan, serving
 from fastroof.errors import BatchError, SweepError
-from fastroof.serving import SpeculativeDecoding, estimate
+from fastroof.serving import SpeculativeDecoding
 from fastroof.sweep import run_sweep
 from fastroof.sweep.best import best_deployments
+
+# without the start of a run
+estimate = partial(serving.estimate, requests_per_client="steady")
 
 ENGINES: dict[str, dict[str, Any]] = {
     "mixed": {"engine": "vllm"},
@@ -47,14 +51,16 @@ def test_an_estimate_draws_between_idle_and_the_limit(
 
 
 def test_an_engine_idles_while_all_clients_are_in_the_front_end() -> None:
-    plan = compile_plan("llama-3.1-8b", "h100", client_overhead_ms=200.0)
+    plan = compile_plan("llama-3.1-8b", "h100", front_end=200.0)
     for clients in (1, 2, 4, 8):
         apart, as_one = (
-            estimate(plan, 100, 20, clients, length_spread=spread, with_energy=True) for spread in (0.2, 0.0)
+            estimate(plan, 100, 20, clients, length_spread=spread, arrivals="random", with_energy=True)
+            for spread in (0.2, 0.0)
         )
         outside = 200.0 / apart.request_latency_ms
         decode = plan.energy(StepBatch.from_requests([[(1, 109)] * max(round(apart.decodes), 1)])).watts[0]
-        more = (apart.joules_per_token - as_one.joules_per_token) * apart.tokens_per_s_per_gpu
+        watts = [one.joules_per_token * one.tokens_per_s_per_gpu for one in (apart, as_one)]
+        more = watts[0] - watts[1]
         expected = (outside - outside**clients) * (decode - plan.gpu.idle_w)
         assert more == pytest.approx(expected, rel=0.01, abs=1e-9), clients
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,16 +18,20 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import fastroof
+from fastroof import serving
 from fastroof.cli import app
 from fastroof.engines import EngineProfile, FrontEnd, engine_names, load_engine
 from fastroof.errors import FastroofError, PlanError, SweepError
-from fastroof.serving import estimate, estimate_disaggregated
+from fastroof.serving import estimate_disaggregated
 from fastroof.simulation import Fleet, Pool
 from fastroof.simulation.fleet_run import served_by
 from fastroof.simulation.pools import EnginePool
 from fastroof.simulation.settings import EngineSettings
 from fastroof.sweep import best_deployments, load_spec
 from tests.reference import front_end as naive
+
+# without the start of a run
+estimate = partial(serving.estimate, requests_per_client="steady")
 
 BUSY = FrontEnd(request_ms=5.0, token_us=9.0, server_ms=6.0)
 
@@ -166,13 +171,13 @@ def test_open_loops_arrive_later(bare: fastroof.StepPlan, busy: fastroof.StepPla
 
 
 def test_no_overhead_is_the_engine(bare: fastroof.StepPlan, h100: fastroof.Tables) -> None:
-    own = fastroof.compile_plan("llama-3.1-8b", "h100", h100, client_overhead_ms=0)
+    own = fastroof.compile_plan("llama-3.1-8b", "h100", h100, front_end=0)
     kept = [fastroof.simulate(plan, poisson(8.0)).requests for plan in (bare, own)]
     assert kept[0].equals(kept[1])
 
 
 def test_a_constant_overhead_only_shifts(bare: fastroof.StepPlan, h100: fastroof.Tables) -> None:
-    late = fastroof.compile_plan("llama-3.1-8b", "h100", h100, client_overhead_ms=32)
+    late = fastroof.compile_plan("llama-3.1-8b", "h100", h100, front_end=32)
     engine, seen = (fastroof.simulate(plan, poisson(8.0)) for plan in (bare, late))
     np.testing.assert_allclose(seen.times.ttft_ms, engine.times.ttft_ms + 32.0, rtol=1e-6)
     np.testing.assert_allclose(seen.times.tpot_ms, engine.times.tpot_ms, rtol=1e-5)
@@ -211,7 +216,7 @@ def test_clients_of_closed_loops_share_the_api_server(
 
 
 def test_a_client_gives_up_by_its_own_clock(h100: fastroof.Tables) -> None:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, client_overhead_ms=300)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, front_end=300)
     trace = fastroof.Trace([0.0, 1.0], [500, 500], [2, 100])
     sim = fastroof.simulate(plan, trace, timeout_s=0.5)
     assert sim.requests["status"].to_pylist() == ["finished", "timed_out"]
@@ -294,7 +299,7 @@ def test_clients_give_up_in_the_front_end(bare: fastroof.StepPlan) -> None:
 
 def test_sessions_without_an_overhead_are_the_engines(bare: fastroof.StepPlan, h100: fastroof.Tables) -> None:
     trace = sessions()
-    own = fastroof.compile_plan("llama-3.1-8b", "h100", h100, client_overhead_ms=0)
+    own = fastroof.compile_plan("llama-3.1-8b", "h100", h100, front_end=0)
     kept = [fastroof.simulate(plan, trace) for plan in (bare, own)]
     assert kept[0].requests.equals(kept[1].requests)
     assert kept[0].sessions.equals(kept[1].sessions)
@@ -346,11 +351,11 @@ def test_best_answers_what_estimates_do(
     question = {
         "models": "llama-3.1-8b", "gpus": "h100", "tp": 1, "mode": mode, "isl": 1500, "osl": [30, 300],
         "concurrency": [2, 24], "engine": engine, "keep": "all", "max_num_batched_tokens": 8192,
-        "max_num_seqs": 256, "client_overhead_ms": overhead, **workers,
+        "max_num_seqs": 256, "front_end": overhead, **workers,
     }  # fmt: skip
     rows = rows_of(question)
     plan = fastroof.compile_plan(
-        "llama-3.1-8b", "h100", h100, engine=engine, client_overhead_ms=overhead, max_seqs=9000
+        "llama-3.1-8b", "h100", h100, engine=engine, front_end=overhead, max_seqs=9000
     )
     assert len(rows) == 4
     for row in rows:
@@ -368,13 +373,11 @@ def test_limits_are_on_what_users_see(h100: fastroof.Tables) -> None:
         "models": "llama-3.1-8b", "gpus": "h100", "tp": 1, "isl": 1000, "osl": 100, "concurrency": [1, 2],
         "constraints": {"ttft_ms": 60.0}, "k": 1,
     }  # fmt: skip
-    within = best_deployments({**question, "client_overhead_ms": 10}, percentile=None).answers[0]
+    within = best_deployments({**question, "front_end": 10}, percentile=None).answers[0]
     assert within.choices
-    beyond = best_deployments({**question, "client_overhead_ms": 70}, percentile=None).answers[0]
+    beyond = best_deployments({**question, "front_end": 70}, percentile=None).answers[0]
     assert not beyond.choices
-    plans = [
-        fastroof.compile_plan("llama-3.1-8b", "h100", h100, client_overhead_ms=ms) for ms in (0.0, 150.0)
-    ]
+    plans = [fastroof.compile_plan("llama-3.1-8b", "h100", h100, front_end=ms) for ms in (0.0, 150.0)]
     most = [
         fastroof.capacity(
             plan,
@@ -393,7 +396,7 @@ def test_a_rate_needs_clients_outside_the_engine_too(h100: fastroof.Tables) -> N
         question = {
             "models": "llama-3.1-8b", "gpus": "h100", "tp": 1, "isl": 1000, "osl": 200, "request_rate": 5.0,
             "keep": "all", "max_num_batched_tokens": 8192, "max_num_seqs": 256,
-            "client_overhead_ms": overhead,
+            "front_end": overhead,
         }  # fmt: skip
         (rows[overhead],) = rows_of(question)
     more = rows[200.0]["concurrency"] - rows[0.0]["concurrency"]
@@ -419,17 +422,26 @@ def test_serving_engines_have_one_with_its_evidence() -> None:
 def test_an_overhead_replaces_the_profiles(h100: fastroof.Tables) -> None:
     own = fastroof.compile_plan("llama-3.1-8b", "h100", h100)
     assert own.profile.front_end == load_engine("vllm").front_end
-    given_ms = fastroof.compile_plan("llama-3.1-8b", "h100", h100, client_overhead_ms=12.5)
-    assert given_ms.profile.front_end.times_us == (12_500.0, 0.0, 0.0)
+    named: dict[Any, tuple[float, float, float]] = {
+        12.5: (12_500, 0, 0), "12.5": (12_500, 0, 0), "dynamo": (5000, 2, 0), "none": (0, 0, 0),
+        "plain": own.profile.front_end.times_us,
+    }  # fmt: skip
+    for name, times_us in named.items():
+        plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, front_end=name)
+        assert plan.profile.front_end.times_us == times_us, name
+    dynamo = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="trtllm-1.0", front_end="dynamo")
+    assert dynamo.profile.front_end == load_engine("trtllm-1.0").front_end
+    with pytest.raises(PlanError, match=r"the runs of trtllm-1\.0 were all behind dynamo; use dynamo"):
+        fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="trtllm-1.0", front_end="plain")
 
 
-@pytest.mark.parametrize("wrong", [-1, math.nan, math.inf, 1e7, "5", True, [3]])
+@pytest.mark.parametrize("wrong", [-1, math.nan, math.inf, 1e7, "fast", "1e7", True, [3]])
 def test_invalid_overheads_are_refused(h100: fastroof.Tables, wrong: Any) -> None:
-    with pytest.raises(PlanError, match="client_overhead_ms must be milliseconds from 0"):
-        fastroof.compile_plan("llama-3.1-8b", "h100", h100, client_overhead_ms=wrong)
+    with pytest.raises(PlanError, match="front_end must be plain, dynamo, none or milliseconds"):
+        fastroof.compile_plan("llama-3.1-8b", "h100", h100, front_end=wrong)
     question = {"models": "llama-3.1-8b", "isl": 10, "osl": 10, "concurrency": 1}
-    with pytest.raises(SweepError, match="client_overhead_ms"):
-        load_spec({**question, "client_overhead_ms": wrong})
+    with pytest.raises(SweepError, match="front_end"):
+        load_spec({**question, "front_end": wrong})
 
 
 @pytest.mark.parametrize(
@@ -463,10 +475,10 @@ def printed(*words: str) -> Any:
 
 def test_commands_take_an_overhead() -> None:
     load = ("--model", "llama-3.1-8b", "--isl", "1000", "--osl", "300", "--concurrency", "4")
-    ttft = [printed("serving", *load, "--client-overhead", ms)["rows"][0]["ttft_ms"] for ms in ("5", "30")]
+    ttft = [printed("serving", *load, "--front-end", ms)["rows"][0]["ttft_ms"] for ms in ("5", "30")]
     assert ttft[1] - ttft[0] == pytest.approx(25.0)
     run = ("--model", "llama-3.1-8b", "--rate", "2", "--num-requests", "50")
-    mean = [printed("simulate", *run, "--client-overhead", ms)["ttft_ms"]["mean"] for ms in ("0", "25")]
+    mean = [printed("simulate", *run, "--front-end", ms)["ttft_ms"]["mean"] for ms in ("0", "25")]
     assert mean[1] - mean[0] == pytest.approx(25.0)
-    refused = CliRunner().invoke(app, ["step", "--model", "llama-3.1-8b", "--client-overhead", "5"])
+    refused = CliRunner().invoke(app, ["step", "--model", "llama-3.1-8b", "--front-end", "5"])
     assert refused.exit_code != 0

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from fastroof import compile_plan, load_tables
+from fastroof import compile_plan, load_tables, serving
 from fastroof.errors import BatchError
-from fastroof.serving import estimate, estimate_disaggregated
+from fastroof.serving import estimate_disaggregated
 from fastroof.sweep import best_deployments
+
+# without the start of a run
+estimate = partial(serving.estimate, requests_per_client="steady")
 
 LOAD = {"isl": 1000, "osl": 100}
 FIELDS = ("ttft_ms", "tpot_ms", "request_latency_ms", "tokens_per_s_per_gpu", "decodes", "kv_len")

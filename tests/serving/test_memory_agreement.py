@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,21 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from fastroof import serving
 from fastroof.cli import app
 from fastroof.memory.plan_memory import PlanMemory
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.speculation import speculated
-from fastroof.serving import estimate, estimate_disaggregated
+from fastroof.serving import estimate_disaggregated
 from fastroof.simulation import simulate
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.sweep import run_sweep
 from fastroof.sweep.deployments.evaluate import candidate_axes, candidate_options
 from fastroof.sweep.deployments.spec import DeploymentSpec
 from fastroof.traces.trace import Trace
+
+# without the start of a run
+estimate = partial(serving.estimate, requests_per_client="steady")
 
 LENGTH = 6000
 PROMPT, OUTPUT = 2000, 8000

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
 
 import fastroof
+from fastroof import serving
 from fastroof.errors import BatchError
-from fastroof.serving import estimate
 from tests.reference.prefill_first import simulate
+
+# without the start of a run
+estimate = partial(serving.estimate, requests_per_client="steady")
 
 
 @pytest.fixture(scope="module")
 def plan():
     tables = fastroof.load_tables("h100")
-    return fastroof.compile_plan("llama-3.1-8b", "h100", tables, engine="sglang", client_overhead_ms=0)
+    return fastroof.compile_plan("llama-3.1-8b", "h100", tables, engine="sglang", front_end=0)
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +100,11 @@ def test_mixing_prompts_in_is_another_answer(plan):
     assert waves.tokens_per_s_per_gpu == pytest.approx(apart.tokens_per_s_per_gpu, rel=0.1)
     mixed = estimate(plan, *sizes, order="mixed")
     assert mixed.mixed_step_us > mixed.decode_step_us
-    # a spread is nothing to a mixed schedule, and the order is the engine's own
-    assert estimate(plan, *sizes, order="mixed", length_spread=0).tpot_ms == mixed.tpot_ms
+    # a mixed schedule keeps groups of equal lengths together, and the order is the engine's own
+    assert estimate(plan, *sizes, order="mixed", length_spread=0.8).tpot_ms == mixed.tpot_ms
+    train = estimate(plan, *sizes, order="mixed", length_spread=0)
+    assert train.ttft_ms > 2 * mixed.ttft_ms
+    assert train.tpot_ms < mixed.tpot_ms
     assert estimate(plan, *sizes, order="prefill_first").tpot_ms == apart.tpot_ms
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from benchmarks.accuracy import simulated_loops
 from fastroof import Workload, compile_plan, load_tables, simulate
+from fastroof import serving as fastroof_serving
 from fastroof.plan.calls import rank_rules
-from fastroof.serving import SpeculativeDecoding, estimate
+from fastroof.serving import SpeculativeDecoding
 from tests.reference import prefill_first, serving
+
+# without the start of a run
+estimate = partial(fastroof_serving.estimate, requests_per_client="steady")
 
 LOADS = [
     # isl, osl, clients of all four ranks, tokens of a step
@@ -31,7 +36,7 @@ def tables():
 def plans(tables):
     return {
         engine: compile_plan(
-            "qwen3-30b-a3b", "h100", tables, dp=4, ep=4, engine=engine, max_tokens=9000, client_overhead_ms=0
+            "qwen3-30b-a3b", "h100", tables, dp=4, ep=4, engine=engine, max_tokens=9000, front_end=0
         )
         for engine in simulated_loops.ENGINES
     }
@@ -77,7 +82,14 @@ def assert_closed_form(plan, arrivals, rounds, loads):
         if isl > budget and not scheduling.chunked_prefill:
             continue
         got = estimate(
-            plan, isl, osl, clients, budget, max_kv_tokens=1e7, arrivals=arrivals, requests_per_client=rounds
+            plan,
+            isl,
+            osl,
+            clients,
+            budget,
+            max_kv_tokens=1e7,
+            arrivals=arrivals,
+            requests_per_client=rounds or "steady",
         )
         is_first = scheduling.order == "prefill_first"
         met = float(scheduling.async_scheduling)
@@ -115,7 +127,7 @@ def test_experts_compute_what_the_engine_pads_to(tables, plans):
     ranks = replace(padded.profile.data_parallel, prompt_tokens="sum")
     summed = compile_plan(
         "qwen3-30b-a3b", "h100", tables, dp=4, ep=4, engine=replace(padded.profile, data_parallel=ranks),
-        max_tokens=9000, client_overhead_ms=0,
+        max_tokens=9000, front_end=0,
     )  # fmt: skip
     of_padded, of_sum = (estimate(plan, 4000, 100, 32) for plan in (padded, summed))
     assert of_padded.decode_step_us == of_sum.decode_step_us
@@ -127,9 +139,7 @@ def test_dense_ranks_are_replicas_but_in_old_vllm(tables):
     # from 0.5.10 on SGLang pads prompts to its graphs, but not those of several ranks
     for engine in ("vllm", "vllm-0.12", "sglang-0.5.9", "trtllm-1.1"):
         one, four = (
-            compile_plan(
-                "llama-3.1-8b", "h100", tables, dp=dp, engine=engine, max_tokens=9000, client_overhead_ms=0
-            )
+            compile_plan("llama-3.1-8b", "h100", tables, dp=dp, engine=engine, max_tokens=9000, front_end=0)
             for dp in (1, 4)
         )
         alone, ranks = estimate(one, 2000, 200, 8), estimate(four, 2000, 200, 32)
@@ -161,7 +171,7 @@ def test_prompts_held_back_and_drafts_take_their_part(tables, plans):
     now, held = (estimate(plan, 1000, 200, 30, wait_steps=wait) for wait in (0.0, 8.0))
     assert held.ttft_ms > now.ttft_ms
     draft = compile_plan(
-        "qwen3-30b-a3b", "h100", tables, dp=4, ep=4, engine="vllm", max_tokens=9000, client_overhead_ms=0
+        "qwen3-30b-a3b", "h100", tables, dp=4, ep=4, engine="vllm", max_tokens=9000, front_end=0
     )
     guess, drafted = (
         estimate(plan, 1000, 200, 30, speculation=SpeculativeDecoding(3, 2.5, draft=by))

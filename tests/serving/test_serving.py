@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from fastroof import compile_plan
+from fastroof import compile_plan, serving
 from fastroof.cli import app
 from fastroof.cli.serving import EPILOG
 from fastroof.compiled.disaggregated import PrefillWorker, _prefill_time
@@ -19,20 +20,20 @@ from fastroof.errors import BatchError, FastroofError, PlanError, PlanRangeError
 from fastroof.serving import (
     DisaggregatedEstimate,
     ServingEstimate,
-    estimate,
     estimate_disaggregated,
     match_workers,
 )
 from fastroof.serving.scenarios import KV_RESERVATIONS, broadcast
 from tests.reference.serving import closed_form, simulate_closed_loop, simulate_prefill_worker
 
+# without the start of a run
+estimate = partial(serving.estimate, requests_per_client="steady")
+
 
 @pytest.fixture(scope="module")
 def plans(h100):
     return {
-        engine: compile_plan(
-            "llama-3.1-8b", "h100", h100, engine=engine, max_tokens=16384, client_overhead_ms=0
-        )
+        engine: compile_plan("llama-3.1-8b", "h100", h100, engine=engine, max_tokens=16384, front_end=0)
         for engine in ("kernels", "vllm", "trtllm-1.0")
     }
 
@@ -162,6 +163,36 @@ def test_measured_tables_give_the_closed_form_too(plans):
             assert got.tpot_ms * 1e3 == pytest.approx(expected.tpot_us, rel=1e-5, nan_ok=True)
 
 
+def test_runs_of_equal_and_other_lengths_are_the_closed_form_too(plans, h100):
+    """Bursts and longer runs, with and without a place for each client, behind front ends."""
+    rng = np.random.default_rng(7)
+    behind = compile_plan("llama-3.1-8b", "h100", h100, engine="vllm-0.12", max_tokens=16384, front_end=20)
+    trains = 0
+    for _ in range(60):
+        isl, osl, clients = int(2 ** rng.uniform(6, 13)), int(2 ** rng.uniform(4, 10)), rng.integers(2, 200)
+        spread, rounds = float(rng.choice([0.0, 0.2, 0.8])), float(rng.choice([1, 3, 10]))
+        room = int(rng.choice([20_000, 10**7]))
+        for plan in (plans["vllm"], plans["kernels"], behind):
+            run = {"requests_per_client": rounds, "length_spread": spread}
+            got = estimate(plan, isl, osl, clients, 4096, chunked_prefill=True, max_kv_tokens=room, **run)
+            outside_us = float(plan.profile.front_end.alone_us(isl))
+            met = float(plan.profile.scheduling.async_scheduling)
+            if outside_us / 1e3 > 0.01 * got.request_latency_ms:
+                # clients outside the engine are not in the naive form
+                continue
+            expected = closed_form(
+                plan, isl, osl, float(clients), 4096, max_kv_tokens=room, spread=spread, rounds=rounds,
+                outside_us=outside_us, steps_met=-1 - met if outside_us else met,
+            )  # fmt: skip
+            assert got.ttft_ms * 1e3 == pytest.approx(expected.ttft_us + outside_us, rel=1e-5)
+            assert got.tpot_ms * 1e3 == pytest.approx(expected.tpot_us, rel=1e-5, nan_ok=True)
+            other = estimate(
+                plan, isl, osl, clients, 4096, chunked_prefill=True, max_kv_tokens=room, length_spread=0.2
+            )
+            trains += spread == 0.0 and other.wait_ms == 0.0
+    assert trains > 10
+
+
 def answers(found: ServingEstimate | DisaggregatedEstimate) -> list[Any]:
     """Every number of an estimate, the error if it was asked for."""
     return [values for values in found.columns().values() if values is not None]
@@ -175,7 +206,7 @@ def test_a_step_has_no_more_sequences_than_clients(h100):
         engine="trtllm-1.0",
         max_tokens=8192,
         max_seqs=2048,
-        client_overhead_ms=0,
+        front_end=0,
     )
     room = {"max_batched_tokens": 8192, "max_seqs": 2048, "max_kv_tokens": 10**7}
     assert estimate(full, isl=128, osl=128, concurrency=2048, **room).tpot_ms > 0
@@ -477,7 +508,7 @@ def command(*arguments):
 
 @pytest.mark.slow
 def test_the_command_gives_the_same_numbers(plan):
-    sizes = ("--isl", "1024", "--osl", "1,128", "--concurrency", "1,8,64", "--client-overhead", "0")
+    sizes = ("--isl", "1024", "--osl", "1,128", "--concurrency", "1,8,64", "--front-end", "0")
     code, out, err = command(*sizes, "--json")
     assert (code, err) == (0, "")
     document = json.loads(out)
@@ -502,7 +533,7 @@ def test_the_command_with_workers_apart(plan):
         "128",
         "--concurrency",
         "32",
-        "--client-overhead",
+        "--front-end",
         "0",
         "--disaggregated",
         "1:2",

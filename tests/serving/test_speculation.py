@@ -24,12 +24,12 @@ from tests.reference.serving import simulate_closed_loop
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return compile_plan("llama-3.1-8b", "h100", h100, engine="vllm", client_overhead_ms=0)
+    return compile_plan("llama-3.1-8b", "h100", h100, engine="vllm", front_end=0)
 
 
 @pytest.fixture(scope="module")
 def large(h100):
-    return compile_plan("llama-3.1-70b", "h100", h100, tp=8, engine="vllm", client_overhead_ms=0)
+    return compile_plan("llama-3.1-70b", "h100", h100, tp=8, engine="vllm", front_end=0)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,14 @@ def test_one_client_sees_the_mean_of_its_verifications(plan, osl):
 def test_what_is_accepted_is_gained(plan, isl, osl, clients, drafts):
     lengths = np.linspace(1.0, drafts + 1, 4)
     found = [
-        estimate(plan, isl, osl, clients, speculation=SpeculativeDecoding(drafts, float(length)))
+        estimate(
+            plan,
+            isl,
+            osl,
+            clients,
+            speculation=SpeculativeDecoding(drafts, float(length)),
+            requests_per_client="steady",
+        )
         for length in lengths
     ]
     rates = np.array([one.tokens_per_s_per_gpu for one in found])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastroof import PlanError, StepBatch, StepPlan, Tables, compile_plan
+from fastroof import PlanError, StepBatch, StepPlan, Tables, compile_plan, serving
 from fastroof.compiled import steps
 from fastroof.errors import BatchError, ModelError
-from fastroof.serving import estimate, estimate_with_images
+from fastroof.serving import estimate_with_images
 from fastroof.serving.images import plan_that_encodes
+
+estimate = serving.estimate
 
 pytestmark = pytest.mark.loops
 
@@ -18,7 +20,7 @@ IMAGES = [(1024, 768), (640, 640)]
 
 @pytest.fixture(scope="module")
 def plan(h100: Tables) -> StepPlan:
-    return compile_plan("qwen3-vl-8b", "h100", h100, engine="vllm", client_overhead_ms=0)
+    return compile_plan("qwen3-vl-8b", "h100", h100, engine="vllm", front_end=0)
 
 
 @pytest.mark.parametrize("budget", [512, 2048, 8192])

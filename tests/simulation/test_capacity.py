@@ -30,7 +30,7 @@ LIMITS = {"ttft_p99_ms": 400.0, "tpot_p99_ms": 30.0}
 @pytest.fixture(scope="module")
 def plan() -> StepPlan:
     tables = fastroof.load_tables("h100")
-    return fastroof.compile_plan("llama-3.1-8b", "h100", tables, engine="vllm", client_overhead_ms=0)
+    return fastroof.compile_plan("llama-3.1-8b", "h100", tables, engine="vllm", front_end=0)
 
 
 @pytest.fixture(scope="module")
@@ -533,7 +533,7 @@ def percentiles_ms(sim: Simulation) -> dict[str, float]:
 def test_a_capacity_simulates_what_simulate_does(
     prefix_cache: str, tiers: str | None, overhead_ms: float | None
 ) -> None:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", client_overhead_ms=overhead_ms)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", front_end=overhead_ms)
     limits, given = {"ttft_p99_ms": 200.0, "e2e_p99_ms": 4000.0}, {"num_gpu_blocks": 800}
     trace = talks()
     options: dict[str, Any] = {"prefix_cache": prefix_cache, "kv_tiers": tiers, "router": "least_kv"} | given
@@ -642,7 +642,7 @@ def test_a_capacity_of_sessions_simulates_what_simulate_does(
 ) -> None:
     if trace.history_tokens is None and tiers:
         return
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", client_overhead_ms=overhead_ms)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", front_end=overhead_ms)
     limits, given = {"ttft_p99_ms": 200.0, "e2e_p99_ms": 900.0}, {"num_gpu_blocks": 700}
     options: dict[str, Any] = {"prefix_cache": prefix_cache, "kv_tiers": tiers, "router": "least_kv"} | given
     most = as_given(plan, trace, **limits, **options, replicas=2, with_range=False)

@@ -79,7 +79,7 @@ def test_short_outputs_of_mixed_lengths_draw_as_simulated(options: dict[str, Any
 @pytest.mark.parametrize("dp", [1, 4])
 @pytest.mark.parametrize("osl", [1, 3, 5, 50])
 def test_one_client_draws_what_its_steps_do(dp: int, osl: int) -> None:
-    plan = compile_plan("llama-3.1-8b", "h100", dp=dp, client_overhead_ms=0.0)
+    plan = compile_plan("llama-3.1-8b", "h100", dp=dp, front_end=0.0)
     steps = [[(1000, 0)], *([(1, 1000 + done)] for done in range(osl - 1))]
     batch = StepBatch.from_requests(steps)
     idle_s = plan.run(batch).latency_us.sum() / US_PER_S * (dp - 1)

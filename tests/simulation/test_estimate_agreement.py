@@ -6,15 +6,19 @@ A client of these loops sends its next request as its last answer ends, which is
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 import fastroof
-from fastroof.serving import estimate
+from fastroof import serving
 from fastroof.simulation.fleet_run import run_engine
 from tests.reference.made_workloads import a_trace, an_engine
+
+# without the start of a run
+estimate = partial(serving.estimate, requests_per_client="steady")
 
 BUDGET = 8192
 MODES = {
@@ -42,7 +46,7 @@ class Seen(NamedTuple):
 def plans(h100):
     return {
         engine: fastroof.compile_plan(
-            "llama-3.1-8b", "h100", h100, engine=engine, max_tokens=BUDGET, client_overhead_ms=0
+            "llama-3.1-8b", "h100", h100, engine=engine, max_tokens=BUDGET, front_end=0
         )
         for engine in ("vllm", "trtllm", "sglang")
     }

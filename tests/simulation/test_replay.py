@@ -214,7 +214,7 @@ def test_the_compiled_engine_serves_as_it_does(
     h100: fastroof.Tables, ranks: int, blocks: int, asynchronous: bool
 ) -> None:
     model = "llama-3.1-8b" if ranks == 1 else "qwen3-30b-a3b"
-    plan = fastroof.compile_plan(model, "h100", h100, dp=ranks, ep=ranks, engine="vllm", client_overhead_ms=0)
+    plan = fastroof.compile_plan(model, "h100", h100, dp=ranks, ep=ranks, engine="vllm", front_end=0)
     rng = np.random.default_rng(ranks + blocks)
     count = 40
     prompt, output = rng.integers(1, 400, count), rng.integers(1, 120, count)

@@ -26,7 +26,7 @@ EACH = 30
 
 @functools.cache
 def a_plan(dp: int, has_front_end: bool) -> StepPlan:
-    overhead: dict[str, Any] = {} if has_front_end else {"client_overhead_ms": 0}
+    overhead: dict[str, Any] = {} if has_front_end else {"front_end": 0}
     plan = fastroof.compile_plan(
         "llama-3.1-8b", "h100", fastroof.load_tables("h100"), engine="vllm", dp=dp, max_seqs=1024, **overhead
     )

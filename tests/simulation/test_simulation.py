@@ -28,7 +28,7 @@ from fastroof.traces.trace import Trace
 
 @pytest.fixture(scope="module")
 def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm", client_overhead_ms=0)
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm", front_end=0)
 
 
 def made_trace(count: int, rate_per_s: float, seed: int = 1, *, shuffled: bool = False) -> Trace:
@@ -220,7 +220,7 @@ def test_a_real_engine_that_times_out_and_rejects(plan: fastroof.StepPlan) -> No
 
 def test_a_client_that_gives_up_sends_its_next_request_at_once(h100: fastroof.Tables) -> None:
     """After its own time, in which the front end had the request, too."""
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, client_overhead_ms=300)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, front_end=300)
     trace = fastroof.Workload(clients=1, requests=4, input_tokens=100, output_tokens=9000).trace()
     sim = fastroof.simulate(plan, trace, timeout_s=1.0)
     assert sim.requests["status"].to_pylist() == ["timed_out"] * 4

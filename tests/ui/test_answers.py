@@ -357,7 +357,7 @@ def test_a_capacity_needs_limits_and_ends(store: PlanStore) -> None:
 POOLED = "--prefill-replicas 1 --decode-replicas 1"
 SESSIONS = {"rate": 2.0, "turns": 3, "growth": 200, "think_s": 1.5, "spread": 0.3}
 TRAFFIC: dict[str, dict[str, Any]] = {
-    "plain": {"rate": 12.5, "percentile": 90, "client_overhead_ms": 3.5},
+    "plain": {"rate": 12.5, "percentile": 90, "front_end": 3.5},
     "clients": {"rate": None, "clients": 16, "think_s": 0.5, "spread": 0.4, "tpot_ms": None},
     "sessions": SESSIONS,
     "nothing_cached": {**SESSIONS, "prefix_cache": False},

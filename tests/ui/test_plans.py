@@ -30,7 +30,7 @@ OTHERS: dict[str, Any] = {
     "kv_dtype": "fp8",
     "engine": "trtllm-1.0",
     "allow_modelled": True,
-    "client_overhead_ms": 20.0,
+    "front_end": 20.0,
     "lora": "16:4",
 }
 SOURCE = "aiconfigurator-vllm-0.25.0"

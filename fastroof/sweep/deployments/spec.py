@@ -21,7 +21,7 @@ from fastroof.checks import is_number, shown
 from fastroof.config import load_gpu
 from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import load_engine
-from fastroof.engines.front_end import MOST_OVERHEAD_MS
+from fastroof.engines.front_end import NAMES, front_end_given
 from fastroof.errors import PlanError
 from fastroof.models import load_model
 from fastroof.models.execution import AUTO as ANY_ROUTING
@@ -152,11 +152,11 @@ class DeploymentSpec(CandidateSpec):
         None, ge=1, allow_inf_nan=False,
         description="bandwidth from a GPU to a GPU of another worker, a number of B/s; default: NVLink",
     )  # fmt: skip
-    client_overhead_ms: float | None = Field(
-        None, ge=0, le=MOST_OVERHEAD_MS, allow_inf_nan=False,
-        description="time of a request outside the engine, ms, 0 is the engine's own view; default: HTTP and "
-        "tokenizer of the engines' profiles",
-    )  # fmt: skip
+    front_end: str | float | None = Field(
+        None,
+        description=f"what requests pass outside the engine: {', '.join(NAMES)}, or milliseconds a request; "
+        "default: the engines' own",
+    )
     lora: str | None = Field(
         None,
         description="LoRA adapters of all requests: RANK[:ADAPTERS[:MODULES]], like '16:4'; default: none",
@@ -209,6 +209,15 @@ class DeploymentSpec(CandidateSpec):
         if value is None and info.field_name in ("max_num_batched_tokens", "max_num_seqs"):
             value = _engines_own(info, info.field_name)
         return None if value is None else expand_sizes(value, _LARGEST[str(info.field_name)])
+
+    @field_validator("front_end", mode="before")
+    @classmethod
+    def _check_front_end(cls, value: Any) -> str | float | None:
+        """Check a named front end or its milliseconds."""
+        try:
+            return None if value is None else front_end_given("front_end", value)
+        except PlanError as error:
+            raise ValueError(str(error)) from None
 
     @field_validator("lora")
     @classmethod
@@ -389,7 +398,7 @@ class DeploymentSpec(CandidateSpec):
     @property
     def plan_options(self) -> dict[str, Any]:
         """Options of all plans of the sweep."""
-        return {**super().plan_options, "client_overhead_ms": self.client_overhead_ms, "lora": self.lora}
+        return {**super().plan_options, "front_end": self.front_end, "lora": self.lora}
 
     @property
     def all_models(self) -> tuple[str, ...]:

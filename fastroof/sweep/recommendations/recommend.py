@@ -57,7 +57,7 @@ class QuestionOptions(TypedDict, total=False):
     mode: Names | None
     most_gpus_each: int | None
     prefix_hit: float
-    client_overhead_ms: float | None
+    front_end: str | float | None
     lora: str | None
     gpu_hour_price: float | Mapping[str, float] | None
     objective: str | None
@@ -285,9 +285,8 @@ def recommend(
         pipeline stages across nodes (default: no limit).
     prefix_hit : float
         Share of each prompt found in the prefix cache (default: 0).
-    client_overhead_ms : float, optional
-        As in :func:`fastroof.compile_plan`: TTFT limits are on what clients see (default: with HTTP and
-        tokenizer of the engine's profile).
+    front_end : str or float, optional
+        As in :func:`fastroof.compile_plan`: TTFT limits are on what clients see (default: the engines' own).
     lora : str, optional
         LoRA adapters of all requests, ``RANK[:ADAPTERS[:MODULES]]`` as in :func:`fastroof.compile_plan`
         (default: none).

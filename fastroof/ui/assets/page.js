@@ -18,7 +18,7 @@ import { pinAnswer, pinned } from "./pin.js";
 import { listenToTheme } from "./shared/look.js";
 
 const RESTS_MS = 120;
-const PLAN = ["model", "gpu", "tp", "pp", "dp", "ep", "dtype", "kv_dtype", "engine", "allow_modelled", "client_overhead_ms", "lora", "isl", "osl", "max_num_batched_tokens", "ttft_ms", "tpot_ms"];
+const PLAN = ["model", "gpu", "tp", "pp", "dp", "ep", "dtype", "kv_dtype", "engine", "allow_modelled", "front_end", "lora", "isl", "osl", "max_num_batched_tokens", "ttft_ms", "tpot_ms"];
 const START = ["model", "gpu", "tp", "pp", "dp", "ep", "dtype", "kv_dtype", "engine", "lora", "max_num_batched_tokens"];
 const OF = { start: START, layouts: [...PLAN, "gpus"], capacity: [...PLAN, "percentile", "spread"] };
 const DEPLOYMENT = [...PLAN.filter((name) => !["tp", "pp", "dp", "ep"].includes(name)), "gpus", "percentile"];

@@ -1,7 +1,7 @@
 // The chosen settings: one view, stored in the page's address so that it can be bookmarked and shared.
 
 const NUMBERS = ["tp", "pp", "dp", "ep", "isl", "osl", "batch", "percentile", "spread", "gpus", "num_requests", "turns", "think_s"];
-export const OPTIONAL = ["kv_len", "chunk", "max_num_batched_tokens", "ttft_ms", "tpot_ms", "client_overhead_ms", "rate", "clients", "growth"];
+export const OPTIONAL = ["kv_len", "chunk", "max_num_batched_tokens", "ttft_ms", "tpot_ms", "front_end", "rate", "clients", "growth"];
 export const TEXTS = ["lora", "kv_tiers", "fleet"];
 const FLAGS = ["allow_modelled", "prefix_cache"];
 

@@ -95,7 +95,7 @@ PLAN_OPTIONS = (
     "tp", "pp", "dp", "ep", "moe_tp", "dtype", "kv_dtype", "engine", "method", "max_tokens", "max_seqs",
     "gemm_smoothing", "routing", "allow_modelled", "exchange", "dp_imbalance", "wide_experts", "eplb",
     "num_slots", "two_batch_overlap", "cp", "memory_fraction", "kv_cache_gib", "lora",
-    "client_overhead_ms",
+    "front_end",
 )  # fmt: skip
 MODELS = ("'llama-3.1-8b'", "'qwen3-30b-a3b'", "'deepseek-v3'", "'gemma-3-12b'", "'bamba-9b'")
 VALUES = (

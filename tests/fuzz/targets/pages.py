@@ -44,7 +44,7 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "growth": (1, 50, None), "rate": (None, 1e-3, 1e6), "think_s": (0, 0.5, 1e6),
     "prefix_cache": (True, False), "tp": (2, 3), "pp": (2,), "dp": (2,), "osl": (2, 100), "isl": (1, 9000),
     "spread": (0.5, 2), "max_num_batched_tokens": (1, 64, 2**16), "engine": ("sglang", "tensorrt_llm"),
-    "num_requests": (1, 2, 500), "client_overhead_ms": (0, 1e9), "percentile": (50,), "gpu": ("a100", "l4"),
+    "num_requests": (1, 2, 500), "front_end": (0, 1e9), "percentile": (50,), "gpu": ("a100", "l4"),
 }  # fmt: skip
 WORDS = (*HOSTILE_WORDS, "--replicas", "--autoscale", "--router", "--help", "--startup", "9999", "0", "inf/s")
 

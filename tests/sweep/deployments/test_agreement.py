@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastroof import SpeculativeDecoding, StepPlan, Tables, compile_plan
+from fastroof import SpeculativeDecoding, StepPlan, Tables, compile_plan, serving
 from fastroof.engines import EngineProfile, KvMemory, Scheduling, load_engine
 from fastroof.errors import BatchError, PlanRangeError
 from fastroof.evidence.profile_file import write_profile
 from fastroof.plan.speculation import speculated
-from fastroof.serving import estimate, estimate_disaggregated
+from fastroof.serving import estimate_disaggregated
 from fastroof.sweep import best_deployments, load_spec, run_sweep
+
+# without the start of a run
+estimate = partial(serving.estimate, requests_per_client="steady")
 
 TIMES = ("ttft_ms", "tpot_ms", "itl_ms", "request_latency_ms", "wait_ms")
 SEEDS = range(3)
@@ -251,10 +255,10 @@ def test_an_engine_that_cuts_no_prompts_is_estimated_as_validation_judges_it(
     """A sweep had 379 and 159 ms here, of cut prompts; whole ones take 1,930 and 128.7."""
     engine = "trtllm-1.0"
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 5000, "osl": 50, "concurrency": 64, "engine": engine}
-    spec["client_overhead_ms"] = 0
+    spec["front_end"] = 0
     run_sweep(spec, tmp_path / "r.parquet")
     (row,) = pq.read_table(tmp_path / "r.parquet").to_pylist()
-    plan = compile_plan("llama-3.1-8b", "h100", h100, engine=engine, client_overhead_ms=0)
+    plan = compile_plan("llama-3.1-8b", "h100", h100, engine=engine, front_end=0)
     for options in ({}, {"chunked_prefill": False, "kv_reservation": "full", "max_batched_tokens": 8192}):
         seen = estimate(plan, 5000, 50, 64, **options)
         assert (seen.ttft_ms, seen.tpot_ms) == (row["ttft_ms"], row["tpot_ms"])
