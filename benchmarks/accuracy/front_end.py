@@ -16,6 +16,7 @@ from benchmarks.accuracy.fit import non_negative_least_squares
 from benchmarks.accuracy.sample_cleaning import INFERENCEMAX
 from fastroof.arrays import Floats
 from fastroof.engines import FrontEnd
+from fastroof.engines.front_end import NAMES
 from fastroof.evidence.predictions import front_end_ms
 from fastroof.evidence.rows import CLIENT, ServingRow
 
@@ -48,19 +49,20 @@ class PromptTime(NamedTuple):
         return request, token, server
 
 
-OWN_FIT: Final = ("trtllm-1.0",)
-"""Profiles that do not share their engine's front end: all runs of this one went through Dynamo's."""
-
-
 def engine_of(run: PromptTime) -> str:
-    """Return the profiles that share a front end, by their engine or the profile's name."""
-    return run.profile if run.profile in OWN_FIT else run.row.engine
+    """Return the engine of a run, whose profiles share a front end."""
+    return run.row.engine
+
+
+def is_named(row: ServingRow) -> bool:
+    """Return whether a run's front end is a named one, which is not fitted with those of engines."""
+    return row.frontend in NAMES
 
 
 def fitted(runs: Sequence[PromptTime]) -> FrontEnd:
     """Fit the sizes to relative errors; each model has the same weight. Plain servers come before routers."""
     plain = [run for run in runs if run.row.bench == INFERENCEMAX] or list(runs)
-    plain = [run for run in plain if run.row.clock == CLIENT]
+    plain = [run for run in plain if run.row.clock == CLIENT and not is_named(run.row)]
     if not plain:
         return FrontEnd()
     counts = Counter(run.row.whole_model for run in plain)
@@ -81,13 +83,13 @@ def fitted_without(
     for engine, left_out in parts:
         others = [run for run in runs if split(run.row) != left_out]
         own = [run for run in others if engine_of(run) == engine]
-        # other versions of the engine, if the profile has no other runs
-        found[engine, left_out] = fitted(own or [run for run in others if engine.startswith(run.row.engine)])
+        found[engine, left_out] = fitted(own)
     return found
 
 
 def residual(runs: Sequence[PromptTime], split: Callable[[ServingRow], Hashable]) -> float:
     """Return the relative standard error of TTFT with front ends fitted without each part of a split."""
+    runs = [run for run in runs if not is_named(run.row)]
     of_parts = fitted_without(runs, split)
     errors = [
         abs(front_end_ms(of_parts[engine_of(run), split(run.row)], run.row) / run.row.ttft_ms - run.missing)

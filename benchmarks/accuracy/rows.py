@@ -73,6 +73,8 @@ ROW_COLUMNS: Final = (
     Column("exchange", "text", "", "how tokens reach experts in decodes; empty: the engine's default"),
     Column("max_num_batched_tokens", "int", "tokens", "max tokens per step; empty: the engine's default", 1),
     Column("max_num_seqs", "int", "", "max requests per step; empty: the engine's default", 1),
+    Column("order", "text", "", "mixed or prefill_first; empty: the engine's default"),
+    Column("settings_from", "text", "", "where the limits of a step and the order are known from"),
     Column("clock", "text", "", "who took the times: client (empty) or engine"),
 )
 """The columns of a file of serving rows, in order; other columns are not read."""
@@ -89,7 +91,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
     {
         **SERVED_DEFAULTS,
         **dict.fromkeys(("row", "engine_version", "frontend", "architecture", "bench"), ""),
-        **dict.fromkeys(("measured_on", "also_as", "exchange"), ""),
+        **dict.fromkeys(("measured_on", "also_as", "exchange", "order", "settings_from"), ""),
         **dict.fromkeys(("requests_per_client", "ttft_ms", "aic_ttft_ms", "aic_tpot_ms"), math.nan),
         **dict.fromkeys(("decode_workers", "prefill_workers", "prefill_tp", "prefill_dp", "prefill_ep"), 0),
         **dict.fromkeys(("max_num_batched_tokens", "max_num_seqs"), 0),

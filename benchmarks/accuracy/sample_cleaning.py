@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from benchmarks.accuracy.bench_settings import dynamo_settings
 from fastroof.engines import recipe_for, serving_engines
 from fastroof.evidence.rows import ServingRow
 
 DYNAMO, INFERENCEMAX = "dynamo", "inferencemax"
 BENCH_ROUNDS: Final = 10.0
+ENGINE_DEFAULT: Final = "engine default"
 INFERENCEMAX_LENGTHS: Final = 0.9
 INFERENCEMAX_SPREAD: Final = 0.2
 NODE_GPUS: Final[Mapping[str, int]] = MappingProxyType({"gb200": 4, "gb300": 4})
@@ -70,6 +72,11 @@ RULES: Final = (
         "labels of layouts that are not what the public benchmark's launch scripts of that date ran",
         "what they ran, see fastroof/engines/README.md; their KV cache, requests a client and limits of a "
         "step too",
+    ),
+    Rule(
+        "settings",
+        "no limits of a step, of engines that the sample's own generator started behind Dynamo",
+        "what its rules of that time write, see benchmarks/accuracy/bench_settings.py",
     ),
     Rule(
         "wide",
@@ -277,6 +284,14 @@ def _cleaned(cell: Mapping[str, str], gpu_of: Mapping[str, str], changed: Counte
             of_isl = round(recipe.batched_tokens_per_isl * float(cell["isl"]))
             layout["max_num_batched_tokens"] = of_isl or recipe.max_num_batched_tokens
             layout["max_num_seqs"] = recipe.max_num_seqs
+            if layout["max_num_batched_tokens"] or layout["max_num_seqs"]:
+                layout["settings_from"] = f"{recipe.file}, {recipe.commit[:8]}"
+    elif not is_disaggregated:
+        sizes = float(cell["isl"]), concurrency, layout["dp"]
+        settings = dynamo_settings(engine, known_version, *sizes)
+        changed["settings"] += bool(settings)
+        layout |= settings
+    layout.setdefault("settings_from", ENGINE_DEFAULT)
     return ServingRow(
         dataset="-".join(
             filter(None, (engine, version, architecture if model not in _DENSE else model, dtype,

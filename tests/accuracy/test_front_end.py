@@ -86,10 +86,9 @@ def test_times_of_the_engines_clock_are_not_fitted(a_row: ServingRow) -> None:
     assert sizes_of(fitted(own + plain)) == pytest.approx(sizes_of(KNOWN), abs=0.02)
 
 
-def test_a_profile_without_other_runs_takes_its_engines(a_row: ServingRow) -> None:
-    engine = replace(a_row, engine="trtllm")
-    routed = runs_of(engine, "a", replace(KNOWN, request_ms=150.0), 0, bench="dynamo")
-    old = [run._replace(profile="trtllm-1.0") for run in routed]
-    new = [run._replace(profile="trtllm-1.1") for run in runs_of(engine, "b", KNOWN, 1)]
-    found = fitted_without([*old, *new], lambda row: row.bench)
-    assert sizes_of(found["trtllm-1.0", "dynamo"]) == pytest.approx(sizes_of(KNOWN), abs=0.02)
+def test_runs_behind_a_named_front_end_fit_none(a_row: ServingRow) -> None:
+    routed = runs_of(a_row, "a", replace(KNOWN, request_ms=150.0), 0, bench="")
+    routed = [run._replace(row=replace(run.row, frontend="dynamo")) for run in routed]
+    assert fitted(routed) == FrontEnd()
+    plain = [run._replace(row=replace(run.row, bench="")) for run in runs_of(a_row, "b", KNOWN, 1)]
+    assert sizes_of(fitted([*routed, *plain])) == pytest.approx(sizes_of(KNOWN), abs=0.02)

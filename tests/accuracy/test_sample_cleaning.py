@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.accuracy.bench_settings import dynamo_settings
 from benchmarks.accuracy.sample_cleaning import KV_DTYPE_FROM, RULES, CleanedSample, clean_sample
 from benchmarks.accuracy.silicon_sample import SAMPLE_FILE, SAMPLE_GPUS, read_silicon_sample
 from fastroof.engines import serving_engines
@@ -41,7 +42,8 @@ def only(change: dict[str, str]) -> ServingRow:
 
 def test_a_sample_row() -> None:
     found = cleaned({})
-    assert (found.refused, found.duplicates, sum(found.changed.values())) == ({}, 0, 0)
+    assert (found.refused, found.duplicates, found.changed["settings"]) == ({}, 0, 1)
+    assert sum(found.changed.values()) == 1
     (row,) = found.rows
     fields = {name: value for name, value in asdict(row).items() if value == value}
     assert fields == {
@@ -52,10 +54,35 @@ def test_a_sample_row() -> None:
         "frontend": "dynamo", "ttft_ms": 90.5, "tpot_ms": 12.25, "left_out": "", "pp": 1, "dp": 1, "ep": 1,
         "architecture": "qwen3-32b", "bench": "dynamo", "length_spread": 0.0, "measured_on": "",
         "also_as": "", "decode_workers": 0, "prefill_workers": 0, "prefill_tp": 0, "prefill_dp": 0,
-        "prefill_ep": 0, "exchange": "", "max_num_batched_tokens": 0, "max_num_seqs": 0,
+        "prefill_ep": 0, "exchange": "", "max_num_batched_tokens": 16 + 1024 + 1500, "max_num_seqs": 16,
+        "order": "", "settings_from": "aiconfigurator's generator: generator/rule_plugin/vllm.rule, 95ddf24",
         "speculation": None, "draft_model": "", "draft_tp": 1, "clock": "client",
     }  # fmt: skip
     assert row.kv_dtype_from in KV_DTYPE_FROM
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "ranks", "expected"),
+    [
+        ("vllm", "0.12.0", 1, (64 + 1000 + 1500, 64, None)),
+        ("vllm", "0.12.0", 4, (16 + 1000 + 1500, 16, None)),
+        ("vllm", "0.11.0", 1, None),
+        ("trtllm", "1.0.0rc3", 1, (64 + 1000 + 1500, 64, None)),
+        # whole blocks of 32
+        ("trtllm", "1.3.0rc1", 1, (2592, 64, None)),
+        ("sglang", "0.5.8.post1", 1, (1000 + 1500, 64, "mixed")),
+        # older than the generator's rules
+        ("sglang", "0.5.1.post1", 1, None),
+    ],
+)
+def test_settings_are_those_of_the_generator(
+    engine: str, version: str, ranks: int, expected: tuple[int, int, str | None] | None
+) -> None:
+    found = dynamo_settings(engine, version, 1000.0, 64.0, ranks)
+    assert bool(found) == (expected is not None)
+    if expected is not None:
+        assert (found["max_num_batched_tokens"], found["max_num_seqs"], found.get("order")) == expected
+        assert "generator" in found["settings_from"]
 
 
 # -- layouts -------------------------------------------------------------------------------------

@@ -166,13 +166,19 @@ def test_rows_are_predicted_by_the_estimate(rows: tuple[ServingRow, ...], h100: 
         (TRT_QWEN, {"requests_per_client": 10.0, "chunked_prefill": False, "kv_reservation": "full"}),
     ):
         (row,) = some(rows, dataset)
+        if row.max_num_batched_tokens:
+            options |= {
+                "max_batched_tokens": row.max_num_batched_tokens,
+                "max_seqs": row.max_num_seqs or None,
+            }
+        options |= {"length_spread": row.length_spread}
         plan = plans.get(row, row.engine_profile)
         assert plan is plans.get(replace(row, isl=9.0), row.engine_profile)
         lengths = (row.isl * row.length_factor, row.osl * row.length_factor)
         wanted = estimate(plan, *lengths, row.concurrency, **options)
         found = predict_row(row, plan)
         assert (found.ttft_ms, found.tpot_ms) == (wanted.ttft_ms, wanted.tpot_ms)
-        memory = plan.memory_of(max_seqs=row.max_seqs)
+        memory = plan.memory_of(max_tokens=row.schedule["max_batched_tokens"], max_seqs=row.max_seqs)
         held = memory.held_tokens(lengths[0] + lengths[1] * (1.0 if row.engine == "trtllm" else 0.5))
         assert found.kv_load == row.concurrency * held / memory.max_kv_tokens
 
@@ -198,8 +204,9 @@ def test_ttft_is_behind_the_front_end(auto: Validation, h100: fastroof.Tables) -
     # by the engine's own clock there is none
     inside = replace(row, clock="engine")
     own = predict_row(inside, plans.get(inside, row.engine_profile))
-    assert own.tpot_ms == pytest.approx(predicted.tpot_ms, rel=0.01)
-    added_ms = front_end_ms(row.engine_profile.front_end, row)
+    # equal requests that are on their way let fewer prompts into the steps of others
+    assert own.tpot_ms == pytest.approx(predicted.tpot_ms, rel=0.05)
+    added_ms = front_end_ms(row.on_its_clock(row.engine_profile).front_end, row)
     assert own.ttft_ms < predicted.ttft_ms - 0.5 * added_ms
 
 
