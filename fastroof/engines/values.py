@@ -70,8 +70,10 @@ class ServingErrors:
     ----------
     tpot, ttft : float
         One standard error of the time per output token, and of the time to first token without queueing,
-        relative to the time (in ln): 80 % of the runs of models, GPUs and versions that a fit has not
-        seen are within 1.28 of them. 0 if unknown.
+        relative to the time (in ln): 80 % of the runs of a group of model, GPU, version and bench that no
+        fit has seen are within 1.28 of them. 0 if unknown.
+    burst_tpot, burst_ttft, waiting_tpot, waiting_ttft : float
+        The same of bursts, and of loads whose requests wait for room. 0 if unknown.
     layer_us : float
         One standard error of a step in us per layer, which counts where it is the larger: in steps of short
         kernels, which the runs had none of.
@@ -84,6 +86,10 @@ class ServingErrors:
 
     tpot: float = 0.0
     ttft: float = 0.0
+    burst_tpot: float = 0.0
+    burst_ttft: float = 0.0
+    waiting_tpot: float = 0.0
+    waiting_ttft: float = 0.0
     layer_us: float = 0.0
 
     def __post_init__(self) -> None:
