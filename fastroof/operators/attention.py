@@ -17,7 +17,7 @@ from fastroof.columns import DTYPE, KV_DTYPE, LATENCY, ORIGIN_MODELLED, Column
 from fastroof.compiled.layout import FORM_DECODE_RATE, FORM_PREFILL_RATE
 from fastroof.config.gpu import GpuSpec
 from fastroof.operators.attention_blocks import PlannedAttention
-from fastroof.operators.attention_grids import AttentionOperator, AttentionRows, attention_variance
+from fastroof.operators.attention_grids import AttentionOperator, attention_variance
 from fastroof.operators.attention_work import (
     BATCH,
     DECODE_AXES,
@@ -297,21 +297,8 @@ class AttentionDecode(PlannedAttention):
         points.decode_mfu(batch, np.minimum(kv_len, key[4] or math.inf), table.unit_us, out, mfu)
 
 
-class AttentionDecodeUnequal(AttentionRows):
-    """Decode attention of sequences of unequal length, measured to check the mean-length rule."""
-
-    name = "attention_decode_unequal"
-    rank = 35
-    keys = (
-        *AttentionRows.keys,
-        Column("spread", "text", "", "how kv lengths differ: uniform, bimodal, one_long"),
-    )
-    axes = (BATCH, Column("kv_len", "int", "tokens", "mean kv length over the batch"))
-
-
 ATTENTION_PREFILL: Final = AttentionPrefill()
 ATTENTION_DECODE: Final = AttentionDecode()
-ATTENTION_DECODE_UNEQUAL: Final = AttentionDecodeUnequal()
 ATTENTION: Final[Mapping[str, PlannedAttention]] = {o.name: o for o in (ATTENTION_PREFILL, ATTENTION_DECODE)}
 """Operators that plans look up on a grid, by name."""
 
@@ -390,6 +377,5 @@ ENCODER_ATTENTION: Final = EncoderAttention()
 OPERATORS: Final = (
     ATTENTION_PREFILL,
     ATTENTION_DECODE,
-    ATTENTION_DECODE_UNEQUAL,
     ENCODER_ATTENTION,
 )

@@ -241,10 +241,17 @@ class _Ready(NamedTuple):
     prefix_us: tuple[float, float]
 
 
-class AttentionRows(Operator):
-    """Work of rows of grouped-query attention."""
+class AttentionOperator(Operator):
+    """Attention looked up on a grid of batch and length.
+
+    ``is_additive`` if the grid is extrapolated along its lines instead of at constant latency / B;
+    ``any_width`` if a head_dim that nothing measured is modelled from another.
+    """
 
     keys: ClassVar[tuple[Column, ...]] = (KV_DTYPE, *_HEADS)
+    is_additive: ClassVar[bool]
+    length_axis: ClassVar[str]
+    any_width: ClassVar[bool] = False
 
     def q_len(self, columns: Columns) -> Array:
         """New tokens of each sequence."""
@@ -267,18 +274,6 @@ class AttentionRows(Operator):
     def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
         """Peak of bf16; some kernels compute in the KV dtype."""
         return reads_kv_peaks(columns, gpu)
-
-
-class AttentionOperator(AttentionRows):
-    """Attention looked up on a grid of batch and length.
-
-    ``is_additive`` if the grid is extrapolated along its lines instead of at constant latency / B;
-    ``any_width`` if a head_dim that nothing measured is modelled from another.
-    """
-
-    is_additive: ClassVar[bool]
-    length_axis: ClassVar[str]
-    any_width: ClassVar[bool] = False
 
     @abstractmethod
     def bound(self, shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound:

@@ -1,4 +1,4 @@
-"""Attention over keys and values by head: prefills, decodes, and decodes of unequal lengths."""
+"""Attention over keys and values by head: prefills and decodes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from typing import ClassVar, Final
 from fastroof.operators.attention_work import attention_bytes
 from fastroof.units import DTYPE_BYTES
 from kernels_bench.operators.operator import STREAMING, Limits, MeasuredOperator, ModelShapes, Values
-
-SPREADS: Final = ("uniform", "bimodal", "one_long")
-"""How the KV lengths of an unequal decode batch differ."""
 
 DECODE_BANDWIDTH_SHARE: Final = 0.8 * STREAMING
 
@@ -74,27 +71,9 @@ class DecodeAttentionOperator(AttentionOperator):
     bandwidth_share = DECODE_BANDWIDTH_SHARE
 
 
-class UnequalDecodeAttentionOperator(DecodeAttentionOperator):
-    """One query a sequence, the lengths of the sequences spread about their mean."""
-
-    name = "attention_decode_unequal"
-    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"spread": SPREADS}
-
-    def impossible(self, given: Values) -> str | None:
-        """Lengths differ only with at least two sequences and two tokens."""
-        if reason := super().impossible(given):
-            return reason
-        if given["batch_size"] < 2 or given["kv_len"] < 2:
-            return "a batch of unequal lengths needs batch_size and kv_len of at least 2"
-        return None
-
-
-DECODES: Final = (DecodeAttentionOperator.name, UnequalDecodeAttentionOperator.name)
-ATTENTION: Final = (PrefillAttentionOperator.name, *DECODES)
-"""Operators of providers of attention by head."""
-
 OPERATORS: Final = (
     PrefillAttentionOperator(),
     DecodeAttentionOperator(),
-    UnequalDecodeAttentionOperator(),
 )
+ATTENTION: Final = tuple(operator.name for operator in OPERATORS)
+"""Operators of providers of attention by head."""

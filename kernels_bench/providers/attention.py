@@ -14,7 +14,7 @@ from fastroof.units import DTYPE_BYTES
 from kernels_bench.protocol import Point
 from kernels_bench.providers import references
 from kernels_bench.providers.device import Device, take
-from kernels_bench.providers.paging import PagedBatch, ragged_offsets, spread_kv_lens
+from kernels_bench.providers.paging import PagedBatch, ragged_offsets
 from kernels_bench.providers.random_inputs import InputMaker
 from kernels_bench.providers.rotating import RotatingCalls, count_sets, sample
 
@@ -108,15 +108,11 @@ class AttentionSets:
         return k[:kv_len], v[:kv_len]
 
 
-def batch_of(point: Point, seed: int) -> tuple[Longs, Longs]:
+def batch_of(point: Point) -> tuple[Longs, Longs]:
     """Return new tokens and KV lengths of a point's sequences."""
     values = point.values
     batch_size, kv_len = int(values["batch_size"]), int(values["kv_len"])
-    if "spread" in values:
-        kv_lens = spread_kv_lens(str(values["spread"]), batch_size, kv_len, seed)
-    else:
-        kv_lens = np.full(batch_size, kv_len, np.int64)
-    return np.full(batch_size, int(values.get("q_len", 1)), np.int64), kv_lens
+    return np.full(batch_size, int(values.get("q_len", 1)), np.int64), np.full(batch_size, kv_len, np.int64)
 
 
 def _num_sets(
@@ -137,7 +133,7 @@ def contiguous_sets(
 ) -> AttentionSets:
     """Make sets whose K and V lie contiguous, one sequence after the other."""
     heads = Heads.of(point)
-    new_tokens, kv_lens = batch_of(point, seed)
+    new_tokens, kv_lens = batch_of(point)
     tokens, kv_tokens = int(new_tokens.sum()), int(kv_lens.sum())
     sets, set_bytes = _num_sets(heads, new_tokens, kv_tokens, dtype, device, max_bytes)
     make = InputMaker(device, seed)
@@ -168,7 +164,7 @@ def paged_sets(
 ) -> AttentionSets:
     """Make sets whose K and V lie in pages of one pool; ``q_dtype`` is the queries' if not ``dtype``."""
     heads = Heads.of(point)
-    new_tokens, kv_lens = batch_of(point, seed)
+    new_tokens, kv_lens = batch_of(point)
     batch = PagedBatch.make(new_tokens, kv_lens, seed, window=heads.window)
     kv_dtype = "fp8" if point.values["kv_dtype"] == "fp8" else dtype
     page = batch.page_size

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from fastroof.arrays import Array
 from kernels_bench.operators.attention import ATTENTION
-from kernels_bench.providers.paging import spread_kv_lens
 from kernels_bench.routing import route
 
 Singles = npt.NDArray[np.float32]
@@ -105,15 +104,12 @@ def _attention_size(v: Mapping[str, Any]) -> _Size:
 
 def _attention_inputs(v: Mapping[str, Any], random: np.random.Generator, seed: int) -> Arrays:
     batch, q_len = int(v["batch_size"]), int(v.get("q_len", 1))
-    kv_lens = np.full(batch, v["kv_len"], np.int64)
-    if "spread" in v:
-        kv_lens = spread_kv_lens(v["spread"], batch, int(v["kv_len"]), seed)
-    kv_heads, head_dim = int(v["num_kv_heads"]), int(v["head_dim"])
+    kv_len, kv_heads, head_dim = int(v["kv_len"]), int(v["num_kv_heads"]), int(v["head_dim"])
     group = int(v["num_q_heads"]) // kv_heads
     return {
-        "q": [_normal(random, kv_heads, group, q_len, head_dim) for _ in kv_lens],
-        "k": [_normal(random, kv_heads, 1, int(n), head_dim) for n in kv_lens],
-        "v": [_normal(random, kv_heads, 1, int(n), head_dim) for n in kv_lens],
+        "q": [_normal(random, kv_heads, group, q_len, head_dim) for _ in range(batch)],
+        "k": [_normal(random, kv_heads, 1, kv_len, head_dim) for _ in range(batch)],
+        "v": [_normal(random, kv_heads, 1, kv_len, head_dim) for _ in range(batch)],
         "window": int(v.get("window", 0)),
     }
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from kernels_bench.operators.attention import DECODES
 from kernels_bench.protocol import Availability, Point, Prepared
 from kernels_bench.providers.attention import (
     Heads,
@@ -59,7 +58,7 @@ class FlashinferProvider(CudaProvider):
         return {
             "gemm": Launch(self._refuses_gemm, self._prepare_gemm),
             "attention_prefill": Launch(self._refuses_prefill, self._prepare_prefill),
-            **dict.fromkeys(DECODES, Launch(self._refuses_decode, self._prepare_decode)),
+            "attention_decode": Launch(self._refuses_decode, self._prepare_decode),
             "mla_decode": Launch(self._refuses_mla, self._prepare_mla),
             "moe": Launch(self._refuses_moe, self._prepare_moe),
             "elementwise": Launch(self._refuses_elementwise, self._prepare_elementwise),

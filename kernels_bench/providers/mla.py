@@ -52,7 +52,7 @@ def mla_sets(
     """Make input sets of an MLA decode; ``packed`` puts a token's rotary part next to its latent one."""
     values = point.values
     heads, latent, rope = (int(values[n]) for n in ("num_q_heads", "kv_lora_rank", "rope_dim"))
-    batch = PagedBatch.make(*batch_of(point, seed), seed, page_size)
+    batch = PagedBatch.make(*batch_of(point), seed, page_size)
     b, pages, page = batch.num_sequences, batch.num_pages, batch.page_size
     element_bytes = 4 if dtype == "fp32" else 2
     set_bytes = element_bytes * (pages * page * (latent + rope) + b * heads * (2 * latent + rope))

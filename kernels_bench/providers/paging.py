@@ -24,32 +24,6 @@ def ragged_offsets(lengths: Longs) -> npt.NDArray[np.int32]:
     return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
 
 
-def spread_kv_lens(spread: str, batch_size: int, mean_kv_len: int, seed: int) -> Longs:
-    """Draw the KV lengths of an unequal decode batch.
-
-    >>> sorted(spread_kv_lens("one_long", 4, 100, seed=0).tolist())
-    [67, 67, 67, 199]
-    """
-    if batch_size < 1 or mean_kv_len < 1:
-        raise MeasureError(f"{batch_size} sequences of {mean_kv_len} tokens: need at least 1 of each")
-    random = np.random.default_rng(seed)
-    if spread == "uniform":
-        weights = random.random(batch_size)
-    elif spread == "bimodal":
-        weights = np.where(np.arange(batch_size) < batch_size // 2, 7.0, 1.0)
-    elif spread == "one_long":
-        weights = np.where(np.arange(batch_size) == 0, float(max(batch_size - 1, 1)), 1.0)
-    else:
-        raise MeasureError(f"unknown spread {spread!r}; there are uniform, bimodal and one_long")
-    # One token each first, the others by weight; what rounding leaves goes to the largest remainders.
-    rest = batch_size * (mean_kv_len - 1)
-    shares = weights * (rest / weights.sum())
-    lengths = np.floor(shares).astype(np.int64)
-    order = np.argsort(lengths - shares, kind="stable")
-    lengths[order[: rest - int(lengths.sum())]] += 1
-    return random.permutation(lengths + 1)
-
-
 @dataclass(frozen=True)
 class PagedBatch:
     """Sequences of a step and where their KV lies."""

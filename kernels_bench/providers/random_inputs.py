@@ -39,15 +39,11 @@ class InputMaker:
             return bits.view(torch_dtype("fp8"))
         return self._torch.full(shape, float("nan"), dtype=torch_dtype(dtype), device=self.device.name)
 
-    def quantised(self, rows: int, columns: int, *, per_row: bool) -> tuple[Any, Any]:
-        """Return fp8 numbers and the float32 scale that makes them normally distributed again.
-
-        The scale is of shape (1,), or (rows, 1) with ``per_row``.
-        """
+    def quantised(self, rows: int, columns: int) -> tuple[Any, Any]:
+        """Return fp8 numbers and the float32 scale, of shape (1,), that makes them normal again."""
         values = self.normal(rows, columns)
         # In bf16: a float32 copy of a large weight would take four times the room of the result.
-        largest = values.abs().amax(dim=1, keepdim=True) if per_row else values.abs().amax().reshape(1)
-        scale = largest.float() / FP8_MAX
+        scale = values.abs().amax().reshape(1).float() / FP8_MAX
         return (values / scale.to(values.dtype)).clamp_(-FP8_MAX, FP8_MAX).to(torch_dtype("fp8")), scale
 
     def constant(self, value: float) -> Any:

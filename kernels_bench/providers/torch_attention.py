@@ -19,8 +19,6 @@ def refuses_sdpa(point: Point) -> str | None:
         return f"SDPA has no {point.values['kv_dtype']} KV cache; it computes in bf16"
     if point.values.get("window", 0):
         return "SDPA has no sliding window but as a mask over all tokens; it needs vllm or flashinfer"
-    if "spread" in point.values:
-        return "SDPA takes sequences of one length; unequal ones need vllm or flashinfer"
     return None
 
 

@@ -21,9 +21,9 @@ CHECKED_COLUMNS: Final = 512
 Gemm = Callable[[Any, Any, Any, Any, Any], None]
 """Writes ``(x * x_scale) @ (weight * weight_scale).T``, called as (out, x, weight, x_scale, weight_scale).
 
-``weight`` is of shape (n, k), so that its transpose is column-major. ``weight_scale`` is of shape (1,) or
-(1, n); of fp8_block it is (n / 128, k / 128) and ``x_scale`` is (m, k / 128), unless they were arranged
-otherwise. Both scales are None for bf16.
+``weight`` is of shape (n, k), so that its transpose is column-major. ``weight_scale`` is of shape (1,); of
+fp8_block it is (n / 128, k / 128) and ``x_scale`` is (m, k / 128), unless they were arranged otherwise. Both
+scales are None for bf16.
 """
 
 Arrange = Callable[[Any, Any], tuple[Any, Any]]
@@ -35,8 +35,8 @@ def refuses_gemm(point: Point, device: Device) -> str | None:
     dtype, n, k = point.values["dtype"], point.values["n"], point.values["k"]
     if dtype == "bf16":
         return None
-    if dtype not in ("fp8", "fp8_rowwise", "fp8_block"):
-        return f"no {dtype} GEMM here; there are bf16, fp8, fp8_rowwise and fp8_block"
+    if dtype not in ("fp8", "fp8_block"):
+        return f"no {dtype} GEMM here; there are bf16, fp8 and fp8_block"
     if dtype == "fp8_block" and (n % SCALE_BLOCK or k % SCALE_BLOCK):
         return f"fp8_block needs n and k in multiples of {SCALE_BLOCK}, not {n} and {k}"
     if n % FP8_ALIGNMENT or k % FP8_ALIGNMENT:
@@ -81,13 +81,7 @@ def prepare_gemm(
                 spread_scales(x_scale[rows], 1, len(rows), k),
                 spread_scales(weight_scale, SCALE_BLOCK, n, k)[columns],
             )
-        per_row = x_scale is not None and x_scale.ndim == 2
-        return references.linear(
-            take(x, rows),
-            take(weight, columns),
-            x_scale[rows] if per_row else x_scale,
-            weight_scale[0, columns][:, None] if per_row else weight_scale,
-        )
+        return references.linear(take(x, rows), take(weight, columns), x_scale, weight_scale)
 
     return RotatingCalls(kernel, num_sets, num_sets * set_bytes, launch, read, expect)
 
@@ -100,10 +94,9 @@ def _one_set(make: InputMaker, dtype: str, m: int, n: int, k: int) -> tuple[Any,
         x, x_scale = quantise_blocks(make.normal(m, k), 1)
         weight, weight_scale = quantise_blocks(make.normal(n, k), SCALE_BLOCK)
         return out, x, weight, x_scale, weight_scale
-    per_row = dtype == "fp8_rowwise"
-    x, x_scale = make.quantised(m, k, per_row=per_row)
-    weight, weight_scale = make.quantised(n, k, per_row=per_row)
-    return out, x, weight, x_scale, weight_scale.T.contiguous() if per_row else weight_scale
+    x, x_scale = make.quantised(m, k)
+    weight, weight_scale = make.quantised(n, k)
+    return out, x, weight, x_scale, weight_scale
 
 
 def torch_gemm(dtype: str) -> tuple[str, Gemm]:
@@ -128,5 +121,4 @@ def torch_gemm(dtype: str) -> tuple[str, Gemm]:
             out=out,
         )
 
-    scaling = "row-wise" if dtype == "fp8_rowwise" else "per tensor"
-    return f"torch._scaled_mm, {scaling}, fast accumulation", scaled
+    return "torch._scaled_mm, per tensor, fast accumulation", scaled

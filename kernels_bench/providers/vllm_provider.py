@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Final
 
-from kernels_bench.operators.attention import ATTENTION, DECODES
+from kernels_bench.operators.attention import ATTENTION
 from kernels_bench.protocol import Availability, Point, Prepared
 from kernels_bench.providers.attention import paged_sets, prepare_attention, refuses_heads
 from kernels_bench.providers.cuda_provider import CudaProvider, Launch
@@ -28,7 +28,6 @@ from kernels_bench.providers.vllm_ops import find_library, load_libraries, plan_
 
 SCALINGS: Final = {
     "fp8": "per tensor",
-    "fp8_rowwise": "row-wise",
     "fp8_block": "blocks of 128, quantisation of activations not inside",
 }
 FA3_MLA_WIDTHS: Final = (512, 64)
@@ -117,7 +116,7 @@ class VllmProvider(CudaProvider):
     def _refuses_attention(self, point: Point) -> str | None:
         kv_dtype = point.values["kv_dtype"]
         # Over fp8 KV it computes in fp8, the table's attention in bf16; a decode waits for its KV in either.
-        if kv_dtype != "bf16" and not (kv_dtype == "fp8" and point.operator in DECODES):
+        if kv_dtype != "bf16" and not (kv_dtype == "fp8" and point.operator == "attention_decode"):
             return f"vLLM's FA3 computes in {kv_dtype} where the KV cache is"
         return refuses_heads(point) or self.reasons["fa3"] or None
 

@@ -19,7 +19,6 @@ BOUNDS: Final[dict[str, float]] = {
     "bf16": 1e-2,
     "fp16": 1e-2,
     "fp8": 6e-2,
-    "fp8_rowwise": 6e-2,
     "fp8_block": 6e-2,
     "fp8_experts": 8e-2,
 }

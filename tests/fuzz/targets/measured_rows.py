@@ -22,11 +22,6 @@ from tests.fuzz.targets.kernel_lookups import MADE, WORDS, shipped
 MOST_ROWS = 12
 ROWS: dict[str, dict[str, list[Any]]] = {
     **MADE,
-    "attention_decode_unequal": {
-        "kv_dtype": ["bf16"] * 4, "num_q_heads": [8] * 4, "num_kv_heads": [8] * 4, "head_dim": [128] * 4,
-        "window": [0] * 4, "spread": ["pair"] * 4, "batch_size": [8, 8, 64, 64],
-        "kv_len": [512, 4096, 512, 4096], "latency_us": [10.0, 20.0, 40.0, 200.0],
-    },
     "lora": {
         "part": ["shrink"] * 4, "m": [1, 16, 256, 4096], "n": [16] * 4, "k": [4096] * 4, "adapters": [1] * 4,
         "latency_us": [4.0, 4.0, 5.0, 20.0],

@@ -60,14 +60,6 @@ BAD = {
         DECODE.replace("decode", "prefill") + "shapes = [[8, 2, 64]]\nq_len = 8\nprefix = 0",
         "unknown key 'kv_len'",
     ),
-    "spread": (
-        DECODE.replace("decode", "decode_unequal") + 'shapes = [[8, 2, 64]]\nspread = "wild"',
-        "unknown spread 'wild'; valid are uniform, bimodal, one_long",
-    ),
-    "unequal batch of one": (
-        DECODE.replace("decode", "decode_unequal") + 'shapes = [[8, 2, 64]]\nspread = "uniform"',
-        "at least 2",
-    ),
     "topk": (
         'operator = "moe"\ndtype = "bf16"\nshapes = [[64, 64, 9, 8, 1, 1]]\nnum_tokens = 1',
         "topk 9 is above num_experts 8",

@@ -78,10 +78,10 @@ def test_the_default_grid_takes_six_to_ten_minutes() -> None:
 
 def test_the_first_run_takes_about_five_minutes() -> None:
     points = load_grid("first_run").points()
-    assert len(points) == 8423
+    assert len(points) == 8198
     first_s = sum(first_call_seconds(points))
-    # 257 s of measuring; what compiling and importing take on top is a guess
-    assert run_seconds(points, H100) - first_s == pytest.approx(257, abs=1)
+    # 252 s of measuring; what compiling and importing take on top is a guess
+    assert run_seconds(points, H100) - first_s == pytest.approx(252, abs=1)
     assert first_s == pytest.approx(37, abs=1)
     assert not unfit(points, H100)
     # the most wanted come first: sizes of published tables in a fifth of the time
@@ -94,7 +94,7 @@ def test_the_first_run_takes_about_five_minutes() -> None:
 
 def test_the_second_run_fits_its_time_even_if_compiling_takes_twice_as_long() -> None:
     points = load_grid("second_run").points()
-    assert len(points) == 3690
+    assert len(points) == 3585
     first_s = sum(first_call_seconds(points))
     assert first_s == pytest.approx(79, abs=1)
     # of 400 s, less a minute for the smoke test
@@ -267,7 +267,7 @@ def fitted(budget_s: float) -> tuple[list[Point], list[Point]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("budget_s", [5, 60, 150, 300, 500])
+@pytest.mark.parametrize("budget_s", [5, 60, 150, 300, 450])
 def test_a_budget_is_kept_and_used(budget_s: float) -> None:
     kept, dropped = fitted(budget_s)
     assert run_seconds(kept, H100) <= budget_s
@@ -279,7 +279,7 @@ def test_a_budget_is_kept_and_used(budget_s: float) -> None:
     assert sorted(point.key for point in (*kept, *dropped)) == sorted(order)
 
 
-@pytest.mark.parametrize("budget_s", [5, 60, 150, 300, 500])
+@pytest.mark.parametrize("budget_s", [5, 60, 150, 300, 450])
 def test_the_highest_priority_numbers_go_first(budget_s: float) -> None:
     kept, dropped = fitted(budget_s)
     assert max(p.priority for p in kept) <= min(p.priority for p in dropped)
@@ -424,7 +424,7 @@ def test_plan_on_another_card_names_what_it_cannot_measure() -> None:
     assert "\n  2,844 in gemm fp8 linear, the first gemm {" in text
     assert "has no units for fp8" in text
     plan = make_plan(GRID, A100)
-    assert {point.values["dtype"] for point, _ in plan.unfit} == {"fp8", "fp8_rowwise"}
+    assert {point.values["dtype"] for point, _ in plan.unfit} == {"fp8"}
     assert len(plan.kept) + len(plan.unfit) == len(POINTS)
 
 

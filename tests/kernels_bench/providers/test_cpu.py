@@ -67,14 +67,6 @@ def test_prefill_is_causal_attention_written_out(batch: int, q_len: int, prefix:
     np.testing.assert_allclose(prepared.reference(0), np.concatenate(expected), rtol=1e-5, atol=1e-6)
 
 
-def test_unequal_decode_keeps_the_total_kv() -> None:
-    values = {**HEADS, "spread": "one_long", "batch_size": 4, "kv_len": 32}
-    prepared = CpuProvider().prepare(Point("attention_decode_unequal", values), 0, BIG)
-    lengths = [k.shape[2] for k in prepared._sets[0]["k"]]
-    assert sum(lengths) == 4 * 32
-    assert len(set(lengths)) > 1
-
-
 @pytest.mark.parametrize("moe_ep", [1, 2])
 @pytest.mark.parametrize("distribution", ["balanced", "power_law_1.2"])
 def test_moe_is_the_sum_of_its_experts_written_out(moe_ep: int, distribution: str) -> None:

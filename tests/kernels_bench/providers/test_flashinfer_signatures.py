@@ -256,15 +256,10 @@ POINTS = [
     Point("attention_decode", {**HEADS, "batch_size": 3, "kv_len": 40}),
     Point("attention_decode", {**HEADS, "num_q_heads": 14, "batch_size": 3, "kv_len": 40}),
     Point("attention_decode", {**HEADS, "kv_dtype": "fp8", "batch_size": 3, "kv_len": 48}),
-    Point("attention_decode_unequal", {**HEADS, "spread": "bimodal", "batch_size": 5, "kv_len": 33}),
     Point("attention_decode", {**HEADS, "window": 17, "batch_size": 3, "kv_len": 70}),
     Point("attention_decode", {**HEADS, "window": 17, "batch_size": 3, "kv_len": 9}),
     Point("attention_decode", {**HEADS, "window": 16, "num_q_heads": 14, "batch_size": 3, "kv_len": 48}),
     Point("attention_decode", {**HEADS, "window": 20, "kv_dtype": "fp8", "batch_size": 2, "kv_len": 80}),
-    Point(
-        "attention_decode_unequal",
-        {**HEADS, "window": 8, "spread": "one_long", "batch_size": 5, "kv_len": 33},
-    ),
     Point("attention_prefill", {**HEADS, "window": 8, "batch_size": 2, "q_len": 9, "kv_len": 90}),
     Point("attention_prefill", {**HEADS, "window": 8, "batch_size": 3, "q_len": 37, "kv_len": 37}),
     Point(

@@ -31,7 +31,6 @@ MOE = {
 POINTS = [
     Point("gemm", {"dtype": "bf16", "m": 70, "n": 600, "k": 48}),
     Point("gemm", {"dtype": "fp8", "m": 17, "n": 48, "k": 64}),
-    Point("gemm", {"dtype": "fp8_rowwise", "m": 17, "n": 48, "k": 64}),
     Point("attention_prefill", {**HEADS, "batch_size": 3, "q_len": 40, "kv_len": 40}),
     Point("attention_prefill", {**HEADS, "batch_size": 2, "q_len": 5, "kv_len": 21}),
     Point("attention_prefill", {**HEADS, "batch_size": 1, "q_len": 1, "kv_len": 1}),
@@ -76,7 +75,7 @@ def test_output_that_is_not_written_is_nan():
     assert not check_result(point, prepared).passed
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp8", "fp8_rowwise"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
 def test_wrong_scale_or_columns_fail_the_check(dtype):
     point = Point("gemm", {"dtype": dtype, "m": 64, "n": 64, "k": 64})
     _, right = torch_gemm.torch_gemm(dtype)
@@ -162,11 +161,11 @@ class TestReferences:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("operator", ["attention_prefill", "attention_decode_unequal"])
-def test_paged_kv_is_the_sequences_own(packed, operator):
+@pytest.mark.parametrize("sizes", [{"q_len": 5}, {}], ids=["prefill", "decode"])
+def test_paged_kv_is_the_sequences_own(packed, sizes):
     """A paged attention written down with the block table alone matches what is checked of it."""
-    extra = {"spread": "uniform"} if operator.endswith("unequal") else {"q_len": 5}
-    point = Point(operator, {**HEADS, "batch_size": 4, "kv_len": 37, **extra})
+    operator = "attention_prefill" if sizes else "attention_decode"
+    point = Point(operator, {**HEADS, "batch_size": 4, "kv_len": 37, **sizes})
     sets = paged_sets(point, SMALL_L2, 1, 10**9, packed=packed)
     batch = sets.batch
     assert sets.num_sets > 1
@@ -241,8 +240,7 @@ class TestMeta:
         torch_gemm.torch_gemm("bf16")[1](out, x, w, None, None)
         assert torch.nn.functional.linear(x, w).shape == out.shape
 
-    @pytest.mark.parametrize("dtype", ["fp8", "fp8_rowwise"])
-    def test_scaled_mm_takes_our_layouts_and_scales(self, dtype, monkeypatch):
+    def test_scaled_mm_takes_our_layouts_and_scales(self, monkeypatch):
         """The meta kernel has no ``out`` and checks everything else that the CUDA one does."""
         without_out = torch._scaled_mm
 
@@ -255,18 +253,8 @@ class TestMeta:
         x = torch.empty(m, k, dtype=torch.float8_e4m3fn, device="meta")
         w = torch.empty(n, k, dtype=torch.float8_e4m3fn, device="meta")
         out = torch.empty(m, n, dtype=torch.bfloat16, device="meta")
-        rows = dtype == "fp8_rowwise"
-        x_scale = torch.empty(*((m, 1) if rows else (1,)), device="meta")
-        w_scale = torch.empty(*((1, n) if rows else (1,)), device="meta")
-        torch_gemm.torch_gemm(dtype)[1](out, x, w, x_scale, w_scale)
-
-    def test_scales_that_do_not_fit_are_refused_by_torch(self):
-        make = InputMaker(CPU_DEVICE, 0)
-        x, x_scale = make.quantised(16, 32, per_row=True)
-        w, w_scale = make.quantised(48, 32, per_row=True)
-        out = make.poisoned(16, 48)
-        with pytest.raises((RuntimeError, ValueError)):
-            torch_gemm.torch_gemm("fp8_rowwise")[1](out, x, w, x_scale, w_scale)  # (n, 1), not (1, n)
+        x_scale, w_scale = (torch.empty(1, device="meta") for _ in range(2))
+        torch_gemm.torch_gemm("fp8")[1](out, x, w, x_scale, w_scale)
 
     def test_attention_sets_of_a_long_context_have_the_layout_kernels_read(self):
         values = {**HEADS, "num_q_heads": 64, "num_kv_heads": 8, "head_dim": 128}
@@ -286,8 +274,8 @@ class TestMeta:
 
 def test_quantised_inputs_use_the_whole_range():
     make = InputMaker(CPU_DEVICE, 0)
-    x, scale = make.quantised(64, 256, per_row=True)
-    assert x.float().abs().amax(dim=1).min() >= 400
+    x, scale = make.quantised(64, 256)
+    assert x.float().abs().max() >= 400
     assert (x.float() * scale).std() == pytest.approx(1.0, rel=0.05)
 
 
