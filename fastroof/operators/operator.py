@@ -236,6 +236,10 @@ class Operator(ABC):
 
     # -- rows of a table ---------------------------------------------------------------------------
 
+    def as_keyed(self, columns: Columns) -> Columns:
+        """Columns as read from a file, with keys that say which kernel ran."""
+        return columns
+
     def flops(self, columns: Columns) -> Floats:
         """FLOPs of every row; NaN for operators that only move bytes."""
         return np.full(len(columns["latency_us"]), np.nan)

@@ -29,7 +29,7 @@ GLOO_RANKS: Final = 2
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for the journal and the tables.")]
 Gpus = Annotated[str, typer.Option(help="Numbers of GPUs, comma-separated.  [default: 2,4,8 as available]")]
 Backend = Annotated[
-    str, typer.Option(help="nccl, or gloo to test the harness on a CPU with a few small messages.")
+    str, typer.Option(help="nccl for GPUs, or gloo to test the harness on a CPU with a few small messages.")
 ]
 
 
@@ -60,9 +60,10 @@ def allreduce(
 ) -> None:
     """Measure all-reduce over several GPUs of this host, and write the tables that fastroof reads.
 
-    `kernels-bench run` does so too at its end where it sees two GPUs or more. OUTPUT may hold such a run:
-    its journal is gone on with, and points that it has are not measured again. Exit codes: 0 done or at
-    the deadline, 2 an error, 130 interrupted.
+    With vllm installed its own all-reduce is measured (mode graph, which plans read), and NCCL always (mode
+    nccl), both in CUDA graphs. `kernels-bench run` does so too at its end where it sees two GPUs or more.
+    OUTPUT may hold such a run: its journal is gone on with, and points that it has are not measured again.
+    Exit codes: 0 done or at the deadline, 2 an error, 130 interrupted.
     """
     _measure("allreduce", "all-reduces", output, gpus, backend, gpu, deadline, seed)
 

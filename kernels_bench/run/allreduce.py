@@ -14,6 +14,7 @@ from fastroof.units import DTYPE_BYTES
 from kernels_bench.journal import Journal, done_keys, starts
 from kernels_bench.operators.communication import ALLREDUCE, BY_RANKS, COLLECTIVE
 from kernels_bench.protocol import Clock, DeviceState, Monitor, Point, Timing
+from kernels_bench.providers.vllm_experts import vllm_version
 from kernels_bench.replays import ReplayRule, relative_iqr, summarise, suspicion
 from kernels_bench.run.allreduce_points import MODES
 from kernels_bench.run.allreduce_rank import Answer, Order
@@ -113,24 +114,30 @@ class _Run(JournaledRun):
 
     def _worlds(self, queue: Sequence[Point]) -> str:
         late = False
-        for num_gpus in sorted({p.values["num_gpus"] for p in queue}):
-            mine = [p for p in queue if p.values["num_gpus"] == num_gpus and not self._skip_unfit(p)]
-            if not mine:
-                continue
+        worlds: dict[tuple[str, int], list[Point]] = {}
+        for point in queue:
+            if not self._skip_unfit(point):
+                worlds.setdefault((self._launcher(point), point.values["num_gpus"]), []).append(point)
+        for (launcher, num_gpus), mine in sorted(worlds.items()):
             if self._left_s() < self.start_s + self.point_s:
                 return "deadline"
             try:
-                late |= self._world(num_gpus, mine)
+                late |= self._world(launcher, num_gpus, mine)
             except RanksTimeoutError:
                 if self._left_s() > 0:
                     raise
                 return "deadline"
         return "deadline" if late else "complete"
 
-    def _world(self, num_gpus: int, points: Sequence[Point]) -> bool:
+    def _launcher(self, point: Point) -> str:
+        """Who launches a point, empty for a mode that is not measured here."""
+        mode = point.values.get("mode")
+        return self.backend if mode is None else MODES[self.backend].get(mode, "")
+
+    def _world(self, launcher: str, num_gpus: int, points: Sequence[Point]) -> bool:
         """Measure the points of one world; whether the deadline left some."""
         before_s = self.clock()
-        ranks = self.open_ranks(num_gpus, self.backend, min(START_TIMEOUT_S, self._left_s()))
+        ranks = self.open_ranks(num_gpus, launcher, min(START_TIMEOUT_S, self._left_s()))
         try:
             self.start_s = self.clock() - before_s
             for point in points:
@@ -157,11 +164,11 @@ class _Run(JournaledRun):
             self.say(f"out of memory, skipped: {point.key}")
             self.skip(point, "oom", timed)
             return None
-        timing, state, remeasured, error = timed
+        timing, state, remeasured, error, kernel = timed
         bound = BOUNDS[point.values["dtype"]]
         if timing is None:
             reason = (
-                f"{_kernel(point, ranks)} is wrong at {point.key}: relative error {error:.3g} "
+                f"{kernel} is wrong at {point.key}: relative error {error:.3g} "
                 f"against float64, the bound is {bound:g}"
             )
             self.say(f"reference check failed, {point.family} is not measured any further: {reason}")
@@ -169,7 +176,8 @@ class _Run(JournaledRun):
             self.skip(point, "reference", reason)
             return None
         row = {"key": point.key, "operator": point.operator, "values": dict(point.values), **asdict(timing)}
-        row |= {"provider": "torch", "kernel": _kernel(point, ranks), **asdict(state)}
+        provider = "vllm" if self._launcher(point) == "vllm" else "torch"
+        row |= {"provider": provider, "kernel": kernel, **asdict(state)}
         order, at_s = self.order[point.key], self.elapsed_s()
         self.book.append({"type": "row", **row, "remeasured": remeasured, "order": order, "at_s": at_s})
         self.measured += 1
@@ -178,26 +186,26 @@ class _Run(JournaledRun):
 
     def _timed(
         self, point: Point, ranks: SpawnedRanks
-    ) -> str | tuple[Timing | None, DeviceState, bool, float]:
+    ) -> str | tuple[Timing | None, DeviceState, bool, float, str]:
         """Time a point, once more where its replays are far apart; a sentence where memory ran out."""
         v = point.values
         seed = zlib.crc32(point.key.encode()) ^ self.options.seed
-        mode = v.get("mode", MODES[self.backend][0])
-        collective = v.get("collective", "all_reduce")
+        mode, collective = v.get("mode", self.backend), v.get("collective", "all_reduce")
         order = Order(v["dtype"], mode, v["message_bytes"], seed, self.options.max_bytes, collective)
         kept: list[tuple[Timing, DeviceState]] = []
         while len(kept) < 2:
             answers = ranks.time(order, min(POINT_TIMEOUT_S, max(0.0, self._left_s())))
             error = max(one.error for one in answers)
+            kernel = answers[0].kernel or ranks.ready.kernel.replace("all_reduce", collective)
             if any(one.out_of_memory for one in answers):
                 return "out of memory on some rank"
             if not error <= BOUNDS[v["dtype"]]:
-                return None, DeviceState(), False, error
+                return None, DeviceState(), False, error, kernel
             kept.append((slowest_rank(answers), self.monitor.read()))
             if not any(suspicion(*kept[-1], ())):
                 break
         timing, state = min(kept, key=lambda one: relative_iqr(one[0]))
-        return timing, state, len(kept) > 1, error
+        return timing, state, len(kept) > 1, error, kernel
 
     def _skip_unfit(self, point: Point) -> bool:
         """Skip a point that no rank could time; whether it was."""
@@ -205,8 +213,10 @@ class _Run(JournaledRun):
         collective, reason = v.get("collective", "all_reduce"), None
         if v["dtype"] not in DTYPES:
             reason = f"collectives are measured in {', '.join(DTYPES)}, not {v['dtype']}"
-        elif v.get("mode", MODES[self.backend][0]) not in MODES[self.backend]:
+        elif not (launcher := self._launcher(point)):
             reason = f"{self.backend} is measured as {', '.join(MODES[self.backend])}, not {v['mode']}"
+        elif launcher == "vllm" and not vllm_version():
+            reason = f"mode {v['mode']} is an engine's own all-reduce: it needs vllm, mode nccl does not"
         elif v["message_bytes"] % DTYPE_BYTES[v["dtype"]]:
             reason = f"a message of {v['message_bytes']} B is not a whole number of elements"
         elif collective == "all_reduce" and v["dtype"] != "bf16":
@@ -240,8 +250,3 @@ class _Run(JournaledRun):
 
 def _elements(values: Mapping[str, Any]) -> int:
     return int(values["message_bytes"] // DTYPE_BYTES[values["dtype"]])
-
-
-def _kernel(point: Point, ranks: SpawnedRanks) -> str:
-    """A rank's answer about one collective."""
-    return ranks.ready.kernel.replace("all_reduce", point.values.get("collective", "all_reduce"))

@@ -13,7 +13,8 @@ NUM_GPUS: Final = (2, 4, 8)
 MESSAGE_BYTES: Final = tuple(2**power for power in range(8, 30))
 PROOF_BYTES: Final = tuple(2**power for power in range(8, 17, 2))
 """Of gloo, which proves the harness on a CPU."""
-MODES: Final = {"nccl": ("graph", "eager"), "gloo": ("eager",)}
+MODES: Final = {"nccl": {"graph": "vllm", "nccl": "nccl"}, "gloo": {"eager": "gloo"}}
+"""Modes of all-reduces on GPUs and on a CPU, and who launches each: ``graph`` is an engine's own."""
 
 
 def allreduce_points(worlds: Sequence[int], backend: str = "nccl") -> list[Point]:
@@ -21,8 +22,8 @@ def allreduce_points(worlds: Sequence[int], backend: str = "nccl") -> list[Point
 
     >>> len(allreduce_points([2, 4, 8]))
     132
-    >>> allreduce_points([2], "gloo")[0].values
-    {'dtype': 'bf16', 'num_gpus': 2, 'mode': 'eager', 'message_bytes': 256}
+    >>> allreduce_points([2])[0].values
+    {'dtype': 'bf16', 'num_gpus': 2, 'mode': 'graph', 'message_bytes': 256}
     """
     return [
         Point(

@@ -24,6 +24,7 @@ from kernels_bench.providers.rotating import count_sets
 from kernels_bench.replays import ReplayRule, pilot_calls, schedule
 from kernels_bench.run.check import BOUNDS, relative_error
 from kernels_bench.run.collective_calls import COLLECTIVE_CALLS, received
+from kernels_bench.run.vllm_allreduce import VllmAllreduce
 
 CHECKED_ELEMENTS: Final = 2**20
 """Of a message so many first and last elements are checked: every chunk of a small one, both ends of a
@@ -38,7 +39,7 @@ class World:
 
     # Ranks, one process each.
     num_gpus: int
-    # ``nccl``, or ``gloo`` on the CPU.
+    # Who launches: ``nccl`` or ``vllm``, on the CPU ``gloo``.
     backend: str
     # A file that is not there yet, by which the ranks find each other.
     meeting_file: str
@@ -48,7 +49,7 @@ class World:
 
 @dataclass(frozen=True)
 class Order:
-    """A point to time: ``mode`` is graph or eager, ``collective`` a key of :data:`COLLECTIVE_CALLS`."""
+    """A point to time; ``collective`` is a key of :data:`COLLECTIVE_CALLS`."""
 
     dtype: str
     mode: str
@@ -78,6 +79,8 @@ class Answer:
     error: float = 0.0
     # Whether some rank had no room for the buffers.
     out_of_memory: bool = False
+    # What ran, where it depends on the message; else :attr:`Ready.kernel`.
+    kernel: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class _Member:
 
         self.torch, self.dist = torch, dist
         self.rank, self.world = rank, world
-        self.on_gpu = world.backend == "nccl"
+        self.on_gpu = world.backend != "gloo" and torch.cuda.is_available()
         self.rule = ReplayRule()
         options: dict[str, Any] = {}
         if self.on_gpu:
@@ -126,8 +129,9 @@ class _Member:
             self.device = torch.device("cpu")
             torch.set_num_threads(1)
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host
+        backend = "nccl" if self.on_gpu else "gloo"
         dist.init_process_group(
-            world.backend,
+            backend,
             init_method=f"file://{world.meeting_file}",
             rank=rank,
             world_size=world.num_gpus,
@@ -135,6 +139,7 @@ class _Member:
             **options,
         )
         dist.barrier()
+        self.vllm = VllmAllreduce(rank, world.num_gpus, backend) if world.backend == "vllm" else None
 
     def ready(self) -> Ready:
         torch = self.torch
@@ -161,16 +166,17 @@ class _Member:
             messages = None
         if self._most(0.0 if messages is not None else 1.0) > 0:
             return Answer(out_of_memory=True)
+        kernel = "" if self.vllm is None else f"vllm all-reduce, {self.vllm.kernel(messages[0])}"
         error = self._error(order, messages, outputs, checked)
         if not error <= BOUNDS[order.dtype]:
-            return Answer(error=error)
+            return Answer(error=error, kernel=kernel)
         num_sets = len(messages)
         pilot = pilot_calls(num_sets, self.rule)
         for _ in range(2):  # the second finds communicators and buffers ready
             pilot_us = self._replays_us(self._eager(order, messages, outputs, pilot), 1)[0]
         plan = schedule(self._most(pilot_us) / pilot, num_sets, self.rule)
         launches = self._eager(order, messages, outputs, plan.calls)
-        graph = self._capture(launches) if order.mode == "graph" else None
+        graph = self._capture(launches) if self.on_gpu else None
         replay = launches if graph is None else graph.replay
         try:
             for _ in range(plan.warm_up):
@@ -180,7 +186,7 @@ class _Member:
         finally:
             if graph is not None:
                 graph.reset()
-        return Answer(tuple(replays_us), plan.calls, error)
+        return Answer(tuple(replays_us), plan.calls, error, kernel=kernel)
 
     # -- inputs and what becomes of them -------------------------------------------------------------
 
@@ -221,9 +227,9 @@ class _Member:
 
     def _error(self, order: Order, messages: Any, outputs: Any, expected: Any) -> float:
         """Relative error of one result, the largest over the ranks; infinite where a number is not finite."""
-        call = COLLECTIVE_CALLS[order.collective]
-        call.launch(self.dist, messages[0], outputs[0])
-        parts = [outputs[0]] if call.adds else outputs[0].chunk(self.world.num_gpus)
+        left = self._launch(order)(messages[0], outputs[0])
+        is_sum = COLLECTIVE_CALLS[order.collective].adds
+        parts = [left] if is_sum else left.chunk(self.world.num_gpus)
         result = self.torch.cat([self._ends(part) for part in parts]).double()
         error = relative_error(result.cpu().numpy(), expected)
         return self._most(error if error == error else float("inf"))
@@ -234,23 +240,32 @@ class _Member:
         self.dist.all_reduce(cell, op=self.dist.ReduceOp.MAX)
         return float(cell.item())
 
+    def _launch(self, order: Order) -> Callable[[Any, Any], Any]:
+        """Return a function of a message and an output, which returns where the result is left."""
+        if self.vllm is not None:
+            reduce = self.vllm.reduce
+            return lambda message, output: reduce(message)
+        dist, launch = self.dist, COLLECTIVE_CALLS[order.collective].launch
+        return lambda message, output: launch(dist, message, output) or output
+
     # -- time ----------------------------------------------------------------------------------------
 
     def _eager(self, order: Order, messages: Any, outputs: Any, calls: int) -> Callable[[], None]:
         sets = list(zip(messages, outputs, strict=True))  # indexing a tensor would be timed too
-        launch, dist = COLLECTIVE_CALLS[order.collective].launch, self.dist
+        launch = self._launch(order)
 
         def replay() -> None:
             for index in range(calls):
-                launch(dist, *sets[index % len(sets)])
+                launch(*sets[index % len(sets)])
 
         return replay
 
     def _capture(self, launch: Callable[[], None]) -> Any:
         torch = self.torch
         graph = torch.cuda.CUDAGraph()
+        known = contextlib.nullcontext() if self.vllm is None else self.vllm.capture(self.stream)
         # thread_local: NCCL's watchdog thread queries events meanwhile.
-        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+        with known, torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             launch()
         return graph
 

@@ -18,7 +18,7 @@ timed."""
 class CollectiveCall(NamedTuple):
     """One collective."""
 
-    # ``launch(dist, message, output)``, where dist is torch.distributed.
+    # ``launch(dist, message, output)``, where dist is torch.distributed; returns nothing.
     launch: Callable[[Any, Any, Any], None]
     # ``output_elements(elements, num_gpus)`` of a message; 0 where the result is left in the message.
     output_elements: Callable[[int, int], int]

@@ -16,13 +16,14 @@ from time import monotonic
 from typing import IO, Any, Final
 
 from fastroof.errors import MeasureError
+from kernels_bench.providers.vllm_experts import vllm_version
 from kernels_bench.run.card import CPU, measured_gpu
 from kernels_bench.run.facts import checkout_commit, now_iso, software_versions
 from kernels_bench.run.monitor import HostMonitor, open_monitor
 from kernels_bench.vllm_steps.core import LEVELS
 from kernels_bench.vllm_steps.model_folder import EngineModel
 from kernels_bench.vllm_steps.record import check_folder, open_journal, read_records, write_files
-from kernels_bench.vllm_steps.worker import Task, vllm_version
+from kernels_bench.vllm_steps.worker import Task
 
 LOG_FILE: Final = "vllm.log"
 GRACE_S: Final = 15.0

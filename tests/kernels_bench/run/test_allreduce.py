@@ -37,16 +37,22 @@ from tests.kernels_bench.fakes import (
 )
 
 KERNEL = "nccl all_reduce 2.27.5"
+OWN = "vllm all-reduce, CustomAllreduce"
 STEADY = (9e3, *[500.0] * 20)
 COLLECTIVE = {"dtype": "fp16", "collective": "alltoall"}
+
+
+@pytest.fixture(autouse=True)
+def vllm_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allreduce, "vllm_version", lambda: "0.26.0")
 
 
 class FakeRanks:
     """Ranks of one world: rank r takes 1 + r / 10 of the given time."""
 
-    def __init__(self, num_gpus: int, fakes: FakeWorlds) -> None:
+    def __init__(self, num_gpus: int, launcher: str, fakes: FakeWorlds) -> None:
         self.ready = Ready(KERNEL, "GPU")
-        self.num_gpus, self.fakes = num_gpus, fakes
+        self.num_gpus, self.fakes, self.launcher = num_gpus, fakes, launcher
         self.closed = False
 
     def time(self, order: Order, timeout_s: float = 60.0) -> list[Answer]:
@@ -55,7 +61,7 @@ class FakeRanks:
         answer = self.fakes.answer(self.num_gpus, order)
         return [
             Answer(tuple(us * (1 + r / 10) for us in answer.replays_us), answer.calls, answer.error,
-                   answer.out_of_memory and r == 1)
+                   answer.out_of_memory and r == 1, OWN if self.launcher == "vllm" else "")
             for r in range(self.num_gpus)
         ]  # fmt: skip
 
@@ -77,7 +83,7 @@ class FakeWorlds:
         self.orders: list[tuple[int, Order]] = []
 
     def __call__(self, num_gpus: int, backend: str, timeout_s: float) -> FakeRanks:
-        self.opened.append(FakeRanks(num_gpus, self))
+        self.opened.append(FakeRanks(num_gpus, backend, self))
         self.clock.spend(10.0)
         return self.opened[-1]
 
@@ -107,14 +113,14 @@ def test_the_points_have_the_schema_and_messages_of_256_b_to_512_mib() -> None:
     assert len({p.key for p in points}) == len(points) == 3 * 2 * 22
     sizes = {p.values["message_bytes"] for p in points}
     assert (min(sizes), max(sizes)) == (256, 512 * 2**20)
-    assert {p.values["mode"] for p in points} == {"graph", "eager"}
+    assert {p.values["mode"] for p in points} == {"graph", "nccl"}
 
 
 def test_a_grid_may_give_its_own(tmp_path: Path) -> None:
     grid = tmp_path / "g.toml"
     grid.write_text(
         'title = "t"\n[[group]]\nname = "all-reduce"\noperator = "allreduce"\npriority = 1\ndtype = "bf16"\n'
-        'num_gpus = [2, 4, 8]\nmode = ["graph", "eager"]\n'
+        'num_gpus = [2, 4, 8]\nmode = ["graph", "nccl"]\n'
         f"message_bytes = {{start = 256, stop = {2**29}, factor = 2}}\n"
     )
     assert {p.key for p in load_grid(grid).points()} == {p.key for p in allreduce_points([2, 4, 8])}
@@ -155,7 +161,8 @@ def test_rows_are_complete_and_worlds_are_opened_once_each(tmp_path: Path) -> No
     worlds = FakeWorlds()
     report = measure(tmp_path / "j", worlds)
     assert (report.reason, report.measured, report.left) == ("complete", 88, 0)
-    assert [ranks.num_gpus for ranks in worlds.opened] == [2, 4]
+    opened = [(ranks.launcher, ranks.num_gpus) for ranks in worlds.opened]
+    assert opened == [("nccl", 2), ("nccl", 4), ("vllm", 2), ("vllm", 4)]
     assert all(ranks.closed for ranks in worlds.opened)
     records = read_journal(tmp_path / "j")
     assert records[0]["type"] == "start"
@@ -165,7 +172,8 @@ def test_rows_are_complete_and_worlds_are_opened_once_each(tmp_path: Path) -> No
     for row in rows.values():
         slowest = 5.0 * (1.1 if row["values"]["num_gpus"] == 2 else 1.3)
         assert row["latency_us"] == pytest.approx(slowest, rel=1e-12)
-        assert (row["provider"], row["kernel"], row["num_replays"]) == ("torch", KERNEL, 20)
+        ran = ("torch", KERNEL) if row["values"]["mode"] == "nccl" else ("vllm", OWN)
+        assert (row["provider"], row["kernel"], row["num_replays"]) == (*ran, 20)
         assert row["sm_clock_mhz"] == 1900.0
         assert row["remeasured"] is False
 
@@ -203,7 +211,7 @@ def test_a_rank_that_dies_ends_the_run_and_a_second_run_goes_on(tmp_path: Path) 
     assert rows[:30] == before
     assert len({r["key"] for r in rows}) == len(rows) == 88
     assert measure(tmp_path / "j", again).before == 88
-    assert len(again.opened) == 2, "nothing is spawned where nothing is left"
+    assert len(again.opened) == 3, "nothing is spawned where nothing is left"
 
 
 def test_a_deadline_leaves_the_rest(tmp_path: Path) -> None:
@@ -259,7 +267,7 @@ def test_what_no_rank_can_time_is_skipped_before_any_is_spawned(tmp_path: Path) 
     values = {"dtype": "bf16", "num_gpus": 2, "mode": "graph", "message_bytes": 256}
     bad = [
         Point("allreduce", {**values, "dtype": "fp8"}),
-        Point("allreduce", {**values, "mode": "nccl"}),
+        Point("allreduce", {**values, "mode": "eager"}),
         Point("allreduce", {**values, "message_bytes": 257}),
         Point("allreduce", {**values, "dtype": "fp16"}),
         Point("collective", {**COLLECTIVE, "num_gpus": 3, "message_bytes": 256}),
@@ -270,6 +278,20 @@ def test_what_no_rank_can_time_is_skipped_before_any_is_spawned(tmp_path: Path) 
     assert not worlds.opened
     with pytest.raises(MeasureError, match="is not a collective"):
         measure(tmp_path / "k", worlds, [Point("gemm", {"dtype": "bf16", "m": 1, "n": 1, "k": 1})])
+
+
+def test_without_vllm_its_own_all_reduce_has_no_row_and_nccl_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allreduce, "vllm_version", lambda: "")
+    worlds = FakeWorlds()
+    report = measure(tmp_path / "j", worlds, allreduce_points([2]))
+    assert (report.measured, report.skipped) == (22, {"unsupported": 22})
+    assert {order.mode for _, order in worlds.orders} == {"nccl"}
+    skips = of_type(read_journal(tmp_path / "j"), "skip")
+    assert {s["reason"] for s in skips} == {
+        "mode graph is an engine's own all-reduce: it needs vllm, mode nccl does not"
+    }
 
 
 def test_a_journal_of_another_gpu_is_refused(tmp_path: Path) -> None:
@@ -410,7 +432,9 @@ def test_run_with_four_gpus_measures_all_reduce_at_its_end(
         assert float(looked_up.latency_us) == pytest.approx(500.0 * 1e4 * 1.1)
     result = command("resume", folder)
     assert f"{alone + 88 + 132} before" in result.stdout, result.output
-    assert len(gpu_run.opened) == 2
+    assert [(one.launcher, one.num_gpus) for one in gpu_run.opened] == [
+        ("nccl", 2), ("nccl", 4), ("vllm", 2), ("vllm", 4),
+    ]  # fmt: skip
 
 
 def test_run_with_one_gpu_prints_one_line_that_it_is_left_out(
@@ -435,7 +459,7 @@ def test_only_all_reduce_measures_nothing_else(
     (journal,) = find_journals(folder)
     assert {r["operator"] for r in of_type(read_journal(journal), "row")} == {"allreduce"}
     command("run", "smoke", "-o", tmp_path / "gemm", "--only", "gemm")
-    assert len(gpu_run.opened) == 1
+    assert len(gpu_run.opened) == 2
     result = command("run", "smoke", "-o", tmp_path / "others", "--only", "collective", "--budget", "60")
     assert result.exit_code == 0, result.output
     assert {order.collective for _, order in gpu_run.orders[-66:]} == {
@@ -443,7 +467,7 @@ def test_only_all_reduce_measures_nothing_else(
         "reduce_scatter",
         "alltoall",
     }
-    assert {order.mode for _, order in gpu_run.orders[-66:]} == {"graph"}
+    assert {order.mode for _, order in gpu_run.orders[-66:]} == {"nccl"}
 
 
 def test_points_of_the_grid_beyond_the_gpus_are_left_out(
@@ -631,6 +655,18 @@ def test_sums_agree_with_float64_and_a_wrong_one_is_caught() -> None:
         assert bool(answers[0].replays_us) is is_right
         if is_right:
             assert len({(a.calls, len(a.replays_us)) for a in answers}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
+def test_vllms_own_group_reduces_and_names_what_ran() -> None:
+    ranks = SpawnedRanks(2, "vllm", 180.0)
+    try:
+        answers = ranks.time(Order("bf16", "graph", 4096, 5, 2**24), 60.0)
+    finally:
+        ranks.close()
+    assert all(0.0 < answer.error < 1e-2 and answer.replays_us for answer in answers)
+    assert {answer.kernel.partition(", ")[0] for answer in answers} == {"vllm all-reduce"}
 
 
 @pytest.mark.slow
