@@ -52,7 +52,10 @@ RUN_COLUMNS: Final = (
     Column("num_runs", "int", "", "number of runs; the latency is their median"),
     Column("run_spread", "float", "", "slowest minus fastest run, divided by the median", 0),
 )
-OPTIONAL_COLUMNS: Final = (GPU, KERNEL, PROVIDER, *SPREAD_COLUMNS, *RUN_COLUMNS)
+QUANTISES: Final = Column(
+    "quantises_input", "int", "", "1 if the latency of a GEMM includes quantising its bf16 input, else 0", 0
+)
+OPTIONAL_COLUMNS: Final = (GPU, KERNEL, PROVIDER, QUANTISES, *SPREAD_COLUMNS, *RUN_COLUMNS)
 
 DTYPE: Final = Column("dtype", "text", "", "dtype of weights and activations: bf16, fp8, fp8_block")
 KV_DTYPE: Final = Column("kv_dtype", "text", "", "dtype of the KV cache; attention computes in bf16")

@@ -60,7 +60,7 @@ _FIELDS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     **dict.fromkeys(("run_id", "key", "operator", "kind", "reason", "kernel"), (_is_text, "a text")),
     **dict.fromkeys(("facts", "versions", "values", "request"), (_is_object, "an object")),
     **dict.fromkeys(_STATE, (_is_state, "a finite number or null")),
-    "round": (_is_count, "a whole number"),
+    **dict.fromkeys(("round", "quantises_input"), (_is_count, "a whole number")),
     "throttle_reasons": (_is_count, "a whole number"),
 }
 """What fields that are there hold; :mod:`kernels_bench.output.recorded` looks at the rows' own."""

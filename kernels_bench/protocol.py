@@ -55,6 +55,8 @@ class Prepared(Protocol):
     kernel: str
     # Input sets that calls rotate over, together larger than twice the L2.
     num_sets: int
+    # Optional columns of the row that only some operators have.
+    columns: Mapping[str, int]
 
     def run(self, index: int) -> None:
         """Launch the kernel on input set ``index`` without waiting for it."""

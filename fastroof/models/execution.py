@@ -77,7 +77,7 @@ class Execution(NamedTuple):
 
     dtype: str = "bf16"
     kv_dtype: str = "bf16"
-    quantise_inputs: bool = False
+    quantise_inputs: tuple[str, ...] = ()
     formats: Formats | None = None
     kernels: tuple[tuple[str, str], ...] = ()
     scale_bytes: tuple[tuple[str, float], ...] = ()

@@ -139,7 +139,7 @@ def linear_calls(role: Role, quantise: Role, n: int, k: int, execution: Executio
     """Return one linear layer of n outputs and k inputs, preceded by a quantise kernel if it has one."""
     dtype = execution.kernel(role)
     gemm = Gemm(role, role, 1, n, k, dtype)
-    if dtype != "fp8" or not execution.quantise_inputs:
+    if dtype not in execution.quantise_inputs:
         return [gemm]
     row_bytes = k * (ACTIVATION_BYTES + DTYPE_BYTES["fp8"])
     return [Elementwise(quantise, f"{role} quantise", 1, row_bytes), gemm]

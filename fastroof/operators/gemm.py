@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, TypeVar
 import numpy as np
 
 from fastroof.arrays import Array, Floats
-from fastroof.columns import DTYPE, LATENCY, ORIGIN, Column
+from fastroof.columns import DTYPE, LATENCY, ORIGIN, QUANTISES, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.operators.calls import Gemm
 from fastroof.operators.elementwise import ELEMENTWISE
@@ -317,12 +317,16 @@ class GemmOperator(PerRowOperator):
 
     # -- in plans ----------------------------------------------------------------------------------
 
-    def quantises_inputs_apart(self, tables: RowSource) -> bool:
-        """Whether fp8 latencies exclude quantising the input."""
-        key = ("fp8",)
-        if not is_measured(tables, self.name, key):
-            return True
-        return not tables.serving(self.name, key).about.get("fp8_includes_input_quantisation", False)
+    def quantises_inputs_apart(self, tables: RowSource, dtype: str) -> bool:
+        """Whether latencies of fp8 or fp8_block exclude quantising the input."""
+        if not is_measured(tables, self.name, (dtype,)):
+            return dtype == "fp8"
+        table = tables.serving(self.name, (dtype,))
+        if QUANTISES.name in table.columns:
+            return not table.columns[QUANTISES.name][table.groups()[(dtype,)]].all()
+        # without the column: kernels-bench left it out, others include it in fp8_block and note it of fp8
+        is_own = str(table.provenance.get("tool")).startswith("kernels_bench ")
+        return (is_own or dtype == "fp8") and not table.about.get("fp8_includes_input_quantisation", False)
 
     def row_cost(self, call: Gemm) -> RowCost:
         """FLOPs and bytes of rows x n x k."""
@@ -365,7 +369,8 @@ class GemmOperator(PerRowOperator):
         value = np.empty(len(m))
         flag = np.empty(len(m), np.uint8)
         gemm_latency_us(packed, m, np.full(len(m), n), np.full(len(m), k), value, flag)
-        if call.dtype == "fp8" and options.fp8_scales == "static" and not self.quantises_inputs_apart(tables):
+        is_static = call.dtype == "fp8" and options.fp8_scales == "static"
+        if is_static and not self.quantises_inputs_apart(tables, "fp8"):
             source = tables.serving(self.name, (call.dtype,)).source
             value = np.maximum(value - ELEMENTWISE.fp8_scale_us(tables, m, call.k, source), 0.0)
         return RowNodes(m, value, flag, launch_us)

@@ -75,9 +75,8 @@ class CurveSource(Protocol):
     def gpu(self) -> GpuSpec:
         """The GPU."""
 
-    @property
-    def quantise_inputs(self) -> bool:
-        """Whether fp8 GEMMs were measured without quantising their input."""
+    def quantises_apart(self, dtype: str) -> bool:
+        """Return whether GEMMs of fp8 or fp8_block were measured without quantising their input."""
 
     def row_curve(self, call: RowOperator, max_rows: int) -> RowCurve:
         """Return a call's latency by rows, at least up to ``max_rows``."""
@@ -185,7 +184,6 @@ class DatasheetCurves:
     """Curves from a GPU's datasheet only."""
 
     method = "datasheet"
-    quantise_inputs = False
 
     def __init__(self, gpu: GpuSpec, *, warns: bool = True) -> None:
         self.gpu = gpu
@@ -198,6 +196,10 @@ class DatasheetCurves:
             UserWarning,
             stacklevel=3,
         )
+
+    def quantises_apart(self, dtype: str) -> bool:
+        """Return False: efficiencies include it."""
+        return False
 
     def row_curve(self, call: RowOperator, max_rows: int) -> RowCurve:
         """Return a call's latency by rows; ``max_rows`` is ignored."""
@@ -245,10 +247,9 @@ class TableCurves:
         """The GPU that was measured."""
         return self.tables.gpu
 
-    @property
-    def quantise_inputs(self) -> bool:
-        """Whether the source's fp8 GEMMs were measured without quantising their input."""
-        return GEMM.quantises_inputs_apart(self.tables)
+    def quantises_apart(self, dtype: str) -> bool:
+        """Return whether the source's GEMMs were measured without quantising their input."""
+        return GEMM.quantises_inputs_apart(self.tables, dtype)
 
     def row_curve(self, call: RowOperator, max_rows: int) -> RowCurve:
         """Return a call's latency by rows: the engine's own, or of the faster of two kernels that it has."""
@@ -408,10 +409,9 @@ def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> Curv
     kernels = options.engine.kernels
     tables = tables.in_order(kernel_order(gpu, options))
     if tables.scaled_sources:
-        error = scaled_error(load_gpu(gpu.kernels_of), gpu)
         warnings.warn(
             f"what was not measured on {gpu.name} comes from kernels of {gpu.kernels_of}, scaled to its "
-            f"peaks and bandwidth (standard error {error:.0%})",
+            f"peaks and bandwidth (standard error {scaled_error(load_gpu(gpu.kernels_of), gpu):.0%})",
             UserWarning,
             stacklevel=3,
         )

@@ -384,7 +384,7 @@ def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) ->
     execution = Execution(
         options.dtype,
         options.kv_dtype,
-        "fp8" in stored and curves.quantise_inputs,
+        tuple(dtype for dtype in ("fp8", "fp8_block") if dtype in stored and curves.quantises_apart(dtype)),
         formats,
         kernel_formats(model, stored, curves.gpu, options, tables),
         scale_bytes=scale_bytes,

@@ -17,7 +17,7 @@ import numpy as np
 
 from fastroof.arrays import Array, Bools, Floats, Longs
 from fastroof.caching import lazy_property
-from fastroof.columns import LATENCY, ORIGIN, ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
+from fastroof.columns import LATENCY, ORIGIN, ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED, QUANTISES
 from fastroof.load.measured import MeasuredTable, RowsWhenNeeded
 from fastroof.load.scaled import scaled_from
 from fastroof.load.sources import is_own
@@ -55,7 +55,8 @@ class Campaign:
 
     def rows(self, rows: Longs) -> dict[str, Array]:
         """Required columns of some rows, without spikes, and their origin."""
-        columns = {c.name: self.table.columns[c.name][rows] for c in self.table.schema.required}
+        read = {c.name for c in (*self.table.schema.required, QUANTISES)}
+        columns = {name: values[rows] for name, values in self.table.columns.items() if name in read}
         return columns | {LATENCY.name: self.usable.latency_us[rows], ORIGIN: self.usable.origin[rows]}
 
     def at(self, columns: Columns) -> Any:
@@ -142,6 +143,7 @@ def _scaled(own: Columns, other: Campaign, theirs: Longs) -> tuple[dict[str, Arr
     ratio = np.exp(mean_log_ratio(known, log_ratio, _log2_sizes({name: rows[name] for name in names})))
     rows[LATENCY.name] = rows[LATENCY.name] * ratio
     rows[ORIGIN] = np.full(len(ratio), ORIGIN_BORROWED, np.uint8)
+    rows |= {name: np.full(len(ratio), own[name].min()) for name in (QUANTISES.name,) if name in own}
     free = set(schema.free_axes()) - set(schema.paired_axes)
     return rows, _error(known, log_ratio, [name not in free for name in names])
 

@@ -96,8 +96,7 @@ class Points:
             yield part, [sizes.pop(name) for name in names], sizes
 
     def _flat_chunks(self) -> Iterator[tuple[slice, Sequence[Array]]]:
-        arrays = list(self.arrays.values())
-        count = math.prod(self.shape)
+        arrays, count = list(self.arrays.values()), math.prod(self.shape)
         if not count:
             return
         if all(a.shape == self.shape and (a.ndim == 1 or a.flags.c_contiguous) for a in arrays):

@@ -286,8 +286,7 @@ class Tables:
         rows : array of int or bool
             Indices of the rows, or a mask.
         """
-        table = self.table(operator)
-        changed = table.some(rows)
+        changed = self.table(operator).some(rows)
         return Tables(replace(self.measured, tables={operator: changed}, others={}), self.gpu)
 
     def packed(self, operator: Packer[T], key: Key, variant: str = "", source: str = "") -> T:

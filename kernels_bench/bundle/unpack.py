@@ -21,7 +21,6 @@ _BLOCK = 2**24
 
 
 def _library(packed: Path, target: Path) -> str:
-    target.parent.mkdir(parents=True, exist_ok=True)
     with lzma.open(packed) as source, target.open("wb") as file:
         while block := source.read(_BLOCK):
             file.write(block)
@@ -51,11 +50,13 @@ def unpack(bundle: Path, target: Path) -> list[str]:
     shutil.rmtree(site, ignore_errors=True)
     site.mkdir(parents=True)
     failed = [f"{name} is missing or differs from {CHECKSUMS_FILE}" for name in _differing(bundle)]
+    lib = bundle / "lib"
+    libraries = {one: site / one.relative_to(lib).with_suffix("") for one in sorted(lib.rglob("*.xz"))}
+    for library in libraries.values():  # before the archives: tarfile fails where a folder appears meanwhile
+        library.parent.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor() as pool:
         jobs = [pool.submit(_archive, one, site) for one in sorted(bundle.glob("*.tar.xz"))]
-        for packed in sorted((bundle / "lib").rglob("*.xz")):
-            library = site / packed.relative_to(bundle / "lib").with_suffix("")
-            jobs.append(pool.submit(_library, packed, library))
+        jobs += [pool.submit(_library, *one) for one in libraries.items()]
         for job in jobs:
             try:
                 print(f"  {job.result()}")

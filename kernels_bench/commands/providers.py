@@ -15,8 +15,9 @@ def providers(
 
     JSON: a list with one object a provider: name, works, reason (why not), versions.
     """
+    from kernels_bench.run.card import CPU
     from kernels_bench.run.facts import working
-    from kernels_bench.run.request import BY_NAME_ONLY, known_providers
+    from kernels_bench.run.request import known_providers
 
     answers = working(known_providers())
     if as_json:
@@ -28,6 +29,6 @@ def providers(
         return
     for provider, answer in answers:
         versions = ", ".join(f"{name} {version}" for name, version in (answer.versions or {}).items())
-        note = f" (only with --providers {provider.name})" if provider.name in BY_NAME_ONLY else ""
+        note = f" (only with --providers {provider.name})" if provider.name == CPU else ""
         status = f"works{note}; {versions}" if answer.works else f"does not work: {answer.reason}"
         typer.echo(f"{provider.name}: {status.rstrip('; ')}")

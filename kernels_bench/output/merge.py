@@ -11,7 +11,7 @@ import numpy as np
 
 from fastroof._version import __version__
 from fastroof.arrays import Array, Longs
-from fastroof.columns import GPU, KERNEL, LATENCY, PROVIDER, SPREAD_COLUMNS
+from fastroof.columns import GPU, KERNEL, LATENCY, PROVIDER, QUANTISES, SPREAD_COLUMNS
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTables
 from fastroof.load.families import codes_of, group_medians
@@ -119,6 +119,8 @@ def _merge(
             merged[name] = group_medians(of_voice, group_medians(voice, rows[name]))
     if "min_us" in rows:
         merged["min_us"] = _reduced(np.minimum, point, rows["min_us"])
+    if QUANTISES.name in rows:
+        merged[QUANTISES.name] = _reduced(np.minimum, point, rows[QUANTISES.name])
     if "num_replays" in rows:
         merged["num_replays"] = _reduced(np.add, point, rows["num_replays"])
     merged[NUM_RUNS] = np.bincount(of_voice).astype(np.int64)

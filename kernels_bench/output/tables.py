@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof.arrays import Array
-from fastroof.columns import GPU, KERNEL, LATENCY, OPTIONAL_COLUMNS, PROVIDER, SPREAD_COLUMNS
+from fastroof.columns import GPU, KERNEL, LATENCY, OPTIONAL_COLUMNS, PROVIDER, QUANTISES, SPREAD_COLUMNS
 from fastroof.config.gpu import GPU_FILE, GpuSpec, load_gpu
 from fastroof.errors import GpuError, MeasureError
 from fastroof.load.sources import PROVENANCE_FILE, list_sources
@@ -84,6 +84,8 @@ def _columns(operator: str, rows: Sequence[Mapping[str, Any]], gpu: str) -> Colu
     columns[GPU.name] = np.array([gpu] * len(rows), object)
     columns[PROVIDER.name] = np.array([row[PROVIDER.name] for row in rows], object)
     columns[KERNEL.name] = np.array([row.get(KERNEL.name) or row[PROVIDER.name] for row in rows], object)
+    if all(QUANTISES.name in row for row in rows):
+        columns[QUANTISES.name] = np.array([row[QUANTISES.name] for row in rows], np.int64)
     for column in SPREAD_COLUMNS:
         dtype = np.int64 if column.kind == "int" else np.float64
         columns[column.name] = np.array([row[column.name] for row in rows], dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -91,6 +92,7 @@ class CpuPrepared:
         random = np.random.default_rng(seed % 2**63)
         self.kernel = f"numpy {point.values.get('kind', point.operator)}"
         self.num_sets = NUM_SETS
+        self.columns: Mapping[str, int] = {}
         self._values = dict(point.values)
         self._sets: list[Arrays] = [kernel.inputs(self._values, random, seed) for _ in range(NUM_SETS)]
         self._outputs: list[Array | None] = [None] * NUM_SETS

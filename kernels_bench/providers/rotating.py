@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -63,6 +63,8 @@ class RotatingCalls:
     # The same part of what it should have written, a float64 tensor. Where a kernel works in place, what one
     # launch since the preparation should have written.
     expect: Read
+    # Optional columns of the row.
+    columns: Mapping[str, int] = field(default_factory=dict)
 
     def run(self, index: int) -> None:
         """Launch on input set ``index`` without waiting."""

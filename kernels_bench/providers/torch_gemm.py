@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from fastroof.columns import QUANTISES
 from fastroof.operators.gemm import gemm_bytes
 from fastroof.units import DTYPE_BYTES
 from kernels_bench.protocol import Point
@@ -22,12 +23,8 @@ Gemm = Callable[[Any, Any, Any, Any, Any], None]
 """Writes ``(x * x_scale) @ (weight * weight_scale).T``, called as (out, x, weight, x_scale, weight_scale).
 
 ``weight`` is of shape (n, k), so that its transpose is column-major. ``weight_scale`` is of shape (1,); of
-fp8_block it is (n / 128, k / 128) and ``x_scale`` is (m, k / 128), unless they were arranged otherwise. Both
-scales are None for bf16.
+fp8_block it is (n / 128, k / 128) and ``x_scale`` is (m, k / 128). Both are None for bf16.
 """
-
-Arrange = Callable[[Any, Any], tuple[Any, Any]]
-"""Lays ``x_scale`` and ``weight_scale`` out as a kernel wants them, once and before any call."""
 
 
 def refuses_gemm(point: Point, device: Device) -> str | None:
@@ -53,7 +50,6 @@ def prepare_gemm(
     max_bytes: int,
     kernel: str,
     gemm: Gemm,
-    arrange: Arrange = lambda x_scale, weight_scale: (x_scale, weight_scale),
 ) -> RotatingCalls:
     """Make inputs of a GEMM and bind a kernel to them."""
     dtype = point.values["dtype"]
@@ -62,12 +58,11 @@ def prepare_gemm(
     num_sets = count_sets(set_bytes, device.l2_bytes, max_bytes)
     make = InputMaker(device, seed)
     sets = [_one_set(make, dtype, m, n, k) for _ in range(num_sets)]
-    arguments = [(*one[:3], *arrange(*one[3:])) for one in sets]
     rows = make.indices(sample(m, CHECKED_ROWS, seed), "int64")
     columns = make.indices(sample(n, CHECKED_COLUMNS, seed + 1), "int64")
 
     def launch(index: int) -> None:
-        gemm(*arguments[index])
+        gemm(*sets[index])
 
     def read(index: int) -> Any:
         return sets[index][0][rows][:, columns]
@@ -83,7 +78,7 @@ def prepare_gemm(
             )
         return references.linear(take(x, rows), take(weight, columns), x_scale, weight_scale)
 
-    return RotatingCalls(kernel, num_sets, num_sets * set_bytes, launch, read, expect)
+    return RotatingCalls(kernel, num_sets, num_sets * set_bytes, launch, read, expect, {QUANTISES.name: 0})
 
 
 def _one_set(make: InputMaker, dtype: str, m: int, n: int, k: int) -> tuple[Any, Any, Any, Any, Any]:

@@ -30,7 +30,7 @@ LIBRARY_FILES: Final = {
     "fa3": "_vllm_fa3_C.abi3.so",
     "ops": "_C_stable_libtorch.abi3.so",
 }
-"""FA3, and norm, rope, activation, quantisation, KV write and fp8 GEMM."""
+"""FA3, and norm, rope, activation, quantisation and KV write."""
 
 SCHEMAS: Final = {
     "_vllm_fa3_C::fwd": (
@@ -61,15 +61,6 @@ SCHEMAS: Final = {
     "_C::static_scaled_fp8_quant": (
         "static_scaled_fp8_quant(Tensor(a!) result, Tensor input, Tensor scale, int[]? group_shape=None)"
         " -> ()"
-    ),
-    "_C::per_token_group_fp8_quant": (
-        "per_token_group_fp8_quant(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, int group_size, "
-        "float eps, float fp8_min, float fp8_max, bool scale_ue8m0, bool dummy_is_scale_transposed, "
-        "bool dummy_is_tma_aligned) -> ()"
-    ),
-    "_C::cutlass_scaled_mm": (
-        "cutlass_scaled_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
-        "Tensor? bias) -> ()"
     ),
     "_C_cache_ops::reshape_and_cache_flash": (
         "reshape_and_cache_flash(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "

@@ -1,11 +1,11 @@
-"""The vllm provider: FA3 over paged KV, MLA too, fp8 GEMM and the small CUDA ops, with or without vllm."""
+"""The vllm provider: FA3 over paged KV, MLA too, the small CUDA ops; with vllm its fp8 layers and experts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 from kernels_bench.operators.attention import ATTENTION
 from kernels_bench.protocol import Availability, Point, Prepared
@@ -16,7 +16,7 @@ from kernels_bench.providers.elementwise import prepare_small_op, refuses_small_
 from kernels_bench.providers.mla import MLA_QUERY_WIDTH, mla_sets, prepare_mla
 from kernels_bench.providers.paging import PAGE_SIZE
 from kernels_bench.providers.small_ops import KINDS, VllmSmallOps
-from kernels_bench.providers.torch_gemm import prepare_gemm, refuses_gemm
+from kernels_bench.providers.torch_gemm import refuses_gemm
 from kernels_bench.providers.vllm_experts import (
     VllmExperts,
     load_vllm_experts,
@@ -24,12 +24,11 @@ from kernels_bench.providers.vllm_experts import (
     refuses_vllm_experts,
     vllm_version,
 )
+from kernels_bench.providers.vllm_linear import prepare_vllm_linear
 from kernels_bench.providers.vllm_ops import find_library, load_libraries, plan_fa3, plan_fa3_mla
 
-SCALINGS: Final = {
-    "fp8": "per tensor",
-    "fp8_block": "blocks of 128, quantisation of activations not inside",
-}
+LINEAR_PROBE: Final = Point("gemm", {"dtype": "fp8_block", "m": 64, "n": 256, "k": 256})
+PROBE_BYTES: Final = 2**24
 FA3_MLA_WIDTHS: Final = (512, 64)
 """Latent and rotary columns of a token's KV that FA3 is compiled for."""
 
@@ -85,13 +84,21 @@ class VllmProvider(CudaProvider):
     def _refuses_gemm(self, point: Point) -> str | None:
         if point.values["dtype"] == "bf16":
             return "vLLM's bf16 GEMM is torch's"
-        return refuses_gemm(point, self.device) or self.reasons["ops"] or None
+        return refuses_gemm(point, self.device) or self._no_linear
+
+    @cached_property
+    def _no_linear(self) -> str | None:
+        """Why vLLM's linear layers cannot be built here; a failure at each point would stop the provider."""
+        if not vllm_version():
+            return "vLLM's linear layers need vllm itself, which is not installed"
+        try:
+            prepare_vllm_linear(LINEAR_PROBE, self.device, 0, PROBE_BYTES).run(0)
+        except Exception as error:
+            return f"vLLM's linear layers do not run here: {type(error).__name__}: {error}"
+        return None
 
     def _prepare_gemm(self, point: Point, seed: int, max_bytes: int) -> Prepared:
-        kernel = f"vllm cutlass_scaled_mm, {SCALINGS[point.values['dtype']]}"
-        if point.values["dtype"] != "fp8_block":
-            return prepare_gemm(point, self.device, seed, max_bytes, kernel, _scaled_mm)
-        return prepare_gemm(point, self.device, seed, max_bytes, kernel, _scaled_mm, _by_columns)
+        return prepare_vllm_linear(point, self.device, seed, max_bytes)
 
     def _refuses_moe(self, point: Point) -> str | None:
         if reason := refuses_vllm_experts(point, self.device):
@@ -150,18 +157,6 @@ class VllmProvider(CudaProvider):
         heads = int(point.values["num_q_heads"])
         attend = plan_fa3_mla(sets.batch, heads, *FA3_MLA_WIDTHS, sets.q_pe.dtype, self.device, scale)
         return prepare_mla(sets, f"vllm FA3 MLA, page {PAGE_SIZE}", attend, MLA_QUERY_WIDTH, seed)
-
-
-def _scaled_mm(out: Any, x: Any, weight: Any, x_scale: Any, weight_scale: Any) -> None:
-    import torch
-
-    torch.ops._C.cutlass_scaled_mm(out, x, weight.t(), x_scale, weight_scale, None)
-
-
-def _by_columns(x_scale: Any, weight_scale: Any) -> tuple[Any, Any]:
-    """Scales of blocks as CUTLASS reads them: those of a column together; the weight's as the weight lies."""
-    by_columns = x_scale.new_empty(x_scale.shape[::-1]).copy_(x_scale.t())
-    return by_columns.t(), weight_scale.t()
 
 
 def _identity(name: str) -> str:

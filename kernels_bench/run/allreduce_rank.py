@@ -23,8 +23,7 @@ from kernels_bench.providers.device import oom_as_memory_error, torch_dtype
 from kernels_bench.providers.rotating import count_sets
 from kernels_bench.replays import ReplayRule, pilot_calls, schedule
 from kernels_bench.run.check import BOUNDS, relative_error
-from kernels_bench.run.collective_calls import COLLECTIVE_CALLS, received
-from kernels_bench.run.vllm_allreduce import VllmAllreduce
+from kernels_bench.run.collective_calls import COLLECTIVE_CALLS, VllmAllreduce, received
 
 CHECKED_ELEMENTS: Final = 2**20
 """Of a message so many first and last elements are checked: every chunk of a small one, both ends of a

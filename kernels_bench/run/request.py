@@ -15,9 +15,6 @@ from kernels_bench.protocol import Availability, Provider
 from kernels_bench.run.card import CPU
 from kernels_bench.run.facts import working
 
-BY_NAME_ONLY: Final = ("deepgemm", CPU)
-"""Providers that measure only if named: one compiles a kernel per shape, one is not a GPU."""
-
 PARTS: Final = {ALLREDUCE: ("all-reduce", "allreduce"), COLLECTIVE: ("other collectives", "collectives")}
 """What a journal of ranks holds, and the command that continues it."""
 
@@ -80,7 +77,7 @@ def choose_providers(names: Sequence[str]) -> list[tuple[Provider, Availability]
         raise MeasureError(f"unknown provider {', '.join(unknown)}; there are {', '.join(have)}")
     if CPU in names and set(names) != {CPU}:
         raise MeasureError("cpu measures the host and the others a GPU: pass --providers cpu alone, or not")
-    wanted = list(names) or [name for name in have if name not in BY_NAME_ONLY]
+    wanted = list(names) or [name for name in have if name != CPU]
     answers = working(p for name in wanted for p in known if p.name == name)
     usable = [(provider, answer) for provider, answer in answers if answer.works]
     if not usable:
@@ -92,9 +89,8 @@ def choose_providers(names: Sequence[str]) -> list[tuple[Provider, Availability]
 
 
 def known_providers() -> list[Provider]:
-    """Return every provider there is, those of :data:`BY_NAME_ONLY` last."""
+    """Return every provider there is; cpu, which measures only if named, is the last."""
     from kernels_bench.providers import all_providers
     from kernels_bench.providers.cpu import CpuProvider
-    from kernels_bench.providers.deepgemm_provider import DeepgemmProvider
 
-    return [*all_providers(), DeepgemmProvider(), CpuProvider()]
+    return [*all_providers(), CpuProvider()]

@@ -250,6 +250,7 @@ class _Run(JournaledRun):
             **asdict(timing),
             "provider": provider.name,
             "kernel": prepared.kernel,
+            **prepared.columns,
             **asdict(state),
             "remeasured": remeasured,
             "at_s": self.elapsed_s(),

@@ -46,7 +46,7 @@ class FakePrepared:
 
     def __init__(self, point: Point, provider: FakeProvider) -> None:
         self.kernel = f"fake {point.operator}"
-        self.num_sets = 3
+        self.num_sets, self.columns = 3, {"quantises_input": 0} if point.operator == "gemm" else {}
         self.point, self.provider = point, provider
         self.closed = False
         self.ran: list[int] = []

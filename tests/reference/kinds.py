@@ -27,7 +27,7 @@ Request = tuple[int, int]
 def step_us(plan: Any, tables: Any, requests: list[Request]) -> float:
     """Sum of the lookups of every layer, us."""
     model: ModelSpec = plan.model
-    calls = step_calls(model, plan.layout, plan.execution._replace(quantise_inputs=False))
+    calls = step_calls(model, plan.layout, plan.execution._replace(quantise_inputs=()))
     is_decode_only = all(new == 1 and context > 0 for new, context in requests)
     rows = {"tokens": sum(new for new, _ in requests), "sequences": len(requests)}
     rows["expert_tokens"] = math.ceil(rows["tokens"] * plan.layout.dp / plan.execution.dp_imbalance)

@@ -131,6 +131,27 @@ def test_nccl_in_a_graph_is_not_read_as_an_engines_all_reduce(tmp_path: Path) ->
     assert step_us[0] == step_us[1]
 
 
+@pytest.mark.parametrize(("column", "names"), [(None, True), (0, True), (1, False)])
+@pytest.mark.parametrize(("dtype", "model"), [("fp8", "qwen3-14b"), ("fp8_block", "qwen3-14b-fp8")])
+def test_a_plan_adds_quantising_where_the_rows_leave_it_out(
+    column: int | None, names: bool, dtype: str, model: str, tmp_path: Path
+) -> None:
+    more = {} if column is None else {"quantises_input": column}
+    points = [gemm(m, n, k, dtype) for m in (1, 64, 4096) for n in (4096, 32768) for k in (4096, 32768)]
+    lines = [
+        row(p, one.latency_us, **more) for p, one in zip(points, estimate_all(points, H100), strict=True)
+    ]
+    write_tables([write_journal(tmp_path / "j.jsonl", lines)], tmp_path / "h100/kernels_bench")
+    for name in (VLLM, "gpu.toml"):
+        (tmp_path / "h100" / name).symlink_to(BENCH_DATA / "h100" / name)
+    own = fastroof.load_tables(tmp_path / "h100")
+    assert own.sources["gemm"] == "kernels_bench"
+    plan = fastroof.compile_plan(model, gpu="h100", dtype=dtype, tables=own)
+    assert any(curve.operator.role == "qkv_quantise" for curve in plan.row_curves) is names
+    shipped = fastroof.compile_plan(model, gpu="h100", dtype=dtype)
+    assert not any(curve.operator.role == "qkv_quantise" for curve in shipped.row_curves)
+
+
 def test_what_infersims_files_have_no_room_for_is_counted(folder: Path, tmp_path: Path) -> None:
     done = export_infersim(load_table_set(str(folder / "a")), tmp_path / "tree")
     assert done.left_out["InferSim has no file for moe"] == 5 * len(TOKENS)

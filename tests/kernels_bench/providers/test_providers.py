@@ -53,10 +53,10 @@ class NamedModules(FlashinferModules):
         return f"mla_{backend}_{latent}_{rope_dim}"
 
 
-def providers(*, fa3="", ops="", built=()):
+def providers(*, fa3="", ops="", linear=None, built=()):
     """All providers on a Hopper card with the libraries that are named."""
     vllm = VllmProvider(HOPPER)
-    vllm._reasons = {"fa3": fa3, "ops": ops}
+    vllm._reasons, vllm._no_linear = {"fa3": fa3, "ops": ops}, linear
     modules = NamedModules(lambda name: name in built)
     return [vllm, FlashinferProvider(HOPPER, flashinfer=object(), modules=modules), TorchProvider(HOPPER)]
 
@@ -116,10 +116,10 @@ def test_availability_has_a_reason_and_never_raises():
         ),
         (gemm("bf16"), {}, "torch"),
         (gemm("fp8"), {}, "vllm"),
-        (gemm("fp8"), {"ops": "no library"}, "torch"),
+        (gemm("fp8"), {"linear": "no vllm"}, "torch"),
         (gemm("fp8", n=4100), {}, None),
         (gemm("fp8_block"), {}, "vllm"),
-        (gemm("fp8_block"), {"ops": "no library"}, None),
+        (gemm("fp8_block"), {"linear": "no vllm"}, None),
         (gemm("fp8_block", n=4160), {}, None),
         (Point("elementwise", {"kind": "copy", "m": 1, "width": 64, "io_bytes": 256}), {}, "torch"),
         (Point("elementwise", {"kind": "kv_write", "m": 1, "width": 256, "io_bytes": 1}), {}, "vllm"),
@@ -131,6 +131,19 @@ def test_first_provider_that_does_not_refuse(point, libraries, name, monkeypatch
 
     monkeypatch.setattr(torch_provider, "_triton_version", lambda: "3.6")
     assert chosen(point, **libraries) == name
+
+
+def test_a_linear_layer_that_fails_is_refused_with_the_reason(monkeypatch):
+    from kernels_bench.providers import vllm_provider
+
+    assert "vllm itself" in VllmProvider(HOPPER).refuses(gemm("fp8_block"))
+
+    def broken(*_):
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setattr(vllm_provider, "vllm_version", lambda: "0.26.0")
+    monkeypatch.setattr(vllm_provider, "prepare_vllm_linear", broken)
+    assert VllmProvider(HOPPER).refuses(gemm("fp8")).endswith("not run here: RuntimeError: no kernel image")
 
 
 def test_mla_needs_its_library():

@@ -124,43 +124,6 @@ def reshape_and_cache_flash(
     TorchSmallOps().kv_write(key, value, key_cache, value_cache, slot_mapping)
 
 
-def per_token_group_fp8_quant(
-    input, output_q, output_s, group_size, eps, fp8_min, fp8_max, scale_ue8m0, dummy_is_scale_transposed,
-    dummy_is_tma_aligned,
-):  # fmt: skip
-    assert input.is_contiguous()
-    assert (group_size, fp8_min, fp8_max, scale_ue8m0) == (128, -448.0, 448.0, False)
-    assert output_s.stride() == (1, len(input))
-    assert dummy_is_scale_transposed
-    assert not dummy_is_tma_aligned
-    for group in range(input.shape[1] // group_size):
-        columns = slice(group * group_size, (group + 1) * group_size)
-        values = input[:, columns].float()
-        output_s[:, group] = values.abs().amax(dim=1).clamp(min=eps) / fp8_max
-        scaled = (values / output_s[:, group, None]).clamp(fp8_min, fp8_max)
-        output_q[:, columns] = scaled.to(output_q.dtype)
-
-
-def cutlass_scaled_mm(out, a, b, a_scales, b_scales, bias):
-    assert a.is_contiguous()
-    assert b.stride(0) == 1
-    if a_scales.ndim == b_scales.ndim == 2 and b_scales.shape[0] > 1:
-        # of blocks: those of a column's rows in a row, the weight's transposed as the weight is
-        (m, k), n = a.shape, b.shape[1]
-        assert (a_scales.shape, a_scales.stride()) == ((m, k // 128), (1, m))
-        assert (b_scales.shape, b_scales.stride()) == ((k // 128, n // 128), (1, k // 128))
-        a_all, b_all = a_scales.repeat_interleave(128, 1), b_scales.repeat_interleave(128, 0)
-        assert bias is None
-        out.copy_((a.float() * a_all) @ (b.float() * b_all.repeat_interleave(128, 1)))
-        return
-    assert a_scales.is_contiguous()
-    assert b_scales.is_contiguous()
-    assert a_scales.numel() in (1, a.shape[0])
-    assert b_scales.numel() in (1, b.shape[1])
-    product = (a.float() * a_scales.reshape(-1, 1)) @ (b.float() * b_scales.reshape(1, -1))
-    out.copy_(product if bias is None else product + bias)
-
-
 IMPLEMENTATIONS = {
     "_vllm_fa3_C::fwd": fwd,
     "_vllm_fa3_C::get_scheduler_metadata": metadata,
@@ -170,8 +133,6 @@ IMPLEMENTATIONS = {
     "_C::static_scaled_fp8_quant": lambda result, input, scale, group_shape=None: (
         TorchSmallOps().fp8_quantise(result, input, scale)
     ),
-    "_C::per_token_group_fp8_quant": per_token_group_fp8_quant,
-    "_C::cutlass_scaled_mm": cutlass_scaled_mm,
     "_C_cache_ops::reshape_and_cache_flash": reshape_and_cache_flash,
 }
 
@@ -200,9 +161,6 @@ POINTS = [
     Point("attention_decode", {**HEADS, "kv_dtype": "fp8", "window": 17, "batch_size": 4, "kv_len": 40}),
     Point("mla_decode", {**MLA, "batch_size": 3, "kv_len": 70}),
     Point("mla_decode", {**MLA, "num_q_heads": 128, "batch_size": 1, "kv_len": 16}),
-    Point("gemm", {"dtype": "fp8", "m": 17, "n": 48, "k": 64}),
-    Point("gemm", {"dtype": "fp8_block", "m": 17, "n": 384, "k": 256}),
-    Point("gemm", {"dtype": "fp8_block", "m": 1, "n": 256, "k": 512}),
     *(
         Point("elementwise", {"kind": kind, "m": 9, "width": 512, "io_bytes": 1})
         for kind in ("rmsnorm_residual", "rope", "silu_and_mul", "kv_write", "fp8_quantise")

@@ -54,8 +54,8 @@ def test_every_point_once_with_all_that_was_promised(journal: Path) -> None:
     assert (start["versions"], start["grid_sha256"]) == ({"torch": "2.11"}, "f")
     assert set(rows[0]) == {
         "type", "key", "operator", "values", "latency_us", "p25_us", "p75_us", "min_us", "num_replays",
-        "provider", "kernel", "sm_clock_mhz", "power_w", "temperature_c", "throttle_reasons", "remeasured",
-        "order", "at_s",
+        "provider", "kernel", "quantises_input", "sm_clock_mhz", "power_w", "temperature_c",
+        "throttle_reasons", "remeasured", "order", "at_s",
     }  # fmt: skip
     assert [r["order"] for r in rows] == list(range(5))
     assert (end["reason"], end["measured"], end["left"]) == ("complete", 5, 0)

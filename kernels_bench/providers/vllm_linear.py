@@ -1,0 +1,100 @@
+"""vLLM's linear layers of fp8 and fp8_block, built as a model's are, so that vLLM chooses the kernel.
+
+A call quantises its bf16 inputs, as in a model. The calls are those of vLLM 0.26.0 and 0.33.0.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from types import SimpleNamespace
+from typing import Any, Final
+
+from fastroof.columns import QUANTISES
+from fastroof.operators.gemm import gemm_bytes
+from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
+from kernels_bench.protocol import Point
+from kernels_bench.providers import references
+from kernels_bench.providers.device import Device, take
+from kernels_bench.providers.random_inputs import SCALE_BLOCK, InputMaker, quantise_blocks, spread_scales
+from kernels_bench.providers.rotating import RotatingCalls, count_sets, sample
+from kernels_bench.providers.torch_gemm import CHECKED_COLUMNS, CHECKED_ROWS
+
+_LAYERS: Final = "vllm.model_executor.layers"
+
+
+def fp8_layer(weight: Any, scale: Any) -> Any:
+    """Build a linear layer of a checkpoint's fp8 weight and scale, ready to be applied."""
+    import torch
+
+    config: Any = importlib.import_module("vllm.config")
+    linear: Any = importlib.import_module(f"{_LAYERS}.linear")
+    fp8: Any = importlib.import_module(f"{_LAYERS}.quantization.fp8")
+    settings = config.VllmConfig(compilation_config=config.CompilationConfig(custom_ops=["all"]))
+    # what the choice of a kernel asks of a model
+    settings.model_config = SimpleNamespace(
+        dtype=torch.bfloat16, hf_text_config=SimpleNamespace(model_type="llama"), is_moe=False
+    )
+    blocks = [SCALE_BLOCK, SCALE_BLOCK] if scale.ndim == 2 else None
+    scheme = fp8.Fp8Config(True, "dynamic", weight_block_size=blocks)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)  # the dtype of outputs
+    try:
+        with config.set_current_vllm_config(settings), weight.device:
+            _join_alone()
+            n, k = weight.shape
+            layer = linear.ReplicatedLinear(k, n, bias=False, quant_config=scheme, disable_tp=True)
+            layer.weight.data.copy_(weight)
+            (layer.weight_scale if blocks is None else layer.weight_scale_inv).data.copy_(scale)
+            layer.quant_method.process_weights_after_loading(layer)
+    finally:
+        torch.set_default_dtype(before)
+    return layer
+
+
+def _join_alone() -> None:
+    """Make the groups of one rank that vLLM's layers ask for their share of a weight."""
+    state: Any = importlib.import_module("vllm.distributed.parallel_state")
+    if not state.model_parallel_is_initialized():
+        with tempfile.TemporaryDirectory(prefix="kernels_bench-") as folder:
+            state.init_distributed_environment(1, 0, f"file://{folder}/meeting", 0, "gloo")
+            state.initialize_model_parallel(1)
+
+
+def prepare_vllm_linear(point: Point, device: Device, seed: int, max_bytes: int) -> RotatingCalls:
+    """Make inputs and a layer of an fp8 GEMM; each set has its own copy of the layer's weights."""
+    dtype = point.values["dtype"]
+    m, n, k = (int(point.values[name]) for name in ("m", "n", "k"))
+    set_bytes = int(gemm_bytes(m, n, k, DTYPE_BYTES[dtype], ACTIVATION_BYTES))
+    sets = count_sets(set_bytes, device.l2_bytes, max_bytes)
+    make = InputMaker(device, seed)
+    is_block = dtype == "fp8_block"
+    weight, scale = quantise_blocks(make.normal(n, k), SCALE_BLOCK) if is_block else make.quantised(n, k)
+    layer = fp8_layer(weight, scale)
+    layers = [layer, *(_copy(layer) for _ in range(sets - 1))]
+    x = make.normal(sets, m, k)
+    rows = make.indices(sample(m, CHECKED_ROWS, seed), "int64")
+    columns = make.indices(sample(n, CHECKED_COLUMNS, seed + 1), "int64")
+    spread = spread_scales(scale, SCALE_BLOCK, n, k)[columns] if is_block else scale
+    expected_weight, outputs = take(weight, columns), dict[int, Any]()
+    apply = layer.quant_method.apply
+
+    def launch(index: int) -> None:
+        outputs[index] = apply(layers[index], x[index])
+
+    def read(index: int) -> Any:
+        return outputs[index][rows][:, columns]
+
+    def expect(index: int) -> Any:
+        return references.linear(x[index][rows], expected_weight, None, spread)
+
+    kernel = f"vllm {type(layer.quant_method.fp8_linear).__name__}, with quantisation of inputs"
+    included = {QUANTISES.name: 1}
+    return RotatingCalls(kernel, sets, sets * set_bytes, launch, read, expect, included)
+
+
+def _copy(layer: Any) -> Any:
+    """Return what a call reads of a layer, its tensors elsewhere in memory."""
+    plain = {name: value for name, value in vars(layer).items() if not name.startswith("_")}
+    tensors = dict(layer.named_parameters(recurse=False)) | dict(layer.named_buffers(recurse=False))
+    return SimpleNamespace(**plain, **{name: value.detach().clone() for name, value in tensors.items()})
