@@ -30,7 +30,7 @@ MAX_ERRORS: Final = 2
 
 RUN_TYPES: Final = ("start", "row", "sentinel", "skip", "end")
 """Types of record in the journal of a run."""
-_STATE: Final = ("sm_clock_mhz", "power_w", "temperature_c")
+_STATE: Final = ("sm_clock_mhz", "power_w", "temperature_c", "power_limited_us")
 
 _MOST_BITS: Final = 2**63 - 1
 

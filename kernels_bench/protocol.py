@@ -98,16 +98,9 @@ class Timing:
     num_replays: int
 
 
-class Timer(Protocol):
-    """Times a prepared point."""
-
-    def time(self, prepared: Prepared) -> Timing:
-        """Warm up, replay, and summarise."""
-
-
 @dataclass(frozen=True)
 class DeviceState:
-    """Device state right after a point; NaN if not reported."""
+    """Device state while a point's replays run; NaN if not reported."""
 
     sm_clock_mhz: float = float("nan")
     power_w: float = float("nan")
@@ -115,11 +108,24 @@ class DeviceState:
     throttle_reasons: int = 0
 
 
+class Timer(Protocol):
+    """Times a prepared point."""
+
+    def time(
+        self, prepared: Prepared, read: Callable[[], DeviceState], warm_up_us: float = 0.0
+    ) -> tuple[Timing, DeviceState]:
+        """Warm up, for ``warm_up_us`` at least, and replay; ``read`` is called half-way."""
+
+
 class Monitor(Protocol):
     """Reads the device's state; never changes it."""
 
     def read(self) -> DeviceState:
         """Clock, power, temperature and throttle reasons now."""
+
+    def power_limited_us(self) -> float:
+        """Time that the power limit has held clocks back since the driver loaded; NaN if not reported."""
+        return float("nan")
 
     def facts(self) -> Mapping[str, Any]:
         """GPU name, driver, power cap, memory: what provenance holds."""

@@ -96,15 +96,10 @@ def relative_iqr(timing: Timing) -> float:
 
 
 def suspicion(timing: Timing, state: DeviceState, clocks_mhz: Sequence[float]) -> tuple[bool, bool]:
-    """Return what speaks against a measurement."""
+    """Return what speaks against a measurement; either has it made again."""
     clocks = [c for c in clocks_mhz if math.isfinite(c)]
     off = False
     if clocks and math.isfinite(state.sm_clock_mhz):
         low, high = min(clocks) * (1 - MAX_CLOCK_SHARE), max(clocks) * (1 + MAX_CLOCK_SHARE)
         off = not low <= state.sm_clock_mhz <= high
     return relative_iqr(timing) > MAX_RELATIVE_IQR, off
-
-
-def is_suspicious(timing: Timing, state: DeviceState, clocks_mhz: Sequence[float]) -> bool:
-    """Return whether a point should be measured again: either of :func:`suspicion`."""
-    return any(suspicion(timing, state, clocks_mhz))

@@ -15,6 +15,13 @@ from kernels_bench.protocol import Point
 SENTINEL_EVERY: Final = 200
 """Points between two rounds of sentinels: about 4 s on a GPU."""
 
+SOAK: Final = "sentinel soak"
+"""Group of a compute-bound sentinel that is timed at the power limit, after it has run for :data:`SOAK_US`.
+
+Prefill runs there, and 3 ms of warm-up do not get to it.
+"""
+SOAK_US: Final = 500_000.0
+
 _HEADS: Final[dict[str, Any]] = {
     "kv_dtype": "bf16",
     "num_q_heads": 32,
@@ -25,11 +32,12 @@ _HEADS: Final[dict[str, Any]] = {
 
 
 def sentinel_points(tiny: bool = False) -> tuple[Point, ...]:
-    """Return the sentinels of a grid that names none: a GEMM, a copy and a decode.
+    """Return the sentinels of a grid that names none: a GEMM, a copy, a decode, and on a GPU a soak.
 
     >>> [p.operator for p in sentinel_points()]
-    ['gemm', 'elementwise', 'attention_decode']
+    ['gemm', 'elementwise', 'attention_decode', 'gemm']
     """
+    soak = Point("gemm", {"dtype": "bf16", "m": 8192, "n": 8192, "k": 8192}, group=SOAK)
     size, width, batch, kv_len = (64, 8192, 2, 32) if tiny else (4096, 2**26, 64, 4096)
     heads = _HEADS | ({"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 16} if tiny else {})
     copied = {"kind": "copy", "m": 1, "width": width, "io_bytes": elementwise_bytes("copy", 1, width)}
@@ -37,6 +45,7 @@ def sentinel_points(tiny: bool = False) -> tuple[Point, ...]:
         Point("gemm", {"dtype": "bf16", "m": size, "n": size, "k": size}, group="sentinel"),
         Point("elementwise", copied, group="sentinel"),
         Point("attention_decode", {**heads, "batch_size": batch, "kv_len": kv_len}, group="sentinel"),
+        *(() if tiny else (soak,)),
     )
 
 

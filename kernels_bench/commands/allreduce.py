@@ -164,11 +164,12 @@ def _journal(output: Path, card: GpuSpec) -> tuple[Path, str]:
 
 
 def _start_facts(on_cpu: bool) -> dict[str, Any]:
-    from kernels_bench.run.facts import checkout_commit, now_iso, software_versions
+    from kernels_bench.run.facts import checkout_commit, environment, now_iso, software_versions
 
     return {
         "device": "cpu" if on_cpu else "gpu",
         "versions": software_versions(),
+        "environment": environment(),
         "providers": ["torch"],
         "command": shlex.join(["kernels-bench", *sys.argv[1:]]),
         "started": now_iso(),

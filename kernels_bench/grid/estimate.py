@@ -20,9 +20,9 @@ from fastroof.units import PEAK_DTYPE, US_PER_S
 from kernels_bench.operators.operator import MeasuredOperator
 from kernels_bench.operators.registry import MEASURED
 from kernels_bench.protocol import Point
-from kernels_bench.providers.rotating import L2_MULTIPLE
+from kernels_bench.providers.rotating import L2_MULTIPLE, MAX_SETS
 from kernels_bench.replays import ReplayRule, pilot_calls, schedule
-from kernels_bench.sentinels import SENTINEL_EVERY
+from kernels_bench.sentinels import SENTINEL_EVERY, SOAK, SOAK_US
 
 SETUP_S: Final = 6e-3
 """Making one set of inputs and reading the device's state."""
@@ -31,8 +31,6 @@ SET_S: Final = 20e-6
 CAPTURE_S: Final = 5e-6
 """Capturing one call into a graph."""
 
-MAX_SETS: Final = ReplayRule().max_calls
-"""No more sets than a graph has calls."""
 USABLE_MEMORY: Final = 0.9
 """Share of the memory that points may fill; the rest is for the CUDA context, libraries and workspaces."""
 
@@ -125,8 +123,15 @@ def first_call_seconds(points: Sequence[Point]) -> list[float]:
 def run_seconds(points: Sequence[Point], gpu: GpuSpec) -> float:
     """Seconds of measuring all points, with first calls, and the sentinels again every 200 points."""
     seconds = [one.seconds for one in estimate_all(points, gpu)]
-    sentinel_s = sum(s for p, s in zip(points, seconds, strict=True) if p.priority == SENTINEL_PRIORITY)
+    sentinel_s = _round_seconds(points, seconds)
     return sum(seconds) + sum(first_call_seconds(points)) + _sentinel_rounds(len(points)) * sentinel_s
+
+
+def _round_seconds(points: Sequence[Point], seconds: Sequence[float]) -> float:
+    """Return the seconds of a round of sentinels."""
+    soaks_us = sum(SOAK_US for point in points if point.group == SOAK)
+    of_points = zip(points, seconds, strict=True)
+    return sum(s for p, s in of_points if p.priority == SENTINEL_PRIORITY) + soaks_us / US_PER_S
 
 
 def _sentinel_rounds(num_points: int) -> int:
@@ -159,7 +164,7 @@ def fit_budget(points: Sequence[Point], gpu: GpuSpec, budget_s: float) -> tuple[
     seconds = [one.seconds for one in estimate_all(points, gpu)]
     rank = _ranks(points)
     order = sorted(range(len(points)), key=lambda i: (points[i].priority, rank[i], i))
-    sentinel_s = sum(s for p, s in zip(points, seconds, strict=True) if p.priority == SENTINEL_PRIORITY)
+    sentinel_s = _round_seconds(points, seconds)
     chosen: set[int] = set()
     total_s = 0.0
     for i, first_s in zip(order, first_call_seconds([points[i] for i in order]), strict=True):

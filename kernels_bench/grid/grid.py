@@ -99,7 +99,7 @@ def grid_names() -> list[str]:
     """Return the grids that come with the package, sorted.
 
     >>> grid_names()
-    ['cpu', 'first_run', 'h100', 'moe', 'second_run', 'smoke']
+    ['cpu', 'first_run', 'h100', 'moe', 'rotation', 'second_run', 'smoke']
     """
     return sorted(path.stem for path in GRIDS.glob("*.toml"))
 

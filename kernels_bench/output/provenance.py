@@ -35,7 +35,7 @@ THROTTLE_REASONS: Final = {
 HARMLESS_THROTTLES: Final = ("gpu_idle", "applications_clocks_setting", "display_clock_setting")
 MOST_REASONS: Final = 20
 """Reasons often hold sizes; beyond so many different ones of a kind the rest are counted together."""
-_DEVICE_STATE: Final = ("sm_clock_mhz", "power_w", "temperature_c")
+_DEVICE_STATE: Final = ("sm_clock_mhz", "power_w", "temperature_c", "power_limited_us")
 
 
 def recorded_gpu(recorded: Recorded) -> str:

@@ -125,7 +125,7 @@ def _num_sets(
             heads.num_q_heads, heads.num_kv_heads, heads.head_dim, new_tokens.sum(), kv_tokens, 1, kv_bytes
         )
     )
-    return count_sets(set_bytes, device.l2_bytes, max_bytes), set_bytes
+    return count_sets(set_bytes, device.rotated_bytes, max_bytes), set_bytes
 
 
 def contiguous_sets(

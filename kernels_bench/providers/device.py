@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from kernels_bench.protocol import Availability
+from kernels_bench.providers.rotating import L2_MULTIPLE
 
 FP8_MAX: Final = 448.0
 """Largest value of float8_e4m3fn."""
@@ -22,10 +24,17 @@ class Device:
 
     # torch's name: ``"cuda"``, ``"cpu"``, ``"meta"``.
     name: str
-    # L2 cache that rotating inputs must exceed twice over, B.
+    # L2 cache, B.
     l2_bytes: int = 0
     # CUDA compute capability: ``(9, 0)`` for Hopper; ``(0, 0)`` without CUDA.
     capability: tuple[int, int] = (0, 0)
+    # How many L2 caches inputs rotate over; 0 for one set of inputs, which it finds in the L2.
+    rotation: float = L2_MULTIPLE
+
+    @property
+    def rotated_bytes(self) -> int:
+        """Bytes that rotating inputs must exceed."""
+        return int(self.rotation * self.l2_bytes)
 
     @property
     def version(self) -> str:
@@ -38,6 +47,8 @@ class Device:
         return self.capability == (9, 0)
 
 
+ROTATION_VARIABLE: Final = "KERNELS_BENCH_ROTATION"
+"""Environment variable: :attr:`Device.rotation`, for a study of what it changes."""
 CPU_DEVICE: Final = Device("cpu")
 
 
@@ -64,7 +75,9 @@ def cuda_device() -> Device:
     import torch
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return Device("cuda", int(properties.L2_cache_size), (int(properties.major), int(properties.minor)))
+    version = int(properties.major), int(properties.minor)
+    rotation = float(os.environ.get(ROTATION_VARIABLE) or L2_MULTIPLE)
+    return Device("cuda", int(properties.L2_cache_size), version, rotation)
 
 
 def torch_dtype(name: str) -> Any:

@@ -68,7 +68,7 @@ def prepare_small_op(
     kernel = ops.kernels.get(kind, kind)
     set_bytes = _set_bytes(kind, m, width)
     # In-place kinds hold their inputs twice.
-    sets = count_sets(set_bytes, device.l2_bytes, max_bytes // 2)
+    sets = count_sets(set_bytes, device.rotated_bytes, max_bytes // 2)
     make = InputMaker(device, seed)
     rows = make.indices(sample(m, CHECKED_ROWS, seed), "int64")
     launch, read, expect = _BINDERS[kind](ops, make, sets, m, width, rows, dtype)
@@ -211,7 +211,7 @@ def prepare_copy(point: Point, device: Device, seed: int, max_bytes: int) -> Rot
 
     elements = int(point.values["m"]) * int(point.values["width"])
     set_bytes = 2 * BF16_BYTES * elements
-    sets = count_sets(set_bytes, device.l2_bytes, max_bytes)
+    sets = count_sets(set_bytes, device.rotated_bytes, max_bytes)
     make = InputMaker(device, seed)
     source, target = make.normal(sets, elements), make.poisoned(sets, elements)
     checked = CHECKED_COPY_BYTES // (2 * BF16_BYTES)

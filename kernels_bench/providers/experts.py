@@ -20,7 +20,7 @@ from kernels_bench.protocol import Point
 from kernels_bench.providers import references
 from kernels_bench.providers.device import FP8_MAX, Device, torch_dtype
 from kernels_bench.providers.random_inputs import SCALE_BLOCK, InputMaker, quantise_blocks, spread_scales
-from kernels_bench.providers.rotating import L2_MULTIPLE, MAX_SETS, RotatingCalls, count_sets, sample
+from kernels_bench.providers.rotating import MAX_SETS, RotatingCalls, count_sets, sample
 from kernels_bench.routing import DISTRIBUTIONS, route
 
 CHECKED_TOKENS: Final = 32
@@ -206,9 +206,9 @@ class ExpertSets:
             layer.num_local * layer.expert_bytes,
             layer.num_tokens * layer.token_bytes,
         )
-        pools = count_sets(held_bytes + activation_bytes, device.l2_bytes, max_bytes)
+        pools = count_sets(held_bytes + activation_bytes, device.rotated_bytes, max_bytes)
         called_bytes = touched * layer.expert_bytes + activation_bytes
-        wanted = min(L2_MULTIPLE * device.l2_bytes // called_bytes + 1, MAX_SETS)
+        wanted = min(device.rotated_bytes // called_bytes + 1, MAX_SETS)
         fitting = (max_bytes - pools * held_bytes) // activation_bytes
         sets = max(pools, min(wanted, fitting))
         make = InputMaker(device, seed)

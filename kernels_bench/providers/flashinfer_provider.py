@@ -1,4 +1,4 @@
-"""The flashinfer provider: prefill FA2 and FA3, paged decode, MLA, norm, rope and activation.
+"""The flashinfer provider: prefill FA2 and FA3, paged decode, MLA, experts, block-scaled GEMM.
 
 It measures with libraries that are built already and compiles nothing: a first use on the GPU host would
 take minutes of its time.
@@ -21,7 +21,6 @@ from kernels_bench.providers.attention import (
 )
 from kernels_bench.providers.cuda_provider import CudaProvider, Launch
 from kernels_bench.providers.device import Device, cuda_availability
-from kernels_bench.providers.elementwise import prepare_small_op, refuses_small_op
 from kernels_bench.providers.flashinfer_calls import (
     FlashinferModules,
     flashinfer_modules,
@@ -31,7 +30,6 @@ from kernels_bench.providers.flashinfer_calls import (
     plan_ragged_prefill,
 )
 from kernels_bench.providers.flashinfer_kernels import (
-    FlashinferSmallOps,
     prepare_block_gemm,
     prepare_flashinfer_experts,
     refuses_block_gemm,
@@ -61,7 +59,6 @@ class FlashinferProvider(CudaProvider):
             "attention_decode": Launch(self._refuses_decode, self._prepare_decode),
             "mla_decode": Launch(self._refuses_mla, self._prepare_mla),
             "moe": Launch(self._refuses_moe, self._prepare_moe),
-            "elementwise": Launch(self._refuses_elementwise, self._prepare_elementwise),
         }
 
     @property
@@ -106,16 +103,6 @@ class FlashinferProvider(CudaProvider):
 
     def _prepare_moe(self, point: Point, seed: int, max_bytes: int) -> Prepared:
         return prepare_flashinfer_experts(point, self._package(), self.device, seed, max_bytes)
-
-    def _refuses_elementwise(self, point: Point) -> str | None:
-        kind = point.values["kind"]
-        if kind not in FlashinferSmallOps(None, self.modules).kernels:
-            return f"flashinfer has no library built for {kind}"
-        return refuses_small_op(point)
-
-    def _prepare_elementwise(self, point: Point, seed: int, max_bytes: int) -> Prepared:
-        ops = FlashinferSmallOps(self._package(), self.modules)
-        return prepare_small_op(point, ops, self.device, seed, max_bytes)
 
     def _refuses_prefill(self, point: Point) -> str | None:
         if reason := refuses_heads(point):

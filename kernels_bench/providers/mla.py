@@ -56,7 +56,7 @@ def mla_sets(
     b, pages, page = batch.num_sequences, batch.num_pages, batch.page_size
     element_bytes = 4 if dtype == "fp32" else 2
     set_bytes = element_bytes * (pages * page * (latent + rope) + b * heads * (2 * latent + rope))
-    sets = count_sets(set_bytes, device.l2_bytes, max_bytes)
+    sets = count_sets(set_bytes, device.rotated_bytes, max_bytes)
     make = InputMaker(device, seed)
     if packed:
         pool = make.normal(sets, pages, page, latent + rope, dtype=dtype)

@@ -55,7 +55,7 @@ def prepare_gemm(
     dtype = point.values["dtype"]
     m, n, k = (int(point.values[name]) for name in ("m", "n", "k"))
     set_bytes = int(gemm_bytes(m, n, k, DTYPE_BYTES[dtype]))
-    num_sets = count_sets(set_bytes, device.l2_bytes, max_bytes)
+    num_sets = count_sets(set_bytes, device.rotated_bytes, max_bytes)
     make = InputMaker(device, seed)
     sets = [_one_set(make, dtype, m, n, k) for _ in range(num_sets)]
     rows = make.indices(sample(m, CHECKED_ROWS, seed), "int64")

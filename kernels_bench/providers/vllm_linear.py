@@ -66,7 +66,7 @@ def prepare_vllm_linear(point: Point, device: Device, seed: int, max_bytes: int)
     dtype = point.values["dtype"]
     m, n, k = (int(point.values[name]) for name in ("m", "n", "k"))
     set_bytes = int(gemm_bytes(m, n, k, DTYPE_BYTES[dtype], ACTIVATION_BYTES))
-    sets = count_sets(set_bytes, device.l2_bytes, max_bytes)
+    sets = count_sets(set_bytes, device.rotated_bytes, max_bytes)
     make = InputMaker(device, seed)
     is_block = dtype == "fp8_block"
     weight, scale = quantise_blocks(make.normal(n, k), SCALE_BLOCK) if is_block else make.quantised(n, k)

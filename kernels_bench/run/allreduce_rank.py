@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S
 from kernels_bench.providers.device import oom_as_memory_error, torch_dtype
-from kernels_bench.providers.rotating import count_sets
+from kernels_bench.providers.rotating import L2_MULTIPLE, count_sets
 from kernels_bench.replays import ReplayRule, pilot_calls, schedule
 from kernels_bench.run.check import BOUNDS, relative_error
 from kernels_bench.run.collective_calls import COLLECTIVE_CALLS, VllmAllreduce, received
@@ -28,7 +28,7 @@ from kernels_bench.run.collective_calls import COLLECTIVE_CALLS, VllmAllreduce, 
 CHECKED_ELEMENTS: Final = 2**20
 """Of a message so many first and last elements are checked: every chunk of a small one, both ends of a
 large one."""
-PROOF_L2_BYTES: Final = 512
+PROOF_ROTATED_BYTES: Final = 1024
 """On a CPU, so that the smallest messages rotate there too."""
 
 
@@ -192,14 +192,14 @@ class _Member:
     def _buffers(self, order: Order) -> tuple[Any, Any, Any]:
         """Return this rank's rotating inputs and outputs, and in float64 what the first should leave."""
         torch, call, num_gpus = self.torch, COLLECTIVE_CALLS[order.collective], self.world.num_gpus
-        l2_bytes = PROOF_L2_BYTES
+        rotated_bytes = PROOF_ROTATED_BYTES
         if self.on_gpu:
-            l2_bytes = int(torch.cuda.get_device_properties(self.device).L2_cache_size)
+            rotated_bytes = int(L2_MULTIPLE * torch.cuda.get_device_properties(self.device).L2_cache_size)
         elements = int(order.message_bytes // DTYPE_BYTES[order.dtype])
         left = call.output_elements(elements, num_gpus)
         set_bytes = math.ceil((elements + left) * DTYPE_BYTES[order.dtype])
         # Half: the inputs of the other ranks are made once more, for the check.
-        num_sets = count_sets(set_bytes, l2_bytes, order.max_bytes // 2)
+        num_sets = count_sets(set_bytes, rotated_bytes, order.max_bytes // 2)
         # One allocation each, which NCCL has to register once.
         made = {"dtype": torch_dtype(order.dtype), "device": self.device}
         messages = torch.empty((num_sets, elements), **made)

@@ -25,6 +25,10 @@ COMMIT_VARIABLE: Final = "KERNELS_BENCH_COMMIT"
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{7,64}(-dirty)?")
 
+_DECIDING: Final = (
+    "CUDA_", "CUBLAS", "CUDNN_", "DG_", "FLASHINFER_", "KERNELS_BENCH_", "NCCL_", "TORCH", "TRITON_", "VLLM_",
+)  # fmt: skip
+
 _DISTRIBUTIONS: Final = {
     "numpy": "numpy",
     "torch": "torch",
@@ -67,6 +71,11 @@ def software_versions(answers: Iterable[tuple[Provider, Availability]] = ()) -> 
         if answer.works:
             versions |= dict(answer.versions or {})
     return versions
+
+
+def environment() -> dict[str, str]:
+    """Return the environment variables by which libraries choose kernels, or that change their time."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_DECIDING)}
 
 
 def checkout_commit() -> str:

@@ -81,6 +81,13 @@ class NvmlMonitor:
             throttle_reasons=int(reasons or 0),
         )
 
+    def power_limited_us(self) -> float:
+        """NVML's counter of power violations, ns; NaN if the GPU does not report it."""
+        status = self._ask(
+            "nvmlDeviceGetViolationStatus", self._handle, getattr(self._nvml, "NVML_PERF_POLICY_POWER", 0)
+        )
+        return _number(getattr(status, "violationTime", None)) * _MILLI
+
     def facts(self) -> Mapping[str, Any]:
         """GPU name, driver, power cap, memory; absent if the GPU does not report it."""
         handle = self._handle
@@ -116,7 +123,7 @@ class NvmlMonitor:
             return None
 
 
-class SmiMonitor:
+class SmiMonitor(Monitor):
     """Queries nvidia-smi, if pynvml is not installed."""
 
     def __init__(
@@ -159,7 +166,7 @@ class SmiMonitor:
         return dict(zip(questions, answers, strict=True))
 
 
-class HostMonitor:
+class HostMonitor(Monitor):
     """Knows the host only: for the cpu provider, and where no GPU can be queried."""
 
     def __init__(self, is_device: bool = True) -> None:

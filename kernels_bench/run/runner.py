@@ -13,11 +13,11 @@ from typing import Any, Final
 from fastroof.errors import MeasureError
 from kernels_bench.journal import Journal, done_keys, starts
 from kernels_bench.protocol import Clock, DeviceState, Monitor, Point, Prepared, Provider, Timer, Timing
-from kernels_bench.replays import is_suspicious, relative_iqr, suspicion
+from kernels_bench.replays import relative_iqr, suspicion
 from kernels_bench.run.check import check_points, check_result
 from kernels_bench.run.journaled_run import JournaledRun
 from kernels_bench.run.run_options import RunOptions, RunReport, measuring_order
-from kernels_bench.sentinels import repeatability
+from kernels_bench.sentinels import SOAK, SOAK_US, repeatability
 
 MAX_FAILURES: Final = 10
 """Failures in a row after which a provider is not used any more."""
@@ -233,14 +233,15 @@ class _Run(JournaledRun):
             raise too_large
         return None
 
-    def _timed(self, provider: Provider, point: Point) -> dict[str, Any]:
+    def _timed(self, provider: Provider, point: Point, warm_up_us: float = 0.0) -> dict[str, Any]:
         """Time a point, once more where the first time is suspicious, and return its row."""
         prepared = self._prepare(provider, point)
+        limited_us = self.monitor.power_limited_us()
         with _closing(prepared):
-            timing, state = self.timer.time(prepared), self.monitor.read()
-            remeasured = is_suspicious(timing, state, self.clocks_mhz)
+            timing, state = self.timer.time(prepared, self.monitor.read, warm_up_us)
+            remeasured = any(suspicion(timing, state, self.clocks_mhz))
             if remeasured:
-                again = self.timer.time(prepared), self.monitor.read()
+                again = self.timer.time(prepared, self.monitor.read, warm_up_us)
                 # The steadier of the two, whichever is faster: choosing by latency would favour luck.
                 timing, state = min((timing, state), again, key=self._unsteadiness)
         return {
@@ -252,6 +253,7 @@ class _Run(JournaledRun):
             "kernel": prepared.kernel,
             **prepared.columns,
             **asdict(state),
+            "power_limited_us": self.monitor.power_limited_us() - limited_us,
             "remeasured": remeasured,
             "at_s": self.elapsed_s(),
         }
@@ -301,7 +303,7 @@ class _Run(JournaledRun):
                 if provider is None or wrong is not None:
                     raise MeasureError(wrong or "no provider takes it")
                 self.clocks_mhz = []  # a sentinel is not held against the sentinels
-                timed = self._timed(provider, point)
+                timed = self._timed(provider, point, SOAK_US if point.group == SOAK else 0.0)
             except Exception as error:
                 self.dead_sentinels.add(point.key)
                 self.say(f"sentinel left out: {point.key}: {_words(error)}")

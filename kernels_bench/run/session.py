@@ -18,7 +18,7 @@ from kernels_bench.operators.communication import BY_RANKS
 from kernels_bench.output.table_sets import TABLES_FOLDER
 from kernels_bench.protocol import Availability, Clock, Monitor, Point, Provider, Timer
 from kernels_bench.run.card import CPU, measured_gpu, refuse_other_gpu, write_gpu_file
-from kernels_bench.run.facts import checkout_commit, new_run_id, now_iso, software_versions
+from kernels_bench.run.facts import checkout_commit, environment, new_run_id, now_iso, software_versions
 from kernels_bench.run.request import Request, choose_providers
 from kernels_bench.run.run_options import Progress, RunOptions, RunReport, measuring_order
 from kernels_bench.sentinels import sentinel_points
@@ -268,6 +268,7 @@ def _start_facts(
     return {
         "device": CPU if on_cpu else "gpu",
         "versions": software_versions(answers),
+        "environment": environment(),
         "providers": [provider.name for provider, _ in answers],
         "grid": grid.name,
         "grid_title": grid.title,

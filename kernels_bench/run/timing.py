@@ -1,11 +1,10 @@
 """Timers of prepared points: CUDA graphs on a GPU, a clock on the host.
 
-Own code, because neither published harness does all of what a kernel of 5 us needs (both read at the
-versions named): ``triton.testing.do_bench_cudagraph`` (3.6) captures one call on one set of inputs, so
-a kernel whose inputs fit finds them in the L2; ``flashinfer.testing.bench_gpu_time`` (0.6.14) rotates
-inputs only over the few iterations of its graph, sizes that graph without regard to the length of a
-replay, and keeps the first replay. Here one graph runs over every input set a whole number of times and
-lasts at least 0.5 ms, so that the resolution of events (about 0.5 us) is under 0.2 % of what is timed.
+Own code, because neither published harness does all of what a kernel of 5 us needs:
+``triton.testing.do_bench_cudagraph`` (3.6) captures one call on one set of inputs, which then lie in the L2;
+``flashinfer.testing.bench_gpu_time`` (0.6.14) sizes its graph without regard to the length of a replay. Here
+one graph runs over every input set a whole number of times and lasts at least 0.5 ms, so that the resolution
+of events (about 0.5 us) is under 0.2 % of what is timed.
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
 from fastroof.errors import MeasureError
 from fastroof.units import US_PER_MS, US_PER_S
-from kernels_bench.protocol import Prepared, Timing
+from kernels_bench.protocol import DeviceState, Prepared, Timing
 from kernels_bench.replays import ReplayRule, pilot_calls, schedule, summarise
 
 
@@ -30,7 +30,9 @@ class CpuTimer:
         self._rule = rule or ReplayRule()
         self._seconds = seconds
 
-    def time(self, prepared: Prepared) -> Timing:
+    def time(
+        self, prepared: Prepared, read: Callable[[], DeviceState], warm_up_us: float = 0.0
+    ) -> tuple[Timing, DeviceState]:
         """Warm up, replay, and summarise."""
         rule = self._rule
         pilot = pilot_calls(prepared.num_sets, rule)
@@ -39,7 +41,7 @@ class CpuTimer:
         for _ in range(plan.warm_up):
             self._replay_us(prepared, plan.calls)
         replays = [self._replay_us(prepared, plan.calls) for _ in range(plan.replays)]
-        return summarise(replays, plan.calls, rule.dropped)
+        return summarise(replays, plan.calls, rule.dropped), read()
 
     def _replay_us(self, prepared: Prepared, calls: int) -> float:
         run, num_sets = prepared.run, prepared.num_sets
@@ -57,18 +59,23 @@ class GraphTimer:
         self._torch = _cuda_torch() if torch is None else torch
         self._stream = self._torch.cuda.Stream()
 
-    def time(self, prepared: Prepared) -> Timing:
+    def time(
+        self, prepared: Prepared, read: Callable[[], DeviceState], warm_up_us: float = 0.0
+    ) -> tuple[Timing, DeviceState]:
         """Warm up, replay, and summarise."""
         torch = self._torch
         try:
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
-                return self._time(prepared)
+                return self._time(prepared, read, warm_up_us)
         except torch.cuda.OutOfMemoryError as error:
             raise MemoryError(str(error)) from error
 
-    def _time(self, prepared: Prepared) -> Timing:
+    def _time(
+        self, prepared: Prepared, read: Callable[[], DeviceState], warm_up_us: float
+    ) -> tuple[Timing, DeviceState]:
         rule, stream = self._rule, self._stream
+        rule = replace(rule, warm_up_us=max(rule.warm_up_us, warm_up_us))
         # Libraries choose kernels and make workspaces in their first calls, which a graph must not hold.
         for index in range(min(prepared.num_sets, 3)):
             prepared.run(index)
@@ -76,17 +83,18 @@ class GraphTimer:
         pilot = pilot_calls(prepared.num_sets, rule)
         graph = self._capture(prepared, pilot)
         try:
-            self._replays_us(graph, 1)
-            plan = schedule(self._replays_us(graph, 1)[0] / pilot, prepared.num_sets, rule)
+            self._replays_us(graph, 1, DeviceState)
+            (pilot_us,), _ = self._replays_us(graph, 1, DeviceState)
+            plan = schedule(pilot_us / pilot, prepared.num_sets, rule)
             if plan.calls != pilot:
                 graph.reset()
                 graph = self._capture(prepared, plan.calls)
             for _ in range(plan.warm_up):
                 graph.replay()
-            replays = self._replays_us(graph, plan.replays)
+            replays, state = self._replays_us(graph, plan.replays, read)
         finally:
             graph.reset()
-        return summarise(replays, plan.calls, rule.dropped)
+        return summarise(replays, plan.calls, rule.dropped), state
 
     def _capture(self, prepared: Prepared, calls: int) -> Any:
         torch = self._torch
@@ -101,15 +109,22 @@ class GraphTimer:
             ) from error
         return graph
 
-    def _replays_us(self, graph: Any, count: int) -> list[float]:
-        """Enqueue all replays at once, so that the host's own pauses fall between none of them."""
+    def _replays_us(
+        self, graph: Any, count: int, read: Callable[[], DeviceState]
+    ) -> tuple[list[float], DeviceState]:
+        """Enqueue all replays at once, so that the host's own pauses fall between none of them.
+
+        The state is read once half of them ran, the others being queued: an idle GPU clocks up.
+        """
         events = [self._torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
         events[0].record(self._stream)
         for event in events[1:]:
             graph.replay()
             event.record(self._stream)
+        events[count // 2].synchronize()
+        state = read()
         self._stream.synchronize()
-        return [a.elapsed_time(b) * US_PER_MS for a, b in pairwise(events)]
+        return [a.elapsed_time(b) * US_PER_MS for a, b in pairwise(events)], state
 
 
 def _record(graph: Any, prepared: Prepared, calls: int) -> None:

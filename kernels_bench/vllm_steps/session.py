@@ -18,12 +18,12 @@ from typing import IO, Any, Final
 from fastroof.errors import MeasureError
 from kernels_bench.providers.vllm_experts import vllm_version
 from kernels_bench.run.card import CPU, measured_gpu
-from kernels_bench.run.facts import checkout_commit, now_iso, software_versions
+from kernels_bench.run.facts import checkout_commit, environment, now_iso, software_versions
 from kernels_bench.run.monitor import HostMonitor, open_monitor
 from kernels_bench.vllm_steps.core import LEVELS
 from kernels_bench.vllm_steps.model_folder import EngineModel
 from kernels_bench.vllm_steps.record import check_folder, open_journal, read_records, write_files
-from kernels_bench.vllm_steps.worker import Task
+from kernels_bench.vllm_steps.worker import ENVIRONMENT, Task
 
 LOG_FILE: Final = "vllm.log"
 GRACE_S: Final = 15.0
@@ -102,6 +102,7 @@ def measure_engine_steps(
             "type": "start", "gpu": gpu, "started": now_iso(), "commit": checkout_commit(),
             "command": shlex.join(["kernels-bench", *sys.argv[1:]]), "device": dict(facts),
             "versions": {**software_versions(), "vllm": vllm_version()},
+            "environment": {**ENVIRONMENT, **environment()},
         })  # fmt: skip
     report = EngineReport(present=_num_steps(folder))
     run = _Run(folder, options, start, on_cpu, begun_s)

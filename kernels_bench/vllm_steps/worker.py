@@ -40,7 +40,7 @@ LOOP_SHARE: Final = 0.15
 
 ENVIRONMENT: Final = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_USE_DEEP_GEMM": "0",  # it compiles a kernel a shape with nvcc, which takes minutes
+    "DG_JIT_USE_NVRTC": "1",  # DeepGEMM compiles a kernel a shape; with nvcc that takes longer
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_HOST_IP": "127.0.0.1",
     "HF_HUB_OFFLINE": "1",

@@ -106,17 +106,21 @@ class FakeTimer:
     ) -> None:
         self.clock, self._latency_us, self._seconds = clock, latency_us, seconds
         self.times: dict[str, int] = {}
+        self.warm_ups_us: dict[str, float] = {}
         self.keys: list[str] = []
 
-    def time(self, prepared: Any) -> Timing:
+    def time(
+        self, prepared: Any, read: Callable[[], DeviceState], warm_up_us: float = 0.0
+    ) -> tuple[Timing, DeviceState]:
         key = prepared.point.key
+        self.warm_ups_us[key] = warm_up_us
         call = self.times.get(key, 0)
         self.times[key] = call + 1
         self.keys.append(key)
         if self.clock is not None:
             self.clock.spend(self._seconds)
         us, iqr_us = self._latency_us(prepared.point, call)
-        return Timing(us, us - iqr_us / 2, us + iqr_us / 2, us - iqr_us, 20)
+        return Timing(us, us - iqr_us / 2, us + iqr_us / 2, us - iqr_us, 20), read()
 
 
 class FakeMonitor:
@@ -126,7 +130,11 @@ class FakeMonitor:
         self, clocks_mhz: Sequence[float] = (CLOCK_MHZ,), name: str = "NVIDIA H100 80GB HBM3"
     ) -> None:
         self.clocks_mhz, self.name = list(clocks_mhz), name
-        self.reads = 0
+        self.reads, self.limited_us = 0, 0.0
+
+    def power_limited_us(self) -> float:
+        self.limited_us += 250.0
+        return self.limited_us
 
     def read(self) -> DeviceState:
         clock = self.clocks_mhz[min(self.reads, len(self.clocks_mhz) - 1)]
@@ -159,6 +167,7 @@ class FakeNvml:
             "nvmlDeviceGetMaxClockInfo": 1980,
             "nvmlDeviceGetPowerUsage": 351_500,
             "nvmlDeviceGetTemperature": 44,
+            "nvmlDeviceGetViolationStatus": SimpleNamespace(referenceTime=9_000_000, violationTime=2_500_000),
             "nvmlDeviceGetCurrentClocksEventReasons": 4,
             "nvmlDeviceGetName": b"NVIDIA H100 80GB HBM3",
             "nvmlDeviceGetUUID": "GPU-1",

@@ -3,8 +3,8 @@
 #
 #   OUT=results bash BUNDLE/measure_kernels.sh [SECONDS, 400] [GRID, first_run] [options of kernels-bench run]
 #
-# $OUT gets host.txt, smoke.txt, run.log, run/journal-*.jsonl and run/gpu.toml; `kernels-bench tables` makes the
-# tables. Without vLLM's libraries torch's kernels are measured; a process that dies is resumed.
+# $OUT gets host.txt, smoke.txt, run.log, run/journal-*.jsonl, run/gpu.toml and rotation-*.jsonl of the study of
+# the L2; `kernels-bench tables` makes the tables. Without vLLM's libraries torch's kernels are measured; a process that dies is resumed.
 set -u
 LIMIT=${1:-400}; shift || true
 GRID=${1:-first_run}; shift || true
@@ -37,6 +37,13 @@ if [ ${#PROVIDERS[@]} -eq 0 ]; then
   fi
   grep -E 'reference|error' "$OUT/smoke.txt" | cut -c1-220 | head -12
 fi
+
+# What rotating inputs over 0, 2 and 5 L2 caches changes: three short runs of one grid.
+[ "$GRID" != first_run ] || [ "$(left)" -lt 200 ] || for times in 0 2 5; do
+  study=$UNPACKED/rotation-$BEGUN-$times
+  KERNELS_BENCH_ROTATION=$times timeout -k 5 30 $KB run rotation -o "$study" --deadline 20 >> "$OUT/run.log" 2>&1
+  cp "$study"/journal-*.jsonl "$OUT/rotation-$times.jsonl" && echo "rotation $times: $(left) s left"
+done
 
 RUN=$UNPACKED/run-$BEGUN  # another call measures anew; kernels-bench merge joins runs
 save() { cp -f "$RUN"/journal-*.jsonl "$RUN/gpu.toml" "$OUT/run/" 2>/dev/null; }

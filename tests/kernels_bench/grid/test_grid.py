@@ -18,6 +18,7 @@ from kernels_bench.model_shape import Experts, ModelShape
 from kernels_bench.operators.elementwise import elementwise_bytes
 from kernels_bench.operators.registry import MEASURED
 from kernels_bench.protocol import Point
+from kernels_bench.sentinels import SOAK
 from tests.reference.shards import shard
 
 DENSE = sorted(model.name for model in load_grid().models if not model.experts)
@@ -62,7 +63,7 @@ MODELS = 'models = [{ name = "a", heads = [32, 8, 128], hidden = 4096, intermedi
 
 
 def test_the_packaged_grids() -> None:
-    assert grid_names() == ["cpu", "first_run", "h100", "moe", "second_run", "smoke"]
+    assert grid_names() == ["cpu", "first_run", "h100", "moe", "rotation", "second_run", "smoke"]
 
 
 def test_the_first_run_has_the_models_of_the_other_grids(default: Grid) -> None:
@@ -98,11 +99,14 @@ def test_every_point_has_its_schema_and_comes_once(name: str) -> None:
     assert {point.group for point in points} <= {group.name for group in grid.groups}
 
 
-@pytest.mark.parametrize("name", grid_names())
-def test_three_sentinels_a_gemm_a_copy_and_a_decode(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in grid_names() if name != "rotation"])
+def test_sentinels_are_a_gemm_a_copy_and_a_decode_and_on_a_gpu_a_soak(name: str) -> None:
     sentinels = load_grid(name).sentinels()
-    assert [point.priority for point in sentinels] == [0, 0, 0]
-    assert sorted(point.operator for point in sentinels) == ["attention_decode", "elementwise", "gemm"]
+    soaks = [point for point in sentinels if point.group == SOAK]
+    assert len(soaks) == (name not in ("cpu", "smoke"))
+    assert {point.priority for point in sentinels} == {0}
+    plain = sorted(point.operator for point in sentinels if point not in soaks)
+    assert plain == ["attention_decode", "elementwise", "gemm"]
 
 
 @pytest.mark.slow

@@ -141,7 +141,7 @@ def test_an_invalid_grid(tmp_path: Path) -> None:
     with pytest.raises(MeasureError, match=r"has no \[\[group\]\]"):
         load_grid(write(tmp_path, 'title = "t"'))
     with pytest.raises(
-        MeasureError, match=r"cannot be read: No such file.*cpu, first_run, h100, moe, second_run, smoke"
+        MeasureError, match=r"cannot be read: No such file.*cpu, first_run, h100, moe, rotation"
     ):
         load_grid(tmp_path / "none.toml")
     with pytest.raises(MeasureError, match="cannot be read: Is a directory"):

@@ -80,8 +80,8 @@ def test_the_first_run_takes_about_five_minutes() -> None:
     points = load_grid("first_run").points()
     assert len(points) == 8198
     first_s = sum(first_call_seconds(points))
-    # 252 s of measuring; what compiling and importing take on top is a guess
-    assert run_seconds(points, H100) - first_s == pytest.approx(252, abs=1)
+    # 289 s of measuring; what compiling and importing take on top is a guess
+    assert run_seconds(points, H100) - first_s == pytest.approx(289, abs=1)
     assert first_s == pytest.approx(37, abs=1)
     assert not unfit(points, H100)
     # the most wanted come first: sizes of published tables in a fifth of the time
@@ -89,12 +89,12 @@ def test_the_first_run_takes_about_five_minutes() -> None:
     assert {point.operator for point in published} == {
         "gemm", "elementwise", "attention_decode", "attention_prefill",
     }  # fmt: skip
-    assert run_seconds(published, H100) == pytest.approx(57, abs=1)
+    assert run_seconds(published, H100) == pytest.approx(64, abs=1)
 
 
 def test_the_second_run_fits_its_time_even_if_compiling_takes_twice_as_long() -> None:
     points = load_grid("second_run").points()
-    assert len(points) == 3585
+    assert len(points) == 3586
     first_s = sum(first_call_seconds(points))
     assert first_s == pytest.approx(79, abs=1)
     # of 400 s, less a minute for the smoke test
@@ -161,11 +161,11 @@ def test_a_long_call_is_replayed_several_times() -> None:
     assert 6 * one.latency_us / 1e6 < one.seconds < 25 * one.latency_us / 1e6
 
 
-def test_inputs_rotate_over_more_than_twice_the_l2() -> None:
+def test_inputs_rotate_over_five_times_the_l2() -> None:
     small = estimate(gemm(16), H100).device_bytes
     one_set = 2 * (16 * 4096 + 4096 * 4096 + 16 * 4096)
     assert small % one_set == 0
-    assert 2 * H100.l2_bytes < small <= 2 * H100.l2_bytes + one_set
+    assert 5 * H100.l2_bytes < small <= 5 * H100.l2_bytes + one_set
     kv_bytes = 64 * 4096 * 2 * 8 * 128 * 2
     assert kv_bytes < estimate(decode(64, 4096), H100).device_bytes < 1.01 * kv_bytes, "one set is enough"
     assert estimate(launch(), H100).device_bytes == 1
@@ -288,22 +288,22 @@ def test_the_highest_priority_numbers_go_first(budget_s: float) -> None:
 
 def test_thinning_is_even_over_the_lines_of_a_level() -> None:
     """A third of the GEMM points: every layer keeps the same share of its m, ends included."""
-    kept, _ = fit_budget(POINTS, H100, 40)
+    kept, _ = fit_budget(POINTS, H100, 46)
     assert {p.priority for p in kept} == {0, 1}
     linear = [p for p in kept if p.group == "gemm bf16 linear"]
     of_shape = Counter((p.values["n"], p.values["k"]) for p in linear)
     assert len(of_shape) == 158
     assert max(of_shape.values()) - min(of_shape.values()) <= 1
     assert 7 <= min(of_shape.values()) <= 11
-    # One layer has a point fewer, the sentinel's, and so other middles.
+    # Two layers have a point fewer, the sentinels', and so other middles.
     kept_m = Counter(p.values["m"] for p in linear)
     assert kept_m[1] == kept_m[16384] == 158
-    gaps = np.diff(np.log2(sorted(m for m, count in kept_m.items() if count >= 157)))
+    gaps = np.diff(np.log2(sorted(m for m, count in kept_m.items() if count >= 156)))
     assert gaps.max() <= 3.5
 
 
 def test_thinned_decode_keeps_every_head_shape() -> None:
-    kept, _ = fit_budget(POINTS, H100, 140)
+    kept, _ = fit_budget(POINTS, H100, 165)
     partial = Counter(p.values["num_q_heads"] * 1000 + p.values["num_kv_heads"]
                       for p in kept if p.group == "decode bf16")  # fmt: skip
     whole = Counter(p.values["num_q_heads"] * 1000 + p.values["num_kv_heads"]
@@ -343,7 +343,7 @@ def test_an_invalid_budget(budget_s: float) -> None:
 
 
 def test_a_budget_below_the_sentinels() -> None:
-    with pytest.raises(MeasureError, match=r"0\.01 s is too short .* which take 0\.\d+ s"):
+    with pytest.raises(MeasureError, match=r"0\.01 s is too short .* which take 1\.\d+ s"):
         fit_budget(POINTS, H100, 0.01)
 
 

@@ -33,20 +33,20 @@ def point(num_tokens, **changes):
 class TestSets:
     def test_weights_are_shared_where_they_exceed_the_l2_and_turns_sweep_them(self):
         one_expert = 3 * 256 * 128 * 2
-        sets = ExpertSets.make(point(1), Device("cpu", 300_000), 0, 10**9)
+        sets = ExpertSets.make(point(1), Device("cpu", 300_000, rotation=2.0), 0, 10**9)
         assert len(sets.weights) == 1
         assert sets.num_sets == 2 * 300_000 // (2 * one_expert + 256 * 4 + 16) + 1
         seen = [set(sets.experts[i].ravel().tolist()) for i in range(sets.num_sets)]
         assert len(set.union(*seen)) == 2 * sets.num_sets, "no expert comes again before all others were"
 
     def test_small_weights_are_several(self):
-        sets = ExpertSets.make(point(1), Device("cpu", 9 * 3 * 256 * 128 * 2), 0, 10**9)
+        sets = ExpertSets.make(point(1), Device("cpu", 9 * 3 * 256 * 128 * 2, rotation=2.0), 0, 10**9)
         assert len(sets.weights) == 3
         assert (sets.weights_of(0).gate_up != sets.weights_of(1).gate_up).any()
         assert sets.rotated_bytes > 2 * 9 * 3 * 256 * 128 * 2
 
     def test_one_set_where_a_call_takes_all_there_is(self):
-        sets = ExpertSets.make(point(64), Device("cpu", 100_000), 0, 10**9)
+        sets = ExpertSets.make(point(64), Device("cpu", 100_000, rotation=2.0), 0, 10**9)
         assert sets.num_sets == 1
 
     def test_what_does_not_fit_is_a_memory_error(self):

@@ -25,7 +25,6 @@ from kernels_bench.providers.flashinfer_calls import FlashinferModules, plan_dec
 from kernels_bench.providers.flashinfer_provider import FlashinferProvider  # noqa: E402
 from kernels_bench.providers.paging import PagedBatch  # noqa: E402
 from kernels_bench.providers.random_inputs import spread_scales  # noqa: E402
-from kernels_bench.providers.small_ops import RMS_EPSILON, TorchSmallOps  # noqa: E402
 from kernels_bench.providers.torch_attention import causal_attention  # noqa: E402
 from kernels_bench.run.check import check_result, error_bound, relative_error  # noqa: E402
 
@@ -173,14 +172,6 @@ def stand_in(real):
 
         return call
 
-    def norm(x, residual, weight, eps):
-        assert eps == RMS_EPSILON
-        TorchSmallOps().rmsnorm_residual(x, residual, weight)
-
-    def rope(positions, query, key, head_size, cos_sin_cache, is_neox):
-        assert cos_sin_cache.dtype == torch.float32
-        TorchSmallOps().rope(positions, query, key, head_size, cos_sin_cache)
-
     def block_gemm(a, b, a_scale, b_scale, scale_major_mode, scale_granularity_mnk, out, backend):
         assert (scale_major_mode, scale_granularity_mnk, backend) == ("K", (1, 128, 128), "cutlass")
         (m, k), n = a.shape, b.shape[0]
@@ -224,9 +215,6 @@ def stand_in(real):
         ),
         gemm=types.SimpleNamespace(gemm_fp8_nt_groupwise=op("gemm_fp8_nt_groupwise", block_gemm, "gemm")),
         fused_moe=types.SimpleNamespace(cutlass_fused_moe=op("cutlass_fused_moe", fused_moe, "fused_moe")),
-        fused_add_rmsnorm=op("fused_add_rmsnorm", norm),
-        silu_and_mul=op("silu_and_mul", lambda x, out: TorchSmallOps().silu_and_mul(out, x)),
-        apply_rope_with_cos_sin_cache_inplace=op("apply_rope_with_cos_sin_cache_inplace", rope),
     )
 
 
@@ -272,10 +260,6 @@ POINTS = [
             "batch_size": 3,
             "kv_len": 130,
         },
-    ),
-    *(
-        Point("elementwise", {"kind": kind, "m": 9, "width": 512, "io_bytes": 1})
-        for kind in ("rmsnorm_residual", "rope", "silu_and_mul")
     ),
     Point("moe", {**LAYER, "num_tokens": 9}),
     Point("moe", {**LAYER, "num_tokens": 9, "moe_ep": 2}),

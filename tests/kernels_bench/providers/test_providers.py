@@ -268,9 +268,12 @@ class TestLibraries:
 
 
 class TestRotation:
-    def test_sets_exceed_twice_the_l2(self):
+    def test_sets_exceed_what_is_rotated_over(self):
+        assert Device("cuda", 50 * 10**6).rotated_bytes == 250 * 10**6
+        assert Device("cuda", 50 * 10**6, rotation=0.0).rotated_bytes == 0
+        assert count_sets(10**6, 0, 10**12) == 1, "hot"
         for set_bytes in (10**6, 3 * 10**6, 10**8, 10**9):
-            assert count_sets(set_bytes, 50 * 10**6, 10**12) * set_bytes > 100 * 10**6
+            assert count_sets(set_bytes, 250 * 10**6, 10**12) * set_bytes > 250 * 10**6
 
     def test_tiny_sets_are_capped_and_large_ones_fit(self):
         assert count_sets(100, 50 * 10**6, 10**12) == MAX_SETS

@@ -44,6 +44,14 @@ def test_git_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts.checkout_commit() == of_git
 
 
+def test_the_environment_that_chooses_kernels_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_DEEP_GEMM", "0")
+    monkeypatch.setenv("SECRET_TOKEN", "s")
+    found = facts.environment()
+    assert found["VLLM_USE_DEEP_GEMM"] == "0"
+    assert "SECRET_TOKEN" not in found
+
+
 @pytest.mark.parametrize("given", ["main", "0123", COMMIT.upper(), "-dirty", f"{COMMIT} {COMMIT}"])
 def test_invalid_commits_are_refused(copied: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     monkeypatch.setenv("KERNELS_BENCH_COMMIT", given)

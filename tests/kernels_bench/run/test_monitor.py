@@ -30,6 +30,9 @@ def test_nvml_state_and_facts_in_our_units() -> None:
     assert (state.sm_clock_mhz, state.power_w, state.temperature_c, state.throttle_reasons) == (
         1980.0, 351.5, 44.0, 4,
     )  # fmt: skip
+    assert monitor.power_limited_us() == 2500.0
+    assert math.isnan(NvmlMonitor(FakeNvml(("nvmlDeviceGetViolationStatus",))).power_limited_us())
+    assert math.isnan(HostMonitor().power_limited_us())
     assert monitor.facts() == {
         "monitor": "nvml",
         "gpu_name": "NVIDIA H100 80GB HBM3",

@@ -14,6 +14,7 @@ from fastroof.errors import MeasureError
 from kernels_bench.journal import read_journal
 from kernels_bench.protocol import Point
 from kernels_bench.run.run_options import Progress, measuring_order
+from kernels_bench.sentinels import sentinel_points
 from tests.kernels_bench.fakes import (
     CLOCK_MHZ,
     FakeClock,
@@ -55,8 +56,9 @@ def test_every_point_once_with_all_that_was_promised(journal: Path) -> None:
     assert set(rows[0]) == {
         "type", "key", "operator", "values", "latency_us", "p25_us", "p75_us", "min_us", "num_replays",
         "provider", "kernel", "quantises_input", "sm_clock_mhz", "power_w", "temperature_c",
-        "throttle_reasons", "remeasured", "order", "at_s",
+        "throttle_reasons", "power_limited_us", "remeasured", "order", "at_s",
     }  # fmt: skip
+    assert {row["power_limited_us"] for row in rows} == {250.0}, "what the counter rose by around a point"
     assert [r["order"] for r in rows] == list(range(5))
     assert (end["reason"], end["measured"], end["left"]) == ("complete", 5, 0)
 
@@ -143,6 +145,14 @@ def test_without_a_monitor_no_clock_is_suspicious(journal: Path) -> None:
     monitor = FakeMonitor([float("nan")])
     report = run(journal, gemms(3), monitor=monitor, sentinels=(SENTINEL,))
     assert report.remeasured == 0
+
+
+def test_a_soak_runs_for_half_a_second_before_it_is_timed(journal: Path) -> None:
+    timer = FakeTimer()
+    soak = sentinel_points()[-1]
+    run(journal, gemms(3), timer=timer, sentinels=(SENTINEL, soak))
+    assert timer.warm_ups_us.pop(soak.key) == 500_000.0
+    assert set(timer.warm_ups_us.values()) == {0.0}
 
 
 def test_an_unsupported_sentinel_is_left_out_and_reported(journal: Path) -> None:
