@@ -352,11 +352,12 @@ def assert_served_alike(made: MadeFleet) -> Counter[str]:
             "workloads": 1,
             "preemptions": int(got.preemptions.sum()),
             "timed out": int((got.status == 1).sum()),
-            "drafts": sum(sum(step.tokens) - len(step.tokens) for step in flights),
             "closed loops": made.trace.is_closed,
             "sessions": made.trace.has_parents,
         }
     )
+    if any(pool.drafting is not None for pool in made.pools):
+        seen["drafts"] += sum(sum(step.tokens) - len(step.tokens) for step in flights)
     if lives is not None:
         seen["started and stopped"] += int(np.isfinite(lives["drained_us"]).sum())
     if made.pools[0].prefix_cache == LRU:
