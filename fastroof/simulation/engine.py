@@ -96,7 +96,7 @@ def too_long(trace: Trace, settings: EngineSettings, more: int = 0) -> Bools:
     Each takes blocks for ``more`` tokens than it has.
     """
     tokens = trace.input_tokens.astype(np.int64) + trace.output_tokens
-    beyond: Bools = -(-(tokens + more) // settings.block_size) > settings.num_gpu_blocks
+    beyond: Bools = tokens + more > settings.num_gpu_blocks * settings.block_size
     if not settings.chunked_prefill:
         # a preempted request recomputes its output so far with its prompt
         needed = trace.input_tokens - trace.cached_tokens if settings.reserve_output else tokens - 1

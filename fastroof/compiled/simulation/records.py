@@ -258,7 +258,7 @@ class CallerFeatures(Features):
 
     __slots__ = ()
     FIXED: ClassVar = dict.fromkeys(
-        ("sessions", "ranks", "stages", "pools", "scaler", "cache", "tiers", "pauses", "front", "drafts"), 0
+        ("sessions", "ranks", "stages", "pools", "scaler", "cache", "tiers", "pauses", "drafts"), 0
     )
 
 
