@@ -260,6 +260,9 @@ def _answer(args: _Question, model: str | Path, engine: object) -> Fit:
     most = seqs_that_start(plan, question, _most_seqs(plan, tokens))
     fits = memory.parts > 0
     rooms = _other_rooms(plan, question, memory)
+    # the estimate counts the first use of workspaces
+    is_estimated = rule.graphs is not None and memory.graphs_high_bytes and not memory.workspace_bytes
+    variable = rule.graphs.variable if rule.graphs is not None and is_estimated else ""
     margin, errors = margin_of(plan, question), room_errors_of(engine, room_kind(plan.model, plan.dtype))
     running = int(min(seqs, memory.max_sequences(context))) if fits else 0
     commands = engine_commands(plan.profile.engine, plan.profile.versions, args.version)
@@ -292,7 +295,7 @@ def _answer(args: _Question, model: str | Path, engine: object) -> Fit:
         largest_max_num_seqs=most,
         length_of_all=min(memory.largest_length(seqs), plan.model.max_position) if fits else 0,
         running=running,
-        graphs_variable=rule.graphs.variable if rule.graphs is not None and memory.graphs_high_bytes else "",
+        graphs_variable=variable,
         room_errors=errors,
         confidence=_confidence(found, margin, errors, memory, rooms),
         margin_gib=margin.gib,

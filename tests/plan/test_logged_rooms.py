@@ -341,6 +341,11 @@ def test_graphs_are_taken_off_the_room_and_never_added():
     assert "which leaves 0.0 and it may not start" in answer.confidence_words
 
 
+def test_an_estimate_that_counts_workspaces_is_not_to_be_switched_off():
+    assert fastroof.fit("glm-5.3-flash", "h200", tp=4, engine="vllm-0.30").graphs_variable == ""
+    assert fastroof.fit("qwen3-32b", "h200", engine="vllm-0.30").graphs_variable
+
+
 def test_fit_takes_models_that_need_modelled_kernels():
     spec = load_model("glm-5.3-flash")
     assert fastroof.fit(spec, load_gpu("h200"), tp=4, engine="vllm-0.30", allow_modelled=True).starts

@@ -222,7 +222,7 @@ def _facts_of(plan: StepPlan) -> Longs:
     of_slot = {
         plan_files.WEIGHT_BYTES: memory.weight_bytes,
         plan_files.KV_BYTES: memory.kv_bytes_per_token,
-        plan_files.ACTIVATION_BYTES: memory.activation_bytes,
+        plan_files.ACTIVATION_BYTES: memory.activation_bytes + memory.workspace_bytes,
         plan_files.RESERVE_BYTES: memory.reserve_bytes,
         plan_files.CONTEXT_BYTES: memory.context_bytes,
         plan_files.MAX_KV_TOKENS: memory.max_kv_tokens,
