@@ -210,7 +210,7 @@ def test_a_plan_reads_its_engines_kernels_and_names_them():
     plain = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, engine="kernels")
     sources = {o.source for o in plain.explain([(1, 4096)] * 8).operators}
     assert sources == {h100.sources["gemm"], h100.sources["attention_decode"]}
-    # attention of an older version comes first, as its name says; the engine's own version keeps its own
+    # attention of an older version comes first, by its rank; the engine's own version keeps its own
     assert h100.sources["attention_decode"] == "aiconfigurator-vllm-0.24.0"
     named = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, engine="vllm-0.25.0")
     assert {o.source for o in named.explain([(1, 4096)] * 8).operators if o.role[-9:] == "attention"} == {
