@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Final, NamedTuple
 
 import numpy as np
 import typer
 
 from benchmarks.accuracy.calibration import profiles_without
-from benchmarks.accuracy.independent import judge, profile_of_served
+from benchmarks.accuracy.independent import RUNNING, judge, profile_of_served
 from benchmarks.accuracy.measured import Measured, measured_on
 from benchmarks.accuracy.predicted_runs import ProfileOf
-from benchmarks.accuracy.run_kinds import JUDGED, kind_of, speculative_runs
+from benchmarks.accuracy.published_rows import BURST, OpenLoopRun, ThroughputRow
+from benchmarks.accuracy.run_kinds import ADMISSION_LIMITED, JUDGED, kind_of, speculative_runs
 from benchmarks.accuracy.whole_sample import measured_gpus, tables_by_gpu
 from fastroof.arrays import Floats
 from fastroof.engines import EngineProfile
@@ -30,7 +31,6 @@ from fastroof.evidence.rows import ServedModel
 from fastroof.evidence.validation import (
     INDEPENDENT,
     Skipped,
-    is_queueing,
     is_taken,
     kernels_ms,
     tpot_of,
@@ -45,10 +45,16 @@ SHARE: Final = 0.8
 FEWEST_GROUPS: Final = 4
 """Minimum number of a profile's groups in other benches for an interval of its own."""
 
+MOST_FACTOR: Final = 3.0
+"""Maximum of the factor for few groups."""
+
 ALL: Final = "all"
 KERNELS, FITTED, UNSEEN = "kernels alone", "fitted", "without its bench"
 KINDS_OF_TABLE: Final = (JUDGED, INDEPENDENT)
 """Kinds whose requests wait neither for room nor for the API server."""
+CLOSED, AT_ONCE, OPEN, WAITS = "closed", "burst", "open", "waiting"
+PROTOCOLS: Final = (CLOSED, AT_ONCE, OPEN, WAITS)
+"""Clients with one request each, all requests at once, arrivals at a rate, and requests that mostly wait."""
 
 
 class BenchError(NamedTuple):
@@ -58,6 +64,7 @@ class BenchError(NamedTuple):
     bench: str
     group: tuple[str, ...]
     ln_error: float
+    protocol: str = CLOSED
 
 
 @dataclass(frozen=True)
@@ -66,26 +73,48 @@ class BenchTimes:
 
     times: Mapping[str, tuple[PredictedTime, ...]]
     absent: Mapping[str, str]
+    protocols: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
-    def of(self, way: str, quantity: str, benches: Sequence[str] | None = None) -> list[PredictedTime]:
+    def of(
+        self,
+        way: str,
+        quantity: str,
+        benches: Sequence[str] | None = None,
+        kinds: Sequence[str] = KINDS_OF_TABLE,
+    ) -> list[PredictedTime]:
         """Return the times of a quantity; the decode of one client is a TPOT."""
         wanted = ("tpot", "decode") if quantity == "tpot" else (quantity,)
         return [
             time
             for time in self.times[way]
-            if time.quantity in wanted and (benches is None or time.bench in benches)
+            if time.quantity in wanted and time.kind in kinds and (benches is None or time.bench in benches)
         ]
+
+    def protocol(self, time: PredictedTime) -> str:
+        """Return how a run's requests came, or that they mostly waited, as measured."""
+        if time.kind == ADMISSION_LIMITED:
+            return WAITS
+        return self.protocols.get((time.dataset, time.row), CLOSED)
 
     @property
     def benches(self) -> tuple[str, ...]:
         """Names of all benches."""
         return tuple(sorted({time.bench for time in self.times[UNSEEN]}))
 
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Names of the benches that no profile is fitted to."""
+        in_sample = {time.bench for time in self.times[UNSEEN] if time.kind == JUDGED}
+        return tuple(bench for bench in self.benches if bench not in in_sample)
+
     def errors(self, quantity: str) -> list[BenchError]:
         """Return the errors of constants fitted without each bench."""
+        kinds = (*KINDS_OF_TABLE, ADMISSION_LIMITED)
         return [
-            BenchError(time.profile, time.bench, _group_of(time), math.log(1.0 + time.error))
-            for time in self.of(UNSEEN, quantity)
+            BenchError(
+                time.profile, time.bench, _group_of(time), math.log(1.0 + time.error), self.protocol(time)
+            )
+            for time in self.of(UNSEEN, quantity, kinds=kinds)
         ]
 
 
@@ -114,7 +143,13 @@ def bench_times(
         show(f"predicting {gpu}")
         for way, found in _times_on(evidence[gpu], of_gpu, ways):
             times[way] += found
-    return BenchTimes({way: tuple(found) for way, found in times.items()}, absent)
+    protocols = {
+        (run.dataset, run.row): OPEN if isinstance(run, OpenLoopRun) else AT_ONCE
+        for one in evidence.values()
+        for run in one.independent
+        if isinstance(run, OpenLoopRun | ThroughputRow) or getattr(run, "protocol", "") == BURST
+    }
+    return BenchTimes({way: tuple(found) for way, found in times.items()}, absent, protocols)
 
 
 def _times_on(
@@ -129,18 +164,18 @@ def _times_on(
         times = []
         for row, kind in zip(rows, kinds, strict=True):
             profile = profile_of(row)
-            if profile is None or kind not in KINDS_OF_TABLE:
+            if profile is None or kind not in (*KINDS_OF_TABLE, ADMISSION_LIMITED):
                 continue
             try:
                 predicted = predict_row(row, plans.get(row, profile))
             except FastroofError:
                 continue
             times.append(tpot_of(row, profile, predicted, kind))
-            if not is_queueing(predicted) and not math.isnan(row.ttft_ms):
+            if not math.isnan(row.ttft_ms):
                 times.append(ttft_of(row, profile, predicted.ttft_ms, kind))
         served = _SERVED.get(way, profile_of_served)
         others = judge(evidence.independent, tables, served, Skipped())
-        yield way, [*times, *(time for time in others if time.kind in KINDS_OF_TABLE)]
+        yield way, [*times, *others]
 
 
 def _served_by_kernels(row: ServedModel) -> EngineProfile:
@@ -176,27 +211,51 @@ def _weights(errors: Sequence[BenchError]) -> Floats:
     return np.array([1.0 / counts[group] for group in groups])
 
 
-def error_of(errors: Sequence[BenchError], profile: str) -> float:
-    """Return a profile's stated error: of its own groups, or of all if these are few or of one bench."""
-    own = [one for one in errors if one.profile == profile]
-    is_enough = len({one.group for one in own}) >= FEWEST_GROUPS and len({one.bench for one in own}) > 1
-    return stated_error(own if is_enough else errors)
+def error_of(errors: Sequence[BenchError], profile: str, protocol: str = CLOSED) -> float:
+    """Return a profile's stated error of a protocol, for a group that it has not seen.
+
+    It is that of the profile's own groups, or of all if these are few or of one bench.
+    """
+    same = [one for one in errors if one.protocol == protocol]
+    own = [one for one in same if one.profile == profile]
+    is_enough = len(_groups(own)) >= FEWEST_GROUPS and len({one.bench for one in own}) > 1
+    chosen = own if is_enough else same or errors
+    return stated_error(chosen) * new_group_factor(len(_groups(chosen)))
 
 
-def held_shares(errors: Sequence[BenchError]) -> dict[str, float]:
-    """Return the share of each bench's runs in intervals made of the other benches' errors."""
-    held: dict[str, list[bool]] = {}
+def _groups(errors: Sequence[BenchError]) -> set[tuple[str, ...]]:
+    return {one.group for one in errors}
+
+
+def new_group_factor(groups: int) -> float:
+    """Return the factor from the error of known groups to that of one more, by Student's t.
+
+    A new group adds its own error to that of the mean of so many groups.
+    """
+    if groups < 2:
+        return MOST_FACTOR
+    z, freedom = NORMAL_80, groups - 1.0
+    # Cornish-Fisher expansion of the quantile
+    more = (z**3 + z) / (4.0 * freedom) + (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / (96.0 * freedom**2)
+    return min((z + more) / z * math.sqrt(1.0 + 1.0 / groups), MOST_FACTOR)
+
+
+def held_shares(errors: Sequence[BenchError]) -> dict[tuple[str, str], float]:
+    """Return the share of each bench's runs in intervals made of the other benches, by bench and protocol."""
+    held: dict[tuple[str, str], list[bool]] = {}
     for bench in dict.fromkeys(one.bench for one in errors):
         others = [one for one in errors if one.bench != bench]
         if not others:
             continue
-        limits = {}
+        limits: dict[tuple[str, str], float] = {}
         for one in errors:
-            if one.bench == bench:
-                if one.profile not in limits:
-                    limits[one.profile] = error_of(others, one.profile) * NORMAL_80
-                held.setdefault(bench, []).append(abs(one.ln_error) <= limits[one.profile])
-    return {bench: float(np.mean(inside)) for bench, inside in held.items()}
+            if one.bench != bench:
+                continue
+            key = one.profile, one.protocol
+            if key not in limits:
+                limits[key] = error_of(others, *key) * NORMAL_80
+            held.setdefault((bench, one.protocol), []).append(abs(one.ln_error) <= limits[key])
+    return {key: float(np.mean(inside)) for key, inside in held.items()}
 
 
 class Summary(NamedTuple):
@@ -236,20 +295,57 @@ def table(found: BenchTimes) -> list[str]:
     """Return the table of benches as lines of Markdown."""
     held = held_shares(found.errors("tpot"))
     lines = [f"| {' | '.join(COLUMNS)} |", f"|---|{'---:|' * (len(COLUMNS) - 1)}"]
-    in_sample = {time.bench for time in found.times[UNSEEN] if time.kind == JUDGED}
     parts: dict[str, Sequence[str]] = {bench: (bench,) for bench in found.benches}
-    parts["others"] = tuple(bench for bench in found.benches if bench not in in_sample)
+    parts["others"] = found.others
     parts[ALL] = found.benches
     for name, benches in parts.items():
         tpot = {way: summary_of(found.of(way, "tpot", benches)) for way in (KERNELS, FITTED, UNSEEN)}
         ttft, rate = (summary_of(found.of(UNSEEN, quantity, benches)) for quantity in ("ttft", "throughput"))
-        inside = [held[bench] for bench in benches if bench in held]
+        inside = [
+            share for (bench, protocol), share in held.items() if bench in benches and protocol != WAITS
+        ]
         share = float(np.mean(inside)) if inside else math.nan
         cells = (
             name, f"{max(tpot[UNSEEN].runs, rate.runs)}", *(_percent(tpot[way].mape) for way in tpot),
             _percent(tpot[UNSEEN].bias, sign=True), _percent(share, 0),
             _percent(ttft.mape), _percent(ttft.median), _percent(ttft.bias, sign=True),
             _percent(rate.mape), _percent(rate.bias, sign=True),
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def unfitted_table(found: BenchTimes) -> list[str]:
+    """Return the errors of the benches that nothing is fitted to, by protocol, as lines of Markdown."""
+    names = ("tpot", "ttft", "throughput", RUNNING)
+    columns = (
+        "protocol",
+        "benches",
+        "runs",
+        "TPOT",
+        "bias",
+        "TTFT",
+        "median",
+        "output tokens/s",
+        "running, bias",
+    )
+    lines = [f"| {' | '.join(columns)} |", f"|---|{'---:|' * (len(columns) - 1)}"]
+    kinds = (*KINDS_OF_TABLE, ADMISSION_LIMITED)
+    times = {name: found.of(UNSEEN, name, found.others, kinds) for name in names}
+    for protocol in (*PROTOCOLS, ALL):
+        some = {
+            name: [time for time in every if protocol in (ALL, found.protocol(time))]
+            for name, every in times.items()
+        }
+        runs = {(time.dataset, time.row) for every in some.values() for time in every}
+        if not runs:
+            continue
+        tpot, ttft, rate, running = (summary_of(some[name]) for name in names)
+        benches = {time.bench for every in some.values() for time in every}
+        cells = (
+            protocol, f"{len(benches)}", f"{len(runs)}", _percent(tpot.mape), _percent(tpot.bias, sign=True),
+            _percent(ttft.mape), _percent(ttft.median), _percent(rate.mape),
+            _percent(running.bias, sign=True),
         )  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -265,14 +361,22 @@ def main(
     """Print errors by bench, stated errors and the worst groups, as Markdown; takes a minute."""
     found = bench_times(gpu, show=lambda words: typer.echo(words, err=True))
     print("\n".join(table(found)))
-    print("\nAll figures in %. others: benches that no profile is fitted to.")
+    print("\nAll figures in %. others: benches that no profile is fitted to; by protocol:\n")
+    print("\n".join(unfitted_table(found)))
+    print("\nrunning: requests that decode in the simulation over those by Little's law, as measured.")
     for quantity in ("tpot", "ttft"):
         errors = found.errors(quantity)
-        stated = {name: error_of(errors, name) for name in sorted({one.profile for one in errors})}
-        held = float(np.mean([*held_shares(errors).values()]))
-        words = ", ".join(f"{name} {error:.3f}" for name, error in stated.items())
-        print(f"\nstated errors of {quantity.upper()}: {words}")
-        print(f"intervals made of other benches hold {held:.0%}, each bench weighted alike")
+        held = held_shares(errors)
+        print(f"\nstated errors of {quantity.upper()}, and the share that intervals of other benches hold:")
+        for protocol in dict.fromkeys(one.protocol for one in errors):
+            stated = {
+                name: error_of(errors, name, protocol) for name in sorted({one.profile for one in errors})
+            }
+            words = ", ".join(f"{name} {error:.3f}" for name, error in stated.items())
+            inside = [share for (_, of), share in held.items() if of == protocol]
+            print(f"{protocol}: {words}; {len(inside)} benches, {np.mean(inside):.0%}")
+        weighed = float(np.mean([*held.values()]))
+        print(f"all, each bench and protocol weighted alike: {weighed:.0%}")
     print("\n| worst groups | runs | TPOT | bias |\n|---|---:|---:|---:|")
     for name, one in worst_groups(found):
         print(f"| {name} | {one.runs} | {_percent(one.mape)} | {_percent(one.bias, sign=True)} |")

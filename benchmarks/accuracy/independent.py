@@ -20,6 +20,7 @@ from fastroof.evidence.predictions import Plans
 from fastroof.evidence.rows import LARGEST_STEP, ServedModel
 from fastroof.plan import StepPlan
 from fastroof.serving.estimate import estimate
+from fastroof.serving.scenarios import STEADY
 from fastroof.simulation.engine import too_long
 from fastroof.simulation.fleet_run import run_replicas
 from fastroof.simulation.requests import RequestTimes
@@ -43,6 +44,8 @@ class PredictedRate(PredictedTime):
         return self.measured_ms / self.aic_ms - 1.0
 
 
+RUNNING: Final = "running"
+"""Quantity of a run's mean number of requests that decode: measured by Little's law, and simulated."""
 SEQUENCES: Final = 2048
 """Maximum sequences of these rows' plans."""
 
@@ -72,6 +75,7 @@ def predict_throughput(row: ThroughputRow, plan: StepPlan) -> float:
         concurrency,
         chunked_prefill=scheduling.chunked_prefill or row.isl > scheduling.max_num_batched_tokens,
         max_seqs=row.max_concurrency,
+        requests_per_client=STEADY,
     )
     return float(seen.tokens_per_s_per_gpu) * row.layout.world_size
 
@@ -89,11 +93,12 @@ def predict_open_loop(run: OpenLoopRun, plan: StepPlan) -> dict[tuple[str, str],
 
 
 class SeenRun(NamedTuple):
-    """What the clients of a bench saw: means, and output tokens/s of all GPUs."""
+    """What the clients of a bench saw: means, output tokens/s of all GPUs, and requests that decoded."""
 
     ttft_ms: float
     tpot_ms: float
     output_tokens_per_s: float
+    running: float
 
 
 def predict_bench_run(run: BenchRun, plan: StepPlan) -> SeenRun:
@@ -106,7 +111,8 @@ def predict_bench_run(run: BenchRun, plan: StepPlan) -> SeenRun:
     times = RequestTimes.of(trace, outcomes)
     duration_s = float(outcomes.counters["end_us"]) / US_PER_S
     ttft_ms, tpot_ms = (float(np.nanmean(values)) for values in (times.ttft_ms, times.tpot_ms))
-    return SeenRun(ttft_ms, tpot_ms, float(trace.output_tokens.sum()) / duration_s)
+    running = float(np.nansum(outcomes.last_us - outcomes.first_us)) / US_PER_S / duration_s
+    return SeenRun(ttft_ms, tpot_ms, float(trace.output_tokens.sum()) / duration_s, running)
 
 
 def _statistic(quantity: str, statistic: str, seen: Sequence[tuple[float, Bools, RequestTimes]]) -> float:
@@ -137,7 +143,7 @@ def judge(
         except FastroofError as error:
             skipped[row.dataset, str(error)] += 1
             continue
-        kind, layout = kind_of_independent(row, plan), str(row.layout)
+        kind, layout = kind_of_independent(row), str(row.layout)
         yield from (
             time._replace(gpu=row.gpu, kind=kind, layout=layout, bench=row.dataset, clock=row.clock)
             for time in times
@@ -183,6 +189,7 @@ def _of_bench(run: BenchRun, profile: EngineProfile, seen: SeenRun) -> Iterator[
         yield PredictedTime(*_fields(run, name, profile, lengths, times_ms))
     times_ms = MS_PER_S / run.output_tokens_per_s, MS_PER_S / seen.output_tokens_per_s
     yield PredictedRate(*_fields(run, "throughput", profile, lengths, times_ms))
+    yield PredictedTime(*_fields(run, RUNNING, profile, lengths, (run.running, seen.running)))
 
 
 def _times(

@@ -8,12 +8,13 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from benchmarks.accuracy.front_end import PromptTime, engine_of, fitted_without
+from benchmarks.accuracy.front_end import PromptTime, engine_of, fitted_without, is_named
 from benchmarks.accuracy.run_kinds import (
     ACCEPTED,
     JUDGED,
     accepted_without,
     drafts_of,
+    is_waiting,
     kind_of,
     speculative_runs,
 )
@@ -23,10 +24,8 @@ from fastroof.evidence.prediction_errors import PredictedTime
 from fastroof.evidence.predictions import Plans, RowPrediction, front_end_ms, predict_row
 from fastroof.evidence.rows import ServingRow
 from fastroof.evidence.validation import (
-    FULL_KV,
     SPECULATIVE,
     Skipped,
-    is_queueing,
     kernels_ms,
     tpot_of,
     ttft_of,
@@ -106,6 +105,9 @@ def refitted_front_ends(runs: Sequence[PredictedRun], split: str) -> list[Predic
     found = fitted_without(prompt_times(runs), name_of)
     refitted = []
     for run in runs:
+        if is_named(run.row):
+            refitted.append(run)
+            continue
         engine = engine_of(PromptTime(run.row, run.profile.name, 0.0))
         front_end = found.get((engine, name_of(run.row)), FrontEnd())
         more_ms = front_end_ms(front_end, run.row) - front_end_ms(run.profile.front_end, run.row)
@@ -116,30 +118,28 @@ def refitted_front_ends(runs: Sequence[PredictedRun], split: str) -> list[Predic
 
 
 def prompt_times(runs: Sequence[PredictedRun]) -> list[PromptTime]:
-    """Return the judged runs whose TTFT is not mostly waiting, by the engine's clock."""
+    """Return the judged runs whose measured TTFT is not mostly waiting, by the engine's clock."""
     return [
         PromptTime(
-            run.row, run.profile.name, run.prediction.ttft_ms - front_end_ms(run.profile.front_end, run.row)
+            run.row,
+            run.profile.name,
+            run.prediction.ttft_ms - front_end_ms(run.row.on_its_clock(run.profile).front_end, run.row),
         )
         for run in runs
-        if run.kind == JUDGED and not is_queueing(run.prediction) and not math.isnan(run.row.ttft_ms)
+        if run.kind == JUDGED and not is_waiting(run.row) and not math.isnan(run.row.ttft_ms)
     ]
 
 
 def judged_times(runs: Sequence[PredictedRun], unseen: bool, skipped: Skipped) -> list[PredictedTime]:
-    """Compare TPOT of all runs, and TTFT of those without queueing, with predictions."""
+    """Compare TPOT and TTFT of all runs with predictions."""
     times = [
         tpot_of(
             run.row, run.profile, run.prediction, run.kind, not unseen and _is_fitted(run.row, run.profile)
         )
         for run in runs
     ]
-    for run in runs:
-        if is_queueing(run.prediction):
-            skipped[run.row.dataset, FULL_KV, "ttft"] += 1
-        elif not math.isnan(run.row.ttft_ms):
-            times.append(ttft_of(run.row, run.profile, run.prediction.ttft_ms, run.kind))
-    return times
+    with_ttft = (run for run in runs if not math.isnan(run.row.ttft_ms))
+    return times + [ttft_of(run.row, run.profile, run.prediction.ttft_ms, run.kind) for run in with_ttft]
 
 
 def _is_fitted(row: ServingRow, profile: EngineProfile) -> bool:

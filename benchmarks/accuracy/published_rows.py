@@ -261,19 +261,11 @@ class BenchRun(ServedModel):
         """Mean tokens of an output."""
         return (self.osl + 1.0) / 2.0 if self.protocol == CLOSED_UNIFORM else self.osl
 
-    def kv_load(self, plan: StepPlan) -> float:
-        """Return the measured KV cache in use, relative to the plan's room, by Little's law.
-
-        A request holds its prompt and half its output while it decodes.
-        """
+    @property
+    def running(self) -> float:
+        """Mean requests that decode, as measured: by Little's law, requests a second times seconds each."""
         requests_per_s = self.output_tokens_per_s / self.mean_osl
-        running = requests_per_s * self.tpot_ms * (self.mean_osl - 1.0) / MS_PER_S
-        mean_isl = (self.isl + 1.0) / 2.0 if self.protocol == CLOSED_UNIFORM else self.isl
-        memory = plan.memory_of(
-            max_tokens=self.max_num_batched_tokens or None, max_seqs=self.max_num_seqs or None
-        )
-        held: float = memory.held_tokens(mean_isl + self.mean_osl / 2.0)
-        return running * held / (memory.max_kv_tokens * self.dp)
+        return requests_per_s * self.tpot_ms * (self.mean_osl - 1.0) / MS_PER_S
 
     def settings(self, plan: StepPlan, trace: Trace) -> EngineSettings:
         """Return the engine's settings."""

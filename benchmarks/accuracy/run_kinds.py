@@ -21,8 +21,7 @@ from fastroof.documents import parse_table
 from fastroof.engines import Recipe, recipe_for
 from fastroof.errors import TableError
 from fastroof.evidence.rows import ServedModel, ServingRow
-from fastroof.evidence.validation import FULL_KV_LOAD, INDEPENDENT, SPECULATIVE, faster_than_kernels
-from fastroof.plan import StepPlan
+from fastroof.evidence.validation import INDEPENDENT, SPECULATIVE, faster_than_kernels
 from fastroof.plan.speculation import SpeculativeDecoding
 
 BY_RECIPE: Final = "the public benchmark's recipe of it drafts by the model's own draft layer"
@@ -175,16 +174,14 @@ def kind_of(row: ServingRow, speculates: str) -> tuple[str, str]:
     return JUDGED, ""
 
 
-def kind_of_independent(row: ServedModel, plan: StepPlan) -> str:
+def kind_of_independent(row: ServedModel) -> str:
     """Return the kind of a run that nothing is fitted to."""
     if not isinstance(row, BenchRun):
         return INDEPENDENT
     if row.is_host_bound:
         return HOST_BOUND
-    # all requests of a burst wait by its protocol, and for KV cache if the running ones fill it
-    waits = row.protocol != BURST and is_waiting(row)
-    is_full = row.kv_load(plan) >= FULL_KV_LOAD
-    return ADMISSION_LIMITED if waits or is_full else INDEPENDENT
+    # all requests of a burst wait by its protocol
+    return ADMISSION_LIMITED if row.protocol != BURST and is_waiting(row) else INDEPENDENT
 
 
 def is_waiting(row: ServingRow | BenchRun) -> bool:

@@ -268,7 +268,7 @@ def _errors(plan: StepPlan, out: Floats, is_burst: bool) -> dict[str, Floats]:
     tpot = stated_error(plan, np.maximum(out[loops.DECODE_STEP_US], out[loops.TPOT_US]))
     tpot = np.fmax(tpot, decode) if plan.is_beyond_evidence else tpot
     waits = out[loops.WAIT_US] > 0.0
-    of_run = (known.burst_tpot, known.burst_ttft) if is_burst else (0.0, known.ttft)
+    of_run = (known.burst_tpot, known.burst_ttft or known.ttft) if is_burst else (0.0, known.ttft)
     tpot = np.fmax(tpot, np.where(waits, known.waiting_tpot, of_run[0]))
     ttft = np.where(waits, known.waiting_ttft, of_run[1])
     ttft[ttft == 0.0] = np.nan

@@ -171,7 +171,7 @@ def test_a_run_has_the_limits_of_its_card_and_version(burst: BenchRun, h100: fas
 
 def test_a_burst_waits_and_its_rate_is_that_of_its_outputs(burst: BenchRun, h100: fastroof.Tables) -> None:
     times = {time.quantity: time for time in judge([burst], h100, profile_of_served, Counter())}
-    assert set(times) == {"tpot", "ttft", "throughput"}
+    assert set(times) == {"tpot", "ttft", "throughput", "running"}
     assert {time.bench for time in times.values()} == {"gpustack"}
     assert times["throughput"].measured_ms == pytest.approx(1000.0 / 1127.26)
     # half the requests wait for more than half of all prompts
@@ -191,20 +191,27 @@ def test_one_client_at_a_time_adds_up(runs: dict[str, BenchRun], h100: fastroof.
     assert outputs.sum() / seconds == pytest.approx(seen.output_tokens_per_s, rel=0.05)
 
 
-def test_kinds_are_those_of_the_source_and_of_waiting(
+def test_kinds_are_those_of_the_source_and_of_measured_waiting(
+    runs: dict[str, BenchRun], burst: BenchRun
+) -> None:
+    assert kind_of_independent(burst) == INDEPENDENT
+    assert kind_of_independent(replace(burst, is_host_bound=1)) == HOST_BOUND
+    closed = runs["cookbook-MiniMax-M2.5-820"]
+    assert kind_of_independent(closed) == INDEPENDENT
+    assert kind_of_independent(replace(closed, ttft_ms=1e6)) == ADMISSION_LIMITED
+    assert {HOST_BOUND, ADMISSION_LIMITED, INDEPENDENT} <= set(KINDS)
+
+
+def test_running_requests_are_those_of_littles_law(
     runs: dict[str, BenchRun], burst: BenchRun, h100: fastroof.Tables
 ) -> None:
-    plan = plan_of(burst, h100)
-    assert kind_of_independent(burst, plan) == ADMISSION_LIMITED
-    assert kind_of_independent(replace(burst, is_host_bound=1), plan) == HOST_BOUND
-    # an eighth of the requests a second hold an eighth of the cache
+    # an eighth of the requests a second are an eighth at once
     slower = replace(burst, output_tokens_per_s=burst.output_tokens_per_s / 8.0)
-    assert slower.kv_load(plan) == pytest.approx(burst.kv_load(plan) / 8.0)
-    assert kind_of_independent(slower, plan) == INDEPENDENT
-    closed = runs["cookbook-MiniMax-M2.5-820"]
-    assert kind_of_independent(closed, plan) == INDEPENDENT
-    assert kind_of_independent(replace(closed, ttft_ms=1e6), plan) == ADMISSION_LIMITED
-    assert {HOST_BOUND, ADMISSION_LIMITED, INDEPENDENT} <= set(KINDS)
+    assert slower.running == pytest.approx(burst.running / 8.0)
+    one = runs["cookbook-MiniMax-M2.5-768"]
+    assert 0.8 < one.running <= 1.0
+    seen = predict_bench_run(one, plan_of(one, h100))
+    assert seen.running == pytest.approx(one.running, rel=0.1)
 
 
 def test_a_run_without_room_is_refused(burst: BenchRun, h100: fastroof.Tables) -> None:

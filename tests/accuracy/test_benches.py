@@ -9,6 +9,8 @@ import pytest
 
 import fastroof
 from benchmarks.accuracy.benches import (
+    AT_ONCE,
+    CLOSED,
     FITTED,
     KERNELS,
     UNSEEN,
@@ -17,6 +19,7 @@ from benchmarks.accuracy.benches import (
     bench_times,
     error_of,
     held_shares,
+    new_group_factor,
     stated_error,
     summary_of,
     table,
@@ -61,20 +64,38 @@ def test_benches_alike_hold_80_percent_of_each_other() -> None:
 def test_a_bench_does_not_make_its_own_interval() -> None:
     near = [one for i in range(3) for one in drawn(i, f"bench-{i}", 0.02)]
     far = [BenchError("vllm", "far", ("far", f"{i}"), 1.0) for i in range(8)]
-    assert held_shares([*near, *far])["far"] == 0.0
+    assert held_shares([*near, *far])["far", CLOSED] == 0.0
 
 
 def test_a_profile_of_few_groups_or_one_bench_takes_those_of_all() -> None:
     wide = [one for bench in ("a", "b") for one in drawn(1, bench, 0.3, profile="sglang")]
     narrow = drawn(2, "a", 0.01)
     together = [*wide, *narrow]
-    assert error_of(together, "sglang") == stated_error(wide)
-    assert error_of(together, "vllm") == error_of(together, "trtllm") == stated_error(together)
+    assert error_of(together, "sglang") == stated_error(wide) * new_group_factor(24)
+    of_all = stated_error(together) * new_group_factor(24)
+    assert error_of(together, "vllm") == error_of(together, "trtllm") == of_all
     more = [*together, *drawn(3, "b", 0.01)]
     assert error_of(more, "vllm") < 0.1 * error_of(more, "sglang")
     # one bench, or few groups, do not predict the next bench
     few = [*narrow, *drawn(4, "b", 0.9, groups=3, profile="sglang")]
-    assert error_of(few, "sglang") == stated_error(few)
+    assert error_of(few, "sglang") == stated_error(few) * new_group_factor(15)
+
+
+def test_a_new_group_adds_its_own_error() -> None:
+    """Student's t over the normal quantile, times sqrt(1 + 1/groups)."""
+    for groups, quantile in ((4, 1.6377), (11, 1.3722), (31, 1.3104)):
+        expected = quantile / 1.2816 * math.sqrt(1 + 1 / groups)
+        assert new_group_factor(groups) == pytest.approx(expected, rel=0.01)
+    assert new_group_factor(1) == 3.0
+    assert new_group_factor(10**6) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_each_protocol_has_an_error_of_its_own() -> None:
+    closed = [*drawn(1, "a", 0.05), *drawn(2, "b", 0.05)]
+    bursts = [one._replace(protocol=AT_ONCE) for one in (*drawn(3, "a", 0.4), *drawn(4, "b", 0.4))]
+    every = [*closed, *bursts]
+    assert error_of(every, "vllm", AT_ONCE) > 4.0 * error_of(every, "vllm")
+    assert set(held_shares(every)) == {(bench, of) for bench in "ab" for of in (CLOSED, AT_ONCE)}
 
 
 def test_empty_and_infinite_errors_are_refused() -> None:
@@ -96,7 +117,7 @@ def test_each_run_is_predicted_three_ways(found: BenchTimes) -> None:
     names = {way: [(time.row, time.quantity) for time in found.of(way, "tpot")] for way in found.times}
     assert set(names) == {KERNELS, FITTED, UNSEEN}
     assert names[KERNELS] == names[FITTED] == names[UNSEEN]
-    assert {time.kind for time in found.times[UNSEEN]} == {JUDGED, INDEPENDENT}
+    assert {time.kind for time in found.of(UNSEEN, "tpot")} == {JUDGED, INDEPENDENT}
     assert {"inferencemax", "dynamo", "vllm-synchronous", "sglang-cookbook"} <= set(found.benches)
     # nothing is fitted to other benches: their predictions are those of the shipped profiles
     others = ("vllm-0.15-inference-perf",)

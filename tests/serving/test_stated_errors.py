@@ -30,6 +30,16 @@ def test_errors_are_the_profiles_on_request(plan: fastroof.StepPlan) -> None:
     assert {"tpot_relative_error", "ttft_relative_error"} <= set(seen.to_arrow().column_names)
 
 
+def test_bursts_and_waiting_requests_are_known_less_well(h100: fastroof.Tables) -> None:
+    errors = dataclasses.replace(KNOWN, burst_tpot=0.15, burst_ttft=0.3, waiting_tpot=0.4, waiting_ttft=0.9)
+    engine = dataclasses.replace(load_engine("vllm"), errors=errors)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine=engine)
+    for rounds, tpot, ttft in ((10, 0.08, 0.2), (1, 0.15, 0.3)):
+        seen = estimate(plan, 1024, 128, [16, 20000], requests_per_client=rounds, with_error=True)
+        assert seen.tpot_relative_error.tolist() == [tpot, 0.4]
+        assert seen.ttft_relative_error.tolist() == [ttft, 0.9]
+
+
 def test_steps_of_short_kernels_are_known_less_well() -> None:
     b200 = fastroof.load_tables("b200")
     engine = dataclasses.replace(load_engine("vllm"), errors=dataclasses.replace(KNOWN, layer_us=9.0))
