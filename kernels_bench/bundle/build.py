@@ -42,10 +42,10 @@ LIBRARIES: Final = (
 )
 """Cut to the architecture; a bundle keeps their places, since an op may be registered by one file only."""
 LEFT_OUT: Final = (
-    "vllm/vllm_flash_attn/_vllm_fa2_C*", "vllm/vllm-rs", "vllm/third_party/deep_gemm/*",
+    "vllm/vllm_flash_attn/_vllm_fa2_C*", "vllm/vllm-rs",
     "vllm/third_party/fmha_sm100/*", "vllm/third_party/tml_fa4/*", "vllm/_qutlass_C*", "vllm/_flashmla*",
 )  # fmt: skip
-"""What no step needs: FA2, the Rust front end, Blackwell's kernels, DeepGEMM (it compiles at run time)."""
+"""What no step needs: FA2, the Rust front end, Blackwell's kernels."""
 
 SITE_ARCHIVE: Final = "site.tar.xz"
 PACKAGES_ARCHIVE: Final = "packages.tar.xz"

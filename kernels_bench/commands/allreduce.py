@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -83,6 +81,7 @@ def _measure(
     from kernels_bench.run.allreduce import measure_allreduce
     from kernels_bench.run.allreduce_points import MODES, points_by_ranks
     from kernels_bench.run.card import measured_gpu, refuse_other_gpu, write_gpu_file
+    from kernels_bench.run.facts import run_facts
     from kernels_bench.run.monitor import HostMonitor, open_monitor
     from kernels_bench.run.run_options import RunOptions
     from kernels_bench.run.session import TABLES_RESERVE_S, usable_bytes, write_tables_of
@@ -109,7 +108,7 @@ def _measure(
             deadline_s=None if deadline_s is None else deadline_s - (monotonic() - began_s),
             reserve_s=TABLES_RESERVE_S if deadline_s is not None else 0.0,
             max_bytes=usable_bytes(on_cpu),
-            start=_start_facts(on_cpu),
+            start={"device": "cpu" if on_cpu else "gpu", "providers": ["torch", "vllm"], **run_facts()},
             on_progress=reporter.progress,
             say=reporter.say,
         )
@@ -161,17 +160,3 @@ def _journal(output: Path, card: GpuSpec) -> tuple[Path, str]:
         raise MeasureError(f"{output / TABLES_FOLDER} has tables without a journal; give another -o")
     run_id = new_run_id()
     return output / f"journal-{run_id}.jsonl", run_id
-
-
-def _start_facts(on_cpu: bool) -> dict[str, Any]:
-    from kernels_bench.run.facts import checkout_commit, environment, now_iso, software_versions
-
-    return {
-        "device": "cpu" if on_cpu else "gpu",
-        "versions": software_versions(),
-        "environment": environment(),
-        "providers": ["torch"],
-        "command": shlex.join(["kernels-bench", *sys.argv[1:]]),
-        "started": now_iso(),
-        "commit": checkout_commit(),
-    }

@@ -7,7 +7,8 @@ factor}``, ``{start, stop, step}`` or ``{start, stop, num}``. Its points are all
 gives several columns together: a name (heads, linear, lm_head; experts, spread_experts; hidden, activations,
 rope, kv) derives them from the models at every tp, from those that ``models`` of the group names or all; a
 list of lists spells them out. Limits (``max_kv_bytes``, ``max_kv_tokens``, ``max_new_tokens``,
-``max_io_bytes``) leave points out.
+``max_io_bytes``) leave points out. ``[[left_out]]`` tables are like groups, of points that shipped tables
+hold: only one in ``kept_of_left_out`` of them is a point of the grid, to give the ratio of two campaigns.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ class Grid:
     models: tuple[ModelShape, ...]
     # In the order of the file.
     groups: tuple[Group, ...]
+    # Keys of points that are not measured.
+    left_out: frozenset[str] = frozenset()
 
     def points(self) -> list[Point]:
         """List every point once, in the order of the file.
@@ -82,11 +85,12 @@ class Grid:
         owner: dict[str, Group] = {}
         for group in sorted(self.groups, key=lambda g: g.priority):
             for point in group.candidates:
-                owner.setdefault(point.key, group)
+                if point.priority == SENTINEL_PRIORITY or point.key not in self.left_out:
+                    owner.setdefault(point.key, group)
         by_key: dict[str, Point] = {}
         for group in self.groups:
             for point in group.candidates:
-                if owner[point.key] is group:
+                if owner.get(point.key) is group:
                     by_key.setdefault(point.key, point)
         return list(by_key.values())
 
@@ -121,7 +125,7 @@ def load_grid(path: Path | str | None = None) -> Grid:
             f"grid {given} cannot be read: {reason}; give a TOML file or one of {names}"
         ) from error
     top = parse_table(content, f"grid {file}", MeasureError)
-    top.allow(("title", "tp", "models", "group"))
+    top.allow(("title", "tp", "models", "group", "left_out", "kept_of_left_out"))
     tp = _sizes(top, "tp") if "tp" in top.data else [1]
     models = [_model(table, tp) for table in top.tables("models")]
     _refuse_twice(top, "models", [model.name for model in models])
@@ -129,8 +133,14 @@ def load_grid(path: Path | str | None = None) -> Grid:
     if not groups:
         raise top.problem("has no [[group]], so nothing to measure")
     _refuse_twice(top, "group", [group.name for group in groups])
+    shipped = [point for table in top.tables("left_out") for point in _group(table, models).candidates]
+    of_groups = {point.key for group in groups for point in group.candidates}
+    left_out = sorted(of_groups & {point.key for point in shipped})
+    if left_out:
+        del left_out[:: top.size("kept_of_left_out", 2, MAX_VALUES)]
     sha256 = hashlib.sha256(content).hexdigest()
-    return Grid(file.stem, top.text("title"), file, sha256, tuple(models), tuple(groups))
+    parts = tuple(models), tuple(groups), frozenset(left_out)
+    return Grid(file.stem, top.text("title"), file, sha256, *parts)
 
 
 def _refuse_twice(table: Table, key: str, names: Sequence[str]) -> None:

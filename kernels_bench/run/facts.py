@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import uuid
@@ -106,6 +107,17 @@ def now_iso() -> str:
     True
     """
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def run_facts(answers: Iterable[tuple[Provider, Availability]] = ()) -> dict[str, Any]:
+    """Return what every start line has: software, environment, command, time and commit."""
+    return {
+        "versions": software_versions(answers),
+        "environment": environment(),
+        "command": shlex.join(["kernels-bench", *sys.argv[1:]]),
+        "started": now_iso(),
+        "commit": checkout_commit(),
+    }
 
 
 def new_run_id() -> str:

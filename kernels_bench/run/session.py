@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -18,7 +17,7 @@ from kernels_bench.operators.communication import BY_RANKS
 from kernels_bench.output.table_sets import TABLES_FOLDER
 from kernels_bench.protocol import Availability, Clock, Monitor, Point, Provider, Timer
 from kernels_bench.run.card import CPU, measured_gpu, refuse_other_gpu, write_gpu_file
-from kernels_bench.run.facts import checkout_commit, environment, new_run_id, now_iso, software_versions
+from kernels_bench.run.facts import new_run_id, run_facts
 from kernels_bench.run.request import Request, choose_providers
 from kernels_bench.run.run_options import Progress, RunOptions, RunReport, measuring_order
 from kernels_bench.sentinels import sentinel_points
@@ -267,16 +266,12 @@ def _start_facts(
 ) -> dict[str, Any]:
     return {
         "device": CPU if on_cpu else "gpu",
-        "versions": software_versions(answers),
-        "environment": environment(),
         "providers": [provider.name for provider, _ in answers],
         "grid": grid.name,
         "grid_title": grid.title,
         "grid_sha256": grid.sha256,
         "request": asdict(replace(request, grid=_grid_place(request.grid, grid))),
-        "command": shlex.join(["kernels-bench", *sys.argv[1:]]),
-        "started": now_iso(),
-        "commit": checkout_commit(),
+        **run_facts(answers),
     }
 
 

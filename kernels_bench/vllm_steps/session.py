@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from typing import IO, Any, Final
 from fastroof.errors import MeasureError
 from kernels_bench.providers.vllm_experts import vllm_version
 from kernels_bench.run.card import CPU, measured_gpu
-from kernels_bench.run.facts import checkout_commit, environment, now_iso, software_versions
+from kernels_bench.run.facts import now_iso, run_facts
 from kernels_bench.run.monitor import HostMonitor, open_monitor
 from kernels_bench.vllm_steps.core import LEVELS
 from kernels_bench.vllm_steps.model_folder import EngineModel
@@ -98,12 +97,10 @@ def measure_engine_steps(
     gpu = measured_gpu(options.gpu, facts, on_cpu).name
     check_folder(folder, gpu)
     with _appending(folder) as append:
-        append({
-            "type": "start", "gpu": gpu, "started": now_iso(), "commit": checkout_commit(),
-            "command": shlex.join(["kernels-bench", *sys.argv[1:]]), "device": dict(facts),
-            "versions": {**software_versions(), "vllm": vllm_version()},
-            "environment": {**ENVIRONMENT, **environment()},
-        })  # fmt: skip
+        facts_run = run_facts()
+        facts_run["versions"] |= {"vllm": vllm_version()}
+        facts_run["environment"] = {**ENVIRONMENT, **facts_run["environment"]}
+        append({"type": "start", "gpu": gpu, "device": dict(facts), **facts_run})
     report = EngineReport(present=_num_steps(folder))
     run = _Run(folder, options, start, on_cpu, begun_s)
     level = options.level
