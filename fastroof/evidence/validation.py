@@ -33,7 +33,7 @@ FASTEST: Final = 0.7
 """A run below this share of its kernels' time cannot have run plain steps."""
 
 MOST_RUNS: Final = 0.5
-"""Share of a series below :data:`FASTEST` from which the whole series counts as speculative."""
+"""Share of a series, or of a GPU's data set, below :data:`FASTEST` from which all counts as speculative."""
 
 Skipped = Counter[tuple[str, ...]]
 
@@ -133,17 +133,17 @@ def kernels_ms(row: ServingRow, plans: Plans) -> float:
 def faster_than_kernels(rows: Sequence[ServingRow], kernels_ms: Sequence[float]) -> list[str]:
     """Return why each run must have drafted tokens, judged by time only; empty for plain runs."""
     fast = np.array([row.tpot_ms for row in rows]) / np.array(kernels_ms, np.float64) < FASTEST
-    series: dict[tuple[object, ...], list[int]] = {}
-    for i, row in enumerate(rows):
-        series.setdefault(series_of(row), []).append(i)
-    reasons = [""] * len(rows)
-    for places in series.values():
-        mostly = float(np.mean(fast[places])) >= MOST_RUNS
-        for i in places:
-            if fast[i]:
-                reasons[i] = f"it took less than {FASTEST:g} of what its own kernels take"
-            elif mostly:
-                reasons[i] = f"most of its series took less than {FASTEST:g} of what their kernels take"
+    reasons = [f"it took less than {FASTEST:g} of what its own kernels take" * bool(one) for one in fast]
+    of_set = [(row.dataset, row.gpu) for row in rows]
+    for which, keys in {"series": [series_of(row) for row in rows], "data set": of_set}.items():
+        together: dict[tuple[object, ...], list[int]] = {}
+        for i, key in enumerate(keys):
+            together.setdefault(key, []).append(i)
+        for places in together.values():
+            if float(np.mean(fast[places])) >= MOST_RUNS:
+                why = f"most of its {which} took less than {FASTEST:g} of what their kernels take"
+                for i in places:
+                    reasons[i] = reasons[i] or why
     return reasons
 
 
