@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -82,7 +82,7 @@ def validate_tables(
     for report in validate(tables, gpu):
         # A table of several files reports what concerns all of them with its first.
         findings = sorted([*report.findings, *extra.pop(report.operator, [])], key=_gravest_first)
-        reports.append(FileReport(**{**_fields(report), "findings": tuple(findings)}))
+        reports.append(replace(report, findings=tuple(findings)))
     # Other sources have no runs and sentinels.
     own = (t.provenance for t in tables.tables.values() if {"runs", "merged_from"} & set(t.provenance))
     covered = () if grid is None else coverage(tables, grid, skipped, sentinels)
@@ -95,10 +95,6 @@ def validate_tables(
         coverage=covered,
         sentinels=tuple((provenance or {}).get("sentinels", ())),
     )
-
-
-def _fields(report: FileReport) -> dict[str, Any]:
-    return {name: getattr(report, name) for name in FileReport.__dataclass_fields__}
 
 
 def _gravest_first(finding: Finding) -> int:

@@ -7,6 +7,7 @@ replay changes, and then only ``run`` is captured.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,6 +19,8 @@ from kernels_bench.providers.device import Device, torch_dtype
 from kernels_bench.providers.mla import MLA_QUERY_WIDTH
 from kernels_bench.providers.paging import PagedBatch, ragged_offsets
 
+COMPILE_VARIABLE: Final = "KERNELS_BENCH_COMPILE"
+"""Environment variable: 1 lets flashinfer compile what is not built: minutes a kernel, with nvcc."""
 WORKSPACE_BYTES: Final = 256 * 2**20
 CUDA_CORE_GROUPS: Final = (1, 2, 3, 4, 8)
 """Query heads a KV head that decode without tensor cores is compiled for (utils.cuh)."""
@@ -80,12 +83,14 @@ class FlashinferModules:
 
 
 def flashinfer_modules() -> FlashinferModules:
-    """Look for libraries where flashinfer does: next to the package, then in its cache."""
+    """Look for libraries where flashinfer does: in its packages, several since 0.7.2, then in its cache."""
     from flashinfer.jit import env
 
     def is_built(name: str) -> bool:
-        folders = (env.FLASHINFER_AOT_DIR, env.FLASHINFER_JIT_DIR)
-        return any((folder / name / f"{name}.so").is_file() for folder in folders)
+        if os.environ.get(COMPILE_VARIABLE) == "1":
+            return True
+        find = getattr(env, "get_aot_path", lambda name: env.FLASHINFER_AOT_DIR / name / f"{name}.so")
+        return any(path.is_file() for path in (find(name), env.FLASHINFER_JIT_DIR / name / f"{name}.so"))
 
     return FlashinferModules(is_built)
 

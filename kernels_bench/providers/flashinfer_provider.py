@@ -1,7 +1,7 @@
 """The flashinfer provider: prefill FA2 and FA3, paged decode, MLA, experts, block-scaled GEMM.
 
-It measures with libraries that are built already and compiles nothing: a first use on the GPU host would
-take minutes of its time.
+It measures with libraries that are built already, unless KERNELS_BENCH_COMPILE is 1: a first use on the GPU
+host would take minutes of its time.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from kernels_bench.providers.attention import (
 from kernels_bench.providers.cuda_provider import CudaProvider, Launch
 from kernels_bench.providers.device import Device, cuda_availability
 from kernels_bench.providers.flashinfer_calls import (
+    COMPILE_VARIABLE,
     FlashinferModules,
     flashinfer_modules,
     plan_decode,
@@ -206,4 +207,4 @@ def _window_words(heads: Heads) -> str:
 
 
 def _not_built(name: str) -> str:
-    return f"flashinfer's library is not built; build it elsewhere and put it at data/aot/{name}/{name}.so"
+    return f"flashinfer's {name} is not built: install flashinfer-jit-cache, or set {COMPILE_VARIABLE}=1"

@@ -33,6 +33,7 @@ SIGNATURES: Final = {
         "a2_gscale=None, g1_alphas=None, g2_alphas=None, gemm1_alpha=None, gemm1_beta=None, "
         "gemm1_clamp_limit=None"
     ),
+    f"{_LAYER}.fused_moe:get_moe_configs": "E, N, dtype, block_n=None, block_k=None",
 }
 """Arguments of each function that is called, by module and name."""
 
@@ -45,10 +46,11 @@ _SCALINGS: Final = {
 
 
 class VllmExperts(NamedTuple):
-    """The two functions of :data:`SIGNATURES`."""
+    """The functions of :data:`SIGNATURES`."""
 
     fused_experts: Callable[..., Any]
     fp8_config: Callable[..., Any]
+    tuned_configs: Callable[..., Any]
 
 
 def vllm_version() -> str:
@@ -99,8 +101,12 @@ def prepare_vllm_experts(
             quant_config=configs[index % len(configs)],
         )
 
-    kernel = f"vllm fused_experts (Triton), {_SCALINGS[sets.layer.dtype]}; router not inside"
-    return sets.calls(kernel, compute, seed)
+    local, _, width = sets.weights[0].down.shape
+    block = (SCALE_BLOCK,) * 2 if sets.layer.dtype == "fp8_block" else ()
+    dtype = None if sets.layer.dtype == "bf16" else "fp8_w8a8"
+    blocks = "default" if vllm.tuned_configs(local, width, dtype, *block) is None else "tuned"
+    words = f"{_SCALINGS[sets.layer.dtype]}, {blocks} block sizes; router not inside"
+    return sets.calls(f"vllm fused_experts (Triton), {words}", compute, seed)
 
 
 def _config(sets: ExpertSets, weights: ExpertWeights, vllm: VllmExperts) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
@@ -211,17 +211,18 @@ class _Run(JournaledRun):
         """Skip a point that no rank could time; whether it was."""
         v = point.values
         collective, reason = v.get("collective", "all_reduce"), None
+        element_bytes = DTYPE_BYTES.get(v["dtype"], 1)
         if v["dtype"] not in DTYPES:
             reason = f"collectives are measured in {', '.join(DTYPES)}, not {v['dtype']}"
         elif not (launcher := self._launcher(point)):
             reason = f"{self.backend} is measured as {', '.join(MODES[self.backend])}, not {v['mode']}"
         elif launcher == "vllm" and not vllm_version():
             reason = f"mode {v['mode']} is an engine's own all-reduce: it needs vllm, mode nccl does not"
-        elif v["message_bytes"] % DTYPE_BYTES[v["dtype"]]:
+        elif v["message_bytes"] % element_bytes:
             reason = f"a message of {v['message_bytes']} B is not a whole number of elements"
         elif collective == "all_reduce" and v["dtype"] != "bf16":
             reason = f"all-reduce is measured in bf16, not {v['dtype']}"
-        elif COLLECTIVE_CALLS[collective].is_shared and _elements(v) % v["num_gpus"]:
+        elif COLLECTIVE_CALLS[collective].is_shared and v["message_bytes"] % (element_bytes * v["num_gpus"]):
             reason = f"a message of {v['message_bytes']} B has no equal part for each of {v['num_gpus']} GPUs"
         if reason is not None:
             self.skip(point, "unsupported", reason)
@@ -246,7 +247,3 @@ class _Run(JournaledRun):
         if deadline_s is None:
             return float("inf")
         return deadline_s - self.options.reserve_s - self.elapsed_s()
-
-
-def _elements(values: Mapping[str, Any]) -> int:
-    return int(values["message_bytes"] // DTYPE_BYTES[values["dtype"]])

@@ -91,7 +91,8 @@ class _Run(JournaledRun):
         done = done_keys(self.book.records) & set(self.points)
         self.before = len(done)
         self.queue = deque(point for key, point in self.points.items() if key not in done)
-        self.estimates = {p.key: self._estimate_s(p) for p in self.queue}
+        estimate_s = self.options.estimate_s or (lambda point: 0.0)
+        self.estimates = {p.key: estimate_s(p) for p in self.queue}
         self.queued_s = sum(self.estimates.values())
         self._start(facts)
         try:
@@ -319,9 +320,6 @@ class _Run(JournaledRun):
         """Whether something of ``need_s``, the last sentinels and the reserve would pass the deadline."""
         deadline_s, after_s = self.options.deadline_s, self.round_s + self.options.reserve_s
         return deadline_s is not None and self.elapsed_s() + need_s + after_s > deadline_s
-
-    def _estimate_s(self, point: Point) -> float:
-        return self.options.estimate_s(point) if self.options.estimate_s is not None else 0.0
 
     def _pace(self) -> float:
         """Seconds that points took over what was expected of them."""

@@ -160,8 +160,12 @@ def stand_in():
 
         return call
 
-    experts, config = SIGNATURES
-    return VllmExperts(bound(experts, fused_experts), bound(config, lambda **options: options))
+    experts, config, tuned = SIGNATURES
+    return VllmExperts(
+        bound(experts, fused_experts),
+        bound(config, lambda **options: options),
+        bound(tuned, lambda E, N, dtype, block_n=None, block_k=None: {1: {}} if dtype is None else None),
+    )
 
 
 POINTS = [
@@ -213,12 +217,18 @@ def test_what_a_wrong_call_would_compute_fails_the_check(wrong):
             options["quant_config"]["w1_scale"] = options["quant_config"]["w1_scale"].roll(1, dims=2)
         return real.fused_experts(x, w1, w2, shares, experts, **options)
 
-    prepared = prepare_vllm_experts(wanted, VllmExperts(mistaken, real.fp8_config), HOST, 0, 10**9)
+    prepared = prepare_vllm_experts(wanted, real._replace(fused_experts=mistaken), HOST, 0, 10**9)
     assert not check_result(wanted, prepared).passed
 
 
 def _rolled(weight):
     return weight.view(torch.uint8).roll(weight.shape[1] // 2, dims=1).view(weight.dtype)
+
+
+@pytest.mark.parametrize(("dtype", "words"), [("bf16", "tuned"), ("fp8_block", "default")])
+def test_the_kernel_names_whether_vllm_has_tuned_block_sizes(dtype, words):
+    prepared = prepare_vllm_experts(point(1, dtype=dtype), stand_in(), HOST, 0, 10**9)
+    assert f"{words} block sizes" in prepared.kernel
 
 
 def test_sets_are_each_computed_from_their_own_inputs():

@@ -389,6 +389,15 @@ class TestInstalled:
         (tmp_path / name).mkdir()
         (tmp_path / name / f"{name}.so").write_bytes(b"")
         assert modules.is_built(name)
+        if hasattr(env, "get_aot_path"):  # a package of prebuilt libraries, as flashinfer-jit-cache
+            other = tmp_path / "cache.so"
+            other.write_bytes(b"")
+            monkeypatch.setattr(env, "get_aot_path", lambda name: other)
+            assert modules.is_built("anything")
+            monkeypatch.undo()
+        assert not modules.is_built("anything")
+        monkeypatch.setenv("KERNELS_BENCH_COMPILE", "1")
+        assert modules.is_built("anything")
 
     def test_a_wrong_call_does_not_bind(self, stand_in):
         workspace = torch.zeros(8, dtype=torch.uint8)
