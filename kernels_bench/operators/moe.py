@@ -14,8 +14,6 @@ from kernels_bench.model_shape import ModelShape
 from kernels_bench.operators.operator import Columns, MeasuredOperator, ModelShapes, Shape, Values
 from kernels_bench.routing import DISTRIBUTIONS
 
-FP8_SHARE: Final = 0.4
-"""Of 1979 TFLOP/s: 800."""
 DRAWN_BYTES_PER_S: Final = 4e11
 QUANTISED_BYTES_PER_S: Final = 1e11
 """Not measured: from 3 and 20 bytes that are moved a byte of weight, and random numbers besides."""
@@ -52,6 +50,7 @@ class MoeOperator(MeasuredOperator):
 
     name = "moe"
     flops_share = 0.404  # of 989.5 TFLOP/s: 400
+    fp8_flops_share = 0.4  # of 1979: 800
     launch_us = 25.0
     import_s = VLLM_IMPORT_S
     compile_s = KERNELS_A_SHAPE * KERNEL_COMPILE_S
@@ -61,11 +60,6 @@ class MoeOperator(MeasuredOperator):
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"distribution": DISTRIBUTIONS}
     defaults: ClassVar[Mapping[str, int | str]] = {"moe_tp": 1, "moe_ep": 1, "distribution": "balanced"}
     divisors: ClassVar[Mapping[str, str]] = {"intermediate": "moe_tp", "num_experts": "moe_ep"}
-
-    def flops_shares(self, columns: Columns) -> Floats:
-        """Of fp8 kernels a smaller share of a higher peak."""
-        is_fp8 = np.array([PEAK_DTYPE.get(str(dtype)) == "fp8" for dtype in columns["dtype"]], np.bool_)
-        return np.where(is_fp8, FP8_SHARE, self.flops_share)
 
     def impossible(self, given: Values) -> str | None:
         """No token takes more experts than there are."""

@@ -15,6 +15,7 @@ import numpy as np
 from fastroof.arrays import Array, Bools, Floats
 from fastroof.operators import registry
 from fastroof.operators.operator import Operator
+from fastroof.units import PEAK_DTYPE
 from kernels_bench.model_shape import ModelShape
 
 Values = Mapping[str, Any]
@@ -39,6 +40,8 @@ class MeasuredOperator:
     name: ClassVar[str]
     # Shares of a card's peak FLOP/s and bandwidth that its kernels were seen to reach on an H100.
     flops_share: ClassVar[float] = 1.0
+    # Of fp8 kernels, of their higher peak, if it is another one.
+    fp8_flops_share: ClassVar[float] = 0.0
     bandwidth_share: ClassVar[float] = STREAMING
     # What a call takes at least, us.
     launch_us: ClassVar[float]
@@ -95,7 +98,9 @@ class MeasuredOperator:
 
     def flops_shares(self, columns: Columns) -> Floats:
         """Share of the peak FLOP/s that each point's kernel reaches."""
-        return np.full(_count(columns), self.flops_share)
+        dtypes = columns.get("dtype", [""] * _count(columns))
+        is_fp8 = np.array([PEAK_DTYPE.get(str(dtype)) == "fp8" for dtype in dtypes], np.bool_)
+        return np.where(is_fp8, self.fp8_flops_share or self.flops_share, self.flops_share)
 
     def set_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
         """Bytes of one set of each point's inputs and outputs: what a call moves, unless more is held."""

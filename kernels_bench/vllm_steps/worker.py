@@ -41,6 +41,7 @@ LOOP_SHARE: Final = 0.15
 ENVIRONMENT: Final = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "DG_JIT_USE_NVRTC": "1",  # DeepGEMM compiles a kernel a shape; with nvcc that takes longer
+    "VLLM_DEEP_GEMM_WARMUP": "skip",  # or it compiles those of every size first
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_HOST_IP": "127.0.0.1",
     "HF_HUB_OFFLINE": "1",
