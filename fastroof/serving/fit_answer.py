@@ -208,6 +208,8 @@ class Fit:
         run = (
             f"forward {memory.forward_bytes / GIB:.2f}, sampler {memory.sampler_bytes / GIB:.2f}: the larger"
         )
+        extra = memory.activation_bytes - max(memory.forward_bytes, memory.sampler_bytes)
+        run += f", and {extra / GIB:.2f} more" * (extra > 0)
         low, high = memory.graphs_low_bytes, memory.graphs_high_bytes
         graphs = f"estimates logged: {low / GIB:.2f} to {high / GIB:.2f}" if high else ""
         room = ""
