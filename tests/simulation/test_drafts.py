@@ -28,7 +28,7 @@ FEATURES = ("", "ranks", "cache", "tiers", "pools", "rules", "pools ranks", "poo
 @pytest.fixture(scope="module")
 def plan(h100: Any) -> Any:
     return fastroof.compile_plan(
-        "llama-3.1-8b", "h100", h100, engine="vllm", max_tokens=8192, client_overhead_ms=0
+        "llama-3.1-8b", "h100", h100, engine="vllm", max_tokens=8192, front_end=0
     )
 
 
@@ -190,7 +190,7 @@ def test_closed_loops_agree_with_estimates(
     h100: Any, model: str, options: dict[str, Any], speculation: SpeculativeDecoding
 ) -> None:
     plan = fastroof.compile_plan(
-        model, "h100", h100, engine="vllm", max_tokens=8192, client_overhead_ms=0, **options
+        model, "h100", h100, engine="vllm", max_tokens=8192, front_end=0, **options
     )
     for isl, osl, clients in ((1024, 256, 8), (1024, 256, 48), (128, 512, 64)):
         rng, count = np.random.default_rng(isl), 40 * clients

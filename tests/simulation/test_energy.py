@@ -174,7 +174,7 @@ LOADS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", STAGED, ids=str)
 @pytest.mark.parametrize("load", LOADS)
 def test_stages_draw_what_their_steps_do(options: dict[str, Any], load: str) -> None:
-    plan = compile_plan(**{"model": "llama-3.1-8b", "gpu": "h100", "client_overhead_ms": 0, **options})
+    plan = compile_plan(**{"model": "llama-3.1-8b", "gpu": "h100", "front_end": 0, **options})
     trace = Workload(output_tokens="uniform:5:60", **LOADS[load]).trace()
     sim = simulate(plan, trace)
     drawn, naive = sim.energy(), naively(sim.pools, trace)
@@ -194,7 +194,7 @@ def test_stages_draw_what_their_steps_do(options: dict[str, Any], load: str) -> 
 
 @pytest.mark.parametrize("pp", [2, 4])
 def test_each_stage_is_busy_for_its_share_of_one_client(pp: int) -> None:
-    plan = compile_plan("llama-3.1-8b", "h100", pp=pp, client_overhead_ms=0)
+    plan = compile_plan("llama-3.1-8b", "h100", pp=pp, front_end=0)
     sim = simulate(plan, Workload(requests=3, input_tokens=1000, output_tokens=50, clients=1).trace())
     seconds = sim.summary()["duration_s"]
     assert sim.outcomes.counters["busy_us"] / US_PER_S == pytest.approx(seconds / pp)
@@ -206,7 +206,7 @@ def test_each_stage_is_busy_for_its_share_of_one_client(pp: int) -> None:
 
 
 def test_stages_of_pools_and_scaled_replicas_draw_what_their_steps_do() -> None:
-    plan = compile_plan("llama-3.1-8b", "h100", pp=2, client_overhead_ms=0)
+    plan = compile_plan("llama-3.1-8b", "h100", pp=2, front_end=0)
     rule = Autoscaler("concurrency", 4, max_replicas=3, startup_s=0.5, interval_s=0.5, scale_down_delay_s=1)
     trace = Workload(rate=20, requests=120, input_tokens=1000, output_tokens="uniform:20:60").trace()
     scaled = simulate(plan, trace, autoscaler=rule, router="least_load")
