@@ -398,7 +398,7 @@ def mixed_scenario(
     out[TPOT_US] = step_us * (output_steps / gaps) if gaps > 0.0 else math.nan
     out[REQUEST_US] = request_us
     out[TOKENS_PER_US] = concurrency * osl / request_us
-    if not state.is_bound and loop.every > places:
+    if rounds > 0.0 and not state.is_bound and loop.every > places:
         # places are never empty, however few requests wait for them at the start
         out[TOKENS_PER_US] = min(out[TOKENS_PER_US], state.admitted * osl / place_us)
     out[WAIT_US] = not_fitting_us

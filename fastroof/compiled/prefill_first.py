@@ -443,7 +443,7 @@ def prefill_first_scenario(
     out[TPOT_US] = step_us * (steps / gaps) if gaps > 0.0 else math.nan
     out[REQUEST_US] = request_us
     out[TOKENS_PER_US] = sizes.concurrency * osl / request_us
-    if every > places:
+    if options.requests_per_client > 0.0 and every > places:
         # places are never empty, however few requests wait for them at the start
         out[TOKENS_PER_US] = min(out[TOKENS_PER_US], clients * osl / place_us)
     out[WAIT_US] = not_fitting_us

@@ -20,6 +20,7 @@ from fastroof.plan.start import check_room
 from fastroof.plan.step_error import stated_error
 from fastroof.serving.energy import MeanLoad, check_energy, joules_per_token
 from fastroof.serving.scenarios import (
+    STEADY,
     at_least,
     broadcast,
     check_budgets,
@@ -233,7 +234,10 @@ def estimate(
     values = field_values(rows, shape)
     if with_energy:
         values["joules_relative_error"] = energy_error(values.get("tpot_relative_error"), shape)
-    return ServingEstimate(**values, made_from=made_from(plan, speculation))
+    rounds = options.requests_per_client
+    run = {"requests_per_client": f"{rounds:g}" if rounds else STEADY, "length_spread": f"{spread:g}"}
+    facts = {f"fastroof.{name}": value for name, value in run.items()}
+    return ServingEstimate(**values, made_from=made_from(plan, speculation) | facts)
 
 
 def _rows(plan: StepPlan, out: Floats, flight: float, busy: Any) -> dict[str, Floats]:
