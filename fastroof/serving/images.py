@@ -69,7 +69,7 @@ def estimate_with_images(
     >>> plan = fastroof.compile_plan("qwen3-vl-8b", "h100")
     >>> seen = estimate_with_images(plan, 100, 128, [1, 16], images=[(1024, 768)])
     >>> seen.ttft_ms.round().tolist()
-    [44.0, 70.0]
+    [44.0, 106.0]
     """
     if plan.layout.pp > 1:
         raise PlanError("images require pp 1: with more stages the first would run all of the encoder")
