@@ -23,7 +23,6 @@ from fastroof.engines.values import holds_for, is_version
 
 MORE_TOKENS: Final = 1500
 BLOCK: Final = 32
-_RULES: Final = "generator/rule_plugin"
 
 
 def dynamo_settings(engine: str, version: str, isl: float, clients: float, ranks: int) -> dict[str, Any]:
@@ -36,19 +35,18 @@ def dynamo_settings(engine: str, version: str, isl: float, clients: float, ranks
     if engine == "trtllm":
         # a development version of 2026
         is_later = is_version(version) and holds_for(">=1.1", version)
-        source = f"{_RULES}/benchmark/trtllm.rule, 71bb3d0" if is_later else "cli/backends/trtllm.py, 1f004eb"
+        source = "71bb3d0" if is_later else "1f004eb"
         tokens = -(-tokens // BLOCK) * BLOCK if is_later else tokens
         return _written(tokens, batch, source)
     if engine == "vllm" and is_version(version) and holds_for(">=0.12", version):
-        return _written(tokens, batch, f"{_RULES}/vllm.rule, 95ddf24")
+        return _written(tokens, batch, "95ddf24")
     if engine == "sglang" and is_version(version) and holds_for(">=0.5.6", version):
         return {
-            **_written(round(isl) + MORE_TOKENS, batch, f"{_RULES}/sglang.rule, fa895ff"),
+            **_written(round(isl) + MORE_TOKENS, batch, "fa895ff"),
             "order": "mixed",
         }
     return {}
 
 
 def _written(tokens: int, batch: int, source: str) -> dict[str, Any]:
-    where = f"aiconfigurator's generator: {source}"
-    return {"max_num_batched_tokens": tokens, "max_num_seqs": batch, "settings_from": where}
+    return {"max_num_batched_tokens": tokens, "max_num_seqs": batch, "settings_from": f"generator {source}"}

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -21,7 +22,6 @@ from fastroof.evidence.rows import ServingRow
 
 DYNAMO, INFERENCEMAX = "dynamo", "inferencemax"
 BENCH_ROUNDS: Final = 10.0
-ENGINE_DEFAULT: Final = "engine default"
 INFERENCEMAX_LENGTHS: Final = 0.9
 INFERENCEMAX_SPREAD: Final = 0.2
 NODE_GPUS: Final[Mapping[str, int]] = MappingProxyType({"gb200": 4, "gb300": 4})
@@ -285,13 +285,12 @@ def _cleaned(cell: Mapping[str, str], gpu_of: Mapping[str, str], changed: Counte
             layout["max_num_batched_tokens"] = of_isl or recipe.max_num_batched_tokens
             layout["max_num_seqs"] = recipe.max_num_seqs
             if layout["max_num_batched_tokens"] or layout["max_num_seqs"]:
-                layout["settings_from"] = f"{recipe.file}, {recipe.commit[:8]}"
+                layout["settings_from"] = f"{PurePosixPath(recipe.file).name}, {recipe.commit[:8]}"
     elif not is_disaggregated:
         sizes = float(cell["isl"]), concurrency, layout["dp"]
         settings = dynamo_settings(engine, known_version, *sizes)
         changed["settings"] += bool(settings)
         layout |= settings
-    layout.setdefault("settings_from", ENGINE_DEFAULT)
     return ServingRow(
         dataset="-".join(
             filter(None, (engine, version, architecture if model not in _DENSE else model, dtype,

@@ -55,7 +55,7 @@ def test_a_sample_row() -> None:
         "architecture": "qwen3-32b", "bench": "dynamo", "length_spread": 0.0, "measured_on": "",
         "also_as": "", "decode_workers": 0, "prefill_workers": 0, "prefill_tp": 0, "prefill_dp": 0,
         "prefill_ep": 0, "exchange": "", "max_num_batched_tokens": 16 + 1024 + 1500, "max_num_seqs": 16,
-        "order": "", "settings_from": "aiconfigurator's generator: generator/rule_plugin/vllm.rule, 95ddf24",
+        "order": "", "settings_from": "generator 95ddf24",
         "speculation": None, "draft_model": "", "draft_tp": 1, "clock": "client",
     }  # fmt: skip
     assert row.kv_dtype_from in KV_DTYPE_FROM

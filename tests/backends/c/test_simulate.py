@@ -328,14 +328,14 @@ def test_too_little_memory_has_a_code(library, opened):
 
 
 def test_no_requests_are_served_at_once(library, opened):
-    engine, served = plain_engine(), Served(steps=7)
+    engine, served, memory = plain_engine(), Served(steps=7), ctypes.create_string_buffer(2**18)
     code = library.fastroof_simulate(
         opened["dense"],
         ctypes.byref(engine),
         0,
         *[None] * 4,
-        ctypes.addressof(ctypes.create_string_buffer(2**18)),
-        2**18,
+        ctypes.addressof(memory),
+        len(memory),
         *[None] * 4,
         ctypes.byref(served),
     )
