@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fastroof.config.gpu import load_gpu
 from fastroof.engines.launch.platforms import dynamo_engine
 from fastroof.errors import FastroofError, TableError
 from fastroof.evidence.engine_arguments import EngineArguments, read_engine_arguments
@@ -434,7 +435,7 @@ def test_flags_of_sglang_decide_whether_steps_of_states_overlap(
     tmp_path: Path, flags: str, overlaps: bool
 ) -> None:
     profile = started(tmp_path, f"{SGLANG} {flags}", version="0.5.9").profile
-    hybrid = profile.of_plan("Qwen3NextForCausalLM", "h100", has_states=True)
+    hybrid = profile.of_plan("Qwen3NextForCausalLM", load_gpu("h100"), has_states=True)
     assert hybrid.scheduling.async_scheduling == overlaps
 
 

@@ -159,7 +159,7 @@ def test_terms_are_those_of_the_explanation(vidur, predictor):
 
 def test_every_operator_of_a_layer_has_a_term(vidur):
     for model in map(fastroof.load_model, fastroof.model_names()):
-        calls = step_calls(model, Layout(2), Execution("fp8", "fp8", True))
+        calls = step_calls(model, Layout(2), Execution("fp8", "fp8", ("fp8",)))
         of_layers = [call for layer in calls.layers for call in layer]
         paths = [path for call in of_layers if isinstance(call, Parallel) for path in call.paths]
         of_layers += [call for path in paths for call in path]
