@@ -183,7 +183,8 @@ def test_kinds_look_at_what_was_measured_and_at_lists(run: ServingRow) -> None:
     assert kind_of(replace(run, ttft_ms=1e6, engine="sglang", engine_version="0.5.9"), "")[0] == JUDGED
     assert kind_of(replace(run, decode_workers=1), "")[0] == DISAGGREGATED
     assert kind_of(replace(run, architecture=""), "")[0] == INDEPENDENT
-    defective = replace(run, gpu="gb200", engine="trtllm", engine_version="1.3.0rc1")
+    defective = replace(run, gpu="h200", architecture="minimax-m2.5", engine_version="0.16.0")
+    assert defective.whole_model == "minimax-m2.5"
     assert kind_of(defective, "it drafts")[0] == DEFECTIVE
 
 

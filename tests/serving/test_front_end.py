@@ -413,7 +413,9 @@ def test_serving_engines_have_one_with_its_evidence() -> None:
         if not load_engine(name).engine:
             assert found.adds_nothing, name
             continue
-        assert found.server_ms > 0.0, name
+        assert not found.adds_nothing, name
+        # of runs that were all behind a router the time on the engine's own server cannot be told
+        assert found.server_ms > 0.0 or found.behind == "dynamo", name
         assert found.residual > 0.0, name
         assert found.source, name
         assert found.evidence, name
