@@ -136,13 +136,28 @@ def test_head_shapes_that_own_rows_lack_are_scaled_too(tmp_path):
 
 def test_the_end_of_a_window_between_scaled_rows_is_borrowed(tmp_path):
     own, shipped = (
-        decodes([heads], [1, 64], [64, 1024], 1.0) | {"window": np.full(4, 128)}
-        for heads in ((32, 8), (16, 4))
+        rows | {"window": np.full(len(rows["window"]), 128)}
+        for rows in (
+            decodes([(32, 8)], [1, 64], [64, 1024], 1.1),
+            decodes([(32, 8), (16, 4)], [1, 64], [64, 1024], 1.0),
+        )
     )
     tables = load(tmp_path, {"attention_decode": own}, {"attention_decode": shipped})
     sizes = {"num_q_heads": 16, "num_kv_heads": 4, "head_dim": 128, "window": 128}
+    assert tables.source_of("attention_decode", ("bf16", 16, 4, 128, 128)) == NAME
     found = tables.lookup("attention_decode", batch_size=1, kv_len=128, **sizes)
     assert int(found.origin) == ORIGIN_BORROWED
+
+
+def test_kernels_that_no_own_row_scales_are_those_of_the_same_engine(tmp_path):
+    shipped = decodes([(16, 4)], [1, 64], [64, 1024], 1.0)
+    own = decodes([(32, 8)], [1, 64], [64, 1024], 1.1)
+    tables = load(tmp_path, {"attention_decode": own}, {"attention_decode": shipped})
+    found = tables.lookup(
+        "attention_decode", num_q_heads=16, num_kv_heads=4, head_dim=128, batch_size=1, kv_len=1024
+    )
+    assert int(found.origin) == ORIGIN_MEASURED
+    assert float(found.latency_us) == pytest.approx(4.0 + 2e-4 * 1024 * 4, rel=1e-12)
 
 
 def test_the_ends_of_bands_between_scaled_rows_are_borrowed():

@@ -295,13 +295,15 @@ def test_the_datasheet_is_a_source_too():
     assert {o.source for o in plan.explain([(1, 100), (64, 0)]).operators} == {"datasheet"}
 
 
-def test_a_borrowed_lookup_reads_no_other_source():
+def test_a_borrowed_lookup_reads_no_other_engines_source():
     tables = fastroof.load_tables("h100")
     shape = {"num_q_heads": 32, "num_kv_heads": 32, "head_dim": 128}
     answer = tables.lookup("attention_decode", **shape, batch_size=4, kv_len=1024)
     assert answer.origin == ORIGIN_BORROWED
     first, *others = tables.candidates("attention_decode")
     assert first.columns._columns  # it was read
+    # shapes of all versions of the engine may be borrowed
+    others = [table for table in others if table.engine != first.engine]
     assert others
     assert not any("_columns" in vars(table.columns) for table in others)
 

@@ -114,7 +114,8 @@ def test_two_runs_are_compared_by_family(folder: Path) -> None:
 
 def test_nccl_in_a_graph_is_not_read_as_an_engines_all_reduce(tmp_path: Path) -> None:
     """Rows of old journals: NCCL takes 18.7 us where vLLM's own kernel takes 6.4."""
-    shutil.copytree(BENCH_DATA / "h100" / VLLM, tmp_path / "h100" / VLLM)
+    for source in (VLLM, "aiconfigurator-vllm-0.24.0"):
+        shutil.copytree(BENCH_DATA / "h100" / source, tmp_path / "h100" / source)
     shutil.copyfile(BENCH_DATA / "h100/gpu.toml", tmp_path / "h100/gpu.toml")
     values = {"dtype": "bf16", "num_gpus": 8, "mode": "graph"}
     points = [Point("allreduce", {**values, "message_bytes": size}) for size in (2**8, 2**16, 2**24)]
