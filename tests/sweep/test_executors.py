@@ -137,7 +137,7 @@ def test_without_ray_it_names_what_to_install(tmp_path: Path, monkeypatch: pytes
 
 
 def test_an_address_without_a_cluster_is_refused_at_once(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    pytest.importorskip("ray.exceptions", reason="the extra `ray` is not installed")
     with pytest.raises(SweepError, match=r"no Ray cluster at '127\.0\.0\.1:1'"):
         run_sweep({**SPEC, "isl": 1000}, tmp_path / "r.parquet", "ray", address="127.0.0.1:1")
     assert list(tmp_path.iterdir()) == []
@@ -146,7 +146,7 @@ def test_an_address_without_a_cluster_is_refused_at_once(tmp_path: Path) -> None
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Two nodes with two processors each, and a head with none."""
-    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    pytest.importorskip("ray.exceptions", reason="the extra `ray` is not installed")
     with warnings.catch_warnings():
         # Ray's own: sockets and log files that it leaves to be collected, and what it deprecates
         warnings.simplefilter("ignore")
