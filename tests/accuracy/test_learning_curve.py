@@ -10,6 +10,7 @@ import pytest
 import fastroof
 from benchmarks.accuracy import learning_curve_on_sample as on_sample
 from benchmarks.accuracy.rows import shipped_rows
+from benchmarks.accuracy.run_kinds import is_waiting
 from fastroof.evidence.kernel_times import kernel_times, predicted_us
 
 
@@ -17,8 +18,8 @@ def test_a_group_of_the_sample_stands_for_a_users_cluster(
     h100: fastroof.Tables, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sample = [row for row in shipped_rows("h100") if row.model == "qwen3-32b" and not row.left_out]
-    group = [row for row in sample if row.engine_version == "0.5.8.post1"]
-    assert len(group) == 6
+    # of runs that wait for their place the time per token may be that of a smaller batch
+    group = [row for row in sample if row.engine_version == "0.5.1.post1" and not is_waiting(row)][:6]
     fewer = [row for row in sample if row.engine_version == "0.12.0"][:5]
     off = [
         replace(group[0], left_out="twice as slow"),
@@ -29,7 +30,7 @@ def test_a_group_of_the_sample_stands_for_a_users_cluster(
     monkeypatch.setattr(on_sample, "load_tables", lambda gpu: h100)
     monkeypatch.setattr(on_sample, "read_silicon_sample", lambda gpu: ((*off, *fewer, *group), (), {}))
     (curve,) = on_sample.curves_on("h100", draws=2)
-    assert curve[:5] == ("h100", "sglang", "0.5.8.post1", "qwen3-32b", "bf16")
+    assert curve[:5] == ("h100", "sglang", "0.5.1.post1", "qwen3-32b", "bf16")
     assert curve.runs == 6
     # kernels with given costs and the packaged profile: of all runs, each by a plan of its own
     of_kernels: list[float] = []
@@ -45,6 +46,6 @@ def test_a_group_of_the_sample_stands_for_a_users_cluster(
     on_sample.print_curves([curve, curve._replace(gpu="h200", runs=4, kernels=curve.kernels + 0.2)])
     lines = capsys.readouterr().out.splitlines()
     first, last = lines[2:]
-    assert first.startswith(f"| sglang 0.5.8.post1 | h100 h200 | 2 | 10 | {curve.kernels + 0.1:.1%} | ")
+    assert first.startswith(f"| sglang 0.5.1.post1 | h100 h200 | 2 | 10 | {curve.kernels + 0.1:.1%} | ")
     assert last.startswith("| all | h100 h200 | 2 | 10 | ")
     assert last.endswith(f"| {curve.packaged:.1%} | {curve.by_size[3]:.1%} |  |  |  |")

@@ -22,10 +22,25 @@ def row() -> ServingRow:
 
 
 def test_a_run_that_is_faster_than_its_kernels_is_named(row: ServingRow) -> None:
-    slow, fast = dataclasses.replace(row, isl=4096.0), row
-    reasons = speculative_runs([fast, slow], [10.0 / (FASTEST - 0.01), 10.0 / (FASTEST + 0.01)])
+    slow, slower, fast = dataclasses.replace(row, isl=4096.0), dataclasses.replace(row, isl=8192.0), row
+    kernels_ms = [10.0 / (FASTEST - 0.01), 10.0 / (FASTEST + 0.01), 10.0]
+    reasons = speculative_runs([fast, slow, slower], kernels_ms)
     assert "less than 0.7" in reasons[0]
-    assert reasons[1] == ""
+    assert reasons[1:] == ["", ""]
+
+
+def test_a_data_set_that_mostly_speculates_counts_as_speculative(row: ServingRow) -> None:
+    """Series of a few runs each cannot tell; another data set, or another GPU, is another matter."""
+    runs = [dataclasses.replace(row, isl=isl) for isl in (512.0, 1024.0, 2048.0, 4096.0)]
+    assert len({series_of(one) for one in runs}) == 4
+    most, few = [20.0, 20.0, 10.0, 10.0], [20.0, 10.0, 10.0, 10.0]
+    reasons = speculative_runs(runs, most)
+    assert all("its own kernels" in reason for reason in reasons[:2])
+    assert all("most of its data set" in reason for reason in reasons[2:])
+    assert [bool(reason) for reason in speculative_runs(runs, few)] == [True, False, False, False]
+    for other in ({"dataset": "another"}, {"gpu": "h200"}):
+        runs[3] = dataclasses.replace(row, isl=4096.0, **other)
+        assert [bool(reason) for reason in speculative_runs(runs, most)] == [True, True, True, False]
 
 
 def test_a_series_that_mostly_speculates_counts_as_speculative(row: ServingRow) -> None:
@@ -33,9 +48,10 @@ def test_a_series_that_mostly_speculates_counts_as_speculative(row: ServingRow) 
     assert [bool(reason) for reason in speculative_runs(series, [20.0, 20.0, 10.0])] == [True, True, True]
     assert [bool(reason) for reason in speculative_runs(series, [20.0, 10.0, 10.0])] == [True, False, False]
     # another date is another launch
-    series[2] = dataclasses.replace(series[2], measured_on="2026-02-01")
-    assert [bool(reason) for reason in speculative_runs(series, [20.0, 20.0, 10.0])] == [True, True, False]
-    assert len({series_of(one) for one in series}) == 2
+    later = [dataclasses.replace(one, measured_on="2026-02-01") for one in series]
+    reasons = speculative_runs([*series[:2], *later], [20.0, 20.0, 10.0, 10.0, 10.0])
+    assert [bool(reason) for reason in reasons] == [True, True, False, False, False]
+    assert len({series_of(one) for one in (*series, *later)}) == 2
 
 
 def test_recipes_mark_speculative_runs_that_times_do_not(row: ServingRow) -> None:
