@@ -361,7 +361,9 @@ def mixed_scenario(
     elif loop.every <= most:
         train = train_of(arena, plan, speculation, isl, osl, budget, loop, decode_us, options)
         if train.step_us > 0.0:
-            ttft_us, mixed_us, prefill_tokens = train.ttft_us, train.step_us, train.tokens
+            ttft_us, mixed_us = train.ttft_us, train.step_us
+            # the mean of decodes is above that of the train's steps by a part of one
+            prefill_tokens = min(train.tokens, budget - state.decodes)
             share = min(train.others / gaps, 1.0)
             step_us = decode_us + share * (mixed_us - decode_us)
     # Little's law: clients in all over requests a second is the time from one request to the next

@@ -304,7 +304,7 @@ def draft_us(
 
 
 class ClosedForm(NamedTuple):
-    """Times of the closed form, us."""
+    """Times of the closed form, us, and output tokens of all clients in one."""
 
     ttft_us: float
     tpot_us: float
@@ -312,6 +312,7 @@ class ClosedForm(NamedTuple):
     mixed_us: float
     mixed_share: float
     running: float
+    tokens_per_us: float
 
 
 def start(first_us: float, place_us: float, clients: float, places: float, spread: float) -> float:
@@ -555,4 +556,13 @@ def closed_form(
             mixed_us = (in_burst * one_us + in_steady * mixed_us) / any_prompts if any_prompts else 0.0
             mean = (1 - any_prompts) * alone_us + any_prompts * mixed_us
     tpot = mean * turns / (osl - 1) if osl > 1 else math.nan
-    return ClosedForm(ttft, tpot, alone_us, mixed_us, any_prompts, running)
+    rate = concurrency * osl / (ttft + turns * mean if osl > 1 else ttft)
+    if rounds is not None:
+        if concurrency > places and not is_bound:
+            rate = min(rate, fit * osl / one_place)
+        if osl > 1:
+            # a run ends with the longest of its last outputs, which lie evenly around their mean
+            half = osl * spread / (2 - spread)
+            longer = half * (concurrency - 1) / (concurrency + 1)
+            rate = 1 / (1 / rate + longer * tpot / (rounds * concurrency * osl))
+    return ClosedForm(ttft, tpot, alone_us, mixed_us, any_prompts, running, rate)
