@@ -76,6 +76,7 @@ ROWS = [
     serving_options.MIXED_STEP_US,
     serving_options.MIXED_SHARE,
     serving_options.EFFECTIVE_CONCURRENCY,
+    serving_options.TOKENS_PER_US,
 ]
 
 
@@ -111,7 +112,6 @@ def test_the_loop_is_the_closed_form(
     np.testing.assert_allclose(got[ROWS], expected, rtol=1e-5, atol=1e-12)
     request_us = expected.ttft_us + (osl - 1) * (expected.tpot_us if osl > 1 else 0.0)
     assert got[serving_options.REQUEST_US] == pytest.approx(request_us, rel=1e-5)
-    assert got[serving_options.TOKENS_PER_US] == pytest.approx(clients * osl / request_us, rel=1e-5)
 
 
 @pytest.mark.parametrize("looks", [3, 10, 400])

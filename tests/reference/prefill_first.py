@@ -11,7 +11,7 @@ import numpy as np
 
 from fastroof.compiled.expert_rows import RankRules
 from tests.reference.lockstep import Others, together_us
-from tests.reference.serving import ONE_TOKEN, Verified, draft_us, mean_step_us
+from tests.reference.serving import ONE_TOKEN, Verified, draft_us, mean_step_us, start, with_drain
 
 PrefillUs = Callable[[list[tuple[int, int]]], float]
 """What a step of prompts takes, us, from (new tokens, tokens before them) of each."""
@@ -140,7 +140,7 @@ def simulate(
 
 
 class ClosedForm(NamedTuple):
-    """Times of the closed form, us."""
+    """Times of the closed form, us, and output tokens of all clients in one."""
 
     ttft_us: float
     tpot_us: float
@@ -148,6 +148,7 @@ class ClosedForm(NamedTuple):
     mixed_us: float
     mixed_share: float
     running: float
+    tokens_per_us: float
 
 
 def same_step(steps: float, spread: float, rounds: float | None) -> float:
@@ -192,7 +193,9 @@ def closed_form(
     same = 1.0
     steps = max((osl - 1) / verified.accepted, min(osl - 1, 1))
     # what a prefix takes leaves less room
-    fit = min(concurrency, max_kv_tokens / (isl + cached + osl_reserved * osl))
+    most = max_kv_tokens / (isl + cached + osl_reserved * osl)
+    fit = min(concurrency, most)
+    places = concurrency if concurrency <= most else max(math.floor(most + 1e-9), 1)
     room = budget if is_chunked else budget // isl * isl
 
     def of_all(us: float, tokens: float, is_decode: bool) -> float:
@@ -307,12 +310,12 @@ def closed_form(
     else:
         ttft = row(fit)[0]
     each = decode + after / steps if osl > 1 else 0.0
-    steady = ttft
+    one_place = ttft + steps * each
     if concurrency > fit:
-        ttft += (concurrency / fit - 1) * (steady + steps * each)
+        ttft += (concurrency / fit - 1) * one_place
     if rounds is not None:
         first, first_after = seen(1.0, decode, 1.0)[:2] if osl > 1 else (row(fit)[1], 0.0)
-        ttft += (first - steady) / rounds
+        ttft = (start(first, one_place, concurrency, places, spread) + (rounds - 1) * ttft) / rounds
         after += (first_after - after) / rounds
         each = decode + after / steps if osl > 1 else 0.0
     if after > 0:
@@ -321,4 +324,10 @@ def closed_form(
     elif fit > 1 and osl == 1:
         mixed, share = step_us(min(fit * isl, room)), 1.0
     tpot = each * steps / (osl - 1) if osl > 1 else math.nan
-    return ClosedForm(ttft, tpot, decode, mixed, share, fit)
+    rate = concurrency * osl / (ttft + steps * each)
+    if rounds is not None:
+        if concurrency > places:
+            rate = min(rate, fit * osl / one_place)
+        if osl > 1:
+            rate = with_drain(rate, tpot, osl, concurrency, rounds, spread)
+    return ClosedForm(ttft, tpot, decode, mixed, share, fit, rate)

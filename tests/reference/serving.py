@@ -329,6 +329,14 @@ def start(first_us: float, place_us: float, clients: float, places: float, sprea
     return equal + min(spread / 0.4, 1) * (even - equal)
 
 
+def with_drain(
+    rate: float, tpot_us: float, osl: float, clients: float, rounds: float, spread: float
+) -> float:
+    """Tokens a us of a run that ends with the longest of its last outputs, even around their mean."""
+    longer = osl * spread / (2 - spread) * (clients - 1) / (clients + 1)
+    return 1 / (1 / rate + longer * tpot_us / (rounds * clients * osl))
+
+
 def train(
     clients: float,
     isl: float,
@@ -561,8 +569,5 @@ def closed_form(
         if concurrency > places and not is_bound:
             rate = min(rate, fit * osl / one_place)
         if osl > 1:
-            # a run ends with the longest of its last outputs, which lie evenly around their mean
-            half = osl * spread / (2 - spread)
-            longer = half * (concurrency - 1) / (concurrency + 1)
-            rate = 1 / (1 / rate + longer * tpot / (rounds * concurrency * osl))
+            rate = with_drain(rate, tpot, osl, concurrency, rounds, spread)
     return ClosedForm(ttft, tpot, alone_us, mixed_us, any_prompts, running, rate)
