@@ -27,9 +27,7 @@ FEATURES = ("", "ranks", "cache", "tiers", "pools", "rules", "pools ranks", "poo
 
 @pytest.fixture(scope="module")
 def plan(h100: Any) -> Any:
-    return fastroof.compile_plan(
-        "llama-3.1-8b", "h100", h100, engine="vllm", max_tokens=8192, front_end=0
-    )
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm", max_tokens=8192, front_end=0)
 
 
 @pytest.fixture(scope="module")
@@ -189,9 +187,7 @@ def test_rejected_tokens_keep_their_blocks(plan: Any) -> None:
 def test_closed_loops_agree_with_estimates(
     h100: Any, model: str, options: dict[str, Any], speculation: SpeculativeDecoding
 ) -> None:
-    plan = fastroof.compile_plan(
-        model, "h100", h100, engine="vllm", max_tokens=8192, front_end=0, **options
-    )
+    plan = fastroof.compile_plan(model, "h100", h100, engine="vllm", max_tokens=8192, front_end=0, **options)
     for isl, osl, clients in ((1024, 256, 8), (1024, 256, 48), (128, 512, 64)):
         rng, count = np.random.default_rng(isl), 40 * clients
         inputs, outputs = (np.rint(size * rng.uniform(0.8, 1.2, count)).astype(int) for size in (isl, osl))
@@ -201,7 +197,7 @@ def test_closed_loops_agree_with_estimates(
         later = slice(13 * clients, 38 * clients)
         tpot_ms = ((got.last_us - got.first_us) / np.maximum(outputs - 1, 1))[later].mean() / 1e3
         e2e_ms = (got.last_us - got.arrival_us)[later].mean() / 1e3
-        seen = estimate(plan, isl, osl, clients, 8192, speculation=speculation)
+        seen = estimate(plan, isl, osl, clients, 8192, speculation=speculation, requests_per_client="steady")
         assert tpot_ms == pytest.approx(seen.tpot_ms, rel=0.02)
         assert e2e_ms == pytest.approx(seen.request_latency_ms, rel=0.03)
 
