@@ -692,8 +692,9 @@ def test_slower_steps_serve_fewer_sessions_whose_delays_stay(plan: StepPlan) -> 
     most = as_given(plan, load, ttft_p99_ms=150.0, tpot_p99_ms=20.0, tolerance=0.001)
     assert most.low < most.requests_per_s < most.high
     assert most.requests_per_session is not None
-    for rate, scale in ((most.low, math.exp(0.088)), (most.high, math.exp(-0.088))):
-        assert most.relative_error == 0.088
+    error = plan.profile.errors.tpot
+    assert most.relative_error == error
+    for rate, scale in ((most.low, math.exp(error)), (most.high, math.exp(-error))):
         kept, *above = (
             fastroof.simulate(
                 plan, load.trace((1.0 + more) * rate / most.requests_per_session), time_scale=scale
