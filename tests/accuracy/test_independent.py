@@ -9,6 +9,7 @@ import math
 import tomllib
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,7 @@ from benchmarks.accuracy.published_rows import (
     shipped_throughput,
 )
 from benchmarks.accuracy.validation import run_validation
+from fastroof import serving
 from fastroof.cli import app
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import engine_names, load_engine
@@ -47,9 +49,11 @@ from fastroof.errors import TableError
 from fastroof.evidence.prediction_errors import PredictedTime
 from fastroof.evidence.rows import ServedModel
 from fastroof.plan import StepPlan
-from fastroof.serving import estimate
 from fastroof.simulation.fleet_run import run_engine
 from fastroof.simulation.requests import RequestTimes
+
+# without the start of a run
+estimate = partial(serving.estimate, requests_per_client="steady")
 
 PUBLISHED = "trtllm-0.17-published"
 NEWER = "trtllm-1.1-published"

@@ -86,8 +86,9 @@ def one(spec: Any, tables: Any, row: dict[str, Any]) -> dict[str, Any]:
         if row["mode"] == "aggregated":
             clients = row["concurrency"] / row["replicas"]
             found = estimate(
-                plan, *sizes, max(clients, 1.0), row["max_num_batched_tokens"], max_seqs=spec.max_num_seqs[0]
-            )
+                plan, *sizes, max(clients, 1.0), row["max_num_batched_tokens"], max_seqs=spec.max_num_seqs[0],
+                requests_per_client="steady",
+            )  # fmt: skip
             tokens = found.tokens_per_s_per_gpu * row["tp"] * row["replicas"] * min(clients, 1.0)
             held = memory.held_tokens(row["isl"] + 0.5 * row["osl"])
             kv_share = found.effective_concurrency * held / room

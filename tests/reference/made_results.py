@@ -25,7 +25,7 @@ LIMITS = {"ttft_ms": 2000.0, "tpot_ms": 30.0}
 
 def deployment(plan: fastroof.StepPlan, isl: int, osl: int, concurrency: int) -> dict[str, Any]:
     """One row: one replica that serves so many clients."""
-    found = estimate(plan, isl, osl, concurrency).columns()
+    found = estimate(plan, isl, osl, concurrency, requests_per_client="steady").columns()
     step_s = found["request_latency_ms"] / 1e3
     rate = found["tokens_per_s_per_gpu"] * plan.tp
     exceeds = next((name[:-3] for name, most in LIMITS.items() if found[name] > most), None)

@@ -167,7 +167,7 @@ def test_as_many_batches_as_stages_are_in_flight() -> None:
 def test_closed_loops_are_near_the_closed_form(pp: int, isl: int, osl: int, clients: int) -> None:
     """Clients whose prompts fill a step each spread over the batches, as the closed form has them."""
     plan = a_plan(pp)
-    estimated = estimate(plan, isl, osl, clients, isl, max_kv_tokens=1.6e6)
+    estimated = estimate(plan, isl, osl, clients, isl, max_kv_tokens=1.6e6, requests_per_client="steady")
     count = 60 * clients
     trace = Trace([0.0] * count, [isl] * count, [osl] * count, clients=clients)
     settings = EngineSettings(isl, 1024, 100_000)

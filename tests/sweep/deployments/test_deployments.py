@@ -508,7 +508,7 @@ def test_prompts_that_run_ahead_are_steps_of_their_own(tmp_path: Path, h100: Tab
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 1000, "osl": 20, "keep": "all", "concurrency": 4}
     (ahead,) = swept(tmp_path, {**spec, "engine": "sglang"})[1]
     plan = compile_plan("llama-3.1-8b", "h100", h100, engine="sglang")
-    seen = estimate(plan, 1000, 20, 4)
+    seen = estimate(plan, 1000, 20, 4, requests_per_client="steady")
     assert (ahead["ttft_ms"], ahead["tpot_ms"]) == (seen.ttft_ms, seen.tpot_ms)
     # SGLang's table of GEMMs holds the sizes of both steps
     parts = (plan.explain([(1, 1009)] * 4), plan.explain([(1000, 0)]))

@@ -72,6 +72,7 @@ def test_a_leaders_numbers_are_the_estimates(found: Recommendation) -> None:
         answer = estimate(
             plan, row["isl"], row["osl"], row["concurrency"] / row["replicas"],
             max_batched_tokens=row["max_num_batched_tokens"], max_seqs=row["max_num_seqs"],
+            requests_per_client="steady",
         )  # fmt: skip
         for name in ("ttft_ms", "tpot_ms", "request_latency_ms"):
             assert getattr(answer, name) == pytest.approx(row[name], rel=1e-12), name
