@@ -134,7 +134,7 @@ def faster_than_kernels(rows: Sequence[ServingRow], kernels_ms: Sequence[float])
     """Return why each run must have drafted tokens, judged by time only; empty for plain runs."""
     fast = np.array([row.tpot_ms for row in rows]) / np.array(kernels_ms, np.float64) < FASTEST
     reasons = [f"it took less than {FASTEST:g} of what its own kernels take" * bool(one) for one in fast]
-    of_set = [(row.dataset, row.gpu) for row in rows]
+    of_set: list[tuple[object, ...]] = [(row.dataset, row.gpu) for row in rows]
     for which, keys in {"series": [series_of(row) for row in rows], "data set": of_set}.items():
         together: dict[tuple[object, ...], list[int]] = {}
         for i, key in enumerate(keys):
