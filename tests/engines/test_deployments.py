@@ -171,7 +171,11 @@ def test_recipes_of_vllm_0_10_on_b200_fuse_their_all_reduces() -> None:
     tables = load_tables("b200")
     own, fused = (
         compile_plan(
-            "llama-3.1-70b", "b200", tables, tp=8, dtype="fp8",
+            "llama-3.1-70b",
+            "b200",
+            tables,
+            tp=8,
+            dtype="fp8",
             engine=engine_of_version("vllm", version).kernels_alone(),
         )  # fmt: skip
         for version in ("0.12.0", "0.10.2")
