@@ -548,16 +548,16 @@ def closed_form(
         a_step, each = max(1, room_at_first // isl), max(1.0, isl / room_at_first)
         if fit < a_step:
             one_us = burst = step(0.0, fit * isl, [(fit, isl, 0.0)], fit, fit)
-            of_rest = 0.0
+            later_steps = 0.0
         else:
             one_us = prompts((fit - 1) / 2 * min(osl - 1, 1), min(a_step * isl, room_at_first), room_at_first)
             burst = one_us * each * (fit / a_step + 1) / 2
-            of_rest = (fit / a_step - 1) * each
+            later_steps = (fit / a_step - 1) * each
         places = concurrency if concurrency <= most else max(math.floor(most + 1e-9), 1)
         ttft = (start(burst, one_place, concurrency, places, spread) + (rounds - 1) * ttft) / rounds
         if osl > 1:
             # prompts after a request's own: half of those of a burst, or all that it has steps for
-            after = of_rest / 2 if of_rest <= turns else turns - turns**2 / (2 * of_rest)
+            after = later_steps / 2 if later_steps <= turns else turns - turns**2 / (2 * later_steps)
             of_burst = places / concurrency / rounds
             in_burst, in_steady = of_burst * after / turns, (1 - of_burst) * any_prompts
             any_prompts = in_burst + in_steady
