@@ -30,7 +30,7 @@ def test_a_run_that_is_faster_than_its_kernels_is_named(row: ServingRow) -> None
 
 
 def test_a_data_set_that_mostly_speculates_counts_as_speculative(row: ServingRow) -> None:
-    """Series of a few runs each cannot tell; another data set, or another GPU, is another matter."""
+    """Runs of another data set, or of another GPU, do not count with them."""
     runs = [dataclasses.replace(row, isl=isl) for isl in (512.0, 1024.0, 2048.0, 4096.0)]
     assert len({series_of(one) for one in runs}) == 4
     most, few = [20.0, 20.0, 10.0, 10.0], [20.0, 10.0, 10.0, 10.0]

@@ -177,7 +177,7 @@ def test_recipes_of_vllm_0_10_on_b200_fuse_their_all_reduces() -> None:
             tp=8,
             dtype="fp8",
             engine=engine_of_version("vllm", version).kernels_alone(),
-        )  # fmt: skip
+        )
         for version in ("0.12.0", "0.10.2")
     )
     tokens = [8, 16, 32, 64]

@@ -414,7 +414,7 @@ def test_serving_engines_have_one_with_its_evidence() -> None:
             assert found.adds_nothing, name
             continue
         assert not found.adds_nothing, name
-        # of runs that were all behind a router the time on the engine's own server cannot be told
+        # of runs that were all behind a router the time on the engine's own server is unknown
         assert found.server_ms > 0.0 or found.behind == "dynamo", name
         assert found.residual > 0.0, name
         assert found.source, name
