@@ -515,7 +515,7 @@ def test_the_command_gives_the_same_numbers(plan):
     assert document["engine"] == "vllm"
     rows = document["rows"]
     assert [(r["osl"], r["concurrency"]) for r in rows] == [(o, c) for o in (1, 128) for c in (1, 8, 64)]
-    expected = estimate(plan, 1024, 128, [1, 8, 64])
+    expected = serving.estimate(plan, 1024, 128, [1, 8, 64])
     assert [r["ttft_ms"] for r in rows[3:]] == expected.ttft_ms.tolist()
     assert [r["tpot_ms"] for r in rows] == [None] * 3 + expected.tpot_ms.tolist()
     code, out, err = command(*sizes)
