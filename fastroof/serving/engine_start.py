@@ -205,7 +205,7 @@ def fit(
     (False, ['max_model_len'])
     >>> [one] = fastroof.fit("llama-3.1-8b", "h100", tpot_ms=10, kv_len=4096).largest
     >>> one.batch_size, round(one.step_ms, 2), one.limited_by
-    (16, 9.93, 'tpot')
+    (17, 9.99, 'tpot')
     """
     spec = model if isinstance(model, ModelSpec) else load_model(model)
     profile = load_engine(engine)

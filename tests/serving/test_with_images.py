@@ -53,7 +53,7 @@ def test_lengths_are_answered_one_by_one(plan: StepPlan) -> None:
             one = estimate_with_images(plan, length, 32, count, images=IMAGES)
             assert found.ttft_ms[row, column] == one.ttft_ms
             assert found.kv_len[row, column] == one.kv_len
-    assert found.made_from == plan.made_from
+    assert found.made_from.items() >= plan.made_from.items()
     assert estimate_with_images(plan, 100, 32, 4, images=[]).ttft_ms == estimate(plan, 100, 32, 4).ttft_ms
 
 
