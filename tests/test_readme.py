@@ -216,16 +216,27 @@ def test_headline_errors_are_those_of_the_reports() -> None:
     folder = CHECKOUT / "benchmarks" / "accuracy"
     groups = (folder / "groups.md").read_text(encoding="utf-8")
     benches = (folder / "README.md").read_text(encoding="utf-8").split("## By bench")[1].split("\n## ")[0]
-    cells = re.compile(r"^\| (others|all) \|(.*)\|$", re.MULTILINE)
-    by_bench = {name: row.split("|") for name, row in cells.findall(benches)}
-    unfitted, everywhere = (by_bench[name][3].strip() for name in ("others", "all"))
-    runs = f"{int(by_bench['all'][0]):,}"
+    cells = re.compile(r"^\| (\w+) \|(.*)\|$", re.MULTILINE)
+    by_bench, by_protocol = (
+        {name: [cell.strip() for cell in row.split("|")] for name, row in cells.findall(part)}
+        for part in benches.split("by protocol;", 1)
+    )
+    number, fitted_nothing, error = by_protocol["all"][:3]
+    assert number == "9", "the number is a word in the README"
     judged = re.compile(r"\* (TPOT|TTFT) of (\d+) runs judged: MAPE ([\d.]+)%.*against ([\d.]+)% over")
     by_model = {what: (f"{int(count):,}", mape, peer) for what, count, mape, peer in judged.findall(groups)}
     text = README.read_text(encoding="utf-8").replace("\n  ", " ")
-    assert f"The mean error of TPOT is {everywhere} % over {runs} public serving runs" in text
-    assert f"({unfitted} % over benchmarks that fitted nothing)" in text
-    assert f"and {by_model['TPOT'][1]} % within them" in text
+    assert (
+        f"On nine public benchmarks that fitted nothing ({fitted_nothing} runs) the mean error of TPOT"
+        in text
+    )
+    of = {name: by_protocol[name][2] for name in ("closed", "burst", "open")}
+    assert (
+        f"is {error} %: {of['closed']} % in closed loops, {of['burst']} % in bursts, {of['open']} % in open"
+        in text
+    )
+    runs = f"{int(by_bench['all'][0]):,}"
+    assert f"all {runs} runs, each predicted without its benchmark, it is {by_bench['all'][3]} %" in text
     for count, mape, peer in by_model.values():
         assert f"| {count} | **{mape} %** | {peer} % |" in text
     guide = (CHECKOUT / "fastroof" / "serving" / "README.md").read_text(encoding="utf-8")
