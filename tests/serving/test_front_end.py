@@ -286,6 +286,7 @@ def test_an_api_server_hands_on_one_request_in_its_time(bare: fastroof.StepPlan)
     np.testing.assert_allclose(np.sort(followed.outcomes.last_us), np.sort(sim.outcomes.last_us), rtol=1e-9)
 
 
+@pytest.mark.loops
 def test_clients_give_up_in_the_front_end(bare: fastroof.StepPlan) -> None:
     plan = replace(bare, profile=replace(bare.profile, front_end=FrontEnd(server_ms=100.0)))
     trace = fastroof.Trace(np.zeros(8), np.full(8, 10), np.full(8, 2), clients=4)
