@@ -391,6 +391,8 @@ def test_an_invalid_reply_is_an_error(plans: Any) -> None:
                         with taken:
                             taken.recv(4096)
                             taken.sendall(raw)
+                            taken.shutdown(socket.SHUT_WR)
+                            taken.recv(65536)
 
             thread = threading.Thread(target=reply, daemon=True)
             thread.start()
