@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 IMPORT: Final = "FASTROOF_TABLES_IMPORT"
 """Environment variable: "never" disables automatic imports."""
 
-IMPORT_FORMAT: Final = 3
+IMPORT_FORMAT: Final = 4
 """Increased when the package's files convert to different rows, so that older imports are redone."""
 
 PROVENANCE: Final = "provenance.toml"

@@ -19,7 +19,7 @@ from fastroof.operators.external_rows import (
     size_columns,
     text_columns,
 )
-from fastroof.operators.moe_work import EVENLY_ROUTED
+from fastroof.operators.moe_work import EVENLY_ROUTED, moe_touched_experts
 
 NONGATED_SHAPES: Final = ((2688, 1856), (1024, 2688), (4096, 2688), (2048, 5120), (8192, 5120))
 """Hidden and intermediate widths of models without a gate (Nemotron 3 Nano, Super and Ultra).
@@ -76,8 +76,11 @@ def not_run_by_the_engine(raw: Raw) -> dict[str, Bools]:
 
 REMOTE_SLOTS: Final = (
     "tokens of rows with ep are multiplied by ep times the share of tokens with an expert on a GPU: it was "
-    "measured with all slots of those, also of other GPUs' experts"
+    "measured with all slots of those, also of other GPUs' experts. Not where so few tokens leave a tenth of "
+    "the experts out: their weights take the time, not the slots"
 )
+REACHED: Final = 0.9
+"""Share of the experts from which more slots reach no more weights."""
 
 
 def _tokens_of_all(raw: Raw) -> tuple[Array, Bools, str]:
@@ -93,7 +96,8 @@ def _tokens_of_all(raw: Raw) -> tuple[Array, Bools, str]:
         none_here *= np.where(slot < topk, np.maximum(left - experts // ep, 0) / left, 1.0)
     is_even = np.isin(raw["distribution"].astype(str), EVENLY_ROUTED)
     share = np.where(is_even, np.minimum(topk / ep, 1.0), 1.0 - none_here)
-    counted = np.where(is_remote, np.rint(tokens * ep * share), tokens).astype(np.int64)
+    reached = moe_touched_experts(tokens, topk, experts) >= REACHED * experts
+    counted = np.where(is_remote & reached, np.rint(tokens * ep * share), tokens).astype(np.int64)
     return counted, is_remote & (ep > most_ep), REMOTE_SLOTS if is_remote.any() else ""
 
 

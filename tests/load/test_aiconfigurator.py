@@ -195,6 +195,10 @@ def test_sglangs_old_rows_with_ep_count_the_slots_that_a_gpu_was_measured_with(t
     by_chance = {ep: 1 - (8 * ep - 8) / (8 * ep) * (8 * ep - 9) / (8 * ep - 1) for ep in (2, 4)}
     for ep, share in by_chance.items():
         assert found_at["0.5.10", "power_law", ep] == round(1024 * ep * share)
+    few = MOE | layer | {"version": "0.5.10", "distribution": "balanced", "moe_ep_size": 4, "num_experts": 32}
+    numbers, _ = imported(tmp_path / "few", "moe", moe=[few | {"num_tokens": number} for number in (8, 64)])
+    # 8 tokens reach 13 of the 32 experts' weights, which take the time: more slots would not read them all
+    assert sorted(numbers["num_tokens"]) == [8, 128]
 
 
 def test_custom_allreduce_counts_elements(tmp_path: Path) -> None:

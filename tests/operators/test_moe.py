@@ -203,6 +203,7 @@ def test_memory_bandwidth_shows_which_package_shapes_have_no_gate(gpu_name: str,
     )
     share = all_gemms / (c["latency_us"] * 1e-6) / gpu.hbm_bytes_per_s
     large = (all_gemms > 8 * max(gpu.l2_bytes, 50e6)) & (touched >= 0.9 * c["num_experts"] / c["moe_ep"])
+    large &= ~rows.left_out["ep beyond 8 of a GPU that was measured with other GPUs' slots"]
     nongated = is_nongated(columns)
     assert (share[large & ~nongated] < 1.0).all()
     # FlashInfer's CUTLASS kernels of Hopper are too slow to show it: a third of the bandwidth
