@@ -62,7 +62,7 @@ NO_TRAIN = Train(0.0, 0.0, 0.0, 0.0)
 
 
 @jit_inline
-def _prompt_room(isl: float, budget: float, requests: float, tokens: float, is_chunked: bool) -> float:
+def prompt_room(isl: float, budget: float, requests: float, tokens: float, is_chunked: bool) -> float:
     """Return the prompt tokens of a step next to the decodes of all other requests."""
     room = budget - (requests - 1.0) * tokens
     return room if is_chunked else max(math.floor(room / isl), 1.0) * isl
@@ -80,7 +80,7 @@ def burst_of(
     is_chunked: bool,
 ) -> Burst:
     """Estimate ``admitted`` requests that come at once to an engine that mixes prompts with decodes."""
-    room = _prompt_room(isl, budget, admitted, speculation.tokens, is_chunked)
+    room = prompt_room(isl, budget, admitted, speculation.tokens, is_chunked)
     a_step = max(1.0, math.floor(room / isl))
     groups = admitted / a_step
     if groups < 1.0:
@@ -151,7 +151,7 @@ def train_of(
     if waits_for_others(options.rules):
         return NO_TRAIN
     every, outside_us = clients.every, clients.outside_us
-    room = _prompt_room(isl, budget, every, 1.0, options.is_chunked)
+    room = prompt_room(isl, budget, every, 1.0, options.is_chunked)
     if room <= 0.0:
         return NO_TRAIN
     groups = every if isl > room else max(1.0, every * isl / room)

@@ -170,6 +170,17 @@ def mean_decode_attention_us(
     return _spread_attention_us(arena, plan, speculation, decodes, kv_len, spread, others)
 
 
+@jit_inline
+def _next_to_prompts_us(
+    arena: Floats, plan: PlanParts, attention_us: float, kv_sum: float, seen_sum: float
+) -> float:
+    """Time decode attention next to prompts, us; the sums are of kv_len, whole and within a window."""
+    least_us = plan.mixed_kv_us * kv_sum
+    if plan.window > 0:
+        least_us += arena[plan.header_at + MIXED_WINDOW_KV_US] * seen_sum
+    return max(attention_us, least_us)
+
+
 @jit
 def mixed_decode_attention_us(
     arena: Floats,
@@ -184,11 +195,8 @@ def mixed_decode_attention_us(
     if decodes <= 0.0 or osl <= 1.0:
         return attention_us
     kv_len = _mean_kv_len(speculation, isl, osl)
-    least_us = plan.mixed_kv_us * (decodes * kv_len)
-    if plan.window > 0:
-        seen = mean_seen(kv_len, osl - 1.0, float(plan.window))
-        least_us += arena[plan.header_at + MIXED_WINDOW_KV_US] * (decodes * seen)
-    return max(attention_us, least_us)
+    seen = mean_seen(kv_len, osl - 1.0, float(plan.window)) if plan.window > 0 else 0.0
+    return _next_to_prompts_us(arena, plan, attention_us, decodes * kv_len, decodes * seen)
 
 
 @jit
@@ -248,10 +256,7 @@ def summed_mean_step_us(
     if chunks.new_tokens == 0.0:
         return mean_decode_rows_us(arena, plan, speculation, decodes.number) + attention_us
     if decodes.number > 0.0:
-        least_us = plan.mixed_kv_us * decodes.kv_sum
-        if plan.window > 0:
-            least_us += arena[plan.header_at + MIXED_WINDOW_KV_US] * decodes.seen_sum
-        attention_us = max(attention_us, least_us)
+        attention_us = _next_to_prompts_us(arena, plan, attention_us, decodes.kv_sum, decodes.seen_sum)
     return _mixed_us(arena, plan, speculation, attention_us, decodes.number, chunks, in_window, seqs)
 
 

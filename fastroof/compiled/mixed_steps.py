@@ -12,7 +12,15 @@ import math
 from typing import Any, NamedTuple
 
 from fastroof.arrays import Floats
-from fastroof.compiled.closed_runs import Clients, burst_of, burst_share, places_of, start_us, train_of
+from fastroof.compiled.closed_runs import (
+    Clients,
+    burst_of,
+    burst_share,
+    places_of,
+    prompt_room,
+    start_us,
+    train_of,
+)
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.lockstep import NO_OTHERS, OtherRanks, others_idle, together_us, waits_for_others
 from fastroof.compiled.mean_steps import (
@@ -107,9 +115,7 @@ def _steady_state(
     """Compose the mean steps of a closed loop."""
     tokens = speculation.tokens
     admitted = min(concurrency, most_places(isl, osl, budget, options, tokens))
-    room = budget - (admitted - 1.0) * tokens
-    if not options.is_chunked:
-        room = max(math.floor(room / isl), 1.0) * isl
+    room = prompt_room(isl, budget, admitted, tokens, options.is_chunked)
     prompt_steps = max(1.0, isl / room)
     gaps = osl - 1.0
     output_steps = decode_steps(osl, speculation.accepted)
