@@ -14,3 +14,6 @@ MEASURED: Final = "measured"
 
 DATASHEET: Final = "datasheet"
 """Value of ``tables``: the datasheet model."""
+
+REQUESTS_PER_CLIENT: Final = 10
+"""Requests of each client of a closed loop, in estimates and drawn workloads."""

@@ -14,7 +14,7 @@ from benchmarks.accuracy.fit import equal_weights, fit_costs
 from benchmarks.accuracy.rows import dataset_names
 from benchmarks.accuracy.run_kinds import WAITING, defect_of, is_waiting
 from fastroof.arrays import Bools, Floats, Longs
-from fastroof.engines import EngineProfile, recipe_for
+from fastroof.engines import EngineProfile, StepCosts, recipe_for
 from fastroof.engines.values import holds_for, is_version
 from fastroof.errors import FastroofError, TableError
 from fastroof.evidence.kernel_times import NUM_COLUMNS, KernelTimes, alike_rows, predicted_us, times_of_plan
@@ -102,14 +102,19 @@ class TimedRows(NamedTuple):
     refused: Mapping[str, int]
 
 
-def time_rows(rows: Sequence[ServingRow], tables: Mapping[str, Tables], profile: EngineProfile) -> TimedRows:
+def time_rows(
+    rows: Sequence[ServingRow],
+    tables: Mapping[str, Tables],
+    profile: EngineProfile,
+    costs: StepCosts | None = None,
+) -> TimedRows:
     """Time the kernels of rows of several GPUs, except those without a plan."""
     columns = np.full((NUM_COLUMNS, len(rows)), np.nan)
     refused: dict[str, int] = {}
     for places in alike_rows(rows):
         try:
             columns[:, places] = times_of_plan(
-                [rows[i] for i in places], tables[rows[places[0]].gpu], profile
+                [rows[i] for i in places], tables[rows[places[0]].gpu], profile, costs
             )[:NUM_COLUMNS]
         except FastroofError as error:
             refused[str(error)] = refused.get(str(error), 0) + len(places)

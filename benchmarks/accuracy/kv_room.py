@@ -18,8 +18,9 @@ from fastroof.config.paths import bench_data_root
 from fastroof.engines import EngineProfile, KvMemory, engine_of_version
 from fastroof.engines.values import holds_for
 from fastroof.errors import FastroofError
+from fastroof.memory.gpu_memory import MemoryUse, plan_memory
 from fastroof.memory.kv_room import VISIBLE_SHARE
-from fastroof.memory.plan_memory import MemoryUse, PlanMemory, plan_memory
+from fastroof.memory.plan_memory import PlanMemory
 from fastroof.memory.room_errors import MOST, RoomErrors, errors_path, errors_text, room_kind
 from fastroof.models import load_model
 from fastroof.plan import StepPlan, compile_plan

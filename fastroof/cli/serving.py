@@ -22,8 +22,8 @@ from fastroof.cli.output import (
 )
 from fastroof.cli.workload_options import parse_images, parse_sizes
 from fastroof.command_group import GroupValues, taking
+from fastroof.defaults import REQUESTS_PER_CLIENT
 from fastroof.errors import BatchError
-from fastroof.traces.workload import REQUESTS_PER_CLIENT
 from fastroof.units import GB, US_PER_MS
 
 if TYPE_CHECKING:

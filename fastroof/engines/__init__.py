@@ -6,6 +6,7 @@ launched it. Only the standard library is needed.
 
 from __future__ import annotations
 
+from fastroof.engines.costs import CostForm, LayerCost, NotFitted, StepCosts
 from fastroof.engines.data_parallel import DataParallel
 from fastroof.engines.deployments import Recipe, recipe_for, recipes_of
 from fastroof.engines.front_end import FrontEnd
@@ -13,7 +14,7 @@ from fastroof.engines.kernel_choices import ExpertRows, KernelChoices, MixedAtte
 from fastroof.engines.load import engine_names, engine_of_version, load_engine, serving_engines
 from fastroof.engines.memory import KV_RESERVATIONS, KvMemory
 from fastroof.engines.prefill_graphs import PrefillGraphs
-from fastroof.engines.profile import CostForm, EngineProfile, LayerCost, NotFitted, StepCosts
+from fastroof.engines.profile import EngineProfile
 from fastroof.engines.scheduling import STEP_ORDERS, Scheduling
 from fastroof.engines.values import ServingErrors
 

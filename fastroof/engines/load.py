@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from fastroof.checks import one_of, shown, unknown_word
 from fastroof.documents import Table, parse_table, read_table
+from fastroof.engines.costs import CostForm, CostRule, LayerCost, NotFitted, StepCosts
 from fastroof.engines.data_parallel import DataParallel, GraphTokens
 from fastroof.engines.front_end import FrontEnd
 from fastroof.engines.kernel_choices import (
@@ -25,7 +26,7 @@ from fastroof.engines.layout_rules import LayoutRules
 from fastroof.engines.lora import LoraRules
 from fastroof.engines.memory import KvMemory
 from fastroof.engines.prefill_graphs import PrefillGraphs
-from fastroof.engines.profile import CostForm, CostRule, EngineProfile, LayerCost, NotFitted, StepCosts
+from fastroof.engines.profile import EngineProfile
 from fastroof.engines.scheduling import PromptPause, Scheduling
 from fastroof.engines.values import ServingErrors, holds_for, is_version
 from fastroof.errors import PlanError

@@ -16,7 +16,7 @@ from fastroof.errors import PlanError
 
 
 class Card(Protocol):
-    """What rules ask of a card."""
+    """The part of a card that rules read."""
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class SparseCache(CardRule):
     Attributes
     ----------
     kv_dtypes : tuple of str
-        Formats that are asked for; empty for any.
+        Requested formats; empty for any.
     name : str
         Name of the layout.
     row_bytes : int

@@ -7,16 +7,15 @@ place of all take n times as long with ep.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from fastroof.load import MeasuredTable
+from fastroof.operators.moe_work import EVENLY_ROUTED, ExpertShape
 from fastroof.tables.table_set import Tables
 
 EXPERTS: Final = ("moe", "moe_nongated")
-
-EVEN: Final = "balanced"
 
 SPLIT_TOKENS: Final = 4096
 """Tokens at which splits are compared: enough for GEMMs to take longer than the experts' weights."""
@@ -33,30 +32,28 @@ SLOWER: Final = 2.0
 FEWEST_TOKENS: Final = 5
 """Fewest common numbers of tokens of two engines."""
 
-Layer = tuple[str, int, int, int, int]
-"""Format, widths of the model and of an expert, experts of a token and of the layer."""
-
 
 class UnlikeExperts(NamedTuple):
     """Rows of one layer and split that are unlike another split's, or another source's."""
 
     source: str
-    dtype: str
-    hidden: int
-    intermediate: int
-    topk: int
-    num_experts: int
-    moe_tp: int
-    moe_ep: int
+    shape: ExpertShape
     against: str
     ratio: float
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """Its values by name, in answers as JSON."""
+        values = {"source": self.source, "against": self.against, "ratio": self.ratio}
+        return values | self.shape._asdict()
+
+    @property
     def text(self) -> str:
         """One line of a survey."""
-        layer = f"{self.hidden} x {self.intermediate}, {self.topk} of {self.num_experts}, {self.dtype}"
+        one = self.shape
+        layer = f"{one.hidden} x {one.intermediate}, {one.topk} of {one.num_experts}, {one.dtype}"
         refused = " (refused)" if self.is_refused else ""
-        split = f"tp {self.moe_tp} ep {self.moe_ep}"
+        split = f"tp {one.moe_tp} ep {one.moe_ep}"
         return f"{self.source}: {layer}, {split}: {self.ratio:.2f} times {self.against}{refused}"
 
     @property
@@ -81,39 +78,38 @@ def unlike_experts(tables: Tables, operator: str, table: MeasuredTable) -> tuple
     return (*_unlike_splits(table.source, curves), *_slower(table.source, curves, others))
 
 
-_Curves = dict[tuple[Layer, int, int], _Curve]
+_Curves = dict[ExpertShape, _Curve]
 
 
 def _curves(table: MeasuredTable) -> _Curves:
     """Least latency by tokens, of each layer and split with even routing."""
     found: _Curves = {}
     for key, rows in table.groups().items():
-        *layer, moe_tp, moe_ep, distribution = key
-        if distribution == EVEN:
+        shape = ExpertShape(*key)
+        if shape.distribution in EVENLY_ROUTED:
             order = rows[np.lexsort((table.columns["latency_us"][rows], table.columns["num_tokens"][rows]))]
             tokens, first = np.unique(table.columns["num_tokens"][order], return_index=True)
-            curve = _Curve(tokens, table.columns["latency_us"][order][first])
-            found[tuple(layer), moe_tp, moe_ep] = curve
+            found[shape] = _Curve(tokens, table.columns["latency_us"][order][first])
     return found
 
 
 def _unlike_splits(source: str, curves: _Curves) -> Iterator[UnlikeExperts]:
-    for (layer, moe_tp, moe_ep), curve in curves.items():
-        even = curves.get((layer, moe_ep, 1))
-        if moe_tp > 1 or moe_ep == 1 or even is None:
+    for shape, curve in curves.items():
+        even = curves.get(shape._replace(moe_tp=shape.moe_ep, moe_ep=1))
+        if shape.moe_tp > 1 or shape.moe_ep == 1 or even is None:
             continue
         ratio = curve.at(SPLIT_TOKENS) / even.at(SPLIT_TOKENS)
         if ratio < SPLITS[0] or ratio > SPLITS[1]:
-            yield UnlikeExperts(source, *layer, 1, moe_ep, f"tp {moe_ep}", ratio)
+            yield UnlikeExperts(source, shape, f"tp {shape.moe_ep}", ratio)
 
 
 def _slower(source: str, curves: _Curves, others: list[tuple[str, _Curves]]) -> Iterator[UnlikeExperts]:
-    for (layer, moe_tp, moe_ep), curve in curves.items():
+    for shape, curve in curves.items():
         for other, theirs in others:
-            if (layer, moe_tp, moe_ep) not in theirs:
+            if shape not in theirs:
                 continue
-            one = theirs[layer, moe_tp, moe_ep]
+            one = theirs[shape]
             common, mine, its = np.intersect1d(curve.tokens, one.tokens, return_indices=True)
             ratios = curve.us[mine] / one.us[its]
             if len(common) >= FEWEST_TOKENS and ratios.min() > SLOWER:
-                yield UnlikeExperts(source, *layer, moe_tp, moe_ep, other, float(np.median(ratios)))
+                yield UnlikeExperts(source, shape, other, float(np.median(ratios)))

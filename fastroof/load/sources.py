@@ -308,14 +308,15 @@ def read_written(source: Source, operator: str) -> dict[str, Array]:
 
 
 def _read_or_convert(source: Source, operator: str, convert: Convert | None) -> dict[str, Array]:
+    if convert is None:
+        return read_written(source, operator)
     # not through file_access: whether a table was converted before decides no result
-    if convert is None or source.files[operator].is_file():
-        try:
-            return read_written(source, operator)
-        except TableError:
-            if convert is None:
-                raise
-    return convert(source, operator)
+    if not source.files[operator].is_file():
+        return convert(source, operator)
+    try:
+        return read_written(source, operator)
+    except TableError:
+        return convert(source, operator)
 
 
 def _read_table(source: Source, operator: str, gpu: GpuSpec, convert: Convert | None) -> dict[str, Array]:

@@ -47,7 +47,7 @@ def latent_bytes(attention: SparseLatentAttention | LatentAttention, kv_dtype: s
 
 
 def cache_format(rule: KvMemory, card: Card, architecture: str, kv_dtype: str) -> CacheFormat:
-    """Return how an engine stores the KV cache of a model on a card, in a format that is asked for."""
+    """Return how an engine stores the KV cache of a model on a card, in a requested format."""
     rows = (one for one in rule.sparse_caches if not one.kv_dtypes or kv_dtype in one.kv_dtypes)
     return CacheFormat(kv_dtype, first_row(rows, card, architecture))
 
@@ -152,10 +152,7 @@ def padded_bytes(rule: KvMemory, card: Card, model: ModelSpec, layout: Layout, e
         if padding is None:
             continue
         width, inner = experts.width(model.hidden), experts.intermediate // layout.moe_tp
-        rows, columns = (
-            _up(inner, padding.intermediate),
-            _up(width, padding.hidden),
-        )
+        rows, columns = _up(inner, padding.intermediate), _up(width, padding.hidden)
         count = group.count * (own.num_slots or experts.num_experts) // layout.ep * experts.gemms
         added += weight_bytes({"experts": count * (rows * columns - inner * width)}, own)
         # values without their scales

@@ -115,7 +115,7 @@ class RoutedExperts:
             routed = [norm, norm, *routed, *after, norm]
             shared = [*shared, *after_shared(hidden, layout), norm] if shared else []
             after = [Elementwise("mlp_norm", "post-mlp rmsnorm", 1, 3.0 * row_bytes)]
-        # a dense MLP next to the experts, as Gemma 4 has, is no shared expert of an engine with a limit
+        # a dense MLP next to the experts, as Gemma 4 has, is not a shared expert to an engine with a limit
         if shared and execution.shared_beside and not (self.apart and execution.shared_most_tokens):
             calls += _in_parallel(routed, shared, execution.shared_most_tokens)
         else:

@@ -225,7 +225,7 @@ class ModelSpec:
         return replace(self, layers=tuple(replace(g, kind=without(g.kind)) for g in self.layers))
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> int:
-        """Return the KV-cache bytes per token on one GPU, over all layers.
+        """Return the KV-cache bytes per token on one GPU, over all layers, without padding of an engine.
 
         Parameters
         ----------

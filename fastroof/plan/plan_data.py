@@ -16,7 +16,8 @@ from fastroof.columns import MODELLED_FROM
 from fastroof.config import GpuSpec
 from fastroof.engines import EngineProfile
 from fastroof.errors import PlanError
-from fastroof.memory.plan_memory import NO_DRAFTS, Drafts, MemoryUse, PlanMemory, most_that_start, plan_memory
+from fastroof.memory.gpu_memory import NO_DRAFTS, Drafts, MemoryUse, most_that_start, plan_memory
+from fastroof.memory.plan_memory import PlanMemory
 from fastroof.memory.workspaces import CacheFormat, cache_format
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import Execution

@@ -10,7 +10,8 @@ from fastroof.acceptance import AUTO, MTP, acceptance_length, check_accepted
 from fastroof.arrays import Floats
 from fastroof.checks import check_flag, shown
 from fastroof.errors import BatchError, PlanError, PlanRangeError
-from fastroof.memory.plan_memory import NO_DRAFTS, Drafts, PlanMemory
+from fastroof.memory.gpu_memory import NO_DRAFTS, Drafts
+from fastroof.memory.plan_memory import PlanMemory
 from fastroof.memory.workspaces import model_kv_bytes
 from fastroof.models import Layout
 from fastroof.models.mtp import mtp_model

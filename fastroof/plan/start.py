@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fastroof.engines import KvMemory
 from fastroof.errors import FastroofError, ModelError, PlanError
-from fastroof.memory.plan_memory import (
+from fastroof.memory.gpu_memory import (
     NO_DRAFTS,
     Drafts,
     MemoryUse,
-    PlanMemory,
     longest_that_starts,
     most_that_start,
     plan_memory,
 )
+from fastroof.memory.plan_memory import PlanMemory
 from fastroof.models.layout import TP_SIZES, Layout
 from fastroof.units import GIB
 
@@ -35,7 +35,7 @@ class Refusal:
     ----------
     code : str
         F: more requests than tokens in a step; K: no kernel for the model on the card; A: other processes
-        hold memory that the engine asks for; W: weights do not fit; P: the profiling run does not fit; B: no
+        hold memory that the engine needs; W: weights do not fit; P: the profiling run does not fit; B: no
         memory is left for blocks of KV cache; C: one request of the longest context needs more blocks than
         there are; D: more requests than blocks of states; E: out of memory, or perhaps, after the KV cache is
         taken.

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.compiled import steps
-from fastroof.engines.profile import UNSEEN_LAYERS_ERROR
+from fastroof.engines.costs import UNSEEN_LAYERS_ERROR
 from fastroof.errors import MissingTableError, PlanError
 from fastroof.operators.attention_grids import AttentionErrors, attention_variance
 from fastroof.operators.attention_work import prefix_within

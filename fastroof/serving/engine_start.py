@@ -16,7 +16,8 @@ from fastroof.engines.launch.commands import engine_commands
 from fastroof.engines.launch.settings import LaunchSettings, served_name
 from fastroof.engines.load import version_named
 from fastroof.errors import BatchError, ModelError, PlanError
-from fastroof.memory.plan_memory import NO_DRAFTS, PlanMemory
+from fastroof.memory.gpu_memory import NO_DRAFTS
+from fastroof.memory.plan_memory import PlanMemory
 from fastroof.memory.room_errors import RoomErrors, room_errors_of, room_kind
 from fastroof.models import ModelSpec, load_model
 from fastroof.models.layout import TP_SIZES

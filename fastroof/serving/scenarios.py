@@ -12,13 +12,13 @@ from fastroof.arrays import Floats
 from fastroof.checks import is_number, is_whole_number, one_of, shown, whole_number
 from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.compiled.serving_options import AT_RANDOM, CODE_KV, CODE_SIZES, CODE_TOKENS, CODE_WHOLE_PROMPT
+from fastroof.defaults import REQUESTS_PER_CLIENT
 from fastroof.engines import KV_RESERVATIONS, STEP_ORDERS, EngineProfile
 from fastroof.engines.values import MOST
 from fastroof.errors import BatchError, PlanRangeError
 from fastroof.given_arrays import common_shape, number_array, refused
 from fastroof.plan.calls import rank_rules
 from fastroof.plan.start import what_makes_room
-from fastroof.traces.workload import REQUESTS_PER_CLIENT
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan

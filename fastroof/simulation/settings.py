@@ -182,7 +182,7 @@ class EngineSettings:
         >>> settings.max_num_seqs, settings.max_num_batched_tokens, settings.async_scheduling
         (128, 8192, True)
         """
-        from fastroof.memory.plan_memory import NO_DRAFTS
+        from fastroof.memory.gpu_memory import NO_DRAFTS
         from fastroof.plan.calls import rank_rules
         from fastroof.plan.compile import check_plan
         from fastroof.plan.start import check_room

@@ -11,6 +11,7 @@ import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.checks import is_number, shown, whole_number
+from fastroof.defaults import REQUESTS_PER_CLIENT
 from fastroof.errors import TraceError
 from fastroof.stopping import check_stopped
 from fastroof.traces.trace import MOST_SECONDS, MOST_TOKENS, Trace
@@ -38,8 +39,6 @@ ARRIVALS: Final = ("poisson", "gamma", "constant", "ramp", "hourly", "closed")
 """Kinds of arrivals."""
 
 DEFAULT_REQUESTS: Final = 1000
-REQUESTS_PER_CLIENT: Final = 10
-"""Requests of each client of a closed loop, as in public benchmarks."""
 MOST_REQUESTS: Final = 10**8
 """Maximum number of requests of a workload."""
 

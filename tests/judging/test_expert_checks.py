@@ -33,7 +33,12 @@ def test_splits_of_a_layer_are_compared_at_equal_work(ratio: float, listed: int,
     found = unlike_experts(tables, "moe", tables.table("moe"))
     assert (len(found), sum(one.is_refused for one in found)) == (listed, refused)
     for one in found:
-        assert (one.moe_tp, one.moe_ep, one.against, one.ratio) == (1, 4, "tp 4", pytest.approx(ratio))
+        assert (one.shape.moe_tp, one.shape.moe_ep, one.against, one.ratio) == (
+            1,
+            4,
+            "tp 4",
+            pytest.approx(ratio),
+        )
         assert ("refused" in one.text) == bool(refused)
 
 

@@ -143,7 +143,7 @@ def test_shared_experts_up_to_a_number_of_tokens_overlap_in_all_steps():
     assert [{call.steps for path in one.paths for call in path} for one in both] == [
         {"decode_only"}, {"with_prefill"},
     ]  # fmt: skip
-    # the dense MLP of Gemma 4 is no shared expert
+    # the dense MLP of Gemma 4 is not a shared expert
     dense = dataclasses.replace(mlp, apart=True)
     calls = LayerKind(ATTENTION, dense).calls(HIDDEN, Layout(2), how)
     assert not [call for call in calls if isinstance(call, Parallel)]

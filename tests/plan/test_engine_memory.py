@@ -14,8 +14,8 @@ from fastroof.config import GpuSpec
 from fastroof.engines import EngineProfile, KvMemory, load_engine
 from fastroof.engines.memory import StaticReserve
 from fastroof.errors import PlanError
+from fastroof.memory.gpu_memory import MemoryUse, plan_memory
 from fastroof.memory.kv_room import VISIBLE_SHARE
-from fastroof.memory.plan_memory import MemoryUse, plan_memory
 from fastroof.memory.workspaces import padded_bytes
 from fastroof.models import Layout
 from fastroof.models.execution import Execution

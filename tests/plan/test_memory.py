@@ -16,7 +16,8 @@ from fastroof.compiled import serving
 from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.compiled.serving_options import longest_held
 from fastroof.errors import BatchError
-from fastroof.memory.plan_memory import MemoryUse, PlanMemory, plan_memory
+from fastroof.memory.gpu_memory import MemoryUse, plan_memory
+from fastroof.memory.plan_memory import PlanMemory
 from fastroof.models import LayerGroup, LayerKind, Layout
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.execution import Execution

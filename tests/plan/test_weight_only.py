@@ -13,7 +13,7 @@ import fastroof
 from fastroof import MissingTableError, Tables
 from fastroof.columns import ORIGIN_MODELLED
 from fastroof.engines import load_engine
-from fastroof.engines.profile import UNSEEN_LAYERS_ERROR
+from fastroof.engines.costs import UNSEEN_LAYERS_ERROR
 from fastroof.load import MeasuredTables
 from fastroof.operators.calls import Experts, Gemm
 from fastroof.operators.gemm import GEMM

@@ -365,7 +365,7 @@ def survey(
         tables = tables_of(name)
         rows += run_survey(tables, operators=operator, progress=lambda words: typer.echo(words, err=True))
     if as_json:
-        print_json([{**row._asdict(), "unlike": [one._asdict() for one in row.unlike]} for row in rows])
+        print_json([{**row._asdict(), "unlike": [one.facts for one in row.unlike]} for row in rows])
         return
     text = [_cells(row) for row in rows]
     if markdown:
