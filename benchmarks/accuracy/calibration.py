@@ -30,10 +30,10 @@ from fastroof._version import __version__
 from fastroof.arrays import Floats
 from fastroof.checks import whole_number
 from fastroof.engines import CostForm, EngineProfile, LayerCost, StepCosts, engine_names, load_engine
-from fastroof.engines.profile import layers_of
+from fastroof.engines.costs import layers_of
 from fastroof.engines.values import UNKNOWN_VERSION
 from fastroof.errors import FastroofError, TableError
-from fastroof.evidence.kernel_times import OWN_LAYERS, KernelTimes
+from fastroof.evidence.kernel_times import OWN_LAYERS, ROUNDS, KernelTimes
 from fastroof.evidence.own_fit import FittedCost
 from fastroof.evidence.rows import ServingRow
 from fastroof.models import load_model
@@ -111,6 +111,13 @@ def calibrate(
     kept, times = _timed(chosen, by_gpu, bare, not_fitted)
     fitted = FittedRows(times, RowLabels.of(kept), base.fit.costs)
     costs_us = fitted.fit(fitted.every)
+    for _ in range(ROUNDS if costs_us else 0):
+        again = time_rows(kept, by_gpu, bare, _profile(bare, costs_us).costs).times
+        times = again._replace(own_layers=times.own_layers)
+        fitted, before = FittedRows(times, RowLabels.of(kept), base.fit.costs), costs_us
+        costs_us = fitted.fit(fitted.every)
+        if costs_us == before:
+            break
     if not are_distinguishable(times, costs_us):
         raise TableError(
             f"{len(kept)} rows do not distinguish {' and '.join(base.fit.costs)}; "

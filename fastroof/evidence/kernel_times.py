@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Bools, Floats, Longs
-from fastroof.engines import EngineProfile
+from fastroof.engines import EngineProfile, StepCosts
 from fastroof.engines.values import UNKNOWN_VERSION
 from fastroof.evidence.predictions import Plans, predict_step_ms
 from fastroof.evidence.rows import ServingRow
@@ -26,6 +27,9 @@ COSTS: Final = (
     "prefill_floor_layer_us", "kernel_us",
 )  # fmt: skip
 """The costs of an engine that can be fitted."""
+
+ROUNDS: Final = 3
+"""Fits after the first: the numbers of steps of each kind depend on the costs."""
 
 OWN_LAYERS: Final = "own_layers"
 """Prefix of the names of layer costs of architectures; the column number follows."""
@@ -124,11 +128,13 @@ def mean_us(times: KernelTimes, columns: Columns, costs: Floats) -> Floats:
     return both_us
 
 
-def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile) -> KernelTimes:
-    """Time the kernels of the two mean steps of each row."""
+def kernel_times(
+    rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile, costs: StepCosts | None = None
+) -> KernelTimes:
+    """Time the kernels of the two mean steps of each row, as many of each as with some costs."""
     columns = np.empty((NUM_COLUMNS, len(rows)))
     for places in alike_rows(rows):
-        columns[:, places] = times_of_plan([rows[i] for i in places], tables, profile)[:NUM_COLUMNS]
+        columns[:, places] = times_of_plan([rows[i] for i in places], tables, profile, costs)[:NUM_COLUMNS]
     return KernelTimes(*columns)
 
 
@@ -148,11 +154,21 @@ def alike_rows(rows: Sequence[ServingRow]) -> list[list[int]]:
     return list(alike.values())
 
 
-def times_of_plan(rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile) -> KernelTimes:
-    """Return the kernel times of the rows of one plan."""
-    started = rows[0].started(profile.at(rows[0].engine_version or UNKNOWN_VERSION))
-    plans = Plans(tables)
-    plan = plans.get(rows[0], started.unfitted())
+def times_of_plan(
+    rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile, costs: StepCosts | None = None
+) -> KernelTimes:
+    """Return the kernel times of the rows of one plan.
+
+    How many steps of each kind there are depends on their length, so a fit repeats this with its ``costs``
+    (default: those that no fit changes).
+    """
+    version, plans = rows[0].engine_version or UNKNOWN_VERSION, Plans(tables)
+    bare = rows[0].started(profile.at(version)).unfitted()
+    plan = plans.get(rows[0], bare)
+    if costs is not None:
+        # all of them, whatever the version
+        fitted = replace(profile, costs=costs, fit=None).at(version)
+        plan = plans.get(rows[0], rows[0].started(fitted))
     rounds = rows[0].requests_per_client
     predicted = estimate(
         plan,
@@ -175,18 +191,30 @@ def times_of_plan(rows: Sequence[ServingRow], tables: Tables, profile: EnginePro
         each = predicted.tpot_ms * US_PER_MS / steps_us
         decode_steps, mixed_steps = decode_steps * each, mixed_steps * each
     allreduces = num_allreduces(plan.row_curves)
+    kernels = num_kernels(plan.row_curves, plan.attention, has_prefill=False)
+    mixed_sequences = predicted.prompts + (0.0 if is_apart else predicted.decodes)
+    decode_us, mixed_us = predicted.decode_step_us, predicted.mixed_step_us
+    if costs is not None:
+        counts = (plan.model.architecture, float(plan.model.num_blocks), allreduces, kernels)
+        both = plan.profile.costs, plans.get(rows[0], bare).profile.costs
+        step_us, without_us = (one.of_step_us(*counts) for one in both)
+        sequence_us, bare_us = (one.of_sequence_us(plan.model.vocab) for one in both)
+        prompt_us, no_prompt_us = (one.of_prefill_us(float(plan.model.num_blocks)) for one in both)
+        decode_us = decode_us - (step_us - without_us) - (sequence_us - bare_us) * predicted.decodes
+        mixed_us = mixed_us - (step_us - without_us) - (sequence_us - bare_us) * mixed_sequences
+        mixed_us = mixed_us - (prompt_us - no_prompt_us)
     return KernelTimes(
         measured_us=np.array([row.tpot_ms for row in rows]) * US_PER_MS,
-        decode_us=predicted.decode_step_us,
-        mixed_us=predicted.mixed_step_us,
+        decode_us=decode_us,
+        mixed_us=mixed_us,
         decode_sequences=predicted.decodes,
-        mixed_sequences=predicted.prompts + (0.0 if is_apart else predicted.decodes),
+        mixed_sequences=mixed_sequences,
         decode_steps=decode_steps,
         mixed_steps=mixed_steps,
         num_layers=np.full(len(rows), float(plan.model.num_blocks)),
         num_allreduces=np.full(len(rows), float(allreduces)),
         vocab=np.full(len(rows), float(plan.model.vocab)),
-        num_kernels=np.full(len(rows), num_kernels(plan.row_curves, plan.attention, has_prefill=False)),
+        num_kernels=np.full(len(rows), kernels),
     )
 
 

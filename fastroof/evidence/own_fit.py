@@ -23,7 +23,7 @@ from fastroof.evidence.few_runs import (
     learning_curve,
     mape,
 )
-from fastroof.evidence.kernel_times import COSTS, KernelTimes, joined, kernel_times, step_times
+from fastroof.evidence.kernel_times import COSTS, ROUNDS, KernelTimes, joined, kernel_times, step_times
 from fastroof.evidence.own_runs import OwnRow, OwnRuns
 from fastroof.evidence.steps.measured_steps import MeasuredStep
 from fastroof.evidence.suspect_kernels import SuspectKernel, operator_times, suspect_kernels
@@ -107,6 +107,12 @@ def fit_own_runs(
     left_out |= refused
     packaged = _costs_of(base)
     fit = fit_few_runs(times, packaged)
+    for _ in range(ROUNDS):
+        # longer steps are other numbers of steps
+        times, before = _times(rows, steps, tables, base, _costs(base, fit, 0.0)), fit.costs
+        fit = fit_few_runs(times, packaged)
+        if fit.costs == before:
+            break
     curve = learning_curve(times, packaged, fit=fit)
     costs = _intervals(times, packaged, fit, resamples)
     residual = 0.0 if math.isnan(fit.left_out_mape) else _rounded(NORMAL_SE_OF_MAPE * fit.left_out_mape, 2)
@@ -198,10 +204,14 @@ def _timed(
 
 
 def _times(
-    rows: Sequence[OwnRow], steps: Sequence[MeasuredStep], tables: Tables, base: EngineProfile
+    rows: Sequence[OwnRow],
+    steps: Sequence[MeasuredStep],
+    tables: Tables,
+    base: EngineProfile,
+    costs: StepCosts | None = None,
 ) -> KernelTimes:
     """Return the kernels of runs, then those of steps."""
-    parts = [kernel_times(rows, tables, base)] if rows else []
+    parts = [kernel_times(rows, tables, base, costs)] if rows else []
     return joined([*parts, step_times(steps, tables, base)]) if steps else parts[0]
 
 

@@ -150,4 +150,5 @@ def test_the_table_has_a_line_per_bench(found: BenchTimes) -> None:
 def test_costs_help_on_benches_that_they_were_not_fitted_to(found: BenchTimes) -> None:
     others = ("vllm-0.15-inference-perf", "vllm-synchronous")
     kernels, unseen = (summary_of(found.of(way, "tpot", others)).mape for way in (KERNELS, UNSEEN))
-    assert unseen <= 0.04 < kernels
+    assert unseen < kernels
+    assert unseen <= 0.05

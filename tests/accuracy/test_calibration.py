@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,14 +31,11 @@ from benchmarks.accuracy.run_kinds import is_waiting
 from benchmarks.accuracy.whole_sample import measured_gpus
 from fastroof.cli import app
 from fastroof.engines import EngineProfile, StepCosts, engine_names, load_engine
-from fastroof.engines.front_end import NO_FRONT_END
 from fastroof.engines.values import holds_for
 from fastroof.errors import TableError
-from fastroof.evidence.kernel_times import KernelTimes, kernel_times, predicted_us
+from fastroof.evidence.kernel_times import COSTS, KernelTimes, kernel_times, predicted_us
 from fastroof.evidence.predictions import Plans
 from fastroof.evidence.profile_file import profile_text, write_profile
-from fastroof.evidence.rows import LARGEST_STEP
-from fastroof.serving import estimate
 
 HOST = ("step_us", "sequence_us")
 FLOOR = ("step_us", "prefill_floor_layer_us")
@@ -373,14 +370,11 @@ def test_a_row_finds_the_profile_that_has_not_seen_it(vllm, rows):
     # one GPU: no other
     assert vllm.profile_without(row, "gpu") is None
     at = [i for i, fitted in enumerate(vllm.fitted_rows) if fitted.dataset == row.dataset]
-    plan = fastroof.compile_plan(
-        row.model, "h100", vllm_tables(), tp=vllm.fitted_rows[at[0]].tp, dtype=row.dtype,
-        kv_dtype=row.kv_dtype, engine=without, max_tokens=LARGEST_STEP,
-    )  # fmt: skip
     one = vllm.fitted_rows[at[0]]
-    # costs are fitted with arrivals at random moments: measured clients come back over a network
-    found = estimate(plan, one.mean_isl, one.mean_osl, one.concurrency, arrivals="random", **one.schedule)
-    assert found.tpot_ms / one.tpot_ms - 1.0 == pytest.approx(vllm.unseen["model"][at[0]], abs=1e-9)
+    costs = {name: us for name, us in asdict(without.costs).items() if name in COSTS and us}
+    times = kernel_times([one], vllm_tables(), without, vllm.profile.costs)
+    (us,) = predicted_us(times, costs)
+    assert us / 1e3 / one.tpot_ms - 1.0 == pytest.approx(vllm.unseen["model"][at[0]], abs=1e-6)
 
 
 def vllm_tables():
@@ -398,7 +392,7 @@ def test_runs_that_waited_to_be_admitted_are_not_fitted(rows):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["vllm-0.12", "trtllm-1.0", "sglang"])
 def test_the_fit_predicts_the_estimates(rows, h100, engine):
-    """The composition of the steps does not depend on their costs: fitting it once is enough."""
+    """With the numbers of steps that an engine of these costs makes."""
     costs = {
         "step_us": 300.0,
         "sequence_us": 11.0,
@@ -406,18 +400,15 @@ def test_the_fit_predicts_the_estimates(rows, h100, engine):
         "layer_us": 2.0,
         "prefill_layer_us": 30.0,
     }
-    # on the engine's clock: behind a front end fewer requests run than there are clients
-    profile = replace(load_engine(engine), evidence={}, costs=StepCosts(**costs), front_end=NO_FRONT_END)
+    profile = replace(load_engine(engine), evidence={}, costs=StepCosts(**costs))
     of_engine = [row for row in rows if row.engine_profile.name == engine and not row.left_out]
     chosen = [row for row in of_engine if not row.is_disaggregated][::19]
-    fitted = predicted_us(kernel_times(chosen, h100, profile), costs)
     plans = Plans(h100)
-    for row, us in zip(chosen, fitted, strict=True):
-        plan = plans.get(row, profile.at(row.engine_version or "unknown"))
-        found = estimate(plan, row.mean_isl, row.mean_osl, row.concurrency, arrivals="random", **row.schedule)
+    times = kernel_times(chosen, h100, profile, profile.costs)
+    for row, us in zip(chosen, predicted_us(times, costs), strict=True):
+        found = plans.predict(row, profile.at(row.engine_version or "unknown"))
         # where prompts run first, a longer step has a little more of them behind it
-        within = 3e-3 if engine == "sglang" else 1e-12
-        assert found.tpot_ms * 1e3 == pytest.approx(us, rel=within)
+        assert found.tpot_ms * 1e3 == pytest.approx(us, rel=3e-3 if engine == "sglang" else 1e-12)
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def recorded_cluster(folder: Path, costs: StepCosts) -> None:
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), engine=profile)
     for clients in (1, 4, 16, 64):
         for isl, osl in ((1024, 128), (512, 512)):
-            seen = estimate(plan, isl, osl, clients)
+            seen = estimate(plan, isl, osl, clients, length_spread=0.0)
             requests, latency_ms = 10 * clients, seen.ttft_ms + seen.tpot_ms * (osl - 1)
             result = {
                 "tokenizer_id": LLAMA,
