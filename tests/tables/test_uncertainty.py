@@ -513,7 +513,8 @@ SPEC = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", ["best", "all"])
-def test_rows_of_a_sweep_have_the_errors_of_their_steps_on_request(tmp_path, h100, keep):
+def test_rows_of_a_sweep_have_the_errors_of_their_steps_on_request(tmp_path, keep):
+    h100 = fastroof.load_tables("h100")
     spec = {**SPEC, "keep": keep, "tpot_ms": 3.0}
     fastroof.run_sweep({**spec, "with_error": True}, tmp_path / "asked.parquet")
     fastroof.run_sweep(spec, tmp_path / "plain.parquet")
