@@ -113,17 +113,21 @@ def _tables_are_read_once(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.path.relative_to(CHECKOUT).parts[1] not in SHARING:
         yield
         return
+    import fastroof
     from fastroof.tables import table_set
 
-    load = table_set.load_gpu_tables
     environment = ("FASTROOF_TABLES", "FASTROOF_TABLES_IMPORT", "FASTROOF_KEEP_PLANS")
     before = [os.environ.get(name) for name in environment]
 
-    def shared(gpu: Any, *, source: Any = None, **options: Any) -> Tables | None:
-        is_own = gpu in ("h100", "h200") and source is None
-        is_own = is_own and before == [os.environ.get(name) for name in environment]
-        return _own_tables(load, gpu) if is_own else load(gpu, source=source, **options)
+    def sharing(load: Any) -> Any:
+        def shared(gpu: Any, /, **options: Any) -> Tables | None:
+            is_own = gpu in ("h100", "h200") and options.get("source") is None and not options.get("gpu")
+            is_own = is_own and before == [os.environ.get(name) for name in environment]
+            return _own_tables(load, gpu) if is_own else load(gpu, **options)
+
+        return shared
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(table_set, "load_gpu_tables", shared)
+        patched.setattr(table_set, "load_gpu_tables", sharing(table_set.load_gpu_tables))
+        patched.setattr(fastroof, "load_tables", sharing(fastroof.load_tables))
         yield

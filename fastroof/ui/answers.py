@@ -17,6 +17,7 @@ from fastroof.report.plots import grouped_us, groups_of
 from fastroof.report.steps import achieved
 from fastroof.run import StepBatch
 from fastroof.serving import ServingEstimate, estimate, fit
+from fastroof.serving.scenarios import STEADY
 from fastroof.simulation import Workload
 from fastroof.simulation.capacity import capacity
 from fastroof.simulation.pools import ranks_of
@@ -254,7 +255,7 @@ def _growing(sizes: Longs, context: int, prompt: int) -> StepBatch:
     return StepBatch(new, contexts, np.concatenate([[0], ends]))
 
 
-def _estimated(plan: StepPlan, view: View, clients: Any, *, with_energy: bool = False) -> ServingEstimate:
+def _estimated(plan: StepPlan, view: View, clients: Any, **options: Any) -> ServingEstimate:
     """Estimate a view's load; ``clients`` may be an array."""
     return estimate(
         plan,
@@ -264,7 +265,7 @@ def _estimated(plan: StepPlan, view: View, clients: Any, *, with_energy: bool = 
         max_batched_tokens=view.budget,
         max_seqs=view.max_seqs,
         with_error=bool(plan.tables_hash),
-        with_energy=with_energy,
+        **options,
     )
 
 
@@ -356,7 +357,8 @@ def _over_clients(store: PlanStore, view: View, split: dict[str, int], clients: 
         facts |= {"layout": str(layout), "gpus": layout.world_size}
         facts["is_shown"] = all(getattr(view, name) == size for name, size in split.items())
         plan = store.plan(view, view.serving_sizes(1), split).plan
-        seen = _estimated(plan, view, clients)
+        # as fastroof best compares layouts
+        seen = _estimated(plan, view, clients, requests_per_client=STEADY)
     except FastroofError as error:
         return {"layout": ", ".join(f"{name} {size}" for name, size in split.items()), **facts,
                 "problem": str(error)}  # fmt: skip

@@ -12,6 +12,7 @@ from fastroof.engines import engine_names
 from fastroof.load.by_name import can_import, has_tables, table_folders
 from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES
 from fastroof.report.plots import GROUPS
+from fastroof.serving.scenarios import STEADY
 
 if TYPE_CHECKING:
     from fastroof.ui.plans import PlanStore
@@ -108,8 +109,9 @@ def serving_command(store: PlanStore, view: View, clients: int, split: dict[str,
     words = ["fastroof", "serving", "--model", store.written_model(view.model), *_options(store, view, split)]
     words += [*_overhead(view), "--isl", str(view.isl), "--osl", str(view.osl)]
     words += ["--concurrency", str(clients), *_budget(view)]
-    # other layouts are compared without it
-    return shlex.join([*words, *["--energy"] * (split is None and has_power(store, view))])
+    if split is not None:
+        return shlex.join([*words, "--requests-per-client", STEADY])
+    return shlex.join([*words, *["--energy"] * has_power(store, view)])
 
 
 def lengths_written(view: View) -> tuple[int | str, int | str]:

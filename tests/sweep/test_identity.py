@@ -111,7 +111,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     ),
     "a GPU": (lambda at: replaced(at / "card/gpu.toml", "tb_per_s = 3.35", "tb_per_s = 3.34"), STEPS),
     "what an engine costs": (
-        lambda at: replaced(at / "mine.toml", "logit_ps = 69.0", "logit_ps = 69.1"),
+        lambda at: replaced(at / "mine.toml", "\nlogit_ps = ", "\nlogit_ps = 1"),
         STEPS,
     ),
     "how it schedules": (

@@ -219,7 +219,8 @@ def test_layouts_are_estimates(store: PlanStore, h100: fastroof.Tables, view: Vi
             with pytest.raises(FastroofError):
                 estimate(plan, view.isl, view.osl, 1, view.budget, max_seqs=1024)
             continue
-        seen = estimate(plan, view.isl, view.osl, each["clients"], max_seqs=1024, with_error=True)
+        sizes = {"max_seqs": 1024, "requests_per_client": "steady"}
+        seen = estimate(plan, view.isl, view.osl, each["clients"], with_error=True, **sizes)
         for name in ("ttft_ms", "tpot_ms", "tokens_per_s_per_gpu", "tpot_relative_error"):
             assert each[name] == getattr(seen, name).tolist(), name
         within = (seen.ttft_ms <= 1000.0) & (seen.tpot_ms <= 30.0)
