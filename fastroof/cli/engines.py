@@ -47,8 +47,8 @@ versions, hidden, has_gate, most_tokens], data_parallel [source, lockstep, promp
 graph_tokens, graphs: gpus, tokens, versions, idle_tokens, assignment, balance_steps], layout [ep,
 attention, alltoall, ...], lora [ranks, max_loras, fills, gates, embeddings, refused, splits_head, source],
 front_end [request_ms, token_us, server_ms, residual, source, evidence: time outside steps], errors [tpot,
-ttft, layer_us], fit [costs, given, chosen_on, layers, left_out: reason, model, gpu, format, versions] or
-null, evidence.
+ttft, layer_us], cost_share (of the fitted costs, for later versions), fit [costs, given, chosen_on, layers,
+left_out: reason, model, gpu, format, versions] or null, evidence.
 """
 
 

@@ -97,7 +97,7 @@ def front_end_given(name: str, value: Any) -> str | float:
     if isinstance(value, str) and value not in NAMES:
         with suppress(ValueError):
             value = float(value)
-    if value in NAMES and isinstance(value, str):
+    if isinstance(value, str) and value in NAMES:
         return value
     if not is_number(value) or not 0.0 <= value <= MOST_OVERHEAD_MS:
         raise PlanError(

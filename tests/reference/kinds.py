@@ -42,7 +42,8 @@ def step_us(plan: Any, tables: Any, requests: list[Request]) -> float:
 
 def _call_us(tables: Any, call: Any, rows: dict[str, int], requests: list[Request], alone: bool) -> float:
     if isinstance(call, Parallel):
-        return max(sum(_call_us(tables, c, rows, requests, alone) for c in path) for path in call.paths)
+        paths = [sum(_call_us(tables, c, rows, requests, alone) for c in path) for path in call.paths]
+        return sum(paths) if 0 < call.most_tokens < rows["tokens"] else max(paths)
     if isinstance(call, AttentionCall):
         return call.times * _attention_us(tables, call, requests)
     if isinstance(call, MixerCall):

@@ -94,11 +94,11 @@ def test_an_estimate_is_near_a_simulation(plans, clients, isl, osl):
     seen = simulate(host, load.trace(), max_num_batched_tokens=4096, max_num_seqs=64).requests
     later = slice(clients * 15, clients * 35)
     tpot_ms = float(np.nanmean(seen.column("tpot_ms").to_numpy()[later]))
-    got = estimate(host, isl, osl, clients, 4096)
+    got = estimate(host, isl, osl, clients, 4096, requests_per_client="steady")
     assert got.tpot_ms == pytest.approx(tpot_ms, rel=0.06)
-    kernels_ms = estimate(kernels, isl, osl, clients, 4096).tpot_ms
+    kernels_ms = estimate(kernels, isl, osl, clients, 4096, requests_per_client="steady").tpot_ms
     apart = compiled(FLOOR_US, replace(OVERLAPS, async_scheduling=False))
-    apart_ms = estimate(apart, isl, osl, clients, 4096).tpot_ms
+    apart_ms = estimate(apart, isl, osl, clients, 4096, requests_per_client="steady").tpot_ms
     if clients > 1 and isl <= 400:
         # without the decodes that hide a part of it, the host would take longer
         assert kernels_ms < got.tpot_ms < apart_ms
