@@ -12,6 +12,11 @@ Examples
 
 from __future__ import annotations
 
+from sys import platform as _platform
+
+if _platform == "win32":
+    raise ImportError("fastroof does not run on Windows itself: install it in WSL (wsl --install)")
+
 from fastroof._version import __version__
 from fastroof.errors import (
     BackendError,

@@ -42,6 +42,18 @@ def test_listing_the_names_loads_nothing_heavy() -> None:
     assert set(loaded).isdisjoint(HEAVY)
 
 
+def test_on_windows_import_names_wsl_in_one_line() -> None:
+    code = """
+import sys
+sys.platform = "win32"
+try:
+    import fastroof
+except ImportError as error:
+    print(error)
+"""
+    assert python(code) == "fastroof does not run on Windows itself: install it in WSL (wsl --install)\n"
+
+
 def test_import_takes_less_than_60_ms() -> None:
     # of a processor, which other tests may be waiting for too
     timed = "import time; t = time.process_time(); import fastroof; print((time.process_time() - t) * 1e3)"
