@@ -103,9 +103,10 @@ class Browser:
 
     def open(self, page: Path | str) -> None:
         """Load a file, or an address, and wait until the page is done."""
-        self.complaints.clear()
         self.requests.clear()
         self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
+        # those until now are of the page before, whose questions may have been wrong ones
+        self.complaints.clear()
         deadline = time.monotonic() + 60.0
         while self.run("document.readyState") != "complete":
             assert time.monotonic() < deadline, "the page does not load"
