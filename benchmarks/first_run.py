@@ -21,7 +21,12 @@ from fastroof.units import MIB
 
 COMMANDS: Final = {
     "step": (0.5, "step --model llama-3.1-8b --decode 64x4096"),
+    "fit": (1.0, "fit --model llama-3.1-70b --gpu h100 --tp 2"),
     "serving": (1.5, "serving --model llama-3.1-8b --isl 1024 --osl 256 --concurrency 64"),
+    "serving of ranks": (
+        1.5,
+        "serving --model qwen3-30b-a3b --dp 4 --ep 4 --isl 1024 --osl 256 --concurrency 64",
+    ),
     "simulate": (1.5, "simulate --model llama-3.1-8b --trace example"),
     "capacity": (2.0, "capacity llama-3.1-8b --trace example --ttft-p99 500 --tpot-p99 50"),
     "best": (

@@ -26,9 +26,9 @@ Examples:
   fastroof warm
   FASTROOF_CACHE_DIR=/var/cache/fastroof fastroof warm --jobs 4
 
-Runs small examples of best, capacity, compare, serving, simulate, sweep and ui, and a plan's calls from
-Python. plot roofline, plot step and export npz need no other loops; step and lookup compile nothing; export c
-and bench compile more. What the installed wheel carries is not compiled again.
+Runs what README shows, small examples of best, capacity, compare, fit, serving, simulate, sweep and ui, and a
+plan's calls from Python. plot roofline, plot step and export npz need no other loops; step and lookup compile
+nothing; sessions, export c and bench compile more. What the installed wheel carries is not compiled again.
 """
 
 PLAN_CALLS: Final = "from fastroof.cli.warm import call_a_plan; call_a_plan()"
@@ -43,6 +43,8 @@ GROUPS: Final = (
     (
         "fastroof serving --model llama-3.1-8b --isl 1000 --osl 200 --concurrency 64",
         "fastroof serving --model llama-3.1-8b --isl 1000 --osl 200 --concurrency 64 --disaggregated 2:1",
+        "fastroof serving --model qwen3-30b-a3b --dp 4 --ep 4 --isl 1024 --osl 256 --concurrency 64",
+        "fastroof fit --model llama-3.1-70b --tp 2",
         "fastroof compare --model llama-2-7b --decode 32x4096 --prefill 2048",
         "fastroof sweep",
         PAGE,
@@ -114,7 +116,10 @@ def _run(questions: Sequence[str], progress: Progress, task: Any) -> None:
 
 
 def call_a_plan() -> None:
-    """Call what the guide shows from Python: steps as numbers, arrays and batches, and lookups."""
+    """Call what guides show from Python: steps as numbers, arrays, batches, lookups, the example sweep."""
+    import tomllib
+    from importlib import resources
+
     import numpy as np
 
     import fastroof
@@ -132,6 +137,8 @@ def call_a_plan() -> None:
         plan.decode_us(sizes, sizes)
         plan.prefill_us(sizes, sizes)
     tables.lookup("gemm", m=[64, 128], n=6144, k=4096)
+    example = resources.files("fastroof.sweep.deployments") / "example.toml"
+    fastroof.run_sweep(tomllib.loads(example.read_text("utf-8")), "swept.parquet")
 
 
 def answer_a_page() -> None:
