@@ -12,13 +12,14 @@ import numpy.typing as npt
 
 from benchmarks.accuracy.fit import equal_weights, fit_costs
 from benchmarks.accuracy.rows import dataset_names
-from benchmarks.accuracy.run_kinds import WAITING, defect_of, is_waiting
+from benchmarks.accuracy.run_kinds import defect_of
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.engines import EngineProfile, StepCosts, recipe_for
 from fastroof.engines.values import holds_for, is_version
 from fastroof.errors import FastroofError, TableError
 from fastroof.evidence.kernel_times import NUM_COLUMNS, KernelTimes, alike_rows, predicted_us, times_of_plan
 from fastroof.evidence.rows import ServingRow
+from fastroof.evidence.validation import WAITING, is_waiting
 from fastroof.tables import Tables
 
 

@@ -23,13 +23,14 @@ from benchmarks.accuracy.front_end import (
 )
 from benchmarks.accuracy.measured import measured_on
 from benchmarks.accuracy.predicted_runs import SPLIT_NAMES, PredictedRun, prompt_times, with_drafts
-from benchmarks.accuracy.run_kinds import JUDGED, is_waiting, kind_of
+from benchmarks.accuracy.run_kinds import JUDGED, kind_of
 from benchmarks.accuracy.validation import predict_gpu
 from benchmarks.accuracy.whole_sample import measured_gpus
 from fastroof.engines import FrontEnd
 from fastroof.errors import FastroofError
 from fastroof.evidence.predictions import Plans, predict_row
 from fastroof.evidence.rows import ServingRow
+from fastroof.evidence.validation import is_waiting
 from fastroof.tables import load_tables
 
 REQUEST_MS: Final = (2.5, 5.0, 10.0, 15.0, 20.0, 30.0)

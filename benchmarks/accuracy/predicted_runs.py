@@ -14,7 +14,6 @@ from benchmarks.accuracy.run_kinds import (
     JUDGED,
     accepted_without,
     drafts_of,
-    is_waiting,
     kind_of,
     speculative_runs,
 )
@@ -26,6 +25,7 @@ from fastroof.evidence.rows import ServingRow
 from fastroof.evidence.validation import (
     SPECULATIVE,
     Skipped,
+    is_waiting,
     kernels_ms,
     tpot_of,
     ttft_of,

@@ -21,7 +21,7 @@ from fastroof.documents import parse_table
 from fastroof.engines import Recipe, recipe_for
 from fastroof.errors import TableError
 from fastroof.evidence.rows import ServedModel, ServingRow
-from fastroof.evidence.validation import INDEPENDENT, SPECULATIVE, faster_than_kernels
+from fastroof.evidence.validation import INDEPENDENT, SPECULATIVE, WAITING, faster_than_kernels, is_waiting
 from fastroof.plan.speculation import SpeculativeDecoding
 
 BY_RECIPE: Final = "the public benchmark's recipe of it drafts by the model's own draft layer"
@@ -153,9 +153,6 @@ ADMISSION_LIMITED, HOST_BOUND, DEFECTIVE = "admission-limited", "host-bound", "d
 KINDS: Final = (JUDGED, INDEPENDENT, DISAGGREGATED, SPECULATIVE, ADMISSION_LIMITED, HOST_BOUND, DEFECTIVE)
 """Kinds in the order of tables."""
 
-WAITING: Final = 0.35
-"""TTFT share of a request's measured time from which a run is admission-limited."""
-
 
 def kind_of(row: ServingRow, speculates: str) -> tuple[str, str]:
     """Return the kind of a run, and the reason."""
@@ -182,8 +179,3 @@ def kind_of_independent(row: ServedModel) -> str:
         return HOST_BOUND
     # all requests of a burst wait by its protocol
     return ADMISSION_LIMITED if row.protocol != BURST and is_waiting(row) else INDEPENDENT
-
-
-def is_waiting(row: ServingRow | BenchRun) -> bool:
-    """Return whether a run is admission-limited, so that its TPOT does not show its steps."""
-    return row.ttft_ms > WAITING * (row.ttft_ms + row.tpot_ms * (row.mean_osl - 1.0))

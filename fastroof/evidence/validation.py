@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +32,9 @@ FULL_KV: Final = "the KV cache is full, so that requests wait"
 
 FASTEST: Final = 0.7
 """A run below this share of its kernels' time cannot have run plain steps."""
+
+WAITING: Final = 0.35
+"""TTFT share of a request's measured time from which a run waits to be admitted."""
 
 MOST_RUNS: Final = 0.5
 """Share of a series, or of a GPU's data set, below :data:`FASTEST` from which all counts as speculative."""
@@ -122,8 +126,17 @@ def counted(skipped: Skipped) -> tuple[LeftOut, ...]:
     return tuple(LeftOut(key[0], key[1], rows, *key[2:]) for key, rows in skipped.items())
 
 
+def is_waiting(run: Any) -> bool:
+    """Return whether requests mostly wait to be admitted, so that TPOT is not that of all clients."""
+    return bool(run.ttft_ms > WAITING * (run.ttft_ms + run.tpot_ms * (run.mean_osl - 1.0)))
+
+
 def kernels_ms(row: ServingRow, plans: Plans) -> float:
-    """Return the TPOT of kernels only, ms; nan without a plan."""
+    """Return the TPOT of kernels only, ms, of the requests that decode at once; nan without a plan."""
+    if is_waiting(row):
+        # by Little's law: the share of the time after the first token
+        latency_ms = row.ttft_ms + row.tpot_ms * (row.mean_osl - 1.0)
+        row = replace(row, concurrency=max(row.concurrency * (1.0 - row.ttft_ms / latency_ms), 1.0))
     try:
         return plans.predict(row, row.engine_profile.kernels_alone()).tpot_ms
     except FastroofError:

@@ -27,7 +27,6 @@ from benchmarks.accuracy.fitted_rows import FittedRows, RowLabels
 from benchmarks.accuracy.measured import measured_on
 from benchmarks.accuracy.refit import PROFILES, with_fit
 from benchmarks.accuracy.rows import shipped_rows, write_rows
-from benchmarks.accuracy.run_kinds import is_waiting
 from benchmarks.accuracy.whole_sample import measured_gpus
 from fastroof.cli import app
 from fastroof.engines import EngineProfile, StepCosts, engine_names, load_engine
@@ -36,6 +35,7 @@ from fastroof.errors import TableError
 from fastroof.evidence.kernel_times import COSTS, KernelTimes, kernel_times, predicted_us
 from fastroof.evidence.predictions import Plans
 from fastroof.evidence.profile_file import profile_text, write_profile
+from fastroof.evidence.validation import is_waiting
 
 HOST = ("step_us", "sequence_us")
 FLOOR = ("step_us", "prefill_floor_layer_us")

@@ -10,8 +10,8 @@ import pytest
 import fastroof
 from benchmarks.accuracy import learning_curve_on_sample as on_sample
 from benchmarks.accuracy.rows import shipped_rows
-from benchmarks.accuracy.run_kinds import is_waiting
 from fastroof.evidence.kernel_times import kernel_times, predicted_us
+from fastroof.evidence.validation import is_waiting
 
 
 def test_a_group_of_the_sample_stands_for_a_users_cluster(

@@ -7,9 +7,18 @@ import numpy as np
 import pytest
 
 from benchmarks.accuracy.rows import shipped_rows
-from benchmarks.accuracy.run_kinds import ACCEPTED, accepted_without, drafts_of, speculative_runs
+from benchmarks.accuracy.run_kinds import (
+    ACCEPTED,
+    ADMISSION_LIMITED,
+    accepted_without,
+    drafts_of,
+    kind_of,
+    speculative_runs,
+)
+from fastroof.evidence.predictions import Plans
 from fastroof.evidence.rows import ServingRow
-from fastroof.evidence.validation import FASTEST, series_of
+from fastroof.evidence.validation import FASTEST, is_waiting, kernels_ms, series_of
+from fastroof.tables import Tables
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +61,21 @@ def test_a_series_that_mostly_speculates_counts_as_speculative(row: ServingRow) 
     reasons = speculative_runs([*series[:2], *later], [20.0, 20.0, 10.0, 10.0, 10.0])
     assert [bool(reason) for reason in reasons] == [True, True, False, False, False]
     assert len({series_of(one) for one in (*series, *later)}) == 2
+
+
+def test_a_run_that_waits_is_compared_with_the_requests_that_decode_at_once(h100: Tables) -> None:
+    """Runs of Qwen3-32B whose requests mostly wait: a decode step has a few of them."""
+    plans = Plans(h100)
+    waited = [
+        row for row in shipped_rows("h100")
+        if (row.engine_version, row.model, row.dtype, row.tp) == ("0.5.8.post1", "qwen3-32b", "bf16", 1)
+        and is_waiting(row)
+    ]  # fmt: skip
+    every = [kernels_ms(dataclasses.replace(row, ttft_ms=math.nan), plans) for row in waited]
+    # two are faster than the kernels of all clients at once
+    assert [bool(reason) for reason in speculative_runs(waited, every)].count(True) == 2
+    reasons = speculative_runs(waited, [kernels_ms(row, plans) for row in waited])
+    assert [kind_of(*one)[0] for one in zip(waited, reasons, strict=True)] == [ADMISSION_LIMITED] * 6
 
 
 def test_recipes_mark_speculative_runs_that_times_do_not(row: ServingRow) -> None:
