@@ -99,7 +99,6 @@ class RowPrediction(NamedTuple):
 
     ttft_ms: float
     tpot_ms: float
-    kv_load: float
 
 
 def estimate_row(
@@ -130,7 +129,7 @@ def predict_row(
         new_tokens, context_len = round(row.mean_isl - row.prefix_tokens), round(row.prefix_tokens)
         batch = StepBatch.from_requests([[(new_tokens, context_len)]])
         ttft_ms = float(plan.step_us(batch)[0]) / US_PER_MS + front_end_ms(plan.profile.front_end, row)
-    return RowPrediction(ttft_ms, predicted.tpot_ms, _kv_load(row, plan, row.concurrency))
+    return RowPrediction(ttft_ms, predicted.tpot_ms)
 
 
 def front_end_ms(front_end: FrontEnd, row: ServingRow) -> float:
@@ -141,13 +140,6 @@ def front_end_ms(front_end: FrontEnd, row: ServingRow) -> float:
         together = max(row.concurrency / row.dp - 1.0, 0.0) / row.requests_per_client
     server_ms = front_end.server_ms * (1.0 + together)
     return front_end.request_ms + server_ms + front_end.token_us * row.mean_isl / US_PER_MS
-
-
-def _kv_load(row: ServingRow, plan: StepPlan, requests: float) -> float:
-    """Return the KV cache that requests of an engine need, relative to that of all its ranks."""
-    length = row.mean_isl + row.engine_profile.memory.osl_reserved * row.mean_osl
-    memory = plan.memory_of(max_tokens=row.schedule["max_batched_tokens"], max_seqs=row.max_seqs)
-    return requests * memory.held_tokens(length) / (memory.max_kv_tokens * row.dp)
 
 
 def _disaggregated(
@@ -165,7 +157,7 @@ def _disaggregated(
         row.schedule["max_batched_tokens"],
         speculation=speculation,
     )
-    return RowPrediction(predicted.ttft_ms, predicted.tpot_ms, predicted.kv_load)
+    return RowPrediction(predicted.ttft_ms, predicted.tpot_ms)
 
 
 def predict_step_ms(step: MeasuredStep, plan: StepPlan, draft: StepPlan | None = None) -> float:

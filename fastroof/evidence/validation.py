@@ -25,10 +25,8 @@ from fastroof.units import US_PER_MS
 SPECULATIVE, INDEPENDENT = "speculative", "independent"
 """Kinds of a user's own runs: faster than plain steps allow, and all others."""
 
-FULL_KV_LOAD: Final = 0.9
-"""KV load from which TTFT is mostly waiting: such runs are evaluated by their TPOT only."""
-
-FULL_KV: Final = "the KV cache is full, so that requests wait"
+WAITS: Final = "its requests mostly wait to be admitted"
+"""Why TTFT of a run is not evaluated."""
 
 FASTEST: Final = 0.7
 """A run below this share of its kernels' time cannot have run plain steps."""
@@ -76,8 +74,8 @@ def validate_own(
             skipped[row.dataset, str(error)] += 1
             continue
         tpot.append(tpot_of(row, profile, predicted, kind))
-        if is_queueing(predicted):
-            skipped[row.dataset, FULL_KV, "ttft"] += 1
+        if is_waiting(row):
+            skipped[row.dataset, WAITS, "ttft"] += 1
         elif not math.isnan(row.ttft_ms):
             ttft.append(ttft_of(row, profile, predicted.ttft_ms, kind))
     return Validation(
@@ -166,11 +164,6 @@ def series_of(row: ServingRow) -> tuple[object, ...]:
         row.dataset, row.gpu, row.tp, row.dp, row.ep, row.prefill_workers, row.prefill_tp, row.prefill_dp,
         row.decode_workers, row.isl, row.osl, row.measured_on,
     )  # fmt: skip
-
-
-def is_queueing(predicted: RowPrediction) -> bool:
-    """Return whether TTFT is mostly waiting, so that it is not evaluated."""
-    return predicted.kv_load >= FULL_KV_LOAD
 
 
 def tpot_of(
