@@ -229,7 +229,7 @@ def _measuring(model: str, gpu: GpuSpec, plan: GroupValues, requests: Sequence[R
     from fastroof.plan.options import PlanOptions
 
     loaded = load_model(model)
-    options = PlanOptions(**plan).checked().for_model(loaded)
+    options = PlanOptions(**plan).checked().for_model(loaded, gpu)
     if options.engine.engine not in ("", "vllm"):
         raise PlanError(f"--measure needs --engine vllm, whose bench it calls; got {options.engine.name}")
     layout = options.layout
@@ -252,7 +252,7 @@ def _measuring(model: str, gpu: GpuSpec, plan: GroupValues, requests: Sequence[R
     checkpoint = published_checkpoint(model, options.dtype)
     served = ForwardModel(
         checkpoint.name, layout.tp, layout.dp, layout.ep, options.dtype, checkpoint.dtype, options.kv_dtype,
-        checkpoint.kv_dtype,
+        options.engine.memory.auto_kv_dtype(gpu, loaded.architecture, checkpoint.kv_dtype),
     )  # fmt: skip
     command = forward_command(served, steps, "forward.json")
     where = f"{loaded.name} on {layout.world_size} x {gpu.title}, vLLM {FIRST_RELEASE} or newer"

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from fastroof.checks import is_number, is_whole_number, one_of, shown, whole_number
 from fastroof.documents import Table
 from fastroof.engines.memory_by_card import (
+    AutoCache,
     Card,
     ExpertPadding,
     GraphKind,
@@ -16,6 +17,7 @@ from fastroof.engines.memory_by_card import (
     SparseCache,
     SparseWorkspace,
     StateBuffers,
+    first_row,
 )
 from fastroof.engines.values import (
     check_fields,
@@ -266,6 +268,7 @@ _TABLES: Final[dict[str, type]] = {
     "reserve": StaticReserve,
 }
 _VERSIONED: Final[dict[str, type]] = {
+    "auto_caches": AutoCache,
     "sparse_caches": SparseCache,
     "workspaces": SparseWorkspace,
     "expert_padding": ExpertPadding,
@@ -401,7 +404,7 @@ class KvMemory:
         Default maximum number of running requests, if the engine derives it; a table in TOML.
     reserve : StaticReserve, optional
         For the static rule; a table in TOML.
-    sparse_caches, workspaces, expert_padding, state_buffers, run_extras : tuple
+    auto_caches, sparse_caches, workspaces, expert_padding, state_buffers, run_extras : tuple
         Rules by version, card and architecture, see :mod:`fastroof.engines.memory_by_card`; tables in TOML.
     by_version : tuple of (str, tuple)
         Values of other versions: a range and its values; tables with ``versions`` in TOML.
@@ -456,6 +459,7 @@ class KvMemory:
     draft_share: bool = False
     running: RunningLimit | None = None
     reserve: StaticReserve | None = None
+    auto_caches: tuple[AutoCache, ...] = ()
     sparse_caches: tuple[SparseCache, ...] = ()
     workspaces: tuple[SparseWorkspace, ...] = ()
     expert_padding: tuple[ExpertPadding, ...] = ()
@@ -512,6 +516,11 @@ class KvMemory:
             if holds_for(versions, version):
                 return replace(self, **changed | dict(values), by_version=())
         return replace(self, **changed) if changed else self
+
+    def auto_kv_dtype(self, card: Card, architecture: str, stored: str) -> str:
+        """Return the format of the KV cache that ``auto`` means for a checkpoint with its own, on a card."""
+        row = first_row(self.auto_caches, card, architecture)
+        return stored if row is None else "fp8" if row.fp8 else "bf16"
 
     def of_model(self, architecture: str, *, is_dense: bool) -> KvMemory:
         """Return the rule with the runner that the engine takes for a model."""

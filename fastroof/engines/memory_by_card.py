@@ -1,4 +1,4 @@
-"""Memory rules that depend on the card and the model: cache layouts, workspaces, padded experts, states.
+"""Memory rules that depend on the card and the model: cache formats, workspaces, padded experts, states.
 
 Each is a row with conditions: versions, cards (a name, or a generation such as ``sm9``) and architectures;
 empty for any. The first row whose conditions hold counts.
@@ -89,6 +89,13 @@ class SparseCache(CardRule):
     gathers: bool = False
     all_layers: bool = False
     has_kernel: bool = True
+
+
+@dataclass(frozen=True)
+class AutoCache(CardRule):
+    """Whether ``auto`` means fp8 or bf16 for the KV cache where it is not the checkpoint's format."""
+
+    fp8: bool = False
 
 
 @dataclass(frozen=True)

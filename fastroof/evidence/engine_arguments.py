@@ -9,13 +9,14 @@ from typing import Any, Final
 
 from fastroof.acceptance import MOST_DRAFT_TOKENS, parse_accepted
 from fastroof.checks import is_whole_number
+from fastroof.config.gpu import gpu_named
 from fastroof.engines import EngineProfile, engine_of_version, serving_engines
 from fastroof.engines.scheduling import PAUSES
 from fastroof.errors import ModelError, TableError
 from fastroof.evidence.engine_files import engine_by_flags, settings_of_file
 from fastroof.evidence.engine_flags import ENGINE_FLAGS, SETTINGS, names_of, spelled
 from fastroof.evidence.speculative_flags import NO_DRAFT, DraftFlags, draft_flags, parse_draft, split_drafts
-from fastroof.models import Layout, load_model
+from fastroof.models import Layout, ModelSpec, load_model
 from fastroof.models.execution import DTYPES
 
 KV_FORMATS: Final[Mapping[str, str]] = {
@@ -172,8 +173,8 @@ def _arguments(
     except ModelError as error:
         raise type(error)(f"{where}: {error} (--model names another)") from None
     dtype, notes = _dtype(where, found, spec.checkpoint.formats[0])
-    kv_dtype, known_from = _kv_dtype(where, found, spec.checkpoint.kv_dtype, engine)
     packaged = engine_of_version(engine, version)
+    kv_dtype, known_from = _kv_dtype(where, found, spec, packaged)
     layout, ranks = _layout(where, engine, found)
     started = packaged.started_with(_settings(where, found, drafts is not None))
     profile = _scheduled(where, started, found, ranks)
@@ -237,7 +238,7 @@ def _dtype(where: str, found: Mapping[str, str], of_checkpoint: str) -> tuple[st
 
 
 def _kv_dtype(
-    where: str, found: Mapping[str, str], of_checkpoint: str | None, engine: str
+    where: str, found: Mapping[str, str], model: ModelSpec, engine: EngineProfile
 ) -> tuple[str, str]:
     kv_dtype = found.get("kv_dtype", "auto").lower()
     if kv_dtype != "auto":
@@ -246,9 +247,11 @@ def _kv_dtype(
                 f"{where}: KV cache in {kv_dtype!r} is not modelled; valid are auto, {', '.join(KV_FORMATS)}"
             )
         return KV_FORMATS[kv_dtype], "given"
-    if of_checkpoint is not None:
-        return of_checkpoint, "assumed: the checkpoint's"
-    return "bf16", f"assumed: {engine}'s default, the dtype of the activations"
+    gpu, stored = gpu_named(found["gpu"]), model.checkpoint.formats[1]
+    own = stored if gpu is None else engine.memory.auto_kv_dtype(gpu, model.architecture, stored)
+    default = "the dtype of the activations" if own == stored else f"of this model on {found['gpu']}"
+    is_stored = own == model.checkpoint.kv_dtype
+    return own, "assumed: the checkpoint's" if is_stored else f"assumed: {engine.engine}'s default, {default}"
 
 
 def _size(where: str, found: Mapping[str, str], name: str, most: int = MOST_GPUS, least: int = 1) -> int:

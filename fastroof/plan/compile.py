@@ -352,7 +352,8 @@ def compile_plan(
         :data:`fastroof.models.execution.DTYPES` (fp8 has per-tensor scales, fp8_block one per 128 x 128
         block). Another format than the checkpoint's applies to all but the router and the LM head.
     kv_dtype : str
-        Format of the KV cache: ``auto`` (the checkpoint's, else bf16), bf16 or fp8.
+        Format of the KV cache: ``auto`` (the checkpoint's, else bf16, or the engine's own for some models
+        and GPUs), bf16 or fp8.
     engine : EngineProfile, str, Path or mapping
         Serving engine: its costs besides kernels, schedule and memory, see
         :func:`fastroof.engines.load_engine`. ``vllm`` by default, as in every command; ``kernels`` adds
@@ -438,7 +439,7 @@ def compile_plan(
     model = checked_model(model)
     used = chosen_tables(tables, gpu)
     gpu = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
-    options = PlanOptions(**chosen).checked().for_model(model)
+    options = PlanOptions(**chosen).checked().for_model(model, gpu)
     check_tables(used, gpu)
     check_kernels(used, gpu, options)
     if curves is not None and not callable(getattr(curves, "row_values", None)):

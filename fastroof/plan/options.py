@@ -146,7 +146,10 @@ class PlanOptions:
         _dtype,
     )
     kv_dtype: str = _option(
-        "auto", "Format of the KV cache: auto (the checkpoint's, else bf16), bf16 or fp8.", "DTYPE", _kv_dtype
+        "auto",
+        "Format of the KV cache: auto (the engine's own for the model), bf16 or fp8.",
+        "DTYPE",
+        _kv_dtype,
     )
     engine: Any = _option(  # noqa: RUF009 -- frozen, and its default is a text
         DEFAULT_ENGINE,
@@ -305,12 +308,12 @@ class PlanOptions:
         sizes_given = {name: value for name in sizes if (value := getattr(self, name)) is not None}
         return replace(self, engine=engine, **sizes | sizes_given)
 
-    def for_model(self, model: ModelSpec) -> PlanOptions:
-        """Return options with auto replaced by the formats of a model's checkpoint."""
-        checkpoint_dtype, checkpoint_kv_dtype = model.checkpoint.formats
+    def for_model(self, model: ModelSpec, gpu: GpuSpec) -> PlanOptions:
+        """Return options with auto replaced by the formats of a model's checkpoint, or its engine's."""
+        engine, (checkpoint_dtype, stored) = self.engine, model.checkpoint.formats
         dtype = checkpoint_dtype if self.dtype == "auto" else self.dtype
-        kv_dtype = checkpoint_kv_dtype if self.kv_dtype == "auto" else self.kv_dtype
-        engine = self.engine
+        own_kv = engine.memory.auto_kv_dtype(gpu, model.architecture, stored)
+        kv_dtype = own_kv if self.kv_dtype == "auto" else self.kv_dtype
         static = model.checkpoint.static_scales and dtype == checkpoint_dtype
         # an engine's profile already has the scales that the engine uses
         if static and getattr(engine, "name", "") == KERNELS_ONLY:

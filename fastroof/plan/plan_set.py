@@ -141,7 +141,7 @@ def compile_plans(
             family = families_by_key[same] = families.get(key, len(families))
         if family == len(recipes):
             families[key] = family
-            checked = options.checked().for_model(model)
+            checked = options.checked().for_model(model, gpu)
             check_kernels(used, gpu, checked)
             kernels = checked.engine.kernels
             order = kernel_order(gpu, checked)

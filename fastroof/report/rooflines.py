@@ -119,7 +119,7 @@ def draw_mfu(
     options = (
         PlanOptions(engine="kernels", tp=tp, dtype=dtype, kv_dtype=kv_dtype, method=method)
         .checked()
-        .for_model(model)
+        .for_model(model, tables.gpu)
     )
     dtype, kv_dtype = options.dtype, options.kv_dtype
     execution = execution_of(model, options, curves_of(tables, tables.gpu, options))

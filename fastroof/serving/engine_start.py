@@ -326,11 +326,11 @@ def _confidence(
     starts = not refused
     if errors is None:
         return "likely" if starts else "unlikely"
-    lower = max([memory.kv_cache_bytes - room for room in rooms.values()], default=0)
-    higher_gib = (max(memory.graphs_high_bytes - memory.graphs_bytes, 0) + max(lower, 0)) / GIB
+    others = [room - memory.kv_cache_bytes for room in rooms.values()]
+    less_gib = (max(memory.graphs_high_bytes - memory.graphs_bytes, 0) - min([0, *others])) / GIB
     if starts:
-        return "yes" if margin.gib >= errors.most_gib + higher_gib else "likely"
-    return "no" if margin.gib <= -errors.most_gib else "unlikely"
+        return "yes" if margin.gib >= errors.most_gib + less_gib else "likely"
+    return "no" if margin.gib + max([0, *others]) / GIB <= -errors.most_gib else "unlikely"
 
 
 def _other_rooms(plan: StepPlan, question: StartQuestion, memory: PlanMemory) -> dict[str, int]:
@@ -382,7 +382,7 @@ def _settings(
         dtype=plan.dtype,
         kv_dtype=plan.kv_dtype,
         checkpoint_dtype=checkpoint.dtype,
-        checkpoint_kv_dtype=checkpoint.kv_dtype,
+        auto_kv_dtype=memory.auto_kv_dtype(plan.gpu, plan.model.architecture, checkpoint.kv_dtype),
         num_draft_tokens=args.num_draft_tokens,
         draft=draft,
         balance_steps=plan.profile.data_parallel.balance_steps,

@@ -26,9 +26,10 @@ from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.documents import Table, read_table
 from fastroof.engines import engine_names, load_engine
 from fastroof.errors import FastroofError, SweepError
-from fastroof.models import ModelSpec, load_model
+from fastroof.models import load_model
 from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES, ROUTINGS
 from fastroof.models.layout import ALL_TP_SIZES, SIZES_OF_TP, TP_SIZES
+from fastroof.plan.options import PlanOptions
 from fastroof.ranges import expand_sizes
 from fastroof.sweep.units import Split
 
@@ -266,12 +267,16 @@ class SweepSpec(BaseModel):
         every = itertools.product(self.tp, splits)
         return tuple((tp, split) for tp, split in every if tp * split.dp % split.ep == 0)
 
-    def formats(self, model: ModelSpec) -> tuple[tuple[str, str], ...]:
-        """Return all pairs of dtype and kv_dtype of a model, with auto replaced by its checkpoint's."""
-        weights, own_kv = model.checkpoint.formats
-        dtypes = dict.fromkeys(weights if dtype == AUTO else dtype for dtype in self.dtype)
-        kv_dtypes = dict.fromkeys(own_kv if dtype == AUTO else dtype for dtype in self.kv_dtype)
-        return tuple(itertools.product(dtypes, kv_dtypes))
+    def formats(self, model: str, gpu: str) -> tuple[tuple[str, str, str], ...]:
+        """Return all dtypes, kv_dtypes and engines of a model on a GPU, with auto replaced as in plans."""
+        loaded, card = load_model(model), load_gpu(gpu)
+        found: dict[tuple[str, str, str], None] = {}
+        for dtype, kv_dtype, name in itertools.product(self.dtype, self.kv_dtype, self.all_engines):
+            one = PlanOptions(dtype=dtype, kv_dtype=kv_dtype, engine=load_engine(name)).for_model(
+                loaded, card
+            )
+            found[one.dtype, one.kv_dtype, name] = None
+        return tuple(found)
 
     @model_validator(mode="after")
     def _check_splits(self) -> Self:
@@ -362,8 +367,7 @@ class CandidateSpec(SweepSpec):
     @property
     def num_plans(self) -> int:
         """Return the number of plans of one layout."""
-        formats = sum(len(self.formats(load_model(model))) for model in self.models)
-        return formats * len(self.gpus) * len(self.engine)
+        return sum(len(self.formats(*one)) for one in itertools.product(self.models, self.gpus))
 
     def replica_counts(self, gpus_each: int) -> tuple[int, ...]:
         """Return the numbers of replicas of some GPUs each that are possible."""

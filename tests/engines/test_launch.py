@@ -183,7 +183,7 @@ def test_formats_are_the_checkpoints_or_options() -> None:
         assert "nvfp4 weights" in impossible.unsaid[0]
     assert "fp8 weights" in server("trtllm", launch_settings(dtype="fp8")).unsaid[0]
     # a checkpoint with an fp8 cache, and a deployment without
-    other = launch_settings(checkpoint_kv_dtype="fp8")
+    other = launch_settings(auto_kv_dtype="fp8")
     assert options_of(server("vllm", other))["--kv-cache-dtype"] == "bfloat16"
     assert options_of(server("sglang", other))["--kv-cache-dtype"] == "bf16"
     assert "KV cache" in server("trtllm", other).unsaid[0]

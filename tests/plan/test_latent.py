@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fastroof
+from fastroof.config import load_gpu
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.engines.kernel_choices import OperatorKernel
 from fastroof.errors import MissingTableError
@@ -39,7 +40,7 @@ def profile(engine: str) -> EngineProfile:
 
 
 def options(engine: str = "kernels", **given: Any) -> PlanOptions:
-    return PlanOptions(engine=profile(engine), **given).checked().for_model(short())
+    return PlanOptions(engine=profile(engine), **given).checked().for_model(short(), load_gpu("h100"))
 
 
 def compiled(h100: Any, engine: str = "kernels", model: ModelSpec | None = None, **given: Any) -> Any:

@@ -9,11 +9,13 @@ import pytest
 
 import fastroof
 from fastroof.config import load_gpu
+from fastroof.evidence.engine_arguments import read_engine_arguments
 from fastroof.memory.plan_memory import PlanMemory
 from fastroof.memory.workspaces import workspace
 from fastroof.models import load_model
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.start import StartQuestion, cache_line_tokens, refusals
+from fastroof.sweep import load_spec
 from fastroof.units import GIB, MIB
 
 
@@ -47,6 +49,47 @@ def memory_of(plan: StepPlan, tokens: int, length: int | None = None, **options:
 def test_bytes_of_a_token_follow_the_kernel_of_the_card(model, gpu, engine, kv_dtype, token_bytes):
     plan = plan_of(model, gpu, engine, tp=8, kv_dtype=kv_dtype)
     assert plan.memory.kv_bytes_per_token == token_bytes
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "formats"),
+    [
+        (
+            "glm-5.2-fp8",
+            "b200",
+            {"vllm-0.31": "bf16", "vllm-0.32": "fp8", "vllm": "fp8", "sglang-0.5.10": "fp8"},
+        ),
+        ("glm-5.2-fp8", "h200", {"vllm": "bf16", "sglang": "bf16", "trtllm": "bf16"}),
+        ("glm-5.3-flash", "b200", {"vllm-0.32": "bf16", "vllm": "fp8", "sglang": "fp8"}),
+        ("deepseek-v3.2", "h200", {"vllm-0.11.0": "fp8", "vllm-0.11.1": "bf16", "vllm": "bf16"}),
+        ("deepseek-v3.2", "b200", {"vllm": "bf16", "sglang-0.5.6": "fp8", "sglang": "fp8"}),
+        ("deepseek-v3.2", "rtx_pro_6000", {"vllm-0.23": "bf16", "vllm-0.24": "fp8", "sglang": "fp8"}),
+        ("deepseek-v3.2", "mi355x", {"vllm": "bf16", "sglang": "bf16"}),
+        # SGLang's rule is not the checkpoint's
+        ("deepseek-v3.2-nvfp4", "h200", {"vllm": "fp8", "sglang": "bf16", "trtllm": "fp8"}),
+        ("deepseek-v4-flash", "h200", {"vllm": "fp8", "sglang": "fp8"}),
+        ("llama-3.1-8b", "b200", {"vllm": "bf16", "sglang": "bf16", "trtllm": "bf16"}),
+    ],
+)
+def test_auto_is_the_engines_own_format_of_the_kv_cache(model, gpu, formats):
+    assert {engine: plan_of(model, gpu, engine, tp=8).kv_dtype for engine in formats} == formats
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "bf16"])
+def test_every_answer_takes_the_same_format_for_auto(kv_dtype):
+    options = {"engine": "vllm", "tp": 8, "kv_dtype": kv_dtype}
+    answer = fastroof.fit("glm-5.2-fp8", "b200", **options)
+    (plan,) = fastroof.compile_plans([{"model": "glm-5.2-fp8", "allow_modelled": True, **options}], "b200")
+    keys = {"models": ["glm-5.2-fp8"], "gpus": ["b200"], "isl": 1000, "osl": 100, "concurrency": [8]}
+    spec = load_spec(
+        {**keys, "kv_dtype": [kv_dtype], "engine": ["vllm", "trtllm"], "max_num_batched_tokens": 8192}
+    )
+    swept = {engine: found for _, found, engine in spec.formats("glm-5.2-fp8", "b200")}
+    started = read_engine_arguments(given={"gpu": "b200", "model": "glm-5.2-fp8", **options})
+    own = "fp8" if kv_dtype == "auto" else kv_dtype
+    assert {answer.kv_dtype, plan.kv_dtype, swept["vllm"], started.kv_dtype} == {own}
+    assert swept["trtllm"] == "bf16"
+    assert ("--kv-cache-dtype", "auto" if own == "fp8" else "bfloat16") in answer.command.arguments
 
 
 def test_a_card_without_a_kernel_refuses():

@@ -69,7 +69,7 @@ def test_a_step_is_the_sum_of_its_lookups(
 ) -> None:
     model = short(name)
     plan = compiled(h100, model, engine)
-    options = PlanOptions(engine=profile(engine), tp=8).checked().for_model(model)
+    options = PlanOptions(engine=profile(engine), tp=8).checked().for_model(model, h100.gpu)
     tables = h100.in_order(kernel_order(h100.gpu, options))
     assert one_step_us(plan, requests) == pytest.approx(step_us(plan, tables, requests), rel=1e-9)
     explained = plan.explain(requests)

@@ -39,8 +39,8 @@ class LaunchSettings:
         Share of a GPU's memory, by the engine's definition; 0 for its formula.
     dtype, kv_dtype : str
         Formats of linear layers and experts, and of the KV cache.
-    checkpoint_dtype, checkpoint_kv_dtype : str
-        Formats of the checkpoint.
+    checkpoint_dtype, auto_kv_dtype : str
+        Formats of the checkpoint, and of the KV cache that the engine takes by itself.
     num_draft_tokens : int
         Tokens drafted per request before each step.
     draft : str
@@ -75,7 +75,7 @@ class LaunchSettings:
     dtype: str
     kv_dtype: str
     checkpoint_dtype: str
-    checkpoint_kv_dtype: str
+    auto_kv_dtype: str
     num_draft_tokens: int = 0
     draft: str = ""
     balance_steps: int = 0
@@ -99,8 +99,8 @@ class LaunchSettings:
 
     @property
     def is_own_kv_dtype(self) -> bool:
-        """Whether the KV cache has the checkpoint's format."""
-        return self.kv_dtype == self.checkpoint_kv_dtype
+        """Whether the KV cache has the format that the engine takes by itself."""
+        return self.kv_dtype == self.auto_kv_dtype
 
     @property
     def unnamed_modules(self) -> str:

@@ -40,9 +40,7 @@ def server(settings: LaunchSettings, release: str) -> Command:
         if settings.kv_dtype in _KV_DTYPES:
             cache["dtype"] = _KV_DTYPES[settings.kv_dtype]
         else:
-            unsaid.append(
-                f"a {settings.kv_dtype} KV cache: {settings.model} sets {settings.checkpoint_kv_dtype}"
-            )
+            unsaid.append(f"a {settings.kv_dtype} KV cache: {settings.model} sets {settings.auto_kv_dtype}")
     if settings.memory_fraction:
         cache["free_gpu_memory_fraction"] = settings.memory_fraction
     config: dict[str, Any] = {

@@ -30,7 +30,7 @@ class ForwardModel(NamedTuple):
     dtype: str
     checkpoint_dtype: str
     kv_dtype: str
-    checkpoint_kv_dtype: str
+    auto_kv_dtype: str
 
 
 def case_text(requests: Iterable[tuple[int, int]], name: str) -> str:
@@ -82,7 +82,7 @@ def forward_command(
             arguments.append(("--quantization", served.dtype))
         else:
             unsaid.append(f"weights in {served.dtype}: the checkpoint's are {served.checkpoint_dtype}")
-    if served.kv_dtype != served.checkpoint_kv_dtype:
+    if served.kv_dtype != served.auto_kv_dtype:
         arguments.append(("--kv-cache-dtype", _KV_DTYPES.get(served.kv_dtype, served.kv_dtype)))
     # vLLM does not start if a sequence of the model's own length does not fit
     longest = max(new + context for requests in steps.values() for new, context in requests)

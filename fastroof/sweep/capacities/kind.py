@@ -34,11 +34,11 @@ DEPLOYMENTS_A_UNIT: Final = 8
 
 def capacity_units(spec: CapacitySpec) -> Iterator[WorkUnit]:
     """Yield units in the order of the rows: models, GPUs, splits, formats, engines, deployments."""
-    formats = {model: spec.formats(load_model(model)) for model in spec.models}
+    formats = {one: spec.formats(*one) for one in itertools.product(spec.models, spec.gpus)}
     for model, gpu, (tp, split) in itertools.product(spec.models, spec.gpus, spec.splits):
         gpus_each = tp * split.pp * split.dp
         possible, impossible = len(spec.deployments(gpus_each)), spec.num_impossible(gpus_each)
-        for (dtype, kv_dtype), engine in itertools.product(formats[model], spec.engine):
+        for dtype, kv_dtype, engine in formats[model, gpu]:
             key = PlanKey(model, gpu, tp, dtype, kv_dtype, engine, *split)
             yield from plan_units(key, MODE, possible, DEPLOYMENTS_A_UNIT, lost=impossible)
 

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from fastroof.columns import Column
-from fastroof.models import load_model
 from fastroof.sweep.deployments.columns import columns_of
 from fastroof.sweep.deployments.spec import DeploymentSpec
 from fastroof.sweep.kind import GpuTables, SweepKind, SweepTotals
@@ -31,12 +30,12 @@ def deployment_units(spec: DeploymentSpec) -> Iterator[WorkUnit]:
     loads = math.prod(map(len, spec.load_axes.values()))
     is_each_kept = spec.keep == "all" or spec.objective == "energy"
     most = KEPT_A_UNIT if is_each_kept else CANDIDATES_A_UNIT
-    formats = {model: spec.formats(load_model(model)) for model in spec.models}
+    formats = {one: spec.formats(*one) for one in itertools.product(spec.models, spec.gpus)}
     for model, gpu, mode, (tp, split) in itertools.product(spec.models, spec.gpus, spec.mode, spec.splits):
         gpus = tp * split.pp * split.dp
         possible = len(spec.layouts(mode, gpus))
         impossible = (spec.num_layouts(mode, gpus) - possible) * loads
-        for (dtype, kv_dtype), engine in itertools.product(formats[model], spec.engine):
+        for dtype, kv_dtype, engine in formats[model, gpu]:
             key = PlanKey(model, gpu, tp, dtype, kv_dtype, engine, *split)
             yield from plan_units(key, mode, possible * loads, most, lost=impossible)
 

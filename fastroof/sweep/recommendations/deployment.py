@@ -28,6 +28,7 @@ from fastroof.sweep.answers import Choice
 from fastroof.sweep.deployments import DeploymentSpec
 from fastroof.sweep.deployments.kind import DeploymentSweep
 from fastroof.sweep.kind import GpuTables, load_tables_by_gpu
+from fastroof.sweep.units import PlanKey
 
 ROOM_TRUSTED: Final = 0.9
 """Maximum share of the estimated KV cache for the longest sequence: an engine with less KV cache than its
@@ -141,7 +142,7 @@ def deployment_of(
     rate = row["requests_per_s"] / copies if is_by_rate else 0.0
     if engine is not None:
         settings = {
-            name: _settings(spec, row, key.model, checkpoint, profile, role) for name, role in roles.items()
+            name: _settings(spec, row, key, checkpoint, profile, role) for name, role in roles.items()
         }
         servers = {name: engine.server(one) for name, one in settings.items()}
         if copies:
@@ -170,12 +171,12 @@ def deployment_of(
 def _settings(
     spec: DeploymentSpec,
     row: dict[str, Any],
-    given: str,
+    key: PlanKey,
     checkpoint: Published,
     profile: EngineProfile,
     role: str,
 ) -> LaunchSettings:
-    model = load_model(given)
+    model, gpu = load_model(key.model), load_gpu(key.gpu)
     batches = row["dp"] * row["pp"] * max(row["replicas"] or row["decode_workers"], 1)
     return LaunchSettings(
         model=served_name(checkpoint.name),
@@ -192,7 +193,7 @@ def _settings(
         dtype=row["dtype"],
         kv_dtype=row["kv_dtype"],
         checkpoint_dtype=checkpoint.dtype,
-        checkpoint_kv_dtype=checkpoint.kv_dtype,
+        auto_kv_dtype=profile.memory.auto_kv_dtype(gpu, model.architecture, checkpoint.kv_dtype),
         num_draft_tokens=row["num_draft_tokens"],
         draft=row["draft"] or "",
         balance_steps=profile.data_parallel.balance_steps,

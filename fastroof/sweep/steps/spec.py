@@ -132,11 +132,11 @@ def step_units(spec: StepSpec) -> Iterator[WorkUnit]:
     rows_a_length = batches if spec.keep == "all" else 1
     most = min(ROWS_A_UNIT // rows_a_length, EVALUATIONS_A_UNIT // batches)
     for model in spec.models:
-        loaded = load_model(model)
-        longest = loaded.max_position
+        longest = load_model(model).max_position
         within = sum(kv_len <= longest for kv_len in spec.kv_len)
-        for (tp, split), (dtype, kv_dtype) in itertools.product(spec.splits, spec.formats(loaded)):
-            key = PlanKey(model, spec.gpu, tp, dtype, kv_dtype, spec.engine, *split)
+        kinds = spec.formats(model, spec.gpu)
+        for (tp, split), (dtype, kv_dtype, engine) in itertools.product(spec.splits, kinds):
+            key = PlanKey(model, spec.gpu, tp, dtype, kv_dtype, engine, *split)
             yield from plan_units(key, "steps", within, most, each=batches)
 
 

@@ -19,7 +19,7 @@ MODULES = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
 ONE = LaunchSettings(
     model="org/a-model", tp=2, pp=1, dp=1, ep=1, has_experts=False, max_batched_tokens=2048, max_seqs=1024,
     max_context=32_768, running=40, memory_fraction=0.9, dtype="bf16", kv_dtype="bf16",
-    checkpoint_dtype="bf16", checkpoint_kv_dtype="bf16", max_loras=4,
+    checkpoint_dtype="bf16", auto_kv_dtype="bf16", max_loras=4,
 )  # fmt: skip
 
 
@@ -30,7 +30,7 @@ _LAYOUTS: dict[str, tuple[Any, ...]] = {
 _OTHERS: dict[str, tuple[Any, ...]] = {
     "dtype": ("bf16", "fp8", "nvfp4"),
     "kv_dtype": ("bf16", "fp8"),
-    "checkpoint_kv_dtype": ("bf16", "fp8"),
+    "auto_kv_dtype": ("bf16", "fp8"),
     "draft": ("", "mtp", "small"),
     "role": ("", "prefill", "decode"),
     "memory_fraction": (0.0, 0.9),
