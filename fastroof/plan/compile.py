@@ -352,8 +352,7 @@ def compile_plan(
         :data:`fastroof.models.execution.DTYPES` (fp8 has per-tensor scales, fp8_block one per 128 x 128
         block). Another format than the checkpoint's applies to all but the router and the LM head.
     kv_dtype : str
-        Format of the KV cache: ``auto`` (the checkpoint's, else bf16, or the engine's own for some models
-        and GPUs), bf16 or fp8.
+        Format of the KV cache: ``auto`` (the engine's own, mostly the checkpoint's), bf16 or fp8.
     engine : EngineProfile, str, Path or mapping
         Serving engine: its costs besides kernels, schedule and memory, see
         :func:`fastroof.engines.load_engine`. ``vllm`` by default, as in every command; ``kernels`` adds

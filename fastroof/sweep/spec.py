@@ -269,12 +269,11 @@ class SweepSpec(BaseModel):
 
     def formats(self, model: str, gpu: str) -> tuple[tuple[str, str, str], ...]:
         """Return all dtypes, kv_dtypes and engines of a model on a GPU, with auto replaced as in plans."""
-        loaded, card = load_model(model), load_gpu(gpu)
+        spec, card = load_model(model), load_gpu(gpu)
         found: dict[tuple[str, str, str], None] = {}
         for dtype, kv_dtype, name in itertools.product(self.dtype, self.kv_dtype, self.all_engines):
-            one = PlanOptions(dtype=dtype, kv_dtype=kv_dtype, engine=load_engine(name)).for_model(
-                loaded, card
-            )
+            given = PlanOptions(dtype=dtype, kv_dtype=kv_dtype, engine=load_engine(name))
+            one = given.for_model(spec, card)
             found[one.dtype, one.kv_dtype, name] = None
         return tuple(found)
 
