@@ -117,7 +117,6 @@ def _run(questions: Sequence[str], progress: Progress, task: Any) -> None:
 
 def call_a_plan() -> None:
     """Call what guides show from Python: steps as numbers, arrays, batches, lookups, the example sweep."""
-    import tomllib
     from importlib import resources
 
     import numpy as np
@@ -137,8 +136,7 @@ def call_a_plan() -> None:
         plan.decode_us(sizes, sizes)
         plan.prefill_us(sizes, sizes)
     tables.lookup("gemm", m=[64, 128], n=6144, k=4096)
-    example = resources.files("fastroof.sweep.deployments") / "example.toml"
-    fastroof.run_sweep(tomllib.loads(example.read_text("utf-8")), "swept.parquet")
+    fastroof.run_sweep(str(resources.files("fastroof.sweep.deployments") / "example.toml"), "swept.parquet")
 
 
 def answer_a_page() -> None:
