@@ -13,7 +13,7 @@ import typer
 from fastroof.command_group import new_app
 from kernels_bench.commands.allreduce import allreduce, collectives
 from kernels_bench.commands.bundle import bundle
-from kernels_bench.commands.export import infersim
+from kernels_bench.commands.export import infersim, roofline
 from kernels_bench.commands.merge import merge
 from kernels_bench.commands.plan import plan
 from kernels_bench.commands.providers import providers
@@ -59,6 +59,7 @@ for _command, _short_help in COMMANDS.items():
 _export = typer.Typer(help="Write measured tables in the format of another program.", no_args_is_help=True)
 _export.callback()(lambda: None)
 _export.command()(infersim)
+_export.command()(roofline)
 app.add_typer(_export, name="export")
 
 

@@ -10,21 +10,51 @@ import typer
 from kernels_bench.command_options import SET_WORDS, Json, print_json
 from kernels_bench.output.table_sets import load_table_set
 
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The tree that is written.")]
+Tables = Annotated[str, typer.Option(help=f"What to export: {SET_WORDS}.")]
+GemmDtype = Annotated[
+    str | None,
+    typer.Option(help="dtype of the GEMMs: there is one file per GPU.  [default: bf16 if measured]"),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace this GPU's folders.")]
+
 
 def infersim(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The tree that is written.")],
-    tables: Annotated[str, typer.Option(help=f"What to export: {SET_WORDS}.")] = "h100",
-    gemm_dtype: Annotated[
-        str | None,
-        typer.Option(help="dtype of the GEMMs: InferSim has one file per GPU.  [default: bf16 if measured]"),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace this GPU's folders.")] = False,
+    folder: Folder,
+    tables: Tables = "h100",
+    gemm_dtype: GemmDtype = None,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Write tables as the tree that InferSim reads."""
-    from kernels_bench.output.export_infersim import export_infersim
+    from kernels_bench.output.export_trees import INFERSIM
 
-    export = export_infersim(load_table_set(tables), folder, gemm_dtype=gemm_dtype, overwrite=overwrite)
+    _export(INFERSIM, folder, tables, gemm_dtype, overwrite, as_json)
+
+
+def roofline(
+    folder: Folder,
+    tables: Tables = "h100",
+    gemm_dtype: GemmDtype = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Write tables as the tree that roofline V2 reads, decodes in a file per heads and GPUs (-tpN).
+
+    Decodes of 8 and 2 heads are in 32-8-128-tp4.csv if prefills of 32 and 8 heads were measured, and in the
+    file of each other such pair. Windows, prefixes, KV caches other than bf16, MLA and experts are left out.
+    """
+    from kernels_bench.output.export_trees import ROOFLINE_V2
+
+    _export(ROOFLINE_V2, folder, tables, gemm_dtype, overwrite, as_json)
+
+
+def _export(
+    program: str, folder: Path, tables: str, gemm_dtype: str | None, overwrite: bool, as_json: bool
+) -> None:
+    from kernels_bench.output.export_trees import READ_AS_ZERO, export_tree
+
+    export = export_tree(load_table_set(tables), folder, program, gemm_dtype=gemm_dtype, overwrite=overwrite)
     if as_json:
         print_json(
             {
@@ -32,14 +62,12 @@ def infersim(
                 "gpu": export.gpu,
                 "rows": dict(export.rows),
                 "left_out": dict(export.left_out),
-                "rounds_to_zero": export.rounds_to_zero,
+                "read_as_zero": export.read_as_zero,
             }
         )
         return
     for why, count in export.left_out.items():
         typer.echo(f"left out {count:,} rows: {why}")
-    if export.rounds_to_zero:
-        typer.echo(
-            f"note: {export.rounds_to_zero:,} rows have an MFU that InferSim rounds to 0.0 and divides by"
-        )
+    if export.read_as_zero:
+        typer.echo(f"note: {export.read_as_zero:,} {READ_AS_ZERO[program]}")
     typer.echo(f"{export.root}: {sum(export.rows.values()):,} rows in {len(export.rows)} files")

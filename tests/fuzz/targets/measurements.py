@@ -16,7 +16,7 @@ from fastroof.load.compare import diff_tables
 from fastroof.load.steps_file import read_step_rows
 from kernels_bench.grid.estimate import estimate_all
 from kernels_bench.grid.grid import GRIDS, load_grid
-from kernels_bench.output.export_infersim import export_infersim
+from kernels_bench.output.export_trees import export_tree
 from kernels_bench.output.merge import merge_runs, write_merged
 from kernels_bench.output.table_sets import gpu_of, load_table_set
 from kernels_bench.output.tables import write_tables
@@ -177,7 +177,7 @@ class TableSets(FolderFiles):
             all_finite(validate_tables(tables, gpu_of(tables)).as_dict())
             merged = merge_runs([one, other], ["torch"])
             checked_tables(load_table_set(str(write_merged(merged, out / "merged"))))
-            all_finite(vars(export_infersim(tables, out / "tree"))["rounds_to_zero"])
+            all_finite(export_tree(tables, out / "tree").read_as_zero)
         finally:
             shutil.rmtree(out, ignore_errors=True)
 

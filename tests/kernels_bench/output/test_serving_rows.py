@@ -14,7 +14,7 @@ from fastroof.config.gpu import load_gpu
 from fastroof.config.paths import bench_data_root
 from fastroof.load.compare import diff_sources, diff_tables
 from kernels_bench.grid.estimate import estimate_all
-from kernels_bench.output.export_infersim import export_infersim
+from kernels_bench.output.export_trees import export_tree
 from kernels_bench.output.table_sets import load_table_set
 from kernels_bench.output.tables import write_tables
 from kernels_bench.output.validate import validate_tables
@@ -154,13 +154,13 @@ def test_a_plan_adds_quantising_where_the_rows_leave_it_out(
 
 
 def test_what_infersims_files_have_no_room_for_is_counted(folder: Path, tmp_path: Path) -> None:
-    done = export_infersim(load_table_set(str(folder / "a")), tmp_path / "tree")
+    done = export_tree(load_table_set(str(folder / "a")), tmp_path / "tree")
     assert done.left_out["InferSim has no file for moe"] == 5 * len(TOKENS)
     assert done.left_out["InferSim has no file for collective"] == 6
     assert done.left_out["attention_decode with a sliding window"] == 6
     assert done.left_out["attention_prefill with a sliding window"] == 3
     assert done.left_out["gemm of fp8_block, the one GEMM file holds bf16"] == 3
-    blocks = export_infersim(load_table_set(str(folder / "a")), tmp_path / "blocks", gemm_dtype="fp8_block")
+    blocks = export_tree(load_table_set(str(folder / "a")), tmp_path / "blocks", gemm_dtype="fp8_block")
     assert blocks.rows["gemm/h100/data.csv"] == 3
 
 

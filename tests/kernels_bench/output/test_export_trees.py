@@ -1,4 +1,4 @@
-"""What is exported for InferSim reads back the same, in the form its files have."""
+"""What is exported for InferSim and roofline V2 reads back the same, in the form their files have."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastroof.compat import roofline_v2
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTables, load_measured
-from kernels_bench.output.export_infersim import export_infersim
+from kernels_bench.output.export_trees import ROOFLINE_V2, export_tree
 from kernels_bench.output.table_sets import load_table_set
 from kernels_bench.protocol import Point
 from tests.kernels_bench.fakes import command
@@ -48,7 +49,7 @@ MLA_PREFILL = Point(
 def exported(folder: Path, rows: list[Any], **options: Any) -> tuple[Any, Path]:
     journal = write_journal(folder / "j.jsonl", rows)
     root = folder / "tree"
-    return export_infersim(load_table_set(str(journal)), root, **options), root
+    return export_tree(load_table_set(str(journal)), root, **options), root
 
 
 def by_point(tables: MeasuredTables, dtype_matters: bool = True) -> dict[tuple[Any, ...], float]:
@@ -131,7 +132,7 @@ def test_headers_and_order_are_infersims(tmp_path: Path, shared: Path) -> None:
 @pytest.mark.parametrize("gpu", ["h800", "h20"])
 def test_a_published_tree_survives_the_round_trip(gpu: str, tmp_path: Path, shared: Path) -> None:
     published = load_measured(shared / "reference" / "infersim_bench_data", gpu=gpu)
-    export = export_infersim(published, tmp_path / "tree")
+    export = export_tree(published, tmp_path / "tree")
     # experts are one fused kernel here and two GEMMs there: they are counted, not written
     experts = export.left_out.pop("InferSim has no file for moe")
     before = {point: us for point, us in by_point(published).items() if point[0] != "moe"}
@@ -201,7 +202,7 @@ def test_an_ambiguous_gemm_dtype_must_be_given(tmp_path: Path) -> None:
 
 def test_rows_that_infersim_would_divide_by_zero_for_are_counted(tmp_path: Path) -> None:
     export, _ = exported(tmp_path, [(decode(1, 2), 9.0), (gemm(4096), 250.0)])
-    assert export.rounds_to_zero == 1
+    assert export.read_as_zero == 1
 
 
 def test_the_tree_of_one_gpu_is_replaced_only_on_request(tmp_path: Path) -> None:
@@ -225,7 +226,7 @@ def test_nothing_to_export_raises_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_whose_rows_they_are_goes_with_them(tmp_path: Path) -> None:
-    export_infersim(load_table_set("h100"), tmp_path / "tree")
+    export_tree(load_table_set("h100"), tmp_path / "tree")
     facts = tomllib.loads((tmp_path / "tree" / "provenance-h100.toml").read_text())
     source = facts["sources"]["aiconfigurator-vllm-0.25.0"]
     assert source["licence"] == "Apache-2.0"
@@ -240,3 +241,73 @@ def test_the_command(tmp_path: Path) -> None:
     tables = load_measured(tmp_path / "tree")
     shipped = load_measured("h100").tables["gemm"].columns
     assert tables.tables["gemm"].num_rows == int((shipped["dtype"] == "bf16").sum())
+
+
+def roofline(folder: Path, rows: list[Any], **options: Any) -> tuple[Any, Path]:
+    return exported(folder, rows, program=ROOFLINE_V2, **options)
+
+
+def test_roofline_v2_reads_back_what_is_exported_for_it(tmp_path: Path) -> None:
+    rows = [
+        (gemm(64), 20.0),
+        *((prefill(s), 0.05 * s) for s in (1024, 4096)),
+        (decode(16, 4096), THIRD / 7),
+        *(
+            (decode(b, kv, num_q_heads=8, num_kv_heads=2), 9.0 + b)
+            for b, kv in ((1, 512), (2, 512), (2, 1024))
+        ),
+    ]
+    export, root = roofline(tmp_path, rows)
+    read = roofline_v2.load(root)
+    assert set(read.decode_at) == {("32-8-128", 1), ("32-8-128", 4)}
+    peak = load_measured(root).tables["gemm"]
+    assert peak.columns["mfu"][0] == roofline_v2.gemm_mfu(read, 64, 4096, 4096)
+    flops = {(1, 512): 2, (2, 512): 4, (2, 1024): 8}
+    for (batch, kv), work in flops.items():
+        mfu = roofline_v2.decode_mfu(read, "32-8-128", batch, kv, tp=4)
+        assert mfu == pytest.approx(work * 8 * 128 * 1024 / ((9e-6 + batch * 1e-6) * 989.5e12), rel=1e-14)
+    half_square = 4 * 32 * 128 * 4096**2 / 2
+    assert roofline_v2.prefill_mfu(read, "32-8-128", 4096) == pytest.approx(
+        half_square / (204.8e-6 * 989.5e12), rel=1e-14
+    )
+    # one of two batches at two lengths is not measured
+    assert export.read_as_zero == 1
+    assert by_point(load_measured(root)) == {(p.operator, *p.values.values()): us for p, us in rows}
+
+
+def test_heads_that_roofline_v2_cannot_find_are_counted(tmp_path: Path) -> None:
+    rows = [
+        (gemm(64), 20.0),
+        (prefill(1024), 40.0),
+        (prefill(1024, num_q_heads=28, num_kv_heads=4), 39.0),
+        *((decode(1, 64, kv_dtype=dtype), 9.0) for dtype in ("bf16", "fp8")),
+        (decode(1, 64, num_q_heads=40), 9.0),
+        (MLA_DECODE, 60.1),
+    ]
+    export, _ = roofline(tmp_path, rows)
+    assert export.left_out == {
+        "roofline V2 has no file for mla_decode": 1,
+        "attention_decode over a KV cache other than bf16": 1,
+        "attention_prefill of heads without a decode": 1,
+        "attention_decode of heads without a prefill": 1,
+    }
+    with pytest.raises(MeasureError, match="it needs GEMMs, prefills and decodes of the same heads: no rows"):
+        roofline(tmp_path / "no_gemm", rows[1:4:2])
+
+
+def test_the_published_roofline_tree_survives_the_round_trip(tmp_path: Path, shared: Path) -> None:
+    published = shared / "reference" / "h100_roofline_v2" / "bench_data"
+    tables = load_measured(published)
+    export_tree(tables, tmp_path / "tree", ROOFLINE_V2, gemm_dtype="fp8")
+    theirs, ours = roofline_v2.load(published), roofline_v2.load(tmp_path / "tree")
+    assert ours.attn_configs == theirs.attn_configs
+    assert set(theirs.decode_at) <= set(ours.decode_at)
+    assert by_point(load_measured(tmp_path / "tree")).keys() == by_point(tables).keys()
+    m, k, n = (tables.tables["gemm"].columns[name] for name in "mkn")
+    assert np.abs(roofline_v2.gemm_mfu(ours, m, k, n) - roofline_v2.gemm_mfu(theirs, m, k, n)).max() < 5.1e-4
+    for shape, tp in theirs.decode_at:
+        rows = cells(published / f"mha/decode/h100/{shape}-tp{tp}.csv")
+        batch, kv = ([int(row[axis]) for row in rows] for axis in ("batch_size", "kv_len"))
+        apart = [roofline_v2.decode_mfu(one, shape, batch, kv, tp) for one in (ours, theirs)]
+        # theirs have 3 decimals
+        assert np.median(np.abs(apart[0] - apart[1])) <= 5.1e-4, (shape, tp)
