@@ -5,7 +5,8 @@ Importing this loads neither torch nor any kernel library.
 
 from __future__ import annotations
 
-from kernels_bench.protocol import Provider
+from kernels_bench.providers.cuda_provider import CudaProvider
+from kernels_bench.providers.device import Device
 from kernels_bench.providers.flashinfer_provider import FlashinferProvider
 from kernels_bench.providers.torch_provider import TorchProvider
 from kernels_bench.providers.vllm_provider import VllmProvider
@@ -13,10 +14,10 @@ from kernels_bench.providers.vllm_provider import VllmProvider
 __all__ = ["all_providers"]
 
 
-def all_providers() -> list[Provider]:
-    """Return the providers of GPU kernels in the order of choice.
+def all_providers(device: Device | None = None) -> list[CudaProvider]:
+    """Return the providers of GPU kernels in the order of choice, for the GPU of this host by default.
 
     >>> [provider.name for provider in all_providers()]
     ['vllm', 'flashinfer', 'torch']
     """
-    return [VllmProvider(), FlashinferProvider(), TorchProvider()]
+    return [VllmProvider(device), FlashinferProvider(device), TorchProvider(device)]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from fastroof.config.gpu import GpuSpec
+from fastroof.errors import MeasureError
 from kernels_bench.protocol import Availability
 from kernels_bench.providers.rotating import L2_MULTIPLE
 
@@ -30,6 +33,8 @@ class Device:
     capability: tuple[int, int] = (0, 0)
     # How many L2 caches inputs rotate over; 0 for one set of inputs, which it finds in the L2.
     rotation: float = L2_MULTIPLE
+    # Whether it is the GPU of this host; a named one runs nothing.
+    is_here: bool = True
 
     @property
     def rotated_bytes(self) -> int:
@@ -52,12 +57,30 @@ ROTATION_VARIABLE: Final = "KERNELS_BENCH_ROTATION"
 CPU_DEVICE: Final = Device("cpu")
 
 
-def cuda_availability() -> Availability:
-    """Return whether torch can use a CUDA GPU here, and why not."""
+def named_device(gpu: GpuSpec) -> Device:
+    """Return a card that is somewhere else, to list what would be measured on it.
+
+    >>> from fastroof.config.gpu import load_gpu
+    >>> named_device(load_gpu("h200")).capability, named_device(load_gpu("l40s")).capability
+    ((9, 0), (8, 9))
+    """
+    major = gpu.generation.removeprefix("sm")
+    if not major.isdecimal():
+        raise MeasureError(f"no provider measures {gpu.title}: they are for NVIDIA's GPUs")
+    name = gpu.kernel_name
+    minors = {"7": 0 if name.startswith("v100") else 5, "10": 3 * ("b300" in name), "12": int(name == "gb10")}
+    minors["8"] = 9 if "fp8" in gpu.peak_flops_per_s else 0 if re.match("a(100|800|30)", name) else 6
+    return Device("cuda", int(gpu.l2_bytes), (int(major), minors.get(major, 0)), is_here=False)
+
+
+def cuda_availability(device: Device | None = None) -> Availability:
+    """Return whether torch can use a CUDA GPU here, and why not; of a named one, whether torch is there."""
     try:
         import torch
     except ImportError as error:
         return Availability(False, f"torch cannot be imported ({error}): pip install 'torch>=2.11'")
+    if device is not None and not device.is_here:
+        return Availability(True, versions={"torch": str(torch.__version__)})
     if not torch.cuda.is_available():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
         return Availability(

@@ -205,6 +205,10 @@ _BINDERS: Final = {
 assert set(_BINDERS) == set(KINDS)
 
 
+COPY_KERNEL: Final = "tensor.copy_, device to device"
+EMPTY_KERNEL: Final = "triton, empty kernel"
+
+
 def prepare_copy(point: Point, device: Device, seed: int, max_bytes: int) -> RotatingCalls:
     """Make source and target of a copy on the device."""
     import torch
@@ -226,7 +230,7 @@ def prepare_copy(point: Point, device: Device, seed: int, max_bytes: int) -> Rot
         to.copy_(of)
 
     return RotatingCalls(
-        "tensor.copy_, device to device",
+        COPY_KERNEL,
         sets,
         sets * set_bytes,
         launch,
@@ -244,4 +248,4 @@ def prepare_launch(launch_empty: Callable[[], None], device: Device) -> Rotating
     def launch(index: int) -> None:
         launch_empty()
 
-    return RotatingCalls("triton, empty kernel", 1, 0, launch, lambda index: nothing, lambda index: nothing)
+    return RotatingCalls(EMPTY_KERNEL, 1, 0, launch, lambda index: nothing, lambda index: nothing)

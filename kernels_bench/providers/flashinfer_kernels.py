@@ -64,8 +64,13 @@ def prepare_flashinfer_experts(
         )
         return outputs[index]
 
-    scaling = "fp8 in blocks of 128" if in_blocks else "bf16"
-    return sets.calls(f"flashinfer cutlass_fused_moe, {scaling}, untuned; router not inside", compute, seed)
+    return sets.calls(experts_kernel(point), compute, seed)
+
+
+def experts_kernel(point: Point) -> str:
+    """Name what computes the experts of a point."""
+    scaling = "fp8 in blocks of 128" if point.values["dtype"] == "fp8_block" else "bf16"
+    return f"flashinfer cutlass_fused_moe, {scaling}, untuned; router not inside"
 
 
 GEMM_MODULES: Final = {10: "gemm_sm100", 12: "gemm_sm120"}

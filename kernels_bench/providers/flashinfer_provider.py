@@ -31,12 +31,15 @@ from kernels_bench.providers.flashinfer_calls import (
     plan_ragged_prefill,
 )
 from kernels_bench.providers.flashinfer_kernels import (
+    GEMM_KERNEL,
+    experts_kernel,
     prepare_block_gemm,
     prepare_flashinfer_experts,
     refuses_block_gemm,
     refuses_flashinfer_experts,
 )
-from kernels_bench.providers.mla import MLA_QUERY_WIDTH, mla_sets, prepare_mla
+from kernels_bench.providers.mla import MLA_PAGE_SIZE, MLA_QUERY_WIDTH, mla_sets, prepare_mla
+from kernels_bench.providers.paging import PAGE_SIZE
 
 
 class FlashinferProvider(CudaProvider):
@@ -55,11 +58,11 @@ class FlashinferProvider(CudaProvider):
     def launches(self) -> Mapping[str, Launch]:
         """What it launches, by operator."""
         return {
-            "gemm": Launch(self._refuses_gemm, self._prepare_gemm),
-            "attention_prefill": Launch(self._refuses_prefill, self._prepare_prefill),
-            "attention_decode": Launch(self._refuses_decode, self._prepare_decode),
-            "mla_decode": Launch(self._refuses_mla, self._prepare_mla),
-            "moe": Launch(self._refuses_moe, self._prepare_moe),
+            "gemm": Launch(self._refuses_gemm, self._prepare_gemm, lambda point: GEMM_KERNEL),
+            "attention_prefill": Launch(self._refuses_prefill, self._prepare_prefill, self._prefill_kernel),
+            "attention_decode": Launch(self._refuses_decode, self._prepare_decode, self._decode_kernel),
+            "mla_decode": Launch(self._refuses_mla, self._prepare_mla, self._mla_kernel),
+            "moe": Launch(self._refuses_moe, self._prepare_moe, experts_kernel),
         }
 
     @property
@@ -71,7 +74,7 @@ class FlashinferProvider(CudaProvider):
 
     def availability(self) -> Availability:
         """Return whether flashinfer imports and torch sees a GPU that it has kernels for."""
-        cuda = cuda_availability()
+        cuda = cuda_availability(self._device)
         if not cuda.works:
             return cuda
         if self.device.capability < (8, 0):
@@ -148,7 +151,7 @@ class FlashinferProvider(CudaProvider):
             return self._prepare_windowed_prefill(point, seed, max_bytes, backend)
         sets = contiguous_sets(point, self.device, seed, max_bytes)
         launch = plan_ragged_prefill(self._package(), sets, self.device, backend)
-        return prepare_attention(sets, f"flashinfer ragged prefill {backend}", launch, seed)
+        return prepare_attention(sets, self._prefill_kernel(point), launch, seed)
 
     def _prepare_windowed_prefill(self, point: Point, seed: int, max_bytes: int, backend: str) -> Prepared:
         """Over pages, of which a window leaves most unread: contiguous KV would hold and rotate all of it."""
@@ -160,8 +163,7 @@ class FlashinferProvider(CudaProvider):
         def launch(index: int) -> None:
             attend(sets.q[index], sets.k[index], sets.v[index], sets.out[index])
 
-        kernel = f"flashinfer paged prefill {backend}, page {sets.batch.page_size}{_window_words(sets.heads)}"
-        return prepare_attention(sets, kernel, launch, seed)
+        return prepare_attention(sets, self._prefill_kernel(point), launch, seed)
 
     def _prepare_decode(self, point: Point, seed: int, max_bytes: int) -> Prepared:
         kv_dtype = str(point.values["kv_dtype"])
@@ -181,17 +183,28 @@ class FlashinferProvider(CudaProvider):
         def launch(index: int) -> None:
             attend(sets.q[index], sets.k[index], sets.v[index], sets.out[index])
 
-        units = "tensor cores" if tensor_cores else "CUDA cores"
-        kernel = f"flashinfer paged decode, {units}, page {sets.batch.page_size}{_window_words(sets.heads)}"
-        return prepare_attention(sets, kernel, launch, seed)
+        return prepare_attention(sets, self._decode_kernel(point), launch, seed)
 
     def _prepare_mla(self, point: Point, seed: int, max_bytes: int) -> Prepared:
         backend = self._mla_backend(point) or "fa2"
         sets = mla_sets(point, self.device, seed, max_bytes)
         heads, latent, rope = (int(point.values[n]) for n in ("num_q_heads", "kv_lora_rank", "rope_dim"))
         attend = plan_mla(self._package(), sets.batch, heads, latent, rope, self.device, backend)
-        kernel = f"flashinfer MLA {backend}, page {sets.batch.page_size}"
-        return prepare_mla(sets, kernel, attend, MLA_QUERY_WIDTH, seed)
+        return prepare_mla(sets, self._mla_kernel(point), attend, MLA_QUERY_WIDTH, seed)
+
+    def _prefill_kernel(self, point: Point) -> str:
+        backend = self._prefill_backend(point) or "fa2"
+        if _is_windowed(point):
+            return f"flashinfer paged prefill {backend}, page {PAGE_SIZE}{_window_words(point)}"
+        return f"flashinfer ragged prefill {backend}"
+
+    def _decode_kernel(self, point: Point) -> str:
+        is_tensor = self.modules.decode_uses_tensor_cores(Heads.of(point), str(point.values["kv_dtype"]))
+        units = "tensor cores" if is_tensor else "CUDA cores"
+        return f"flashinfer paged decode, {units}, page {PAGE_SIZE}{_window_words(point)}"
+
+    def _mla_kernel(self, point: Point) -> str:
+        return f"flashinfer MLA {self._mla_backend(point) or 'fa2'}, page {MLA_PAGE_SIZE}"
 
 
 def _head_dim(point: Point) -> int:
@@ -202,8 +215,8 @@ def _is_windowed(point: Point) -> bool:
     return int(point.values.get("window", 0)) > 0
 
 
-def _window_words(heads: Heads) -> str:
-    return f", window {heads.window}" if heads.window else ""
+def _window_words(point: Point) -> str:
+    return f", window {point.values['window']}" if _is_windowed(point) else ""
 
 
 def _not_built(name: str) -> str:

@@ -79,6 +79,15 @@ class TorchSmallOps:
         out.copy_((x.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(out.dtype))
 
 
+VLLM_KERNELS: Final = {
+    "rmsnorm_residual": "vllm fused_add_rms_norm",
+    "rope": "vllm rotary_embedding",
+    "silu_and_mul": "vllm silu_and_mul",
+    "kv_write": "vllm reshape_and_cache_flash",
+    "fp8_quantise": "vllm static_scaled_fp8_quant",
+}
+
+
 class VllmSmallOps:
     """vLLM's CUDA ops: what its models run without a compiler's fusion."""
 
@@ -90,13 +99,7 @@ class VllmSmallOps:
         self._one: Any = None
         self._torch = torch
         self.cos_sin_dtype = "bf16"
-        self.kernels = {
-            "rmsnorm_residual": "vllm fused_add_rms_norm",
-            "rope": "vllm rotary_embedding",
-            "silu_and_mul": "vllm silu_and_mul",
-            "kv_write": "vllm reshape_and_cache_flash",
-            "fp8_quantise": "vllm static_scaled_fp8_quant",
-        }
+        self.kernels = VLLM_KERNELS
 
     def rmsnorm_residual(self, x: Any, residual: Any, weight: Any) -> None:
         """Add and normalise in place."""

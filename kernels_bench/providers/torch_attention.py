@@ -44,10 +44,19 @@ def prepare_sdpa(
         sets.out[index].copy_(outputs[index].transpose(1, 2).flatten(0, 1))
         return read(index)
 
-    what = "prefill" if "q_len" in point.values else "decode, contiguous KV"
-    calls.kernel = f"SDPA {backend}, {what}"
+    calls.kernel = f"SDPA {backend}, {_what(point)}"
     calls.read = read_copied
     return calls
+
+
+def sdpa_words(point: Point, device: Device) -> str:
+    """Name the backends that are tried for a point, in their order."""
+    q_len, kv_len = int(point.values.get("q_len", 1)), int(point.values["kv_len"])
+    return f"SDPA {' or '.join(_TITLES[name] for name in _backends(device, q_len, kv_len))}, {_what(point)}"
+
+
+def _what(point: Point) -> str:
+    return "prefill" if "q_len" in point.values else "decode, contiguous KV"
 
 
 def _views(sets: AttentionSets, index: int, batch_size: int) -> tuple[Any, Any, Any]:

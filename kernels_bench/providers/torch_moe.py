@@ -31,7 +31,7 @@ def refuses_moe(point: Point) -> str | None:
 
 
 def prepare_moe(
-    point: Point, ops: SmallOps, activation: str, device: Device, seed: int, max_bytes: int
+    point: Point, ops: SmallOps, kernel: str, device: Device, seed: int, max_bytes: int
 ) -> RotatingCalls:
     """Make tokens and experts, and the order of rows by expert."""
     import torch
@@ -52,7 +52,7 @@ def prepare_moe(
         back = rows.index_select(0, plan.row_of).view(*plan.shares.shape[::2], -1)
         return torch.bmm(plan.shares, back)[:, 0]
 
-    return sets.calls(MOE_KERNEL.format(activation=activation), compute, seed)
+    return sets.calls(kernel, compute, seed)
 
 
 class _Rows:

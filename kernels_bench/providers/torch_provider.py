@@ -13,15 +13,17 @@ from kernels_bench.providers.attention import refuses_heads
 from kernels_bench.providers.cuda_provider import CudaProvider, Launch
 from kernels_bench.providers.device import CPU_DEVICE, cuda_availability
 from kernels_bench.providers.elementwise import (
+    COPY_KERNEL,
+    EMPTY_KERNEL,
     prepare_copy,
     prepare_launch,
     prepare_small_op,
     refuses_small_op,
 )
 from kernels_bench.providers.small_ops import SmallOps, TorchSmallOps
-from kernels_bench.providers.torch_attention import prepare_sdpa, refuses_sdpa
+from kernels_bench.providers.torch_attention import prepare_sdpa, refuses_sdpa, sdpa_words
 from kernels_bench.providers.torch_gemm import prepare_gemm, refuses_gemm, torch_gemm
-from kernels_bench.providers.torch_moe import prepare_moe, refuses_moe
+from kernels_bench.providers.torch_moe import MOE_KERNEL, prepare_moe, refuses_moe
 
 
 class TorchProvider(CudaProvider):
@@ -33,19 +35,25 @@ class TorchProvider(CudaProvider):
     @cached_property
     def launches(self) -> Mapping[str, Launch]:
         """What it launches, by operator."""
-        attention = Launch(self._refuses_attention, self._prepare_attention)
+        attention = Launch(
+            self._refuses_attention, self._prepare_attention, lambda point: sdpa_words(point, self.device)
+        )
         return {
-            "gemm": Launch(self._refuses_gemm, self._prepare_gemm),
+            "gemm": Launch(
+                self._refuses_gemm, self._prepare_gemm, lambda point: torch_gemm(point.values["dtype"])[0]
+            ),
             **dict.fromkeys(ATTENTION, attention),
-            "moe": Launch(self._refuses_moe, self._prepare_moe),
-            "elementwise": Launch(self._refuses_elementwise, self._prepare_elementwise),
+            "moe": Launch(self._refuses_moe, self._prepare_moe, self._moe_kernel),
+            "elementwise": Launch(
+                self._refuses_elementwise, self._prepare_elementwise, self._elementwise_kernel
+            ),
         }
 
     def availability(self) -> Availability:
         """Return whether torch sees a GPU."""
         if self._device == CPU_DEVICE:
             return Availability(True)
-        cuda = cuda_availability()
+        cuda = cuda_availability(self._device)
         if cuda.works and (triton := _triton_version()):
             return Availability(True, versions={**(cuda.versions or {}), "triton": triton})
         return cuda
@@ -69,9 +77,14 @@ class TorchProvider(CudaProvider):
         return refuses_moe(point) or self._lacks_triton()
 
     def _prepare_moe(self, point: Point, seed: int, max_bytes: int) -> Prepared:
-        ops = self._small_ops()
-        activation = ops.kernels.get("silu_and_mul", "silu_and_mul")
-        return prepare_moe(point, ops, activation, self.device, seed, max_bytes)
+        return prepare_moe(point, self._small_ops(), self._moe_kernel(point), self.device, seed, max_bytes)
+
+    def _moe_kernel(self, point: Point) -> str:
+        return MOE_KERNEL.format(activation=self._small_ops().kernels.get("silu_and_mul", "silu_and_mul"))
+
+    def _elementwise_kernel(self, point: Point) -> str:
+        kind = str(point.values["kind"])
+        return {"copy": COPY_KERNEL, "launch": EMPTY_KERNEL}.get(kind) or self._small_ops().kernels[kind]
 
     def _refuses_elementwise(self, point: Point) -> str | None:
         if point.values["kind"] == "copy":

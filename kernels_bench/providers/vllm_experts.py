@@ -1,8 +1,8 @@
-"""vLLM's fused experts: its Triton kernels, through the function that its layers call.
+"""vLLM's fused experts, built as a model's layer is, so that vLLM chooses the kernel.
 
-Unlike its libraries they need vLLM itself, whose Python holds the kernels. The signatures are those in the
-source of its wheel 0.26.0, so that a call can be checked where vLLM is not installed; where it is, tests
-compare them with its source.
+They need vLLM itself, whose Python holds the choice and the Triton kernels. The calls are those of vLLM
+0.26.0 and 0.33.0: on Hopper its oracle takes Triton for blocks of fp8, and FlashInfer's CUTLASS, if
+flashinfer is installed, for experts that are spread over GPUs.
 """
 
 from __future__ import annotations
@@ -19,23 +19,7 @@ from kernels_bench.providers.device import Device
 from kernels_bench.providers.experts import ExpertSets, ExpertWeights, refuses_experts
 from kernels_bench.providers.random_inputs import SCALE_BLOCK
 from kernels_bench.providers.rotating import RotatingCalls
-
-_LAYER: Final = "vllm.model_executor.layers.fused_moe"
-
-SIGNATURES: Final = {
-    f"{_LAYER}.fused_moe:fused_experts": (
-        "hidden_states, w1, w2, topk_weights, topk_ids, activation=MoEActivation.SILU, "
-        "apply_router_weight_on_input=False, global_num_experts=-1, expert_map=None, quant_config=None"
-    ),
-    f"{_LAYER}.config:fp8_w8a8_moe_quant_config": (
-        "w1_scale, w2_scale, a1_scale=None, a2_scale=None, w1_bias=None, w2_bias=None, "
-        "per_act_token_quant=False, per_out_ch_quant=False, block_shape=None, a1_gscale=None, "
-        "a2_gscale=None, g1_alphas=None, g2_alphas=None, gemm1_alpha=None, gemm1_beta=None, "
-        "gemm1_clamp_limit=None"
-    ),
-    f"{_LAYER}.fused_moe:get_moe_configs": "E, N, dtype, block_n=None, block_k=None",
-}
-"""Arguments of each function that is called, by module and name."""
+from kernels_bench.providers.vllm_linear import LAYERS, fp8_scheme, model_being_built
 
 EXPERT_DTYPES: Final = ("bf16", "fp8", "fp8_block")
 _SCALINGS: Final = {
@@ -45,12 +29,16 @@ _SCALINGS: Final = {
 }
 
 
-class VllmExperts(NamedTuple):
-    """The functions of :data:`SIGNATURES`."""
+class BuiltExperts(NamedTuple):
+    """A layer of experts that is ready to be applied."""
 
-    fused_experts: Callable[..., Any]
-    fp8_config: Callable[..., Any]
-    tuned_configs: Callable[..., Any]
+    # Class of the kernel that vLLM chose, and whether it has tuned block sizes.
+    kernel: str
+    # ``apply(x, expert_weights, experts)`` returns the weighted sums.
+    apply: Callable[[Any, Any, Any], Any]
+
+
+Build = Callable[[ExpertSets, ExpertWeights], BuiltExperts]
 
 
 def vllm_version() -> str:
@@ -63,15 +51,6 @@ def vllm_version() -> str:
     return "unknown"
 
 
-def load_vllm_experts() -> VllmExperts:
-    """Import what is called; it takes vLLM some seconds."""
-    functions = []
-    for where in SIGNATURES:
-        module, name = where.split(":")
-        functions.append(getattr(importlib.import_module(module), name))
-    return VllmExperts(*functions)
-
-
 def refuses_vllm_experts(point: Point, device: Device) -> str | None:
     """Return why experts are not for vLLM's kernels on a device; None where they are."""
     if reason := refuses_experts(point, EXPERT_DTYPES):
@@ -82,42 +61,79 @@ def refuses_vllm_experts(point: Point, device: Device) -> str | None:
 
 
 def prepare_vllm_experts(
-    point: Point, vllm: VllmExperts, device: Device, seed: int, max_bytes: int
+    point: Point, build: Build, device: Device, seed: int, max_bytes: int
 ) -> RotatingCalls:
-    """Make tokens and experts for vLLM's fused experts."""
-    sets = ExpertSets.make(point, device, seed, max_bytes)
-    configs = [_config(sets, weights, vllm) for weights in sets.weights]
+    """Make tokens and experts, and a layer of each set of weights."""
+    # a layer has its own weights, maybe in another order, next to those of the reference
+    sets = ExpertSets.make(point, device, seed, max_bytes // 2)
+    layers = [build(sets, weights) for weights in sets.weights]
 
     def compute(index: int) -> Any:
-        weights = sets.weights_of(index)
-        return vllm.fused_experts(
-            sets.x[index],
-            weights.gate_up,
-            weights.down,
-            sets.expert_weights[index],
-            sets.experts[index],
-            global_num_experts=sets.layer.num_experts,
-            expert_map=sets.expert_map,
-            quant_config=configs[index % len(configs)],
+        return layers[index % len(layers)].apply(
+            sets.x[index], sets.expert_weights[index], sets.experts[index]
         )
 
-    local, _, width = sets.weights[0].down.shape
-    block = (SCALE_BLOCK,) * 2 if sets.layer.dtype == "fp8_block" else ()
-    dtype = None if sets.layer.dtype == "bf16" else "fp8_w8a8"
-    blocks = "default" if vllm.tuned_configs(local, width, dtype, *block) is None else "tuned"
-    words = f"{_SCALINGS[sets.layer.dtype]}, {blocks} block sizes; router not inside"
-    return sets.calls(f"vllm fused_experts (Triton), {words}", compute, seed)
+    kernel = f"vllm {layers[0].kernel}, {_SCALINGS[sets.layer.dtype]}; router not inside"
+    return sets.calls(kernel, compute, seed)
 
 
-def _config(sets: ExpertSets, weights: ExpertWeights, vllm: VllmExperts) -> Any:
-    """VLLM's description of the scales; None for bf16."""
-    if sets.layer.dtype == "bf16":
-        return None
-    block = [SCALE_BLOCK, SCALE_BLOCK] if sets.layer.dtype == "fp8_block" else None
-    return vllm.fp8_config(
-        w1_scale=weights.gate_up_scale,
-        w2_scale=weights.down_scale,
-        a1_scale=sets.x_scale,
-        a2_scale=sets.gated_scale,
-        block_shape=block,
-    )
+def build_experts(sets: ExpertSets, weights: ExpertWeights) -> BuiltExperts:
+    """Build vLLM's layer of a checkpoint's weights; the import takes seconds."""
+    layer, device = sets.layer, sets.x.device
+    module: Any = importlib.import_module(f"{LAYERS}.fused_moe.layer")
+    workspace: Any = importlib.import_module("vllm.v1.worker.workspace")
+    if not workspace.is_workspace_manager_initialized():
+        workspace.init_workspace_manager(device)
+    is_block, is_spread = layer.dtype == "fp8_block", layer.moe_ep > 1
+    scheme = None if layer.dtype == "bf16" else fp8_scheme("dynamic" if is_block else "static", is_block)
+    with model_being_built(device, spread_experts=is_spread):
+        # the name before 0.33 is another class there
+        make = getattr(module, "FusedMoEFactory", None) or module.FusedMoE
+        experts = make(
+            num_experts=layer.num_experts,
+            top_k=layer.topk,
+            hidden_size=layer.hidden,
+            intermediate_size=layer.width,
+            quant_config=scheme,
+            tp_size=layer.moe_ep,
+            prefix="experts",
+        ).routed_experts
+        for name, value in _checkpoint(sets, weights).items():
+            getattr(experts, name).data.copy_(value)
+        method = experts.quant_method
+        method.process_weights_after_loading(experts)
+    if method.is_monolithic:
+        raise NotImplementedError(f"vLLM's {method.experts_cls.__name__} routes tokens itself: not measured")
+
+    def apply(x: Any, expert_weights: Any, ids: Any) -> Any:
+        return method.apply(experts, x, expert_weights, ids, None, None)
+
+    return BuiltExperts(method.experts_cls.__name__ + _block_sizes(method, weights), apply)
+
+
+def _checkpoint(sets: ExpertSets, weights: ExpertWeights) -> dict[str, Any]:
+    """Return the parameters that a checkpoint has, by vLLM's names."""
+    given = {"w13_weight": weights.gate_up, "w2_weight": weights.down}
+    if sets.layer.dtype == "fp8_block":
+        given |= {"w13_weight_scale_inv": weights.gate_up_scale, "w2_weight_scale_inv": weights.down_scale}
+    elif sets.layer.dtype == "fp8":
+        local = sets.layer.num_local
+        given |= {
+            "w13_weight_scale": weights.gate_up_scale[:, None].repeat(1, 2),  # of the gate, and of up
+            "w2_weight_scale": weights.down_scale,
+            "w13_input_scale": sets.x_scale.repeat(local),
+            "w2_input_scale": sets.gated_scale.repeat(local),
+        }
+    return given
+
+
+def _block_sizes(method: Any, weights: ExpertWeights) -> str:
+    """Say whether vLLM has tuned block sizes for Triton's kernels of these experts."""
+    if "Triton" not in method.experts_cls.__name__:
+        return ""
+    triton: Any = importlib.import_module(f"{LAYERS}.fused_moe.fused_moe")
+    local, _, width = weights.down.shape
+    block = (SCALE_BLOCK,) * 2 if weights.down_scale is not None and weights.down_scale.ndim > 1 else ()
+    dtype = None if weights.down_scale is None else "fp8_w8a8"
+    is_tuned = triton.get_moe_configs(local, width, dtype, *block) is not None
+    return f" with {'tuned' if is_tuned else 'default'} block sizes"

@@ -5,8 +5,10 @@ A call quantises its bf16 inputs, as in a model. The calls are those of vLLM 0.2
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import tempfile
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -20,36 +22,50 @@ from kernels_bench.providers.random_inputs import SCALE_BLOCK, InputMaker, quant
 from kernels_bench.providers.rotating import RotatingCalls, count_sets, sample
 from kernels_bench.providers.torch_gemm import CHECKED_COLUMNS, CHECKED_ROWS
 
-_LAYERS: Final = "vllm.model_executor.layers"
+LAYERS: Final = "vllm.model_executor.layers"
 
 
 def fp8_layer(weight: Any, scale: Any) -> Any:
     """Build a linear layer of a checkpoint's fp8 weight and scale, ready to be applied."""
+    linear: Any = importlib.import_module(f"{LAYERS}.linear")
+    is_block = scale.ndim == 2
+    scheme = fp8_scheme("dynamic", is_block)
+    with model_being_built(weight.device):
+        n, k = weight.shape
+        layer = linear.ReplicatedLinear(k, n, bias=False, quant_config=scheme, disable_tp=True)
+        layer.weight.data.copy_(weight)
+        (layer.weight_scale_inv if is_block else layer.weight_scale).data.copy_(scale)
+        layer.quant_method.process_weights_after_loading(layer)
+    return layer
+
+
+def fp8_scheme(activations: str, is_block: bool) -> Any:
+    """Return vLLM's description of an fp8 checkpoint, whose activations have dynamic or static scales."""
+    fp8: Any = importlib.import_module(f"{LAYERS}.quantization.fp8")
+    blocks = [SCALE_BLOCK, SCALE_BLOCK] if is_block else None
+    return fp8.Fp8Config(True, activations, weight_block_size=blocks)
+
+
+@contextlib.contextmanager
+def model_being_built(device: Any, *, spread_experts: bool = False) -> Iterator[None]:
+    """Let vLLM's layers find the settings of a bf16 model, and groups of one rank."""
     import torch
 
     config: Any = importlib.import_module("vllm.config")
-    linear: Any = importlib.import_module(f"{_LAYERS}.linear")
-    fp8: Any = importlib.import_module(f"{_LAYERS}.quantization.fp8")
     settings = config.VllmConfig(compilation_config=config.CompilationConfig(custom_ops=["all"]))
+    settings.parallel_config.enable_expert_parallel = spread_experts
     # what the choice of a kernel asks of a model
     settings.model_config = SimpleNamespace(
         dtype=torch.bfloat16, hf_text_config=SimpleNamespace(model_type="llama"), is_moe=False
     )
-    blocks = [SCALE_BLOCK, SCALE_BLOCK] if scale.ndim == 2 else None
-    scheme = fp8.Fp8Config(True, "dynamic", weight_block_size=blocks)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)  # the dtype of outputs
     try:
-        with config.set_current_vllm_config(settings), weight.device:
+        with config.set_current_vllm_config(settings), device:
             _join_alone()
-            n, k = weight.shape
-            layer = linear.ReplicatedLinear(k, n, bias=False, quant_config=scheme, disable_tp=True)
-            layer.weight.data.copy_(weight)
-            (layer.weight_scale if blocks is None else layer.weight_scale_inv).data.copy_(scale)
-            layer.quant_method.process_weights_after_loading(layer)
+            yield
     finally:
         torch.set_default_dtype(before)
-    return layer
 
 
 def _join_alone() -> None:

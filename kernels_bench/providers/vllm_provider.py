@@ -15,11 +15,11 @@ from kernels_bench.providers.device import Device, cuda_availability
 from kernels_bench.providers.elementwise import prepare_small_op, refuses_small_op
 from kernels_bench.providers.mla import MLA_QUERY_WIDTH, mla_sets, prepare_mla
 from kernels_bench.providers.paging import PAGE_SIZE
-from kernels_bench.providers.small_ops import KINDS, VllmSmallOps
+from kernels_bench.providers.small_ops import KINDS, VLLM_KERNELS, VllmSmallOps
 from kernels_bench.providers.torch_gemm import refuses_gemm
 from kernels_bench.providers.vllm_experts import (
-    VllmExperts,
-    load_vllm_experts,
+    Build,
+    build_experts,
     prepare_vllm_experts,
     refuses_vllm_experts,
     vllm_version,
@@ -29,8 +29,10 @@ from kernels_bench.providers.vllm_ops import find_library, load_libraries, plan_
 
 LINEAR_PROBE: Final = Point("gemm", {"dtype": "fp8_block", "m": 64, "n": 256, "k": 256})
 PROBE_BYTES: Final = 2**24
+LISTED_BYTES: Final = 2**32
 FA3_MLA_WIDTHS: Final = (512, 64)
 """Latent and rotary columns of a token's KV that FA3 is compiled for."""
+MLA_KERNEL: Final = f"vllm FA3 MLA, page {PAGE_SIZE}"
 
 
 class VllmProvider(CudaProvider):
@@ -38,22 +40,32 @@ class VllmProvider(CudaProvider):
 
     name = "vllm"
 
-    def __init__(self, device: Device | None = None, experts: VllmExperts | None = None) -> None:
+    def __init__(self, device: Device | None = None, build: Build = build_experts) -> None:
         super().__init__(device)
         self._reasons: dict[str, str] | None = None
-        self._experts = experts
+        self._build = build
 
     @cached_property
     def launches(self) -> Mapping[str, Launch]:
         """What it launches, by operator."""
-        attention = Launch(self._refuses_attention, self._prepare_attention)
+        attention = Launch(self._refuses_attention, self._prepare_attention, _attention_kernel)
         return {
-            "gemm": Launch(self._refuses_gemm, self._prepare_gemm),
+            "gemm": Launch(self._refuses_gemm, self._prepare_gemm, self._chosen_kernel),
             **dict.fromkeys(ATTENTION, attention),
-            "mla_decode": Launch(self._refuses_mla, self._prepare_mla),
-            "moe": Launch(self._refuses_moe, self._prepare_moe),
-            "elementwise": Launch(self._refuses_elementwise, self._prepare_elementwise),
+            "mla_decode": Launch(self._refuses_mla, self._prepare_mla, lambda point: MLA_KERNEL),
+            "moe": Launch(self._refuses_moe, self._prepare_moe, self._chosen_kernel),
+            "elementwise": Launch(
+                self._refuses_elementwise,
+                self._prepare_elementwise,
+                lambda point: VLLM_KERNELS[point.values["kind"]],
+            ),
         }
+
+    def _chosen_kernel(self, point: Point) -> str:
+        """Name what vLLM's layer chooses, which it does on the GPU only."""
+        if not self.device.is_here:
+            return "vllm's layer, whose class the GPU decides"
+        return self.prepare(point, 0, LISTED_BYTES).kernel
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -69,7 +81,7 @@ class VllmProvider(CudaProvider):
 
     def availability(self) -> Availability:
         """Return whether any of the libraries loads on a GPU here."""
-        cuda = cuda_availability()
+        cuda = cuda_availability(self._device)
         if not cuda.works:
             return cuda
         missing = [reason for reason in self.reasons.values() if reason]
@@ -91,6 +103,8 @@ class VllmProvider(CudaProvider):
         """Why vLLM's linear layers cannot be built here; a failure at each point would stop the provider."""
         if not vllm_version():
             return "vLLM's linear layers need vllm itself, which is not installed"
+        if not self.device.is_here:
+            return None
         try:
             prepare_vllm_linear(LINEAR_PROBE, self.device, 0, PROBE_BYTES).run(0)
         except Exception as error:
@@ -103,14 +117,12 @@ class VllmProvider(CudaProvider):
     def _refuses_moe(self, point: Point) -> str | None:
         if reason := refuses_vllm_experts(point, self.device):
             return reason
-        if self._experts is None and not vllm_version():
+        if self._build is build_experts and not vllm_version():
             return "vLLM's fused experts need vllm itself, which is not installed: its libraries hold none"
         return None
 
     def _prepare_moe(self, point: Point, seed: int, max_bytes: int) -> Prepared:
-        if self._experts is None:
-            self._experts = load_vllm_experts()
-        return prepare_vllm_experts(point, self._experts, self.device, seed, max_bytes)
+        return prepare_vllm_experts(point, self._build, self.device, seed, max_bytes)
 
     def _refuses_elementwise(self, point: Point) -> str | None:
         if point.values["kind"] not in KINDS:
@@ -137,10 +149,7 @@ class VllmProvider(CudaProvider):
         def launch(index: int) -> None:
             attend(sets.q[index], sets.k[index], sets.v[index], sets.out[index])
 
-        window = f", window {sets.heads.window}" if sets.heads.window else ""
-        queries = ", fp8 queries, quantising them not inside" if is_fp8 else ""
-        kernel = f"vllm FA3 paged, page {sets.batch.page_size}{window}{queries}"
-        return prepare_attention(sets, kernel, launch, seed)
+        return prepare_attention(sets, _attention_kernel(point), launch, seed)
 
     def _refuses_mla(self, point: Point) -> str | None:
         values = point.values
@@ -156,7 +165,14 @@ class VllmProvider(CudaProvider):
         scale = 1.0 / math.sqrt(MLA_QUERY_WIDTH)
         heads = int(point.values["num_q_heads"])
         attend = plan_fa3_mla(sets.batch, heads, *FA3_MLA_WIDTHS, sets.q_pe.dtype, self.device, scale)
-        return prepare_mla(sets, f"vllm FA3 MLA, page {PAGE_SIZE}", attend, MLA_QUERY_WIDTH, seed)
+        return prepare_mla(sets, MLA_KERNEL, attend, MLA_QUERY_WIDTH, seed)
+
+
+def _attention_kernel(point: Point) -> str:
+    window = int(point.values.get("window", 0))
+    within = f", window {window}" if window else ""
+    queries = ", fp8 queries, quantising them not inside" if point.values["kv_dtype"] == "fp8" else ""
+    return f"vllm FA3 paged, page {PAGE_SIZE}{within}{queries}"
 
 
 def _identity(name: str) -> str:

@@ -170,7 +170,7 @@ def test_a_killed_smoke_test_has_shown_what_it_measured(
 
 
 def test_providers_prints_which_work_and_why_the_others_do_not() -> None:
-    listed = {p["name"]: p for p in json.loads(command("providers", "--json").stdout)}
+    listed = {p["name"]: p for p in json.loads(command("providers", "--json").stdout)["providers"]}
     assert listed["cpu"]["works"]
     assert listed["cpu"]["versions"]["numpy"] == np.__version__
     assert all(p["works"] or p["reason"] for p in listed.values())

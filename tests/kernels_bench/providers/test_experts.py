@@ -1,9 +1,9 @@
-"""Experts: inputs, the naive reference, and vLLM's fused experts as its source declares them, in torch."""
+"""Experts: inputs, the naive reference, and vLLM's fused experts: a stand-in, and its own layers."""
 
-import ast
 import importlib.util
-import inspect
-from pathlib import Path
+import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from kernels_bench.providers import experts as drawn  # noqa: E402
 from kernels_bench.providers.device import Device  # noqa: E402
 from kernels_bench.providers.experts import ExpertLayer, ExpertSets  # noqa: E402
 from kernels_bench.providers.random_inputs import spread_scales  # noqa: E402
-from kernels_bench.providers.vllm_experts import SIGNATURES, VllmExperts, prepare_vllm_experts  # noqa: E402
+from kernels_bench.providers.vllm_experts import BuiltExperts, prepare_vllm_experts  # noqa: E402
 from kernels_bench.providers.vllm_provider import VllmProvider  # noqa: E402
 from kernels_bench.run.check import check_result, error_bound, relative_error  # noqa: E402
 
@@ -95,13 +95,6 @@ def test_the_reference_is_a_loop_over_tokens_and_experts(dtype, gate_first):
 # -- vLLM --------------------------------------------------------------------------------------------
 
 
-def declared(where):
-    """The signature that is on record, as of a function."""
-    names = {"MoEActivation": type("MoEActivation", (), {"SILU": "silu"})}
-    exec(f"def function({SIGNATURES[where]}): ...", names)
-    return inspect.signature(names["function"])
-
-
 def quantised(x, scale, block_shape):
     """As vLLM's: static per tensor, or a scale for 128 elements of a row."""
     if block_shape is None:
@@ -152,20 +145,19 @@ def fused_experts(
     return out.to(torch.bfloat16)
 
 
-def stand_in():
-    def bound(where, compute):
-        def call(*arguments, **options):
-            binding = declared(where).bind(*arguments, **options)
-            return compute(**binding.arguments)
+def stand_in(sets, weights, change=lambda **given: given):
+    """A layer in plain torch that computes as vLLM's does; ``change`` makes mistakes."""
+    config = {} if weights.down_scale is None else {
+        "w1_scale": weights.gate_up_scale, "w2_scale": weights.down_scale, "a1_scale": sets.x_scale,
+        "a2_scale": sets.gated_scale, "block_shape": [128, 128] if weights.down_scale.ndim > 1 else None,
+    }  # fmt: skip
 
-        return call
+    def apply(x, shares, ids):
+        given = change(w1=weights.gate_up, topk_weights=shares, topk_ids=ids, quant_config=dict(config))
+        layer = {"global_num_experts": sets.layer.num_experts, "expert_map": sets.expert_map}
+        return fused_experts(x, w2=weights.down, **given, **layer)
 
-    experts, config, tuned = SIGNATURES
-    return VllmExperts(
-        bound(experts, fused_experts),
-        bound(config, lambda **options: options),
-        bound(tuned, lambda E, N, dtype, block_n=None, block_k=None: {1: {}} if dtype is None else None),
-    )
+    return BuiltExperts("stand-in", apply)
 
 
 POINTS = [
@@ -180,8 +172,8 @@ POINTS = [
 
 
 @pytest.mark.parametrize("wanted", POINTS, ids=lambda p: p.key[:70])
-def test_vllms_calls_bind_to_its_source_and_give_the_reference(wanted):
-    provider = VllmProvider(HOST, stand_in())
+def test_a_layer_of_the_experts_gives_the_reference(wanted):
+    provider = VllmProvider(HOST, stand_in)
     assert provider.refuses(wanted) is None
     prepared = provider.prepare(wanted, 2, 10**9)
     check = check_result(wanted, prepared)
@@ -198,41 +190,36 @@ def test_vllms_calls_bind_to_its_source_and_give_the_reference(wanted):
 def test_weights_that_are_drawn_in_parts_are_whole(dtype, monkeypatch):
     monkeypatch.setattr(drawn, "DRAWN_AT_ONCE", 3 * 256 * 256)  # three of eight experts at once
     wanted = point(9, dtype=dtype)
-    assert check_result(wanted, VllmProvider(HOST, stand_in()).prepare(wanted, 2, 10**9)).passed
+    assert check_result(wanted, VllmProvider(HOST, stand_in).prepare(wanted, 2, 10**9)).passed
 
 
 @pytest.mark.parametrize("wrong", ["experts", "shares", "scale", "gate"])
 def test_what_a_wrong_call_would_compute_fails_the_check(wrong):
     wanted = point(17, dtype="fp8_block")
-    real = stand_in()
 
-    def mistaken(x, w1, w2, shares, experts, **options):
+    def mistaken(w1, topk_weights, topk_ids, quant_config):
         if wrong == "experts":
-            experts = (experts + 1) % 8
+            topk_ids = (topk_ids + 1) % 8
         elif wrong == "shares":
-            shares = torch.full_like(shares, 0.5)
+            topk_weights = torch.full_like(topk_weights, 0.5)
         elif wrong == "gate":
-            w1 = w1.roll(w1.shape[1] // 2, dims=1) if w1.element_size() > 1 else _rolled(w1)
+            w1 = _rolled(w1)
         else:
-            options["quant_config"]["w1_scale"] = options["quant_config"]["w1_scale"].roll(1, dims=2)
-        return real.fused_experts(x, w1, w2, shares, experts, **options)
+            quant_config["w1_scale"] = quant_config["w1_scale"].roll(1, dims=2)
+        return {"w1": w1, "topk_weights": topk_weights, "topk_ids": topk_ids, "quant_config": quant_config}
 
-    prepared = prepare_vllm_experts(wanted, real._replace(fused_experts=mistaken), HOST, 0, 10**9)
-    assert not check_result(wanted, prepared).passed
+    def build(sets, weights):
+        return stand_in(sets, weights, mistaken)
+
+    assert not check_result(wanted, prepare_vllm_experts(wanted, build, HOST, 0, 10**9)).passed
 
 
 def _rolled(weight):
     return weight.view(torch.uint8).roll(weight.shape[1] // 2, dims=1).view(weight.dtype)
 
 
-@pytest.mark.parametrize(("dtype", "words"), [("bf16", "tuned"), ("fp8_block", "default")])
-def test_the_kernel_names_whether_vllm_has_tuned_block_sizes(dtype, words):
-    prepared = prepare_vllm_experts(point(1, dtype=dtype), stand_in(), HOST, 0, 10**9)
-    assert f"{words} block sizes" in prepared.kernel
-
-
 def test_sets_are_each_computed_from_their_own_inputs():
-    prepared = prepare_vllm_experts(point(1), stand_in(), HOST, 0, 10**9)
+    prepared = prepare_vllm_experts(point(1), stand_in, HOST, 0, 2 * 10**9)
     assert prepared.num_sets > 1
     for index in range(prepared.num_sets):
         prepared.run(index)
@@ -241,24 +228,30 @@ def test_sets_are_each_computed_from_their_own_inputs():
 
 
 def test_refusals():
-    provider = VllmProvider(HOST, stand_in())
+    provider = VllmProvider(HOST, stand_in)
     assert "blocks of 128" in provider.refuses(point(1, dtype="fp8_block", intermediate=320))
     assert "no nvfp4" in provider.refuses(point(1, dtype="nvfp4"))
-    assert "8.9" in VllmProvider(Device("cuda", 0, (8, 0)), stand_in()).refuses(point(1, dtype="fp8"))
+    assert "8.9" in VllmProvider(Device("cuda", 0, (8, 0)), stand_in).refuses(point(1, dtype="fp8"))
     if importlib.util.find_spec("vllm") is None:
         assert "not installed" in VllmProvider(HOST).refuses(point(1))
 
 
-@pytest.mark.parametrize("where", SIGNATURES)
-def test_signatures_are_those_of_the_installed_source(where):
-    spec = importlib.util.find_spec("vllm")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("vllm is not installed")
-    module, name = where.split(":")
-    source = Path(spec.submodule_search_locations[0], *module.split(".")[1:]).with_suffix(".py")
-    tree = ast.parse(source.read_text(encoding="utf-8"))
-    (function,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
-    for argument in ast.walk(function.args):
-        if isinstance(argument, ast.arg):
-            argument.annotation = None
-    assert ast.unparse(function.args) == SIGNATURES[where]
+@pytest.mark.slow
+def test_vllms_oracle_chooses_on_a_hopper_card():
+    """Builds vLLM's layers with a stand-in H100 as platform, where vLLM's Python is there."""
+    if importlib.util.find_spec("vllm") is None or importlib.util.find_spec("flashinfer") is None:
+        pytest.skip("vllm and flashinfer are not both installed")
+    layers = [
+        ["moe", point(9, moe_tp=1, dtype=d, moe_ep=ep).values] for d in ("bf16", "fp8_block") for ep in (1, 2)
+    ]
+    linear = [["gemm", {"dtype": dtype, "m": 17, "n": 256, "k": 512}] for dtype in ("fp8", "fp8_block")]
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.kernels_bench.providers.vllm_on_h100"],
+        input=json.dumps(layers + linear), capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2000:]
+    kernels, errors, bounds = zip(*json.loads(run.stdout.splitlines()[-1]), strict=True)
+    names = [kernel.split()[1].strip(",") for kernel in kernels]
+    assert names[:4] == ["TritonExperts", "TritonExperts", "TritonExperts", "FlashInferExperts"]
+    assert all(name.startswith("Cutlass") for name in names[4:]), "DeepGEMM's library is not there"
+    assert all(np.array(errors) < bounds)

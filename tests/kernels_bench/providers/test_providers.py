@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastroof.config.gpu import load_gpu
 from fastroof.errors import MeasureError
+from kernels_bench.commands.providers import _measured
 from kernels_bench.operators.registry import MEASURED
-from kernels_bench.protocol import Point
+from kernels_bench.protocol import Availability, Point
 from kernels_bench.providers import all_providers, vllm_ops
-from kernels_bench.providers.device import Device
+from kernels_bench.providers.device import Device, named_device
 from kernels_bench.providers.flashinfer_calls import FlashinferModules
 from kernels_bench.providers.flashinfer_provider import FlashinferProvider
 from kernels_bench.providers.paging import PagedBatch, ragged_offsets
@@ -349,6 +351,34 @@ class TestPaging:
 
     def test_offsets_are_int32(self):
         assert ragged_offsets(np.array([5])).dtype == np.int32
+
+
+def test_what_a_named_gpu_would_measure_is_listed():
+    pytest.importorskip("torch", reason="torch names its own kernels")
+    named = named_device(load_gpu("h100"))
+    vllm, flashinfer, torch = providers(built=("prefill_fa2_bf16_64_window",))
+    vllm._device = torch._device = flashinfer._device = named
+    usable = [(vllm, Availability(True, versions={"vllm": "0.26.0"})), (torch, Availability(True))]
+    points = [gemm("bf16"), gemm("bf16"), gemm("fp8_block"), gemm("fp8", n=4100), decode(kv_dtype="fp8")]
+    rows = _measured(points, usable)
+    assert [(row["points"], row.get("library")) for row in rows] == [
+        (2, "torch"), (1, "vllm 0.26.0"), (1, None), (1, "vllm 0.26.0"),
+    ]  # fmt: skip
+    assert rows[1]["kernel"] == "vllm's layer, whose class the GPU decides"
+    assert rows[2]["refused"].startswith(
+        "vllm: fp8 needs n and k in multiples of 16, not 4100 and 4096; torch:"
+    )
+    assert rows[3]["kernel"] == "vllm FA3 paged, page 16, fp8 queries, quantising them not inside"
+    windowed = decode(window=128, num_q_heads=64, head_dim=64)
+    (row,) = _measured([windowed], [(flashinfer, Availability(True))])
+    assert row["kernel"] == "flashinfer paged decode, tensor cores, page 16, window 128"
+
+
+def test_cards_that_no_provider_measures_are_refused():
+    capabilities = {name: named_device(load_gpu(name)).capability for name in ("a100", "a10", "l40s", "b300")}
+    assert capabilities == {"a100": (8, 0), "a10": (8, 6), "l40s": (8, 9), "b300": (10, 3)}
+    with pytest.raises(MeasureError, match="they are for NVIDIA's GPUs"):
+        named_device(load_gpu("mi300x"))
 
 
 @pytest.mark.parametrize("grid", ["first_run", "second_run"])
