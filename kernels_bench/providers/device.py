@@ -81,6 +81,8 @@ def cuda_availability(device: Device | None = None) -> Availability:
         return Availability(False, f"torch cannot be imported ({error}): pip install 'torch>=2.11'")
     if device is not None and not device.is_here:
         return Availability(True, versions={"torch": str(torch.__version__)})
+    if torch.version.hip:
+        return Availability(False, "AMD's GPUs are not measured: inputs would lie in the Infinity Cache")
     if not torch.cuda.is_available():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
         return Availability(

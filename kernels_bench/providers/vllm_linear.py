@@ -47,7 +47,7 @@ def fp8_scheme(activations: str, is_block: bool) -> Any:
 
 
 @contextlib.contextmanager
-def model_being_built(device: Any, *, spread_experts: bool = False) -> Iterator[None]:
+def model_being_built(device: Any, *, spread_experts: bool = False) -> Iterator[Any]:
     """Let vLLM's layers find the settings of a bf16 model, and groups of one rank."""
     import torch
 
@@ -63,9 +63,33 @@ def model_being_built(device: Any, *, spread_experts: bool = False) -> Iterator[
     try:
         with config.set_current_vllm_config(settings), device:
             _join_alone()
-            yield
+            yield settings
     finally:
         torch.set_default_dtype(before)
+
+
+def chosen_attention(
+    device: Device, width: int, kv_dtype: str, num_heads: int, is_mla: bool, has_window: bool
+) -> tuple[str, int]:
+    """Return the class that vLLM's attention layer chooses, and its version of FlashAttention, else 0."""
+    import torch
+
+    selector: Any = importlib.import_module("vllm.v1.attention.selector")
+    versions: Any = importlib.import_module("vllm.v1.attention.backends.fa_utils")
+    with model_being_built(torch.device(device.name)) as settings:
+        settings.model_config = (
+            None  # the choice asks for more of one, for kinds of models that are not measured
+        )
+        backend = selector.get_attn_backend(
+            width,
+            torch.bfloat16,
+            "auto" if kv_dtype == "bf16" else kv_dtype,
+            use_mla=is_mla,
+            num_heads=num_heads if is_mla else None,
+            has_sliding_window=has_window,
+        )
+        is_flash = backend.get_name().startswith("FLASH_ATTN")
+        return backend.__name__, (versions.get_flash_attn_version() or 0) if is_flash else 0
 
 
 def _join_alone() -> None:

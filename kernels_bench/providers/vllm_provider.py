@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from kernels_bench.operators.attention import ATTENTION
 from kernels_bench.protocol import Availability, Point, Prepared
@@ -24,7 +24,7 @@ from kernels_bench.providers.vllm_experts import (
     refuses_vllm_experts,
     vllm_version,
 )
-from kernels_bench.providers.vllm_linear import prepare_vllm_linear
+from kernels_bench.providers.vllm_linear import chosen_attention, prepare_vllm_linear
 from kernels_bench.providers.vllm_ops import find_library, load_libraries, plan_fa3, plan_fa3_mla
 
 LINEAR_PROBE: Final = Point("gemm", {"dtype": "fp8_block", "m": 64, "n": 256, "k": 256})
@@ -32,7 +32,7 @@ PROBE_BYTES: Final = 2**24
 LISTED_BYTES: Final = 2**32
 FA3_MLA_WIDTHS: Final = (512, 64)
 """Latent and rotary columns of a token's KV that FA3 is compiled for."""
-MLA_KERNEL: Final = f"vllm FA3 MLA, page {PAGE_SIZE}"
+FA3: Final = 3
 
 
 class VllmProvider(CudaProvider):
@@ -44,15 +44,16 @@ class VllmProvider(CudaProvider):
         super().__init__(device)
         self._reasons: dict[str, str] | None = None
         self._build = build
+        self._attention: dict[tuple[Any, ...], tuple[str, int]] = {}
 
     @cached_property
     def launches(self) -> Mapping[str, Launch]:
         """What it launches, by operator."""
-        attention = Launch(self._refuses_attention, self._prepare_attention, _attention_kernel)
+        attention = Launch(self._refuses_attention, self._prepare_attention, self._attention_kernel)
         return {
             "gemm": Launch(self._refuses_gemm, self._prepare_gemm, self._chosen_kernel),
             **dict.fromkeys(ATTENTION, attention),
-            "mla_decode": Launch(self._refuses_mla, self._prepare_mla, lambda point: MLA_KERNEL),
+            "mla_decode": Launch(self._refuses_mla, self._prepare_mla, self._mla_kernel),
             "moe": Launch(self._refuses_moe, self._prepare_moe, self._chosen_kernel),
             "elementwise": Launch(
                 self._refuses_elementwise,
@@ -137,7 +138,36 @@ class VllmProvider(CudaProvider):
         # Over fp8 KV it computes in fp8, the table's attention in bf16; a decode waits for its KV in either.
         if kv_dtype != "bf16" and not (kv_dtype == "fp8" and point.operator == "attention_decode"):
             return f"vLLM's FA3 computes in {kv_dtype} where the KV cache is"
-        return refuses_heads(point) or self.reasons["fa3"] or None
+        return refuses_heads(point) or self.reasons["fa3"] or self._other_attention(point)
+
+    def _chosen_attention(self, point: Point) -> tuple[str, int]:
+        """Return the class that vLLM's attention layer chooses, and its version of FlashAttention."""
+        if not vllm_version() or not self.device.is_here:
+            return "", FA3  # the library alone: nothing chooses
+        values = point.values
+        is_mla = point.operator == "mla_decode"
+        width = FA3_MLA_WIDTHS[0] + FA3_MLA_WIDTHS[1] if is_mla else int(values["head_dim"])
+        key = (width, str(values["kv_dtype"]), int(values["num_q_heads"]), is_mla, bool(values.get("window")))
+        if key not in self._attention:
+            self._attention[key] = chosen_attention(self.device, *key)
+        return self._attention[key]
+
+    def _other_attention(self, point: Point) -> str | None:
+        """Return what vLLM's attention layer would choose if not FA3, which is called as its layer does."""
+        name, version = self._chosen_attention(point)
+        if version == FA3:
+            return None
+        return f"vLLM chooses {name}{f' with FA{version}' if version else ''} here, which is not measured"
+
+    def _attention_kernel(self, point: Point) -> str:
+        window = int(point.values.get("window", 0))
+        within = f", window {window}" if window else ""
+        queries = ", fp8 queries, quantising them not inside" if point.values["kv_dtype"] == "fp8" else ""
+        words = f"vllm {self._chosen_attention(point)[0]} FA3 paged, page {PAGE_SIZE}{within}{queries}"
+        return " ".join(words.split())
+
+    def _mla_kernel(self, point: Point) -> str:
+        return " ".join(f"vllm {self._chosen_attention(point)[0]} FA3 MLA, page {PAGE_SIZE}".split())
 
     def _prepare_attention(self, point: Point, seed: int, max_bytes: int) -> Prepared:
         is_fp8 = point.values["kv_dtype"] == "fp8"
@@ -149,7 +179,7 @@ class VllmProvider(CudaProvider):
         def launch(index: int) -> None:
             attend(sets.q[index], sets.k[index], sets.v[index], sets.out[index])
 
-        return prepare_attention(sets, _attention_kernel(point), launch, seed)
+        return prepare_attention(sets, self._attention_kernel(point), launch, seed)
 
     def _refuses_mla(self, point: Point) -> str | None:
         values = point.values
@@ -158,21 +188,14 @@ class VllmProvider(CudaProvider):
         widths = int(values["kv_lora_rank"]), int(values["rope_dim"])
         if widths != FA3_MLA_WIDTHS:
             return f"vLLM's FA3 has MLA of 512 latent and 64 rotary columns, not {widths[0]} and {widths[1]}"
-        return self.reasons["fa3"] or None
+        return self.reasons["fa3"] or self._other_attention(point)
 
     def _prepare_mla(self, point: Point, seed: int, max_bytes: int) -> Prepared:
         sets = mla_sets(point, self.device, seed, max_bytes, page_size=PAGE_SIZE, packed=True)
         scale = 1.0 / math.sqrt(MLA_QUERY_WIDTH)
         heads = int(point.values["num_q_heads"])
         attend = plan_fa3_mla(sets.batch, heads, *FA3_MLA_WIDTHS, sets.q_pe.dtype, self.device, scale)
-        return prepare_mla(sets, MLA_KERNEL, attend, MLA_QUERY_WIDTH, seed)
-
-
-def _attention_kernel(point: Point) -> str:
-    window = int(point.values.get("window", 0))
-    within = f", window {window}" if window else ""
-    queries = ", fp8 queries, quantising them not inside" if point.values["kv_dtype"] == "fp8" else ""
-    return f"vllm FA3 paged, page {PAGE_SIZE}{within}{queries}"
+        return prepare_mla(sets, self._mla_kernel(point), attend, MLA_QUERY_WIDTH, seed)
 
 
 def _identity(name: str) -> str:

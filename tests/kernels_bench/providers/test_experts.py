@@ -244,13 +244,17 @@ def test_vllms_oracle_chooses_on_a_hopper_card():
     layers = [
         ["moe", point(9, moe_tp=1, dtype=d, moe_ep=ep).values] for d in ("bf16", "fp8_block") for ep in (1, 2)
     ]
+    heads = {"num_q_heads": 32, "num_kv_heads": 8, "head_dim": 128, "window": 0}
+    decode = ["attention_decode", {**heads, "kv_dtype": "bf16", "batch_size": 4, "kv_len": 100}]
     linear = [["gemm", {"dtype": dtype, "m": 17, "n": 256, "k": 512}] for dtype in ("fp8", "fp8_block")]
     run = subprocess.run(
         [sys.executable, "-m", "tests.kernels_bench.providers.vllm_on_h100"],
-        input=json.dumps(layers + linear), capture_output=True, text=True,
+        input=json.dumps([*layers, *linear, decode]), capture_output=True, text=True,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
-    kernels, errors, bounds = zip(*json.loads(run.stdout.splitlines()[-1]), strict=True)
+    *found, attention = json.loads(run.stdout.splitlines()[-1])
+    assert attention == [None, "FlashAttentionBackend", 3]
+    kernels, errors, bounds = zip(*found, strict=True)
     names = [kernel.split()[1].strip(",") for kernel in kernels]
     assert names[:4] == ["TritonExperts", "TritonExperts", "TritonExperts", "FlashInferExperts"]
     assert all(name.startswith("Cutlass") for name in names[4:]), "DeepGEMM's library is not there"

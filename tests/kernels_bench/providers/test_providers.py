@@ -148,6 +148,19 @@ def test_a_linear_layer_that_fails_is_refused_with_the_reason(monkeypatch):
     assert VllmProvider(HOPPER).refuses(gemm("fp8")).endswith("not run here: RuntimeError: no kernel image")
 
 
+def test_attention_that_vllm_would_not_run_with_fa3_is_refused(monkeypatch):
+    from kernels_bench.providers import vllm_provider
+
+    monkeypatch.setattr(vllm_provider, "vllm_version", lambda: "0.26.0")
+    monkeypatch.setattr(vllm_provider, "chosen_attention", lambda *_: ("FlashInferBackend", 0))
+    vllm, *_ = providers()
+    assert vllm.refuses(decode()) == "vLLM chooses FlashInferBackend here, which is not measured"
+    monkeypatch.setattr(vllm_provider, "chosen_attention", lambda *_: ("FlashAttentionBackend", 3))
+    vllm, *_ = providers()
+    assert vllm.refuses(decode()) is None
+    assert vllm.kernel(decode(window=8)) == "vllm FlashAttentionBackend FA3 paged, page 16, window 8"
+
+
 def test_mla_needs_its_library():
     point = Point(
         "mla_decode",
@@ -381,6 +394,13 @@ def test_cards_that_no_provider_measures_are_refused():
         named_device(load_gpu("mi300x"))
 
 
+def test_amds_gpus_are_refused_until_inputs_rotate_beyond_the_infinity_cache(monkeypatch):
+    torch = pytest.importorskip("torch", reason="torch names the platform")
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    for provider in all_providers():
+        assert "Infinity Cache" in provider.availability().reason
+
+
 @pytest.mark.parametrize("grid", ["first_run", "second_run"])
 def test_a_bundle_without_flashinfer_takes_all_but_odd_widths_in_fp8(grid, monkeypatch):
     from kernels_bench.grid.grid import load_grid
@@ -388,6 +408,7 @@ def test_a_bundle_without_flashinfer_takes_all_but_odd_widths_in_fp8(grid, monke
 
     monkeypatch.setattr(torch_provider, "_triton_version", lambda: "3.6")
     monkeypatch.setattr(vllm_provider, "vllm_version", lambda: "0.26.0")
+    monkeypatch.setattr(vllm_provider, "chosen_attention", lambda *_: ("FlashAttentionBackend", 3))
     vllm, _, torch = providers()
     refused = {
         vllm.refuses(point).partition(" not ")[0]
