@@ -144,7 +144,7 @@ def _stamp(status: os.stat_result) -> list[int]:
 def _has_content(path: str, answer: str, stamp: list[int] | None) -> bool:
     try:
         # non-blocking: a pipe in the file's place would wait for its writer
-        with open(path, "rb", opener=_open_nonblocking) as file:
+        with open(path, "rb", opener=open_nonblocking) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 return False
@@ -155,7 +155,8 @@ def _has_content(path: str, answer: str, stamp: list[int] | None) -> bool:
         return answer == _failure(error)
 
 
-def _open_nonblocking(path: str, flags: int) -> int:
+def open_nonblocking(path: str, flags: int) -> int:
+    """Open a file without waiting for the other end of a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

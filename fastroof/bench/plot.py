@@ -61,8 +61,9 @@ def draw_bench(report: BenchReport) -> Figure:
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("median time per unit of work; left is faster")
         order = ["fastroof", *(name for name in shown if name != "fastroof")]
+        words = ["a loop that only moves the bytes" if name == "stream" else name for name in order]
         axes.legend(
-            [shown[name] for name in order], [_legend(name) for name in order], loc="lower left",
+            [shown[name] for name in order], words, loc="lower left",
             bbox_to_anchor=(0.0, 1.0), ncols=len(order), frameon=False, fontsize=9.5, borderaxespad=0.2,
         )  # fmt: skip
         settings, machine = report.settings, report.machine
@@ -80,7 +81,3 @@ def _decade(exponent: int) -> str:
     """Return a power of ten of a ns as text: 100 us."""
     unit = ("ns", "us", "ms", "s")[min(3, max(0, exponent // 3))]
     return f"{10.0 ** (exponent - 3 * min(3, max(0, exponent // 3))):g} {unit}"
-
-
-def _legend(name: str) -> str:
-    return "a loop that only moves the bytes" if name == "stream" else name

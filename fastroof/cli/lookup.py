@@ -56,7 +56,8 @@ class OperatorCommands(TyperGroup):
         app.callback()(lambda: None)
         for operator in OPERATORS.values():
             if operator.answers_lookups:
-                app.command(operator.name, epilog=EPILOG, help=_help(operator))(_command(operator))
+                text = "\n\n".join(filter(None, (operator.summary, operator.about)))
+                app.command(operator.name, epilog=EPILOG, help=text)(_command(operator))
         made: Any = typer.main.get_group(app)
         return dict(made.commands)
 
@@ -76,10 +77,6 @@ def register(app: typer.Typer) -> None:
     )
     group.callback(invoke_without_command=True)(help_if_alone)
     app.add_typer(group, name="lookup")
-
-
-def _help(operator: Operator) -> str:
-    return f"{operator.summary}\n\n{operator.about}" if operator.about else operator.summary
 
 
 def _command(operator: Operator) -> Callable[..., None]:

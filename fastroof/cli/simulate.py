@@ -161,7 +161,8 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
         f"{percent(use['mean'])} mean, {percent(use['peak'])} max of "
         f"{sim.outcomes.counters['num_gpu_blocks']:,} blocks of {sim.settings.block_size}"
     )
-    facts["steps"] = f"{answers['steps']:,}: {_steps(answers)}; {percent(answers['busy'])} of the time"
+    kinds = ", ".join(f"{answers[name]:,} of {words}" for name, words in _STEPS.items() if answers[name])
+    facts["steps"] = f"{answers['steps']:,}: {kinds}; {percent(answers['busy'])} of the time"
     facts["preemptions"] = f"{answers['preemptions']:,}"
     if sessions := answers.get("sessions"):
         facts["sessions"] = (
@@ -224,10 +225,6 @@ def _scaling_facts(scaling: dict[str, Any]) -> dict[str, str]:
             f"{percent(fleet['share'])} within the limits; at p99 {kept}"
         )
     return facts
-
-
-def _steps(answers: dict[str, Any]) -> str:
-    return ", ".join(f"{answers[name]:,} of {words}" for name, words in _STEPS.items() if answers[name])
 
 
 EPILOG: Final = (

@@ -197,7 +197,7 @@ def _command_line(where: str, content: str) -> tuple[str, Pairs]:
     engines = {engine for _, engine in starts}
     if len(engines) > 1:
         raise TableError(f"{where}: starts {' and '.join(sorted(engines))}; use one file per engine")
-    start, engine = starts[-1] if _is_image(words[starts[0][0]]) else starts[0]
+    start, engine = starts[-1] if _IMAGE.search(words[starts[0][0]]) else starts[0]
     pairs = _pairs(where, engine, words[start + 1 :])
     image = next((found for word in words[: start + 1] if (found := _IMAGE.search(word))), None)
     return engine, pairs if image is None else [*pairs, ("version", image[1])]
@@ -221,10 +221,6 @@ def _starts(words: list[str]) -> list[tuple[int, str]]:
         for engine, entry in _ENTRIES
         if entry.search(word) and not word.startswith("-")
     ]
-
-
-def _is_image(word: str) -> bool:
-    return _IMAGE.search(word) is not None
 
 
 def _pairs(where: str, engine: str, words: list[str]) -> Pairs:

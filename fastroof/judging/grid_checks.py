@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from fastroof.arrays import Array, Bools, Floats, Longs
+from fastroof.arrays import Bools, Floats, Longs
 from fastroof.load.families import codes_of, group_medians, split_rows
 from fastroof.operators.operator import Columns
 from fastroof.operators.registry import OPERATORS
@@ -83,7 +83,8 @@ def duplicates(operator: str, columns: Columns, file: Longs, files: int) -> dict
     schema = OPERATORS[operator]
     cell = codes_of(columns[c.name] for c in (*schema.keys, *schema.axes))
     order = np.lexsort((latency, cell))
-    starts = _starts(cell[order])
+    ordered = cell[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
     counts = np.diff(np.r_[starts, len(order)])
     lowest, highest = latency[order[starts]], latency[order[starts + counts - 1]]
     spread = np.where(counts > 1, highest / lowest - 1.0, -1.0)
@@ -140,7 +141,8 @@ def _warm_up(grid: Grid) -> tuple[Bools, list[Finding]]:
         f"first row slower than one with more work ({count} kernels), by up to {worst_ratio:.2f} times: "
         f"{first_row['latency_us']:g} us against {larger_row['latency_us']:g} us; timed cold?"
     )
-    point = first_row | {"more_work": {k: larger_row[k] for k in (*_axis_names(grid), "latency_us")}}
+    names = (*(axis.name for axis in OPERATORS[grid.operator].axes), "latency_us")
+    point = first_row | {"more_work": {name: larger_row[name] for name in names}}
     return cold, [Finding("warm_up", "warning", count, message, point)]
 
 
@@ -232,18 +234,10 @@ def _cell(grid: Grid, row: int, sides: list[tuple[list[str], Longs]], code: int)
 # -- arrays ------------------------------------------------------------------------------------
 
 
-def _axis_names(grid: Grid) -> tuple[str, ...]:
-    return tuple(c.name for c in OPERATORS[grid.operator].axes)
-
-
 def _median_points(grid: Grid) -> tuple[Longs, Floats]:
     """One row of each distinct point, and the median latency of the point."""
     cell = codes_of([grid.kernel, *grid.axes.values()])
     return np.unique(cell, return_index=True)[1], group_medians(cell, grid.latency_us)
-
-
-def _starts(ordered: Array) -> Longs:
-    return np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
 
 
 def _plain(value: Any) -> Any:

@@ -298,7 +298,7 @@ def _falls_of(
             {**keys, axis: (int(sizes[first]), int(sizes[last]))},
             "falls",
             reason,
-            ratio=_digits(1.0 / (1.0 - off)),
+            ratio=float(f"{1.0 / (1.0 - off):.4g}"),
             serves=True,
             rows=int(part.sum()),
         )
@@ -308,7 +308,3 @@ def _runs(bad: Bools) -> list[tuple[int, int]]:
     """First and last index of each run."""
     edges = np.flatnonzero(np.diff(np.r_[False, bad, False].astype(np.int8)))
     return [(int(a), int(b) - 1) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.4g}")

@@ -153,17 +153,14 @@ def _chosen(sources: list[Source], names: Mapping[str, str], folder: Path) -> di
     for operator, name in names.items():
         if operator not in OPERATORS:
             raise TableError(f"source: {unknown_operator(operator)}")
-        found = [_source(Path(name))] if _is_path(name) else _named(sources, name, folder)
+        is_path = "/" in name and is_file(Path(name) / PROVENANCE_FILE)
+        found = [_source(Path(name))] if is_path else _named(sources, name, folder)
         having = [source for source in found if operator in source.files]
         if not having:
             able = ", ".join(dict.fromkeys(s.name for s in sources if operator in s.files)) or "none"
             raise TableError(f"{folder}: source {name!r} has no {operator}; those that have it: {able}")
         chosen[operator] = having[0]
     return chosen
-
-
-def _is_path(name: str) -> bool:
-    return "/" in name and is_file(Path(name) / PROVENANCE_FILE)
 
 
 def _gpu_spec(source: Source, folder: Path) -> GpuSpec:

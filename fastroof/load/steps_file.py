@@ -53,17 +53,14 @@ def parse_runs(text: str) -> list[int]:
     return values
 
 
-def whole_lines(content: bytes) -> bytes:
-    """Drop a last line without a newline, left by a killed process."""
-    return content[: content.rfind(b"\n") + 1]
-
-
 def read_step_rows(
     path: Path, columns: Sequence[Column] = MEASURED_STEP_COLUMNS, optional: Sequence[Column] = ()
 ) -> list[dict[str, Any]]:
     """Read columns of a steps.csv, and those of the optional ones that it has."""
     try:
-        text = whole_lines(path.read_bytes()).decode("utf-8")
+        content = path.read_bytes()
+        # a killed process may have left a last line without a newline
+        text = content[: content.rfind(b"\n") + 1].decode("utf-8")
         lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise TableError(f"{path}: cannot be read as measured steps: {error}") from None

@@ -203,7 +203,8 @@ def load_tree(root: Path, gpu: str | None = None) -> MeasuredTables:
             ignored[file.name] = left_out
         findings += [] if finding is None else [finding]
     if not parts:
-        raise TableError(f"{root}: nothing to load for {spec.name}: " + _first(ignored))
+        first = "; ".join(f"{name}: {why}" for name, why in list(ignored.items())[:3])
+        raise TableError(f"{root}: nothing to load for {spec.name}: {first}")
     provenance = {
         "gpu": spec.name,
         "source": source,
@@ -422,7 +423,3 @@ def _table(operator: str, parts: list[Columns], source: str, provenance: dict[st
 
 def _repeat(word: str, rows: int) -> Array:
     return np.array([word] * rows, dtype=object)
-
-
-def _first(ignored: dict[str, str]) -> str:
-    return "; ".join(f"{name}: {why}" for name, why in list(ignored.items())[:3])

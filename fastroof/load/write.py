@@ -103,18 +103,11 @@ def check_replaceable(folder: Path) -> None:
             )
 
 
-def _rows_sha256(operator: str, table: pa.Table) -> str:
-    return rows_sha256(operator, {name: table[name].to_numpy() for name in table.column_names})
-
-
 def sort_rows(operator: str, columns: Mapping[str, Array]) -> dict[str, Array]:
     """Sort rows by keys, then axes, then latency, as in written tables."""
-    order = np.lexsort([_sortable(columns[c.name]) for c in reversed(OPERATORS[operator].required)])
+    keys = [columns[c.name] for c in reversed(OPERATORS[operator].required)]
+    order = np.lexsort([word_codes(key) if key.dtype == object else key for key in keys])
     return {name: np.asarray(values)[order] for name, values in columns.items()}
-
-
-def _sortable(values: Array) -> Array:
-    return word_codes(values) if values.dtype == object else values
 
 
 def _arrow_table(operator: str, columns: Mapping[str, Array]) -> pa.Table:
@@ -170,7 +163,8 @@ def _write_table(
         _write_parquet(path, table, codec, compression_level)
     # not through file_access, which would record a file that no result depends on
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    return {"sha256": sha256, "rows_sha256": _rows_sha256(operator, table)}
+    columns = {name: table[name].to_numpy() for name in table.column_names}
+    return {"sha256": sha256, "rows_sha256": rows_sha256(operator, columns)}
 
 
 def _write_parquet(path: Path, table: pa.Table, codec: Codec, compression_level: int | None) -> None:

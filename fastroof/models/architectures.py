@@ -103,9 +103,9 @@ class Registry:
         if family in REFUSALS:
             return Architecture(name, task, MISSING, "", REFUSALS[family])
         if family:
-            model_types, twin = _model_types(name), self._twin(name, module, served_as)
-            if twin:
+            if twin := self._twin(name, module, served_as):
                 return Architecture(name, task, SAME, family, f"served as {twin}")
+            model_types = [kind for kind, one in MODEL_TYPES.items() if name in one.classes[kind]]
             return Architecture(name, task, SUPPORTED, family, f"model_type {', '.join(model_types)}")
         if task == _ANY_MODEL and name.endswith("ForCausalLM"):
             return Architecture(name, task, WRAPPER, "", "stands for any model: its model_type decides")
@@ -137,10 +137,6 @@ class Registry:
 def _family_of(name: str) -> str:
     names = (family.name for family in FAMILIES if any(name in known for known in family.classes.values()))
     return next(names, "")
-
-
-def _model_types(name: str) -> list[str]:
-    return [kind for kind, family in MODEL_TYPES.items() if name in family.classes[kind]]
 
 
 def shipped_registry() -> Registry:

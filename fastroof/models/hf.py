@@ -223,16 +223,12 @@ def _check_of(hint: Any) -> tuple[_Check, str]:
         return _check_of_tuple(arguments)
     kind = origin if origin is not None else hint
     if getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False):
-        names = _methods(kind)
+        # the bases of a protocol are protocols, and Python's own have no public functions
+        names = [name for name, _ in inspect.getmembers(kind, inspect.isfunction) if name[0] != "_"]
         return lambda value: all(
             hasattr(value, name) for name in names
         ), f"an object with the methods of {kind.__name__}"
     return lambda value: isinstance(value, kind), "text" if kind is str else f"a {kind.__name__}"
-
-
-def _methods(protocol: type) -> list[str]:
-    # the bases of a protocol are protocols, and Python's own have no public functions
-    return [name for name, _ in inspect.getmembers(protocol, inspect.isfunction) if not name.startswith("_")]
 
 
 def _check_of_tuple(arguments: tuple[Any, ...]) -> tuple[_Check, str]:

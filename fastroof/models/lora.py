@@ -270,7 +270,7 @@ class Adapters(NamedTuple):
 
     def beside(self, calls: Sequence[Call]) -> tuple[Call, ...]:
         """Return a layer's calls, each linear layer that has adapters followed by theirs."""
-        widths = {call.role: call.k for call in _gemms(calls)}
+        widths = {call.role: call.k for call in _flat(calls) if isinstance(call, Gemm)}
         mixers = {
             call.decode.operator for call in calls if isinstance(call, MixerCall) and call.decode is not None
         }
@@ -364,10 +364,6 @@ def _flat(calls: Sequence[Call]) -> Iterator[Call]:
                 yield from path
         else:
             yield call
-
-
-def _gemms(calls: Sequence[Call]) -> Iterator[Gemm]:
-    yield from (call for call in _flat(calls) if isinstance(call, Gemm))
 
 
 def _slices(call: Gemm, widths: dict[Role, int], mixers: set[str]) -> int:

@@ -157,7 +157,8 @@ class AdapterGemmOperator(PerRowOperator):
         # more adapters are never faster either: the added node lies on the line between its neighbours
         dense_us = np.interp(rows, _ROWS, np.maximum.accumulate(usual_us))
         others = np.maximum(self._matrices(call, rows) - 1.0, 0.0) * matrix_bytes
-        added = picks * (self._row_bytes(call) - _dense_row_bytes(call))
+        row_bytes = 0.0 if call.part == "lookup" else float((call.inputs + call.outputs) * ACTIVATION_BYTES)
+        added = picks * (self._row_bytes(call) - row_bytes)
         launch_us = ELEMENTWISE.datasheet.launch_us if call.part == "lookup" else 0.0
         us = launch_us + dense_us + (others + np.maximum(added, 0.0)) / bytes_per_us
         axis = np.r_[0.0, rows, SIZE_LIMIT]
@@ -180,11 +181,6 @@ def _shapes(call: AdapterGemm) -> list[tuple[float, float]]:
     if call.part == "shrink":
         return [(float(one * call.slices), float(call.inputs)) for one in ranks]
     return [(float(call.outputs), float(one)) for one in ranks]
-
-
-def _dense_row_bytes(call: AdapterGemm) -> float:
-    """Bytes that one row of the dense GEMM moves."""
-    return 0.0 if call.part == "lookup" else float((call.inputs + call.outputs) * ACTIVATION_BYTES)
 
 
 LORA: Final = AdapterGemmOperator()

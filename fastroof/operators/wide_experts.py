@@ -120,17 +120,14 @@ class WideDonors(NamedTuple):
         return ANOTHER_LAYER if is_other_layer else ANOTHER_SLOTS if is_other_slots else ANOTHER_SPLIT
 
 
-def wide_donors(tables: RowSource, operator: str, target: WideKey) -> WideDonors:
-    """Find the kernels that serve a key: near ones of the requested engine, else another engine's."""
-    return tables.cached(("wide donors", operator, target), lambda: _find_donors(tables, operator, target))
-
-
 def _find_donors(tables: RowSource, operator: str, target: WideKey) -> WideDonors:
+    """Find the kernels that serve a key: near ones of the requested engine, else another engine's."""
     candidates = tables.candidates(operator)
     matches = [one for table in candidates if (one := _of_table(tables, table, target)) is not None]
     if not matches:
         what = "a load balancer" if target.is_balanced else "no load balancer"
-        measured = sorted({_key_text(WideKey(*key)) for key in measured_keys(tables, operator)})
+        keys = {WideKey(*key) for key in measured_keys(tables, operator)}
+        measured = sorted({f"{key.dtype} {key.phase} {key.distribution}" for key in keys})
         raise MissingTableError(
             f"no {operator} row of {tables.gpu.name} has dtype={target.dtype}, phase={target.phase} and "
             f"{what}; measured: {', '.join(measured)}"
@@ -141,10 +138,6 @@ def _find_donors(tables: RowSource, operator: str, target: WideKey) -> WideDonor
 
     # ties go to the first table
     return min(matches, key=rank)
-
-
-def _key_text(key: WideKey) -> str:
-    return f"{key.dtype} {key.phase} {key.distribution}"
 
 
 def _of_table(tables: RowSource, table: SourceTable, target: WideKey) -> WideDonors | None:
@@ -337,7 +330,10 @@ class WideMoe(GlobalExperts):
         return WideKey(call.dtype, *layer, call.num_slots, call.moe_ep, call.phase, call.distribution)
 
     def _donors(self, call: Experts, tables: RowSource) -> WideDonors:
-        return wide_donors(tables, self.name, self.row_key(call))
+        target = self.row_key(call)
+        return tables.cached(
+            ("wide donors", self.name, target), lambda: _find_donors(tables, self.name, target)
+        )
 
     def is_measured(self, call: Experts, tables: RowSource) -> bool:
         """Whether the requested engine measured exactly this kernel."""

@@ -290,7 +290,9 @@ def kernel_clouds(tables: Tables, dtypes: Sequence[str] = ("bf16",)) -> list[Ker
         rows = _rows(tables, operator, dtype)
         if rows is not None:
             colour = COLOURS[_COLOURS.get((operator.name, dtype), "purple")]
-            clouds.append(_cloud(label, operator.flops(rows), operator.moved_bytes(rows), rows, colour))
+            work = operator.flops(rows)
+            flops_per_s = work / rows["latency_us"] * US_PER_S
+            clouds.append(KernelCloud(label, work / operator.moved_bytes(rows), flops_per_s, colour))
     return clouds
 
 
@@ -302,10 +304,6 @@ def _rows(tables: Tables, operator: Operator, dtype: str) -> dict[str, Any] | No
     keep = (columns[operator.keys[0].name] == dtype) & operator.plain_rows(columns)
     keep &= columns.get("window", 0) == 0
     return {name: values[keep] for name, values in columns.items()} if keep.any() else None
-
-
-def _cloud(label: str, work: Floats, moved: Floats, rows: dict[str, Any], colour: str) -> KernelCloud:
-    return KernelCloud(label, work / moved, work / rows["latency_us"] * US_PER_S, colour)
 
 
 def _thinned(cloud: KernelCloud) -> tuple[Floats, Floats, Floats]:

@@ -84,7 +84,11 @@ OWN: Final = "fastroof"
 
 def draw_validation(report: Validation) -> Figure:
     """Draw predicted against measured times, and aiconfigurator-core's predictions if there are any."""
-    shown = [(panel, rows) for panel in PANELS if (rows := _rows_of(report.rows, panel))]
+    shown = []
+    for panel in PANELS:
+        of_panel = [row for row in report.rows if row.quantity in panel.quantities]
+        if rows := [row for row in of_panel if (row.dataset in STEPS) == (panel.unit_of == "step")]:
+            shown.append((panel, rows))
     if not shown:
         raise FastroofError("the validation has no rows, so there is nothing to draw")
     datasets = list(dict.fromkeys(row.dataset for row in report.rows))
@@ -107,14 +111,6 @@ def draw_validation(report: Validation) -> Figure:
             f"{basis}; shaded: within 10 %; in brackets: mean absolute error, rows",
         )
     return figure
-
-
-def _rows_of(rows: Sequence[PredictedTime], panel: _Panel) -> list[PredictedTime]:
-    return [
-        r
-        for r in rows
-        if r.quantity in panel.quantities and (r.dataset in STEPS) == (panel.unit_of == "step")
-    ]
 
 
 def _limits(rows: Sequence[PredictedTime]) -> tuple[float, float]:

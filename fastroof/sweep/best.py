@@ -20,7 +20,6 @@ from fastroof.sweep.kinds import load_deployment_spec
 from fastroof.sweep.percentile_answer import by_percentile, compared_of, why_mean_of
 from fastroof.sweep.percentile_capacity import LEAST_REQUESTS
 from fastroof.sweep.percentile_search import PercentileSearch
-from fastroof.sweep.units import PlanKey
 
 MOST_ROWS: Final = 200_000
 FEW_LOADS: Final = 8
@@ -221,7 +220,8 @@ def _evaluated(
     for unit, result in zip(units, results, strict=True):
         batches.append(result.rows)
         counts[names[unit.plan.model]].update(result.counts)
-        skipped |= dict.fromkeys(_skipped_text(unit.plan, why) for _, why in result.skipped)
+        model = unit.plan.model
+        skipped |= dict.fromkeys(why if model in why else f"{model}: {why}" for _, why in result.skipped)
         done += unit.size
         if progress is not None:
             progress(done, total)
@@ -248,10 +248,6 @@ def _nearest(
         return None
     (evaluated,) = _evaluated(narrowed, tables_by_gpu, threads, None)[0].values()
     return nearest_to_limits(narrowed, evaluated.rows)
-
-
-def _skipped_text(plan: PlanKey, why: str) -> str:
-    return why if plan.model in why else f"{plan.model}: {why}"
 
 
 def _ranked(spec: DeploymentSpec, objective: str, rows: Sequence[dict[str, Any]]) -> tuple[Choice, ...]:

@@ -73,7 +73,8 @@ def _check_folder(path: Path) -> None:
         if _RENAMED_BY_NFS.fullmatch(file.name):
             continue
         status = file.lstat()
-        if not (file.name in (LOCK, MANIFEST) or _PART.fullmatch(file.name) or _is_unfinished(file)):
+        is_ours = file.name in (LOCK, MANIFEST) or _PART.fullmatch(file.name)
+        if not (is_ours or _UNFINISHED.fullmatch(file.name)):
             why = "not a file of a sweep"
         elif not stat.S_ISREG(status.st_mode):
             why = "not a regular file"
@@ -83,10 +84,6 @@ def _check_folder(path: Path) -> None:
             raise SweepError(
                 f"{path} holds {file.name!r}, {why}; nothing was removed: move it away, or use another output"
             )
-
-
-def _is_unfinished(file: Path) -> bool:
-    return _UNFINISHED.fullmatch(file.name) is not None
 
 
 def _status_of_new_file(path: Path) -> os.stat_result:

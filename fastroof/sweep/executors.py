@@ -120,7 +120,9 @@ def ray_results(
 
         try:
             for part in task_units(sweep, units, task_evaluations):
-                if len(waiting) >= TASKS_AHEAD * _processors(ray):
+                # nodes may join and leave
+                processors = max(1, int(ray.cluster_resources().get("CPU", 1)))
+                if len(waiting) >= TASKS_AHEAD * processors:
                     yield from next_results()
                 waiting.append((part, submitted(part)))
             while waiting:
@@ -137,11 +139,6 @@ def _imported() -> Any:
     except ImportError:
         raise SweepError("executor='ray' needs Ray: pip install 'fastroof[ray]'") from None
     return ray
-
-
-def _processors(ray: Any) -> int:
-    """Return the current number of processors of the cluster; nodes may join and leave."""
-    return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from fastroof.checks import shown, whole_number
 from fastroof.compiled import plan_files, steps, verification
 from fastroof.documents import parse_json
 from fastroof.errors import BackendError
+from fastroof.file_access import open_nonblocking
 from fastroof.plan.arena import validate_arena
 from fastroof.simulation.pools import whole_kv_bytes
 
@@ -116,7 +117,7 @@ def read_plan_file(path: str | Path) -> PlanFile:
     """
     path = Path(path)
     octets: Flags = np.zeros(0, np.uint8)
-    with open(path, "rb", opener=_open_at_once) as file:
+    with open(path, "rb", opener=open_nonblocking) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise BackendError(f"{path} is no plain file; fastroof export c writes plan files")
@@ -176,11 +177,6 @@ def _check_stages(what: str, stages: Any) -> None:
     for stage in stages:
         _check_sizes(what, {name: value for name, value in stage.items() if name != "memory"})
         _check_sizes(f"{what}, memory", stage.get("memory"))
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a file, and do not wait for the other end of a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 # What the file holds besides the arena, as fastroof.compiled.plan_files reads it

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from fastroof.errors import TableError
 from fastroof.evidence.load_generators.documents import Document, documents_of
-from fastroof.evidence.load_generators.formats import FORMATS, Format
+from fastroof.evidence.load_generators.formats import FORMATS
 from fastroof.evidence.load_generators.runs import GeneratorRun, with_concurrency
 
 GENERATORS: Final = tuple(one.name for one in FORMATS)
@@ -35,7 +35,9 @@ def read_runs(paths: Sequence[str | Path]) -> FoundRuns:
     others: list[str] = []
     for path, was_given in _files(paths):
         documents = documents_of(path)
-        formats = [_format(document) for document in documents]
+        formats = [
+            next((one for one in FORMATS if one.is_written_by(document)), None) for document in documents
+        ]
         if None in formats:
             if was_given or any(formats):
                 place = "" if len(documents) == 1 else f", line {formats.index(None) + 1}"
@@ -55,10 +57,6 @@ def read_runs(paths: Sequence[str | Path]) -> FoundRuns:
     if not runs:
         raise TableError(f"no run of {', '.join(GENERATORS)} in {', '.join(map(str, paths)) or 'nothing'}")
     return FoundRuns(tuple(runs), tuple(others))
-
-
-def _format(document: Document) -> Format | None:
-    return next((one for one in FORMATS if one.is_written_by(document)), None)
 
 
 def _keys(documents: Sequence[Document]) -> str:

@@ -66,12 +66,8 @@ def quantisation_of(config: Mapping[str, Any], where: str = "model config") -> M
                 continue
             if not isinstance(quantisation, Mapping):
                 raise ModelError(f"{where}: field {key} must be an object, got {quantisation!r}")
-            return {**_of_experts(holder), **quantisation}
+            return {**{key: holder[key] for key in (EXPERT_DTYPE,) if key in holder}, **quantisation}
     return None
-
-
-def _of_experts(holder: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {EXPERT_DTYPE: holder[EXPERT_DTYPE]} if EXPERT_DTYPE in holder else {}
 
 
 def read_hf_quant(config_path: Path) -> Mapping[str, Any] | None:

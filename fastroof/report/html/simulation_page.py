@@ -199,7 +199,8 @@ def write_simulation_report(
     write_page(
         output,
         "simulation.html",
-        heading=title or _title(sim),
+        heading=title
+        or f"{sim.plan.model.name} on {_up_to(sim)}{sim.gpus} x {sim.plan.gpu.title}: {sim.trace.name}",
         subtitle=_subtitle(sim),
         styles=("simulation.css",),
         scripts=_SCRIPTS,
@@ -211,10 +212,6 @@ def write_simulation_report(
 def _up_to(sim: Simulation) -> str:
     """Return ``up to`` if a rule starts and stops replicas."""
     return "up to " if sim.outcomes.lives is not None else ""
-
-
-def _title(sim: Simulation) -> str:
-    return f"{sim.plan.model.name} on {_up_to(sim)}{sim.gpus} x {sim.plan.gpu.title}: {sim.trace.name}"
 
 
 def _subtitle(sim: Simulation) -> str:

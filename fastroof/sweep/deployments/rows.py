@@ -213,13 +213,16 @@ def candidate_rows(
     new_tokens = np.maximum(axes.isl[isl] * (1.0 - axes.prefix_hit[hit]), 1.0)
     kept_all = np.ones(count, bool)
     kept_all[(codes >= closed_loops.TTFT) & (codes <= closed_loops.GPUS)] = False
+    seqs = answers[closed_loops.MAX_SEQS]
+    if plan.profile.memory.room == "all":  # vLLM starts with at most as many requests as tokens of a step
+        seqs = np.minimum(seqs, axes.budget[budget])
     all_columns = {
         **workers,
         "total_gpus": plan.layout.world_size * sum(workers.values()),
         "isl": axes.isl[isl],
         "osl": axes.osl[osl],
         "max_num_batched_tokens": axes.budget[budget],
-        "max_num_seqs": _started_seqs(plan, answers[closed_loops.MAX_SEQS], axes.budget[budget]),
+        "max_num_seqs": seqs,
         "max_kv_tokens": answers[closed_loops.ROOM],
     }
     columns |= {name: pa.array(np.asarray(values).astype(np.int64)) for name, values in all_columns.items()}
@@ -235,11 +238,6 @@ def candidate_rows(
         is_prefill_first = plan.profile.scheduling.order == "prefill_first"
         columns["joules_per_token"] = pa.array(joules_per_token(plan, load, is_prefill_first))
     return pa.RecordBatch.from_arrays([columns[field.name] for field in schema], schema=schema)
-
-
-def _started_seqs(plan: StepPlan, seqs: Floats, budgets: Floats) -> Floats:
-    """Return limits on requests with which an engine starts: in vLLM, at most the tokens of a step."""
-    return np.minimum(seqs, budgets) if plan.profile.memory.room == "all" else seqs
 
 
 def _mean_load(
