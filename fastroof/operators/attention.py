@@ -16,6 +16,7 @@ from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, KV_DTYPE, LATENCY, ORIGIN_MODELLED, Column
 from fastroof.compiled.layout import FORM_DECODE_RATE, FORM_PREFILL_RATE
 from fastroof.config.gpu import GpuSpec
+from fastroof.operators import external_rows as external
 from fastroof.operators.attention_blocks import PlannedAttention
 from fastroof.operators.attention_grids import AttentionOperator, attention_variance
 from fastroof.operators.attention_work import (
@@ -35,22 +36,6 @@ from fastroof.operators.attention_work import (
     prefill_flops_conventions,
     prefix_bound_us,
     prefix_within,
-)
-from fastroof.operators.external_rows import (
-    MEASURED,
-    MFU,
-    RUN,
-    ExternalRows,
-    Heads,
-    PackageFile,
-    Raw,
-    TreeFile,
-    dtype_names,
-    others,
-    package_rows,
-    size_columns,
-    text_columns,
-    tree_attention,
 )
 from fastroof.operators.operator import (
     Answers,
@@ -86,18 +71,18 @@ def _judged(operator: str, kept: Mapping[str, tuple[int, ...]], **only: int) -> 
 
 
 _PACKAGE_COLUMNS: Final = (
-    *size_columns("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "beam_width"),
-    *size_columns("step", minimum=0),
-    *text_columns("attn_dtype", "kv_cache_dtype"),
-    *MEASURED,
+    *external.size_columns("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "beam_width"),
+    *external.size_columns("step", minimum=0),
+    *external.text_columns("attn_dtype", "kv_cache_dtype"),
+    *external.MEASURED,
 )
-_PACKAGE_OPTIONAL: Final = (*size_columns("window_size", minimum=0), *RUN)
+_PACKAGE_OPTIONAL: Final = (*external.size_columns("window_size", minimum=0), *external.RUN)
 
 
-def _package_rows(raw: Raw) -> ExternalRows:
+def _package_rows(raw: external.Raw) -> external.ExternalRows:
     # The schema's attention computes in bf16 for every KV dtype.
-    out = others("computes in", dtype_names(raw["attn_dtype"]), ("bf16",))
-    return package_rows(
+    out = external.others("computes in", external.dtype_names(raw["attn_dtype"]), ("bf16",))
+    return external.package_rows(
         raw,
         "head_dim",
         "batch_size",
@@ -109,16 +94,16 @@ def _package_rows(raw: Raw) -> ExternalRows:
     ).without(out | {"beam search": raw["beam_width"] > 1})
 
 
-def _package_prefill(raw: Raw) -> ExternalRows:
+def _package_prefill(raw: external.Raw) -> external.ExternalRows:
     return _package_rows(raw).with_columns(q_len=raw["isl"])
 
 
-def _package_decode(raw: Raw) -> ExternalRows:
+def _package_decode(raw: external.Raw) -> external.ExternalRows:
     return _package_rows(raw).without({"more than one new token": raw["isl"] > 1})
 
 
-def _tree_rows(read: Raw, heads: Heads) -> dict[str, Array]:
-    return tree_attention(read, heads, ("num_q_heads", "num_kv_heads", "head_dim"), window=0)
+def _tree_rows(read: external.Raw, heads: external.Heads) -> dict[str, Array]:
+    return external.tree_attention(read, heads, ("num_q_heads", "num_kv_heads", "head_dim"), window=0)
 
 
 # -- operators -------------------------------------------------------------------------------------
@@ -140,16 +125,16 @@ class AttentionPrefill(PlannedAttention):
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"attention_prefill": DatasheetClass(11.0, 0.50)}
     holdouts, coverages = _judged(name, {"q_len": (1024, 4096, 8192, 16384)}, batch_size=1)
     package_files = (
-        PackageFile(
+        external.PackageFile(
             "attention", "context_attention_perf", _PACKAGE_COLUMNS, _package_prefill, _PACKAGE_OPTIONAL
         ),
     )
     tree_files = (
-        TreeFile(
+        external.TreeFile(
             "mha",
             "prefill",
             (DTYPE, SEQ_LEN, LATENCY),
-            (MFU,),
+            (external.MFU,),
             ("dtype", "seq_len", "latency_us", "mfu"),
             _tree_rows,
         ),
@@ -254,16 +239,16 @@ class AttentionDecode(PlannedAttention):
         },
     )
     package_files = (
-        PackageFile(
+        external.PackageFile(
             "attention", "generation_attention_perf", _PACKAGE_COLUMNS, _package_decode, _PACKAGE_OPTIONAL
         ),
     )
     tree_files = (
-        TreeFile(
+        external.TreeFile(
             "mha",
             "decode",
             (DTYPE, KV_DTYPE, *axes, LATENCY),
-            (MFU,),
+            (external.MFU,),
             ("dtype", "kv_dtype", "batch_size", "kv_len", "latency_us", "mfu"),
             _tree_rows,
         ),
@@ -303,11 +288,13 @@ ATTENTION: Final[Mapping[str, PlannedAttention]] = {o.name: o for o in (ATTENTIO
 """Operators that plans look up on a grid, by name."""
 
 
-def _package_encoder(raw: Raw) -> ExternalRows:
+def _package_encoder(raw: external.Raw) -> external.ExternalRows:
     sizes = {"num_q_heads": "num_heads", "num_kv_heads": "num_heads", "kv_len": "isl"}
     window = np.zeros_like(raw["num_heads"])
-    rows = package_rows(raw, "head_dim", "batch_size", kv_dtype="attn_dtype", window=window, **sizes)
-    return ExternalRows(rows.columns, others("computes in", rows.columns["kv_dtype"], ("bf16",)))
+    rows = external.package_rows(raw, "head_dim", "batch_size", kv_dtype="attn_dtype", window=window, **sizes)
+    return external.ExternalRows(
+        rows.columns, external.others("computes in", rows.columns["kv_dtype"], ("bf16",))
+    )
 
 
 class EncoderAttention(AttentionOperator):
@@ -325,13 +312,13 @@ class EncoderAttention(AttentionOperator):
     holdouts = (HoldoutGrid("encoder_attention", "every second", {}, {"window": 0}),)
     coverages = (HoldoutGrid("encoder_attention", "all", {}, {"window": 0}),)
     package_files = (
-        PackageFile(
+        external.PackageFile(
             "encoder_attention",
             "encoder_attention_perf",
             (
-                *size_columns("batch_size", "isl", "num_heads", "head_dim"),
-                *text_columns("attn_dtype"),
-                *MEASURED,
+                *external.size_columns("batch_size", "isl", "num_heads", "head_dim"),
+                *external.text_columns("attn_dtype"),
+                *external.MEASURED,
             ),
             _package_encoder,
         ),

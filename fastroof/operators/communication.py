@@ -14,21 +14,9 @@ from fastroof.arrays import Array, Bools, Floats
 from fastroof.columns import DTYPE, ORIGIN_MODELLED, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError
+from fastroof.operators import external_rows as external
 from fastroof.operators.borrowing import GPUS, nearest
 from fastroof.operators.calls import AllReduce, Collective, SendReceive
-from fastroof.operators.external_rows import (
-    MEASURED,
-    RUN,
-    ExternalRows,
-    PackageFile,
-    Raw,
-    constant_text,
-    dtype_names,
-    others,
-    package_rows,
-    size_columns,
-    text_columns,
-)
 from fastroof.operators.links import (
     OVER_NODES,
     Far,
@@ -55,7 +43,7 @@ from fastroof.units import DTYPE_BYTES, US_PER_S
 
 _NUM_GPUS: Final = Column("num_gpus", "int", "", "GPUs in the group", 2)
 _MESSAGE: Final = Column("message_bytes", "int", "B", "bytes each GPU contributes")
-_PACKAGE_COLUMNS: Final = (*size_columns("num_gpus", "message_size"), *MEASURED)
+_PACKAGE_COLUMNS: Final = (*external.size_columns("num_gpus", "message_size"), *external.MEASURED)
 
 IN_SWITCH_REDUCTION: Final = 2.0
 """NVLink switches that reduce in-network halve an all-reduce's traffic, so its ring figure can double."""
@@ -67,33 +55,35 @@ def allreduce_wire_bytes(message_bytes: Real, num_gpus: Real) -> Floats:
     return 2.0 * (g - 1.0) / g * as_floats(message_bytes)
 
 
-def _message_bytes(raw: Raw, dtype: str) -> Array:
+def _message_bytes(raw: external.Raw, dtype: str) -> Array:
     """Bytes of the package's messages, whose sizes count elements of a column's dtypes."""
-    size = np.array([DTYPE_BYTES.get(d, 0) for d in dtype_names(raw[dtype])])
+    size = np.array([DTYPE_BYTES.get(d, 0) for d in external.dtype_names(raw[dtype])])
     return np.asarray(raw["message_size"] * size, np.int64)
 
 
 def _rows(
-    raw: Raw, dtype: str, message_bytes: Array, left_out: Mapping[str, Bools], **kind: Array
-) -> ExternalRows:
-    return package_rows(raw, "num_gpus", dtype=dtype, message_bytes=message_bytes, **kind).without(left_out)
+    raw: external.Raw, dtype: str, message_bytes: Array, left_out: Mapping[str, Bools], **kind: Array
+) -> external.ExternalRows:
+    return external.package_rows(raw, "num_gpus", dtype=dtype, message_bytes=message_bytes, **kind).without(
+        left_out
+    )
 
 
-def _custom_allreduce(raw: Raw) -> ExternalRows:
+def _custom_allreduce(raw: external.Raw) -> external.ExternalRows:
     # TensorRT-LLM's rows have no mode; they start at 2.6 to 5 us over NVLink, where eager launches take 20
     launch = raw.get("backend", np.full(len(raw["num_gpus"]), "trtllm_graph", object))
     mode = np.array([word.rpartition("_")[2] for word in launch], object)
-    out = others("launched as", mode, ("graph", "eager"))
+    out = external.others("launched as", mode, ("graph", "eager"))
     return _rows(raw, "allreduce_dtype", _message_bytes(raw, "allreduce_dtype"), out, mode=mode)
 
 
-def _library_allreduce(raw: Raw, mode: str) -> ExternalRows:
+def _library_allreduce(raw: external.Raw, mode: str) -> external.ExternalRows:
     out = {"other collectives": raw["op_name"] != "all_reduce"}
-    modes = constant_text(mode, len(raw["num_gpus"]))
+    modes = external.constant_text(mode, len(raw["num_gpus"]))
     return _rows(raw, "nccl_dtype", _message_bytes(raw, "nccl_dtype"), out, mode=modes)
 
 
-def _library_collective(raw: Raw) -> ExternalRows:
+def _library_collective(raw: external.Raw) -> external.ExternalRows:
     collective, size = raw["op_name"], _message_bytes(raw, "nccl_dtype")
     # the library's size of an all-gather is the result's; each GPU contributes its share
     share = np.where(collective == "all_gather", size // raw["num_gpus"], size)
@@ -102,10 +92,12 @@ def _library_collective(raw: Raw) -> ExternalRows:
     return _rows(raw, "nccl_dtype", share, out, collective=collective)
 
 
-def _library_files(converts: Mapping[str, Callable[[Raw], ExternalRows]]) -> tuple[PackageFile, ...]:
-    columns = (*_PACKAGE_COLUMNS, *text_columns("nccl_dtype", "op_name"))
+def _library_files(
+    converts: Mapping[str, Callable[[external.Raw], external.ExternalRows]],
+) -> tuple[external.PackageFile, ...]:
+    columns = (*_PACKAGE_COLUMNS, *external.text_columns("nccl_dtype", "op_name"))
     return tuple(
-        PackageFile("comm", f"{library}_perf", columns, convert, backend=library)
+        external.PackageFile("comm", f"{library}_perf", columns, convert, backend=library)
         for library, convert in converts.items()
     )
 
@@ -202,12 +194,12 @@ class AllReduceOperator(GroupOperator):
     # Over vLLM 0.24.0's H100 all-reduces of 16 MiB and more over 4 GPUs.
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"allreduce": DatasheetClass(4.5, 0.72)}
     package_files = (
-        PackageFile(
+        external.PackageFile(
             "comm",
             "custom_allreduce_perf",
-            (*_PACKAGE_COLUMNS, *text_columns("allreduce_dtype")),
+            (*_PACKAGE_COLUMNS, *external.text_columns("allreduce_dtype")),
             _custom_allreduce,
-            (*text_columns("backend"), *RUN),
+            (*external.text_columns("backend"), *external.RUN),
         ),
         *_library_files({name: partial(_library_allreduce, mode=name) for name in ("nccl", "oneccl")}),
     )

@@ -24,27 +24,9 @@ import numpy as np
 
 from fastroof.arrays import Array, Floats
 from fastroof.columns import ORIGIN
+from fastroof.operators import external_rows as external
+from fastroof.operators import mla
 from fastroof.operators.attention_work import DECODE_AXES, NO_PREFIX, PrefixUs, measured_price
-from fastroof.operators.external_rows import (
-    MEASURED,
-    ExternalRows,
-    PackageFile,
-    Raw,
-    others,
-    size_columns,
-    text_columns,
-)
-from fastroof.operators.mla import (
-    MODULE_COLUMNS,
-    AttentionModule,
-    Convert,
-    causal_pairs,
-    check_model,
-    decodes,
-    model_names,
-    module_rows,
-    prompts,
-)
 from fastroof.operators.operator import (
     Answers,
     Columns,
@@ -118,23 +100,25 @@ def block_bytes(columns: Columns, ratio: int, tokens: Floats, scored: Floats, re
 
 
 _COLUMNS: Final = (
-    *MODULE_COLUMNS,
-    *text_columns("model", "gemm_type"),
-    *size_columns("compress_ratio"),
-    *MEASURED,
+    *mla.MODULE_COLUMNS,
+    *external.text_columns("model", "gemm_type"),
+    *external.size_columns("compress_ratio"),
+    *external.MEASURED,
 )
 
 
-def _package_rows(raw: Raw, ratio: int) -> ExternalRows:
-    model = model_names(raw["model"])
-    out = others("model", model, COMPRESSED_SHAPES)
+def _package_rows(raw: external.Raw, ratio: int) -> external.ExternalRows:
+    model = mla.model_names(raw["model"])
+    out = external.others("model", model, COMPRESSED_SHAPES)
     out |= {f"not compressed {ratio} to 1": raw["compress_ratio"] != ratio}
-    return module_rows(raw, model).without(out)
+    return mla.module_rows(raw, model).without(out)
 
 
-def _file(name: str, with_lengths: Callable[[Convert], Convert], ratio: int) -> tuple[PackageFile]:
+def _file(
+    name: str, with_lengths: Callable[[mla.Convert], mla.Convert], ratio: int
+) -> tuple[external.PackageFile]:
     convert = with_lengths(partial(_package_rows, ratio=ratio))
-    return (PackageFile("sparse_attention", name, _COLUMNS, convert),)
+    return (external.PackageFile("sparse_attention", name, _COLUMNS, convert),)
 
 
 FLAT: Final = "flat"
@@ -188,7 +172,7 @@ def _latency_us(kernel: RaggedTable, at: tuple[Floats, ...]) -> Floats:
     return latency_us
 
 
-class _Compressed(AttentionModule):
+class _Compressed(mla.AttentionModule):
     """Base of blocks over a compressed cache."""
 
     ratio: ClassVar[int]
@@ -197,7 +181,7 @@ class _Compressed(AttentionModule):
 
     def check_key(self, key: Key) -> None:
         """Reject models with unknown widths."""
-        check_model(key[3], COMPRESSED_SHAPES)
+        mla.check_model(key[3], COMPRESSED_SHAPES)
 
     def most(self, columns: Columns) -> Any:
         """Maximum number of entries that a query attends to."""
@@ -234,9 +218,9 @@ class _CompressedPrefill(_Compressed, RaggedPrefill):
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
         """Projections, CSA's indexer, attention to entries and to the window."""
         batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        entries = batch * causal_pairs(q_len, kv_len, self.ratio * self.most(columns)) / self.ratio
-        near = batch * causal_pairs(q_len, kv_len, WINDOW)
-        scored = batch * causal_pairs(q_len, kv_len) / self.ratio if self.ratio == CSA else 0.0 * batch
+        entries = batch * mla.causal_pairs(q_len, kv_len, self.ratio * self.most(columns)) / self.ratio
+        near = batch * mla.causal_pairs(q_len, kv_len, WINDOW)
+        scored = batch * mla.causal_pairs(q_len, kv_len) / self.ratio if self.ratio == CSA else 0.0 * batch
         return block_parts(columns, self.ratio, batch * q_len, (np.asarray(scored), entries + near))
 
     def moved_bytes(self, columns: Columns) -> Floats:
@@ -300,7 +284,7 @@ class CsaPrefill(_CompressedPrefill):
     ratio = CSA
     summary = "A CSA block (DeepSeek-V4) over prompts."
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
-    package_files = _file("dsv4_csa_context_module_perf", prompts, CSA)
+    package_files = _file("dsv4_csa_context_module_perf", mla.prompts, CSA)
 
 
 class CsaDecode(_CompressedDecode):
@@ -312,7 +296,7 @@ class CsaDecode(_CompressedDecode):
     ratio = CSA
     summary = "A CSA block, one new token per sequence."
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
-    package_files = _file("dsv4_csa_generation_module_perf", decodes, CSA)
+    package_files = _file("dsv4_csa_generation_module_perf", mla.decodes, CSA)
 
 
 class HcaPrefill(_CompressedPrefill):
@@ -324,7 +308,7 @@ class HcaPrefill(_CompressedPrefill):
     ratio = HCA
     summary = "An HCA block (DeepSeek-V4) over prompts."
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
-    package_files = _file("dsv4_hca_context_module_perf", prompts, HCA)
+    package_files = _file("dsv4_hca_context_module_perf", mla.prompts, HCA)
 
 
 class HcaDecode(_CompressedDecode):
@@ -336,7 +320,7 @@ class HcaDecode(_CompressedDecode):
     ratio = HCA
     summary = "An HCA block, one new token per sequence."
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
-    package_files = _file("dsv4_hca_generation_module_perf", decodes, HCA)
+    package_files = _file("dsv4_hca_generation_module_perf", mla.decodes, HCA)
 
 
 OPERATORS: Final = (CsaPrefill(), CsaDecode(), HcaPrefill(), HcaDecode())

@@ -10,20 +10,9 @@ import numpy as np
 from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, LATENCY, ORIGIN, QUANTISES, Column
 from fastroof.config.gpu import GpuSpec
+from fastroof.operators import external_rows as external
 from fastroof.operators.calls import Gemm
 from fastroof.operators.elementwise import ELEMENTWISE
-from fastroof.operators.external_rows import (
-    MEASURED,
-    MFU,
-    ExternalRows,
-    Heads,
-    PackageFile,
-    Raw,
-    TreeFile,
-    package_rows,
-    size_columns,
-    text_columns,
-)
 from fastroof.operators.operator import (
     Answers,
     Columns,
@@ -116,11 +105,11 @@ def _of_all_rows(find: Callable[[Floats, Floats, Floats, Floats], T], *columns: 
     return find(m, n, k, latency_us)
 
 
-def _package_rows(raw: Raw) -> ExternalRows:
-    return package_rows(raw, "m", "n", "k", dtype="gemm_dtype")
+def _package_rows(raw: external.Raw) -> external.ExternalRows:
+    return external.package_rows(raw, "m", "n", "k", dtype="gemm_dtype")
 
 
-def _tree_columns(read: Raw, _: Heads) -> dict[str, Array]:
+def _tree_columns(read: external.Raw, _: external.Heads) -> dict[str, Array]:
     return {name: read[name] for name in ("dtype", "m", "n", "k") if name in read}
 
 
@@ -160,19 +149,19 @@ class GemmOperator(PerRowOperator):
         "gemm_fp8": DatasheetClass(4.6, 0.45),
     }
     package_files = (
-        PackageFile(
+        external.PackageFile(
             "gemm",
             "gemm_perf",
-            (*text_columns("gemm_dtype"), *size_columns("m", "n", "k"), *MEASURED),
+            (*external.text_columns("gemm_dtype"), *external.size_columns("m", "n", "k"), *external.MEASURED),
             _package_rows,
         ),
     )
     tree_files = (
-        TreeFile(
+        external.TreeFile(
             "gemm",
             "",
             (*axes, LATENCY),
-            (DTYPE, MFU),
+            (DTYPE, external.MFU),
             ("m", "k", "n", "latency_us", "mfu"),
             _tree_columns,
             computes_in_any_dtype=True,

@@ -14,18 +14,8 @@ import numpy as np
 from fastroof.arrays import Floats
 from fastroof.columns import DTYPE, Column
 from fastroof.config.gpu import GpuSpec
+from fastroof.operators import external_rows as external
 from fastroof.operators.calls import HyperConnection
-from fastroof.operators.external_rows import (
-    MEASURED,
-    ExternalRows,
-    PackageFile,
-    Raw,
-    constant_text,
-    others,
-    package_rows,
-    size_columns,
-    text_columns,
-)
 from fastroof.operators.operator import Columns, DatasheetClass, Key, Real, as_floats, every_second
 from fastroof.operators.row_operator import KernelOperator, RowCost
 from fastroof.units import ACTIVATION_BYTES
@@ -51,18 +41,18 @@ def hyper_connection_bytes(stage: str, num_tokens: Real, hidden: Real, streams: 
     return as_floats(sites) * (ACTIVATION_BYTES * as_floats(num_tokens) * width * moved + weights)
 
 
-def _package_rows(raw: Raw) -> ExternalRows:
-    return package_rows(
+def _package_rows(raw: external.Raw) -> external.ExternalRows:
+    return external.package_rows(
         raw,
         "num_tokens",
-        dtype=constant_text("bf16", len(raw["num_tokens"])),
+        dtype=external.constant_text("bf16", len(raw["num_tokens"])),
         stage="op_name",
         hidden="hidden_size",
         streams="hc_mult",
         sinkhorn_iterations="sinkhorn_iters",
         # one latency covers all sites of a layer (attention and MLP)
         sites="num_sites",
-    ).without(others("stage", raw["op_name"], ("pre", "post")))
+    ).without(external.others("stage", raw["op_name"], ("pre", "post")))
 
 
 class HyperConnections(KernelOperator):
@@ -95,13 +85,13 @@ class HyperConnections(KernelOperator):
     }
     holdouts = every_second("hyper_connections", "stage", "pre", "post")
     package_files = (
-        PackageFile(
+        external.PackageFile(
             "mhc",
             "mhc_module_perf",
             (
-                *text_columns("op_name"),
-                *size_columns("num_tokens", "num_sites", "hc_mult", "hidden_size", "sinkhorn_iters"),
-                *MEASURED,
+                *external.text_columns("op_name"),
+                *external.size_columns("num_tokens", "num_sites", "hc_mult", "hidden_size", "sinkhorn_iters"),
+                *external.MEASURED,
             ),
             _package_rows,
         ),

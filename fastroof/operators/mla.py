@@ -14,6 +14,7 @@ import numpy as np
 from fastroof.arrays import Array, Bools, Floats
 from fastroof.columns import DTYPE, KV_DTYPE, LATENCY, Column
 from fastroof.errors import LookupInputError
+from fastroof.operators import external_rows as external
 from fastroof.operators.attention_work import (
     DECODE_AXES,
     SEQ_LEN,
@@ -22,21 +23,6 @@ from fastroof.operators.attention_work import (
     decode_attention_bytes,
     decode_attention_flops,
     prefill_flops_conventions,
-)
-from fastroof.operators.external_rows import (
-    MEASURED,
-    MFU,
-    ExternalRows,
-    Heads,
-    PackageFile,
-    Raw,
-    TreeFile,
-    dtype_names,
-    others,
-    package_rows,
-    size_columns,
-    text_columns,
-    tree_attention,
 )
 from fastroof.operators.operator import Columns, DatasheetClass, Key, Real, as_floats, element_bytes
 from fastroof.operators.ragged import RaggedOperator, RaggedPrefill, WorkPart
@@ -69,7 +55,7 @@ def model_names(words: Array) -> Array:
 
 def unknown_models(models: Array) -> dict[str, Bools]:
     """Rows of models with unknown widths, by reason."""
-    return others("model", models, LATENT_SHAPES)
+    return external.others("model", models, LATENT_SHAPES)
 
 
 def check_model(model: str, known: Iterable[str] = LATENT_SHAPES) -> None:
@@ -111,7 +97,7 @@ MOSTLY: Final = 0.9
 """Least share of steps that are powers of two where steps are lengths: they are 96 to 100 % there."""
 
 
-def generation_kv_len(raw: Raw) -> Array:
+def generation_kv_len(raw: external.Raw) -> Array:
     """Tokens attended to in the package's files of decode.
 
     Most count the cached tokens without the new one; collectors whose steps are 2, 4, 8 ... (and a few
@@ -158,27 +144,27 @@ MODULE_KEYS: Final = (
 """Keys of a measured attention block."""
 
 MODULE_COLUMNS: Final = (
-    *size_columns("num_heads", "batch_size", "isl"),
-    *size_columns("step", minimum=0),
-    *text_columns("mla_dtype", "kv_cache_dtype"),
+    *external.size_columns("num_heads", "batch_size", "isl"),
+    *external.size_columns("step", minimum=0),
+    *external.text_columns("mla_dtype", "kv_cache_dtype"),
 )
 """Columns of the package's files of measured blocks."""
 
-Convert = Callable[[Raw], ExternalRows]
+Convert = Callable[[external.Raw], external.ExternalRows]
 
 
 def module_rows(
-    raw: Raw, model: Array, dtype: str | Array = "gemm_type", attn_dtype: str | Array = "mla_dtype"
-) -> ExternalRows:
+    raw: external.Raw, model: Array, dtype: str | Array = "gemm_type", attn_dtype: str | Array = "mla_dtype"
+) -> external.ExternalRows:
     """Keys, batch and latency of the package's rows of blocks, without their lengths."""
     dtypes = {"dtype": dtype, "kv_dtype": "kv_cache_dtype", "attn_dtype": attn_dtype}
-    return package_rows(raw, "num_heads", "batch_size", model=model, **dtypes)
+    return external.package_rows(raw, "num_heads", "batch_size", model=model, **dtypes)
 
 
 def prompts(convert: Convert) -> Convert:
     """Add q_len and kv_len to converted rows of prompts."""
 
-    def converted(raw: Raw) -> ExternalRows:
+    def converted(raw: external.Raw) -> external.ExternalRows:
         return convert(raw).with_columns(q_len=raw["isl"], kv_len=raw["isl"] + raw["step"])
 
     return converted
@@ -187,7 +173,7 @@ def prompts(convert: Convert) -> Convert:
 def decodes(convert: Convert) -> Convert:
     """Add kv_len to converted rows of decode."""
 
-    def converted(raw: Raw) -> ExternalRows:
+    def converted(raw: external.Raw) -> external.ExternalRows:
         return convert(raw).with_columns(kv_len=generation_kv_len(raw))
 
     return converted
@@ -226,28 +212,30 @@ _DEEPSEEK: Final = {"kv_lora_rank": 512, "nope_dim": 128, "rope_dim": 64}
 """Widths of all models in the package's kernel files: DeepSeek-V3's."""
 
 
-def _prefill_from_tree(read: Raw, heads: Heads) -> dict[str, Array]:
-    columns = tree_attention(read, heads, ("num_q_heads", "nope_dim", "rope_dim"))
+def _prefill_from_tree(read: external.Raw, heads: external.Heads) -> dict[str, Array]:
+    columns = external.tree_attention(read, heads, ("num_q_heads", "nope_dim", "rope_dim"))
     return columns | {"dtype": read["dtype"]}
 
 
-def _decode_from_tree(read: Raw, heads: Heads) -> dict[str, Array]:
-    return tree_attention(read, heads, ("num_q_heads", "kv_lora_rank", "rope_dim"))
+def _decode_from_tree(read: external.Raw, heads: external.Heads) -> dict[str, Array]:
+    return external.tree_attention(read, heads, ("num_q_heads", "kv_lora_rank", "rope_dim"))
 
 
-def _package_rows(raw: Raw, widths: tuple[str, ...]) -> ExternalRows:
+def _package_rows(raw: external.Raw, widths: tuple[str, ...]) -> external.ExternalRows:
     # num_heads is per GPU; the same kernel is repeated for each tp_size, which is not a key
-    computes = others("computes in", dtype_names(raw["mla_dtype"]), ("bf16",))
+    computes = external.others("computes in", external.dtype_names(raw["mla_dtype"]), ("bf16",))
     sizes = {name: np.full(len(raw["num_heads"]), _DEEPSEEK[name], np.int64) for name in widths}
     keys = {"kv_dtype": "kv_cache_dtype", "num_q_heads": "num_heads"}
-    return package_rows(raw, "batch_size", **keys, **sizes).without(computes)
+    return external.package_rows(raw, "batch_size", **keys, **sizes).without(computes)
 
 
-def _package_prefill(raw: Raw) -> ExternalRows:
-    return _package_rows(raw, ("nope_dim", "rope_dim")).with_columns(dtype=dtype_names(raw["mla_dtype"]))
+def _package_prefill(raw: external.Raw) -> external.ExternalRows:
+    return _package_rows(raw, ("nope_dim", "rope_dim")).with_columns(
+        dtype=external.dtype_names(raw["mla_dtype"])
+    )
 
 
-def _package_decode(raw: Raw) -> ExternalRows:
+def _package_decode(raw: external.Raw) -> external.ExternalRows:
     return _package_rows(raw, ("kv_lora_rank", "rope_dim"))
 
 
@@ -269,14 +257,16 @@ class MlaPrefill(RaggedPrefill):
         "batch_size": 1, "dtype": "bf16", "kv_dtype": "bf16", "nope_dim": 128, "rope_dim": 64,
     }  # fmt: skip
     package_files = (
-        PackageFile("mla", "context_mla_perf", (*MODULE_COLUMNS, *MEASURED), prompts(_package_prefill)),
+        external.PackageFile(
+            "mla", "context_mla_perf", (*MODULE_COLUMNS, *external.MEASURED), prompts(_package_prefill)
+        ),
     )
     tree_files = (
-        TreeFile(
+        external.TreeFile(
             "mla",
             "prefill",
             (DTYPE, SEQ_LEN, LATENCY),
-            (MFU,),
+            (external.MFU,),
             ("dtype", "seq_len", "latency_us", "mfu"),
             _prefill_from_tree,
             computes_in_any_dtype=True,
@@ -323,14 +313,16 @@ class MlaDecode(RaggedOperator):
     axes = DECODE_AXES
     defaults: ClassVar[Mapping[str, Any]] = {"kv_dtype": "bf16", "kv_lora_rank": 512, "rope_dim": 64}
     package_files = (
-        PackageFile("mla", "generation_mla_perf", (*MODULE_COLUMNS, *MEASURED), decodes(_package_decode)),
+        external.PackageFile(
+            "mla", "generation_mla_perf", (*MODULE_COLUMNS, *external.MEASURED), decodes(_package_decode)
+        ),
     )
     tree_files = (
-        TreeFile(
+        external.TreeFile(
             "mla",
             "decode",
             (DTYPE, KV_DTYPE, *DECODE_AXES, LATENCY),
-            (MFU,),
+            (external.MFU,),
             ("dtype", "kv_dtype", "batch_size", "kv_len", "latency_us", "mfu"),
             _decode_from_tree,
         ),

@@ -14,35 +14,11 @@ import numpy as np
 from fastroof.arrays import Floats
 from fastroof.columns import DTYPE, ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED, Column
 from fastroof.errors import MissingTableError
+from fastroof.operators import external_rows as external
+from fastroof.operators import mla
 from fastroof.operators.attention_work import DECODE_AXES
 from fastroof.operators.borrowing import SIZE, nearest
 from fastroof.operators.calls import LatentProduct
-from fastroof.operators.external_rows import (
-    MEASURED,
-    RUN,
-    ExternalRows,
-    PackageFile,
-    Raw,
-    dtype_names,
-    others,
-    package_rows,
-    size_columns,
-    text_columns,
-)
-from fastroof.operators.mla import (
-    MODULE_COLUMNS,
-    NUM_HEADS,
-    LatentModule,
-    causal_pairs,
-    decodes,
-    model_names,
-    module_bytes,
-    module_rows,
-    projections,
-    prompts,
-    shapes_of,
-    unknown_models,
-)
 from fastroof.operators.operator import (
     Columns,
     DatasheetClass,
@@ -60,30 +36,30 @@ from fastroof.pack.ragged import RaggedTable
 from fastroof.uncertainty.leave_one_out import relative_variance
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
 
-_OPTIONAL: Final = (*text_columns("model", "gemm_type"), *RUN)
+_OPTIONAL: Final = (*external.text_columns("model", "gemm_type"), *external.RUN)
 _GEMM_FORMATS: Final = ("fp8_block",)
 
 
-def _package_rows(raw: Raw) -> ExternalRows:
+def _package_rows(raw: external.Raw) -> external.ExternalRows:
     rows = len(raw["num_heads"])
-    mla_dtype = dtype_names(raw["mla_dtype"])
+    mla_dtype = external.dtype_names(raw["mla_dtype"])
     # older SGLang files have the projections' format in mla_dtype; attention computes in bf16
     is_format = np.isin(mla_dtype, _GEMM_FORMATS)
-    dtype = dtype_names(raw["gemm_type"]) if "gemm_type" in raw else mla_dtype
+    dtype = external.dtype_names(raw["gemm_type"]) if "gemm_type" in raw else mla_dtype
     model = raw.get("model", np.full(rows, "deepseek-ai/DeepSeek-V3", object))
     attn_dtype = np.where(is_format, "bf16", mla_dtype).astype(object)
-    names = model_names(model)
-    return module_rows(raw, names, dtype, attn_dtype).without(unknown_models(names))
+    names = mla.model_names(model)
+    return mla.module_rows(raw, names, dtype, attn_dtype).without(mla.unknown_models(names))
 
 
 _DEFAULTS: Final = {"dtype": "bf16", "kv_dtype": "bf16", "attn_dtype": "bf16", "model": "deepseek-v3"}
 
 
-class _MlaModule(LatentModule):
+class _MlaModule(mla.LatentModule):
     def moved_bytes(self, columns: Columns) -> Floats:
         """Weights, tokens in and out, and the cache."""
         batch, q_len, kv_len = self.sizes(columns)
-        return module_bytes(columns, batch * q_len, batch * kv_len)
+        return mla.module_bytes(columns, batch * q_len, batch * kv_len)
 
 
 class MlaModulePrefill(_MlaModule, RaggedPrefill):
@@ -95,17 +71,19 @@ class MlaModulePrefill(_MlaModule, RaggedPrefill):
     summary = "An MLA block over prompts."
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
     package_files = tuple(
-        PackageFile("mla", file, (*MODULE_COLUMNS, *MEASURED), prompts(_package_rows), _OPTIONAL)
+        external.PackageFile(
+            "mla", file, (*mla.MODULE_COLUMNS, *external.MEASURED), mla.prompts(_package_rows), _OPTIONAL
+        )
         for file in ("mla_context_module_perf", "wideep_context_mla_perf")
     )
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
         """Projections, expansion of every cached token, and causal attention."""
         batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        shape = shapes_of(columns["model"])
+        shape = mla.shapes_of(columns["model"])
         widths = shape.nope_dim + shape.rope_dim + shape.v_dim
-        attention = 2.0 * columns["num_heads"] * widths * batch * causal_pairs(q_len, kv_len)
-        own = projections(columns, shape, batch * q_len, batch * kv_len)
+        attention = 2.0 * columns["num_heads"] * widths * batch * mla.causal_pairs(q_len, kv_len)
+        own = mla.projections(columns, shape, batch * q_len, batch * kv_len)
         return [*own, WorkPart(np.asarray(attention), columns["attn_dtype"])]
 
 
@@ -119,17 +97,22 @@ class MlaModuleDecode(_MlaModule):
     axes = DECODE_AXES
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
     package_files = tuple(
-        PackageFile("mla", file, (*MODULE_COLUMNS, *MEASURED), decodes(_package_rows), _OPTIONAL)
+        external.PackageFile(
+            "mla", file, (*mla.MODULE_COLUMNS, *external.MEASURED), mla.decodes(_package_rows), _OPTIONAL
+        )
         for file in ("mla_generation_module_perf", "wideep_generation_mla_perf")
     )
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
         """Projections (the absorbed ones too) and attention over latent vectors."""
         batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        shape = shapes_of(columns["model"])
+        shape = mla.shapes_of(columns["model"])
         widths = 2.0 * shape.kv_lora_rank + shape.rope_dim
         attention = 2.0 * columns["num_heads"] * widths * batch * kv_len
-        return [*projections(columns, shape, batch), WorkPart(np.asarray(attention), columns["attn_dtype"])]
+        return [
+            *mla.projections(columns, shape, batch),
+            WorkPart(np.asarray(attention), columns["attn_dtype"]),
+        ]
 
 
 _PARTS: Final = {"mla_gen_pre": "pre", "mla_gen_post": "post"}
@@ -146,11 +129,11 @@ fp8
 tables of three engines (H100, H200, B200), 80 % of |errors| are within 9 to 20 % (mean 6 to 12)."""
 
 
-def _package_bmm(raw: Raw) -> ExternalRows:
+def _package_bmm(raw: external.Raw) -> external.ExternalRows:
     # a decode step runs one of each part
     part = np.array([_PARTS.get(word, word) for word in raw["op_name"]], object)
-    rows = package_rows(raw, "num_heads", "num_tokens", dtype="bmm_dtype", part=part)
-    return rows.without(others("op_name", raw["op_name"], _PARTS))
+    rows = external.package_rows(raw, "num_heads", "num_tokens", dtype="bmm_dtype", part=part)
+    return rows.without(external.others("op_name", raw["op_name"], _PARTS))
 
 
 class MlaBmm(RaggedOperator, PerRowOperator):
@@ -160,16 +143,20 @@ class MlaBmm(RaggedOperator, PerRowOperator):
     rank = 96
     summary = "A batched GEMM before or after absorbed MLA."
     about = "Part pre turns queries into latent ones, part post latent outputs into values; decode runs both."
-    keys = (DTYPE, Column("part", "text", "", "before or after attention: pre, post"), NUM_HEADS)
+    keys = (DTYPE, Column("part", "text", "", "before or after attention: pre, post"), mla.NUM_HEADS)
     axes = (Column("num_tokens", "int", "tokens", "tokens of the call"),)
     defaults: ClassVar[Mapping[str, Any]] = {"dtype": "bf16"}
     # over vLLM 0.24.0's H100 products of more than 50 us
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"mla_bmm": DatasheetClass(3.8, 0.78)}
     package_files = (
-        PackageFile(
+        external.PackageFile(
             "mla_bmm",
             "mla_bmm_perf",
-            (*size_columns("num_tokens", "num_heads"), *text_columns("bmm_dtype", "op_name"), *MEASURED),
+            (
+                *external.size_columns("num_tokens", "num_heads"),
+                *external.text_columns("bmm_dtype", "op_name"),
+                *external.MEASURED,
+            ),
             _package_bmm,
         ),
     )

@@ -10,15 +10,7 @@ from fastroof.arrays import Array, Bools, Longs
 from fastroof.columns import Column
 from fastroof.engines import ExpertRows, engine_names, load_engine
 from fastroof.errors import TableError
-from fastroof.operators.external_rows import (
-    MEASURED,
-    ExternalRows,
-    Raw,
-    TreeFile,
-    package_rows,
-    size_columns,
-    text_columns,
-)
+from fastroof.operators import external_rows as external
 from fastroof.operators.moe_work import EVENLY_ROUTED, moe_touched_experts
 
 NONGATED_SHAPES: Final = ((2688, 1856), (1024, 2688), (4096, 2688), (2048, 5120), (8192, 5120))
@@ -29,7 +21,7 @@ weights of all touched experts would need 1.2 to 1.45 times the bandwidth, at mo
 ``expert_rows`` of the engines' profiles lists those kernels."""
 
 
-def _rule_of_rows(raw: Raw) -> tuple[list[ExpertRows], Longs]:
+def _rule_of_rows(raw: external.Raw) -> tuple[list[ExpertRows], Longs]:
     """Rules of engine profiles, and the index of the first that applies to each row; -1 without one."""
     rules = [rule for name in engine_names() for rule in load_engine(name).kernels.expert_rows]
     kernels = raw["kernel_source"]
@@ -44,7 +36,7 @@ def _rule_of_rows(raw: Raw) -> tuple[list[ExpertRows], Longs]:
     return rules, found
 
 
-def is_nongated(raw: Raw) -> Bools:
+def is_nongated(raw: external.Raw) -> Bools:
     """Mark the package's rows of experts without a gate."""
     by_shape = np.zeros(len(raw["kernel_source"]), bool)
     for hidden, intermediate in NONGATED_SHAPES:
@@ -54,7 +46,7 @@ def is_nongated(raw: Raw) -> Bools:
     return np.asarray(np.char.endswith(raw["kernel_source"].astype(str), "_nongated") | (by_shape & is_since))
 
 
-def not_run_by_the_engine(raw: Raw) -> dict[str, Bools]:
+def not_run_by_the_engine(raw: external.Raw) -> dict[str, Bools]:
     """Mark rows of a kernel that its engine does not run at that number of tokens, by reason."""
     rules, found = _rule_of_rows(raw)
     most_tokens = np.array([*(rule.most_tokens for rule in rules), 0])[found]
@@ -83,7 +75,7 @@ REACHED: Final = 0.9
 """Share of the experts from which more slots reach no more weights."""
 
 
-def _tokens_of_all(raw: Raw) -> tuple[Array, Bools, str]:
+def _tokens_of_all(raw: external.Raw) -> tuple[Array, Bools, str]:
     """Tokens by which each GPU has the slots that it was measured with, rows to leave out, and a note."""
     rules, found = _rule_of_rows(raw)
     most_ep = np.array([*(rule.remote_slots_to_ep for rule in rules), 0])[found]
@@ -101,13 +93,13 @@ def _tokens_of_all(raw: Raw) -> tuple[Array, Bools, str]:
     return counted, is_remote & (ep > most_ep), REMOTE_SLOTS if is_remote.any() else ""
 
 
-def moe_rows(raw: Raw, has_gate: bool) -> ExternalRows:
+def moe_rows(raw: external.Raw, has_gate: bool) -> external.ExternalRows:
     """Rows of experts with a gate (three GEMMs) or without; sizes are those of the model, not of a shard."""
     nongated = is_nongated(raw)
     out = {"experts without a gate": nongated} if has_gate else {"experts with a gate": ~nongated}
     tokens, is_beyond, note = _tokens_of_all(raw)
     out["ep beyond 8 of a GPU that was measured with other GPUs' slots"] = is_beyond
-    rows = package_rows(
+    rows = external.package_rows(
         raw,
         *("topk", "num_experts", "distribution"),
         num_tokens=tokens,
@@ -117,22 +109,22 @@ def moe_rows(raw: Raw, has_gate: bool) -> ExternalRows:
         moe_tp="moe_tp_size",
         moe_ep="moe_ep_size",
     )
-    return ExternalRows(rows.columns, out | rows.left_out | not_run_by_the_engine(raw), note)
+    return external.ExternalRows(rows.columns, out | rows.left_out | not_run_by_the_engine(raw), note)
 
 
 PACKAGE_COLUMNS: Final = (
-    *size_columns(
+    *external.size_columns(
         "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"
     ),
-    *text_columns("moe_dtype", "distribution"),
-    *MEASURED,
+    *external.text_columns("moe_dtype", "distribution"),
+    *external.MEASURED,
 )
 
 
 _LAYER: Final = ("num_experts", "num_gpus", "num_local_experts", "topk", "hidden_size", "intermediate_size")
 
 
-def _tree_rows(read: Raw, tokens: str) -> dict[str, Array]:
+def _tree_rows(read: external.Raw, tokens: str) -> dict[str, Array]:
     """Rows by the tokens of all GPUs that share the experts; the latency is that of both projections.
 
     The files have no dtype; the scripts that wrote them (kernel_benchmark/deepgemm_grouped_gemm_*.py of
@@ -169,11 +161,11 @@ _TIMED: Final = tuple(
 )
 
 
-def _file(phase: str, tokens: str) -> TreeFile:
-    return TreeFile(
+def _file(phase: str, tokens: str) -> external.TreeFile:
+    return external.TreeFile(
         "grouped_gemm",
         phase,
-        (*size_columns(*_LAYER, tokens), *_TIMED[::2]),
+        (*external.size_columns(*_LAYER, tokens), *_TIMED[::2]),
         _TIMED[1::2],
         (*_LAYER, tokens, "tokens_per_expert", *_TIMES),
         lambda read, _: _tree_rows(read, tokens),

@@ -17,34 +17,9 @@ from fastroof.arrays import Array, Floats
 from fastroof.columns import Column
 from fastroof.documents import parse_json
 from fastroof.errors import TableError
+from fastroof.operators import external_rows as external
+from fastroof.operators import mla
 from fastroof.operators.attention_work import DECODE_AXES, PrefixUs, prefix_within
-from fastroof.operators.external_rows import (
-    MEASURED,
-    RUN,
-    ExternalRows,
-    PackageFile,
-    Raw,
-    constant_text,
-    dtype_names,
-    others,
-    package_rows,
-    size_columns,
-    text_columns,
-)
-from fastroof.operators.mla import (
-    MODULE_COLUMNS,
-    NUM_HEADS,
-    LatentModule,
-    causal_pairs,
-    decodes,
-    model_names,
-    module_bytes,
-    module_rows,
-    projections,
-    prompts,
-    shapes_of,
-    unknown_models,
-)
 from fastroof.operators.operator import Columns, DatasheetClass, Key, RowSource, by_word, element_bytes
 from fastroof.operators.ragged import SEGMENT, RaggedPrefill, WorkPart
 from fastroof.operators.widths import (
@@ -131,8 +106,8 @@ def _least_squares(squares: Floats, products: Floats) -> Floats:
     return best
 
 
-_COLUMNS: Final = (*MODULE_COLUMNS, *text_columns("model", "gemm_type"), *MEASURED)
-_NAMED: Final = (*text_columns("op_name"), *RUN)
+_COLUMNS: Final = (*mla.MODULE_COLUMNS, *external.text_columns("model", "gemm_type"), *external.MEASURED)
+_NAMED: Final = (*external.text_columns("op_name"), *external.RUN)
 _SHARED: Final = "-shared-index"
 _INDEX_DTYPE: Final = "fp8"
 _DENSE_TOKENS: Final = 131_072
@@ -141,7 +116,7 @@ _DENSE_TOKENS: Final = 131_072
 Exactly the 50,621 H100 rows whose kernel name says so are such calls."""
 
 
-def _shares_an_index(raw: Raw) -> Array:
+def _shares_an_index(raw: external.Raw) -> Array:
     """Rows of layers that reuse another layer's index; short sequences follow most rows of their model."""
     named = np.char.find(raw.get("op_name", np.array([""])).astype(str), "skip_indexer") >= 0
     if named.any():
@@ -157,25 +132,25 @@ def _shares_an_index(raw: Raw) -> Array:
     return shares
 
 
-def _package_rows(raw: Raw) -> ExternalRows:
-    model = model_names(raw["model"])
+def _package_rows(raw: external.Raw) -> external.ExternalRows:
+    model = mla.model_names(raw["model"])
     model = np.where(_shares_an_index(raw), model + _SHARED, model)
-    return module_rows(raw, model).without(unknown_models(model))
+    return mla.module_rows(raw, model).without(mla.unknown_models(model))
 
 
 _GLM_5_3: Final = "glm-5.3-flash"
 _GLM_5_3_COLUMNS: Final = (
-    *text_columns("component", "geometry"),
-    *size_columns("batch_size", "x"),
-    *size_columns("prefix", minimum=0),
-    *MEASURED,
+    *external.text_columns("component", "geometry"),
+    *external.size_columns("batch_size", "x"),
+    *external.size_columns("prefix", minimum=0),
+    *external.MEASURED,
 )
 
 
-def _glm_5_3_file(phase: str) -> PackageFile:
+def _glm_5_3_file(phase: str) -> external.PackageFile:
     """Blocks of GLM-5.3-Flash, whose file has both phases."""
 
-    def convert(raw: Raw) -> ExternalRows:
+    def convert(raw: external.Raw) -> external.ExternalRows:
         words, index = np.unique(raw["geometry"].astype(str), return_inverse=True)
         shapes = [parse_json(word, "geometry", TableError) for word in words.tolist()]
         if not all(isinstance(shape, dict) for shape in shapes):
@@ -188,13 +163,13 @@ def _glm_5_3_file(phase: str) -> PackageFile:
         # x is new tokens after a prefix, in decode the cached ones
         kv_len = raw["prefix"] + raw["x"]
         sizes = {"q_len": raw["x"], "kv_len": kv_len} if phase == "context" else {"kv_len": kv_len + 1}
-        rows = package_rows(
+        rows = external.package_rows(
             raw,
             "batch_size",
-            dtype=dtype_names(of("projection_quant_mode")),
-            kv_dtype=dtype_names(of("kv_cache_dtype")),
-            attn_dtype=constant_text("bf16", len(index)),
-            model=constant_text(_GLM_5_3, len(index)),
+            dtype=external.dtype_names(of("projection_quant_mode")),
+            kv_dtype=external.dtype_names(of("kv_cache_dtype")),
+            attn_dtype=external.constant_text("bf16", len(index)),
+            model=external.constant_text(_GLM_5_3, len(index)),
             num_heads=of("num_heads").astype(np.int64),
             **sizes,
         )
@@ -203,9 +178,11 @@ def _glm_5_3_file(phase: str) -> PackageFile:
             "not a block of attention": (raw["component"] != "attention")
             | (of("layer_kind") != "sparse_mla"),
         }
-        return ExternalRows(rows.columns, other | rows.left_out)
+        return external.ExternalRows(rows.columns, other | rows.left_out)
 
-    return PackageFile("glm53_attention", "glm53_attention_module_perf", _GLM_5_3_COLUMNS, convert, ())
+    return external.PackageFile(
+        "glm53_attention", "glm53_attention_module_perf", _GLM_5_3_COLUMNS, convert, ()
+    )
 
 
 def _indexer(columns: Columns, shape: LatentShape, tokens: Floats, pairs: Floats) -> list[WorkPart]:
@@ -221,7 +198,7 @@ def _indexer(columns: Columns, shape: LatentShape, tokens: Floats, pairs: Floats
 
 def _indexer_bytes(columns: Columns, cached: Floats) -> Floats:
     """Weights of the indexer once, and one fp8 key per cached token, or per pool of them."""
-    shape = shapes_of(columns["model"])
+    shape = mla.shapes_of(columns["model"])
     hidden, q_lora, heads, dim = shape.hidden, shape.q_lora_rank, shape.index_heads, shape.index_dim
     weights = (q_lora * heads * dim + hidden * dim) * element_bytes(columns["dtype"])
     return np.asarray(weights + cached * dim / shape.index_pool)
@@ -240,7 +217,7 @@ def _expanded_flops(columns: Columns, shape: LatentShape, pairs: Floats) -> Floa
     return np.asarray(2.0 * columns["num_heads"] * widths * pairs)
 
 
-class _Dsa(LatentModule):
+class _Dsa(mla.LatentModule):
     """Base of prefill and decode."""
 
     def is_dense(self, columns: Columns) -> Array:
@@ -251,13 +228,13 @@ class _Dsa(LatentModule):
         """Projections, the indexer, and absorbed attention to the picked tokens; or dense attention."""
         batch, q_len, kv_len = self.sizes(columns)
         tokens = batch * q_len
-        shape, is_dense = shapes_of(columns["model"]), self.is_dense(columns)
+        shape, is_dense = mla.shapes_of(columns["model"]), self.is_dense(columns)
         all_pairs = batch * self.pairs(q_len, kv_len)
         picked = batch * self.pairs(q_len, kv_len, shape.topk)
         scored = np.where(is_dense, 0.0, all_pairs)
         latent, expanded = _latent_flops(columns, shape, picked), _expanded_flops(columns, shape, all_pairs)
         return [
-            *projections(columns, shape, tokens, np.where(is_dense, batch * kv_len, 0.0)),
+            *mla.projections(columns, shape, tokens, np.where(is_dense, batch * kv_len, 0.0)),
             *_indexer(columns, shape, tokens, scored),
             WorkPart(np.where(is_dense, expanded, latent), columns["attn_dtype"]),
         ]
@@ -272,8 +249,8 @@ class _Dsa(LatentModule):
 
     def _bytes(self, columns: Columns, picking: Floats) -> Floats:
         batch, q_len, kv_len = self.sizes(columns)
-        read = np.minimum(kv_len, picking * shapes_of(columns["model"]).topk)
-        own = module_bytes(columns, batch * q_len, batch * read)
+        read = np.minimum(kv_len, picking * mla.shapes_of(columns["model"]).topk)
+        own = mla.module_bytes(columns, batch * q_len, batch * read)
         return own + _indexer_bytes(columns, batch * kv_len)
 
 
@@ -287,7 +264,9 @@ class DsaPrefill(_Dsa, SparsePrefill):
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
     packed_words = ("kernel",)
     package_files = (
-        PackageFile("sparse_attention", "dsa_context_module_perf", _COLUMNS, prompts(_package_rows), _NAMED),
+        external.PackageFile(
+            "sparse_attention", "dsa_context_module_perf", _COLUMNS, mla.prompts(_package_rows), _NAMED
+        ),
         _glm_5_3_file("context"),
     )
 
@@ -322,8 +301,8 @@ class DsaDecode(_Dsa):
     axes = DECODE_AXES
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
     package_files = (
-        PackageFile(
-            "sparse_attention", "dsa_generation_module_perf", _COLUMNS, decodes(_package_rows), _NAMED
+        external.PackageFile(
+            "sparse_attention", "dsa_generation_module_perf", _COLUMNS, mla.decodes(_package_rows), _NAMED
         ),
         _glm_5_3_file("generation"),
     )
@@ -336,25 +315,29 @@ _NO_SCORES: Final = "none"
 _SCORE_BYTES: Final = 4
 
 _PART_COLUMNS: Final = (
-    *MODULE_COLUMNS,
-    *text_columns("model", "kernel_source"),
-    *size_columns("compress_ratio"),
+    *mla.MODULE_COLUMNS,
+    *external.text_columns("model", "kernel_source"),
+    *external.size_columns("compress_ratio"),
     # 0 if there are no more tokens than are picked: nothing runs
     Column("latency", "float", "ms", "measured latency", 0),
 )
-_OPTIONAL: Final = (*text_columns("score_mode"), *size_columns("local_num_heads"), *RUN)
+_OPTIONAL: Final = (
+    *external.text_columns("score_mode"),
+    *external.size_columns("local_num_heads"),
+    *external.RUN,
+)
 
 
 def _part_rows(part: str) -> Any:
-    def convert(raw: Raw) -> ExternalRows:
-        model = model_names(raw["model"])
+    def convert(raw: external.Raw) -> external.ExternalRows:
+        model = mla.model_names(raw["model"])
         rows = len(model)
         # score_mode is <kernel version>_<scores>, or only the scores: flat, top_last
         modes = raw.get("score_mode", np.full(rows, _NO_SCORES, object)).astype(str)
         version, _, scores = np.char.rpartition(np.char.replace(modes, "top_last", "top-last"), "_").T
         named = np.where(version == "", part, np.char.add(f"{part}_", version))
-        out = others("model", model, {*COMPRESSED_SHAPES, *LATENT_SHAPES})
-        return package_rows(
+        out = external.others("model", model, {*COMPRESSED_SHAPES, *LATENT_SHAPES})
+        return external.package_rows(
             raw,
             "compress_ratio",
             "batch_size",
@@ -396,11 +379,11 @@ class SparsePart(RaggedPrefill):
         Column("model", "text", "", "model whose widths the part has: glm-5, deepseek-v4-flash"),
         Column("scores", "text", "", "scores of a top-k: flat, top_last; none for other parts"),
         Column("compress_ratio", "int", "", "tokens per entry of the cache: 1, 4 or 128"),
-        NUM_HEADS,
+        mla.NUM_HEADS,
     )
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, "scores": _NO_SCORES}
     package_files = tuple(
-        PackageFile("sparse_attention", file, _PART_COLUMNS, _part_rows(part), _OPTIONAL)
+        external.PackageFile("sparse_attention", file, _PART_COLUMNS, _part_rows(part), _OPTIONAL)
         for file, part in (
             ("dsv4_paged_mqa_logits_module_perf", MQA_LOGITS),
             ("glm5_mqa_logits_module_perf", MQA_LOGITS),
@@ -415,7 +398,7 @@ class SparsePart(RaggedPrefill):
         """fp8 scores; one comparison per score of a top-k; attention to the picked entries."""
         batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
         model, part, ratio = columns["model"], columns["part"].astype(str), columns["compress_ratio"]
-        scored = batch * causal_pairs(q_len, kv_len) / ratio
+        scored = batch * mla.causal_pairs(q_len, kv_len) / ratio
         logits = 2.0 * by_word(model, _index_width) * scored
         is_logits, is_attention = part == MQA_LOGITS, part == ATTENTION
         attention = 4.0 * columns["num_heads"] * ENTRY * self._attended(columns)
@@ -429,14 +412,14 @@ class SparsePart(RaggedPrefill):
         batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
         ratio = np.asarray(columns["compress_ratio"], np.float64)
         most = np.where(ratio > INDEX_HEADS, np.inf, by_word(columns["model"], _topk))
-        near = np.where(ratio > 1, causal_pairs(q_len, kv_len, WINDOW), 0.0)
-        return np.asarray(batch * (causal_pairs(q_len, kv_len, ratio * most) / ratio + near))
+        near = np.where(ratio > 1, mla.causal_pairs(q_len, kv_len, WINDOW), 0.0)
+        return np.asarray(batch * (mla.causal_pairs(q_len, kv_len, ratio * most) / ratio + near))
 
     def moved_bytes(self, columns: Columns) -> Floats:
         """Keys and scores; scores only; or queries, outputs and cache."""
         batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
         part, ratio = columns["part"].astype(str), columns["compress_ratio"]
-        scores = _SCORE_BYTES * batch * causal_pairs(q_len, kv_len) / ratio
+        scores = _SCORE_BYTES * batch * mla.causal_pairs(q_len, kv_len) / ratio
         keys = batch * kv_len / ratio * INDEX_DIM
         queries = 2.0 * ACTIVATION_BYTES * batch * q_len * columns["num_heads"] * ENTRY
         picked = np.minimum(kv_len / ratio, by_word(columns["model"], _topk))

@@ -18,18 +18,9 @@ from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError, MissingTableError, PlanError
+from fastroof.operators import external_rows as external
 from fastroof.operators.borrowing import WIDE_EXPERTS, Donor, borrowed_points, nearest, nearest_routing
 from fastroof.operators.calls import Experts
-from fastroof.operators.external_rows import (
-    MEASURED,
-    ExternalRows,
-    PackageFile,
-    Raw,
-    constant_text,
-    package_rows,
-    size_columns,
-    text_columns,
-)
 from fastroof.operators.moe import EXPERT_KEYS, MOE, MoeOperator
 from fastroof.operators.moe_work import EVENLY_ROUTED, check_routed, moe_bytes, moe_flops
 from fastroof.operators.operator import (
@@ -166,9 +157,9 @@ PHASE: Final = Column("phase", "text", "", "context or generation; any if the en
 _TOKENS: Final = Column("num_tokens", "int", "tokens", "tokens of all GPUs that share the experts")
 
 
-def expert_rows(raw: Raw, **columns: str | Array) -> ExternalRows:
+def expert_rows(raw: external.Raw, **columns: str | Array) -> external.ExternalRows:
     """Rows of whole experts on many GPUs."""
-    return package_rows(
+    return external.package_rows(
         raw,
         *("topk", "num_experts", "distribution"),
         dtype="moe_dtype",
@@ -179,27 +170,29 @@ def expert_rows(raw: Raw, **columns: str | Array) -> ExternalRows:
     ).without({"experts that are split": raw["moe_tp_size"] > 1})
 
 
-def _wide_rows(raw: Raw, phase: str) -> ExternalRows:
+def _wide_rows(raw: external.Raw, phase: str) -> external.ExternalRows:
     # dp_num_tokens is a GPU's share of num_tokens, rank0_num_tokens what routing sent to rank 0
     slots = "num_slots" if "num_slots" in raw else "num_experts"
-    phases = constant_text(phase, len(raw["topk"]))
+    phases = external.constant_text(phase, len(raw["topk"]))
     return expert_rows(raw, phase=phases, num_slots=slots, num_tokens="num_tokens")
 
 
 EXPERT_COLUMNS: Final = (
-    *text_columns("moe_dtype", "distribution"),
-    *size_columns("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"),
-    *size_columns("num_tokens"),
-    *MEASURED,
+    *external.text_columns("moe_dtype", "distribution"),
+    *external.size_columns("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"),
+    *external.size_columns("num_tokens"),
+    *external.MEASURED,
 )
 
 
 def _files_of_phases(
-    operator: str, columns: tuple[Column, ...], convert: Callable[..., ExternalRows]
-) -> tuple[PackageFile, ...]:
+    operator: str, columns: tuple[Column, ...], convert: Callable[..., external.ExternalRows]
+) -> tuple[external.PackageFile, ...]:
     """Files of prompts and of decodes."""
     return tuple(
-        PackageFile(operator, f"wideep_{phase}_{operator}_perf", columns, partial(convert, phase=phase))
+        external.PackageFile(
+            operator, f"wideep_{phase}_{operator}_perf", columns, partial(convert, phase=phase)
+        )
         for phase in ("context", "generation")
     )
 
@@ -302,10 +295,10 @@ class WideMoe(GlobalExperts):
     defaults: ClassVar[Mapping[str, Any]] = {"phase": "generation", "dtype": "fp8_block"}
     package_files = (
         *_files_of_phases("moe", EXPERT_COLUMNS, _wide_rows),
-        PackageFile(
+        external.PackageFile(
             "moe",
             "wideep_moe_perf",
-            (*EXPERT_COLUMNS, *size_columns("num_slots")),
+            (*EXPERT_COLUMNS, *external.size_columns("num_slots")),
             partial(_wide_rows, phase=ANY_PHASE),
         ),
     )
@@ -372,21 +365,21 @@ class WideMoe(GlobalExperts):
         return variance + found.error**2
 
 
-def _mlp(raw: Raw, phase: str) -> ExternalRows:
-    return package_rows(
+def _mlp(raw: external.Raw, phase: str) -> external.ExternalRows:
+    return external.package_rows(
         raw,
         dtype="quant_type",
         hidden="hidden_size",
         intermediate="intermediate_size",
-        phase=constant_text(phase, len(raw["num_token"])),
+        phase=external.constant_text(phase, len(raw["num_token"])),
         num_tokens="num_token",
         latency_us=raw["avg_ms"] * US_PER_MS,
     )
 
 
 _MLP_COLUMNS: Final = (
-    *text_columns("quant_type", "kernel_source"),
-    *size_columns("num_token", "hidden_size", "intermediate_size"),
+    *external.text_columns("quant_type", "kernel_source"),
+    *external.size_columns("num_token", "hidden_size", "intermediate_size"),
     Column("avg_ms", "float", "ms", "measured latency"),
 )
 

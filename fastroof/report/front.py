@@ -10,16 +10,7 @@ import numpy as np
 
 from fastroof.arrays import Array, Bools, Floats, Longs
 from fastroof.errors import FastroofError
-from fastroof.report.plots import (
-    QUIET,
-    legends_below,
-    line_look,
-    log_ticks,
-    new_figure,
-    plain_number,
-    style,
-    write_titles,
-)
+from fastroof.report import plots
 from fastroof.report.results_file import RateColumns, Results
 from fastroof.units import MS_PER_S
 
@@ -209,12 +200,12 @@ def draw_pareto(results: Results, *, colour_by: str = "model", **required: Any) 
     present = sorted(
         (values[code] for code in np.unique(codes[rows]) if code >= 0), key=lambda v: (str(type(v)), v)
     )
-    with style():
-        figure = new_figure(10.0, 6.2)
+    with plots.style():
+        figure = plots.new_figure(10.0, 6.2)
         axes = figure.subplots()
         tops: tuple[list[float], list[float]] = ([], [])
         for i, value in enumerate(present):
-            colour, marker = line_look(i)
+            colour, marker = plots.line_look(i)
             selected = rows & (codes == values.index(value))
             shown = np.flatnonzero(selected)[:: max(1, int(selected.sum()) // _MOST_POINTS)]
             axes.scatter(x[shown], y[shown], s=9, color=colour, alpha=0.28, linewidths=0, zorder=2)
@@ -233,21 +224,21 @@ def draw_pareto(results: Results, *, colour_by: str = "model", **required: Any) 
         limit = _tpot_ms(results)
         (left, right), at = axes.get_xlim(), MS_PER_S / (limit or np.inf)
         if left <= at <= right:
-            axes.axvline(at, color=QUIET, linewidth=1.2, linestyle="--", zorder=1)
+            axes.axvline(at, color=plots.QUIET, linewidth=1.2, linestyle="--", zorder=1)
             # fronts fall from the top left, so the bottom left is free
             is_late = axes.transLimits.transform(axes.transScale.transform((at, 1.0)))[0] > _LATE
             axes.annotate(
-                f"TPOT {limit:g} ms", (at, 0.0), xytext=(-5 if is_late else 5, 5), va="bottom", color=QUIET,
-                textcoords="offset points", xycoords=("data", "axes fraction"), size=9.5,
+                f"TPOT {limit:g} ms", (at, 0.0), xytext=(-5 if is_late else 5, 5), va="bottom", size=9.5,
+                textcoords="offset points", xycoords=("data", "axes fraction"), color=plots.QUIET,
                 ha="right" if is_late else "left",
             )  # fmt: skip
         axes.set_xlabel("tokens/s per user")
         axes.set_ylabel("tokens/s per GPU")
-        legends_below(figure, [(figure, *axes.get_legend_handles_labels())], columns=4)
+        plots.legends_below(figure, [(figure, *axes.get_legend_handles_labels())], columns=4)
         what, workload = swept_words(results, rows)
         counted = f"{int(rows.sum()):,} {results.kind.noun}, {int(within.sum()):,} within the limits"
         subtitle = "; ".join(filter(None, (workload, counted, "lines: Pareto fronts")))
-        write_titles(figure, f"{what}: tokens/s per GPU against per user", subtitle)
+        plots.write_titles(figure, f"{what}: tokens/s per GPU against per user", subtitle)
     return figure
 
 
@@ -265,9 +256,9 @@ def _scale(axis: Any, values: Floats, tops: Sequence[float]) -> None:
     limits = (low - room if low > _NEAR_ZERO * high else 0.0, high + room if high else 1.0)
     if tops and max(tops) >= _FAR_APART * min(tops) and low > 0.0:
         limits = (low / 1.15, high * 1.15)
-        log_ticks(axis, *limits)
+        plots.log_ticks(axis, *limits)
     else:
-        axis.set_major_formatter(plain_number)
+        axis.set_major_formatter(plots.plain_number)
     axis.axes.set(**{f"{axis.axis_name}lim": limits})
 
 

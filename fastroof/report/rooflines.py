@@ -22,18 +22,7 @@ from fastroof.plan.attention import heads_of
 from fastroof.plan.curves import curves_of
 from fastroof.plan.execution import execution_of
 from fastroof.plan.options import PlanOptions
-from fastroof.report.plots import (
-    COLOURS,
-    INK,
-    LINE_COLOURS,
-    QUIET,
-    label_line_ends,
-    new_figure,
-    plain_number,
-    size_words,
-    style,
-    write_titles,
-)
+from fastroof.report import plots
 from fastroof.units import DTYPE_BYTES, PEAK_DTYPE, TB, TFLOP, US_PER_S
 
 if TYPE_CHECKING:
@@ -178,8 +167,8 @@ def draw_mfu(
     ]
     gpu = tables.gpu
     ceiling = _memory_ceiling(gpu, call)
-    with style():
-        figure = new_figure(11.5, 8.2)
+    with plots.style():
+        figure = plots.new_figure(11.5, 8.2)
         all_axes = figure.subplots(2, 2)
         for i, (axes, (title, size, curves)) in enumerate(zip(all_axes.flat, panels, strict=True)):
             _draw_panel(axes, title, size, curves, ceiling if i > 1 else None)
@@ -193,7 +182,7 @@ def draw_mfu(
         peak = f"peak {gpu.peak(dtype) / TFLOP:,.5g} TFLOP/s"
         where = f"source {tables.sources['gemm']}, method {method}; dotted: outside the measured range"
         share_of = f", one GPU of tp={tp}" if tp > 1 else ""
-        write_titles(
+        plots.write_titles(
             figure,
             f"{model.name} on {gpu.title}{share_of}: MFU of its kernels",
             f"{dtype} weights ({peak}), {kv_dtype} KV cache; {where}",
@@ -216,7 +205,7 @@ def _memory_ceiling(gpu: GpuSpec, call: AttentionCall) -> float:
 
 
 def _draw_panel(axes: Axes, title: str, size: str, curves: Sequence[MfuCurve], ceiling: float | None) -> None:
-    for curve, colour in zip(curves, LINE_COLOURS, strict=False):
+    for curve, colour in zip(curves, plots.LINE_COLOURS, strict=False):
         percent = curve.mfu * 100.0
         axes.plot(curve.size, percent, color=colour, linestyle=":", linewidth=1.6)
         axes.plot(curve.size, np.where(curve.inside, percent, np.nan), color=colour)
@@ -226,15 +215,15 @@ def _draw_panel(axes: Axes, title: str, size: str, curves: Sequence[MfuCurve], c
     axes.set_xscale("log", base=2)
     axes.set_xlim(min(c.size[0] for c in curves), max(c.size[-1] for c in curves))
     ticks = [2**i for i in range(0, 18, 2) if axes.get_xlim()[0] <= 2**i <= axes.get_xlim()[1]]
-    axes.set_xticks(ticks, [size_words(tick) for tick in ticks])
+    axes.set_xticks(ticks, [plots.size_words(tick) for tick in ticks])
     axes.xaxis.set_minor_locator(_no_ticks())
     highest = max(float(c.mfu.max()) for c in curves)
     axes.set_ylim(0.0, 115.0 * max(ceiling, highest) if ceiling else 100.0)
     if ceiling:
-        axes.axhline(100.0 * ceiling, color=QUIET, linewidth=1.2, linestyle="--")
+        axes.axhline(100.0 * ceiling, color=plots.QUIET, linewidth=1.2, linestyle="--")
         axes.annotate(
             f"HBM bandwidth allows {100.0 * ceiling:.2f} %", (0.0, 100.0 * ceiling), xytext=(6, 4),
-            xycoords=("axes fraction", "data"), textcoords="offset points", color=QUIET, size=9.5,
+            xycoords=("axes fraction", "data"), textcoords="offset points", color=plots.QUIET, size=9.5,
         )  # fmt: skip
 
 
@@ -247,10 +236,10 @@ def _no_ticks() -> Any:
 def _label(axes: Axes, curves: Sequence[MfuCurve]) -> None:
     ends = [
         (float(curve.mfu[-1]) * 100.0, curve.label, colour)
-        for curve, colour in zip(curves, LINE_COLOURS, strict=False)
+        for curve, colour in zip(curves, plots.LINE_COLOURS, strict=False)
     ]
     gap = 0.11 if any("\n" in curve.label for curve in curves) else 0.06
-    label_line_ends(axes, ends, x=1.015, gap=gap, low=0.03)
+    plots.label_line_ends(axes, ends, x=1.015, gap=gap, low=0.03)
 
 
 CELLS_PER_DECADE: Final = 40
@@ -289,7 +278,7 @@ def kernel_clouds(tables: Tables, dtypes: Sequence[str] = ("bf16",)) -> list[Ker
     for operator, dtype, label in shown:
         rows = _rows(tables, operator, dtype)
         if rows is not None:
-            colour = COLOURS[_COLOURS.get((operator.name, dtype), "purple")]
+            colour = plots.COLOURS[_COLOURS.get((operator.name, dtype), "purple")]
             work = operator.flops(rows)
             flops_per_s = work / rows["latency_us"] * US_PER_S
             clouds.append(KernelCloud(label, work / operator.moved_bytes(rows), flops_per_s, colour))
@@ -342,8 +331,8 @@ def draw_roofline(gpu: GpuSpec, tables: Tables | None, *, dtypes: Sequence[str] 
         raise FastroofError(f"unknown dtype {(*unknown, '')[0]!r}: use bf16, fp8 or fp8_block")
     peaks = {PEAK_DTYPE[dtype]: gpu.peak(dtype) for dtype in dtypes}
     clouds = [] if tables is None else kernel_clouds(tables, dtypes)
-    with style():
-        figure = new_figure(10.0, 6.6)
+    with plots.style():
+        figure = plots.new_figure(10.0, 6.6)
         axes = figure.add_subplot()
         axes.set(xscale="log", yscale="log", xlim=INTENSITY_LIMITS)
         axes.set_ylim(_lowest_tflops(clouds), max(peaks.values()) / TFLOP * 2.2)
@@ -368,7 +357,7 @@ def draw_roofline(gpu: GpuSpec, tables: Tables | None, *, dtypes: Sequence[str] 
             where = f"source {', '.join(sorted(sources))}; darker where many kernels coincide"
             if any((c.flops_per_s > c.intensity * gpu.hbm_bytes_per_s).any() for c in clouds):
                 where += "; above the HBM line: served by the L2 cache"
-        write_titles(figure, what, where)
+        plots.write_titles(figure, what, where)
     return figure
 
 
@@ -396,16 +385,18 @@ def _draw_streaming(axes: Axes, bytes_per_s: float, top: float) -> None:
     """Draw the bandwidth that streaming kernels reach."""
     x = np.array([axes.get_xlim()[0], top / bytes_per_s])
     label = f"measured streaming, {bytes_per_s / TB:.2f} TB/s"
-    axes.plot(x, x * bytes_per_s / TFLOP, color=QUIET, linestyle="--", linewidth=1.6, zorder=4, label=label)
+    axes.plot(
+        x, x * bytes_per_s / TFLOP, color=plots.QUIET, linestyle="--", linewidth=1.6, zorder=4, label=label
+    )
 
 
 def draw_roofs(axes: Axes, gpu: GpuSpec, peaks: Mapping[str, float]) -> None:
     """Draw a GPU's peaks and bandwidth on logarithmic axes, with the peaks' names right of them."""
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(plain_number)
+        axis.set_major_formatter(plots.plain_number)
     lowest, highest = axes.get_xlim()
     slope = np.array([lowest, max(peaks.values()) / gpu.hbm_bytes_per_s])
-    axes.plot(slope, slope * gpu.hbm_bytes_per_s / TFLOP, color=INK, linewidth=1.6, zorder=4)
+    axes.plot(slope, slope * gpu.hbm_bytes_per_s / TFLOP, color=plots.INK, linewidth=1.6, zorder=4)
     at = max(lowest, axes.get_ylim()[0] * TFLOP / gpu.hbm_bytes_per_s) * 1.25
     height = 1.35 * at * gpu.hbm_bytes_per_s / TFLOP
     axes.text(
@@ -419,9 +410,9 @@ def draw_roofs(axes: Axes, gpu: GpuSpec, peaks: Mapping[str, float]) -> None:
         names.setdefault(peak, []).append(dtype)
     for peak in names:
         x = [peak / gpu.hbm_bytes_per_s, highest]
-        axes.plot(x, [peak / TFLOP] * 2, color=INK, linewidth=1.6, zorder=4)
+        axes.plot(x, [peak / TFLOP] * 2, color=plots.INK, linewidth=1.6, zorder=4)
     ends = [
-        (peak / TFLOP, f"{', '.join(dtypes)} {peak / TFLOP:,.5g} TFLOP/s", INK)
+        (peak / TFLOP, f"{', '.join(dtypes)} {peak / TFLOP:,.5g} TFLOP/s", plots.INK)
         for peak, dtypes in names.items()
     ]
-    label_line_ends(axes, ends, x=1.01, gap=0.045)
+    plots.label_line_ends(axes, ends, x=1.01, gap=0.045)

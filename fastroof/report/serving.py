@@ -10,20 +10,8 @@ import numpy as np
 
 from fastroof.errors import FastroofError
 from fastroof.judging.coverage import LEVELS, CoverageRow
+from fastroof.report import plots
 from fastroof.report.front import in_turns, rows_where, setting_words, swept_words
-from fastroof.report.plots import (
-    FAINT,
-    LINE_LOOKS,
-    QUIET,
-    legends_below,
-    line_look,
-    log_ticks,
-    new_figure,
-    plain_number,
-    size_words,
-    style,
-    write_titles,
-)
 from fastroof.report.results_file import RateColumns, Results
 
 if TYPE_CHECKING:
@@ -41,11 +29,11 @@ def draw_coverage(rows: Sequence[CoverageRow], *, source: str = "") -> Figure:
     """Draw how many hidden points lie in intervals of each claimed level, one row per grid, best first."""
     inside = sorted((row for row in rows if row.region == "inside"), key=lambda row: row.level_80)
     at = np.arange(len(inside))
-    with style():
-        figure = new_figure(10.0, 2.2 + 0.24 * len(inside))
+    with plots.style():
+        figure = plots.new_figure(10.0, 2.2 + 0.24 * len(inside))
         axes = figure.subplots()
-        axes.axvspan(*(100.0 * share for share in TARGET_COVERAGE), color=FAINT, linewidth=0)
-        for level, (colour, marker) in zip(LEVELS, LINE_LOOKS, strict=False):
+        axes.axvspan(*(100.0 * share for share in TARGET_COVERAGE), color=plots.FAINT, linewidth=0)
+        for level, (colour, marker) in zip(LEVELS, plots.LINE_LOOKS, strict=False):
             name = f"{100.0 * level:.0f} %"
             covered = [100.0 * getattr(row, f"level_{100.0 * level:.0f}") for row in inside]
             axes.axvline(100.0 * level, color=colour, linewidth=1.2, linestyle=(0, (4, 3)))
@@ -53,9 +41,9 @@ def draw_coverage(rows: Sequence[CoverageRow], *, source: str = "") -> Figure:
         axes.set_yticks(at, [f"{row.operator.replace('_', ' ')}, {row.grid}" for row in inside])
         axes.set_ylim(-0.7, len(inside) - 0.3)
         axes.set_xlabel("hidden points in intervals of each claimed level (%)")
-        legends_below(figure, [(figure, *axes.get_legend_handles_labels())], columns=len(LEVELS))
+        plots.legends_below(figure, [(figure, *axes.get_legend_handles_labels())], columns=len(LEVELS))
         parts = ("A quarter of every axis hidden; dashed: claimed levels, grey: 75 to 85 %", source)
-        write_titles(figure, "Intervals of lookups on hidden points", "; ".join(filter(None, parts)))
+        plots.write_titles(figure, "Intervals of lookups on hidden points", "; ".join(filter(None, parts)))
     return figure
 
 
@@ -93,10 +81,10 @@ def draw_validation(report: Validation) -> Figure:
         raise FastroofError("the validation has no rows, so there is nothing to draw")
     datasets = list(dict.fromkeys(row.dataset for row in report.rows))
     peers = any(not math.isnan(row.aic_ms) for _, rows in shown for row in rows)
-    with style():
+    with plots.style():
         most = max(len({row.dataset for row in rows}) for _, rows in shown)
         high = (2 if peers else 1) * (4.4 + _LEGEND_LINE_IN * most) + 0.8
-        figure = new_figure(PANEL_IN * len(shown) + 0.3, high)
+        figure = plots.new_figure(PANEL_IN * len(shown) + 0.3, high)
         all_axes = figure.subplots(2 if peers else 1, len(shown), squeeze=False)
         for (panel, rows), column in zip(shown, all_axes.T, strict=True):
             limits = _limits(rows)
@@ -105,7 +93,7 @@ def draw_validation(report: Validation) -> Figure:
                 aic = [row.aic_ms for row in rows]
                 _draw(column[1], panel, "aiconfigurator-core", rows, aic, datasets, limits)
         basis = "constants fitted without each row's model" if report.unseen else f"engine {report.engine}"
-        write_titles(
+        plots.write_titles(
             figure,
             f"Predicted against measured serving on {report.gpu}",
             f"{basis}; shaded: within 10 %; in brackets: mean absolute error, rows",
@@ -130,7 +118,7 @@ def _draw(
     low, high = limits
     line = np.array(limits)
     axes.fill_between(line, line * (1.0 - BAND), line * (1.0 + BAND), color="#dfe7ee", linewidth=0)
-    axes.plot(line, line, color=QUIET, linewidth=1.0)
+    axes.plot(line, line, color=plots.QUIET, linewidth=1.0)
     for i, dataset in enumerate(datasets):
         pairs = [
             (row.measured_ms, ms)
@@ -144,7 +132,7 @@ def _draw(
         of_set = [row for row in rows if row.dataset == dataset]
         errors = [row.error if who == OWN else row.aic_error for row in of_set]
         mape = float(np.nanmean(np.abs(errors)))
-        colour, marker = line_look(i)
+        colour, marker = plots.line_look(i)
         axes.scatter(
             measured, predicted, s=15, alpha=0.65, linewidths=0, color=colour, marker=marker,
             label=f"{dataset} [{mape:.1%}, {len(pairs)}{fitted}]",
@@ -153,7 +141,7 @@ def _draw(
     axes.set_xlabel(f"measured {panel.unit_of} (ms)")
     axes.set_ylabel(f"predicted {panel.unit_of} (ms)")
     for axis in (axes.xaxis, axes.yaxis):
-        log_ticks(axis, low, high)
+        plots.log_ticks(axis, low, high)
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
     if axes.get_legend_handles_labels()[0]:
@@ -163,7 +151,9 @@ def _draw(
     else:
         axes.clear()
         axes.set_axis_off()
-        axes.text(0.5, 0.5, f"no predictions by {who}", transform=axes.transAxes, ha="center", color=QUIET)
+        axes.text(
+            0.5, 0.5, f"no predictions by {who}", transform=axes.transAxes, ha="center", color=plots.QUIET
+        )
 
 
 _LABELS: Final = {
@@ -201,18 +191,18 @@ def draw_serving_curves(results: Results, **required: Any) -> Figure:
     curves = [c for c in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1) if len(c)]
     models = results.codes("model")[0]
     turns = in_turns([int(models[c[0]]) for c in curves], [float(rate[c].max()) for c in curves])
-    shown = [curves[i] for i in turns[: len(LINE_LOOKS)]]
+    shown = [curves[i] for i in turns[: len(plots.LINE_LOOKS)]]
     columns = {name: results.codes(name) for name in series}
     differ = [name for name, (codes, _) in columns.items() if len({int(codes[c[0]]) for c in shown}) > 1]
     if {"tp", "total_gpus"} <= set(differ):
         differ.remove("total_gpus")
     limits = results.metadata_json("fastroof.spec").get("constraints") or {}
     quantities = results.kind.curves[load]
-    with style():
-        figure = new_figure(12.0, 5.6)
+    with plots.style():
+        figure = plots.new_figure(12.0, 5.6)
         for axes, name in zip(figure.subplots(1, 2), quantities, strict=True):
             values = results.numbers(name)
-            for curve, (colour, marker) in zip(shown, LINE_LOOKS, strict=False):
+            for curve, (colour, marker) in zip(shown, plots.LINE_LOOKS, strict=False):
                 label = _setting_label({column: columns[column] for column in differ}, int(curve[0]))
                 axes.plot(
                     along[curve], values[curve], color=colour, markersize=4.5,
@@ -221,17 +211,17 @@ def draw_serving_curves(results: Results, **required: Any) -> Figure:
             _set_axes(axes, np.unique(along[np.concatenate(shown)]), load, name)
             limit = limits.get(name)
             if isinstance(limit, int | float) and limit <= axes.get_ylim()[1]:
-                axes.axhline(limit, color=QUIET, linewidth=1.2, linestyle="--", zorder=1)
+                axes.axhline(limit, color=plots.QUIET, linewidth=1.2, linestyle="--", zorder=1)
                 axes.annotate(
                     f"limit {limit:g} ms", (0.0, limit), xytext=(5, 4), textcoords="offset points",
-                    xycoords=("axes fraction", "data"), color=QUIET, size=9.5,
+                    xycoords=("axes fraction", "data"), color=plots.QUIET, size=9.5,
                 )  # fmt: skip
         if differ:
-            legends_below(figure, [(figure, *figure.axes[0].get_legend_handles_labels())])
+            plots.legends_below(figure, [(figure, *figure.axes[0].get_legend_handles_labels())])
         what, workload = swept_words(results, np.concatenate(shown))
         most = f"{len(shown)} settings with the most tokens/s per GPU of each model, of {len(curves):,}"
         chosen = most if len(curves) > len(shown) else f"{len(shown)} setting{'s' * (len(shown) != 1)}"
-        write_titles(
+        plots.write_titles(
             figure,
             f"{what}: {' and '.join(_LABELS[n].partition(' (')[0] for n in quantities)}",
             "; ".join(filter(None, (workload, chosen))),
@@ -249,15 +239,15 @@ def _set_axes(axes: Axes, loads: Any, load: str, name: str) -> None:
     ticks = _apart(places, np.log(places) if is_log else places) if len(places) else []
     # loads that crowd on a linear axis are better labelled by round numbers
     if is_log or len(ticks) == len(loads):
-        axes.set_xticks(ticks, [size_words(at) for at in ticks])
+        axes.set_xticks(ticks, [plots.size_words(at) for at in ticks])
         axes.minorticks_off()
     heights = np.concatenate([np.asarray(line.get_ydata(), np.float64) for line in axes.lines])
     low, high = float(np.nanmin(heights)), float(np.nanmax(heights))
     if high > _VERY_WIDE * low > 0.0:
-        log_ticks(axes.yaxis, low, high)
+        plots.log_ticks(axes.yaxis, low, high)
     else:
         axes.set_ylim(0.0, high * 1.08 if high > 0.0 else 1.0)
-        axes.yaxis.set_major_formatter(plain_number)
+        axes.yaxis.set_major_formatter(plots.plain_number)
     axes.set_xlabel(_LABELS[load])
     axes.set_ylabel(_LABELS[name])
 

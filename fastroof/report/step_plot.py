@@ -9,17 +9,7 @@ import numpy as np
 
 from fastroof.arrays import Floats, Longs
 from fastroof.errors import FastroofError
-from fastroof.report.plots import (
-    GROUPS,
-    INK,
-    QUIET,
-    grouped_us,
-    label_line_ends,
-    new_figure,
-    size_words,
-    style,
-    write_titles,
-)
+from fastroof.report import plots
 from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:
@@ -49,9 +39,9 @@ class StepStack(NamedTuple):
 
 def step_stack(plan: StepPlan, batch_size: Longs, kv_len: Longs) -> StepStack:
     """Break decode steps down into the plotted components."""
-    parts = {name: np.zeros(len(batch_size)) for name in GROUPS}
+    parts = {name: np.zeros(len(batch_size)) for name in plots.GROUPS}
     for i, (batch, kv) in enumerate(zip(batch_size.tolist(), kv_len.tolist(), strict=True)):
-        for name, us in grouped_us(plan, plan.explain([(1, kv - 1)] * batch).operators).items():
+        for name, us in plots.grouped_us(plan, plan.explain([(1, kv - 1)] * batch).operators).items():
             parts[name][i] = us
     return StepStack(batch_size, kv_len, {name: us for name, us in parts.items() if us.any()})
 
@@ -105,12 +95,12 @@ def draw_step(
     size = np.union1d(np.round(spread), doubled).astype(np.int64)
     fixed = np.full(len(size), kv_len if against == "batch_size" else batch_size, np.int64)
     stack = step_stack(plan, *((size, fixed) if against == "batch_size" else (fixed, size)))
-    with style():
-        figure = new_figure(12.0, 5.6)
+    with plots.style():
+        figure = plots.new_figure(12.0, 5.6)
         left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.0))
         total = stack.total_us
         _draw_areas(left, size, [us / US_PER_MS for us in stack.parts_us.values()], stack)
-        left.plot(size, total / US_PER_MS, color=INK, linewidth=1.6)
+        left.plot(size, total / US_PER_MS, color=plots.INK, linewidth=1.6)
         left.set_ylabel("step time (ms)")
         left.set_ylim(0.0, float(total.max()) / US_PER_MS * 1.06)
         left.set_title("Step time")
@@ -130,7 +120,7 @@ def draw_step(
         where = f"source {source or 'measured tables'}, method {plan.method}"
         if not plan.tables_hash:
             where = "modelled from the datasheet, not measured"
-        write_titles(
+        plots.write_titles(
             figure,
             f"{what}: components of a decode step at {which}",
             f"{plan.dtype} weights, {plan.kv_dtype} KV cache, engine {plan.engine}; {where}",
@@ -139,7 +129,7 @@ def draw_step(
 
 
 def _draw_areas(axes: Axes, size: Longs, layers: Sequence[Floats], stack: StepStack) -> None:
-    colours = [GROUPS[name] for name in stack.parts_us]
+    colours = [plots.GROUPS[name] for name in stack.parts_us]
     axes.stackplot(
         size, *layers, colors=colours, edgecolor="white", linewidth=0.6, labels=list(stack.parts_us)
     )
@@ -147,7 +137,7 @@ def _draw_areas(axes: Axes, size: Longs, layers: Sequence[Floats], stack: StepSt
     axes.set_xlim(size[0], size[-1])
     step = 1 if len(size) <= 11 * POINTS_PER_DOUBLING else 2
     ticks = [2**i for i in range(0, 24, step) if size[0] <= 2**i <= size[-1]]
-    axes.set_xticks(ticks, [size_words(tick) for tick in ticks])
+    axes.set_xticks(ticks, [plots.size_words(tick) for tick in ticks])
     axes.minorticks_off()
 
 
@@ -157,14 +147,14 @@ def _mark_memory(axes: Axes, full: float, size: Longs, *, write: bool) -> None:
         return
     start = max(full, float(size[0]))
     axes.axvspan(start, float(size[-1]), facecolor="white", alpha=0.55, zorder=3)
-    axes.axvline(start, color=INK, linewidth=1.2, linestyle="--", zorder=4)
+    axes.axvline(start, color=plots.INK, linewidth=1.2, linestyle="--", zorder=4)
     if write:
         words = "the weights do not fit" if full <= 0 else f"KV cache full: {int(full):,}"
         near_end = start > float(size[0] * size[-1]) ** 0.5
         axes.annotate(
             words, (start, 1.0), xytext=(-5 if near_end else 5, -4), xycoords=("data", "axes fraction"),
-            textcoords="offset points", ha="right" if near_end else "left", va="top", color=QUIET, size=9.5,
-            zorder=5,
+            textcoords="offset points", ha="right" if near_end else "left", va="top", size=9.5, zorder=5,
+            color=plots.QUIET,
         )  # fmt: skip
 
 
@@ -172,7 +162,7 @@ def _label_shares(axes: Axes, stack: StepStack, shares: Sequence[Floats]) -> Non
     """Label each component at the end of its band."""
     tops = np.cumsum([share[-1] for share in shares])
     ends = [
-        (float(top - share[-1] / 2.0), name, GROUPS[name])
+        (float(top - share[-1] / 2.0), name, plots.GROUPS[name])
         for top, share, name in zip(tops, shares, stack.parts_us, strict=True)
     ]
-    label_line_ends(axes, ends, x=1.015, gap=0.06, low=0.02)
+    plots.label_line_ends(axes, ends, x=1.015, gap=0.06, low=0.02)

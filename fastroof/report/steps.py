@@ -16,17 +16,8 @@ from fastroof.errors import FastroofError
 from fastroof.models import load_model
 from fastroof.models.execution import AUTO, ROUTINGS
 from fastroof.models.layout import split_words
+from fastroof.report import plots
 from fastroof.report.front import in_turns, rows_where, swept_words
-from fastroof.report.plots import (
-    GROUPS,
-    INK,
-    LINE_LOOKS,
-    grouped_us,
-    legends_below,
-    new_figure,
-    style,
-    write_titles,
-)
 from fastroof.report.results_file import RateColumns, Results
 from fastroof.report.rooflines import draw_roofs
 from fastroof.units import MS_PER_S, TFLOP, US_PER_MS, US_PER_S
@@ -169,7 +160,7 @@ class StepSource:
         explanation = plan.explain(step.requests)
         # the page lists the engine's overheads by their group
         operators = tuple(part for part in explanation.operators if part.role != "runtime")
-        present = {name: us for name, us in grouped_us(plan, explanation.operators).items() if us > 0}
+        present = {name: us for name, us in plots.grouped_us(plan, explanation.operators).items() if us > 0}
         return LeadingStep(step.name, step.what, explanation.total_us, present, operators)
 
 
@@ -260,7 +251,7 @@ def achieved(part: OperatorTime) -> tuple[float, float] | None:
     return part.flops / part.moved_bytes, part.flops / part.total_us * US_PER_S
 
 
-_MOST_ROWS: Final = len(LINE_LOOKS)
+_MOST_ROWS: Final = len(plots.LINE_LOOKS)
 
 
 def draw_leading_steps(results: Results, **required: Any) -> Figure:
@@ -282,17 +273,19 @@ def draw_leading_steps(results: Results, **required: Any) -> Figure:
     if not leading:
         raise FastroofError(f"no step of {results.path} can be broken down: {'; '.join(source.problems)}")
     gpu = source.gpu(str(leading[0][0]["gpu"]))
-    with style():
-        figure = new_figure(13.0, 5.8)
+    with plots.style():
+        figure = plots.new_figure(13.0, 5.8)
         halves: Any = figure.subfigures(1, 2, width_ratios=(1.15, 1.0))
         left, right = (half.subplots() for half in halves)
         _draw_bars(left, leading)
         _draw_roofline(right, leading, gpu)
         below = zip(halves, (left, right), strict=True)
-        legends_below(figure, [(half, *axes.get_legend_handles_labels()) for half, axes in below], size=9.0)
+        plots.legends_below(
+            figure, [(half, *axes.get_legend_handles_labels()) for half, axes in below], size=9.0
+        )
         what, workload = swept_words(results, rows)
         chosen = "decode step of the row with the most tokens/s per GPU, by setting"
-        write_titles(
+        plots.write_titles(
             figure, f"{what}: components of the best steps", "; ".join(filter(None, (workload, chosen)))
         )
     return figure
@@ -318,12 +311,12 @@ def _words(row: dict[str, Any]) -> str:
 
 
 def _draw_bars(axes: Axes, leading: list[tuple[dict[str, Any], LeadingStep]]) -> None:
-    names = [name for name in GROUPS if any(name in step.groups_us for _, step in leading)]
+    names = [name for name in plots.GROUPS if any(name in step.groups_us for _, step in leading)]
     start = np.zeros(len(leading))
     at = np.arange(len(leading))
     for name in names:
         wide = np.array([step.groups_us.get(name, 0.0) for _, step in leading]) / US_PER_MS
-        axes.barh(at, wide, left=start, height=0.62, color=GROUPS[name], edgecolor="white", label=name)
+        axes.barh(at, wide, left=start, height=0.62, color=plots.GROUPS[name], edgecolor="white", label=name)
         start += wide
     axes.set_yticks(at, [_words(row) for row, _ in leading])
     axes.invert_yaxis()
@@ -333,7 +326,7 @@ def _draw_bars(axes: Axes, leading: list[tuple[dict[str, Any], LeadingStep]]) ->
 
 def _draw_roofline(axes: Axes, leading: list[tuple[dict[str, Any], LeadingStep]], gpu: GpuSpec) -> None:
     axes.set(xscale="log", yscale="log")
-    for (row, step), (colour, marker) in zip(leading, LINE_LOOKS, strict=False):
+    for (row, step), (colour, marker) in zip(leading, plots.LINE_LOOKS, strict=False):
         for part in step.operators:
             point = achieved(part)
             if point is not None:
@@ -345,7 +338,7 @@ def _draw_roofline(axes: Axes, leading: list[tuple[dict[str, Any], LeadingStep]]
         moved = sum(part.moved_bytes for part in step.operators if part.bound != "communication")
         axes.scatter(
             work / moved, work / step.total_us * US_PER_S / TFLOP, s=90, color=colour, marker=marker,
-            edgecolors=INK, label=_words(row).replace("\n", " "), zorder=4,
+            edgecolors=plots.INK, label=_words(row).replace("\n", " "), zorder=4,
         )  # fmt: skip
     top = max(gpu.peak_flops_per_s.values())
     # with room for the bandwidth's name before the first point
