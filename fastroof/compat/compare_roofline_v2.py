@@ -188,16 +188,9 @@ def _experts(tables: Tables, model: ComparedModel, experts: RoutedExperts, dtype
 def _decode(tables: Tables) -> dict[Heads, dict[str, Array]]:
     by_heads = {}
     for heads, batch_size, kv_len in _shapes(tables, "attention_decode", ("batch_size", "kv_len")):
-        nh, nkv, width = heads
-        latency_us = tables.lookup(
-            "attention_decode",
-            num_q_heads=nh,
-            num_kv_heads=nkv,
-            head_dim=width,
-            batch_size=batch_size,
-            kv_len=kv_len,
-        ).latency_us
-        work = decode_attention_flops(nh, width, kv_len, batch_size)
+        sizes = {**dict(zip(HEADS, heads, strict=True)), "batch_size": batch_size, "kv_len": kv_len}
+        latency_us = tables.lookup("attention_decode", **sizes).latency_us
+        work = decode_attention_flops(heads[0], heads[2], kv_len, batch_size)
         by_heads[heads] = {"batch_size": batch_size, "kv_len": kv_len} | _timed(tables.gpu, work, latency_us)
     return by_heads
 
@@ -212,16 +205,9 @@ def _prefill(tables: Tables) -> dict[Heads, dict[str, Array]]:
         if not single.any():
             continue
         seq_len = q_len[single]
-        nh, nkv, width = heads
-        latency_us = tables.lookup(
-            "attention_prefill",
-            num_q_heads=nh,
-            num_kv_heads=nkv,
-            head_dim=width,
-            q_len=seq_len,
-            kv_len=seq_len,
-        ).latency_us
-        work = decode_attention_flops(nh, width, seq_len, seq_len) / 2.0
+        sizes = {**dict(zip(HEADS, heads, strict=True)), "q_len": seq_len, "kv_len": seq_len}
+        latency_us = tables.lookup("attention_prefill", **sizes).latency_us
+        work = decode_attention_flops(heads[0], heads[2], seq_len, seq_len) / 2.0
         by_heads[heads] = {"seq_len": seq_len} | _timed(tables.gpu, work, latency_us)
     return by_heads
 
