@@ -259,7 +259,8 @@ def run_survey(
 def _judge_source(
     tables: Tables, table: MeasuredTable, candidates: Sequence[MeasuredTable], sound: list[Bools], number: int
 ) -> SurveyRow:
-    alone = _alone(tables, table)
+    measured: MeasuredTables = replace(tables.measured, tables={table.operator: table}, others={})
+    alone = Tables(measured, tables.gpu)
     mape, hidden = _holdout(alone, table.operator)
     same: list[Bools] = []
     every: list[Bools] = []
@@ -293,12 +294,6 @@ def _judge_source(
         int((~sound[number]).sum()),
         unlike_experts(tables, table.operator, table) if table.operator in EXPERTS else (),
     )
-
-
-def _alone(tables: Tables, table: MeasuredTable) -> Tables:
-    """Tables of one source of one operator only."""
-    measured: MeasuredTables = replace(tables.measured, tables={table.operator: table}, others={})
-    return Tables(measured, tables.gpu)
 
 
 def _holdout(alone: Tables, operator: str) -> tuple[dict[str, float], int]:

@@ -148,7 +148,8 @@ def _warm_up(grid: Grid) -> tuple[Bools, list[Finding]]:
 
 def _jumps(grid: Grid, cold: Bools) -> list[Finding]:
     """Find latencies that fall as one size grows and the others stay, except cold rows."""
-    rows, latency = _median_points(grid)
+    cell = codes_of([grid.kernel, *grid.axes.values()])
+    rows, latency = np.unique(cell, return_index=True)[1], group_medians(cell, grid.latency_us)
     sizes = {name: values[rows] for name, values in grid.axes.items()}
     falls: list[tuple[float, str, int, int]] = []
     for name in sizes:
@@ -232,12 +233,6 @@ def _cell(grid: Grid, row: int, sides: list[tuple[list[str], Longs]], code: int)
 
 
 # -- arrays ------------------------------------------------------------------------------------
-
-
-def _median_points(grid: Grid) -> tuple[Longs, Floats]:
-    """One row of each distinct point, and the median latency of the point."""
-    cell = codes_of([grid.kernel, *grid.axes.values()])
-    return np.unique(cell, return_index=True)[1], group_medians(cell, grid.latency_us)
 
 
 def _plain(value: Any) -> Any:

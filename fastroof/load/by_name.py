@@ -270,7 +270,9 @@ def _convert(root: Path, planned: _Import, progress: Progress | None, is_alone: 
 
     folder = root / planned.gpu
     if is_alone:
-        _remove_unfinished(root, planned.gpu)
+        for path in (*root.glob(f".{planned.gpu}.*"), *folder.glob(".*")):
+            if is_unfinished(path):  # of a killed process
+                shutil.rmtree(path, ignore_errors=True)
     listed = {} if is_whole else listed_sources(planned.gpu, planned.inputs)
     if not listed:
         package = planned.key.split(",")[0]
@@ -345,13 +347,6 @@ def has_imported(provenance: Path) -> bool:
         return re.search(r"^imported = ", provenance.read_text(encoding="utf-8"), re.MULTILINE) is not None
     except (OSError, UnicodeDecodeError):
         return False
-
-
-def _remove_unfinished(root: Path, gpu: str) -> None:
-    """Remove unfinished folders of a killed process."""
-    for path in (*root.glob(f".{gpu}.*"), *(root / gpu).glob(".*")):
-        if is_unfinished(path):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 PACKAGE_PREFIX: Final = "package:"

@@ -205,7 +205,8 @@ FEWEST_LINES: Final = 8
 
 def find_falls(operator: str, columns: Columns) -> Iterator[UnsoundFamily]:
     """Yield size ranges at which a family takes longer than at a larger size."""
-    axis = _first_axis(operator)
+    schema = OPERATORS[operator]
+    axis = next(iter(schema.free_axes()), None)  # tokens, batch, message
     if axis is None:
         return
     beyond = _beyond_larger(operator, columns, axis)
@@ -217,15 +218,10 @@ def find_falls(operator: str, columns: Columns) -> Iterator[UnsoundFamily]:
             keys = family_keys(words)
             yield from _falls_of(operator, columns, rows, axis, beyond[rows], keys, is_one=False)
             continue
-        for part in _groups_of(operator, columns, rows):
+        for of_key in split_rows(codes_of(columns[c.name][rows] for c in schema.keys)):
+            part = rows[of_key]
             keys = _key_of(operator, columns, int(part[0]))
             yield from _falls_of(operator, columns, part, axis, beyond[part], keys, is_one=True)
-
-
-def _first_axis(operator: str) -> str | None:
-    """Size along which falls are found: tokens, batch, message."""
-    free = OPERATORS[operator].free_axes()
-    return free[0] if free else None
 
 
 def _lines(operator: str, columns: Columns, axis: str) -> Longs:
@@ -252,11 +248,6 @@ def _beyond_larger(operator: str, columns: Columns, axis: str) -> Floats:
     beyond = np.empty(len(order))
     beyond[order] = np.maximum(1.0 - np.exp(np.repeat(later, repeats) - log_us), 0.0)
     return beyond
-
-
-def _groups_of(operator: str, columns: Columns, rows: Longs) -> list[Longs]:
-    codes = codes_of(columns[c.name][rows] for c in OPERATORS[operator].keys)
-    return [rows[part] for part in split_rows(codes)]
 
 
 def _key_of(operator: str, columns: Columns, row: int) -> dict[str, tuple[Any, ...]]:

@@ -207,16 +207,6 @@ def _indexer_bytes(columns: Columns, cached: Floats) -> Floats:
 _DEFAULTS: Final = {"dtype": "bf16", "kv_dtype": "bf16", "attn_dtype": "bf16", "model": "deepseek-v3.2"}
 
 
-def _latent_flops(columns: Columns, shape: LatentShape, pairs: Floats) -> Floats:
-    widths = 2.0 * shape.kv_lora_rank + shape.rope_dim
-    return np.asarray(2.0 * columns["num_heads"] * widths * pairs)
-
-
-def _expanded_flops(columns: Columns, shape: LatentShape, pairs: Floats) -> Floats:
-    widths = shape.nope_dim + shape.rope_dim + shape.v_dim
-    return np.asarray(2.0 * columns["num_heads"] * widths * pairs)
-
-
 class _Dsa(mla.LatentModule):
     """Base of prefill and decode."""
 
@@ -232,7 +222,8 @@ class _Dsa(mla.LatentModule):
         all_pairs = batch * self.pairs(q_len, kv_len)
         picked = batch * self.pairs(q_len, kv_len, shape.topk)
         scored = np.where(is_dense, 0.0, all_pairs)
-        latent, expanded = _latent_flops(columns, shape, picked), _expanded_flops(columns, shape, all_pairs)
+        latent = 2.0 * columns["num_heads"] * (2.0 * shape.kv_lora_rank + shape.rope_dim) * picked
+        expanded = 2.0 * columns["num_heads"] * (shape.nope_dim + shape.rope_dim + shape.v_dim) * all_pairs
         return [
             *mla.projections(columns, shape, tokens, np.where(is_dense, batch * kv_len, 0.0)),
             *_indexer(columns, shape, tokens, scored),

@@ -49,12 +49,6 @@ def _fact(read: Callable[[Any], Any] | None = None) -> Any:
     return field(metadata={"of": read})
 
 
-def _memory(given: dict[str, Any]) -> PlanMemory:
-    """Return the memory of a cached plan, whose tuples JSON holds as lists."""
-    windows = tuple(WindowGroups(*one) for one in given.pop("windows"))
-    return PlanMemory(**given, windows=windows)
-
-
 @dataclass(frozen=True, eq=False)
 class CachedPlan:
     """What is cached of a :class:`fastroof.StepPlan`; each fact says how it is taken from the plan."""
@@ -132,7 +126,9 @@ class CachedPlan:
             for arena in arenas:
                 _check_arena(arena)
                 arena.flags.writeable = False
-            facts["memory"] = _memory(facts["memory"])
+            # JSON holds the windows' tuples as lists
+            windows = tuple(WindowGroups(*one) for one in facts["memory"].pop("windows"))
+            facts["memory"] = PlanMemory(**facts["memory"], windows=windows)
             return cls(**facts, arena=arenas[0], stage_arenas=tuple(arenas[i] for i in stages))
         except (FastroofError, struct.error, KeyError, IndexError, TypeError, ValueError) as error:
             raise ValueError(f"not a cached plan: {error}") from None
@@ -179,17 +175,13 @@ def cached_plan(identity: str | None, make: Callable[[], Any]) -> CachedPlan:
     with _recorded_warnings() as messages, recorded() as files_read:
         plan = CachedPlan.of(make())
     if identity is not None and not messages and files_read.is_repeatable:
-        store_plan(identity, _joined(files_read, plan.to_bytes()))
+        text = _padded(json.dumps(files_read.entries))
+        store_plan(identity, _SIZE.pack(len(text)) + text + plan.to_bytes())
     return plan
 
 
-def _joined(files_read: FilesRead, plan: bytes) -> bytes:
-    """The record of files read for a plan, then the plan."""
-    text = _padded(json.dumps(files_read.entries))
-    return _SIZE.pack(len(text)) + text + plan
-
-
 def _split(data: bytes) -> tuple[Any, bytes]:
+    """Return the record of files read for a plan, and the plan."""
     try:
         (size,) = _SIZE.unpack_from(data)
         text, plan = data[_SIZE.size : _SIZE.size + size], data[_SIZE.size + size :]

@@ -114,7 +114,9 @@ def draw_model_roofline(
         axes.set_ylabel("achieved TFLOP/s on one GPU")
         draw_roofs(axes, first.gpu, peaks)
         for plan, of_plan, (colour, marker) in zip(plans, steps, LINE_LOOKS, strict=False):
-            _draw_line(axes, of_plan, colour, marker, _layout_words(plan))
+            gpus = plan.layout.world_size
+            label = f"tp {plan.tp}: one of {gpus} GPUs" if gpus > 1 else f"tp {plan.tp}: one GPU"
+            _draw_line(axes, of_plan, colour, marker, label)
         _label_batches(axes, steps)
         legends_below(figure, [(figure, *axes.get_legend_handles_labels())], columns=len(plans))
         all_fit = all(step.has_room for of_plan in steps for step in of_plan)
@@ -131,11 +133,6 @@ def draw_model_roofline(
             "; ".join(filter(None, words)),
         )
     return figure
-
-
-def _layout_words(plan: StepPlan) -> str:
-    gpus = plan.layout.world_size
-    return f"tp {plan.tp}: one of {gpus} GPUs" if gpus > 1 else f"tp {plan.tp}: one GPU"
 
 
 def _draw_line(axes: Axes, steps: Sequence[ModelStep], colour: str, marker: str, label: str) -> None:

@@ -216,7 +216,7 @@ def _draw_panel(axes: Axes, title: str, size: str, curves: Sequence[MfuCurve], c
     axes.set_xlim(min(c.size[0] for c in curves), max(c.size[-1] for c in curves))
     ticks = [2**i for i in range(0, 18, 2) if axes.get_xlim()[0] <= 2**i <= axes.get_xlim()[1]]
     axes.set_xticks(ticks, [plots.size_words(tick) for tick in ticks])
-    axes.xaxis.set_minor_locator(_no_ticks())
+    axes.minorticks_off()
     highest = max(float(c.mfu.max()) for c in curves)
     axes.set_ylim(0.0, 115.0 * max(ceiling, highest) if ceiling else 100.0)
     if ceiling:
@@ -225,12 +225,6 @@ def _draw_panel(axes: Axes, title: str, size: str, curves: Sequence[MfuCurve], c
             f"HBM bandwidth allows {100.0 * ceiling:.2f} %", (0.0, 100.0 * ceiling), xytext=(6, 4),
             xycoords=("axes fraction", "data"), textcoords="offset points", color=plots.QUIET, size=9.5,
         )  # fmt: skip
-
-
-def _no_ticks() -> Any:
-    from matplotlib.ticker import NullLocator
-
-    return NullLocator()
 
 
 def _label(axes: Axes, curves: Sequence[MfuCurve]) -> None:
@@ -335,7 +329,8 @@ def draw_roofline(gpu: GpuSpec, tables: Tables | None, *, dtypes: Sequence[str] 
         figure = plots.new_figure(10.0, 6.6)
         axes = figure.add_subplot()
         axes.set(xscale="log", yscale="log", xlim=INTENSITY_LIMITS)
-        axes.set_ylim(_lowest_tflops(clouds), max(peaks.values()) / TFLOP * 2.2)
+        slowest = min((float(cloud.flops_per_s.min()) for cloud in clouds), default=0.5 * TFLOP)
+        axes.set_ylim(0.6 * slowest / TFLOP, max(peaks.values()) / TFLOP * 2.2)
         axes.set_xlabel("arithmetic intensity (FLOP per compulsory byte)")
         axes.set_ylabel("achieved TFLOP/s" if clouds else "TFLOP/s")
         _draw_clouds(axes, clouds)
@@ -359,12 +354,6 @@ def draw_roofline(gpu: GpuSpec, tables: Tables | None, *, dtypes: Sequence[str] 
                 where += "; above the HBM line: served by the L2 cache"
         plots.write_titles(figure, what, where)
     return figure
-
-
-def _lowest_tflops(clouds: Sequence[KernelCloud]) -> float:
-    """Return the bottom of the plot, just below the slowest kernel."""
-    slowest = min((float(cloud.flops_per_s.min()) for cloud in clouds), default=0.5 * TFLOP)
-    return 0.6 * slowest / TFLOP
 
 
 def _draw_clouds(axes: Axes, clouds: Sequence[KernelCloud]) -> None:

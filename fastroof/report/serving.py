@@ -87,7 +87,8 @@ def draw_validation(report: Validation) -> Figure:
         figure = plots.new_figure(PANEL_IN * len(shown) + 0.3, high)
         all_axes = figure.subplots(2 if peers else 1, len(shown), squeeze=False)
         for (panel, rows), column in zip(shown, all_axes.T, strict=True):
-            limits = _limits(rows)
+            times = [t for r in rows for t in (r.measured_ms, r.predicted_ms, r.aic_ms) if not math.isnan(t)]
+            limits = min(times) / 1.25, max(times) * 1.25
             _draw(column[0], panel, OWN, rows, [r.predicted_ms for r in rows], datasets, limits)
             if peers:
                 aic = [row.aic_ms for row in rows]
@@ -99,11 +100,6 @@ def draw_validation(report: Validation) -> Figure:
             f"{basis}; shaded: within 10 %; in brackets: mean absolute error, rows",
         )
     return figure
-
-
-def _limits(rows: Sequence[PredictedTime]) -> tuple[float, float]:
-    times = [t for r in rows for t in (r.measured_ms, r.predicted_ms, r.aic_ms) if not math.isnan(t)]
-    return min(times) / 1.25, max(times) * 1.25
 
 
 def _draw(

@@ -123,7 +123,9 @@ def run_fleet(
         if link is not None:
             # hits are of prompts
             pools = [first, *(pool._replace(prefix_cache=GIVEN, tiers=NO_TIERS) for pool in pools[1:])]
-            options["takes_us"] = _takes_us(pools, trace, ~rejected, link)
+            # layers are sent without the latency, which comes once
+            on_wire = link._replace(latency_us=0.0) if link.by_layer else link
+            options["takes_us"] = sent_in_us(pools[0], pools[1], trace.input_tokens[~rejected], on_wire)
         fleet = served_by(pools, trace, served, link=link, **options)
         outcomes = outcomes_of(pools, fleet, 0) if link is None else pooled_outcomes(pools, fleet, link)
     return with_rejected(outcomes, trace, rejected)
@@ -161,12 +163,6 @@ def _raise_for(code: int, pools: Sequence[EnginePool], trace: Trace) -> None:
             f"the run of {shown(trace.name)} lasts over {MOST_CHECKS:,} checks of interval_s {interval_s:g}; "
             "give a longer interval_s"
         )
-
-
-def _takes_us(pools: Sequence[EnginePool], trace: Trace, served: Bools, link: Link) -> Floats:
-    """Return how long each transfer takes, us; layers are sent without the latency, which comes once."""
-    on_wire = link._replace(latency_us=0.0) if link.by_layer else link
-    return sent_in_us(pools[0], pools[1], trace.input_tokens[served], on_wire)
 
 
 def _shared(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple
 
 from fastroof.checks import is_number, is_whole_number, shown
 from fastroof.documents import parse_json
@@ -153,14 +153,11 @@ class _Sessions:
         keys: list[tuple[int, Any]] = [(self.scope, one) for one in ids]
         needed = -(-tokens // self.block_size)
         if len(keys) > needed:
-            _refuse_blocks(place, len(keys), tokens, needed)
+            has = f"{HASH_IDS} has {len(keys)} ids, and a prompt of {tokens} tokens {needed} blocks"
+            raise TraceError(f"{place}: {has}")
         # tokens without an id, such as those of a partial block, are in no other prompt
         keys += [(-1 - len(self.labels), at) for at in range(len(keys), needed)]
         return [self.ids.setdefault(key, len(self.ids)) for key in keys]
-
-
-def _refuse_blocks(place: str, blocks: int, tokens: int, needed: int) -> NoReturn:
-    raise TraceError(f"{place}: {HASH_IDS} has {blocks} ids, and a prompt of {tokens} tokens {needed} blocks")
 
 
 def _some(row: int | None) -> list[int]:

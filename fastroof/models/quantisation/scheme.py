@@ -72,7 +72,8 @@ class ModulePatterns:
             if pattern.startswith("re:"):
                 self._expressions.append(_expression(pattern[3:], where))
                 continue
-            name = _behind_stack(pattern)
+            stack = max((one for one in _STACKS if pattern.startswith(one)), key=len)
+            name = pattern[len(stack) :]
             if "*" not in name:
                 self._literal.add(name)
                 continue
@@ -114,11 +115,6 @@ def _runs(parts: Sequence[str], starts: int | None = None) -> list[str]:
     count = len(parts)
     begins = range(count if starts is None else min(starts, count))
     return [".".join(parts[start:end]) for start in begins for end in range(start + 1, count + 1)]
-
-
-def _behind_stack(name: str) -> str:
-    longest = max((stack for stack in _STACKS if name.startswith(stack)), key=len)
-    return name[len(longest) :]
 
 
 def _expression(text: str, where: str) -> re.Pattern[str]:

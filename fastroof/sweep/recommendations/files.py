@@ -90,12 +90,11 @@ def _files(deployment: Deployment, manifest: str) -> dict[str, str]:
         script = "start.sh" if name == "server" else f"start-{name}.sh"
         files[script] = _start_script(deployment, name, config if command.config else "")
     if deployment.benchmark is not None:
+        comments = [_measures(deployment), *_expected(deployment.row)]
+        if (engine := deployment.engine) is not None:
+            comments.append(f"Arguments are those of {engine.title} {engine.release}.")
         files["benchmark.sh"] = _script(
-            [
-                _measures(deployment),
-                *_expected(deployment.row),
-                *_arguments_of(deployment),
-            ],
+            comments,
             deployment.benchmark.shell(raw={"--base-url": '"${1:-http://127.0.0.1:8000}"'}),
         )
     return files | PLATFORMS[manifest](deployment)
@@ -118,11 +117,6 @@ def _expected(row: Mapping[str, Any]) -> list[str]:
         times.append(f"mean TPOT {row['tpot_ms']:.4g} ms")
     rate = row["tokens_per_s"] / max(row["replicas"], 1)
     return [f"Estimated: {', '.join(times)}, {rate:,.4g} output tokens/s per replica."]
-
-
-def _arguments_of(deployment: Deployment) -> list[str]:
-    engine = deployment.engine
-    return [] if engine is None else [f"Arguments are those of {engine.title} {engine.release}."]
 
 
 def _script(comments: list[str], command: str) -> str:
