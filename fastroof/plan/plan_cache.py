@@ -175,13 +175,17 @@ def cached_plan(identity: str | None, make: Callable[[], Any]) -> CachedPlan:
     with _recorded_warnings() as messages, recorded() as files_read:
         plan = CachedPlan.of(make())
     if identity is not None and not messages and files_read.is_repeatable:
-        text = _padded(json.dumps(files_read.entries))
-        store_plan(identity, _SIZE.pack(len(text)) + text + plan.to_bytes())
+        store_plan(identity, _joined(files_read, plan.to_bytes()))
     return plan
 
 
+def _joined(files_read: FilesRead, plan: bytes) -> bytes:
+    """The record of files read for a plan, then the plan."""
+    text = _padded(json.dumps(files_read.entries))
+    return _SIZE.pack(len(text)) + text + plan
+
+
 def _split(data: bytes) -> tuple[Any, bytes]:
-    """Return the record of files read for a plan, and the plan."""
     try:
         (size,) = _SIZE.unpack_from(data)
         text, plan = data[_SIZE.size : _SIZE.size + size], data[_SIZE.size + size :]
