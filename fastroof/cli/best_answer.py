@@ -149,8 +149,8 @@ def _limits_words(answer: Answer) -> list[str]:
     if answer.why_mean == "no time has a limit":
         return []
     if answer.why_mean:
-        return [f"limits are on means: {answer.why_mean}"]
-    return ["limits are on means: percentiles of requests that arrive at random are longer"]
+        return [f"limits are on means of a steady state: {answer.why_mean}"]
+    return ["limits are on means of a steady state: percentiles of requests that arrive at random are longer"]
 
 
 _FACTS: Final = {"GPU": "gpu", "dtype": "dtype", "KV": "kv_dtype", "engine": "engine"}

@@ -29,7 +29,7 @@ COSTS: Final = (
 """The costs of an engine that can be fitted."""
 
 ROUNDS: Final = 3
-"""Fits after the first: the numbers of steps of each kind depend on the costs."""
+"""Maximum number of repetitions of a fit, whose numbers of steps depend on the costs that it finds."""
 
 OWN_LAYERS: Final = "own_layers"
 """Prefix of the names of layer costs of architectures; the column number follows."""
@@ -131,7 +131,7 @@ def mean_us(times: KernelTimes, columns: Columns, costs: Floats) -> Floats:
 def kernel_times(
     rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile, costs: StepCosts | None = None
 ) -> KernelTimes:
-    """Time the kernels of the two mean steps of each row, as many of each as with some costs."""
+    """Time the kernels of the two mean steps of each row, see :func:`times_of_plan` for ``costs``."""
     columns = np.empty((NUM_COLUMNS, len(rows)))
     for places in alike_rows(rows):
         columns[:, places] = times_of_plan([rows[i] for i in places], tables, profile, costs)[:NUM_COLUMNS]
@@ -157,16 +157,16 @@ def alike_rows(rows: Sequence[ServingRow]) -> list[list[int]]:
 def times_of_plan(
     rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile, costs: StepCosts | None = None
 ) -> KernelTimes:
-    """Return the kernel times of the rows of one plan.
+    """Return the kernel times of the rows of one plan, without the costs that are fitted.
 
-    How many steps of each kind there are depends on their length, so a fit repeats this with its ``costs``
-    (default: those that no fit changes).
+    How many steps of each kind there are depends on how long they take: with ``costs`` it is as an engine of
+    these would run them.
     """
     version, plans = rows[0].engine_version or UNKNOWN_VERSION, Plans(tables)
-    bare = rows[0].started(profile.at(version)).unfitted()
-    plan = plans.get(rows[0], bare)
+    plan = plans.get(rows[0], rows[0].started(profile.at(version)).unfitted())
+    unfitted = plan.profile.costs
     if costs is not None:
-        # all of them, whatever the version
+        # whole, also for versions later than the fitted runs
         fitted = replace(profile, costs=costs, fit=None).at(version)
         plan = plans.get(rows[0], rows[0].started(fitted))
     rounds = rows[0].requests_per_client
@@ -193,20 +193,19 @@ def times_of_plan(
     allreduces = num_allreduces(plan.row_curves)
     kernels = num_kernels(plan.row_curves, plan.attention, has_prefill=False)
     mixed_sequences = predicted.prompts + (0.0 if is_apart else predicted.decodes)
-    decode_us, mixed_us = predicted.decode_step_us, predicted.mixed_step_us
-    if costs is not None:
-        counts = (plan.model.architecture, float(plan.model.num_blocks), allreduces, kernels)
-        both = plan.profile.costs, plans.get(rows[0], bare).profile.costs
-        step_us, without_us = (one.of_step_us(*counts) for one in both)
-        sequence_us, bare_us = (one.of_sequence_us(plan.model.vocab) for one in both)
-        prompt_us, no_prompt_us = (one.of_prefill_us(float(plan.model.num_blocks)) for one in both)
-        decode_us = decode_us - (step_us - without_us) - (sequence_us - bare_us) * predicted.decodes
-        mixed_us = mixed_us - (step_us - without_us) - (sequence_us - bare_us) * mixed_sequences
-        mixed_us = mixed_us - (prompt_us - no_prompt_us)
+    counts = (plan.model.architecture, float(plan.model.num_blocks), allreduces, kernels)
+    both = plan.profile.costs, unfitted
+    step_us, unfitted_step_us = (one.of_step_us(*counts) for one in both)
+    sequence_us, unfitted_sequence_us = (one.of_sequence_us(plan.model.vocab) for one in both)
+    prompt_us, unfitted_prompt_us = (one.of_prefill_us(float(plan.model.num_blocks)) for one in both)
+    a_step_us, a_sequence_us = step_us - unfitted_step_us, sequence_us - unfitted_sequence_us
     return KernelTimes(
         measured_us=np.array([row.tpot_ms for row in rows]) * US_PER_MS,
-        decode_us=decode_us,
-        mixed_us=mixed_us,
+        decode_us=predicted.decode_step_us - a_step_us - a_sequence_us * predicted.decodes,
+        mixed_us=predicted.mixed_step_us
+        - a_step_us
+        - a_sequence_us * mixed_sequences
+        - (prompt_us - unfitted_prompt_us),
         decode_sequences=predicted.decodes,
         mixed_sequences=mixed_sequences,
         decode_steps=decode_steps,

@@ -126,15 +126,20 @@ def counted(skipped: Skipped) -> tuple[LeftOut, ...]:
 
 def is_waiting(run: Any) -> bool:
     """Return whether requests mostly wait to be admitted, so that TPOT is not that of all clients."""
-    return bool(run.ttft_ms > WAITING * (run.ttft_ms + run.tpot_ms * (run.mean_osl - 1.0)))
+    return bool(run.ttft_ms > WAITING * _latency_ms(run))
+
+
+def _latency_ms(run: Any) -> float:
+    """Return the measured time of a request, ms."""
+    return float(run.ttft_ms + run.tpot_ms * (run.mean_osl - 1.0))
 
 
 def kernels_ms(row: ServingRow, plans: Plans) -> float:
     """Return the TPOT of kernels only, ms, of the requests that decode at once; nan without a plan."""
     if is_waiting(row):
         # by Little's law: the share of the time after the first token
-        latency_ms = row.ttft_ms + row.tpot_ms * (row.mean_osl - 1.0)
-        row = replace(row, concurrency=max(row.concurrency * (1.0 - row.ttft_ms / latency_ms), 1.0))
+        decoding = row.concurrency * (1.0 - row.ttft_ms / _latency_ms(row))
+        row = replace(row, concurrency=max(decoding, 1.0))
     try:
         return plans.predict(row, row.engine_profile.kernels_alone()).tpot_ms
     except FastroofError:

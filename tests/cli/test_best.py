@@ -97,7 +97,11 @@ def test_means_and_percentiles_are_named_as_in_python() -> None:
         assert answer["limits_on"] == meant.limits_on == name
         assert [choice["row"] for choice in answer["choices"]] == [choice.row for choice in meant.choices]
         text = good(*FEWER, *options)
-        assert ("limits are on means: percentiles" if of is None else f"limits are on {name}, by") in text
+        assert (
+            "limits are on means of a steady state: percentiles"
+            if of is None
+            else f"limits are on {name}, by"
+        ) in text
         assert ("--max-concurrency" if of is None else "--request-rate") in text
         assert (f"{name} TPOT ms" in text) == (of is not None)
         free_ms = answer["choices"][0]["row"]["ttft_ms"]
