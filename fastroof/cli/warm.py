@@ -50,7 +50,6 @@ GROUPS: Final = (
         PAGE,
     ),
     ("fastroof simulate --model llama-3.1-8b --limit 50 --timeout 60", PLAN_CALLS),
-    ("fastroof simulate --model llama-3.1-8b --limit 50 --prefill-replicas 1 --decode-replicas 1",),
 )
 """Questions whose loops are compiled: each group in one process after another, groups at the same time."""
 

@@ -266,6 +266,7 @@ def largest_rate(
     highest: float = math.inf,
     excess: Callable[[Outcome], float] | None = None,
     unit: float = 1.0,
+    growth: float = 2.0,
 ) -> Bracket:
     """Find the largest rate at which something holds, in four digits if the tolerance is no finer."""
     start, lowest = printed_rate(start, unit), printed_rate(start * LOWEST_SHARE, unit)
@@ -287,7 +288,7 @@ def largest_rate(
             if not within < rate < beyond:
                 return found
         else:
-            outside = _outside(found, start, lowest, highest)
+            outside = _outside(found, start, lowest, highest, growth)
             if outside is None:
                 return found
             rate = outside
@@ -309,16 +310,16 @@ def _cut(found: Bracket, under: float, over: float, tolerance: float) -> float |
     return found.within * math.exp(min(max(at, aside), width - aside))
 
 
-def _outside(found: Bracket, start: float, lowest: float, highest: float) -> float | None:
+def _outside(found: Bracket, start: float, lowest: float, highest: float, growth: float) -> float | None:
     """Return the rate to try next without a bracket; None if nothing is left to try."""
     within, beyond = found
     if within:
-        return min(max(2.0 * within, start), highest) if within < highest else None
+        return min(max(growth * within, start), highest) if within < highest else None
     if beyond == math.inf:
         return min(start, highest)
     if beyond <= lowest:
         return None
-    return beyond / 2.0 if beyond > start * 0.5**HALVINGS else lowest
+    return beyond / growth if beyond > start * 0.5**HALVINGS else lowest
 
 
 NO_LIMIT: Final = "none"
@@ -386,8 +387,9 @@ class CapacitySearch:
         return self._tried.setdefault(1.0 if self._scales else time_scale, {})
 
     def found(self, time_scale: float = 1.0, near: float | None = None) -> FoundRate:
-        """Find the capacity."""
+        """Find the capacity; with other times of steps, which have an error, to a tenth of their difference."""
         limits, tried = self.limits.scaled(1.0 / time_scale), self.tried(time_scale)
+        apart = abs(math.log(time_scale))
 
         def measured_at(per_s: float) -> Measurement:
             self.simulations += 1
@@ -405,10 +407,12 @@ class CapacitySearch:
         start = at_once.served_per_s or self._base_per_s
         doublings = MOST_DOUBLINGS_KEPT if limits.keeps(at_once) else MOST_DOUBLINGS
         rates = {per_s: measured for per_s, measured in tried.items() if per_s < math.inf}
+        # the rate with other times is not far from the one that was found
+        is_near = apart > 0.0 and bool(rates)
         span = largest_rate(
-            measured_at, limits.holds, start,
-            tolerance=self.tolerance, tried=rates, highest=start * 2.0**doublings, excess=limits.excess,
-            unit=unit,
+            measured_at, limits.holds, min(rates) if is_near else start,
+            tolerance=max(self.tolerance, apart / 10.0), tried=rates, highest=start * 2.0**doublings,
+            excess=limits.excess, unit=unit, growth=1.0 + 2.0 * apart if is_near else 2.0,
         )  # fmt: skip
         tried |= rates
         if span.beyond < math.inf:

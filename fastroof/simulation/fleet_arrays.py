@@ -13,7 +13,7 @@ from fastroof.arrays import Bools, Floats, Ints, Longs
 from fastroof.caching import usable_memory_bytes
 from fastroof.compiled.jit import uses_records
 from fastroof.compiled.simulation import records as R
-from fastroof.compiled.simulation.records import CallerFeatures, Features, Fleet, PlainFeatures, Rows
+from fastroof.compiled.simulation.records import CommonFeatures, Features, Fleet, PlainFeatures, Rows
 from fastroof.compiled.simulation.series import GAP_BINS, SERIES_BINS, SERIES_FIELDS
 from fastroof.compiled.steps import WINDOW
 from fastroof.engines.front_end import NO_FRONT_END, FrontEnd
@@ -102,7 +102,7 @@ def features_of(pools: Sequence[EnginePool], trace: Trace, front_end: FrontEnd =
         front=int(not front_end.adds_nothing),
         drafts=int(any(pool.drafting is not None for pool in pools)),
     )
-    for fewer in (PlainFeatures, CallerFeatures):
+    for fewer in (PlainFeatures, CommonFeatures):
         if not any(getattr(needs, name) for name in fewer.FIXED):
             return fewer(*needs)
     return needs
@@ -378,8 +378,10 @@ def _engines_of(
             for column in (R.NEWER, R.OLDER):
                 cells[ends, R.NUM_CELL_COLUMNS * tier + column] = ends
     arenas = [pool.arena for pool in pools]
+    arena = arenas[0] if len(arenas) == 1 else np.concatenate(arenas)
+    arena.flags.writeable = False  # as one pool's is: loops are compiled once
     return {
-        "arena": arenas[0] if len(arenas) == 1 else np.concatenate(arenas),
+        "arena": arena,
         "pools": rows,
         "replicas": replicas,
         "engines": engines,

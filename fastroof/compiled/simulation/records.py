@@ -262,11 +262,18 @@ class CallerFeatures(Features):
     )
 
 
-class PlainFeatures(Features):
-    """Open loops with replicas of plain engines, which most runs are."""
+class CommonFeatures(Features):
+    """Engines of any kind under any load of single requests, without simulated caches."""
 
     __slots__ = ()
-    FIXED: ClassVar = dict.fromkeys((name for name in Features._fields if name != "front"), 0)
+    FIXED: ClassVar = dict.fromkeys(("sessions", "scaler", "cache", "tiers", "drafts"), 0)
+
+
+class PlainFeatures(Features):
+    """Open loops with pools of plain engines, which most runs are."""
+
+    __slots__ = ()
+    FIXED: ClassVar = {name: 0 for name in Features._fields if name not in ("front", "pools")}
 
 
 class Fleet(NamedTuple):
