@@ -1,6 +1,6 @@
 """Compile the loops of a wheel, for the checkout that this file is in: .ci/compiled_loops.py FOLDER [LEVEL].
 
-For each level of x86-64 that this processor runs, or the one named, `fastroof warm` runs on an empty cache.
+For each level that this processor runs, or the one named, `fastroof warm` runs on an empty cache.
 The loops that Python calls are shipped; the others are compiled into their callers. With those of x86-64-v3
 comes the object file for C, which is for that level by default.
 """

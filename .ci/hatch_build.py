@@ -1,12 +1,13 @@
 """Build hook: adds the compiled loops in the folder that FASTROOF_LOOPS names to the wheel, and tags it.
 
-They are object code for one minor version of Python on x86-64 Linux, which Numba links into the process. No
-shared library is among them, and they need no newer glibc than numba's own wheels do.
+They are object code for one minor version of Python on Linux, x86-64 or aarch64, which Numba links into the
+process. No shared library is among them, and they need no newer glibc than numba's own wheels do.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -25,4 +26,4 @@ class CompiledLoops(BuildHookInterface):
         python = next(iter(sys_tags()))
         build_data["force_include"][str(folder)] = "fastroof/compiled/loops"
         build_data["pure_python"] = False
-        build_data["tag"] = f"{python.interpreter}-{python.abi}-manylinux_2_17_x86_64"
+        build_data["tag"] = f"{python.interpreter}-{python.abi}-manylinux_2_17_{platform.machine()}"

@@ -16,8 +16,17 @@ import time
 from pathlib import Path
 from typing import Final
 
-from fastroof.cli.warm import PAGE
 from fastroof.units import MIB
+
+PAGE: Final = """
+from fastroof.ui.answers import layouts_answer, step_answer
+from fastroof.ui.plans import PlanStore
+from fastroof.ui.view import View
+
+store, view = PlanStore(None, None), View()
+step_answer(store, view)
+layouts_answer(store, view)
+"""
 
 COMMANDS: Final = {
     "step": (0.5, "step --model llama-3.1-8b --decode 64x4096"),

@@ -9,7 +9,6 @@ The next write to the same path removes the leftovers of a killed process.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import shutil
@@ -18,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
+from fastroof import host
 from fastroof.errors import FastroofError
 from fastroof.interrupts import BeforeTheEnd
 
@@ -247,7 +247,7 @@ def put_in_place(finished: Path, folder: Path) -> None:
         finished.rename(folder)
         return
     # exchange where supported, so that the path exists at every moment
-    if _exchange(finished, folder):
+    if host.exchange_folders(finished, folder):
         shutil.rmtree(finished, ignore_errors=True)
         return
     old = unfinished_path(folder)
@@ -258,22 +258,6 @@ def put_in_place(finished: Path, folder: Path) -> None:
         old.rename(folder)
         raise
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders atomically; return False where this is unsupported."""
-    import ctypes
-
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError, TypeError):
-        return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    if rename(here, os.fsencode(one), here, os.fsencode(other), ctypes.c_uint(exchange)) == 0:
-        return True
-    if (error := ctypes.get_errno()) in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
-        return False
-    raise OSError(error, os.strerror(error), str(one), None, str(other))
 
 
 @contextlib.contextmanager

@@ -13,8 +13,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fastroof.caching import usable_memory_bytes
 from fastroof.checks import one_line
+from fastroof.host import usable_memory_bytes
 from fastroof.units import GIB
 
 CHECKED_PAGES: Final[dict[str, Any]] = {"write_page_checksum": True}

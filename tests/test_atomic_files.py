@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from fastroof import atomic_files
 from fastroof.atomic_files import (
     check_file_place,
     remove_unfinished,
@@ -97,7 +96,7 @@ def test_a_folder_is_replaced_or_stays(tmp_path, monkeypatch):
         return fails() if target == folder and "two" not in os.listdir(self) else rename(self, target)
 
     # a disk that cannot exchange two names at once
-    monkeypatch.setattr(atomic_files, "_exchange", lambda *_: False)
+    monkeypatch.setattr("fastroof.host.exchange_folders", lambda *_: False)
     monkeypatch.setattr(Path, "rename", only_away)
     with pytest.raises(OSError, match="No space left"), whole_folder(folder) as unfinished:
         write_whole(unfinished / "three", "three")

@@ -9,16 +9,15 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from fastroof._version import __version__
 from fastroof.bench.workload import Baseline, Setup, Workload
-from fastroof.caching import usable_processors
 from fastroof.checks import whole_number
 from fastroof.errors import FastroofError
+from fastroof.host import cpu_facts, usable_processors
 
 NS_PER_S: Final = 1e9
 
@@ -127,16 +126,11 @@ def this_machine() -> Machine:
 
 
 def _cpu_name() -> str:
-    listing = Path("/proc/cpuinfo")
-    if listing.is_file():
-        facts: dict[str, str] = {}
-        for line in listing.read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            facts.setdefault(name.strip(), value.strip())
-        if "model name" in facts:
-            widest = next((w for w in VECTORS if w in facts.get("flags", "").split()), "no AVX")
-            family, model = (facts.get(name, "?") for name in ("cpu family", "model"))
-            return f"{facts['model name']} (family {family}, model {model}, {widest})"
+    facts = cpu_facts()
+    if "model name" in facts:
+        widest = next((w for w in VECTORS if w in facts.get("flags", "").split()), "no AVX")
+        family, model = (facts.get(name, "?") for name in ("cpu family", "model"))
+        return f"{facts['model name']} (family {family}, model {model}, {widest})"
     return platform.processor() or platform.machine()
 
 

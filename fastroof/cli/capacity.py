@@ -176,7 +176,7 @@ def capacity(
     The same requests are simulated at different rates to find the largest at which percentiles of TTFT, TPOT,
     ITL and E2E keep their limits, for one deployment or for all of a specification.
     """
-    from fastroof.caching import usable_processors
+    from fastroof.host import usable_processors
 
     _refuse_ignored(what, options_given(context))
     workers = threads or usable_processors()

@@ -29,8 +29,8 @@ _REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+).*;.*extra\s*==\s*['\"]([^'\
 
 def doctor(as_json: Json = False) -> None:
     """Check this installation: versions, tables, caches, extras."""
-    from fastroof.caching import usable_processors
     from fastroof.compiled.trusted_files import cache_roots
+    from fastroof.host import usable_processors
 
     tables, problems = _tables()
     caches = [_cache(root) for root in cache_roots()]

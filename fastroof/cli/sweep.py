@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.caching import share_heaps, usable_processors
 from fastroof.cli.option_groups import EXECUTION, check_engine
 from fastroof.cli.options import option
 from fastroof.cli.output import (
@@ -30,6 +29,7 @@ from fastroof.cli.output import (
 from fastroof.command_group import Group, GroupValues, taking
 from fastroof.documents import parse_toml
 from fastroof.errors import FastroofError
+from fastroof.host import share_heaps, usable_processors
 from fastroof.interrupts import BeforeTheEnd
 from fastroof.units import US_PER_MS
 

@@ -26,19 +26,17 @@ Examples:
   fastroof warm
   FASTROOF_CACHE_DIR=/var/cache/fastroof fastroof warm --jobs 4
 
-Runs what README shows, small examples of best, capacity, compare, fit, serving, simulate, sweep and ui, and a
+Runs what README shows, small examples of best, capacity, compare, fit, serving, simulate and sweep, and a
 plan's calls from Python. plot roofline, plot step and export npz need no other loops; step and lookup compile
 nothing; sessions, export c and bench compile more. What the installed wheel carries is not compiled again.
 """
 
 PLAN_CALLS: Final = "from fastroof.cli.warm import call_a_plan; call_a_plan()"
-PAGE: Final = "from fastroof.cli.warm import answer_a_page; answer_a_page()"
 
 GROUPS: Final = (
     (
         "fastroof simulate --model llama-3.1-8b --limit 50",
         "fastroof capacity llama-3.1-8b --limit 50 --ttft-p99 500 --tpot-p99 50",
-        "fastroof best --model Qwen/Qwen3-32B-FP8 --gpus 8 --isl 4000 --osl 500 --ttft 500 --tpot 30",
     ),
     (
         "fastroof serving --model llama-3.1-8b --isl 1000 --osl 200 --concurrency 64",
@@ -47,11 +45,14 @@ GROUPS: Final = (
         "fastroof fit --model llama-3.1-70b --tp 2",
         "fastroof compare --model llama-2-7b --decode 32x4096 --prefill 2048",
         "fastroof sweep",
-        PAGE,
+        "fastroof best --model Qwen/Qwen3-32B-FP8 --gpus 2 --isl 4000 --osl 500 --ttft 500 --tpot 30",
     ),
     ("fastroof simulate --model llama-3.1-8b --limit 50 --timeout 60", PLAN_CALLS),
 )
 """Questions whose loops are compiled: each group in one process after another, groups at the same time."""
+
+
+COST: Final = "80 to 100 seconds of processor time"
 
 
 def warm(
@@ -65,16 +66,20 @@ def warm(
     """Compile loops ahead of their first use."""
     from rich.progress import Progress
 
-    from fastroof.caching import usable_processors
-    from fastroof.compiled.code_cache import cache_folders
+    from fastroof.compiled.code_cache import VERSION, cache_folders
+    from fastroof.compiled.shipped_loops import shipped_loops
+    from fastroof.host import usable_processors
 
     began = time.perf_counter()
     folders = cache_folders()
     before = _loops(folders)
     terminal = console(stderr=True)
+    processors = jobs or usable_processors()
+    if not (before or shipped_loops(VERSION).level):
+        terminal.print(f"compiling loops for this machine, once: {COST} on {processors} processors")
     with (
         Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as progress,
-        ThreadPoolExecutor(jobs or usable_processors()) as pool,
+        ThreadPoolExecutor(processors) as pool,
     ):
         task = progress.add_task("compiling loops", total=sum(map(len, GROUPS)))
         for done in as_completed([pool.submit(_run, group, progress, task) for group in GROUPS]):
@@ -136,14 +141,3 @@ def call_a_plan() -> None:
         plan.prefill_us(sizes, sizes)
     tables.lookup("gemm", m=[64, 128], n=6144, k=4096)
     fastroof.run_sweep(str(resources.files("fastroof.sweep.deployments") / "example.toml"), "swept.parquet")
-
-
-def answer_a_page() -> None:
-    """Answer the first questions of the page of `fastroof ui`."""
-    from fastroof.ui.answers import layouts_answer, step_answer
-    from fastroof.ui.plans import PlanStore
-    from fastroof.ui.view import View
-
-    store, view = PlanStore(None, None), View()
-    step_answer(store, view)
-    layouts_answer(store, view)

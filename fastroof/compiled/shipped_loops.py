@@ -1,4 +1,4 @@
-"""Compiled loops that a wheel carries, by level of x86-64; the processor selects the level at run time.
+"""Compiled loops that a wheel carries, by level of processors; the one at run time selects its level.
 
 They lie next to the sources that they are compiled from. Whoever can write there can change those as well, so
 a file's digest is all that is checked: it detects damage. `.ci/wheel` makes them.
@@ -25,8 +25,13 @@ _V3: Final = "avx avx2 bmi bmi2 cx16 f16c fma lzcnt movbe popcnt sahf sse3 sse4.
 LEVELS: Final = {
     "x86-64-v4": f"{_V3} avx512f avx512bw avx512cd avx512dq avx512vl".split(),
     "x86-64-v3": _V3.split(),
+    "neoverse-n1": ["crc", "fp-armv8", "lse", "neon"],
 }
-"""LLVM's names of processors that loops are shipped for, best first, and the features that each needs."""
+"""LLVM's names of processors that loops are shipped for, best first, and the features that each needs.
+
+Arm's servers since Neoverse N1 (Graviton2, Grace) have its features. LLVM sees these; the others are for half
+precision, integer dot products and acquiring loads, which no loop has.
+"""
 
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 

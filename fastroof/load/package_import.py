@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fastroof.arrays import Array
-from fastroof.caching import usable_processors
 from fastroof.config.gpu import load_gpu
 from fastroof.documents import read_json
 from fastroof.errors import TableError
+from fastroof.host import usable_processors
 from fastroof.load.aiconfigurator import NOT_READ, PackagePlace, read_places
 from fastroof.load.family_checks import flag_unsound, siblings_of
 from fastroof.load.measured import IMPORTED, MeasuredTables, Progress, rows_sha256

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from fastroof import host
 from fastroof._version import __version__
 from fastroof.arrays import Floats
 from fastroof.compiled.steps import ARENA_FORMAT, ARENA_MAGIC, ARENA_SIZE, HEADER_SIZE, MAGIC
@@ -357,11 +358,6 @@ def _package() -> list[Any]:
 
 def _processor() -> list[str]:
     """Model and features of the processor: machines may share a home, and sums may differ in the last bit."""
+    facts = host.cpu_facts()
     keys = ("model name", "flags", "Features", "CPU implementer", "CPU part")
-    try:
-        # the first processor only: the file is long on large machines
-        with open("/proc/cpuinfo", "rb", buffering=0) as file:
-            text = file.read(8192).decode("ascii", "replace").partition("\n\n")[0]
-    except OSError:
-        return [platform.node()]
-    return [line for line in text.splitlines() if line.startswith(keys)]
+    return [facts[key] for key in keys if key in facts] or [platform.node()]

@@ -183,8 +183,8 @@ def capacity(
         Whether more requests of a workload are drawn, or a trace is repeated, until ramp and drain do not
         matter; else percentiles are over the requests given, all of them.
     with_range : bool, default True
-        Whether to search for ``low`` and ``high``; of two pools, transfers are as much slower and faster as
-        steps.
+        Whether to search for ``low`` and ``high``, to a tenth of the steps' error; of two pools, transfers
+        are as much slower and faster as steps.
     threads : int, default 1
         Threads that run independent replicas.
     **options

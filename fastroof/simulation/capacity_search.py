@@ -387,7 +387,7 @@ class CapacitySearch:
         return self._tried.setdefault(1.0 if self._scales else time_scale, {})
 
     def found(self, time_scale: float = 1.0, near: float | None = None) -> FoundRate:
-        """Find the capacity; with other times of steps, which have an error, to a tenth of their difference."""
+        """Find the capacity; with steps of other times, to a tenth of the difference."""
         limits, tried = self.limits.scaled(1.0 / time_scale), self.tried(time_scale)
         apart = abs(math.log(time_scale))
 
@@ -408,7 +408,7 @@ class CapacitySearch:
         doublings = MOST_DOUBLINGS_KEPT if limits.keeps(at_once) else MOST_DOUBLINGS
         rates = {per_s: measured for per_s, measured in tried.items() if per_s < math.inf}
         # the rate with other times is not far from the one that was found
-        is_near = apart > 0.0 and bool(rates)
+        is_near = apart > 0.0 and any(map(self.limits.holds, rates.values()))
         span = largest_rate(
             measured_at, limits.holds, min(rates) if is_near else start,
             tolerance=max(self.tolerance, apart / 10.0), tried=rates, highest=start * 2.0**doublings,

@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Bools, Floats, Ints, Longs
-from fastroof.caching import usable_memory_bytes
 from fastroof.compiled.jit import uses_records
 from fastroof.compiled.simulation import records as R
 from fastroof.compiled.simulation.records import CommonFeatures, Features, Fleet, PlainFeatures, Rows
@@ -18,6 +17,7 @@ from fastroof.compiled.simulation.series import GAP_BINS, SERIES_BINS, SERIES_FI
 from fastroof.compiled.steps import WINDOW
 from fastroof.engines.front_end import NO_FRONT_END, FrontEnd
 from fastroof.errors import SimulationError
+from fastroof.host import usable_memory_bytes
 from fastroof.plan.calls import rank_rules
 from fastroof.simulation.autoscaling import METRICS
 from fastroof.simulation.drafts import draws

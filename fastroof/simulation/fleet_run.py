@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastroof.arrays import Bools, Floats, Longs
-from fastroof.caching import usable_processors
 from fastroof.checks import shown, whole_number
 from fastroof.compiled.simulation import records as R
 from fastroof.compiled.simulation.records import Fleet
@@ -20,6 +19,7 @@ from fastroof.compiled.simulation.scaling import MOST_CHECKS
 from fastroof.compiled.simulation.series import FIRST_KEY, GAP_BINS, GAP_SHIFT, SERIES_BINS
 from fastroof.engines.front_end import NO_FRONT_END, FrontEnd
 from fastroof.errors import SimulationError, StoppedError
+from fastroof.host import usable_processors
 from fastroof.simulation.engine import FOUND_COUNTERS, Outcomes, added_up, with_rejected
 from fastroof.simulation.fleet_arrays import FIRST_LIVES, new_fleet
 from fastroof.simulation.kv_tiers import NO_TIERS, Tiers, added_use, use_of

@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from fastroof.caching import usable_memory_bytes
 from fastroof.checks import is_number, is_whole_number, one_line, shown
 from fastroof.documents import parse_json
 from fastroof.errors import TraceError
 from fastroof.given_arrays import is_masked
+from fastroof.host import usable_memory_bytes
 from fastroof.parquet import open_parquet, whole_table
 from fastroof.traces import trace_agentx
 from fastroof.traces.trace import HASH_IDS, MOST_SECONDS

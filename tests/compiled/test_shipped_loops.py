@@ -92,11 +92,17 @@ def test_a_processor_chosen_by_the_user_counts(fresh, shipped, monkeypatch):
 
 @pytest.mark.loops
 @pytest.mark.parametrize(
-    ("lacking", "levels"),
-    [("", ("x86-64-v4", "x86-64-v3")), ("avx512vl", ("x86-64-v3",)), ("fma", ())],
+    ("best", "lacking", "levels"),
+    [
+        ("x86-64-v4", "", ("x86-64-v4", "x86-64-v3")),
+        ("x86-64-v4", "avx512vl", ("x86-64-v3",)),
+        ("x86-64-v4", "fma", ()),
+        ("neoverse-n1", "", ("neoverse-n1",)),
+        ("neoverse-n1", "lse", ()),
+    ],
 )
-def test_levels_that_a_processor_runs(monkeypatch, lacking, levels):
-    every = {feature: feature != lacking for needs in shipped_loops.LEVELS.values() for feature in needs}
+def test_levels_that_a_processor_runs(monkeypatch, best, lacking, levels):
+    every = {feature: feature != lacking for feature in shipped_loops.LEVELS[best]}
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: every)
     shipped_loops.host_levels.cache_clear()
     assert shipped_loops.host_levels() == levels

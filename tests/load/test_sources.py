@@ -733,7 +733,7 @@ def test_a_failed_swap_puts_the_old_source_back(tmp_path: Path, monkeypatch: pyt
 
     old_size = (folder / "gemm.parquet").stat().st_size
     # as where the system or the disk cannot exchange two names
-    monkeypatch.setattr("fastroof.atomic_files._exchange", lambda one, other: False)
+    monkeypatch.setattr("fastroof.host.exchange_folders", lambda one, other: False)
     monkeypatch.setattr(Path, "rename", only_old_folders)
     with pytest.raises(OSError, match="device busy"):
         write_source(folder, {"gemm": gemm_rows(300)}, {"gpu": "h100"}, overwrite=True)

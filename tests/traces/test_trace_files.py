@@ -305,7 +305,7 @@ def test_errors_name_the_wrong_line(write: Callable[..., Path], content: str, me
 LIMITED = """
 import os, resource, sys
 import fastroof, fastroof.parquet, fastroof.traces.trace_files
-from fastroof.caching import usable_memory_bytes
+from fastroof.host import usable_memory_bytes
 room = int(sys.argv[2]) * 2**20
 taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + room, taken + room))

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import uvicorn
 
-from fastroof.caching import share_heaps
 from fastroof.errors import BackendError
+from fastroof.host import share_heaps
 
 if TYPE_CHECKING:
     from typing import Self

@@ -8,7 +8,6 @@ nobody takes stops reading.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import signal
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from fastroof.backends.serve.answers import ServedPlans, answer_line, error_reply, write_reply
 from fastroof.errors import BackendError
+from fastroof.host import lengthen_pipe
 
 if TYPE_CHECKING:
     from fastroof.backends.serve.limits import ServeLimits
@@ -99,8 +99,7 @@ def _stop_signals() -> Iterator[int]:
 def serve_pipe(served: ServedPlans, input_fd: int, output_fd: int, stop_fd: int | None = None) -> None:
     """Answer lines from one blocking file descriptor on another, until it ends or ``stop_fd`` is readable."""
     for fd in (input_fd, output_fd):
-        with contextlib.suppress(OSError, AttributeError):  # of Linux only, and of pipes
-            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        lengthen_pipe(fd, _PIPE_BYTES)
     pipe = _Pipe(input_fd, output_fd, stop_fd)
     with contextlib.suppress(BrokenPipeError):
         for line in _lines(pipe, served.limits):
