@@ -27,8 +27,8 @@ Sizes are integers or comma-separated lists, which are broadcast: --m 1,64,512 -
 
 \b
 JSON: operator, gpu, source, method, rows: one object per kernel with its sizes and dtypes, latency_us,
-mfu (null for communication), origin (measured, interpolated, extrapolated, borrowed or modelled), and with
---with-error relative_error: one standard error over the latency, 80 % of points are within 1.28 of them.
+mfu (null for communication), origin (measured, interpolated, extrapolated, borrowed or modelled), and of the
+method roofline relative_error: one standard error over the latency, 80 % of points are within 1.28 of them.
 """
 
 MOST_PLAIN: Final = 1000
@@ -41,7 +41,6 @@ Method = Annotated[
         help="Interpolation between measured points: roofline, linear_mfu, nearest or floor.",
     ),
 ]
-WithError = Annotated[bool, typer.Option("--with-error", help="Also print one standard error.")]
 
 
 class OperatorCommands(TyperGroup):
@@ -88,10 +87,9 @@ def _command(operator: Operator) -> Callable[..., None]:
         given: GroupValues,
         method: Method = "roofline",
         measured: GroupValues,
-        with_error: WithError = False,
         as_json: Json = False,
     ) -> None:
-        _look_up(operator, given, measured, method, with_error=with_error, as_json=as_json)
+        _look_up(operator, given, measured, method, as_json=as_json)
 
     return command
 
@@ -118,7 +116,6 @@ def _look_up(
     measured: GroupValues,
     method: str,
     *,
-    with_error: bool,
     as_json: bool,
 ) -> None:
     """Look up kernels and print the answer."""
@@ -132,7 +129,7 @@ def _look_up(
     if max((len(sizes) for sizes in given.values() if isinstance(sizes, list)), default=1) <= MOST_PLAIN:
         run_few_loops_plain()
     _, tables = measured_tables(**measured)
-    answer = tables.lookup(operator.name, method=method, with_error=with_error, **given)
+    answer = tables.lookup(operator.name, method=method, with_error=method == "roofline", **given)
     columns: dict[str, Any] = {**given, "latency_us": answer.latency_us, "mfu": answer.mfu}
     columns["origin"] = np.take(ORIGINS, answer.origin)
     if answer.relative_error is not None:

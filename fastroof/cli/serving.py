@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -12,6 +13,7 @@ from fastroof.cli.named_plans import SPECULATION, drafts_said, drafts_words, spe
 from fastroof.cli.option_groups import ENGINE_FACTS, LIMITS, SCHEDULING, TABLES, plan_options, step_limits
 from fastroof.cli.options import Json, Model, warn_beyond_context
 from fastroof.cli.output import (
+    ORIGIN_WORDS,
     layout_suffix,
     percent,
     plan_facts,
@@ -21,6 +23,7 @@ from fastroof.cli.output import (
     print_table,
 )
 from fastroof.cli.workload_options import parse_images, parse_sizes
+from fastroof.columns import ORIGINS
 from fastroof.command_group import GroupValues, taking
 from fastroof.defaults import REQUESTS_PER_CLIENT
 from fastroof.errors import BatchError
@@ -129,6 +132,7 @@ def serving(
     from fastroof.engines import load_engine
     from fastroof.models import load_model
     from fastroof.plan.speculation import speculated
+    from fastroof.plan.step_error import decode_origin
     from fastroof.serving import estimate, estimate_disaggregated, estimate_with_images
     from fastroof.serving.estimate import LENGTH_SPREAD
 
@@ -181,7 +185,7 @@ def serving(
             "--order, --length-spread and --prefill-schedule-interval do not apply to --disaggregated: a "
             "worker does one of both"
         )
-    schedule["speculation"] = drafts
+    schedule |= {"speculation": drafts, "with_error": drafts is None}
     options = drafts_said(drafts)
     if prefix_hit is not None:
         options["prefix_hit"] = prefix_hit
@@ -224,6 +228,8 @@ def serving(
     given = {name: values for name, values in times.columns().items() if values is not None}
     columns = {**scenarios, **given}
     rows = [{name: array[i].item() for name, array in columns.items()} for i in range(mesh[0].size)]
+    for row in rows:
+        row["origin"] = decode_origin(served, row["decodes"], row["kv_len"])
     memory = speculated(served, drafts).memory(max_tokens=budget, max_seqs=asked_seqs)
     if as_json:
         print_json(
@@ -276,9 +282,22 @@ def _print(
     has_joules = "joules_per_token" in rows[0]
     joules = ("J a token",) * has_joules
     print_table((*common, *more, *joules), [_cells(row, is_apart=bool(apart)) for row in rows])
+    print_line(f"\n{_error_words(rows)}")
     if has_joules:
         error = max(row["joules_relative_error"] for row in rows)
-        print_line(f"\nJ a token: power {basis_of(plan.gpu)}, ±{percent(error)} for it alone")
+        print_line(f"J a token: power {basis_of(plan.gpu)}, ±{percent(error)} for it alone")
+
+
+def _error_words(rows: list[dict[str, Any]]) -> str:
+    """Return the largest errors of the rows, and the furthest origin."""
+    names = {"tpot_relative_error": "TPOT", "ttft_relative_error": "TTFT"}
+    if not any(name in rows[0] for name in names):
+        names = {"relative_error": "a decode step"}
+    errors = {words: max(row.get(name, math.nan) for row in rows) for name, words in names.items()}
+    known = [f"{words} ±{percent(error)}" for words, error in errors.items() if error == error]
+    origin = max((row["origin"] for row in rows), key=ORIGINS.index)
+    stated = f"one standard error: {', '.join(known)}" if known else "errors unknown"
+    return f"{stated}; decodes {ORIGIN_WORDS[origin]}"
 
 
 def _run_words(run: dict[str, Any]) -> str:

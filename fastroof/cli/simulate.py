@@ -22,6 +22,7 @@ from fastroof.cli.option_groups import (
 )
 from fastroof.cli.options import Json, Model, parse_limits, warn_beyond_context
 from fastroof.cli.output import (
+    ORIGIN_WORDS,
     layout_suffix,
     percent,
     plan_words,
@@ -189,8 +190,10 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
     if pairs is not None:
         error = percent(pairs["relative_error"])
         facts["faster, slower"] = f"on steps {error} off: one standard error {pairs['basis']}"
-    elif "range" in answers:
-        facts["step error"] = answers["range"]["basis"]
+    else:
+        error, basis = answers["relative_error"], answers["basis"]
+        facts["step error"] = basis if error is None else f"±{percent(error)}, one standard error {basis}"
+    facts["origin"] = f"of decodes {ORIGIN_WORDS[answers['origin']]}"
     return facts
 
 
@@ -256,7 +259,8 @@ settings (fields of EngineSettings),
 ttft_ms, tpot_ms, itl_ms, e2e_ms [mean, p50, p90, p95, p99], requests, finished, timed_out, rejected,
 duration_s, arrivals_per_s, requests_per_s, input_tokens_per_s, output_tokens_per_s,
 output_tokens_per_s_per_gpu, steps, mixed_steps, prefill_steps, decode_steps, preemptions, running, waiting,
-kv_use [mean, peak], busy, warnings; with draft tokens acceptance_length (mean tokens that a decode keeps of
+kv_use [mean, peak], busy, relative_error (of a step, null if unknown), basis, origin (of decodes), warnings;
+with draft tokens acceptance_length (mean tokens that a decode keeps of
 a step); with --energy energy [joules, busy_joules, idle_joules,
 joules_per_token, watts_per_gpu, relative_error, basis]; with --slo goodput [limits, requests, share,
 requests_per_s, p99_within];

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -66,8 +69,8 @@ Without --decode and --prefill it is a grid of steps of all kinds that fit the p
 \b
 JSON: version, model, gpu, tp, pp, cp, dp, ep, moe_tp, routing, dtype, kv_dtype, lora (if any), engine,
 method, tables_hash (empty for the datasheet model), kernels (which measured tables), requests [count,
-new_tokens, context_len], tokens, sequences, latency_us, relative_error (one standard error; with
---explain), tokens_per_s (of all ranks and stages), tokens_per_s_per_gpu, origin (measured, interpolated,
+new_tokens, context_len], tokens, sequences, latency_us, relative_error (one standard error; null with
+--image), tokens_per_s (of all ranks and stages), tokens_per_s_per_gpu, origin (measured, interpolated,
 extrapolated, borrowed or modelled), components_us [tokens, logits, decode_attention, prefill_attention,
 runtime, vision_encoder (with images)], images [width, height] and image_tokens (of a prompt; with --image),
 kv_tokens, max_kv_tokens, and with --explain operators [name, calls, total_us, share, flops, moved_bytes,
@@ -106,9 +109,7 @@ def step(
             help="Image in every prompt of --prefill, in pixels (its tokens are added); repeatable.",
         ),
     ] = None,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Break the step down by operator, and estimate its error.")
-    ] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Break the step down by operator.")] = False,
     energy: Annotated[
         bool, typer.Option("--energy", help="Estimate the step's joules, joules per token and watts.")
     ] = False,
@@ -146,6 +147,7 @@ def step(
     num_tokens = sum(r.count * r.new_tokens for r in requests)
     sizes = max(num_tokens, LEAST_TOKENS), max(num_seqs, LEAST_SEQS)
 
+    @functools.cache
     def compiled() -> StepPlan:
         from fastroof import compile_plan, load_model
         from fastroof.engines import load_engine
@@ -156,7 +158,18 @@ def step(
 
     every = [(r.new_tokens, r.context_len) for r in requests for _ in range(r.count)]
     pictures = images * sum(r.count for r in requests if not r.is_decode)
+    from fastroof.run import StepBatch
+
+    batch = StepBatch.from_requests([every])
+
+    def error() -> float:
+        with suppress(PlanError):  # another method than the roofline's
+            errors = compiled().run(batch, with_error=True).relative_error
+            return math.nan if errors is None else float(errors[0])
+        return math.nan
+
     operators = encoded = None
+    relative = math.nan
     if explain or images or energy:
         made = compiled()
         from fastroof.plan.plan_cache import CachedPlan
@@ -164,22 +177,20 @@ def step(
         timed = CachedPlan.of(made)
         operators = made.explain(every, images=pictures) if explain else None
         encoded = made.encode(pictures) if images else None
+        relative = math.nan if images else error()
     else:
-        from fastroof.plan.plan_cache import cached_plan, plan_identity
+        from fastroof.plan.plan_cache import cached_error, cached_plan, plan_identity
 
         made = None
         # a GPU that was not named is that of the tables
         gpu, tables, source = measured.values()
         arguments = {**plan, "sizes": sizes, "gpu": gpu}
-        timed = cached_plan(plan_identity(model, gpu or DEFAULT_GPU, tables, source, arguments), compiled)
-    from fastroof.run import StepBatch
-
-    batch = StepBatch.from_requests([every])
-    # 0.1 s: it is made of what the measured points beside those that were looked up say of each other
-    if made is not None and explain and made.tables_hash and made.method == "roofline" and not images:
-        times = made.run(batch, with_error=True)
-    else:
-        times = timed.run(batch)
+        identity = plan_identity(model, gpu or DEFAULT_GPU, tables, source, arguments)
+        timed = cached_plan(identity, compiled)
+        # 0.1 s, and the plan: it is made of what measured points say of each other
+        asked = [(r.count, r.new_tokens, r.context_len) for r in requests]
+        relative = cached_error(timed, identity, asked, error)
+    times = timed.run(batch)
     encoder_us = 0.0 if encoded is None else encoded.latency_us
     latency_us = float(times.latency_us[0]) + encoder_us
     # every stage busy with a batch: as fast as the slowest
@@ -200,7 +211,7 @@ def step(
     )
     facts: dict[str, Any] = {
         "latency_us": latency_us,
-        "relative_error": None if times.relative_error is None else float(times.relative_error[0]),
+        "relative_error": None if math.isnan(relative) else relative,
         "tokens": num_tokens,
         "sequences": num_seqs,
         "tokens_per_s": num_tokens * timed.batches_in_flight / paced_us * US_PER_S,
@@ -210,7 +221,7 @@ def step(
     if images:
         facts |= {"images": images, "image_tokens": image_tokens}
     if energy and made is not None:
-        drawn = made.energy(batch, with_error=times.relative_error is not None)
+        drawn = made.energy(batch, with_error=not math.isnan(relative))
         row = {name: values[0] for name, values in drawn.columns().items()}
         facts["energy"] = {name: row[name] for name in _ENERGY if name != "basis"} | {"basis": drawn.basis}
     if as_json:

@@ -180,6 +180,23 @@ def cached_plan(identity: str | None, make: Callable[[], Any]) -> CachedPlan:
     return plan
 
 
+def cached_error(plan: CachedPlan, identity: str | None, requests: Any, make: Callable[[], float]) -> float:
+    """Return the cached standard error of a step of a cached plan, or make it and cache it."""
+    digest = hashlib.sha256(plan.arena.tobytes()).hexdigest()
+    key = None if identity is None else f"{identity} {digest} error of {requests}"
+    found = None if key is None else find_plan(key)
+    if found is not None:
+        with suppress(ValueError):
+            files, data = _split(found)
+            if FilesRead.holds(files):
+                return float(data)
+    with _recorded_warnings() as messages, recorded() as files_read:
+        error = make()
+    if key is not None and not messages and files_read.is_repeatable:
+        store_plan(key, _joined(files_read, repr(error).encode()))
+    return error
+
+
 def _joined(files_read: FilesRead, plan: bytes) -> bytes:
     """The record of files read for a plan, then the plan."""
     text = _padded(json.dumps(files_read.entries))

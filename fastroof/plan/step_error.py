@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Bools, Floats, Longs
+from fastroof.columns import ORIGINS
 from fastroof.compiled import steps
 from fastroof.engines.costs import UNSEEN_LAYERS_ERROR
 from fastroof.errors import MissingTableError, PlanError
@@ -193,6 +194,17 @@ def batch_error(plan: PlanData, errors: StepErrors | None, batch: StepBatch, tim
     modelled = [one.error for one in map(modelled_prompts, plan.attention) if one is not None]
     total.local_us2[busy] += (max(PREFIX, *modelled, 0.0) * prefix_us) ** 2
     return _relative(plan, total, times.latency_us)
+
+
+def mean_decodes(plan: Any, decodes: float, kv_len: float) -> tuple[int, int]:
+    """Return the whole numbers of decodes, and of tokens each attends to, that are nearest to means."""
+    return min(max(round(decodes), 1), plan.max_seqs, plan.max_tokens), max(round(kv_len), 1)
+
+
+def decode_origin(plan: Any, decodes: float, kv_len: float) -> str:
+    """Return the origin of a mean step of decodes."""
+    batch, kv = mean_decodes(plan, decodes, kv_len)
+    return ORIGINS[int(plan.run(StepBatch.from_requests([[(1, kv - 1)] * batch])).origin[0])]
 
 
 def stated_error(plan: PlanData, step_us: Any) -> Floats:

@@ -339,6 +339,10 @@ class Simulation(ArrowRows):
         answers = run_answers(self.trace, self.outcomes, self.times, self.engines)
         if limits:
             answers["goodput"] = self.goodput(**limits)
+        if answers["steps"]:
+            error = self.step_error
+            relative = error.relative if error.is_known else None
+            answers |= {"relative_error": relative, "basis": error.basis, "origin": error.origin}
         has_queue = answers["waiting"]["peak"] >= SHORT_QUEUE
         if with_range or (with_range is None and (has_queue or limits)):
             found = self._effect_of_error(limits)

@@ -214,7 +214,7 @@ def test_rows_for_lives_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = a_plan()
     _, own = a_workload(np.random.default_rng(5))
     own = replace(own, timeout_s=math.inf)
-    trace = Trace(np.repeat(np.arange(8) * 5.0, 6) + np.tile(np.arange(6) * 0.01, 8), [20] * 48, [20] * 48)
+    trace = Trace(np.repeat(np.arange(8) * 0.5, 6) + np.tile(np.arange(6) * 0.01, 8), [20] * 48, [20] * 48)
     rule = Autoscaler(
         "concurrency", 1, max_replicas=5, startup_s=0, interval_s=0.001, scale_down_delay_s=0, tolerance=0
     )
