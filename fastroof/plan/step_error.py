@@ -202,7 +202,7 @@ def mean_decodes(plan: Any, decodes: float, kv_len: float) -> tuple[int, int]:
 
 
 def decode_origin(plan: Any, decodes: float, kv_len: float) -> str:
-    """Return the origin of a mean step of decodes."""
+    """Return the origin of a mean decode step."""
     batch, kv = mean_decodes(plan, decodes, kv_len)
     return ORIGINS[int(plan.run(StepBatch.from_requests([[(1, kv - 1)] * batch])).origin[0])]
 

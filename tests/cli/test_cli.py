@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 import fastroof
 from fastroof import compile_plan, load_tables
 from fastroof.cli import app
-from fastroof.cli.output import ORIGIN_WORDS, print_table, scaled, time_words
+from fastroof.cli.output import ORIGIN_WORDS, percent, print_table, scaled, time_words
 from fastroof.cli.tables import validate as validate_command
 from fastroof.cli.workload_options import Requests, parse_requests, parse_sizes
 from fastroof.columns import ORIGINS
@@ -34,6 +34,7 @@ from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import EngineProfile, KernelChoices, OperatorKernel, engine_names, load_engine
 from fastroof.errors import BatchError, LookupInputError
 from fastroof.load.aiconfigurator import MODULES, import_aiconfigurator, installed_root
+from fastroof.serving import estimate
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 H100 = CHECKOUT / "bench_data" / "h100"
@@ -192,7 +193,8 @@ def test_step_gives_what_the_plan_gives(h100: fastroof.Tables) -> None:
     options = {"tp": 2, "dtype": "fp8", "kv_dtype": "fp8", "engine": DEFAULT_ENGINE}
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, **{"engine": "kernels", **options})
     requests = [(1, 4095)] * 64 + [(2048, 1024)] + [(512, 0)] * 4
-    times = plan.run(fastroof.StepBatch.from_requests([requests]))
+    times = plan.run(fastroof.StepBatch.from_requests([requests]), with_error=True)
+    assert times.relative_error is not None
     found = parsed(
         "step", "--model", "llama-3.1-8b", "--gpu", "H100-SXM", "--tp", "2", "--dtype", "fp8", "--kv-dtype",
         "fp8",
@@ -202,7 +204,7 @@ def test_step_gives_what_the_plan_gives(h100: fastroof.Tables) -> None:
     assert found["origin"] == ORIGINS[times.origin[0]] == "modelled"
     assert (found["tokens"], found["sequences"]) == (64 + 2048 + 4 * 512, 69)
     assert found["tokens_per_s"] == pytest.approx(found["tokens"] / found["latency_us"] * 1e6)
-    assert 0.005 < found["relative_error"] < 0.2
+    assert found["relative_error"] == times.relative_error[0]
     assert found["tokens_per_s_per_gpu"] == pytest.approx(found["tokens_per_s"] / 2)
     assert sum(found["components_us"].values()) == pytest.approx(found["latency_us"], rel=1e-12)
     assert found["requests"][1] == {"count": 1, "new_tokens": 2048, "context_len": 1024}
@@ -223,6 +225,7 @@ def test_step_in_words() -> None:
     assert time_words(document["latency_us"]) in text
     assert f"{document['tokens_per_s']:,.0f}" in text
     assert ORIGIN_WORDS[document["origin"]] in text
+    assert f" ±{percent(document['relative_error'])}\n" in text
     assert "decode attention" in text
     assert "prefill attention" not in text
 
@@ -413,6 +416,22 @@ def test_images_of_clients_are_tokens_and_an_encoder() -> None:
         *args, "100", "--images", "1", "--disaggregated", "1:1"
     )
     assert "--image-size big is not" in refused(*args, "100", "--images", "1", "--image-size", "big")
+
+
+def test_estimates_state_their_errors_and_origin(h100: fastroof.Tables) -> None:
+    args = ("serving", "--model", "llama-3.1-8b", "--isl", "100", "--osl", "16", "--concurrency", "4,8")
+    rows = parsed(*args)["rows"]
+    plan = compile_plan("llama-3.1-8b", "h100", h100, engine=DEFAULT_ENGINE)
+    seen = estimate(plan, isl=100, osl=16, concurrency=[4, 8], with_error=True)
+    for name in ("relative_error", "tpot_relative_error", "ttft_relative_error"):
+        assert [row[name] for row in rows] == getattr(seen, name).tolist()
+    last = rows[-1]
+    mean = fastroof.StepBatch.from_requests([[(1, round(last["kv_len"]) - 1)] * round(last["decodes"])])
+    assert last["origin"] == ORIGINS[plan.run(mean).origin[0]]
+    tpot, ttft = (max(row[f"{name}_relative_error"] for row in rows) for name in ("tpot", "ttft"))
+    assert f"one standard error: TPOT ±{percent(tpot)}, TTFT ±{percent(ttft)}; decodes " in good(*args)
+    drafts = (*args, "--num-draft-tokens", "3", "--accepted", "2.2")
+    assert "errors unknown; decodes " in good(*drafts)
 
 
 def test_options_of_other_questions_are_refused_and_workers_named() -> None:

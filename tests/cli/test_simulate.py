@@ -98,6 +98,7 @@ def test_json_is_what_the_library_answers(trace: str, h100: fastroof.Tables) -> 
     sim = fastroof.simulate(plan, fastroof.load_trace(trace))
     answers = json.loads(json.dumps(sim.summary(ttft_ms=200, tpot_ms=20, e2e_ms=3000)))
     assert answers.items() <= found.items()
+    assert (found["relative_error"], found["origin"]) == (sim.step_error.relative, sim.step_error.origin)
     assert found["settings"]["max_num_batched_tokens"] == 8192
     assert found["settings"]["max_num_seqs"] == 1024
     assert found["settings"]["async_scheduling"]

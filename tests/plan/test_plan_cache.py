@@ -276,6 +276,21 @@ def test_a_plan_is_made_once(cache: Path, dense: fastroof.StepPlan) -> None:
     assert len(made) == 3
 
 
+def test_the_error_of_a_step_is_made_once_for_a_plan(cache: Path, dense: fastroof.StepPlan) -> None:
+    plan, made = CachedPlan.of(dense), []
+
+    def error(identity: str, requests: str, of: CachedPlan = plan) -> float:
+        return plan_cache.cached_error(of, identity, requests, lambda: made.append(requests) or 1 / 3)
+
+    for requests in ("one", "one", "two"):
+        assert error("a", requests) == 1 / 3
+    assert made == ["one", "two"]
+    other = plan.arena.copy()
+    other[-1] += 1.0
+    assert error("a", "one", dataclasses.replace(plan, arena=other)) == error("b", "one") == 1 / 3
+    assert made == ["one", "two", "one", "one"]
+
+
 def test_a_plan_is_made_again_once_a_file_of_it_has_changed(
     cache: Path, tmp_path: Path, dense: fastroof.StepPlan
 ) -> None:

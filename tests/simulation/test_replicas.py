@@ -14,7 +14,7 @@ import pytest
 
 import fastroof
 from fastroof import Trace
-from fastroof.compiled.simulation.records import CODE_STUCK, Features
+from fastroof.compiled.simulation.records import CODE_STUCK, CommonFeatures, Features, PlainFeatures
 from fastroof.compiled.simulation.run import fleet_run
 from fastroof.errors import SimulationError
 from fastroof.plan import StepPlan
@@ -211,7 +211,6 @@ def test_ranks_of_a_dense_model_do_not_wait() -> None:
         assert apart.counters == alone.counters
 
 
-@pytest.mark.loops
 @pytest.mark.parametrize(
     "features",
     ["", "cache", "pools", "ranks rules", "stages tiers pools rules", "drafts", "drafts pools ranks"],
@@ -227,6 +226,19 @@ def test_features_that_a_fleet_does_not_need_change_no_bit(
     )
     for one, alone in zip(made, fitting, strict=True):
         test_exactness.assert_equal(alone, one.run())
+
+
+def test_a_loop_is_compiled_once_for_pools_and_one_for_what_most_runs_need() -> None:
+    """Numba compiles by type, and that of an array includes whether it may be written."""
+    settings, trace = EngineSettings(64, 8, 20), Trace([0.0], [10], [2])
+    pool = pools.EnginePool(a_plan(), settings)
+    one = new_fleet([pool], trace)
+    two = new_fleet([pool] * 2, trace, link=pools.Link(1e9), takes_us=np.zeros(1))
+    assert type(one.has) is type(two.has) is PlainFeatures
+    assert not one.arena.flags.writeable
+    assert not two.arena.flags.writeable
+    ranks = new_fleet([pools.EnginePool(a_plan(2, "lockstep=all"), settings)], trace)
+    assert type(ranks.has) is CommonFeatures
 
 
 @pytest.mark.loops

@@ -101,7 +101,6 @@ def prove(work: MadeWorkload, pp: int) -> Counter[str]:
     )
 
 
-@pytest.mark.loops
 @pytest.mark.usefixtures("features")
 @pytest.mark.parametrize("workloads", WORKLOADS)
 def test_stages_serve_as_naive_ones_do(workloads: int) -> None:
