@@ -167,4 +167,4 @@ else:
         return value
 
     def __dir__():
-        return sorted({*globals(), *__all__, *_PACKAGES})
+        return sorted({*__all__, *_PACKAGES})

@@ -85,6 +85,12 @@ def test_subpackages_are_imported_when_they_are_used() -> None:
     assert "serving" in dir(fastroof)
 
 
+def test_its_listed_names_are_public_ones() -> None:
+    listed = set(dir(fastroof))
+    assert listed > set(fastroof.__all__)
+    assert all(inspect.ismodule(getattr(fastroof, name)) for name in listed - set(fastroof.__all__))
+
+
 def test_a_name_is_looked_up_once() -> None:
     first = fastroof.load_gpu
     assert vars(fastroof)["load_gpu"] is first
