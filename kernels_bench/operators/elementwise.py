@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from fastroof.arrays import Bools
+from kernels_bench.operators.gemm import COMPILE_S
 from kernels_bench.operators.operator import Columns, Limits, MeasuredOperator, ModelShapes, Values
 
 ELEMENTWISE_BYTES: Final[dict[str, int]] = {
@@ -30,6 +31,8 @@ ELEMENTWISE_BYTES: Final[dict[str, int]] = {
 - ``launch``: an empty kernel; m = width = io_bytes = 1.
 """
 
+NOT_COMPILED: Final = ("kv_write", "copy", "launch")
+
 
 def elementwise_bytes(kind: str, m: int, width: int) -> int:
     """Compulsory bytes that an elementwise kernel reads and writes, at least 1.
@@ -45,6 +48,7 @@ class ElementwiseOperator(MeasuredOperator):
 
     name = "elementwise"
     launch_us = 3.0
+    compile_s = COMPILE_S
     shape_columns = ("width",)
     model_shapes: ClassVar[ModelShapes] = {
         "hidden": lambda model, tp: [(model.hidden,)],
@@ -77,6 +81,10 @@ class ElementwiseOperator(MeasuredOperator):
     def rotates(self, columns: Columns) -> Bools:
         """An empty launch has no inputs."""
         return np.asarray(columns["kind"] != "launch", np.bool_)
+
+    def compiled_shape(self, values: Values) -> tuple[Any, ...] | None:
+        """What Inductor compiles vLLM's layers for."""
+        return None if values["kind"] in NOT_COMPILED else (values["kind"], values["width"])
 
     def line(self, values: Values) -> tuple[Any, ...]:
         """One width; copies have one row each, and their line is along the width."""

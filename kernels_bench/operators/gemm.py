@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final
 
 from kernels_bench.operators.operator import MeasuredOperator, ModelShapes, Values
 
-DEEPGEMM_COMPILE_S: Final = 1.0
+COMPILE_S: Final = 1.0
 """A guess until a GPU host has measured it."""
 
 
@@ -17,7 +17,7 @@ class GemmOperator(MeasuredOperator):
     flops_share = 0.606  # of 989.5 TFLOP/s: 600
     fp8_flops_share = 0.556  # of 1979: 1100
     launch_us = 4.0
-    compile_s = DEEPGEMM_COMPILE_S
+    compile_s = COMPILE_S
     computes_in_dtype = True
     shape_columns = ("n", "k")
     model_shapes: ClassVar[ModelShapes] = {
@@ -26,7 +26,9 @@ class GemmOperator(MeasuredOperator):
     }
 
     def compiled_shape(self, values: Values) -> tuple[Any, ...] | None:
-        """What DeepGEMM compiles for: a weight, and tiles of rows by their number."""
+        """A weight and tiles of rows by their number, for DeepGEMM; the width that Inductor quantises."""
+        if values["dtype"] == "fp8":
+            return (values["k"],)
         if values["dtype"] != "fp8_block":
             return None
         return values["n"], values["k"], min(max(int(values["m"]).bit_length(), 4), 8)

@@ -12,17 +12,20 @@ KINDS: Final = ("rmsnorm_residual", "rope", "silu_and_mul", "kv_write", "fp8_qua
 
 
 class SmallOps(Protocol):
-    """What a transformer layer runs besides GEMMs and attention."""
+    """What a transformer layer runs besides GEMMs and attention.
+
+    A kernel that is given its output returns None. A compiled one returns a tuple of what it allocated.
+    """
 
     # What each kind of :data:`KINDS` launches, for those that it has.
     kernels: dict[str, str]
     # dtype of the table of cosines and sines that ``rope`` reads.
     cos_sin_dtype: str
 
-    def rmsnorm_residual(self, x: Any, residual: Any, weight: Any) -> None:
+    def rmsnorm_residual(self, x: Any, residual: Any, weight: Any) -> Any:
         """Add ``x`` to ``residual`` and normalise the sum into ``x``, both in place."""
 
-    def rope(self, positions: Any, q: Any, k: Any, head_dim: int, cos_sin: Any) -> None:
+    def rope(self, positions: Any, q: Any, k: Any, head_dim: int, cos_sin: Any) -> Any:
         """Rotate queries and keys, shape (tokens, heads * head_dim), in place; rows may be strided.
 
         ``cos_sin`` holds cosines, then sines, of each position: shape (positions, head_dim).
@@ -31,10 +34,10 @@ class SmallOps(Protocol):
     def kv_write(self, k: Any, v: Any, k_pages: Any, v_pages: Any, slots: Any) -> None:
         """Write keys and values, shape (tokens, heads, head_dim), at their slots of the pages."""
 
-    def silu_and_mul(self, out: Any, x: Any) -> None:
+    def silu_and_mul(self, out: Any, x: Any) -> Any:
         """Write ``silu(gate) * up`` of rows that hold gate, then up."""
 
-    def fp8_quantise(self, out: Any, x: Any, scale: Any) -> None:
+    def fp8_quantise(self, out: Any, x: Any, scale: Any) -> Any:
         """Write ``x / scale`` in fp8; ``scale`` is of shape (1,)."""
 
 
@@ -89,7 +92,7 @@ VLLM_KERNELS: Final = {
 
 
 class VllmSmallOps:
-    """vLLM's CUDA ops: what its models run without a compiler's fusion."""
+    """vLLM's CUDA ops: what its models run with ``enforce_eager``."""
 
     def __init__(self) -> None:
         import torch

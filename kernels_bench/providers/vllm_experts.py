@@ -19,7 +19,8 @@ from kernels_bench.providers.device import Device
 from kernels_bench.providers.experts import ExpertSets, ExpertWeights, refuses_experts
 from kernels_bench.providers.random_inputs import SCALE_BLOCK
 from kernels_bench.providers.rotating import RotatingCalls
-from kernels_bench.providers.vllm_linear import LAYERS, fp8_scheme, model_being_built
+from kernels_bench.providers.vllm_layers import LAYERS, model_being_built
+from kernels_bench.providers.vllm_linear import fp8_scheme
 
 EXPERT_DTYPES: Final = ("bf16", "fp8", "fp8_block")
 _SCALINGS: Final = {
@@ -86,7 +87,7 @@ def build_experts(sets: ExpertSets, weights: ExpertWeights) -> BuiltExperts:
         workspace.init_workspace_manager(device)
     is_block, is_spread = layer.dtype == "fp8_block", layer.moe_ep > 1
     scheme = None if layer.dtype == "bf16" else fp8_scheme("dynamic" if is_block else "static", is_block)
-    with model_being_built(device, spread_experts=is_spread):
+    with model_being_built(device, scheme=scheme, spread_experts=is_spread):
         # the name before 0.33 is another class there
         make = getattr(module, "FusedMoEFactory", None) or module.FusedMoE
         experts = make(

@@ -5,12 +5,9 @@ A call quantises its bf16 inputs, as in a model. The calls are those of vLLM 0.2
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import tempfile
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
 from fastroof.columns import QUANTISES
 from fastroof.operators.gemm import gemm_bytes
@@ -21,22 +18,34 @@ from kernels_bench.providers.device import Device, take
 from kernels_bench.providers.random_inputs import SCALE_BLOCK, InputMaker, quantise_blocks, spread_scales
 from kernels_bench.providers.rotating import RotatingCalls, count_sets, sample
 from kernels_bench.providers.torch_gemm import CHECKED_COLUMNS, CHECKED_ROWS
+from kernels_bench.providers.vllm_layers import LAYERS, Compiler, compiles, model_being_built
 
-LAYERS: Final = "vllm.model_executor.layers"
 
+def fp8_layer(weight: Any, scale: Any, compiler: Compiler) -> tuple[Any, str]:
+    """Build a linear layer of a checkpoint's fp8 weight and scale, and name what quantises its inputs.
 
-def fp8_layer(weight: Any, scale: Any) -> Any:
-    """Build a linear layer of a checkpoint's fp8 weight and scale, ready to be applied."""
+    vLLM compiles the quantisation unless it keeps that a custom op.
+    """
+    import torch
+
     linear: Any = importlib.import_module(f"{LAYERS}.linear")
     is_block = scale.ndim == 2
     scheme = fp8_scheme("dynamic", is_block)
-    with model_being_built(weight.device):
+    with model_being_built(weight.device, scheme=scheme) as settings:
         n, k = weight.shape
         layer = linear.ReplicatedLinear(k, n, bias=False, quant_config=scheme, disable_tp=True)
         layer.weight.data.copy_(weight)
         (layer.weight_scale_inv if is_block else layer.weight_scale).data.copy_(scale)
         layer.quant_method.process_weights_after_loading(layer)
-    return layer
+        quantise = getattr(layer.quant_method.fp8_linear, "quant_fp8", None)
+        if quantise is None or quantise.enabled() or not compiles(settings):
+            return layer, "quantisation of inputs"
+
+        def compiled(x: Any, *scales: Any) -> Any:
+            return compiler(quantise, settings, x)(x)
+
+        quantise._forward_method = compiled
+    return layer, f"quantisation of inputs by inductor of torch {torch.__version__}"
 
 
 def fp8_scheme(activations: str, is_block: bool) -> Any:
@@ -44,28 +53,6 @@ def fp8_scheme(activations: str, is_block: bool) -> Any:
     fp8: Any = importlib.import_module(f"{LAYERS}.quantization.fp8")
     blocks = [SCALE_BLOCK, SCALE_BLOCK] if is_block else None
     return fp8.Fp8Config(True, activations, weight_block_size=blocks)
-
-
-@contextlib.contextmanager
-def model_being_built(device: Any, *, spread_experts: bool = False) -> Iterator[Any]:
-    """Let vLLM's layers find the settings of a bf16 model, and groups of one rank."""
-    import torch
-
-    config: Any = importlib.import_module("vllm.config")
-    settings = config.VllmConfig(compilation_config=config.CompilationConfig(custom_ops=["all"]))
-    settings.parallel_config.enable_expert_parallel = spread_experts
-    # what the choice of a kernel asks of a model
-    settings.model_config = SimpleNamespace(
-        dtype=torch.bfloat16, hf_text_config=SimpleNamespace(model_type="llama"), is_moe=False
-    )
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)  # the dtype of outputs
-    try:
-        with config.set_current_vllm_config(settings), device:
-            _join_alone()
-            yield settings
-    finally:
-        torch.set_default_dtype(before)
 
 
 def chosen_attention(
@@ -76,7 +63,7 @@ def chosen_attention(
 
     selector: Any = importlib.import_module("vllm.v1.attention.selector")
     versions: Any = importlib.import_module("vllm.v1.attention.backends.fa_utils")
-    with model_being_built(torch.device(device.name)) as settings:
+    with model_being_built(device.name) as settings:
         settings.model_config = (
             None  # the choice asks for more of one, for kinds of models that are not measured
         )
@@ -92,16 +79,9 @@ def chosen_attention(
         return backend.__name__, (versions.get_flash_attn_version() or 0) if is_flash else 0
 
 
-def _join_alone() -> None:
-    """Make the groups of one rank that vLLM's layers ask for their share of a weight."""
-    state: Any = importlib.import_module("vllm.distributed.parallel_state")
-    if not state.model_parallel_is_initialized():
-        with tempfile.TemporaryDirectory(prefix="kernels_bench-") as folder:
-            state.init_distributed_environment(1, 0, f"file://{folder}/meeting", 0, "gloo")
-            state.initialize_model_parallel(1)
-
-
-def prepare_vllm_linear(point: Point, device: Device, seed: int, max_bytes: int) -> RotatingCalls:
+def prepare_vllm_linear(
+    point: Point, device: Device, seed: int, max_bytes: int, compiler: Compiler
+) -> RotatingCalls:
     """Make inputs and a layer of an fp8 GEMM; each set has its own copy of the layer's weights."""
     dtype = point.values["dtype"]
     m, n, k = (int(point.values[name]) for name in ("m", "n", "k"))
@@ -110,7 +90,7 @@ def prepare_vllm_linear(point: Point, device: Device, seed: int, max_bytes: int)
     make = InputMaker(device, seed)
     is_block = dtype == "fp8_block"
     weight, scale = quantise_blocks(make.normal(n, k), SCALE_BLOCK) if is_block else make.quantised(n, k)
-    layer = fp8_layer(weight, scale)
+    layer, quantisation = fp8_layer(weight, scale, compiler)
     layers = [layer, *(_copy(layer) for _ in range(sets - 1))]
     x = make.normal(sets, m, k)
     rows = make.indices(sample(m, CHECKED_ROWS, seed), "int64")
@@ -128,7 +108,7 @@ def prepare_vllm_linear(point: Point, device: Device, seed: int, max_bytes: int)
     def expect(index: int) -> Any:
         return references.linear(x[index][rows], expected_weight, None, spread)
 
-    kernel = f"vllm {type(layer.quant_method.fp8_linear).__name__}, with quantisation of inputs"
+    kernel = f"vllm {type(layer.quant_method.fp8_linear).__name__}, with {quantisation}"
     included = {QUANTISES.name: 1}
     return RotatingCalls(kernel, sets, sets * set_bytes, launch, read, expect, included)
 

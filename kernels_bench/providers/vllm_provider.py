@@ -1,4 +1,4 @@
-"""The vllm provider: FA3 over paged KV, MLA too, the small CUDA ops; with vllm its fp8 layers and experts."""
+"""The vllm provider: FA3 over paged KV, MLA too, small CUDA ops; with vllm its layers as it compiles them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,18 @@ from kernels_bench.providers.vllm_experts import (
     refuses_vllm_experts,
     vllm_version,
 )
+from kernels_bench.providers.vllm_layers import (
+    CompiledSmallOps,
+    Compiler,
+    compiled_kernels,
+    compiles,
+    model_being_built,
+)
 from kernels_bench.providers.vllm_linear import chosen_attention, prepare_vllm_linear
 from kernels_bench.providers.vllm_ops import find_library, load_libraries, plan_fa3, plan_fa3_mla
 
 LINEAR_PROBE: Final = Point("gemm", {"dtype": "fp8_block", "m": 64, "n": 256, "k": 256})
+SMALL_PROBE: Final = {"m": 2, "width": 256, "io_bytes": 1}
 PROBE_BYTES: Final = 2**24
 LISTED_BYTES: Final = 2**32
 FA3_MLA_WIDTHS: Final = (512, 64)
@@ -45,6 +53,8 @@ class VllmProvider(CudaProvider):
         self._reasons: dict[str, str] | None = None
         self._build = build
         self._attention: dict[tuple[Any, ...], tuple[str, int]] = {}
+        self._compiler = Compiler()
+        self._failed_layers: dict[str, str | None] = {}
 
     @cached_property
     def launches(self) -> Mapping[str, Launch]:
@@ -58,7 +68,7 @@ class VllmProvider(CudaProvider):
             "elementwise": Launch(
                 self._refuses_elementwise,
                 self._prepare_elementwise,
-                lambda point: VLLM_KERNELS[point.values["kind"]],
+                lambda point: self._small_kernels[point.values["kind"]],
             ),
         }
 
@@ -107,13 +117,13 @@ class VllmProvider(CudaProvider):
         if not self.device.is_here:
             return None
         try:
-            prepare_vllm_linear(LINEAR_PROBE, self.device, 0, PROBE_BYTES).run(0)
+            self._prepare_gemm(LINEAR_PROBE, 0, PROBE_BYTES).run(0)
         except Exception as error:
-            return f"vLLM's linear layers do not run here: {type(error).__name__}: {error}"
+            return f"vLLM's linear layers do not run here: {_words(error)}"
         return None
 
     def _prepare_gemm(self, point: Point, seed: int, max_bytes: int) -> Prepared:
-        return prepare_vllm_linear(point, self.device, seed, max_bytes)
+        return prepare_vllm_linear(point, self.device, seed, max_bytes, self._compiler)
 
     def _refuses_moe(self, point: Point) -> str | None:
         if reason := refuses_vllm_experts(point, self.device):
@@ -128,10 +138,41 @@ class VllmProvider(CudaProvider):
     def _refuses_elementwise(self, point: Point) -> str | None:
         if point.values["kind"] not in KINDS:
             return f"{self.name} {self.lacks} {point.values['kind']}"
-        return refuses_small_op(point) or self.reasons["ops"] or None
+        return refuses_small_op(point) or self._failed_small_op(str(point.values["kind"]))
+
+    @property
+    def _small_kernels(self) -> dict[str, str]:
+        """What would be launched; vLLM compiles by default, and its settings are known on the GPU only."""
+        if not vllm_version():
+            return VLLM_KERNELS
+        return self._small_ops.kernels if self.device.is_here else compiled_kernels()
+
+    @cached_property
+    def _small_ops(self) -> VllmSmallOps:
+        """Layers as vLLM compiles them; custom ops where it compiles nothing, or of the libraries alone."""
+        if vllm_version():
+            with model_being_built(self.device.name) as settings:
+                if compiles(settings):
+                    return CompiledSmallOps(self.device, self._compiler)
+        return VllmSmallOps()
+
+    def _failed_small_op(self, kind: str) -> str | None:
+        """Why vLLM's kernel of a kind does not run here; a failure at each point would stop the provider."""
+        kernel = self._small_kernels[kind]
+        if kernel == VLLM_KERNELS[kind]:
+            return self.reasons["ops"] or None
+        if self.device.is_here and kind not in self._failed_layers:
+            try:
+                self._prepare_elementwise(
+                    Point("elementwise", {"kind": kind, **SMALL_PROBE}), 0, PROBE_BYTES
+                ).run(0)
+                self._failed_layers[kind] = None
+            except Exception as error:
+                self._failed_layers[kind] = f"{kernel} does not run here: {_words(error)}"
+        return self._failed_layers.get(kind)
 
     def _prepare_elementwise(self, point: Point, seed: int, max_bytes: int) -> Prepared:
-        return prepare_small_op(point, VllmSmallOps(), self.device, seed, max_bytes)
+        return prepare_small_op(point, self._small_ops, self.device, seed, max_bytes)
 
     def _refuses_attention(self, point: Point) -> str | None:
         kv_dtype = point.values["kv_dtype"]
@@ -196,6 +237,12 @@ class VllmProvider(CudaProvider):
         heads = int(point.values["num_q_heads"])
         attend = plan_fa3_mla(sets.batch, heads, *FA3_MLA_WIDTHS, sets.q_pe.dtype, self.device, scale)
         return prepare_mla(sets, self._mla_kernel(point), attend, MLA_QUERY_WIDTH, seed)
+
+
+def _words(error: Exception) -> str:
+    """Name an error in one line: Inductor's continue with advice for debugging."""
+    words, _, _ = str(error).partition("\n\n")
+    return f"{type(error).__name__}: {' '.join(words.split())}"
 
 
 def _identity(name: str) -> str:

@@ -72,7 +72,7 @@ def test_the_default_grid_takes_six_to_ten_minutes() -> None:
     assert 15_000 <= len(POINTS) <= 18_000
     first_s = sum(first_call_seconds(POINTS))
     assert 360 <= run_seconds(POINTS, H100) - first_s <= 600
-    assert first_s < 90
+    assert first_s < 180
     assert not unfit(POINTS, H100)
 
 
@@ -82,21 +82,21 @@ def test_the_first_run_takes_about_five_minutes() -> None:
     first_s = sum(first_call_seconds(points))
     # 211 s of measuring; what compiling and importing take on top is a guess
     assert run_seconds(points, H100) - first_s == pytest.approx(211, abs=1)
-    assert first_s == pytest.approx(65, abs=1)
+    assert first_s == pytest.approx(105, abs=1)
     assert not unfit(points, H100)
     # the most wanted come first: a fifth of the time
     published = [point for point in points if point.priority <= 1]
     assert {point.operator for point in published} == {
         "gemm", "elementwise", "attention_decode", "attention_prefill",
     }  # fmt: skip
-    assert run_seconds(published, H100) == pytest.approx(52, abs=1)
+    assert run_seconds(published, H100) == pytest.approx(69, abs=1)
 
 
 def test_the_second_run_fits_its_time_even_if_compiling_takes_twice_as_long() -> None:
     points = load_grid("second_run").points()
     assert len(points) == 3586
     first_s = sum(first_call_seconds(points))
-    assert first_s == pytest.approx(79, abs=1)
+    assert first_s == pytest.approx(85, abs=1)
     # of 400 s, less a minute for the smoke test
     assert run_seconds(points, H100) + first_s < 340
     assert not unfit(points, H100)
@@ -257,7 +257,7 @@ def test_a_card_without_fp8_units() -> None:
 
 
 def test_a_large_budget_drops_nothing() -> None:
-    kept, dropped = fit_budget(POINTS, H100, 700)
+    kept, dropped = fit_budget(POINTS, H100, 800)
     assert (kept, dropped) == (POINTS, [])
 
 
@@ -271,7 +271,8 @@ def fitted(budget_s: float) -> tuple[list[Point], list[Point]]:
 def test_a_budget_is_kept_and_used(budget_s: float) -> None:
     kept, dropped = fitted(budget_s)
     assert run_seconds(kept, H100) <= budget_s
-    assert run_seconds(kept, H100) > budget_s - 0.5, "one more point of the level that is thinned would fit"
+    # a point more may need another kernel compiled: a second
+    assert run_seconds(kept, H100) > budget_s - 1.1, "one more point of the level that is thinned would fit"
     order = {point.key: i for i, point in enumerate(POINTS)}
     for some in (kept, dropped):
         places = [order[point.key] for point in some]
@@ -379,7 +380,7 @@ def test_plan_prints_what_a_budget_drops() -> None:
     _, dropped = fitted(300)
     assert f"the budget of 300 s drops {len(dropped):,} points" in text
     assert "all 264 in mla decode bf16" in text
-    assert "the budget of 700 s drops nothing" in invoke("--budget", "700")
+    assert "the budget of 800 s drops nothing" in invoke("--budget", "800")
 
 
 @pytest.mark.slow

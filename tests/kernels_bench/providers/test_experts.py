@@ -247,9 +247,13 @@ def test_vllms_oracle_chooses_on_a_hopper_card():
     heads = {"num_q_heads": 32, "num_kv_heads": 8, "head_dim": 128, "window": 0}
     decode = ["attention_decode", {**heads, "kv_dtype": "bf16", "batch_size": 4, "kv_len": 100}]
     linear = [["gemm", {"dtype": dtype, "m": 17, "n": 256, "k": 512}] for dtype in ("fp8", "fp8_block")]
+    kinds = ("rmsnorm_residual", "rope", "silu_and_mul", "fp8_quantise")
+    small = [
+        ["elementwise", {"kind": kind, "m": m, "width": 512, "io_bytes": 1}] for kind in kinds for m in (1, 9)
+    ]
     run = subprocess.run(
         [sys.executable, "-m", "tests.kernels_bench.providers.vllm_on_h100"],
-        input=json.dumps([*layers, *linear, decode]), capture_output=True, text=True,
+        input=json.dumps([*layers, *linear, *small, decode]), capture_output=True, text=True,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
     *found, attention = json.loads(run.stdout.splitlines()[-1])
@@ -257,5 +261,7 @@ def test_vllms_oracle_chooses_on_a_hopper_card():
     kernels, errors, bounds = zip(*found, strict=True)
     names = [kernel.split()[1].strip(",") for kernel in kernels]
     assert names[:4] == ["TritonExperts", "TritonExperts", "TritonExperts", "FlashInferExperts"]
-    assert all(name.startswith("Cutlass") for name in names[4:]), "DeepGEMM's library is not there"
+    assert all(name.startswith("Cutlass") for name in names[4:6]), "DeepGEMM's library is not there"
+    assert ["inductor" in kernel for kernel in kernels[4:]] == [True, False] + [True] * len(small)
+    assert names[6::2] == ["RMSNorm", "RotaryEmbedding", "SiluAndMul", "QuantFP8"]
     assert all(np.array(errors) < bounds)

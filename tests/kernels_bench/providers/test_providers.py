@@ -23,6 +23,7 @@ from kernels_bench.providers.flashinfer_calls import FlashinferModules
 from kernels_bench.providers.flashinfer_provider import FlashinferProvider
 from kernels_bench.providers.paging import PagedBatch, ragged_offsets
 from kernels_bench.providers.rotating import MAX_SETS, RotatingCalls, count_sets, sample
+from kernels_bench.providers.small_ops import VLLM_KERNELS
 from kernels_bench.providers.torch_provider import TorchProvider
 from kernels_bench.providers.vllm_provider import VllmProvider
 
@@ -59,6 +60,7 @@ def providers(*, fa3="", ops="", linear=None, built=()):
     """All providers on a Hopper card with the libraries that are named."""
     vllm = VllmProvider(HOPPER)
     vllm._reasons, vllm._no_linear = {"fa3": fa3, "ops": ops}, linear
+    vllm._small_ops = SimpleNamespace(kernels=VLLM_KERNELS)
     modules = NamedModules(lambda name: name in built)
     return [vllm, FlashinferProvider(HOPPER, flashinfer=object(), modules=modules), TorchProvider(HOPPER)]
 

@@ -15,6 +15,7 @@ from kernels_bench.bundle.stand_ins import install
 from kernels_bench.protocol import Point
 from kernels_bench.providers.device import Device
 from kernels_bench.providers.random_inputs import spread_scales
+from kernels_bench.providers.small_ops import TorchSmallOps
 from kernels_bench.run.check import check_result
 
 LIBRARIES = (
@@ -47,6 +48,14 @@ def scaled_mm(out, a, b, a_scale, b_scale, bias=None):
     out.copy_((a.float() * a_scale) @ (b.float() * b_scale))
 
 
+def silu_and_mul(out, x):
+    TorchSmallOps().silu_and_mul(out, x)
+
+
+def add_norm(x, residual, weight, eps):
+    TorchSmallOps().rmsnorm_residual(x, residual, weight)
+
+
 def always(capability):
     return True
 
@@ -60,6 +69,8 @@ OPS = {
     ),
     "static_scaled_fp8_quant(Tensor(a!) o, Tensor x, Tensor s, int[]? group_shape=None) -> ()": quantise,
     "cutlass_scaled_mm(Tensor(a!) o, Tensor a, Tensor b, Tensor s, Tensor t, Tensor? bias) -> ()": scaled_mm,
+    "silu_and_mul(Tensor(a!) o, Tensor x) -> ()": silu_and_mul,
+    "fused_add_rms_norm(Tensor(a!) x, Tensor(b!) residual, Tensor? weight, float eps) -> ()": add_norm,
     "per_token_group_fp8_quant(Tensor x, Tensor(a!) q, Tensor(b!) s, int n, float eps, float low, "
     "float high, bool ue8m0, bool transposed, bool aligned) -> ()": quantise_groups,
 }
