@@ -20,6 +20,7 @@ from fastroof.units import PEAK_DTYPE, US_PER_S
 from kernels_bench.operators.operator import MeasuredOperator
 from kernels_bench.operators.registry import MEASURED
 from kernels_bench.protocol import Point
+from kernels_bench.providers.device import largest_cache_bytes
 from kernels_bench.providers.rotating import L2_MULTIPLE, MAX_SETS
 from kernels_bench.replays import ReplayRule, pilot_calls, schedule
 from kernels_bench.sentinels import SENTINEL_EVERY, SOAK, SOAK_US
@@ -80,7 +81,7 @@ def _estimate_operator(operator: MeasuredOperator, points: Sequence[Point], gpu:
     move_s = work.moved_bytes / (work.bandwidth_bytes_per_s * operator.bandwidth_share)
     latency_us = (operator.launch_us + np.fmax(compute_s, move_s) * US_PER_S).tolist()
     one_set = operator.set_bytes(columns, work.moved_bytes)
-    sets = np.minimum(L2_MULTIPLE * gpu.l2_bytes // one_set + 1, MAX_SETS).astype(np.int64)
+    sets = np.minimum(L2_MULTIPLE * largest_cache_bytes(gpu) // one_set + 1, MAX_SETS).astype(np.int64)
     sets[~operator.rotates(columns)] = 1
     held = sets * one_set
     fill_s = held / operator.fill_bytes_per_s(columns)

@@ -5,6 +5,7 @@ Importing this loads neither torch nor any kernel library.
 
 from __future__ import annotations
 
+from kernels_bench.providers.aiter_provider import AiterProvider
 from kernels_bench.providers.cuda_provider import CudaProvider
 from kernels_bench.providers.device import Device
 from kernels_bench.providers.flashinfer_provider import FlashinferProvider
@@ -18,6 +19,6 @@ def all_providers(device: Device | None = None) -> list[CudaProvider]:
     """Return the providers of GPU kernels in the order of choice, for the GPU of this host by default.
 
     >>> [provider.name for provider in all_providers()]
-    ['vllm', 'flashinfer', 'torch']
+    ['vllm', 'flashinfer', 'aiter', 'torch']
     """
-    return [VllmProvider(device), FlashinferProvider(device), TorchProvider(device)]
+    return [kind(device) for kind in (VllmProvider, FlashinferProvider, AiterProvider, TorchProvider)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kernels_bench.providers.device import FP8_MAX, Device, torch_dtype
+from kernels_bench.providers.device import E4M3, Device, Fp8, torch_dtype
 
 
 class InputMaker:
@@ -27,7 +27,7 @@ class InputMaker:
     def normal(self, *shape: int, dtype: str = "bf16") -> Any:
         """Return a tensor of normally distributed numbers; fp8 ones are rounded from bf16."""
         if dtype == "fp8":
-            return self.normal(*shape).to(torch_dtype("fp8"))
+            return self.normal(*shape).to(getattr(self._torch, self.device.fp8.name))
         empty = self._torch.empty(shape, dtype=torch_dtype(dtype), device=self.device.name)
         return empty.normal_(generator=self._generator)
 
@@ -43,8 +43,10 @@ class InputMaker:
         """Return fp8 numbers and the float32 scale, of shape (1,), that makes them normal again."""
         values = self.normal(rows, columns)
         # In bf16: a float32 copy of a large weight would take four times the room of the result.
-        scale = values.abs().amax().reshape(1).float() / FP8_MAX
-        return (values / scale.to(values.dtype)).clamp_(-FP8_MAX, FP8_MAX).to(torch_dtype("fp8")), scale
+        name, largest = self.device.fp8
+        scale = values.abs().amax().reshape(1).float() / largest
+        divided = (values / scale.to(values.dtype)).clamp_(-largest, largest)
+        return divided.to(getattr(self._torch, name)), scale
 
     def constant(self, value: float) -> Any:
         """Return a float32 number of shape (1,)."""
@@ -60,7 +62,7 @@ TINY: Final = 1e-12
 """Scale of a block of zeros."""
 
 
-def quantise_blocks(values: Any, block_rows: int) -> tuple[Any, Any]:
+def quantise_blocks(values: Any, block_rows: int, fp8: Fp8 = E4M3) -> tuple[Any, Any]:
     """Quantise with a scale a block."""
     import torch
 
@@ -69,10 +71,11 @@ def quantise_blocks(values: Any, block_rows: int) -> tuple[Any, Any]:
     missing = (0, wide * SCALE_BLOCK - columns, 0, tall * block_rows - rows)
     padded = torch.nn.functional.pad(values, missing) if any(missing) else values
     blocks = padded.unflatten(-1, (wide, SCALE_BLOCK)).unflatten(-3, (tall, block_rows))
-    scale = blocks.abs().amax(dim=(-3, -1)).float().clamp_min(TINY) / FP8_MAX
+    scale = blocks.abs().amax(dim=(-3, -1)).float().clamp_min(TINY) / fp8.largest
     # In bf16: a float32 copy of a large weight would take four times the room of the result.
     divided = blocks / scale.to(values.dtype)[..., :, None, :, None]
-    quantised = divided.clamp_(-FP8_MAX, FP8_MAX).to(torch_dtype("fp8")).flatten(-2, -1).flatten(-3, -2)
+    quantised = divided.clamp_(-fp8.largest, fp8.largest).to(getattr(torch, fp8.name))
+    quantised = quantised.flatten(-2, -1).flatten(-3, -2)
     return quantised[..., :rows, :columns].contiguous(), scale
 
 

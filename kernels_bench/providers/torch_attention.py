@@ -13,12 +13,14 @@ from kernels_bench.providers.rotating import RotatingCalls
 _TITLES: Final = {"CUDNN_ATTENTION": "cuDNN", "FLASH_ATTENTION": "flash", "MATH": "math"}
 
 
-def refuses_sdpa(point: Point) -> str | None:
+def refuses_sdpa(point: Point, device: Device) -> str | None:
     """Return why SDPA cannot measure an attention point; None where it can."""
     if point.values["kv_dtype"] != "bf16":
         return f"SDPA has no {point.values['kv_dtype']} KV cache; it computes in bf16"
     if point.values.get("window", 0):
         return "SDPA has no sliding window but as a mask over all tokens; it needs vllm or flashinfer"
+    if device.gfx and point.values.get("q_len", 1) not in (1, point.values["kv_len"]):
+        return "SDPA's causal mask after a prefix is not measured on AMD"
     return None
 
 
@@ -70,7 +72,8 @@ def _backends(device: Device, q_len: int, kv_len: int) -> list[str]:
         return ["MATH"]
     # Lower-right causal, and one query over its past, are masks that cuDNN's op has no argument for here.
     is_square = q_len == kv_len
-    return ["CUDNN_ATTENTION", "FLASH_ATTENTION"] if is_square or q_len == 1 else ["FLASH_ATTENTION"]
+    has_cudnn = not device.gfx and (is_square or q_len == 1)
+    return ["CUDNN_ATTENTION", "FLASH_ATTENTION"] if has_cudnn else ["FLASH_ATTENTION"]
 
 
 def _first_that_works(

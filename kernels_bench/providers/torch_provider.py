@@ -22,7 +22,7 @@ from kernels_bench.providers.elementwise import (
 )
 from kernels_bench.providers.small_ops import SmallOps, TorchSmallOps
 from kernels_bench.providers.torch_attention import prepare_sdpa, refuses_sdpa, sdpa_words
-from kernels_bench.providers.torch_gemm import prepare_gemm, refuses_gemm, torch_gemm
+from kernels_bench.providers.torch_gemm import Gemm, prepare_gemm, refuses_gemm, torch_gemm
 from kernels_bench.providers.torch_moe import MOE_KERNEL, prepare_moe, refuses_moe
 
 
@@ -39,9 +39,7 @@ class TorchProvider(CudaProvider):
             self._refuses_attention, self._prepare_attention, lambda point: sdpa_words(point, self.device)
         )
         return {
-            "gemm": Launch(
-                self._refuses_gemm, self._prepare_gemm, lambda point: torch_gemm(point.values["dtype"])[0]
-            ),
+            "gemm": Launch(self._refuses_gemm, self._prepare_gemm, lambda point: self._gemm(point)[0]),
             **dict.fromkeys(ATTENTION, attention),
             "moe": Launch(self._refuses_moe, self._prepare_moe, self._moe_kernel),
             "elementwise": Launch(
@@ -53,22 +51,25 @@ class TorchProvider(CudaProvider):
         """Return whether torch sees a GPU."""
         if self._device == CPU_DEVICE:
             return Availability(True)
-        cuda = cuda_availability(self._device)
+        cuda = cuda_availability(self._device, has_amd=True)
         if cuda.works and (triton := _triton_version()):
             return Availability(True, versions={**(cuda.versions or {}), "triton": triton})
         return cuda
 
     def _refuses_gemm(self, point: Point) -> str | None:
         if point.values["dtype"] == "fp8_block":
-            return "torch's block-scaled GEMM is not measured; fp8_block needs vllm or flashinfer"
+            return "torch's block-scaled GEMM is not measured; fp8_block needs vllm, flashinfer or aiter"
         return refuses_gemm(point, self.device)
 
+    def _gemm(self, point: Point) -> tuple[str, Gemm]:
+        return torch_gemm(point.values["dtype"], bool(self.device.gfx))
+
     def _prepare_gemm(self, point: Point, seed: int, max_bytes: int) -> Prepared:
-        kernel, gemm = torch_gemm(point.values["dtype"])
+        kernel, gemm = self._gemm(point)
         return prepare_gemm(point, self.device, seed, max_bytes, kernel, gemm)
 
     def _refuses_attention(self, point: Point) -> str | None:
-        return refuses_heads(point) or refuses_sdpa(point)
+        return refuses_heads(point) or refuses_sdpa(point, self.device)
 
     def _prepare_attention(self, point: Point, seed: int, max_bytes: int) -> Prepared:
         return prepare_sdpa(point, self.device, seed, max_bytes)
@@ -89,6 +90,8 @@ class TorchProvider(CudaProvider):
     def _refuses_elementwise(self, point: Point) -> str | None:
         if point.values["kind"] == "copy":
             return None
+        if point.values["kind"] == "fp8_quantise" and self.device.gfx:
+            return "fp8_quantise writes NVIDIA's e4m3"
         return refuses_small_op(point) or self._lacks_triton()
 
     def _prepare_elementwise(self, point: Point, seed: int, max_bytes: int) -> Prepared:

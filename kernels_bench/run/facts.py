@@ -27,7 +27,8 @@ COMMIT_VARIABLE: Final = "KERNELS_BENCH_COMMIT"
 _COMMIT: Final = re.compile(r"[0-9a-f]{7,64}(-dirty)?")
 
 _DECIDING: Final = (
-    "CUDA_", "CUBLAS", "CUDNN_", "DG_", "FLASHINFER_", "KERNELS_BENCH_", "NCCL_", "TORCH", "TRITON_", "VLLM_",
+    "AITER_", "CUDA_", "CUBLAS", "CUDNN_", "DG_", "FLASHINFER_", "HIP", "HSA_", "KERNELS_BENCH_", "NCCL_",
+    "ROCR_", "TENSILE_", "TORCH", "TRITON_", "VLLM_",
 )  # fmt: skip
 
 _DISTRIBUTIONS: Final = {
@@ -35,6 +36,7 @@ _DISTRIBUTIONS: Final = {
     "torch": "torch",
     "triton": "triton",
     "flashinfer": "flashinfer-python",
+    "aiter": "amd-aiter",
     "vllm": "vllm",
     "apache-tvm-ffi": "apache-tvm-ffi",
 }
@@ -66,7 +68,10 @@ def software_versions(answers: Iterable[tuple[Provider, Availability]] = ()) -> 
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         with contextlib.suppress(Exception):  # a build without them
-            versions |= {"torch": str(torch.__version__), "cuda": str(torch.version.cuda)}
+            versions["torch"] = str(torch.__version__)
+            versions |= {
+                name: version for name in ("cuda", "hip") if (version := getattr(torch.version, name, None))
+            }
             versions["cudnn"] = str(torch.backends.cudnn.version())
     for _, answer in answers:
         if answer.works:

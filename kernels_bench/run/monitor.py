@@ -12,11 +12,16 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any, Final
 
+from fastroof.units import US_PER_S
 from kernels_bench.protocol import DeviceState, Monitor
 
 SMI_EVERY_S: Final = 2.0
 """nvidia-smi takes about 50 ms to start, so it is called this often and not after every point."""
 _MILLI: Final = 1e-3
+_MICRO: Final = 1e-6
+_SAMPLES: Final = "accumulation_counter"
+_AMD_LIMITS: Final = {"ppt": 0x04, "prochot": 0x08, "socket_thm": 0x40, "vr_thm": 0x40, "hbm_thm": 0x40}
+"""What holds an AMD GPU's clocks back, and NVML's bit for the like."""
 _SMI_STATE: Final = ("clocks.sm", "power.draw", "temperature.gpu", "clocks_event_reasons.active")
 _SMI_FACTS: Final = {
     "gpu_name": "name",
@@ -30,7 +35,7 @@ _SMI_FACTS: Final = {
 
 
 def visible_device(environment: Mapping[str, str] | None = None) -> str:
-    """Return the GPU that torch's device 0 is: an index or a UUID.
+    """Return the GPU that torch's device 0 is: an index or a UUID; HIP has a variable too.
 
     >>> visible_device({"CUDA_VISIBLE_DEVICES": "3,1"})
     '3'
@@ -38,11 +43,12 @@ def visible_device(environment: Mapping[str, str] | None = None) -> str:
     '0'
     """
     environment = os.environ if environment is None else environment
-    return environment.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
+    named = (environment.get(f"{name}_VISIBLE_DEVICES", "") for name in ("HIP", "CUDA"))
+    return next(filter(None, (value.split(",")[0].strip() for value in named)), "0")
 
 
 def open_monitor(device: str | None = None) -> Monitor:
-    """Open the best monitor there is: NVML through pynvml, nvidia-smi, or none."""
+    """Open the best monitor there is: NVML through pynvml, nvidia-smi, AMD SMI, or none."""
     device = visible_device() if device is None else device
     with contextlib.suppress(Exception):  # no library, no driver, no such GPU: the next one may work
         return NvmlMonitor(importlib.import_module("pynvml"), device)
@@ -50,6 +56,8 @@ def open_monitor(device: str | None = None) -> Monitor:
     if path is not None:
         with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
             return SmiMonitor(device, path)
+    with contextlib.suppress(Exception):
+        return AmdMonitor(importlib.import_module("amdsmi"), device)
     return HostMonitor(is_device=False)
 
 
@@ -166,6 +174,81 @@ class SmiMonitor(Monitor):
         return dict(zip(questions, answers, strict=True))
 
 
+class AmdMonitor:
+    """Queries AMD SMI. Written by reading ``amdsmi`` 7.0.2; never run on a card."""
+
+    def __init__(self, smi: Any, device: str = "0", seconds: Callable[[], float] = monotonic) -> None:
+        smi.amdsmi_init()
+        self._smi, self._seconds = smi, seconds
+        handles = smi.amdsmi_get_processor_handles()
+        # AMD SMI lists GPUs in the order of their bus, HIP in its own.
+        name = "hip_id" if device.isdecimal() else "hip_uuid"
+        names = [str(smi.amdsmi_get_gpu_enumeration_info(handle)[name]) for handle in handles]
+        self._handle = handles[names.index(device)]
+        self._seen, self._seen_s, self._limited_us = self._counts(self._metrics()), seconds(), 0.0
+
+    def read(self) -> DeviceState:
+        """Clock of the slowest die, power, temperature; by NVML's bits what held clocks back lately."""
+        metrics = self._metrics()
+        clocks = [float(clock) for clock in metrics.get("current_gfxclks", ()) if _number(clock) > 0]
+        power_w = [_number(metrics.get(f"{name}_socket_power")) for name in ("current", "average")]
+        return DeviceState(
+            sm_clock_mhz=min(clocks, default=_number(metrics.get("current_gfxclk"))),
+            power_w=power_w[0] if power_w[0] == power_w[0] else power_w[1],
+            temperature_c=_number(metrics.get("temperature_hotspot")),
+            throttle_reasons=self._count(metrics),
+        )
+
+    def power_limited_us(self) -> float:
+        """Time in which the firmware's samples are at the power limit; NaN if the GPU does not report it."""
+        self._count(self._metrics())
+        return self._limited_us
+
+    def _count(self, metrics: Mapping[str, Any]) -> int:
+        """Add what counters grew by since they were last read; return the bits of those that grew."""
+        now, now_s = self._counts(metrics), self._seconds()
+        grown = {name: now[name] - self._seen[name] for name in now}
+        samples = grown.pop(_SAMPLES)
+        if samples != 0:  # NaN included
+            self._limited_us += grown["ppt"] / samples * (now_s - self._seen_s) * US_PER_S
+            self._seen, self._seen_s = now, now_s
+        return sum({_AMD_LIMITS[name] for name, more in grown.items() if more > 0})
+
+    @staticmethod
+    def _counts(metrics: Mapping[str, Any]) -> dict[str, float]:
+        limits = {name: _number(metrics.get(f"{name}_residency_acc")) for name in _AMD_LIMITS}
+        return {_SAMPLES: _number(metrics.get(_SAMPLES)), **limits}
+
+    def facts(self) -> Mapping[str, Any]:
+        """GPU name, driver, power cap, memory; absent if the GPU does not report it."""
+        asic, cap = self._ask("gpu_asic_info"), self._ask("power_cap_info")
+        memory = self._ask("gpu_vram_usage")
+        facts = {
+            "monitor": "amdsmi",
+            "gpu_name": str(asic.get("market_name", "")).removesuffix(" OAM"),
+            "uuid": self._ask("gpu_enumeration_info").get("hip_uuid"),
+            "driver": self._ask("gpu_driver_info").get("driver_version"),
+            "vbios": self._ask("gpu_vbios_info").get("version"),
+            "memory_bytes": memory and memory["vram_total"] * 2**20,
+            "memory_free_bytes": memory and (memory["vram_total"] - memory["vram_used"]) * 2**20,
+            "power_limit_w": cap and cap["power_cap"] * _MICRO,
+            "power_default_w": cap and cap["default_power_cap"] * _MICRO,
+            "max_sm_clock_mhz": self._ask("clock_info", self._smi.AmdSmiClkType.GFX).get("max_clk"),
+        }
+        return {name: value for name, value in facts.items() if value not in (None, "", "N/A", {})}
+
+    def _metrics(self) -> Mapping[str, Any]:
+        return self._ask("gpu_metrics_info")
+
+    def _ask(self, what: str, *arguments: Any) -> Mapping[str, Any]:
+        """Return the answer, empty where this driver or card has none."""
+        try:
+            answer: Mapping[str, Any] = getattr(self._smi, f"amdsmi_get_{what}")(self._handle, *arguments)
+        except self._smi.AmdSmiException:
+            return {}
+        return answer
+
+
 class HostMonitor(Monitor):
     """Knows the host only: for the cpu provider, and where no GPU can be queried."""
 
@@ -179,7 +262,8 @@ class HostMonitor(Monitor):
     def facts(self) -> Mapping[str, Any]:
         """State whether a CPU is measured instead of a GPU."""
         if not self._is_device:
-            return {"monitor": "none: neither pynvml nor nvidia-smi answers here"}
+            wanted = "pynvml or nvidia-smi, or on AMD pip install amdsmi, of the driver's ROCm release"
+            return {"monitor": f"none answers here: need {wanted}"}
         return {
             "monitor": "none",
             "device": "cpu",

@@ -81,6 +81,17 @@ def test_spread_provider_kernel_and_gpu_are_columns(journal: Path, tmp_path: Pat
     assert [columns[n][0] for n in ("provider", "kernel", "gpu")] == ["torch", "F.linear", "h100"]
 
 
+def test_rows_of_an_amd_card_name_their_provider(tmp_path: Path) -> None:
+    first = start("mi300x", facts={"gpu_name": "AMD Instinct MI300X", "monitor": "amdsmi"})
+    line = row(gemm(64, dtype="fp8"), 20.0, provider="aiter", kernel="aiter gemm_a8w8_CK, scales of rows")
+    journal = write_journal(tmp_path / "journal-a.jsonl", [line], first=first)
+    loaded = load_measured(write_tables([journal], tmp_path / "mi300x" / "kernels_bench").folder)
+    table = loaded.tables["gemm"]
+    columns = table.columns
+    assert (loaded.gpu, *(columns[n][0] for n in ("provider", "gpu"))) == ("mi300x", "aiter", "mi300x")
+    assert table.provenance["operators"]["gemm"]["kernels"] == [line["kernel"]]
+
+
 def test_the_same_journal_gives_the_same_bytes(journal: Path, tmp_path: Path) -> None:
     folders = [write_tables([journal], tmp_path / name / "kernels_bench").folder for name in ("a", "b")]
     names = sorted(path.name for path in folders[0].iterdir())

@@ -6,11 +6,19 @@ import math
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import kernels_bench
-from kernels_bench.run.monitor import HostMonitor, NvmlMonitor, SmiMonitor, open_monitor, visible_device
+from kernels_bench.run.monitor import (
+    AmdMonitor,
+    HostMonitor,
+    NvmlMonitor,
+    SmiMonitor,
+    open_monitor,
+    visible_device,
+)
 from tests.kernels_bench.fakes import FakeNvml, NVMLError
 
 PACKAGE = Path(kernels_bench.__file__).parent
@@ -62,6 +70,79 @@ def test_older_drivers_have_other_names_for_the_reasons() -> None:
     assert NvmlMonitor(nvml).read().throttle_reasons == 8
 
 
+class FakeAmdSmi:
+    """Two GPUs, in the other order than HIP's; as ``amdsmi`` 7.0.2 answers."""
+
+    AmdSmiException = KeyError
+    AmdSmiClkType = SimpleNamespace(GFX=1)
+
+    def __init__(self, **metrics: object) -> None:
+        limits = dict.fromkeys(("ppt", "prochot", "socket_thm", "vr_thm", "hbm_thm"), 5)
+        clocks = [2100, 2095, *["N/A"] * 6]
+        self.metrics: dict[str, object] = {
+            "current_gfxclks": clocks, "current_gfxclk": 2100, "current_socket_power": 702,
+            "average_socket_power": "N/A", "temperature_hotspot": 58, "accumulation_counter": 1000,
+            **{f"{name}_residency_acc": count for name, count in limits.items()}, **metrics,
+        }  # fmt: skip
+        self.answers: dict[str, dict[str, object]] = {
+            "gpu_asic_info": {"market_name": "AMD Instinct MI300X OAM"},
+            "power_cap_info": {"power_cap": 750_000_000, "default_power_cap": 750_000_000},
+            "gpu_vram_usage": {"vram_total": 196_592, "vram_used": 592},
+            "gpu_driver_info": {"driver_version": "6.14.14"},
+            "clock_info": {"max_clk": 2100},
+        }
+
+    def amdsmi_init(self) -> None:
+        return None
+
+    def amdsmi_get_processor_handles(self) -> list[int]:
+        return [7, 8]
+
+    def amdsmi_get_gpu_enumeration_info(self, handle: int) -> dict[str, object]:
+        return {"hip_id": 8 - handle, "hip_uuid": f"GPU-{handle}"}
+
+    def __getattr__(self, name: str) -> object:
+        what = name.removeprefix("amdsmi_get_")
+        if what == name:
+            raise AttributeError(name)
+        return lambda handle, *_: self.metrics if what == "gpu_metrics_info" else self.answers[what]
+
+
+def test_amd_smi_state_and_facts_in_our_units() -> None:
+    now = [0.0]
+    smi = FakeAmdSmi()
+    monitor = AmdMonitor(smi, "1", lambda: now[0])
+    state = monitor.read()
+    assert (state.sm_clock_mhz, state.power_w, state.temperature_c) == (2095.0, 702.0, 58.0)
+    assert (state.throttle_reasons, monitor.power_limited_us()) == (0, 0.0)
+    now[0] = 0.5
+    smi.metrics |= {"accumulation_counter": 1500, "ppt_residency_acc": 130, "hbm_thm_residency_acc": 6}
+    assert monitor.read().throttle_reasons == 0x44
+    assert monitor.power_limited_us() == pytest.approx(125_000), "a quarter of half a second"
+    assert monitor.facts() == {
+        "monitor": "amdsmi", "gpu_name": "AMD Instinct MI300X", "uuid": "GPU-7", "driver": "6.14.14",
+        "memory_bytes": 196_592 * 2**20, "memory_free_bytes": 196_000 * 2**20,
+        "power_limit_w": pytest.approx(750.0), "power_default_w": pytest.approx(750.0),
+        "max_sm_clock_mhz": 2100,
+    }  # fmt: skip
+    assert AmdMonitor(smi, "GPU-8")._handle == 8
+    with pytest.raises(ValueError, match="not in list"):
+        AmdMonitor(smi, "2")
+
+
+def test_what_an_older_card_of_amd_does_not_report_is_nan() -> None:
+    names = ("current_gfxclks", "accumulation_counter", "temperature_hotspot", "current_socket_power")
+    smi = FakeAmdSmi(**dict.fromkeys(names, "N/A"))
+    smi.metrics |= {"current_gfxclks": [], "average_socket_power": 310}
+    monitor = AmdMonitor(smi)
+    assert (monitor.read().sm_clock_mhz, monitor.read().power_w) == (2100.0, 310.0)
+    assert math.isnan(monitor.read().temperature_c)
+    assert math.isnan(monitor.power_limited_us())
+    smi.metrics = {}
+    smi.answers.clear()
+    assert monitor.facts() == {"monitor": "amdsmi", "uuid": "GPU-8"}
+
+
 def test_a_device_is_found_by_index_or_uuid() -> None:
     nvml = FakeNvml()
     NvmlMonitor(nvml, "GPU-1")
@@ -71,11 +152,12 @@ def test_a_device_is_found_by_index_or_uuid() -> None:
 @pytest.mark.parametrize(("value", "device"), [("2,0", "2"), ("GPU-abc", "GPU-abc"), ("", "0"), (" 1 ", "1")])
 def test_visible_device(value: str, device: str) -> None:
     assert visible_device({"CUDA_VISIBLE_DEVICES": value}) == device
+    assert visible_device({"CUDA_VISIBLE_DEVICES": "5", "HIP_VISIBLE_DEVICES": f"{device},5"}) == device
 
 
 def test_nothing_in_the_package_changes_a_setting() -> None:
     writes = re.compile(
-        r"nvml\w*(Set|Reset|Clear)|--(gpu-reset|lock|persistence|power-limit|applications)|-[rp]gc"
+        r"nvml\w*(Set|Reset|Clear)|amdsmi_(set|reset|clean)|--(gpu-reset|lock|persistence|power-limit|applications)|-[rp]gc"
     )
     for path in PACKAGE.rglob("*.py"):
         assert not writes.search(path.read_text()), path
@@ -121,6 +203,10 @@ def test_the_best_monitor_that_works_is_opened(tmp_path: Path, monkeypatch: pyte
     assert isinstance(nothing, HostMonitor)
     assert math.isnan(nothing.read().sm_clock_mhz)
     assert "gpu_name" not in nothing.facts()
+    assert "pip install amdsmi" in str(nothing.facts()["monitor"])
+    with monkeypatch.context() as amd:
+        amd.setitem(sys.modules, "amdsmi", FakeAmdSmi())  # type: ignore[arg-type]
+        assert isinstance(open_monitor(), AmdMonitor)
     smi(tmp_path, "1, 1, 1, 0x0")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert isinstance(open_monitor(), SmiMonitor)
