@@ -214,7 +214,7 @@ assert set(_BINDERS) == set(KINDS)
 
 
 COPY_KERNEL: Final = "tensor.copy_, device to device"
-EMPTY_KERNEL: Final = "triton, empty kernel"
+EMPTY_KERNEL: Final = "torch.cuda._sleep of no cycles"
 
 
 def prepare_copy(point: Point, device: Device, seed: int, max_bytes: int) -> RotatingCalls:
@@ -247,13 +247,14 @@ def prepare_copy(point: Point, device: Device, seed: int, max_bytes: int) -> Rot
     )
 
 
-def prepare_launch(launch_empty: Callable[[], None], device: Device) -> RotatingCalls:
+def prepare_launch(device: Device) -> RotatingCalls:
     """Bind a kernel that does nothing; it has no result to check."""
     import torch
 
     nothing = torch.zeros(0, dtype=torch.float64, device=device.name)
 
     def launch(index: int) -> None:
-        launch_empty()
+        if device.name == "cuda":
+            torch.cuda._sleep(0)
 
     return RotatingCalls(EMPTY_KERNEL, 1, 0, launch, lambda index: nothing, lambda index: nothing)

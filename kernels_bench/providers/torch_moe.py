@@ -47,7 +47,7 @@ def prepare_moe(
         gathered = sets.x[index].index_select(0, plan.tokens)
         gated = functional.grouped_mm(gathered, weights.gate_up.transpose(1, 2), offs=plan.ends)
         between = middle[: len(plan.tokens)]
-        ops.silu_and_mul(between, gated)
+        (between,) = ops.silu_and_mul(between, gated) or (between,)
         rows = functional.grouped_mm(between, weights.down.transpose(1, 2), offs=plan.ends)
         back = rows.index_select(0, plan.row_of).view(*plan.shares.shape[::2], -1)
         return torch.bmm(plan.shares, back)[:, 0]

@@ -11,17 +11,21 @@ from __future__ import annotations
 import contextlib
 import importlib
 import tempfile
-import types
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from types import SimpleNamespace
 from typing import Any, Final
 
 from kernels_bench.providers.device import Device
-from kernels_bench.providers.small_ops import RMS_EPSILON, ROPE_THETA, VLLM_KERNELS, VllmSmallOps
+from kernels_bench.providers.small_ops import (
+    RMS_EPSILON,
+    ROPE_THETA,
+    VLLM_KERNELS,
+    Compiler,
+    VllmSmallOps,
+    inductor_words,
+)
 
 LAYERS: Final = "vllm.model_executor.layers"
-COMPILED_TOKENS: Final = 8192
-"""Tokens of the call that compiles: a full step of vLLM's server, by default, on cards of 70 GiB or more."""
 _NAMES: Final = {
     "rmsnorm_residual": "RMSNorm",
     "rope": "RotaryEmbedding",
@@ -31,11 +35,8 @@ _NAMES: Final = {
 
 
 def compiled_kernels() -> dict[str, str]:
-    """Name what computes each kind where vLLM compiles: a layer, and the torch whose Inductor compiles it."""
-    import torch
-
-    compiled = {kind: f"vllm {name}, inductor of torch {torch.__version__}" for kind, name in _NAMES.items()}
-    return VLLM_KERNELS | compiled
+    """Name what computes each kind where vLLM compiles."""
+    return VLLM_KERNELS | {kind: inductor_words(f"vllm {name}") for kind, name in _NAMES.items()}
 
 
 @contextlib.contextmanager
@@ -75,61 +76,22 @@ def compiles(settings: Any) -> bool:
     return bool(config.backend == "inductor" and config.mode.name == "VLLM_COMPILE")
 
 
-class Compiler:
-    """Compiles layers the way vLLM compiles a model: once for any number of tokens."""
+def compiled_layer(compiler: Compiler, settings: Any, layer: Any, *rows: Any, scale: Any = None) -> Any:
+    """Call a layer, compiled, with tensors of a row a token, and with a scale if it takes one.
 
-    def __init__(self) -> None:
-        self._compiled: dict[Hashable, Any] = {}
-
-    def __call__(self, layer: Any, settings: Any, *rows: Any, scale: Any = None) -> Any:
-        """Return what calls a layer with such tensors, of a row a token, and with a scale if it takes one.
-
-        Layers of one class and the same widths share it, so a layer with weights must be one for all.
-        """
-        import torch
-
-        # Inductor indexes with 32 bits where the first call may, so a longer call than vLLM's has its own.
-        tokens = max(COMPILED_TOKENS, 1 << (len(rows[0]) - 1).bit_length())
-        kind = type(layer).__name__, str(getattr(layer, "group_shape", "")), scale is None
-        key = (*kind, tokens, *(tensor.shape[1:] for tensor in rows))
-        if key not in self._compiled:
-            ir: Any = importlib.import_module("vllm.ir")
-            examples = [_lengthened(tensor, tokens) for tensor in rows]
-            for example in examples:
-                torch._dynamo.mark_dynamic(example, 0)
-            call = torch.compile(
-                _alone(layer.forward_native, len(self._compiled)),
-                fullgraph=True,
-                dynamic=False,
-                options={
-                    **settings.compilation_config.inductor_compile_config,
-                    "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
-                },
-            )
-            # Norms are traced by their priority, to which a pass of vLLM's own backend lowers them.
-            priority = settings.kernel_config.ir_op_priority.set_priority()
-            with torch.inference_mode(), ir.enable_torch_wrap(False), priority:
-                call(*examples, *(() if scale is None else (scale,)))
-            self._compiled[key] = call
-        return self._compiled[key]
+    Layers of one class and the same widths share what is compiled, so of those with weights there is one.
+    """
+    key = type(layer).__name__, str(getattr(layer, "group_shape", "")), scale is None
+    others = () if scale is None else (scale,)
+    return compiler(key, layer.forward_native, rows, others, lambda: _tracing(settings))(*rows, *others)
 
 
-def _alone(function: Callable[..., Any], number: int) -> Callable[..., Any]:
-    """Give a function its own code: with guards skipped, torch reuses what it compiled of a code object."""
-
-    def call(*tensors: Any) -> Any:
-        return function(*tensors)
-
-    code = call.__code__.replace(co_name=f"compiled_{number}")
-    return types.FunctionType(code, globals(), closure=call.__closure__)
-
-
-def _lengthened(tensor: Any, tokens: int) -> Any:
-    """Return zeros like a tensor, with a row for each of so many tokens."""
-    import torch
-
-    shape = (tokens, *tensor.shape[1:])
-    return torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).zero_()
+@contextlib.contextmanager
+def _tracing(settings: Any) -> Iterator[Any]:
+    """Trace norms by their priority, to which a pass of vLLM's own backend lowers them; its options."""
+    ir: Any = importlib.import_module("vllm.ir")
+    with ir.enable_torch_wrap(False), settings.kernel_config.ir_op_priority.set_priority():
+        yield settings.compilation_config.inductor_compile_config
 
 
 class CompiledSmallOps(VllmSmallOps):
@@ -145,25 +107,25 @@ class CompiledSmallOps(VllmSmallOps):
         """Add and normalise."""
         layer, settings = self._layer("layernorm", "RMSNorm", x.shape[1], RMS_EPSILON)
         layer.weight.data = weight
-        return self._compiler(layer, settings, x, residual)(x, residual)
+        return compiled_layer(self._compiler, settings, layer, x, residual)
 
     def rope(self, positions: Any, q: Any, k: Any, head_dim: int, cos_sin: Any) -> Any:
         """Rotate."""
         sizes = head_dim, head_dim, len(cos_sin), ROPE_THETA, True, q.dtype
         layer, settings = self._layer("rotary_embedding", "RotaryEmbedding", *sizes)
         layer.cos_sin_cache.data = cos_sin
-        return self._compiler(layer, settings, positions, q, k)(positions, q, k)
+        return compiled_layer(self._compiler, settings, layer, positions, q, k)
 
     def silu_and_mul(self, out: Any, x: Any) -> Any:
         """Gate and multiply."""
         layer, settings = self._layer("activation", "SiluAndMul")
-        return (self._compiler(layer, settings, x)(x),)
+        return (compiled_layer(self._compiler, settings, layer, x),)
 
     def fp8_quantise(self, out: Any, x: Any, scale: Any) -> Any:
         """Divide, clamp and round."""
         group: Any = importlib.import_module(f"{LAYERS}.quantization.utils.quant_utils").GroupShape
         layer, settings = self._layer("quantization.input_quant_fp8", "QuantFP8", True, group.PER_TENSOR)
-        return self._compiler(layer, settings, x, scale=scale)(x, scale)
+        return compiled_layer(self._compiler, settings, layer, x, scale=scale)
 
     def _layer(self, module: str, name: str, *sizes: Any) -> tuple[Any, Any]:
         """Return a layer of these sizes, built once, and the settings it was built with."""

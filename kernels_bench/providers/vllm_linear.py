@@ -17,8 +17,9 @@ from kernels_bench.providers import references
 from kernels_bench.providers.device import Device, take
 from kernels_bench.providers.random_inputs import SCALE_BLOCK, InputMaker, quantise_blocks, spread_scales
 from kernels_bench.providers.rotating import RotatingCalls, count_sets, sample
+from kernels_bench.providers.small_ops import Compiler, inductor_words
 from kernels_bench.providers.torch_gemm import CHECKED_COLUMNS, CHECKED_ROWS
-from kernels_bench.providers.vllm_layers import LAYERS, Compiler, compiles, model_being_built
+from kernels_bench.providers.vllm_layers import LAYERS, compiled_layer, compiles, model_being_built
 
 
 def fp8_layer(weight: Any, scale: Any, compiler: Compiler) -> tuple[Any, str]:
@@ -26,8 +27,6 @@ def fp8_layer(weight: Any, scale: Any, compiler: Compiler) -> tuple[Any, str]:
 
     vLLM compiles the quantisation unless it keeps that a custom op.
     """
-    import torch
-
     linear: Any = importlib.import_module(f"{LAYERS}.linear")
     is_block = scale.ndim == 2
     scheme = fp8_scheme("dynamic", is_block)
@@ -42,10 +41,10 @@ def fp8_layer(weight: Any, scale: Any, compiler: Compiler) -> tuple[Any, str]:
             return layer, "quantisation of inputs"
 
         def compiled(x: Any, *scales: Any) -> Any:
-            return compiler(quantise, settings, x)(x)
+            return compiled_layer(compiler, settings, quantise, x)
 
         quantise._forward_method = compiled
-    return layer, f"quantisation of inputs by inductor of torch {torch.__version__}"
+    return layer, inductor_words("quantisation of inputs")
 
 
 def fp8_scheme(activations: str, is_block: bool) -> Any:

@@ -15,7 +15,7 @@ from kernels_bench.providers.device import Device, cuda_availability
 from kernels_bench.providers.elementwise import prepare_small_op, refuses_small_op
 from kernels_bench.providers.mla import MLA_QUERY_WIDTH, mla_sets, prepare_mla
 from kernels_bench.providers.paging import PAGE_SIZE
-from kernels_bench.providers.small_ops import KINDS, VLLM_KERNELS, VllmSmallOps
+from kernels_bench.providers.small_ops import KINDS, VLLM_KERNELS, Compiler, VllmSmallOps
 from kernels_bench.providers.torch_gemm import refuses_gemm
 from kernels_bench.providers.vllm_experts import (
     Build,
@@ -26,7 +26,6 @@ from kernels_bench.providers.vllm_experts import (
 )
 from kernels_bench.providers.vllm_layers import (
     CompiledSmallOps,
-    Compiler,
     compiled_kernels,
     compiles,
     model_being_built,
@@ -111,15 +110,20 @@ class VllmProvider(CudaProvider):
 
     @cached_property
     def _no_linear(self) -> str | None:
-        """Why vLLM's linear layers cannot be built here; a failure at each point would stop the provider."""
+        """Why vLLM's linear layers cannot be built here."""
         if not vllm_version():
             return "vLLM's linear layers need vllm itself, which is not installed"
+        return self._failure(LINEAR_PROBE, "vLLM's linear layers")
+
+    def _failure(self, probe: Point, what: str) -> str | None:
+        """Why a probe does not run on the GPU here; a failure at each point would stop the provider."""
         if not self.device.is_here:
             return None
         try:
-            self._prepare_gemm(LINEAR_PROBE, 0, PROBE_BYTES).run(0)
+            self.launches[probe.operator].prepare(probe, 0, PROBE_BYTES).run(0)
         except Exception as error:
-            return f"vLLM's linear layers do not run here: {_words(error)}"
+            words, _, _ = str(error).partition("\n\n")  # Inductor's continue with advice for debugging
+            return f"{what} do not run here: {type(error).__name__}: {' '.join(words.split())}"
         return None
 
     def _prepare_gemm(self, point: Point, seed: int, max_bytes: int) -> Prepared:
@@ -157,19 +161,14 @@ class VllmProvider(CudaProvider):
         return VllmSmallOps()
 
     def _failed_small_op(self, kind: str) -> str | None:
-        """Why vLLM's kernel of a kind does not run here; a failure at each point would stop the provider."""
+        """Why vLLM's kernel of a kind does not run here."""
         kernel = self._small_kernels[kind]
         if kernel == VLLM_KERNELS[kind]:
             return self.reasons["ops"] or None
-        if self.device.is_here and kind not in self._failed_layers:
-            try:
-                self._prepare_elementwise(
-                    Point("elementwise", {"kind": kind, **SMALL_PROBE}), 0, PROBE_BYTES
-                ).run(0)
-                self._failed_layers[kind] = None
-            except Exception as error:
-                self._failed_layers[kind] = f"{kernel} does not run here: {_words(error)}"
-        return self._failed_layers.get(kind)
+        if kind not in self._failed_layers:
+            probe = Point("elementwise", {"kind": kind, **SMALL_PROBE})
+            self._failed_layers[kind] = self._failure(probe, f"kernels of {kernel}")
+        return self._failed_layers[kind]
 
     def _prepare_elementwise(self, point: Point, seed: int, max_bytes: int) -> Prepared:
         return prepare_small_op(point, self._small_ops, self.device, seed, max_bytes)
@@ -237,12 +236,6 @@ class VllmProvider(CudaProvider):
         heads = int(point.values["num_q_heads"])
         attend = plan_fa3_mla(sets.batch, heads, *FA3_MLA_WIDTHS, sets.q_pe.dtype, self.device, scale)
         return prepare_mla(sets, self._mla_kernel(point), attend, MLA_QUERY_WIDTH, seed)
-
-
-def _words(error: Exception) -> str:
-    """Name an error in one line: Inductor's continue with advice for debugging."""
-    words, _, _ = str(error).partition("\n\n")
-    return f"{type(error).__name__}: {' '.join(words.split())}"
 
 
 def _identity(name: str) -> str:

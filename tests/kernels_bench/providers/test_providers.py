@@ -133,7 +133,7 @@ def test_availability_has_a_reason_and_never_raises():
 def test_first_provider_that_does_not_refuse(point, libraries, name, monkeypatch):
     from kernels_bench.providers import torch_provider
 
-    monkeypatch.setattr(torch_provider, "_triton_version", lambda: "3.6")
+    monkeypatch.setattr(torch_provider, "find_spec", lambda name: name)
     assert chosen(point, **libraries) == name
 
 
@@ -177,7 +177,7 @@ def test_mla_needs_its_library():
 def test_elementwise_without_triton_or_vllm_names_what_is_missing(monkeypatch):
     from kernels_bench.providers import torch_provider
 
-    monkeypatch.setattr(torch_provider, "_triton_version", lambda: "")
+    monkeypatch.setattr(torch_provider, "find_spec", lambda name: None)
     point = Point("elementwise", {"kind": "silu_and_mul", "m": 1, "width": 64, "io_bytes": 1})
     assert "triton" in providers()[2].refuses(point)
 
@@ -401,7 +401,7 @@ def test_a_bundle_without_flashinfer_takes_all_but_odd_widths_in_fp8(grid, monke
     from kernels_bench.grid.grid import load_grid
     from kernels_bench.providers import torch_provider, vllm_provider
 
-    monkeypatch.setattr(torch_provider, "_triton_version", lambda: "3.6")
+    monkeypatch.setattr(torch_provider, "find_spec", lambda name: name)
     monkeypatch.setattr(vllm_provider, "vllm_version", lambda: "0.26.0")
     monkeypatch.setattr(vllm_provider, "chosen_attention", lambda *_: ("FlashAttentionBackend", 3))
     vllm, _, torch = providers()

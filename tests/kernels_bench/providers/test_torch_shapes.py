@@ -1,8 +1,6 @@
-"""torch's calls on the CPU and on meta tensors: shapes, strides, references; Triton in its interpreter."""
+"""torch's calls on the CPU and on meta tensors: shapes, strides, references; Inductor for the CPU."""
 
-import os
-import subprocess
-import sys
+import shutil
 
 import numpy as np
 import pytest
@@ -16,10 +14,11 @@ from kernels_bench.providers.device import CPU_DEVICE, Device, oom_as_memory_err
 from kernels_bench.providers.elementwise import prepare_small_op  # noqa: E402
 from kernels_bench.providers.mla import mla_sets, prepare_mla  # noqa: E402
 from kernels_bench.providers.random_inputs import InputMaker  # noqa: E402
-from kernels_bench.providers.small_ops import TorchSmallOps  # noqa: E402
+from kernels_bench.providers.small_ops import Compiler, InductorSmallOps  # noqa: E402
 from kernels_bench.providers.torch_attention import causal_attention  # noqa: E402
 from kernels_bench.providers.torch_provider import TorchProvider  # noqa: E402
 from kernels_bench.run.check import check_result, error_bound, relative_error  # noqa: E402
+from tests.kernels_bench.providers.in_place import InPlaceOps  # noqa: E402
 
 HEADS = {"kv_dtype": "bf16", "num_q_heads": 6, "num_kv_heads": 2, "head_dim": 32, "window": 0}
 SMALL_L2 = Device("cpu", 100_000)
@@ -95,7 +94,7 @@ def test_wrong_scale_or_columns_fail_the_check(dtype):
 
 def test_in_place_kernels_are_checked_by_inputs_from_before():
     point = Point("elementwise", {"kind": "rmsnorm_residual", "m": 8, "width": 64, "io_bytes": 1})
-    prepared = prepare_small_op(point, TorchSmallOps(), SMALL_L2, 0, 10**9)
+    prepared = prepare_small_op(point, InPlaceOps(), SMALL_L2, 0, 10**9)
     before = prepared.reference(1)
     prepared.run(0)
     assert (prepared.reference(1) == before).all()
@@ -279,46 +278,17 @@ def test_quantised_inputs_use_the_whole_range():
     assert (x.float() * scale).std() == pytest.approx(1.0, rel=0.05)
 
 
-TRITON = """
-import numpy as np, torch
-from kernels_bench.run.check import check_result
-from kernels_bench.protocol import Point
-from kernels_bench.providers.device import CPU_DEVICE
-from kernels_bench.providers.elementwise import prepare_small_op
-from kernels_bench.providers.triton_elementwise import TritonSmallOps, launch_empty
-from kernels_bench.providers.small_ops import TorchSmallOps
-launch_empty()
-ops = TritonSmallOps()
-for kind in ("rmsnorm_residual", "rope", "silu_and_mul", "kv_write"):
-    for m, width in ((3, 768), (1, 1280), (19, 256)):
-        point = Point("elementwise", {"kind": kind, "m": m, "width": width, "io_bytes": 1})
-        check = check_result(point, prepare_small_op(point, ops, CPU_DEVICE, 1, 10**9))
-        print(kind, m, width, check.error, check.passed)
-# The interpreter rounds to fp8 wrongly (ties up, subnormals cut), so that only scale and clamp are checked.
-x = 10 * torch.randn(3, 700)
-scaled = torch.empty_like(x)
-ops.fp8_quantise(scaled, x, torch.tensor([0.04]))
-print("fp8", torch.allclose(scaled, (x / 0.04).clamp(-448, 448)))
-# Strided rows, as the views of a QKV projection are.
-qkv = torch.randn(4, 8 * 64)
-mine, theirs = qkv.clone(), qkv.clone()
-table = torch.randn(50, 64)
-positions = torch.tensor([3, 49, 0, 7])
-for tensor, which in ((mine, ops), (theirs, TorchSmallOps())):
-    q, k, v = tensor.split((4 * 64, 2 * 64, 2 * 64), dim=1)
-    which.rope(positions, q, k, 64, table)
-    pages = torch.zeros(3, 2, 2, 128)
-    k, v = (x.unflatten(1, (-1, 64)) for x in (k, v))
-    which.kv_write(k, v, *pages.split(64, -1), torch.tensor([5, 0, 3, 2]))
-    tensor.pages = pages
-print("strided", torch.allclose(mine, theirs, atol=1e-5), torch.allclose(mine.pages, theirs.pages, atol=1e-5))
-"""
-
-
-def test_triton_kernels_in_the_interpreter():
-    pytest.importorskip("triton", reason="triton is optional: it comes with torch for CUDA")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    found = subprocess.run([sys.executable, "-c", TRITON], capture_output=True, text=True, env=environment)
-    assert found.returncode == 0, found.stderr[-3000:]
-    assert "False" not in found.stdout, found.stdout
-    assert found.stdout.count("True") == 12 + 3
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles with g++")
+def test_small_kernels_by_inductor_on_the_cpu():
+    torch._dynamo.reset()
+    ops, stats = InductorSmallOps(Compiler()), torch._dynamo.utils.counters["stats"]
+    before = stats["unique_graphs"]
+    for kind in ("rmsnorm_residual", "rope", "silu_and_mul", "fp8_quantise"):
+        for m, width in ((3, 768), (1, 768), (19, 256)):
+            point = Point("elementwise", {"kind": kind, "m": m, "width": width, "io_bytes": 1})
+            prepared = prepare_small_op(point, ops, SMALL_L2, 1, 10**9)
+            assert check_result(point, prepared).passed
+            assert prepared.kernel == f"{kind}, inductor of torch {torch.__version__}"
+    assert stats["unique_graphs"] - before == 8, "one a width"

@@ -153,7 +153,7 @@ def test_what_inductor_cannot_compile_is_refused_and_kv_is_written_by_the_op(vll
     monkeypatch.setattr(torch, "compile", broken)
     provider = VllmProvider(HOST)
     provider._reasons = {"ops": ""}
-    assert provider.refuses(small("silu_and_mul")).endswith("does not run here: RuntimeError: no g++")
+    assert provider.refuses(small("silu_and_mul")).endswith("do not run here: RuntimeError: no g++")
     assert provider.refuses(small("kv_write")) is None
     assert provider.kernel(small("kv_write")) == "vllm reshape_and_cache_flash"
     monkeypatch.setattr(RMSNorm, "enabled", staticmethod(lambda: True))

@@ -8,9 +8,10 @@ import torch.nn.functional as functional  # noqa: E402
 from kernels_bench.protocol import Point  # noqa: E402
 from kernels_bench.providers import vllm_ops  # noqa: E402
 from kernels_bench.providers.device import Device  # noqa: E402
-from kernels_bench.providers.small_ops import RMS_EPSILON, TorchSmallOps  # noqa: E402
+from kernels_bench.providers.small_ops import RMS_EPSILON  # noqa: E402
 from kernels_bench.providers.vllm_provider import VllmProvider  # noqa: E402
 from kernels_bench.run.check import check_result  # noqa: E402
+from tests.kernels_bench.providers.in_place import InPlaceOps  # noqa: E402
 
 if any(vllm_ops.find_library(name) for name in vllm_ops.LIBRARY_FILES):
     pytest.skip("vLLM's own libraries are here", allow_module_level=True)
@@ -105,7 +106,7 @@ def fused_add_rms_norm(input, residual, weight, epsilon):
     assert epsilon == RMS_EPSILON
     assert input.is_contiguous()
     assert residual.is_contiguous()
-    TorchSmallOps().rmsnorm_residual(input, residual, weight)
+    InPlaceOps().rmsnorm_residual(input, residual, weight)
 
 
 def rotary_embedding(
@@ -113,7 +114,7 @@ def rotary_embedding(
 ):
     assert is_neox
     assert cos_sin_cache.dtype == query.dtype
-    TorchSmallOps().rope(positions, query, key, head_size, cos_sin_cache)
+    InPlaceOps().rope(positions, query, key, head_size, cos_sin_cache)
 
 
 def reshape_and_cache_flash(
@@ -121,7 +122,7 @@ def reshape_and_cache_flash(
 ):
     assert kv_cache_dtype == "auto"
     assert slot_mapping.dtype == torch.int64
-    TorchSmallOps().kv_write(key, value, key_cache, value_cache, slot_mapping)
+    InPlaceOps().kv_write(key, value, key_cache, value_cache, slot_mapping)
 
 
 IMPLEMENTATIONS = {
@@ -129,9 +130,9 @@ IMPLEMENTATIONS = {
     "_vllm_fa3_C::get_scheduler_metadata": metadata,
     "_C::fused_add_rms_norm": fused_add_rms_norm,
     "_C::rotary_embedding": rotary_embedding,
-    "_C::silu_and_mul": lambda result, input: TorchSmallOps().silu_and_mul(result, input),
-    "_C::static_scaled_fp8_quant": lambda result, input, scale, group_shape=None: (
-        TorchSmallOps().fp8_quantise(result, input, scale)
+    "_C::silu_and_mul": lambda result, input: InPlaceOps().silu_and_mul(result, input),
+    "_C::static_scaled_fp8_quant": lambda result, input, scale, group_shape=None: InPlaceOps().fp8_quantise(
+        result, input, scale
     ),
     "_C_cache_ops::reshape_and_cache_flash": reshape_and_cache_flash,
 }

@@ -15,8 +15,8 @@ from kernels_bench.bundle.stand_ins import install
 from kernels_bench.protocol import Point
 from kernels_bench.providers.device import Device
 from kernels_bench.providers.random_inputs import spread_scales
-from kernels_bench.providers.small_ops import TorchSmallOps
 from kernels_bench.run.check import check_result
+from tests.kernels_bench.providers.in_place import InPlaceOps
 
 LIBRARIES = (
     "vllm_flash_attn._vllm_fa3_C", "vllm_flash_attn._vllm_fa2_C", "_C_stable_libtorch", "_C", "_moe_C",
@@ -49,11 +49,11 @@ def scaled_mm(out, a, b, a_scale, b_scale, bias=None):
 
 
 def silu_and_mul(out, x):
-    TorchSmallOps().silu_and_mul(out, x)
+    InPlaceOps().silu_and_mul(out, x)
 
 
 def add_norm(x, residual, weight, eps):
-    TorchSmallOps().rmsnorm_residual(x, residual, weight)
+    InPlaceOps().rmsnorm_residual(x, residual, weight)
 
 
 def always(capability):
