@@ -161,7 +161,7 @@ def rocm(monkeypatch):
     return card
 
 
-def test_the_card_here_is_told_by_its_architecture(rocm, monkeypatch):
+def test_the_card_here_is_known_by_its_architecture(rocm, monkeypatch):
     assert cuda_device() == Device("cuda", 256 * 2**20, (9, 4), gfx="gfx942")
     assert dict(cuda_availability(has_amd=True).versions)["rocm"] == "7.2"
     assert not cuda_availability().works
