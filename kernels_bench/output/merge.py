@@ -144,9 +144,15 @@ def _joined(operator: str, parts: Sequence[Columns], notes: list[str]) -> tuple[
 
 def _one_provider(operator: str, rows: Columns, point: Longs, prefer: Sequence[str]) -> Longs:
     """Return the rows to keep: at each point those of one provider."""
-    providers = rows[PROVIDER.name]
+    # a library's own kernel and one that Inductor compiles are no runs of the same
+    kernels = rows.get(KERNEL.name, rows[PROVIDER.name])
+    compiled = np.array(
+        [" by Inductor" if "inductor of torch" in kernel else "" for kernel in kernels], object
+    )
+    providers = rows[PROVIDER.name] + compiled
     places = {name: place for place, name in enumerate(prefer)}
-    place = np.array([places.get(name, len(prefer)) for name in providers], np.int64)
+    either = zip(providers, rows[PROVIDER.name], strict=True)
+    place = np.array([places.get(a, places.get(b, len(prefer))) for a, b in either], np.int64)
     best = _reduced(np.minimum, point, place)
     kept = np.flatnonzero(place == best[point])
     each = codes_of((point[kept], providers[kept]))
@@ -157,9 +163,9 @@ def _one_provider(operator: str, rows: Columns, point: Longs, prefer: Sequence[s
         names = sorted(set(providers[at].tolist()))
         key = next(row_keys(operator, {name: values[at[:1]] for name, values in rows.items()}))
         raise MeasureError(
-            f"{len(mixed)} points of {operator} were measured by different providers, as {key} by "
+            f"{len(mixed)} points of {operator} were measured by different kernels, as {key} by "
             f"{' and '.join(names)}; their median would be the time of neither: "
-            f"choose, for example --prefer {','.join(names)}"
+            f"choose, for example --prefer '{','.join(names)}'"
         )
     return kept
 

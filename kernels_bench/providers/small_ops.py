@@ -64,7 +64,9 @@ def _normed(x: Any, residual: Any, weight: Any) -> tuple[Any, Any]:
     import torch
 
     total = residual + x
-    return torch.nn.functional.rms_norm(total, x.shape[-1:], weight, RMS_EPSILON), total
+    wide = total.float()
+    scale = torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + RMS_EPSILON)
+    return (wide * scale).to(x.dtype) * weight, total
 
 
 def _rotated(positions: Any, q: Any, k: Any, head_dim: int, cos_sin: Any) -> tuple[Any, ...]:

@@ -22,6 +22,7 @@ from kernels_bench.output.merge import merge_runs, write_merged
 from kernels_bench.output.table_sets import load_table_set
 from kernels_bench.output.tables import write_tables
 from kernels_bench.output.validate import validate_tables
+from kernels_bench.protocol import Point
 from tests.kernels_bench.fakes import command
 from tests.reference.made_journals import decode, gemm, row, start, write_journal
 
@@ -171,7 +172,7 @@ def providers(folder: Path) -> list[Path]:
 
 
 def test_two_providers_at_a_point_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(MeasureError, match=r"1 points.*flashinfer and vllm.*--prefer flashinfer,vllm"):
+    with pytest.raises(MeasureError, match=r"1 points.*flashinfer and vllm.*--prefer 'flashinfer,vllm'"):
         merge_runs(providers(tmp_path))
 
 
@@ -181,7 +182,7 @@ def test_the_preferred_provider_is_taken_alone(tmp_path: Path) -> None:
         assert columns["latency_us"].tolist() == [us, 9.0]
         assert columns["provider"].tolist() == [first, "torch"]
         assert columns["num_runs"].tolist() == [1, 2]
-    with pytest.raises(MeasureError, match="different providers"):
+    with pytest.raises(MeasureError, match="different kernels"):
         merge_runs(providers(tmp_path), prefer=["cpu"])
 
 
@@ -191,6 +192,21 @@ def test_kernels_of_one_provider_are_all_named(tmp_path: Path) -> None:
         for name in ("nvjet", "cutlass")
     ]
     assert merge_runs(runs).tables["gemm"]["kernel"].tolist() == ["cutlass | nvjet"]
+
+
+def test_custom_ops_and_inductors_kernels_have_no_median(tmp_path: Path) -> None:
+    norm = Point("elementwise", {"kind": "rmsnorm_residual", "m": 1, "width": 64, "io_bytes": 512})
+    kernels = {"vllm fused_add_rms_norm": 3.0, "vllm RMSNorm, inductor of torch 2.11.0": 2.0}
+    runs = [
+        write_journal(tmp_path / f"{us}.jsonl", [row(norm, us, provider="vllm", kernel=kernel)])
+        for kernel, us in kernels.items()
+    ]
+    for preferred in ([], ["vllm"]):
+        with pytest.raises(MeasureError, match="by vllm and vllm by Inductor; their median"):
+            merge_runs(runs, prefer=preferred)
+    for preferred, us in ((["vllm by Inductor"], 2.0), (["vllm", "vllm by Inductor"], 3.0)):
+        columns = merge_runs(runs, prefer=preferred).tables["elementwise"]
+        assert (columns["latency_us"].tolist(), columns["provider"].tolist()) == ([us], ["vllm"])
 
 
 @pytest.mark.slow
