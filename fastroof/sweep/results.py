@@ -153,6 +153,8 @@ class Collected:
         self.for_summary: list[dict[str, Any]] = []
         self.evaluate_s = 0.0
         self._held: list[pa.RecordBatch] = []
+        self._block = 0
+        self._final = self._table([])
         self._best: pa.Table | None = None
 
     def add(self, unit: WorkUnit, result: UnitResult) -> None:
@@ -165,6 +167,9 @@ class Collected:
         if self.sweep.has_final_rows:
             self._write(self._table([result.rows]))
             return
+        if unit.block > self._block:
+            self._finish_block()
+            self._block = unit.block
         self._held.append(result.rows)
         if sum(rows.num_rows for rows in self._held) > HELD_ROWS:
             self._held = self._reduced().to_batches()
@@ -177,7 +182,8 @@ class Collected:
             reasons += [text for reason, text in lost.items() if text and self.counts[reason]]
             raise SweepError(f"nothing to evaluate: {'; '.join(reasons)}")
         if not self.sweep.has_final_rows:
-            self._write(self.sweep.ordered(self._reduced()))
+            self._finish_block()
+            self._write(self._final)
         self.results.add_metadata({"fastroof.counts": json.dumps(dict(self.counts))})
 
     def totals(self, total_s: float) -> SweepTotals:
@@ -194,6 +200,15 @@ class Collected:
         }
         best = [] if self._best is None else self._best.to_pylist()
         return SweepTotals(evaluated, self.for_summary, best, fields)
+
+    def _finish_block(self) -> None:
+        """Write what a block of groups keeps, as whole row groups; the rest waits for the next block."""
+        rows = pa.concat_tables([self._final, self.sweep.ordered(self._reduced())])
+        self._held = []
+        whole = rows.num_rows - rows.num_rows % ROWS_A_GROUP
+        if whole:
+            self._write(rows.slice(0, whole))
+        self._final = rows.slice(whole)
 
     def _write(self, rows: pa.Table) -> None:
         """Write rows, and remember the best of all written rows."""

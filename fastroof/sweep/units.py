@@ -64,6 +64,9 @@ class WorkUnit(NamedTuple):
         Number of evaluations: the amount of work, counted by progress.
     is_last : bool
         Whether this is the plan's last unit.
+    block : int
+        Index of the part of the sweep that it belongs to: groups of rows are in one block each, and follow
+        one another in the results.
     """
 
     number: int
@@ -73,6 +76,7 @@ class WorkUnit(NamedTuple):
     stop: int
     size: int
     is_last: bool
+    block: int = 0
 
 
 class UnitResult(NamedTuple):

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from fastroof.columns import Column
@@ -13,7 +14,7 @@ from fastroof.sweep.deployments.columns import columns_of
 from fastroof.sweep.deployments.spec import DeploymentSpec
 from fastroof.sweep.kind import GpuTables, SweepKind, SweepTotals
 from fastroof.sweep.result_rows import CandidateSummary
-from fastroof.sweep.units import PlanKey, UnitResult, WorkUnit, numbered_units, plan_units
+from fastroof.sweep.units import PlanKey, UnitResult, WorkUnit, numbered_units, plan_units, slices
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,10 +24,40 @@ CANDIDATES_A_UNIT: Final = 2**18
 """A fraction of a second of work, which is how long an interrupt may have to wait."""
 KEPT_A_UNIT: Final = 2**14
 """Candidates per unit if all rows are kept: a row takes half a kB."""
+CANDIDATES_A_BLOCK: Final = 2**20
+"""Candidates of a block, whose rows are held until all of its plans are evaluated."""
+CANDIDATES_A_PLAN: Final = 2**16
+"""Candidates of a plan in a block of many plans: to compile a plan costs as much as 10,000 candidates."""
+
+_BLOCK_KEYS: Final = {
+    "model": "models", "gpu": "gpus", "mode": "mode", "isl": "isl", "osl": "osl",
+    "concurrency": "concurrency", "request_rate_per_s": "request_rate", "prefix_hit": "prefix_hit",
+}  # fmt: skip
+"""Keys of a spec that list a column's values in the order of groups."""
+
+
+def deployment_blocks(spec: DeploymentSpec) -> Iterator[DeploymentSpec]:
+    """Cut a sweep into smaller ones, whose results one after another are those of the whole."""
+    is_cut = spec.keep != "all"
+    return _blocks(spec, list(itertools.takewhile(_BLOCK_KEYS.__contains__, spec.per)) if is_cut else [])
+
+
+def _blocks(spec: DeploymentSpec, columns: list[str]) -> Iterator[DeploymentSpec]:
+    """Cut the first of some columns into values, or slices of values, until blocks are small enough."""
+    candidates, plans = spec.num_candidates, spec.num_plans * len(spec.layouts_by_split)
+    most = max(CANDIDATES_A_BLOCK, CANDIDATES_A_PLAN * plans)
+    if candidates <= most or not columns:
+        yield spec
+        return
+    key = _BLOCK_KEYS[columns[0]]
+    values = getattr(spec, key)
+    together = len(values) * most // candidates if columns[0] in spec.load_axes else 1
+    for start, stop in slices(len(values), together):
+        yield from _blocks(spec.model_copy(update={key: values[start:stop]}), columns[1:])
 
 
 def deployment_units(spec: DeploymentSpec) -> Iterator[WorkUnit]:
-    """Yield units in the order of the rows: models, GPUs, modes, splits, formats, engines, candidates."""
+    """Yield a block's units in order: models, GPUs, modes, splits, formats, engines, candidates."""
     loads = math.prod(map(len, spec.load_axes.values()))
     is_each_kept = spec.keep == "all" or spec.objective == "energy"
     most = KEPT_A_UNIT if is_each_kept else CANDIDATES_A_UNIT
@@ -120,15 +151,24 @@ class DeploymentSweep(SweepKind):
         """Return whether units' rows are final, which they are if all are kept."""
         return self.spec.keep == "all"
 
+    @cached_property
+    def blocks(self) -> tuple[DeploymentSpec, ...]:
+        """Return the specs of the blocks."""
+        return tuple(deployment_blocks(self.spec))
+
     def units(self) -> list[WorkUnit]:
-        """Cut the sweep into plans and modes, and long ones into slices of their candidates."""
-        return numbered_units(deployment_units(self.spec))
+        """Cut the sweep into blocks of groups, plans and modes, and long ones into slices of candidates."""
+        return numbered_units(
+            unit._replace(block=block)
+            for block, spec in enumerate(self.blocks)
+            for unit in deployment_units(spec)
+        )
 
     def evaluate(self, unit: WorkUnit, tables_by_gpu: Mapping[str, GpuTables]) -> UnitResult:
         """Estimate a unit's candidates."""
         from fastroof.sweep.deployments.evaluate import evaluate_deployments
 
-        return evaluate_deployments(self.spec, unit, tables_by_gpu[unit.plan.gpu])
+        return evaluate_deployments(self.blocks[unit.block], unit, tables_by_gpu[unit.plan.gpu])
 
     def reduced(self, rows: pa.Table) -> pa.Table:
         """Drop rows that others of their group beat; keep the order."""
