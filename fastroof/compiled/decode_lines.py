@@ -19,7 +19,15 @@ from fastroof.compiled.grids import AxisSlots, GridBlock
 from fastroof.compiled.guides import bracket
 from fastroof.compiled.jit import jit
 from fastroof.compiled.layout import LANES
-from fastroof.compiled.llvm import float_bits, line_lanes, output_store, prefetch, table_load
+from fastroof.compiled.llvm import (
+    float_bits,
+    line_lanes,
+    output_store,
+    prefetch,
+    store_fence,
+    streamed_lanes,
+    table_load,
+)
 from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.compiled.steps import CODE_SIZES, decode_rows_us, open_plan
 
@@ -97,8 +105,14 @@ def fill_decode_lines(arena: Floats, starts: Floats, lines: Floats) -> None:
 
 
 @jit
-def decode_steps_us(lines: Floats, batch_size: Ints, kv_len: Ints, line_at: Any, out: Floats) -> int:
-    """Time steps of equal decodes: ``batch_size`` requests at ``kv_len`` each. Returns a code."""
+def decode_steps_us(
+    lines: Floats, batch_size: Ints, kv_len: Ints, line_at: Any, out: Floats, streamed: bool | None = None
+) -> int:
+    """Time steps of equal decodes: ``batch_size`` requests at ``kv_len`` each. Returns a code.
+
+    With ``streamed``, a version of its own stores past the caches; ``out`` must begin a cache line. A line is
+    then not read before it is written, and does not compete with lines of the table for the second cache.
+    """
     max_batch = np.uint64(lines[MAX_BATCH])
     columns = np.int64(lines[COLUMNS])
     shift = np.int64(lines[SHIFT])
@@ -122,8 +136,14 @@ def decode_steps_us(lines: Floats, batch_size: Ints, kv_len: Ints, line_at: Any,
             return CODE_SIZES
         whole = count - count % LANES
         for i in range(0, whole, LANES):
-            line_lanes(lines, line_at, i, kv_len, start + i, out)
+            # None is a type: Numba drops the other branch before it compiles
+            if streamed is None:
+                line_lanes(lines, line_at, i, kv_len, start + i, out)
+            else:
+                streamed_lanes(lines, line_at, i, kv_len, start + i, out)
         for i in range(whole, count):
             at = np.int64(line_at[i])
             out[start + i] = lines[at] + lines[at + 1] * float(kv_len[start + i])
+    if streamed is not None:
+        store_fence()
     return 0

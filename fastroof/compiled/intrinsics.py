@@ -9,7 +9,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fastroof.compiled.layout import LANES, TILE
+from fastroof.compiled.layout import LANES, LINE_BYTES, TILE
 
 # without types of their own
 _types: Any = types
@@ -106,6 +106,16 @@ def _shuffled(builder: Any, a: Any, b: Any, order: Any) -> Any:
 def _intrinsic_line_lanes(
     typing_context: Any, lines: Any, at: Any, first: Any, x: Any, start: Any, out: Any
 ) -> Any:
+    return _line_lanes(lines, at, x, out, is_streamed=False)
+
+
+def _intrinsic_streamed_lanes(
+    typing_context: Any, lines: Any, at: Any, first: Any, x: Any, start: Any, out: Any
+) -> Any:
+    return _line_lanes(lines, at, x, out, is_streamed=True)
+
+
+def _line_lanes(lines: Any, at: Any, x: Any, out: Any, *, is_streamed: bool) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         def pointer(array: int, index: Any, lanes_of: Any) -> Any:
             element = builder.gep(
@@ -140,11 +150,21 @@ def _intrinsic_line_lanes(
         many = load_table(3, args[4], ir.VectorType(integer, LANES), width)
         lanes = ir.VectorType(_DOUBLE, LANES)
         value = builder.fadd(at_zero, builder.fmul(slope, builder.sitofp(many, lanes)))
-        store = builder.store(value, pointer(5, args[4], lanes), align=8)
+        store = builder.store(value, pointer(5, args[4], lanes), align=LINE_BYTES if is_streamed else 8)
         _tagged(builder, store, is_store=True)
+        if is_streamed:
+            store.set_metadata("nontemporal", builder.module.add_metadata([_INT32(1)]))
         return context.get_dummy_value()
 
     return types.void(lines, at, types.intp, x, types.intp, out), generate
+
+
+def _intrinsic_store_fence(typing_context: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return _types.void(), generate
 
 
 def _intrinsic_pointer_at(typing_context: Any, address: Any) -> Any:
@@ -167,6 +187,8 @@ output_store: Any = intrinsic(_intrinsic_output_store)
 float_bits: Any = intrinsic(_intrinsic_float_bits)
 prefetch: Any = intrinsic(_intrinsic_prefetch)
 line_lanes: Any = intrinsic(_intrinsic_line_lanes)
+streamed_lanes: Any = intrinsic(_intrinsic_streamed_lanes)
+store_fence: Any = intrinsic(_intrinsic_store_fence)
 
 pointer_at: Any = intrinsic(_intrinsic_pointer_at)
 """``pointer_at(address)``: an address as a pointer, for ``numba.carray``; compiled code only."""

@@ -19,6 +19,9 @@ FORM_LATENCY, FORM_DECODE_RATE, FORM_PREFILL_RATE = 0, 1, 2
 LANES = 8
 """Elements that ``line_lanes`` processes at once, see :mod:`fastroof.compiled.llvm`."""
 
+LINE_BYTES = 64
+"""Bytes of a cache line, which ``streamed_lanes`` writes at once."""
+
 TILE = 64
 """Maximum number of requests of ``request_lanes``, see :mod:`fastroof.compiled.llvm`."""
 

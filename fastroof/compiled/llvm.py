@@ -66,6 +66,11 @@ def _plain_line_lanes(lines: Any, at: Any, first: int, x: Any, start: int, out: 
         out[start + lane] = lines[where] + lines[where + 1] * float(x[start + lane])
 
 
+@jit
+def _plain_fence() -> None:
+    return
+
+
 def _chosen(name: str, plain: Any, is_plain: bool) -> Any:
     """Return the plain expression or the intrinsic of a name."""
     if is_plain:
@@ -93,6 +98,12 @@ line_lanes = _chosen("line_lanes", _plain_line_lanes, PLAIN)
 ``out[start + i] = lines[at[first + i]] + lines[at[first + i] + 1] * x[start + i]`` for i in 0 to 7,
 ``lines`` and ``out`` float64, ``at`` uint32, ``x`` integer.
 """
+
+streamed_lanes = _chosen("streamed_lanes", _plain_line_lanes, PLAIN)
+"""``line_lanes`` with a store past the caches; ``out[start]`` must begin a cache line."""
+
+store_fence = _chosen("store_fence", _plain_fence, PLAIN)
+"""``store_fence()``: order ``streamed_lanes`` before other threads' loads, as stores otherwise are."""
 
 
 @jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -12,6 +13,7 @@ import numpy as np
 from fastroof.arrays import Floats, Ints
 from fastroof.checks import whole_number
 from fastroof.compiled import decode_lines, ragged_steps, steps, verification
+from fastroof.compiled.layout import LINE_BYTES
 from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.errors import BatchError, PlanRangeError
 from fastroof.given_arrays import common_shape
@@ -25,6 +27,11 @@ from fastroof.run.batch import (
     chunks,
     int_array,
 )
+
+STREAMED_BYTES: Final = 2**24
+"""Largest output of decode steps that goes through the caches, where its next reader may find it."""
+IS_STREAMED: Final = platform.machine() in ("x86_64", "AMD64")
+"""Whether larger ones are stored past the caches: other processors were not measured."""
 
 
 def _first(wrong: Any) -> int:
@@ -180,7 +187,11 @@ def decode_us(
         if lines is None:
             return steps.general_decode_steps_us(plan.arena, batch, kv, out)
         line_at = np.empty(decode_lines.CHUNK, np.uint32)
-        return decode_lines.decode_steps_us(lines, batch, kv, line_at, out)
+        if not (IS_STREAMED and out.nbytes > STREAMED_BYTES and out.flags.aligned):
+            return decode_lines.decode_steps_us(lines, batch, kv, line_at, out, None)
+        lead = -out.ctypes.data % LINE_BYTES // out.itemsize
+        code = decode_lines.decode_steps_us(lines, batch[:lead], kv[:lead], line_at, out[:lead], None)
+        return code or decode_lines.decode_steps_us(lines, batch[lead:], kv[lead:], line_at, out[lead:], True)
 
     return _equal_steps(plan, loop, ("batch_size", "kv_len"), (batch_size, kv_len), out, threads)
 

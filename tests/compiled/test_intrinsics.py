@@ -45,6 +45,13 @@ class Context:
         return None
 
 
+def line_aligned(count: int, at: int) -> Any:
+    """An array of -1 whose element at a place begins a cache line."""
+    raw = np.full(count + LANES, -1.0)
+    shift = -(raw.ctypes.data // raw.itemsize + at) % LANES
+    return raw[shift : shift + count]
+
+
 def called(intrinsic: Any, kinds: list[Any], *arguments: Any) -> float | None:
     """Compile an intrinsic of such arguments by itself, and call it: arrays by address."""
     signature, generate = intrinsic(None, *kinds)
@@ -96,14 +103,15 @@ def test_an_element_is_that_of_the_index_whatever_its_type(index):
 
 
 @pytest.mark.parametrize("integer", [np.int64, np.int32])
-def test_eight_lines_at_once_are_eight_lines(integer):
+@pytest.mark.parametrize("form", [intrinsics._intrinsic_line_lanes, intrinsics._intrinsic_streamed_lanes])
+def test_eight_lines_at_once_are_eight_lines(integer, form):
     rng = np.random.default_rng(1)
     lines = rng.random(60)
     # a line is two numbers, wherever they begin; none is another's
     at = (2 * rng.permutation(25)[:20]).astype(np.uint32)
     x = rng.integers(1, 10_000, 30).astype(integer)
     first, start = 5, 11
-    out = np.full(30, -1.0)
+    out = line_aligned(30, start)
     kinds = [
         DOUBLES,
         UINT32,
@@ -112,7 +120,8 @@ def test_eight_lines_at_once_are_eight_lines(integer):
         types.intp,
         DOUBLES,
     ]
-    called(intrinsics._intrinsic_line_lanes, kinds, lines, at, first, x, start, out)
+    called(form, kinds, lines, at, first, x, start, out)
+    called(intrinsics._intrinsic_store_fence, [])
     where = at[first : first + LANES].astype(int)
     expected = lines[where] + lines[where + 1] * x[start : start + LANES]
     assert out[start : start + LANES].tolist() == expected.tolist()

@@ -44,11 +44,17 @@ def arena(plan):
 
 
 def decode(plan, batch_size, kv_len):
-    """The code of the tabulated loop and of the general one, which agree, and their times."""
+    """The code of both tabulated loops and of the general one, which agree, and their times."""
     line_at = np.empty(decode_lines.CHUNK, np.uint32)
     fast, general = np.full(len(batch_size), np.nan), np.full(len(batch_size), np.nan)
-    code = decode_lines.decode_steps_us(plan.decode_lines, batch_size, kv_len, line_at, fast)
+    code = decode_lines.decode_steps_us(plan.decode_lines, batch_size, kv_len, line_at, fast, None)
     assert code == steps.general_decode_steps_us(plan.arena, batch_size, kv_len, general)
+    streamed = np.full(len(batch_size) + LANES, np.nan)
+    streamed = streamed[-streamed.ctypes.data // streamed.itemsize % LANES :][: len(batch_size)]
+    assert code == decode_lines.decode_steps_us(
+        plan.decode_lines, batch_size, kv_len, line_at, streamed, True
+    )
+    np.testing.assert_array_equal(fast, streamed)
     return code, fast, general
 
 

@@ -13,6 +13,7 @@ import pytest
 from fastroof import StepBatch, compile_plan
 from fastroof.compiled import decode_lines, ragged_steps, steps
 from fastroof.errors import BatchError, FastroofError
+from fastroof.run import evaluate
 from fastroof.run.batch import CHUNK, as_loops_read, chunks, loop_array
 
 COUNT = 1000
@@ -81,6 +82,42 @@ def test_any_kind_of_array_gives_the_same_times_from_the_loops_that_there_are(pl
     step = plan.step_us(StepBatch(form(batch), form(kv_len), form(offsets)))
     assert step.tolist() == prefill.tolist()
     assert [len(getattr(loop, "signatures", ())) for loop in loops] == compiled
+
+
+def test_a_large_output_is_stored_past_the_caches_wherever_it_begins(plan, sizes, monkeypatch):
+    expected = plan.decode_us(*sizes)
+    loop, called = decode_lines.decode_steps_us, []
+
+    def noted(*given):
+        called.append((given[-1], len(given[-2])))
+        return loop(*given)
+
+    monkeypatch.setattr(decode_lines, "decode_steps_us", noted)
+    monkeypatch.setattr(evaluate, "IS_STREAMED", True)
+    monkeypatch.setattr(evaluate, "STREAMED_BYTES", COUNT * 8 - 1)
+    raw = np.empty(COUNT + 16)
+    first = -raw.ctypes.data // 8 % 8
+    for lead in range(8):
+        raw[:] = -1.0
+        at = first + (8 - lead) % 8
+        out = raw[at : at + COUNT]
+        assert plan.decode_us(*sizes, out=out).tolist() == expected.tolist()
+        assert called == [(None, lead), (True, COUNT - lead)]
+        assert (raw[:at] == -1.0).all()
+        assert (raw[at + COUNT :] == -1.0).all()
+        called.clear()
+    out = misaligned(np.zeros(COUNT))
+    plan.decode_us(*sizes, out=out)
+    assert out.tolist() == expected.tolist()
+    for place in (0, 7, COUNT - 1):
+        wrong = sizes[0].copy()
+        wrong[place] = 0
+        with pytest.raises(BatchError, match=f"batch_size must be at least 1, got 0 at position {place}"):
+            plan.decode_us(wrong, sizes[1], out=raw[1 : 1 + COUNT])
+    called.clear()
+    monkeypatch.setattr(evaluate, "STREAMED_BYTES", COUNT * 8)
+    plan.decode_us(*sizes)
+    assert called == [(None, COUNT)]
 
 
 def test_a_memory_mapped_file_is_read_in_place(plan, sizes, tmp_path):
