@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import multiprocessing.connection
 import os
+import signal
 import socket
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -52,6 +57,9 @@ TASK_RETRIES: Final = 10
 ROUNDS: Final = 3
 """Resubmissions of a task that Ray has given up."""
 CONNECT_S: Final = 10.0
+STOP_S: Final = 0.5
+"""Wait for a driver that was interrupted."""
+_CONTINUE: Final = "--resume continues with what is done"
 
 
 def task_units(
@@ -86,84 +94,146 @@ def ray_results(
     processors: int | None = None,
     task_evaluations: int = TASK_EVALUATIONS,
 ) -> Generator[UnitResult, None, None]:
-    """Evaluate units on the workers of a Ray cluster, and yield their results in order."""
+    """Evaluate units on the workers of a Ray cluster, and yield their results in order.
+
+    Ray prints messages of its own, and ends a process whose node is lost, so it is driven by another process
+    unless this one is connected already.
+    """
     if not units:
         return
-    ray = _imported()
-    with _connected(ray, address, processors):
-        task = ray.remote(num_cpus=1, max_retries=TASK_RETRIES)(evaluate_task)
-        shared = ray.put(sweep), ray.put(dict(tables_by_gpu))
-        lost = (
-            ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError, ray.exceptions.ObjectLostError,
-            ray.exceptions.OutOfMemoryError,
-        )  # fmt: skip
-        waiting: deque[tuple[list[WorkUnit], Any]] = deque()
-
-        def submitted(units: list[WorkUnit]) -> Any:
-            return task.remote(shared[0], units, shared[1])
-
-        def next_results() -> list[UnitResult]:
-            part, reference = waiting.popleft()
-            for again in range(ROUNDS + 1):
-                try:
-                    return list(unpacked_results(ray.get(reference)).values())
-                except ray.exceptions.RayTaskError as error:
-                    # an error of the work itself would occur again
-                    raise error.cause from None
-                except lost:
-                    if again < ROUNDS:
-                        reference = submitted(part)
-            raise SweepError(
-                f"Ray lost the units {part[0].number} to {part[-1].number} repeatedly: its workers are "
-                "killed, or their nodes run out of memory"
-            )
-
-        try:
-            for part in task_units(sweep, units, task_evaluations):
-                # nodes may join and leave
-                processors = max(1, int(ray.cluster_resources().get("CPU", 1)))
-                if len(waiting) >= TASKS_AHEAD * processors:
-                    yield from next_results()
-                waiting.append((part, submitted(part)))
-            while waiting:
-                yield from next_results()
-        finally:
-            for _, reference in waiting:
-                ray.cancel(reference)
-
-
-def _imported() -> Any:
+    job = sweep, task_units(sweep, units, task_evaluations), tables_by_gpu
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        if address is not None:
+            raise SweepError(f"Ray is already connected: omit address, got {address!r}")
+        packed = _task_results(*job)
+    elif importlib.util.find_spec("ray") is None:
+        raise SweepError("executor='ray' needs Ray: pip install 'fastroof[ray]'")
+    elif address is None:
+        options = {"address": "local", "num_cpus": processors, "include_dashboard": False}
+        packed = _of_driver((options, *job))
+    else:
+        _check_address(address)
+        packed = _of_driver(({"address": address}, *job))
     try:
-        import ray
-        import ray.exceptions
-    except ImportError:
-        raise SweepError("executor='ray' needs Ray: pip install 'fastroof[ray]'") from None
-    return ray
+        for content in packed:
+            yield from unpacked_results(content).values()
+    finally:
+        packed.close()
+
+
+def _task_results(
+    sweep: SweepKind, tasks: Sequence[Sequence[WorkUnit]], tables_by_gpu: Mapping[str, GpuTables]
+) -> Generator[bytes, None, None]:
+    """Evaluate tasks on the cluster that this process is connected to, and yield their packed results."""
+    import ray
+    import ray.exceptions
+
+    task = ray.remote(num_cpus=1, max_retries=TASK_RETRIES)(evaluate_task)
+    shared = ray.put(sweep), ray.put(dict(tables_by_gpu))
+    lost = (
+        ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError, ray.exceptions.ObjectLostError,
+        ray.exceptions.OutOfMemoryError,
+    )  # fmt: skip
+    waiting: deque[tuple[Sequence[WorkUnit], Any]] = deque()
+
+    def submitted(units: Sequence[WorkUnit]) -> Any:
+        return task.remote(shared[0], units, shared[1])
+
+    def next_result() -> bytes:
+        part, reference = waiting.popleft()
+        for again in range(ROUNDS + 1):
+            try:
+                content: bytes = ray.get(reference)
+                return content
+            except ray.exceptions.RayTaskError as error:
+                # an error of the work itself would occur again
+                raise error.cause from None
+            except lost:
+                if again < ROUNDS:
+                    reference = submitted(part)
+        raise SweepError(
+            f"Ray lost the units {part[0].number} to {part[-1].number} repeatedly: its workers are killed, "
+            f"or their nodes run out of memory; {_CONTINUE}"
+        )
+
+    try:
+        for part in tasks:
+            # nodes may join and leave
+            processors = max(1, int(ray.cluster_resources().get("CPU", 1)))
+            if len(waiting) >= TASKS_AHEAD * processors:
+                yield next_result()
+            waiting.append((part, submitted(part)))
+        while waiting:
+            yield next_result()
+    finally:
+        for _, reference in waiting:
+            ray.cancel(reference)
+
+
+def _of_driver(job: tuple[Any, ...]) -> Generator[bytes, None, None]:
+    """Yield the packed results of a job's tasks from a process that connects to Ray; raise its errors."""
+    here, there = multiprocessing.Pipe()
+    code = f"from fastroof.sweep.executors import drive_ray; drive_ray({there.fileno()})"
+    path = os.pathsep.join(filter(None, sys.path))
+    # a local cluster sends no usage reports unless the user enables them
+    environment = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ, "PYTHONPATH": path}
+    driver = subprocess.Popen(
+        [sys.executable, "-P", "-c", code], env=environment, pass_fds=[there.fileno()],
+        start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    there.close()
+    try:
+        here.send(job)
+        while (answer := here.recv()) is not None:
+            if isinstance(answer, BaseException):
+                raise answer
+            yield answer
+        driver.wait()
+    except (EOFError, ConnectionError):
+        raise SweepError(f"Ray ended: this node or the cluster's head was lost; {_CONTINUE}") from None
+    finally:
+        here.close()
+        # it stops a cluster that it started, perhaps after this process has ended
+        driver.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            driver.wait(STOP_S)
+
+
+def drive_ray(pipe: int) -> None:
+    """Connect to Ray, evaluate the tasks of the job that a pipe gives, and send back results or an error."""
+    with multiprocessing.connection.Connection(pipe) as parent:
+        options, *job = parent.recv()
+        try:
+            with _connected(options):
+                for content in _task_results(*job):
+                    parent.send(content)
+            parent.send(None)
+        except BrokenPipeError:
+            return
+        except Exception as error:
+            parent.send(error)
 
 
 @contextlib.contextmanager
-def _connected(ray: Any, address: str | None, processors: int | None) -> Iterator[None]:
-    """Use the connected cluster or the one at an address, or start a local one."""
-    if ray.is_initialized():
-        if address is not None:
-            raise SweepError(f"Ray is already connected: omit address, got {address!r}")
-        yield
-        return
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-    if address is None:
-        options |= {"num_cpus": processors, "include_dashboard": False}
-    else:
-        _check_address(address)
-        options["address"] = address
+def _connected(options: Mapping[str, Any]) -> Iterator[None]:
+    """Connect to a cluster, or start a local one, within a block."""
+    import ray
+    import ray.exceptions
+
     try:
-        # a local cluster sends no usage reports unless the user enables them
-        with _environment("RAY_USAGE_STATS_ENABLED", "0"):
-            ray.init(**options)
+        ray.init(log_to_driver=False, logging_level="error", **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        where = "Ray cannot be started" if address is None else f"no Ray cluster at {address!r}"
+        where = (
+            "Ray cannot be started" if "num_cpus" in options else f"no Ray cluster at {options['address']!r}"
+        )
         raise SweepError(f"{where} ({error})") from None
     try:
         yield
+    except ray.exceptions.RayError as error:
+        reason = str(error).partition("\n")[0]
+        raise SweepError(f"Ray failed ({reason}); {_CONTINUE}") from None
     finally:
         ray.shutdown()
 
@@ -177,16 +247,3 @@ def _check_address(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except (OSError, ValueError, OverflowError) as error:
         raise SweepError(f"no Ray cluster at {address!r} ({error})") from None
-
-
-@contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable within a block, unless it is already set."""
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import os
 import pickle
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fastroof import SweepError, compile_plan
-from fastroof.sweep import load_spec, run_sweep
+from fastroof.sweep import checkpoint, load_spec, run_sweep
 from fastroof.sweep.executors import evaluate_task, ray_results, task_units
 from fastroof.sweep.kind import load_tables_by_gpu
 from fastroof.sweep.kinds import sweep_of
@@ -121,10 +125,32 @@ def test_a_task_that_ray_gives_up_is_handed_in_three_times_again(monkeypatch: py
         assert [result.rows for result in results(ray)] == expected
         assert ray.submitted == len(listed) + losses
     ray = _Ray(4)
-    with pytest.raises(SweepError, match="Ray lost the units 0 to 0 repeatedly"):
+    with pytest.raises(SweepError, match=r"Ray lost the units 0 to 0 repeatedly.*; --resume continues"):
         results(ray)
     # and no more unneeded tasks are handed in
     assert ray.submitted == len(listed) + 3
+
+
+_ENDED = """
+import os
+init, remote = lambda **options: None, lambda **options: id
+put = lambda value: os._exit(1)
+"""
+
+
+def test_a_ray_that_ends_its_process_is_reported_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "path" / "ray").mkdir(parents=True)
+    (tmp_path / "path" / "ray" / "__init__.py").write_text(_ENDED)
+    (tmp_path / "path" / "ray" / "exceptions.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path / "path"))
+    output = tmp_path / "results" / "r.parquet"
+    output.parent.mkdir()
+    with pytest.raises(SweepError, match=r"^Ray ended: .*; --resume continues with what is done$"):
+        run_sweep({**SPEC, "isl": 1000}, output, "ray")
+    assert list(output.parent.iterdir()) == []
+    assert capfd.readouterr() == ("", "")
 
 
 def test_without_ray_it_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,3 +208,58 @@ def test_a_cluster_that_loses_a_node_gives_the_local_rows(
     assert pq.read_table(tmp_path / "ray.parquet").equals(pq.read_table(tmp_path / "local.parquet"))
     assert distant.best == local.best
     assert distant.infeasible == local.infeasible
+
+
+def _kill(name: str) -> bool:
+    """Kill a process that this one has started, directly or not; return whether there is one of that name."""
+    parents, names = {}, {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[status.parent.name] = status.read_text().rpartition(")")[2].split()[1]
+            names[status.parent.name] = (status.parent / "cmdline").read_text()
+    for process, command in names.items():
+        above = process
+        while name in command and above in parents:
+            above = parents[above]
+            if above == str(os.getpid()):
+                os.kill(int(process), signal.SIGKILL)
+                return True
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the cluster above
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
+@pytest.mark.parametrize("name", ["ray::evaluate_task", "raylet/raylet"])
+def test_a_killed_worker_is_replaced_and_a_killed_node_ends_the_sweep_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    cut_units: Callable[[int], None],
+    name: str,
+) -> None:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("the extra `ray` is not installed")
+    cut_units(2**11)
+    monkeypatch.setattr(checkpoint, "PART_EVERY_S", 0.0)
+    monkeypatch.setitem(ray_results.__kwdefaults__, "task_evaluations", 20_000)
+    run_sweep(SPEC, tmp_path / "local.parquet")
+    killed: list[int] = []
+
+    def kill(done: int, total: int) -> None:
+        if not killed and done < 0.5 * total and _kill(name):
+            killed.append(done)
+
+    output = tmp_path / "results" / "ray.parquet"
+    output.parent.mkdir()
+    if name == "raylet/raylet":
+        with pytest.raises(SweepError, match=r"^Ray ended: .*; --resume continues with what is done$"):
+            run_sweep(SPEC, output, "ray", threads=2, progress=kill)
+        assert [path.name for path in output.parent.iterdir()] == [".ray.parquet.parts"]
+        run_sweep(SPEC, output, resume=True)
+    else:
+        run_sweep(SPEC, output, "ray", threads=2, progress=kill)
+    assert killed
+    assert capfd.readouterr() == ("", "")
+    assert output.read_bytes() == (tmp_path / "local.parquet").read_bytes()
+    assert list(output.parent.iterdir()) == [output]

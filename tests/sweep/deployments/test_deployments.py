@@ -21,7 +21,7 @@ from fastroof.compiled import closed_loops
 from fastroof.compiled import deployments as loops
 from fastroof.plan.speculation import speculated
 from fastroof.serving import estimate
-from fastroof.sweep import DeploymentSummary, load_spec, run_sweep, work_units
+from fastroof.sweep import DeploymentSummary, checkpoint, load_spec, results, run_sweep, work_units
 from fastroof.sweep.deployments import COLUMNS, evaluate, rows
 from fastroof.sweep.deployments import evaluate as plans
 from fastroof.sweep.deployments import kind as units
@@ -161,6 +161,60 @@ def test_threads_and_the_size_of_units_make_no_difference(
         assert summary.best == one.best
         assert (summary.candidates, summary.infeasible) == (one.candidates, one.infeasible)
         assert summary.histograms == one.histograms
+
+
+@pytest.mark.parametrize(
+    ("per", "blocks"),
+    [
+        (["model", "isl", "osl"], 8),
+        (["osl", "model", "concurrency"], 12),
+        (["mode", "prefix_hit", "tp"], 2),
+        (["tp", "isl"], 1),
+        ([], 1),
+    ],
+)
+def test_blocks_are_written_when_they_are_complete_and_make_no_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, per: list[str], blocks: int
+) -> None:
+    spec = {
+        **LIMITED, "models": ["llama-3.1-8b", "qwen3-8b"], "concurrency": [1, 2, 3], "per": per,
+        "keep": "pareto", "histogram": True,
+    }  # fmt: skip
+    monkeypatch.setattr(results, "ROWS_A_GROUP", 5)
+    whole, _ = swept(tmp_path, spec)
+    expected = pq.read_table(whole.output)
+    monkeypatch.setattr(units, "CANDIDATES_A_BLOCK", 1)
+    monkeypatch.setattr(units, "CANDIDATES_A_PLAN", 1)
+    monkeypatch.setattr(checkpoint, "PART_EVERY_S", 0.0)
+    held: list[int] = []
+    reduced = results.Collected._reduced
+    monkeypatch.setattr(
+        results.Collected, "_reduced", lambda self: held.append(len(self._held)) or reduced(self)
+    )
+    listed = work_units(load_spec(spec))
+    numbers = [unit.block for unit in listed]
+    assert numbers == sorted(numbers)
+    assert len(set(numbers)) == blocks
+    done: list[int] = []
+
+    def stopped(number: int, total: int) -> None:
+        done.append(number)
+        if number > total / 2 and len(done) < len(listed):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(spec, whole.output, progress=stopped)
+    held.clear()
+    pieces, _ = swept(tmp_path, spec, resume=True, threads=2)
+    # rows of no other block are held
+    assert held == [numbers.count(block) for block in range(blocks)]
+    assert pq.read_table(pieces.output).equals(expected, check_metadata=True)
+    groups = pq.ParquetFile(pieces.output).metadata
+    sizes = [groups.row_group(group).num_rows for group in range(groups.num_row_groups)]
+    assert sizes[:-1] == [5] * (len(sizes) - 1)
+    assert pieces.best == whole.best
+    assert (pieces.candidates, pieces.infeasible) == (whole.candidates, whole.infeasible)
+    assert pieces.histograms == whole.histograms
 
 
 @pytest.mark.filterwarnings("ignore:no measured tables")
