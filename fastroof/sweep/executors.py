@@ -219,15 +219,14 @@ def drive_ray(pipe: int) -> None:
 @contextlib.contextmanager
 def _connected(options: Mapping[str, Any]) -> Iterator[None]:
     """Connect to a cluster, or start a local one, within a block."""
-    import ray
-    import ray.exceptions
-
     try:
+        import ray
+        import ray.exceptions
+
         ray.init(log_to_driver=False, logging_level="error", **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        where = (
-            "Ray cannot be started" if "num_cpus" in options else f"no Ray cluster at {options['address']!r}"
-        )
+    except (ImportError, ConnectionError, RuntimeError, ValueError) as error:
+        address = options["address"]
+        where = "Ray cannot be started" if address == "local" else f"no Ray cluster at {address!r}"
         raise SweepError(f"{where} ({error})") from None
     try:
         yield
