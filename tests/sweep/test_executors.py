@@ -253,7 +253,7 @@ def test_a_killed_worker_is_replaced_and_a_killed_node_ends_the_sweep_in_one_lin
     output = tmp_path / "results" / "ray.parquet"
     output.parent.mkdir()
     if name == "raylet/raylet":
-        # Ray ends its process, or says first that the node is lost
+        # Ray ends its process, or reports first that the node is lost
         with pytest.raises(
             SweepError, match=r"^Ray (ended|failed|lost).*; --resume continues with what is done$"
         ):
