@@ -24,7 +24,7 @@ from benchmarks.accuracy.support_matrix import (
     read_support_matrix,
 )
 from fastroof.cli.options import GPU_NAMES, Json
-from fastroof.cli.output import print_json, print_line, print_table, shown_progress
+from fastroof.cli.output import print_json, print_line, print_table
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import FastroofError, PlanError
@@ -33,6 +33,7 @@ from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import AUTO
 from fastroof.plan import StepPlan
 from fastroof.plan.plan_set import STATUSES, compiled_quietly, typical_parts
+from fastroof.progress import shown_progress
 from fastroof.tables import Tables, load_tables
 
 SIZES: Final = (8, 4, 2, 1)
@@ -258,7 +259,7 @@ def print_roster(
     published = published_models(root)
     wanted = _wanted(read_support_matrix(root, matrix), models, gpus, engines, failed)
     rows = []
-    with shown_progress("plans", "combinations", quiet=False) as progress:
+    with shown_progress("plans", "combinations") as progress:
         for row in roster_rows(wanted, published):
             rows.append(row)
             progress(len(rows), len(wanted))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -87,15 +88,21 @@ def main() -> None:
     from typer.main import get_command
 
     begin()
-    if os.isatty(2) and not os.environ.get("CI"):
-        from fastroof.cli.compile_notice import watch_compiling
-
-        watch_compiling()
     if completion_variable("fastroof") in os.environ:
         from fastroof.cli.completion import offer_values, words_before
 
         offer_values(get_command(app_of(_commands_for(words_before(os.environ)))))()
-    fast_arguments(get_command(app_of(_commands_for(sys.argv[1:]))))()
+    commands = _commands_for(sys.argv[1:])
+    with ExitStack() as shown:
+        if os.isatty(2):
+            from fastroof.interrupts import BeforeTheEnd
+            from fastroof.progress import CommandPhase, remove_line
+
+            shown.enter_context(BeforeTheEnd(remove_line))
+            shown.enter_context(
+                CommandPhase("fastroof" if commands is COMMANDS else f"fastroof {commands[0]}")
+            )
+        fast_arguments(get_command(app_of(commands)))()
 
 
 def __getattr__(name: str) -> Any:

@@ -11,11 +11,12 @@ import typer
 from fastroof.cli.best_answer import deployment_document, print_answer, print_how_to_run, print_saved, say
 from fastroof.cli.option_groups import ENGINE_FACTS
 from fastroof.cli.options import GPU_NAMES, Json, option
-from fastroof.cli.output import duration, print_json, shown_progress
+from fastroof.cli.output import duration, print_json
 from fastroof.cli.shared_budget import TRAFFIC, one_for_all, print_shares, shared_document, shared_question
 from fastroof.command_group import Group, GroupValues, taking
 from fastroof.errors import SweepError
 from fastroof.host import share_heaps, usable_processors
+from fastroof.progress import shown_progress
 
 if TYPE_CHECKING:
     from fastroof.sweep import Recommendation

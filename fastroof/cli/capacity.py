@@ -34,11 +34,11 @@ from fastroof.cli.output import (
     print_line,
     print_table,
     range_words,
-    shown_progress,
 )
 from fastroof.cli.workload_options import WORKLOAD, print_left_out, workload_requests
 from fastroof.command_group import GroupValues, options_given, taking
 from fastroof.errors import SimulationError
+from fastroof.progress import shown_progress
 
 if TYPE_CHECKING:
     from fastroof import StepPlan

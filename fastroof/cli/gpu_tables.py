@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from fastroof.cli.output import Progress, shown_progress
 from fastroof.defaults import DATASHEET, DEFAULT_GPU, MEASURED
 from fastroof.errors import MissingTableError, TableError
+from fastroof.progress import Phase, shown_progress
 
 if TYPE_CHECKING:
     from fastroof import GpuSpec, Tables
@@ -52,12 +52,12 @@ def tables_of(name: str | None, gpu: str | None = None, source: str | None = Non
 def import_progress(gpu: str) -> Iterator[Callable[[int, int, str], None]]:
     """Show the progress of an import from its first file on."""
     with ExitStack() as shown:
-        tell: list[Progress] = []
+        tell: list[Phase] = []
 
         def progress(done: int, total: int, file: str) -> None:
             if not tell:
                 words = f"converting the tables of {gpu}"
-                tell.append(shown.enter_context(shown_progress(words, "files", quiet=False)))
+                tell.append(shown.enter_context(shown_progress(words, "files")))
             tell[0](done, total)
 
         yield progress

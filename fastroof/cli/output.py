@@ -7,14 +7,9 @@ import math
 import os
 import re
 import sys
-import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TextIO
-
-import typer
 
 from fastroof.units import GB, MS_PER_S, US_PER_MS, US_PER_S
 
@@ -431,98 +426,3 @@ def _records(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
             for line in fold(cell, width - indent):
                 yield f"{head}{' ' * (indent - shown_width(head))}{line}"
                 head = ""
-
-
-LOG_EVERY_S: Final = 5.0
-_MOST_REPORTS: Final = 256
-_SCALES: Final = ((1e9, "billion"), (1e6, "million"), (1e3, "thousand"))
-
-Progress = Callable[[int, int], None]
-
-
-@contextmanager
-def shown_progress(what: str, noun: str, *, quiet: bool) -> Iterator[Progress]:
-    """Show the progress of ``what``: call the yielded function with the nouns done and in all."""
-    if quiet:
-        yield lambda done, total: None
-        return
-    if not sys.stderr.isatty():
-        yield _LineLog(what, noun)
-        return
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
-    columns = (
-        TextColumn(what, markup=False), BarColumn(), TaskProgressColumn(),
-        TextColumn("{task.fields[counted]}", markup=False),
-    )  # fmt: skip
-    began = time.monotonic()
-    pace = Pace()
-    with Progress(*columns, console=console(stderr=True)) as bar:
-        task = bar.add_task(what, total=None, counted="")
-
-        def show(done: int, total: int) -> None:
-            now = time.monotonic()
-            counted = f"{done:,} of {total:,} {noun}, {_rate_words(done, now - began)}"
-            counted += _left_words(pace.left_s(done, total, now))
-            bar.update(task, completed=done, total=total, counted=counted)
-
-        yield show
-
-
-class Pace:
-    """Estimate of the time left, from the speed of the second half."""
-
-    def __init__(self) -> None:
-        self._at: list[float] = []
-        self._done: list[int] = []
-
-    def left_s(self, done: int, total: int, now: float) -> float | None:
-        """Record the progress and return the time left."""
-        if done and (not self._done or done > self._done[-1]):
-            if len(self._at) == _MOST_REPORTS:
-                del self._at[1::2], self._done[1::2]
-            self._at.append(now)
-            self._done.append(done)
-        if len(self._at) < 3 or done >= total:
-            return None
-        half = max(bisect_right(self._at, (self._at[0] + now) / 2.0) - 1, 0)
-        start = min(half, len(self._at) - 2)
-        seconds, more = now - self._at[start], done - self._done[start]
-        return seconds * (total - done) / more if more > 0 else None
-
-
-def _left_words(left_s: float | None) -> str:
-    return "" if left_s is None else f", {duration(left_s)} left"
-
-
-def _rate_words(done: int, seconds: float) -> str:
-    rate = done / max(seconds, 1e-9)
-    for scale, word in _SCALES:
-        if rate >= scale:
-            return f"{rate / scale:.3g} {word} a second"
-    return f"{rate:.3g} a second"
-
-
-class _LineLog:
-    """Progress as lines: one every few seconds, and a last one."""
-
-    def __init__(self, what: str, noun: str) -> None:
-        self.what = what
-        self.noun = noun
-        self.began = time.monotonic()
-        self.printed_at = self.began
-        self.printed = -1
-        self.pace = Pace()
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        left_s = self.pace.left_s(done, total, now)
-        if done == self.printed or (done != total and now - self.printed_at < LOG_EVERY_S):
-            return
-        self.printed_at, self.printed = now, done
-        took = now - self.began
-        line = f"{self.what}: {done:,} of {total:,} {self.noun}"
-        if done:
-            line += f", {_rate_words(done, took)}"
-        line += _left_words(left_s)
-        typer.echo(line, err=True)

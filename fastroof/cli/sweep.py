@@ -24,13 +24,13 @@ from fastroof.cli.output import (
     print_records,
     print_table,
     range_words,
-    shown_progress,
 )
 from fastroof.command_group import Group, GroupValues, taking
 from fastroof.documents import parse_toml
 from fastroof.errors import FastroofError
 from fastroof.host import share_heaps, usable_processors
 from fastroof.interrupts import BeforeTheEnd
+from fastroof.progress import mute, shown_progress
 from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:
@@ -160,6 +160,8 @@ def sweep(
         what = "the packaged sweep (see --help)" if spec is None and not changes else "this sweep"
         say_where(rows, what)
     share_heaps(1)
+    if quiet:
+        mute()
     with resumable(rows), shown_progress("sweep", "evaluations", quiet=as_json or quiet) as progress:
         summary = run_sweep(
             loaded,

@@ -28,10 +28,6 @@ _UNUSED: Final = timedelta(days=30)
 _FOLDER_NAME: Final = re.compile(r"loops-[0-9a-f]{16}")
 _FILE_NAME: Final = re.compile(r".+\.loop(\.[0-9a-f]+|\.lock)?")
 
-COMPILING: Final = "compiling %s"
-COMPILED: Final = "compiled %s"
-"""Debug messages at the start and end of a compilation; compilations nest."""
-
 
 def code_version() -> str | None:
     """Return a digest of the loops' sources, the compiler and its settings; None without sources."""

@@ -6,8 +6,10 @@ there again. Most functions of this package are only called by compiled ones; fo
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -19,7 +21,11 @@ from numba.core.compiler import Compiler, CompileResult
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.compiler_machinery import FunctionPass, register_pass
 from numba.core.registry import CPUDispatcher
-from numba.core.untyped_passes import IRProcessing
+from numba.core.untyped_passes import DeadBranchPrune, IRProcessing
+
+from fastroof.progress import Phase
+
+_log: Final = logging.getLogger("fastroof.compiled")
 
 _ENVIRONMENT: Final = "_ZN08NumbaEnv"
 
@@ -33,22 +39,23 @@ _normalized: Any = sigutils.normalize_signature
 _Dispatcher: Any = CPUDispatcher
 _Result: Any = CompileResult
 
-_thread = threading.local()
+current: Any = threading.local()
+"""``is_callee`` of what this thread compiles, and as ``compilation`` its :class:`Compilation`."""
 
 
 def is_callee() -> bool:
     """Return whether what this thread compiles now is called by a loop that it compiles."""
-    return bool(getattr(_thread, "is_callee", False))
+    return bool(getattr(current, "is_callee", False))
 
 
 @contextmanager
 def _compiling(*, for_callers: bool) -> Iterator[None]:
     before = is_callee()
-    _thread.is_callee = for_callers
+    current.is_callee = for_callers
     try:
         yield
     finally:
-        _thread.is_callee = before
+        current.is_callee = before
 
 
 class _CalleeLibrary(_Library):  # type: ignore[misc]
@@ -130,6 +137,77 @@ class _FixedFields(_Pass):  # type: ignore[misc]
         return True
 
 
+@register_pass(mutates_CFG=False, analysis_only=True)  # type: ignore[no-untyped-call]
+class _NoteNames(_Pass):  # type: ignore[misc]
+    """Notes what a loop names in the branches that Numba leaves, for :class:`Compilation`."""
+
+    _name = "note_names"
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def run_pass(self, state: Any) -> bool:
+        if (compilation := getattr(current, "compilation", None)) is not None:
+            blocks = state.func_ir.blocks.values()
+            values = [assign.value for block in blocks for assign in block.find_insts(ir.Assign)]
+            names = [one.value for one in values if isinstance(one, ir.Global | ir.FreeVar)]
+            compilation.names[state.func_id.func] = names
+        return False
+
+
+class Compilation(Phase):
+    """A loop that Python calls is compiled with those that it reaches: at most all that are not cached.
+
+    A loop that is typed reaches what its types leave of its branches, another one all that it names. Names of
+    cached loops do not count, until one of them is not cached for the types of this compilation.
+    """
+
+    of = "of at most"
+    # linking and optimizing takes 0.2 to 0.3 of what the rest takes
+    rest = 0.25
+
+    def __init__(self, loop: Any, cached: set[str]) -> None:
+        super().__init__("compiling loops for this machine, once")
+        self.names: dict[Any, list[Any]] = {}
+        self._loop, self._cached = loop, cached
+        self._compiled: set[Any] = set()
+        self._depth = 0
+
+    def begin(self, loop: Any) -> None:
+        """Show and log the first loop; note each that is not cached."""
+        if loop.__name__ in self._cached:
+            self._cached.clear()
+        if not self._depth:
+            self.__enter__()
+            _log.info("compiling %s: at most %d loops, once", loop.__name__, self.counted()[1])
+        self._depth += 1
+
+    def end(self, loop: Any, *, is_compiled: bool) -> bool:
+        """Note a loop that is compiled, or was while this process waited; return whether all are."""
+        self._compiled.add(loop)
+        self.done += is_compiled
+        self._depth -= 1
+        if not self._depth:
+            self.__exit__()
+            seconds = time.monotonic() - self.began
+            _log.info("compiled %s: %d loops in %.1f s", loop.__name__, self.done, seconds)
+        return not self._depth
+
+    def counted(self) -> tuple[int, int]:
+        """Return how many loops are compiled, and how many will be at most."""
+        reached = [self._loop]
+        seen = {self._loop, *self._compiled.copy()}  # another thread compiles
+        for loop in reached:  # which grows
+            named = [loop.__globals__.get(name) for name in loop.__code__.co_names]
+            named += [cell.cell_contents for cell in loop.__closure__ or ()]
+            for one in self.names.get(loop, named):
+                if isinstance(one, LoopDispatcher) and one.py_func not in seen:
+                    seen.add(one.py_func)
+                    if one.py_func.__name__ not in self._cached:
+                        reached.append(one.py_func)
+        return self.done, self.done + len(reached)
+
+
 class _LoopPipeline(_Pipeline):  # type: ignore[misc]
     def __init__(
         self,
@@ -153,6 +231,7 @@ class _LoopPipeline(_Pipeline):  # type: ignore[misc]
         pipelines = super().define_pipelines()
         for one in pipelines:
             one.add_pass_after(_FixedFields, IRProcessing)
+            one.add_pass_after(_NoteNames, DeadBranchPrune)
             one.finalize()
         return pipelines
 

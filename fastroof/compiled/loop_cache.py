@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import pickle
 from collections import namedtuple
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any
 
 import llvmlite.binding as llvm
 from numba.core.caching import NullCache
@@ -20,8 +19,6 @@ from numba.core.runtime import nrt
 from numba.core.serialize import dumps
 
 from fastroof.compiled.code_cache import (
-    COMPILED,
-    COMPILING,
     VERSION,
     cache_folders,
     cached_files,
@@ -29,10 +26,16 @@ from fastroof.compiled.code_cache import (
     store,
 )
 from fastroof.compiled.compile_turns import Turn
-from fastroof.compiled.dispatcher import Callee, LoopDispatcher, is_callee, rebuilt_callee, reduced_callee
-from fastroof.compiled.shipped_loops import Cpu, read_shipped, shipped_cpus
-
-_log: Final = logging.getLogger("fastroof.compiled")
+from fastroof.compiled.dispatcher import (
+    Callee,
+    Compilation,
+    LoopDispatcher,
+    current,
+    is_callee,
+    rebuilt_callee,
+    reduced_callee,
+)
+from fastroof.compiled.shipped_loops import FOLDER, Cpu, read_shipped, shipped_cpus
 
 # numba has no types for these
 _runtime: Any = vars(nrt)["_nrt"].c_helpers
@@ -72,14 +75,18 @@ class LoopCache(NullCache):
         _name_runtime()
         code = self._read(signature, target_context)
         if code is None:
-            _log.debug(COMPILING, self._function.__qualname__)
+            if getattr(current, "compilation", None) is None:
+                current.compilation = Compilation(self._function, self._cached_names())
+            current.compilation.begin(self._function)
             turn = self._turn(signature, target_context.codegen().magic_tuple())
             self._turns[signature] = turn
             # it may have been stored since
             code = self._read(signature, target_context)
-            if code is not None:
-                _log.debug(COMPILED, self._function.__qualname__)
         return code
+
+    def _cached_names(self) -> set[str]:
+        folders = (*self._folders(), FOLDER / f"loops-{VERSION}")
+        return {file.name.rpartition("-")[0] for folder in folders for file in folder.glob("*.loop")}
 
     def _turn(self, signature: Any, cpu: Cpu) -> Turn:
         folders = self._folders()
@@ -89,11 +96,13 @@ class LoopCache(NullCache):
                 break
         return Turn(folders, self._file_name(self._key(signature, cpu)))
 
-    def end_turn(self, signature: Any) -> None:
+    def end_turn(self, signature: Any, *, is_compiled: bool = False) -> None:
         """Let other processes read, or compile, the code for a signature."""
         turn = self._turns.pop(signature, None)
         if turn is not None:
             turn.end()
+            if current.compilation.end(self._function, is_compiled=is_compiled):
+                current.compilation = None
 
     def _read(self, signature: Any, target_context: Any) -> Any:
         cpu = target_context.codegen().magic_tuple()
@@ -109,12 +118,11 @@ class LoopCache(NullCache):
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Store the code compiled for a signature."""
-        _log.debug(COMPILED, self._function.__qualname__)
         if not compiled.library.has_dynamic_globals:  # addresses of this process
             key = self._key(signature, compiled.codegen.magic_tuple())
             parts = reduced_callee(compiled) if is_callee() else compiled._reduce()
             store(self._folders(), self._file_name(key), _pickled((key, parts)))
-        self.end_turn(signature)
+        self.end_turn(signature, is_compiled=True)
 
     def _key(self, signature: Any, cpu: Cpu) -> tuple[Any, ...]:
         function = self._function

@@ -34,6 +34,7 @@ from fastroof.documents import parse_json
 from fastroof.errors import GpuError, TableError
 from fastroof.file_access import exists, is_file, is_folder, matches, read_bytes
 from fastroof.load.measured import IMPORTED, Progress
+from fastroof.progress import remove_line
 
 if TYPE_CHECKING:
     from fastroof.arrays import Array
@@ -258,6 +259,7 @@ def _open_lock(path: str, _: int) -> int:
 
 def _print_status(progress: Progress | None, text: str) -> None:
     if progress is None and sys.stderr.isatty():
+        remove_line()
         print(text, file=sys.stderr, flush=True)
 
 

@@ -78,6 +78,10 @@ class _OfModel(NamedTuple):
     given: str
 
 
+Progress = Callable[[int, int, str], None]
+REPORTED: Final = "a number done, the total and what is counted"
+
+
 class RankingOptions(TypedDict, total=False):
     """Options of :func:`best_deployments`."""
 
@@ -86,7 +90,7 @@ class RankingOptions(TypedDict, total=False):
     requests: int | None
     seed: int
     threads: int
-    progress: Callable[[int, int], None] | None
+    progress: Progress | None
 
 
 def best_deployments(
@@ -97,7 +101,7 @@ def best_deployments(
     requests: int | None = None,
     seed: int = 0,
     threads: int = 1,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     tables_by_gpu: Mapping[str, GpuTables] | None = None,
 ) -> Answers:
     """Find the best deployment of each model, and the next best ones of other kinds.
@@ -122,7 +126,8 @@ def best_deployments(
     threads : int
         Threads to share the work over; any number gives the same answers.
     progress : callable, optional
-        Called with the number of candidates done and the total.
+        Called with a number done, the total and what is counted: ``candidates``, then ``deployments
+        simulated``, whose total grows while more of them may be the best.
     tables_by_gpu : mapping, optional
         Loaded tables by the names of GPUs in the spec (default: they are loaded).
 
@@ -160,7 +165,7 @@ def best_deployments(
         ("requests", LEAST_REQUESTS if requests is None else requests, 2),
     ):
         whole_number(name, value, least, error=SweepError)
-    check_progress(progress, "the number of candidates done and the total", SweepError)
+    check_progress(progress, REPORTED, SweepError)
     loads = tuple(name for name in loaded.load_axes if name in loaded.per)
     changes = {"keep": "best", "k": 1, "histogram": False, "per": ["model", *CHOICE_COLUMNS, *loads]}
     narrowed = load_deployment_spec(loaded, changes)
@@ -169,7 +174,7 @@ def best_deployments(
     why_mean = "" if percentile is None else why_mean_of(loaded, percentile)
     search = None
     if percentile is not None and not why_mean:
-        search = PercentileSearch(loaded, tables_by_gpu, percentile, requests, seed, threads)
+        search = PercentileSearch(loaded, tables_by_gpu, percentile, requests, seed, threads, progress)
     by_model, skipped = _evaluated(narrowed, tables_by_gpu, threads, progress)
     objective = OBJECTIVE_COLUMNS.get(loaded.objective, loaded.objective)
     answers = []
@@ -199,7 +204,7 @@ def _evaluated(
     spec: DeploymentSpec,
     tables_by_gpu: Mapping[str, GpuTables],
     threads: int,
-    progress: Callable[[int, int], None] | None,
+    progress: Progress | None,
 ) -> tuple[dict[str, _OfModel], tuple[str, ...]]:
     """Run the sweep in memory; return the remaining rows and the counts of each model, and skipped plans."""
     import pyarrow as pa
@@ -216,6 +221,8 @@ def _evaluated(
     total = sum(unit.size for unit in units)
     batches = []
     done = 0
+    if progress is not None:
+        progress(0, total, "candidates")
     results = local_results(sweep, units, tables_by_gpu, threads)
     for unit, result in zip(units, results, strict=True):
         batches.append(result.rows)
@@ -224,7 +231,7 @@ def _evaluated(
         skipped |= dict.fromkeys(why if model in why else f"{model}: {why}" for _, why in result.skipped)
         done += unit.size
         if progress is not None:
-            progress(done, total)
+            progress(done, total, "candidates")
     table = pa.Table.from_batches(batches, arrow_schema(sweep.columns, {}))
     rows = sweep.ordered(sweep.reduced(table)).to_pylist()
     by_name = {name: model for model, name in names.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from fastroof.config import load_gpu
@@ -90,8 +91,10 @@ class PercentileSearch:
         requests: int | None,
         seed: int,
         threads: int,
+        progress: Callable[[int, int, str], None] | None = None,
     ) -> None:
         self.spec, self.seed, self.threads = spec, seed, threads
+        self._progress, self._done, self._known = progress, 0, 0
         self._given_requests = requests
         self.requests = self._screened = 0
         self._tables_by_gpu = tables_by_gpu
@@ -106,11 +109,14 @@ class PercentileSearch:
         self._screened = min(self.requests, max(SCREENED_REQUESTS, enough // SCREENED_SHARE))
         left_out = [(row, place) for place, row in enumerate(rows, 1) if why_not_simulated(row)]
         placed = [(row, place) for place, row in enumerate(rows, 1) if not why_not_simulated(row)]
+        self._expect(min(len(placed), max(LEAST_KINDS, 2 * least)) + least)
         leaders, simulated, nearest = self._leaders(placed, least)
         ranked_leaders = self._by_value(leaders)
         # and the best of each family, whose distance is part of the answer
         firsts = {family_of(self.spec, one.kind.row): one for one in reversed(ranked_leaders)}.values()
         top = [one for at, one in enumerate(ranked_leaders) if at < least or one in firsts]
+        self._known = self._done
+        self._expect(len(top))
         capacities = self._mapped(self._capacity, top)
         order = ranked_anew(
             capacities, weights(self.spec, [one.kind.row for one in top]),
@@ -128,6 +134,7 @@ class PercentileSearch:
         for row, place in left_out:
             lost = (math.nan,) * 4
             ranked.append((row, PercentileCapacity(*lost, "", place, why_not_simulated(row))))
+        self._report(is_end=True)
         return Found(tuple(ranked), simulated, nearest)
 
     def _leaders(
@@ -144,6 +151,7 @@ class PercentileSearch:
 
         def simulate(batch: Sequence[int]) -> None:
             nonlocal simulated
+            self._expect(len(batch) + least)
             for kind, leader, tried in self._mapped(self._simulated_kind, [rows[place] for place in batch]):
                 simulated += tried
                 if leader is not None:
@@ -261,10 +269,24 @@ class PercentileSearch:
         return found
 
     def _mapped(self, function: Callable[[_T], _R], values: Sequence[_T]) -> list[_R]:
-        if self.threads == 1:
-            return [function(one) for one in values]
-        with ThreadPoolExecutor(self.threads) as pool:
-            return list(pool.map(function, values))
+        with ThreadPoolExecutor(self.threads) if self.threads > 1 else nullcontext() as pool:
+            results = []
+            for result in (map if pool is None else pool.map)(function, values):
+                results.append(result)
+                self._done += 1
+                self._report()
+            return results
+
+    def _expect(self, more: int) -> None:
+        """Report that at least so many more deployments are simulated, the best of them twice."""
+        self._known = max(self._known, self._done + more)
+        self._report()
+
+    def _report(self, *, is_end: bool = False) -> None:
+        if self._progress is not None:
+            # rows are made after the last one
+            done = self._done if is_end else min(self._done, self._known - 1)
+            self._progress(done, self._known, "deployments simulated")
 
 
 MOVES: Final = (

@@ -22,6 +22,7 @@ from fastroof.load.scaled import scaled_from
 from fastroof.load.unsound import UnsoundFamily, unsound_families
 from fastroof.operators.operator import Key, Packer, SourceTable, is_measured, measured_keys
 from fastroof.operators.registry import OPERATORS
+from fastroof.progress import Phase
 from fastroof.tables.completed import Campaign, Completion, completed, may_complete
 from fastroof.tables.holdout import run_holdout
 from fastroof.tables.kernel_order import BY_RANK, KernelOrder
@@ -443,7 +444,8 @@ def load_tables(
     >>> fastroof.load_tables("h100", source=own).sources["allreduce"]
     'aiconfigurator-trtllm-1.3.0rc20'
     """
-    measured = load_measured(name, gpu=gpu, source=source, progress=progress)
+    with Phase("reading tables"):
+        measured = load_measured(name, gpu=gpu, source=source, progress=progress)
     return Tables(measured, measured.gpu_spec)
 
 
@@ -451,7 +453,8 @@ def load_gpu_tables(
     gpu: Any, *, source: SourceChoice = None, progress: Progress | None = None
 ) -> Tables | None:
     """Load the tables of a GPU, given as :func:`fastroof.load_gpu` takes it; None if nothing was measured."""
-    measured = load_measured_of(gpu, source=source, progress=progress)
+    with Phase("reading tables"):
+        measured = load_measured_of(gpu, source=source, progress=progress)
     return None if measured is None else Tables(measured, measured.gpu_spec)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import subprocess
@@ -13,8 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.first_run import COMMANDS, PAGE
-from fastroof.backends.c import objects
-from fastroof.cli import app, compile_notice, warm
+from fastroof.cli import app, warm
 from fastroof.compiled.code_cache import cache_folders
 from tests.cli.test_start import environment
 
@@ -78,28 +76,22 @@ def test_after_it_commands_compile_nothing(tmp_path: Path) -> None:
         assert loops(cache) == compiled, question
 
 
-NOTICED = """
-import sys
-from fastroof.cli import compile_notice, main
-compile_notice.DELAY_S = -1.0
-sys.argv[1:] = ["gpus"]
-try:
-    main()
-except SystemExit:
-    pass
+SOON = """
+from fastroof import progress
+progress.DELAY_S, progress.REDRAW_S = -1.0, 0.001
 """
 
 
-def shown(tmp_path: Path, *, terminal: bool, **changed: str) -> str:
-    """What a program that compiles one loop writes to its standard error."""
+def shown(tmp_path: Path, program: str, *, terminal: bool, **changed: str) -> str:
+    """What a program writes to its standard error."""
     at, stderr = os.openpty() if terminal else os.pipe()
-    subprocess.run(
-        [sys.executable, "-c", NOTICED + BRACKET],
+    running = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", SOON + program],
         env={
             **environment(), "FASTROOF_CACHE_DIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "home"),
             "TERM": "xterm", **changed,
         },
-        stdout=subprocess.DEVNULL, stderr=stderr, check=True,
+        stdout=subprocess.DEVNULL, stderr=stderr,
     )  # fmt: skip
     # an end for a reader of a pipe; a terminal without writers is an error instead
     os.close(stderr)
@@ -109,61 +101,59 @@ def shown(tmp_path: Path, *, terminal: bool, **changed: str) -> str:
             text += more
     except OSError:
         pass
+    assert running.wait() == 0
     os.close(at)
     return text.decode()
 
 
 @pytest.mark.slow
 def test_a_terminal_shows_what_takes_long(tmp_path: Path) -> None:
-    out = shown(tmp_path, terminal=True, CI="")
-    assert "compiling loops for this machine once" in out
-    assert shown(tmp_path, terminal=True, CI="") == ""
+    out = shown(tmp_path, BRACKET, terminal=True, CI="")
+    assert "compiling loops for this machine, once: 0 of at most 1, " in out
+    assert out.endswith("\r\x1b[K")
+    assert shown(tmp_path, BRACKET, terminal=True, CI="") == ""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("terminal", "ci"), [(False, ""), (True, "1")])
 def test_a_pipe_and_ci_are_not(tmp_path: Path, terminal: bool, ci: str) -> None:
-    assert shown(tmp_path, terminal=terminal, CI=ci) == ""
+    assert shown(tmp_path, BRACKET, terminal=terminal, CI=ci) == ""
 
 
-def test_nested_compilations_are_one_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[list[int]] = []
-
-    class Shown:
-        task_ids = (0,)
-
-        def __init__(self, notice: str) -> None:
-            begun.append([])
-            assert notice == compile_notice.NOTICE
-
-        def update(self, task: int, loops: int) -> None:
-            begun[-1].append(loops)
-
-        def stop(self) -> None:
-            begun[-1].append(-1)
-
-    monkeypatch.setattr(compile_notice, "_shown", Shown)
-    clock = iter(range(100))
-    monkeypatch.setattr(compile_notice.time, "monotonic", lambda: float(next(clock)))
-    notice = compile_notice.CompileNotice()
-    for message in (
-        "compiling %s",
-        "compiling %s",
-        "compiling %s",
-        "compiled %s",
-        "compiled %s",
-        "compiled %s",
-    ):
-        notice.emit(logging.LogRecord("", logging.DEBUG, "", 0, message, ("loop",), None))
-    assert begun == [[0, 1, 2, 3, -1]]
+@pytest.mark.slow
+def test_a_log_has_it_without_a_terminal(tmp_path: Path) -> None:
+    program = "import logging; logging.basicConfig(level=logging.INFO, format='%(name)s: %(message)s')"
+    first, last = shown(tmp_path, program + BRACKET, terminal=False).splitlines()
+    assert first == "fastroof.compiled: compiling bracket: at most 1 loops, once"
+    assert last.startswith("fastroof.compiled: compiled bracket: 1 loops in ")
 
 
-def test_the_object_file_for_c_has_its_own_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[str] = []
-    monkeypatch.setattr(compile_notice, "_shown", lambda notice: begun.append(notice))
-    clock = iter(range(100))
-    monkeypatch.setattr(compile_notice.time, "monotonic", lambda: float(next(clock)))
-    notice = compile_notice.CompileNotice()
-    for what in (objects._NOTICE, "fastroof_open", "a_loop"):
-        notice.emit(logging.LogRecord("", logging.DEBUG, "", 0, "compiling %s", (what,), None))
-    assert begun[-1] == "compiling the object file for C once, about a minute"
+COMMAND = """
+import sys
+from fastroof.cli import main
+sys.argv[1:] = {words}
+main()
+"""
+
+
+def test_a_command_is_shown_until_it_prints(tmp_path: Path) -> None:
+    out = shown(tmp_path, COMMAND.format(words=["gpus"]), terminal=True, CI="")
+    assert out.startswith("\r\x1b[Kfastroof gpus: 0 s\r\x1b[K")
+    assert out.endswith("\r\x1b[K")
+    assert shown(tmp_path, COMMAND.format(words=["gpus"]), terminal=False, CI="") == ""
+
+
+@pytest.mark.slow
+def test_phases_of_best_are_in_order() -> None:
+    """The loops are those of this run of tests, compiled or not."""
+    words = (
+        "best --model llama-3.1-8b --gpus 2 --isl 1000 --osl 50 --tpot 20 --max-num-seqs 64 "
+        "--mode aggregated --requests 500"
+    )
+    cache = cache_folders()[0].parent
+    out = shown(cache, COMMAND.format(words=words.split()), terminal=True, CI="")
+    parts = ("fastroof best: 0 s", "best: starting", " candidates, ", " deployments simulated, ")
+    places = [out.find(part) for part in parts]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert out.endswith("\r\x1b[K")

@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from fastroof.cli import app
-from fastroof.cli import output as progress
 from fastroof.cli import sweep as sweep_summary
 from fastroof.sweep import DeploymentSpec, StepSpec, load_spec, run_sweep
 
@@ -191,55 +190,3 @@ def test_what_cannot_be_is_printed_by_reason(tmp_path: Path) -> None:
 def test_many_groups_are_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep_summary, "MOST_GROUPS", 1)
     assert "and 1 more groups" in run(*FLAGS, "-o", tmp_path / "r.parquet").stdout
-
-
-def test_a_log_has_the_rate_and_what_is_left(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = iter([0.0, 1.0, 10.0, 11.0, 20.0, 30.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    with progress.shown_progress("sweep", "evaluations", quiet=False) as show:
-        for done in (0, 1_000_000, 2_000_000, 5_000_000, 8_000_000):
-            show(done, 8_000_000)
-    assert capsys.readouterr().err.splitlines() == [
-        "sweep: 1,000,000 of 8,000,000 evaluations, 100 thousand a second",
-        "sweep: 5,000,000 of 8,000,000 evaluations, 250 thousand a second, 9.00 s left",
-        "sweep: 8,000,000 of 8,000,000 evaluations, 267 thousand a second",
-    ]
-
-
-def test_the_remaining_time_ignores_the_start() -> None:
-    """A run of 23 s whose first of 41 pieces takes 13: by the mean it would open at minutes."""
-    pace = progress.Pace()
-    ends = [13.0 + 0.25 * piece for piece in range(41)]
-    found = [pace.left_s(done, 41, now) for done, now in enumerate(ends, start=1)]
-    assert found[:2] == [None, None]
-    assert found[-1] is None
-    for left_s, now in zip(found[2:-1], ends[2:-1], strict=True):
-        assert left_s == pytest.approx(ends[-1] - now)
-    # the pace of now, not of the beginning; a pause counts
-    slow = progress.Pace()
-    for second in range(1, 11):
-        slow.left_s(second, 100, float(second))
-    for second in range(11, 31):
-        last = slow.left_s(10 + 2 * (second - 10), 100, float(second))
-    assert last == pytest.approx((100 - 50) / 2)
-    paused = slow.left_s(50, 100, 60.0)
-    assert last is not None
-    assert paused is not None
-    assert paused > 2 * last
-    # however often it is updated
-    long = progress.Pace()
-    assert [long.left_s(done, 10_000, done / 10) for done in range(1, 5001)][-1] == pytest.approx(
-        500, rel=0.01
-    )
-
-
-def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
-    with progress.shown_progress("sweep", "evaluations", quiet=False) as show:
-        for done in (1, 2, 3, 4):
-            show(done, 4)
-    shown = capsys.readouterr().err
-    assert "4 of 4 evaluations" in shown
-    assert not shown.rstrip().endswith("left")

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from numba.core import config
 
-from fastroof.compiled import code_cache, jit, loop_cache, shipped_loops
+from fastroof.compiled import code_cache, dispatcher, jit, loop_cache, shipped_loops
 from fastroof.compiled import trusted_files as trusted_folders
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -404,3 +404,54 @@ def test_only_versions_unused_for_a_month_are_removed(fresh, tmp_path):
     os.utime(made, (a_month_ago, a_month_ago))
     assert hits(fresh(made)) == 1
     assert made.stat().st_mtime > a_month_ago + 86_400
+
+
+def least(value):
+    return value + 1.0
+
+
+def middle(value):
+    return least_loop(value) * 2.0  # noqa: F821
+
+
+def largest(value, is_plain):
+    return middle_loop(value) + least_loop(value)  # noqa: F821
+
+
+@pytest.mark.loops
+def test_the_total_of_compiling_is_at_least_what_compiles_without_the_cached(fresh, tmp_path, monkeypatch):
+    fresh()  # switches the JIT on
+    totals = []
+
+    def compiled():
+        for function in (least, middle, largest):
+            loop = jit.jit(function)
+            loop._cache = loop_cache.LoopCache(function, lambda: (tmp_path,))
+            monkeypatch.setitem(globals(), f"{function.__name__}_loop", loop)
+        totals.clear()
+        assert loop(3.0, True) == 12.0
+        return totals
+
+    opened, closed = dispatcher.Compilation.__enter__, dispatcher.Compilation.__exit__
+
+    def enter(phase):
+        totals.append(phase.counted())
+        return opened(phase)
+
+    def leave(phase):
+        totals.append(phase.counted())
+        closed(phase)
+
+    monkeypatch.setattr(dispatcher.Compilation, "__enter__", enter)
+    monkeypatch.setattr(dispatcher.Compilation, "__exit__", leave)
+    (_, before), (done, _) = compiled()
+    assert before >= done == 3
+    assert compiled() == []
+    for file in tmp_path.glob("largest-*"):
+        file.unlink()
+    (_, before), (done, _) = compiled()
+    assert (before, done) == (1, 1)
+    for file in (*tmp_path.glob("largest-*"), *tmp_path.glob("middle-*")):
+        file.unlink()
+    (_, before), (done, _) = compiled()
+    assert (before, done) == (2, 2)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -19,11 +18,12 @@ from numba.core.registry import cpu_target
 
 from fastroof.compiled.c_api import C_FACTS, C_FUNCTIONS, C_LIBRARY
 from fastroof.compiled.c_simulation import C_SIMULATION
-from fastroof.compiled.code_cache import COMPILED, COMPILING, cache_folders, cached_files, code_version, store
+from fastroof.compiled.code_cache import cache_folders, cached_files, code_version, store
 from fastroof.compiled.jit import OPTIONS
 from fastroof.compiled.llvm import PLAIN
 from fastroof.compiled.shipped_loops import Cpu, read_shipped, shipped_cpus
 from fastroof.errors import BackendError
+from fastroof.progress import Phase
 
 # now and not at the first call, as the version of compiled loops
 _SOURCE: Final = Path(__file__).read_bytes()
@@ -36,10 +36,6 @@ TARGETS: Final = ("x86_64-linux-gnu", "aarch64-linux-gnu")
 
 FUNCTIONS: Final = (*C_FUNCTIONS, *C_FACTS, *C_SIMULATION)
 """What fastroof_step.h declares and nothing else: all that a program sees of the code."""
-
-_log: Final = logging.getLogger("fastroof.compiled")
-
-_NOTICE: Final = "the object file for C once, about a minute"
 
 _COMPILERS_OWN: Final = ("memcpy", "memset", "memmove")
 """What a compiler may call in any program: of libc."""
@@ -89,7 +85,7 @@ def _object_code(cpu: str, target: str | None) -> bytes:
     if code is None and cpu != "host":
         code = _shipped([_file_name(cpu, target, other) for other in shipped_cpus(numbas)])
     if code is None:
-        with _compiling(_NOTICE):
+        with Phase("compiling the object file for C, once"):
             code = _compiled(cpu, target)
         store(folders, name, code)
     return code
@@ -112,14 +108,6 @@ def _shipped(names: Sequence[str]) -> bytes | None:
     return None
 
 
-@contextmanager
-def _compiling(what: str) -> Iterator[None]:
-    """Log it as loops do, for the notice on a terminal."""
-    _log.debug(COMPILING, what)
-    yield
-    _log.debug(COMPILED, what)
-
-
 def _compiled(cpu: str, target: str | None) -> bytes:
     machine = _target_machine(cpu, target)
     module = llvm.parse_bitcode(_bitcode())
@@ -128,8 +116,7 @@ def _compiled(cpu: str, target: str | None) -> bytes:
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     builder = llvm.create_pass_builder(machine, options)
     for _ in range(2):
-        with _compiling(_NOTICE):
-            builder.getModulePassManager().run(module, builder)
+        builder.getModulePassManager().run(module, builder)
     _check(module)
     return bytes(machine.emit_object(module))
 
@@ -141,8 +128,7 @@ def _bitcode() -> bytes:
     names = {}
     for name, (function, signature) in (C_FUNCTIONS | C_FACTS | C_SIMULATION).items():
         compiled: Any = CFunc(function, (signature.args, signature.return_type), {}, OPTIONS)
-        with _compiling(name):
-            compiled.compile()
+        compiled.compile()
         names[compiled._wrapper_name] = name
         part = llvm.parse_assembly(compiled._library.get_llvm_str())
         if module is None:

@@ -15,7 +15,7 @@ from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import SweepError
 from fastroof.models import TP_SIZES, load_model
 from fastroof.sweep.answers import Answer, Answers
-from fastroof.sweep.best import RankingOptions, best_deployments
+from fastroof.sweep.best import REPORTED, RankingOptions, best_deployments
 from fastroof.sweep.deployments import DeploymentSpec, DeploymentSweep
 from fastroof.sweep.kind import load_tables_by_gpu
 from fastroof.sweep.kinds import load_deployment_spec
@@ -377,7 +377,7 @@ def recommend_for_spec(
 
 def _recommended(specs: Sequence[DeploymentSpec], ranking: Mapping[str, Any]) -> Recommendation:
     progress = ranking.get("progress")
-    check_progress(progress, "the number of candidates done and the total", SweepError)
+    check_progress(progress, REPORTED, SweepError)
     began = time.perf_counter()
     total = sum(spec.num_candidates for spec in specs)
     done = 0
@@ -388,9 +388,10 @@ def _recommended(specs: Sequence[DeploymentSpec], ranking: Mapping[str, Any]) ->
     for spec in specs:
         before = done
 
-        def report(of_spec: int, _: int, before: int = before) -> None:
+        def report(of_spec: int, known: int, noun: str, before: int = before) -> None:
             if progress is not None:
-                progress(before + of_spec, total)
+                counted, of = (before + of_spec, total) if noun == "candidates" else (of_spec, known)
+                progress(counted, of, noun)
 
         tables_by_gpu = load_tables_by_gpu(DeploymentSweep(spec))
         found = best_deployments(spec, tables_by_gpu=tables_by_gpu, **{**ranking, "progress": report})

@@ -20,7 +20,7 @@ from fastroof.columns import Column
 from fastroof.config import load_gpu
 from fastroof.errors import SweepError
 from fastroof.sweep.answers import Choice
-from fastroof.sweep.best import RankingOptions
+from fastroof.sweep.best import REPORTED, RankingOptions
 from fastroof.sweep.deployments import COLUMNS
 from fastroof.sweep.recommendations.candidates import MOST_GPUS
 from fastroof.sweep.recommendations.files import save_deployments
@@ -299,7 +299,7 @@ def recommend_shared(
         Price per GPU-hour, which replaces the spec's.
     **ranking
         As in :func:`fastroof.sweep.best_deployments`; ``progress`` is called with the number of questions
-        answered and those known so far.
+        answered, those known so far, and ``questions``.
 
     Returns
     -------
@@ -331,7 +331,7 @@ def recommend_shared(
     """
     began = time.perf_counter()
     progress = ranking.get("progress")
-    check_progress(progress, "the number of questions answered and of those known so far", SweepError)
+    check_progress(progress, REPORTED, SweepError)
     changes = {} if gpu_hour_price is None else {"gpu_hour_price": gpu_hour_price}
     loaded = load_shared_spec(spec, changes)
     ranked: dict[str, Any] = {**ranking, "progress": None}
@@ -339,20 +339,24 @@ def recommend_shared(
     total = loaded.total_gpus or 0
     known = len(loaded.traffic) * len(first_tried(min(max(total - len(loaded.traffic) + 1, 0), NODE_GPUS)))
 
+    def report(questions: int) -> None:
+        if progress is not None:
+            progress(answered, questions, "questions")
+
     @functools.cache
     def answer(place: int, gpus: int) -> Recommendation:
         nonlocal answered
         question = loaded.question(loaded.traffic[place], gpus)
         found = recommend_for_spec(question, **ranked)
         answered += 1
-        if progress is not None:
-            progress(answered, max(answered, known))
+        report(max(answered + 1, known))
         return found
 
     def rate_on(place: int, gpus: int) -> float:
         choices = answer(place, gpus).answers.answers[0].choices
         return held_per_s(choices[0]) if choices else 0.0
 
+    report(max(1, known))
     models = [
         HeldRates(functools.partial(rate_on, place), traffic.requests_per_s)
         for place, traffic in enumerate(loaded.traffic)
@@ -371,5 +375,6 @@ def recommend_shared(
         run = answer(place, gpus or total or max(model.ratios))
         is_shown = gpus or not run.answers.answers[0].choices
         shares.append(GpuShare(traffic, gpus, held, needed[place], run if is_shown else None))
+    report(answered)
     elapsed_s = time.perf_counter() - began
     return SharedBudget(load_gpu(loaded.gpu).name, total, scale, tuple(shares), answered, elapsed_s)

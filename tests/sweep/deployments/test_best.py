@@ -156,11 +156,12 @@ def test_models_without_a_deployment_are_answered_too() -> None:
 
 @pytest.mark.slow
 def test_it_shows_progress() -> None:
-    seen: list[tuple[int, int]] = []
+    seen: list[tuple[int, int, str]] = []
     began = time.perf_counter()
-    found = by_means(SPEC, progress=lambda done, total: seen.append((done, total)))
+    found = by_means(SPEC, progress=lambda *reported: seen.append(reported))
     assert 0 < found.total_s <= time.perf_counter() - began
-    assert seen[-1] == (found.candidates, found.candidates)
+    assert seen[0] == (0, found.candidates, "candidates")
+    assert seen[-1] == (found.candidates, found.candidates, "candidates")
     assert seen == sorted(seen)
 
 

@@ -17,7 +17,12 @@ from fastroof.simulation.requests import RequestTimes
 from fastroof.simulation.steady import steady_run
 from fastroof.sweep.answers import Answer, Answers
 from fastroof.sweep.best import best_deployments
-from fastroof.sweep.percentile_capacity import PercentileCapacity, percentile_limits, ranked_anew
+from fastroof.sweep.percentile_capacity import (
+    PercentileCapacity,
+    SimulatedKind,
+    percentile_limits,
+    ranked_anew,
+)
 
 SPEC: dict[str, Any] = {
     "models": ["llama-3.1-8b"],
@@ -35,6 +40,25 @@ SPEC: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def found() -> Answers:
     return best_deployments(SPEC, percentile=95, requests=200, seed=7)
+
+
+def test_progress_is_below_its_total_until_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[tuple[int, int, str]] = []
+    during: list[tuple[int, int, str]] = []
+    for name in ("rate", "capacity", "means_ms"):
+        simulated = getattr(SimulatedKind, name)
+
+        def followed(*given: Any, of: Any = simulated) -> Any:
+            during.append(reported[-1])
+            return of(*given)
+
+        monkeypatch.setattr(SimulatedKind, name, followed)
+    best_deployments(SPEC, requests=200, progress=lambda *counts: reported.append(counts))
+    assert {noun for _, _, noun in during} == {"deployments simulated"}
+    assert all(done < total for done, total, _ in during)
+    assert [noun for _, _, noun in reported] == sorted(noun for _, _, noun in reported)
+    *_, last = reported
+    assert last[0] == last[1] > 1
 
 
 @pytest.mark.slow

@@ -247,10 +247,12 @@ def test_a_limit_that_nothing_keeps_has_no_number_of_gpus() -> None:
 
 @pytest.mark.slow
 def test_progress_counts_questions(found: SharedBudget) -> None:
-    calls: list[tuple[int, int]] = []
-    again = recommend_shared(SPEC, progress=lambda done, known: calls.append((done, known)))
-    assert [done for done, _ in calls] == list(range(1, again.questions + 1))
-    assert calls[-1] == (again.questions, again.questions)
+    calls: list[tuple[int, int, str]] = []
+    again = recommend_shared(SPEC, progress=lambda *reported: calls.append(reported))
+    *before, last = calls
+    assert [done for done, _, _ in before] == list(range(again.questions + 1))
+    assert all(done < known for done, known, _ in before)
+    assert last == (again.questions, again.questions, "questions")
     assert again.scale == found.scale
 
 
