@@ -22,7 +22,6 @@ REDRAW_S: Final = 0.5
 LOG_EVERY_S: Final = 5.0
 
 _MOST_REPORTS: Final = 256
-_SCALES: Final = ((1e9, "billion"), (1e6, "million"), (1e3, "thousand"))
 _BAR: Final = 24
 
 
@@ -88,16 +87,16 @@ class Phase:
         """Return what is done, and the total."""
         return self.done, self.total
 
-    def line(self, now: float) -> str:
-        """Return what a terminal shows."""
+    def line(self, now: float, bar: int = 0) -> str:
+        """Return what is shown, with a bar of a number of characters."""
         done, total = self.counted()
         left_s = self._pace.left_s(done, total * (1.0 + self.rest), now)
         times = _seconds(now - self.began) if left_s is None else f"{_seconds(left_s)} left"
         if not total:
             return f"{self.words}: {'starting, ' if self.noun else ''}{times}"
         noun = f" {self.noun}" if self.noun else ""
-        bar = ("#" * min(_BAR * done // total, _BAR)).ljust(_BAR, "-")
-        return f"{self.words}: {done:,} {self.of} {total:,}{noun}, {times}  [{bar}]"
+        drawn = f"  [{('#' * (bar * done // total)).ljust(bar, '-')}]" if bar else ""
+        return f"{self.words}: {done:,} {self.of} {total:,}{noun}, {times}{drawn}"
 
 
 class _Lines(Phase):
@@ -105,20 +104,16 @@ class _Lines(Phase):
 
     def __init__(self, words: str, noun: str) -> None:
         super().__init__(words, noun)
-        self._printed = 0, 0
-        self._printed_at = self.began
+        self._printed_at, self._printed = self.began, (0, 0)
 
     def __call__(self, done: int, total: int, noun: str = "") -> None:
         super().__call__(done, total, noun)
         now = time.monotonic()
-        left_s = self._pace.left_s(done, total, now)
-        is_early = done != total and now - self._printed_at < LOG_EVERY_S
-        if not done or (done, total) == self._printed or is_early:
-            return
-        self._printed_at, self._printed = now, (done, total)
-        left = "" if left_s is None else f", {_seconds(left_s)} left"
-        rate = _rate_words(done, now - self.began)
-        sys.stderr.write(f"{self.words}: {done:,} of {total:,} {self.noun}, {rate}{left}\n")
+        line = self.line(now)
+        is_due = done == total or now - self._printed_at >= LOG_EVERY_S
+        if done and is_due and (done, total) != self._printed:
+            self._printed_at, self._printed = now, (done, total)
+            sys.stderr.write(f"{line}\n")
 
 
 class CommandPhase(Phase):
@@ -150,14 +145,6 @@ def shown_progress(words: str, noun: str, *, quiet: bool = False) -> Phase:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
-
-
-def _rate_words(done: int, seconds: float) -> str:
-    rate = done / max(seconds, 1e-9)
-    for scale, word in _SCALES:
-        if rate >= scale:
-            return f"{rate / scale:.3g} {word} a second"
-    return f"{rate:.3g} a second"
 
 
 class _Line:
@@ -206,7 +193,7 @@ class _Line:
             now = time.monotonic()
             for phase in self._phases[-1:]:
                 if now - self._opened > DELAY_S and not self.is_muted:
-                    self.draw(phase.line(now))
+                    self.draw(phase.line(now, _BAR))
 
 
 _line: Final = _Line()
@@ -222,9 +209,8 @@ def is_terminal() -> bool:
     return False
 
 
-def remove_line() -> None:
-    """Remove the line from the terminal, until it is drawn again."""
-    _line.draw("")
+remove_line: Final = partial(_line.draw, "")
+"""Remove the line from the terminal, until it is drawn again."""
 
 
 def mute() -> None:

@@ -274,18 +274,18 @@ class PercentileSearch:
             for result in (map if pool is None else pool.map)(function, values):
                 results.append(result)
                 self._done += 1
-                self._report()
+                self._report(is_end=False)
             return results
 
     def _expect(self, more: int) -> None:
-        """Report that at least so many more deployments are simulated, the best of them twice."""
+        """Report that at least so many more deployments are simulated; the best ones are twice."""
         self._known = max(self._known, self._done + more)
-        self._report()
+        self._report(is_end=False)
 
-    def _report(self, *, is_end: bool = False) -> None:
+    def _report(self, *, is_end: bool) -> None:
         if self._progress is not None:
-            # rows are made after the last one
-            done = self._done if is_end else min(self._done, self._known - 1)
+            # the last one ends with the ranking
+            done = self._done if is_end else max(min(self._done, self._known - 1), 0)
             self._progress(done, self._known, "deployments simulated")
 
 

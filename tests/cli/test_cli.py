@@ -823,7 +823,7 @@ def test_sweep_of_a_file(tmp_path: Path) -> None:
     assert code == 0, err
     assert f"rows in {output}" in out
     assert "24 steps timed for 4 plans" in out
-    assert re.fullmatch(r"sweep: 24 of 24 evaluations, .* a second", err.splitlines()[-1])
+    assert re.fullmatch(r"sweep: 24 of 24 evaluations, \d+ s", err.splitlines()[-1])
     truth = fastroof.run_sweep(tomllib.loads(SPEC), tmp_path / "again.parquet")
     assert pq.read_table(output).equals(pq.read_table(tmp_path / "again.parquet"))
     for best in truth.best:
