@@ -175,9 +175,9 @@ class Compilation(Phase):
 
     def begin(self, loop: Any) -> None:
         """Show and log the first loop; note each that is not cached."""
-        if loop.__name__ in self._cached:
+        if self._depth and loop.__name__ in self._cached:
             self._cached.clear()
-        if not self._depth:
+        elif not self._depth:
             self.__enter__()
             _log.info("compiling %s: at most %d loops, once", loop.__name__, self.counted()[1])
         self._depth += 1

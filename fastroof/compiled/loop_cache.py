@@ -58,7 +58,7 @@ class LoopCache(NullCache):
     ) -> None:
         self._function: Any = function
         self._folders = folders
-        self._turns: dict[Any, Turn] = {}
+        self._turns: dict[Any, Turn | None] = {}
 
     @property
     def cache_path(self) -> str | None:
@@ -78,15 +78,16 @@ class LoopCache(NullCache):
             if getattr(current, "compilation", None) is None:
                 current.compilation = Compilation(self._function, self._cached_names())
             current.compilation.begin(self._function)
-            turn = self._turn(signature, target_context.codegen().magic_tuple())
-            self._turns[signature] = turn
+            self._turns[signature] = None  # Ctrl-C may end the wait for it
+            self._turns[signature] = self._turn(signature, target_context.codegen().magic_tuple())
             # it may have been stored since
             code = self._read(signature, target_context)
         return code
 
     def _cached_names(self) -> set[str]:
+        """Return the names of loops that are cached for their callers."""
         folders = (*self._folders(), FOLDER / f"loops-{VERSION}")
-        return {file.name.rpartition("-")[0] for folder in folders for file in folder.glob("*.loop")}
+        return {file.name.partition("-")[0] for folder in folders for file in folder.glob("*-IR-*.loop")}
 
     def _turn(self, signature: Any, cpu: Cpu) -> Turn:
         folders = self._folders()
@@ -98,9 +99,9 @@ class LoopCache(NullCache):
 
     def end_turn(self, signature: Any, *, is_compiled: bool = False) -> None:
         """Let other processes read, or compile, the code for a signature."""
-        turn = self._turns.pop(signature, None)
-        if turn is not None:
-            turn.end()
+        if signature in self._turns:
+            if (turn := self._turns.pop(signature)) is not None:
+                turn.end()
             if current.compilation.end(self._function, is_compiled=is_compiled):
                 current.compilation = None
 
@@ -134,7 +135,7 @@ class LoopCache(NullCache):
 
     def _file_name(self, key: tuple[Any, ...]) -> str:
         name = self._function.__qualname__.rpartition(".")[2]
-        return f"{name}-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}.loop"
+        return f"{name}-{key[0]}-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}.loop"
 
 
 def _compiled(payload: bytes, key: tuple[Any, ...], target_context: Any) -> Any:

@@ -341,7 +341,7 @@ OPERATIONS: Final = (
         _loops,
         together=False,
         always_succeeds=True,
-        stays=r"loops-0/\w+-[0-9a-f]{32}\.loop\.([0-9a-f]{16}|lock)",
+        stays=r"loops-0/\w+-code-[0-9a-f]{32}\.loop\.([0-9a-f]{16}|lock)",
     ),
 )
 """All of them."""
