@@ -1,10 +1,11 @@
 """The present phase of long work, as one line: redrawn in place on a terminal, else printed now and then.
 
-Phases nest, and the innermost one is shown. The line appears once phases have been open for a second.
+Phases nest, and the innermost one is shown. The line appears after a second of phases without a longer break.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -18,7 +19,7 @@ from typing import Any, Final, Self
 DELAY_S: Final = 1.0
 """Seconds of work after which the line is shown: what takes less needs no words."""
 
-REDRAW_S: Final = 0.5
+REDRAW_S: Final = 0.3
 LOG_EVERY_S: Final = 5.0
 
 _MOST_REPORTS: Final = 256
@@ -35,7 +36,7 @@ class Pace:
         self._end = 0.0
 
     def left_s(self, done: int, total: float, now: float) -> float | None:
-        """Record the progress and return the time left."""
+        """Record the progress and return the time left; None if it is not known, or over."""
         if done and (not self._done or done > self._done[-1]):
             if len(self._at) == _MOST_REPORTS:
                 del self._at[1::2], self._done[1::2]
@@ -43,8 +44,8 @@ class Pace:
             self._done.append(done)
         if len(self._at) < 3 or done >= total:
             return None
-        if (done, total) == self._of and now < self._end:
-            return self._end - now
+        if (done, total) == self._of:
+            return self._end - now if now < self._end else None
         half = max(bisect_right(self._at, (self._at[0] + now) / 2.0) - 1, 0)
         start = min(half, len(self._at) - 2)
         seconds, more = now - self._at[start], done - self._done[start]
@@ -156,13 +157,15 @@ class _Line:
         self._thread: threading.Thread | None = None
         self._end = threading.Event()
         self._lock = threading.RLock()  # Ctrl-C may remove the line while this thread does
-        self._opened = self._spent_s = 0.0
+        self._opened = self._closed = -math.inf
 
     def open(self, phase: Phase) -> None:
         """Show a phase, the last one that is open."""
         self._phases.append(phase)
         if self._thread is None and is_terminal():
-            self._opened = time.monotonic() - self._spent_s
+            now = time.monotonic()
+            if now - self._closed > DELAY_S:  # else it goes on with the work before it
+                self._opened = now
             self._end.clear()
             self._thread = threading.Thread(target=self._redraw, daemon=True)
             self._thread.start()
@@ -175,7 +178,7 @@ class _Line:
             self._end.set()
             self._thread.join()
             self._thread = None
-            self._spent_s = time.monotonic() - self._opened
+            self._closed = time.monotonic()
             self.draw("")
 
     def draw(self, text: str) -> None:

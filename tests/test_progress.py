@@ -41,7 +41,8 @@ def test_the_remaining_time_ignores_the_start() -> None:
     for second in range(11, 31):
         last = slow.left_s(10 + 2 * (second - 10), 100, float(second))
     assert last == pytest.approx((100 - 50) / 2)
-    paused = slow.left_s(50, 100, 60.0)
+    assert slow.left_s(50, 100, 60.0) is None
+    paused = slow.left_s(51, 100, 60.0)
     assert last is not None
     assert paused is not None
     assert paused > 2 * last
