@@ -189,7 +189,7 @@ def step(
         timed = cached_plan(identity, compiled)
         # 0.1 s, and the plan: it is made of what measured points say of each other
         sizes_of_each = [(r.count, r.new_tokens, r.context_len) for r in requests]
-        relative = cached_error(timed, identity, sizes_of_each, error)
+        relative = cached_error(identity, sizes_of_each, error)
     times = timed.run(batch)
     encoder_us = 0.0 if encoded is None else encoded.latency_us
     latency_us = float(times.latency_us[0]) + encoder_us

@@ -180,11 +180,14 @@ def cached_plan(identity: str | None, make: Callable[[], Any]) -> CachedPlan:
     return plan
 
 
-def cached_error(plan: CachedPlan, identity: str | None, requests: Any, make: Callable[[], float]) -> float:
+def cached_error(identity: str | None, requests: Any, make: Callable[[], float]) -> float:
     """Return the cached standard error of a step of a cached plan, or make it and cache it."""
-    digest = hashlib.sha256(plan.arena.tobytes()).hexdigest()
-    key = None if identity is None else f"{identity} {digest} error of {requests}"
-    found = None if key is None else find_plan(key)
+    # with the record of files that the plan was made of: what they say of errors may be all that changes
+    plan = None if identity is None else find_plan(identity)
+    if plan is None:
+        return make()
+    key = f"{identity} {hashlib.sha256(plan).hexdigest()} error of {requests}"
+    found = find_plan(key)
     if found is not None:
         with suppress(ValueError):
             files, data = _split(found)
@@ -192,7 +195,7 @@ def cached_error(plan: CachedPlan, identity: str | None, requests: Any, make: Ca
                 return float(data)
     with _recorded_warnings() as messages, recorded() as files_read:
         error = make()
-    if key is not None and not messages and files_read.is_repeatable:
+    if not messages and files_read.is_repeatable:
         store_plan(key, _joined(files_read, repr(error).encode()))
     return error
 

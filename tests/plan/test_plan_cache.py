@@ -277,18 +277,20 @@ def test_a_plan_is_made_once(cache: Path, dense: fastroof.StepPlan) -> None:
 
 
 def test_the_error_of_a_step_is_made_once_for_a_plan(cache: Path, dense: fastroof.StepPlan) -> None:
-    plan, made = CachedPlan.of(dense), []
+    made = []
 
-    def error(identity: str, requests: str, of: CachedPlan = plan) -> float:
-        return plan_cache.cached_error(of, identity, requests, lambda: made.append(requests) or 1 / 3)
+    def error(identity: str | None, requests: str) -> float:
+        return plan_cache.cached_error(identity, requests, lambda: made.append(requests) or 1 / 3)
 
+    assert error("a", "no plan") == error(None, "no plan") == 1 / 3
+    plan_cache.cached_plan("a", lambda: dense)
     for requests in ("one", "one", "two"):
         assert error("a", requests) == 1 / 3
-    assert made == ["one", "two"]
-    other = plan.arena.copy()
-    other[-1] += 1.0
-    assert error("a", "one", dataclasses.replace(plan, arena=other)) == error("b", "one") == 1 / 3
-    assert made == ["one", "two", "one", "one"]
+    assert made == ["no plan", "no plan", "one", "two"]
+    # the same plan of files of another time
+    plan_cache.store_plan("a", b"another record" + plan_cache.find_plan("a"))  # type: ignore[operator]
+    assert error("a", "one") == 1 / 3
+    assert made[4:] == ["one"]
 
 
 def test_a_plan_is_made_again_once_a_file_of_it_has_changed(
