@@ -11,15 +11,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from fastroof.cli.output import console
 from fastroof.errors import FastroofError
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from fastroof.progress import Phase, shown_progress
 
 EPILOG: Final = """\b
 Examples:
@@ -64,8 +62,6 @@ def warm(
     ] = None,
 ) -> None:
     """Compile loops ahead of their first use."""
-    from rich.progress import Progress
-
     from fastroof.compiled.code_cache import VERSION, cache_folders
     from fastroof.compiled.shipped_loops import shipped_loops
     from fastroof.host import usable_processors
@@ -73,16 +69,14 @@ def warm(
     began = time.perf_counter()
     folders = cache_folders()
     before = _loops(folders)
-    terminal = console(stderr=True)
     processors = jobs or usable_processors()
     if not (before or shipped_loops(VERSION).level):
-        terminal.print(f"compiling loops for this machine, once: {COST} on {processors} processors")
-    with (
-        Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as progress,
-        ThreadPoolExecutor(processors) as pool,
-    ):
-        task = progress.add_task("compiling loops", total=sum(map(len, GROUPS)))
-        for done in as_completed([pool.submit(_run, group, progress, task) for group in GROUPS]):
+        what = f"{COST} on {processors} processors"
+        console(stderr=True).print(f"compiling loops for this machine, once: {what}")
+    shown = shown_progress("compiling loops", "questions", quiet=True)
+    shown(0, sum(map(len, GROUPS)))
+    with shown, ThreadPoolExecutor(processors) as pool:
+        for done in as_completed([pool.submit(_run, group, shown) for group in GROUPS]):
             done.result()
     made = _loops(folders) - before
     if made:
@@ -97,7 +91,7 @@ def _loops(folders: Sequence[Path]) -> set[Path]:
     return {path for folder in folders for path in folder.glob("*.loop")}
 
 
-def _run(questions: Sequence[str], progress: Progress, task: Any) -> None:
+def _run(questions: Sequence[str], shown: Phase) -> None:
     """Run questions, a process each: a command may select plain Python for its whole process."""
     # this package, also where Python does not look by itself; the folders are those of this process
     here = str(Path(__file__).resolve().parents[2])
@@ -116,7 +110,7 @@ def _run(questions: Sequence[str], progress: Progress, task: Any) -> None:
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             raise FastroofError(f"`{question}` failed: {reason}")
-        progress.advance(task)
+        shown(shown.done + 1, shown.total)
 
 
 def call_a_plan() -> None:
