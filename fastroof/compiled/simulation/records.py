@@ -254,7 +254,7 @@ class Features(NamedTuple):
 
 
 class CallerFeatures(Features):
-    """What callers in C may ask for."""
+    """What callers in C may ask for, and one pool of plain engines under any load of single requests."""
 
     __slots__ = ()
     FIXED: ClassVar = dict.fromkeys(
