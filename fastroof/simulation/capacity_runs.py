@@ -83,8 +83,7 @@ def longer(
         return Searched(search, found, search.sampling_error(found))
 
     requests = enough_requests(first.search.run.requests, first.in_system, most(first))
-    is_of_sessions = first.search.run.session is not None  # whose first run has too high a rate
-    tried = [searched(requests, None if is_of_sessions else first.found.requests_per_s)]
+    tried = [searched(requests)]
     while first.search.run.session is not None and tried[-1].found.requests_per_s:
         # with sessions a short run ends while its first ones are open, and its rate is too high
         last = tried[-1]
