@@ -293,8 +293,10 @@ def _error_words(rows: list[dict[str, Any]]) -> str:
     names = {"tpot_relative_error": "TPOT", "ttft_relative_error": "TTFT"}
     if not any(name in rows[0] for name in names):
         names = {"relative_error": "a decode step"}
-    errors = {words: max(row.get(name, math.nan) for row in rows) for name, words in names.items()}
-    known = [f"{words} ±{percent(error)}" for words, error in errors.items() if error == error]
+    known = []
+    for name, words in names.items():
+        errors = [error for row in rows if not math.isnan(error := row.get(name, math.nan))]
+        known += [f"{words} ±{percent(max(errors))}"] if errors else []
     origin = max((row["origin"] for row in rows), key=ORIGINS.index)
     stated = f"one standard error: {', '.join(known)}" if known else "errors unknown"
     return f"{stated}; decodes {ORIGIN_WORDS[origin]}"

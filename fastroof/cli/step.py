@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -163,13 +162,11 @@ def step(
     batch = StepBatch.from_requests([every])
 
     def error() -> float:
-        with suppress(PlanError):  # another method than the roofline's
-            errors = compiled().run(batch, with_error=True).relative_error
-            return math.nan if errors is None else float(errors[0])
-        return math.nan
+        plan = compiled()
+        errors = plan.run(batch, with_error=plan.method == "roofline").relative_error
+        return math.nan if errors is None else float(errors[0])
 
     operators = encoded = None
-    relative = math.nan
     if explain or images or energy:
         made = compiled()
         from fastroof.plan.plan_cache import CachedPlan

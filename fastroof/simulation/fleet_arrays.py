@@ -12,14 +12,7 @@ import numpy as np
 from fastroof.arrays import Bools, Floats, Ints, Longs
 from fastroof.compiled.jit import uses_records
 from fastroof.compiled.simulation import records as R
-from fastroof.compiled.simulation.records import (
-    CallerFeatures,
-    CommonFeatures,
-    Features,
-    Fleet,
-    PlainFeatures,
-    Rows,
-)
+from fastroof.compiled.simulation.records import Features, Fleet, Rows
 from fastroof.compiled.simulation.series import GAP_BINS, SERIES_BINS, SERIES_FIELDS
 from fastroof.compiled.steps import WINDOW
 from fastroof.engines.front_end import NO_FRONT_END, FrontEnd
@@ -109,7 +102,7 @@ def features_of(pools: Sequence[EnginePool], trace: Trace, front_end: FrontEnd =
         front=int(not front_end.adds_nothing),
         drafts=int(any(pool.drafting is not None for pool in pools)),
     )
-    for fewer in (PlainFeatures, CallerFeatures, CommonFeatures):
+    for fewer in (R.PlainFeatures, R.CallerFeatures, R.CommonFeatures):
         if not any(getattr(needs, name) for name in fewer.FIXED):
             return fewer(*needs)
     return needs

@@ -14,6 +14,7 @@ import numpy as np
 from fastroof.arrow import ArrowRows
 from fastroof.caching import lazy_property
 from fastroof.errors import BatchError, SimulationError
+from fastroof.plan.step_error import decode_origin
 from fastroof.simulation import step_range
 from fastroof.simulation.answers import answers_html, duration_us, run_answers
 from fastroof.simulation.energy import EnergyPart, run_energy
@@ -342,7 +343,8 @@ class Simulation(ArrowRows):
         if answers["steps"]:
             error = self.step_error
             relative = error.relative if error.is_known else None
-            answers |= {"relative_error": relative, "basis": error.basis, "origin": error.origin}
+            answers |= {"relative_error": relative, "basis": error.basis}
+            answers["origin"] = decode_origin(self.plan, *self._mean_step)
         has_queue = answers["waiting"]["peak"] >= SHORT_QUEUE
         if with_range or (with_range is None and (has_queue or limits)):
             found = self._effect_of_error(limits)
@@ -440,12 +442,15 @@ class Simulation(ArrowRows):
         ]  # fmt: skip
 
     @lazy_property
+    def _mean_step(self) -> tuple[float, float]:
+        """Mean decodes of a step of one rank, and the mean tokens that each attends to."""
+        return mean_step(self.outcomes, self.settings, self.plan.layout.dp // engines_of(self.plan))
+
+    @lazy_property
     def step_error(self) -> StepError:
         """The standard error that all steps have in common, and its source."""
-        ranks = self.plan.layout.dp // engines_of(self.plan)
         has_drafts = any(pool.drafting is not None for pool in self.pools)
-        of_mean = mean_step(self.outcomes, self.settings, ranks)
-        return step_range.step_error(self.plan, *of_mean, has_drafts=has_drafts)
+        return step_range.step_error(self.plan, *self._mean_step, has_drafts=has_drafts)
 
     def range(
         self, *, ttft_ms: float | None = None, tpot_ms: float | None = None, e2e_ms: float | None = None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastroof.errors import PlanError, TableError
-from fastroof.plan.step_error import decode_origin, mean_decodes, stated_error
+from fastroof.plan.step_error import mean_decodes, stated_error
 from fastroof.simulation.requests import LIMITS, RequestTimes
 
 if TYPE_CHECKING:
@@ -21,11 +21,10 @@ LIMIT_PERCENTILE: Final = 99.0
 
 
 class StepError(NamedTuple):
-    """The relative standard error that all steps of a plan have in common, and the origin of its decodes."""
+    """The relative standard error that all steps of a plan have in common."""
 
     relative: float
     basis: str
-    origin: str = ""
 
     @property
     def is_known(self) -> bool:
@@ -41,22 +40,21 @@ class StepError(NamedTuple):
 def step_error(plan: StepPlan, decodes: float, kv_len: float, *, has_drafts: bool = False) -> StepError:
     """Return the error of a simulation's steps."""
     batch, kv = mean_decodes(plan, decodes, kv_len)
-    origin = decode_origin(plan, decodes, kv_len)
     if has_drafts:
-        return StepError(math.nan, "unknown: steps that verify draft tokens were not measured", origin)
+        return StepError(math.nan, "unknown: steps that verify draft tokens were not measured")
     is_judged = not plan.error_source.is_datasheet and not plan.is_beyond_evidence
     if plan.profile.errors.tpot and is_judged:
         stated = float(stated_error(plan, plan.decode_us(batch, kv)))
         basis = f"of TPOT on runs held out of the fit, by the profile {plan.profile.name}"
-        return StepError(stated, basis, origin)
+        return StepError(stated, basis)
     try:
         relative = plan.decode_error(batch, kv)
     except (PlanError, TableError) as error:
-        return StepError(math.nan, f"unknown: {error}", origin)
+        return StepError(math.nan, f"unknown: {error}")
     if not relative > 0.0:
-        return StepError(math.nan, "unknown: no measurements say how accurate these tables are", origin)
+        return StepError(math.nan, "unknown: no measurements say how accurate these tables are")
     kernels = "the datasheet model's" if plan.error_source.is_datasheet else "its measured kernels'"
-    return StepError(relative, f"of a step of {batch:,} decodes, by {kernels} own error", origin)
+    return StepError(relative, f"of a step of {batch:,} decodes, by {kernels} own error")
 
 
 def limits_kept(times: RequestTimes, limits: Mapping[str, float]) -> dict[str, bool]:
