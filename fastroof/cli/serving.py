@@ -56,9 +56,9 @@ JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, lora (if any
 max_num_batched_tokens, max_kv_tokens, tables_hash, num_draft_tokens, accepted (mean tokens of a step),
 requests_per_client, length_spread, front_end (its times in words),
 draft, accepted_from (what --accepted auto was measured on), prefix_hit, images, image_size, image_tokens
-(of a prompt, besides isl; these only if given), rows: one object per scenario [isl, osl, concurrency and
-the fields of fastroof.serving.ServingEstimate, with --energy also joules_per_token and
-joules_relative_error], or with --disaggregated also prefill_tp, prefill_workers, decode_workers and the
+(of a prompt, besides isl; these only if given), rows: one object per scenario [isl, osl, concurrency,
+origin (of decodes) and the fields of fastroof.serving.ServingEstimate, with --energy also joules_per_token
+and joules_relative_error], or with --disaggregated also prefill_tp, prefill_workers, decode_workers and the
 fields of DisaggregatedEstimate.
 """
     + ENGINE_FACTS
