@@ -226,17 +226,14 @@ def test_headline_errors_are_those_of_the_reports() -> None:
     judged = re.compile(r"\* (TPOT|TTFT) of (\d+) runs judged: MAPE ([\d.]+)%.*against ([\d.]+)% over")
     by_model = {what: (f"{int(count):,}", mape, peer) for what, count, mape, peer in judged.findall(groups)}
     text = README.read_text(encoding="utf-8").replace("\n  ", " ")
-    assert (
-        f"On nine public benchmarks that fitted nothing ({fitted_nothing} runs) the mean error of TPOT"
-        in text
-    )
-    of = {name: by_protocol[name][2] for name in ("closed", "burst", "open")}
-    assert (
-        f"is {error} %: {of['closed']} % in closed loops, {of['burst']} % in bursts, {of['open']} % in open"
-        in text
-    )
+    assert f"nine benches that fitted nothing | {fitted_nothing} | **{error} %**" in text
+    of = " / ".join(by_protocol[name][2] for name in ("closed", "burst", "open"))
+    assert f"| **{of} %** | |" in text
     runs = f"{int(by_bench['all'][0]):,}"
-    assert f"all {runs} runs, each predicted without its benchmark, it is {by_bench['all'][3]} %" in text
+    assert f"TPOT without the run's bench | {runs} | **{by_bench['all'][3]} %**" in text
+    count, mape, peer = by_model["TPOT"]
+    assert f"TPOT on {count} public runs" in text
+    assert f"| **{mape} %** | {peer} %, aiconfigurator-core" in text
     for count, mape, peer in by_model.values():
         assert f"| {count} | **{mape} %** | {peer} % |" in text
     guide = (CHECKOUT / "fastroof" / "serving" / "README.md").read_text(encoding="utf-8")

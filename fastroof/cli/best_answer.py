@@ -209,8 +209,8 @@ def _drafts_words(row: dict[str, Any]) -> str:
 def _lost_words(lost: Sequence[tuple[str, int]], candidates: int) -> str:
     from fastroof.sweep.deployments.kind import INFEASIBLE
 
-    of = "; ".join(f"{INFEASIBLE.get(reason, reason)}: {count:,}" for reason, count in lost)
-    counted = f"of {candidates:,} candidates (a deployment under a load each)"
+    of = "; ".join(f"{INFEASIBLE.get(reason, reason)} ({count:,})" for reason, count in lost)
+    counted = f"none of {candidates:,} candidates (deployments at a load) qualifies:"
     is_too_long = {reason for reason, _ in lost} <= {"context", "layout", "tp"}
     may_help = "Shorter requests or another model" if is_too_long else "Looser limits, less load or more GPUs"
     return f"{counted} {of}. {may_help} may help"
@@ -242,15 +242,15 @@ def _why(answer: Answer, objective: str) -> list[str]:
     lines += _free_words(first)
     lines += _limits_words(answer)
     if first.at_edge:
-        lines.append("this is the largest load of the specification: a larger one may be better")
+        lines.append("this is the largest load that was tried: a larger one may be better")
     equals = sum(choice.behind < _EQUAL for choice in others)
     ties = sum(choice.is_tie for choice in others) - equals
     if equals:
         what = "runner-up does" if equals == 1 else "runners-up do"
         lines.append(f"{equals} {what} as well, with longer requests or on more GPUs")
     if ties:
-        what = "runner-up is" if ties == 1 else "runners-up are"
-        lines.append(f"{ties} {what} no further behind than the estimates' errors: measure both")
+        what = "runner-up ties" if ties == 1 else "runners-up tie"
+        lines.append(f"{ties} {what} with it within the estimates' errors: measure before choosing")
     return lines
 
 

@@ -59,9 +59,9 @@ Examples:
 
 A specification is that of a sweep with [workload] and [slo] instead of a load: each deployment is a row of
 the results, ranked by requests/s per GPU. `fastroof sweep` takes it too, with keys as options.
-The requests of all rates and deployments are the same: their arrivals are scaled. Of sessions
-(--turns, --calls, or a trace of them) the rate is that of their starts, sessions/s; delays between their
-requests (--think, --tool, or the trace's) stay.
+Every rate and deployment gets the same requests; only their arrivals are scaled. With sessions
+(--turns, --calls, or a trace of them) the rate counts session starts, in sessions/s; delays within a
+session (--think, --tool, or the trace's) are not scaled.
 
 \b
 JSON of a model: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, engine, tables_hash,
@@ -272,8 +272,8 @@ def _print_capacity(plan: StepPlan, most: Capacity) -> None:
     )
     if most.relative_error is not None:
         print_line(
-            f"  {range_words(vars(most))} with steps one standard error off, {percent(most.relative_error)} "
-            f"({most.basis})"
+            f"  {range_words(vars(most))} if steps are longer or shorter by one standard error, "
+            f"{percent(most.relative_error)} ({most.basis})"
         )
     else:
         print_line(f"  steps' error is {most.basis}")
@@ -317,8 +317,8 @@ def _most_words(most: Capacity) -> str:
     if most.limit == "none":
         return f"{rate}, its maximum throughput: even all {what} at once keep the limits"
     if most.limit == "throughput":
-        return f"{rate}; beyond, requests arrive faster than they are served"
-    return f"{rate}; beyond, {limit} breaks first"
+        return f"{rate}; above it, requests arrive faster than they are served"
+    return f"{rate}; above it, {limit} exceeds its limit first"
 
 
 def _print_fewest(plan: StepPlan, few: FewestReplicas) -> None:

@@ -192,10 +192,10 @@ def models(
     ] = None,
     gpu: Annotated[
         list[str] | None,
-        typer.Option(*GPU_NAMES, help="With either: only this GPU; repeatable.  [default: with tables]"),
+        typer.Option(*GPU_NAMES, help="GPU of --support or --roster; repeatable.  [default: with tables]"),
     ] = None,
     engine: Annotated[
-        list[str] | None, typer.Option(help="With either: only this engine; repeatable.")
+        list[str] | None, typer.Option(help="Engine of --support or --roster; repeatable.")
     ] = None,
     dtype: Annotated[
         list[str] | None, typer.Option(help="With --support: only this format, or auto; repeatable.")

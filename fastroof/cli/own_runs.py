@@ -197,7 +197,7 @@ def _suspects(fitted: OwnFit) -> str:
     if fitted.suspects:
         return "\n".join(map(str, fitted.suspects))
     if sum(1 for row in fitted.rows if row.speculation is None) < LEAST_RUNS:
-        return f"{LEAST_RUNS} runs without drafts are needed to tell whether a kernel looks wrong"
+        return f"at least {LEAST_RUNS} runs without speculative decoding are needed to find a wrong kernel"
     return "no kernel looks wrong: what its multiplier would explain is within the runs' own scatter"
 
 

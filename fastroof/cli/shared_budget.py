@@ -117,9 +117,9 @@ def _summary(found: SharedBudget) -> list[str]:
         return [needed]
     if not found.scale:
         return [f"{gpus} cannot run {'this model' if is_one else 'all models'}", needed]
-    holds = f"{gpus} hold {found.scale:,.3g} times {rates}"
+    holds = f"{gpus} can serve {found.scale:,.3g} times {rates}"
     if not is_one:
-        holds += " (the smallest ratio of held to wanted rate, which the split maximizes)"
+        holds += " (the smallest such ratio, which the split maximizes)"
     if found.gpus_left:
         holds += f"; {counted(found.gpus_left, 'GPU')} {'is' if found.gpus_left == 1 else 'are'} left over"
     short = [

@@ -111,8 +111,8 @@ DRAWN: Final = {
     ),
     "cached": option(
         str,
-        "Prompt tokens in the prefix cache, as --input, share:0.5 or history, all before a turn's new ones.  "
-        "[default: 0; of sessions history]",
+        "Prompt tokens in the prefix cache: a length as in --input, share:0.5, or history (all before a "
+        "turn's new tokens).  [default: 0; of sessions history]",
         "TOKENS",
     ),
 }

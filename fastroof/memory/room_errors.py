@@ -37,7 +37,7 @@ class RoomErrors(NamedTuple):
         """Return the errors as a sentence."""
         title = " ".join(filter(None, (self.engine, self.versions, self.kind and f"({self.kind})")))
         return (
-            f"{self.median_gib:.2g} GiB in the median, {self.most_gib:.2g} in nine of ten, of {self.starts} "
+            f"median {self.median_gib:.2g} GiB, 90th percentile {self.most_gib:.2g}, over {self.starts} "
             f"logged starts of {title}"
         )
 

@@ -27,7 +27,7 @@ from fastroof.plan.options import OPTIONS, PlanOptions
 from fastroof.plan.step_plan import StepPlan
 from fastroof.tables import Tables, load_tables
 from fastroof.tables.table_set import chosen_tables
-from fastroof.units import GB
+from fastroof.units import GIB
 
 _architecture: Final = attrgetter("hidden", "vocab", "checkpoint", "kinds")
 """All of a model that a plan depends on, except its numbers of layers."""
@@ -314,8 +314,8 @@ def _status(
             missing = str(error)
             plan = compiled_quietly(model, gpu, tables, engine, dtype, layout, allow_modelled=True)
         if not plan.has_room:
-            weights, room = plan.memory.weight_bytes / GB, gpu.hbm_bytes / GB
-            return "refused", f"weights take {weights:,.0f} of a GPU's {room:,.0f} GB: no room for KV cache"
+            weights, room = plan.memory.weight_bytes / GIB, gpu.hbm_bytes / GIB
+            return "refused", f"weights take {weights:,.0f} GiB of a GPU's {room:,.0f}: no room for KV cache"
         return _made(plan, missing)
     except FastroofError as error:
         return "refused", str(error)

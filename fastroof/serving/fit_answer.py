@@ -188,9 +188,7 @@ class Fit:
             return ""
         words = f"{self.confidence}: a margin of {self.margin_gib:.1f} GiB"
         if self.room_errors is not None:
-            words += (
-                f", and rooms of this engine are off by up to {self.room_errors.most_gib:.1f} in nine of ten"
-            )
+            words += f", and 90 % of this engine's rooms are off by at most {self.room_errors.most_gib:.1f}"
         graphs_gib = (self.memory.graphs_high_bytes - self.memory.graphs_bytes) / GIB
         if graphs_gib > 1:
             least = max(self.memory.kv_cache_bytes / GIB - graphs_gib, 0)
@@ -249,7 +247,7 @@ class Fit:
             cache = f"{blocks}; the engine prints {cache}"
         if not memory.token_parts:
             cache = "no layer caches tokens"
-        together = f"all run at once up to {self.length_of_all:,} tokens each"
+        together = f"all run at once if none is longer than {self.length_of_all:,} tokens"
         if not self.length_of_all:
             together = f"at most {memory.max_sequences(1):,} run at once"
         length, seqs = f"max-model-len {self.max_model_len:,}", f"max-num-seqs {self.max_num_seqs:,}"
@@ -260,7 +258,7 @@ class Fit:
         judged = "not judged" if self.room_errors is None else self.room_errors.words
         facts = [
             ("KV cache", cache),
-            ("error of it", judged),
+            ("its error", judged),
             (f"at {length}", f"{self.concurrency:,.2f} requests fit; {longest} with {seqs}"),
             (f"at {seqs}", f"{together}; {most} with {length}"),
         ]

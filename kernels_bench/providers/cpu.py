@@ -1,4 +1,4 @@
-"""The host's CPU through NumPy: tiny sizes, to prove the harness without a GPU. Its times are no GPU's.
+"""The host's CPU through NumPy: tiny sizes, to test the harness; its times do not predict a GPU.
 
 What it computes is in :mod:`kernels_bench.providers.cpu_kernels`.
 """

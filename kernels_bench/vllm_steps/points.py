@@ -103,7 +103,7 @@ TINY: Final = (
     EnginePoint("decode", (1, 64)), EnginePoint("decode", (3, 64)), EnginePoint("prefill", (32, 0)),
     EnginePoint("prefill", (16, 32)), EnginePoint("mixed", (16, 2, 64)),
 )  # fmt: skip
-"""For a CPU: they prove the path, their times are no GPU's."""
+"""For a CPU: they test the path; their times say nothing about a GPU."""
 TINY_LOOP_CLIENTS: Final = (2,)
 
 

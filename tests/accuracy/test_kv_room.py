@@ -160,9 +160,9 @@ def test_errors_are_of_the_engine_and_its_version(engine, group):
 def test_fit_names_the_error_of_its_room():
     known = fit("llama-3.1-8b", "h100", engine="vllm-0.18.0")
     assert known.room_errors == room_errors_of("vllm-0.18.0", "others")
-    assert dict(known.facts())["error of it"].endswith("of 6 logged starts of vllm >=0.17,<0.21")
+    assert dict(known.facts())["its error"].endswith("over 6 logged starts of vllm >=0.17,<0.21")
     assert known.document()["room_errors"]["starts"] == 6
     for other in ("kernels", load_engine("vllm")):
         unknown = fit("llama-3.1-8b", "h100", engine=other)
-        assert dict(unknown.facts())["error of it"] == "not judged"
+        assert dict(unknown.facts())["its error"] == "not judged"
         assert unknown.document()["room_errors"] is None

@@ -71,7 +71,7 @@ def test_the_capacity_of_a_model_is_what_the_library_answers() -> None:
     assert f"{most.requests_per_s:,.4g} requests/s" in printed
     assert "beyond, p9" in printed
     assert "all at once" in printed
-    assert "one standard error off" in printed
+    assert "by one standard error" in printed
     assert f"{most.counted:,} count, without ramp and drain" in printed
     given = good("capacity", *MODEL, *DRAWN, *limits, "--no-steady")
     assert "of up to 300 requests" in given

@@ -116,4 +116,4 @@ def test_best_counts_what_is_beyond_the_context(h100: fastroof.Tables, tmp_path:
     spec.write_text('models = ["llama-2-7b"]\ntp = [1]\nisl = 4000\nosl = 500\nconcurrency = 1\n')
     done = CliRunner().invoke(app, ["best", str(spec)])
     assert done.exit_code == 0
-    assert "of 1 candidates (a deployment under a load each) beyond the model's context: 1" in done.stdout
+    assert "of 1 candidates (deployments at a load) qualifies: beyond the model's context (1)" in done.stdout

@@ -38,7 +38,7 @@ def test_kernels_of_the_engine_are_measured(rows):
 def test_weights_that_do_not_fit_are_refused(rows):
     row = one(rows, model="llama-3.1-70b", gpu="h100", engine="vllm", dtype="bf16", tp=1)
     assert row.status == "refused"
-    assert "weights take 141 of a GPU's 86 GB" in row.why
+    assert "weights take 131 GiB of a GPU's 80" in row.why
 
 
 def test_a_split_that_the_model_refuses_has_a_reason(rows):

@@ -1,7 +1,11 @@
-"""Headless Chromium, driven over its DevTools protocol through two pipes; nothing else is needed."""
+"""Headless Chromium, driven over its DevTools protocol through two pipes; nothing else is needed.
+
+``python -m tests.reference.browser`` renews the pictures of the local page in README.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import json
@@ -11,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
@@ -166,3 +171,27 @@ class Browser:
             self.complaints.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
         elif method == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
+
+
+def photograph_page() -> None:
+    """Write .github/page-light.webp and page-dark.webp, of the view that `fastroof ui` opens with."""
+    served = subprocess.Popen(
+        [sys.executable, "-m", "fastroof", "ui", "--port", "0"], stdout=subprocess.PIPE, text=True
+    )
+    assert served.stdout is not None
+    address = served.stdout.readline().split()[0]
+    program = installed()
+    assert program, f"no Chromium: {', '.join(NAMES)}"
+    for scheme in ("light", "dark"):
+        with tempfile.TemporaryDirectory() as folder, Browser(program, Path(folder)) as browser:
+            features = [{"name": "prefers-color-scheme", "value": scheme}]
+            browser.call("Emulation.setEmulatedMedia", features=features)
+            browser.open(address)
+            time.sleep(15.0)
+            picture = browser.call("Page.captureScreenshot", format="webp", quality=80)["data"]
+            Path(f".github/page-{scheme}.webp").write_bytes(base64.b64decode(picture))
+    served.terminate()
+
+
+if __name__ == "__main__":
+    photograph_page()

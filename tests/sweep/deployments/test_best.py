@@ -234,9 +234,9 @@ def test_it_prints_why(tmp_path: Path) -> None:
     code, out, _ = command(toml(tmp_path, "[constraints]", "tpot_ms = 12"), "--mean")
     assert code == 0
     assert "\n  limit: TPOT " in out
-    assert "largest load of the specification" in out
+    assert "largest load that was tried" in out
     assert "llama-3.1-70b at isl 2,000, osl 100: no deployment is within the limits" in out
-    assert "of 4 candidates (a deployment under a load each)" in out
+    assert "none of 4 candidates (deployments at a load) qualifies:" in out
     # without limits, and as a question of cost
     code, out, _ = command(toml(tmp_path, 'objective = "cost"', "gpu_hour_price = 2"))
     assert out.splitlines()[2].startswith("  without a limit, on average: TTFT ")
