@@ -26,7 +26,7 @@ class NumpyPlan:
         steps = NumpySteps(plan, tables)
         grid = steps.decode_grid
         self.layers, self.grid = steps.layers, grid
-        rows = np.arange(min(plan.max_tokens, plan.max_seqs) + 1.0)
+        rows = np.arange(min(plan.max_num_batched_tokens, plan.max_num_seqs) + 1.0)
         self.rows_us = steps.rows_us("tokens", rows) + steps.rows_us("sequences", rows)
         self.row_of_batch = _cell_of(grid.batch, len(rows))
         self.column_of_kv = _cell_of(grid.x, int(grid.x[-1]) + 1)

@@ -56,7 +56,7 @@ def counted_in(work: Workload, unit: str, plan: Any, trace: Any, settings: Any, 
 def plan(setup: Setup) -> fastroof.StepPlan:
     """With an engine's overheads."""
     return fastroof.compile_plan(
-        setup.model, setup.gpu, setup.tables, engine="vllm", max_tokens=8192, max_seqs=1024
+        setup.model, setup.gpu, setup.tables, engine="vllm", max_num_batched_tokens=8192, max_num_seqs=1024
     )
 
 
@@ -176,7 +176,7 @@ def test_capacities(timed: Timed, setup: Setup, plan: fastroof.StepPlan) -> None
         for seed in range(count):
             workload = fastroof.Workload(
                 rate=10.0, requests=requests, seed=seed,
-                input_tokens="lognormal:1024:0.8", output_tokens="lognormal:200:0.8",
+                isl="lognormal:1024:0.8", osl="lognormal:200:0.8",
             )  # fmt: skip
             fastroof.capacity(
                 plan,

@@ -80,7 +80,7 @@ def test_ragged_with_origins(timed: Timed, setup: Setup) -> None:
 def test_rows(timed: Timed, setup: Setup, requests: int) -> None:
     """Two million requests, so many a step on average: the time a request has to stay the same."""
     plan = compile_plan(
-        setup.model, setup.gpu, setup.tables, max_tokens=8192, max_seqs=8192, engine="kernels"
+        setup.model, setup.gpu, setup.tables, max_num_batched_tokens=8192, max_num_seqs=8192, engine="kernels"
     )
     batch = ragged_decodes(max(1, setup.size(2_000_000, 10_000) // requests), requests)
     workload = ragged(replace(setup, plan=plan), batch, f"rows-{requests}", "decode")
@@ -196,7 +196,9 @@ def test_best_batches_are_numpys(setup: Setup, tmp_path: Path) -> None:
         "models": [setup.model.name], "batch_size": batch.tolist(), "kv_len": kv_len.tolist(),
     }  # fmt: skip
     run_sweep(spec, tmp_path / "best.parquet")
-    plan = compile_plan(setup.model, setup.gpu, setup.tables, max_tokens=512, max_seqs=512, engine="kernels")
+    plan = compile_plan(
+        setup.model, setup.gpu, setup.tables, max_num_batched_tokens=512, max_num_seqs=512, engine="kernels"
+    )
     (best,) = numpy_best([plan], [NumpySteps(plan, setup.tables)], batch, kv_len)
     found = pq.read_table(tmp_path / "best.parquet")["batch_size"].to_numpy()
     np.testing.assert_array_equal(found, batch[best])

@@ -76,8 +76,8 @@ def windowed(setup: Setup, name: str) -> Workload:
         model,
         setup.gpu,
         setup.tables,
-        max_tokens=setup.plan.max_tokens,
-        max_seqs=setup.plan.max_seqs,
+        max_num_batched_tokens=setup.plan.max_num_batched_tokens,
+        max_num_seqs=setup.plan.max_num_seqs,
         engine="kernels",
     )
     of_windows = replace(setup, model=model, plan=plan)

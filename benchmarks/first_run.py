@@ -31,13 +31,13 @@ layouts_answer(store, view)
 COMMANDS: Final = {
     "step": (0.5, "step --model llama-3.1-8b --decode 64x4096"),
     "fit": (1.0, "fit --model llama-3.1-70b --gpu h100 --tp 2"),
-    "serving": (1.5, "serving --model llama-3.1-8b --isl 1024 --osl 256 --concurrency 64"),
+    "serving": (1.5, "serving --model llama-3.1-8b --isl 1024 --osl 256 --clients 64"),
     "serving of ranks": (
         1.5,
-        "serving --model qwen3-30b-a3b --dp 4 --ep 4 --isl 1024 --osl 256 --concurrency 64",
+        "serving --model qwen3-30b-a3b --dp 4 --ep 4 --isl 1024 --osl 256 --clients 64",
     ),
     "simulate": (1.5, "simulate --model llama-3.1-8b --trace example"),
-    "capacity": (2.0, "capacity llama-3.1-8b --trace example --ttft-p99 500 --tpot-p99 50"),
+    "capacity": (2.0, "capacity --model llama-3.1-8b --trace example --ttft 500 --tpot 50"),
     "best": (
         3.0,
         "best --model Qwen/Qwen3-32B-FP8 --gpus 8 --isl 4000 --osl 500 --ttft 500 --tpot 30 --price h100=2.5",

@@ -45,7 +45,7 @@ def answers(
         for tp in (1, 8):
             try:
                 plan = fastroof.compile_plan(
-                    model, gpu, tables, tp=tp, engine=engine, max_tokens=2048, max_seqs=256
+                    model, gpu, tables, tp=tp, engine=engine, max_num_batched_tokens=2048, max_num_seqs=256
                 )
                 for name, step in STEPS.items():
                     explained = plan.explain(step)

@@ -63,7 +63,7 @@ def options(question: Question) -> list[str]:
     sizes = {
         "tp": question.tp, "dp": question.ranks, "ep": question.ep, "engine": question.engine,
         "dtype": question.dtype, "kv-dtype": question.kv_dtype, "max-num-batched-tokens": question.budget,
-        "max-num-seqs": question.max_seqs,
+        "max-num-seqs": question.max_num_seqs,
     }  # fmt: skip
     return [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
 
@@ -128,12 +128,17 @@ def test_best_answers_what_estimate_does(cases: list[Case]) -> None:
     for (question, *_), plan in cases if len(cases) == EVERY else cases[::3]:
         spec = {
             "models": [question.model], "gpus": ["h100"], "tp": [question.tp], "dp": [question.ranks],
-            "ep": [question.ep], "isl": question.isl, "osl": question.osl, "concurrency": [question.clients],
+            "ep": [question.ep], "isl": question.isl, "osl": question.osl, "clients": [question.clients],
             "dtype": [question.dtype], "kv_dtype": [question.kv_dtype], "engine": [question.engine],
-            "max_num_batched_tokens": [question.budget], "max_num_seqs": question.max_seqs,
+            "max_num_batched_tokens": [question.budget], "max_num_seqs": question.max_num_seqs,
         }  # fmt: skip
         got = estimate(
-            plan, question.isl, question.osl, question.clients, question.budget, max_seqs=question.max_seqs
+            plan,
+            question.isl,
+            question.osl,
+            question.clients,
+            question.budget,
+            max_num_seqs=question.max_num_seqs,
         )
         row = best_deployments(spec).answers[0].choices[0].row
         for name in ANSWERS:
@@ -147,29 +152,34 @@ def test_the_command_line_answers_what_python_does(cases: list[Case]) -> None:
             str(question.isl),
             "--osl",
             str(question.osl),
-            "--concurrency",
+            "--clients",
             str(question.clients),
             "--requests-per-client",
             "steady",
         )
         (row,) = printed("serving", "--model", question.model, *options(question), *load)["rows"]
         got = estimate(
-            plan, question.isl, question.osl, question.clients, question.budget, max_seqs=question.max_seqs
+            plan,
+            question.isl,
+            question.osl,
+            question.clients,
+            question.budget,
+            max_num_seqs=question.max_num_seqs,
         )
         assert [row[name] for name in ANSWERS] == [getattr(got, name) for name in ANSWERS], question
         loop = loop_of(question)
         lengths = [
             f"uniform:{length.least}:{length.most}"
-            for length in (loop.input_tokens, loop.output_tokens)  # type: ignore[union-attr]
+            for length in (loop.isl, loop.osl)  # type: ignore[union-attr]
         ]
         out = printed(
             "simulate", "--model", question.model, *options(question), "--no-range",
             "--clients", str(question.clients),
             "--num-requests", str(question.clients * REQUESTS_PER_CLIENT),
-            "--input", lengths[0], "--output", lengths[1],
+            "--isl", lengths[0], "--osl", lengths[1],
         )  # fmt: skip
         sim = fastroof.simulate(
-            plan, loop.trace(), max_num_batched_tokens=question.budget, max_num_seqs=question.max_seqs
+            plan, loop.trace(), max_num_batched_tokens=question.budget, max_num_seqs=question.max_num_seqs
         )
         summary = sim.summary(with_range=False)
         for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "output_tokens_per_s", "steps"):

@@ -139,7 +139,7 @@ def other_answers(plan: StepPlan) -> tuple[ArrowResult, ...]:
     return (
         fastroof.simulate(plan, fastroof.Trace([0.0], [1000], [100])),
         fastroof.sweep.best_deployments(
-            {"models": ["llama-3.1-8b"], "tp": [1], "isl": 1000, "osl": 100, "concurrency": [1]}
+            {"models": ["llama-3.1-8b"], "tp": [1], "isl": 1000, "osl": 100, "clients": [1]}
         ),
     )
 

@@ -154,7 +154,7 @@ def test_values_up_to_a_smaller_number_begin_alike(h100: fastroof.Tables, method
     """Whatever was queried before, they are those of the curve, to the bit."""
     curves = TableCurves(h100, method=method)
     plan = fastroof.compile_plan(
-        "qwen3-30b-a3b", "h100", h100, method=method, tp=2, max_tokens=64, engine="kernels"
+        "qwen3-30b-a3b", "h100", h100, method=method, tp=2, max_num_batched_tokens=64, engine="kernels"
     )
     for call in {curve.operator for curve in plan.row_curves}:
         for limit in (100, 8192, 7, 8193, 1, 3000):
@@ -169,11 +169,13 @@ def test_tables_hold_no_more_than_they_may(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(table_set, "BOUNDED_CACHE_BYTES", 2**20)
     tables = fastroof.load_tables("h100")
     for engine in ("vllm", "sglang", "kernels"):
-        for max_tokens in range(2000, 9000, 700):
-            fastroof.compile_plan("llama-3.1-8b", "h100", tables, max_tokens=max_tokens, engine=engine)
+        for max_num_batched_tokens in range(2000, 9000, 700):
+            fastroof.compile_plan(
+                "llama-3.1-8b", "h100", tables, max_num_batched_tokens=max_num_batched_tokens, engine=engine
+            )
             assert 0 < tables._bounded.num_bytes <= 2**20
         fastroof.compile_plan(
-            "llama-3.1-8b", "h100", tables, max_tokens=900, method="linear_mfu", engine="kernels"
+            "llama-3.1-8b", "h100", tables, max_num_batched_tokens=900, method="linear_mfu", engine="kernels"
         )
     kinds = {key[0] for key in tables._cached}
     assert not [key for key in tables._cached if "linear_mfu" in str(key) and key[0] == "row nodes"]

@@ -50,7 +50,7 @@ def test_every_command_has_the_default() -> None:
 
 
 def test_specs_and_python_have_the_default() -> None:
-    load = {"models": ["llama-3.1-8b"], "isl": 100, "osl": 10, "concurrency": 1}
+    load = {"models": ["llama-3.1-8b"], "isl": 100, "osl": 10, "clients": 1}
     assert fastroof.sweep.load_spec(load).engine == (DEFAULT_ENGINE,)
     assert StepSpec.model_fields["engine"].default == DEFAULT_ENGINE
     for kind in (DeploymentSpec, CapacitySpec):
@@ -120,23 +120,23 @@ def test_a_step_below_the_engines_largest_leaves_its_memory() -> None:
     """The engine reserves memory for 16,384 tokens on a B200, whatever step is timed."""
     plan = fastroof.compile_plan("llama-3.1-8b", "b200")
     wanted = View(model="llama-3.1-8b", gpu="b200", kind="prefill", chunk=10_000)
-    assert wanted.step_sizes == {"max_tokens": None, "max_seqs": None}
+    assert wanted.step_sizes == {"max_num_batched_tokens": None, "max_num_seqs": None}
     step = answer("step", "--model", "llama-3.1-8b", "--gpu", "b200", "--prefill", "10000@0", "--explain")
     assert step["max_kv_tokens"] == plan.memory.max_kv_tokens
 
 
 def test_command_line_python_and_best_answer_a_load_alike() -> None:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", max_tokens=8192, max_seqs=1024)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", max_num_batched_tokens=8192, max_num_seqs=1024)
     estimated = fastroof.serving.estimate(plan, 1000, 100, 8)
     load = ("--isl", "1000", "--osl", "100")
-    (served,) = answer("serving", "--model", "llama-3.1-8b", *load, "--concurrency", "8")["rows"]
+    (served,) = answer("serving", "--model", "llama-3.1-8b", *load, "--clients", "8")["rows"]
     assert (served["ttft_ms"], served["tpot_ms"]) == (estimated.ttft_ms, estimated.tpot_ms)
     limits = ("--ttft", "500", "--tpot", "30", "--max-num-batched-tokens", "8192")
     best = answer("best", "--model", "llama-3.1-8b", "--gpus", "1", *load, *limits, "--mean")
     row = best["answers"][0]["choices"][0]["row"]
     assert row["max_num_seqs"] == plan.profile.scheduling.max_num_seqs
     # layouts are compared without the start of a run
-    again = fastroof.serving.estimate(plan, 1000, 100, row["concurrency"], requests_per_client="steady")
+    again = fastroof.serving.estimate(plan, 1000, 100, row["clients"], requests_per_client="steady")
     assert row["engine"] == DEFAULT_ENGINE
     assert row["tpot_ms"] == pytest.approx(again.tpot_ms, rel=1e-9)
 
@@ -150,7 +150,7 @@ def test_the_default_limits_are_the_engines_own_everywhere() -> None:
     parameters = inspect.signature(fastroof.Pool).parameters
     assert [parameters[name].default for name in LIMITS] == [None] * len(LIMITS)
     parameters = inspect.signature(fastroof.serving.estimate).parameters
-    assert (parameters["max_batched_tokens"].default, parameters["max_seqs"].default) == (None, None)
+    assert (parameters["max_num_batched_tokens"].default, parameters["max_num_seqs"].default) == (None, None)
     found = {
         (name, option.name): option.default
         for name, command in commands(typer.main.get_command(app))
@@ -178,12 +178,12 @@ def test_the_default_plan_holds_the_engines_largest_step(gpu: str, engine: str) 
     """Compile a plan and ask: no default of the question is above a default of the plan."""
     plan = fastroof.compile_plan("qwen3-0.6b", gpu, engine=engine, allow_modelled=True)
     tokens, seqs, _ = load_engine(engine).on(plan.gpu).scheduling.step_limits()
-    load = fastroof.Workload(requests=20, input_tokens=300, output_tokens=5, seed=1)
+    load = fastroof.Workload(requests=20, isl=300, osl=5, seed=1)
     settings = fastroof.simulate(plan, load.trace(rate=5.0)).settings
     assert (settings.max_num_batched_tokens, settings.max_num_seqs) == (tokens, seqs)
     most = fastroof.capacity(plan, load, ttft_p99_ms=60_000, tolerance=0.2)
     assert most.requests_per_s > 0
-    assert fastroof.serving.estimate(plan, isl=tokens, osl=5, concurrency=2).ttft_ms > 0
+    assert fastroof.serving.estimate(plan, isl=tokens, osl=5, clients=2).ttft_ms > 0
 
 
 def test_the_default_plan_holds_the_largest_step_of_a_custom_engine() -> None:
@@ -199,7 +199,7 @@ def test_the_default_plan_holds_the_largest_step_of_a_custom_engine() -> None:
             own.scheduling, order=order, max_num_batched_tokens=tokens, max_num_seqs=seqs, by_card=False
         )
         plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine=replace(own, scheduling=scheduling))
-        assert (plan.max_tokens, plan.max_seqs) == largest
+        assert (plan.max_num_batched_tokens, plan.max_num_seqs) == largest
         limits = scheduling.step_limits()
         settings = EngineSettings.of_plan(plan)
         assert (settings.max_num_batched_tokens, settings.max_num_seqs) == limits[:2]
@@ -213,8 +213,8 @@ def test_simulate_capacity_serving_and_best_have_the_same_limits(engine: str) ->
     own = load_engine(engine)
     tokens, seqs = own.scheduling.max_num_batched_tokens, own.scheduling.max_num_seqs
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine=engine)
-    load = fastroof.Workload(rate=8, requests=40, input_tokens=3000, output_tokens=30, seed=1)
-    found = ("--num-requests", "40", "--input", "3000", "--output", "30", "--engine", engine)
+    load = fastroof.Workload(rate=8, requests=40, isl=3000, osl=30, seed=1)
+    found = ("--num-requests", "40", "--isl", "3000", "--osl", "30", "--engine", engine)
     sim = fastroof.simulate(plan, load.trace())
     settings = sim.settings
     assert (settings.max_num_batched_tokens, settings.max_num_seqs) == (tokens, seqs)
@@ -225,11 +225,11 @@ def test_simulate_capacity_serving_and_best_have_the_same_limits(engine: str) ->
     assert {name: simulated["settings"][name] for name in LIMITS} == {n: getattr(settings, n) for n in LIMITS}
     assert simulated["ttft_ms"] == sim.summary(with_range=False)["ttft_ms"]
     most = fastroof.capacity(plan, replace(load, rate=None), ttft_p99_ms=500)
-    rate = answer("capacity", "llama-3.1-8b", *found, "--seed", "1", "--ttft-p99", "500")
+    rate = answer("capacity", "--model", "llama-3.1-8b", *found, "--seed", "1", "--ttft", "500")
     assert rate["requests_per_s"] == most.requests_per_s
     served = answer(
         "serving", "--model", "llama-3.1-8b", "--engine", engine, "--isl", "3000", "--osl", "30",
-        "--concurrency", "8",
+        "--clients", "8",
     )  # fmt: skip
     assert served["max_num_batched_tokens"] == tokens
     assert served["rows"][0]["tpot_ms"] == fastroof.serving.estimate(plan, 3000, 30, 8).tpot_ms
@@ -241,10 +241,10 @@ def test_simulate_capacity_serving_and_best_have_the_same_limits(engine: str) ->
 
 
 def test_default_limits_above_a_plan_are_an_error_that_names_them() -> None:
-    small = fastroof.compile_plan("llama-3.1-8b", "h100", max_tokens=2048, max_seqs=256)
+    small = fastroof.compile_plan("llama-3.1-8b", "h100", max_num_batched_tokens=2048, max_num_seqs=256)
     load = fastroof.Workload(rate=8, requests=4)
     words = (
-        "max_num_batched_tokens 8,192 is above the plan's max_tokens 2,048: compile it with max_tokens=8192"
+        "max_num_batched_tokens 8,192 is above the plan's 2,048: compile it with max_num_batched_tokens=8192"
     )
     for run in (fastroof.simulate, fastroof.capacity):
         given = (small, load.trace()) if run is fastroof.simulate else (small, load)
@@ -271,9 +271,9 @@ def test_tables_are_the_gpus_own_unless_others_are_given() -> None:
     "words",
     [
         ["step", "--model", "llama-3.1-8b", "--decode", "4x100"],
-        ["serving", "--model", "llama-3.1-8b", "--isl", "100", "--osl", "10", "--concurrency", "2"],
+        ["serving", "--model", "llama-3.1-8b", "--isl", "100", "--osl", "10", "--clients", "2"],
         ["simulate", "--model", "llama-3.1-8b", "--num-requests", "20", "--rate", "5"],
-        ["capacity", "llama-3.1-8b", "--num-requests", "20", "--ttft-p99", "500"],
+        ["capacity", "--model", "llama-3.1-8b", "--num-requests", "20", "--ttft", "500"],
     ],
     ids=lambda words: words[0],
 )

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return compile_plan("llama-3.1-8b", "h100", h100, max_tokens=2048, max_seqs=64, engine="kernels")
+    return compile_plan(
+        "llama-3.1-8b", "h100", h100, max_num_batched_tokens=2048, max_num_seqs=64, engine="kernels"
+    )
 
 
 REQUEST = st.one_of(
@@ -37,7 +39,7 @@ def test_the_operators_add_up_to_the_step(plan, step):
 @pytest.mark.parametrize("engine", engine_names())
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt-oss-20b"])
 def test_what_the_engine_adds_is_the_last_row(h100, name, engine):
-    plan = compile_plan(name, "h100", h100, engine=engine, max_tokens=2048, max_seqs=64)
+    plan = compile_plan(name, "h100", h100, engine=engine, max_num_batched_tokens=2048, max_num_seqs=64)
     for step in ([(1, 4095)] * 64, [(700, 0)], [(300, 5000), (1, 90), (1, 20_000)], [(1, 1)], []):
         explained = plan.explain(step)
         times = plan.run(StepBatch.from_requests([step]))
@@ -109,7 +111,7 @@ def test_bounds_follow_the_step(plan, h100):
     assert large["gate_up"] == large["down"] == large["prefill attention"] == "compute"
     assert bounds([(1, 10)])["gate_up"] == "memory"
     assert bounds([(1, 10)])["rope"] == bounds([(1, 10)])["decode attention"] == "launch"
-    two = compile_plan("llama-3.1-8b", "h100", h100, tp=2, max_tokens=64, engine="kernels")
+    two = compile_plan("llama-3.1-8b", "h100", h100, tp=2, max_num_batched_tokens=64, engine="kernels")
     assert [o.bound for o in two.explain([(1, 10)]).operators if "all-reduce" in o.name] == [
         "communication"
     ] * 2

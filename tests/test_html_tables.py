@@ -99,7 +99,7 @@ def test_heads_have_units_and_origins_are_words(plan: StepPlan, h100: Tables) ->
     assert set(ORIGINS) & set(explained.texts)
     assert "tokens" in page_of(estimate(plan, 1000, 200, [8, 64])._repr_html_()).texts
     of_plan = page_of(plan._repr_html_()).texts
-    assert of_plan[of_plan.index("max_tokens") + 1] == "8,192 tokens"
+    assert of_plan[of_plan.index("max_num_batched_tokens") + 1] == "8,192 tokens"
     assert of_plan[of_plan.index("weights") + 1] == "16.06 GB a GPU"
 
 
@@ -154,8 +154,8 @@ def test_recommendations_and_sweeps_show_their_best(
     assert {"best", "tokens/s", "llama-3.1-8b"} <= set(page.texts)
     grid = {"kv_len": [1024], "batch_size": [1, 64], "report_kv_len": 1024}
     steps = {"models": ["llama-3.1-8b"], "gpu": "h100", "tp": [1, 2], "with_error": True, **grid}
-    loads = {"models": ["llama-3.1-8b"], "tp": [1], "isl": 1000, "osl": 100, "concurrency": [1, 8]}
-    requests = {"requests": 100, "input_tokens": 500, "output_tokens": 50}
+    loads = {"models": ["llama-3.1-8b"], "tp": [1], "isl": 1000, "osl": 100, "clients": [1, 8]}
+    requests = {"requests": 100, "isl": 500, "osl": 50}
     capacities = {"models": ["llama-3.1-8b"], "tp": [1], "workload": requests, "slo": {"tpot_p99_ms": 25}}
     for name, spec in {"steps": steps, "deployments": loads, "capacities": capacities}.items():
         summary: Any = fastroof.run_sweep(spec, tmp_path / f"{name}.parquet")

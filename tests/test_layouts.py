@@ -33,7 +33,9 @@ class Targets:
 
 @pytest.fixture(scope="module")
 def targets(h100: fastroof.Tables, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Targets]:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=512, max_seqs=64, engine="kernels")
+    plan = fastroof.compile_plan(
+        "llama-3.1-8b", "h100", h100, max_num_batched_tokens=512, max_num_seqs=64, engine="kernels"
+    )
     pytest.importorskip("uvicorn")
     from fastroof.backends.serve.http_server import HttpServer
 

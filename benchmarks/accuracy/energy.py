@@ -322,9 +322,9 @@ def _seen_run(
         return None
     try:
         isl, osl = TASKS[document["task"]], run["avg_output_len"]
-        seen = estimate(plan, isl, osl, clients, max_seqs=MOST_SEQS, with_energy=True)
+        seen = estimate(plan, isl, osl, clients, max_num_seqs=MOST_SEQS, with_energy=True)
         with patch.object(plan_energy, "GAP", 0.0):
-            without = estimate(plan, isl, osl, clients, max_seqs=MOST_SEQS, with_energy=True)
+            without = estimate(plan, isl, osl, clients, max_num_seqs=MOST_SEQS, with_energy=True)
     except FastroofError:
         # more than the KV cache holds
         return None
@@ -342,7 +342,7 @@ def _plan(model: str, gpu: str, gpus: int, dp: int, ep: int) -> StepPlan | None:
         try:
             return compile_plan(
                 model, gpu, tp=gpus // dp, dp=dp, ep=ep, engine=ENGINE, allow_modelled=True,
-                max_seqs=MOST_SEQS,
+                max_num_seqs=MOST_SEQS,
             )  # fmt: skip
         except FastroofError:
             return None

@@ -74,7 +74,7 @@ def predict_throughput(row: ThroughputRow, plan: StepPlan) -> float:
         row.osl,
         concurrency,
         chunked_prefill=scheduling.chunked_prefill or row.isl > scheduling.max_num_batched_tokens,
-        max_seqs=row.max_concurrency,
+        max_num_seqs=row.max_concurrency,
         requests_per_client=STEADY,
     )
     return float(seen.tokens_per_s_per_gpu) * row.layout.world_size
@@ -168,12 +168,12 @@ def _refuse(row: ServedModel, tables: Tables) -> None:
 
 def _plan(row: ServedModel, profile: EngineProfile, plans: Plans) -> StepPlan:
     # limits of a bench's run are those of its card, which its memory depends on
-    limits: dict[str, Any] = {"max_tokens": LARGEST_STEP}
+    limits: dict[str, Any] = {"max_num_batched_tokens": LARGEST_STEP}
     if isinstance(row, BenchRun):
         fraction = None if math.isnan(row.memory_fraction) else row.memory_fraction
-        limits = {"max_tokens": row.max_num_batched_tokens or None, "memory_fraction": fraction}
+        limits = {"max_num_batched_tokens": row.max_num_batched_tokens or None, "memory_fraction": fraction}
     formats = {"dtype": row.plan_dtype, "kv_dtype": row.kv_dtype}
-    return plans.compiled(row.model, profile, row.layout, max_seqs=SEQUENCES, **formats, **limits)
+    return plans.compiled(row.model, profile, row.layout, max_num_seqs=SEQUENCES, **formats, **limits)
 
 
 def _throughput(row: ThroughputRow, profile: EngineProfile, tokens_per_s: float) -> PredictedTime:

@@ -45,7 +45,7 @@ class Question(NamedTuple):
     kv_dtype: str = "auto"
 
     @property
-    def max_seqs(self) -> int:
+    def max_num_seqs(self) -> int:
         """Maximum number of running requests of a rank."""
         return min(1024, self.budget)
 
@@ -92,7 +92,7 @@ def plan_of(
         plans[key] = compile_plan(
             question.model, tables.gpu, tables, tp=question.tp, dp=question.ranks, ep=question.ep,
             engine=question.engine, dtype=question.dtype, kv_dtype=question.kv_dtype,
-            max_tokens=LARGEST_STEP, max_seqs=1024, front_end=overhead_ms,
+            max_num_batched_tokens=LARGEST_STEP, max_num_seqs=1024, front_end=overhead_ms,
         )  # fmt: skip
     return plans[key]
 
@@ -110,7 +110,7 @@ def loop_of(question: Question) -> Workload:
     ]
     return Workload(
         clients=question.clients, requests=question.clients * REQUESTS_PER_CLIENT,
-        input_tokens=lengths[0], output_tokens=lengths[1],
+        isl=lengths[0], osl=lengths[1],
     )  # fmt: skip
 
 
@@ -121,14 +121,14 @@ def compare(question: Question, plan: StepPlan) -> Compared | None:
     if (of_rank + 1.0) * 1.3 * sum(highest) > plan.memory.max_kv_tokens:
         return None
     trace = loop_of(question).trace()
-    run = simulate(plan, trace, max_num_batched_tokens=question.budget, max_num_seqs=question.max_seqs)
+    run = simulate(plan, trace, max_num_batched_tokens=question.budget, max_num_seqs=question.max_num_seqs)
     later = slice(question.clients * REQUESTS_PER_CLIENT // 3, question.clients * (REQUESTS_PER_CLIENT - 2))
     ttft_ms, tpot_ms, e2e_ms = (
         float(np.nanmean(run.requests.column(n).to_numpy()[later])) for n in ("ttft_ms", "tpot_ms", "e2e_ms")
     )
     isl, osl = float(trace.input_tokens.mean()), float(trace.output_tokens.mean())
     got = estimate(
-        plan, isl, osl, question.clients, question.budget, max_seqs=question.max_seqs,
+        plan, isl, osl, question.clients, question.budget, max_num_seqs=question.max_num_seqs,
         requests_per_client=STEADY,
     )  # fmt: skip
     tokens_per_s = question.clients * osl / e2e_ms * MS_PER_S / plan.layout.world_size

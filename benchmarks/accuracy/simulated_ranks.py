@@ -54,14 +54,12 @@ def simulated_tpot_ms(row: ServingRow, plan: StepPlan) -> float:
         half = 0.5 * row.length_spread * nominal
         return f"uniform:{max(round(mean - half), 1)}:{max(round(mean + half), 1)}"
 
-    trace = Workload(
-        clients=clients, requests=requests, input_tokens=lengths(row.isl), output_tokens=lengths(row.osl)
-    ).trace()
+    trace = Workload(clients=clients, requests=requests, isl=lengths(row.isl), osl=lengths(row.osl)).trace()
     own = plan.profile.scheduling
     budget = row.max_num_batched_tokens or None
     if not own.chunked_prefill and row.isl > (budget or own.max_num_batched_tokens):
-        budget = min(math.ceil(row.isl), plan.max_tokens)
-    seqs = min(row.max_seqs, plan.max_seqs)
+        budget = min(math.ceil(row.isl), plan.max_num_batched_tokens)
+    seqs = min(row.engine_seqs, plan.max_num_seqs)
     settings = EngineSettings.of_plan(plan, max_num_batched_tokens=budget, max_num_seqs=seqs)
     times = RequestTimes.of(trace, run_replicas(plan, trace, settings))
     return float(np.nanmean(times.tpot_ms))

@@ -112,7 +112,9 @@ def sample(plans: Sequence[StepPlan], count: int, seed: int) -> list[ComparedRun
 def plans_on(tables: Mapping[str, Tables], front_end: str | None) -> list[StepPlan]:
     """Compile the plans of some GPUs."""
     return [
-        compile_plan(model, gpu, tables[gpu], tp=tp, engine=engine, max_tokens=16384, front_end=front_end)
+        compile_plan(
+            model, gpu, tables[gpu], tp=tp, engine=engine, max_num_batched_tokens=16384, front_end=front_end
+        )
         for model, gpu, tp, engine in PLANS
         if gpu in tables
     ]

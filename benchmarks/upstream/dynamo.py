@@ -35,7 +35,7 @@ def replay_errors(
     settings = EngineSettings(
         num_gpu_blocks=plan.memory.max_kv_tokens // BLOCK_TOKENS,
         block_size=BLOCK_TOKENS,
-        max_num_batched_tokens=plan.max_tokens,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
         max_num_seqs=MAX_BATCH_SIZE,
         async_scheduling=False,
     )

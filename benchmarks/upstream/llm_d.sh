@@ -100,7 +100,7 @@ plan = fastroof.compile_plan("llama-3.1-8b", "h100")
 for calculator in CALCULATORS:
     fit = fit_llm_d(plan, calculator=calculator)
     (build / "config.yaml").write_text(llm_d_yaml(plan, fit))
-    points = np.stack([fit.concurrency, fit.isl], 1).astype(int)
+    points = np.stack([fit.clients, fit.isl], 1).astype(int)
     (build / "asked.json").write_text(json.dumps(points.tolist()))
     paths = {"ASKED_CONFIG": "config.yaml", "ASKED": "asked.json", "ANSWERS": "answers.json"}
     environment = {**os.environ, **{name: str(build / path) for name, path in paths.items()}}
@@ -110,7 +110,7 @@ for calculator in CALCULATORS:
         sys.exit(done.stdout + done.stderr)
     first_ms, next_ms = np.array(json.loads((build / "answers.json").read_text())).T / 1e6
     name = f"llm-d-inference-sim, {calculator}"
-    expected = simulated_ms(fit.latencies, fit.concurrency, fit.isl)
+    expected = simulated_ms(fit.latencies, fit.clients, fit.isl)
     print_exact(f"{name}, as fitted", at, np.r_[first_ms, next_ms].tolist(), np.concatenate(expected).tolist())
     print_errors(name, at, "TTFT", first_ms / fit.ttft_ms - 1)
     print_errors(name, at, "ITL", next_ms / fit.tpot_ms - 1)

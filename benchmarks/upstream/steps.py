@@ -26,7 +26,7 @@ def size(rng: np.random.Generator, least: int, most: int) -> int:
 def random_steps(plan: fastroof.StepPlan, kind: str, count: int = 300, seed: int = 8) -> list[Step]:
     """Steps of a kind, within the plan's largest batch."""
     rng = np.random.default_rng(seed)
-    tokens, seqs = plan.max_tokens, min(plan.max_seqs, plan.max_tokens)
+    tokens, seqs = plan.max_num_batched_tokens, min(plan.max_num_seqs, plan.max_num_batched_tokens)
 
     def decodes(most: int) -> Step:
         return [(1, size(rng, 1, LONGEST)) for _ in range(size(rng, 1, most))]

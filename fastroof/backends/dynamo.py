@@ -64,7 +64,7 @@ def dynamo_profile(
     plan : StepPlan
         What to tabulate; its engine says what is added to the kernels.
     max_isl : int, optional
-        Most new prompt tokens in a step, the mocker's max_num_batched_tokens; by default plan.max_tokens.
+        Most new prompt tokens in a step, the mocker's max_num_batched_tokens; by default the plan's.
     prompt_len : int, optional
         Tokens of a prompt, if all are about as long: more new tokens in a step are several prompts, fewer
         a part of one, after half of its others on average. By default they are one prompt without context,
@@ -126,11 +126,11 @@ def dynamo_profile(
     running = None if beside is None else _decodes(plan, beside)
     if running is None:
         check_decodes_alone(plan, "Dynamo's mocker")
-    most_new = _size("max_isl", plan.max_tokens if max_isl is None else max_isl, 2)
+    most_new = _size("max_isl", plan.max_num_batched_tokens if max_isl is None else max_isl, 2)
     most_batch = _size("max_batch_size", max_batch_size, 1)
     for name, size, limit in (
-        ("max_isl", most_new, "max_tokens"),
-        ("max_batch_size", most_batch, "max_seqs"),
+        ("max_isl", most_new, "max_num_batched_tokens"),
+        ("max_batch_size", most_batch, "max_num_seqs"),
     ):
         if size > getattr(plan, limit):
             raise PlanRangeError(
@@ -141,7 +141,7 @@ def dynamo_profile(
     most_kv = _size("max_kv_tokens", most_batch * longest if max_kv_tokens is None else max_kv_tokens, 2)
     points = whole_number("points", points, most=MOST_POINTS, error=BackendError)
     if running is not None:
-        most_new = min(most_new, plan.max_tokens - running[0])
+        most_new = min(most_new, plan.max_num_batched_tokens - running[0])
     lengths = np.arange(1, most_new + 1)
     # one set of nodes for both axes: a batch of 1, and of any power of 2, runs through nodes
     doublings = np.arange(0, points * np.log2(max(most_kv, longest)) + 1)
@@ -215,7 +215,7 @@ def decodes_beside(
     settings = EngineSettings(
         num_gpu_blocks=plan.memory.tokens_beside_states(batch) // BLOCK_TOKENS,
         block_size=BLOCK_TOKENS,
-        max_num_batched_tokens=plan.max_tokens,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
         max_num_seqs=batch,
         async_scheduling=False,
     )
@@ -299,7 +299,7 @@ def _decodes(plan: StepPlan, beside: tuple[int, int]) -> tuple[int, int]:
         _size("the decodes of beside", beside[0], 1),
         _size("the tokens of beside", beside[1], 1),
     )
-    most = min(plan.max_seqs, plan.max_tokens - 1)
+    most = min(plan.max_num_seqs, plan.max_num_batched_tokens - 1)
     if decodes > most:
         raise PlanRangeError(
             f"{decodes} decodes with new tokens are more than the {most} that the plan times"

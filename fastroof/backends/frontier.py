@@ -193,7 +193,7 @@ class FastroofExecutionTimePredictor:
         BackendError
             If only some layers are asked for, or requests verify draft tokens.
         PlanRangeError
-            If the batch is larger than max_tokens or max_seqs.
+            If the batch is larger than max_num_batched_tokens or max_num_seqs.
 
         Notes
         -----

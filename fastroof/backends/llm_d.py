@@ -87,7 +87,7 @@ class LatencyFit(NamedTuple):
     ----------
     latencies : Latencies
         The settings.
-    isl, osl, concurrency : ndarray of float64
+    isl, osl, clients : ndarray of float64
         The operating points.
     ttft_ms, tpot_ms : ndarray of float64
         What :func:`fastroof.serving.estimate` says there.
@@ -101,7 +101,7 @@ class LatencyFit(NamedTuple):
     latencies: Latencies
     isl: Floats
     osl: Floats
-    concurrency: Floats
+    clients: Floats
     ttft_ms: Floats
     tpot_ms: Floats
     simulated_ttft_ms: Floats
@@ -114,7 +114,7 @@ class LatencyFit(NamedTuple):
         return self.simulated_ttft_ms / self.ttft_ms - 1.0, self.simulated_tpot_ms / self.tpot_ms - 1.0
 
 
-def simulated_ms(latencies: Latencies, concurrency: Any, isl: Any) -> tuple[Floats, Floats]:
+def simulated_ms(latencies: Latencies, clients: Any, isl: Any) -> tuple[Floats, Floats]:
     """Time to first token and between tokens as the simulator computes them, ms: whole numbers.
 
     Examples
@@ -123,7 +123,7 @@ def simulated_ms(latencies: Latencies, concurrency: Any, isl: Any) -> tuple[Floa
     >>> [float(time) for time in simulated_ms(given, 16, 256)]
     [188.0, 24.0]
     """
-    running, prompt = np.broadcast_arrays(np.asarray(concurrency, float), np.asarray(isl, float))
+    running, prompt = np.broadcast_arrays(np.asarray(clients, float), np.asarray(isl, float))
     load = np.ones(running.shape)
     if latencies.max_num_seqs > 1:
         load += (latencies.time_factor_under_load - 1.0) * (running - 1.0) / (latencies.max_num_seqs - 1)
@@ -136,7 +136,7 @@ def simulated_ms(latencies: Latencies, concurrency: Any, isl: Any) -> tuple[Floa
 def fit_llm_d(
     plan: StepPlan,
     *,
-    concurrency: Any = CONCURRENCY,
+    clients: Any = CONCURRENCY,
     isl: Any = ISL,
     osl: Any = OSL,
     calculator: str = "per-token",
@@ -146,8 +146,8 @@ def fit_llm_d(
     Parameters
     ----------
     plan : StepPlan
-        The model on its GPUs; its engine says what is added, ``max_tokens`` is its token budget.
-    concurrency : sequence of int
+        The model on its GPUs; its engine says what is added, ``max_num_batched_tokens`` is its token budget.
+    clients : sequence of int
         Requests that run at once; the largest becomes ``max-num-seqs``.
     isl, osl : sequence of int
         Tokens of prompts, and of outputs, the first included.
@@ -171,14 +171,14 @@ def fit_llm_d(
     until no step lessens the sum of the errors by :func:`simulated_ms`.
     """
     one_of("calculator", calculator, CALCULATORS, BackendError)
-    axes = [np.unique(np.atleast_1d(np.asarray(sizes))) for sizes in (isl, osl, concurrency)]
-    for name, sizes, least in zip(("isl", "osl", "concurrency"), axes, (1, 2, 1), strict=True):
+    axes = [np.unique(np.atleast_1d(np.asarray(sizes))) for sizes in (isl, osl, clients)]
+    for name, sizes, least in zip(("isl", "osl", "clients"), axes, (1, 2, 1), strict=True):
         if sizes.dtype.kind not in "iu" or sizes.size == 0 or sizes[0] < least:
             raise BackendError(f"{name} needs whole numbers of at least {least}, got {shown(sizes.tolist())}")
     points = [axis.ravel().astype(float) for axis in np.meshgrid(*axes, indexing="ij")]
     lengths, outputs, running = points
     # requests of independent clients
-    seen = estimate(plan, lengths, outputs, running, plan.max_tokens, arrivals="random")
+    seen = estimate(plan, lengths, outputs, running, plan.max_num_batched_tokens, arrivals="random")
     fits = seen.wait_ms <= 0.0
     fits &= lengths + outputs <= plan.model.max_position
     if not fits.any():
@@ -301,7 +301,7 @@ def llm_d_yaml(
 
 def fit_words(plan: StepPlan, fit: LatencyFit) -> list[str]:
     """What was fitted and how well, in lines of text."""
-    shown = {"concurrency": fit.concurrency, "isl": fit.isl, "osl": fit.osl}
+    shown = {"clients": fit.clients, "isl": fit.isl, "osl": fit.osl}
     ranges = ", ".join(
         " ".join([name, *(f"{value:.0f}" for value in np.unique(values))]) for name, values in shown.items()
     )
@@ -316,13 +316,13 @@ def fit_words(plan: StepPlan, fit: LatencyFit) -> list[str]:
         worst = int(np.abs(errors).argmax())
         lines.append(
             f"{name}: MAPE {100.0 * np.abs(errors).mean():.1f} %, at most {100.0 * abs(errors[worst]):.1f} % "
-            f"(concurrency {fit.concurrency[worst]:.0f}, isl {fit.isl[worst]:.0f}, osl {fit.osl[worst]:.0f})"
+            f"(clients {fit.clients[worst]:.0f}, isl {fit.isl[worst]:.0f}, osl {fit.osl[worst]:.0f})"
         )
-    running = np.unique(fit.concurrency)
+    running = np.unique(fit.clients)
     if len(running) > 1:
-        lines.append("where it holds, MAPE by concurrency:")
+        lines.append("where it holds, MAPE by clients:")
         for requests in running:
-            here = fit.concurrency == requests
+            here = fit.clients == requests
             first, following = (100.0 * np.abs(errors[here]).mean() for errors in fit.errors)
             lines.append(f"  {requests:.0f}: first token {first:.1f} %, inter-token {following:.1f} %")
     if fit.left_out:

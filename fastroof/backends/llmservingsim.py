@@ -128,8 +128,8 @@ def export_llmservingsim(
     Parameters
     ----------
     plans : StepPlan or sequence of StepPlan
-        One a tensor-parallel size, otherwise alike. Their ``max_tokens`` and ``max_seqs`` are the largest
-        step that the simulator looks up without extrapolating.
+        One a tensor-parallel size, otherwise alike. Their ``max_num_batched_tokens`` and ``max_num_seqs`` are
+        the largest step that the simulator looks up without extrapolating.
     output : str or Path
         The simulator's ``profiler/perf`` folder; made if missing.
     hardware : str, optional
@@ -224,8 +224,8 @@ def checked_plans(plans: StepPlan | Sequence[StepPlan]) -> tuple[StepPlan, ...]:
 
 def _what_is_shared(plan: StepPlan) -> tuple[object, ...]:
     return (
-        plan.model, plan.gpu.name, plan.dtype, plan.kv_dtype, plan.profile, plan.method, plan.max_tokens,
-        plan.max_seqs, plan.tables_hash,
+        plan.model, plan.gpu.name, plan.dtype, plan.kv_dtype, plan.profile, plan.method,
+        plan.max_num_batched_tokens, plan.max_num_seqs, plan.tables_hash,
     )  # fmt: skip
 
 
@@ -250,7 +250,10 @@ def _meta(plans: Sequence[StepPlan], names: dict[str, str]) -> str:
             **names,
             "tp_degrees": [p.tp for p in plans],
             "tables_sha256": plan.tables_hash,
-            "engine_effective": {"max_num_batched_tokens": plan.max_tokens, "max_num_seqs": plan.max_seqs},
+            "engine_effective": {
+                "max_num_batched_tokens": plan.max_num_batched_tokens,
+                "max_num_seqs": plan.max_num_seqs,
+            },
             # decodes of several lengths count as their mean: without a fit a reader may take its own constant
             "skew_fit": {"enabled": True, "alpha_default": 0.0},
         }
@@ -284,7 +287,7 @@ def _time(latency_us: float) -> str:
 def _row_layers(plan: StepPlan, rows: Rows) -> Iterator[str]:
     """Return rows of layers that depend only on the tokens, or only on the sequences."""
     curves = {curve.operator.role: curve for curve in plan.row_curves if curve.operator.rows == rows}
-    last = plan.max_tokens if rows == "tokens" else plan.max_seqs
+    last = plan.max_num_batched_tokens if rows == "tokens" else plan.max_num_seqs
     for layer, roles in LAYERS.items():
         parts = [curves[role] for role in roles if role in curves]
         if parts:
@@ -309,7 +312,7 @@ def _attention_rows(plan: StepPlan, release: Release) -> Iterator[str]:
     """Rows of decodes, of prompts, and of both: attention is the sum of its two kernels."""
     block = open_block(plan.arena, int(plan.arena[steps.DECODE_AT]))
     longest = plan.model.max_position - 1
-    most = min(plan.max_seqs, plan.max_tokens)
+    most = min(plan.max_num_seqs, plan.max_num_batched_tokens)
     decodes = sorted({*_nodes(_axis(plan, block.y), 1, most), *_doublings(most)})
     contexts = sorted({*(n - 1 for n in _nodes(_axis(plan, block.x), 2, longest + 1)), longest})
     if release == "1.1":
@@ -380,7 +383,7 @@ def _chunks(plan: StepPlan) -> list[int]:
     A prompt of one token is a decode to the simulator. Where an engine holds steps at a floor, what lacks
     to it jumps where GEMMs do and ends where the floor does.
     """
-    last = plan.max_tokens
+    last = plan.max_num_batched_tokens
     doubled = _doublings(last)
     chunks = {*doubled, *(3 * n // 2 for n in doubled), last}
     floor_us = float(plan.arena[steps.PREFILL_FLOOR_US])
@@ -394,7 +397,7 @@ def _chunks(plan: StepPlan) -> list[int]:
 def _prompts(plan: StepPlan, chunk: int) -> list[_Prompts]:
     """Ways to fill a chunk, by key: many prompts, down to one, then one after a growing context."""
     shapes = []
-    for count in _doublings(min(chunk // 2, plan.max_seqs)):
+    for count in _doublings(min(chunk // 2, plan.max_num_seqs)):
         least, more = divmod(chunk, count)
         shapes.append(((least + 1, 0),) * more + ((least, 0),) * (count - more))
     longest = plan.model.max_position - chunk

@@ -19,12 +19,12 @@ INSTEAD = "export c, serve, Dynamo's profile and plan.scalar take any plan"
 
 
 def plan_facts(
-    plan: StepPlan, *, max_tokens: int | None = None, max_seqs: int | None = None
+    plan: StepPlan, *, max_num_batched_tokens: int | None = None, max_num_seqs: int | None = None
 ) -> dict[str, Any]:
     """Return how a plan is split and what one of its GPUs holds, as JSON can hold it.
 
     Memory is that of the stage with the least room; a plan without pipeline stages is its own only stage.
-    ``max_tokens`` and ``max_seqs`` ask for the memory of other limits than the plan's.
+    ``max_num_batched_tokens`` and ``max_num_seqs`` ask for the memory of other limits than the plan's.
 
     >>> import fastroof
     >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels", tp=2, pp=4)
@@ -39,8 +39,12 @@ def plan_facts(
     layout = plan.layout
 
     def memory(of: StepPlan) -> dict[str, int | None]:
-        own = max_tokens is None and max_seqs is None
-        found = of.memory if own else of.memory_of(max_tokens=max_tokens, max_seqs=max_seqs)
+        own = max_num_batched_tokens is None and max_num_seqs is None
+        found = (
+            of.memory
+            if own
+            else of.memory_of(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
+        )
         return found.facts()
 
     sizes = {name: int(getattr(layout, name)) for name in ("tp", "pp", "dp", "ep", "moe_tp", "cp")}

@@ -174,7 +174,7 @@ class StepTimeRegressor:
             if math.isnan(step_us):
                 raise PlanRangeError(
                     f"row {i}: a step of {row[1]} tokens in {row[0]} requests does not fit {self.plan!r}; "
-                    "compile the plan with larger max_tokens and max_seqs, and write the model again"
+                    "compile the plan with larger limits on a step, and write the model again"
                 )
             # sums do not tell which requests are within a window, but for equal ones
             if self.plan.memory.window and not _is_of_equals(row):

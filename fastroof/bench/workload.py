@@ -96,7 +96,7 @@ def decode_sizes(setup: Setup, count: int, dtype: Any = np.int32) -> tuple[Array
     rng = np.random.default_rng(SEED)
     kv_len = setup.tables.table(ATTENTION_DECODE.name).columns["kv_len"]
     longest = min(int(kv_len.max()), 65_536)
-    most = min(MAX_BATCH, setup.plan.max_seqs)
+    most = min(MAX_BATCH, setup.plan.max_num_seqs)
     batch = rng.integers(1, most, count, endpoint=True, dtype=dtype)
     return batch, rng.integers(max(2, int(kv_len.min())), longest, count, endpoint=True, dtype=dtype)
 

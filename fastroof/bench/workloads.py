@@ -59,8 +59,8 @@ def _requests(setup: Setup, count: int) -> list[dict[str, Any]]:
             "tp": tp,
             "dtype": dtype,
             "engine": "kernels",
-            "max_tokens": MAX_BATCH,
-            "max_seqs": MAX_BATCH,
+            "max_num_batched_tokens": MAX_BATCH,
+            "max_num_seqs": MAX_BATCH,
         }
         try:
             compile_plan(gpu=setup.gpu, tables=setup.tables, curves=curves, **request)
@@ -312,7 +312,7 @@ def one_plan(setup: Setup) -> Workload:
     """Build one plan from cached curves."""
     call = partial(
         compile_plan, setup.model, setup.gpu, setup.tables,
-        max_tokens=8192, engine="kernels", curves=TableCurves(setup.tables),
+        max_num_batched_tokens=8192, engine="kernels", curves=TableCurves(setup.tables),
     )  # fmt: skip
     return _calls("plan", "one plan up to 8192 tokens, curves cached", "plan", setup.size(50, 2), call)
 

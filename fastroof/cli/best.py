@@ -65,7 +65,7 @@ that measures it, the engine's YAML, a manifest and the rows.
 
 With --rate, the models share the GPUs, which are of one kind. Without --gpus each gets the fewest that hold
 its rate within the limits. Otherwise the smallest ratio of held to wanted rate is made as large as possible.
---rate, --isl, --osl, --ttft, --tpot, --itl, --request-latency and --prefix-hit are then given once for all
+--rate, --isl, --osl, --ttft, --tpot, --itl, --e2e and --prefix-hit are then given once for all
 models, or once per --model in the same order. A SPEC.toml of gpu, total_gpus and [[traffic]] tables sets
 every option per model: model, isl, osl, requests_per_s, tpot_ms, dtype, engine, ...
 
@@ -130,14 +130,11 @@ QUESTION: Final[Group] = {
         "Wanted requests per second, once for all models or once per --model: the models share the GPUs.",
         "PER_S",
         "--rate",
-        "--request-rate",
     ),
-    "ttft_ms": _option(list[float], "Maximum time to first token.", "MS", "--ttft", "--ttft-ms"),
-    "tpot_ms": _option(list[float], "Maximum time per output token.", "MS", "--tpot", "--tpot-ms"),
-    "itl_ms": _option(list[float], "Maximum time between two tokens.", "MS", "--itl", "--itl-ms"),
-    "request_latency_ms": _option(
-        list[float], "Maximum time of a request.", "MS", "--request-latency", "--request-latency-ms"
-    ),
+    "ttft_ms": _option(list[float], "Maximum time to first token.", "MS", "--ttft"),
+    "tpot_ms": _option(list[float], "Maximum time per output token.", "MS", "--tpot"),
+    "itl_ms": _option(list[float], "Maximum time between two tokens.", "MS", "--itl"),
+    "request_latency_ms": _option(list[float], "Maximum time of a request.", "MS", "--e2e"),
     "dtype": _option(
         list[str], "Format of weights, as in fastroof step; repeatable.  [default: the checkpoint's]", "DTYPE"
     ),
@@ -246,7 +243,9 @@ def best(
     requests: Annotated[
         int | None,
         typer.Option(
-            min=2, help="Number of requests to simulate.  [default: 20 per client, from 10000 to 40000]"
+            "--num-requests",
+            min=2,
+            help="Number of requests to simulate.  [default: 20 per client, from 10000 to 40000]",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of their arrivals.")] = 0,

@@ -167,7 +167,7 @@ def _print_none(
     say(_lost_words(lost, answer.candidates), 2)
     if answer.nearest is not None:
         row, limits_on = answer.nearest.row, answer.nearest.limits_on
-        clients = f"{row['concurrency']:,.0f} clients" if round(row["concurrency"]) != 1 else "one client"
+        clients = f"{row['clients']:,.0f} clients" if round(row["clients"]) != 1 else "one client"
         if limits_on != "mean":
             rate = row["request_rate_per_s"]
             clients = "hardly any load" if rate is None else f"{rate:,.4g} requests/s"
@@ -220,7 +220,7 @@ def _why(answer: Answer, objective: str) -> list[str]:
     """Why a deployment is recommended, in sentences."""
     first, *others = answer.choices
     row, most = first.row, first.percentile
-    clients = f"{row['concurrency']:,.0f} clients" if row["concurrency"] >= 1.0 else "less than one client"
+    clients = f"{row['clients']:,.0f} clients" if row["clients"] >= 1.0 else "less than one client"
     does = f"{first.objective:,.4g} {_OBJECTIVES[objective]}"
     if objective == "cost_per_million_tokens":
         does = (
@@ -277,7 +277,7 @@ def _cells(choice: Choice, limits: Sequence[str]) -> list[str]:
     row = choice.row
     margins = {margin.name: margin for margin in choice.margins}
     behind = "" if choice.behind < _EQUAL else percent(choice.behind) + " (tie)" * choice.is_tie
-    cells = [copies_words(row), *(row[column] for column in _FACTS.values()), f"{row['concurrency']:,.0f}"]
+    cells = [copies_words(row), *(row[column] for column in _FACTS.values()), f"{row['clients']:,.0f}"]
     cells += [f"{choice.objective:,.4g}", behind]
     cells += [f"{margins[name].value:,.4g}" if name in margins else "" for name in limits]
     return [*cells, percent(row["kv_share"]), row["bound"]]
@@ -304,7 +304,7 @@ def print_how_to_run(deployment: Deployment) -> None:
         rate, row = deployment.benchmark_rate, deployment.row
         load = f"{rate:,.4g} requests/s" if rate else f"{deployment.benchmark_clients:,}"
         if deployment.copies > 1:
-            load += f" of the {row['requests_per_s']:,.4g}" if rate else f" of the {row['concurrency']:,.0f}"
+            load += f" of the {row['requests_per_s']:,.4g}" if rate else f" of the {row['clients']:,.0f}"
         say(f"to check it, one copy with {load}{'' if rate else ' clients'}:")
         _print_command(deployment.benchmark)
     for note in deployment.notes:

@@ -24,7 +24,7 @@ from fastroof.cli.option_groups import (
     plan_options,
     simulated_plan,
 )
-from fastroof.cli.options import Json
+from fastroof.cli.options import LIMITS_MS, Json, limited_percentile
 from fastroof.cli.output import (
     counted,
     limit_words,
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 EPILOG: Final = (
     """\b
 Examples:
-  fastroof capacity llama-3.1-8b --ttft-p99 500 --tpot-p99 50 \\
-      --num-requests 10000 --input lognormal:1024:0.5 --output 200
-  fastroof capacity llama-3.1-70b --tp 4 --engine sglang --trace mine.csv --slo ttft_p90=300,itl_p99=80
-  fastroof capacity llama-3.1-8b --trace mine.csv --rate-scale 4 --ttft-p99 500 --fewest
-  fastroof capacity llama-3.1-8b --ttft-p99 500 --turns 3 --calls uniform:1:8 --tool 1.5 --think 20
-  fastroof capacity llama-3.1-8b --hourly file:day.txt --ttft-p99 500 --fewest --by-hour
+  fastroof capacity --model llama-3.1-8b --ttft 500 --tpot 50 \\
+      --num-requests 10000 --isl lognormal:1024:0.5 --osl 200
+  fastroof capacity --model llama-3.1-70b --tp 4 --engine sglang --trace mine.csv --ttft 300 --percentile 90
+  fastroof capacity --model llama-3.1-8b --trace mine.csv --rate-scale 4 --ttft 500 --fewest
+  fastroof capacity --model llama-3.1-8b --ttft 500 --turns 3 --calls uniform:1:8 --tool 1.5 --think 20
+  fastroof capacity --model llama-3.1-8b --hourly file:day.txt --ttft 500 --fewest --by-hour
   fastroof capacity my.toml -o capacities.parquet --resume
 
 A specification is that of a sweep with [workload] and [slo] instead of a load: each deployment is a row of
@@ -64,7 +64,7 @@ Every rate and deployment gets the same requests; only their arrivals are scaled
 session (--think, --tool, or the trace's) are not scaled.
 
 \b
-JSON of a model: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, engine, tables_hash,
+JSON of --model: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, engine, tables_hash,
 left_out (rows of the trace's file by reason), num_draft_tokens, accepted, draft, accepted_from (these with
 draft tokens), requests_per_s (0 where no rate keeps the limits), requests_per_s_per_gpu, limit (what breaks
 first beyond it; throughput: arrivals are faster than what is served; none: no rate breaks one), low, high
@@ -83,16 +83,12 @@ each with hour and these, peak (replicas), gpu_hours, gpu_hours_at_peak. JSON of
 
 DEFAULT_RESULTS: Final = Path("capacities.parquet")
 _OF_SPECIFICATION: Final = frozenset({"results", *EXECUTION})
-_OF_BOTH: Final = frozenset({"what", "ttft_p99", "tpot_p99", "e2e_p99", "slo", "threads", "as_json"})
+_OF_BOTH: Final = frozenset({"spec", *LIMITS_MS, "slo", "threads", "as_json"})
 _SHORT: Final = re.compile(r"([a-z0-9]+_p[0-9_]+)(?:_ms)?[=:]([0-9]*\.?[0-9]+)")
-Most = float | None
-
-
-def _limit(option: str, what: str) -> Any:
-    return typer.Option(option, metavar="MS", help=f"Maximum 99th percentile of {what}.")
 
 
 @taking(
+    limited=LIMITS_MS,
     workload=WORKLOAD,
     plan=plan_options(without=("cp",)),
     given=ENGINE_SETTINGS,
@@ -104,18 +100,21 @@ def _limit(option: str, what: str) -> Any:
 def capacity(
     *,
     context: typer.Context,
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL|SPEC.toml", help="Preset or config.json of a model, or a specification."
-        ),
-    ],
-    ttft_p99: Annotated[Most, _limit("--ttft-p99", "TTFT")] = None,
-    tpot_p99: Annotated[Most, _limit("--tpot-p99", "TPOT")] = None,
-    e2e_p99: Annotated[Most, _limit("--e2e-p99", "whole requests")] = None,
+    spec: Annotated[
+        Path | None,
+        typer.Argument(metavar="[SPEC.toml]", help="Specification of deployments, instead of --model."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Preset (see fastroof models) or path of a config.json."),
+    ] = None,
+    limited: GroupValues,
     slo: Annotated[
         str | None,
-        typer.Option(metavar="LIMITS", help="More limits in ms: ttft_p90=300,itl_p99=80,e2e_p99_9=10000."),
+        typer.Option(
+            metavar="LIMITS",
+            help="Limits on several percentiles, in ms: ttft_p90=300,ttft_p99=900,e2e_p99_9=10000.",
+        ),
     ] = None,
     workload: GroupValues,
     period: Annotated[
@@ -178,12 +177,15 @@ def capacity(
     """
     from fastroof.host import usable_processors
 
-    _refuse_ignored(what, options_given(context))
+    if (spec is None) == (model is None):
+        raise SimulationError("give --model MODEL, or a specification (SPEC.toml)")
+    _refuse_ignored(spec, options_given(context))
     workers = threads or usable_processors()
-    limits = _limits({"ttft_p99_ms": ttft_p99, "tpot_p99_ms": tpot_p99, "e2e_p99_ms": e2e_p99}, slo)
-    if what.endswith(".toml"):
-        _of_specification(Path(what), limits, results, {**run, "threads": workers}, as_json)
+    limits = _limits(limited, slo)
+    if spec is not None:
+        _of_specification(spec, limits, results, {**run, "threads": workers}, as_json)
         return
+    assert model is not None
     check_engine(plan["engine"])
     if workload["rate"] is not None and not fewest:
         raise SimulationError("--rate needs --fewest: without it the rate is the answer")
@@ -191,7 +193,7 @@ def capacity(
     settings = engine_settings(given)
     settings |= {**routed, "threads": workers}
     served = simulated_plan(
-        what, *gpu_and_tables(**measured), settings, plan, speculative["num_draft_tokens"]
+        model, *gpu_and_tables(**measured), settings, plan, speculative["num_draft_tokens"]
     )
     settings["speculation"] = speculation_of(served, speculative, measured, plan["engine"])
     options = {**settings, **limits, "steady": steady}
@@ -221,20 +223,21 @@ def capacity(
     print_left_out(requests)
 
 
-def _refuse_ignored(what: str, given: dict[str, str]) -> None:
+def _refuse_ignored(spec: Path | None, given: dict[str, str]) -> None:
     """Raise if a specification gets options of a model, or a model those of a specification."""
     for name, option in given.items():
-        if what.endswith(".toml") and name not in _OF_SPECIFICATION | _OF_BOTH:
-            raise SimulationError(f"{option} goes with a model; {what} is a specification, which has its own")
-        if not what.endswith(".toml") and name in _OF_SPECIFICATION:
-            raise SimulationError(
-                f"{option} goes with a specification (.toml), got {what}; --json prints the answer"
-            )
+        if spec is not None and name not in _OF_SPECIFICATION | _OF_BOTH:
+            raise SimulationError(f"{option} goes with --model; {spec} is a specification, which has its own")
+        if spec is None and name in _OF_SPECIFICATION:
+            raise SimulationError(f"{option} goes with a specification (.toml); --json prints the answer")
 
 
-def _limits(given: dict[str, float | None], more: str | None) -> dict[str, Any]:
+def _limits(given: GroupValues, more: str | None) -> dict[str, Any]:
     """Return the limits by name, as capacities name them."""
-    limits = {name: most for name, most in given.items() if most is not None}
+    from fastroof.simulation.capacity_search import limit_name
+
+    percentile = limited_percentile(given.pop("percentile"), given.pop("mean"))
+    limits = {limit_name(name, percentile): most for name, most in given.items() if most is not None}
     for part in more.split(",") if more is not None else ():
         match = _SHORT.fullmatch(part.strip())
         if match is None:

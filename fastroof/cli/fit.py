@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -58,13 +57,6 @@ most_gib; null if not judged], command [text, release, config, unsaid]; with --t
 tokens_per_s_per_gpu, kv_share (of the KV cache), limited_by (memory, tpot, max_num_seqs,
 max_num_batched_tokens or max_model_len)], empty if the engine does not start.
 """
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("fit", epilog=EPILOG)(fit)
-    anything = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command("size", hidden=True, context_settings=anything)(size)
 
 
 ROOM: Final[Group] = {
@@ -193,20 +185,3 @@ def _print_largest(answer: Fit) -> None:
         "limited by": lambda one: _LIMITED_BY[one.limited_by],
     }
     print_records(answer.largest, columns, left=("", "limited by"))
-
-
-def size(context: typer.Context) -> None:
-    """Print the command that answers what ``fastroof size`` answered."""
-    words = [word.replace("--tpot-ms", "--tpot") for word in context.args]
-    name = "best" if any(word.partition("=")[0] == "--rate" for word in words) else "fit"
-    group: Any = context.find_root().command
-    known = {flag for parameter in group.get_command(context, name).params for flag in parameter.opts}
-    command, is_known = ["fastroof", name], False
-    for word in words:
-        if word.startswith("--"):
-            is_known = word.partition("=")[0] in known
-        if is_known:
-            command.append(word)
-    if name == "fit" and not any(word.startswith("--tpot") for word in words):
-        command += ["--tpot", "inf"]
-    raise BatchError(f"`fastroof size` is now `{shlex.join(command)}`")

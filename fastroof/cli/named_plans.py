@@ -38,9 +38,6 @@ GpuOption = Annotated[
 PLAN_TABLES: Final[Group] = {"gpu": (GpuOption, None), "tables": (TablesPath, None), "source": (Source, None)}
 """The GPU and tables of named plans, as arguments of :func:`named_plans`."""
 
-_NAMES: Final = {"max_num_batched_tokens": "max_tokens", "max_num_seqs": "max_seqs"}
-"""Keys whose names differ from the options of a plan."""
-
 _SPLITS: Final = (("experts", "wide"), ("num_slots", "slots"), ("two_batch_overlap", "two-batches"))
 _UNNAMED: Final = ("bf16", DEFAULT_ENGINE, "roofline")
 
@@ -86,12 +83,12 @@ def _read(text: str) -> tuple[str, str | None, str | None, dict[str, Any]]:
         word = word.strip().replace("-", "_")
         if not equals or not value:
             raise PlanError(f"{text!r}: {pair!r} is not KEY=VALUE")
-        if word not in (known := ("name", "gpu", *_NAMES, *OPTIONS)):
+        if word not in (known := ("name", "gpu", *OPTIONS)):
             raise PlanError(f"{text!r}: {unknown_word('key', word, known, 'fastroof step --help')}")
-        key = _NAMES.get(word, word)
-        if key in options:
+        if word in options:
             raise PlanError(f"{text!r} gives {word} twice")
-        options[key] = value if key in ("name", "gpu", "engine") else _value(text, word, OPTIONS[key], value)
+        is_text = word in ("name", "gpu", "engine")
+        options[word] = value if is_text else _value(text, word, OPTIONS[word], value)
     if not model or "=" in model:
         raise PlanError(f"{text!r} does not start with a model; llama-3.1-70b,tp=4 is a plan")
     return model, options.pop("name", None), options.pop("gpu", None), options
@@ -184,7 +181,7 @@ def speculation_of(
     """Read the options of speculative decoding of a plan, which a draft's sizes follow."""
     return asked_speculation(
         plan.model.name, given, measured, engine, tp=plan.tp, kv_dtype=plan.kv_dtype,
-        max_tokens=plan.max_tokens, max_seqs=plan.max_seqs,
+        max_num_batched_tokens=plan.max_num_batched_tokens, max_num_seqs=plan.max_num_seqs,
     )  # fmt: skip
 
 

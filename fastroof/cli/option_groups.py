@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _TYPES: Final[dict[str, Any]] = {"int": int, "float": float, "bool": bool}
 """Types of options that are not text."""
 
-_ELSEWHERE: Final = ("max_tokens", "max_seqs")
+_ELSEWHERE: Final = ("max_num_batched_tokens", "max_num_seqs")
 """Sizes of a plan, which every command sets itself."""
 
 OUTSIDE_STEPS: Final = ("front_end",)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from fastroof.checks import beyond_context, shown
-from fastroof.command_group import warn
+from fastroof.checks import beyond_context
+from fastroof.command_group import Group, warn
 from fastroof.errors import BatchError
 
 GPU_NAMES: Final = ("--gpu", "--system")
@@ -53,32 +52,22 @@ def option(
     return Annotated[kind, typer.Option(*names, metavar=metavar, help=help_text, **settings)], default
 
 
-_LIMIT: Final = re.compile(r"([a-z0-9_]+)[=:]([0-9]*\.?[0-9]+)")
-_LIMIT_NAMES: Final = {
-    "ttft": "ttft_ms",
-    "tpot": "tpot_ms",
-    "e2e": "e2e_ms",
-    "e2el": "e2e_ms",
-    "ttft_ms": "ttft_ms",
-    "tpot_ms": "tpot_ms",
-    "e2e_ms": "e2e_ms",
+LIMITS_MS: Final[Group] = {
+    "ttft": option(float, "Maximum time to first token.", "MS"),
+    "tpot": option(float, "Maximum mean time per output token of a request.", "MS"),
+    "itl": option(float, "Maximum time between two tokens.", "MS"),
+    "e2e": option(float, "Maximum time of a request.", "MS"),
+    "percentile": option(float, "Percentile of each time that limits apply to.  [default: 99]", "P"),
+    "mean": option(bool, "Apply limits to means instead.", None, "--mean", default=False),
 }
-"""Limits by their names, those of vLLM's ``bench serve --goodput`` included."""
+"""Limits on times, and what they apply to."""
 
 
-def parse_limits(text: str | None) -> dict[str, Any]:
-    """Read a request's limits, as ``ttft=500,tpot=50`` in ms."""
-    limits: dict[str, Any] = {}
-    for part in text.split(",") if text is not None else ():
-        match = _LIMIT.fullmatch(part.strip())
-        name = _LIMIT_NAMES.get(match[1]) if match else None
-        if match is None or name is None or name in limits or float(match[2]) <= 0.0:
-            raise BatchError(
-                "--slo needs milliseconds above 0 as ttft=500,tpot=50,e2e=10000, each at most once; "
-                f"got {shown(part)}"
-            )
-        limits[name] = float(match[2])
-    return limits
+def limited_percentile(percentile: float | None, mean: bool) -> float | None:
+    """Return the percentile that limits apply to; None for means."""
+    if mean and percentile is not None:
+        raise BatchError("give --mean or --percentile, got both")
+    return None if mean else 99.0 if percentile is None else percentile
 
 
 def warn_beyond_context(name: str, max_position: int, longest: float) -> None:

@@ -123,8 +123,8 @@ def step(
         spec,
         tables,
         **plan,
-        max_tokens=max(8192, max_batch, batch),
-        max_seqs=max_batch if against == "batch" else max(max_batch, batch),
+        max_num_batched_tokens=max(8192, max_batch, batch),
+        max_num_seqs=max_batch if against == "batch" else max(max_batch, batch),
     )
     figure = draw_step(
         timed,
@@ -239,8 +239,8 @@ def _model_figure(
 
     layouts, batches = _sizes("--tp", steps["tp"], 6), _sizes("--batch", steps["batch"], 12)
     sizes = {"kv_len": steps["kv_len"], "prompt": steps["prompt"]}
-    options["max_tokens"] = max(8192, sizes["prompt"], batches[-1])
-    options["max_seqs"] = max(512, batches[-1])
+    options["max_num_batched_tokens"] = max(8192, sizes["prompt"], batches[-1])
+    options["max_num_seqs"] = max(512, batches[-1])
     plans = [compile_plan(model, gpu, measured, tp=size, **options) for size in layouts]
     source = "" if measured is None else _source_words(measured)
     return draw_model_roofline(plans, batch_sizes=batches, **sizes, source=source)

@@ -40,13 +40,13 @@ IMAGE_SIZE: Final = "1024x768"
 EPILOG: Final = (
     """\b
 Examples:
-  fastroof serving --model llama-3.1-8b --isl 1024 --osl 128 --concurrency 1,8,64 --engine vllm
-  fastroof serving --model llama-3.1-70b --tp 8 --isl 8192 --osl 256 --concurrency 64 --disaggregated 2:1
-  fastroof serving --model llama-3.1-70b --tp 8 --isl 8192 --osl 256 --concurrency 1,64 \\
+  fastroof serving --model llama-3.1-8b --isl 1024 --osl 128 --clients 1,8,64 --engine vllm
+  fastroof serving --model llama-3.1-70b --tp 8 --isl 8192 --osl 256 --clients 64 --disaggregated 2:1
+  fastroof serving --model llama-3.1-70b --tp 8 --isl 8192 --osl 256 --clients 1,64 \\
       --num-draft-tokens 3 --accepted 2.2 --draft llama-3.1-8b,tp=4 --prefix-hit 0.5
-  fastroof serving --model minimax-m3 --tp 8 --isl 8192 --osl 256 --concurrency 16 \\
+  fastroof serving --model minimax-m3 --tp 8 --isl 8192 --osl 256 --clients 16 \\
       --num-draft-tokens 3 --accepted auto --draft mtp
-  fastroof serving --model qwen3-vl-8b --isl 100 --osl 128 --concurrency 1,16 --images 2 --image-size 1024x768
+  fastroof serving --model qwen3-vl-8b --isl 100 --osl 128 --clients 1,16 --images 2 --image-size 1024x768
 
 Sizes are numbers or comma-separated lists; every combination is one scenario. --disaggregated X:Y is X
 workers that prefill and Y that decode, each on --tp GPUs (--prefill-tp for those that prefill).
@@ -56,7 +56,7 @@ JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, lora (if any
 max_num_batched_tokens, max_kv_tokens, tables_hash, num_draft_tokens, accepted (mean tokens of a step),
 requests_per_client, length_spread, front_end (its times in words),
 draft, accepted_from (what --accepted auto was measured on), prefix_hit, images, image_size, image_tokens
-(of a prompt, besides isl; these only if given), rows: one object per scenario [isl, osl, concurrency,
+(of a prompt, besides isl; these only if given), rows: one object per scenario [isl, osl, clients,
 origin (of decodes) and the fields of fastroof.serving.ServingEstimate, with --energy also joules_per_token
 and joules_relative_error], or with --disaggregated also prefill_tp, prefill_workers, decode_workers and the
 fields of DisaggregatedEstimate.
@@ -73,7 +73,7 @@ def serving(
     osl: Annotated[
         str, typer.Option(metavar="TOKENS", help="Mean output length, including the first token.")
     ],
-    concurrency: Annotated[str, typer.Option(metavar="CLIENTS", help="Number of requests in flight.")],
+    clients: Annotated[str, typer.Option(metavar="CLIENTS", help="Number of requests in flight.")],
     plan: GroupValues,
     limits: GroupValues,
     scheduling: GroupValues,
@@ -115,7 +115,7 @@ def serving(
     prefill_tp: Annotated[
         int | None, typer.Option(metavar="GPUS", help="GPUs of a prefill worker.  [default: --tp]")
     ] = None,
-    link_gb_per_s: Annotated[
+    kv_bandwidth: Annotated[
         float | None,
         typer.Option(metavar="GB/S", help="Bandwidth between GPUs of two workers.  [default: NVLink's]"),
     ] = None,
@@ -138,27 +138,27 @@ def serving(
 
     if image_size is not None and not images:
         raise BatchError("--image-size needs --images, the number of images per prompt")
-    for option, value in (("--prefill-tp", prefill_tp), ("--link-gb-per-s", link_gb_per_s)):
+    for option, value in (("--prefill-tp", prefill_tp), ("--kv-bandwidth", kv_bandwidth)):
         if value is not None and disaggregated is None:
             raise BatchError(f"{option} needs --disaggregated, the numbers of workers such as 2:1")
-    lists = [parse_sizes("--isl", isl), parse_sizes("--osl", osl), parse_sizes("--concurrency", concurrency)]
+    lists = [parse_sizes("--isl", isl), parse_sizes("--osl", osl), parse_sizes("--clients", clients)]
     mesh = np.meshgrid(*(np.atleast_1d(sizes) for sizes in lists), indexing="ij")
-    scenarios = dict(zip(("isl", "osl", "concurrency"), (axis.ravel() for axis in mesh), strict=True))
+    scenarios = dict(zip(("isl", "osl", "clients"), (axis.ravel() for axis in mesh), strict=True))
     spec, tables = gpu_and_tables(**measured)
     engine = load_engine(plan["engine"])
     own = engine.on(spec, load_model(model).ranks(plan["dp"])).scheduling.in_order(scheduling["order"])
     budget, seqs, asked_seqs = step_limits(limits, own)
     schedule: dict[str, Any] = {
-        "max_batched_tokens": budget,
+        "max_num_batched_tokens": budget,
         "chunked_prefill": scheduling["chunked_prefill"],
         "kv_reservation": kv_reservation,
-        "max_seqs": asked_seqs,
+        "max_num_seqs": asked_seqs,
     }
     ahead: dict[str, Any] = {"length_spread": length_spread}
     ahead |= {name: scheduling[name] for name in ("order", "prefill_schedule_interval")}
     ahead = {name: value for name, value in ahead.items() if value is not None}
 
-    most_seqs = max(seqs, min(budget, int(scenarios["concurrency"].max())))
+    most_seqs = max(seqs, min(budget, int(scenarios["clients"].max())))
     decode_tokens = most_seqs * (1 + (speculative["num_draft_tokens"] or 0))
 
     def plan_on(gpus: int) -> StepPlan:
@@ -167,8 +167,8 @@ def serving(
             spec,
             tables,
             **{**plan, "tp": gpus, "engine": engine},
-            max_tokens=own.largest_step(budget, decode_tokens),
-            max_seqs=most_seqs,
+            max_num_batched_tokens=own.largest_step(budget, decode_tokens),
+            max_num_seqs=most_seqs,
         )
 
     served = plan_on(plan["tp"])
@@ -221,7 +221,7 @@ def serving(
             prefill_workers=prefill,
             decode_workers=decode,
             **schedule,
-            link_bytes_per_s=None if link_gb_per_s is None else link_gb_per_s * GB,
+            link_bytes_per_s=None if kv_bandwidth is None else kv_bandwidth * GB,
         )
     tokens = scenarios["isl"] + scenarios["osl"] + options.get("image_tokens", 0)
     warn_beyond_context(served.model.name, served.model.max_position, tokens.max())
@@ -230,7 +230,7 @@ def serving(
     rows = [{name: array[i].item() for name, array in columns.items()} for i in range(mesh[0].size)]
     for row in rows:
         row["origin"] = decode_origin(served, row["decodes"], row["kv_len"])
-    memory = speculated(served, drafts).memory(max_tokens=budget, max_seqs=asked_seqs)
+    memory = speculated(served, drafts).memory(max_num_batched_tokens=budget, max_num_seqs=asked_seqs)
     if as_json:
         print_json(
             {
@@ -329,7 +329,7 @@ def _cells(row: dict[str, Any], *, is_apart: bool) -> list[str]:
     def number(name: str, digits: int = 1) -> str:
         return "-" if row[name] != row[name] else f"{row[name]:,.{digits}f}"
 
-    cells = [f"{row[name]:,}" for name in ("isl", "osl", "concurrency")]
+    cells = [f"{row[name]:,}" for name in ("isl", "osl", "clients")]
     cells += [number("ttft_ms"), number("tpot_ms", 2), number("request_latency_ms", 0)]
     cells.append(number("tokens_per_s_per_gpu", 0))
     if is_apart:

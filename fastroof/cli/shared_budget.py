@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 TRAFFIC: Final = {
     "isl": "--isl", "osl": "--osl", "requests_per_s": "--rate", "ttft_ms": "--ttft", "tpot_ms": "--tpot",
-    "itl_ms": "--itl", "request_latency_ms": "--request-latency", "prefix_hit": "--prefix-hit",
+    "itl_ms": "--itl", "request_latency_ms": "--e2e", "prefix_hit": "--prefix-hit",
 }  # fmt: skip
 """Options that are given once for all models, or once per model, by the key of a traffic."""
 

@@ -20,7 +20,7 @@ from fastroof.cli.option_groups import (
     plan_options,
     simulated_plan,
 )
-from fastroof.cli.options import Json, Model, parse_limits, warn_beyond_context
+from fastroof.cli.options import LIMITS_MS, Json, Model, limited_percentile, warn_beyond_context
 from fastroof.cli.output import (
     ORIGIN_WORDS,
     layout_suffix,
@@ -150,9 +150,11 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
         flips = () if pairs is None else pairs["flips"]
         verdicts = {
             name: "open" if name in flips else "kept" if is_kept else "broken"
-            for name, is_kept in goodput["p99_within"].items()
+            for name, is_kept in goodput["kept"].items()
         }
-        facts["limits at p99"] = ", ".join(f"{_LIMITS[name]} {verdict}" for name, verdict in verdicts.items())
+        facts[f"limits {_at(goodput['percentile'])}"] = ", ".join(
+            f"{_LIMITS[name]} {verdict}" for name, verdict in verdicts.items()
+        )
     if "autoscaling" in answers:
         facts |= _scaling_facts(answers["autoscaling"])
     for name in ("running", "waiting"):
@@ -197,6 +199,11 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
     return facts
 
 
+def _at(percentile: float | None) -> str:
+    """Return what limits apply to."""
+    return "on means" if percentile is None else f"at p{percentile:g}"
+
+
 def _tier_facts(tiers: dict[str, Any]) -> dict[str, str]:
     """Return where prompts were found, what the tiers sent and got, and how long was waited."""
     shares = {"the GPU": tiers["gpu_hit_rate"]} | {one["name"]: one["hit_rate"] for one in tiers["tiers"]}
@@ -220,12 +227,12 @@ def _scaling_facts(scaling: dict[str, Any]) -> dict[str, str]:
     for name, fleet in scaling.get("fixed", {}).items():
         words = "fixed at the peak" if name == "at_peak" else "fewest fixed"
         if fleet is None:
-            facts[words] = f"more than {scaling['max_replicas']:,} replicas for the limits at p99"
+            facts[words] = f"more than {scaling['max_replicas']:,} replicas for the limits"
             continue
-        kept = "kept" if all(fleet["p99_within"].values()) else "broken"
+        kept = "kept" if all(fleet["kept"].values()) else "broken"
         facts[words] = (
             f"{fleet['replicas']:,} replicas, {fleet['gpu_hours']:,.4g} GPU hours, "
-            f"{percent(fleet['share'])} within the limits; at p99 {kept}"
+            f"{percent(fleet['share'])} within the limits; {_at(fleet['percentile'])} {kept}"
         )
     return facts
 
@@ -234,21 +241,21 @@ EPILOG: Final = (
     """\b
 Examples:
   fastroof simulate --model llama-3.1-8b
-  fastroof simulate --model llama-3.1-70b --tp 4 --trace mine.csv --rate-scale 2 --slo ttft=500,tpot=50
+  fastroof simulate --model llama-3.1-70b --tp 4 --trace mine.csv --rate-scale 2 --ttft 500 --tpot 50
   fastroof simulate --model llama-3.1-8b --max-num-batched-tokens 2048 \\
       --max-num-seqs 256 --requests requests.parquet --report run.html
-  fastroof simulate --model llama-3.1-8b --rate 20 --input lognormal:1024:0.5 --output lognormal:200:0.7
+  fastroof simulate --model llama-3.1-8b --rate 20 --isl lognormal:1024:0.5 --osl lognormal:200:0.7
   fastroof simulate --model llama-3.1-8b --rate 60 --replicas 4 --router least_outstanding
   fastroof simulate --model llama-3.1-8b --hourly file:day.txt --autoscale concurrency:32 --max-replicas 8 \
-      --startup 120 --slo ttft=1000,tpot=50
+      --startup 120 --ttft 1000 --tpot 50
   fastroof simulate --model llama-3.1-8b --rate 20 --prefill-replicas 2 --decode-replicas 1 --kv-bandwidth 50
   fastroof simulate --model llama-3.1-8b --trace mooncake.jsonl --kv-tiers vllm-offloading:200GB
   fastroof simulate --model llama-3.1-70b --tp 8 --num-draft-tokens 3 --accepted 0.8,0.5,0.3 --draft mtp
-  fastroof simulate --model llama-3.1-8b --rate 0.5 --turns 5 --calls uniform:1:10 --input 4000 --growth 500 \
+  fastroof simulate --model llama-3.1-8b --rate 0.5 --turns 5 --calls uniform:1:10 --isl 4000 --growth 500 \
       --think exponential:20 --tool 1.5 --system-prompt 2000
 
 Percentiles are over requests that finished; ITL is over all gaps between two tokens of a request. Where the
-load is near saturation, or the error of a step decides whether an SLO is kept, the same requests are
+load is near saturation, or the error of a step decides whether a limit is kept, the same requests are
 simulated on steps one standard error faster and slower too.
 
 \b
@@ -262,8 +269,8 @@ output_tokens_per_s_per_gpu, steps, mixed_steps, prefill_steps, decode_steps, pr
 kv_use [mean, peak], busy, relative_error (of a step, null if unknown), basis, origin (of decodes), warnings;
 with draft tokens acceptance_length (mean tokens that a decode keeps of
 a step); with --energy energy [joules, busy_joules, idle_joules,
-joules_per_token, watts_per_gpu, relative_error, basis]; with --slo goodput [limits, requests, share,
-requests_per_s, p99_within];
+joules_per_token, watts_per_gpu, relative_error, basis]; with limits goodput [limits, requests, share,
+requests_per_s, percentile (null for means), kept];
 with a simulated prefix cache prefix_cache [hit_rate, looked_up_tokens, found_tokens, found_again_tokens,
 evictions]; with --kv-tiers kv_tiers [gpu_hit_rate, tiers: name, hit_rate, found_tokens, fetched_bytes,
 written_bytes, evicted_bytes, peak_bytes; request_wait_s, step_wait_s]; with sessions session_e2e_ms [mean,
@@ -271,7 +278,7 @@ p50, p90, p95, p99] and sessions [sessions, finished, requests_each, by_turn: tu
 output_tokens, ttft_ms, e2e_ms]; near saturation or with
 --range, range [relative_error, basis, near_saturation, amplification, flips, and pairs: faster, slower];
 with --autoscale autoscaling [rule and its numbers, replicas (mean, min, max), started, stopped, gpu_hours,
-and with --slo fixed: at_peak and fewest with replicas, gpu_hours, share, p99_within];
+and with limits fixed: at_peak and fewest with replicas, gpu_hours, share, percentile, kept];
 with pools transfer_ms [mean, p50, p90, p95, p99], pools [prefill, decode:
 tp, replicas, steps, busy, with --autoscale autoscaling], and settings of a decode engine.
 """
@@ -285,6 +292,7 @@ tp, replicas, steps, busy, with --autoscale autoscaling], and settings of a deco
     given=ENGINE_SETTINGS,
     fleet_options=FLEET,
     speculative=DRAFTS,
+    limited={name: option for name, option in LIMITS_MS.items() if name != "itl"},
     measured=TABLES,
 )
 def simulate(
@@ -299,10 +307,7 @@ def simulate(
         str,
         typer.Option(metavar="error|reject", help="What to do with requests that never fit the KV cache."),
     ] = "error",
-    slo: Annotated[
-        str | None,
-        typer.Option(metavar="LIMITS", help="Limits per request in ms: ttft=500,tpot=50,e2e=10000."),
-    ] = None,
+    limited: GroupValues,
     with_range: Annotated[
         bool | None,
         typer.Option(
@@ -328,7 +333,8 @@ def simulate(
     A trace of requests goes through the engine's scheduler step by step, each step timed by the plan:
     percentiles of TTFT, TPOT, ITL and E2E, throughput, goodput, queue, preemptions.
     """
-    limits = parse_limits(slo)
+    percentile = limited_percentile(limited.pop("percentile"), limited.pop("mean"))
+    limits = {f"{name}_ms": most for name, most in limited.items() if most is not None}
     if requests is not None:
         from fastroof.simulation.requests import checked_requests_path
 
@@ -352,7 +358,7 @@ def simulate(
     longest = int((trace.input_tokens + trace.output_tokens).max(initial=0))
     warn_beyond_context(served.name, served.max_position, longest)
     sim = fastroof.simulate(fleet, trace, seed=workload["seed"] or 0, on_too_long=too_long)
-    answers = sim.summary(**limits, with_range=with_range)
+    answers = sim.summary(**limits, percentile=percentile, with_range=with_range)
     if energy:
         answers["energy"] = sim.energy()
     if requests is not None:

@@ -46,8 +46,8 @@ Examples:
   fastroof sweep my.toml -o my.parquet --resume
   fastroof sweep my.toml --executor ray --address auto
   fastroof sweep --example > my.toml
-  fastroof sweep --models llama-3.1-70b,qwen3-32b --total-gpus 8 --isl 4000 --osl 500 \\
-      --concurrency '{start = 1, stop = 512, step = 1}' --ttft-ms 500 --tpot-ms 30
+  fastroof sweep --model llama-3.1-70b,qwen3-32b --gpus 8 --isl 4000 --osl 500 \\
+      --clients '{start = 1, stop = 512, step = 1}' --ttft 500 --tpot 30
 
 A specification is TOML; keys can be given, or changed, as options. A value is a number, a comma-separated
 list, or anything in TOML; a repeated option is a list of all its values. A specification with isl sweeps
@@ -79,35 +79,35 @@ def _key(help_text: str, *names: str) -> tuple[Any, Any]:
 
 
 KEYS: Final[Group] = {
-    "models": _key("Presets, or config.json files."),
-    "gpus": _key("Names of GPUs, or gpu.toml files."),
+    "models": _key("Presets, or config.json files.", "--model"),
+    "gpus": _key("Names of GPUs, or gpu.toml files.", "--gpu"),
     "mode": _key("aggregated or disaggregated."),
     "tp": _key("GPUs that share each layer."),
     "pp": _key("Pipeline stages."),
     "dp": _key("Ranks of attention data parallelism."),
     "ep": _key("Number of GPU groups that the experts are spread over."),
     "routing": _key("Distribution of tokens over experts: auto, balanced, power_law_1.01, power_law_1.2."),
-    "replicas": _key("Number of replicas; or --total-gpus."),
-    "total_gpus": _key("GPUs of the whole deployment."),
+    "replicas": _key("Number of replicas; or --gpus."),
+    "total_gpus": _key("GPUs of the whole deployment.", "--gpus"),
     "dtype": _key("auto (the checkpoint's), bf16, fp8, fp8_block, nvfp4, ..."),
     "kv_dtype": _key("auto (the engine's own), bf16, fp8."),
     "engine": _key("Serving engines (see fastroof engines), or .toml files."),
     "isl": _key("Prompt length in tokens."),
     "osl": _key("Output length in tokens."),
-    "concurrency": _key("Number of clients; or --request-rate."),
-    "request_rate": _key("Requests per second."),
+    "clients": _key("Number of clients; or --rate."),
+    "rate": _key("Requests per second."),
     "max_num_batched_tokens": _key("Maximum number of tokens in a step."),
     "max_num_seqs": _key("Maximum number of concurrent sequences."),
     "prefix_hit": _key("Share of a prompt in the prefix cache."),
     "front_end": _key("Front end: plain, dynamo, none or milliseconds."),
     "lora": _key("LoRA adapters: RANK[:ADAPTERS[:MODULES]]."),
     "speculation": _key("{num_draft_tokens = 3, accepted = 2.2, draft = 'mtp'}"),
-    "ttft_ms": _key("Maximum mean time to first token, ms."),
-    "tpot_ms": _key("Maximum mean time per output token, ms."),
-    "itl_ms": _key("Maximum mean time between two tokens, ms."),
-    "request_latency_ms": _key("Maximum mean time of a request, ms."),
+    "ttft_ms": _key("Maximum mean time to first token, ms.", "--ttft"),
+    "tpot_ms": _key("Maximum mean time per output token, ms.", "--tpot"),
+    "itl_ms": _key("Maximum mean time between two tokens, ms.", "--itl"),
+    "request_latency_ms": _key("Maximum mean time of a request, ms.", "--e2e"),
     "objective": _key("Metric to maximize."),
-    "gpu_hour_price": _key("Price per GPU hour."),
+    "gpu_hour_price": _key("Price per GPU hour.", "--price"),
     "keep": _key("Rows to keep: pareto, best or all."),
     "k": _key("Number of best rows per group.", "-k"),
     "per": _key("Columns that make a group."),
@@ -321,7 +321,7 @@ def _print_deployments(summary: DeploymentSummary) -> None:
 _DEPLOYMENT: Final = {
     "model": "model", "isl": "isl", "osl": "osl", "GPUs": "gpu", "layout": "tp", "dtype": "dtype",
     "kv dtype": "kv_dtype", "engine": "engine", "token budget": "max_num_batched_tokens",
-    "prefix hit": "prefix_hit", "requests/s": "requests_per_s", "clients": "concurrency",
+    "prefix hit": "prefix_hit", "requests/s": "requests_per_s", "clients": "clients",
     "TTFT ms": "ttft_ms", "TPOT ms": "tpot_ms", "tokens/s a GPU": "tokens_per_s_per_gpu",
     "tokens/s a user": "tokens_per_s_per_user", "cost of 1M tokens": "cost_per_million_tokens",
     "bound by": "bound",

@@ -34,12 +34,12 @@ PLAN_CALLS: Final = "from fastroof.cli.warm import call_a_plan; call_a_plan()"
 GROUPS: Final = (
     (
         "fastroof simulate --model llama-3.1-8b --limit 50",
-        "fastroof capacity llama-3.1-8b --limit 50 --ttft-p99 500 --tpot-p99 50",
+        "fastroof capacity --model llama-3.1-8b --limit 50 --ttft 500 --tpot 50",
     ),
     (
-        "fastroof serving --model llama-3.1-8b --isl 1000 --osl 200 --concurrency 64",
-        "fastroof serving --model llama-3.1-8b --isl 1000 --osl 200 --concurrency 64 --disaggregated 2:1",
-        "fastroof serving --model qwen3-30b-a3b --dp 4 --ep 4 --isl 1024 --osl 256 --concurrency 64",
+        "fastroof serving --model llama-3.1-8b --isl 1000 --osl 200 --clients 64",
+        "fastroof serving --model llama-3.1-8b --isl 1000 --osl 200 --clients 64 --disaggregated 2:1",
+        "fastroof serving --model qwen3-30b-a3b --dp 4 --ep 4 --isl 1024 --osl 256 --clients 64",
         "fastroof fit --model llama-3.1-70b --tp 2",
         "fastroof compare --model llama-2-7b --decode 32x4096 --prefill 2048",
         "fastroof sweep",

@@ -87,12 +87,12 @@ DRAWN: Final = {
         "S",
     ),
     "turns": option(
-        str, "Turns of a session, a number or as --input; --rate is of sessions then.  [default: 1]", "TURNS"
+        str, "Turns of a session, a number or as --isl; --rate is of sessions then.  [default: 1]", "TURNS"
     ),
     "calls": option(str, "Calls of an agent in each turn, as --turns.  [default: 1]", "CALLS"),
     "tool": option(str, "Seconds of tools between two calls of a turn, as --think.  [default: 0]", "S"),
     "growth": option(
-        str, "New prompt tokens of a session's later requests, as --input.  [default: as --input]", "TOKENS"
+        str, "New prompt tokens of a session's later requests, as --isl.  [default: as --isl]", "TOKENS"
     ),
     "system_prompt": option(int, "Tokens at the start of all sessions' prompts.  [default: 0]", "TOKENS"),
     "num_requests": option(
@@ -100,18 +100,18 @@ DRAWN: Final = {
         "Number of requests to draw; capacity draws more (--steady).  [default: 1000, or 10 a client]",
         "REQUESTS",
     ),
-    "input": option(
+    "isl": option(
         str,
         "Prompt length: 1024, lognormal:MEAN:SIGMA[:MAX], uniform:MIN:MAX, or file:TRACE to draw from a "
         "trace.  [default: 1024]",
         "TOKENS",
     ),
-    "output": option(
-        str, "Output length, as --input; lengths of one trace are drawn together.  [default: 128]", "TOKENS"
+    "osl": option(
+        str, "Output length, as --isl; lengths of one trace are drawn together.  [default: 128]", "TOKENS"
     ),
     "cached": option(
         str,
-        "Prompt tokens in the prefix cache: a length as in --input, share:0.5, or history (all before a "
+        "Prompt tokens in the prefix cache: a length as in --isl, share:0.5, or history (all before a "
         "turn's new tokens).  [default: 0; of sessions history]",
         "TOKENS",
     ),
@@ -130,8 +130,6 @@ _FIELDS: Final = {
     "growth": "growth_tokens",
     "system_prompt": "system_tokens",
     "num_requests": "requests",
-    "input": "input_tokens",
-    "output": "output_tokens",
     "cached": "cached_tokens",
 }
 
@@ -183,12 +181,12 @@ def _read_lengths(fields: dict[str, Any], reading: dict[str, Any]) -> dict[str, 
 
     names = {
         name: fields[name].removeprefix("file:")
-        for name in ("input_tokens", "output_tokens", "cached_tokens", "growth_tokens")
+        for name in ("isl", "osl", "cached_tokens", "growth_tokens")
         if str(fields.get(name, "")).startswith("file:")
     }
     if reading and not names:
         flags = " and ".join(map(_flag, reading))
-        raise TraceError(f"{flags} needs a trace: give --trace FILE, --input file:FILE or --output file:FILE")
+        raise TraceError(f"{flags} needs a trace: give --trace FILE, --isl file:FILE or --osl file:FILE")
     traces = {path: load_lengths(path, **reading) for path in dict.fromkeys(names.values())}
     for path, trace in traces.items():
         for reason, rows in trace.left_out.items():

@@ -117,10 +117,10 @@ def compare_case(
 ) -> Case:
     """Return the plans, trees and configs with which all methods time steps; arguments as in compare."""
     sizes = ComparedModel.of(model)
-    max_tokens = max(MIN_MAX_TOKENS, *(step.new_tokens for step in steps))
-    max_seqs = max(MIN_MAX_SEQS, *(step.batch_size for step in steps))
+    max_num_batched_tokens = max(MIN_MAX_TOKENS, *(step.new_tokens for step in steps))
+    max_num_seqs = max(MIN_MAX_SEQS, *(step.batch_size for step in steps))
     fixed: dict[str, Any] = {"engine": "kernels", "kv_dtype": "bf16"}
-    fixed |= {"max_tokens": max_tokens, "max_seqs": max_seqs}
+    fixed |= {"max_num_batched_tokens": max_num_batched_tokens, "max_num_seqs": max_num_seqs}
     plan = compile_plan(model, gpu, tables, **fixed, **plan_options)
     dtype = gemm_dtype(plan)
     with warnings.catch_warnings():

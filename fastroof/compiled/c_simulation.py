@@ -267,7 +267,7 @@ def _simulate(
         row.cached_tokens = 0 if cached_tokens == 0 else given[i]
         row.next_sent, row.next_preempted, row.place, row.engine = NONE, NONE, NONE, NONE
     pool, engine_row, rank, lane = pools[0], engines[0], ranks[0], lanes[0]
-    pool.budget, pool.max_seqs, pool.num_blocks = words[BUDGET], words[SEQS], words[BLOCKS]
+    pool.budget, pool.max_num_seqs, pool.num_blocks = words[BUDGET], words[SEQS], words[BLOCKS]
     pool.block_size, pool.block_shift = block_size, _shift_of(block_size)
     pool.is_chunked, pool.admits_whole = words[IS_CHUNKED], words[ADMITS_WHOLE]
     pool.reserves_output, pool.prefill_first = words[RESERVES_OUTPUT], words[PREFILL_FIRST]

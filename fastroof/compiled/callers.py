@@ -30,7 +30,7 @@ def equal_decodes_us(arena: Floats, batch_size: int, kv_len: int) -> float:
     only_a_plan(arena)
     only_integers(batch_size, kv_len)
     plan = open_plan(arena)
-    if batch_size < 1 or batch_size > min(plan.max_tokens, plan.max_seqs):
+    if batch_size < 1 or batch_size > min(plan.max_num_batched_tokens, plan.max_num_seqs):
         return np.nan
     if kv_len < 1 or kv_len > MAX_KV_LEN:
         return np.nan
@@ -56,12 +56,12 @@ def requests_step_us(arena: Floats, new_tokens: Ints, context_len: Ints) -> floa
     only_requests(new_tokens, context_len)
     plan = open_plan(arena)
     seqs = len(new_tokens)
-    if seqs > plan.max_seqs or len(context_len) != seqs:
+    if seqs > plan.max_num_seqs or len(context_len) != seqs:
         return np.nan
     if seqs == 0:
         return 0.0
     sums, in_window, possible = request_sums(new_tokens, context_len, 0, seqs, plan.window)
-    if not possible or sums.decodes + sums.new_sum > plan.max_tokens:
+    if not possible or sums.decodes + sums.new_sum > plan.max_num_batched_tokens:
         return np.nan
     if plan.window > 0:
         return windowed_step_us(arena, plan, open_window(arena, 0), seqs, sums, in_window)
@@ -81,9 +81,9 @@ def sums_step_us(
 ) -> float:
     """Time a step of ``seqs`` requests from its sums, us; NaN if impossible or beyond the plan."""
     plan = open_plan(arena)
-    if seqs < 1 or seqs > plan.max_seqs or decodes < 0 or decodes > seqs:
+    if seqs < 1 or seqs > plan.max_num_seqs or decodes < 0 or decodes > seqs:
         return np.nan
-    if new_sum < 0 or decodes + new_sum < seqs or decodes + new_sum > plan.max_tokens:
+    if new_sum < 0 or decodes + new_sum < seqs or decodes + new_sum > plan.max_num_batched_tokens:
         return np.nan
     if min(kv_sum, prefix_pairs, prefix_sum) < 0 or causal_pairs < new_sum:
         return np.nan

@@ -117,7 +117,7 @@ class Sizes(NamedTuple):
     osl: float
     load: float
     budget: float
-    max_seqs: float
+    max_num_seqs: float
     max_kv_tokens: float
 
 
@@ -157,7 +157,7 @@ def _aggregated(
     given[4, 0] = sizes.budget
     serving_options = ServingOptions(
         sizes.max_kv_tokens,
-        sizes.max_seqs,
+        sizes.max_num_seqs,
         options.osl_reserved,
         options.is_chunked,
         0.0,
@@ -207,7 +207,7 @@ def _disaggregated(
     link = LinkOptions(
         sizes.max_kv_tokens,
         sizes.max_kv_tokens,
-        sizes.max_seqs,
+        sizes.max_num_seqs,
         options.osl_reserved,
         options.is_chunked,
         options.transfer_us_per_token,
@@ -260,7 +260,7 @@ def _most_clients(sizes: Sizes, options: DeploymentOptions, tokens: float) -> fl
         return MOST_CLIENTS
     held = mean_held(sizes.isl, sizes.osl, options)
     begun = most_admitted(sizes.new, sizes.budget, options.is_chunked, tokens, options.is_prefill_first)
-    return max(min(sizes.max_kv_tokens / held, sizes.max_seqs, begun, MOST_CLIENTS), 1.0)
+    return max(min(sizes.max_kv_tokens / held, sizes.max_num_seqs, begun, MOST_CLIENTS), 1.0)
 
 
 @jit

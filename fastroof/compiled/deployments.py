@@ -187,8 +187,8 @@ PER_GPU_HIGH, PER_USER_HIGH, COST_LOW, GOODPUT = range(4)
 class Axes(NamedTuple):
     """Axes of a plan's candidates, the first varies slowest; layouts have several columns.
 
-    ``max_seqs`` is not an axis: each candidate runs with one of them. ``max_kv_tokens`` has a row per budget
-    and a column per limit on requests.
+    ``max_num_seqs`` is not an axis: each candidate runs with one of them. ``max_kv_tokens`` has a row per
+    budget and a column per limit on requests.
     """
 
     replicas: Floats
@@ -199,7 +199,7 @@ class Axes(NamedTuple):
     load: Floats
     budget: Floats
     prefix_hit: Floats
-    max_seqs: Floats
+    max_num_seqs: Floats
     max_kv_tokens: Floats
 
 
@@ -231,9 +231,9 @@ def _most_running(axes: Axes, budget: int, whole: float, held: float, clients: f
     """Return the limit on requests under which most of the clients run, the first of equals."""
     best = 0
     most = -1.0
-    for i in range(len(axes.max_seqs)):
+    for i in range(len(axes.max_num_seqs)):
         room = axes.max_kv_tokens[budget, i]
-        running = min(clients, axes.max_seqs[i], room / held) if whole <= room else 0.0
+        running = min(clients, axes.max_num_seqs[i], room / held) if whole <= room else 0.0
         if running > most:
             most = running
             best = i
@@ -254,7 +254,7 @@ def _sizes(axes: Axes, digits: Longs, limit: int) -> Sizes:
         axes.osl[digits[2]],
         axes.load[digits[3]],
         axes.budget[digits[4]],
-        axes.max_seqs[limit],
+        axes.max_num_seqs[limit],
         axes.max_kv_tokens[digits[4], limit],
     )
 
@@ -327,7 +327,7 @@ def _candidate(arena: Floats, axes: Axes, number: int, options: DeploymentOption
     answer[PREFILL_TOKENS] = mean[MEAN_PREFILL]
     answer[PROMPTS] = mean[MEAN_PROMPTS]
     answer[KV_LEN] = mean[MEAN_KV_LEN]
-    answer[MAX_SEQS] = sizes.max_seqs
+    answer[MAX_SEQS] = sizes.max_num_seqs
     answer[ROOM] = sizes.max_kv_tokens
     if answer[TTFT_MS] > options.ttft_ms:
         return TTFT
@@ -362,9 +362,9 @@ def _origin(
     step_tokens, step_seqs = answer[DECODES] + prefill, decodes + answer[PROMPTS]
     if options.is_prefill_first:
         step_tokens, step_seqs = prefill, max(decodes, answer[PROMPTS])
-    tokens = int(min(math.ceil(step_tokens), plan.max_tokens))
-    seqs = int(min(math.ceil(step_seqs), plan.max_seqs))
-    decode_tokens = int(min(math.ceil(decodes), plan.max_tokens))
+    tokens = int(min(math.ceil(step_tokens), plan.max_num_batched_tokens))
+    seqs = int(min(math.ceil(step_seqs), plan.max_num_seqs))
+    decode_tokens = int(min(math.ceil(decodes), plan.max_num_batched_tokens))
     made = max(arena[plan.tokens_origin_at + tokens], arena[plan.tokens_origin_at + decode_tokens])
     made = max(made, arena[plan.logits_origin_at + seqs])
     made = max(made, float(grid_flag(arena, plan.decode, decodes, answer[KV_LEN])))

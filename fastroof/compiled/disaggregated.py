@@ -56,7 +56,7 @@ class LinkOptions(NamedTuple):
 
     prefill_kv_tokens: float
     decode_kv_tokens: float
-    max_seqs: float
+    max_num_seqs: float
     osl_reserved: float
     is_chunked: bool
     transfer_us_per_token: float
@@ -201,7 +201,7 @@ def _scenario(
     link_rate = prefill_workers / transfer_us if transfer_us > 0.0 else math.inf
     rate_limit = min(prefill_rate, link_rate)
     a_request = _decode_held(isl + options.osl_reserved * osl, options)
-    most = min(options.decode_kv_tokens / a_request, options.max_seqs)
+    most = min(options.decode_kv_tokens / a_request, options.max_num_seqs)
 
     low = 0.0
     high = min(clients / decode_workers, most)
@@ -255,11 +255,11 @@ def _scenario(
     out[DECODE_STEP_US] = decode_us
     out[KV_LEN] = isl + 0.5 * osl
     out[KV_LOAD] = at * a_request / options.decode_kv_tokens
-    if worker.most > prefill.max_seqs:
+    if worker.most > prefill.max_num_seqs:
         return CODE_SEQS, worker.most
-    if worker.tokens > prefill.max_tokens:
+    if worker.tokens > prefill.max_num_batched_tokens:
         return CODE_TOKENS, worker.tokens
-    if decoding > min(decode.max_seqs, decode.max_tokens / speculation.tokens):
+    if decoding > min(decode.max_num_seqs, decode.max_num_batched_tokens / speculation.tokens):
         return CODE_DECODE_SEQS, decoding
     return 0, 0.0
 

@@ -52,8 +52,8 @@ def expert_rows_us(arena: Floats, plan: PlanParts, total_tokens: float, is_decod
     at = int(arena[header_at + (DECODE_EXPERT_AT if is_decode else EXPERT_AT)])
     if at == 0:
         return 0.0
-    tokens = min(max(total_tokens / arena[header_at + RANKS], 1.0), float(plan.max_tokens))
-    below = min(int(tokens), plan.max_tokens - 1)
+    tokens = min(max(total_tokens / arena[header_at + RANKS], 1.0), float(plan.max_num_batched_tokens))
+    below = min(int(tokens), plan.max_num_batched_tokens - 1)
     below_us: float = arena[header_at + at + below]
     above_us: float = arena[header_at + at + below + 1]
     us: float = below_us + (above_us - below_us) * (tokens - float(below))

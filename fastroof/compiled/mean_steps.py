@@ -92,7 +92,7 @@ def _rows_us(
     seqs: float,
     head_rows: float,
 ) -> float:
-    tokens_us = _between(arena, tokens_at, tokens, plan.max_tokens)
+    tokens_us = _between(arena, tokens_at, tokens, plan.max_num_batched_tokens)
     logits_us = _between(arena, speculation.head_at, head_rows, speculation.head_last)
     return (tokens_us + logits_us) + (plan.step_us + plan.sequence_us * seqs)
 

@@ -100,7 +100,7 @@ def most_places(isl: float, osl: float, budget: float, options: ServingOptions, 
     """Return the number of requests, ``tokens`` a step each, that can run at once."""
     a_request = held_room(isl + options.osl_reserved * osl, options)
     most = most_admitted(isl, budget, options.is_chunked, tokens, False)
-    return float(min(options.max_kv_tokens / a_request, options.max_seqs, most))
+    return float(min(options.max_kv_tokens / a_request, options.max_num_seqs, most))
 
 
 @jit
@@ -423,10 +423,10 @@ def mixed_scenario(
     out[KV_LEN] = isl + 0.5 * osl
     # means may add up to more, but a step has no more sequences than there are requests
     seqs = min(max(own.seqs, state.decodes + state.prefill_tokens / isl), state.admitted)
-    if seqs > plan.max_seqs:
+    if seqs > plan.max_num_seqs:
         return CODE_SEQS, seqs
     # the sum of a full step may exceed its budget by rounding
-    if tokens > plan.max_tokens * (1.0 + 1e-12):
+    if tokens > plan.max_num_batched_tokens * (1.0 + 1e-12):
         return CODE_TOKENS, tokens
     return 0, 0.0
 

@@ -372,7 +372,7 @@ def prefill_first_scenario(
     held = held_tokens(
         new + options.osl_reserved * osl, options.window, options.window_share, options.state_tokens
     )
-    most = min(options.max_kv_tokens / held, options.max_seqs)
+    most = min(options.max_kv_tokens / held, options.max_num_seqs)
     clients = min(sizes.concurrency, most)
     room = sizes.budget
     if not options.is_chunked:
@@ -456,9 +456,9 @@ def prefill_first_scenario(
     out[PROMPTS] = prefill_tokens / new
     out[KV_LEN] = isl + 0.5 * osl
     seqs = max(decodes, largest / new, 1.0)
-    if seqs > plan.max_seqs:
+    if seqs > plan.max_num_seqs:
         return CODE_SEQS, seqs
     tokens = max(decodes * speculation.tokens, largest)
-    if tokens > plan.max_tokens * (1.0 + 1e-12):
+    if tokens > plan.max_num_batched_tokens * (1.0 + 1e-12):
         return CODE_TOKENS, tokens
     return 0, 0.0

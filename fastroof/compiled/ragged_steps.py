@@ -59,12 +59,12 @@ def _windowed_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offse
         if not fits:
             return CODE_OFFSETS
         seqs = stop - start
-        if seqs > plan.max_seqs:
+        if seqs > plan.max_num_seqs:
             return CODE_SIZES
         if seqs == 0:
             output_store(out, i, 0.0)
             continue
-        if expect_decodes and seqs <= plan.max_tokens:
+        if expect_decodes and seqs <= plan.max_num_batched_tokens:
             context_sum, kv_sum, expect_decodes = decode_sums(
                 new_tokens, context_len, start, stop, plan.window
             )
@@ -75,7 +75,7 @@ def _windowed_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offse
                 output_store(out, i, total)
                 continue
         sums, in_window, possible = request_sums(new_tokens, context_len, start, stop, plan.window)
-        if not possible or sums.decodes + sums.new_sum > plan.max_tokens:
+        if not possible or sums.decodes + sums.new_sum > plan.max_num_batched_tokens:
             return CODE_SIZES
         expect_decodes = sums.new_sum == 0
         output_store(out, i, windowed_step_us(arena, plan, within, seqs, sums, in_window))
@@ -95,12 +95,12 @@ def ragged_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offsets:
         if not fits:
             return CODE_OFFSETS
         seqs = stop - start
-        if seqs > plan.max_seqs:
+        if seqs > plan.max_num_seqs:
             return CODE_SIZES
         if seqs == 0:
             output_store(out, i, 0.0)
             continue
-        if expect_decodes and seqs <= plan.max_tokens:
+        if expect_decodes and seqs <= plan.max_num_batched_tokens:
             context_sum, _, expect_decodes = decode_sums(new_tokens, context_len, start, stop, 0)
             if expect_decodes:
                 mean_kv = float(context_sum + seqs) / float(seqs)
@@ -108,7 +108,7 @@ def ragged_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offsets:
                 output_store(out, i, decode_step_us(arena, plan, rows_us, seqs, mean_kv))
                 continue
         sums, _, possible = request_sums(new_tokens, context_len, start, stop, 0)
-        if not possible or sums.decodes + sums.new_sum > plan.max_tokens:
+        if not possible or sums.decodes + sums.new_sum > plan.max_num_batched_tokens:
             return CODE_SIZES
         expect_decodes = sums.new_sum == 0
         output_store(out, i, summed_step_us(arena, plan, seqs, sums))
@@ -136,7 +136,7 @@ def ragged_step_parts(
         sums, in_window, possible = request_sums(new_tokens, context_len, start, stop, plan.window)
         seqs = stop - start
         tokens = sums.decodes + sums.new_sum
-        if not possible or tokens > plan.max_tokens or seqs > plan.max_seqs:
+        if not possible or tokens > plan.max_num_batched_tokens or seqs > plan.max_num_seqs:
             return CODE_SIZES
         tokens_us[i] = 0.0
         logits_us[i] = 0.0

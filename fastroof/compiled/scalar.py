@@ -204,11 +204,11 @@ def _step_call(this: int, arguments: Any, count: int) -> Any:
         arena = carray(pointer_at(state[_ARENA]), (state[_SIZE],), np.float64)
         plan = open_plan(arena)
         decodes = kv_sum = new_sum = causal_pairs = prefix_pairs = prefix_sum = 0
-        possible = seqs <= plan.max_seqs
+        possible = seqs <= plan.max_num_seqs
         for request in range(seqs):
             new = _integer_of(state, _list_item(arguments[0], request))
             context = _integer_of(state, _list_item(arguments[1], request))
-            if new < 1 or new > plan.max_tokens or context < 0 or context > MAX_KV_LEN - new:
+            if new < 1 or new > plan.max_num_batched_tokens or context < 0 or context > MAX_KV_LEN - new:
                 possible = False
                 break
             if new == 1 and context > 0:
@@ -219,7 +219,7 @@ def _step_call(this: int, arguments: Any, count: int) -> Any:
                 causal_pairs += new * (new + 1) // 2
                 prefix_pairs += new * context
                 prefix_sum += context
-        if possible and decodes + new_sum <= plan.max_tokens:
+        if possible and decodes + new_sum <= plan.max_num_batched_tokens:
             sums = StepSums(decodes, kv_sum, new_sum, causal_pairs, prefix_pairs, prefix_sum)
             if plan.window > 0:
                 in_window = _lists_in_window(state, plan.window, arguments[0], arguments[1], seqs)

@@ -71,7 +71,7 @@ def _engine_scenario(
     rules = rules_of_load(loop.inside, options.rules)
     chosen = ServingOptions(
         room,
-        options.max_seqs,
+        options.max_num_seqs,
         options.osl_reserved,
         options.is_chunked,
         options.requests_per_client,
@@ -170,7 +170,7 @@ def serving_estimates(
     new_tokens: Floats,
     osl: Floats,
     concurrency: Floats,
-    max_batched_tokens: Floats,
+    max_num_batched_tokens: Floats,
     options: ServingOptions,
     out: Floats,
 ) -> tuple[int, int, float]:
@@ -178,7 +178,7 @@ def serving_estimates(
     plan = open_plan(arena)
     speculation = open_speculation(arena, plan)
     for i in range(len(isl)):
-        sizes = PromptSizes(isl[i], new_tokens[i], osl[i], concurrency[i], max_batched_tokens[i])
+        sizes = PromptSizes(isl[i], new_tokens[i], osl[i], concurrency[i], max_num_batched_tokens[i])
         code, needed = _refused(sizes.isl, sizes.new, sizes.osl, sizes.concurrency, sizes.budget, options)
         if code == 0:
             code, needed = _scenario(arena, plan, speculation, sizes, options, out[:, i])

@@ -112,7 +112,7 @@ class ServingOptions(NamedTuple):
     """Options of all scenarios of a call; 0 requests per client is the steady state alone."""
 
     max_kv_tokens: float
-    max_seqs: float
+    max_num_seqs: float
     osl_reserved: float
     is_chunked: bool
     requests_per_client: float

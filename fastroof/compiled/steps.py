@@ -79,8 +79,8 @@ CODE_SIZES = 1
 class PlanParts(NamedTuple):
     """A plan's header and blocks, read once before a loop."""
 
-    max_tokens: int
-    max_seqs: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
     step_us: float
     sequence_us: float
     prefill_us: float
@@ -147,8 +147,8 @@ def open_plan(arena: Floats) -> PlanParts:
 def with_floor(plan: PlanParts, prefill_floor_us: float) -> PlanParts:
     """Return a plan with another minimum time of a step with prefill."""
     return PlanParts(
-        plan.max_tokens,
-        plan.max_seqs,
+        plan.max_num_batched_tokens,
+        plan.max_num_seqs,
         plan.step_us,
         plan.sequence_us,
         plan.prefill_us,
@@ -319,7 +319,7 @@ def equal_chunks(new_sum: float, causal_pairs: float) -> tuple[float, float]:
 def general_decode_steps_us(arena: Floats, batch_size: Ints, kv_len: Ints, out: Floats) -> int:
     """Time steps of equal decodes in any plan: ``batch_size`` requests at ``kv_len`` each. Returns a code."""
     plan = open_plan(arena)
-    max_batch = min(plan.max_tokens, plan.max_seqs)
+    max_batch = min(plan.max_num_batched_tokens, plan.max_num_seqs)
     for i in range(len(out)):
         batch = int(table_load(batch_size, i))
         kv = int(table_load(kv_len, i))
@@ -346,9 +346,9 @@ def decode_origins(arena: Floats, batch_size: Ints, kv_len: Ints, origin: Flags)
 def has_chunks(plan: PlanParts, new_tokens: int, context_len: int, batch_size: int) -> bool:
     """Whether a plan times a step of ``batch_size`` equal chunks."""
     return (
-        1 <= batch_size <= plan.max_seqs
-        and 1 <= new_tokens <= plan.max_tokens
-        and batch_size * new_tokens <= plan.max_tokens
+        1 <= batch_size <= plan.max_num_seqs
+        and 1 <= new_tokens <= plan.max_num_batched_tokens
+        and batch_size * new_tokens <= plan.max_num_batched_tokens
         and 0 <= context_len <= MAX_KV_LEN - new_tokens
     )
 

@@ -90,7 +90,7 @@ def _arena(plans: PlanRows, p: int) -> Floats:
 @jit_inline
 def _read_batches(arena: Floats, plan: PlanParts, batch_size: Longs, scratch: Scratch) -> int:
     """Time the rows of each batch size; return the number of runs in one cell, -1 if too large."""
-    most = min(plan.max_tokens, plan.max_seqs)
+    most = min(plan.max_num_batched_tokens, plan.max_num_seqs)
     for j in range(len(batch_size)):
         batch = batch_size[j]
         if batch < 1 or batch > most:

@@ -58,7 +58,7 @@ class Speculation(NamedTuple):
 @jit_inline
 def one_token(plan: PlanParts) -> Speculation:
     """No speculation: one token per decode."""
-    return Speculation(1.0, 1.0, 0.0, plan.logits_at, plan.max_seqs, 0, 0, 0)
+    return Speculation(1.0, 1.0, 0.0, plan.logits_at, plan.max_num_seqs, 0, 0, 0)
 
 
 @jit_inline
@@ -88,8 +88,8 @@ def open_draft(arena: Floats, at: int) -> PlanParts:
     """Read the draft's plan at ``arena[at]``: its kernels, without what its engine adds."""
     draft = open_plan(arena[at:])
     return PlanParts(
-        draft.max_tokens,
-        draft.max_seqs,
+        draft.max_num_batched_tokens,
+        draft.max_num_seqs,
         0.0,
         0.0,
         0.0,
@@ -157,10 +157,10 @@ def verified_us(
     arena: Floats, plan: PlanParts, any_tokens: Speculation, batch: int, kv: int, queries: int
 ) -> float:
     """Time one verification step, us; NaN if the plan cannot time it."""
-    if batch < 1 or batch > plan.max_seqs or queries < 1 or queries > plan.max_tokens:
+    if batch < 1 or batch > plan.max_num_seqs or queries < 1 or queries > plan.max_num_batched_tokens:
         return np.nan
     rows = batch * queries
-    if rows > plan.max_tokens or kv < queries or kv > MAX_KV_LEN:
+    if rows > plan.max_num_batched_tokens or kv < queries or kv > MAX_KV_LEN:
         return np.nan
     if queries == 1:
         return decode_step_us(arena, plan, decode_rows_us(arena, plan, batch), batch, float(kv))

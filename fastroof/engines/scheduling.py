@@ -136,7 +136,7 @@ class Scheduling:
     ) -> dict[str, Any]:
         """Return the sizes of a plan that times every step within these limits."""
         largest = self.largest_step(max_num_batched_tokens, max_num_seqs * (1 + draft_tokens))
-        return {"max_tokens": largest, "max_seqs": max_num_seqs}
+        return {"max_num_batched_tokens": largest, "max_num_seqs": max_num_seqs}
 
     @property
     def hides_host(self) -> bool:

@@ -41,7 +41,12 @@ class Plans:
         if isinstance(row, MeasuredStep):
             dtype, most = row.plan_dtype or row.dtype, max(LARGEST_STEP, sum(row.new_tokens))
             return self.compiled(
-                row.model, profile, row.layout, dtype=dtype, kv_dtype=row.kv_dtype, max_tokens=most
+                row.model,
+                profile,
+                row.layout,
+                dtype=dtype,
+                kv_dtype=row.kv_dtype,
+                max_num_batched_tokens=most,
             )
         return self._of_row(row, row.layout, profile, exchange=row.exchange or None)
 
@@ -53,7 +58,12 @@ class Plans:
         return self._of_row(row, layout, profile)
 
     def _of_row(self, row: ServingRow, layout: Layout, profile: EngineProfile, **more: Any) -> StepPlan:
-        options = {"dtype": row.plan_dtype, "kv_dtype": row.kv_dtype, "max_tokens": row.plan_tokens, **more}
+        options = {
+            "dtype": row.plan_dtype,
+            "kv_dtype": row.kv_dtype,
+            "max_num_batched_tokens": row.plan_tokens,
+            **more,
+        }
         return self.compiled(row.model, row.on_its_clock(profile), layout, **options)
 
     def speculation(self, row: ServingRow, plan: StepPlan) -> SpeculativeDecoding | None:
@@ -62,7 +72,11 @@ class Plans:
             return row.speculation
         # its kernels, for steps of the target's sizes
         engine = plan.profile.kernels_alone()
-        sizes = {"kv_dtype": row.kv_dtype, "max_tokens": plan.max_tokens, "max_seqs": plan.max_seqs}
+        sizes = {
+            "kv_dtype": row.kv_dtype,
+            "max_num_batched_tokens": plan.max_num_batched_tokens,
+            "max_num_seqs": plan.max_num_seqs,
+        }
         draft = self.compiled(row.draft_model, engine, Layout(row.draft_tp), **sizes)
         return replace(row.speculation, draft=draft)
 
@@ -154,7 +168,7 @@ def _disaggregated(
         row.concurrency,
         row.prefill_workers,
         row.decode_workers,
-        row.schedule["max_batched_tokens"],
+        row.schedule["max_num_batched_tokens"],
         speculation=speculation,
     )
     return RowPrediction(predicted.ttft_ms, predicted.tpot_ms)

@@ -133,10 +133,10 @@ class ServingRow(ServedModel):
         """Return its engine's schedule, as :func:`fastroof.serving.estimate` takes it."""
         engine = self.engine_profile
         return {
-            "max_batched_tokens": self.max_num_batched_tokens or engine.scheduling.max_num_batched_tokens,
+            "max_num_batched_tokens": self.max_num_batched_tokens or engine.scheduling.max_num_batched_tokens,
             "chunked_prefill": engine.scheduling.chunked_prefill,
             "kv_reservation": engine.memory.kv_reservation,
-            "max_seqs": self.max_seqs,
+            "max_num_seqs": self.engine_seqs,
             "order": self.order or engine.scheduling.order,
             "length_spread": self.length_spread,
             "wait_steps": self.wait_steps,
@@ -187,7 +187,7 @@ class ServingRow(ServedModel):
         return max(LARGEST_STEP, 2 * self.max_num_batched_tokens)
 
     @property
-    def max_seqs(self) -> int:
+    def engine_seqs(self) -> int:
         """Maximum number of concurrent requests of its engine, for which vLLM reserves memory."""
         if self.max_num_seqs:
             return self.max_num_seqs

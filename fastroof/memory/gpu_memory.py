@@ -48,9 +48,9 @@ NO_DRAFTS: Final = Drafts()
 class MemoryUse(NamedTuple):
     """Limits and settings of an engine that its memory depends on."""
 
-    max_tokens: int
-    max_seqs: int = 1024
-    has_max_seqs: bool = True
+    max_num_batched_tokens: int
+    max_num_seqs: int = 1024
+    has_max_num_seqs: bool = True
     """Whether the user set it."""
     prefix_caching: bool | None = None
     """Whether states are cached with prefixes; None for the engine's default."""
@@ -152,7 +152,9 @@ def _gpu_memory(
     other += int(model.sum_layers(lambda kind: kind.other_weights(hidden, layout)))
     held_bytes = int(linear_bytes) + other * ACTIVATION_BYTES + use.drafts.weight_bytes
     widest = max(kind.activation_width(hidden, layout) for kind in model.kinds)
-    activation_bytes = use.max_tokens * (2 * hidden * model.residual_rows + widest) * ACTIVATION_BYTES
+    activation_bytes = (
+        use.max_num_batched_tokens * (2 * hidden * model.residual_rows + widest) * ACTIVATION_BYTES
+    )
     stored = cache_format(rule, gpu, model.architecture, execution.kv_dtype)
     sparse = workspace(
         rule,
@@ -160,11 +162,11 @@ def _gpu_memory(
         model,
         layout,
         stored,
-        tokens=use.max_tokens,
-        requests=use.max_seqs * (1 + use.drafts.tokens),
+        tokens=use.max_num_batched_tokens,
+        requests=use.max_num_seqs * (1 + use.drafts.tokens),
         length=use.max_model_len or model.max_position,
     )
-    seqs = rule.seqs(gpu.name, gpu.hbm_bytes, use.max_seqs)
+    seqs = rule.seqs(gpu.name, gpu.hbm_bytes, use.max_num_seqs)
     logits = seqs * model.padded_vocab(1) if is_last else 0
     expert_format, tower = execution.dtype if model.has_experts else "", model.vision
     tower_size = (0, 0) if tower is None else tower.size
@@ -191,7 +193,7 @@ def _gpu_memory(
         sparse.buffer_bytes,
         sparse.peak_bytes,
     )
-    left = left_for_kv(rule, gpu, layout, held, use.max_tokens)
+    left = left_for_kv(rule, gpu, layout, held, use.max_num_batched_tokens)
     uses = left._asdict()
     left_bytes = uses.pop("left_bytes")
     memory = PlanMemory(
@@ -239,7 +241,7 @@ def _with_blocks(
     pool, state_slots, missing, limits = 0, 0, 0, []
     left = max(left_bytes, 0)
     if rule.kv_cache == "groups":
-        tokens = use.max_tokens * rule.step_batches
+        tokens = use.max_num_batched_tokens * rule.step_batches
         block = blocks_of_groups(held, rule, gpu, tokens, slots + drafts * rule.draft_slots)
     elif rule.kv_cache == "pools":
         # compressors of DeepSeek-V4 are in its pools of tokens
@@ -273,7 +275,7 @@ def _with_blocks(
     result = result._replace(max_kv_tokens=result.tokens_beside_states(0))
     if rule.running is not None and result.token_parts:
         running = rule.running
-        if use.has_max_seqs:
+        if use.has_max_num_seqs:
             limits.append(max(result.max_kv_tokens // running.tokens_per_seq, 1))
         else:
             limits.append(running.seqs(result.max_kv_tokens, model.max_position, ranks, drafts))

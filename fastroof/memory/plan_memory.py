@@ -314,9 +314,9 @@ class PlanMemory(NamedTuple):
         """Return the longest length of which some sequences run at once; 0 if none do."""
         return int(longest_held(self.kv_room, sequences))
 
-    def most_running(self, max_seqs: float) -> float:
+    def most_running(self, max_num_seqs: float) -> float:
         """Return how many requests run at most, with an engine's maximum of them."""
-        return min(max_seqs, self.max_running) if self.max_running else max_seqs
+        return min(max_num_seqs, self.max_running) if self.max_running else max_num_seqs
 
     def max_sequences(self, kv_len: Any) -> Any:
         """Return how many sequences of a length fit."""

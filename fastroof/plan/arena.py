@@ -333,9 +333,9 @@ def verification_arena(
 
 
 def _head_us(plan: PlanData) -> Floats:
-    """The LM head at every number of tokens of a step; the plan's own values up to max_seqs."""
-    logits = plan.arena[int(plan.arena[steps.LOGITS_AT]) :][: plan.max_seqs + 1]
-    head = np.zeros(max(plan.max_tokens, plan.max_seqs) + 1)
+    """The LM head at every number of tokens of a step; the plan's own values up to max_num_seqs."""
+    logits = plan.arena[int(plan.arena[steps.LOGITS_AT]) :][: plan.max_num_seqs + 1]
+    head = np.zeros(max(plan.max_num_batched_tokens, plan.max_num_seqs) + 1)
     for curve in plan.row_curves:
         if curve.operator.rows == "sequences":
             head += curve.operator.times * row_values(curve, len(head) - 1)[0]

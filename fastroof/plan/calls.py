@@ -183,8 +183,8 @@ def plain_sum_rows(values: Floats, times: Floats, sums: Floats) -> None:
 def sums_of(
     calls: Sequence[RowCall],
     counts: Sequence[Sequence[int]],
-    max_tokens: int,
-    max_seqs: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
     are_ranks_alike: bool = False,
 ) -> RowSums:
     """Sum the calls of plans with these numbers of layers of each kind, in the order of the step."""
@@ -205,16 +205,16 @@ def sums_of(
         add_up(np.stack([calls[i].latency_us for i in sizes]), times[:, sizes].copy(), sums)
         return sums
 
-    tokens_us = summed("tokens", max_tokens)
+    tokens_us = summed("tokens", max_num_batched_tokens)
     same = all(call.curve.operator.steps == "all" for call in calls)
-    decode_tokens_us = tokens_us if same else summed("decode_tokens", max_tokens)
-    sums = RowSums(tokens_us, decode_tokens_us, summed("sequences", max_seqs))
+    decode_tokens_us = tokens_us if same else summed("decode_tokens", max_num_batched_tokens)
+    sums = RowSums(tokens_us, decode_tokens_us, summed("sequences", max_num_seqs))
     of_all = [call for call in calls if call.is_of_all_ranks]
     if not are_ranks_alike or not of_all:
         return sums
-    expert_us = summed("tokens", max_tokens, is_of_all_ranks=True)
+    expert_us = summed("tokens", max_num_batched_tokens, is_of_all_ranks=True)
     same = all(call.curve.operator.steps == "all" for call in of_all)
-    decode_us = expert_us if same else summed("decode_tokens", max_tokens, is_of_all_ranks=True)
+    decode_us = expert_us if same else summed("decode_tokens", max_num_batched_tokens, is_of_all_ranks=True)
     return sums._replace(expert_us=expert_us, decode_expert_us=decode_us)
 
 

@@ -100,8 +100,8 @@ class PlanRecipe:
             execution=self.execution,
             profile=options.engine,
             method=self.method,
-            max_tokens=options.step_tokens,
-            max_seqs=options.step_seqs,
+            max_num_batched_tokens=options.step_tokens,
+            max_num_seqs=options.step_seqs,
             tables_hash=self.tables_hash,
             arena=self._arena(model, attention, sums.of_plan(row), row_curves),
             row_curves=row_curves,
@@ -305,8 +305,8 @@ def compile_plan(
     kv_dtype: str = AUTO,
     engine: EngineProfile | str | Path | Mapping[str, Any] = DEFAULT_ENGINE,
     method: str = "roofline",
-    max_tokens: int | None = None,
-    max_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    max_num_seqs: int | None = None,
     gemm_smoothing: str | None = None,
     routing: str | None = None,
     allow_modelled: bool = False,
@@ -359,7 +359,7 @@ def compile_plan(
         nothing.
     method : str
         Interpolation between measured points: roofline, linear_mfu, nearest or floor.
-    max_tokens, max_seqs : int, optional
+    max_num_batched_tokens, max_num_seqs : int, optional
         Maximum number of tokens and of sequences in a step (default: 8,192 and 1,024, or as many as the
         engine schedules by default on the GPU if that is more: 16,384 tokens in TensorRT-LLM, and on 160 GiB
         in vLLM from 0.28 and SGLang).

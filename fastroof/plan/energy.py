@@ -220,10 +220,10 @@ def gpus_of_a_batch(plan: PlanData) -> float:
 
 def row_energy(plan: PlanData) -> RowEnergy:
     """Work out the energy of a plan's calls over rows."""
-    decode = _rows_uj(plan, "tokens", "with_prefill", plan.max_tokens)
+    decode = _rows_uj(plan, "tokens", "with_prefill", plan.max_num_batched_tokens)
     same = all(curve.operator.steps == "all" for curve in plan.row_curves)
-    tokens = decode if same else _rows_uj(plan, "tokens", "decode_only", plan.max_tokens)
-    return RowEnergy(tokens, decode, _rows_uj(plan, "sequences", "", plan.max_seqs))
+    tokens = decode if same else _rows_uj(plan, "tokens", "decode_only", plan.max_num_batched_tokens)
+    return RowEnergy(tokens, decode, _rows_uj(plan, "sequences", "", plan.max_num_seqs))
 
 
 def _rows_uj(plan: PlanData, rows: str, left_out: str, limit: int) -> Floats:
@@ -315,8 +315,10 @@ def busy_watts(plan: PlanWithEnergy, load: BusyLoad) -> Floats:
 def _mean_kernels(plan: PlanWithEnergy, mean: MeanSteps) -> Parts:
     rows, arena = plan.row_energy, plan.arena
     has_prompts = mean.prompt_tokens > 0.0
-    tokens = np.clip(np.rint(mean.decodes + mean.prompt_tokens), 1, plan.max_tokens).astype(np.int64)
-    seqs = np.clip(np.rint(mean.decodes + mean.prompts), 1, plan.max_seqs).astype(np.int64)
+    tokens = np.clip(np.rint(mean.decodes + mean.prompt_tokens), 1, plan.max_num_batched_tokens).astype(
+        np.int64
+    )
+    seqs = np.clip(np.rint(mean.decodes + mean.prompts), 1, plan.max_num_seqs).astype(np.int64)
     all_at, decode_at, logits_at = (int(arena[at]) for at in _ROWS_AT)
     us = np.where(has_prompts, arena[all_at + tokens], arena[decode_at + tokens]) + arena[logits_at + seqs]
     uj = np.where(has_prompts, rows.tokens_uj[tokens], rows.decode_tokens_uj[tokens]) + rows.logits_uj[seqs]

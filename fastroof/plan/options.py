@@ -161,13 +161,13 @@ class PlanOptions:
         "METHOD",
         _method,
     )
-    max_tokens: int | None = _option(
+    max_num_batched_tokens: int | None = _option(
         None,
         "Maximum number of tokens in a step (default: 8192, or the engine's own on the GPU if more).",
         "TOKENS",
         _optional(_step_size),
     )
-    max_seqs: int | None = _option(
+    max_num_seqs: int | None = _option(
         None,
         "Maximum number of sequences in a step (default: 1024, or the engine's own on the GPU if more).",
         "SEQUENCES",
@@ -291,12 +291,12 @@ class PlanOptions:
     @property
     def step_tokens(self) -> int:
         """Maximum number of tokens in a step."""
-        return self.max_tokens or LEAST_TOKENS
+        return self.max_num_batched_tokens or LEAST_TOKENS
 
     @property
     def step_seqs(self) -> int:
         """Maximum number of sequences in a step."""
-        return self.max_seqs or LEAST_SEQS
+        return self.max_num_seqs or LEAST_SEQS
 
     def on(self, gpu: GpuSpec, model: ModelSpec) -> PlanOptions:
         """Return options with the engine's limits for a model on a GPU."""
@@ -335,8 +335,8 @@ def default_sizes(scheduling: Scheduling, tokens: int = 0, seqs: int = 0) -> dic
     limits = scheduling.step_limits()
     sizes = scheduling.plan_sizes(limits.tokens, limits.seqs)
     return {
-        "max_tokens": max(LEAST_TOKENS, sizes["max_tokens"], tokens),
-        "max_seqs": max(LEAST_SEQS, sizes["max_seqs"], seqs),
+        "max_num_batched_tokens": max(LEAST_TOKENS, sizes["max_num_batched_tokens"], tokens),
+        "max_num_seqs": max(LEAST_SEQS, sizes["max_num_seqs"], seqs),
     }
 
 

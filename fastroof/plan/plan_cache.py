@@ -76,8 +76,8 @@ class CachedPlan:
     world_size: int = _fact(lambda plan: plan.layout.world_size)
     max_position: int = _fact(lambda plan: plan.model.max_position)
     batches_in_flight: float = _fact()
-    max_tokens: int = _fact()
-    max_seqs: int = _fact()
+    max_num_batched_tokens: int = _fact()
+    max_num_seqs: int = _fact()
     memory: PlanMemory = _fact()  # noqa: RUF009 -- a field, not a value
     made_from: Mapping[str, str] = _fact()
     lora: str | None = _fact(lambda plan: plan.lora_facts.get("lora"))

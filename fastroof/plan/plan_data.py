@@ -101,8 +101,8 @@ class PlanData:
     execution: Execution
     profile: EngineProfile
     method: str
-    max_tokens: int
-    max_seqs: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
     tables_hash: str
     arena: Floats
     row_curves: tuple[RowCurve, ...]
@@ -172,8 +172,8 @@ class PlanData:
     def memory_of(
         self,
         *,
-        max_tokens: int | None = None,
-        max_seqs: float | None = None,
+        max_num_batched_tokens: int | None = None,
+        max_num_seqs: float | None = None,
         prefix_caching: bool | None = None,
         drafts: Drafts = NO_DRAFTS,
         lowers: bool = True,
@@ -183,9 +183,9 @@ class PlanData:
 
         Parameters
         ----------
-        max_tokens : int, optional
+        max_num_batched_tokens : int, optional
             Tokens of the largest step (default: the plan's, up to the engine's own limit).
-        max_seqs : float, optional
+        max_num_seqs : float, optional
             Maximum number of concurrent sequences, ``inf`` for the engine's own limit, which is the default.
             If each needs a block of states and there are fewer, the engine does not start: the memory is then
             that of the most with which it does, ``max_running``.
@@ -195,7 +195,7 @@ class PlanData:
         drafts : Drafts
             Draft model and tokens of speculative decoding.
         lowers : bool
-            Whether ``max_seqs`` is lowered until the engine starts.
+            Whether ``max_num_seqs`` is lowered until the engine starts.
         max_model_len : int, optional
             Tokens of the longest sequence, with which workspaces grow (default: the model's).
 
@@ -210,21 +210,25 @@ class PlanData:
             If a limit is not a number.
         """
         rule, scheduling = self.profile.memory, self.profile.scheduling
-        is_unlimited = max_seqs is None or (type(max_seqs) is float and max_seqs == math.inf)
-        if not is_unlimited and not is_number(max_seqs):
-            raise PlanError(f"max_seqs must be a number, got {shown(max_seqs)}")
+        is_unlimited = max_num_seqs is None or (type(max_num_seqs) is float and max_num_seqs == math.inf)
+        if not is_unlimited and not is_number(max_num_seqs):
+            raise PlanError(f"max_num_seqs must be a number, got {shown(max_num_seqs)}")
         tokens = self.memory_tokens
-        if max_tokens is not None:
-            tokens = whole_number("max_tokens", max_tokens, most=2**31 - 1, error=PlanError)
+        if max_num_batched_tokens is not None:
+            tokens = whole_number(
+                "max_num_batched_tokens", max_num_batched_tokens, most=2**31 - 1, error=PlanError
+            )
 
         def memory(seqs: int) -> PlanMemory:
-            use = MemoryUse(tokens, seqs, max_seqs is not None, prefix_caching, drafts, max_model_len)
+            use = MemoryUse(tokens, seqs, max_num_seqs is not None, prefix_caching, drafts, max_model_len)
             return plan_memory(
                 self.model, self.layout, self.gpu, self.execution, use, stage=self.stage, rule=rule
             )
 
-        most = scheduling.max_num_seqs if is_unlimited else int(min(scheduling.max_num_seqs, max_seqs or 0))
-        if max_tokens is not None and rule.room == "all":
+        most = (
+            scheduling.max_num_seqs if is_unlimited else int(min(scheduling.max_num_seqs, max_num_seqs or 0))
+        )
+        if max_num_batched_tokens is not None and rule.room == "all":
             # vLLM samples for at most as many requests as a step has tokens when it warms up
             most = min(most, tokens)
         used = memory(most)
@@ -237,14 +241,14 @@ class PlanData:
     def memory_tokens(self) -> int:
         """Tokens of the largest step that its engine reserves memory for."""
         if self.profile.memory.room == "datasheet":
-            return self.max_tokens
+            return self.max_num_batched_tokens
         # a plan may time larger steps than its engine runs
-        return min(self.max_tokens, self.profile.scheduling.max_num_batched_tokens)
+        return min(self.max_num_batched_tokens, self.profile.scheduling.max_num_batched_tokens)
 
     @property
     def has_room(self) -> bool:
         """Whether weights and one step fit into nine tenths of the datasheet's memory."""
-        parts = (self.model, self.layout, self.gpu, self.execution, MemoryUse(self.max_tokens))
+        parts = (self.model, self.layout, self.gpu, self.execution, MemoryUse(self.max_num_batched_tokens))
         return plan_memory(*parts, stage=self.stage).parts > 0
 
     @lazy_property
@@ -266,8 +270,8 @@ class PlanData:
             "kv_dtype": self.kv_dtype,
             "engine": self.engine,
             "method": self.method,
-            "max_tokens": self.max_tokens,
-            "max_seqs": self.max_seqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "max_num_seqs": self.max_num_seqs,
             "tables_hash": self.tables_hash,
             "kernels": self.kernels,
             "version": self.version,
@@ -279,7 +283,10 @@ class PlanData:
         """Metadata of its answers' Arrow tables."""
         facts = self.describe()
         first = ("version", "tables_hash")
-        names = [*first, *(name for name in facts if name not in (*first, "max_tokens", "max_seqs"))]
+        names = [
+            *first,
+            *(name for name in facts if name not in (*first, "max_num_batched_tokens", "max_num_seqs")),
+        ]
         return {f"fastroof.{name}": str(facts[name]) for name in names}
 
     def _layout_facts(self) -> dict[str, str | int]:
@@ -317,12 +324,16 @@ class PlanData:
         routing = f", routing {self.execution.routing}" if self.model.has_experts else ""
         return (
             f"StepPlan({stage}{self.model.name} on {gpus}, {self.dtype} weights, {self.kv_dtype} KV"
-            f"{routing}{self.lora_text}, engine {self.engine!r}, up to {self.max_tokens} tokens)"
+            f"{routing}{self.lora_text}, engine {self.engine!r}, up to {self.max_num_batched_tokens} tokens)"
         )
 
     def _repr_html_(self) -> str:
         """Return what it is a plan of, and its memory, as a notebook shows it."""
-        units = {"tp": "GPU" if self.tp == 1 else "GPUs", "max_tokens": "tokens", "max_seqs": "requests"}
+        units = {
+            "tp": "GPU" if self.tp == 1 else "GPUs",
+            "max_num_batched_tokens": "tokens",
+            "max_num_seqs": "requests",
+        }
         shown = {k: v for k, v in self.describe().items() if k not in ("tables_hash", "version")}
         facts: list[tuple[str, Any, str]] = [(k, v, units.get(k, "")) for k, v in shown.items()]
         # a plan that times steps may have no room for a cache

@@ -336,8 +336,8 @@ def compiled_quietly(
         warnings.simplefilter("ignore", UserWarning)
         return compile_plan(
             model, gpu, tables, tp=layout.tp, pp=layout.pp, dp=layout.dp, ep=layout.ep, moe_tp=layout.moe_tp,
-            dtype=dtype, engine=engine, allow_modelled=allow_modelled, max_tokens=MAX_TOKENS,
-            max_seqs=MAX_SEQS,
+            dtype=dtype, engine=engine, allow_modelled=allow_modelled, max_num_batched_tokens=MAX_TOKENS,
+            max_num_seqs=MAX_SEQS,
         )  # fmt: skip
 
 

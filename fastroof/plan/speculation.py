@@ -178,15 +178,23 @@ class SpeculatedPlan(NamedTuple):
     def memory(
         self,
         *,
-        max_tokens: int | None = None,
-        max_seqs: float | None = None,
+        max_num_batched_tokens: int | None = None,
+        max_num_seqs: float | None = None,
         prefix_caching: bool | None = None,
     ) -> PlanMemory:
         """Return one GPU's memory including the draft, whose weights and cache reduce the capacity."""
-        if max_tokens is None and max_seqs is None and prefix_caching is None and self.tokens == 1:
+        if (
+            max_num_batched_tokens is None
+            and max_num_seqs is None
+            and prefix_caching is None
+            and self.tokens == 1
+        ):
             return self.plan.memory
         return self.plan.memory_of(
-            max_tokens=max_tokens, max_seqs=max_seqs, prefix_caching=prefix_caching, drafts=self.drafts
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            prefix_caching=prefix_caching,
+            drafts=self.drafts,
         )
 
 
@@ -240,8 +248,8 @@ def mtp_draft(plan: StepPlan, tables: Tables | None = None) -> StepPlan:
             allow_modelled=True,
             engine=plan.profile,
             method="roofline" if tables is None else plan.method,
-            max_tokens=plan.max_tokens,
-            max_seqs=plan.max_seqs,
+            max_num_batched_tokens=plan.max_num_batched_tokens,
+            max_num_seqs=plan.max_num_seqs,
         )
 
 
@@ -301,11 +309,11 @@ def _check_draft(plan: StepPlan, draft: StepPlan) -> None:
             f"the draft must run on GPUs of its target, got a draft on {draft.tp} x {draft.gpu.name} for "
             f"{plan.tp} x {plan.gpu.name}"
         )
-    for name in ("max_tokens", "max_seqs"):
+    for name in ("max_num_batched_tokens", "max_num_seqs"):
         most, needed = getattr(draft, name), getattr(plan, name)
         if most < needed:
             raise PlanRangeError(
-                f"the draft's plan times up to {most} {name[4:]} and its target's {needed}: "
+                f"the draft's plan times up to {most} {name.rpartition('_')[2]} and its target's {needed}: "
                 f"use compile_plan({draft.model.name!r}, ..., {name}={needed})"
             )
 

@@ -65,18 +65,18 @@ class StartQuestion:
     """With which arguments an engine is started; None for its own defaults."""
 
     max_model_len: int | None = None
-    max_seqs: int | None = None
-    max_tokens: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
     prefix_caching: bool | None = None
     drafts: Drafts = NO_DRAFTS
     free_bytes: int | None = None
 
-    def memory(self, plan: PlanData, max_seqs: int | None = None) -> PlanMemory:
+    def memory(self, plan: PlanData, max_num_seqs: int | None = None) -> PlanMemory:
         """Return the memory with these arguments, of some number of requests."""
-        seqs = max_seqs or self.max_seqs or plan.profile.scheduling.max_num_seqs
+        seqs = max_num_seqs or self.max_num_seqs or plan.profile.scheduling.max_num_seqs
         return plan.memory_of(
-            max_tokens=self.max_tokens,
-            max_seqs=seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=seqs,
             prefix_caching=self.prefix_caching,
             drafts=self.drafts,
             lowers=False,
@@ -113,7 +113,7 @@ def margin_of(plan: PlanData, question: StartQuestion = StartQuestion()) -> Marg
         spare = memory.offered_bytes - memory.needed_bytes(question.length(plan))
         margins.append(Margin(spare / GIB, "C"))
         if rule.states_limit_seqs and memory.state_parts:
-            seqs = question.max_seqs or plan.profile.scheduling.max_num_seqs
+            seqs = question.max_num_seqs or plan.profile.scheduling.max_num_seqs
             margins.append(Margin((memory.parts - seqs) * memory.part_bytes / GIB, "D"))
     return min(margins)
 
@@ -145,35 +145,40 @@ def _starts(plan: PlanData, question: StartQuestion) -> bool:
 
 def _remedy(plan: PlanData, question: StartQuestion, code: str) -> str:
     """Return arguments with which the engine starts; empty if these alone are not enough."""
-    seqs = question.max_seqs or plan.profile.scheduling.max_num_seqs
+    seqs = question.max_num_seqs or plan.profile.scheduling.max_num_seqs
     if code in "WPB":
-        return what_makes_room(replace(plan, max_tokens=question.max_tokens or plan.max_tokens), seqs)
+        return what_makes_room(
+            replace(
+                plan, max_num_batched_tokens=question.max_num_batched_tokens or plan.max_num_batched_tokens
+            ),
+            seqs,
+        )
     changes: dict[str, int] = {}
     if code == "F":
-        changes["max_seqs"] = question.max_tokens or 1
+        changes["max_num_seqs"] = question.max_num_batched_tokens or 1
     elif code == "C":
         changes["max_model_len"] = question.longest(plan)
     elif code == "D":
-        changes["max_seqs"] = seqs_that_start(plan, question)
+        changes["max_num_seqs"] = seqs_that_start(plan, question)
     if not all(changes.values()):
         return ""
     changed: StartQuestion = replace(question, **changes)  # type: ignore[arg-type]
     if not _starts(plan, changed):
         most = seqs_that_start(plan, changed)
-        if "max_seqs" in changes or not most:
+        if "max_num_seqs" in changes or not most:
             return ""
-        changes["max_seqs"] = most
-    names = {"max_seqs": "max_num_seqs"}
+        changes["max_num_seqs"] = most
+    names = {"max_num_seqs": "max_num_seqs"}
     return " and ".join(f"{names.get(name, name)}={value}" for name, value in changes.items())
 
 
 def _checks(plan: PlanData, question: StartQuestion) -> Iterator[Refusal]:
     """Yield what an engine refuses, in the order of its checks; without most remedies."""
     memory = question.memory(plan)
-    seqs = question.max_seqs or plan.profile.scheduling.max_num_seqs
+    seqs = question.max_num_seqs or plan.profile.scheduling.max_num_seqs
     context = question.length(plan)
     rule = plan.profile.memory.of_model(plan.model.architecture, is_dense=plan.model.is_dense)
-    tokens = question.max_tokens or seqs
+    tokens = question.max_num_batched_tokens or seqs
     if rule.room == "all" and seqs > tokens:
         # vLLM checks it with its arguments (vllm/config/scheduler.py)
         reason = f"max_num_seqs {seqs:,} is above max_num_batched_tokens {tokens:,}"
@@ -350,7 +355,7 @@ def no_room(plan: PlanData, memory: PlanMemory) -> str:
     )
 
 
-def what_makes_room(plan: PlanData, max_seqs: int, kv_len: int = 1) -> str:
+def what_makes_room(plan: PlanData, max_num_seqs: int, kv_len: int = 1) -> str:
     """Return which single settings make room for a request of ``kv_len`` tokens, as a text."""
     found = []
     rules = plan.profile.memory
@@ -358,22 +363,24 @@ def what_makes_room(plan: PlanData, max_seqs: int, kv_len: int = 1) -> str:
     def fits(memory: PlanMemory) -> bool:
         return memory.parts > 0 and memory.holds(kv_len)
 
-    seqs = most_that_start(lambda n: plan.memory_of(max_seqs=n, lowers=False), max_seqs, kv_len)
-    if 0 < seqs < max_seqs:
+    seqs = most_that_start(lambda n: plan.memory_of(max_num_seqs=n, lowers=False), max_num_seqs, kv_len)
+    if 0 < seqs < max_num_seqs:
         found.append(f"max_num_seqs={seqs} or less")
-    larger = next((tp for tp in TP_SIZES if tp > plan.layout.tp and _has_room(plan, tp, max_seqs, fits)), 0)
+    larger = next(
+        (tp for tp in TP_SIZES if tp > plan.layout.tp and _has_room(plan, tp, max_num_seqs, fits)), 0
+    )
     if larger:
         found.append(f"tp={larger}")
     if rules.room == "all" and rules.fraction < HIGH_FRACTION:
         wider = replace(plan.profile, memory=replace(rules, fraction=HIGH_FRACTION))
-        if fits(replace(plan, profile=wider).memory_of(max_seqs=max_seqs)):
+        if fits(replace(plan, profile=wider).memory_of(max_num_seqs=max_num_seqs)):
             found.append(f"memory_fraction={HIGH_FRACTION:g}")
     if plan.dtype == "bf16" and not found:
         found.append("a smaller dtype such as fp8")
     return " or ".join(found) or "more GPUs, or a smaller dtype or kv_dtype"
 
 
-def _has_room(plan: PlanData, tp: int, max_seqs: int, fits: Callable[[PlanMemory], bool]) -> bool:
+def _has_room(plan: PlanData, tp: int, max_num_seqs: int, fits: Callable[[PlanMemory], bool]) -> bool:
     """Whether a plan's model has room with another tp."""
     try:
         ep = 1 if plan.layout.ep == 1 else tp * plan.layout.dp
@@ -381,16 +388,16 @@ def _has_room(plan: PlanData, tp: int, max_seqs: int, fits: Callable[[PlanMemory
         plan.model.check_layout(layout)
     except (PlanError, ModelError):
         return False
-    use = MemoryUse(plan.memory_tokens, max_seqs)
+    use = MemoryUse(plan.memory_tokens, max_num_seqs)
     parts = (plan.model, layout, plan.gpu, plan.execution, use)
     return fits(plan_memory(*parts, rule=plan.profile.memory))
 
 
 def check_room(
-    plan: PlanData, memory: PlanMemory, max_seqs: float | None, error: type[FastroofError]
+    plan: PlanData, memory: PlanMemory, max_num_seqs: float | None, error: type[FastroofError]
 ) -> None:
     """Raise if an engine has no room for KV cache, with the settings that make some."""
     if memory.parts < 1:
         limit = plan.profile.scheduling.max_num_seqs
-        most = int(min(limit, limit if max_seqs is None else max_seqs))
+        most = int(min(limit, limit if max_num_seqs is None else max_num_seqs))
         raise error(f"{no_room(plan, memory)}; use {what_makes_room(plan, most)}")

@@ -75,10 +75,12 @@ def step_errors(plan: PlanData, *, of_decodes: bool = False) -> StepErrors | Non
             "an unpickled plan has no tables to compute errors from; read plan.errors before pickling, or "
             "compile it again"
         )
-    decodes = _rows_errors(plan, tables, "tokens", "with_prefill", plan.max_tokens)
+    decodes = _rows_errors(plan, tables, "tokens", "with_prefill", plan.max_num_batched_tokens)
     same = of_decodes or all(curve.operator.steps == "all" for curve in plan.row_curves)
-    tokens = decodes if same else _rows_errors(plan, tables, "tokens", "decode_only", plan.max_tokens)
-    logits = _rows_errors(plan, tables, "sequences", "", plan.max_seqs)
+    tokens = (
+        decodes if same else _rows_errors(plan, tables, "tokens", "decode_only", plan.max_num_batched_tokens)
+    )
+    logits = _rows_errors(plan, tables, "sequences", "", plan.max_num_seqs)
     decode, prefill = (
         [_attention_local(part, is_decode, tables) for part in plan.attention]
         if is_decode or not of_decodes
@@ -198,7 +200,7 @@ def batch_error(plan: PlanData, errors: StepErrors | None, batch: StepBatch, tim
 
 def mean_decodes(plan: Any, decodes: float, kv_len: float) -> tuple[int, int]:
     """Return the whole numbers of decodes, and of tokens each attends to, that are nearest to means."""
-    return min(max(round(decodes), 1), plan.max_seqs, plan.max_tokens), max(round(kv_len), 1)
+    return min(max(round(decodes), 1), plan.max_num_seqs, plan.max_num_batched_tokens), max(round(kv_len), 1)
 
 
 def decode_origin(plan: Any, decodes: float, kv_len: float) -> str:

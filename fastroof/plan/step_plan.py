@@ -72,7 +72,7 @@ class StepPlan(PlanWithEnergy):
 
     @lazy_property
     def _bottleneck(self) -> StepPlan:
-        batch = min(pipeline.TYPICAL_BATCH, self.max_tokens, self.max_seqs)
+        batch = min(pipeline.TYPICAL_BATCH, self.max_num_batched_tokens, self.max_num_seqs)
         slowest = max(self.stages, key=lambda stage: stage.decode_us(batch, pipeline.TYPICAL_KV_LEN))
         return pipeline.at_the_pace_of(self, slowest)
 

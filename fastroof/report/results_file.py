@@ -68,7 +68,7 @@ KINDS: Final = (
             "gpu",
             "tp",
             "dtype",
-            "concurrency",
+            "clients",
             "ttft_ms",
             "tpot_ms",
             RateColumns.GPU,
@@ -76,7 +76,7 @@ KINDS: Final = (
         ),
         (*_SETTINGS, *_LAYOUT),
         ("isl", "osl", "prefix_hit"),
-        dict.fromkeys(("concurrency", "request_rate_per_s"), ("ttft_ms", "tpot_ms")),
+        dict.fromkeys(("clients", "request_rate_per_s"), ("ttft_ms", "tpot_ms")),
     ),
     ResultsKind(
         "steps",
@@ -181,7 +181,7 @@ class Results:
 
     def load(self) -> str:
         """Return the column that curves are drawn over."""
-        if self.metadata_json("fastroof.spec").get("request_rate") and "request_rate_per_s" in self:
+        if self.metadata_json("fastroof.spec").get("rate") and "request_rate_per_s" in self:
             return "request_rate_per_s"
         for name in self.have(self.kind.curves):
             series = int(self.groups(self.series(name)).max()) + 1

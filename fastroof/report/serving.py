@@ -156,7 +156,7 @@ _LABELS: Final = {
     "ttft_ms": "TTFT (ms)",
     "tpot_ms": "TPOT (ms)",
     RateColumns.GPU: "tokens/s per GPU",
-    "concurrency": "concurrency (requests)",
+    "clients": "clients",
     "request_rate_per_s": "requests/s",
     "batch_size": "batch size (sequences)",
     "kv_len": "kv_len (tokens)",

@@ -59,7 +59,7 @@ def draw_step(
     Parameters
     ----------
     plan : StepPlan
-        Plan to evaluate; its ``max_seqs`` is the maximum batch size.
+        Plan to evaluate; its ``max_num_seqs`` is the maximum batch size.
     against : {"batch_size", "kv_len"}
         The size on the x axis; the other is fixed.
     batch_size, kv_len : int
@@ -81,7 +81,7 @@ def draw_step(
         raise FastroofError(f"against must be batch_size or kv_len, got {against!r}")
     if batch_size < 1 or kv_len < 2:
         raise FastroofError(f"a decode needs batch_size >= 1 and kv_len >= 2, got {batch_size} and {kv_len}")
-    low, high = (1, plan.max_seqs) if against == "batch_size" else (128, plan.model.max_position)
+    low, high = (1, plan.max_num_seqs) if against == "batch_size" else (128, plan.model.max_position)
     if high < 2 * low:
         raise FastroofError(f"{against} has to vary from {low} to at least {2 * low}, got at most {high}")
     memory = plan.memory

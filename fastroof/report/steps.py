@@ -122,8 +122,8 @@ class StepSource:
                     kv_dtype=str(kv_dtype or AUTO),
                     engine=self._engine(str(engine or "kernels")),
                     method=str(self._spec.get("method", "roofline")),
-                    max_tokens=size[0],
-                    max_seqs=size[1],
+                    max_num_batched_tokens=size[0],
+                    max_num_seqs=size[1],
                     **split,
                 )
         return self._plans[key]
@@ -305,7 +305,7 @@ def _best_rows(results: Results, rows: Any) -> Any:
 
 
 def _words(row: dict[str, Any]) -> str:
-    load = f"batch {row['batch_size']}" if "batch_size" in row else f"{row['concurrency']:g} clients"
+    load = f"batch {row['batch_size']}" if "batch_size" in row else f"{row['clients']:g} clients"
     mode = "" if row.get("mode", "aggregated") == "aggregated" else f"{row['mode']}, "
     return f"{row['model']}, {split_words(row)},\n{mode}{row['dtype']}, {load}"
 

@@ -277,11 +277,11 @@ class PlanArena(Protocol):
         """The plan as loops read it."""
 
     @property
-    def max_tokens(self) -> int:
+    def max_num_batched_tokens(self) -> int:
         """Tokens of the largest step."""
 
     @property
-    def max_seqs(self) -> int:
+    def max_num_seqs(self) -> int:
         """Sequences of the largest step."""
 
 

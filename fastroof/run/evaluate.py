@@ -39,8 +39,8 @@ def _first(wrong: Any) -> int:
 
 
 def _refuse(plan: PlanArena, limit: str, count: int, where: str) -> None:
-    """Raise for a step beyond a limit of the plan, max_tokens or max_seqs."""
-    what = "tokens" if limit == "max_tokens" else "sequences"
+    """Raise for a step beyond a limit of the plan, max_num_batched_tokens or max_num_seqs."""
+    what = "tokens" if limit == "max_num_batched_tokens" else "sequences"
     raise PlanRangeError(
         f"{where} has {count} {what}, the plan times up to {getattr(plan, limit)}: "
         f"use compile_plan(..., {limit}={count}) or more"
@@ -70,13 +70,13 @@ def raise_sizes(plan: PlanArena, sizes: dict[str, Ints], before: int) -> None:
         what = "kv_len" if "kv_len" in sizes else "context_len + new_tokens"
         kv_len = int(context[i]) + int(new[i])
         raise BatchError(f"{what} must be at most {limit}, got {kv_len} at position {before + i}")
-    if (seqs > plan.max_seqs).any():
-        i = _first(seqs > plan.max_seqs)
-        _refuse(plan, "max_seqs", int(seqs[i]), f"the step at position {before + i}")
+    if (seqs > plan.max_num_seqs).any():
+        i = _first(seqs > plan.max_num_seqs)
+        _refuse(plan, "max_num_seqs", int(seqs[i]), f"the step at position {before + i}")
     tokens = seqs * np.minimum(new, limit)
-    if (tokens > plan.max_tokens).any():
-        i = _first(tokens > plan.max_tokens)
-        _refuse(plan, "max_tokens", int(tokens[i]), f"the step at position {before + i}")
+    if (tokens > plan.max_num_batched_tokens).any():
+        i = _first(tokens > plan.max_num_batched_tokens)
+        _refuse(plan, "max_num_batched_tokens", int(tokens[i]), f"the step at position {before + i}")
 
 
 def raise_requests(plan: PlanArena, batch: StepBatch) -> None:
@@ -99,13 +99,13 @@ def raise_requests(plan: PlanArena, batch: StepBatch) -> None:
             where = f"in request {r - int(batch.offsets[step])} of step {step}"
             raise BatchError(f"{message.format(new=new[r], context=context[r])} {where}")
     seqs = np.diff(batch.offsets)
-    if (seqs > plan.max_seqs).any():
-        i = _first(seqs > plan.max_seqs)
-        _refuse(plan, "max_seqs", int(seqs[i]), f"step {i}")
+    if (seqs > plan.max_num_seqs).any():
+        i = _first(seqs > plan.max_num_seqs)
+        _refuse(plan, "max_num_seqs", int(seqs[i]), f"step {i}")
     running = np.r_[0, np.cumsum(new)]
     tokens = running[batch.offsets[1:]] - running[batch.offsets[:-1]]
-    i = _first(tokens > plan.max_tokens)
-    _refuse(plan, "max_tokens", int(tokens[i]), f"step {i}")
+    i = _first(tokens > plan.max_num_batched_tokens)
+    _refuse(plan, "max_num_batched_tokens", int(tokens[i]), f"step {i}")
 
 
 Loop = Callable[..., int]

@@ -70,13 +70,17 @@ class Workers(NamedTuple):
     ) -> loops.LinkOptions:
         """Return the options that all scenarios share."""
         seqs = decode_engine.asked_seqs
-        prefill = self.prefill_loops.memory(max_tokens=prefill_engine.memory_tokens, max_seqs=seqs)
-        decode = self.decode_loops.memory(max_tokens=decode_engine.memory_tokens, max_seqs=seqs)
+        prefill = self.prefill_loops.memory(
+            max_num_batched_tokens=prefill_engine.memory_tokens, max_num_seqs=seqs
+        )
+        decode = self.decode_loops.memory(
+            max_num_batched_tokens=decode_engine.memory_tokens, max_num_seqs=seqs
+        )
         sent = self.decode_loops.whole_kv_bytes()
         return loops.LinkOptions(
             prefill_kv_tokens=prefill.max_kv_tokens / self.prefill.layout.pp,
             decode_kv_tokens=decode.max_kv_tokens / self.decode.layout.pp,
-            max_seqs=float(decode.most_running(decode_engine.max_seqs)),
+            max_num_seqs=float(decode.most_running(decode_engine.max_num_seqs)),
             osl_reserved=decode_engine.osl_reserved,
             is_chunked=prefill_engine.is_chunked,
             transfer_us_per_token=self.transfer_us_per_token(link_bytes_per_s),
@@ -196,15 +200,15 @@ def estimate_disaggregated(
     decode_plan: StepPlan,
     isl: Any,
     osl: Any,
-    concurrency: Any,
+    clients: Any,
     prefill_workers: Any = 1,
     decode_workers: Any = 1,
-    max_batched_tokens: Any = None,
+    max_num_batched_tokens: Any = None,
     *,
     link_bytes_per_s: float | None = None,
     chunked_prefill: bool | None = None,
     kv_reservation: str | None = None,
-    max_seqs: float | None = None,
+    max_num_seqs: float | None = None,
     speculation: SpeculativeDecoding | None = None,
     with_error: bool = False,
 ) -> DisaggregatedEstimate:
@@ -216,18 +220,18 @@ def estimate_disaggregated(
         One worker of each kind: the same model and kv_dtype; each may use a different number of GPUs.
     isl, osl : number or array_like
         Mean tokens of a prompt, and of an output (at least 2). Broadcast, as are the next four.
-    concurrency : number or array_like
+    clients : number or array_like
         Total clients, each of which sends its next request as soon as it has an answer.
     prefill_workers, decode_workers : number or array_like
         Workers of each kind; requests spread evenly over them.
-    max_batched_tokens : number or array_like, optional
+    max_num_batched_tokens : number or array_like, optional
         Maximum tokens per prefill step: whole prompts, or a chunk of a longer one (default: the prefill
         plan's engine). Decode workers are started with it too, and reserve memory for it.
     link_bytes_per_s : float, optional
         Bandwidth from one GPU to a GPU of another worker, B/s (default: NVLink). 50e9 is a 400 Gb/s NIC.
     chunked_prefill : bool, optional
         Whether a prefill worker splits prompts that are longer than a step (default: its plan's engine).
-    kv_reservation, max_seqs : str and number, optional
+    kv_reservation, max_num_seqs : str and number, optional
         As in :func:`estimate`, for a decode worker (default: its plan's engine).
     speculation : SpeculativeDecoding, optional
         As in :func:`estimate`: decode workers verify, workers of both kinds run the draft, and the draft's KV
@@ -252,9 +256,9 @@ def estimate_disaggregated(
 
     Notes
     -----
-    The request rate X is the one at which the clients at all three places sum to ``concurrency``::
+    The request rate X is the one at which the clients at all three places sum to ``clients``::
 
-        concurrency = X (W + P(b) + transfer) + decode_workers n,    X = decode_workers n / ((osl - 1) D(n))
+        clients = X (W + P(b) + transfer) + decode_workers n,    X = decode_workers n / ((osl - 1) D(n))
         transfer    = isl x KV bytes of a token / (link_bytes_per_s x min(tp x pp of prefill, of decode))
 
     D(n) is the mean step of n decodes over their growing context (with speculation: of verifications and
@@ -282,13 +286,13 @@ def estimate_disaggregated(
     check_plan("prefill_plan", prefill_plan, BatchError)
     check_plan("decode_plan", decode_plan, BatchError)
     prefill_engine = engine_limits(
-        prefill_plan.profile, max_batched_tokens=max_batched_tokens, chunked_prefill=chunked_prefill
+        prefill_plan.profile, max_num_batched_tokens=max_num_batched_tokens, chunked_prefill=chunked_prefill
     )
     decode_engine = engine_limits(
         decode_plan.profile,
-        max_batched_tokens=max_batched_tokens,
+        max_num_batched_tokens=max_num_batched_tokens,
         kv_reservation=kv_reservation,
-        max_seqs=max_seqs,
+        max_num_seqs=max_num_seqs,
     )
     workers = Workers.of(prefill_plan, decode_plan, speculation)
     check_errors(with_error, workers.decode_loops.tokens)
@@ -296,10 +300,10 @@ def estimate_disaggregated(
     inputs = {
         "isl": isl,
         "osl": osl,
-        "concurrency": concurrency,
+        "clients": clients,
         "prefill_workers": prefill_workers,
         "decode_workers": decode_workers,
-        "max_batched_tokens": prefill_engine.max_batched_tokens,
+        "max_num_batched_tokens": prefill_engine.max_num_batched_tokens,
     }
     shape, arrays = broadcast(inputs)
     scenarios = np.array(arrays)
@@ -373,7 +377,7 @@ def match_workers(
     osl: float,
     decodes: float | None = None,
     *,
-    max_batched_tokens: float | None = None,
+    max_num_batched_tokens: float | None = None,
     link_bytes_per_s: float | None = None,
     speculation: SpeculativeDecoding | None = None,
     tolerance: float = 0.1,
@@ -383,7 +387,7 @@ def match_workers(
 
     Parameters
     ----------
-    prefill_plan, decode_plan, isl, osl, max_batched_tokens, link_bytes_per_s, speculation
+    prefill_plan, decode_plan, isl, osl, max_num_batched_tokens, link_bytes_per_s, speculation
         As in :func:`estimate_disaggregated`.
     decodes : float, optional
         Requests that decode together on one worker (default: as many as its KV cache holds and its plan
@@ -412,22 +416,22 @@ def match_workers(
     >>> long.prefill_workers > long.decode_workers
     True
     """
-    prefill_engine = engine_limits(prefill_plan.profile, max_batched_tokens=max_batched_tokens)
+    prefill_engine = engine_limits(prefill_plan.profile, max_num_batched_tokens=max_num_batched_tokens)
     plans = Workers.of(prefill_plan, decode_plan, speculation)
-    decode_engine = engine_limits(decode_plan.profile, max_batched_tokens=max_batched_tokens)
+    decode_engine = engine_limits(decode_plan.profile, max_num_batched_tokens=max_num_batched_tokens)
     options = plans.options(link_bytes_per_s, prefill_engine, decode_engine)
-    budget = prefill_engine.max_batched_tokens
+    budget = prefill_engine.max_num_batched_tokens
     tolerance = at_least("tolerance", tolerance, 0)
     workers = int(at_least("max_workers", max_workers, 2))
     isl, osl = at_least("isl", isl, 1), at_least("osl", osl, 2)
     # rejects what neither plan can time
     estimate_disaggregated(
-        prefill_plan, decode_plan, isl, osl, 1, max_batched_tokens=budget, speculation=speculation
+        prefill_plan, decode_plan, isl, osl, 1, max_num_batched_tokens=budget, speculation=speculation
     )
     most = min(
         options.decode_kv_tokens / plans.decode_loops.memory().held_tokens(isl + options.osl_reserved * osl),
-        decode_plan.max_seqs,
-        decode_plan.max_tokens / plans.decode_loops.tokens,
+        decode_plan.max_num_seqs,
+        decode_plan.max_num_batched_tokens / plans.decode_loops.tokens,
     )
     decodes = most if decodes is None else at_least("decodes", decodes, 1)
     if decodes > most:

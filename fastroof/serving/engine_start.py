@@ -91,7 +91,7 @@ class _Question:
         )
         engine = replace(self.engine, scheduling=scheduling)
         # the fewest rows: no step is timed
-        options = {"max_tokens": 1, "max_seqs": 1, **self.options, "allow_modelled": True}
+        options = {"max_num_batched_tokens": 1, "max_num_seqs": 1, **self.options, "allow_modelled": True}
         return compile_plan(self.model, gpu, DATASHEET, engine=engine, curves=curves, **options)
 
     def timed_plan(self, tables: Tables | str | Path | None, seqs: int, tokens: int) -> StepPlan:
@@ -354,9 +354,13 @@ def _layout_words(plan: StepPlan) -> str:
 def _fewer_tokens(plan: StepPlan, question: StartQuestion, context: int) -> tuple[int, int] | None:
     """Return fewer tokens of a step and what is then printed, where the KV cache depends on them."""
     memory = question.memory(plan)
-    if not memory.windows or question.max_tokens is None or question.max_tokens <= _FEW_TOKENS:
+    if (
+        not memory.windows
+        or question.max_num_batched_tokens is None
+        or question.max_num_batched_tokens <= _FEW_TOKENS
+    ):
         return None
-    fewer = replace(question, max_tokens=_FEW_TOKENS)
+    fewer = replace(question, max_num_batched_tokens=_FEW_TOKENS)
     return _FEW_TOKENS, cache_line_tokens(plan.profile.memory, fewer.memory(plan), context)
 
 
@@ -374,8 +378,8 @@ def _settings(
         dp=layout.dp,
         ep=layout.ep,
         has_experts=plan.model.has_experts,
-        max_batched_tokens=tokens,
-        max_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        max_num_seqs=seqs,
         max_context=context,
         running=running,
         memory_fraction=0.0 if memory.room == "datasheet" else memory.fraction,
@@ -422,7 +426,7 @@ def _smaller_limits(plan: StepPlan, question: StartQuestion, seqs: int) -> Itera
     """Yield smaller limits to try: of requests, of their length, and of both if neither alone is enough."""
 
     def longest(number: int) -> int:
-        return replace(question, max_seqs=number).longest(plan) // _WHOLE_LENGTH * _WHOLE_LENGTH
+        return replace(question, max_num_seqs=number).longest(plan) // _WHOLE_LENGTH * _WHOLE_LENGTH
 
     most = seqs_that_start(plan, question, seqs)
     if most:

@@ -48,13 +48,13 @@ def estimate(
     plan: StepPlan,
     isl: Any,
     osl: Any,
-    concurrency: Any,
-    max_batched_tokens: Any = None,
+    clients: Any,
+    max_num_batched_tokens: Any = None,
     chunked_prefill: bool | None = None,
     *,
     kv_reservation: str | None = None,
     max_kv_tokens: float | None = None,
-    max_seqs: float | None = None,
+    max_num_seqs: float | None = None,
     order: str | None = None,
     length_spread: float = LENGTH_SPREAD,
     wait_steps: float = 0.0,
@@ -76,11 +76,11 @@ def estimate(
         The model on its GPUs; its engine defines the costs added to a step, and the scheduling.
     isl, osl : number or array_like
         Mean tokens of a prompt, and of an output including its first token. Broadcast, as are the next two.
-    concurrency : number or array_like
+    clients : number or array_like
         Clients, each of which sends its next request as soon as it has an answer. They spread evenly over
         the ranks and pipeline stages of a plan that has several; with fewer clients some are idle.
-    max_batched_tokens : number or array_like, optional
-        Maximum tokens per step. This, the next two and ``max_seqs`` default to the engine's values.
+    max_num_batched_tokens : number or array_like, optional
+        Maximum tokens per step. This, the next two and ``max_num_seqs`` default to the engine's values.
     chunked_prefill : bool, optional
         Whether prompts are split if a step has no room for the whole.
     kv_reservation : str, optional
@@ -90,7 +90,7 @@ def estimate(
         KV-cache capacity, tokens (default: ``plan.memory.max_kv_tokens``). Windowed layers store at most
         their window of a longer request, which then counts as fewer tokens; a state counts as the tokens
         whose memory it takes.
-    max_seqs : number, optional
+    max_num_seqs : number, optional
         Maximum number of concurrent requests; inf for as many as fit.
     order : str, optional
         ``mixed``: prompts share steps with decodes; ``prefill_first``: prompts run in separate steps,
@@ -147,17 +147,17 @@ def estimate(
     >>> import fastroof
     >>> from fastroof.serving import estimate
     >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100")
-    >>> one, many = estimate(plan, isl=1024, osl=128, concurrency=[1, 64]).tpot_ms
+    >>> one, many = estimate(plan, isl=1024, osl=128, clients=[1, 64]).tpot_ms
     >>> bool(one < many)
     True
     """
     check_plan("plan", plan, BatchError)
     engine = engine_limits(
         plan.profile,
-        max_batched_tokens=max_batched_tokens,
+        max_num_batched_tokens=max_num_batched_tokens,
         chunked_prefill=chunked_prefill,
         kv_reservation=kv_reservation,
-        max_seqs=max_seqs,
+        max_num_seqs=max_num_seqs,
         order=order,
     )
     spread = at_least("length_spread", length_spread, 0)
@@ -166,8 +166,8 @@ def estimate(
     inputs = {
         "isl": isl,
         "osl": osl,
-        "concurrency": concurrency,
-        "max_batched_tokens": engine.max_batched_tokens,
+        "clients": clients,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
         **prefix_options(prefix_hit, prefix_len),
     }
     shape, arrays = broadcast(inputs)
@@ -176,11 +176,11 @@ def estimate(
     target = speculated(plan, speculation)
     check_errors(with_error, target.tokens)
     check_energy(with_energy, plan, target.tokens)
-    check_budgets(scenarios["max_batched_tokens"], target.tokens)
+    check_budgets(scenarios["max_num_batched_tokens"], target.tokens)
     interval = checked_interval(
-        prefill_schedule_interval, plan, engine, new, budgets=scenarios["max_batched_tokens"]
+        prefill_schedule_interval, plan, engine, new, budgets=scenarios["max_num_batched_tokens"]
     )
-    memory = target.memory(max_tokens=engine.memory_tokens, max_seqs=engine.asked_seqs)
+    memory = target.memory(max_num_batched_tokens=engine.memory_tokens, max_num_seqs=engine.asked_seqs)
     if max_kv_tokens is None:
         check_room(target.plan, memory, engine.asked_seqs, PlanRangeError)
     # each batch in flight is served like a separate replica, in its share of the room
@@ -192,7 +192,7 @@ def estimate(
     options = ServingOptions(
         max_kv_tokens=room,
         # an int would compile the loops once more
-        max_seqs=float(memory.most_running(engine.max_seqs)),
+        max_num_seqs=float(memory.most_running(engine.max_num_seqs)),
         osl_reserved=engine.osl_reserved,
         is_chunked=engine.is_chunked,
         requests_per_client=run_requests(requests_per_client, arrivals),

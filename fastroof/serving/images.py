@@ -20,7 +20,7 @@ def estimate_with_images(
     plan: StepPlan,
     isl: Any,
     osl: Any,
-    concurrency: Any,
+    clients: Any,
     *,
     images: Iterable[tuple[int, int]],
     **options: Any,
@@ -33,7 +33,7 @@ def estimate_with_images(
         A model with a vision encoder, of one pipeline stage.
     isl : number or array_like
         Mean tokens of a prompt's text; the tokens of its images are added.
-    osl, concurrency : number or array_like
+    osl, clients : number or array_like
         As in :func:`estimate`; all three are broadcast.
     images : iterable of (width, height)
         The images of every prompt: (width, height) in pixels.
@@ -74,7 +74,7 @@ def estimate_with_images(
     if plan.layout.pp > 1:
         raise PlanError("images require pp 1: with more stages the first would run all of the encoder")
     encoded = plan.encode(images)
-    shape, (lengths, outputs, clients) = broadcast({"isl": isl, "osl": osl, "concurrency": concurrency})
+    shape, (lengths, outputs, clients) = broadcast({"isl": isl, "osl": osl, "clients": clients})
     wrong = ~(lengths >= 1.0)
     if wrong.any():
         raise BatchError(f"isl must be at least 1 token of text, got {lengths[np.argmax(wrong)]:g}")
@@ -96,7 +96,7 @@ def plan_that_encodes(plan: StepPlan, encoder_us_per_token: float) -> StepPlan:
     """Return a plan whose prefill steps take longer per token; its rows stay unchanged."""
     arena = plan.arena
     tokens_at, decode_at = int(arena[steps.TOKENS_AT]), int(arena[steps.DECODE_TOKENS_AT])
-    count = plan.max_tokens + 1
+    count = plan.max_num_batched_tokens + 1
     made = np.concatenate([arena, arena[decode_at : decode_at + count]])
     made[tokens_at : tokens_at + count] += encoder_us_per_token * np.arange(count)
     made[steps.DECODE_TOKENS_AT], made[steps.ARENA_SIZE] = len(arena), len(made)

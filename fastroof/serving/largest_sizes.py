@@ -68,8 +68,8 @@ class Limits(NamedTuple):
         most = {
             # the batches of all stages share the room
             "memory": self.memory.max_sequences(kv_len) // self.plan.layout.pp,
-            "max_num_seqs": self.plan.max_seqs,
-            "max_num_batched_tokens": self.plan.max_tokens,
+            "max_num_seqs": self.plan.max_num_seqs,
+            "max_num_batched_tokens": self.plan.max_num_batched_tokens,
         }
         limit = min(most, key=lambda name: most[name])
         found = self.last_within(1, most[limit], kv_len=kv_len)
@@ -113,7 +113,10 @@ def largest_sizes(limits: Limits, kv_len: Any = None, batch_size: Any = None) ->
     answer, even if smaller ones are not.
     """
     longest = limits.max_model_len
-    most = {"max_num_seqs": limits.plan.max_seqs, "max_num_batched_tokens": limits.plan.max_tokens}
+    most = {
+        "max_num_seqs": limits.plan.max_num_seqs,
+        "max_num_batched_tokens": limits.plan.max_num_batched_tokens,
+    }
     tightest = min(most, key=lambda name: most[name])
     if kv_len is None and batch_size is None:
         fourfold = range(0, (longest - 1).bit_length() - _FIRST_LEN.bit_length() + 1, 2)

@@ -34,18 +34,18 @@ STEADY: Final = "steady"
 class EngineLimits(NamedTuple):
     """How an engine schedules and reserves memory, as the loops read it."""
 
-    max_batched_tokens: Any
+    max_num_batched_tokens: Any
     is_chunked: bool
     osl_reserved: float
-    max_seqs: float
+    max_num_seqs: float
     is_prefill_first: bool
     asked_seqs: float | None = None
-    """``max_seqs`` if it was given, or follows from the tokens given."""
+    """``max_num_seqs`` if it was given, or follows from the tokens given."""
 
     @property
     def memory_tokens(self) -> int | None:
         """Tokens of a step that memory is reserved for; None, the plan's, for several or invalid ones."""
-        tokens = self.max_batched_tokens
+        tokens = self.max_num_batched_tokens
         return int(tokens) if is_whole_number(tokens, most=MAX_KV_LEN) else None
 
 
@@ -95,7 +95,7 @@ def check_budgets(budgets: Floats, tokens: int) -> None:
     if tokens > 1 and small.any():
         i = int(np.flatnonzero(small)[0])
         raise BatchError(
-            f"max_batched_tokens must be at least {tokens}, which one request verifies per step, got "
+            f"max_num_batched_tokens must be at least {tokens}, which one request verifies per step, got "
             f"{budgets[i]:g} at position {i}"
         )
 
@@ -125,10 +125,10 @@ def at_least(name: str, value: float, least: float, most: float = math.inf) -> f
 def engine_limits(
     engine: EngineProfile,
     *,
-    max_batched_tokens: Any = None,
+    max_num_batched_tokens: Any = None,
     chunked_prefill: bool | None = None,
     kv_reservation: str | None = None,
-    max_seqs: float | None = None,
+    max_num_seqs: float | None = None,
     order: str | None = None,
 ) -> EngineLimits:
     """Return the given values, with the engine's defaults for missing ones."""
@@ -143,12 +143,12 @@ def engine_limits(
     if order is None:
         order = scheduling.order
     one_of("order", order, STEP_ORDERS, BatchError)
-    tokens, seqs, asked_seqs = scheduling.in_order(order).step_limits(max_batched_tokens, max_seqs)
+    tokens, seqs, asked_seqs = scheduling.in_order(order).step_limits(max_num_batched_tokens, max_num_seqs)
     return EngineLimits(
         tokens,
         bool(chunked_prefill),
         KV_RESERVATIONS[kv_reservation],
-        math.inf if type(seqs) is float and seqs == math.inf else at_least("max_seqs", seqs, 1),
+        math.inf if type(seqs) is float and seqs == math.inf else at_least("max_num_seqs", seqs, 1),
         order == "prefill_first",
         asked_seqs,
     )
@@ -225,7 +225,7 @@ def raise_scenario(
     if code == CODE_WHOLE_PROMPT:
         raise BatchError(
             f"{where} has prompts that are larger than a step: use "
-            f"chunked_prefill=True, or max_batched_tokens={math.ceil(needed)} or more"
+            f"chunked_prefill=True, or max_num_batched_tokens={math.ceil(needed)} or more"
         )
     if code == CODE_KV:
         room = int(min(max_kv_tokens, MAX_KV_LEN))
@@ -236,8 +236,10 @@ def raise_scenario(
             f"{where} does not fit: one request needs {math.ceil(needed)} tokens of KV cache, {whose} has "
             f"room for {room} on {plan.tp} x {plan.gpu.name}: use {remedy}, or shorter requests"
         )
-    what, option = ("tokens", "max_tokens") if code == CODE_TOKENS else ("sequences", "max_seqs")
-    limit = plan.max_tokens if code == CODE_TOKENS else plan.max_seqs
+    what, option = (
+        ("tokens", "max_num_batched_tokens") if code == CODE_TOKENS else ("sequences", "max_num_seqs")
+    )
+    limit = plan.max_num_batched_tokens if code == CODE_TOKENS else plan.max_num_seqs
     raise PlanRangeError(
         f"{where} has steps of {math.ceil(needed)} {what}, {whose} times up to {limit}: "
         f"compile_plan(..., {option}={math.ceil(needed)}) or more"

@@ -33,7 +33,7 @@ class ServingEstimate(ArrowResult):
     tokens_per_s_per_gpu : float or ndarray of float64
         Output tokens/s of all clients, divided by the plan's GPUs (all ranks and stages).
     wait_ms : float or ndarray of float64
-        Share of ``ttft_ms`` that a request waits because not all clients fit the KV cache, max_seqs or
+        Share of ``ttft_ms`` that a request waits because not all clients fit the KV cache, max_num_seqs or
         the token budget; 0 if they fit.
     effective_concurrency : float or ndarray of float64
         Number of requests that run concurrently.
@@ -140,7 +140,7 @@ class ServingEstimate(ArrowResult):
         >>> import fastroof
         >>> from fastroof.serving import estimate
         >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100")
-        >>> seen = estimate(plan, isl=1024, osl=128, concurrency=16, with_error=True)
+        >>> seen = estimate(plan, isl=1024, osl=128, clients=16, with_error=True)
         >>> low, high = seen.interval_ms("tpot")
         >>> bool(low < seen.tpot_ms < high) or seen.tpot_relative_error is None
         True

@@ -230,7 +230,7 @@ def capacity(
     >>> import fastroof
     >>> from fastroof.simulation import Workload
     >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100")
-    >>> load = Workload(rate=10, requests=500, input_tokens=1000, output_tokens=100, seed=1)
+    >>> load = Workload(rate=10, requests=500, isl=1000, osl=100, seed=1)
     >>> most = fastroof.capacity(plan, load, ttft_p99_ms=500, tpot_p99_ms=30)
     >>> most.low <= most.requests_per_s <= most.high, most.limit
     (True, 'tpot_p99_ms')

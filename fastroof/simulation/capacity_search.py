@@ -31,18 +31,26 @@ GOODPUT: Final = "goodput"
 THROUGHPUT: Final = "throughput"
 """Name of the implicit limit: requests may not arrive faster than they are served."""
 
-_NAME: Final = re.compile(r"(ttft|tpot|itl|e2e)_p(\d{1,3})(?:_(\d{1,3}))?_ms")
+_NAME: Final = re.compile(r"(ttft|tpot|itl|e2e)_(?:mean|p(\d{1,3})(?:_(\d{1,3}))?)_ms")
 _OF_REQUESTS: Final = ("ttft_ms", "tpot_ms", "e2e_ms")
-_EXAMPLES: Final = "ttft_p99_ms, tpot_p90_ms, itl_p50_ms or e2e_p95_ms (p99_9 is 99.9)"
+_EXAMPLES: Final = "ttft_p99_ms, tpot_p90_ms, itl_mean_ms or e2e_p99_9_ms (99.9)"
 FIFTHS: Final = 5
 
 
+def limit_name(metric: str, percentile: float | None) -> str:
+    """Return the name of a limit: ``ttft_p99_ms``, of the mean ``ttft_mean_ms``."""
+    if percentile is None:
+        return f"{metric}_mean_ms"
+    digits = f"{percentile:.3f}".rstrip("0").rstrip(".").replace(".", "_")
+    return f"{metric}_p{digits}_ms"
+
+
 class PercentileLimit(NamedTuple):
-    """A percentile and its maximum."""
+    """A percentile, or the mean, and its maximum."""
 
     name: str
     metric: str
-    percent: float
+    percent: float | None
     most_ms: float
 
 
@@ -164,8 +172,8 @@ def parsed_limits(limits: Mapping[str, Any], goodput: float | None, growth: floa
         if value is None:
             continue
         match = _NAME.fullmatch(name)
-        percent = math.nan if match is None else float(f"{match[2]}.{match[3] or 0}")
-        if name not in _OF_REQUESTS and not percent <= 100.0:
+        percent = None if match is None or match[2] is None else float(f"{match[2]}.{match[3] or 0}")
+        if (match is None and name not in _OF_REQUESTS) or (percent is not None and percent > 100.0):
             raise SimulationError(
                 f"unknown limit {shown(name)}; limits on percentiles are like {_EXAMPLES}, limits of each "
                 f"request, with goodput, are {', '.join(_OF_REQUESTS)}"
@@ -194,12 +202,14 @@ def _percentile_ms(limit: PercentileLimit, times: RequestTimes, gaps: Longs) -> 
     return times.percentile(limit.metric, limit.percent)
 
 
-def _gap_percentile_us(gaps: Longs, percent: float) -> float:
-    """Return a percentile of all gaps between two tokens; nan without a gap."""
+def _gap_percentile_us(gaps: Longs, percent: float | None) -> float:
+    """Return a percentile of all gaps between two tokens, or their mean; nan without a gap."""
     upto = np.cumsum(gaps)
     total = int(upto[-1])
     if not total:
         return math.nan
+    if percent is None:
+        return float(gaps @ gap_values_us(len(gaps), FIRST_GAP_EXPONENT)) / total
     place = (total - 1) * (percent / 100.0)
     below = math.floor(place)
     bins = np.searchsorted(upto, (below, min(below + 1, total - 1)), side="right")

@@ -407,7 +407,7 @@ def _set_options(rows: Rows, at: int, pool: EnginePool, shape: Shape, time_scale
     size, is_mixed = settings.block_size, settings.order == "mixed"
     values = {
         "budget": settings.max_num_batched_tokens,
-        "max_seqs": settings.max_num_seqs,
+        "max_num_seqs": settings.max_num_seqs,
         "block_size": size,
         "block_shift": size.bit_length() - 1 if size & (size - 1) == 0 else R.NONE,
         "is_chunked": settings.chunked_prefill,
@@ -445,7 +445,7 @@ def _set_options(rows: Rows, at: int, pool: EnginePool, shape: Shape, time_scale
         values["verified"] = loops.tokens
         values["draft_window"] = 0 if loops.draft is None else int(loops.draft.arena[WINDOW])
     if shape.stages > 1 and not is_mixed:
-        values["max_seqs"] = max(settings.max_num_seqs // shape.stages, 1)
+        values["max_num_seqs"] = max(settings.max_num_seqs // shape.stages, 1)
     rows[at] = tuple(values.get(name, 0) for name in R.POOL.names or ())
 
 

@@ -140,13 +140,15 @@ class RequestTimes(NamedTuple):
         counts = self.is_finished & self.has_gaps if name == "tpot_ms" else self.is_finished
         return values if counts.all() else values[counts]
 
-    def percentile(self, name: str, percent: float) -> float:
-        """Return a percentile over all requests; unfinished ones count as inf."""
+    def percentile(self, name: str, percent: float | None) -> float:
+        """Return a percentile over all requests, or their mean; unfinished ones count as inf."""
         values: Floats = getattr(self, name)
         if not self.is_finished.all():
             values = np.where(self.is_finished, values, math.inf)
         if name == "tpot_ms" and not self.has_gaps.all():
             values = values[self.has_gaps]
+        if percent is None:
+            return float(values.mean()) if len(values) else math.nan
         return percentile(values, percent)
 
     def within(self, limits: Mapping[str, float]) -> Bools:

@@ -30,12 +30,13 @@ class FixedFleet(NamedTuple):
     replicas: int
     gpu_hours: float
     share: float
-    p99_within: dict[str, bool]
+    percentile: float | None
+    kept: dict[str, bool]
 
     @property
     def keeps(self) -> bool:
-        """Whether the 99th percentile is within every limit."""
-        return all(self.p99_within.values())
+        """Whether all limits are kept."""
+        return all(self.kept.values())
 
 
 FLEET_COLUMNS: Final = (

@@ -32,6 +32,7 @@ MOST_BLOCK_TOKENS: Final = 2**16
 MOST_REPLICAS: Final = 4096
 """Maximum number of replicas."""
 
+_SIZES: Final = ("max_num_batched_tokens", "max_num_seqs")
 _FLAGS: Final = ("chunked_prefill", "admit_whole_prompt", "reserve_output", "async_scheduling")
 
 
@@ -200,9 +201,9 @@ class EngineSettings:
         limits = scheduling.in_order(given.get("order")).step_limits(tokens, given.get("max_num_seqs"))
         seqs: Any = limits.asked_seqs
         most_seqs = int(seqs) if is_whole_number(seqs) else None
-        most_tokens = int(tokens) if is_whole_number(tokens, most=plan.max_tokens) else None
+        most_tokens = int(tokens) if is_whole_number(tokens, most=plan.max_num_batched_tokens) else None
         held = NO_DRAFTS if drafts is None else drafts.drafts
-        memory = plan.memory_of(max_tokens=most_tokens, max_seqs=most_seqs, drafts=held)
+        memory = plan.memory_of(max_num_batched_tokens=most_tokens, max_num_seqs=most_seqs, drafts=held)
         settings: dict[str, Any] = {
             "max_num_batched_tokens": limits.tokens,
             "max_num_seqs": limits.seqs,
@@ -225,15 +226,11 @@ class EngineSettings:
             chosen = _with_room_for(
                 chosen, plan, drafts.tokens, is_given=given.get("max_num_seqs") is not None
             )
-        for name, limit in (
-            ("max_num_batched_tokens", "max_tokens"),
-            ("max_num_seqs", "max_seqs"),
-            ("max_num_seqs", "max_tokens"),
-        ):
-            most = getattr(plan, limit)
+        for name, limit in (*zip(_SIZES, _SIZES, strict=True), _SIZES[::-1]):
+            most, whose = getattr(plan, limit), "" if name == limit else f"{limit} "
             if getattr(chosen, name) > most:
                 raise SimulationError(
-                    f"{name} {getattr(chosen, name):,} is above the plan's {limit} {most:,}: compile it with "
+                    f"{name} {getattr(chosen, name):,} is above the plan's {whose}{most:,}: compile it with "
                     f"{limit}={getattr(chosen, name)}, or give a smaller {name}"
                 )
         if "num_gpu_blocks" in settings:
@@ -247,8 +244,8 @@ def _with_room_for(
     settings: EngineSettings, plan: StepPlan, tokens: int, *, is_given: bool
 ) -> EngineSettings:
     """Return settings whose requests may all verify so many tokens in one step."""
-    limit = plan.max_tokens
-    where = f"the plan's max_tokens {limit:,}"
+    limit = plan.max_num_batched_tokens
+    where = f"the plan's max_num_batched_tokens {limit:,}"
     if settings.order == "mixed":
         limit = settings.max_num_batched_tokens
         where = f"max_num_batched_tokens {limit:,}"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from fastroof.arrow import ArrowRows
 from fastroof.caching import lazy_property
+from fastroof.checks import is_number, shown
 from fastroof.errors import BatchError, SimulationError
 from fastroof.plan.step_error import decode_origin
 from fastroof.simulation import step_range
@@ -281,6 +283,7 @@ class Simulation(ArrowRows):
         ttft_ms: float | None = None,
         tpot_ms: float | None = None,
         e2e_ms: float | None = None,
+        percentile: float | None = step_range.LIMIT_PERCENTILE,
         with_range: bool | None = None,
     ) -> dict[str, Any]:
         """Return the results of the whole run.
@@ -288,7 +291,9 @@ class Simulation(ArrowRows):
         Parameters
         ----------
         ttft_ms, tpot_ms, e2e_ms : float, optional
-            Limits of each request, ms; with any of them the results include ``goodput``.
+            Limits, ms; with any of them the results include ``goodput``.
+        percentile : float or None, default 99
+            Percentile over all requests that must keep the limits; None for the mean.
         with_range : bool, optional
             Whether to include ``range``, see :meth:`range`, which simulates twice more. By default it is
             computed if requests queue or there are limits, and included if the load is near saturation, one
@@ -321,9 +326,8 @@ class Simulation(ArrowRows):
             the ``rule`` and its parameters; ``replicas``, ``{mean, min, max}`` of those on GPUs; how many
             were ``started`` and ``stopped``; ``gpu_hours``; and with one pool and limits ``fixed``, what
             other fleets do with the same requests: ``replicas``, ``gpu_hours``, the ``share`` of requests
-            within all limits and ``p99_within``, as ``at_peak`` of the most replicas of this run, and as
-            ``fewest`` of the fewest that keep the 99th percentile within all limits, None if not even
-            ``max_replicas`` do.
+            within all limits, ``percentile`` and ``kept``, as ``at_peak`` of the most replicas of this run,
+            and as ``fewest`` of the fewest that keep all limits, None if not even ``max_replicas`` do.
 
         Raises
         ------
@@ -339,7 +343,7 @@ class Simulation(ArrowRows):
         limits = checked_limits({"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "e2e_ms": e2e_ms})
         answers = run_answers(self.trace, self.outcomes, self.times, self.engines)
         if limits:
-            answers["goodput"] = self.goodput(**limits)
+            answers["goodput"] = self.goodput(**limits, percentile=percentile)
         if answers["steps"]:
             error = self.step_error
             relative = error.relative if error.is_known else None
@@ -347,14 +351,16 @@ class Simulation(ArrowRows):
             answers["origin"] = decode_origin(self.plan, *self._mean_step)
         has_queue = answers["waiting"]["peak"] >= SHORT_QUEUE
         if with_range or (with_range is None and (has_queue or limits)):
-            found = self._effect_of_error(limits)
+            found = self._effect_of_error(limits, percentile)
             if with_range or found["near_saturation"] or found["flips"] or not self.step_error.is_known:
                 answers["range"] = found | self._scaled_answers
         notes = run_warnings(self.trace, self.outcomes, self.times)
         duration_s = answers["duration_s"]
         notes += tier_notes(self.outcomes.tiers, duration_s)
         answers["warnings"] = [*notes, *range_warnings(answers.get("range"))]
-        return answers | (self._of_pools() if len(self.pools) > 1 else self._of_rule(answers, limits))
+        return answers | (
+            self._of_pools() if len(self.pools) > 1 else self._of_rule(answers, limits, percentile)
+        )
 
     def _of_pools(self) -> dict[str, Any]:
         """Return the results of two pools and their transfers."""
@@ -367,7 +373,9 @@ class Simulation(ArrowRows):
             "pools": {name: run.answers(over_us) for name, run in each},
         }
 
-    def _of_rule(self, answers: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, Any]:
+    def _of_rule(
+        self, answers: Mapping[str, Any], limits: Mapping[str, float], percentile: float | None
+    ) -> dict[str, Any]:
         """Return what a rule did, and shares of the replicas that were up; empty without a rule."""
         rule, counts = self.pools[0].autoscaler, self._counts
         if rule is None or counts is None:
@@ -380,15 +388,20 @@ class Simulation(ArrowRows):
             found["kv_use"] = answers["kv_use"] | {"mean": mean}
         found |= self._runs[0].scaling()
         if limits:
-            fewest = fewest_that_keep(lambda count: self.fixed(count, limits).keeps, rule.max_replicas)
-            peak = self.fixed(found["autoscaling"]["replicas"]["max"], limits)
+            fixed = partial(self.fixed, limits=limits, percentile=percentile)
+            fewest = fewest_that_keep(lambda count: fixed(count).keeps, rule.max_replicas)
             found["autoscaling"]["fixed"] = {
-                "at_peak": peak._asdict(),
-                "fewest": self.fixed(fewest, limits)._asdict() if fewest else None,
+                "at_peak": fixed(found["autoscaling"]["replicas"]["max"])._asdict(),
+                "fewest": fixed(fewest)._asdict() if fewest else None,
             }
         return found
 
-    def fixed(self, replicas: int, limits: Mapping[str, float]) -> FixedFleet:
+    def fixed(
+        self,
+        replicas: int,
+        limits: Mapping[str, float],
+        percentile: float | None = step_range.LIMIT_PERCENTILE,
+    ) -> FixedFleet:
         """Return what a fixed number of replicas of one pool does with the same requests."""
         pool = self.pools[0]._replace(replicas=replicas, autoscaler=None)
         if replicas not in self._fixed:
@@ -396,11 +409,17 @@ class Simulation(ArrowRows):
         outcomes = self._fixed[replicas]
         times = RequestTimes.of(self.trace, outcomes)
         hours = duration_us(outcomes) / US_PER_S / SECONDS_PER_HOUR
-        kept = step_range.limits_kept(times, limits)
-        return FixedFleet(replicas, hours * pool.gpus, float(times.within(limits).mean()), kept)
+        kept = step_range.limits_kept(times, limits, percentile)
+        share = float(times.within(limits).mean())
+        return FixedFleet(replicas, hours * pool.gpus, share, percentile, kept)
 
     def goodput(
-        self, *, ttft_ms: float | None = None, tpot_ms: float | None = None, e2e_ms: float | None = None
+        self,
+        *,
+        ttft_ms: float | None = None,
+        tpot_ms: float | None = None,
+        e2e_ms: float | None = None,
+        percentile: float | None = step_range.LIMIT_PERCENTILE,
     ) -> dict[str, Any]:
         """Return how many requests are within every limit.
 
@@ -408,24 +427,29 @@ class Simulation(ArrowRows):
         ----------
         ttft_ms, tpot_ms, e2e_ms : float, optional
             Limits, ms; at least one. A request with one output token is within any ``tpot_ms``.
+        percentile : float or None, default 99
+            Percentile over all requests that must keep the limits; None for the mean.
 
         Returns
         -------
         dict
             ``limits``; ``requests`` that finished within all of them, their ``share`` of all, and their
-            ``requests_per_s`` over the duration; ``p99_within``, whether the 99th percentile over all
-            requests is within each limit; unfinished ones count as inf.
+            ``requests_per_s`` over the duration; ``percentile``; ``kept``, whether the percentile is within
+            each limit; unfinished requests count as inf.
 
         Raises
         ------
         BatchError
-            If no limit is given, or one is not a number above 0.
+            If no limit is given, one is not a number above 0, or the percentile is invalid.
         """
         limits = checked_limits({"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "e2e_ms": e2e_ms})
         if not limits:
             raise BatchError("goodput needs a limit: ttft_ms, tpot_ms or e2e_ms")
         goodput = self.times.goodput(limits, duration_us(self.outcomes))
-        return {**goodput, "p99_within": step_range.limits_kept(self.times, limits)}
+        if percentile is not None and not (is_number(percentile) and 0 < percentile <= 100):
+            raise BatchError(f"percentile must be a number above 0 and up to 100, got {shown(percentile)}")
+        kept = step_range.limits_kept(self.times, limits, percentile)
+        return {**goodput, "percentile": percentile, "kept": kept}
 
     energy = run_energy
 
@@ -480,7 +504,9 @@ class Simulation(ArrowRows):
         limits = checked_limits({"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "e2e_ms": e2e_ms})
         return self._effect_of_error(limits) | self._scaled_answers
 
-    def _effect_of_error(self, limits: Mapping[str, float]) -> dict[str, Any]:
+    def _effect_of_error(
+        self, limits: Mapping[str, float], percentile: float | None = step_range.LIMIT_PERCENTILE
+    ) -> dict[str, Any]:
         """Return the part of :meth:`range` that says whether the error of steps matters."""
         error = self.step_error
         found: dict[str, Any] = {
@@ -498,7 +524,7 @@ class Simulation(ArrowRows):
         growth = queue_growth(self.trace, slowed)
         is_growing = growth is not None and growth.is_growing
         found["near_saturation"] = is_growing or amplified > step_range.AMPLIFIED
-        found["flips"] = step_range.flipped_limits(fast, slow, limits)
+        found["flips"] = step_range.flipped_limits(fast, slow, limits, percentile)
         return found
 
     @property

@@ -17,7 +17,7 @@ AMPLIFIED: Final = 2.0
 """Near saturation the 99th percentile of TTFT or E2E changes by at least this power of a step's change."""
 
 LIMIT_PERCENTILE: Final = 99.0
-"""The percentile that limits apply to."""
+"""The percentile that limits apply to by default."""
 
 
 class StepError(NamedTuple):
@@ -57,18 +57,22 @@ def step_error(plan: StepPlan, decodes: float, kv_len: float, *, has_drafts: boo
     return StepError(relative, f"of a step of {batch:,} decodes, by {kernels} own error")
 
 
-def limits_kept(times: RequestTimes, limits: Mapping[str, float]) -> dict[str, bool]:
-    """Whether the 99th percentile over all requests is within each limit."""
+def limits_kept(
+    times: RequestTimes, limits: Mapping[str, float], percentile: float | None = LIMIT_PERCENTILE
+) -> dict[str, bool]:
+    """Whether a percentile over all requests, or their mean, is within each limit."""
     return {
         # nan: no request has such a time, so none breaks the limit
-        name: not times.percentile(name, LIMIT_PERCENTILE) > limit_ms
+        name: not times.percentile(name, percentile) > limit_ms
         for name, limit_ms in limits.items()
     }
 
 
-def flipped_limits(fast: RequestTimes, slow: RequestTimes, limits: Mapping[str, float]) -> list[str]:
+def flipped_limits(
+    fast: RequestTimes, slow: RequestTimes, limits: Mapping[str, float], percentile: float | None
+) -> list[str]:
     """Return the limits that hold on faster steps and not on slower ones, or vice versa."""
-    hold = limits_kept(fast, limits), limits_kept(slow, limits)
+    hold = limits_kept(fast, limits, percentile), limits_kept(slow, limits, percentile)
     return [name for name in limits if hold[0][name] != hold[1][name]]
 
 

@@ -23,14 +23,14 @@ from fastroof.sweep.percentile_search import PercentileSearch
 
 MOST_ROWS: Final = 200_000
 FEW_LOADS: Final = 8
-_KEY_OF: Final = {"request_rate_per_s": "request_rate"}
+_KEY_OF: Final = {"request_rate_per_s": "rate"}
 
 
 def nearest_spec(spec: DeploymentSpec, model: str, group: Mapping[str, Any]) -> DeploymentSpec | None:
     """Return a sweep of all candidates under a few loads; None if there are too many."""
     changes: dict[str, Any] = {_KEY_OF.get(name, name): [value] for name, value in group.items()}
     changes |= {"models": [model], "keep": "all", "histogram": False, "per": ["model"]}
-    load = "concurrency" if spec.request_rate is None else "request_rate"
+    load = "clients" if spec.rate is None else "rate"
     if load not in changes:
         changes[load] = _few(getattr(spec, load))
     narrowed = load_deployment_spec(spec, {**changes, "objective": spec.objective, "keep": "best"})
@@ -148,10 +148,10 @@ def best_deployments(
 
     Examples
     --------
-    >>> spec = {"models": ["llama-3.1-8b"], "tp": [1, 2], "isl": 1000, "osl": 100, "concurrency": [1, 32],
+    >>> spec = {"models": ["llama-3.1-8b"], "tp": [1, 2], "isl": 1000, "osl": 100, "clients": [1, 32],
     ...         "constraints": {"tpot_ms": 20}}
     >>> best, second = best_deployments(spec, percentile=None).answers[0].choices
-    >>> best.row["tp"], best.row["concurrency"], best.margins[0].name, second.row["tp"]
+    >>> best.row["tp"], best.row["clients"], best.margins[0].name, second.row["tp"]
     (1, 32.0, 'tpot_ms', 2)
     >>> answer = best_deployments(spec, requests=1000).answers[0]
     >>> answer.limits_on, answer.choices[0].percentile.limit
@@ -277,7 +277,7 @@ def _choice(spec: DeploymentSpec, objective: str, row: dict[str, Any], best: dic
         abs(1.0 - ratio) < 10.0**-_DIGITS
         or (None not in errors and abs(math.log(ratio)) < math.hypot(*errors))
     )
-    load = "concurrency" if spec.request_rate is None else "request_rate_per_s"
+    load = "clients" if spec.rate is None else "request_rate_per_s"
     loads = spec.load_axes[load]
     at_edge = len(loads) > 1 and row[load] == loads[-1] and load not in spec.per
     behind = abs(1.0 - ratio)

@@ -56,7 +56,7 @@ def load_spec(
     --------
     >>> load_spec({"models": ["llama-3.1-8b"], "batch_size": [1, 64], "kv_len": 4096}).tp
     (1,)
-    >>> load_spec({"models": ["llama-3.1-8b"], "isl": 4000, "osl": 500, "concurrency": [1, 64]}).mode
+    >>> load_spec({"models": ["llama-3.1-8b"], "isl": 4000, "osl": 500, "clients": [1, 64]}).mode
     ('aggregated',)
     """
     if isinstance(spec, Spec):
@@ -86,7 +86,7 @@ def load_deployment_spec(
     """Load a spec as :func:`load_spec` does; reject one that is not of deployments."""
     loaded = load_spec(spec, changes)
     if not isinstance(loaded, DeploymentSpec):
-        raise SweepError("the spec is not a deployment spec, which has isl, osl and concurrency")
+        raise SweepError("the spec is not a deployment spec, which has isl, osl and clients")
     return loaded
 
 
@@ -114,7 +114,7 @@ def work_units(spec: Spec) -> list[WorkUnit]:
     Examples
     --------
     >>> from fastroof.sweep import load_spec, work_units
-    >>> spec = {"models": ["llama-3.1-8b"], "tp": [1, 2], "isl": 1000, "osl": 100, "concurrency": [1, 8]}
+    >>> spec = {"models": ["llama-3.1-8b"], "tp": [1, 2], "isl": 1000, "osl": 100, "clients": [1, 8]}
     >>> [(unit.plan.tp, unit.start, unit.stop) for unit in work_units(load_spec(spec))]
     [(1, 0, 2), (2, 0, 2)]
     """

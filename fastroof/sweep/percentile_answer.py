@@ -30,7 +30,7 @@ def why_mean_of(spec: DeploymentSpec, percentile: float) -> str:
         return "the objective does not depend on how many requests are served"
     if spec.objective == "energy":
         return "energy is that of mean steps"
-    if "concurrency" in spec.per:
+    if "clients" in spec.per:
         return "the number of clients is given"
     if spec.speculation is not None:
         return DRAFTS_BY_MEANS
@@ -67,7 +67,7 @@ def _simulated_choices(search: PercentileSearch, objective: str, found: Found) -
     capacities = [most for _, most in found.ranked]
     divided_by = weights(spec, rows)
     served = [most.requests_per_s / by for most, by in zip(capacities, divided_by, strict=True)]
-    if spec.request_rate is not None:
+    if spec.rate is not None:
         served = [row["requests_per_s"] / by for row, by in zip(rows, divided_by, strict=True)]
     choices = []
     for place, (row, most) in enumerate(found.ranked):

@@ -80,8 +80,9 @@ def percentile_limits(spec: DeploymentSpec, percentile: float) -> dict[str, floa
 
 def limit_name(constraint: str, percentile: float) -> str:
     """Return the name that a limit of a spec has among those of a capacity: ``ttft_p99_ms``."""
-    digits = f"{percentile:.3f}".rstrip("0").rstrip(".").replace(".", "_")
-    return f"{LIMITED[constraint]}_p{digits}_ms"
+    from fastroof.simulation.capacity_search import limit_name as name_of
+
+    return name_of(LIMITED[constraint], percentile)
 
 
 def request_workload(row: Mapping[str, Any], requests: int, seed: int) -> Workload:
@@ -91,7 +92,7 @@ def request_workload(row: Mapping[str, Any], requests: int, seed: int) -> Worklo
     isl = int(row["isl"])
     cached = min(round(isl * row["prefix_hit"]), isl - 1)
     return Workload(
-        rate=1.0, requests=requests, input_tokens=isl, output_tokens=int(row["osl"]), cached_tokens=cached,
+        rate=1.0, requests=requests, isl=isl, osl=int(row["osl"]), cached_tokens=cached,
         seed=seed,
     )  # fmt: skip
 
@@ -122,8 +123,8 @@ class SimulatedKind:
         self.tables = tables_by_gpu[self.key.gpu]
         budget, seqs = spec.max_num_batched_tokens[-1], spec.max_num_seqs[-1]
         plan = unit_plan(
-            spec, self.key, self.tables, max_tokens=max(budget, seqs) + MORE_TOKENS,
-            max_seqs=seqs + budget + MORE_TOKENS,
+            spec, self.key, self.tables, max_num_batched_tokens=max(budget, seqs) + MORE_TOKENS,
+            max_num_seqs=seqs + budget + MORE_TOKENS,
         )  # fmt: skip
         if isinstance(plan, Lost):
             raise SweepError(plan.message)

@@ -103,7 +103,7 @@ class PercentileSearch:
 
     def found(self, rows: Sequence[dict[str, Any]], least: int) -> Found:
         """Rank the kinds of some rows, the best by the closed form first; at least ``least`` of them."""
-        clients = max((row["concurrency"] for row in rows[:LEAST_KINDS]), default=0.0)
+        clients = max((row["clients"] for row in rows[:LEAST_KINDS]), default=0.0)
         enough = min(max(LEAST_REQUESTS, math.ceil(REQUESTS_A_CLIENT * clients)), MOST_REQUESTS)
         self.requests = enough if self._given_requests is None else self._given_requests
         self._screened = min(self.requests, max(SCREENED_REQUESTS, enough // SCREENED_SHARE))
@@ -144,7 +144,7 @@ class PercentileSearch:
         divided_by = weights(self.spec, [row for row, _ in rows])
         bounds = [row["requests_per_s"] / by for (row, _), by in zip(rows, divided_by, strict=True)]
         # at a given rate, the closed form says nothing about how much more a deployment serves
-        is_rate = self.spec.request_rate is not None
+        is_rate = self.spec.rate is not None
         leaders: list[Leader] = []
         failed: list[SimulatedKind] = []
         simulated = 0
@@ -214,7 +214,7 @@ class PercentileSearch:
         return leader.rate >= (leader.kind.row["request_rate_per_s"] or 0.0)
 
     def _by_value(self, leaders: Iterable[Leader]) -> list[Leader]:
-        if self.spec.request_rate is None:
+        if self.spec.rate is None:
             return sorted(leaders, key=lambda one: (-self._value(one), one.place))
         # those that serve the rate as the closed form has them, by what they cost at it
         return sorted(
@@ -239,7 +239,7 @@ class PercentileSearch:
         alike = _at_load(self.spec, row, leader.setting, clients, self._tables_by_gpu)
         tpot_ms = None if math.isnan(means["tpot_ms"]) else means["tpot_ms"]
         changed = {
-            "concurrency": clients,
+            "clients": clients,
             "ttft_ms": means["ttft_ms"],
             "tpot_ms": tpot_ms,
             "itl_ms": tpot_ms,
@@ -358,8 +358,8 @@ def _at_load(
         "dtype": [row["dtype"]], "kv_dtype": [row["kv_dtype"]], "engine": [key.engine],
         **(split if spec.split is None else {"split": [split]}), "total_gpus": None, **copies,
         "isl": [row["isl"]], "osl": [row["osl"]],
-        **({"concurrency": [max(round(clients), 1)]} if spec.request_rate is None
-           else {"request_rate": [row["request_rate_per_s"]]}),
+        **({"clients": [max(round(clients), 1)]} if spec.rate is None
+           else {"rate": [row["request_rate_per_s"]]}),
         "max_num_batched_tokens": [setting.max_num_batched_tokens], "max_num_seqs": [setting.max_num_seqs],
         "prefix_hit": [row["prefix_hit"]], "keep": "all", "histogram": False,
     }  # fmt: skip

@@ -26,7 +26,7 @@ CHOICE_PLACE: Final = (
 
 _SHOWN: Final = (
     "place", "standing", "model", "gpu", "mode", "tp", "pp", "dp", "ep", "replicas", "total_gpus", "dtype",
-    "kv_dtype", "engine", "kv_len", "batch_size", "concurrency", "step_us", "ttft_ms", "tpot_ms",
+    "kv_dtype", "engine", "kv_len", "batch_size", "clients", "step_us", "ttft_ms", "tpot_ms",
     "tokens_per_s_per_gpu", "requests_per_s", "requests_per_s_per_gpu", "limit", "limited_by",
     "cost_per_million_tokens", "joules_per_token", "relative_error", "origin",
 )  # fmt: skip

@@ -82,10 +82,10 @@ def run_sweep(
     ...     summary = run_sweep(spec, folder + "/results.parquet")
     >>> summary.evaluations, summary.best[0].batch_size
     (4, 64)
-    >>> spec = {"models": ["llama-3.1-8b"], "tp": 1, "isl": 1000, "osl": 100, "concurrency": [1, 32]}
+    >>> spec = {"models": ["llama-3.1-8b"], "tp": 1, "isl": 1000, "osl": 100, "clients": [1, 32]}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     summary = run_sweep(spec, folder + "/results.parquet")
-    >>> summary.candidates, summary.best[0]["concurrency"]
+    >>> summary.candidates, summary.best[0]["clients"]
     (2, 32.0)
     """
     started = time.perf_counter()

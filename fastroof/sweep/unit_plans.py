@@ -24,7 +24,7 @@ class Lost(NamedTuple):
 
 
 def unit_plan(
-    spec: SweepSpec, key: PlanKey, tables: GpuTables, *, max_tokens: int, max_seqs: int
+    spec: SweepSpec, key: PlanKey, tables: GpuTables, *, max_num_batched_tokens: int, max_num_seqs: int
 ) -> StepPlan | Lost:
     """Compile the plan of a unit, or return why it cannot be compiled."""
     model = load_model(key.model)
@@ -36,8 +36,8 @@ def unit_plan(
     try:
         return compile_plan(
             model, tables.gpu, tables.tables, dtype=key.dtype, kv_dtype=key.kv_dtype, engine=key.engine,
-            max_tokens=max_tokens, max_seqs=max_seqs, curves=tables.curves, **spec.plan_options,
-            **key.layout_options,
+            max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs, curves=tables.curves,
+            **spec.plan_options, **key.layout_options,
         )  # fmt: skip
     except (MissingTableError, PlanError, GpuError) as error:
         return lost(name, error)

@@ -44,8 +44,12 @@ MOST_REQUESTS: Final = 10**8
 
 _THINKS: Final = "think_s goes with clients, or several turns or calls, got arrivals {arrivals!r}"
 _ARRIVALS: Final = 0
-_STREAMS: Final = {"input_tokens": 1, "output_tokens": 2, "cached_tokens": 3}
-"""A stream of random numbers for each, so that changing one changes no other."""
+_STREAMS: Final = {
+    "input_tokens": ("isl", 1),
+    "output_tokens": ("osl", 2),
+    "cached_tokens": ("cached_tokens", 3),
+}
+"""Field and stream of random numbers by column of a trace: changing one changes no other."""
 
 _TURNS, _CALLS, _GROWTH, _THINK, _TOOL = range(4, 9)
 """Streams of sessions."""
@@ -88,10 +92,10 @@ class Workload:
     tool_s : float or str, default 0
         Seconds from the end of a call to the next one of its turn, as ``think_s``: time of tools.
     growth_tokens : int, str or Trace, optional
-        New tokens of a session's later prompts; by default those of ``input_tokens``, which are the first's.
+        New tokens of a session's later prompts; by default those of ``isl``, which are the first's.
     system_tokens : int, default 0
         Tokens at the start of all prompts, before the others.
-    input_tokens, output_tokens : int, str or Trace, default 1024 and 128
+    isl, osl : int, str or Trace, default 1024 and 128
         Tokens of prompts and outputs: a number, ``"lognormal:MEAN:SIGMA[:MOST]"`` (mean of the tokens, sigma
         of their logarithm), ``"uniform:LEAST:MOST"``, ``"file:PATH"`` or a trace to draw from. Where both are
         of one trace, a request's two lengths come from one row.
@@ -116,7 +120,7 @@ class Workload:
 
     Examples
     --------
-    >>> workload = Workload(rate=10, requests=3, input_tokens="lognormal:1024:0.5", output_tokens=64)
+    >>> workload = Workload(rate=10, requests=3, isl="lognormal:1024:0.5", osl=64)
     >>> slow, fast = workload.trace(), workload.trace(rate=20)
     >>> (slow.arrival_s / 2 == fast.arrival_s).all() and (slow.input_tokens == fast.input_tokens).all()
     np.True_
@@ -130,8 +134,8 @@ class Workload:
     clients: int | None = None
     think_s: float | str | Delay = 0.0
     requests: int = None  # type: ignore[assignment]
-    input_tokens: int | str | Trace | Lengths = 1024
-    output_tokens: int | str | Trace | Lengths = 128
+    isl: int | str | Trace | Lengths = 1024
+    osl: int | str | Trace | Lengths = 128
     cached_tokens: int | str | Trace | Lengths | CachedShare = "auto"
     turns: int | str | Lengths = 1
     calls: int | str | Lengths = 1
@@ -183,7 +187,7 @@ class Workload:
             self._set(requests=min(requests, MOST_REQUESTS))
         whole_number("requests", self.requests, 1, MOST_REQUESTS, TraceError)
         _checked_seed(self.seed)
-        for name in ("input_tokens", "output_tokens"):
+        for name in ("isl", "osl"):
             self._set(**{name: parse_lengths(name, getattr(self, name))})
         if not self.keeps_history:
             self._set(cached_tokens=parse_cached(0 if self._is_auto else self.cached_tokens))
@@ -363,9 +367,9 @@ class Workload:
         """Draw the tokens of all requests."""
         sizes: dict[str, Any] = {}
         streams: dict[object, int] = {}
-        for name, stream in _STREAMS.items():
+        for name, (given, stream) in _STREAMS.items():
             check_stopped()
-            length: Any = getattr(self, name)
+            length: Any = getattr(self, given)
             if name == "cached_tokens" and self.keeps_history:
                 continue
             if isinstance(length, CachedShare):

@@ -162,7 +162,7 @@ def _wrong(name: str, value: object, least: int) -> str:
 
 def _counted(name: str) -> str:
     """Return what a length counts: turns and calls of sessions are drawn as tokens are."""
-    return "tokens" if name.endswith("_tokens") else name
+    return name if name in ("turns", "calls") else "tokens"
 
 
 def parse_cached(value: Any) -> Lengths | CachedShare:

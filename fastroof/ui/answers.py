@@ -52,7 +52,7 @@ def capacity_answer(store: PlanStore, view: View) -> dict[str, Any]:
     if not limits:
         raise SimulationError("a capacity needs a limit: set one on TTFT or TPOT")
     prompts, outputs = lengths_written(view)
-    workload = Workload(input_tokens=prompts, output_tokens=outputs)
+    workload = Workload(isl=prompts, osl=outputs)
     plan = store.plan(view, view.simulated_sizes).plan
     drawn = workload.trace(rate=1.0)
     settings = EngineSettings.of_plan(plan, max_num_batched_tokens=view.max_num_batched_tokens)
@@ -219,7 +219,7 @@ def _curve(plan: StepPlan, view: View, has_error: bool) -> dict[str, Any]:
     prompt = view.prompt_tokens
     if view.kind == "prefill":
         name, at = "prompt tokens", prompt
-        sizes = spread_sizes(16, plan.max_tokens, at)
+        sizes = spread_sizes(16, plan.max_num_batched_tokens, at)
         steps = [[(int(size), 0)] for size in sizes]
         batch = StepBatch.from_requests(steps)
         full = float(plan.memory.max_kv_tokens)
@@ -228,7 +228,9 @@ def _curve(plan: StepPlan, view: View, has_error: bool) -> dict[str, Any]:
         full = float(plan.memory.max_sequences(view.decode_kv_len))
         # steps far beyond the memory cannot run
         most = max(LEAST_DECODES, int(BEYOND_MEMORY * full), int(BEYOND_MEMORY * at))
-        sizes = spread_sizes(1, min(most, plan.max_seqs - bool(prompt), plan.max_tokens - prompt), at)
+        sizes = spread_sizes(
+            1, min(most, plan.max_num_seqs - bool(prompt), plan.max_num_batched_tokens - prompt), at
+        )
         batch = _growing(sizes, view.decode_kv_len - 1, prompt)
     times = plan.run(batch, with_error=has_error)
     parts = {name.removesuffix("_us"): us for name, us in times.components._asdict().items()}
@@ -262,8 +264,8 @@ def _estimated(plan: StepPlan, view: View, clients: Any, **options: Any) -> Serv
         view.isl,
         view.osl,
         clients,
-        max_batched_tokens=view.budget,
-        max_seqs=view.max_seqs,
+        max_num_batched_tokens=view.budget,
+        max_num_seqs=view.max_num_seqs,
         with_error=bool(plan.tables_hash),
         **options,
     )
@@ -314,7 +316,7 @@ COLUMNS: Final = (
 
 def layouts_answer(store: PlanStore, view: View) -> dict[str, Any]:
     """Return the estimates of all layouts over clients, and the best within the limits."""
-    clients = spread_sizes(1, min(MOST_CLIENTS, view.max_seqs))
+    clients = spread_sizes(1, min(MOST_CLIENTS, view.max_num_seqs))
     layouts = [_over_clients(store, view, split, clients) for split in splits_of(store, view)]
     limits = {name: ms for name in ("ttft_ms", "tpot_ms") if (ms := getattr(view, name)) is not None}
     answered = [each for each in layouts if "problem" not in each]

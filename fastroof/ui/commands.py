@@ -108,7 +108,7 @@ def serving_command(store: PlanStore, view: View, clients: int, split: dict[str,
     """Return the command that estimates a number of clients, for the view's layout or another."""
     words = ["fastroof", "serving", "--model", store.written_model(view.model), *_options(store, view, split)]
     words += [*_overhead(view), "--isl", str(view.isl), "--osl", str(view.osl)]
-    words += ["--concurrency", str(clients), *_budget(view)]
+    words += ["--clients", str(clients), *_budget(view)]
     if split is not None:
         return shlex.join([*words, "--requests-per-client", STEADY])
     return shlex.join([*words, *["--energy"] * has_power(store, view)])
@@ -133,16 +133,18 @@ def capacity_limits(view: View) -> dict[str, float]:
     return {name.replace("_ms", f"_p{view.percentile}_ms"): ms for name, ms in request_limits(view).items()}
 
 
-def _limits_written(limits: Mapping[str, float]) -> str:
-    return ",".join(f"{name.removesuffix('_ms')}={number_written(ms)}" for name, ms in limits.items())
+def _limits_written(view: View) -> list[str]:
+    limits = request_limits(view).items()
+    return [word for name, ms in limits for word in (f"--{name.removesuffix('_ms')}", number_written(ms))]
 
 
 def capacity_command(store: PlanStore, view: View) -> str:
     """Return the command that finds the capacity."""
-    words = ["fastroof", "capacity", store.written_model(view.model), *_options(store, view)]
+    words = ["fastroof", "capacity", "--model", store.written_model(view.model), *_options(store, view)]
     prompts, outputs = lengths_written(view)
-    words += [*_overhead(view), "--slo", _limits_written(capacity_limits(view))]
-    return shlex.join([*words, "--input", str(prompts), "--output", str(outputs), *_budget(view)])
+    words += [*_overhead(view), *_limits_written(view)]
+    words += [] if view.percentile == 99 else ["--percentile", number_written(view.percentile)]
+    return shlex.join([*words, "--isl", str(prompts), "--osl", str(outputs), *_budget(view)])
 
 
 def simulation_command(store: PlanStore, view: View, *, with_energy: bool) -> str:
@@ -154,14 +156,15 @@ def simulation_command(store: PlanStore, view: View, *, with_energy: bool) -> st
         "rate": view.rate,
         "clients": view.clients,
         "num_requests": view.num_requests,
-        "input": prompts,
-        "output": outputs,
+        "isl": prompts,
+        "osl": outputs,
         "turns": None if view.turns == 1 else view.turns,
         "growth": view.growth,
         "think": view.think_s or None,
         "kv_tiers": view.kv_tiers,
         "max_num_batched_tokens": view.max_num_batched_tokens,
-        "slo": _limits_written(request_limits(view)) or None,
+        "ttft": view.ttft_ms,
+        "tpot": view.tpot_ms,
     }
     for name, value in given.items():
         if value is not None:
@@ -175,7 +178,7 @@ def simulation_command(store: PlanStore, view: View, *, with_energy: bool) -> st
 def step_python(store: PlanStore, view: View, clients: int) -> str:
     """Return Python code that computes the step and its clients."""
     own = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "dtype": "auto", "kv_dtype": "auto", "allow_modelled": False}
-    own |= {"max_tokens": None, "max_seqs": None, "front_end": None, "lora": None}
+    own |= {"max_num_batched_tokens": None, "max_num_seqs": None, "front_end": None, "lora": None}
     model, gpu = store.written_model(view.model), store.written_gpu(view.gpu)
     where = store.measured(view.gpu).where
 
@@ -191,7 +194,9 @@ def step_python(store: PlanStore, view: View, clients: int) -> str:
     requests = " + ".join(f"[({new}, {context})] * {count}" for count, new, context in view.requests)
     error = "" if where is None else ", with_error=True"
     budget = (
-        "" if view.max_num_batched_tokens is None else f", max_batched_tokens={view.max_num_batched_tokens}"
+        ""
+        if view.max_num_batched_tokens is None
+        else f", max_num_batched_tokens={view.max_num_batched_tokens}"
     )
     energy = ", with_energy=True" if has_power(store, view) else ""
     options = budget + error + energy
@@ -211,7 +216,7 @@ def step_python(store: PlanStore, view: View, clients: int) -> str:
         "print(step.total_us, step.relative_error)",
         *of_step * bool(energy),
         *[serving] * (serving != step),
-        f"seen = estimate(plan, isl={view.isl}, osl={view.osl}, concurrency={clients}{options})",
+        f"seen = estimate(plan, isl={view.isl}, osl={view.osl}, clients={clients}{options})",
         f"print(seen.ttft_ms, seen.tpot_ms, seen.tokens_per_s_per_gpu{joules})",
     ]
     return "\n".join(lines)

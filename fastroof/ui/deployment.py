@@ -94,7 +94,7 @@ def _with_release(deployment: Deployment | None, command: Command) -> str:
 def _choice(choice: Choice) -> dict[str, Any]:
     row, most = choice.row, choice.percentile
     names = (
-        "concurrency",
+        "clients",
         "requests_per_s",
         "tokens_per_s_per_gpu",
         "max_num_seqs",

@@ -65,8 +65,8 @@ def _workload(view: View) -> Workload:
         requests=view.num_requests,
         turns=view.turns,
         growth_tokens=view.growth,
-        input_tokens=prompts,
-        output_tokens=outputs,
+        isl=prompts,
+        osl=outputs,
         cached_tokens="auto" if view.prefix_cache else 0,
     )
 

@@ -177,7 +177,7 @@ class View:
         return self.profile.scheduling.step_limits(self.max_num_batched_tokens).tokens
 
     @property
-    def max_seqs(self) -> int:
+    def max_num_seqs(self) -> int:
         """Return the engine's maximum number of requests."""
         return self.profile.scheduling.step_limits(self.max_num_batched_tokens).seqs
 
@@ -216,7 +216,7 @@ class View:
 
     def serving_sizes(self, clients: int) -> dict[str, int]:
         """Return the sizes of the plan that `fastroof serving` compiles for a number of clients."""
-        seqs = max(self.max_seqs, min(self.budget, clients))
+        seqs = max(self.max_num_seqs, min(self.budget, clients))
         return self.profile.scheduling.plan_sizes(self.budget, seqs)
 
     @property

@@ -45,7 +45,7 @@ def plan_of(run: BenchRun, tables: fastroof.Tables) -> StepPlan:
     layout = {"tp": run.tp, "ep": run.ep}
     profile = profile_of_served(run)
     return fastroof.compile_plan(
-        run.model, tables.gpu, tables, **layout, engine=profile, max_seqs=2048, allow_modelled=True
+        run.model, tables.gpu, tables, **layout, engine=profile, max_num_seqs=2048, allow_modelled=True
     )
 
 
@@ -215,7 +215,7 @@ def test_running_requests_are_those_of_littles_law(
 
 
 def test_a_run_without_room_is_refused(burst: BenchRun, h100: fastroof.Tables) -> None:
-    plan = fastroof.compile_plan("llama-3.1-70b", h100.gpu, h100, tp=2, engine="vllm-0.12", max_seqs=2048)
+    plan = fastroof.compile_plan("llama-3.1-70b", h100.gpu, h100, tp=2, engine="vllm-0.12", max_num_seqs=2048)
     long = replace(burst, model="llama-3.1-70b", isl=2e5)
     with pytest.raises(TableError, match="blocks never have room for its longest"):
         predict_bench_run(long, plan)

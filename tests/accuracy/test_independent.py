@@ -156,7 +156,7 @@ def test_throughput_is_that_of_as_many_requests_as_have_room(h100: fastroof.Tabl
     assert concurrency_of(row, plan) == room
     assert concurrency_of(replace(row, max_concurrency=100), plan) == 100
     assert concurrency_of(replace(row, requests=64), plan) == 64
-    seen = estimate(plan, 1000, 1000, room, chunked_prefill=False, max_seqs=2048)
+    seen = estimate(plan, 1000, 1000, room, chunked_prefill=False, max_num_seqs=2048)
     assert predict_throughput(row, plan) == pytest.approx(float(seen.tokens_per_s_per_gpu), rel=1e-12)
     with pytest.raises(TableError, match="no request fits next to the weights"):
         predict_throughput(replace(row, isl=10**7), plan)
@@ -165,14 +165,14 @@ def test_throughput_is_that_of_as_many_requests_as_have_room(h100: fastroof.Tabl
 def test_throughput_is_of_all_gpus(h100: fastroof.Tables) -> None:
     row = next(row for row in shipped_throughput("h100") if row.row == "llama-3.1-70b tp2 1000/1000")
     plan = plan_of(row, h100)
-    seen = estimate(plan, 1000, 1000, concurrency_of(row, plan), chunked_prefill=False, max_seqs=2048)
+    seen = estimate(plan, 1000, 1000, concurrency_of(row, plan), chunked_prefill=False, max_num_seqs=2048)
     assert predict_throughput(row, plan) == pytest.approx(2 * float(seen.tokens_per_s_per_gpu), rel=1e-12)
 
 
 def test_prompts_that_no_step_holds_are_cut(h100: fastroof.Tables) -> None:
     row = next(row for row in shipped_throughput("h100") if row.row == "llama-3.1-8b tp1 20000/2000")
     plan = plan_of(row, h100)
-    seen = estimate(plan, 20000, 2000, concurrency_of(row, plan), chunked_prefill=True, max_seqs=2048)
+    seen = estimate(plan, 20000, 2000, concurrency_of(row, plan), chunked_prefill=True, max_num_seqs=2048)
     assert predict_throughput(row, plan) == pytest.approx(float(seen.tokens_per_s_per_gpu), rel=1e-12)
 
 
@@ -185,8 +185,8 @@ def plan_of(row: ServedModel, tables: fastroof.Tables) -> StepPlan:
         dtype=row.plan_dtype,
         kv_dtype=row.kv_dtype,
         engine=profile_of_served(row),
-        max_tokens=16384,
-        max_seqs=2048,
+        max_num_batched_tokens=16384,
+        max_num_seqs=2048,
     )
 
 
@@ -240,7 +240,10 @@ def test_a_run_is_simulated_as_its_engine_was_started(h100: fastroof.Tables) -> 
     assert (settings.max_num_batched_tokens, settings.max_num_seqs) == (2048, 128)
     assert settings.async_scheduling
     assert not replace(run, engine_version="0.12.0").settings(plan).async_scheduling
-    assert settings.num_gpu_blocks == plan.memory_of(max_tokens=2048, max_seqs=128).max_kv_tokens // 16
+    assert (
+        settings.num_gpu_blocks
+        == plan.memory_of(max_num_batched_tokens=2048, max_num_seqs=128).max_kv_tokens // 16
+    )
     # the engine never gives its first block away
     assert replace(run, kv_blocks=500).settings(plan).num_gpu_blocks == 499
 

@@ -178,7 +178,7 @@ def test_few_columns_are_enough(tmp_path: Path) -> None:
     (row,) = read_rows(written(tmp_path, MINIMAL + ",remarks", ONE + ",fast"))
     assert (row.isl, row.mean_osl, row.prefix_tokens, row.left_out) == (1024.0, 128.0, 0.0, "")
     assert math.isnan(row.ttft_ms)
-    assert row.schedule["max_batched_tokens"] == 8192
+    assert row.schedule["max_num_batched_tokens"] == 8192
 
 
 @pytest.mark.parametrize(

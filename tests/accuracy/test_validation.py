@@ -167,8 +167,8 @@ def test_rows_are_predicted_by_the_estimate(rows: tuple[ServingRow, ...], h100: 
         (row,) = some(rows, dataset)
         if row.max_num_batched_tokens:
             options |= {
-                "max_batched_tokens": row.max_num_batched_tokens,
-                "max_seqs": row.max_num_seqs or None,
+                "max_num_batched_tokens": row.max_num_batched_tokens,
+                "max_num_seqs": row.max_num_seqs or None,
             }
         options |= {"length_spread": row.length_spread}
         plan = plans.get(row, row.engine_profile)
@@ -181,7 +181,7 @@ def test_rows_are_predicted_by_the_estimate(rows: tuple[ServingRow, ...], h100: 
 
 def test_one_client_is_a_mean_decode_step(rows: tuple[ServingRow, ...], h100: fastroof.Tables) -> None:
     (row,) = some(rows, SINGLE)
-    plan = fastroof.compile_plan(row.model, "h100", h100, engine="vllm", max_tokens=LARGEST_STEP)
+    plan = fastroof.compile_plan(row.model, "h100", h100, engine="vllm", max_num_batched_tokens=LARGEST_STEP)
     found = predict_row(row, plan)
     middle_us = plan.decode_us(1, round(row.isl + (row.osl + 1) / 2))
     assert found.tpot_ms == pytest.approx(middle_us / 1e3, rel=2e-3)

@@ -98,7 +98,7 @@ def test_the_same_plan_makes_the_same_file(llama: StepPlan, tmp_path: Path) -> N
 
 def test_prefill_is_the_plan_s_at_every_number_of_tokens(plan: StepPlan) -> None:
     profile = dynamo_profile(plan)
-    tokens = np.arange(1, plan.max_tokens + 1)
+    tokens = np.arange(1, plan.max_num_batched_tokens + 1)
     np.testing.assert_array_equal(profile["prefill_isl"], tokens)
     np.testing.assert_array_equal(profile["prefill_ttft_ms"], plan.prefill_us(tokens) / 1e3)
     np.testing.assert_array_equal(read_prefill_ms(profile, tokens), profile["prefill_ttft_ms"])
@@ -151,7 +151,7 @@ def test_prompts_with_decodes_keep_their_length(llama: StepPlan) -> None:
     added = dynamo_profile(llama, points=1, prompt_len=1000, beside=(4, 500))["prefill_ttft_ms"]
     batch = StepBatch([1000, 1000, 600, 1, 1, 1, 1], [0, 0, 200, 499, 499, 499, 499], [0, 7])
     assert added[2599] == pytest.approx((llama.step_us(batch)[0] - llama.decode_us(4, 500)) / 1e3, rel=1e-12)
-    assert len(added) == llama.max_tokens - 4
+    assert len(added) == llama.max_num_batched_tokens - 4
 
 
 def test_decode_of_a_whole_batch_is_the_plan_s(plan: StepPlan) -> None:
@@ -232,13 +232,13 @@ def test_wrong_grids_are_refused(llama: StepPlan, tmp_path: Path) -> None:
         [name] = wrong
         with pytest.raises(BackendError, match=f"{name} must be a whole number"):
             dynamo_profile(llama, **wrong)
-    with pytest.raises(PlanRangeError, match=r"max_isl is 9000.*max_tokens=9000"):
+    with pytest.raises(PlanRangeError, match=r"max_isl is 9000.*max_num_batched_tokens=9000"):
         dynamo_profile(llama, max_isl=9000)
     with pytest.raises(BackendError, match=r"beside must be the decodes .*got \[32, 4096\]"):
         dynamo_profile(llama, beside=[32, 4096])
     with pytest.raises(PlanRangeError, match="9000 decodes with new tokens are more than the 1024"):
         dynamo_profile(llama, beside=(9000, 4096))
-    with pytest.raises(PlanRangeError, match="max_seqs=1025"):
+    with pytest.raises(PlanRangeError, match="max_num_seqs=1025"):
         dynamo_profile(llama, max_batch_size=1025)
     with pytest.raises(BackendError, match=r"\.npz file, got .*a\.json"):
         write_dynamo_profile(llama, tmp_path / "a.json")
@@ -265,7 +265,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 def test_the_command_writes_what_the_library_makes(llama: StepPlan, tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
-    options = ("--prompt-len", "512", "--max-isl", "4096", "--max-context", "8192", "--points", "8")
+    options = ("--isl", "512", "--max-isl", "4096", "--max-context", "8192", "--points", "8")
     kernels = "llama-3.1-8b,engine=kernels"
     code, out, err = run(kernels, "-o", str(path), *options, "--max-batch-size", "64")
     assert (code, err) == (0, "")
@@ -382,15 +382,15 @@ def test_decodes_with_prompts_follow_the_rate(llama: StepPlan) -> None:
 
 def test_the_command_finds_the_decodes_of_a_rate(llama: StepPlan, tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
-    options = ("--points", "1", "--prompt-len", "1024", "--rate", "20")
-    code, out, _ = run("llama-3.1-8b,engine=kernels", "-o", str(path), *options, "--output-len", "128")
+    options = ("--points", "1", "--isl", "1024", "--rate", "20")
+    code, out, _ = run("llama-3.1-8b,engine=kernels", "-o", str(path), *options, "--osl", "128")
     running = decodes_beside(llama, rate_per_s=20, prompt_len=1024, output_len=128)
     assert (code, f"at 20 requests/s {running[0]} decodes of 1088 tokens" in out) == (0, True)
     with np.load(path) as stored:
         expected = dynamo_profile(llama, points=1, prompt_len=1024, beside=running)["prefill_ttft_ms"]
         np.testing.assert_array_equal(stored["prefill_ttft_ms"], expected)
     code, _, err = run("llama-3.1-8b", "-o", str(path), *options)
-    assert (code, "--output-len" in err) == (2, True)
+    assert (code, "--osl" in err) == (2, True)
 
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,7 +63,7 @@ Run = Callable[[StepPlan, str, StepBatch], list[float]]
 @pytest.fixture(scope="module")
 def plans(h100: fastroof.Tables) -> dict[str, StepPlan]:
     # what no shipped table has is modelled: it is the route that is tested
-    limits = {"max_tokens": MAX_TOKENS, "max_seqs": MAX_SEQS, "allow_modelled": True}
+    limits = {"max_num_batched_tokens": MAX_TOKENS, "max_num_seqs": MAX_SEQS, "allow_modelled": True}
     return {
         kind: fastroof.compile_plan(model, "h100", h100, **{"engine": "kernels", **limits, **options})
         for kind, (model, options) in KINDS.items()
@@ -211,7 +211,7 @@ def test_dynamos_profile_holds_its_decodes_or_is_refused(kind: str, plans: dict[
 
 @KIND
 def test_llm_ds_settings_hold_a_point_that_fits(kind: str, plans: dict[str, StepPlan]) -> None:
-    point = {"concurrency": [8], "isl": [256], "osl": [32]}
+    point = {"clients": [8], "isl": [256], "osl": [32]}
     if plans[kind].memory.max_kv_tokens < 8 * (256 + 32):
         with pytest.raises((BackendError, PlanRangeError), match="KV cache"):
             fit_llm_d(plans[kind], **point)

@@ -35,14 +35,14 @@ def test_the_simulator_answers_like_the_fit(plan: fastroof.StepPlan, calculator:
     assert simulator.settings["model"] == "meta-llama/Llama-3.1-8B"
     assert simulator.settings["max-num-seqs"] == 64
     assert ("latencies" in simulator.settings) != is_flat
-    for i, (running, isl) in enumerate(zip(fit.concurrency, fit.isl, strict=True)):
+    for i, (running, isl) in enumerate(zip(fit.clients, fit.isl, strict=True)):
         assert simulator.first_token_ns(int(running), int(isl)) == fit.simulated_ttft_ms[i] * 1e6
         assert simulator.next_token_ns(int(running)) == fit.simulated_tpot_ms[i] * 1e6
 
 
 def test_the_fit_is_of_what_clients_see(plan: fastroof.StepPlan) -> None:
     fit = fit_llm_d(plan)
-    seen = estimate(plan, fit.isl, fit.osl, fit.concurrency, arrivals="random")
+    seen = estimate(plan, fit.isl, fit.osl, fit.clients, arrivals="random")
     assert np.array_equal(fit.ttft_ms, seen.ttft_ms)
     assert np.array_equal(fit.tpot_ms, seen.tpot_ms)
     assert len(fit.isl) == 7 * 5 * 2
@@ -52,17 +52,17 @@ def test_the_errors_stated_are_those_of_the_simulator(plan: fastroof.StepPlan) -
     fit = fit_llm_d(plan, isl=[512, 2048], osl=256)
     text = llm_d_yaml(plan, fit)
     simulator = Simulator(text)
-    points = [(int(c), int(i)) for c, i in zip(fit.concurrency, fit.isl, strict=True)]
+    points = [(int(c), int(i)) for c, i in zip(fit.clients, fit.isl, strict=True)]
     first = np.array([simulator.first_token_ns(*point) for point in points]) / 1e6 / fit.ttft_ms - 1.0
     following = np.array([simulator.next_token_ns(c) for c, _ in points]) / 1e6 / fit.tpot_ms - 1.0
     stated = [float(value) for value in re.findall(r"(?:MAPE|at most) ([0-9.]+) %", text)]
     for requests, ttft, itl in re.findall(
         r"#   (\d+): first token ([0-9.]+) %, inter-token ([0-9.]+) %", text
     ):
-        here = fit.concurrency == int(requests)
+        here = fit.clients == int(requests)
         of_these = [100.0 * np.abs(errors[here]).mean() for errors in (first, following)]
         assert [float(ttft), float(itl)] == pytest.approx(of_these, abs=0.05 + 1e-9)
-    assert text.count(": first token") == len(np.unique(fit.concurrency))
+    assert text.count(": first token") == len(np.unique(fit.clients))
     found = [f(100.0 * np.abs(errors)) for errors in (first, following) for f in (np.mean, np.max)]
     assert stated == pytest.approx(found, abs=0.05 + 1e-9)
 
@@ -70,7 +70,7 @@ def test_the_errors_stated_are_those_of_the_simulator(plan: fastroof.StepPlan) -
 @pytest.mark.parametrize("calculator", ["per-token", "constant"])
 def test_one_point_is_met_to_the_millisecond(plan: fastroof.StepPlan, calculator: str) -> None:
     """If the formula holds, the only error is rounding to milliseconds."""
-    fit = fit_llm_d(plan, concurrency=32, isl=1024, osl=256, calculator=calculator)
+    fit = fit_llm_d(plan, clients=32, isl=1024, osl=256, calculator=calculator)
     assert abs(fit.simulated_ttft_ms - fit.ttft_ms).max() <= 0.5 + 1e-9
     assert abs(fit.simulated_tpot_ms - fit.tpot_ms).max() <= 0.5 + 1e-9
 
@@ -83,7 +83,7 @@ def test_the_fit_is_good_and_no_step_betters_it(plan: fastroof.StepPlan) -> None
     for name, step in itertools.product(("prefill_overhead_ns", "inter_token_latency_ns"), (10**6, 250_000)):
         for change in (-step, step):
             values = {**vars(fit.latencies), name: max(getattr(fit.latencies, name) + change, 0)}
-            one, other = simulated_ms(Latencies(**values), fit.concurrency, fit.isl)
+            one, other = simulated_ms(Latencies(**values), fit.clients, fit.isl)
             worse = np.abs(one / fit.ttft_ms - 1.0).mean() + np.abs(other / fit.tpot_ms - 1.0).mean()
             assert worse >= first + following - 1e-12
 
@@ -95,7 +95,7 @@ def test_per_token_follows_prompts_and_constant_does_not(plan: fastroof.StepPlan
 
 
 def test_one_client_has_no_load(plan: fastroof.StepPlan) -> None:
-    fit = fit_llm_d(plan, concurrency=1)
+    fit = fit_llm_d(plan, clients=1)
     simulator = Simulator(llm_d_yaml(plan, fit))
     assert simulator.settings["max-num-seqs"] == 1
     assert simulator.factor == 1.0
@@ -103,7 +103,7 @@ def test_one_client_has_no_load(plan: fastroof.StepPlan) -> None:
 
 def test_what_does_not_fit_is_left_out(h100: fastroof.Tables) -> None:
     plan = fastroof.compile_plan("llama-2-7b", "h100", h100, engine="kernels")
-    fit = fit_llm_d(plan, concurrency=[1, 64, 512], isl=[128, 4090], osl=[64])
+    fit = fit_llm_d(plan, clients=[1, 64, 512], isl=[128, 4090], osl=[64])
     assert fit.left_out == 3
     assert (fit.isl + fit.osl <= plan.model.max_position).all()
     assert "3 points" in llm_d_yaml(plan, fit)
@@ -128,8 +128,8 @@ def test_the_kv_cache_takes_its_bytes_over_the_link(plan: fastroof.StepPlan) -> 
         ({"calculator": "linear"}, "per-token, constant"),
         ({"osl": 1}, "osl needs whole numbers of at least 2"),
         ({"isl": [0, 4]}, "isl needs whole numbers of at least 1"),
-        ({"concurrency": 1.5}, "concurrency needs whole numbers"),
-        ({"concurrency": []}, "concurrency needs whole numbers"),
+        ({"clients": 1.5}, "clients needs whole numbers"),
+        ({"clients": []}, "clients needs whole numbers"),
     ],
 )
 def test_wrong_ranges_are_refused(plan: fastroof.StepPlan, given: dict[str, Any], message: str) -> None:
@@ -165,7 +165,7 @@ def test_the_command_writes_what_it_prints(tmp_path: Path) -> None:
         app,
         [
             "export", "llm-d", "llama-3.1-70b,tp=4,dtype=fp8", "-o", str(path), "--isl", "512,2048",
-            "--osl", "256", "--concurrency", "1,8,32", "--model-name", "my-70b",
+            "--osl", "256", "--clients", "1,8,32", "--model-name", "my-70b",
         ],
     )  # fmt: skip
     assert done.exit_code == 0, done.stderr

@@ -23,7 +23,7 @@ Step = list[tuple[int, int]]
 
 PLANS = {
     "llama-3.1-8b": {},
-    "qwen3-8b": {"engine": "vllm", "max_tokens": 2048, "max_seqs": 256},
+    "qwen3-8b": {"engine": "vllm", "max_num_batched_tokens": 2048, "max_num_seqs": 256},
     "llama-3.1-70b": {"tp": 4, "dtype": "fp8", "kv_dtype": "fp8", "engine": "vllm"},
 }
 
@@ -50,7 +50,7 @@ def size(rng: np.random.Generator, least: int, most: int) -> int:
 
 def steps(plan: fastroof.StepPlan, kind: str, count: int = 100) -> list[Step]:
     rng = np.random.default_rng(8)
-    longest, tokens, seqs = 32_768, plan.max_tokens, plan.max_seqs
+    longest, tokens, seqs = 32_768, plan.max_num_batched_tokens, plan.max_num_seqs
 
     def decodes(most: int) -> Step:
         return [(1, size(rng, 1, longest)) for _ in range(size(rng, 1, most))]
@@ -168,7 +168,7 @@ def test_a_floor_is_part_of_attention(h100: fastroof.Tables, tmp_path: Path, kin
 def test_a_bundle_of_several_sizes(h100: fastroof.Tables, tmp_path: Path) -> None:
     plans = [
         fastroof.compile_plan(
-            "llama-3.1-8b", "h100", h100, tp=tp, max_tokens=512, max_seqs=64, engine="kernels"
+            "llama-3.1-8b", "h100", h100, tp=tp, max_num_batched_tokens=512, max_num_seqs=64, engine="kernels"
         )
         for tp in (2, 1)
     ]
@@ -203,8 +203,8 @@ def test_variants_are_named_as_checkpoints(
         h100,
         dtype=dtype,
         kv_dtype=kv_dtype,
-        max_tokens=4,
-        max_seqs=2,
+        max_num_batched_tokens=4,
+        max_num_seqs=2,
         engine="kernels",
     )
     assert export_llmservingsim(plan, tmp_path).folder.name == variant
@@ -214,7 +214,7 @@ def test_variants_are_named_as_checkpoints(
 @pytest.mark.parametrize(("tokens", "seqs"), [(1, 1), (2, 1), (3, 8), (64, 1024)])
 def test_small_plans(h100: fastroof.Tables, tmp_path: Path, tokens: int, seqs: int) -> None:
     plan = fastroof.compile_plan(
-        "llama-3.1-8b", "h100", h100, max_tokens=tokens, max_seqs=seqs, engine="kernels"
+        "llama-3.1-8b", "h100", h100, max_num_batched_tokens=tokens, max_num_seqs=seqs, engine="kernels"
     )
     folder = export_llmservingsim(plan, tmp_path).folder
     some: list[Step] = [[(1, 100)]]
@@ -226,7 +226,7 @@ def test_small_plans(h100: fastroof.Tables, tmp_path: Path, tokens: int, seqs: i
 def test_a_gpu_without_tables(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="datasheet"):
         plan = fastroof.compile_plan(
-            "llama-3.1-8b", "h20", None, max_tokens=256, max_seqs=32, engine="kernels"
+            "llama-3.1-8b", "h20", None, max_num_batched_tokens=256, max_num_seqs=32, engine="kernels"
         )
     folder = export_llmservingsim(plan, tmp_path).folder
     assert np.abs(errors(plan, folder, steps(plan, "decodes", 20))).max() < 5e-3
@@ -234,7 +234,9 @@ def test_a_gpu_without_tables(tmp_path: Path) -> None:
 
 def test_wrong_plans_and_places_are_refused(h100: fastroof.Tables, tmp_path: Path) -> None:
     one, other = (
-        fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=tokens, max_seqs=2, engine="kernels")
+        fastroof.compile_plan(
+            "llama-3.1-8b", "h100", h100, max_num_batched_tokens=tokens, max_num_seqs=2, engine="kernels"
+        )
         for tokens in (4, 8)
     )
     with pytest.raises(BackendError, match="needs a plan"):
@@ -252,7 +254,9 @@ def test_wrong_plans_and_places_are_refused(h100: fastroof.Tables, tmp_path: Pat
 def test_a_bundle_is_written_atomically(
     h100: fastroof.Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=4, max_seqs=2, engine="kernels")
+    plan = fastroof.compile_plan(
+        "llama-3.1-8b", "h100", h100, max_num_batched_tokens=4, max_num_seqs=2, engine="kernels"
+    )
     folder = export_llmservingsim(plan, tmp_path).folder
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(BackendError, match="exists: remove it"):
@@ -278,7 +282,7 @@ def test_a_bundle_is_written_atomically(
 
 @pytest.mark.slow
 def test_the_command_writes_a_bundle(tmp_path: Path) -> None:
-    texts = [f"llama-3.1-8b,tp={tp},max_tokens=64,max_seqs=8" for tp in (1, 2)]
+    texts = [f"llama-3.1-8b,tp={tp},max_num_batched_tokens=64,max_num_seqs=8" for tp in (1, 2)]
     done = CliRunner().invoke(
         app, ["export", "llmservingsim", *texts, "-o", str(tmp_path), "--hardware", "mine"]
     )
@@ -310,7 +314,9 @@ def test_the_example_sums_a_step(capsys: pytest.CaptureFixture[str]) -> None:
 def released(
     h100: fastroof.Tables, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[fastroof.StepPlan, Path]:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm", max_tokens=2048, max_seqs=256)
+    plan = fastroof.compile_plan(
+        "llama-3.1-8b", "h100", h100, engine="vllm", max_num_batched_tokens=2048, max_num_seqs=256
+    )
     return plan, export_llmservingsim(plan, tmp_path_factory.mktemp("perf"), release="1.1").folder
 
 

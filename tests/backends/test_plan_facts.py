@@ -31,7 +31,12 @@ PLANS = {
 def test_facts_are_the_plans_own(h100, name):
     model, options = PLANS[name]
     plan = fastroof.compile_plan(
-        model, "h100", h100, **{"engine": "kernels", **options}, max_tokens=2048, allow_modelled=True
+        model,
+        "h100",
+        h100,
+        **{"engine": "kernels", **options},
+        max_num_batched_tokens=2048,
+        allow_modelled=True,
     )
     facts = plan_facts(plan)
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
@@ -49,13 +54,15 @@ def test_facts_are_the_plans_own(h100, name):
 
 
 def test_facts_of_a_stage_are_its_own(h100):
-    plan = fastroof.compile_plan("llama-3.1-70b", "h100", h100, tp=2, pp=3, max_tokens=2048, engine="kernels")
+    plan = fastroof.compile_plan(
+        "llama-3.1-70b", "h100", h100, tp=2, pp=3, max_num_batched_tokens=2048, engine="kernels"
+    )
     assert [plan_facts(stage)["stages"] for stage in plan.stages] == [[s] for s in plan_facts(plan)["stages"]]
 
 
 # -- programs that know dense models alone
 
-LIMITS = {"max_tokens": 512, "max_seqs": 32}
+LIMITS = {"max_num_batched_tokens": 512, "max_num_seqs": 32}
 
 
 def dense_plan(model, **options):
@@ -96,7 +103,9 @@ SLOWER = EngineProfile("made up", kernels=KernelChoices(mixed_attention=(MixedAt
 
 @pytest.fixture(scope="module")
 def slower(h100: fastroof.Tables) -> fastroof.StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine=SLOWER, max_tokens=512, max_seqs=64)
+    return fastroof.compile_plan(
+        "llama-3.1-8b", "h100", h100, engine=SLOWER, max_num_batched_tokens=512, max_num_seqs=64
+    )
 
 
 def test_a_program_that_adds_up_both_refuses_it(slower: fastroof.StepPlan) -> None:

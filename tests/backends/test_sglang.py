@@ -36,7 +36,7 @@ CHUNKS = st.lists(st.tuples(st.integers(2, 900), PAST), min_size=1, max_size=8)
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=16384, engine="kernels")
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_num_batched_tokens=16384, engine="kernels")
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_it_answers_the_calls_of_the_simulator(plan):
 
 
 def test_a_batch_beyond_the_plan_is_an_error_not_a_negative_time(plan):
-    with pytest.raises(fastroof.PlanRangeError, match="max_tokens"):
+    with pytest.raises(fastroof.PlanRangeError, match="max_num_batched_tokens"):
         StepTimePredictor(plan).predict_infer_time(batch_of([(20000, 0)]))
     with pytest.raises(fastroof.BatchError):
         StepTimePredictor(plan).predict_infer_time(batch_of([(0, 10)]))

@@ -135,7 +135,7 @@ def test_sizes_are_within_the_plan(setup: Setup) -> None:
     assert (batch.dtype, kv_len.dtype) == (np.int32, np.int32)
     assert (batch.min() >= 1, batch.max() <= 512, kv_len.min() >= 2, kv_len.max() <= 65_536) == (True,) * 4
     new, context, chunks = workload.chunk_sizes(1000)
-    assert (new * chunks).max() <= setup.plan.max_tokens
+    assert (new * chunks).max() <= setup.plan.max_num_batched_tokens
     assert context.min() >= 0
     batch, kv_len = workload.sweep_axes(setup)
     assert (len(batch), len(kv_len)) == (32, 16)

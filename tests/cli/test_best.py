@@ -28,7 +28,7 @@ total_gpus = 2
 mode = ["aggregated", "disaggregated"]
 isl = 500
 osl = 50
-concurrency = %s
+clients = %s
 max_num_batched_tokens = [1024, 2048, 4096, 8192]
 max_num_seqs = [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
 [constraints]
@@ -130,7 +130,7 @@ def test_gaps_between_tokens_can_be_limited() -> None:
 @pytest.mark.release
 def test_a_specification_and_one_line_print_the_same(tmp_path: Path) -> None:
     spec = tmp_path / "my.toml"
-    clients = deployment_question("qwen3-8b", total_gpus=2, isl=500, osl=50).concurrency
+    clients = deployment_question("qwen3-8b", total_gpus=2, isl=500, osl=50).clients
     spec.write_text(SPEC % list(clients or ()))
     one_line, written = good(*QUESTION), good("best", str(spec))
     # but for the id that was named, and how many were compared

@@ -403,7 +403,7 @@ def test_images_of_a_prompt_are_tokens_and_an_encoder() -> None:
 
 @pytest.mark.slow
 def test_images_of_clients_are_tokens_and_an_encoder() -> None:
-    args = ("serving", "--model", "qwen3-vl-8b", "--osl", "16", "--concurrency", "1", "--isl")
+    args = ("serving", "--model", "qwen3-vl-8b", "--osl", "16", "--clients", "1", "--isl")
     found = parsed(*args, "100", "--images", "2", "--image-size", "640x640")
     assert (found["images"], found["image_size"], found["image_tokens"]) == (2, [640, 640], 800)
     (row,), (of_text,) = found["rows"], parsed(*args, "900")["rows"]
@@ -421,10 +421,10 @@ def test_images_of_clients_are_tokens_and_an_encoder() -> None:
 
 
 def test_estimates_state_their_errors_and_origin(h100: fastroof.Tables) -> None:
-    args = ("serving", "--model", "llama-3.1-8b", "--isl", "100", "--osl", "16", "--concurrency", "4,8")
+    args = ("serving", "--model", "llama-3.1-8b", "--isl", "100", "--osl", "16", "--clients", "4,8")
     rows = parsed(*args)["rows"]
     plan = compile_plan("llama-3.1-8b", "h100", h100, engine=DEFAULT_ENGINE)
-    seen = estimate(plan, isl=100, osl=16, concurrency=[4, 8], with_error=True)
+    seen = estimate(plan, isl=100, osl=16, clients=[4, 8], with_error=True)
     for name in ("relative_error", "tpot_relative_error", "ttft_relative_error"):
         assert [row[name] for row in rows] == getattr(seen, name).tolist()
     last = rows[-1]
@@ -437,9 +437,9 @@ def test_estimates_state_their_errors_and_origin(h100: fastroof.Tables) -> None:
 
 
 def test_options_of_other_questions_are_refused_and_workers_named() -> None:
-    args = ("serving", "--model", "qwen3-30b-a3b", "--isl", "100", "--osl", "16", "--concurrency", "4")
+    args = ("serving", "--model", "qwen3-30b-a3b", "--isl", "100", "--osl", "16", "--clients", "4")
     assert "--prefill-tp needs --disaggregated" in refused(*args, "--prefill-tp", "2")
-    assert "--link-gb-per-s needs --disaggregated" in refused(*args, "--link-gb-per-s", "50")
+    assert "--kv-bandwidth needs --disaggregated" in refused(*args, "--kv-bandwidth", "50")
     assert "--image-size needs --images" in refused(*args, "--image-size", "640x640")
     apart = (*args, "--dp", "2", "--ep", "2", "--disaggregated", "2:1")
     assert "must be" in refused(*apart, "--prefill-tp", "0")

@@ -26,7 +26,7 @@ def test_json_is_what_the_library_answers() -> None:
     seen = plan.energy(StepBatch.from_requests([[(1, 999)] * 8]))
     found = json.loads(out)["energy"]
     assert (code, found["joules"], found["watts"], found["basis"]) == (0, seen.joules, seen.watts, "modelled")
-    code, out, _ = run("serving", *MODEL, *LOAD, "--concurrency", "1,16", "--energy", "--json")
+    code, out, _ = run("serving", *MODEL, *LOAD, "--clients", "1,16", "--energy", "--json")
     joules = [row["joules_per_token"] for row in json.loads(out)["rows"]]
     assert joules == pytest.approx(estimate(plan, 500, 40, [1, 16], with_energy=True).joules_per_token)
     drawn = ("--rate", "4", "--num-requests", "50")
@@ -39,7 +39,7 @@ def test_json_is_what_the_library_answers() -> None:
 
 
 def test_words() -> None:
-    assert "J a token" in run("serving", *MODEL, *LOAD, "--concurrency", "4", "--energy")[1]
+    assert "J a token" in run("serving", *MODEL, *LOAD, "--clients", "4", "--energy")[1]
     words = run("step", *MODEL, "--decode", "8x1000", "--prefill", "100@0", "--energy", "--explain")[1]
     assert "power modelled" in words
     load = ("--rate", "4", "--num-requests", "50", "--energy")
@@ -53,7 +53,7 @@ def test_words() -> None:
         (("step", *MODEL, "--decode", "8x1000", "--energy", "--measure"), "--measure prints a script"),
         (("step", *MODEL, "--prefill", "9@0", "--image", "64x64", "--energy"), "does not go with --image"),
         (
-            ("serving", *MODEL, *LOAD, "--concurrency", "4", "--energy", "--disaggregated", "1:1"),
+            ("serving", *MODEL, *LOAD, "--clients", "4", "--energy", "--disaggregated", "1:1"),
             "--energy does not apply to --disaggregated",
         ),
     ],

@@ -71,7 +71,7 @@ def test_while_kernels_bench_is_imported() -> None:
 def test_while_a_command_imports(module: str) -> None:
     interrupted(
         f"sys.meta_path.insert(0, InterruptAt({module!r}))",
-        "serving", "--model", "llama-3.1-8b", "--isl", "9", "--osl", "9", "--concurrency", "1",
+        "serving", "--model", "llama-3.1-8b", "--isl", "9", "--osl", "9", "--clients", "1",
     )  # fmt: skip
 
 
@@ -124,9 +124,9 @@ fastroof.config.gpu_names = write
 @pytest.mark.parametrize("command", ["sweep", "capacity"])
 def test_a_sweep_still_prints_how_to_go_on(command: str, tmp_path: Path) -> None:
     spec = {
-        "sweep": 'models = ["llama-3.1-8b"]\nisl = 9\nosl = 9\nconcurrency = [1]\n',
+        "sweep": 'models = ["llama-3.1-8b"]\nisl = 9\nosl = 9\nclients = [1]\n',
         "capacity": 'models = ["llama-3.1-8b"]\n[slo]\nttft_p99_ms = 9\n'
-        "[workload]\nrequests = 9\ninput_tokens = 9\noutput_tokens = 9\n",
+        "[workload]\nrequests = 9\nisl = 9\nosl = 9\n",
     }[command]
     (tmp_path / "s.toml").write_text(spec)
     (tmp_path / ".o.parquet.parts").mkdir()

@@ -21,12 +21,12 @@ def test_plans_are_named_after_what_they_are():
     plans = named_plans(
         [
             "llama-3.1-8b,tp=2,kv_dtype=fp8",
-            "qwen2.5-7b,engine=kernels,max_seqs=64",
+            "qwen2.5-7b,engine=kernels,max_num_seqs=64",
             "llama-3.1-8b,name=x,gpu=h100",
         ]
     )
     assert list(plans) == ["llama-3.1-8b-tp2-bf16-kv-fp8", "qwen2.5-7b-kernels", "x"]
-    assert plans["qwen2.5-7b-kernels"].max_seqs == 64
+    assert plans["qwen2.5-7b-kernels"].max_num_seqs == 64
     assert [plan.engine for plan in plans.values()] == ["vllm", "kernels", "vllm"]
     (draft,) = named_plans(["llama-3.1-8b"], engine="sglang").items()
     assert (draft[0], draft[1].engine) == ("llama-3.1-8b-sglang", "sglang")
@@ -34,7 +34,7 @@ def test_plans_are_named_after_what_they_are():
 
 
 def test_plans_of_large_expert_parallelism_are_marked():
-    sent = "qwen3-235b-a22b,dp=16,ep=16,exchange=alltoall,dtype=fp8_block,max_tokens=64"
+    sent = "qwen3-235b-a22b,dp=16,ep=16,exchange=alltoall,dtype=fp8_block,max_num_batched_tokens=64"
     plans = named_plans(
         [sent, f"{sent},eplb=yes,num_slots=160", f"{sent},two_batch_overlap=yes,wide_experts=no"]
     )

@@ -16,7 +16,7 @@ import fastroof
 from fastroof.cli import app
 from fastroof.cli.fleet_options import FLEET
 from fastroof.cli.option_groups import number_or_engine
-from fastroof.cli.options import parse_limits
+from fastroof.cli.options import limited_percentile
 from fastroof.errors import BatchError, SimulationError
 from fastroof.plan.step_error import decode_origin
 from fastroof.simulation import Autoscaler, Link
@@ -57,7 +57,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_autoscaled_runs_print_their_gpus_and_those_of_fixed_fleets(trace: str) -> None:
-    args = (*VLLM, "--trace", trace, "--slo", "ttft=300", "--router", "least_outstanding")
+    args = (*VLLM, "--trace", trace, "--ttft", "300", "--router", "least_outstanding")
     scale = (
         "--autoscale",
         "concurrency:4",
@@ -95,7 +95,7 @@ def test_autoscaled_runs_print_their_gpus_and_those_of_fixed_fleets(trace: str) 
 
 
 def test_json_is_what_the_library_answers(trace: str, h100: fastroof.Tables) -> None:
-    found = parsed(*VLLM, "--trace", trace, "--slo", "ttft=200,tpot=20,e2el=3000")
+    found = parsed(*VLLM, "--trace", trace, "--ttft", "200", "--tpot", "20", "--e2e", "3000")
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
     sim = fastroof.simulate(plan, fastroof.load_trace(trace))
     answers = json.loads(json.dumps(sim.summary(ttft_ms=200, tpot_ms=20, e2e_ms=3000)))
@@ -113,9 +113,9 @@ def test_json_is_what_the_library_answers(trace: str, h100: fastroof.Tables) -> 
 
 
 def test_the_words_are_those_answers_too(trace: str) -> None:
-    code, out, err = run(*VLLM, "--trace", trace, "--slo", "ttft=200,tpot=20", "--range")
+    code, out, err = run(*VLLM, "--trace", trace, "--ttft", "200", "--tpot", "20", "--range")
     assert code == 0
-    answers = parsed(*VLLM, "--trace", trace, "--slo", "ttft=200,tpot=20", "--range")
+    answers = parsed(*VLLM, "--trace", trace, "--ttft", "200", "--tpot", "20", "--range")
     lines = {line.split()[0]: line for line in out.splitlines() if line and line[0] != " "}
     assert (
         lines["TTFT"].split()[1]
@@ -185,9 +185,8 @@ def test_requests_and_page_are_written(trace: str, tmp_path: Path) -> None:
     [
         (("--rate", "5"), "give one of them"),
         (("--router", "by_name"), "router must be one of"),
-        (("--slo", "ttft"), "--slo needs milliseconds above 0"),
-        (("--slo", "ttft=0"), "--slo needs milliseconds above 0"),
-        (("--slo", "ttft=1,ttft=2"), "each at most once"),
+        (("--ttft", "0"), "ttft_ms must be milliseconds above 0"),
+        (("--ttft", "9", "--percentile", "101"), "percentile must be a number above 0 and up to 100"),
         (("--max-num-seqs", "many"), "--max-num-seqs needs a whole number"),
         (("--block-size", "0"), "--block-size needs a whole number"),
         (("--max-num-seqs", "10000"), "max_num_seqs 10,000 must not be above max_num_batched_tokens"),
@@ -224,7 +223,7 @@ def test_arrivals_that_span_no_time_have_no_rate(tmp_path: Path) -> None:
     for name, rows in {"burst": ("3,100,10", "3,200,5"), "one": ("0,100,10",)}.items():
         trace = written(tmp_path / f"{name}.csv", *rows)
         page = tmp_path / f"{name}.html"
-        code, out, _ = run(*VLLM, "--trace", trace, "--slo", "ttft=500", "--report", str(page))
+        code, out, _ = run(*VLLM, "--trace", trace, "--ttft", "500", "--report", str(page))
         assert code == 0
         assert f"{len(rows)} requests of {name}, all at once, " in out
         assert not NO_NUMBER.search(out)
@@ -235,7 +234,7 @@ def test_arrivals_that_span_no_time_have_no_rate(tmp_path: Path) -> None:
 
 def test_a_run_of_which_nothing_runs_has_no_rates(tmp_path: Path) -> None:
     trace, page = written(tmp_path / "long.csv", "0,9999999,10", "1,9999999,10"), tmp_path / "long.html"
-    options = ("--trace", trace, "--too-long", "reject", "--slo", "ttft=500,tpot=50")
+    options = ("--trace", trace, "--too-long", "reject", "--ttft", "500", "--tpot", "50")
     code, out, _ = run(*VLLM, *options, "--report", str(page))
     assert code == 0
     assert "0 in 0 s, 2 rejected" in out
@@ -246,9 +245,9 @@ def test_a_run_of_which_nothing_runs_has_no_rates(tmp_path: Path) -> None:
 
 
 def test_requests_may_be_drawn(h100: fastroof.Tables) -> None:
-    drawn = ("--rate", "5", "--num-requests", "300", "--input", "uniform:100:900", "--seed", "3")
+    drawn = ("--rate", "5", "--num-requests", "300", "--isl", "uniform:100:900", "--seed", "3")
     found = parsed(*VLLM, *drawn, "--replicas", "2", "--router", "power_of_two")
-    workload = fastroof.Workload(rate=5, requests=300, input_tokens="uniform:100:900", seed=3)
+    workload = fastroof.Workload(rate=5, requests=300, isl="uniform:100:900", seed=3)
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
     sim = fastroof.simulate(plan, workload.trace(), replicas=2, router="power_of_two", seed=3)
     assert found["ttft_ms"] == sim.summary()["ttft_ms"]
@@ -271,11 +270,13 @@ def test_numbers_and_limits_as_they_are_written() -> None:
     for wrong in ("", "0", "-1", "1.5", "1e3", "99999999999"):
         with pytest.raises(SimulationError, match="--x needs a whole number"):
             number_or_engine("--x", wrong)
-    assert parse_limits(None) == {}
-    assert parse_limits("ttft:500, tpot=2.5,e2el=9") == {"ttft_ms": 500.0, "tpot_ms": 2.5, "e2e_ms": 9.0}
-    for wrong in ("", "ttft=", "itl=3", "ttft=1;tpot=2", "e2e=1,e2el=2", "ttft=-3", "ttft=nan"):
-        with pytest.raises(BatchError, match="--slo needs"):
-            parse_limits(wrong)
+    assert [limited_percentile(*given) for given in ((None, False), (90.0, False), (None, True))] == [
+        99,
+        90,
+        None,
+    ]
+    with pytest.raises(BatchError, match="--mean or --percentile"):
+        limited_percentile(90.0, True)
 
 
 def test_pools_are_those_of_the_library(trace: str, h100: fastroof.Tables) -> None:

@@ -17,12 +17,12 @@ from fastroof.cli import sweep as sweep_summary
 from fastroof.sweep import DeploymentSpec, StepSpec, load_spec, run_sweep
 
 FLAGS = [
-    *("--models", "llama-3.1-8b,qwen3-8b", "--tp", "1,2", "--total-gpus", "2", "--isl", "1000"),
-    *("--osl", "100", "--concurrency", "{start = 1, stop = 8, factor = 2}", "--ttft-ms", "200"),
+    *("--model", "llama-3.1-8b,qwen3-8b", "--tp", "1,2", "--gpus", "2", "--isl", "1000"),
+    *("--osl", "100", "--clients", "{start = 1, stop = 8, factor = 2}", "--ttft", "200"),
 ]
 SPEC: dict[str, Any] = {
     "models": ["llama-3.1-8b", "qwen3-8b"], "tp": [1, 2], "total_gpus": 2, "isl": 1000, "osl": 100,
-    "concurrency": [1, 2, 4, 8], "constraints": {"ttft_ms": 200},
+    "clients": [1, 2, 4, 8], "constraints": {"ttft_ms": 200},
 }  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def test_flags_are_a_specification(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_flags_change_a_file(tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text(
-        'models = ["llama-3.1-8b"]\nisl = 1000\nosl = 100\nconcurrency = 1\n[constraints]\ntpot_ms = 100\n'
+        'models = ["llama-3.1-8b"]\nisl = 1000\nosl = 100\nclients = 1\n[constraints]\ntpot_ms = 100\n'
     )
     output = tmp_path / "r.parquet"
     run(
@@ -65,7 +65,7 @@ def test_flags_change_a_file(tmp_path: Path) -> None:
     assert isinstance(spec, DeploymentSpec)
     assert (spec.isl, spec.max_num_seqs, spec.keep, spec.k) == ((10, 20), (7,), "all", 3)
     assert spec.constraints.tpot_ms == 100
-    run(tmp_path / "my.toml", "--ttft-ms", "50", "-o", output)
+    run(tmp_path / "my.toml", "--ttft", "50", "-o", output)
     spec = load_spec(json.loads(pq.read_metadata(output).metadata[b"fastroof.spec"]))
     assert isinstance(spec, DeploymentSpec)
     # a limit beside those of the file, not instead of them
@@ -74,20 +74,20 @@ def test_flags_change_a_file(tmp_path: Path) -> None:
 
 def test_steps_can_be_swept_by_flags_too(tmp_path: Path) -> None:
     output = tmp_path / "r.csv"
-    run("--models", "llama-3.1-8b", "--set", "batch_size=[1, 8]", "--set", "kv_len=100", "-o", output)
+    run("--model", "llama-3.1-8b", "--set", "batch_size=[1, 8]", "--set", "kv_len=100", "-o", output)
     assert pacsv.read_csv(output).num_rows == 1
 
 
 def test_a_repeated_option_is_a_list(tmp_path: Path) -> None:
     output = tmp_path / "r.parquet"
     flags = ["--tp", "1", "--isl", "1000", "--osl", "100", "-k", "1", "-o", output]
-    models = ("--models", "llama-3.1-8b", "--models", "qwen3-8b,qwen3-32b")
+    models = ("--model", "llama-3.1-8b", "--model", "qwen3-8b,qwen3-32b")
     run(
         *models,
         "--set",
-        "concurrency=1",
+        "clients=1",
         "--set",
-        "concurrency=[2, 3]",
+        "clients=[2, 3]",
         "--dtype",
         "fp8",
         "--dtype",
@@ -97,7 +97,7 @@ def test_a_repeated_option_is_a_list(tmp_path: Path) -> None:
     spec = load_spec(json.loads(pq.read_metadata(output).metadata[b"fastroof.spec"]))
     assert isinstance(spec, DeploymentSpec)
     assert spec.models == ("llama-3.1-8b", "qwen3-8b", "qwen3-32b")
-    assert (spec.concurrency, spec.dtype) == ((1, 2, 3), ("bf16", "fp8"))
+    assert (spec.clients, spec.dtype) == ((1, 2, 3), ("bf16", "fp8"))
 
 
 def test_quiet_prints_nothing(tmp_path: Path) -> None:
@@ -135,10 +135,10 @@ def test_the_example_runs_and_the_schema_describes_it() -> None:
     ("arguments", "message"),
     [
         (
-            ["--isl", "0", "--osl", "1", "--models", "llama-3.1-8b", "--concurrency", "1"],
+            ["--isl", "0", "--osl", "1", "--model", "llama-3.1-8b", "--clients", "1"],
             "isl: got 0 at position 0",
         ),
-        (["--isl", "1", "--models", "nobody,nothing"], "unknown model 'nothing'"),
+        (["--isl", "1", "--model", "nobody,nothing"], "unknown model 'nothing'"),
         (["--set", "isl"], "takes KEY=VALUE"),
         (
             [
@@ -146,9 +146,9 @@ def test_the_example_runs_and_the_schema_describes_it() -> None:
                 "1",
                 "--osl",
                 "1",
-                "--models",
+                "--model",
                 "qwen3-8b",
-                "--concurrency",
+                "--clients",
                 "1",
                 "--keep",
                 "best",
@@ -168,8 +168,8 @@ def test_wrong_flags_are_refused(arguments: list[str], message: str) -> None:
 @pytest.mark.slow
 def test_what_cannot_be_is_printed_by_reason(tmp_path: Path) -> None:
     result = run(
-        *("--models", "qwen2.5-7b", "--tp", "4,8", "--isl", "1000,40000", "--osl", "100"),
-        *("--request-rate", "1,1e6", "--gpu-hour-price", "2", "--engine", "vllm,trtllm-1.0"),
+        *("--model", "qwen2.5-7b", "--tp", "4,8", "--isl", "1000,40000", "--osl", "100"),
+        *("--rate", "1,1e6", "--price", "2", "--engine", "vllm,trtllm-1.0"),
         *("--prefix-hit", "0,0.5", "-o", tmp_path / "r.parquet"),
     )
     found = (
@@ -180,7 +180,7 @@ def test_what_cannot_be_is_printed_by_reason(tmp_path: Path) -> None:
     )
     for words in (*found, "cost of 1M tokens", "left out, the model does not divide by tp: qwen2.5-7b"):
         assert words in result.stdout
-    result = run(*FLAGS, "--tpot-ms", "0.01", "--isl", "10,20", "-o", tmp_path / "r.parquet")
+    result = run(*FLAGS, "--tpot", "0.01", "--isl", "10,20", "-o", tmp_path / "r.parquet")
     assert "No deployment is within the limits" in result.stdout
     result = run(*FLAGS, "--isl", "10,20", "--mode", "disaggregated", "-o", tmp_path / "r.parquet")
     assert "1 prefill + 1 decode x tp 1" in result.stdout

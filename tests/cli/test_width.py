@@ -37,7 +37,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "compare": ("compare", "--model", "llama-3.1-8b", "--decode", "64x4096", "--prefill", "2048"),
     "best": ("best", *ARGUMENTS, "--gpu", "h100", "--gpus", "2"),
     "fit": ("fit", "--model", "llama-3.1-8b", "--tpot", "10"),
-    "serving": ("serving", "--model", "llama-3.1-8b", "--isl", "1000", "--osl", "100", "--concurrency", "8"),
+    "serving": ("serving", "--model", "llama-3.1-8b", "--isl", "1000", "--osl", "100", "--clients", "8"),
     "tables list": ("tables", "list"),
     "tables show": ("tables", "show", "gemm"),
 }

@@ -52,11 +52,11 @@ def test_without_options_it_is_the_example() -> None:
 
 def test_every_option_of_drawn_requests_is_heard() -> None:
     gamma = drawn(
-        "--rate", "5", "--burstiness", "0.5", "--num-requests", "7", "--input", "lognormal:100:0.5",
-        "--output", "uniform:5:9", "--cached", "share:0.5", "--seed", "3",
+        "--rate", "5", "--burstiness", "0.5", "--num-requests", "7", "--isl", "lognormal:100:0.5",
+        "--osl", "uniform:5:9", "--cached", "share:0.5", "--seed", "3",
     )  # fmt: skip
     assert gamma == Workload(
-        rate=5.0, burstiness=0.5, requests=7, input_tokens="lognormal:100:0.5", output_tokens="uniform:5:9",
+        rate=5.0, burstiness=0.5, requests=7, isl="lognormal:100:0.5", osl="uniform:5:9",
         cached_tokens="share:0.5", seed=3,
     )  # fmt: skip
     assert drawn("--clients", "4", "--think", "0.5") == Workload(clients=4, think_s=0.5)
@@ -91,7 +91,7 @@ def test_a_custom_log_is_read_by_the_options(tmp_path: Path, capsys: pytest.Capt
     # lengths that are drawn from a file are read in the same way, and rows of one file go together
     file = f"file:{path}"
     drawn_lengths = workload_requests(
-        clients=3, num_requests=50, input=file, output=file, columns="input=In,output=Out", where=[]
+        clients=3, num_requests=50, isl=file, osl=file, columns="input=In,output=Out", where=[]
     )
     assert isinstance(drawn_lengths, Workload)
     lengths = drawn_lengths.trace()
@@ -110,20 +110,20 @@ def test_a_custom_log_is_read_by_the_options(tmp_path: Path, capsys: pytest.Capt
     ("words", "message"),
     [
         (("--trace", "example", "--rate", "5"), "--trace replays a trace, --rate draws requests"),
-        (("--limit", "5", "--input", "5"), "--limit replays a trace, --input draws requests"),
+        (("--limit", "5", "--isl", "5"), "--limit replays a trace, --isl draws requests"),
         (("--ramp", "2-20"), "--ramp needs"),
         (("--ramp", "2"), "ramp must be two or more"),
-        (("--input", "normal:5:1"), "input_tokens must be"),
+        (("--isl", "normal:5:1"), "isl must be"),
         (("--trace", "nowhere.csv"), r"nowhere.csv cannot be read \(No such file or directory\)"),
         (("--trace-format", "burstgpt"), "no column of"),
         (("--columns", "input=prompts"), "trace .*example.* has no column 'prompts'|has no column 'prompts'"),
         (
             ("--where", "model=a", "--rate", "5"),
-            "--where needs a trace: give --trace FILE, --input file:FILE",
+            "--where needs a trace: give --trace FILE, --isl file:FILE",
         ),
         (("--time-zone", "UTC", "--rate", "5"), "--time-zone replays a trace, --rate draws requests"),
         (("--where", "model"), "where must be COLUMN=VALUE"),
-        (("--input", "file:nowhere.csv"), "nowhere.csv cannot be read"),
+        (("--isl", "file:nowhere.csv"), "nowhere.csv cannot be read"),
     ],
 )
 def test_what_does_not_go_together_is_refused(words: tuple[str, ...], message: str) -> None:
@@ -133,6 +133,6 @@ def test_what_does_not_go_together_is_refused(words: tuple[str, ...], message: s
 
 def test_drawn_requests_need_a_rate_to_be_a_trace() -> None:
     with pytest.raises(TraceError, match="need --rate"):
-        workload_trace(input="100")
+        workload_trace(isl="100")
     assert workload_trace(rate=5.0, num_requests=3).requests_per_s > 0
     assert workload_trace(limit=3).name == "example"

@@ -21,7 +21,9 @@ compiled_only = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=512, max_seqs=64, engine="kernels")
+    return fastroof.compile_plan(
+        "llama-3.1-8b", "h100", h100, max_num_batched_tokens=512, max_num_seqs=64, engine="kernels"
+    )
 
 
 REQUESTS = st.lists(st.tuples(st.integers(1, 20), st.integers(0, 5000)), max_size=16)

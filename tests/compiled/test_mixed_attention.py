@@ -56,7 +56,14 @@ def model(windowed: int, full: int):
 LAYERS = {"full": (0, 24), "alternating": (12, 12), "windowed": (24, 0)}
 PLANS = {
     name: [
-        compile_plan(model(*counts), "h100", TABLES, max_tokens=512, max_seqs=16, engine=engine(*figures))
+        compile_plan(
+            model(*counts),
+            "h100",
+            TABLES,
+            max_num_batched_tokens=512,
+            max_num_seqs=16,
+            engine=engine(*figures),
+        )
         for figures in ((), (MixedAttention(NS, gpu="h100", head_dim=128, kv_dtype="bf16"),))
     ]
     for name, counts in LAYERS.items()
@@ -67,8 +74,8 @@ ONE_CALL = {
             model(*counts),
             "h100",
             TABLES,
-            max_tokens=512,
-            max_seqs=16,
+            max_num_batched_tokens=512,
+            max_num_seqs=16,
             engine=engine(*figures, one_call=("h100",)),
         )
         for figures in ((), (MixedAttention(NS),))
@@ -130,7 +137,7 @@ def test_steps_of_one_sort_are_untouched(name, decodes, chunks):
     assert plan.verify_us(4, 999, 3) == alone.verify_us(4, 999, 3)
 
 
-SMALL = {"max_tokens": 512, "max_seqs": 16}
+SMALL = {"max_num_batched_tokens": 512, "max_num_seqs": 16}
 
 
 @pytest.mark.parametrize("name", list(LAYERS))
@@ -161,14 +168,14 @@ def test_a_launch_is_shared_on_the_named_gpus_by_grouped_heads_alone(h100):
 @pytest.mark.parametrize("name", ["full", "alternating"])
 def test_an_estimate_shares_a_launch_in_mixed_steps_alone(name):
     alone, plan = PLANS[name][0], ONE_CALL[name][0]
-    sizes = {"isl": [300, 1500], "osl": 40, "concurrency": 12, "max_batched_tokens": 256}
+    sizes = {"isl": [300, 1500], "osl": 40, "clients": 12, "max_num_batched_tokens": 256}
     mine, others = (estimate(one, **sizes) for one in (alone, plan))
     np.testing.assert_array_equal(mine.decode_step_us, others.decode_step_us)
     np.testing.assert_allclose(
         mine.mixed_step_us - others.mixed_step_us, plan.arena[steps.SHARED_LAUNCH_US], rtol=1e-9
     )
     # a client by itself shares nothing
-    single = [estimate(one, isl=300, osl=40, concurrency=1, max_batched_tokens=256) for one in (alone, plan)]
+    single = [estimate(one, isl=300, osl=40, clients=1, max_num_batched_tokens=256) for one in (alone, plan)]
     assert single[0].ttft_ms == single[1].ttft_ms
 
 
@@ -225,7 +232,9 @@ def test_a_plan_of_a_file_has_a_price_or_none():
 def test_stages_at_one_pace_have_it_as_often(h100):
     figure = engine(MixedAttention(0.5))
     whole, piped = (
-        compile_plan("llama-3.1-8b", "h100", h100, pp=pp, max_tokens=512, max_seqs=16, engine=figure)
+        compile_plan(
+            "llama-3.1-8b", "h100", h100, pp=pp, max_num_batched_tokens=512, max_num_seqs=16, engine=figure
+        )
         for pp in (1, 4)
     )
     for plan in (piped, piped.bottleneck):
@@ -239,7 +248,7 @@ def test_stages_at_one_pace_have_it_as_often(h100):
 @pytest.mark.parametrize("name", ["full", "alternating"])
 def test_an_estimate_has_it_in_mixed_steps_alone(name):
     alone, plan = PLANS[name]
-    sizes = {"isl": [300, 1500], "osl": 40, "concurrency": 12, "max_batched_tokens": 256}
+    sizes = {"isl": [300, 1500], "osl": 40, "clients": 12, "max_num_batched_tokens": 256}
     mine, others = (estimate(one, **sizes) for one in (alone, plan))
     np.testing.assert_array_equal(mine.decode_step_us, others.decode_step_us)
     np.testing.assert_array_equal(mine.mixed_share, others.mixed_share)
@@ -258,7 +267,7 @@ def test_a_mean_step_has_the_price_of_its_mean_lengths():
     alone, plan = PLANS["alternating"]
     isl, osl = 40.0, 61.0  # the window lies within
     mine, others = (
-        estimate(one, isl=isl, osl=osl, concurrency=8, max_batched_tokens=512) for one in (alone, plan)
+        estimate(one, isl=isl, osl=osl, clients=8, max_num_batched_tokens=512) for one in (alone, plan)
     )
     lengths = isl + 0.5 + (osl - 1.0) * (np.arange(60_000) + 0.5) / 60_000
     price_us = naive.kv_token_us(plan) * lengths.mean()
@@ -284,7 +293,7 @@ def test_a_mean_step_of_equal_decodes_is_the_step():
 
 def test_a_cached_prefix_is_attended_to_at_the_price():
     alone, plan = PLANS["full"]
-    sizes = {"isl": 4000, "osl": 200, "concurrency": 12, "max_batched_tokens": 512, "prefix_hit": 0.9}
+    sizes = {"isl": 4000, "osl": 200, "clients": 12, "max_num_batched_tokens": 512, "prefix_hit": 0.9}
     sizes |= {"requests_per_client": "steady"}  # steps of the start have other decodes
     mine, others = (estimate(one, **sizes) for one in (alone, plan))
     assert others.decode_step_us == mine.decode_step_us

@@ -332,7 +332,9 @@ def test_an_arena_that_a_loop_would_read_beyond_does_not_fit(plan):
 
 def test_decode_steps_with_own_tokens_are_at_the_arenas_offset(h100):
     """Prompts that several GPUs share: the cost of a token in a decode step is another section."""
-    plan = compile_plan("llama-3.1-8b", "h100", h100, cp=2, max_tokens=64, max_seqs=8, engine="kernels")
+    plan = compile_plan(
+        "llama-3.1-8b", "h100", h100, cp=2, max_num_batched_tokens=64, max_num_seqs=8, engine="kernels"
+    )
     arena = plan.arena
     assert arena[steps.DECODE_TOKENS_AT] != arena[steps.TOKENS_AT]
     assert plan_files.arena_fits(arena)

@@ -30,7 +30,7 @@ def made_plan(model, faster=1.0, engine=PROFILE):
         attention_prefill=attention_rows(grid, is_decode=False),
         elementwise=[("copy", 1, 2**28, 2**30, 400.0)],
     )
-    return compile_plan(model, "h100", tables, max_tokens=1024, max_seqs=256, engine=engine)
+    return compile_plan(model, "h100", tables, max_num_batched_tokens=1024, max_num_seqs=256, engine=engine)
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +49,14 @@ def draft():
 
 
 def options(
-    max_kv_tokens=1e6, max_seqs=math.inf, osl_reserved=0.5, is_chunked=True, rounds=0.0, spread=0.2, looks=0,
-    steps_met=None,
+    max_kv_tokens=1e6, max_num_seqs=math.inf, osl_reserved=0.5, is_chunked=True, rounds=0.0, spread=0.2,
+    looks=0, steps_met=None,
 ):  # fmt: skip
     unused = (serving_options.NO_FRONT_END, 0.0, 0.0, 0.0)
     met = AT_RANDOM if steps_met is None else steps_met
     # for an int the loops would be compiled once more
     return serving_options.ServingOptions(
-        float(max_kv_tokens), float(max_seqs), osl_reserved, is_chunked, rounds, *unused, True, spread,
+        float(max_kv_tokens), float(max_num_seqs), osl_reserved, is_chunked, rounds, *unused, True, spread,
         float(looks), met,
     )  # fmt: skip
 
@@ -192,9 +192,9 @@ def test_estimates_keep_to_what_an_engine_can_do(
     elif code == serving_options.CODE_WHOLE_PROMPT:
         assert isl > budget
     elif code == serving_options.CODE_TOKENS:
-        assert plan.max_tokens < needed <= budget * (1 + 1e-12)
+        assert plan.max_num_batched_tokens < needed <= budget * (1 + 1e-12)
     elif code == serving_options.CODE_SEQS:
-        assert plan.max_seqs < needed
+        assert plan.max_num_seqs < needed
     else:
         assert code == 0
         finite = np.delete(got, serving_options.TPOT_US)

@@ -129,7 +129,9 @@ def test_every_method_times_a_small_table(tables, method):
     for got in found:
         assert np.isfinite(got.latency_us).all()
         assert (got.latency_us > 0).all()
-    plan = compile_plan("llama-3.1-8b", "h100", tables, method=method, tp=1, max_tokens=64, engine="kernels")
+    plan = compile_plan(
+        "llama-3.1-8b", "h100", tables, method=method, tp=1, max_num_batched_tokens=64, engine="kernels"
+    )
     batch, kv_len = np.meshgrid([1, 7, 8, 64], [1, 64, 500, 512, 4096, 9999])
     times = plan.decode_us(batch, kv_len)
     assert np.isfinite(times).all()

@@ -42,16 +42,18 @@ def plan(request):
         attention_prefill=attention_rows(grid, is_decode=False),
         elementwise=[("copy", 1, 2**28, 2**30, 400.0)],
     )
-    return compile_plan("llama-3.1-8b", "h100", tables, max_tokens=1024, max_seqs=256, engine=profile)
+    return compile_plan(
+        "llama-3.1-8b", "h100", tables, max_num_batched_tokens=1024, max_num_seqs=256, engine=profile
+    )
 
 
 def options(
-    max_kv_tokens=1e6, max_seqs=math.inf, osl_reserved=0.5, is_chunked=True, rounds=0.0, wait_steps=0.0,
+    max_kv_tokens=1e6, max_num_seqs=math.inf, osl_reserved=0.5, is_chunked=True, rounds=0.0, wait_steps=0.0,
     steps_met=None, interval=1.0, spread=0.2,
 ):  # fmt: skip
     # for an int the loops would be compiled once more
     return serving_options.ServingOptions(
-        float(max_kv_tokens), float(max_seqs), osl_reserved, is_chunked, rounds, wait_steps=wait_steps,
+        float(max_kv_tokens), float(max_num_seqs), osl_reserved, is_chunked, rounds, wait_steps=wait_steps,
         steps_met=AT_RANDOM if steps_met is None else steps_met, pause_steps=interval - 1.0,
         length_spread=spread,
     )  # fmt: skip
@@ -155,12 +157,12 @@ def test_prompts_every_few_steps_are_the_closed_form(plan, interval, met):
 
 
 def test_an_unfilled_budget_may_exceed_the_plan(plan):
-    assert plan.max_tokens < 4096
+    assert plan.max_num_batched_tokens < 4096
     for isl, clients in ((100, 1), (100, 4), (1000, 1)):
         code, needed, got = one(plan, (isl, 20, clients, 4096))
         assert (code, needed) == (0, 0.0)
         if clients == 1:
-            np.testing.assert_array_equal(got, one(plan, (isl, 20, 1, plan.max_tokens))[2])
+            np.testing.assert_array_equal(got, one(plan, (isl, 20, 1, plan.max_num_batched_tokens))[2])
 
 
 @pytest.mark.parametrize(("new", "budget"), [(100.0, 512.0), (900.0, 512.0), (900.0, 100.0)])
@@ -238,16 +240,18 @@ def test_estimates_keep_to_what_an_engine_can_do(
     plan, isl, osl, clients, budget, kv, is_chunked, rounds, spread
 ):
     kv_tokens = 40.0 * kv
-    chosen = options(kv_tokens, max_seqs=200.0, is_chunked=is_chunked, rounds=float(rounds), spread=spread)
+    chosen = options(
+        kv_tokens, max_num_seqs=200.0, is_chunked=is_chunked, rounds=float(rounds), spread=spread
+    )
     code, needed, got = one(plan, (isl, osl, clients, budget), chosen)
     if code == serving_options.CODE_KV:
         assert isl + osl > kv_tokens
     elif code == serving_options.CODE_WHOLE_PROMPT:
         assert isl > budget
     elif code == serving_options.CODE_TOKENS:
-        assert plan.max_tokens < needed <= budget * (1 + 1e-12)
+        assert plan.max_num_batched_tokens < needed <= budget * (1 + 1e-12)
     elif code == serving_options.CODE_SEQS:
-        assert plan.max_seqs < needed
+        assert plan.max_num_seqs < needed
     else:
         assert code == 0
         finite = np.delete(got, serving_options.TPOT_US)
@@ -293,10 +297,10 @@ def test_it_stops_at_the_first_scenario_that_cannot_be_timed(plan):
 # -- disaggregated -------------------------------------------------------------------------------
 
 
-def apart(plan, sizes, transfer=0.5, kv=1e5, prefill_kv=1e5, max_seqs=math.inf, is_chunked=True):
+def apart(plan, sizes, transfer=0.5, kv=1e5, prefill_kv=1e5, max_num_seqs=math.inf, is_chunked=True):
     out = np.full((disaggregated.DISAGGREGATED_ROWS, 1), np.nan)
     scenarios = np.array([[float(x)] for x in sizes])
-    chosen = disaggregated.LinkOptions(prefill_kv, kv, max_seqs, 0.5, is_chunked, transfer)
+    chosen = disaggregated.LinkOptions(prefill_kv, kv, max_num_seqs, 0.5, is_chunked, transfer)
     code, _, needed = disaggregated.disaggregated_estimates(plan.arena, plan.arena, scenarios, chosen, out)
     return code, needed, out[:, 0]
 
@@ -351,12 +355,12 @@ def test_what_limits_is_at_one(plan, sizes, limit):
     transfer=st.just(0.0) | st.floats(1e-3, 1e3),
 )
 def test_disaggregated_estimates_add_up(plan, isl, osl, clients, x, y, budget, transfer):
-    code, _, got = apart(plan, (isl, osl + 1, clients, x, y, budget), transfer, max_seqs=200.0)
+    code, _, got = apart(plan, (isl, osl + 1, clients, x, y, budget), transfer, max_num_seqs=200.0)
     if code:
         assert code == (
-            serving_options.CODE_SEQS if budget // isl > plan.max_seqs else serving_options.CODE_TOKENS
+            serving_options.CODE_SEQS if budget // isl > plan.max_num_seqs else serving_options.CODE_TOKENS
         )
-        assert budget > min(plan.max_tokens, plan.max_seqs)
+        assert budget > min(plan.max_num_batched_tokens, plan.max_num_seqs)
         return
     assert np.isfinite(got).all()
     assert (got >= 0).all()
@@ -399,7 +403,7 @@ def test_each_disaggregated_code(plan):
     assert whole[:2] == (serving_options.CODE_WHOLE_PROMPT, 600.0)
     code, needed, _ = apart(plan, (8, 900, 2000, 2, 1, 512), kv=1e6)
     assert code == disaggregated.CODE_DECODE_SEQS
-    assert needed > plan.max_seqs
+    assert needed > plan.max_num_seqs
 
 
 def test_rates_of_one_worker(plan):

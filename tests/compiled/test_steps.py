@@ -30,7 +30,9 @@ def plan_of(kv_lens):
         attention_prefill=attention_rows(grid, is_decode=False),
         elementwise=[("copy", 1, 2**28, 2**30, 400.0)],
     )
-    return compile_plan("llama-3.1-8b", "h100", tables, max_tokens=128, max_seqs=16, engine="kernels")
+    return compile_plan(
+        "llama-3.1-8b", "h100", tables, max_num_batched_tokens=128, max_num_seqs=16, engine="kernels"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -34,8 +34,8 @@ def made_of(kv_lens: tuple[int, ...], **options: Any) -> Any:
         "llama-3.1-8b",
         "h100",
         tables,
-        max_tokens=MAX_BATCH,
-        max_seqs=MAX_BATCH,
+        max_num_batched_tokens=MAX_BATCH,
+        max_num_seqs=MAX_BATCH,
         **{"engine": "kernels", **options},
     )
 
@@ -70,7 +70,7 @@ def with_rows_us(plan: Any, rows_us: list[float]) -> Any:
     block = arena[int(arena[steps.DECODE_AT]) :]
     block[grids.cells_of(block)] = 0.0
     tokens_at, logits_at = int(arena[steps.TOKENS_AT]), int(arena[steps.LOGITS_AT])
-    arena[logits_at : logits_at + plan.max_seqs + 1] = 0.0
+    arena[logits_at : logits_at + plan.max_num_seqs + 1] = 0.0
     arena[steps.STEP_US] = arena[steps.SEQUENCE_US] = 0.0
     arena[tokens_at + 1 : tokens_at + 1 + len(rows_us)] = rows_us
     return replace(plan, arena=arena)
@@ -219,7 +219,7 @@ def test_sizes_of_any_integer_type_and_layout(plans: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("sizes", "error", "message"),
     [
-        (([1, 65], [4]), PlanRangeError, "largest batch, 65: .* max_seqs=65"),
+        (([1, 65], [4]), PlanRangeError, "largest batch, 65: .* max_num_seqs=65"),
         (([0], [4]), BatchError, "batch_size must be at least 1, got 0 at position 0"),
         (([1], [4, 0]), BatchError, "kv_len must be at least 1, got 0 at position 1"),
         (([1], [2**28 + 1]), BatchError, "kv_len must be at most 268435456, got 268435457"),

@@ -33,12 +33,16 @@ def tables():
 
 @pytest.fixture(scope="module")
 def plan(tables):
-    return compile_plan("llama-3.1-8b", "h100", tables, max_tokens=1024, max_seqs=256, engine=PROFILE)
+    return compile_plan(
+        "llama-3.1-8b", "h100", tables, max_num_batched_tokens=1024, max_num_seqs=256, engine=PROFILE
+    )
 
 
 @pytest.fixture(scope="module")
 def draft(tables):
-    return compile_plan("qwen3-8b", "h100", tables, max_tokens=1024, max_seqs=256, engine=PROFILE)
+    return compile_plan(
+        "qwen3-8b", "h100", tables, max_num_batched_tokens=1024, max_num_seqs=256, engine=PROFILE
+    )
 
 
 @settings(max_examples=100)
@@ -47,7 +51,7 @@ def test_a_step_is_the_naive_one(plan, batch, kv, queries):
     out = np.full(1, np.nan)
     sizes = (np.array([size]) for size in (batch, kv, queries))
     code = verification.verify_steps_us(verification_arena(plan), *sizes, out)
-    fits = batch * queries <= plan.max_tokens and kv >= queries
+    fits = batch * queries <= plan.max_num_batched_tokens and kv >= queries
     assert (code == 0) == fits
     if fits:
         assert out[0] == pytest.approx(verify_us(plan, batch, kv, queries), rel=1e-12)
@@ -64,8 +68,8 @@ def test_sizes_that_cannot_be_timed_are_a_code(plan, sizes):
     batch, kv, queries = sizes
     out = np.full(1, np.nan)
     code = verification.verify_steps_us(verification_arena(plan), *(np.array([s]) for s in sizes), out)
-    fits = 1 <= batch <= plan.max_seqs and 1 <= queries <= kv <= request_sums.MAX_KV_LEN
-    assert (code == 0) == (fits and batch * queries <= plan.max_tokens)
+    fits = 1 <= batch <= plan.max_num_seqs and 1 <= queries <= kv <= request_sums.MAX_KV_LEN
+    assert (code == 0) == (fits and batch * queries <= plan.max_num_batched_tokens)
     assert np.isfinite(out[0]) == (code == 0)
 
 
@@ -162,7 +166,7 @@ def test_a_draft_attends_to_what_lies_half_way_through_its_steps(plan, tokens, a
     # attention that grows by a microsecond a token and layer
     grid = {(b, x): 9.0 + b * x for b in (1, 8, 64) for x in (64, 4096)}
     steep = compile_plan(
-        "qwen3-8b", "h100", max_tokens=1024, max_seqs=256, engine=PROFILE,
+        "qwen3-8b", "h100", max_num_batched_tokens=1024, max_num_seqs=256, engine=PROFILE,
         tables=handmade_tables(
             gemm=gemm_rows({(1, 64, 64): 3.0, (16, 64, 64): 4.0, (8, 256, 64): 5.0, (16, 128, 512): 6.0}),
             attention_decode=attention_rows(grid), attention_prefill=attention_rows(grid, is_decode=False),

@@ -55,7 +55,9 @@ def model(windowed: int, full: int, window: int = WINDOW):
 
 
 PLANS = {
-    name: compile_plan(model(*counts), "h100", TABLES, max_tokens=512, max_seqs=16, engine="vllm")
+    name: compile_plan(
+        model(*counts), "h100", TABLES, max_num_batched_tokens=512, max_num_seqs=16, engine="vllm"
+    )
     for name, counts in {"alternating": (12, 12), "windowed": (24, 0)}.items()
 }
 REQUEST = (
@@ -293,23 +295,25 @@ def test_the_longest_sequences_that_fit(
 @pytest.mark.parametrize("engine", ["kernels", "vllm"])
 def test_one_client_sees_its_own_steps(engine):
     plan = compile_plan(
-        model(12, 12), "h100", TABLES, max_tokens=512, max_seqs=16, engine=engine, front_end=0
+        model(12, 12), "h100", TABLES, max_num_batched_tokens=512, max_num_seqs=16, engine=engine, front_end=0
     )
     for isl, osl in ((20, 300), (100, 40), (400, 30)):
-        got = estimate(plan, isl, osl, 1, max_batched_tokens=512)
+        got = estimate(plan, isl, osl, 1, max_num_batched_tokens=512)
         assert got.tpot_ms * 1e3 == pytest.approx(
             plan.decode_us(1, np.arange(isl + 1, isl + osl)).mean(), rel=1e-4
         )
         assert got.ttft_ms * 1e3 == pytest.approx(plan.prefill_us(isl), rel=1e-9)
     # cached tokens: the rest attends to a prefix, of which windowed layers read no more than their window
-    got = estimate(plan, 1000, 2, 1, max_batched_tokens=512, prefix_len=900)
+    got = estimate(plan, 1000, 2, 1, max_num_batched_tokens=512, prefix_len=900)
     assert got.ttft_ms * 1e3 == pytest.approx(plan.prefill_us(100, 900), rel=1e-9)
 
 
 @pytest.mark.parametrize(("room", "pieces"), [(40, 5), (100, 4), (64, 2)])
 def test_a_mean_mixed_step_is_the_mean_of_its_prompts_steps(room, pieces):
     """A prompt anywhere in its prefill, by itself."""
-    plan = compile_plan(model(12, 12), "h100", TABLES, max_tokens=512, max_seqs=16, engine="kernels")
+    plan = compile_plan(
+        model(12, 12), "h100", TABLES, max_num_batched_tokens=512, max_num_seqs=16, engine="kernels"
+    )
     parts = steps.open_plan(plan.arena)
     isl = float(room * pieces)
     got = mean_steps.mean_mixed_step_us(

@@ -506,7 +506,7 @@ def test_an_engine_without_a_version_is_the_newest(h100):
     for engine, newest in releases.items():
         assert load_engine(engine) == engine_of_version(engine)
         plans = [
-            compile_plan(model, "h100", h100, engine=name, max_tokens=1024)
+            compile_plan(model, "h100", h100, engine=name, max_num_batched_tokens=1024)
             for model in ("qwen3-8b", "qwen3-30b-a3b")
             for name in (engine, f"{engine}-{newest}")
         ]
@@ -600,7 +600,7 @@ def test_an_unknown_profile_names_those_that_there_are(given):
 
 @pytest.mark.loops
 def test_a_step_takes_what_its_runtime_adds(h100):
-    options = {"max_tokens": 1024, "max_seqs": 64}
+    options = {"max_num_batched_tokens": 1024, "max_num_seqs": 64}
     kernels = compile_plan("llama-3.1-8b", "h100", h100, **{"engine": "kernels", **options})
     plan = compile_plan("llama-3.1-8b", "h100", h100, engine=PROFILE, **options)
     assert plan.engine == "mine"
@@ -620,7 +620,9 @@ def test_a_step_takes_what_its_runtime_adds(h100):
 
 @pytest.mark.loops
 def test_every_entry_point_adds_the_same(h100):
-    plan = compile_plan("llama-3.1-8b", "h100", h100, engine=PROFILE, max_tokens=1024, max_seqs=64)
+    plan = compile_plan(
+        "llama-3.1-8b", "h100", h100, engine=PROFILE, max_num_batched_tokens=1024, max_num_seqs=64
+    )
     step = StepBatch.from_requests([[(1, 4095)] * 8])
     assert plan.decode_us(8, 4096) == plan.decode_us([8], [4096])[0] == plan.step_us(step)[0]
     assert plan.decode_us(8, 4096) == plan.explain([(1, 4095)] * 8).total_us == plan.prefill_us(1, 4095, 8)
@@ -631,8 +633,8 @@ def test_every_entry_point_adds_the_same(h100):
             {
                 "model": "llama-3.1-8b",
                 "engine": dataclasses.asdict(PROFILE),
-                "max_tokens": 1024,
-                "max_seqs": 64,
+                "max_num_batched_tokens": 1024,
+                "max_num_seqs": 64,
             }
         ],
         "h100",
@@ -642,11 +644,13 @@ def test_every_entry_point_adds_the_same(h100):
 
 
 def test_smoothing_moves_small_bf16_gemms_and_nothing_else(h100):
-    raw = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=4096, engine="kernels")
+    raw = compile_plan("llama-3.1-8b", "h100", h100, max_num_batched_tokens=4096, engine="kernels")
     smooth = compile_plan(
-        "llama-3.1-8b", "h100", h100, max_tokens=4096, gemm_smoothing="median3", engine="kernels"
+        "llama-3.1-8b", "h100", h100, max_num_batched_tokens=4096, gemm_smoothing="median3", engine="kernels"
     )
-    again = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=4096, engine="vllm", gemm_smoothing="none")
+    again = compile_plan(
+        "llama-3.1-8b", "h100", h100, max_num_batched_tokens=4096, engine="vllm", gemm_smoothing="none"
+    )
     kernels = [p.decode_us(np.arange(1, 200), 4096) for p in (raw, smooth)]
     assert (kernels[0] != kernels[1]).any()
     np.testing.assert_allclose(kernels[0], kernels[1], rtol=0.12)
@@ -676,7 +680,7 @@ def test_the_median_of_three_takes_out_a_lonely_slow_point():
 
 
 def test_static_scales_take_off_what_finding_them_takes(h100):
-    options = {"dtype": "fp8", "max_tokens": 4096}
+    options = {"dtype": "fp8", "max_num_batched_tokens": 4096}
     dynamic = compile_plan("llama-3.1-8b", "h100", h100, **{"engine": "kernels", **options})
     known = EngineProfile("known scales", kernels=KernelChoices(fp8_scales="static"))
     static = compile_plan("llama-3.1-8b", "h100", h100, engine=known, **options)
@@ -687,7 +691,10 @@ def test_static_scales_take_off_what_finding_them_takes(h100):
         scales_us = 32 * sum(float(ELEMENTWISE.fp8_scale_us(h100, tokens, k)) for _, k in gemms)
         assert less == pytest.approx(scales_us, rel=1e-9)
     # bf16 has no scales
-    plans = [compile_plan("llama-3.1-8b", "h100", h100, engine=r, max_tokens=64) for r in ("kernels", known)]
+    plans = [
+        compile_plan("llama-3.1-8b", "h100", h100, engine=r, max_num_batched_tokens=64)
+        for r in ("kernels", known)
+    ]
     np.testing.assert_array_equal(
         plans[0].decode_us(np.arange(1, 60), 99), plans[1].decode_us(np.arange(1, 60), 99)
     )

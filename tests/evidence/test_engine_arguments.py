@@ -110,7 +110,7 @@ def test_fastroofs_own_commands_are_read_back(
         assert back.engine == engine
         assert back.layout == Layout(tp, pp=pp, dp=dp, ep=ep), (release, text)
         limits = back.profile.scheduling
-        assert limits.max_num_batched_tokens == wanted.max_batched_tokens
+        assert limits.max_num_batched_tokens == wanted.max_num_batched_tokens
         assert not any("unknown flags" in one for one in back.warnings)
 
 

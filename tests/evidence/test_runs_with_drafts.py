@@ -69,7 +69,9 @@ def test_a_draft_has_the_kernels_of_its_engine(tmp_path: Path, tables: Tables, e
     row = replace(read(tmp_path, NGRAM).rows[0], draft_model="llama-3.1-8b", draft_tp=1)
     plans = Plans(tables)
     for name in ("vllm", "sglang", "vllm"):
-        target = compile_plan("llama-3.1-8b", "h100", tables, engine=name, max_tokens=512, max_seqs=64)
+        target = compile_plan(
+            "llama-3.1-8b", "h100", tables, engine=name, max_num_batched_tokens=512, max_num_seqs=64
+        )
         speculation = plans.speculation(row, target)
         assert speculation is not None
         assert isinstance(speculation.draft, StepPlan)
@@ -96,8 +98,8 @@ def test_runs_are_predicted_with_their_drafts(
 def test_a_draft_model_is_timed_as_its_plan(tmp_path: Path, tables: Tables, engine: StepPlan) -> None:
     small = "Qwen/Qwen3-0.6B"
     drafter = compile_plan(
-        small, "h100", tables, engine=engine.profile.kernels_alone(), max_tokens=8192, max_seqs=1024,
-        allow_modelled=True,
+        small, "h100", tables, engine=engine.profile.kernels_alone(), max_num_batched_tokens=8192,
+        max_num_seqs=1024, allow_modelled=True,
     )  # fmt: skip
     cluster(tmp_path, engine, SpeculativeDecoding(3, 2.4, drafter))
     own = read(tmp_path, SERVE + json.dumps({"model": small, "num_speculative_tokens": 3}).join("''"))

@@ -55,7 +55,7 @@ def tables() -> Tables:
 @pytest.fixture(scope="module")
 def kernels(tables: Tables) -> StepPlan:
     profile = engine_of_version("vllm", VLLM).kernels_alone()
-    return compile_plan("llama-3.1-8b", "h100", tables, tp=2, engine=profile, max_tokens=16384)
+    return compile_plan("llama-3.1-8b", "h100", tables, tp=2, engine=profile, max_num_batched_tokens=16384)
 
 
 def case(
@@ -335,7 +335,7 @@ def table_of(folder: Path, time_ms: Callable[..., float], **changed: Any) -> Pat
 @pytest.fixture(scope="module")
 def engine(tables: Tables) -> StepPlan:
     profile = engine_of_version("vllm", "0.12.0")
-    return compile_plan("llama-3.1-8b", "h100", tables, tp=2, engine=profile, max_tokens=16384)
+    return compile_plan("llama-3.1-8b", "h100", tables, tp=2, engine=profile, max_num_batched_tokens=16384)
 
 
 def times_of(plan: StepPlan) -> Callable[..., float]:
@@ -374,7 +374,7 @@ def test_costs_of_an_engine_come_back_from_its_steps(tmp_path: Path, tables: Tab
     base = engine_of_version("vllm", "0.12.0").kernels_alone()
     costs = StepCosts(step_us=300.0, sequence_us=5.0)
     known = replace(base, costs=costs)
-    plan = compile_plan("llama-3.1-8b", "h100", tables, tp=2, engine=known, max_tokens=16384)
+    plan = compile_plan("llama-3.1-8b", "h100", tables, tp=2, engine=known, max_num_batched_tokens=16384)
     path = table_of(tmp_path, times_of(plan))
     fitted = fit_own_runs(read_own_runs((), steps=path), tables, resamples=0)
     assert fitted.profile.costs.step_us == pytest.approx(300.0, abs=1.0)

@@ -38,7 +38,7 @@ def tables() -> Tables:
 
 @pytest.fixture(scope="module")
 def plan(tables: Tables) -> StepPlan:
-    return compile_plan("llama-3.1-8b", "h100", tables, engine="vllm-0.15.1", max_tokens=8192)
+    return compile_plan("llama-3.1-8b", "h100", tables, engine="vllm-0.15.1", max_num_batched_tokens=8192)
 
 
 def arrivals(seed: int, steps: int) -> list[tuple[int, int, int]]:

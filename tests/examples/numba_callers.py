@@ -8,8 +8,8 @@ Here that is the order in which waiting requests are admitted. What to take over
   compiled loop serves every plan.
 * What a step holds is written into two arrays that are made before the loop, and their first places are
   handed on: a step allocates nothing.
-* A step that the plan cannot time (beyond its ``max_tokens`` or ``max_seqs``) is NaN. Nothing is raised, so
-  the loop checks, and returns what it finds.
+* A step that the plan cannot time (beyond its ``max_num_batched_tokens`` or ``max_num_seqs``) is NaN. Nothing
+  is raised, so the loop checks, and returns what it finds.
 * The clock is a float64 of microseconds, a sum of steps: the same steps in the same order have the same bits.
 """
 
@@ -78,8 +78,8 @@ def serve(
     )
     if steps < 0:
         raise fastroof.PlanRangeError(
-            f"step {-steps} is larger than {plan}: compile it with max_tokens of at least "
-            f"{max_num_batched_tokens} and max_seqs of at least {max_num_seqs}"
+            f"step {-steps} is larger than {plan}: compile it with max_num_batched_tokens of at least "
+            f"{max_num_batched_tokens} and max_num_seqs of at least {max_num_seqs}"
         )
     return first_us, last_us, steps
 
@@ -91,8 +91,8 @@ def _serve(
     arrival_us: Floats,
     input_tokens: Ints,
     output_tokens: Ints,
-    max_tokens: int,
-    max_seqs: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
     shortest_first: bool,
     first_us: Floats,
     last_us: Floats,
@@ -100,8 +100,8 @@ def _serve(
     """Write first and last tokens. Returns the steps; less than 0 at one that has no time."""
     requests = len(arrival_us)
     computed, generated = np.zeros(requests, np.int64), np.zeros(requests, np.int64)
-    waiting, running = np.empty(requests, np.int64), np.empty(max_seqs, np.int64)
-    new_tokens, context_len = np.empty(max_seqs, np.int64), np.empty(max_seqs, np.int64)
+    waiting, running = np.empty(requests, np.int64), np.empty(max_num_seqs, np.int64)
+    new_tokens, context_len = np.empty(max_num_seqs, np.int64), np.empty(max_num_seqs, np.int64)
     arrived, admitted, batch_size, steps, now_us = 0, 0, 0, 0, 0.0
     while True:
         while arrived < requests and arrival_us[arrived] <= now_us:
@@ -114,12 +114,12 @@ def _serve(
             continue
 
         # ---- the scheduler: which requests run in this step, and how many tokens of each
-        budget = max_tokens
+        budget = max_num_batched_tokens
         for slot in range(batch_size):
             request = running[slot]
             new_tokens[slot] = min(input_tokens[request] + generated[request] - computed[request], budget)
             budget -= new_tokens[slot]
-        while budget > 0 and batch_size < max_seqs and admitted < arrived:
+        while budget > 0 and batch_size < max_num_seqs and admitted < arrived:
             chosen = admitted
             if shortest_first:  # here goes a policy of your own
                 for place in range(admitted + 1, arrived):

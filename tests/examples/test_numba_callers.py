@@ -26,12 +26,12 @@ def made_trace(seed: int, per_s: float) -> Trace:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("budget", "max_seqs"), [(2048, 256), (512, 16), (40, 40)])
+@pytest.mark.parametrize(("budget", "max_num_seqs"), [(2048, 256), (512, 16), (40, 40)])
 @pytest.mark.parametrize("per_s", [5.0, 40.0])
 def test_first_come_first_served_is_the_engines(
-    plan: StepPlan, budget: int, max_seqs: int, per_s: float
+    plan: StepPlan, budget: int, max_num_seqs: int, per_s: float
 ) -> None:
-    sizes = {"max_num_batched_tokens": budget, "max_num_seqs": max_seqs}
+    sizes = {"max_num_batched_tokens": budget, "max_num_seqs": max_num_seqs}
     trace = made_trace(budget, per_s)
     settings = EngineSettings.of_plan(plan, num_gpu_blocks=10**6, async_scheduling=False, **sizes)
     expected = run_engine(plan, trace, settings)
@@ -59,8 +59,8 @@ def test_a_policy_of_its_own_changes_who_waits(plan: StepPlan) -> None:
 
 @pytest.mark.slow
 def test_a_step_beyond_the_plan_is_an_error(plan: StepPlan, h100: Tables) -> None:
-    small = fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=256, engine="kernels")
-    with pytest.raises(PlanRangeError, match="max_tokens of at least 8192"):
+    small = fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_num_batched_tokens=256, engine="kernels")
+    with pytest.raises(PlanRangeError, match="max_num_batched_tokens of at least 8192"):
         numba_callers_example.serve(small, np.zeros(1), np.array([2000]), np.array([5]))
 
 

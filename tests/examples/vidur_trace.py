@@ -18,7 +18,7 @@ def main() -> None:
     """Print the answers of both, how far they are apart, and how long each took."""
     plan = fastroof.compile_plan("llama-3.1-8b", "h100")
     prompt, output = "lognormal:1024:0.8", "lognormal:200:0.8"
-    trace = Workload(rate=15, requests=300, input_tokens=prompt, output_tokens=output, seed=1).trace()
+    trace = Workload(rate=15, requests=300, isl=prompt, osl=output, seed=1).trace()
     blocks = plan.memory.max_kv_tokens // 16
     with tempfile.TemporaryDirectory() as folder:
         theirs = vidur_times(plan, trace, Path(folder), num_gpu_blocks=blocks)

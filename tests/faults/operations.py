@@ -68,14 +68,14 @@ STEPS: Final[dict[str, Any]] = {
     "models": ["llama-3.1-8b"], "tp": [1, 2], "batch_size": [1, 8], "kv_len": [1024, 8192], "keep": "all",
 }  # fmt: skip
 DEPLOYMENTS: Final[dict[str, Any]] = {
-    "models": ["llama-3.1-8b"], "tp": [1, 2], "isl": 500, "osl": 100, "concurrency": [1, 8, 64],
+    "models": ["llama-3.1-8b"], "tp": [1, 2], "isl": 500, "osl": 100, "clients": [1, 8, 64],
     "keep": "pareto",
 }  # fmt: skip
 CAPACITIES: Final[dict[str, Any]] = {
     "models": ["llama-3.1-8b"],
     "tp": [1, 2],
     "max_num_seqs": [16, 128],
-    "workload": {"requests": 40, "input_tokens": "lognormal:600:0.5", "output_tokens": 10, "seed": 2},
+    "workload": {"requests": 40, "isl": "lognormal:600:0.5", "osl": 10, "seed": 2},
     "slo": {"ttft_p99_ms": 300, "tpot_p90_ms": 25},
 }
 SPECS: Final = {"steps": STEPS, "deployments": DEPLOYMENTS, "capacities": CAPACITIES}

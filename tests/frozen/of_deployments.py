@@ -85,8 +85,8 @@ RATE: Final = {
     "constraints": {"ttft_ms": 400, "tpot_ms": 20}, "per": ["model", "request_rate_per_s"],
 }  # fmt: skip
 RATES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
-    "by means": ({**RATE, "request_rate": [2.0, 30.0]}, {"percentile": None}),
-    "within p99": ({**RATE, "osl": 25, "request_rate": [5.0]}, {"percentile": 99.0, "requests": 200}),
+    "by means": ({**RATE, "rate": [2.0, 30.0]}, {"percentile": None}),
+    "within p99": ({**RATE, "osl": 25, "rate": [5.0]}, {"percentile": 99.0, "requests": 200}),
 }
 """Specs of rates instead of clients, each of which has its own answer, and how they are ranked."""
 
@@ -165,8 +165,8 @@ def shared_gpus() -> Answers:
     return answers
 
 
-CHAT: Final = {"rate": 10, "requests": 150, "input_tokens": 1000, "output_tokens": 100}
-MIXED: Final = {**CHAT, "input_tokens": "lognormal:1200:0.8", "output_tokens": "lognormal:150:0.7"}
+CHAT: Final = {"rate": 10, "requests": 150, "isl": 1000, "osl": 100}
+MIXED: Final = {**CHAT, "isl": "lognormal:1200:0.8", "osl": "lognormal:150:0.7"}
 TURNS: Final = {**CHAT, "turns": 4, "think_s": 2.0, "growth_tokens": 150}
 PLAN: Final = {"model": "llama-3.1-8b", "engine": "vllm"}
 SGLANG: Final = {**PLAN, "engine": "sglang"}
@@ -189,7 +189,7 @@ CAPACITIES: Final[dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]
     "no range": (PLAN, MIXED, {**ALL, "ttft_p99_ms": 400, "with_range": False}),
     "draws": (PLAN, MIXED, {**ALL, "ttft_p99_ms": 400, "draws": 4}),
     "even arrivals": (PLAN, {**MIXED, "burstiness": 4.0}, {**ALL, "ttft_p99_ms": 400}),
-    "ramp": (PLAN, {"ramp": (5, 20), "requests": 150, "input_tokens": 800}, {**ALL, "ttft_p99_ms": 600}),
+    "ramp": (PLAN, {"ramp": (5, 20), "requests": 150, "isl": 800}, {**ALL, "ttft_p99_ms": 600}),
     "cached prompts": (PLAN, {**MIXED, "cached_tokens": "share:0.5"}, {**ALL, "ttft_p99_ms": 300}),
     "replicas": (PLAN, MIXED, {**ALL, "replicas": 3, "ttft_p99_ms": 400}),
     "routed replicas": (
@@ -223,12 +223,12 @@ CAPACITIES: Final[dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]
     ),
     "steady": (
         PLAN,
-        {**CHAT, "output_tokens": 20},
+        {**CHAT, "osl": 20},
         {"ttft_p99_ms": 300, "with_range": False, "tolerance": 0.1},
     ),
     "steady sessions": (
         PLAN,
-        {**TURNS, "output_tokens": 20, "think_s": 0.2},
+        {**TURNS, "osl": 20, "think_s": 0.2},
         {"ttft_p99_ms": 300, "with_range": False, "tolerance": 0.2},
     ),
 }

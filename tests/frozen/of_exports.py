@@ -43,7 +43,7 @@ def llm_d() -> Answers:
         for calculator in ("per-token", "constant"):
             for case, plan in compiled(answers, tables, model, "h100", **given):
                 fit = product.fit_llm_d(
-                    plan, concurrency=[1, 8, 64], isl=[256, 2048], osl=[128], calculator=calculator
+                    plan, clients=[1, 8, 64], isl=[256, 2048], osl=[128], calculator=calculator
                 )
                 named = f"{case}, {calculator}"
                 answers.record(named, vars(fit.latencies))
@@ -68,7 +68,7 @@ def _files(answers: Answers, case: str, folder: Path) -> None:
 def llmservingsim() -> Answers:
     answers = Answers()
     tables = product.h100_tables()
-    limits = {"max_tokens": 1024, "max_seqs": 64}
+    limits = {"max_num_batched_tokens": 1024, "max_num_seqs": 64}
     for given in ({"runtime": "vllm"}, {"runtime": "trtllm", "dtype": "fp8", "kv_dtype": "fp8"}):
         plans = [
             product.compile_plan(
@@ -135,7 +135,7 @@ def _questions() -> dict[str, Callable[[], Any]]:
         "a kv_dtype that is not there": compile_with(kv_dtype="int8"),
         "a runtime that is not there": compile_with(runtime="sgl"),
         "a method that is not there": compile_with(method="cubic"),
-        "no tokens": compile_with(max_tokens=0),
+        "no tokens": compile_with(max_num_batched_tokens=0),
         "another architecture": compile_with({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}),
         "tables that are not there": lambda: product.load_tables("nowhere"),
         "a source that is not there": lambda: product.load_tables("h100", source="nowhere"),

@@ -36,7 +36,7 @@ TRACE: Final = {
     "output_tokens": [1 + 23 * (i % 5) for i in range(30)],
     "cached_tokens": [100 * (i % 2) for i in range(30)],
 }
-CHAT: Final = {"requests": 60, "input_tokens": "lognormal:900:0.7", "output_tokens": "uniform:1:150"}
+CHAT: Final = {"requests": 60, "isl": "lognormal:900:0.7", "osl": "uniform:1:150"}
 
 OF_EVERY_PLAN: Final[dict[str, dict[str, Any]]] = {
     "a decode step": {"batch_size": 64, "kv_len": 4096},
@@ -66,7 +66,7 @@ OF_EVERY_PLAN: Final[dict[str, dict[str, Any]]] = {
     "an explanation with errors": {"explain": [[1, 4095]] * 32, "errors": True},
     "an explanation of drafts": {"explain": {"batch_size": 8, "kv_len": 4096, "tokens": 4}},
     "memory": {"memory": True},
-    "memory of smaller steps": {"memory": True, "max_tokens": 2048, "max_seqs": 100},
+    "memory of smaller steps": {"memory": True, "max_num_batched_tokens": 2048, "max_num_seqs": 100},
     "micro-batches": {"pipeline": [[[512, 0], [1, 999]], [[1, 999]], [[1, 2000], [1, 50]]]},
     "transfers": {"kv_transfer": {"prompts": [1, 16, 1000, 100_000]}},
     "transfers over a link": {"kv_transfer": {"prompts": [100, 5000], "bytes_per_s": 25e9, "latency_us": 40}},
@@ -122,7 +122,7 @@ OF_ONE_PLAN: Final[dict[str, dict[str, Any]]] = {
     "a prompt of no tokens": {"plan": "small", "kv_transfer": {"prompts": [0]}},
     "a link without bandwidth": {"plan": "small", "kv_transfer": {"prompts": [1], "bytes_per_s": 0}},
     "a trace and a workload": {"plan": "small", "simulate": {"trace": TRACE, "workload": {}}},
-    "a workload from a file": {"plan": "small", "simulate": {"workload": {"input_tokens": "file:a.csv"}}},
+    "a workload from a file": {"plan": "small", "simulate": {"workload": {"isl": "file:a.csv"}}},
     "an unknown option": {"plan": "small", "simulate": {"trace": TRACE, "options": {"colour": 1}}},
     "too many requests": {"plan": "small", "simulate": {"workload": {"rate": 1, "requests": 10**9}}},
     "a workload without a rate": {"plan": "small", "simulate": {"workload": {}}},

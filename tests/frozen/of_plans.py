@@ -86,18 +86,22 @@ NOT_PER_TOKEN: Final = ("window", "window_kv_bytes_per_token", "state_bytes_per_
 
 def times(answers: Answers, case: str, plan: product.StepPlan) -> None:
     """Record a plan's times of steps of every kind, and its memory."""
-    decodes = [d for d in DECODES if d[0] <= plan.max_seqs]
+    decodes = [d for d in DECODES if d[0] <= plan.max_num_seqs]
     batches, lengths = np.array(decodes).T
     named = [f"batch {b}, kv {kv}" for b, kv in decodes]
     answers.numbers(case, "decode_us", named, plan.decode_us(batches, lengths))
-    many = MANY_BATCHES[plan.max_seqs >= MANY_BATCHES]
+    many = MANY_BATCHES[plan.max_num_seqs >= MANY_BATCHES]
     answers.many(case, "decode_us, many", plan.decode_us(many[:, None], MANY_LENGTHS))
-    prefills = [p for p in PREFILLS if p[0] * p[2] <= plan.max_tokens and p[2] <= plan.max_seqs]
+    prefills = [
+        p for p in PREFILLS if p[0] * p[2] <= plan.max_num_batched_tokens and p[2] <= plan.max_num_seqs
+    ]
     new, context, sequences = np.array(prefills).T
     named = [f"{q} after {c}, {n} of them" for q, c, n in prefills]
     answers.numbers(case, "prefill_us", named, plan.prefill_us(new, context, sequences))
     grid = (MANY_CHUNKS[:, None, None], np.array([0, 1, 100, 4096, 200_000])[:, None], np.array([1, 2, 8]))
-    answers.many(case, "prefill_us, many", plan.prefill_us(*grid) if plan.max_tokens >= 8192 else [])
+    answers.many(
+        case, "prefill_us, many", plan.prefill_us(*grid) if plan.max_num_batched_tokens >= 8192 else []
+    )
     ran = plan.run(NAMED_STEPS)
     for name, values in {
         "latency_us": ran.latency_us,
@@ -179,8 +183,8 @@ OPTIONS: Final[tuple[dict[str, Any], ...]] = (
     {"runtime": "infersim", "tp": 2, "dtype": "fp8"},
     {"gemm_smoothing": "median3"},
     {"gemm_smoothing": "none", "runtime": "vllm"},
-    {"max_tokens": 4096, "max_seqs": 128},
-    {"max_tokens": 20_000, "max_seqs": 2000, "runtime": "vllm"},
+    {"max_num_batched_tokens": 4096, "max_num_seqs": 128},
+    {"max_num_batched_tokens": 20_000, "max_num_seqs": 2000, "runtime": "vllm"},
 )
 # Unmeasured heads, so that attention is borrowed; an odd vocabulary and biases.
 MADE_UP: Final = {

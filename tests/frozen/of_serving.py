@@ -37,9 +37,10 @@ def estimates() -> Answers:
     tables = product.h100_tables()
     isl, osl, clients = (np.array(axis) for axis in zip(*LOADS, strict=True))
     schedules: tuple[dict[str, Any], ...] = (
-        {"max_batched_tokens": 8192, "chunked_prefill": True, "kv_reservation": "mean"},
-        {"max_batched_tokens": 2048, "chunked_prefill": True, "kv_reservation": "full", "max_seqs": 48},
-        {"max_batched_tokens": 8192, "chunked_prefill": True, "kv_reservation": "mean",
+        {"max_num_batched_tokens": 8192, "chunked_prefill": True, "kv_reservation": "mean"},
+        {"max_num_batched_tokens": 2048, "chunked_prefill": True, "kv_reservation": "full",
+         "max_num_seqs": 48},
+        {"max_num_batched_tokens": 8192, "chunked_prefill": True, "kv_reservation": "mean",
          "requests_per_client": 5, "max_kv_tokens": 100_000},
     )  # fmt: skip
     for (model, given), schedule in itertools.product(PLANS, schedules):
@@ -92,7 +93,7 @@ def disaggregated() -> Answers:
         _kept(answers, case, named, product.estimate_disaggregated(prefill, decode, isl, osl, clients))
         found = product.estimate_disaggregated(
             prefill, decode, isl, osl, clients, 3, 2, 4096,
-            link_bytes_per_s=50e9, chunked_prefill=True, kv_reservation="full", max_seqs=100,
+            link_bytes_per_s=50e9, chunked_prefill=True, kv_reservation="full", max_num_seqs=100,
         )  # fmt: skip
         _kept(answers, f"{case}: 3 to 2 over a slow link", named, found)
         for decodes in (None, 16):

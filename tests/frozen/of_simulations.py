@@ -11,29 +11,29 @@ import numpy as np
 from tests.frozen import product
 from tests.frozen.answers import Answers
 
-CHAT: Final = {"input_tokens": "lognormal:1200:0.8", "output_tokens": "lognormal:150:0.7"}
+CHAT: Final = {"isl": "lognormal:1200:0.8", "osl": "lognormal:150:0.7"}
 DRAWN: Final[dict[str, dict[str, Any]]] = {
-    "constant": {"rate": 8, "arrivals": "constant", "requests": 60, "input_tokens": 1000},
+    "constant": {"rate": 8, "arrivals": "constant", "requests": 60, "isl": 1000},
     "poisson": {"rate": 15, "requests": 120, **CHAT},
     "bursty": {"rate": 10, "requests": 100, "burstiness": 0.3, "seed": 1, **CHAT},
-    "even": {"rate": 20, "requests": 100, "burstiness": 4.0, "seed": 2, "output_tokens": "uniform:2:200"},
-    "overload": {"rate": 150, "requests": 150, "input_tokens": "uniform:500:6000", "output_tokens": 120},
+    "even": {"rate": 20, "requests": 100, "burstiness": 4.0, "seed": 2, "osl": "uniform:2:200"},
+    "overload": {"rate": 150, "requests": 150, "isl": "uniform:500:6000", "osl": 120},
     "at once": {"rate": 1e6, "requests": 80, "seed": 3, **CHAT},
     "ramp": {"ramp": (1, 40, 1), "requests": 120, "burstiness": 2.0, **CHAT},
-    "hourly": {"hourly": (0.004, 0.02, 0.0, 0.01), "requests": 122, "output_tokens": "uniform:1:300"},
-    "long prompts": {"rate": 0.7, "requests": 40, "input_tokens": "uniform:6000:60000", "output_tokens": 50},
-    "long outputs": {"rate": 6, "requests": 60, "input_tokens": "uniform:1:50",
-                     "output_tokens": "uniform:400:1500"},
-    "one token": {"rate": 40, "requests": 120, "input_tokens": "uniform:1:4000", "output_tokens": 1},
+    "hourly": {"hourly": (0.004, 0.02, 0.0, 0.01), "requests": 122, "osl": "uniform:1:300"},
+    "long prompts": {"rate": 0.7, "requests": 40, "isl": "uniform:6000:60000", "osl": 50},
+    "long outputs": {"rate": 6, "requests": 60, "isl": "uniform:1:50",
+                     "osl": "uniform:400:1500"},
+    "one token": {"rate": 40, "requests": 120, "isl": "uniform:1:4000", "osl": 1},
     "cached share": {"rate": 20, "requests": 100, "cached_tokens": "share:0.6", **CHAT},
-    "cached lengths": {"rate": 12, "requests": 80, "cached_tokens": "uniform:0:900", "input_tokens": 1500},
+    "cached lengths": {"rate": 12, "requests": 80, "cached_tokens": "uniform:0:900", "isl": 1500},
     "closed loop": {"clients": 8, "requests": 80, **CHAT},
     "closed loop, thinking": {"clients": 30, "think_s": 0.5, "requests": 90, "seed": 4, **CHAT},
-    "turns": {"rate": 3, "requests": 100, "turns": 4, "think_s": "exponential:2", "input_tokens": 900,
-              "growth_tokens": "uniform:50:300", "output_tokens": "uniform:20:200"},
+    "turns": {"rate": 3, "requests": 100, "turns": 4, "think_s": "exponential:2", "isl": 900,
+              "growth_tokens": "uniform:50:300", "osl": "uniform:20:200"},
     "agents": {"rate": 1.5, "requests": 90, "turns": "uniform:1:3", "calls": "uniform:1:5", "tool_s": 0.4,
-               "think_s": "uniform:1:5", "system_tokens": 700, "input_tokens": 1500, "growth_tokens": 250,
-               "output_tokens": "uniform:10:120", "seed": 5},
+               "think_s": "uniform:1:5", "system_tokens": 700, "isl": 1500, "growth_tokens": 250,
+               "osl": "uniform:10:120", "seed": 5},
 }  # fmt: skip
 CLOSE: Final = ("bursty",)
 """Workloads whose arrivals go through powers: shapes of gamma distributions below 1."""
@@ -102,7 +102,7 @@ class Served(NamedTuple):
 MODEL: Final = {"model": "llama-3.1-8b", "engine": "vllm"}
 SGLANG: Final = {"model": "llama-3.1-8b", "engine": "sglang"}
 TRTLLM: Final = {"model": "qwen3-8b", "engine": "trtllm-1.1", "dtype": "fp8", "kv_dtype": "fp8",
-                 "max_tokens": 16_384}  # fmt: skip
+                 "max_num_batched_tokens": 16_384}  # fmt: skip
 EXPERTS: Final = {"model": "qwen3-30b-a3b"}
 SHARED_EXPERTS: Final = {"model": "deepseek-v3", "gpu": "h200"}
 FEW_BLOCKS: Final = {"num_gpu_blocks": 1500, "on_too_long": "reject"}
@@ -166,7 +166,7 @@ DEPLOYMENTS: Final[dict[str, Served]] = {
         {"max_num_seqs": 128, "prefix_cache": "auto"},
     ),
     "ranks-balanced": Served(
-        {**SHARED_EXPERTS, "engine": "trtllm-1.1", "dp": 8, "ep": 8, "max_tokens": 16_384},
+        {**SHARED_EXPERTS, "engine": "trtllm-1.1", "dp": 8, "ep": 8, "max_num_batched_tokens": 16_384},
         {"max_num_seqs": 64, "timeout_s": 20.0},
     ),
     "ranks-apart": Served({**SGLANG, "dp": 2}, {"num_gpu_blocks": 70_000, "replicas": 2}),

@@ -62,9 +62,9 @@ def steps() -> Answers:
 LOADS: Final[dict[str, Any]] = {
     "isl": [500, 5000],
     "osl": [50, 700],
-    "concurrency": [1, 20, 64, 300],
+    "clients": [1, 20, 64, 300],
     "dtype": ["fp8"],
-    "max_batched_tokens": [2048, 8192],
+    "max_num_batched_tokens": [2048, 8192],
 }
 
 
@@ -78,7 +78,7 @@ def deployments() -> Answers:
         **LOADS,
         "models": ["llama-3.1-8b", "qwen3-32b"],
         "total_gpus": [4, 8],
-        "concurrency": [1, 8, 64, 512],
+        "clients": [1, 8, 64, 512],
     }
     limits = {"ttft_ms": 800, "tpot_ms": 30}
     for objective in ("tokens_per_s_per_gpu", "tokens_per_s_per_user", "goodput"):
@@ -86,8 +86,8 @@ def deployments() -> Answers:
     cost = {"objective": "cost", "gpu_hour_price": 2.5, "constraints": limits, "k": 2}
     _swept(answers, "best, cost, prefixes", {**best, **cost, "prefix_hit": [0.0, 0.5]})
     _swept(answers, "pareto", {**best, "keep": "pareto", "histogram": True})
-    rates = {key: value for key, value in best.items() if key != "concurrency"}
-    _swept(answers, "best, rates", {**rates, "request_rate": [0.5, 4, 50], "constraints": limits, "k": 1})
+    rates = {key: value for key, value in best.items() if key != "clients"}
+    _swept(answers, "best, rates", {**rates, "rate": [0.5, 4, 50], "constraints": limits, "k": 1})
     return answers
 
 
@@ -108,8 +108,8 @@ def disaggregated_deployments() -> Answers:
         "mode": ["disaggregated"],
         "tp": [2, 4],
         "total_gpus": [16],
-        "concurrency": [1, 64],
-        "max_batched_tokens": [8192],
+        "clients": [1, 64],
+        "max_num_batched_tokens": [8192],
     }
     for runtime in ("vllm", "kernels"):
         _swept(answers, f"all, {runtime}", {**spec, "runtime": [runtime], "keep": "all"})

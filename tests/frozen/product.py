@@ -114,7 +114,7 @@ def h100_tables() -> Tables:
     return tables_of("h100")
 
 
-_SWEPT = {"max_batched_tokens": "max_num_batched_tokens", "max_seqs": "max_num_seqs"}
+_SWEPT = {"max_num_batched_tokens": "max_num_batched_tokens", "max_num_seqs": "max_num_seqs"}
 """Keys of specifications in the record, and their names now."""
 
 

@@ -284,7 +284,9 @@ def test_an_imported_source_answers_plans(profiling, tmp_path):
         attention(chunk=128, cache=0),
     )
     tables = fastroof.load_tables(convert_vidur(profiling, tmp_path / "out").parent)
-    plan = fastroof.compile_plan("llama-3.1-8b", "a100", tables, max_tokens=512, max_seqs=8, engine="kernels")
+    plan = fastroof.compile_plan(
+        "llama-3.1-8b", "a100", tables, max_num_batched_tokens=512, max_num_seqs=8, engine="kernels"
+    )
     assert np.isfinite(plan.decode_us(8, 1000))
     looked_up = tables.lookup("gemm", m=64, n=6144, k=4096)
     assert (float(looked_up.latency_us), int(looked_up.origin)) == (pytest.approx(178.0), 0)

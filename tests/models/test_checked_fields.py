@@ -44,7 +44,13 @@ def changed(part: Any, place: tuple[Any, ...], value: Any) -> Any:
 
 def answer(model: Any) -> None:
     plan = fastroof.compile_plan(
-        model, "h100", TABLES, allow_modelled=True, max_tokens=64, max_seqs=16, engine="kernels"
+        model,
+        "h100",
+        TABLES,
+        allow_modelled=True,
+        max_num_batched_tokens=64,
+        max_num_seqs=16,
+        engine="kernels",
     )
     assert 0 < plan.decode_us(2, 100) < 1e12
     assert 0 < plan.prefill_us(4) < 1e12

@@ -80,8 +80,8 @@ def words(*command: str) -> tuple[int, str]:
     [
         (("step", "--decode"), "1x4097", "1x4096"),
         (("step", "--prefill"), "97@4000", "96@4000"),
-        (("serving", "--osl", "97", "--concurrency", "1", "--isl"), "100,4000", "100,3999"),
-        (("simulate", "--rate", "1", "--num-requests", "5", "--output", "97", "--input"), "4000", "3999"),
+        (("serving", "--osl", "97", "--clients", "1", "--isl"), "100,4000", "100,3999"),
+        (("simulate", "--rate", "1", "--num-requests", "5", "--osl", "97", "--isl"), "4000", "3999"),
     ],
 )
 def test_commands_warn_in_one_line_beyond_the_context(
@@ -113,7 +113,7 @@ def test_the_scaling_of_a_config_is_what_commands_go_by(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_best_counts_what_is_beyond_the_context(h100: fastroof.Tables, tmp_path: Path) -> None:
     spec = tmp_path / "my.toml"
-    spec.write_text('models = ["llama-2-7b"]\ntp = [1]\nisl = 4000\nosl = 500\nconcurrency = 1\n')
+    spec.write_text('models = ["llama-2-7b"]\ntp = [1]\nisl = 4000\nosl = 500\nclients = 1\n')
     done = CliRunner().invoke(app, ["best", str(spec)])
     assert done.exit_code == 0
     assert "of 1 candidates (deployments at a load) qualifies: beyond the model's context (1)" in done.stdout

@@ -409,7 +409,7 @@ def test_plans_read_the_same_curve_as_lookups(h100, layout, experts):
     model = mixture(RoutedExperts(num_experts, topk, intermediate, is_gated=is_gated), hidden)
     options = {"dtype": "bf16", "routing": "balanced", "engine": "kernels", **layout}
     # a plan of few tokens leaves no shorter curve in the cache
-    for few in ({"max_tokens": 64, "max_seqs": 64}, {}):
+    for few in ({"max_num_batched_tokens": 64, "max_num_seqs": 64}, {}):
         plan = compile_plan(model, "h100", h100, **few, **options)
     key = kernel(hidden, intermediate, topk, num_experts, plan.layout.moe_tp, plan.layout.ep)
     operator = "moe" if is_gated else "moe_nongated"
@@ -431,7 +431,14 @@ def test_a_step_is_the_naive_sum_of_its_lookups(h100, requests):
     experts = RoutedExperts(100, 7, 900, shared_intermediate=1024, router_bias=True)
     model = mixture(experts, 2048)
     plan = compile_plan(
-        model, "h100", h100, tp=2, dtype="bf16", kv_dtype="bf16", max_tokens=1024, engine="kernels"
+        model,
+        "h100",
+        h100,
+        tp=2,
+        dtype="bf16",
+        kv_dtype="bf16",
+        max_num_batched_tokens=1024,
+        engine="kernels",
     )
     expected = step_us(plan, h100, requests)
     assert float(plan.explain(requests).total_us) == pytest.approx(expected, rel=1e-11)

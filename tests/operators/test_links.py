@@ -148,7 +148,9 @@ def test_errors_grow_with_unmeasured_parts(h100):
 @pytest.mark.loops
 def test_a_model_over_two_nodes(h100):
     plans = [
-        compile_plan("llama-3.1-70b", "h100", h100, tp=tp, max_tokens=64, max_seqs=16, engine="kernels")
+        compile_plan(
+            "llama-3.1-70b", "h100", h100, tp=tp, max_num_batched_tokens=64, max_num_seqs=16, engine="kernels"
+        )
         for tp in (8, 16)
     ]
     parts = [{p.role: p for p in plan.explain([(1, 999)] * 8).operators} for plan in plans]

@@ -57,7 +57,7 @@ PRESETS: Final = (
 def plan_cases(tables: Tables, dtypes: Sequence[str] = ("bf16", "fp8")) -> list[Case]:
     """Compile every one of the presets at every tp, dtype and KV dtype that it can have, and time it."""
     requests = [
-        {"model": model, "tp": tp, "dtype": dtype, "kv_dtype": kv_dtype, "max_tokens": MAX_TOKENS}
+        {"model": model, "tp": tp, "dtype": dtype, "kv_dtype": kv_dtype, "max_num_batched_tokens": MAX_TOKENS}
         | {"engine": "kernels"}
         for model in PRESETS
         for tp in TP_SIZES

@@ -14,7 +14,7 @@ from fastroof.units import US_PER_S
 from tests.physics import kernels
 
 WINDOWED = [name for name in model_names() if load_model(name).window]
-LIMITS = {"max_tokens": 16384, "max_seqs": 256, "allow_modelled": True}
+LIMITS = {"max_num_batched_tokens": 16384, "max_num_seqs": 256, "allow_modelled": True}
 STEPS = [
     *([(1, kv_len - 1)] * batch for batch in (1, 16, 256) for kv_len in (2, 100, 1024, 4096, 16384)),
     *([(new, context)] for new in (16, 500, 4096, 16384) for context in (0, 100, 5000)),

@@ -32,7 +32,7 @@ PROMPTS = [
 TOPK = ("deepseek-v4-flash", "flat", 4, 64)
 PEAKED = ("deepseek-v4-flash", "top_last", 4, 64)
 LAYERS = {0: 2, 4: 3, 128: 4}
-LIMITS = {"max_tokens": 512, "max_seqs": 16}
+LIMITS = {"max_num_batched_tokens": 512, "max_num_seqs": 16}
 
 
 def blocks(**more: Any) -> Tables:

@@ -11,7 +11,7 @@ from fastroof.models import Layout
 from tests.reference.context_parallel import prompts_us
 
 SGLANG = load_engine("sglang").kernels_alone()
-LIMITS = {"max_tokens": 4096, "max_seqs": 64}
+LIMITS = {"max_num_batched_tokens": 4096, "max_num_seqs": 64}
 DENSE = load_model("llama-3.1-8b")
 EXPERTS = load_model("qwen3-235b-a22b")
 

@@ -29,7 +29,7 @@ def test_a_plan_without_tables_warns_and_is_marked_modelled(plan):
 def test_each_gpu_can_be_planned_without_tables():
     for name in gpu_names():
         with pytest.warns(UserWarning, match=name):
-            (plan,) = compile_plans([{"model": "llama-3.1-8b", "max_tokens": 64}], name, None)
+            (plan,) = compile_plans([{"model": "llama-3.1-8b", "max_num_batched_tokens": 64}], name, None)
         us = plan.decode_us([1, 64], [1, 100_000])
         assert np.isfinite(us).all()
         assert us[1] > us[0] > 0
@@ -100,7 +100,7 @@ def test_four_of_five_decode_steps_are_within_the_stated_error(h100):
     batch, kv_len = np.array([1, 4, 16, 64])[:, None], 2 ** np.arange(7, 15)
     inside = []
     for name, dtype, tp in itertools.product(("llama-3.1-8b", "llama-3.1-70b"), ("bf16", "fp8"), (1, 4)):
-        options = {"dtype": dtype, "tp": tp, "max_tokens": 64, "max_seqs": 64}
+        options = {"dtype": dtype, "tp": tp, "max_num_batched_tokens": 64, "max_num_seqs": 64}
         measured, modelled = (
             compile_plan(name, "h100", tables, **{"engine": "kernels", **options}) for tables in (h100, None)
         )

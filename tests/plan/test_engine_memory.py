@@ -76,7 +76,7 @@ def test_the_rule_of_every_engine_is_the_naive_one(engine, model, options):
     # of two stages the fullest is the plan's: its sampling is where the LM head is
     stages = [1024 * vocab] if layout.pp == 1 else [0, 1024 * vocab]
     graphs = 512 if plan.tp >= 4 else 256
-    kept = 512 + 1.5 * plan.max_tokens + 2 * graphs + 128 * plan.tp * layout.pp
+    kept = 512 + 1.5 * plan.max_num_batched_tokens + 2 * graphs + 128 * plan.tp * layout.pp
     if layout.dp > 1:
         kept += (4.5 if graphs > 300 else 3) * graphs * layout.dp
     else:  # a prefill graph of each of 58 sizes up to 8,192 tokens, or those of latent attention
@@ -104,8 +104,8 @@ def test_kernels_alone_and_a_bare_profile_use_the_datasheets_rule(h100):
     assert kernels.memory.context_bytes == 0
     assert kernels.memory.reserve_bytes == kernels.gpu.hbm_bytes - int(kernels.gpu.hbm_bytes * 0.9)
     assert (
-        kernels.memory_of(max_seqs=8, max_tokens=64)
-        == compile_plan("llama-3.1-8b", "h100", h100, max_tokens=64, engine="kernels").memory
+        kernels.memory_of(max_num_seqs=8, max_num_batched_tokens=64)
+        == compile_plan("llama-3.1-8b", "h100", h100, max_num_batched_tokens=64, engine="kernels").memory
     )
 
 
@@ -126,17 +126,17 @@ def test_70b_in_fp8_on_one_h100_has_the_room_that_its_published_throughput_needs
 
 def test_fewer_requests_sample_with_less_memory_and_estimates_know_it(h100):
     plan = compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
-    own, few = plan.memory, plan.memory_of(max_seqs=64)
+    own, few = plan.memory, plan.memory_of(max_num_seqs=64)
     rule = plan.profile.memory
     assert own.activation_bytes == round(rule.sample_bytes * 1024 * plan.model.padded_vocab(1))
     assert few.max_kv_tokens > own.max_kv_tokens
-    assert plan.memory_of(max_seqs=math.inf) == plan.memory_of(max_seqs=4096) == own
+    assert plan.memory_of(max_num_seqs=math.inf) == plan.memory_of(max_num_seqs=4096) == own
     # as many clients as run: what fits is the room
     held = own.held_tokens(8000 + 0.5 * 400)
     many = estimate(plan, 8000, 400, 1024)
     assert many.effective_concurrency == pytest.approx(own.max_kv_tokens / held)
-    at_most = estimate(plan, 8000, 400, 60, max_seqs=60)
-    with_more = estimate(plan, 8000, 400, 60, max_seqs=60, max_kv_tokens=few.max_kv_tokens)
+    at_most = estimate(plan, 8000, 400, 60, max_num_seqs=60)
+    with_more = estimate(plan, 8000, 400, 60, max_num_seqs=60, max_kv_tokens=few.max_kv_tokens)
     assert at_most.effective_concurrency == pytest.approx(with_more.effective_concurrency, rel=1e-3)
 
 
@@ -188,16 +188,20 @@ def test_sglangs_formula_is_its_default_fraction():
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_estimates_and_sweeps_take_the_engines_room(h100, engine):
-    plan = compile_plan("qwen3-32b", "h100", h100, tp=2, engine=engine, max_tokens=16384, max_seqs=1024)
-    plain = compile_plan("qwen3-32b", "h100", h100, tp=2, max_tokens=16384, max_seqs=1024, engine="kernels")
+    plan = compile_plan(
+        "qwen3-32b", "h100", h100, tp=2, engine=engine, max_num_batched_tokens=16384, max_num_seqs=1024
+    )
+    plain = compile_plan(
+        "qwen3-32b", "h100", h100, tp=2, max_num_batched_tokens=16384, max_num_seqs=1024, engine="kernels"
+    )
     assert plan.memory.max_kv_tokens != plain.memory.max_kv_tokens
-    got = estimate(plan, 16000, 400, 1000, max_batched_tokens=16384)
+    got = estimate(plan, 16000, 400, 1000, max_num_batched_tokens=16384)
     length = 16000 + plan.profile.memory.osl_reserved * 400
-    memory = plan.memory_of(max_tokens=16384)
+    memory = plan.memory_of(max_num_batched_tokens=16384)
     assert got.effective_concurrency == pytest.approx(memory.max_kv_tokens / memory.held_tokens(length))
     # sweeps are held to estimates in tests/sweep/deployments/test_agreement.py, with these engines
-    few = estimate_disaggregated(plan, plan, 16000, 400, 4, max_batched_tokens=16384, max_seqs=16)
-    room = plan.memory_of(max_tokens=16384, max_seqs=16).max_kv_tokens
+    few = estimate_disaggregated(plan, plan, 16000, 400, 4, max_num_batched_tokens=16384, max_num_seqs=16)
+    room = plan.memory_of(max_num_batched_tokens=16384, max_num_seqs=16).max_kv_tokens
     assert few.kv_load == pytest.approx(few.decodes * length / room, rel=0.35)
 
 

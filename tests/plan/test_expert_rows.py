@@ -55,8 +55,8 @@ def plans(tables: Any) -> list[Any]:
         fastroof.compile_plan(
             gpu="h100",
             tables=tables,
-            max_tokens=2048,
-            max_seqs=256,
+            max_num_batched_tokens=2048,
+            max_num_seqs=256,
             allow_modelled=True,
             **{"engine": "kernels", **layout},
         )
@@ -97,7 +97,7 @@ def test_between_whole_tokens_a_rank_they_are_a_straight_line(plans: list[Any], 
     low, high = (_expert_rows_us(plan.arena, float(dp * own), True) for own in (5, 6))
     assert _expert_rows_us(plan.arena, dp * 5.25, True) == pytest.approx(0.75 * low + 0.25 * high, rel=1e-12)
     # beyond the plan it holds, and less than a token a rank costs as one
-    most = plan.max_tokens
+    most = plan.max_num_batched_tokens
     assert _expert_rows_us(plan.arena, 2.0 * dp * most, True) == _expert_rows_us(
         plan.arena, dp * most * 1.0, True
     )
@@ -129,7 +129,11 @@ def test_plans_without_experts_of_all_ranks_have_no_such_part(tables: Any) -> No
         {"model": "qwen3-30b-a3b", "dp": 4, "ep": 4, "dp_imbalance": 1.5, "engine": "vllm"},
     ):
         plan = fastroof.compile_plan(
-            gpu="h100", tables=tables, max_tokens=512, max_seqs=64, **{"engine": "kernels", **layout}
+            gpu="h100",
+            tables=tables,
+            max_num_batched_tokens=512,
+            max_num_seqs=64,
+            **{"engine": "kernels", **layout},
         )
         assert plan.arena[[steps.EXPERT_AT, steps.DECODE_EXPERT_AT, steps.RANKS]].tolist() == [0.0, 0.0, 0.0]
         assert _expert_rows_us(plan.arena, 100.0, True) == 0.0
@@ -151,7 +155,15 @@ def test_it_survives_pickling_and_is_checked_in_files(plans: list[Any], number: 
 
 def test_a_paced_plan_has_it_at_the_pace_of_its_slowest_stage(tables: Any) -> None:
     plan = fastroof.compile_plan(
-        "qwen3-30b-a3b", "h100", tables, pp=2, dp=2, ep=2, max_tokens=512, max_seqs=64, engine="vllm"
+        "qwen3-30b-a3b",
+        "h100",
+        tables,
+        pp=2,
+        dp=2,
+        ep=2,
+        max_num_batched_tokens=512,
+        max_num_seqs=64,
+        engine="vllm",
     )
     stage = max(plan.stages, key=lambda one: one.decode_us(64, 2048))
     for total in (2.0, 100.0, 1024.0):
@@ -184,7 +196,7 @@ def test_engines_and_versions_differ(tables: Any) -> None:
     def rules(model: str, engine: str) -> RankRules:
         experts = {"ep": 2} if model != "llama-3.1-8b" else {}
         plan = fastroof.compile_plan(
-            model, "h100", tables, dp=2, engine=engine, max_tokens=64, max_seqs=64, **experts
+            model, "h100", tables, dp=2, engine=engine, max_num_batched_tokens=64, max_num_seqs=64, **experts
         )
         return rank_rules(plan)
 

@@ -21,7 +21,7 @@ from fastroof.operators.calls import Call, Gemm, Parallel
 from tests.reference.kinds import step_us
 
 BASE = load_model("llama-3.1-8b")
-LIMITS = {"max_tokens": 512, "max_seqs": 64}
+LIMITS = {"max_num_batched_tokens": 512, "max_num_seqs": 64}
 HEADS = ((32, 8, 128), (16, 2, 128), (32, 4, 128), (8, 8, 128), (16, 4, 64))
 
 

@@ -31,7 +31,7 @@ def plan_of(model: Any, gpu: str | GpuSpec, engine: str, **options: Any) -> Step
 
 
 def test_gemma_3_on_an_mi300x_of_vllm_011() -> None:
-    plan = plan_of("gemma-3-27b", "mi300x", "vllm-0.11.0", max_tokens=2048)
+    plan = plan_of("gemma-3-27b", "mi300x", "vllm-0.11.0", max_num_batched_tokens=2048)
     memory = plan.memory._replace(parts=89_997)
     assert (memory.block_tokens, memory.full_parts, memory.window_parts) == (16, 1, 6)
     assert memory.reserved_parts(10_240) == 640 + 6 * (math.ceil((1023 + 2048) / 16) + 1) == 1798
@@ -43,7 +43,7 @@ def test_gemma_3_on_an_mi300x_of_vllm_011() -> None:
 
 def test_qwen_27b_on_a_gh200_of_vllm_030() -> None:
     plan = plan_of("qwen3.5-27b", "h100", "vllm-0.30.0", kv_dtype="fp8")
-    memory = plan.memory_of(max_seqs=64, prefix_caching=True)
+    memory = plan.memory_of(max_num_seqs=64, prefix_caching=True)
     assert (memory.block_tokens, memory.state_parts, memory.groups) == (1568, 6, 4)
     assert int(26.84 * GIB / memory.part_bytes) in (560, 561)
     memory = memory._replace(parts=561)
@@ -53,7 +53,7 @@ def test_qwen_27b_on_a_gh200_of_vllm_030() -> None:
 
 def test_qwen_27b_with_two_draft_tokens_of_vllm_024() -> None:
     plan = plan_of("qwen3.5-27b", "h200", "vllm-0.24.0", tp=2, dtype="fp8_block")
-    memory = speculated(plan, SpeculativeDecoding(2, 2.0, "mtp")).memory(max_seqs=64)
+    memory = speculated(plan, SpeculativeDecoding(2, 2.0, "mtp")).memory(max_num_seqs=64)
     assert int(110.59 * GIB / memory.part_bytes) == 4350
     memory = memory._replace(parts=4350)
     assert memory.reserved_parts(184_320) == 236 + 3 * 4
@@ -65,7 +65,7 @@ def test_qwen_27b_with_two_draft_tokens_of_vllm_024() -> None:
 )
 def test_qwen_35b_with_a_cache_in_fp8(blocks: int, context: int, caching: bool, printed: float) -> None:
     plan = plan_of("qwen3.5-35b-a3b", "h100", "vllm-0.17.0", kv_dtype="fp8", dtype="fp8")
-    memory = plan.memory_of(max_seqs=8, prefix_caching=caching)._replace(parts=blocks)
+    memory = plan.memory_of(max_num_seqs=8, prefix_caching=caching)._replace(parts=blocks)
     assert memory.block_tokens == 2096
     assert round(memory.max_concurrency(context), 2) == printed
     assert cache_line_tokens(plan.profile.memory, memory, context) == blocks // 4 * 2096
@@ -82,7 +82,7 @@ def test_qwen_27b_prints_blocks_of_one_group_in_vllm_019() -> None:
 
 def test_qwen_27b_on_two_small_cards_of_vllm_023() -> None:
     plan = plan_of("qwen3.5-27b", "h100", "vllm-0.23.1", tp=2)
-    memory = plan.memory_of(max_seqs=256)
+    memory = plan.memory_of(max_num_seqs=256)
     assert int(3.86 * GIB / memory.part_bytes) == 161
     memory = memory._replace(parts=161)
     assert memory.largest_context() == (161 - 3) * 784 == 123_872
@@ -105,7 +105,7 @@ def test_more_requests_than_blocks_of_states_do_not_start(
     """Three public reports, of engines that do not start with their default of 1,024 requests."""
     gpu = replace(load_gpu("h100"), hbm_bytes=round(gpu_gib / VISIBLE_SHARE * GIB))
     plan = plan_of(model, gpu, engine, **options)
-    found = {one.code: one for one in refusals(plan, StartQuestion(max_model_len=8192, max_seqs=1024))}
+    found = {one.code: one for one in refusals(plan, StartQuestion(max_model_len=8192, max_num_seqs=1024))}
     assert found["D"].available == pytest.approx(blocks, rel=off)
     most = seqs_that_start(plan, StartQuestion(max_model_len=8192))
     assert found["D"].remedy == f"max_num_seqs={most}"
@@ -113,7 +113,7 @@ def test_more_requests_than_blocks_of_states_do_not_start(
         codes = {one.code for one in refusals(plan, StartQuestion(8192, seqs)) if not one.is_warning}
         assert (codes == set()) is starts
     # every other answer is of the most that start
-    memory = plan.memory_of(max_seqs=1024)
+    memory = plan.memory_of(max_num_seqs=1024)
     assert memory.max_running == memory.most_running(1024) == most <= memory.parts
     assert memory.max_sequences(1) <= most
 
@@ -139,7 +139,7 @@ def test_an_engine_starts_if_all_memory_that_it_requests_is_free() -> None:
 def test_an_old_version_has_no_such_limit() -> None:
     plan = plan_of("qwen3.5-27b", "h200", "vllm-0.13.0", tp=1)
     assert plan.memory.max_running == 0
-    assert not refusals(plan, StartQuestion(max_model_len=8192, max_seqs=1024))
+    assert not refusals(plan, StartQuestion(max_model_len=8192, max_num_seqs=1024))
 
 
 def test_graphs_are_a_range_that_a_variable_removes() -> None:
@@ -240,7 +240,7 @@ def test_sglang_runs_48_requests_with_draft_tokens() -> None:
         plan = plan_of("qwen3-30b-a3b", "h200", "sglang", **options | {"dp": ranks, "ep": 2 * ranks})
         drafted = speculated(plan, SpeculativeDecoding(3, 2.0))
         assert drafted.memory().max_running == 48 // ranks
-        assert drafted.memory(max_seqs=100).most_running(100) == 100
+        assert drafted.memory(max_num_seqs=100).most_running(100) == 100
 
 
 def test_the_cache_of_an_engine_may_be_given_in_bytes() -> None:
@@ -267,7 +267,9 @@ _PLANS: dict[tuple[str, str], StepPlan | None] = {}
 def cached_plan(model: str, engine: str) -> StepPlan | None:
     if (model, engine) not in _PLANS:
         try:
-            _PLANS[model, engine] = plan_of(load_model(model), "b300", engine, tp=8, max_tokens=4096)
+            _PLANS[model, engine] = plan_of(
+                load_model(model), "b300", engine, tp=8, max_num_batched_tokens=4096
+            )
         except FastroofError:
             _PLANS[model, engine] = None
     return _PLANS[model, engine]

@@ -23,7 +23,7 @@ from fastroof.plan.execution import whole_blocks
 from fastroof.plan.options import PlanOptions
 from tests.reference.kinds import step_us
 
-LIMITS = {"max_tokens": 4096, "max_seqs": 256}
+LIMITS = {"max_num_batched_tokens": 4096, "max_num_seqs": 256}
 LAYERS = 4
 
 

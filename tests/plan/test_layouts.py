@@ -17,7 +17,7 @@ from fastroof.models.experts import RoutedExperts
 from tests.reference.kinds import step_us
 
 SGLANG = load_engine("sglang").kernels_alone()
-LIMITS = {"max_tokens": 256, "max_seqs": 64}
+LIMITS = {"max_num_batched_tokens": 256, "max_num_seqs": 64}
 MODEL = load_model("qwen3-235b-a22b")
 
 
@@ -201,7 +201,9 @@ def test_norms_inside_an_all_reduce_take_no_time_up_to_its_limit(h100):
     engine = load_engine("vllm-0.23.0")
     unfused = replace(engine, kernels=replace(engine.kernels, fused_norms=()))
     fused, plain = (
-        compile_plan("minimax-m2.5", "h100", h100, tp=4, engine=one, max_tokens=4096, allow_modelled=True)
+        compile_plan(
+            "minimax-m2.5", "h100", h100, tp=4, engine=one, max_num_batched_tokens=4096, allow_modelled=True
+        )
         for one in (engine, unfused)
     )
 

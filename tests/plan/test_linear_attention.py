@@ -111,7 +111,7 @@ def test_a_decode_costs_the_same_whatever_came_before(dense: Any) -> None:
 
 def test_a_decode_is_as_measured_as_its_batch(dense: Any) -> None:
     for batch, context, origin in ((16, 1023, 0), (16, 2**20 - 1, 0), (24, 1023, 1), (2000, 1023, 2)):
-        if batch <= dense.max_seqs:
+        if batch <= dense.max_num_seqs:
             parts = {part.name: part.origin for part in dense.explain([(1, context)] * batch).operators}
             assert parts["gated delta net (dense linear)"] == origin
 

@@ -27,7 +27,9 @@ def plan_of(model: Any, gpu: Any, engine: str, **options: Any) -> StepPlan:
 
 
 def memory_of(plan: StepPlan, tokens: int, length: int | None = None, **options: Any) -> PlanMemory:
-    return plan.memory_of(max_tokens=tokens, max_seqs=256, lowers=False, max_model_len=length, **options)
+    return plan.memory_of(
+        max_num_batched_tokens=tokens, max_num_seqs=256, lowers=False, max_model_len=length, **options
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_every_answer_takes_the_same_format_for_auto(kv_dtype):
     options = {"engine": "vllm", "tp": 8, "kv_dtype": kv_dtype}
     answer = fastroof.fit("glm-5.2-fp8", "b200", **options)
     (plan,) = fastroof.compile_plans([{"model": "glm-5.2-fp8", "allow_modelled": True, **options}], "b200")
-    keys = {"models": ["glm-5.2-fp8"], "gpus": ["b200"], "isl": 1000, "osl": 100, "concurrency": [8]}
+    keys = {"models": ["glm-5.2-fp8"], "gpus": ["b200"], "isl": 1000, "osl": 100, "clients": [8]}
     spec = load_spec(
         {**keys, "kv_dtype": [kv_dtype], "engine": ["vllm", "trtllm"], "max_num_batched_tokens": 8192}
     )

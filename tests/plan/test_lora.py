@@ -35,12 +35,14 @@ def h100() -> fastroof.Tables:
 
 
 def plan_of(tables: fastroof.Tables, lora: object = None, model: str = MODEL, **options: object) -> StepPlan:
-    return fastroof.compile_plan(model, "h100", tables, lora=lora, max_tokens=256, max_seqs=64, **options)
+    return fastroof.compile_plan(
+        model, "h100", tables, lora=lora, max_num_batched_tokens=256, max_num_seqs=64, **options
+    )
 
 
 def by_datasheet(model: str, lora: object) -> StepPlan:
     curves = DatasheetCurves(fastroof.load_gpu("h200"), warns=False)
-    options = {"allow_modelled": True, "curves": curves, "max_tokens": 64, "max_seqs": 8}
+    options = {"allow_modelled": True, "curves": curves, "max_num_batched_tokens": 64, "max_num_seqs": 8}
     return fastroof.compile_plan(model, "h200", "datasheet", lora=lora, **options)  # type: ignore[arg-type]
 
 

@@ -29,7 +29,9 @@ from fastroof.units import GIB
 
 
 def memory(h100, model="llama-3.1-8b", **options):
-    return compile_plan(model, "h100", h100, **{"engine": "kernels", "max_tokens": 64, **options}).memory
+    return compile_plan(
+        model, "h100", h100, **{"engine": "kernels", "max_num_batched_tokens": 64, **options}
+    ).memory
 
 
 def test_llama_8b_worked_out_by_hand(h100):
@@ -77,7 +79,7 @@ def test_a_model_that_does_not_fit_has_no_room(h100):
 
 
 def test_activations_grow_with_the_largest_step(h100):
-    small, large = (memory(h100, max_tokens=n) for n in (64, 8192))
+    small, large = (memory(h100, max_num_batched_tokens=n) for n in (64, 8192))
     assert large.activation_bytes == 128 * small.activation_bytes
     assert large.max_kv_tokens < small.max_kv_tokens
 
@@ -103,7 +105,9 @@ def alternating(heads: tuple[int, int, int], window: int, windowed: int, full: i
 def test_windowed_layers_keep_no_more_than_their_window(h100, kv_len):
     for windowed, full in ((12, 12), (24, 0), (30, 5)):
         model = alternating((64, 8, 64), 128, windowed, full)
-        found = compile_plan(model, "h100", h100, max_tokens=64, max_seqs=8, engine="kernels").memory
+        found = compile_plan(
+            model, "h100", h100, max_num_batched_tokens=64, max_num_seqs=8, engine="kernels"
+        ).memory
         a_token = 2 * 8 * 64 * 2
         assert found.kv_bytes_per_token == (windowed + full) * a_token
         expected = a_token * (full * kv_len + windowed * min(kv_len, 128))
@@ -134,7 +138,7 @@ def test_sequences_of_a_model_without_windows_fit_by_their_tokens(h100):
 @pytest.mark.slow
 def test_what_fits_by_length_is_what_serving_and_sweeps_take(h100):
     model = replace(alternating((64, 8, 64), 128, 12, 12), max_position=131072)
-    plan = compile_plan(model, "h100", h100, max_tokens=4096, max_seqs=4096, engine="vllm")
+    plan = compile_plan(model, "h100", h100, max_num_batched_tokens=4096, max_num_seqs=4096, engine="vllm")
     fit = plan.memory.max_sequences(16384)
     assert fit > 1.9 * (plan.memory.max_kv_tokens // 16384)
     longest = min(plan.memory.largest_length(fit), plan.model.max_position)
@@ -145,15 +149,22 @@ def test_what_fits_by_length_is_what_serving_and_sweeps_take(h100):
     # clients beyond those that fit run no more at once
     # a given number of tokens has no blocks
     held = plan.memory.held_tokens(16000 + 0.5 * 768) - plan.memory.open_tokens
-    got = estimate(plan, 16000, 768, 4000, max_batched_tokens=4000, max_seqs=math.inf)
-    full = estimate(plan, 16000, 768, 4000, max_batched_tokens=4000, max_seqs=math.inf, max_kv_tokens=1e5)
+    got = estimate(plan, 16000, 768, 4000, max_num_batched_tokens=4000, max_num_seqs=math.inf)
+    full = estimate(
+        plan, 16000, 768, 4000, max_num_batched_tokens=4000, max_num_seqs=math.inf, max_kv_tokens=1e5
+    )
     assert full.effective_concurrency == pytest.approx(min(1e5 / held, 4000))
     assert got.effective_concurrency > full.effective_concurrency
-    one = estimate_disaggregated(plan, plan, 16000, 200, 1, max_batched_tokens=4000)
+    one = estimate_disaggregated(plan, plan, 16000, 200, 1, max_num_batched_tokens=4000)
     dense = compile_plan(
-        replace(model.with_full_attention()), "h100", h100, max_tokens=4096, max_seqs=4096, engine="vllm"
+        replace(model.with_full_attention()),
+        "h100",
+        h100,
+        max_num_batched_tokens=4096,
+        max_num_seqs=4096,
+        engine="vllm",
     )
-    other = estimate_disaggregated(dense, dense, 16000, 200, 1, max_batched_tokens=4000)
+    other = estimate_disaggregated(dense, dense, 16000, 200, 1, max_num_batched_tokens=4000)
     assert one.transfer_ms == pytest.approx(other.transfer_ms * (16000 + 128) / 32000)
 
 
@@ -184,7 +195,7 @@ def stateful(full: int, linear: int, state: int = 3_000_000):
 
 @given(kv_len=st.integers(1, 200_000))
 def test_a_state_is_bytes_a_sequence(h100, kv_len):
-    found = memory(h100, stateful(6, 18), max_seqs=8)
+    found = memory(h100, stateful(6, 18), max_num_seqs=8)
     assert found.kv_bytes_per_token == 6 * 2 * 8 * 64 * 2
     assert found.state_bytes_per_sequence == 18 * 3_000_000
     expected = found.kv_bytes_per_token * kv_len + found.state_bytes_per_sequence
@@ -201,7 +212,7 @@ def test_a_state_is_bytes_a_sequence(h100, kv_len):
 
 
 def test_states_take_room_in_serving_and_sweeps_alike(h100):
-    options = {"max_tokens": 4096, "max_seqs": 4096, "engine": "vllm"}
+    options = {"max_num_batched_tokens": 4096, "max_num_seqs": 4096, "engine": "vllm"}
     plan, stateless = (
         compile_plan(stateful(6, 18, n), "h100", h100, **{"engine": "kernels", **options})
         for n in (3_000_000, 0)
@@ -212,22 +223,24 @@ def test_states_take_room_in_serving_and_sweeps_alike(h100):
     assert plan.memory.max_sequences(longest) == fit > plan.memory.max_sequences(longest + 1)
     over = best_batches(plan, range(1, 4097), [100, 2048]).over_memory[0].tolist()
     assert over == [4096 - plan.memory.max_sequences(length) for length in (100, 2048)]
-    got = estimate(plan, 2048, 8192, 4000, max_batched_tokens=4096, max_seqs=math.inf)
+    got = estimate(plan, 2048, 8192, 4000, max_num_batched_tokens=4096, max_num_seqs=math.inf)
     held = plan.memory.held_tokens(2048 + 4096)
     assert got.effective_concurrency == pytest.approx(plan.memory.max_kv_tokens / held)
     assert plan.memory.max_sequences(2048 + 4096) == pytest.approx(got.effective_concurrency, rel=0.05)
     # a cached prefix takes room as a computed one does
-    cached = estimate(plan, 2048, 8192, 4000, max_batched_tokens=4096, max_seqs=math.inf, prefix_hit=0.5)
+    cached = estimate(
+        plan, 2048, 8192, 4000, max_num_batched_tokens=4096, max_num_seqs=math.inf, prefix_hit=0.5
+    )
     assert cached.effective_concurrency == pytest.approx(got.effective_concurrency)
 
 
 def test_a_state_is_sent_from_worker_to_worker_once_a_prompt(h100):
-    options = {"max_tokens": 4096, "max_seqs": 256, "engine": "vllm"}
+    options = {"max_num_batched_tokens": 4096, "max_num_seqs": 256, "engine": "vllm"}
     sent = []
     for layers in ((6, 18, 3_000_000), (6, 18, 0), (0, 24, 3_000_000)):
         plan = compile_plan(stateful(*layers), "h100", h100, **{"engine": "kernels", **options})
         times = [
-            estimate_disaggregated(plan, plan, isl, 200, 1, max_batched_tokens=4096, link_bytes_per_s=1e9)
+            estimate_disaggregated(plan, plan, isl, 200, 1, max_num_batched_tokens=4096, link_bytes_per_s=1e9)
             for isl in (1000, 3000)
         ]
         sent.append([found.transfer_ms for found in times])
@@ -238,14 +251,16 @@ def test_a_state_is_sent_from_worker_to_worker_once_a_prompt(h100):
 
 
 def test_a_model_of_states_alone_holds_sequences_of_any_length(h100):
-    plan = compile_plan(stateful(0, 24), "h100", h100, max_tokens=4096, max_seqs=4096, engine="vllm")
+    plan = compile_plan(
+        stateful(0, 24), "h100", h100, max_num_batched_tokens=4096, max_num_seqs=4096, engine="vllm"
+    )
     found = plan.memory
     assert found.kv_bytes_per_token == 0
     fit = found.max_kv_tokens // 72_000_000  # of bytes
     assert found.max_sequences([1, 100_000]).tolist() == [fit, fit]
     assert longest_held(found.kv_room, fit) == MAX_KV_LEN
     assert longest_held(found.kv_room, fit + 1) == 0
-    got = estimate(plan, 512, 4096, 4000, max_batched_tokens=4096, max_seqs=math.inf)
+    got = estimate(plan, 512, 4096, 4000, max_num_batched_tokens=4096, max_num_seqs=math.inf)
     assert got.effective_concurrency == pytest.approx(found.max_kv_tokens / 72_000_000)
 
 
@@ -259,15 +274,17 @@ def test_estimates_of_a_model_of_states_alone_compile_no_loop_of_their_own(h100,
 
     monkeypatch.setattr(serving, "serving_estimates", noted)
     for model in ("llama-3.1-8b", stateful(0, 24)):
-        plan = compile_plan(model, "h100", h100, max_tokens=4096, max_seqs=4096, engine="vllm")
-        for max_seqs in (60, math.inf):
-            estimate(plan, 512, 4096, 40, max_batched_tokens=4096, max_seqs=max_seqs)
+        plan = compile_plan(
+            model, "h100", h100, max_num_batched_tokens=4096, max_num_seqs=4096, engine="vllm"
+        )
+        for max_num_seqs in (60, math.inf):
+            estimate(plan, 512, 4096, 40, max_num_batched_tokens=4096, max_num_seqs=max_num_seqs)
     assert len(types) == 1
 
 
 @pytest.mark.parametrize("engine", ["sglang", "trtllm"])
 def test_a_model_of_states_alone_runs_in_every_engine(h100, engine):
-    options = {"max_tokens": 4096, "max_seqs": 4096, "engine": engine, "allow_modelled": True}
+    options = {"max_num_batched_tokens": 4096, "max_num_seqs": 4096, "engine": engine, "allow_modelled": True}
     memory = compile_plan(stateful(0, 24), "h100", h100, **options).memory
     fit = memory.max_sequences(1)
     assert fit == memory.max_sequences(10**6) > 10
@@ -277,7 +294,9 @@ def test_a_model_of_states_alone_runs_in_every_engine(h100, engine):
 
 def test_no_stage_holds_fewer_than_the_plan(h100):
     model = stateful(6, 18)
-    plan = compile_plan(model, "h100", h100, pp=8, max_tokens=64, max_seqs=8, engine="kernels")
+    plan = compile_plan(
+        model, "h100", h100, pp=8, max_num_batched_tokens=64, max_num_seqs=8, engine="kernels"
+    )
     stages = [
         plan_memory(one.model(model), plan.layout, plan.gpu, plan.execution, MemoryUse(64), stage=one.number)
         for one in stages_of(model, 8)
@@ -301,7 +320,9 @@ def test_no_stage_holds_fewer_than_the_plan(h100):
 def test_states_of_a_stage_with_less_room_count_against_that_room(h100, vocab):
     # one stage alone keeps tokens; the first and the last have embeddings, which leave their states less room
     model = replace(stateful(1, 23), vocab=vocab)
-    plan = compile_plan(model, "h100", h100, pp=8, max_tokens=64, max_seqs=8, engine="kernels")
+    plan = compile_plan(
+        model, "h100", h100, pp=8, max_num_batched_tokens=64, max_num_seqs=8, engine="kernels"
+    )
     stages = [
         plan_memory(one.model(model), plan.layout, plan.gpu, plan.execution, MemoryUse(64), stage=one.number)
         for one in stages_of(model, 8)

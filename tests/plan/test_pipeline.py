@@ -17,7 +17,7 @@ from fastroof.models.spec import stages_of
 from fastroof.plan.pipeline import makespan_us
 from fastroof.serving import estimate
 
-LIMITS = {"max_tokens": 512, "max_seqs": 64}
+LIMITS = {"max_num_batched_tokens": 512, "max_num_seqs": 64}
 STEPS = ([(1, 99)] * 8, [(200, 0)] * 2, [(1, 40)] * 3 + [(100, 0)])
 KERNELS = {"name": "mine", "costs": {"step_us": 100.0, "sequence_us": 3.0, "prefill_us": 7.0}}
 
@@ -144,7 +144,7 @@ def test_stages_without_any_room_have_a_memory_too(h100):
     assert plan.memory.max_kv_tokens == 0
     assert plan.memory.weight_bytes == pytest.approx(405e9, rel=0.02)
     with pytest.raises(PlanRangeError, match="KV cache"):
-        estimate(plan, isl=100, osl=10, concurrency=1)
+        estimate(plan, isl=100, osl=10, clients=1)
 
 
 def test_stages_travel_with_their_plan(four):
@@ -225,8 +225,10 @@ def test_the_pace_holds_for_windows_prefixes_and_mixed_steps(h100, name, pp):
 
 def test_estimates_keep_the_pace_of_the_slowest_stage(h100):
     """As many clients as stages, one each: a token every round of the stages."""
-    plan = compile_plan("llama-3.1-8b", "h100", h100, pp=4, max_tokens=4096, max_seqs=256, engine="kernels")
-    found = estimate(plan, isl=1000, osl=400, concurrency=4)
+    plan = compile_plan(
+        "llama-3.1-8b", "h100", h100, pp=4, max_num_batched_tokens=4096, max_num_seqs=256, engine="kernels"
+    )
+    found = estimate(plan, isl=1000, osl=400, clients=4)
     kv_len = float(found.kv_len)
     round_us = 4 * max(stage.decode_us(1, int(kv_len)) for stage in plan.stages)
     assert float(found.decode_step_us) == pytest.approx(round_us, rel=1e-3)
@@ -242,14 +244,14 @@ def test_estimates_of_ranks_with_uneven_loads(h100):
             h100,
             dp=8,
             dp_imbalance=load,
-            max_tokens=4096,
-            max_seqs=256,
+            max_num_batched_tokens=4096,
+            max_num_seqs=256,
             engine="kernels",
         )
         for load in (1.0, 2.0)
     )
     assert (even.batches_in_flight, uneven.batches_in_flight) == (8, 4.0)
-    loaded = estimate(even, isl=1000, osl=100, concurrency=64, requests_per_client="steady")
-    found = estimate(uneven, isl=1000, osl=100, concurrency=32, requests_per_client="steady")
+    loaded = estimate(even, isl=1000, osl=100, clients=64, requests_per_client="steady")
+    found = estimate(uneven, isl=1000, osl=100, clients=32, requests_per_client="steady")
     assert float(found.tpot_ms) == float(loaded.tpot_ms)
     assert float(found.tokens_per_s_per_gpu) == pytest.approx(float(loaded.tokens_per_s_per_gpu) / 2)

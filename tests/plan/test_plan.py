@@ -30,7 +30,9 @@ from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return compile_plan("llama-3.1-8b", "h100", h100, max_tokens=512, max_seqs=64, engine="kernels")
+    return compile_plan(
+        "llama-3.1-8b", "h100", h100, max_num_batched_tokens=512, max_num_seqs=64, engine="kernels"
+    )
 
 
 BATCH = StepBatch.from_requests([[(300, 0), (1, 4095), (17, 100)], [], [(1, 9)] * 8])
@@ -46,12 +48,12 @@ REFUSED = {
     "kv_dtype": ({"kv_dtype": "fp8_block"}, "kv_dtype must be one of auto, bf16, fp8, got 'fp8_block'"),
     "engine": ({"engine": "vlm"}, "unknown engine 'vlm'; did you mean vllm"),
     "method": ({"method": "cubic"}, "method must be one of roofline, .*floor, got 'cubic'"),
-    "max_tokens 0": ({"max_tokens": 0}, "max_tokens must be a whole number from 1 to .*, got 0"),
-    "max_tokens float": ({"max_tokens": 8192.0}, "max_tokens must be"),
-    "max_tokens huge": ({"max_tokens": 2**40}, "max_tokens must be"),
-    "max_tokens True": ({"max_tokens": True}, "max_tokens must be"),
-    "max_seqs negative": ({"max_seqs": -1}, "max_seqs must be a whole number from 1 to .*, got -1"),
-    "max_seqs text": ({"max_seqs": "64"}, "max_seqs must be"),
+    "tokens 0": ({"max_num_batched_tokens": 0}, "tokens must be a whole number from 1 to .*, got 0"),
+    "max_num_batched_tokens float": ({"max_num_batched_tokens": 8192.0}, "max_num_batched_tokens must be"),
+    "max_num_batched_tokens huge": ({"max_num_batched_tokens": 2**40}, "max_num_batched_tokens must be"),
+    "max_num_batched_tokens True": ({"max_num_batched_tokens": True}, "max_num_batched_tokens must be"),
+    "seqs negative": ({"max_num_seqs": -1}, "max_num_seqs must be a whole number from 1 to .*, got -1"),
+    "max_num_seqs text": ({"max_num_seqs": "64"}, "max_num_seqs must be"),
 }  # fmt: skip
 
 
@@ -108,14 +110,16 @@ def _few_tables():
 def test_a_missing_operator_is_named(missing):
     rest = {name: rows for name, rows in _few_tables().items() if name != missing}
     with pytest.raises(MissingTableError, match=missing):
-        compile_plan("llama-3.1-8b", "h100", handmade_tables(**rest), max_tokens=64, engine="kernels")
+        compile_plan(
+            "llama-3.1-8b", "h100", handmade_tables(**rest), max_num_batched_tokens=64, engine="kernels"
+        )
 
 
 def test_tables_without_allreduce_serve_one_gpu():
     tables = handmade_tables(**_few_tables())
     with pytest.raises(MissingTableError, match="allreduce"):
-        compile_plan("llama-3.1-8b", "h100", tables, tp=2, max_tokens=64, engine="kernels")
-    plan = compile_plan("llama-3.1-8b", "h100", tables, max_tokens=64, engine="kernels")
+        compile_plan("llama-3.1-8b", "h100", tables, tp=2, max_num_batched_tokens=64, engine="kernels")
+    plan = compile_plan("llama-3.1-8b", "h100", tables, max_num_batched_tokens=64, engine="kernels")
     assert plan.explain([(1, 63)]).origin < 4
 
 
@@ -123,7 +127,7 @@ def test_norms_without_a_streaming_table_are_modelled_and_marked():
     rows = _few_tables()
     del rows["elementwise"]
     explained = compile_plan(
-        "llama-3.1-8b", "h100", handmade_tables(**rows), max_tokens=64, engine="kernels"
+        "llama-3.1-8b", "h100", handmade_tables(**rows), max_num_batched_tokens=64, engine="kernels"
     ).explain([(1, 63)])
     assert explained.origin == 4
     assert {o.origin for o in explained.operators if "rmsnorm" in o.name} == {4}
@@ -138,7 +142,7 @@ def test_the_arena_is_what_the_loops_read_and_cannot_be_written(plan):
     with pytest.raises(ValueError, match="read-only"):
         arena[0] = 1.0
     with pytest.raises(dataclasses.FrozenInstanceError):
-        plan.max_tokens = 9
+        plan.max_num_batched_tokens = 9
 
 
 @pytest.mark.slow
@@ -171,7 +175,9 @@ def test_a_plan_has_what_is_alike_once(plan, h100):
         assert travels.count(block[cells_of(block)].tobytes()) == 1
     assert plan.arena[steps.DECODE_TOKENS_AT] == plan.arena[steps.TOKENS_AT]
     overlapping = EngineProfile("shares beside", kernels=KernelChoices(shared_experts="beside"))
-    apart = compile_plan("qwen3-next-80b-a3b", "h100", h100, max_tokens=64, max_seqs=8, engine=overlapping)
+    apart = compile_plan(
+        "qwen3-next-80b-a3b", "h100", h100, max_num_batched_tokens=64, max_num_seqs=8, engine=overlapping
+    )
     assert apart.arena[steps.DECODE_TOKENS_AT] != apart.arena[steps.TOKENS_AT]
 
 
@@ -214,12 +220,12 @@ def test_a_plan_has_its_description_and_provenance(plan, h100):
 
 def test_compile_plans_equals_compiling_each(h100):
     requests = [
-        {"model": "llama-3.1-8b", "max_tokens": 256},
-        {"model": "llama-3.1-8b", "max_tokens": 300, "tp": 2},
-        {"model": "llama-3.1-8b", "max_tokens": 300, "tp": 2, "dtype": "fp8"},
-        {"model": "qwen2.5-7b", "max_tokens": 256, "kv_dtype": "fp8", "method": "floor"},
-        {"model": "qwen2.5-7b", "max_tokens": 500, "kv_dtype": "fp8", "method": "floor"},
-        {"model": "qwen2.5-7b", "max_tokens": 64, "method": "linear_mfu"},
+        {"model": "llama-3.1-8b", "max_num_batched_tokens": 256},
+        {"model": "llama-3.1-8b", "max_num_batched_tokens": 300, "tp": 2},
+        {"model": "llama-3.1-8b", "max_num_batched_tokens": 300, "tp": 2, "dtype": "fp8"},
+        {"model": "qwen2.5-7b", "max_num_batched_tokens": 256, "kv_dtype": "fp8", "method": "floor"},
+        {"model": "qwen2.5-7b", "max_num_batched_tokens": 500, "kv_dtype": "fp8", "method": "floor"},
+        {"model": "qwen2.5-7b", "max_num_batched_tokens": 64, "method": "linear_mfu"},
     ]
     for plan, request in zip(compile_plans(requests, load_gpu("h100"), h100), requests, strict=True):
         alone = compile_plan(gpu="h100", tables=h100, **request)

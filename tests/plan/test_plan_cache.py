@@ -86,7 +86,7 @@ def test_a_cached_plan_has_the_facts_of_the_plan(plan: fastroof.StepPlan, cached
     # stages that are alike are one array, in memory and on disk
     assert len({id(arena) for arena in cached.stage_arenas}) == len({id(one) for one in plan.stage_plans})
     with pytest.raises(fastroof.PlanRangeError, match="the plan times up to"):
-        cached.run(fastroof.StepBatch.from_requests([[(plan.max_tokens + 1, 0)]]))
+        cached.run(fastroof.StepBatch.from_requests([[(plan.max_num_batched_tokens + 1, 0)]]))
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {

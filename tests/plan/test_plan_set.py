@@ -27,11 +27,17 @@ from tests.reference.shards import changed
 def test_a_set_is_a_sequence_of_the_requested_plans(h100):
     llama = load_model("llama-3.1-8b")
     requests = [
-        {"model": changed(llama, num_layers=layers, name=f"llama {layers}"), "tp": tp, "max_tokens": 300}
+        {
+            "model": changed(llama, num_layers=layers, name=f"llama {layers}"),
+            "tp": tp,
+            "max_num_batched_tokens": 300,
+        }
         for layers in (1, 2, 7, 32)
         for tp in (1, 4)
     ]
-    requests.append({"model": "qwen2.5-7b", "dtype": "fp8", "max_tokens": 200, "max_seqs": 400})
+    requests.append(
+        {"model": "qwen2.5-7b", "dtype": "fp8", "max_num_batched_tokens": 200, "max_num_seqs": 400}
+    )
     plans = compile_plans(iter(requests), "h100", h100)
     assert isinstance(plans, PlanSet)
     assert isinstance(plans, Sequence)
@@ -56,7 +62,7 @@ def test_requests_that_no_plan_can_be_made_of_are_refused(h100):
     for wrong, words in (
         ({"model": windowed, "method": "floor"}, "interpolates MFU, which does not fit .*'s window"),
         ({"tp": 1}, "plan 1 needs a model"),
-        ({**fine, "max_tokens": 0}, "max_tokens must be"),
+        ({**fine, "max_num_batched_tokens": 0}, "max_num_batched_tokens must be"),
         ({**fine, "method": "cubic"}, "method must be"),
     ):
         with pytest.raises(PlanError, match=words):
@@ -67,7 +73,8 @@ def test_requests_that_no_plan_can_be_made_of_are_refused(h100):
 
 def test_plans_of_the_same_tables_share_their_curves(h100):
     first, second = (
-        compile_plan("llama-3.1-8b", "h100", h100, max_tokens=64, engine="kernels") for _ in range(2)
+        compile_plan("llama-3.1-8b", "h100", h100, max_num_batched_tokens=64, engine="kernels")
+        for _ in range(2)
     )
     for a, b in zip(first.row_curves, second.row_curves, strict=True):
         assert a.value is b.value
@@ -130,8 +137,8 @@ def drawn_options(dice: random.Random) -> dict[str, Any]:
         "kv_dtype": dice.choice(("auto", "bf16", "fp8")),
         "engine": dice.choice(("kernels", "vllm", "sglang", "trtllm")),
         "method": dice.choice(("roofline", "roofline", "nearest", "floor")),
-        "max_tokens": dice.choice((64, 1000, 8192)),
-        "max_seqs": dice.choice((8, 64)),
+        "max_num_batched_tokens": dice.choice((64, 1000, 8192)),
+        "max_num_seqs": dice.choice((8, 64)),
         "allow_modelled": dice.choice((True, False)),
         "gemm_smoothing": dice.choice((None, "none", "median3")),
         "routing": dice.choice((None, "balanced")),

@@ -66,7 +66,7 @@ def test_an_explanation_adds_up_to_the_step(plans):
 
 def test_the_last_tokens_of_a_plan_are_padded_beyond_it(plans):
     padded, plain = plans
-    short = compiled(CAPTURED, tp=2, dtype="fp8", max_tokens=700)
+    short = compiled(CAPTURED, tp=2, dtype="fp8", max_num_batched_tokens=700)
     assert tokens_us(short, 700) == tokens_us(padded, 700) == tokens_us(plain, 704)
 
 

@@ -12,7 +12,7 @@ from fastroof import StepBatch, compile_plan, load_model, load_tables
 from fastroof.errors import PlanError
 from fastroof.plan.plan_set import default_layouts
 
-LIMITS = {"max_tokens": 512, "max_seqs": 64}
+LIMITS = {"max_num_batched_tokens": 512, "max_num_seqs": 64}
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,13 @@ KEY = ("fp8_block", 3072, 1536, 8, 256, 8)
 """The layer of MiniMax M2.5 over 8 GPUs."""
 DECODES = ((8, 60.0), (64, 90.0), (1024, 300.0))
 PROMPTS = ((512, 250.0), (8192, 1500.0))
-OPTIONS: dict[str, Any] = {"engine": "sglang", "dp": 8, "ep": 8, "max_tokens": 1024, "max_seqs": 64}
+OPTIONS: dict[str, Any] = {
+    "engine": "sglang",
+    "dp": 8,
+    "ep": 8,
+    "max_num_batched_tokens": 1024,
+    "max_num_seqs": 64,
+}
 EXCHANGES = ("experts_dispatch", "experts_combine", "experts_gather", "experts_scatter")
 
 

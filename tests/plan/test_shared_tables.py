@@ -25,7 +25,7 @@ def choosing(**choices: Any) -> EngineProfile:
         ({"engine": PLAIN}, {"engine": choosing(gemm_smoothing="median3")}),
         ({"model": "qwen3-32b-fp8"}, {"model": "qwen3-32b-fp8-static"}),
         ({}, {"method": "nearest"}),
-        ({"method": "nearest"}, {"method": "nearest", "max_tokens": 700}),
+        ({"method": "nearest"}, {"method": "nearest", "max_num_batched_tokens": 700}),
         ({}, {"dtype": "fp8"}),
     ],
     ids=["cold decodes", "smoothing", "scales", "method", "limits", "dtype"],
@@ -34,8 +34,8 @@ def test_a_plan_is_the_same_whatever_was_compiled_before(one: dict[str, Any], ot
     def compiled(tables: Tables, options: dict[str, Any]) -> bytes:
         question = {
             "model": "llama-3.1-8b",
-            "max_tokens": 512,
-            "max_seqs": 64,
+            "max_num_batched_tokens": 512,
+            "max_num_seqs": 64,
             "allow_modelled": True,
             **options,
         }

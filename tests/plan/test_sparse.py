@@ -18,7 +18,7 @@ from fastroof.plan.curves import kernel_order
 from fastroof.plan.options import PlanOptions
 from tests.reference.kinds import step_us
 
-LIMITS = {"max_tokens": 4096, "max_seqs": 256}
+LIMITS = {"max_num_batched_tokens": 4096, "max_num_seqs": 256}
 TOPK = 2048
 
 

@@ -19,7 +19,7 @@ from fastroof.plan.calls import OTHER_HALF
 from tests.reference.two_batches import step_us
 
 SGLANG = load_engine("sglang").kernels_alone()
-LIMITS = {"max_tokens": 1024, "max_seqs": 256}
+LIMITS = {"max_num_batched_tokens": 1024, "max_num_seqs": 256}
 MODEL = load_model("qwen3-235b-a22b")
 SENT = {"dp": 8, "ep": 8, "engine": SGLANG, "exchange": "alltoall", "dtype": "fp8_block", **LIMITS}
 

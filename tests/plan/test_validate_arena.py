@@ -12,7 +12,9 @@ from fastroof.plan.curves import TableCurves
 
 TABLES = fastroof.load_tables("h100")
 PLANS = {
-    name: fastroof.compile_plan(name, "h100", TABLES, max_tokens=256, max_seqs=64, engine="vllm")
+    name: fastroof.compile_plan(
+        name, "h100", TABLES, max_num_batched_tokens=256, max_num_seqs=64, engine="vllm"
+    )
     for name in ("llama-3.1-8b", "gemma-3-12b")
 }
 ROWS = {steps.TOKENS_AT: "each token", steps.DECODE_TOKENS_AT: "each token", steps.LOGITS_AT: "each sequence"}
@@ -75,7 +77,7 @@ def test_corrections_may_be_below_0_and_what_runs_takes_a_time():
 def test_the_invalid_time_is_the_one_that_is_named():
     """Valid times stay unnamed: a stage without the LM head has nothing for a sequence."""
     arena = PLANS["llama-3.1-8b"].arena.copy()
-    sequences = arena[int(arena[steps.LOGITS_AT]) :][: PLANS["llama-3.1-8b"].max_seqs + 1]
+    sequences = arena[int(arena[steps.LOGITS_AT]) :][: PLANS["llama-3.1-8b"].max_num_seqs + 1]
     sequences[:] = 0.0
     validate_arena(arena, "it")
     sequences[7] = np.inf

@@ -24,7 +24,7 @@ def plans(h100):
         for name, options in {
             "kernels": {},
             "vllm": {"engine": "vllm-0.12", "tp": 2, "dtype": "fp8", "kv_dtype": "fp8"},
-            "nearest": {"method": "nearest", "max_tokens": 512, "max_seqs": 64},
+            "nearest": {"method": "nearest", "max_num_batched_tokens": 512, "max_num_seqs": 64},
         }.items()
     }
 
@@ -64,12 +64,12 @@ def test_shapes_out_and_threads(plan):
 
 
 def test_the_head_has_a_row_a_token(h100, plan):
-    """Rows beyond max_seqs are those of a plan that times as many sequences."""
-    wide = compile_plan("llama-3.1-8b", "h100", h100, max_seqs=8192, engine="kernels")
-    few = compile_plan("llama-3.1-8b", "h100", h100, max_seqs=64, engine="kernels")
+    """Rows beyond max_num_seqs are those of a plan that times as many sequences."""
+    wide = compile_plan("llama-3.1-8b", "h100", h100, max_num_seqs=8192, engine="kernels")
+    few = compile_plan("llama-3.1-8b", "h100", h100, max_num_seqs=64, engine="kernels")
     for batch, tokens in ((64, 16), (64, 128), (30, 2)):
         assert few.verify_us(batch, 4096, tokens) == wide.verify_us(batch, 4096, tokens)
-    at, most = len(few.arena) + SPECULATION_HEADER, few.max_tokens
+    at, most = len(few.arena) + SPECULATION_HEADER, few.max_num_batched_tokens
     logits = wide.arena[int(wide.arena[LOGITS_AT]) :][: most + 1]
     arena = verification_arena(few)
     np.testing.assert_array_equal(arena[at : at + most + 1], logits)

@@ -201,7 +201,7 @@ def test_fp8_without_fp8_units_runs_on_its_weights_alone() -> None:
 
 
 def test_what_no_run_judged_widens_what_is_stated_of_runs(h100: Tables) -> None:
-    sizes = {"isl": 1024, "osl": 256, "concurrency": 16, "with_error": True}
+    sizes = {"isl": 1024, "osl": 256, "clients": 16, "with_error": True}
     seen = {
         dtype: estimate(
             fastroof.compile_plan("llama-3.1-8b", "h100", h100, dtype=dtype, engine="vllm"), **sizes
@@ -232,6 +232,6 @@ def test_layers_of_sparse_attention_cost_alike_and_widen_what_no_run_judged() ->
     }  # fmt: skip
     errors = {name: float(plan.decode_error(16, 2048)) for name, plan in plans.items()}
     assert errors["deepseek-v3.2"] > UNSEEN_LAYERS_ERROR > max(errors["deepseek-r1"], errors["glm-5-fp8"])
-    seen = estimate(plans["deepseek-v3.2"], isl=1024, osl=256, concurrency=16, with_error=True)
+    seen = estimate(plans["deepseek-v3.2"], isl=1024, osl=256, clients=16, with_error=True)
     low, high = seen.interval_ms("tpot")
     assert high / low > np.exp(2 * 1.28 * UNSEEN_LAYERS_ERROR)

@@ -9,7 +9,7 @@ from fastroof.columns import ORIGIN_BORROWED
 from fastroof.errors import MissingTableError, PlanError
 from tests.reference.kinds import step_us
 
-LIMITS = {"max_tokens": 256, "max_seqs": 64}
+LIMITS = {"max_num_batched_tokens": 256, "max_num_seqs": 64}
 MODEL = load_model("minimax-m2.5")
 """Its layer is one of the four that TensorRT-LLM's wide kernels were measured of."""
 

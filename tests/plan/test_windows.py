@@ -23,7 +23,7 @@ from tests.reference import windows as naive
 pytestmark = pytest.mark.loops
 
 BASE = load_model("llama-3.1-8b")
-LIMITS = {"max_tokens": 2048, "max_seqs": 64}
+LIMITS = {"max_num_batched_tokens": 2048, "max_num_seqs": 64}
 
 
 def alternating(heads: tuple[int, int, int], window: int, windowed: int, full: int) -> ModelSpec:
@@ -87,7 +87,7 @@ def test_kinds_add_up_for_chunks_longer_than_the_window(h100, plan, requests):
 @pytest.mark.parametrize("name", LIKE_PRESETS)
 def test_plans_like_the_presets_keep_the_fast_decode_lines(h100, name):
     for model in (load_model("llama-3.1-8b"), alternating(*LIKE_PRESETS[name])):
-        plan = compile_plan(model, "h100", h100, max_tokens=64, max_seqs=64, engine="kernels")
+        plan = compile_plan(model, "h100", h100, max_num_batched_tokens=64, max_num_seqs=64, engine="kernels")
         assert plan.decode_lines is not None
         assert arena_fits(plan.arena)
     batch, kv_len = np.array([1, 8, 64]), np.array([100, 2000, 30000])

@@ -11,7 +11,7 @@ from fastroof.models import Layout
 from fastroof.sweep import best_batches, decode_times_us
 
 TABLES = fastroof.load_tables("h100")
-OPTIONS = {"model": "llama-3.1-8b", "max_tokens": 64, "max_seqs": 16}
+OPTIONS = {"model": "llama-3.1-8b", "max_num_batched_tokens": 64, "max_num_seqs": 16}
 PLAN = fastroof.compile_plan(gpu="h100", tables=TABLES, **{"engine": "kernels", **OPTIONS})
 
 
@@ -56,7 +56,7 @@ METHODS = {
     "stage_times_us": {"batch": BATCH},
     "explain": {"requests": [(1, 5)], "with_error": False, "images": ()},
     "explain_verification": {**DECODES, "tokens": 2},
-    "memory_of": {"max_tokens": None, "max_seqs": None},
+    "memory_of": {"max_num_batched_tokens": None, "max_num_seqs": None},
 }
 SWEEPS = {"plans": PLAN, "batch_size": [1, 2], "kv_len": [100], "threads": 1}
 NAMES = list(inspect.signature(fastroof.compile_plan).parameters)

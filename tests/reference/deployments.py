@@ -36,18 +36,18 @@ def layouts_of(total: int, tp: int, mode: str) -> list[tuple[int, int, int]]:
 
 
 def candidates(spec: Any, tables: Any) -> list[dict[str, Any]]:
-    """Estimate all points of a spec with total_gpus and concurrency; ``reason`` is why one failed."""
+    """Estimate all points of a spec with total_gpus and clients; ``reason`` is why one failed."""
     found = []
     for model, mode, tp, dtype in itertools.product(spec.models, spec.mode, spec.tp, _dtypes(spec)):
         for total in spec.total_gpus:
             laid_out = layouts_of(total, tp, mode)
             for layout in laid_out or [None]:
                 for isl, osl, clients, budget in itertools.product(
-                    spec.isl, spec.osl, spec.concurrency, spec.max_num_batched_tokens
+                    spec.isl, spec.osl, spec.clients, spec.max_num_batched_tokens
                 ):
                     row = {
                         "model": load_model(model).name, "mode": mode, "tp": tp, "dtype": dtype, "isl": isl,
-                        "osl": osl, "concurrency": float(clients), "max_num_batched_tokens": budget,
+                        "osl": osl, "clients": float(clients), "max_num_batched_tokens": budget,
                         "total_gpus": total, "reason": None,
                     }  # fmt: skip
                     if layout is None:
@@ -73,9 +73,11 @@ def one(spec: Any, tables: Any, row: dict[str, Any]) -> dict[str, Any]:
     own = replace(engine.scheduling, max_num_batched_tokens=row["max_num_batched_tokens"], by_card=False)
     plan = compile_plan(
         model, "h100", tables, tp=row["tp"], dtype=row["dtype"], engine=replace(engine, scheduling=own),
-        max_tokens=most, max_seqs=20_000,
+        max_num_batched_tokens=most, max_num_seqs=20_000,
     )  # fmt: skip
-    memory = plan.memory_of(max_tokens=row["max_num_batched_tokens"], max_seqs=spec.max_num_seqs[0])
+    memory = plan.memory_of(
+        max_num_batched_tokens=row["max_num_batched_tokens"], max_num_seqs=spec.max_num_seqs[0]
+    )
     room = memory.max_kv_tokens
     if row["isl"] + row["osl"] > model.max_position:
         return {"reason": "context"}
@@ -84,10 +86,10 @@ def one(spec: Any, tables: Any, row: dict[str, Any]) -> dict[str, Any]:
     sizes = (row["isl"], row["osl"])
     try:
         if row["mode"] == "aggregated":
-            clients = row["concurrency"] / row["replicas"]
+            clients = row["clients"] / row["replicas"]
             found = estimate(
-                plan, *sizes, max(clients, 1.0), row["max_num_batched_tokens"], max_seqs=spec.max_num_seqs[0],
-                requests_per_client="steady",
+                plan, *sizes, max(clients, 1.0), row["max_num_batched_tokens"],
+                max_num_seqs=spec.max_num_seqs[0], requests_per_client="steady",
             )  # fmt: skip
             tokens = found.tokens_per_s_per_gpu * row["tp"] * row["replicas"] * min(clients, 1.0)
             held = memory.held_tokens(row["isl"] + 0.5 * row["osl"])
@@ -95,8 +97,8 @@ def one(spec: Any, tables: Any, row: dict[str, Any]) -> dict[str, Any]:
         else:
             workers = (row["prefill_workers"], row["decode_workers"])
             found = estimate_disaggregated(
-                plan, plan, *sizes, row["concurrency"], *workers, row["max_num_batched_tokens"],
-                max_seqs=spec.max_num_seqs[0],
+                plan, plan, *sizes, row["clients"], *workers, row["max_num_batched_tokens"],
+                max_num_seqs=spec.max_num_seqs[0],
             )  # fmt: skip
             tokens = found.tokens_per_s_per_gpu * row["tp"] * sum(workers)
             kv_share = found.kv_load

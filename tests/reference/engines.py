@@ -41,13 +41,13 @@ class Ranks:
             return None
         plan = plan.bottleneck
         header = [int(plan.arena[slot]) for slot in (steps.EXPERT_AT, steps.DECODE_EXPERT_AT)]
-        rows = [plan.arena[at : at + plan.max_tokens + 1] for at in header]
+        rows = [plan.arena[at : at + plan.max_num_batched_tokens + 1] for at in header]
 
         def experts_us(total: float, is_decode: bool) -> float:
             if not header[0]:
                 return 0.0
-            tokens = min(max(total / plan.layout.dp, 1.0), float(plan.max_tokens))
-            at = min(int(tokens), plan.max_tokens - 1)
+            tokens = min(max(total / plan.layout.dp, 1.0), float(plan.max_num_batched_tokens))
+            at = min(int(tokens), plan.max_num_batched_tokens - 1)
             low, high = rows[is_decode][at : at + 2]
             return float(low + (high - low) * (tokens - at))
 

@@ -29,7 +29,7 @@ def experts_us(plan: Any, total: float, is_decode: bool) -> float:
     at = int(plan.arena[steps.DECODE_EXPERT_AT if is_decode else steps.EXPERT_AT])
     if not at:
         return 0.0
-    sizes = np.arange(plan.max_tokens + 1)
+    sizes = np.arange(plan.max_num_batched_tokens + 1)
     each = max(total / plan.arena[steps.RANKS], 1.0)
     return float(np.interp(each, sizes, plan.arena[at : at + len(sizes)]))
 

@@ -65,8 +65,8 @@ def a_plan(
         dp=dp,
         pp=pp,
         ep=dp if model == MOE else 1,
-        max_tokens=512,
-        max_seqs=64,
+        max_num_batched_tokens=512,
+        max_num_seqs=64,
         engine={
             "name": "ranks",
             "costs": costs,

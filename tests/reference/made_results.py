@@ -15,7 +15,7 @@ from fastroof.errors import FastroofError
 from fastroof.serving import estimate
 
 INTS = {
-    "tp", "replicas", "total_gpus", "isl", "osl", "concurrency", "max_num_batched_tokens", "prefill_workers",
+    "tp", "replicas", "total_gpus", "isl", "osl", "clients", "max_num_batched_tokens", "prefill_workers",
     "decode_workers", "weight_bytes", "max_kv_tokens",
 }  # fmt: skip
 TEXTS = {"model", "gpu", "mode", "dtype", "kv_dtype", "engine", "bound", "exceeds", "origin"}
@@ -23,16 +23,16 @@ CONCURRENCY = (1, 2, 4, 8, 16, 32, 64, 128)
 LIMITS = {"ttft_ms": 2000.0, "tpot_ms": 30.0}
 
 
-def deployment(plan: fastroof.StepPlan, isl: int, osl: int, concurrency: int) -> dict[str, Any]:
+def deployment(plan: fastroof.StepPlan, isl: int, osl: int, clients: int) -> dict[str, Any]:
     """One row: one replica that serves so many clients."""
-    found = estimate(plan, isl, osl, concurrency, requests_per_client="steady").columns()
+    found = estimate(plan, isl, osl, clients, requests_per_client="steady").columns()
     step_s = found["request_latency_ms"] / 1e3
     rate = found["tokens_per_s_per_gpu"] * plan.tp
     exceeds = next((name[:-3] for name, most in LIMITS.items() if found[name] > most), None)
     return {
         "model": plan.model.name, "gpu": plan.gpu.name, "mode": "aggregated", "tp": plan.tp, "replicas": 1,
         "total_gpus": plan.tp, "dtype": plan.dtype, "kv_dtype": plan.kv_dtype, "engine": plan.engine,
-        "isl": isl, "osl": osl, "concurrency": concurrency, "request_rate_per_s": None,
+        "isl": isl, "osl": osl, "clients": clients, "request_rate_per_s": None,
         "max_num_batched_tokens": 8192, "prefix_hit": 0.0, "prefill_workers": 0, "decode_workers": 0,
         "ttft_ms": found["ttft_ms"], "tpot_ms": found["tpot_ms"], "itl_ms": found["itl_ms"],
         "request_latency_ms": found["request_latency_ms"], "tokens_per_s": rate,
@@ -42,7 +42,7 @@ def deployment(plan: fastroof.StepPlan, isl: int, osl: int, concurrency: int) ->
         "effective_concurrency": found["effective_concurrency"],
         "decode_step_ms": found["decode_step_us"] / 1e3, "mixed_step_ms": found["mixed_step_us"] / 1e3,
         "mixed_share": found["mixed_share"], "wait_ms": found["wait_ms"],
-        "kv_share": min(1.0, concurrency * (isl + osl / 2) / plan.memory.max_kv_tokens),
+        "kv_share": min(1.0, clients * (isl + osl / 2) / plan.memory.max_kv_tokens),
         "weight_bytes": plan.memory.weight_bytes, "max_kv_tokens": plan.memory.max_kv_tokens,
         "bound": "memory" if step_s else "host", "relative_error": 0.04, "exceeds": exceeds,
         "origin": "interpolated",
@@ -56,9 +56,9 @@ def deployments(tables: fastroof.Tables) -> Iterator[dict[str, Any]]:
             for dtype in ("bf16", "fp8"):
                 plan = fastroof.compile_plan(model, "h100", tables, tp=tp, dtype=dtype, engine="vllm")
                 for isl, osl in ((1024, 128), (4000, 500)):
-                    for concurrency in CONCURRENCY:
+                    for clients in CONCURRENCY:
                         try:
-                            yield deployment(plan, isl, osl, concurrency)
+                            yield deployment(plan, isl, osl, clients)
                         except FastroofError:
                             continue
 

@@ -59,7 +59,7 @@ def simulate_closed_loop(
     osl: int,
     concurrency: int,
     *,
-    max_batched_tokens: int = 8192,
+    max_num_batched_tokens: int = 8192,
     max_kv_tokens: float = math.inf,
     is_chunked: bool = True,
     is_reserved: bool = True,
@@ -83,9 +83,11 @@ def simulate_closed_loop(
     step.
     """
     rng = np.random.default_rng(seed)
-    step_us = float(plan.decode_us(min(concurrency, plan.max_seqs), isl + osl // 2))
+    step_us = float(plan.decode_us(min(concurrency, plan.max_num_seqs), isl + osl // 2))
     think_us = step_us if think_us is None else think_us
-    prompt_us = float(plan.prefill_us(min(isl, max_batched_tokens))) * max(1.0, isl / max_batched_tokens)
+    prompt_us = float(plan.prefill_us(min(isl, max_num_batched_tokens))) * max(
+        1.0, isl / max_num_batched_tokens
+    )
     cycle_us = osl * step_us + concurrency * prompt_us
 
     def request(sent_us: float) -> Request:
@@ -110,7 +112,7 @@ def simulate_closed_loop(
     held_steps = 0
     while len(done) < total:
         chunks: list[tuple[Request, int]] = []
-        left = max_batched_tokens
+        left = max_num_batched_tokens
         decoding = [r for r in running if not r.prompt_left]
         while (
             not is_reserved
@@ -132,7 +134,7 @@ def simulate_closed_loop(
                 left -= chunk
         waiting.sort(key=lambda r: r.sent_us)
         come = sum(r.prompt_left for r in waiting if r.sent_us <= now_us)
-        is_held = bool(decoding) and 0 < come < 0.9 * max_batched_tokens and held_steps < wait_steps
+        is_held = bool(decoding) and 0 < come < 0.9 * max_num_batched_tokens and held_steps < wait_steps
         held_steps = held_steps + 1 if is_held else 0
         while (
             not is_held and left and waiting and waiting[0].sent_us <= now_us and len(running) < concurrency
@@ -246,7 +248,7 @@ def mean_step_us(
     """
     parts, costs = steps.open_plan(plan.arena), plan.profile.costs
     more = decodes * (verified.tokens - 1)
-    total = row(plan, steps.TOKENS_AT, plan.max_tokens, tokens + more)
+    total = row(plan, steps.TOKENS_AT, plan.max_num_batched_tokens, tokens + more)
     total += verification.head_us(plan, seqs + more)
     total += 0.0 if is_draft else parts.step_us + parts.sequence_us * seqs
     if decodes > 0 and osl > 1:

@@ -35,7 +35,7 @@ def factor(plan: Any, batch: float, kv_len: float, queries: int) -> float:
 def head_us(plan: Any, rows: float) -> float:
     """The LM head on any number of rows, us."""
     (curve,) = [c for c in plan.row_curves if c.operator.rows == "sequences"]
-    most = max(plan.max_tokens, plan.max_seqs)
+    most = max(plan.max_num_batched_tokens, plan.max_num_seqs)
     return float(np.interp(rows, np.arange(most + 1), row_values(curve, most)[0]))
 
 

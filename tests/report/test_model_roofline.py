@@ -29,7 +29,7 @@ BATCHES = (1, 4, 16, 64, 256)
 def plans(h100: fastroof.Tables) -> list[fastroof.StepPlan]:
     return [
         fastroof.compile_plan(
-            "llama-3.1-70b", "h100", h100, tp=tp, dtype="fp8", max_seqs=512, engine="kernels"
+            "llama-3.1-70b", "h100", h100, tp=tp, dtype="fp8", max_num_seqs=512, engine="kernels"
         )
         for tp in (1, 4)
     ]

@@ -32,7 +32,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 @pytest.fixture(scope="module")
 def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_seqs=512, engine="kernels")
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_num_seqs=512, engine="kernels")
 
 
 def texts(figure: Any) -> str:
@@ -230,7 +230,7 @@ def test_step_stack_adds_up_to_the_step(plan: fastroof.StepPlan) -> None:
 
 
 def test_what_the_runtime_adds_is_a_part_of_the_stack(h100: fastroof.Tables) -> None:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm-0.12", max_seqs=512)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm-0.12", max_num_seqs=512)
     batch, kv_len = np.array([1, 64]), np.array([4096, 4096])
     stack = step_stack(plan, batch, kv_len)
     assert np.allclose(stack.total_us, plan.decode_us(batch, kv_len), rtol=1e-12, atol=0.0)
@@ -277,7 +277,7 @@ def test_step_against_context_and_all_reduce(h100: fastroof.Tables) -> None:
 
 
 def test_step_of_a_model_that_does_not_fit(h100: fastroof.Tables) -> None:
-    plan = fastroof.compile_plan("llama-3.1-70b", "h100", h100, max_seqs=64, engine="kernels")
+    plan = fastroof.compile_plan("llama-3.1-70b", "h100", h100, max_num_seqs=64, engine="kernels")
     assert "the weights do not fit" in texts(draw_step(plan))
     with pytest.raises(FastroofError, match="against must be"):
         draw_step(plan, against="tp")  # type: ignore[arg-type]

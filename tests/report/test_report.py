@@ -93,7 +93,7 @@ def test_all_rows_of_a_small_sweep(deployed: Path, rows: list[dict[str, Any]]) -
     results = read_results(deployed)
     chosen = choose_rows(results, 1000)
     assert chosen.indices.tolist() == list(range(len(rows)))
-    assert results.load() == "concurrency"
+    assert results.load() == "clients"
     taken = results.rows(np.array([3, 99, 100, len(rows) - 1]))
     assert taken["ttft_ms"] == [rows[i]["ttft_ms"] for i in (3, 99, 100, len(rows) - 1)]
     within = [i for i in chosen.leaders.tolist() if rows[i]["exceeds"] is None]
@@ -334,7 +334,7 @@ def test_page_holds_the_rows(deployed: Path, rows: list[dict[str, Any]], tmp_pat
             assert origin in ORIGINS
             assert (mfu is None) == (flops == 0)
             assert mfu is None or mfu < 1
-    assert charts.chart_facts(read_results(deployed))["load"] == "concurrency"
+    assert charts.chart_facts(read_results(deployed))["load"] == "clients"
     assert len(packed_columns(read_results(deployed), {"tp": [1, 1]})) == 1
 
 
@@ -613,8 +613,8 @@ def test_selecting_a_row_shows_its_steps(page: Browser, rows: list[dict[str, Any
         page.settle()
     assert "qwen3-8b" in page.run("document.querySelector('#pareto .hoverlayer').textContent")
     assert selected()["model"] == "qwen3-8b"
-    clients = rows[row]["concurrency"]
-    assert selected()["concurrency"] == f"{clients} client{'s' * (clients != 1)}"
+    clients = rows[row]["clients"]
+    assert selected()["clients"] == f"{clients} client{'s' * (clients != 1)}"
     assert page.complaints == []
 
 
@@ -624,9 +624,7 @@ def test_curves_run_over_the_load(page: Browser) -> None:
         assert len(curves) == 8
         assert all(trace["x"] == sorted(trace["x"]) for trace in curves)
         assert max(len(trace["x"]) for trace in curves) == len(CONCURRENCY)
-    assert (
-        page.run("document.getElementById('curves-heading').textContent") == "TTFT and TPOT over concurrency"
-    )
+    assert page.run("document.getElementById('curves-heading').textContent") == "TTFT and TPOT over clients"
 
 
 @pytest.mark.slow

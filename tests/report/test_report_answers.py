@@ -96,7 +96,7 @@ def test_the_verdict_is_the_best_row_of_each_model(page: Browser, rows: list[dic
         found, sorted(best.items(), key=lambda pair: -pair[1]["tokens_per_s_per_gpu"]), strict=True
     ):
         assert words.startswith(f"{model} (isl 1,024, osl 128): run tp {row['tp']} on {row['tp']} x h100")
-        assert f"{row['dtype']} weights, with {row['concurrency']} clients" in words
+        assert f"{row['dtype']} weights, with {row['clients']} clients" in words
         assert f"{rounded_words(row['tokens_per_s_per_gpu'])} tokens/s per GPU" in words
         left = {name: 1 - row[name] / limit for name, limit in LIMITS.items()}
         nearest = min(left, key=lambda name: left[name])
@@ -193,7 +193,7 @@ def test_the_selected_row_has_words_units_and_limits(page: Browser, rows: list[d
     assert ttft is not None
     assert float(ttft[1]) == pytest.approx(best["ttft_ms"], rel=6e-4)
     assert found["isl"] == "prompt (isl)1,024 tokens"
-    assert found["concurrency"] == f"concurrent clients{best['concurrency']} clients"
+    assert found["clients"] == f"concurrent clients{best['clients']} clients"
     assert found["relative_error"] == "standard error of a step4 %"
     assert found["weight_bytes"].endswith(" GB")
     assert "prefill_workers" not in found
@@ -350,7 +350,7 @@ def test_the_page_fits_and_filters_are_folded_where_it_is_narrow(
 
 @pytest.mark.slow
 def test_ticks_of_loads_leave_room(browser: Browser, rows: list[dict[str, Any]], tmp_path: Path) -> None:
-    near = [{**rows[0], "concurrency": n, "ttft_ms": 100.0 + n} for n in (64, 65, 66, 67, 154, 155, 156, 157)]
+    near = [{**rows[0], "clients": n, "ttft_ms": 100.0 + n} for n in (64, 65, 66, 67, 154, 155, 156, 157)]
     results = write_deployments(tmp_path / "r.parquet", near, "", keep="best")
     browser.open(write_report(results, tmp_path / "r.html").path)
     for chart in ("curve-0", "curve-1"):

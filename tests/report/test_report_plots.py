@@ -103,13 +103,13 @@ def test_curves_are_the_rows(results: Results, rows: list[dict[str, Any]]) -> No
     figure = draw_serving_curves(results, isl=4000, model="qwen3-8b")
     left, right = figure.axes
     assert [axes.get_ylabel() for axes in (left, right)] == ["TTFT (ms)", "TPOT (ms)"]
-    assert left.get_xlabel() == "concurrency (requests)"
+    assert left.get_xlabel() == "clients"
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert "tp 1, fp8" in labels
     at = labels.index("tp 1, fp8")
     own = [r for r in rows if (r["model"], r["tp"], r["dtype"], r["isl"]) == ("qwen3-8b", 1, "fp8", 4000)]
-    assert left.lines[at].get_xydata().tolist() == [[r["concurrency"], r["ttft_ms"]] for r in own]
-    assert right.lines[at].get_xydata().tolist() == [[r["concurrency"], r["tpot_ms"]] for r in own]
+    assert left.lines[at].get_xydata().tolist() == [[r["clients"], r["ttft_ms"]] for r in own]
+    assert right.lines[at].get_xydata().tolist() == [[r["clients"], r["tpot_ms"]] for r in own]
     assert {len(line.get_xydata()) for line in left.lines if line.get_label() in labels} <= set(
         range(1, len(CONCURRENCY) + 1)
     )
@@ -173,7 +173,7 @@ def test_nothing_is_cut_and_nothing_collides(
 
 def test_ticks_of_neighbouring_loads_do_not_overlap(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     for loads in ((154, 155, 156, 157, 158), (64, 65, 66, 154, 155), (1, 2, 3, 510, 511, 512), (1000, 1001)):
-        near = [{**rows[0], "concurrency": load, "ttft_ms": 100.0 + load} for load in loads]
+        near = [{**rows[0], "clients": load, "ttft_ms": 100.0 + load} for load in loads]
         figure = draw_serving_curves(
             read_results(write_deployments(tmp_path / "r.parquet", near, "", keep="best"))
         )

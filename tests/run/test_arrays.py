@@ -21,7 +21,7 @@ COUNT = 1000
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return compile_plan("llama-3.1-8b", "h100", h100, max_tokens=2048, engine="kernels")
+    return compile_plan("llama-3.1-8b", "h100", h100, max_num_batched_tokens=2048, engine="kernels")
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_the_scalar_function_outlives_its_plan(h100):
     import gc
     import weakref
 
-    plan = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=64, engine="kernels")
+    plan = compile_plan("llama-3.1-8b", "h100", h100, max_num_batched_tokens=64, engine="kernels")
     scalar, expected = plan.scalar, plan.decode_us(8, 100)
     gone = weakref.ref(plan)
     del plan
@@ -263,7 +263,9 @@ def test_one_invalid_step_is_refused_as_in_a_batch(plan, new, context):
 
 
 def test_one_step_takes_what_its_runtime_adds(h100):
-    plan = compile_plan("llama-3.1-8b", "h100", h100, engine="trtllm", max_tokens=512, max_seqs=64)
+    plan = compile_plan(
+        "llama-3.1-8b", "h100", h100, engine="trtllm", max_num_batched_tokens=512, max_num_seqs=64
+    )
     for step in ([(1, 500)] * 3, [(100, 0), (1, 7)]):
         new, context = ([part[i] for part in step] for i in (0, 1))
         assert plan.step_scalar(new, context) == plan.run(StepBatch.from_requests([step])).latency_us[0]

@@ -12,14 +12,16 @@ from fastroof.backends.serve.answers import ServedPlans, answer_text
 from fastroof.given_arrays import number_array
 
 TABLES = fastroof.load_tables("h100")
-PLAN = fastroof.compile_plan("llama-3.1-8b", "h100", TABLES, max_tokens=8192, max_seqs=1024, engine="kernels")
+PLAN = fastroof.compile_plan(
+    "llama-3.1-8b", "h100", TABLES, max_num_batched_tokens=8192, max_num_seqs=1024, engine="kernels"
+)
 WINDOWED = fastroof.compile_plan(
-    "gemma-3-12b", "h100", TABLES, max_tokens=8192, max_seqs=1024, engine="kernels"
+    "gemma-3-12b", "h100", TABLES, max_num_batched_tokens=8192, max_num_seqs=1024, engine="kernels"
 )
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     DATASHEET = fastroof.compile_plan(
-        "llama-3.1-8b", "h100", None, max_tokens=8192, max_seqs=1024, engine="kernels"
+        "llama-3.1-8b", "h100", None, max_num_batched_tokens=8192, max_num_seqs=1024, engine="kernels"
     )
 
 NO_NUMBERS = {
@@ -89,8 +91,8 @@ ENTRIES = {
     "kv_bytes": lambda v: PLAN.memory.kv_bytes(v),
     "max_sequences": lambda v: PLAN.memory.max_sequences(v),
     "threads": lambda v: PLAN.decode_us(np.array([1, 2]), 9, threads=v),
-    "max_tokens": lambda v: fastroof.compile_plan(
-        "llama-3.1-8b", "h100", TABLES, max_tokens=v, engine="kernels"
+    "max_num_batched_tokens": lambda v: fastroof.compile_plan(
+        "llama-3.1-8b", "h100", TABLES, max_num_batched_tokens=v, engine="kernels"
     ),
     "a trace's tokens": lambda v: fastroof.load_trace(
         {"arrival_s": [0, 1], "input_tokens": v, "output_tokens": [4, 5]}
@@ -103,8 +105,8 @@ ENTRIES = {
 TAKEN = {("a trace's tokens", "objects"), ("a trace's arrivals", "objects"), ("a trace's arrivals", "dates")}
 """Arrow has types of its own for columns of Python's integers and dates; text of arrivals is a trace's."""
 TAKEN |= {("a trace's arrivals", "texts"), ("threads", "an integer of 5,001 digits")}
-# max_tokens=None is as many as the engine takes by default
-TAKEN |= {("max_tokens", "nothing")}
+# max_num_batched_tokens=None is as many as the engine takes by default
+TAKEN |= {("max_num_batched_tokens", "nothing")}
 
 
 @pytest.mark.parametrize("what", NO_NUMBERS)

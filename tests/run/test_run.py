@@ -14,7 +14,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarn
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return compile_plan("llama-3.1-8b", "h100", h100, max_tokens=512, max_seqs=64, engine="kernels")
+    return compile_plan(
+        "llama-3.1-8b", "h100", h100, max_num_batched_tokens=512, max_num_seqs=64, engine="kernels"
+    )
 
 
 NOT_SIZES = [
@@ -73,17 +75,23 @@ def test_more_new_tokens_than_any_plan_are_refused(plan, new):
 @pytest.mark.loops
 def test_a_step_beyond_the_plan_names_what_to_pass(plan):
     cases = [
-        (lambda: plan.decode_us(65, 100), r"65 sequences.*up to 64.*max_seqs=65"),
-        (lambda: plan.decode_us([1, 2, 99], 100), r"position 2.*max_seqs=99"),
-        (lambda: plan.prefill_us(513), r"513 tokens.*up to 512.*max_tokens=513"),
-        (lambda: plan.prefill_us([100, 100], 0, [5, 6]), r"position 1 has 600 tokens.*max_tokens=600"),
-        (lambda: plan.prefill_us(1, 0, 65), r"max_seqs=65"),
-        (lambda: plan.run(StepBatch.from_requests([[(1, 1)] * 65])), r"step 0 has 65 sequences.*max_seqs=65"),
+        (lambda: plan.decode_us(65, 100), r"65 sequences.*up to 64.*max_num_seqs=65"),
+        (lambda: plan.decode_us([1, 2, 99], 100), r"position 2.*max_num_seqs=99"),
+        (lambda: plan.prefill_us(513), r"513 tokens.*up to 512.*max_num_batched_tokens=513"),
+        (
+            lambda: plan.prefill_us([100, 100], 0, [5, 6]),
+            r"position 1 has 600 tokens.*max_num_batched_tokens=600",
+        ),
+        (lambda: plan.prefill_us(1, 0, 65), r"max_num_seqs=65"),
+        (
+            lambda: plan.run(StepBatch.from_requests([[(1, 1)] * 65])),
+            r"step 0 has 65 sequences.*max_num_seqs=65",
+        ),
         (
             lambda: plan.step_us(StepBatch.from_requests([[(1, 1)], [(300, 0), (213, 5)]])),
-            r"step 1 has 513 tokens.*max_tokens=513",
+            r"step 1 has 513 tokens.*max_num_batched_tokens=513",
         ),
-        (lambda: plan.explain([(513, 0)]), r"max_tokens=513"),
+        (lambda: plan.explain([(513, 0)]), r"max_num_batched_tokens=513"),
     ]
     for call, message in cases:
         with pytest.raises(PlanRangeError, match=message) as error:
@@ -94,14 +102,18 @@ def test_a_step_beyond_the_plan_names_what_to_pass(plan):
 
 
 def test_values_named_by_a_range_error_work(h100):
-    plan = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=513, max_seqs=65, engine="kernels")
+    plan = compile_plan(
+        "llama-3.1-8b", "h100", h100, max_num_batched_tokens=513, max_num_seqs=65, engine="kernels"
+    )
     assert plan.prefill_us(513) > 0
     assert plan.decode_us(65, 100) > 0
 
 
 def test_more_sequences_than_tokens_is_a_matter_of_tokens(h100):
-    plan = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=8, max_seqs=64, engine="kernels")
-    with pytest.raises(PlanRangeError, match="max_tokens=9"):
+    plan = compile_plan(
+        "llama-3.1-8b", "h100", h100, max_num_batched_tokens=8, max_num_seqs=64, engine="kernels"
+    )
+    with pytest.raises(PlanRangeError, match="max_num_batched_tokens=9"):
         plan.decode_us(9, 100)
 
 

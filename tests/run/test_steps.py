@@ -36,7 +36,9 @@ def llama(h100):
 @pytest.fixture(scope="module")
 def small(h100):
     """A plan that is quick to compile with the JIT off."""
-    return compile_plan("llama-3.1-8b", "h100", h100, max_tokens=512, max_seqs=64, engine="kernels")
+    return compile_plan(
+        "llama-3.1-8b", "h100", h100, max_num_batched_tokens=512, max_num_seqs=64, engine="kernels"
+    )
 
 
 def lengths(exponent: int, least: int = 1) -> st.SearchStrategy[int]:
@@ -80,7 +82,9 @@ METHODS = ("linear_mfu", "floor", "nearest")
 
 @pytest.fixture(scope="module", params=METHODS)
 def mfu_plan(request, h100):
-    return compile_plan("llama-3.1-8b", "h100", h100, method=request.param, max_tokens=2048, engine="kernels")
+    return compile_plan(
+        "llama-3.1-8b", "h100", h100, method=request.param, max_num_batched_tokens=2048, engine="kernels"
+    )
 
 
 @given(batch=lengths(6), kv_len=lengths(12), new=lengths(10))

@@ -104,15 +104,15 @@ def test_commands_name_the_source():
     )  # fmt: skip
     answers = {}
     for accepted in ("auto", "2.83"):
-        served = run("serving", *words, "--tp", 4, "--concurrency", 8, "--accepted", accepted, "--json")
+        served = run("serving", *words, "--tp", 4, "--clients", 8, "--accepted", accepted, "--json")
         assert served.exit_code == 0, served.output
         answers[accepted] = json.loads(served.output)
     assert answers["auto"].pop("accepted_from").startswith("minimax-m3 with EAGLE-3")
     assert answers["auto"] == answers["2.83"]
-    shown = run("serving", *words, "--tp", 4, "--concurrency", 8, "--accepted", "auto")
+    shown = run("serving", *words, "--tp", 4, "--clients", 8, "--accepted", "auto")
     assert "2.83 tokens a step (minimax-m3 with EAGLE-3" in shown.output
     refused = run(
-        "serving", "--model", "llama-3.1-8b", "--isl", 99, "--osl", 9, "--concurrency", 8,
+        "serving", "--model", "llama-3.1-8b", "--isl", 99, "--osl", 9, "--clients", 8,
         "--num-draft-tokens", 3, "--accepted", "auto",
     )  # fmt: skip
     assert refused.exit_code == 2
@@ -124,7 +124,7 @@ def test_a_sweep_takes_auto_per_model():
     spec = load_spec(
         {
             "models": ["minimax-m3-nvfp4", "glm-5.2-fp8"], "gpus": "b200", "tp": [8], "mode": "aggregated",
-            "isl": 1024, "osl": 128, "concurrency": [8], "replicas": [1], "speculation": options,
+            "isl": 1024, "osl": 128, "clients": [8], "replicas": [1], "speculation": options,
         }
     )  # fmt: skip
     sources = spec.accepted_sources()

@@ -67,7 +67,7 @@ def test_an_engine_idles_while_all_clients_are_in_the_front_end() -> None:
 
 SPEC: dict[str, Any] = {
     "models": ["llama-3.1-8b"], "gpus": ["h100"], "tp": [1, 2], "isl": 1000, "osl": [50, 200],
-    "concurrency": [1, 64], "constraints": {"tpot_ms": 15}, "objective": "energy",
+    "clients": [1, 64], "constraints": {"tpot_ms": 15}, "objective": "energy",
 }  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def test_the_best_by_energy_is_the_least_of_all(tmp_path: Any) -> None:
         same = [each for each in rows if each["osl"] == row["osl"]]
         assert row["joules_per_token"] == min(each["joules_per_token"] for each in same)
         plan = compile_plan("llama-3.1-8b", "h100", tp=row["tp"])
-        seen = estimate(plan, 1000, row["osl"], row["concurrency"], with_energy=True)
+        seen = estimate(plan, 1000, row["osl"], row["clients"], with_energy=True)
         assert row["joules_per_token"] == pytest.approx(seen.joules_per_token, rel=1e-9)
     assert best.feasible == every.feasible == len(rows)
     answer = best_deployments({**SPEC, "osl": 200}).answers[0]
@@ -95,7 +95,7 @@ def test_the_best_by_energy_is_the_least_of_all(tmp_path: Any) -> None:
 
 def test_the_best_by_energy_counts_ranks_that_wait() -> None:
     layouts = {"models": ["mixtral-8x7b"], "tp": [1, 8], "dp": [1, 8], "ep": [1, 8]}
-    answer = best_deployments({**SPEC, **layouts, "osl": 100, "concurrency": 2, "constraints": {}}).answers[0]
+    answer = best_deployments({**SPEC, **layouts, "osl": 100, "clients": 2, "constraints": {}}).answers[0]
     found = {
         (choice.row["tp"], choice.row["dp"], choice.row["ep"]): choice.row["joules_per_token"]
         for choice in answer.choices
@@ -108,7 +108,7 @@ def test_the_best_by_energy_counts_ranks_that_wait() -> None:
 
 
 def test_layouts_without_room_are_left_out() -> None:
-    spec = {**SPEC, "models": ["mixtral-8x7b"], "osl": 100, "concurrency": 2, "constraints": {}}
+    spec = {**SPEC, "models": ["mixtral-8x7b"], "osl": 100, "clients": 2, "constraints": {}}
     choices = best_deployments(spec).answers[0].choices
     assert [choice.row["tp"] for choice in choices] == [2]
 

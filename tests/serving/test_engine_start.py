@@ -61,7 +61,9 @@ def test_memory_is_that_of_the_plan(model, gpu, options):
     found = fastroof.fit(model, gpu, max_num_seqs=64, **options)
     with pytest.warns(UserWarning, match="datasheet"):
         plan = fastroof.compile_plan(model, gpu, "datasheet", allow_modelled=True, **options)
-    assert found.memory == plan.memory_of(max_tokens=found.max_num_batched_tokens, max_seqs=64)
+    assert found.memory == plan.memory_of(
+        max_num_batched_tokens=found.max_num_batched_tokens, max_num_seqs=64
+    )
 
 
 def test_a_refused_start_names_changes_that_start():

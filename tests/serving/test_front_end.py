@@ -351,27 +351,27 @@ def test_best_answers_what_estimates_do(
     workers = {"prefill_workers": 1, "decode_workers": 1} if mode == "disaggregated" else {}
     question = {
         "models": "llama-3.1-8b", "gpus": "h100", "tp": 1, "mode": mode, "isl": 1500, "osl": [30, 300],
-        "concurrency": [2, 24], "engine": engine, "keep": "all", "max_num_batched_tokens": 8192,
+        "clients": [2, 24], "engine": engine, "keep": "all", "max_num_batched_tokens": 8192,
         "max_num_seqs": 256, "front_end": overhead, **workers,
     }  # fmt: skip
     rows = rows_of(question)
     plan = fastroof.compile_plan(
-        "llama-3.1-8b", "h100", h100, engine=engine, front_end=overhead, max_seqs=9000
+        "llama-3.1-8b", "h100", h100, engine=engine, front_end=overhead, max_num_seqs=9000
     )
     assert len(rows) == 4
     for row in rows:
-        sizes = row["isl"], row["osl"], row["concurrency"]
+        sizes = row["isl"], row["osl"], row["clients"]
         if workers:
-            seen: Any = estimate_disaggregated(plan, plan, *sizes, 1, 1, 8192, max_seqs=256)
+            seen: Any = estimate_disaggregated(plan, plan, *sizes, 1, 1, 8192, max_num_seqs=256)
         else:
-            seen = estimate(plan, *sizes, 8192, max_seqs=256)
+            seen = estimate(plan, *sizes, 8192, max_num_seqs=256)
         for name in ("ttft_ms", "tpot_ms", "tokens_per_s_per_gpu"):
             assert row[name] == pytest.approx(getattr(seen, name), rel=1e-9), name
 
 
 def test_limits_are_on_what_users_see(h100: fastroof.Tables) -> None:
     question = {
-        "models": "llama-3.1-8b", "gpus": "h100", "tp": 1, "isl": 1000, "osl": 100, "concurrency": [1, 2],
+        "models": "llama-3.1-8b", "gpus": "h100", "tp": 1, "isl": 1000, "osl": 100, "clients": [1, 2],
         "constraints": {"ttft_ms": 60.0}, "k": 1,
     }  # fmt: skip
     within = best_deployments({**question, "front_end": 10}, percentile=None).answers[0]
@@ -382,7 +382,7 @@ def test_limits_are_on_what_users_see(h100: fastroof.Tables) -> None:
     most = [
         fastroof.capacity(
             plan,
-            fastroof.Workload(input_tokens=500, output_tokens=50, requests=1500),
+            fastroof.Workload(isl=500, osl=50, requests=1500),
             ttft_p99_ms=200.0,
             tolerance=0.05,
         ).requests_per_s
@@ -395,12 +395,12 @@ def test_a_rate_needs_clients_outside_the_engine_too(h100: fastroof.Tables) -> N
     rows = {}
     for overhead in (0.0, 200.0):
         question = {
-            "models": "llama-3.1-8b", "gpus": "h100", "tp": 1, "isl": 1000, "osl": 200, "request_rate": 5.0,
+            "models": "llama-3.1-8b", "gpus": "h100", "tp": 1, "isl": 1000, "osl": 200, "rate": 5.0,
             "keep": "all", "max_num_batched_tokens": 8192, "max_num_seqs": 256,
             "front_end": overhead,
         }  # fmt: skip
         (rows[overhead],) = rows_of(question)
-    more = rows[200.0]["concurrency"] - rows[0.0]["concurrency"]
+    more = rows[200.0]["clients"] - rows[0.0]["clients"]
     assert more == pytest.approx(5.0 * 0.2, rel=0.05)
     assert rows[200.0]["tpot_ms"] == pytest.approx(rows[0.0]["tpot_ms"], rel=0.02)
 
@@ -442,7 +442,7 @@ def test_an_overhead_replaces_the_profiles(h100: fastroof.Tables) -> None:
 def test_invalid_overheads_are_refused(h100: fastroof.Tables, wrong: Any) -> None:
     with pytest.raises(PlanError, match="front_end must be plain, dynamo, none or milliseconds"):
         fastroof.compile_plan("llama-3.1-8b", "h100", h100, front_end=wrong)
-    question = {"models": "llama-3.1-8b", "isl": 10, "osl": 10, "concurrency": 1}
+    question = {"models": "llama-3.1-8b", "isl": 10, "osl": 10, "clients": 1}
     with pytest.raises(SweepError, match="front_end"):
         load_spec({**question, "front_end": wrong})
 
@@ -477,7 +477,7 @@ def printed(*words: str) -> Any:
 
 
 def test_commands_take_an_overhead() -> None:
-    load = ("--model", "llama-3.1-8b", "--isl", "1000", "--osl", "300", "--concurrency", "4")
+    load = ("--model", "llama-3.1-8b", "--isl", "1000", "--osl", "300", "--clients", "4")
     ttft = [printed("serving", *load, "--front-end", ms)["rows"][0]["ttft_ms"] for ms in ("5", "30")]
     assert ttft[1] - ttft[0] == pytest.approx(25.0)
     run = ("--model", "llama-3.1-8b", "--rate", "2", "--num-requests", "50")

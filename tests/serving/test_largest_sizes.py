@@ -38,7 +38,7 @@ QUESTIONS = [
 def check(one: LargestSize, found: Fit, plan: Any) -> None:
     """Hold one answer to every size: memory as fit counts it, and times of the plan."""
     limit_us = found.tpot_ms * 1e3  # type: ignore[operator]
-    most = min(found.max_num_seqs, plan.max_tokens)
+    most = min(found.max_num_seqs, plan.max_num_batched_tokens)
     if one.given == "kv_len":
         every = np.arange(1, most + 1)
         fits = every * found.pp <= found.memory.max_sequences(one.kv_len)
@@ -197,25 +197,3 @@ def test_options_of_times_need_one() -> None:
         code, out, err = command("fit", "--model", "llama-3.1-8b", option, value)
         assert (code, out) == (2, "")
         assert f"{option} needs --tpot MS" in err
-
-
-@pytest.mark.parametrize(
-    ("former", "now"),
-    [
-        (
-            "--model qwen3-8b --kv-len 1024,4096 --tpot-ms 10",
-            "fit --model qwen3-8b --kv-len 1024,4096 --tpot 10",
-        ),
-        ("--model qwen3-8b --batch-size 64", "fit --model qwen3-8b --batch-size 64 --tpot inf"),
-        (
-            "--model qwen3-8b --rate 20 --isl 4000 --osl 500 --tp 4,8 --ttft-ms=500 --tpot-ms=30",
-            "best --model qwen3-8b --rate 20 --isl 4000 --osl 500 --ttft-ms=500 --tpot=30",
-        ),
-    ],
-)
-def test_size_prints_the_command_that_replaced_it(former: str, now: str) -> None:
-    assert command("size", *former.split()) == (
-        2,
-        "",
-        f"fastroof: error: `fastroof size` is now `fastroof {now}`\n",
-    )

@@ -25,18 +25,18 @@ def tables():
 
 
 def test_ranks_of_a_dense_model_serve_like_replicas(tables):
-    one = compile_plan("llama-3.1-8b", "h100", tables, max_tokens=16384, engine="kernels")
-    four = compile_plan("llama-3.1-8b", "h100", tables, dp=4, max_tokens=16384, engine="kernels")
+    one = compile_plan("llama-3.1-8b", "h100", tables, max_num_batched_tokens=16384, engine="kernels")
+    four = compile_plan("llama-3.1-8b", "h100", tables, dp=4, max_num_batched_tokens=16384, engine="kernels")
     clients = np.array([1, 8, 64])
-    alone, ranks = estimate(one, **LOAD, concurrency=clients), estimate(four, **LOAD, concurrency=4 * clients)
+    alone, ranks = estimate(one, **LOAD, clients=clients), estimate(four, **LOAD, clients=4 * clients)
     for name in FIELDS:
         np.testing.assert_array_equal(getattr(ranks, name), getattr(alone, name))
     np.testing.assert_array_equal(ranks.effective_concurrency, 4 * alone.effective_concurrency)
 
 
 def test_ranks_without_a_client_are_idle(tables):
-    plan = compile_plan("llama-3.1-8b", "h100", tables, dp=4, max_tokens=16384, engine="kernels")
-    one, four = (estimate(plan, **LOAD, concurrency=clients) for clients in (1, 4))
+    plan = compile_plan("llama-3.1-8b", "h100", tables, dp=4, max_num_batched_tokens=16384, engine="kernels")
+    one, four = (estimate(plan, **LOAD, clients=clients) for clients in (1, 4))
     assert one.tpot_ms == four.tpot_ms
     assert one.tokens_per_s_per_gpu == pytest.approx(four.tokens_per_s_per_gpu / 4, rel=1e-12)
     assert one.effective_concurrency == pytest.approx(1.0)
@@ -45,16 +45,18 @@ def test_ranks_without_a_client_are_idle(tables):
 @pytest.mark.parametrize("clients", [0, -3, 0.5, float("nan")])
 def test_ranks_need_a_client_as_one_does(tables, clients):
     for dp in (1, 4):
-        plan = compile_plan("llama-3.1-8b", "h100", tables, dp=dp, max_tokens=16384, engine="kernels")
-        with pytest.raises(BatchError, match=f"concurrency {clients:g}"):
-            estimate(plan, **LOAD, concurrency=[8, clients])
+        plan = compile_plan(
+            "llama-3.1-8b", "h100", tables, dp=dp, max_num_batched_tokens=16384, engine="kernels"
+        )
+        with pytest.raises(BatchError, match=f"clients {clients:g}"):
+            estimate(plan, **LOAD, clients=[8, clients])
 
 
 def test_workers_of_ranks_are_as_many_workers(tables):
-    one = compile_plan("llama-3.1-8b", "h100", tables, max_tokens=16384, engine="kernels")
-    two = compile_plan("llama-3.1-8b", "h100", tables, dp=2, max_tokens=16384, engine="kernels")
-    workers = estimate_disaggregated(one, one, **LOAD, concurrency=64, prefill_workers=2, decode_workers=2)
-    ranks = estimate_disaggregated(two, two, **LOAD, concurrency=64)
+    one = compile_plan("llama-3.1-8b", "h100", tables, max_num_batched_tokens=16384, engine="kernels")
+    two = compile_plan("llama-3.1-8b", "h100", tables, dp=2, max_num_batched_tokens=16384, engine="kernels")
+    workers = estimate_disaggregated(one, one, **LOAD, clients=64, prefill_workers=2, decode_workers=2)
+    ranks = estimate_disaggregated(two, two, **LOAD, clients=64)
     assert ranks.columns() == workers.columns()
 
 
@@ -65,11 +67,13 @@ def test_best_equals_estimate(tables, split):
     sweep = {name: [size] for name, size in split.items()}
     spec = {
         "models": ["qwen3-30b-a3b"], "gpus": ["h100"], **sweep, "engine": ["kernels"], **LOAD,
-        "concurrency": [96], "replicas": 2,
+        "clients": [96], "replicas": 2,
     }  # fmt: skip
     ((choice,),) = [answer.choices for answer in best_deployments(spec).answers]
-    plan = compile_plan("qwen3-30b-a3b", "h100", tables, **{"engine": "kernels", **split}, max_tokens=16384)
-    alone = estimate(plan, **LOAD, concurrency=48)
+    plan = compile_plan(
+        "qwen3-30b-a3b", "h100", tables, **{"engine": "kernels", **split}, max_num_batched_tokens=16384
+    )
+    alone = estimate(plan, **LOAD, clients=48)
     gpus = plan.layout.world_size * 2
     assert choice.row["total_gpus"] == gpus
     for name in ("ttft_ms", "tpot_ms", "tokens_per_s_per_gpu"):
@@ -82,9 +86,7 @@ def test_rates_are_shared_over_the_gpus_of_workers_of_both_kinds(tables, prefill
         compile_plan("llama-3.1-8b", "h100", tables, tp=tp, engine="kernels")
         for tp in (prefill_tp, decode_tp)
     )
-    found = estimate_disaggregated(
-        prefill, decode, **LOAD, concurrency=16, prefill_workers=2, decode_workers=3
-    )
+    found = estimate_disaggregated(prefill, decode, **LOAD, clients=16, prefill_workers=2, decode_workers=3)
     gpus = 2 * prefill_tp + 3 * decode_tp
     # clients are as many as requests a second times what one takes
     tokens_per_s = 16 / (found.request_latency_ms / 1e3) * LOAD["osl"]

@@ -50,7 +50,14 @@ def plan_of(model: str, gpu: str, engine: str, options: dict[str, Any]) -> StepP
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return compile_plan(
-            model, gpu, None, engine=engine, allow_modelled=True, max_tokens=8192, max_seqs=8192, **options
+            model,
+            gpu,
+            None,
+            engine=engine,
+            allow_modelled=True,
+            max_num_batched_tokens=8192,
+            max_num_seqs=8192,
+            **options,
         )
 
 
@@ -87,13 +94,13 @@ def test_a_search_reserves_what_an_estimate_does(
     plan = plan_of(model, gpu, engine, options)
     target, seqs = speculated(plan, None), 256
     spec = DeploymentSpec(
-        models=(model,), gpus=(gpu,), engine=(engine,), isl=(PROMPT,), osl=(OUTPUT,), concurrency=(1,),
+        models=(model,), gpus=(gpu,), engine=(engine,), isl=(PROMPT,), osl=(OUTPUT,), clients=(1,),
         max_num_batched_tokens=(8192,), max_num_seqs=seqs,
     )  # fmt: skip
-    memory = target.memory(max_seqs=seqs)
+    memory = target.memory(max_num_seqs=seqs)
     axes = candidate_axes(spec, target, "aggregated")
     assert axes.max_kv_tokens.tolist() == [[memory.max_kv_tokens]]
-    assert axes.max_seqs.tolist() == [memory.most_running(seqs)]
+    assert axes.max_num_seqs.tolist() == [memory.most_running(seqs)]
     chosen = candidate_options(spec, target, "aggregated")
     held = memory.held_tokens(LENGTH)
     beyond = max(LENGTH - chosen.window, 0.0)
@@ -101,7 +108,7 @@ def test_a_search_reserves_what_an_estimate_does(
 
 
 def memory_of(engine: str, seqs: int) -> PlanMemory:
-    return plan_of("llama-3.1-70b", "h100", engine, {"tp": 2}).memory_of(max_seqs=seqs)
+    return plan_of("llama-3.1-70b", "h100", engine, {"tp": 2}).memory_of(max_num_seqs=seqs)
 
 
 def document(*arguments: str) -> Any:
@@ -115,7 +122,7 @@ def test_commands_print_the_memory_of_the_question() -> None:
     rooms = []
     for seqs in ("8", "1024"):
         served = document(
-            "serving", *split, "--isl", "1000", "--osl", "200", "--concurrency", "4", "--engine", "vllm",
+            "serving", *split, "--isl", "1000", "--osl", "200", "--clients", "4", "--engine", "vllm",
             "--max-num-seqs", seqs,
         )  # fmt: skip
         expected = memory_of("vllm", int(seqs))
@@ -140,9 +147,9 @@ def test_fewer_tokens_in_a_step_than_requests_by_default(engine: str, seqs: int)
     """
     args = ("--model", "llama-3.1-8b", "--engine", engine, "--max-num-batched-tokens", "256")
     fits = document("fit", *args)
-    served = document("serving", *args, "--isl", "100", "--osl", "20", "--concurrency", "300")
+    served = document("serving", *args, "--isl", "100", "--osl", "20", "--clients", "300")
     (largest,) = document("fit", *args, "--tpot", "inf", "--kv-len", "100")["largest"]
-    settings = document("simulate", *args, "--rate", "1", "--input", "200")["settings"]
+    settings = document("simulate", *args, "--rate", "1", "--isl", "200")["settings"]
     assert fits["max_num_seqs"] == served["max_num_seqs"] == settings["max_num_seqs"] == seqs
     assert largest["batch_size"] == seqs
     assert settings["num_gpu_blocks"] == fits["memory"]["blocks"]
@@ -164,15 +171,15 @@ def test_requests_beyond_the_tokens_of_a_step_have_the_room_of_those_tokens(
     for question in ("--kv-len=1000", "--batch-size=6000"):
         (row,) = document("fit", *args, question, "--tpot", "inf")["largest"]
         assert row["batch_size"] * row["kv_len"] / row["kv_share"] == pytest.approx(room)
-    served = document("serving", *args, "--isl", "100", "--osl", "20", "--concurrency", "300")
+    served = document("serving", *args, "--isl", "100", "--osl", "20", "--clients", "300")
     assert served["max_kv_tokens"] == room
-    assert document("simulate", *args, "--rate=1", "--input=200")["settings"]["num_gpu_blocks"] == room
+    assert document("simulate", *args, "--rate=1", "--isl=200")["settings"]["num_gpu_blocks"] == room
     load = ("--isl", "1000", "--osl", "100", "--tpot", "100", "--gpus", "1", "--mode", "aggregated")
     best = document("best", *args, *load, "--dtype", "bf16", "--mean")["answers"][0]["choices"]
     assert {choice["row"]["max_kv_tokens"] for choice in best} == {room}
     sweep = {
         "models": ["llama-3.1-8b"], "tp": [1], "engine": ["sglang"], "slo": {"ttft_p99_ms": 3000},
-        "workload": {"requests": 100, "input_tokens": 600, "output_tokens": 40}, "tolerance": 0.1,
+        "workload": {"requests": 100, "isl": 600, "osl": 40}, "tolerance": 0.1,
     }  # fmt: skip
     run_sweep(sweep | {name: [value] for name, value in limits.items()}, tmp_path / "capacities.parquet")
     assert pq.read_table(tmp_path / "capacities.parquet")["max_kv_tokens"].to_pylist() == [room]
@@ -180,9 +187,9 @@ def test_requests_beyond_the_tokens_of_a_step_have_the_room_of_those_tokens(
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_a_plan_of_larger_steps_has_the_room_of_its_engines_steps(engine: str) -> None:
-    sizes: dict[str, Any] = {"gpu": "h100", "engine": engine, "max_seqs": 2048}
-    exact = compile_plan("llama-3.1-8b", **sizes, max_tokens=2048)
-    larger = compile_plan("llama-3.1-8b", **sizes, max_tokens=8192)
+    sizes: dict[str, Any] = {"gpu": "h100", "engine": engine, "max_num_seqs": 2048}
+    exact = compile_plan("llama-3.1-8b", **sizes, max_num_batched_tokens=2048)
+    larger = compile_plan("llama-3.1-8b", **sizes, max_num_batched_tokens=8192)
     options: dict[str, Any] = {"max_num_batched_tokens": 2048, "max_num_seqs": 1024}
     assert EngineSettings.of_plan(exact, **options) == EngineSettings.of_plan(larger, **options)
     # more clients than the KV cache holds
@@ -195,7 +202,7 @@ def test_a_plan_of_larger_steps_has_the_room_of_its_engines_steps(engine: str) -
 def test_limits_are_those_of_the_given_order() -> None:
     """vLLM's limits in steps of prompts alone, as a what-if: decodes take no room from prompts."""
     args = ("--model", "llama-3.1-8b", "--order", "prefill_first", "--max-num-batched-tokens", "256")
-    served = document("serving", *args, "--isl", "100", "--osl", "20", "--concurrency", "600")
+    served = document("serving", *args, "--isl", "100", "--osl", "20", "--clients", "600")
     settings = EngineSettings.of_plan(
         compile_plan("llama-3.1-8b", "h100"), order="prefill_first", max_num_batched_tokens=256
     )

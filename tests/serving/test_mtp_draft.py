@@ -17,7 +17,7 @@ from fastroof.serving import SpeculativeDecoding, mtp_draft
         {"kv_dtype": "fp8"},
         {"dtype": "fp8"},
         {"tp": 2, "kv_dtype": "fp8"},
-        {"max_tokens": 512, "max_seqs": 256, "engine": "sglang"},
+        {"max_num_batched_tokens": 512, "max_num_seqs": 256, "engine": "sglang"},
     ],
     ids=str,
 )
@@ -25,7 +25,7 @@ def test_a_draft_is_of_one_layer_with_the_formats_of_its_plan(options: dict[str,
     plan = compile_plan("llama-3.1-8b", "h100", load_tables("h100"), **{"engine": "kernels", **options})
     draft = mtp_draft(plan)
     assert draft.memory.kv_bytes_per_token * 32 == plan.memory.kv_bytes_per_token
-    for name in ("gpu", "tp", "dtype", "kv_dtype", "max_tokens", "max_seqs"):
+    for name in ("gpu", "tp", "dtype", "kv_dtype", "max_num_batched_tokens", "max_num_seqs"):
         assert getattr(draft, name) == getattr(plan, name), name
 
 

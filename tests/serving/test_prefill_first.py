@@ -109,9 +109,9 @@ def test_mixing_prompts_in_is_another_answer(plan):
 
 
 def test_decodes_leave_the_budget_to_prompts(plan):
-    seen = estimate(plan, 64, 500, 300, max_batched_tokens=128)
+    seen = estimate(plan, 64, 500, 300, max_num_batched_tokens=128)
     assert seen.effective_concurrency == 300
-    assert estimate(plan, 64, 500, 300, max_batched_tokens=128, order="mixed").effective_concurrency < 130
+    assert estimate(plan, 64, 500, 300, max_num_batched_tokens=128, order="mixed").effective_concurrency < 130
 
 
 def test_an_invalid_spread_and_an_unknown_order_are_refused(plan):

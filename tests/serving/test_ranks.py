@@ -36,7 +36,14 @@ def tables():
 def plans(tables):
     return {
         engine: compile_plan(
-            "qwen3-30b-a3b", "h100", tables, dp=4, ep=4, engine=engine, max_tokens=9000, front_end=0
+            "qwen3-30b-a3b",
+            "h100",
+            tables,
+            dp=4,
+            ep=4,
+            engine=engine,
+            max_num_batched_tokens=9000,
+            front_end=0,
         )
         for engine in simulated_loops.ENGINES
     }
@@ -61,7 +68,7 @@ def test_ranks_with_more_prompts_than_steps_take_are_the_closed_form(plans):
 def test_balanced_prompts_start_at_once_while_a_rank_has_no_client(plans):
     plan = plans["trtllm-1.1"]
     assert_closed_form(plan, "random", None, [(1000, 5, 1, 8192), (1000, 5, 3, 8192)])
-    trace = Workload(requests=20, input_tokens=1000, output_tokens=5, clients=1).trace()
+    trace = Workload(requests=20, isl=1000, osl=5, clients=1).trace()
     simulated = simulate(plan, trace, max_num_batched_tokens=8192).summary(with_range=False)
     seen = estimate(plan, 1000, 5, 1, 8192, length_spread=0.0)
     assert seen.ttft_ms == pytest.approx(simulated["ttft_ms"]["mean"], rel=1e-6)
@@ -127,7 +134,7 @@ def test_experts_compute_what_the_engine_pads_to(tables, plans):
     ranks = replace(padded.profile.data_parallel, prompt_tokens="sum")
     summed = compile_plan(
         "qwen3-30b-a3b", "h100", tables, dp=4, ep=4, engine=replace(padded.profile, data_parallel=ranks),
-        max_tokens=9000, front_end=0,
+        max_num_batched_tokens=9000, front_end=0,
     )  # fmt: skip
     of_padded, of_sum = (estimate(plan, 4000, 100, 32) for plan in (padded, summed))
     assert of_padded.decode_step_us == of_sum.decode_step_us
@@ -139,7 +146,9 @@ def test_dense_ranks_are_replicas_but_in_old_vllm(tables):
     # from 0.5.10 on SGLang pads prompts to its graphs, but not those of several ranks
     for engine in ("vllm", "vllm-0.12", "sglang-0.5.9", "trtllm-1.1"):
         one, four = (
-            compile_plan("llama-3.1-8b", "h100", tables, dp=dp, engine=engine, max_tokens=9000, front_end=0)
+            compile_plan(
+                "llama-3.1-8b", "h100", tables, dp=dp, engine=engine, max_num_batched_tokens=9000, front_end=0
+            )
             for dp in (1, 4)
         )
         alone, ranks = estimate(one, 2000, 200, 8), estimate(four, 2000, 200, 32)
@@ -171,7 +180,7 @@ def test_prompts_held_back_and_drafts_take_their_part(tables, plans):
     now, held = (estimate(plan, 1000, 200, 30, wait_steps=wait) for wait in (0.0, 8.0))
     assert held.ttft_ms > now.ttft_ms
     draft = compile_plan(
-        "qwen3-30b-a3b", "h100", tables, dp=4, ep=4, engine="vllm", max_tokens=9000, front_end=0
+        "qwen3-30b-a3b", "h100", tables, dp=4, ep=4, engine="vllm", max_num_batched_tokens=9000, front_end=0
     )
     guess, drafted = (
         estimate(plan, 1000, 200, 30, speculation=SpeculativeDecoding(3, 2.5, draft=by))

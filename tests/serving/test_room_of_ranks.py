@@ -15,7 +15,7 @@ from fastroof.serving import estimate
 )
 def test_as_many_requests_run_as_all_ranks_hold(layout: dict[str, Any], rooms: int) -> None:
     tables = load_tables("h100")
-    plan = compile_plan("llama-3.1-8b", "h100", tables, engine="vllm", max_seqs=1024, **layout)
+    plan = compile_plan("llama-3.1-8b", "h100", tables, engine="vllm", max_num_seqs=1024, **layout)
     # requests of 1000 tokens that grow by 200 hold 1100 on average, of 22,000 tokens' room a GPU
-    found = estimate(plan, isl=1000, osl=200, concurrency=500, max_kv_tokens=22_000, max_seqs=1024)
+    found = estimate(plan, isl=1000, osl=200, clients=500, max_kv_tokens=22_000, max_num_seqs=1024)
     assert found.effective_concurrency == pytest.approx(20 * rooms)

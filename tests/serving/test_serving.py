@@ -33,7 +33,9 @@ estimate = partial(serving.estimate, requests_per_client="steady")
 @pytest.fixture(scope="module")
 def plans(h100):
     return {
-        engine: compile_plan("llama-3.1-8b", "h100", h100, engine=engine, max_tokens=16384, front_end=0)
+        engine: compile_plan(
+            "llama-3.1-8b", "h100", h100, engine=engine, max_num_batched_tokens=16384, front_end=0
+        )
         for engine in ("kernels", "vllm", "trtllm-1.0")
     }
 
@@ -48,15 +50,15 @@ def plan(plans):
 # isl, osl, concurrency, and what else there is to an engine; the tolerance of TTFT grows with the load
 LIGHT = [
     (1024, 128, 2, {}), (1024, 128, 8, {}), (1024, 128, 32, {}), (128, 512, 64, {}), (512, 1, 16, {}),
-    (1024, 2, 8, {}), (1024, 128, 32, {"max_batched_tokens": 2048}), (4096, 64, 16, {}),
+    (1024, 2, 8, {}), (1024, 128, 32, {"max_num_batched_tokens": 2048}), (4096, 64, 16, {}),
     (1024, 128, 32, {"chunked_prefill": False}), (1024, 256, 16, {"wait_steps": 20}),
-    (1024, 512, 64, {"wait_steps": 20, "max_batched_tokens": 16384}),
+    (1024, 512, 64, {"wait_steps": 20, "max_num_batched_tokens": 16384}),
 ]  # fmt: skip
 HEAVY = [
-    (1024, 128, 128, {}), (4096, 128, 16, {"max_batched_tokens": 2048}), (512, 16, 64, {}),
-    (1024, 128, 64, {"max_batched_tokens": 1024}), (3000, 128, 32, {"chunked_prefill": False}),
+    (1024, 128, 128, {}), (4096, 128, 16, {"max_num_batched_tokens": 2048}), (512, 16, 64, {}),
+    (1024, 128, 64, {"max_num_batched_tokens": 1024}), (3000, 128, 32, {"chunked_prefill": False}),
 ]  # fmt: skip
-NEARLY_FULL_STEPS = [(8192, 32, 32, {}), (100, 400, 200, {"max_batched_tokens": 256})]
+NEARLY_FULL_STEPS = [(8192, 32, 32, {}), (100, 400, 200, {"max_num_batched_tokens": 256})]
 FULL = [
     (1024, 512, 64, {"max_kv_tokens": 25 * 1536, "kv_reservation": "full"}),
     (4096, 128, 64, {"max_kv_tokens": 10 * 4224, "kv_reservation": "full"}),
@@ -73,7 +75,7 @@ def compared(plan, isl, osl, clients, options, arrivals="random"):
         isl,
         osl,
         clients,
-        max_batched_tokens=chosen.get("max_batched_tokens", 8192),
+        max_num_batched_tokens=chosen.get("max_num_batched_tokens", 8192),
         max_kv_tokens=chosen["max_kv_tokens"],
         is_chunked=chosen.get("chunked_prefill", True),
         is_reserved=chosen["kv_reservation"] == "full",
@@ -166,7 +168,9 @@ def test_measured_tables_give_the_closed_form_too(plans):
 def test_runs_of_equal_and_other_lengths_are_the_closed_form_too(plans, h100):
     """Bursts and longer runs, with and without a place for each client, behind front ends."""
     rng = np.random.default_rng(7)
-    behind = compile_plan("llama-3.1-8b", "h100", h100, engine="vllm-0.12", max_tokens=16384, front_end=20)
+    behind = compile_plan(
+        "llama-3.1-8b", "h100", h100, engine="vllm-0.12", max_num_batched_tokens=16384, front_end=20
+    )
     trains = 0
     for _ in range(60):
         isl, osl, clients = int(2 ** rng.uniform(6, 13)), int(2 ** rng.uniform(4, 10)), rng.integers(2, 200)
@@ -204,14 +208,14 @@ def test_a_step_has_no_more_sequences_than_clients(h100):
         "h100",
         h100,
         engine="trtllm-1.0",
-        max_tokens=8192,
-        max_seqs=2048,
+        max_num_batched_tokens=8192,
+        max_num_seqs=2048,
         front_end=0,
     )
-    room = {"max_batched_tokens": 8192, "max_seqs": 2048, "max_kv_tokens": 10**7}
-    assert estimate(full, isl=128, osl=128, concurrency=2048, **room).tpot_ms > 0
+    room = {"max_num_batched_tokens": 8192, "max_num_seqs": 2048, "max_kv_tokens": 10**7}
+    assert estimate(full, isl=128, osl=128, clients=2048, **room).tpot_ms > 0
     with pytest.raises(PlanRangeError, match="steps of 2049 sequences"):
-        estimate(full, isl=128, osl=128, concurrency=2049, **{**room, "max_seqs": 4096})
+        estimate(full, isl=128, osl=128, clients=2049, **{**room, "max_num_seqs": 4096})
 
 
 def test_many_scenarios_are_single_ones(plan):
@@ -324,7 +328,7 @@ def test_clients_that_do_not_fit_wait(plan):
     assert got.wait_ms[1] == pytest.approx(5.4 * got.request_latency_ms[0])
     mean = estimate(plan, 1024, 512, 64, max_kv_tokens=room)
     assert mean.effective_concurrency == 12
-    assert estimate(plan, 1024, 512, 64, max_seqs=10).ttft_ms == pytest.approx(got.ttft_ms[1])
+    assert estimate(plan, 1024, 512, 64, max_num_seqs=10).ttft_ms == pytest.approx(got.ttft_ms[1])
 
 
 def test_more_prompts_than_the_budget_fill_every_step(plan):
@@ -386,7 +390,7 @@ def test_workers_that_match(plan):
     match = match_workers(plan, plan, 4096, 256, 32, tolerance=0.02)
     clients = 40 * match.decode_workers
     got = estimate_disaggregated(
-        plan, plan, 4096, 256, clients, match.prefill_workers, match.decode_workers, max_seqs=32
+        plan, plan, 4096, 256, clients, match.prefill_workers, match.decode_workers, max_num_seqs=32
     )
     assert got.prefill_load > 0.9
     assert got.decodes > 0.9 * 32
@@ -402,7 +406,7 @@ def test_workers_that_match(plan):
             (0, 5, 5),
             {},
             BatchError,
-            r"position 0 \(isl 0, osl 5, concurrency 5, max_batched_tokens 8192\) needs",
+            r"position 0 \(isl 0, osl 5, clients 5, max_num_batched_tokens 8192\) needs",
         ),
         (([9, 9], [5, np.nan], 5), {}, BatchError, "position 1 .* needs numbers from 1 to 268435456"),
         (("x", 5, 5), {}, BatchError, "isl must hold numbers, got 'x'"),
@@ -418,13 +422,13 @@ def test_workers_that_match(plan):
             (9000, 5, 5, 8192, False),
             {},
             BatchError,
-            "chunked_prefill=True, or max_batched_tokens=9000 or more",
+            "chunked_prefill=True, or max_num_batched_tokens=9000 or more",
         ),
         ((90, 5, 5, 8192, 1), {}, BatchError, "chunked_prefill must be True or False, got 1"),
         ((90, 5, 5), {"kv_reservation": "half"}, BatchError, "must be one of mean, full, got 'half'"),
         ((90, 5, 5), {"arrivals": "even"}, BatchError, "arrivals must be one of closed, random, got 'even'"),
         ((90, 5, 5), {"async_scheduling": 1}, BatchError, "async_scheduling must be True or False, got 1"),
-        ((90, 5, 5), {"max_seqs": 0}, BatchError, "max_seqs must be a number of at least 1, got 0"),
+        ((90, 5, 5), {"max_num_seqs": 0}, BatchError, "max_num_seqs must be a number of at least 1, got 0"),
         (
             (90, 5, 5),
             {"max_kv_tokens": "9"},
@@ -447,13 +451,13 @@ def test_workers_that_match(plan):
             (20_000, 20, 5, 20_000),
             {},
             PlanRangeError,
-            r"steps of 20000 tokens.* up to 16384: .*max_tokens=20000",
+            r"steps of 20000 tokens.* up to 16384: .*max_num_batched_tokens=20000",
         ),
         (
             (9, 20, 2000),
-            {"max_seqs": 4000},
+            {"max_num_seqs": 4000},
             PlanRangeError,
-            r"steps of \d+ sequences, .* up to 1024: compile_plan\(..., max_seqs=",
+            r"steps of \d+ sequences, .* up to 1024: compile_plan\(..., max_num_seqs=",
         ),
     ],
 )
@@ -475,7 +479,12 @@ def test_wrong_arguments_are_refused(plan, sizes, options, error, message):
             PlanRangeError,
             "20000 tokens, the prefill plan times up to 16384",
         ),
-        ((8, 600, 9000), {"max_seqs": 9000}, PlanRangeError, "sequences, the decode plan times up to 1024"),
+        (
+            (8, 600, 9000),
+            {"max_num_seqs": 9000},
+            PlanRangeError,
+            "sequences, the decode plan times up to 1024",
+        ),
     ],
 )
 def test_invalid_disaggregated_serving_is_refused(plan, sizes, options, error, message):
@@ -484,11 +493,11 @@ def test_invalid_disaggregated_serving_is_refused(plan, sizes, options, error, m
 
 
 def test_plans_have_to_go_together(h100, plan):
-    other = compile_plan("qwen3-8b", "h100", h100, max_tokens=8192, engine="kernels")
+    other = compile_plan("qwen3-8b", "h100", h100, max_num_batched_tokens=8192, engine="kernels")
     with pytest.raises(PlanError, match=r"need one model and kv_dtype, got llama-3.1-8b .* and qwen3-8b"):
         estimate_disaggregated(plan, other, 9, 9, 9)
-    large = compile_plan("llama-3.1-70b", "h100", h100, max_tokens=64, engine="kernels")
-    split = compile_plan("llama-3.1-70b", "h100", h100, max_tokens=64, tp=8, engine="kernels")
+    large = compile_plan("llama-3.1-70b", "h100", h100, max_num_batched_tokens=64, engine="kernels")
+    split = compile_plan("llama-3.1-70b", "h100", h100, max_num_batched_tokens=64, tp=8, engine="kernels")
     with pytest.raises(PlanRangeError, match=r"weights.* leave no room for KV cache .*; use tp=2"):
         estimate(large, 9, 9, 9)
     with pytest.raises(PlanRangeError, match=r"needs 9 tokens of KV cache, the prefill plan has room for 0"):
@@ -508,13 +517,13 @@ def command(*arguments):
 
 @pytest.mark.slow
 def test_the_command_gives_the_same_numbers(plan):
-    sizes = ("--isl", "1024", "--osl", "1,128", "--concurrency", "1,8,64", "--front-end", "0")
+    sizes = ("--isl", "1024", "--osl", "1,128", "--clients", "1,8,64", "--front-end", "0")
     code, out, err = command(*sizes, "--json")
     assert (code, err) == (0, "")
     document = json.loads(out)
     assert document["engine"] == "vllm"
     rows = document["rows"]
-    assert [(r["osl"], r["concurrency"]) for r in rows] == [(o, c) for o in (1, 128) for c in (1, 8, 64)]
+    assert [(r["osl"], r["clients"]) for r in rows] == [(o, c) for o in (1, 128) for c in (1, 8, 64)]
     expected = serving.estimate(plan, 1024, 128, [1, 8, 64])
     assert [r["ttft_ms"] for r in rows[3:]] == expected.ttft_ms.tolist()
     assert [r["tpot_ms"] for r in rows] == [None] * 3 + expected.tpot_ms.tolist()
@@ -531,14 +540,14 @@ def test_the_command_with_workers_apart(plan):
         "2048",
         "--osl",
         "128",
-        "--concurrency",
+        "--clients",
         "32",
         "--front-end",
         "0",
         "--disaggregated",
         "1:2",
     )
-    code, out, err = command(*sizes, "--link-gb-per-s", "50", "--json")
+    code, out, err = command(*sizes, "--kv-bandwidth", "50", "--json")
     assert (code, err) == (0, "")
     document = json.loads(out)
     assert [document[k] for k in ("prefill_tp", "prefill_workers", "decode_workers")] == [1, 1, 2]

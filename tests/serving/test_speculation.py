@@ -163,12 +163,12 @@ def test_drafts_take_their_steps(large, draft):
 
 def test_a_draft_takes_room(large, draft):
     none, own, second = (
-        estimate(large, 8000, 1000, 2000, max_seqs=2000, speculation=SpeculativeDecoding(2, 2.0, drafter))
+        estimate(large, 8000, 1000, 2000, max_num_seqs=2000, speculation=SpeculativeDecoding(2, 2.0, drafter))
         for drafter in (None, "mtp", draft)
     )
-    room = large.memory_of(max_seqs=2000)
+    room = large.memory_of(max_num_seqs=2000)
     a_token = room.kv_bytes_per_token + draft.memory.kv_bytes_per_token
-    both = speculated(large, SpeculativeDecoding(2, 2.0, draft)).memory(max_seqs=2000)
+    both = speculated(large, SpeculativeDecoding(2, 2.0, draft)).memory(max_num_seqs=2000)
     left = room.kv_cache_bytes - draft.memory.weight_bytes
     assert both.parts == left // (a_token * both.block_tokens)
     assert second.effective_concurrency == pytest.approx(both.max_kv_tokens / both.held_tokens(8500))
@@ -178,7 +178,11 @@ def test_a_draft_takes_room(large, draft):
 def test_a_models_own_layer_is_one_of_its_layers(large):
     drafter = mtp_draft(large)
     assert drafter.model.num_layers == 1
-    assert (drafter.tp, drafter.dtype, drafter.max_tokens) == (8, "bf16", large.max_tokens)
+    assert (drafter.tp, drafter.dtype, drafter.max_num_batched_tokens) == (
+        8,
+        "bf16",
+        large.max_num_batched_tokens,
+    )
     parts = {part.name: part for part in drafter.explain([(1, 2000)] * 4).operators}
     of_model = {part.name: part for part in large.explain([(1, 2000)] * 4).operators}
     assert parts["lm_head"].total_us == of_model["lm_head"].total_us
@@ -284,7 +288,7 @@ SERVING = ("serving", "--model", "llama-3.1-70b", "--tp", "8", "--isl", "2048", 
 
 @pytest.mark.slow
 def test_the_command_gives_the_same_numbers(h100):
-    args = ("--concurrency", "1,16", "--num-draft-tokens", "2", "--accepted", "0.75,0.5")
+    args = ("--clients", "1,16", "--num-draft-tokens", "2", "--accepted", "0.75,0.5")
     code, out, err = command(*SERVING, *args, "--draft", "llama-3.1-8b,tp=4", "--prefix-hit", "0.5", "--json")
     assert (code, err) == (0, "")
     document = json.loads(out)
@@ -302,7 +306,7 @@ def test_the_command_gives_the_same_numbers(h100):
     assert [row["ttft_ms"] for row in document["rows"]] == expected.ttft_ms.tolist()
     words = command(*SERVING, *args, "--draft", "mtp", "--disaggregated", "1:1")[1]
     assert "2 draft tokens (mtp), 2.25 tokens a step" in words.replace("\n", " ")
-    plain = json.loads(command(*SERVING, "--concurrency", "1", "--json")[1])
+    plain = json.loads(command(*SERVING, "--clients", "1", "--json")[1])
     assert not {"num_draft_tokens", "prefix_hit"} & set(plain)
 
 
@@ -319,7 +323,7 @@ def test_the_command_gives_the_same_numbers(h100):
     ],
 )
 def test_the_command_refuses_in_a_line(arguments, message):
-    code, out, err = command(*SERVING, "--concurrency", "1", *arguments)
+    code, out, err = command(*SERVING, "--clients", "1", *arguments)
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
@@ -367,12 +371,12 @@ def test_drafts_have_to_fit_their_target(h100, plan, large, draft):
     four = SpeculativeDecoding(3, 2.0, draft)
     with pytest.raises(PlanError, match="got a draft on 4 x h100 for 1 x h100"):
         estimate(plan, 9, 9, 9, speculation=four)
-    small = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=100, engine="kernels")
+    small = compile_plan("llama-3.1-8b", "h100", h100, max_num_batched_tokens=100, engine="kernels")
     with pytest.raises(
         PlanRangeError, match=r"draft's plan times up to 100 tokens and its target's 8192: use com"
     ):
         estimate(large, 9, 9, 9, speculation=SpeculativeDecoding(3, 2.0, small))
-    few = compile_plan("llama-3.1-8b", "h100", h100, max_seqs=100, engine="kernels")
+    few = compile_plan("llama-3.1-8b", "h100", h100, max_num_seqs=100, engine="kernels")
     with pytest.raises(
         PlanRangeError, match=r"draft's plan times up to 100 seqs and its target's 1024: use com"
     ):
@@ -398,8 +402,10 @@ def test_wrong_options_are_refused(plan, options, message):
 
 def test_what_steps_cannot_hold_is_refused(plan):
     speculation = SpeculativeDecoding(7, 2.0)
-    with pytest.raises(BatchError, match="max_batched_tokens must be at least 8, which one request verifies"):
-        estimate(plan, 90, 5, 5, max_batched_tokens=[100, 7], speculation=speculation)
+    with pytest.raises(
+        BatchError, match="max_num_batched_tokens must be at least 8, which one request verifies"
+    ):
+        estimate(plan, 90, 5, 5, max_num_batched_tokens=[100, 7], speculation=speculation)
     for estimated in (
         lambda **more: estimate(plan, 90, 5, 5, **more),
         lambda **more: estimate_disaggregated(plan, plan, 90, 5, 5, **more),

@@ -48,7 +48,7 @@ def test_more_requests_than_places_wait_for_them(plans: list[fastroof.StepPlan],
     trace = fastroof.Trace(np.zeros(clients), isl, osl)
     simulated = fastroof.simulate(plans[0], trace, max_num_seqs=100, block_size=None).summary()
     sizes = (float(isl.mean()), float(osl.mean()), clients)
-    options = {"max_seqs": 100, "length_spread": spread, "requests_per_client": 1}
+    options = {"max_num_seqs": 100, "length_spread": spread, "requests_per_client": 1}
     got = fastroof.serving.estimate(plans[0], *sizes, **options)
     assert got.ttft_ms == pytest.approx(simulated["ttft_ms"]["mean"], rel=0.1)
     tokens_per_s = got.tokens_per_s_per_gpu * plans[0].layout.world_size

@@ -28,7 +28,7 @@ def test_one_client_waits_for_its_encoder(plan: StepPlan, budget: int) -> None:
     """It waits once, however its prompt is cut; decodes are those of a text prompt as long."""
     encoded = plan.encode(IMAGES)
     of_text = estimate(plan, 300 + encoded.tokens, 64, 1, budget)
-    found = estimate_with_images(plan, 300, 64, 1, images=IMAGES, max_batched_tokens=budget)
+    found = estimate_with_images(plan, 300, 64, 1, images=IMAGES, max_num_batched_tokens=budget)
     assert found.ttft_ms - of_text.ttft_ms == pytest.approx(encoded.latency_us / 1e3)
     assert found.tpot_ms == of_text.tpot_ms
     assert isinstance(found.ttft_ms, float)

@@ -35,9 +35,7 @@ def plan() -> StepPlan:
 
 @pytest.fixture(scope="module")
 def load() -> Workload:
-    return Workload(
-        rate=1.0, requests=400, input_tokens="lognormal:800:0.6", output_tokens="lognormal:80:0.6", seed=3
-    )
+    return Workload(rate=1.0, requests=400, isl="lognormal:800:0.6", osl="lognormal:80:0.6", seed=3)
 
 
 def as_given(plan: StepPlan, requests: Any, **options: Any) -> Capacity:
@@ -151,7 +149,7 @@ def test_where_even_all_requests_at_once_keep_the_limits_the_throughput_binds(
 
 def test_a_limit_that_all_requests_at_once_keep_may_bind_below(plan: StepPlan) -> None:
     """Prompts at once are computed before most decodes; those that arrive later delay decodes."""
-    load = Workload(rate=1.0, requests=400, input_tokens=200, output_tokens=50, seed=3)
+    load = Workload(rate=1.0, requests=400, isl=200, osl=50, seed=3)
     found = [
         as_given(plan, load, tpot_p99_ms=tpot_ms, max_num_seqs=64, with_range=False)
         for tpot_ms in (9.0, 10.5, 1e9)
@@ -162,14 +160,14 @@ def test_a_limit_that_all_requests_at_once_keep_may_bind_below(plan: StepPlan) -
 
 
 def test_of_two_requests_no_rate_is_too_fast(plan: StepPlan) -> None:
-    pair = Workload(rate=1.0, requests=2, input_tokens=200, output_tokens=50, seed=3)
+    pair = Workload(rate=1.0, requests=2, isl=200, osl=50, seed=3)
     every = as_given(plan, pair, e2e_p99_ms=1e9)
     assert (every.limit, every.requests_per_s) == ("none", every.seen[math.inf].served_per_s)
 
 
 def test_a_queue_that_grows_until_the_trace_ends_is_not_kept(plan: StepPlan) -> None:
     """Its percentile is within the limit only because there are no more requests."""
-    load = Workload(rate=1.0, requests=2000, input_tokens=500, output_tokens=50, seed=1)
+    load = Workload(rate=1.0, requests=2000, isl=500, osl=50, seed=1)
     at_once = as_given(plan, load, e2e_p99_ms=1e9).seen[math.inf]
     # nearly as long as all at once take: at any rate that is just too fast, the last wait for less
     most = as_given(plan, load, e2e_p99_ms=at_once.values_ms[0] * 0.9)
@@ -565,7 +563,7 @@ def test_no_repeat_of_a_trace_finds_the_blocks_of_another(plan: StepPlan) -> Non
 
 def test_common_starts_of_prompts_stay_common_in_all_repeats(plan: StepPlan) -> None:
     """A system prompt is one in the whole run; what is cached raises the capacity."""
-    load = Workload(requests=100, input_tokens=2000, output_tokens=20, seed=4).trace(10.0)
+    load = Workload(requests=100, isl=2000, osl=20, seed=4).trace(10.0)
     shared = replace(load, history_tokens=np.full(100, 1600))
     assert (steady_run(shared, 300).trace.history_tokens == 1600).all()
     rates = [
@@ -585,8 +583,8 @@ def test_a_router_that_knows_the_cache_needs_one(plan: StepPlan, load: Workload)
 
 
 AGENTS: dict[str, Any] = {
-    "turns": 2, "calls": "uniform:1:4", "growth_tokens": 300, "input_tokens": "lognormal:900:0.4",
-    "output_tokens": "uniform:5:60", "tool_s": "exponential:0.4", "think_s": 3.0, "system_tokens": 200,
+    "turns": 2, "calls": "uniform:1:4", "growth_tokens": 300, "isl": "lognormal:900:0.4",
+    "osl": "uniform:5:60", "tool_s": "exponential:0.4", "think_s": 3.0, "system_tokens": 200,
 }  # fmt: skip
 
 
@@ -757,7 +755,7 @@ def test_sessions_that_no_capacity_is_of(plan: StepPlan, monkeypatch: pytest.Mon
     with pytest.raises(SimulationError, match="has sessions, which hours would cut"):
         fewest_by_hour(plan, agents().trace(1.0), **LIMITS)
     monkeypatch.setattr(steady, "MOST_STEPS", 2**16)
-    slow = Workload(requests=500, turns=10, think_s=1e4, output_tokens=4)
+    slow = Workload(requests=500, turns=10, think_s=1e4, osl=4)
     for answer, given in ((capacity, slow), (fewest_replicas, slow.trace(1.0))):
         with pytest.raises(SimulationError, match="sessions stay open too long for a steady state"):
             answer(plan, given, ttft_p99_ms=500)
@@ -768,7 +766,7 @@ def test_sessions_that_no_capacity_is_of(plan: StepPlan, monkeypatch: pytest.Mon
 @pytest.mark.slow
 def test_sessions_that_a_queue_alone_keeps_open_have_a_capacity(plan: StepPlan) -> None:
     """Up to the tolerance the queue grows with the run, and with it the time of sessions."""
-    load = Workload(requests=300, turns=20, input_tokens=1, output_tokens=2, growth_tokens=1, seed=1)
+    load = Workload(requests=300, turns=20, isl=1, osl=2, growth_tokens=1, seed=1)
     given: dict[str, Any] = {"max_num_seqs": 4, "tolerance": 0.05, "with_range": False}
     most = capacity(plan, load, e2e_p99_ms=1e9, **given)
     assert most.limit == "throughput"

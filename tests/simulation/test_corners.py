@@ -25,13 +25,13 @@ def served(plan, trace, settings):
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=2048, engine="kernels")
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_num_batched_tokens=2048, engine="kernels")
 
 
 @pytest.mark.slow
 def test_plans_of_other_methods_have_no_straight_lines(h100):
     plan = fastroof.compile_plan(
-        "llama-3.1-8b", "h100", h100, method="linear_mfu", max_tokens=512, engine="kernels"
+        "llama-3.1-8b", "h100", h100, method="linear_mfu", max_num_batched_tokens=512, engine="kernels"
     )
     served(plan, Trace([0.0, 0.001], [30, 40], [9, 5]), EngineSettings(64, 4, 100))
 
@@ -43,7 +43,7 @@ def test_decodes_go_on_beyond_the_last_node(plan):
 
 
 def test_a_request_may_be_preempted_before_it_fills_a_window(h100):
-    plan = fastroof.compile_plan("gpt-oss-20b", "h100", h100, max_tokens=512, engine="kernels")
+    plan = fastroof.compile_plan("gpt-oss-20b", "h100", h100, max_num_batched_tokens=512, engine="kernels")
     trace = Trace([0.0, 0.0], [20, 20], [180, 180])
     got = served(plan, trace, EngineSettings(64, 4, 13))
     assert got.preemptions.sum() > 0

@@ -27,7 +27,7 @@ US_PER_S = 1e6
 def a_plan(tp: int = 1, model: str = "llama-3.1-8b", **given: Any) -> StepPlan:
     tables = fastroof.load_tables("h100")
     return fastroof.compile_plan(
-        model, "h100", tables, tp=tp, **({"engine": "kernels", **({"max_tokens": 4096} | given)})
+        model, "h100", tables, tp=tp, **({"engine": "kernels", **({"max_num_batched_tokens": 4096} | given)})
     )
 
 
@@ -99,7 +99,7 @@ def test_transfers_send_what_a_sequence_keeps_over_the_gpus_of_the_smaller_engin
 def test_at_light_load_the_closed_form_agrees(isl: int, osl: int, tp: int) -> None:
     plan = a_plan(tp)
     estimated = estimate_disaggregated(
-        plan, plan, isl, osl, 1, link_bytes_per_s=50e9, max_batched_tokens=4096, chunked_prefill=True
+        plan, plan, isl, osl, 1, link_bytes_per_s=50e9, max_num_batched_tokens=4096, chunked_prefill=True
     )
     trace = Trace(np.arange(20) * 100.0, np.full(20, isl), np.full(20, osl))
     seen = run_pools([one_pool(plan), one_pool(plan)], trace, Link(50e9))
@@ -115,7 +115,14 @@ def test_under_load_the_closed_form_is_near() -> None:
     plan = a_plan()
     isl, osl, clients = 1000, 200, 24
     estimated = estimate_disaggregated(
-        plan, plan, isl, osl, clients, link_bytes_per_s=50e9, max_batched_tokens=4096, chunked_prefill=True
+        plan,
+        plan,
+        isl,
+        osl,
+        clients,
+        link_bytes_per_s=50e9,
+        max_num_batched_tokens=4096,
+        chunked_prefill=True,
     )
     assert estimated.prefill_load < 0.7
     rate = clients / (estimated.request_latency_ms / 1e3)
@@ -130,7 +137,14 @@ def test_under_load_the_closed_form_is_near() -> None:
 def test_closed_loops_are_near_the_closed_form(isl: int, osl: int, clients: int) -> None:
     plan = a_plan()
     estimated = estimate_disaggregated(
-        plan, plan, isl, osl, clients, link_bytes_per_s=50e9, max_batched_tokens=4096, chunked_prefill=True
+        plan,
+        plan,
+        isl,
+        osl,
+        clients,
+        link_bytes_per_s=50e9,
+        max_num_batched_tokens=4096,
+        chunked_prefill=True,
     )
     count = 60 * clients
     trace = Trace([0.0] * count, [isl] * count, [osl] * count, clients=clients)

@@ -78,7 +78,12 @@ def test_both_pools_are_as_busy_as_all_engines(lockstep: str, link: Link, trace:
     engine = {"name": "ranks", "costs": {"step_us": 100.0}, "data_parallel": {"lockstep": lockstep}}
     ranks, alone = (
         fastroof.compile_plan(
-            "llama-3.1-8b", "h100", fastroof.load_tables("h100"), dp=dp, engine=engine, max_tokens=8192
+            "llama-3.1-8b",
+            "h100",
+            fastroof.load_tables("h100"),
+            dp=dp,
+            engine=engine,
+            max_num_batched_tokens=8192,
         )
         for dp in (2, 1)
     )
@@ -160,7 +165,7 @@ def test_options_are_of_pools_and_links_of_two(plan: StepPlan, trace: Trace) -> 
 
 
 def test_decode_engines_of_a_prefix_aware_fleet_look_at_blocks(plan: StepPlan) -> None:
-    talk = fastroof.Workload(rate=5, requests=60, turns=3, input_tokens=500, output_tokens=50).trace()
+    talk = fastroof.Workload(rate=5, requests=60, turns=3, isl=500, osl=50).trace()
     pools = [Pool(plan, 2), Pool(plan, 2)]
     named = [Pool(plan, 2, router="prefix_aware"), Pool(plan, 2, router="least_kv")]
     found, same = (simulate(fleet, talk) for fleet in (Fleet(pools, "prefix_aware"), Fleet(named)))

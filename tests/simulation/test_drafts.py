@@ -27,12 +27,14 @@ FEATURES = ("", "ranks", "cache", "tiers", "pools", "rules", "pools ranks", "poo
 
 @pytest.fixture(scope="module")
 def plan(h100: Any) -> Any:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm", max_tokens=8192, front_end=0)
+    return fastroof.compile_plan(
+        "llama-3.1-8b", "h100", h100, engine="vllm", max_num_batched_tokens=8192, front_end=0
+    )
 
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    return fastroof.Workload(rate=20, requests=200, input_tokens=500, output_tokens=60, seed=1).trace()
+    return fastroof.Workload(rate=20, requests=200, isl=500, osl=60, seed=1).trace()
 
 
 # -- the naive fleet --------------------------------------------------------------------------------
@@ -68,7 +70,7 @@ def test_nothing_changes_without_draft_tokens(plan: Any, trace: Trace) -> None:
 @pytest.mark.parametrize("draft", [None, "mtp"])
 def test_a_step_is_that_of_the_naive_verification(h100: Any, draft: str | None) -> None:
     """Rows by hand and rooflines, in steps with decodes, with prompts and with both."""
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels", max_tokens=8192)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels", max_num_batched_tokens=8192)
     loops = speculated(plan, SpeculativeDecoding(3, 2.0, draft))
     naive = drafts.Drafts(loops.arena, 4, 0, (), 0, [])
     rng = np.random.default_rng(1)
@@ -187,7 +189,9 @@ def test_rejected_tokens_keep_their_blocks(plan: Any) -> None:
 def test_closed_loops_agree_with_estimates(
     h100: Any, model: str, options: dict[str, Any], speculation: SpeculativeDecoding
 ) -> None:
-    plan = fastroof.compile_plan(model, "h100", h100, engine="vllm", max_tokens=8192, front_end=0, **options)
+    plan = fastroof.compile_plan(
+        model, "h100", h100, engine="vllm", max_num_batched_tokens=8192, front_end=0, **options
+    )
     for isl, osl, clients in ((1024, 256, 8), (1024, 256, 48), (128, 512, 64)):
         rng, count = np.random.default_rng(isl), 40 * clients
         inputs, outputs = (np.rint(size * rng.uniform(0.8, 1.2, count)).astype(int) for size in (isl, osl))
@@ -203,7 +207,7 @@ def test_closed_loops_agree_with_estimates(
 
 
 def test_a_capacity_counts_drafts(plan: Any) -> None:
-    load = fastroof.Workload(rate=10, requests=300, input_tokens=500, output_tokens=100, seed=1)
+    load = fastroof.Workload(rate=10, requests=300, isl=500, osl=100, seed=1)
     limits = {"tpot_p99_ms": 12.0, "steady": False}
     alone = fastroof.capacity(plan, load, **limits)
     more = fastroof.capacity(plan, load, speculation=SpeculativeDecoding(3, 2.5), **limits)
@@ -220,7 +224,7 @@ def test_drafts_take_memory_and_tokens_of_a_step(plan: Any, trace: Trace) -> Non
     assert ours.num_gpu_blocks < others.num_gpu_blocks
     few = Pool(plan, speculation=SpeculativeDecoding(3, 2.0), max_num_batched_tokens=200)
     assert few.settings(trace).max_num_seqs == 50
-    assert steps.open_plan(plan.arena).max_tokens == 8192
+    assert steps.open_plan(plan.arena).max_num_batched_tokens == 8192
 
 
 @pytest.mark.parametrize(

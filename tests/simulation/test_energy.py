@@ -34,7 +34,7 @@ def test_simulated_loops_draw_as_estimated(
 ) -> None:
     plan = plans[name]
     lengths = f"uniform:{round(osl * 0.9)}:{round(osl * 1.1)}"
-    load = Workload(requests=60 + 15 * clients, input_tokens=isl, output_tokens=lengths, clients=clients)
+    load = Workload(requests=60 + 15 * clients, isl=isl, osl=lengths, clients=clients)
     sim = simulate(plan, load.trace())
     drawn, seen = sim.energy(), estimate(plan, isl, osl, clients, with_energy=True)
     watts = seen.joules_per_token * seen.tokens_per_s_per_gpu
@@ -49,7 +49,7 @@ APART: dict[int, dict[str, Any]] = {dp: {"model": "llama-3.1-8b", "dp": dp} for 
 
 def watts_ratio(plan: StepPlan, lengths: str, osl: float, clients: int, each: int, **options: Any) -> float:
     """Return the power of a closed loop, estimated over simulated; joules differ as their times do, too."""
-    load = Workload(requests=each * clients, input_tokens=1000, output_tokens=lengths, clients=clients)
+    load = Workload(requests=each * clients, isl=1000, osl=lengths, clients=clients)
     seen = estimate(plan, 1000, osl, clients, with_energy=True, **options)
     watts = seen.joules_per_token * seen.tokens_per_s_per_gpu
     return float(watts / simulate(plan, load.trace()).energy()["watts_per_gpu"])
@@ -86,13 +86,13 @@ def test_one_client_draws_what_its_steps_do(dp: int, osl: int) -> None:
     whole = plan.energy(batch).joules.sum() + idle_s * plan.gpu.idle_w
     seen = estimate(plan, 1000, osl, 1, with_energy=True)
     assert seen.joules_per_token * osl == pytest.approx(whole, rel=0.001)
-    trace = Workload(requests=3, input_tokens=1000, output_tokens=osl, clients=1).trace()
+    trace = Workload(requests=3, isl=1000, osl=osl, clients=1).trace()
     assert simulate(plan, trace).energy()["joules"] == pytest.approx(3 * whole, rel=0.001)
 
 
 def test_layouts_rank_by_energy_as_simulated() -> None:
     layouts: list[dict[str, int]] = [{"tp": 8}, {"dp": 8, "ep": 8}]
-    trace = Workload(requests=40, input_tokens=1000, output_tokens="uniform:90:110", clients=2).trace()
+    trace = Workload(requests=40, isl=1000, osl="uniform:90:110", clients=2).trace()
     plans = [compile_plan("mixtral-8x7b", "h100", **layout) for layout in layouts]  # type: ignore[arg-type]
     drawn = [simulate(plan, trace).energy()["joules_per_token"] for plan in plans]
     seen = [estimate(plan, 1000, 100, 2, with_energy=True).joules_per_token for plan in plans]
@@ -102,7 +102,7 @@ def test_layouts_rank_by_energy_as_simulated() -> None:
 
 def test_a_simulation_that_waits_is_idle(plans: dict[str, StepPlan]) -> None:
     plan = plans["mixed"]
-    rare = Workload(rate=0.05, requests=20, input_tokens=100, output_tokens=20).trace()
+    rare = Workload(rate=0.05, requests=20, isl=100, osl=20).trace()
     sim = simulate(plan, rare)
     drawn = sim.energy()
     busy, seconds = sim.summary()["busy"], sim.summary()["duration_s"]
@@ -115,7 +115,7 @@ def test_a_simulation_that_waits_is_idle(plans: dict[str, StepPlan]) -> None:
 
 def test_gpus_that_stop_idle_for_their_hours_alone(plans: dict[str, StepPlan]) -> None:
     plan = plans["mixed"]
-    trace = Workload(rate=2.0, requests=40, input_tokens=500, output_tokens=50).trace()
+    trace = Workload(rate=2.0, requests=40, isl=500, osl=50).trace()
     sim = simulate(plan, trace, replicas=3)
     whole_s = sim.summary(with_range=False)["duration_s"] * 3
     drawn, fewer = sim.energy(), sim.energy(whole_s * 0.9)
@@ -130,7 +130,7 @@ def test_gpus_that_stop_idle_for_their_hours_alone(plans: dict[str, StepPlan]) -
 
 def test_pools_draw_what_their_engines_do(plans: dict[str, StepPlan]) -> None:
     plan = plans["mixed"]
-    trace = Workload(rate=2.0, requests=40, input_tokens=500, output_tokens=50).trace()
+    trace = Workload(rate=2.0, requests=40, isl=500, osl=50).trace()
     first = replace(trace, output_tokens=np.ones_like(trace.output_tokens))
     # engines without requests are idle
     apart = Fleet([Pool(plan), Pool(plan)])
@@ -166,8 +166,8 @@ STAGED: list[dict[str, Any]] = [
     {"pp": 2, "model": "mixtral-8x7b", "dp": 2, "ep": 2},
 ]  # fmt: skip
 LOADS: dict[str, dict[str, Any]] = {
-    "closed": {"clients": 16, "requests": 80, "input_tokens": "uniform:100:2000"},
-    "open": {"rate": 30, "requests": 120, "input_tokens": "uniform:100:4000"},
+    "closed": {"clients": 16, "requests": 80, "isl": "uniform:100:2000"},
+    "open": {"rate": 30, "requests": 120, "isl": "uniform:100:4000"},
 }
 
 
@@ -175,7 +175,7 @@ LOADS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("load", LOADS)
 def test_stages_draw_what_their_steps_do(options: dict[str, Any], load: str) -> None:
     plan = compile_plan(**{"model": "llama-3.1-8b", "gpu": "h100", "front_end": 0, **options})
-    trace = Workload(output_tokens="uniform:5:60", **LOADS[load]).trace()
+    trace = Workload(osl="uniform:5:60", **LOADS[load]).trace()
     sim = simulate(plan, trace)
     drawn, naive = sim.energy(), naively(sim.pools, trace)
     is_shared = options.get("ep", 1) > 1
@@ -195,7 +195,7 @@ def test_stages_draw_what_their_steps_do(options: dict[str, Any], load: str) -> 
 @pytest.mark.parametrize("pp", [2, 4])
 def test_each_stage_is_busy_for_its_share_of_one_client(pp: int) -> None:
     plan = compile_plan("llama-3.1-8b", "h100", pp=pp, front_end=0)
-    sim = simulate(plan, Workload(requests=3, input_tokens=1000, output_tokens=50, clients=1).trace())
+    sim = simulate(plan, Workload(requests=3, isl=1000, osl=50, clients=1).trace())
     seconds = sim.summary()["duration_s"]
     assert sim.outcomes.counters["busy_us"] / US_PER_S == pytest.approx(seconds / pp)
     # one of the stages at a time computes, the others are idle
@@ -208,7 +208,7 @@ def test_each_stage_is_busy_for_its_share_of_one_client(pp: int) -> None:
 def test_stages_of_pools_and_scaled_replicas_draw_what_their_steps_do() -> None:
     plan = compile_plan("llama-3.1-8b", "h100", pp=2, front_end=0)
     rule = Autoscaler("concurrency", 4, max_replicas=3, startup_s=0.5, interval_s=0.5, scale_down_delay_s=1)
-    trace = Workload(rate=20, requests=120, input_tokens=1000, output_tokens="uniform:20:60").trace()
+    trace = Workload(rate=20, requests=120, isl=1000, osl="uniform:20:60").trace()
     scaled = simulate(plan, trace, autoscaler=rule, router="least_load")
     naive = naively(scaled.pools, trace)
     drawn = scaled.energy()

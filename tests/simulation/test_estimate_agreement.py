@@ -46,7 +46,7 @@ class Seen(NamedTuple):
 def plans(h100):
     return {
         engine: fastroof.compile_plan(
-            "llama-3.1-8b", "h100", h100, engine=engine, max_tokens=BUDGET, front_end=0
+            "llama-3.1-8b", "h100", h100, engine=engine, max_num_batched_tokens=BUDGET, front_end=0
         )
         for engine in ("vllm", "trtllm", "sglang")
     }

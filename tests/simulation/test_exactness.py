@@ -30,7 +30,7 @@ MANTISSA_BITS = 7
 @pytest.fixture(scope="module")
 def plans(h100):
     return {
-        kind: fastroof.compile_plan(model, "h100", h100, engine="vllm", max_tokens=2048)
+        kind: fastroof.compile_plan(model, "h100", h100, engine="vllm", max_num_batched_tokens=2048)
         for kind, model in PLANS.items()
     }
 

@@ -27,7 +27,9 @@ def compiled(layer_us: float, scheduling: Scheduling = OVERLAPS) -> StepPlan:
         "host", costs=StepCosts(step_us=50.0, prefill_floor_layer_us=layer_us), scheduling=scheduling
     )
     tables = fastroof.load_tables("h100")
-    return fastroof.compile_plan("llama-3.1-8b", "h100", tables, engine=engine, max_tokens=4096, max_seqs=64)
+    return fastroof.compile_plan(
+        "llama-3.1-8b", "h100", tables, engine=engine, max_num_batched_tokens=4096, max_num_seqs=64
+    )
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +92,7 @@ def test_a_decode_step_hides_as_much_of_the_host_as_it_takes(plans):
 def test_an_estimate_is_near_a_simulation(plans, clients, isl, osl):
     host, kernels = plans
     lengths = [f"uniform:{round(mean / 0.9 * 0.8)}:{round(mean / 0.9)}" for mean in (isl, osl)]
-    load = Workload(clients=clients, requests=clients * 40, input_tokens=lengths[0], output_tokens=lengths[1])
+    load = Workload(clients=clients, requests=clients * 40, isl=lengths[0], osl=lengths[1])
     seen = simulate(host, load.trace(), max_num_batched_tokens=4096, max_num_seqs=64).requests
     later = slice(clients * 15, clients * 35)
     tpot_ms = float(np.nanmean(seen.column("tpot_ms").to_numpy()[later]))

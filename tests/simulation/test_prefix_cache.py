@@ -32,7 +32,9 @@ PLANS = {"whole": "llama-3.1-8b", "windowed": "gpt-oss-20b"}
 @pytest.fixture(scope="module")
 def plans(h100):
     return {
-        kind: fastroof.compile_plan(model, "h100", h100, max_tokens=2048, max_seqs=256, engine="kernels")
+        kind: fastroof.compile_plan(
+            model, "h100", h100, max_num_batched_tokens=2048, max_num_seqs=256, engine="kernels"
+        )
         for kind, model in PLANS.items()
     }
 

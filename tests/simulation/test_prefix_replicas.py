@@ -29,7 +29,7 @@ run_fleet = partial(run_replicas, prefix_cache="lru")
 @pytest.fixture(scope="module")
 def plan(h100):
     return fastroof.compile_plan(
-        "llama-3.1-8b", "h100", h100, max_tokens=2048, max_seqs=256, engine="kernels"
+        "llama-3.1-8b", "h100", h100, max_num_batched_tokens=2048, max_num_seqs=256, engine="kernels"
     )
 
 

@@ -20,7 +20,7 @@ from tests.engines.test_launch import launch_settings, options_of
 from tests.reference.fleet import serve
 from tests.reference.made_workloads import a_trace, an_engine
 
-LOAD = {"rate": 12, "requests": 600, "input_tokens": 2000, "output_tokens": 100, "seed": 1}
+LOAD = {"rate": 12, "requests": 600, "isl": 2000, "osl": 100, "seed": 1}
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +90,8 @@ def test_prompts_start_when_enough_slots_are_free():
 
 
 def test_the_command_line_and_python_have_one_answer(plans):
-    words = ["--model", "llama-3.1-8b", "--rate", "12", "--num-requests", "600", "--input", "2000"]
-    words += ["--output", "100", "--seed", "1", "--no-range", "--json"]
+    words = ["--model", "llama-3.1-8b", "--rate", "12", "--num-requests", "600", "--isl", "2000"]
+    words += ["--osl", "100", "--seed", "1", "--no-range", "--json"]
     trace = fastroof.Workload(**LOAD).trace()
     for engine, given in (
         ("vllm", {"prefill_schedule_interval": 6}),
@@ -171,7 +171,7 @@ def test_what_has_no_closed_form_is_refused(plans, h100, tmp_path):
         ({"order": "prefill_first"}, 'needs order="mixed"'),
         ({"isl": 9000}, "not estimated for prompts of several steps"),
     ):
-        sizes = {"isl": 500, "osl": 200, "concurrency": 16} | given
+        sizes = {"isl": 500, "osl": 200, "clients": 16} | given
         with pytest.raises(BatchError, match=why):
             estimate(plans["kernels"], **sizes, prefill_schedule_interval=4)
     ranks = fastroof.compile_plan("qwen3-30b-a3b", "h100", h100, dp=2, ep=2)
@@ -183,7 +183,7 @@ def test_what_has_no_closed_form_is_refused(plans, h100, tmp_path):
     path.write_text('engine = "vllm"\n[scheduling]\nprefill_schedule_interval = 4\n')
     spec = {"kind": "deployments", "models": ["llama-3.1-8b"], "engine": [str(path)], "isl": 100, "osl": 10}
     with pytest.raises(FastroofError, match="sweeps do not model prefill_schedule_interval 4"):
-        load_spec(spec | {"concurrency": 4, "gpus": ["h100"]})
+        load_spec(spec | {"clients": 4, "gpus": ["h100"]})
 
 
 def test_of_a_version_without_the_option_it_is_refused(h100):

@@ -28,7 +28,7 @@ SESSIONS = 1000
 @pytest.fixture(scope="module")
 def plans(h100):
     return {
-        kind: fastroof.compile_plan(model, "h100", h100, engine="vllm", max_tokens=2048)
+        kind: fastroof.compile_plan(model, "h100", h100, engine="vllm", max_num_batched_tokens=2048)
         for kind, model in PLANS.items()
     }
 
@@ -326,9 +326,9 @@ DRAWN = {
     "requests": 60,
     "turns": "uniform:1:4",
     "calls": "uniform:1:3",
-    "input_tokens": "uniform:50:90",
+    "isl": "uniform:50:90",
     "growth_tokens": 10,
-    "output_tokens": "uniform:5:9",
+    "osl": "uniform:5:9",
     "think_s": "exponential:3",
     "tool_s": "uniform:0.5:0.75",
     "system_tokens": 100,

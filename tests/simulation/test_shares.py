@@ -28,7 +28,13 @@ EACH = 30
 def a_plan(dp: int, has_front_end: bool) -> StepPlan:
     overhead: dict[str, Any] = {} if has_front_end else {"front_end": 0}
     plan = fastroof.compile_plan(
-        "llama-3.1-8b", "h100", fastroof.load_tables("h100"), engine="vllm", dp=dp, max_seqs=1024, **overhead
+        "llama-3.1-8b",
+        "h100",
+        fastroof.load_tables("h100"),
+        engine="vllm",
+        dp=dp,
+        max_num_seqs=1024,
+        **overhead,
     )
     assert plan.profile.front_end.adds_nothing != has_front_end
     return plan

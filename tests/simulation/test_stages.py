@@ -198,7 +198,9 @@ def test_simulate_takes_a_plan_with_stages() -> None:
 
 def test_prompts_of_stages_do_not_wait_for_steps() -> None:
     with pytest.raises(SimulationError, match="not simulated with pipeline stages"):
-        fastroof.simulate(a_plan(2, max_tokens=8192), Trace([0.0], [100], [2]), prefill_schedule_interval=4)
+        fastroof.simulate(
+            a_plan(2, max_num_batched_tokens=8192), Trace([0.0], [100], [2]), prefill_schedule_interval=4
+        )
 
 
 # -- what stages go with --------------------------------------------------------------------------

@@ -19,10 +19,10 @@ from fastroof.stopping import Stop, check_stopped, stop_flag
 from tests.reference.waiting import until
 
 OPTIONS = {"max_num_batched_tokens": 512, "max_num_seqs": 16}
-OPEN = Workload(rate=50, requests=30, input_tokens=100, output_tokens=20).trace()
-CLOSED = Workload(clients=4, requests=30, input_tokens=100, output_tokens=20).trace()
-FEW = Workload(rate=50, requests=6, input_tokens=100, output_tokens=4).trace()
-FEW_CLIENTS = Workload(clients=4, requests=6, input_tokens=100, output_tokens=4).trace()
+OPEN = Workload(rate=50, requests=30, isl=100, osl=20).trace()
+CLOSED = Workload(clients=4, requests=30, isl=100, osl=20).trace()
+FEW = Workload(rate=50, requests=6, isl=100, osl=4).trace()
+FEW_CLIENTS = Workload(clients=4, requests=6, isl=100, osl=4).trace()
 AUTOSCALED = Autoscaler("concurrency", 1, max_replicas=3, startup_s=0.01, interval_s=0.01)
 LOOPS: dict[str, tuple[Trace, dict[str, Any]]] = {
     "one engine": (FEW, {}),
@@ -40,7 +40,7 @@ RANKED = ("one engine", "clients of one engine", "replicas that share", "replica
 
 @pytest.fixture(scope="module")
 def plans(h100: fastroof.Tables) -> dict[int, fastroof.StepPlan]:
-    sizes = {"max_tokens": 512, "max_seqs": 16, "engine": "vllm"}
+    sizes = {"max_num_batched_tokens": 512, "max_num_seqs": 16, "engine": "vllm"}
     return {
         1: fastroof.compile_plan("llama-3.1-8b", "h100", h100, **{"engine": "kernels", **sizes}),
         2: fastroof.compile_plan("mixtral-8x7b", "h100", h100, dp=2, ep=2, **{"engine": "kernels", **sizes}),
@@ -67,7 +67,7 @@ def test_every_loop_ends_on_request(plans, monkeypatch, ranks, names) -> None:
 
 def test_a_loop_that_runs_is_ended_by_another_thread(plans) -> None:
     # minutes, where nothing ends it
-    trace = Workload(rate=1e5, requests=2**18, input_tokens=1, output_tokens=2).trace()
+    trace = Workload(rate=1e5, requests=2**18, isl=1, osl=2).trace()
     options = {**OPTIONS, "replicas": 4096, "router": "least_kv"}
     fastroof.simulate(plans[1], OPEN, **options)
     stop = Stop()
@@ -133,7 +133,7 @@ def test_what_a_router_looks_at_counts() -> None:
     assert simulated_steps(OPEN, settings, 4) == steps + 4 * 30
     assert simulated_steps(OPEN, settings, 4, "least_kv") == steps + 8 * 4 * 30
     assert simulated_steps(CLOSED, settings, 4) == 4 * steps + 8 * 4 * 30
-    sessions = Workload(rate=50, requests=30, turns=3, input_tokens=100, output_tokens=20).trace()
+    sessions = Workload(rate=50, requests=30, turns=3, isl=100, osl=20).trace()
     assert simulated_steps(sessions, settings, 4) == 4 * simulated_steps(sessions, settings) + 8 * 4 * 30
     assert simulated_steps(OPEN, settings, 4, "least_kv", 2) == 2 * (steps + 8 * 4 * 30)
 

@@ -13,7 +13,7 @@ from fastroof import FastroofError, serving
 from fastroof.simulation import Autoscaler, Fleet, Pool, Workload, fleet_arrays
 from fastroof.simulation.fewest_replicas import fewest_by_hour, fewest_replicas
 
-FEW = Workload(rate=50, requests=5, input_tokens=100, output_tokens=9)
+FEW = Workload(rate=50, requests=5, isl=100, osl=9)
 NO_PLANS: tuple[Any, ...] = (None, "llama-3.1-8b", 3, [], np.ones((2, 2)), object(), 10**5000)
 CALLS: dict[str, Callable[[Any], Any]] = {
     "simulate": lambda plan: fastroof.simulate(plan, FEW.trace()),
@@ -40,7 +40,9 @@ NO_SEEDS: tuple[Any, ...] = (None, -1, 1.5, "7", [1], np.array([1, 2]), 2**63)
 
 @pytest.fixture(scope="module")
 def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=2048, max_seqs=64, engine="kernels")
+    return fastroof.compile_plan(
+        "llama-3.1-8b", "h100", h100, max_num_batched_tokens=2048, max_num_seqs=64, engine="kernels"
+    )
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -88,7 +90,9 @@ def test_invalid_flags_and_numbers_are_refused(plan: fastroof.StepPlan, given: A
     with pytest.raises(FastroofError, match="with_error must be True or False, got "):
         serving.estimate(plan, 1000, 100, 16, with_error=given)
     with pytest.raises(FastroofError, match="with_error must be True or False, got "):
-        serving.estimate_disaggregated(plan, plan, 100, 100, 16, max_batched_tokens=2048, with_error=given)
+        serving.estimate_disaggregated(
+            plan, plan, 100, 100, 16, max_num_batched_tokens=2048, with_error=given
+        )
 
 
 def test_several_timeouts_are_refused(plan: fastroof.StepPlan) -> None:
@@ -161,8 +165,8 @@ def test_engines_that_take_too_much_memory_are_refused(
 def test_messages_name_users_of_memory(plan: fastroof.StepPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_arrays, "MOST_STATE_BYTES", 2**20)
     monkeypatch.setattr(fleet_arrays, "usable_memory_bytes", lambda: 0)
-    talk = Workload(rate=50, requests=2000, turns=4, input_tokens=100, output_tokens=9)
-    many = Workload(rate=50, requests=2000, input_tokens=100, output_tokens=9)
+    talk = Workload(rate=50, requests=2000, turns=4, isl=100, osl=9)
+    many = Workload(rate=50, requests=2000, isl=100, osl=9)
     for load, cause, more in (
         (talk, "a simulated prefix cache for 2,000 requests", {}),
         (many, "block_size 65,536", {"block_size": 65536}),

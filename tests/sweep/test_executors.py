@@ -29,7 +29,7 @@ SPEC: dict[str, Any] = {
     "tp": [1, 2],
     "isl": {"start": 100, "stop": 3000, "step": 100},
     "osl": [100, 500],
-    "concurrency": {"start": 1, "stop": 256, "step": 1},
+    "clients": {"start": 1, "stop": 256, "step": 1},
     "keep": "pareto",
 }
 

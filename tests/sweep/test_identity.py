@@ -43,7 +43,7 @@ class Inputs(NamedTuple):
         return {
             "steps": {**every, "gpu": gpu, "engine": engine, "batch_size": [1, 8], "kv_len": 1024},
             "deployments": {
-                **every, "gpus": gpu, "engine": engine, "isl": 500, "osl": 100, "concurrency": [1, 8],
+                **every, "gpus": gpu, "engine": engine, "isl": 500, "osl": 100, "clients": [1, 8],
                 "speculation": {
                     "num_draft_tokens": 3, "accepted": 2.2, "draft": str(self.folder / "draft"),
                 },

@@ -34,7 +34,7 @@ DEPLOYMENTS: dict[str, Any] = {
     "tp": [1, 2],
     "isl": [500, 2000],
     "osl": [100, 500],
-    "concurrency": [1, 8, 64, 256],
+    "clients": [1, 8, 64, 256],
     "constraints": {"tpot_ms": 20.0},
     "histogram": True,
 }

@@ -10,7 +10,7 @@ from fastroof.errors import SweepError
 from fastroof.models.execution import AUTO
 from fastroof.sweep import best_deployments, load_spec
 
-LOAD = {"isl": 1000, "osl": 100, "concurrency": [8, 64], "keep": "all", "engine": "kernels"}
+LOAD = {"isl": 1000, "osl": 100, "clients": [8, 64], "keep": "all", "engine": "kernels"}
 TIMES = ("ttft_ms", "tpot_ms", "tokens_per_s", "tokens_per_s_per_gpu", "decode_step_ms", "kv_share")
 
 
@@ -47,7 +47,7 @@ def test_splits_that_a_model_cannot_have_are_counted(tmp_path):
 
 
 def test_every_split_is_a_choice():
-    spec = {"models": ["llama-3.1-8b"], "tp": [1], "dp": [1, 2], "total_gpus": 2, **LOAD, "concurrency": 32}
+    spec = {"models": ["llama-3.1-8b"], "tp": [1], "dp": [1, 2], "total_gpus": 2, **LOAD, "clients": 32}
     (answer,) = best_deployments({**spec, "keep": "best"}).answers
     assert {(choice.row["dp"], choice.row["replicas"]) for choice in answer.choices} == {(1, 2), (2, 1)}
     assert {choice.row["routing"] for choice in answer.choices} == {"none"}

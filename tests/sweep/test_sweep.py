@@ -45,7 +45,12 @@ SPEC: dict[str, Any] = {
 def plan_of(tables: Tables, model: str, **options: Any) -> Any:
     most = max(BATCHES)
     return compile_plan(
-        model, "h100", tables, max_tokens=most, max_seqs=most, **{"engine": "kernels", **options}
+        model,
+        "h100",
+        tables,
+        max_num_batched_tokens=most,
+        max_num_seqs=most,
+        **{"engine": "kernels", **options},
     )
 
 
@@ -123,8 +128,10 @@ def test_origins_are_those_of_the_run_steps(tmp_path: Path, h100: Tables) -> Non
 
 @pytest.mark.loops
 def test_loops_report_a_plan_that_is_too_small(h100: Tables) -> None:
-    plan = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=8, max_seqs=8, engine="kernels")
-    with pytest.raises(PlanRangeError, match="max_tokens=65, max_seqs=65"):
+    plan = compile_plan(
+        "llama-3.1-8b", "h100", h100, max_num_batched_tokens=8, max_num_seqs=8, engine="kernels"
+    )
+    with pytest.raises(PlanRangeError, match="max_num_batched_tokens=65, max_num_seqs=65"):
         best_batches(plan, BATCHES, 4096)
 
 

@@ -534,8 +534,8 @@ def test_rows_of_a_sweep_have_the_errors_of_their_steps_on_request(tmp_path, kee
             tp=row["tp"],
             dtype=row["dtype"],
             engine=row["engine"],
-            max_tokens=256,
-            max_seqs=256,
+            max_num_batched_tokens=256,
+            max_num_seqs=256,
         )
         assert row["relative_error"] == plan.decode_error(row["batch_size"], row["kv_len"])
 

@@ -205,7 +205,7 @@ def test_lengths_need_no_arrivals(write: Callable[..., Path]) -> None:
     path = write("prompt_tokens,completion_tokens\n10,1\n20,2\n")
     assert load_lengths(path).input_tokens.tolist() == [10, 20]
     file = f"file:{path}"
-    drawn = fastroof.Workload(clients=2, input_tokens=file, output_tokens=file).trace()
+    drawn = fastroof.Workload(clients=2, isl=file, osl=file).trace()
     assert (drawn.input_tokens == drawn.output_tokens * 10).all()
     with pytest.raises(TraceError, match="no column of arrivals"):
         load_trace(path)

@@ -34,7 +34,7 @@ def recorded() -> Trace:
 @pytest.mark.parametrize("arrivals", ARRIVALS)
 def test_rates_differ_by_the_rate_alone(arrivals: dict[str, Any]) -> None:
     workload = Workload(
-        requests=500, input_tokens="lognormal:800:1", output_tokens="uniform:1:9", cached_tokens="share:0.3",
+        requests=500, isl="lognormal:800:1", osl="uniform:1:9", cached_tokens="share:0.3",
         seed=7, **arrivals,
     )  # fmt: skip
     slow, fast = workload.trace(rate=3), workload.trace(rate=12)
@@ -88,7 +88,7 @@ def test_a_level_ramp_is_poisson() -> None:
 def test_fewer_requests_are_the_first_of_more(few: int, more: int, seed: int) -> None:
     few, more = sorted((few, more))
     workload = Workload(
-        rate=5, burstiness=0.5, input_tokens="lognormal:500:1:4096", output_tokens="uniform:1:99",
+        rate=5, burstiness=0.5, isl="lognormal:500:1:4096", osl="uniform:1:99",
         cached_tokens=recorded(), seed=seed,
     )  # fmt: skip
     short = replace(workload, requests=few).trace()
@@ -98,36 +98,34 @@ def test_fewer_requests_are_the_first_of_more(few: int, more: int, seed: int) ->
 
 
 def test_lengths_have_their_means() -> None:
-    trace = Workload(
-        rate=1, requests=MANY, input_tokens="lognormal:1024:0.5", output_tokens="uniform:512:2048"
-    ).trace()
+    trace = Workload(rate=1, requests=MANY, isl="lognormal:1024:0.5", osl="uniform:512:2048").trace()
     assert trace.input_tokens.mean() == pytest.approx(1024, rel=0.02)
     assert np.log(trace.input_tokens).std() == pytest.approx(0.5, rel=0.02)
     assert trace.output_tokens.mean() == pytest.approx(1280, rel=0.02)
     assert (trace.output_tokens.min(), trace.output_tokens.max()) == (512, 2048)
-    cut = Workload(rate=1, requests=MANY, input_tokens="lognormal:1024:2:4000").trace()
+    cut = Workload(rate=1, requests=MANY, isl="lognormal:1024:2:4000").trace()
     assert cut.input_tokens.max() == 4000
 
 
 def test_lengths_of_one_trace_are_drawn_together(tmp_path: Any) -> None:
     source = recorded()
     pairs = set(zip([100, 200, 300], [10, 20, 30], [1, 2, 3], strict=True))
-    drawn = Workload(rate=1, input_tokens=source, output_tokens=source, cached_tokens=source).trace()
+    drawn = Workload(rate=1, isl=source, osl=source, cached_tokens=source).trace()
     assert set(zip(*(getattr(drawn, name).tolist() for name in SIZES), strict=True)) == pairs
-    apart = Workload(rate=1, input_tokens=source, output_tokens=recorded()).trace()
+    apart = Workload(rate=1, isl=source, osl=recorded()).trace()
     assert len(set(zip(apart.input_tokens.tolist(), apart.output_tokens.tolist(), strict=True))) == 9
 
 
 def test_a_cached_prefix_leaves_the_last_token() -> None:
-    trace = Workload(rate=1, input_tokens="uniform:1:20", cached_tokens=10).trace()
+    trace = Workload(rate=1, isl="uniform:1:20", cached_tokens=10).trace()
     assert (trace.cached_tokens == np.minimum(10, trace.input_tokens - 1)).all()
-    half = Workload(rate=1, input_tokens="uniform:1:20", cached_tokens="share:0.5").trace()
+    half = Workload(rate=1, isl="uniform:1:20", cached_tokens="share:0.5").trace()
     assert (half.cached_tokens == half.input_tokens // 2).all()
     assert (Workload(rate=1, cached_tokens="share:1").trace().cached_tokens == 1023).all()
 
 
 def test_a_closed_loop_has_clients() -> None:
-    workload = Workload(clients=4, think_s=0.5, requests=9, input_tokens="uniform:5:9")
+    workload = Workload(clients=4, think_s=0.5, requests=9, isl="uniform:5:9")
     trace = workload.trace()
     assert (workload.arrivals, trace.clients, trace.think_s) == ("closed", 4, 0.5)
     assert (trace.arrival_s == 0).all()
@@ -167,18 +165,18 @@ def test_one_request_is_a_workload() -> None:
         ({"requests": 10**9}, "requests must be"),
         ({"seed": -1}, "seed must be"),
         ({"seed": 1.5}, "seed must be"),
-        ({"input_tokens": 0}, "input_tokens must be"),
-        ({"input_tokens": 2**24 + 1}, "input_tokens must be"),
-        ({"input_tokens": 10.5}, "input_tokens must be"),
-        ({"input_tokens": "normal:1:2"}, r"input_tokens must be a number \(8\), lognormal"),
-        ({"input_tokens": "lognormal:0.5:2"}, "need a mean from 1"),
-        ({"input_tokens": "lognormal:100:11"}, "a sigma up to 10"),
-        ({"input_tokens": "lognormal:100:1:0"}, "need tokens from 1"),
-        ({"output_tokens": "uniform:9:5"}, "the minimum is above the maximum"),
-        ({"output_tokens": "uniform:0:5"}, "need tokens from 1"),
+        ({"isl": 0}, "isl must be"),
+        ({"isl": 2**24 + 1}, "isl must be"),
+        ({"isl": 10.5}, "isl must be"),
+        ({"isl": "normal:1:2"}, r"isl must be a number \(8\), lognormal"),
+        ({"isl": "lognormal:0.5:2"}, "need a mean from 1"),
+        ({"isl": "lognormal:100:11"}, "a sigma up to 10"),
+        ({"isl": "lognormal:100:1:0"}, "need tokens from 1"),
+        ({"osl": "uniform:9:5"}, "the minimum is above the maximum"),
+        ({"osl": "uniform:0:5"}, "need tokens from 1"),
         ({"turns": "uniform:0:5"}, "need turns from 1"),
         ({"calls": 0}, r"calls must be a number .* 16,777,216 calls; got 0"),
-        ({"output_tokens": "99999999999"}, "need tokens from 1"),
+        ({"osl": "99999999999"}, "need tokens from 1"),
         ({"cached_tokens": "share:1.5"}, "from 0 to 1"),
         ({"cached_tokens": "share:x"}, "from 0 to 1"),
         ({"cached_tokens": "share:nan"}, "from 0 to 1"),
@@ -221,8 +219,8 @@ def test_odd_arguments_are_drawn_from_or_refused() -> None:
     words += ["file:/nowhere", "share:0.5", "share:nan", "closed", "gamma", "ramp", "constant", "\0"]
     others = [[], [1], (1, 2), (0, 0), {}, object(), np.int64(5), np.float64(2.5), np.array([1, 2]), b"5"]
     odd = [*numbers, *words, *others]
-    names = ["rate", "arrivals", "burstiness", "ramp", "clients", "think_s", "requests", "input_tokens",
-             "output_tokens", "cached_tokens", "seed"]  # fmt: skip
+    names = ["rate", "arrivals", "burstiness", "ramp", "clients", "think_s", "requests", "isl",
+             "osl", "cached_tokens", "seed"]  # fmt: skip
     drawn = 0
     for _ in range(3000):
         chosen = random.choice(names, size=random.integers(1, 4), replace=False)

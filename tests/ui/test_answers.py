@@ -157,7 +157,7 @@ def test_clients_see_what_estimates_return(store: PlanStore, h100: fastroof.Tabl
     )
     assert answer["clients"] == view.batch * view.dp * view.pp
     seen = estimate(
-        plan, view.isl, view.osl, answer["clients"], view.budget, max_seqs=1024, with_error=True,
+        plan, view.isl, view.osl, answer["clients"], view.budget, max_num_seqs=1024, with_error=True,
         with_energy=True,
     )  # fmt: skip
     assert as_json(answer) == as_json(
@@ -217,9 +217,9 @@ def test_layouts_are_estimates(store: PlanStore, h100: fastroof.Tables, view: Vi
         assert each["gpus"] == plan.layout.world_size <= view.gpus
         if "problem" in each:
             with pytest.raises(FastroofError):
-                estimate(plan, view.isl, view.osl, 1, view.budget, max_seqs=1024)
+                estimate(plan, view.isl, view.osl, 1, view.budget, max_num_seqs=1024)
             continue
-        sizes = {"max_seqs": 1024, "requests_per_client": "steady"}
+        sizes = {"max_num_seqs": 1024, "requests_per_client": "steady"}
         seen = estimate(plan, view.isl, view.osl, each["clients"], with_error=True, **sizes)
         for name in ("ttft_ms", "tpot_ms", "tokens_per_s_per_gpu", "tpot_relative_error"):
             assert each[name] == getattr(seen, name).tolist(), name
@@ -246,12 +246,12 @@ def test_the_best_layout_is_that_of_best(store: PlanStore) -> None:
     chosen = answer["layouts"][answer["best"]["layout"]]
     spec = {
         "models": [view.model], "gpus": ["h100"], "tp": [1, 2, 4, 8], "dtype": ["auto"], "kv_dtype": ["auto"],
-        "engine": ["vllm"], "isl": view.isl, "osl": view.osl, "concurrency": chosen["clients"],
+        "engine": ["vllm"], "isl": view.isl, "osl": view.osl, "clients": chosen["clients"],
         "constraints": {"ttft_ms": 500.0, "tpot_ms": 12.0},
     }  # fmt: skip
     first = best_deployments(spec, percentile=None).answers[0].choices[0].row
     point = answer["best"]["point"]
-    assert (first["tp"], first["concurrency"]) == (chosen["split"]["tp"], chosen["clients"][point])
+    assert (first["tp"], first["clients"]) == (chosen["split"]["tp"], chosen["clients"][point])
     assert first["tokens_per_s_per_gpu"] == pytest.approx(chosen["tokens_per_s_per_gpu"][point], rel=1e-12)
 
 
@@ -282,7 +282,7 @@ def test_what_to_run_is_what_its_command_and_python_give(store: PlanStore, view:
     for mine, theirs, choice in zip(answer["choices"], output["choices"], meant.choices, strict=True):
         assert theirs["row"] == as_json(choice.row)
         assert mine["layout"] == copies_words(choice.row)
-        for name in ("concurrency", "requests_per_s", "tokens_per_s_per_gpu", "max_num_seqs"):
+        for name in ("clients", "requests_per_s", "tokens_per_s_per_gpu", "max_num_seqs"):
             assert mine[name] == choice.row[name]
         assert mine["margins"] == theirs["margins"]
     servers = found.deployments[0].servers if found.deployments[0] is not None else {}
@@ -326,7 +326,9 @@ def test_a_start_is_what_its_command_prints(store: PlanStore, view: View) -> Non
         key: answer[key] for key in output if key not in changed
     }
     assert len(answer["changes"]) == len(output["changes"])
-    plan = store.plan(view, {"max_tokens": view.budget, "max_seqs": output["max_num_seqs"]}).plan
+    plan = store.plan(
+        view, {"max_num_batched_tokens": view.budget, "max_num_seqs": output["max_num_seqs"]}
+    ).plan
     assert output["memory"]["blocks"] == plan.memory.blocks
 
 

@@ -235,7 +235,7 @@ def test_the_longest_view_is_read(page: PageServer) -> None:
 def _long_answer(store: Any, view: View) -> dict[str, Any]:
     """Simulate for minutes."""
     plan = store.plan(view, view.simulated_sizes).plan
-    trace = Workload(rate=1e5, requests=2**18, input_tokens=1, output_tokens=2).trace()
+    trace = Workload(rate=1e5, requests=2**18, isl=1, osl=2).trace()
     options = {"max_num_batched_tokens": 1024, "max_num_seqs": 16, "router": "least_kv"}
     simulate(plan, trace.limited(10), **options, replicas=2)
     return simulate(plan, trace, **options, replicas=4096).summary()

@@ -55,7 +55,7 @@ int32_t fastroof_open_bytes(const void *bytes, int64_t size, const fastroof_plan
 int64_t fastroof_max_tokens(const fastroof_plan *plan);
 int64_t fastroof_max_seqs(const fastroof_plan *plan);
 
-/* What the plan is, as JSON: name, model, gpu, tp, dtype, kv_dtype, engine, method, max_tokens, max_seqs,
+/* What the plan is, as JSON: name, model, gpu, tp, dtype, kv_dtype, engine, method, max_num_batched_tokens, max_num_seqs,
  * tables_hash, version; of files of version 2 also layout, memory and stages. */
 const char *fastroof_describe(const fastroof_plan *plan);
 
@@ -127,8 +127,8 @@ int32_t fastroof_pipeline_us(const fastroof_plan *plan, const int64_t *new_token
 
 /* A serving engine: how it makes steps of requests. fastroof_engine_of sets what is not given. */
 typedef struct fastroof_engine {
-    int64_t max_num_batched_tokens; /* new tokens of a step; the plan's max_tokens at most */
-    int64_t max_num_seqs;       /* concurrent requests, up to the plan's max_seqs and max_tokens, and up to
+    int64_t max_num_batched_tokens; /* new tokens of a step; the plan's max_num_batched_tokens at most */
+    int64_t max_num_seqs;       /* concurrent requests, up to the plan's max_num_seqs and max_num_batched_tokens, and up to
                                  * max_num_batched_tokens unless prefill_first */
     int64_t num_gpu_blocks;     /* blocks of KV cache that requests can have */
     int64_t block_size;         /* tokens of a block */

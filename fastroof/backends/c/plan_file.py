@@ -138,7 +138,7 @@ def read_plan_file(path: str | Path) -> PlanFile:
 
 _TEXTS: Final = ("name", "model", "gpu", "dtype", "kv_dtype", "engine", "method", "tables_hash", "version")
 _OTHER_TEXTS: Final = ("kernels", "routing", "exchange", "experts", "two_batch_overlap", "dp_imbalance")
-_LIMITS: Final = {"max_tokens": steps.MAX_TOKENS, "max_seqs": steps.MAX_SEQS}
+_LIMITS: Final = {"max_num_batched_tokens": steps.MAX_TOKENS, "max_num_seqs": steps.MAX_SEQS}
 _MOST: Final = 2**63 - 1
 
 

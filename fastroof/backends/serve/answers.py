@@ -148,7 +148,7 @@ def _explain(served: ServedPlans, message: messages.Explain) -> dict[str, Any]:
 
 
 def _memory(served: ServedPlans, message: messages.Memory) -> dict[str, Any]:
-    given = {"max_tokens": message.max_tokens, "max_seqs": message.max_seqs}
+    given = {"max_num_batched_tokens": message.max_num_batched_tokens, "max_num_seqs": message.max_num_seqs}
     sizes = {name: size for name, size in given.items() if size is not None}
     return plan_facts(served.plan(message.plan), **sizes)
 

@@ -99,8 +99,8 @@ class FastroofPredictorConfig(PlanOptions, BaseExecutionTimePredictorConfig):  #
     model, gpu : str
         As for :func:`fastroof.compile_plan`.
     source : str
-        Which source of the tables; empty for those that ship. ``max_tokens`` and ``max_seqs`` must be no less
-        than what the scheduler puts into a step.
+        Which source of the tables; empty for those that ship. ``max_num_batched_tokens`` and
+        ``max_num_seqs`` must be no less than what the scheduler puts into a step.
     by_operator : bool
         Whether each step is broken down into Vidur's terms, for ``store_operation_metrics``; a call
         then takes some 150 us instead of 2 to 4.

@@ -90,7 +90,7 @@ def option(default: Any, help_text: str) -> Any:
     return dataclasses.field(default=default, metadata={"help": help_text})
 
 
-COMPILE_OPTIONS: Final = ("dtype", "kv_dtype", "engine", "max_tokens", "max_seqs")
+COMPILE_OPTIONS: Final = ("dtype", "kv_dtype", "engine", "max_num_batched_tokens", "max_num_seqs")
 """Options that are arguments of :func:`fastroof.compile_plan` and attributes of its plans."""
 
 
@@ -108,7 +108,7 @@ class PlanOptions:
         Folder of measured tables instead of the shipped, empty for those.
     dtype, kv_dtype, engine : str
         As :func:`fastroof.compile_plan` takes them.
-    max_tokens, max_seqs : int
+    max_num_batched_tokens, max_num_seqs : int
         The largest batch to time.
     """
 
@@ -118,8 +118,8 @@ class PlanOptions:
     dtype: str = option("auto", "Linear layers: auto (the checkpoint's), bf16, fp8, fp8_block, ...")
     kv_dtype: str = option("auto", "KV cache: auto (the engine's own), bf16 or fp8.")
     engine: str = option(DEFAULT_ENGINE, "What an engine adds to its kernels.")
-    max_tokens: int = option(8192, "Most tokens of a batch.")
-    max_seqs: int = option(1024, "Most requests of a batch.")
+    max_num_batched_tokens: int = option(8192, "Most tokens of a batch.")
+    max_num_seqs: int = option(1024, "Most requests of a batch.")
 
     def compile_options(self) -> dict[str, Any]:
         """Return the arguments of :func:`fastroof.compile_plan` that have the same name here."""

@@ -157,8 +157,8 @@ class FastroofExecutionTimePredictor:
         # compiled here, not when the first batch is timed
         self.step_us, self.kernels_us = self.plan.step_scalar, self.kernels.step_scalar
         self.num_layers = self.plan.model.num_layers
-        self._of_tokens_us = _once_a_step_us(self.kernels, "tokens", self.plan.max_tokens)
-        self._of_sequences_us = _once_a_step_us(self.kernels, "sequences", self.plan.max_seqs)
+        self._of_tokens_us = _once_a_step_us(self.kernels, "tokens", self.plan.max_num_batched_tokens)
+        self._of_sequences_us = _once_a_step_us(self.kernels, "sequences", self.plan.max_num_seqs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FastroofExecutionTimePredictor":
         # Forks that look ahead copy a scheduler, and its predictor with it; this one never changes.
@@ -182,7 +182,7 @@ class FastroofExecutionTimePredictor:
         Raises
         ------
         PlanRangeError
-            If the batch is larger than max_tokens or max_seqs.
+            If the batch is larger than max_num_batched_tokens or max_num_seqs.
 
         Notes
         -----

@@ -17,21 +17,25 @@ from fastroof.errors import BackendError
 EPILOG: Final = f"""\b
 Examples:
   fastroof export npz llama-3.1-8b -o llama.npz
-  fastroof export npz llama-3.1-70b,tp=4,dtype=fp8 --prompt-len 1024 -o llama.npz
-  fastroof export npz llama-3.1-8b --prompt-len 1024 --output-len 128 --rate 20 -o llama.npz
+  fastroof export npz llama-3.1-70b,tp=4,dtype=fp8 --isl 1024 -o llama.npz
+  fastroof export npz llama-3.1-8b --isl 1024 --osl 128 --rate 20 -o llama.npz
   python -m dynamo.mocker --planner-profile-data llama.npz ...
 
 {PLANS_HELP}
 For Dynamo's mocker and AISimulate, which read it as the external timing provider dynamo_profile. The mocker
-knows a step's new tokens, not their prompts: set their length by --prompt-len. It adds the time of prompts to
+knows a step's new tokens, not their prompts: set their length by --isl. It adds the time of prompts to
 that of decodes, which real steps run together: --beside writes what prompts add to a step of such decodes,
 and --rate finds by simulation which decodes run.
 """
 
 
 SIZES: Final[Group] = {
-    "prompt_len": option(int, "Tokens of a prompt.  [default: all new tokens of a step]", min=1),
-    "max_isl": option(int, "Maximum new tokens in a step.  [default: the plan's max_tokens]", min=2),
+    "prompt_len": option(
+        int, "Tokens of a prompt.  [default: all new tokens of a step]", None, "--isl", min=1
+    ),
+    "max_isl": option(
+        int, "Maximum new tokens in a step.  [default: the plan's max_num_batched_tokens]", min=2
+    ),
     "max_context": option(
         int, "Maximum tokens that a decode attends to.  [default: the model's positions]", min=2
     ),
@@ -68,7 +72,9 @@ def npz(
         float | None,
         typer.Option(metavar="REQUESTS/S", help="Write prefill as what it adds to the decodes at this rate."),
     ] = None,
-    output_len: Annotated[int | None, typer.Option(min=1, help="Tokens of an output, for --rate.")] = None,
+    output_len: Annotated[
+        int | None, typer.Option("--osl", min=1, help="Tokens of an output, for --rate.")
+    ] = None,
     measured: GroupValues,
 ) -> None:
     """Write a plan as the NPZ profile that Dynamo's mocker reads."""
@@ -80,7 +86,7 @@ def npz(
     running = None if beside is None else parse_beside(beside)
     if rate is not None or output_len is not None:
         if rate is None or output_len is None or prompt_len is None or running is not None:
-            raise BackendError("--rate, --output-len and --prompt-len go together, and without --beside")
+            raise BackendError("--rate, --isl and --osl go together, and without --beside")
         lengths = {"prompt_len": prompt_len, "output_len": output_len}
         running = dynamo.decodes_beside(compiled, rate_per_s=rate, **lengths, max_batch_size=batch)
         typer.echo(f"at {rate:g} requests/s {running[0]} decodes of {running[1]} tokens run next to prompts")

@@ -17,10 +17,10 @@ LLM_D: Final = f"""{PLANS_HELP}
 \b
 Examples:
   fastroof export llm-d llama-3.1-8b -o 8b.yaml
-  fastroof export llm-d llama-3.1-70b,tp=4,dtype=fp8 -o 70b.yaml --isl 2048 --osl 256 --concurrency 1,8,32,128
+  fastroof export llm-d llama-3.1-70b,tp=4,dtype=fp8 -o 70b.yaml --isl 2048 --osl 256 --clients 1,8,32,128
   llm-d-inference-sim --config 70b.yaml
 
-The simulator has one number for each time, so they are fitted over every combination of --concurrency,
+The simulator has one number for each time, so they are fitted over every combination of --clients,
 --isl and --osl to the estimates of `fastroof serving`: the narrower the ranges, the closer the fit. The file
 states the errors, which include the whole milliseconds that the simulator cuts times to.
 """
@@ -42,7 +42,7 @@ half a million for a model of 131,072 positions. bundle is for the source since,
 TRACE: Final = """\b
 Examples:
   fastroof export trace --trace gateway.csv --where model=llama-8b --format llmservingsim -o requests.jsonl
-  fastroof export trace --rate 5 --input lognormal:1024:0.5 --output 200 --format mooncake -o trace.jsonl
+  fastroof export trace --rate 5 --isl lognormal:1024:0.5 --osl 200 --format mooncake -o trace.jsonl
 
 The requests are those that `fastroof simulate` serves with the same options, in order of arrival.
 `fastroof simulate --trace` reads the file back.
@@ -99,7 +99,7 @@ def llm_d(
         str, typer.Argument(metavar="PLAN", help="MODEL[,KEY=VALUE...], such as llama-3.1-70b,tp=4.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.yaml", help="File to write.")],
-    concurrency: Annotated[
+    clients: Annotated[
         str, typer.Option(metavar="REQUESTS", help="Concurrent requests; the maximum becomes max-num-seqs.")
     ] = "1,2,4,8,16,32,64",
     isl: Annotated[str, typer.Option(metavar="TOKENS", help="Prompt lengths.")] = "256,512,1024,2048,4096",
@@ -112,7 +112,7 @@ def llm_d(
     model_name: Annotated[
         str | None, typer.Option(help="Model that clients ask for.  [default: its Hugging Face name]")
     ] = None,
-    link_gb_per_s: Annotated[
+    kv_bandwidth: Annotated[
         float | None, typer.Option(help="Bandwidth from a GPU to another worker's, GB/s.  [default: NVLink]")
     ] = None,
     flat: Annotated[
@@ -135,12 +135,12 @@ def llm_d(
     (compiled,) = named_plans([plan], **measured).values()
     fit = fit_llm_d(
         compiled,
-        concurrency=parse_sizes("--concurrency", concurrency),
+        clients=parse_sizes("--clients", clients),
         isl=parse_sizes("--isl", isl),
         osl=parse_sizes("--osl", osl),
         calculator=calculator,
     )
-    link = None if link_gb_per_s is None else link_gb_per_s * GB
+    link = None if kv_bandwidth is None else kv_bandwidth * GB
     export_llm_d(compiled, output, fit, model=model_name, link_bytes_per_s=link, is_flat=flat)
     for line in fit_words(compiled, fit):
         print_line(line)

@@ -36,7 +36,7 @@ def _is_steady(on: Parts, engine: Row, lane: Row, rank: Row, pool: Row, plan: Pl
         waits = rank.waiting > rank.fetching
         if rank.fetching > 0:
             waits |= fetched_us(rank, on.chains) <= engine.now_us
-    if waits and rank.running < pool.max_seqs:
+    if waits and rank.running < pool.max_num_seqs:
         return False
     if pool.depth == 1:
         return True

@@ -84,7 +84,7 @@ def _record(integers: str, reals: str = "", small: str = "") -> np.dtype[Any]:
 
 
 POOL = _record(
-    "budget max_seqs block_size block_shift is_chunked admits_whole reserves_output prefill_first "
+    "budget max_num_seqs block_size block_shift is_chunked admits_whole reserves_output prefill_first "
     "pause_steps min_free_slots has_reserved depth window stages shares_slots ranks in_lockstep "
     "assignment balance_steps prompt_padding decode_padding graph_tokens idle_tokens has_next has_cache "
     "num_tiers arena_at arena_size rule turn turns_at first_engine num_engines engines_each first_replica "

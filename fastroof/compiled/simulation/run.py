@@ -110,7 +110,7 @@ def _grant(fleet: Fleet, index: int, now_us: float) -> int:
     """
     pool, engine = fleet.pools[1], fleet.engines[index]
     rank = fleet.ranks[engine.first_rank]
-    most = pool.max_seqs if pool.shares_slots > 0 else pool.max_seqs * pool.stages
+    most = pool.max_num_seqs if pool.shares_slots > 0 else pool.max_num_seqs * pool.stages
     while engine.first_wanting != NONE:
         request = int(engine.first_wanting)
         is_overdue = deadline_us(fleet, request) <= now_us

@@ -162,8 +162,8 @@ def _found(on: Parts, rank: Row, pool: Row, requests: Rows, request: int, whole:
 def _has_slot(on: Parts, lane: Row, rank: Row, pool: Row) -> bool:
     """Whether one more request may begin in a lane."""
     if on.has.stages > 0 and pool.shares_slots == 0:
-        return bool(lane.running < pool.max_seqs)
-    return bool(rank.running < pool.max_seqs)
+        return bool(lane.running < pool.max_num_seqs)
+    return bool(rank.running < pool.max_num_seqs)
 
 
 @jit_stateful_inline
@@ -210,7 +210,7 @@ def decodes_run(lane: Row, rank: Row) -> bool:
 @jit_stateful_inline
 def slots_hold(lane: Row, rank: Row, pool: Row) -> int:
     """Return HOLD_NEW while prompts wait for more free slots, else RUN_ALL; a cut prompt goes on first."""
-    free = pool.max_seqs - rank.running
+    free = pool.max_num_seqs - rank.running
     if free >= pool.min_free_slots or lane.partial != NONE or not decodes_run(lane, rank):
         return RUN_ALL
     return HOLD_NEW

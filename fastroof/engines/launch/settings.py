@@ -29,7 +29,7 @@ class LaunchSettings:
         The layout, as in :class:`fastroof.models.Layout`.
     has_experts : bool
         Whether the model has routed experts.
-    max_batched_tokens, max_seqs : int
+    max_num_batched_tokens, max_num_seqs : int
         Maximum tokens per step and concurrent requests, per rank and stage.
     max_context : int
         Tokens of the longest sequence.
@@ -67,8 +67,8 @@ class LaunchSettings:
     dp: int
     ep: int
     has_experts: bool
-    max_batched_tokens: int
-    max_seqs: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
     max_context: int
     running: int
     memory_fraction: float

@@ -54,9 +54,9 @@ def server(settings: LaunchSettings, release: str) -> Command:
     # with data-parallel attention the chunk and requests are divided by ranks, requests also by stages
     ranks = settings.dp if shares_experts else 1
     arguments += [
-        ("--max-running-requests", str(settings.max_seqs * ranks * settings.pp)),
-        ("--chunked-prefill-size", str(settings.max_batched_tokens * ranks)),
-        ("--max-prefill-tokens", str(settings.max_batched_tokens)),
+        ("--max-running-requests", str(settings.max_num_seqs * ranks * settings.pp)),
+        ("--chunked-prefill-size", str(settings.max_num_batched_tokens * ranks)),
+        ("--max-prefill-tokens", str(settings.max_num_batched_tokens)),
         ("--context-length", str(settings.max_context)),
         ("--kv-cache-dtype", "auto" if settings.is_own_kv_dtype else _KV_DTYPES[settings.kv_dtype]),
     ]

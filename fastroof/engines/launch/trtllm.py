@@ -30,8 +30,8 @@ def server(settings: LaunchSettings, release: str) -> Command:
         ("--tp_size", str(settings.tp if copies else settings.tp * settings.dp)),
         *([("--pp_size", str(settings.pp))] if settings.pp > 1 else []),
         *([("--ep_size", str(settings.ep))] if settings.has_experts else []),
-        ("--max_batch_size", str(settings.max_seqs)),
-        ("--max_num_tokens", str(settings.max_batched_tokens)),
+        ("--max_batch_size", str(settings.max_num_seqs)),
+        ("--max_num_tokens", str(settings.max_num_batched_tokens)),
         ("--max_seq_len", str(settings.max_context)),
         ("--port", str(settings.port)),
     )
@@ -80,8 +80,8 @@ def server(settings: LaunchSettings, release: str) -> Command:
 
 def _graph_batch(settings: LaunchSettings) -> int:
     """Return the decodes of the largest CUDA graph: the running requests, rounded up to a power of two."""
-    running = min(max(settings.running, _LEAST_GRAPH), settings.max_seqs)
-    return min(1 << (running - 1).bit_length(), settings.max_seqs)
+    running = min(max(settings.running, _LEAST_GRAPH), settings.max_num_seqs)
+    return min(1 << (running - 1).bit_length(), settings.max_num_seqs)
 
 
 def benchmark(load: BenchmarkLoad, release: str) -> Command:

@@ -42,8 +42,8 @@ def server(settings: LaunchSettings, release: str) -> Command:
         arguments.append(("--enable-expert-parallel",))
     arguments += [
         # all stages of a pipeline share one scheduler
-        ("--max-num-seqs", str(settings.max_seqs * settings.pp)),
-        ("--max-num-batched-tokens", str(settings.max_batched_tokens)),
+        ("--max-num-seqs", str(settings.max_num_seqs * settings.pp)),
+        ("--max-num-batched-tokens", str(settings.max_num_batched_tokens)),
         ("--max-model-len", str(settings.max_context)),
         ("--kv-cache-dtype", "auto" if settings.is_own_kv_dtype else _KV_DTYPES[settings.kv_dtype]),
     ]

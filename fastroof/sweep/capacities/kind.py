@@ -203,7 +203,7 @@ def _row(spec: CapacitySpec, plan: StepPlan, replicas: int, budget: int, seqs: i
         return Lost("engine", f"{plan.model.name} on {plan.gpu.name} tp={plan.tp} {plan.dtype}: {error}")
     return {
         **plan_columns(plan),
-        "max_kv_tokens": plan.memory_of(max_tokens=budget, max_seqs=seqs).max_kv_tokens,
+        "max_kv_tokens": plan.memory_of(max_num_batched_tokens=budget, max_num_seqs=seqs).max_kv_tokens,
         "replicas": replicas,
         "total_gpus": most.gpus,
         "max_num_batched_tokens": budget,

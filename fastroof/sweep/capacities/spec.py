@@ -29,7 +29,7 @@ _TRACE_KEYS: Final = (
     "period_s",
 )  # fmt: skip
 _WORKLOAD_KEYS: Final = (
-    "arrivals", "burstiness", "ramp", "requests", "input_tokens", "output_tokens", "cached_tokens", "seed",
+    "arrivals", "burstiness", "ramp", "requests", "isl", "osl", "cached_tokens", "seed",
 )  # fmt: skip
 _ANY_RATE: Final = 1.0
 """Placeholder rate of a workload: the search sets the rate."""
@@ -95,8 +95,8 @@ _LARGEST: Final = {
 _OF_ENGINE: Final = ("max_num_batched_tokens", "max_num_seqs")
 _SLO: Final = "a table of limits, like {ttft_p99_ms = 500, tpot_p99_ms = 50}"
 _WORKLOAD: Final = (
-    "a table of the requests: {trace = 'FILE', limit = 10000}, or {requests = 10000, input_tokens = 1024, "
-    "output_tokens = 'lognormal:200:0.5', arrivals = 'poisson', seed = 0}"
+    "a table of the requests: {trace = 'FILE', limit = 10000}, or {requests = 10000, isl = 1024, "
+    "osl = 'lognormal:200:0.5', arrivals = 'poisson', seed = 0}"
 )
 
 Deployment = tuple[int, int | None, int | None]

@@ -50,7 +50,8 @@ def speculated_plan(
             draft = compile_plan(
                 requested.draft_model, key.gpu, tables.tables, tp=requested.draft_tp or plan.tp,
                 dtype=requested.draft_dtype, kv_dtype=plan.kv_dtype, engine=key.engine, method=spec.method,
-                max_tokens=plan.max_tokens, max_seqs=plan.max_seqs, curves=tables.curves,
+                max_num_batched_tokens=plan.max_num_batched_tokens, max_num_seqs=plan.max_num_seqs,
+                curves=tables.curves,
             )  # fmt: skip
         return speculated(plan, SpeculativeDecoding(requested.num_draft_tokens, requested.accepted, draft))
     except (BatchError, MissingTableError, PlanError) as error:
@@ -78,13 +79,18 @@ def candidate_axes(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -> A
     )
     limits = limits_to_try(spec, plan)
     room = [
-        [target.memory(max_tokens=budget, max_seqs=seqs).max_kv_tokens // plan.layout.pp for seqs in limits]
+        [
+            target.memory(max_num_batched_tokens=budget, max_num_seqs=seqs).max_kv_tokens // plan.layout.pp
+            for seqs in limits
+        ]
         for budget in spec.max_num_batched_tokens
     ]
     # an engine does not start with more requests than it has state for
     most = max(spec.max_num_batched_tokens)
-    running = [target.memory(max_tokens=most, max_seqs=seqs).most_running(seqs) for seqs in limits]
-    load = spec.concurrency if spec.request_rate is None else spec.request_rate
+    running = [
+        target.memory(max_num_batched_tokens=most, max_num_seqs=seqs).most_running(seqs) for seqs in limits
+    ]
+    load = spec.clients if spec.rate is None else spec.rate
     return Axes(
         laid_out[:, 0].copy(), laid_out[:, 1].copy(), laid_out[:, 2].copy(),
         floats(spec.isl), floats(spec.osl), floats(load), floats(spec.max_num_batched_tokens),
@@ -95,7 +101,9 @@ def candidate_axes(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -> A
 def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -> DeploymentOptions:
     """Return the options that all candidates of a plan share."""
     plan = target.plan
-    memory = target.memory(max_tokens=max(spec.max_num_batched_tokens), max_seqs=spec.max_num_seqs[-1])
+    memory = target.memory(
+        max_num_batched_tokens=max(spec.max_num_batched_tokens), max_num_seqs=spec.max_num_seqs[-1]
+    )
     limits = spec.constraints
     price = spec.price(plan.gpu.name)
 
@@ -107,7 +115,7 @@ def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -
     a_sequence = target.whole_kv_bytes()
     return DeploymentOptions(
         is_disaggregated=mode == "disaggregated",
-        is_rate=spec.request_rate is not None,
+        is_rate=spec.rate is not None,
         tp=float(plan.tp),
         max_position=float(model.max_position),
         osl_reserved=plan.profile.memory.osl_reserved,
@@ -133,7 +141,7 @@ def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -
         is_prefill_first=plan.profile.scheduling.order == "prefill_first",
         length_spread=LENGTH_SPREAD,
         # at a given rate, requests do not wait for one another
-        steps_met=steps_met(plan.profile, "closed" if spec.request_rate is None else "random"),
+        steps_met=steps_met(plan.profile, "closed" if spec.rate is None else "random"),
         rules=rank_rules(plan),
         batches=float(plan.layout.batches_in_flight),
         front_end=FrontEndTimes(*plan.profile.front_end.times_us),
@@ -155,8 +163,8 @@ def evaluate_deployments(spec: DeploymentSpec, unit: WorkUnit, tables: GpuTables
     """Estimate a unit's candidates, and return the rows that the spec selects."""
     budget, seqs = spec.max_num_batched_tokens[-1], spec.max_num_seqs[-1]
     plan = unit_plan(
-        spec, unit.plan, tables, max_tokens=max(budget, seqs) + MORE_TOKENS,
-        max_seqs=seqs + budget + MORE_TOKENS,
+        spec, unit.plan, tables, max_num_batched_tokens=max(budget, seqs) + MORE_TOKENS,
+        max_num_seqs=seqs + budget + MORE_TOKENS,
     )  # fmt: skip
     if isinstance(plan, Lost):
         return _no_rows(spec, unit, plan)

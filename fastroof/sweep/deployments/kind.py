@@ -31,7 +31,7 @@ CANDIDATES_A_PLAN: Final = 2**16
 
 _BLOCK_KEYS: Final = {
     "model": "models", "gpu": "gpus", "mode": "mode", "isl": "isl", "osl": "osl",
-    "concurrency": "concurrency", "request_rate_per_s": "request_rate", "prefix_hit": "prefix_hit",
+    "clients": "clients", "request_rate_per_s": "rate", "prefix_hit": "prefix_hit",
 }  # fmt: skip
 """Keys of a spec that list a column's values in the order of groups."""
 

@@ -35,9 +35,9 @@ _COMMUNICATION, _HOST = 3, 4
 def mean_bounds(target: SpeculatedPlan, answers: Floats, new_tokens: Floats, budget: Floats) -> Flags:
     """Find what bounds most of the mean step's time, weighted over decode-only and mixed steps."""
     plan, arena, queries = target.plan, target.plan.arena, float(target.tokens)
-    tokens = _by_bound(plan, "tokens", "decode_only", plan.max_tokens)
-    decode_tokens = _by_bound(plan, "tokens", "with_prefill", plan.max_tokens)
-    head_rows = plan.max_seqs if queries == 1.0 else max(plan.max_tokens, plan.max_seqs)
+    tokens = _by_bound(plan, "tokens", "decode_only", plan.max_num_batched_tokens)
+    decode_tokens = _by_bound(plan, "tokens", "with_prefill", plan.max_num_batched_tokens)
+    head_rows = plan.max_num_seqs if queries == 1.0 else max(plan.max_num_batched_tokens, plan.max_num_seqs)
     logits = _by_bound(plan, "sequences", "", head_rows)
     decodes, prefill = answers[closed_loops.DECODES], answers[closed_loops.PREFILL_TOKENS]
     decode_us = answers[closed_loops.DECODE_STEP_MS] * US_PER_MS
@@ -53,7 +53,7 @@ def mean_bounds(target: SpeculatedPlan, answers: Floats, new_tokens: Floats, bud
 
     def rows_us(of_tokens: Floats, m: Floats, seqs: Floats) -> Floats:
         at = [np.rint(rows + verified).astype(np.int64) for rows in (m, seqs)]
-        bound_us = of_tokens[:, np.minimum(at[0], plan.max_tokens)] + logits[:, at[1]]
+        bound_us = of_tokens[:, np.minimum(at[0], plan.max_num_batched_tokens)] + logits[:, at[1]]
         bound_us[_HOST] += arena[steps.STEP_US] + arena[steps.SEQUENCE_US] * seqs
         return bound_us
 
@@ -94,8 +94,8 @@ def _of_draft(target: SpeculatedPlan, decodes: Floats, kv_len: Floats) -> Floats
         return np.zeros((len(BOUNDS), len(decodes)))
     batch = np.maximum(decodes, 1.0)
     at = np.rint(batch).astype(np.int64)
-    step_us = _by_bound(draft, "tokens", "with_prefill", draft.max_tokens)[:, at]
-    step_us += _by_bound(draft, "sequences", "", draft.max_seqs)[:, at]
+    step_us = _by_bound(draft, "tokens", "with_prefill", draft.max_num_batched_tokens)[:, at]
+    step_us += _by_bound(draft, "sequences", "", draft.max_num_seqs)[:, at]
     kinds = (attention_times(draft, i, True, batch, kv_len).own_us for i in range(len(draft.attention)))
     step_us += _attention(draft, True, batch, kv_len, np.sum(list(kinds), axis=0))
     drafted: Floats = (target.tokens - 1) * step_us
@@ -147,7 +147,7 @@ def _attention(plan: StepPlan, is_decode: bool, batch: Floats, x: Floats, left_u
 
 _LIMIT_NAMES: Final = ("ttft", "tpot", "request_latency", "kv_share", "total_gpus")
 _ANSWER_COLUMNS: Final = {
-    "concurrency": closed_loops.CONCURRENCY,
+    "clients": closed_loops.CONCURRENCY,
     "request_rate_per_s": closed_loops.REQUEST_RATE,
     "ttft_ms": closed_loops.TTFT_MS,
     "tpot_ms": closed_loops.TPOT_MS,

@@ -64,7 +64,7 @@ MAX_GROUPS: Final = 2**16
 MODES: Final = ("aggregated", "disaggregated")
 GROUP_COLUMNS: Final = (
     "model", "gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "engine", "replicas",
-    "prefill_workers", "decode_workers", "total_gpus", "isl", "osl", "concurrency", "request_rate_per_s",
+    "prefill_workers", "decode_workers", "total_gpus", "isl", "osl", "clients", "request_rate_per_s",
     "max_num_batched_tokens", "prefix_hit",
 )  # fmt: skip
 """Columns that rows can be grouped by."""
@@ -75,7 +75,7 @@ _CHOICES: Final[dict[str, tuple[Any, ...]]] = {
 _LARGEST: Final = {
     "isl": 2**27,
     "osl": 2**27,
-    "concurrency": 2**20,
+    "clients": 2**20,
     "max_num_batched_tokens": 2**20,
     "max_num_seqs": 2**16,
     "replicas": 2**16,
@@ -125,10 +125,8 @@ class DeploymentSpec(CandidateSpec):
     )
     isl: Sizes = Field(description=f"tokens per prompt, {COUNTS}")
     osl: Sizes = Field(description=f"tokens per output, {COUNTS}")
-    concurrency: Sizes | None = Field(None, description=f"concurrent clients, {COUNTS}; or request_rate")
-    request_rate: Reals | None = Field(
-        None, description=f"requests/s of the deployment, {COUNTS}; or concurrency"
-    )
+    clients: Sizes | None = Field(None, description=f"concurrent clients, {COUNTS}; or rate")
+    rate: Reals | None = Field(None, description=f"requests/s of the deployment, {COUNTS}; or clients")
     max_num_batched_tokens: Sizes = Field(
         None,
         validate_default=True,
@@ -228,7 +226,7 @@ class DeploymentSpec(CandidateSpec):
         except PlanError as error:
             raise ValueError(str(error)) from None
 
-    @field_validator("request_rate", mode="before")
+    @field_validator("rate", mode="before")
     @classmethod
     def _check_rates(cls, value: Any) -> tuple[float, ...] | None:
         return None if value is None else expand_reals(value, 0, 1e6, above=True)
@@ -274,9 +272,9 @@ class DeploymentSpec(CandidateSpec):
         changed = [key for key in _SPLIT_KEYS if getattr(self, key) != type(self).model_fields[key].default]
         if self.split is not None and changed:
             problems.append(f"split: sets {' and '.join(changed)} itself; give only one of them")
-        if (self.concurrency is None) == (self.request_rate is None):
-            got = "neither" if self.concurrency is None else "both"
-            problems.append(f"concurrency: need concurrency or request_rate, got {got}")
+        if (self.clients is None) == (self.rate is None):
+            got = "neither" if self.clients is None else "both"
+            problems.append(f"clients: need clients or rate, got {got}")
         laid_out = [key for key in ("replicas", "prefill_workers", "decode_workers") if getattr(self, key)]
         if self.total_gpus is not None and laid_out:
             problems.append(f"total_gpus: determines {' and '.join(laid_out)}; give only one of them")
@@ -302,7 +300,7 @@ class DeploymentSpec(CandidateSpec):
             missing = [gpu for gpu in self.gpu_names if gpu not in prices]
             if missing:
                 problems.append(f"gpu_hour_price: missing for {', '.join(missing)}")
-        unknown = "request_rate_per_s" if self.request_rate is None else "concurrency"
+        unknown = "request_rate_per_s" if self.rate is None else "clients"
         if unknown in self.per:
             problems.append(f"per: {unknown} is not an axis of this sweep")
         return problems
@@ -337,11 +335,11 @@ class DeploymentSpec(CandidateSpec):
     @property
     def load_axes(self) -> dict[str, tuple[float, ...]]:
         """Return the axes of the load by column name, the slowest-varying first."""
-        rates = self.request_rate
+        rates = self.rate
         return {
             "isl": self.isl,
             "osl": self.osl,
-            **({"concurrency": self.concurrency or ()} if rates is None else {"request_rate_per_s": rates}),
+            **({"clients": self.clients or ()} if rates is None else {"request_rate_per_s": rates}),
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "prefix_hit": self.prefix_hit,
         }

@@ -119,7 +119,7 @@ def deployment_of(
     Examples
     --------
     >>> from fastroof.sweep import best_deployments, load_spec
-    >>> spec = load_spec({"models": ["llama-3.1-8b"], "tp": [2], "isl": 1000, "osl": 100, "concurrency": [8]})
+    >>> spec = load_spec({"models": ["llama-3.1-8b"], "tp": [2], "isl": 1000, "osl": 100, "clients": [8]})
     >>> deployment = deployment_of(spec, best_deployments(spec).answers[0].choices[0])
     >>> deployment.servers["server"].words()[:5]
     ['vllm', 'serve', 'meta-llama/Llama-3.1-8B', '--tensor-parallel-size', '2']
@@ -136,7 +136,7 @@ def deployment_of(
     servers: dict[str, Command] = {}
     benchmark = None
     copies = row["replicas"]
-    clients = max(round(row["concurrency"] / copies), 1) if copies else 0
+    clients = max(round(row["clients"] / copies), 1) if copies else 0
     # limits on a percentile hold for arrivals at random, which a closed loop of clients does not send
     is_by_rate = choice.percentile is not None and not choice.percentile.why_not and bool(copies)
     rate = row["requests_per_s"] / copies if is_by_rate else 0.0
@@ -185,8 +185,8 @@ def _settings(
         dp=row["dp"],
         ep=row["ep"],
         has_experts=model.has_experts,
-        max_batched_tokens=row["max_num_batched_tokens"],
-        max_seqs=row["max_num_seqs"],
+        max_num_batched_tokens=row["max_num_batched_tokens"],
+        max_num_seqs=row["max_num_seqs"],
         max_context=_context(row, model.max_position),
         running=math.ceil(row["effective_concurrency"] / batches),
         memory_fraction=0.0 if profile.memory.room == "datasheet" else profile.memory.fraction,
@@ -265,7 +265,7 @@ def _modelled_kernels(
     with warnings.catch_warnings():
         # of modelled kernels, which is what the answer is about
         warnings.simplefilter("ignore", UserWarning)
-        plan = unit_plan(spec, key, tables, max_tokens=max(prompt, running), max_seqs=running)
+        plan = unit_plan(spec, key, tables, max_num_batched_tokens=max(prompt, running), max_num_seqs=running)
     if isinstance(plan, Lost):
         return []
     steps = [(1, row["isl"] + row["osl"] // 2)] * running, [(prompt, 0)]

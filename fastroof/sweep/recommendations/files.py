@@ -107,7 +107,7 @@ def _measures(deployment: Deployment) -> str:
             f"Measures one replica with {deployment.benchmark_rate:.4g} of the "
             f"{row['requests_per_s']:,.4g} requests/s."
         )
-    clients = f"{deployment.benchmark_clients} of the {row['concurrency']:,.0f} clients"
+    clients = f"{deployment.benchmark_clients} of the {row['clients']:,.0f} clients"
     return f"Measures one replica with {clients}."
 
 

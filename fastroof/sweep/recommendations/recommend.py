@@ -107,7 +107,7 @@ def deployment_question(
     Examples
     --------
     >>> spec = deployment_question("llama-3.1-8b", total_gpus=2, isl=1000, osl=100, tpot_ms=20)
-    >>> [split.tp for split in spec.split], spec.max_num_batched_tokens, spec.concurrency[-1]
+    >>> [split.tp for split in spec.split], spec.max_num_batched_tokens, spec.clients[-1]
     ([1, 2], (1024, 2048, 4096, 8192), 2049)
     """
     unknown = [name for name in options if name not in QuestionOptions.__annotations__]
@@ -136,7 +136,7 @@ def deployment_question(
         "osl": osl,
         "constraints": limits,
         "objective": "tokens_per_s_per_gpu" if price is None else "cost",
-        "concurrency": 1,
+        "clients": 1,
         **modes_to_try(gpus, total_gpus, node, osl, chosen),
         # the other values depend on the defaults that the spec fills in
         "max_num_batched_tokens": BUDGETS[0],
@@ -148,7 +148,7 @@ def deployment_question(
     changes: dict[str, Any] = {}
     if "max_num_seqs" not in chosen:
         changes["max_num_seqs"] = seqs_to_try(engines)
-    changes["concurrency"] = clients_to_try(total_gpus, max(changes.get("max_num_seqs", spec.max_num_seqs)))
+    changes["clients"] = clients_to_try(total_gpus, max(changes.get("max_num_seqs", spec.max_num_seqs)))
     if "max_num_batched_tokens" not in chosen:
         changes["max_num_batched_tokens"] = budgets_to_try(engines, spec.isl[0])
     return load_deployment_spec(values | changes)
@@ -417,7 +417,7 @@ def _on_other_gpus(
     gpus = 2 * (total_gpus & -total_gpus)
     while gpus <= MOST_GPUS_TRIED:
         spec = deployment_question(model, total_gpus=gpus, **{**question, **dict.fromkeys(_LIMITS)})
-        few = load_deployment_spec(spec, {"concurrency": 1, "objective": "tokens_per_s_per_gpu"})
+        few = load_deployment_spec(spec, {"clients": 1, "objective": "tokens_per_s_per_gpu"})
         choices = best_deployments(few, runners_up=0, threads=threads).answers[0].choices
         if choices:
             return choices[0].row

@@ -46,7 +46,7 @@ def evaluate_steps(spec: StepSpec, unit: WorkUnit, tables: GpuTables) -> UnitRes
     if not len(lengths):
         return UnitResult(rows.nothing(), {}, tuple(skipped))
     largest = spec.batch_size[-1]
-    plan = unit_plan(spec, unit.plan, tables, max_tokens=largest, max_seqs=largest)
+    plan = unit_plan(spec, unit.plan, tables, max_num_batched_tokens=largest, max_num_seqs=largest)
     if not isinstance(plan, Lost) and not plan.memory.max_kv_tokens:
         plan = Lost("memory", f"{model.name} on {plan.gpu.name} {unit.plan.words}")
     if isinstance(plan, Lost):

@@ -296,10 +296,10 @@ def _refuse(plans: Sequence[StepPlan], kv_len: Sequence[Longs], batch_size: Long
 
     largest = int(batch_size.max(initial=0))
     for plan, lengths in zip(plans, kv_len, strict=True):
-        if largest > min(plan.max_tokens, plan.max_seqs):
+        if largest > min(plan.max_num_batched_tokens, plan.max_num_seqs):
             raise PlanRangeError(
                 f"{plan!r} is smaller than the largest batch, {largest}: "
-                f"compile_plan(..., max_tokens={largest}, max_seqs={largest})"
+                f"compile_plan(..., max_num_batched_tokens={largest}, max_num_seqs={largest})"
             )
         raise_sizes(plan, {"batch_size": batch_size, "kv_len": np.ones_like(batch_size)}, 0)
         raise_sizes(plan, {"batch_size": np.ones_like(lengths), "kv_len": lengths}, 0)

@@ -26,7 +26,7 @@ function row(answer, choice) {
   const line = make("tr");
   const value = (name) => choice.margins.find((one) => one.name === name)?.value;
   line.append(
-    make("td", choice.layout, "text"), make("td", count(choice.concurrency)), make("td", number(choice.requests_per_s, 4)),
+    make("td", choice.layout, "text"), make("td", count(choice.clients)), make("td", number(choice.requests_per_s, 4)),
     make("td", number(choice.tokens_per_s_per_gpu, 4)), make("td", choice.behind ? `${percent(choice.behind)}${choice.is_tie ? " (tie)" : ""}` : ""),
     make("td", number(value("tpot_ms"))), make("td", number(value("ttft_ms"))),
     make("td", count(choice.max_num_batched_tokens)), make("td", count(choice.max_num_seqs)), make("td", choice.why_not, "text"),
@@ -42,7 +42,7 @@ export function showDeployment(answer) {
     const means = answer.limits_on === "mean" && answer.why_mean !== "no time has a limit";
     byId("deployment-words").replaceChildren(
       make("strong", `Best on ${gpus}: ${best.layout}`),
-      `: ${number(best.requests_per_s, 4)} requests/s${chance} from ${count(best.concurrency)} clients on average, ${number(best.tokens_per_s_per_gpu, 4)} tokens/s per GPU`
+      `: ${number(best.requests_per_s, 4)} requests/s${chance} from ${count(best.clients)} clients on average, ${number(best.tokens_per_s_per_gpu, 4)} tokens/s per GPU`
       + `${best.margins.length ? `; ${best.margins.map((one) => marginWords(answer, one)).join(", ")}` : ""}.`
       + `${means ? ` Limits are on means: ${answer.why_mean}.` : ""} ${count(answer.configurations)} deployments compared, ${count(answer.simulated)} of them simulated.`,
     );

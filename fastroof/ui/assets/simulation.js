@@ -55,7 +55,7 @@ function timeRows(answer) {
 // Requests within all limits, and whether the 99th percentile is within each.
 function limitWords({ goodput, range }) {
   if (!goodput) return "";
-  const verdicts = Object.entries(goodput.p99_within).map(([name, isKept]) => `${TIMES[name]} ${range?.flips.includes(name) ? "open" : isKept ? "kept" : "broken"}`);
+  const verdicts = Object.entries(goodput.kept).map(([name, isKept]) => `${TIMES[name]} ${range?.flips.includes(name) ? "open" : isKept ? "kept" : "broken"}`);
   const limits = Object.entries(goodput.limits).map(([name, ms]) => `${TIMES[name]} ${limit(ms)}`).join(" and ");
   return ` ${percent(goodput.share)} within ${limits}; at p99 ${verdicts.join(", ")}.`;
 }

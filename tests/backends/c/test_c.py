@@ -34,10 +34,17 @@ def plans(h100):
     return {
         "bf16": fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels"),
         "fp8": fastroof.compile_plan(
-            "llama-3.1-70b", "h100", h100, tp=4, dtype="fp8", kv_dtype="fp8", engine="vllm", max_tokens=4096
+            "llama-3.1-70b",
+            "h100",
+            h100,
+            tp=4,
+            dtype="fp8",
+            kv_dtype="fp8",
+            engine="vllm",
+            max_num_batched_tokens=4096,
         ),
         "rate": fastroof.compile_plan(
-            "qwen2.5-7b", "h100", h100, method="linear_mfu", max_seqs=256, engine="kernels"
+            "qwen2.5-7b", "h100", h100, method="linear_mfu", max_num_seqs=256, engine="kernels"
         ),
         "windowed": fastroof.compile_plan("gemma-3-12b", "h100", h100, engine="kernels"),
     }
@@ -128,10 +135,13 @@ def test_any_steps_have_the_bits_of_python(both):
     plan, c_plan = both
     random = np.random.default_rng(8)
     for _ in range(3000):
-        batch, kv_len = int(random.integers(1, plan.max_seqs + 1)), int(2 ** random.uniform(0, 20))
+        batch, kv_len = int(random.integers(1, plan.max_num_seqs + 1)), int(2 ** random.uniform(0, 20))
         assert c_plan.one("fastroof_decode_us", batch, kv_len) == plan.decode_us(batch, kv_len)
         chunks = int(random.integers(1, 5))
-        new, context = int(random.integers(1, plan.max_tokens // chunks)), int(random.integers(0, 9999))
+        new, context = (
+            int(random.integers(1, plan.max_num_batched_tokens // chunks)),
+            int(random.integers(0, 9999)),
+        )
         expected = plan.prefill_us(new, context, chunks)
         assert c_plan.one("fastroof_prefill_us", new, context, chunks) == expected
         requests = int(random.integers(0, 33))
@@ -143,7 +153,7 @@ def test_any_steps_have_the_bits_of_python(both):
 def test_many_steps_a_call(both):
     plan, c_plan = both
     random = np.random.default_rng(9)
-    batch, kv_len = random.integers(1, plan.max_seqs + 1, 5000), random.integers(1, 99_999, 5000)
+    batch, kv_len = random.integers(1, plan.max_num_seqs + 1, 5000), random.integers(1, 99_999, 5000)
     out = np.empty(5000)
     data = [array.ctypes.data for array in (batch, kv_len, out)]
     assert c_plan.library.fastroof_decode_steps_us(c_plan.plan, *data[:2], 5000, data[2]) == 0
@@ -167,13 +177,19 @@ def test_sizes_that_cannot_be_timed_have_a_code(both):
     for batch, kv_len in (
         (0, 5),
         (-1, 5),
-        (plan.max_seqs + 1, 5),
+        (plan.max_num_seqs + 1, 5),
         (1, 0),
         (1, 2**28 + 1),
         (2**63 - 1, 2**62),
     ):
         assert c_plan.one("fastroof_decode_us", batch, kv_len) == steps.CODE_SIZES
-    for sizes in ((0, 0, 1), (plan.max_tokens, 0, 2), (1, -1, 1), (2**40, 0, 2**40), (5, 2**28, 1)):
+    for sizes in (
+        (0, 0, 1),
+        (plan.max_num_batched_tokens, 0, 2),
+        (1, -1, 1),
+        (2**40, 0, 2**40),
+        (5, 2**28, 1),
+    ):
         assert c_plan.one("fastroof_prefill_us", *sizes) == steps.CODE_SIZES
     assert c_plan.step([0], [5]) == steps.CODE_SIZES
     assert c_plan.step([1], [-5]) == steps.CODE_SIZES
@@ -186,8 +202,8 @@ def test_a_plan_describes_itself(both):
     facts = json.loads(c_plan.library.fastroof_describe(c_plan.plan))
     assert (facts["model"], facts["tp"], facts["engine"]) == (plan.model.name, plan.tp, plan.engine)
     assert facts["tables_hash"] == plan.tables_hash
-    assert c_plan.library.fastroof_max_tokens(c_plan.plan) == plan.max_tokens
-    assert c_plan.library.fastroof_max_seqs(c_plan.plan) == plan.max_seqs
+    assert c_plan.library.fastroof_max_tokens(c_plan.plan) == plan.max_num_batched_tokens
+    assert c_plan.library.fastroof_max_seqs(c_plan.plan) == plan.max_num_seqs
 
 
 @pytest.mark.slow

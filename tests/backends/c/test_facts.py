@@ -20,10 +20,10 @@ I64, F64, PLAN, ARRAY = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p, ctypes
 PLANS = {
     "dense": ("llama-3.1-8b", {}),
     "experts": ("qwen3-30b-a3b", {"dp": 4, "ep": 4, "engine": "vllm"}),
-    "latent": ("deepseek-v3", {"tp": 8, "dtype": "fp8", "max_tokens": 2048}),
-    "windowed": ("gemma-3-12b", {"max_tokens": 2048}),
-    "linear": ("qwen3-next-80b-a3b", {"tp": 4, "max_tokens": 2048}),
-    "stages": ("llama-3.1-70b", {"tp": 2, "pp": 4, "max_tokens": 2048}),
+    "latent": ("deepseek-v3", {"tp": 8, "dtype": "fp8", "max_num_batched_tokens": 2048}),
+    "windowed": ("gemma-3-12b", {"max_num_batched_tokens": 2048}),
+    "linear": ("qwen3-next-80b-a3b", {"tp": 4, "max_num_batched_tokens": 2048}),
+    "stages": ("llama-3.1-70b", {"tp": 2, "pp": 4, "max_num_batched_tokens": 2048}),
 }
 FUNCTIONS = {
     "fastroof_open": (ctypes.c_char_p, ARRAY),
@@ -181,11 +181,13 @@ def test_verification_has_the_bits_of_python(both, library):
     random = np.random.default_rng(6)
     for _ in range(300):
         tokens = int(random.integers(1, 9))
-        batch_size = int(random.integers(1, 1 + min(plan.max_seqs, plan.max_tokens // tokens)))
+        batch_size = int(
+            random.integers(1, 1 + min(plan.max_num_seqs, plan.max_num_batched_tokens // tokens))
+        )
         kv_len = tokens + int(2 ** random.uniform(0, 18))
         us = plan.verify_us(batch_size, kv_len, tokens)
         assert returned(library.fastroof_verify_us, there, batch_size, kv_len, tokens) == [us]
-    for sizes in ((0, 5, 1), (1, 3, 4), (1, 2**29, 2), (plan.max_seqs + 1, 9, 1), (1024, 9000, 2**40)):
+    for sizes in ((0, 5, 1), (1, 3, 4), (1, 2**29, 2), (plan.max_num_seqs + 1, 9, 1), (1024, 9000, 2**40)):
         assert returned(library.fastroof_verify_us, there, *sizes) == CODE_SIZES
 
 

@@ -17,7 +17,7 @@ from fastroof.errors import BackendError
 
 TABLES = fastroof.load_tables("h100")
 PLAN = fastroof.compile_plan(
-    "llama-3.1-8b", "h100", TABLES, max_tokens=64, max_seqs=16, pp=2, engine="kernels"
+    "llama-3.1-8b", "h100", TABLES, max_num_batched_tokens=64, max_num_seqs=16, pp=2, engine="kernels"
 )
 
 
@@ -57,7 +57,7 @@ WRONG = {
     "NaN": described(dp=float("nan")),
     "infinity": described(dp=float("inf")),
     **{f"{name} is {what}": described(**{name: kind}) for name in FACTS for what, kind in KINDS.items()},
-    "another max_tokens": described(max_tokens=65),
+    "another max_num_batched_tokens": described(max_num_batched_tokens=65),
     "memory of texts": described(memory={"window": "0"}),
     "memory below 0": described(memory={"window": -1}),
     "stages without memory": described(stages=[{"stage": 0, "layers": 32}]),

@@ -28,7 +28,11 @@ HEADER = ROOT / "fastroof" / "backends" / "c" / "fastroof_step.h"
 
 @pytest.fixture(scope="module")
 def plans(h100):
-    return {"small": fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=4096, engine="kernels")}
+    return {
+        "small": fastroof.compile_plan(
+            "llama-3.1-8b", "h100", h100, max_num_batched_tokens=4096, engine="kernels"
+        )
+    }
 
 
 @pytest.fixture(scope="module")

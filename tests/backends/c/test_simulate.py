@@ -76,7 +76,9 @@ def plans(h100):
     return {
         "dense": fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm"),
         "windowed": fastroof.compile_plan("gemma-3-12b", "h100", h100, engine="kernels"),
-        "sglang": fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="sglang", max_tokens=96),
+        "sglang": fastroof.compile_plan(
+            "llama-3.1-8b", "h100", h100, engine="sglang", max_num_batched_tokens=96
+        ),
     }
 
 
@@ -272,8 +274,8 @@ def test_an_invalid_engine_returns_a_code(library, opened, changes):
 def test_an_engine_larger_than_the_plan_has_a_code(library, opened, plans):
     trace = made_trace(1, 5)
     for changes in (
-        {"max_num_batched_tokens": plans["dense"].max_tokens + 1},
-        {"max_num_seqs": plans["dense"].max_seqs + 1},
+        {"max_num_batched_tokens": plans["dense"].max_num_batched_tokens + 1},
+        {"max_num_seqs": plans["dense"].max_num_seqs + 1},
     ):
         assert in_c(library, opened["dense"], plain_engine(**changes), trace)[0] == c_simulation.CODE_ENGINE
 

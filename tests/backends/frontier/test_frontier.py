@@ -167,7 +167,7 @@ def test_what_it_cannot_time_is_refused(frontier, predictor):
     drafts._spec_decode_enabled = True
     with pytest.raises(fastroof.BackendError, match="verifies draft tokens"):
         seconds(predictor, frontier, [drafts], [4])
-    with pytest.raises(fastroof.PlanRangeError, match="max_tokens"):
+    with pytest.raises(fastroof.PlanRangeError, match="max_num_batched_tokens"):
         seconds(predictor, frontier, [request(frontier, 10000)], [10000])
 
 
@@ -183,7 +183,7 @@ def test_frontiers_registry_makes_it_and_its_options_have_types(frontier):
     one = registry.get(dummy, config, replica, None, None, cluster_type=frontier.clusters.PREFILL)
     assert one.plan.model.name == "llama-3.1-8b"
     types = frontier.config.resolved_options(type(config))
-    assert types["max_tokens"] is int
+    assert types["max_num_batched_tokens"] is int
     assert not any(isinstance(kind, str) for kind in types.values())
     registry.unregister(dummy)
     registry.register(dummy, int)

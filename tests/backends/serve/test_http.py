@@ -44,7 +44,9 @@ ONE = {"batch_size": 64, "kv_len": 4096}
 
 @pytest.fixture(scope="module")
 def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=2048, max_seqs=64, engine="kernels")
+    return fastroof.compile_plan(
+        "llama-3.1-8b", "h100", h100, max_num_batched_tokens=2048, max_num_seqs=64, engine="kernels"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +217,7 @@ def test_every_message_and_reply_is_of_the_document(server):
         {"batch_size": 0, "kv_len": 9},
         {**ONE, "other": 1},
         {"simulate": {"workload": {"hourly": "file:/etc/hostname"}}},
-        {"simulate": {"workload": {"rate": 1, "input_tokens": "file:x"}}},
+        {"simulate": {"workload": {"rate": 1, "isl": "file:x"}}},
     ):
         with pytest.raises(jsonschema.ValidationError):
             requested.validate(wrong)
@@ -430,7 +432,13 @@ def test_signals_need_the_main_thread(plan):
 def test_the_command_serves_until_a_signal(plan, tmp_path):
     token = tmp_path / "token"
     token.write_text("sesame\n")
-    command = [sys.executable, "-m", "fastroof", "serve", "llama-3.1-8b,max_tokens=512,max_seqs=64"]
+    command = [
+        sys.executable,
+        "-m",
+        "fastroof",
+        "serve",
+        "llama-3.1-8b,max_num_batched_tokens=512,max_num_seqs=64",
+    ]
     with subprocess.Popen(
         [*command, "--http", "127.0.0.1:0", "--token-file", str(token), "--max-steps", "2"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

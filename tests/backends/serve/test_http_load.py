@@ -26,8 +26,8 @@ from tests.backends.serve.test_http import JSON, LINES, ONE, metric, post, send
 from tests.reference.waiting import is_idle, until
 
 OPTIONS = {"max_num_batched_tokens": 1024, "max_num_seqs": 64}
-SMALL = {"rate": 100, "requests": 100, "input_tokens": 100, "output_tokens": 10}
-MANY = {"rate": 100_000, "requests": 2**20, "input_tokens": 1, "output_tokens": 2}
+SMALL = {"rate": 100, "requests": 100, "isl": 100, "osl": 10}
+MANY = {"rate": 100_000, "requests": 2**20, "isl": 1, "osl": 2}
 
 
 def simulating(workload: dict[str, Any], **options: Any) -> dict[str, Any]:
@@ -42,7 +42,9 @@ UNBOUNDED = ServeLimits(max_simulated_steps=2**60, max_simulated_bytes=2**40, ma
 
 @pytest.fixture(scope="module")
 def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm", max_tokens=1024, max_seqs=64)
+    plan = fastroof.compile_plan(
+        "llama-3.1-8b", "h100", h100, engine="vllm", max_num_batched_tokens=1024, max_num_seqs=64
+    )
     # compiled before anything is timed
     for options in ({}, {"replicas": 2}, {"replicas": 2, "router": "least_kv"}):
         fastroof.simulate(plan, fastroof.Workload(**SMALL).trace(), **OPTIONS, **options)
@@ -76,11 +78,9 @@ def sent_off(server: HttpServer, message: Any, kind: dict[str, str]) -> socket.s
     [
         LONG,
         simulating(MANY, replicas=256, router="power_of_two"),
-        simulating({**SMALL, "requests": 2**20, "output_tokens": 300}),
-        simulating({**SMALL, "input_tokens": 2**20, "requests": 2**18}, max_num_batched_tokens=64),
-        simulating(
-            {"clients": 100, "requests": 10_000, "input_tokens": 9, "output_tokens": 99}, replicas=999
-        ),
+        simulating({**SMALL, "requests": 2**20, "osl": 300}),
+        simulating({**SMALL, "isl": 2**20, "requests": 2**18}, max_num_batched_tokens=64),
+        simulating({"clients": 100, "requests": 10_000, "isl": 9, "osl": 99}, replicas=999),
         simulating(MANY, replicas=4096),
     ],
     ids=["issue", "routed", "outputs", "chunks", "closed", "round robin"],

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import fastroof
 from fastroof.cli import app
 
-PLAN = "llama-3.1-8b,max_tokens=512,max_seqs=64"
+PLAN = "llama-3.1-8b,max_num_batched_tokens=512,max_num_seqs=64"
 SERVE = [sys.executable, "-m", "fastroof", "serve", PLAN]
 ONE = b'{"id": 1, "batch_size": 64, "kv_len": 4096}\n'
 WAIT_S = 60
@@ -26,7 +26,9 @@ WAIT_S = 60
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm", max_tokens=512, max_seqs=64)
+    return fastroof.compile_plan(
+        "llama-3.1-8b", "h100", h100, engine="vllm", max_num_batched_tokens=512, max_num_seqs=64
+    )
 
 
 @contextmanager

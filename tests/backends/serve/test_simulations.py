@@ -26,13 +26,15 @@ LIMITS = ServeLimits(
     max_simulated_bytes=2**24,
 )
 TRACE = {"arrival_s": [3, 0.5, 0], "input_tokens": [2000, 100, 7], "output_tokens": [5, 1, 200]}
-WORKLOAD = {"rate": 20, "requests": 40, "input_tokens": "lognormal:500:0.5", "output_tokens": 30, "seed": 7}
+WORKLOAD = {"rate": 20, "requests": 40, "isl": "lognormal:500:0.5", "osl": 30, "seed": 7}
 OPTIONS_GIVEN = {"max_num_batched_tokens": 512, "max_num_seqs": 16, "num_gpu_blocks": 2000, "block_size": 16}
 
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm", max_tokens=1024, max_seqs=64)
+    return fastroof.compile_plan(
+        "llama-3.1-8b", "h100", h100, engine="vllm", max_num_batched_tokens=1024, max_num_seqs=64
+    )
 
 
 @pytest.fixture(scope="module")
@@ -105,11 +107,11 @@ WRONG = {
     "no rows": ({"trace": {"arrival_s": [], "input_tokens": [], "output_tokens": []}}, "request"),
     "a prompt of nothing": ({"trace": {**TRACE, "input_tokens": [0, 1, 1]}}, "input_tokens"),
     "a workload by its path": ({"workload": "file:/etc/passwd"}, "workload\" must be an object"),
-    "lengths of a file": ({"workload": {**WORKLOAD, "input_tokens": "file:/etc/passwd"}}, "whole number"),
-    "lengths of a list": ({"workload": {**WORKLOAD, "output_tokens": [1, 2]}}, "whole number"),
+    "lengths of a file": ({"workload": {**WORKLOAD, "isl": "file:/etc/passwd"}}, "whole number"),
+    "lengths of a list": ({"workload": {**WORKLOAD, "osl": [1, 2]}}, "whole number"),
     "hours of a file": ({"workload": {"hourly": "file:/etc/passwd"}}, "hourly\" must be a valid list"),
     "seconds of a file": ({"workload": {**WORKLOAD, "think_s": "file:/etc/passwd"}}, "seconds, exponential"),
-    "no distribution": ({"workload": {**WORKLOAD, "output_tokens": "lognormal:x"}}, "output_tokens"),
+    "no distribution": ({"workload": {**WORKLOAD, "osl": "lognormal:x"}}, "osl"),
     "another argument": ({"workload": {**WORKLOAD, "path": "x"}}, "no key 'path'"),
     "a private argument": ({"workload": {**WORKLOAD, "_drawn": {}}}, "no key '_drawn'"),
     "no rate": ({"workload": {"requests": 5}}, "rate"),
@@ -119,16 +121,16 @@ WRONG = {
     "too many requests": ({"workload": {**WORKLOAD, "requests": 2001}}, "more than the 2000"),
     "too many to return": ({"workload": {**WORKLOAD, "requests": 51}, "requests": True}, "more than the 50"),
     "too many steps": (
-        {"workload": {**WORKLOAD, "requests": 2000, "output_tokens": 101}, "options": OPTIONS_GIVEN},
+        {"workload": {**WORKLOAD, "requests": 2000, "osl": 101}, "options": OPTIONS_GIVEN},
         "more than the 200000",
     ),
     "too many chunks": (
-        {"workload": {**WORKLOAD, "requests": 1000, "input_tokens": 3000},
+        {"workload": {**WORKLOAD, "requests": 1000, "isl": 3000},
          "options": {"max_num_batched_tokens": 16, "max_num_seqs": 4}},
         "more than the 200000",
     ),
     "too many looks": (
-        {"workload": {**WORKLOAD, "requests": 400, "output_tokens": 2},
+        {"workload": {**WORKLOAD, "requests": 400, "osl": 2},
          "options": {**OPTIONS_GIVEN, "replicas": 64, "router": "least_kv"}},
         "400 requests on 64 replicas may take 20[0-9]{4} steps, more than the 200000",
     ),
@@ -163,7 +165,7 @@ def test_a_wrong_message_is_an_error(plan, served, name):
 
 UNBOUNDED = ServeLimits(max_simulated_steps=2**60, max_simulated_bytes=2**40, max_call_s=1)
 LONG = {
-    "workload": {"rate": 1e5, "requests": 2**20, "input_tokens": 1, "output_tokens": 2},
+    "workload": {"rate": 1e5, "requests": 2**20, "isl": 1, "osl": 2},
     "options": {**OPTIONS_GIVEN, "replicas": 4096, "router": "least_kv"},
 }
 
@@ -223,7 +225,7 @@ def test_a_file_that_never_ends_or_never_answers_is_not_opened(served, tmp_path)
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     for path in (fifo, "/dev/zero", "/etc/hostname"):
-        for name in ("hourly", "input_tokens", "output_tokens", "cached_tokens", "growth_tokens", "turns"):
+        for name in ("hourly", "isl", "osl", "cached_tokens", "growth_tokens", "turns"):
             reply = reply_to(served, {"simulate": {"workload": {"rate": 1, name: f"file:{path}"}}})
             assert reply["error"] == "BackendError"
             assert reply["message"].startswith(('"simulate.workload.', f'"{name}" must be'))
@@ -235,12 +237,12 @@ def test_a_file_that_never_ends_or_never_answers_is_not_opened(served, tmp_path)
 @pytest.fixture(scope="module")
 def of_ranks(h100):
     return fastroof.compile_plan(
-        "qwen3-30b-a3b", "h100", h100, engine="vllm", dp=4, ep=4, max_tokens=1024, max_seqs=64,
-        allow_modelled=True,
+        "qwen3-30b-a3b", "h100", h100, engine="vllm", dp=4, ep=4, max_num_batched_tokens=1024,
+        max_num_seqs=64, allow_modelled=True,
     )  # fmt: skip
 
 
-QUEUED = {"rate": 1e4, "requests": 100, "input_tokens": 10, "output_tokens": 2**14}
+QUEUED = {"rate": 1e4, "requests": 100, "isl": 10, "osl": 2**14}
 FOUR = {"max_num_batched_tokens": 512, "max_num_seqs": 4}
 
 
@@ -250,8 +252,8 @@ FOUR = {"max_num_batched_tokens": 512, "max_num_seqs": 4}
         (QUEUED, FOUR, False),
         (QUEUED, FOUR | {"replicas": 2}, False),
         (QUEUED, FOUR | {"replicas": 2, "router": "least_kv"}, True),
-        ({"rate": 300, "requests": 20_000, "input_tokens": 9, "output_tokens": 2}, FOUR, True),
-        ({"rate": 300, "requests": 20_000, "input_tokens": 9, "output_tokens": 2, "turns": 4}, FOUR, False),
+        ({"rate": 300, "requests": 20_000, "isl": 9, "osl": 2}, FOUR, True),
+        ({"rate": 300, "requests": 20_000, "isl": 9, "osl": 2, "turns": 4}, FOUR, False),
     ],
 )
 def test_the_price_in_memory_covers_all_ranks_replicas_and_runs(

@@ -25,7 +25,7 @@ LIMITS = ServeLimits(max_steps=1000, max_requests=5000, max_message_bytes=2**17,
 
 @pytest.fixture(scope="module")
 def plans(h100):
-    small = {"max_tokens": 512, "max_seqs": 64}
+    small = {"max_num_batched_tokens": 512, "max_num_seqs": 64}
     eight = fastroof.compile_plan("llama-3.1-8b", "h100", h100, **{"engine": "kernels", **small})
     return {
         "eight": eight,
@@ -187,7 +187,7 @@ WRONG_LINES = {
     '{"plan": 0, "batch_size": [[1], 2], "kv_len": [4, 5]}': ("BatchError", "must hold integers"),
     '{"plan": 0, "batch_size": [1, 2], "kv_len": [1, 2, 3]}': ("BatchError", "do not broadcast"),
     '{"plan": 0, "batch_size": [0], "kv_len": [4]}': ("BatchError", "at least 1, got 0"),
-    '{"plan": 0, "batch_size": [99], "kv_len": [4]}': ("PlanRangeError", "max_seqs=99"),
+    '{"plan": 0, "batch_size": [99], "kv_len": [4]}': ("PlanRangeError", "max_num_seqs=99"),
     '{"plan": 0, "batch_size": [1%s], "kv_len": [4]}' % ("0" * 30): ("BatchError", "must hold integers"),
     '{"plan": 0, "batch_size": [1%s], "kv_len": [4]}' % ("0" * 9999): ("BackendError", "is not JSON"),
     '{"plan": 0, "requests": 5}': ("BatchError", "one list of"),

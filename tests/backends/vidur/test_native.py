@@ -106,7 +106,7 @@ def simulate(
     monkeypatch.setattr(FastroofPredictor, "get_execution_time", watched)
     replica = vidur.ReplicaConfig(MODEL, num_pipeline_stages=1, tensor_parallel_size=plan.tp)
     lengths = vidur.UniformRequestLengthGeneratorConfig(
-        min_tokens=200, max_tokens=2048, prefill_to_decode_ratio=8.0
+        min_tokens=200, max_num_batched_tokens=2048, prefill_to_decode_ratio=8.0
     )
     requests = vidur.SyntheticRequestGeneratorConfig(
         length_generator_config=lengths,
@@ -219,8 +219,8 @@ def test_by_operator_the_terms_are_a_layer_of_the_plan(
 
 
 def test_a_step_larger_than_the_plan_is_an_error(vidur: Any, h100: Tables, tmp_path: Path) -> None:
-    small = fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=256, engine="kernels")
-    with pytest.raises(PlanRangeError, match="max_tokens"):
+    small = fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_num_batched_tokens=256, engine="kernels")
+    with pytest.raises(PlanRangeError, match="max_num_batched_tokens"):
         predictor(vidur, small, tmp_path).get_execution_time(batch([(512, 0, False)], False), 0)
 
 

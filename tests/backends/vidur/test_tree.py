@@ -186,12 +186,12 @@ def test_an_execution_time_has_an_id_of_its_own_and_no_other_attributes(vidur, p
 
 
 def test_the_plan_is_of_the_replicas_sizes(vidur):
-    plan = made(vidur, {"tensor_parallel_size": 2}, max_tokens=4096).plan
+    plan = made(vidur, {"tensor_parallel_size": 2}, max_num_batched_tokens=4096).plan
     sizes = vidur.config.MODELS[MODEL]
     assert (plan.model.name, plan.model.num_layers, plan.model.hidden) == (MODEL, 32, 4096)
     attention = plan.model.only_kind.attention
     assert (attention.num_kv_heads, attention.head_dim, plan.model.vocab) == (8, 128, sizes.vocab_size)
-    assert (plan.tp, plan.gpu.name, plan.max_tokens) == (2, "h100", 4096)
+    assert (plan.tp, plan.gpu.name, plan.max_num_batched_tokens) == (2, "h100", 4096)
     same = made(vidur, model="llama-3.1-8b").plan
     assert same.decode_us(64, 4096) == made(vidur).plan.decode_us(64, 4096)
 
@@ -203,7 +203,7 @@ def test_what_it_cannot_time_is_refused(vidur, predictor):
         made(vidur, {"model_name": "microsoft/phi-2"})
     with pytest.raises(fastroof.TableError, match="a100 has no measured tables"):
         made(vidur, {"device": "a100"})
-    with pytest.raises(fastroof.PlanRangeError, match="max_tokens"):
+    with pytest.raises(fastroof.PlanRangeError, match="max_num_batched_tokens"):
         seconds(predictor, vidur, [request(vidur, 10000)], [10000])
     with pytest.raises(fastroof.BatchError):
         seconds(predictor, vidur, [request(vidur, 100)], [0])
@@ -247,7 +247,7 @@ def test_the_command_line_chooses_and_configures_it(vidur, monkeypatch):
     options = f"--execution_time_predictor_config_type dummy {prefix}_gpu h100 {prefix}_max_seqs 128"
     monkeypatch.setattr(sys, "argv", ["vidur", *options.split()])
     config = vidur.config.SimulationConfig.create_from_cli_args().execution_time_predictor_config
-    assert config == vidur.adapter.FastroofExecutionTimePredictorConfig(gpu="h100", max_seqs=128)
+    assert config == vidur.adapter.FastroofExecutionTimePredictorConfig(gpu="h100", max_num_seqs=128)
 
 
 def run(*arguments, tree=TREE):

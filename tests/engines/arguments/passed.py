@@ -17,8 +17,8 @@ from tests.engines.arguments import Option, Recorded, recorded
 
 MODULES = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
 ONE = LaunchSettings(
-    model="org/a-model", tp=2, pp=1, dp=1, ep=1, has_experts=False, max_batched_tokens=2048, max_seqs=1024,
-    max_context=32_768, running=40, memory_fraction=0.9, dtype="bf16", kv_dtype="bf16",
+    model="org/a-model", tp=2, pp=1, dp=1, ep=1, has_experts=False, max_num_batched_tokens=2048,
+    max_num_seqs=1024, max_context=32_768, running=40, memory_fraction=0.9, dtype="bf16", kv_dtype="bf16",
     checkpoint_dtype="bf16", auto_kv_dtype="bf16", max_loras=4,
 )  # fmt: skip
 

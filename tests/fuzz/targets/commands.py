@@ -22,18 +22,18 @@ LINES = (
     "lookup gemm --m 64,128 --n 6144 --k 4096",
     "lookup attention_decode --num-q-heads 32 --num-kv-heads 8 --head-dim 128 --batch-size 8 --kv-len 400",
     "lookup moe --num-tokens 64 --hidden 4096 --intermediate 14336 --topk 2 --num-experts 8 --json",
-    "serving --model llama-3.1-8b --isl 1000 --osl 100 --concurrency 1,8 --engine vllm",
+    "serving --model llama-3.1-8b --isl 1000 --osl 100 --clients 1,8 --engine vllm",
     "fit --model llama-3.1-8b --tpot 30 --kv-len 1000,4000 --batch-size 8 --tp 1 --engine kernels --json",
-    "simulate --model llama-3.1-8b --rate 5 --num-requests 9 --input 100 --output 9 --engine kernels --json",
+    "simulate --model llama-3.1-8b --rate 5 --num-requests 9 --isl 100 --osl 9 --engine kernels --json",
     "simulate --model llama-3.1-8b --trace example --limit 20 --engine vllm",
-    "capacity llama-3.1-8b --num-requests 20 --input 100 --output 9 --ttft-p99 500 --engine kernels "
+    "capacity --model llama-3.1-8b --num-requests 20 --isl 100 --osl 9 --ttft 500 --engine kernels "
     "--tolerance 0.1 --threads 1",
-    "simulate --model llama-3.1-8b --rate 5 --num-requests 9 --turns 3 --think exponential:1 --input 100 "
-    "--output 9 --engine kernels --kv-tiers host:1GB:1GB/s --lora 16:4 --json",
-    "simulate --model llama-3.1-8b --rate 5 --num-requests 9 --input 100 --output 9 --engine kernels "
+    "simulate --model llama-3.1-8b --rate 5 --num-requests 9 --turns 3 --think exponential:1 --isl 100 "
+    "--osl 9 --engine kernels --kv-tiers host:1GB:1GB/s --lora 16:4 --json",
+    "simulate --model llama-3.1-8b --rate 5 --num-requests 9 --isl 100 --osl 9 --engine kernels "
     "--autoscale concurrency:4 --max-replicas 3 --startup 1 --energy",
-    "capacity llama-3.1-8b --fewest --rate 2 --num-requests 20 --turns 3 --think 1 --input 100 --output 9 "
-    "--ttft-p99 500 --engine kernels --no-steady --threads 1",
+    "capacity --model llama-3.1-8b --fewest --rate 2 --num-requests 20 --turns 3 --think 1 --isl 100 --osl 9 "
+    "--ttft 500 --engine kernels --no-steady --threads 1",
     "models",
     "models --json",
     "gpus",

@@ -56,8 +56,8 @@ class Callers(Target):
     def prepare(self, folder: Any) -> None:
         super().prepare(folder)
         self.plans = {
-            "dense": plan_of(max_tokens=512, max_seqs=64),
-            "windowed": plan_of("gemma-3-12b", max_tokens=512, max_seqs=64),
+            "dense": plan_of(max_num_batched_tokens=512, max_num_seqs=64),
+            "windowed": plan_of("gemma-3-12b", max_num_batched_tokens=512, max_num_seqs=64),
         }
         self.guards = Guarded(), Guarded()
         self.refused: dict[Any, str] = {}
@@ -254,7 +254,7 @@ class CompiledCallers(Target):
 
     def prepare(self, folder: Any) -> None:
         super().prepare(folder)
-        self.plan = plan_of(max_tokens=2048, max_seqs=64)
+        self.plan = plan_of(max_num_batched_tokens=2048, max_num_seqs=64)
         self.names = {**NAMES, "plan": self.plan}
 
     def examples(self) -> list[bytes]:

@@ -45,7 +45,9 @@ class Gpus(TomlFiles):
                     raise Wrong(f"{name} is {value}")
         if gpu.hbm_bytes_per_s <= 0 or gpu.hbm_bytes <= 0:
             raise Wrong(f"{gpu} has no memory")
-        plan = fastroof.compile_plan("llama-3.1-8b", gpu, None, max_tokens=64, max_seqs=8, engine="kernels")
+        plan = fastroof.compile_plan(
+            "llama-3.1-8b", gpu, None, max_num_batched_tokens=64, max_num_seqs=8, engine="kernels"
+        )
         answer = plan.decode_us(4, 100)
         all_finite([answer, plan.prefill_us(50)])
         if answer <= 0.0:
@@ -65,9 +67,15 @@ class Engines(TomlFiles):
         engine = load_engine(self.path)
         hash(engine)
         plan = fastroof.compile_plan(
-            "llama-3.1-8b", "h100", h100(), engine=engine, max_tokens=64, max_seqs=8, allow_modelled=True
+            "llama-3.1-8b",
+            "h100",
+            h100(),
+            engine=engine,
+            max_num_batched_tokens=64,
+            max_num_seqs=8,
+            allow_modelled=True,
         )
-        all_finite([plan.decode_us(4, 100), plan.prefill_us(50), plan.memory_of(max_seqs=8)._asdict()])
+        all_finite([plan.decode_us(4, 100), plan.prefill_us(50), plan.memory_of(max_num_seqs=8)._asdict()])
         if plan.decode_us(4, 100) <= 0.0:
             raise Wrong("a step takes no time")
 

@@ -49,9 +49,9 @@ class KeptPlans(Target):
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
         self.plans = {
-            "one": plan_of(max_tokens=64, max_seqs=8),
-            "two": plan_of(max_tokens=64, max_seqs=8, dtype="fp8"),
-            "stages": plan_of(max_tokens=64, max_seqs=8, pp=5),
+            "one": plan_of(max_num_batched_tokens=64, max_num_seqs=8),
+            "two": plan_of(max_num_batched_tokens=64, max_num_seqs=8, dtype="fp8"),
+            "stages": plan_of(max_num_batched_tokens=64, max_num_seqs=8, pp=5),
         }
         self.batch = fastroof.StepBatch.from_requests(STEPS)
         self.roots = plan_cache.cache_roots

@@ -92,9 +92,10 @@ class Lookups(Target):
 
 
 PLAN_OPTIONS = (
-    "tp", "pp", "dp", "ep", "moe_tp", "dtype", "kv_dtype", "engine", "method", "max_tokens", "max_seqs",
-    "gemm_smoothing", "routing", "allow_modelled", "exchange", "dp_imbalance", "wide_experts", "eplb",
-    "num_slots", "two_batch_overlap", "cp", "memory_fraction", "kv_cache_gib", "lora",
+    "tp", "pp", "dp", "ep", "moe_tp", "dtype", "kv_dtype", "engine", "method",
+    "max_num_batched_tokens", "max_num_seqs", "gemm_smoothing", "routing", "allow_modelled", "exchange",
+    "dp_imbalance", "wide_experts", "eplb", "num_slots", "two_batch_overlap", "cp", "memory_fraction",
+    "kv_cache_gib", "lora",
     "front_end",
 )  # fmt: skip
 MODELS = ("'llama-3.1-8b'", "'qwen3-30b-a3b'", "'deepseek-v3'", "'gemma-3-12b'", "'bamba-9b'")
@@ -116,7 +117,7 @@ class Plans(Target):
         self.tables = h100()
 
     def case(self, random: Random) -> bytes:
-        words = {"max_tokens": "64", "max_seqs": "8"}
+        words = {"max_num_batched_tokens": "64", "max_num_seqs": "8"}
         for _ in range(random.choice((1, 1, 2, 3, 4))):
             words[random.choice(PLAN_OPTIONS)] = (
                 odd(random) if random.random() < 0.3 else random.choice(VALUES)

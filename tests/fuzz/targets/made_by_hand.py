@@ -53,7 +53,7 @@ class GpuSpecs(Target):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "no measured tables of|what was not|.* has no bf16")
             plan = fastroof.compile_plan(
-                "llama-3.1-8b", made, None, max_tokens=64, max_seqs=8, engine="kernels"
+                "llama-3.1-8b", made, None, max_num_batched_tokens=64, max_num_seqs=8, engine="kernels"
             )
         _timed(plan)
 
@@ -69,7 +69,11 @@ class ModelSpecs(GpuSpecs):
         self.fields = [field.name for field in dataclasses.fields(self.given) if field.init]
 
     def use(self, made: Any) -> None:
-        _timed(fastroof.compile_plan(made, "h100", h100(), max_tokens=64, max_seqs=8, engine="kernels"))
+        _timed(
+            fastroof.compile_plan(
+                made, "h100", h100(), max_num_batched_tokens=64, max_num_seqs=8, engine="kernels"
+            )
+        )
 
 
 def _scaled(given: Any, random: Random) -> str:

@@ -48,7 +48,7 @@ class PlanCalls(Target):
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
-        self.plan = plan_of(max_tokens=MAX_TOKENS, max_seqs=MAX_SEQS)
+        self.plan = plan_of(max_num_batched_tokens=MAX_TOKENS, max_num_seqs=MAX_SEQS)
         self.names = {**NAMES, "StepBatch": fastroof.StepBatch}
 
     def examples(self) -> list[bytes]:
@@ -254,7 +254,7 @@ class Others(PlanCalls):
         return [
             b"plan.explain([(9, 0)], with_error=True)", b"plan.explain_verification(2, 100, 3)",
             b"plan.step_us(StepBatch([9], [0], [0, 1]), threads=2)",
-            b"plan.memory_of(max_tokens=64, max_seqs=4)",
+            b"plan.memory_of(max_num_batched_tokens=64, max_num_seqs=4)",
             b"plan.pipeline_us(StepBatch([9], [0], [0, 1]))", b"plan.cycle_us(StepBatch([9], [0], [0, 1]))",
             b"plan.run(StepBatch([9], [0], [0, 1]))", b"plan.memory.max_sequences(100)",
         ]  # fmt: skip
@@ -276,8 +276,8 @@ class Others(PlanCalls):
         "pipeline_us({a})",
         "cycle_us({a})",
         "stage_times_us({a})",
-        "memory_of(max_tokens={a}, max_seqs={b})",
-        "memory_of(max_seqs={a})",
+        "memory_of(max_num_batched_tokens={a}, max_num_seqs={b})",
+        "memory_of(max_num_seqs={a})",
         "encode({a})",
         "encode([({a}, {b})])",
         "memory.max_sequences({a})",

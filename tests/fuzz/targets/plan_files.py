@@ -39,8 +39,8 @@ class PlanFiles(Target):
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
         self.path = folder / "one.frplan"
-        plan = plan_of(max_tokens=16, max_seqs=4)
-        staged = plan_of(max_tokens=16, max_seqs=4, pp=2)
+        plan = plan_of(max_num_batched_tokens=16, max_num_seqs=4)
+        staged = plan_of(max_num_batched_tokens=16, max_num_seqs=4, pp=2)
         self.arena = plan.arena
         self.text = _text(plan)
         self.files = {
@@ -105,7 +105,7 @@ class PlanFiles(Target):
         self.path.write_bytes(self.content(case))
         read = read_plan_file(self.path)
         arena = read.arena
-        if read.description["max_tokens"] != arena[steps.MAX_TOKENS]:
+        if read.description["max_num_batched_tokens"] != arena[steps.MAX_TOKENS]:
             raise Wrong("the description is of another plan")
         for batch_size, kv_len in SIZES:
             out = np.empty(1)

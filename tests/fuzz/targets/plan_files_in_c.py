@@ -51,7 +51,7 @@ class PlanFilesInC(PlanFiles):
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
-        plans = {"one": plan_of(max_tokens=16, max_seqs=4)}
+        plans = {"one": plan_of(max_num_batched_tokens=16, max_num_seqs=4)}
         exported = export_c(plans, folder / "c", shared=None if links_a_library() else False)
         path = next((path for path in exported.files if path.suffix in (".so", ".dylib")), None)
         # without a C compiler there is no library, and these are the cases of plan.file

@@ -20,7 +20,7 @@ MODELS = ("'llama-3.1-8b'",) * 4 + ("'qwen3-30b-a3b'", "'gemma-3-12b'")
 FEW = {
     "tp": ("1", "2", "3", "0"), "dtype": ("'bf16'", "'fp8'", "'x'"), "kv_dtype": ("'bf16'", "'fp8'"),
     "pp": ("1", "2"), "ep": ("1", "2"), "dp": ("1", "2"), "engine": ("'vllm'", "'kernels'", "{}"),
-    "max_tokens": ("64", "32", "10**30", "0"), "max_seqs": ("8", "4", "np.int8(4)"),
+    "max_num_batched_tokens": ("64", "32", "10**30", "0"), "max_num_seqs": ("8", "4", "np.int8(4)"),
 }  # fmt: skip
 """What is mostly given: plans of these options are compiled in milliseconds."""
 
@@ -38,7 +38,7 @@ class PlanSets(Target):
 
     def examples(self) -> list[bytes]:
         return [
-            b"f([{'model': 'llama-3.1-8b', 'max_tokens': 64, 'max_seqs': 8}], 'h100', tables)",
+            b"f([{'model': 'llama-3.1-8b', 'max_num_batched_tokens': 64, 'max_num_seqs': 8}], 'h100', None)",
             b"f(iter([]), 'h100', None)",
         ]
 
@@ -57,7 +57,7 @@ class PlanSets(Target):
     def _request(self, random: Random) -> str:
         if random.random() < 0.04:
             return odd(random)
-        words = {"'max_tokens'": "64", "'max_seqs'": "8"}
+        words = {"'max_num_batched_tokens'": "64", "'max_num_seqs'": "8"}
         if random.random() < 0.97:
             words["'model'"] = random.choice(MODELS) if random.random() < 0.95 else odd(random)
         for _ in range(random.choice((0, 1, 1, 2))):
@@ -93,7 +93,7 @@ class Speculation(Target):
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
-        self.plan = plan_of(max_tokens=2048, max_seqs=256)
+        self.plan = plan_of(max_num_batched_tokens=2048, max_num_seqs=256)
         self.names = {**NAMES, "plan": self.plan}
 
     def examples(self) -> list[bytes]:
@@ -126,7 +126,7 @@ class Speculation(Target):
             raise Wrong(f"{made} verifies {made.tokens}")
         if not 1.0 <= made.acceptance_length <= made.tokens:
             raise Wrong(f"{made.acceptance_length} of {made.tokens} tokens are accepted")
-        found = serving.estimate(self.plan, 1000, 100, 16, speculation=made, max_batched_tokens=512)
+        found = serving.estimate(self.plan, 1000, 100, 16, speculation=made, max_num_batched_tokens=512)
         all_finite([np.asarray(found.columns()[name]) for name in ("ttft_ms", "tpot_ms")])
 
 

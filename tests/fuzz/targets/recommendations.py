@@ -107,7 +107,7 @@ class Recommendations(Calls):
 
 SPEC: dict[str, Any] = {
     "models": ["llama-3.1-8b"], "gpus": ["h100"], "dtype": ["bf16"], "engine": ["vllm"], "tp": [1, 2],
-    "total_gpus": [2], "isl": 1000, "osl": 100, "concurrency": [1, 8, 32], "max_num_seqs": 64,
+    "total_gpus": [2], "isl": 1000, "osl": 100, "clients": [1, 8, 32], "max_num_seqs": 64,
     "max_num_batched_tokens": [2048], "constraints": {"tpot_ms": 30.0, "ttft_ms": 5000.0},
     "gpu_hour_price": 2.5, "objective": "cost", "per": ["model", "isl"],
 }  # fmt: skip

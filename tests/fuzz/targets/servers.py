@@ -42,18 +42,18 @@ MORE: tuple[dict[str, Any], ...] = (
     },
     {
         "simulate": {
-            "workload": {"rate": 5, "requests": 9, "input_tokens": "uniform:9:90"},
+            "workload": {"rate": 5, "requests": 9, "isl": "uniform:9:90"},
             "options": SIZES,
             "requests": True,
         }
     },
-    {"memory": True, "max_tokens": 64, "max_seqs": 4},
+    {"memory": True, "max_num_batched_tokens": 64, "max_num_seqs": 4},
 )
 ALL = (*MESSAGES.values(), *MORE)
 
 
 def small_plan() -> fastroof.StepPlan:
-    return plan_of(max_tokens=2048, max_seqs=256)
+    return plan_of(max_num_batched_tokens=2048, max_num_seqs=256)
 
 
 def one_message(random: Random) -> dict[str, Any]:

@@ -58,8 +58,8 @@ class Calls(Target):
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
         self.most_bytes, fleet_arrays.MOST_STATE_BYTES = fleet_arrays.MOST_STATE_BYTES, MOST_STATE_BYTES
-        self.plan = plan_of(max_tokens=8192, max_seqs=1024)
-        self.other = plan_of(tp=2, max_tokens=8192, max_seqs=1024)
+        self.plan = plan_of(max_num_batched_tokens=8192, max_num_seqs=1024)
+        self.other = plan_of(tp=2, max_num_batched_tokens=8192, max_num_seqs=1024)
         self.names = {
             **NAMES, "plan": self.plan, "other": self.other, "Workload": fastroof.Workload,
             "Trace": fastroof.Trace, "Link": Link, "Autoscaler": Autoscaler,
@@ -129,13 +129,13 @@ WORKLOAD: dict[str, tuple[str, ...]] = {
     "tool_s": ("0.5", "'exponential:2'", "'uniform:1:0'", "'lognormal:1:2'", "'x'"),
     "clients": (), "think_s": ("0.2", "'exponential:1'", "'lognormal:1:0.5'"),
     "requests": ("1", "5", "40", "0", "-1", "2.5", "10**9"),
-    "input_tokens": (*LENGTHS, "100", "1"), "output_tokens": (*LENGTHS, "9", "1"),
+    "isl": (*LENGTHS, "100", "1"), "osl": (*LENGTHS, "9", "1"),
     "cached_tokens": (*LENGTHS, "0", "5"), "seed": (), "name": ("'x'", "''"),
 }  # fmt: skip
 
 
-FEW = "Workload(rate=50, requests=20, input_tokens=100, output_tokens=9)"
-SESSIONS = "Workload(rate=50, requests=20, turns=3, input_tokens=100, output_tokens=9, think_s=0.1)"
+FEW = "Workload(rate=50, requests=20, isl=100, osl=9)"
+SESSIONS = "Workload(rate=50, requests=20, turns=3, isl=100, osl=9, think_s=0.1)"
 ENGINES = (
     "", ", replicas=2", ", replicas=2, router='least_load'", ", order='prefill_first'",
     ", kv_tiers='host:1GB:1GB/s', prefix_cache='lru'",
@@ -145,7 +145,7 @@ ENGINES = (
 
 def drawn(random: Random, calls: Calls) -> str:
     """Return a workload's trace, or what is hardly one."""
-    words = {"rate": "50", "requests": "20", "input_tokens": "100", "output_tokens": "9"}
+    words = {"rate": "50", "requests": "20", "isl": "100", "osl": "9"}
     if random.random() < 0.4:
         words |= {"turns": "3", "think_s": "0.1"}
     if random.random() < 0.3:
@@ -264,7 +264,7 @@ class Pools(Simulations):
     def examples(self) -> list[bytes]:
         return [
             f"f(plan, plan, {load}.trace(), link={link})".encode()
-            for load in (FEW, SESSIONS, "Workload(clients=3, requests=20, input_tokens=100, output_tokens=9)")
+            for load in (FEW, SESSIONS, "Workload(clients=3, requests=20, isl=100, osl=9)")
             for link in POOLS["link"][:4]
         ]
 
@@ -365,23 +365,23 @@ class Estimates(Calls):
     name = "estimate"
     limit_s = 20.0  # a million estimates may take ten
     known: ClassVar[dict[str, tuple[str, ...]]] = {
-        "max_batched_tokens": (), "chunked_prefill": FLAGS, "kv_reservation": ("'full'", "'grow'"),
-        "max_kv_tokens": (), "max_seqs": (), "order": ("'mixed'", "'prefill_first'"), "length_spread": (),
+        "max_num_batched_tokens": (), "chunked_prefill": FLAGS, "kv_reservation": ("'full'", "'grow'"),
+        "max_kv_tokens": (), "max_num_seqs": (), "order": ("'mixed'", "'prefill_first'"), "length_spread": (),
         "wait_steps": (), "requests_per_client": (), "prefix_hit": (),
         "prefix_len": (), "with_error": FLAGS, "prefill_workers": (), "decode_workers": (),
         "link_bytes_per_s": (),
     }  # fmt: skip
     two: ClassVar[frozenset[str]] = frozenset({"prefill_workers", "decode_workers", "link_bytes_per_s"})
     both: ClassVar[frozenset[str]] = frozenset(
-        {"max_batched_tokens", "chunked_prefill", "kv_reservation", "max_seqs", "with_error"}
+        {"max_num_batched_tokens", "chunked_prefill", "kv_reservation", "max_num_seqs", "with_error"}
     )
     always: ClassVar[dict[str, str]] = {}
     ci_cases = 800
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
-        # for steps as large as they are unless max_batched_tokens limits them
-        self.names["plan"] = plan_of(max_tokens=8192, max_seqs=256)
+        # for steps as large as they are unless max_num_batched_tokens limits them
+        self.names["plan"] = plan_of(max_num_batched_tokens=8192, max_num_seqs=256)
 
     def examples(self) -> list[bytes]:
         return [

@@ -27,13 +27,13 @@ STEPS: dict[str, Any] = {
 }  # fmt: skip
 DEPLOYMENTS: dict[str, Any] = {
     "models": ["llama-3.1-8b"], "gpus": ["h100"], "tp": [1, 2], "isl": [500, 2000], "osl": 100,
-    "concurrency": [1, 8], "constraints": {"tpot_ms": 20.0, "ttft_ms": 2000.0}, "keep": "pareto",
+    "clients": [1, 8], "constraints": {"tpot_ms": 20.0, "ttft_ms": 2000.0}, "keep": "pareto",
     "mode": ["aggregated", "disaggregated"], "total_gpus": [2, 4], "engine": ["vllm"],
     "max_num_batched_tokens": [2048], "max_num_seqs": 64, "prefix_hit": [0.0], "k": 3, "histogram": True,
 }  # fmt: skip
 CAPACITIES: dict[str, Any] = {
     "models": ["llama-3.1-8b"], "gpus": ["h100"], "tp": 1, "engine": ["vllm"],
-    "workload": {"requests": 10, "input_tokens": "lognormal:300:0.5", "output_tokens": 9, "seed": 2},
+    "workload": {"requests": 10, "isl": "lognormal:300:0.5", "osl": 9, "seed": 2},
     "slo": {"ttft_p99_ms": 2000.0, "tpot_p99_ms": 100.0}, "max_num_seqs": [32],
 }  # fmt: skip
 SPECS = (STEPS, DEPLOYMENTS, CAPACITIES)

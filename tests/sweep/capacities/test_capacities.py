@@ -18,7 +18,7 @@ from fastroof.sweep.capacities.spec import ROUTERS
 from fastroof.sweep.checkpoint import parts_folder
 from fastroof.sweep.kinds import sweep_of
 
-WORKLOAD = {"requests": 120, "input_tokens": "lognormal:600:0.5", "output_tokens": 40, "seed": 2}
+WORKLOAD = {"requests": 120, "isl": "lognormal:600:0.5", "osl": 40, "seed": 2}
 SPEC: dict[str, Any] = {
     "models": ["llama-3.1-8b", "qwen3-32b"],
     "tp": [1, 2, 4],
@@ -45,7 +45,7 @@ def test_a_row_is_what_capacity_answers(whole: Any) -> None:
     for row in rows[::3]:
         plan = compile_plan(
             row["model"], "h100", tables, tp=row["tp"], engine="vllm",
-            max_tokens=row["max_num_batched_tokens"], max_seqs=row["max_num_seqs"],
+            max_num_batched_tokens=row["max_num_batched_tokens"], max_num_seqs=row["max_num_seqs"],
         )  # fmt: skip
         most = capacity(
             plan, Workload(rate=1.0, **WORKLOAD), **SPEC["slo"], block_size=None,
@@ -54,7 +54,7 @@ def test_a_row_is_what_capacity_answers(whole: Any) -> None:
         )  # fmt: skip
         for name in ("requests_per_s", "limit", "low", "high", "relative_error", "requests_per_s_per_gpu"):
             assert row[name] == getattr(most, name)
-        assert row["max_kv_tokens"] == plan.memory_of(max_seqs=row["max_num_seqs"]).max_kv_tokens
+        assert row["max_kv_tokens"] == plan.memory_of(max_num_seqs=row["max_num_seqs"]).max_kv_tokens
         assert most.at_capacity == {
             name: row[name] for name in ("ttft_p99_ms", "tpot_p90_ms") if row[name] is not None
         }

@@ -30,7 +30,7 @@ TIMES = ("ttft_ms", "tpot_ms", "itl_ms", "request_latency_ms", "wait_ms")
 SEEDS = range(3)
 EXACT = (*TIMES, "decode_step_ms", "mixed_step_ms", "mixed_share")
 """What both work out in one order; the others are the same products in another."""
-KEYS = ("mode", "replicas", "prefill_workers", "decode_workers", "isl", "osl", "concurrency",
+KEYS = ("mode", "replicas", "prefill_workers", "decode_workers", "isl", "osl", "clients",
         "max_num_batched_tokens")  # fmt: skip
 
 MADE = {
@@ -62,7 +62,7 @@ def some_spec(seed: int, engine: str, folder: Path, model: str) -> dict[str, Any
         "kv_dtype": [str(random.choice(["bf16", "fp8"]))],
         "isl": [*several(1, 20_000, 4), 100_000],
         "osl": several(2, 4000, 3),
-        "concurrency": several(1, 3000, 3),
+        "clients": several(1, 3000, 3),
         "max_num_batched_tokens": several(300, 16_384, 2),
         "replicas": [1, 3],
         "prefill_workers": several(1, 4, 2),
@@ -73,29 +73,31 @@ def some_spec(seed: int, engine: str, folder: Path, model: str) -> dict[str, Any
 
 
 def plan_of(
-    row: dict[str, Any], engine: EngineProfile, tables: Tables, max_seqs: int, model: str
+    row: dict[str, Any], engine: EngineProfile, tables: Tables, max_num_seqs: int, model: str
 ) -> StepPlan:
     """Compile the plan of a row's deployment: its steps leave as much memory as in the sweep."""
     budget = row["max_num_batched_tokens"]
     return compile_plan(
         model, "h100", tables, tp=row["tp"], dtype=row["dtype"], kv_dtype=row["kv_dtype"],
-        engine=engine, max_tokens=budget, max_seqs=max_seqs + budget + 8,
+        engine=engine, max_num_batched_tokens=budget, max_num_seqs=max_num_seqs + budget + 8,
     )  # fmt: skip
 
 
 def estimated(plan: StepPlan, row: dict[str, Any], **options: Any) -> dict[str, Any]:
     """Estimate the answer of a row by its columns."""
     lengths = (row["isl"], row["osl"])
-    options["max_batched_tokens"] = row["max_num_batched_tokens"]
+    options["max_num_batched_tokens"] = row["max_num_batched_tokens"]
     if row["mode"] == "disaggregated":
         workers = (row["prefill_workers"], row["decode_workers"])
-        seen = estimate_disaggregated(plan, plan, *lengths, row["concurrency"], *workers, **options)
+        seen = estimate_disaggregated(plan, plan, *lengths, row["clients"], *workers, **options)
         answer = {name: getattr(seen, name) for name in (*TIMES, "tokens_per_s_per_gpu")}
         return answer | {"kv_share": seen.kv_load, "decode_step_ms": seen.decode_step_us / 1e3}
-    clients = row["concurrency"] / row["replicas"]
+    clients = row["clients"] / row["replicas"]
     one = estimate(plan, *lengths, max(clients, 1.0), **options)
     busy = min(clients, 1.0)
-    memory = plan.memory_of(max_tokens=row["max_num_batched_tokens"], max_seqs=options["max_seqs"])
+    memory = plan.memory_of(
+        max_num_batched_tokens=row["max_num_batched_tokens"], max_num_seqs=options["max_num_seqs"]
+    )
     held = memory.held_tokens(row["isl"] + plan.profile.memory.osl_reserved * row["osl"])
     return {name: getattr(one, name) for name in TIMES} | {
         "tokens_per_s_per_gpu": one.tokens_per_s_per_gpu * busy,
@@ -107,12 +109,12 @@ def estimated(plan: StepPlan, row: dict[str, Any], **options: Any) -> dict[str, 
     }
 
 
-def refused_for(plan: StepPlan, options: dict[str, Any], max_seqs: int) -> str:
+def refused_for(plan: StepPlan, options: dict[str, Any], max_num_seqs: int) -> str:
     """Why there is no estimate of what a sweep left out."""
     if options["isl"] + options["osl"] > plan.model.max_position:
         return "context"
     with pytest.raises((BatchError, PlanRangeError)) as refused:
-        estimated(plan, options, max_seqs=max_seqs)
+        estimated(plan, options, max_num_seqs=max_num_seqs)
     return "whole_prompt" if "chunked_prefill=True" in str(refused.value) else "memory"
 
 
@@ -149,15 +151,15 @@ def test_a_row_is_the_estimate_of_its_question(
         plan = plan_of(
             {**fixed, "max_num_batched_tokens": budget}, profile, h100, spec.max_num_seqs[0], model
         )
-        for layout, *sizes in itertools.product(layouts, spec.isl, spec.osl, spec.concurrency):
+        for layout, *sizes in itertools.product(layouts, spec.isl, spec.osl, spec.clients):
             options = dict(zip(KEYS, (*layout, *sizes, budget), strict=True)) | fixed
             row = rows.pop((*layout, *sizes, budget), None)
             if row is None:
                 left_out[refused_for(plan, options, spec.max_num_seqs[0])] += 1
                 continue
-            room = plan.memory_of(max_tokens=budget, max_seqs=spec.max_num_seqs[0])
+            room = plan.memory_of(max_num_batched_tokens=budget, max_num_seqs=spec.max_num_seqs[0])
             assert row["max_kv_tokens"] == room.max_kv_tokens
-            for name, value in estimated(plan, options, max_seqs=spec.max_num_seqs[0]).items():
+            for name, value in estimated(plan, options, max_num_seqs=spec.max_num_seqs[0]).items():
                 expected = value if name in EXACT else pytest.approx(value, rel=1e-12)
                 assert row[name] == expected, (name, options)
     assert found
@@ -185,7 +187,7 @@ def test_a_row_is_the_estimate_of_its_question(
 def test_a_row_speculates_as_its_estimate(
     tmp_path: Path, h100: Tables, engine: str, question: dict[str, Any]
 ) -> None:
-    sizes = {"isl": [200, 3000], "osl": [2, 400], "concurrency": [1, 24, 900], "max_num_batched_tokens": 8192}
+    sizes = {"isl": [200, 3000], "osl": [2, 400], "clients": [1, 24, 900], "max_num_batched_tokens": 8192}
     spec = {"models": "llama-3.1-70b", "tp": 4, "engine": engine, "max_num_seqs": 300, "keep": "all", **sizes}
     spec["speculation"] = question
     whole = {"prefill_workers": 2, "decode_workers": 2, "mode": "disaggregated"}
@@ -194,21 +196,28 @@ def test_a_row_speculates_as_its_estimate(
         rows = pq.read_table(tmp_path / "r.parquet").to_pylist()
         assert len(rows) == 12 * len(more.get("prefix_hit", [0]))
         plan = compile_plan(
-            "llama-3.1-70b", "h100", h100, tp=4, engine=engine, max_tokens=8200, max_seqs=8500
+            "llama-3.1-70b", "h100", h100, tp=4, engine=engine, max_num_batched_tokens=8200, max_num_seqs=8500
         )
         draft = question.get("draft")
         if draft == "llama-3.1-8b":
             draft = compile_plan(
-                draft, "h100", h100, tp=2, dtype="fp8", engine=engine, max_tokens=8200, max_seqs=8500
+                draft,
+                "h100",
+                h100,
+                tp=2,
+                dtype="fp8",
+                engine=engine,
+                max_num_batched_tokens=8200,
+                max_num_seqs=8500,
             )
         accepted = question["accepted"]
         speculation = SpeculativeDecoding(
             question["num_draft_tokens"], tuple(accepted) if isinstance(accepted, list) else accepted, draft
         )
         # memory is that of steps of the budget
-        room = speculated(plan, speculation).memory(max_tokens=8192, max_seqs=300)
+        room = speculated(plan, speculation).memory(max_num_batched_tokens=8192, max_num_seqs=300)
         for row in rows:
-            options = {"max_seqs": 300, "speculation": speculation}
+            options = {"max_num_seqs": 300, "speculation": speculation}
             if row["mode"] == "aggregated":
                 options |= {"prefix_hit": row["prefix_hit"]}
             if row["mode"] == "aggregated" or row["kv_share"] < 0.9:
@@ -220,7 +229,7 @@ def test_a_row_speculates_as_its_estimate(
             assert row["accepted"] == speculation.acceptance_length
             assert row["draft"] == question.get("draft", "none")
             assert (row["origin"], row["relative_error"]) == ("modelled", None)
-            if (row["concurrency"], row["osl"]) == (1.0, 400):
+            if (row["clients"], row["osl"]) == (1.0, 400):
                 # weights of the model and of its draft
                 assert row["bound"] == "memory"
 
@@ -240,11 +249,11 @@ def test_the_best_is_as_good_as_its_estimate(
     accepted = 1.0 + share * drafts
     options = {"num_draft_tokens": drafts, "accepted": accepted, "draft": draft}
     spec = {"models": "llama-3.1-8b", "tp": [1, 2], "isl": sizes[0], "osl": sizes[1], "max_num_seqs": 256}
-    spec |= {"concurrency": [1, 16, 200], "speculation": options, "prefix_hit": hit, "engine": "vllm"}
+    spec |= {"clients": [1, 16, 200], "speculation": options, "prefix_hit": hit, "engine": "vllm"}
     row = best_deployments(spec, runners_up=0, percentile=None).answers[0].choices[0].row
     plan = plan_of(row, load_engine("vllm"), h100, 256, row["model"])
     speculation = SpeculativeDecoding(drafts, accepted, None if draft == "none" else draft)
-    seen = estimated(plan, row, max_seqs=256, speculation=speculation, prefix_hit=row["prefix_hit"])
+    seen = estimated(plan, row, max_num_seqs=256, speculation=speculation, prefix_hit=row["prefix_hit"])
     for name in (*TIMES, "tokens_per_s_per_gpu"):
         assert row[name] == pytest.approx(seen[name], rel=1e-9), name
 
@@ -254,12 +263,12 @@ def test_an_engine_that_cuts_no_prompts_is_estimated_as_validation_judges_it(
 ) -> None:
     """A sweep had 379 and 159 ms here, of cut prompts; whole ones take 1,930 and 128.7."""
     engine = "trtllm-1.0"
-    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 5000, "osl": 50, "concurrency": 64, "engine": engine}
+    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 5000, "osl": 50, "clients": 64, "engine": engine}
     spec["front_end"] = 0
     run_sweep(spec, tmp_path / "r.parquet")
     (row,) = pq.read_table(tmp_path / "r.parquet").to_pylist()
     plan = compile_plan("llama-3.1-8b", "h100", h100, engine=engine, front_end=0)
-    for options in ({}, {"chunked_prefill": False, "kv_reservation": "full", "max_batched_tokens": 8192}):
+    for options in ({}, {"chunked_prefill": False, "kv_reservation": "full", "max_num_batched_tokens": 8192}):
         seen = estimate(plan, 5000, 50, 64, **options)
         assert (seen.ttft_ms, seen.tpot_ms) == (row["ttft_ms"], row["tpot_ms"])
     assert (round(row["ttft_ms"]), round(row["tpot_ms"], 1)) == (1930, 128.7)
@@ -271,15 +280,15 @@ def test_an_engine_that_cuts_no_prompts_is_estimated_as_validation_judges_it(
 @pytest.mark.parametrize("engine", ["trtllm", "few", "vllm"])
 def test_a_sweep_without_budgets_takes_the_engines_own(tmp_path: Path, h100: Tables, engine: str) -> None:
     path = engine if engine in PACKAGED else str(write_profile(MADE[engine], tmp_path / "few.toml"))
-    spec = {"models": "llama-3.1-8b", "tp": 2, "isl": 2000, "osl": 100, "concurrency": [8, 64], "keep": "all"}
+    spec = {"models": "llama-3.1-8b", "tp": 2, "isl": 2000, "osl": 100, "clients": [8, 64], "keep": "all"}
     run_sweep({**spec, "engine": path}, tmp_path / "r.parquet")
     own = engine_of(engine).scheduling
     plan = compile_plan(
-        "llama-3.1-8b", "h100", h100, tp=2, engine=path, max_tokens=own.max_num_batched_tokens
+        "llama-3.1-8b", "h100", h100, tp=2, engine=path, max_num_batched_tokens=own.max_num_batched_tokens
     )
     for row in pq.read_table(tmp_path / "r.parquet").to_pylist():
         assert row["max_num_batched_tokens"] == own.max_num_batched_tokens
-        seen = estimate(plan, 2000, 100, row["concurrency"])
+        seen = estimate(plan, 2000, 100, row["clients"])
         assert (seen.ttft_ms, seen.tpot_ms) == (row["ttft_ms"], row["tpot_ms"])
     with pytest.raises(ValueError, match=r"max_num_batched_tokens.*is needed: the engines' defaults differ"):
         load_spec({**spec, "engine": ["vllm", str(write_profile(MADE["few"], tmp_path / "few.toml"))]})

@@ -29,7 +29,7 @@ SPEC: dict[str, Any] = {
     "total_gpus": [4, 8],
     "isl": [500, 4000],
     "osl": 200,
-    "concurrency": [1, 8, 20, 64],
+    "clients": [1, 8, 20, 64],
     "max_num_batched_tokens": [2048, 8192],
     "constraints": {"ttft_ms": 300, "tpot_ms": 20},
 }
@@ -107,7 +107,7 @@ def test_why_it_is_the_best() -> None:
             assert margin.left == 1 - margin.value / margin.limit
         assert choice.margins[0].left <= choice.margins[1].left
         assert choice.behind == pytest.approx(1 - choice.objective / first.objective)
-        assert choice.at_edge == (choice.row["concurrency"] == 64)
+        assert choice.at_edge == (choice.row["clients"] == 64)
     for choice in answer.choices[1:]:
         error = math.hypot(choice.row["relative_error"], first.row["relative_error"])
         assert choice.is_tie == (-math.log(1 - choice.behind) < error)
@@ -117,7 +117,7 @@ def test_why_it_is_the_best() -> None:
 def test_equals_are_ordered_by_gpus_then_latency() -> None:
     spec = {
         "models": "llama-3.1-8b", "tp": [1, 2, 4, 8], "total_gpus": [4, 8], "isl": 1000, "osl": 100,
-        "request_rate": [1, 2], "objective": "cost", "gpu_hour_price": 1,
+        "rate": [1, 2], "objective": "cost", "gpu_hour_price": 1,
         "per": ["model", "request_rate_per_s"],
     }  # fmt: skip
     found = by_means(spec)
@@ -203,7 +203,7 @@ def test_the_packaged_example_is_answered() -> None:
 def toml(folder: Path, *more: str) -> str:
     lines = [
         'models = ["llama-3.1-8b", "llama-3.1-70b"]', "tp = [1, 2]", "isl = 2000", "osl = 100",
-        "concurrency = [1, 4]", *more,
+        "clients = [1, 4]", *more,
     ]  # fmt: skip
     path = folder / "spec.toml"
     path.write_text("\n".join(lines))
@@ -246,7 +246,7 @@ def test_it_prints_why(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_it_prints_equivalent_runners_up(tmp_path: Path) -> None:
     spec = toml(tmp_path, "total_gpus = 2")
-    text = Path(spec).read_text().replace("concurrency = [1, 4]", "request_rate = 0.5")
+    text = Path(spec).read_text().replace("clients = [1, 4]", "rate = 0.5")
     Path(spec).write_text(text)
     out = command(spec)[1]
     assert "1 runner-up does as well, with longer requests or on more GPUs" in out
@@ -267,7 +267,7 @@ def test_it_prints_equivalent_runners_up(tmp_path: Path) -> None:
 def test_the_best_is_in_the_formats_of_its_checkpoint_and_names_them(
     model: str, dtype: str, kv_dtype: str
 ) -> None:
-    spec = {"models": [model], "tp": [2], "isl": 1000, "osl": 100, "concurrency": [8]}
+    spec = {"models": [model], "tp": [2], "isl": 1000, "osl": 100, "clients": [8]}
     (answer,) = by_means(spec).answers
     row = answer.choices[0].row
     assert (row["dtype"], row["kv_dtype"]) == (dtype, kv_dtype)
@@ -278,7 +278,7 @@ def test_the_best_is_in_the_formats_of_its_checkpoint_and_names_them(
 def test_nearest_is_what_is_least_over_its_worst_limit() -> None:
     """Not the least mean excess over the limits: one limit far beyond reach is not a near miss."""
     spec = load_spec(
-        {"models": ["llama-3.1-8b"], "isl": 9, "osl": 9, "concurrency": 1,
+        {"models": ["llama-3.1-8b"], "isl": 9, "osl": 9, "clients": 1,
          "constraints": {"ttft_ms": 100.0, "tpot_ms": 10.0}}
     )  # fmt: skip
     assert isinstance(spec, DeploymentSpec)

@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {
     "tp": [1, 2],
     "isl": [500, 3000],
     "osl": [2, 200],
-    "concurrency": [1, 3, 40],
+    "clients": [1, 3, 40],
     "total_gpus": [2, 3],
 }
 LIMITED: dict[str, Any] = {
@@ -58,7 +58,7 @@ def swept(
 
 def assert_rows_equal(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
     assert len(found) == len(expected)
-    exact = ("model", "mode", "tp", "dtype", "isl", "osl", "concurrency", "max_num_batched_tokens",
+    exact = ("model", "mode", "tp", "dtype", "isl", "osl", "clients", "max_num_batched_tokens",
              "replicas", "prefill_workers", "decode_workers", "total_gpus", "ttft_ms", "tpot_ms",
              "request_latency_ms", "wait_ms")  # fmt: skip
     close = ("tokens_per_s", "tokens_per_s_per_gpu", "tokens_per_s_per_user", "kv_share")
@@ -86,7 +86,7 @@ def test_all_rows_equal_the_naive_ones(tmp_path: Path, truth: list[dict[str, Any
 @pytest.mark.slow
 @pytest.mark.loops
 def test_prompts_that_an_engine_does_not_cut_are_counted(tmp_path: Path) -> None:
-    spec = {"models": ["llama-3.1-8b"], "tp": [1], "osl": [20], "concurrency": [1], "total_gpus": [1]}
+    spec = {"models": ["llama-3.1-8b"], "tp": [1], "osl": [20], "clients": [1], "total_gpus": [1]}
     spec |= {"isl": [1000, 3000], "max_num_batched_tokens": [2048], "engine": ["trtllm"], "keep": "all"}
     summary, found = swept(tmp_path, spec)
     assert [row["isl"] for row in found] == [1000]
@@ -106,7 +106,7 @@ def truth(h100: Tables) -> list[dict[str, Any]]:
     [
         ["model"],
         ["isl", "osl"],
-        pytest.param(["mode", "total_gpus", "concurrency"], marks=[pytest.mark.loops, pytest.mark.slow]),
+        pytest.param(["mode", "total_gpus", "clients"], marks=[pytest.mark.loops, pytest.mark.slow]),
         pytest.param([], marks=pytest.mark.slow),
     ],
 )
@@ -130,7 +130,7 @@ def test_fronts_equal_the_naive_ones(
     tmp_path: Path, h100: Tables, monkeypatch: pytest.MonkeyPatch, per: list[str]
 ) -> None:
     monkeypatch.setattr(evaluate, "FIRST_FRONT", 1)
-    spec = {**SMALL, "keep": "pareto", "per": per, "concurrency": [1, 2, 3, 9, 40]}
+    spec = {**SMALL, "keep": "pareto", "per": per, "clients": [1, 2, 3, 9, 40]}
     _, found = swept(tmp_path, spec)
     expected = naive.front(naive.candidates(load_spec(spec), h100), load_spec(spec).per)
     columns = (*load_spec(spec).per, "tokens_per_s_per_user")
@@ -167,7 +167,7 @@ def test_threads_and_the_size_of_units_make_no_difference(
     ("per", "blocks"),
     [
         (["model", "isl", "osl"], 8),
-        (["osl", "model", "concurrency"], 12),
+        (["osl", "model", "clients"], 12),
         (["mode", "prefix_hit", "tp"], 2),
         (["tp", "isl"], 1),
         ([], 1),
@@ -177,7 +177,7 @@ def test_blocks_are_written_when_they_are_complete_and_make_no_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, per: list[str], blocks: int
 ) -> None:
     spec = {
-        **LIMITED, "models": ["llama-3.1-8b", "qwen3-8b"], "concurrency": [1, 2, 3], "per": per,
+        **LIMITED, "models": ["llama-3.1-8b", "qwen3-8b"], "clients": [1, 2, 3], "per": per,
         "keep": "pareto", "histogram": True,
     }  # fmt: skip
     monkeypatch.setattr(results, "ROWS_A_GROUP", 5)
@@ -232,7 +232,7 @@ def test_what_is_kept_by_default_holds_the_best(tmp_path: Path, objective: str, 
     spec = {
         "models": ["llama-3.1-8b"], "gpus": ["h100", "a100"], "tables": "datasheet", "tp": [1, 2],
         "gpu_hour_price": {"h100": 3.0, "a100": 0.4}, "total_gpus": [2, 4], "isl": 1000, "osl": 100,
-        "concurrency": [1, 4, 16, 64], "objective": objective, "constraints": {"ttft_ms": 500.0},
+        "clients": [1, 4, 16, 64], "objective": objective, "constraints": {"ttft_ms": 500.0},
     }  # fmt: skip
     kept, rows = swept(tmp_path, spec)
     every, _ = swept(tmp_path, {**spec, "keep": "all"})
@@ -291,9 +291,9 @@ def test_a_histogram_counts_every_feasible_candidate(tmp_path: Path) -> None:
 def test_a_request_rate_is_made_by_the_clients_that_it_needs(
     tmp_path: Path, h100: Tables, engine: str
 ) -> None:
-    spec = {**SMALL, "isl": 3000, "osl": 200, "concurrency": None, "total_gpus": 2, "engine": engine}
-    spec |= {"request_rate": [0.01, 1.0, 5.5, 9.0, 1000.0], "keep": "all"}
-    del spec["concurrency"]
+    spec = {**SMALL, "isl": 3000, "osl": 200, "clients": None, "total_gpus": 2, "engine": engine}
+    spec |= {"rate": [0.01, 1.0, 5.5, 9.0, 1000.0], "keep": "all"}
+    del spec["clients"]
     summary, found = swept(tmp_path, spec)
     assert summary.infeasible["rate"] >= 2
     assert summary.candidates == 10 == len(found) + summary.infeasible["rate"]
@@ -302,14 +302,16 @@ def test_a_request_rate_is_made_by_the_clients_that_it_needs(
         assert row["tokens_per_s"] == pytest.approx(row["request_rate_per_s"] * 200)
         # Little's law
         seconds = row["request_latency_ms"] / 1e3
-        assert row["concurrency"] == pytest.approx(row["request_rate_per_s"] * seconds, rel=1e-9)
-        plan = compile_plan("llama-3.1-8b", "h100", h100, tp=row["tp"], engine=engine, max_tokens=9000)
-        clients = max(row["concurrency"] / row["replicas"], 1.0)
+        assert row["clients"] == pytest.approx(row["request_rate_per_s"] * seconds, rel=1e-9)
+        plan = compile_plan(
+            "llama-3.1-8b", "h100", h100, tp=row["tp"], engine=engine, max_num_batched_tokens=9000
+        )
+        clients = max(row["clients"] / row["replicas"], 1.0)
         truth = estimate(plan, 3000, 200, clients, max_kv_tokens=row["max_kv_tokens"], arrivals="random")
         assert row["tpot_ms"] == pytest.approx(truth.tpot_ms, rel=1e-3)
         assert row["ttft_ms"] == pytest.approx(truth.ttft_ms, rel=2e-2)
     alone = [row for row in found if row["request_rate_per_s"] == 0.01]
-    assert all(row["concurrency"] < 1 for row in alone)
+    assert all(row["clients"] < 1 for row in alone)
 
 
 @pytest.mark.slow
@@ -317,15 +319,15 @@ def test_a_request_rate_is_made_by_the_clients_that_it_needs(
 @pytest.mark.parametrize(("isl", "engine"), [(500, "vllm"), (4000, "vllm"), (4000, "trtllm")])
 def test_the_highest_rate_is_that_of_all_the_clients_that_fit(tmp_path: Path, isl: int, engine: str) -> None:
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": isl, "osl": 300, "engine": engine, "keep": "all"}
-    (full,) = swept(tmp_path, {**spec, "concurrency": 5000})[1]
+    (full,) = swept(tmp_path, {**spec, "clients": 5000})[1]
     # requests of a rate come at random moments, and wait longer than those of a closed loop
     rates = [full["requests_per_s"] * share for share in (0.9, 0.95, 1.05, 2.0)]
-    summary, found = swept(tmp_path, {**spec, "request_rate": rates})
+    summary, found = swept(tmp_path, {**spec, "rate": rates})
     assert summary.infeasible == {"rate": 2}
     assert [row["request_rate_per_s"] for row in found] == rates[:2]
     # without a queue
     assert found[1]["wait_ms"] == 0.0 < full["wait_ms"]
-    assert found[0]["concurrency"] < found[1]["concurrency"] < 5000
+    assert found[0]["clients"] < found[1]["clients"] < 5000
 
 
 @pytest.mark.loops
@@ -334,7 +336,7 @@ def test_disaggregated_workers_make_a_rate_too(tmp_path: Path) -> None:
     spec |= {
         "prefill_workers": [1, 2],
         "decode_workers": 1,
-        "request_rate": [2.0, 15.0, 5000.0],
+        "rate": [2.0, 15.0, 5000.0],
         "keep": "all",
     }
     summary, found = swept(tmp_path, spec)
@@ -343,7 +345,7 @@ def test_disaggregated_workers_make_a_rate_too(tmp_path: Path) -> None:
     assert [row["prefill_workers"] for row in found if row["request_rate_per_s"] == 2.0] == [1, 2]
     for row in found:
         seconds = row["request_latency_ms"] / 1e3
-        assert row["concurrency"] == pytest.approx(row["request_rate_per_s"] * seconds, rel=1e-9)
+        assert row["clients"] == pytest.approx(row["request_rate_per_s"] * seconds, rel=1e-9)
         assert row["origin"] == "modelled"
 
 
@@ -353,13 +355,13 @@ def test_disaggregated_workers_make_a_rate_too(tmp_path: Path) -> None:
 def test_a_prompt_found_in_the_prefix_cache_costs_no_prefill_and_all_of_its_context(
     tmp_path: Path, h100: Tables, is_chunked: bool
 ) -> None:
-    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 4000, "osl": [1, 100], "concurrency": [1, 30, 600]}
+    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 4000, "osl": [1, 100], "clients": [1, 30, 600]}
     engine = tmp_path / "engine.toml"
     engine.write_text(f"scheduling.chunked_prefill = {str(is_chunked).lower()}")
     spec |= {"prefix_hit": [0.0, 0.5, 0.9], "engine": str(engine), "keep": "all"}
     _, found = swept(tmp_path, spec)
     plan = compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
-    by = {(row["osl"], row["concurrency"], row["prefix_hit"]): row for row in found}
+    by = {(row["osl"], row["clients"], row["prefix_hit"]): row for row in found}
     for hit in (0.5, 0.9):
         cached = round(4000 * hit)
         for osl in (1, 100):
@@ -384,7 +386,7 @@ def test_a_prompt_found_in_the_prefix_cache_costs_no_prefill_and_all_of_its_cont
 
 @pytest.mark.loops
 def test_more_replicas_than_clients_are_idle_some_of_the_time(tmp_path: Path) -> None:
-    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 500, "osl": 100, "concurrency": 2, "keep": "all"}
+    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 500, "osl": 100, "clients": 2, "keep": "all"}
     _, found = swept(tmp_path, {**spec, "replicas": [1, 2, 4]})
     one, two, four = found
     assert two["ttft_ms"] == four["ttft_ms"] < one["ttft_ms"]
@@ -397,7 +399,7 @@ def test_more_replicas_than_clients_are_idle_some_of_the_time(tmp_path: Path) ->
 @pytest.mark.loops
 def test_what_cannot_be_is_counted_by_reason(tmp_path: Path) -> None:
     spec = {"models": ["qwen2.5-7b", "llama-3.1-70b"], "tp": [1, 8], "isl": [1000, 40_000], "osl": 100,
-            "concurrency": [1, 2], "max_num_batched_tokens": 8192}  # fmt: skip
+            "clients": [1, 2], "max_num_batched_tokens": 8192}  # fmt: skip
     summary, _ = swept(tmp_path, spec)
     # 28 query heads do not divide by 8; the 7B knows 32768 tokens; the 70B does not fit one GPU
     assert summary.infeasible == {"tp": 4, "context": 2, "memory": 4}
@@ -415,7 +417,7 @@ def test_each_candidate_has_the_first_reason_that_rules_it_out(tmp_path: Path) -
         "models": "llama-3.1-8b",
         "tp": 1,
         "osl": 20,
-        "concurrency": 2,
+        "clients": 2,
         "total_gpus": 1,
         "keep": "pareto",
     }
@@ -439,15 +441,15 @@ def test_each_candidate_has_the_first_reason_that_rules_it_out(tmp_path: Path) -
 
 @pytest.mark.loops
 def test_a_small_share_of_the_cache_can_be_given(tmp_path: Path) -> None:
-    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 4000, "osl": 100, "concurrency": [1, 100]}
+    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 4000, "osl": 100, "clients": [1, 100]}
     summary, found = swept(tmp_path, {**spec, "constraints": {"kv_share": 0.5}})
     assert summary.infeasible == {"kv_share": 1}
-    assert [row["concurrency"] for row in found] == [1.0]
+    assert [row["clients"] for row in found] == [1.0]
 
 
 @pytest.mark.slow
 def test_engines_that_reserve_whole_outputs_run_fewer_requests(tmp_path: Path) -> None:
-    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 1000, "osl": 8000, "concurrency": 500, "keep": "all"}
+    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 1000, "osl": 8000, "clients": 500, "keep": "all"}
     _, found = swept(tmp_path, {**spec, "engine": ["vllm", "trtllm-1.0"]})
     # each in the room that its engine leaves
     vllm, trtllm = (row["effective_concurrency"] / row["max_kv_tokens"] for row in found)
@@ -481,17 +483,17 @@ def test_a_single_token_is_not_the_best_by_tokens_after_the_first(tmp_path: Path
 
 @pytest.mark.slow
 def test_a_row_depends_on_no_other_value_of_the_spec(tmp_path: Path) -> None:
-    alone = {"models": "llama-3.1-8b", "tp": 1, "isl": 500, "osl": 100, "concurrency": 64, "keep": "all",
+    alone = {"models": "llama-3.1-8b", "tp": 1, "isl": 500, "osl": 100, "clients": 64, "keep": "all",
              "max_num_batched_tokens": 512}  # fmt: skip
     (row,) = swept(tmp_path, alone)[1]
     among = {
         **alone,
         "isl": [500, 9000],
-        "concurrency": [1, 64, 5000],
+        "clients": [1, 64, 5000],
         "max_num_batched_tokens": [512, 16384],
     }
     found = swept(tmp_path, among)[1]
-    key = ("isl", "concurrency", "max_num_batched_tokens")
+    key = ("isl", "clients", "max_num_batched_tokens")
     (same,) = (r for r in found if [r[k] for k in key] == [row[k] for k in key])
     assert same == row
 
@@ -499,10 +501,10 @@ def test_a_row_depends_on_no_other_value_of_the_spec(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_bound_is_that_of_the_operators(tmp_path: Path, h100: Tables) -> None:
     spec = {"models": "llama-3.1-8b", "tp": [1, 8], "isl": [16, 8000], "osl": [1, 2, 500], "keep": "all",
-            "concurrency": [1, 256], "engine": "kernels"}  # fmt: skip
+            "clients": [1, 256], "engine": "kernels"}  # fmt: skip
     found = swept(tmp_path, spec)[1]
     assert {row["bound"] for row in found} <= set(BOUNDS)
-    by = {(row["tp"], row["isl"], row["osl"], row["concurrency"]): row for row in found}
+    by = {(row["tp"], row["isl"], row["osl"], row["clients"]): row for row in found}
     # prompts alone compute, a few decodes stream weights
     assert by[1, 8000, 1, 256]["bound"] == "compute"
     assert by[1, 8000, 500, 1]["bound"] == "memory"
@@ -521,7 +523,7 @@ def test_the_bound_is_that_of_the_operators(tmp_path: Path, h100: Tables) -> Non
 
 
 def test_tokens_found_in_the_prefix_cache_do_not_count_in_the_bound(tmp_path: Path, h100: Tables) -> None:
-    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 8000, "osl": 1, "keep": "all", "concurrency": 1,
+    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 8000, "osl": 1, "keep": "all", "clients": 1,
             "engine": "kernels", "prefix_hit": [0.0, 0.5, 0.995]}  # fmt: skip
     found = swept(tmp_path, spec)[1]
     # 8,000 tokens and 4,000 compute, 40 read the weights
@@ -530,10 +532,10 @@ def test_tokens_found_in_the_prefix_cache_do_not_count_in_the_bound(tmp_path: Pa
 
 
 def test_many_decodes_are_bound_by_the_cache_that_they_read(tmp_path: Path, h100: Tables) -> None:
-    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 100, "osl": 1000, "keep": "all", "concurrency": 500,
+    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 100, "osl": 1000, "keep": "all", "clients": 500,
             "engine": "kernels"}  # fmt: skip
     (row,) = swept(tmp_path, spec)[1]
-    plan = compile_plan("llama-3.1-8b", "h100", h100, max_seqs=512, engine="kernels")
+    plan = compile_plan("llama-3.1-8b", "h100", h100, max_num_seqs=512, engine="kernels")
     kinds = {"attention": Counter[str](), "others": Counter[str]()}
     for operator in plan.explain([(1, 600)] * 500).operators:
         kind = "attention" if "attention" in operator.name else "others"
@@ -545,7 +547,7 @@ def test_many_decodes_are_bound_by_the_cache_that_they_read(tmp_path: Path, h100
 
 
 def test_drafting_takes_a_step_of_the_draft_for_each_token(h100: Tables) -> None:
-    sizes = {"tp": 4, "engine": "kernels", "max_tokens": 128, "max_seqs": 16}
+    sizes = {"tp": 4, "engine": "kernels", "max_num_batched_tokens": 128, "max_num_seqs": 16}
     target, draft = (
         compile_plan(model, "h100", h100, **{"engine": "kernels", **sizes})
         for model in ("llama-3.1-70b", "llama-3.1-8b")
@@ -559,7 +561,7 @@ def test_drafting_takes_a_step_of_the_draft_for_each_token(h100: Tables) -> None
 
 @pytest.mark.loops
 def test_prompts_that_run_ahead_are_steps_of_their_own(tmp_path: Path, h100: Tables) -> None:
-    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 1000, "osl": 20, "keep": "all", "concurrency": 4}
+    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 1000, "osl": 20, "keep": "all", "clients": 4}
     (ahead,) = swept(tmp_path, {**spec, "engine": "sglang"})[1]
     plan = compile_plan("llama-3.1-8b", "h100", h100, engine="sglang")
     seen = estimate(plan, 1000, 20, 4, requests_per_client="steady")
@@ -571,7 +573,7 @@ def test_prompts_that_run_ahead_are_steps_of_their_own(tmp_path: Path, h100: Tab
 
 @pytest.mark.slow
 def test_decodes_that_share_the_cache_with_prompts_bind_by_memory(tmp_path: Path) -> None:
-    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 2000, "osl": 20, "keep": "all", "concurrency": 64}
+    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 2000, "osl": 20, "keep": "all", "clients": 64}
     bound = {}
     for ns in (0.001, 2.0):
         profile = tmp_path / f"slower_{ns}.toml"
@@ -583,7 +585,7 @@ def test_decodes_that_share_the_cache_with_prompts_bind_by_memory(tmp_path: Path
 
 @pytest.mark.slow
 def test_errors_are_those_of_the_step_of_decodes(tmp_path: Path, h100: Tables) -> None:
-    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 1000, "osl": [1, 200], "concurrency": 1, "keep": "all"}
+    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 1000, "osl": [1, 200], "clients": 1, "keep": "all"}
     one, more = swept(tmp_path, spec)[1]
     assert one["relative_error"] is None
     assert one["tpot_ms"] is one["tokens_per_s_per_user"] is None
@@ -617,7 +619,7 @@ def test_several_gpus_have_tables_of_their_own(tmp_path: Path) -> None:
 
 
 def test_nothing_to_evaluate_is_an_error_with_a_reason(tmp_path: Path) -> None:
-    spec = {"models": "qwen2.5-7b", "tp": 8, "isl": 10, "osl": 10, "concurrency": 1}
+    spec = {"models": "qwen2.5-7b", "tp": 8, "isl": 10, "osl": 10, "clients": 1}
     with pytest.raises(SweepError, match=r"nothing to evaluate: tp: qwen2\.5-7b cannot run with tp=8"):
         run_sweep(spec, tmp_path / "r.parquet")
     spec |= {"tp": 2, "total_gpus": 3}
@@ -629,8 +631,8 @@ def test_nothing_to_evaluate_is_an_error_with_a_reason(tmp_path: Path) -> None:
 @pytest.mark.loops
 def test_a_plan_that_is_too_small_is_a_reason_and_no_crash(h100: Tables) -> None:
     found = []
-    for load in ({"concurrency": [1, 64]}, {"request_rate": [0.001, 20.0]}):
-        for limits in ({"max_tokens": 8}, {"max_seqs": 2}):
+    for load in ({"clients": [1, 64]}, {"rate": [0.001, 20.0]}):
+        for limits in ({"max_num_batched_tokens": 8}, {"max_num_seqs": 2}):
             spec = load_spec({"models": "llama-3.1-8b", "tp": 1, "isl": 500, "osl": 100, **load})
             plan = compile_plan("llama-3.1-8b", "h100", h100, engine="vllm", **limits)
             target = speculated(plan, None)
@@ -667,7 +669,7 @@ def test_a_million_scenarios_take_seconds(tmp_path: Path) -> None:
         "total_gpus": 8,
         "isl": {"start": 1000, "stop": 8000, "step": 1000},
         "osl": {"start": 100, "stop": 1000, "step": 100},
-        "concurrency": {"start": 1, "stop": 512, "step": 1},
+        "clients": {"start": 1, "stop": 512, "step": 1},
         "max_num_batched_tokens": [2048, 4096, 8192],
         "keep": "best",
     }

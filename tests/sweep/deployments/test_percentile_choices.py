@@ -30,7 +30,7 @@ SPEC: dict[str, Any] = {
     "replicas": [2],
     "isl": 700,
     "osl": 60,
-    "concurrency": [8, 64, 200],
+    "clients": [8, 64, 200],
     "prefix_hit": 0.25,
     "max_num_seqs": 256,
     "constraints": {"ttft_ms": 300, "tpot_ms": 25},
@@ -72,11 +72,9 @@ def test_a_leader_serves_what_capacity_answers_for_it(found: Answers) -> None:
         assert most is not None
         plan = compile_plan(
             "llama-3.1-8b", "h100", tables, tp=row["tp"], engine="vllm",
-            max_tokens=row["max_num_batched_tokens"], max_seqs=256,
+            max_num_batched_tokens=row["max_num_batched_tokens"], max_num_seqs=256,
         )  # fmt: skip
-        requests = Workload(
-            rate=1.0, requests=200, input_tokens=700, output_tokens=60, cached_tokens=175, seed=7
-        )
+        requests = Workload(rate=1.0, requests=200, isl=700, osl=60, cached_tokens=175, seed=7)
         alone = capacity(
             plan, requests, ttft_p95_ms=300, tpot_p95_ms=25, replicas=2,
             max_num_batched_tokens=row["max_num_batched_tokens"], max_num_seqs=row["max_num_seqs"],
@@ -87,7 +85,7 @@ def test_a_leader_serves_what_capacity_answers_for_it(found: Answers) -> None:
         # the whole row is of that rate
         assert row["requests_per_s"] == most.requests_per_s
         assert row["tokens_per_s_per_gpu"] == choice.objective == most.tokens_per_s_per_gpu
-        assert row["concurrency"] == pytest.approx(most.requests_per_s * row["request_latency_ms"] / 1e3)
+        assert row["clients"] == pytest.approx(most.requests_per_s * row["request_latency_ms"] / 1e3)
         assert row["request_latency_ms"] == pytest.approx(row["ttft_ms"] + 59 * row["tpot_ms"])
         assert {margin.name: margin.value for margin in choice.margins} == {
             "ttft_ms": alone.at_capacity["ttft_p95_ms"],
@@ -107,16 +105,16 @@ def test_a_leader_serves_what_capacity_answers_for_it(found: Answers) -> None:
 )
 def test_what_is_simulated_has_the_layout_of_its_row(split: dict[str, int]) -> None:
     layout = {"tp": 1, "pp": 1, "dp": 1, "ep": 1} | split
-    spec = SPEC | {"models": ["qwen3-30b-a3b"], "replicas": [1], "concurrency": 64, "prefix_hit": 0.0}
+    spec = SPEC | {"models": ["qwen3-30b-a3b"], "replicas": [1], "clients": 64, "prefix_hit": 0.0}
     spec |= {name: [size] for name, size in layout.items() if name not in ("dp", "ep")}
     spec |= {name: size for name, size in layout.items() if name in ("dp", "ep")}
     (choice,) = best_deployments(spec, percentile=95, requests=200, seed=7).answers[0].choices
     assert choice.percentile is not None
     plan = compile_plan(
         "qwen3-30b-a3b", "h100", load_tables("h100"), engine="vllm",
-        max_tokens=choice.row["max_num_batched_tokens"], max_seqs=256, **layout,
+        max_num_batched_tokens=choice.row["max_num_batched_tokens"], max_num_seqs=256, **layout,
     )  # fmt: skip
-    requests = Workload(rate=1.0, requests=200, input_tokens=700, output_tokens=60, seed=7)
+    requests = Workload(rate=1.0, requests=200, isl=700, osl=60, seed=7)
     alone = capacity(
         plan, requests, ttft_p95_ms=300, tpot_p95_ms=25, replicas=1,
         max_num_batched_tokens=choice.row["max_num_batched_tokens"], max_num_seqs=256,
@@ -128,7 +126,7 @@ def test_what_is_simulated_has_the_layout_of_its_row(split: dict[str, int]) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("formats", [{"kv_dtype": "fp8"}, {"dtype": "fp8"}], ids=str)
 def test_what_is_simulated_has_the_formats_of_its_row(formats: dict[str, str]) -> None:
-    spec = SPEC | {"tp": [1], "concurrency": 64, "prefix_hit": 0.0}
+    spec = SPEC | {"tp": [1], "clients": 64, "prefix_hit": 0.0}
     found = []
     for one in (spec, spec | {name: [value] for name, value in formats.items()}):
         (choice,) = best_deployments(one, percentile=95, requests=200, seed=7).answers[0].choices
@@ -159,11 +157,11 @@ def test_the_order_is_that_of_the_percentile_and_the_place_that_of_the_closed_fo
 
 
 def test_the_first_choices_keep_the_given_rate() -> None:
-    spec = {key: value for key, value in SPEC.items() if key != "concurrency"} | {"request_rate": 60.0}
+    spec = {key: value for key, value in SPEC.items() if key != "clients"} | {"rate": 60.0}
     choices = best_deployments(spec, percentile=99, requests=200).answers[0].choices
     keeps = [choice.percentile.requests_per_s >= 60.0 for choice in choices if choice.percentile]
     assert all(keeps)
-    (none,) = best_deployments(spec | {"request_rate": 4000.0}, requests=200).answers
+    (none,) = best_deployments(spec | {"rate": 4000.0}, requests=200).answers
     assert none.choices == ()
     kept = choices[: sum(keeps)]
     # fewer GPUs serve it at less cost, whatever more they could serve
@@ -184,9 +182,9 @@ def test_disaggregated_workers_serve_what_their_simulation_does() -> None:
     assert most is not None
     plan = compile_plan(
         "llama-3.1-8b", "h100", load_tables("h100"), engine="vllm",
-        max_tokens=row["max_num_batched_tokens"], max_seqs=row["max_num_seqs"],
+        max_num_batched_tokens=row["max_num_batched_tokens"], max_num_seqs=row["max_num_seqs"],
     )  # fmt: skip
-    run = steady_run(Workload(rate=1.0, requests=400, input_tokens=700, output_tokens=60), 400)
+    run = steady_run(Workload(rate=1.0, requests=400, isl=700, osl=60), 400)
     engine = {name: row[name] for name in ("max_num_batched_tokens", "max_num_seqs")}
     for per_s, holds in ((most.requests_per_s, True), (1.02 * most.requests_per_s, False)):
         pools = [Pool(plan, row[f"{name}_workers"], **engine) for name in ("prefill", "decode")]
@@ -210,13 +208,13 @@ def test_copies_with_pipeline_stages_are_simulated() -> None:
 
 @pytest.mark.slow
 def test_one_engine_with_pipeline_stages_serves_what_capacity_answers_for_it() -> None:
-    spec = SPEC | {"pp": [2], "tp": [1], "replicas": [1], "prefix_hit": 0.0, "concurrency": [64]}
+    spec = SPEC | {"pp": [2], "tp": [1], "replicas": [1], "prefix_hit": 0.0, "clients": [64]}
     (answer,) = best_deployments(spec, requests=400, seed=7).answers
     (choice,) = answer.choices
     assert answer.limits_on == "p99"
     assert choice.percentile is not None
     plan = compile_plan("llama-3.1-8b", "h100", pp=2)
-    load = Workload(rate=1.0, requests=400, input_tokens=700, output_tokens=60, seed=7)
+    load = Workload(rate=1.0, requests=400, isl=700, osl=60, seed=7)
     limits = {name: int(choice.row[name]) for name in ("max_num_batched_tokens", "max_num_seqs")}
     most = capacity(plan, load, ttft_p99_ms=300, tpot_p99_ms=25, **limits)
     assert choice.percentile.requests_per_s == most.requests_per_s
@@ -254,12 +252,18 @@ def found_and_best(
         max_num_batched_tokens=budgets, max_num_seqs=seqs,
     ).answers.answers[0]  # fmt: skip
     mine = answer.choices[0].percentile.requests_per_s if answer.choices else 0.0  # type: ignore[union-attr]
-    wanted = Workload(rate=1.0, requests=requests, input_tokens=isl, output_tokens=osl)
+    wanted = Workload(rate=1.0, requests=requests, isl=isl, osl=osl)
     layouts = [{"tp": 1}, {"tp": 2}] + [{"tp": 1, "dp": 2}, {"tp": 1, "dp": 2, "ep": 2}] * (model[0] == "q")
     best = 0.0
     for layout, budget, most in itertools.product(layouts, budgets, seqs):
         plan = compile_plan(
-            model, "h100", load_tables("h100"), engine="vllm", max_tokens=budget, max_seqs=most, **layout
+            model,
+            "h100",
+            load_tables("h100"),
+            engine="vllm",
+            max_num_batched_tokens=budget,
+            max_num_seqs=most,
+            **layout,
         )
         if not plan.has_room:
             continue
@@ -313,11 +317,11 @@ def test_what_is_claimed_holds_for_other_requests(tpot_ms: float, ttft_ms: float
     assert most.sampling_error is not None
     assert most.sampling_error < 0.06
     plan = compile_plan(
-        "llama-3.1-8b", "h100", load_tables("h100"), tp=row["tp"], max_tokens=row["max_num_batched_tokens"],
-        max_seqs=row["max_num_seqs"],
+        "llama-3.1-8b", "h100", load_tables("h100"), tp=row["tp"],
+        max_num_batched_tokens=row["max_num_batched_tokens"], max_num_seqs=row["max_num_seqs"],
     )  # fmt: skip
     again = capacity(
-        plan, Workload(rate=1.0, requests=most.requests, input_tokens=700, output_tokens=60, seed=seed),
+        plan, Workload(rate=1.0, requests=most.requests, isl=700, osl=60, seed=seed),
         replicas=row["replicas"], max_num_batched_tokens=row["max_num_batched_tokens"],
         max_num_seqs=row["max_num_seqs"], with_range=False, ttft_p99_ms=ttft_ms, tpot_p99_ms=tpot_ms,
     )  # fmt: skip
@@ -396,7 +400,7 @@ def test_a_percentile_is_a_share_of_a_hundred(percentile: Any) -> None:
             {"objective": "tokens_per_s_per_user"},
             "the objective does not depend on how many requests are served",
         ),
-        ({"per": ["model", "concurrency"]}, "the number of clients is given"),
+        ({"per": ["model", "clients"]}, "the number of clients is given"),
         (
             {"prefix_hit": 0.0, "speculation": {"num_draft_tokens": 2, "accepted": 1.5}},
             "draft tokens are counted as means; `fastroof capacity` simulates them",

@@ -20,7 +20,7 @@ from fastroof.sweep.deployments.spec import Layout
 from fastroof.sweep.spec import count_problem
 from fastroof.sweep.steps import spec as step_spec
 
-SMALL: dict[str, Any] = {"models": ["llama-3.1-8b"], "isl": 1000, "osl": 100, "concurrency": [1, 8]}
+SMALL: dict[str, Any] = {"models": ["llama-3.1-8b"], "isl": 1000, "osl": 100, "clients": [1, 8]}
 
 
 def loaded(**changes: Any) -> DeploymentSpec:
@@ -89,10 +89,10 @@ def test_the_longest_request_is_a_length_of_step_sweeps() -> None:
         ({"tpot_ms": 30}, "tpot_ms: unknown key; did you mean constraints.tpot_ms? "),
         ({"isl": {"start": 9, "stop": 2, "step": 1}}, "isl: the range is empty: start 9 is above stop 2"),
         ({"osl": 0}, "osl: got 0 at position 0, need whole numbers from 1"),
-        ({"concurrency": [4, -1]}, "concurrency: got -1 at position 1"),
-        ({"concurrency": None}, "need concurrency or request_rate, got neither"),
-        ({"request_rate": 3}, "need concurrency or request_rate, got both"),
-        ({"request_rate": [0]}, "request_rate: got 0 at position 0, need numbers above 0"),
+        ({"clients": [4, -1]}, "clients: got -1 at position 1"),
+        ({"clients": None}, "need clients or rate, got neither"),
+        ({"rate": 3}, "need clients or rate, got both"),
+        ({"rate": [0]}, "rate: got 0 at position 0, need numbers above 0"),
         (
             {"speculation": {"num_draft_tokens": 0, "accepted": 1}},
             "speculation.num_draft_tokens: got 0, need draft tokens per step, a whole number",
@@ -134,7 +134,7 @@ def test_the_longest_request_is_a_length_of_step_sweeps() -> None:
         ({"gpus": 3}, "gpus: got 3, need GPU names"),
         ({"engine": "vlm"}, "engine: unknown engine 'vlm'; did you mean vllm?"),
         ({"k": 0}, "k: got 0, need rows to keep per group"),
-        ({"concurrencies": 3}, "concurrencies: unknown key; did you mean concurrency?"),
+        ({"client": 3}, "client: unknown key; did you mean clients?"),
     ],
 )
 def test_wrong_values_are_named(changes: dict[str, Any], message: str) -> None:
@@ -149,13 +149,13 @@ def test_all_rows_may_be_one_group() -> None:
 
 
 def test_the_nearest_is_searched_under_doubling_loads() -> None:
-    spec = loaded(concurrency={"start": 3, "stop": 100, "step": 1}, constraints={"tpot_ms": 1})
+    spec = loaded(clients={"start": 3, "stop": 100, "step": 1}, constraints={"tpot_ms": 1})
     few = nearest_spec(spec, "llama-3.1-8b", {})
     assert few is not None
-    assert few.concurrency == (3, 6, 12, 24, 48, 96)
-    many = nearest_spec(loaded(concurrency={"start": 1, "stop": 2**20, "factor": 2}), "llama-3.1-8b", {})
+    assert few.clients == (3, 6, 12, 24, 48, 96)
+    many = nearest_spec(loaded(clients={"start": 1, "stop": 2**20, "factor": 2}), "llama-3.1-8b", {})
     assert many is not None
-    assert many.concurrency == tuple(2**power for power in range(8))
+    assert many.clients == tuple(2**power for power in range(8))
 
 
 def test_all_errors_are_reported_at_once() -> None:
@@ -170,22 +170,20 @@ def test_all_errors_are_reported_at_once() -> None:
 @pytest.mark.slow
 def test_absurd_counts_are_refused_with_what_to_cut() -> None:
     wide = {"start": 1, "stop": 100_000, "step": 1}
-    answer = refused(isl=wide, osl=wide, concurrency=wide)
+    answer = refused(isl=wide, osl=wide, clients=wide)
     assert "4,000,000,000,000,000 candidates are too many, at most 10,000,000,000" in answer
-    assert "4 layouts x 100,000 isl x 100,000 osl x 100,000 concurrency" in answer
+    assert "4 layouts x 100,000 isl x 100,000 osl x 100,000 clients" in answer
     assert "cut isl and the next longest" in answer
 
     # every split of so many GPUs: never listed
     splits = {"start": 1, "stop": 65_536, "step": 1}
-    assert "candidates are too many" in refused(total_gpus=splits, mode="disaggregated", concurrency=wide)
-    answer = refused(concurrency={"start": 1, "stop": 10**6, "step": 1}, isl=[1, 2, 3, 4, 5, 6], keep="all")
+    assert "candidates are too many" in refused(total_gpus=splits, mode="disaggregated", clients=wide)
+    answer = refused(clients={"start": 1, "stop": 10**6, "step": 1}, isl=[1, 2, 3, 4, 5, 6], keep="all")
     assert "24,000,000 rows are too many" in answer
     assert "or keep = 'best' or 'pareto'" in answer
     answer = refused(isl=wide, per=["isl", "model"])
     assert "100,000 groups per plan are too many, at most 65,536 (100,000 isl): cut isl" in answer
-    answer = refused(
-        total_gpus=wide | {"stop": 60_000}, concurrency=[1, 2], per=["total_gpus", "concurrency"]
-    )
+    answer = refused(total_gpus=wide | {"stop": 60_000}, clients=[1, 2], per=["total_gpus", "clients"])
     assert "groups per plan are too many" in answer
     count_problem({"a": 3}, "things", 3, "")
 
@@ -259,7 +257,7 @@ def test_no_geometric_range_starts_at_zero() -> None:
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text(
-        'models = ["llama-3.1-8b"]\nisl = 10\nosl = 10\nrequest_rate = 1\ntables = "./mine"\n'
+        'models = ["llama-3.1-8b"]\nisl = 10\nosl = 10\nrate = 1\ntables = "./mine"\n'
         "[constraints]\nttft_ms = 5\n"
     )
     spec = load_spec(tmp_path / "my.toml")

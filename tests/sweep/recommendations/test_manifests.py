@@ -185,8 +185,8 @@ def test_its_workers_are_read_back(found: Recommendation, tmp_path: Path) -> Non
     back = read_engine_arguments(path, {"gpu": "h100"})
     assert (back.engine, back.model) == (deployment.profile.engine, settings.model)
     assert (back.layout.tp, back.layout.pp, back.layout.dp) == (settings.tp, settings.pp, settings.dp)
-    assert back.profile.scheduling.max_num_batched_tokens == settings.max_batched_tokens
-    assert back.profile.scheduling.max_num_seqs == settings.max_seqs
+    assert back.profile.scheduling.max_num_batched_tokens == settings.max_num_batched_tokens
+    assert back.profile.scheduling.max_num_seqs == settings.max_num_seqs
 
 
 def check_llm_d(deployment: Deployment, files: dict[str, str]) -> None:

@@ -35,7 +35,7 @@ def written_spec(**changes: Any) -> dict[str, Any]:
     """The same question as a person writes it into a file."""
     return {
         "models": ["Qwen/Qwen3-32B-FP8"], "gpus": ["h100", "h200"], "tp": [1, 2, 4], "total_gpus": 4,
-        "isl": 1000, "osl": 200, "concurrency": deployment_question("qwen3-32b-fp8", **QUESTION).concurrency,
+        "isl": 1000, "osl": 200, "clients": deployment_question("qwen3-32b-fp8", **QUESTION).clients,
         "max_num_batched_tokens": [1024, 2048, 4096, 8192], "max_num_seqs": SEQS,
         "constraints": {"ttft_ms": 300, "tpot_ms": 15},
         "objective": "cost", "gpu_hour_price": {"h100": 2.0, "h200": 3.0}, **changes,
@@ -67,11 +67,12 @@ def test_a_leaders_numbers_are_the_estimates(found: Recommendation) -> None:
         row = choice.row
         plan = fastroof.compile_plan(
             "qwen3-32b-fp8", row["gpu"], fastroof.load_tables(row["gpu"]), tp=row["tp"], engine="vllm",
-            max_tokens=row["max_num_batched_tokens"], max_seqs=1024 + row["max_num_batched_tokens"] + 8,
+            max_num_batched_tokens=row["max_num_batched_tokens"],
+            max_num_seqs=1024 + row["max_num_batched_tokens"] + 8,
         )  # fmt: skip
         answer = estimate(
-            plan, row["isl"], row["osl"], row["concurrency"] / row["replicas"],
-            max_batched_tokens=row["max_num_batched_tokens"], max_seqs=row["max_num_seqs"],
+            plan, row["isl"], row["osl"], row["clients"] / row["replicas"],
+            max_num_batched_tokens=row["max_num_batched_tokens"], max_num_seqs=row["max_num_seqs"],
             requests_per_client="steady",
         )  # fmt: skip
         for name in ("ttft_ms", "tpot_ms", "request_latency_ms"):
@@ -119,7 +120,7 @@ def test_the_command_is_of_the_deployment(found: Recommendation) -> None:
     assert 1200 <= int(values["--max-model-len"]) <= load_model("qwen3-32b").max_position
     options = dict(itertools.pairwise(deployment.benchmark.words()))
     assert (options["--random-input-len"], options["--random-output-len"]) == ("1000", "200")
-    assert int(options["--max-concurrency"]) == round(row["concurrency"] / row["replicas"])
+    assert int(options["--max-concurrency"]) == round(row["clients"] / row["replicas"])
     assert "arguments are those of vLLM 0.33.0" in deployment.notes
     assert (
         "vLLM, profile vllm >=0.33 (not validated beyond 0.28, half of the costs of 0.19), from"
@@ -278,15 +279,15 @@ def test_ways_to_deploy_are_compared_with_the_best_within_a_node(percentile: flo
 
 def test_clients_reach_what_can_run_and_steps_what_is_cut() -> None:
     spec = deployment_question("llama-3.1-8b", **QUESTION, max_num_seqs=10)
-    assert spec.concurrency == tuple(range(1, 42))
+    assert spec.clients == tuple(range(1, 42))
     spec = deployment_question("llama-3.1-8b", **QUESTION | {"total_gpus": 32}, max_num_seqs=[10, 20])
-    assert (spec.concurrency[0], spec.concurrency[-1]) == (1, 641)
-    for one, after in itertools.pairwise(spec.concurrency):
+    assert (spec.clients[0], spec.clients[-1]) == (1, 641)
+    for one, after in itertools.pairwise(spec.clients):
         assert one < after <= max(one + 1, 1.01 * one)
     assert spec.max_num_seqs == (10, 20)
     assert spec.max_num_batched_tokens == (1024, 2048, 4096, 8192)
     # as many as a spec may ask for, however many GPUs there are
-    most = deployment_question("llama-3.1-8b", **QUESTION | {"total_gpus": 2**16}).concurrency
+    most = deployment_question("llama-3.1-8b", **QUESTION | {"total_gpus": 2**16}).clients
     assert (most[-1], len(most) < 2000) == (2**20, True)
     whole = deployment_question("llama-3.1-8b", **QUESTION | {"isl": 20_000}, engine="trtllm-1.1")
     assert whole.max_num_batched_tokens == (1024, 2048, 4096, 8192, 16_384, 32_768)
@@ -357,7 +358,7 @@ def test_no_threads_start_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise AssertionError("a thread")
 
     monkeypatch.setattr("fastroof.sweep.executors.ThreadPoolExecutor", refuse)
-    small = {"models": ["llama-3.1-8b"], "tp": 1, "isl": 100, "osl": 10, "concurrency": 1}
+    small = {"models": ["llama-3.1-8b"], "tp": 1, "isl": 100, "osl": 10, "clients": 1}
     found = fastroof.sweep.recommend_for_spec(small, percentile=None).answers
     assert found.answers == best_by_means(small).answers
     assert fastroof.run_sweep(small, tmp_path / "rows.parquet").candidates == found.candidates
@@ -366,7 +367,7 @@ def test_no_threads_start_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_default_engine_is_that_of_sweeps() -> None:
-    spec = load_spec({"models": ["llama-3.1-8b"], "isl": 1, "osl": 2, "concurrency": 1})
+    spec = load_spec({"models": ["llama-3.1-8b"], "isl": 1, "osl": 2, "clients": 1})
     assert deployment_question("llama-3.1-8b", **QUESTION).engine == spec.engine
 
 

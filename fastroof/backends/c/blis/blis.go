@@ -177,7 +177,7 @@ func (m *Model) stepOf(s *step, count int) float64 {
 func (m *Model) check(code C.int32_t, s *step, count int) {
 	if code != C.FASTROOF_OK {
 		panic(fmt.Sprintf("fastroof: %s: %d requests, new tokens %d, draft tokens %d; exported with "+
-			"max_tokens=%d, max_seqs=%d", C.GoString(C.fastroof_message(code)), count, s.newTokens[:count],
+			"max_num_batched_tokens=%d, max_num_seqs=%d", C.GoString(C.fastroof_message(code)), count, s.newTokens[:count],
 			m.DraftTokens, m.MaxTokens(), m.MaxSeqs()))
 	}
 }

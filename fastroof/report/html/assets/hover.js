@@ -11,7 +11,7 @@ function words(row, names) {
 }
 
 const HOVERED = [
-  "concurrency", "request_rate_per_s", "batch_size", "kv_len", "isl", "osl", "ttft_ms", "tpot_ms",
+  "clients", "request_rate_per_s", "batch_size", "kv_len", "isl", "osl", "ttft_ms", "tpot_ms",
   "tokens_per_s_per_user", "tokens_per_s_per_gpu", "cost_per_million_tokens", "joules_per_token", "total_gpus", "bound",
   "limited_by", "exceeds", "origin", "relative_error",
 ];

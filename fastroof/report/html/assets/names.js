@@ -11,7 +11,7 @@ const LABELS = {
   itl_ms: "ITL (ms)",
   kv_len: "kv_len (tokens)",
   batch_size: "batch size (sequences)",
-  concurrency: "concurrency (requests)",
+  clients: "clients",
 };
 
 const ROW_GROUPS = [
@@ -25,7 +25,7 @@ const ROW_GROUPS = [
     accepted: "tokens per request and step",
   }],
   ["Load", {
-    isl: "prompt (isl)", osl: "output (osl)", kv_len: "context (kv_len)", concurrency: "concurrent clients",
+    isl: "prompt (isl)", osl: "output (osl)", kv_len: "context (kv_len)", clients: "concurrent clients",
     request_rate_per_s: "requested rate", batch_size: "batch", prefix_hit: "share of prompts in the prefix cache",
   }],
   ["Latency", {
@@ -48,7 +48,7 @@ const ROW_GROUPS = [
 const PLAIN = Object.assign({}, ...ROW_GROUPS.map(([, words]) => words));
 
 const UNITS = {
-  concurrency: "clients", batch_size: "sequences", request_rate_per_s: "requests/s", requests_per_s: "requests/s",
+  clients: "clients", batch_size: "sequences", request_rate_per_s: "requests/s", requests_per_s: "requests/s",
   effective_concurrency: "requests", tokens_per_s: "tokens/s", tokens_per_s_per_gpu: "tokens/s",
   tokens_per_s_per_user: "tokens/s", isl: "tokens", osl: "tokens", kv_len: "tokens", max_num_batched_tokens: "tokens",
   max_kv_tokens: "tokens", joules_per_token: "J", num_draft_tokens: "tokens", accepted: "tokens", tp: "GPUs", total_gpus: "GPUs",

@@ -3,7 +3,7 @@
 const ROWS_A_PAGE = 100;
 const FIRST = [
   "model", "gpu", "mode", "tp", "replicas", "total_gpus", "dtype", "kv_dtype", "engine", "isl", "osl", "kv_len",
-  "concurrency", "request_rate_per_s", "batch_size", "ttft_ms", "tpot_ms", "tokens_per_s_per_user", "tokens_per_s_per_gpu",
+  "clients", "request_rate_per_s", "batch_size", "ttft_ms", "tpot_ms", "tokens_per_s_per_user", "tokens_per_s_per_gpu",
 ];
 const tableColumns = FIRST.filter((name) => columns.has(name))
   .concat([...columns.keys()].filter((name) => !FIRST.includes(name)))

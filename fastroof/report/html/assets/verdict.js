@@ -23,8 +23,8 @@ function layoutWords(row) {
 
 function loadWords(row) {
   if (columns.has("batch_size")) return `batch ${cell(row, "batch_size")} at kv_len ${cell(row, "kv_len")}`;
-  if (facts.load === "request_rate_per_s") return `${withUnit(row, facts.load)} (${withUnit(row, "concurrency")})`;
-  return withUnit(row, "concurrency");
+  if (facts.load === "request_rate_per_s") return `${withUnit(row, facts.load)} (${withUnit(row, "clients")})`;
+  return withUnit(row, "clients");
 }
 
 // Limits by their margin, the smallest first.

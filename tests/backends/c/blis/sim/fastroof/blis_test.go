@@ -50,7 +50,7 @@ func TestAStepBeyondThePlanPanics(t *testing.T) {
 	for name, batch := range batches {
 		func() {
 			defer func() {
-				if said, _ := recover().(string); !strings.Contains(said, "max_tokens=8192, max_seqs=1024") {
+				if said, _ := recover().(string); !strings.Contains(said, "max_num_batched_tokens=8192, max_num_seqs=1024") {
 					t.Errorf("%s: %q", name, said)
 				}
 			}()
