@@ -116,6 +116,19 @@ def _replace_closed_streams() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
 
 
+class Commands(typer.Typer):
+    """Commands with grouped help."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(rich_markup_mode=None, **settings)
+
+    def command(self, name: str | None = None, **settings: Any) -> Any:
+        """Return a decorator that adds a command."""
+        from fastroof.option_help import HelpfulCommand
+
+        return super().command(name, **{"cls": HelpfulCommand, **settings})
+
+
 def new_app(program: str, purpose: str, epilog: str) -> typer.Typer:
     """Return a command line that has no commands yet."""
 
@@ -123,11 +136,10 @@ def new_app(program: str, purpose: str, epilog: str) -> typer.Typer:
         pass
 
     ProgramGroup.program = program
-    app = typer.Typer(
+    app = Commands(
         cls=ProgramGroup,
         add_completion=False,
         epilog=epilog,
-        rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
@@ -211,8 +223,15 @@ def _start(
 
 def _usage_message(error: Any) -> str:
     """Return Typer's message, and the command that prints the help."""
-    message = error.format_message().strip().rstrip(".")
     context = getattr(error, "ctx", None)
+    message = str(getattr(error, "message", "")) or error.format_message()
+    message = message.strip().rstrip(".")
+    if context is not None and (given := getattr(error, "option_name", "")):
+        from fastroof.option_help import meant
+
+        known = [flag for one in context.command.params for flag in one.opts if flag.startswith("--")]
+        if option := meant(given, known):
+            message += f"; did you mean {option}?"
     where = f"; see {context.command_path} --help" if context is not None else ""
     return f"{message[:1].lower()}{message[1:]}{where}"
 

@@ -6,10 +6,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from typer.core import TyperCommand
-
 import fastroof
 from fastroof.errors import FastroofError
+from fastroof.option_help import HelpfulCommand
 
 PACKAGE: Final = "benchmarks.accuracy"
 DATA: Final = ("--runs", "--steps")
@@ -19,7 +18,7 @@ WITH_DATA: Final = (
 """Options of the user's data, and those that need it."""
 
 
-class CheckoutCommand(TyperCommand):
+class CheckoutCommand(HelpfulCommand):
     """A command on the user's data; without any, it passes its arguments to benchmarks.accuracy."""
 
     elsewhere: ClassVar[str]
@@ -28,7 +27,7 @@ class CheckoutCommand(TyperCommand):
         """Parse arguments about the user's data; pass on all others."""
         given = {word.partition("=")[0] for word in args}
         is_own = not given.isdisjoint((*DATA, *WITH_DATA)) and "--rows" not in given
-        if not is_own and given.isdisjoint(("-h", "--help")) and not ctx.resilient_parsing:
+        if not is_own and given.isdisjoint(("-h", "--help", "--help-all")) and not ctx.resilient_parsing:
             request = f"{ctx.command_path} without {' or '.join(DATA)}"
             checkout_module("__main__", request, self.elsewhere).run([self.elsewhere, *args])
             ctx.exit()

@@ -16,7 +16,7 @@ from fastroof.cli.options import Json, option
 from fastroof.cli.output import percent, print_json, print_table
 from fastroof.cli.workload_options import parse_sizes
 from fastroof.columns import ORIGINS
-from fastroof.command_group import Group, GroupValues, help_if_alone, taking
+from fastroof.command_group import Commands, Group, GroupValues, help_if_alone, taking
 
 if TYPE_CHECKING:
     from fastroof.columns import Column
@@ -51,7 +51,7 @@ class OperatorCommands(TyperGroup):
         """Commands by name."""
         from fastroof.operators.registry import OPERATORS
 
-        app = typer.Typer(rich_markup_mode=None)
+        app = Commands()
         app.callback()(lambda: None)
         for operator in OPERATORS.values():
             if operator.answers_lookups:
@@ -71,9 +71,7 @@ class OperatorCommands(TyperGroup):
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    group = typer.Typer(
-        cls=OperatorCommands, help="Look up kernels: latency, MFU, origin.", rich_markup_mode=None
-    )
+    group = Commands(cls=OperatorCommands, help="Look up kernels: latency, MFU, origin.")
     group.callback(invoke_without_command=True)(help_if_alone)
     app.add_typer(group, name="lookup")
 

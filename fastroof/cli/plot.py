@@ -11,7 +11,7 @@ import typer
 from fastroof.cli.gpu_tables import gpu_and_tables, measured_tables
 from fastroof.cli.option_groups import OUTSIDE_STEPS, TABLES, plan_options
 from fastroof.cli.options import Model, Results, option
-from fastroof.command_group import Group, GroupValues, help_if_alone, options_given, taking, warn
+from fastroof.command_group import Commands, Group, GroupValues, help_if_alone, options_given, taking, warn
 from fastroof.errors import FastroofError
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ def leading_steps(results: Results, output: Output, where: Where = None) -> None
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    group = typer.Typer(help="Draw tables, plans and sweeps as PNG or SVG.", rich_markup_mode=None)
+    group = Commands(help="Draw tables, plans and sweeps as PNG or SVG.")
     group.callback(invoke_without_command=True)(help_if_alone)
     commands: dict[str, Callable[..., None]] = {
         "roofline": roofline,

@@ -70,12 +70,11 @@ histograms (group: counts).
 """
 
 DEFAULT_OUTPUT: Final = Path("results.parquet")
-_KEYS: Final = "Keys of the specification"
 _NESTED: Final = ("ttft_ms", "tpot_ms", "itl_ms", "request_latency_ms")
 
 
 def _key(help_text: str, *names: str) -> tuple[Any, Any]:
-    return option(list[str], help_text, "VALUE", *names, rich_help_panel=_KEYS)
+    return option(list[str], help_text, "VALUE", *names)
 
 
 KEYS: Final[Group] = {
@@ -137,7 +136,7 @@ def sweep(
     keys: GroupValues,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", rich_help_panel=_KEYS, help="Any other key, in TOML."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other key, in TOML."),
     ] = None,
 ) -> None:
     """Sweep millions of deployments, or steps; keep the best."""

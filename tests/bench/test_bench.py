@@ -280,7 +280,7 @@ def test_command_prints_json_as_all_others_do(tmp_path: Path) -> None:
     }  # fmt: skip
     assert [one["name"] for one in document["results"]] == ["decode", "scalar"]
     assert set(document["results"][0]["times_as_fast_as"]) == {"stream", "NumPy"}
-    explained = run("--help")[1]
+    explained = run("--help-all")[1]
     keys = {*document, *document["machine"], *document["settings"], *document["results"][0]}
     assert all(key in explained for key in keys)
     assert "--json prints to standard output and takes no file: --json > a.json" in refused(

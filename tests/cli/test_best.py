@@ -77,7 +77,7 @@ def test_one_line_equals_the_answer_of_recommend() -> None:
     assert how.price is not None
     assert deployment["price"] == how.price._asdict()
     assert (deployment["release"], deployment["notes"]) == ("0.33.0", list(how.notes))
-    explained = good("best", "--help")
+    explained = good("best", "--help-all")
     most = answer["choices"][0]["percentile"]
     for key in (*found, *answer, *answer["choices"][0], *most, *deployment, *deployment["price"]):
         assert key in explained
@@ -307,7 +307,7 @@ def test_models_with_rates_share_the_gpus() -> None:
         assert share["held_requests_per_s"] == meant.requests_per_s
         assert share["answer"]["choices"][0]["row"] == how.choice.row
         assert share["deployment"]["servers"]["server"]["command"] == how.servers["server"].words()
-    explained = good("best", "--help")
+    explained = good("best", "--help-all")
     for key in (*found, *found["shares"][0]):
         assert key in explained
 

@@ -70,7 +70,7 @@ def test_the_capacity_of_a_model_is_what_the_library_answers() -> None:
     for name in (*names, "requests", "counted", "sampling_error"):
         assert found[name] == getattr(most, name)
     assert found["simulated"][-1]["requests_per_s"] is None
-    explained = good("capacity", "--help")
+    explained = good("capacity", "--help-all")
     assert all(key in explained for key in found)
     printed = good("capacity", *MODEL, *DRAWN, *limits)
     assert f"{most.requests_per_s:,.4g} requests/s" in printed
@@ -282,7 +282,7 @@ def test_a_capacity_of_sessions_is_in_sessions() -> None:
     args = ("capacity", *MODEL, *AGENTS, "--ttft", "200", "--no-steady")
     found = json.loads(good(*args, "--json"))
     assert found["sessions_per_s"] * found["requests_per_session"] == pytest.approx(found["requests_per_s"])
-    assert all(key in good("capacity", "--help") for key in found)
+    assert all(key in good("capacity", "--help-all") for key in found)
     printed = good(*args)
     assert (
         f"{found['sessions_per_s']:,.4g} sessions/s, {found['open_sessions']:,.4g} open at once, " in printed

@@ -126,7 +126,7 @@ def test_a_group_alone_prints_its_help(group: tuple[str, ...]) -> None:
     ],
 )
 def test_json_keys_are_documented(arguments: tuple[str, ...], document: str) -> None:
-    explained = good(*document.split(), "--help")
+    explained = good(*document.split(), "--help-all")
     found = parsed(*arguments)
     for entry in found if isinstance(found, list) else [found]:
         for key in entry:
@@ -393,7 +393,7 @@ def test_images_of_a_prompt_are_tokens_and_an_encoder() -> None:
     text = good(*args, "--image", "1024x768")
     assert "in each prompt 768 tokens of images of 1024 x 768" in text
     assert "vision encoder" in text
-    explained = good("step", "--help")
+    explained = good("step", "--help-all")
     assert all(key in explained for key in (*found, *found["components_us"]))
     assert "--image 640 is not WIDTHxHEIGHT" in refused(*args, "--image", "640")
     assert "images are part of a prompt" in refused(
@@ -519,7 +519,7 @@ def test_the_roster_counts_what_plans_cover() -> None:
     assert [(row["model"], row["is_covered"]) for row in found["combinations"]] == [
         ("Qwen/Qwen3-32B", True), ("openai/gpt-oss-120b", True),
     ]  # fmt: skip
-    explained = good("models", "--help")
+    explained = good("models", "--help-all")
     assert all(key in explained for key in (*found, *found["combinations"][0]))
     code, out, _ = run(*args)
     assert code == 0
@@ -654,7 +654,7 @@ def test_validate_passes_the_shipped_tables() -> None:
     assert found["severity"] != "error"
     assert {report["operator"] for report in found["reports"]} >= {"gemm", "attention_decode", "moe"}
     assert found["refused"] == []
-    explained = good("tables", "validate", "--help")
+    explained = good("tables", "validate", "--help-all")
     assert all(key in explained for key in found)
 
 
@@ -841,7 +841,7 @@ def test_sweep_as_json(tmp_path: Path) -> None:
     found = parsed("sweep", str(spec), "-o", str(tmp_path / "out.parquet"))
     assert found["evaluations"] == 24
     assert len(found["best"]) == 4
-    explained = good("sweep", "--help")
+    explained = good("sweep", "--help-all")
     assert all(key in explained for key in (*found, *found["best"][0]))
 
 

@@ -35,7 +35,7 @@ def test_json_is_what_the_library_answers() -> None:
     assert json.loads(out)["energy"] == json.loads(json.dumps(sim.energy()))
     assert "energy" not in json.loads(run("simulate", *MODEL, *drawn, "--json")[1])
     for command in ("step", "serving", "simulate"):
-        assert "--energy" in run(command, "--help")[1]
+        assert "--energy" in run(command, "--help-all")[1]
 
 
 def test_words() -> None:

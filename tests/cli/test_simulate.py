@@ -107,7 +107,7 @@ def test_json_is_what_the_library_answers(trace: str, h100: fastroof.Tables) -> 
     assert found["settings"]["async_scheduling"]
     assert found["settings"]["timeout_s"] is None
     assert found["trace"]["requests"] == found["requests"] == 400
-    explained = run("simulate", "--help")[1]
+    explained = run("simulate", "--help-all")[1]
     for key in found:
         assert key in explained
 

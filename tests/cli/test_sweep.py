@@ -116,7 +116,7 @@ def test_the_summary_as_json(tmp_path: Path) -> None:
     assert [best["model"] for best in found["best"]] == ["llama-3.1-8b", "qwen3-8b"]
     assert sum(map(sum, found["histograms"].values())) == found["feasible"]
     for key in found:
-        assert key in run("--help").stdout
+        assert key in run("--help-all").stdout
 
 
 def test_the_example_runs_and_the_schema_describes_it() -> None:

@@ -182,7 +182,7 @@ def test_the_command_prints_the_same_sizes() -> None:
     found = fastroof.fit("llama-3.1-8b", "h100", tpot_ms=10, kv_len=[1024, 131_072], batch_size=3)
     document = json.loads(out)
     assert [LargestSize(**one) for one in document["largest"]] == list(found.largest)
-    explained = command("fit", "--help")[1]
+    explained = command("fit", "--help-all")[1]
     for key in ("tpot_ms", "largest", *document["largest"][0]):
         assert key in explained
     lines = command(*args)[1].splitlines()

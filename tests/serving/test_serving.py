@@ -563,7 +563,7 @@ def test_the_command_with_workers_apart(plan):
 
 
 def test_the_help_names_every_field():
-    code, out, _ = command("--help")
+    code, out, _ = command("--help-all")
     assert code == 0
     assert "--disaggregated" in out
     assert all(name in EPILOG for name in ("ServingEstimate", "DisaggregatedEstimate", "max_kv_tokens"))

@@ -9,14 +9,12 @@ from fastroof.cli.export.c import c
 from fastroof.cli.export.npz import EPILOG as NPZ
 from fastroof.cli.export.npz import npz
 from fastroof.cli.export.simulators import LLM_D, LLMSERVINGSIM, TRACE, llm_d, llmservingsim, trace
-from fastroof.command_group import help_if_alone
+from fastroof.command_group import Commands, help_if_alone
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    group = typer.Typer(
-        help="Write plans and times as files that other programs read.", rich_markup_mode=None
-    )
+    group = Commands(help="Write plans and times as files that other programs read.")
     group.callback(invoke_without_command=True)(help_if_alone)
     commands = (
         (c, C), (npz, NPZ), (llmservingsim, LLMSERVINGSIM), (llm_d, LLM_D), (trace, TRACE)

@@ -8,7 +8,7 @@ from typing import Final
 import typer
 
 from fastroof.cli.tables import imports, judge, list, validate
-from fastroof.command_group import help_if_alone
+from fastroof.command_group import Commands, help_if_alone
 
 __all__ = ["register"]
 
@@ -31,13 +31,12 @@ _IMPORTS: Final[dict[str, tuple[Callable[..., None], str]]] = {
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    group = typer.Typer(
+    group = Commands(
         help="List, show, check, import, judge measured tables.",
         epilog="Without a command it lists them.",
-        rich_markup_mode=None,
     )
     group.callback(invoke_without_command=True)(list.list_or_command)
-    import_group = typer.Typer(help="Convert tables that other programs measured.", rich_markup_mode=None)
+    import_group = Commands(help="Convert tables that other programs measured.")
     import_group.callback(invoke_without_command=True)(help_if_alone)
     for name, (command, epilog) in _COMMANDS.items():
         group.command(name, epilog=epilog)(command)

@@ -223,7 +223,7 @@ def test_the_command_gives_the_same_answers(tmp_path: Path) -> None:
     for answer, known in zip(found["answers"], expected.answers, strict=True):
         assert answer["group"] == known.group
         assert [choice["row"] for choice in answer["choices"]] == [choice.row for choice in known.choices]
-    explained = command("--help")[1]
+    explained = command("--help-all")[1]
     answer = found["answers"][0]
     for key in (*found, *answer, *Choice._fields, *answer["choices"][0]["margins"][0]):
         assert key in explained
