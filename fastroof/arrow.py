@@ -99,11 +99,7 @@ def facts_html(facts: Iterable[tuple[str, Any, str]], caption: str) -> str:
 
 ORIGIN: Final = Column("origin", "text", "", "how the latency was made: measured to modelled")
 RELATIVE_ERROR: Final = Column(
-    "relative_error",
-    "float",
-    "",
-    "standard error of the time / time; empty if not requested",
-    0,
+    "relative_error", "float", "", "standard error of the time / time; empty if not requested", 0
 )
 
 
@@ -178,9 +174,9 @@ class ArrowResult(ArrowRows):
     made_from: Mapping[str, str]
     _html_names: ClassVar[tuple[str, ...]] = ()
 
-    @abstractmethod
     def columns(self) -> dict[str, Any]:
-        """Answers by name, unchanged: numbers, or arrays of one shape; None if not requested."""
+        """Return the answers by name, unchanged: numbers, or arrays of one shape; None if not requested."""
+        return {column.name: getattr(self, column.name) for column in self.arrow_columns}
 
     def to_arrow(self) -> pa.Table:
         """Return the answers as an Arrow table, one row per element, in C order."""

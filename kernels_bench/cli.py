@@ -8,20 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import typer
-
 from fastroof.command_group import new_app
 from kernels_bench.commands.allreduce import allreduce, collectives
 from kernels_bench.commands.bundle import bundle
-from kernels_bench.commands.export import infersim, roofline
-from kernels_bench.commands.merge import merge
 from kernels_bench.commands.plan import plan
 from kernels_bench.commands.providers import providers
 from kernels_bench.commands.run import resume, run
 from kernels_bench.commands.smoke import smoke
 from kernels_bench.commands.steps import steps
-from kernels_bench.commands.tables import tables
-from kernels_bench.commands.validate import validate
+from kernels_bench.commands.tables import export, merge, tables, validate
 
 EPILOG: Final = """\b
 Examples:
@@ -51,16 +46,12 @@ COMMANDS: Final[dict[Callable[..., None], str]] = {
     tables: "Turn the journals of a run into tables.",
     merge: "Merge several runs of one GPU into one table set.",
     validate: "Check tables before they are used.",
+    export: "Write measured tables in the format of another program.",
 }
 """What each does, in the order of a first use and of ``--help``."""
 
 for _command, _short_help in COMMANDS.items():
     app.command(short_help=_short_help)(_command)
-_export = typer.Typer(help="Write measured tables in the format of another program.", no_args_is_help=True)
-_export.callback()(lambda: None)
-_export.command()(infersim)
-_export.command()(roofline)
-app.add_typer(_export, name="export")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -7,6 +7,7 @@ none is written twice.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -35,21 +36,9 @@ _STATE: Final = ("sm_clock_mhz", "power_w", "temperature_c", "power_limited_us")
 _MOST_BITS: Final = 2**63 - 1
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
 def _is_time_us(value: Any) -> bool:
     """Whether it is a time of a kernel, or what a sentinel has that could not be timed."""
     return value is None or (is_number(value) and MEASURED_US[0] <= value <= MEASURED_US[1])
-
-
-def _is_state(value: Any) -> bool:
-    return value is None or is_number(value)
 
 
 def _is_count(value: Any) -> bool:
@@ -57,9 +46,14 @@ def _is_count(value: Any) -> bool:
 
 
 _FIELDS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
-    **dict.fromkeys(("run_id", "key", "operator", "kind", "reason", "kernel"), (_is_text, "a text")),
-    **dict.fromkeys(("facts", "versions", "values", "request"), (_is_object, "an object")),
-    **dict.fromkeys(_STATE, (_is_state, "a finite number or null")),
+    **dict.fromkeys(
+        ("run_id", "key", "operator", "kind", "reason", "kernel"),
+        (lambda one: isinstance(one, str), "a text"),
+    ),
+    **dict.fromkeys(
+        ("facts", "versions", "values", "request"), (lambda one: isinstance(one, dict), "an object")
+    ),
+    **dict.fromkeys(_STATE, (lambda one: one is None or is_number(one), "a finite number or null")),
     **dict.fromkeys(("round", "quantises_input"), (_is_count, "a whole number")),
     "throttle_reasons": (_is_count, "a whole number"),
 }
@@ -185,10 +179,8 @@ class Journal:
 
     def _cut(self) -> None:
         """Take a half-written line back; the reader would drop it too."""
-        try:
+        with contextlib.suppress(OSError):
             os.ftruncate(self._file, self._end)
-        except OSError:
-            return
 
 
 def _whole_lines(path: Path, types: Sequence[str]) -> Iterator[tuple[dict[str, Any], int]]:

@@ -20,21 +20,16 @@ class Experts(NamedTuple):
 class ModelShape:
     """The sizes of a transformer that its kernels' shapes follow from."""
 
-    # What the model is called.
     name: str
-    # Attention heads of the whole model, and the width of one.
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
-    # Width of the residual stream.
     hidden: int
     # Rows of the LM head, without padding.
     vocab: int
     # Width of the dense MLP; of one expert, without being given, where the layers have experts.
     intermediate: int = 0
-    # The experts of a MoE model.
     experts: Experts | None = None
-    # Tensor-parallel sizes it is measured for.
     tp: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:

@@ -21,7 +21,6 @@ class Point:
     values: Mapping[str, Any]
     # Which points a time budget drops first: the highest number. 0 is never dropped before 1.
     priority: int = field(default=0, compare=False)
-    # The part of the grid it belongs to; a line of ``kernels-bench plan``.
     group: str = field(default="", compare=False)
 
     @property
@@ -40,20 +39,16 @@ class Point:
 class Availability:
     """Whether a provider works on this host."""
 
-    # Whether it can measure here.
     works: bool
     # Why not, as advice; empty if it works.
     reason: str = ""
-    # Versions of what it uses, for the provenance.
     versions: Mapping[str, str] | None = None
 
 
 class Prepared(Protocol):
     """Inputs of one point on the device, ready to launch."""
 
-    # The kernel or library call that is measured, for the ``kernel`` column.
     kernel: str
-    # Input sets that calls rotate over, together larger than twice the L2.
     num_sets: int
     # Optional columns of the row that only some operators have.
     columns: Mapping[str, int]
@@ -88,9 +83,8 @@ class Provider(Protocol):
 
 @dataclass(frozen=True)
 class Timing:
-    """Timed replays of one point, in us per call."""
+    """Timed replays of one point, in us per call: their median, quartiles and minimum."""
 
-    # Median, quartiles and minimum over the replays.
     latency_us: float
     p25_us: float
     p75_us: float

@@ -14,46 +14,34 @@ from kernels_bench.protocol import DeviceState, Timing
 
 MAX_RELATIVE_IQR: Final = 0.05
 MAX_CLOCK_SHARE: Final = 0.03
-
-
-@dataclass(frozen=True)
-class ReplayRule:
-    """What a measurement of one point is made of."""
-
-    # Replays before the timed ones last at least this, us.
-    warm_up_us: float = 3000.0
-    # A replay lasts at least this, us.
-    replay_us: float = 500.0
-    # Replays that are timed and kept.
-    num_replays: int = 20
-    # Replays that a point has even where ``point_us`` is used up.
-    least_replays: int = 5
-    # What the timed replays of one point may take, us: a prefill of 10 ms is not replayed 20 times.
-    point_us: float = 120_000.0
-    # First replays that are timed and dropped.
-    dropped: int = 1
-    # Most calls in one graph, since each takes the host about 5 us to capture.
-    max_calls: int = 2048
+WARM_UP_US: Final = 3000.0
+REPLAY_US: Final = 500.0
+"""Least length of the warm-up, and of each replay."""
+NUM_REPLAYS: Final = 20
+LEAST_REPLAYS: Final = 5
+POINT_US: Final = 120_000.0
+"""What the replays beyond the least may take: a prefill of 10 ms is not replayed 20 times."""
+DROPPED: Final = 1
+"""First replays that do not count."""
+MAX_CALLS: Final = 2048
+"""Most calls in one graph, since each takes the host about 5 us to capture."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a point is timed once it is known how long a call takes."""
+    """Calls of a replay, and replays: to warm up, and timed ones, those that are dropped included."""
 
-    # Calls in one replay.
     calls: int
-    # Replays before the timed ones.
     warm_up: int
-    # Timed replays, the dropped ones included.
     replays: int
 
 
-def pilot_calls(num_sets: int, rule: ReplayRule) -> int:
+def pilot_calls(num_sets: int) -> int:
     """Return the calls of the first graph, which finds how long a call takes: every input set once."""
-    return max(1, min(num_sets, rule.max_calls))
+    return max(1, min(num_sets, MAX_CALLS))
 
 
-def schedule(call_us: float, num_sets: int, rule: ReplayRule | None = None) -> Schedule:
+def schedule(call_us: float, num_sets: int, warm_up_us: float = WARM_UP_US) -> Schedule:
     """Decide how many calls a replay has, and how many replays there are.
 
     >>> schedule(5.0, num_sets=30)
@@ -61,23 +49,22 @@ def schedule(call_us: float, num_sets: int, rule: ReplayRule | None = None) -> S
     >>> schedule(10_000.0, num_sets=1)
     Schedule(calls=1, warm_up=1, replays=13)
     """
-    rule = rule or ReplayRule()
     if not (math.isfinite(call_us) and call_us > 0):
         raise MeasureError(f"a call took {call_us} us; need a time above 0: did the kernel run at all?")
     if num_sets < 1:
         raise MeasureError(f"num_sets is {num_sets}; a provider prepares at least one input set")
-    rounds = math.ceil(rule.replay_us / (call_us * num_sets))
-    calls = min(rounds * num_sets, max(1, rule.max_calls // num_sets) * num_sets, rule.max_calls)
+    rounds = math.ceil(REPLAY_US / (call_us * num_sets))
+    calls = min(rounds * num_sets, max(1, MAX_CALLS // num_sets) * num_sets, MAX_CALLS)
     replay_us = calls * call_us
-    fitting = int(rule.point_us // replay_us)
+    fitting = int(POINT_US // replay_us)
     return Schedule(
         calls=calls,
-        warm_up=max(1, math.ceil(rule.warm_up_us / replay_us)),
-        replays=max(rule.least_replays, min(rule.num_replays, fitting)) + rule.dropped,
+        warm_up=max(1, math.ceil(warm_up_us / replay_us)),
+        replays=max(LEAST_REPLAYS, min(NUM_REPLAYS, fitting)) + DROPPED,
     )
 
 
-def summarise(replays_us: Sequence[float], calls: int, dropped: int = 1) -> Timing:
+def summarise(replays_us: Sequence[float], calls: int, dropped: int = DROPPED) -> Timing:
     """Summarise timed replays as microseconds a call.
 
     >>> summarise([900.0, 500.0, 510.0, 490.0], calls=100).latency_us

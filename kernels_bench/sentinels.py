@@ -53,10 +53,8 @@ def sentinel_points(tiny: bool = False) -> tuple[Point, ...]:
 class SentinelRepeat:
     """One sentinel of one run, over its rounds."""
 
-    # Which run and which point.
     run: str
     key: str
-    # Times it was measured.
     rounds: int
     # Over the rounds, of each round's median, us.
     median_us: float

@@ -41,10 +41,7 @@ def dynamo_settings(engine: str, version: str, isl: float, clients: float, ranks
     if engine == "vllm" and is_version(version) and holds_for(">=0.12", version):
         return _written(tokens, batch, "95ddf24")
     if engine == "sglang" and is_version(version) and holds_for(">=0.5.6", version):
-        return {
-            **_written(round(isl) + MORE_TOKENS, batch, "fa895ff"),
-            "order": "mixed",
-        }
+        return {**_written(round(isl) + MORE_TOKENS, batch, "fa895ff"), "order": "mixed"}
     return {}
 
 

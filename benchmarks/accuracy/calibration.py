@@ -165,15 +165,7 @@ def calibrate(
     rounded = {cost: _digits(us) for cost, us in costs_us.items()}
     profile = _profile(bare, rounded, residual)
     profile = replace(profile, costs=_with_evidence(profile.costs, base.fit, fits["gpu"]))
-    return Calibration(
-        engine,
-        replace(profile, evidence=evidence),
-        costs,
-        errors,
-        profiles,
-        kept,
-        unseen,
-    )
+    return Calibration(engine, replace(profile, evidence=evidence), costs, errors, profiles, kept, unseen)
 
 
 def _timed(

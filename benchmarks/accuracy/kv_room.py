@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import statistics
 import warnings
@@ -21,7 +22,7 @@ from fastroof.errors import FastroofError
 from fastroof.memory.gpu_memory import MemoryUse, plan_memory
 from fastroof.memory.kv_room import VISIBLE_SHARE
 from fastroof.memory.plan_memory import PlanMemory
-from fastroof.memory.room_errors import MOST, RoomErrors, errors_path, errors_text, room_kind
+from fastroof.memory.room_errors import MOST, RoomErrors, errors_path, room_kind
 from fastroof.models import load_model
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.start import cache_line_tokens
@@ -279,6 +280,15 @@ def table_lines(errors: list[RoomError]) -> list[str]:
             f"{of_tokens}  {worst.off_gib:+.2f} {worst.row.id}"
         )
     return lines
+
+
+def errors_text(errors: Iterable[RoomErrors]) -> str:
+    """Return errors as the text of the recorded file."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(RoomErrors._fields)
+    rows.writerows((*one[:4], f"{one.median_gib:.2f}", f"{one.most_gib:.2f}") for one in errors)
+    return text.getvalue()
 
 
 def main() -> None:

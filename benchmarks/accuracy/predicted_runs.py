@@ -22,14 +22,7 @@ from fastroof.errors import FastroofError
 from fastroof.evidence.prediction_errors import PredictedTime
 from fastroof.evidence.predictions import Plans, RowPrediction, front_end_ms, predict_row
 from fastroof.evidence.rows import ServingRow
-from fastroof.evidence.validation import (
-    SPECULATIVE,
-    Skipped,
-    is_waiting,
-    kernels_ms,
-    tpot_of,
-    ttft_of,
-)
+from fastroof.evidence.validation import SPECULATIVE, Skipped, is_waiting, kernels_ms, tpot_of, ttft_of
 
 SPLIT_NAMES: Final[Mapping[str, Callable[[ServingRow], Hashable]]] = MappingProxyType(
     {

@@ -101,12 +101,12 @@ def decode_sizes(setup: Setup, count: int, dtype: Any = np.int32) -> tuple[Array
     return batch, rng.integers(max(2, int(kv_len.min())), longest, count, endpoint=True, dtype=dtype)
 
 
-def chunk_sizes(count: int, dtype: Any = np.int32) -> tuple[Array, Array, Array]:
+def chunk_sizes(count: int) -> tuple[Array, Array, Array]:
     """Return new_tokens, context_len and batch_size of equal chunks, together at most 8192 tokens."""
     rng = np.random.default_rng(SEED)
-    new = rng.integers(SHORTEST_CHUNK, LONGEST_CHUNK, count, endpoint=True, dtype=dtype)
-    context = rng.integers(0, LONGEST_CONTEXT, count, dtype=dtype)
-    return new, context, rng.integers(1, 4, count, endpoint=True, dtype=dtype)
+    new = rng.integers(SHORTEST_CHUNK, LONGEST_CHUNK, count, endpoint=True, dtype=np.int32)
+    context = rng.integers(0, LONGEST_CONTEXT, count, dtype=np.int32)
+    return new, context, rng.integers(1, 4, count, endpoint=True, dtype=np.int32)
 
 
 def ragged_decodes(steps: int, requests: int = MEAN_REQUESTS, dtype: Any = np.int32) -> StepBatch:
@@ -118,15 +118,15 @@ def ragged_decodes(steps: int, requests: int = MEAN_REQUESTS, dtype: Any = np.in
     return StepBatch(np.ones(offsets[-1], dtype), context, offsets)
 
 
-def mixed_batch(steps: int, dtype: Any = np.int32) -> StepBatch:
+def mixed_batch(steps: int) -> StepBatch:
     """Return steps of about 62 decodes and two prefill chunks at random positions."""
-    batch = ragged_decodes(steps, dtype=dtype)
+    batch = ragged_decodes(steps)
     rng = np.random.default_rng(SEED + 1)
     new, context = batch.new_tokens.copy(), batch.context_len.copy()
     for _ in range(2):
         at = batch.offsets[:-1] + rng.integers(0, np.diff(batch.offsets))
-        new[at] = rng.integers(SHORTEST_CHUNK, LONGEST_CHUNK, steps, endpoint=True, dtype=dtype)
-        context[at] = rng.integers(0, LONGEST_CONTEXT, steps, dtype=dtype)
+        new[at] = rng.integers(SHORTEST_CHUNK, LONGEST_CHUNK, steps, endpoint=True, dtype=np.int32)
+        context[at] = rng.integers(0, LONGEST_CONTEXT, steps, dtype=np.int32)
     return StepBatch(new, context, batch.offsets)
 
 

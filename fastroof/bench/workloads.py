@@ -16,21 +16,9 @@ import numpy as np
 
 import fastroof
 from fastroof.arrays import Floats
+from fastroof.bench import workload as inputs
 from fastroof.bench.numpy_steps import NumpySteps
-from fastroof.bench.workload import (
-    Baseline,
-    Setup,
-    Workload,
-    chunk_sizes,
-    decode_sizes,
-    mixed_batch,
-    ragged_decodes,
-    stream_decodes,
-    stream_out,
-    stream_prefills,
-    stream_requests,
-    sweep_axes,
-)
+from fastroof.bench.workload import Baseline, Setup, Workload, ragged_decodes
 from fastroof.errors import FastroofError, PlanError
 from fastroof.models import ModelSpec, load_model, model_names
 from fastroof.models.attention import GroupedQueryAttention
@@ -96,10 +84,10 @@ def sweep_plans(setup: Setup) -> list[StepPlan]:
 
 def sweep_written(setup: Setup) -> Workload:
     """Build every step of 100 plans x 128 lengths x 256 batch sizes, written to memory."""
-    plans, (batch, kv_len) = sweep_plans(setup), sweep_axes(setup)
+    plans, (batch, kv_len) = sweep_plans(setup), inputs.sweep_axes(setup)
     out = np.empty((len(plans), len(kv_len), len(batch)))
     streamed = np.empty(out.size)
-    baselines = [Baseline("stream", partial(stream_out, 1.0, streamed), out.size, None)]
+    baselines = [Baseline("stream", partial(inputs.stream_out, 1.0, streamed), out.size, None)]
     few = plans[:NUMPY_PLANS]
     if all(NumpySteps.serves(plan, setup.tables) for plan in few):
         numpy = [NumpySteps(plan, setup.tables) for plan in few]
@@ -121,7 +109,7 @@ def sweep_written(setup: Setup) -> Workload:
 
 def sweep_best(setup: Setup) -> Workload:
     """Build the same grid, of which only the best batch of each plan and length is stored."""
-    plans, (batch, kv_len) = sweep_plans(setup), sweep_axes(setup)
+    plans, (batch, kv_len) = sweep_plans(setup), inputs.sweep_axes(setup)
     points = len(batch) * len(kv_len)
     baselines = []
     few = [plan for plan in plans[:NUMPY_PLANS] if NumpySteps.serves(plan, setup.tables)]
@@ -208,45 +196,31 @@ def _baselines(
 
 def homogeneous_decode(setup: Setup, count: int, dtype: Any = np.int32, name: str = "decode") -> Workload:
     """Build ``plan.decode_us`` over arrays of steps."""
-    batch, kv_len = decode_sizes(setup, count, dtype)
+    batch, kv_len = inputs.decode_sizes(setup, count, dtype)
     out, few = np.empty(count), min(count, NUMPY_STEPS)
+    stream = partial(inputs.stream_decodes, batch, kv_len, np.empty(count))
     return Workload(
-        name,
-        f"{count:,} decode steps, {np.dtype(dtype).name} in, float64 out",
-        "step",
-        count,
+        name, f"{count:,} decode steps, {np.dtype(dtype).name} in, float64 out", "step", count,
         lambda: setup.plan.decode_us(batch, kv_len, out=out, threads=setup.threads),
         2 * batch.itemsize + FLOAT_BYTES,
-        _baselines(
-            setup,
-            partial(stream_decodes, batch, kv_len, np.empty(count)),
-            count,
-            lambda numpy: numpy.decode_us(batch[:few], kv_len[:few]),
-            few,
-        ),
-    )
+        _baselines(setup, stream, count, lambda numpy: numpy.decode_us(batch[:few], kv_len[:few]), few),
+    )  # fmt: skip
 
 
 def prefill(setup: Setup) -> Workload:
     """Build ``plan.prefill_us`` over arrays of steps."""
     count = setup.size(2_000_000, 10_000)
-    sizes = chunk_sizes(count)
+    sizes = inputs.chunk_sizes(count)
     out, few = np.empty(count), min(count, NUMPY_STEPS)
+    stream = partial(inputs.stream_prefills, *sizes, np.empty(count))
     return Workload(
-        "prefill",
-        f"{count:,} prefill steps of 1 to 4 equal chunks, int32 in, float64 out",
-        "step",
-        count,
+        "prefill", f"{count:,} prefill steps of 1 to 4 equal chunks, int32 in, float64 out", "step", count,
         lambda: setup.plan.prefill_us(*sizes, out=out, threads=setup.threads),
         3 * sizes[0].itemsize + FLOAT_BYTES,
         _baselines(
-            setup,
-            partial(stream_prefills, *sizes, np.empty(count)),
-            count,
-            lambda numpy: numpy.prefill_us(*(size[:few] for size in sizes)),
-            few,
+            setup, stream, count, lambda numpy: numpy.prefill_us(*(size[:few] for size in sizes)), few
         ),
-    )
+    )  # fmt: skip
 
 
 def ragged(setup: Setup, batch: StepBatch, name: str, title: str) -> Workload:
@@ -256,6 +230,7 @@ def ragged(setup: Setup, batch: StepBatch, name: str, title: str) -> Workload:
     part = StepBatch(batch.new_tokens[: few[-1]], batch.context_len[: few[-1]], few)
     moved = requests * 2 * batch.new_tokens.itemsize + steps * (batch.offsets.itemsize + FLOAT_BYTES)
     arrays = batch.new_tokens, batch.context_len, batch.offsets, np.empty(steps)
+    stream = partial(inputs.stream_requests, *arrays)
     return Workload(
         name,
         f"{steps:,} {title} steps of about {requests / steps:.0f} requests, {batch.new_tokens.dtype.name} in",
@@ -263,13 +238,7 @@ def ragged(setup: Setup, batch: StepBatch, name: str, title: str) -> Workload:
         requests,
         lambda: setup.plan.step_us(batch, threads=setup.threads),
         moved / requests,
-        _baselines(
-            setup,
-            partial(stream_requests, *arrays),
-            requests,
-            lambda numpy: numpy.step_us(part),
-            int(few[-1]),
-        ),
+        _baselines(setup, stream, requests, lambda numpy: numpy.step_us(part), int(few[-1])),
     )
 
 
@@ -338,7 +307,7 @@ WORKLOADS: Final[dict[str, Callable[[Setup], Workload]]] = {
         setup, ragged_decodes(setup.size(100_000, 1_000)), "ragged-decode", "decode"
     ),
     "ragged-mixed": lambda setup: ragged(
-        setup, mixed_batch(setup.size(100_000, 1_000)), "ragged-mixed", "mixed"
+        setup, inputs.mixed_batch(setup.size(100_000, 1_000)), "ragged-mixed", "mixed"
     ),
     "sweep": sweep_written,
     "sweep-best": sweep_best,

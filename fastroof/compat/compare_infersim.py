@@ -15,11 +15,7 @@ from fastroof.compat.compare_steps import (
     is_fp8,
 )
 from fastroof.compat.infersim.estimate import ZERO_MFU
-from fastroof.compat.infersim.model import (
-    BANDWIDTH_SHARE,
-    DECODE_OVERHEAD_MS,
-    PREFILL_OVERHEAD_MS,
-)
+from fastroof.compat.infersim.model import BANDWIDTH_SHARE, DECODE_OVERHEAD_MS, PREFILL_OVERHEAD_MS
 from fastroof.config import GpuSpec
 from fastroof.models import ModelSpec
 from fastroof.units import GB, GIB, TFLOP, US_PER_MS, US_PER_S

@@ -212,19 +212,11 @@ CODE_ABSENT, CODE_UNLIKE = 15, 24
 
 _MEMORY_WORDS = 12
 _MEMORY = (
-    plan_files.WEIGHT_BYTES,
-    plan_files.KV_BYTES,
-    plan_files.ACTIVATION_BYTES,
-    plan_files.RESERVE_BYTES,
-    plan_files.CONTEXT_BYTES,
-    plan_files.MAX_KV_TOKENS,
-    plan_files.KV_WINDOW,
-    plan_files.WINDOW_KV_BYTES,
-    plan_files.STATE_BYTES,
-    plan_files.MODEL_KV_BYTES,
-    plan_files.MODEL_WINDOW_KV_BYTES,
+    plan_files.WEIGHT_BYTES, plan_files.KV_BYTES, plan_files.ACTIVATION_BYTES, plan_files.RESERVE_BYTES,
+    plan_files.CONTEXT_BYTES, plan_files.MAX_KV_TOKENS, plan_files.KV_WINDOW, plan_files.WINDOW_KV_BYTES,
+    plan_files.STATE_BYTES, plan_files.MODEL_KV_BYTES, plan_files.MODEL_WINDOW_KV_BYTES,
     plan_files.MODEL_STATE_BYTES,
-)
+)  # fmt: skip
 """Memory fields in the order of fastroof_memory_of."""
 
 _LAYOUT_WORDS = 6
@@ -424,11 +416,8 @@ def _verify_us(plan: int, batch_size: int, kv_len: int, tokens: int, step_us: An
     if at == 0:
         return CODE_ABSENT
     body = plan_body(plan)
-    time_us = verified_us(body, open_plan(body), speculation_at(body, at), batch_size, kv_len, tokens)
-    if np.isnan(time_us):
-        return CODE_SIZES
-    step_us[0] = time_us
-    return 0
+    speculation = speculation_at(body, at)
+    return _one(verified_us(body, open_plan(body), speculation, batch_size, kv_len, tokens), step_us)
 
 
 _REAL = _t.float64

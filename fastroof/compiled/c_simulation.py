@@ -27,21 +27,9 @@ from fastroof.compiled.steps import MAX_SEQS, MAX_TOKENS, WINDOW
 CODE_ENGINE, CODE_REQUEST, CODE_TOO_LONG, CODE_MEMORY = 20, 21, 22, 23
 
 # words of struct fastroof_engine
-(
-    BUDGET,
-    SEQS,
-    BLOCKS,
-    BLOCK_SIZE,
-    IS_CHUNKED,
-    ADMITS_WHOLE,
-    RESERVES_OUTPUT,
-    PREFILL_FIRST,
-    IS_ASYNCHRONOUS,
-    CLIENTS,
-    THINK_US,
-    TIMEOUT_US,
-    TIME_SCALE,
-) = range(13)
+BUDGET, SEQS, BLOCKS, BLOCK_SIZE = range(4)
+IS_CHUNKED, ADMITS_WHOLE, RESERVES_OUTPUT, PREFILL_FIRST, IS_ASYNCHRONOUS = range(4, 9)
+CLIENTS, THINK_US, TIMEOUT_US, TIME_SCALE = range(9, 13)
 ENGINE_WORDS: Final = 16
 
 SERVED_WORDS: Final = 12
@@ -123,25 +111,14 @@ _CHAIN, _SEGMENT, _TIER, _STORE = R.CHAIN, R.SEGMENT, R.TIER, R.STORE
 _SERVER, _PASSING = R.SERVER, R.PASSING
 _FOLLOWER, _TRANSFER, _SCALER, _LIFE = R.FOLLOWER, R.TRANSFER, R.SCALER, R.LIFE
 _DRAFTED = R.DRAFTED
-(
-    _BATCH_BYTES,
-    _ENGINE_BYTES,
-    _FLIGHT_BYTES,
-    _HELD_BYTES,
-    _LANE_BYTES,
-    _LINE_BYTES,
-    _POOL_BYTES,
-    _RANK_BYTES,
-    _REPLICA_BYTES,
-    _REQUEST_BYTES,
-    _SLOT_BYTES,
-) = (
-    one.itemsize
-    for one in (_BATCH, _ENGINE, _FLIGHT, _HELD, _LANE, _LINE, _POOL, _RANK, _REPLICA, _REQUEST, _SLOT)
-)
+_ONCE: Final = (_POOL, _REPLICA, _ENGINE, _RANK, _LANE, _LINE)
+_POOL_BYTES, _REPLICA_BYTES, _ENGINE_BYTES = (one.itemsize for one in _ONCE[:3])
+_RANK_BYTES, _LANE_BYTES, _LINE_BYTES = (one.itemsize for one in _ONCE[3:])
+_BATCH_BYTES, _FLIGHT_BYTES = _BATCH.itemsize, _FLIGHT.itemsize
+_HELD_BYTES, _SLOT_BYTES = _HELD.itemsize, _SLOT.itemsize
 _WIDTHS: Final = np.array(
     [
-        sum(one.itemsize for one in (_POOL, _REPLICA, _ENGINE, _RANK, _LANE, _LINE)) + 8 * _PAGE,
+        sum(one.itemsize for one in _ONCE) + 8 * _PAGE,
         2 * (_FLIGHT.itemsize + _BATCH.itemsize + _PAGE) + 8 * (GAP_BINS + SERIES_BINS * SERIES_FIELDS + 3),
         _SLOT.itemsize,
         _HELD.itemsize,

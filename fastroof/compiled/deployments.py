@@ -12,53 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Flags, Floats, Longs
+from fastroof.compiled import closed_loops as L
 from fastroof.compiled.closed_loops import (
-    ANSWERS,
-    CONCURRENCY,
-    CONTEXT,
-    COST,
-    DECODE_STEP_MS,
-    DECODES,
-    EFFECTIVE,
-    FEASIBLE,
-    GPUS,
-    KV_LEN,
-    KV_SHARE,
-    KV_SHARE_OVER,
-    MAX_SEQS,
-    MEAN_DECODE_STEP_US,
-    MEAN_DECODES,
-    MEAN_EFFECTIVE,
-    MEAN_KV_LEN,
-    MEAN_KV_SHARE,
-    MEAN_MIXED_STEP_US,
-    MEAN_PREFILL,
-    MEAN_PROMPTS,
-    MEAN_REQUEST_US,
-    MEAN_SHARE,
-    MEAN_TOKENS_PER_US,
-    MEAN_TPOT_US,
-    MEAN_TTFT_US,
-    MEAN_WAIT_US,
-    MEMORY,
-    MIXED_SHARE,
-    MIXED_STEP_MS,
-    PER_GPU,
-    PER_USER,
-    PREFILL_TOKENS,
-    PROMPTS,
-    REQUEST,
-    REQUEST_MS,
-    REQUEST_RATE,
-    REQUESTS_PER_S,
-    ROOM,
-    TOKENS_PER_S,
-    TPOT,
-    TPOT_MS,
-    TTFT,
-    TTFT_MS,
-    WAIT_MS,
-    WHOLE_PROMPT,
     DeploymentOptions,
     Scratch,
     Sizes,
@@ -270,7 +225,7 @@ def _candidate(arena: Floats, axes: Axes, number: int, options: DeploymentOption
     budget = digits[4]
     length = isl + osl
     if length > options.max_position:
-        return CONTEXT
+        return L.CONTEXT
     whole = held_tokens(length, options.window, options.window_share, options.state_tokens)
     held = mean_held(isl, osl, options)
     # engines among which the clients' requests spread
@@ -280,66 +235,66 @@ def _candidate(arena: Floats, axes: Axes, number: int, options: DeploymentOption
     )
     sizes = _sizes(axes, digits, limit)
     if whole > sizes.max_kv_tokens:
-        return MEMORY
+        return L.MEMORY
     if not options.is_chunked and sizes.new > sizes.budget:
-        return WHOLE_PROMPT
+        return L.WHOLE_PROMPT
     replicas = max(sizes.replicas, 1.0)
     gpus = options.tp * (sizes.replicas + sizes.prefill_workers + sizes.decode_workers)
     if options.is_rate:
         rate = sizes.load / options.us_per_s / replicas
         code, clients = solve_rate(arena, sizes, rate, options, scratch)
         enough = _most_running(axes, budget, whole, held, clients * replicas / engines)
-        if code == FEASIBLE and enough != limit:
+        if code == L.FEASIBLE and enough != limit:
             sizes = _sizes(axes, digits, enough)
             code = closed_loop(arena, sizes, clients, options, scratch)
     else:
         rate = 0.0
         clients = sizes.load / replicas
         code = closed_loop(arena, sizes, clients, options, scratch)
-    if code != FEASIBLE:
+    if code != L.FEASIBLE:
         return code
     mean = scratch.mean
     # with less than one client each, replicas are idle for the rest of the time
     busy = min(clients, 1.0)
     if options.is_rate:
         tokens_per_us = rate * sizes.osl * replicas
-        clients = rate * mean[MEAN_REQUEST_US]
+        clients = rate * mean[L.MEAN_REQUEST_US]
     else:
-        tokens_per_us = mean[MEAN_TOKENS_PER_US] * busy * replicas
+        tokens_per_us = mean[L.MEAN_TOKENS_PER_US] * busy * replicas
     answer = scratch.answer
-    answer[CONCURRENCY] = clients * replicas if options.is_rate else sizes.load
-    answer[REQUEST_RATE] = sizes.load if options.is_rate else math.nan
-    answer[TTFT_MS] = mean[MEAN_TTFT_US] / options.us_per_ms
-    answer[TPOT_MS] = mean[MEAN_TPOT_US] / options.us_per_ms
-    answer[REQUEST_MS] = mean[MEAN_REQUEST_US] / options.us_per_ms
-    answer[TOKENS_PER_S] = tokens_per_us * options.us_per_s
-    answer[PER_GPU] = answer[TOKENS_PER_S] / gpus
-    answer[PER_USER] = options.us_per_s / mean[MEAN_TPOT_US]
-    answer[REQUESTS_PER_S] = sizes.load if options.is_rate else answer[TOKENS_PER_S] / sizes.osl
-    answer[COST] = options.gpu_price / answer[PER_GPU]
-    answer[EFFECTIVE] = mean[MEAN_EFFECTIVE] * busy * replicas
-    answer[DECODE_STEP_MS] = mean[MEAN_DECODE_STEP_US] / options.us_per_ms
-    answer[MIXED_STEP_MS] = mean[MEAN_MIXED_STEP_US] / options.us_per_ms
-    answer[MIXED_SHARE] = mean[MEAN_SHARE]
-    answer[WAIT_MS] = mean[MEAN_WAIT_US] / options.us_per_ms
-    answer[KV_SHARE] = mean[MEAN_KV_SHARE]
-    answer[DECODES] = mean[MEAN_DECODES]
-    answer[PREFILL_TOKENS] = mean[MEAN_PREFILL]
-    answer[PROMPTS] = mean[MEAN_PROMPTS]
-    answer[KV_LEN] = mean[MEAN_KV_LEN]
-    answer[MAX_SEQS] = sizes.max_num_seqs
-    answer[ROOM] = sizes.max_kv_tokens
-    if answer[TTFT_MS] > options.ttft_ms:
-        return TTFT
-    if answer[TPOT_MS] > options.tpot_ms:
-        return TPOT
-    if answer[REQUEST_MS] > options.request_ms:
-        return REQUEST
-    if answer[KV_SHARE] > options.kv_share:
-        return KV_SHARE_OVER
+    answer[L.CONCURRENCY] = clients * replicas if options.is_rate else sizes.load
+    answer[L.REQUEST_RATE] = sizes.load if options.is_rate else math.nan
+    answer[L.TTFT_MS] = mean[L.MEAN_TTFT_US] / options.us_per_ms
+    answer[L.TPOT_MS] = mean[L.MEAN_TPOT_US] / options.us_per_ms
+    answer[L.REQUEST_MS] = mean[L.MEAN_REQUEST_US] / options.us_per_ms
+    answer[L.TOKENS_PER_S] = tokens_per_us * options.us_per_s
+    answer[L.PER_GPU] = answer[L.TOKENS_PER_S] / gpus
+    answer[L.PER_USER] = options.us_per_s / mean[L.MEAN_TPOT_US]
+    answer[L.REQUESTS_PER_S] = sizes.load if options.is_rate else answer[L.TOKENS_PER_S] / sizes.osl
+    answer[L.COST] = options.gpu_price / answer[L.PER_GPU]
+    answer[L.EFFECTIVE] = mean[L.MEAN_EFFECTIVE] * busy * replicas
+    answer[L.DECODE_STEP_MS] = mean[L.MEAN_DECODE_STEP_US] / options.us_per_ms
+    answer[L.MIXED_STEP_MS] = mean[L.MEAN_MIXED_STEP_US] / options.us_per_ms
+    answer[L.MIXED_SHARE] = mean[L.MEAN_SHARE]
+    answer[L.WAIT_MS] = mean[L.MEAN_WAIT_US] / options.us_per_ms
+    answer[L.KV_SHARE] = mean[L.MEAN_KV_SHARE]
+    answer[L.DECODES] = mean[L.MEAN_DECODES]
+    answer[L.PREFILL_TOKENS] = mean[L.MEAN_PREFILL]
+    answer[L.PROMPTS] = mean[L.MEAN_PROMPTS]
+    answer[L.KV_LEN] = mean[L.MEAN_KV_LEN]
+    answer[L.MAX_SEQS] = sizes.max_num_seqs
+    answer[L.ROOM] = sizes.max_kv_tokens
+    if answer[L.TTFT_MS] > options.ttft_ms:
+        return L.TTFT
+    if answer[L.TPOT_MS] > options.tpot_ms:
+        return L.TPOT
+    if answer[L.REQUEST_MS] > options.request_ms:
+        return L.REQUEST
+    if answer[L.KV_SHARE] > options.kv_share:
+        return L.KV_SHARE_OVER
     if gpus > options.total_gpus:
-        return GPUS
-    return FEASIBLE
+        return L.GPUS
+    return L.FEASIBLE
 
 
 @jit
@@ -353,21 +308,21 @@ def _origin(
     options: DeploymentOptions,
 ) -> int:
     """Return the origin of a candidate's mean steps: the largest of their parts'."""
-    decodes = max(answer[DECODES], 1.0)
-    prefill = answer[PREFILL_TOKENS]
+    decodes = max(answer[L.DECODES], 1.0)
+    prefill = answer[L.PREFILL_TOKENS]
     if prefill == 0.0:
         # a prompt by itself
         prefill = min(new, budget)
     # of a step with prompts
-    step_tokens, step_seqs = answer[DECODES] + prefill, decodes + answer[PROMPTS]
+    step_tokens, step_seqs = answer[L.DECODES] + prefill, decodes + answer[L.PROMPTS]
     if options.is_prefill_first:
-        step_tokens, step_seqs = prefill, max(decodes, answer[PROMPTS])
+        step_tokens, step_seqs = prefill, max(decodes, answer[L.PROMPTS])
     tokens = int(min(math.ceil(step_tokens), plan.max_num_batched_tokens))
     seqs = int(min(math.ceil(step_seqs), plan.max_num_seqs))
     decode_tokens = int(min(math.ceil(decodes), plan.max_num_batched_tokens))
     made = max(arena[plan.tokens_origin_at + tokens], arena[plan.tokens_origin_at + decode_tokens])
     made = max(made, arena[plan.logits_origin_at + seqs])
-    made = max(made, float(grid_flag(arena, plan.decode, decodes, answer[KV_LEN])))
+    made = max(made, float(grid_flag(arena, plan.decode, decodes, answer[L.KV_LEN])))
     chunk = min(new, prefill)
     made = max(made, float(grid_flag(arena, plan.prefill, prefill / chunk, chunk)))
     # a prefix, a link between workers, and steps of several tokens a request are modelled
@@ -392,13 +347,13 @@ def evaluate_candidates(
     for i in range(len(numbers)):
         codes[i] = _candidate(arena, axes, numbers[i], options, scratch)
         origins[i] = 0
-        if codes[i] == FEASIBLE or TTFT <= codes[i] <= GPUS:
+        if codes[i] == L.FEASIBLE or L.TTFT <= codes[i] <= L.GPUS:
             digits = scratch.digits
             isl = axes.isl[digits[1]]
             new = max(isl * (1.0 - axes.prefix_hit[digits[5]]), 1.0)
             budget = axes.budget[digits[4]]
             origins[i] = _origin(arena, plan, scratch.answer, isl, new, budget, options)
-            for row in range(ANSWERS):
+            for row in range(L.ANSWERS):
                 answers[row, i] = scratch.answer[row]
 
 
@@ -409,13 +364,13 @@ MANTISSA = 2.0**40
 @jit
 def _objective(answer: Any, objective: int) -> float:
     """Return the metric to maximize, without its last digits, in which sums that should be equal differ."""
-    value = answer[TOKENS_PER_S]
+    value = answer[L.TOKENS_PER_S]
     if objective == PER_GPU_HIGH:
-        value = answer[PER_GPU]
+        value = answer[L.PER_GPU]
     elif objective == PER_USER_HIGH:
-        value = answer[PER_USER]
+        value = answer[L.PER_USER]
     elif objective == COST_LOW:
-        value = -answer[COST]
+        value = -answer[L.COST]
     mantissa, exponent = math.frexp(value)
     return math.ldexp(np.rint(mantissa * MANTISSA) / MANTISSA, exponent)
 
@@ -435,7 +390,7 @@ def reduce_candidates(
     strides = reduction.strides
     for number in range(start, stop):
         code = _candidate(arena, axes, number, options, scratch)
-        if code == FEASIBLE:
+        if code == L.FEASIBLE:
             digits = scratch.digits
             group = reduction.layout_group[digits[0]]
             for i in range(5):
@@ -444,8 +399,8 @@ def reduce_candidates(
             value = _objective(answer, options.objective)
             if reduction.is_pareto:
                 # a single token has no time per token
-                per_user = answer[PER_USER] if answer[PER_USER] >= 0.0 else 0.0
-                if not keep_pareto(reduction.fronts, group, per_user, answer[PER_GPU], number):
+                per_user = answer[L.PER_USER] if answer[L.PER_USER] >= 0.0 else 0.0
+                if not keep_pareto(reduction.fronts, group, per_user, answer[L.PER_GPU], number):
                     return number
             else:
                 keep_best(reduction.best, group, value, number)

@@ -11,6 +11,7 @@ import math
 from typing import Any, NamedTuple
 
 from fastroof.arrays import Floats
+from fastroof.compiled import serving_options as S
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.mean_steps import (
     draft_decode_us,
@@ -19,17 +20,7 @@ from fastroof.compiled.mean_steps import (
     prompt_steps_us,
 )
 from fastroof.compiled.request_sums import MAX_KV_LEN
-from fastroof.compiled.serving_options import (
-    CODE_KV,
-    CODE_SEQS,
-    CODE_SIZES,
-    CODE_TOKENS,
-    CODE_WHOLE_PROMPT,
-    NO_FRONT_END,
-    FrontEndTimes,
-    front_end_us,
-    held_tokens,
-)
+from fastroof.compiled.serving_options import FrontEndTimes, front_end_us, held_tokens
 from fastroof.compiled.steps import PlanParts, open_plan
 from fastroof.compiled.verification import Speculation, decode_steps, open_speculation
 
@@ -69,7 +60,7 @@ class LinkOptions(NamedTuple):
     prefill_state_tokens: float = 0.0
     decode_state_tokens: float = 0.0
     transfer_state_tokens: float = 0.0
-    front_end: FrontEndTimes = NO_FRONT_END
+    front_end: FrontEndTimes = S.NO_FRONT_END
 
 
 class PrefillWorker(NamedTuple):
@@ -176,19 +167,19 @@ def _scenario(
     """Estimate one scenario into its column of the answer. Returns a code and the size it concerns."""
     isl, osl, clients, prefill_workers, decode_workers, budget = sizes
     if not (1.0 <= isl <= MAX_KV_LEN and 2.0 <= osl <= MAX_KV_LEN):
-        return CODE_SIZES, 0.0
+        return S.CODE_SIZES, 0.0
     if not (1.0 <= clients <= MAX_KV_LEN and 1.0 <= budget <= MAX_KV_LEN):
-        return CODE_SIZES, 0.0
+        return S.CODE_SIZES, 0.0
     if not (1.0 <= prefill_workers <= MAX_KV_LEN and 1.0 <= decode_workers <= MAX_KV_LEN):
-        return CODE_SIZES, 0.0
+        return S.CODE_SIZES, 0.0
     held = _decode_held(isl + osl, options)
     if held > options.decode_kv_tokens or isl + osl > MAX_KV_LEN:
-        return CODE_KV, held
+        return S.CODE_KV, held
     held = _prefill_held(isl, options)
     if held > options.prefill_kv_tokens:
         return CODE_PREFILL_KV, held
     if not options.is_chunked and isl > budget:
-        return CODE_WHOLE_PROMPT, isl
+        return S.CODE_WHOLE_PROMPT, isl
     speculation = open_speculation(decode_arena, decode)
     gaps = osl - 1.0
     output_steps = decode_steps(osl, speculation.accepted)
@@ -256,9 +247,9 @@ def _scenario(
     out[KV_LEN] = isl + 0.5 * osl
     out[KV_LOAD] = at * a_request / options.decode_kv_tokens
     if worker.most > prefill.max_num_seqs:
-        return CODE_SEQS, worker.most
+        return S.CODE_SEQS, worker.most
     if worker.tokens > prefill.max_num_batched_tokens:
-        return CODE_TOKENS, worker.tokens
+        return S.CODE_TOKENS, worker.tokens
     if decoding > min(decode.max_num_seqs, decode.max_num_batched_tokens / speculation.tokens):
         return CODE_DECODE_SEQS, decoding
     return 0, 0.0

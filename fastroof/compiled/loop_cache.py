@@ -18,13 +18,7 @@ from numba.core.compiler import CompileResult
 from numba.core.runtime import nrt
 from numba.core.serialize import dumps
 
-from fastroof.compiled.code_cache import (
-    VERSION,
-    cache_folders,
-    cached_files,
-    make_folder,
-    store,
-)
+from fastroof.compiled.code_cache import VERSION, cache_folders, cached_files, make_folder, store
 from fastroof.compiled.compile_turns import Turn
 from fastroof.compiled.dispatcher import (
     Callee,

@@ -12,6 +12,7 @@ import math
 from typing import Any, NamedTuple
 
 from fastroof.arrays import Floats
+from fastroof.compiled import serving_options as S
 from fastroof.compiled.closed_runs import (
     Clients,
     burst_of,
@@ -37,21 +38,6 @@ from fastroof.compiled.mean_steps import (
 )
 from fastroof.compiled.request_sums import prefix_in_window
 from fastroof.compiled.serving_options import (
-    CODE_SEQS,
-    CODE_TOKENS,
-    DECODE_STEP_US,
-    DECODES,
-    EFFECTIVE_CONCURRENCY,
-    KV_LEN,
-    MIXED_SHARE,
-    MIXED_STEP_US,
-    PREFILL_TOKENS,
-    PROMPTS,
-    REQUEST_US,
-    TOKENS_PER_US,
-    TPOT_US,
-    TTFT_US,
-    WAIT_US,
     ServingOptions,
     held_room,
     most_admitted,
@@ -402,32 +388,32 @@ def mixed_scenario(
             step_us = alone_us + share * (mixed_us - alone_us)
 
     request_us = ttft_us + output_steps * step_us
-    out[TTFT_US] = ttft_us
-    out[TPOT_US] = step_us * (output_steps / gaps) if gaps > 0.0 else math.nan
-    out[REQUEST_US] = request_us
-    out[TOKENS_PER_US] = concurrency * osl / request_us
+    out[S.TTFT_US] = ttft_us
+    out[S.TPOT_US] = step_us * (output_steps / gaps) if gaps > 0.0 else math.nan
+    out[S.REQUEST_US] = request_us
+    out[S.TOKENS_PER_US] = concurrency * osl / request_us
     if rounds > 0.0 and not state.is_bound and loop.every > places:
         # places are never empty, however few requests wait for them at the start
-        out[TOKENS_PER_US] = min(out[TOKENS_PER_US], state.admitted * osl / place_us)
-    out[WAIT_US] = not_fitting_us
-    out[DECODE_STEP_US] = alone_us
-    out[MIXED_STEP_US] = mixed_us
-    out[EFFECTIVE_CONCURRENCY] = state.running
-    out[MIXED_SHARE] = share
+        out[S.TOKENS_PER_US] = min(out[S.TOKENS_PER_US], state.admitted * osl / place_us)
+    out[S.WAIT_US] = not_fitting_us
+    out[S.DECODE_STEP_US] = alone_us
+    out[S.MIXED_STEP_US] = mixed_us
+    out[S.EFFECTIVE_CONCURRENCY] = state.running
+    out[S.MIXED_SHARE] = share
     if in_lockstep and prefill_tokens <= 0.0 and share > 0.0:
         # a rank with one client, which waits only for prompts of other ranks
         prefill_tokens = min(isl, state.room)
-    out[DECODES] = state.decodes
-    out[PREFILL_TOKENS] = prefill_tokens
-    out[PROMPTS] = prefill_tokens / isl
-    out[KV_LEN] = isl + 0.5 * osl
+    out[S.DECODES] = state.decodes
+    out[S.PREFILL_TOKENS] = prefill_tokens
+    out[S.PROMPTS] = prefill_tokens / isl
+    out[S.KV_LEN] = isl + 0.5 * osl
     # means may add up to more, but a step has no more sequences than there are requests
     seqs = min(max(own.seqs, state.decodes + state.prefill_tokens / isl), state.admitted)
     if seqs > plan.max_num_seqs:
-        return CODE_SEQS, seqs
+        return S.CODE_SEQS, seqs
     # the sum of a full step may exceed its budget by rounding
     if tokens > plan.max_num_batched_tokens * (1.0 + 1e-12):
-        return CODE_TOKENS, tokens
+        return S.CODE_TOKENS, tokens
     return 0, 0.0
 
 
@@ -446,7 +432,7 @@ def add_prefix(
 ) -> None:
     """Add attention over cached tokens to an estimate of the prompts' ``new`` tokens alone."""
     cached = isl - new
-    decodes = out[DECODES]
+    decodes = out[S.DECODES]
     longer_us = mean_decode_attention_us(arena, plan, speculation, decodes, isl, osl)
     shorter_us = mean_decode_attention_us(arena, plan, speculation, decodes, new, osl)
     more_us = longer_us - shorter_us
@@ -462,24 +448,24 @@ def add_prefix(
         chunks = float(math.ceil(new / max(budget - decodes * speculation.tokens, 1.0)))
     crossed, read = prefix_in_window(float(plan.window), new, cached, chunks)
     pair_us, token_us = window_prices_us(arena, plan)
-    readers = max(out[PROMPTS], 1.0)
+    readers = max(out[S.PROMPTS], 1.0)
     draft_step_us, draft_own_us = 0.0, 0.0
     if speculation.draft_at > 0:
-        draft_step_us, draft_own_us = draft_prefix_us(arena, speculation, new, cached, chunks, out[PROMPTS])
-    share = out[MIXED_SHARE]
+        draft_step_us, draft_own_us = draft_prefix_us(arena, speculation, new, cached, chunks, out[S.PROMPTS])
+    share = out[S.MIXED_SHARE]
     gaps = osl - 1.0
     output_steps = decode_steps(osl, speculation.accepted)
-    before_us = out[DECODE_STEP_US] + share * (out[MIXED_STEP_US] - out[DECODE_STEP_US])
+    before_us = out[S.DECODE_STEP_US] + share * (out[S.MIXED_STEP_US] - out[S.DECODE_STEP_US])
     if gaps > 0.0:
-        out[DECODE_STEP_US] += more_us
+        out[S.DECODE_STEP_US] += more_us
     if share > 0.0:
-        pairs = out[PREFILL_TOKENS] * cached
-        out[MIXED_STEP_US] += mixed_more_us + plan.prefix_pair_us * pairs
-        out[MIXED_STEP_US] += plan.prefix_token_us * cached * readers
-        out[MIXED_STEP_US] += pair_us * (out[PREFILL_TOKENS] / new) * crossed
-        out[MIXED_STEP_US] += token_us * read / chunks * readers
-        out[MIXED_STEP_US] += draft_step_us
-    step_us = out[DECODE_STEP_US] + share * (out[MIXED_STEP_US] - out[DECODE_STEP_US])
+        pairs = out[S.PREFILL_TOKENS] * cached
+        out[S.MIXED_STEP_US] += mixed_more_us + plan.prefix_pair_us * pairs
+        out[S.MIXED_STEP_US] += plan.prefix_token_us * cached * readers
+        out[S.MIXED_STEP_US] += pair_us * (out[S.PREFILL_TOKENS] / new) * crossed
+        out[S.MIXED_STEP_US] += token_us * read / chunks * readers
+        out[S.MIXED_STEP_US] += draft_step_us
+    step_us = out[S.DECODE_STEP_US] + share * (out[S.MIXED_STEP_US] - out[S.DECODE_STEP_US])
     own_us = plan.prefix_pair_us * new * cached + plan.prefix_token_us * cached * chunks
     own_us += pair_us * crossed + token_us * read
     own_us += draft_own_us
@@ -488,13 +474,13 @@ def add_prefix(
         if options.steps_met < 0.0:
             waited = 0.5 + steps_ahead(options.steps_met)
         own_us += mixed_more_us * chunks + waited * (step_us - before_us)
-    steady_us = out[TTFT_US] - out[WAIT_US]
+    steady_us = out[S.TTFT_US] - out[S.WAIT_US]
     # the longer a request takes, the longer others wait for its place
     grown = (steady_us + own_us + output_steps * step_us) / (steady_us + output_steps * before_us)
-    out[WAIT_US] *= grown
-    out[TTFT_US] = steady_us + own_us + out[WAIT_US]
+    out[S.WAIT_US] *= grown
+    out[S.TTFT_US] = steady_us + own_us + out[S.WAIT_US]
     if gaps > 0.0:
-        out[TPOT_US] = step_us * (output_steps / gaps)
-    out[REQUEST_US] = out[TTFT_US] + output_steps * step_us
-    out[TOKENS_PER_US] = concurrency * osl / out[REQUEST_US]
-    out[KV_LEN] = isl + 0.5 * osl
+        out[S.TPOT_US] = step_us * (output_steps / gaps)
+    out[S.REQUEST_US] = out[S.TTFT_US] + output_steps * step_us
+    out[S.TOKENS_PER_US] = concurrency * osl / out[S.REQUEST_US]
+    out[S.KV_LEN] = isl + 0.5 * osl

@@ -25,37 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof.arrays import Floats
+from fastroof.compiled import steps as S
 from fastroof.compiled.grids import BLOCK_HEADER, FIRST_KEY, FORM, KEYS, NODES, SHIFT, X, Y
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.layout import FORM_PREFILL_RATE
 from fastroof.compiled.request_sums import MAX_KV_LEN
-from fastroof.compiled.steps import (
-    ARENA_FORMAT,
-    ARENA_MAGIC,
-    ARENA_SIZE,
-    DECODE_AT,
-    DECODE_EXPERT_AT,
-    DECODE_TOKENS_AT,
-    DECODE_TOKENS_ORIGIN_AT,
-    EXPERT_AT,
-    FORMAT,
-    HEADER_SIZE,
-    LOGITS_AT,
-    LOGITS_ORIGIN_AT,
-    MAGIC,
-    MAX_SEQS,
-    MAX_TOKENS,
-    MIXED_KV_US,
-    MIXED_WINDOW_KV_US,
-    PREFILL_AT,
-    RANKS,
-    SHARED_LAUNCH_US,
-    TOKENS_AT,
-    TOKENS_ORIGIN_AT,
-    WINDOW,
-    WINDOW_DECODE_AT,
-    WINDOW_PREFILL_AT,
-)
 from fastroof.compiled.verification import (
     BOUND_SIZE,
     BOUNDS,
@@ -145,7 +119,7 @@ def verification_fits(words: Words, floats: Floats, facts_at: int) -> bool:
     bounds_at, bounds = floats[at + BOUNDS_AT], floats[at + BOUNDS]
     return (
         is_whole(head_at, at, stop)
-        and is_whole(head_last, floats[MAX_TOKENS], stop)
+        and is_whole(head_last, floats[S.MAX_TOKENS], stop)
         and head_at + head_last < stop
         and is_whole(bounds_at, at, stop)
         and is_whole(bounds, 0.0, stop)
@@ -267,53 +241,53 @@ def _same_axes(arena: Floats, one: int, other: int) -> bool:
 def arena_fits(arena: Floats) -> bool:
     """Whether an array is a plan's arena and no loop can read beyond it."""
     size = len(arena)
-    if size < HEADER_SIZE:
+    if size < S.HEADER_SIZE:
         return False
     for i in range(size):
         if not np.isfinite(arena[i]):
             return False
-    if arena[MAGIC] != ARENA_MAGIC or arena[FORMAT] != ARENA_FORMAT or arena[ARENA_SIZE] != size:
+    if arena[S.MAGIC] != S.ARENA_MAGIC or arena[S.FORMAT] != S.ARENA_FORMAT or arena[S.ARENA_SIZE] != size:
         return False
-    tokens, seqs = arena[MAX_TOKENS], arena[MAX_SEQS]
+    tokens, seqs = arena[S.MAX_TOKENS], arena[S.MAX_SEQS]
     if not (is_whole(tokens, 1.0, LARGEST_INDEX) and is_whole(seqs, 1.0, LARGEST_INDEX)):
         return False
-    at = float(HEADER_SIZE)
+    at = float(S.HEADER_SIZE)
     for slot, length in (
-        (TOKENS_AT, tokens + 1.0),
-        (LOGITS_AT, seqs + 1.0),
-        (TOKENS_ORIGIN_AT, tokens + 1.0),
-        (LOGITS_ORIGIN_AT, seqs + 1.0),
+        (S.TOKENS_AT, tokens + 1.0),
+        (S.LOGITS_AT, seqs + 1.0),
+        (S.TOKENS_ORIGIN_AT, tokens + 1.0),
+        (S.LOGITS_ORIGIN_AT, seqs + 1.0),
     ):
         if arena[slot] != at:
             return False
         at += length
-    if arena[DECODE_TOKENS_AT] != arena[TOKENS_AT]:
-        for slot in (DECODE_TOKENS_AT, DECODE_TOKENS_ORIGIN_AT):
+    if arena[S.DECODE_TOKENS_AT] != arena[S.TOKENS_AT]:
+        for slot in (S.DECODE_TOKENS_AT, S.DECODE_TOKENS_ORIGIN_AT):
             if arena[slot] != at:
                 return False
             at += tokens + 1.0
-    elif arena[DECODE_TOKENS_ORIGIN_AT] != arena[TOKENS_ORIGIN_AT]:
+    elif arena[S.DECODE_TOKENS_ORIGIN_AT] != arena[S.TOKENS_ORIGIN_AT]:
         return False
-    expert_at, decode_expert_at = arena[EXPERT_AT], arena[DECODE_EXPERT_AT]
+    expert_at, decode_expert_at = arena[S.EXPERT_AT], arena[S.DECODE_EXPERT_AT]
     if expert_at == 0.0:
-        if decode_expert_at != 0.0 or arena[RANKS] != 0.0:
+        if decode_expert_at != 0.0 or arena[S.RANKS] != 0.0:
             return False
     else:
-        if expert_at != at or not is_whole(arena[RANKS], 2.0, LARGEST_INDEX):
+        if expert_at != at or not is_whole(arena[S.RANKS], 2.0, LARGEST_INDEX):
             return False
         at += tokens + 1.0
         if decode_expert_at != expert_at:
             if decode_expert_at != at:
                 return False
             at += tokens + 1.0
-    prefill_at = arena[PREFILL_AT]
-    if arena[DECODE_AT] != at or not is_whole(prefill_at, at, size):
+    prefill_at = arena[S.PREFILL_AT]
+    if arena[S.DECODE_AT] != at or not is_whole(prefill_at, at, size):
         return False
-    if not is_whole(arena[WINDOW], 0.0, float(MAX_KV_LEN)):
+    if not is_whole(arena[S.WINDOW], 0.0, float(MAX_KV_LEN)):
         return False
-    if arena[MIXED_KV_US] < 0.0 or arena[MIXED_WINDOW_KV_US] < 0.0 or arena[SHARED_LAUNCH_US] < 0.0:
+    if arena[S.MIXED_KV_US] < 0.0 or arena[S.MIXED_WINDOW_KV_US] < 0.0 or arena[S.SHARED_LAUNCH_US] < 0.0:
         return False
-    window_at, last_at = arena[WINDOW_DECODE_AT], arena[WINDOW_PREFILL_AT]
+    window_at, last_at = arena[S.WINDOW_DECODE_AT], arena[S.WINDOW_PREFILL_AT]
     if not _block_fits(arena, int(at), int(prefill_at)):
         return False
     if window_at == at:

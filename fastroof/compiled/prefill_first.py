@@ -14,6 +14,7 @@ import math
 from typing import Any, NamedTuple
 
 from fastroof.arrays import Floats
+from fastroof.compiled import serving_options as S
 from fastroof.compiled.closed_runs import places_of, start_us
 from fastroof.compiled.expert_rows import ONE_RANK, RankRules
 from fastroof.compiled.jit import jit, jit_inline
@@ -29,25 +30,7 @@ from fastroof.compiled.mean_steps import (
     prompt_steps_us,
 )
 from fastroof.compiled.request_sums import prefix_in_window
-from fastroof.compiled.serving_options import (
-    CODE_SEQS,
-    CODE_TOKENS,
-    DECODE_STEP_US,
-    DECODES,
-    EFFECTIVE_CONCURRENCY,
-    KV_LEN,
-    MIXED_SHARE,
-    MIXED_STEP_US,
-    PREFILL_TOKENS,
-    PROMPTS,
-    REQUEST_US,
-    TOKENS_PER_US,
-    TPOT_US,
-    TTFT_US,
-    WAIT_US,
-    ServingOptions,
-    held_tokens,
-)
+from fastroof.compiled.serving_options import ServingOptions, held_tokens
 from fastroof.compiled.steps import PlanParts, window_prices_us, with_floor
 from fastroof.compiled.verification import Speculation, decode_steps
 
@@ -439,26 +422,26 @@ def prefill_first_scenario(
     if share <= 0.0:
         prefill_tokens = 0.0
     request_us = ttft_us + steps * step_us
-    out[TTFT_US] = ttft_us
-    out[TPOT_US] = step_us * (steps / gaps) if gaps > 0.0 else math.nan
-    out[REQUEST_US] = request_us
-    out[TOKENS_PER_US] = sizes.concurrency * osl / request_us
+    out[S.TTFT_US] = ttft_us
+    out[S.TPOT_US] = step_us * (steps / gaps) if gaps > 0.0 else math.nan
+    out[S.REQUEST_US] = request_us
+    out[S.TOKENS_PER_US] = sizes.concurrency * osl / request_us
     if options.requests_per_client > 0.0 and every > places:
         # places are never empty, however few requests wait for them at the start
-        out[TOKENS_PER_US] = min(out[TOKENS_PER_US], clients * osl / place_us)
-    out[WAIT_US] = not_fitting_us
-    out[DECODE_STEP_US] = decode_us
-    out[MIXED_STEP_US] = mixed_us
-    out[EFFECTIVE_CONCURRENCY] = clients
-    out[MIXED_SHARE] = share
-    out[DECODES] = decodes
-    out[PREFILL_TOKENS] = prefill_tokens
-    out[PROMPTS] = prefill_tokens / new
-    out[KV_LEN] = isl + 0.5 * osl
+        out[S.TOKENS_PER_US] = min(out[S.TOKENS_PER_US], clients * osl / place_us)
+    out[S.WAIT_US] = not_fitting_us
+    out[S.DECODE_STEP_US] = decode_us
+    out[S.MIXED_STEP_US] = mixed_us
+    out[S.EFFECTIVE_CONCURRENCY] = clients
+    out[S.MIXED_SHARE] = share
+    out[S.DECODES] = decodes
+    out[S.PREFILL_TOKENS] = prefill_tokens
+    out[S.PROMPTS] = prefill_tokens / new
+    out[S.KV_LEN] = isl + 0.5 * osl
     seqs = max(decodes, largest / new, 1.0)
     if seqs > plan.max_num_seqs:
-        return CODE_SEQS, seqs
+        return S.CODE_SEQS, seqs
     tokens = max(decodes * speculation.tokens, largest)
     if tokens > plan.max_num_batched_tokens * (1.0 + 1e-12):
-        return CODE_TOKENS, tokens
+        return S.CODE_TOKENS, tokens
     return 0, 0.0

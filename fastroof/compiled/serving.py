@@ -8,25 +8,14 @@ outside the engine is added to both.
 from __future__ import annotations
 
 from fastroof.arrays import Floats
+from fastroof.compiled import serving_options as S
 from fastroof.compiled.closed_runs import Clients
 from fastroof.compiled.jit import jit
 from fastroof.compiled.lockstep import others_with_requests, rules_of_load
 from fastroof.compiled.mixed_steps import add_prefix, mixed_scenario
 from fastroof.compiled.prefill_first import PromptSizes, prefill_first_scenario
 from fastroof.compiled.request_sums import MAX_KV_LEN
-from fastroof.compiled.serving_options import (
-    CODE_KV,
-    CODE_SIZES,
-    CODE_WHOLE_PROMPT,
-    NOTICED,
-    REQUEST_US,
-    TOKENS_PER_US,
-    TPOT_US,
-    TTFT_US,
-    ServingOptions,
-    front_end_us,
-    held_room,
-)
+from fastroof.compiled.serving_options import ServingOptions, front_end_us, held_room
 from fastroof.compiled.steps import PlanParts, open_plan
 from fastroof.compiled.verification import Speculation, open_speculation
 
@@ -37,15 +26,15 @@ def _refused(
 ) -> tuple[int, float]:
     """Return the code of an invalid scenario, or 0, and the size it concerns."""
     if not (1.0 <= isl <= MAX_KV_LEN and 1.0 <= osl <= MAX_KV_LEN and 1.0 <= new <= isl):
-        return CODE_SIZES, 0.0
+        return S.CODE_SIZES, 0.0
     # with ranks and stages, a batch may have less than one client
     if not (1.0 - 1e-9 <= concurrency * options.batches <= MAX_KV_LEN and 1.0 <= budget <= MAX_KV_LEN):
-        return CODE_SIZES, 0.0
+        return S.CODE_SIZES, 0.0
     held = held_room(isl + osl, options)
     if held > options.max_kv_tokens or isl + osl > MAX_KV_LEN:
-        return CODE_KV, held
+        return S.CODE_KV, held
     if not options.is_chunked and new > budget:
-        return CODE_WHOLE_PROMPT, new
+        return S.CODE_WHOLE_PROMPT, new
     return 0, 0.0
 
 
@@ -106,10 +95,10 @@ def _engine_scenario(
 @jit
 def _add_front_end(out: Floats, front_us: float, burst_us: float) -> None:
     """Add the time outside the engine to an estimate of its own clock."""
-    engine_us = out[REQUEST_US]
-    out[TTFT_US] += front_us + burst_us
-    out[REQUEST_US] = engine_us + (front_us + burst_us)
-    out[TOKENS_PER_US] *= engine_us / out[REQUEST_US]
+    engine_us = out[S.REQUEST_US]
+    out[S.TTFT_US] += front_us + burst_us
+    out[S.REQUEST_US] = engine_us + (front_us + burst_us)
+    out[S.TOKENS_PER_US] *= engine_us / out[S.REQUEST_US]
 
 
 @jit
@@ -121,7 +110,7 @@ def _add_drain(out: Floats, clients: float, osl: float, options: ServingOptions)
     # the expected longest of so many outputs
     more = osl * (0.5 * spread / (1.0 - 0.5 * spread)) * (clients - 1.0) / (clients + 1.0)
     tokens = rounds * clients * osl
-    out[TOKENS_PER_US] = tokens / (tokens / out[TOKENS_PER_US] + more * out[TPOT_US])
+    out[S.TOKENS_PER_US] = tokens / (tokens / out[S.TOKENS_PER_US] + more * out[S.TPOT_US])
 
 
 @jit
@@ -145,16 +134,16 @@ def _scenario(
     clients = max(sizes.concurrency, 1.0)
     # a rank has an API server of its own, pipeline stages share one
     served = clients * options.batches / options.rules.ranks
-    front_us = front_end_us(front_end, sizes.isl, served, out[REQUEST_US])
-    outside = front_us / (out[REQUEST_US] + front_us)
-    if clients > 1.0 and outside > NOTICED:
+    front_us = front_end_us(front_end, sizes.isl, served, out[S.REQUEST_US])
+    outside = front_us / (out[S.REQUEST_US] + front_us)
+    if clients > 1.0 and outside > S.NOTICED:
         inside = max(clients * (1.0 - outside), 1.0)
         code, needed = _engine_scenario(
             arena, plan, speculation, sizes, Clients(inside, every, front_us), options, out
         )
         # all clients send requests at the rate of those in the engine
-        out[TOKENS_PER_US] *= clients / inside
-        front_us = front_end_us(front_end, sizes.isl, served, out[REQUEST_US])
+        out[S.TOKENS_PER_US] *= clients / inside
+        front_us = front_end_us(front_end, sizes.isl, served, out[S.REQUEST_US])
     burst_us = 0.0
     if options.requests_per_client > 0.0:
         # the first requests of all clients share the API server

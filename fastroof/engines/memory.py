@@ -19,14 +19,7 @@ from fastroof.engines.memory_by_card import (
     StateBuffers,
     first_row,
 )
-from fastroof.engines.values import (
-    check_fields,
-    check_number,
-    check_range,
-    check_text,
-    holds_for,
-    of_version,
-)
+from fastroof.engines.values import check_fields, check_number, check_range, check_text, holds_for, of_version
 from fastroof.errors import PlanError
 from fastroof.units import GB, GIB, MIB
 
@@ -262,11 +255,7 @@ def _rows(name: str, made: type, given: Any) -> tuple[Any, ...]:
     return tuple(_table(name, made, one) for one in given)
 
 
-_TABLES: Final[dict[str, type]] = {
-    "graphs": GraphEstimate,
-    "running": RunningLimit,
-    "reserve": StaticReserve,
-}
+_TABLES: Final[dict[str, type]] = {"graphs": GraphEstimate, "running": RunningLimit, "reserve": StaticReserve}
 _VERSIONED: Final[dict[str, type]] = {
     "auto_caches": AutoCache,
     "sparse_caches": SparseCache,

@@ -7,7 +7,6 @@ chose no constant of a rule. ``python -m benchmarks.accuracy kv-room`` writes it
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -97,14 +96,3 @@ def recorded_errors() -> tuple[RoomErrors, ...]:
             )
             for row in csv.DictReader(lines)
         )
-
-
-def errors_text(errors: Iterable[RoomErrors]) -> str:
-    """Return errors as the text of the recorded file."""
-    rows = [",".join(RoomErrors._fields)]
-    for one in errors:
-        versions = f'"{one.versions}"' if "," in one.versions else one.versions
-        rows.append(
-            f"{one.engine},{versions},{one.kind},{one.starts},{one.median_gib:.2f},{one.most_gib:.2f}"
-        )
-    return "\n".join(rows) + "\n"

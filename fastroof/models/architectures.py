@@ -63,12 +63,7 @@ _LAYERS: Final[Mapping[str, str]] = {
     "MHCPreOp": "hyper-connections",
 }
 """vLLM's layers, by the names of their classes."""
-_NO_OPERATOR: Final = (
-    "cross attention",
-    "Mamba-1",
-    "a custom recurrence",
-    "attention in both directions",
-)
+_NO_OPERATOR: Final = ("cross attention", "Mamba-1", "a custom recurrence", "attention in both directions")
 
 
 class Architecture(NamedTuple):

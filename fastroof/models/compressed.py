@@ -16,26 +16,14 @@ from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
 from fastroof.models.hf import checked_fields
 from fastroof.models.layout import Layout, check_sizes
+from fastroof.operators import widths as W
 from fastroof.operators.calls import Call, Elementwise, MixerCall, MixerKernel
-from fastroof.operators.widths import (
-    COMPRESSED_SHAPES,
-    CSA,
-    ENTRY,
-    HCA,
-    HEADS_A_GROUP,
-    INDEX_DIM,
-    INDEX_HEADS,
-    O_LORA_RANK,
-    ROPE_DIM,
-    WINDOW,
-    WINDOW_ALONE,
-    CompressedShape,
-)
+from fastroof.operators.widths import CompressedShape
 from fastroof.units import ACTIVATION_BYTES
 
 _NO_ENTRIES: Final = 0
-_NAMES: Final[Mapping[int, str]] = {CSA: "CSA", HCA: "HCA", _NO_ENTRIES: "window"}
-_OPERATORS: Final[Mapping[int, str]] = {CSA: "csa", HCA: "hca", _NO_ENTRIES: "hca"}
+_NAMES: Final[Mapping[int, str]] = {W.CSA: "CSA", W.HCA: "HCA", _NO_ENTRIES: "window"}
+_OPERATORS: Final[Mapping[int, str]] = {W.CSA: "csa", W.HCA: "hca", _NO_ENTRIES: "hca"}
 """Operators by the number of tokens per cache entry."""
 
 STATE_BYTES: Final = 4
@@ -63,20 +51,20 @@ class CompressedWidths(NamedTuple):
 
 def measured_as(hidden: int, widths: CompressedWidths) -> str:
     """Return the name of the measured model whose blocks have these widths."""
-    for name, shape in COMPRESSED_SHAPES.items():
+    for name, shape in W.COMPRESSED_SHAPES.items():
         if shape.has_entries and widths == _widths_of(shape) and hidden == shape.hidden:
             return name
     sizes = ", ".join(f"{name} {size}" for name, size in widths._asdict().items())
     raise UnsupportedModelError(
         f"compressed attention {hidden} wide ({sizes}) was not measured: blocks are those of "
-        f"{' and '.join(name for name, shape in COMPRESSED_SHAPES.items() if shape.has_entries)}"
+        f"{' and '.join(name for name, shape in W.COMPRESSED_SHAPES.items() if shape.has_entries)}"
     )
 
 
 def _widths_of(shape: CompressedShape) -> CompressedWidths:
     return CompressedWidths(
-        shape.num_heads, ENTRY, ROPE_DIM, shape.q_lora_rank, shape.num_heads // HEADS_A_GROUP, O_LORA_RANK,
-        WINDOW, INDEX_HEADS, INDEX_DIM, shape.topk,
+        shape.num_heads, W.ENTRY, W.ROPE_DIM, shape.q_lora_rank, shape.num_heads // W.HEADS_A_GROUP,
+        W.O_LORA_RANK, W.WINDOW, W.INDEX_HEADS, W.INDEX_DIM, shape.topk,
     )  # fmt: skip
 
 
@@ -106,7 +94,7 @@ class CompressedAttention:
     @property
     def attended(self) -> int:
         """Tokens beyond which a query costs no more (indexer scores aside); 0 if the cost always grows."""
-        return CSA * self.widths.topk if self.ratio == CSA else 0
+        return W.CSA * self.widths.topk if self.ratio == W.CSA else 0
 
     @property
     def heads_text(self) -> str:
@@ -125,7 +113,7 @@ class CompressedAttention:
         hidden_bytes = float(hidden * ACTIVATION_BYTES)
         heads = self.widths.num_heads // layout.tp
         # attention computes in bf16 whatever the cache format: the only measured dtype
-        model = measured_as(hidden, self.widths) + ("" if self.ratio else WINDOW_ALONE)
+        model = measured_as(hidden, self.widths) + ("" if self.ratio else W.WINDOW_ALONE)
         key = (execution.kernel("q_up"), execution.kv_dtype, "bf16", model, heads)
         operator = _OPERATORS[self.ratio]
         decode, prefill = (MixerKernel(f"{operator}_{phase}", key) for phase in ("decode", "prefill"))
@@ -152,14 +140,14 @@ class CompressedAttention:
         """Return a token's share of a cache entry in bytes; tp does not reduce it."""
         if self.ratio == _NO_ENTRIES:
             return float(self.entry_bytes(kv_dtype))
-        index = self.index_bytes(kv_dtype) if self.ratio == CSA else 0
+        index = self.index_bytes(kv_dtype) if self.ratio == W.CSA else 0
         return (self.entry_bytes(kv_dtype) + index) / self.ratio
 
     def state_bytes(self, layout: Layout) -> float:
         """Return the fixed state bytes per sequence of one layer on one GPU."""
         if self.ratio == _NO_ENTRIES:
             return 0.0
-        open_tokens = (2 if self.ratio == CSA else 1) * self.ratio
+        open_tokens = (2 if self.ratio == W.CSA else 1) * self.ratio
         return float(self.widths.window * self.entry_bytes("fp8") + open_tokens * self.compressor_bytes)
 
     @property
@@ -167,14 +155,14 @@ class CompressedAttention:
         """Return the bytes of a token in an entry that is not complete."""
         if self.ratio == _NO_ENTRIES:
             return 0
-        overlap = 2 if self.ratio == CSA else 1
-        compressed = self.widths.head_dim + (self.widths.index_dim if self.ratio == CSA else 0)
+        overlap = 2 if self.ratio == W.CSA else 1
+        compressed = self.widths.head_dim + (self.widths.index_dim if self.ratio == W.CSA else 0)
         return 2 * overlap * compressed * STATE_BYTES
 
     @property
     def index_state_bytes(self) -> int:
         """Return the part of ``compressor_bytes`` that is the indexer's."""
-        return 4 * self.widths.index_dim * STATE_BYTES if self.ratio == CSA else 0
+        return 4 * self.widths.index_dim * STATE_BYTES if self.ratio == W.CSA else 0
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
         """Return the linear weights of one layer on one GPU, by the role of their call."""
@@ -185,7 +173,7 @@ class CompressedAttention:
             "q_up": w.q_lora_rank * heads_width,
             "o": heads_width * w.o_lora_rank + w.o_groups // tp * w.o_lora_rank * hidden,
         }
-        if self.ratio == CSA:
+        if self.ratio == W.CSA:
             weights["index"] = w.q_lora_rank * w.index_heads * w.index_dim
         return weights
 
@@ -195,12 +183,12 @@ class CompressedAttention:
         norms = hidden + w.q_lora_rank + w.head_dim + w.num_heads // layout.tp
         if self.ratio == _NO_ENTRIES:
             return norms
-        overlap = 2 if self.ratio == CSA else 1
+        overlap = 2 if self.ratio == W.CSA else 1
 
         def compressor(width: int) -> int:
             return overlap * width * (2 * hidden + self.ratio) + width
 
-        indexer = compressor(w.index_dim) + hidden * w.index_heads if self.ratio == CSA else 0
+        indexer = compressor(w.index_dim) + hidden * w.index_heads if self.ratio == W.CSA else 0
         return norms + compressor(w.head_dim) + indexer
 
     def activation_width(self, hidden: int, layout: Layout) -> int:

@@ -383,10 +383,7 @@ def step_calls(model: ModelSpec, layout: Layout, execution: Execution) -> StepCa
     head = Gemm("lm_head", "lm_head", 1, vocab_rows, model.hidden, head_dtype, rows="sequences")
     embedding, beside_head = adapters_of_ends(model, execution, head)
     return StepCalls(
-        (
-            Elementwise("embedding", "embedding", 1, row_bytes + embedded_rows * row_bytes),
-            *embedding,
-        ),
+        (Elementwise("embedding", "embedding", 1, row_bytes + embedded_rows * row_bytes), *embedding),
         tuple(kind.calls(model.hidden, layout, execution) for kind in model.kinds),
         (
             *_sent_on(layout, residual_bytes),

@@ -208,19 +208,13 @@ def captured_prompts(
     graphs = next((one for one in engine.kernels.prefill_graphs if includes_newest(one.versions)), None)
     if graphs is None or layout.pp > 1 or layout.cp > 1 or execution.two_batches_from:
         return None
-    has = {
-        "dp": layout.dp > 1 and model.has_experts,
-        "alltoall": execution.exchange.alltoall == "always",
-    }
+    has = {"dp": layout.dp > 1 and model.has_experts, "alltoall": execution.exchange.alltoall == "always"}
     if any(has[name] for name in has if name in graphs.not_with):
         return None
     if graphs.is_eager(model.architecture, gpu.name, model.vision is not None):
         return None
     kinds = [kind.attention for kind in model.kinds]
-    limits = (
-        (graphs.latent_tokens, LatentAttention),
-        (graphs.sparse_tokens, SparseLatentAttention),
-    )
+    limits = ((graphs.latent_tokens, LatentAttention), (graphs.sparse_tokens, SparseLatentAttention))
     most = min(
         (tokens for tokens, made in limits if any(isinstance(one, made) for one in kinds)), default=None
     )

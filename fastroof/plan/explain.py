@@ -248,11 +248,7 @@ def _engine_parts(plan: PlanData, runtime_us: float) -> list[OperatorTime]:
 
 
 def explain_verification(
-    plan: PlanData,
-    arena: Floats,
-    sizes: tuple[int, int, int],
-    total_us: float,
-    made_from: Mapping[str, str],
+    plan: PlanData, arena: Floats, sizes: tuple[int, int, int], total_us: float, made_from: Mapping[str, str]
 ) -> Explanation:
     """Break a step of (batch_size, kv_len, tokens) that verifies drafts down by operator."""
     batch_size, kv_len, tokens = sizes

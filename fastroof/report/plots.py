@@ -57,37 +57,23 @@ def size_words(size: float) -> str:
     return f"{int(size) // 1024}k" if size >= 1024 and size % 1024 == 0 else plain_number(size)
 
 
-_STYLE: Final[Any] = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": QUIET,
-    "axes.grid": True,
-    "axes.labelcolor": INK,
-    "axes.labelsize": 10.5,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 11.5,
-    "axes.titleweight": "bold",
-    "figure.facecolor": "white",
-    "font.family": ["DejaVu Sans"],
-    "font.size": 10.5,
-    "grid.color": FAINT,
-    "grid.linewidth": 0.8,
-    "lines.linewidth": 2.0,
-    "lines.solid_capstyle": "round",
-    "savefig.dpi": 160,
-    "savefig.facecolor": "white",
-    "svg.fonttype": "path",
+_STYLE: Final[dict[Any, dict[str, Any]]] = {
+    "axes": {
+        "axisbelow": True, "edgecolor": QUIET, "grid": True, "labelcolor": INK, "labelsize": 10.5,
+        "titlelocation": "left", "titlesize": 11.5, "titleweight": "bold",
+    },
+    "axes.spines": {"right": False, "top": False},
+    "figure": {"facecolor": "white"},
+    "font": {"family": ["DejaVu Sans"], "size": 10.5},
+    "grid": {"color": FAINT, "linewidth": 0.8},
+    "lines": {"linewidth": 2.0, "solid_capstyle": "round"},
+    "savefig": {"dpi": 160, "facecolor": "white"},
     # otherwise matplotlib uses random ids, and the same plot gives a different file each time
-    "svg.hashsalt": "fastroof",
-    "text.color": INK,
-    "xtick.color": QUIET,
-    "xtick.labelcolor": INK,
-    "xtick.labelsize": 9.5,
-    "ytick.color": QUIET,
-    "ytick.labelcolor": INK,
-    "ytick.labelsize": 9.5,
-}
+    "svg": {"fonttype": "path", "hashsalt": "fastroof"},
+    "text": {"color": INK},
+    ("xtick", "ytick"): {"color": QUIET, "labelcolor": INK, "labelsize": 9.5},
+}  # fmt: skip
+"""Settings by matplotlib's groups of them."""
 
 
 def log_ticks(axis: Any, low: float, high: float) -> None:
@@ -113,7 +99,8 @@ def style() -> Iterator[None]:
         raise FastroofError("plots need matplotlib: pip install fastroof[report]") from None
     with mpl.rc_context():
         mpl.rcdefaults()
-        mpl.rcParams.update(_STYLE)
+        for group, settings in _STYLE.items():
+            mpl.rc(group, **settings)
         yield
 
 

@@ -170,10 +170,6 @@ class DisaggregatedEstimate(ArrowResult):
         RELATIVE_ERROR,
     )
 
-    def columns(self) -> dict[str, Any]:
-        """All fields except made_from."""
-        return {column.name: getattr(self, column.name) for column in self.arrow_columns}
-
 
 class WorkerMatch(NamedTuple):
     """Numbers of workers at which prefill and decode keep up with each other.

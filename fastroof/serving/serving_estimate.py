@@ -111,10 +111,6 @@ class ServingEstimate(ArrowResult):
         Column("joules_relative_error", "float", "", "relative standard error of joules_per_token", 0),
     )
 
-    def columns(self) -> dict[str, Any]:
-        """All fields except made_from."""
-        return {column.name: getattr(self, column.name) for column in self.arrow_columns}
-
     def interval_ms(self, quantity: str = "tpot", share: float = 0.8) -> tuple[Any, Any]:
         """Return the interval in which a measured run is expected.
 

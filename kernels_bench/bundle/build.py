@@ -68,19 +68,14 @@ if os.environ.get("KERNELS_BENCH_STAND_INS") == "1":
 class BundleOptions:
     """How to build a bundle."""
 
-    # Folder of the bundle; an earlier bundle is replaced.
     output: Path
     # Folder of wheels. Those that are missing are downloaded, unless ``is_offline``.
     wheels: Path
     # Compute capability whose code is kept, times 10.
     arch: int = 90
-    # Version of Python on the host.
     python: str = "3.12"
-    # What a bundle may take, with ``checkout`` where that is given.
     limit_bytes: int = 64 * MIB
-    # A git checkout that travels with the bundle and counts against the limit.
     checkout: Path | None = None
-    # Compression of libraries, 0 to 9.
     preset: int = 9
     is_offline: bool = False
     say: Callable[[str], None] = lambda sentence: None
@@ -102,7 +97,7 @@ def build_bundle(options: BundleOptions) -> int:
         )
     with write_errors(f"bundle {output}", MeasureError), whole_folder(output) as folder:
         _pack(folder, wheels, options)
-    size = _size(output) + (0 if options.checkout is None else _size_of(_tracked(options.checkout)))
+    size = _size(output.rglob("*")) + (0 if options.checkout is None else _size(_tracked(options.checkout)))
     if size > options.limit_bytes:
         largest = sorted(output.rglob("*"), key=lambda path: -path.stat().st_size)[:3]
         words = ", ".join(f"{path.name} {path.stat().st_size / MIB:.1f}" for path in largest)
@@ -225,9 +220,5 @@ def _sha256(content: bytes | bytearray) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _size(folder: Path) -> int:
-    return _size_of(folder.rglob("*"))
-
-
-def _size_of(paths: Iterable[Path]) -> int:
+def _size(paths: Iterable[Path]) -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())

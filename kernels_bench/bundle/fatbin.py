@@ -29,10 +29,8 @@ class Entry(NamedTuple):
 
 
 class Pruned(NamedTuple):
-    """What pruning came to: containers, those that have no code for the architecture, bytes of code."""
+    """What pruning came to, in bytes of code."""
 
-    num_containers: int
-    num_foreign: int
     kept_bytes: int
     dropped_bytes: int
 
@@ -72,10 +70,9 @@ def prune(library: bytearray, arch: int) -> Pruned:
         archs = sorted({entry.arch for entry in codes})
         raise MeasureError(f"a library has no code for sm_{arch}, only for {archs or 'no GPU'}")
     smallest = min(codes, key=lambda entry: len(entry.data))
-    kept = dropped = foreign = 0
+    kept = dropped = 0
     for begin, end, entries in found:
         mine = [entry for entry in entries if entry.kind == MACHINE_CODE and entry.arch == arch]
-        foreign += not mine
         body = b"".join(entry.data for entry in mine or [smallest])
         room = end - begin - HEADER
         if len(body) > room:  # PTX alone, shorter than any machine code
@@ -83,4 +80,4 @@ def prune(library: bytearray, arch: int) -> Pruned:
         struct.pack_into("<Q", library, begin + 8, len(body))
         library[begin + HEADER : end] = body + bytes(room - len(body))
         kept, dropped = kept + len(body), dropped + room - len(body)
-    return Pruned(len(found), foreign, kept, dropped)
+    return Pruned(kept, dropped)

@@ -22,8 +22,7 @@ def bundle(
     python: Annotated[str, typer.Option(metavar="VERSION", help="Version of Python on the host.")] = "3.12",
     limit: Annotated[float, typer.Option(metavar="MIB", help="Fail above this size.")] = 64.0,
     checkout: Annotated[
-        Path | None,
-        typer.Option(help="Git checkout that travels along: its files count against the limit."),
+        Path | None, typer.Option(help="Git checkout that travels along: its files count against the limit.")
     ] = None,
     preset: Annotated[int, typer.Option(help="Compression of libraries.", min=0, max=9)] = 9,
 ) -> None:

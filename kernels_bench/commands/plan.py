@@ -28,10 +28,8 @@ from kernels_bench.protocol import Point
 class Plan:
     """A grid on a card: its points, what each takes, and which are left out."""
 
-    # What is measured.
     grid: Grid
     gpu: GpuSpec
-    # Every point of the grid.
     points: list[Point]
     # By the point's key; ``seconds`` of the first point of a shape, by priority, include its first call.
     estimates: dict[str, Estimate]

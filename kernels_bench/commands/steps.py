@@ -24,8 +24,7 @@ def steps(
     gpu: HostGpu = None,
     deadline: DeadlineOfPart = None,
     level: Annotated[
-        int,
-        typer.Option(help="First try: 0 as vLLM compiles, 1 no torch.compile, 2 eager.", min=0, max=2),
+        int, typer.Option(help="First try: 0 as vLLM compiles, 1 no torch.compile, 2 eager.", min=0, max=2)
     ] = 0,
     engine_args: Annotated[str, typer.Option(metavar="JSON", help="Arguments of vLLM's EngineArgs.")] = "{}",
     closed_loop: Annotated[

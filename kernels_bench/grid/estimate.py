@@ -22,7 +22,7 @@ from kernels_bench.operators.registry import MEASURED
 from kernels_bench.protocol import Point
 from kernels_bench.providers.device import largest_cache_bytes
 from kernels_bench.providers.rotating import L2_MULTIPLE, MAX_SETS
-from kernels_bench.replays import ReplayRule, pilot_calls, schedule
+from kernels_bench.replays import pilot_calls, schedule
 from kernels_bench.sentinels import SENTINEL_EVERY, SOAK, SOAK_US
 
 SETUP_S: Final = 6e-3
@@ -46,23 +46,17 @@ class Estimate(NamedTuple):
     latency_us: float
     # Of measuring it, set-up and warm-up included.
     seconds: float
-    # Of device memory for its inputs and outputs.
     device_bytes: int
 
 
-def estimate(point: Point, gpu: GpuSpec) -> Estimate:
-    """Estimate what one point takes.
+def estimate_all(points: Sequence[Point], gpu: GpuSpec) -> list[Estimate]:
+    """Estimate what each point takes.
 
     >>> from fastroof.config import load_gpu
     >>> point = Point("gemm", {"dtype": "bf16", "m": 4096, "n": 4096, "k": 4096})
-    >>> estimate(point, load_gpu("h100")).latency_us.__round__()
+    >>> round(estimate_all([point], load_gpu("h100"))[0].latency_us)
     233
     """
-    return estimate_all([point], gpu)[0]
-
-
-def estimate_all(points: Sequence[Point], gpu: GpuSpec) -> list[Estimate]:
-    """Estimate what each point takes."""
     estimates: list[Estimate | None] = [None] * len(points)
     rows_of: dict[str, list[int]] = {}
     for i, point in enumerate(points):
@@ -95,7 +89,7 @@ def _estimate_operator(operator: MeasuredOperator, points: Sequence[Point], gpu:
 def _seconds(call_us: float, num_sets: int) -> float:
     """Seconds a point takes; a first graph is captured to find how long a call takes, then the timed one."""
     timed = schedule(call_us, num_sets)
-    captured = pilot_calls(num_sets, ReplayRule()) + timed.calls
+    captured = pilot_calls(num_sets) + timed.calls
     replays_us = (timed.warm_up + timed.replays) * timed.calls * call_us
     return SETUP_S + SET_S * (num_sets - 1) + CAPTURE_S * captured + replays_us / US_PER_S
 

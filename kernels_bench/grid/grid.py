@@ -48,14 +48,12 @@ _MODEL_KEYS: Final = ("name", "heads", "hidden", "intermediate", "experts", "voc
 class Group:
     """One ``[[group]]`` of a grid: a line of ``kernels-bench plan``."""
 
-    # What it is called, and the operator of all its points.
     name: str
     operator: str
     # 0 for sentinels; the points of the highest number are dropped first.
     priority: int
     # Its points within its limits.
     candidates: tuple[Point, ...]
-    # Combinations that its limits left out.
     num_beyond_limits: int = 0
 
 
@@ -63,17 +61,12 @@ class Group:
 class Grid:
     """The points of one grid file."""
 
-    # Name of the file without its ending, and its title.
     name: str
     title: str
     path: Path
-    # Of the file's bytes, for the provenance.
     sha256: str
-    # The models whose shapes it derives.
     models: tuple[ModelShape, ...]
-    # In the order of the file.
     groups: tuple[Group, ...]
-    # Keys of points that are not measured.
     left_out: frozenset[str] = frozenset()
 
     def points(self) -> list[Point]:

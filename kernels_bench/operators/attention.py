@@ -71,9 +71,6 @@ class DecodeAttentionOperator(AttentionOperator):
     bandwidth_share = DECODE_BANDWIDTH_SHARE
 
 
-OPERATORS: Final = (
-    PrefillAttentionOperator(),
-    DecodeAttentionOperator(),
-)
+OPERATORS: Final = (PrefillAttentionOperator(), DecodeAttentionOperator())
 ATTENTION: Final = tuple(operator.name for operator in OPERATORS)
 """Operators of providers of attention by head."""

@@ -46,7 +46,4 @@ COLLECTIVE: Final = CollectiveOperator.name
 BY_RANKS: Final = (ALLREDUCE, COLLECTIVE)
 """Operators that ranks measure together, a process a GPU, where all others are measured by one process."""
 
-OPERATORS: Final = (
-    AllreduceOperator(),
-    CollectiveOperator(),
-)
+OPERATORS: Final = (AllreduceOperator(), CollectiveOperator())

@@ -43,7 +43,4 @@ class MlaDecodeOperator(MeasuredOperator):
         return pairs * float(values["num_q_heads"]) * 2.0 * float(values["kv_lora_rank"])
 
 
-OPERATORS: Final = (
-    MlaPrefillOperator(),
-    MlaDecodeOperator(),
-)
+OPERATORS: Final = (MlaPrefillOperator(), MlaDecodeOperator())

@@ -36,14 +36,12 @@ STREAMING: Final = 0.776
 class MeasuredOperator:
     """One operator as it is measured. A subclass states how it differs from this."""
 
-    # A key of :data:`fastroof.operators.registry.OPERATORS`.
     name: ClassVar[str]
     # Shares of a card's peak FLOP/s and bandwidth that its kernels were seen to reach on an H100.
     flops_share: ClassVar[float] = 1.0
     # Of fp8 kernels, of their higher peak, if it is another one.
     fp8_flops_share: ClassVar[float] = 0.0
     bandwidth_share: ClassVar[float] = STREAMING
-    # What a call takes at least, us.
     launch_us: ClassVar[float]
     # Seconds beyond those of a point: of the first point of a run, and of the first of each
     # :meth:`compiled_shape`.
@@ -57,11 +55,8 @@ class MeasuredOperator:
     model_shapes: ClassVar[ModelShapes] = {}
     # Limits that a group may have, and what each bounds, of one point.
     limits: ClassVar[Limits] = {}
-    # Columns that a group need not give.
     defaults: ClassVar[Mapping[str, int | str]] = {}
-    # Columns whose values are some words only.
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    # Columns that must be a multiple of another.
     divisors: ClassVar[Mapping[str, str]] = {}
 
     @property

@@ -26,20 +26,18 @@ Columns = dict[str, Array]
 NUM_RUNS: Final = "num_runs"
 RUN_SPREAD: Final = "run_spread"
 _QUARTILES: Final = ("p25_us", "p75_us")
+_OF_ALL: Final = ("gpu", "sentinels", "operators")
 
 
 @dataclass(frozen=True)
 class Merged:
     """What :func:`merge_runs` returns."""
 
-    # GPU of all runs.
     gpu: str
     # For each operator its columns, and ``num_runs`` (runs behind the row) and ``run_spread`` (largest less
     # smallest latency over the median).
     tables: Mapping[str, Columns]
-    # Content of provenance.toml.
     provenance: Mapping[str, Any]
-    # Warnings of the merge.
     notes: tuple[str, ...]
     # Folders of the runs and those around them: where a gpu.toml may lie.
     places: tuple[Path, ...] = ()
@@ -201,7 +199,11 @@ def _provenance(
         "rows": sum(len(columns[LATENCY.name]) for columns in tables.values()),
         "sentinels": [repeat for s in sets.values() for repeat in _of(s).get("sentinels", [])],
         "operators": {operator: _summary(operator, columns) for operator, columns in tables.items()},
-        "merged_from": [{"run": Path(word).name, **_merged_from(s)} for word, s in sets.items()],
+        "merged_from": [
+            # without what the merged one states for all
+            {"run": Path(word).name, **{k: v for k, v in _of(s).items() if k not in _OF_ALL}}
+            for word, s in sets.items()
+        ],
     }
 
 
@@ -211,11 +213,6 @@ def _of(tables: MeasuredTables) -> Mapping[str, Any]:
         refuse_odd_provenance(provenance)
         return provenance
     return {name: value for name, value in provenance.items() if name != "sentinels"}
-
-
-def _merged_from(tables: MeasuredTables) -> dict[str, Any]:
-    """Return one run's provenance, without what the merged one states for all."""
-    return {name: v for name, v in _of(tables).items() if name not in ("gpu", "sentinels", "operators")}
 
 
 def _summary(operator: str, columns: Columns) -> dict[str, Any]:

@@ -29,9 +29,7 @@ class Run:
     # The journal's lines; ``end`` is empty where the run was killed.
     start: Record
     end: Record
-    # Its sentinel lines, in their order.
     sentinels: tuple[Record, ...]
-    # Points it measured.
     rows: int
 
 
@@ -43,7 +41,6 @@ class Recorded:
     rows: Mapping[str, Record]
     # The line of each point that was tried and has no row.
     skips: Mapping[str, Record]
-    # In the order of the journals.
     runs: tuple[Run, ...]
 
     @property
@@ -143,15 +140,12 @@ def _checked_key(path: Path, line: Record) -> str:
         if not (is_text if column.kind == "text" else is_whole_number(cell, column.minimum, MOST_INT)):
             raise MeasureError(f"{path}: {key}: {column.name} is {shown(cell)}, need {column.kind}")
     for name in _TIMES:
-        if not _is_time(line.get(name)):
-            raise MeasureError(f"{path}: {key}: {name} is {shown(line.get(name))}, need a number above 0")
+        time: Any = line.get(name)
+        if not is_number(time) or not 0 < time <= MOST_INT:
+            raise MeasureError(f"{path}: {key}: {name} is {shown(time)}, need a number above 0")
     if not isinstance(line.get(PROVIDER.name), str) or not line[PROVIDER.name]:
         raise MeasureError(f"{path}: {key} names no provider")
     return key
-
-
-def _is_time(cell: Any) -> bool:
-    return is_number(cell) and 0 < cell <= MOST_INT
 
 
 def _why_none(skips: Mapping[str, Record]) -> str:

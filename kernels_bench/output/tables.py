@@ -32,21 +32,13 @@ MOST_IMPOSSIBLE: Final = 0.01
 class WrittenTables:
     """What :func:`write_tables` wrote."""
 
-    # The source's folder.
     folder: Path
-    # GPU that was measured.
     gpu: str
-    # Rows of each operator's table.
     rows: Mapping[str, int]
     # Points that were tried and have no row.
     skipped: int
     # Keys of measured rows that no GPU of this kind can have done, and why; they are in no table.
     left_out: Mapping[str, str] = field(default_factory=dict)
-
-
-def tables_from_journals(journals: Sequence[Path]) -> dict[str, Columns]:
-    """Turn the rows of journals into one table an operator."""
-    return usable_tables(read_journals(journals), None)[0]
 
 
 def usable_tables(recorded: Recorded, gpu: GpuSpec | None) -> tuple[dict[str, Columns], dict[str, str]]:

@@ -10,12 +10,7 @@ import numpy as np
 
 from fastroof.arrays import Array
 from fastroof.config.gpu import GpuSpec
-from fastroof.judging.grid_checks import (
-    SEVERITIES,
-    Finding,
-    Severity,
-    example,
-)
+from fastroof.judging.grid_checks import SEVERITIES, Finding, Severity, example
 from fastroof.judging.validate import FileReport, validate, worst
 from fastroof.load import MeasuredTable, MeasuredTables
 from kernels_bench.output.provenance import HARMLESS_THROTTLES, refuse_odd_provenance
@@ -38,13 +33,11 @@ DRIFT: Final = 0.03
 class Validation:
     """All findings about a table set."""
 
-    # GPU of the tables.
     gpu: str
     # fastroof's checks, one a file, with the findings of :func:`validate_tables` added to them.
     reports: tuple[FileReport, ...]
     # What concerns the set as a whole: sentinels, device, skips, coverage.
     findings: tuple[Finding, ...]
-    # By group of the grid; empty where no grid was given.
     coverage: tuple[Coverage, ...] = ()
     # How each sentinel of each run repeated, as :class:`kernels_bench.sentinels.SentinelRepeat` has it.
     sentinels: tuple[Mapping[str, Any], ...] = ()
@@ -208,10 +201,7 @@ class Coverage:
 
 
 def coverage(
-    tables: MeasuredTables,
-    grid: Sequence[Point],
-    skipped: Sequence[str] = (),
-    sentinels: Sequence[str] = (),
+    tables: MeasuredTables, grid: Sequence[Point], skipped: Sequence[str] = (), sentinels: Sequence[str] = ()
 ) -> tuple[Coverage, ...]:
     """Count how much of a grid a table set holds, by group."""
     wanted = {point.operator for point in grid}

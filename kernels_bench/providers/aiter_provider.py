@@ -119,8 +119,7 @@ class AiterProvider(CudaProvider):
         import torch
 
         sets = paged_sets(point, self.device, seed, max_bytes, packed=True)
-        batch, heads = sets.batch, sets.heads
-        assert batch is not None
+        batch, heads = sets.paged, sets.heads
         starts, lens, table = map(self._ints, (batch.token_offsets[:-1], batch.kv_lens, batch.block_table))
         longest = int(batch.kv_lens.max())
         parts = batch.num_sequences * heads.num_q_heads * -(-longest // PARTITION)

@@ -18,7 +18,6 @@ from kernels_bench.providers.paging import PagedBatch, ragged_offsets
 from kernels_bench.providers.random_inputs import InputMaker
 from kernels_bench.providers.rotating import RotatingCalls, count_sets, sample
 
-FP32_BYTES: Final = 4
 CHECKED_SEQUENCES: Final = 4
 CHECKED_HEADS: Final = 4
 CHECKED_QUERIES: Final = 32
@@ -28,7 +27,6 @@ CHECKED_QUERIES: Final = 32
 class Heads:
     """Head shape of one GPU."""
 
-    # Query heads, KV heads, width of one.
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
@@ -41,6 +39,11 @@ class Heads:
         values = point.values
         window = int(values.get("window", 0))
         return cls(int(values["num_q_heads"]), int(values["num_kv_heads"]), int(values["head_dim"]), window)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Query heads, KV heads, width of one."""
+        return self.num_q_heads, self.num_kv_heads, self.head_dim
 
     @property
     def window_left(self) -> int:
@@ -73,7 +76,6 @@ class AttentionSets:
     """Input sets of one attention point."""
 
     heads: Heads
-    # Of each sequence.
     new_tokens: Longs
     kv_lens: Longs
     # Shape (sets, tokens, num_q_heads, head_dim).
@@ -85,13 +87,22 @@ class AttentionSets:
     v: Any
     # Pages of the sequences; None where K and V are contiguous.
     batch: PagedBatch | None
-    # Bytes of all sets.
     rotated_bytes: int
 
     @property
     def num_sets(self) -> int:
         """Input sets."""
         return int(self.q.shape[0])
+
+    @property
+    def paged(self) -> PagedBatch:
+        """Pages of the sequences, of sets that :func:`paged_sets` made."""
+        assert self.batch is not None
+        return self.batch
+
+    def each(self, attend: Callable[[Any, Any, Any, Any], None]) -> Callable[[int], None]:
+        """Return the launch that calls ``attend(q, k, v, out)`` on the set of an index."""
+        return lambda i: attend(self.q[i], self.k[i], self.v[i], self.out[i])
 
     def sequence_kv(self, index: int, sequence: int, kv_head: int) -> tuple[Any, Any]:
         """Return K and V of one head of one sequence, each of shape (kv_len, head_dim)."""
@@ -119,23 +130,16 @@ def _num_sets(
     heads: Heads, new_tokens: Longs, kv_tokens: int, kv_dtype: str, device: Device, max_bytes: int
 ) -> tuple[int, int]:
     """Return how many sets, and the bytes of one: of ``kv_tokens`` in all, pages' ends included."""
-    kv_bytes = DTYPE_BYTES.get(kv_dtype, FP32_BYTES)
-    set_bytes = int(
-        attention_bytes(
-            heads.num_q_heads, heads.num_kv_heads, heads.head_dim, new_tokens.sum(), kv_tokens, 1, kv_bytes
-        )
-    )
+    set_bytes = int(attention_bytes(*heads.sizes, new_tokens.sum(), kv_tokens, 1, DTYPE_BYTES[kv_dtype]))
     return count_sets(set_bytes, device.rotated_bytes, max_bytes), set_bytes
 
 
-def contiguous_sets(
-    point: Point, device: Device, seed: int, max_bytes: int, dtype: str = "bf16"
-) -> AttentionSets:
+def contiguous_sets(point: Point, device: Device, seed: int, max_bytes: int) -> AttentionSets:
     """Make sets whose K and V lie contiguous, one sequence after the other."""
     heads = Heads.of(point)
     new_tokens, kv_lens = batch_of(point)
     tokens, kv_tokens = int(new_tokens.sum()), int(kv_lens.sum())
-    sets, set_bytes = _num_sets(heads, new_tokens, kv_tokens, dtype, device, max_bytes)
+    sets, set_bytes = _num_sets(heads, new_tokens, kv_tokens, "bf16", device, max_bytes)
     make = InputMaker(device, seed)
     q_shape = (sets, tokens, heads.num_q_heads, heads.head_dim)
     kv_shape = (sets, kv_tokens, heads.num_kv_heads, heads.head_dim)
@@ -143,30 +147,23 @@ def contiguous_sets(
         heads=heads,
         new_tokens=new_tokens,
         kv_lens=kv_lens,
-        q=make.normal(*q_shape, dtype=dtype),
-        out=make.poisoned(*q_shape, dtype=dtype),
-        k=make.normal(*kv_shape, dtype=dtype),
-        v=make.normal(*kv_shape, dtype=dtype),
+        q=make.normal(*q_shape),
+        out=make.poisoned(*q_shape),
+        k=make.normal(*kv_shape),
+        v=make.normal(*kv_shape),
         batch=None,
         rotated_bytes=sets * set_bytes,
     )
 
 
 def paged_sets(
-    point: Point,
-    device: Device,
-    seed: int,
-    max_bytes: int,
-    *,
-    packed: bool,
-    dtype: str = "bf16",
-    q_dtype: str = "",
+    point: Point, device: Device, seed: int, max_bytes: int, *, packed: bool, q_dtype: str = "bf16"
 ) -> AttentionSets:
-    """Make sets whose K and V lie in pages of one pool; ``q_dtype`` is the queries' if not ``dtype``."""
+    """Make sets whose K and V lie in pages of one pool."""
     heads = Heads.of(point)
     new_tokens, kv_lens = batch_of(point)
     batch = PagedBatch.make(new_tokens, kv_lens, seed, window=heads.window)
-    kv_dtype = "fp8" if point.values["kv_dtype"] == "fp8" else dtype
+    kv_dtype = "fp8" if point.values["kv_dtype"] == "fp8" else "bf16"
     page = batch.page_size
     sets, set_bytes = _num_sets(heads, new_tokens, batch.num_pages * page, kv_dtype, device, max_bytes)
     make = InputMaker(device, seed)
@@ -183,8 +180,8 @@ def paged_sets(
         heads=heads,
         new_tokens=new_tokens,
         kv_lens=kv_lens,
-        q=make.normal(*q_shape, dtype=q_dtype or dtype),
-        out=make.poisoned(*q_shape, dtype=dtype),
+        q=make.normal(*q_shape, dtype=q_dtype),
+        out=make.poisoned(*q_shape),
         k=k,
         v=v,
         batch=batch,

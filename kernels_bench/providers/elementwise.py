@@ -59,9 +59,7 @@ def refuses_small_op(point: Point) -> str | None:
     return None
 
 
-def prepare_small_op(
-    point: Point, ops: SmallOps, device: Device, seed: int, max_bytes: int, dtype: str = "bf16"
-) -> RotatingCalls:
+def prepare_small_op(point: Point, ops: SmallOps, device: Device, seed: int, max_bytes: int) -> RotatingCalls:
     """Make inputs of a small kernel and bind a provider's to them."""
     values = point.values
     kind, m, width = str(values["kind"]), int(values["m"]), int(values["width"])
@@ -71,8 +69,17 @@ def prepare_small_op(
     sets = count_sets(set_bytes, device.rotated_bytes, max_bytes // 2)
     make = InputMaker(device, seed)
     rows = make.indices(sample(m, CHECKED_ROWS, seed), "int64")
-    launch, read, expect = _BINDERS[kind](ops, make, sets, m, width, rows, dtype)
-    return RotatingCalls(kernel, sets, sets * set_bytes, launch, read, expect)
+    call, arguments, read, expect = _BINDERS[kind](ops, make, sets, m, width, rows)
+    # Sliced once: the host's time for a launch bounds how fast a graph is captured.
+    calls, written = list(zip(*(one.unbind() for one in arguments), strict=True)), dict[int, Any]()
+
+    def launch(index: int) -> None:
+        written[index] = call(*calls[index])
+
+    def read_set(index: int) -> Any:
+        return read(index, written[index] or calls[index])
+
+    return RotatingCalls(kernel, sets, sets * set_bytes, launch, read_set, expect)
 
 
 def _set_bytes(kind: str, m: int, width: int) -> int:
@@ -80,127 +87,102 @@ def _set_bytes(kind: str, m: int, width: int) -> int:
     return math.ceil(elements * BF16_BYTES * m * width)
 
 
-Bound = tuple[Callable[[int], None], Callable[[int], Any], Callable[[int], Any]]
+Bound = tuple[Callable[..., Any], tuple[Any, ...], Callable[[int, Any], Any], Callable[[int], Any]]
+"""What is called, with which tensors of each set; what is checked of a set, in what the call returned or else
+was given; and what should be there."""
 
 
-def _bind_rmsnorm(
-    ops: SmallOps, make: InputMaker, sets: int, m: int, width: int, rows: Any, dtype: str
-) -> Bound:
+def _bind_rmsnorm(ops: SmallOps, make: InputMaker, sets: int, m: int, width: int, rows: Any) -> Bound:
     import torch
 
-    x, residual = make.normal(sets, m, width, dtype=dtype), make.normal(sets, m, width, dtype=dtype)
-    weight = make.normal(width, dtype=dtype)
+    x, residual = make.normal(sets, m, width), make.normal(sets, m, width)
+    weight = make.normal(width)
     x_before, residual_before = x[:, rows].clone(), residual[:, rows].clone()
 
-    # Sliced once: the host's time for a launch bounds how fast a graph is captured.
-    calls, written = list(zip(x.unbind(), residual.unbind(), strict=True)), dict[int, Any]()
+    def call(x: Any, residual: Any) -> Any:
+        return ops.rmsnorm_residual(x, residual, weight)
 
-    def launch(index: int) -> None:
-        written[index] = ops.rmsnorm_residual(*calls[index], weight)
-
-    def read(index: int) -> Any:
-        return torch.stack([part[rows].double() for part in written[index] or calls[index]])
+    def read(index: int, written: Any) -> Any:
+        return torch.stack([part[rows].double() for part in written])
 
     def expect(index: int) -> Any:
         return torch.stack(
             references.add_rmsnorm(x_before[index], residual_before[index], weight, RMS_EPSILON)
         )
 
-    return launch, read, expect
+    return call, (x, residual), read, expect
 
 
-def _bind_rope(
-    ops: SmallOps, make: InputMaker, sets: int, m: int, width: int, rows: Any, dtype: str
-) -> Bound:
+def _bind_rope(ops: SmallOps, make: InputMaker, sets: int, m: int, width: int, rows: Any) -> Bound:
     import torch
 
     q_heads, _ = split_rope_heads(width)
-    qk = make.normal(sets, m, width, dtype=dtype)
+    qk = make.normal(sets, m, width)
     before = qk[:, rows].clone()
     # Queries and keys are columns of one row, as the QKV projection leaves them.
     q, k = qk.split((q_heads * HEAD_DIM, width - q_heads * HEAD_DIM), dim=-1)
     random = np.random.default_rng(m)
     positions = make.indices(random.integers(0, MAX_POSITION, m), "int64")
-    table_dtype = dtype if dtype == "fp32" else ops.cos_sin_dtype
-    cos_sin = rope_table(make, MAX_POSITION, HEAD_DIM, ROPE_THETA, table_dtype)
+    cos_sin = rope_table(make, MAX_POSITION, HEAD_DIM, ROPE_THETA, ops.cos_sin_dtype)
 
-    calls, written = list(zip(q.unbind(), k.unbind(), strict=True)), dict[int, Any]()
+    def call(q: Any, k: Any) -> Any:
+        return ops.rope(positions, q, k, HEAD_DIM, cos_sin)
 
-    def launch(index: int) -> None:
-        written[index] = ops.rope(positions, *calls[index], HEAD_DIM, cos_sin)
-
-    def read(index: int) -> Any:
-        return torch.cat([part[rows] for part in written[index] or calls[index]], dim=-1)
+    def read(index: int, written: Any) -> Any:
+        return torch.cat([part[rows] for part in written], dim=-1)
 
     def expect(index: int) -> Any:
         heads = before[index].unflatten(-1, (-1, HEAD_DIM))
         return references.rope(heads, cos_sin[positions[rows]]).flatten(1)
 
-    return launch, read, expect
+    return call, (q, k), read, expect
 
 
-def _bind_silu(
-    ops: SmallOps, make: InputMaker, sets: int, m: int, width: int, rows: Any, dtype: str
-) -> Bound:
-    x, out = make.normal(sets, m, 2 * width, dtype=dtype), make.poisoned(sets, m, width, dtype=dtype)
+def _bind_silu(ops: SmallOps, make: InputMaker, sets: int, m: int, width: int, rows: Any) -> Bound:
+    x, out = make.normal(sets, m, 2 * width), make.poisoned(sets, m, width)
 
-    calls, written = list(zip(out.unbind(), x.unbind(), strict=True)), dict[int, Any]()
+    def read(index: int, written: Any) -> Any:
+        return written[0][rows]
 
-    def launch(index: int) -> None:
-        written[index] = ops.silu_and_mul(*calls[index])
-
-    def read(index: int) -> Any:
-        return (written[index] or calls[index])[0][rows]
-
-    return launch, read, lambda index: references.silu_and_mul(x[index, rows])
+    return ops.silu_and_mul, (out, x), read, lambda index: references.silu_and_mul(x[index, rows])
 
 
-def _bind_kv_write(
-    ops: SmallOps, make: InputMaker, sets: int, m: int, width: int, rows: Any, dtype: str
-) -> Bound:
+def _bind_kv_write(ops: SmallOps, make: InputMaker, sets: int, m: int, width: int, rows: Any) -> Bound:
     import torch
 
     heads = width // (2 * HEAD_DIM)
     pages = -(-m // PAGE_SIZE)
-    kv = make.normal(sets, m, 2, heads, HEAD_DIM, dtype=dtype)
+    kv = make.normal(sets, m, 2, heads, HEAD_DIM)
     # K and V of a token side by side in the cache, as vLLM has them.
-    cache = make.poisoned(sets, pages, PAGE_SIZE, heads, 2 * HEAD_DIM, dtype=dtype)
+    cache = make.poisoned(sets, pages, PAGE_SIZE, heads, 2 * HEAD_DIM)
     k_pages, v_pages = cache.split(HEAD_DIM, dim=-1)
     slots = make.indices(np.random.default_rng(m).permutation(pages * PAGE_SIZE)[:m], "int64")
 
-    parts = (kv[:, :, 0], kv[:, :, 1], k_pages, v_pages)
-    calls = list(zip(*(part.unbind() for part in parts), strict=True))
+    def call(k: Any, v: Any, k_pages: Any, v_pages: Any) -> None:
+        ops.kv_write(k, v, k_pages, v_pages, slots)
 
-    def launch(index: int) -> None:
-        k, v, k_set, v_set = calls[index]
-        ops.kv_write(k, v, k_set, v_set, slots)
-
-    def read(index: int) -> Any:
+    def read(index: int, written: Any) -> Any:
         return cache[index].flatten(0, 1)[slots[rows]].unflatten(-1, (2, HEAD_DIM)).transpose(1, 2)
 
-    return launch, read, lambda index: torch.as_tensor(kv[index, rows])
+    parts = (kv[:, :, 0], kv[:, :, 1], k_pages, v_pages)
+    return call, parts, read, lambda index: torch.as_tensor(kv[index, rows])
 
 
-def _bind_fp8(ops: SmallOps, make: InputMaker, sets: int, m: int, width: int, rows: Any, dtype: str) -> Bound:
+def _bind_fp8(ops: SmallOps, make: InputMaker, sets: int, m: int, width: int, rows: Any) -> Bound:
     import torch
 
-    x = make.normal(sets, m, width, dtype=dtype)
+    x = make.normal(sets, m, width)
     out = make.poisoned(sets, m, width, dtype="fp8")
     # Above 5 sigma values saturate, as they do with a scale from calibration.
     scale = torch.full((1,), 5.0 / FP8_MAX, dtype=torch.float32, device=make.device.name)
 
-    calls, written = list(zip(out.unbind(), x.unbind(), strict=True)), dict[int, Any]()
+    def call(out: Any, x: Any) -> Any:
+        return ops.fp8_quantise(out, x, scale)
 
-    def launch(index: int) -> None:
-        written[index] = ops.fp8_quantise(*calls[index], scale)
+    def read(index: int, written: Any) -> Any:
+        return take(written[0], rows).double() * scale.double()
 
-    def read(index: int) -> Any:
-        return take((written[index] or calls[index])[0], rows).double() * scale.double()
-
-    def expect(index: int) -> Any:
-        return x[index, rows].double().clamp(-5.0, 5.0)
-
-    return launch, read, expect
+    return call, (out, x), read, lambda index: x[index, rows].double().clamp(-5.0, 5.0)
 
 
 _BINDERS: Final = {
@@ -237,14 +219,8 @@ def prepare_copy(point: Point, device: Device, seed: int, max_bytes: int) -> Rot
         to, of = calls[index]
         to.copy_(of)
 
-    return RotatingCalls(
-        COPY_KERNEL,
-        sets,
-        sets * set_bytes,
-        launch,
-        lambda index: ends(target[index]),
-        lambda index: ends(source[index]),
-    )
+    checked_ends = (lambda index: ends(target[index]), lambda index: ends(source[index]))
+    return RotatingCalls(COPY_KERNEL, sets, sets * set_bytes, launch, *checked_ends)
 
 
 def prepare_launch(device: Device) -> RotatingCalls:

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from fastroof.arrays import Longs
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
 from kernels_bench.protocol import Point
 from kernels_bench.providers import references
@@ -37,7 +36,6 @@ ID_BYTES: Final = 4 + 4
 class ExpertLayer:
     """Sizes of the experts on one GPU, and of what they are given."""
 
-    # Of the weights.
     dtype: str
     # Tokens of all GPUs that share the experts.
     num_tokens: int
@@ -48,23 +46,15 @@ class ExpertLayer:
     # Of the model, and of one expert on this GPU.
     hidden: int
     width: int
-    # How tokens are routed.
     distribution: str
 
     @classmethod
     def of(cls, point: Point) -> ExpertLayer:
         """Take the sizes from a point's columns."""
         v = point.values
-        return cls(
-            dtype=str(v["dtype"]),
-            num_tokens=int(v["num_tokens"]),
-            topk=int(v["topk"]),
-            num_experts=int(v["num_experts"]),
-            moe_ep=int(v["moe_ep"]),
-            hidden=int(v["hidden"]),
-            width=int(v["intermediate"]) // int(v["moe_tp"]),
-            distribution=str(v["distribution"]),
-        )
+        sizes = {name: int(v[name]) for name in ("num_tokens", "topk", "num_experts", "moe_ep", "hidden")}
+        width = int(v["intermediate"]) // int(v["moe_tp"])
+        return cls(str(v["dtype"]), **sizes, width=width, distribution=str(v["distribution"]))
 
     @property
     def num_local(self) -> int:
@@ -187,7 +177,6 @@ class ExpertSets:
     # Static float32 scales of fp8 activations; None for other dtypes.
     x_scale: Any
     gated_scale: Any
-    # Bytes of all sets.
     rotated_bytes: int
 
     @classmethod
@@ -201,18 +190,21 @@ class ExpertSets:
         routed = route(
             layer.num_tokens, layer.topk, layer.num_experts, layer.moe_ep, layer.distribution, seed
         )
-        touched = len(np.unique(routed[routed < layer.num_local]))
-        held_bytes, activation_bytes = (
-            layer.num_local * layer.expert_bytes,
-            layer.num_tokens * layer.token_bytes,
-        )
+        is_here = routed < layer.num_local
+        touched = len(np.unique(routed[is_here]))
+        held_bytes = layer.num_local * layer.expert_bytes
+        activation_bytes = layer.num_tokens * layer.token_bytes
         pools = count_sets(held_bytes + activation_bytes, device.rotated_bytes, max_bytes)
         called_bytes = touched * layer.expert_bytes + activation_bytes
         wanted = min(device.rotated_bytes // called_bytes + 1, MAX_SETS)
         fitting = (max_bytes - pools * held_bytes) // activation_bytes
         sets = max(pools, min(wanted, fitting))
         make = InputMaker(device, seed)
-        turned = [_turned(routed, layer.num_local, index // pools * touched) for index in range(sets)]
+        # in later sets each token takes, of the experts here, those further on
+        turned = [
+            np.where(is_here, (routed + index // pools * touched) % layer.num_local, routed)
+            for index in range(sets)
+        ]
         here = np.where(np.arange(layer.num_experts) < layer.num_local, np.arange(layer.num_experts), -1)
         shares = make.normal(sets, layer.num_tokens, layer.topk, dtype="fp32")
         is_static = layer.dtype == "fp8"
@@ -272,8 +264,3 @@ class ExpertSets:
             share = (shares * taken).sum(dim=1)[rows, None]
             out[rows] += share * references.gated_mlp(x[rows], *self.weights_of(index).expert(expert))
         return out
-
-
-def _turned(routed: Longs, num_local: int, by: int) -> Longs:
-    """Let each token take, of the experts here, those ``by`` numbers further on."""
-    return np.where(routed < num_local, (routed + by) % num_local, routed)

@@ -108,25 +108,23 @@ def _ints(values: Any, device: Device) -> Any:
     return torch.as_tensor(np.asarray(values), dtype=torch.int32, device=device.name)
 
 
+def _pages(batch: PagedBatch, device: Device) -> list[Any]:
+    return [_ints(values, device) for values in (batch.page_offsets, batch.pages, batch.last_page_lens)]
+
+
+def _options(heads: Heads, q_dtype: Any, kv_dtype: Any) -> dict[str, Any]:
+    window = {"window_left": heads.window_left, "sm_scale": heads.scale}
+    return {**window, "q_data_type": q_dtype, "kv_data_type": kv_dtype}
+
+
 def plan_ragged_prefill(
     flashinfer: Any, sets: AttentionSets, device: Device, backend: str
 ) -> Callable[[int], None]:
     """Plan prefill over contiguous KV, causal from the lower right."""
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(_workspace(device), "NHD", backend=backend)
     heads = sets.heads
-    wrapper.plan(
-        _ints(ragged_offsets(sets.new_tokens), device),
-        _ints(ragged_offsets(sets.kv_lens), device),
-        heads.num_q_heads,
-        heads.num_kv_heads,
-        heads.head_dim,
-        causal=True,
-        window_left=heads.window_left,
-        sm_scale=heads.scale,
-        q_data_type=sets.q.dtype,
-        kv_data_type=sets.k.dtype,
-    )
-
+    offsets = [_ints(ragged_offsets(lengths), device) for lengths in (sets.new_tokens, sets.kv_lens)]
+    wrapper.plan(*offsets, *heads.sizes, causal=True, **_options(heads, sets.q.dtype, sets.k.dtype))
     return lambda i: wrapper.run(sets.q[i], sets.k[i], sets.v[i], out=sets.out[i])
 
 
@@ -135,21 +133,9 @@ def plan_paged_prefill(
 ) -> Callable[[Any, Any, Any, Any], None]:
     """Plan attention of a whole step over paged KV, decodes among it."""
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(_workspace(device), "NHD", backend=backend)
-    wrapper.plan(
-        _ints(batch.token_offsets, device),
-        _ints(batch.page_offsets, device),
-        _ints(batch.pages, device),
-        _ints(batch.last_page_lens, device),
-        heads.num_q_heads,
-        heads.num_kv_heads,
-        heads.head_dim,
-        batch.page_size,
-        causal=True,
-        window_left=heads.window_left,
-        sm_scale=heads.scale,
-        q_data_type=dtype,
-        kv_data_type=dtype,
-    )
+    offsets = _ints(batch.token_offsets, device)
+    pages, page = _pages(batch, device), batch.page_size
+    wrapper.plan(offsets, *pages, *heads.sizes, page, causal=True, **_options(heads, dtype, dtype))
     return lambda q, k, v, out: wrapper.run(q, (k, v), out=out)
 
 
@@ -167,19 +153,8 @@ def plan_decode(
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
         _workspace(device), "NHD", use_tensor_cores=tensor_cores, backend="fa2" if tensor_cores else "auto"
     )
-    wrapper.plan(
-        _ints(batch.page_offsets, device),
-        _ints(batch.pages, device),
-        _ints(batch.last_page_lens, device),
-        heads.num_q_heads,
-        heads.num_kv_heads,
-        heads.head_dim,
-        batch.page_size,
-        window_left=heads.window_left,
-        q_data_type=q_dtype,
-        kv_data_type=kv_dtype,
-        sm_scale=heads.scale,
-    )
+    pages = _pages(batch, device)
+    wrapper.plan(*pages, *heads.sizes, batch.page_size, **_options(heads, q_dtype, kv_dtype))
     return lambda q, k, v, out: wrapper.run(q, (k, v), out=out)
 
 

@@ -156,34 +156,18 @@ class FlashinferProvider(CudaProvider):
     def _prepare_windowed_prefill(self, point: Point, seed: int, max_bytes: int, backend: str) -> Prepared:
         """Over pages, of which a window leaves most unread: contiguous KV would hold and rotate all of it."""
         sets = paged_sets(point, self.device, seed, max_bytes, packed=False)
-        assert sets.batch is not None
         package, dtype = self._package(), sets.q.dtype
-        attend = plan_paged_prefill(package, sets.batch, sets.heads, dtype, self.device, backend)
-
-        def launch(index: int) -> None:
-            attend(sets.q[index], sets.k[index], sets.v[index], sets.out[index])
-
-        return prepare_attention(sets, self._prefill_kernel(point), launch, seed)
+        attend = plan_paged_prefill(package, sets.paged, sets.heads, dtype, self.device, backend)
+        return prepare_attention(sets, self._prefill_kernel(point), sets.each(attend), seed)
 
     def _prepare_decode(self, point: Point, seed: int, max_bytes: int) -> Prepared:
-        kv_dtype = str(point.values["kv_dtype"])
         sets = paged_sets(point, self.device, seed, max_bytes, packed=False)
-        assert sets.batch is not None
-        tensor_cores = bool(self.modules.decode_uses_tensor_cores(sets.heads, kv_dtype))
+        on_tensor = self.modules.decode_uses_tensor_cores(sets.heads, str(point.values["kv_dtype"]))
+        dtypes = sets.q.dtype, sets.k.dtype
         attend = plan_decode(
-            self._package(),
-            sets.batch,
-            sets.heads,
-            sets.q.dtype,
-            sets.k.dtype,
-            self.device,
-            tensor_cores=tensor_cores,
+            self._package(), sets.paged, sets.heads, *dtypes, self.device, tensor_cores=bool(on_tensor)
         )
-
-        def launch(index: int) -> None:
-            attend(sets.q[index], sets.k[index], sets.v[index], sets.out[index])
-
-        return prepare_attention(sets, self._decode_kernel(point), launch, seed)
+        return prepare_attention(sets, self._decode_kernel(point), sets.each(attend), seed)
 
     def _prepare_mla(self, point: Point, seed: int, max_bytes: int) -> Prepared:
         backend = self._mla_backend(point) or "fa2"

@@ -35,7 +35,6 @@ class MlaSets:
     # Pages of shape (sets, pages, page_size, width).
     latent: Any
     rope: Any
-    # Bytes of all sets.
     rotated_bytes: int
 
 

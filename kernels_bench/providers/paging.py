@@ -31,7 +31,6 @@ class PagedBatch:
     # New tokens of each sequence, and tokens attended to, the new ones included; shape (sequences,).
     new_tokens: Longs
     kv_lens: Longs
-    # Tokens a page.
     page_size: int
     # Pages of all sequences, one sequence after the other; each page of the pool exactly once, but for the
     # one that stands for all that lie outside the window.

@@ -51,19 +51,15 @@ def sample(size: int, count: int, seed: int) -> Longs:
 class RotatingCalls:
     """A prepared point: a launch over several input sets."""
 
-    # What is measured, for the ``kernel`` column.
     kernel: str
     num_sets: int
-    # Bytes of all sets together.
     rotated_bytes: int
-    # Launches on one set.
     launch: Launch
     # The sampled part of what a launch wrote on that set, a tensor.
     read: Read
     # The same part of what it should have written, a float64 tensor. Where a kernel works in place, what one
     # launch since the preparation should have written.
     expect: Read
-    # Optional columns of the row.
     columns: Mapping[str, int] = field(default_factory=dict)
 
     def run(self, index: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from kernels_bench.protocol import Point
-from kernels_bench.providers.attention import AttentionSets, contiguous_sets, prepare_attention
+from kernels_bench.providers.attention import contiguous_sets, prepare_attention
 from kernels_bench.providers.device import Device
 from kernels_bench.providers.rotating import RotatingCalls
 
@@ -24,14 +24,14 @@ def refuses_sdpa(point: Point, device: Device) -> str | None:
     return None
 
 
-def prepare_sdpa(
-    point: Point, device: Device, seed: int, max_bytes: int, dtype: str = "bf16"
-) -> RotatingCalls:
+def prepare_sdpa(point: Point, device: Device, seed: int, max_bytes: int) -> RotatingCalls:
     """Make contiguous inputs and find the backend that takes them."""
-    sets = contiguous_sets(point, device, seed, max_bytes, dtype)
+    sets = contiguous_sets(point, device, seed, max_bytes)
     batch_size = len(sets.kv_lens)
     q_len, kv_len = int(sets.new_tokens[0]), int(sets.kv_lens[0])
-    views = [_views(sets, index, batch_size) for index in range(sets.num_sets)]
+    # (batch, heads, tokens, head_dim) views of (tokens, heads, head_dim) memory
+    tensors = [x.unflatten(1, (batch_size, -1)).transpose(2, 3) for x in (sets.q, sets.k, sets.v)]
+    views = list(zip(*tensors, strict=True))
     backend, attend = _first_that_works(_backends(device, q_len, kv_len), views[0], q_len, kv_len)
     outputs: dict[int, Any] = {}
 
@@ -59,12 +59,6 @@ def sdpa_words(point: Point, device: Device) -> str:
 
 def _what(point: Point) -> str:
     return "prefill" if "q_len" in point.values else "decode, contiguous KV"
-
-
-def _views(sets: AttentionSets, index: int, batch_size: int) -> tuple[Any, Any, Any]:
-    """Return q, k and v as (batch, heads, tokens, head_dim) views of (tokens, heads, head_dim) memory."""
-    q, k, v = (x[index].unflatten(0, (batch_size, -1)).transpose(1, 2) for x in (sets.q, sets.k, sets.v))
-    return q, k, v
 
 
 def _backends(device: Device, q_len: int, kv_len: int) -> list[str]:

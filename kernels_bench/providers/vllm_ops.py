@@ -26,10 +26,7 @@ A library that an importable vllm has is taken from there instead: importing vll
 process can register an op only once.
 """
 
-LIBRARY_FILES: Final = {
-    "fa3": "_vllm_fa3_C.abi3.so",
-    "ops": "_C_stable_libtorch.abi3.so",
-}
+LIBRARY_FILES: Final = {"fa3": "_vllm_fa3_C.abi3.so", "ops": "_C_stable_libtorch.abi3.so"}
 """FA3, and norm, rope, activation, quantisation and KV write."""
 
 SCHEMAS: Final = {
@@ -94,7 +91,7 @@ def load_libraries() -> dict[str, str]:
 
     reasons = {}
     for name, file in LIBRARY_FILES.items():
-        if _is_registered(torch, name):
+        if not _missing_ops(torch, name):
             reasons[name] = ""
             continue
         path = find_library(name)
@@ -121,21 +118,10 @@ def _root_cause(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def _ops_of(name: str) -> list[str]:
-    is_fa3 = name == "fa3"
-    return [op for op in SCHEMAS if op.startswith("_vllm_fa3_C::") == is_fa3]
-
-
 def _missing_ops(torch: Any, name: str) -> list[str]:
-    def is_there(qualified: str) -> bool:
-        space, op = qualified.split("::")
-        return hasattr(getattr(torch.ops, space), op)
-
-    return [op for op in _ops_of(name) if not is_there(op)]
-
-
-def _is_registered(torch: Any, name: str) -> bool:
-    return not _missing_ops(torch, name)
+    """Return the ops of a library that are not registered."""
+    split = {op: op.split("::") for op in SCHEMAS if op.startswith("_vllm_fa3_C::") == (name == "fa3")}
+    return [op for op, (space, short) in split.items() if not hasattr(getattr(torch.ops, space), short)]
 
 
 def plan_fa3(
@@ -148,7 +134,7 @@ def plan_fa3(
     import torch
 
     window = (heads.window_left, 0 if heads.window else -1)  # as vLLM's backend gives it
-    widths = heads.num_q_heads, heads.num_kv_heads, heads.head_dim, heads.head_dim
+    widths = *heads.sizes, heads.head_dim
     descale = None
     if dtype.itemsize == 1:
         one = torch.ones(1, dtype=torch.float32, device=device.name)
@@ -190,65 +176,22 @@ def _plan_forward(
     longest_q, longest_kv = int(batch.new_tokens.max()), int(batch.kv_lens.max())
     splits = GRAPH_MAX_SPLITS if batch.num_tokens <= GRAPH_MAX_TOKENS else 0
     metadata = ops.get_scheduler_metadata(
-        batch.num_sequences,
-        longest_q,
-        longest_kv,
-        *widths,
-        dtype,
-        kv_lens,
-        offsets,
-        None,  # cu_seqlens_k
-        None,  # cu_seqlens_k_new
-        None,  # seqused_q
-        None,  # leftpad_k
-        batch.page_size,
-        0,  # max_seqlen_k_new
-        True,  # is_causal
-        *window,
-        False,  # has_softcap
-        splits,
-        None,  # pack_gqa
-        0,  # sm_margin
-    )
+        batch.num_sequences, longest_q, longest_kv, *widths, dtype, kv_lens, offsets,
+        None, None, None, None,  # cu_seqlens_k, cu_seqlens_k_new, seqused_q, leftpad_k
+        batch.page_size, 0, True, *window, False,  # max_seqlen_k_new, is_causal, has_softcap
+        splits, None, 0,  # pack_gqa, sm_margin
+    )  # fmt: skip
 
     def forward(q: Any, k: Any, v: Any, q_v: Any, out: Any) -> None:
         ops.fwd(
-            q,
-            k,
-            v,
-            None,  # k_new
-            None,  # v_new
-            q_v,
-            out,
-            offsets,
-            None,  # cu_seqlens_k
-            None,  # cu_seqlens_k_new
-            None,  # seqused_q
-            kv_lens,
-            longest_q,
-            longest_kv,
-            table,
-            None,  # kv_batch_idx
-            None,  # leftpad_k
-            None,  # rotary_cos
-            None,  # rotary_sin
-            None,  # seqlens_rotary
-            descale,  # of q
-            descale,  # of k
-            descale,  # of v
-            scale,
-            True,  # is_causal
-            *window,
-            0.0,  # softcap
-            True,  # is_rotary_interleaved
-            metadata,
-            splits,
-            None,  # pack_gqa
-            0,  # sm_margin
-            None,  # s_aux
-            1,  # cp_world_size
-            0,  # cp_rank
-            None,  # cp_tot_seqused_k
-        )
+            q, k, v, None, None, q_v, out, offsets,  # k_new, v_new
+            None, None, None, kv_lens, longest_q, longest_kv,  # cu_seqlens_k, cu_seqlens_k_new, seqused_q
+            table, None, None,  # kv_batch_idx, leftpad_k
+            None, None, None,  # rotary_cos, rotary_sin, seqlens_rotary
+            descale, descale, descale, scale,  # of q, k and v
+            True, *window, 0.0, True,  # is_causal, softcap, is_rotary_interleaved
+            metadata, splits, None, 0, None,  # pack_gqa, sm_margin, s_aux
+            1, 0, None,  # cp_world_size, cp_rank, cp_tot_seqused_k
+        )  # fmt: skip
 
     return forward

@@ -210,16 +210,10 @@ class VllmProvider(CudaProvider):
         return " ".join(f"vllm {self._chosen_attention(point)[0]} FA3 MLA, page {PAGE_SIZE}".split())
 
     def _prepare_attention(self, point: Point, seed: int, max_bytes: int) -> Prepared:
-        is_fp8 = point.values["kv_dtype"] == "fp8"
-        q_dtype = "fp8" if is_fp8 else ""
+        q_dtype = str(point.values["kv_dtype"])
         sets = paged_sets(point, self.device, seed, max_bytes, packed=True, q_dtype=q_dtype)
-        assert sets.batch is not None
-        attend = plan_fa3(sets.batch, sets.heads, sets.q.dtype, self.device)
-
-        def launch(index: int) -> None:
-            attend(sets.q[index], sets.k[index], sets.v[index], sets.out[index])
-
-        return prepare_attention(sets, self._attention_kernel(point), launch, seed)
+        attend = plan_fa3(sets.paged, sets.heads, sets.q.dtype, self.device)
+        return prepare_attention(sets, self._attention_kernel(point), sets.each(attend), seed)
 
     def _refuses_mla(self, point: Point) -> str | None:
         values = point.values

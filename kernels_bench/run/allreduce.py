@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from fastroof.errors import MeasureError
 from fastroof.units import DTYPE_BYTES
-from kernels_bench.journal import Journal, done_keys, starts
+from kernels_bench.journal import Journal, done_keys
 from kernels_bench.operators.communication import ALLREDUCE, BY_RANKS, COLLECTIVE
 from kernels_bench.protocol import Clock, DeviceState, Monitor, Point, Timing
 from kernels_bench.providers.vllm_experts import vllm_version
-from kernels_bench.replays import ReplayRule, relative_iqr, summarise, suspicion
+from kernels_bench.replays import relative_iqr, summarise, suspicion
 from kernels_bench.run.allreduce_points import MODES
 from kernels_bench.run.allreduce_rank import Answer, Order
 from kernels_bench.run.allreduce_ranks import (
@@ -47,7 +47,7 @@ def slowest_rank(answers: Sequence[Answer]) -> Timing:
     if len({(one.calls, len(one.replays_us)) for one in answers}) != 1:
         counts = ", ".join(f"{len(one.replays_us)} replays of {one.calls} calls" for one in answers)
         raise MeasureError(f"the ranks did not time the same calls: {counts}")
-    timings = [summarise(one.replays_us, one.calls, ReplayRule().dropped) for one in answers]
+    timings = [summarise(one.replays_us, one.calls) for one in answers]
     return max(timings, key=lambda timing: timing.latency_us)
 
 
@@ -105,7 +105,8 @@ class _Run(JournaledRun):
         done = done_keys(self.book.records) & set(self.points)
         self.before = len(done)
         queue = [p for p in self.points.values() if p.key not in done]
-        self._start(facts)
+        names = {p.operator for p in self.points.values()}
+        self.start(facts, part=COLLECTIVE if names == {COLLECTIVE} else ALLREDUCE, backend=self.backend)
         try:
             reason = self._worlds(queue)
         except KeyboardInterrupt:
@@ -227,19 +228,6 @@ class _Run(JournaledRun):
         if reason is not None:
             self.skip(point, "unsupported", reason)
         return reason is not None
-
-    def _start(self, facts: dict[str, Any]) -> None:
-        record = {"type": "start", "run_id": self.options.run_id, "gpu": self.options.gpu, "facts": facts}
-        resumed = bool(starts(self.book.records))
-        names = {p.operator for p in self.points.values()}
-        part = {
-            "part": COLLECTIVE if names == {COLLECTIVE} else ALLREDUCE,
-            "backend": self.backend,
-            "num_points": len(self.points),
-        }
-        self.book.append(
-            {**self.options.start, **record, **part, "seed": self.options.seed, "resumed": resumed}
-        )
 
     def _left_s(self) -> float:
         """Seconds until the deadline less what the caller needs, infinite without one."""

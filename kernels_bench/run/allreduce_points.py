@@ -31,7 +31,7 @@ def allreduce_points(worlds: Sequence[int], backend: str = "nccl") -> list[Point
         )
         for n in worlds
         for mode in MODES[backend]
-        for size in _sizes(backend)
+        for size in (MESSAGE_BYTES if backend == "nccl" else PROOF_BYTES)
     ]
 
 
@@ -49,12 +49,8 @@ def collective_points(worlds: Sequence[int], backend: str = "nccl") -> list[Poin
         )
         for n in worlds
         for name in ("all_gather", "reduce_scatter", "alltoall")
-        for size in _sizes(backend)
+        for size in (MESSAGE_BYTES if backend == "nccl" else PROOF_BYTES)
     ]
-
-
-def _sizes(backend: str) -> tuple[int, ...]:
-    return MESSAGE_BYTES if backend == "nccl" else PROOF_BYTES
 
 
 def points_by_ranks(operator: str, worlds: Sequence[int], backend: str = "nccl") -> list[Point]:

@@ -21,7 +21,7 @@ from typing import Any, Final
 from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S
 from kernels_bench.providers.device import oom_as_memory_error, torch_dtype
 from kernels_bench.providers.rotating import L2_MULTIPLE, count_sets
-from kernels_bench.replays import ReplayRule, pilot_calls, schedule
+from kernels_bench.replays import pilot_calls, schedule
 from kernels_bench.run.check import BOUNDS, relative_error
 from kernels_bench.run.collective_calls import COLLECTIVE_CALLS, VllmAllreduce, received
 
@@ -36,7 +36,6 @@ PROOF_ROTATED_BYTES: Final = 1024
 class World:
     """The ranks that call together."""
 
-    # Ranks, one process each.
     num_gpus: int
     # Who launches: ``nccl`` or ``vllm``, on the CPU ``gloo``.
     backend: str
@@ -72,7 +71,6 @@ class Answer:
 
     # Duration of each replay, us, the first ones to be dropped included.
     replays_us: tuple[float, ...] = ()
-    # Calls in each replay.
     calls: int = 0
     # Relative error of the result, the largest over the ranks.
     error: float = 0.0
@@ -116,7 +114,6 @@ class _Member:
         self.torch, self.dist = torch, dist
         self.rank, self.world = rank, world
         self.on_gpu = world.backend != "gloo" and torch.cuda.is_available()
-        self.rule = ReplayRule()
         options: dict[str, Any] = {}
         if self.on_gpu:
             torch.cuda.set_device(rank)
@@ -170,10 +167,10 @@ class _Member:
         if not error <= BOUNDS[order.dtype]:
             return Answer(error=error, kernel=kernel)
         num_sets = len(messages)
-        pilot = pilot_calls(num_sets, self.rule)
+        pilot = pilot_calls(num_sets)
         for _ in range(2):  # the second finds communicators and buffers ready
             pilot_us = self._replays_us(self._eager(order, messages, outputs, pilot), 1)[0]
-        plan = schedule(self._most(pilot_us) / pilot, num_sets, self.rule)
+        plan = schedule(self._most(pilot_us) / pilot, num_sets)
         launches = self._eager(order, messages, outputs, plan.calls)
         graph = self._capture(launches) if self.on_gpu else None
         replay = launches if graph is None else graph.replay

@@ -44,7 +44,6 @@ class Check:
 
     # Relative Frobenius error; NaN where the result holds NaN.
     error: float
-    # The largest that passes.
     bound: float
 
     @property
@@ -87,11 +86,6 @@ def error_bound(point: Point) -> float:
     return BOUNDS[dtype]
 
 
-def has_result(point: Point) -> bool:
-    """Return whether there is anything to check: an empty launch writes nothing."""
-    return MEASURED[point.operator].has_result(point.values)
-
-
 def check_result(point: Point, prepared: Prepared) -> Check:
     """Run a prepared point once and compare it with its reference."""
     bound = error_bound(point)
@@ -108,7 +102,8 @@ def check_result(point: Point, prepared: Prepared) -> Check:
 
 def check_points(points: Iterable[Point]) -> tuple[Point, ...]:
     """Pick the points of a family that its check runs on."""
-    by_work = sorted((p for p in points if has_result(p)), key=lambda p: (_work(p), p.key))
+    with_result = (p for p in points if MEASURED[p.operator].has_result(p.values))
+    by_work = sorted(with_result, key=lambda p: (_work(p), p.key))
     if not by_work:
         return ()
     quick = [p for p in by_work if _work(p) <= REFERENCE_WORK] or by_work[:1]

@@ -36,28 +36,24 @@ class CollectiveCall(NamedTuple):
     scale: float = 1.0
 
 
-def _all_reduce(dist: Any, message: Any, output: Any) -> None:
-    dist.all_reduce(message)
-
-
-def _all_gather(dist: Any, message: Any, output: Any) -> None:
-    dist.all_gather_into_tensor(output, message)
-
-
-def _reduce_scatter(dist: Any, message: Any, output: Any) -> None:
-    dist.reduce_scatter_tensor(output, message)
-
-
-def _all_to_all(dist: Any, message: Any, output: Any) -> None:
-    dist.all_to_all_single(output, message)
-
-
 COLLECTIVE_CALLS: Final = {
-    "all_reduce": CollectiveCall(_all_reduce, lambda n, g: 0, is_shared=False, adds=True, scale=SMALL),
-    "all_gather": CollectiveCall(_all_gather, lambda n, g: n * g, is_shared=False, adds=False),
-    "reduce_scatter": CollectiveCall(_reduce_scatter, lambda n, g: n // g, is_shared=True, adds=True),
-    "alltoall": CollectiveCall(_all_to_all, lambda n, g: n, is_shared=True, adds=False),
-}
+    "all_reduce": CollectiveCall(
+        lambda dist, message, _: dist.all_reduce(message), lambda n, g: 0,
+        is_shared=False, adds=True, scale=SMALL,
+    ),
+    "all_gather": CollectiveCall(
+        lambda dist, message, output: dist.all_gather_into_tensor(output, message), lambda n, g: n * g,
+        is_shared=False, adds=False,
+    ),
+    "reduce_scatter": CollectiveCall(
+        lambda dist, message, output: dist.reduce_scatter_tensor(output, message), lambda n, g: n // g,
+        is_shared=True, adds=True,
+    ),
+    "alltoall": CollectiveCall(
+        lambda dist, message, output: dist.all_to_all_single(output, message), lambda n, g: n,
+        is_shared=True, adds=False,
+    ),
+}  # fmt: skip
 """By the names that tables have; all-reduce has its own table."""
 
 

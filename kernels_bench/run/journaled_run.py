@@ -35,6 +35,24 @@ class JournaledRun:
                     f"{self.options.gpu} ({gpu_names[1]}): one journal holds one GPU, give another -o"
                 )
 
+    def start(self, facts: Mapping[str, Any], **part: Any) -> bool:
+        """Write how the run begins, and ``part`` of what; return whether it continues an earlier one."""
+        options, resumed = self.options, bool(starts(self.book.records))
+        self.book.append(
+            {
+                "type": "start",
+                "run_id": options.run_id,
+                "gpu": options.gpu,
+                "facts": facts,
+                "seed": options.seed,
+                "resumed": resumed,
+                "num_points": len(self.points),
+                **part,
+                **options.start,
+            }
+        )
+        return resumed
+
     def skip(self, point: Point, kind: str, reason: str) -> None:
         """Write that a point has no row, and why: ``kind`` is oom, unsupported, reference or error."""
         skip = {"operator": point.operator, "values": dict(point.values), "reason": reason, "kind": kind}

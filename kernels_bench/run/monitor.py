@@ -79,21 +79,15 @@ class NvmlMonitor:
         if reasons is None:
             reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         return DeviceState(
-            sm_clock_mhz=_number(
-                self._ask("nvmlDeviceGetClockInfo", handle, getattr(nvml, "NVML_CLOCK_SM", 1))
-            ),
+            sm_clock_mhz=_number(self._ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM)),
             power_w=_number(self._ask("nvmlDeviceGetPowerUsage", handle)) * _MILLI,
-            temperature_c=_number(
-                self._ask("nvmlDeviceGetTemperature", handle, getattr(nvml, "NVML_TEMPERATURE_GPU", 0))
-            ),
+            temperature_c=_number(self._ask("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU)),
             throttle_reasons=int(reasons or 0),
         )
 
     def power_limited_us(self) -> float:
         """NVML's counter of power violations, ns; NaN if the GPU does not report it."""
-        status = self._ask(
-            "nvmlDeviceGetViolationStatus", self._handle, getattr(self._nvml, "NVML_PERF_POLICY_POWER", 0)
-        )
+        status = self._ask("nvmlDeviceGetViolationStatus", self._handle, self._nvml.NVML_PERF_POLICY_POWER)
         return _number(getattr(status, "violationTime", None)) * _MILLI
 
     def facts(self) -> Mapping[str, Any]:
@@ -114,9 +108,7 @@ class NvmlMonitor:
             "memory_free_bytes": None if memory is None else int(memory.free),
             "power_limit_w": None if limit_mw is None else limit_mw * _MILLI,
             "power_default_w": None if default_mw is None else default_mw * _MILLI,
-            "max_sm_clock_mhz": self._ask(
-                "nvmlDeviceGetMaxClockInfo", handle, getattr(self._nvml, "NVML_CLOCK_SM", 1)
-            ),
+            "max_sm_clock_mhz": self._ask("nvmlDeviceGetMaxClockInfo", handle, self._nvml.NVML_CLOCK_SM),
         }
         return {name: value for name, value in facts.items() if value not in (None, "")}
 

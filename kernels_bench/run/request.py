@@ -31,7 +31,6 @@ class Request:
     providers: tuple[str, ...] = ()
     # Operators; all where empty.
     only: tuple[str, ...] = ()
-    # Of the order and the inputs.
     seed: int = 0
     # Seconds the points may be expected to take.
     budget_s: float | None = None

@@ -16,12 +16,10 @@ from kernels_bench.sentinels import SENTINEL_EVERY, SentinelRepeat
 class Progress:
     """Where a run stands."""
 
-    # Points that need nothing more, and points of the grid.
     done: int
     total: int
     # Of the done ones, those without a row.
     skipped: int
-    # The last one.
     point: Point
     # What it took, us; None where it was skipped.
     latency_us: float | None
@@ -33,11 +31,9 @@ class Progress:
 class RunOptions:
     """How to measure."""
 
-    # Name of the GPU, for the tables.
     gpu: str
     # Name of the run; a resumed run keeps it.
     run_id: str
-    # Of the order of points and of the inputs.
     seed: int = 0
     # Seconds from now after which nothing may run any more.
     deadline_s: float | None = None
@@ -47,9 +43,7 @@ class RunOptions:
     max_bytes: int = 16 * GIB
     # Measured at the start, about every ``sentinel_every`` points, and at the end.
     sentinels: tuple[Point, ...] = ()
-    # Points between two rounds.
     sentinel_every: int = SENTINEL_EVERY
-    # Seconds that measuring a point is expected to take.
     estimate_s: Callable[[Point], float] | None = None
     # Further facts for the start line: versions, grid, command, commit.
     start: Mapping[str, Any] = field(default_factory=dict)
@@ -69,12 +63,9 @@ class RunReport:
     remeasured: int
     # Points skipped now, by kind: oom, unsupported, reference, error.
     skipped: Mapping[str, int]
-    # Points that were done before, and points that are not done.
     before: int
     left: int
-    # Seconds it took.
     elapsed_s: float
-    # How the sentinels repeated over this journal.
     sentinels: tuple[SentinelRepeat, ...] = ()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -94,7 +94,10 @@ class _Run(JournaledRun):
         estimate_s = self.options.estimate_s or (lambda point: 0.0)
         self.estimates = {p.key: estimate_s(p) for p in self.queue}
         self.queued_s = sum(self.estimates.values())
-        self._start(facts)
+        if self.start(facts):
+            self.say(
+                f"resumed: {self.before} of {len(self.points)} points were done, {len(self.queue)} are left"
+            )
         try:
             reason = self._loop()
         except KeyboardInterrupt:
@@ -131,25 +134,6 @@ class _Run(JournaledRun):
         if self.late:
             return "deadline"
         return "no provider" if self.orphaned else "complete"
-
-    def _start(self, facts: Mapping[str, Any]) -> None:
-        options, resumed = self.options, bool(starts(self.book.records))
-        self.book.append(
-            {
-                "type": "start",
-                "run_id": options.run_id,
-                "gpu": options.gpu,
-                "facts": facts,
-                "seed": options.seed,
-                "resumed": resumed,
-                "num_points": len(self.points),
-                **options.start,
-            }
-        )
-        if resumed:
-            self.say(
-                f"resumed: {self.before} of {len(self.points)} points were done, {len(self.queue)} are left"
-            )
 
     def _warn_of_other_versions(self) -> None:
         for start in starts(self.book.records)[-1:]:

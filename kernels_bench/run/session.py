@@ -264,19 +264,15 @@ def usable_bytes(on_cpu: bool) -> int:
 def _start_facts(
     request: Request, grid: Grid, answers: Sequence[tuple[Provider, Availability]], on_cpu: bool
 ) -> dict[str, Any]:
+    given = request.grid
+    # what finds the grid again from any working directory
+    place = given if given is None or not Path(given).is_file() else str(grid.path.resolve())
     return {
         "device": CPU if on_cpu else "gpu",
         "providers": [provider.name for provider, _ in answers],
         "grid": grid.name,
         "grid_title": grid.title,
         "grid_sha256": grid.sha256,
-        "request": asdict(replace(request, grid=_grid_place(request.grid, grid))),
+        "request": asdict(replace(request, grid=place)),
         **run_facts(answers),
     }
-
-
-def _grid_place(given: str | None, grid: Grid) -> str | None:
-    """Return what finds the grid again from any working directory."""
-    if given is None or not Path(given).is_file():
-        return given
-    return str(grid.path.resolve())

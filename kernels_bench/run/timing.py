@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
@@ -20,28 +19,26 @@ from typing import Any
 from fastroof.errors import MeasureError
 from fastroof.units import US_PER_MS, US_PER_S
 from kernels_bench.protocol import DeviceState, Prepared, Timing
-from kernels_bench.replays import ReplayRule, pilot_calls, schedule, summarise
+from kernels_bench.replays import WARM_UP_US, pilot_calls, schedule, summarise
 
 
 class CpuTimer:
     """Times a prepared point of the cpu provider with the host's clock."""
 
-    def __init__(self, rule: ReplayRule | None = None, seconds: Callable[[], float] = perf_counter) -> None:
-        self._rule = rule or ReplayRule()
+    def __init__(self, seconds: Callable[[], float] = perf_counter) -> None:
         self._seconds = seconds
 
     def time(
         self, prepared: Prepared, read: Callable[[], DeviceState], warm_up_us: float = 0.0
     ) -> tuple[Timing, DeviceState]:
         """Warm up, replay, and summarise."""
-        rule = self._rule
-        pilot = pilot_calls(prepared.num_sets, rule)
+        pilot = pilot_calls(prepared.num_sets)
         self._replay_us(prepared, pilot)
-        plan = schedule(self._replay_us(prepared, pilot) / pilot, prepared.num_sets, rule)
+        plan = schedule(self._replay_us(prepared, pilot) / pilot, prepared.num_sets)
         for _ in range(plan.warm_up):
             self._replay_us(prepared, plan.calls)
         replays = [self._replay_us(prepared, plan.calls) for _ in range(plan.replays)]
-        return summarise(replays, plan.calls, rule.dropped), read()
+        return summarise(replays, plan.calls), read()
 
     def _replay_us(self, prepared: Prepared, calls: int) -> float:
         run, num_sets = prepared.run, prepared.num_sets
@@ -54,8 +51,7 @@ class CpuTimer:
 class GraphTimer:
     """Times a prepared point as replays of a CUDA graph that rotates over its input sets."""
 
-    def __init__(self, rule: ReplayRule | None = None, torch: Any = None) -> None:
-        self._rule = rule or ReplayRule()
+    def __init__(self, torch: Any = None) -> None:
         self._torch = _cuda_torch() if torch is None else torch
         self._stream = self._torch.cuda.Stream()
 
@@ -74,18 +70,16 @@ class GraphTimer:
     def _time(
         self, prepared: Prepared, read: Callable[[], DeviceState], warm_up_us: float
     ) -> tuple[Timing, DeviceState]:
-        rule, stream = self._rule, self._stream
-        rule = replace(rule, warm_up_us=max(rule.warm_up_us, warm_up_us))
         # Libraries choose kernels and make workspaces in their first calls, which a graph must not hold.
         for index in range(min(prepared.num_sets, 3)):
             prepared.run(index)
-        stream.synchronize()
-        pilot = pilot_calls(prepared.num_sets, rule)
+        self._stream.synchronize()
+        pilot = pilot_calls(prepared.num_sets)
         graph = self._capture(prepared, pilot)
         try:
             self._replays_us(graph, 1, DeviceState)
             (pilot_us,), _ = self._replays_us(graph, 1, DeviceState)
-            plan = schedule(pilot_us / pilot, prepared.num_sets, rule)
+            plan = schedule(pilot_us / pilot, prepared.num_sets, max(WARM_UP_US, warm_up_us))
             if plan.calls != pilot:
                 graph.reset()
                 graph = self._capture(prepared, plan.calls)
@@ -94,7 +88,7 @@ class GraphTimer:
             replays, state = self._replays_us(graph, plan.replays, read)
         finally:
             graph.reset()
-        return summarise(replays, plan.calls, rule.dropped), state
+        return summarise(replays, plan.calls), state
 
     def _capture(self, prepared: Prepared, calls: int) -> Any:
         torch = self._torch

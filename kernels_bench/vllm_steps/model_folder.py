@@ -51,10 +51,8 @@ class EngineModel:
 
     # What steps.csv calls it: the preset, or the path that was given.
     name: str
-    # A name for its folder.
     folder_name: str
     spec: ModelSpec
-    # Its config.json.
     config: dict[str, Any]
 
     def write(self, parent: Path) -> Path:

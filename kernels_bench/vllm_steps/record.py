@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,11 +89,7 @@ def step_record(
             "dtype": weights if engine["quantization"] else dtype,
             "kv_dtype": "fp8" if kv_dtype.startswith("fp8") else dtype,
             **point.batch.cells,
-            "latency_us": timing.latency_us,
-            "p25_us": timing.p25_us,
-            "p75_us": timing.p75_us,
-            "min_us": timing.min_us,
-            "num_replays": timing.num_replays,
+            **asdict(timing),
             "provider": f"vllm {version} engine{LEVEL_WORDS[level]}",
         },
     }

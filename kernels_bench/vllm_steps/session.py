@@ -39,17 +39,13 @@ class EngineOptions:
 
     # Name of the GPU or its gpu.toml; ``cpu`` for vLLM's CPU build on tiny sizes.
     gpu: str | None = None
-    # Seconds for all models.
     deadline_s: float | None = None
     # Seconds without which no model is begun: it takes so long to its first step.
     least_s: float = 70.0
     # Where to begin in :data:`kernels_bench.vllm_steps.core.LEVELS`.
     level: int = 0
-    # Whether closed loops are run too.
     loops: bool = True
-    # Arguments of vLLM's EngineArgs that win over the worker's.
     engine_args: Mapping[str, Any] = field(default_factory=dict)
-    # Called with each new record of the journal.
     on_record: Callable[[Record], None] = lambda record: None
 
 
@@ -77,10 +73,7 @@ def start_worker(task: Task, log: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def measure_engine_steps(
-    models: Sequence[EngineModel],
-    folder: Path,
-    options: EngineOptions,
-    start: StartWorker = start_worker,
+    models: Sequence[EngineModel], folder: Path, options: EngineOptions, start: StartWorker = start_worker
 ) -> EngineReport:
     """Measure the steps that a folder lacks, and write steps.csv and steps.toml.
 

@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -21,13 +21,7 @@ from kernels_bench.journal import Journal
 from kernels_bench.protocol import Monitor
 from kernels_bench.providers.vllm_experts import vllm_version
 from kernels_bench.vllm_steps.core import LEVELS, VllmCore
-from kernels_bench.vllm_steps.points import (
-    LOOP_CLIENTS,
-    TINY,
-    TINY_LOOP_CLIENTS,
-    EnginePoint,
-    default_points,
-)
+from kernels_bench.vllm_steps.points import LOOP_CLIENTS, TINY, TINY_LOOP_CLIENTS, EnginePoint, default_points
 from kernels_bench.vllm_steps.record import done_loops, done_points, open_journal, step_record, write_files
 from kernels_bench.vllm_steps.timing import closed_loop, time_point
 
@@ -63,17 +57,13 @@ class Task:
     # Folders of its config.json and of the journal.
     config_folder: str
     output: str
-    # Tokens that the model can attend to.
     max_position: int
     # Place in :data:`kernels_bench.vllm_steps.core.LEVELS`.
     level: int = 0
-    # Time for all of it.
     seconds: float | None = None
     # Whether vLLM's CPU build runs, on tiny sizes.
     on_cpu: bool = False
-    # Whether closed loops are run too.
     loops: bool = True
-    # Arguments of vLLM's EngineArgs that win over the worker's.
     engine_args: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
@@ -83,8 +73,7 @@ class Task:
     @classmethod
     def from_json(cls, text: str) -> Task:
         """Read the worker's argument."""
-        given = json.loads(text)
-        return cls(**{one.name: given[one.name] for one in fields(cls)})
+        return cls(**json.loads(text))
 
 
 class Plan(NamedTuple):

@@ -108,19 +108,13 @@ def loss(times: KernelTimes, weights: np.ndarray, costs: dict[str, float]) -> fl
         (("logit_ps", "allreduce_us"), {"logit_ps": 60.0, "allreduce_us": 3.0}),
         (FLOOR, {"step_us": 300.0, "prefill_floor_layer_us": 900.0}),
         (FLOOR, {"step_us": 0.0, "prefill_floor_layer_us": 700.0}),
-        (
-            EVERY_COST,
-            {"step_us": 500.0, "sequence_us": 20.0, "prefill_floor_layer_us": 950.0},
-        ),
+        (EVERY_COST, {"step_us": 500.0, "sequence_us": 20.0, "prefill_floor_layer_us": 950.0}),
         (HOST, {"step_us": 0.0, "sequence_us": 0.0}),
         (
             ("allreduce_us", "layer_us", "prefill_us"),
             dict.fromkeys(("allreduce_us", "layer_us", "prefill_us"), 9.0),
         ),
-        (
-            ("sequence_us", "prefill_layer_us"),
-            {"sequence_us": 12.0, "prefill_layer_us": 200.0},
-        ),
+        (("sequence_us", "prefill_layer_us"), {"sequence_us": 12.0, "prefill_layer_us": 200.0}),
         (("sequence_us", "kernel_us"), {"sequence_us": 12.0, "kernel_us": 1.5}),
     ],
 )

@@ -12,6 +12,7 @@ from benchmarks.accuracy import kv_room
 from benchmarks.accuracy.kv_room import (
     NOT_OF_A_RULE,
     RoomError,
+    errors_text,
     judged_errors,
     kv_room_rows,
     main,
@@ -24,7 +25,7 @@ from fastroof import fit
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import KvMemory, load_engine
 from fastroof.errors import FastroofError
-from fastroof.memory.room_errors import MOST, errors_path, errors_text, recorded_errors, room_errors_of
+from fastroof.memory.room_errors import MOST, errors_path, recorded_errors, room_errors_of
 from fastroof.units import GIB
 
 

@@ -14,13 +14,7 @@ import fastroof.backends
 from fastroof.backends import releases
 from fastroof.backends.releases import ReleaseWarning, programs, releases_markdown, warn_of_release
 from fastroof.errors import BackendError
-from tests.backends.interfaces import (
-    Interface,
-    every_program,
-    python_differences,
-    recorded,
-    text_differences,
-)
+from tests.backends.interfaces import Interface, every_program, python_differences, recorded, text_differences
 
 BACKENDS = Path(fastroof.backends.__file__).parent
 

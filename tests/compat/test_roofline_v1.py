@@ -127,15 +127,7 @@ def test_a_calibration_is_checked_and_frozen() -> None:
     ("model", "hardware", "calibration", "tp", "steps", "error", "message"),
     [
         ({}, HARDWARE, FITTED, 1, [], ModelError, "model_config: num_hidden_layers must be"),
-        (
-            {"num_local_experts": 8},
-            HARDWARE,
-            FITTED,
-            1,
-            [],
-            ModelError,
-            "num_local_experts is 8: .* no exp",
-        ),
+        ({"num_local_experts": 8}, HARDWARE, FITTED, 1, [], ModelError, "num_local_experts is 8: .* no exp"),
         (MODEL, None, FITTED, 1, [], GpuError, "hardware must be a dict, got None"),
         (MODEL, HARDWARE, 0.5, 1, [], PlanError, "calibration must be a Calibration, got float"),
         (MODEL, HARDWARE, FITTED, 0, [], PlanError, "tp must be a whole number of at least 1, got 0"),

@@ -590,10 +590,7 @@ def test_load_names_what_is_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "m,k,n,mfu\n8,64,64,0.1\n9,64,64,0.1\n8,64,64,0.2\n",
-            "row 3: the point 8 x 64 x 64 is a duplicate",
-        ),
+        ("m,k,n,mfu\n8,64,64,0.1\n9,64,64,0.1\n8,64,64,0.2\n", "row 3: the point 8 x 64 x 64 is a duplicate"),
         ("m,k,n\n8,64,64\n", "missing column mfu"),
         ("m,k,n,mfu\n8,64,64,-0.1\n", "row 1 .*column mfu: found '-0.1'"),
         ("m,k,n,mfu\n8,64,6.4,0.1\n", "row 1 .*column n: found '6.4'"),

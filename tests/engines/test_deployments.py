@@ -151,10 +151,7 @@ def test_kernels_of_a_version_come_first_and_others_are_gone():
     }
     assert {
         version: kernel and (kernel.engine, kernel.shared_experts) for version, kernel in of_kernels.items()
-    } == {
-        "1.2.0rc6.post2": ("sglang", "apart"),
-        "1.1.0rc2.post2": ("", "apart"),
-    }
+    } == {"1.2.0rc6.post2": ("sglang", "apart"), "1.1.0rc2.post2": ("", "apart")}
     kernels = engine_of_version("trtllm", "1.2.0rc6.post2").kernels
     assert kernels.of("moe", "b200", "fp8_block", {"dp": 8}) is None
 

@@ -50,10 +50,7 @@ def decode(predictor: Any, num_layers: int, requests: int = 32, steps: int = 500
 
 if __name__ == "__main__":
     replica = config.ReplicaConfig(
-        model_name="Qwen/Qwen3-32B",
-        device="h100",
-        network_device="h100_dgx",
-        attn_tensor_parallel_size=2,
+        model_name="Qwen/Qwen3-32B", device="h100", network_device="h100_dgx", attn_tensor_parallel_size=2
     )
     plans = frontier.FastroofExecutionTimePredictor(
         frontier.FastroofExecutionTimePredictorConfig(), replica, cluster_type=CLUSTER

@@ -154,7 +154,7 @@ class FakeNvml:
 
     NVMLError = NVMLError
     NVML_CLOCK_SM = 1
-    NVML_TEMPERATURE_GPU = 0
+    NVML_TEMPERATURE_GPU = NVML_PERF_POLICY_POWER = 0
 
     def __init__(self, silent: Sequence[str] = (), **answers: Any) -> None:
         self.silent = set(silent)

@@ -197,10 +197,7 @@ def test_the_cache_of_release_1_holds_all_sequences_keys(perf_models, tmp_path):
     assert prompts == [(64, 64, 12.5), (64, 128, 17.5)]
     files = {Path(n).name: a for n, a in list_sources(folder)[0].provenance["imported"].items()}
     assert files["attn_decode_predictions.csv"]["ignored"] == "predicted, not measured"
-    assert files["attention.csv"]["left_out"] == {
-        "kv_len below q_len": 1,
-        "kv_len below 1": 1,
-    }
+    assert files["attention.csv"]["left_out"] == {"kv_len below q_len": 1, "kv_len below 1": 1}
 
 
 def test_files_of_another_model_or_tp_than_their_folders_are_refused(perf_models, tmp_path):

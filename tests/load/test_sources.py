@@ -375,10 +375,7 @@ def test_times_at_the_limits_load(tmp_path: Path) -> None:
     rows = gemm_rows(2, m=np.ones(2, int), n=np.ones(2, int), k=np.ones(2, int), latency_us=times)
     assert load_sources(source(tmp_path / "a", {"gemm": rows})).tables["gemm"].columns[
         "latency_us"
-    ].tolist() == [
-        1e-3,
-        1e9,
-    ]
+    ].tolist() == [1e-3, 1e9]
 
 
 def test_a_gpu_that_the_tables_are_not_of_is_refused(tmp_path: Path) -> None:

@@ -315,10 +315,7 @@ def test_sliding_window(config: dict[str, Any], window: int | None) -> None:
         (llama(layer_types=["linear_attention"] * 4), "layer_types linear_attention means linear attention"),
         (llama(layer_types=["hyena"] * 4), "hybrid attention operator .layer_types hyena"),
         (llama(attention_chunk_size=8192), "chunked attention"),
-        (
-            llama(model_type="gpt2"),
-            "model_type 'gpt2' is not supported .`fastroof models",
-        ),
+        (llama(model_type="gpt2"), "model_type 'gpt2' is not supported .`fastroof models"),
         (
             llama(model_type=..., architectures=["GPT2LMHeadModel"]),
             "GPT2LMHeadModel is not supported .`fastroof models",
@@ -560,16 +557,8 @@ def test_kv_heads_are_replicated_where_they_are_fewer_than_gpus() -> None:
 @pytest.mark.parametrize(
     ("changes", "tp", "complaint"),
     [
-        (
-            {"num_attention_heads": 28, "num_key_value_heads": 4, "head_dim": 64},
-            8,
-            "28 query.*: tp=1, 2, 4",
-        ),
-        (
-            {"num_attention_heads": 24, "num_key_value_heads": 3, "head_dim": 64},
-            2,
-            "3 KV heads nei.*: tp=1",
-        ),
+        ({"num_attention_heads": 28, "num_key_value_heads": 4, "head_dim": 64}, 8, "28 query.*: tp=1, 2, 4"),
+        ({"num_attention_heads": 24, "num_key_value_heads": 3, "head_dim": 64}, 2, "3 KV heads nei.*: tp=1"),
         ({"intermediate_size": 1026}, 4, "MLP width of 1026 does not divide by 4; valid: tp=1, 2"),
         ({"intermediate_size": 1025, "num_attention_heads": 2}, 4, "2 query heads.*; an MLP width of 1025"),
     ],

@@ -139,11 +139,7 @@ def test_scattered_gemms_are_the_same_in_a_full_grid(at):
     m, n, k = np.array(list(SCATTERED), float).T
     gpu = load_gpu("h100")
     packed = pack_gemm(
-        m,
-        n,
-        k,
-        np.array(list(SCATTERED.values())),
-        GEMM.roofline("bf16", gpu, min(SCATTERED.values())),
+        m, n, k, np.array(list(SCATTERED.values())), GEMM.roofline("bf16", gpu, min(SCATTERED.values()))
     )
     assert len(packed.grid) == len(packed.origins) > 0
     ragged = packed._replace(grid=np.empty(0))

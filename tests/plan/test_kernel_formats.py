@@ -99,10 +99,7 @@ def test_4_bit_weights_compute_in_bf16_without_units_for_them(h100: Tables) -> N
     assert formats_of(plan)["qkv"] == "nvfp4_wo"
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kernel"),
-    [("int8", "int8"), ("w4afp8", "w4afp8")],
-)
+@pytest.mark.parametrize(("dtype", "kernel"), [("int8", "int8"), ("w4afp8", "w4afp8")])
 def test_a_format_without_rows_names_valid_formats(h100: Tables, dtype: str, kernel: str) -> None:
     found = f"h100 has no gemm table of dtype {kernel}; measured: bf16, fp8, fp8_block.*; allow_modelled=True"
     with pytest.raises(MissingTableError, match=found):
@@ -178,12 +175,7 @@ def test_the_two_kinds_of_fp8_of_one_model_are_two_plans(
 
 @pytest.mark.filterwarnings("ignore:no measured tables of")
 @pytest.mark.parametrize(
-    ("dtype", "kernel"),
-    [
-        ("int8", "int8"),
-        ("w4afp8", "int4_wo"),
-        ("nvfp4", "nvfp4_wo"),
-    ],
+    ("dtype", "kernel"), [("int8", "int8"), ("w4afp8", "int4_wo"), ("nvfp4", "nvfp4_wo")]
 )
 def test_a_gpu_without_units_for_a_format_computes_in_bf16(dtype: str, kernel: str) -> None:
     plan = fastroof.compile_plan("llama-3.1-8b", "a100", None, dtype=dtype, engine="kernels")

@@ -237,10 +237,7 @@ def test_no_flipped_bit_of_a_part_changes_a_row(
             into.extend(unit.number for unit in some)
             yield from (right[unit.number] for unit in some)
 
-        with (
-            contextlib.suppress(KeyboardInterrupt),
-            Checkpoint(sweep, output, identity, resume=True) as here,
-        ):
+        with contextlib.suppress(KeyboardInterrupt), Checkpoint(sweep, output, identity, resume=True) as here:
             results = list(here.results(units, evaluate))
             raise KeyboardInterrupt
         assert len(evaluated) == len(units) - 2

@@ -135,10 +135,7 @@ def test_an_allreduce_of_one_gpu_is_refused(h100):
 
 def test_an_operator_without_a_table_names_available_ones(h100):
     for operator in ("elementwise", "conv", ""):
-        with pytest.raises(
-            LookupInputError,
-            match=r"^unknown operator .*fastroof lookup --help",
-        ):
+        with pytest.raises(LookupInputError, match=r"^unknown operator .*fastroof lookup --help"):
             h100.lookup(operator, m=1)
     with pytest.raises(LookupInputError, match="roofline, linear_mfu, nearest, floor"):
         h100.lookup("gemm", **QUERIES["gemm"], method="cubic")

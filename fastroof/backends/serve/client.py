@@ -103,12 +103,7 @@ class PlanClient:
     """
 
     def __init__(
-        self,
-        url: str,
-        *,
-        token: str | None = None,
-        tls_root: Path | None = None,
-        timeout_s: float = 120.0,
+        self, url: str, *, token: str | None = None, tls_root: Path | None = None, timeout_s: float = 120.0
     ) -> None:
         self._lock, self._process = Lock(), os.getpid()
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}

@@ -194,9 +194,7 @@ class Call:
         waited: set[asyncio.Future[Any]] = {work, self._left}
         try:
             await asyncio.wait(
-                waited,
-                timeout=self._until_s + GRACE_S - loop.time(),
-                return_when=asyncio.FIRST_COMPLETED,
+                waited, timeout=self._until_s + GRACE_S - loop.time(), return_when=asyncio.FIRST_COMPLETED
             )
             if work.done():
                 return work.result()

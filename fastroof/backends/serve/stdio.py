@@ -42,11 +42,7 @@ def protocol_output() -> Iterator[int]:
 
 
 def serve_stdio(
-    plans: Mapping[str, StepPlan],
-    *,
-    limits: ServeLimits | None = None,
-    input_fd: int = 0,
-    output_fd: int = 1,
+    plans: Mapping[str, StepPlan], *, limits: ServeLimits | None = None, input_fd: int = 0, output_fd: int = 1
 ) -> None:
     """Answer lines on standard input until it ends, nobody reads, or SIGTERM or SIGINT comes.
 

@@ -303,13 +303,7 @@ def attn_prefill_mfu(
 
 
 def gemm_mfu(
-    tables: InfersimTables,
-    device: str | npt.ArrayLike,
-    m: Sizes,
-    k: Sizes,
-    n: Sizes,
-    *,
-    strict: bool = False,
+    tables: InfersimTables, device: str | npt.ArrayLike, m: Sizes, k: Sizes, n: Sizes, *, strict: bool = False
 ) -> Result:
     r"""Return the MFU of a GEMM: the nearest (k, n) that is not smaller, then the last m that is not larger.
 

@@ -22,15 +22,7 @@ from __future__ import annotations
 from fastroof.arrays import Floats
 from fastroof.compiled.expert_rows import RankRules, seen_tokens, wait_for_others_us
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
-from fastroof.compiled.simulation.records import (
-    HOLD_NEW,
-    HOLD_PROMPTS,
-    RUN_ALL,
-    Fleet,
-    Parts,
-    Row,
-    Rows,
-)
+from fastroof.compiled.simulation.records import HOLD_NEW, HOLD_PROMPTS, RUN_ALL, Fleet, Parts, Row, Rows
 from fastroof.compiled.simulation.scheduler import (
     decodes_run,
     has_prompt,

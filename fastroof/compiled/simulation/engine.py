@@ -28,9 +28,7 @@ from fastroof.compiled.simulation.records import (
     Rows,
 )
 from fastroof.compiled.simulation.router import choose_rank, parts_of
-from fastroof.compiled.simulation.scheduler import (
-    blocks_needed,
-)
+from fastroof.compiled.simulation.scheduler import blocks_needed
 from fastroof.compiled.simulation.series import Record, add_gaps
 from fastroof.compiled.simulation.tiers import fetched_us
 from fastroof.compiled.simulation.transfers import (

@@ -25,16 +25,7 @@ from __future__ import annotations
 
 from fastroof.arrays import Ints
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
-from fastroof.compiled.simulation.records import (
-    CACHED,
-    HOLDERS,
-    NEWER,
-    OLDER,
-    ROOT,
-    Parts,
-    Row,
-    Rows,
-)
+from fastroof.compiled.simulation.records import CACHED, HOLDERS, NEWER, OLDER, ROOT, Parts, Row, Rows
 from fastroof.compiled.simulation.tiers import (
     end_of_queue,
     give_up,

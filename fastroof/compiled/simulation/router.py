@@ -11,23 +11,10 @@ from typing import NamedTuple
 
 from fastroof.compiled.expert_rows import FEWEST_TOKENS, TAKES_TURNS
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
+from fastroof.compiled.simulation import records as R
 from fastroof.compiled.simulation.lanes import push_request
 from fastroof.compiled.simulation.prefix_cache import find_blocks, settle
-from fastroof.compiled.simulation.records import (
-    LEAST_KV,
-    LEAST_LOAD,
-    NONE,
-    POWER_OF_TWO,
-    PREFIX_AWARE,
-    ROUND_ROBIN,
-    SERVING,
-    STARTING,
-    WAITING_WEIGHT,
-    Fleet,
-    Parts,
-    Row,
-    Rows,
-)
+from fastroof.compiled.simulation.records import Fleet, Parts, Row, Rows
 from fastroof.compiled.simulation.transfers import deadline_us, has_front_end, has_late_first
 from fastroof.compiled.simulation.units import blocks_of
 
@@ -136,11 +123,11 @@ def _load_of(fleet: Fleet, pool: Row, replica: int, request: int) -> Load:
     outstanding = seen.pushed - seen.gone
     waiting = outstanding - seen.running
     load = Load(outstanding, 0, 0)
-    if pool.rule == LEAST_LOAD:
-        load = Load(WAITING_WEIGHT * waiting + seen.running, 0, 0)
-    elif pool.rule == LEAST_KV:
+    if pool.rule == R.LEAST_LOAD:
+        load = Load(R.WAITING_WEIGHT * waiting + seen.running, 0, 0)
+    elif pool.rule == R.LEAST_KV:
         load = Load(seen.held, waiting, seen.running)
-    elif fleet.has.cache > 0 and pool.rule == PREFIX_AWARE:
+    elif fleet.has.cache > 0 and pool.rule == R.PREFIX_AWARE:
         # of equals the one sent fewest requests, so that prompts in no cache are spread
         load = Load(_blocks_to_come(fleet, pool, replica, request), seen.pushed, 0)
     return load
@@ -149,15 +136,15 @@ def _load_of(fleet: Fleet, pool: Row, replica: int, request: int) -> Load:
 @jit_stateful_inline
 def _serves(fleet: Fleet, pool: Row, replica: int) -> bool:
     """Whether a replica takes requests."""
-    if fleet.has.scaler > 0 and pool.scaler != NONE:
-        return bool(fleet.replicas[pool.first_replica + replica].status == SERVING)
+    if fleet.has.scaler > 0 and pool.scaler != R.NONE:
+        return bool(fleet.replicas[pool.first_replica + replica].status == R.SERVING)
     return True
 
 
 @jit_stateful_inline
 def _serving(fleet: Fleet, pool: Row, place: int) -> int:
     """Return the replica at a place among those that serve."""
-    if fleet.has.scaler > 0 and pool.scaler != NONE:
+    if fleet.has.scaler > 0 and pool.scaler != R.NONE:
         for replica in range(pool.num_replicas):
             if _serves(fleet, pool, replica):
                 if place == 0:
@@ -170,9 +157,9 @@ def _serving(fleet: Fleet, pool: Row, place: int) -> int:
 def _choose_replica(fleet: Fleet, pool: Row, turn: int, request: int) -> int:
     """Choose the replica that serves a request; ``turn`` counts the requests that the router saw before."""
     serving, drawn_from = pool.num_replicas, pool.num_replicas
-    if fleet.has.scaler > 0 and pool.scaler != NONE:
+    if fleet.has.scaler > 0 and pool.scaler != R.NONE:
         serving, drawn_from = fleet.scalers[pool.scaler].serving, fleet.scalers[pool.scaler].drawn_from
-    if pool.rule == ROUND_ROBIN:
+    if pool.rule == R.ROUND_ROBIN:
         if pool.num_replicas == 1:
             return 0
         return _serving(fleet, pool, fleet.turns[pool.turns_at + turn] % serving)
@@ -182,16 +169,16 @@ def _choose_replica(fleet: Fleet, pool: Row, turn: int, request: int) -> int:
 @jit_stateful
 def _choose_by_load(fleet: Fleet, pool: Row, turn: int, request: int, serving: int, drawn_from: int) -> int:
     """Choose the replica with the least load, as the router's rule compares it."""
-    if pool.rule == POWER_OF_TWO:
+    if pool.rule == R.POWER_OF_TWO:
         first = _serving(fleet, pool, fleet.drawn[0, pool.turns_at + turn] * serving // drawn_from)
         second = _serving(fleet, pool, fleet.drawn[1, pool.turns_at + turn] * serving // drawn_from)
         is_second = outstanding_of(fleet, pool, second) < outstanding_of(fleet, pool, first)
         return second if is_second else first
-    chosen, least = NONE, Load(0, 0, 0)
+    chosen, least = R.NONE, Load(0, 0, 0)
     for replica in range(pool.num_replicas):
         if _serves(fleet, pool, replica):
             own = _load_of(fleet, pool, replica, request)
-            if chosen == NONE or _is_less(own, least):
+            if chosen == R.NONE or _is_less(own, least):
                 chosen, least = replica, own
     return chosen
 
@@ -224,7 +211,7 @@ def choose_rank(
                 continue
             load = float(rank.num_blocks - rank.free)
         else:
-            load = float(WAITING_WEIGHT * waits + rank.running)
+            load = float(R.WAITING_WEIGHT * waits + rank.running)
         if load < least_load:
             least, least_load = place, load
     return int(least)
@@ -234,7 +221,7 @@ def choose_rank(
 def _waits_at(ranks: Rows, engines: Rows, first_rank: int, place: int, first_engine: int) -> int:
     """Count the requests that wait at one of several ranks."""
     rank = ranks[first_rank + place]
-    if first_engine == NONE:
+    if first_engine == R.NONE:
         return int(rank.waiting)
     return int(engines[first_engine + place].pushed - rank.finished - rank.timed_out - rank.running)
 
@@ -247,7 +234,7 @@ def choose_replica(fleet: Fleet, at: int, request: int, now_us: float) -> int:
     if fleet.has.pools > 0 and at > 0:
         turn = pool.turn
         pool.turn += 1
-    if fleet.has.scaler > 0 and pool.scaler != NONE:
+    if fleet.has.scaler > 0 and pool.scaler != R.NONE:
         wake(fleet, pool, now_us)
         fleet.scalers[pool.scaler].routed += 1
     return int(pool.first_replica + _choose_replica(fleet, pool, turn, request))
@@ -287,8 +274,8 @@ def push_to_engine(fleet: Fleet, at: int, index: int, request: int, now_us: floa
     engine, requests = fleet.engines[index], fleet.requests[at]
     requests[request].engine = index
     if fleet.has.ranks > 0 and fleet.pools[at].ranks > 1:
-        requests[request].next_sent = NONE
-        if engine.first_sent == NONE:
+        requests[request].next_sent = R.NONE
+        if engine.first_sent == R.NONE:
             engine.first_sent = request
         else:
             requests[engine.last_sent].next_sent = request
@@ -319,7 +306,7 @@ def wake(fleet: Fleet, pool: Row, now_us: float) -> None:
         return
     for place in range(pool.first_replica, pool.first_replica + pool.num_replicas):
         one = fleet.replicas[place]
-        if one.status == STARTING and fleet.lives[one.life].ready_us <= now_us:
-            one.status = SERVING
+        if one.status == R.STARTING and fleet.lives[one.life].ready_us <= now_us:
+            one.status = R.SERVING
             scaler.starting -= 1
             scaler.serving += 1

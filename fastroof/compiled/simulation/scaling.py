@@ -17,21 +17,9 @@ from __future__ import annotations
 import math
 
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
+from fastroof.compiled.simulation import records as R
 from fastroof.compiled.simulation.prefix_cache import empty_cache
-from fastroof.compiled.simulation.records import (
-    CODE_FULL,
-    CODE_MANY_CHECKS,
-    DRAINING,
-    KV,
-    NONE,
-    OFF,
-    QUEUE,
-    RATE,
-    SERVING,
-    STARTING,
-    Fleet,
-    Row,
-)
+from fastroof.compiled.simulation.records import Fleet, Row
 from fastroof.compiled.simulation.router import parts_of, seen_of, wake
 from fastroof.compiled.simulation.tiers import empty_tiers
 
@@ -58,7 +46,7 @@ def next_check_us(fleet: Fleet) -> float:
 def _launch(fleet: Fleet, pool: Row, replica: int, at_us: float, ready_us: float) -> None:
     """Start a replica, whose engines are as new."""
     line, one = fleet.line[0], fleet.replicas[pool.first_replica + replica]
-    one.status, one.life = STARTING, line.num_lives
+    one.status, one.life = R.STARTING, line.num_lives
     line.num_lives += 1
     fleet.scalers[pool.scaler].starting += 1
     life = fleet.lives[one.life]
@@ -71,7 +59,7 @@ def launch_first(fleet: Fleet) -> None:
     """Let the first replicas of pools with a rule serve."""
     for at in range(len(fleet.pools)):
         pool = fleet.pools[at]
-        if pool.scaler != NONE:
+        if pool.scaler != R.NONE:
             scaler = fleet.scalers[pool.scaler]
             fleet.wanted[scaler.wanted_at] = scaler.first
             for replica in range(scaler.first):
@@ -142,10 +130,10 @@ def _stop_drained(fleet: Fleet, pool: Row) -> None:
     """Turn replicas off that are drained."""
     for replica in range(pool.num_replicas):
         one = fleet.replicas[pool.first_replica + replica]
-        if one.status == DRAINING and _is_empty(fleet, pool, replica):
+        if one.status == R.DRAINING and _is_empty(fleet, pool, replica):
             life = fleet.lives[one.life]
             life.stopped_us = max(_latest_us(fleet, pool, replica), life.drained_us)
-            one.status = OFF
+            one.status = R.OFF
             _renew(fleet, pool, replica)
 
 
@@ -153,8 +141,8 @@ def _stop_drained(fleet: Fleet, pool: Row) -> None:
 def _drain_newest(fleet: Fleet, pool: Row, now_us: float) -> None:
     """Stop the newest replica that starts or, if none does, of those that serve."""
     scaler = fleet.scalers[pool.scaler]
-    status = SERVING if scaler.starting == 0 else STARTING
-    newest, newest_us = NONE, -math.inf
+    status = R.SERVING if scaler.starting == 0 else R.STARTING
+    newest, newest_us = R.NONE, -math.inf
     for place in range(pool.first_replica, pool.first_replica + pool.num_replicas):
         one = fleet.replicas[place]
         if one.status == status and fleet.lives[one.life].ready_us >= newest_us:
@@ -162,11 +150,11 @@ def _drain_newest(fleet: Fleet, pool: Row, now_us: float) -> None:
     one = fleet.replicas[newest]
     life = fleet.lives[one.life]
     life.drained_us = now_us
-    if status == STARTING:
-        one.status, life.stopped_us = OFF, now_us
+    if status == R.STARTING:
+        one.status, life.stopped_us = R.OFF, now_us
         scaler.starting -= 1
     else:
-        one.status = DRAINING
+        one.status = R.DRAINING
         scaler.serving -= 1
 
 
@@ -174,16 +162,16 @@ def _drain_newest(fleet: Fleet, pool: Row, now_us: float) -> None:
 def _metric(fleet: Fleet, pool: Row) -> float:
     """Return a rule's metric of all replicas that serve."""
     scaler = fleet.scalers[pool.scaler]
-    if scaler.metric == RATE:
+    if scaler.metric == R.RATE:
         return float(scaler.routed / (scaler.interval_us * 1e-6))
     total = 0
     for replica in range(pool.num_replicas):
-        if fleet.replicas[pool.first_replica + replica].status == SERVING:
+        if fleet.replicas[pool.first_replica + replica].status == R.SERVING:
             seen = seen_of(fleet, pool, replica)
-            total += seen.held if scaler.metric == KV else seen.pushed - seen.gone
-            if scaler.metric == QUEUE:
+            total += seen.held if scaler.metric == R.KV else seen.pushed - seen.gone
+            if scaler.metric == R.QUEUE:
                 total -= seen.running
-    if scaler.metric == KV:
+    if scaler.metric == R.KV:
         return float(total / (pool.ranks * pool.engines_each * pool.num_blocks))
     return float(total)
 
@@ -209,7 +197,7 @@ def _check_pool(fleet: Fleet, pool: Row, now_us: float) -> int:
     """Let a pool's rule start or stop replicas. Returns a code."""
     scaler = fleet.scalers[pool.scaler]
     if scaler.checks == MOST_CHECKS:
-        return CODE_MANY_CHECKS
+        return R.CODE_MANY_CHECKS
     scaler.checks += 1
     wake(fleet, pool, now_us)
     _stop_drained(fleet, pool)
@@ -228,9 +216,9 @@ def _check_pool(fleet: Fleet, pool: Row, now_us: float) -> int:
         _drain_newest(fleet, pool, now_us)
     for replica in range(pool.num_replicas):
         one = fleet.replicas[pool.first_replica + replica]
-        if one.status == OFF and scaler.starting + scaler.serving < wanted:
+        if one.status == R.OFF and scaler.starting + scaler.serving < wanted:
             if fleet.line[0].num_lives == len(fleet.lives):
-                return CODE_FULL
+                return R.CODE_FULL
             _launch(fleet, pool, replica, now_us, now_us + scaler.startup_us)
     return 0
 
@@ -241,7 +229,7 @@ def check_now(fleet: Fleet) -> int:
     now_us = next_check_us(fleet)
     for at in range(len(fleet.pools)):
         pool = fleet.pools[at]
-        if pool.scaler != NONE and _check_us(fleet.scalers[pool.scaler]) == now_us:
+        if pool.scaler != R.NONE and _check_us(fleet.scalers[pool.scaler]) == now_us:
             code = _check_pool(fleet, pool, now_us)
             if code != 0:
                 return int(code)
@@ -256,10 +244,10 @@ def close(fleet: Fleet) -> None:
         end_us = max(end_us, fleet.engines[place].now_us)
     for at in range(len(fleet.pools)):
         pool = fleet.pools[at]
-        if pool.scaler != NONE:
+        if pool.scaler != R.NONE:
             _stop_drained(fleet, pool)
             for place in range(pool.first_replica, pool.first_replica + pool.num_replicas):
                 one = fleet.replicas[place]
-                if one.status != OFF:
+                if one.status != R.OFF:
                     life = fleet.lives[one.life]
                     life.stopped_us = max(end_us, life.ordered_us)

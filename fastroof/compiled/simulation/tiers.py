@@ -26,24 +26,8 @@ import math
 
 from fastroof.arrays import Ints
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
-from fastroof.compiled.simulation.records import (
-    BY_LAYER,
-    CACHED,
-    FETCHING_PLACE,
-    HIGH,
-    LOW,
-    NEWER,
-    NONE,
-    NUM_CELL_COLUMNS,
-    OLDER,
-    ROOT,
-    WAITED_FOR,
-    WRITE_BACK,
-    WRITE_THROUGH,
-    Parts,
-    Row,
-    Rows,
-)
+from fastroof.compiled.simulation import records as R
+from fastroof.compiled.simulation.records import Parts, Row, Rows
 from fastroof.compiled.simulation.units import blocks_of
 
 
@@ -56,35 +40,35 @@ def end_of_queue(on: Parts, rank: Row) -> int:
 @jit_stateful_inline
 def _is_back(on: Parts, pool: Row, tier: int) -> bool:
     """Whether a tier, which may be one beyond the last, is written back to."""
-    return bool(tier < pool.num_tiers and on.tiers[tier].writes == WRITE_BACK)
+    return bool(tier < pool.num_tiers and on.tiers[tier].writes == R.WRITE_BACK)
 
 
 @jit_stateful_inline
 def link_newest(cells: Ints, end: int, at: int, cell: int) -> None:
     """Append a segment to the queue in the columns from ``at`` on."""
-    newest = cells[end, at + OLDER]
-    cells[newest, at + NEWER] = cell
-    cells[cell, at + OLDER] = newest
-    cells[cell, at + NEWER] = end
-    cells[end, at + OLDER] = cell
+    newest = cells[end, at + R.OLDER]
+    cells[newest, at + R.NEWER] = cell
+    cells[cell, at + R.OLDER] = newest
+    cells[cell, at + R.NEWER] = end
+    cells[end, at + R.OLDER] = cell
 
 
 @jit_stateful_inline
 def unlink(cells: Ints, at: int, cell: int) -> None:
     """Take a segment out of that queue."""
-    older, newer = cells[cell, at + OLDER], cells[cell, at + NEWER]
-    cells[older, at + NEWER] = newer
-    cells[newer, at + OLDER] = older
+    older, newer = cells[cell, at + R.OLDER], cells[cell, at + R.NEWER]
+    cells[older, at + R.NEWER] = newer
+    cells[newer, at + R.OLDER] = older
 
 
 @jit_stateful
 def _store(cells: Ints, store: Row, end: int, at: int, cell: int, low: int, high: int) -> None:
     """Hold blocks of a segment, next to those held already, as the newest of a tier."""
-    before = int(cells[cell, at + HIGH] - cells[cell, at + LOW])
+    before = int(cells[cell, at + R.HIGH] - cells[cell, at + R.LOW])
     if before > 0:
         unlink(cells, at, cell)
-        low, high = min(low, int(cells[cell, at + LOW])), max(high, int(cells[cell, at + HIGH]))
-    cells[cell, at + LOW], cells[cell, at + HIGH] = low, high
+        low, high = min(low, int(cells[cell, at + R.LOW])), max(high, int(cells[cell, at + R.HIGH]))
+    cells[cell, at + R.LOW], cells[cell, at + R.HIGH] = low, high
     link_newest(cells, end, at, cell)
     more = high - low - before
     store.resident += more
@@ -96,23 +80,23 @@ def trim(on: Parts, rank: Row, pool: Row) -> None:
     """Let every tier lose what it has no room for, to the next one if that is written back to."""
     cells, end = on.cells, end_of_queue(on, rank)
     for tier in range(pool.num_tiers):
-        at = NUM_CELL_COLUMNS * (tier + 1)
+        at = R.NUM_CELL_COLUMNS * (tier + 1)
         store = on.stores[rank.tiers_at + tier]
         over = store.resident - on.tiers[tier].blocks
         if over > 0:
             store.resident -= over
             store.lost += over
         while over > 0:
-            cell = int(cells[end, at + NEWER])
-            high = int(cells[cell, at + HIGH])
-            gone = min(high - int(cells[cell, at + LOW]), over)
+            cell = int(cells[end, at + R.NEWER])
+            high = int(cells[cell, at + R.HIGH])
+            gone = min(high - int(cells[cell, at + R.LOW]), over)
             over -= gone
-            cells[cell, at + HIGH] = high - gone
-            if high - gone == cells[cell, at + LOW]:
+            cells[cell, at + R.HIGH] = high - gone
+            if high - gone == cells[cell, at + R.LOW]:
                 unlink(cells, at, cell)
             if _is_back(on, pool, tier + 1):
                 below = on.stores[rank.tiers_at + tier + 1]
-                _store(cells, below, end, at + NUM_CELL_COLUMNS, cell, high - gone, high)
+                _store(cells, below, end, at + R.NUM_CELL_COLUMNS, cell, high - gone, high)
         store.most_resident = max(store.most_resident, store.resident)
 
 
@@ -121,32 +105,34 @@ def store_evicted(on: Parts, rank: Row, pool: Row, cell: int, low: int, high: in
     """Write blocks back that leave the GPU."""
     if _is_back(on, pool, 0):
         store = on.stores[rank.tiers_at]
-        _store(on.cells, store, end_of_queue(on, rank), NUM_CELL_COLUMNS, cell, low, high)
+        _store(on.cells, store, end_of_queue(on, rank), R.NUM_CELL_COLUMNS, cell, low, high)
 
 
 @jit_stateful_inline
 def store_freed(on: Parts, rank: Row, pool: Row, cell: int, start: int, prompt: int) -> None:
     """Write blocks through that no request holds any more, of one whose prompt has so many blocks."""
     for tier in range(pool.num_tiers):
-        if on.tiers[tier].writes == WRITE_THROUGH:
-            high = int(on.cells[cell, CACHED])
+        if on.tiers[tier].writes == R.WRITE_THROUGH:
+            high = int(on.cells[cell, R.CACHED])
             if on.tiers[tier].is_prompts > 0:
                 high = min(high, prompt - start)
             if high > 0:
                 store = on.stores[rank.tiers_at + tier]
-                _store(on.cells, store, end_of_queue(on, rank), NUM_CELL_COLUMNS * (tier + 1), cell, 0, high)
+                _store(
+                    on.cells, store, end_of_queue(on, rank), R.NUM_CELL_COLUMNS * (tier + 1), cell, 0, high
+                )
 
 
 @jit_stateful
 def give_up(on: Parts, rank: Row, pool: Row, cell: int, stop: int) -> None:
     """Let tiers that are written back to give up blocks of a segment that are in the GPU again."""
     for tier in range(pool.num_tiers):
-        at = NUM_CELL_COLUMNS * (tier + 1)
-        low, high = int(on.cells[cell, at + LOW]), int(on.cells[cell, at + HIGH])
+        at = R.NUM_CELL_COLUMNS * (tier + 1)
+        low, high = int(on.cells[cell, at + R.LOW]), int(on.cells[cell, at + R.HIGH])
         if _is_back(on, pool, tier) and high > low and low < stop:
             now_low = min(high, stop)
             on.stores[rank.tiers_at + tier].resident -= now_low - low
-            on.cells[cell, at + LOW] = now_low
+            on.cells[cell, at + R.LOW] = now_low
             if now_low == high:
                 unlink(on.cells, at, cell)
 
@@ -154,11 +140,11 @@ def give_up(on: Parts, rank: Row, pool: Row, cell: int, stop: int) -> None:
 @jit_stateful_inline
 def _end_of(cells: Ints, pool: Row, cell: int) -> int:
     """Count the leading blocks of a segment that are in the GPU or a tier; those before them are, too."""
-    last = int(cells[cell, CACHED])
+    last = int(cells[cell, R.CACHED])
     for tier in range(pool.num_tiers):
-        at = NUM_CELL_COLUMNS * (tier + 1)
-        if cells[cell, at + HIGH] > cells[cell, at + LOW]:
-            last = max(last, int(cells[cell, at + HIGH]))
+        at = R.NUM_CELL_COLUMNS * (tier + 1)
+        if cells[cell, at + R.HIGH] > cells[cell, at + R.LOW]:
+            last = max(last, int(cells[cell, at + R.HIGH]))
     return last
 
 
@@ -168,9 +154,9 @@ def _ask(on: Parts, rank: Row, pool: Row, cell: int, start: int, first: int, sto
     place = max(first - start, 0)
     stop -= start
     for tier in range(pool.num_tiers):
-        at = NUM_CELL_COLUMNS * (tier + 1)
-        last = min(int(on.cells[cell, at + HIGH]), stop)
-        if last > place and on.cells[cell, at + LOW] <= place:
+        at = R.NUM_CELL_COLUMNS * (tier + 1)
+        last = min(int(on.cells[cell, at + R.HIGH]), stop)
+        if last > place and on.cells[cell, at + R.LOW] <= place:
             on.stores[rank.tiers_at + tier].wanted += last - place
             place = last
 
@@ -183,24 +169,24 @@ def ask_tiers(on: Parts, rank: Row, pool: Row, request: int, found: int, most: i
         on.stores[rank.tiers_at + tier].wanted = 0
     tail = first + len(segments) + request
     tail_start = int(chain.tail_start)
-    reached, last_found = found, ROOT
+    reached, last_found = found, R.ROOT
     if _end_of(cells, pool, tail) > 0:
         reached = tail_start + _end_of(cells, pool, tail)
         _ask(on, rank, pool, tail, tail_start, found, min(reached, most))
     segment = int(chain.tail_parent)
-    while segment != ROOT and segments[segment].stop > found:
+    while segment != R.ROOT and segments[segment].stop > found:
         start = int(segments[segment].start)
         last = start + _end_of(cells, pool, first + segment)
         if last > start:
             reached = max(reached, last)
             _ask(on, rank, pool, first + segment, start, found, min(last, most))
-        if cells[first + segment, CACHED] > 0:
+        if cells[first + segment, R.CACHED] > 0:
             last_found = segment
         segment = int(segments[segment].parent)
-    if last_found == ROOT:
+    if last_found == R.ROOT:
         last_found = segment
     rank.is_arriving = 0
-    if last_found != ROOT and cells[first + last_found, cells.shape[1] - 1] > rank.waits_ended:
+    if last_found != R.ROOT and cells[first + last_found, cells.shape[1] - 1] > rank.waits_ended:
         rank.is_arriving = 1
     return int(reached)
 
@@ -211,7 +197,7 @@ def is_waited_for(on: Parts, rank: Row, pool: Row) -> bool:
     if rank.is_arriving > 0:
         return True
     for tier in range(pool.num_tiers):
-        if on.stores[rank.tiers_at + tier].wanted > 0 and on.tiers[tier].fetches == WAITED_FOR:
+        if on.stores[rank.tiers_at + tier].wanted > 0 and on.tiers[tier].fetches == R.WAITED_FOR:
             return True
     return False
 
@@ -229,7 +215,7 @@ def fetch(
             store.link_free_us = begin_us + store.wanted * how.block_us
             end_us = store.link_free_us + how.latency_us
             all_us = max(all_us, end_us)
-            if how.fetches != BY_LAYER:
+            if how.fetches != R.BY_LAYER:
                 before_us = max(before_us, end_us)
             store.fetched += store.wanted
             if is_first:
@@ -246,7 +232,7 @@ def await_fetch(
     """Let a request, off its queue and with its blocks, wait for those after ``found``."""
     cells, segments, chain = on.cells, on.segments, on.chains[request]
     segment = int(chain.tail_parent)
-    while segment != ROOT and segments[segment].stop > found:
+    while segment != R.ROOT and segments[segment].stop > found:
         if segments[segment].start < chain.reached:
             cells[rank.cells_at + segment, cells.shape[1] - 1] = rank.waits_ended + rank.fetching + 1
         segment = int(segments[segment].parent)
@@ -254,21 +240,21 @@ def await_fetch(
     rank.fetched_by_us = end_us
     rank.wait_us += end_us - now_us
     chain.fetched_us = end_us
-    requests[request].next_preempted = NONE
-    if rank.first_fetching == NONE:
+    requests[request].next_preempted = R.NONE
+    if rank.first_fetching == R.NONE:
         rank.first_fetching = request
     else:
         requests[rank.last_fetching].next_preempted = request
     rank.last_fetching = request
     rank.fetching += 1
     if on.has.timeouts > 0:
-        requests[request].place = FETCHING_PLACE
+        requests[request].place = R.FETCHING_PLACE
 
 
 @jit_stateful_inline
 def fetched_us(rank: Row, chains: Rows) -> float:
     """Return when the first wait for a fetch ends, us, or inf."""
-    return math.inf if rank.first_fetching == NONE else float(chains[rank.first_fetching].fetched_us)
+    return math.inf if rank.first_fetching == R.NONE else float(chains[rank.first_fetching].fetched_us)
 
 
 @jit_stateful_inline
@@ -307,8 +293,8 @@ def empty_tiers(on: Parts, rank: Row, pool: Row) -> None:
     """Forget all blocks in the tiers of a rank without requests."""
     first, end = rank.cells_at, end_of_queue(on, rank)
     for tier in range(pool.num_tiers):
-        at = NUM_CELL_COLUMNS * (tier + 1)
-        on.cells[first : end + 1, at : at + NEWER] = 0
-        on.cells[end, at + NEWER] = end
-        on.cells[end, at + OLDER] = end
+        at = R.NUM_CELL_COLUMNS * (tier + 1)
+        on.cells[first : end + 1, at : at + R.NEWER] = 0
+        on.cells[end, at + R.NEWER] = end
+        on.cells[end, at + R.OLDER] = end
         on.stores[rank.tiers_at + tier].resident = 0

@@ -35,10 +35,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
 FAMILIES: Final = (
     Family(
         "bailing-moe",
-        {
-            "bailing_moe": ("BailingMoeForCausalLM",),
-            "bailing_moe_v2": ("BailingMoeV2ForCausalLM",),
-        },
+        {"bailing_moe": ("BailingMoeForCausalLM",), "bailing_moe_v2": ("BailingMoeV2ForCausalLM",)},
         _layers,
         reads=("num_experts",),
         module_names={"qkv": ("attention.query_key_value",), "o": ("attention.dense",)},

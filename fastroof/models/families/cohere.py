@@ -50,10 +50,5 @@ def _cohere2(fields: Fields) -> list[LayerKind]:
 
 FAMILIES: Final = (
     Family("cohere", {"cohere": ("CohereForCausalLM",)}, _cohere, tie_embeddings=True),
-    Family(
-        "cohere2",
-        {"cohere2": ("Cohere2ForCausalLM",)},
-        _cohere2,
-        tie_embeddings=True,
-    ),
+    Family("cohere2", {"cohere2": ("Cohere2ForCausalLM",)}, _cohere2, tie_embeddings=True),
 )

@@ -82,10 +82,7 @@ FAMILIES: Final = (
     ),
     Family(
         "deepseek-v4.1",
-        {
-            "deepseek_v41": ("DeepseekV41ForCausalLM",),
-            "deepseek_v41_text": ("DeepseekV41ForCausalLM",),
-        },
+        {"deepseek_v41": ("DeepseekV41ForCausalLM",), "deepseek_v41_text": ("DeepseekV41ForCausalLM",)},
         _layers,
         refusal=(
             "layers share compressed caches (kv_source_layer_ids), prompts pass half of the layers, and "

@@ -149,19 +149,11 @@ FAMILIES: Final = (
         _llama,
     ),
     Family("mistral", {"mistral": ("MistralForCausalLM",)}, _mistral),
-    Family(
-        "ministral3",
-        {"ministral3": ("Ministral3ForCausalLM",)},
-        _ministral3,
-    ),
+    Family("ministral3", {"ministral3": ("Ministral3ForCausalLM",)}, _ministral3),
     Family("phi3", {"phi3": ("Phi3ForCausalLM",)}, _phi3),
     Family("smollm3", {"smollm3": ("SmolLM3ForCausalLM",)}, _smollm3, tie_embeddings=True),
     Family("glm4", {"glm4": ("Glm4ForCausalLM",), "glm4v_text": ("Glm4vTextModel",)}, _glm4),
-    Family(
-        "seed-oss",
-        {"seed_oss": ("SeedOssForCausalLM",)},
-        _seed_oss,
-    ),
+    Family("seed-oss", {"seed_oss": ("SeedOssForCausalLM",)}, _seed_oss),
     Family(
         "qwen2",
         {

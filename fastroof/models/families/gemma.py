@@ -66,10 +66,7 @@ FAMILIES: Final = (
     Family("gemma2", {"gemma2": ("Gemma2ForCausalLM",)}, _gemma2, tie_embeddings=True),
     Family(
         "gemma3",
-        {
-            "gemma3": ("Gemma3ForConditionalGeneration",),
-            "gemma3_text": ("Gemma3ForCausalLM",),
-        },
+        {"gemma3": ("Gemma3ForConditionalGeneration",), "gemma3_text": ("Gemma3ForCausalLM",)},
         _gemma3,
         tie_embeddings=True,
         defaults=_GEMMA3_DEFAULTS,

@@ -87,10 +87,7 @@ def _mlp(fields: Fields) -> Mlp:
 FAMILIES: Final = (
     Family(
         "gemma4",
-        {
-            "gemma4": ("Gemma4ForConditionalGeneration",),
-            "gemma4_text": ("Gemma4ForCausalLM",),
-        },
+        {"gemma4": ("Gemma4ForConditionalGeneration",), "gemma4_text": ("Gemma4ForCausalLM",)},
         _layers,
         tie_embeddings=True,
         reads=("num_experts",),

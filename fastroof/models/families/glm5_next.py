@@ -59,10 +59,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
 FAMILIES: Final = (
     Family(
         "glm-5-flash",
-        {
-            "glm5_next": ("Glm5NextForConditionalGeneration",),
-            "glm5_next_text": ("Glm5NextForCausalLM",),
-        },
+        {"glm5_next": ("Glm5NextForConditionalGeneration",), "glm5_next_text": ("Glm5NextForCausalLM",)},
         _layers,
         reads=("n_routed_experts", "kv_lora_rank", "index_topk", _SIZES),
         # no pattern excludes all of them, and engines run them in bf16

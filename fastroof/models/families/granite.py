@@ -71,10 +71,7 @@ FAMILIES: Final = (
     Family("granite", {"granite": ("GraniteForCausalLM",)}, _dense),
     Family(
         "granite-moe",
-        {
-            "granitemoe": ("GraniteMoeForCausalLM",),
-            "granitemoeshared": ("GraniteMoeSharedForCausalLM",),
-        },
+        {"granitemoe": ("GraniteMoeForCausalLM",), "granitemoeshared": ("GraniteMoeSharedForCausalLM",)},
         _moe,
         reads=("num_local_experts",),
         module_names=_EXPERTS,

@@ -93,10 +93,7 @@ def _connections(fields: Fields) -> AttentionResiduals | None:
 FAMILIES: Final = (
     Family(
         "kimi-k3",
-        {
-            "kimi_k3": ("KimiK3ForConditionalGeneration",),
-            "kimi_linear": ("KimiLinearForCausalLM",),
-        },
+        {"kimi_k3": ("KimiK3ForConditionalGeneration",), "kimi_linear": ("KimiLinearForCausalLM",)},
         _layers,
         reads=("num_experts", "kv_lora_rank", _LAYERS),
         module_names={

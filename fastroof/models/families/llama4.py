@@ -27,12 +27,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
     num_layers = fields.num_layers
     chunk, max_position = fields.optional_size("attention_chunk_size"), fields.size("max_position_embeddings")
     bias = fields.flag("attention_bias", default=False)
-    full = GroupedQueryAttention(
-        *head_sizes(fields),
-        bias,
-        bias,
-        rope=False,
-    )
+    full = GroupedQueryAttention(*head_sizes(fields), bias, bias, rope=False)
     chunked = replace(
         full,
         rope=True,
@@ -76,10 +71,7 @@ def _has_experts(fields: Fields, num_layers: int) -> list[bool]:
 FAMILIES: Final = (
     Family(
         "llama-4",
-        {
-            "llama4": ("Llama4ForConditionalGeneration",),
-            "llama4_text": ("Llama4ForCausalLM",),
-        },
+        {"llama4": ("Llama4ForConditionalGeneration",), "llama4_text": ("Llama4ForCausalLM",)},
         _layers,
         defaults=_DEFAULTS,
         reads=("num_local_experts", "num_experts", "attention_chunk_size"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fastroof.models.attention import GroupedQueryAttention
-from fastroof.models.experts import RoutedExperts
+from fastroof.models.families.deepseek import latent_experts
 from fastroof.models.families.family import Family, kv_heads, layer_kinds
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
@@ -33,14 +33,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
         sinks=fields.flag("add_swa_attention_sink_bias", default=False),
         window=None if window >= fields.size("max_position_embeddings") else window,
     )
-    width = fields.size("moe_intermediate_size")
-    experts = RoutedExperts(
-        fields.size("n_routed_experts"),
-        fields.size("num_experts_per_tok"),
-        width,
-        fields.count("n_shared_experts") * width,
-        router_bias=fields.config.get("topk_method") == "noaux_tc",
-    )
+    experts = latent_experts(fields)
     dense = GatedMlp(fields.size("intermediate_size"))
     is_windowed = fields.of_layers("hybrid_layer_pattern", fields.numbers("hybrid_layer_pattern"), num_layers)
     has_experts = fields.of_layers("moe_layer_freq", fields.numbers("moe_layer_freq"), num_layers)

@@ -43,15 +43,7 @@ def _olmoe(fields: Fields) -> list[LayerKind]:
 
 FAMILIES: Final = (
     Family(
-        "mixtral",
-        {"mixtral": ("MixtralForCausalLM",)},
-        _layers,
-        reads=("num_local_experts", "num_experts"),
+        "mixtral", {"mixtral": ("MixtralForCausalLM",)}, _layers, reads=("num_local_experts", "num_experts")
     ),
-    Family(
-        "olmoe",
-        {"olmoe": ("OlmoeForCausalLM",)},
-        _olmoe,
-        reads=("num_experts",),
-    ),
+    Family("olmoe", {"olmoe": ("OlmoeForCausalLM",)}, _olmoe, reads=("num_experts",)),
 )

@@ -95,16 +95,8 @@ def _by_pattern(fields: Fields, num_layers: int) -> list[str]:
 
 FAMILIES: Final = (
     Family("olmo2", {"olmo2": ("Olmo2ForCausalLM",)}, _olmo2),
-    Family(
-        "olmo3",
-        {"olmo3": ("Olmo3ForCausalLM",)},
-        _olmo3,
-    ),
-    Family(
-        "exaone4",
-        {"exaone4": ("Exaone4ForCausalLM",)},
-        _exaone4,
-    ),
+    Family("olmo3", {"olmo3": ("Olmo3ForCausalLM",)}, _olmo3),
+    Family("exaone4", {"exaone4": ("Exaone4ForCausalLM",)}, _exaone4),
     Family(
         "exaone-moe",
         {"exaone_moe": ("ExaoneMoEForCausalLM", "ExaoneMoeForCausalLM")},

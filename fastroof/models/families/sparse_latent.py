@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastroof.models.experts import RoutedExperts
+from fastroof.models.families.deepseek import latent_experts
 from fastroof.models.families.family import Family
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
@@ -58,14 +58,7 @@ def layer_mlps(fields: Fields, num_layers: int) -> list[Mlp]:
     router = fields.text("moe_router_dtype")
     if router not in _ROUTER_DTYPES:
         raise fields.error(f"field moe_router_dtype must be float32 or bfloat16, got {router!r}")
-    width = fields.size("moe_intermediate_size")
-    experts = RoutedExperts(
-        fields.size("n_routed_experts"),
-        fields.size("num_experts_per_tok"),
-        width,
-        fields.count("n_shared_experts") * width,
-        router_bias=fields.config.get("topk_method", "noaux_tc") == "noaux_tc",
-    )
+    experts = latent_experts(fields.with_defaults({"topk_method": "noaux_tc"}))
     dense = GatedMlp(fields.size("intermediate_size"))
     return [experts if has else dense for has in _has_experts(fields, num_layers)]
 

@@ -241,12 +241,7 @@ def write_report(
         "notes": notes,
     }
     num_bytes = write_page(
-        output,
-        "report.html",
-        heading=heading,
-        subtitle=_subtitle(swept),
-        scripts=_SCRIPTS,
-        document=document,
+        output, "report.html", heading=heading, subtitle=_subtitle(swept), scripts=_SCRIPTS, document=document
     )
     return ReportFile(output, num_bytes, swept.num_rows, len(chosen.indices), len(steps), tuple(notes))
 

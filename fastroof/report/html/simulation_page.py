@@ -309,7 +309,7 @@ def _duration(seconds: float) -> str:
 def _notes(sim: Simulation, answers: Mapping[str, Any]) -> list[str]:
     notes = [
         "Percentiles are over finished requests; those of ITL are over all gaps between two tokens of a "
-        "request, from a histogram, and accurate to 0.4 %.",
+        "request, from a histogram, and accurate to 0.4 %."
     ]
     found = answers.get("range")
     if found is not None and found["relative_error"] is not None:

@@ -53,7 +53,6 @@ class TestPruning:
         begins = [begin for begin, _, _ in containers(data)]
         cut = prune(data, 90)
         assert len(data) == len(before)
-        assert (cut.num_containers, cut.num_foreign) == (4, 2)
         kept = [entries for _, _, entries in containers(data)]
         assert [begin for begin, _, _ in containers(data)] == begins
         assert [(e.kind, e.arch) for e in kept[0]] == [(MACHINE_CODE, 90)]
@@ -361,10 +360,7 @@ class TestHost:
             "KERNELS_BENCH_STAND_INS": "1",
         }
         done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
+            [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True
         )
         assert not done.returncode, done.stderr
         assert str(whole_bundle.parent / "host" / "site" / "cachetools") in done.stdout

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastroof.config import load_gpu
+from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import MeasureError
 from fastroof.operators.registry import OPERATORS
 from kernels_bench.commands.plan import make_plan
 from kernels_bench.grid.estimate import (
-    estimate,
+    Estimate,
     estimate_all,
     first_call_seconds,
     fit_budget,
@@ -38,6 +38,12 @@ ROOT = Path(__file__).resolve().parents[3]
 H100 = load_gpu("h100")
 A100 = load_gpu("a100")
 L40S = load_gpu("l40s")
+
+
+def estimate(point: Point, gpu: GpuSpec) -> Estimate:
+    return estimate_all([point], gpu)[0]
+
+
 GRID = load_grid()
 POINTS = GRID.points()
 ESTIMATES = estimate_all(POINTS, H100)

@@ -35,8 +35,7 @@ def experts(num_tokens: int, **keys: Any) -> Point:
 
 def collective(name: str, message_bytes: int) -> Point:
     return Point(
-        "collective",
-        {"dtype": "fp16", "collective": name, "num_gpus": 8, "message_bytes": message_bytes},
+        "collective", {"dtype": "fp16", "collective": name, "num_gpus": 8, "message_bytes": message_bytes}
     )
 
 

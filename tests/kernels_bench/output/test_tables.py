@@ -16,7 +16,7 @@ from fastroof.load import load_measured
 from fastroof.load.families import codes_of, group_medians
 from kernels_bench.output.recorded import read_journals
 from kernels_bench.output.table_sets import journals_of, load_table_set
-from kernels_bench.output.tables import tables_from_journals, write_tables
+from kernels_bench.output.tables import usable_tables, write_tables
 from kernels_bench.protocol import Point
 from kernels_bench.sentinels import repeatability
 from tests.kernels_bench.fakes import command
@@ -185,7 +185,7 @@ def test_two_journals_of_other_points_are_one_table(tmp_path: Path) -> None:
     two = write_journal(
         tmp_path / "b.jsonl", [(gemm(2), 51.0), (decode(1, 64), 9.0)], first=start(run_id="run-b")
     )
-    tables = tables_from_journals([one, two])
+    tables, _ = usable_tables(read_journals([one, two]), None)
     assert {op: len(t["latency_us"]) for op, t in tables.items()} == {"gemm": 2, "attention_decode": 1}
     assert [run.name for run in read_journals([one, two]).runs] == ["run-a", "run-b"]
 
@@ -226,7 +226,7 @@ def test_many_rows_above_the_peak_are_refused(tmp_path: Path) -> None:
 def test_the_same_point_in_two_journals_is_for_merge(tmp_path: Path) -> None:
     paths = [write_journal(tmp_path / name, [(gemm(1), 50.0)]) for name in ("a.jsonl", "b.jsonl")]
     with pytest.raises(MeasureError, match="kernels-bench merge"):
-        tables_from_journals(paths)
+        read_journals(paths)
 
 
 def test_journals_of_two_gpus_are_refused(tmp_path: Path) -> None:
@@ -295,24 +295,24 @@ def test_a_full_disk_is_reported_and_leaves_nothing(
 def test_a_row_that_does_not_fit_is_named(change: dict[str, object], words: str, tmp_path: Path) -> None:
     journal = write_journal(tmp_path / "j.jsonl", [row(gemm(1), 50.0) | change])
     with pytest.raises(MeasureError, match=words):
-        tables_from_journals([journal])
+        read_journals([journal])
 
 
 def test_a_journal_without_rows_is_refused_with_the_reason(tmp_path: Path) -> None:
     empty = write_journal(tmp_path / "a.jsonl", [], ended=False)
     with pytest.raises(MeasureError, match="before its first point"):
-        tables_from_journals([empty])
+        read_journals([empty])
     skipped = write_journal(tmp_path / "b.jsonl", [skip(gemm(1), "reference", "off by 0.3")])
     with pytest.raises(MeasureError, match=r"all 1 points were skipped.*off by 0\.3"):
-        tables_from_journals([skipped])
+        read_journals([skipped])
     with pytest.raises(MeasureError, match="no such journal"):
-        tables_from_journals([tmp_path / "c.jsonl"])
+        read_journals([tmp_path / "c.jsonl"])
     with pytest.raises(MeasureError, match="no journal was given"):
-        tables_from_journals([])
+        read_journals([])
     headless = tmp_path / "d.jsonl"
     headless.write_text(json.dumps(row(gemm(1), 5.0)) + "\n")
     with pytest.raises(MeasureError, match="not 'start'"):
-        tables_from_journals([headless])
+        read_journals([headless])
 
 
 # -- table sets ----------------------------------------------------------------------------------

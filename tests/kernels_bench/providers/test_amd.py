@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is optional: pip install torc
 
 from fastroof.config.gpu import load_gpu  # noqa: E402
 from kernels_bench.commands.providers import _measured  # noqa: E402
-from kernels_bench.grid.estimate import estimate  # noqa: E402
+from kernels_bench.grid.estimate import estimate_all  # noqa: E402
 from kernels_bench.protocol import Availability, Point  # noqa: E402
 from kernels_bench.providers import all_providers, device  # noqa: E402
 from kernels_bench.providers.aiter_provider import AiterProvider  # noqa: E402
@@ -128,7 +128,7 @@ def test_inputs_of_amds_cards_rotate_beyond_the_infinity_cache():
         assert card.rotated_bytes == 5 * 256 * 2**20
         assert not card.is_hopper
     gemm = Point("gemm", {"dtype": "bf16", "m": 64, "n": 4096, "k": 4096})
-    assert estimate(gemm, load_gpu("mi300x")).device_bytes > 5 * 256 * 2**20
+    assert estimate_all([gemm], load_gpu("mi300x"))[0].device_bytes > 5 * 256 * 2**20
 
 
 def test_what_an_mi300x_would_measure_is_listed():

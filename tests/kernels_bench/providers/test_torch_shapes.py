@@ -221,8 +221,7 @@ def test_mla_reads_the_latent_twice():
 
 class TestMoe:
     @pytest.mark.parametrize(
-        "changes",
-        [{"dtype": "nvfp4"}, {"distribution": "zipf"}, {"moe_ep": 3}, {"topk": 9}, {"hidden": 60}],
+        "changes", [{"dtype": "nvfp4"}, {"distribution": "zipf"}, {"moe_ep": 3}, {"topk": 9}, {"hidden": 60}]
     )
     def test_refused(self, changes):
         point = Point("moe", {**MOE, "num_tokens": 4, **changes})

@@ -73,9 +73,7 @@ class FakeWorlds:
     """Opens fake ranks."""
 
     def __init__(
-        self,
-        answer: Callable[[int, Order], Answer] = lambda *_: Answer(STEADY, 100),
-        point_s: float = 0.5,
+        self, answer: Callable[[int, Order], Answer] = lambda *_: Answer(STEADY, 100), point_s: float = 0.5
     ) -> None:
         self.answer, self.point_s = answer, point_s
         self.clock = FakeClock()

@@ -16,28 +16,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastroof.errors import MeasureError
+from kernels_bench import replays as rule
 from kernels_bench.protocol import DeviceState, Timing
-from kernels_bench.replays import ReplayRule, relative_iqr, schedule, summarise, suspicion
+from kernels_bench.replays import relative_iqr, schedule, summarise, suspicion
 from kernels_bench.run.timing import CpuTimer, GraphTimer
 from tests.kernels_bench.fakes import FakePrepared, FakeProvider, gemm
-
-RULE = ReplayRule()
 
 
 @given(st.floats(0.1, 1e6), st.integers(1, 5000))
 def test_schedule_keeps_its_promises(call_us: float, num_sets: int) -> None:
     plan = schedule(call_us, num_sets)
     replay_us = plan.calls * call_us
-    assert 1 <= plan.calls <= RULE.max_calls
-    if num_sets <= RULE.max_calls:
+    assert 1 <= plan.calls <= rule.MAX_CALLS
+    if num_sets <= rule.MAX_CALLS:
         assert plan.calls % num_sets == 0, "a part of a round leaves inputs in the L2"
-    if replay_us < RULE.replay_us * (1 - 1e-9):
-        assert plan.calls + num_sets > RULE.max_calls, "a short replay where a longer one was possible"
-    assert plan.warm_up * replay_us >= RULE.warm_up_us * (1 - 1e-9)
-    kept = plan.replays - RULE.dropped
-    assert RULE.least_replays <= kept <= RULE.num_replays
-    if kept > RULE.least_replays:
-        assert kept * replay_us <= RULE.point_us * (1 + 1e-9)
+    if replay_us < rule.REPLAY_US * (1 - 1e-9):
+        assert plan.calls + num_sets > rule.MAX_CALLS, "a short replay where a longer one was possible"
+    assert plan.warm_up * replay_us >= rule.WARM_UP_US * (1 - 1e-9)
+    kept = plan.replays - rule.DROPPED
+    assert rule.LEAST_REPLAYS <= kept <= rule.NUM_REPLAYS
+    if kept > rule.LEAST_REPLAYS:
+        assert kept * replay_us <= rule.POINT_US * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
