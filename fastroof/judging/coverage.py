@@ -21,6 +21,7 @@ from fastroof.tables.holdout import (
     GRIDS,
     alike_kernels,
     campaign_points,
+    kept_rows,
     lookup_arguments,
     requested_lookups,
     run_holdout,
@@ -74,6 +75,8 @@ class _Hidden(NamedTuple):
 def _hidden_rows(grid: HoldoutGrid, table: MeasuredTable, part: Bools, rng: np.random.Generator) -> Bools:
     """Rows at hidden values: a random quarter of each kernel's axes between their ends."""
     hidden = np.zeros(table.num_rows, np.bool_)
+    if grid.first:
+        return part & ~kept_rows(grid, table, part)
     if grid.kernels:
         groups = alike_kernels(grid, table, part)
         for number in np.flatnonzero(rng.random(len(groups)) < HIDDEN_SHARE):

@@ -129,8 +129,8 @@ class BorrowedPoints(NamedTuple):
     bound_us: Callable[[Any], Floats]
 
     def packed(self) -> PackedSizes:
-        """Pack as a curve of origin borrowed; latency / B is constant beyond its ends."""
-        made = pack_curve(self.bound_us(self.tokens), self.latency_us, lambda coordinate: coordinate)
+        """Pack as a curve of origin borrowed."""
+        made = pack_curve(self.tokens, self.latency_us, self.bound_us, is_linear=False)
         flag = np.full_like(made.flag, ORIGIN_BORROWED)
         return PackedSizes(made._replace(flag=flag), self.tokens, self.bound_us)
 

@@ -55,6 +55,7 @@ class HoldoutGrid:
     """Hold-out of one operator: rows that stay, by axis value or by whole kernels; the others are predicted.
 
     An axis without an entry in ``kept`` keeps every second value. ``only`` selects the rows that take part.
+    ``first`` names the one axis that loses the lower half of each kernel's values, instead of every second.
     """
 
     operator: str
@@ -62,6 +63,7 @@ class HoldoutGrid:
     kept: Mapping[str, tuple[int, ...]]
     only: Mapping[str, Any]
     kernels: tuple[str, ...] = ()
+    first: str = ""
 
 
 def every_second(operator: str, column: str, *words: str) -> tuple[HoldoutGrid, ...]:

@@ -194,15 +194,12 @@ class SizedOperator(Operator):
         return {**arrays, self.axes[0].name: sizes}
 
     def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> PackedSizes:
-        """Pack the curve of one kernel; latency / B is constant beyond its ends."""
+        """Pack the curve of one kernel."""
         sizes = rows[self.axes[0].name].astype(np.float64)
         latency_us = rows["latency_us"]
         bound_us = self.roofline(key, gpu, float(latency_us.min()))
-        if self.is_linear:
-            curve = pack_curve(sizes, latency_us, bound_us, rows.get(ORIGIN))
-            return PackedSizes(curve, curve.axis[1:-1], _itself)
-        curve = pack_curve(bound_us(sizes), latency_us, _itself, rows.get(ORIGIN))
-        return PackedSizes(curve, np.unique(sizes), bound_us)
+        curve = pack_curve(sizes, latency_us, bound_us, rows.get(ORIGIN), is_linear=self.is_linear)
+        return PackedSizes(curve, np.unique(sizes), _itself if self.is_linear else bound_us)
 
     def packed(self, tables: RowSource, key: Key) -> PackedSizes:
         """Curve of one kernel."""

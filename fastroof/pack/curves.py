@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +56,48 @@ def joined_axes(axes: Iterable[Floats]) -> tuple[Floats, Longs]:
 SIZE_LIMIT = float(2**40)
 """Last node of every axis, beyond every valid size."""
 
+SMALLEST: Final = 2.0
+"""Nothing is asked below a first node up to this: tables of decode start at a kv_len of 2."""
+
+LAUNCH_US: Final = 1.5
+"""Latency without any work: the smallest latencies in the tables of six GPUs are 1.5 to 2.5 us."""
+
+
+class FirstNodes(NamedTuple):
+    """Size of the first node of lines, and latency and B of the first three, shape (3, ...), us.
+
+    The last one is repeated in lines with fewer nodes.
+    """
+
+    size: Any
+    latency_us: Floats
+    bound_us: Floats
+
+    @classmethod
+    def of(cls, sizes: Floats, latency_us: Floats, bound_us: Floats) -> FirstNodes:
+        """Find those of lines along the first axis; nodes that were not measured are NaN."""
+        rank = np.cumsum(~np.isnan(latency_us), axis=0)
+        at = np.stack([np.argmax(rank >= np.minimum(nth, rank[-1]), axis=0) for nth in (1, 2, 3)])
+        return cls(sizes[at[0]], *(np.take_along_axis(us, at, 0) for us in (latency_us, bound_us)))
+
+
+def carried_below(held_us: Any, to_us: Any, first: FirstNodes, launch_us: float) -> Floats:
+    """Latency below the first nodes of lines, where B is ``to_us``; ``held_us`` if they are up to SMALLEST.
+
+    The line falls with the median of three slopes: to the second node, to the third, and that of constant
+    latency / B. Without work it is not below LAUNCH_US.
+    """
+    (first_us, *other_us), (bound_us, *other_bounds) = first.latency_us, first.bound_us
+    slopes = [first_us / bound_us]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for us, bound in zip(other_us, other_bounds, strict=True):
+            chord = np.maximum((us - first_us) / (bound - bound_us), 0.0)
+            slopes.append(np.where(bound > bound_us, chord, slopes[0]))
+        most = np.maximum(first_us - LAUNCH_US, 0.0) / np.maximum(bound_us - launch_us, 0.0)
+    slope = np.fmin(np.median(slopes, axis=0), most)
+    below_us = first_us + slope * (to_us - bound_us)
+    return np.asarray(np.where(np.asarray(first.size) > SMALLEST, below_us, held_us))
+
 
 def sorted_points(coordinates: tuple[Floats, ...], latency_us: Floats) -> tuple[tuple[Floats, ...], Floats]:
     """Sort points by their coordinates, the first one slowest; duplicates become their median."""
@@ -93,13 +136,18 @@ Curve = tuple[float, Floats, Floats, Flags]
 
 
 def pack_curve(
-    x: Floats, latency_us: Floats, roofline_us: Callable[[Floats], Floats], origin: Flags | None = None
+    sizes: Floats,
+    latency_us: Floats,
+    roofline_us: Callable[[Floats], Floats],
+    origin: Flags | None = None,
+    *,
+    is_linear: bool = True,
 ) -> PackedCurve:
-    """Pack one curve; latency / B is constant beyond its ends.
+    """Pack one curve; latency / B is constant above its end, and below by :func:`carried_below`.
 
     Parameters
     ----------
-    x : ndarray of float64, shape (rows,)
+    sizes : ndarray of float64, shape (rows,)
         Sizes of at least 1 in any order; duplicates become their median.
     latency_us : ndarray of float64, shape (rows,)
         Measured latencies, us.
@@ -107,20 +155,23 @@ def pack_curve(
         B at an array of sizes, us.
     origin : ndarray of uint8, shape (rows,), optional
         Origin of each row (default: measured).
+    is_linear : bool
+        Whether B is linear in the size; else the curve's coordinate is B.
 
     Returns
     -------
     PackedCurve
         Rows sorted, with a node at 0 and one at SIZE_LIMIT.
     """
-    (axis,), value = sorted_points((x,), latency_us)
-    ends = np.array([0.0, SIZE_LIMIT])
-    edge = np.array([axis[0], axis[-1]])
-    padded = np.array([value[0], value[-1]]) * roofline_us(ends) / roofline_us(edge)
-    flag = np.full(len(axis) + 2, ORIGIN_EXTRAPOLATED, np.uint8)
-    flag[1:-1] = sorted_origins((x,), origin, len(axis))
-    axis, guides = joined_axes([np.r_[0.0, axis, SIZE_LIMIT]])
-    return PackedCurve(axis, np.r_[padded[0], value, padded[1]], flag, guides)
+    (nodes,), value = sorted_points((sizes,), latency_us)
+    bound, ends = roofline_us(nodes), np.array([0.0, SIZE_LIMIT])
+    low, high = roofline_us(ends) if is_linear else ends
+    first, launch_us = FirstNodes.of(nodes, value, bound), float(latency_us.min())
+    below_us = carried_below(value[0] * low / bound[0], low, first, launch_us)
+    flag = np.full(len(nodes) + 2, ORIGIN_EXTRAPOLATED, np.uint8)
+    flag[1:-1] = sorted_origins((sizes,), origin, len(nodes))
+    axis, guides = joined_axes([np.r_[0.0, nodes if is_linear else bound, SIZE_LIMIT]])
+    return PackedCurve(axis, np.r_[below_us, value, value[-1] * high / bound[-1]], flag, guides)
 
 
 def cell_origins(flags: Flags) -> npt.NDArray[np.uint16]:
@@ -151,6 +202,14 @@ def _restated(nodes: Floats, axis: Floats, value: Floats, flag: Flags) -> tuple[
     return value[i] + (value[i + 1] - value[i]) * w, np.where(w == 0.0, flag[i], between)
 
 
+def _row_us(row: list[Curve], n: float, m_axis: Floats) -> Floats:
+    """Latencies at n and some m from the padded curves of one k."""
+    nodes = [curve[0] for curve in row]
+    j = min(bisect.bisect_right(nodes, n), len(row) - 1) - 1
+    low, high = (np.interp(m_axis, *curve[1:3]) for curve in row[j : j + 2])
+    return np.asarray(low + (high - low) * ((n - nodes[j]) / (nodes[j + 1] - nodes[j])))
+
+
 def _full_grid(k_axis: Floats, rows: list[list[Curve]]) -> tuple[Any, ...]:
     """Axes (k, n, m), guides, latencies and origins of a ragged table on the full grid."""
     n_axis = np.unique([curve[0] for row in rows for curve in row])
@@ -177,7 +236,7 @@ def pack_gemm(
     *,
     has_bands: bool = True,
 ) -> PackedGemm:
-    """Pack the GEMMs of one dtype; latency / B is constant beyond the measured m, n or k.
+    """Pack the GEMMs of one dtype; latency / B is constant above the measured m, n or k.
 
     If the steps along m show bands, their nodes are added, see :mod:`fastroof.pack.bands`.
 
@@ -199,7 +258,7 @@ def pack_gemm(
     PackedGemm
         Two more rows than measured k, two more n a row, two more m a curve.
     """
-    coordinates = (k, n, m)
+    coordinates, launch_us = (k, n, m), float(roofline_us(0.0, 0.0, 0.0))
     (k, n, m), latency_us = sorted_points(coordinates, latency_us)
     flags = made = sorted_origins(coordinates, origin, len(m))
     bands = bands_of(m, n, k, latency_us) if has_bands else None
@@ -217,10 +276,13 @@ def pack_gemm(
     m_axis, value_us = np.empty(len(m) + 2 * len(starts)), np.empty(len(m) + 2 * len(starts))
     flag = np.full(len(m_axis), ORIGIN_EXTRAPOLATED, np.uint8)
     m_axis[inner], value_us[inner], flag[inner] = m, latency_us, flags
+    sizes = n[starts], k[starts]
     for end, node, size in ((starts + before, starts, 0.0), (stops + before + 1, stops - 1, SIZE_LIMIT)):
-        sizes = n[starts], k[starts]
         m_axis[end] = size
         value_us[end] = latency_us[node] / roofline_us(m[node], *sizes) * roofline_us(m_axis[end], *sizes)
+    below, three = starts + before, np.minimum(starts + np.arange(3)[:, None], stops - 1)
+    nodes = FirstNodes(m[starts], latency_us[three], roofline_us(m[three], *sizes))
+    value_us[below] = carried_below(value_us[below], roofline_us(0.0, *sizes), nodes, launch_us)
     k_axis: list[float] = [0.0]
     rows: list[list[Curve]] = [[]]
     for nn, kk, start, stop in zip(
@@ -236,11 +298,22 @@ def pack_gemm(
         scale = roofline_us(axis, n_to, k_to) / roofline_us(axis, n_from, k_from)
         return n_to, axis, value * scale, np.full_like(flag, ORIGIN_EXTRAPOLATED)
 
+    def below_curve(first: Curve, lines: list[tuple[list[Curve], float, float]], *to: float) -> Curve:
+        """The curve at an n or k of 0: ``lines`` are the rows, n and k of the first three sizes."""
+        held, axis, sizes = held_curve(first, *lines[0][1:], *to), first[1], [line[1:] for line in lines]
+        us = np.stack([_row_us(row, n_at, axis) for row, n_at, _ in lines])
+        size = max(at for at, end in zip(sizes[0], to, strict=True) if not end)
+        nodes = FirstNodes(size, us, np.stack([roofline_us(axis, *at) for at in sizes]))
+        below_us = carried_below(held[2], roofline_us(axis, *to), nodes, launch_us)
+        return (*held[:2], below_us, held[3])
+
     for kk, row in zip(k_axis[1:], rows[1:], strict=True):
         first, last = row[0], row[-1]
-        row.insert(0, held_curve(first, first[0], kk, 0.0, kk))
+        n_nodes = [curve[0] for curve in (*row, last, last)[:3]]
         row.append(held_curve(last, last[0], kk, SIZE_LIMIT, kk))
-    rows[0] = [held_curve(c, c[0], k_axis[1], c[0], 0.0) for c in rows[1]]
+        row.insert(0, below_curve(first, [(row, nn, kk) for nn in n_nodes], 0.0, kk))
+    three = [*zip(rows[1:], k_axis[1:], strict=True), *[(rows[-1], k_axis[-1])] * 2][:3]
+    rows[0] = [below_curve(c, [(row, c[0], kk) for row, kk in three], c[0], 0.0) for c in rows[1]]
     rows.append([held_curve(c, c[0], k_axis[-1], c[0], SIZE_LIMIT) for c in rows[-1]])
     k_axis.append(SIZE_LIMIT)
 

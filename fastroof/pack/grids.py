@@ -11,7 +11,14 @@ import numpy as np
 from fastroof.arrays import Bools, Flags, Floats
 from fastroof.caching import lazy_property
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
-from fastroof.pack.curves import SIZE_LIMIT, origin_between, sorted_origins, sorted_points
+from fastroof.pack.curves import (
+    SIZE_LIMIT,
+    FirstNodes,
+    carried_below,
+    origin_between,
+    sorted_origins,
+    sorted_points,
+)
 from fastroof.pack.keys import axis_guide
 
 
@@ -53,6 +60,19 @@ def slopes_above(latency_us: Floats, bound_us: Floats, *, is_length: bool) -> Fl
     chord = np.where(is_line, (edge_us - latency_us[first, line]) / np.where(is_line, added_us, 1.0), 1.0)
     slope = np.minimum(0.5 * (1.0 + chord), edge_us / edge_bound_us) if is_length else chord
     return np.fmax(slope, 1.0)
+
+
+def latency_below(
+    sizes: Floats, latency_us: Floats, bound_us: Floats, to_us: Any, launch_us: float, *, is_additive: bool
+) -> Floats:
+    """Latency of lines along the first axis below their first known nodes, where B is ``to_us``."""
+    first = FirstNodes.of(sizes, latency_us, bound_us)
+    edge_us, edge_bound_us = first.latency_us[0], first.bound_us[0]
+    if is_additive:
+        held_us = np.maximum(edge_us + (to_us - edge_bound_us), launch_us)
+    else:
+        held_us = edge_us * to_us / edge_bound_us
+    return carried_below(held_us, to_us, first, launch_us)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +139,10 @@ def _fill_holes(
     by_column = slopes_above(latency_us, bound, is_length=False)
     by_row = slopes_above(latency_us.T, bound.T, is_length=True)
     filled = latency_us.copy()
+    below_batch, below_x = (
+        latency_below(sizes, us, own, own, roofline.launch_us, is_additive=is_additive)
+        for sizes, us, own in ((batch, latency_us, bound), (x, latency_us.T, bound.T))
+    )
     for i, j in np.argwhere(~known):
         along_batch = [(row, j) for row in _neighbours(known[:, j], i)]
         along_x = [(i, column) for column in _neighbours(known[i], j)]
@@ -131,18 +155,19 @@ def _fill_holes(
                 (bound[i, j] - bound[low]) / rise if rise else (x[j] - x[low[1]]) / (x[high[1]] - x[low[1]])
             )
             filled[i, j] = latency_us[low] + (latency_us[high] - latency_us[low]) * weight
-        elif is_additive:
-            slopes = [by_column[j]] * len(along_batch) + [by_row[i]] * len(along_x)
-            added, below = [], [roofline.launch_us]
-            for edge, slope in zip((*along_batch, *along_x), slopes, strict=True):
-                is_below = edge < (i, j)
-                rise = bound[i, j] - bound[edge]
-                added.append(latency_us[edge] + (slope * rise if is_below else rise))
-                below += [latency_us[edge]] if is_below else []
-            filled[i, j] = max(float(np.mean(added)), *below)
-        else:
-            edge = (*along_batch, *along_x)[0]
-            filled[i, j] = latency_us[edge] * bound[i, j] / bound[edge]
+            continue
+        lines = [(edge, by_column[j], below_batch[i, j]) for edge in along_batch]
+        lines += [(edge, by_row[i], below_x[j, i]) for edge in along_x]
+        found, smaller = [], [0.0]
+        for edge, slope, low_us in lines:
+            if edge > (i, j):
+                found.append(low_us)
+            elif is_additive:
+                found.append(latency_us[edge] + slope * (bound[i, j] - bound[edge]))
+                smaller.append(latency_us[edge])
+            else:
+                found.append(latency_us[edge] * bound[i, j] / bound[edge])
+        filled[i, j] = max(float(np.mean(found)), *smaller) if is_additive else found[0]
     return filled, np.where(known, ORIGIN_MEASURED, ORIGIN_EXTRAPOLATED).astype(np.uint8)
 
 
@@ -152,18 +177,16 @@ def _pad(axes: tuple[Floats, Floats], table: Floats, roofline: BatchBound, is_ad
     for direction in (1, 0):
         y_axis, x_axis = (batch[1:-1], x) if direction else (batch, x)
         bound = roofline(y_axis[:, None], x_axis[None, :])
-        inner = bound[:, 1:-1] if direction else bound[1:-1, :]
-        edge, edge_bound = table.take([0, -1], direction), inner.take([0, -1], direction)
-        outer_bound = bound.take([0, -1], direction)
+        lines, bound = (table.T, bound.T) if direction else (table, bound)
+        inner, sizes = bound[1:-1], axes[direction][1:-1]
+        low = latency_below(sizes, lines, inner, bound[0], roofline.launch_us, is_additive=is_additive)
         if is_additive:
-            lines = (table.T, inner.T) if direction else (table, inner)
-            above = slopes_above(*lines, is_length=bool(direction))
-            slopes = np.stack([np.ones_like(above), above], direction)
-            outer = np.maximum(edge + slopes * (outer_bound - edge_bound), roofline.launch_us)
+            slope = slopes_above(lines, inner, is_length=bool(direction))
+            high = np.maximum(lines[-1] + slope * (bound[-1] - inner[-1]), roofline.launch_us)
         else:
-            outer = edge * outer_bound / edge_bound
-        first, last = np.split(outer, 2, direction)
-        table = np.concatenate([first, table, last], direction)
+            high = lines[-1] * bound[-1] / inner[-1]
+        lines = np.concatenate([low[None], lines, high[None]])
+        table = lines.T if direction else lines
     return table
 
 

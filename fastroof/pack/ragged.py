@@ -20,7 +20,7 @@ import numpy as np
 
 from fastroof.arrays import Array, Flags, Floats, Longs
 from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED
-from fastroof.pack.curves import sorted_origins, sorted_points
+from fastroof.pack.curves import FirstNodes, carried_below, sorted_origins, sorted_points
 
 WorkUs = Callable[..., Floats]
 """B without launch floor at coordinates that broadcast, us."""
@@ -82,6 +82,9 @@ class RaggedTable:
             launch_us = self.launch_us if method == "roofline" else 0.0
             carried = us * ((launch_us + here) / (launch_us + start))
             us = np.where(alone, carried, us)
+            late = np.flatnonzero((size < _sizes_of(level, low)) & (low == level.starts[parent]))
+            if method == "roofline" and len(late):
+                us[late] = self._carried_below(depth, parent[late], [a[late] for a in at], us[late])
             flag = np.where(alone, ORIGIN_EXTRAPOLATED, flag).astype(np.uint8)
         between = np.flatnonzero(low != high)
         if len(between):
@@ -101,6 +104,19 @@ class RaggedTable:
                 us[between] = first + (second - first) * weight
             flag[between] = np.maximum(np.maximum(flag[between], other), ORIGIN_INTERPOLATED)
         return us, flag
+
+    def _carried_below(self, depth: int, parent: Longs, at: list[Floats], held_us: Floats) -> Floats:
+        """Latency below the first node of an axis."""
+        level = self.levels[depth]
+        first, last = level.starts[parent], level.starts[parent + 1] - 1
+        us, bounds = [], []
+        for after in range(3):
+            node = np.minimum(first + after, last)
+            there = self._moved(depth, at, node)
+            us.append(self._below(depth + 1, node, there, "roofline")[0])
+            bounds.append(self.launch_us + self.work_us(*there))
+        nodes = FirstNodes(_sizes_of(level, first), np.stack(us), np.stack(bounds))
+        return carried_below(held_us, self.launch_us + self.work_us(*at), nodes, self.launch_us)
 
     def _neighbours(self, depth: int, parent: Longs, at: list[Floats]) -> tuple[Longs, Longs]:
         """Nodes on either side of each point below its parent; the same one twice on a node or outside."""

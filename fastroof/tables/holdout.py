@@ -20,6 +20,14 @@ from fastroof.tables.lookup import Lookup, check_method
 GRIDS: Final = tuple(grid for operator in OPERATORS.values() for grid in operator.holdouts)
 """Grids that lookups are judged on, from all operators."""
 
+FIRST_ROWS: Final = tuple(
+    HoldoutGrid(name, f"first rows of {axis}", {}, {}, first=axis)
+    for name, operator in OPERATORS.items()
+    if operator.answers_lookups
+    for axis in operator.free_axes()
+)
+"""Grids that start above the measured ones, an axis at a time."""
+
 
 KERNEL_PARTS: Final = 4
 """Parts of whole kernels that are left out in turn."""
@@ -70,17 +78,18 @@ def thinned_axes(grid: HoldoutGrid, table: MeasuredTable) -> list[str]:
     return [name for name in table.schema.free_axes() if name not in grid.only]
 
 
-def _kept_rows(grid: HoldoutGrid, table: MeasuredTable, part: Bools) -> Bools:
+def kept_rows(grid: HoldoutGrid, table: MeasuredTable, part: Bools) -> Bools:
     """Rows on the thin grid; every second value counts within each kernel's axis."""
     is_in_grid = part.copy()
     groups = [rows[part[rows]] for rows in table.groups().values()]
-    for name in thinned_axes(grid, table):
+    for name in [grid.first] if grid.first else thinned_axes(grid, table):
         values = table.schema.thinned_values(table.columns, name)
         if name in grid.kept:
             is_in_grid &= np.isin(values, grid.kept[name])
             continue
         for rows in groups:
-            is_in_grid[rows] &= np.isin(values[rows], np.unique(values[rows])[::2])
+            nodes = np.unique(values[rows])
+            is_in_grid[rows] &= np.isin(values[rows], nodes[len(nodes) // 2 :] if grid.first else nodes[::2])
     return is_in_grid
 
 
@@ -97,7 +106,7 @@ def alike_kernels(grid: HoldoutGrid, table: MeasuredTable, part: Bools) -> list[
 def _thinned(grid: HoldoutGrid, table: MeasuredTable, part: Bools) -> Iterator[tuple[Bools, Longs]]:
     """Yield kept and hidden rows: once, or for each part of the kernels left out."""
     if not grid.kernels:
-        is_visible = _kept_rows(grid, table, part)
+        is_visible = kept_rows(grid, table, part)
         yield is_visible, np.flatnonzero(part & ~is_visible)
         return
     groups = alike_kernels(grid, table, part)

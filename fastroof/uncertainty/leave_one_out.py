@@ -19,8 +19,8 @@ import numpy as np
 
 from fastroof.arrays import Bools, Flags, Floats, Longs
 from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED
-from fastroof.pack.curves import sorted_points
-from fastroof.pack.grids import slopes_above
+from fastroof.pack.curves import SMALLEST, sorted_points
+from fastroof.pack.grids import latency_below, slopes_above
 
 NORMAL_80: Final = 1.2816
 """Half-width in standard errors of the central 80 % of a normal distribution."""
@@ -36,6 +36,13 @@ LEVEL: Final = 0.8
 
 ALL_LINES: Final = 0.1
 """Weight of all lines, against a line and its neighbours, in the error of extrapolation."""
+
+BELOW: Final = 0.10
+"""Least relative standard error per octave below a table's first row.
+
+Chosen on H100: with it 90 % intervals of hidden first rows hold 95 % (mean over operators and axes), without
+78 %. On H200, B200, GB200, A100 and L40S, which chose nothing, 94 % instead of 78 %.
+"""
 
 SPAN: Final = 2
 """Nodes on either side of a bracket that determine its local error."""
@@ -166,18 +173,21 @@ def edge_variances(grid: MeasuredGrid, axis: int, unknown: float) -> EdgeVarianc
             for at in (edge, inner)
         )
         apart = np.abs(octaves[::step][edge] - octaves[::step][inner])[..., 0]
-        if grid.is_additive:
-            rise = edge_us - inner_us
-            if step < 0:
-                others = np.where(rank == 1, np.nan, np.exp(log_us[..., ::step]))[..., ::step]
-                rise = rise * slopes_above(others.T, bound_us.T, is_length=axis == 1)
-            guess = np.maximum(np.exp(log_inner) + rise, np.exp(np.nanmin(log_us)))
+        others = np.moveaxis(np.where(rank == 1, np.nan, np.exp(log_us[..., ::step]))[..., ::step], -1, 0)
+        bounds, least_us = np.moveaxis(bound_us, -1, 0), float(np.exp(np.nanmin(log_us)))
+        is_late = step > 0 and grid.axes[axis][0] > SMALLEST
+        if is_late:
+            nodes = grid.axes[axis], others, bounds
+            guess = latency_below(*nodes, edge_us, least_us, is_additive=grid.is_additive)
+        elif grid.is_additive:
+            slope = 1.0 if step > 0 else slopes_above(others, bounds, is_length=axis == 1)
+            guess = np.maximum(np.exp(log_inner) + slope * (edge_us - inner_us), least_us)
         else:
             guess = np.exp(log_inner) * edge_us / inner_us
         error = np.clip(np.log(guess) - log_edge, -FAR_CLIP, FAR_CLIP)
         square = np.where(there, error**2 / reach(np.where(there, apart, 1.0)), np.nan)
         whole = float(np.mean(square[there])) if there.any() else unknown**2
-        ends.append(_near_lines(square, whole))
+        ends.append(_near_lines(square, whole) + (BELOW**2 if is_late else 0.0))
     return EdgeVariances(*ends)
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fastroof import load_tables
 from fastroof.pack import SIZE_LIMIT, pack_curve
+from fastroof.pack.curves import LAUNCH_US
 from tests.reference import lookups as naive
 from tests.reference.handmade import HEADS, attention_rows, gemm_rows, handmade_tables
 
@@ -170,12 +171,11 @@ def test_beyond_its_ends_decode_grows_at_least_as_the_roofline(points):
 def test_prefill_beyond_the_table_keeps_its_distance_to_the_roofline():
     tables = handmade_tables(attention_prefill=attention_rows(ONE_BATCH, is_decode=False))
     bound = naive_attention(tables, ONE_BATCH, is_decode=False).bound
-    got = prefill(tables, np.array([4, 4, 8, 1]), np.array([8192, 32, 4096, 4096]))
-    edges = [(4, 4096), (4, 64), (4, 4096), (4, 4096)]
-    wanted = [(4, 8192), (4, 32), (8, 4096), (1, 4096)]
+    got = prefill(tables, np.array([4, 8]), np.array([8192, 4096]))
+    edges, wanted = [(4, 4096), (4, 4096)], [(4, 8192), (8, 4096)]
     expected = [ONE_BATCH[e] * bound(*a) / bound(*e) for e, a in zip(edges, wanted, strict=True)]
     np.testing.assert_allclose(got.latency_us, expected, rtol=1e-12)
-    assert got.origin.tolist() == [2, 2, 2, 2]
+    assert got.origin.tolist() == [2, 2]
 
 
 @pytest.mark.loops
@@ -198,10 +198,24 @@ def test_a_hole_with_measured_neighbours_lies_between_them():
 
 
 @pytest.mark.loops
-def test_below_the_table_no_decode_is_faster_than_the_fastest_measured():
-    tables = handmade_tables(attention_decode=attention_rows({(64, 4096): 120.0, (64, 8192): 300.0}))
-    batch, kv_len = np.meshgrid([1, 2, 8, 63], [1, 16, 1024, 4095])
-    assert (decode(tables, batch, kv_len).latency_us >= 120.0).all()
+def test_below_the_table_decode_falls_along_its_lines_to_the_launch():
+    def truth_us(batch, kv_len):
+        return 4.5 + 1.25 * batch * (SEQUENCE_US + TOKEN_US * kv_len)
+
+    points = {(b, x): truth_us(b, x) for b in (64, 128, 256) for x in (2048, 4096, 8192)}
+    batch, kv_len = np.meshgrid([1, 2, 8, 63], [1, 16, 512, 2047])
+    got = decode(handmade_tables(attention_decode=attention_rows(points)), batch, kv_len)
+    np.testing.assert_allclose(got.latency_us, truth_us(batch, kv_len), rtol=1e-9)
+    assert (got.origin == 2).all()
+
+
+@pytest.mark.loops
+@given(us=st.lists(st.floats(2.0, 1e5), min_size=1, max_size=5), start=st.integers(3, 4096))
+def test_below_its_rows_a_curve_is_not_below_a_launch_nor_above_the_first_row(us, start):
+    axis = float(start) * 2.0 ** np.arange(len(us))
+    curve = pack_curve(axis, np.array(us), lambda x: min(us) + x / 100.0)
+    assert LAUNCH_US - 1e-9 <= curve.value[0] <= us[0]
+    assert curve.value[1:-1].tolist() == us
 
 
 @pytest.mark.loops
@@ -301,7 +315,7 @@ def test_gemms_beyond_the_measured_k_hold_the_distance_of_the_nearest_k():
     points = {(1, 64, 64): 3.0, (64, 64, 64): 4.0, (1, 64, 512): 10.0, (64, 64, 512): 40.0}
     tables = handmade_tables(gemm=gemm_rows(points))
     bound = naive.gemm_bound(tables.gpu, "bf16", 3.0)
-    for near, far in ((64, 1), (64, 16), (512, 4096), (512, 2**24)):
+    for near, far in ((512, 4096), (512, 2**24)):
         got = tables.lookup("gemm", m=[1, 64], n=64, k=far)
         held = [points[m, 64, near] * bound(m, 64, far) / bound(m, 64, near) for m in (1, 64)]
         np.testing.assert_allclose(got.latency_us, held, rtol=1e-6)

@@ -98,14 +98,33 @@ def prefill_work(gpu: Any, heads: Any) -> Callable[[float, float], tuple[float, 
 # Curves: one axis
 
 
+def below(held_us: float, to_us: float, size: float, nodes: Sequence[Point], launch_us: float) -> float:
+    """Latency below the first node, where B is ``to_us``, from (latency, B) of the nodes there and above."""
+    if size <= 2:
+        return held_us
+    (us, bound), *others = nodes[:3]
+    slopes = [us / bound] + [
+        max(0.0, (other - us) / (high - bound)) for other, high in others if high > bound
+    ]
+    slope = [slopes[0], slopes[-1], statistics.median(slopes)][len(slopes) - 1]
+    work_us = max(bound - launch_us, 0.0)
+    if work_us > 0.0:
+        slope = min(slope, max(us - 1.5, 0.0) / work_us)
+    return us + slope * (to_us - bound)
+
+
 def curve(points: Table, x: float, bound: Callable[[float], float]) -> Answer:
-    """All-reduce against message bytes, MoE against tokens: latency / B is held outside."""
+    """All-reduce against message bytes, MoE against tokens: latency / B is held above."""
     nodes = sorted(p[0] for p in points)
     near = around(nodes, x)
     if near == (x,):
         return points[near], MEASURED
     if len(near) == 1:
-        return points[near] * bound(x) / bound(near[0]), EXTRAPOLATED
+        held_us = points[near] * bound(x) / bound(near[0])
+        if x < near[0]:
+            line = [(points[node,], bound(node)) for node in nodes]
+            held_us = below(held_us, bound(x), near[0], line, min(points.values()))
+        return held_us, EXTRAPOLATED
     low, high = near
     weight = (bound(x) - bound(low)) / (bound(high) - bound(low))
     return between((points[low,], MEASURED), (points[high,], MEASURED), weight)
@@ -125,6 +144,9 @@ def gemm_with_bands(points: Table) -> tuple[Table, frozenset[Point]]:
     added = {(m, n, k): us for (n, k), curve in curves.items() for m, us in bands.bends(curve, found).items()}
     return points | added, frozenset(added)
 
+
+FAR = 2.0**40
+"""Beyond every valid size."""
 
 CURVES: dict[int, tuple[Table, dict[Point, list[float]]]] = {}
 """Tables and the measured m of each of their (n, k): sorting a table takes longer than a lookup in it."""
@@ -147,33 +169,68 @@ def gemm(
     k: float,
     added: frozenset[Point] = frozenset(),
 ) -> Answer:
-    """Latency of an m x n x k GEMM out of points (m, n, k), of which some were added and not measured."""
+    """Latency of an m x n x k GEMM out of points (m, n, k), of which some were added and not measured.
+
+    Every axis has a node at 0, carried from the first ones, and one at FAR, where latency / B is held.
+    """
     curves = curves_of(points)
+    k_nodes = sorted({pk for _, pk in curves})
+    widths = {pk: sorted(pn for pn, other in curves if other == pk) for pk in k_nodes}
 
-    def carried(point: Point, to: Point) -> Answer:
-        held = points[point] if point == to else points[point] * bound(*to) / bound(*point)
-        here = INTERPOLATED if point in added else MEASURED
-        return held, here if point == to else EXTRAPOLATED
+    def on_line(nodes: Sequence[float], x: float, value: Callable[[float], Answer]) -> Answer:
+        low, *high = around((0.0, *nodes, FAR), x)
+        return between(value(low), value(high[0]), (x - low) / (high[0] - low)) if high else value(low)
 
-    def along_m(pn: float, pk: float, to_n: float, to_k: float) -> Answer:
-        near = around(curves[pn, pk], m)
-        if len(near) == 1:
-            return carried((near[0], pn, pk), (m, to_n, to_k))
-        low, high = (carried((pm, pn, pk), (pm, to_n, to_k)) for pm in near)
-        return between(low, high, (m - near[0]) / (near[1] - near[0]))
+    def carried(
+        nodes: Sequence[float], to: float, us: Callable[[float], float], b: Callable[..., float]
+    ) -> Answer:
+        """Value at a node of 0 or FAR."""
+        edge = nodes[0 if to == 0.0 else -1]
+        held_us = us(edge) * b(to) / b(edge)
+        if to == 0.0:
+            line = [(us(node), b(node)) for node in nodes[:3]]
+            held_us = below(held_us, b(to), edge, line, bound(0, 0, 0))
+        return held_us, EXTRAPOLATED
 
-    def along_n(pk: float, to_k: float) -> Answer:
-        near = around(sorted(pn for pn, other in curves if other == pk), n)
-        if len(near) == 1:
-            return along_m(near[0], pk, n, to_k)
-        low, high = (along_m(pn, pk, pn, to_k) for pn in near)
-        return between(low, high, (n - near[0]) / (near[1] - near[0]))
+    def edge_of(nodes: Sequence[float], x: float) -> float:
+        return nodes[0] if x == 0.0 else nodes[-1] if x == FAR else x
 
-    near = around(sorted({pk for _, pk in curves}), k)
-    if len(near) == 1:
-        return along_n(near[0], k)
-    low, high = (along_n(pk, pk) for pk in near)
-    return between(low, high, (k - near[0]) / (near[1] - near[0]))
+    def on_curve(pn: float, pk: float, at_m: float) -> Answer:
+        def node(pm: float) -> Answer:
+            if pm in (0.0, FAR):
+                return carried(curves[pn, pk], pm, lambda x: points[x, pn, pk], lambda x: bound(x, pn, pk))
+            return points[pm, pn, pk], INTERPOLATED if (pm, pn, pk) in added else MEASURED
+
+        return on_line(curves[pn, pk], at_m, node)
+
+    def on_row(pk: float, at_n: float, at_m: float) -> Answer:
+        def node(pn: float) -> Answer:
+            nodes = widths[pk]
+            if pn not in (0.0, FAR):
+                return on_curve(pn, pk, at_m)
+            return on_line(
+                curves[edge_of(nodes, pn), pk],
+                at_m,
+                lambda pm: carried(nodes, pn, lambda x: on_curve(x, pk, pm)[0], lambda x: bound(pm, x, pk)),
+            )
+
+        return on_line(widths[pk], at_n, node)
+
+    def row(pk: float) -> Answer:
+        if pk not in (0.0, FAR):
+            return on_row(pk, n, m)
+        edge = edge_of(k_nodes, pk)
+
+        def node(pn: float) -> Answer:
+            return on_line(
+                curves[edge_of(widths[edge], pn), edge],
+                m,
+                lambda pm: carried(k_nodes, pk, lambda x: on_row(x, pn, pm)[0], lambda x: bound(pm, pn, x)),
+            )
+
+        return on_line(widths[edge], n, node)
+
+    return on_line(k_nodes, k, row)
 
 
 # Attention: batch x kv_len, or batch x q_len
@@ -184,8 +241,6 @@ class Attention:
 
     ``is_decode`` chooses how it goes on past its nodes: decode by its lines, prefill holds latency / B.
     """
-
-    FAR = 2.0**40
 
     def __init__(self, points: Table, work: Callable[..., tuple[float, float]], is_decode: bool) -> None:
         self.points = points
@@ -219,17 +274,25 @@ class Attention:
 
     def node(self, batch: float, x: float) -> Answer:
         """Latency at a node: measured, a filled hole, or one of the outer nodes of size 0 and FAR."""
-        if batch in (0.0, self.FAR):
+        if batch in (0.0, FAR):
             line = [((b, x), self.node(b, x)[0]) for b in self.batches]
-        elif x in (0.0, self.FAR):
+        elif x in (0.0, FAR):
             line = [((batch, length), self.node(batch, length)[0]) for length in self.lengths]
         elif (batch, x) in self.points:
             return self.points[batch, x], MEASURED
         else:
             return self.filled(batch, x), EXTRAPOLATED
-        if self.is_decode and (batch == self.FAR or (batch != 0.0 and x == self.FAR)):
-            return self.continued(line, (batch, x)), EXTRAPOLATED
-        return self.carried(line[0][1], line[0][0], (batch, x)), EXTRAPOLATED
+        if batch == FAR or (batch != 0.0 and x == FAR):
+            if self.is_decode:
+                return self.continued(line, (batch, x)), EXTRAPOLATED
+            return self.carried(line[-1][1], line[-1][0], (batch, x)), EXTRAPOLATED
+        return self.below(line, (batch, x)), EXTRAPOLATED
+
+    def below(self, line: list[tuple[Point, float]], to: Point) -> float:
+        """Latency below the first node of a line along one axis."""
+        (first, us), nodes = line[0], [(us, self.bound(*point)) for point, us in line]
+        size = next(a for a, b in zip(first, to, strict=True) if a != b)
+        return below(self.carried(us, first, to), self.bound(*to), size, nodes, self.t_launch_us)
 
     def filled(self, batch: float, x: float) -> float:
         """Latency in a hole: between measured neighbours on one line, else carried from the nearest."""
@@ -252,16 +315,11 @@ class Attention:
             elif below[name]:
                 candidates.append(self.carried(self.points[below[name][-1]], below[name][-1], here))
             elif above[name]:
-                edge = above[name][0]
-                rise = self.bound(*here) - self.bound(*edge)
-                is_held = not self.is_decode
-                candidates.append(
-                    self.carried(self.points[edge], edge, here) if is_held else self.points[edge] + rise
-                )
+                candidates.append(self.below([(p, self.points[p]) for p in above[name]], here))
         if not self.is_decode:
             return candidates[0]
         smaller = [self.points[below[name][-1]] for name in lines if below[name]]
-        return max(sum(candidates) / len(candidates), self.t_launch_us, *smaller)
+        return max([sum(candidates) / len(candidates), *smaller])
 
     def latency(self, batch: float, x: float) -> Answer:
         """Latency at (batch, x): the nodes around it, each carried to it where it lies beyond them."""
@@ -292,7 +350,7 @@ class Attention:
             return [(node, node) for node in near]
         if x < near[0]:
             return [(0.0, 0.0), (near[0], near[0])]
-        return [(near[0], near[0]), (self.FAR, self.FAR)] if self.is_decode else [(near[0], x)]
+        return [(near[0], near[0]), (FAR, FAR)] if self.is_decode else [(near[0], x)]
 
     def _weight(self, x0: float, x1: float, x: float) -> float:
         """(B(x) - B(x0)) / (B(x1) - B(x0)): the same for every batch. B has no digits to lose here."""

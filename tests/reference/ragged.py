@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.reference.lookups import EXTRAPOLATED, INTERPOLATED, MEASURED, Answer, Point, Table, around
+from tests.reference.lookups import below as carried_below
 
 Work = Callable[..., float]
 """B less its launch floor, us."""
@@ -33,8 +34,13 @@ def ragged(points: Table, work: Work, at: Point, segment: Callable[..., Any] | N
         if near == (x,):
             return ends[0]
         if len(near) == 1:
-            held = ends[0][0] * ((launch_us + bound) / (launch_us + bounds[0]))
-            return held, EXTRAPOLATED
+            held_us = ends[0][0] * ((launch_us + bound) / (launch_us + bounds[0]))
+            if x < nodes[0]:
+                line = [
+                    (below((*start, n), inner)[0], launch_us + work(*start, n, *inner)) for n in nodes[:3]
+                ]
+                held_us = carried_below(held_us, launch_us + bound, nodes[0], line, launch_us)
+            return held_us, EXTRAPOLATED
         rise = bounds[1] - bounds[0]
         weight = (bound - bounds[0]) / rise if rise > 0 else (x - near[0]) / (near[1] - near[0])
         us = ends[0][0] + (ends[1][0] - ends[0][0]) * weight

@@ -144,6 +144,10 @@ def holdout(
     coverage: Annotated[
         bool, typer.Option("--coverage", help="Judge the errors that lookups predict.")
     ] = False,
+    first_rows: Annotated[
+        bool,
+        typer.Option("--first-rows", help="Hide the lower half of an axis instead of every second value."),
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Plot to write with --coverage: .png or .svg.")
     ] = None,
@@ -164,6 +168,10 @@ def holdout(
         options["operators"] = operator
     if method:
         options["methods"] = method
+    if first_rows:
+        from fastroof.tables.holdout import FIRST_ROWS
+
+        options["grids"] = FIRST_ROWS
     if not as_json:
         options["progress"] = lambda words: typer.echo(f"holding out: {words}", err=True)
     if against is not None:
