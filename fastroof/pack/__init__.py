@@ -5,9 +5,11 @@ Everything outside the measured range becomes padded nodes once: each axis gets 
 ``B = t_launch + flops / peak + bytes / bandwidth``:
 
 * *line*: ``T = T_edge + slope (B - B_edge)``, with slopes of :mod:`fastroof.pack.grids`: along batch
-  the slope of the line so far, along kv_len halfway between that and the slope of B. Below the first node
-  the slope is 1, and no latency is below the smallest. Decode attention.
+  the slope of the line so far, along kv_len halfway between that and the slope of B. Decode attention.
 * *hold*: ``T = T_edge * B / B_edge``, the edge's distance to the roofline. Everything else.
+
+Below a first node of a size above 2, lines fall by :func:`fastroof.pack.curves.carried_below`. Where tables
+start at 1 or 2 the node at 0 only serves cells: decode falls with slope 1, not below its smallest latency.
 
 B is linear in m, n, k, batch and kv_len, and quadratic in q_len, so one far node carries a rule
 exactly. A hole beyond both of its lines takes their mean (decode), or holds along batch at equal q_len

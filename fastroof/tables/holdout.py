@@ -224,22 +224,22 @@ def run_against(
     methods = tuple(methods)
     for method in methods:
         check_method(method)
-    report = []
+    report: list[HoldoutRow] = []
     for points in campaign_points(tables, campaign, operators, methods, progress=progress):
-        inside = points.is_inside
         for method, found in points.found.items():
             signed = found.latency_us / points.measured_us - 1.0
-            for region, where in (("inside", inside), ("outside", ~inside)):
-                if where.any():
-                    place = (points.operator, points.family, method, region, int(where.sum()))
-                    report.append(HoldoutRow(*place, *_summary(signed[where])))
+            report += _by_region(points.operator, points.family, method, signed, points.is_inside)
     return report
 
 
-def _summary(signed: Floats) -> tuple[float, ...]:
-    error = np.abs(signed)
-    p90, p99 = np.percentile(error, (90, 99))
-    return tuple(map(float, (error.mean(), np.median(error), p90, p99, signed.mean())))
+def _by_region(
+    operator: str, grid: str, method: str, signed: Floats, is_inside: Bools
+) -> Iterator[HoldoutRow]:
+    for region, where in (("inside", is_inside), ("outside", ~is_inside)):
+        if where.any():
+            bias, off = signed[where].mean(), np.abs(signed[where])
+            figures = (off.mean(), np.median(off), *np.percentile(off, (90, 99)), bias)
+            yield HoldoutRow(operator, grid, method, region, len(off), *map(float, figures))
 
 
 def run_holdout(
@@ -259,7 +259,7 @@ def run_holdout(
         raise LookupInputError(unknown_operator(name, with_grids))
     for method in methods:
         check_method(method)
-    report = []
+    report: list[HoldoutRow] = []
     for grid in grids:
         table = tables.measured.tables.get(grid.operator)
         if table is None or grid.operator not in requested:
@@ -296,8 +296,5 @@ def run_holdout(
         is_inside = np.concatenate(inside)
         for method in judged:
             signed = np.concatenate(errors[method])
-            for region, where in (("inside", is_inside), ("outside", ~is_inside)):
-                if where.any():
-                    row = (grid.operator, grid.name, method, region, int(where.sum()))
-                    report.append(HoldoutRow(*row, *_summary(signed[where])))
+            report += _by_region(grid.operator, grid.name, method, signed, is_inside)
     return report
