@@ -88,13 +88,14 @@ def carried_below(held_us: Any, to_us: Any, first: FirstNodes, launch_us: float)
     latency / B. Without work it is not below LAUNCH_US.
     """
     (first_us, *other_us), (bound_us, *other_bounds) = first.latency_us, first.bound_us
-    slopes = [first_us / bound_us]
+    held, slopes = first_us / bound_us, []
     with np.errstate(divide="ignore", invalid="ignore"):
         for us, bound in zip(other_us, other_bounds, strict=True):
             chord = np.maximum((us - first_us) / (bound - bound_us), 0.0)
-            slopes.append(np.where(bound > bound_us, chord, slopes[0]))
+            slopes.append(np.where(bound > bound_us, chord, held))
         most = np.maximum(first_us - LAUNCH_US, 0.0) / np.maximum(bound_us - launch_us, 0.0)
-    slope = np.fmin(np.median(slopes, axis=0), most)
+    low, high = np.minimum(*slopes), np.maximum(*slopes)
+    slope = np.fmin(np.clip(held, low, high), most)
     below_us = first_us + slope * (to_us - bound_us)
     return np.asarray(np.where(np.asarray(first.size) > SMALLEST, below_us, held_us))
 
@@ -301,8 +302,10 @@ def pack_gemm(
     def below_curve(first: Curve, lines: list[tuple[list[Curve], float, float]], *to: float) -> Curve:
         """The curve at an n or k of 0: ``lines`` are the rows, n and k of the first three sizes."""
         held, axis, sizes = held_curve(first, *lines[0][1:], *to), first[1], [line[1:] for line in lines]
-        us = np.stack([_row_us(row, n_at, axis) for row, n_at, _ in lines])
         size = max(at for at, end in zip(sizes[0], to, strict=True) if not end)
+        if size <= SMALLEST:
+            return held
+        us = np.stack([_row_us(row, n_at, axis) for row, n_at, _ in lines])
         nodes = FirstNodes(size, us, np.stack([roofline_us(axis, *at) for at in sizes]))
         below_us = carried_below(held[2], roofline_us(axis, *to), nodes, launch_us)
         return (*held[:2], below_us, held[3])
