@@ -8,6 +8,7 @@ attention, by its lines. Every function answers (latency_us, origin).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import statistics
@@ -174,63 +175,41 @@ def gemm(
     Every axis has a node at 0, carried from the first ones, and one at FAR, where latency / B is held.
     """
     curves = curves_of(points)
-    k_nodes = sorted({pk for _, pk in curves})
-    widths = {pk: sorted(pn for pn, other in curves if other == pk) for pk in k_nodes}
 
-    def on_line(nodes: Sequence[float], x: float, value: Callable[[float], Answer]) -> Answer:
-        low, *high = around((0.0, *nodes, FAR), x)
-        return between(value(low), value(high[0]), (x - low) / (high[0] - low)) if high else value(low)
-
-    def carried(
-        nodes: Sequence[float], to: float, us: Callable[[float], float], b: Callable[..., float]
-    ) -> Answer:
-        """Value at a node of 0 or FAR."""
-        edge = nodes[0 if to == 0.0 else -1]
-        held_us = us(edge) * b(to) / b(edge)
-        if to == 0.0:
-            line = [(us(node), b(node)) for node in nodes[:3]]
-            held_us = below(held_us, b(to), edge, line, bound(0, 0, 0))
-        return held_us, EXTRAPOLATED
+    @functools.cache
+    def measured(start: Point) -> list[float]:
+        """Sizes of the next axis below a node: k, n of a k, or m of both."""
+        if not start:
+            return sorted({pk for _, pk in curves})
+        pk = edge_of(measured(()), start[0])
+        widths = sorted(pn for pn, other in curves if other == pk)
+        return curves[edge_of(widths, start[1]), pk] if len(start) == 2 else widths
 
     def edge_of(nodes: Sequence[float], x: float) -> float:
         return nodes[0] if x == 0.0 else nodes[-1] if x == FAR else x
 
-    def on_curve(pn: float, pk: float, at_m: float) -> Answer:
-        def node(pm: float) -> Answer:
-            if pm in (0.0, FAR):
-                return carried(curves[pn, pk], pm, lambda x: points[x, pn, pk], lambda x: bound(x, pn, pk))
-            return points[pm, pn, pk], INTERPOLATED if (pm, pn, pk) in added else MEASURED
+    def value(start: Point, rest: Point) -> Answer:
+        if rest:
+            low, *high = around((0.0, *measured(start), FAR), rest[0])
+            first = value((*start, low), rest[1:])
+            if not high:
+                return first
+            return between(first, value((*start, high[0]), rest[1:]), (rest[0] - low) / (high[0] - low))
+        outer = [depth for depth, x in enumerate(start) if x in (0.0, FAR)]
+        if not outer:
+            point = start[::-1]
+            return points[point], INTERPOLATED if point in added else MEASURED
+        before, to, after = start[: outer[0]], start[outer[0]], start[outer[0] + 1 :]
+        nodes = measured(before)
+        line = [
+            (value((*before, x), after)[0], bound(*(*before, x, *after)[::-1]))
+            for x in (nodes[:3] if to == 0.0 else nodes[-1:])
+        ]
+        us, edge_bound = line[0 if to == 0.0 else -1]
+        held_us, to_us = us * bound(*start[::-1]) / edge_bound, bound(*start[::-1])
+        return below(held_us, to_us, nodes[0], line, bound(0, 0, 0)) if to == 0.0 else held_us, EXTRAPOLATED
 
-        return on_line(curves[pn, pk], at_m, node)
-
-    def on_row(pk: float, at_n: float, at_m: float) -> Answer:
-        def node(pn: float) -> Answer:
-            nodes = widths[pk]
-            if pn not in (0.0, FAR):
-                return on_curve(pn, pk, at_m)
-            return on_line(
-                curves[edge_of(nodes, pn), pk],
-                at_m,
-                lambda pm: carried(nodes, pn, lambda x: on_curve(x, pk, pm)[0], lambda x: bound(pm, x, pk)),
-            )
-
-        return on_line(widths[pk], at_n, node)
-
-    def row(pk: float) -> Answer:
-        if pk not in (0.0, FAR):
-            return on_row(pk, n, m)
-        edge = edge_of(k_nodes, pk)
-
-        def node(pn: float) -> Answer:
-            return on_line(
-                curves[edge_of(widths[edge], pn), edge],
-                m,
-                lambda pm: carried(k_nodes, pk, lambda x: on_row(x, pn, pm)[0], lambda x: bound(pm, pn, x)),
-            )
-
-        return on_line(widths[edge], n, node)
-
-    return on_line(k_nodes, k, row)
+    return value((), (k, n, m))
 
 
 # Attention: batch x kv_len, or batch x q_len
