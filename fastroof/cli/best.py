@@ -89,8 +89,9 @@ rate [requests_per_s, low, high (steps one standard error longer and shorter), t
 at the rate, by limit), clients (mean requests in the system), requests (simulated), sampling_error (relative,
 over draws of the arrivals; of the best)].
 engines: one object per engine. deployments: one object or null per answer [checkpoint, engine, release (of
-the arguments), image, copies, gpus_each, servers (role: command, config), benchmark, benchmark_clients,
-benchmark_rate (requests/s; 0 for clients), price [an_hour, of_output, of_all (per million tokens)], notes].
+the arguments), image, copies, gpus_each, servers (role: command, config, environment), router (the same; null
+if none), placement [role, number, gpus, host, port, side_port], benchmark, benchmark_clients, benchmark_rate
+(requests/s; 0 for clients), price [an_hour, of_output, of_all (per million tokens)], notes].
 
 \b
 JSON with --rate: gpu, total_gpus (without --gpus 0 if no number of GPUs holds all rates), scale (smallest

@@ -40,10 +40,14 @@ _OBJECTIVES: Final = {
     "cost_per_million_tokens": "cost of 1M tokens",
     "joules_per_token": "J per output token",
 }
-_CONFIG: Final = "engine.yaml"
 _INDENT: Final = "  "
 _COMMAND_WIDTH: Final = 76
-_ROLES: Final = {"server": "it", "prefill": "a worker that prefills", "decode": "a worker that decodes"}
+_ROLES: Final = {
+    "server": "it",
+    "prefill": "a worker that prefills",
+    "decode": "a worker that decodes",
+    "router": "the router in front of them",
+}
 
 
 def say(text: str, indent: int = 0) -> None:
@@ -291,21 +295,21 @@ def print_how_to_run(deployment: Deployment) -> None:
             f"costs {price.an_hour:,.4g} an hour: {price.of_output:,.4g} for 1M output tokens, "
             f"{price.of_all:,.4g} for 1M tokens of prompts and outputs"
         )
-    for role, command in deployment.servers.items():
-        copies = _copies_words(deployment, role)
-        say(f"to run {_ROLES[role]}, {copies}:")
+    for role, command in deployment.commands.items():
+        say(f"to run {_ROLES[role]}{_copies_words(deployment, role)}:")
         _print_command(command)
         if command.config:
             from fastroof.documents import yaml_text
 
-            say(f"with {_CONFIG}:")
+            say(f"with {command.config_name}:")
             _print_indented(yaml_text(command.config))
     if deployment.benchmark is not None:
         rate, row = deployment.benchmark_rate, deployment.row
         load = f"{rate:,.4g} requests/s" if rate else f"{deployment.benchmark_clients:,}"
         if deployment.copies > 1:
             load += f" of the {row['requests_per_s']:,.4g}" if rate else f" of the {row['clients']:,.0f}"
-        say(f"to check it, one copy with {load}{'' if rate else ' clients'}:")
+        what = "one copy" if deployment.copies else "all workers"
+        say(f"to check it, {what} with {load}{'' if rate else ' clients'}:")
         _print_command(deployment.benchmark)
     for note in deployment.notes:
         say(note)
@@ -313,16 +317,16 @@ def print_how_to_run(deployment: Deployment) -> None:
 
 
 def _copies_words(deployment: Deployment, role: str) -> str:
-    row = deployment.row
-    copies = {"server": deployment.copies, "prefill": row["prefill_workers"], "decode": row["decode_workers"]}
-    each = counted(deployment.gpus_each, "GPU")
-    return f"on {each}" if copies[role] == 1 else f"{copies[role]} times, each on {each}"
+    each, copies = counted(deployment.gpus_each, "GPU"), deployment.replicas.get(role, 0)
+    if copies < 2:
+        return f", on {each}" if copies else ""
+    return f", {copies} times, each on {each} and ports of its own, the first"
 
 
 def _print_command(command: Command) -> None:
     out = console()
     width = _COMMAND_WIDTH if out.width >= UNLIMITED_WIDTH else min(out.width - len(_INDENT), 118)
-    _print_indented(command.shell(_CONFIG if command.config else "", width=width))
+    _print_indented(command.shell(width=width))
 
 
 def _print_indented(text: str) -> None:
@@ -346,8 +350,9 @@ def deployment_document(deployment: Deployment | None) -> dict[str, Any] | None:
 
     def words(command: Command) -> dict[str, Any]:
         return {
-            "command": command.words(_CONFIG if command.config else ""),
+            "command": command.words(),
             "config": dict(command.config) or None,
+            "environment": dict(command.environment),
         }
 
     return {
@@ -358,6 +363,11 @@ def deployment_document(deployment: Deployment | None) -> dict[str, Any] | None:
         "copies": deployment.copies,
         "gpus_each": deployment.gpus_each,
         "servers": {role: words(command) for role, command in deployment.servers.items()},
+        "router": None if deployment.router is None else words(deployment.router),
+        "placement": [
+            {"role": one.role, "number": one.number, "gpus": one.gpus, **one.address._asdict()}
+            for one in deployment.placement
+        ],
         "benchmark": None if deployment.benchmark is None else words(deployment.benchmark),
         "benchmark_clients": deployment.benchmark_clients,
         "benchmark_rate": deployment.benchmark_rate,

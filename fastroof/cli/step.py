@@ -232,7 +232,8 @@ def _measuring(model: str, gpu: GpuSpec, plan: GroupValues, requests: Sequence[R
     import warnings
 
     from fastroof import compile_plan, load_model
-    from fastroof.engines.launch.vllm_forward import FIRST_RELEASE, ForwardModel, forward_command, step_grid
+    from fastroof.engines.launch import LaunchSettings
+    from fastroof.engines.launch.vllm_forward import FIRST_RELEASE, forward_command, step_grid
     from fastroof.models.load import published_checkpoint
     from fastroof.plan.options import PlanOptions
 
@@ -258,9 +259,9 @@ def _measuring(model: str, gpu: GpuSpec, plan: GroupValues, requests: Sequence[R
                 f"{loaded.name} has no room for a step on {gpu.title}: {room:,} tokens of KV cache"
             )
     checkpoint = published_checkpoint(model, options.dtype)
-    served = ForwardModel(
-        checkpoint.name, layout.tp, layout.dp, layout.ep, options.dtype, checkpoint.dtype, options.kv_dtype,
-        options.engine.memory.auto_kv_dtype(gpu, loaded.architecture, checkpoint.kv_dtype),
+    served = LaunchSettings(
+        checkpoint.name, layout.tp, layout.pp, layout.dp, layout.ep, options.dtype, options.kv_dtype,
+        checkpoint.dtype, options.engine.memory.auto_kv_dtype(gpu, loaded.architecture, checkpoint.kv_dtype),
     )  # fmt: skip
     command = forward_command(served, steps, "forward.json")
     where = f"{loaded.name} on {layout.world_size} x {gpu.title}, vLLM {FIRST_RELEASE} or newer"

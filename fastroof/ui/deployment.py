@@ -63,7 +63,7 @@ def deployment_answer(store: PlanStore, view: View) -> dict[str, Any]:
         percentile=float(view.percentile),
     )
     (answer,), (deployment,) = found.answers.answers, found.deployments
-    servers = {} if deployment is None else deployment.servers
+    commands = {} if deployment is None else deployment.commands
     return {
         "limits_on": answer.limits_on,
         "why_mean": answer.why_mean,
@@ -80,26 +80,22 @@ def deployment_answer(store: PlanStore, view: View) -> dict[str, Any]:
         ],
         "configurations": found.answers.configurations,
         "simulated": answer.simulated,
-        "servers": {role: _with_release(deployment, command) for role, command in servers.items()},
+        "servers": {role: _with_release(deployment, role, command) for role, command in commands.items()},
         "command": deployment_command(store, view),
     }
 
 
-def _with_release(deployment: Deployment | None, command: Command) -> str:
+def _with_release(deployment: Deployment | None, role: str, command: Command) -> str:
     engine = None if deployment is None else deployment.engine
-    of_release = "" if engine is None else f"# {engine.title} {engine.release}\n"
-    return of_release + command.shell()
+    if engine is None:
+        return command.shell()
+    release = engine.router_name if role == "router" else f"{engine.title} {engine.release}"
+    return f"# {release}\n{command.shell()}"
 
 
 def _choice(choice: Choice) -> dict[str, Any]:
     row, most = choice.row, choice.percentile
-    names = (
-        "clients",
-        "requests_per_s",
-        "tokens_per_s_per_gpu",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-    )
+    names = "clients", "requests_per_s", "tokens_per_s_per_gpu", "max_num_seqs", "max_num_batched_tokens"
     return {
         "layout": copies_words(row),
         **{name: row[name] for name in names},
@@ -113,11 +109,4 @@ def _choice(choice: Choice) -> dict[str, Any]:
 
 def _nearest(answer: Answer) -> dict[str, Any] | None:
     nearest = answer.nearest
-    if nearest is None:
-        return None
-    return {
-        "layout": copies_words(nearest.row),
-        "limits_on": nearest.limits_on,
-        "values": nearest.values,
-        "exceeds": nearest.exceeds,
-    }
+    return None if nearest is None else {"layout": copies_words(nearest.row), **nearest._asdict()}

@@ -59,7 +59,7 @@ def recommended(**changes: Any) -> fastroof.sweep.Recommendation:
 
 def command_in(text: str, program: str) -> list[str]:
     """The command that a person would copy out of what is printed."""
-    lines = text[text.index(f"  {program}") :].split("\n\n")[0]
+    lines = text[text.index(f" {program}") :].split("\n\n")[0]
     return shlex.split(lines.replace(" \\\n", " "))
 
 
@@ -195,7 +195,8 @@ def test_options_repeat() -> None:
 def test_files_are_written_and_named(tmp_path: Path) -> None:
     text = good(*FEWER, "--save", str(tmp_path / "out"))
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"deployments.parquet", "deployments.csv", "start.sh", "benchmark.sh", "kubernetes.yaml"}
+    written = {"start.sh", "start-all.sh", "start-router.sh", "benchmark.sh", "kubernetes.yaml"}
+    assert names == {"deployments.parquet", "deployments.csv", *written}
     assert all(name in text for name in names)
     saved = json.loads(good(*FEWER, "--save", str(tmp_path / "out"), "--json"))["saved"]
     assert {Path(path).name for path in saved} == names

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from fastroof.engines import load_engine, serving_engines
 from fastroof.engines.launch import Command, LaunchSettings, engine_commands
-from fastroof.engines.launch.platforms import DYNAMO_RELEASE
 from fastroof.engines.launch.settings import BenchmarkLoad
 from fastroof.engines.load import version_named
 from tests.engines.arguments import Option, recorded
-from tests.engines.arguments.passed import MODULES, ONE, check, commands, options_of, record_of
+from tests.engines.arguments.passed import MODULES, ONE, OTHERS, check, commands, options_of, record_of
 
 NEWEST = {engine: module.RELEASES[0] for engine, module in MODULES.items()}
 
@@ -31,7 +30,7 @@ RELEASES = [(engine, release) for engine, module in MODULES.items() for release 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "release"), [*RELEASES, ("dynamo", DYNAMO_RELEASE)])
+@pytest.mark.parametrize(("engine", "release"), [*RELEASES, *OTHERS.items()])
 def test_every_argument_is_one_that_the_release_has(engine: str, release: str) -> None:
     records = {one.command: one for one in recorded(engine) if one.release == release}
     for command in commands(engine, release, all_together=True):
@@ -40,17 +39,17 @@ def test_every_argument_is_one_that_the_release_has(engine: str, release: str) -
     assert not any(records[program].is_deprecated for program in used)
 
 
-@pytest.mark.parametrize(("engine", "release"), [*RELEASES, ("dynamo", DYNAMO_RELEASE)])
+@pytest.mark.parametrize(("engine", "release"), [*RELEASES, *OTHERS.items()])
 def test_arguments_of_each_setting_are_those_of_the_release(engine: str, release: str) -> None:
     for command in commands(engine, release):
         check(command, record_of(engine, release, " ".join(command.program)))
 
 
 def test_a_record_names_where_it_was_read() -> None:
-    for engine in (*MODULES, "dynamo"):
+    for engine in (*MODULES, *OTHERS):
         assert all(one.read_in and one.options for one in recorded(engine))
         releases = [one.release for one in recorded(engine)]
-        known = (DYNAMO_RELEASE,) if engine == "dynamo" else MODULES[engine].RELEASES
+        known = (OTHERS[engine],) if engine in OTHERS else MODULES[engine].RELEASES
         assert tuple(dict.fromkeys(releases)) == known
 
 

@@ -285,9 +285,12 @@ def test_what_to_run_is_what_its_command_and_python_give(store: PlanStore, view:
         for name in ("clients", "requests_per_s", "tokens_per_s_per_gpu", "max_num_seqs"):
             assert mine[name] == choice.row[name]
         assert mine["margins"] == theirs["margins"]
-    servers = found.deployments[0].servers if found.deployments[0] is not None else {}
-    release = f"# vLLM {vllm.RELEASES[0]}\n"
-    assert answer["servers"] == {role: release + command.shell() for role, command in servers.items()}
+    servers = found.deployments[0].commands if found.deployments[0] is not None else {}
+    releases = {"router": vllm.ROUTER}
+    assert answer["servers"] == {
+        role: f"# {releases.get(role, f'vLLM {vllm.RELEASES[0]}')}\n{command.shell()}"
+        for role, command in servers.items()
+    }
     assert (answer["nearest"] is None) == bool(meant.choices)
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from typing import Final
 
 from fastroof.engines.launch import sglang, trtllm, vllm
-from fastroof.engines.launch.settings import BenchmarkLoad, Command, LaunchSettings
+from fastroof.engines.launch.settings import BenchmarkLoad, Command, LaunchSettings, Servers
 from fastroof.engines.values import holds_for, is_version
 
 
@@ -28,8 +28,13 @@ class EngineCommands:
         A public container image of the release.
     health : str
         Path of the health check.
-    server, benchmark : callable
-        Functions that return the command of one copy, and of its benchmark.
+    side_port : int
+        Port of KV transfers that workers of a role take if they have a machine of their own; 0 for none.
+    router_name, router_image : str
+        The router with its version, and its container image.
+    server, benchmark, router : callable
+        Functions that return the command of one copy, of its benchmark, and of the router in front of copies
+        on a port (None if it has none for them).
     """
 
     engine: str
@@ -38,8 +43,12 @@ class EngineCommands:
     is_of_profile: bool
     image: str
     health: str
+    side_port: int
+    router_name: str
+    router_image: str
     server: Callable[[LaunchSettings], Command]
     benchmark: Callable[[BenchmarkLoad], Command]
+    router: Callable[[Servers, int], Command | None]
 
 
 _ENGINES: Final = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
@@ -88,5 +97,6 @@ def engine_commands(engine: str, versions: str = "", version: str = "") -> Engin
         is_of_profile = bool(held)
     return EngineCommands(
         engine, known.TITLE, release, is_of_profile, known.IMAGE.format(release=release), known.HEALTH,
-        partial(known.server, release=release), partial(known.benchmark, release=release),
+        known.SIDE_PORT, known.ROUTER, known.ROUTER_IMAGE.format(release=release),
+        partial(known.server, release=release), partial(known.benchmark, release=release), known.router,
     )  # fmt: skip

@@ -1,19 +1,18 @@
 """Platforms that run engines on Kubernetes: Dynamo, which wraps engines, and llm-d, which routes to them.
 
 Read in the wheel of ai-dynamo 1.6.1 and its operator's API, and in llm-d-router 0.10.0 (charts and sidecar);
-tests/engines/arguments has the options and tests/sweep/recommendations/fields.toml the fields.
+tests/engines/arguments has the options and tests/sweep/recommendations the fields.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 
 from fastroof.engines.launch import sglang, trtllm, vllm
-from fastroof.engines.launch.commands import EngineCommands
-from fastroof.engines.launch.settings import Command, LaunchSettings
+from fastroof.engines.launch.settings import LOOPBACK, Command, LaunchSettings
 
 DYNAMO_RELEASE: Final = "1.6.1"
 DYNAMO_API: Final = "nvidia.com/v1beta1"
@@ -21,7 +20,8 @@ LLM_D_RELEASE: Final = "0.10.0"
 LLM_D_CHART: Final = "oci://ghcr.io/llm-d/charts/llm-d-router-standalone"
 LLM_D_SIDECAR: Final = "ghcr.io/llm-d/llm-d-router-disagg-sidecar"
 
-_NIXL: Final = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+POD: Final = "status.podIP"
+"""Address of a copy in a pod of its own: the field that has it."""
 
 
 class DynamoEngine(NamedTuple):
@@ -46,25 +46,17 @@ class DynamoEngine(NamedTuple):
     keys_release: str
 
 
-class LlmDEngine(NamedTuple):
-    """How llm-d's router and its sidecar call an engine.
+LLM_D_SERVERS: Final = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm-serve"}
+"""What llm-d's chart calls engines."""
+LLM_D_CONNECTORS: Final = {"vllm": "nixlv2", "sglang": "sglang"}
+"""What its sidecar calls their KV transfers."""
 
-    Attributes
-    ----------
-    server_type : str
-        Kind of model server in the router's chart.
-    connector : str
-        Protocol of KV transfers in the sidecar; empty if the sidecar has none for the engine.
-    transfer : tuple of tuple of str
-        Arguments of workers that only prefill or decode, in addition to the engine's own.
-    address_variable : str
-        Environment variable that takes a worker's address for KV transfers; empty if there is none.
-    """
-
-    server_type: str
-    connector: str
-    transfer: tuple[tuple[str, ...], ...] = ()
-    address_variable: str = ""
+_DYNAMO: Final = {
+    "vllm": (vllm, "0.31.0", "vllm-runtime"),
+    "sglang": (sglang, "0.5.21", "sglang-runtime"),
+    "trtllm": (trtllm, "1.3.0rc29", "tensorrtllm-runtime"),
+}
+"""Engines in the versions that ai-dynamo requires, and their images."""
 
 
 def dynamo_engine(engine: str) -> DynamoEngine | None:
@@ -75,40 +67,12 @@ def dynamo_engine(engine: str) -> DynamoEngine | None:
     >>> dynamo_engine("vllm").release, dynamo_engine("sglang").image
     ('0.31.0', 'nvcr.io/nvidia/ai-dynamo/sglang-runtime:1.6.1')
     """
-    known = _DYNAMO.get(engine)
-    if known is None:
+    if engine not in _DYNAMO:
         return None
-    title, release, image, worker = known
-    keys_release = trtllm.RELEASES[0] if engine == "trtllm" else ""
+    module, release, image = _DYNAMO[engine]
+    keys_release = module.RELEASES[0] if module is trtllm else ""
     image = f"nvcr.io/nvidia/ai-dynamo/{image}:{DYNAMO_RELEASE}"
-    return DynamoEngine(title, release, image, worker, keys_release)
-
-
-def llm_d_engine(engine: EngineCommands) -> LlmDEngine | None:
-    """Return how llm-d calls an engine; None if it does not route to it."""
-    return _LLM_D.get(engine.engine)
-
-
-def _dynamo_vllm(settings: LaunchSettings) -> Command:
-    command = vllm.server(replace(settings, role=""), _RELEASES["vllm"])
-    (model,), *others = command.arguments
-    role: list[tuple[str, ...]] = []
-    if settings.role:
-        role = [("--disaggregation-mode", settings.role), ("--kv-transfer-config", json.dumps(_NIXL))]
-    return _worker("vllm", command, [("--model", model), *others, *role])
-
-
-def _dynamo_sglang(settings: LaunchSettings) -> Command:
-    command = sglang.server(replace(settings, role=""), _RELEASES["sglang"])
-    role: list[tuple[str, ...]] = []
-    if settings.role:
-        role = [
-            ("--disaggregation-mode", settings.role),
-            ("--disaggregation-transfer-backend", "nixl"),
-            # where workers that decode ask for a prompt's transfer, from other pods
-            ("--host", "0.0.0.0"),
-        ]
-    return _worker("sglang", command, [*command.arguments, *role])
+    return DynamoEngine(module.TITLE, release, image, partial(_worker, engine), keys_release)
 
 
 _TRTLLM_OPTIONS: Final = {
@@ -119,37 +83,26 @@ _TRTLLM_OPTIONS: Final = {
 """What Dynamo's worker calls options of ``trtllm-serve``."""
 
 
-def _dynamo_trtllm(settings: LaunchSettings) -> Command:
-    command = trtllm.server(replace(settings, role=""), trtllm.RELEASES[0])
-    (model,), *others = command.arguments
-    renamed = ((_TRTLLM_OPTIONS.get(name, name), *value) for name, *value in others)
-    arguments: list[tuple[str, ...]] = [("--model", model), *renamed]
-    config: dict[str, Any] = dict(command.config)
-    if config.get("enable_attention_dp"):
+def _worker(engine: str, settings: LaunchSettings) -> Command:
+    """Return the command of a worker: the server's arguments, but for the port, which Dynamo gives."""
+    module, release, _ = _DYNAMO[engine]
+    place = {"address": POD if settings.role else LOOPBACK, "side_port": module.SIDE_PORT}
+    command: Command = module.server(replace(settings, **place), release)
+    # where workers that decode ask for a prompt's transfer, from other pods
+    given = {"--port"} if module is sglang else {"--port", "--host"}
+    arguments = [
+        (_TRTLLM_OPTIONS.get(name, name), *values) if name.startswith("-") else ("--model", name)
+        for name, *values in command.arguments
+        if name not in given
+    ]
+    if command.config.get("enable_attention_dp"):
         arguments.append(("--enable-attention-dp",))
-    if settings.role:
+    if settings.role and module is not sglang:
         arguments.append(("--disaggregation-mode", settings.role))
-        config["cache_transceiver_config"] = {"backend": "DEFAULT"}
-    return replace(_worker("trtllm", command, arguments), config_option="--extra-engine-args", config=config)
-
-
-def _worker(engine: str, command: Command, arguments: list[tuple[str, ...]]) -> Command:
-    """Return the command of a worker, which takes no port."""
-    kept = tuple(one for one in arguments if one[0] != "--port")
-    return Command(("python3", "-m", f"dynamo.{engine}"), kept, unsaid=command.unsaid)
-
-
-_RELEASES: Final = {"vllm": "0.31.0", "sglang": "0.5.21", "trtllm": "1.3.0rc29"}
-"""Versions of engines that ai-dynamo requires."""
-
-_DYNAMO: Final[dict[str, tuple[str, str, str, Callable[[LaunchSettings], Command]]]] = {
-    "vllm": (vllm.TITLE, _RELEASES["vllm"], "vllm-runtime", _dynamo_vllm),
-    "sglang": (sglang.TITLE, _RELEASES["sglang"], "sglang-runtime", _dynamo_sglang),
-    "trtllm": (trtllm.TITLE, _RELEASES["trtllm"], "tensorrtllm-runtime", _dynamo_trtllm),
-}
-
-_LLM_D: Final = {
-    "vllm": LlmDEngine("vllm", "nixlv2", address_variable="VLLM_NIXL_SIDE_CHANNEL_HOST"),
-    "sglang": LlmDEngine("sglang", "sglang", (("--disaggregation-transfer-backend", "nixl"),)),
-    "trtllm": LlmDEngine("trtllm-serve", ""),
-}
+    return replace(
+        command,
+        program=("python3", "-m", f"dynamo.{engine}"),
+        arguments=tuple(arguments),
+        config_option="--extra-engine-args",
+        environment={},
+    )

@@ -8,14 +8,27 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastroof.engines.launch.settings import MTP, BenchmarkLoad, Command, LaunchSettings
+from fastroof.engines.launch.settings import (
+    MISSING_MODULES,
+    SIDE_PORTS,
+    BenchmarkLoad,
+    Command,
+    LaunchSettings,
+    Servers,
+    options,
+    url_router,
+)
 from fastroof.engines.values import holds_for
-from fastroof.units import GIB
 
 TITLE: Final = "SGLang"
 RELEASES: Final = ("0.5.23", "0.5.22", "0.5.21", "0.5.20", "0.5.14", "0.5.9")
 IMAGE: Final = "lmsysorg/sglang:v{release}"
 HEALTH: Final = "/health"
+SIDE_PORT: Final = 8998
+"""Where workers that decode ask one that prefills for the transfer of a prompt."""
+
+ROUTER: Final = "sglang-router 0.3.2"
+ROUTER_IMAGE: Final = IMAGE
 
 _SERVE: Final = ">=0.5.10"
 """Versions that recommend ``sglang serve`` instead of the server's module."""
@@ -26,78 +39,61 @@ _BENCHMARK: Final = ">=0.5.15"
 _ATTENTION_DP: Final = ">=0.5.22"
 """Versions with ``--attn-dp-size`` for ranks that share experts, not ``--dp-size --enable-dp-attention``."""
 
-_ONLINE: Final = {"fp8": "fp8"}
-"""Formats to which the engine can quantise 16-bit weights while loading."""
-
 _KV_DTYPES: Final = {"bf16": "bf16", "fp8": "fp8_e4m3"}
 
 
 def server(settings: LaunchSettings, release: str) -> Command:
     """Return the command that serves one copy in a release."""
-    unsaid = []
     shares_experts = settings.dp > 1 and settings.has_experts
-    # tp counts all GPUs of a stage if ranks share experts; for a dense model dp makes copies
-    tp = settings.tp * settings.dp if shares_experts else settings.tp
-    arguments: list[tuple[str, ...]] = [
-        ("--model-path", settings.shown_model),
-        ("--tp-size", str(tp)),
-    ]
-    if settings.pp > 1:
-        arguments.append(("--pp-size", str(settings.pp)))
-    if shares_experts and holds_for(_ATTENTION_DP, release):
-        arguments.append(("--attn-dp-size", str(settings.dp)))
-    elif settings.dp > 1:
-        arguments.append(("--dp-size", str(settings.dp)))
-        arguments += [("--enable-dp-attention",)] * shares_experts
-    if settings.ep > 1:
-        arguments.append(("--ep-size", str(settings.ep)))
+    is_newer = shares_experts and holds_for(_ATTENTION_DP, release)
     # with data-parallel attention the chunk and requests are divided by ranks, requests also by stages
     ranks = settings.dp if shares_experts else 1
-    arguments += [
-        ("--max-running-requests", str(settings.max_num_seqs * ranks * settings.pp)),
-        ("--chunked-prefill-size", str(settings.max_num_batched_tokens * ranks)),
-        ("--max-prefill-tokens", str(settings.max_num_batched_tokens)),
-        ("--context-length", str(settings.max_context)),
+    drafts = settings.own_drafts
+    arguments = options(
+        ("--model-path", settings.shown_model),
+        # of all GPUs of a stage if ranks share experts; for a dense model dp makes copies
+        ("--tp-size", settings.tp * ranks),
+        ("--pp-size", settings.pp > 1 and settings.pp),
+        ("--attn-dp-size", is_newer and settings.dp),
+        ("--dp-size", settings.dp > 1 and not is_newer and settings.dp),
+        ("--enable-dp-attention", shares_experts and not is_newer),
+        ("--ep-size", settings.ep > 1 and settings.ep),
+        ("--max-running-requests", settings.max_num_seqs * ranks * settings.pp),
+        ("--chunked-prefill-size", settings.max_num_batched_tokens * ranks),
+        ("--max-prefill-tokens", settings.max_num_batched_tokens),
+        ("--context-length", settings.max_context),
         ("--kv-cache-dtype", "auto" if settings.is_own_kv_dtype else _KV_DTYPES[settings.kv_dtype]),
-    ]
-    arguments += settings.pause_arguments
-    if settings.memory_fraction:
-        arguments.append(("--mem-fraction-static", f"{settings.memory_fraction:g}"))
-    if settings.lora_rank:
-        arguments += [
-            ("--enable-lora",),
-            ("--max-lora-rank", str(settings.lora_rank)),
-            ("--max-loras-per-batch", str(settings.max_loras)),
-        ]
-        if settings.lora_modules:
-            arguments.append(("--lora-target-modules", *settings.lora_modules))
-        else:
-            unsaid.append(settings.unnamed_modules)
-    if not settings.is_own_dtype:
-        if settings.checkpoint_dtype == "bf16" and settings.dtype in _ONLINE:
-            arguments.append(("--quantization", _ONLINE[settings.dtype]))
-        else:
-            unsaid.append(settings.missing_format(TITLE))
-    if settings.num_draft_tokens and settings.draft == MTP:
-        arguments += [
-            ("--speculative-algorithm", "NEXTN"),
-            ("--speculative-num-steps", str(settings.num_draft_tokens)),
-            ("--speculative-eagle-topk", "1"),
-            ("--speculative-num-draft-tokens", str(settings.num_draft_tokens + 1)),
-        ]
-    elif settings.num_draft_tokens:
-        unsaid.append(
-            f"{settings.num_draft_tokens} draft tokens by {settings.draft}: see --speculative-algorithm"
-        )
-    if settings.kv_cache_bytes:
-        unsaid.append(f"{settings.kv_cache_bytes / GIB:g} GiB of KV cache: see --max-total-tokens")
-    if settings.role:
-        arguments.append(("--disaggregation-mode", settings.role))
-        unsaid.append("the router between prefill and decode copies")
-    arguments.append(("--port", str(settings.port)))
+        *settings.pause_options,
+        ("--mem-fraction-static", settings.memory_fraction),
+        ("--enable-lora", settings.lora_rank > 0),
+        ("--max-lora-rank", settings.lora_rank),
+        ("--max-loras-per-batch", settings.lora_rank and settings.max_loras),
+        ("--lora-target-modules", settings.lora_rank and settings.lora_modules),
+        ("--quantization", settings.online_dtype),
+        ("--speculative-algorithm", drafts and "NEXTN"),
+        ("--speculative-num-steps", drafts),
+        ("--speculative-eagle-topk", drafts and 1),
+        ("--speculative-num-draft-tokens", drafts and drafts + 1),
+        ("--disaggregation-mode", settings.role),
+        ("--disaggregation-transfer-backend", settings.role and "nixl"),
+        (SIDE_PORTS[1], settings.role == "prefill" and settings.side_port),
+        *settings.listen_options,
+    )
+    unsaid = (
+        MISSING_MODULES if settings.lora_rank and not settings.lora_modules else "",
+        settings.missing_format(TITLE),
+        "" if drafts else settings.missing_drafts("--speculative-algorithm"),
+        settings.missing_kv_bytes("--max-total-tokens"),
+    )
     is_command = holds_for(_SERVE, release)
     program = ("sglang", "serve") if is_command else ("python3", "-m", "sglang.launch_server")
-    return Command(program, tuple(arguments), unsaid=tuple(unsaid))
+    return Command(program, tuple(arguments), unsaid=tuple(filter(None, unsaid)))
+
+
+def router(servers: Servers, port: int) -> Command:
+    """Return the command of SGLang's router, which gives requests to copies, or to one of each role."""
+    program = ("python3", "-m", "sglang_router.launch_router")
+    return url_router(program, servers, port, roles_option="--pd-disaggregation", names_side_ports=True)
 
 
 def benchmark(load: BenchmarkLoad, release: str) -> Command:

@@ -8,39 +8,38 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from fastroof.engines.launch.settings import BenchmarkLoad, Command, LaunchSettings
-from fastroof.units import GIB
+from fastroof.engines.launch.settings import START_S, BenchmarkLoad, Command, LaunchSettings, Servers, options
 
 TITLE: Final = "TensorRT-LLM"
 RELEASES: Final = ("1.3.0rc11",)
 IMAGE: Final = "nvcr.io/nvidia/tensorrt-llm/release:{release}"
 HEALTH: Final = "/health"
+SIDE_PORT: Final = 0
 
-_KV_DTYPES: Final = {"fp8": "fp8"}
+ROUTER: Final = "trtllm-serve disaggregated"
+ROUTER_IMAGE: Final = IMAGE
+
+_KV_DTYPES: Final = ("fp8",)
 _LEAST_GRAPH: Final = 8
 
 
 def server(settings: LaunchSettings, release: str) -> Command:
     """Return the command that serves one copy in a release, with its YAML."""
-    unsaid = []
     copies = settings.dp > 1 and not settings.has_experts
-    # tp counts all GPUs of a stage
-    arguments = (
-        (settings.shown_model,),
-        ("--tp_size", str(settings.tp if copies else settings.tp * settings.dp)),
-        *([("--pp_size", str(settings.pp))] if settings.pp > 1 else []),
-        *([("--ep_size", str(settings.ep))] if settings.has_experts else []),
-        ("--max_batch_size", str(settings.max_num_seqs)),
-        ("--max_num_tokens", str(settings.max_num_batched_tokens)),
-        ("--max_seq_len", str(settings.max_context)),
-        ("--port", str(settings.port)),
+    arguments = options(
+        # of all GPUs of a stage
+        ("--tp_size", settings.tp if copies else settings.tp * settings.dp),
+        ("--pp_size", settings.pp > 1 and settings.pp),
+        ("--ep_size", settings.has_experts and settings.ep),
+        ("--max_batch_size", settings.max_num_seqs),
+        ("--max_num_tokens", settings.max_num_batched_tokens),
+        ("--max_seq_len", settings.max_context),
+        *settings.listen_options,
     )
-    cache: dict[str, Any] = {"dtype": "auto"}
-    if not settings.is_own_kv_dtype:
-        if settings.kv_dtype in _KV_DTYPES:
-            cache["dtype"] = _KV_DTYPES[settings.kv_dtype]
-        else:
-            unsaid.append(f"a {settings.kv_dtype} KV cache: {settings.model} sets {settings.auto_kv_dtype}")
+    has_dtype = settings.is_own_kv_dtype or settings.kv_dtype in _KV_DTYPES
+    cache: dict[str, Any] = {
+        "dtype": "auto" if settings.is_own_kv_dtype or not has_dtype else settings.kv_dtype
+    }
     if settings.memory_fraction:
         cache["free_gpu_memory_fraction"] = settings.memory_fraction
     config: dict[str, Any] = {
@@ -57,31 +56,54 @@ def server(settings: LaunchSettings, release: str) -> Command:
                 "batching_wait_iters": 0,
                 "timeout_iters": settings.balance_steps,
             }
-    if copies:
-        unsaid.append(f"{settings.dp} copies behind one port: start it {settings.dp} times")
-    if not settings.is_own_dtype:
-        unsaid.append(settings.missing_format(TITLE))
-    if settings.num_draft_tokens:
-        unsaid.append(f"{settings.num_draft_tokens} draft tokens by {settings.draft}: see speculative_config")
-    if settings.lora_rank:
-        unsaid.append(
-            f"{settings.max_loras} LoRA adapters of rank {settings.lora_rank} a GPU: see lora_config"
-        )
-    if settings.kv_cache_bytes:
-        unsaid.append(
-            f"{settings.kv_cache_bytes / GIB:g} GiB of KV cache: see max_gpu_total_bytes of kv_cache_config"
-        )
     if settings.role:
-        unsaid.append(f"the {settings.role}-only role: see trtllm-serve disaggregated")
-    return Command(
-        ("trtllm-serve", "serve"), arguments, "--extra_llm_api_options", config, unsaid=tuple(unsaid)
+        config["cache_transceiver_config"] = {"backend": "DEFAULT"}
+    if settings.role == "prefill":
+        # which it does not overlap with a transfer
+        config["disable_overlap_scheduler"] = True
+    sets = f"a {settings.kv_dtype} KV cache: {settings.model} sets {settings.auto_kv_dtype}"
+    adapters = f"{settings.max_loras} LoRA adapters of rank {settings.lora_rank} a GPU: see lora_config"
+    unsaid = (
+        "" if has_dtype else sets,
+        f"{settings.dp} copies behind one port: start it {settings.dp} times" if copies else "",
+        settings.missing_format(TITLE, converts=False),
+        settings.missing_drafts("speculative_config"),
+        adapters if settings.lora_rank else "",
+        settings.missing_kv_bytes("max_gpu_total_bytes of kv_cache_config"),
     )
+    return Command(
+        ("trtllm-serve", "serve"), ((settings.shown_model,), *arguments), "--extra_llm_api_options", config,
+        f"{settings.role or 'engine'}.yaml",
+        unsaid=tuple(filter(None, unsaid)),
+    )  # fmt: skip
 
 
 def _graph_batch(settings: LaunchSettings) -> int:
     """Return the decodes of the largest CUDA graph: the running requests, rounded up to a power of two."""
     running = min(max(settings.running, _LEAST_GRAPH), settings.max_num_seqs)
     return min(1 << (running - 1).bit_length(), settings.max_num_seqs)
+
+
+def router(servers: Servers, port: int) -> Command | None:
+    """Return the command that gives requests to both roles in turn, with its YAML; None for whole copies."""
+    if "server" in servers:
+        return None
+    urls = {role: [f"{one.host}:{one.port}" for one in places] for role, places in servers.items()}
+    config = {
+        "hostname": "0.0.0.0",
+        "port": port,
+        **{
+            name: {"num_instances": len(urls[role]), "urls": urls[role]}
+            for role, name in (("prefill", "context_servers"), ("decode", "generation_servers"))
+        },
+    }
+    return Command(
+        ("trtllm-serve", "disaggregated"),
+        (("--server_start_timeout", str(START_S)),),
+        "-c",
+        config,
+        "router.yaml",
+    )
 
 
 def benchmark(load: BenchmarkLoad, release: str) -> Command:

@@ -8,20 +8,35 @@ take the same ones, except the modules of LoRA adapters.
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Final
 
-from fastroof.engines.launch.settings import ALL_MODULES, MTP, BenchmarkLoad, Command, LaunchSettings
+from fastroof.engines.launch.settings import (
+    ALL_MODULES,
+    MISSING_MODULES,
+    SIDE_HOST,
+    SIDE_PORTS,
+    BenchmarkLoad,
+    Command,
+    LaunchSettings,
+    Servers,
+    options,
+    url_router,
+)
 from fastroof.engines.values import holds_for
 
 TITLE: Final = "vLLM"
 RELEASES: Final = ("0.33.0", "0.31.0", "0.28.0", "0.24.0", "0.19.0", "0.13.0", "0.12.0")
 IMAGE: Final = "vllm/vllm-openai:v{release}"
 HEALTH: Final = "/health"
+SIDE_PORT: Final = 5600
+"""Where NIXL of the first rank listens; those of other ranks take the ports after it."""
 
-_ONLINE: Final = {"fp8": "fp8"}
-"""Formats to which the engine can quantise 16-bit weights while loading."""
+ROUTER: Final = "vllm-router 0.1.17"
+ROUTER_IMAGE: Final = "vllm/vllm-router:v0.1.17"
 
-_KV_DTYPES: Final = {"bf16": "bfloat16", "fp8": "fp8"}
+_ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
+
+KV_DTYPES: Final = {"bf16": "bfloat16", "fp8": "fp8"}
 
 _LORA_MODULES: Final = ">=0.19"
 """Versions with ``--lora-target-modules``."""
@@ -29,64 +44,57 @@ _LORA_MODULES: Final = ">=0.19"
 
 def server(settings: LaunchSettings, release: str) -> Command:
     """Return the command that serves one copy in a release."""
-    unsaid = []
-    arguments: list[tuple[str, ...]] = [
-        (settings.shown_model,),
-        ("--tensor-parallel-size", str(settings.tp)),
-    ]
-    if settings.pp > 1:
-        arguments.append(("--pipeline-parallel-size", str(settings.pp)))
-    if settings.dp > 1:
-        arguments.append(("--data-parallel-size", str(settings.dp)))
-    if settings.ep > 1:
-        arguments.append(("--enable-expert-parallel",))
-    arguments += [
+    drafts = {"method": "mtp", "num_speculative_tokens": settings.own_drafts}
+    transfer = {"kv_connector": "NixlConnector", "kv_role": _ROLES.get(settings.role)}
+    has_modules = settings.lora_rank > 0 and settings.lora_modules != (ALL_MODULES,)
+    is_named = bool(settings.lora_modules) and holds_for(_LORA_MODULES, release)
+    arguments = options(
+        ("--tensor-parallel-size", settings.tp),
+        ("--pipeline-parallel-size", settings.pp > 1 and settings.pp),
+        *rank_options(settings),
         # all stages of a pipeline share one scheduler
-        ("--max-num-seqs", str(settings.max_num_seqs * settings.pp)),
-        ("--max-num-batched-tokens", str(settings.max_num_batched_tokens)),
-        ("--max-model-len", str(settings.max_context)),
-        ("--kv-cache-dtype", "auto" if settings.is_own_kv_dtype else _KV_DTYPES[settings.kv_dtype]),
-    ]
-    arguments += settings.pause_arguments
-    if settings.memory_fraction:
-        arguments.append(("--gpu-memory-utilization", f"{settings.memory_fraction:g}"))
-    if settings.kv_cache_bytes:
-        arguments.append(("--kv-cache-memory-bytes", str(settings.kv_cache_bytes)))
-    if settings.lora_rank:
-        arguments += [
-            ("--enable-lora",),
-            ("--max-lora-rank", str(settings.lora_rank)),
-            ("--max-loras", str(settings.max_loras)),
-        ]
-        if settings.lora_modules and holds_for(_LORA_MODULES, release):
-            named = settings.lora_modules != (ALL_MODULES,)
-            arguments += [("--lora-target-modules", *settings.lora_modules)] * named
-        elif settings.lora_modules != (ALL_MODULES,):
-            unsaid.append(settings.unnamed_modules)
-    if not settings.is_own_dtype:
-        if settings.checkpoint_dtype == "bf16" and settings.dtype in _ONLINE:
-            arguments.append(("--quantization", _ONLINE[settings.dtype]))
-        else:
-            unsaid.append(settings.missing_format(TITLE))
-    drafts, why = _drafts(settings)
-    if drafts:
-        arguments.append(("--speculative-config", json.dumps(drafts)))
-    if why:
-        unsaid.append(why)
-    if settings.role:
-        transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
-        arguments.append(("--kv-transfer-config", json.dumps(transfer)))
-        unsaid.append(f"the {settings.role}-only role: vLLM leaves that to a router in front of both kinds")
-    arguments.append(("--port", str(settings.port)))
-    return Command(("vllm", "serve"), tuple(arguments), unsaid=tuple(unsaid))
+        ("--max-num-seqs", settings.max_num_seqs * settings.pp),
+        ("--max-num-batched-tokens", settings.max_num_batched_tokens),
+        ("--max-model-len", settings.max_context),
+        ("--kv-cache-dtype", "auto" if settings.is_own_kv_dtype else KV_DTYPES[settings.kv_dtype]),
+        *settings.pause_options,
+        ("--gpu-memory-utilization", settings.memory_fraction),
+        ("--kv-cache-memory-bytes", settings.kv_cache_bytes),
+        ("--enable-lora", settings.lora_rank > 0),
+        ("--max-lora-rank", settings.lora_rank),
+        ("--max-loras", settings.lora_rank and settings.max_loras),
+        ("--lora-target-modules", has_modules and is_named and settings.lora_modules),
+        ("--quantization", settings.online_dtype),
+        ("--speculative-config", settings.own_drafts and json.dumps(drafts)),
+        ("--kv-transfer-config", settings.role and json.dumps(transfer)),
+        *settings.listen_options,
+    )
+    unsaid = (
+        MISSING_MODULES if has_modules and not is_named else "",
+        settings.missing_format(TITLE),
+        "" if settings.own_drafts else settings.missing_drafts("--speculative-config"),
+    )
+    return Command(
+        ("vllm", "serve"),
+        ((settings.shown_model,), *arguments),
+        environment={SIDE_HOST: settings.address, SIDE_PORTS[0]: str(settings.side_port)}
+        if settings.role
+        else {},
+        unsaid=tuple(filter(None, unsaid)),
+    )
 
 
-def _drafts(settings: LaunchSettings) -> tuple[dict[str, Any], str]:
-    if not settings.num_draft_tokens:
-        return {}, ""
-    if settings.draft == MTP:
-        return {"method": "mtp", "num_speculative_tokens": settings.num_draft_tokens}, ""
-    return {}, f"{settings.num_draft_tokens} draft tokens by {settings.draft}: see --speculative-config"
+def router(servers: Servers, port: int) -> Command:
+    """Return the command of vLLM's router, which gives requests to copies, or to both roles in turn."""
+    return url_router(
+        ("vllm-router",), servers, port, roles_option="--vllm-pd-disaggregation", names_side_ports=False
+    )
+
+
+def rank_options(settings: LaunchSettings) -> list[tuple[str, int | bool]]:
+    """Return the options of data and expert parallelism."""
+    ranks = settings.dp > 1 and settings.dp
+    return [("--data-parallel-size", ranks), ("--enable-expert-parallel", settings.ep > 1)]
 
 
 def benchmark(load: BenchmarkLoad, release: str) -> Command:

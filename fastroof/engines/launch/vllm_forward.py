@@ -7,30 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, product
-from typing import Final, NamedTuple
+from typing import Final
 
-from fastroof.engines.launch.settings import Command
+from fastroof.engines.launch.settings import Command, LaunchSettings, options
+from fastroof.engines.launch.vllm import KV_DTYPES, TITLE, rank_options
 
 FIRST_RELEASE: Final = "0.33.0"
 
 MOST_OF_CACHE: Final = 0.8
 """Share of the predicted KV cache that a case may take: the bench stops at a case that does not fit."""
-
-_ONLINE: Final = ("fp8",)
-_KV_DTYPES: Final = {"bf16": "bfloat16", "fp8": "fp8"}
-
-
-class ForwardModel(NamedTuple):
-    """A model on its GPUs, as ``vllm bench forward`` runs it; formats that are not the checkpoint's."""
-
-    model: str
-    tp: int
-    dp: int
-    ep: int
-    dtype: str
-    checkpoint_dtype: str
-    kv_dtype: str
-    auto_kv_dtype: str
 
 
 def case_text(requests: Iterable[tuple[int, int]], name: str) -> str:
@@ -62,31 +47,25 @@ def step_grid(max_kv_tokens: int, longest: int) -> dict[str, list[tuple[int, int
 
 
 def forward_command(
-    served: ForwardModel, steps: Mapping[str, Sequence[tuple[int, int]]], output: str
+    settings: LaunchSettings, steps: Mapping[str, Sequence[tuple[int, int]]], output: str
 ) -> Command:
     """Return the command that measures steps, with exact lengths, and writes a JSON file."""
-    gpus = served.tp * served.dp
-    unsaid = []
+    gpus = settings.tp * settings.dp
     program: tuple[str, ...] = ("vllm", "bench", "forward")
     if gpus > 1:
         program = ("torchrun", f"--nproc-per-node={gpus}", "-m", "vllm.entrypoints.cli.main", *program[1:])
-    arguments: list[tuple[str, ...]] = [("--model", served.model)]
-    if served.tp > 1:
-        arguments.append(("--tensor-parallel-size", str(served.tp)))
-    if served.dp > 1:
-        arguments.append(("--data-parallel-size", str(served.dp)))
-    if served.ep > 1:
-        arguments.append(("--enable-expert-parallel",))
-    if served.dtype != served.checkpoint_dtype:
-        if served.checkpoint_dtype == "bf16" and served.dtype in _ONLINE:
-            arguments.append(("--quantization", served.dtype))
-        else:
-            unsaid.append(f"weights in {served.dtype}: the checkpoint's are {served.checkpoint_dtype}")
-    if served.kv_dtype != served.auto_kv_dtype:
-        arguments.append(("--kv-cache-dtype", _KV_DTYPES.get(served.kv_dtype, served.kv_dtype)))
-    # vLLM does not start if a sequence of the model's own length does not fit
-    longest = max(new + context for requests in steps.values() for new, context in requests)
-    arguments.append(("--max-model-len", str(longest)))
-    arguments += [("--case", case_text(requests, name)) for name, requests in steps.items()]
-    arguments += [("--kv-len-jitter", "0"), ("--exclude-drafter",), ("--output-json", output)]
-    return Command(program, tuple(arguments), unsaid=tuple(unsaid))
+    kv_dtype = KV_DTYPES.get(settings.kv_dtype, settings.kv_dtype)
+    arguments = options(
+        ("--model", settings.model),
+        ("--tensor-parallel-size", settings.tp > 1 and settings.tp),
+        *rank_options(settings),
+        ("--quantization", settings.online_dtype),
+        ("--kv-cache-dtype", not settings.is_own_kv_dtype and kv_dtype),
+        # vLLM does not start if a sequence of the model's own length does not fit
+        ("--max-model-len", max(new + context for requests in steps.values() for new, context in requests)),
+        *(("--case", case_text(requests, name)) for name, requests in steps.items()),
+        ("--kv-len-jitter", "0"),
+        ("--exclude-drafter", True),
+        ("--output-json", output),
+    )
+    return Command(program, tuple(arguments), unsaid=tuple(filter(None, [settings.missing_format(TITLE)])))

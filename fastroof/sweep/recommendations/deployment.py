@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fastroof.columns import MODELLED_FROM, ORIGIN_MODELLED
-from fastroof.config import GpuSpec, load_gpu
+from fastroof.config import load_gpu
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.engines.launch import (
+    Address,
     BenchmarkLoad,
     Command,
     EngineCommands,
@@ -20,6 +22,7 @@ from fastroof.engines.launch import (
     engine_commands,
     served_name,
 )
+from fastroof.engines.launch.settings import LOOPBACK
 from fastroof.engines.load import version_named
 from fastroof.models import TP_SIZES, load_model
 from fastroof.models.load import Published, published_checkpoint
@@ -34,6 +37,38 @@ ROOM_TRUSTED: Final = 0.9
 """Maximum share of the estimated KV cache for the longest sequence: an engine with less KV cache than its
 longest sequence needs does not start."""
 WHOLE_CONTEXT: Final = 1024
+
+PORT: Final = 8000
+PORT_STEP: Final = 10
+"""Between the ports of two copies: ranks of SGLang that share experts take six, 233 after their server's."""
+ROUTER_PORT: Final = 8100
+GPUS_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+
+
+class Copy(NamedTuple):
+    """A copy of a role: its number among them, GPUs (none if it spans machines), first machine and ports."""
+
+    role: str
+    number: int
+    gpus: tuple[int, ...]
+    address: Address
+
+
+def placed_copies(
+    replicas: Mapping[str, int], gpus_each: int, machine_gpus: int, side_port: int
+) -> tuple[Copy, ...]:
+    """Return where copies run: one after the other on as few machines as hold them."""
+    roles = [(role, number) for role, count in replicas.items() for number in range(count)]
+    at_once, machines = max(machine_gpus // gpus_each, 1), -(-gpus_each // machine_gpus)
+    copies = []
+    for index, (role, number) in enumerate(roles):
+        machine, slot = divmod(index, at_once)
+        host = LOOPBACK if len(roles) <= at_once and machines == 1 else f"node-{machine * machines}"
+        first = slot * gpus_each
+        gpus = tuple(range(first, first + gpus_each)) if machines == 1 else ()
+        side = side_port + first if side_port and role != "server" else 0
+        copies.append(Copy(role, number, gpus, Address(host, PORT + PORT_STEP * slot, side)))
+    return tuple(copies)
 
 
 class TokenPrice(NamedTuple):
@@ -66,16 +101,18 @@ class Deployment:
         Profile of the engine that the estimate is for.
     engine : EngineCommands or None
         The engine's commands; None if it is not a serving engine.
-    copies : int
-        Number of replicas; 0 if prefill and decode run on separate workers.
     gpus_each : int
         GPUs per replica or worker.
+    placement : tuple of Copy
+        Where each replica or worker runs.
     settings : dict of str to LaunchSettings
-        Settings of a copy by role: ``server``, or ``prefill`` and ``decode``.
+        Settings of the first copy by role: ``server``, or ``prefill`` and ``decode``.
     servers : dict of str to Command
-        Start commands by role.
+        Start commands of the first copies by role.
+    router : Command or None
+        Command of the router in front of several copies; None if the engine has none for them.
     benchmark : Command or None
-        Command that measures one replica under its share of the load; None for separate workers.
+        Command that measures one replica under its share of the load, or separate workers under all of it.
     benchmark_clients : int
         Concurrent clients of the benchmark; with a rate the mean number of its requests in flight.
     benchmark_rate : float
@@ -92,10 +129,11 @@ class Deployment:
     checkpoint: Published
     profile: EngineProfile
     engine: EngineCommands | None
-    copies: int
     gpus_each: int
+    placement: tuple[Copy, ...]
     settings: dict[str, LaunchSettings]
     servers: dict[str, Command]
+    router: Command | None
     benchmark: Command | None
     benchmark_clients: int
     benchmark_rate: float
@@ -107,6 +145,21 @@ class Deployment:
     def row(self) -> dict[str, Any]:
         """Return the deployment's row."""
         return self.choice.row
+
+    @property
+    def replicas(self) -> dict[str, int]:
+        """Return the number of copies by role."""
+        return dict(Counter(copy.role for copy in self.placement))
+
+    @property
+    def copies(self) -> int:
+        """Return the number of replicas; 0 if prefill and decode run on separate workers."""
+        return self.replicas.get("server", 0)
+
+    @property
+    def commands(self) -> dict[str, Command]:
+        """Return the commands of the deployment by role, with that of the router."""
+        return self.servers | ({} if self.router is None else {"router": self.router})
 
 
 def deployment_of(
@@ -131,40 +184,53 @@ def deployment_of(
     # the name in the spec may include a version
     engine = engine_commands(profile.engine, profile.versions, version_named(key.engine))
     gpus_each = row["tp"] * row["pp"] * row["dp"]
-    roles = {"server": ""} if row["replicas"] else {"prefill": "prefill", "decode": "decode"}
+    replicas = {"prefill": row["prefill_workers"], "decode": row["decode_workers"]}
+    if row["replicas"]:
+        replicas = {"server": row["replicas"]}
+    machine_gpus = min(load_gpu(key.gpu).linked_gpus, TP_SIZES[-1])
+    placement = placed_copies(replicas, gpus_each, machine_gpus, engine.side_port if engine else 0)
     settings: dict[str, LaunchSettings] = {}
     servers: dict[str, Command] = {}
-    benchmark = None
-    copies = row["replicas"]
-    clients = max(round(row["clients"] / copies), 1) if copies else 0
+    router = benchmark = None
+    # what takes all requests of the benchmark, which are its share
+    measured = row["replicas"] or 1
+    clients = max(round(row["clients"] / measured), 1)
     # limits on a percentile hold for arrivals at random, which a closed loop of clients does not send
-    is_by_rate = choice.percentile is not None and not choice.percentile.why_not and bool(copies)
-    rate = row["requests_per_s"] / copies if is_by_rate else 0.0
+    is_by_rate = choice.percentile is not None and not choice.percentile.why_not
+    rate = row["requests_per_s"] / measured if is_by_rate else 0.0
     if engine is not None:
-        settings = {
-            name: _settings(spec, row, key, checkpoint, profile, role) for name, role in roles.items()
-        }
-        servers = {name: engine.server(one) for name, one in settings.items()}
-        if copies:
-            prefix = int(row["isl"] * row["prefix_hit"])
-            # a server calls the model by the path or id that it was started with
-            load = BenchmarkLoad(
-                served_name(checkpoint.name), row["isl"], row["osl"], clients, prefix, requests_per_s=rate
+        for role in replicas:
+            first = next(copy for copy in placement if copy.role == role)
+            settings[role] = _settings(spec, row, key, checkpoint, profile, first)
+            command = engine.server(settings[role])
+            gpus = (
+                {GPUS_VARIABLE: ",".join(map(str, first.gpus))} if first.gpus and len(placement) > 1 else {}
             )
-            benchmark = engine.benchmark(load)
+            servers[role] = replace(command, environment=gpus | dict(command.environment))
+        if len(placement) > 1:
+            places = {role: [one.address for one in placement if one.role == role] for role in replicas}
+            router = engine.router(places, ROUTER_PORT)
+        load = BenchmarkLoad(
+            # a server calls the model by the path or id that it was started with
+            served_name(checkpoint.name), row["isl"], row["osl"], clients,
+            prefix_tokens=int(row["isl"] * row["prefix_hit"]),
+            port=PORT if row["replicas"] else ROUTER_PORT,
+            requests_per_s=rate,
+        )  # fmt: skip
+        benchmark = engine.benchmark(load)
     facts = _facts(row, checkpoint, profile, engine)
     if row["origin"] == "modelled":
         if tables_by_gpu is None:
             tables_by_gpu = load_tables_by_gpu(DeploymentSweep(spec))
         facts += _modelled_kernels(spec, row, tables_by_gpu)
-    notes = facts + _assumptions(load_gpu(key.gpu), row, engine, gpus_each)
+    notes = facts + _assumptions(placement, replicas, engine, router, machines=-(-gpus_each // machine_gpus))
     unsaid = dict.fromkeys(
         text for command in (*servers.values(), benchmark) if command is not None for text in command.unsaid
     )
     notes += [f"not in the command: {text}" for text in unsaid]
     return Deployment(
-        choice, checkpoint, profile, engine, copies, gpus_each, settings, servers, benchmark, clients, rate,
-        _price(spec, row), tuple(facts), tuple(notes),
+        choice, checkpoint, profile, engine, gpus_each, placement, settings, servers, router, benchmark,
+        clients, rate, _price(spec, row), tuple(facts), tuple(notes),
     )  # fmt: skip
 
 
@@ -174,7 +240,7 @@ def _settings(
     key: PlanKey,
     checkpoint: Published,
     profile: EngineProfile,
-    role: str,
+    copy: Copy,
 ) -> LaunchSettings:
     model, gpu = load_model(key.model), load_gpu(key.gpu)
     batches = row["dp"] * row["pp"] * max(row["replicas"] or row["decode_workers"], 1)
@@ -198,7 +264,10 @@ def _settings(
         draft=row["draft"] or "",
         balance_steps=profile.data_parallel.balance_steps,
         pauses=profile.scheduling.pauses_on,
-        role=role,
+        role="" if copy.role == "server" else copy.role,
+        address=copy.address.host,
+        port=copy.address.port,
+        side_port=copy.address.side_port,
         **lora_settings(spec.lora, profile.lora, profile.name, model.linear_roles),
     )
 
@@ -228,25 +297,33 @@ def _facts(
 
 
 def _assumptions(
-    gpu: GpuSpec, row: dict[str, Any], engine: EngineCommands | None, gpus_each: int
+    placement: tuple[Copy, ...],
+    replicas: Mapping[str, int],
+    engine: EngineCommands | None,
+    router: Command | None,
+    *,
+    machines: int,
 ) -> list[str]:
-    """Return what the commands assume."""
+    """Return what the commands assume, with copies on a number of machines each."""
     if engine is None:
         return []
     notes = [f"arguments are those of {engine.title} {engine.release}"]
     if not engine.is_of_profile:
         notes[0] += ", the closest release that was read: check them against your version"
-    node = min(gpu.linked_gpus, TP_SIZES[-1])
-    if gpus_each > node:
+    if machines > 1:
         notes.append(
-            f"a replica spans {-(-gpus_each // node)} nodes of {node} GPUs: start {engine.title} on each of "
-            "them, following its multi-node guide"
+            f"a copy spans {machines} machines: start {engine.title} on each of them, following its "
+            "multi-node guide"
         )
-    if not row["replicas"]:
-        notes.append(
-            f"workers that prefill: {row['prefill_workers']}, that decode: {row['decode_workers']}; these "
-            "commands do not include the router in front of them"
+    if router is not None:
+        counts = " and ".join(
+            f"{count} {'copies' if role == 'server' else f'that {role}'}" for role, count in replicas.items()
         )
+        notes.append(f"{engine.router_name} on port {ROUTER_PORT} gives requests to {counts}")
+    elif len(placement) > 1:
+        notes.append(f"{engine.title} has no router for whole copies: put a load balancer in front of them")
+    if (last := placement[-1].address.host) != placement[0].address.host:
+        notes.append(f"node-0 to {last} are machines: name them so in /etc/hosts, or replace the names")
     return notes
 
 

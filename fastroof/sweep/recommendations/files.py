@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from fastroof.atomic_files import check_file_place, whole_file, write_whole
 from fastroof.checks import one_of
 from fastroof.documents import yaml_text
+from fastroof.engines.launch.settings import LOOPBACK, SIDE_HOST, SIDE_PORTS, Command
 from fastroof.errors import SweepError
-from fastroof.models import TP_SIZES
-from fastroof.sweep.recommendations.deployment import Deployment
+from fastroof.sweep.recommendations.deployment import GPUS_VARIABLE, Deployment
 from fastroof.sweep.recommendations.manifests import KUBERNETES, PLATFORMS, label_name
 
-CONFIG: Final = "engine.yaml"
 ROWS: Final = "deployments.parquet"
 
 
@@ -83,40 +82,45 @@ def _write_rows(rows: list[dict[str, Any]], place: Path) -> list[Path]:
 
 def _files(deployment: Deployment, manifest: str) -> dict[str, str]:
     files: dict[str, str] = {}
-    for name, command in deployment.servers.items():
-        config = CONFIG if name == "server" else f"{name}.yaml"
+    for role, command in deployment.commands.items():
         if command.config:
-            files[config] = yaml_text(command.config)
-        script = "start.sh" if name == "server" else f"start-{name}.sh"
-        files[script] = _start_script(deployment, name, config if command.config else "")
+            files[command.config_name] = yaml_text(command.config)
+        files[_script_name(role)] = _start_script(deployment, role, command)
+    placement = deployment.placement
+    if len(placement) > 1 and all(copy.address.host == LOOPBACK for copy in placement):
+        files["start-all.sh"] = _start_all(deployment)
     if deployment.benchmark is not None:
-        comments = [_measures(deployment), *_expected(deployment.row)]
+        comments = [_measures(deployment), _expected(deployment)]
         if (engine := deployment.engine) is not None:
             comments.append(f"Arguments are those of {engine.title} {engine.release}.")
+        url = next(value for name, *value in deployment.benchmark.arguments if name == "--base-url")[0]
         files["benchmark.sh"] = _script(
-            comments,
-            deployment.benchmark.shell(raw={"--base-url": '"${1:-http://127.0.0.1:8000}"'}),
+            comments, deployment.benchmark.shell(raw={"--base-url": f'"${{1:-{url}}}"'})
         )
     return files | PLATFORMS[manifest](deployment)
 
 
+def _script_name(role: str) -> str:
+    return "start.sh" if role == "server" else f"start-{role}.sh"
+
+
 def _measures(deployment: Deployment) -> str:
     row = deployment.row
+    share, of = f"{deployment.benchmark_clients}", f"{row['clients']:,.0f} clients"
     if deployment.benchmark_rate:
-        return (
-            f"Measures one replica with {deployment.benchmark_rate:.4g} of the "
-            f"{row['requests_per_s']:,.4g} requests/s."
-        )
-    clients = f"{deployment.benchmark_clients} of the {row['clients']:,.0f} clients"
-    return f"Measures one replica with {clients}."
+        share, of = f"{deployment.benchmark_rate:.4g}", f"{row['requests_per_s']:,.4g} requests/s"
+    if not deployment.copies:
+        return f"Measures all workers through the router with all {of}."
+    return f"Measures one replica with {share} of the {of}."
 
 
-def _expected(row: Mapping[str, Any]) -> list[str]:
+def _expected(deployment: Deployment) -> str:
+    row = deployment.row
     times = [f"mean TTFT {row['ttft_ms']:.4g} ms"]
     if row["tpot_ms"] is not None:
         times.append(f"mean TPOT {row['tpot_ms']:.4g} ms")
-    rate = row["tokens_per_s"] / max(row["replicas"], 1)
-    return [f"Estimated: {', '.join(times)}, {rate:,.4g} output tokens/s per replica."]
+    rate = f"{row['tokens_per_s'] / max(deployment.copies, 1):,.4g} output tokens/s"
+    return f"Estimated: {', '.join(times)}, {rate}{' per replica' * bool(deployment.copies)}."
 
 
 def _script(comments: list[str], command: str) -> str:
@@ -125,25 +129,32 @@ def _script(comments: list[str], command: str) -> str:
     return "\n".join(["#!/bin/sh", *lines, "set -eu", command]) + "\n"
 
 
-def _start_script(deployment: Deployment, name: str, config: str) -> str:
-    comments = list(deployment.notes)
-    before = []
-    raw = {}
-    if name == "server" and deployment.copies > 1 and deployment.gpus_each <= TP_SIZES[-1]:
-        each = deployment.gpus_each
-        comments.append(
-            f"One of {deployment.copies} replicas: start.sh N uses {each} of this machine's GPUs, from GPU "
-            f"N x {each}, and port 8000 + N; N counts from 0."
-        )
-        before = [
-            'copy="${1:-0}"',
-            f"first=$((copy * {each}))",
-            f'CUDA_VISIBLE_DEVICES="$(seq -s , "$first" "$((first + {each - 1}))")"',
-            "export CUDA_VISIBLE_DEVICES",
-        ]
-        raw = {"--port": '"$((8000 + copy))"'}
-    if config:
+def _start_script(deployment: Deployment, role: str, command: Command) -> str:
+    comments, before = list(deployment.notes), []
+    raw = {command.config_option: f'"$here"/{shlex.quote(command.config_name)}'}
+    if command.config:
         before.append('here="$(cd "$(dirname "$0")" && pwd)"')
-        raw[deployment.servers[name].config_option] = f'"$here"/{shlex.quote(config)}'
-    command = deployment.servers[name].shell(config, raw=raw)
-    return _script(comments, "\n".join([*before, f"exec {command}"]))
+    if GPUS_VARIABLE in command.environment:
+        name, copies = _script_name(role), [copy for copy in deployment.placement if copy.role == role]
+        comments.append(f"{name} N starts copy N of {len(copies)}, from 0, with its GPUs and ports.")
+        before.append('case "${1:-0}" in')
+        for copy in copies:
+            side = f" {copy.address.side_port}" if copy.address.side_port else ""
+            place = f"{','.join(map(str, copy.gpus))} {copy.address.port}{side}"
+            before.append(f"{copy.number}) set -- {place} ;; # on {copy.address.host}")
+        before += [f'*) echo "{name}: copies are 0 to {len(copies) - 1}, got $1" >&2; exit 2 ;;', "esac"]
+        raw |= {GPUS_VARIABLE: '"$1"', "--port": '"$2"', **dict.fromkeys(SIDE_PORTS, '"$3"')}
+        if copies[0].address.host != LOOPBACK:
+            raw[SIDE_HOST] = '"$(hostname -I | cut -d " " -f 1)"'
+    start = "exec env" if command.environment else "exec"
+    return _script(comments, "\n".join([*before, f"{start} {command.shell(raw=raw)}"]))
+
+
+def _start_all(deployment: Deployment) -> str:
+    """Return the script that starts all copies and the router on one machine."""
+    starts = [f"./{_script_name(copy.role)} {copy.number}" for copy in deployment.placement]
+    if deployment.router is not None:
+        starts.append(f"./{_script_name('router')}")
+    lines = ['cd "$(dirname "$0")"', 'started=""', "trap 'kill $started 2>/dev/null || true' EXIT"]
+    lines += ["trap 'exit 1' INT TERM", *(f'{start} & started="$started $!"' for start in starts), "wait"]
+    return _script(["Starts everything on this machine, and ends it together."], "\n".join(lines))

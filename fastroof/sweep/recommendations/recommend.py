@@ -223,9 +223,9 @@ class Recommendation(ArrowRows):
         Returns
         -------
         list of Path
-            The written files: for each deployment a script that starts a replica and one that measures it,
-            the engine's YAML if it reads one, the manifest (for Kubernetes alone if a replica fits on a node
-            and does not only prefill or decode), and the rows as Parquet and CSV.
+            The written files: for each deployment scripts that start its copies, the router in front of them
+            and everything, one that measures it, YAML that these read, the manifest (for Kubernetes alone if
+            a copy fits on a node), and the rows as Parquet and CSV.
 
         Raises
         ------

@@ -10,16 +10,22 @@ from typing import Any
 
 from packaging.version import Version
 
-from fastroof.engines.launch import BenchmarkLoad, Command, LaunchSettings, sglang, trtllm, vllm
-from fastroof.engines.launch.platforms import dynamo_engine
-from fastroof.engines.launch.vllm_forward import FIRST_RELEASE, ForwardModel, forward_command
+from fastroof.engines.launch import Address, BenchmarkLoad, Command, LaunchSettings, sglang, trtllm, vllm
+from fastroof.engines.launch.platforms import DYNAMO_RELEASE, dynamo_engine
+from fastroof.engines.launch.vllm_forward import FIRST_RELEASE, forward_command
 from tests.engines.arguments import Option, Recorded, recorded
 
 MODULES = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
+ROLES = ("server",), ("prefill", "decode")
+OTHERS = {
+    "dynamo": DYNAMO_RELEASE,
+    **{f"{one.ROUTER.replace('-', '_').split()[0]}": one.ROUTER.split()[1] for one in (vllm, sglang)},
+}
+"""Other programs with records, and their releases."""
 ONE = LaunchSettings(
     model="org/a-model", tp=2, pp=1, dp=1, ep=1, has_experts=False, max_num_batched_tokens=2048,
     max_num_seqs=1024, max_context=32_768, running=40, memory_fraction=0.9, dtype="bf16", kv_dtype="bf16",
-    checkpoint_dtype="bf16", auto_kv_dtype="bf16", max_loras=4,
+    checkpoint_dtype="bf16", auto_kv_dtype="bf16", max_loras=4, side_port=9000,
 )  # fmt: skip
 
 
@@ -49,6 +55,7 @@ def some_settings(*, all_together: bool) -> Iterator[LaunchSettings]:
     for (tp, pp, dp, ep), has_experts in itertools.product(*_LAYOUTS.values()):
         for other in others:
             drafts = 3 if other.get("draft") else 0
+            other = {**other, "address": "node-1" if other.get("role") else "127.0.0.1"}
             split = {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "has_experts": has_experts}
             yield LaunchSettings(**{**vars(ONE), **split, **other, "num_draft_tokens": drafts})
 
@@ -64,15 +71,24 @@ def forwards() -> Iterator[Command]:
     for (tp, dp, ep), dtype, kv_dtype in itertools.product(
         ((1, 1, 1), (2, 1, 1), (1, 4, 4)), ("bf16", "fp8"), ("bf16", "fp8")
     ):
-        served = ForwardModel("org/a-model", tp, dp, ep, dtype, "bf16", kv_dtype, "bf16")
+        served = LaunchSettings("org/a-model", tp, 1, dp, ep, dtype, kv_dtype, "bf16", "bf16")
         yield replace(
             forward_command(served, {"a": [(1, 9)]}, "a.json"), program=("vllm", "bench", "forward")
         )
 
 
+def routers(engine: str) -> tuple[Command, ...]:
+    """Return the routers of an engine, in front of copies and of separate workers."""
+    places = [Address("here", 8000, 9000), Address("there", 8000, 9000)]
+    found = (MODULES[engine].router(dict.fromkeys(roles, places), 8100) for roles in ROLES)
+    return tuple(one for one in found if one is not None)
+
+
 @cache
 def commands(engine: str, release: str, *, all_together: bool = False) -> tuple[Command, ...]:
-    """Return fastroof's commands of a release: servers, or workers of Dynamo, and benchmarks."""
+    """Return fastroof's commands of a release: servers, workers of Dynamo, or routers, and benchmarks."""
+    if engine.endswith("_router"):
+        return routers(engine.removesuffix("_router"))
     wanted = tuple(some_settings(all_together=all_together))
     if engine == "dynamo":
         workers = [dynamo_engine(name) for name in MODULES]
@@ -80,7 +96,8 @@ def commands(engine: str, release: str, *, all_together: bool = False) -> tuple[
     module = MODULES[engine]
     servers = tuple(module.server(one, release) for one in wanted)
     steps = forwards() if engine == "vllm" and Version(release) >= Version(FIRST_RELEASE) else ()
-    return (*servers, *(module.benchmark(one, release) for one in loads()), *steps)
+    own = routers(engine) if engine == "trtllm" else ()
+    return (*servers, *(module.benchmark(one, release) for one in loads()), *steps, *own)
 
 
 def options_of(command: Command) -> dict[str, str]:

@@ -87,6 +87,14 @@ PACKAGES = {
         ),
         ("dynamo/common/constants.py", "dynamo/*/constants.py"),
     ),
+    "vllm-router": Package(
+        "vllm_router", "vllm-router", (Command("vllm-router", ("vllm_router/router_args.py",)),)
+    ),
+    "sglang-router": Package(
+        "sglang_router",
+        "sglang-router",
+        (Command("python3 -m sglang_router.launch_router", ("sglang_router/router_args.py",)),),
+    ),
 }
 """By name."""
 
@@ -204,8 +212,9 @@ def _added(source: Source, module: ast.Module) -> Iterator[tuple[list[str], Opti
             continue
         keywords = keywords_of(node)
         given = [*node.args, *(keywords[name] for name in ("flag_name", "obsolete_flag") if name in keywords)]
-        texts = [one.value for one in given if isinstance(one, ast.Constant)]
-        spellings = [one for one in texts if isinstance(one, str) and one.startswith("-")]
+        # of f"--{prefix}port" what follows the prefix, which is empty for the command itself
+        texts = ["".join(_constants(one)) for one in given]
+        spellings = [one for one in texts if one.startswith("-")]
         if not spellings:
             continue
         name = spellings[0].removeprefix("--")
@@ -225,6 +234,12 @@ def _added(source: Source, module: ast.Module) -> Iterator[tuple[list[str], Opti
             use = source.known(keywords.get("new_flag")) or ""
             option = option._replace(is_deprecated=True, use=use)
         yield spellings, option
+
+
+def _constants(node: ast.expr) -> Iterator[str]:
+    for one in node.values if isinstance(node, ast.JoinedStr) else [node]:
+        if isinstance(one, ast.Constant) and isinstance(one.value, str):
+            yield one.value
 
 
 def _unpacked(source: Source, node: ast.expr) -> Field | None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import re
 import shlex
 import subprocess
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,13 @@ from hypothesis import strategies as st
 
 from fastroof import SweepError
 from fastroof.documents import yaml_text
+from fastroof.engines.launch.settings import SIDE_PORTS
 from fastroof.models.load import Published
 from fastroof.sweep import Recommendation, recommend
 from fastroof.sweep.recommendations import Deployment
+from fastroof.sweep.recommendations.deployment import placed_copies
 from fastroof.sweep.recommendations.manifests import label_name
+from tests.sweep.recommendations.test_manifests import check_kubernetes
 
 HOSTILE = (
     "org/a b", 'org/"; rm -rf ~; "', "org/$(touch owned)", "org/`touch owned`", "org/x\n- injected: true",
@@ -31,12 +37,29 @@ HOSTILE = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["vllm", "sglang", "trtllm-1.1"])
-def found(request: pytest.FixtureRequest) -> Recommendation:
+MODES = "aggregated", "disaggregated"
+
+
+def recommended(engine: str, mode: str) -> Recommendation:
     return recommend(
-        "qwen3-8b", "h100", total_gpus=4, isl=500, osl=50, tpot_ms=20, engine=request.param,
-        max_num_batched_tokens=8192, gpu_hour_price=2, mode="aggregated",
+        "qwen3-8b", "h100", total_gpus=4, isl=500, osl=50, tpot_ms=20, engine=engine, requests=200,
+        max_num_batched_tokens=8192, gpu_hour_price=2, mode=mode, most_gpus_each=1,
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["vllm", "sglang", "trtllm-1.1"])
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def found(engine: str) -> Recommendation:
+    return recommended(engine, "aggregated")
+
+
+@pytest.fixture(scope="module", params=MODES)
+def either(request: pytest.FixtureRequest, engine: str) -> Recommendation:
+    return recommended(engine, request.param)
 
 
 def only(found: Recommendation) -> Deployment:
@@ -49,70 +72,100 @@ def renamed(found: Recommendation, name: str) -> Recommendation:
     """The same answer for a model that is called otherwise."""
     deployment = only(found)
     assert deployment.engine is not None
+    settings = {role: dataclasses.replace(one, model=name) for role, one in deployment.settings.items()}
     servers = {
-        role: dataclasses.replace(
-            command,
-            arguments=tuple(
-                tuple(name if word == "Qwen/Qwen3-8B" else word for word in group)
-                for group in command.arguments
-            ),
-        )
+        role: dataclasses.replace(command, arguments=deployment.engine.server(settings[role]).arguments)
         for role, command in deployment.servers.items()
     }
     checkpoint = Published(name, "bf16", "bf16", True)
-    changed = dataclasses.replace(deployment, servers=servers, checkpoint=checkpoint, notes=(f"of {name}",))
+    changed = dataclasses.replace(
+        deployment, settings=settings, servers=servers, checkpoint=checkpoint, notes=(f"of {name}",),
+        facts=(f"of {name}",),
+    )  # fmt: skip
     return dataclasses.replace(found, deployments=(changed,))
 
 
-def ran(script: Path, program: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
-    """Run a script with a stand-in for its program, which records how it was called."""
-    tools = script.parent / "tools"
+def calls(script: Path, programs: Iterable[str], *arguments: str) -> list[tuple[list[str], dict[str, str]]]:
+    """Run a script with stand-ins for programs, which record how they were called."""
+    tools, record = script.parent / "tools", script.parent / "called.jsonl"
     tools.mkdir(exist_ok=True)
-    calls = script.parent / "called.json"
-    text = f"import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], open({str(calls)!r}, 'w'))"
-    stand_in = tools / program
-    stand_in.write_text(f'#!/bin/sh\nexec "$REAL_PYTHON" -c {shlex.quote(text)} "$@"\n')
-    stand_in.chmod(0o755)
-    import sys
-
+    record.write_text("")
+    called = "json.dumps([sys.argv[1:], dict(os.environ)])"
+    text = f"import json, os, sys; print({called}, file=open({str(record)!r}, 'a'))"
+    for program in programs:
+        stand_in = tools / program
+        stand_in.write_text(f'#!/bin/sh\nexec "$REAL_PYTHON" -c {shlex.quote(text)} "$@"\n')
+        stand_in.chmod(0o755)
     environment = {"PATH": f"{tools}:{os.environ['PATH']}", "REAL_PYTHON": sys.executable}
     subprocess.run([script, *arguments], check=True, env=environment, cwd=script.parent)
-    called, seen = json.loads(calls.read_text())
-    return called, seen
+    return [(words, seen) for words, seen in map(json.loads, record.read_text().splitlines())]
+
+
+def ran(script: Path, program: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    (call,) = calls(script, [program], *arguments)
+    return call
+
+
+def sides(words: list[str], seen: dict[str, str]) -> list[str]:
+    """Where a copy listens for KV transfers."""
+    given = dict(itertools.pairwise(words))
+    return [one[name] for one in (given, seen) for name in SIDE_PORTS if name in one]
 
 
 @pytest.mark.slow
-def test_the_scripts_start_and_measure_the_recommendation(found: Recommendation, tmp_path: Path) -> None:
-    deployment = only(found)
-    written = found.save(tmp_path / "out")
-    assert all(path.is_file() for path in written)
-    start = tmp_path / "out" / "start.sh"
-    command = deployment.servers["server"]
-    config = str(start.parent / "engine.yaml") if command.config else ""
-    expected = command.words(config)
-    called, seen = ran(start, expected[0], *(["1"] if deployment.copies > 1 else []))
-    if deployment.copies > 1:
-        each = deployment.gpus_each
-        assert seen["CUDA_VISIBLE_DEVICES"] == ",".join(str(gpu) for gpu in range(each, 2 * each))
-        expected[expected.index("--port") + 1] = "8001"
-    assert called == expected[1:]
+def test_the_scripts_start_and_measure_the_recommendation(either: Recommendation, tmp_path: Path) -> None:
+    deployment = only(either)
+    assert all(path.is_file() for path in either.save(tmp_path))
+    for script in tmp_path.glob("*.sh"):
+        subprocess.run(["bash", "-n", script], check=True)
+    starts = {"server": "start.sh", "prefill": "start-prefill.sh", "decode": "start-decode.sh"}
+    gpus, ports, urls = [], [], []
+    for copy in deployment.placement:
+        command = deployment.servers[copy.role]
+        expected = command.words(str(tmp_path / command.config_name))
+        called, seen = ran(tmp_path / starts[copy.role], expected[0], str(copy.number))
+        gpus += seen["CUDA_VISIBLE_DEVICES"].split(",")
+        port = called[called.index("--port") + 1]
+        ports += [port, *sides(called, seen)]
+        urls.append(f"127.0.0.1:{port}")
+        assert len(called) == len(expected) - 1
+        varied = {"--port", *SIDE_PORTS}
+        pairs = zip(["", *called], called, expected[1:], strict=False)
+        assert all(mine == meant for option, mine, meant in pairs if option not in varied)
+        if command.config:
+            assert yaml.safe_load((tmp_path / command.config_name).read_text()) == command.config
+    assert sorted(map(int, gpus)) == list(range(4))
+    assert len(set(ports)) == len(ports)
+    with_sides = {"vllm": 4, "sglang": deployment.replicas.get("prefill", 0), "trtllm": 0}
+    assert len(ports) - 4 == with_sides[deployment.profile.engine] * ("server" not in deployment.servers)
     assert deployment.benchmark is not None
     words = deployment.benchmark.words()
-    assert ran(tmp_path / "out" / "benchmark.sh", words[0])[0] == words[1:]
+    assert ran(tmp_path / "benchmark.sh", words[0])[0] == words[1:]
+    target = words[words.index("--base-url") + 1]
     words[words.index("--base-url") + 1] = "http://there:9"
-    assert ran(tmp_path / "out" / "benchmark.sh", words[0], "http://there:9")[0] == words[1:]
-    if command.config:
-        assert yaml.safe_load((tmp_path / "out" / "engine.yaml").read_text()) == command.config
+    assert ran(tmp_path / "benchmark.sh", words[0], "http://there:9")[0] == words[1:]
+    if deployment.router is None:
+        assert (deployment.profile.engine, list(deployment.servers)) == ("trtllm", ["server"])
+        return
+    router = deployment.router
+    shown = json.dumps(router.config) if router.config else " ".join(router.words())
+    assert re.findall(r"127.0.0.1:\d+", shown) == urls
+    if "server" not in deployment.servers:
+        assert target == "http://127.0.0.1:8100"
+        servers = {
+            role: json.dumps([one.words()[1:], one.config]) for role, one in deployment.servers.items()
+        }
+        assert len(set(servers.values())) == 2
+    programs = {command.program[0] for command in deployment.commands.values()}
+    assert len(calls(tmp_path / "start-all.sh", programs)) == len(deployment.placement) + 1
 
 
-def test_a_replica_uses_the_gpus_after_those_of_the_ones_before(
-    found: Recommendation, tmp_path: Path
-) -> None:
-    wide = dataclasses.replace(only(found), copies=2, gpus_each=2)
-    dataclasses.replace(found, deployments=(wide,)).save(tmp_path)
-    program = wide.servers["server"].program[0]
-    used = [ran(tmp_path / "start.sh", program, copy)[1]["CUDA_VISIBLE_DEVICES"] for copy in ("0", "1")]
-    assert used == ["0,1", "2,3"]
+def test_copies_follow_each_other_on_machines() -> None:
+    placed = placed_copies({"prefill": 3, "decode": 2}, 3, 8, 5600)
+    assert [copy.gpus for copy in placed[:3]] == [(0, 1, 2), (3, 4, 5), (0, 1, 2)]
+    assert [copy.address.host for copy in placed] == ["node-0", "node-0", "node-1", "node-1", "node-2"]
+    wide = placed_copies({"server": 2}, 16, 8, 0)
+    assert [(copy.gpus, copy.address.host) for copy in wide] == [((), "node-0"), ((), "node-2")]
 
 
 def test_a_benchmark_is_of_one_replicas_share(found: Recommendation, tmp_path: Path) -> None:
@@ -136,56 +189,16 @@ def test_the_rows_are_the_choices(found: Recommendation, tmp_path: Path) -> None
     assert table.column("tokens_per_s_per_gpu").to_pylist() == [row["tokens_per_s_per_gpu"] for row in rows]
 
 
-def objects_of(text: str) -> dict[str, dict[str, Any]]:
-    return {one["kind"]: one for one in yaml.safe_load_all(text)}
-
-
-def check_manifest(deployment: Deployment, text: str) -> None:
-    """What Kubernetes requires of these objects, and that they belong together."""
-    objects = objects_of(text)
-    command = deployment.servers["server"]
-    assert set(objects) == {"Deployment", "Service"} | ({"ConfigMap"} if command.config else set())
-    name = objects["Deployment"]["metadata"]["name"]
-    assert name == label_name(name)
-    for one in objects.values():
-        assert one["apiVersion"] == ("apps/v1" if one["kind"] == "Deployment" else "v1")
-        assert one["metadata"]["name"] == name
-    spec = objects["Deployment"]["spec"]
-    labels = spec["template"]["metadata"]["labels"]
-    assert spec["replicas"] == deployment.copies
-    assert spec["selector"]["matchLabels"] == labels == objects["Service"]["spec"]["selector"]
-    (container,) = spec["template"]["spec"]["containers"]
-    assert deployment.engine is not None
-    assert container["image"] == deployment.engine.image
-    assert container["image"].rpartition(":")[2].lstrip("v") == deployment.engine.release
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": deployment.gpus_each}
-    assert deployment.copies * deployment.gpus_each == deployment.row["total_gpus"]
-    assert all(isinstance(word, str) for word in container["command"])
-    volumes = {one["name"] for one in spec["template"]["spec"]["volumes"]}
-    assert {one["name"] for one in container["volumeMounts"]} == volumes
-    config = "/etc/fastroof/engine.yaml" if command.config else ""
-    assert container["command"] == [*command.words(config), "--host", "0.0.0.0"]
-    (port,) = container["ports"]
-    (served,) = objects["Service"]["spec"]["ports"]
-    assert container["command"][container["command"].index("--port") + 1] == str(port["containerPort"])
-    assert served["targetPort"] == port["name"]
-    if command.config:
-        assert yaml.safe_load(objects["ConfigMap"]["data"]["engine.yaml"]) == command.config
-
-
-def test_the_manifest_is_complete(found: Recommendation, tmp_path: Path) -> None:
-    found.save(tmp_path)
-    check_manifest(only(found), (tmp_path / "kubernetes.yaml").read_text())
-
-
 @pytest.mark.parametrize("name", HOSTILE)
-def test_nothing_in_a_models_name_is_run_or_read(found: Recommendation, name: str, tmp_path: Path) -> None:
-    hostile = renamed(found, name)
+def test_nothing_in_a_models_name_is_run_or_read(either: Recommendation, name: str, tmp_path: Path) -> None:
+    hostile = renamed(either, name)
     place = tmp_path / "out"
     hostile.save(place)
-    check_manifest(only(hostile), (place / "kubernetes.yaml").read_text("utf-8"))
-    called, _ = ran(place / "start.sh", only(hostile).servers["server"].program[0])
-    assert name in called
+    check_kubernetes(only(hostile), (place / "kubernetes.yaml").read_text("utf-8"))
+    for role, script in (("server", "start.sh"), ("decode", "start-decode.sh")):
+        if role in only(hostile).servers:
+            command = only(hostile).servers[role]
+            assert ran(place / script, command.program[0])[0][:4] == command.words()[1:5]
     assert not list(tmp_path.rglob("owned"))
 
 
@@ -274,3 +287,4 @@ def test_names_of_objects_are_what_kubernetes_takes(text: str) -> None:
     assert name.isascii()
     assert all(letter.islower() or letter.isdigit() or letter == "-" for letter in name)
     assert name.strip("-") == name
+    assert name[0].isalpha()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -12,7 +13,6 @@ import pytest
 import yaml
 
 from fastroof import SweepError
-from fastroof.engines.launch import Command
 from fastroof.engines.launch.platforms import DYNAMO_RELEASE, LLM_D_RELEASE, dynamo_engine
 from fastroof.evidence.engine_arguments import read_engine_arguments
 from fastroof.models.load import Published
@@ -25,6 +25,7 @@ from fastroof.sweep.recommendations.manifests import (
     llm_d_files,
 )
 from tests.engines.arguments.passed import check, flat, record_of
+from tests.sweep.recommendations.schemas import check_object
 
 FIELDS = tomllib.loads((Path(__file__).parent / "fields.toml").read_text("utf-8"))
 HOSTILE = ('org/"; rm -rf ~; "', "org/x\n- injected: true", "-rf", "org/a: b # c", "org/\u2028é")
@@ -56,23 +57,27 @@ def changed(found: Recommendation, settings: dict[str, Any], **changes: Any) -> 
 
 
 def documents(text: str) -> list[dict[str, Any]]:
-    return [one for one in yaml.safe_load_all(text) if one is not None]
+    """Return the objects of a manifest, each of which its kind's schema takes."""
+    found = [one for one in yaml.safe_load_all(text) if one is not None]
+    for one in found:
+        check_object(one)
+        assert one["metadata"]["name"] == label_name(one["metadata"]["name"])
+    return found
 
 
-def check_pod(spec: dict[str, Any], configs: dict[str, Any]) -> None:
-    """Fields of a pod, and that what it mounts is there."""
-    assert set(spec) <= set(FIELDS["pod"]["spec"])
+def check_pod(spec: dict[str, Any], objects: list[dict[str, Any]]) -> dict[str, Any]:
+    """Check that what a pod mounts is there; return the container that serves."""
+    configs = {one["metadata"]["name"]: one["data"] for one in objects if one["kind"] == "ConfigMap"}
     volumes = {one["name"]: one for one in spec.get("volumes", ())}
-    for container in (*spec["containers"], *spec.get("initContainers", ())):
-        assert set(container) <= set(FIELDS["pod"]["container"])
-        assert container["image"].rpartition(":")[2]
-        words = [*container.get("command", ()), *container.get("args", ())]
-        assert all(isinstance(word, str) for word in words)
-        for mount in container.get("volumeMounts", ()):
-            volume = volumes[mount["name"]]
-            if "configMap" in volume:
-                (name,) = configs[volume["configMap"]["name"]]
-                assert f"{mount['mountPath']}/{name}" in words
+    (container,) = spec["containers"]
+    words = [*container["command"], *container.get("args", ())]
+    for mount in container.get("volumeMounts", ()):
+        volume = volumes.pop(mount["name"])
+        if "configMap" in volume:
+            (name,) = configs[volume["configMap"]["name"]]
+            assert f"{mount['mountPath']}/{name}" in words
+    assert not volumes
+    return dict(container)
 
 
 def replicas_of(deployment: Deployment) -> dict[str, int]:
@@ -82,34 +87,81 @@ def replicas_of(deployment: Deployment) -> dict[str, int]:
     return {"prefill": row["prefill_workers"], "decode": row["decode_workers"]}
 
 
+def check_copies(deployment: Deployment, objects: list[dict[str, Any]], decode_port: int) -> dict[str, Any]:
+    """Check that pods of each role run what was meant; return what is of them, by role."""
+    engine, name = deployment.engine, label_name(deployment.checkpoint.name)
+    assert engine is not None
+    specs = {one["metadata"]["name"]: one["spec"] for one in objects if "template" in one.get("spec", {})}
+    found = {}
+    for role, replicas in replicas_of(deployment).items():
+        spec = found[role] = specs.pop(name if role == "server" else f"{name}-{role}")
+        assert spec["replicas"] == replicas
+        assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
+        container = check_pod(spec["template"]["spec"], objects)
+        assert container["image"].rpartition(":")[2].lstrip("v") == engine.release
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": deployment.gpus_each}
+        probe = container["startupProbe"]
+        assert probe["periodSeconds"] * probe["failureThreshold"] == 3600
+        port = decode_port if role == "decode" else 8000
+        place = {"port": port, "side_port": engine.side_port, "address": "status.podIP"}
+        command = engine.server(dataclasses.replace(deployment.settings[role], **place))
+        assert container["command"] == command.words(f"/etc/fastroof/{command.config_name}")
+        assert container["ports"] == [{"name": "http", "containerPort": port}]
+        assert {one["name"] for one in container["env"]} == {"HF_TOKEN", *command.environment}
+        check(command, record_of(engine.engine, engine.release, " ".join(command.program)))
+    router = specs.pop(f"{name}-router", None)
+    assert not specs
+    return found if router is None else found | {"router": router}
+
+
+def check_kubernetes(deployment: Deployment, text: str) -> None:
+    """Check pods of each role, how the router finds them, and the service of clients."""
+    objects = documents(text)
+    specs = check_copies(deployment, objects, 8000)
+    services = {one["metadata"]["name"]: one["spec"] for one in objects if one["kind"] == "Service"}
+    places = []
+    for role, spec in specs.items():
+        labels = spec["template"]["metadata"]["labels"]
+        ((service, reached),) = ((name, one) for name, one in services.items() if one["selector"] == labels)
+        assert reached["ports"] == [{"name": "http", "port": 8000, "targetPort": "http"}]
+        assert (
+            ("clusterIP" in reached)
+            == (spec.get("serviceName") == service)
+            == (role in ("prefill", "decode"))
+        )
+        if "serviceName" in spec:
+            places += [f"{service}-{number}.{service}:8000" for number in range(spec["replicas"])]
+    assert label_name(deployment.checkpoint.name) in services
+    assert ("router" in specs) == bool(places)
+    if places:
+        router = check_pod(specs["router"]["template"]["spec"], objects)
+        shown = json.dumps([router["command"], [one.get("data") for one in objects]])
+        assert re.findall(r"[\w-]+\.[\w-]+:8000", shown) == places
+
+
+def test_kubernetes_runs_the_recommendation(found: Recommendation) -> None:
+    deployment = only(found)
+    check_kubernetes(deployment, kubernetes_files(deployment)["kubernetes.yaml"])
+    wide = changed(found, {"tp": 2}, gpus_each=2)
+    check_kubernetes(wide, kubernetes_files(wide)["kubernetes.yaml"])
+    assert kubernetes_files(changed(found, {"tp": 16}, gpus_each=16)) == {}
+
+
 def check_dynamo(deployment: Deployment, text: str) -> list[dict[str, Any]]:
     """Check what Dynamo's operator requires; return the workers."""
-    facts = FIELDS["dynamo"]
-    *maps, graph = documents(text)
-    configs = {one["metadata"]["name"]: one["data"] for one in maps}
-    assert (graph["apiVersion"], graph["kind"]) == (facts["api"], facts["kind"])
-    assert graph["metadata"]["name"] == label_name(graph["metadata"]["name"])
-    assert set(graph["spec"]) <= set(facts["spec"])
-    assert graph["spec"]["backendFramework"] in facts["frameworks"]
+    objects = documents(text)
+    graph = objects[-1]
+    assert graph["spec"]["backendFramework"] == deployment.profile.engine
     frontend, *workers = graph["spec"]["components"]
     assert frontend["type"] == "frontend"
     assert len({one["name"] for one in (frontend, *workers)}) == 1 + len(workers)
-    known = dynamo_engine(deployment.profile.engine)
-    assert known is not None
     for component in (frontend, *workers):
-        assert set(component) <= set(facts["component"])
-        assert component["type"] in facts["types"]
-        assert re.fullmatch(facts["name"], component["name"])
-        pod = component["podTemplate"]["spec"]
-        check_pod(pod, configs)
-        (container,) = pod["containers"]
-        assert container["name"] == facts["container"]
+        container = check_pod(component["podTemplate"]["spec"], objects)
         assert container["image"].endswith(f"-runtime:{DYNAMO_RELEASE}")
         nodes = component.get("multinode", {"nodeCount": 1})["nodeCount"]
-        assert nodes == 1 or nodes >= facts["least_nodes"]
         if component is not frontend:
             assert nodes * int(container["resources"]["limits"]["nvidia.com/gpu"]) == deployment.gpus_each
-    return workers
+    return list(workers)
 
 
 def test_dynamo_runs_the_recommendation(found: Recommendation) -> None:
@@ -128,8 +180,8 @@ def test_dynamo_runs_the_recommendation(found: Recommendation) -> None:
     for worker, (role, settings) in zip(workers, deployment.settings.items(), strict=True):
         (container,) = worker["podTemplate"]["spec"]["containers"]
         command = known.worker(settings)
-        config = "/etc/fastroof/engine.yaml" if command.config else ""
-        assert [*container["command"], *container["args"]] == command.words(config)
+        words = command.words(f"/etc/fastroof/{command.config_name}")
+        assert [*container["command"], *container["args"]] == words
         assert container["command"] == ["python3", "-m", f"dynamo.{engine}"]
         check(command, record_of("dynamo", DYNAMO_RELEASE, " ".join(command.program)))
         if command.config:
@@ -146,20 +198,6 @@ def test_a_copy_is_started_for_its_share_of_the_requests(found: Recommendation) 
     *_, copies = replicas_of(deployment).values()
     for settings in deployment.settings.values():
         assert settings.running - 1 < deployment.row["effective_concurrency"] / copies <= settings.running
-
-
-def test_a_pod_of_kubernetes_has_the_gpus_of_one_copy(found: Recommendation) -> None:
-    deployment = changed(found, {"tp": 2}, gpus_each=2)
-    files = kubernetes_files(deployment)
-    if "server" not in deployment.settings:
-        assert files == {}
-        return
-    (spec,) = (one["spec"] for one in documents(files["kubernetes.yaml"]) if one["kind"] == "Deployment")
-    (container,) = spec["template"]["spec"]["containers"]
-    assert spec["replicas"] == deployment.row["replicas"] > 1
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": 2}
-    probe = container["startupProbe"]
-    assert probe["periodSeconds"] * probe["failureThreshold"] == 3600
 
 
 @pytest.mark.parametrize("stages", [2, 3])
@@ -192,48 +230,32 @@ def test_its_workers_are_read_back(found: Recommendation, tmp_path: Path) -> Non
 def check_llm_d(deployment: Deployment, files: dict[str, str]) -> None:
     """What llm-d's router and Kubernetes ask, and that objects belong together."""
     facts = FIELDS["llm-d"]
-    objects = documents(files["llm-d.yaml"])
-    configs = {one["metadata"]["name"]: one["data"] for one in objects if one["kind"] == "ConfigMap"}
-    servers = [one for one in objects if one["kind"] == "Deployment"]
-    (router,) = documents(files["llm-d-router.yaml"])
+    servers = check_copies(deployment, documents(files["llm-d.yaml"]), 8200)
+    router = yaml.safe_load(files["llm-d-router.yaml"])
     assert set(router) == {"router"}
     assert set(router["router"]) <= set(facts["values"])
     model_servers = router["router"]["modelServers"]
     assert set(model_servers) <= set(facts["model_servers"])
     assert model_servers["type"] in facts["server_types"]
     (target,) = model_servers["targetPorts"]
-    assert deployment.engine is not None
     roles = []
-    for server in servers:
-        spec = server["spec"]
-        labels = spec["template"]["metadata"]["labels"]
-        assert spec["selector"]["matchLabels"] == labels
+    for spec in servers.values():
+        labels, pod = spec["template"]["metadata"]["labels"], spec["template"]["spec"]
         assert model_servers["matchLabels"].items() <= labels.items()
         roles.append(labels[facts["role_label"]])
-        pod = spec["template"]["spec"]
-        check_pod(pod, configs)
-        (container,) = pod["containers"]
-        assert container["image"] == deployment.engine.image
-        assert container["resources"]["limits"] == {"nvidia.com/gpu": deployment.gpus_each}
-        (port,) = container["ports"]
-        words = container["command"]
-        assert words[words.index("--port") + 1] == str(port["containerPort"])
         sidecars = pod.get("initContainers", ())
         assert len(sidecars) == (roles[-1] == "decode")
-        serving = sidecars[0] if sidecars else container
+        (serving,) = sidecars or pod["containers"]
         assert serving["ports"][0]["containerPort"] == target["number"]
         for sidecar in sidecars:
-            options = dict(word.removeprefix("--").split("=") for word in sidecar["args"])
-            assert set(options) <= set(facts["sidecar_options"])
-            assert options["kv-connector"] in facts["connectors"]
-            assert (int(options["port"]), int(options["model-server-port"])) == (
-                facts["sidecar_port"],
-                port["containerPort"],
-            )
+            given = dict(word.removeprefix("--").split("=") for word in sidecar["args"])
+            assert set(given) <= set(facts["sidecar_options"])
+            assert given["kv-connector"] in facts["connectors"]
+            ports = facts["sidecar_port"], facts["model_server_port"]
+            assert (int(given["port"]), int(given["model-server-port"])) == ports
             assert sidecar["image"].endswith(f":v{LLM_D_RELEASE}")
             assert sidecar["restartPolicy"] == "Always"
     assert set(roles) <= set(facts["roles"])
-    assert [one["spec"]["replicas"] for one in servers] == list(replicas_of(deployment).values())
     if len(servers) == 1:
         assert "epp" not in router["router"]
         return
@@ -259,19 +281,8 @@ def test_llm_d_runs_the_recommendation(found: Recommendation) -> None:
         return
     files = llm_d_files(deployment)
     check_llm_d(deployment, files)
-    engine, release = deployment.profile.engine, deployment.engine.release
-    assert f"arguments are those of {deployment.engine.title} {release}\n" in files["llm-d.yaml"]
-    servers = [one for one in documents(files["llm-d.yaml"]) if one["kind"] == "Deployment"]
-    for server, (role, settings) in zip(servers, deployment.settings.items(), strict=True):
-        (container,) = server["spec"]["template"]["spec"]["containers"]
-        wanted = dataclasses.replace(settings, port=8200 if role == "decode" else 8000)
-        command = deployment.engine.server(wanted)
-        words = command.words("/etc/fastroof/engine.yaml" if command.config else "")
-        assert container["command"][: len(words)] == words
-        extra = container["command"][len(words) :]
-        groups = [(name, value) for name, value in zip(extra[::2], extra[1::2], strict=True)]
-        added = Command(command.program, (*command.arguments, *groups), command.config_option, command.config)
-        check(added, record_of(engine, release, " ".join(command.program)))
+    written = f"arguments are those of {deployment.engine.title} {deployment.engine.release}\n"
+    assert written in files["llm-d.yaml"]
 
 
 def test_a_copy_over_nodes_is_refused_by_llm_d(found: Recommendation) -> None:

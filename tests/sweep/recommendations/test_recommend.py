@@ -419,10 +419,10 @@ def test_a_spec_with_workers_apart_has_a_command_of_each(tmp_path: Path) -> None
     assert list(deployment.servers) == ["prefill", "decode"]
     for role, command in deployment.servers.items():
         assert command.words()[command.words().index("--disaggregation-mode") + 1] == role
-    assert deployment.benchmark is None
-    assert any("router" in note for note in deployment.notes)
-    names = {path.name for path in found.save(tmp_path)}
-    assert names == {"deployments.parquet", "deployments.csv", "start-prefill.sh", "start-decode.sh"}
+    assert "sglang-router 0.3.2 on port 8100 gives requests to" in " ".join(deployment.notes)
+    names = {path.name for path in found.save(tmp_path)} - {"deployments.parquet", "deployments.csv"}
+    starts = {f"start-{name}.sh" for name in ("prefill", "decode", "router", "all")}
+    assert names == {"benchmark.sh", "kubernetes.yaml", *starts}
 
 
 def test_a_runtime_without_an_engine_has_no_command() -> None:
