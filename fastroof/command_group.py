@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
@@ -256,10 +256,12 @@ def _warnings_as_lines(program: str) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("always", category=UserWarning, module="fastroof|kernels_bench")
         shown = warnings.showwarning
+        # each plan of a sweep has the warnings of its card
+        warn_once = lru_cache(lambda text: warn(text, program))
 
         def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
             if category is UserWarning:
-                warn(str(message), program)
+                warn_once(str(message))
             else:
                 shown(message, category, *rest, **more)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any, Final
 
 from typer.core import TyperCommand
@@ -119,9 +120,25 @@ class HelpfulCommand(TyperCommand):
             )
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples, and what follows them only in the whole help."""
+        """Write the examples, what follows them only in the whole help, and the columns of tables."""
         whole = inspect.cleandoc(self.epilog or "")
         cut = ALL not in ctx.meta and sum(one.param_type_name == "option" for one in self.params) > FEW
         formatter.write_paragraph()
         with formatter.indentation():
             formatter.write_text(whole.partition("\n\n\b\nJSON")[0] if cut else whole)
+        names = []
+        while ctx.parent is not None:
+            names.append(ctx.info_name)
+            ctx = ctx.parent
+        if ctx.command.program == "fastroof" and (meanings := column_meanings(" ".join(reversed(names)))):
+            with formatter.section("Columns"):
+                formatter.write_dl(meanings.items())
+
+
+def column_meanings(command: str) -> dict[str, str]:
+    """Return what the columns of a command's tables mean, from columns.toml; ... in a name is any text."""
+    import tomllib
+
+    sections = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
+    own: dict[str, Any] = sections.get(command) or sections.get(command.partition(" ")[0], {})
+    return {name: sections["same"][name] for name in own.pop("same", ())} | own

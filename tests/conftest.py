@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from fastroof import Tables
 
 os.environ["MPLBACKEND"] = "Agg"
+# Sentences are compared whole; tests/cli/test_width.py takes the width that a pipe has.
+os.environ["COLUMNS"] = "1000"
 
 # What a test sees of a GPU is what ships, whoever runs it: no tables of the user's, and none that a package
 # that happens to be installed would bring. Tests of imports point these elsewhere for themselves.

@@ -97,7 +97,7 @@ def transcript(source: str) -> list[tuple[list[str], str]]:
 @pytest.mark.parametrize("page", slow_ones(pages_with("console")))
 def test_commands_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "120")
     for line, source in blocks(page, "console"):
         for words, shown in transcript(source):
             name, *arguments = words

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.best_answer import deployment_document, print_answer, print_how_to_run, print_saved, say
+from fastroof.cli.best_answer import deployment_document, print_answer, print_how_to_run, print_saved
 from fastroof.cli.option_groups import ENGINE_FACTS
 from fastroof.cli.options import GPU_NAMES, Json, option
-from fastroof.cli.output import duration, print_json
+from fastroof.cli.output import duration, print_json, print_line
 from fastroof.cli.shared_budget import TRAFFIC, one_for_all, print_shares, shared_document, shared_question
 from fastroof.command_group import Group, GroupValues, taking
 from fastroof.errors import SweepError
@@ -303,7 +303,7 @@ def best(
         return
     _print(found, is_question=bool(model))
     if len(found.deployments) > 1 and model:
-        say(
+        print_line(
             f"each model was compared alone on all {given['total_gpus']} GPUs; --rate, once for all or once "
             "per --model, shares them"
         )
@@ -339,7 +339,9 @@ def _answer_shared(
             print_answer(run.answers.answers[0], run.answers.objective, None, run.engine_titles)
             if run.deployments[0] is not None:
                 print_how_to_run(run.deployments[0])
-    say(f"{found.questions} questions (a model on a number of GPUs) answered in {duration(found.total_s)}")
+    print_line(
+        f"{found.questions} questions (a model on a number of GPUs) answered in {duration(found.total_s)}"
+    )
     if written:
         print_saved(written)
 
@@ -401,10 +403,10 @@ def _print(found: Recommendation, *, is_question: bool) -> None:
             print_how_to_run(deployment)
     skipped = answers.skipped
     if is_question and len(skipped) > _FEW_SKIPPED:
-        say(f"left out: {len(skipped)} layouts, such as {skipped[0]} (--json names all)")
+        print_line(f"left out: {len(skipped)} layouts, such as {skipped[0]} (--json names all)")
         skipped = ()
     for why in skipped:
-        say(f"left out: {why}")
+        print_line(f"left out: {why}")
     simulated = sum(answer.simulated for answer in answers.answers)
     of_them = f", {simulated:,} of them simulated," if simulated else ""
-    say(f"{answers.configurations:,} deployments compared{of_them} in {duration(answers.total_s)}")
+    print_line(f"{answers.configurations:,} deployments compared{of_them} in {duration(answers.total_s)}")

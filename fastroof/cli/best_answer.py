@@ -7,8 +7,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import typer
+
 from fastroof.cli.output import (
-    UNLIMITED_WIDTH,
     console,
     counted,
     limit_words,
@@ -40,27 +41,12 @@ _OBJECTIVES: Final = {
     "cost_per_million_tokens": "cost of 1M tokens",
     "joules_per_token": "J per output token",
 }
-_INDENT: Final = "  "
-_COMMAND_WIDTH: Final = 76
 _ROLES: Final = {
     "server": "it",
     "prefill": "a worker that prefills",
     "decode": "a worker that decodes",
     "router": "the router in front of them",
 }
-
-
-def say(text: str, indent: int = 0) -> None:
-    """Print a sentence, wrapped to the terminal's width."""
-    out = console()
-    if out.width < UNLIMITED_WIDTH:
-        text = textwrap.fill(
-            text, max(out.width - 1, 40), initial_indent=" " * indent, subsequent_indent=" " * (indent + 2),
-            break_long_words=False, break_on_hyphens=False,
-        )  # fmt: skip
-    else:
-        text = " " * indent + text
-    out.print(text, soft_wrap=True)
 
 
 def print_answer(
@@ -77,13 +63,13 @@ def print_answer(
         return
     first = answer.choices[0]
     row = first.row
-    say(
+    print_line(
         f"{title}: run {copies_words(row)} on {row['total_gpus']} x {row['gpu']}, {row['dtype']} weights, "
         f"{row['kv_dtype']} KV cache, engine {engines[row['engine']]}, steps of up to "
         f"{row['max_num_batched_tokens']:,} tokens and {row['max_num_seqs']:,} requests{_drafts_words(row)}"
     )
     for line in _why(answer, objective):
-        say(line, 2)
+        print_line(line, 2)
     print_line()
     limits = sorted(margin.name for margin in first.margins)
     same = {
@@ -102,13 +88,16 @@ def print_answer(
     # what all have, the first sentence says
     kept = [place for place, name in enumerate(columns) if not same.get(name, False)]
     print_table(
-        [columns[place] for place in kept], [[row[place] for place in kept] for row in rows], left=left
+        [columns[place] for place in kept],
+        [[row[place] for place in kept] for row in rows],
+        left=left,
+        least=("by mean", "limited by", "bound by"),
     )
     for choice in answer.choices:
         if choice.percentile is not None and choice.percentile.why_not:
-            say(f"{copies_words(choice.row)} not simulated: {choice.percentile.why_not}")
+            print_line(f"{copies_words(choice.row)} not simulated: {choice.percentile.why_not}")
     for line in _family_words(answer):
-        say(line)
+        print_line(line)
     print_line()
 
 
@@ -167,8 +156,8 @@ def _print_none(
     from fastroof.models.layout import copies_words
 
     lost = sorted(answer.infeasible.items(), key=lambda item: -item[1])
-    say(f"{title}: no deployment is within the limits")
-    say(_lost_words(lost, answer.candidates), 2)
+    print_line(f"{title}: no deployment is within the limits")
+    print_line(_lost_words(lost, answer.candidates), 2)
     if answer.nearest is not None:
         row, limits_on = answer.nearest.row, answer.nearest.limits_on
         clients = f"{row['clients']:,.0f} clients" if round(row["clients"]) != 1 else "one client"
@@ -181,13 +170,13 @@ def _print_none(
             f"({'within' if times <= 1.0 else f'{times:.3g} times'} the limit)"
             for name, times in answer.nearest.exceeds.items()
         ]
-        say(
+        print_line(
             f"nearest: {copies_words(row)} on {row['total_gpus']} x {row['gpu']}, {row['dtype']} weights, "
             f"engine {engines[row['engine']]}, with {clients}: {', '.join(settings)}",
             2,
         )
     if would_fit is not None:
-        say(
+        print_line(
             f"{would_fit['total_gpus']} x {would_fit['gpu']} would hold it, as {copies_words(would_fit)}: "
             f"{would_fit['weight_bytes'] / 1e9:,.3g} GB of weights on a GPU",
             2,
@@ -291,17 +280,17 @@ def print_how_to_run(deployment: Deployment) -> None:
     """Print the commands of a deployment."""
     price = deployment.price
     if price is not None:
-        say(
+        print_line(
             f"costs {price.an_hour:,.4g} an hour: {price.of_output:,.4g} for 1M output tokens, "
             f"{price.of_all:,.4g} for 1M tokens of prompts and outputs"
         )
     for role, command in deployment.commands.items():
-        say(f"to run {_ROLES[role]}{_copies_words(deployment, role)}:")
+        print_line(f"to run {_ROLES[role]}{_copies_words(deployment, role)}:")
         _print_command(command)
         if command.config:
             from fastroof.documents import yaml_text
 
-            say(f"with {command.config_name}:")
+            print_line(f"with {command.config_name}:")
             _print_indented(yaml_text(command.config))
     if deployment.benchmark is not None:
         rate, row = deployment.benchmark_rate, deployment.row
@@ -309,10 +298,10 @@ def print_how_to_run(deployment: Deployment) -> None:
         if deployment.copies > 1:
             load += f" of the {row['requests_per_s']:,.4g}" if rate else f" of the {row['clients']:,.0f}"
         what = "one copy" if deployment.copies else "all workers"
-        say(f"to check it, {what} with {load}{'' if rate else ' clients'}:")
+        print_line(f"to check it, {what} with {load}{'' if rate else ' clients'}:")
         _print_command(deployment.benchmark)
     for note in deployment.notes:
-        say(note)
+        print_line(note)
     print_line()
 
 
@@ -324,22 +313,19 @@ def _copies_words(deployment: Deployment, role: str) -> str:
 
 
 def _print_command(command: Command) -> None:
-    out = console()
-    width = _COMMAND_WIDTH if out.width >= UNLIMITED_WIDTH else min(out.width - len(_INDENT), 118)
-    _print_indented(command.shell(width=width))
+    _print_indented(command.shell(width=min(console().width - 2, 76)))
 
 
 def _print_indented(text: str) -> None:
     print_line()
-    for line in text.splitlines():
-        print_line(f"{_INDENT}{line}")
+    typer.echo(textwrap.indent(text.rstrip("\n"), "  "))
     print_line()
 
 
 def print_saved(written: list[Path]) -> None:
     """Print which files were written."""
     folder = written[0].parent
-    say(f"written to {folder}: {', '.join(str(path.relative_to(folder)) for path in written)}")
+    print_line(f"written to {folder}: {', '.join(str(path.relative_to(folder)) for path in written)}")
 
 
 def deployment_document(deployment: Deployment | None) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -159,8 +160,7 @@ def _print(answer: Fit) -> None:
     elif answer.starts and answer.command is not None and answer.commands is not None:
         known = "" if answer.commands.is_of_profile else ", the closest release whose arguments were read"
         print_line(f"\nstart ({answer.commands.title} {answer.commands.release}{known}):")
-        for text in answer.command.shell().splitlines():
-            print_line(f"  {text}")
+        typer.echo(textwrap.indent(answer.command.shell(), "  "))
         for name, value in answer.command.config.items():
             print_line(f"  {answer.command.config_option}: {name} = {value}")
         for text in answer.command.unsaid:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.checkout import checkout_module
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import print_json, print_line, print_records, print_table
 from fastroof.errors import PlanError
@@ -31,7 +30,7 @@ def print_support(
     is_full: bool,
     as_json: bool,
 ) -> None:
-    """Compute and print a summary, a row per model and format, or for one model a row per layout."""
+    """Compute and print counts, or of the models named a row per GPU and engine, or per layout."""
     from fastroof import gpu_names, load_model, model_names
     from fastroof.engines import engine_of_version, serving_engines
     from fastroof.load.by_name import table_folders
@@ -45,67 +44,75 @@ def print_support(
     wanted = list(gpus) or [name for name in gpu_names() if table_folders(name)]
     profiles = list(engines) or [engine_of_version(name).name for name in serving_engines()]
     if not (models or is_full or as_json):
-        _print_summary(list(best_support(specs, wanted, profiles, dtypes=dtypes or (AUTO,))), len(specs))
+        _print_counts(best_support(specs, wanted, profiles, dtypes=dtypes or (AUTO,)), ("gpu", "engine"))
+        print_line(
+            f"\n{len(specs)} models, each by its best layout on up to 8 GPUs in its checkpoint's format (or "
+            "--dtype). --model NAME prints one by GPU and engine, --full counts layouts by model and format."
+        )
         return
     rows = list(support_rows(specs, wanted, profiles, dtypes=dtypes or FORMATS))
     if as_json:
         print_json([row._asdict() for row in rows])
-    elif len(specs) == 1:
+    elif not models:
+        _print_counts(rows, ("model", "dtype"))
+    elif is_full:
         _print_layouts(rows)
     else:
-        _print_matrix(rows)
+        _print_best(rows)
+        print_line("\neach by its best layout on up to 8 GPUs; --full prints every layout, and why")
 
 
-def _print_summary(rows: Sequence[Support], models: int) -> None:
-    """Print how many models each GPU and engine has, by the status of their best layout."""
+def _print_counts(rows: Iterable[Support], places: Sequence[str]) -> None:
+    """Print how many rows each place has, by their status."""
     from fastroof.plan.plan_set import STATUSES
 
-    counts: dict[tuple[str, str], Counter[str]] = {}
+    counts: dict[tuple[str, ...], Counter[str]] = {}
     for row in rows:
-        counts.setdefault((row.gpu, row.engine), Counter())[row.status] += 1
+        counts.setdefault(tuple(getattr(row, name) for name in places), Counter())[row.status] += 1
     table = [(*place, *(str(counted[name]) for name in STATUSES)) for place, counted in counts.items()]
-    print_table(("gpu", "engine", *STATUSES), table, left=("gpu", "engine"))
-    print_line(
-        f"\n{models} models, each by its best layout on up to 8 GPUs in its checkpoint's format (or "
-        "--dtype). --model NAME lists the layouts of one with reasons, --full all models and formats."
-    )
+    print_table((*places, *map(_status, STATUSES)), table, left=places)
+
+
+def _status(name: str) -> str:
+    return "no" if name == "refused" else name
+
+
+def _print_best(rows: Sequence[Support]) -> None:
+    """Print for each model, GPU and engine the status of its best layout, by format."""
+    from fastroof.plan.plan_set import STATUSES
+
+    formats = tuple(dict.fromkeys(row.dtype for row in rows))
+    found: dict[tuple[str, ...], dict[str, list[Support]]] = {}
+    for row in rows:
+        found.setdefault((row.model, row.gpu, row.engine), {}).setdefault(row.dtype, []).append(row)
+    table = []
+    for place, by_format in found.items():
+        best = {
+            name: min((row.status for row in layouts), key=STATUSES.index)
+            for name, layouts in by_format.items()
+        }
+        name, first = next(iter(by_format.items()))
+        sizes = sorted(
+            {row.tp * row.pp * row.dp for row in first if row.status == best[name] != STATUSES[-1]}
+        )
+        cells = (_status(best.get(name, "")) for name in formats)
+        table.append((*place, *cells, ", ".join(map(str, sizes)) or "-"))
+    heads = ("model", "gpu", "engine", *(f"as {name}" for name in formats), "GPUs a copy")
+    print_table(heads, table, left=heads)
 
 
 def _print_layouts(rows: Sequence[Support]) -> None:
+    """Print layouts that have the same status for the same reason in one row."""
     from fastroof.models.layout import split_words
 
-    columns: dict[str, Callable[[Support], str]] = {
-        "gpu": lambda row: row.gpu,
-        "engine": lambda row: row.engine,
-        "format": lambda row: row.dtype,
-        "layout": lambda row: split_words({size: getattr(row, size) for size in ("tp", "pp", "dp", "ep")}),
-        "status": lambda row: row.status,
-        "why": lambda row: row.why,
-    }
-    print_records(rows, columns, left=tuple(columns))
-
-
-def _print_matrix(rows: Sequence[Support]) -> None:
-    from fastroof.plan.plan_set import STATUSES
-
-    places = list(dict.fromkeys((row.gpu, row.engine) for row in rows))
-    counts: dict[tuple[str, str], dict[tuple[str, str], Counter[str]]] = {}
+    same: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
-        cells = counts.setdefault((row.model, row.dtype), {})
-        cells.setdefault((row.gpu, row.engine), Counter())[row.status] += 1
-
-    def cell(statuses: Counter[str] | None) -> str:
-        return "" if statuses is None else "/".join(str(statuses[name]) for name in STATUSES)
-
-    table: list[tuple[Any, ...]] = [
-        (model, dtype, *(cell(cells.get(place)) for place in places))
-        for (model, dtype), cells in counts.items()
-    ]
-    columns = ("model", "format", *(f"{gpu} {engine}" for gpu, engine in places))
-    print_table(columns, table, left=("model", "format"))
-    total = Counter(row.status for row in rows)
-    words = ", ".join(f"{total[name]:,} {name}" for name in STATUSES)
-    print_line(f"Layouts that are {'/'.join(STATUSES)}. Of {len(rows):,} in all: {words}.")
+        layout = split_words({size: getattr(row, size) for size in ("tp", "pp", "dp", "ep")})
+        place = (row.model, row.gpu, row.engine, row.dtype, _status(row.status), row.why)
+        same.setdefault(place, []).append(layout)
+    table = [(*place[:4], ", ".join(layouts), *place[4:]) for place, layouts in same.items()]
+    columns = ("model", "gpu", "engine", "dtype", "layouts", "status", "why")
+    print_table(columns, table, left=columns)
 
 
 def print_architectures(registry: Path | None, *, as_json: bool) -> None:
@@ -121,7 +128,7 @@ def print_architectures(registry: Path | None, *, as_json: bool) -> None:
     columns = ("architecture", "task", "status", "family", "why")
     grouped = (DRAFT, POOLING)
     shown = [tuple(one) for one in names if one.status not in grouped]
-    print_table(columns, shown, left=columns, least=("why", "task"))
+    print_table(columns, shown, left=columns, least=("task",))
     counts = Counter(one.status for one in names)
     print_line()
     for status in grouped:
@@ -143,16 +150,9 @@ encoder, or null), num_layers, num_parameters, active_parameters, and layers: on
 name, count, attention, mlp and formats.
 With --support one object per model, GPU, engine, format and layout: model, gpu, engine, dtype, tp, pp, dp,
 ep, moe_tp, status (measured, borrowed, modelled or refused), why.
-With --roster: package (name and version), configs, configs_loaded, and combinations: one object per
-combination with model, gpu, engine, verdict (the matrix's), tp, status, on_request (needs --allow-modelled),
-fits, why, borrowed, modelled (operators), streams_only, is_covered.
 With --architectures: vllm (the release), architectures: one object per name with name, task, status
 (supported, same, by its text model, missing, draft or pooling), family, why; and removed: names that earlier
 releases had, with the last one.
-
-The roster has one plan per combination of model, GPU and engine that aiconfigurator-core's support matrix
-calls PASS (--failed: those it has no data for), with the largest tensor parallelism of 8, 4, 2 and 1 that
-works. A cell is covered/all (measured, borrowed, only norms and the like modelled, others modelled).
 """
 
 
@@ -164,13 +164,8 @@ def models(
         bool, typer.Option("--support", help="Print what is measured, borrowed, modelled or refused.")
     ] = False,
     full: Annotated[
-        bool, typer.Option("--full", help="With --support: every model and format, not a summary.")
-    ] = False,
-    roster: Annotated[
-        bool, typer.Option("--roster", help="Count what plans cover of aiconfigurator-core's support matrix.")
-    ] = False,
-    failed: Annotated[
-        bool, typer.Option("--failed", help="With --roster: list what that matrix has no data for.")
+        bool,
+        typer.Option("--full", help="With --support: every layout of --model and why, or counts by model."),
     ] = False,
     architectures: Annotated[
         bool,
@@ -185,46 +180,31 @@ def models(
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(
-            help="With --support: only this preset or config.json; with --roster: this Hugging Face id; "
-            "repeatable."
-        ),
+        typer.Option(help="With --support: only this preset or config.json; repeatable."),
     ] = None,
     gpu: Annotated[
         list[str] | None,
-        typer.Option(*GPU_NAMES, help="GPU of --support or --roster; repeatable.  [default: with tables]"),
+        typer.Option(*GPU_NAMES, help="GPU of --support; repeatable.  [default: with tables]"),
     ] = None,
-    engine: Annotated[
-        list[str] | None, typer.Option(help="Engine of --support or --roster; repeatable.")
-    ] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="Engine of --support; repeatable.")] = None,
     dtype: Annotated[
         list[str] | None, typer.Option(help="With --support: only this format, or auto; repeatable.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """List the models known by name, or what plans are made of."""
-    if (failed and not roster) or (roster and (support or dtype or full)):
-        raise PlanError(
-            "--roster goes with --failed, --model, --gpu and --engine, and --failed with --roster"
-        )
     if registry and not architectures:
         raise PlanError("--registry goes with --architectures")
     if architectures:
-        if support or roster or model or gpu or engine or dtype or full:
+        if support or model or gpu or engine or dtype or full:
             raise PlanError("--architectures goes with --registry and --json")
         print_architectures(registry, as_json=as_json)
-        return
-    if roster:
-        judging = checkout_module("roster", "fastroof models --roster", "roster")
-        judging.print_roster(model or (), gpu or (), engine or (), failed, as_json)
         return
     if support:
         print_support(model or (), gpu or (), engine or (), dtype or (), is_full=full, as_json=as_json)
         return
     if model or gpu or engine or dtype or full:
-        raise PlanError(
-            "--model, --gpu, --engine, --dtype and --full choose what --support shows; give it (or --roster)"
-        )
+        raise PlanError("--model, --gpu, --engine, --dtype and --full choose what --support shows; give it")
     from fastroof import load_model, model_names
 
     specs = [load_model(name) for name in model_names()]

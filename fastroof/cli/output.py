@@ -7,6 +7,8 @@ import math
 import os
 import re
 import sys
+import textwrap
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -20,11 +22,14 @@ if TYPE_CHECKING:
     from fastroof.models import Layout
 
 
-UNLIMITED_WIDTH: Final = 10_000
-"""Width of a pipe or a file: lines are not wrapped."""
+PIPE_WIDTH: Final = 120
+"""Width of a pipe or a file, unless ``COLUMNS`` sets another one."""
 
 TERMINAL_WIDTH: Final = 80
 """Width of a terminal that reports none."""
+
+LEAST_WIDTH: Final = 30
+"""Least width of folded text, behind its indent."""
 
 TERMINAL_HEIGHT: Final = 25
 """Passed with a width: rich gives every terminal that is called dumb 80 columns."""
@@ -39,7 +44,7 @@ ORIGIN_WORDS: Final = {
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console without markup and emoji, and without wrapping into a pipe."""
+    """Return a console without markup and emoji."""
     from rich.console import Console
 
     class PlainConsole(Console):
@@ -58,12 +63,12 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def _width_of(stream: TextIO) -> int:
-    """Return the characters of a line: unlimited, or on a terminal ``COLUMNS`` or its width."""
+    """Return the characters of a line: ``COLUMNS``, else a terminal's own width, else a pipe's."""
+    columns = os.environ.get("COLUMNS", "")[:6]
+    if columns.isascii() and columns.isdigit() and int(columns) > 0:
+        return int(columns)
     if not stream.isatty():
-        return UNLIMITED_WIDTH
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isascii() and columns.isdigit() and int(columns[:6]) > 0:
-        return min(int(columns[:6]), UNLIMITED_WIDTH)
+        return PIPE_WIDTH
     try:
         return os.get_terminal_size(stream.fileno()).columns or TERMINAL_WIDTH
     except (OSError, ValueError):
@@ -89,9 +94,17 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, int) else str(value)
 
 
-def print_line(text: str = "") -> None:
-    """Print a line, which a terminal wraps."""
-    console().print(text, soft_wrap=True)
+def print_line(text: str = "", indent: int = 0, hang: int = 2) -> None:
+    """Print lines, folded between words; what is folded is indented by ``hang`` more characters."""
+    out = console()
+    for line in text.split("\n"):
+        first = " " * (indent + len(line) - len(line.lstrip()))
+        width = max(out.width, len(first) + hang + LEAST_WIDTH)
+        folded = textwrap.wrap(
+            line.lstrip(), width, initial_indent=first, subsequent_indent=first + " " * hang,
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+        out.print("\n".join(folded), soft_wrap=True)
 
 
 def print_table(
@@ -99,7 +112,6 @@ def print_table(
     rows: Iterable[Sequence[str]],
     *,
     left: Sequence[str] = (),
-    width: int | None = None,
     least: Sequence[str] = (),
 ) -> None:
     """Print a table; numbers to the right, the columns named in ``left`` to the left."""
@@ -107,29 +119,31 @@ def print_table(
     from rich.table import Table
 
     out = console()
-    if width is not None:
-        out.width = width
-    fitted = fit(columns, [tuple(row) for row in rows], left, out.width, least)
-    for line in fitted.records:
-        out.print(line, soft_wrap=True)
-    if fitted.columns:
-        table = Table(
-            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, int(fitted.gap > 2))
+    cells = [tuple(row) for row in rows]
+    fitted = fit(columns, cells, left, out.width, least)
+    if not fitted.columns:
+        for row in cells:
+            print_facts({name: cell for name, cell in zip(columns, row, strict=True) if cell})
+            print_line()
+        return
+    table = Table(
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, int(fitted.gap > 2))
+    )
+    for name, wide, is_left in zip(fitted.columns, fitted.widths, fitted.left, strict=True):
+        table.add_column(
+            name, justify="left" if is_left else "right", no_wrap=True, width=wide, vertical="top"
         )
-        for name, wide, is_left in zip(fitted.columns, fitted.widths, fitted.left, strict=True):
-            table.add_column(
-                name, justify="left" if is_left else "right", no_wrap=True, width=wide, vertical="top"
-            )
-        for row in fitted.rows:
-            table.add_row(*row)
-        out.print(table)
-    notes = []
+    for row in fitted.rows:
+        table.add_row(*row)
+    out.print(table)
     if fitted.alike:
-        notes.append("in every row: " + ", ".join(f"{name} {cell or '-'}" for name, cell in fitted.alike))
+        print_line("in every row: " + ", ".join(f"{name} {cell or '-'}" for name, cell in fitted.alike))
     if fitted.left_out:
-        notes.append(f"left out on {out.width} columns: {', '.join(fitted.left_out)}")
-    for line in notes:
-        out.print(line)
+        whole = (
+            sum(max(map(shown_width, one)) + GAPS[0] for one in zip(columns, *cells, strict=True)) - GAPS[0]
+        )
+        names = ", ".join(fitted.left_out)
+        print_line(f"left out on {out.width} columns: {names} (COLUMNS={whole} shows all)")
 
 
 def print_records(
@@ -153,7 +167,7 @@ def print_facts(facts: Mapping[str, str]) -> None:
     """Print names and values, one pair a line."""
     wide = max(map(len, facts))
     for name, value in facts.items():
-        print_line(f"{name:<{wide}}  {value}")
+        print_line(f"{name:<{wide}}  {value}", hang=wide + 2)
 
 
 def layout_suffix(layout: Layout) -> str:
@@ -233,8 +247,6 @@ def range_words(row: Mapping[str, Any]) -> str:
     return f"{row['low']:,.4g} to {row['high']:,.4g}"
 
 
-# Between the parts of a name, but not within a date, a version (never between two digits) or 4.5e-20.
-_IN_NAMES: Final = re.compile(r"(?<=[A-Za-z)][-_/,])(?<!\d[eE]-)(?=\S)|(?<=\S[-_/,])(?=[A-Za-z(])")
 _WORDS: Final = re.compile(r"(?<=\S) +(?=\S)")
 _LISTED: Final = re.compile(r"(?<=[^\d\s]) +(?=[^\d\s])|(?<=,) +(?=\S)")
 
@@ -248,41 +260,31 @@ def shown_width(text: str) -> int:
     return cell_len(text)
 
 
-def pieces(text: str, *, is_list: bool = False, in_names: bool = False) -> list[str]:
+def pieces(text: str, *, is_list: bool = False) -> list[str]:
     """Return the parts of a text that are not split."""
-    return [part for part, _ in _parts(text, is_list=is_list, in_names=in_names)]
+    return (_LISTED if is_list else _WORDS).split(text)
 
 
-def _parts(text: str, *, is_list: bool, in_names: bool) -> list[tuple[str, str]]:
-    """Return the parts that are not split, each with its separator."""
-    parted: list[tuple[str, str]] = []
-    joint = ""
-    for word in (_LISTED if is_list else _WORDS).split(text):
-        for part in _IN_NAMES.split(word) if in_names and not is_list else [word]:
-            parted.append((part, joint))
-            joint = ""
-        joint = " "
-    return parted
-
-
-def fold(text: str, width: int, *, is_list: bool = False, in_names: bool = False) -> list[str]:
+def fold(text: str, width: int, *, is_list: bool = False) -> list[str]:
     """Return the lines of a text, each of at most ``width`` characters where its parts are."""
     if shown_width(text) <= width:
         return [text]
-    lines = [""]
-    for part, joint in _parts(text, is_list=is_list, in_names=in_names):
-        if lines[-1] and shown_width(lines[-1] + joint + part) > width:
+    first, *others = pieces(text, is_list=is_list)
+    lines = [first]
+    for part in others:
+        if shown_width(f"{lines[-1]} {part}") > width:
             lines.append(part)
         else:
-            lines[-1] += (joint if lines[-1] else "") + part
+            lines[-1] += f" {part}"
     return lines
 
 
 GAPS: Final = (3, 2)
 """Characters between two columns: usual and narrow."""
 
-LINES: Final = ((1, 1), (3, 1), (3, 2), (3, 3))
-"""Lines of the heads and of a row, the first that fits; with more, records are easier to read."""
+HEAD_LINES: Final = (1, 3)
+ROW_LINES: Final = (1, 2, 3, 4, 6, 9)
+"""Lines of the heads and of a row, the first that fits: columns are left out before rows are folded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +298,6 @@ class FittedTable:
     gap: int = 3
     alike: tuple[tuple[str, str], ...] = ()
     left_out: tuple[str, ...] = ()
-    records: tuple[str, ...] = ()
 
 
 def fit(
@@ -306,27 +307,27 @@ def fit(
     width: int,
     least: Sequence[str] = (),
 ) -> FittedTable:
-    r"""Return a table that takes at most ``width`` characters."""
+    """Return a table that takes at most ``width`` characters; without columns if rows would be too tall."""
     sets_left = tuple(name in left for name in columns)
     whole = FittedTable(tuple(columns), tuple(map(tuple, rows)), (), sets_left)
-    for tried, in_names in _smaller(whole, tuple(least)):
-        fitted = _laid_out(tried, width, in_names=in_names)
-        if fitted is not None:
-            return fitted
-    return FittedTable(records=tuple(_records(columns, rows, width)))
+    smaller = list(_smaller(whole, least))
+    for lines in ROW_LINES:
+        # rows that are folded leave out what all of them have
+        for tried in smaller[lines > 1 :]:
+            fitted = _laid_out(tried, width, lines)
+            if fitted is not None:
+                return fitted
+    return FittedTable()
 
 
-def _smaller(whole: FittedTable, least: Sequence[str]) -> Iterator[tuple[FittedTable, bool]]:
-    """Yield the table with less and less in it, and whether names may be folded."""
-    yield whole, False
+def _smaller(whole: FittedTable, least: Sequence[str]) -> Iterator[FittedTable]:
+    """Yield the table with less and less in it."""
+    yield whole
     once = _shown_once(whole)
-    if once.alike:
-        yield once, False
-    yield once, True
+    yield once
     for count in range(1, len(least) + 1):
-        dropped = [name for name in least[:count] if name in once.columns[1:]]
-        if dropped:
-            yield replace(_without(once, dropped), left_out=tuple(dropped)), True
+        dropped = tuple(name for name in least[:count] if name in once.columns[1:])
+        yield replace(_without(once, dropped), left_out=dropped)
 
 
 def _without(table: FittedTable, names: Sequence[str]) -> FittedTable:
@@ -351,52 +352,55 @@ def _shown_once(table: FittedTable) -> FittedTable:
     return replace(_without(table, [name for name, _ in alike]), alike=tuple(alike))
 
 
-def _laid_out(table: FittedTable, width: int, *, in_names: bool) -> FittedTable | None:
-    """Return the table in the fewest lines that fit; None if rows would be too tall."""
-    for head_lines, lines in LINES:
+def _laid_out(table: FittedTable, width: int, lines: int) -> FittedTable | None:
+    """Return the table with rows of at most so many lines; None if it does not fit."""
+    for head_lines in HEAD_LINES:
         widths = [
-            _least_width(
-                name, {row[place] for row in table.rows}, head_lines, lines,
-                is_left=table.left[place], in_names=in_names and place > 0,
-            )
-            for place, name in enumerate(table.columns)
-        ]  # fmt: skip
+            _least_width(name, {row[place] for row in table.rows}, head_lines, lines, is_left=is_left)
+            for place, (name, is_left) in enumerate(zip(table.columns, table.left, strict=True))
+        ]
         for gap in GAPS:
-            if sum(widths) + gap * (len(widths) - 1) <= width:
-                return _folded(table, widths, gap, in_names=in_names)
+            spare = width - sum(widths) - gap * (len(widths) - 1)
+            if spare >= 0:
+                return _folded(table, _widened(table, widths, spare), gap)
     return None
 
 
-def _least_width(
-    head: str, cells: set[str], head_lines: int, lines: int, *, is_left: bool, in_names: bool
-) -> int:
+def _widened(table: FittedTable, widths: Sequence[int], spare: int) -> list[int]:
+    """Return the widths with what is left of a line given to the most folded columns."""
+    wider = list(widths)
+    folded = [
+        max((shown_width(row[place]) for row in table.rows), default=0) - wide
+        for place, wide in enumerate(widths)
+    ]
+    for place in sorted(range(len(folded)), key=folded.__getitem__, reverse=True):
+        more = max(min(spare, folded[place]), 0)
+        wider[place] += more
+        spare -= more
+    return wider
+
+
+def _least_width(head: str, cells: set[str], head_lines: int, lines: int, *, is_left: bool) -> int:
     """Return the narrowest width at which a column's head and cells fit the allowed lines."""
     low = max((shown_width(piece) for piece in pieces(head)), default=0)
     high = max((shown_width(text) for text in (head, *cells)), default=0)
     for cell in cells:
-        parts = [cell] if lines == 1 else pieces(cell, is_list=not is_left, in_names=in_names)
+        parts = [cell] if lines == 1 else pieces(cell, is_list=not is_left)
         low = max([low, *map(shown_width, parts)])
     if head_lines == 1:
         low = max(low, shown_width(head))
 
     def does(width: int) -> bool:
         return len(fold(head, width)) <= head_lines and all(
-            len(fold(cell, width, is_list=not is_left, in_names=in_names)) <= lines for cell in cells
+            len(fold(cell, width, is_list=not is_left)) <= lines for cell in cells
         )
 
-    while low < high:
-        middle = (low + high) // 2
-        if does(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return high
+    return low + bisect_left(range(low, high), True, key=does)
 
 
-def _folded(table: FittedTable, widths: Sequence[int], gap: int, *, in_names: bool) -> FittedTable:
+def _folded(table: FittedTable, widths: Sequence[int], gap: int) -> FittedTable:
     def cell(place: int, text: str) -> str:
-        named = in_names and place > 0
-        return "\n".join(fold(text, widths[place], is_list=not table.left[place], in_names=named))
+        return "\n".join(fold(text, widths[place], is_list=not table.left[place]))
 
     return replace(
         table,
@@ -405,24 +409,3 @@ def _folded(table: FittedTable, widths: Sequence[int], gap: int, *, in_names: bo
         widths=tuple(widths),
         gap=gap,
     )
-
-
-def _records(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """Return each row as names and values, without missing ones."""
-    indent = max((shown_width(name) for name in columns), default=0) + 2
-    needed = max((shown_width(part) for row in rows for cell in row for part in pieces(cell)), default=0)
-    is_below = indent + needed > width
-    for place, row in enumerate(rows):
-        if place:
-            yield ""
-        for name, cell in zip(columns, row, strict=True):
-            if not cell:
-                continue
-            if is_below:
-                yield name
-                yield from (f"  {line}" for line in fold(cell, max(width - 2, 1)))
-                continue
-            head = name
-            for line in fold(cell, width - indent):
-                yield f"{head}{' ' * (indent - shown_width(head))}{line}"
-                head = ""

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.cli.best_answer import say
 from fastroof.cli.output import counted, print_line, print_table
 from fastroof.errors import SweepError
 
@@ -96,7 +95,7 @@ def shared_document(found: SharedBudget) -> dict[str, Any]:
 def print_shares(found: SharedBudget) -> None:
     """Print how many GPUs each model gets, and what it holds on them."""
     for line in _summary(found):
-        say(line)
+        print_line(line)
     print_line()
     if found.scale:
         columns = ["model", "isl", "osl", "GPUs", "layout", "wanted requests/s", "held", "ratio", "needs"]

@@ -112,7 +112,7 @@ def _print_turns(by_turn: list[dict[str, Any]]) -> None:
         )
         for one in shown
     ]
-    heads = ("turn", "requests", "prompt", "TTFT mean", "p99 ms", "E2E mean", "p99 ms")
+    heads = ("turn", "requests", "prompt", "TTFT mean", "TTFT p99", "E2E mean", "E2E p99")
     print_table(heads, rows)
 
 

@@ -163,7 +163,7 @@ def step(
 
     def error() -> float:
         plan = compiled()
-        errors = plan.run(batch, with_error=plan.method == "roofline").relative_error
+        errors = plan.run(batch, with_error=plan.method in ("roofline", "datasheet")).relative_error
         return math.nan if errors is None else float(errors[0])
 
     operators = encoded = None

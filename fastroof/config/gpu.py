@@ -1,8 +1,9 @@
 """GPUs: the specification of a card, read from ``bench_data/<gpu>/gpu.toml``.
 
-The file has ``title``, ``source``, ``num_sms``, optionally ``name`` (default: the folder's), ``aliases``,
-``l2_mib``, ``kernels_of``, a measured card with the same die whose kernels, scaled, replace missing ones, and
-``modelled_error``, the relative standard error of modelled steps (default: the model's); and three tables.
+The file has ``title``, ``source``, ``num_sms``, optionally ``name`` (default: its folder's, or its own if it
+is not called gpu.toml), ``aliases``, ``l2_mib``, ``kernels_of``, a measured card with the same die whose
+kernels, scaled, replace missing ones, and ``modelled_error``, the relative standard error of modelled steps
+(default: the model's); and three tables.
 ``[peak_tflops]``: dense peak by dtype (``bf16``, required, or ``fp16`` for cards without bf16 units; ``fp8``,
 ``fp4``, ``int8``). ``[memory]``: ``hbm_tb_per_s`` and ``hbm_gib``. ``[links]``: ``nvlink_gb_per_s`` or
 ``pcie_gb_per_s``, per direction; optionally ``linked_gpus``, the number of GPUs that the link joins (8),
@@ -433,7 +434,8 @@ def _read_once(path: Path, changed_ns: int) -> tuple[GpuSpec, FilesRead]:
 
 
 def _read(path: Path) -> GpuSpec:
-    return _parse(read_table(path, GpuError), resolved(path).parent.name)
+    place = resolved(path)
+    return _parse(read_table(path, GpuError), place.parent.name if place.name == GPU_FILE else place.stem)
 
 
 _TOP = (

@@ -402,7 +402,11 @@ def find_tables_of(gpu: Any, *, progress: Progress | None = None) -> FoundTables
     is_shipped = spec.name in gpu_names() and load_gpu(spec.name) == spec
     file = gpu_file(gpu) if isinstance(gpu, str | Path) and not is_shipped else None
     if file is not None:
-        return FoundTables((file.parent,) if matches(file.parent, f"*/{PROVENANCE}") else ())
+        from fastroof.load.rows import ENDINGS
+
+        sources = matches(file.parent, f"*/{PROVENANCE}")
+        has_rows = any(matches(source.parent, f"*{ending}") for source in sources for ending in ENDINGS)
+        return FoundTables((file.parent,) if has_rows else ())
     if spec.name not in gpu_names():
         return FoundTables((), spec)
     with suppress(TableError):  # what cannot be imported is missing: the datasheet model stands in

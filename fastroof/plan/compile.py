@@ -371,7 +371,7 @@ def compile_plan(
         serving runs show: balanced for Mixtral, power_law_1.2 for other families.
     allow_modelled : bool
         Whether a call that was not measured comes from the datasheet model (origin "modelled") instead of
-        raising MissingTableError.
+        raising MissingTableError; it always does on a card of your own.
     exchange : str, optional
         How tokens reach experts on other GPUs: ``gather`` (all-gather and reduce-scatter, or all-reduces),
         ``alltoall`` (dispatch and combine, low-latency in decode-only steps), ``nvlink_one_sided`` or

@@ -13,7 +13,7 @@ from fastroof.arrow import facts_html
 from fastroof.caching import lazy_property
 from fastroof.checks import is_number, shown, whole_number
 from fastroof.columns import MODELLED_FROM
-from fastroof.config import GpuSpec
+from fastroof.config import GpuSpec, gpu_names
 from fastroof.engines import EngineProfile
 from fastroof.errors import PlanError
 from fastroof.memory.gpu_memory import NO_DRAFTS, Drafts, MemoryUse, most_that_start, plan_memory
@@ -124,13 +124,14 @@ class PlanData:
 
     @property
     def is_beyond_evidence(self) -> bool:
-        """Whether it has kernels modelled from others, or another architecture's cost of layers.
+        """Whether its card is your own or modelled, or its kernels or costs of layers are those of others.
 
         Its engine's errors on measured runs do not cover these; its own step error does.
         """
         sources = (name for names in kernel_sources(self).values() for name in names)
         has_modelled = any(MODELLED_FROM in name for name in sources)
-        return has_modelled or self.profile.costs.of_other_layers(self.model.architecture)
+        is_modelled = has_modelled or self.error_source.is_datasheet or self.gpu.name not in gpu_names()
+        return is_modelled or self.profile.costs.of_other_layers(self.model.architecture)
 
     @property
     def batches_in_flight(self) -> float:

@@ -14,8 +14,7 @@ from fastroof.columns import MODELLED_FROM, ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.defaults import MEASURED
 from fastroof.engines import EngineProfile, load_engine
-from fastroof.errors import FastroofError, MissingTableError, PlanError, TableError
-from fastroof.load.by_name import table_folders
+from fastroof.errors import FastroofError, MissingTableError, PlanError
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import AUTO
 from fastroof.plan.calls import RowSums
@@ -25,7 +24,7 @@ from fastroof.plan.execution import check_kernels, check_tables, checked_model
 from fastroof.plan.explain import OperatorTime
 from fastroof.plan.options import OPTIONS, PlanOptions
 from fastroof.plan.step_plan import StepPlan
-from fastroof.tables import Tables, load_tables
+from fastroof.tables import Tables
 from fastroof.tables.table_set import chosen_tables
 from fastroof.units import GIB
 
@@ -277,12 +276,7 @@ def _combinations(
     profiles = [load_engine(engine) for engine in engines]
     for gpu_name in gpus:
         gpu = gpu_name if isinstance(gpu_name, GpuSpec) else load_gpu(gpu_name)
-        try:
-            tables: Tables | None = load_tables(gpu.name)
-        except TableError:
-            if table_folders(gpu.name):
-                raise
-            tables = None
+        tables = chosen_tables(MEASURED, gpu_name)
         for engine, model in itertools.product(profiles, models):
             yield model, gpu, tables, engine
 
@@ -349,17 +343,14 @@ def typical_parts(plan: StepPlan) -> list[OperatorTime]:
 def _made(plan: StepPlan, missing: str) -> tuple[str, str]:
     """Status of a plan's kernels, and the donors of borrowed ones."""
     parts = typical_parts(plan)
-    modelled = [part for part in parts if part.origin == ORIGIN_MODELLED]
-    if modelled:
-        # a source that was modelled from says so and how far it may be off
-        formats = (
-            f"{part.name} from {part.source}" if MODELLED_FROM in part.source else part.name
-            for part in modelled
-        )
-        return "modelled", "; ".join(filter(None, (", ".join(dict.fromkeys(formats)), missing)))
-    donors: dict[str, dict[str, None]] = {}
+    modelled = any(part.origin == ORIGIN_MODELLED for part in parts)
+    sources: dict[str, dict[str, None]] = {}
     for part in parts:
-        if part.origin == ORIGIN_BORROWED:
-            donors.setdefault(part.source, {})[part.name] = None
-    why = "; ".join(f"{', '.join(names)} from {source}" for source, names in donors.items())
-    return ("borrowed" if why else "measured"), why
+        if part.origin == (ORIGIN_MODELLED if modelled else ORIGIN_BORROWED):
+            # a source that was modelled from says so and how far it may be off
+            is_named = not modelled or MODELLED_FROM in part.source
+            sources.setdefault(part.source if is_named else "", {})[part.name] = None
+    why = [", ".join(names) + f" from {source}" * bool(source) for source, names in sources.items()]
+    if modelled:
+        return "modelled", "; ".join(filter(None, (*why, missing)))
+    return ("borrowed" if why else "measured"), "; ".join(why)

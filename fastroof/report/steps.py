@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from fastroof.checks import is_number
 from fastroof.config import GpuSpec, load_gpu
+from fastroof.defaults import MEASURED
 from fastroof.errors import FastroofError
 from fastroof.models import load_model
 from fastroof.models.execution import AUTO, ROUTINGS
@@ -73,15 +75,15 @@ class StepSource:
 
     def gpu(self, name: str) -> GpuSpec:
         """Return the GPU with this name in the results."""
-        gpus = self._spec.get("gpus", [self._spec.get("gpu", name)])
-        for gpu in (name, *gpus):
-            try:
-                spec = load_gpu(gpu)
-            except FastroofError:
-                continue
-            if spec.name == name:
-                return spec
-        return load_gpu(name)
+        return load_gpu(self._given_gpu(name))
+
+    def _given_gpu(self, name: str) -> str:
+        """Return the name or path by which the sweep was given a GPU."""
+        for gpu in (name, *self._spec.get("gpus", [self._spec.get("gpu", name)])):
+            with suppress(FastroofError):
+                if load_gpu(gpu).name == name:
+                    return str(gpu)
+        return name
 
     @property
     def stale(self) -> bool:
@@ -129,15 +131,12 @@ class StepSource:
         return self._plans[key]
 
     def _measured(self, gpu: GpuSpec) -> Tables | None:
-        from fastroof.tables import load_tables
+        from fastroof.tables.table_set import chosen_tables
 
         if gpu.name not in self._tables:
-            where = self._spec.get("tables")
-            self._tables[gpu.name] = (
-                None
-                if where == "datasheet"
-                else load_tables(where or gpu.name, gpu=gpu.name, source=self._spec.get("source"))
-            )
+            where = self._spec.get("tables") or MEASURED
+            given = self._given_gpu(gpu.name)
+            self._tables[gpu.name] = chosen_tables(where, given, self._spec.get("source"))
         return self._tables[gpu.name]
 
     def _model(self, name: str) -> Any:

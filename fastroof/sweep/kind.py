@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from fastroof.columns import Column
 from fastroof.config import GpuSpec, load_gpu
-from fastroof.errors import TableError
-from fastroof.sweep.spec import DATASHEET
+from fastroof.defaults import MEASURED
 from fastroof.sweep.units import UnitResult, WorkUnit
 
 if TYPE_CHECKING:
@@ -32,21 +31,12 @@ class GpuTables(NamedTuple):
 
 def load_tables_by_gpu(sweep: SweepKind) -> dict[str, GpuTables]:
     """Load the tables of each GPU of a sweep, keyed by the GPU's name in the spec."""
-    from fastroof.load.by_name import missing_tables
     from fastroof.plan.curves import DatasheetCurves
-    from fastroof.tables.table_set import load_gpu_tables, load_tables
+    from fastroof.tables.table_set import chosen_tables
 
     tables_by_gpu, spec = {}, sweep.spec
     for name in spec.all_gpus:
-        gpu, tables = load_gpu(name), None
-        if spec.tables != DATASHEET:
-            tables = (
-                load_tables(spec.tables, gpu=gpu.name, source=spec.source)
-                if spec.tables
-                else load_gpu_tables(name, source=spec.source)
-            )
-            if tables is None and not spec.allow_modelled:
-                raise TableError(missing_tables(gpu.name))
+        gpu, tables = load_gpu(name), chosen_tables(spec.tables or MEASURED, name, spec.source)
         curves = DatasheetCurves(gpu) if tables is None else None
         tables_by_gpu[name] = GpuTables(gpu, tables, curves)
     return tables_by_gpu

@@ -22,7 +22,7 @@ from pydantic import (
 
 from fastroof.checks import shown
 from fastroof.config import load_gpu
-from fastroof.defaults import DEFAULT_ENGINE
+from fastroof.defaults import DATASHEET, DEFAULT_ENGINE
 from fastroof.documents import Table, read_table
 from fastroof.engines import engine_names, load_engine
 from fastroof.errors import FastroofError, SweepError
@@ -206,9 +206,6 @@ def _named(kind: type[BaseModel]) -> dict[str, str]:
     }
     return inner | {key: key for key in kind.model_fields}
 
-
-DATASHEET: Final = "datasheet"
-"""Value of ``tables`` that selects the datasheet model."""
 
 MAX_ROWS: Final = 20_000_000
 """Maximum number of rows that a sweep writes."""

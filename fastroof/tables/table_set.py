@@ -458,11 +458,11 @@ def load_gpu_tables(
     return None if measured is None else Tables(measured, measured.gpu_spec)
 
 
-def chosen_tables(given: Any, gpu: Any) -> Any:
+def chosen_tables(given: Any, gpu: Any, source: SourceChoice = None) -> Any:
     """Return the tables that a ``tables`` argument means: None for the datasheet model."""
     if isinstance(given, str | Path):
         if given == MEASURED:
-            return load_gpu_tables(gpu)
+            return load_gpu_tables(gpu, source=source)
         spec = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
-        return None if given == DATASHEET else load_tables(given, gpu=spec.name)
+        return None if given == DATASHEET else load_tables(given, gpu=spec.name, source=source)
     return given

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 import fastroof
 from fastroof.cli import app
 from fastroof.cli.best import parse_prices
-from fastroof.cli.best_answer import say
 from fastroof.sweep import deployment_question
 
 QUESTION = ("best", "--model", "Qwen/Qwen3-8B", "--gpus", "2", "--isl", "500", "--osl", "50", "--tpot", "20")
@@ -252,26 +251,6 @@ def test_prices_are_for_one_or_for_all() -> None:
     assert parse_prices(["H100=2.5", "b200=6"]) == {"H100": 2.5, "b200": 6.0}
     assert parse_prices(["2.5"]) == 2.5
     assert parse_prices([]) is None
-
-
-class Narrow:
-    width = 40
-
-    def __init__(self) -> None:
-        self.printed: list[str] = []
-
-    def print(self, text: str, **_: Any) -> None:
-        self.printed += text.splitlines()
-
-
-def test_sentences_break_between_words_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    narrow = Narrow()
-    monkeypatch.setattr("fastroof.cli.best_answer.console", lambda: narrow)
-    text = "run 4 x tp 2 on 8 x h100, fp8_block weights, bf16 KV cache, with 158 clients"
-    say(text, 2)
-    assert len(narrow.printed) > 1
-    assert all(len(line) < 40 for line in narrow.printed)
-    assert " ".join(line.strip() for line in narrow.printed) == text
 
 
 def test_the_question_knows_no_default_engine_of_its_own() -> None:

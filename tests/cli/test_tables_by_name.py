@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
+from fastroof import run_sweep
 from tests.cli.test_cli import good, run
 from tests.reference.packages import ALLREDUCE, ATTENTION, install, package
 from tests.reference.packages import GEMM as GEMM_ROW
@@ -188,3 +190,39 @@ def test_another_version_serves_on_request(root: Path, tmp_path: Path) -> None:
     newest = parsed(*GEMM[:-1], "--gpu", "b300")["rows"][0]["latency_us"]
     older = ("--source", "gemm=aiconfigurator-vllm-0.19.0")
     assert (newest, parsed(*GEMM[:-1], "--gpu", "b300", *older)["rows"][0]["latency_us"]) == (2.5, 7.0)
+
+
+def test_your_own_gpu_from_its_datasheet_to_measured_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "b300-mine/gpu.toml\n" in done("tables", "new", "b300-mine")
+    guide = (Path(__file__).parents[2] / "fastroof/load/README.md").read_text()
+    for file in tmp_path.rglob("*.toml"):
+        assert f"```toml\n{file.read_text()}```" in guide
+    for name, why in {"b300-mine": "exists", "h100": "is the NVIDIA H100 SXM", "a/b": "not the name"}.items():
+        assert why in refused("tables", "new", name)
+    mine = (*STEP[:-1], "64x1024", "--gpu", "b300-mine", "--explain", "--json")
+    modelled = json.loads(run(*mine)[1])
+    assert (modelled["origin"], modelled["kernels"]) == ("modelled", "datasheet")
+    spec = {"models": ["llama-3.1-8b"], "gpus": ["b300-mine"], "isl": 100, "osl": 10, "clients": 1}
+    with pytest.warns(UserWarning, match="no measured tables of b300-mine"):
+        run_sweep(spec, "rows.parquet")
+    assert set(pq.read_table("rows.parquet")["origin"].to_pylist()) == {"modelled"}
+    # ten times of rows that reach three quarters of the bandwidth
+    header, *rows = Path("b300-mine/measured/gemm.csv.template").read_text().splitlines()
+    sizes = [list(map(int, row.split(",")[1:4])) for row in rows]
+    times = [2.0 * (m * k + n * k + m * n) / 2.5e6 for m, n, k in sizes]
+    filled = [f"{row}{us:.1f}" for row, us in zip(rows, times, strict=True)]
+    assert len(filled) == 10
+    Path("b300-mine/measured/gemm.csv").write_text("\n".join([header, *filled]))
+    _, out, err = run(*mine)
+    assert "what was not measured on b300-mine comes from the datasheet model" in err
+    measured = json.loads(out)
+    origins = {one["name"]: one["origin"] for one in measured["operators"]}
+    assert {origins[name] for name in ("qkv", "o", "gate_up", "down", "lm_head")} == {"measured"}
+    assert origins["decode attention"] == "modelled"
+    assert measured["relative_error"] < modelled["relative_error"]
+    with pytest.warns(UserWarning, match="what was not measured on b300-mine"):
+        run_sweep(spec, "rows.parquet", restart=True)
+    assert pq.read_table("rows.parquet")["kernels"].to_pylist()[0] == "datasheet; gemm from measured"

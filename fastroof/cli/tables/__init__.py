@@ -15,6 +15,7 @@ __all__ = ["register"]
 _COMMANDS: Final[dict[str, tuple[Callable[..., None], str]]] = {
     "list": (list.list_tables, list.LIST_EPILOG),
     "show": (list.show, list.SHOW_EPILOG),
+    "new": (imports.new, imports.NEW_EPILOG),
     "validate": (validate.validate, validate.VALIDATE_EPILOG),
     "diff": (judge.diff, judge.DIFF_EPILOG),
     "flag": (judge.flag, judge.FLAG_EPILOG),

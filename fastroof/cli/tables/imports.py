@@ -1,4 +1,4 @@
-"""``fastroof tables import``: tables that other programs measured."""
+"""``fastroof tables new`` and ``import``: tables of your own card, and those that other programs measured."""
 
 from __future__ import annotations
 
@@ -10,10 +10,46 @@ import typer
 
 from fastroof.cli.gpu_tables import import_progress
 from fastroof.cli.options import GPU_NAMES, option
-from fastroof.cli.output import print_table
+from fastroof.cli.output import print_line, print_table
 from fastroof.cli.tables.list import print_missing
 from fastroof.command_group import Group, GroupValues, taking
-from fastroof.errors import TableError
+from fastroof.errors import GpuError, TableError
+
+NEW_EPILOG: Final = """\b
+Example:
+  fastroof tables new b300-mine
+  fastroof best --model llama-3.1-8b --gpu b300-mine --gpus 2 --isl 1000 --osl 100
+
+gpu.toml has the datasheet, which alone models the card. measured/ is for your own rows: write their times
+into the latency_us of gemm.csv.template, name it gemm.csv, and they serve. What has no rows stays modelled.
+"""
+
+
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of your GPU, and of its folder.")],
+) -> None:
+    """Write the files of your own GPU: its datasheet, and ten rows to measure."""
+    import fastroof.load
+    from fastroof.atomic_files import whole_folder
+    from fastroof.config.gpu import gpu_named
+
+    folder = Path(name)
+    if (known := gpu_named(name)) is not None:
+        raise GpuError(f"{name} is the {known.title}; give your card another name")
+    if folder.name != name or folder.exists():
+        why = "exists" if folder.exists() else "is not the name of a folder"
+        raise GpuError(f"{name} {why}; give your card another name")
+    shipped = Path(fastroof.load.__file__).with_name("new_gpu")
+    files = sorted(path.relative_to(shipped) for path in shipped.rglob("*.*"))
+    with whole_folder(folder) as unfinished:
+        for file in files:
+            (unfinished / file).parent.mkdir(exist_ok=True)
+            text = (shipped / file).read_text(encoding="utf-8").replace("NAME", name)
+            (unfinished / file).write_text(text, encoding="utf-8")
+    for file in files:
+        print_line(f"{folder / file}")
+    print_line(f"write the card's figures into gpu.toml; then --gpu {name} is modelled from them")
+
 
 AICONFIGURATOR_EPILOG: Final = """\b
 Without --backend, everything measured on the GPU is converted: of each engine the newest version with GEMMs,
@@ -143,11 +179,11 @@ def print_source(folder: Path) -> None:
     left_out: dict[str, int] = {}
     for name, about in (*provenance["imported"].items(), *provenance["operators"].items()):
         if "ignored" in about:
-            typer.echo(f"not read: {name}: {about['ignored']}")
+            print_line(f"not read: {name}: {about['ignored']}")
         for reason, count in about.get("left_out", {}).items():
             left_out[reason] = left_out.get(reason, 0) + count
     for reason, count in left_out.items():
-        typer.echo(f"left out: {count:,} rows: {reason}")
+        print_line(f"left out: {count:,} rows: {reason}")
     typer.echo(f"wrote {folder}")
 
 

@@ -354,15 +354,14 @@ num_experts, moe_tp, moe_ep, against, ratio].
 """
 
 HEADS: Final = (
-    "gpu", "engine", "source", "operator", "rows", "inside", "outside", "same 80 %", "points", "any 80 %",
-    "points", "unsound", "unlike",
+    "gpu", "engine", "source", "operator", "rows", "inside", "outside", "same 80 %", "same points",
+    "any 80 %", "any points", "unsound", "unlike",
 )  # fmt: skip
 
 
 def survey(
     where: Annotated[list[str], typer.Argument(metavar="GPU|PATH...", help="GPUs or folders.")],
     operator: Judged = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print a table for a README.")] = False,
     as_json: Json = False,
 ) -> None:
     """Judge every source of some GPUs, by hold-out and other campaigns."""
@@ -375,12 +374,7 @@ def survey(
     if as_json:
         print_json([{**row._asdict(), "unlike": [one.facts for one in row.unlike]} for row in rows])
         return
-    text = [_cells(row) for row in rows]
-    if markdown:
-        for cells in (HEADS, ("---",) * len(HEADS), *text):
-            typer.echo(f"| {' | '.join(cells)} |")
-        return
-    print_table(HEADS, text, left=HEADS[:4])
+    print_table(HEADS, [_cells(row) for row in rows], left=HEADS[:4])
     for row in rows:
         for one in row.unlike:
             print_line(f"{row.gpu} {one.text}")
@@ -436,7 +430,7 @@ def flag(
         return
     for one in flagged:
         keys = " ".join(f"{name} {list(cells)}" for name, cells in one["keys"].items())
-        typer.echo(f"{one['source']} {one['operator']} {keys}: {one['test']}: {one['reason']}")
+        print_line(f"{one['source']} {one['operator']} {keys}: {one['test']}: {one['reason']}")
     typer.echo(f"{len(flagged)} families {'would be flagged' if dry_run else 'flagged'}")
 
 

@@ -120,7 +120,7 @@ def print_missing(sources: list[dict[str, Any]], package: Path | None = None) ->
             what = ", ".join(name for name, reason in missing.items() if reason == why)
             by_reason.setdefault((what, why), []).append(source)
     for (what, why), names in by_reason.items():
-        typer.echo(f"incomplete: {', '.join(names)}: {what}: {why}")
+        print_line(f"incomplete: {', '.join(names)}: {what}: {why}")
 
 
 def _sources(where: str, gpu: str | None) -> list[dict[str, Any]]:

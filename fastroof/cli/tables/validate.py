@@ -155,7 +155,7 @@ def _print(checked: _Checked, every: bool) -> None:
             "worst": lambda one: one[1].severity if one[1].findings else "-",
         }
         left = ("gpu", "source", "file", "operator", "sizes", "worst")
-        print_records(checked.reports, columns, left=left)
+        print_records(checked.reports, columns, left=left, least=("file",))
         print_line()
     lines = _finding_lines(checked, every)
     # each source of a folder lists its unread files

@@ -489,10 +489,8 @@ def test_a_gpu_given_by_its_file_is_recommended_with_its_price(
     assert found.deployments[0].row["gpu"] == "h100_own"
     assert found.deployments[0].price is not None
     assert found.deployments[0].price.an_hour == 2.5
-    with pytest.raises(fastroof.TableError, match=r"h100_own has no measured tables.*tables = 'datasheet'"):
-        by_means("llama-3.1-8b", "h100_own.toml", **question)
     question["gpu_hour_price"] = {"h100_own": 2.5}
-    modelled = by_means("llama-3.1-8b", "h100_own.toml", **question, allow_modelled=True)
+    modelled = by_means("llama-3.1-8b", "h100_own.toml", **question)
     assert modelled.deployments[0].row == found.deployments[0].row
     with pytest.warns(UserWarning, match="no GPU is called h100_own: it is read from"):
         by_name = by_means("llama-3.1-8b", "h100_own", **question, tables="datasheet")
