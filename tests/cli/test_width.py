@@ -28,7 +28,7 @@ from fastroof.option_help import column_meanings
 from tests.evidence.test_own_runs import LLAMA, recorded_cluster
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-WIDTHS = (60, 80, 120, 200)
+WIDTHS = (64, 80, 120, 200)
 STEP = ("step", "--model", "llama-3.1-8b", "--decode", "64x4096", "--prefill", "2048@0")
 LOAD = ("--isl", "1000", "--osl", "100")
 LIMITS = ("--model", "llama-3.1-8b", *LOAD, "--ttft", "500", "--tpot", "50")
@@ -38,7 +38,7 @@ FILES = {
     "sweep.toml": 'models = ["llama-3.1-8b"]\ntp = [1, 2]\n',
     "steps.toml": 'models = ["llama-3.1-8b"]\nbatch_size = [8, 64]\nkv_len = 4096\n',
     "capacity.toml": """models = ["llama-3.1-8b"]
-        workload = {requests = 100, input_tokens = 100, output_tokens = 20}
+        workload = {requests = 100, isl = 100, osl = 20}
         slo = {ttft_p99_ms = 500}""",
 }
 COMMANDS: dict[str, tuple[str, ...]] = {
