@@ -28,7 +28,7 @@ into the latency_us of gemm.csv.template, name it gemm.csv, and they serve. What
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of your GPU, and of its folder.")],
 ) -> None:
-    """Write the files of your own GPU: its datasheet, and ten rows to measure."""
+    """Write the files of your own GPU."""
     import fastroof.load
     from fastroof.atomic_files import whole_folder
     from fastroof.config.gpu import gpu_named
